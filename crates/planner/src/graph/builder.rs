@@ -1,0 +1,208 @@
+//! Building a graph part by part. Invariant: the only way out is [`GraphBuilder::build`], which verifies every rule.
+//!
+//! The file reader and the tests' generators use it alike, so a graph made in memory obeys what a file obeys.
+
+use cranelift_entity::{EntityRef, PrimaryMap};
+
+use super::id::{ModuleId, NodeId, StorageId, ValueId};
+use super::node::{Argument, DType, Node, Phase, Value};
+use super::operator::Operator;
+use super::verify::{self, GraphError};
+use super::Graph;
+use crate::units::{Bytes, Flops, Seconds};
+
+/// A node without its outputs. [`NodeSpec::new`] fills in what most nodes do not need.
+#[derive(Clone, Debug)]
+pub struct NodeSpec {
+    /// Unique name.
+    pub name: String,
+    /// Operator name.
+    pub op: String,
+    /// Part of the step.
+    pub phase: Phase,
+    /// Module that it belongs to.
+    pub module: ModuleId,
+    /// Name in the model, of parameters, buffers and state.
+    pub parameter: Option<String>,
+    /// Values read, each once.
+    pub inputs: Vec<ValueId>,
+    /// The call, in ATen schema order.
+    pub args: Vec<Argument>,
+    /// Keyword arguments.
+    pub kwargs: Vec<(String, Argument)>,
+    /// Floating-point operations.
+    pub flops: Flops,
+    /// Bytes moved in.
+    pub bytes_read: Bytes,
+    /// Bytes moved out.
+    pub bytes_written: Bytes,
+    /// Transient bytes.
+    pub workspace: Bytes,
+    /// Measured run time.
+    pub seconds: Option<Seconds>,
+    /// Draws random numbers.
+    pub random: bool,
+    /// Seed that it draws with.
+    pub seed_slot: Option<u32>,
+    /// Writes into its inputs' storages.
+    pub mutates: bool,
+}
+
+impl NodeSpec {
+    /// A node called `name` that calls `op` in `phase`, reads nothing and costs nothing.
+    pub fn new(name: impl Into<String>, op: impl Into<String>, phase: Phase) -> NodeSpec {
+        NodeSpec {
+            name: name.into(),
+            op: op.into(),
+            phase,
+            module: ModuleId::new(0),
+            parameter: None,
+            inputs: Vec::new(),
+            args: Vec::new(),
+            kwargs: Vec::new(),
+            flops: Flops(0),
+            bytes_read: Bytes(0),
+            bytes_written: Bytes(0),
+            workspace: Bytes(0),
+            seconds: None,
+            random: false,
+            seed_slot: None,
+            mutates: false,
+        }
+    }
+}
+
+/// A tensor to be produced: see [`Value`] for the fields.
+#[derive(Clone, Debug)]
+pub struct ValueSpec {
+    /// Extent of each dimension.
+    pub shape: Vec<u64>,
+    /// Element type.
+    pub dtype: DType,
+    /// Storage that it lives in.
+    pub storage: StorageId,
+    /// Row-major without gaps.
+    pub contiguous: bool,
+    /// Step of each dimension, in elements.
+    pub strides: Option<Vec<u64>>,
+    /// First element.
+    pub offset: u64,
+}
+
+impl ValueSpec {
+    /// A contiguous tensor at the start of its storage.
+    pub fn contiguous(shape: &[u64], dtype: DType, storage: StorageId) -> ValueSpec {
+        ValueSpec { shape: shape.to_vec(), dtype, storage, contiguous: true, strides: None, offset: 0 }
+    }
+}
+
+/// Collects the parts of a graph.
+#[derive(Clone, Debug)]
+pub struct GraphBuilder {
+    pub(super) name: String,
+    pub(super) source: serde_json::Value,
+    pub(super) modules: PrimaryMap<ModuleId, String>,
+    pub(super) storages: PrimaryMap<StorageId, Bytes>,
+    pub(super) nodes: PrimaryMap<NodeId, Node>,
+    pub(super) values: PrimaryMap<ValueId, Value>,
+    pub(super) outputs: Vec<ValueId>,
+}
+
+impl GraphBuilder {
+    /// An empty graph whose module table holds just the root.
+    pub fn new(name: impl Into<String>) -> GraphBuilder {
+        let mut modules = PrimaryMap::new();
+        modules.push(String::new());
+        GraphBuilder {
+            name: name.into(),
+            source: serde_json::Value::Null,
+            modules,
+            storages: PrimaryMap::new(),
+            nodes: PrimaryMap::new(),
+            values: PrimaryMap::new(),
+            outputs: Vec::new(),
+        }
+    }
+
+    /// The parts of an existing graph, to be extended or changed.
+    pub fn from_graph(graph: &Graph) -> GraphBuilder {
+        GraphBuilder {
+            name: graph.name.clone(),
+            source: graph.source.clone(),
+            modules: graph.modules.clone(),
+            storages: graph.storages.clone(),
+            nodes: graph.nodes.clone(),
+            values: graph.values.clone(),
+            outputs: graph.outputs.clone(),
+        }
+    }
+
+    /// Records where the graph came from.
+    pub fn source(&mut self, source: serde_json::Value) {
+        self.source = source;
+    }
+
+    /// Adds a module by its fully qualified name.
+    pub fn module(&mut self, name: impl Into<String>) -> ModuleId {
+        self.modules.push(name.into())
+    }
+
+    /// Adds a storage.
+    pub fn storage(&mut self, bytes: Bytes) -> StorageId {
+        self.storages.push(bytes)
+    }
+
+    /// Adds a node with its outputs (`None` = unused) and returns the ids of those that exist.
+    pub fn node(&mut self, spec: NodeSpec, outputs: &[Option<ValueSpec>]) -> Vec<ValueId> {
+        let producer = self.nodes.next_key();
+        let outputs: Vec<Option<ValueId>> = outputs
+            .iter()
+            .map(|output| {
+                output.as_ref().map(|value| {
+                    self.values.push(Value {
+                        producer,
+                        shape: value.shape.clone(),
+                        dtype: value.dtype,
+                        storage: value.storage,
+                        version: 0,
+                        contiguous: value.contiguous,
+                        strides: value.strides.clone(),
+                        offset: value.offset,
+                    })
+                })
+            })
+            .collect();
+        let produced = outputs.iter().flatten().copied().collect();
+        self.nodes.push(Node {
+            operator: Operator::from_name(&spec.op),
+            name: spec.name,
+            op: spec.op,
+            phase: spec.phase,
+            module: spec.module,
+            parameter: spec.parameter,
+            inputs: spec.inputs,
+            outputs,
+            args: spec.args,
+            kwargs: spec.kwargs,
+            flops: spec.flops,
+            bytes_read: spec.bytes_read,
+            bytes_written: spec.bytes_written,
+            workspace: spec.workspace,
+            seconds: spec.seconds,
+            random: spec.random,
+            seed_slot: spec.seed_slot,
+            mutates: spec.mutates,
+        });
+        produced
+    }
+
+    /// Declares a value that outlives the step.
+    pub fn output(&mut self, value: ValueId) {
+        self.outputs.push(value);
+    }
+
+    /// Verifies all rules.
+    pub fn build(self) -> Result<Graph, GraphError> {
+        verify::verify(self)
+    }
+}

@@ -1,0 +1,340 @@
+//! tightfit-graph/1 on disk: JSON, plain or gzip. Invariant: reading what was written gives the same graph, and no
+//! bytes whatever make the reader panic or allocate without bound.
+
+use std::collections::HashMap;
+use std::io::Read;
+
+use cranelift_entity::EntityRef;
+use serde::Deserialize;
+use serde_json::{Map, Number, Value as Json, json};
+use thiserror::Error;
+
+use super::builder::{GraphBuilder, NodeSpec, ValueSpec};
+use super::id::{ModuleId, StorageId, ValueId};
+use super::node::{Argument, DType, Phase};
+use super::verify::GraphError;
+use super::Graph;
+use crate::units::{Bytes, Flops, Seconds};
+
+/// The format that is read and written.
+pub const FORMAT: &str = "tightfit-graph/1";
+
+/// A compressed file may not unfold to more than this.
+const MOST_BYTES: u64 = 4 << 30;
+/// Nesting of lists in arguments; ATen needs two.
+const DEEPEST_LIST: usize = 16;
+
+/// Why bytes are not a graph.
+#[derive(Debug, Error)]
+#[allow(missing_docs)] // each message says what its fields are
+pub enum ReadError {
+    #[error("the gzip data is damaged or cut short: {0}")]
+    Gzip(std::io::Error),
+    #[error("the file unfolds to more than {MOST_BYTES} bytes")]
+    TooLong,
+    #[error("not a {FORMAT} file: {0}")]
+    Json(#[from] serde_json::Error),
+    #[error("not a graph of a version that this program reads: format is {found}, it reads \"{FORMAT}\"")]
+    Version { found: String },
+    #[error("node `{node}`: {field} is {found}, but must be a whole number, not negative and below 2^60")]
+    Size { node: String, field: &'static str, found: String },
+    #[error("storage {index}: its size is {found}, but must be a whole number, not negative and below 2^60")]
+    StorageSize { index: usize, found: String },
+    #[error("node `{node}`: phase `{found}` does not exist; the phases are {}", phases())]
+    Phase { node: String, found: String },
+    #[error("node `{node}`, value {value}: element type `{found}` is not supported; the types are {}", dtypes())]
+    DType { node: String, value: u64, found: String },
+    #[error("node `{node}` reads value {value}, which no node produces")]
+    DanglingInput { node: String, value: u64 },
+    #[error("node `{node}`: value {value} is already produced by another node")]
+    DuplicateValue { node: String, value: u64 },
+    #[error("output {value} of the graph is not produced by any node")]
+    DanglingOutput { value: u64 },
+    #[error("node `{node}`: an argument is {found}, which is neither a constant, a list nor {{\"value\": id}}")]
+    Argument { node: String, found: String },
+    #[error(transparent)]
+    Rule(#[from] GraphError),
+}
+
+fn phases() -> String {
+    Phase::ALL.map(|(_, name)| name).join(", ")
+}
+
+fn dtypes() -> String {
+    DType::ALL.map(|(_, name, _)| name).join(", ")
+}
+
+#[derive(Deserialize)]
+struct RawGraph {
+    #[serde(default)]
+    name: String,
+    #[serde(default)]
+    source: Json,
+    modules: Vec<String>,
+    storages: Vec<Number>,
+    nodes: Vec<RawNode>,
+    outputs: Vec<u64>,
+}
+
+#[derive(Deserialize)]
+struct RawNode {
+    name: String,
+    op: String,
+    phase: String,
+    module: Option<Number>,
+    parameter: Option<String>,
+    #[serde(default)]
+    inputs: Vec<u64>,
+    #[serde(default)]
+    outputs: Vec<Option<RawValue>>,
+    #[serde(default)]
+    args: Vec<Json>,
+    #[serde(default)]
+    kwargs: Map<String, Json>,
+    flops: Option<Number>,
+    bytes_read: Option<Number>,
+    bytes_written: Option<Number>,
+    workspace: Option<Number>,
+    seconds: Option<f64>,
+    #[serde(default)]
+    random: bool,
+    seed_slot: Option<u32>,
+    #[serde(default)]
+    mutates: bool,
+}
+
+#[derive(Deserialize)]
+struct RawValue {
+    id: u64,
+    shape: Vec<Number>,
+    dtype: String,
+    storage: Number,
+    contiguous: Option<bool>,
+    strides: Option<Vec<Number>>,
+    offset: Option<Number>,
+}
+
+/// Reads a graph from the bytes of a file.
+pub fn read(bytes: &[u8]) -> Result<Graph, ReadError> {
+    let unfolded;
+    let text = if bytes.starts_with(&[0x1f, 0x8b]) {
+        let mut buffer = Vec::new();
+        flate2::read::MultiGzDecoder::new(bytes).take(MOST_BYTES + 1).read_to_end(&mut buffer).map_err(ReadError::Gzip)?;
+        if buffer.len() as u64 > MOST_BYTES {
+            return Err(ReadError::TooLong);
+        }
+        unfolded = buffer;
+        &unfolded[..]
+    } else {
+        bytes
+    };
+    #[derive(Deserialize)]
+    struct Header {
+        format: Option<Json>,
+    }
+    let header: Header = serde_json::from_slice(text)?;
+    if header.format.as_ref().and_then(Json::as_str) != Some(FORMAT) {
+        let found = header.format.map_or("missing".to_string(), |format| format.to_string());
+        return Err(ReadError::Version { found });
+    }
+    build(serde_json::from_slice(text)?)
+}
+
+fn size(number: Option<&Number>, node: &str, field: &'static str) -> Result<u64, ReadError> {
+    let Some(number) = number else { return Ok(0) };
+    bounded(number).ok_or_else(|| ReadError::Size { node: node.to_string(), field, found: number.to_string() })
+}
+
+fn bounded(number: &Number) -> Option<u64> {
+    number.as_u64().filter(|&x| x <= Bytes::LIMIT.0)
+}
+
+fn build(raw: RawGraph) -> Result<Graph, ReadError> {
+    let mut builder = GraphBuilder::new(raw.name);
+    builder.source(raw.source);
+    builder.modules.clear();
+    builder.modules.extend(raw.modules);
+    for (index, number) in raw.storages.iter().enumerate() {
+        let bytes = bounded(number).ok_or_else(|| ReadError::StorageSize { index, found: number.to_string() })?;
+        builder.storage(Bytes(bytes));
+    }
+    let produced: HashMap<u64, usize> =
+        raw.nodes.iter().enumerate().flat_map(|(i, node)| node.outputs.iter().flatten().map(move |value| (value.id, i))).collect();
+    let mut ids: HashMap<u64, ValueId> = HashMap::new();
+    for node in raw.nodes {
+        let name = node.name.clone();
+        let resolve = |value: u64| match ids.get(&value) {
+            Some(&id) => Ok(id),
+            None if produced.contains_key(&value) => Err(GraphError::ReadBeforeProduced { node: name.clone(), value: ValueId::new(value as usize & 0x7fff_ffff) }.into()),
+            None => Err(ReadError::DanglingInput { node: name.clone(), value }),
+        };
+        let inputs = node.inputs.iter().map(|&value| resolve(value)).collect::<Result<Vec<_>, _>>()?;
+        let args = node.args.iter().map(|x| argument(x, &name, &resolve, 0)).collect::<Result<Vec<_>, _>>()?;
+        let kwargs = node
+            .kwargs
+            .iter()
+            .map(|(key, x)| Ok((key.clone(), argument(x, &name, &resolve, 0)?)))
+            .collect::<Result<Vec<_>, ReadError>>()?;
+        let outputs = node
+            .outputs
+            .iter()
+            .map(|output| output.as_ref().map(|value| value_spec(value, &name)).transpose())
+            .collect::<Result<Vec<_>, _>>()?;
+        let phase = Phase::from_name(&node.phase).ok_or_else(|| ReadError::Phase { node: name.clone(), found: node.phase.clone() })?;
+        let module = size(node.module.as_ref(), &name, "module")?;
+        let module = u32::try_from(module).ok().filter(|&m| m < u32::MAX).ok_or_else(|| ReadError::Size { node: name.clone(), field: "module", found: module.to_string() })?;
+        let spec = NodeSpec {
+            op: node.op,
+            phase,
+            module: ModuleId::from_u32(module),
+            parameter: node.parameter,
+            inputs,
+            args,
+            kwargs,
+            flops: Flops(size(node.flops.as_ref(), &name, "flops")?),
+            bytes_read: Bytes(size(node.bytes_read.as_ref(), &name, "bytes_read")?),
+            bytes_written: Bytes(size(node.bytes_written.as_ref(), &name, "bytes_written")?),
+            workspace: Bytes(size(node.workspace.as_ref(), &name, "workspace")?),
+            seconds: node.seconds.map(Seconds),
+            random: node.random,
+            seed_slot: node.seed_slot,
+            mutates: node.mutates,
+            name: node.name,
+        };
+        let made = builder.node(spec, &outputs);
+        for (value, id) in node.outputs.iter().flatten().zip(made) {
+            if ids.insert(value.id, id).is_some() {
+                return Err(ReadError::DuplicateValue { node: name, value: value.id });
+            }
+        }
+    }
+    for value in raw.outputs {
+        builder.output(*ids.get(&value).ok_or(ReadError::DanglingOutput { value })?);
+    }
+    Ok(builder.build()?)
+}
+
+fn value_spec(raw: &RawValue, node: &str) -> Result<ValueSpec, ReadError> {
+    let all = |numbers: &[Number], field| numbers.iter().map(|n| size(Some(n), node, field)).collect::<Result<Vec<_>, _>>();
+    let storage = size(Some(&raw.storage), node, "storage")?;
+    let storage = u32::try_from(storage).ok().filter(|&s| s < u32::MAX).ok_or_else(|| ReadError::Size { node: node.to_string(), field: "storage", found: storage.to_string() })?;
+    Ok(ValueSpec {
+        shape: all(&raw.shape, "shape")?,
+        dtype: DType::from_name(&raw.dtype).ok_or_else(|| ReadError::DType { node: node.to_string(), value: raw.id, found: raw.dtype.clone() })?,
+        storage: StorageId::from_u32(storage),
+        contiguous: raw.contiguous.unwrap_or(true),
+        strides: raw.strides.as_ref().map(|strides| all(strides, "strides")).transpose()?,
+        offset: size(raw.offset.as_ref(), node, "offset")?,
+    })
+}
+
+fn argument(json: &Json, node: &str, resolve: &impl Fn(u64) -> Result<ValueId, ReadError>, depth: usize) -> Result<Argument, ReadError> {
+    let unknown = || ReadError::Argument { node: node.to_string(), found: json.to_string() };
+    Ok(match json {
+        Json::Null => Argument::None,
+        Json::Bool(x) => Argument::Bool(*x),
+        Json::Number(x) => match (x.as_i64(), x.as_f64()) {
+            (Some(x), _) => Argument::Int(x),
+            (None, Some(x)) => Argument::Float(x),
+            (None, None) => return Err(unknown()),
+        },
+        Json::String(x) => Argument::Text(x.clone()),
+        Json::Array(_) if depth >= DEEPEST_LIST => return Err(unknown()),
+        Json::Array(list) => Argument::List(list.iter().map(|x| argument(x, node, resolve, depth + 1)).collect::<Result<_, _>>()?),
+        Json::Object(object) => Argument::Value(resolve(object.get("value").and_then(Json::as_u64).ok_or_else(unknown)?)?),
+    })
+}
+
+/// The graph as tightfit-graph/1; value ids are its own dense ones.
+pub fn write(graph: &Graph) -> Json {
+    let nodes: Vec<Json> = graph.nodes().keys().map(|id| node_json(graph, id)).collect();
+    json!({
+        "format": FORMAT,
+        "name": graph.name(),
+        "source": graph.source(),
+        "modules": graph.modules().values().collect::<Vec<_>>(),
+        "storages": graph.storages().values().collect::<Vec<_>>(),
+        "nodes": nodes,
+        "outputs": graph.outputs().iter().map(|value| value.as_u32()).collect::<Vec<_>>(),
+    })
+}
+
+fn node_json(graph: &Graph, id: super::NodeId) -> Json {
+    let node = &graph.nodes()[id];
+    let mut object = Map::new();
+    let mut set = |key: &str, value: Json| object.insert(key.to_string(), value);
+    set("name", json!(node.name));
+    set("op", json!(node.op));
+    set("phase", json!(node.phase.name()));
+    if node.module.index() != 0 {
+        set("module", json!(node.module.as_u32()));
+    }
+    if let Some(parameter) = &node.parameter {
+        set("parameter", json!(parameter));
+    }
+    if !node.inputs.is_empty() {
+        set("inputs", json!(node.inputs.iter().map(|value| value.as_u32()).collect::<Vec<_>>()));
+    }
+    let outputs: Vec<Json> = node.outputs.iter().map(|output| output.map_or(Json::Null, |value| value_json(graph, value))).collect();
+    set("outputs", Json::Array(outputs));
+    if !node.args.is_empty() {
+        set("args", node.args.iter().map(argument_json).collect());
+    }
+    if !node.kwargs.is_empty() {
+        set("kwargs", node.kwargs.iter().map(|(key, value)| (key.clone(), argument_json(value))).collect::<Map<_, _>>().into());
+    }
+    for (key, number) in [
+        ("flops", node.flops.0),
+        ("bytes_read", node.bytes_read.0),
+        ("bytes_written", node.bytes_written.0),
+        ("workspace", node.workspace.0),
+    ] {
+        if number != 0 {
+            set(key, json!(number));
+        }
+    }
+    if let Some(seconds) = node.seconds {
+        set("seconds", json!(seconds.0));
+    }
+    if node.random {
+        set("random", json!(true));
+    }
+    if let Some(slot) = node.seed_slot {
+        set("seed_slot", json!(slot));
+    }
+    if node.mutates {
+        set("mutates", json!(true));
+    }
+    Json::Object(object)
+}
+
+fn value_json(graph: &Graph, id: ValueId) -> Json {
+    let value = &graph.values()[id];
+    let mut object = Map::new();
+    object.insert("id".into(), json!(id.as_u32()));
+    object.insert("shape".into(), json!(value.shape));
+    object.insert("dtype".into(), json!(value.dtype.name()));
+    object.insert("storage".into(), json!(value.storage.as_u32()));
+    if !value.contiguous {
+        object.insert("contiguous".into(), json!(false));
+    }
+    if let Some(strides) = &value.strides {
+        object.insert("strides".into(), json!(strides));
+    }
+    if value.offset != 0 {
+        object.insert("offset".into(), json!(value.offset));
+    }
+    Json::Object(object)
+}
+
+fn argument_json(argument: &Argument) -> Json {
+    match argument {
+        Argument::Value(value) => json!({ "value": value.as_u32() }),
+        Argument::None => Json::Null,
+        Argument::Bool(x) => json!(x),
+        Argument::Int(x) => json!(x),
+        Argument::Float(x) => json!(x),
+        Argument::Text(x) => json!(x),
+        Argument::List(list) => list.iter().map(argument_json).collect(),
+    }
+}

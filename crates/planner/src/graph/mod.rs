@@ -1,0 +1,153 @@
+//! The training graph: one joint step (forward, loss, backward, optimizer) over values and storages.
+//!
+//! Invariant: a [`Graph`] exists only verified. Every rule of tightfit-graph/1 holds for it, and it never changes;
+//! analyses and decisions are side tables indexed by its ids.
+
+mod builder;
+mod format;
+mod id;
+mod node;
+mod operator;
+mod verify;
+
+use cranelift_entity::{PrimaryMap, SecondaryMap};
+use sha2::{Digest, Sha256};
+
+pub use builder::{GraphBuilder, NodeSpec, ValueSpec};
+pub use format::{FORMAT, ReadError, read, write};
+pub use id::{ModuleId, NodeId, StorageId, ValueId};
+pub use node::{Argument, DType, Node, Phase, Value, contiguous_strides};
+pub use operator::{Operator, OperatorRow};
+pub use verify::GraphError;
+
+use crate::units::Bytes;
+
+/// How a node touches storages. Derived once by the verifier.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Accesses {
+    reads: Vec<StorageId>,
+    fresh: Vec<StorageId>,
+    mutated: Vec<StorageId>,
+    is_view: bool,
+}
+
+/// A verified training graph.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Graph {
+    name: String,
+    source: serde_json::Value,
+    modules: PrimaryMap<ModuleId, String>,
+    storages: PrimaryMap<StorageId, Bytes>,
+    nodes: PrimaryMap<NodeId, Node>,
+    values: PrimaryMap<ValueId, Value>,
+    outputs: Vec<ValueId>,
+    accesses: SecondaryMap<NodeId, Accesses>,
+    kept: SecondaryMap<StorageId, bool>,
+    producer: SecondaryMap<StorageId, Option<NodeId>>,
+}
+
+impl Graph {
+    /// Name of the model and its shapes.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Where the graph came from: free-form, never interpreted.
+    pub fn source(&self) -> &serde_json::Value {
+        &self.source
+    }
+
+    /// Fully qualified module names; the first is the root's, empty.
+    pub fn modules(&self) -> &PrimaryMap<ModuleId, String> {
+        &self.modules
+    }
+
+    /// Bytes of each storage.
+    pub fn storages(&self) -> &PrimaryMap<StorageId, Bytes> {
+        &self.storages
+    }
+
+    /// All nodes in program order.
+    pub fn nodes(&self) -> &PrimaryMap<NodeId, Node> {
+        &self.nodes
+    }
+
+    /// All values, in the order in which they are produced.
+    pub fn values(&self) -> &PrimaryMap<ValueId, Value> {
+        &self.values
+    }
+
+    /// Values that outlive the step.
+    pub fn outputs(&self) -> &[ValueId] {
+        &self.outputs
+    }
+
+    /// Storages that a node reads, each once (also those it overwrites).
+    pub fn reads(&self, node: NodeId) -> &[StorageId] {
+        &self.accesses[node].reads
+    }
+
+    /// Storages that a node brings into being: those of its outputs that are not its inputs'.
+    pub fn fresh(&self, node: NodeId) -> &[StorageId] {
+        &self.accesses[node].fresh
+    }
+
+    /// Storages that a node overwrites in place.
+    pub fn mutated(&self, node: NodeId) -> &[StorageId] {
+        &self.accesses[node].mutated
+    }
+
+    /// Costs nothing and only extends the life of storages: it does not mutate, and its outputs lie in its inputs.
+    pub fn is_view(&self, node: NodeId) -> bool {
+        self.accesses[node].is_view
+    }
+
+    /// Takes part in a schedule: neither a placeholder nor a view.
+    pub fn runs(&self, node: NodeId) -> bool {
+        !self.nodes[node].phase.is_placeholder() && !self.accesses[node].is_view
+    }
+
+    /// Nodes that take part in a schedule, in program order.
+    pub fn program(&self) -> Vec<NodeId> {
+        self.nodes.keys().filter(|&node| self.runs(node)).collect()
+    }
+
+    /// The node that brings a storage into being.
+    pub fn producer(&self, storage: StorageId) -> Option<NodeId> {
+        self.producer[storage]
+    }
+
+    /// Stays to the end of the step: a value of it is an output, or it belongs to a persistent placeholder.
+    pub fn is_kept(&self, storage: StorageId) -> bool {
+        self.kept[storage]
+    }
+
+    /// Storages that placeholders bring, with the placeholder, in program order.
+    pub fn placeholder_storages(&self) -> impl Iterator<Item = (NodeId, StorageId)> + '_ {
+        self.nodes
+            .iter()
+            .filter(|(_, node)| node.phase.is_placeholder())
+            .flat_map(|(id, _)| self.fresh(id).iter().map(move |&storage| (id, storage)))
+    }
+
+    /// Bytes of all placeholders' storages.
+    pub fn static_bytes(&self) -> Bytes {
+        self.placeholder_storages().map(|(_, storage)| self.storages[storage]).sum()
+    }
+
+    /// Fully qualified name of a node's module.
+    pub fn module_of(&self, node: NodeId) -> &str {
+        &self.modules[self.nodes[node].module]
+    }
+
+    /// The node called `name`.
+    pub fn node_named(&self, name: &str) -> Option<NodeId> {
+        self.nodes.iter().find(|(_, node)| node.name == name).map(|(id, _)| id)
+    }
+
+    /// SHA-256 over the graph's canonical text: names the graph that a plan was made for.
+    pub fn hash(&self) -> String {
+        let digest = Sha256::digest(write(self).to_string().as_bytes());
+        digest.iter().map(|byte| format!("{byte:02x}")).collect()
+    }
+}

@@ -1,0 +1,303 @@
+//! The rules of tightfit-graph/1. Invariant: what this pass lets through never makes a later pass panic, and every
+//! rule that a graph can break has an error of its own that names the node and the value.
+
+use std::collections::HashMap;
+
+use cranelift_entity::{PrimaryMap, SecondaryMap};
+use thiserror::Error;
+
+use super::builder::GraphBuilder;
+use super::id::{NodeId, StorageId, ValueId};
+use super::node::{Node, Value};
+use super::{Accesses, Graph};
+use crate::units::Bytes;
+
+/// A rule of tightfit-graph/1 that a graph breaks.
+#[derive(Debug, Error, PartialEq)]
+#[allow(missing_docs)] // each message says what its fields are
+pub enum GraphError {
+    #[error("the graph has no modules: the first one must be the root")]
+    NoModules,
+    #[error("two nodes are called `{name}`: node names are unique")]
+    DuplicateName { name: String },
+    #[error("node `{node}` belongs to module {module}, but the graph has {count} modules")]
+    UnknownModule { node: String, module: u32, count: usize },
+    #[error("node `{node}`, value {value}: storage {storage} does not exist (the graph has {count})")]
+    UnknownStorage { node: String, value: ValueId, storage: u32, count: usize },
+    #[error("node `{node}` reads {value} before it is produced: nodes must come after what they read (is there a cycle?)")]
+    ReadBeforeProduced { node: String, value: ValueId },
+    #[error("node `{node}` lists {value} twice among its inputs")]
+    DuplicateInput { node: String, value: ValueId },
+    #[error("node `{node}`: its arguments mention {value}, which is not among its inputs")]
+    ArgumentNotInput { node: String, value: ValueId },
+    #[error("node `{node}`: a placeholder must have op `placeholder`, one output and no inputs (op `{op}`, {inputs} inputs, {outputs} outputs)")]
+    Placeholder { node: String, op: String, inputs: usize, outputs: usize },
+    #[error("node `{node}` has op `placeholder`, but its phase `{phase}` is one that computes")]
+    PlaceholderPhase { node: String, phase: &'static str },
+    #[error("node `{node}`, value {value}: shape {shape:?} of {dtype} at offset {offset} needs {needed} bytes, but storage {storage} holds {held}")]
+    DoesNotFit { node: String, value: ValueId, shape: Vec<u64>, dtype: &'static str, offset: u64, needed: String, storage: u32, held: u64 },
+    #[error("node `{node}`, value {value}: {strides} strides for {dims} dimensions")]
+    StrideCount { node: String, value: ValueId, strides: usize, dims: usize },
+    #[error("node `{node}`, value {value}: it is marked contiguous, but its strides are {strides:?} for shape {shape:?}")]
+    NotContiguous { node: String, value: ValueId, strides: Vec<u64>, shape: Vec<u64> },
+    #[error("node `{node}`, value {value}: storage {storage} was already produced by `{producer}`, whose value this node does not read")]
+    TwoProducers { node: String, value: ValueId, storage: u32, producer: String },
+    #[error("node `{node}` mutates, but its output {value} does not lie in a storage of its inputs")]
+    MutatesNothing { node: String, value: ValueId },
+    #[error("node `{node}` mutates storage {storage}, but has {count} output values for it: there must be one, its new version")]
+    MutatedOutputs { node: String, storage: u32, count: usize },
+    #[error("node `{node}` mutates, but has no outputs: one is needed for each storage written")]
+    MutatesWithoutOutput { node: String },
+    #[error("node `{node}` reads {value}, which `{writer}` has overwritten")]
+    ReadsOverwritten { node: String, value: ValueId, writer: String },
+    #[error("node `{node}`: run time {seconds} is not a finite, non-negative number of seconds")]
+    Seconds { node: String, seconds: f64 },
+    #[error("node `{node}` has seed slot {slot}, but is not marked random")]
+    SeedWithoutRandom { node: String, slot: u32 },
+    #[error("nodes `{first}` and `{second}` draw with the same seed slot {slot}")]
+    DuplicateSeedSlot { first: String, second: String, slot: u32 },
+    #[error("output {value} of the graph is not produced by any node")]
+    UnknownOutput { value: ValueId },
+    #[error("the graph's storages and workspaces add up to more than {} bytes", Bytes::LIMIT.0)]
+    TooLarge,
+}
+
+/// Verifies all rules and derives accesses and versions.
+pub(super) fn verify(parts: GraphBuilder) -> Result<Graph, GraphError> {
+    let GraphBuilder { name, source, modules, storages, nodes, mut values, outputs } = parts;
+    if modules.is_empty() {
+        return Err(GraphError::NoModules);
+    }
+    bounded(&storages, &nodes)?;
+    unique(&nodes)?;
+    let mut accesses = SecondaryMap::with_default(Accesses::default());
+    let mut producer: SecondaryMap<StorageId, Option<NodeId>> = SecondaryMap::new();
+    let mut version: SecondaryMap<StorageId, (u32, Option<NodeId>)> = SecondaryMap::new();
+    for (id, node) in &nodes {
+        if node.module.as_u32() as usize >= modules.len() {
+            return Err(GraphError::UnknownModule { node: node.name.clone(), module: node.module.as_u32(), count: modules.len() });
+        }
+        placeholder(node)?;
+        numbers(node)?;
+        inputs(id, node, &nodes, &values, &version)?;
+        for value in node.outputs.iter().flatten() {
+            fits(node, *value, &values[*value], &storages)?;
+        }
+        let access = access(node, &values, &producer, &nodes)?;
+        for &storage in &access.fresh {
+            producer[storage] = Some(id);
+        }
+        for &storage in &access.mutated {
+            version[storage] = (version[storage].0 + 1, Some(id));
+        }
+        for value in node.outputs.iter().flatten() {
+            values[*value].version = version[values[*value].storage].0;
+        }
+        accesses[id] = access;
+    }
+    let mut kept: SecondaryMap<StorageId, bool> = SecondaryMap::new();
+    for &value in &outputs {
+        if !values.is_valid(value) {
+            return Err(GraphError::UnknownOutput { value });
+        }
+        kept[values[value].storage] = true;
+    }
+    for (_, node) in nodes.iter().filter(|(_, node)| node.phase.is_persistent()) {
+        for value in node.outputs.iter().flatten() {
+            kept[values[*value].storage] = true;
+        }
+    }
+    Ok(Graph { name, source, modules, storages, nodes, values, outputs, accesses, kept, producer })
+}
+
+/// All sizes together stay below [`Bytes::LIMIT`], so that later sums need no check.
+fn bounded(storages: &PrimaryMap<StorageId, Bytes>, nodes: &PrimaryMap<NodeId, Node>) -> Result<(), GraphError> {
+    let sizes = storages.values().copied();
+    let moved = nodes.values().flat_map(|node| [node.workspace, node.bytes_read, node.bytes_written, Bytes(node.flops.0)]);
+    let mut total = 0u64;
+    for bytes in sizes.chain(nodes.values().map(|node| node.workspace)) {
+        total = total.checked_add(bytes.0).filter(|&t| t <= Bytes::LIMIT.0).ok_or(GraphError::TooLarge)?;
+    }
+    if moved.into_iter().any(|bytes| bytes > Bytes::LIMIT) {
+        return Err(GraphError::TooLarge);
+    }
+    Ok(())
+}
+
+fn unique(nodes: &PrimaryMap<NodeId, Node>) -> Result<(), GraphError> {
+    let mut names: HashMap<&str, NodeId> = HashMap::new();
+    let mut slots: HashMap<u32, NodeId> = HashMap::new();
+    for (id, node) in nodes {
+        if names.insert(&node.name, id).is_some() {
+            return Err(GraphError::DuplicateName { name: node.name.clone() });
+        }
+        let Some(slot) = node.seed_slot else { continue };
+        if !node.random {
+            return Err(GraphError::SeedWithoutRandom { node: node.name.clone(), slot });
+        }
+        if let Some(first) = slots.insert(slot, id) {
+            let first = nodes[first].name.clone();
+            return Err(GraphError::DuplicateSeedSlot { first, second: node.name.clone(), slot });
+        }
+    }
+    Ok(())
+}
+
+fn placeholder(node: &Node) -> Result<(), GraphError> {
+    if node.phase.is_placeholder() {
+        let one_output = node.outputs.len() == 1 && node.outputs[0].is_some();
+        if node.op != "placeholder" || !node.inputs.is_empty() || !one_output || node.mutates {
+            return Err(GraphError::Placeholder {
+                node: node.name.clone(),
+                op: node.op.clone(),
+                inputs: node.inputs.len(),
+                outputs: node.outputs.iter().flatten().count(),
+            });
+        }
+    } else if node.op == "placeholder" {
+        return Err(GraphError::PlaceholderPhase { node: node.name.clone(), phase: node.phase.name() });
+    }
+    Ok(())
+}
+
+fn numbers(node: &Node) -> Result<(), GraphError> {
+    match node.seconds {
+        Some(seconds) if !(seconds.0.is_finite() && seconds.0 >= 0.0) => {
+            Err(GraphError::Seconds { node: node.name.clone(), seconds: seconds.0 })
+        }
+        _ => Ok(()),
+    }
+}
+
+fn inputs(
+    id: NodeId,
+    node: &Node,
+    nodes: &PrimaryMap<NodeId, Node>,
+    values: &PrimaryMap<ValueId, Value>,
+    version: &SecondaryMap<StorageId, (u32, Option<NodeId>)>,
+) -> Result<(), GraphError> {
+    let mut seen = Vec::with_capacity(node.inputs.len());
+    for &value in &node.inputs {
+        if !values.is_valid(value) || values[value].producer >= id {
+            return Err(GraphError::ReadBeforeProduced { node: node.name.clone(), value });
+        }
+        if seen.contains(&value) {
+            return Err(GraphError::DuplicateInput { node: node.name.clone(), value });
+        }
+        seen.push(value);
+        let (current, writer) = version[values[value].storage];
+        if let Some(writer) = writer.filter(|_| values[value].version != current) {
+            return Err(GraphError::ReadsOverwritten { node: node.name.clone(), value, writer: nodes[writer].name.clone() });
+        }
+    }
+    let arguments = node.args.iter().chain(node.kwargs.iter().map(|(_, argument)| argument));
+    match arguments.flat_map(|argument| argument.values()).find(|value| !seen.contains(value)) {
+        Some(value) => Err(GraphError::ArgumentNotInput { node: node.name.clone(), value }),
+        None => Ok(()),
+    }
+}
+
+/// Extent × element size within the storage; a strided value must lie inside as far as its strides are known.
+fn fits(node: &Node, id: ValueId, value: &Value, storages: &PrimaryMap<StorageId, Bytes>) -> Result<(), GraphError> {
+    let name = || node.name.clone();
+    let Some(&held) = storages.get(value.storage) else {
+        return Err(GraphError::UnknownStorage { node: name(), value: id, storage: value.storage.as_u32(), count: storages.len() });
+    };
+    let size = u128::from(value.dtype.size());
+    let elements = value.shape.iter().try_fold(1u128, |product, &extent| product.checked_mul(u128::from(extent)));
+    if let Some(strides) = &value.strides {
+        if strides.len() != value.shape.len() {
+            return Err(GraphError::StrideCount { node: name(), value: id, strides: strides.len(), dims: value.shape.len() });
+        }
+        if value.contiguous && !row_major(&value.shape, strides) {
+            return Err(GraphError::NotContiguous { node: name(), value: id, strides: strides.clone(), shape: value.shape.clone() });
+        }
+    }
+    let end = match (&value.strides, elements) {
+        (_, Some(0)) => Some(0),
+        (_, None) => None,
+        (Some(strides), _) => value.shape.iter().zip(strides).try_fold(1 + u128::from(value.offset), |end, (&extent, &stride)| {
+            (u128::from(extent) - 1).checked_mul(u128::from(stride)).and_then(|x| end.checked_add(x))
+        }),
+        // Without strides only contiguous values can be held to their storage.
+        (None, Some(elements)) if value.contiguous => elements.checked_add(u128::from(value.offset)),
+        (None, Some(elements)) if elements < 1 << 60 => Some(0),
+        (None, Some(_)) => None,
+    };
+    let needed = end.and_then(|end| end.checked_mul(size));
+    if needed.is_none_or(|needed| needed > u128::from(held.0)) {
+        return Err(GraphError::DoesNotFit {
+            node: name(),
+            value: id,
+            shape: value.shape.clone(),
+            dtype: value.dtype.name(),
+            offset: value.offset,
+            needed: needed.map_or("more than 2^128".to_string(), |bytes| bytes.to_string()),
+            storage: value.storage.as_u32(),
+            held: held.0,
+        });
+    }
+    Ok(())
+}
+
+/// Dimensions of extent one may have any stride.
+fn row_major(shape: &[u64], strides: &[u64]) -> bool {
+    let mut expected = 1u64;
+    for (&extent, &stride) in shape.iter().zip(strides).rev() {
+        if extent > 1 && stride != expected {
+            return extent == 0;
+        }
+        expected = expected.saturating_mul(extent.max(1));
+    }
+    true
+}
+
+fn access(
+    node: &Node,
+    values: &PrimaryMap<ValueId, Value>,
+    producer: &SecondaryMap<StorageId, Option<NodeId>>,
+    nodes: &PrimaryMap<NodeId, Node>,
+) -> Result<Accesses, GraphError> {
+    let mut reads: Vec<StorageId> = Vec::new();
+    for &value in &node.inputs {
+        if !reads.contains(&values[value].storage) {
+            reads.push(values[value].storage);
+        }
+    }
+    let (mut fresh, mut touched): (Vec<StorageId>, Vec<StorageId>) = (Vec::new(), Vec::new());
+    for &value in node.outputs.iter().flatten() {
+        let storage = values[value].storage;
+        if reads.contains(&storage) {
+            touched.push(storage);
+            continue;
+        }
+        if node.mutates {
+            return Err(GraphError::MutatesNothing { node: node.name.clone(), value });
+        }
+        if let Some(first) = producer[storage] {
+            return Err(GraphError::TwoProducers {
+                node: node.name.clone(),
+                value,
+                storage: storage.as_u32(),
+                producer: nodes[first].name.clone(),
+            });
+        }
+        if !fresh.contains(&storage) {
+            fresh.push(storage);
+        }
+    }
+    if node.mutates && touched.is_empty() {
+        return Err(GraphError::MutatesWithoutOutput { node: node.name.clone() });
+    }
+    if node.mutates {
+        for &storage in &touched {
+            let count = touched.iter().filter(|&&other| other == storage).count();
+            if count > 1 {
+                return Err(GraphError::MutatedOutputs { node: node.name.clone(), storage: storage.as_u32(), count });
+            }
+        }
+    }
+    let is_view = !node.phase.is_placeholder() && !node.mutates && fresh.is_empty() && !touched.is_empty();
+    let mutated = if node.mutates { touched } else { Vec::new() };
+    Ok(Accesses { reads, fresh, mutated, is_view })
+}

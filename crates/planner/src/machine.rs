@@ -1,0 +1,85 @@
+//! Machines: what a node costs on them. Invariant: every rate is finite and positive, so a cost never divides by zero.
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+/// A device with its rates.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Machine {
+    /// `a100-80gb`, `h100-80gb`, `cpu`.
+    pub name: String,
+    /// Floating-point operations per second where every float input has at most 2 bytes.
+    pub flops_16: f64,
+    /// Floating-point operations per second otherwise.
+    pub flops_32: f64,
+    /// Bytes per second to and from memory.
+    pub bandwidth: f64,
+    /// Elements per second of one exponential-like function; absent where memory is always the slower part.
+    pub elementary: Option<f64>,
+    /// Seconds that every call costs whatever its size.
+    pub launch: f64,
+    /// Worker threads: per-thread workspace multiplies by this.
+    pub threads: u32,
+    /// The project's own engine runs here: the operator table's workspaces and in-place abilities hold.
+    pub engine: bool,
+}
+
+/// A machine that cannot be used.
+#[derive(Debug, Error, PartialEq)]
+#[allow(missing_docs)] // each message says what its fields are
+pub enum MachineError {
+    #[error("machine `{name}` is not known; known: cpu, {}", presets().map(|machine| machine.name).join(", "))]
+    Unknown { name: String },
+    #[error("machine `{name}`: {field} is {found}, but must be finite and positive")]
+    Rate { name: String, field: &'static str, found: f64 },
+}
+
+/// Machines known without measuring. Rates from the vendor's data sheets (dense, without sparsity):
+/// A100 80GB SXM 312 / 156 (TF32) TFLOP/s and 2.039 TB/s; H100 SXM 989 / 494.5 TFLOP/s and 3.35 TB/s.
+pub fn presets() -> [Machine; 2] {
+    let gpu = |name: &str, flops_16, flops_32, bandwidth| Machine {
+        name: name.to_string(),
+        flops_16,
+        flops_32,
+        bandwidth,
+        elementary: None,
+        launch: 0.0,
+        threads: 1,
+        engine: false,
+    };
+    [gpu("a100-80gb", 312e12, 156e12, 2.039e12), gpu("h100-80gb", 989e12, 494.5e12, 3.35e12)]
+}
+
+impl Machine {
+    /// The preset called `name`.
+    pub fn preset(name: &str) -> Result<Machine, MachineError> {
+        presets().into_iter().find(|machine| machine.name == name).ok_or_else(|| MachineError::Unknown { name: name.to_string() })
+    }
+
+    /// A processor that has not been measured: ratios between operators are plausible, absolute times are not.
+    pub fn unmeasured_cpu(threads: u32) -> Machine {
+        let threads = threads.max(1);
+        let all = f64::from(threads);
+        Machine {
+            name: "cpu".to_string(),
+            flops_16: 50e9 * all,
+            flops_32: 50e9 * all,
+            bandwidth: 10e9 * all,
+            elementary: Some(0.5e9 * all),
+            launch: 2e-6,
+            threads,
+            engine: true,
+        }
+    }
+
+    /// Refuses rates that no machine has; for machines read from a file.
+    pub fn validate(self) -> Result<Machine, MachineError> {
+        let rates = [("flops_16", self.flops_16), ("flops_32", self.flops_32), ("bandwidth", self.bandwidth), ("elementary", self.elementary.unwrap_or(1.0))];
+        let wrong = rates.into_iter().find(|(_, rate)| !(rate.is_finite() && *rate > 0.0));
+        let launch = Some(("launch", self.launch)).filter(|(_, seconds)| !(seconds.is_finite() && *seconds >= 0.0));
+        match wrong.or(launch) {
+            Some((field, found)) => Err(MachineError::Rate { name: self.name, field, found }),
+            None => Ok(self),
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! What a dropped activation is made again from, and what that costs. Invariant: every node is counted once per
+//! recomputation (diamonds are not counted twice), and sources are transitive: no source of a chosen node is chosen.
+//!
+//! Recompute time = own time + that of the sources that are neither placeholders nor candidates; a candidate that was
+//! chosen is no source any more, its own sources stand in for it. MSPS = bytes / (recompute time × executions), where
+//! a node is executed for itself and once for each chosen node that it is a source of.
+
+use std::collections::BTreeSet;
+
+use cranelift_entity::SecondaryMap;
+
+use crate::graph::{Graph, NodeId};
+use crate::plan::rematerialize::{may_run_again, mutated_storages};
+use crate::profile::Profile;
+use crate::units::{Bytes, Seconds};
+
+/// A forward node whose output is read by forward and backward nodes.
+#[derive(Clone, Debug)]
+pub(super) struct Candidate {
+    pub bytes: Bytes,
+    /// Candidates that it is made from.
+    pub activation_sources: BTreeSet<NodeId>,
+    /// Placeholders that it is made from.
+    pub parameter_sources: BTreeSet<NodeId>,
+    /// Nodes in between, and chosen candidates: they run again with it.
+    pub other_sources: BTreeSet<NodeId>,
+    pub last_forward_access: Option<NodeId>,
+    pub first_backward_access: NodeId,
+    pub chosen: bool,
+}
+
+pub(super) struct Candidates<'a> {
+    profile: &'a Profile,
+    pub table: SecondaryMap<NodeId, Option<Candidate>>,
+    /// All candidates in program order.
+    pub open: Vec<NodeId>,
+    /// In the order of the choices.
+    pub chosen: Vec<NodeId>,
+}
+
+impl<'a> Candidates<'a> {
+    pub fn new(graph: &Graph, profile: &'a Profile, order: &[NodeId]) -> Candidates<'a> {
+        let is_mutated = mutated_storages(graph);
+        let mut table: SecondaryMap<NodeId, Option<Candidate>> = SecondaryMap::new();
+        let mut accesses: SecondaryMap<NodeId, (Option<NodeId>, Option<NodeId>)> = SecondaryMap::new();
+        for &node in order {
+            for producer in graph.reads(node).iter().filter_map(|&storage| graph.producer(storage)) {
+                if graph.nodes()[node].phase.is_forward() {
+                    accesses[producer].0 = Some(node);
+                } else {
+                    accesses[producer].1.get_or_insert(node);
+                }
+            }
+        }
+        let mut open = Vec::new();
+        for &node in order.iter().filter(|&&node| may_run_again(graph, &is_mutated, node)) {
+            if let (Some(last), Some(first)) = accesses[node] {
+                let bytes = graph.fresh(node).iter().filter(|&&storage| !graph.is_kept(storage)).map(|&storage| graph.storages()[storage]).sum();
+                open.push(node);
+                table[node] = Some(Candidate {
+                    bytes,
+                    activation_sources: BTreeSet::new(),
+                    parameter_sources: BTreeSet::new(),
+                    other_sources: BTreeSet::new(),
+                    last_forward_access: Some(last),
+                    first_backward_access: first,
+                    chosen: false,
+                });
+            }
+        }
+        let mut candidates = Candidates { profile, table, open, chosen: Vec::new() };
+        for node in candidates.open.clone() {
+            candidates.find_sources(graph, node);
+        }
+        candidates
+    }
+
+    fn find_sources(&mut self, graph: &Graph, node: NodeId) {
+        let (mut activations, mut parameters, mut others) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        let mut pending = vec![node];
+        while let Some(next) = pending.pop() {
+            for producer in graph.reads(next).iter().filter_map(|&storage| graph.producer(storage)) {
+                if graph.nodes()[producer].phase.is_placeholder() {
+                    parameters.insert(producer);
+                } else if self.table[producer].is_some() {
+                    activations.insert(producer);
+                } else if others.insert(producer) {
+                    pending.push(producer);
+                }
+            }
+        }
+        let candidate = self.candidate_mut(node);
+        candidate.activation_sources = activations;
+        candidate.parameter_sources = parameters;
+        candidate.other_sources = others;
+    }
+
+    pub fn candidate(&self, node: NodeId) -> &Candidate {
+        self.table[node].as_ref().expect("only candidates are asked for")
+    }
+
+    fn candidate_mut(&mut self, node: NodeId) -> &mut Candidate {
+        self.table[node].as_mut().expect("only candidates are asked for")
+    }
+
+    /// A candidate that was not chosen yet.
+    pub fn is_open(&self, node: NodeId) -> bool {
+        self.table[node].as_ref().is_some_and(|candidate| !candidate.chosen)
+    }
+
+    /// How often it runs in all: once for itself, once for each chosen node that it is a source of.
+    pub fn executions(&self, node: NodeId) -> usize {
+        1 + self.chosen.iter().filter(|&&chosen| self.candidate(chosen).activation_sources.contains(&node)).count()
+    }
+
+    /// One recomputation: its own time and that of its other sources, each once.
+    pub fn recompute_time(&self, node: NodeId) -> Seconds {
+        let others = self.candidate(node).other_sources.iter();
+        self.profile.seconds[node] + others.map(|&source| self.profile.seconds[source]).sum()
+    }
+
+    /// All its executions.
+    pub fn execution_time(&self, node: NodeId) -> Seconds {
+        Seconds(self.recompute_time(node).0 * self.executions(node) as f64)
+    }
+
+    /// Memory saved per second of recomputation, in bytes per second.
+    pub fn msps(&self, node: NodeId) -> f64 {
+        self.candidate(node).bytes.0 as f64 / self.execution_time(node).0.max(f64::MIN_POSITIVE)
+    }
+
+    /// Sorts nodes by falling MSPS; program order breaks ties.
+    pub fn by_msps(&self, nodes: &mut [NodeId]) {
+        nodes.sort_by(|&a, &b| self.msps(b).total_cmp(&self.msps(a)).then(a.cmp(&b)));
+    }
+
+    /// Chooses a candidate: wherever it was a source, its own sources take its place.
+    pub fn choose(&mut self, node: NodeId) {
+        let chosen = self.candidate(node).clone();
+        for other in self.open.clone() {
+            let candidate = self.candidate_mut(other);
+            if candidate.activation_sources.remove(&node) {
+                candidate.activation_sources.extend(&chosen.activation_sources);
+                candidate.parameter_sources.extend(&chosen.parameter_sources);
+                candidate.other_sources.extend(&chosen.other_sources);
+                candidate.other_sources.insert(node);
+            }
+        }
+        self.candidate_mut(node).chosen = true;
+        self.chosen.push(node);
+    }
+}

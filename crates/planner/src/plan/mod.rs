@@ -1,0 +1,140 @@
+//! Plans: which nodes run, in which order, how often. Invariant: every plan that leaves this room is closed over its
+//! inputs (each read finds its value) and its peak, re-simulated, is at most the budget it was made for.
+//!
+//! A pass is a plain function from graph, profile and budget to a [`Plan`] or to an [`Infeasible`] that explains.
+
+mod capuchin;
+mod chen;
+mod infeasible;
+mod order;
+mod rematerialize;
+
+use thiserror::Error;
+
+pub use capuchin::published::{Choice, Final, Published, Table, TableRow, published};
+pub use capuchin::capuchin;
+pub use chen::chen;
+pub use infeasible::{Infeasible, LiveTensor, live_tensors};
+pub use order::early_updates;
+pub use rematerialize::{Drop, Drops, rematerialize};
+
+use crate::graph::{Graph, NodeId};
+use crate::profile::{MemoryCurve, Profile, liveness, memory_curve};
+use crate::units::{Bytes, Seconds};
+
+/// The planners, by the name that a user gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Planner {
+    /// Recomputes nothing.
+    None,
+    /// √n segments: Chen et al. 2016.
+    Chen,
+    /// Greedy by bytes saved per second, the peak re-simulated after every choice: Peng et al. 2020, corrected.
+    Capuchin,
+    /// The fastest feasible of all.
+    Auto,
+}
+
+impl Planner {
+    /// Every planner with its name.
+    pub const ALL: [(Planner, &'static str); 4] =
+        [(Planner::None, "none"), (Planner::Chen, "chen"), (Planner::Capuchin, "capuchin"), (Planner::Auto, "auto")];
+
+    /// The planner called `name`.
+    pub fn from_name(name: &str) -> Option<Planner> {
+        Self::ALL.iter().find(|(_, n)| *n == name).map(|(planner, _)| *planner)
+    }
+
+    /// Its name.
+    pub fn name(self) -> &'static str {
+        Self::ALL[self as usize].1
+    }
+}
+
+/// A sequence of runs. A node that stands in it again is recomputed.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Plan {
+    /// The planner that made it; never `auto`.
+    pub planner: Planner,
+    /// Nodes in the order in which they run.
+    pub steps: Vec<NodeId>,
+}
+
+/// Why there is no plan.
+#[derive(Debug, Error)]
+pub enum PlanError {
+    /// No plan of this planner fits.
+    #[error("{0}")]
+    Infeasible(Box<Infeasible>),
+}
+
+/// Bytes and seconds of a plan, simulated.
+#[derive(Clone, Debug)]
+pub struct Simulation {
+    /// Bytes at each step.
+    pub curve: MemoryCurve,
+    /// Seconds of all steps.
+    pub seconds: Seconds,
+}
+
+/// Simulates a sequence of runs.
+pub fn simulate(graph: &Graph, profile: &Profile, steps: &[NodeId]) -> Simulation {
+    let lives = liveness(graph, profile, steps);
+    Simulation { curve: memory_curve(graph, profile, steps, &lives), seconds: profile.total(steps) }
+}
+
+/// Plans the sequence `order` under a budget with one planner.
+pub fn plan(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes, planner: Planner) -> Result<Plan, PlanError> {
+    match planner {
+        Planner::None => none(graph, profile, order, budget),
+        Planner::Chen => chen(graph, profile, order, budget),
+        Planner::Capuchin => capuchin(graph, profile, order, budget),
+        Planner::Auto => auto(graph, profile, order, budget),
+    }
+}
+
+/// Recomputes nothing: feasible where the peak of `order` fits.
+pub fn none(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes) -> Result<Plan, PlanError> {
+    let plan = Plan { planner: Planner::None, steps: order.to_vec() };
+    if simulate(graph, profile, order).curve.peak <= budget {
+        return Ok(plan);
+    }
+    Err(PlanError::Infeasible(Box::new(Infeasible::new(graph, profile, budget, plan))))
+}
+
+/// The fastest feasible plan of all planners; where none is feasible, the proof of the one that gets lowest.
+fn auto(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes) -> Result<Plan, PlanError> {
+    let mut best: Option<(Seconds, Plan)> = None;
+    let mut refused: Option<Box<Infeasible>> = None;
+    for planner in [Planner::None, Planner::Chen, Planner::Capuchin] {
+        match plan(graph, profile, order, budget, planner) {
+            Ok(plan) => {
+                let seconds = profile.total(&plan.steps);
+                if best.as_ref().is_none_or(|(least, _)| seconds < *least) {
+                    best = Some((seconds, plan));
+                }
+                if planner == Planner::None {
+                    break; // nothing is faster than recomputing nothing
+                }
+            }
+            Err(PlanError::Infeasible(proof)) => {
+                if refused.as_ref().is_none_or(|lowest| proof.reached < lowest.reached) {
+                    refused = Some(proof);
+                }
+            }
+        }
+    }
+    match (best, refused) {
+        (Some((_, plan)), _) => Ok(plan),
+        (None, Some(proof)) => Err(PlanError::Infeasible(proof)),
+        (None, None) => unreachable!("every planner answers"),
+    }
+}
+
+/// The plan with the smallest peak that a planner reaches, whatever it costs.
+pub fn smallest(graph: &Graph, profile: &Profile, order: &[NodeId], planner: Planner) -> Plan {
+    match plan(graph, profile, order, Bytes::ZERO, planner) {
+        Ok(plan) => plan,
+        Err(PlanError::Infeasible(proof)) => proof.plan,
+    }
+}

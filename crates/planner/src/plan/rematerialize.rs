@@ -1,0 +1,157 @@
+//! From a set of dropped nodes to a sequence of runs. Invariant: the sequence is closed over its inputs, and a node
+//! runs again only while every version that it reads is still there.
+//!
+//! A dropped node runs again just before its first backward access. What it reads is found where it lies, or, if that
+//! was dropped too, made again first; nodes made again for one access run in program order.
+
+use cranelift_entity::SecondaryMap;
+
+use crate::graph::{Graph, NodeId, StorageId};
+
+/// What happens to the outputs of a node between forward and backward pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Drop {
+    /// They stay.
+    #[default]
+    Hold,
+    /// They go after the last forward access, and stay from the first time that they are made again.
+    Keep,
+    /// Like `Keep`, but made again as the source of another they go at once, and are made anew at their own access.
+    Again,
+}
+
+/// The decision for each forward node.
+pub type Drops = SecondaryMap<NodeId, Drop>;
+
+/// The sequence that `order` becomes. Forward nodes that no backward node reads are transparent: they are made again
+/// for whoever needs them, and held by nobody.
+pub fn rematerialize(graph: &Graph, order: &[NodeId], drops: &Drops) -> Vec<NodeId> {
+    let table = Readers::new(graph, order);
+    let mut state = Rematerialization {
+        graph,
+        drops,
+        table: &table,
+        made: SecondaryMap::with_default(Made::Never),
+        written: SecondaryMap::new(),
+        access: 0,
+    };
+    let mut steps = Vec::with_capacity(order.len() + order.len() / 4);
+    let mut again = Vec::new();
+    for (position, &node) in order.iter().enumerate() {
+        if !graph.nodes()[node].phase.is_forward() {
+            state.access = position as u32 + 1;
+            for &storage in graph.reads(node) {
+                state.make(storage, &mut again);
+            }
+            again.sort_by_key(|&node| table.position[node]);
+            steps.append(&mut again);
+        }
+        for &storage in graph.mutated(node) {
+            state.written[storage] = true;
+        }
+        steps.push(node);
+    }
+    steps
+}
+
+/// Whether a node may ever run again: it does not mutate, and no storage that it makes is written in place later.
+pub(super) fn may_run_again(graph: &Graph, is_mutated: &SecondaryMap<StorageId, bool>, node: NodeId) -> bool {
+    let call = &graph.nodes()[node];
+    !call.mutates && graph.runs(node) && call.phase.is_forward() && graph.fresh(node).iter().all(|&storage| !is_mutated[storage])
+}
+
+/// Storages that some node writes in place.
+pub(super) fn mutated_storages(graph: &Graph) -> SecondaryMap<StorageId, bool> {
+    let mut mutated = SecondaryMap::new();
+    for node in graph.program() {
+        for &storage in graph.mutated(node) {
+            mutated[storage] = true;
+        }
+    }
+    mutated
+}
+
+/// Facts of the graph that the pass asks for again and again.
+struct Readers {
+    position: SecondaryMap<NodeId, u32>,
+    read_by_backward: SecondaryMap<NodeId, bool>,
+    again: SecondaryMap<NodeId, bool>,
+}
+
+impl Readers {
+    fn new(graph: &Graph, order: &[NodeId]) -> Readers {
+        let is_mutated = mutated_storages(graph);
+        let mut table = Readers { position: SecondaryMap::new(), read_by_backward: SecondaryMap::new(), again: SecondaryMap::new() };
+        for (position, &node) in order.iter().enumerate() {
+            table.position[node] = position as u32;
+            table.again[node] = may_run_again(graph, &is_mutated, node);
+            if !graph.nodes()[node].phase.is_forward() {
+                for producer in graph.reads(node).iter().filter_map(|&storage| graph.producer(storage)) {
+                    table.read_by_backward[producer] = true;
+                }
+            }
+        }
+        table
+    }
+}
+
+#[derive(Clone, Copy, PartialEq)]
+enum Made {
+    Never,
+    /// Made again and held from then on.
+    Held,
+    /// Made again as a source for one access, whose number is given.
+    For(u32),
+}
+
+struct Rematerialization<'a> {
+    graph: &'a Graph,
+    drops: &'a Drops,
+    table: &'a Readers,
+    made: SecondaryMap<NodeId, Made>,
+    written: SecondaryMap<StorageId, bool>,
+    access: u32,
+}
+
+impl Rematerialization<'_> {
+    /// Makes sure that `wanted` is there for the current access, which the backward node itself reads.
+    fn make(&mut self, wanted: StorageId, again: &mut Vec<NodeId>) {
+        let mut missing = vec![(wanted, true)];
+        while let Some((storage, wanted)) = missing.pop() {
+            if let Some(node) = self.to_run_again(storage, wanted) {
+                missing.extend(self.graph.reads(node).iter().map(|&read| (read, false)));
+                again.push(node);
+            }
+        }
+    }
+
+    /// The node that must run again for `storage` to be there now, if one must.
+    fn to_run_again(&mut self, storage: StorageId, wanted: bool) -> Option<NodeId> {
+        let node = self.graph.producer(storage)?;
+        let drop = match self.drops[node] {
+            Drop::Hold if !self.table.read_by_backward[node] => Drop::Again,
+            drop => drop,
+        };
+        // A kept storage is there to the end, whatever is decided about its siblings.
+        if drop == Drop::Hold || !self.table.again[node] || self.graph.is_kept(storage) {
+            return None;
+        }
+        let held = wanted || drop == Drop::Keep;
+        match self.made[node] {
+            Made::Held => return None,
+            Made::For(access) if access == self.access => {
+                if held {
+                    self.made[node] = Made::Held;
+                }
+                return None;
+            }
+            _ => {}
+        }
+        // Too late: a version that it reads is gone, so what is there of it is held instead.
+        if self.graph.reads(node).iter().any(|&read| self.written[read]) {
+            return None;
+        }
+        self.made[node] = if held { Made::Held } else { Made::For(self.access) };
+        Some(node)
+    }
+}

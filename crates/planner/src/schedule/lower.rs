@@ -1,0 +1,149 @@
+//! From a plan to a schedule. Invariant: a buffer is one chain of lives that take over each other's memory; it is
+//! allocated by the first one's producer and freed right after the last one's last access.
+
+use std::collections::BTreeMap;
+
+use cranelift_entity::{PrimaryMap, SecondaryMap};
+
+use super::instruction::{Buffer, BufferId, Call, Instruction, Schedule};
+use super::layout::{Lifetime, best_fit};
+use crate::graph::{Graph, NodeId, StorageId};
+use crate::plan::Plan;
+use crate::profile::{Interval, IntervalId, Profile, liveness};
+use crate::units::Bytes;
+
+/// What another schedule keeps in the slab between steps: the addresses of its persistent placeholders, by the name
+/// that they have in the model.
+#[derive(Clone, Debug, Default)]
+pub struct Residents {
+    /// Address of each parameter, buffer and state.
+    pub addresses: BTreeMap<String, u64>,
+    /// First byte behind them all.
+    pub end: u64,
+}
+
+impl Residents {
+    /// The residents of a schedule.
+    pub fn of(graph: &Graph, schedule: &Schedule) -> Residents {
+        let mut residents = Residents::default();
+        for &(node, buffer) in &schedule.placeholders {
+            let placeholder = &graph.nodes()[node];
+            if let Some(name) = placeholder.parameter.as_ref().filter(|_| placeholder.phase.is_persistent()) {
+                let Buffer { bytes, address } = schedule.buffers[buffer];
+                residents.addresses.insert(name.clone(), address);
+                residents.end = residents.end.max((Bytes(address) + bytes.align_up(super::ALIGNMENT)).0);
+            }
+        }
+        residents
+    }
+}
+
+/// Lowers a plan and lays it out. Persistent placeholders come first in the slab, or stay where `residents` has them.
+pub fn lower(graph: &Graph, profile: &Profile, plan: &Plan, budget: Bytes, residents: &Residents) -> Schedule {
+    let lives = liveness(graph, profile, &plan.steps);
+    let mut lifetimes: PrimaryMap<BufferId, Lifetime> = PrimaryMap::new();
+    let mut buffer_of: SecondaryMap<IntervalId, Option<BufferId>> = SecondaryMap::new();
+    for (id, life) in &lives.intervals {
+        let buffer = match life.in_place_of.and_then(|taken| buffer_of[taken]) {
+            Some(buffer) => buffer,
+            None => lifetimes.push(Lifetime { first: first(life), last: life.dies, bytes: graph.storages()[life.storage] }),
+        };
+        lifetimes[buffer].last = lifetimes[buffer].last.max(life.dies);
+        buffer_of[id] = Some(buffer);
+    }
+    let at = |interval: IntervalId| buffer_of[interval].expect("every life has a buffer");
+
+    let mut instructions = Vec::with_capacity(plan.steps.len() * 2);
+    let mut workspaces = Vec::new();
+    let mut ran: SecondaryMap<NodeId, bool> = SecondaryMap::new();
+    let frees = frees(graph, &lives.intervals, &at, &lifetimes, plan.steps.len());
+    for (position, &node) in plan.steps.iter().enumerate() {
+        let find = |storages: &[StorageId], intervals: &[IntervalId], storage| {
+            storages.iter().position(|&other| other == storage).map(|slot| at(intervals[slot]))
+        };
+        let buffer = |storage| {
+            find(graph.fresh(node), &lives.fresh[position], storage)
+                .or_else(|| find(graph.reads(node), &lives.reads[position], storage))
+                .expect("a node's values lie in storages that it reads or makes")
+        };
+        let call = &graph.nodes()[node];
+        let read = |storage| find(graph.reads(node), &lives.reads[position], storage).expect("inputs are read");
+        let bytes = profile.workspace[node];
+        let workspace = (bytes > Bytes::ZERO).then(|| {
+            let here = position as u32;
+            let buffer = lifetimes.push(Lifetime { first: here, last: here, bytes });
+            workspaces.push(buffer);
+            buffer
+        });
+        let call = Call {
+            node,
+            inputs: call.inputs.iter().map(|&value| read(graph.values()[value].storage)).collect(),
+            outputs: call.outputs.iter().flatten().map(|&value| buffer(graph.values()[value].storage)).collect(),
+            workspace,
+        };
+        instructions.push(if ran[node] { Instruction::Recompute(call) } else { Instruction::Run(call) });
+        ran[node] = true;
+        instructions.extend(frees[position].iter().map(|&buffer| Instruction::Free(buffer)));
+    }
+
+    let placeholders: Vec<(NodeId, BufferId)> =
+        graph.placeholder_storages().zip(lives.intervals.keys()).map(|((node, _), interval)| (node, at(interval))).collect();
+    let (buffers, slab) = place(graph, &lifetimes, &placeholders, residents);
+    Schedule { graph: graph.hash(), planner: plan.planner.name().to_string(), budget, slab, buffers, placeholders, instructions }
+}
+
+fn first(life: &Interval) -> u32 {
+    life.born.unwrap_or(0)
+}
+
+/// The buffers to free after each position: those that nothing touches later and that are not kept.
+fn frees(
+    graph: &Graph,
+    intervals: &PrimaryMap<IntervalId, Interval>,
+    at: &impl Fn(IntervalId) -> BufferId,
+    lifetimes: &PrimaryMap<BufferId, Lifetime>,
+    positions: usize,
+) -> Vec<Vec<BufferId>> {
+    // A second copy of a kept storage is an exception: it dies where it is born.
+    let mut kept: SecondaryMap<BufferId, bool> = SecondaryMap::new();
+    let mut seen: SecondaryMap<StorageId, bool> = SecondaryMap::new();
+    for (id, life) in intervals {
+        if graph.is_kept(life.storage) && !seen[life.storage] {
+            seen[life.storage] = true;
+            kept[at(id)] = true;
+        }
+    }
+    let mut frees = vec![Vec::new(); positions];
+    for (buffer, lifetime) in lifetimes {
+        if let Some(list) = frees.get_mut(lifetime.last as usize).filter(|_| !kept[buffer]) {
+            list.push(buffer);
+        }
+    }
+    frees
+}
+
+/// Persistent placeholders at the bottom of the slab, all else best fit above them.
+fn place(
+    graph: &Graph,
+    lifetimes: &PrimaryMap<BufferId, Lifetime>,
+    placeholders: &[(NodeId, BufferId)],
+    residents: &Residents,
+) -> (PrimaryMap<BufferId, Buffer>, Bytes) {
+    let mut fixed: Vec<Option<u64>> = vec![None; lifetimes.len()];
+    let mut floor = residents.end;
+    for &(node, buffer) in placeholders {
+        let placeholder = &graph.nodes()[node];
+        if !placeholder.phase.is_persistent() {
+            continue;
+        }
+        let known = placeholder.parameter.as_ref().and_then(|name| residents.addresses.get(name)).copied();
+        let address = known.unwrap_or(floor);
+        if known.is_none() {
+            floor += lifetimes[buffer].bytes.align_up(super::ALIGNMENT).0;
+        }
+        fixed[buffer.as_u32() as usize] = Some(address);
+    }
+    let (addresses, slab) = best_fit(lifetimes.as_values_slice(), &fixed, floor);
+    let buffers = lifetimes.values().zip(addresses).map(|(lifetime, address)| Buffer { bytes: lifetime.bytes, address }).collect();
+    (buffers, slab)
+}

@@ -1,0 +1,12 @@
+//! Schedules: a plan as a list of instructions over buffers with addresses. Invariant: whatever a plan does is an
+//! instruction here, so one checker and one interpreter serve all planners.
+
+mod format;
+mod instruction;
+mod layout;
+mod lower;
+
+pub use format::{FORMAT, PlanFileError, read, write};
+pub use instruction::{Buffer, BufferId, Call, Instruction, Schedule};
+pub use layout::{ALIGNMENT, Lifetime, best_fit};
+pub use lower::{Residents, lower};

@@ -1,0 +1,135 @@
+//! Units as types, so that bytes, operations and seconds cannot be mixed up.
+//!
+//! Invariant: a sum of [`Bytes`] never wraps. The graph verifier bounds the bytes of a whole graph by
+//! [`Bytes::LIMIT`], so a failing addition is a bug in the caller, not a property of the input.
+
+use std::fmt;
+use std::iter::Sum;
+use std::ops::{Add, AddAssign, Sub, SubAssign};
+
+use serde::{Deserialize, Serialize};
+
+/// A number of bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Bytes(pub u64);
+
+impl Bytes {
+    /// No graph may hold more than this (one exbibyte): sums of a few graphs still fit into `i64`.
+    pub const LIMIT: Bytes = Bytes(1 << 60);
+    /// Nothing.
+    pub const ZERO: Bytes = Bytes(0);
+
+    /// `self - other`, or zero where `other` is larger.
+    pub fn saturating_sub(self, other: Bytes) -> Bytes {
+        Bytes(self.0.saturating_sub(other.0))
+    }
+
+    /// Rounds up to a multiple of `alignment`, a power of two.
+    pub fn align_up(self, alignment: u64) -> Bytes {
+        Bytes((self.0 + alignment - 1) & !(alignment - 1))
+    }
+
+    /// In mebibytes.
+    pub fn mebibytes(self) -> f64 {
+        self.0 as f64 / (1u64 << 20) as f64
+    }
+}
+
+impl Add for Bytes {
+    type Output = Bytes;
+    fn add(self, other: Bytes) -> Bytes {
+        Bytes(self.0.checked_add(other.0).expect("bytes of a verified graph are bounded"))
+    }
+}
+
+impl Sub for Bytes {
+    type Output = Bytes;
+    fn sub(self, other: Bytes) -> Bytes {
+        Bytes(self.0.checked_sub(other.0).expect("what is released was held before"))
+    }
+}
+
+impl AddAssign for Bytes {
+    fn add_assign(&mut self, other: Bytes) {
+        *self = *self + other;
+    }
+}
+
+impl SubAssign for Bytes {
+    fn sub_assign(&mut self, other: Bytes) {
+        *self = *self - other;
+    }
+}
+
+impl Sum for Bytes {
+    fn sum<I: Iterator<Item = Bytes>>(iter: I) -> Bytes {
+        iter.fold(Bytes::ZERO, Add::add)
+    }
+}
+
+/// Binary multiples with one decimal (`1.5 MiB`): exact enough to recognise, short enough to read.
+impl fmt::Display for Bytes {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+        if self.0 < 1024 {
+            return f.pad(&format!("{} B", self.0));
+        }
+        let mut value = self.0 as f64 / 1024.0;
+        let mut unit = 0;
+        while value >= 1024.0 && unit + 1 < UNITS.len() {
+            value /= 1024.0;
+            unit += 1;
+        }
+        f.pad(&format!("{value:.1} {}", UNITS[unit]))
+    }
+}
+
+/// A number of floating-point operations; a multiply-add counts as two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Flops(pub u64);
+
+/// A duration in seconds: finite and not negative.
+#[derive(Clone, Copy, Debug, Default, PartialEq, PartialOrd, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Seconds(pub f64);
+
+impl Seconds {
+    /// In microseconds.
+    pub fn micros(self) -> f64 {
+        self.0 * 1e6
+    }
+}
+
+impl Add for Seconds {
+    type Output = Seconds;
+    fn add(self, other: Seconds) -> Seconds {
+        Seconds(self.0 + other.0)
+    }
+}
+
+impl Sum for Seconds {
+    fn sum<I: Iterator<Item = Seconds>>(iter: I) -> Seconds {
+        iter.fold(Seconds(0.0), Add::add)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_read_as_people_write_them() {
+        assert_eq!(Bytes(0).to_string(), "0 B");
+        assert_eq!(Bytes(1023).to_string(), "1023 B");
+        assert_eq!(Bytes(1536).to_string(), "1.5 KiB");
+        assert_eq!(Bytes(320 << 20).to_string(), "320.0 MiB");
+    }
+
+    #[test]
+    fn alignment_rounds_up() {
+        assert_eq!(Bytes(1).align_up(64), Bytes(64));
+        assert_eq!(Bytes(128).align_up(64), Bytes(128));
+    }
+}
