@@ -1,2 +1,40 @@
-//! x
-fn main(){}
+//! The project's own chores: `cargo xtask tidy` and `cargo xtask ci`. Invariant: a chore that finds something wrong
+//! exits with a code other than zero, and says where it looked and what to do.
+
+mod ci;
+mod tidy;
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+
+const USAGE: &str = "\
+usage: cargo xtask tidy          the rules of the house that no compiler checks
+       cargo xtask ci [STEP …]   everything that a change must pass, or the steps named";
+
+fn main() -> ExitCode {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    match dispatch(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn dispatch(arguments: &[String]) -> Result<()> {
+    let root = root()?;
+    match arguments {
+        [chore] if chore == "tidy" => tidy::tidy(&root),
+        [chore, steps @ ..] if chore == "ci" => ci::ci(&root, steps),
+        _ => bail!("{USAGE}\n       steps: {}", ci::names()),
+    }
+}
+
+/// The folder of the workspace: the parent of this package's.
+fn root() -> Result<PathBuf> {
+    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
+    Ok(package.parent().context("xtask lies in the workspace's folder")?.to_path_buf())
+}

@@ -1,2 +1,58 @@
-//! x
-fn main(){}
+//! The `tightfit` command. Invariant: every failure is one clear message on standard error and an exit code of its own;
+//! standard output holds results only.
+
+mod analyze;
+mod bench;
+mod budget;
+mod calibrate;
+mod check;
+mod exit;
+mod input;
+mod output;
+mod plan;
+mod train;
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+#[derive(Parser)]
+#[command(
+    name = "tightfit",
+    version,
+    about = "Train in the memory you have: plan a training step under a budget in bytes, prove that it fits, run it.",
+    after_help = exit::HELP
+)]
+struct Cli {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    Train(train::Arguments),
+    Plan(plan::Arguments),
+    Check(check::Arguments),
+    Analyze(analyze::Arguments),
+    Calibrate(calibrate::Arguments),
+    Bench(bench::Arguments),
+}
+
+fn main() -> ExitCode {
+    let entered = tightfit_engine::process::resident();
+    let result = match Cli::parse().verb {
+        Verb::Train(arguments) => train::train(&arguments, entered),
+        Verb::Plan(arguments) => plan::plan(&arguments),
+        Verb::Check(arguments) => check::check(&arguments),
+        Verb::Analyze(arguments) => analyze::analyze(&arguments),
+        Verb::Calibrate(arguments) => calibrate::calibrate(&arguments),
+        Verb::Bench(arguments) => bench::bench(&arguments),
+    };
+    match result {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::from(exit::code(&error))
+        }
+    }
+}

@@ -50,12 +50,18 @@ pub struct Timeline {
 pub enum Violation {
     #[error("the schedule was made for another graph")]
     OtherGraph,
+    #[error("the schedule mentions {buffer}, but has {count} buffers")]
+    UnknownBuffer { buffer: BufferId, count: usize },
+    #[error("the schedule mentions node {node}, but the graph has {count} nodes")]
+    UnknownNode { node: u32, count: usize },
+    #[error("the schedule gives `{node}` a buffer before the step, but it is no placeholder")]
+    NotPlaceholder { node: String },
     #[error("placeholder `{node}` has {count} buffers: it must have one")]
     Placeholder { node: String, count: usize },
     #[error("instruction {index}: `{node}` is a placeholder or a view: such nodes do not run")]
     DoesNotRun { index: usize, node: String },
-    #[error("instruction {index}: `{node}` runs for the first time, but is marked as a recomputation, or the other way round")]
-    Marked { index: usize, node: String },
+    #[error("instruction {index}: `{node}` is marked as a {marked}, but {history}")]
+    Marked { index: usize, node: String, marked: &'static str, history: &'static str },
     #[error("instruction {index}: `{node}` writes in place and must not run again")]
     MutatesAgain { index: usize, node: String },
     #[error("instruction {index}: `{node}` has {given} {what} buffers, but needs {needed}")]
@@ -66,7 +72,7 @@ pub enum Violation {
     Overwrites { index: usize, node: String, buffer: BufferId, found: String },
     #[error("instruction {index}: `{node}` must write the new version of `{value}` where the old one lies")]
     NewVersionElsewhere { index: usize, node: String, value: String },
-    #[error("instruction {index}: `{node}` needs {needed} for `{what}`, but {buffer} has {given}")]
+    #[error("instruction {index}: `{node}` needs {} bytes for {what}, but {buffer} has {}", .needed.0, .given.0)]
     TooSmall { index: usize, node: String, what: String, needed: Bytes, buffer: BufferId, given: Bytes },
     #[error("instruction {index}: {buffer} overlaps {other}, which is held")]
     Overlap { index: usize, buffer: BufferId, other: BufferId },
@@ -101,9 +107,7 @@ pub fn check(graph: &Graph, profile: &Profile, schedule: &Schedule, budget: Byte
     if schedule.graph != graph.hash() {
         return Err(Violation::OtherGraph);
     }
-    if schedule.slab > budget {
-        return Err(Violation::SlabOverBudget { slab: schedule.slab.0, budget: budget.0 });
-    }
+    mentions_only_what_exists(graph, schedule)?;
     let mut machine = AbstractMachine::new(graph, profile, schedule);
     machine.load_placeholders()?;
     let mut moments = Vec::with_capacity(schedule.instructions.len());
@@ -123,6 +127,10 @@ pub fn check(graph: &Graph, profile: &Profile, schedule: &Schedule, budget: Byte
         moments.push(moment);
     }
     machine.finish()?;
+    // Last, so that an instruction is named where bytes are the reason, and the slab only where addresses are.
+    if schedule.slab > budget {
+        return Err(Violation::SlabOverBudget { slab: schedule.slab.0, budget: budget.0 });
+    }
     let (mut at, mut peak) = (0, machine.at_start);
     for (index, moment) in moments.iter().enumerate() {
         if moment.held > peak {
@@ -130,6 +138,36 @@ pub fn check(graph: &Graph, profile: &Profile, schedule: &Schedule, budget: Byte
         }
     }
     Ok(Timeline { moments, peak, at, high_water: machine.high_water, seconds: machine.now })
+}
+
+/// A schedule is plain data, so its ids may be anything.
+fn mentions_only_what_exists(graph: &Graph, schedule: &Schedule) -> Result<(), Violation> {
+    let buffer = |buffer: BufferId| match schedule.buffers.is_valid(buffer) {
+        true => Ok(()),
+        false => Err(Violation::UnknownBuffer { buffer, count: schedule.buffers.len() }),
+    };
+    let node = |node: NodeId| match graph.nodes().is_valid(node) {
+        true => Ok(()),
+        false => Err(Violation::UnknownNode { node: node.as_u32(), count: graph.nodes().len() }),
+    };
+    for &(placeholder, place) in &schedule.placeholders {
+        node(placeholder)?;
+        buffer(place)?;
+        let placeholder = &graph.nodes()[placeholder];
+        if !placeholder.phase.is_placeholder() {
+            return Err(Violation::NotPlaceholder { node: placeholder.name.clone() });
+        }
+    }
+    for instruction in &schedule.instructions {
+        match instruction {
+            Instruction::Free(freed) => buffer(*freed)?,
+            Instruction::Run(call) | Instruction::Recompute(call) => {
+                node(call.node)?;
+                call.inputs.iter().chain(&call.outputs).chain(&call.workspace).try_for_each(|&operand| buffer(operand))?;
+            }
+        }
+    }
+    Ok(())
 }
 
 struct AbstractMachine<'a> {
@@ -167,13 +205,14 @@ impl<'a> AbstractMachine<'a> {
     fn load_placeholders(&mut self) -> Result<(), Violation> {
         let graph = self.graph;
         for (node, placeholder) in graph.nodes().iter().filter(|(_, node)| node.phase.is_placeholder()) {
-            let mine: Vec<BufferId> = self.schedule.placeholders.iter().filter(|(other, _)| *other == node).map(|(_, buffer)| *buffer).collect();
+            let mine: Vec<BufferId> =
+                self.schedule.placeholders.iter().filter(|(other, _)| *other == node).map(|(_, buffer)| *buffer).collect();
             let name = &placeholder.name;
             let [buffer] = mine[..] else {
                 return Err(Violation::Placeholder { node: name.clone(), count: mine.len() });
             };
             let storage = graph.values()[placeholder.outputs[0].expect("a placeholder has one output")].storage;
-            self.fits(name, name, graph.storages()[storage], buffer)?;
+            self.fits(name, "its value", graph.storages()[storage], buffer)?;
             self.allocate(buffer, Content::Holds(storage, 0), name)?;
         }
         self.at_start = self.held;
@@ -186,7 +225,7 @@ impl<'a> AbstractMachine<'a> {
             Content::Scratch => "scratch memory".to_string(),
             Content::Holds(storage, version) => {
                 let name = self.graph.producer(storage).map_or("?", |node| &self.graph.nodes()[node].name);
-                format!("what `{name}` made, version {version}")
+                format!("what `{name}` made (version {version})")
             }
         }
     }
@@ -204,7 +243,7 @@ impl<'a> AbstractMachine<'a> {
             return Err(Violation::Overwrites { index: self.index, node: node.to_string(), buffer, found: self.describe(buffer) });
         }
         let place = self.schedule.buffers[buffer];
-        let end = place.address + place.bytes.0;
+        let end = place.address.saturating_add(place.bytes.0);
         if end > self.schedule.slab.0 {
             return Err(Violation::OutsideSlab { buffer, end, slab: self.schedule.slab.0 });
         }
@@ -256,7 +295,8 @@ impl<'a> AbstractMachine<'a> {
             return Err(Violation::DoesNotRun { index, node: name.clone() });
         }
         if self.ran[node] != again {
-            return Err(Violation::Marked { index, node: name.clone() });
+            let (marked, history) = if again { ("recomputation", "never ran before") } else { ("first run", "ran before") };
+            return Err(Violation::Marked { index, node: name.clone(), marked, history });
         }
         if again && graph.nodes()[node].mutates {
             return Err(Violation::MutatesAgain { index, node: name.clone() });
@@ -264,7 +304,7 @@ impl<'a> AbstractMachine<'a> {
         self.ran[node] = true;
         self.inputs_are_there(call)?;
         if let Some(buffer) = call.workspace {
-            self.fits(name, "workspace", self.profile.workspace[node], buffer)?;
+            self.fits(name, "its workspace", self.profile.workspace[node], buffer)?;
             self.allocate(buffer, Content::Scratch, name)?;
         } else if self.profile.workspace[node] > Bytes::ZERO {
             return Err(Violation::Operands { index, node: name.clone(), what: "workspace", given: 0, needed: 1 });
@@ -280,13 +320,25 @@ impl<'a> AbstractMachine<'a> {
     fn inputs_are_there(&self, call: &Call) -> Result<(), Violation> {
         let node = &self.graph.nodes()[call.node];
         if call.inputs.len() != node.inputs.len() {
-            return Err(Violation::Operands { index: self.index, node: node.name.clone(), what: "input", given: call.inputs.len(), needed: node.inputs.len() });
+            return Err(Violation::Operands {
+                index: self.index,
+                node: node.name.clone(),
+                what: "input",
+                given: call.inputs.len(),
+                needed: node.inputs.len(),
+            });
         }
         for (&input, &buffer) in node.inputs.iter().zip(&call.inputs) {
             let value = &self.graph.values()[input];
             if self.content[buffer] != Content::Holds(value.storage, value.version) {
                 let value = self.graph.nodes()[value.producer].name.clone();
-                return Err(Violation::NotThere { index: self.index, node: node.name.clone(), value, buffer, found: self.describe(buffer) });
+                return Err(Violation::NotThere {
+                    index: self.index,
+                    node: node.name.clone(),
+                    value,
+                    buffer,
+                    found: self.describe(buffer),
+                });
             }
         }
         Ok(())
@@ -297,17 +349,28 @@ impl<'a> AbstractMachine<'a> {
         let node = &graph.nodes()[call.node];
         let outputs: Vec<_> = node.outputs.iter().flatten().copied().collect();
         if call.outputs.len() != outputs.len() {
-            return Err(Violation::Operands { index, node: node.name.clone(), what: "output", given: call.outputs.len(), needed: outputs.len() });
+            return Err(Violation::Operands {
+                index,
+                node: node.name.clone(),
+                what: "output",
+                given: call.outputs.len(),
+                needed: outputs.len(),
+            });
         }
         let mut written: Vec<BufferId> = Vec::new();
         for (&output, &buffer) in outputs.iter().zip(&call.outputs) {
             let value = &graph.values()[output];
-            self.fits(&node.name, &node.name, graph.storages()[value.storage], buffer)?;
+            self.fits(&node.name, "its output", graph.storages()[value.storage], buffer)?;
             let next = Content::Holds(value.storage, value.version);
             if graph.mutated(call.node).contains(&value.storage) {
-                let there = node.inputs.iter().zip(&call.inputs).any(|(&input, &from)| from == buffer && graph.values()[input].storage == value.storage);
+                let there = node
+                    .inputs
+                    .iter()
+                    .zip(&call.inputs)
+                    .any(|(&input, &from)| from == buffer && graph.values()[input].storage == value.storage);
                 if !there {
-                    return Err(Violation::NewVersionElsewhere { index, node: node.name.clone(), value: graph.nodes()[value.producer].name.clone() });
+                    let value = graph.producer(value.storage).map_or("?".to_string(), |first| graph.nodes()[first].name.clone());
+                    return Err(Violation::NewVersionElsewhere { index, node: node.name.clone(), value });
                 }
                 self.content[buffer] = next;
             } else if self.content[buffer] == next && written.contains(&buffer) || self.aliases_input(call, value.storage, buffer) {
@@ -332,9 +395,14 @@ impl<'a> AbstractMachine<'a> {
     /// that is not kept.
     fn may_overwrite(&self, call: &Call, output: crate::graph::ValueId, buffer: BufferId) -> bool {
         let (graph, node) = (self.graph, &self.graph.nodes()[call.node]);
-        let Some(operator) = node.operator.filter(|_| self.profile.in_place && node.outputs.first() == Some(&Some(output))) else { return false };
+        let Some(operator) = node.operator.filter(|_| self.profile.in_place && node.outputs.first() == Some(&Some(output))) else {
+            return false;
+        };
         let allowed = operator.in_place(graph, call.node);
-        node.inputs.iter().zip(&call.inputs).any(|(input, &from)| from == buffer && allowed.contains(input) && !graph.is_kept(graph.values()[*input].storage))
+        node.inputs
+            .iter()
+            .zip(&call.inputs)
+            .any(|(input, &from)| from == buffer && allowed.contains(input) && !graph.is_kept(graph.values()[*input].storage))
     }
 
     /// Nothing is missing, and nothing is left over.
@@ -349,7 +417,8 @@ impl<'a> AbstractMachine<'a> {
         }
         let holds = |content: Content| self.schedule.buffers.keys().any(|buffer| self.content[buffer] == content);
         let outputs = graph.outputs().iter().map(|&value| (graph.values()[value].storage, graph.values()[value].version));
-        let persistent = graph.placeholder_storages().filter(|(_, storage)| graph.is_kept(*storage)).map(|(_, storage)| (storage, last[storage]));
+        let persistent =
+            graph.placeholder_storages().filter(|(_, storage)| graph.is_kept(*storage)).map(|(_, storage)| (storage, last[storage]));
         for (storage, version) in outputs.chain(persistent) {
             if !holds(Content::Holds(storage, version)) {
                 let value = graph.producer(storage).map_or("?".to_string(), |node| graph.nodes()[node].name.clone());

@@ -43,23 +43,32 @@ pub enum FitError {
 /// Fits one step into `budget` bytes.
 ///
 /// Addresses cost more than the bytes held where lifetimes do not pack; then the planner is asked again for as much
-/// less as was missing.
+/// less as was missing. Its plan with the smallest peak has the last word: either its addresses fit, or its slab is the
+/// smallest budget known to be feasible.
 pub fn fit(graph: &Graph, profile: &Profile, budget: Bytes, planner: Planner, residents: &Residents) -> Result<Fitted, FitError> {
     let order = plan::early_updates(graph, profile);
     let mut target = budget;
-    loop {
-        let plan = plan::plan(graph, profile, &order, target, planner).map_err(|error| asked_for(error, budget))?;
+    let lowest = loop {
+        let plan = match plan::plan(graph, profile, &order, target, planner) {
+            Ok(plan) => plan,
+            Err(PlanError::Infeasible(proof)) => break proof.plan,
+        };
         let schedule = lower(graph, profile, &plan, budget, residents);
         if schedule.slab <= budget {
-            let timeline = check(graph, profile, &schedule, budget)?;
-            return Ok(Fitted { schedule, timeline });
+            return Ok(checked(graph, profile, schedule)?);
         }
-        if target == Bytes::ZERO {
-            let proof = Infeasible::new(graph, profile, budget, plan);
-            return Err(PlanError::Infeasible(Box::new(Infeasible { reached: schedule.slab, ..proof })).into());
+        // Asked for no less than this plan holds, the planner would answer with this plan again.
+        match plan::simulate(graph, profile, &plan.steps).curve.peak.0.checked_sub(1) {
+            Some(less) => target = target.saturating_sub(schedule.slab - budget).min(Bytes(less)),
+            None => break plan,
         }
-        target = target.saturating_sub(schedule.slab - budget);
+    };
+    let schedule = lower(graph, profile, &lowest, budget, residents);
+    if schedule.slab <= budget {
+        return Ok(checked(graph, profile, schedule)?);
     }
+    let proof = Infeasible::new(graph, profile, budget, lowest);
+    Err(PlanError::Infeasible(Box::new(Infeasible { reached: schedule.slab, ..proof })).into())
 }
 
 /// The smallest slab that `planner` reaches, with its schedule.
@@ -68,8 +77,7 @@ pub fn fit_smallest(graph: &Graph, profile: &Profile, planner: Planner, resident
     let plan = plan::smallest(graph, profile, &order, planner);
     let mut schedule = lower(graph, profile, &plan, Bytes::ZERO, residents);
     schedule.budget = schedule.slab;
-    let timeline = check(graph, profile, &schedule, schedule.slab)?;
-    Ok(Fitted { schedule, timeline })
+    Ok(checked(graph, profile, schedule)?)
 }
 
 /// The step as the graph states it: program order, nothing recomputed, nothing moved. Its peak is the unplanned one.
@@ -78,14 +86,10 @@ pub fn unplanned(graph: &Graph, profile: &Profile) -> Result<Fitted, Violation> 
     let plan = plan::Plan { planner: Planner::None, steps: graph.program() };
     let mut schedule = lower(graph, &profile, &plan, Bytes::ZERO, &Residents::default());
     schedule.budget = schedule.slab;
-    let timeline = check(graph, &profile, &schedule, schedule.slab)?;
-    Ok(Fitted { schedule, timeline })
+    checked(graph, &profile, schedule)
 }
 
-/// The proof names the budget that the user gave, not the smaller one that the layout asked for; and a plan whose
-/// peak is within that budget, but not its addresses, is no proof that the budget is feasible.
-fn asked_for(error: PlanError, budget: Bytes) -> PlanError {
-    let PlanError::Infeasible(mut proof) = error;
-    proof.budget = budget;
-    PlanError::Infeasible(proof)
+fn checked(graph: &Graph, profile: &Profile, schedule: Schedule) -> Result<Fitted, Violation> {
+    let timeline = check(graph, profile, &schedule, schedule.budget)?;
+    Ok(Fitted { schedule, timeline })
 }

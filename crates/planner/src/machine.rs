@@ -74,7 +74,12 @@ impl Machine {
 
     /// Refuses rates that no machine has; for machines read from a file.
     pub fn validate(self) -> Result<Machine, MachineError> {
-        let rates = [("flops_16", self.flops_16), ("flops_32", self.flops_32), ("bandwidth", self.bandwidth), ("elementary", self.elementary.unwrap_or(1.0))];
+        let rates = [
+            ("flops_16", self.flops_16),
+            ("flops_32", self.flops_32),
+            ("bandwidth", self.bandwidth),
+            ("elementary", self.elementary.unwrap_or(1.0)),
+        ];
         let wrong = rates.into_iter().find(|(_, rate)| !(rate.is_finite() && *rate > 0.0));
         let launch = Some(("launch", self.launch)).filter(|(_, seconds)| !(seconds.is_finite() && *seconds >= 0.0));
         match wrong.or(launch) {

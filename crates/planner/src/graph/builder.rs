@@ -4,11 +4,11 @@
 
 use cranelift_entity::{EntityRef, PrimaryMap};
 
+use super::Graph;
 use super::id::{ModuleId, NodeId, StorageId, ValueId};
 use super::node::{Argument, DType, Node, Phase, Value};
 use super::operator::Operator;
 use super::verify::{self, GraphError};
-use super::Graph;
 use crate::units::{Bytes, Flops, Seconds};
 
 /// A node without its outputs. [`NodeSpec::new`] fills in what most nodes do not need.
@@ -28,7 +28,7 @@ pub struct NodeSpec {
     pub inputs: Vec<ValueId>,
     /// The call, in ATen schema order.
     pub args: Vec<Argument>,
-    /// Keyword arguments.
+    /// Keyword arguments, in any order.
     pub kwargs: Vec<(String, Argument)>,
     /// Floating-point operations.
     pub flops: Flops,
@@ -153,7 +153,9 @@ impl GraphBuilder {
     }
 
     /// Adds a node with its outputs (`None` = unused) and returns the ids of those that exist.
-    pub fn node(&mut self, spec: NodeSpec, outputs: &[Option<ValueSpec>]) -> Vec<ValueId> {
+    pub fn node(&mut self, mut spec: NodeSpec, outputs: &[Option<ValueSpec>]) -> Vec<ValueId> {
+        // A file does not order them, and a graph must equal what is read back.
+        spec.kwargs.sort_by(|(a, _), (b, _)| a.cmp(b));
         let producer = self.nodes.next_key();
         let outputs: Vec<Option<ValueId>> = outputs
             .iter()

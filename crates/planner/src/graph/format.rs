@@ -1,6 +1,7 @@
 //! tightfit-graph/1 on disk: JSON, plain or gzip. Invariant: reading what was written gives the same graph, and no
 //! bytes whatever make the reader panic or allocate without bound.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::io::Read;
 
@@ -9,17 +10,17 @@ use serde::Deserialize;
 use serde_json::{Map, Number, Value as Json, json};
 use thiserror::Error;
 
+use super::Graph;
 use super::builder::{GraphBuilder, NodeSpec, ValueSpec};
 use super::id::{ModuleId, StorageId, ValueId};
 use super::node::{Argument, DType, Phase};
 use super::verify::GraphError;
-use super::Graph;
 use crate::units::{Bytes, Flops, Seconds};
 
 /// The format that is read and written.
 pub const FORMAT: &str = "tightfit-graph/1";
 
-/// A compressed file may not unfold to more than this.
+/// A compressed file may not unfold to more than this: the largest graphs known have some hundred megabytes.
 const MOST_BYTES: u64 = 4 << 30;
 /// Nesting of lists in arguments; ATen needs two.
 const DEEPEST_LIST: usize = 16;
@@ -30,15 +31,15 @@ const DEEPEST_LIST: usize = 16;
 pub enum ReadError {
     #[error("the gzip data is damaged or cut short: {0}")]
     Gzip(std::io::Error),
-    #[error("the file unfolds to more than {MOST_BYTES} bytes")]
-    TooLong,
+    #[error("the gzip data unfolds to more than {most} bytes")]
+    TooLong { most: u64 },
     #[error("not a {FORMAT} file: {0}")]
     Json(#[from] serde_json::Error),
-    #[error("not a graph of a version that this program reads: format is {found}, it reads \"{FORMAT}\"")]
+    #[error("the format is {found}, but this program reads \"{FORMAT}\"")]
     Version { found: String },
-    #[error("node `{node}`: {field} is {found}, but must be a whole number, not negative and below 2^60")]
-    Size { node: String, field: &'static str, found: String },
-    #[error("storage {index}: its size is {found}, but must be a whole number, not negative and below 2^60")]
+    #[error("node `{node}`: {field} is {found}, but must be a whole number from 0 to {most}")]
+    Size { node: String, field: &'static str, found: String, most: u64 },
+    #[error("storage {index}: its size is {found}, but must be a whole number from 0 to {}", Bytes::LIMIT.0)]
     StorageSize { index: usize, found: String },
     #[error("node `{node}`: phase `{found}` does not exist; the phases are {}", phases())]
     Phase { node: String, found: String },
@@ -52,6 +53,8 @@ pub enum ReadError {
     DanglingOutput { value: u64 },
     #[error("node `{node}`: an argument is {found}, which is neither a constant, a list nor {{\"value\": id}}")]
     Argument { node: String, found: String },
+    #[error("node `{node}`: the lists of an argument nest more than {DEEPEST_LIST} deep")]
+    Nesting { node: String },
     #[error(transparent)]
     Rule(#[from] GraphError),
 }
@@ -116,18 +119,7 @@ struct RawValue {
 
 /// Reads a graph from the bytes of a file.
 pub fn read(bytes: &[u8]) -> Result<Graph, ReadError> {
-    let unfolded;
-    let text = if bytes.starts_with(&[0x1f, 0x8b]) {
-        let mut buffer = Vec::new();
-        flate2::read::MultiGzDecoder::new(bytes).take(MOST_BYTES + 1).read_to_end(&mut buffer).map_err(ReadError::Gzip)?;
-        if buffer.len() as u64 > MOST_BYTES {
-            return Err(ReadError::TooLong);
-        }
-        unfolded = buffer;
-        &unfolded[..]
-    } else {
-        bytes
-    };
+    let text = &unfold(bytes, MOST_BYTES)?[..];
     #[derive(Deserialize)]
     struct Header {
         format: Option<Json>,
@@ -140,13 +132,36 @@ pub fn read(bytes: &[u8]) -> Result<Graph, ReadError> {
     build(serde_json::from_slice(text)?)
 }
 
-fn size(number: Option<&Number>, node: &str, field: &'static str) -> Result<u64, ReadError> {
-    let Some(number) = number else { return Ok(0) };
-    bounded(number).ok_or_else(|| ReadError::Size { node: node.to_string(), field, found: number.to_string() })
+/// The text itself, where it is not packed.
+fn unfold(bytes: &[u8], most: u64) -> Result<Cow<'_, [u8]>, ReadError> {
+    if !bytes.starts_with(&[0x1f, 0x8b]) {
+        return Ok(bytes.into());
+    }
+    let mut text = Vec::new();
+    flate2::read::MultiGzDecoder::new(bytes).take(most + 1).read_to_end(&mut text).map_err(ReadError::Gzip)?;
+    if text.len() as u64 > most {
+        return Err(ReadError::TooLong { most });
+    }
+    Ok(text.into())
 }
 
-fn bounded(number: &Number) -> Option<u64> {
-    number.as_u64().filter(|&x| x <= Bytes::LIMIT.0)
+fn size(number: Option<&Number>, node: &str, field: &'static str) -> Result<u64, ReadError> {
+    bounded(number, Bytes::LIMIT.0).map_err(|found| ReadError::Size { node: node.to_string(), field, found, most: Bytes::LIMIT.0 })
+}
+
+/// A number that becomes an id; whether there is such a part is for the verifier to say.
+fn id(number: Option<&Number>, node: &str, field: &'static str) -> Result<u32, ReadError> {
+    const MOST: u32 = u32::MAX - 1;
+    match bounded(number, MOST.into()) {
+        Ok(id) => Ok(id as u32),
+        Err(found) => Err(ReadError::Size { node: node.to_string(), field, found, most: MOST.into() }),
+    }
+}
+
+/// Zero where it is absent; the number itself where it is no whole number up to `most`.
+fn bounded(number: Option<&Number>, most: u64) -> Result<u64, String> {
+    let Some(number) = number else { return Ok(0) };
+    number.as_u64().filter(|&x| x <= most).ok_or_else(|| number.to_string())
 }
 
 fn build(raw: RawGraph) -> Result<Graph, ReadError> {
@@ -155,7 +170,7 @@ fn build(raw: RawGraph) -> Result<Graph, ReadError> {
     builder.modules.clear();
     builder.modules.extend(raw.modules);
     for (index, number) in raw.storages.iter().enumerate() {
-        let bytes = bounded(number).ok_or_else(|| ReadError::StorageSize { index, found: number.to_string() })?;
+        let bytes = bounded(Some(number), Bytes::LIMIT.0).map_err(|found| ReadError::StorageSize { index, found })?;
         builder.storage(Bytes(bytes));
     }
     let produced: HashMap<u64, usize> =
@@ -165,7 +180,7 @@ fn build(raw: RawGraph) -> Result<Graph, ReadError> {
         let name = node.name.clone();
         let resolve = |value: u64| match ids.get(&value) {
             Some(&id) => Ok(id),
-            None if produced.contains_key(&value) => Err(GraphError::ReadBeforeProduced { node: name.clone(), value: ValueId::new(value as usize & 0x7fff_ffff) }.into()),
+            None if produced.contains_key(&value) => Err(GraphError::ReadBeforeProduced { node: name.clone(), value }.into()),
             None => Err(ReadError::DanglingInput { node: name.clone(), value }),
         };
         let inputs = node.inputs.iter().map(|&value| resolve(value)).collect::<Result<Vec<_>, _>>()?;
@@ -181,8 +196,7 @@ fn build(raw: RawGraph) -> Result<Graph, ReadError> {
             .map(|output| output.as_ref().map(|value| value_spec(value, &name)).transpose())
             .collect::<Result<Vec<_>, _>>()?;
         let phase = Phase::from_name(&node.phase).ok_or_else(|| ReadError::Phase { node: name.clone(), found: node.phase.clone() })?;
-        let module = size(node.module.as_ref(), &name, "module")?;
-        let module = u32::try_from(module).ok().filter(|&m| m < u32::MAX).ok_or_else(|| ReadError::Size { node: name.clone(), field: "module", found: module.to_string() })?;
+        let module = id(node.module.as_ref(), &name, "module")?;
         let spec = NodeSpec {
             op: node.op,
             phase,
@@ -216,12 +230,14 @@ fn build(raw: RawGraph) -> Result<Graph, ReadError> {
 
 fn value_spec(raw: &RawValue, node: &str) -> Result<ValueSpec, ReadError> {
     let all = |numbers: &[Number], field| numbers.iter().map(|n| size(Some(n), node, field)).collect::<Result<Vec<_>, _>>();
-    let storage = size(Some(&raw.storage), node, "storage")?;
-    let storage = u32::try_from(storage).ok().filter(|&s| s < u32::MAX).ok_or_else(|| ReadError::Size { node: node.to_string(), field: "storage", found: storage.to_string() })?;
     Ok(ValueSpec {
         shape: all(&raw.shape, "shape")?,
-        dtype: DType::from_name(&raw.dtype).ok_or_else(|| ReadError::DType { node: node.to_string(), value: raw.id, found: raw.dtype.clone() })?,
-        storage: StorageId::from_u32(storage),
+        dtype: DType::from_name(&raw.dtype).ok_or_else(|| ReadError::DType {
+            node: node.to_string(),
+            value: raw.id,
+            found: raw.dtype.clone(),
+        })?,
+        storage: StorageId::from_u32(id(Some(&raw.storage), node, "storage")?),
         contiguous: raw.contiguous.unwrap_or(true),
         strides: raw.strides.as_ref().map(|strides| all(strides, "strides")).transpose()?,
         offset: size(raw.offset.as_ref(), node, "offset")?,
@@ -229,7 +245,7 @@ fn value_spec(raw: &RawValue, node: &str) -> Result<ValueSpec, ReadError> {
 }
 
 fn argument(json: &Json, node: &str, resolve: &impl Fn(u64) -> Result<ValueId, ReadError>, depth: usize) -> Result<Argument, ReadError> {
-    let unknown = || ReadError::Argument { node: node.to_string(), found: json.to_string() };
+    let unknown = || ReadError::Argument { node: node.to_string(), found: json.to_string().chars().take(60).collect() };
     Ok(match json {
         Json::Null => Argument::None,
         Json::Bool(x) => Argument::Bool(*x),
@@ -239,7 +255,7 @@ fn argument(json: &Json, node: &str, resolve: &impl Fn(u64) -> Result<ValueId, R
             (None, None) => return Err(unknown()),
         },
         Json::String(x) => Argument::Text(x.clone()),
-        Json::Array(_) if depth >= DEEPEST_LIST => return Err(unknown()),
+        Json::Array(_) if depth >= DEEPEST_LIST => return Err(ReadError::Nesting { node: node.to_string() }),
         Json::Array(list) => Argument::List(list.iter().map(|x| argument(x, node, resolve, depth + 1)).collect::<Result<_, _>>()?),
         Json::Object(object) => Argument::Value(resolve(object.get("value").and_then(Json::as_u64).ok_or_else(unknown)?)?),
     })
@@ -333,8 +349,28 @@ fn argument_json(argument: &Argument) -> Json {
         Argument::None => Json::Null,
         Argument::Bool(x) => json!(x),
         Argument::Int(x) => json!(x),
+        // JSON has no infinities.
+        Argument::Float(x) if x.is_nan() => json!("nan"),
+        Argument::Float(x) if x.is_infinite() => json!(if *x > 0.0 { "inf" } else { "-inf" }),
         Argument::Float(x) => json!(x),
         Argument::Text(x) => json!(x),
         Argument::List(list) => list.iter().map(argument_json).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::io::Write;
+
+    use super::*;
+
+    #[test]
+    fn a_small_file_may_not_unfold_without_bound() {
+        let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        packed.write_all(&[b' '; 10_000]).unwrap();
+        let packed = packed.finish().unwrap();
+        assert_eq!(unfold(&packed, 10_000).unwrap().len(), 10_000);
+        let error = unfold(&packed, 9_999).unwrap_err();
+        assert_eq!(error.to_string(), "the gzip data unfolds to more than 9999 bytes");
     }
 }

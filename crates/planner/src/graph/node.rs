@@ -251,7 +251,7 @@ pub struct Node {
     pub outputs: Vec<Option<ValueId>>,
     /// The call, in ATen schema order.
     pub args: Vec<Argument>,
-    /// The call's keyword arguments, in the file's order.
+    /// The call's keyword arguments, by name.
     pub kwargs: Vec<(String, Argument)>,
     /// Floating-point operations.
     pub flops: Flops,

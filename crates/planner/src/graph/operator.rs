@@ -3,9 +3,9 @@
 //!
 //! A graph may call operators that are not here: it can be planned, but not executed.
 
+use super::Graph;
 use super::id::{NodeId, ValueId};
 use super::node::{Argument, Value};
-use super::Graph;
 use crate::units::{Bytes, Flops};
 
 /// Rows of queries that the attention kernels hold scores for at a time; see [`Operator::workspace`].
@@ -74,6 +74,7 @@ operators! {
     Maximum "aten.maximum.default" 2..=2 -> 1 [0, 1];
     Minimum "aten.minimum.default" 2..=2 -> 1 [0, 1];
     PowTensorScalar "aten.pow.Tensor_Scalar" 2..=2 -> 1 [0] elementary 1;
+    Reciprocal "aten.reciprocal.default" 1..=1 -> 1 [0];
     Neg "aten.neg.default" 1..=1 -> 1 [0];
     Abs "aten.abs.default" 1..=1 -> 1 [0];
     Relu "aten.relu.default" 1..=1 -> 1 [0];
@@ -101,6 +102,10 @@ operators! {
     GtTensor "aten.gt.Tensor" 2..=2 -> 1;
     GeTensor "aten.ge.Tensor" 2..=2 -> 1;
     LogicalNot "aten.logical_not.default" 1..=1 -> 1;
+    LogicalAnd "aten.logical_and.default" 2..=2 -> 1;
+    BitwiseAnd "aten.bitwise_and.Tensor" 2..=2 -> 1 [0, 1];
+    BitwiseNot "aten.bitwise_not.default" 1..=1 -> 1 [0];
+    ThresholdBackward "aten.threshold_backward.default" 3..=3 -> 1 [0, 1];
     Where "aten.where.self" 3..=3 -> 1 [1, 2];
     // making and moving
     Full "aten.full.default" 2..=2 -> 1;
@@ -111,9 +116,12 @@ operators! {
     ToCopy "aten._to_copy.default" 1..=1 -> 1;
     Cat "aten.cat.default" 1..=2 -> 1;
     CopyInto "aten.copy_.default" 2..=3 -> 1;
+    Gather "aten.gather.default" 3..=4 -> 1;
+    ScatterValue "aten.scatter.value" 4..=4 -> 1;
     // reductions
     SumDims "aten.sum.dim_IntList" 1..=3 -> 1;
     Sum "aten.sum.default" 1..=1 -> 1;
+    Mean "aten.mean.default" 1..=1 -> 1;
     MeanDims "aten.mean.dim" 2..=3 -> 1;
     Amax "aten.amax.default" 1..=3 -> 1;
     VarCorrection "aten.var.correction" 1..=2 -> 1;
@@ -130,6 +138,7 @@ operators! {
     NativeLayerNorm "aten.native_layer_norm.default" 5..=5 -> 3;
     NativeLayerNormBackward "aten.native_layer_norm_backward.default" 8..=8 -> 3;
     NativeDropout "aten.native_dropout.default" 3..=3 -> 2 elementary 1;
+    NativeDropoutBackward "aten.native_dropout_backward.default" 3..=3 -> 1 [0];
     NllLossForward "aten.nll_loss_forward.default" 5..=5 -> 2;
     NllLossBackward "aten.nll_loss_backward.default" 7..=7 -> 1;
     FlashAttention "aten._scaled_dot_product_flash_attention_for_cpu.default" 3..=5 -> 2;
@@ -168,8 +177,14 @@ impl Operator {
     /// Attention holds the scores of a block of queries per thread, twice that in its backward pass. All other
     /// kernels work within their inputs and outputs; what the matrix product packs is the engine's reserve.
     pub fn workspace(self, graph: &Graph, node: NodeId, threads: u32) -> Bytes {
-        let keys = || self.operand(graph, node, usize::from(self == Operator::FlashAttentionBackward) + 1).and_then(|keys| keys.shape.get(2).copied());
-        let scores = |buffers: u64| Bytes((buffers * ATTENTION_BLOCK * 4 * u64::from(threads)).saturating_mul(keys().unwrap_or(0)));
+        let keys = || {
+            self.operand(graph, node, usize::from(self == Operator::FlashAttentionBackward) + 1).and_then(|keys| keys.shape.get(2).copied())
+        };
+        let scores = |buffers: u64| {
+            let bytes = (buffers * ATTENTION_BLOCK * 4 * u64::from(threads)).saturating_mul(keys().unwrap_or(0));
+            // An expanded operand takes no bytes, whatever its extents: no machine holds this, but sums must not wrap.
+            Bytes(bytes).min(Bytes::LIMIT)
+        };
         match self {
             Operator::FlashAttention => scores(1),
             Operator::FlashAttentionBackward => scores(2),

@@ -22,43 +22,51 @@ pub enum GraphError {
     DuplicateName { name: String },
     #[error("node `{node}` belongs to module {module}, but the graph has {count} modules")]
     UnknownModule { node: String, module: u32, count: usize },
-    #[error("node `{node}`, value {value}: storage {storage} does not exist (the graph has {count})")]
-    UnknownStorage { node: String, value: ValueId, storage: u32, count: usize },
-    #[error("node `{node}` reads {value} before it is produced: nodes must come after what they read (is there a cycle?)")]
-    ReadBeforeProduced { node: String, value: ValueId },
+    #[error("node `{node}`, output {output}: storage {storage} does not exist (the graph has {count} storages)")]
+    UnknownStorage { node: String, output: usize, storage: u32, count: usize },
+    #[error("node `{node}` reads value {value} before it is produced: nodes must come after what they read (is there a cycle?)")]
+    ReadBeforeProduced { node: String, value: u64 },
     #[error("node `{node}` lists {value} twice among its inputs")]
-    DuplicateInput { node: String, value: ValueId },
+    DuplicateInput { node: String, value: String },
     #[error("node `{node}`: its arguments mention {value}, which is not among its inputs")]
-    ArgumentNotInput { node: String, value: ValueId },
-    #[error("node `{node}`: a placeholder must have op `placeholder`, one output and no inputs (op `{op}`, {inputs} inputs, {outputs} outputs)")]
+    ArgumentNotInput { node: String, value: String },
+    #[error(
+        "node `{node}`: a placeholder must have op `placeholder`, one output and no inputs, and must not mutate (op `{op}`, {inputs} inputs, {outputs} outputs)"
+    )]
     Placeholder { node: String, op: String, inputs: usize, outputs: usize },
     #[error("node `{node}` has op `placeholder`, but its phase `{phase}` is one that computes")]
     PlaceholderPhase { node: String, phase: &'static str },
-    #[error("node `{node}`, value {value}: shape {shape:?} of {dtype} at offset {offset} needs {needed} bytes, but storage {storage} holds {held}")]
-    DoesNotFit { node: String, value: ValueId, shape: Vec<u64>, dtype: &'static str, offset: u64, needed: String, storage: u32, held: u64 },
-    #[error("node `{node}`, value {value}: {strides} strides for {dims} dimensions")]
-    StrideCount { node: String, value: ValueId, strides: usize, dims: usize },
-    #[error("node `{node}`, value {value}: it is marked contiguous, but its strides are {strides:?} for shape {shape:?}")]
-    NotContiguous { node: String, value: ValueId, strides: Vec<u64>, shape: Vec<u64> },
-    #[error("node `{node}`, value {value}: storage {storage} was already produced by `{producer}`, whose value this node does not read")]
-    TwoProducers { node: String, value: ValueId, storage: u32, producer: String },
-    #[error("node `{node}` mutates, but its output {value} does not lie in a storage of its inputs")]
-    MutatesNothing { node: String, value: ValueId },
-    #[error("node `{node}` mutates storage {storage}, but has {count} output values for it: there must be one, its new version")]
+    #[error("nodes `{first}` and `{second}` both hold `{parameter}`: names in the model are unique")]
+    DuplicateParameter { first: String, second: String, parameter: String },
+    #[error("node `{node}`, output {output}: {tensor} needs {needed} bytes, but storage {storage} holds {held}")]
+    DoesNotFit { node: String, output: usize, tensor: String, needed: u128, storage: u32, held: u64 },
+    #[error("node `{node}`, output {output}: shape {shape:?} is too large: extents other than 0 may multiply to 2^60 at most")]
+    TooManyElements { node: String, output: usize, shape: Vec<u64> },
+    #[error("node `{node}`, output {output}: its {dims} dimensions need as many strides, but there are {strides}")]
+    StrideCount { node: String, output: usize, strides: usize, dims: usize },
+    #[error("node `{node}`, output {output}: it is marked contiguous, but its strides are {strides:?} for shape {shape:?}")]
+    NotContiguous { node: String, output: usize, strides: Vec<u64>, shape: Vec<u64> },
+    #[error("node `{node}`, output {output}: storage {storage} was already produced by `{producer}`, of which this node reads nothing")]
+    TwoProducers { node: String, output: usize, storage: u32, producer: String },
+    #[error("node `{node}` mutates, but its output {output} does not lie in a storage of its inputs")]
+    MutatesNothing { node: String, output: usize },
+    #[error("node `{node}` mutates storage {storage}, but has {count} outputs in it: there must be one, its new version")]
     MutatedOutputs { node: String, storage: u32, count: usize },
     #[error("node `{node}` mutates, but has no outputs: one is needed for each storage written")]
     MutatesWithoutOutput { node: String },
     #[error("node `{node}` reads {value}, which `{writer}` has overwritten")]
-    ReadsOverwritten { node: String, value: ValueId, writer: String },
+    ReadsOverwritten { node: String, value: String, writer: String },
     #[error("node `{node}`: run time {seconds} is not a finite, non-negative number of seconds")]
     Seconds { node: String, seconds: f64 },
     #[error("node `{node}` has seed slot {slot}, but is not marked random")]
     SeedWithoutRandom { node: String, slot: u32 },
     #[error("nodes `{first}` and `{second}` draw with the same seed slot {slot}")]
     DuplicateSeedSlot { first: String, second: String, slot: u32 },
-    #[error("output {value} of the graph is not produced by any node")]
-    UnknownOutput { value: ValueId },
-    #[error("the graph's storages and workspaces add up to more than {} bytes", Bytes::LIMIT.0)]
+    #[error("value {value} is to outlive the step, but no node produces it")]
+    UnknownOutput { value: u64 },
+    #[error("{value} is to outlive the step, but `{writer}` overwrites it")]
+    OutputOverwritten { value: String, writer: String },
+    #[error("the graph's storages and workspaces add up to more than 2^60 bytes, or one node's operations or traffic exceed 2^60")]
     TooLarge,
 }
 
@@ -80,8 +88,8 @@ pub(super) fn verify(parts: GraphBuilder) -> Result<Graph, GraphError> {
         placeholder(node)?;
         numbers(node)?;
         inputs(id, node, &nodes, &values, &version)?;
-        for value in node.outputs.iter().flatten() {
-            fits(node, *value, &values[*value], &storages)?;
+        for (output, value) in produced(node) {
+            fits(node, output, &values[value], &storages)?;
         }
         let access = access(node, &values, &producer, &nodes)?;
         for &storage in &access.fresh {
@@ -98,7 +106,11 @@ pub(super) fn verify(parts: GraphBuilder) -> Result<Graph, GraphError> {
     let mut kept: SecondaryMap<StorageId, bool> = SecondaryMap::new();
     for &value in &outputs {
         if !values.is_valid(value) {
-            return Err(GraphError::UnknownOutput { value });
+            return Err(GraphError::UnknownOutput { value: value.as_u32().into() });
+        }
+        let (current, writer) = version[values[value].storage];
+        if let Some(writer) = writer.filter(|_| values[value].version != current) {
+            return Err(GraphError::OutputOverwritten { value: describe(value, &nodes, &values), writer: nodes[writer].name.clone() });
         }
         kept[values[value].storage] = true;
     }
@@ -108,6 +120,18 @@ pub(super) fn verify(parts: GraphBuilder) -> Result<Graph, GraphError> {
         }
     }
     Ok(Graph { name, source, modules, storages, nodes, values, outputs, accesses, kept, producer })
+}
+
+/// The outputs that exist, with their positions.
+fn produced(node: &Node) -> impl Iterator<Item = (usize, ValueId)> + '_ {
+    node.outputs.iter().enumerate().filter_map(|(position, value)| Some((position, (*value)?)))
+}
+
+/// A value by its place in the graph: files number values as they like.
+fn describe(value: ValueId, nodes: &PrimaryMap<NodeId, Node>, values: &PrimaryMap<ValueId, Value>) -> String {
+    let Some(producer) = values.get(value).map(|value| &nodes[value.producer]) else { return format!("unknown value {}", value.as_u32()) };
+    let output = produced(producer).find(|(_, other)| *other == value).map_or(0, |(position, _)| position);
+    format!("output {output} of `{}`", producer.name)
 }
 
 /// All sizes together stay below [`Bytes::LIMIT`], so that later sums need no check.
@@ -127,9 +151,16 @@ fn bounded(storages: &PrimaryMap<StorageId, Bytes>, nodes: &PrimaryMap<NodeId, N
 fn unique(nodes: &PrimaryMap<NodeId, Node>) -> Result<(), GraphError> {
     let mut names: HashMap<&str, NodeId> = HashMap::new();
     let mut slots: HashMap<u32, NodeId> = HashMap::new();
+    let mut parameters: HashMap<&str, NodeId> = HashMap::new();
     for (id, node) in nodes {
         if names.insert(&node.name, id).is_some() {
             return Err(GraphError::DuplicateName { name: node.name.clone() });
+        }
+        if let Some(parameter) = node.parameter.as_deref().filter(|_| node.phase.is_persistent())
+            && let Some(first) = parameters.insert(parameter, id)
+        {
+            let first = nodes[first].name.clone();
+            return Err(GraphError::DuplicateParameter { first, second: node.name.clone(), parameter: parameter.to_string() });
         }
         let Some(slot) = node.seed_slot else { continue };
         if !node.random {
@@ -179,63 +210,62 @@ fn inputs(
     let mut seen = Vec::with_capacity(node.inputs.len());
     for &value in &node.inputs {
         if !values.is_valid(value) || values[value].producer >= id {
-            return Err(GraphError::ReadBeforeProduced { node: node.name.clone(), value });
+            return Err(GraphError::ReadBeforeProduced { node: node.name.clone(), value: value.as_u32().into() });
         }
         if seen.contains(&value) {
-            return Err(GraphError::DuplicateInput { node: node.name.clone(), value });
+            return Err(GraphError::DuplicateInput { node: node.name.clone(), value: describe(value, nodes, values) });
         }
         seen.push(value);
         let (current, writer) = version[values[value].storage];
         if let Some(writer) = writer.filter(|_| values[value].version != current) {
-            return Err(GraphError::ReadsOverwritten { node: node.name.clone(), value, writer: nodes[writer].name.clone() });
+            let (value, writer) = (describe(value, nodes, values), nodes[writer].name.clone());
+            return Err(GraphError::ReadsOverwritten { node: node.name.clone(), value, writer });
         }
     }
     let arguments = node.args.iter().chain(node.kwargs.iter().map(|(_, argument)| argument));
     match arguments.flat_map(|argument| argument.values()).find(|value| !seen.contains(value)) {
-        Some(value) => Err(GraphError::ArgumentNotInput { node: node.name.clone(), value }),
+        Some(value) => Err(GraphError::ArgumentNotInput { node: node.name.clone(), value: describe(value, nodes, values) }),
         None => Ok(()),
     }
 }
 
 /// Extent × element size within the storage; a strided value must lie inside as far as its strides are known.
-fn fits(node: &Node, id: ValueId, value: &Value, storages: &PrimaryMap<StorageId, Bytes>) -> Result<(), GraphError> {
+fn fits(node: &Node, output: usize, value: &Value, storages: &PrimaryMap<StorageId, Bytes>) -> Result<(), GraphError> {
     let name = || node.name.clone();
     let Some(&held) = storages.get(value.storage) else {
-        return Err(GraphError::UnknownStorage { node: name(), value: id, storage: value.storage.as_u32(), count: storages.len() });
+        return Err(GraphError::UnknownStorage { node: name(), output, storage: value.storage.as_u32(), count: storages.len() });
     };
-    let size = u128::from(value.dtype.size());
-    let elements = value.shape.iter().try_fold(1u128, |product, &extent| product.checked_mul(u128::from(extent)));
+    // Extents of zero are left out, so that the product of any of the extents is bounded too.
+    let elements = value.shape.iter().filter(|&&extent| extent > 0).try_fold(1u64, |product, &extent| product.checked_mul(extent));
+    let Some(elements) = elements.filter(|&elements| elements <= Bytes::LIMIT.0) else {
+        return Err(GraphError::TooManyElements { node: name(), output, shape: value.shape.clone() });
+    };
+    let elements = if value.shape.contains(&0) { 0 } else { elements };
     if let Some(strides) = &value.strides {
         if strides.len() != value.shape.len() {
-            return Err(GraphError::StrideCount { node: name(), value: id, strides: strides.len(), dims: value.shape.len() });
+            return Err(GraphError::StrideCount { node: name(), output, strides: strides.len(), dims: value.shape.len() });
         }
         if value.contiguous && !row_major(&value.shape, strides) {
-            return Err(GraphError::NotContiguous { node: name(), value: id, strides: strides.clone(), shape: value.shape.clone() });
+            return Err(GraphError::NotContiguous { node: name(), output, strides: strides.clone(), shape: value.shape.clone() });
         }
     }
-    let end = match (&value.strides, elements) {
-        (_, Some(0)) => Some(0),
-        (_, None) => None,
-        (Some(strides), _) => value.shape.iter().zip(strides).try_fold(1 + u128::from(value.offset), |end, (&extent, &stride)| {
-            (u128::from(extent) - 1).checked_mul(u128::from(stride)).and_then(|x| end.checked_add(x))
-        }),
+    // One behind the last element; in 128 bits a shape's strides cannot wrap around.
+    let end = match &value.strides {
+        _ if elements == 0 => 0,
+        Some(strides) => {
+            let steps = value.shape.iter().zip(strides).map(|(&extent, &stride)| u128::from(extent - 1) * u128::from(stride));
+            steps.fold(1 + u128::from(value.offset), u128::saturating_add)
+        }
+        None if value.contiguous => u128::from(value.offset) + u128::from(elements),
         // Without strides only contiguous values can be held to their storage.
-        (None, Some(elements)) if value.contiguous => elements.checked_add(u128::from(value.offset)),
-        (None, Some(elements)) if elements < 1 << 60 => Some(0),
-        (None, Some(_)) => None,
+        None => 0,
     };
-    let needed = end.and_then(|end| end.checked_mul(size));
-    if needed.is_none_or(|needed| needed > u128::from(held.0)) {
-        return Err(GraphError::DoesNotFit {
-            node: name(),
-            value: id,
-            shape: value.shape.clone(),
-            dtype: value.dtype.name(),
-            offset: value.offset,
-            needed: needed.map_or("more than 2^128".to_string(), |bytes| bytes.to_string()),
-            storage: value.storage.as_u32(),
-            held: held.0,
-        });
+    let needed = end.saturating_mul(value.dtype.size().into());
+    if needed > u128::from(held.0) {
+        let strides = value.strides.as_ref().map_or(String::new(), |strides| format!(" with strides {strides:?}"));
+        let tensor = format!("shape {:?} of {}{strides} from element {}", value.shape, value.dtype.name(), value.offset);
+        let storage = value.storage.as_u32();
+        return Err(GraphError::DoesNotFit { node: name(), output, tensor, needed, storage, held: held.0 });
     }
     Ok(())
 }
@@ -265,19 +295,19 @@ fn access(
         }
     }
     let (mut fresh, mut touched): (Vec<StorageId>, Vec<StorageId>) = (Vec::new(), Vec::new());
-    for &value in node.outputs.iter().flatten() {
+    for (output, value) in produced(node) {
         let storage = values[value].storage;
         if reads.contains(&storage) {
             touched.push(storage);
             continue;
         }
         if node.mutates {
-            return Err(GraphError::MutatesNothing { node: node.name.clone(), value });
+            return Err(GraphError::MutatesNothing { node: node.name.clone(), output });
         }
         if let Some(first) = producer[storage] {
             return Err(GraphError::TwoProducers {
                 node: node.name.clone(),
-                value,
+                output,
                 storage: storage.as_u32(),
                 producer: nodes[first].name.clone(),
             });

@@ -1,5 +1,5 @@
 //! A budget refused, with a proof that a person can read. Invariant: `needed` is a true lower bound for every schedule,
-//! `reached` is the checked peak of a plan that exists.
+//! `reached` bytes suffice for `plan`, which exists.
 
 use std::fmt;
 
@@ -28,9 +28,9 @@ pub struct Infeasible {
     pub budget: Bytes,
     /// No schedule whatever needs less: the persistent bytes and the largest working set of one node.
     pub needed: Bytes,
-    /// The smallest peak that the planner reached.
+    /// The smallest budget known to be feasible: the peak of `plan`, or its slab where addresses were asked for too.
     pub reached: Bytes,
-    /// The plan that reaches it.
+    /// The plan with the smallest peak that the planner knows.
     pub plan: Plan,
     /// The node where that plan peaks.
     pub binding: NodeId,
@@ -99,7 +99,9 @@ fn needed(graph: &Graph, profile: &Profile) -> Bytes {
 pub fn live_tensors(graph: &Graph, profile: &Profile, steps: &[NodeId], at: usize) -> Vec<LiveTensor> {
     let lives = liveness(graph, profile, steps);
     let here = at as u32;
-    let alive = lives.intervals.values().filter(|life| life.born.is_none_or(|born| born <= here) && here <= life.dies && (life.in_place_of.is_none() || life.born != Some(here)));
+    let alive = lives.intervals.values().filter(|life| {
+        life.born.is_none_or(|born| born <= here) && here <= life.dies && (life.in_place_of.is_none() || life.born != Some(here))
+    });
     let mut tensors: Vec<LiveTensor> = alive
         .filter_map(|life| {
             let node = graph.producer(life.storage)?;
@@ -114,7 +116,12 @@ pub fn live_tensors(graph: &Graph, profile: &Profile, steps: &[NodeId], at: usiz
         .collect();
     let workspace = steps.get(at).map_or(Bytes::ZERO, |&node| profile.workspace[node]);
     if let (Some(&node), true) = (steps.get(at), workspace > Bytes::ZERO) {
-        tensors.push(LiveTensor { name: format!("{} (workspace)", graph.nodes()[node].name), module: graph.module_of(node).to_string(), phase: "workspace", bytes: workspace });
+        tensors.push(LiveTensor {
+            name: format!("{} (workspace)", graph.nodes()[node].name),
+            module: graph.module_of(node).to_string(),
+            phase: "workspace",
+            bytes: workspace,
+        });
     }
     tensors.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| a.name.cmp(&b.name)));
     tensors

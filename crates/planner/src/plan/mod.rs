@@ -11,8 +11,8 @@ mod rematerialize;
 
 use thiserror::Error;
 
-pub use capuchin::published::{Choice, Final, Published, Table, TableRow, published};
 pub use capuchin::capuchin;
+pub use capuchin::published::{Choice, Final, Published, Table, TableRow, published};
 pub use chen::chen;
 pub use infeasible::{Infeasible, LiveTensor, live_tensors};
 pub use order::early_updates;

@@ -18,28 +18,26 @@ pub fn early_updates(graph: &Graph, profile: &Profile) -> Vec<NodeId> {
 
 fn moved(graph: &Graph, program: &[NodeId]) -> Vec<NodeId> {
     let is_update = |node: NodeId| graph.nodes()[node].phase == Phase::Optimizer;
-    // The last node before any update that touches a storage, by position.
-    let mut last_access: SecondaryMap<StorageId, Option<usize>> = SecondaryMap::new();
-    for (position, &node) in program.iter().enumerate().filter(|(_, node)| !is_update(**node)) {
-        for &storage in graph.reads(node).iter().chain(graph.fresh(node)) {
-            last_access[storage] = Some(position);
-        }
-    }
-    // Updates follow the last node that they must wait for; updates that depend on each other keep their order.
+    // Each update follows the last node before it that touches what it touches; so updates that depend on each other
+    // keep their order, and whoever reads a new version stays behind it. Slot n is right behind n nodes.
+    let mut last_access: SecondaryMap<StorageId, usize> = SecondaryMap::new();
     let mut waiting: Vec<Vec<NodeId>> = vec![Vec::new(); program.len() + 1];
-    let mut slot_of: SecondaryMap<StorageId, usize> = SecondaryMap::new();
-    for &node in program.iter().filter(|&&node| is_update(node)) {
-        let touched = || graph.reads(node).iter().chain(graph.fresh(node));
-        let gradient = touched().filter_map(|&storage| last_access[storage]).map(|position| position + 1).max().unwrap_or(0);
-        let slot = touched().map(|&storage| slot_of[storage]).max().unwrap_or(0).max(gradient);
-        for &storage in touched() {
-            slot_of[storage] = slot;
+    for (position, &node) in program.iter().enumerate() {
+        let touched = || graph.reads(node).iter().chain(graph.fresh(node)).copied();
+        let slot = match is_update(node) {
+            true => touched().map(|storage| last_access[storage]).max().unwrap_or(0),
+            false => position + 1,
+        };
+        if is_update(node) {
+            waiting[slot].push(node);
         }
-        waiting[slot].push(node);
+        for storage in touched() {
+            last_access[storage] = slot.max(last_access[storage]);
+        }
     }
     let mut order = Vec::with_capacity(program.len());
-    for position in 0..=program.len() {
-        order.append(&mut waiting[position]);
+    for (position, updates) in waiting.iter_mut().enumerate() {
+        order.append(updates);
         if let Some(&node) = program.get(position).filter(|&&node| !is_update(node)) {
             order.push(node);
         }

@@ -118,7 +118,7 @@ impl Rematerialization<'_> {
     fn make(&mut self, wanted: StorageId, again: &mut Vec<NodeId>) {
         let mut missing = vec![(wanted, true)];
         while let Some((storage, wanted)) = missing.pop() {
-            if let Some(node) = self.to_run_again(storage, wanted) {
+            if let Some(node) = self.must_run_again(storage, wanted) {
                 missing.extend(self.graph.reads(node).iter().map(|&read| (read, false)));
                 again.push(node);
             }
@@ -126,7 +126,7 @@ impl Rematerialization<'_> {
     }
 
     /// The node that must run again for `storage` to be there now, if one must.
-    fn to_run_again(&mut self, storage: StorageId, wanted: bool) -> Option<NodeId> {
+    fn must_run_again(&mut self, storage: StorageId, wanted: bool) -> Option<NodeId> {
         let node = self.graph.producer(storage)?;
         let drop = match self.drops[node] {
             Drop::Hold if !self.table.read_by_backward[node] => Drop::Again,

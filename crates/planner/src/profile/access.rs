@@ -31,7 +31,13 @@ pub struct AccessProfile {
 }
 
 /// The table over `order`, the unplanned sequence, with its curve. Reads through views count as reads.
-pub fn access_profile(graph: &Graph, profile: &Profile, order: &[NodeId], curve: &MemoryCurve, budget: Option<Bytes>) -> SecondaryMap<NodeId, AccessProfile> {
+pub fn access_profile(
+    graph: &Graph,
+    profile: &Profile,
+    order: &[NodeId],
+    curve: &MemoryCurve,
+    budget: Option<Bytes>,
+) -> SecondaryMap<NodeId, AccessProfile> {
     let mut table: SecondaryMap<NodeId, AccessProfile> = SecondaryMap::new();
     for (rank, &node) in order.iter().enumerate() {
         let over = budget.map_or(curve.held[rank] == curve.peak, |budget| curve.held[rank] > budget);

@@ -28,7 +28,7 @@ pub const FORMAT: &str = "tightfit-plan/1";
 pub enum PlanFileError {
     #[error("not a {FORMAT} file: {0}")]
     Json(#[from] serde_json::Error),
-    #[error("not a plan of a version that this program reads: format is {found}, it reads \"{FORMAT}\"")]
+    #[error("the format is {found}, but this program reads \"{FORMAT}\"")]
     Version { found: String },
     #[error("the plan was made for another graph: it names hash {planned}, the graph's is {actual}")]
     OtherGraph { planned: String, actual: String },
@@ -36,6 +36,8 @@ pub enum PlanFileError {
     UnknownNode { node: String },
     #[error("the plan names buffer {buffer}, but has {count} buffers")]
     UnknownBuffer { buffer: u64, count: usize },
+    #[error("the plan gives placeholder `{node}` no buffer, but {found}")]
+    Placeholder { node: String, found: String },
     #[error("instruction {index} is not one of [\"run\"|\"recompute\", node, inputs, outputs, workspace] and [\"free\", buffer]")]
     Instruction { index: usize },
     #[error("sizes of the plan exceed {} bytes", Bytes::LIMIT.0)]
@@ -46,7 +48,9 @@ pub enum PlanFileError {
 pub fn write(graph: &Graph, schedule: &Schedule) -> Json {
     let name = |node: NodeId| &graph.nodes()[node].name;
     let ids = |buffers: &[BufferId]| buffers.iter().map(|buffer| buffer.as_u32()).collect::<Vec<_>>();
-    let call = |verb: &str, call: &Call| json!([verb, name(call.node), ids(&call.inputs), ids(&call.outputs), call.workspace.map(|buffer| buffer.as_u32())]);
+    let call = |verb: &str, call: &Call| {
+        json!([verb, name(call.node), ids(&call.inputs), ids(&call.outputs), call.workspace.map(|buffer| buffer.as_u32())])
+    };
     let instructions: Vec<Json> = schedule
         .instructions
         .iter()
@@ -56,7 +60,8 @@ pub fn write(graph: &Graph, schedule: &Schedule) -> Json {
             Instruction::Free(buffer) => json!(["free", buffer.as_u32()]),
         })
         .collect();
-    let placeholders: Map<String, Json> = schedule.placeholders.iter().map(|&(node, buffer)| (name(node).clone(), json!(buffer.as_u32()))).collect();
+    let placeholders: Map<String, Json> =
+        schedule.placeholders.iter().map(|&(node, buffer)| (name(node).clone(), json!(buffer.as_u32()))).collect();
     json!({
         "format": FORMAT,
         "graph": schedule.graph,
@@ -103,13 +108,14 @@ pub fn read(graph: &Graph, bytes: &[u8]) -> Result<Schedule, PlanFileError> {
         .iter()
         .map(|&(bytes, address)| Ok(Buffer { bytes: Bytes(small(bytes)?), address: small(address)? }))
         .collect::<Result<_, PlanFileError>>()?;
-    let mut placeholders = raw
-        .placeholders
-        .iter()
-        .map(|(name, buffer)| Ok((reader.node(name)?, reader.buffer(buffer).ok_or(PlanFileError::UnknownBuffer { buffer: u64::MAX, count: reader.buffers })??)))
-        .collect::<Result<Vec<_>, PlanFileError>>()?;
+    let mut placeholders = Vec::with_capacity(raw.placeholders.len());
+    for (name, json) in &raw.placeholders {
+        let wrong = || PlanFileError::Placeholder { node: name.clone(), found: json.to_string() };
+        placeholders.push((reader.node(name)?, reader.buffer(json).ok_or_else(wrong)??));
+    }
     placeholders.sort_unstable();
-    let instructions = raw.instructions.iter().enumerate().map(|(index, json)| reader.instruction(index, json)).collect::<Result<_, _>>()?;
+    let instructions =
+        raw.instructions.iter().enumerate().map(|(index, json)| reader.instruction(index, json)).collect::<Result<_, _>>()?;
     Ok(Schedule {
         graph: actual,
         planner: raw.planner,

@@ -56,7 +56,11 @@ pub fn lower(graph: &Graph, profile: &Profile, plan: &Plan, budget: Bytes, resid
     let mut instructions = Vec::with_capacity(plan.steps.len() * 2);
     let mut workspaces = Vec::new();
     let mut ran: SecondaryMap<NodeId, bool> = SecondaryMap::new();
-    let frees = frees(graph, &lives.intervals, &at, &lifetimes, plan.steps.len());
+    let frees = frees(graph, &lives.intervals, &at, &lifetimes, plan.steps.len().max(1));
+    if plan.steps.is_empty() {
+        // A batch that nothing reads goes nevertheless.
+        instructions.extend(frees[0].iter().map(|&buffer| Instruction::Free(buffer)));
+    }
     for (position, &node) in plan.steps.iter().enumerate() {
         let find = |storages: &[StorageId], intervals: &[IntervalId], storage| {
             storages.iter().position(|&other| other == storage).map(|slot| at(intervals[slot]))

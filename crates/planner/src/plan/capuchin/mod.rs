@@ -38,7 +38,8 @@ pub fn capuchin(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Byte
         idle.dedup();
         idle.retain(|&node| candidates.is_open(node));
         candidates.by_msps(&mut idle);
-        let better = idle.into_iter().find_map(|node| lower(graph, profile, order, &mut drops, node, &steps, &curve).map(|steps| (node, steps)));
+        let better =
+            idle.into_iter().find_map(|node| lower(graph, profile, order, &mut drops, node, &steps, &curve).map(|steps| (node, steps)));
         match better {
             Some((node, lowered)) => {
                 candidates.choose(node);
@@ -54,12 +55,22 @@ pub fn capuchin(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Byte
 
 /// Drops one more node and returns the sequence, if that lowers the bytes where the peak binds without raising the
 /// peak anywhere else; otherwise the decision is taken back.
-fn lower(graph: &Graph, profile: &Profile, order: &[NodeId], drops: &mut Drops, node: NodeId, before: &[NodeId], curve: &MemoryCurve) -> Option<Vec<NodeId>> {
+fn lower(
+    graph: &Graph,
+    profile: &Profile,
+    order: &[NodeId],
+    drops: &mut Drops,
+    node: NodeId,
+    before: &[NodeId],
+    curve: &MemoryCurve,
+) -> Option<Vec<NodeId>> {
     for drop in [Drop::Keep, Drop::Again] {
         drops[node] = drop;
         let steps = rematerialize(graph, order, drops);
         let after = simulate(graph, profile, &steps).curve;
-        if after.peak < curve.peak || (after.peak == curve.peak && held_at(&after, &steps, before[curve.at], before, curve.at) < Some(curve.held[curve.at])) {
+        if after.peak < curve.peak
+            || (after.peak == curve.peak && held_at(&after, &steps, before[curve.at], before, curve.at) < Some(curve.held[curve.at]))
+        {
             return Some(steps);
         }
     }

@@ -55,7 +55,8 @@ impl<'a> Candidates<'a> {
         let mut open = Vec::new();
         for &node in order.iter().filter(|&&node| may_run_again(graph, &is_mutated, node)) {
             if let (Some(last), Some(first)) = accesses[node] {
-                let bytes = graph.fresh(node).iter().filter(|&&storage| !graph.is_kept(storage)).map(|&storage| graph.storages()[storage]).sum();
+                let bytes =
+                    graph.fresh(node).iter().filter(|&&storage| !graph.is_kept(storage)).map(|&storage| graph.storages()[storage]).sum();
                 open.push(node);
                 table[node] = Some(Candidate {
                     bytes,

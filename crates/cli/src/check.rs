@@ -1,0 +1,65 @@
+//! `tightfit check`: hold a plan file to the rules, independently of who made it.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Args;
+use serde_json::json;
+use tightfit::profile::Profile;
+use tightfit::schedule;
+
+use crate::budget::{Budget, BudgetError};
+use crate::{input, output};
+
+/// Execute a plan abstractly and report the first rule that it breaks.
+#[derive(Args)]
+#[command(after_help = "Example:\n  tightfit check corpus/steps/gpt-small plan.json --budget 320MiB")]
+pub struct Arguments {
+    /// A graph file or a step's folder
+    graph: PathBuf,
+    /// A plan (tightfit-plan/1) for that graph
+    plan: PathBuf,
+    /// Bytes, 320MiB, 2.5GB, or 60% of the unplanned peak
+    #[arg(long, allow_hyphen_values = true)]
+    budget: String,
+    /// The machine that the plan is for [default: cpu for steps, a100-80gb for graphs]
+    #[arg(long)]
+    machine: Option<String>,
+    /// Worker threads of the cpu machine [default: all processors]
+    #[arg(long)]
+    threads: Option<u32>,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Checks and prints.
+pub fn check(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let budget: Budget = arguments.budget.parse()?;
+    let (graph, is_step) = input::graph(&arguments.graph)?;
+    let machine = input::machine(arguments.machine.as_deref(), is_step, arguments.threads)?;
+    let profile = Profile::new(&graph, &machine);
+    let bytes = std::fs::read(&arguments.plan).with_context(|| arguments.plan.display().to_string())?;
+    let schedule = schedule::read(&graph, &bytes).with_context(|| arguments.plan.display().to_string())?;
+    let unplanned = tightfit::unplanned(&graph, &profile)?.timeline;
+    let Some(budget) = budget.bytes(unplanned.peak) else { return Err(BudgetError::Unreadable("min".to_string()).into()) };
+    let timeline = tightfit::check::check(&graph, &profile, &schedule, budget)?;
+    let overhead = timeline.seconds.0 / unplanned.seconds.0 - 1.0;
+    if arguments.json {
+        let result = json!({
+            "graph": graph.name(), "planner": schedule.planner, "budget_bytes": budget, "peak_bytes": timeline.peak, "slab_bytes": schedule.slab,
+            "recomputed_nodes": schedule.recomputed(), "step_us": timeline.seconds.micros(), "overhead": overhead, "legal": true,
+        });
+        println!("{result}");
+    } else {
+        println!(
+            "legal: peak {} within {budget}, slab {}, {} nodes recomputed, {} time (predicted)",
+            timeline.peak,
+            schedule.slab,
+            schedule.recomputed(),
+            output::percent(overhead)
+        );
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,82 @@
+//! Exit codes. Invariant: a code depends on what went wrong, not on which verb met it.
+
+use tightfit::FitError;
+use tightfit::check::Violation;
+use tightfit::machine::MachineError;
+use tightfit::plan::PlanError;
+use tightfit::schedule::PlanFileError;
+use tightfit_engine::checkpoint::CheckpointError;
+use tightfit_engine::data::DataError;
+use tightfit_engine::step::StepFileError;
+use tightfit_engine::{CompileError, SessionError, SlabError};
+
+use crate::budget::BudgetError;
+
+/// Part of `--help`.
+pub const HELP: &str = "\
+Exit codes:
+  0    done
+  1    something else failed: the message says what
+  2    wrong usage
+  3    infeasible: no plan fits the budget
+  4    a file is missing or cannot be read or written
+  5    a file is not what it should be: a damaged or wrong graph, step, plan or weights file
+  6    the engine cannot execute the graph: an unknown operator, or a planning-only graph
+  7    the data does not suit the step
+  8    the budget makes no sense: zero, unreadable, or more than this machine's memory
+  9    a schedule breaks a rule of the checker
+  130  interrupted; what was asked to be saved was saved";
+
+/// The run ended early because it was asked to.
+pub const INTERRUPTED: u8 = 130;
+
+/// The exit code for a failure.
+pub fn code(error: &anyhow::Error) -> u8 {
+    error.chain().find_map(of).unwrap_or(1)
+}
+
+fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
+    if let Some(error) = error.downcast_ref::<FitError>() {
+        return Some(match error {
+            FitError::Plan(_) => 3,
+            FitError::Violation(_) => 9,
+        });
+    }
+    if error.is::<PlanError>() {
+        return Some(3);
+    }
+    if let Some(error) = error.downcast_ref::<StepFileError>() {
+        return Some(if matches!(error, StepFileError::Read { .. }) { 4 } else { 5 });
+    }
+    if let Some(error) = error.downcast_ref::<CheckpointError>() {
+        return Some(if matches!(error, CheckpointError::Io { .. }) { 4 } else { 5 });
+    }
+    if let Some(error) = error.downcast_ref::<DataError>() {
+        return Some(if matches!(error, DataError::Read { .. }) { 4 } else { 7 });
+    }
+    if let Some(error) = error.downcast_ref::<SessionError>() {
+        return match error {
+            SessionError::Compile(error) => of(error),
+            SessionError::Slab(error) => of(error),
+            SessionError::Step { .. } => Some(7),
+            SessionError::Initialise(_) => Some(5),
+            SessionError::Threads(_) => Some(1),
+        };
+    }
+    if let Some(error) = error.downcast_ref::<CompileError>() {
+        return Some(if matches!(error, CompileError::Violation(_)) { 9 } else { 6 });
+    }
+    if error.is::<PlanFileError>() || error.is::<serde_json::Error>() {
+        return Some(5);
+    }
+    if error.is::<BudgetError>() || error.is::<SlabError>() {
+        return Some(8);
+    }
+    if error.is::<Violation>() {
+        return Some(9);
+    }
+    if error.is::<MachineError>() {
+        return Some(2);
+    }
+    error.is::<std::io::Error>().then_some(4)
+}

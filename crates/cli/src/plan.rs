@@ -1,0 +1,112 @@
+//! `tightfit plan`: fit a step into a budget and show what it costs.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Args;
+use serde_json::json;
+use tightfit::plan::Planner;
+use tightfit::profile::Profile;
+use tightfit::schedule;
+use tightfit::units::Bytes;
+
+use crate::budget::Budget;
+use crate::{input, output};
+
+/// Plan a training step under a budget in bytes.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  tightfit plan corpus/graphs/llama_1b_b2_s2048.json.gz --budget 12GiB
+  tightfit plan corpus/steps/gpt-small --budget 60% -o plan.json --svg memory.svg
+  tightfit plan corpus/steps/gpt-small --budget min --json")]
+pub struct Arguments {
+    /// A graph file (tightfit-graph/1, plain or gzip) or a step's folder
+    graph: PathBuf,
+    /// Bytes, 320MiB, 2.5GB, 60% of the unplanned peak, or min
+    #[arg(long, allow_hyphen_values = true)]
+    budget: String,
+    /// none, chen, capuchin or auto
+    #[arg(long, default_value = "auto", value_parser = input::planner)]
+    planner: Planner,
+    /// cpu, a100-80gb or h100-80gb [default: cpu for steps, a100-80gb for graphs]
+    #[arg(long)]
+    machine: Option<String>,
+    /// Worker threads of the cpu machine [default: all processors]
+    #[arg(long)]
+    threads: Option<u32>,
+    /// Write the plan (tightfit-plan/1) here
+    #[arg(short, long)]
+    output: Option<PathBuf>,
+    /// Draw memory over the step, before and after, into this SVG file
+    #[arg(long)]
+    svg: Option<PathBuf>,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Plans, writes and prints.
+pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let budget: Budget = arguments.budget.parse()?;
+    let (graph, is_step) = input::graph(&arguments.graph)?;
+    let machine = input::machine(arguments.machine.as_deref(), is_step, arguments.threads)?;
+    let start = Instant::now();
+    let profile = Profile::new(&graph, &machine);
+    let planned = input::fit_into(&graph, &profile, &machine, budget, arguments.planner)?;
+    let seconds = start.elapsed().as_secs_f64();
+    let (schedule, timeline, unplanned) = (&planned.fitted.schedule, &planned.fitted.timeline, &planned.unplanned.timeline);
+    if let Some(path) = &arguments.output {
+        output::write_whole(path, format!("{}\n", schedule::write(&graph, schedule)).as_bytes())?;
+    }
+    if let Some(path) = &arguments.svg {
+        let title = format!("Memory over one training step of {}", graph.name());
+        output::write_whole(path, tightfit_report::memory_svg(&title, unplanned, timeline, planned.budget).as_bytes())?;
+    }
+    let overhead = timeline.seconds.0 / unplanned.seconds.0 - 1.0;
+    if arguments.json {
+        let result = json!({
+            "graph": graph.name(),
+            "machine": machine.name,
+            "planner": schedule.planner,
+            "budget_bytes": planned.budget,
+            "reserve_bytes": planned.reserve,
+            "peak_bytes": timeline.peak,
+            "static_bytes": graph.static_bytes(),
+            "unplanned_peak_bytes": unplanned.peak,
+            "unplanned_step_us": unplanned.seconds.micros(),
+            "step_us": timeline.seconds.micros(),
+            "overhead": overhead,
+            "recomputed_nodes": schedule.recomputed(),
+            "seconds": seconds,
+            "slab_bytes": schedule.slab,
+        });
+        println!("{result}");
+        return Ok(ExitCode::SUCCESS);
+    }
+    let row = |name: &str, bytes: Bytes, note: String| println!("{name:<16}{:>12}  {note}", bytes.to_string());
+    println!("{} on {}", graph.name(), machine.name);
+    row(
+        "unplanned peak",
+        unplanned.peak,
+        format!("{} nodes, {} of parameters, state and batch", graph.program().len(), graph.static_bytes()),
+    );
+    row(
+        "budget",
+        planned.budget,
+        if planned.reserve > Bytes::ZERO { format!("of which {} reserve", planned.reserve) } else { String::new() },
+    );
+    row("planned peak", timeline.peak, format!("checked; {} slab after layout", schedule.slab));
+    println!(
+        "{:<16}{:>12}  {} nodes recomputed; {:.2} ms instead of {:.2} ms (predicted; planner {}, {:.0} ms)",
+        "slowdown",
+        output::percent(overhead),
+        schedule.recomputed(),
+        timeline.seconds.0 * 1e3,
+        unplanned.seconds.0 * 1e3,
+        schedule.planner,
+        seconds * 1e3
+    );
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,351 @@
+//! `tightfit train`: train a step inside a budget. Invariant: nothing runs that was not checked; what is asked to be
+//! saved is saved however the run ends, as long as it ends in order.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::bail;
+use clap::Args;
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
+use serde_json::json;
+use tightfit::fit;
+use tightfit::graph::Graph;
+use tightfit::machine::Machine;
+use tightfit::plan::Planner;
+use tightfit::profile::Profile;
+use tightfit::schedule::{Residents, Schedule};
+use tightfit::units::Bytes;
+use tightfit_engine::{Dataset, Evaluation, Session, Step, checkpoint, process, step};
+
+use crate::budget::Budget;
+use crate::input::{self, FittedGraph};
+use crate::{calibrate, exit, output};
+
+mod dump;
+
+/// Train an exported step inside one slab of memory.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  tightfit train corpus/steps/gpt-small --budget 320MiB --steps 30
+  tightfit train corpus/steps/mlp-digits --budget 70% --steps 200 --save digits.safetensors
+  tightfit train corpus/steps/gpt-small --budget min --resume w.safetensors --save w.safetensors")]
+pub struct Arguments {
+    /// A step's folder, as `tightfit.export` writes it
+    step: PathBuf,
+    /// Bytes, 320MiB, 2.5GB, 60% of the unplanned peak, or min
+    #[arg(long, allow_hyphen_values = true)]
+    budget: String,
+    /// How many steps to run, after those of --resume
+    #[arg(long, default_value_t = 100)]
+    steps: u32,
+    /// Train on this file instead of the step's own data
+    #[arg(long)]
+    data: Option<PathBuf>,
+    /// Learning rate [default: the step's]
+    #[arg(long)]
+    lr: Option<f64>,
+    /// Seed of initialisation, batches and dropout [default: 1, or that of --resume]
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Write weights and optimizer state (safetensors) here at the end
+    #[arg(long)]
+    save: Option<PathBuf>,
+    /// Go on from weights, optimizer state, step number and seed of this file
+    #[arg(long)]
+    resume: Option<PathBuf>,
+    /// Evaluate on the validation data every N steps, besides at the end
+    #[arg(long, value_name = "N")]
+    eval_every: Option<u32>,
+    /// Most validation batches of an evaluation
+    #[arg(long, default_value_t = 16)]
+    eval_batches: usize,
+    /// none, chen, capuchin or auto
+    #[arg(long, default_value = "auto", value_parser = input::planner)]
+    planner: Planner,
+    /// Worker threads [default: all processors]
+    #[arg(long)]
+    threads: Option<u32>,
+    /// Write the last step's batch, gradients and updated weights (safetensors) here; gradients then stay to the end of
+    /// the step and take part in the plan
+    #[arg(long)]
+    dump: Option<PathBuf>,
+    /// Print one JSON object per step, and a last one with the peaks
+    #[arg(long)]
+    json: bool,
+}
+
+/// Both graphs of a step, fitted.
+struct Planned {
+    training: FittedGraph,
+    training_profile: Profile,
+    evaluation: Option<(Profile, Schedule)>,
+}
+
+/// Trains and reports. `entered`: resident bytes when the program started.
+pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<ExitCode> {
+    let budget: Budget = arguments.budget.parse()?;
+    let mut step = Step::open(&arguments.step)?;
+    let mut data = Dataset::open(&step.data, &step.folder, arguments.data.as_deref())?;
+    suits(&data, &step)?;
+    if let Some(rate) = arguments.lr {
+        if !(rate.is_finite() && rate >= 0.0) {
+            bail!("a learning rate of {rate} makes no sense");
+        }
+        step.optimizer.learning_rate = rate;
+    }
+    if arguments.dump.is_some() {
+        step.training = dump::with_gradients(&step.training)?;
+    }
+    let machine = calibrate::machine(arguments.threads);
+    let seed = match &arguments.resume {
+        Some(path) => {
+            let progress = checkpoint::progress(path, &step.name)?;
+            if let Some(seed) = arguments.seed.filter(|&seed| seed != progress.seed) {
+                bail!("--seed {seed} contradicts {}, whose run has seed {}", path.display(), progress.seed);
+            }
+            progress.seed
+        }
+        None => arguments.seed.unwrap_or(1),
+    };
+    let planned = plan(&step, &machine, budget, arguments.planner)?;
+    if !arguments.json {
+        announce(&step, &data, &planned, &machine);
+    }
+    let fitted = &planned.training.fitted;
+    let slab = planned.training.budget - planned.training.reserve;
+    let evaluation = planned.evaluation.as_ref().map(|(profile, schedule)| (profile, schedule));
+    let mut session = Session::new(&step, (&planned.training_profile, &fitted.schedule), evaluation, slab, machine.threads as usize, seed)?;
+    if let Some(path) = &arguments.resume {
+        let progress = checkpoint::load(path, &mut session, &step.name)?;
+        if !arguments.json {
+            println!("resuming after {} steps from {}", progress.steps, path.display());
+        }
+    }
+    let interrupted = Arc::new(AtomicBool::new(false));
+    let flag = interrupted.clone();
+    // The second interrupt does not wait for the step to end.
+    let handler = move || {
+        if flag.swap(true, Ordering::SeqCst) {
+            std::process::exit(i32::from(exit::INTERRUPTED))
+        }
+    };
+    if ctrlc::set_handler(handler).is_err() && !arguments.json {
+        eprintln!("note: Ctrl-C will end the run at once, without saving");
+    }
+
+    let measured = run(arguments, &mut session, &mut data, &interrupted)?;
+    let last = if measured.times.is_empty() && arguments.steps > 0 { None } else { session.evaluate(&data, arguments.eval_batches)? };
+    if let Some(path) = &arguments.save {
+        checkpoint::save(path, &session, &step.name)?;
+    }
+    if let Some(path) = &arguments.dump {
+        dump::write(path, &step, &session, &mut data)?;
+    }
+    report(arguments, &planned, &measured, last, entered, &session, interrupted.load(Ordering::SeqCst));
+    Ok(if interrupted.load(Ordering::SeqCst) { ExitCode::from(exit::INTERRUPTED) } else { ExitCode::SUCCESS })
+}
+
+fn suits(data: &Dataset, step: &Step) -> anyhow::Result<()> {
+    for graph in [Some(&step.training), step.evaluation.as_ref()].into_iter().flatten() {
+        if let (Some((_, input)), Some((_, target))) = (step::input(graph, "input"), step::input(graph, "target")) {
+            data.suits(&graph.values()[input], &graph.values()[target])?;
+        }
+    }
+    Ok(())
+}
+
+fn plan(step: &Step, machine: &Machine, budget: Budget, planner: Planner) -> anyhow::Result<Planned> {
+    let training_profile = Profile::new(&step.training, machine);
+    let training = input::fit_into(&step.training, &training_profile, machine, budget, planner)?;
+    let residents = Residents::of(&step.training, &training.fitted.schedule);
+    let slab = training.budget - training.reserve;
+    // Evaluation makes do with what training leaves free; where that is too little, it is left out, and said so.
+    let evaluate = |graph: &Graph| {
+        let profile = Profile::new(graph, machine);
+        fit(graph, &profile, slab, planner, &residents).ok().map(|fitted| (profile, fitted.schedule))
+    };
+    Ok(Planned { evaluation: step.evaluation.as_ref().and_then(evaluate), training, training_profile })
+}
+
+fn announce(step: &Step, data: &Dataset, planned: &Planned, machine: &Machine) {
+    let FittedGraph { fitted, budget, reserve, unplanned } = &planned.training;
+    let (schedule, timeline) = (&fitted.schedule, &fitted.timeline);
+    println!("{}: {}", step.name, step.description);
+    println!("{:<16}{} parameters; {} threads; data {}", "", count(step.parameter_count()), machine.threads, data.path.display());
+    println!("{:<16}{:>12}", "unplanned peak", unplanned.timeline.peak.to_string());
+    println!(
+        "{:<16}{:>12}  slab of {} and a reserve of {reserve} for the matrix product",
+        "budget",
+        budget.to_string(),
+        *budget - *reserve
+    );
+    println!("{:<16}{:>12}  checked; planner {}", "planned peak", timeline.peak.to_string(), schedule.planner);
+    let overhead = timeline.seconds.0 / unplanned.timeline.seconds.0 - 1.0;
+    println!("{:<16}{:>12}  {}", "recomputed", format!("{} nodes", schedule.recomputed()), recomputed_bytes(&step.training, schedule));
+    println!("{:<16}{:>12}  predicted ({:.0} ms a step)", "slowdown", output::percent(overhead), timeline.seconds.0 * 1e3);
+    if planned.evaluation.is_none() && step.evaluation.is_some() {
+        println!("{:<16}{:>12}  it does not fit beside the parameters", "evaluation", "left out");
+    }
+}
+
+/// Which operators are recomputed, by how often.
+fn recomputed_bytes(graph: &Graph, schedule: &Schedule) -> String {
+    let mut counts: std::collections::BTreeMap<&str, usize> = Default::default();
+    for instruction in &schedule.instructions {
+        if let tightfit::schedule::Instruction::Recompute(call) = instruction {
+            let op = graph.nodes()[call.node].op.as_str();
+            *counts.entry(op.split('.').nth(1).unwrap_or(op)).or_default() += 1;
+        }
+    }
+    let mut counts: Vec<(&str, usize)> = counts.into_iter().collect();
+    counts.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(b.0)));
+    let shown: Vec<String> = counts.iter().take(5).map(|(op, count)| format!("{count} {op}")).collect();
+    let rest = if counts.len() > 5 { ", …" } else { "" };
+    shown.join(", ") + rest
+}
+
+fn count(number: u64) -> String {
+    match number {
+        n if n >= 1_000_000 => format!("{:.1} M", n as f64 / 1e6),
+        n if n >= 1_000 => format!("{:.1} k", n as f64 / 1e3),
+        n => n.to_string(),
+    }
+}
+
+/// What the steps took.
+#[derive(Default)]
+struct Measured {
+    /// Seconds of each step.
+    times: Vec<f64>,
+    /// Seconds of recomputations, over all steps.
+    again: f64,
+    /// Seconds of first runs, over all steps.
+    first: f64,
+}
+
+impl Measured {
+    fn median(&self) -> Option<f64> {
+        let mut times = self.times.clone();
+        times.sort_by(f64::total_cmp);
+        times.get(times.len() / 2).copied()
+    }
+
+    /// Seconds of recomputations over seconds of all else.
+    fn overhead(&self) -> Option<f64> {
+        (self.first > 0.0).then(|| self.again / self.first)
+    }
+}
+
+fn run(arguments: &Arguments, session: &mut Session, data: &mut Dataset, interrupted: &AtomicBool) -> anyhow::Result<Measured> {
+    let bar = progress_bar(arguments);
+    let mut measured = Measured::default();
+    for done in 0..arguments.steps {
+        if interrupted.load(Ordering::SeqCst) {
+            break;
+        }
+        let start = Instant::now();
+        let (mut again, mut first) = (0.0, 0.0);
+        let loss = session.step_timed(data, &mut |call| if call.again { again += call.seconds } else { first += call.seconds })?;
+        let seconds = start.elapsed().as_secs_f64();
+        measured.times.push(seconds);
+        // The first step also faults the slab's pages in.
+        if done > 0 || arguments.steps == 1 {
+            measured.again += again;
+            measured.first += first;
+        }
+        if arguments.json {
+            println!("{}", json!({ "step": session.next_step, "loss": loss, "seconds": seconds }));
+        }
+        bar.set_message(format!("loss {loss:.4}  {:.0} {}/s", session.units_per_batch() as f64 / seconds, data.unit()));
+        bar.inc(1);
+        if !loss.is_finite() {
+            bar.println(format!("step {}: the loss is {loss}", session.next_step));
+        }
+        let due = arguments.eval_every.is_some_and(|every| every > 0 && (done + 1) % every == 0 && done + 1 < arguments.steps);
+        if let Some(evaluation) = if due { session.evaluate(data, arguments.eval_batches)? } else { None } {
+            if arguments.json {
+                println!(
+                    "{}",
+                    json!({ "step": session.next_step, "validation_loss": evaluation.loss, "validation_accuracy": evaluation.accuracy })
+                );
+            } else {
+                bar.println(format!("step {}: {}", session.next_step, describe(&evaluation)));
+            }
+        }
+    }
+    bar.finish();
+    Ok(measured)
+}
+
+fn progress_bar(arguments: &Arguments) -> ProgressBar {
+    let target = if arguments.json { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+    let bar = ProgressBar::with_draw_target(Some(u64::from(arguments.steps)), target);
+    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {elapsed} (eta {eta})") {
+        bar.set_style(style);
+    }
+    if std::io::stderr().is_terminal() {
+        bar.enable_steady_tick(Duration::from_millis(200));
+    }
+    bar
+}
+
+fn describe(evaluation: &Evaluation) -> String {
+    let accuracy = evaluation.accuracy.map_or(String::new(), |share| format!(", accuracy {:.2} %", share * 100.0));
+    let (some, all) = evaluation.batches;
+    let part = if some < all { format!(" ({some} of {all} batches)") } else { String::new() };
+    format!("validation loss {:.4}{accuracy}{part}", evaluation.loss)
+}
+
+fn report(
+    arguments: &Arguments,
+    planned: &Planned,
+    measured: &Measured,
+    last: Option<Evaluation>,
+    entered: Option<Bytes>,
+    session: &Session,
+    interrupted: bool,
+) {
+    let FittedGraph { fitted, budget, reserve, unplanned } = &planned.training;
+    let process = process::peak_resident().zip(entered).map(|(peak, entered)| peak.saturating_sub(entered));
+    let predicted = fitted.timeline.seconds.0 / unplanned.timeline.seconds.0 - 1.0;
+    if arguments.json {
+        let result = json!({
+            "budget_bytes": budget, "reserve_bytes": reserve, "slab_bytes": session.slab_bytes(), "high_water_bytes": fitted.timeline.high_water,
+            "peak_bytes": fitted.timeline.peak, "unplanned_peak_bytes": unplanned.timeline.peak, "process_peak_bytes": process,
+            "predicted_overhead": predicted, "measured_overhead": measured.overhead(), "step_seconds": measured.median(),
+            "predicted_step_seconds": fitted.timeline.seconds, "recomputed_nodes": fitted.schedule.recomputed(), "planner": fitted.schedule.planner,
+            "steps": session.next_step, "seed": session.seed, "validation_loss": last.map(|e| e.loss), "validation_accuracy": last.and_then(|e| e.accuracy),
+            "saved": arguments.save, "interrupted": interrupted,
+        });
+        println!("{result}");
+        return;
+    }
+    if interrupted {
+        println!("interrupted after step {}", session.next_step);
+    }
+    let known = |bytes: Option<Bytes>| bytes.map_or("unknown".to_string(), |bytes| bytes.to_string());
+    println!("{:<16}{:>12}  slab high-water mark", "measured peak", fitted.timeline.high_water.to_string());
+    println!("{:<16}{:>12}  process (VmHWM at exit less VmRSS at entry); budget {budget}", "", known(process));
+    if let (Some(median), Some(overhead)) = (measured.median(), measured.overhead()) {
+        println!(
+            "{:<16}{:>12}  measured, {} predicted; {:.0} ms a step (median), {:.0} ms predicted",
+            "slowdown",
+            output::percent(overhead),
+            output::percent(predicted),
+            median * 1e3,
+            fitted.timeline.seconds.0 * 1e3
+        );
+    }
+    if let Some(evaluation) = last {
+        println!("{:<16}{}", "", describe(&evaluation));
+    }
+    match &arguments.save {
+        Some(path) => println!("{:<16}{}", "weights saved", path.display()),
+        None => println!("{:<16}pass --save FILE to keep them", "weights dropped"),
+    }
+}

@@ -1,0 +1,60 @@
+//! What a step computed, on disk, for comparison with other programs. Invariant: gradients are the values that the
+//! optimizer nodes read; nothing is computed anew.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+use std::path::Path;
+
+use tightfit::graph::{DType, Graph, GraphBuilder, Phase, ValueId};
+use tightfit_engine::checkpoint::{Bytes, write_tensors};
+use tightfit_engine::{Dataset, Session, Step, step};
+
+/// Parameter and gradient of each optimizer node.
+fn gradients(graph: &Graph) -> Vec<(String, ValueId)> {
+    let updates = graph.nodes().values().filter(|node| node.phase == Phase::Optimizer);
+    updates
+        .filter_map(|node| {
+            let parameter = graph.values()[*node.inputs.first()?].producer;
+            Some((graph.nodes()[parameter].parameter.clone()?, *node.inputs.get(1)?))
+        })
+        .collect()
+}
+
+/// The graph with every gradient among its outputs.
+pub fn with_gradients(graph: &Graph) -> anyhow::Result<Graph> {
+    let mut builder = GraphBuilder::from_graph(graph);
+    for (_, gradient) in gradients(graph) {
+        builder.output(gradient);
+    }
+    Ok(builder.build()?)
+}
+
+/// Writes the last step's batch, gradients and updated weights.
+pub fn write(path: &Path, step: &Step, session: &Session, data: &mut Dataset) -> anyhow::Result<()> {
+    let graph = &step.training;
+    let mut tensors: Vec<(String, Bytes)> = Vec::new();
+    let shape = |value: ValueId| graph.values()[value].shape.iter().map(|&x| x as usize).collect::<Vec<_>>();
+    if let (Some((_, input)), Some((_, target)), Some(last)) =
+        (step::input(graph, "input"), step::input(graph, "target"), session.next_step.checked_sub(1))
+    {
+        // A batch depends on seed and step alone, so it is drawn again.
+        let bytes = |value: ValueId| vec![0; graph.values()[value].bytes().0 as usize];
+        let (mut x, mut y) = (bytes(input), bytes(target));
+        data.training_batch(session.seed, last, &mut x, &mut y);
+        for (name, value, data) in [("batch.input", input, x), ("batch.target", target, y)] {
+            tensors.push((name.to_string(), Bytes { dtype: graph.values()[value].dtype, shape: shape(value), data: Cow::Owned(data) }));
+        }
+        let outputs = gradients(graph);
+        let first = graph.outputs().len() - outputs.len();
+        for (index, (name, value)) in outputs.into_iter().enumerate() {
+            if let Some(data) = session.training_output(first + index) {
+                tensors.push((format!("gradient.{name}"), Bytes { dtype: DType::F32, shape: shape(value), data: Cow::Owned(data) }));
+            }
+        }
+    }
+    for (name, resident) in session.residents() {
+        let data = Cow::Borrowed(session.resident_bytes(resident));
+        tensors.push((format!("updated.{name}"), Bytes { dtype: resident.dtype, shape: resident.shape.clone(), data }));
+    }
+    Ok(write_tensors(path, &tensors, HashMap::new())?)
+}

@@ -1,0 +1,216 @@
+//! Attention without the matrix of all scores: softmax(q kᵀ · scale) v, a block of queries at a time. Invariant: heads
+//! are independent tasks and blocks of a head run in order, so the sums' order is fixed; the scores of one block live in
+//! the workspace, a slice of it for each thread.
+//!
+//! Source: Dao et al., "FlashAttention", 2022, of which this keeps the backward pass by recomputation from the
+//! logarithm of the row sums; a block here sees all its keys at once, so no running maximum is needed.
+
+use tightfit::graph::{DType, Operator};
+
+use super::matmul::{Matrix, product};
+use super::{Kernel, KernelError, Operands, math, tasks, typed};
+use crate::tensor::{Raw, Tensor};
+
+/// What both passes need to know.
+#[derive(Clone, Debug)]
+struct Shape {
+    batch: usize,
+    heads: usize,
+    queries: usize,
+    keys: usize,
+    causal: bool,
+    scale: f32,
+    /// Added to the scores before the soft maximum, broadcast to [batch, heads, queries, keys].
+    mask: Option<Tensor>,
+    scores: usize,
+    threads: usize,
+}
+
+impl Shape {
+    fn new(operands: &Operands, first: usize, threads: usize, buffers: usize) -> Result<Shape, KernelError> {
+        operands.known_keywords(&["scale", "attn_mask", "dropout_p", "is_causal"])?;
+        let (q, k, v) = (operands.float(first)?, operands.float(first + 1)?, operands.float(first + 2)?);
+        // Forward: dropout_p, is_causal follow v; backward: out and logsumexp stand between.
+        let next = if first == 0 { 3 } else { 6 };
+        if operands.optional_number(next, "dropout_p").unwrap_or(0.0) != 0.0 {
+            return Err(KernelError::Unsupported("attention with dropout".to_string()));
+        }
+        let fits =
+            q.shape.len() == 4 && k.shape.len() == 4 && v.shape == k.shape && q.shape[..2] == k.shape[..2] && q.shape[3] == k.shape[3];
+        if !fits {
+            return Err(KernelError::Shapes(format!("attention of {:?}, {:?}, {:?}", q.shape, k.shape, v.shape)));
+        }
+        let scale = operands.optional_number(usize::MAX, "scale").unwrap_or(1.0 / (q.shape[3] as f64).sqrt());
+        let mask = operands.node.kwarg("attn_mask").and_then(|mask| operands.tensor_of(mask));
+        let mask = mask.map(|mask| {
+            let whole = [q.shape[0], q.shape[1], q.shape[2], k.shape[2]];
+            typed(mask, DType::F32)?
+                .broadcast(&whole)
+                .ok_or_else(|| KernelError::Shapes(format!("a mask of {:?} for scores of {whole:?}", mask.shape)))
+        });
+        let shape = Shape {
+            mask: mask.transpose()?,
+            batch: q.shape[0],
+            heads: q.shape[1],
+            queries: q.shape[2],
+            keys: k.shape[2],
+            causal: operands.flag(next + 1, "is_causal", false),
+            scale: scale as f32,
+            scores: operands.workspace.map_or(0, |(address, _)| address),
+            threads,
+        };
+        let needed = buffers * Operator::attention_block() * shape.keys * 4 * threads;
+        if operands.workspace.map_or(0, |(_, bytes)| bytes) < needed {
+            return Err(KernelError::Shapes(format!("attention needs {needed} bytes of workspace")));
+        }
+        Ok(shape)
+    }
+
+    /// Calls `body` for each head with its index and its thread's slice of the workspace.
+    fn for_each_head(&self, base: *mut u8, buffers: usize, body: impl Fn(usize, usize, Raw<f32>) + Sync) {
+        let slice = buffers * Operator::attention_block() * self.keys;
+        let scores: Raw<f32> = Raw(base.wrapping_add(self.scores).cast());
+        tasks::for_each(self.batch * self.heads, self.queries * self.keys, |head| {
+            let thread = rayon::current_thread_index().unwrap_or(0) % self.threads;
+            body(head / self.heads, head % self.heads, scores.shifted(thread * slice));
+        });
+    }
+
+    /// Adds the mask to the first scores of a query's row.
+    ///
+    /// # Safety
+    /// The indices lie within the mask.
+    unsafe fn add_mask(&self, base: *mut u8, [batch, head, query]: [usize; 3], scores: &mut [f32]) {
+        let Some(mask) = &self.mask else { return };
+        let row = batch * mask.strides[0] + head * mask.strides[1] + query * mask.strides[2];
+        for (key, score) in scores.iter_mut().enumerate() {
+            // SAFETY: the caller's promise.
+            *score += unsafe { *mask.raw::<f32>(base).at(row + key * mask.strides[3]) };
+        }
+    }
+
+    /// Keys that the queries `first..first + rows` may see.
+    fn visible(&self, first: usize, rows: usize) -> usize {
+        if self.causal { (first + rows).min(self.keys) } else { self.keys }
+    }
+}
+
+/// One head of a tensor [batch, heads, length, size] as a matrix.
+fn head(tensor: &Tensor, base: *mut u8, batch: usize, index: usize) -> Matrix {
+    super::matmul::matrix(tensor, base, batch * tensor.strides[0] + index * tensor.strides[1])
+}
+
+/// (out, logsumexp) = attention(q, k, v)
+pub(super) fn forward(operands: &Operands, threads: usize) -> Result<Kernel, KernelError> {
+    let shape = Shape::new(operands, 0, threads, 1)?;
+    let (q, k, v) = (operands.float(0)?.clone(), operands.float(1)?.clone(), operands.float(2)?.clone());
+    let (out, logsumexp) = (operands.output(0)?.clone(), operands.unused(1).cloned());
+    Ok(Box::new(move |run| {
+        shape.for_each_head(run.base, 1, |b, h, scores| {
+            let at = |tensor: &Tensor| head(tensor, run.base, b, h);
+            let (q, k, v, out) = (at(&q), at(&k), at(&v), at(&out));
+            for first in (0..shape.queries).step_by(Operator::attention_block()) {
+                let rows = Operator::attention_block().min(shape.queries - first);
+                let keys = shape.visible(first, rows);
+                let block = Matrix { data: scores.0, rows, columns: keys, row_stride: shape.keys, column_stride: 1 };
+                // SAFETY: the block lies in this thread's slice of the workspace, the heads' matrices in their
+                // tensors; a head's output belongs to this task alone.
+                unsafe {
+                    product(block, false, shape.scale, q.row_block(first, rows), k.row_block(0, keys).transposed(), 1);
+                    for row in 0..rows {
+                        let seen = shape.visible(first + row, 1);
+                        let (row_scores, hidden) = scores.slice_mut(row * shape.keys, keys).split_at_mut(seen);
+                        shape.add_mask(run.base, [b, h, first + row], row_scores);
+                        let most = math::largest(row_scores);
+                        let total = math::exp_shifted(row_scores, 1.0, most);
+                        math::scale(row_scores, 1.0 / total);
+                        hidden.fill(0.0);
+                        if let Some(logsumexp) = &logsumexp {
+                            let at = b * logsumexp.strides[0] + h * logsumexp.strides[1] + (first + row) * logsumexp.strides[2];
+                            *logsumexp.raw::<f32>(run.base).at(at) = most + total.ln();
+                        }
+                    }
+                    product(out.row_block(first, rows), false, 1.0, block, v.row_block(0, keys), 1);
+                }
+            }
+        });
+    }))
+}
+
+/// (dq, dk, dv) from the gradient of the output: P is made again from q, k and logsumexp.
+pub(super) fn backward(operands: &Operands, threads: usize) -> Result<Kernel, KernelError> {
+    let shape = Shape::new(operands, 1, threads, 2)?;
+    let read = |index: usize| operands.float(index).cloned();
+    let (gradient, q, k, v, out, logsumexp) = (read(0)?, read(1)?, read(2)?, read(3)?, read(4)?, read(5)?);
+    let (dq, dk, dv) = (operands.output(0)?.clone(), operands.output(1)?.clone(), operands.output(2)?.clone());
+    Ok(Box::new(move |run| {
+        shape.for_each_head(run.base, 2, |b, h, scores| {
+            let at = |tensor: &Tensor| head(tensor, run.base, b, h);
+            let (q, k, v, dq, dk, dv) = (at(&q), at(&k), at(&v), at(&dq), at(&dk), at(&dv));
+            let (gradient, out) = (at(&gradient), at(&out));
+            let gradients = scores.shifted(Operator::attention_block() * shape.keys);
+            // SAFETY: as in `forward`; this head's dq, dk and dv belong to this task alone.
+            unsafe {
+                clear(dk);
+                clear(dv);
+                for first in (0..shape.queries).step_by(Operator::attention_block()) {
+                    let rows = Operator::attention_block().min(shape.queries - first);
+                    let keys = shape.visible(first, rows);
+                    let block = |data| Matrix { data, rows, columns: keys, row_stride: shape.keys, column_stride: 1 };
+                    let (p, dp) = (block(scores.0), block(gradients.0));
+                    product(p, false, shape.scale, q.row_block(first, rows), k.row_block(0, keys).transposed(), 1);
+                    product(dp, false, 1.0, gradient.row_block(first, rows), v.row_block(0, keys).transposed(), 1);
+                    for row in 0..rows {
+                        let seen = shape.visible(first + row, 1);
+                        let at = b * logsumexp.strides[0] + h * logsumexp.strides[1] + (first + row) * logsumexp.strides[2];
+                        let shift = *logsumexp.raw::<f32>(run.base).at(at);
+                        let (p, hidden_p) = scores.slice_mut(row * shape.keys, keys).split_at_mut(seen);
+                        let (dp, hidden_dp) = gradients.slice_mut(row * shape.keys, keys).split_at_mut(seen);
+                        shape.add_mask(run.base, [b, h, first + row], p);
+                        math::softmax_gradient(p, dp, shift, row_dot(gradient, out, first + row), shape.scale);
+                        hidden_p.fill(0.0);
+                        hidden_dp.fill(0.0);
+                    }
+                    product(dv.row_block(0, keys), true, 1.0, p.transposed(), gradient.row_block(first, rows), 1);
+                    product(dq.row_block(first, rows), false, 1.0, dp, k.row_block(0, keys), 1);
+                    product(dk.row_block(0, keys), true, 1.0, dp.transposed(), q.row_block(first, rows), 1);
+                }
+            }
+        });
+    }))
+}
+
+/// Σ over a row of a ∘ b.
+///
+/// # Safety
+/// Both matrices lie in valid memory.
+unsafe fn row_dot(a: Matrix, b: Matrix, row: usize) -> f32 {
+    // SAFETY: the caller's promise.
+    unsafe {
+        if a.column_stride == 1 && b.column_stride == 1 {
+            return math::dot(Raw(a.data).slice(row * a.row_stride, a.columns), Raw(b.data).slice(row * b.row_stride, b.columns));
+        }
+        (0..a.columns)
+            .map(|c| *a.data.add(row * a.row_stride + c * a.column_stride) * *b.data.add(row * b.row_stride + c * b.column_stride))
+            .sum()
+    }
+}
+
+/// Sets a matrix to zero.
+///
+/// # Safety
+/// It lies in valid memory that nobody else touches.
+unsafe fn clear(matrix: Matrix) {
+    for row in 0..matrix.rows {
+        // SAFETY: the caller's promise.
+        unsafe {
+            if matrix.column_stride == 1 {
+                Raw(matrix.data).slice_mut(row * matrix.row_stride, matrix.columns).fill(0.0);
+            } else {
+                for column in 0..matrix.columns {
+                    *matrix.data.add(row * matrix.row_stride + column * matrix.column_stride) = 0.0;
+                }
+            }
+        }
+    }
+}

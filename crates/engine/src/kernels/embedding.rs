@@ -1,0 +1,79 @@
+//! Rows of a table by index, and the sum of gradients back into them. Invariant: an index outside the table touches no
+//! memory; it is reported through [`Run::fault`]. Gradients of equal indices are added in the order of the indices.
+
+use super::rows::Rows;
+use super::{Fault, Kernel, KernelError, Operands, tasks};
+use crate::tensor::Tensor;
+
+/// Columns of a task of the backward pass.
+const COLUMNS: usize = 64;
+
+fn indices(tensor: &Tensor) -> Result<Rows, KernelError> {
+    Rows::new(tensor, 0)
+}
+
+/// out[i] = table[indices[i]]
+pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
+    let (table, index, out) = (operands.float(0)?.clone(), operands.integer(1)?.clone(), operands.output(0)?.clone());
+    if table.shape.len() != 2 || out.shape.last() != table.shape.last() {
+        return Err(KernelError::Shapes(format!("embedding of {:?} in a table of {:?}", index.shape, table.shape)));
+    }
+    let (from, at, to) = (Rows::new(&table, 1)?, indices(&index)?, Rows::new(&out, 1)?);
+    Ok(Box::new(move |run| {
+        let (table, index, out) = (table.raw::<f32>(run.base), index.raw::<i64>(run.base), out.raw::<f32>(run.base));
+        tasks::for_each(to.count, to.len, |i| {
+            // SAFETY: rows of the output are disjoint; the index is checked before it is followed.
+            unsafe {
+                let row = *index.at(at.at(i));
+                let target = out.slice_mut(to.at(i), to.len);
+                match usize::try_from(row).ok().filter(|&row| row < from.count) {
+                    Some(row) => target.copy_from_slice(table.slice(from.at(row), from.len)),
+                    None => {
+                        target.fill(0.0);
+                        run.fault.raise(Fault::Index);
+                    }
+                }
+            }
+        });
+    }))
+}
+
+/// out[indices[i]] += gradient[i], where the index is not `padding_idx`; the rest is zero.
+pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
+    let (gradient, index, out) = (operands.float(0)?.clone(), operands.integer(1)?.clone(), operands.output(0)?.clone());
+    let padding = operands.number(3, "padding_idx")? as i64;
+    if operands.flag(4, "scale_grad_by_freq", false) {
+        return Err(KernelError::Unsupported("scale_grad_by_freq".to_string()));
+    }
+    let (from, at, to) = (Rows::new(&gradient, 1)?, indices(&index)?, Rows::new(&out, 1)?);
+    if out.shape.len() != 2 || from.len != to.len || from.count != at.count {
+        return Err(KernelError::Shapes(format!("embedding gradient of {:?} into {:?}", gradient.shape, out.shape)));
+    }
+    Ok(Box::new(move |run| {
+        let (gradient, index, out) = (gradient.raw::<f32>(run.base), index.raw::<i64>(run.base), out.raw::<f32>(run.base));
+        tasks::for_each(to.len.div_ceil(COLUMNS), COLUMNS * (from.count + to.count), |part| {
+            let first = part * COLUMNS;
+            let len = COLUMNS.min(to.len - first);
+            // SAFETY: a task owns its columns of the output; the index is checked before it is followed.
+            unsafe {
+                for row in 0..to.count {
+                    out.slice_mut(to.at(row) + first, len).fill(0.0);
+                }
+                for i in 0..at.count {
+                    let row = *index.at(at.at(i));
+                    if row == padding {
+                        continue;
+                    }
+                    let Some(row) = usize::try_from(row).ok().filter(|&row| row < to.count) else {
+                        run.fault.raise(Fault::Index);
+                        continue;
+                    };
+                    let source = gradient.slice(from.at(i) + first, len);
+                    for (sum, &x) in out.slice_mut(to.at(row) + first, len).iter_mut().zip(source) {
+                        *sum += x;
+                    }
+                }
+            }
+        });
+    }))
+}

@@ -1,0 +1,89 @@
+//! Elements picked or set by an index along one dimension. Invariant: an index outside the dimension touches no memory;
+//! it is reported through [`Run::fault`](super::Run).
+
+use tightfit::graph::DType;
+
+use super::movement::convert;
+use super::{Fault, Kernel, KernelError, Operands, dimension};
+use crate::tensor::{Element, Tensor};
+
+/// Offsets of element `index` of a tensor of `shape` in tensors with the given strides; dimension `skip` does not count.
+fn offset(shape: &[usize], strides: &[usize], mut index: usize, skip: Option<usize>) -> usize {
+    let mut offset = 0;
+    for d in (0..shape.len()).rev() {
+        if Some(d) != skip {
+            offset += index % shape[d] * strides[d];
+        }
+        index /= shape[d];
+    }
+    offset
+}
+
+/// out[… i …] = x[… index[… i …] …] along argument 1.
+pub(super) fn gather(operands: &Operands) -> Result<Kernel, KernelError> {
+    let (x, index, out) = (operands.tensor(0)?.clone(), operands.integer(2)?.clone(), operands.output(0)?.clone());
+    let dim = dimension(operands.number(1, "dim")? as i64, x.shape.len())?;
+    let inside = x.shape.len() == index.shape.len() && (0..x.shape.len()).all(|d| d == dim || index.shape[d] <= x.shape[d]);
+    if !inside || index.shape != out.shape {
+        return Err(KernelError::Shapes(format!("gather from {:?} by {:?}", x.shape, index.shape)));
+    }
+    fn by_type<T: Element>(x: Tensor, index: Tensor, out: Tensor, dim: usize) -> Kernel {
+        Box::new(move |run| {
+            let (from, at, to) = (x.raw::<T>(run.base), index.raw::<i64>(run.base), out.raw::<T>(run.base));
+            for i in 0..out.elements() {
+                // SAFETY: the index is checked before it is followed; other dimensions lie inside by their extents.
+                unsafe {
+                    let picked = *at.at(offset(&out.shape, &index.strides, i, None));
+                    let value = match usize::try_from(picked).ok().filter(|&picked| picked < x.shape[dim]) {
+                        Some(picked) => *from.at(offset(&out.shape, &x.strides, i, Some(dim)) + picked * x.strides[dim]),
+                        None => {
+                            run.fault.raise(Fault::Index);
+                            T::default()
+                        }
+                    };
+                    *to.at(offset(&out.shape, &out.strides, i, None)) = value;
+                }
+            }
+        })
+    }
+    match x.dtype {
+        DType::F32 => Ok(by_type::<f32>(x, index, out, dim)),
+        DType::I64 => Ok(by_type::<i64>(x, index, out, dim)),
+        DType::Bool => Ok(by_type::<u8>(x, index, out, dim)),
+        other => Err(KernelError::DType { found: other.name(), wanted: "f32, i64 and bool" }),
+    }
+}
+
+/// A copy of x with a constant at the places that the index names along argument 1.
+pub(super) fn scatter_value(operands: &Operands) -> Result<Kernel, KernelError> {
+    let (x, index, out) = (operands.tensor(0)?.clone(), operands.integer(2)?.clone(), operands.output(0)?.clone());
+    let dim = dimension(operands.number(1, "dim")? as i64, x.shape.len())?;
+    let value = operands.number(3, "value")?;
+    let inside = x.shape.len() == index.shape.len() && (0..x.shape.len()).all(|d| d == dim || index.shape[d] <= x.shape[d]);
+    if !inside {
+        return Err(KernelError::Shapes(format!("scatter into {:?} by {:?}", x.shape, index.shape)));
+    }
+    fn by_type<T: Element>(copy: Kernel, index: Tensor, out: Tensor, dim: usize, value: T) -> Kernel {
+        Box::new(move |run| {
+            copy(run);
+            let (at, to) = (index.raw::<i64>(run.base), out.raw::<T>(run.base));
+            for i in 0..index.elements() {
+                // SAFETY: the index is checked before it is followed; other dimensions lie inside by their extents.
+                unsafe {
+                    let named = *at.at(offset(&index.shape, &index.strides, i, None));
+                    match usize::try_from(named).ok().filter(|&named| named < out.shape[dim]) {
+                        Some(named) => *to.at(offset(&index.shape, &out.strides, i, Some(dim)) + named * out.strides[dim]) = value,
+                        None => run.fault.raise(Fault::Index),
+                    }
+                }
+            }
+        })
+    }
+    let copy = convert(&x, &out)?;
+    match out.dtype {
+        DType::F32 => Ok(by_type::<f32>(copy, index, out, dim, value as f32)),
+        DType::I64 => Ok(by_type::<i64>(copy, index, out, dim, value as i64)),
+        DType::Bool => Ok(by_type::<u8>(copy, index, out, dim, u8::from(value != 0.0))),
+        other => Err(KernelError::DType { found: other.name(), wanted: "f32, i64 and bool" }),
+    }
+}

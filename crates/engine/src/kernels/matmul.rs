@@ -1,0 +1,157 @@
+//! Matrix products by the `gemm` crate. Invariant: an element's sum runs over k in an order that depends on the shapes
+//! alone, so the number of threads does not change a bit; strides are handed over as they are, nothing is copied here.
+
+use gemm::Parallelism;
+use tightfit::units::Bytes;
+
+use super::elementwise::map1;
+use super::{Kernel, KernelError, Operands};
+use crate::tensor::{Element, Tensor};
+
+/// Multiply-adds below which worker threads cost more than they bring.
+const SERIAL: usize = 48 * 48 * 256;
+
+/// `gemm` packs blocks of at most this many elements along k on x86-64 (`kernel_params` with 32 to 48 KiB of
+/// first-level cache).
+const BLOCK_K: usize = 512;
+/// … and blocks of at most this many rows (8 × 48).
+const BLOCK_M: usize = 384;
+
+/// A matrix inside the slab.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Matrix {
+    pub data: *mut f32,
+    pub rows: usize,
+    pub columns: usize,
+    pub row_stride: usize,
+    pub column_stride: usize,
+}
+
+impl Matrix {
+    /// The transposed matrix, in place.
+    pub fn transposed(self) -> Matrix {
+        Matrix { rows: self.columns, columns: self.rows, row_stride: self.column_stride, column_stride: self.row_stride, ..self }
+    }
+
+    /// Rows `first..first + rows`.
+    pub fn row_block(self, first: usize, rows: usize) -> Matrix {
+        Matrix { data: self.data.wrapping_add(first * self.row_stride), rows, ..self }
+    }
+}
+
+/// out = [out +] scale · left · right
+///
+/// # Safety
+/// The matrices lie in valid memory, their shapes match, and nobody else touches `out` meanwhile.
+pub(super) unsafe fn product(out: Matrix, add: bool, scale: f32, left: Matrix, right: Matrix, threads: usize) {
+    debug_assert!(left.columns == right.rows && out.rows == left.rows && out.columns == right.columns);
+    let (m, n, k) = (out.rows, out.columns, left.columns);
+    let parallelism = if threads > 1 && m * n * k >= SERIAL { Parallelism::Rayon(threads) } else { Parallelism::None };
+    let steps = |matrix: Matrix| (matrix.column_stride as isize, matrix.row_stride as isize);
+    let ((dst_cs, dst_rs), (lhs_cs, lhs_rs), (rhs_cs, rhs_rs)) = (steps(out), steps(left), steps(right));
+    // SAFETY: the caller's promise; gemm computes dst = alpha·dst + beta·lhs·rhs.
+    unsafe {
+        gemm::gemm(
+            m,
+            n,
+            k,
+            out.data,
+            dst_cs,
+            dst_rs,
+            add,
+            left.data,
+            lhs_cs,
+            lhs_rs,
+            right.data,
+            rhs_cs,
+            rhs_rs,
+            1.0,
+            scale,
+            false,
+            false,
+            false,
+            parallelism,
+        );
+    }
+}
+
+/// The last two dimensions as a matrix, `offset` elements into the tensor.
+pub(super) fn matrix(tensor: &Tensor, base: *mut u8, offset: usize) -> Matrix {
+    let dims = tensor.shape.len();
+    Matrix {
+        data: tensor.raw::<f32>(base).0.wrapping_add(offset),
+        rows: tensor.shape[dims - 2],
+        columns: tensor.shape[dims - 1],
+        row_stride: tensor.strides[dims - 2],
+        column_stride: tensor.strides[dims - 1],
+    }
+}
+
+/// Batches × (m × k) · (k × n) with matching shapes.
+fn shapes(left: &Tensor, right: &Tensor, out: &Tensor, dims: usize) -> Result<(), KernelError> {
+    let fits = [left, right, out].iter().all(|tensor| tensor.shape.len() == dims && tensor.dtype == f32::DTYPE)
+        && left.shape[dims - 1] == right.shape[dims - 2]
+        && out.shape[dims - 2] == left.shape[dims - 2]
+        && out.shape[dims - 1] == right.shape[dims - 1]
+        && left.shape[..dims - 2] == right.shape[..dims - 2]
+        && left.shape[..dims - 2] == out.shape[..dims - 2];
+    if fits {
+        return Ok(());
+    }
+    Err(KernelError::Shapes(format!("{:?} times {:?} does not give {:?}", left.shape, right.shape, out.shape)))
+}
+
+/// A product of two matrices.
+pub(super) fn mm(operands: &Operands, threads: usize) -> Result<Kernel, KernelError> {
+    let (left, right, out) = (operands.float(0)?.clone(), operands.float(1)?.clone(), operands.output(0)?.clone());
+    shapes(&left, &right, &out, 2)?;
+    // SAFETY: shapes match, operands lie in the slab, and the checker proved the output disjoint from the inputs.
+    Ok(Box::new(move |run| unsafe {
+        product(matrix(&out, run.base, 0), false, 1.0, matrix(&left, run.base, 0), matrix(&right, run.base, 0), threads)
+    }))
+}
+
+/// beta · bias + alpha · left · right: the bias is written first, the product added to it.
+pub(super) fn addmm(operands: &Operands, threads: usize) -> Result<Kernel, KernelError> {
+    operands.known_keywords(&["beta", "alpha"])?;
+    let beta = operands.optional_number(3, "beta").unwrap_or(1.0) as f32;
+    let alpha = operands.optional_number(4, "alpha").unwrap_or(1.0) as f32;
+    let (bias, left, right, out) =
+        (operands.float(0)?, operands.float(1)?.clone(), operands.float(2)?.clone(), operands.output(0)?.clone());
+    shapes(&left, &right, &out, 2)?;
+    let prepare = map1::<f32, f32>(bias, &out, move |x, y| {
+        for (y, &x) in y.iter_mut().zip(x) {
+            *y = beta * x;
+        }
+    })?;
+    Ok(Box::new(move |run| {
+        prepare(run);
+        // SAFETY: as in `mm`.
+        unsafe { product(matrix(&out, run.base, 0), true, alpha, matrix(&left, run.base, 0), matrix(&right, run.base, 0), threads) }
+    }))
+}
+
+/// A product for each batch.
+pub(super) fn bmm(operands: &Operands, threads: usize) -> Result<Kernel, KernelError> {
+    let (left, right, out) = (operands.float(0)?.clone(), operands.float(1)?.clone(), operands.output(0)?.clone());
+    shapes(&left, &right, &out, 3)?;
+    Ok(Box::new(move |run| {
+        for batch in 0..out.shape[0] {
+            let at = |tensor: &Tensor| matrix(tensor, run.base, batch * tensor.strides[0]);
+            // SAFETY: as in `mm`; each batch is a part of its own.
+            unsafe { product(at(&out), false, 1.0, at(&left), at(&right), threads) }
+        }
+    }))
+}
+
+/// Most bytes that `gemm` allocates of its own for one m × k · k × n product: both operands' packed blocks, and one
+/// block of rows for each thread.
+pub(crate) fn packing_bytes(m: u64, n: u64, k: u64, threads: u64) -> Bytes {
+    const TILE: u64 = 64; // no register tile is higher or wider
+    let depth = k.min(BLOCK_K as u64);
+    let (m, n) = (m.next_multiple_of(TILE), n.next_multiple_of(TILE));
+    // gemm may swap the operands to suit the output's strides.
+    let packed =
+        |rows: u64, columns: u64| depth * columns + depth * rows.min(2 * BLOCK_M as u64) + threads * depth * rows.min(BLOCK_M as u64);
+    Bytes(packed(m, n).max(packed(n, m)) * 4)
+}

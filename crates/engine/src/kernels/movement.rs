@@ -1,0 +1,95 @@
+//! Making and moving tensors: constants, ranges, copies, concatenation. Invariant: only the type changes on the way,
+//! by the rules of a C cast.
+
+use tightfit::graph::{Argument, DType};
+
+use super::elementwise::{fill, map1};
+use super::{Kernel, KernelError, Operands, dimension};
+use crate::tensor::{Element, Tensor};
+
+/// A constant; argument `index` is its value.
+pub(super) fn full(operands: &Operands, index: usize) -> Result<Kernel, KernelError> {
+    let (out, value) = (operands.output(0)?, operands.number(index, "fill_value")?);
+    match out.dtype {
+        DType::F32 => Ok(fill::<f32>(out, value as f32)),
+        DType::I64 => Ok(fill::<i64>(out, value as i64)),
+        DType::Bool => Ok(fill::<u8>(out, u8::from(value != 0.0))),
+        other => Err(KernelError::DType { found: other.name(), wanted: "f32, i64 and bool" }),
+    }
+}
+
+/// start, start + step, …
+pub(super) fn arange(operands: &Operands) -> Result<Kernel, KernelError> {
+    fn range<T: Element>(out: &Tensor, value: impl Fn(usize) -> T + Send + Sync + 'static) -> Kernel {
+        let out = out.clone();
+        Box::new(move |run| {
+            for i in 0..out.elements() {
+                // SAFETY: element i of a tensor of one dimension.
+                unsafe { *out.raw::<T>(run.base).at(i * out.strides[0]) = value(i) };
+            }
+        })
+    }
+    let (start, step, out) = (operands.number(0, "start")?, operands.optional_number(2, "step").unwrap_or(1.0), operands.output(0)?);
+    if out.shape.len() != 1 {
+        return Err(KernelError::Shapes(format!("a range of shape {:?}", out.shape)));
+    }
+    match out.dtype {
+        DType::I64 => Ok(range::<i64>(out, move |i| start as i64 + i as i64 * step as i64)),
+        DType::F32 => Ok(range::<f32>(out, move |i| (start + i as f64 * step) as f32)),
+        other => Err(KernelError::DType { found: other.name(), wanted: "f32 and i64" }),
+    }
+}
+
+/// The elements of tensor argument `index` in the output's place and type.
+pub(super) fn copy(operands: &Operands, index: usize) -> Result<Kernel, KernelError> {
+    convert(operands.tensor(index)?, operands.output(0)?)
+}
+
+/// Copies and converts.
+pub(super) fn convert(from: &Tensor, to: &Tensor) -> Result<Kernel, KernelError> {
+    fn cast<A: Element, B: Element>(from: &Tensor, to: &Tensor, f: impl Fn(A) -> B + Send + Sync + 'static) -> Result<Kernel, KernelError> {
+        map1::<A, B>(from, to, move |x, y| {
+            for (y, &x) in y.iter_mut().zip(x) {
+                *y = f(x);
+            }
+        })
+    }
+    match (from.dtype, to.dtype) {
+        (DType::F32, DType::F32) => map1::<f32, f32>(from, to, |x, y| y.copy_from_slice(x)),
+        (DType::I64, DType::I64) => map1::<i64, i64>(from, to, |x, y| y.copy_from_slice(x)),
+        (DType::Bool, DType::Bool) => map1::<u8, u8>(from, to, |x, y| y.copy_from_slice(x)),
+        (DType::F32, DType::I64) => cast::<f32, i64>(from, to, |x| x as i64),
+        (DType::I64, DType::F32) => cast::<i64, f32>(from, to, |x| x as f32),
+        (DType::Bool, DType::F32) => cast::<u8, f32>(from, to, f32::from),
+        (DType::Bool, DType::I64) => cast::<u8, i64>(from, to, i64::from),
+        (DType::F32, DType::Bool) => cast::<f32, u8>(from, to, |x| u8::from(x != 0.0)),
+        (DType::I64, DType::Bool) => cast::<i64, u8>(from, to, |x| u8::from(x != 0)),
+        (from, to) => Err(KernelError::Unsupported(format!("conversion from {} to {}", from.name(), to.name()))),
+    }
+}
+
+/// Tensors side by side along a dimension: each is copied into its slice of the output.
+pub(super) fn cat(operands: &Operands) -> Result<Kernel, KernelError> {
+    let Some(Argument::List(list)) = operands.node.args.first() else { return Err(operands.wrong(0, "a list of tensors")) };
+    let out = operands.output(0)?;
+    let dim = dimension(operands.optional_number(1, "dim").unwrap_or(0.0) as i64, out.shape.len())?;
+    let mut start = 0;
+    let mut parts = Vec::new();
+    for argument in list {
+        let part = operands.tensor_of(argument).ok_or_else(|| operands.wrong(0, "a list of tensors"))?;
+        if part.shape == [0] {
+            continue; // ATen lets an empty vector stand for nothing
+        }
+        let slice = Tensor {
+            address: out.address + start * out.strides[dim] * out.dtype.size() as usize,
+            shape: part.shape.clone(),
+            ..out.clone()
+        };
+        start += part.shape.get(dim).copied().unwrap_or(0);
+        parts.push(convert(part, &slice)?);
+    }
+    if start != out.shape[dim] {
+        return Err(KernelError::Shapes(format!("the parts have {start} of {} along dimension {dim}", out.shape[dim])));
+    }
+    Ok(Box::new(move |run| parts.iter().for_each(|part| part(run))))
+}

@@ -1,0 +1,210 @@
+//! Reductions over dimensions: sum, mean, largest, variance. Invariant: an output element is computed by one task, over
+//! the reduced elements in a fixed order, in blocks, so that its error grows with the number of blocks only.
+
+use tightfit::graph::{Argument, DType, Operator};
+
+use super::{Kernel, KernelError, Operands, dimension, math, tasks};
+use crate::tensor::{Raw, Tensor};
+
+/// Columns of a task where kept elements lie side by side.
+const COLUMNS: usize = 64;
+/// Reduced elements that are added before they join the total.
+const BLOCK: usize = 128;
+
+/// Kept and reduced dimensions of the input: extent, step in the input, step in the output.
+struct Split {
+    kept: Vec<(usize, usize, usize)>,
+    reduced: Vec<(usize, usize)>,
+}
+
+/// The input's dimensions, split; `dims` empty means all.
+fn split(x: &Tensor, out: &Tensor, dims: &[i64]) -> Result<Split, KernelError> {
+    let rank = x.shape.len();
+    let mut is_reduced = vec![dims.is_empty(); rank];
+    for &dim in dims {
+        let dim = dimension(dim, rank)?;
+        if rank > 0 {
+            is_reduced[dim] = true;
+        }
+    }
+    let keepdim = out.shape.len() == rank;
+    let (mut kept, mut reduced, mut next) = (Vec::new(), Vec::new(), 0);
+    for d in 0..rank {
+        if is_reduced[d] {
+            reduced.push((x.shape[d], x.strides[d]));
+        } else {
+            let place = if keepdim { d } else { next };
+            let step = *out.strides.get(place).ok_or_else(|| KernelError::Shapes(format!("{:?} reduced to {:?}", x.shape, out.shape)))?;
+            kept.push((x.shape[d], x.strides[d], step));
+            next += 1;
+        }
+    }
+    reduced.retain(|&(extent, _)| extent != 1);
+    kept.retain(|&(extent, ..)| extent != 1);
+    merge(&mut reduced);
+    let count: usize = kept.iter().map(|k| k.0).product();
+    if count != out.elements() {
+        return Err(KernelError::Shapes(format!("{:?} reduced to {:?}", x.shape, out.shape)));
+    }
+    Ok(Split { kept, reduced })
+}
+
+/// Joins reduced dimensions that lie side by side.
+fn merge(dims: &mut Vec<(usize, usize)>) {
+    let mut merged: Vec<(usize, usize)> = Vec::new();
+    for &(extent, step) in dims.iter() {
+        match merged.last_mut() {
+            Some((outer, outer_step)) if *outer_step == step * extent => {
+                *outer *= extent;
+                *outer_step = step;
+            }
+            _ => merged.push((extent, step)),
+        }
+    }
+    *dims = merged;
+}
+
+impl Split {
+    fn reduced_count(&self) -> usize {
+        self.reduced.iter().map(|r| r.0).product()
+    }
+
+    /// Offsets in input and output of kept element `index` over all but the last `skip` kept dimensions.
+    fn kept_at(&self, mut index: usize, skip: usize) -> (usize, usize) {
+        let (mut from, mut to) = (0, 0);
+        for &(extent, step, out_step) in self.kept[..self.kept.len() - skip].iter().rev() {
+            from += index % extent * step;
+            to += index % extent * out_step;
+            index /= extent;
+        }
+        (from, to)
+    }
+
+    /// Offset of reduced element `index`, last dimension fastest, over all but the last `skip` reduced dimensions.
+    fn reduced_at(&self, mut index: usize, skip: usize) -> usize {
+        let mut offset = 0;
+        for &(extent, step) in self.reduced[..self.reduced.len() - skip].iter().rev() {
+            offset += index % extent * step;
+            index /= extent;
+        }
+        offset
+    }
+}
+
+/// Compiles a reduction.
+pub(super) fn reduce(operator: Operator, operands: &Operands) -> Result<Kernel, KernelError> {
+    operands.known_keywords(&["correction", "keepdim", "dim"])?;
+    let (x, out) = (operands.tensor(0)?.clone(), operands.output(0)?.clone());
+    let dims = match operands.argument(1, "dim") {
+        None | Some(Argument::None | Argument::Bool(_)) => Vec::new(),
+        Some(_) => operands.integers(1, "dim")?,
+    };
+    let split = split(&x, &out, &dims)?;
+    match (x.dtype, out.dtype, operator) {
+        (DType::F32, DType::F32, Operator::SumDims | Operator::Sum) => Ok(sums(x, out, split, 1.0)),
+        (DType::F32, DType::F32, Operator::Mean | Operator::MeanDims) => {
+            let count = split.reduced_count() as f32;
+            Ok(sums(x, out, split, count))
+        }
+        (DType::F32, DType::F32, Operator::Amax) => {
+            Ok(each(x, out, split, |values, _| values.fold(f32::NEG_INFINITY, |a, b| if b > a || b.is_nan() { b } else { a })))
+        }
+        (DType::F32, DType::F32, Operator::VarCorrection) => {
+            let correction = operands.optional_number(usize::MAX, "correction").unwrap_or(1.0);
+            Ok(variance(x, out, split, correction))
+        }
+        (DType::I64 | DType::Bool, DType::I64, Operator::SumDims | Operator::Sum) => Ok(integer_sums(x, out, split)),
+        (from, to, _) => Err(KernelError::Unsupported(format!("{} of {} into {}", operator.name(), from.name(), to.name()))),
+    }
+}
+
+/// Sums divided by `divisor`: along rows where reduced elements lie side by side, down columns where kept ones do.
+fn sums(x: Tensor, out: Tensor, split: Split, divisor: f32) -> Kernel {
+    if split.reduced.last().is_some_and(|&(_, step)| step == 1) {
+        return Box::new(move |run| {
+            let (from, to) = (x.raw::<f32>(run.base), out.raw::<f32>(run.base));
+            let len = split.reduced.last().map_or(1, |r| r.0);
+            let rows = split.reduced_count().checked_div(len).unwrap_or(0);
+            tasks::for_each(out.elements(), rows * len, |i| {
+                let (a, b) = split.kept_at(i, 0);
+                // SAFETY: rows lie in the input; output element i belongs to this task.
+                let total: f32 = (0..rows).map(|row| math::sum(unsafe { from.slice(a + split.reduced_at(row, 1), len) })).sum();
+                // SAFETY: as above.
+                unsafe { *to.at(b) = total / divisor };
+            });
+        });
+    }
+    if split.kept.last().is_some_and(|&(_, step, out_step)| step == 1 && out_step == 1) {
+        return Box::new(move |run| {
+            let (from, to) = (x.raw::<f32>(run.base), out.raw::<f32>(run.base));
+            let width = split.kept.last().map_or(1, |k| k.0);
+            let (parts, count) = (width.div_ceil(COLUMNS), split.reduced_count());
+            let outer = out.elements().checked_div(width).unwrap_or(0);
+            tasks::for_each(outer * parts, COLUMNS * count, |i| {
+                let ((a, b), first) = (split.kept_at(i / parts, 1), i % parts * COLUMNS);
+                let columns = COLUMNS.min(width - first);
+                let mut total = [0.0f32; COLUMNS];
+                for block in (0..count).step_by(BLOCK) {
+                    let mut sums = [0.0f32; COLUMNS];
+                    for row in block..(block + BLOCK).min(count) {
+                        // SAFETY: the task's columns of a row of the input.
+                        math::accumulate(unsafe { from.slice(a + split.reduced_at(row, 0) + first, columns) }, &mut sums);
+                    }
+                    math::accumulate(&sums, &mut total);
+                }
+                // SAFETY: the task owns its columns of the output.
+                for (slot, total) in unsafe { to.slice_mut(b + first, columns) }.iter_mut().zip(total) {
+                    *slot = total / divisor;
+                }
+            });
+        });
+    }
+    each(x, out, split, move |values, _| (values.map(f64::from).sum::<f64>() / f64::from(divisor)) as f32)
+}
+
+/// Any reduction of one output element at a time.
+fn each(x: Tensor, out: Tensor, split: Split, f: impl Fn(&mut dyn Iterator<Item = f32>, usize) -> f32 + Send + Sync + 'static) -> Kernel {
+    Box::new(move |run| {
+        let (from, to): (Raw<f32>, Raw<f32>) = (x.raw(run.base), out.raw(run.base));
+        let count = split.reduced_count();
+        tasks::for_each(out.elements(), count, |i| {
+            let (a, b) = split.kept_at(i, 0);
+            // SAFETY: the reduced elements lie in the input; output element i belongs to this task.
+            unsafe { *to.at(b) = f(&mut (0..count).map(|j| *from.at(a + split.reduced_at(j, 0))), count) };
+        });
+    })
+}
+
+/// Σ (x − mean)² / (n − correction), in two passes in double precision.
+fn variance(x: Tensor, out: Tensor, split: Split, correction: f64) -> Kernel {
+    Box::new(move |run| {
+        let (from, to) = (x.raw::<f32>(run.base), out.raw::<f32>(run.base));
+        let count = split.reduced_count();
+        tasks::for_each(out.elements(), count * 2, |i| {
+            let (a, b) = split.kept_at(i, 0);
+            // SAFETY: the reduced elements lie in the input; output element i belongs to this task.
+            unsafe {
+                let value = |j: usize| f64::from(*from.at(a + split.reduced_at(j, 0)));
+                let mean = (0..count).map(value).sum::<f64>() / count as f64;
+                let squares: f64 = (0..count).map(|j| (value(j) - mean).powi(2)).sum();
+                *to.at(b) = (squares / (count as f64 - correction)) as f32;
+            }
+        });
+    })
+}
+
+fn integer_sums(x: Tensor, out: Tensor, split: Split) -> Kernel {
+    Box::new(move |run| {
+        let count = split.reduced_count();
+        for i in 0..out.elements() {
+            let (a, b) = split.kept_at(i, 0);
+            let value = |j: usize| {
+                let at = a + split.reduced_at(j, 0);
+                // SAFETY: the reduced elements lie in the input.
+                unsafe { if x.dtype == DType::I64 { *x.raw::<i64>(run.base).at(at) } else { i64::from(*x.raw::<u8>(run.base).at(at)) } }
+            };
+            // SAFETY: output element i.
+            unsafe { *out.raw::<i64>(run.base).at(b) = (0..count).map(value).fold(0, i64::wrapping_add) };
+        }
+    })
+}

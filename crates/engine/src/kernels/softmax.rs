@@ -1,0 +1,107 @@
+//! Soft maxima along a dimension, and their gradients. Invariant: a line is computed by one task, in order.
+
+use tightfit::graph::Operator;
+
+use super::{Kernel, KernelError, Operands, dimension, math, tasks};
+use crate::tensor::Tensor;
+
+/// Lines of a tensor along one dimension.
+#[derive(Clone)]
+struct Lines {
+    extents: Vec<usize>,
+    strides: Vec<usize>,
+    count: usize,
+    len: usize,
+    step: usize,
+}
+
+impl Lines {
+    fn new(tensor: &Tensor, dim: usize) -> Lines {
+        let others = |list: &[usize]| list.iter().enumerate().filter(|(d, _)| *d != dim).map(|(_, &x)| x).collect::<Vec<_>>();
+        let extents = others(&tensor.shape);
+        Lines {
+            count: extents.iter().product(),
+            extents,
+            strides: others(&tensor.strides),
+            len: tensor.shape.get(dim).copied().unwrap_or(1),
+            step: tensor.strides.get(dim).copied().unwrap_or(1),
+        }
+    }
+
+    fn at(&self, mut index: usize) -> usize {
+        let mut offset = 0;
+        for d in (0..self.extents.len()).rev() {
+            offset += index % self.extents[d] * self.strides[d];
+            index /= self.extents[d];
+        }
+        offset
+    }
+}
+
+/// softmax or log_softmax along argument 1.
+pub(super) fn forward(operator: Operator, operands: &Operands) -> Result<Kernel, KernelError> {
+    let (x, out) = (operands.float(0)?.clone(), operands.output(0)?.clone());
+    let dim = dimension(operands.number(1, "dim")? as i64, x.shape.len())?;
+    let (from, to) = (Lines::new(&x, dim), Lines::new(&out, dim));
+    let log = operator == Operator::LogSoftmax;
+    Ok(Box::new(move |run| {
+        let (x, y) = (x.raw::<f32>(run.base), out.raw::<f32>(run.base));
+        tasks::for_each(from.count, from.len * 4, |i| {
+            let (a, b) = (from.at(i), to.at(i));
+            // SAFETY: lines are disjoint.
+            unsafe {
+                if from.step == 1 && to.step == 1 {
+                    let x = x.slice(a, from.len);
+                    let most = math::largest(x);
+                    if log {
+                        let shift = most + math::sum_exp_shifted(x, most).ln();
+                        math::shifted(x, shift, y.slice_mut(b, to.len));
+                    } else {
+                        let y = y.slice_mut(b, to.len);
+                        y.copy_from_slice(x);
+                        let total = math::exp_shifted(y, 1.0, most);
+                        math::scale(y, 1.0 / total);
+                    }
+                    return;
+                }
+                let value = |j: usize| *x.at(a + j * from.step);
+                let most = (0..from.len).map(value).fold(f32::NEG_INFINITY, f32::max);
+                let total: f32 = (0..from.len).map(|j| math::exp_negative(value(j) - most)).sum();
+                for j in 0..from.len {
+                    *y.at(b + j * to.step) = if log { value(j) - (most + total.ln()) } else { math::exp_negative(value(j) - most) / total };
+                }
+            }
+        });
+    }))
+}
+
+/// softmax: (dy − Σ dy·y) y; log_softmax: dy − e^y Σ dy.
+pub(super) fn backward(operator: Operator, operands: &Operands) -> Result<Kernel, KernelError> {
+    let (dy, y, out) = (operands.float(0)?.clone(), operands.float(1)?.clone(), operands.output(0)?.clone());
+    let dim = dimension(operands.number(2, "dim")? as i64, y.shape.len())?;
+    let (from_dy, from_y, to) = (Lines::new(&dy, dim), Lines::new(&y, dim), Lines::new(&out, dim));
+    let log = operator == Operator::LogSoftmaxBackward;
+    Ok(Box::new(move |run| {
+        let (dy, y, dx) = (dy.raw::<f32>(run.base), y.raw::<f32>(run.base), out.raw::<f32>(run.base));
+        tasks::for_each(to.count, to.len * 2, |i| {
+            let (a, b, c) = (from_dy.at(i), from_y.at(i), to.at(i));
+            // SAFETY: lines are disjoint.
+            unsafe {
+                if from_dy.step == 1 && from_y.step == 1 && to.step == 1 {
+                    let (dy, y, dx) = (dy.slice(a, to.len), y.slice(b, to.len), dx.slice_mut(c, to.len));
+                    if log {
+                        math::log_softmax_gradient(dy, y, math::sum(dy), dx);
+                    } else {
+                        math::softmax_backward(dy, y, math::dot(dy, y), dx);
+                    }
+                    return;
+                }
+                let (g, v) = (|j: usize| *dy.at(a + j * from_dy.step), |j: usize| *y.at(b + j * from_y.step));
+                let total: f32 = (0..to.len).map(|j| if log { g(j) } else { g(j) * v(j) }).sum();
+                for j in 0..to.len {
+                    *dx.at(c + j * to.step) = if log { g(j) - math::exp(v(j)) * total } else { (g(j) - total) * v(j) };
+                }
+            }
+        });
+    }))
+}

@@ -1,0 +1,19 @@
+//! Cutting work into tasks. Invariant: which task does what depends on the work alone, not on the number of threads.
+
+use rayon::prelude::*;
+
+use super::nest::SERIAL;
+
+/// Calls `body` for each of `count` parts of `weight` elements each, on worker threads where that pays.
+pub(super) fn for_each(count: usize, weight: usize, body: impl Fn(usize) + Sync) {
+    if count * weight < SERIAL {
+        (0..count).for_each(body);
+        return;
+    }
+    let group = (SERIAL / 4).div_ceil(weight.max(1)).max(1);
+    (0..count.div_ceil(group)).into_par_iter().for_each(|task| {
+        for part in task * group..((task + 1) * group).min(count) {
+            body(part);
+        }
+    });
+}

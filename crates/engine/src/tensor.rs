@@ -1,0 +1,130 @@
+//! Tensors bound to addresses. Invariant: a tensor's elements lie inside its buffer; the verifier fitted shape, strides
+//! and offset into the storage, and the checker the storage into the buffer.
+
+use tightfit::graph::{DType, Value};
+
+/// A Rust type that stores elements of one element type.
+pub(crate) trait Element: Copy + Send + Sync + Default + PartialOrd + 'static {
+    /// The element type.
+    const DTYPE: DType;
+}
+
+impl Element for f32 {
+    const DTYPE: DType = DType::F32;
+}
+
+impl Element for i64 {
+    const DTYPE: DType = DType::I64;
+}
+
+/// Truth values are bytes, 0 or 1.
+impl Element for u8 {
+    const DTYPE: DType = DType::Bool;
+}
+
+/// A tensor at an address of the slab.
+#[derive(Clone, Debug)]
+pub(crate) struct Tensor {
+    /// First element, in bytes from the start of the slab.
+    pub address: usize,
+    /// Element type.
+    pub dtype: DType,
+    /// Extent of each dimension.
+    pub shape: Vec<usize>,
+    /// Step of each dimension, in elements.
+    pub strides: Vec<usize>,
+}
+
+/// A pointer that kernels hand to worker threads.
+#[derive(Clone, Copy)]
+pub(crate) struct Raw<T>(pub *mut T);
+
+// SAFETY: kernels split their outputs into disjoint parts before they hand pointers to workers.
+unsafe impl<T> Send for Raw<T> {}
+// SAFETY: as above.
+unsafe impl<T> Sync for Raw<T> {}
+
+impl<T> Raw<T> {
+    /// The pointer `offset` elements further, which must not be followed beyond the tensor.
+    pub fn shifted(self, offset: usize) -> Raw<T> {
+        Raw(self.0.wrapping_add(offset))
+    }
+
+    /// The element `offset` further.
+    ///
+    /// # Safety
+    /// It must lie within the tensor.
+    pub unsafe fn at(self, offset: usize) -> *mut T {
+        // SAFETY: the caller's promise.
+        unsafe { self.0.add(offset) }
+    }
+
+    /// `len` elements from `offset`.
+    ///
+    /// # Safety
+    /// They must lie within the tensor, and nobody may write them meanwhile.
+    pub unsafe fn slice<'a>(self, offset: usize, len: usize) -> &'a [T] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.0.add(offset), len) }
+    }
+
+    /// `len` elements from `offset`, to be written.
+    ///
+    /// # Safety
+    /// They must lie within the tensor, and nobody else may touch them meanwhile.
+    pub unsafe fn slice_mut<'a>(self, offset: usize, len: usize) -> &'a mut [T] {
+        // SAFETY: the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.0.add(offset), len) }
+    }
+}
+
+impl Tensor {
+    /// Binds a value whose storage lies at `address`.
+    pub fn bind(value: &Value, address: u64) -> Tensor {
+        Tensor {
+            address: (address + value.offset * value.dtype.size()) as usize,
+            dtype: value.dtype,
+            shape: value.shape.iter().map(|&x| x as usize).collect(),
+            strides: value.strides_or_contiguous().iter().map(|&x| x as usize).collect(),
+        }
+    }
+
+    /// Number of elements.
+    pub fn elements(&self) -> usize {
+        self.shape.iter().product()
+    }
+
+    /// Row-major without gaps; strides of dimensions of extent one do not count.
+    pub fn is_contiguous(&self) -> bool {
+        let mut expected = 1;
+        for (&extent, &stride) in self.shape.iter().zip(&self.strides).rev() {
+            if extent != 1 && stride != expected {
+                return extent == 0;
+            }
+            expected *= extent;
+        }
+        true
+    }
+
+    /// Its first element within a slab that starts at `base`.
+    pub fn raw<T: Element>(&self, base: *mut u8) -> Raw<T> {
+        debug_assert_eq!(T::DTYPE, self.dtype);
+        // wrapping: an empty tensor may sit at the very end
+        Raw(base.wrapping_add(self.address).cast())
+    }
+
+    /// The same elements seen with `shape`, to whose trailing dimensions its own are matched; extents of one (and
+    /// missing dimensions) repeat with stride 0.
+    pub fn broadcast(&self, shape: &[usize]) -> Option<Tensor> {
+        let missing = shape.len().checked_sub(self.shape.len())?;
+        let mut strides = vec![0; missing];
+        for ((&extent, &stride), &wanted) in self.shape.iter().zip(&self.strides).zip(&shape[missing..]) {
+            match extent {
+                _ if extent == wanted => strides.push(stride),
+                1 => strides.push(0),
+                _ => return None,
+            }
+        }
+        Some(Tensor { address: self.address, dtype: self.dtype, shape: shape.to_vec(), strides })
+    }
+}

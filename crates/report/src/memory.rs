@@ -1,0 +1,153 @@
+//! Memory over one step, before and after planning, as a self-contained SVG. Invariant: the curves are the timelines'
+//! own, moment by moment; only what is too narrow to see is left out.
+
+use std::fmt::Write;
+
+use tightfit::check::Timeline;
+use tightfit::units::{Bytes, Seconds};
+
+const WIDTH: f64 = 900.0;
+const HEIGHT: f64 = 360.0;
+const LEFT: f64 = 78.0;
+const RIGHT: f64 = 20.0;
+const TOP: f64 = 56.0;
+const BOTTOM: f64 = 46.0;
+
+/// Bytes over time: the unplanned step, the planned one, and the budget between them.
+pub fn memory_svg(title: &str, unplanned: &Timeline, planned: &Timeline, budget: Bytes) -> String {
+    let longest = unplanned.seconds.0.max(planned.seconds.0).max(f64::MIN_POSITIVE);
+    let highest = unplanned.peak.max(planned.peak).max(budget).0.max(1) as f64 * 1.06;
+    let x = |seconds: Seconds| LEFT + seconds.0 / longest * (WIDTH - LEFT - RIGHT);
+    let y = |bytes: Bytes| TOP + (1.0 - bytes.0 as f64 / highest) * (HEIGHT - TOP - BOTTOM);
+    let mut svg = String::new();
+    let _ = write!(
+        svg,
+        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" font-family="system-ui, sans-serif" font-size="13">
+<title>{title}</title>
+<style>.ground{{fill:#fff}}.ink{{fill:#222}}.soft{{fill:#667}}.grid{{stroke:#dde}}.before{{fill:#c9ced6;stroke:#9aa2ad}}.after{{fill:#2f7ed8;fill-opacity:.55;stroke:#1b5fae}}.budget{{stroke:#c0392b}}.limit{{fill:#c0392b}}
+@media(prefers-color-scheme:dark){{.ground{{fill:#14171c}}.ink{{fill:#e6e8eb}}.soft{{fill:#9aa2ad}}.grid{{stroke:#2a2f37}}.before{{fill:#3a414c;stroke:#6b7480}}.budget{{stroke:#ff7566}}.limit{{fill:#ff7566}}}}</style>
+<rect class="ground" width="{WIDTH}" height="{HEIGHT}"/>
+<text class="ink" x="{LEFT}" y="22" font-size="15" font-weight="600">{title}</text>
+"##,
+        title = escape(title),
+    );
+    for tick in ticks(highest) {
+        let at = y(tick);
+        let _ = writeln!(
+            svg,
+            r#"<line class="grid" x1="{LEFT}" x2="{:.1}" y1="{at:.1}" y2="{at:.1}"/><text class="soft" x="{:.1}" y="{:.1}" text-anchor="end">{tick}</text>"#,
+            WIDTH - RIGHT,
+            LEFT - 8.0,
+            at + 4.0
+        );
+    }
+    for (class, timeline) in [("before", unplanned), ("after", planned)] {
+        let _ = writeln!(svg, r#"<path class="{class}" d="{}"/>"#, area(timeline, &x, &y));
+    }
+    let line = y(budget);
+    let _ = writeln!(
+        svg,
+        r#"<line class="budget" x1="{LEFT}" x2="{:.1}" y1="{line:.1}" y2="{line:.1}" stroke-width="1.5" stroke-dasharray="6 4"/>"#,
+        WIDTH - RIGHT
+    );
+    let slower = planned.seconds.0 / unplanned.seconds.0.max(f64::MIN_POSITIVE) * 100.0 - 100.0;
+    let legend = [
+        ("before", format!("as captured: peak {}", unplanned.peak)),
+        ("after", format!("planned: peak {}, {slower:+.1} % time", planned.peak)),
+        ("limit", format!("budget {budget}")),
+    ];
+    let mut at = LEFT;
+    for (class, text) in legend {
+        let _ = writeln!(
+            svg,
+            r#"<rect class="{class}" x="{at:.1}" y="34" width="11" height="11"/><text class="ink" x="{:.1}" y="44">{}</text>"#,
+            at + 17.0,
+            escape(&text)
+        );
+        at += 34.0 + text.len() as f64 * 7.0;
+    }
+    let _ = writeln!(
+        svg,
+        r#"<text class="soft" x="{:.1}" y="{:.1}" text-anchor="middle">time within one step (predicted, {})</text>
+</svg>"#,
+        (LEFT + WIDTH - RIGHT) / 2.0,
+        HEIGHT - 14.0,
+        duration(longest)
+    );
+    svg
+}
+
+/// The area under a timeline; within each half pixel only its largest value is drawn.
+fn area(timeline: &Timeline, x: &impl Fn(Seconds) -> f64, y: &impl Fn(Bytes) -> f64) -> String {
+    let mut columns: Vec<(f64, Bytes)> = Vec::new();
+    for moment in &timeline.moments {
+        let at = (x(moment.start) * 2.0).floor() / 2.0;
+        match columns.last_mut() {
+            Some((column, held)) if *column == at => *held = (*held).max(moment.held),
+            _ => columns.push((at, moment.held)),
+        }
+    }
+    let floor = y(Bytes::ZERO);
+    let mut path = format!("M{:.1} {floor:.1}", x(Seconds(0.0)));
+    for (column, held) in &columns {
+        let _ = write!(path, "H{column:.1}V{:.1}", y(*held));
+    }
+    let _ = write!(path, "H{:.1}V{floor:.1}Z", x(timeline.seconds));
+    path
+}
+
+/// Four to eight round numbers from 0 up.
+fn ticks(highest: f64) -> Vec<Bytes> {
+    let mut step = 1u64;
+    while highest / step as f64 > 8.0 {
+        step *= 2;
+    }
+    (0..=(highest as u64 / step)).map(|i| Bytes(i * step)).collect()
+}
+
+fn duration(seconds: f64) -> String {
+    match seconds {
+        s if s >= 1.0 => format!("{s:.2} s"),
+        s if s >= 1e-3 => format!("{:.1} ms", s * 1e3),
+        s => format!("{:.1} µs", s * 1e6),
+    }
+}
+
+fn escape(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tightfit::check::Moment;
+
+    fn timeline(held: &[u64]) -> Timeline {
+        let moments = held.iter().enumerate().map(|(i, &bytes)| Moment {
+            node: None,
+            again: false,
+            start: Seconds(i as f64),
+            seconds: Seconds(1.0),
+            held: Bytes(bytes),
+        });
+        Timeline {
+            moments: moments.collect(),
+            peak: Bytes(held.iter().copied().max().unwrap_or(0)),
+            at: 0,
+            high_water: Bytes(0),
+            seconds: Seconds(held.len() as f64),
+        }
+    }
+
+    #[test]
+    fn figures_are_those_of_the_timelines() {
+        let svg = memory_svg("a < b", &timeline(&[100, 400, 100]), &timeline(&[100, 200, 200, 100]), Bytes(250));
+        assert!(svg.contains("peak 400 B") && svg.contains("peak 200 B, +33.3 % time") && svg.contains("budget 250 B"));
+        assert!(svg.contains("a &lt; b"));
+    }
+
+    #[test]
+    fn ticks_are_round_and_few() {
+        assert_eq!(ticks(1000.0), [0, 128, 256, 384, 512, 640, 768, 896].map(Bytes));
+    }
+}

@@ -1,0 +1,28 @@
+# Shortcuts; each is one command that can be typed as well. `just` lists them.
+
+_default:
+    @just --list
+
+# everything that a change must pass
+ci *steps:
+    cargo xtask ci {{steps}}
+
+# all Rust tests
+test *arguments:
+    cargo test --workspace {{arguments}}
+
+# the rules of the house that no compiler checks
+tidy:
+    cargo xtask tidy
+
+# formats the Rust code
+fmt:
+    cargo fmt --all
+
+# the crates' documentation
+doc:
+    cargo doc --workspace --no-deps
+
+# times the engine on a step of the corpus
+bench-engine step="corpus/steps/gpt-small":
+    cargo run --release --package tightfit-cli -- bench engine {{step}}

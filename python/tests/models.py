@@ -1,0 +1,69 @@
+"""Small models that tests export.
+
+Invariant: each has something the exporter must get right: buffers that change, nested modules, attention, tied or
+frozen parameters.
+"""
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+
+class ConvNet(nn.Module):
+    """Convolutions with batch normalisation, on [batch, 3, 8, 8] images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, bias=False), nn.BatchNorm2d(4), nn.ReLU())
+        self.head = nn.Linear(4, 5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.stem(x).mean((2, 3)))
+
+
+class Normed(nn.Module):
+    """A perceptron with batch normalisation, a non-persistent buffer and a frozen layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(6, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.last = nn.Linear(8, 3)
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, 8), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = functional.relu(self.norm(self.first(x))) * self.scale
+        return self.last(self.frozen(hidden))
+
+
+class Transformer(nn.Module):
+    """PyTorch's own encoder layers over tokens, with dropout."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(17, 16)
+        layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.1, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
+        self.head = nn.Linear(16, 17)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        return self.head(self.encoder(self.embed(tokens)))
+
+
+def token_loss(logits: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """Mean cross entropy over every position."""
+    return functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
+
+
+def images() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(4, 3, 8, 8), torch.arange(4)
+
+
+def tokens() -> tuple[torch.Tensor, torch.Tensor]:
+    batch = torch.randint(0, 17, (2, 7))
+    return batch, batch.roll(-1, 1)
+
+
+def rows() -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(9, 6), torch.randint(0, 3, (9,))

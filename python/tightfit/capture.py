@@ -1,0 +1,321 @@
+"""Captures a model and its loss as one ATen graph, with the module each node came from.
+
+Invariant: the captured graph is functional except for `copy_` into buffers; every forward and loss node carries the
+fully qualified name of the module that ran it, and every backward node that of the forward node it differentiates.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._decomp import core_aten_decompositions
+from torch._functorch._aot_autograd.descriptors import (
+    BufferAOTInput,
+    GradAOTOutput,
+    ParamAOTInput,
+    PlainAOTInput,
+    PlainAOTOutput,
+    TangentAOTInput,
+)
+from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.proxy_tensor import get_proxy_mode
+from torch.utils import _pytree as pytree
+
+from .errors import ExportError
+
+MODULE = "tightfit_module"
+PHASE = "tightfit_phase"
+
+aten = torch.ops.aten
+
+# Operators kept whole although Core ATen decomposes them: each is one pass over memory instead of several.
+KEPT_WHOLE = (
+    aten._log_softmax,
+    aten._log_softmax_backward_data,
+    aten._scaled_dot_product_flash_attention_for_cpu,
+    aten._scaled_dot_product_flash_attention_for_cpu_backward,
+    aten._softmax,
+    aten._softmax_backward_data,
+    aten.addmm,
+    aten.embedding_dense_backward,
+    aten.gelu,
+    aten.gelu_backward,
+    aten.native_dropout,
+    aten.native_dropout_backward,
+    aten.native_layer_norm,
+    aten.native_layer_norm_backward,
+    aten.nll_loss_backward,
+    aten.nll_loss_forward,
+)
+
+
+@dataclass
+class Capture:
+    """One captured graph and what its placeholders and outputs are.
+
+    `graph` holds call_function nodes with `meta["val"]`, `meta[MODULE]` and `meta[PHASE]`.
+    """
+
+    module: fx.GraphModule
+    parameters: dict[str, fx.Node]
+    buffers: dict[str, fx.Node]
+    inputs: list[fx.Node]
+    tangent: fx.Node | None
+    loss: fx.Node
+    prediction: fx.Node | None
+    gradients: dict[str, fx.Node]
+
+    @property
+    def graph(self) -> fx.Graph:
+        return self.module.graph
+
+
+def capture(model: nn.Module, loss_fn: Callable[..., Any], batch: tuple[Any, Any], *, training: bool) -> Capture:
+    """Captures forward, loss and (when `training`) backward.
+
+    Training mode follows `training`; the model's own modes are restored. Raises `ExportError` when PyTorch cannot
+    trace the model.
+    """
+    step = _Step(model, loss_fn, returns_prediction=not training)
+    arguments = _fake_like(model, _flatten(batch))
+    step.structure = pytree.tree_structure(batch)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(_mode(model, training))
+        stack.enter_context(_scopes(step))
+        stack.enter_context(torch.enable_grad() if training else torch.no_grad())
+        try:
+            joint = aot_export_joint_with_descriptors(
+                stack, step, arguments, decompositions=_decompositions(), keep_inference_input_mutations=True
+            )
+        except ExportError:
+            raise
+        except Exception as error:
+            raise ExportError(
+                f"PyTorch could not trace {type(model).__name__}: {type(error).__name__}: {error}; "
+                "make the forward free of data-dependent control flow and check that the batch fits the model"
+            ) from error
+        module = joint.graph_module
+    _finish_tags(module.graph)
+    return _describe(module, _canonical_names(step), training)
+
+
+class _Step(nn.Module):
+    """The model followed by its loss; the forward is `loss_fn(model(inputs), targets)`."""
+
+    def __init__(self, model: nn.Module, loss_fn: Callable[..., Any], *, returns_prediction: bool) -> None:
+        super().__init__()
+        self.model = model
+        if isinstance(loss_fn, nn.Module):
+            if any(True for _ in loss_fn.parameters()):
+                raise ExportError("the loss function has parameters of its own; move them into the model")
+            self.loss = loss_fn
+        self.returns_prediction = returns_prediction
+        self.structure: Any = None
+        self.scopes = _Scopes()
+        self._loss_fn = (loss_fn,)
+
+    def forward(self, *flat: torch.Tensor) -> Any:
+        inputs, targets = pytree.tree_unflatten(list(flat), self.structure)
+        if isinstance(inputs, dict):
+            prediction = self.model(**inputs)
+        elif isinstance(inputs, (tuple, list)):
+            prediction = self.model(*inputs)
+        else:
+            prediction = self.model(inputs)
+        self.scopes.flush()
+        self.scopes.phase = "loss"
+        loss = self._loss_fn[0](prediction, targets)
+        self.scopes.flush()
+        self.scopes.phase = "forward"
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or loss.dim() != 0:
+            found = tuple(loss.shape) if isinstance(loss, torch.Tensor) else type(loss).__name__
+            raise ExportError(f"the loss is {found}, not a scalar tensor; reduce it, for example with .mean()")
+        if not loss.dtype.is_floating_point:
+            raise ExportError(f"the loss has dtype {loss.dtype}; it must be a floating-point scalar")
+        if not self.returns_prediction:
+            return (loss,)
+        if not isinstance(prediction, torch.Tensor):
+            raise ExportError(
+                f"the model returns {type(prediction).__name__}; an executable step needs one prediction tensor"
+            )
+        return (loss, prediction)
+
+
+class _Scopes:
+    """Marks traced nodes with the module that is running; nodes made since the last mark belong to it."""
+
+    def __init__(self) -> None:
+        self.stack = [""]
+        self.phase = "forward"
+
+    def flush(self) -> None:
+        mode = get_proxy_mode()
+        if mode is None:
+            return
+        for node in reversed(mode.tracer.graph.nodes):
+            if MODULE in node.meta:
+                break
+            node.meta[MODULE] = self.stack[-1]
+            node.meta[PHASE] = self.phase
+
+
+@contextlib.contextmanager
+def _scopes(step: _Step) -> Iterator[None]:
+    scopes, handles = step.scopes, []
+
+    def enter(name: str) -> Callable[..., None]:
+        def hook(*_: Any) -> None:
+            scopes.flush()
+            scopes.stack.append(name)
+
+        return hook
+
+    def leave(*_: Any) -> None:
+        scopes.flush()
+        scopes.stack.pop()
+
+    try:
+        for name, module in step.model.named_modules():
+            if name:
+                handles.append(module.register_forward_pre_hook(enter(name)))
+                handles.append(module.register_forward_hook(leave, always_call=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+@contextlib.contextmanager
+def _mode(model: nn.Module, training: bool) -> Iterator[None]:
+    before = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, mode in before:
+            module.training = mode
+
+
+def _decompositions() -> dict[Any, Callable[..., Any]]:
+    table = dict(core_aten_decompositions())
+    for packet in KEPT_WHOLE:
+        for overload in packet.overloads():
+            table.pop(getattr(packet, overload), None)
+    return table
+
+
+def _flatten(batch: tuple[Any, Any]) -> list[torch.Tensor]:
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        raise ExportError("example_batch must be a pair (inputs, targets)")
+    flat = pytree.tree_leaves(batch)
+    for leaf in flat:
+        if not isinstance(leaf, torch.Tensor):
+            raise ExportError(f"the batch holds a {type(leaf).__name__}; pass tensors only and bind constants in the model")
+    return flat
+
+
+def _fake_like(model: nn.Module, flat: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The batch in the model's fake mode, where the model was built in one."""
+    for parameter in model.parameters():
+        if isinstance(parameter.data, FakeTensor) or isinstance(parameter, FakeTensor):
+            mode = parameter.fake_mode
+            return tuple(leaf if isinstance(leaf, FakeTensor) else mode.from_tensor(leaf) for leaf in flat)
+    return tuple(flat)
+
+
+def _finish_tags(graph: fx.Graph) -> None:
+    """Gives backward nodes the module of the forward node with the same autograd sequence number."""
+    module_of: dict[int, str] = {}
+    for node in graph.nodes:
+        if node.op == "call_function" and PHASE in node.meta and "seq_nr" in node.meta:
+            module_of.setdefault(node.meta["seq_nr"], node.meta[MODULE])
+    for node in graph.nodes:
+        if node.op != "call_function" or PHASE in node.meta:
+            continue
+        if node.target is aten.copy_.default:
+            node.meta[PHASE], node.meta[MODULE] = "forward", ""
+        else:
+            node.meta[PHASE] = "backward"
+            node.meta[MODULE] = module_of.get(node.meta.get("seq_nr"), "")
+
+
+def _canonical_names(step: _Step) -> dict[str, str]:
+    """Names inside the step → the model's own; a tensor registered twice goes by its first name."""
+    first: dict[int, str] = {}
+    owner: dict[str, int] = {}
+    names = {}
+    for name, tensor in [*step.named_parameters(remove_duplicate=False), *step.named_buffers(remove_duplicate=False)]:
+        names[name] = first.setdefault(id(tensor), name.removeprefix("model."))
+        if owner.setdefault(names[name], id(tensor)) != id(tensor):
+            raise ExportError(f"both the model and the loss have a tensor {names[name]!r}; rename the model's module")
+    return names
+
+
+def _describe(module: fx.GraphModule, names: dict[str, str], training: bool) -> Capture:
+    parameters: dict[str, fx.Node] = {}
+    buffers: dict[str, fx.Node] = {}
+    inputs: list[fx.Node] = []
+    tangent = None
+    for node in module.graph.find_nodes(op="placeholder"):
+        match node.meta["desc"]:
+            case ParamAOTInput(target=target):
+                _register(parameters, names[target], node)
+            case BufferAOTInput(target=target):
+                _register(buffers, names[target], node)
+            case PlainAOTInput():
+                inputs.append(node)
+            case TangentAOTInput(output=PlainAOTOutput(idx=0)) if tangent is None:
+                tangent = node
+            case other:
+                raise ExportError(f"the captured step has an input {other!r} that has no place in a training step")
+    [output] = module.graph.find_nodes(op="output")
+    results = output.args[0] if isinstance(output.args[0], (list, tuple)) else output.args
+    loss = prediction = None
+    gradients: dict[str, fx.Node] = {}
+    for result, description in zip(results, output.meta["desc"], strict=True):
+        match description:
+            case PlainAOTOutput(idx=0):
+                loss = result
+            case PlainAOTOutput(idx=1):
+                prediction = result
+            case GradAOTOutput(grad_of=ParamAOTInput(target=target)) if result is not None:
+                name = names[target]
+                gradients[name] = _sum(module.graph, gradients[name], result) if name in gradients else result
+            case _ if result is None:
+                pass
+            case GradAOTOutput(grad_of=PlainAOTInput()):
+                raise ExportError("an input tensor requires a gradient; pass batches that are detached")
+            case other:
+                raise ExportError(f"the captured step has an output {other!r} that has no place in a training step")
+    if loss is None:
+        raise ExportError("the captured step has no loss; the loss function must return a tensor computed from the model")
+    if training and (tangent is None or not gradients):
+        raise ExportError("no parameter receives a gradient; check requires_grad and that the loss depends on the model")
+    output.args = ([loss, *([] if prediction is None else [prediction]), *gradients.values()],)
+    return Capture(module, parameters, buffers, inputs, tangent, loss, prediction, gradients)
+
+
+def _register(named: dict[str, fx.Node], name: str, node: fx.Node) -> None:
+    """Names a placeholder; a second one for the same tensor (tied weights) is replaced by the first."""
+    if name in named:
+        node.replace_all_uses_with(named[name], delete_user_cb=lambda user: user.op != "output")
+    else:
+        named[name] = node
+
+
+def _sum(graph: fx.Graph, first: fx.Node, second: fx.Node) -> fx.Node:
+    """The sum of two gradients of one parameter, computed as soon as both are there."""
+    later = max(first, second)
+    earlier = first if later is second else second
+    with graph.inserting_after(later):
+        total = graph.call_function(aten.add.Tensor, (earlier, later))
+    with torch.no_grad():
+        value = earlier.meta["val"] + later.meta["val"]
+    total.meta.update({"val": value, PHASE: "backward", MODULE: later.meta[MODULE]})
+    return total

@@ -1,0 +1,105 @@
+"""`tightfit.export`: from a PyTorch model to the files of one training step, readable as the list of what it does.
+
+Invariant: the model's parameters, buffers, modes and hooks are afterwards what they were before; on failure no file
+has changed; the same model and options give the same bytes.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from .artifacts import write_all
+from .capture import capture
+from .errors import ExportError
+from .graph import producer, to_gzip, to_json
+from .optimizer import resolve
+from .simplify import simplify
+from .step import WEIGHTS, Initialisation, data_entry, document, recipes
+from .translate import translate
+
+
+def export(
+    model: nn.Module,
+    loss_fn: Callable[..., Any],
+    example_batch: tuple[Any, Any],
+    *,
+    optimizer: str | dict[str, Any] | None = "adamw",
+    out: str | Path,
+    name: str,
+    description: str = "",
+    learning_rate: float | None = None,
+    data: dict[str, Any] | None = None,
+    initialisation: Initialisation | None = None,
+    evaluation_batch: tuple[Any, Any] | None = None,
+    provenance: dict[str, Any] | None = None,
+    execute: bool = True,
+) -> None:
+    """Writes one training step of `model` under the loss `loss_fn(model(inputs), targets)`.
+
+    `example_batch` is `(inputs, targets)`; its shapes are fixed in the graphs. `optimizer` is `"adamw"`, `"sgd"` or a
+    dict `{"kind": …, option: …}`. `initialisation(fqn, tensor)` returns a recipe for how a parameter or buffer starts,
+    or `None` to store the tensor's present contents.
+
+    With `execute=True`, `out` is a folder and receives `train.json.gz`, `eval.json.gz` (of `evaluation_batch`'s shape
+    where given), `step.json`, and `weights.safetensors` where some tensor has no recipe.
+
+    With `execute=False`, `out` is one file ending in `.json` or `.json.gz` and receives the training graph alone, for
+    planning: the model may live on fake tensors and have any dtype; `optimizer=None` makes the gradients outputs.
+
+    Raises `ExportError`.
+    """
+    chosen = resolve(optimizer, learning_rate)
+    path = Path(out)
+    if not execute:
+        if not path.name.endswith((".json", ".json.gz")):
+            raise ExportError(f"out={path.name!r}; with execute=False name one file ending in .json or .json.gz")
+        graph, _ = _graph(model, loss_fn, example_batch, name, chosen, training=True)
+        write_all({path: to_json(graph).encode() if path.name.endswith(".json") else to_gzip(graph)})
+        return
+
+    if chosen is None:
+        raise ExportError("an executable step needs an optimizer; use execute=False for a graph that ends in gradients")
+    if data is None:
+        raise ExportError("an executable step needs data=…; use execute=False for a graph to plan with")
+    _check_executable(model, example_batch)
+    entry = data_entry(data, path)
+    train, tensors = _graph(model, loss_fn, example_batch, name, chosen, training=True)
+    evaluate, more = _graph(model, loss_fn, evaluation_batch or example_batch, f"{name}-eval", None, training=False)
+    parameters, weights = recipes([train, evaluate], tensors | more, initialisation)
+    step = document(name, description, parameters, chosen, entry, {"producer": producer()} | (provenance or {}))
+    files = {
+        path / "train.json.gz": to_gzip(train),
+        path / "eval.json.gz": to_gzip(evaluate),
+        path / "step.json": (json.dumps(step, indent=2, allow_nan=False) + "\n").encode(),
+    }
+    if weights is not None:
+        files[path / WEIGHTS] = weights
+    write_all(files, stale=() if weights is not None else (path / WEIGHTS,))
+
+
+def _graph(model, loss_fn, batch, name, optimizer, *, training: bool) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+    """One graph document, and the tensors that its parameters and buffers start from."""
+    captured = capture(model, loss_fn, batch, training=training)
+    simplify(captured)
+    tensors = dict(model.named_parameters()) | dict(model.named_buffers())
+    if isinstance(loss_fn, nn.Module):
+        tensors |= {f"loss.{key}": tensor for key, tensor in loss_fn.named_buffers()}
+    graph = translate(captured, name, optimizer, tensors, keep_unused=training)
+    return graph, tensors
+
+
+def _check_executable(model: nn.Module, batch: tuple[Any, Any]) -> None:
+    if not (isinstance(batch, (tuple, list)) and len(batch) == 2
+            and all(isinstance(part, torch.Tensor) for part in batch)):
+        raise ExportError("an executable step needs example_batch = (inputs, targets), one tensor each")
+    for fqn, tensor in [*model.named_parameters(), *model.named_buffers()]:
+        if tensor.device.type != "cpu":
+            raise ExportError(f"{fqn!r} lives on {tensor.device}; move the model to the CPU with .cpu()")
+        if tensor.dtype in (torch.float16, torch.bfloat16, torch.float64):
+            raise ExportError(f"{fqn!r} has dtype {tensor.dtype}; executable steps are float32, convert with .float()")

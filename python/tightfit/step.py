@@ -1,0 +1,93 @@
+"""Builds `step.json`: which graphs make a training step, how its tensors start, and what data it reads.
+
+Invariant: every parameter and buffer placeholder of either graph has exactly one recipe, and the weights file holds
+exactly those tensors whose recipe is `{"file": …}`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from .errors import ExportError
+from .optimizer import Optimizer
+
+FORMAT = "tightfit-step/1"
+WEIGHTS = "weights.safetensors"
+
+Recipe = dict[str, Any]
+Initialisation = Callable[[str, torch.Tensor], Recipe | None]
+
+_RECIPES = {"normal": {"mean", "std"}, "uniform": {"low", "high"}, "constant": None, "file": None}
+_DATA_KEYS = {
+    "bytes": {"file", "window", "batch", "sampling_seed", "validation"},
+    "table": {"file", "features", "scale", "batch", "evaluation_batch", "sampling_seed", "validation"},
+}
+
+
+def recipes(graphs: list[dict[str, Any]], tensors: dict[str, torch.Tensor],
+            initialisation: Initialisation | None) -> tuple[dict[str, Recipe], bytes | None]:
+    """The recipe of every parameter and buffer of `graphs`, and the weights file's bytes if some recipe needs one."""
+    names = dict.fromkeys(
+        node["parameter"] for graph in graphs for node in graph["nodes"] if node["phase"] in ("parameter", "buffer")
+    )
+    chosen: dict[str, Recipe] = {}
+    stored: dict[str, torch.Tensor] = {}
+    for name in names:
+        tensor = tensors[name]
+        recipe = initialisation(name, tensor) if initialisation is not None else None
+        chosen[name] = {"file": WEIGHTS} if recipe is None else _checked(name, recipe)
+        if "file" in chosen[name]:
+            stored[name] = tensor.detach().to("cpu").contiguous().clone()
+    return chosen, save(stored) if stored else None
+
+
+def _checked(name: str, recipe: Recipe) -> Recipe:
+    if not isinstance(recipe, dict) or len(recipe) != 1 or next(iter(recipe)) not in _RECIPES:
+        raise ExportError(f"initialisation of {name!r} returned {recipe!r}; return one of {', '.join(_RECIPES)}, or None")
+    [(kind, options)] = recipe.items()
+    expected = _RECIPES[kind]
+    if expected is not None and (not isinstance(options, dict) or set(options) != expected):
+        raise ExportError(f"initialisation {kind!r} of {name!r} needs exactly {', '.join(sorted(expected))}; got {options!r}")
+    if kind == "file" and options != WEIGHTS:
+        raise ExportError(f"initialisation of {name!r} names file {options!r}; use {WEIGHTS!r} or return None")
+    return recipe
+
+
+def data_entry(data: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The step's data, with the file's SHA-256; its path is relative to the step's folder."""
+    kind = data.get("kind")
+    if kind not in _DATA_KEYS:
+        raise ExportError(f"data kind {kind!r} is not known; use one of {', '.join(_DATA_KEYS)}")
+    missing = sorted(_DATA_KEYS[kind] - set(data))
+    if missing:
+        raise ExportError(f"data of kind {kind!r} lacks {', '.join(missing)}")
+    path = Path(os.path.normpath(folder.absolute() / data["file"]))  # the folder need not be there yet
+    if not path.is_file():
+        raise ExportError(f"the data file {data['file']!r} is not there, seen from the step's folder; write it first")
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if data.get("sha256", found) != found:
+        raise ExportError(f"the data file {data['file']!r} has SHA-256 {found}, not {data['sha256']}; check its version")
+    return {**data, "sha256": found}
+
+
+def document(name: str, description: str, parameters: dict[str, Recipe], optimizer: Optimizer,
+             data: dict[str, Any], provenance: dict[str, Any]) -> dict[str, Any]:
+    """The whole of `step.json`."""
+    return {
+        "format": FORMAT,
+        "name": name,
+        "description": description,
+        "training": "train.json.gz",
+        "evaluation": "eval.json.gz",
+        "parameters": parameters,
+        "optimizer": {"kind": optimizer.kind, "learning_rate": optimizer.learning_rate},
+        "data": data,
+        "provenance": provenance,
+    }

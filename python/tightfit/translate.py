@@ -1,0 +1,199 @@
+"""Turns a simplified capture into a `tightfit-graph/1` document.
+
+Invariant: node order is the captured order followed by one optimizer node per parameter that has a gradient; `getitem`
+never appears, since operators with several results have several outputs.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils.flop_counter import flop_registry
+
+from .capture import MODULE, PHASE, Capture
+from .errors import ExportError
+from .graph import GraphBuilder, ValueId, producer
+from .optimizer import Optimizer
+
+aten = torch.ops.aten
+
+
+def translate(captured: Capture, name: str, optimizer: Optimizer | None, constants: dict[str, torch.Tensor], *,
+              keep_unused: bool, strides: bool = True) -> dict[str, Any]:
+    """The graph document of a capture.
+
+    Tensors that the forward made out of thin air (`torch.tensor([…])`) are lifted as buffers and added to
+    `constants` under their name. Without an optimizer, gradients are outputs. `keep_unused=False` leaves out
+    placeholders that nothing reads.
+    """
+    builder = GraphBuilder(name, {"producer": producer(), "decompositions": "core"}, strides=strides)
+    return _Translation(captured, builder, optimizer, constants, keep_unused).run()
+
+
+class _Translation:
+    """The state of one translation: where each captured node's values are."""
+
+    def __init__(self, captured: Capture, builder: GraphBuilder, optimizer: Optimizer | None,
+                 constants: dict[str, torch.Tensor], keep_unused: bool) -> None:
+        self.captured = captured
+        self.builder = builder
+        self.optimizer = optimizer
+        self.constants = constants
+        self.keep_unused = keep_unused
+        self.values: dict[fx.Node, ValueId | list[ValueId | None]] = {}
+        self.states: dict[str, list[ValueId]] = {}
+
+    def run(self) -> dict[str, Any]:
+        self._placeholders()
+        for node in self.captured.graph.nodes:
+            if node.op == "call_function" and node.target is not operator.getitem:
+                self._call(node)
+        self.builder.output(self._value(self.captured.loss))
+        if self.captured.prediction is not None:
+            self.builder.output(self._value(self.captured.prediction))
+        for parameter, gradient in self.captured.gradients.items():
+            if self.optimizer is None:
+                self.builder.output(self._value(gradient))
+            else:
+                self._optimizer_node(self.optimizer, parameter, self._value(gradient))
+        return self.builder.document()
+
+    def _placeholders(self) -> None:
+        captured = self.captured
+        for phase, named in (("parameter", captured.parameters), ("buffer", captured.buffers)):
+            for fqn, node in named.items():
+                if self.keep_unused or _is_read(node):
+                    self._placeholder(node, phase, _identifier(fqn), fqn)
+        for node in captured.graph.find_nodes(op="get_attr"):
+            fqn = f"constant.{node.target}"
+            self.constants[fqn] = getattr(captured.module, node.target)
+            node.meta.setdefault("val", self.constants[fqn])
+            self._placeholder(node, "buffer", _identifier(fqn), fqn)
+        if self.optimizer is not None:
+            for fqn in captured.gradients:
+                tensor = captured.parameters[fqn].meta["val"]
+                self.states[fqn] = [
+                    self.builder.placeholder(f"{_identifier(fqn)}_{state}", "state", _state_like(tensor),
+                                             parameter=f"{fqn}.{state}", module=_owner(fqn))
+                    for state in self.optimizer.states
+                ]
+        names = ["input", "target"]
+        if len(captured.inputs) != 2:
+            names = [f"input_{index}" for index in range(len(captured.inputs))]
+        for input_name, node in zip(names, captured.inputs, strict=True):
+            self._placeholder(node, "input", input_name, None)
+
+    def _placeholder(self, node: fx.Node, phase: str, name: str, parameter: str | None) -> None:
+        self.values[node] = self.builder.placeholder(
+            name, phase, node.meta["val"], parameter=parameter, module=_owner(parameter) if parameter else ""
+        )
+
+    def _call(self, node: fx.Node) -> None:
+        overload = node.target
+        if not isinstance(overload, torch._ops.OpOverload):
+            raise ExportError(
+                f"node {node.name!r} calls {overload}, which is not an ATen operator; "
+                "remove control flow operators and custom higher-order calls from the model"
+            )
+        raw = node.meta["val"]
+        tensors = list(raw) if isinstance(raw, (tuple, list)) else [raw]
+        several = isinstance(raw, (tuple, list))
+        used = _used_outputs(node) if several else {0}
+        mutates = overload._schema.is_mutable
+        outputs = [tensor if index in used and isinstance(tensor, torch.Tensor) else None
+                   for index, tensor in enumerate(tensors)]
+        if mutates:
+            outputs = [self.builder.tensor(self._value(node.args[0]))]
+        args = fx.node.map_arg(node.args, self._value)
+        kwargs = fx.node.map_arg(dict(node.kwargs), self._value)
+        view = not mutates and self._is_view(node, outputs)
+        values = self.builder.node(
+            node.name, str(overload), node.meta[PHASE],
+            list(args), kwargs, outputs, module=node.meta[MODULE], flops=0 if view else _flops(node),
+            random=_draws(node), mutates=mutates, cost=not view,
+        )
+        self.values[node] = values if several else values[0]
+
+    def _is_view(self, node: fx.Node, outputs: list[torch.Tensor | None]) -> bool:
+        inputs = {tensor.untyped_storage()._cdata
+                  for source in node.all_input_nodes for tensor in _tensors(source.meta["val"])}
+        made = [tensor.untyped_storage()._cdata for tensor in outputs if tensor is not None]
+        return bool(made) and all(storage in inputs for storage in made)
+
+    def _value(self, node: fx.Node) -> ValueId:
+        if node.op == "call_function" and node.target is operator.getitem:
+            found = self.values[node.args[0]][node.args[1]]
+        else:
+            found = self.values[node]
+        if not isinstance(found, ValueId):
+            raise ExportError(f"node {node.name!r} is used as one tensor but is not; report this model")
+        return found
+
+    def _optimizer_node(self, optimizer: Optimizer, fqn: str, gradient: ValueId) -> None:
+        parameter = self.values[self.captured.parameters[fqn]]
+        states = self.states[fqn]
+        written = [parameter, *states]
+        before, found = self.builder.tensor(parameter), self.builder.tensor(gradient)
+        if before.shape != found.shape:
+            raise ExportError(f"the gradient of {fqn!r} has shape {tuple(found.shape)}, not {tuple(before.shape)}")
+        self.builder.node(
+            f"{optimizer.kind}_{_identifier(fqn)}", optimizer.operator, "optimizer", [parameter, gradient, *states],
+            optimizer.options, [self.builder.tensor(value) for value in written], module=_owner(fqn), mutates=True,
+        )
+
+
+def _identifier(fqn: str) -> str:
+    """The node name of a tensor; `input` and `target` are the batch's."""
+    name = fqn.replace(".", "_")
+    return f"{name}_tensor" if name in ("input", "target") else name
+
+
+def _owner(fqn: str) -> str:
+    return fqn.rpartition(".")[0]
+
+
+def _state_like(parameter: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(parameter, memory_format=torch.contiguous_format, requires_grad=False)
+
+
+def _is_read(node: fx.Node) -> bool:
+    return any(user.op != "output" for user in node.users)
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    return [item for item in value if isinstance(item, torch.Tensor)] if isinstance(value, (tuple, list)) else []
+
+
+def _used_outputs(node: fx.Node) -> set[int]:
+    return {user.args[1] for user in node.users if user.target is operator.getitem}
+
+
+def _draws(node: fx.Node) -> bool:
+    """Whether a call really draws random numbers, rather than merely being able to."""
+    overload, args = node.target, {}
+    for argument, given in zip(overload._schema.arguments, node.args, strict=False):
+        args[argument.name] = given
+    args.update(node.kwargs)
+    if overload is aten.native_dropout.default:
+        return bool(args.get("train")) and args["p"] > 0.0
+    if "dropout_p" in {argument.name for argument in overload._schema.arguments}:
+        return torch.Tag.nondeterministic_seeded in overload.tags and args.get("dropout_p", 0.0) > 0.0 \
+            and "backward" not in overload.__name__
+    return torch.Tag.nondeterministic_seeded in overload.tags
+
+
+def _flops(node: fx.Node) -> int:
+    """Multiply-adds counted as two, by PyTorch's own formulas; 0 where it has none."""
+    packet = node.target.overloadpacket
+
+    def value(argument: Any) -> Any:
+        return fx.node.map_arg(argument, lambda source: source.meta["val"])
+
+    args, kwargs = value(node.args), value(dict(node.kwargs))
+    formula = flop_registry.get(packet)
+    return 0 if formula is None else int(formula(*args, **kwargs, out_val=node.meta["val"]))

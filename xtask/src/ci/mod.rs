@@ -1,0 +1,89 @@
+//! Everything that a change must pass, step by step. Invariant: the first command that fails ends the run with an
+//! error that names it; what the commands print goes where this program's own output goes.
+
+mod command;
+mod python;
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+use command::Log;
+
+/// Where things are.
+struct Workspace {
+    root: PathBuf,
+    /// The folder that cargo builds into.
+    target: PathBuf,
+}
+
+type Step = fn(&Workspace, &mut Log) -> Result<()>;
+
+const STEPS: [(&str, Step); 5] = [("fmt", fmt), ("clippy", clippy), ("tidy", tidy), ("test", test), ("python", python::python)];
+
+/// The names of all steps, in their order.
+pub fn names() -> String {
+    STEPS.map(|(name, _)| name).join(", ")
+}
+
+/// Runs the steps that are `chosen`, or all of them, in their order.
+pub fn ci(root: &Path, chosen: &[String]) -> Result<()> {
+    if let Some(unknown) = chosen.iter().find(|name| STEPS.iter().all(|(step, _)| step != name)) {
+        bail!("there is no step `{unknown}`; the steps are {}", names());
+    }
+    let workspace = Workspace { root: root.to_path_buf(), target: target()? };
+    let mut log = Log::default();
+    let result = STEPS
+        .iter()
+        .filter(|(name, _)| chosen.is_empty() || chosen.iter().any(|step| step == name))
+        .try_for_each(|(name, step)| log.step(name, |log| step(&workspace, log)));
+    log.summary();
+    result
+}
+
+/// This program lies in `TARGET/PROFILE`, wherever the user has cargo build.
+fn target() -> Result<PathBuf> {
+    let program = std::env::current_exe().context("the path of this program")?;
+    program.ancestors().nth(2).map(Path::to_path_buf).context("cargo built this program, so it lies in its target folder")
+}
+
+fn fmt(workspace: &Workspace, log: &mut Log) -> Result<()> {
+    log.run(workspace.cargo(&["fmt", "--all", "--check"]))
+}
+
+fn clippy(workspace: &Workspace, log: &mut Log) -> Result<()> {
+    log.run(workspace.cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
+}
+
+fn tidy(workspace: &Workspace, _: &mut Log) -> Result<()> {
+    crate::tidy::tidy(&workspace.root)
+}
+
+fn test(workspace: &Workspace, log: &mut Log) -> Result<()> {
+    log.run(workspace.cargo(&["test", "--workspace"]))
+}
+
+impl Workspace {
+    fn cargo(&self, arguments: &[&str]) -> std::process::Command {
+        let mut command = self.command(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+        command.args(arguments);
+        command
+    }
+
+    fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> std::process::Command {
+        let mut command = std::process::Command::new(program);
+        command.current_dir(&self.root);
+        command
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_unknown_step_is_an_error_that_names_the_known_ones() {
+        let error = ci(Path::new("."), &["fmt".to_string(), "tests".to_string()]).unwrap_err();
+        assert_eq!(error.to_string(), "there is no step `tests`; the steps are fmt, clippy, tidy, test, python");
+    }
+}

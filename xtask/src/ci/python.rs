@@ -1,0 +1,73 @@
+//! The Python tests, in a virtual environment of their own. Invariant: the environment's stamp holds the requirements
+//! that were installed into it, and is written last; an environment without the right stamp is made anew.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use super::Workspace;
+use super::command::Log;
+
+const REQUIREMENTS: &str = "python/requirements-dev.txt";
+
+/// Installs what the tests need, builds the `tightfit` program, and runs the tests with both.
+pub fn python(workspace: &Workspace, log: &mut Log) -> Result<()> {
+    let interpreter = environment(workspace, log)?;
+    log.run(workspace.cargo(&["build", "--release", "--package", "tightfit-cli"]))?;
+    let mut pytest = workspace.command(interpreter);
+    pytest.args(["-m", "pytest", "python/tests"]);
+    pytest.env("TIGHTFIT_BIN", workspace.target.join("release").join("tightfit"));
+    log.run(pytest)
+}
+
+/// The interpreter of the environment, which is made where it is missing or stale.
+fn environment(workspace: &Workspace, log: &mut Log) -> Result<PathBuf> {
+    let folder = workspace.target.join("python-venv");
+    let (interpreter, stamp) = (folder.join("bin").join("python"), folder.join("requirements-installed.txt"));
+    let wanted = fs::read_to_string(workspace.root.join(REQUIREMENTS)).context(REQUIREMENTS)?;
+    if is_fresh(&stamp, &wanted) && interpreter.exists() {
+        println!("{} is up to date", folder.display());
+        return Ok(interpreter);
+    }
+    usable_python()?;
+    let mut create = workspace.command("python3");
+    create.args(["-m", "venv", "--clear"]).arg(&folder);
+    log.run(create)?;
+    let mut install = workspace.command(&interpreter);
+    install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement", REQUIREMENTS]);
+    log.run(install)?;
+    fs::write(&stamp, wanted).with_context(|| stamp.display().to_string())?;
+    Ok(interpreter)
+}
+
+fn is_fresh(stamp: &Path, wanted: &str) -> bool {
+    fs::read_to_string(stamp).is_ok_and(|installed| installed == wanted)
+}
+
+/// A `python3` that can make environments.
+fn usable_python() -> Result<()> {
+    let probe = Command::new("python3")
+        .args(["-c", "import venv, ensurepip"])
+        .output()
+        .context("python3 was not found; install Python 3.11 or later")?;
+    if !probe.status.success() {
+        bail!("python3 has no venv module; install it (Debian and Ubuntu: apt install python3-venv)");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_stamp_of_other_requirements_is_stale() {
+        let stamp = std::env::temp_dir().join(format!("tightfit-stamp-{}", std::process::id()));
+        assert!(!is_fresh(&stamp, "pytest==1"));
+        fs::write(&stamp, "pytest==1").unwrap();
+        assert!(is_fresh(&stamp, "pytest==1") && !is_fresh(&stamp, "pytest==2"));
+        fs::remove_file(&stamp).unwrap();
+    }
+}
