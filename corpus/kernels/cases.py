@@ -61,7 +61,9 @@ def _unary(goldens: Goldens) -> None:
         goldens.record(op.default, source.real(1031) * 3, label="odd_length")
         goldens.record(op.default, source.real(1, 1, 1), label="ones")
         goldens.record(op.default, source.real(), label="scalar")
-        goldens.record(op.default, torch.tensor(EDGES), label="edges")
+        # PyTorch's vectorised GELU gives NaN at infinity, where the function's limit is infinity.
+        edges = [edge for edge in EDGES if op is not aten.gelu or abs(edge) != float("inf")]
+        goldens.record(op.default, torch.tensor(edges), label="edges")
     for op in (aten.log, aten.sqrt, aten.rsqrt, aten.reciprocal):
         source = _Source(str(op))
         goldens.record(op.default, source.positive(3, 5, 7), label="contiguous")
@@ -118,6 +120,8 @@ def _binary(goldens: Goldens) -> None:
     goldens.record(aten.sub.Tensor, x, permuted, alpha=2, label="alpha")
     goldens.record(aten.mul.Tensor, x, source.mask(3, 13), label="real_times_bool")
     goldens.record(aten.mul.Tensor, source.index(5, 3, 13), x, label="integer_times_real")
+    for overload in (aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor):
+        goldens.record(overload, 1.5, x.abs() + 0.5, label="number_first")
     goldens.record(aten.div.Tensor, source.index(5, 3, 13), 4, label="integer_by_number")
     goldens.record(aten.bitwise_and.Tensor, source.mask(3, 13), source.mask(13), label="bool")
     goldens.record(aten.logical_and.default, source.mask(3, 13), source.mask(13), label="bool")
@@ -279,7 +283,8 @@ def _constants(goldens: Goldens) -> None:
 
 def _normalise(goldens: Goldens) -> None:
     source = _Source("layer_norm")
-    for shape, normalised in (((3, 5, 7), [7]), ((2, 131), [131]), ((9, 16), [16]), ((4, 1), [1]), ((3, 5, 7), [5, 7]), ((1, 1, 33), [33])):
+    # No rows of one or two elements: their gradients cancel to 0, and what is left is rounding noise.
+    for shape, normalised in (((3, 5, 7), [7]), ((2, 131), [131]), ((9, 16), [16]), ((4, 3), [3]), ((3, 5, 7), [5, 7]), ((1, 1, 33), [33])):
         x, grad = source.real(*shape) * 2 + 1, source.real(*shape)
         weight, bias = source.real(*normalised), source.real(*normalised)
         for w, b in ((weight, bias), (None, None)):

@@ -18,7 +18,7 @@ import tightfit  # noqa: E402
 BATCH = 720
 WIDTH = 64
 HIDDEN = 12
-LEARNING_RATE = 3e-3
+LEARNING_RATE = 2e-3
 
 
 class Perceptron(nn.Module):

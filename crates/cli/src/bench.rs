@@ -24,14 +24,14 @@ enum What {
 
 /// Time training steps at several budgets beside PyTorch eager and PyTorch with per-block checkpointing.
 #[derive(Args)]
-#[command(after_help = "Example:\n  tightfit bench engine corpus/steps/gpt-small --python target/python-venv/bin/python")]
+#[command(after_help = "Example:\n  tightfit bench engine corpus/steps/gpt-small")]
 struct EngineArguments {
     /// A step's folder; PyTorch's side exists for gpt-small
     step: PathBuf,
     /// Budgets to run at
     #[arg(long, value_delimiter = ',', default_value = "100%,320MiB")]
     budgets: Vec<String>,
-    /// A Python with torch; without it only tightfit is measured
+    /// A Python with torch [default: that of `cargo xtask ci python`, if it is there; else only tightfit is measured]
     #[arg(long)]
     python: Option<PathBuf>,
     /// The script that times PyTorch
@@ -87,7 +87,7 @@ pub fn bench(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         .map_or(f64::NAN, |result| number(result, "median_seconds"));
     println!(
         "| run | ms per step (median) | against {} | process peak above entry |",
-        if arguments.python.is_some() { EAGER } else { "the first" }
+        if results.iter().any(|result| result["name"] == EAGER) { EAGER } else { "the first" }
     );
     println!("|---|---:|---:|---:|");
     for result in &results {
@@ -116,7 +116,12 @@ fn sides(arguments: &EngineArguments, threads: u32) -> anyhow::Result<Vec<Side>>
         command.args(["--steps", &arguments.steps.to_string(), "--threads", &threads.to_string()]);
         sides.push(side(format!("tightfit at {budget}"), command));
     }
-    if let Some(python) = &arguments.python {
+    let made_by_tests = PathBuf::from("target/python-venv/bin/python");
+    let python = arguments.python.clone().or(Some(made_by_tests).filter(|path| path.exists()));
+    if python.is_none() {
+        eprintln!("note: PyTorch is left out; pass --python, or run `cargo xtask ci python` first");
+    }
+    if let Some(python) = &python {
         if !arguments.script.exists() {
             bail!("{} does not exist; run from the repository's root or pass --script", arguments.script.display());
         }

@@ -5,11 +5,11 @@ use std::path::Path;
 
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
-use tightfit::plan::Planner;
+use tightfit::plan::{Infeasible, LiveTensor, PlanError, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::Residents;
 use tightfit::units::Bytes;
-use tightfit::{Fitted, fit, fit_smallest};
+use tightfit::{FitError, Fitted, fit, fit_smallest};
 use tightfit_engine::process;
 use tightfit_engine::step::{Step, read_graph};
 
@@ -51,11 +51,15 @@ pub fn fit_into(graph: &Graph, profile: &Profile, machine: &Machine, budget: Bud
     let unplanned = tightfit::unplanned(graph, profile)?;
     let nowhere = Residents::default();
     // What the matrix product packs belongs to the step's peak, so a share is one of both together.
-    let Some(bytes) = budget.bytes(unplanned.timeline.peak + reserve) else {
+    let Some(mut bytes) = budget.bytes(unplanned.timeline.peak + reserve) else {
         let fitted = fit_smallest(graph, profile, planner, &nowhere)?;
         let budget = fitted.schedule.slab + reserve;
         return Ok(FittedGraph { fitted, budget, reserve, unplanned });
     };
+    if matches!(budget, Budget::Share(share) if share >= 1.0) {
+        // Aligned addresses take a few bytes more than the tensors hold; all of it is to be enough for the step itself.
+        bytes = bytes.max(unplanned.schedule.slab + reserve);
+    }
     if bytes == Bytes::ZERO {
         return Err(BudgetError::Zero.into());
     }
@@ -65,6 +69,20 @@ pub fn fit_into(graph: &Graph, profile: &Profile, machine: &Machine, budget: Bud
     if bytes <= reserve {
         return Err(BudgetError::BelowReserve { budget: bytes, reserve }.into());
     }
-    let fitted = fit(graph, profile, bytes - reserve, planner, &nowhere)?;
+    let fitted = fit(graph, profile, bytes - reserve, planner, &nowhere).map_err(|error| with_reserve(error, reserve))?;
     Ok(FittedGraph { fitted, budget: bytes, reserve, unplanned })
+}
+
+/// The proof in terms of the whole budget, so that the number it names can be asked for.
+fn with_reserve(error: FitError, reserve: Bytes) -> FitError {
+    let FitError::Plan(PlanError::Infeasible(proof)) = error else { return error };
+    let mut proof =
+        Infeasible { budget: proof.budget + reserve, needed: proof.needed + reserve, reached: proof.reached + reserve, ..*proof };
+    if reserve > Bytes::ZERO {
+        let name = "what the matrix product packs".to_string();
+        let tensor = LiveTensor { name, module: String::new(), phase: "reserve", bytes: reserve };
+        let place = proof.live.partition_point(|other| other.bytes >= reserve);
+        proof.live.insert(place, tensor);
+    }
+    PlanError::Infeasible(Box::new(proof)).into()
 }

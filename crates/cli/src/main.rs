@@ -51,8 +51,20 @@ fn main() -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            eprintln!("error: {}", message(&error));
             ExitCode::from(exit::code(&error))
         }
     }
+}
+
+/// The error and its causes; a cause that the error cites is not said again.
+fn message(error: &anyhow::Error) -> String {
+    let mut message = String::new();
+    for cause in error.chain().map(ToString::to_string) {
+        if !message.contains(&cause) {
+            let colon = if message.is_empty() { "" } else { ": " };
+            message = message + colon + cause.trim_end();
+        }
+    }
+    message
 }

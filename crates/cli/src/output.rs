@@ -1,15 +1,15 @@
 //! Writing results. Invariant: a file appears whole or not at all.
 
-use std::io::Write;
+use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::Context;
+use tempfile::NamedTempFile;
 
 /// Writes beside `path` and renames.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let write = || -> std::io::Result<()> {
-        let mut file = tempfile::NamedTempFile::new_in(folder)?;
+    let write = || -> io::Result<()> {
+        let mut file = beside(path)?;
         file.write_all(bytes)?;
         #[cfg(unix)]
         {
@@ -20,6 +20,21 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
         Ok(())
     };
     write().with_context(|| format!("{} could not be written", path.display()))
+}
+
+/// Refuses a place where nothing can be written, before minutes are spent on what is to be written there.
+pub fn writable(path: &Path) -> anyhow::Result<()> {
+    let probe = if path.is_dir() { Err(io::ErrorKind::IsADirectory.into()) } else { beside(path) };
+    probe.map(drop).with_context(|| format!("{} could not be written", path.display()))
+}
+
+/// A file of no name yet in the folder of `path`.
+fn beside(path: &Path) -> io::Result<NamedTempFile> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    if !folder.is_dir() {
+        return Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no folder {}", folder.display())));
+    }
+    NamedTempFile::new_in(folder)
 }
 
 /// `+12.3 %`

@@ -50,6 +50,9 @@ pub struct Arguments {
 /// Plans, writes and prints.
 pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let budget: Budget = arguments.budget.parse()?;
+    for path in [&arguments.output, &arguments.svg].into_iter().flatten() {
+        output::writable(path)?;
+    }
     let (graph, is_step) = input::graph(&arguments.graph)?;
     let machine = input::machine(arguments.machine.as_deref(), is_step, arguments.threads)?;
     let start = Instant::now();

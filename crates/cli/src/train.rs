@@ -1,6 +1,7 @@
 //! `tightfit train`: train a step inside a budget. Invariant: nothing runs that was not checked; what is asked to be
 //! saved is saved however the run ends, as long as it ends in order.
 
+use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,13 +14,13 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use tightfit::fit;
-use tightfit::graph::Graph;
+use tightfit::graph::{Graph, NodeId};
 use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::schedule::{Residents, Schedule};
 use tightfit::units::Bytes;
-use tightfit_engine::{Dataset, Evaluation, Session, Step, checkpoint, process, step};
+use tightfit_engine::{Dataset, Evaluation, MeasuredCall, Session, Step, checkpoint, process, step};
 
 use crate::budget::Budget;
 use crate::input::{self, FittedGraph};
@@ -47,7 +48,7 @@ pub struct Arguments {
     #[arg(long)]
     data: Option<PathBuf>,
     /// Learning rate [default: the step's]
-    #[arg(long)]
+    #[arg(long, value_parser = learning_rate, allow_hyphen_values = true)]
     lr: Option<f64>,
     /// Seed of initialisation, batches and dropout [default: 1, or that of --resume]
     #[arg(long)]
@@ -72,11 +73,19 @@ pub struct Arguments {
     threads: Option<u32>,
     /// Write the last step's batch, gradients and updated weights (safetensors) here; gradients then stay to the end of
     /// the step and take part in the plan
-    #[arg(long)]
+    #[arg(long, conflicts_with = "eval_every")]
     dump: Option<PathBuf>,
+    /// Show where the time went, by operator, beside the prediction
+    #[arg(long)]
+    profile: bool,
     /// Print one JSON object per step, and a last one with the peaks
     #[arg(long)]
     json: bool,
+}
+
+fn learning_rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate >= 0.0);
+    rate.ok_or_else(|| "a learning rate is a finite number that is not negative".to_string())
 }
 
 /// Both graphs of a step, fitted.
@@ -93,10 +102,10 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
     let mut data = Dataset::open(&step.data, &step.folder, arguments.data.as_deref())?;
     suits(&data, &step)?;
     if let Some(rate) = arguments.lr {
-        if !(rate.is_finite() && rate >= 0.0) {
-            bail!("a learning rate of {rate} makes no sense");
-        }
         step.optimizer.learning_rate = rate;
+    }
+    for path in [&arguments.save, &arguments.dump].into_iter().flatten() {
+        output::writable(path)?;
     }
     if arguments.dump.is_some() {
         step.training = dump::with_gradients(&step.training)?;
@@ -113,18 +122,12 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
         None => arguments.seed.unwrap_or(1),
     };
     let planned = plan(&step, &machine, budget, arguments.planner)?;
-    if !arguments.json {
-        announce(&step, &data, &planned, &machine);
-    }
     let fitted = &planned.training.fitted;
     let slab = planned.training.budget - planned.training.reserve;
     let evaluation = planned.evaluation.as_ref().map(|(profile, schedule)| (profile, schedule));
     let mut session = Session::new(&step, (&planned.training_profile, &fitted.schedule), evaluation, slab, machine.threads as usize, seed)?;
     if let Some(path) = &arguments.resume {
-        let progress = checkpoint::load(path, &mut session, &step.name)?;
-        if !arguments.json {
-            println!("resuming after {} steps from {}", progress.steps, path.display());
-        }
+        checkpoint::load(path, &mut session, &step.name)?;
     }
     let interrupted = Arc::new(AtomicBool::new(false));
     let flag = interrupted.clone();
@@ -137,14 +140,25 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
     if ctrlc::set_handler(handler).is_err() && !arguments.json {
         eprintln!("note: Ctrl-C will end the run at once, without saving");
     }
+    // Only now is it certain that the run can start.
+    if !arguments.json {
+        announce(&step, &data, &planned, &machine);
+        if let Some(path) = &arguments.resume {
+            println!("resuming after {} steps from {}", session.next_step, path.display());
+        }
+    }
 
     let measured = run(arguments, &mut session, &mut data, &interrupted)?;
+    // Before the evaluation, which computes where gradients lie.
+    if let Some(path) = &arguments.dump {
+        dump::write(path, &step, &session, &mut data, !measured.times.is_empty())?;
+    }
     let last = if measured.times.is_empty() && arguments.steps > 0 { None } else { session.evaluate(&data, arguments.eval_batches)? };
     if let Some(path) = &arguments.save {
         checkpoint::save(path, &session, &step.name)?;
     }
-    if let Some(path) = &arguments.dump {
-        dump::write(path, &step, &session, &mut data)?;
+    if arguments.profile && !arguments.json {
+        show_profile(&step.training, &planned.training_profile, &measured);
     }
     report(arguments, &planned, &measured, last, entered, &session, interrupted.load(Ordering::SeqCst));
     Ok(if interrupted.load(Ordering::SeqCst) { ExitCode::from(exit::INTERRUPTED) } else { ExitCode::SUCCESS })
@@ -186,7 +200,7 @@ fn announce(step: &Step, data: &Dataset, planned: &Planned, machine: &Machine) {
     );
     println!("{:<16}{:>12}  checked; planner {}", "planned peak", timeline.peak.to_string(), schedule.planner);
     let overhead = timeline.seconds.0 / unplanned.timeline.seconds.0 - 1.0;
-    println!("{:<16}{:>12}  {}", "recomputed", format!("{} nodes", schedule.recomputed()), recomputed_bytes(&step.training, schedule));
+    println!("{:<16}{:>12}  {}", "recomputed", format!("{} nodes", schedule.recomputed()), recomputed_operators(&step.training, schedule));
     println!("{:<16}{:>12}  predicted ({:.0} ms a step)", "slowdown", output::percent(overhead), timeline.seconds.0 * 1e3);
     if planned.evaluation.is_none() && step.evaluation.is_some() {
         println!("{:<16}{:>12}  it does not fit beside the parameters", "evaluation", "left out");
@@ -194,8 +208,8 @@ fn announce(step: &Step, data: &Dataset, planned: &Planned, machine: &Machine) {
 }
 
 /// Which operators are recomputed, by how often.
-fn recomputed_bytes(graph: &Graph, schedule: &Schedule) -> String {
-    let mut counts: std::collections::BTreeMap<&str, usize> = Default::default();
+fn recomputed_operators(graph: &Graph, schedule: &Schedule) -> String {
+    let mut counts: BTreeMap<&str, usize> = Default::default();
     for instruction in &schedule.instructions {
         if let tightfit::schedule::Instruction::Recompute(call) = instruction {
             let op = graph.nodes()[call.node].op.as_str();
@@ -226,6 +240,10 @@ struct Measured {
     again: f64,
     /// Seconds of first runs, over all steps.
     first: f64,
+    /// Seconds and calls of each node, over the same steps.
+    nodes: BTreeMap<NodeId, (f64, u64)>,
+    /// Steps that the sums are over.
+    steps: u64,
 }
 
 impl Measured {
@@ -233,6 +251,13 @@ impl Measured {
         let mut times = self.times.clone();
         times.sort_by(f64::total_cmp);
         times.get(times.len() / 2).copied()
+    }
+
+    fn add(&mut self, call: &MeasuredCall) {
+        *(if call.again { &mut self.again } else { &mut self.first }) += call.seconds;
+        let (seconds, calls) = self.nodes.entry(call.node).or_default();
+        *seconds += call.seconds;
+        *calls += 1;
     }
 
     /// Seconds of recomputations over seconds of all else.
@@ -249,15 +274,16 @@ fn run(arguments: &Arguments, session: &mut Session, data: &mut Dataset, interru
             break;
         }
         let start = Instant::now();
-        let (mut again, mut first) = (0.0, 0.0);
-        let loss = session.step_timed(data, &mut |call| if call.again { again += call.seconds } else { first += call.seconds })?;
+        // The first step also faults the slab's pages in.
+        let counts = done > 0 || arguments.steps == 1;
+        let loss = session.step_timed(data, &mut |call| {
+            if counts {
+                measured.add(&call);
+            }
+        })?;
         let seconds = start.elapsed().as_secs_f64();
         measured.times.push(seconds);
-        // The first step also faults the slab's pages in.
-        if done > 0 || arguments.steps == 1 {
-            measured.again += again;
-            measured.first += first;
-        }
+        measured.steps += u64::from(counts);
         if arguments.json {
             println!("{}", json!({ "step": session.next_step, "loss": loss, "seconds": seconds }));
         }
@@ -292,6 +318,22 @@ fn progress_bar(arguments: &Arguments) -> ProgressBar {
         bar.enable_steady_tick(Duration::from_millis(200));
     }
     bar
+}
+
+/// Milliseconds a step by operator, largest first.
+fn show_profile(graph: &Graph, profile: &Profile, measured: &Measured) {
+    let mut rows: BTreeMap<&str, (f64, f64, u64)> = BTreeMap::new();
+    for (&node, &(seconds, calls)) in &measured.nodes {
+        let row = rows.entry(&graph.nodes()[node].op).or_default();
+        *row = (row.0 + seconds, row.1 + profile.seconds[node].0 * calls as f64, row.2 + calls);
+    }
+    let mut rows: Vec<_> = rows.into_iter().collect();
+    rows.sort_by(|a, b| b.1.0.total_cmp(&a.1.0));
+    let steps = measured.steps.max(1) as f64;
+    println!("{:<64} {:>6} {:>10} {:>10}", "operator", "calls", "ms", "predicted");
+    for (op, (seconds, predicted, calls)) in rows {
+        println!("{op:<64} {:>6.0} {:>10.2} {:>10.2}", calls as f64 / steps, seconds / steps * 1e3, predicted / steps * 1e3);
+    }
 }
 
 fn describe(evaluation: &Evaluation) -> String {

@@ -1,17 +1,18 @@
 //! Weights and optimizer state on disk, as safetensors. Invariant: a file appears whole or not at all (it is written
-//! beside its place and renamed), and tensors stream from the slab: nothing is copied on the way.
+//! beside its place and renamed), and tensors stream between file and slab: nothing is copied on the way.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use safetensors::{Dtype, SafeTensors, View};
+use safetensors::Dtype;
 use tempfile::NamedTempFile;
 use thiserror::Error;
 use tightfit::graph::DType;
 
 use crate::session::Session;
+use crate::stream::{self, Piece, Reader, StreamError};
 
 /// The format that is written, in the file's metadata.
 pub const FORMAT: &str = "tightfit-weights/1";
@@ -22,14 +23,24 @@ pub const FORMAT: &str = "tightfit-weights/1";
 pub enum CheckpointError {
     #[error("{}: {error}", path.display())]
     Io { path: PathBuf, error: io::Error },
-    #[error("{}: not a safetensors file: {error}", path.display())]
-    Format { path: PathBuf, error: safetensors::SafeTensorError },
+    #[error("{}: {what}", path.display())]
+    Format { path: PathBuf, what: String },
     #[error("{}: these are not weights that this program saved ({what})", path.display())]
     Metadata { path: PathBuf, what: String },
     #[error("{}: the weights are of `{found}`, the step is `{expected}`", path.display())]
     OtherStep { path: PathBuf, found: String, expected: String },
     #[error("{}: `{name}`: {what}", path.display())]
     Tensor { path: PathBuf, name: String, what: String },
+}
+
+impl CheckpointError {
+    fn at(path: &Path, error: StreamError) -> CheckpointError {
+        let path = path.to_path_buf();
+        match error {
+            StreamError::Io(error) => CheckpointError::Io { path, error },
+            error => CheckpointError::Format { path, what: error.to_string() },
+        }
+    }
 }
 
 /// Some bytes with a shape, as safetensors wants them.
@@ -42,43 +53,31 @@ pub struct Bytes<'a> {
     pub data: Cow<'a, [u8]>,
 }
 
-impl View for &Bytes<'_> {
-    fn dtype(&self) -> Dtype {
-        match self.dtype {
-            DType::F64 => Dtype::F64,
-            DType::F32 => Dtype::F32,
-            DType::F16 => Dtype::F16,
-            DType::Bf16 => Dtype::BF16,
-            DType::I64 => Dtype::I64,
-            DType::I32 => Dtype::I32,
-            DType::I16 => Dtype::I16,
-            DType::I8 => Dtype::I8,
-            DType::U8 => Dtype::U8,
-            DType::Bool => Dtype::BOOL,
-        }
-    }
-    fn shape(&self) -> &[usize] {
-        &self.shape
-    }
-    fn data(&self) -> Cow<'_, [u8]> {
-        Cow::Borrowed(&self.data)
-    }
-    fn data_len(&self) -> usize {
-        self.data.len()
+/// The type as safetensors calls it.
+fn dtype(dtype: DType) -> Dtype {
+    match dtype {
+        DType::F64 => Dtype::F64,
+        DType::F32 => Dtype::F32,
+        DType::F16 => Dtype::F16,
+        DType::Bf16 => Dtype::BF16,
+        DType::I64 => Dtype::I64,
+        DType::I32 => Dtype::I32,
+        DType::I16 => Dtype::I16,
+        DType::I8 => Dtype::I8,
+        DType::U8 => Dtype::U8,
+        DType::Bool => Dtype::BOOL,
     }
 }
 
 /// Writes tensors beside `path` and renames the file when it is whole.
-pub fn write_tensors(path: &Path, tensors: &[(String, Bytes)], metadata: HashMap<String, String>) -> Result<(), CheckpointError> {
+pub fn write_tensors(path: &Path, tensors: &[(String, Bytes)], metadata: &BTreeMap<&str, String>) -> Result<(), CheckpointError> {
     let failed = |error| CheckpointError::Io { path: path.to_path_buf(), error };
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let file = NamedTempFile::new_in(folder).map_err(failed)?;
-    let views = tensors.iter().map(|(name, bytes)| (name, bytes));
-    safetensors::serialize_to_file(views, Some(metadata), file.path()).map_err(|error| match error {
-        safetensors::SafeTensorError::IoError(error) => failed(error),
-        error => CheckpointError::Format { path: path.to_path_buf(), error },
-    })?;
-    std::fs::File::open(file.path()).and_then(|file| file.sync_all()).map_err(failed)?;
+    let mut file = NamedTempFile::new_in(folder).map_err(failed)?;
+    let pieces: Vec<Piece> =
+        tensors.iter().map(|(name, bytes)| Piece { name, dtype: dtype(bytes.dtype), shape: &bytes.shape, data: &bytes.data }).collect();
+    stream::write(file.as_file_mut(), &pieces, metadata).map_err(failed)?;
+    file.as_file().sync_all().map_err(failed)?;
     readable_by_all(file.path()).map_err(failed)?;
     file.persist(path).map_err(|error| failed(error.error))?;
     Ok(())
@@ -108,13 +107,13 @@ pub fn save(path: &Path, session: &Session, step_name: &str) -> Result<(), Check
             )
         })
         .collect();
-    let metadata = HashMap::from([
-        ("format".to_string(), FORMAT.to_string()),
-        ("step_name".to_string(), step_name.to_string()),
-        ("steps".to_string(), session.next_step.to_string()),
-        ("seed".to_string(), session.seed.to_string()),
+    let metadata = BTreeMap::from([
+        ("format", FORMAT.to_string()),
+        ("step_name", step_name.to_string()),
+        ("steps", session.next_step.to_string()),
+        ("seed", session.seed.to_string()),
     ]);
-    write_tensors(path, &tensors, metadata)
+    write_tensors(path, &tensors, &metadata)
 }
 
 /// What a file says of the run that saved it.
@@ -128,14 +127,13 @@ pub struct Progress {
 
 /// Reads only the numbers of a saved run.
 pub fn progress(path: &Path, step_name: &str) -> Result<Progress, CheckpointError> {
-    let bytes = std::fs::read(path).map_err(|error| CheckpointError::Io { path: path.to_path_buf(), error })?;
-    read_progress(path, &bytes, step_name)
+    let reader = Reader::open(path).map_err(|error| CheckpointError::at(path, error))?;
+    read_progress(path, &reader, step_name)
 }
 
-fn read_progress(path: &Path, bytes: &[u8], step_name: &str) -> Result<Progress, CheckpointError> {
-    let (_, header) = SafeTensors::read_metadata(bytes).map_err(|error| CheckpointError::Format { path: path.to_path_buf(), error })?;
+fn read_progress(path: &Path, reader: &Reader, step_name: &str) -> Result<Progress, CheckpointError> {
     let wrong = |what: String| CheckpointError::Metadata { path: path.to_path_buf(), what };
-    let metadata = header.metadata().clone().unwrap_or_default();
+    let metadata = reader.metadata();
     let get = |key: &str| metadata.get(key).cloned().ok_or_else(|| wrong(format!("its metadata has no `{key}`")));
     let format = get("format")?;
     if format != FORMAT {
@@ -152,20 +150,20 @@ fn read_progress(path: &Path, bytes: &[u8], step_name: &str) -> Result<Progress,
 
 /// Puts saved weights and state into a session and sets its next step; nothing is changed unless everything fits.
 pub fn load(path: &Path, session: &mut Session, step_name: &str) -> Result<Progress, CheckpointError> {
-    let bytes = std::fs::read(path).map_err(|error| CheckpointError::Io { path: path.to_path_buf(), error })?;
-    let progress = read_progress(path, &bytes, step_name)?;
-    let tensors = SafeTensors::deserialize(&bytes).map_err(|error| CheckpointError::Format { path: path.to_path_buf(), error })?;
+    let mut reader = Reader::open(path).map_err(|error| CheckpointError::at(path, error))?;
+    let progress = read_progress(path, &reader, step_name)?;
     let wrong = |name: &str, what: String| CheckpointError::Tensor { path: path.to_path_buf(), name: name.to_string(), what };
     for (name, resident) in session.residents() {
-        let tensor = tensors.tensor(name).map_err(|_| wrong(name, "missing".to_string()))?;
-        if tensor.shape() != resident.shape || tensor.data().len() as u64 != resident.bytes {
-            return Err(wrong(name, format!("shape {:?}, the step needs {:?}", tensor.shape(), resident.shape)));
+        let info = reader.info(name).ok_or_else(|| wrong(name, "missing".to_string()))?;
+        if info.shape != resident.shape || info.dtype != dtype(resident.dtype) {
+            let (found, needed) = (info.dtype, dtype(resident.dtype));
+            return Err(wrong(name, format!("{found} of shape {:?}, the step needs {needed} of {:?}", info.shape, resident.shape)));
         }
     }
     let names: Vec<String> = session.residents().keys().cloned().collect();
     for name in names {
-        if let (Ok(tensor), Some(out)) = (tensors.tensor(&name), session.resident_bytes_mut(&name)) {
-            out.copy_from_slice(tensor.data());
+        if let Some(out) = session.resident_bytes_mut(&name) {
+            reader.read(&name, out).map_err(|error| CheckpointError::at(path, error))?;
         }
     }
     session.next_step = progress.steps;

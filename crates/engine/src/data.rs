@@ -327,7 +327,7 @@ mod tests {
 
     #[test]
     fn batches_depend_on_step_and_seed_alone() {
-        let mut draw = |seed, step| {
+        let draw = |seed, step| {
             let (mut input, mut target) = (vec![0; 100 * 64 * 4], vec![0; 100 * 8]);
             digits().training_batch(seed, step, &mut input, &mut target);
             (input, target)

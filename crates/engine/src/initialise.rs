@@ -3,10 +3,9 @@
 
 use std::path::Path;
 
-use safetensors::SafeTensors;
-
 use crate::philox::{key, normal, philox, uniform};
 use crate::step::Initialisation;
+use crate::stream::Reader;
 
 /// The random stream of initialisations; streams of nodes are their seed slots.
 const STREAM: u32 = u32::MAX - 1;
@@ -44,13 +43,7 @@ pub(crate) fn fill(
         }
         Initialisation::File(file) => {
             let path = folder.join(file);
-            let bytes = std::fs::read(&path).map_err(|error| format!("{}: {error}", path.display()))?;
-            let tensors = SafeTensors::deserialize(&bytes).map_err(|error| format!("{}: {error}", path.display()))?;
-            let tensor = tensors.tensor(name).map_err(|error| format!("{}: `{name}`: {error}", path.display()))?;
-            if tensor.data().len() != out.len() {
-                return Err(format!("{}: `{name}` has {} bytes, the model needs {}", path.display(), tensor.data().len(), out.len()));
-            }
-            out.copy_from_slice(tensor.data());
+            Reader::open(&path).and_then(|mut reader| reader.read(name, out)).map_err(|error| format!("{}: {error}", path.display()))?;
         }
         Initialisation::Normal { .. } | Initialisation::Uniform { .. } => {
             return Err(format!("`{name}` is not of type f32: it can only be constant or come from a file"));

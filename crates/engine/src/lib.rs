@@ -15,6 +15,7 @@ mod reserve;
 mod session;
 mod slab;
 pub mod step;
+mod stream;
 mod tensor;
 
 pub use calibrate::calibrate;

@@ -20,6 +20,27 @@ pub fn philox(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
     x
 }
 
+/// The words of the 16 blocks whose counters are `first`, `first + 1`, … followed by `rest`: word by word, so that the
+/// compiler computes all blocks in one vector.
+#[inline(always)]
+pub fn philox_lanes(key: [u32; 2], first: u32, rest: [u32; 3]) -> [[u32; 16]; 4] {
+    let mut key = key;
+    let [mut a, mut b, mut c, mut d] = [[0; 16], [rest[0]; 16], [rest[1]; 16], [rest[2]; 16]];
+    for (i, counter) in a.iter_mut().enumerate() {
+        *counter = first.wrapping_add(i as u32);
+    }
+    for _ in 0..ROUNDS {
+        for (((a, b), c), d) in a.iter_mut().zip(&mut b).zip(&mut c).zip(&mut d) {
+            let left = u64::from(MULTIPLIERS[0]) * u64::from(*a);
+            let right = u64::from(MULTIPLIERS[1]) * u64::from(*c);
+            (*a, *c) = ((right >> 32) as u32 ^ *b ^ key[0], (left >> 32) as u32 ^ *d ^ key[1]);
+            (*b, *d) = (right as u32, left as u32);
+        }
+        key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
+    }
+    [a, b, c, d]
+}
+
 /// The key of a run: its seed.
 pub fn key(seed: u64) -> [u32; 2] {
     [seed as u32, (seed >> 32) as u32]
@@ -54,6 +75,15 @@ mod tests {
         assert_eq!(philox([u32::MAX; 2], [u32::MAX; 4]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
         let pi = philox([0xa409_3822, 0x299f_31d0], [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344]);
         assert_eq!(pi, [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]);
+    }
+
+    #[test]
+    fn blocks_side_by_side_are_the_same_blocks() {
+        let lanes = philox_lanes([3, 5], u32::MAX - 4, [7, 11, 13]);
+        for block in 0..16u32 {
+            let words = philox([3, 5], [(u32::MAX - 4).wrapping_add(block), 7, 11, 13]);
+            assert_eq!(lanes.map(|word| word[block as usize]), words);
+        }
     }
 
     #[test]

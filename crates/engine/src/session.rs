@@ -149,7 +149,7 @@ impl Session {
         self.training
             .program
             .run(&mut self.slab, &self.pool, &settings)
-            .map_err(|error| SessionError::Step { step: self.next_step, error })?;
+            .map_err(|error| SessionError::Step { step: self.next_step + 1, error })?;
         self.next_step += 1;
         Ok(loss_of(&self.slab, &self.training))
     }
@@ -161,7 +161,7 @@ impl Session {
         self.training
             .program
             .run_timed(&mut self.slab, &self.pool, &settings, report)
-            .map_err(|error| SessionError::Step { step: self.next_step, error })?;
+            .map_err(|error| SessionError::Step { step: self.next_step + 1, error })?;
         self.next_step += 1;
         Ok(loss_of(&self.slab, &self.training))
     }

@@ -24,8 +24,10 @@ pub enum StepFileError {
     Graph { path: PathBuf, error: ReadError },
     #[error("{}: not a {FORMAT} file: {error}", path.display())]
     Json { path: PathBuf, error: serde_json::Error },
-    #[error("{}: not a step of a version that this program reads: format is \"{found}\", it reads \"{FORMAT}\"", path.display())]
+    #[error("{}: the format is \"{found}\", but this program reads \"{FORMAT}\"", path.display())]
     Version { path: PathBuf, found: String },
+    #[error("{}: a step is a folder, as `tightfit.export` writes it; a graph alone can be planned, but not trained", path.display())]
+    NotAFolder { path: PathBuf },
     #[error("{}: {what}", path.display())]
     Incomplete { path: PathBuf, what: String },
 }
@@ -113,6 +115,9 @@ pub fn read_graph(path: &Path) -> Result<Graph, StepFileError> {
 impl Step {
     /// Opens a step's folder.
     pub fn open(folder: &Path) -> Result<Step, StepFileError> {
+        if folder.is_file() {
+            return Err(StepFileError::NotAFolder { path: folder.to_path_buf() });
+        }
         let path = folder.join("step.json");
         #[derive(Deserialize)]
         struct Header {

@@ -32,6 +32,8 @@ pub enum MachineError {
     Unknown { name: String },
     #[error("machine `{name}`: {field} is {found}, but must be finite and positive")]
     Rate { name: String, field: &'static str, found: f64 },
+    #[error("machine `{name}` has no threads: it needs at least one")]
+    NoThreads { name: String },
 }
 
 /// Machines known without measuring. Rates from the vendor's data sheets (dense, without sparsity):
@@ -83,6 +85,7 @@ impl Machine {
         let wrong = rates.into_iter().find(|(_, rate)| !(rate.is_finite() && *rate > 0.0));
         let launch = Some(("launch", self.launch)).filter(|(_, seconds)| !(seconds.is_finite() && *seconds >= 0.0));
         match wrong.or(launch) {
+            None if self.threads == 0 => Err(MachineError::NoThreads { name: self.name }),
             Some((field, found)) => Err(MachineError::Rate { name: self.name, field, found }),
             None => Ok(self),
         }

@@ -291,3 +291,30 @@ fn ours_keeps_every_budget_and_never_peaks_higher_when_asked_for_less() {
         }
     }
 }
+
+/// `p` saves most per second, but is made from `t`, which is larger than what goes: that choice is tried and taken back.
+#[test]
+fn a_choice_that_raises_the_peak_is_taken_back() {
+    let node = |name: &str, inputs: &[&str], mem: u64, time: u64| {
+        let op = if name == "x" { "placeholder" } else { "test" };
+        serde_json::json!({"name": name, "op": op, "inputs": inputs, "mem": mem, "time": time})
+    };
+    let nodes = [
+        node("x", &[], 10, 0),
+        node("t", &["x"], 500, 1),
+        node("p", &["t"], 200, 1),
+        node("q", &["x"], 100, 5),
+        node("r", &["p", "q"], 10, 1),
+        node("sep", &["r"], 0, 0),
+        node("g1", &["r", "sep"], 600, 1),
+        node("g2", &["g1"], 1, 1),
+        node("g3", &["g2", "q"], 300, 1),
+        node("g4", &["g3", "p"], 10, 1),
+    ];
+    let graph = graph(&nodes);
+    let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
+    let order = graph.program();
+    let smallest = plan::smallest(&graph, &profile, &order, Planner::Capuchin);
+    let names: Vec<&str> = smallest.steps.iter().map(|&node| graph.nodes()[node].name.as_str()).collect();
+    assert_eq!(names, ["t", "p", "q", "r", "sep", "g1", "g2", "q", "g3", "g4"]);
+}

@@ -284,6 +284,31 @@ fn an_address_moved_onto_another() {
 }
 
 #[test]
+fn an_address_moved_below_another() {
+    broken(
+        |case| {
+            let (a, b) = (case.buffer("a"), case.buffer("b"));
+            let far = case.schedule.slab.0 + 1024;
+            case.schedule.slab += Bytes(4096);
+            case.schedule.buffers[a].address = far;
+            case.schedule.buffers[b].address = far - 64;
+        },
+        expect!["Overlap: instruction 1: buffer4 overlaps buffer3, which is held"],
+    );
+}
+
+#[test]
+fn a_slab_one_byte_short() {
+    broken(
+        |case| {
+            let timeline = check(&case.graph, &case.profile, &case.schedule, case.schedule.slab).unwrap();
+            case.schedule.slab = timeline.high_water.saturating_sub(Bytes(1));
+        },
+        expect!["OutsideSlab: buffer7 ends at byte 3908, outside the slab of 3907 bytes"],
+    );
+}
+
+#[test]
 fn an_address_moved_out_of_the_slab() {
     broken(
         |case| {

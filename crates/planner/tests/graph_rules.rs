@@ -455,7 +455,7 @@ fn unknown_keys_are_ignored_and_most_keys_may_be_absent() {
 #[test]
 fn the_hash_of_a_graph_is_its_own() {
     let graph = graph::read(&bytes(&valid())).unwrap();
-    expect!["6ecc2db842e0c7840e269e1b6240b122d39bd1d23dc33d7dd6268c934019a6c0"].assert_eq(&graph.hash());
+    expect!["6ecc2db842e0c7840e269e1b6240b122d39bd1d23dc33d7dd6268c934019a6c0"].assert_eq(graph.hash());
 }
 
 /// A small file with everything in it that the format has.

@@ -24,5 +24,6 @@ fn rates_are_finite_and_positive() {
         .assert_eq(&refused(Machine { bandwidth: f64::NAN, ..cpu.clone() }));
     expect!["machine `cpu`: elementary is inf, but must be finite and positive"]
         .assert_eq(&refused(Machine { elementary: Some(f64::INFINITY), ..cpu.clone() }));
+    expect!["machine `cpu` has no threads: it needs at least one"].assert_eq(&refused(Machine { threads: 0, ..cpu.clone() }));
     expect!["machine `cpu`: launch is -0.000002, but must be finite and positive"].assert_eq(&refused(Machine { launch: -2e-6, ..cpu }));
 }

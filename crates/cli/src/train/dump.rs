@@ -2,7 +2,7 @@
 //! optimizer nodes read; nothing is computed anew.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use tightfit::graph::{DType, Graph, GraphBuilder, Phase, ValueId};
@@ -29,13 +29,13 @@ pub fn with_gradients(graph: &Graph) -> anyhow::Result<Graph> {
     Ok(builder.build()?)
 }
 
-/// Writes the last step's batch, gradients and updated weights.
-pub fn write(path: &Path, step: &Step, session: &Session, data: &mut Dataset) -> anyhow::Result<()> {
+/// Writes the last step's batch, gradients and updated weights; the weights alone where this run has done no step.
+pub fn write(path: &Path, step: &Step, session: &Session, data: &mut Dataset, stepped: bool) -> anyhow::Result<()> {
     let graph = &step.training;
     let mut tensors: Vec<(String, Bytes)> = Vec::new();
     let shape = |value: ValueId| graph.values()[value].shape.iter().map(|&x| x as usize).collect::<Vec<_>>();
     if let (Some((_, input)), Some((_, target)), Some(last)) =
-        (step::input(graph, "input"), step::input(graph, "target"), session.next_step.checked_sub(1))
+        (step::input(graph, "input"), step::input(graph, "target"), session.next_step.checked_sub(1).filter(|_| stepped))
     {
         // A batch depends on seed and step alone, so it is drawn again.
         let bytes = |value: ValueId| vec![0; graph.values()[value].bytes().0 as usize];
@@ -56,5 +56,5 @@ pub fn write(path: &Path, step: &Step, session: &Session, data: &mut Dataset) ->
         let data = Cow::Borrowed(session.resident_bytes(resident));
         tensors.push((format!("updated.{name}"), Bytes { dtype: resident.dtype, shape: resident.shape.clone(), data }));
     }
-    Ok(write_tensors(path, &tensors, HashMap::new())?)
+    Ok(write_tensors(path, &tensors, &BTreeMap::new())?)
 }

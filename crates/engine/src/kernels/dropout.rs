@@ -6,7 +6,7 @@ use tightfit::graph::DType;
 
 use super::elementwise::map2;
 use super::{Kernel, KernelError, Operands, tasks, typed};
-use crate::philox::{key, philox};
+use crate::philox::{key, philox_lanes};
 
 /// Elements of a task: 64 blocks of 4 words.
 const CHUNK: usize = 1024;
@@ -39,13 +39,12 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
             let len = CHUNK.min(elements - first);
             let mut words = [0u32; CHUNK];
             draw(key(run.seed), (first / 4) as u32, [slot, run.step, run.micro_batch], &mut words);
-            // SAFETY: chunks are disjoint parts of contiguous tensors; each element is read before it is written.
+            // SAFETY: chunks are disjoint parts of contiguous tensors, and input, output and mask are three tensors.
             unsafe {
-                for (i, &word) in words[..len].iter().enumerate() {
-                    let keep = word >= threshold && scale > 0.0;
-                    *to.at(first + i) = if keep { *from.at(first + i) * scale } else { 0.0 };
-                    if let Some(kept) = kept {
-                        *kept.at(first + i) = u8::from(keep);
+                apply(&words, from.slice(first, len), threshold, scale, to.slice_mut(first, len));
+                if let Some(kept) = kept {
+                    for (kept, &word) in kept.slice_mut(first, len).iter_mut().zip(&words) {
+                        *kept = u8::from(word >= threshold && scale > 0.0);
                     }
                 }
             }
@@ -53,16 +52,21 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
     }))
 }
 
+/// y = x · scale where the word is not below the threshold, else 0.
+#[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx2+fma", "x86_64+avx2+fma"))]
+fn apply(words: &[u32], x: &[f32], threshold: u32, scale: f32, y: &mut [f32]) {
+    for ((y, &x), &word) in y.iter_mut().zip(x).zip(words) {
+        *y = if word >= threshold && scale > 0.0 { x * scale } else { 0.0 };
+    }
+}
+
 /// Words of the blocks from `first`, four in a row; 16 blocks are computed side by side.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx2+fma", "x86_64+avx2+fma"))]
 fn draw(key: [u32; 2], first: u32, rest: [u32; 3], words: &mut [u32; CHUNK]) {
     for (group, words) in words.as_chunks_mut::<64>().0.iter_mut().enumerate() {
-        let mut lanes = [[0u32; 4]; 16];
-        for (i, lane) in lanes.iter_mut().enumerate() {
-            *lane = philox(key, [first.wrapping_add((group * 16 + i) as u32), rest[0], rest[1], rest[2]]);
-        }
-        for (words, lane) in words.as_chunks_mut::<4>().0.iter_mut().zip(lanes) {
-            *words = lane;
+        let lanes = philox_lanes(key, first.wrapping_add(group as u32 * 16), rest);
+        for (block, words) in words.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            *words = [lanes[0][block], lanes[1][block], lanes[2][block], lanes[3][block]];
         }
     }
 }

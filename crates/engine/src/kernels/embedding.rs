@@ -18,7 +18,7 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
     if table.shape.len() != 2 || out.shape.last() != table.shape.last() {
         return Err(KernelError::Shapes(format!("embedding of {:?} in a table of {:?}", index.shape, table.shape)));
     }
-    let (from, at, to) = (Rows::new(&table, 1)?, indices(&index)?, Rows::new(&out, 1)?);
+    let (from, at, to) = (Rows::contiguous(&table, 1)?, indices(&index)?, Rows::contiguous(&out, 1)?);
     Ok(Box::new(move |run| {
         let (table, index, out) = (table.raw::<f32>(run.base), index.raw::<i64>(run.base), out.raw::<f32>(run.base));
         tasks::for_each(to.count, to.len, |i| {
@@ -38,14 +38,13 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
     }))
 }
 
-/// out[indices[i]] += gradient[i], where the index is not `padding_idx`; the rest is zero.
+/// out[indices[i]] += gradient[i], where the index is not `padding_idx`; the rest is zero. By frequency: each gradient is
+/// divided by how often its index occurs.
 pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
     let (gradient, index, out) = (operands.float(0)?.clone(), operands.integer(1)?.clone(), operands.output(0)?.clone());
     let padding = operands.number(3, "padding_idx")? as i64;
-    if operands.flag(4, "scale_grad_by_freq", false) {
-        return Err(KernelError::Unsupported("scale_grad_by_freq".to_string()));
-    }
-    let (from, at, to) = (Rows::new(&gradient, 1)?, indices(&index)?, Rows::new(&out, 1)?);
+    let by_frequency = operands.flag(4, "scale_grad_by_freq", false);
+    let (from, at, to) = (Rows::new(&gradient, 1)?, indices(&index)?, Rows::contiguous(&out, 1)?);
     if out.shape.len() != 2 || from.len != to.len || from.count != at.count {
         return Err(KernelError::Shapes(format!("embedding gradient of {:?} into {:?}", gradient.shape, out.shape)));
     }
@@ -68,9 +67,11 @@ pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
                         run.fault.raise(Fault::Index);
                         continue;
                     };
-                    let source = gradient.slice(from.at(i) + first, len);
-                    for (sum, &x) in out.slice_mut(to.at(row) + first, len).iter_mut().zip(source) {
-                        *sum += x;
+                    let share =
+                        if by_frequency { 1.0 / (0..at.count).filter(|&j| *index.at(at.at(j)) == row as i64).count() as f32 } else { 1.0 };
+                    let source = gradient.shifted(from.at(i) + first * from.step);
+                    for (j, sum) in out.slice_mut(to.at(row) + first, len).iter_mut().enumerate() {
+                        *sum += *source.at(j * from.step) * share;
                     }
                 }
             }

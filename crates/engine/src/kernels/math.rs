@@ -75,6 +75,20 @@ fn normal(x: f32) -> (f32, f32) {
     (bell, if x >= 0.0 { 1.0 - tail } else { tail })
 }
 
+/// tanh x = (1 − e⁻²ˣ) / (1 + e⁻²ˣ), and its series where that would cancel.
+#[inline(always)]
+fn hyperbolic_tangent(x: f32) -> f32 {
+    let e = exp_negative(-2.0 * x.abs());
+    let small = x * (1.0 + x * x * (-1.0 / 3.0 + x * x * (2.0 / 15.0)));
+    let large = ((1.0 - e) / (1.0 + e)).copysign(x);
+    if x.abs() < 0.02 { small } else { large }
+}
+
+/// √(2/π)
+const ROOT_2_OVER_PI: f32 = 0.797_884_6;
+/// The cubic term of GELU's approximation.
+const GELU_CUBIC: f32 = 0.044_715;
+
 /// 1 / (1 + e⁻ˣ)
 #[inline(always)]
 fn logistic(x: f32) -> f32 {
@@ -125,19 +139,22 @@ vectorised! {
     fn sqrt(x) -> x.sqrt();
     /// 1 / √x
     fn rsqrt(x) -> 1.0 / x.sqrt();
-    /// tanh x = 2 σ(2x) − 1, from the side where nothing cancels.
-    fn tanh(x) -> {
-        let e = exp_negative(-2.0 * x.abs());
-        let small = x * (1.0 + x * x * (-1.0 / 3.0 + x * x * (2.0 / 15.0)));
-        let large = ((1.0 - e) / (1.0 + e)).copysign(x);
-        if x.abs() < 0.02 { small } else { large }
-    };
+    /// tanh x
+    fn tanh(x) -> hyperbolic_tangent(x);
     /// 1 / (1 + e⁻ˣ)
     fn sigmoid(x) -> logistic(x);
     /// x σ(x)
     fn silu(x) -> x * logistic(x);
     /// x Φ(x): GELU (Hendrycks and Gimpel 2016), exact form.
     fn gelu(x) -> x * normal(x).1;
+    /// x (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2: GELU, approximated.
+    fn gelu_tanh(x) -> 0.5 * x * (1.0 + hyperbolic_tangent(ROOT_2_OVER_PI * x * (GELU_CUBIC * x).mul_add(x, 1.0)));
+    /// Its derivative times the incoming gradient.
+    fn gelu_tanh_backward(g, x) -> {
+        let t = hyperbolic_tangent(ROOT_2_OVER_PI * x * (GELU_CUBIC * x).mul_add(x, 1.0));
+        let inner = ROOT_2_OVER_PI * (3.0 * GELU_CUBIC * x).mul_add(x, 1.0);
+        g * (0.5 * (1.0 + t) + 0.5 * x * (1.0 - t * t) * inner)
+    };
     /// g (Φ(x) + x φ(x))
     fn gelu_backward(g, x) -> {
         let (bell, below) = normal(x);
@@ -148,22 +165,28 @@ vectorised! {
 /// Elements below which a sum is kept in lanes before it is added to the total.
 const SUM_BLOCK: usize = 4096;
 
+/// Runs over `x` in 16 lanes, each of which starts at `start` and takes every sixteenth element.
+#[inline(always)]
+fn in_lanes(x: &[f32], start: f32, f: impl Fn(f32, f32) -> f32) -> [f32; 16] {
+    let mut lanes = [start; 16];
+    let (chunks, rest) = x.as_chunks::<16>();
+    for chunk in chunks {
+        for (lane, &x) in lanes.iter_mut().zip(chunk) {
+            *lane = f(*lane, x);
+        }
+    }
+    for (lane, &x) in lanes.iter_mut().zip(rest) {
+        *lane = f(*lane, x);
+    }
+    lanes
+}
+
 /// Sum in 16 lanes over blocks: the order is fixed, and the error grows with the number of blocks, not of elements.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx2+fma", "x86_64+avx2+fma"))]
 pub(super) fn sum(x: &[f32]) -> f32 {
     let mut total = 0.0;
     for block in x.chunks(SUM_BLOCK) {
-        let mut lanes = [0.0f32; 16];
-        let (chunks, rest) = block.as_chunks::<16>();
-        for chunk in chunks {
-            for (lane, &x) in lanes.iter_mut().zip(chunk) {
-                *lane += x;
-            }
-        }
-        for (lane, &x) in lanes.iter_mut().zip(rest) {
-            *lane += x;
-        }
-        total += fold(lanes, |a, b| a + b);
+        total += fold(in_lanes(block, 0.0, |sum, x| sum + x), |a, b| a + b);
     }
     total
 }
@@ -187,17 +210,8 @@ pub(super) fn dot(x: &[f32], y: &[f32]) -> f32 {
 /// Largest element; −∞ for none.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx2+fma", "x86_64+avx2+fma"))]
 pub(super) fn largest(x: &[f32]) -> f32 {
-    let mut lanes = [f32::NEG_INFINITY; 16];
-    let (chunks, rest) = x.as_chunks::<16>();
-    for chunk in chunks {
-        for (lane, &x) in lanes.iter_mut().zip(chunk) {
-            *lane = if x > *lane { x } else { *lane };
-        }
-    }
-    for (lane, &x) in lanes.iter_mut().zip(rest) {
-        *lane = if x > *lane { x } else { *lane };
-    }
-    fold(lanes, |a, b| if a > b { a } else { b })
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    fold(in_lanes(x, f32::NEG_INFINITY, larger), larger)
 }
 
 #[inline(always)]
@@ -222,17 +236,7 @@ pub(super) fn exp_shifted(x: &mut [f32], scale: f32, shift: f32) -> f32 {
 /// Σ e^(x − shift), without writing.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx2+fma", "x86_64+avx2+fma"))]
 pub(super) fn sum_exp_shifted(x: &[f32], shift: f32) -> f32 {
-    let mut lanes = [0.0f32; 16];
-    let (chunks, rest) = x.as_chunks::<16>();
-    for chunk in chunks {
-        for (lane, &x) in lanes.iter_mut().zip(chunk) {
-            *lane += exp_negative(x - shift);
-        }
-    }
-    for (lane, &x) in lanes.iter_mut().zip(rest) {
-        *lane += exp_negative(x - shift);
-    }
-    fold(lanes, |a, b| a + b)
+    fold(in_lanes(x, 0.0, |sum, x| sum + exp_negative(x - shift)), |a, b| a + b)
 }
 
 /// x ← x · factor
@@ -279,17 +283,7 @@ pub(super) fn log_softmax_gradient(dy: &[f32], y: &[f32], total: f32, dx: &mut [
 /// Σ (x − mean)²
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx2+fma", "x86_64+avx2+fma"))]
 pub(super) fn squared_distance(x: &[f32], mean: f32) -> f32 {
-    let mut lanes = [0.0f32; 16];
-    let (chunks, rest) = x.as_chunks::<16>();
-    for chunk in chunks {
-        for (lane, &x) in lanes.iter_mut().zip(chunk) {
-            *lane = (x - mean).mul_add(x - mean, *lane);
-        }
-    }
-    for (lane, &x) in lanes.iter_mut().zip(rest) {
-        *lane = (x - mean).mul_add(x - mean, *lane);
-    }
-    fold(lanes, |a, b| a + b)
+    fold(in_lanes(x, 0.0, |sum, x| (x - mean).mul_add(x - mean, sum)), |a, b| a + b)
 }
 
 /// y = (x − mean) · rstd · weight + bias
@@ -309,6 +303,13 @@ pub(super) fn normalize(x: &[f32], mean: f32, rstd: f32, weight: Option<&[f32]>,
                 y[i] = ((x[i] - mean) * rstd).mul_add(weight.map_or(1.0, |w| w[i]), bias.map_or(0.0, |b| b[i]));
             }
         }
+    }
+}
+
+/// y ← (y − mean) · rstd · weight + bias
+pub(super) fn normalize_in_place(y: &mut [f32], mean: f32, rstd: f32, weight: Option<&[f32]>, bias: Option<&[f32]>) {
+    for (i, y) in y.iter_mut().enumerate() {
+        *y = ((*y - mean) * rstd).mul_add(weight.map_or(1.0, |w| w[i]), bias.map_or(0.0, |b| b[i]));
     }
 }
 
@@ -342,12 +343,11 @@ pub(super) fn normalize_gradient(dy: &[f32], x: &[f32], weight: Option<&[f32]>, 
     }
 }
 
-/// dw += dy · x̂, db += dy
+/// dw += dy · x̂
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx2+fma", "x86_64+avx2+fma"))]
-pub(super) fn accumulate_affine(dy: &[f32], x: &[f32], mean: f32, rstd: f32, dw: &mut [f32], db: &mut [f32]) {
-    for (((dw, db), &dy), &x) in dw.iter_mut().zip(db).zip(dy).zip(x) {
+pub(super) fn accumulate_product(dy: &[f32], x: &[f32], mean: f32, rstd: f32, dw: &mut [f32]) {
+    for ((dw, &dy), &x) in dw.iter_mut().zip(dy).zip(x) {
         *dw = dy.mul_add((x - mean) * rstd, *dw);
-        *db += dy;
     }
 }
 

@@ -14,8 +14,8 @@ const SERIAL: usize = 48 * 48 * 256;
 /// `gemm` packs blocks of at most this many elements along k on x86-64 (`kernel_params` with 32 to 48 KiB of
 /// first-level cache).
 const BLOCK_K: usize = 512;
-/// … and blocks of at most this many rows (8 × 48).
-const BLOCK_M: usize = 384;
+/// … and blocks of at most this many rows (8 × 64).
+const BLOCK_M: usize = 512;
 
 /// A matrix inside the slab.
 #[derive(Clone, Copy, Debug)]

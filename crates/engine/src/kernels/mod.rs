@@ -211,20 +211,16 @@ fn dimension(dim: i64, dims: usize) -> Result<usize, KernelError> {
 pub(crate) fn compile(operator: Operator, operands: &Operands, threads: usize) -> Result<Kernel, KernelError> {
     let given = operands.node.args.len();
     let (least, most) = operator.row().arguments;
-    if given < least
-        || given > most
-        || operands.outputs.len() != operator.row().outputs.min(operands.outputs.len())
-        || operands.outputs.is_empty()
-    {
-        return Err(KernelError::Shapes(format!("{given} arguments and {} outputs do not match its schema", operands.outputs.len())));
+    let outputs = operands.outputs.len();
+    if !(least..=most).contains(&given) || !(1..=operator.row().outputs).contains(&outputs) {
+        return Err(KernelError::Shapes(format!("{given} arguments and {outputs} outputs do not match its schema")));
     }
     use Operator as Op;
     match operator {
         Op::AddTensor | Op::AddScalar | Op::SubTensor | Op::SubScalar | Op::MulTensor | Op::MulScalar | Op::DivTensor | Op::DivScalar => {
             pointwise::arithmetic(operator, operands)
         }
-        Op::Maximum => pointwise::binary(operands, math::maximum),
-        Op::Minimum => pointwise::binary(operands, math::minimum),
+        Op::Maximum | Op::Minimum => pointwise::extremum(operator, operands),
         Op::PowTensorScalar => pointwise::power(operands),
         Op::Reciprocal => elementwise::unary(operands, math::reciprocal),
         Op::Neg => elementwise::unary(operands, math::neg),

@@ -96,14 +96,14 @@ impl<const N: usize> Nest<N> {
 ///
 /// # Safety
 /// The `len` elements from `offset` with step `stride` must lie within the tensor.
-pub(super) unsafe fn load<'a, T: Element>(
+pub(super) unsafe fn load<T: Element>(
     from: Raw<T>,
     offset: usize,
     stride: usize,
     len: usize,
     staged: bool,
-    buffer: &'a mut [T; BLOCK],
-) -> &'a [T] {
+    buffer: &mut [T; BLOCK],
+) -> &[T] {
     // SAFETY: the caller's promise covers every element read here.
     unsafe {
         match stride {

@@ -1,17 +1,14 @@
 //! Layer normalization over the last dimensions. Invariant: rows are independent in the forward pass and for dx; the
-//! sums for weight and bias run over the rows in blocks of fixed size, in order.
+//! sums for weight and bias run over the rows in blocks of fixed size, and over the blocks in order.
 //!
 //! y = (x − mean) · rstd · weight + bias; dx = rstd (g − mean(g) − x̂ mean(g x̂)) with g = dy · weight, x̂ = (x − mean) rstd
 //! (Ba, Kiros, Hinton 2016).
 
+use tightfit::graph::Operator;
+
 use super::rows::Rows;
 use super::{Kernel, KernelError, Operands, math, tasks};
-use crate::tensor::Tensor;
-
-/// Columns of a task of the weight gradient.
-const COLUMNS: usize = 64;
-/// Rows that are added before they join the total.
-const ROW_BLOCK: usize = 64;
+use crate::tensor::{Raw, Tensor};
 
 /// A weight or bias over a row, contiguous.
 fn vector(tensor: Option<&Tensor>, len: usize) -> Result<Option<Tensor>, KernelError> {
@@ -36,7 +33,7 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
     let inner = operands.integers(1, "normalized_shape")?.len();
     let eps = operands.number(4, "eps")? as f32;
     let (x, y) = (operands.float(0)?.clone(), operands.output(0)?.clone());
-    let (from, to) = (Rows::new(&x, inner)?, Rows::new(&y, inner)?);
+    let (from, to) = (Rows::new(&x, inner)?, Rows::contiguous(&y, inner)?);
     let (weight, bias) = (vector(operands.optional(2), from.len)?, vector(operands.optional(3), from.len)?);
     let statistics = |index: usize| operands.unused(index).map(|tensor| statistic(tensor, from.count)).transpose();
     let (mean_out, rstd_out) = (statistics(1)?, statistics(2)?);
@@ -49,11 +46,22 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
         tasks::for_each(from.count, from.len, |i| {
             // SAFETY: rows are disjoint.
             unsafe {
-                let x = x.raw::<f32>(run.base).slice(from.at(i), from.len);
                 let y = y.raw::<f32>(run.base).slice_mut(to.at(i), to.len);
-                let mean = math::sum(x) / from.len as f32;
-                let rstd = 1.0 / (math::squared_distance(x, mean) / from.len as f32 + eps).sqrt();
-                math::normalize(x, mean, rstd, weight, bias, y);
+                let x = x.raw::<f32>(run.base);
+                if from.step != 1 {
+                    // A strided row is gathered where its result will lie, and normalized in place.
+                    for (j, slot) in y.iter_mut().enumerate() {
+                        *slot = *x.at(from.at(i) + j * from.step);
+                    }
+                }
+                let row = if from.step == 1 { x.slice(from.at(i), from.len) } else { &*y };
+                let mean = math::sum(row) / from.len as f32;
+                let rstd = 1.0 / (math::squared_distance(row, mean) / from.len as f32 + eps).sqrt();
+                if from.step == 1 {
+                    math::normalize(x.slice(from.at(i), from.len), mean, rstd, weight, bias, y);
+                } else {
+                    math::normalize_in_place(y, mean, rstd, weight, bias);
+                }
                 if let Some(out) = &mean_out {
                     *out.raw::<f32>(run.base).at(i) = mean;
                 }
@@ -69,54 +77,64 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
 pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
     let inner = operands.integers(2, "normalized_shape")?.len();
     let (dy, x) = (operands.float(0)?.clone(), operands.float(1)?.clone());
-    let (dy_rows, x_rows) = (Rows::new(&dy, inner)?, Rows::new(&x, inner)?);
+    let (dy_rows, x_rows) = (Rows::contiguous(&dy, inner)?, Rows::contiguous(&x, inner)?);
     let (mean, rstd) = (statistic(operands.float(3)?, x_rows.count)?, statistic(operands.float(4)?, x_rows.count)?);
     let weight = vector(operands.optional(5), x_rows.len)?;
     let dx = operands.unused(0).cloned();
-    let dx_rows = dx.as_ref().map(|dx| Rows::new(dx, inner)).transpose()?;
+    let dx_rows = dx.as_ref().map(|dx| Rows::contiguous(dx, inner)).transpose()?;
     let (dweight, dbias) = (vector(operands.unused(1), x_rows.len)?, vector(operands.unused(2), x_rows.len)?);
-    let len = x_rows.len;
+    let (len, count) = (x_rows.len, x_rows.count);
+    let affine = dweight.is_some() || dbias.is_some();
+    let block = Operator::row_block();
+    let blocks = count.div_ceil(block).max(1);
+    let workspace = operands.workspace.map_or(0, |(address, _)| address);
+    if affine && blocks > 1 && operands.workspace.is_none_or(|(_, bytes)| bytes < blocks * 2 * len * 4) {
+        return Err(KernelError::Shapes(format!("layer normalization needs {} bytes of workspace", blocks * 2 * len * 4)));
+    }
     Ok(Box::new(move |run| {
         let (dy_data, x_data) = (dy.raw::<f32>(run.base), x.raw::<f32>(run.base));
         let (mean, rstd) = (mean.raw::<f32>(run.base), rstd.raw::<f32>(run.base));
-        if dweight.is_some() || dbias.is_some() {
-            tasks::for_each(len.div_ceil(COLUMNS), COLUMNS * x_rows.count, |part| {
-                let first = part * COLUMNS;
-                let columns = COLUMNS.min(len - first);
-                let (mut dw, mut db) = ([0.0f32; COLUMNS], [0.0f32; COLUMNS]);
-                for block in (0..x_rows.count).step_by(ROW_BLOCK) {
-                    let (mut dw_block, mut db_block) = ([0.0f32; COLUMNS], [0.0f32; COLUMNS]);
-                    for i in block..(block + ROW_BLOCK).min(x_rows.count) {
-                        // SAFETY: the task's columns of row i.
-                        unsafe {
-                            let dy = dy_data.slice(dy_rows.at(i) + first, columns);
-                            let x = x_data.slice(x_rows.at(i) + first, columns);
-                            math::accumulate_affine(dy, x, *mean.at(i), *rstd.at(i), &mut dw_block, &mut db_block);
-                        }
-                    }
-                    for c in 0..COLUMNS {
-                        dw[c] += dw_block[c];
-                        db[c] += db_block[c];
-                    }
-                }
-                for (out, sums) in [(&dweight, dw), (&dbias, db)] {
-                    if let Some(out) = out {
-                        // SAFETY: a task owns its columns.
-                        unsafe { out.raw::<f32>(run.base).slice_mut(first, columns).copy_from_slice(&sums[..columns]) };
-                    }
-                }
-            });
-        }
-        let (Some(dx), Some(dx_rows)) = (&dx, &dx_rows) else { return };
-        let out = dx.raw::<f32>(run.base);
+        let sums: Raw<f32> = Raw(run.base.wrapping_add(workspace).cast());
+        let output = |tensor: &Option<Tensor>| tensor.as_ref().map(|tensor| tensor.raw::<f32>(run.base));
+        let (dx, dweight, dbias) = (output(&dx), output(&dweight), output(&dbias));
         // SAFETY: a contiguous vector of the row's length.
         let weight = weight.as_ref().map(|weight| unsafe { weight.raw::<f32>(run.base).slice(0, len) });
-        tasks::for_each(x_rows.count, len * 2, |i| {
-            // SAFETY: rows are disjoint.
-            unsafe {
-                let (dy, x) = (dy_data.slice(dy_rows.at(i), len), x_data.slice(x_rows.at(i), len));
-                math::normalize_gradient(dy, x, weight, *mean.at(i), *rstd.at(i), out.slice_mut(dx_rows.at(i), len));
+        // One pass over the rows gives dx and, block by block, the sums for weight and bias; a single block sums into
+        // the outputs themselves.
+        let alone = blocks == 1;
+        tasks::for_each(blocks, block * len * 2, |part| {
+            let place = |slot: usize, output: Option<Raw<f32>>| {
+                let target = if alone { output } else { Some(sums.shifted((part * 2 + slot) * len)) };
+                // SAFETY: a task owns its rows of the workspace, or is alone.
+                target.filter(|_| output.is_some()).map(|target| unsafe { target.slice_mut(0, len) })
+            };
+            let (mut dw, mut db) = (place(0, dweight), place(1, dbias));
+            dw.iter_mut().chain(&mut db).for_each(|sum| sum.fill(0.0));
+            for i in part * block..((part + 1) * block).min(count) {
+                // SAFETY: rows are disjoint.
+                unsafe {
+                    let (dy, x) = (dy_data.slice(dy_rows.at(i), len), x_data.slice(x_rows.at(i), len));
+                    if let Some(dw) = &mut dw {
+                        math::accumulate_product(dy, x, *mean.at(i), *rstd.at(i), dw);
+                    }
+                    if let Some(db) = &mut db {
+                        math::accumulate(dy, db);
+                    }
+                    if let (Some(dx), Some(rows)) = (dx, &dx_rows) {
+                        math::normalize_gradient(dy, x, weight, *mean.at(i), *rstd.at(i), dx.slice_mut(rows.at(i), len));
+                    }
+                }
             }
         });
+        for (slot, output) in [dweight, dbias].into_iter().enumerate().filter(|_| !alone) {
+            let Some(output) = output else { continue };
+            // SAFETY: the tasks are done.
+            let total = unsafe { output.slice_mut(0, len) };
+            total.fill(0.0);
+            for part in 0..blocks {
+                // SAFETY: as above.
+                math::accumulate(unsafe { sums.slice((part * 2 + slot) * len, len) }, total);
+            }
+        }
     }))
 }

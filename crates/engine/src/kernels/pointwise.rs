@@ -18,12 +18,22 @@ pub(super) fn arithmetic(operator: Operator, operands: &Operands) -> Result<Kern
         Operator::MulTensor | Operator::MulScalar => 2,
         _ => 3,
     };
+    if let (Some(number), Some(right)) = (operands.optional_number(0, "self"), operands.optional(1)) {
+        return number_first(number as f32, kind, alpha as f32, super::typed(right, DType::F32)?, super::typed(out, DType::F32)?);
+    }
     let (left, right) = (operands.tensor(0)?, operands.optional(1));
     if out.dtype == DType::I64 && kind < 3 {
         return integers(operands, kind, alpha as i64);
     }
     if (left.dtype, out.dtype) == (DType::I64, DType::F32) && right.is_none() {
         return promoted(operands, kind, alpha as f32);
+    }
+    if let (2, DType::I64, DType::F32, Some(right)) = (kind, left.dtype, out.dtype, right) {
+        return map2::<i64, f32, f32>(left, super::typed(right, DType::F32)?, out, |x, y, z| {
+            for ((z, &x), &y) in z.iter_mut().zip(x).zip(y) {
+                *z = x as f32 * y;
+            }
+        });
     }
     if out.dtype != DType::F32 || left.dtype != DType::F32 {
         return Err(KernelError::DType { found: left.dtype.name(), wanted: "f32 and i64" });
@@ -70,6 +80,16 @@ fn constant(x: &Tensor, out: &Tensor, f: impl Fn(f32) -> f32 + Send + Sync + 'st
             *y = f(x);
         }
     })
+}
+
+/// A number and a tensor, as the derivatives of tanh and sigmoid have them: 1 − x².
+fn number_first(number: f32, kind: usize, alpha: f32, x: &Tensor, out: &Tensor) -> Result<Kernel, KernelError> {
+    match kind {
+        0 => constant(x, out, move |x| number + alpha * x),
+        1 => constant(x, out, move |x| number - alpha * x),
+        2 => constant(x, out, move |x| number * x),
+        _ => constant(x, out, move |x| number / x),
+    }
 }
 
 /// Whole numbers with a number that turns them into floats.
@@ -153,24 +173,37 @@ pub(super) fn clamp(operands: &Operands) -> Result<Kernel, KernelError> {
     })
 }
 
-fn exact_gelu(operands: &Operands, index: usize) -> Result<(), KernelError> {
+/// Keyword `approximate`: `true` for the hyperbolic tangent.
+fn is_approximate(operands: &Operands, index: usize) -> Result<bool, KernelError> {
     match operands.argument(index, "approximate") {
-        None => Ok(()),
-        Some(Argument::Text(text)) if text == "none" => Ok(()),
+        None => Ok(false),
+        Some(Argument::Text(text)) if text == "none" => Ok(false),
+        Some(Argument::Text(text)) if text == "tanh" => Ok(true),
         Some(other) => Err(KernelError::Unsupported(format!("GELU with approximate = {other:?}"))),
     }
 }
 
 /// x Φ(x)
 pub(super) fn gelu(operands: &Operands) -> Result<Kernel, KernelError> {
-    exact_gelu(operands, 1)?;
-    super::elementwise::unary(operands, math::gelu)
+    super::elementwise::unary(operands, if is_approximate(operands, 1)? { math::gelu_tanh } else { math::gelu })
 }
 
 /// Its derivative times the incoming gradient.
 pub(super) fn gelu_backward(operands: &Operands) -> Result<Kernel, KernelError> {
-    exact_gelu(operands, 2)?;
-    binary(operands, math::gelu_backward)
+    binary(operands, if is_approximate(operands, 2)? { math::gelu_tanh_backward } else { math::gelu_backward })
+}
+
+/// The larger or the smaller of two.
+pub(super) fn extremum(operator: Operator, operands: &Operands) -> Result<Kernel, KernelError> {
+    let larger = operator == Operator::Maximum;
+    if operands.output(0)?.dtype != DType::I64 {
+        return binary(operands, if larger { math::maximum } else { math::minimum });
+    }
+    map2::<i64, i64, i64>(operands.integer(0)?, operands.integer(1)?, operands.output(0)?, move |x, y, z| {
+        for ((z, &x), &y) in z.iter_mut().zip(x).zip(y) {
+            *z = if larger { x.max(y) } else { x.min(y) };
+        }
+    })
 }
 
 fn relation(operator: Operator) -> fn(f64, f64) -> bool {

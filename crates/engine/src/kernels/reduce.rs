@@ -6,11 +6,6 @@ use tightfit::graph::{Argument, DType, Operator};
 use super::{Kernel, KernelError, Operands, dimension, math, tasks};
 use crate::tensor::{Raw, Tensor};
 
-/// Columns of a task where kept elements lie side by side.
-const COLUMNS: usize = 64;
-/// Reduced elements that are added before they join the total.
-const BLOCK: usize = 128;
-
 /// Kept and reduced dimensions of the input: extent, step in the input, step in the output.
 struct Split {
     kept: Vec<(usize, usize, usize)>,
@@ -29,15 +24,15 @@ fn split(x: &Tensor, out: &Tensor, dims: &[i64]) -> Result<Split, KernelError> {
     }
     let keepdim = out.shape.len() == rank;
     let (mut kept, mut reduced, mut next) = (Vec::new(), Vec::new(), 0);
-    for d in 0..rank {
-        if is_reduced[d] {
-            reduced.push((x.shape[d], x.strides[d]));
-        } else {
-            let place = if keepdim { d } else { next };
-            let step = *out.strides.get(place).ok_or_else(|| KernelError::Shapes(format!("{:?} reduced to {:?}", x.shape, out.shape)))?;
-            kept.push((x.shape[d], x.strides[d], step));
-            next += 1;
+    for (d, ((&extent, &step), is_reduced)) in x.shape.iter().zip(&x.strides).zip(is_reduced).enumerate() {
+        if is_reduced {
+            reduced.push((extent, step));
+            continue;
         }
+        let place = if keepdim { d } else { next };
+        let out_step = *out.strides.get(place).ok_or_else(|| KernelError::Shapes(format!("{:?} reduced to {:?}", x.shape, out.shape)))?;
+        kept.push((extent, step, out_step));
+        next += 1;
     }
     reduced.retain(|&(extent, _)| extent != 1);
     kept.retain(|&(extent, ..)| extent != 1);
@@ -100,11 +95,12 @@ pub(super) fn reduce(operator: Operator, operands: &Operands) -> Result<Kernel, 
         Some(_) => operands.integers(1, "dim")?,
     };
     let split = split(&x, &out, &dims)?;
+    let workspace = operands.workspace.map(|(address, _)| address);
     match (x.dtype, out.dtype, operator) {
-        (DType::F32, DType::F32, Operator::SumDims | Operator::Sum) => Ok(sums(x, out, split, 1.0)),
+        (DType::F32, DType::F32, Operator::SumDims | Operator::Sum) => Ok(sums(x, out, split, 1.0, workspace)),
         (DType::F32, DType::F32, Operator::Mean | Operator::MeanDims) => {
             let count = split.reduced_count() as f32;
-            Ok(sums(x, out, split, count))
+            Ok(sums(x, out, split, count, workspace))
         }
         (DType::F32, DType::F32, Operator::Amax) => {
             Ok(each(x, out, split, |values, _| values.fold(f32::NEG_INFINITY, |a, b| if b > a || b.is_nan() { b } else { a })))
@@ -119,7 +115,7 @@ pub(super) fn reduce(operator: Operator, operands: &Operands) -> Result<Kernel, 
 }
 
 /// Sums divided by `divisor`: along rows where reduced elements lie side by side, down columns where kept ones do.
-fn sums(x: Tensor, out: Tensor, split: Split, divisor: f32) -> Kernel {
+fn sums(x: Tensor, out: Tensor, split: Split, divisor: f32, workspace: Option<usize>) -> Kernel {
     if split.reduced.last().is_some_and(|&(_, step)| step == 1) {
         return Box::new(move |run| {
             let (from, to) = (x.raw::<f32>(run.base), out.raw::<f32>(run.base));
@@ -135,31 +131,49 @@ fn sums(x: Tensor, out: Tensor, split: Split, divisor: f32) -> Kernel {
         });
     }
     if split.kept.last().is_some_and(|&(_, step, out_step)| step == 1 && out_step == 1) {
-        return Box::new(move |run| {
-            let (from, to) = (x.raw::<f32>(run.base), out.raw::<f32>(run.base));
-            let width = split.kept.last().map_or(1, |k| k.0);
-            let (parts, count) = (width.div_ceil(COLUMNS), split.reduced_count());
-            let outer = out.elements().checked_div(width).unwrap_or(0);
-            tasks::for_each(outer * parts, COLUMNS * count, |i| {
-                let ((a, b), first) = (split.kept_at(i / parts, 1), i % parts * COLUMNS);
-                let columns = COLUMNS.min(width - first);
-                let mut total = [0.0f32; COLUMNS];
-                for block in (0..count).step_by(BLOCK) {
-                    let mut sums = [0.0f32; COLUMNS];
-                    for row in block..(block + BLOCK).min(count) {
-                        // SAFETY: the task's columns of a row of the input.
-                        math::accumulate(unsafe { from.slice(a + split.reduced_at(row, 0) + first, columns) }, &mut sums);
-                    }
-                    math::accumulate(&sums, &mut total);
-                }
-                // SAFETY: the task owns its columns of the output.
-                for (slot, total) in unsafe { to.slice_mut(b + first, columns) }.iter_mut().zip(total) {
-                    *slot = total / divisor;
-                }
-            });
-        });
+        return down_columns(x, out, split, divisor, workspace);
     }
     each(x, out, split, move |values, _| (values.map(f64::from).sum::<f64>() / f64::from(divisor)) as f32)
+}
+
+/// Blocks of rows are summed side by side, each into its own row of the workspace, and then added in order; with one
+/// block, or none to put the sums in, into the output itself.
+fn down_columns(x: Tensor, out: Tensor, split: Split, divisor: f32, workspace: Option<usize>) -> Kernel {
+    let width = split.kept.last().map_or(1, |k| k.0);
+    let outer = out.elements().checked_div(width).unwrap_or(0);
+    let count = split.reduced_count();
+    let block = if workspace.is_some() { Operator::row_block() } else { count.max(1) };
+    let blocks = count.div_ceil(block).max(1);
+    Box::new(move |run| {
+        let (from, to) = (x.raw::<f32>(run.base), out.raw::<f32>(run.base));
+        let partial: Option<Raw<f32>> = workspace.filter(|_| blocks > 1).map(|address| Raw(run.base.wrapping_add(address).cast()));
+        tasks::for_each(outer * blocks, block * width, |task| {
+            let (row, part) = (task / blocks, task % blocks);
+            let (a, b) = split.kept_at(row, 1);
+            // SAFETY: a task owns its row of the workspace, or, where it is alone, of the output.
+            let sums =
+                unsafe { partial.map_or_else(|| to.slice_mut(b, width), |partial| partial.slice_mut((part * outer + row) * width, width)) };
+            sums.fill(0.0);
+            for index in part * block..((part + 1) * block).min(count) {
+                // SAFETY: a row of the input.
+                math::accumulate(unsafe { from.slice(a + split.reduced_at(index, 0), width) }, sums);
+            }
+        });
+        for row in 0..outer {
+            // SAFETY: the tasks are done.
+            let total = unsafe { to.slice_mut(split.kept_at(row, 1).1, width) };
+            if let Some(partial) = partial {
+                total.fill(0.0);
+                for part in 0..blocks {
+                    // SAFETY: as above.
+                    math::accumulate(unsafe { partial.slice((part * outer + row) * width, width) }, total);
+                }
+            }
+            if divisor != 1.0 {
+                total.iter_mut().for_each(|x| *x /= divisor);
+            }
+        }
+    })
 }
 
 /// Any reduction of one output element at a time.

@@ -1,4 +1,5 @@
-//! A tensor as rows along its last dimensions. Invariant: a row's elements follow each other without gaps.
+//! A tensor as rows along its last dimensions. Invariant: a row's elements lie a constant step apart; kernels that need
+//! them side by side ask for [`Rows::contiguous`].
 
 use super::KernelError;
 use crate::tensor::Tensor;
@@ -12,10 +13,12 @@ pub(super) struct Rows {
     pub count: usize,
     /// Elements of a row.
     pub len: usize,
+    /// From one element of a row to the next.
+    pub step: usize,
 }
 
 impl Rows {
-    /// Rows over all but the last `inner` dimensions, which must be contiguous.
+    /// Rows over all but the last `inner` dimensions.
     pub fn new(tensor: &Tensor, inner: usize) -> Result<Rows, KernelError> {
         let outer = tensor
             .shape
@@ -23,15 +26,24 @@ impl Rows {
             .checked_sub(inner)
             .ok_or_else(|| KernelError::Shapes(format!("{:?} has no {inner} dimensions", tensor.shape)))?;
         let row = Tensor { shape: tensor.shape[outer..].to_vec(), strides: tensor.strides[outer..].to_vec(), ..tensor.clone() };
-        if !row.is_contiguous() {
-            return Err(KernelError::Unsupported(format!("rows of {:?} with strides {:?}", row.shape, row.strides)));
-        }
+        let step = match (row.is_contiguous(), row.strides.last()) {
+            (true, _) => 1,
+            (false, Some(&step)) if inner == 1 => step,
+            _ => return Err(KernelError::Unsupported(format!("rows of {:?} with strides {:?}", row.shape, row.strides))),
+        };
         Ok(Rows {
             extents: tensor.shape[..outer].to_vec(),
             strides: tensor.strides[..outer].to_vec(),
             count: tensor.shape[..outer].iter().product(),
             len: row.elements(),
+            step,
         })
+    }
+
+    /// Rows whose elements lie side by side.
+    pub fn contiguous(tensor: &Tensor, inner: usize) -> Result<Rows, KernelError> {
+        let rows = Rows::new(tensor, inner)?;
+        if rows.step == 1 { Ok(rows) } else { Err(KernelError::Unsupported(format!("rows of {} elements {} apart", rows.len, rows.step))) }
     }
 
     /// First element of row `index`, in elements from the tensor's first.

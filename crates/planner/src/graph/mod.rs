@@ -44,6 +44,7 @@ pub struct Graph {
     accesses: SecondaryMap<NodeId, Accesses>,
     kept: SecondaryMap<StorageId, bool>,
     producer: SecondaryMap<StorageId, Option<NodeId>>,
+    hash: String,
 }
 
 impl Graph {
@@ -146,8 +147,14 @@ impl Graph {
     }
 
     /// SHA-256 over the graph's canonical text: names the graph that a plan was made for.
-    pub fn hash(&self) -> String {
-        let digest = Sha256::digest(write(self).to_string().as_bytes());
-        digest.iter().map(|byte| format!("{byte:02x}")).collect()
+    pub fn hash(&self) -> &str {
+        &self.hash
+    }
+
+    /// Computed once, when the graph is built.
+    fn with_hash(mut self) -> Graph {
+        let digest = Sha256::digest(write(&self).to_string().as_bytes());
+        self.hash = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        self
     }
 }

@@ -10,6 +10,8 @@ use crate::units::{Bytes, Flops};
 
 /// Rows of queries that the attention kernels hold scores for at a time; see [`Operator::workspace`].
 const ATTENTION_BLOCK: u64 = 64;
+/// Rows that a task sums down columns; see [`Operator::workspace`].
+const ROW_BLOCK: u64 = 128;
 
 /// What the table says of an operator.
 #[derive(Clone, Copy, Debug)]
@@ -174,20 +176,33 @@ impl Operator {
 
     /// Transient bytes of the engine's kernel on `threads` threads.
     ///
-    /// Attention holds the scores of a block of queries per thread, twice that in its backward pass. All other
-    /// kernels work within their inputs and outputs; what the matrix product packs is the engine's reserve.
+    /// Attention holds the scores of a block of queries per thread, twice that in its backward pass. Sums down columns
+    /// hold a partial sum for each block of rows: one in a reduction, two (weight and bias) in the gradient of layer
+    /// normalization. All other kernels work within their inputs and outputs; what the matrix product packs is the
+    /// engine's reserve.
     pub fn workspace(self, graph: &Graph, node: NodeId, threads: u32) -> Bytes {
-        let keys = || {
-            self.operand(graph, node, usize::from(self == Operator::FlashAttentionBackward) + 1).and_then(|keys| keys.shape.get(2).copied())
+        let scores = |keys: usize, buffers: u64| {
+            let keys = self.operand(graph, node, keys).and_then(|keys| keys.shape.get(2).copied()).unwrap_or(0);
+            Bytes((buffers * ATTENTION_BLOCK * 4 * u64::from(threads)).saturating_mul(keys).min(Bytes::LIMIT.0))
         };
-        let scores = |buffers: u64| {
-            let bytes = (buffers * ATTENTION_BLOCK * 4 * u64::from(threads)).saturating_mul(keys().unwrap_or(0));
-            // An expanded operand takes no bytes, whatever its extents: no machine holds this, but sums must not wrap.
-            Bytes(bytes).min(Bytes::LIMIT)
+        let partial_sums = |rows: u64, columns: u64, buffers: u64| match rows.div_ceil(ROW_BLOCK) {
+            blocks if blocks > 1 => Bytes((buffers * 4 * blocks).saturating_mul(columns).min(Bytes::LIMIT.0)),
+            _ => Bytes::ZERO,
         };
         match self {
-            Operator::FlashAttention => scores(1),
-            Operator::FlashAttentionBackward => scores(2),
+            Operator::FlashAttention => scores(1, 1),
+            Operator::FlashAttentionBackward => scores(2, 2),
+            Operator::SumDims | Operator::MeanDims => {
+                let (Some(x), Some(&Some(out))) = (self.operand(graph, node, 0), graph.nodes()[node].outputs.first()) else {
+                    return Bytes::ZERO;
+                };
+                let columns = graph.values()[out].elements();
+                partial_sums(x.elements().checked_div(columns).unwrap_or(0), columns, 1)
+            }
+            Operator::NativeLayerNormBackward => {
+                let (Some(x), Some(mean)) = (self.operand(graph, node, 1), self.operand(graph, node, 3)) else { return Bytes::ZERO };
+                partial_sums(mean.elements(), x.elements().checked_div(mean.elements()).unwrap_or(0), 2)
+            }
             _ => Bytes::ZERO,
         }
     }
@@ -240,6 +255,11 @@ impl Operator {
     /// Rows of queries whose scores the attention kernels hold at a time.
     pub fn attention_block() -> usize {
         ATTENTION_BLOCK as usize
+    }
+
+    /// Rows that one task sums down columns.
+    pub fn row_block() -> usize {
+        ROW_BLOCK as usize
     }
 }
 

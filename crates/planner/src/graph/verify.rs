@@ -119,7 +119,7 @@ pub(super) fn verify(parts: GraphBuilder) -> Result<Graph, GraphError> {
             kept[values[*value].storage] = true;
         }
     }
-    Ok(Graph { name, source, modules, storages, nodes, values, outputs, accesses, kept, producer })
+    Ok(Graph { name, source, modules, storages, nodes, values, outputs, accesses, kept, producer, hash: String::new() }.with_hash())
 }
 
 /// The outputs that exist, with their positions.

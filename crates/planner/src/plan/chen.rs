@@ -41,8 +41,8 @@ pub fn chen(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes) -
     Err(PlanError::Infeasible(Box::new(Infeasible::new(graph, profile, budget, plan))))
 }
 
-/// The unit of each forward node, counted from 0; nodes of the root or of an unnumbered module start no new unit
-/// between nodes of the same one.
+/// The unit of each forward node, counted from 0: a new one begins wherever the path of units changes, and nodes of the
+/// root belong to the unit before them.
 fn units(graph: &Graph, forward: &[NodeId]) -> Vec<usize> {
     let mut units = Vec::with_capacity(forward.len());
     let (mut unit, mut previous) = (0, None);

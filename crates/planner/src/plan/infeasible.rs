@@ -60,6 +60,11 @@ impl Infeasible {
     }
 }
 
+/// A module as a sentence names it.
+fn place(module: &str) -> String {
+    if module.is_empty() { "the root module".to_string() } else { format!("module `{module}`") }
+}
+
 impl fmt::Display for Infeasible {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
@@ -67,9 +72,9 @@ impl fmt::Display for Infeasible {
             "no plan fits {} ({} bytes); the smallest budget known to be feasible is {} ({} bytes), and no schedule needs less than {}",
             self.budget, self.budget.0, self.reached, self.reached.0, self.needed
         )?;
-        writeln!(f, "it binds at node `{}` (module `{}`), where these are alive:", self.binding_name, self.binding_module)?;
+        writeln!(f, "it binds at node `{}` ({}), where these are alive:", self.binding_name, place(&self.binding_module))?;
         for tensor in self.live.iter().take(10) {
-            writeln!(f, "  {:>10}  {} ({}, module `{}`)", tensor.bytes.to_string(), tensor.name, tensor.phase, tensor.module)?;
+            writeln!(f, "  {:>10}  {} ({}, {})", tensor.bytes.to_string(), tensor.name, tensor.phase, place(&tensor.module))?;
         }
         if self.live.len() > 10 {
             let rest: Bytes = self.live[10..].iter().map(|tensor| tensor.bytes).sum();

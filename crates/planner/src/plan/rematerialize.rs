@@ -55,6 +55,8 @@ pub fn rematerialize(graph: &Graph, order: &[NodeId], drops: &Drops) -> Vec<Node
 }
 
 /// Whether a node may ever run again: it does not mutate, and no storage that it makes is written in place later.
+///
+/// Random nodes may: whoever executes the plan replays their seeds, and the engine refuses a random node without one.
 pub(super) fn may_run_again(graph: &Graph, is_mutated: &SecondaryMap<StorageId, bool>, node: NodeId) -> bool {
     let call = &graph.nodes()[node];
     !call.mutates && graph.runs(node) && call.phase.is_forward() && graph.fresh(node).iter().all(|&storage| !is_mutated[storage])

@@ -97,7 +97,7 @@ pub fn read(graph: &Graph, bytes: &[u8]) -> Result<Schedule, PlanFileError> {
         return Err(PlanFileError::Version { found: header.format.map_or("missing".to_string(), |format| format.to_string()) });
     }
     let raw: RawPlan = serde_json::from_slice(bytes)?;
-    let actual = graph.hash();
+    let actual = graph.hash().to_string();
     if raw.graph != actual {
         return Err(PlanFileError::OtherGraph { planned: raw.graph, actual });
     }

@@ -93,7 +93,15 @@ pub fn lower(graph: &Graph, profile: &Profile, plan: &Plan, budget: Bytes, resid
     let placeholders: Vec<(NodeId, BufferId)> =
         graph.placeholder_storages().zip(lives.intervals.keys()).map(|((node, _), interval)| (node, at(interval))).collect();
     let (buffers, slab) = place(graph, &lifetimes, &placeholders, residents);
-    Schedule { graph: graph.hash(), planner: plan.planner.name().to_string(), budget, slab, buffers, placeholders, instructions }
+    Schedule {
+        graph: graph.hash().to_string(),
+        planner: plan.planner.name().to_string(),
+        budget,
+        slab,
+        buffers,
+        placeholders,
+        instructions,
+    }
 }
 
 fn first(life: &Interval) -> u32 {

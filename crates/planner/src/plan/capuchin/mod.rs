@@ -68,9 +68,8 @@ fn lower(
         drops[node] = drop;
         let steps = rematerialize(graph, order, drops);
         let after = simulate(graph, profile, &steps).curve;
-        if after.peak < curve.peak
-            || (after.peak == curve.peak && held_at(&after, &steps, before[curve.at], before, curve.at) < Some(curve.held[curve.at]))
-        {
+        let relieved = || held_at(&after, &steps, before[curve.at], before, curve.at).is_some_and(|held| held < curve.held[curve.at]);
+        if after.peak < curve.peak || (after.peak == curve.peak && relieved()) {
             return Some(steps);
         }
     }

@@ -1,0 +1,68 @@
+//! A run that is interrupted. Invariant: it ends in order after the step at hand, with what it had learned on disk; who
+//! resumes it gets the losses of a run that was never interrupted.
+#![allow(clippy::unwrap_used)] // a test that cannot go on panics
+#![cfg(unix)]
+
+mod program;
+
+use std::io::{BufRead, BufReader, Read};
+use std::process::{Child, ChildStdout, Stdio};
+
+use program::{folder, tightfit, train};
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Longer than anyone waits.
+const ENDLESS: &str = "4000000000";
+
+fn interrupt(child: &Child) {
+    let id = libc::pid_t::try_from(child.id()).unwrap();
+    // SAFETY: the process is a child that has not been waited for, so its id is its own.
+    assert_eq!(unsafe { libc::kill(id, libc::SIGINT) }, 0);
+}
+
+/// A run without end that has just printed its first line.
+fn started(folder: &TempDir, json: bool) -> (Child, BufReader<ChildStdout>, String) {
+    let mut command = tightfit();
+    command.args(["train", "corpus/steps/gpt-nano", "--budget", "min", "--threads", "2", "--eval-batches", "1", "--steps", ENDLESS]);
+    command.arg("--save").arg(folder.path().join("weights")).current_dir(program::corpus().parent().unwrap());
+    if json {
+        command.arg("--json");
+    }
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut output = BufReader::new(child.stdout.take().unwrap());
+    let mut first = String::new();
+    output.read_line(&mut first).unwrap();
+    (child, output, first)
+}
+
+#[test]
+fn an_interrupted_run_saves_and_can_be_resumed() {
+    let folder = folder();
+    let (mut child, mut output, mut text) = started(&folder, true);
+    interrupt(&child);
+    output.read_to_string(&mut text).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+    let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let losses = |lines: &[Value]| lines.iter().filter_map(|line| line.get("loss").map(Value::to_string)).collect::<Vec<_>>();
+    let (result, before) = (lines.last().unwrap(), losses(&lines));
+    assert_eq!(result["interrupted"], true);
+    assert_eq!(result["steps"], before.len());
+    assert_eq!(program::listing(folder.path()), ["weights"]);
+
+    let resumed = train(folder.path(), "corpus/steps/gpt-nano --budget 90% --steps 4 --eval-batches 1 --resume FOLDER/weights").done();
+    assert_eq!(resumed.result()["steps"], before.len() + 4);
+    let unbroken = format!("corpus/steps/gpt-nano --budget 100% --steps {} --eval-batches 1", before.len() + 4);
+    assert_eq!([before, resumed.losses()].concat(), train(folder.path(), &unbroken).done().losses());
+}
+
+#[test]
+fn people_are_told_that_the_run_was_interrupted() {
+    let folder = folder();
+    let (mut child, mut output, mut text) = started(&folder, false);
+    interrupt(&child);
+    output.read_to_string(&mut text).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130), "{text}");
+    assert!(text.contains("interrupted after step"), "{text}");
+    assert_eq!(program::listing(folder.path()), ["weights"]);
+}

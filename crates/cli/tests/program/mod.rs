@@ -1,0 +1,100 @@
+//! The built program, run on a machine whose rates are given. Invariant: nothing is measured, so every plan is the same
+//! on every computer; and a test writes into a folder of its own.
+#![allow(dead_code)] // each test binary uses its part
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+use std::sync::OnceLock;
+
+use serde_json::Value;
+use tempfile::{NamedTempFile, TempDir};
+use tightfit::machine::Machine;
+
+/// What the program did.
+#[derive(Debug)]
+pub struct Ran {
+    pub code: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+}
+
+impl From<Output> for Ran {
+    fn from(output: Output) -> Ran {
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        Ran { code: output.status.code(), stdout: text(output.stdout), stderr: text(output.stderr) }
+    }
+}
+
+impl Ran {
+    /// Panics where it did not end well.
+    pub fn done(self) -> Ran {
+        assert_eq!(self.code, Some(0), "{}", self.stderr);
+        self
+    }
+
+    /// Every line of standard output.
+    pub fn lines(&self) -> Vec<Value> {
+        self.stdout.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    }
+
+    /// The last line: what came of it all.
+    pub fn result(&self) -> Value {
+        self.lines().pop().unwrap()
+    }
+
+    /// The loss of each step, digit by digit.
+    pub fn losses(&self) -> Vec<String> {
+        self.lines().iter().filter_map(|line| line.get("loss").map(Value::to_string)).collect()
+    }
+}
+
+/// The program; its cache holds machines of up to four threads.
+pub fn tightfit() -> Command {
+    static CACHE: OnceLock<PathBuf> = OnceLock::new();
+    let cache = CACHE.get_or_init(|| {
+        let cache = Path::new(env!("CARGO_TARGET_TMPDIR")).join("machines");
+        let folder = cache.join("tightfit");
+        std::fs::create_dir_all(&folder).unwrap();
+        for threads in 1..=4 {
+            let name = format!("cpu-{}-{threads}.json", env!("CARGO_PKG_VERSION"));
+            // Test binaries may run side by side, so the file appears at once.
+            let mut file = NamedTempFile::new_in(&folder).unwrap();
+            file.write_all(serde_json::to_string(&Machine::unmeasured_cpu(threads)).unwrap().as_bytes()).unwrap();
+            file.persist(folder.join(name)).unwrap();
+        }
+        cache
+    });
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tightfit"));
+    command.env("XDG_CACHE_HOME", cache);
+    command
+}
+
+/// Runs the program with arguments separated by spaces; `FOLDER` stands for `folder`.
+pub fn run(folder: &Path, arguments: &str) -> Ran {
+    let folder = folder.to_str().unwrap();
+    let arguments = arguments.split_whitespace().map(|argument| argument.replace("FOLDER", folder));
+    tightfit().current_dir(corpus().parent().unwrap()).args(arguments).output().unwrap().into()
+}
+
+/// Trains with two threads and lines of JSON.
+pub fn train(folder: &Path, arguments: &str) -> Ran {
+    let threads = if arguments.contains("--threads") { "" } else { "--threads 2" };
+    run(folder, &format!("train {arguments} {threads} --json"))
+}
+
+pub fn corpus() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../corpus").canonicalize().unwrap()
+}
+
+pub fn folder() -> TempDir {
+    TempDir::new().unwrap()
+}
+
+/// Names of what lies in a folder.
+pub fn listing(folder: &Path) -> Vec<String> {
+    let mut names: Vec<String> =
+        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    names.sort();
+    names
+}

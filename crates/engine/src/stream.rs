@@ -1,0 +1,178 @@
+//! Safetensors files, read and written tensor by tensor. Invariant: nothing of a tensor is held in between, so that
+//! saving and loading take no memory beside the slab; and the same tensors with the same metadata give the same bytes.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fs::File;
+use std::io::{self, Read, Seek, SeekFrom, Write};
+use std::path::Path;
+
+use safetensors::tensor::{Metadata, TensorInfo};
+use safetensors::{Dtype, SafeTensorError};
+use serde_json::json;
+use thiserror::Error;
+
+/// The size of the header comes first, in this many bytes.
+const PREFIX: u64 = 8;
+/// A longer header is damage: the format allows no more.
+const LONGEST_HEADER: u64 = 100_000_000;
+
+/// Why a file is not read.
+#[derive(Debug, Error)]
+pub(crate) enum StreamError {
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("not a whole safetensors file: {0}")]
+    Format(String),
+}
+
+/// A file whose header was read.
+pub(crate) struct Reader {
+    file: File,
+    /// First byte behind the header.
+    data: u64,
+    header: Metadata,
+}
+
+impl Reader {
+    /// Opens a file that is as long as its header says.
+    pub fn open(path: &Path) -> Result<Reader, StreamError> {
+        let mut file = File::open(path)?;
+        let length = file.metadata()?.len();
+        let mut prefix = [0; PREFIX as usize];
+        file.read_exact(&mut prefix).map_err(|error| match error.kind() {
+            io::ErrorKind::UnexpectedEof => StreamError::Format(format!("it has {length} bytes, less than the size of a header")),
+            _ => error.into(),
+        })?;
+        let size = u64::from_le_bytes(prefix);
+        if size > LONGEST_HEADER.min(length - PREFIX) {
+            return Err(StreamError::Format(format!("its header should have {size} bytes, the file has {length}")));
+        }
+        let mut text = vec![0; size as usize];
+        file.read_exact(&mut text)?;
+        let header: Metadata =
+            serde_json::from_slice(&text).map_err(|error| StreamError::Format(format!("its header is damaged: {error}")))?;
+        let whole = PREFIX + size + header.data_len() as u64;
+        if whole != length {
+            return Err(StreamError::Format(format!("it should have {whole} bytes, but has {length}")));
+        }
+        Ok(Reader { file, data: PREFIX + size, header })
+    }
+
+    /// What the file says of itself.
+    pub fn metadata(&self) -> HashMap<String, String> {
+        self.header.metadata().clone().unwrap_or_default()
+    }
+
+    /// Type, shape and place of a tensor.
+    pub fn info(&self, name: &str) -> Option<&TensorInfo> {
+        self.header.info(name)
+    }
+
+    /// Reads the tensor called `name` into `out`, which has its size.
+    pub fn read(&mut self, name: &str, out: &mut [u8]) -> Result<(), StreamError> {
+        let (from, to) = self.header.info(name).ok_or(SafeTensorError::TensorNotFound(name.to_string()))?.data_offsets;
+        if to - from != out.len() {
+            return Err(StreamError::Format(format!("`{name}` has {} bytes, {} are needed", to - from, out.len())));
+        }
+        self.file.seek(SeekFrom::Start(self.data + from as u64))?;
+        Ok(self.file.read_exact(out)?)
+    }
+}
+
+impl From<SafeTensorError> for StreamError {
+    fn from(error: SafeTensorError) -> StreamError {
+        StreamError::Format(error.to_string())
+    }
+}
+
+/// A tensor to be written.
+pub(crate) struct Piece<'a> {
+    pub name: &'a str,
+    pub dtype: Dtype,
+    pub shape: &'a [usize],
+    pub data: &'a [u8],
+}
+
+/// Writes a whole file: types of large elements first, so that every element is aligned, then by name.
+pub(crate) fn write(file: &mut impl Write, pieces: &[Piece], metadata: &BTreeMap<&str, String>) -> io::Result<()> {
+    let mut order: Vec<&Piece> = pieces.iter().collect();
+    order.sort_by(|a, b| b.dtype.bitsize().cmp(&a.dtype.bitsize()).then_with(|| a.name.cmp(b.name)));
+    // A map of serde_json is sorted, one of the standard library is not.
+    let mut header = serde_json::Map::new();
+    if !metadata.is_empty() {
+        header.insert("__metadata__".to_string(), json!(metadata));
+    }
+    let mut end = 0;
+    for piece in &order {
+        let from = end;
+        end += piece.data.len();
+        header.insert(piece.name.to_string(), json!({ "dtype": piece.dtype, "shape": piece.shape, "data_offsets": [from, end] }));
+    }
+    let mut text = serde_json::Value::Object(header).to_string().into_bytes();
+    text.resize(text.len().next_multiple_of(PREFIX as usize), b' ');
+    file.write_all(&(text.len() as u64).to_le_bytes())?;
+    file.write_all(&text)?;
+    order.iter().try_for_each(|piece| file.write_all(piece.data))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn written() -> Vec<u8> {
+        let pieces = [
+            Piece { name: "flag", dtype: Dtype::BOOL, shape: &[3], data: &[1, 0, 1] },
+            Piece { name: "z", dtype: Dtype::F32, shape: &[1, 2], data: &[1, 2, 3, 4, 5, 6, 7, 8] },
+            Piece { name: "count", dtype: Dtype::I64, shape: &[], data: &[7, 0, 0, 0, 0, 0, 0, 0] },
+        ];
+        let mut bytes = Vec::new();
+        write(&mut bytes, &pieces, &BTreeMap::from([("seed", "1".to_string()), ("format", "x".to_string())])).unwrap();
+        bytes
+    }
+
+    fn opened(bytes: &[u8]) -> Result<Reader, StreamError> {
+        let mut file = tempfile::NamedTempFile::new().unwrap();
+        file.write_all(bytes).unwrap();
+        Reader::open(file.path())
+    }
+
+    #[test]
+    fn others_read_what_is_written() {
+        let bytes = written();
+        let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+        assert_eq!(tensors.tensor("z").unwrap().data(), [1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(tensors.tensor("z").unwrap().shape(), [1, 2]);
+        assert_eq!(tensors.tensor("count").unwrap().shape(), [0; 0]);
+        assert_eq!(tensors.tensor("flag").unwrap().data(), [1, 0, 1]);
+        let (_, header) = safetensors::SafeTensors::read_metadata(&bytes).unwrap();
+        assert_eq!(header.metadata().as_ref().unwrap()["seed"], "1");
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let mut reader = opened(&written()).unwrap();
+        let mut out = [0; 8];
+        reader.read("z", &mut out).unwrap();
+        assert_eq!(out, [1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(reader.metadata()["format"], "x");
+        assert!(reader.info("y").is_none());
+        assert!(reader.read("z", &mut out[..4]).is_err());
+    }
+
+    #[test]
+    fn what_others_write_is_read() {
+        let view = safetensors::tensor::TensorView::new(Dtype::F32, vec![2], &[1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
+        let mut out = [0; 8];
+        opened(&safetensors::serialize([("w", view)], None).unwrap()).unwrap().read("w", &mut out).unwrap();
+        assert_eq!(out, [1, 2, 3, 4, 5, 6, 7, 8]);
+    }
+
+    #[test]
+    fn every_cut_is_noticed() {
+        let bytes = written();
+        for length in 0..bytes.len() {
+            assert!(matches!(opened(&bytes[..length]), Err(StreamError::Format(_))), "{length} bytes");
+        }
+        assert!(opened(&[&bytes[..], b"x"].concat()).is_err());
+    }
+}
