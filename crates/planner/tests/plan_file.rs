@@ -160,7 +160,7 @@ proptest! {
         static PLAN: LazyLock<String> = LazyLock::new(|| plan(Planner::Capuchin).to_string());
         let Small { graph, profile } = &*SMALL;
         let hash = graph.hash();
-        let mut file = PLAN.replace(&hash, "").into_bytes();
+        let mut file = PLAN.replace(hash, "").into_bytes();
         let places: Vec<usize> = (0..file.len()).filter(|&i| file[i].is_ascii_digit()).collect();
         for (at, digit) in digits {
             file[places[at.index(places.len())]] = b'0' + digit;
