@@ -84,6 +84,10 @@ impl Case {
 /// Without what differs from machine to machine.
 fn neutral(text: &str, folder: &Path) -> String {
     let text = text.replace(folder.to_str().unwrap(), "FOLDER").replace(corpus().to_str().unwrap(), "CORPUS");
+    // Columns count the characters of the paths that a changed step holds.
+    let mut parts = text.split("column ");
+    let first = parts.next().unwrap_or_default().to_string();
+    let text = parts.fold(first, |text, part| text + "column N" + part.trim_start_matches(|c: char| c.is_ascii_digit()));
     match text.split_once("this machine's memory of ") {
         Some((before, after)) => format!("{before}this machine's memory of …{}", &after[after.find('\n').unwrap_or(after.len())..]),
         None => text,
@@ -373,14 +377,14 @@ fn a_truncated_file() {
         PLAN_SMALL,
         5,
         expect![[r#"
-        error: FOLDER/graph.json: not a tightfit-graph/1 file: EOF while parsing a list at line 6 column 709
+        error: FOLDER/graph.json: not a tightfit-graph/1 file: EOF while parsing a list at line 6 column N
     "#]],
     );
     Case::new().file("graph.json", "").fails(
         PLAN_SMALL,
         5,
         expect![[r#"
-        error: FOLDER/graph.json: not a tightfit-graph/1 file: EOF while parsing a value at line 1 column 0
+        error: FOLDER/graph.json: not a tightfit-graph/1 file: EOF while parsing a value at line 1 column N
     "#]],
     );
 }
@@ -500,7 +504,7 @@ fn sizes_that_cannot_be() {
     sized(
         |graph| graph["storages"][1] = json!("NaN"),
         expect![[r#"
-        error: FOLDER/graph.json: not a tightfit-graph/1 file: invalid type: string "NaN", expected a JSON number at line 1 column 553
+        error: FOLDER/graph.json: not a tightfit-graph/1 file: invalid type: string "NaN", expected a JSON number at line 1 column N
     "#]],
     );
     sized(
@@ -523,7 +527,7 @@ fn a_number_that_json_does_not_have() {
         PLAN_SMALL,
         5,
         expect![[r#"
-        error: FOLDER/graph.json: not a tightfit-graph/1 file: expected value at line 1 column 45
+        error: FOLDER/graph.json: not a tightfit-graph/1 file: expected value at line 1 column N
     "#]],
     );
 }
@@ -588,7 +592,7 @@ fn a_step_that_lacks_something() {
     lacks(
         |step, _| drop(step.as_object_mut().unwrap().remove("data")),
         expect![[r#"
-        error: FOLDER/step/step.json: not a tightfit-step/1 file: missing field `data` at line 1 column 1745
+        error: FOLDER/step/step.json: not a tightfit-step/1 file: missing field `data` at line 1 column N
     "#]],
     );
     lacks(
@@ -600,7 +604,7 @@ fn a_step_that_lacks_something() {
     lacks(
         |step, _| step["parameters"]["head.bias"] = json!({ "lucky": 7 }),
         expect![[r#"
-        error: FOLDER/step/step.json: not a tightfit-step/1 file: unknown variant `lucky`, expected one of `normal`, `uniform`, `constant`, `file` at line 1 column 520
+        error: FOLDER/step/step.json: not a tightfit-step/1 file: unknown variant `lucky`, expected one of `normal`, `uniform`, `constant`, `file` at line 1 column N
     "#]],
     );
     lacks(
@@ -894,7 +898,7 @@ fn a_tampered_plan() {
         check,
         5,
         expect![[r#"
-        error: FOLDER/plan: not a tightfit-plan/1 file: EOF while parsing an object at line 1 column 1
+        error: FOLDER/plan: not a tightfit-plan/1 file: EOF while parsing an object at line 1 column N
     "#]],
     );
 }
