@@ -52,7 +52,7 @@ pub fn fit_into(graph: &Graph, profile: &Profile, machine: &Machine, budget: Bud
     let nowhere = Residents::default();
     // What the matrix product packs belongs to the step's peak, so a share is one of both together.
     let Some(mut bytes) = budget.bytes(unplanned.timeline.peak + reserve) else {
-        let fitted = fit_smallest(graph, profile, planner, &nowhere)?;
+        let fitted = fit_smallest(graph, profile, planner, &nowhere, &tightfit::plan::Effort::default())?;
         let budget = fitted.schedule.slab + reserve;
         return Ok(FittedGraph { fitted, budget, reserve, unplanned });
     };
@@ -69,7 +69,8 @@ pub fn fit_into(graph: &Graph, profile: &Profile, machine: &Machine, budget: Bud
     if bytes <= reserve {
         return Err(BudgetError::BelowReserve { budget: bytes, reserve }.into());
     }
-    let fitted = fit(graph, profile, bytes - reserve, planner, &nowhere).map_err(|error| with_reserve(error, reserve))?;
+    let fitted = fit(graph, profile, bytes - reserve, planner, &nowhere, &tightfit::plan::Effort::default())
+        .map_err(|error| with_reserve(error, reserve))?;
     Ok(FittedGraph { fitted, budget: bytes, reserve, unplanned })
 }
 

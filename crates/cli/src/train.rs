@@ -181,7 +181,7 @@ fn plan(step: &Step, machine: &Machine, budget: Budget, planner: Planner) -> any
     // Evaluation makes do with what training leaves free; where that is too little, it is left out, and said so.
     let evaluate = |graph: &Graph| {
         let profile = Profile::new(graph, machine);
-        fit(graph, &profile, slab, planner, &residents).ok().map(|fitted| (profile, fitted.schedule))
+        fit(graph, &profile, slab, planner, &residents, &tightfit::plan::Effort::default()).ok().map(|fitted| (profile, fitted.schedule))
     };
     Ok(Planned { evaluation: step.evaluation.as_ref().and_then(evaluate), training, training_profile })
 }

@@ -14,11 +14,11 @@ pub mod units;
 
 use check::{Timeline, Violation, check};
 use graph::Graph;
-use plan::{Infeasible, PlanError, Planner};
+use plan::{Effort, Infeasible, PlanError, Planner};
 use profile::Profile;
 use schedule::{Residents, Schedule, lower};
 use thiserror::Error;
-use units::Bytes;
+use units::{Bytes, Seconds};
 
 /// A schedule that passed the checker, and what it does.
 #[derive(Clone, Debug)]
@@ -27,6 +27,61 @@ pub struct Fitted {
     pub schedule: Schedule,
     /// Their abstract execution.
     pub timeline: Timeline,
+    /// No schedule within the budget takes less; absent where the planner proves nothing.
+    pub bound: Option<Bound>,
+}
+
+/// A proven lower bound on the time of every schedule within a budget.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bound {
+    /// Seconds of the whole step.
+    pub seconds: Seconds,
+    /// Which schedules it speaks of.
+    pub order: BoundOrder,
+}
+
+/// The schedules that a bound speaks of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BoundOrder {
+    /// Those that run every node for the first time in the order of the graph.
+    Given,
+    /// All.
+    Any,
+}
+
+impl BoundOrder {
+    /// As it is printed.
+    pub fn name(self) -> &'static str {
+        match self {
+            BoundOrder::Given => "given",
+            BoundOrder::Any => "any",
+        }
+    }
+}
+
+/// One budget of a ladder, and what became of it.
+#[derive(Debug)]
+pub struct Rung {
+    /// The budget.
+    pub budget: Bytes,
+    /// The schedule, or why there is none.
+    pub result: Result<Fitted, FitError>,
+    /// Until the first plan within the budget was known, by the effort's clock.
+    pub first: Seconds,
+    /// Until the schedule was made and checked.
+    pub total: Seconds,
+}
+
+/// Fits one step into each of several budgets, given in rising order. What fits into a smaller budget is a candidate
+/// for every larger one, so a larger budget never gives a slower schedule.
+pub fn ladder(graph: &Graph, profile: &Profile, budgets: &[Bytes], planner: Planner, effort: &Effort<'_>) -> Vec<Rung> {
+    let rung = |&budget: &Bytes| {
+        let start = (effort.clock)();
+        let result = fit(graph, profile, budget, planner, &Residents::default(), effort);
+        let total = Seconds((effort.clock)().0 - start.0);
+        Rung { budget, result, first: total, total }
+    };
+    budgets.iter().map(rung).collect()
 }
 
 /// Why a step does not fit.
@@ -45,7 +100,14 @@ pub enum FitError {
 /// Addresses cost more than the bytes held where lifetimes do not pack; then the planner is asked again for as much
 /// less as was missing. Its plan with the smallest peak has the last word: either its addresses fit, or its slab is the
 /// smallest budget known to be feasible.
-pub fn fit(graph: &Graph, profile: &Profile, budget: Bytes, planner: Planner, residents: &Residents) -> Result<Fitted, FitError> {
+pub fn fit(
+    graph: &Graph,
+    profile: &Profile,
+    budget: Bytes,
+    planner: Planner,
+    residents: &Residents,
+    _effort: &Effort<'_>,
+) -> Result<Fitted, FitError> {
     let order = plan::early_updates(graph, profile);
     let mut target = budget;
     let lowest = loop {
@@ -72,7 +134,13 @@ pub fn fit(graph: &Graph, profile: &Profile, budget: Bytes, planner: Planner, re
 }
 
 /// The smallest slab that `planner` reaches, with its schedule.
-pub fn fit_smallest(graph: &Graph, profile: &Profile, planner: Planner, residents: &Residents) -> Result<Fitted, FitError> {
+pub fn fit_smallest(
+    graph: &Graph,
+    profile: &Profile,
+    planner: Planner,
+    residents: &Residents,
+    _effort: &Effort<'_>,
+) -> Result<Fitted, FitError> {
     let order = plan::early_updates(graph, profile);
     let plan = plan::smallest(graph, profile, &order, planner);
     let mut schedule = lower(graph, profile, &plan, Bytes::ZERO, residents);
@@ -91,5 +159,5 @@ pub fn unplanned(graph: &Graph, profile: &Profile) -> Result<Fitted, Violation> 
 
 fn checked(graph: &Graph, profile: &Profile, schedule: Schedule) -> Result<Fitted, Violation> {
     let timeline = check(graph, profile, &schedule, schedule.budget)?;
-    Ok(Fitted { schedule, timeline })
+    Ok(Fitted { schedule, timeline, bound: None })
 }

@@ -87,7 +87,9 @@ fn step() -> Case {
 fn case(sketch: Sketch, machine: &Machine) -> Case {
     let graph = sketch.0.build().unwrap();
     let profile = Profile::new(&graph, machine);
-    let schedule = tightfit::fit_smallest(&graph, &profile, Planner::Capuchin, &Residents::default()).unwrap().schedule;
+    let schedule = tightfit::fit_smallest(&graph, &profile, Planner::Capuchin, &Residents::default(), &tightfit::plan::Effort::default())
+        .unwrap()
+        .schedule;
     Case { graph, profile, schedule }
 }
 

@@ -55,7 +55,7 @@ fn every_planner_meets_its_budget_on_every_graph() {
         let profile = Profile::new(&graph, &machine);
         for planner in [Planner::Capuchin, Planner::Chen, Planner::None] {
             let budget = Bytes(peak / 10 * 9);
-            match tightfit::fit(&graph, &profile, budget, planner, &Residents::default()) {
+            match tightfit::fit(&graph, &profile, budget, planner, &Residents::default(), &tightfit::plan::Effort::default()) {
                 Ok(fitted) => {
                     assert!(fitted.timeline.peak <= budget && fitted.schedule.slab <= budget, "{name}");
                     let text = schedule::write(&graph, &fitted.schedule).to_string();
@@ -72,6 +72,10 @@ fn every_planner_meets_its_budget_on_every_graph() {
 fn planning_twice_gives_the_same_schedule() {
     let graph = corpus::graph("gpt2_small_b8_s512");
     let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
-    let fit = || tightfit::fit(&graph, &profile, Bytes(3_000_000_000), Planner::Auto, &Residents::default()).unwrap().schedule;
+    let fit = || {
+        tightfit::fit(&graph, &profile, Bytes(3_000_000_000), Planner::Auto, &Residents::default(), &tightfit::plan::Effort::default())
+            .unwrap()
+            .schedule
+    };
     assert_eq!(fit(), fit());
 }

@@ -46,7 +46,8 @@ static SMALL: LazyLock<Small> = LazyLock::new(|| {
 
 fn plan(planner: Planner) -> Json {
     let Small { graph, profile } = &*SMALL;
-    let schedule = tightfit::fit_smallest(graph, profile, planner, &Residents::default()).unwrap().schedule;
+    let schedule =
+        tightfit::fit_smallest(graph, profile, planner, &Residents::default(), &tightfit::plan::Effort::default()).unwrap().schedule;
     schedule::write(graph, &schedule)
 }
 

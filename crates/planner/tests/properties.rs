@@ -33,7 +33,7 @@ fn budgets(graph: &Graph, profile: &Profile) -> Vec<Bytes> {
 }
 
 fn fit(graph: &Graph, profile: &Profile, budget: Bytes, planner: Planner) -> Result<tightfit::Fitted, FitError> {
-    tightfit::fit(graph, profile, budget, planner, &Residents::default())
+    tightfit::fit(graph, profile, budget, planner, &Residents::default(), &tightfit::plan::Effort::default())
 }
 
 /// Everything that a fitted schedule promises.
@@ -84,7 +84,7 @@ proptest! {
         let graph = recipe.graph();
         for profile in generator::profiles(&graph) {
             for planner in planners() {
-                let smallest = tightfit::fit_smallest(&graph, &profile, planner, &Residents::default()).unwrap();
+                let smallest = tightfit::fit_smallest(&graph, &profile, planner, &Residents::default(), &tightfit::plan::Effort::default()).unwrap();
                 keeps_its_promises(&graph, &profile, smallest.schedule.slab, &smallest)?;
                 let again = fit(&graph, &profile, smallest.schedule.slab, planner);
                 prop_assert!(again.is_ok(), "{planner:?}: {} bytes", smallest.schedule.slab.0);
@@ -243,9 +243,9 @@ proptest! {
     fn residents_stay_where_they_are(recipe in generator::recipes(MOST_LAYERS)) {
         let graph = recipe.graph();
         for profile in generator::profiles(&graph) {
-            let first = tightfit::fit_smallest(&graph, &profile, Planner::Auto, &Residents::default()).unwrap();
+            let first = tightfit::fit_smallest(&graph, &profile, Planner::Auto, &Residents::default(), &tightfit::plan::Effort::default()).unwrap();
             let residents = Residents::of(&graph, &first.schedule);
-            let second = tightfit::fit_smallest(&graph, &profile, Planner::None, &residents).unwrap();
+            let second = tightfit::fit_smallest(&graph, &profile, Planner::None, &residents, &tightfit::plan::Effort::default()).unwrap();
             prop_assert_eq!(Residents::of(&graph, &second.schedule).addresses, residents.addresses.clone());
             let persistent = |node| graph.nodes()[node].phase.is_persistent();
             for (node, buffer) in second.schedule.placeholders {
@@ -289,7 +289,8 @@ fn the_generator_reaches_what_the_laws_are_about() {
         for profile in generator::profiles(&graph) {
             let order = plan::early_updates(&graph, &profile);
             see("an update moves up", order != graph.program());
-            let smallest = tightfit::fit_smallest(&graph, &profile, Planner::Auto, &Residents::default()).unwrap();
+            let smallest =
+                tightfit::fit_smallest(&graph, &profile, Planner::Auto, &Residents::default(), &tightfit::plan::Effort::default()).unwrap();
             let again: Vec<NodeId> = smallest.schedule.instructions.iter().filter_map(recomputed).collect();
             see("recomputation lowers the peak", !again.is_empty());
             see("capuchin wins", smallest.schedule.planner == "capuchin");

@@ -5,6 +5,7 @@
 
 mod capuchin;
 mod chen;
+mod effort;
 mod infeasible;
 mod order;
 mod rematerialize;
@@ -14,6 +15,7 @@ use thiserror::Error;
 pub use capuchin::capuchin;
 pub use capuchin::published::{Choice, Final, Published, Table, TableRow, published};
 pub use chen::chen;
+pub use effort::Effort;
 pub use infeasible::{Infeasible, LiveTensor, live_tensors};
 pub use order::early_updates;
 pub use rematerialize::{Drop, Drops, rematerialize};

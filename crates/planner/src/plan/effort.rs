@@ -1,0 +1,31 @@
+//! How hard a planner looks for something better. Invariant: the planners know no clock of their own; with a limit of
+//! work and no deadline the same seed gives the same plan, byte for byte, on every machine.
+
+use crate::units::Seconds;
+
+/// Limits of one search.
+#[derive(Clone, Copy)]
+pub struct Effort<'a> {
+    /// Seeds every random choice.
+    pub seed: u64,
+    /// Elementary steps of search after which it stops, whatever the time.
+    pub work: u64,
+    /// Time since the search began after which it stops.
+    pub deadline: Seconds,
+    /// The time, from any fixed origin. A clock that jumps to infinity ends the search: so does an interruption.
+    pub clock: &'a (dyn Fn() -> Seconds + Sync),
+}
+
+impl Effort<'static> {
+    /// As much work as given, however long it takes.
+    pub const fn work(seed: u64, work: u64) -> Effort<'static> {
+        Effort { seed, work, deadline: Seconds(f64::INFINITY), clock: &|| Seconds(0.0) }
+    }
+}
+
+/// Enough for a good plan of a graph of a few thousand nodes, and deterministic.
+impl Default for Effort<'static> {
+    fn default() -> Self {
+        Effort::work(1, 4_000_000)
+    }
+}
