@@ -32,7 +32,7 @@ impl Step {
 
 fn fit(graph: &Graph, budget: Bytes, planner: Planner) -> Result<Fitted, FitError> {
     let profile = Profile::new(graph, &Machine::unmeasured_cpu(2));
-    tightfit::fit(graph, &profile, budget, planner, &Residents::default(), &tightfit::plan::Effort::default())
+    tightfit::fit(graph, &profile, budget, planner, &Residents::default(), &tightfit::plan::Effort::work(1, 3_000))
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn a_slab_that_nearly_fits_is_refused_at_once() {
     let graph = step.graph();
     let profile = Profile::new(&graph, &Machine::unmeasured_cpu(2));
     let smallest =
-        tightfit::fit_smallest(&graph, &profile, Planner::None, &Residents::default(), &tightfit::plan::Effort::default()).unwrap();
+        tightfit::fit_smallest(&graph, &profile, Planner::None, &Residents::default(), &tightfit::plan::Effort::work(1, 3_000)).unwrap();
     let (slab, peak) = (smallest.schedule.slab, smallest.timeline.peak);
     assert!(slab > peak + Bytes(gigabytes(1)), "these lifetimes pack: {slab} for {peak}");
     let budget = slab.saturating_sub(Bytes(1));

@@ -8,7 +8,7 @@ mod chen;
 mod effort;
 mod infeasible;
 mod order;
-pub mod recompute;
+mod recompute;
 mod rematerialize;
 
 use thiserror::Error;
@@ -19,6 +19,7 @@ pub use chen::chen;
 pub use effort::Effort;
 pub use infeasible::{Infeasible, LiveTensor, live_tensors};
 pub use order::early_updates;
+pub use recompute::{Answer, Search};
 pub use rematerialize::{Drop, Drops, rematerialize};
 
 use crate::graph::{Graph, NodeId};
@@ -34,7 +35,7 @@ pub enum Planner {
     Chen,
     /// Greedy by bytes saved per second, the peak re-simulated after every choice: Peng et al. 2020, corrected.
     Capuchin,
-    /// The fastest feasible of all.
+    /// The budget planner: searches from the plans of all others, and proves how far it is from optimal.
     Auto,
 }
 
@@ -46,6 +47,11 @@ impl Planner {
     /// The planner called `name`.
     pub fn from_name(name: &str) -> Option<Planner> {
         Self::ALL.iter().find(|(_, n)| *n == name).map(|(planner, _)| *planner)
+    }
+
+    /// Its plans are starts of the budget planner's search.
+    fn is_peer(self) -> bool {
+        !matches!(self, Planner::None | Planner::Auto)
     }
 
     /// Its name.
@@ -105,33 +111,20 @@ pub fn none(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes) -
     Err(PlanError::Infeasible(Box::new(Infeasible::new(graph, profile, budget, plan))))
 }
 
-/// The fastest feasible plan of all planners; where none is feasible, the proof of the one that gets lowest.
+/// The budget planner with the default effort; [`Search`] takes others.
 fn auto(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes) -> Result<Plan, PlanError> {
-    let mut best: Option<(Seconds, Plan)> = None;
-    let mut refused: Option<Box<Infeasible>> = None;
-    for planner in [Planner::None, Planner::Chen, Planner::Capuchin] {
-        match plan(graph, profile, order, budget, planner) {
-            Ok(plan) => {
-                let seconds = profile.total(&plan.steps);
-                if best.as_ref().is_none_or(|(least, _)| seconds < *least) {
-                    best = Some((seconds, plan));
-                }
-                if planner == Planner::None {
-                    break; // nothing is faster than recomputing nothing
-                }
-            }
-            Err(PlanError::Infeasible(proof)) => {
-                if refused.as_ref().is_none_or(|lowest| proof.reached < lowest.reached) {
-                    refused = Some(proof);
-                }
-            }
-        }
+    let effort = Effort::default();
+    let mut search = Search::new(graph, profile, order);
+    if let Some(plan) = search.plan(budget, &effort).plan {
+        return Ok(plan);
     }
-    match (best, refused) {
-        (Some((_, plan)), _) => Ok(plan),
-        (None, Some(proof)) => Err(PlanError::Infeasible(proof)),
-        (None, None) => unreachable!("every planner answers"),
+    let least = search.least_budget();
+    let smallest = Search::new(graph, profile, order).smallest(&effort);
+    if simulate(graph, profile, &smallest.steps).curve.peak <= budget {
+        return Ok(smallest);
     }
+    let proof = Infeasible::new(graph, profile, budget, smallest);
+    Err(PlanError::Infeasible(Box::new(Infeasible { needed: proof.needed.max(least), ..proof })))
 }
 
 /// The plan with the smallest peak that a planner reaches, whatever it costs.
