@@ -4,21 +4,31 @@
 //! A pass is a plain function from graph, profile and budget to a [`Plan`] or to an [`Infeasible`] that explains.
 
 mod capuchin;
+mod chain;
 mod chen;
+mod dtr;
 mod effort;
+mod family;
 mod infeasible;
+mod knapsack;
 mod order;
 mod rematerialize;
+mod rotor;
+mod xla;
 
 use thiserror::Error;
 
 pub use capuchin::capuchin;
 pub use capuchin::published::{Choice, Final, Published, Table, TableRow, published};
 pub use chen::chen;
+pub use dtr::dtr;
 pub use effort::Effort;
 pub use infeasible::{Infeasible, LiveTensor, live_tensors};
+pub use knapsack::knapsack;
 pub use order::early_updates;
 pub use rematerialize::{Drop, Drops, rematerialize};
+pub use rotor::rotor;
+pub use xla::xla;
 
 use crate::graph::{Graph, NodeId};
 use crate::profile::{MemoryCurve, Profile, liveness, memory_curve};
@@ -33,14 +43,30 @@ pub enum Planner {
     Chen,
     /// Greedy by bytes saved per second, the peak re-simulated after every choice: Peng et al. 2020, corrected.
     Capuchin,
-    /// The fastest feasible of all.
+    /// The largest outputs first, instruction by instruction: OpenXLA's HloRematerialization.
+    Xla,
+    /// Online eviction by cost, bytes and staleness: Kirisame et al. 2021.
+    Dtr,
+    /// What is worth most to save, within a capacity: torch.compile's activation memory budget.
+    Knapsack,
+    /// Optimal persistent schedules of a chain of units: Beaumont et al. 2019.
+    Rotor,
+    /// The fastest feasible of none, Chen and Capuchin.
     Auto,
 }
 
 impl Planner {
     /// Every planner with its name.
-    pub const ALL: [(Planner, &'static str); 4] =
-        [(Planner::None, "none"), (Planner::Chen, "chen"), (Planner::Capuchin, "capuchin"), (Planner::Auto, "auto")];
+    pub const ALL: [(Planner, &'static str); 8] = [
+        (Planner::None, "none"),
+        (Planner::Chen, "chen"),
+        (Planner::Capuchin, "capuchin"),
+        (Planner::Xla, "xla"),
+        (Planner::Dtr, "dtr"),
+        (Planner::Knapsack, "knapsack"),
+        (Planner::Rotor, "rotor"),
+        (Planner::Auto, "auto"),
+    ];
 
     /// The planner called `name`.
     pub fn from_name(name: &str) -> Option<Planner> {
@@ -91,6 +117,10 @@ pub fn plan(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes, p
         Planner::None => none(graph, profile, order, budget),
         Planner::Chen => chen(graph, profile, order, budget),
         Planner::Capuchin => capuchin(graph, profile, order, budget),
+        Planner::Xla => xla(graph, profile, order, budget),
+        Planner::Dtr => dtr(graph, profile, order, budget),
+        Planner::Knapsack => knapsack(graph, profile, order, budget),
+        Planner::Rotor => rotor(graph, profile, order, budget),
         Planner::Auto => auto(graph, profile, order, budget),
     }
 }
@@ -104,7 +134,7 @@ pub fn none(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes) -
     Err(PlanError::Infeasible(Box::new(Infeasible::new(graph, profile, budget, plan))))
 }
 
-/// The fastest feasible plan of all planners; where none is feasible, the proof of the one that gets lowest.
+/// The fastest feasible plan of the first three planners; where none is feasible, the proof of the one that gets lowest.
 fn auto(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes) -> Result<Plan, PlanError> {
     let mut best: Option<(Seconds, Plan)> = None;
     let mut refused: Option<Box<Infeasible>> = None;
