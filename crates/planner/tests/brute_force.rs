@@ -12,7 +12,9 @@ use tightfit::plan::{self, PlanError, Planner};
 use tightfit::profile::Profile;
 use tightfit::units::Bytes;
 
-const PLANNERS: [Planner; 3] = [Planner::None, Planner::Chen, Planner::Capuchin];
+/// `auto` stands behind those that it chooses among.
+const PLANNERS: [Planner; 8] =
+    [Planner::None, Planner::Chen, Planner::Capuchin, Planner::Auto, Planner::Xla, Planner::Dtr, Planner::Knapsack, Planner::Rotor];
 
 /// Graphs whose every board the oracle can visit.
 fn is_small(graph: &Graph) -> bool {
@@ -31,7 +33,7 @@ fn planners_obey_the_oracle(graph: &Graph, profile: &Profile, order: &[NodeId]) 
     let (unplanned, smallest) = (frontier[0].peak, frontier.last().unwrap().peak);
     for budget in budgets(smallest, unplanned.max(smallest)) {
         let mut least = f64::INFINITY;
-        for planner in PLANNERS.into_iter().chain([Planner::Auto]) {
+        for planner in PLANNERS {
             match plan::plan(graph, profile, order, Bytes(budget), planner) {
                 Ok(plan) => {
                     let cost = oracle::replay(graph, profile, &plan.steps).map_err(TestCaseError::fail)?;

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
-use tightfit::plan::{self, PlanError, Planner};
+use tightfit::plan::{self, Planner};
 use tightfit::profile::Profile;
 use tightfit::units::Bytes;
 

@@ -26,6 +26,12 @@ fn planners() -> impl Iterator<Item = Planner> {
     Planner::ALL.into_iter().map(|(planner, _)| planner)
 }
 
+/// Planners that compare plans, and so never give a slower one for more memory. The others heed the budget as they walk
+/// along the step: what they decide early for more memory may turn out worse.
+fn comparing_planners() -> impl Iterator<Item = Planner> {
+    planners().filter(|planner| ![Planner::Xla, Planner::Dtr].contains(planner))
+}
+
 /// Budgets on both sides of what can be reached.
 fn budgets(graph: &Graph, profile: &Profile) -> Vec<Bytes> {
     let unplanned = tightfit::unplanned(graph, profile).unwrap().schedule.slab.0;
@@ -88,7 +94,8 @@ proptest! {
                 keeps_its_promises(&graph, &profile, smallest.schedule.slab, &smallest)?;
                 let again = fit(&graph, &profile, smallest.schedule.slab, planner);
                 prop_assert!(again.is_ok(), "{planner:?}: {} bytes", smallest.schedule.slab.0);
-                prop_assert!(again.unwrap().timeline.seconds <= smallest.timeline.seconds, "{planner:?} is slower than its own smallest plan");
+                let slower = again.unwrap().timeline.seconds > smallest.timeline.seconds;
+                prop_assert!(!slower || comparing_planners().all(|other| other != planner), "{planner:?} is slower than its own smallest plan");
             }
         }
     }
@@ -131,7 +138,7 @@ proptest! {
         let graph = recipe.graph();
         for profile in generator::profiles(&graph) {
             let order = plan::early_updates(&graph, &profile);
-            for planner in planners() {
+            for planner in comparing_planners() {
                 // Every plan that the planner has, from the fastest to the smallest.
                 let (mut budget, mut before) = (Bytes::LIMIT, 0.0);
                 while let Ok(plan) = plan::plan(&graph, &profile, &order, budget, planner) {

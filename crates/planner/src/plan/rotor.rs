@@ -11,7 +11,7 @@ use super::chain::units;
 use super::family::fastest;
 use super::rematerialize::{legal, may_run_again, mutated_storages};
 use super::{Plan, PlanError, Planner};
-use crate::graph::{Graph, NodeId, StorageId};
+use crate::graph::{Graph, NodeId, Phase, StorageId};
 use crate::profile::{Profile, liveness, memory_curve};
 use crate::units::Bytes;
 
@@ -55,13 +55,14 @@ struct Chain {
 
 impl Chain {
     fn new(graph: &Graph, order: &[NodeId]) -> Chain {
-        let is_forward = |node: NodeId| graph.nodes()[node].phase.is_forward();
-        let forward: Vec<NodeId> = order.iter().copied().take_while(|&node| is_forward(node)).collect();
-        let units = units(graph, &forward);
+        // Updates that moved up between forward nodes belong to the block of the node before them.
+        let behind = order.iter().position(|&node| graph.nodes()[node].phase == Phase::Backward).unwrap_or(order.len());
+        let ahead = &order[..behind];
+        let units = units(graph, ahead);
         let count = units.last().map_or(0, |last| last + 1);
         let length = count.min(LONGEST);
         let mut block: SecondaryMap<NodeId, Option<usize>> = SecondaryMap::new();
-        for (&node, unit) in forward.iter().zip(units) {
+        for (&node, unit) in ahead.iter().zip(units) {
             block[node] = Some(unit * length / count.max(1));
         }
         let mut chain = Chain {
@@ -86,7 +87,7 @@ impl Chain {
             }
         }
         let is_mutated = mutated_storages(graph);
-        for &node in &forward {
+        for &node in ahead {
             if let Some(block) = chain.block[node].filter(|_| !skips[node] && may_run_again(graph, &is_mutated, node)) {
                 chain.again[block].push(node);
                 for &storage in graph.fresh(node).iter().filter(|&&storage| !graph.is_kept(storage)) {
@@ -245,8 +246,14 @@ impl Blocks {
         }
     }
 
-    fn slots(&self, bytes: u64) -> usize {
+    /// What must fit counts whole slots.
+    fn needed(&self, bytes: u64) -> usize {
         bytes.div_ceil(self.slot.0) as usize
+    }
+
+    /// What is held counts to the nearest slot: rounding each block up would add a slot a block.
+    fn held(&self, bytes: u64) -> usize {
+        ((bytes + self.slot.0 / 2) / self.slot.0) as usize
     }
 }
 
@@ -273,8 +280,8 @@ struct Table<'a> {
 impl Table<'_> {
     fn new(blocks: &Blocks) -> Table<'_> {
         let length = blocks.forward.len();
-        // Rounding up takes a slot a block more than everything saved really takes.
-        let memory = SLOTS + 4 * length;
+        // Rounding may take some slots more than everything saved really takes.
+        let memory = SLOTS + SLOTS / 10 + 2 * length;
         let size = length * length * (memory + 1);
         let mut table = Table { blocks, length, memory, cost: vec![f64::INFINITY; size], choice: vec![Choice::Infeasible; size] };
         for width in 0..length {
@@ -291,14 +298,14 @@ impl Table<'_> {
 
     fn fill(&mut self, first: usize, last: usize) {
         let blocks = self.blocks;
-        let now = self.at(first, last, 0);
-        let all = blocks.slots(blocks.all[first]);
-        let least = blocks.slots((blocks.all[first] + blocks.backward[first]).max(blocks.saving[first] + blocks.before[last]));
-        for memory in least.max(all)..=self.memory {
+        let end = self.memory + 1;
+        let mut best = vec![(f64::INFINITY, Choice::Infeasible); end];
+        let all = blocks.held(blocks.all[first]);
+        let least = blocks.needed((blocks.all[first] + blocks.backward[first]).max(blocks.saving[first] + blocks.before[last])).max(all);
+        for memory in least..end {
             let rest = if first == last { 0.0 } else { self.cost[self.at(first + 1, last, memory - all)] };
-            let cost = blocks.forward[first] + rest;
-            if cost < self.cost[now + memory] {
-                (self.cost[now + memory], self.choice[now + memory]) = (cost, Choice::Save);
+            if rest < f64::INFINITY {
+                best[memory] = (blocks.forward[first] + rest, Choice::Save);
             }
         }
         let (mut pass, mut peak) = (0.0, 0);
@@ -307,14 +314,20 @@ impl Table<'_> {
             let input = if passed > first { blocks.output[passed - 1] } else { 0 };
             pass += blocks.forward[passed];
             peak = peak.max(input + blocks.passing[passed]);
-            let output = blocks.slots(blocks.output[passed]);
+            let output = blocks.held(blocks.output[passed]);
+            let least = blocks.needed(peak + blocks.before[last]).max(output).min(end);
             let (right, left) = (self.at(border, last, 0), self.at(first, passed, 0));
-            for memory in blocks.slots(peak + blocks.before[last]).max(output)..=self.memory {
-                let cost = pass + self.cost[right + memory - output] + self.cost[left + memory];
-                if cost < self.cost[now + memory] {
-                    (self.cost[now + memory], self.choice[now + memory]) = (cost, Choice::Checkpoint(border as u8));
+            let (right, left) = (&self.cost[right + least - output..right + end - output], &self.cost[left + least..left + end]);
+            for ((best, right), left) in best[least..].iter_mut().zip(right).zip(left) {
+                let cost = pass + right + left;
+                if cost < best.0 {
+                    *best = (cost, Choice::Checkpoint(border as u8));
                 }
             }
+        }
+        let now = self.at(first, last, 0);
+        for (memory, (cost, choice)) in best.into_iter().enumerate() {
+            (self.cost[now + memory], self.choice[now + memory]) = (cost, choice);
         }
     }
 
@@ -347,14 +360,14 @@ impl Table<'_> {
                     schedule.push(Move::Forward(first));
                     pending.push(Pending::Backward(first));
                     if first < last {
-                        pending.push(Pending::Part(first + 1, last, memory - self.blocks.slots(self.blocks.all[first])));
+                        pending.push(Pending::Part(first + 1, last, memory - self.blocks.held(self.blocks.all[first])));
                     }
                 }
                 Choice::Checkpoint(border) => {
                     let border = usize::from(border);
                     schedule.extend((first..border).map(Move::Forward));
                     pending.push(Pending::Part(first, border - 1, memory));
-                    pending.push(Pending::Part(border, last, memory - self.blocks.slots(self.blocks.output[border - 1])));
+                    pending.push(Pending::Part(border, last, memory - self.blocks.held(self.blocks.output[border - 1])));
                 }
             }
         }
@@ -398,7 +411,7 @@ mod tests {
         let blocks = equal(3);
         let table = Table::new(&blocks);
         assert_eq!(table.schedule(9), [F(0), F(1), F(2), B(2), B(1), B(0)]);
-        assert_eq!(table.schedule(7), [F(0), F(1), F(2), B(2), B(1), F(0), B(0)]);
-        assert_eq!(table.schedule(5), [F(0), F(1), F(2), B(2), F(0), F(1), B(1), B(0)].as_slice());
+        assert_eq!(table.schedule(7), [F(0), F(1), F(2), B(2), F(1), B(1), B(0)]);
+        assert_eq!(table.schedule(5), [F(0), F(1), F(2), B(2), F(1), B(1), F(0), B(0)]);
     }
 }

@@ -18,13 +18,13 @@ use crate::units::Bytes;
 const LARGEST_BLOCK: usize = 32;
 
 /// Blocks that are looked at for each instruction of the sequence, in all: the published pass bounds its effort too.
-const EFFORT: usize = 400;
+const EFFORT: usize = 100;
 
 /// Clones, in multiples of the sequence: a limit that is out of reach would clone the clones of clones.
-const MOST_CLONES: usize = 6;
+const MOST_CLONES: usize = 3;
 
 /// Times that the pass runs over its own result, where that still exceeds the limit.
-const PASSES: usize = 3;
+const PASSES: usize = 2;
 
 /// The sequence after XLA's pass with `budget` as its memory limit.
 pub fn xla(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes) -> Result<Plan, PlanError> {
