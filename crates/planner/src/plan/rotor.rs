@@ -19,7 +19,7 @@ use crate::units::Bytes;
 const SLOTS: usize = 500;
 
 /// Longest chain; longer ones are merged into as many blocks.
-const LONGEST: usize = 64;
+const LONGEST: usize = 48;
 
 /// Schedules that are simulated, at most.
 const SCHEDULES: usize = 40;
@@ -55,8 +55,18 @@ struct Chain {
 
 impl Chain {
     fn new(graph: &Graph, order: &[NodeId]) -> Chain {
-        // Updates that moved up between forward nodes belong to the block of the node before them.
-        let behind = order.iter().position(|&node| graph.nodes()[node].phase == Phase::Backward).unwrap_or(order.len());
+        // The chain ends with the last forward node that the backward pass reads. What else stands between forward nodes
+        // (updates that moved up, copies that autograd saves) belongs to the block of the node before it.
+        let is_forward = |node: NodeId| graph.nodes()[node].phase.is_forward();
+        let mut behind = 0;
+        let mut position: SecondaryMap<NodeId, usize> = SecondaryMap::new();
+        for (at, &node) in order.iter().enumerate() {
+            position[node] = at;
+            if graph.nodes()[node].phase == Phase::Backward {
+                let read = graph.reads(node).iter().filter_map(|&storage| graph.producer(storage)).filter(|&made| is_forward(made));
+                behind = read.map(|made| position[made] + 1).fold(behind, usize::max);
+            }
+        }
         let ahead = &order[..behind];
         let units = units(graph, ahead);
         let count = units.last().map_or(0, |last| last + 1);
