@@ -114,6 +114,7 @@ pub fn fit(
         let plan = match plan::plan(graph, profile, &order, target, planner) {
             Ok(plan) => plan,
             Err(PlanError::Infeasible(proof)) => break proof.plan,
+            Err(error) => return Err(error.into()),
         };
         let schedule = lower(graph, profile, &plan, budget, residents);
         if schedule.slab <= budget {

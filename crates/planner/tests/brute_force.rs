@@ -56,6 +56,7 @@ fn planners_obey_the_oracle(graph: &Graph, profile: &Profile, order: &[NodeId]) 
                     prop_assert_eq!(Bytes(cost.peak), proof.reached);
                     prop_assert!(planner != Planner::Auto || least.is_infinite(), "auto refuses what another planner does");
                 }
+                Err(error) => prop_assert!(false, "{planner:?}: {error}"),
             }
         }
     }

@@ -22,8 +22,9 @@ use tightfit::units::Bytes;
 
 const MOST_LAYERS: usize = 24;
 
+/// All but the one that takes small steps only; it is held to the oracle, in `peers.rs`.
 fn planners() -> impl Iterator<Item = Planner> {
-    Planner::ALL.into_iter().map(|(planner, _)| planner)
+    Planner::ALL.into_iter().map(|(planner, _)| planner).filter(|&planner| planner != Planner::Exact)
 }
 
 /// Planners that compare plans, and so never give a slower one for more memory. The others heed the budget as they walk
@@ -78,6 +79,7 @@ proptest! {
                             let fitted = fit(&graph, &profile, proof.reached, planner);
                             prop_assert!(fitted.is_ok(), "{} bytes were said to be reached: {}", proof.reached.0, fitted.unwrap_err());
                         }
+                        Err(FitError::Plan(error)) => prop_assert!(false, "{planner:?}: {error}"),
                         Err(FitError::Violation(violation)) => prop_assert!(false, "{planner:?}: {violation}"),
                     }
                 }

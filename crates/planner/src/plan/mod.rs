@@ -8,6 +8,7 @@ mod chain;
 mod chen;
 mod dtr;
 mod effort;
+mod exact;
 mod family;
 mod infeasible;
 mod knapsack;
@@ -23,6 +24,7 @@ pub use capuchin::published::{Choice, Final, Published, Table, TableRow, publish
 pub use chen::chen;
 pub use dtr::dtr;
 pub use effort::Effort;
+pub use exact::{ExactLimits, exact, exact_within};
 pub use infeasible::{Infeasible, LiveTensor, live_tensors};
 pub use knapsack::knapsack;
 pub use order::early_updates;
@@ -51,13 +53,15 @@ pub enum Planner {
     Knapsack,
     /// Optimal persistent schedules of a chain of units: Beaumont et al. 2019.
     Rotor,
+    /// The optimum of a mixed integer program, for small steps: after Jain et al. 2020.
+    Exact,
     /// The fastest feasible of none, Chen and Capuchin.
     Auto,
 }
 
 impl Planner {
     /// Every planner with its name.
-    pub const ALL: [(Planner, &'static str); 8] = [
+    pub const ALL: [(Planner, &'static str); 9] = [
         (Planner::None, "none"),
         (Planner::Chen, "chen"),
         (Planner::Capuchin, "capuchin"),
@@ -65,6 +69,7 @@ impl Planner {
         (Planner::Dtr, "dtr"),
         (Planner::Knapsack, "knapsack"),
         (Planner::Rotor, "rotor"),
+        (Planner::Exact, "exact"),
         (Planner::Auto, "auto"),
     ];
 
@@ -94,6 +99,20 @@ pub enum PlanError {
     /// No plan of this planner fits.
     #[error("{0}")]
     Infeasible(Box<Infeasible>),
+    /// The planner is for smaller steps.
+    #[error("{nodes} nodes run in this step, and this planner takes {most} at most; choose another planner, such as `auto`")]
+    TooLarge {
+        /// Nodes that run.
+        nodes: usize,
+        /// Nodes that it takes.
+        most: usize,
+    },
+    /// The solver gave up.
+    #[error("the solver found no plan: {reason}; give it more time, or choose another planner, such as `auto`")]
+    Unsolved {
+        /// In the solver's words.
+        reason: String,
+    },
 }
 
 /// Bytes and seconds of a plan, simulated.
@@ -121,6 +140,7 @@ pub fn plan(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes, p
         Planner::Dtr => dtr(graph, profile, order, budget),
         Planner::Knapsack => knapsack(graph, profile, order, budget),
         Planner::Rotor => rotor(graph, profile, order, budget),
+        Planner::Exact => exact(graph, profile, order, budget),
         Planner::Auto => auto(graph, profile, order, budget),
     }
 }
@@ -154,6 +174,7 @@ fn auto(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes) -> Re
                     refused = Some(proof);
                 }
             }
+            Err(error) => return Err(error),
         }
     }
     match (best, refused) {
@@ -163,10 +184,11 @@ fn auto(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes) -> Re
     }
 }
 
-/// The plan with the smallest peak that a planner reaches, whatever it costs.
+/// The plan with the smallest peak that a planner reaches, whatever it costs; the order itself where it does not answer.
 pub fn smallest(graph: &Graph, profile: &Profile, order: &[NodeId], planner: Planner) -> Plan {
     match plan(graph, profile, order, Bytes::ZERO, planner) {
         Ok(plan) => plan,
         Err(PlanError::Infeasible(proof)) => proof.plan,
+        Err(PlanError::TooLarge { .. } | PlanError::Unsolved { .. }) => Plan { planner, steps: order.to_vec() },
     }
 }
