@@ -180,9 +180,14 @@ impl<'a> Asked<'a> {
         let mut target = budget;
         for turn in 0.. {
             let share = ANSWERS.get(turn).copied().unwrap_or(1.0);
-            let (plan, soon) = self.plan(target, &effort.part(share, since()));
-            first = first.or(soon);
-            let Some(plan) = plan else { break };
+            let plan = match self.plan(target, &effort.part(share, since())) {
+                Ok((plan, soon)) => {
+                    first = first.or(soon);
+                    plan
+                }
+                Err(PlanError::Infeasible(_)) => break,
+                Err(error) => return (Err(error.into()), since()),
+            };
             let schedule = lower(graph, profile, &plan, budget, residents);
             if schedule.slab <= budget {
                 let result = checked(graph, profile, schedule, self.bound(budget));
@@ -205,14 +210,15 @@ impl<'a> Asked<'a> {
         (Err(PlanError::Infeasible(Box::new(Infeasible { reached: schedule.slab, needed, ..proof })).into()), first)
     }
 
-    /// A plan, if there is one, and how long the first one took where the planner says so.
-    fn plan(&mut self, budget: Bytes, effort: &Effort<'_>) -> (Option<Plan>, Option<Seconds>) {
-        match &mut self.search {
-            Some(search) => {
-                let answer = search.plan(budget, effort);
-                (answer.plan, Some(answer.first))
-            }
-            None => (plan::plan(self.graph, self.profile, self.order, budget, self.planner).ok(), None),
+    /// A plan, and how long the first one took where the planner says so.
+    fn plan(&mut self, budget: Bytes, effort: &Effort<'_>) -> Result<(Plan, Option<Seconds>), PlanError> {
+        let Some(search) = &mut self.search else {
+            return Ok((plan::plan(self.graph, self.profile, self.order, budget, self.planner)?, None));
+        };
+        let answer = search.plan(budget, effort);
+        match answer.plan {
+            Some(plan) => Ok((plan, Some(answer.first))),
+            None => Err(PlanError::Infeasible(Box::new(Infeasible::new(self.graph, self.profile, budget, search.lowest())))),
         }
     }
 }

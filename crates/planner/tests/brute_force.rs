@@ -12,7 +12,9 @@ use tightfit::plan::{self, PlanError, Planner};
 use tightfit::profile::Profile;
 use tightfit::units::Bytes;
 
-const PLANNERS: [Planner; 3] = [Planner::None, Planner::Chen, Planner::Capuchin];
+/// `auto` stands behind those that it chooses among.
+const PLANNERS: [Planner; 8] =
+    [Planner::None, Planner::Chen, Planner::Capuchin, Planner::Auto, Planner::Xla, Planner::Dtr, Planner::Knapsack, Planner::Rotor];
 
 /// Graphs whose every board the oracle can visit.
 fn is_small(graph: &Graph) -> bool {
@@ -48,6 +50,7 @@ fn planners_obey_the_oracle(graph: &Graph, profile: &Profile, order: &[NodeId]) 
                     let cost = oracle::replay(graph, profile, &proof.plan.steps).map_err(TestCaseError::fail)?;
                     prop_assert_eq!(Bytes(cost.peak), proof.reached);
                 }
+                Err(error) => prop_assert!(false, "{planner:?}: {error}"),
             }
         }
     }

@@ -22,13 +22,15 @@ use tightfit::units::Bytes;
 
 const MOST_LAYERS: usize = 24;
 
+/// All but the one that takes small steps only; it is held to the oracle, in `peers.rs`.
 fn planners() -> impl Iterator<Item = Planner> {
-    Planner::ALL.into_iter().map(|(planner, _)| planner)
+    Planner::ALL.into_iter().map(|(planner, _)| planner).filter(|&planner| planner != Planner::Exact)
 }
 
-/// Those without a search: planning is instant, and less memory is never faster, across separate runs too.
-fn plain_planners() -> impl Iterator<Item = Planner> {
-    planners().filter(|planner| *planner != Planner::Auto)
+/// Planners that compare plans, and so never give a slower one for more memory. The others heed the budget as they walk
+/// along the step: what they decide early for more memory may turn out worse; a search is monotone within one ladder.
+fn comparing_planners() -> impl Iterator<Item = Planner> {
+    planners().filter(|planner| ![Planner::Xla, Planner::Dtr, Planner::Auto].contains(planner))
 }
 
 /// Budgets on both sides of what can be reached.
@@ -77,6 +79,7 @@ proptest! {
                             let fitted = fit(&graph, &profile, proof.reached, planner);
                             prop_assert!(fitted.is_ok(), "{} bytes were said to be reached: {}", proof.reached.0, fitted.unwrap_err());
                         }
+                        Err(FitError::Plan(error)) => prop_assert!(false, "{planner:?}: {error}"),
                         Err(FitError::Violation(violation)) => prop_assert!(false, "{planner:?}: {violation}"),
                     }
                 }
@@ -93,7 +96,8 @@ proptest! {
                 keeps_its_promises(&graph, &profile, smallest.schedule.slab, &smallest)?;
                 let again = fit(&graph, &profile, smallest.schedule.slab, planner);
                 prop_assert!(again.is_ok(), "{planner:?}: {} bytes", smallest.schedule.slab.0);
-                prop_assert!(again.unwrap().timeline.seconds <= smallest.timeline.seconds, "{planner:?} is slower than its own smallest plan");
+                let slower = again.unwrap().timeline.seconds > smallest.timeline.seconds;
+                prop_assert!(!slower || comparing_planners().all(|other| other != planner), "{planner:?} is slower than its own smallest plan");
             }
         }
     }
@@ -136,7 +140,7 @@ proptest! {
         let graph = recipe.graph();
         for profile in generator::profiles(&graph) {
             let order = plan::early_updates(&graph, &profile);
-            for planner in plain_planners() {
+            for planner in comparing_planners() {
                 // Every plan that the planner has, from the fastest to the smallest.
                 let (mut budget, mut before) = (Bytes::LIMIT, 0.0);
                 while let Ok(plan) = plan::plan(&graph, &profile, &order, budget, planner) {

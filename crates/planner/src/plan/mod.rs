@@ -4,23 +4,35 @@
 //! A pass is a plain function from graph, profile and budget to a [`Plan`] or to an [`Infeasible`] that explains.
 
 mod capuchin;
+mod chain;
 mod chen;
+mod dtr;
 mod effort;
+mod exact;
+mod family;
 mod infeasible;
+mod knapsack;
 mod order;
 mod recompute;
 mod rematerialize;
+mod rotor;
+mod xla;
 
 use thiserror::Error;
 
 pub use capuchin::capuchin;
 pub use capuchin::published::{Choice, Final, Published, Table, TableRow, published};
 pub use chen::chen;
+pub use dtr::dtr;
 pub use effort::Effort;
+pub use exact::{ExactLimits, exact, exact_within};
 pub use infeasible::{Infeasible, LiveTensor, live_tensors};
+pub use knapsack::knapsack;
 pub use order::early_updates;
 pub use recompute::{Answer, Search};
 pub use rematerialize::{Drop, Drops, rematerialize};
+pub use rotor::rotor;
+pub use xla::xla;
 
 use crate::graph::{Graph, NodeId};
 use crate::profile::{MemoryCurve, Profile, liveness, memory_curve};
@@ -35,14 +47,33 @@ pub enum Planner {
     Chen,
     /// Greedy by bytes saved per second, the peak re-simulated after every choice: Peng et al. 2020, corrected.
     Capuchin,
+    /// The largest outputs first, instruction by instruction: OpenXLA's HloRematerialization.
+    Xla,
+    /// Online eviction by cost, bytes and staleness: Kirisame et al. 2021.
+    Dtr,
+    /// What is worth most to save, within a capacity: torch.compile's activation memory budget.
+    Knapsack,
+    /// Optimal persistent schedules of a chain of units: Beaumont et al. 2019.
+    Rotor,
+    /// The optimum of a mixed integer program, for small steps: after Jain et al. 2020.
+    Exact,
     /// The budget planner: searches from the plans of all others, and proves how far it is from optimal.
     Auto,
 }
 
 impl Planner {
     /// Every planner with its name.
-    pub const ALL: [(Planner, &'static str); 4] =
-        [(Planner::None, "none"), (Planner::Chen, "chen"), (Planner::Capuchin, "capuchin"), (Planner::Auto, "auto")];
+    pub const ALL: [(Planner, &'static str); 9] = [
+        (Planner::None, "none"),
+        (Planner::Chen, "chen"),
+        (Planner::Capuchin, "capuchin"),
+        (Planner::Xla, "xla"),
+        (Planner::Dtr, "dtr"),
+        (Planner::Knapsack, "knapsack"),
+        (Planner::Rotor, "rotor"),
+        (Planner::Exact, "exact"),
+        (Planner::Auto, "auto"),
+    ];
 
     /// The planner called `name`.
     pub fn from_name(name: &str) -> Option<Planner> {
@@ -51,7 +82,7 @@ impl Planner {
 
     /// Its plans are starts of the budget planner's search.
     fn is_peer(self) -> bool {
-        !matches!(self, Planner::None | Planner::Auto)
+        !matches!(self, Planner::None | Planner::Exact | Planner::Auto)
     }
 
     /// Its name.
@@ -75,6 +106,20 @@ pub enum PlanError {
     /// No plan of this planner fits.
     #[error("{0}")]
     Infeasible(Box<Infeasible>),
+    /// The planner is for smaller steps.
+    #[error("{nodes} nodes run in this step, and this planner takes {most} at most; choose another planner, such as `auto`")]
+    TooLarge {
+        /// Nodes that run.
+        nodes: usize,
+        /// Nodes that it takes.
+        most: usize,
+    },
+    /// The solver gave up.
+    #[error("the solver found no plan: {reason}; give it more time, or choose another planner, such as `auto`")]
+    Unsolved {
+        /// In the solver's words.
+        reason: String,
+    },
 }
 
 /// Bytes and seconds of a plan, simulated.
@@ -98,6 +143,11 @@ pub fn plan(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes, p
         Planner::None => none(graph, profile, order, budget),
         Planner::Chen => chen(graph, profile, order, budget),
         Planner::Capuchin => capuchin(graph, profile, order, budget),
+        Planner::Xla => xla(graph, profile, order, budget),
+        Planner::Dtr => dtr(graph, profile, order, budget),
+        Planner::Knapsack => knapsack(graph, profile, order, budget),
+        Planner::Rotor => rotor(graph, profile, order, budget),
+        Planner::Exact => exact(graph, profile, order, budget),
         Planner::Auto => auto(graph, profile, order, budget),
     }
 }
@@ -127,10 +177,11 @@ fn auto(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes) -> Re
     Err(PlanError::Infeasible(Box::new(Infeasible { needed: proof.needed.max(least), ..proof })))
 }
 
-/// The plan with the smallest peak that a planner reaches, whatever it costs.
+/// The plan with the smallest peak that a planner reaches, whatever it costs; the order itself where it does not answer.
 pub fn smallest(graph: &Graph, profile: &Profile, order: &[NodeId], planner: Planner) -> Plan {
     match plan(graph, profile, order, Bytes::ZERO, planner) {
         Ok(plan) => plan,
         Err(PlanError::Infeasible(proof)) => proof.plan,
+        Err(PlanError::TooLarge { .. } | PlanError::Unsolved { .. }) => Plan { planner, steps: order.to_vec() },
     }
 }

@@ -167,6 +167,11 @@ impl<'a> Search<'a> {
                 refused = target;
             }
         }
+        self.lowest()
+    }
+
+    /// The plan with the smallest peak that is known.
+    pub fn lowest(&self) -> Plan {
         let steps = self.found.first().map_or(Vec::new(), |found| found.steps.clone());
         Plan { planner: Planner::Auto, steps }
     }
@@ -309,6 +314,7 @@ impl<'a> Search<'a> {
             let steps = match super::plan(self.graph, self.profile, &order, Bytes(pool.limit as u64), planner) {
                 Ok(plan) => plan.steps,
                 Err(PlanError::Infeasible(proof)) => proof.plan.steps,
+                Err(_) => continue,
             };
             meter.spend(work);
             self.offer(steps);
