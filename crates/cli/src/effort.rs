@@ -25,9 +25,8 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The search's effort. From now on Ctrl-C ends the search and keeps what it found.
+    /// The search's effort.
     pub fn effort(self, seed: u64) -> Effort<'static> {
-        interrupt::listen();
         let endless = Seconds(f64::INFINITY);
         let deadline = self.deadline.unwrap_or(if self.iterations.is_some() { endless } else { DEADLINE });
         Effort { seed, work: self.iterations.unwrap_or(u64::MAX), deadline, clock: &clock }

@@ -64,6 +64,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let (graph, is_step) = input::graph(&arguments.graph)?;
     let machine = input::machine(arguments.machine.as_deref(), is_step, arguments.threads)?;
+    interrupt::listen();
     let start = Instant::now();
     let profile = Profile::new(&graph, &machine);
     let planned = input::fit_into(&graph, &profile, &machine, budget, arguments.planner, &arguments.limits.effort(arguments.seed))?;

@@ -122,6 +122,7 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
         }
         None => arguments.seed.unwrap_or(1),
     };
+    interrupt::listen();
     let planned = plan(&step, &machine, budget, arguments.planner, &arguments.limits.effort(seed))?;
     let fitted = &planned.training.fitted;
     let slab = planned.training.budget - planned.training.reserve;
