@@ -165,9 +165,7 @@ fn progress() -> ProgressBar {
 
 /// Graph files of a folder, by name.
 fn graph_files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let read = || -> std::io::Result<Vec<PathBuf>> {
-        std::fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path())).collect()
-    };
+    let read = || -> std::io::Result<Vec<PathBuf>> { std::fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path())).collect() };
     let mut files = read().with_context(|| folder.display().to_string())?;
     files.retain(|path| path.to_str().is_some_and(|name| name.ends_with(".json.gz")));
     files.sort();

@@ -110,8 +110,7 @@ impl Recorded {
 fn markdown(compared: &[Compared]) -> String {
     let mut names: Vec<&str> = compared.iter().map(|point| point.graph.as_str()).collect();
     names.dedup();
-    let mut rows: Vec<Vec<String>> =
-        names.iter().map(|&name| counted(name, compared.iter().filter(|point| point.graph == name))).collect();
+    let mut rows: Vec<Vec<String>> = names.iter().map(|&name| counted(name, compared.iter().filter(|point| point.graph == name))).collect();
     rows.push(counted("**all**", compared.iter()));
     let head = ["graph", "points", "met", "with recomputation", "of these less", "ours / theirs, mean"];
     let mut text = format!(

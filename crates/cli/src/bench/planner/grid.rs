@@ -138,7 +138,8 @@ fn against_peers(rows: &[Row]) -> String {
     };
     let lost: Vec<Vec<String>> = contested.iter().filter_map(lost).collect();
     let kept = contested.len() - lost.len();
-    let mut text = format!("\n`auto` is at most as slow as the best peer at {kept} of {} budgets where a peer has a plan.\n", contested.len());
+    let mut text =
+        format!("\n`auto` is at most as slow as the best peer at {kept} of {} budgets where a peer has a plan.\n", contested.len());
     if !lost.is_empty() {
         text += &format!("\nNot so:\n\n{}", table(&["graph", "f", "auto", "best peer", "which"], &lost));
     }
