@@ -109,13 +109,15 @@ fn slabs(graph: &Graph, profile: &Profile, most: Bytes, arguments: &Arguments, e
 fn show(graph: &Graph, machine: &Machine, points: &[Point], unplanned: Seconds) {
     println!("{} on {}: {:.2} ms unplanned; predicted slowdown by budget", graph.name(), machine.name, unplanned.0 * 1e3);
     println!("{:>12} {:>16} {:>9} {:>9} {:>8} {:>14} {:>8}", "budget", "bytes", "slowdown", "bound", "gap", "planned peak", "seconds");
-    let known = |share: Option<f64>| share.map_or("–".to_string(), |share| format!("{:.2} %", share * 100.0));
+    // Sums in another order leave a trace of nothing, which is no reason for a sign.
+    let hundredths = |share: f64| (share * 1e4).round() / 1e2 + 0.0;
+    let known = |share: Option<f64>| share.map_or("–".to_string(), |share| format!("{:.2} %", hundredths(share)));
     for Point { budget, figures, seconds } in points {
         let Some(figures) = figures else {
             println!("{:>12} {:>16} {:>9}", budget.to_string(), budget.0, "no plan");
             continue;
         };
-        let gap = figures.gap.map_or("–".to_string(), |gap| format!("{:.2} pp", gap * 100.0));
+        let gap = figures.gap.map_or("–".to_string(), |gap| format!("{:.2} pp", hundredths(gap)));
         println!(
             "{:>12} {:>16} {:>9} {:>9} {gap:>8} {:>14} {:>8.2}",
             budget.to_string(),

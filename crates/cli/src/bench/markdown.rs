@@ -16,12 +16,17 @@ pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
 
 /// A share in percent.
 pub fn percent(share: Option<f64>) -> String {
-    known(share, |share| format!("{:.2}", share * 100.0))
+    known(share, |share| format!("{:.2}", rounded(share * 100.0, 100.0)))
 }
 
 /// Percentage points, where hundredths are too coarse.
 pub fn points(share: Option<f64>) -> String {
-    known(share, |share| format!("{:.3}", share * 100.0))
+    known(share, |share| format!("{:.3}", rounded(share * 100.0, 1000.0)))
+}
+
+/// Zero without a sign, where sums in another order leave a trace of nothing.
+fn rounded(number: f64, digits: f64) -> f64 {
+    (number * digits).round() / digits + 0.0
 }
 
 /// Seconds, to the millisecond.

@@ -52,6 +52,7 @@ pub fn measure(bench: &Bench, folder: &Path, planners: &[Planner], fractions: &[
                 row.plans.push(plan);
             }
         }
+        rows[first..].reverse();
     }
     let auto = planners.contains(&Planner::Auto);
     let mut markdown = by_planner(&rows, planners);
