@@ -8,6 +8,7 @@ mod chen;
 mod effort;
 mod infeasible;
 mod order;
+pub mod recompute;
 mod rematerialize;
 
 use thiserror::Error;

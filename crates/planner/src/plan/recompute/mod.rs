@@ -1,0 +1,426 @@
+//! The budget planner: which nodes run again, when, and in which order everything runs, so that the step is as fast as
+//! possible within a budget; and a proof of how fast it could be at best. Invariant: every plan that leaves this room
+//! was simulated and fits; the bound holds for every legal schedule in any order.
+//!
+//! A search knows one graph ([`Search`]) and plans it for one budget after another. For each budget:
+//!
+//! 1. *Bound.* Minimum cuts at the instants that bind give a lower bound, and sets of operators to run again.
+//! 2. *Starts.* Those sets, and others that are cheap to make, become plans: `repair` until they fit, `polish` what is
+//!    needless. The plans of all other planners, and those of smaller budgets, are starts too.
+//! 3. *Race.* The best starts are improved by large-neighbourhood search in short legs; after each leg the order that
+//!    the plan really has becomes the one that is planned; the worse runners drop out.
+//!
+//! `doc/theory/recompute.md` tells the whole story.
+
+mod bound;
+mod flow;
+mod meter;
+mod neighbourhood;
+mod order;
+mod problem;
+mod repair;
+mod runs;
+mod starts;
+mod state;
+mod tree;
+
+use cranelift_entity::EntityRef;
+use fastrand::Rng;
+
+use self::bound::Instant;
+use self::meter::Meter;
+use self::neighbourhood::improve;
+use self::problem::{OpId, Picoseconds, Problem, Size, picoseconds};
+use self::repair::{polish, repair};
+use self::runs::{rebase, steps};
+use self::starts::{forward, interpolate, just_in_time, per_block, per_byte};
+use self::state::State;
+use super::{Effort, Plan, Planner, simulate};
+use crate::graph::{Graph, NodeId};
+use crate::profile::Profile;
+use crate::units::{Bytes, Seconds};
+
+/// Instants at the highest stages of the unplanned step, and as many spread out over it.
+const INSTANTS: usize = 6;
+/// Starts that are improved side by side.
+const RUNNERS: usize = 6;
+/// Legs of each runner before the worse ones drop out.
+const LEGS: u64 = 8;
+
+/// A sequence of runs that fits.
+#[derive(Clone, Debug)]
+struct Found {
+    peak: Bytes,
+    extra: Picoseconds,
+    steps: Vec<NodeId>,
+}
+
+/// What is known about one graph: lines of the bound, and plans.
+pub struct Search<'a> {
+    graph: &'a Graph,
+    profile: &'a Profile,
+    given: Problem,
+    reordered: Problem,
+    instants: Vec<Instant>,
+    /// No other has both a smaller peak and less time; by rising peak.
+    found: Vec<Found>,
+}
+
+/// The answer for one budget.
+#[derive(Clone, Debug)]
+pub struct Answer {
+    /// The fastest plan that was found; `None` where none was.
+    pub plan: Option<Plan>,
+    /// No schedule takes less time; `None` where none fits.
+    pub bound: Option<Seconds>,
+    /// Until the first plan was found.
+    pub first: Seconds,
+}
+
+impl<'a> Search<'a> {
+    /// Nothing is known yet beyond the order itself.
+    pub fn new(graph: &'a Graph, profile: &'a Profile, order: &[NodeId]) -> Search<'a> {
+        let given = Problem::new(graph, profile, order);
+        let moved = order::improved(&given);
+        let reordered = Problem::new(graph, profile, &moved);
+        let mut search = Search { graph, profile, given, reordered, instants: Vec::new(), found: Vec::new() };
+        search.offer(order.to_vec());
+        search.offer(moved);
+        search
+    }
+
+    /// Plans one budget.
+    pub fn plan(&mut self, budget: Bytes, effort: &Effort<'_>) -> Answer {
+        let mut meter = Meter::new(effort);
+        let mut first = None;
+        if self.best(budget).is_none_or(|best| best.extra > 0) {
+            let limit = size(budget);
+            let mut random = Rng::with_seed(effort.seed);
+            let mut pool = Pool { limit, found: Vec::new() };
+            pool.take(self.best(budget).cloned());
+            self.starts(&mut pool, &mut random, &mut meter, &mut first);
+            self.race(pool, &mut random, &mut meter);
+            self.tighten(limit, &mut meter);
+        }
+        let first = first.unwrap_or(meter.elapsed());
+        let plan = self.best(budget).map(|best| Plan { planner: Planner::Auto, steps: best.steps.clone() });
+        Answer { plan, bound: self.bound(budget), first }
+    }
+
+    /// Time that no schedule within the budget beats, by the cuts known so far; `None` where no schedule fits.
+    pub fn bound(&self, budget: Bytes) -> Option<Seconds> {
+        let least = self.instants.iter().map(|instant| instant.bound(size(budget))).try_fold(0, |most, bound| Some(bound?.max(most)))?;
+        // Costs were rounded down to picoseconds, so the sum of both is below the time of every schedule.
+        Some(Seconds((self.given.total + least) as f64 * 1e-12))
+    }
+
+    /// No budget below this one suffices, by the cuts known so far.
+    pub fn least_budget(&self) -> Bytes {
+        Bytes(self.instants.iter().map(Instant::least_budget).max().unwrap_or(self.given.resting).max(0) as u64)
+    }
+
+    /// Makes a sequence of runs known, if it is better than what is.
+    pub fn offer(&mut self, steps: Vec<NodeId>) -> Bytes {
+        let peak = simulate(self.graph, self.profile, &steps).curve.peak;
+        let extra = steps.iter().map(|&node| picoseconds(self.profile.seconds[node].0)).sum::<Picoseconds>() - self.given.total;
+        let is_worse = |other: &Found| other.peak <= peak && other.extra <= extra;
+        if !self.found.iter().any(is_worse) {
+            self.found.retain(|other| other.peak < peak || other.extra < extra);
+            let slot = self.found.partition_point(|other| other.peak < peak);
+            self.found.insert(slot, Found { peak, extra, steps });
+        }
+        peak
+    }
+
+    /// The fastest known plan within a budget.
+    fn best(&self, budget: Bytes) -> Option<&Found> {
+        self.found.iter().rev().find(|found| found.peak <= budget)
+    }
+
+    /// The known plan with the smallest peak.
+    pub fn smallest(&self) -> Plan {
+        let steps = self.found.first().map_or(Vec::new(), |found| found.steps.clone());
+        Plan { planner: Planner::Auto, steps }
+    }
+
+    /// Repairs, polishes and offers what is in `state`.
+    fn finish(&mut self, state: &mut State, pool: &mut Pool, random: &mut Rng, meter: &mut Meter) -> bool {
+        let fits = repair(state, pool.limit, 0.0, random, meter);
+        if fits {
+            polish(state, pool.limit, 0.0, random, meter);
+        }
+        meter.spend(std::mem::take(&mut state.work));
+        if fits {
+            let runs = steps(state.problem, &state.events());
+            self.offer(runs);
+            pool.take(self.best(Bytes(pool.limit as u64)).cloned());
+            pool.push(state.extra(), steps(state.problem, &state.events()));
+        }
+        fits
+    }
+
+    /// Makes plans from cuts and from whatever else is cheap.
+    fn starts(&mut self, pool: &mut Pool, random: &mut Rng, meter: &mut Meter, first: &mut Option<Seconds>) {
+        let (given, reordered) = (self.given.clone(), self.reordered.clone());
+        let mut states = [State::new(&given), State::new(&reordered)];
+        let mut values = Vec::new();
+        states[0].peak();
+        states[0].tree().values(&mut values, given.len());
+        let mut waiting = highest(&values, INSTANTS);
+        let mut tried: Vec<OpId> = Vec::new();
+        for round in 0..3 {
+            for at in waiting.drain(..) {
+                self.add_instant(at, meter);
+                self.solve(pool.limit, meter);
+                if round == 0 && first.is_none() {
+                    // A plan at once; better ones later.
+                    tried.push(at);
+                    self.start_from(at, &mut states[0], pool, random, meter);
+                    if pool.best().is_some() {
+                        *first = Some(meter.elapsed());
+                    }
+                }
+                if meter.is_over() {
+                    return;
+                }
+            }
+            let before = pool.best();
+            let mut ranked: Vec<(Option<Picoseconds>, OpId)> =
+                self.instants.iter().map(|instant| (instant.bound(pool.limit), instant.at)).collect();
+            ranked.sort_by_key(|&(bound, at)| (std::cmp::Reverse(bound.unwrap_or(Picoseconds::MAX)), at));
+            let fresh: Vec<OpId> =
+                ranked.iter().map(|&(_, at)| at).filter(|at| !tried.contains(at)).take(if round == 0 { 3 } else { 2 }).collect();
+            for at in fresh {
+                tried.push(at);
+                self.start_from(at, &mut states[0], pool, random, meter);
+                if meter.is_over() || self.is_proven(pool) {
+                    return;
+                }
+            }
+            if round > 0 && pool.best() == before {
+                break;
+            }
+            // Where the best plan is tight, other cuts may bind.
+            if let Some(best) = self.best(Bytes(pool.limit as u64)) {
+                waiting = tight(self.graph, self.profile, &best.steps, &given, pool.limit);
+                waiting.retain(|at| self.instants.iter().all(|instant| instant.at != *at));
+                waiting.truncate(8);
+            }
+        }
+        for state in &mut states {
+            let problem = state.problem;
+            let (all, end) = forward(problem);
+            let up = |op: OpId| op.index() as f64;
+            for depth in [1, 2] {
+                let blocks = per_block(self.graph, problem, depth);
+                if !blocks.is_empty() {
+                    interpolate(state, end, &[], &blocks, up, pool.limit);
+                    self.finish(state, pool, random, meter);
+                    interpolate(state, end, &[], &blocks, |op| -up(op), pool.limit);
+                    self.finish(state, pool, random, meter);
+                }
+                if meter.is_over() {
+                    return;
+                }
+            }
+            interpolate(state, end, &[], &all, |op| per_byte(problem, op), pool.limit);
+            self.finish(state, pool, random, meter);
+            for noise in [0.0, 0.5] {
+                state.set(&[]);
+                if meter.is_over() || !repair(state, pool.limit, noise, random, meter) {
+                    break;
+                }
+                self.finish(state, pool, random, meter);
+            }
+        }
+        first.get_or_insert(meter.elapsed());
+    }
+
+    /// Plans between the two cuts around the budget at one instant, and the cuts as they are.
+    fn start_from(&mut self, at: OpId, state: &mut State, pool: &mut Pool, random: &mut Rng, meter: &mut Meter) {
+        let Some(index) = self.instants.iter().position(|instant| instant.at == at) else { return };
+        let up = |op: OpId| op.index() as f64;
+        for backwards in [false, true] {
+            let mut target = pool.limit;
+            for _ in 0..3 {
+                let bracket = self.instants[index].solve(&self.given, target);
+                let line = |line: usize| self.instants[index].lines[line].late.clone();
+                let (small, large) = (line(bracket.over), line(bracket.under));
+                let rank = |op| if backwards { -up(op) } else { up(op) };
+                let fits = interpolate(state, at, &small, &large, rank, pool.limit);
+                let over = state.peak() - pool.limit;
+                self.finish(state, pool, random, meter);
+                if fits || meter.is_over() {
+                    break;
+                }
+                target -= over * 7 / 10 + 1;
+            }
+        }
+        let bracket = self.instants[index].solve(&self.given, pool.limit);
+        for line in [bracket.over, bracket.under] {
+            let late = self.instants[index].lines[line].late.clone();
+            just_in_time(state, at, &late);
+            self.finish(state, pool, random, meter);
+        }
+    }
+
+    /// Improves the best starts side by side; the worse ones drop out.
+    fn race(&mut self, mut pool: Pool, random: &mut Rng, meter: &mut Meter) {
+        let limit = pool.limit;
+        let mut runners = std::mem::take(&mut pool.found);
+        runners.sort_by_key(|runner| runner.0);
+        runners.truncate(RUNNERS);
+        while !runners.is_empty() && !meter.is_over() && !self.is_proven(&pool) {
+            let share = if runners.len() == 1 { 1 } else { 3 };
+            let work = meter.left() / (share * LEGS * runners.len() as u64);
+            for runner in &mut runners {
+                for _ in 0..LEGS {
+                    if meter.is_over() {
+                        return;
+                    }
+                    self.leg(runner, limit, work.max(1), random, meter);
+                }
+            }
+            runners.sort_by_key(|runner| runner.0);
+            runners.truncate(runners.len().div_ceil(3));
+            pool.take(self.best(Bytes(limit as u64)).cloned());
+        }
+    }
+
+    /// One leg of one runner.
+    fn leg(&mut self, runner: &mut (Picoseconds, Vec<NodeId>), limit: Size, work: u64, random: &mut Rng, meter: &mut Meter) {
+        let (problem, events) = rebase(self.graph, self.profile, &runner.1);
+        let mut state = State::new(&problem);
+        state.set(&events);
+        meter.spend(problem.len() as u64);
+        if !repair(&mut state, limit, 0.0, random, meter) {
+            return;
+        }
+        polish(&mut state, limit, 0.0, random, meter);
+        let floor = self.floor(limit);
+        improve(&mut state, limit, random, meter, work, floor);
+        runner.1 = steps(&problem, &state.events());
+        runner.0 = runner.1.iter().map(|&node| picoseconds(self.profile.seconds[node].0)).sum::<Picoseconds>() - self.given.total;
+        self.offer(runner.1.clone());
+    }
+
+    /// Adds instants where the best plan is tight, as long as they raise the bound.
+    fn tighten(&mut self, limit: Size, meter: &mut Meter) {
+        let Some(best) = self.best(Bytes(limit as u64)) else { return };
+        let waiting = tight(self.graph, self.profile, &best.steps, &self.given, limit);
+        for at in waiting.into_iter().take(8) {
+            if meter.is_over() {
+                return;
+            }
+            if self.instants.iter().all(|instant| instant.at != at) {
+                self.add_instant(at, meter);
+                self.solve(limit, meter);
+            }
+        }
+    }
+
+    fn add_instant(&mut self, at: OpId, meter: &mut Meter) {
+        if self.instants.iter().all(|instant| instant.at != at) {
+            self.instants.push(Instant::new(&self.given, at));
+            meter.spend(self.given.len() as u64 * 16);
+        }
+    }
+
+    /// Makes the newest instant's hull exact at a budget.
+    fn solve(&mut self, limit: Size, meter: &mut Meter) {
+        if let Some(instant) = self.instants.last_mut() {
+            instant.solve(&self.given, limit);
+            meter.spend(self.given.len() as u64 * 16);
+        }
+    }
+
+    /// Time of recomputation that no plan within the budget beats.
+    fn floor(&self, limit: Size) -> Picoseconds {
+        self.instants.iter().filter_map(|instant| instant.bound(limit)).max().unwrap_or(0)
+    }
+
+    /// Nothing more than a millionth of the step is to be gained.
+    fn is_proven(&self, pool: &Pool) -> bool {
+        pool.best().is_some_and(|best| best - self.floor(pool.limit) <= self.given.total / 1_000_000)
+    }
+}
+
+/// Plans that fit one budget.
+struct Pool {
+    limit: Size,
+    found: Vec<(Picoseconds, Vec<NodeId>)>,
+}
+
+impl Pool {
+    fn take(&mut self, found: Option<Found>) {
+        if let Some(found) = found {
+            self.push(found.extra, found.steps);
+        }
+    }
+
+    fn push(&mut self, extra: Picoseconds, steps: Vec<NodeId>) {
+        if self.found.iter().all(|other| other.0 != extra) {
+            self.found.push((extra, steps));
+        }
+    }
+
+    fn best(&self) -> Option<Picoseconds> {
+        self.found.iter().map(|found| found.0).min()
+    }
+}
+
+fn size(bytes: Bytes) -> Size {
+    bytes.0.min(Bytes::LIMIT.0) as Size
+}
+
+/// The `count` highest stages, and as many more that are far from each other.
+fn highest(values: &[Size], count: usize) -> Vec<OpId> {
+    let mut stages: Vec<usize> = (1..values.len()).collect();
+    stages.sort_by_key(|&stage| (std::cmp::Reverse(values[stage]), stage));
+    let mut chosen: Vec<usize> = stages.iter().copied().take(1).collect();
+    for &stage in &stages {
+        if chosen.iter().all(|other| stage.abs_diff(*other) > values.len() / 20) {
+            chosen.push(stage);
+        }
+        if chosen.len() > count {
+            break;
+        }
+    }
+    chosen.extend(stages.into_iter().skip(1).take(count));
+    chosen.dedup();
+    chosen.into_iter().map(OpId::at).collect()
+}
+
+/// The operators in whose first runs a plan is tight, largest working set first, then spread out; as `problem` has them.
+fn tight(graph: &Graph, profile: &Profile, steps: &[NodeId], problem: &Problem, limit: Size) -> Vec<OpId> {
+    let (own, events) = rebase(graph, profile, steps);
+    let mut state = State::new(&own);
+    state.set(&events);
+    let mut values = Vec::new();
+    state.peak();
+    state.tree().values(&mut values, own.len());
+    let place: std::collections::HashMap<NodeId, OpId> = problem.ops.iter().filter_map(|(id, op)| Some((op.node?, id))).collect();
+    let mut stages: Vec<OpId> = own
+        .ops
+        .iter()
+        .filter(|(id, op)| op.node.is_some() && values[id.index()] >= limit - limit / 50)
+        .filter_map(|(_, op)| place.get(&op.node?).copied())
+        .collect();
+    stages.sort_by_key(|&id| (std::cmp::Reverse(problem.working_set(id)), id));
+    let spread = stages.iter().skip(4).step_by((stages.len() / 8).max(1)).take(4).copied();
+    let mut chosen: Vec<OpId> = stages.iter().take(4).copied().chain(spread).collect();
+    chosen.dedup();
+    chosen
+}
+
+impl Search<'_> {
+    /// For the lab.
+    pub fn report(&self) -> String {
+        format!(
+            "instants {} lines {} found {}",
+            self.instants.len(),
+            self.instants.iter().map(|i| i.lines.len()).sum::<usize>(),
+            self.found.len()
+        )
+    }
+}

@@ -1,0 +1,258 @@
+//! The planning problem of one order of first runs: operators over tensors that may come and go. Invariant: what is
+//! there whatever the plan (persistent placeholders, kept outputs once they are made) is folded into `base`, so a
+//! tensor here is a storage that can be dropped; views are gone.
+//!
+//! Operator 0 stands for the placeholders that die: the batch and the tangents. Stage `t` is the first run of operator
+//! `t` together with the recomputations just before it.
+
+use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap, entity_impl};
+
+use crate::graph::{Graph, NodeId, StorageId};
+use crate::plan::rematerialize::mutated_storages;
+use crate::profile::Profile;
+
+/// An operator; also the stage of its first run.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct OpId(u32);
+entity_impl!(OpId, "op");
+
+/// A storage that may be dropped.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct TensorId(u32);
+entity_impl!(TensorId, "tensor");
+
+impl OpId {
+    /// The placeholders that die.
+    pub const SOURCE: OpId = OpId(0);
+
+    /// The operator at a position of the order.
+    pub fn at(index: usize) -> OpId {
+        OpId::new(index)
+    }
+}
+
+/// Picoseconds: sums and comparisons are exact.
+pub type Picoseconds = i64;
+
+/// Seconds in whole picoseconds, rounded down.
+pub fn picoseconds(seconds: f64) -> Picoseconds {
+    (seconds * 1e12) as Picoseconds
+}
+
+/// Bytes, signed: differences are everywhere.
+pub type Size = i64;
+
+/// One operator.
+#[derive(Clone, Debug, Default)]
+pub struct Op {
+    /// Its node; absent for operator 0.
+    pub node: Option<NodeId>,
+    /// Its run time.
+    pub cost: Picoseconds,
+    /// Transient bytes while it runs.
+    pub workspace: Size,
+    /// Tensors that it reads.
+    pub inputs: Vec<TensorId>,
+    /// Tensors that it makes.
+    pub outputs: Vec<TensorId>,
+    /// Inputs whose memory its first output may take over where they die, the preferred first.
+    pub takes_over: Vec<TensorId>,
+    /// Bytes of that output.
+    pub taken: Size,
+    /// Bytes of outputs that outlive the step: there from the first run on, a transient copy in a recomputation.
+    pub kept: Size,
+    /// It has outputs that outlive the step, or writes in place: its first run cannot be left out.
+    pub anchored: bool,
+    /// It may run again in stages before this one: a version that it reads ends there. 0 = never.
+    pub until: u32,
+    /// It writes in place, or draws numbers that nobody can draw again: no schedule runs it twice.
+    pub once: bool,
+    /// It belongs to the forward pass.
+    pub forward: bool,
+    /// Operators that must have run before, in any order: makers of what it reads, and accesses of versions that it ends.
+    pub after: Vec<OpId>,
+}
+
+/// A storage that may be dropped.
+#[derive(Clone, Debug)]
+pub struct Tensor {
+    /// Its size.
+    pub bytes: Size,
+    /// Who makes it.
+    pub producer: OpId,
+    /// Who reads it, in order.
+    pub readers: Vec<OpId>,
+}
+
+/// Operators in one order of first runs.
+#[derive(Clone, Debug)]
+pub struct Problem {
+    /// The operators, in order.
+    pub ops: PrimaryMap<OpId, Op>,
+    /// The tensors.
+    pub tensors: PrimaryMap<TensorId, Tensor>,
+    /// Bytes there at each stage whatever the plan.
+    pub base: Vec<Size>,
+    /// Bytes there before anything runs that never leave.
+    pub resting: Size,
+    /// Time of all first runs.
+    pub total: Picoseconds,
+}
+
+/// Where a storage is.
+#[derive(Clone, Copy, Default, PartialEq)]
+enum Track {
+    #[default]
+    Unborn,
+    Resting,
+    Tensor(TensorId),
+}
+
+impl Problem {
+    /// The problem of running all nodes of `order`, inputs before users.
+    pub fn new(graph: &Graph, profile: &Profile, order: &[NodeId]) -> Problem {
+        let size = |storage: StorageId| graph.storages()[storage].0 as Size;
+        let is_written = mutated_storages(graph);
+        let mut track: SecondaryMap<StorageId, Track> = SecondaryMap::new();
+        let mut ops: PrimaryMap<OpId, Op> = PrimaryMap::with_capacity(order.len() + 1);
+        let mut tensors: PrimaryMap<TensorId, Tensor> = PrimaryMap::new();
+        let mut source = Op { once: true, anchored: true, forward: true, ..Op::default() };
+        let mut resting = 0;
+        for (_, storage) in graph.placeholder_storages() {
+            if graph.is_kept(storage) {
+                track[storage] = Track::Resting;
+                resting += size(storage);
+            } else {
+                let tensor = tensors.push(Tensor { bytes: size(storage), producer: OpId::SOURCE, readers: Vec::new() });
+                track[storage] = Track::Tensor(tensor);
+                source.outputs.push(tensor);
+            }
+        }
+        ops.push(source);
+        let mut base = vec![resting];
+        let mut kept_so_far = resting;
+        let mut access = Accesses::default();
+        for &node in order {
+            let id = ops.next_key();
+            base.push(kept_so_far);
+            let call = &graph.nodes()[node];
+            let mut op = Op {
+                node: Some(node),
+                cost: picoseconds(profile.seconds[node].0),
+                workspace: profile.workspace[node].0 as Size,
+                anchored: call.mutates,
+                // On our own engine a recomputation replays its seed slot; elsewhere replaying is the framework's part.
+                once: call.mutates || (call.random && call.seed_slot.is_none() && profile.in_place),
+                forward: call.phase.is_forward(),
+                until: u32::MAX,
+                ..Op::default()
+            };
+            for &storage in graph.reads(node) {
+                if let Track::Tensor(tensor) = track[storage] {
+                    op.inputs.push(tensor);
+                    tensors[tensor].readers.push(id);
+                }
+            }
+            for &storage in graph.fresh(node) {
+                if is_written[storage] {
+                    op.until = 0;
+                }
+                if graph.is_kept(storage) {
+                    track[storage] = Track::Resting;
+                    op.kept += size(storage);
+                    op.anchored = true;
+                } else {
+                    let tensor = tensors.push(Tensor { bytes: size(storage), producer: id, readers: Vec::new() });
+                    track[storage] = Track::Tensor(tensor);
+                    op.outputs.push(tensor);
+                }
+            }
+            kept_so_far += op.kept;
+            (op.takes_over, op.taken) = takes_over(graph, profile, node, &track);
+            if op.once {
+                op.until = 0;
+            }
+            op.after = access.predecessors(graph, node, id);
+            ops.push(op);
+        }
+        for (reader, writer) in access.ended {
+            let until = &mut ops[reader].until;
+            *until = (*until).min(writer.as_u32());
+        }
+        // A batch that nothing reads is there until the first operator has run.
+        let unread = tensors.values().filter(|tensor| tensor.producer == OpId::SOURCE && tensor.readers.is_empty());
+        if let Some(first) = base.get_mut(1) {
+            *first += unread.map(|tensor| tensor.bytes).sum::<Size>();
+        }
+        let total = ops.values().map(|op| op.cost).sum();
+        Problem { ops, tensors, base, resting, total }
+    }
+
+    /// How many stages there are.
+    pub fn len(&self) -> usize {
+        self.ops.len()
+    }
+
+    /// Bytes of an operator's own tensors, kept outputs and workspace while it runs: no schedule needs less for it.
+    pub fn working_set(&self, id: OpId) -> Size {
+        let op = &self.ops[id];
+        let touched: Size = op.inputs.iter().chain(&op.outputs).map(|&tensor| self.tensors[tensor].bytes).sum();
+        let reused = if op.takes_over.is_empty() { 0 } else { op.taken };
+        op.kept + op.workspace + touched - reused
+    }
+}
+
+/// Inputs whose memory the first output of a node may take over, and its bytes.
+fn takes_over(graph: &Graph, profile: &Profile, node: NodeId, track: &SecondaryMap<StorageId, Track>) -> (Vec<TensorId>, Size) {
+    let call = &graph.nodes()[node];
+    let (Some(operator), Some(&Some(output)), true) = (call.operator, call.outputs.first(), profile.in_place) else {
+        return (Vec::new(), 0);
+    };
+    let made = graph.values()[output].storage;
+    if !graph.fresh(node).contains(&made) {
+        return (Vec::new(), 0);
+    }
+    let tensors = operator.in_place(graph, node).into_iter().filter_map(|input| {
+        let storage = graph.values()[input].storage;
+        match track[storage] {
+            Track::Tensor(tensor) if graph.storages()[storage] == graph.storages()[made] => Some(tensor),
+            _ => None,
+        }
+    });
+    (tensors.collect(), graph.storages()[made].0 as Size)
+}
+
+/// Who touched each storage so far.
+#[derive(Default)]
+struct Accesses {
+    /// Who made the current version.
+    last_write: SecondaryMap<StorageId, Option<OpId>>,
+    /// Who read it since.
+    readers: SecondaryMap<StorageId, Vec<OpId>>,
+    /// A reader of a version, and the operator that overwrites that version.
+    ended: Vec<(OpId, OpId)>,
+}
+
+impl Accesses {
+    /// The operators that `id` must follow in every order.
+    fn predecessors(&mut self, graph: &Graph, node: NodeId, id: OpId) -> Vec<OpId> {
+        let mut after = Vec::new();
+        for &storage in graph.reads(node) {
+            after.extend(self.last_write[storage]);
+        }
+        for &storage in graph.mutated(node) {
+            let readers = std::mem::take(&mut self.readers[storage]);
+            self.ended.extend(readers.iter().map(|&reader| (reader, id)));
+            after.extend(readers);
+        }
+        for &storage in graph.reads(node) {
+            self.readers[storage].push(id);
+        }
+        for &storage in graph.mutated(node).iter().chain(graph.fresh(node)) {
+            self.last_write[storage] = Some(id);
+        }
+        after.sort_unstable();
+        after.dedup();
+        after
+    }
+}
