@@ -201,9 +201,7 @@ impl<'a> Search<'a> {
             }
         }
         // The last is taken first: the one with the least to waste.
-        tasks[first..].sort_by_key(|task| {
-            std::cmp::Reverse((task.from..task.to).map(|section| self.slack[section as usize]).min())
-        });
+        tasks[first..].sort_by_key(|task| std::cmp::Reverse((task.from..task.to).map(|section| self.slack[section as usize]).min()));
     }
 
     /// Chooses the section to settle next, and what may lie on its floor.
@@ -213,7 +211,9 @@ impl<'a> Search<'a> {
         let lowest = (from..to).map(|section| self.floor[section as usize]).min().unwrap_or(0);
         let mut left = (from..to).find(|&section| self.floor[section as usize] == lowest).unwrap_or(from);
         let mut best: Option<(u64, u64, u32, u32, u32)> = None;
-        if self.any { left = from; }
+        if self.any {
+            left = from;
+        }
         while left < to {
             let level = self.floor[left as usize];
             let right = (left..to).find(|&section| self.floor[section as usize] != level).unwrap_or(to);

@@ -1,6 +1,6 @@
 //! Orders. Invariant: x.
-use super::*;
 use super::sections::Sections;
+use super::*;
 use std::cmp::Reverse;
 
 pub(super) fn orders(blocks: &[Lifetime], free: &[u32]) -> Vec<Vec<u32>> {
@@ -21,7 +21,12 @@ pub(super) fn rank(blocks: &[Lifetime], rule: u32, cut: &Sections, noise: f64, r
     let mut o: Vec<u32> = (0..blocks.len() as u32).collect();
     let total: Vec<u64> = cut.live.iter().map(|l| l.iter().map(|&b| blocks[b as usize].bytes.0).sum()).collect();
     let mut factor = vec![1.0; blocks.len()];
-    for f in &mut factor { *random ^= *random << 13; *random ^= *random >> 7; *random ^= *random << 17; *f = 1.0 + noise * ((*random >> 11) as f64 / (1u64 << 53) as f64); }
+    for f in &mut factor {
+        *random ^= *random << 13;
+        *random ^= *random >> 7;
+        *random ^= *random << 17;
+        *f = 1.0 + noise * ((*random >> 11) as f64 / (1u64 << 53) as f64);
+    }
     let key = |i: u32| {
         let g = |x: u128| (x as f64 * factor[i as usize]) as u128;
         let b = blocks[i as usize];
@@ -38,10 +43,20 @@ pub(super) fn rank(blocks: &[Lifetime], rule: u32, cut: &Sections, noise: f64, r
     };
     o.sort_by_key(|&i| (Reverse(key(i)), i));
     let mut r = vec![0; blocks.len()];
-    for (k, &i) in o.iter().enumerate() { r[i as usize] = k as u32; }
+    for (k, &i) in o.iter().enumerate() {
+        r[i as usize] = k as u32;
+    }
     r
 }
 
-pub(super) fn improve(_blocks: &[Lifetime], _fixed: &[Option<u64>], _floor: u64, _free: &[u32], _target: u64, best: Placement, _budget: &mut Budget) -> Placement {
+pub(super) fn improve(
+    _blocks: &[Lifetime],
+    _fixed: &[Option<u64>],
+    _floor: u64,
+    _free: &[u32],
+    _target: u64,
+    best: Placement,
+    _budget: &mut Budget,
+) -> Placement {
     best
 }

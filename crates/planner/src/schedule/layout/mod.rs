@@ -55,16 +55,8 @@ impl Packing {
 /// `fixed` lifetimes have their address already, and no other is placed below `floor`. The search ends as soon as all
 /// addresses lie below `capacity`, or when nothing better is possible, or with the effort; a capacity of zero asks for
 /// the smallest end.
-pub fn pack(
-    lifetimes: &[Lifetime],
-    fixed: &[Option<u64>],
-    floor: u64,
-    alignment: u64,
-    capacity: u64,
-    effort: &Effort<'_>,
-) -> Packing {
-    let blocks: Vec<Lifetime> =
-        lifetimes.iter().map(|&life| Lifetime { bytes: life.bytes.align_up(alignment), ..life }).collect();
+pub fn pack(lifetimes: &[Lifetime], fixed: &[Option<u64>], floor: u64, alignment: u64, capacity: u64, effort: &Effort<'_>) -> Packing {
+    let blocks: Vec<Lifetime> = lifetimes.iter().map(|&life| Lifetime { bytes: life.bytes.align_up(alignment), ..life }).collect();
     let floor = Bytes(floor).align_up(alignment).0;
     let mut budget = Budget { effort, start: (effort.clock)(), spent: 0, over: false };
     let mut bound = lower_bound(&blocks, fixed, floor);
@@ -132,14 +124,27 @@ fn lower_bound(blocks: &[Lifetime], fixed: &[Option<u64>], floor: u64) -> u64 {
     changes.sort_unstable_by_key(|&(position, birth, _)| (position, !birth));
     let mut now = floor;
     for (_, birth, bytes) in changes {
-        if birth { now += bytes } else { now -= bytes }
+        if birth {
+            now += bytes
+        } else {
+            now -= bytes
+        }
         bound = bound.max(now);
     }
     bound
 }
 
 #[allow(clippy::too_many_arguments)]
-fn exact(blocks: &[Lifetime], fixed: &[Option<u64>], floor: u64, free: &[u32], bound: u64, capacity: u64, best: &mut Placement, budget: &mut Budget) -> u64 {
+fn exact(
+    blocks: &[Lifetime],
+    fixed: &[Option<u64>],
+    floor: u64,
+    free: &[u32],
+    bound: u64,
+    capacity: u64,
+    best: &mut Placement,
+    budget: &mut Budget,
+) -> u64 {
     let rest: Vec<u32> = free.iter().copied().filter(|&i| blocks[i as usize].bytes.0 > 0).collect();
     let chosen: Vec<Lifetime> = rest.iter().map(|&i| blocks[i as usize]).collect();
     let cut = sections::sections(&chosen);
@@ -152,7 +157,13 @@ fn exact(blocks: &[Lifetime], fixed: &[Option<u64>], floor: u64, free: &[u32], b
     let env = |name: &str| std::env::var(name).ok().and_then(|s| s.parse::<u64>().ok());
     let grow = env("GROW").unwrap_or(0);
     for round in 0.. {
-        let (rule, mode, any) = match &set { Some(s) => { let k = s[round as usize % s.len()]; (k / 100, k / 10 % 10, k % 10) }, None => (round % 4, round / 4 % 4, round / 16 % 2) };
+        let (rule, mode, any) = match &set {
+            Some(s) => {
+                let k = s[round as usize % s.len()];
+                (k / 100, k / 10 % 10, k % 10)
+            }
+            None => (round % 4, round / 4 % 4, round / 16 % 2),
+        };
         let count = set.as_ref().map_or(32, |s| s.len() as u64);
         let pass = round / count;
         let noise = if pass == 0 { 0.0 } else { env("NOISE").unwrap_or(30) as f64 / 100.0 };
@@ -162,24 +173,32 @@ fn exact(blocks: &[Lifetime], fixed: &[Option<u64>], floor: u64, free: &[u32], b
         search.mode = mode as u32;
         search.any = any == 1;
         let out = search.run(nodes, budget);
-        if out != Outcome::Spent && std::env::var("V").is_ok() { eprintln!("round {round} rule {rule} mode {mode} any {any} spent {}", budget.spent); }
+        if out != Outcome::Spent && std::env::var("V").is_ok() {
+            eprintln!("round {round} rule {rule} mode {mode} any {any} spent {}", budget.spent);
+        }
         match out {
             Outcome::Found(addresses) => {
-                for (&i, address) in rest.iter().zip(addresses) { best.addresses[i as usize] = address + floor; }
+                for (&i, address) in rest.iter().zip(addresses) {
+                    best.addresses[i as usize] = address + floor;
+                }
                 best.end = target;
                 return bound;
             }
             Outcome::Impossible => return target + 1,
             Outcome::Spent => {}
         }
-        if !budget.spend(0) { return bound; }
+        if !budget.spend(0) {
+            return bound;
+        }
     }
     bound
 }
 fn luby(mut i: u64) -> u64 {
     loop {
         let k = 64 - i.leading_zeros() as u64;
-        if i == (1 << k) - 1 { return 1 << (k - 1); }
+        if i == (1 << k) - 1 {
+            return 1 << (k - 1);
+        }
         i -= (1 << (k - 1)) - 1;
     }
 }
