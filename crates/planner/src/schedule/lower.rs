@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use cranelift_entity::{PrimaryMap, SecondaryMap};
 
 use super::instruction::{Buffer, BufferId, Call, Instruction, Schedule};
-use super::layout::{Lifetime, best_fit};
+use super::layout::{ALIGNMENT, Lifetime, pack};
 use crate::graph::{Graph, NodeId, StorageId};
 use crate::plan::Plan;
 use crate::profile::{Interval, IntervalId, Profile, liveness};
@@ -155,7 +155,7 @@ fn place(
         }
         fixed[buffer.as_u32() as usize] = Some(address);
     }
-    let (addresses, slab) = best_fit(lifetimes.as_values_slice(), &fixed, floor);
-    let buffers = lifetimes.values().zip(addresses).map(|(lifetime, address)| Buffer { bytes: lifetime.bytes, address }).collect();
-    (buffers, slab)
+    let packing = pack(lifetimes.as_values_slice(), &fixed, floor, ALIGNMENT, u64::MAX, &crate::plan::Effort::default());
+    let buffers = lifetimes.values().zip(packing.addresses).map(|(lifetime, address)| Buffer { bytes: lifetime.bytes, address }).collect();
+    (buffers, packing.end)
 }
