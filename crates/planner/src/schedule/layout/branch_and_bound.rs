@@ -79,6 +79,8 @@ pub(super) struct Search<'a> {
     is_dirty: Vec<bool>,
     pub mode: u32,
     pub any: bool,
+    erd: bool,
+    sorted: Vec<(u64, u64)>,
 }
 
 /// Blocks that live at the same time, for each block.
@@ -136,6 +138,8 @@ impl<'a> Search<'a> {
             is_dirty: vec![false; count],
             mode: 0,
             any: false,
+            erd: std::env::var("ERD").is_ok(),
+            sorted: vec![],
         })
     }
 
@@ -229,7 +233,11 @@ impl<'a> Search<'a> {
                     0 => (slack.min(1), candidates as u64, section, left, right),
                     1 => (slack, candidates as u64, section, left, right),
                     2 => (candidates as u64, slack, section, left, right),
-                    _ => (0, 0, section, left, right),
+                    3 => (0, 0, section, left, right),
+                    _ => {
+                        let first = self.sections.live[section as usize].iter().filter(|&&b| self.may_lie(b, level)).map(|&b| self.rank[b as usize]).min().unwrap_or(0);
+                        if self.mode == 4 { (u64::from(first), candidates as u64, section, left, right) } else { (slack.min(1), u64::from(first), section, left, right) }
+                    }
                 };
                 if best.is_none_or(|known| key < known) {
                     best = Some(key);
@@ -250,12 +258,13 @@ impl<'a> Search<'a> {
         if right < to {
             raised = raised.min(self.floor[right as usize]);
         }
-        let smallest = (left..right)
-            .flat_map(|s| &self.sections.live[s as usize])
-            .filter(|&&block| self.address[block as usize].is_none())
-            .map(|&block| self.blocks[block as usize].bytes.0)
-            .min();
-        raised = raised.min(level + smallest.unwrap_or(1));
+        for &block in (left..right).flat_map(|other| &self.sections.live[other as usize]) {
+            let b = block as usize;
+            let (first, behind) = self.sections.range[b];
+            if self.address[b].is_none() && !(first..behind).contains(&section) {
+                raised = raised.min(self.lowest[b] + self.blocks[b].bytes.0);
+            }
+        }
         Frame { from, to, parent, section, raised, next, end: choices.len(), raise: true, trail: self.trail.len(), tasks }
     }
 
@@ -320,7 +329,7 @@ impl<'a> Search<'a> {
         self.lowest[b] = to;
         let (from, end) = self.sections.range[b];
         for section in from..end {
-            if self.witness[section as usize] == block {
+            if self.erd || self.witness[section as usize] == block {
                 self.mark(section);
             }
         }
@@ -364,6 +373,21 @@ impl<'a> Search<'a> {
                 self.floor[s] = lowest;
                 self.slack[s] -= waste;
                 self.top[s] = NOBODY;
+            }
+            if fits && self.erd {
+                self.sorted.clear();
+                for &block in &self.sections.live[s] {
+                    let b = block as usize;
+                    if self.address[b].is_none() { self.sorted.push((self.lowest[b], self.blocks[b].bytes.0)); }
+                }
+                self.sorted.sort_unstable();
+                let mut at = self.floor[s];
+                let mut waste = 0;
+                for &(low, bytes) in &self.sorted {
+                    if low > at { waste += low - at; at = low; }
+                    at += bytes;
+                }
+                if waste > self.slack[s] { fits = false; }
             }
         }
         fits
