@@ -106,7 +106,7 @@ pub fn fit(
     budget: Bytes,
     planner: Planner,
     residents: &Residents,
-    _effort: &Effort<'_>,
+    effort: &Effort<'_>,
 ) -> Result<Fitted, FitError> {
     let order = plan::early_updates(graph, profile);
     let mut target = budget;
@@ -115,7 +115,7 @@ pub fn fit(
             Ok(plan) => plan,
             Err(PlanError::Infeasible(proof)) => break proof.plan,
         };
-        let schedule = lower(graph, profile, &plan, budget, residents);
+        let schedule = lower(graph, profile, &plan, budget, residents, effort);
         if schedule.slab <= budget {
             return Ok(checked(graph, profile, schedule)?);
         }
@@ -125,7 +125,7 @@ pub fn fit(
             None => break plan,
         }
     };
-    let schedule = lower(graph, profile, &lowest, budget, residents);
+    let schedule = lower(graph, profile, &lowest, budget, residents, effort);
     if schedule.slab <= budget {
         return Ok(checked(graph, profile, schedule)?);
     }
@@ -139,11 +139,11 @@ pub fn fit_smallest(
     profile: &Profile,
     planner: Planner,
     residents: &Residents,
-    _effort: &Effort<'_>,
+    effort: &Effort<'_>,
 ) -> Result<Fitted, FitError> {
     let order = plan::early_updates(graph, profile);
     let plan = plan::smallest(graph, profile, &order, planner);
-    let mut schedule = lower(graph, profile, &plan, Bytes::ZERO, residents);
+    let mut schedule = lower(graph, profile, &plan, Bytes::ZERO, residents, effort);
     schedule.budget = schedule.slab;
     Ok(checked(graph, profile, schedule)?)
 }
@@ -152,7 +152,7 @@ pub fn fit_smallest(
 pub fn unplanned(graph: &Graph, profile: &Profile) -> Result<Fitted, Violation> {
     let profile = Profile { in_place: false, ..profile.clone() };
     let plan = plan::Plan { planner: Planner::None, steps: graph.program() };
-    let mut schedule = lower(graph, &profile, &plan, Bytes::ZERO, &Residents::default());
+    let mut schedule = lower(graph, &profile, &plan, Bytes::ZERO, &Residents::default(), &Effort::default());
     schedule.budget = schedule.slab;
     checked(graph, &profile, schedule)
 }

@@ -99,13 +99,7 @@ pub(super) struct Search<'a> {
 
 impl<'a> Search<'a> {
     /// A search with nothing placed, or `None` where the blocks of one section exceed the capacity.
-    pub fn new(
-        blocks: &'a [Lifetime],
-        sections: &'a Sections,
-        rank: Vec<u32>,
-        rule: Rule,
-        capacity: u64,
-    ) -> Option<Search<'a>> {
+    pub fn new(blocks: &'a [Lifetime], sections: &'a Sections, rank: Vec<u32>, rule: Rule, capacity: u64) -> Option<Search<'a>> {
         let count = sections.live.len();
         let mut slack = Vec::with_capacity(count);
         for live in &sections.live {
@@ -197,9 +191,7 @@ impl<'a> Search<'a> {
             }
         }
         // The last is taken first: the one with the least to waste.
-        tasks[first..].sort_by_key(|task| {
-            std::cmp::Reverse((task.from..task.to).map(|section| self.slack[section as usize]).min())
-        });
+        tasks[first..].sort_by_key(|task| std::cmp::Reverse((task.from..task.to).map(|section| self.slack[section as usize]).min()));
     }
 
     /// Chooses the section to settle next, and what may lie on its floor.

@@ -57,16 +57,8 @@ impl Packing {
 /// `fixed` lifetimes have their address already, and no other is placed below `floor`. The search ends as soon as all
 /// addresses lie below `capacity`, or when nothing better is possible, or with the effort; a capacity of zero asks for
 /// the smallest end.
-pub fn pack(
-    lifetimes: &[Lifetime],
-    fixed: &[Option<u64>],
-    floor: u64,
-    alignment: u64,
-    capacity: u64,
-    effort: &Effort<'_>,
-) -> Packing {
-    let blocks: Vec<Lifetime> =
-        lifetimes.iter().map(|&life| Lifetime { bytes: life.bytes.align_up(alignment), ..life }).collect();
+pub fn pack(lifetimes: &[Lifetime], fixed: &[Option<u64>], floor: u64, alignment: u64, capacity: u64, effort: &Effort<'_>) -> Packing {
+    let blocks: Vec<Lifetime> = lifetimes.iter().map(|&life| Lifetime { bytes: life.bytes.align_up(alignment), ..life }).collect();
     let floor = Bytes(floor).align_up(alignment).0;
     let mut spending = Spending { effort, start: (effort.clock)(), spent: 0, over: false };
     let bound = lower_bound(&blocks, fixed, floor);
