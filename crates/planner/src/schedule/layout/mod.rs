@@ -27,13 +27,6 @@ pub struct Lifetime {
     pub bytes: Bytes,
 }
 
-impl Lifetime {
-    /// Whether both are held at some position.
-    fn meets(&self, other: &Lifetime) -> bool {
-        self.first <= other.last && other.first <= self.last
-    }
-}
-
 /// Where buffers lie.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Packing {
@@ -56,7 +49,7 @@ impl Packing {
 ///
 /// `fixed` lifetimes have their address already, and no other is placed below `floor`. The search ends as soon as all
 /// addresses lie below `capacity`, or when nothing better is possible, or with the effort; a capacity of zero asks for
-/// the smallest end.
+/// the smallest end. Some packing is always returned; whoever has a capacity looks at its end.
 pub fn pack(lifetimes: &[Lifetime], fixed: &[Option<u64>], floor: u64, alignment: u64, capacity: u64, effort: &Effort<'_>) -> Packing {
     let blocks: Vec<Lifetime> = lifetimes.iter().map(|&life| Lifetime { bytes: life.bytes.align_up(alignment), ..life }).collect();
     let floor = Bytes(floor).align_up(alignment).0;
@@ -122,8 +115,8 @@ fn lower_bound(blocks: &[Lifetime], fixed: &[Option<u64>], floor: u64) -> u64 {
     bound
 }
 
-/// Searches for a packing within the capacity, or for the lowest one where the capacity is below the bound. Returns the
-/// best packing and the bound, each as far as they were improved.
+/// Searches for a packing within the capacity and, where there is none, for the lowest. Returns the best packing and the
+/// bound, each as far as they were improved.
 #[allow(clippy::too_many_arguments)] // the arguments of a packing, and what is known of it
 fn exact(
     blocks: &[Lifetime],
@@ -139,9 +132,11 @@ fn exact(
     let chosen: Vec<Lifetime> = free.iter().map(|&i| blocks[i as usize]).collect();
     let Some(cut) = sections(&chosen) else { return (best, bound) };
     let smallest = capacity < bound;
-    let rounds = if smallest { ROUNDS } else { u64::MAX };
+    let target = bound.max(capacity);
+    // A capacity is searched for with all effort; how low one can get beyond that, with some.
+    let mut rounds = if smallest { ROUNDS } else { u64::MAX };
     // Ends from `low` on are neither excluded nor given up.
-    let (mut goal, mut low) = (bound.max(capacity) / alignment * alignment, bound);
+    let (mut goal, mut low) = (target / alignment * alignment, bound);
     loop {
         let height = goal.saturating_sub(floor);
         match restarts(&chosen, &cut, height, rounds, spending) {
@@ -156,10 +151,11 @@ fn exact(
             Outcome::Impossible => (bound, low) = (goal + alignment, goal + alignment),
             Outcome::Spent => low = goal + alignment,
         }
-        if !smallest || spending.over || low >= best.end {
+        if best.end <= target || spending.over || low >= best.end {
             return (best, bound);
         }
-        goal = (low + (best.end - alignment - low.min(best.end - alignment)) / 2) / alignment * alignment;
+        rounds = ROUNDS;
+        goal = (low + (best.end - alignment).saturating_sub(low) / 2) / alignment * alignment;
     }
 }
 
@@ -174,7 +170,7 @@ fn restarts(blocks: &[Lifetime], cut: &Sections, capacity: u64, rounds: u64, spe
         let rule = Rule { any_valley: turn / 16 == 1, choice };
         let noise = if pass == 0 { 0.0 } else { NOISE };
         let rank = local_search::rank(blocks, cut, ranking, noise, &mut random);
-        let nodes = blocks.len() as u64 * NODES * luby(pass + 1);
+        let nodes = (blocks.len() as u64 * NODES).max(FEWEST) * luby(pass + 1);
         let Some(mut search) = Search::new(blocks, cut, rank, rule, capacity) else { return Outcome::Impossible };
         match search.run(nodes, spending) {
             Outcome::Spent if !spending.over => {}
@@ -188,6 +184,8 @@ fn restarts(blocks: &[Lifetime], cut: &Sections, capacity: u64, rounds: u64, spe
 const ROUNDS: u64 = 32;
 /// Nodes of the shortest search, for each block.
 const NODES: u64 = 4;
+/// Nodes of the shortest search of few blocks: enough to exclude an end where there are ten.
+const FEWEST: u64 = 600;
 /// How much the measures of a ranking are stretched at most, after the first pass.
 const NOISE: f64 = 0.3;
 
