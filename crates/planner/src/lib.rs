@@ -134,7 +134,7 @@ pub fn fit_smallest(
 ) -> Result<Fitted, FitError> {
     let order = plan::early_updates(graph, profile);
     let plan = smallest(graph, profile, &order, planner, effort);
-    let mut schedule = lower(graph, profile, &plan, Bytes::ZERO, residents);
+    let mut schedule = lower(graph, profile, &plan, Bytes::ZERO, residents, effort);
     schedule.budget = schedule.slab;
     Ok(checked(graph, profile, schedule, None)?)
 }
@@ -159,6 +159,8 @@ struct Asked<'a> {
 
 /// Parts of an effort after which the planner has to answer, and answer again where addresses did not pack.
 const ANSWERS: [f64; 3] = [0.85, 0.9, 0.95];
+/// The part of an effort after each answer in which addresses are looked for.
+const LAYOUT: f64 = 0.04;
 
 impl<'a> Asked<'a> {
     fn new(graph: &'a Graph, profile: &'a Profile, order: &'a [NodeId], planner: Planner) -> Asked<'a> {
@@ -188,7 +190,7 @@ impl<'a> Asked<'a> {
                 Err(PlanError::Infeasible(_)) => break,
                 Err(error) => return (Err(error.into()), since()),
             };
-            let schedule = lower(graph, profile, &plan, budget, residents);
+            let schedule = lower(graph, profile, &plan, budget, residents, &effort.part((share + LAYOUT).min(1.0), since()));
             if schedule.slab <= budget {
                 let result = checked(graph, profile, schedule, self.bound(budget));
                 return (result.map_err(FitError::from), first.unwrap_or(since()));
@@ -199,7 +201,7 @@ impl<'a> Asked<'a> {
         }
         // Its plan with the smallest peak has the last word.
         let plan = smallest(graph, profile, self.order, self.planner, &effort.part(1.0, since()));
-        let schedule = lower(graph, profile, &plan, budget, residents);
+        let schedule = lower(graph, profile, &plan, budget, residents, &effort.part(1.0, since()));
         let first = first.unwrap_or(since());
         if schedule.slab <= budget {
             let result = checked(graph, profile, schedule, self.bound(budget));
@@ -227,7 +229,7 @@ impl<'a> Asked<'a> {
 pub fn unplanned(graph: &Graph, profile: &Profile) -> Result<Fitted, Violation> {
     let profile = Profile { in_place: false, ..profile.clone() };
     let plan = plan::Plan { planner: Planner::None, steps: graph.program() };
-    let mut schedule = lower(graph, &profile, &plan, Bytes::ZERO, &Residents::default());
+    let mut schedule = lower(graph, &profile, &plan, Bytes::LIMIT, &Residents::default(), &Effort::default());
     schedule.budget = schedule.slab;
     checked(graph, &profile, schedule, None)
 }
