@@ -13,7 +13,7 @@ mod family;
 mod infeasible;
 mod knapsack;
 mod order;
-mod recompute;
+pub mod recompute;
 mod rematerialize;
 mod rotor;
 mod xla;
