@@ -10,10 +10,12 @@ use std::time::Instant;
 
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
+use tightfit::check::check;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::plan::{self, PlanError, Planner};
 use tightfit::profile::Profile;
+use tightfit::schedule::{Residents, lower};
 use tightfit::units::Bytes;
 
 const GRAPHS: [&str; 7] = [
@@ -46,8 +48,10 @@ fn every_peer_meets_its_budget_or_proves_why_not() {
                 let budget = budget(&graph, unplanned.curve.peak, share);
                 match plan::plan(&graph, &profile, &order, budget, planner) {
                     Ok(plan) => {
-                        assert!(plan::simulate(&graph, &profile, &plan.steps).curve.peak <= budget, "{name} {planner:?}");
-                        oracle::replay(&graph, &profile, &plan.steps).unwrap_or_else(|error| panic!("{name} {planner:?}: {error}"));
+                        let schedule = lower(&graph, &profile, &plan, Bytes::LIMIT, &Residents::default());
+                        let timeline = check(&graph, &profile, &schedule, schedule.slab).unwrap();
+                        assert!(timeline.peak <= budget, "{name} {planner:?}");
+                        assert_eq!(timeline.peak, plan::simulate(&graph, &profile, &plan.steps).curve.peak);
                     }
                     Err(PlanError::Infeasible(proof)) => {
                         assert!(share < 0.7, "{name} {planner:?} at {share}: {proof}");
