@@ -97,12 +97,16 @@ fn exact_is_as_good_as_the_oracle() {
                     Ok(plan) => {
                         let cost = oracle::replay(&graph, &profile, &plan.steps).unwrap();
                         assert!(cost.peak <= point.peak && cost.seconds >= point.seconds * (1.0 - 1e-9), "{cost:?} against {point:?}");
+                        if cost.seconds > point.seconds * (1.0 + 1e-9) {
+                            println!("WORSE in_place {} {cost:?} {point:?}", profile.in_place);
+                        }
                         let same = cost.seconds <= point.seconds * (1.0 + 1e-9);
                         (equal, worse) = (equal + usize::from(same), worse + usize::from(!same));
                     }
                     Err(PlanError::Infeasible(proof)) => {
                         assert!(proof.reached > Bytes(point.peak));
                         worse += 1;
+                        println!("REFUSED in_place {} {} {point:?}", profile.in_place, proof.reached.0);
                     }
                     Err(error) => panic!("{error}"),
                 }

@@ -12,7 +12,7 @@ use good_lp::highs as solver;
 use good_lp::microlp as solver;
 use good_lp::{Expression, ProblemVariables, ResolutionError, Solution, SolverModel, Variable, WithTimeLimit, constraint, variable};
 
-use super::rematerialize::{legal, may_run_again, mutated_storages};
+use super::rematerialize::{Versions, legal};
 use super::{Infeasible, Plan, PlanError, Planner, none, simulate};
 use crate::graph::{Graph, NodeId, StorageId};
 use crate::profile::{Liveness, Profile, liveness};
@@ -116,8 +116,7 @@ impl<'a> Program<'a> {
     /// The moments, in order; a repetition is there where it can still be of use.
     fn runs(&mut self) {
         let graph = self.graph;
-        let is_mutated = mutated_storages(graph);
-        let mut written: SecondaryMap<StorageId, bool> = SecondaryMap::new();
+        let mut versions = Versions::default();
         for (stage, &node) in self.order.iter().enumerate() {
             let mut wanted: SecondaryMap<StorageId, bool> = SecondaryMap::new();
             for &storage in self.order[stage..].iter().flat_map(|&later| graph.reads(later)) {
@@ -126,8 +125,7 @@ impl<'a> Program<'a> {
             let mut repeated = Vec::new();
             for &earlier in self.order[..stage].iter().rev() {
                 let useful = graph.fresh(earlier).iter().any(|&storage| wanted[storage] && !graph.is_kept(storage));
-                let current = graph.reads(earlier).iter().all(|&storage| !written[storage]);
-                if useful && current && may_run_again(graph, &is_mutated, earlier) {
+                if useful && versions.allow(graph, earlier) {
                     repeated.push(earlier);
                     for &storage in graph.reads(earlier) {
                         wanted[storage] = true;
@@ -139,9 +137,7 @@ impl<'a> Program<'a> {
                 self.moments.push(Moment { node: again, stage, run: Some(run) });
             }
             self.moments.push(Moment { node, stage, run: None });
-            for &storage in graph.mutated(node) {
-                written[storage] = true;
-            }
+            versions.advance(graph, node);
         }
     }
 

@@ -37,6 +37,31 @@ pub(super) fn may_run_again(graph: &Graph, is_mutated: &SecondaryMap<StorageId, 
     !call.mutates && graph.runs(node) && call.phase.is_forward() && graph.fresh(node).iter().all(|&storage| !is_mutated[storage])
 }
 
+/// How often each storage has been written in place, at some point of a sequence.
+#[derive(Default)]
+pub(super) struct Versions {
+    written: SecondaryMap<StorageId, u32>,
+}
+
+impl Versions {
+    /// Goes on behind a run.
+    pub fn advance(&mut self, graph: &Graph, node: NodeId) {
+        for &storage in graph.mutated(node) {
+            self.written[storage] += 1;
+        }
+    }
+
+    /// Whether a node that ran before may run again here: every version that it reads is still current, and nothing that
+    /// it makes has been written in place.
+    pub fn allow(&self, graph: &Graph, node: NodeId) -> bool {
+        let call = &graph.nodes()[node];
+        let current = |value| self.written[graph.values()[value].storage] == graph.values()[value].version;
+        let untouched = |storage| self.written[storage] == 0;
+        let repeatable = graph.runs(node) && call.phase.is_forward() && !call.mutates;
+        repeatable && call.inputs.iter().all(|&input| current(input)) && graph.fresh(node).iter().all(|&storage| untouched(storage))
+    }
+}
+
 /// Storages that some node writes in place.
 pub(super) fn mutated_storages(graph: &Graph) -> SecondaryMap<StorageId, bool> {
     let mut mutated = SecondaryMap::new();
@@ -52,20 +77,16 @@ pub(super) fn mutated_storages(graph: &Graph) -> SecondaryMap<StorageId, bool> {
 /// and without those that make something for nobody. First runs stay, so whoever read a run that is left out finds the
 /// copy before it: any sequence in which first runs come in a legal order becomes a legal one.
 pub(super) fn legal(graph: &Graph, steps: &[NodeId]) -> Vec<NodeId> {
-    let is_mutated = mutated_storages(graph);
     let mut ran: SecondaryMap<NodeId, bool> = SecondaryMap::new();
-    let mut written: SecondaryMap<StorageId, bool> = SecondaryMap::new();
+    let mut versions = Versions::default();
     let mut runs: Vec<(NodeId, bool)> = Vec::with_capacity(steps.len());
     for &node in steps {
         let repeated = ran[node];
-        if repeated && (!may_run_again(graph, &is_mutated, node) || graph.reads(node).iter().any(|&read| written[read])) {
-            continue;
+        if !repeated || versions.allow(graph, node) {
+            ran[node] = true;
+            versions.advance(graph, node);
+            runs.push((node, repeated));
         }
-        ran[node] = true;
-        for &storage in graph.mutated(node) {
-            written[storage] = true;
-        }
-        runs.push((node, repeated));
     }
     let mut wanted: SecondaryMap<StorageId, bool> = SecondaryMap::new();
     runs.reverse();
