@@ -74,16 +74,18 @@ fn exact_refuses_what_is_too_large_for_it() {
     assert!(matches!(error, PlanError::TooLarge { nodes, most: 80 } if nodes == order.len()), "{error}");
 }
 
-/// Equal but for plans that repeat a node twice, or out of program order, in front of one node: those the program does
-/// not know, and the oracle does.
+/// Equal, but for plans that repeat a node twice, or out of program order, in front of one node: those the program does
+/// not know, and the oracle does. A batch tensor that nobody reads goes before the first node on the oracle's board, and
+/// with it in a sequence of runs; such graphs are left out.
 #[test]
 fn exact_is_as_good_as_the_oracle() {
     let mut runner = TestRunner::new(generator::config(1));
     let recipes = generator::recipes(5);
     let (mut equal, mut worse) = (0, 0);
-    while equal + worse < 150 {
+    while equal + worse < 400 {
         let graph = recipes.new_tree(&mut runner).unwrap().current().graph();
-        if graph.program().len() > 14 || graph.storages().len() > 64 {
+        let is_read = |storage| graph.is_kept(storage) || graph.program().iter().any(|&node| graph.reads(node).contains(&storage));
+        if graph.program().len() > 14 || graph.storages().len() > 64 || !graph.placeholder_storages().all(|(_, s)| is_read(s)) {
             continue;
         }
         for profile in generator::profiles(&graph) {
@@ -96,17 +98,15 @@ fn exact_is_as_good_as_the_oracle() {
                 match plan::plan(&graph, &profile, &order, Bytes(point.peak), Planner::Exact) {
                     Ok(plan) => {
                         let cost = oracle::replay(&graph, &profile, &plan.steps).unwrap();
+                        let schedule = lower(&graph, &profile, &plan, Bytes::LIMIT, &Residents::default());
+                        assert_eq!(check(&graph, &profile, &schedule, schedule.slab).unwrap().peak, Bytes(cost.peak));
                         assert!(cost.peak <= point.peak && cost.seconds >= point.seconds * (1.0 - 1e-9), "{cost:?} against {point:?}");
-                        if cost.seconds > point.seconds * (1.0 + 1e-9) {
-                            println!("WORSE in_place {} {cost:?} {point:?}", profile.in_place);
-                        }
                         let same = cost.seconds <= point.seconds * (1.0 + 1e-9);
                         (equal, worse) = (equal + usize::from(same), worse + usize::from(!same));
                     }
                     Err(PlanError::Infeasible(proof)) => {
                         assert!(proof.reached > Bytes(point.peak));
                         worse += 1;
-                        println!("REFUSED in_place {} {} {point:?}", profile.in_place, proof.reached.0);
                     }
                     Err(error) => panic!("{error}"),
                 }
@@ -114,7 +114,7 @@ fn exact_is_as_good_as_the_oracle() {
         }
     }
     println!("{equal} of {} budgets as fast as the oracle", equal + worse);
-    assert!(worse * 50 <= equal, "{equal} equal, {worse} worse");
+    assert!(worse * 100 <= equal, "{equal} equal, {worse} worse");
 }
 
 /// `cargo test -p tightfit --release --test peers -- --ignored --nocapture`
