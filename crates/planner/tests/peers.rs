@@ -1,12 +1,10 @@
-//! The peer planners on the corpus. Invariant: each one stays within the budget or refuses with a plan that it reached;
-//! what one costs is printed on demand, never asserted.
+//! The peer planners on the corpus, and the exact one against the oracle. Invariant: each one stays within the budget or refuses with a plan that it reached;
+//! what one costs is printed by `examples/peers.rs`, never asserted.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod corpus;
 mod generator;
 mod oracle;
-
-use std::time::Instant;
 
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
@@ -27,8 +25,6 @@ const GRAPHS: [&str; 7] = [
     "vit_b16_b32",
     "mobilenet_v3_large_b64",
 ];
-
-const PEERS: [Planner; 6] = [Planner::Chen, Planner::Capuchin, Planner::Xla, Planner::Dtr, Planner::Knapsack, Planner::Rotor];
 
 /// Static bytes and `share` of what the unplanned peak adds to them.
 fn budget(graph: &Graph, peak: Bytes, share: f64) -> Bytes {
@@ -115,34 +111,4 @@ fn exact_is_as_good_as_the_oracle() {
     }
     println!("{equal} of {} budgets as fast as the oracle", equal + worse);
     assert!(worse * 100 <= equal, "{equal} equal, {worse} worse");
-}
-
-/// `cargo test -p tightfit --release --test peers -- --ignored --nocapture`
-#[test]
-#[ignore = "prints a table"]
-fn overheads_and_times() {
-    for name in GRAPHS {
-        let graph = corpus::graph(name);
-        let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
-        let order = plan::early_updates(&graph, &profile);
-        let unplanned = plan::simulate(&graph, &profile, &order);
-        println!("{name}, {} nodes: overhead in % (milliseconds of planning)", order.len());
-        for planner in PEERS {
-            print!("{:>9}", planner.name());
-            for share in [0.9, 0.8, 0.7, 0.6, 0.5, 0.4] {
-                let budget = budget(&graph, unplanned.curve.peak, share);
-                let start = Instant::now();
-                let plan = plan::plan(&graph, &profile, &order, budget, planner);
-                let milliseconds = start.elapsed().as_secs_f64() * 1e3;
-                match plan {
-                    Ok(plan) => {
-                        let step = plan::simulate(&graph, &profile, &plan.steps);
-                        print!("  {:7.2} ({milliseconds:4.0})", (step.seconds.0 / unplanned.seconds.0 - 1.0) * 100.0);
-                    }
-                    Err(_) => print!("        – ({milliseconds:4.0})"),
-                }
-            }
-            println!();
-        }
-    }
 }
