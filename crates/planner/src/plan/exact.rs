@@ -10,7 +10,9 @@ use cranelift_entity::SecondaryMap;
 use good_lp::highs as solver;
 #[cfg(not(feature = "highs"))]
 use good_lp::microlp as solver;
-use good_lp::{Expression, ProblemVariables, ResolutionError, Solution, SolverModel, Variable, WithTimeLimit, constraint, variable};
+use good_lp::{
+    Expression, ProblemVariables, ResolutionError, Solution, SolverModel, Variable, WithMipGap, WithTimeLimit, constraint, variable,
+};
 
 use super::rematerialize::{Versions, legal};
 use super::{Infeasible, Plan, PlanError, Planner, none, simulate};
@@ -261,7 +263,9 @@ impl<'a> Program<'a> {
 
     /// The optimum as a sequence of runs; `None` where there is none.
     fn solve(self, limits: &ExactLimits) -> Result<Option<Vec<NodeId>>, PlanError> {
-        let mut model = self.variables.minimise(self.objective).using(solver);
+        let unsolved = |reason: String| PlanError::Unsolved { reason };
+        let model = self.variables.minimise(self.objective).using(solver);
+        let mut model = model.with_mip_gap(0.0).map_err(|error| unsolved(error.to_string()))?;
         if let Some(Seconds(seconds)) = limits.seconds {
             model = model.with_time_limit(seconds);
         }
@@ -271,7 +275,7 @@ impl<'a> Program<'a> {
         let solution = match model.solve() {
             Ok(solution) => solution,
             Err(ResolutionError::Infeasible) => return Ok(None),
-            Err(error) => return Err(PlanError::Unsolved { reason: error.to_string() }),
+            Err(error) => return Err(unsolved(error.to_string())),
         };
         let runs = self.moments.iter().filter(|moment| moment.run.is_none_or(|run| solution.value(run) > 0.5));
         let steps: Vec<NodeId> = runs.map(|moment| moment.node).collect();
