@@ -7,7 +7,7 @@ mod roofline;
 use cranelift_entity::SecondaryMap;
 
 pub use access::{AccessProfile, access_profile};
-pub use liveness::{Interval, IntervalId, Liveness, MemoryCurve, liveness, memory_curve};
+pub use liveness::{Interval, IntervalId, Liveness, MemoryCurve, held, liveness, memory_curve};
 pub use roofline::roofline;
 
 use crate::graph::{Graph, NodeId};
