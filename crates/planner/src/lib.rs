@@ -157,16 +157,29 @@ struct Asked<'a> {
     search: Option<Search<'a>>,
 }
 
-/// Parts of an effort: until when the planner searches, and until when addresses are looked for in what it found; turn
-/// by turn, as long as they are not found. The last turn repeats.
-const TURNS: [(f64, f64); 4] = [(0.5, 0.75), (0.8, 0.9), (0.92, 0.96), (0.98, 1.0)];
+/// One turn of planning and laying out.
+struct Turn {
+    /// The planner is asked for this part of the budget less.
+    slack: f64,
+    /// It may take until this part of the effort,
+    search: f64,
+    /// and addresses are looked for until this one.
+    layout: f64,
+}
+
+/// Turn by turn less is asked of the planner, as long as addresses do not pack; less slack costs less time of the step,
+/// more slack packs sooner. After the last turn, what is missing is taken off.
+const TURNS: [Turn; 5] = [
+    Turn { slack: 0.0, search: 0.45, layout: 0.62 },
+    Turn { slack: 0.003, search: 0.7, layout: 0.8 },
+    Turn { slack: 0.008, search: 0.85, layout: 0.91 },
+    Turn { slack: 0.02, search: 0.93, layout: 0.96 },
+    Turn { slack: 0.04, search: 0.975, layout: 1.0 },
+];
 /// If addresses are found at once in the first plan, it is worth searching on for a faster one, until here.
 const SEARCH: (f64, f64) = (0.9, 0.97);
 /// What "at once" means.
 const GLANCE: f64 = 0.03;
-/// Where addresses do not pack, the planner is asked for this part of the budget less, and for more from turn to turn.
-const SLACK: f64 = 0.002;
-
 impl<'a> Asked<'a> {
     fn new(graph: &'a Graph, profile: &'a Profile, order: &'a [NodeId], planner: Planner) -> Asked<'a> {
         let search = (planner == Planner::Auto).then(|| Search::new(graph, profile, order));
@@ -186,7 +199,10 @@ impl<'a> Asked<'a> {
         let mut first = None;
         let mut target = budget;
         for turn in 0.. {
-            let (search, layout) = TURNS[turn.min(TURNS.len() - 1)];
+            let Turn { slack, search, layout } = TURNS[turn.min(TURNS.len() - 1)];
+            if self.search.is_some() && turn < TURNS.len() {
+                target = target.min(Bytes((budget.0 as f64 * (1.0 - slack)) as u64));
+            }
             let plan = match self.plan(target, &effort.part(search, since())) {
                 Ok((plan, soon)) => {
                     first = first.or(soon);
@@ -211,11 +227,8 @@ impl<'a> Asked<'a> {
             }
             // Asked for no less than this plan holds, the planner would answer with this plan again.
             let Some(less) = plan::simulate(graph, profile, &plan.steps).curve.peak.0.checked_sub(1) else { break };
-            let missing = match self.search {
-                Some(_) if turn + 1 < TURNS.len() => Bytes((budget.0 as f64 * SLACK * (turn + 1) as f64) as u64),
-                _ => schedule.slab - budget,
-            };
-            target = target.saturating_sub(missing.min(schedule.slab - budget)).min(Bytes(less));
+            let missing = if self.search.is_some() && turn + 1 < TURNS.len() { Bytes::ZERO } else { schedule.slab - budget };
+            target = target.saturating_sub(missing).min(Bytes(less));
         }
         // Its plan with the smallest peak has the last word.
         let plan = smallest(graph, profile, self.order, self.planner, &effort.part(1.0, since()));
