@@ -6,6 +6,7 @@
 //! the forward one, and updates or gradients that leave the step.
 #![allow(dead_code)] // each test binary uses its part
 
+pub mod dag;
 mod emit;
 
 use proptest::prelude::*;
