@@ -424,3 +424,6 @@ impl Search<'_> {
         )
     }
 }
+
+#[cfg(test)]
+mod state_tests;

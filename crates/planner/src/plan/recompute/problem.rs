@@ -63,7 +63,8 @@ pub struct Op {
     pub shared: Size,
     /// Bytes of outputs that outlive the step: there from the first run on, a transient copy in a recomputation.
     pub kept: Size,
-    /// It has outputs that outlive the step, or writes in place: its first run cannot be left out.
+    /// It has outputs that outlive the step, or writes in place, or lets go of a batch that nobody reads: its first run
+    /// cannot be left out.
     pub anchored: bool,
     /// It may run again in stages before this one: a version that it reads ends there. 0 = never.
     pub until: u32,
@@ -184,10 +185,12 @@ impl Problem {
             let until = &mut ops[reader].until;
             *until = (*until).min(writer.as_u32());
         }
-        // A batch that nothing reads is there until the first operator has run.
+        // A batch that nothing reads is there until the first operator has run, which therefore stays the first.
         let unread = tensors.values().filter(|tensor| tensor.producer == OpId::SOURCE && tensor.readers.is_empty());
-        if let Some(first) = base.get_mut(1) {
-            *first += unread.map(|tensor| tensor.bytes).sum::<Size>();
+        let unread: Size = unread.map(|tensor| tensor.bytes).sum();
+        if unread > 0 && ops.len() > 1 {
+            base[1] += unread;
+            ops[OpId::at(1)].anchored = true;
         }
         let total = ops.values().map(|op| op.cost).sum();
         Problem { ops, tensors, base, resting, total }
