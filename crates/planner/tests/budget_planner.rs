@@ -160,7 +160,10 @@ fn all_answers_are_true(what: &str, graphs: impl Iterator<Item = (String, Graph)
             }
         }
     }
-    println!("{what}, {count} graphs\nseparate: {:?}\nin place: {:?}\nwith a batch that nobody reads: {with_unread:?}", tallies[0], tallies[1]);
+    println!(
+        "{what}, {count} graphs\nseparate: {:?}\nin place: {:?}\nwith a batch that nobody reads: {with_unread:?}",
+        tallies[0], tallies[1]
+    );
     failures.sort_by_key(|(nodes, _)| *nodes);
     let shown: Vec<&str> = failures.iter().take(3).map(|(_, text)| text.as_str()).collect();
     assert!(failures.is_empty(), "{} failures; the smallest:\n{}", failures.len(), shown.join("\n"));

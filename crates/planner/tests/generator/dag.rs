@@ -85,7 +85,10 @@ impl Dag {
             let bytes = self.bytes();
             let mut spec = self.spec(phase.name(), "placeholder", phase);
             spec.parameter = phase.is_persistent().then(|| format!("model.{}", spec.name));
-            let output = ValueSpec { storage: self.builder.storage(Bytes(bytes)), ..ValueSpec::contiguous(&[bytes], DType::U8, StorageId::from_u32(0)) };
+            let output = ValueSpec {
+                storage: self.builder.storage(Bytes(bytes)),
+                ..ValueSpec::contiguous(&[bytes], DType::U8, StorageId::from_u32(0))
+            };
             self.add(spec, &[Some(output)]);
         }
     }

@@ -8,7 +8,10 @@
 
 pub mod dag;
 mod emit;
+mod renamed;
 
+#[allow(unused_imports)] // each test binary uses its part
+pub use self::renamed::renamed;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed};
 use tightfit::graph::Graph;

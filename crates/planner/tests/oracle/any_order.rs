@@ -230,14 +230,16 @@ impl Rules {
         }
         // Two copies are better than one while somebody will write over one of them.
         let to_be_written = self.plays.iter().enumerate().filter(|(index, _)| waits(*index)).flat_map(|(_, play)| &play.writes);
-        wanted | to_be_written.fold(0, |set, (from, _)| set | self.second(*from))
+        wanted
+            | to_be_written.fold(0, |set, (from, _)| set | self.second(*from))
             | members(wanted).fold(0, |set, copy| set | self.second(copy))
     }
 
     /// What may be there after a node ran: one set for each way to make room. What need not go stays, because it can
     /// still go later.
     fn run(&self, there: Set, play: &Play, budget: u64, after: &mut Vec<Set>) {
-        let mut droppable: Vec<Set> = members(there & !play.reads).filter(|&copy| self.may_go(there, copy) && self.size(copy) > 0).collect();
+        let mut droppable: Vec<Set> =
+            members(there & !play.reads).filter(|&copy| self.may_go(there, copy) && self.size(copy) > 0).collect();
         droppable.sort_by_key(|&copy| Reverse(self.size(copy)));
         let nothing = (0, 0);
         for &(taken, saved) in play.takes.iter().chain([&nothing]) {

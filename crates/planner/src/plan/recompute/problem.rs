@@ -34,9 +34,12 @@ impl OpId {
 /// Picoseconds: sums and comparisons are exact.
 pub type Picoseconds = i64;
 
-/// Seconds in whole picoseconds, rounded down.
+/// The longest time that is told apart, 70 seconds: so that sums over a hundred thousand runs do not wrap around.
+const LONGEST: f64 = (1i64 << 46) as f64;
+
+/// Seconds in whole picoseconds, rounded down; for a run of more than a minute, a minute.
 pub fn picoseconds(seconds: f64) -> Picoseconds {
-    (seconds * 1e12) as Picoseconds
+    (seconds * 1e12).min(LONGEST) as Picoseconds
 }
 
 /// Bytes, signed: differences are everywhere.
@@ -66,7 +69,7 @@ pub struct Op {
     /// It has outputs that outlive the step, or writes in place, or lets go of a batch that nobody reads: its first run
     /// cannot be left out.
     pub anchored: bool,
-    /// It may run again in stages before this one: a version that it reads ends there. 0 = never.
+    /// It may run again up to this stage, whose first run ends a version that it reads. 0 = never.
     pub until: u32,
     /// It writes in place: no schedule runs it twice. (Random operators may: see `rematerialize`.)
     pub once: bool,
