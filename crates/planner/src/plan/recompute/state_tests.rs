@@ -1,7 +1,6 @@
 //! The state against the simulation, on random walks over small random graphs. Invariant: whatever is toggled, the state
 //! never promises less than what the plan really peaks at, and taking it back leaves no trace.
 
-use cranelift_entity::EntityRef;
 use fastrand::Rng;
 
 use super::order;
