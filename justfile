@@ -23,6 +23,10 @@ fmt:
 doc:
     cargo doc --workspace --no-deps
 
+# plans the corpus at many budgets, beside bounds, proven optima and other systems
+bench-planner *arguments:
+    cargo run --release --package tightfit-cli -- bench planner {{arguments}}
+
 # times the engine on a step of the corpus
 bench-engine step="corpus/steps/gpt-small":
     cargo run --release --package tightfit-cli -- bench engine {{step}}

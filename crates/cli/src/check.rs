@@ -8,7 +8,6 @@ use clap::Args;
 use serde_json::json;
 use tightfit::profile::Profile;
 use tightfit::schedule;
-use tightfit::units::Bytes;
 
 use crate::budget::{Budget, BudgetError};
 use crate::{input, output};
@@ -45,7 +44,7 @@ pub fn check(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let schedule = schedule::read(&graph, &bytes).with_context(|| arguments.plan.display().to_string())?;
     let unplanned = tightfit::unplanned(&graph, &profile)?.timeline;
     // A share means to `check` what it means to `plan`: it includes the reserve.
-    let reserve = if machine.engine { tightfit_engine::reserve(&graph, machine.threads) } else { Bytes::ZERO };
+    let reserve = input::reserve(&graph, &machine);
     let Some(budget) = budget.bytes(unplanned.peak + reserve) else { return Err(BudgetError::Unreadable("min".to_string()).into()) };
     let timeline = tightfit::check::check(&graph, &profile, &schedule, budget)?;
     let overhead = timeline.seconds.0 / unplanned.seconds.0 - 1.0;

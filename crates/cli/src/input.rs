@@ -5,7 +5,7 @@ use std::path::Path;
 
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
-use tightfit::plan::{Infeasible, LiveTensor, PlanError, Planner};
+use tightfit::plan::{Effort, Infeasible, LiveTensor, PlanError, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::Residents;
 use tightfit::units::Bytes;
@@ -29,9 +29,14 @@ pub fn machine(name: Option<&str>, is_step: bool, threads: Option<u32>) -> anyho
     }
 }
 
-/// `none`, `chen`, `capuchin` or `auto`.
+/// The planner called `name`.
 pub fn planner(name: &str) -> Result<Planner, String> {
     Planner::from_name(name).ok_or_else(|| format!("planners are {}", Planner::ALL.map(|(_, name)| name).join(", ")))
+}
+
+/// The part of a budget that libraries of the engine need beside the slab.
+pub fn reserve(graph: &Graph, machine: &Machine) -> Bytes {
+    if machine.engine { tightfit_engine::reserve(graph, machine.threads) } else { Bytes::ZERO }
 }
 
 /// A graph fitted into a budget.
@@ -46,13 +51,20 @@ pub struct FittedGraph {
 }
 
 /// Fits a graph; on the engine's machine the slab is the budget less the reserve.
-pub fn fit_into(graph: &Graph, profile: &Profile, machine: &Machine, budget: Budget, planner: Planner) -> anyhow::Result<FittedGraph> {
-    let reserve = if machine.engine { tightfit_engine::reserve(graph, machine.threads) } else { Bytes::ZERO };
+pub fn fit_into(
+    graph: &Graph,
+    profile: &Profile,
+    machine: &Machine,
+    budget: Budget,
+    planner: Planner,
+    effort: &Effort<'_>,
+) -> anyhow::Result<FittedGraph> {
+    let reserve = reserve(graph, machine);
     let unplanned = tightfit::unplanned(graph, profile)?;
     let nowhere = Residents::default();
     // What the matrix product packs belongs to the step's peak, so a share is one of both together.
     let Some(mut bytes) = budget.bytes(unplanned.timeline.peak + reserve) else {
-        let fitted = fit_smallest(graph, profile, planner, &nowhere, &tightfit::plan::Effort::default())?;
+        let fitted = fit_smallest(graph, profile, planner, &nowhere, effort)?;
         let budget = fitted.schedule.slab + reserve;
         return Ok(FittedGraph { fitted, budget, reserve, unplanned });
     };
@@ -69,8 +81,7 @@ pub fn fit_into(graph: &Graph, profile: &Profile, machine: &Machine, budget: Bud
     if bytes <= reserve {
         return Err(BudgetError::BelowReserve { budget: bytes, reserve }.into());
     }
-    let fitted = fit(graph, profile, bytes - reserve, planner, &nowhere, &tightfit::plan::Effort::default())
-        .map_err(|error| with_reserve(error, reserve))?;
+    let fitted = fit(graph, profile, bytes - reserve, planner, &nowhere, effort).map_err(|error| with_reserve(error, reserve))?;
     Ok(FittedGraph { fitted, budget: bytes, reserve, unplanned })
 }
 

@@ -6,9 +6,13 @@ mod bench;
 mod budget;
 mod calibrate;
 mod check;
+mod effort;
 mod exit;
+mod figures;
 mod input;
+mod interrupt;
 mod output;
+mod pareto;
 mod plan;
 mod train;
 
@@ -32,6 +36,7 @@ struct Cli {
 enum Verb {
     Train(train::Arguments),
     Plan(plan::Arguments),
+    Pareto(pareto::Arguments),
     Check(check::Arguments),
     Analyze(analyze::Arguments),
     Calibrate(calibrate::Arguments),
@@ -43,6 +48,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().verb {
         Verb::Train(arguments) => train::train(&arguments, entered),
         Verb::Plan(arguments) => plan::plan(&arguments),
+        Verb::Pareto(arguments) => pareto::pareto(&arguments),
         Verb::Check(arguments) => check::check(&arguments),
         Verb::Analyze(arguments) => analyze::analyze(&arguments),
         Verb::Calibrate(arguments) => calibrate::calibrate(&arguments),

@@ -6,13 +6,16 @@ use std::time::Instant;
 
 use clap::Args;
 use serde_json::json;
+use tightfit::BoundOrder;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::schedule;
 use tightfit::units::Bytes;
 
 use crate::budget::Budget;
-use crate::{input, output};
+use crate::effort::Limits;
+use crate::figures::Figures;
+use crate::{exit, input, interrupt, output};
 
 /// Plan a training step under a budget in bytes.
 #[derive(Args)]
@@ -20,16 +23,22 @@ use crate::{input, output};
 Examples:
   tightfit plan corpus/graphs/llama_1b_b2_s2048.json.gz --budget 12GiB
   tightfit plan corpus/steps/gpt-small --budget 60% -o plan.json --svg memory.svg
-  tightfit plan corpus/steps/gpt-small --budget min --json")]
+  tightfit plan corpus/steps/gpt-small --budget min --json
+  tightfit plan corpus/graphs/vit_b16_b32.json.gz --budget 50% --iterations 1000000 --seed 7")]
 pub struct Arguments {
     /// A graph file (tightfit-graph/1, plain or gzip) or a step's folder
     graph: PathBuf,
     /// Bytes, 320MiB, 2.5GB, 60% of the unplanned peak, or min
     #[arg(long, allow_hyphen_values = true)]
     budget: String,
-    /// none, chen, capuchin or auto
+    /// One planner by name, or auto for the best plan of all
     #[arg(long, default_value = "auto", value_parser = input::planner)]
     planner: Planner,
+    #[command(flatten)]
+    limits: Limits,
+    /// Seed of the search
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
     /// cpu, a100-80gb or h100-80gb [default: cpu for steps, a100-80gb for graphs]
     #[arg(long)]
     machine: Option<String>,
@@ -55,9 +64,10 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let (graph, is_step) = input::graph(&arguments.graph)?;
     let machine = input::machine(arguments.machine.as_deref(), is_step, arguments.threads)?;
+    interrupt::listen();
     let start = Instant::now();
     let profile = Profile::new(&graph, &machine);
-    let planned = input::fit_into(&graph, &profile, &machine, budget, arguments.planner)?;
+    let planned = input::fit_into(&graph, &profile, &machine, budget, arguments.planner, &arguments.limits.effort(arguments.seed))?;
     let seconds = start.elapsed().as_secs_f64();
     let (schedule, timeline, unplanned) = (&planned.fitted.schedule, &planned.fitted.timeline, &planned.unplanned.timeline);
     if let Some(path) = &arguments.output {
@@ -67,7 +77,9 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let title = format!("Memory over one training step of {}", graph.name());
         output::write_whole(path, tightfit_report::memory_svg(&title, unplanned, timeline, planned.budget).as_bytes())?;
     }
-    let overhead = timeline.seconds.0 / unplanned.seconds.0 - 1.0;
+    let Figures { overhead, gap, .. } = Figures::of(&planned.fitted, unplanned.seconds);
+    let bound = planned.fitted.bound;
+    let code = if interrupt::raised() { ExitCode::from(exit::INTERRUPTED) } else { ExitCode::SUCCESS };
     if arguments.json {
         let result = json!({
             "graph": graph.name(),
@@ -81,12 +93,16 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "unplanned_step_us": unplanned.seconds.micros(),
             "step_us": timeline.seconds.micros(),
             "overhead": overhead,
+            "bound_us": bound.map(|bound| bound.seconds.micros()),
+            "bound_order": bound.map(|bound| bound.order.name()),
+            "gap": gap.map(|gap| gap * 100.0),
             "recomputed_nodes": schedule.recomputed(),
             "seconds": seconds,
             "slab_bytes": schedule.slab,
+            "interrupted": interrupt::raised(),
         });
         println!("{result}");
-        return Ok(ExitCode::SUCCESS);
+        return Ok(code);
     }
     let row = |name: &str, bytes: Bytes, note: String| println!("{name:<16}{:>12}  {note}", bytes.to_string());
     println!("{} on {}", graph.name(), machine.name);
@@ -111,5 +127,16 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         schedule.planner,
         seconds * 1e3
     );
-    Ok(ExitCode::SUCCESS)
+    if let Some((bound, gap)) = bound.zip(gap) {
+        let whose = match bound.order {
+            BoundOrder::Given => "no schedule in the graph's order is faster than this",
+            BoundOrder::Any => "no schedule is faster than this",
+        };
+        let least = output::percent(overhead - gap);
+        println!("{:<16}{least:>12}  {whose}; the plan is within {:.2} points of it", "bound", gap * 100.0);
+    }
+    if interrupt::raised() {
+        println!("{:<16}{:>12}  the best plan so far", "search", "interrupted");
+    }
+    Ok(code)
 }

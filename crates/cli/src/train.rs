@@ -5,8 +5,6 @@ use std::collections::BTreeMap;
 use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::bail;
@@ -16,15 +14,16 @@ use serde_json::json;
 use tightfit::fit;
 use tightfit::graph::{Graph, NodeId};
 use tightfit::machine::Machine;
-use tightfit::plan::Planner;
+use tightfit::plan::{Effort, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::{Residents, Schedule};
 use tightfit::units::Bytes;
 use tightfit_engine::{Dataset, Evaluation, MeasuredCall, Session, Step, checkpoint, process, step};
 
 use crate::budget::Budget;
+use crate::effort::Limits;
 use crate::input::{self, FittedGraph};
-use crate::{calibrate, exit, output};
+use crate::{calibrate, exit, interrupt, output};
 
 mod dump;
 
@@ -50,7 +49,7 @@ pub struct Arguments {
     /// Learning rate [default: the step's]
     #[arg(long, value_parser = learning_rate, allow_hyphen_values = true)]
     lr: Option<f64>,
-    /// Seed of initialisation, batches and dropout [default: 1, or that of --resume]
+    /// Seed of initialisation, batches, dropout and the planner's search [default: 1, or that of --resume]
     #[arg(long)]
     seed: Option<u64>,
     /// Write weights and optimizer state (safetensors) here at the end
@@ -65,9 +64,11 @@ pub struct Arguments {
     /// Most validation batches of an evaluation
     #[arg(long, default_value_t = 16)]
     eval_batches: usize,
-    /// none, chen, capuchin or auto
+    /// One planner by name, or auto for the best plan of all
     #[arg(long, default_value = "auto", value_parser = input::planner)]
     planner: Planner,
+    #[command(flatten)]
+    limits: Limits,
     /// Worker threads [default: all processors]
     #[arg(long)]
     threads: Option<u32>,
@@ -121,7 +122,8 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
         }
         None => arguments.seed.unwrap_or(1),
     };
-    let planned = plan(&step, &machine, budget, arguments.planner)?;
+    interrupt::listen();
+    let planned = plan(&step, &machine, budget, arguments.planner, &arguments.limits.effort(seed))?;
     let fitted = &planned.training.fitted;
     let slab = planned.training.budget - planned.training.reserve;
     let evaluation = planned.evaluation.as_ref().map(|(profile, schedule)| (profile, schedule));
@@ -129,16 +131,9 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
     if let Some(path) = &arguments.resume {
         checkpoint::load(path, &mut session, &step.name)?;
     }
-    let interrupted = Arc::new(AtomicBool::new(false));
-    let flag = interrupted.clone();
-    // The second interrupt does not wait for the step to end.
-    let handler = move || {
-        if flag.swap(true, Ordering::SeqCst) {
-            std::process::exit(i32::from(exit::INTERRUPTED))
-        }
-    };
-    if ctrlc::set_handler(handler).is_err() && !arguments.json {
-        eprintln!("note: Ctrl-C will end the run at once, without saving");
+    if interrupt::raised() {
+        eprintln!("interrupted before the first step; nothing was saved");
+        return Ok(ExitCode::from(exit::INTERRUPTED));
     }
     // Only now is it certain that the run can start.
     if !arguments.json {
@@ -148,7 +143,7 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
         }
     }
 
-    let measured = run(arguments, &mut session, &mut data, &interrupted)?;
+    let measured = run(arguments, &mut session, &mut data)?;
     // Before the evaluation, which computes where gradients lie.
     if let Some(path) = &arguments.dump {
         dump::write(path, &step, &session, &mut data, !measured.times.is_empty())?;
@@ -160,8 +155,8 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
     if arguments.profile && !arguments.json {
         show_profile(&step.training, &planned.training_profile, &measured);
     }
-    report(arguments, &planned, &measured, last, entered, &session, interrupted.load(Ordering::SeqCst));
-    Ok(if interrupted.load(Ordering::SeqCst) { ExitCode::from(exit::INTERRUPTED) } else { ExitCode::SUCCESS })
+    report(arguments, &planned, &measured, last, entered, &session, interrupt::raised());
+    Ok(if interrupt::raised() { ExitCode::from(exit::INTERRUPTED) } else { ExitCode::SUCCESS })
 }
 
 fn suits(data: &Dataset, step: &Step) -> anyhow::Result<()> {
@@ -173,15 +168,15 @@ fn suits(data: &Dataset, step: &Step) -> anyhow::Result<()> {
     Ok(())
 }
 
-fn plan(step: &Step, machine: &Machine, budget: Budget, planner: Planner) -> anyhow::Result<Planned> {
+fn plan(step: &Step, machine: &Machine, budget: Budget, planner: Planner, effort: &Effort<'_>) -> anyhow::Result<Planned> {
     let training_profile = Profile::new(&step.training, machine);
-    let training = input::fit_into(&step.training, &training_profile, machine, budget, planner)?;
+    let training = input::fit_into(&step.training, &training_profile, machine, budget, planner, effort)?;
     let residents = Residents::of(&step.training, &training.fitted.schedule);
     let slab = training.budget - training.reserve;
     // Evaluation makes do with what training leaves free; where that is too little, it is left out, and said so.
     let evaluate = |graph: &Graph| {
         let profile = Profile::new(graph, machine);
-        fit(graph, &profile, slab, planner, &residents, &tightfit::plan::Effort::default()).ok().map(|fitted| (profile, fitted.schedule))
+        fit(graph, &profile, slab, planner, &residents, effort).ok().map(|fitted| (profile, fitted.schedule))
     };
     Ok(Planned { evaluation: step.evaluation.as_ref().and_then(evaluate), training, training_profile })
 }
@@ -266,11 +261,11 @@ impl Measured {
     }
 }
 
-fn run(arguments: &Arguments, session: &mut Session, data: &mut Dataset, interrupted: &AtomicBool) -> anyhow::Result<Measured> {
+fn run(arguments: &Arguments, session: &mut Session, data: &mut Dataset) -> anyhow::Result<Measured> {
     let bar = progress_bar(arguments);
     let mut measured = Measured::default();
     for done in 0..arguments.steps {
-        if interrupted.load(Ordering::SeqCst) {
+        if interrupt::raised() {
             break;
         }
         let start = Instant::now();

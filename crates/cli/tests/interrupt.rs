@@ -66,3 +66,38 @@ fn people_are_told_that_the_run_was_interrupted() {
     assert!(text.contains("interrupted after step"), "{text}");
     assert_eq!(program::listing(folder.path()), ["weights"]);
 }
+
+/// Waits until the program takes Ctrl-C as a request.
+#[cfg(target_os = "linux")]
+fn until_it_listens(child: &Child) {
+    const SIGINT: u64 = 1 << (libc::SIGINT - 1);
+    let caught = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+        let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        // A program that has ended has no mask any more.
+        mask.is_none_or(|mask| mask & SIGINT != 0)
+    };
+    while !caught() {
+        std::thread::sleep(std::time::Duration::from_millis(5));
+    }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn an_interrupted_search_gives_the_best_plan_so_far() {
+    let folder = folder();
+    let mut command = tightfit();
+    command.args(["plan", "corpus/graphs/gpt2_medium_b4_s1024.json.gz", "--budget", "45%", "--deadline", "100000s", "--json", "-o"]);
+    command.arg(folder.path().join("plan")).current_dir(program::corpus().parent().unwrap());
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    until_it_listens(&child);
+    interrupt(&child);
+    let mut text = String::new();
+    child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+    let code = child.wait().unwrap().code();
+    let result: Value = serde_json::from_str(text.trim()).unwrap();
+    // On a fast machine the plan may have been ready before.
+    assert_eq!(code, Some(if result["interrupted"] == true { 130 } else { 0 }), "{text}");
+    assert!(result["slab_bytes"].as_u64() <= result["budget_bytes"].as_u64());
+    assert_eq!(program::listing(folder.path()), ["plan"]);
+}

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use tightfit::graph::{Argument, DType, Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::machine::Machine;
-use tightfit::plan::{Plan, Planner};
+use tightfit::plan::{Effort, Plan, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::{Residents, lower};
 use tightfit::units::Bytes;
@@ -62,7 +62,7 @@ fn chain(op: &str, shape: &[u64], count: usize) -> Graph {
 fn fastest(graph: &Graph, threads: u32) -> Result<f64, SessionError> {
     let profile = Profile { in_place: false, ..Profile::new(graph, &Machine::unmeasured_cpu(threads)) };
     let plan = Plan { planner: Planner::None, steps: graph.program() };
-    let mut schedule = lower(graph, &profile, &plan, Bytes::ZERO, &Residents::default());
+    let mut schedule = lower(graph, &profile, &plan, Bytes::ZERO, &Residents::default(), &Effort::default());
     schedule.budget = schedule.slab;
     let program = Program::compile(graph, &profile, &schedule, threads as usize)?;
     let mut slab = Slab::new(schedule.slab)?;

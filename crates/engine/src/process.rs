@@ -13,6 +13,12 @@ pub fn peak_resident() -> Option<Bytes> {
     field("/proc/self/status", "VmHWM:")
 }
 
+/// From now on [`peak_resident`] counts anew; where the system cannot do that, it goes on from what it was.
+pub fn restart_peak() {
+    // proc(5): writing 5 resets the high-water mark.
+    std::fs::write("/proc/self/clear_refs", "5").ok();
+}
+
 /// Memory that this process may use: the machine's, or its control group's if that is less.
 pub fn physical_memory() -> Option<Bytes> {
     let machine = field("/proc/meminfo", "MemTotal:")?;

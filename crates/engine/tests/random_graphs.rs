@@ -97,11 +97,11 @@ fn agrees(recipe: &Recipe, part: f64) -> Result<usize, TestCaseError> {
     for planner in [Planner::Chen, Planner::Capuchin, Planner::Auto] {
         for threads in [1, 3] {
             let profile = profile(&graph, threads);
-            let least = fit_smallest(&graph, &profile, planner, &Residents::default(), &tightfit::plan::Effort::default()).unwrap();
+            let least = fit_smallest(&graph, &profile, planner, &Residents::default(), &tightfit::plan::Effort::work(1, 3_000)).unwrap();
             let most = unplanned(&graph, &profile).unwrap().schedule.slab;
             let (low, high) = (least.schedule.slab, most.max(least.schedule.slab));
             let budget = low + Bytes(((high - low).0 as f64 * part) as u64);
-            let between = fit(&graph, &profile, budget, planner, &Residents::default(), &tightfit::plan::Effort::default());
+            let between = fit(&graph, &profile, budget, planner, &Residents::default(), &tightfit::plan::Effort::work(1, 3_000));
             prop_assert!(between.is_ok(), "{planner:?}: {budget} of {low} to {high}: {}", between.unwrap_err());
             for fitted in [least, between.unwrap()] {
                 recomputed += fitted.schedule.recomputed();
@@ -137,8 +137,9 @@ fn recomputing() -> (Graph, Profile, Schedule) {
         let recipe = recipes(14).new_tree(&mut runner).unwrap().current();
         let graph = recipe.graph();
         let profile = profile(&graph, 1);
-        let schedule =
-            fit_smallest(&graph, &profile, Planner::Capuchin, &Residents::default(), &tightfit::plan::Effort::default()).unwrap().schedule;
+        let schedule = fit_smallest(&graph, &profile, Planner::Capuchin, &Residents::default(), &tightfit::plan::Effort::work(1, 3_000))
+            .unwrap()
+            .schedule;
         if schedule.recomputed() > 2 {
             return (graph, profile, schedule);
         }

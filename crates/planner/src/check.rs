@@ -6,6 +6,8 @@
 //! what it allocates does not overlap anything held, and where the bytes held stay within the budget. At the end
 //! everything that outlives the step must be there, at its last version, and every node must have run.
 
+use std::collections::BTreeSet;
+
 use cranelift_entity::SecondaryMap;
 use thiserror::Error;
 
@@ -175,8 +177,10 @@ struct AbstractMachine<'a> {
     profile: &'a Profile,
     schedule: &'a Schedule,
     content: SecondaryMap<BufferId, Content>,
+    /// How many buffers hold each storage, in whatever version.
+    copies: SecondaryMap<StorageId, u32>,
     /// Held buffers by address, for the overlap test.
-    by_address: std::collections::BTreeMap<(u64, BufferId), ()>,
+    by_address: BTreeSet<(u64, BufferId)>,
     ran: SecondaryMap<NodeId, bool>,
     held: Bytes,
     at_start: Bytes,
@@ -192,6 +196,7 @@ impl<'a> AbstractMachine<'a> {
             profile,
             schedule,
             content: SecondaryMap::new(),
+            copies: SecondaryMap::new(),
             by_address: Default::default(),
             ran: SecondaryMap::new(),
             held: Bytes::ZERO,
@@ -204,9 +209,12 @@ impl<'a> AbstractMachine<'a> {
 
     fn load_placeholders(&mut self) -> Result<(), Violation> {
         let graph = self.graph;
+        let mut given: SecondaryMap<NodeId, Vec<BufferId>> = SecondaryMap::new();
+        for &(node, buffer) in &self.schedule.placeholders {
+            given[node].push(buffer);
+        }
         for (node, placeholder) in graph.nodes().iter().filter(|(_, node)| node.phase.is_placeholder()) {
-            let mine: Vec<BufferId> =
-                self.schedule.placeholders.iter().filter(|(other, _)| *other == node).map(|(_, buffer)| *buffer).collect();
+            let mine = &given[node];
             let name = &placeholder.name;
             let [buffer] = mine[..] else {
                 return Err(Violation::Placeholder { node: name.clone(), count: mine.len() });
@@ -248,44 +256,49 @@ impl<'a> AbstractMachine<'a> {
             return Err(Violation::OutsideSlab { buffer, end, slab: self.schedule.slab.0 });
         }
         self.high_water = self.high_water.max(Bytes(end));
-        self.content[buffer] = content;
+        self.put(buffer, content);
         self.held += place.bytes;
         if place.bytes == Bytes::ZERO {
             return Ok(());
         }
-        let below = self.by_address.range(..(place.address, buffer)).next_back().map(|(&(_, other), _)| other);
-        let above = self.by_address.range((place.address, buffer)..).next().map(|(&(_, other), _)| other);
+        let below = self.by_address.range(..(place.address, buffer)).next_back().map(|&(_, other)| other);
+        let above = self.by_address.range((place.address, buffer)..).next().map(|&(_, other)| other);
         for other in [below, above].into_iter().flatten() {
             let neighbour = self.schedule.buffers[other];
             if place.address < neighbour.address + neighbour.bytes.0 && neighbour.address < end {
                 return Err(Violation::Overlap { index: self.index, buffer, other });
             }
         }
-        self.by_address.insert((place.address, buffer), ());
+        self.by_address.insert((place.address, buffer));
         Ok(())
     }
 
     fn release(&mut self, buffer: BufferId) {
         let place = self.schedule.buffers[buffer];
         self.by_address.remove(&(place.address, buffer));
-        self.content[buffer] = Content::Free;
+        self.put(buffer, Content::Free);
         self.held -= place.bytes;
+    }
+
+    fn put(&mut self, buffer: BufferId, content: Content) {
+        if let Content::Holds(storage, _) = self.content[buffer] {
+            self.copies[storage] -= 1;
+        }
+        if let Content::Holds(storage, _) = content {
+            self.copies[storage] += 1;
+        }
+        self.content[buffer] = content;
     }
 
     fn free(&mut self, buffer: BufferId) -> Result<Moment, Violation> {
         match self.content[buffer] {
             Content::Free => return Err(Violation::FreesNothing { index: self.index, buffer }),
-            Content::Holds(storage, _) if self.graph.is_kept(storage) && !self.has_other_copy(storage, buffer) => {
+            Content::Holds(storage, _) if self.graph.is_kept(storage) && self.copies[storage] == 1 => {
                 return Err(Violation::FreesKept { index: self.index, buffer, found: self.describe(buffer) });
             }
             _ => self.release(buffer),
         }
         Ok(Moment { node: None, again: false, start: self.now, seconds: Seconds(0.0), held: self.held })
-    }
-
-    fn has_other_copy(&self, storage: StorageId, buffer: BufferId) -> bool {
-        let same = |other: BufferId| matches!(self.content[other], Content::Holds(s, _) if s == storage);
-        self.schedule.buffers.keys().any(|other| other != buffer && same(other))
     }
 
     fn call(&mut self, call: &Call, again: bool) -> Result<Moment, Violation> {
@@ -372,11 +385,11 @@ impl<'a> AbstractMachine<'a> {
                     let value = graph.producer(value.storage).map_or("?".to_string(), |first| graph.nodes()[first].name.clone());
                     return Err(Violation::NewVersionElsewhere { index, node: node.name.clone(), value });
                 }
-                self.content[buffer] = next;
+                self.put(buffer, next);
             } else if self.content[buffer] == next && written.contains(&buffer) || self.aliases_input(call, value.storage, buffer) {
                 // Another value of a storage that this call makes, or a view of an input beside a fresh output.
             } else if self.may_overwrite(call, output, buffer) && !written.contains(&buffer) {
-                self.content[buffer] = next;
+                self.put(buffer, next);
             } else {
                 self.allocate(buffer, next, &node.name)?;
             }
@@ -415,12 +428,20 @@ impl<'a> AbstractMachine<'a> {
         for value in graph.values().values() {
             last[value.storage] = last[value.storage].max(value.version);
         }
-        let holds = |content: Content| self.schedule.buffers.keys().any(|buffer| self.content[buffer] == content);
+        let held: BTreeSet<(StorageId, u32)> = self
+            .schedule
+            .buffers
+            .keys()
+            .filter_map(|buffer| match self.content[buffer] {
+                Content::Holds(storage, version) => Some((storage, version)),
+                Content::Free | Content::Scratch => None,
+            })
+            .collect();
         let outputs = graph.outputs().iter().map(|&value| (graph.values()[value].storage, graph.values()[value].version));
         let persistent =
             graph.placeholder_storages().filter(|(_, storage)| graph.is_kept(*storage)).map(|(_, storage)| (storage, last[storage]));
         for (storage, version) in outputs.chain(persistent) {
-            if !holds(Content::Holds(storage, version)) {
+            if !held.contains(&(storage, version)) {
                 let value = graph.producer(storage).map_or("?".to_string(), |node| graph.nodes()[node].name.clone());
                 return Err(Violation::Missing { value });
             }

@@ -13,8 +13,8 @@ pub mod schedule;
 pub mod units;
 
 use check::{Timeline, Violation, check};
-use graph::Graph;
-use plan::{Effort, Infeasible, PlanError, Planner};
+use graph::{Graph, NodeId};
+use plan::{Effort, Infeasible, Plan, PlanError, Planner, Search};
 use profile::Profile;
 use schedule::{Residents, Schedule, lower};
 use thiserror::Error;
@@ -72,18 +72,6 @@ pub struct Rung {
     pub total: Seconds,
 }
 
-/// Fits one step into each of several budgets, given in rising order. What fits into a smaller budget is a candidate
-/// for every larger one, so a larger budget never gives a slower schedule.
-pub fn ladder(graph: &Graph, profile: &Profile, budgets: &[Bytes], planner: Planner, effort: &Effort<'_>) -> Vec<Rung> {
-    let rung = |&budget: &Bytes| {
-        let start = (effort.clock)();
-        let result = fit(graph, profile, budget, planner, &Residents::default(), effort);
-        let total = Seconds((effort.clock)().0 - start.0);
-        Rung { budget, result, first: total, total }
-    };
-    budgets.iter().map(rung).collect()
-}
-
 /// Why a step does not fit.
 #[derive(Debug, Error)]
 pub enum FitError {
@@ -106,31 +94,34 @@ pub fn fit(
     budget: Bytes,
     planner: Planner,
     residents: &Residents,
-    _effort: &Effort<'_>,
+    effort: &Effort<'_>,
 ) -> Result<Fitted, FitError> {
     let order = plan::early_updates(graph, profile);
-    let mut target = budget;
-    let lowest = loop {
-        let plan = match plan::plan(graph, profile, &order, target, planner) {
-            Ok(plan) => plan,
-            Err(PlanError::Infeasible(proof)) => break proof.plan,
-        };
-        let schedule = lower(graph, profile, &plan, budget, residents);
-        if schedule.slab <= budget {
-            return Ok(checked(graph, profile, schedule)?);
+    let mut asked = Asked::new(graph, profile, &order, planner);
+    asked.fit(budget, residents, effort).0
+}
+
+/// Fits one step into each of several budgets, given in rising order, with the effort for each. What fits into a smaller
+/// budget is a candidate for every larger one, so a larger budget never gives a slower schedule.
+pub fn ladder(graph: &Graph, profile: &Profile, budgets: &[Bytes], planner: Planner, effort: &Effort<'_>) -> Vec<Rung> {
+    let order = plan::early_updates(graph, profile);
+    let mut asked = Asked::new(graph, profile, &order, planner);
+    let mut fastest: Option<Fitted> = None;
+    let mut rungs = Vec::with_capacity(budgets.len());
+    for &budget in budgets {
+        let start = (effort.clock)();
+        let (mut result, first) = asked.fit(budget, &Residents::default(), effort);
+        let seconds = |fitted: &Fitted| fitted.timeline.seconds;
+        if let Some(smaller) = &fastest
+            && result.as_ref().map_or(true, |fitted| seconds(fitted) > seconds(smaller))
+        {
+            let bound = asked.bound(budget);
+            result = Ok(Fitted { schedule: Schedule { budget, ..smaller.schedule.clone() }, bound, ..smaller.clone() });
         }
-        // Asked for no less than this plan holds, the planner would answer with this plan again.
-        match plan::simulate(graph, profile, &plan.steps).curve.peak.0.checked_sub(1) {
-            Some(less) => target = target.saturating_sub(schedule.slab - budget).min(Bytes(less)),
-            None => break plan,
-        }
-    };
-    let schedule = lower(graph, profile, &lowest, budget, residents);
-    if schedule.slab <= budget {
-        return Ok(checked(graph, profile, schedule)?);
+        fastest = result.as_ref().ok().cloned().or(fastest);
+        rungs.push(Rung { budget, result, first, total: Seconds((effort.clock)().0 - start.0) });
     }
-    let proof = Infeasible::new(graph, profile, budget, lowest);
-    Err(PlanError::Infeasible(Box::new(Infeasible { reached: schedule.slab, ..proof })).into())
+    rungs
 }
 
 /// The smallest slab that `planner` reaches, with its schedule.
@@ -139,25 +130,111 @@ pub fn fit_smallest(
     profile: &Profile,
     planner: Planner,
     residents: &Residents,
-    _effort: &Effort<'_>,
+    effort: &Effort<'_>,
 ) -> Result<Fitted, FitError> {
     let order = plan::early_updates(graph, profile);
-    let plan = plan::smallest(graph, profile, &order, planner);
-    let mut schedule = lower(graph, profile, &plan, Bytes::ZERO, residents);
+    let plan = smallest(graph, profile, &order, planner, effort);
+    let mut schedule = lower(graph, profile, &plan, Bytes::ZERO, residents, effort);
     schedule.budget = schedule.slab;
-    Ok(checked(graph, profile, schedule)?)
+    Ok(checked(graph, profile, schedule, None)?)
+}
+
+/// The plan with the smallest peak that a planner reaches: the same one whatever was planned before.
+fn smallest(graph: &Graph, profile: &Profile, order: &[NodeId], planner: Planner, effort: &Effort<'_>) -> Plan {
+    match planner {
+        Planner::Auto => Search::new(graph, profile, order).smallest(effort),
+        planner => plan::smallest(graph, profile, order, planner),
+    }
+}
+
+/// A planner that is asked for one budget after another.
+struct Asked<'a> {
+    graph: &'a Graph,
+    profile: &'a Profile,
+    order: &'a [NodeId],
+    planner: Planner,
+    /// What the budget planner remembers.
+    search: Option<Search<'a>>,
+}
+
+/// Parts of an effort after which the planner has to answer, and answer again where addresses did not pack.
+const ANSWERS: [f64; 3] = [0.85, 0.9, 0.95];
+/// The part of an effort after each answer in which addresses are looked for.
+const LAYOUT: f64 = 0.04;
+
+impl<'a> Asked<'a> {
+    fn new(graph: &'a Graph, profile: &'a Profile, order: &'a [NodeId], planner: Planner) -> Asked<'a> {
+        let search = (planner == Planner::Auto).then(|| Search::new(graph, profile, order));
+        Asked { graph, profile, order, planner, search }
+    }
+
+    fn bound(&self, budget: Bytes) -> Option<Bound> {
+        let seconds = self.search.as_ref()?.bound(budget)?;
+        Some(Bound { seconds, order: BoundOrder::Any })
+    }
+
+    /// A schedule within the budget, and how long the first plan took.
+    fn fit(&mut self, budget: Bytes, residents: &Residents, effort: &Effort<'_>) -> (Result<Fitted, FitError>, Seconds) {
+        let (graph, profile) = (self.graph, self.profile);
+        let start = (effort.clock)();
+        let since = || Seconds((effort.clock)().0 - start.0);
+        let mut first = None;
+        let mut target = budget;
+        for turn in 0.. {
+            let share = ANSWERS.get(turn).copied().unwrap_or(1.0);
+            let plan = match self.plan(target, &effort.part(share, since())) {
+                Ok((plan, soon)) => {
+                    first = first.or(soon);
+                    plan
+                }
+                Err(PlanError::Infeasible(_)) => break,
+                Err(error) => return (Err(error.into()), since()),
+            };
+            let schedule = lower(graph, profile, &plan, budget, residents, &effort.part((share + LAYOUT).min(1.0), since()));
+            if schedule.slab <= budget {
+                let result = checked(graph, profile, schedule, self.bound(budget));
+                return (result.map_err(FitError::from), first.unwrap_or(since()));
+            }
+            // Asked for no less than this plan holds, the planner would answer with this plan again.
+            let Some(less) = plan::simulate(graph, profile, &plan.steps).curve.peak.0.checked_sub(1) else { break };
+            target = target.saturating_sub(schedule.slab - budget).min(Bytes(less));
+        }
+        // Its plan with the smallest peak has the last word.
+        let plan = smallest(graph, profile, self.order, self.planner, &effort.part(1.0, since()));
+        let schedule = lower(graph, profile, &plan, budget, residents, &effort.part(1.0, since()));
+        let first = first.unwrap_or(since());
+        if schedule.slab <= budget {
+            let result = checked(graph, profile, schedule, self.bound(budget));
+            return (result.map_err(FitError::from), first);
+        }
+        let proof = Infeasible::new(graph, profile, budget, plan);
+        let needed = self.search.as_ref().map_or(proof.needed, |search| proof.needed.max(search.least_budget()));
+        (Err(PlanError::Infeasible(Box::new(Infeasible { reached: schedule.slab, needed, ..proof })).into()), first)
+    }
+
+    /// A plan, and how long the first one took where the planner says so.
+    fn plan(&mut self, budget: Bytes, effort: &Effort<'_>) -> Result<(Plan, Option<Seconds>), PlanError> {
+        let Some(search) = &mut self.search else {
+            return Ok((plan::plan(self.graph, self.profile, self.order, budget, self.planner)?, None));
+        };
+        let answer = search.plan(budget, effort);
+        match answer.plan {
+            Some(plan) => Ok((plan, Some(answer.first))),
+            None => Err(PlanError::Infeasible(Box::new(Infeasible::new(self.graph, self.profile, budget, search.lowest())))),
+        }
+    }
 }
 
 /// The step as the graph states it: program order, nothing recomputed, nothing moved. Its peak is the unplanned one.
 pub fn unplanned(graph: &Graph, profile: &Profile) -> Result<Fitted, Violation> {
     let profile = Profile { in_place: false, ..profile.clone() };
     let plan = plan::Plan { planner: Planner::None, steps: graph.program() };
-    let mut schedule = lower(graph, &profile, &plan, Bytes::ZERO, &Residents::default());
+    let mut schedule = lower(graph, &profile, &plan, Bytes::LIMIT, &Residents::default(), &Effort::default());
     schedule.budget = schedule.slab;
-    checked(graph, &profile, schedule)
+    checked(graph, &profile, schedule, None)
 }
 
-fn checked(graph: &Graph, profile: &Profile, schedule: Schedule) -> Result<Fitted, Violation> {
+fn checked(graph: &Graph, profile: &Profile, schedule: Schedule, bound: Option<Bound>) -> Result<Fitted, Violation> {
     let timeline = check(graph, profile, &schedule, schedule.budget)?;
-    Ok(Fitted { schedule, timeline, bound: None })
+    Ok(Fitted { schedule, timeline, bound })
 }

@@ -542,7 +542,7 @@ proptest! {
             // Whatever was let through can be planned.
             for profile in generator::profiles(&graph) {
                 tightfit::unplanned(&graph, &profile).unwrap();
-                let _ = tightfit::fit_smallest(&graph, &profile, tightfit::plan::Planner::Auto, &Default::default(), &tightfit::plan::Effort::default()).unwrap();
+                let _ = tightfit::fit_smallest(&graph, &profile, tightfit::plan::Planner::Auto, &Default::default(), &tightfit::plan::Effort::work(1, 3_000)).unwrap();
             }
         }
     }

@@ -6,6 +6,8 @@ use std::fmt::Write;
 use tightfit::check::Timeline;
 use tightfit::units::{Bytes, Seconds};
 
+use crate::axis::{duration, escape, ticks};
+
 const WIDTH: f64 = 900.0;
 const HEIGHT: f64 = 360.0;
 const LEFT: f64 = 78.0;
@@ -31,7 +33,7 @@ pub fn memory_svg(title: &str, unplanned: &Timeline, planned: &Timeline, budget:
 "##,
         title = escape(title),
     );
-    for tick in ticks(highest) {
+    for tick in ticks(0.0, highest) {
         let at = y(tick);
         let _ = writeln!(
             svg,
@@ -96,27 +98,6 @@ fn area(timeline: &Timeline, x: &impl Fn(Seconds) -> f64, y: &impl Fn(Bytes) -> 
     path
 }
 
-/// Four to eight round numbers from 0 up.
-fn ticks(highest: f64) -> Vec<Bytes> {
-    let mut step = 1u64;
-    while highest / step as f64 > 8.0 {
-        step *= 2;
-    }
-    (0..=(highest as u64 / step)).map(|i| Bytes(i * step)).collect()
-}
-
-fn duration(seconds: f64) -> String {
-    match seconds {
-        s if s >= 1.0 => format!("{s:.2} s"),
-        s if s >= 1e-3 => format!("{:.1} ms", s * 1e3),
-        s => format!("{:.1} µs", s * 1e6),
-    }
-}
-
-fn escape(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,10 +125,5 @@ mod tests {
         let svg = memory_svg("a < b", &timeline(&[100, 400, 100]), &timeline(&[100, 200, 200, 100]), Bytes(250));
         assert!(svg.contains("peak 400 B") && svg.contains("peak 200 B, +33.3 % time") && svg.contains("budget 250 B"));
         assert!(svg.contains("a &lt; b"));
-    }
-
-    #[test]
-    fn ticks_are_round_and_few() {
-        assert_eq!(ticks(1000.0), [0, 128, 256, 384, 512, 640, 768, 896].map(Bytes));
     }
 }

@@ -98,3 +98,31 @@ pub fn listing(folder: &Path) -> Vec<String> {
     names.sort();
     names
 }
+
+/// Tags of an XML text without comments, CDATA or entities beyond the five; panics where they do not nest.
+pub fn tags(text: &str) -> Vec<String> {
+    let (mut open, mut all) = (Vec::new(), Vec::new());
+    let mut rest = text.trim();
+    assert!(rest.starts_with('<') && rest.ends_with('>'));
+    while let Some(start) = rest.find('<') {
+        let content = &rest[..start];
+        for entity in content.split('&').skip(1) {
+            assert!(["amp;", "lt;", "gt;", "quot;", "apos;"].iter().any(|known| entity.starts_with(known)), "&{entity}");
+        }
+        let end = start + rest[start..].find('>').unwrap();
+        let tag = &rest[start + 1..end];
+        assert_eq!(tag.matches('"').count() % 2, 0, "<{tag}>");
+        let name = tag.trim_matches('/').split_whitespace().next().unwrap().to_string();
+        if tag.starts_with('/') {
+            assert_eq!(open.pop(), Some(name), "</…> of something else");
+        } else {
+            if !tag.ends_with('/') {
+                open.push(name.clone());
+            }
+            all.push(name);
+        }
+        rest = &rest[end + 1..];
+    }
+    assert!(open.is_empty(), "{open:?} not closed");
+    all
+}

@@ -264,6 +264,31 @@ fn argument(json: &Json, node: &str, resolve: &impl Fn(u64) -> Result<ValueId, R
 /// The graph as tightfit-graph/1; value ids are its own dense ones.
 pub fn write(graph: &Graph) -> Json {
     let nodes: Vec<Json> = graph.nodes().keys().map(|id| node_json(graph, id)).collect();
+    with_nodes(graph, nodes)
+}
+
+/// The text of [`write`], piece by piece: as one value a large graph takes many times the bytes of its file.
+pub(super) fn write_text(graph: &Graph, sink: &mut impl FnMut(&str)) {
+    let Json::Object(object) = with_nodes(graph, Vec::new()) else { return };
+    for (index, (key, value)) in object.iter().enumerate() {
+        sink(if index == 0 { "{" } else { "," });
+        sink(&json!(key).to_string());
+        sink(":");
+        if key != "nodes" {
+            sink(&value.to_string());
+            continue;
+        }
+        sink("[");
+        for id in graph.nodes().keys() {
+            sink(if id.index() == 0 { "" } else { "," });
+            sink(&node_json(graph, id).to_string());
+        }
+        sink("]");
+    }
+    sink("}");
+}
+
+fn with_nodes(graph: &Graph, nodes: Vec<Json>) -> Json {
     json!({
         "format": FORMAT,
         "name": graph.name(),
@@ -363,6 +388,22 @@ mod tests {
     use std::io::Write;
 
     use super::*;
+
+    #[test]
+    fn the_text_in_pieces_is_the_text() {
+        let output = |id| json!({ "id": id, "shape": [4], "dtype": "f32", "storage": id });
+        let graph = json!({
+            "format": FORMAT, "name": "a \"b\"", "source": { "nodes": [] }, "modules": [""], "storages": [16, 16], "outputs": [1],
+            "nodes": [
+                { "name": "x", "op": "placeholder", "phase": "input", "outputs": [output(0)] },
+                { "name": "y", "op": "aten.relu.default", "phase": "forward", "inputs": [0], "outputs": [output(1)] },
+            ],
+        });
+        let graph = read(graph.to_string().as_bytes()).unwrap();
+        let mut text = String::new();
+        write_text(&graph, &mut |piece| text += piece);
+        assert_eq!(text, write(&graph).to_string());
+    }
 
     #[test]
     fn a_small_file_may_not_unfold_without_bound() {

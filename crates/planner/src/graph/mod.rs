@@ -153,8 +153,9 @@ impl Graph {
 
     /// Computed once, when the graph is built.
     fn with_hash(mut self) -> Graph {
-        let digest = Sha256::digest(write(&self).to_string().as_bytes());
-        self.hash = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        let mut digest = Sha256::new();
+        format::write_text(&self, &mut |text| digest.update(text.as_bytes()));
+        self.hash = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
         self
     }
 }

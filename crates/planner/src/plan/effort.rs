@@ -26,6 +26,14 @@ impl Effort<'static> {
 /// Enough for a good plan of a graph of a few thousand nodes, and deterministic.
 impl Default for Effort<'static> {
     fn default() -> Self {
-        Effort::work(1, 4_000_000)
+        Effort::work(1, 1_000_000)
+    }
+}
+
+impl<'a> Effort<'a> {
+    /// The same effort until a share of it is spent, when `passed` has passed since it began.
+    pub fn part(&self, share: f64, passed: Seconds) -> Effort<'a> {
+        let deadline = Seconds((self.deadline.0 * share - passed.0).max(0.0));
+        Effort { deadline, work: (self.work as f64 * share) as u64, ..*self }
     }
 }

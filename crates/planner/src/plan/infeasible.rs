@@ -26,7 +26,7 @@ pub struct LiveTensor {
 pub struct Infeasible {
     /// The budget that was asked for.
     pub budget: Bytes,
-    /// No schedule whatever needs less: the persistent bytes and the largest working set of one node.
+    /// No schedule whatever needs less: at least the persistent bytes and the largest working set of one node.
     pub needed: Bytes,
     /// The smallest budget known to be feasible: the peak of `plan`, or its slab where addresses were asked for too.
     pub reached: Bytes,

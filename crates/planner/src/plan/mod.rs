@@ -4,22 +4,35 @@
 //! A pass is a plain function from graph, profile and budget to a [`Plan`] or to an [`Infeasible`] that explains.
 
 mod capuchin;
+mod chain;
 mod chen;
+mod dtr;
 mod effort;
+mod exact;
+mod family;
 mod infeasible;
+mod knapsack;
 mod order;
-pub mod recompute;
+mod recompute;
 mod rematerialize;
+mod rotor;
+mod xla;
 
 use thiserror::Error;
 
 pub use capuchin::capuchin;
 pub use capuchin::published::{Choice, Final, Published, Table, TableRow, published};
 pub use chen::chen;
+pub use dtr::dtr;
 pub use effort::Effort;
+pub use exact::{ExactLimits, exact, exact_within};
 pub use infeasible::{Infeasible, LiveTensor, live_tensors};
+pub use knapsack::knapsack;
 pub use order::early_updates;
+pub use recompute::{Answer, Search};
 pub use rematerialize::{Drop, Drops, rematerialize};
+pub use rotor::rotor;
+pub use xla::xla;
 
 use crate::graph::{Graph, NodeId};
 use crate::profile::{MemoryCurve, Profile, liveness, memory_curve};
@@ -34,18 +47,42 @@ pub enum Planner {
     Chen,
     /// Greedy by bytes saved per second, the peak re-simulated after every choice: Peng et al. 2020, corrected.
     Capuchin,
-    /// The fastest feasible of all.
+    /// The largest outputs first, instruction by instruction: OpenXLA's HloRematerialization.
+    Xla,
+    /// Online eviction by cost, bytes and staleness: Kirisame et al. 2021.
+    Dtr,
+    /// What is worth most to save, within a capacity: torch.compile's activation memory budget.
+    Knapsack,
+    /// Optimal persistent schedules of a chain of units: Beaumont et al. 2019.
+    Rotor,
+    /// The optimum of a mixed integer program, for small steps: after Jain et al. 2020.
+    Exact,
+    /// The budget planner: searches from the plans of all others, and proves how far it is from optimal.
     Auto,
 }
 
 impl Planner {
     /// Every planner with its name.
-    pub const ALL: [(Planner, &'static str); 4] =
-        [(Planner::None, "none"), (Planner::Chen, "chen"), (Planner::Capuchin, "capuchin"), (Planner::Auto, "auto")];
+    pub const ALL: [(Planner, &'static str); 9] = [
+        (Planner::None, "none"),
+        (Planner::Chen, "chen"),
+        (Planner::Capuchin, "capuchin"),
+        (Planner::Xla, "xla"),
+        (Planner::Dtr, "dtr"),
+        (Planner::Knapsack, "knapsack"),
+        (Planner::Rotor, "rotor"),
+        (Planner::Exact, "exact"),
+        (Planner::Auto, "auto"),
+    ];
 
     /// The planner called `name`.
     pub fn from_name(name: &str) -> Option<Planner> {
         Self::ALL.iter().find(|(_, n)| *n == name).map(|(planner, _)| *planner)
+    }
+
+    /// Its plans are starts of the budget planner's search.
+    fn is_peer(self) -> bool {
+        !matches!(self, Planner::None | Planner::Exact | Planner::Auto)
     }
 
     /// Its name.
@@ -69,6 +106,20 @@ pub enum PlanError {
     /// No plan of this planner fits.
     #[error("{0}")]
     Infeasible(Box<Infeasible>),
+    /// The planner is for smaller steps.
+    #[error("{nodes} nodes run in this step, and this planner takes {most} at most; choose another planner, such as `auto`")]
+    TooLarge {
+        /// Nodes that run.
+        nodes: usize,
+        /// Nodes that it takes.
+        most: usize,
+    },
+    /// The solver gave up.
+    #[error("the solver found no plan: {reason}; give it more time, or choose another planner, such as `auto`")]
+    Unsolved {
+        /// In the solver's words.
+        reason: String,
+    },
 }
 
 /// Bytes and seconds of a plan, simulated.
@@ -92,6 +143,11 @@ pub fn plan(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes, p
         Planner::None => none(graph, profile, order, budget),
         Planner::Chen => chen(graph, profile, order, budget),
         Planner::Capuchin => capuchin(graph, profile, order, budget),
+        Planner::Xla => xla(graph, profile, order, budget),
+        Planner::Dtr => dtr(graph, profile, order, budget),
+        Planner::Knapsack => knapsack(graph, profile, order, budget),
+        Planner::Rotor => rotor(graph, profile, order, budget),
+        Planner::Exact => exact(graph, profile, order, budget),
         Planner::Auto => auto(graph, profile, order, budget),
     }
 }
@@ -105,39 +161,27 @@ pub fn none(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes) -
     Err(PlanError::Infeasible(Box::new(Infeasible::new(graph, profile, budget, plan))))
 }
 
-/// The fastest feasible plan of all planners; where none is feasible, the proof of the one that gets lowest.
+/// The budget planner with the default effort; [`Search`] takes others.
 fn auto(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes) -> Result<Plan, PlanError> {
-    let mut best: Option<(Seconds, Plan)> = None;
-    let mut refused: Option<Box<Infeasible>> = None;
-    for planner in [Planner::None, Planner::Chen, Planner::Capuchin] {
-        match plan(graph, profile, order, budget, planner) {
-            Ok(plan) => {
-                let seconds = profile.total(&plan.steps);
-                if best.as_ref().is_none_or(|(least, _)| seconds < *least) {
-                    best = Some((seconds, plan));
-                }
-                if planner == Planner::None {
-                    break; // nothing is faster than recomputing nothing
-                }
-            }
-            Err(PlanError::Infeasible(proof)) => {
-                if refused.as_ref().is_none_or(|lowest| proof.reached < lowest.reached) {
-                    refused = Some(proof);
-                }
-            }
-        }
+    let effort = Effort::default();
+    let mut search = Search::new(graph, profile, order);
+    if let Some(plan) = search.plan(budget, &effort).plan {
+        return Ok(plan);
     }
-    match (best, refused) {
-        (Some((_, plan)), _) => Ok(plan),
-        (None, Some(proof)) => Err(PlanError::Infeasible(proof)),
-        (None, None) => unreachable!("every planner answers"),
+    let least = search.least_budget();
+    let smallest = Search::new(graph, profile, order).smallest(&effort);
+    if simulate(graph, profile, &smallest.steps).curve.peak <= budget {
+        return Ok(smallest);
     }
+    let proof = Infeasible::new(graph, profile, budget, smallest);
+    Err(PlanError::Infeasible(Box::new(Infeasible { needed: proof.needed.max(least), ..proof })))
 }
 
-/// The plan with the smallest peak that a planner reaches, whatever it costs.
+/// The plan with the smallest peak that a planner reaches, whatever it costs; the order itself where it does not answer.
 pub fn smallest(graph: &Graph, profile: &Profile, order: &[NodeId], planner: Planner) -> Plan {
     match plan(graph, profile, order, Bytes::ZERO, planner) {
         Ok(plan) => plan,
         Err(PlanError::Infeasible(proof)) => proof.plan,
+        Err(PlanError::TooLarge { .. } | PlanError::Unsolved { .. }) => Plan { planner, steps: order.to_vec() },
     }
 }

@@ -73,6 +73,44 @@ pub(super) fn mutated_storages(graph: &Graph) -> SecondaryMap<StorageId, bool> {
     mutated
 }
 
+/// `steps` without the repeated runs that may not be (something that they read or make has been written in place since)
+/// and without those that make something for nobody. First runs stay, so whoever read a run that is left out finds the
+/// copy before it: any sequence in which first runs come in a legal order becomes a legal one.
+pub(super) fn legal(graph: &Graph, steps: &[NodeId]) -> Vec<NodeId> {
+    let is_mutated = mutated_storages(graph);
+    let mut ran: SecondaryMap<NodeId, bool> = SecondaryMap::new();
+    let mut written: SecondaryMap<StorageId, bool> = SecondaryMap::new();
+    let mut runs: Vec<(NodeId, bool)> = Vec::with_capacity(steps.len());
+    for &node in steps {
+        let repeated = ran[node];
+        if repeated && (!may_run_again(graph, &is_mutated, node) || graph.reads(node).iter().any(|&read| written[read])) {
+            continue;
+        }
+        ran[node] = true;
+        for &storage in graph.mutated(node) {
+            written[storage] = true;
+        }
+        runs.push((node, repeated));
+    }
+    let mut wanted: SecondaryMap<StorageId, bool> = SecondaryMap::new();
+    runs.reverse();
+    runs.retain(|&(node, repeated)| {
+        // What is kept stays from its first run, and serves all reads.
+        let made = || graph.fresh(node).iter().filter(|&&storage| !(repeated && graph.is_kept(storage)));
+        if repeated && !made().any(|&storage| wanted[storage]) {
+            return false;
+        }
+        for &storage in made() {
+            wanted[storage] = false;
+        }
+        for &storage in graph.reads(node) {
+            wanted[storage] = true;
+        }
+        true
+    });
+    runs.into_iter().rev().map(|(node, _)| node).collect()
+}
+
 /// Facts of the graph that the pass asks for again and again.
 struct Readers {
     position: SecondaryMap<NodeId, u32>,

@@ -8,5 +8,5 @@ mod lower;
 
 pub use format::{FORMAT, PlanFileError, read, write};
 pub use instruction::{Buffer, BufferId, Call, Instruction, Schedule};
-pub use layout::{ALIGNMENT, Lifetime, best_fit};
+pub use layout::{ALIGNMENT, Lifetime, Packing, pack};
 pub use lower::{Residents, lower};

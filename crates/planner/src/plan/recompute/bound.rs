@@ -5,12 +5,17 @@
 //! Fix an instant: the first run of operator `t`. Every other operator runs for the first time before it (it must: an
 //! ancestor), after it (a descendant), or on either side. Whatever runs after `t` finds what it reads in memory while
 //! `t` runs, or some operator makes it after `t`; for one that has run before, that is a recomputation. At a price for
-//! each byte held across `t`, choosing what is held and what runs again is a minimum cut. `doc/theory/bound.md` has
-//! the network and the proof.
+//! each byte held across `t`, choosing what is held and what runs again is a minimum cut. Where the cuts on both sides
+//! of a budget leave a gap, branch and bound over single operators closes it. `doc/theory/bound.md` has the network
+//! and the proof.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
 
 use cranelift_entity::{EntityRef, SecondaryMap};
 
 use super::flow::{Arc, Arcs, ENDLESS, Network, Vertex};
+use super::meter::Meter;
 use super::problem::{OpId, Picoseconds, Problem, Size, TensorId};
 
 /// Prices are whole multiples of 2⁻²⁴ picoseconds per byte.
@@ -19,6 +24,11 @@ const PRICE_BITS: u32 = 24;
 /// Bytes at a price, rounded down.
 fn charge(price: i64, bytes: Size) -> i64 {
     ((price as i128 * bytes as i128) >> PRICE_BITS) as i64
+}
+
+/// `price · room`, rounded up.
+fn charge_up(price: i64, room: Size) -> i128 {
+    -((-(price as i128 * room as i128)) >> PRICE_BITS)
 }
 
 /// Recomputation takes at least `value − price · room`, where `room` is the budget less what the instant itself needs.
@@ -30,19 +40,27 @@ pub struct Line {
     pub seconds: Picoseconds,
     /// Bytes held across the instant.
     pub bytes: Size,
-    /// Operators that run after the instant though they could have, or must have, run before it.
+    /// Operators that run after the instant though they could have, or must have, run before it; in order.
     pub late: Vec<OpId>,
 }
 
-/// The lines around a budget.
-#[derive(Clone, Copy, Debug)]
-pub struct Bracket {
-    /// Recomputation takes at least this long; `None` = no schedule fits.
-    pub bound: Option<Picoseconds>,
-    /// Recomputes too little: holds more bytes than there is room for.
-    pub over: usize,
-    /// Fits.
-    pub under: usize,
+/// Lines that hold under the same decisions, by falling bytes, and prices that improve the bound but are no corner.
+#[derive(Clone, Debug, Default)]
+pub struct Hull {
+    /// The corners.
+    pub lines: Vec<Line>,
+    spare: Vec<(i64, Picoseconds)>,
+}
+
+impl Hull {
+    fn prices(&self) -> impl Iterator<Item = (i64, Picoseconds)> + '_ {
+        self.lines.iter().map(|line| (line.price, line.value)).chain(self.spare.iter().copied())
+    }
+
+    /// Time of recomputation with this much room, at least.
+    fn at(&self, room: Size) -> i128 {
+        self.prices().map(|(price, value)| value as i128 - charge_up(price, room)).max().unwrap_or(0).max(0)
+    }
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -53,31 +71,55 @@ enum Side {
     After,
 }
 
-/// One instant with its network and the lines known so far.
+/// A decision: does the operator run after the instant?
+type Decision = (OpId, bool);
+
+/// One instant with its network and what is known of it.
 pub struct Instant {
     /// The operator whose first run it is.
     pub at: OpId,
-    /// Lines by falling bytes.
-    pub lines: Vec<Line>,
+    /// What holds without decisions.
+    pub hull: Hull,
     /// What every schedule holds while it runs.
-    pub needed: Size,
-    /// Prices and values that improve the bound but are no corner of the hull.
-    spare: Vec<(i64, Picoseconds)>,
+    needed: Size,
+    /// Found by branch and bound: no plan within this many bytes takes less.
+    proven: Vec<(Size, Picoseconds)>,
+    /// Recomputing everything once.
     most: Picoseconds,
-    side: SecondaryMap<OpId, Side>,
+    dearest: i64,
     network: Network,
-    /// The price and the value of the flow in the network.
-    flow: Option<(i64, i64)>,
-    runs_again: Vec<(Arc, Vertex, OpId, i64)>,
-    held: Vec<(Arc, Vertex, Vertex, Size)>,
+    /// Price and value of the flow in the network, and the decisions that it obeys.
+    flow: Option<(i64, i64, Vec<Decision>)>,
+    runs_again: Vec<Run>,
+    held: Vec<Holding>,
     endless: Vec<Arc>,
     source: Vertex,
     sink: Vertex,
 }
 
+/// An operator that may run after the instant: crossing `pay` costs its time.
+struct Run {
+    pay: Arc,
+    /// Endless where it is decided that it runs after the instant.
+    late: Arc,
+    /// Endless where it is decided that it does not.
+    never: Arc,
+    from: Vertex,
+    op: OpId,
+    cost: Picoseconds,
+}
+
+/// Bytes that may be held.
+struct Holding {
+    pay: Arc,
+    from: Vertex,
+    to: Vertex,
+    bytes: Size,
+}
+
 impl Instant {
-    /// The instant of an operator.
-    pub fn new(problem: &Problem, at: OpId) -> Instant {
+    /// The instant of an operator; `None` where the effort was spent before its first cuts were known.
+    pub fn new(problem: &Problem, at: OpId, meter: &mut Meter) -> Option<Instant> {
         let side = sides(problem, at);
         let (ops, tensors) = (problem.len(), problem.tensors.len());
         // An operator's vertex is on the sink's side where it runs after the instant; a tensor's where it is there after
@@ -102,16 +144,18 @@ impl Instant {
                     let either = op.after.iter().filter(|&&earlier| side[earlier] == Side::Either);
                     endless.extend(either.map(|&earlier| arcs.add(not_before(id), not_before(earlier))));
                     if op.kept > 0 {
-                        held.push((arcs.add(not_before(id), sink), not_before(id), sink, op.kept));
+                        held.push(Holding { pay: arcs.add(not_before(id), sink), from: not_before(id), to: sink, bytes: op.kept });
                     }
                     not_before(id)
                 }
             };
             let cost = if op.once { ENDLESS } else { op.cost };
-            runs_again.push((arcs.add(before, runs(id)), before, id, cost));
+            let (late, never) = (arcs.add(runs(id), sink), arcs.add(source, runs(id)));
+            runs_again.push(Run { pay: arcs.add(before, runs(id)), late, never, from: before, op: id, cost });
             for &tensor in &op.outputs {
                 let bytes = if problem.ops[at].inputs.contains(&tensor) { 0 } else { problem.tensors[tensor].bytes };
-                held.push((arcs.add(runs(id), there(tensor)), runs(id), there(tensor), bytes));
+                let pay = arcs.add(runs(id), there(tensor));
+                held.push(Holding { pay, from: runs(id), to: there(tensor), bytes });
                 if problem.tensors[tensor].readers.iter().any(|&reader| reader != at && side[reader] == Side::After) {
                     endless.push(arcs.add(there(tensor), sink));
                 }
@@ -122,59 +166,71 @@ impl Instant {
         }
         let network = Network::new(sink as usize + 1, &arcs);
         let needed = problem.resting + kept_before + problem.working_set(at);
-        let (lines, spare) = (Vec::new(), Vec::new());
-        let most = problem.total;
-        let mut instant = Instant { at, lines, needed, spare, most, side, network, flow: None, runs_again, held, endless, source, sink };
-        let bytes: Size = problem.tensors.values().map(|tensor| tensor.bytes).sum::<Size>() + kept_before;
-        let all_held = instant.cut(problem, 0);
+        let bytes: Size = held.iter().map(|holding| holding.bytes).sum();
         // As dear as arithmetic allows: next to nothing is held.
-        let none_held = instant.cut(problem, (((1i128 << 58) << PRICE_BITS) / (bytes.max(1) as i128)).min(1 << 62) as i64);
-        instant.lines = vec![all_held, none_held];
-        instant
+        let dearest = (((1i128 << 58) << PRICE_BITS) / bytes.max(1) as i128).min(1 << 62) as i64;
+        let (hull, proven, most) = (Hull::default(), Vec::new(), problem.total);
+        let mut instant = Instant { at, hull, needed, proven, most, dearest, network, flow: None, runs_again, held, endless, source, sink };
+        let all_held = instant.cut(problem, 0, &[], meter)?;
+        let none_held = instant.cut(problem, dearest, &[], meter)?;
+        instant.hull.lines = vec![all_held, none_held];
+        Some(instant)
     }
 
-    /// The minimum cut at a price.
-    fn cut(&mut self, problem: &Problem, price: i64) -> Line {
-        let value = match self.flow {
-            Some((paid, value)) if paid <= price => {
-                for &(arc, _, _, bytes) in &self.held {
-                    self.network.raise(arc, charge(price, bytes) - charge(paid, bytes));
+    /// The minimum cut at a price under decisions.
+    fn cut(&mut self, problem: &Problem, price: i64, decisions: &[Decision], meter: &mut Meter) -> Option<Line> {
+        let value = match self.flow.take() {
+            Some((paid, value, obeyed)) if paid <= price && obeyed == decisions => {
+                for holding in &self.held {
+                    self.network.raise(holding.pay, charge(price, holding.bytes) - charge(paid, holding.bytes));
                 }
                 value
             }
             _ => {
                 self.network.clear();
-                self.runs_again.iter().for_each(|&(arc, _, _, cost)| self.network.raise(arc, cost));
-                self.held.iter().for_each(|&(arc, _, _, bytes)| self.network.raise(arc, charge(price, bytes)));
+                self.runs_again.iter().for_each(|run| self.network.raise(run.pay, run.cost));
+                self.held.iter().for_each(|holding| self.network.raise(holding.pay, charge(price, holding.bytes)));
                 self.endless.iter().for_each(|&arc| self.network.raise(arc, ENDLESS));
+                for &(op, is_late) in decisions {
+                    if let Ok(index) = self.runs_again.binary_search_by_key(&op, |run| run.op) {
+                        let run = &self.runs_again[index];
+                        self.network.raise(if is_late { run.late } else { run.never }, ENDLESS);
+                    }
+                }
                 0
             }
-        } + self.network.augment(self.source, self.sink);
-        self.flow = Some((price, value));
-        let crosses = |from: Vertex, to: Vertex| self.network.is_on_source_side(from) && !self.network.is_on_source_side(to);
-        let seconds =
-            self.runs_again.iter().filter(|&&(_, from, op, _)| crosses(from, op.as_u32())).map(|&(_, _, op, _)| problem.ops[op].cost).sum();
-        let bytes = self.held.iter().filter(|&&(_, from, to, _)| crosses(from, to)).map(|&(_, _, _, bytes)| bytes).sum();
-        let late = self.runs_again.iter().map(|&(_, _, op, _)| op).filter(|op| !self.network.is_on_source_side(op.as_u32())).collect();
-        Line { price, value, seconds, bytes, late }
+        };
+        meter.spend((self.held.len() + self.runs_again.len()) as u64 * 4);
+        let value = value + self.network.augment(self.source, self.sink, || meter.is_over())?;
+        self.flow = Some((price, value, decisions.to_vec()));
+        let network = &self.network;
+        let crosses = |from: Vertex, to: Vertex| network.is_on_source_side(from) && !network.is_on_source_side(to);
+        let again = self.runs_again.iter().filter(|run| crosses(run.from, run.op.as_u32()));
+        let held = self.held.iter().filter(|holding| crosses(holding.from, holding.to));
+        let late = self.runs_again.iter().map(|run| run.op).filter(|op| !network.is_on_source_side(op.as_u32()));
+        Some(Line {
+            price,
+            value,
+            seconds: again.map(|run| problem.ops[run.op].cost).sum(),
+            bytes: held.map(|holding| holding.bytes).sum(),
+            late: late.collect(),
+        })
     }
 
-    /// The bound that the lines known so far give.
+    /// Time of recomputation that no plan within the budget beats; `None` where no schedule fits.
     pub fn bound(&self, budget: Size) -> Option<Picoseconds> {
         if budget < self.needed {
             return None;
         }
-        let room = (budget - self.needed) as i128;
-        let lines = self.lines.iter().map(|line| (line.price, line.value)).chain(self.spare.iter().copied());
-        let least = lines.map(|(price, value)| value as i128 - ceil_charge(price, room)).max().unwrap_or(0).max(0);
-        // Recomputing everything once is all that a cut can ask for: beyond that, nothing fits.
+        let proven = self.proven.iter().filter(|(bytes, _)| budget <= *bytes).map(|(_, least)| *least as i128);
+        let least = self.hull.at(budget - self.needed).max(proven.max().unwrap_or(0));
+        // A cut asks for each operator once at most: beyond that, nothing fits.
         (least <= self.most as i128).then_some(least as Picoseconds)
     }
 
     /// No budget below this many bytes suffices.
     pub fn least_budget(&self) -> Size {
-        let known = self.lines.iter().map(|line| (line.price, line.value)).chain(self.spare.iter().copied());
-        let room = known.filter(|(price, _)| *price > 0).map(|(price, value)| {
+        let room = self.hull.prices().filter(|(price, _)| *price > 0).map(|(price, value)| {
             // value − price · room > most for every room up to this.
             let excess = value as i128 - self.most as i128 - 1;
             (excess << PRICE_BITS).div_euclid(price as i128) + 1
@@ -182,43 +238,151 @@ impl Instant {
         self.needed + room.max().unwrap_or(0).max(0) as Size
     }
 
-    /// Adds lines until the hull is exact at this budget.
-    pub fn solve(&mut self, problem: &Problem, budget: Size) -> Bracket {
-        let room = budget - self.needed;
-        let last = self.lines.len() - 1;
-        if self.lines[last].bytes > room {
-            return Bracket { bound: self.bound(budget), over: last, under: last };
-        }
-        if self.lines[0].bytes <= room {
-            return Bracket { bound: Some(0), over: 0, under: 0 };
-        }
+    /// Adds lines until the hull is exact at this budget, or the effort is spent.
+    pub fn solve(&mut self, problem: &Problem, budget: Size, meter: &mut Meter) {
+        let mut hull = std::mem::take(&mut self.hull);
+        self.close_in(problem, &mut hull, budget - self.needed, &[], meter);
+        self.hull = hull;
+    }
+
+    /// The corners around a budget: the first holds more than fits, the second fits. The same one twice at the ends.
+    pub fn bracket(&self, budget: Size) -> [&Line; 2] {
+        let lines = &self.hull.lines;
+        let under = lines.partition_point(|line| line.bytes > budget - self.needed).min(lines.len() - 1);
+        [&lines[under.saturating_sub(1)], &lines[under]]
+    }
+
+    /// Adds corners to a hull until it is exact at `room`.
+    fn close_in(&mut self, problem: &Problem, hull: &mut Hull, room: Size, decisions: &[Decision], meter: &mut Meter) {
         loop {
-            let under = self.lines.partition_point(|line| line.bytes > room);
-            let (a, b) = (&self.lines[under - 1], &self.lines[under]);
-            let bracket = |instant: &Instant| Bracket { bound: instant.bound(budget), over: under - 1, under };
+            let under = hull.lines.partition_point(|line| line.bytes > room);
+            if under == 0 || under == hull.lines.len() {
+                return;
+            }
+            let (a, b) = (&hull.lines[under - 1], &hull.lines[under]);
             let price = (((b.seconds - a.seconds) as i128) << PRICE_BITS) / (a.bytes - b.bytes) as i128;
-            let price = price.clamp(0, 1 << 62) as i64;
-            let known = |(other, _): (i64, i64)| other == price;
-            if self.lines.iter().map(|line| (line.price, line.value)).chain(self.spare.iter().copied()).any(known) {
-                return bracket(self);
+            let price = price.clamp(0, self.dearest as i128) as i64;
+            if hull.prices().any(|(known, _)| known == price) {
+                return;
             }
             let (most, least) = (a.bytes, b.bytes);
-            let chord = a.seconds as i128 + charge(price, most) as i128;
-            let line = self.cut(problem, price);
-            let below = line.seconds as i128 + (charge(price, line.bytes) as i128) < chord - chord / 10_000_000 - 1;
-            if !below || line.bytes >= most || line.bytes <= least {
-                self.spare.push((line.price, line.value));
-                return bracket(self);
+            let chord = a.seconds + charge(price, most);
+            let Some(line) = self.cut(problem, price, decisions, meter) else { return };
+            let is_below = line.seconds + charge(price, line.bytes) < chord - chord / 10_000_000 - 1;
+            if is_below && least < line.bytes && line.bytes < most {
+                hull.lines.insert(under, line);
+            } else {
+                hull.spare.push((line.price, line.value));
+                return;
             }
-            self.lines.insert(under, line);
         }
+    }
+
+    /// Branch and bound over single operators: raises the bound at this budget towards the least time with which the
+    /// instant can be crossed, or to `enough`. Returns the sets of late operators of what it found to fit.
+    pub fn branch(&mut self, problem: &Problem, budget: Size, enough: Picoseconds, meter: &mut Meter) -> Vec<Vec<OpId>> {
+        let room = budget - self.needed;
+        let mut found: Vec<Vec<OpId>> = Vec::new();
+        let mut upper = enough as i128;
+        let mut open =
+            BinaryHeap::from([Reverse(Branch { least: self.hull.at(room), number: 0, decisions: Vec::new(), hull: self.hull.clone() })]);
+        let mut number = 0;
+        let mut proven = 0;
+        while let Some(Reverse(branch)) = open.pop() {
+            proven = branch.least.min(upper);
+            if branch.least >= upper || meter.is_over() {
+                break;
+            }
+            let lines = &branch.hull.lines;
+            let under = lines.partition_point(|line| line.bytes > room);
+            if under == 0 {
+                // Everything that these decisions leave open can be held.
+                continue;
+            }
+            let Some(op) = lines.get(under).and_then(|fits| self.pivot(problem, &lines[under - 1], fits)) else {
+                proven = branch.least;
+                break;
+            };
+            for is_late in [true, false] {
+                let mut decisions = branch.decisions.clone();
+                decisions.push((op, is_late));
+                let agrees = |line: &&Line| line.late.binary_search(&op).is_ok() == is_late;
+                let mut hull = Hull { lines: lines.iter().filter(agrees).cloned().collect(), spare: Vec::new() };
+                if hull.lines.first().is_none_or(|line| line.bytes <= room) {
+                    let Some(line) = self.cut(problem, 0, &decisions, meter) else { break };
+                    hull.lines.insert(0, line);
+                }
+                if hull.lines.last().is_none_or(|line| line.bytes > room) {
+                    let Some(line) = self.cut(problem, self.dearest, &decisions, meter) else { break };
+                    hull.lines.push(line);
+                }
+                if let Some(line) = hull.lines.iter().find(|line| line.bytes <= room)
+                    && (line.seconds as i128) < upper
+                {
+                    upper = line.seconds as i128;
+                    found.push(line.late.clone());
+                }
+                self.close_in(problem, &mut hull, room, &decisions, meter);
+                if let Some(line) = hull.lines.iter().find(|line| line.bytes <= room)
+                    && (line.seconds as i128) < upper
+                {
+                    upper = line.seconds as i128;
+                    found.push(line.late.clone());
+                }
+                // Decisions only add to what the parent asks for.
+                let least = hull.at(room).max(branch.least);
+                if least < upper && least <= self.most as i128 {
+                    number += 1;
+                    open.push(Reverse(Branch { least, number, decisions, hull }));
+                }
+            }
+            if meter.is_over() {
+                break; // A child may be missing: the parent's bound stands.
+            }
+            if open.is_empty() {
+                proven = upper;
+            }
+        }
+        if proven > 0 {
+            self.proven.push((budget, proven.min(self.most as i128) as Picoseconds));
+        }
+        found
+    }
+
+    /// The operator to decide: of those that tell two cuts apart, the one that makes most.
+    fn pivot(&self, problem: &Problem, over: &Line, under: &Line) -> Option<OpId> {
+        let differs = |op: &OpId| over.late.binary_search(op).is_ok() != under.late.binary_search(op).is_ok();
+        let made = |op: &OpId| problem.ops[*op].outputs.iter().map(|&tensor| problem.tensors[tensor].bytes).sum::<Size>();
+        over.late.iter().chain(&under.late).filter(|op| differs(op)).max_by_key(|op| (made(op), Reverse(**op))).copied()
     }
 }
 
-/// `price · room`, rounded up.
-fn ceil_charge(price: i64, room: i128) -> i128 {
-    let product = price as i128 * room;
-    -((-product) >> PRICE_BITS)
+/// Open decisions of a branch and bound, least bound first.
+struct Branch {
+    least: i128,
+    number: u64,
+    decisions: Vec<Decision>,
+    hull: Hull,
+}
+
+impl PartialEq for Branch {
+    fn eq(&self, other: &Branch) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Branch {}
+
+impl PartialOrd for Branch {
+    fn partial_cmp(&self, other: &Branch) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Branch {
+    fn cmp(&self, other: &Branch) -> std::cmp::Ordering {
+        self.least.cmp(&other.least).then(self.number.cmp(&other.number))
+    }
 }
 
 /// Where each operator runs for the first time, seen from the first run of `at`.

@@ -93,14 +93,18 @@ impl Network {
         self.residual[self.place[arc.0 as usize] as usize] += by;
     }
 
-    /// Augments the flow to a maximum one and returns by how much it grew.
-    pub fn augment(&mut self, source: Vertex, sink: Vertex) -> i64 {
+    /// Augments the flow to a maximum one and returns by how much it grew; `None` where `stop` said so between two
+    /// phases, and then the flow is of no use.
+    pub fn augment(&mut self, source: Vertex, sink: Vertex, stop: impl Fn() -> bool) -> Option<i64> {
         let mut total = 0;
         while self.reaches(source, sink) {
+            if stop() {
+                return None;
+            }
             self.cursor.copy_from_slice(&self.first[..self.level.len()]);
             total += self.block(source, sink);
         }
-        total
+        Some(total)
     }
 
     /// After [`Network::augment`]: is `vertex` on the source's side of the minimum cut nearest to the sink?
@@ -216,14 +220,14 @@ mod tests {
             let mut network = Network::new(vertices, &arcs);
             list.iter().zip(&ids).for_each(|(arc, &id)| network.raise(id, arc.2));
             let (source, sink) = (0, vertices as Vertex - 1);
-            let mut flow = network.augment(source, sink);
+            let mut flow = network.augment(source, sink, || false).unwrap_or(-1);
             assert_eq!(flow, least_cut(vertices, &list));
             for (arc, &id) in list.iter_mut().zip(&ids) {
                 let more = below(4) as i64;
                 arc.2 += more;
                 network.raise(id, more);
             }
-            flow += network.augment(source, sink);
+            flow += network.augment(source, sink, || false).unwrap_or(-1);
             assert_eq!(flow, least_cut(vertices, &list));
             let cut: i64 = list
                 .iter()

@@ -10,19 +10,29 @@ pub struct Meter<'a> {
     effort: &'a Effort<'a>,
     start: Seconds,
     spent: u64,
-    /// The search may take this part of the deadline.
-    share: f64,
+    limit: u64,
+    deadline: f64,
 }
 
 impl<'a> Meter<'a> {
     /// Starts now.
     pub fn new(effort: &'a Effort<'a>) -> Meter<'a> {
-        Meter { effort, start: (effort.clock)(), spent: 0, share: 1.0 }
+        Meter { effort, start: (effort.clock)(), spent: 0, limit: effort.work, deadline: effort.deadline.0 }
     }
 
-    /// The same, ending at a part of the deadline and of the work.
+    /// The same, ending at a part of the effort.
     pub fn until(&self, share: f64) -> Meter<'a> {
-        Meter { share, ..self.clone() }
+        Meter { limit: (self.effort.work as f64 * share) as u64, deadline: self.effort.deadline.0 * share, ..self.clone() }
+    }
+
+    /// The same, ending after so much more work at the latest.
+    pub fn leg(&self, work: u64) -> Meter<'a> {
+        Meter { limit: self.limit.min(self.spent.saturating_add(work)), ..self.clone() }
+    }
+
+    /// It ends at a time, not only after so much work.
+    pub fn has_deadline(&self) -> bool {
+        self.effort.deadline.0.is_finite()
     }
 
     /// Books work.
@@ -43,18 +53,14 @@ impl<'a> Meter<'a> {
 
     /// Nothing is left.
     pub fn is_over(&self) -> bool {
-        self.spent as f64 >= self.effort.work as f64 * self.share || self.elapsed().0 >= self.effort.deadline.0 * self.share
+        self.spent >= self.limit || self.elapsed().0 >= self.deadline
     }
 
     /// The work that is left: until the limit or, at the rate so far, until the deadline.
     pub fn left(&self) -> u64 {
-        let by_limit = (self.effort.work as f64 * self.share) as u64;
         let elapsed = self.elapsed().0;
-        let by_time = if self.effort.deadline.0.is_finite() && elapsed > 0.0 {
-            (self.spent as f64 * (self.effort.deadline.0 * self.share / elapsed)) as u64
-        } else {
-            u64::MAX
-        };
-        by_limit.min(by_time).saturating_sub(self.spent)
+        let by_time =
+            if self.deadline.is_finite() && elapsed > 0.0 { (self.spent as f64 * (self.deadline / elapsed)) as u64 } else { u64::MAX };
+        self.limit.min(by_time).saturating_sub(self.spent)
     }
 }

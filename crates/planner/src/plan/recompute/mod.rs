@@ -24,6 +24,8 @@ mod starts;
 mod state;
 mod tree;
 
+use std::cmp::Reverse;
+
 use cranelift_entity::EntityRef;
 use fastrand::Rng;
 
@@ -35,7 +37,7 @@ use self::repair::{polish, repair};
 use self::runs::{rebase, steps};
 use self::starts::{forward, interpolate, just_in_time, per_block, per_byte};
 use self::state::State;
-use super::{Effort, Plan, Planner, simulate};
+use super::{Effort, Plan, PlanError, Planner, simulate};
 use crate::graph::{Graph, NodeId};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
@@ -44,6 +46,12 @@ use crate::units::{Bytes, Seconds};
 const INSTANTS: usize = 6;
 /// Starts that are improved side by side.
 const RUNNERS: usize = 6;
+/// Parts of the effort at whose ends branch and bound goes on to the next instant.
+const PROOF: [f64; 4] = [0.5, 0.7, 0.85, 0.95];
+/// Halvings of the distance between what is known to be feasible and what is not.
+const SQUEEZES: usize = 12;
+/// Work for each, per operator.
+const SQUEEZE_WORK: u64 = 100;
 /// Legs of each runner before the worse ones drop out.
 const LEGS: u64 = 8;
 
@@ -94,13 +102,14 @@ impl<'a> Search<'a> {
         let mut meter = Meter::new(effort);
         let mut first = None;
         if self.best(budget).is_none_or(|best| best.extra > 0) {
-            let limit = size(budget);
             let mut random = Rng::with_seed(effort.seed);
-            let mut pool = Pool { limit, found: Vec::new() };
+            let mut pool = Pool { limit: size(budget), found: Vec::new() };
             pool.take(self.best(budget).cloned());
             self.starts(&mut pool, &mut random, &mut meter, &mut first);
-            self.race(pool, &mut random, &mut meter);
-            self.tighten(limit, &mut meter);
+            if self.bound(budget).is_none() {
+                return Answer { plan: None, bound: None, first: meter.elapsed() };
+            }
+            self.race_and_prove(pool, &mut random, &mut meter);
         }
         let first = first.unwrap_or(meter.elapsed());
         let plan = self.best(budget).map(|best| Plan { planner: Planner::Auto, steps: best.steps.clone() });
@@ -137,10 +146,60 @@ impl<'a> Search<'a> {
         self.found.iter().rev().find(|found| found.peak <= budget)
     }
 
-    /// The known plan with the smallest peak.
-    pub fn smallest(&self) -> Plan {
+    /// The plan with the smallest peak that is found with a fixed amount of work, whatever it costs; so asking for that
+    /// peak later finds it again. The deadline is a limit all the same.
+    pub fn smallest(&mut self, effort: &Effort<'_>) -> Plan {
+        let mut meter = Meter::new(effort);
+        let mut random = Rng::with_seed(effort.seed);
+        let mut refused = 0;
+        for _ in 0..SQUEEZES {
+            let reached = self.found.first().map_or(0, |found| size(found.peak));
+            let floor = size(self.least_budget()).max(refused);
+            let target = floor + (reached - floor) / 2;
+            if target >= reached || meter.is_over() {
+                break;
+            }
+            let mut pool = Pool { limit: target, found: Vec::new() };
+            let mut leg = meter.leg(SQUEEZE_WORK * self.given.len() as u64);
+            self.squeeze(&mut pool, &mut random, &mut leg);
+            meter.spend(leg.spent() - meter.spent());
+            if self.found.first().is_none_or(|found| size(found.peak) > target) {
+                refused = target;
+            }
+        }
+        self.lowest()
+    }
+
+    /// The plan with the smallest peak that is known.
+    pub fn lowest(&self) -> Plan {
         let steps = self.found.first().map_or(Vec::new(), |found| found.steps.clone());
         Plan { planner: Planner::Auto, steps }
+    }
+
+    /// Looks for any plan within a budget: from the cuts that bind, and from the plan with the smallest peak.
+    fn squeeze(&mut self, pool: &mut Pool, random: &mut Rng, meter: &mut Meter) {
+        let limit = pool.limit;
+        for _ in 0..2 {
+            let Some(lowest) = self.found.first().cloned() else { return };
+            for at in tight(self.graph, self.profile, &lowest.steps, &self.given, size(lowest.peak)).into_iter().take(2) {
+                self.add_instant(at, limit, meter);
+            }
+            let (problem, events) = rebase(self.graph, self.profile, &lowest.steps);
+            let mut state = State::new(&problem);
+            state.set(&events);
+            if self.finish(&mut state, pool, random, meter) || self.bound(Bytes(limit as u64)).is_none() {
+                return;
+            }
+            let given = self.given.clone();
+            let mut state = State::new(&given);
+            let binding = self.instants.iter().max_by_key(|instant| (instant.bound(limit), Reverse(instant.at))).map(|instant| instant.at);
+            if let Some(at) = binding {
+                self.start_from(at, &mut state, pool, random, meter);
+            }
+            if self.found.first().is_some_and(|found| size(found.peak) <= limit) || meter.is_over() {
+                return;
+            }
+        }
     }
 
     /// Repairs, polishes and offers what is in `state`.
@@ -161,6 +220,10 @@ impl<'a> Search<'a> {
 
     /// Makes plans from cuts and from whatever else is cheap.
     fn starts(&mut self, pool: &mut Pool, random: &mut Rng, meter: &mut Meter, first: &mut Option<Seconds>) {
+        self.start_from_neighbour(pool, random, meter);
+        if pool.best().is_some() {
+            *first = Some(meter.elapsed());
+        }
         let (given, reordered) = (self.given.clone(), self.reordered.clone());
         let mut states = [State::new(&given), State::new(&reordered)];
         let mut values = Vec::new();
@@ -170,11 +233,13 @@ impl<'a> Search<'a> {
         let mut tried: Vec<OpId> = Vec::new();
         for round in 0..3 {
             for at in waiting.drain(..) {
-                self.add_instant(at, meter);
-                self.solve(pool.limit, meter);
+                self.add_instant(at, pool.limit, meter);
                 if round == 0 && first.is_none() {
                     // A plan at once; better ones later.
                     tried.push(at);
+                    if self.bound(Bytes(pool.limit as u64)).is_none() {
+                        return;
+                    }
                     self.start_from(at, &mut states[0], pool, random, meter);
                     if pool.best().is_some() {
                         *first = Some(meter.elapsed());
@@ -187,7 +252,7 @@ impl<'a> Search<'a> {
             let before = pool.best();
             let mut ranked: Vec<(Option<Picoseconds>, OpId)> =
                 self.instants.iter().map(|instant| (instant.bound(pool.limit), instant.at)).collect();
-            ranked.sort_by_key(|&(bound, at)| (std::cmp::Reverse(bound.unwrap_or(Picoseconds::MAX)), at));
+            ranked.sort_by_key(|&(bound, at)| (Reverse(bound.unwrap_or(Picoseconds::MAX)), at));
             let fresh: Vec<OpId> =
                 ranked.iter().map(|&(_, at)| at).filter(|at| !tried.contains(at)).take(if round == 0 { 3 } else { 2 }).collect();
             for at in fresh {
@@ -234,6 +299,36 @@ impl<'a> Search<'a> {
             }
         }
         first.get_or_insert(meter.elapsed());
+        self.peers(pool, meter);
+    }
+
+    /// The plans of the other planners, where there is time for them.
+    fn peers(&mut self, pool: &mut Pool, meter: &mut Meter) {
+        let order: Vec<NodeId> = self.given.ops.values().filter_map(|op| op.node).collect();
+        // None of them takes much more than this.
+        let work = (order.len() * order.len()) as u64 / 32;
+        for (planner, _) in Planner::ALL.into_iter().filter(|(planner, _)| planner.is_peer()) {
+            if meter.left() / 8 < work {
+                return;
+            }
+            let steps = match super::plan(self.graph, self.profile, &order, Bytes(pool.limit as u64), planner) {
+                Ok(plan) => plan.steps,
+                Err(PlanError::Infeasible(proof)) => proof.plan.steps,
+                Err(_) => continue,
+            };
+            meter.spend(work);
+            self.offer(steps);
+        }
+        pool.take(self.best(Bytes(pool.limit as u64)).cloned());
+    }
+
+    /// The plan that is known to need the least more than fits, repaired.
+    fn start_from_neighbour(&mut self, pool: &mut Pool, random: &mut Rng, meter: &mut Meter) {
+        let Some(above) = self.found.iter().find(|found| size(found.peak) > pool.limit) else { return };
+        let (problem, events) = rebase(self.graph, self.profile, &above.steps);
+        let mut state = State::new(&problem);
+        state.set(&events);
+        self.finish(&mut state, pool, random, meter);
     }
 
     /// Plans between the two cuts around the budget at one instant, and the cuts as they are.
@@ -243,9 +338,8 @@ impl<'a> Search<'a> {
         for backwards in [false, true] {
             let mut target = pool.limit;
             for _ in 0..3 {
-                let bracket = self.instants[index].solve(&self.given, target);
-                let line = |line: usize| self.instants[index].lines[line].late.clone();
-                let (small, large) = (line(bracket.over), line(bracket.under));
+                self.instants[index].solve(&self.given, target, meter);
+                let [small, large] = self.instants[index].bracket(target).map(|line| line.late.clone());
                 let rank = |op| if backwards { -up(op) } else { up(op) };
                 let fits = interpolate(state, at, &small, &large, rank, pool.limit);
                 let over = state.peak() - pool.limit;
@@ -256,39 +350,82 @@ impl<'a> Search<'a> {
                 target -= over * 7 / 10 + 1;
             }
         }
-        let bracket = self.instants[index].solve(&self.given, pool.limit);
-        for line in [bracket.over, bracket.under] {
-            let late = self.instants[index].lines[line].late.clone();
+        for late in self.instants[index].bracket(pool.limit).map(|line| line.late.clone()) {
             just_in_time(state, at, &late);
             self.finish(state, pool, random, meter);
         }
     }
 
-    /// Improves the best starts side by side; the worse ones drop out.
-    fn race(&mut self, mut pool: Pool, random: &mut Rng, meter: &mut Meter) {
+    /// Improves the best starts; on a second thread, raises the bound, whose cuts are further starts.
+    fn race_and_prove(&mut self, pool: Pool, random: &mut Rng, meter: &mut Meter) {
         let limit = pool.limit;
+        if self.is_proven(&pool) {
+            return;
+        }
+        let best = self.best(Bytes(limit as u64)).cloned();
+        let waiting = best.as_ref().map_or(Vec::new(), |best| tight(self.graph, self.profile, &best.steps, &self.given, limit));
+        let enough = best.map_or(Picoseconds::MAX, |best| best.extra);
+        let mut instants = std::mem::take(&mut self.instants);
+        let given = self.given.clone();
+        let floor = instants.iter().filter_map(|instant| instant.bound(limit)).max().unwrap_or(0);
+        // News come when they come: where the same seed has to give the same plan, nobody listens.
+        let news = meter.has_deadline().then(|| News::new(floor));
+        std::thread::scope(|scope| {
+            let mut prover = meter.clone();
+            let (instants, given, news) = (&mut instants, &given, news.as_ref());
+            let thread = scope.spawn(move || prove(given, instants, waiting, limit, enough, news, &mut prover));
+            self.race(pool, given, news, floor, random, meter);
+            // A thread that panicked leaves a weaker bound, and its message.
+            let _ = thread.join();
+        });
+        self.instants = instants;
+    }
+
+    /// Improves the best starts side by side; the worse ones drop out.
+    fn race(&mut self, mut pool: Pool, given: &Problem, news: Option<&News>, mut floor: Picoseconds, random: &mut Rng, meter: &mut Meter) {
+        let limit = pool.limit;
+        let mut state = State::new(given);
         let mut runners = std::mem::take(&mut pool.found);
+        let proven = |best: Option<&Found>, floor| best.is_some_and(|best| best.extra - floor <= given.total / 1_000_000);
         runners.sort_by_key(|runner| runner.0);
         runners.truncate(RUNNERS);
-        while !runners.is_empty() && !meter.is_over() && !self.is_proven(&pool) {
+        while !runners.is_empty() && !meter.is_over() {
             let share = if runners.len() == 1 { 1 } else { 3 };
             let work = meter.left() / (share * LEGS * runners.len() as u64);
             for runner in &mut runners {
                 for _ in 0..LEGS {
-                    if meter.is_over() {
+                    if meter.is_over() || proven(self.best(Bytes(limit as u64)), floor) {
                         return;
                     }
-                    self.leg(runner, limit, work.max(1), random, meter);
+                    self.leg(runner, limit, work.max(1), floor, random, meter);
                 }
             }
             runners.sort_by_key(|runner| runner.0);
             runners.truncate(runners.len().div_ceil(3));
-            pool.take(self.best(Bytes(limit as u64)).cloned());
+            if let Some(news) = news {
+                let (least, sets) = news.read();
+                floor = floor.max(least);
+                let mut fresh = Pool { limit, found: Vec::new() };
+                for (at, late) in sets {
+                    just_in_time(&mut state, at, &late);
+                    self.finish(&mut state, &mut fresh, random, meter);
+                }
+                fresh.found.sort_by_key(|found| found.0);
+                runners.extend(fresh.found.into_iter().take(2));
+            }
         }
     }
 
     /// One leg of one runner.
-    fn leg(&mut self, runner: &mut (Picoseconds, Vec<NodeId>), limit: Size, work: u64, random: &mut Rng, meter: &mut Meter) {
+    fn leg(
+        &mut self,
+        runner: &mut (Picoseconds, Vec<NodeId>),
+        limit: Size,
+        work: u64,
+        floor: Picoseconds,
+        random: &mut Rng,
+        meter: &mut Meter,
+    ) {
         let (problem, events) = rebase(self.graph, self.profile, &runner.1);
         let mut state = State::new(&problem);
         state.set(&events);
@@ -297,40 +434,18 @@ impl<'a> Search<'a> {
             return;
         }
         polish(&mut state, limit, 0.0, random, meter);
-        let floor = self.floor(limit);
         improve(&mut state, limit, random, meter, work, floor);
         runner.1 = steps(&problem, &state.events());
         runner.0 = runner.1.iter().map(|&node| picoseconds(self.profile.seconds[node].0)).sum::<Picoseconds>() - self.given.total;
         self.offer(runner.1.clone());
     }
 
-    /// Adds instants where the best plan is tight, as long as they raise the bound.
-    fn tighten(&mut self, limit: Size, meter: &mut Meter) {
-        let Some(best) = self.best(Bytes(limit as u64)) else { return };
-        let waiting = tight(self.graph, self.profile, &best.steps, &self.given, limit);
-        for at in waiting.into_iter().take(8) {
-            if meter.is_over() {
-                return;
-            }
-            if self.instants.iter().all(|instant| instant.at != at) {
-                self.add_instant(at, meter);
-                self.solve(limit, meter);
-            }
-        }
-    }
-
-    fn add_instant(&mut self, at: OpId, meter: &mut Meter) {
-        if self.instants.iter().all(|instant| instant.at != at) {
-            self.instants.push(Instant::new(&self.given, at));
-            meter.spend(self.given.len() as u64 * 16);
-        }
-    }
-
-    /// Makes the newest instant's hull exact at a budget.
-    fn solve(&mut self, limit: Size, meter: &mut Meter) {
-        if let Some(instant) = self.instants.last_mut() {
-            instant.solve(&self.given, limit);
-            meter.spend(self.given.len() as u64 * 16);
+    fn add_instant(&mut self, at: OpId, limit: Size, meter: &mut Meter) {
+        if self.instants.iter().all(|instant| instant.at != at)
+            && let Some(mut instant) = Instant::new(&self.given, at, meter)
+        {
+            instant.solve(&self.given, limit, meter);
+            self.instants.push(instant);
         }
     }
 
@@ -342,6 +457,57 @@ impl<'a> Search<'a> {
     /// Nothing more than a millionth of the step is to be gained.
     fn is_proven(&self, pool: &Pool) -> bool {
         pool.best().is_some_and(|best| best - self.floor(pool.limit) <= self.given.total / 1_000_000)
+    }
+}
+
+/// What the prover found out so far.
+struct News(std::sync::Mutex<(Picoseconds, Vec<(OpId, Vec<OpId>)>)>);
+
+impl News {
+    fn new(floor: Picoseconds) -> News {
+        News(std::sync::Mutex::new((floor, Vec::new())))
+    }
+
+    fn write(&self, floor: Picoseconds, sets: impl Iterator<Item = (OpId, Vec<OpId>)>) {
+        if let Ok(mut news) = self.0.lock() {
+            news.0 = news.0.max(floor);
+            news.1.extend(sets);
+        }
+    }
+
+    fn read(&self) -> (Picoseconds, Vec<(OpId, Vec<OpId>)>) {
+        self.0.lock().map_or((0, Vec::new()), |mut news| (news.0, std::mem::take(&mut news.1)))
+    }
+}
+
+/// Raises the bound at one budget: instants where the best plan is tight, then branch and bound at those that bind.
+fn prove(
+    problem: &Problem,
+    instants: &mut Vec<Instant>,
+    waiting: Vec<OpId>,
+    limit: Size,
+    enough: Picoseconds,
+    news: Option<&News>,
+    meter: &mut Meter,
+) {
+    for at in waiting {
+        if instants.iter().all(|instant| instant.at != at)
+            && let Some(mut instant) = Instant::new(problem, at, &mut meter.until(PROOF[0]))
+        {
+            instant.solve(problem, limit, &mut meter.until(PROOF[0]));
+            instants.push(instant);
+        }
+    }
+    let mut branched: Vec<OpId> = Vec::new();
+    for share in PROOF {
+        let open = instants.iter_mut().filter(|instant| !branched.contains(&instant.at));
+        let Some(instant) = open.max_by_key(|instant| (instant.bound(limit), Reverse(instant.at))) else { return };
+        branched.push(instant.at);
+        let sets = instant.branch(problem, limit, enough, &mut meter.until(share));
+        if let (Some(news), Some(floor)) = (news, instant.bound(limit)) {
+            let at = instant.at;
+            news.write(floor, sets.into_iter().rev().take(2).map(|set| (at, set)));
+        }
     }
 }
 
@@ -376,7 +542,7 @@ fn size(bytes: Bytes) -> Size {
 /// The `count` highest stages, and as many more that are far from each other.
 fn highest(values: &[Size], count: usize) -> Vec<OpId> {
     let mut stages: Vec<usize> = (1..values.len()).collect();
-    stages.sort_by_key(|&stage| (std::cmp::Reverse(values[stage]), stage));
+    stages.sort_by_key(|&stage| (Reverse(values[stage]), stage));
     let mut chosen: Vec<usize> = stages.iter().copied().take(1).collect();
     for &stage in &stages {
         if chosen.iter().all(|other| stage.abs_diff(*other) > values.len() / 20) {
@@ -406,7 +572,7 @@ fn tight(graph: &Graph, profile: &Profile, steps: &[NodeId], problem: &Problem, 
         .filter(|(id, op)| op.node.is_some() && values[id.index()] >= limit - limit / 50)
         .filter_map(|(_, op)| place.get(&op.node?).copied())
         .collect();
-    stages.sort_by_key(|&id| (std::cmp::Reverse(problem.working_set(id)), id));
+    stages.sort_by_key(|&id| (Reverse(problem.working_set(id)), id));
     let spread = stages.iter().skip(4).step_by((stages.len() / 8).max(1)).take(4).copied();
     let mut chosen: Vec<OpId> = stages.iter().take(4).copied().chain(spread).collect();
     chosen.dedup();
@@ -419,7 +585,7 @@ impl Search<'_> {
         format!(
             "instants {} lines {} found {}",
             self.instants.len(),
-            self.instants.iter().map(|i| i.lines.len()).sum::<usize>(),
+            self.instants.iter().map(|i| i.hull.lines.len()).sum::<usize>(),
             self.found.len()
         )
     }

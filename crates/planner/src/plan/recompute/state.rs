@@ -238,11 +238,6 @@ impl<'a> State<'a> {
         events
     }
 
-    /// The operators that run again in a stage, in order.
-    pub fn again(&self, stage: OpId) -> &[OpId] {
-        &self.again[stage.index()]
-    }
-
     /// Exactly these events, sorted.
     pub fn set(&mut self, events: &[Event]) {
         for &event in self.events().iter().rev() {

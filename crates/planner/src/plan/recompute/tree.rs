@@ -135,23 +135,6 @@ impl MaxTree {
             self.max[leaf] + if leaf > 1 { carried[leaf >> 1] } else { 0 }
         }));
     }
-
-    /// The first stage at or behind `from` whose value exceeds `limit`.
-    pub fn next_above(&self, from: usize, limit: Size) -> Option<usize> {
-        self.search(1, 0, 0, self.leaves, from, limit)
-    }
-
-    fn search(&self, node: usize, above: Size, low: usize, width: usize, from: usize, limit: Size) -> Option<usize> {
-        if low + width <= from || self.max[node] + above <= limit {
-            return None;
-        }
-        if node >= self.leaves {
-            return Some(low);
-        }
-        let above = above + self.added[node];
-        let half = width / 2;
-        self.search(2 * node, above, low, half, from, limit).or_else(|| self.search(2 * node + 1, above, low + half, half, from, limit))
-    }
 }
 
 #[cfg(test)]
@@ -176,10 +159,9 @@ mod tests {
                 let max = values.iter().copied().max().unwrap_or_default();
                 assert_eq!(tree.max(), max);
                 assert_eq!(Some(tree.argmax()), values.iter().position(|&value| value == max));
-                let (low, limit) = (below(stages), below(60) as Size);
+                let low = below(stages);
                 let high = low + 1 + below(stages - low);
                 assert_eq!(Some(tree.max_in(low, high)), values[low..high].iter().copied().max());
-                assert_eq!(tree.next_above(low, limit), (low..stages).find(|&i| values[i] > limit));
                 assert_eq!(tree.at(low), values[low]);
                 let mut all = Vec::new();
                 tree.values(&mut all, stages);

@@ -1,31 +1,19 @@
-//! `tightfit bench`: measure against others on this machine. Invariant: all sides run in alternation, in processes of
-//! their own, on the same number of threads; figures are medians, and they are printed, never judged.
+//! `tightfit bench engine`: training steps beside PyTorch's on this machine. Invariant: all sides run in alternation, in
+//! processes of their own, on the same number of threads; figures are medians.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use anyhow::{Context, bail};
-use clap::{Args, Subcommand};
+use clap::Args;
 use serde_json::{Value, json};
 
 use crate::calibrate;
 
-/// Measure against other programs, in alternation.
-#[derive(Args)]
-pub struct Arguments {
-    #[command(subcommand)]
-    what: What,
-}
-
-#[derive(Subcommand)]
-enum What {
-    Engine(EngineArguments),
-}
-
 /// Time training steps at several budgets beside PyTorch eager and PyTorch with per-block checkpointing.
 #[derive(Args)]
 #[command(after_help = "Example:\n  tightfit bench engine corpus/steps/gpt-small")]
-struct EngineArguments {
+pub struct Arguments {
     /// A step's folder; PyTorch's side exists for gpt-small
     step: PathBuf,
     /// Budgets to run at
@@ -60,8 +48,7 @@ struct Side {
 }
 
 /// Runs and prints.
-pub fn bench(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let What::Engine(arguments) = &arguments.what;
+pub fn engine(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let threads = calibrate::threads(arguments.threads);
     calibrate::machine(Some(threads));
     let mut sides = sides(arguments, threads)?;
@@ -106,7 +93,7 @@ pub fn bench(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 const EAGER: &str = "PyTorch eager";
 
-fn sides(arguments: &EngineArguments, threads: u32) -> anyhow::Result<Vec<Side>> {
+fn sides(arguments: &Arguments, threads: u32) -> anyhow::Result<Vec<Side>> {
     let side = |name: String, command| Side { name, command, seconds: Vec::new(), process_peaks: Vec::new() };
     let program = std::env::current_exe()?;
     let mut sides = Vec::new();

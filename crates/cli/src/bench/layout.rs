@@ -1,0 +1,108 @@
+//! `tightfit bench layout`: how fast buffers are packed that are known to be hard. Invariant: a packing counts as
+//! fitting only where no two of its buffers overlap, which is tested here and not believed.
+
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use anyhow::{Context, ensure};
+use clap::Args;
+use serde_json::{Value, json};
+use tightfit::schedule::{Lifetime, pack};
+use tightfit::units::{Bytes, Seconds};
+
+use super::markdown::table;
+use crate::effort::{self, Limits};
+
+/// Where no other limit is given.
+const DEADLINE: Seconds = Seconds(60.0);
+
+/// Pack sets of buffers into a fixed capacity; a minute each where --deadline does not say otherwise.
+#[derive(Args)]
+#[command(after_help = "Example:\n  tightfit bench layout corpus/buffers --deadline 10s")]
+pub struct Arguments {
+    /// Folder with CSV files: id,lower,upper,size, the upper end of a lifetime not included
+    #[arg(default_value = "corpus/buffers")]
+    folder: PathBuf,
+    /// Bytes to fit into
+    #[arg(long, default_value_t = 1_048_576)]
+    capacity: u64,
+    #[command(flatten)]
+    limits: Limits,
+    /// Seed of the search
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Packs and prints.
+pub fn layout(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let mut limits = arguments.limits;
+    if limits.deadline.is_none() && limits.iterations.is_none() {
+        limits.deadline = Some(DEADLINE);
+    }
+    let search = limits.effort(arguments.seed);
+    let (mut rows, mut results): (Vec<Vec<String>>, Vec<Value>) = (Vec::new(), Vec::new());
+    for path in files(&arguments.folder)? {
+        let name = path.file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
+        eprintln!("{name}");
+        let lifetimes = read(&path).with_context(|| path.display().to_string())?;
+        let start = effort::clock();
+        let packing = pack(&lifetimes, &vec![None; lifetimes.len()], 0, 1, arguments.capacity, &search);
+        let seconds = effort::clock().0 - start.0;
+        ensure!(is_disjoint(&lifetimes, &packing.addresses), "{name}: buffers overlap; the packing is wrong");
+        let fits = packing.end.0 <= arguments.capacity;
+        let verdict = if fits { "yes" } else { "no" };
+        rows.push(vec![
+            name.clone(),
+            lifetimes.len().to_string(),
+            packing.bound.0.to_string(),
+            packing.end.0.to_string(),
+            verdict.to_string(),
+            format!("{seconds:.3}"),
+        ]);
+        results.push(json!({
+            "file": name, "buffers": lifetimes.len(), "bound_bytes": packing.bound, "end_bytes": packing.end, "fits": fits, "seconds": seconds,
+        }));
+    }
+    if arguments.json {
+        println!("{}", Value::Array(results));
+    } else {
+        println!("Capacity {} bytes.\n", arguments.capacity);
+        print!("{}", table(&["buffers", "count", "lower bound", "end", "fits", "seconds"], &rows));
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    let read = || -> std::io::Result<Vec<PathBuf>> { std::fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path())).collect() };
+    let mut files = read().with_context(|| folder.display().to_string())?;
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "csv"));
+    files.sort();
+    Ok(files)
+}
+
+fn read(path: &Path) -> anyhow::Result<Vec<Lifetime>> {
+    let text = std::fs::read_to_string(path)?;
+    let mut lines = text.lines();
+    ensure!(lines.next() == Some("id,lower,upper,size"), "the first line must be id,lower,upper,size");
+    lines.enumerate().map(|(index, line)| lifetime(line).with_context(|| format!("line {}: `{line}`", index + 2))).collect()
+}
+
+fn lifetime(line: &str) -> anyhow::Result<Lifetime> {
+    let columns: Vec<&str> = line.split(',').collect();
+    let [_, lower, upper, size] = columns[..] else { anyhow::bail!("four columns are needed") };
+    let (first, end, bytes): (u32, u32, u64) = (lower.parse()?, upper.parse()?, size.parse()?);
+    ensure!(first < end, "the lifetime is empty");
+    Ok(Lifetime { first, last: end - 1, bytes: Bytes(bytes) })
+}
+
+/// No two buffers that are held at the same time share a byte. Compares buffer by buffer: the sets are small.
+fn is_disjoint(lifetimes: &[Lifetime], addresses: &[u64]) -> bool {
+    let blocks: Vec<(&Lifetime, u64)> = lifetimes.iter().zip(addresses.iter().copied()).collect();
+    let meet = |(a, at): &(&Lifetime, u64), (b, bt): &(&Lifetime, u64)| {
+        a.first <= b.last && b.first <= a.last && *at < bt + b.bytes.0 && *bt < at + a.bytes.0
+    };
+    blocks.iter().enumerate().all(|(index, block)| blocks[..index].iter().all(|other| !meet(block, other)))
+}

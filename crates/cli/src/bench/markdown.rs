@@ -1,0 +1,45 @@
+//! Tables in Markdown. Invariant: what is not known is a dash, so that no row is shorter than the head.
+
+use tightfit::units::{Bytes, Seconds};
+
+/// A table: the first column to the left, all others to the right.
+pub fn table(head: &[&str], rows: &[Vec<String>]) -> String {
+    let line = |cells: Vec<&str>| format!("| {} |\n", cells.join(" | "));
+    let rule = |column| if column == 0 { "---" } else { "---:" };
+    let mut text = line(head.to_vec());
+    text += &format!("|{}|\n", (0..head.len()).map(rule).collect::<Vec<_>>().join("|"));
+    for row in rows {
+        text += &line(row.iter().map(String::as_str).collect());
+    }
+    text
+}
+
+/// A share in percent.
+pub fn percent(share: Option<f64>) -> String {
+    known(share, |share| format!("{:.2}", rounded(share * 100.0, 100.0)))
+}
+
+/// Percentage points, where hundredths are too coarse.
+pub fn points(share: Option<f64>) -> String {
+    known(share, |share| format!("{:.3}", rounded(share * 100.0, 1000.0)))
+}
+
+/// Zero without a sign, where sums in another order leave a trace of nothing.
+fn rounded(number: f64, digits: f64) -> f64 {
+    (number * digits).round() / digits + 0.0
+}
+
+/// Seconds, to the millisecond.
+pub fn seconds(seconds: Option<Seconds>) -> String {
+    known(seconds, |seconds| format!("{:.3}", seconds.0))
+}
+
+/// One size as a multiple of another.
+pub fn ratio(bytes: Option<Bytes>, of: Bytes) -> String {
+    known(bytes, |bytes| format!("{:.4}", bytes.0 as f64 / of.0.max(1) as f64))
+}
+
+/// A dash where there is nothing.
+pub fn known<T>(value: Option<T>, show: impl Fn(T) -> String) -> String {
+    value.map_or("–".to_string(), show)
+}

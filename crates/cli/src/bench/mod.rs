@@ -1,0 +1,33 @@
+//! `tightfit bench`: measure on this machine. Invariant: figures are printed, never judged; only a real error fails.
+
+mod engine;
+mod layout;
+mod markdown;
+mod planner;
+
+use std::process::ExitCode;
+
+use clap::{Args, Subcommand};
+
+/// Measure the engine beside PyTorch, the planner beside others, and the layout of buffers.
+#[derive(Args)]
+pub struct Arguments {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    Engine(engine::Arguments),
+    Planner(planner::Arguments),
+    Layout(layout::Arguments),
+}
+
+/// Measures and prints.
+pub fn bench(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    match &arguments.what {
+        What::Engine(arguments) => engine::engine(arguments),
+        What::Planner(arguments) => planner::planner(arguments),
+        What::Layout(arguments) => layout::layout(arguments),
+    }
+}

@@ -1,0 +1,82 @@
+//! A graph to be planned at several budgets. Invariant: figures come only from plans that the checker has passed at
+//! exactly the budget asked for.
+
+use std::path::Path;
+
+use anyhow::{Context, ensure};
+use tightfit::check::check;
+use tightfit::graph::Graph;
+use tightfit::plan::Planner;
+use tightfit::profile::Profile;
+use tightfit::units::{Bytes, Seconds};
+use tightfit::{FitError, Rung, ladder};
+
+use super::Bench;
+use crate::figures::Figures;
+use crate::input;
+
+/// A graph with what every budget is measured by.
+pub struct Subject {
+    pub name: String,
+    pub graph: Graph,
+    profile: Profile,
+    /// Of the unplanned step.
+    pub peak: Bytes,
+    pub seconds: Seconds,
+}
+
+/// One budget, planned.
+pub struct Planned {
+    pub planner: Planner,
+    pub budget: Bytes,
+    /// Absent where the planner has no plan.
+    pub figures: Option<Figures>,
+    pub first: Seconds,
+    pub total: Seconds,
+}
+
+impl Subject {
+    /// Reads a graph, on the machine that graphs are planned for.
+    pub fn read(path: &Path) -> anyhow::Result<Subject> {
+        let (graph, is_step) = input::graph(path)?;
+        let profile = Profile::new(&graph, &input::machine(None, is_step, None)?);
+        let timeline = tightfit::unplanned(&graph, &profile)?.timeline;
+        Ok(Subject { name: graph.name().to_string(), peak: timeline.peak, seconds: timeline.seconds, graph, profile })
+    }
+
+    /// The budget of a fraction of the activation peak.
+    pub fn budget(&self, fraction: f64) -> Bytes {
+        let fixed = self.graph.static_bytes();
+        fixed + Bytes((self.peak.saturating_sub(fixed).0 as f64 * fraction) as u64)
+    }
+
+    /// Plans for several budgets in rising order, each of which may learn from the ones below it.
+    pub fn ladder(&self, bench: &Bench, budgets: &[Bytes], planner: Planner) -> anyhow::Result<Vec<Planned>> {
+        bench.doing(format!("{}, {}", self.name, planner.name()));
+        let rungs = ladder(&self.graph, &self.profile, budgets, planner, &bench.effort);
+        bench.bar.inc(rungs.len() as u64);
+        rungs.into_iter().map(|rung| self.judged(rung, planner)).collect()
+    }
+
+    /// Plans for one budget.
+    pub fn plan(&self, bench: &Bench, budget: Bytes, planner: Planner) -> anyhow::Result<Planned> {
+        self.ladder(bench, &[budget], planner)?.pop().context("a ladder has a rung for each budget")
+    }
+
+    fn judged(&self, rung: Rung, planner: Planner) -> anyhow::Result<Planned> {
+        let Rung { budget, result, first, total } = rung;
+        let here = || format!("{} at {} bytes with planner {}", self.name, budget.0, planner.name());
+        let figures = match result {
+            Err(FitError::Plan(_)) => None,
+            Err(error @ FitError::Violation(_)) => return Err(error).with_context(here),
+            Ok(fitted) => {
+                check(&self.graph, &self.profile, &fitted.schedule, budget).with_context(here)?;
+                let figures = Figures::of(&fitted, self.seconds);
+                let least = figures.gap.is_none_or(|gap| gap >= -1e-9);
+                ensure!(least, "{}: the plan is faster than its own bound; one of them is wrong", here());
+                Some(figures)
+            }
+        };
+        Ok(Planned { planner, budget, figures, first, total })
+    }
+}

@@ -1,0 +1,74 @@
+//! How hard the planner is to look for something better. Invariant: without a deadline the same options give the same
+//! plan; an interruption ends the search like a deadline, and what it had found counts.
+
+use std::sync::LazyLock;
+use std::time::Instant;
+
+use clap::Args;
+use tightfit::plan::Effort;
+use tightfit::units::Seconds;
+
+use crate::interrupt;
+
+/// Of a search that nothing else limits.
+const DEADLINE: Seconds = Seconds(1.0);
+
+/// Limits of a search.
+#[derive(Args, Clone, Copy)]
+pub struct Limits {
+    /// Search no longer than this for a better plan: 10, 10s or 500ms [default: 1s, or none with --iterations]
+    #[arg(long, value_name = "SECONDS", value_parser = duration, allow_hyphen_values = true)]
+    pub deadline: Option<Seconds>,
+    /// Search no more than this many elementary steps; without --deadline the result is the same on every machine
+    #[arg(long, value_name = "N")]
+    pub iterations: Option<u64>,
+}
+
+impl Limits {
+    /// The search's effort.
+    pub fn effort(self, seed: u64) -> Effort<'static> {
+        let endless = Seconds(f64::INFINITY);
+        let deadline = self.deadline.unwrap_or(if self.iterations.is_some() { endless } else { DEADLINE });
+        Effort { seed, work: self.iterations.unwrap_or(u64::MAX), deadline, clock: &clock }
+    }
+}
+
+/// Time since the program's first look at it; infinite once interrupted.
+pub fn clock() -> Seconds {
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+    if interrupt::raised() { Seconds(f64::INFINITY) } else { Seconds(START.elapsed().as_secs_f64()) }
+}
+
+/// A duration as people write it.
+pub fn duration(text: &str) -> Result<Seconds, String> {
+    let text = text.trim();
+    let (digits, unit) = match text.strip_suffix("ms") {
+        Some(digits) => (digits, 1e-3),
+        None => (text.strip_suffix('s').unwrap_or(text), 1.0),
+    };
+    let seconds = digits.trim().parse().ok().map(|x: f64| x * unit).filter(|x| x.is_finite() && *x >= 0.0);
+    seconds.map(Seconds).ok_or_else(|| "write seconds, as in 10, 0.5, 10s or 500ms".to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_read_as_people_write_them() {
+        for (text, seconds) in [("1", 1.0), ("500ms", 0.5), ("10s", 10.0), ("0.25 s", 0.25), ("0", 0.0)] {
+            assert_eq!(duration(text), Ok(Seconds(seconds)), "{text}");
+        }
+        for text in ["", "s", "ms", "-1", "nan", "inf", "1e999", "5m", "1 min"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn work_alone_knows_no_deadline() {
+        let limits = |deadline, iterations| Limits { deadline, iterations }.effort(1).deadline.0;
+        assert_eq!(limits(None, None), 1.0);
+        assert_eq!(limits(None, Some(7)), f64::INFINITY);
+        assert_eq!(limits(Some(Seconds(3.0)), Some(7)), 3.0);
+    }
+}

@@ -1,0 +1,41 @@
+//! What a plan costs, in the figures that verbs print. Invariant: all of them are read off checked timelines; shares
+//! are of the unplanned step's time.
+
+use tightfit::Fitted;
+use tightfit::units::{Bytes, Seconds};
+
+/// The figures of one plan.
+#[derive(Clone, Copy, Debug)]
+pub struct Figures {
+    /// Predicted time of the step.
+    pub step: Seconds,
+    /// What it takes more than the unplanned step.
+    pub overhead: f64,
+    /// What every schedule within the budget takes more, at least.
+    pub bound: Option<f64>,
+    /// What the plan may lose to the best one: overhead less bound.
+    pub gap: Option<f64>,
+    /// The checked peak.
+    pub peak: Bytes,
+    /// The slab after layout.
+    pub slab: Bytes,
+    /// Nodes that run again.
+    pub recomputed: usize,
+}
+
+impl Figures {
+    /// Of a plan, beside the time of the unplanned step.
+    pub fn of(fitted: &Fitted, unplanned: Seconds) -> Figures {
+        let step = fitted.timeline.seconds;
+        let bound = fitted.bound.map(|bound| bound.seconds);
+        Figures {
+            step,
+            overhead: step.0 / unplanned.0 - 1.0,
+            bound: bound.map(|bound| bound.0 / unplanned.0 - 1.0),
+            gap: bound.map(|bound| (step.0 - bound.0) / unplanned.0),
+            peak: fitted.timeline.peak,
+            slab: fitted.schedule.slab,
+            recomputed: fitted.schedule.recomputed(),
+        }
+    }
+}

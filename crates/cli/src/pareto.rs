@@ -1,0 +1,156 @@
+//! `tightfit pareto`: what each budget costs. Invariant: budgets fall evenly from what the unplanned step needs to the
+//! smallest one known to be feasible, and a larger one is never slower.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use serde_json::{Value, json};
+use tightfit::graph::Graph;
+use tightfit::machine::Machine;
+use tightfit::plan::{Effort, Planner};
+use tightfit::profile::Profile;
+use tightfit::schedule::Residents;
+use tightfit::units::{Bytes, Seconds};
+use tightfit::{FitError, fit_smallest, ladder};
+use tightfit_report::FrontierPoint;
+
+use crate::effort::Limits;
+use crate::figures::Figures;
+use crate::{exit, input, interrupt, output};
+
+/// Plan a step at many budgets: what would half the memory cost, what is the smallest machine for it.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  tightfit pareto corpus/graphs/gpt2_medium_b4_s1024.json.gz
+  tightfit pareto corpus/steps/gpt-small --points 6 --json
+  tightfit pareto corpus/graphs/resnet50_b32.json.gz --deadline 5s --svg frontier.svg")]
+pub struct Arguments {
+    /// A graph file (tightfit-graph/1, plain or gzip) or a step's folder
+    graph: PathBuf,
+    /// How many budgets
+    #[arg(long, value_name = "N", default_value_t = 12, value_parser = clap::value_parser!(u32).range(2..=1000))]
+    points: u32,
+    /// One planner by name, or auto for the best plan of all
+    #[arg(long, default_value = "auto", value_parser = input::planner)]
+    planner: Planner,
+    #[command(flatten)]
+    limits: Limits,
+    /// Seed of the search
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// cpu, a100-80gb or h100-80gb [default: cpu for steps, a100-80gb for graphs]
+    #[arg(long)]
+    machine: Option<String>,
+    /// Worker threads of the cpu machine [default: all processors]
+    #[arg(long)]
+    threads: Option<u32>,
+    /// Draw time over budget, with the bound below it, into this SVG file
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
+    /// Print the points as a JSON list
+    #[arg(long)]
+    json: bool,
+}
+
+/// One budget.
+struct Point {
+    /// The whole budget, reserve included.
+    budget: Bytes,
+    /// Absent where the planner has no plan.
+    figures: Option<Figures>,
+    seconds: Seconds,
+}
+
+/// Plans and prints.
+pub fn pareto(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    if let Some(path) = &arguments.svg {
+        output::writable(path)?;
+    }
+    let (graph, is_step) = input::graph(&arguments.graph)?;
+    let machine = input::machine(arguments.machine.as_deref(), is_step, arguments.threads)?;
+    interrupt::listen();
+    let profile = Profile::new(&graph, &machine);
+    let unplanned = tightfit::unplanned(&graph, &profile)?;
+    let reserve = input::reserve(&graph, &machine);
+    let effort = arguments.limits.effort(arguments.seed);
+    let slabs = slabs(&graph, &profile, unplanned.schedule.slab, arguments, &effort)?;
+    let mut points = Vec::with_capacity(slabs.len());
+    for rung in ladder(&graph, &profile, &slabs, arguments.planner, &effort) {
+        let figures = match rung.result {
+            Ok(fitted) => Some(Figures::of(&fitted, unplanned.timeline.seconds)),
+            Err(FitError::Plan(_)) => None,
+            Err(error) => return Err(error.into()),
+        };
+        points.push(Point { budget: rung.budget + reserve, figures, seconds: rung.total });
+    }
+    points.reverse();
+    if let Some(path) = &arguments.svg {
+        output::write_whole(path, drawing(&graph, &machine, &points, unplanned.timeline.seconds).as_bytes())?;
+    }
+    if arguments.json {
+        println!("{}", Value::Array(points.iter().map(point_json).collect()));
+    } else {
+        show(&graph, &machine, &points, unplanned.timeline.seconds);
+    }
+    Ok(if interrupt::raised() { ExitCode::from(exit::INTERRUPTED) } else { ExitCode::SUCCESS })
+}
+
+/// Sizes of the slab in rising order; `most` is what the unplanned step takes.
+fn slabs(graph: &Graph, profile: &Profile, most: Bytes, arguments: &Arguments, effort: &Effort<'_>) -> Result<Vec<Bytes>, FitError> {
+    let least = fit_smallest(graph, profile, arguments.planner, &Residents::default(), effort)?.schedule.slab.min(most);
+    let (steps, range) = (u128::from(arguments.points - 1), u128::from((most - least).0));
+    let mut slabs: Vec<Bytes> = (0..=steps).map(|step| least + Bytes((range * step / steps) as u64)).collect();
+    slabs.dedup();
+    Ok(slabs)
+}
+
+fn show(graph: &Graph, machine: &Machine, points: &[Point], unplanned: Seconds) {
+    println!("{} on {}: {:.2} ms unplanned; predicted slowdown by budget", graph.name(), machine.name, unplanned.0 * 1e3);
+    println!("{:>12} {:>16} {:>9} {:>9} {:>8} {:>14} {:>8}", "budget", "bytes", "slowdown", "bound", "gap", "planned peak", "seconds");
+    // Sums in another order leave a trace of nothing, which is no reason for a sign.
+    let hundredths = |share: f64| (share * 1e4).round() / 1e2 + 0.0;
+    let known = |share: Option<f64>| share.map_or("–".to_string(), |share| format!("{:.2} %", hundredths(share)));
+    for Point { budget, figures, seconds } in points {
+        let Some(figures) = figures else {
+            println!("{:>12} {:>16} {:>9}", budget.to_string(), budget.0, "no plan");
+            continue;
+        };
+        let gap = figures.gap.map_or("–".to_string(), |gap| format!("{:.2} pp", hundredths(gap)));
+        println!(
+            "{:>12} {:>16} {:>9} {:>9} {gap:>8} {:>14} {:>8.2}",
+            budget.to_string(),
+            budget.0,
+            known(Some(figures.overhead)),
+            known(figures.bound),
+            figures.peak.to_string(),
+            seconds.0
+        );
+    }
+}
+
+fn point_json(point: &Point) -> Value {
+    let figures = point.figures;
+    json!({
+        "budget_bytes": point.budget,
+        "feasible": figures.is_some(),
+        "step_us": figures.map(|figures| figures.step.micros()),
+        "overhead": figures.map(|figures| figures.overhead),
+        "bound": figures.and_then(|figures| figures.bound),
+        "gap": figures.and_then(|figures| figures.gap).map(|gap| gap * 100.0),
+        "peak_bytes": figures.map(|figures| figures.peak),
+        "slab_bytes": figures.map(|figures| figures.slab),
+        "recomputed_nodes": figures.map(|figures| figures.recomputed),
+        "seconds": point.seconds,
+    })
+}
+
+fn drawing(graph: &Graph, machine: &Machine, points: &[Point], unplanned: Seconds) -> String {
+    let title = format!("{} on {}: time of a step by budget", graph.name(), machine.name);
+    let drawn = points.iter().filter_map(|point| {
+        let figures = point.figures?;
+        Some(FrontierPoint { budget: point.budget, overhead: figures.overhead, bound: figures.bound })
+    });
+    tightfit_report::frontier_svg(&title, unplanned, &drawn.collect::<Vec<_>>())
+}

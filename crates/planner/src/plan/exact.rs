@@ -1,0 +1,309 @@
+//! The fastest plan of a small step, as a mixed integer program. Invariant: what the program says of memory is what the
+//! simulation says, moment by moment; so its optimum is the best of all plans that repeat a forward node at most once,
+//! and in program order, in front of each node of the step.
+//!
+//! Source: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys 2020: stages
+//! and the variables R. Departures: see `doc/theory/exact.md`.
+
+use cranelift_entity::SecondaryMap;
+#[cfg(feature = "highs")]
+use good_lp::highs as solver;
+#[cfg(not(feature = "highs"))]
+use good_lp::microlp as solver;
+use good_lp::{Expression, ProblemVariables, ResolutionError, Solution, SolverModel, Variable, WithTimeLimit, constraint, variable};
+
+use super::rematerialize::{legal, may_run_again, mutated_storages};
+use super::{Infeasible, Plan, PlanError, Planner, none, simulate};
+use crate::graph::{Graph, NodeId, StorageId};
+use crate::profile::{Liveness, Profile, liveness};
+use crate::units::{Bytes, Seconds};
+
+/// How much the solver may be asked for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExactLimits {
+    /// Most nodes that run; the program grows with their square.
+    pub nodes: usize,
+    /// Time that the solver may take for one program, by its own clock; absent: as long as it needs. The best plan until
+    /// then is no optimum, and not the same on every machine.
+    pub seconds: Option<Seconds>,
+}
+
+impl Default for ExactLimits {
+    fn default() -> Self {
+        ExactLimits { nodes: 80, seconds: None }
+    }
+}
+
+/// The fastest plan, or the proof that the lowest one does not fit.
+pub fn exact(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes) -> Result<Plan, PlanError> {
+    exact_within(graph, profile, order, budget, &ExactLimits::default())
+}
+
+/// The same, within limits of one's own.
+pub fn exact_within(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes, limits: &ExactLimits) -> Result<Plan, PlanError> {
+    if let Ok(plan) = none(graph, profile, order, budget) {
+        return Ok(Plan { planner: Planner::Exact, ..plan });
+    }
+    if order.len() > limits.nodes {
+        return Err(PlanError::TooLarge { nodes: order.len(), most: limits.nodes });
+    }
+    let peak = |steps: &[NodeId]| simulate(graph, profile, steps).curve.peak;
+    // The solver's rows may be exceeded by a tolerance; then it is asked again for as much less.
+    let mut target = budget;
+    for _ in 0..3 {
+        let Some(steps) = Program::new(graph, profile, order, Goal::Fastest(target)).solve(limits)? else { break };
+        match peak(&steps) {
+            reached if reached <= budget => return Ok(Plan { planner: Planner::Exact, steps }),
+            reached => target = target.saturating_sub(reached - budget),
+        }
+    }
+    let lowest = Program::new(graph, profile, order, Goal::Lowest).solve(limits)?.unwrap_or_else(|| order.to_vec());
+    let plan = Plan { planner: Planner::Exact, steps: lowest };
+    if peak(&plan.steps) <= budget {
+        return Ok(plan);
+    }
+    Err(PlanError::Infeasible(Box::new(Infeasible::new(graph, profile, budget, plan))))
+}
+
+/// What the program minimises.
+#[derive(Clone, Copy)]
+enum Goal {
+    /// Seconds, within a budget.
+    Fastest(Bytes),
+    /// The peak.
+    Lowest,
+}
+
+/// A run that may take place: a node of the step, or a repetition in front of one.
+struct Moment {
+    node: NodeId,
+    /// The node of the step that it belongs to, by position.
+    stage: usize,
+    /// R: whether it takes place; absent for the step's own runs.
+    run: Option<Variable>,
+}
+
+struct Program<'a> {
+    graph: &'a Graph,
+    profile: &'a Profile,
+    order: &'a [NodeId],
+    variables: ProblemVariables,
+    constraints: Vec<good_lp::Constraint>,
+    moments: Vec<Moment>,
+    /// P: for each moment and storage, whether it is held there; absent where nobody decides about it.
+    held: Vec<SecondaryMap<StorageId, Option<Variable>>>,
+    objective: Expression,
+}
+
+impl<'a> Program<'a> {
+    fn new(graph: &'a Graph, profile: &'a Profile, order: &'a [NodeId], goal: Goal) -> Program<'a> {
+        let mut program = Program {
+            graph,
+            profile,
+            order,
+            variables: ProblemVariables::new(),
+            constraints: Vec::new(),
+            moments: Vec::new(),
+            held: Vec::new(),
+            objective: Expression::from(0.0),
+        };
+        program.runs();
+        program.residency();
+        program.memory(goal);
+        program
+    }
+
+    /// The moments, in order; a repetition is there where it can still be of use.
+    fn runs(&mut self) {
+        let graph = self.graph;
+        let is_mutated = mutated_storages(graph);
+        let mut written: SecondaryMap<StorageId, bool> = SecondaryMap::new();
+        for (stage, &node) in self.order.iter().enumerate() {
+            let mut wanted: SecondaryMap<StorageId, bool> = SecondaryMap::new();
+            for &storage in self.order[stage..].iter().flat_map(|&later| graph.reads(later)) {
+                wanted[storage] = true;
+            }
+            let mut repeated = Vec::new();
+            for &earlier in self.order[..stage].iter().rev() {
+                let useful = graph.fresh(earlier).iter().any(|&storage| wanted[storage] && !graph.is_kept(storage));
+                let current = graph.reads(earlier).iter().all(|&storage| !written[storage]);
+                if useful && current && may_run_again(graph, &is_mutated, earlier) {
+                    repeated.push(earlier);
+                    for &storage in graph.reads(earlier) {
+                        wanted[storage] = true;
+                    }
+                }
+            }
+            for again in repeated.into_iter().rev() {
+                let run = self.variables.add(variable().binary());
+                self.moments.push(Moment { node: again, stage, run: Some(run) });
+            }
+            self.moments.push(Moment { node, stage, run: None });
+            for &storage in graph.mutated(node) {
+                written[storage] = true;
+            }
+        }
+    }
+
+    /// Storages whose residency is decided: what may be made again, and what that reads.
+    fn decided(&self) -> SecondaryMap<StorageId, bool> {
+        let mut decided: SecondaryMap<StorageId, bool> = SecondaryMap::new();
+        for moment in self.moments.iter().filter(|moment| moment.run.is_some()) {
+            for &storage in self.graph.fresh(moment.node).iter().chain(self.graph.reads(moment.node)) {
+                decided[storage] = !self.graph.is_kept(storage);
+            }
+        }
+        decided
+    }
+
+    /// What is read is held; what is held was held the moment before, or is made.
+    fn residency(&mut self) {
+        let decided = self.decided();
+        let mut last: SecondaryMap<StorageId, Option<usize>> = SecondaryMap::new();
+        for (at, moment) in self.moments.iter().enumerate() {
+            for &storage in self.graph.fresh(moment.node).iter().chain(self.graph.reads(moment.node)) {
+                last[storage] = Some(at);
+            }
+        }
+        let mut there: SecondaryMap<StorageId, bool> = SecondaryMap::new();
+        for (_, storage) in self.graph.placeholder_storages() {
+            there[storage] = true;
+        }
+        let mut before: SecondaryMap<StorageId, Option<Variable>> = SecondaryMap::new();
+        for (at, moment) in self.moments.iter().enumerate() {
+            let (reads, fresh) = (self.graph.reads(moment.node), self.graph.fresh(moment.node));
+            let mut here: SecondaryMap<StorageId, Option<Variable>> = SecondaryMap::new();
+            for storage in self.graph.storages().keys().filter(|&storage| decided[storage]) {
+                let made = fresh.contains(&storage);
+                if !(there[storage] || made) || last[storage].is_none_or(|last| last < at) {
+                    continue;
+                }
+                let touched = made || reads.contains(&storage);
+                let least = if touched && moment.run.is_none() { 1.0 } else { 0.0 };
+                let held = self.variables.add(variable().min(least).max(1.0));
+                here[storage] = Some(held);
+                if let (Some(run), true) = (moment.run, touched) {
+                    self.constraints.push(constraint!(held >= run));
+                }
+                match (there[storage], made, moment.run) {
+                    // Held from the start, or made here for the first time.
+                    (true, false, _) if before[storage].is_none() => {}
+                    (false, ..) => there[storage] = true,
+                    (true, made, run) => {
+                        let mut from = Expression::from(0.0);
+                        if let Some(before) = before[storage] {
+                            from += before;
+                        }
+                        match run.filter(|_| made) {
+                            Some(run) => from += run,
+                            None if made => from += 1.0,
+                            None => {}
+                        }
+                        self.constraints.push(constraint!(held <= from));
+                    }
+                }
+            }
+            before = here.clone();
+            self.held.push(here);
+        }
+    }
+
+    /// Bytes at each moment, and what is minimised.
+    fn memory(&mut self, goal: Goal) {
+        let decided = self.decided();
+        let plain = Profile { in_place: false, ..self.profile.clone() };
+        let lives = liveness(self.graph, &plain, self.order);
+        let unplanned = simulate(self.graph, self.profile, self.order).curve.peak;
+        let (limit, scale) = match goal {
+            Goal::Fastest(budget) => (Expression::from(budget.0 as f64 / unplanned.0.max(1) as f64), unplanned.0.max(1) as f64),
+            Goal::Lowest => {
+                let peak = self.variables.add(variable().min(0.0));
+                self.objective = peak.into();
+                (peak.into(), unplanned.0.max(1) as f64)
+            }
+        };
+        let bytes = |storage: StorageId| self.graph.storages()[storage].0 as f64 / scale;
+        let longest = self.order.iter().map(|&node| self.profile.seconds[node].0).fold(f64::MIN_POSITIVE, f64::max);
+        for (at, moment) in self.moments.iter().enumerate() {
+            let mut sum = Expression::from(others(&lives, moment, &decided, &bytes));
+            for (storage, held) in self.held[at].iter() {
+                if let Some(held) = held {
+                    sum += bytes(storage) * *held;
+                }
+            }
+            let workspace = self.profile.workspace[moment.node].0 as f64 / scale;
+            match moment.run {
+                None => sum += workspace,
+                Some(run) => {
+                    // A second copy of what is kept is there while the node runs.
+                    let copies: f64 =
+                        self.graph.fresh(moment.node).iter().filter(|&&s| self.held[at][s].is_none()).map(|&s| bytes(s)).sum();
+                    sum += (workspace + copies) * run;
+                    if let Goal::Fastest(_) = goal {
+                        self.objective += self.profile.seconds[moment.node].0 / longest * run;
+                    }
+                }
+            }
+            if self.profile.in_place {
+                let mut taken = Expression::from(0.0);
+                for (storage, most) in overwritable(self.graph, &lives, moment, &decided) {
+                    let take = self.variables.add(variable().min(0.0).max(most));
+                    if let Some(run) = moment.run {
+                        self.constraints.push(constraint!(take <= run));
+                    }
+                    if let Some(later) = self.held.get(at + 1).and_then(|later| later[storage]) {
+                        self.constraints.push(constraint!(take + later <= 1.0));
+                    }
+                    sum -= bytes(storage) * take;
+                    taken += take;
+                }
+                self.constraints.push(constraint!(taken <= 1.0));
+            }
+            self.constraints.push(constraint!(sum <= limit.clone()));
+        }
+    }
+
+    /// The optimum as a sequence of runs; `None` where there is none.
+    fn solve(self, limits: &ExactLimits) -> Result<Option<Vec<NodeId>>, PlanError> {
+        let mut model = self.variables.minimise(self.objective).using(solver);
+        if let Some(Seconds(seconds)) = limits.seconds {
+            model = model.with_time_limit(seconds);
+        }
+        for constraint in self.constraints {
+            model.add_constraint(constraint);
+        }
+        let solution = match model.solve() {
+            Ok(solution) => solution,
+            Err(ResolutionError::Infeasible) => return Ok(None),
+            Err(error) => return Err(PlanError::Unsolved { reason: error.to_string() }),
+        };
+        let runs = self.moments.iter().filter(|moment| moment.run.is_none_or(|run| solution.value(run) > 0.5));
+        let steps: Vec<NodeId> = runs.map(|moment| moment.node).collect();
+        Ok(Some(legal(self.graph, &steps)))
+    }
+}
+
+/// Bytes at a moment of the storages that nobody decides about: those of the unplanned step. A repetition runs between
+/// two nodes, where what dies at the first is gone and what the second makes is not there.
+fn others(lives: &Liveness, moment: &Moment, decided: &SecondaryMap<StorageId, bool>, bytes: &impl Fn(StorageId) -> f64) -> f64 {
+    let stage = moment.stage as u32;
+    let alive = lives.intervals.values().filter(|life| !decided[life.storage]).filter(|life| match moment.run {
+        None => life.born.is_none_or(|born| born <= stage) && stage <= life.dies,
+        Some(_) => life.born.is_none_or(|born| born < stage) && stage <= life.dies,
+    });
+    alive.map(|life| bytes(life.storage)).sum()
+}
+
+/// Storages whose bytes the first output of a node may take over if they are not held any more, with 0 where they are.
+fn overwritable(graph: &Graph, lives: &Liveness, moment: &Moment, decided: &SecondaryMap<StorageId, bool>) -> Vec<(StorageId, f64)> {
+    let call = &graph.nodes()[moment.node];
+    let (Some(operator), Some(&Some(output))) = (call.operator, call.outputs.first()) else { return Vec::new() };
+    let made = graph.values()[output].storage;
+    if !graph.fresh(moment.node).contains(&made) {
+        return Vec::new();
+    }
+    let inputs = operator.in_place(graph, moment.node).into_iter().map(|input| graph.values()[input].storage);
+    let fits = inputs.filter(|&from| !graph.is_kept(from) && graph.storages()[from] == graph.storages()[made]);
+    let dies = |from| lives.intervals.values().any(|life| life.storage == from && life.dies as usize == moment.stage);
+    fits.map(|from| (from, if decided[from] || dies(from) { 1.0 } else { 0.0 })).collect()
+}

@@ -1,0 +1,140 @@
+//! Best fit in a given order. Invariant: a block is put where it overlaps none of those placed before it that live at
+//! the same time, and only what they occupy is looked at.
+//!
+//! Source: Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020 (greedy by size).
+
+use super::Lifetime;
+
+/// Addresses, and the first byte that none of the blocks uses.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Placement {
+    pub addresses: Vec<u64>,
+    pub end: u64,
+}
+
+/// Each block of `order` goes into the smallest gap that holds it among the blocks already placed that live while it
+/// does; where no gap is large enough, behind them all. `fixed` blocks are there before, and nothing else is put below
+/// `floor`.
+pub(super) fn best_fit(lifetimes: &[Lifetime], fixed: &[Option<u64>], floor: u64, order: &[u32]) -> Placement {
+    let mut addresses: Vec<u64> = fixed.iter().map(|address| address.unwrap_or(floor)).collect();
+    let mut end = floor;
+    let mut occupied = Occupied::new(lifetimes);
+    for (i, lifetime) in lifetimes.iter().enumerate().filter(|&(i, _)| fixed[i].is_some()) {
+        let behind = addresses[i] + lifetime.bytes.0;
+        end = end.max(behind);
+        if behind > floor {
+            occupied.insert(lifetime, (addresses[i], behind));
+        }
+    }
+    let mut near: Vec<(u64, u64)> = Vec::new();
+    for &block in order {
+        let i = block as usize;
+        let bytes = lifetimes[i].bytes.0;
+        if fixed[i].is_some() || bytes == 0 {
+            continue;
+        }
+        near.clear();
+        occupied.during(&lifetimes[i], &mut near);
+        near.sort_unstable();
+        addresses[i] = smallest_gap(&near, bytes, floor);
+        end = end.max(addresses[i] + bytes);
+        occupied.insert(&lifetimes[i], (addresses[i], addresses[i] + bytes));
+    }
+    Placement { addresses, end }
+}
+
+/// The start of the smallest sufficient gap between `taken` ranges, by address, or the end of them all.
+fn smallest_gap(taken: &[(u64, u64)], bytes: u64, floor: u64) -> u64 {
+    let (mut free_from, mut best) = (floor, None::<(u64, u64)>);
+    for &(address, behind) in taken {
+        let gap = address.saturating_sub(free_from);
+        if gap >= bytes && best.is_none_or(|(smallest, _)| gap < smallest) {
+            best = Some((gap, free_from));
+        }
+        free_from = free_from.max(behind);
+    }
+    best.map_or(free_from, |(_, address)| address)
+}
+
+/// Taken addresses by time: a binary tree over the positions at which something is born. A life is the union of a few
+/// nodes; its addresses are noted there, and in all nodes above them. Adjacent ranges are one, so where blocks are packed
+/// well a node has few.
+struct Occupied {
+    births: Vec<u32>,
+    /// Number of leaves, a power of two; node 1 is the root, and node `n` has the children `2n` and `2n + 1`.
+    leaves: usize,
+    /// Taken all the time of a node, by a life that the node is a part of.
+    whole: Vec<Runs>,
+    /// Taken at some time of a node, by a life that the node or one below it is a part of.
+    some: Vec<Runs>,
+}
+
+/// Ranges of addresses, rising, with gaps between them.
+type Runs = Vec<(u64, u64)>;
+
+impl Occupied {
+    fn new(lifetimes: &[Lifetime]) -> Occupied {
+        let mut births: Vec<u32> = lifetimes.iter().map(|lifetime| lifetime.first).collect();
+        births.sort_unstable();
+        births.dedup();
+        let leaves = births.len().next_power_of_two();
+        Occupied { births, leaves, whole: vec![Vec::new(); leaves * 2], some: vec![Vec::new(); leaves * 2] }
+    }
+
+    /// The first and last birth within a lifetime: two lives meet if and only if these ranges do.
+    fn leaves_of(&self, lifetime: &Lifetime) -> (usize, usize) {
+        let first = self.births.partition_point(|&birth| birth < lifetime.first);
+        let behind = self.births.partition_point(|&birth| birth <= lifetime.last);
+        (first, behind.max(first + 1) - 1)
+    }
+
+    fn insert(&mut self, lifetime: &Lifetime, run: (u64, u64)) {
+        let wanted = self.leaves_of(lifetime);
+        self.insert_below(1, (0, self.leaves - 1), wanted, run);
+    }
+
+    fn insert_below(&mut self, node: usize, span: (usize, usize), wanted: (usize, usize), run: (u64, u64)) {
+        if wanted.1 < span.0 || span.1 < wanted.0 {
+            return;
+        }
+        add(&mut self.some[node], run);
+        if wanted.0 <= span.0 && span.1 <= wanted.1 {
+            add(&mut self.whole[node], run);
+            return;
+        }
+        let middle = (span.0 + span.1) / 2;
+        self.insert_below(node * 2, (span.0, middle), wanted, run);
+        self.insert_below(node * 2 + 1, (middle + 1, span.1), wanted, run);
+    }
+
+    /// Appends what is taken at some time of `lifetime`, in no order and some of it several times.
+    fn during(&self, lifetime: &Lifetime, taken: &mut Runs) {
+        self.during_below(1, (0, self.leaves - 1), self.leaves_of(lifetime), taken);
+    }
+
+    fn during_below(&self, node: usize, span: (usize, usize), wanted: (usize, usize), taken: &mut Runs) {
+        if wanted.1 < span.0 || span.1 < wanted.0 {
+            return;
+        }
+        if wanted.0 <= span.0 && span.1 <= wanted.1 {
+            taken.extend_from_slice(&self.some[node]);
+            return;
+        }
+        taken.extend_from_slice(&self.whole[node]);
+        let middle = (span.0 + span.1) / 2;
+        self.during_below(node * 2, (span.0, middle), wanted, taken);
+        self.during_below(node * 2 + 1, (middle + 1, span.1), wanted, taken);
+    }
+}
+
+/// Adds a range, which may overlap others.
+fn add(runs: &mut Runs, (start, end): (u64, u64)) {
+    let from = runs.partition_point(|run| run.1 < start);
+    let to = from + runs[from..].partition_point(|run| run.0 <= end);
+    if from == to {
+        runs.insert(from, (start, end));
+        return;
+    }
+    runs[from] = (start.min(runs[from].0), end.max(runs[to - 1].1));
+    runs.drain(from + 1..to);
+}

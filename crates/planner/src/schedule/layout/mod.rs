@@ -1,0 +1,262 @@
+//! Lifetimes become addresses. Invariant: two buffers that are alive at the same time never overlap, every address is
+//! aligned, and with a limit of work alone the result depends on nothing but the arguments.
+
+mod best_fit;
+mod branch_and_bound;
+mod local_search;
+mod sections;
+
+use crate::plan::Effort;
+use crate::units::{Bytes, Seconds};
+use best_fit::{Placement, best_fit};
+use branch_and_bound::{Choice, Outcome, Rule, Search};
+use local_search::Ranking;
+use sections::{Sections, sections};
+
+/// Addresses are multiples of this: a cache line, and the widest vector register.
+pub const ALIGNMENT: u64 = 64;
+
+/// When a buffer is held, in positions, both included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lifetime {
+    /// First position.
+    pub first: u32,
+    /// Last position.
+    pub last: u32,
+    /// Size.
+    pub bytes: Bytes,
+}
+
+/// Where buffers lie.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Packing {
+    /// An address for each lifetime.
+    pub addresses: Vec<u64>,
+    /// The first byte that none of them uses, a multiple of the alignment.
+    pub end: Bytes,
+    /// No packing ends before this: the most bytes held at once, or more where a search has excluded that.
+    pub bound: Bytes,
+}
+
+impl Packing {
+    /// Whether no packing ends lower.
+    pub fn is_optimal(&self) -> bool {
+        self.end <= self.bound
+    }
+}
+
+/// An address for each lifetime: a multiple of `alignment`, a power of two.
+///
+/// `fixed` lifetimes have their address already, and no other is placed below `floor`. The search ends as soon as all
+/// addresses lie below `capacity`, or when nothing better is possible, or with the effort; a capacity of zero asks for
+/// the smallest end. Some packing is always returned; whoever has a capacity looks at its end.
+pub fn pack(lifetimes: &[Lifetime], fixed: &[Option<u64>], floor: u64, alignment: u64, capacity: u64, effort: &Effort<'_>) -> Packing {
+    let blocks: Vec<Lifetime> = lifetimes.iter().map(|&life| Lifetime { bytes: life.bytes.align_up(alignment), ..life }).collect();
+    let floor = Bytes(floor).align_up(alignment).0;
+    let mut spending = Spending { effort, start: (effort.clock)(), spent: 0, over: false };
+    let bound = lower_bound(&blocks, fixed, floor);
+    let target = bound.max(capacity);
+    let packing = |placement: Placement, bound| Packing { addresses: placement.addresses, end: Bytes(placement.end), bound: Bytes(bound) };
+
+    // The largest first is nearly always enough.
+    let free: Vec<u32> = (0..blocks.len() as u32).filter(|&i| fixed[i as usize].is_none()).collect();
+    let mut order = local_search::by_size(&blocks, &free);
+    let mut best = best_fit(&blocks, fixed, floor, &order);
+    if best.end <= target {
+        return packing(best, bound);
+    }
+    let Some(cut) = sections(&blocks) else {
+        return packing(local_search::repair(&blocks, fixed, floor, target, order, best, &mut spending), bound);
+    };
+    let held: Vec<u64> = cut.live.iter().map(|live| live.iter().map(|&block| blocks[block as usize].bytes.0).sum()).collect();
+    let pressure = |block: u32| {
+        let (from, to) = cut.range[block as usize];
+        held[from as usize..to as usize].iter().copied().max().unwrap_or(0)
+    };
+    for other in local_search::by_pressure(&blocks, &free, pressure) {
+        if best.end <= target || !spending.spend(free.len() as u64) {
+            return packing(best, bound);
+        }
+        let placement = best_fit(&blocks, fixed, floor, &other);
+        if placement.end < best.end {
+            (best, order) = (placement, other);
+        }
+    }
+    let best = local_search::repair(&blocks, fixed, floor, target, order, best, &mut spending);
+    // The exact search stacks blocks on an empty floor.
+    let clear = blocks.iter().zip(fixed).all(|(block, fixed)| fixed.is_none_or(|address| address + block.bytes.0 <= floor));
+    if best.end <= target || !clear {
+        return packing(best, bound);
+    }
+    let (best, bound) = exact(&blocks, &free, floor, alignment, capacity, best, bound, &mut spending);
+    packing(best, bound)
+}
+
+/// No packing ends lower: above the floor there is at least what is held at once.
+fn lower_bound(blocks: &[Lifetime], fixed: &[Option<u64>], floor: u64) -> u64 {
+    let mut changes: Vec<(u32, bool, u64)> = Vec::with_capacity(blocks.len() * 2);
+    let mut bound = floor;
+    for (block, fixed) in blocks.iter().zip(fixed) {
+        let above = fixed.map_or(block.bytes.0, |address| {
+            let behind = address + block.bytes.0;
+            bound = bound.max(behind);
+            behind.saturating_sub(address.max(floor))
+        });
+        changes.push((block.first, false, above));
+        changes.push((block.last, true, above));
+    }
+    // Births come before deaths: a position still holds what it frees.
+    changes.sort_unstable();
+    let mut now = floor;
+    for (_, death, bytes) in changes {
+        now = if death { now - bytes } else { now + bytes };
+        bound = bound.max(now);
+    }
+    bound
+}
+
+/// Searches for a packing within the capacity and, where there is none, for the lowest. Returns the best packing and the
+/// bound, each as far as they were improved.
+#[allow(clippy::too_many_arguments)] // the arguments of a packing, and what is known of it
+fn exact(
+    blocks: &[Lifetime],
+    free: &[u32],
+    floor: u64,
+    alignment: u64,
+    capacity: u64,
+    mut best: Placement,
+    mut bound: u64,
+    spending: &mut Spending<'_>,
+) -> (Placement, u64) {
+    let free: Vec<u32> = free.iter().copied().filter(|&i| blocks[i as usize].bytes > Bytes::ZERO).collect();
+    let chosen: Vec<Lifetime> = free.iter().map(|&i| blocks[i as usize]).collect();
+    let Some(cut) = sections(&chosen) else { return (best, bound) };
+    let smallest = capacity < bound;
+    let target = bound.max(capacity);
+    // A capacity is searched for with all effort; how low one can get beyond that, with some.
+    let mut rounds = if smallest { ROUNDS } else { u64::MAX };
+    // Ends from `low` on are neither excluded nor given up.
+    let (mut goal, mut low) = (target / alignment * alignment, bound);
+    loop {
+        let height = goal.saturating_sub(floor);
+        match restarts(&chosen, &cut, height, rounds, spending) {
+            Outcome::Found(addresses) => {
+                best.end = floor;
+                for (&i, address) in free.iter().zip(addresses) {
+                    best.addresses[i as usize] = floor + address;
+                    best.end = best.end.max(floor + address + blocks[i as usize].bytes.0);
+                }
+                best.end = best.end.max(bound);
+            }
+            Outcome::Impossible => (bound, low) = (goal + alignment, goal + alignment),
+            Outcome::Spent => low = goal + alignment,
+        }
+        if best.end <= target || spending.over || low >= best.end {
+            return (best, bound);
+        }
+        rounds = ROUNDS;
+        goal = (low + (best.end - alignment).saturating_sub(low) / 2) / alignment * alignment;
+    }
+}
+
+/// Searches again and again, with other rules and rankings and for longer.
+fn restarts(blocks: &[Lifetime], cut: &Sections, capacity: u64, rounds: u64, spending: &mut Spending<'_>) -> Outcome {
+    let mut random = spending.effort.seed ^ 0x9E37_79B9_7F4A_7C15;
+    random = random.max(1);
+    for round in 0..rounds {
+        let (pass, turn) = (round / ROUNDS, (round % ROUNDS) as usize);
+        let ranking = [Ranking::Length, Ranking::PressureArea, Ranking::PressureLength, Ranking::Size][turn % 4];
+        let choice = [Choice::FullThenFew, Choice::LeastSlack, Choice::Few, Choice::First][turn / 4 % 4];
+        let rule = Rule { any_valley: turn / 16 == 1, choice };
+        let noise = if pass == 0 { 0.0 } else { NOISE };
+        let rank = local_search::rank(blocks, cut, ranking, noise, &mut random);
+        let nodes = (blocks.len() as u64 * NODES).max(FEWEST) * luby(pass + 1);
+        let Some(mut search) = Search::new(blocks, cut, rank, rule, capacity) else { return Outcome::Impossible };
+        match search.run(nodes, spending) {
+            Outcome::Spent if !spending.over => {}
+            outcome => return outcome,
+        }
+    }
+    Outcome::Spent
+}
+
+/// Rounds in which each pair of a ranking and a rule has its turn.
+const ROUNDS: u64 = 32;
+/// Nodes of the shortest search, for each block.
+const NODES: u64 = 4;
+/// Nodes of the shortest search of few blocks: enough to exclude an end where there are ten.
+const FEWEST: u64 = 600;
+/// How much the measures of a ranking are stretched at most, after the first pass.
+const NOISE: f64 = 0.3;
+
+/// 1, 1, 2, 1, 1, 2, 4, …: no sequence of limits is better by more than a logarithm where nothing is known of the running
+/// times. Source: Luby, Sinclair and Zuckerman, "Optimal Speedup of Las Vegas Algorithms", 1993.
+fn luby(mut i: u64) -> u64 {
+    loop {
+        let bits = 64 - i.leading_zeros();
+        if i == (1 << bits) - 1 {
+            return 1 << (bits - 1);
+        }
+        i -= (1 << (bits - 1)) - 1;
+    }
+}
+
+/// What a search has used of its effort.
+struct Spending<'a> {
+    effort: &'a Effort<'a>,
+    start: Seconds,
+    spent: u64,
+    over: bool,
+}
+
+impl Spending<'_> {
+    /// Takes some steps of work, each the placement of one block; false where they are no longer allowed.
+    fn spend(&mut self, work: u64) -> bool {
+        /// Steps between two looks at the clock.
+        const CLOCK: u64 = 1024;
+        let before = self.spent / CLOCK;
+        self.spent = self.spent.saturating_add(work);
+        let late = before != self.spent / CLOCK && (self.effort.clock)().0 - self.start.0 >= self.effort.deadline.0;
+        self.over |= late || self.spent > self.effort.work;
+        !self.over
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn life(first: u32, last: u32, bytes: u64) -> Lifetime {
+        Lifetime { first, last, bytes: Bytes(bytes) }
+    }
+
+    fn packed(lifetimes: &[Lifetime], fixed: &[Option<u64>], floor: u64) -> Packing {
+        pack(lifetimes, fixed, floor, ALIGNMENT, 0, &Effort::default())
+    }
+
+    #[test]
+    fn buffers_that_never_meet_share_an_address() {
+        let packing = packed(&[life(0, 1, 64), life(2, 3, 64)], &[None, None], 0);
+        assert_eq!((packing.addresses, packing.end), (vec![0, 0], Bytes(64)));
+    }
+
+    #[test]
+    fn the_smallest_gap_that_holds_it_is_taken() {
+        // 256 bytes die at 1 and leave a hole of 256; 128 die at 1 and leave one of 128; the newcomer needs 100.
+        let lives = [life(0, 1, 256), life(0, 9, 192), life(0, 1, 128), life(0, 9, 112), life(2, 9, 100)];
+        let packing = packed(&lives, &[None; 5], 0);
+        assert_eq!(packing.addresses[4], packing.addresses[2]);
+        assert_eq!(packing.end, Bytes(704));
+    }
+
+    #[test]
+    fn fixed_addresses_and_the_floor_are_kept() {
+        let packing = packed(&[life(0, 9, 64), life(0, 9, 64)], &[Some(128), None], 256);
+        assert_eq!((packing.addresses, packing.end), (vec![128, 256], Bytes(320)));
+    }
+
+    #[test]
+    fn restarts_grow_as_luby_s_sequence() {
+        assert_eq!((1..=15).map(luby).collect::<Vec<_>>(), [1, 1, 2, 1, 1, 2, 4, 1, 1, 2, 1, 1, 2, 4, 8]);
+    }
+}

@@ -1,0 +1,158 @@
+//! Time of a step over its budget, with the lower bound below it, as a self-contained SVG. Invariant: every mark is a
+//! plan that was checked at exactly that budget; the lines only join the marks.
+
+use std::fmt::Write;
+
+use tightfit::units::{Bytes, Seconds};
+
+use crate::axis::{duration, escape, percents, ticks};
+
+const WIDTH: f64 = 900.0;
+const HEIGHT: f64 = 400.0;
+const LEFT: f64 = 78.0;
+const RIGHT: f64 = 30.0;
+const TOP: f64 = 64.0;
+const BOTTOM: f64 = 62.0;
+
+/// One budget of a frontier.
+#[derive(Clone, Copy, Debug)]
+pub struct FrontierPoint {
+    /// The budget.
+    pub budget: Bytes,
+    /// What the plan takes more than the unplanned step, as a share of it.
+    pub overhead: f64,
+    /// What every schedule within the budget takes more, at least.
+    pub bound: Option<f64>,
+}
+
+/// Overhead over budget. `unplanned`: seconds of the step that shares are of.
+pub fn frontier_svg(title: &str, unplanned: Seconds, points: &[FrontierPoint]) -> String {
+    let mut points = points.to_vec();
+    points.sort_by_key(|point| point.budget);
+    let budgets = points.iter().map(|point| point.budget.0 as f64);
+    let (low, high) = (budgets.clone().reduce(f64::min).unwrap_or(0.0), budgets.reduce(f64::max).unwrap_or(1.0));
+    // A single point stands in the middle.
+    let margin = if high > low { (high - low) * 0.03 } else { high.max(1.0) * 0.1 };
+    let (low, high) = ((low - margin).max(0.0), high + margin);
+    let slowest = points.iter().map(|point| point.overhead).fold(0.0, f64::max);
+    let top = if slowest > 1e-6 { slowest * 1.08 } else { 0.01 };
+    let floor = HEIGHT - BOTTOM;
+    let x = |bytes: Bytes| LEFT + (bytes.0 as f64 - low) / (high - low) * (WIDTH - LEFT - RIGHT);
+    let y = |share: f64| TOP + (1.0 - share.max(0.0) / top) * (floor - TOP);
+    let mut svg = String::new();
+    let _ = write!(
+        svg,
+        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" font-family="system-ui, sans-serif" font-size="13">
+<title>{title}</title>
+<style>.ground{{fill:#fff}}.ink{{fill:#222}}.soft{{fill:#667}}.grid{{stroke:#dde}}.plan{{fill:none;stroke:#2f7ed8}}.mark{{fill:#2f7ed8}}.bound{{fill:none;stroke:#c0392b}}.between{{fill:#2f7ed8;fill-opacity:.16}}
+@media(prefers-color-scheme:dark){{.ground{{fill:#14171c}}.ink{{fill:#e6e8eb}}.soft{{fill:#9aa2ad}}.grid{{stroke:#2a2f37}}.plan{{stroke:#5ba3f0}}.mark{{fill:#5ba3f0}}.bound{{stroke:#ff7566}}.between{{fill:#5ba3f0}}}}</style>
+<rect class="ground" width="{WIDTH}" height="{HEIGHT}"/>
+<text class="ink" x="{LEFT}" y="22" font-size="15" font-weight="600">{title}</text>
+"##,
+        title = escape(title),
+    );
+    for share in percents(top) {
+        let at = y(share);
+        let _ = writeln!(
+            svg,
+            r#"<line class="grid" x1="{LEFT}" x2="{:.1}" y1="{at:.1}" y2="{at:.1}"/><text class="soft" x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"#,
+            WIDTH - RIGHT,
+            LEFT - 8.0,
+            at + 4.0,
+            percent(share)
+        );
+    }
+    for tick in ticks(low, high) {
+        let at = x(tick);
+        let _ = writeln!(
+            svg,
+            r#"<line class="grid" x1="{at:.1}" x2="{at:.1}" y1="{TOP}" y2="{floor}"/><text class="soft" x="{at:.1}" y="{:.1}" text-anchor="middle">{tick}</text>"#,
+            floor + 18.0
+        );
+    }
+    let plan: Vec<(f64, f64)> = points.iter().map(|point| (x(point.budget), y(point.overhead))).collect();
+    let bound: Vec<(f64, f64)> = points.iter().filter_map(|point| Some((x(point.budget), y(point.bound?)))).collect();
+    if bound.len() == plan.len() {
+        let around: Vec<(f64, f64)> = plan.iter().copied().chain(bound.iter().rev().copied()).collect();
+        let _ = writeln!(svg, r#"<path class="between" d="{}Z"/>"#, line(&around));
+    }
+    let _ = writeln!(svg, r#"<path class="plan" stroke-width="2" d="{}"/>"#, line(&plan));
+    for (x, y) in &plan {
+        let _ = writeln!(svg, r#"<circle class="mark" cx="{x:.1}" cy="{y:.1}" r="3.5"/>"#);
+    }
+    // Last, so that it is seen where both lines meet.
+    if !bound.is_empty() {
+        let _ = writeln!(svg, r#"<path class="bound" stroke-width="1.5" stroke-dasharray="6 4" d="{}"/>"#, line(&bound));
+    }
+    legend(&mut svg, &points, slowest);
+    let _ = writeln!(
+        svg,
+        r#"<text class="soft" x="{:.1}" y="{:.1}" text-anchor="middle">budget; time is predicted, more than the {} of the unplanned step</text>
+</svg>"#,
+        (LEFT + WIDTH - RIGHT) / 2.0,
+        HEIGHT - 14.0,
+        duration(unplanned.0)
+    );
+    svg
+}
+
+fn legend(svg: &mut String, points: &[FrontierPoint], slowest: f64) {
+    let smallest = points.first().map_or(Bytes::ZERO, |point| point.budget);
+    let planned = format!("planned: down to {smallest}, there {} % time", format_args!("{:+.1}", slowest * 100.0));
+    let gaps = points.iter().filter_map(|point| Some(point.overhead - point.bound?));
+    let widest = gaps.reduce(f64::max).map(|gap| format!("lower bound: at most {:.2} points below", gap * 100.0));
+    let mut at = LEFT;
+    for (class, text) in [("plan", Some(planned)), ("bound", widest)] {
+        let Some(text) = text else { continue };
+        let dashes = if class == "bound" { r#" stroke-dasharray="6 4""# } else { "" };
+        let _ = writeln!(
+            svg,
+            r#"<line class="{class}" x1="{at:.1}" x2="{:.1}" y1="40" y2="40" stroke-width="2"{dashes}/><text class="ink" x="{:.1}" y="44">{}</text>"#,
+            at + 22.0,
+            at + 28.0,
+            escape(&text)
+        );
+        at += 48.0 + text.chars().count() as f64 * 7.0;
+    }
+}
+
+/// Straight lines through points; nothing where there are none.
+fn line(points: &[(f64, f64)]) -> String {
+    let mut path = String::new();
+    for (index, (x, y)) in points.iter().enumerate() {
+        let _ = write!(path, "{}{x:.1} {y:.1}", if index == 0 { 'M' } else { 'L' });
+    }
+    path
+}
+
+/// As many digits as the step between two ticks needs.
+fn percent(share: f64) -> String {
+    let text = format!("{:.3}", share * 100.0);
+    let short = text.trim_end_matches('0').trim_end_matches('.');
+    format!("{}{short} %", if share > 0.0 { "+" } else { "" })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn point(budget: u64, overhead: f64, bound: Option<f64>) -> FrontierPoint {
+        FrontierPoint { budget: Bytes(budget), overhead, bound }
+    }
+
+    #[test]
+    fn figures_are_those_of_the_points() {
+        let svg = frontier_svg("a < b", Seconds(0.5), &[point(400, 0.0, Some(0.0)), point(200, 0.25, Some(0.2))]);
+        assert!(svg.contains("a &lt; b") && svg.contains("500.0 ms"));
+        assert!(svg.contains("down to 200 B, there +25.0 % time") && svg.contains("at most 5.00 points below"));
+        assert_eq!(svg.matches("<circle").count(), 2);
+    }
+
+    #[test]
+    fn nothing_is_drawn_of_a_bound_that_is_not_known() {
+        let svg = frontier_svg("one", Seconds(1.0), &[point(400, 0.0, None)]);
+        assert!(!svg.contains("class=\"bound\"") && !svg.contains("lower bound"));
+        assert!(!svg.contains("NaN") && !svg.contains("inf"));
+        assert!(!frontier_svg("none", Seconds(0.0), &[]).contains("NaN"));
+    }
+}
