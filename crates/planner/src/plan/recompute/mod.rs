@@ -626,3 +626,6 @@ impl Search<'_> {
         )
     }
 }
+
+#[cfg(test)]
+mod state_tests;
