@@ -210,6 +210,19 @@ impl<'a> Search<'a> {
         }
     }
 
+    /// The known plans within a budget, fastest first, with some distance between their peaks.
+    pub fn within(&self, budget: Bytes) -> impl Iterator<Item = Plan> {
+        let mut above = budget;
+        let found = self.found.iter().rev().filter(move |found| {
+            let is_next = found.peak <= Bytes(above.0 - above.0 / 128);
+            if is_next {
+                above = found.peak;
+            }
+            is_next
+        });
+        found.map(|found| Plan { planner: Planner::Auto, steps: found.steps.clone() })
+    }
+
     /// Repairs, polishes and offers what is in `state`.
     fn finish(&mut self, state: &mut State, pool: &mut Pool, random: &mut Rng, meter: &mut Meter) -> bool {
         let fits = repair(state, pool.limit, 0.0, random, meter);

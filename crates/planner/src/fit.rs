@@ -1,0 +1,198 @@
+//! Planning and laying out, in turns. Invariant: a schedule that leaves this room was checked, and its slab is within
+//! the budget.
+//!
+//! Plans speak of bytes, slabs of addresses, and lifetimes do not always pack. A planner with a fixed rule is asked again
+//! for as much less as was missing. The budget planner shares its effort with the layout: a little less is asked of it
+//! from turn to turn, because a little slack makes packing much easier.
+
+use crate::check::{Timeline, Violation, check};
+use crate::graph::{Graph, NodeId};
+use crate::plan::{self, Effort, Infeasible, Plan, PlanError, Planner, Search};
+use crate::profile::Profile;
+use crate::schedule::{Residents, Schedule, lower};
+use crate::units::{Bytes, Seconds};
+use crate::{Bound, BoundOrder, FitError, Fitted};
+
+/// One turn of planning and laying out.
+struct Turn {
+    /// The planner is asked for this part of the budget less.
+    slack: f64,
+    /// It may take until this part of the effort,
+    search: f64,
+    /// and addresses are looked for until this one.
+    layout: f64,
+}
+
+/// Less slack costs less time of the step, more slack packs sooner.
+const TURNS: [Turn; 5] = [
+    Turn { slack: 0.0, search: 0.4, layout: 0.5 },
+    Turn { slack: 0.003, search: 0.62, layout: 0.78 },
+    Turn { slack: 0.008, search: 0.84, layout: 0.9 },
+    Turn { slack: 0.02, search: 0.93, layout: 0.96 },
+    Turn { slack: 0.04, search: 0.98, layout: 1.0 },
+];
+/// If addresses are found at once in the first turn, it is worth searching on for a faster plan, until here.
+const SEARCH: f64 = 0.9;
+/// And looking for its addresses until here.
+const LAYOUT: f64 = 0.97;
+/// What "at once" means.
+const GLANCE: f64 = 0.03;
+
+/// A planner that is asked for one budget after another.
+pub struct Asked<'a> {
+    graph: &'a Graph,
+    profile: &'a Profile,
+    order: &'a [NodeId],
+    planner: Planner,
+    /// What the budget planner remembers.
+    search: Option<Search<'a>>,
+}
+
+/// An effort that is being spent.
+struct Spending<'a> {
+    effort: &'a Effort<'a>,
+    start: Seconds,
+}
+
+impl<'a> Spending<'a> {
+    fn passed(&self) -> Seconds {
+        Seconds((self.effort.clock)().0 - self.start.0)
+    }
+
+    /// What is left of it until a part is spent.
+    fn until(&self, part: f64) -> Effort<'a> {
+        self.effort.part(part, self.passed())
+    }
+}
+
+impl<'a> Asked<'a> {
+    /// A planner for the nodes of `order`.
+    pub fn new(graph: &'a Graph, profile: &'a Profile, order: &'a [NodeId], planner: Planner) -> Asked<'a> {
+        let search = (planner == Planner::Auto).then(|| Search::new(graph, profile, order));
+        Asked { graph, profile, order, planner, search }
+    }
+
+    /// What no schedule within a budget beats, as far as the planner knows.
+    pub fn bound(&self, budget: Bytes) -> Option<Bound> {
+        let seconds = self.search.as_ref()?.bound(budget)?;
+        Some(Bound { seconds, order: BoundOrder::Any })
+    }
+
+    /// A schedule within the budget, and how long the first plan took.
+    pub fn fit(&mut self, budget: Bytes, residents: &Residents, effort: &Effort<'_>) -> (Result<Fitted, FitError>, Seconds) {
+        let spending = Spending { effort, start: (effort.clock)() };
+        let mut first = None;
+        let found = match self.search.take() {
+            Some(mut search) => {
+                let found = self.in_turns(&mut search, budget, residents, &spending, &mut first);
+                self.search = Some(search);
+                Ok(found)
+            }
+            None => self.by_rule(budget, residents, &spending, &mut first),
+        };
+        let first = first.unwrap_or(spending.passed());
+        let found = match found {
+            Ok(found) => found,
+            Err(error) => return (Err(error.into()), first),
+        };
+        let result = match found {
+            Some(schedule) => checked(self.graph, self.profile, schedule, self.bound(budget)).map_err(FitError::from),
+            None => self.smallest(budget, residents, &spending),
+        };
+        (result, first)
+    }
+
+    /// Turn by turn with less of the budget, as long as addresses do not pack.
+    fn in_turns(
+        &self,
+        search: &mut Search<'_>,
+        budget: Bytes,
+        residents: &Residents,
+        spending: &Spending<'_>,
+        first: &mut Option<Seconds>,
+    ) -> Option<Schedule> {
+        let lay = |plan: &Plan, until: f64| self.lay(plan, budget, residents, &spending.until(until));
+        for (number, turn) in TURNS.iter().enumerate() {
+            let target = Bytes((budget.0 as f64 * (1.0 - turn.slack)) as u64).min(budget);
+            let answer = search.plan(target, &spending.until(turn.search));
+            first.get_or_insert(answer.first);
+            let plan = answer.plan?;
+            if number > 0 {
+                if let Some(schedule) = lay(&plan, turn.layout) {
+                    return Some(schedule);
+                }
+                continue;
+            }
+            if let Some(schedule) = lay(&plan, turn.search + GLANCE) {
+                let faster = search.plan(budget, &spending.until(SEARCH)).plan;
+                let faster = faster.filter(|faster| self.profile.total(&faster.steps) < self.profile.total(&plan.steps));
+                return Some(faster.and_then(|faster| lay(&faster, LAYOUT)).unwrap_or(schedule));
+            }
+            if let Some(schedule) = lay(&plan, turn.layout) {
+                return Some(schedule);
+            }
+        }
+        // What is known to need less may pack, if not as fast.
+        search.within(budget).find_map(|plan| lay(&plan, 1.0))
+    }
+
+    /// As much less as was missing, until addresses pack.
+    fn by_rule(
+        &self,
+        budget: Bytes,
+        residents: &Residents,
+        spending: &Spending<'_>,
+        first: &mut Option<Seconds>,
+    ) -> Result<Option<Schedule>, PlanError> {
+        let mut target = budget;
+        loop {
+            let plan = match plan::plan(self.graph, self.profile, self.order, target, self.planner) {
+                Ok(plan) => plan,
+                Err(PlanError::Infeasible(_)) => return Ok(None),
+                Err(error) => return Err(error),
+            };
+            first.get_or_insert(spending.passed());
+            let schedule = lower(self.graph, self.profile, &plan, budget, residents, &spending.until(1.0));
+            if schedule.slab <= budget {
+                return Ok(Some(schedule));
+            }
+            // Asked for no less than this plan holds, the planner would answer with this plan again.
+            let peak = plan::simulate(self.graph, self.profile, &plan.steps).curve.peak;
+            let Some(less) = peak.0.checked_sub(1) else { return Ok(None) };
+            target = target.saturating_sub(schedule.slab - budget).min(Bytes(less));
+        }
+    }
+
+    /// The plan with the smallest peak has the last word: either its addresses fit, or its slab is the smallest budget
+    /// known to be feasible.
+    fn smallest(&self, budget: Bytes, residents: &Residents, spending: &Spending<'_>) -> Result<Fitted, FitError> {
+        let plan = smallest(self.graph, self.profile, self.order, self.planner, spending.effort);
+        let schedule = lower(self.graph, self.profile, &plan, budget, residents, spending.effort);
+        if schedule.slab <= budget {
+            return Ok(checked(self.graph, self.profile, schedule, self.bound(budget))?);
+        }
+        let proof = Infeasible::new(self.graph, self.profile, budget, plan);
+        let needed = self.search.as_ref().map_or(proof.needed, |search| proof.needed.max(search.least_budget()));
+        Err(PlanError::Infeasible(Box::new(Infeasible { reached: schedule.slab, needed, ..proof })).into())
+    }
+
+    /// The schedule of a plan, if its addresses fit.
+    fn lay(&self, plan: &Plan, budget: Bytes, residents: &Residents, effort: &Effort<'_>) -> Option<Schedule> {
+        let schedule = lower(self.graph, self.profile, plan, budget, residents, effort);
+        (schedule.slab <= budget).then_some(schedule)
+    }
+}
+
+/// The plan with the smallest peak that a planner reaches: the same one whatever was planned before.
+pub fn smallest(graph: &Graph, profile: &Profile, order: &[NodeId], planner: Planner, effort: &Effort<'_>) -> Plan {
+    match planner {
+        Planner::Auto => Search::new(graph, profile, order).smallest(effort),
+        planner => plan::smallest(graph, profile, order, planner),
+    }
+}
+
+/// A schedule that the checker let pass.
+pub fn checked(graph: &Graph, profile: &Profile, schedule: Schedule, bound: Option<Bound>) -> Result<Fitted, Violation> {
+    let timeline: Timeline = check(graph, profile, &schedule, schedule.budget)?;
+    Ok(Fitted { schedule, timeline, bound })
+}
