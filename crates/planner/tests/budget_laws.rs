@@ -13,8 +13,7 @@ use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 use tightfit::graph::{DType, Graph, GraphBuilder, NodeSpec, Phase, ValueId, ValueSpec};
 use tightfit::machine::Machine;
-use tightfit::plan::recompute::{Answer, Search};
-use tightfit::plan::{self, Effort};
+use tightfit::plan::{self, Answer, Effort, Search};
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
 

@@ -11,8 +11,7 @@ use oracle::any_order::{fastest_any_order, least_budget_any_order};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 use tightfit::graph::{Graph, NodeId};
-use tightfit::plan::recompute::Search;
-use tightfit::plan::{self, Effort};
+use tightfit::plan::{self, Effort, Search};
 use tightfit::profile::Profile;
 use tightfit::units::Bytes;
 
