@@ -5,13 +5,64 @@
 //! for as much less as was missing. The budget planner shares its effort with the layout: a little less is asked of it
 //! from turn to turn, because a little slack makes packing much easier.
 
+use thiserror::Error;
+
 use crate::check::{Timeline, Violation, check};
 use crate::graph::{Graph, NodeId};
 use crate::plan::{self, Effort, Infeasible, Plan, PlanError, Planner, Search};
 use crate::profile::Profile;
 use crate::schedule::{Residents, Schedule, lower};
 use crate::units::{Bytes, Seconds};
-use crate::{Bound, BoundOrder, FitError, Fitted};
+
+/// A schedule that passed the checker, and what it does.
+#[derive(Clone, Debug)]
+pub struct Fitted {
+    /// The instructions.
+    pub schedule: Schedule,
+    /// Their abstract execution.
+    pub timeline: Timeline,
+    /// No schedule within the budget takes less; absent where the planner proves nothing.
+    pub bound: Option<Bound>,
+}
+
+/// A proven lower bound on the time of every schedule within a budget.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bound {
+    /// Seconds of the whole step.
+    pub seconds: Seconds,
+    /// Which schedules it speaks of.
+    pub order: BoundOrder,
+}
+
+/// The schedules that a bound speaks of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BoundOrder {
+    /// Those that run every node for the first time in the order of the graph.
+    Given,
+    /// All.
+    Any,
+}
+
+impl BoundOrder {
+    /// As it is printed.
+    pub fn name(self) -> &'static str {
+        match self {
+            BoundOrder::Given => "given",
+            BoundOrder::Any => "any",
+        }
+    }
+}
+
+/// Why a step does not fit.
+#[derive(Debug, Error)]
+pub enum FitError {
+    /// The planner has no plan.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The checker refused a schedule: a bug of this crate, reported instead of executed.
+    #[error("the schedule that was made is wrong and was not executed; please report this: {0}")]
+    Violation(#[from] Violation),
+}
 
 /// One turn of planning and laying out.
 struct Turn {

@@ -1,6 +1,6 @@
 //! tightfit plans a training step into a memory budget.
 //!
-//! This crate is pure: no files, no clock, no threads. What happens to a step, in order, is [`fit`]: the graph is
+//! This crate is pure: no files, no clock; its one thread ends before its caller goes on. What happens to a step, in order, is [`fit`]: the graph is
 //! profiled, updates move up behind their gradients, a planner decides what to recompute, the plan becomes a schedule
 //! with addresses, and an independent checker executes it abstractly. Nothing leaves this function unchecked.
 
@@ -13,53 +13,15 @@ pub mod profile;
 pub mod schedule;
 pub mod units;
 
-use check::{Timeline, Violation};
+pub use fit::{Bound, BoundOrder, FitError, Fitted};
+
+use check::Violation;
 use fit::{Asked, checked, smallest};
 use graph::Graph;
-use plan::{Effort, PlanError, Planner};
+use plan::{Effort, Planner};
 use profile::Profile;
 use schedule::{Residents, Schedule, lower};
-use thiserror::Error;
 use units::{Bytes, Seconds};
-
-/// A schedule that passed the checker, and what it does.
-#[derive(Clone, Debug)]
-pub struct Fitted {
-    /// The instructions.
-    pub schedule: Schedule,
-    /// Their abstract execution.
-    pub timeline: Timeline,
-    /// No schedule within the budget takes less; absent where the planner proves nothing.
-    pub bound: Option<Bound>,
-}
-
-/// A proven lower bound on the time of every schedule within a budget.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Bound {
-    /// Seconds of the whole step.
-    pub seconds: Seconds,
-    /// Which schedules it speaks of.
-    pub order: BoundOrder,
-}
-
-/// The schedules that a bound speaks of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BoundOrder {
-    /// Those that run every node for the first time in the order of the graph.
-    Given,
-    /// All.
-    Any,
-}
-
-impl BoundOrder {
-    /// As it is printed.
-    pub fn name(self) -> &'static str {
-        match self {
-            BoundOrder::Given => "given",
-            BoundOrder::Any => "any",
-        }
-    }
-}
 
 /// One budget of a ladder, and what became of it.
 #[derive(Debug)]
@@ -72,17 +34,6 @@ pub struct Rung {
     pub first: Seconds,
     /// Until the schedule was made and checked.
     pub total: Seconds,
-}
-
-/// Why a step does not fit.
-#[derive(Debug, Error)]
-pub enum FitError {
-    /// The planner has no plan.
-    #[error(transparent)]
-    Plan(#[from] PlanError),
-    /// The checker refused a schedule: a bug of this crate, reported instead of executed.
-    #[error("the schedule that was made is wrong and was not executed; please report this: {0}")]
-    Violation(#[from] Violation),
 }
 
 /// Fits one step into `budget` bytes.
