@@ -71,12 +71,12 @@ pub fn calibrate(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 fn calls(arguments: &Arguments, step: &Path) -> anyhow::Result<ExitCode> {
     let machine = machine(arguments.threads);
     let subject = Subject { folder: step, data: arguments.data.as_deref(), budget: &arguments.budget, planner: arguments.planner };
-    let measured = seconds::try_step(&machine, &subject, Limits::default())?;
+    let (measured, budget) = seconds::try_step(&machine, &subject, Limits::default())?;
     seconds::remember(&machine, measured.clone());
     if arguments.json {
         println!("{}", measured.write());
     } else {
-        println!("{} threads: {} kinds of calls measured in {}", machine.threads, measured.len(), step.display());
+        println!("{} threads: {} kinds of calls measured within {budget}", machine.threads, measured.len());
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -9,7 +9,7 @@ use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::{CallSeconds, CallSecondsError, Profile};
-use tightfit::units::Seconds;
+use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::{Dataset, Session, Step, VERSION, trial};
 
 use crate::budget::Budget;
@@ -83,8 +83,8 @@ pub fn remember(machine: &Machine, measured: CallSeconds) {
     output::write_whole(&path, table.write().as_bytes()).ok();
 }
 
-/// Tries a step inside a budget, in this process: seconds of its calls.
-pub fn try_step(machine: &Machine, subject: &Subject<'_>, limits: Limits) -> anyhow::Result<CallSeconds> {
+/// Tries a step inside a budget, in this process: seconds of its calls, and the whole budget in bytes.
+pub fn try_step(machine: &Machine, subject: &Subject<'_>, limits: Limits) -> anyhow::Result<(CallSeconds, Bytes)> {
     let budget: Budget = subject.budget.parse()?;
     let step = Step::open(subject.folder)?;
     let mut data = Dataset::open(&step.data, &step.folder, subject.data)?;
@@ -93,7 +93,7 @@ pub fn try_step(machine: &Machine, subject: &Subject<'_>, limits: Limits) -> any
     let fitted = input::fit_into(&step.training, &profile, machine, budget, subject.planner, &limits.effort(1))?;
     let slab = fitted.budget - fitted.reserve;
     let mut session = Session::new(&step, (&profile, &fitted.fitted.schedule), None, slab, machine.threads as usize, 1)?;
-    Ok(trial(&mut session, &mut data, TRIAL)?.call_seconds(&step.training, machine.threads))
+    Ok((trial(&mut session, &mut data, TRIAL)?.call_seconds(&step.training, machine.threads), fitted.budget))
 }
 
 fn measure(machine: &Machine, subject: &Subject<'_>) -> Option<CallSeconds> {

@@ -126,7 +126,8 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
         None => arguments.seed.unwrap_or(1),
     };
     interrupt::listen();
-    let subject = Subject { folder: &arguments.step, data: arguments.data.as_deref(), budget: &arguments.budget, planner: arguments.planner };
+    let subject =
+        Subject { folder: &arguments.step, data: arguments.data.as_deref(), budget: &arguments.budget, planner: arguments.planner };
     let seconds = seconds::of_step(&step.training, &machine, arguments.costs, &subject);
     let planned = plan(&step, &machine, &seconds, budget, arguments.planner, &arguments.limits.effort(seed))?;
     let fitted = &planned.training.fitted;

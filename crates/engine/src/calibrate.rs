@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use tightfit::graph::{Argument, DType, Graph, GraphBuilder, NodeSpec, Phase, StorageId, ValueId, ValueSpec};
 use tightfit::machine::Machine;
-use tightfit::plan::{Plan, Planner};
+use tightfit::plan::{Effort, Plan, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::{Residents, lower};
 use tightfit::units::Bytes;
@@ -86,11 +86,8 @@ fn stored(builder: &mut GraphBuilder, spec: NodeSpec, shape: &[u64]) -> (ValueId
 
 /// A view of a matrix, the other way round.
 fn transposed(builder: &mut GraphBuilder, name: &str, (matrix, storage): (ValueId, StorageId), [rows, columns]: [u64; 2]) -> ValueId {
-    let view = ValueSpec {
-        contiguous: false,
-        strides: Some(vec![1, columns]),
-        ..ValueSpec::contiguous(&[columns, rows], DType::F32, storage)
-    };
+    let view =
+        ValueSpec { contiguous: false, strides: Some(vec![1, columns]), ..ValueSpec::contiguous(&[columns, rows], DType::F32, storage) };
     builder.node(call(name, "aten.t.default", &[matrix]), &[Some(view)])[0]
 }
 
@@ -98,7 +95,7 @@ fn transposed(builder: &mut GraphBuilder, name: &str, (matrix, storage): (ValueI
 fn median(graph: &Graph, threads: u32) -> Result<f64, SessionError> {
     let profile = Profile { in_place: false, ..Profile::new(graph, &Machine::unmeasured_cpu(threads)) };
     let plan = Plan { planner: Planner::None, steps: graph.program() };
-    let mut schedule = lower(graph, &profile, &plan, Bytes::ZERO, &Residents::default());
+    let mut schedule = lower(graph, &profile, &plan, Bytes::ZERO, &Residents::default(), &Effort::default());
     schedule.budget = schedule.slab;
     let program = Program::compile(graph, &profile, &schedule, threads as usize)?;
     let mut slab = Slab::new(schedule.slab)?;

@@ -56,7 +56,7 @@ fn execute(graph: &Graph, tensors: &SafeTensors, settings: &StepSettings, in_pla
     let machine = Machine::unmeasured_cpu(threads as u32);
     let profile = Profile { in_place, ..Profile::new(graph, &machine) };
     let plan = Plan { planner: Planner::None, steps: graph.program() };
-    let mut schedule = lower(graph, &profile, &plan, Bytes(1 << 40), &Residents::default());
+    let mut schedule = lower(graph, &profile, &plan, Bytes(1 << 40), &Residents::default(), &tightfit::plan::Effort::default());
     schedule.budget = schedule.slab;
     let program = Program::compile(graph, &profile, &schedule, threads).map_err(|error| error.to_string())?;
     let mut slab = Slab::new(schedule.slab).unwrap();

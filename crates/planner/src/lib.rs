@@ -134,7 +134,7 @@ pub fn fit_smallest(
 ) -> Result<Fitted, FitError> {
     let order = plan::early_updates(graph, profile);
     let plan = smallest(graph, profile, &order, planner, effort);
-    let mut schedule = lower(graph, profile, &plan, Bytes::ZERO, residents);
+    let mut schedule = lower(graph, profile, &plan, Bytes::ZERO, residents, effort);
     schedule.budget = schedule.slab;
     Ok(checked(graph, profile, schedule, None)?)
 }
@@ -157,8 +157,15 @@ struct Asked<'a> {
     search: Option<Search<'a>>,
 }
 
-/// Parts of an effort after which the planner has to answer, and answer again where addresses did not pack.
-const ANSWERS: [f64; 3] = [0.85, 0.9, 0.95];
+/// Parts of an effort: until when the planner searches, and until when addresses are looked for in what it found; turn
+/// by turn, as long as they are not found. The last turn repeats.
+const TURNS: [(f64, f64); 4] = [(0.5, 0.75), (0.8, 0.9), (0.92, 0.96), (0.98, 1.0)];
+/// If addresses are found at once in the first plan, it is worth searching on for a faster one, until here.
+const SEARCH: (f64, f64) = (0.9, 0.97);
+/// What "at once" means.
+const GLANCE: f64 = 0.03;
+/// Where addresses do not pack, the planner is asked for this part of the budget less, and for more from turn to turn.
+const SLACK: f64 = 0.002;
 
 impl<'a> Asked<'a> {
     fn new(graph: &'a Graph, profile: &'a Profile, order: &'a [NodeId], planner: Planner) -> Asked<'a> {
@@ -179,8 +186,8 @@ impl<'a> Asked<'a> {
         let mut first = None;
         let mut target = budget;
         for turn in 0.. {
-            let share = ANSWERS.get(turn).copied().unwrap_or(1.0);
-            let plan = match self.plan(target, &effort.part(share, since())) {
+            let (search, layout) = TURNS[turn.min(TURNS.len() - 1)];
+            let plan = match self.plan(target, &effort.part(search, since())) {
                 Ok((plan, soon)) => {
                     first = first.or(soon);
                     plan
@@ -188,18 +195,31 @@ impl<'a> Asked<'a> {
                 Err(PlanError::Infeasible(_)) => break,
                 Err(error) => return (Err(error.into()), since()),
             };
-            let schedule = lower(graph, profile, &plan, budget, residents);
+            let lay = |plan: &Plan, until: f64| lower(graph, profile, plan, budget, residents, &effort.part(until, since()));
+            let glance = if turn == 0 { search + GLANCE } else { layout };
+            let mut schedule = lay(&plan, glance);
+            let at_once = schedule.slab <= budget;
+            if !at_once && turn == 0 {
+                schedule = lay(&plan, layout);
+            }
             if schedule.slab <= budget {
+                if at_once && turn == 0 && self.search.is_some() {
+                    schedule = self.faster(budget, &plan, residents, effort, since()).unwrap_or(schedule);
+                }
                 let result = checked(graph, profile, schedule, self.bound(budget));
                 return (result.map_err(FitError::from), first.unwrap_or(since()));
             }
             // Asked for no less than this plan holds, the planner would answer with this plan again.
             let Some(less) = plan::simulate(graph, profile, &plan.steps).curve.peak.0.checked_sub(1) else { break };
-            target = target.saturating_sub(schedule.slab - budget).min(Bytes(less));
+            let missing = match self.search {
+                Some(_) if turn + 1 < TURNS.len() => Bytes((budget.0 as f64 * SLACK * (turn + 1) as f64) as u64),
+                _ => schedule.slab - budget,
+            };
+            target = target.saturating_sub(missing.min(schedule.slab - budget)).min(Bytes(less));
         }
         // Its plan with the smallest peak has the last word.
         let plan = smallest(graph, profile, self.order, self.planner, &effort.part(1.0, since()));
-        let schedule = lower(graph, profile, &plan, budget, residents);
+        let schedule = lower(graph, profile, &plan, budget, residents, &effort.part(1.0, since()));
         let first = first.unwrap_or(since());
         if schedule.slab <= budget {
             let result = checked(graph, profile, schedule, self.bound(budget));
@@ -208,6 +228,18 @@ impl<'a> Asked<'a> {
         let proof = Infeasible::new(graph, profile, budget, plan);
         let needed = self.search.as_ref().map_or(proof.needed, |search| proof.needed.max(search.least_budget()));
         (Err(PlanError::Infeasible(Box::new(Infeasible { reached: schedule.slab, needed, ..proof })).into()), first)
+    }
+
+    /// Searches on after a plan whose addresses were found at once.
+    fn faster(&mut self, budget: Bytes, found: &Plan, residents: &Residents, effort: &Effort<'_>, passed: Seconds) -> Option<Schedule> {
+        let start = (effort.clock)();
+        let since = || Seconds((effort.clock)().0 - start.0 + passed.0);
+        let (plan, _) = self.plan(budget, &effort.part(SEARCH.0, passed)).ok()?;
+        if self.profile.total(&plan.steps) >= self.profile.total(&found.steps) {
+            return None;
+        }
+        let schedule = lower(self.graph, self.profile, &plan, budget, residents, &effort.part(SEARCH.1, since()));
+        (schedule.slab <= budget).then_some(schedule)
     }
 
     /// A plan, and how long the first one took where the planner says so.
@@ -227,7 +259,7 @@ impl<'a> Asked<'a> {
 pub fn unplanned(graph: &Graph, profile: &Profile) -> Result<Fitted, Violation> {
     let profile = Profile { in_place: false, ..profile.clone() };
     let plan = plan::Plan { planner: Planner::None, steps: graph.program() };
-    let mut schedule = lower(graph, &profile, &plan, Bytes::ZERO, &Residents::default());
+    let mut schedule = lower(graph, &profile, &plan, Bytes::LIMIT, &Residents::default(), &Effort::default());
     schedule.budget = schedule.slab;
     checked(graph, &profile, schedule, None)
 }

@@ -100,7 +100,7 @@ impl Case {
     /// Peak, the node where it is reached first, and milliseconds of a sequence, all from the checker.
     fn run(&self, steps: &[NodeId]) -> (u64, String, f64) {
         let plan = Plan { planner: Planner::Capuchin, steps: steps.to_vec() };
-        let schedule = lower(&self.graph, &self.profile, &plan, Bytes::LIMIT, &Residents::default());
+        let schedule = lower(&self.graph, &self.profile, &plan, Bytes::LIMIT, &Residents::default(), &tightfit::plan::Effort::default());
         let timeline = check(&self.graph, &self.profile, &schedule, schedule.slab).unwrap();
         let cost = oracle::replay(&self.graph, &self.profile, steps).unwrap();
         assert_eq!(timeline.peak, Bytes(cost.peak), "{}", self.id);

@@ -106,8 +106,8 @@ fn a_slab_that_nearly_fits_is_refused_at_once() {
     let gigabytes = |count: u64| count << 30;
     let mut step = Step::new();
     let mut previous = Vec::new();
-    // Lifetimes of two steps each, of sizes that do not pack.
-    for (i, size) in [3, 5, 2, 7, 3, 6, 2, 5, 4, 7, 3].into_iter().enumerate() {
+    // Lifetimes of three steps each, of sizes that do not pack: 17 where 15 are held.
+    for (i, size) in [5, 2, 8, 3, 4, 3, 8, 1, 6].into_iter().enumerate() {
         let value = step.node(&format!("n{i}"), Phase::Forward, &previous, gigabytes(size));
         previous.push(value);
         if previous.len() > 2 {

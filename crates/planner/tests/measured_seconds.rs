@@ -66,7 +66,11 @@ fn strides_are_part_of_a_signature() {
     let transposed = |strides: Option<Vec<u64>>| {
         let graph = graph([4, 4], |builder, left, _| {
             let storage = builder.storage(Bytes(64));
-            let spec = NodeSpec { inputs: vec![left], args: vec![Argument::Value(left)], ..NodeSpec::new("x", "aten.clone.default", Phase::Forward) };
+            let spec = NodeSpec {
+                inputs: vec![left],
+                args: vec![Argument::Value(left)],
+                ..NodeSpec::new("x", "aten.clone.default", Phase::Forward)
+            };
             let contiguous = strides.is_none();
             let value = ValueSpec { contiguous, strides: strides.clone(), ..ValueSpec::contiguous(&[4, 4], DType::F32, storage) };
             let made = builder.node(spec, &[Some(value)]);

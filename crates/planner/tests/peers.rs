@@ -1,19 +1,19 @@
-//! The peer planners on the corpus. Invariant: each one stays within the budget or refuses with a plan that it reached;
-//! what one costs is printed on demand, never asserted.
+//! The peer planners on the corpus, and the exact one against the oracle. Invariant: each one stays within the budget or refuses with a plan that it reached;
+//! what one costs is printed by `examples/peers.rs`, never asserted.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod corpus;
 mod generator;
 mod oracle;
 
-use std::time::Instant;
-
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
+use tightfit::check::check;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::plan::{self, PlanError, Planner};
 use tightfit::profile::Profile;
+use tightfit::schedule::{Residents, lower};
 use tightfit::units::Bytes;
 
 const GRAPHS: [&str; 7] = [
@@ -25,8 +25,6 @@ const GRAPHS: [&str; 7] = [
     "vit_b16_b32",
     "mobilenet_v3_large_b64",
 ];
-
-const PEERS: [Planner; 6] = [Planner::Chen, Planner::Capuchin, Planner::Xla, Planner::Dtr, Planner::Knapsack, Planner::Rotor];
 
 /// Static bytes and `share` of what the unplanned peak adds to them.
 fn budget(graph: &Graph, peak: Bytes, share: f64) -> Bytes {
@@ -46,8 +44,10 @@ fn every_peer_meets_its_budget_or_proves_why_not() {
                 let budget = budget(&graph, unplanned.curve.peak, share);
                 match plan::plan(&graph, &profile, &order, budget, planner) {
                     Ok(plan) => {
-                        assert!(plan::simulate(&graph, &profile, &plan.steps).curve.peak <= budget, "{name} {planner:?}");
-                        oracle::replay(&graph, &profile, &plan.steps).unwrap_or_else(|error| panic!("{name} {planner:?}: {error}"));
+                        let schedule = lower(&graph, &profile, &plan, Bytes::LIMIT, &Residents::default());
+                        let timeline = check(&graph, &profile, &schedule, schedule.slab).unwrap();
+                        assert!(timeline.peak <= budget, "{name} {planner:?}");
+                        assert_eq!(timeline.peak, plan::simulate(&graph, &profile, &plan.steps).curve.peak);
                     }
                     Err(PlanError::Infeasible(proof)) => {
                         assert!(share < 0.7, "{name} {planner:?} at {share}: {proof}");
@@ -70,16 +70,18 @@ fn exact_refuses_what_is_too_large_for_it() {
     assert!(matches!(error, PlanError::TooLarge { nodes, most: 80 } if nodes == order.len()), "{error}");
 }
 
-/// Equal but for plans that repeat a node twice, or out of program order, in front of one node: those the program does
-/// not know, and the oracle does.
+/// Equal, but for plans that repeat a node twice, or out of program order, in front of one node: those the program does
+/// not know, and the oracle does. A batch tensor that nobody reads goes before the first node on the oracle's board, and
+/// with it in a sequence of runs; such graphs are left out.
 #[test]
 fn exact_is_as_good_as_the_oracle() {
     let mut runner = TestRunner::new(generator::config(1));
     let recipes = generator::recipes(5);
     let (mut equal, mut worse) = (0, 0);
-    while equal + worse < 150 {
+    while equal + worse < 400 {
         let graph = recipes.new_tree(&mut runner).unwrap().current().graph();
-        if graph.program().len() > 14 || graph.storages().len() > 64 {
+        let is_read = |storage| graph.is_kept(storage) || graph.program().iter().any(|&node| graph.reads(node).contains(&storage));
+        if graph.program().len() > 14 || graph.storages().len() > 64 || !graph.placeholder_storages().all(|(_, s)| is_read(s)) {
             continue;
         }
         for profile in generator::profiles(&graph) {
@@ -92,6 +94,8 @@ fn exact_is_as_good_as_the_oracle() {
                 match plan::plan(&graph, &profile, &order, Bytes(point.peak), Planner::Exact) {
                     Ok(plan) => {
                         let cost = oracle::replay(&graph, &profile, &plan.steps).unwrap();
+                        let schedule = lower(&graph, &profile, &plan, Bytes::LIMIT, &Residents::default());
+                        assert_eq!(check(&graph, &profile, &schedule, schedule.slab).unwrap().peak, Bytes(cost.peak));
                         assert!(cost.peak <= point.peak && cost.seconds >= point.seconds * (1.0 - 1e-9), "{cost:?} against {point:?}");
                         let same = cost.seconds <= point.seconds * (1.0 + 1e-9);
                         (equal, worse) = (equal + usize::from(same), worse + usize::from(!same));
@@ -106,35 +110,5 @@ fn exact_is_as_good_as_the_oracle() {
         }
     }
     println!("{equal} of {} budgets as fast as the oracle", equal + worse);
-    assert!(worse * 50 <= equal, "{equal} equal, {worse} worse");
-}
-
-/// `cargo test -p tightfit --release --test peers -- --ignored --nocapture`
-#[test]
-#[ignore = "prints a table"]
-fn overheads_and_times() {
-    for name in GRAPHS {
-        let graph = corpus::graph(name);
-        let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
-        let order = plan::early_updates(&graph, &profile);
-        let unplanned = plan::simulate(&graph, &profile, &order);
-        println!("{name}, {} nodes: overhead in % (milliseconds of planning)", order.len());
-        for planner in PEERS {
-            print!("{:>9}", planner.name());
-            for share in [0.9, 0.8, 0.7, 0.6, 0.5, 0.4] {
-                let budget = budget(&graph, unplanned.curve.peak, share);
-                let start = Instant::now();
-                let plan = plan::plan(&graph, &profile, &order, budget, planner);
-                let milliseconds = start.elapsed().as_secs_f64() * 1e3;
-                match plan {
-                    Ok(plan) => {
-                        let step = plan::simulate(&graph, &profile, &plan.steps);
-                        print!("  {:7.2} ({milliseconds:4.0})", (step.seconds.0 / unplanned.seconds.0 - 1.0) * 100.0);
-                    }
-                    Err(_) => print!("        – ({milliseconds:4.0})"),
-                }
-            }
-            println!();
-        }
-    }
+    assert!(worse * 100 <= equal, "{equal} equal, {worse} worse");
 }

@@ -182,7 +182,7 @@ proptest! {
             for at in 0..steps.len() {
                 prop_assert!(!runs_in_vain(&graph, &steps, at), "step {at}, `{}`, is made again for nobody", graph.nodes()[steps[at]].name);
             }
-            let schedule = lower(&graph, &profile, &Plan { planner: Planner::None, steps }, Bytes::LIMIT, &Residents::default());
+            let schedule = lower(&graph, &profile, &Plan { planner: Planner::None, steps }, Bytes::LIMIT, &Residents::default(), &tightfit::plan::Effort::default());
             let timeline = check(&graph, &profile, &schedule, schedule.slab);
             prop_assert!(timeline.is_ok(), "{}", timeline.unwrap_err());
             prop_assert_eq!(timeline.unwrap().peak, Bytes(cost.peak));

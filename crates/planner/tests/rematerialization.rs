@@ -1,5 +1,5 @@
 //! What a decision about a node means, case by case: the sequence that comes out, written as node names. Invariant:
-//! each test shows one rule of `plan::rematerialize` or of Chen's segments, on the smallest graph that shows it.
+//! each test shows one rule of `plan::rematerialize` or of a peer, on the smallest graph that shows it.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use expect_test::{Expect, expect};
 use tightfit::graph::{DType, Graph, GraphBuilder, NodeSpec, Phase, StorageId, ValueId, ValueSpec};
 use tightfit::machine::Machine;
-use tightfit::plan::{self, Drop, Drops, Planner};
+use tightfit::plan::{self, Drop, Drops, PlanError, Planner};
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
 
@@ -131,4 +131,52 @@ fn chen_keeps_the_borders_of_the_square_root_of_the_units() {
     let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
     let plan = plan::smallest(&graph, &profile, &graph.program(), Planner::Chen);
     expect!["0.a 0.b 1.a 1.b 2.a 2.b 3.a 3.b 4.a 4.b 5.a 5.b 6.a 6.b 7.a 7.b 8.a 8.b g8 g7 g6 3.a 3.b 4.a 4.b 5.a g5 g4 g3 0.a 0.b 1.a 1.b 2.a g2 g1 g0"].assert_eq(&names(&graph, &plan.steps));
+}
+
+/// The sequence that a planner makes of a graph under a budget, or the lowest one that it reaches.
+fn plans(text: &str, planner: Planner, budget: u64, expected: Expect) {
+    let graph = graph(text);
+    let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
+    let found = match plan::plan(&graph, &profile, &graph.program(), Bytes(budget), planner) {
+        Ok(plan) => names(&graph, &plan.steps),
+        Err(PlanError::Infeasible(proof)) => format!("reaches {}", proof.reached.0),
+        Err(error) => error.to_string(),
+    };
+    expected.assert_eq(&found);
+}
+
+/// Four layers of 100 bytes and a second each, over 200 bytes of parameters; gd holds a b c d gd, so the peak is 700.
+const LAYERS: &str = "0.a: x; 1.b: 0.a; 2.c: 1.b; 3.d: 2.c | gd: 3.d; gc: gd 2.c; gb: gc 1.b; ga: gb 0.a";
+
+/// Where gd runs, a, b and c free 100 bytes each; the first one wins, and runs again in front of its use.
+#[test]
+fn xla_takes_the_first_of_those_that_free_most() {
+    plans(LAYERS, Planner::Xla, 600, expect!["0.a 1.b 2.c 3.d gd gc gb 0.a ga"]);
+}
+
+/// Where d runs, a is stalest; where gd runs, b is. For gb both come back, and a, which b was made from, has to go again.
+#[test]
+fn dtr_evicts_what_is_stale_and_makes_it_again_from_its_sources() {
+    plans(LAYERS, Planner::Dtr, 600, expect!["0.a 1.b 2.c 3.d gd gc gb 0.a ga"]);
+    plans(LAYERS, Planner::Dtr, 500, expect!["0.a 1.b 2.c 3.d gd gc 0.a 1.b gb 0.a ga"]);
+}
+
+/// What is not saved comes back before its first use, and so do its sources: all of them where gd runs, at the peak.
+#[test]
+fn a_knapsack_does_not_see_the_peak() {
+    plans(LAYERS, Planner::Knapsack, 600, expect!["reaches 700"]);
+}
+
+/// The chain's optimum: one block runs twice, then two.
+#[test]
+fn rotor_repeats_as_few_blocks_as_the_memory_allows() {
+    plans(LAYERS, Planner::Rotor, 600, expect!["0.a 1.b 2.c 3.d gd gc 1.b gb ga"]);
+    plans(LAYERS, Planner::Rotor, 500, expect!["0.a 1.b 2.c 3.d gd gc 0.a 1.b gb 0.a ga"]);
+}
+
+#[test]
+fn exact_repeats_as_few_nodes_as_the_memory_allows() {
+    plans(LAYERS, Planner::Exact, 600, expect!["0.a 1.b 2.c 3.d gd gc 1.b gb ga"]);
+    plans(LAYERS, Planner::Exact, 500, expect!["0.a 1.b 2.c 3.d gd gc 0.a 1.b gb 0.a ga"]);
+    plans(LAYERS, Planner::Exact, 400, expect!["reaches 500"]);
 }

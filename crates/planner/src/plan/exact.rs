@@ -10,9 +10,11 @@ use cranelift_entity::SecondaryMap;
 use good_lp::highs as solver;
 #[cfg(not(feature = "highs"))]
 use good_lp::microlp as solver;
-use good_lp::{Expression, ProblemVariables, ResolutionError, Solution, SolverModel, Variable, WithTimeLimit, constraint, variable};
+use good_lp::{
+    Expression, ProblemVariables, ResolutionError, Solution, SolverModel, Variable, WithMipGap, WithTimeLimit, constraint, variable,
+};
 
-use super::rematerialize::{legal, may_run_again, mutated_storages};
+use super::rematerialize::{Versions, legal};
 use super::{Infeasible, Plan, PlanError, Planner, none, simulate};
 use crate::graph::{Graph, NodeId, StorageId};
 use crate::profile::{Liveness, Profile, liveness};
@@ -116,8 +118,7 @@ impl<'a> Program<'a> {
     /// The moments, in order; a repetition is there where it can still be of use.
     fn runs(&mut self) {
         let graph = self.graph;
-        let is_mutated = mutated_storages(graph);
-        let mut written: SecondaryMap<StorageId, bool> = SecondaryMap::new();
+        let mut versions = Versions::default();
         for (stage, &node) in self.order.iter().enumerate() {
             let mut wanted: SecondaryMap<StorageId, bool> = SecondaryMap::new();
             for &storage in self.order[stage..].iter().flat_map(|&later| graph.reads(later)) {
@@ -126,8 +127,7 @@ impl<'a> Program<'a> {
             let mut repeated = Vec::new();
             for &earlier in self.order[..stage].iter().rev() {
                 let useful = graph.fresh(earlier).iter().any(|&storage| wanted[storage] && !graph.is_kept(storage));
-                let current = graph.reads(earlier).iter().all(|&storage| !written[storage]);
-                if useful && current && may_run_again(graph, &is_mutated, earlier) {
+                if useful && versions.allow(graph, earlier) {
                     repeated.push(earlier);
                     for &storage in graph.reads(earlier) {
                         wanted[storage] = true;
@@ -139,9 +139,7 @@ impl<'a> Program<'a> {
                 self.moments.push(Moment { node: again, stage, run: Some(run) });
             }
             self.moments.push(Moment { node, stage, run: None });
-            for &storage in graph.mutated(node) {
-                written[storage] = true;
-            }
+            versions.advance(graph, node);
         }
     }
 
@@ -265,7 +263,9 @@ impl<'a> Program<'a> {
 
     /// The optimum as a sequence of runs; `None` where there is none.
     fn solve(self, limits: &ExactLimits) -> Result<Option<Vec<NodeId>>, PlanError> {
-        let mut model = self.variables.minimise(self.objective).using(solver);
+        let unsolved = |reason: String| PlanError::Unsolved { reason };
+        let model = self.variables.minimise(self.objective).using(solver);
+        let mut model = model.with_mip_gap(0.0).map_err(|error| unsolved(error.to_string()))?;
         if let Some(Seconds(seconds)) = limits.seconds {
             model = model.with_time_limit(seconds);
         }
@@ -275,7 +275,7 @@ impl<'a> Program<'a> {
         let solution = match model.solve() {
             Ok(solution) => solution,
             Err(ResolutionError::Infeasible) => return Ok(None),
-            Err(error) => return Err(PlanError::Unsolved { reason: error.to_string() }),
+            Err(error) => return Err(unsolved(error.to_string())),
         };
         let runs = self.moments.iter().filter(|moment| moment.run.is_none_or(|run| solution.value(run) > 0.5));
         let steps: Vec<NodeId> = runs.map(|moment| moment.node).collect();

@@ -8,7 +8,7 @@
 use cranelift_entity::SecondaryMap;
 
 use super::family::fastest;
-use super::rematerialize::{Drop, Drops, may_run_again, mutated_storages, rematerialize};
+use super::rematerialize::{Drop, Drops, Readers, may_run_again, mutated_storages};
 use super::{Plan, PlanError, Planner};
 use crate::graph::{Graph, NodeId};
 use crate::profile::Profile;
@@ -28,6 +28,7 @@ pub fn knapsack(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Byte
     let weights: Vec<usize> = items.iter().map(|item| slots(item.bytes)).collect();
     let values: Vec<f64> = items.iter().map(|item| item.seconds.0).collect();
     let filled = Filled::new(&weights, &values, SLOTS);
+    let readers = Readers::new(graph, order);
     let family = (0..=CAPACITIES).map(|share| {
         let mut drops = Drops::new();
         if share < CAPACITIES {
@@ -35,7 +36,7 @@ pub fn knapsack(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Byte
                 drops[item.node] = if saved { Drop::Hold } else { Drop::Keep };
             }
         }
-        rematerialize(graph, order, &drops)
+        readers.rematerialize(graph, order, &drops)
     });
     fastest(graph, profile, budget, Planner::Knapsack, family.collect())
 }

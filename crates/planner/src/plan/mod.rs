@@ -13,7 +13,7 @@ mod family;
 mod infeasible;
 mod knapsack;
 mod order;
-mod recompute;
+pub mod recompute;
 mod rematerialize;
 mod rotor;
 mod xla;
@@ -35,7 +35,7 @@ pub use rotor::rotor;
 pub use xla::xla;
 
 use crate::graph::{Graph, NodeId};
-use crate::profile::{MemoryCurve, Profile, liveness, memory_curve};
+use crate::profile::{MemoryCurve, Profile, held};
 use crate::units::{Bytes, Seconds};
 
 /// The planners, by the name that a user gives.
@@ -133,8 +133,7 @@ pub struct Simulation {
 
 /// Simulates a sequence of runs.
 pub fn simulate(graph: &Graph, profile: &Profile, steps: &[NodeId]) -> Simulation {
-    let lives = liveness(graph, profile, steps);
-    Simulation { curve: memory_curve(graph, profile, steps, &lives), seconds: profile.total(steps) }
+    Simulation { curve: held(graph, profile, steps), seconds: profile.total(steps) }
 }
 
 /// Plans the sequence `order` under a budget with one planner.

@@ -26,32 +26,7 @@ pub type Drops = SecondaryMap<NodeId, Drop>;
 /// The sequence that `order` becomes. Forward nodes that no backward node reads are transparent: they are made again
 /// for whoever needs them, and held by nobody.
 pub fn rematerialize(graph: &Graph, order: &[NodeId], drops: &Drops) -> Vec<NodeId> {
-    let table = Readers::new(graph, order);
-    let mut state = Rematerialization {
-        graph,
-        drops,
-        table: &table,
-        made: SecondaryMap::with_default(Made::Never),
-        written: SecondaryMap::new(),
-        access: 0,
-    };
-    let mut steps = Vec::with_capacity(order.len() + order.len() / 4);
-    let mut again = Vec::new();
-    for (position, &node) in order.iter().enumerate() {
-        if !graph.nodes()[node].phase.is_forward() {
-            state.access = position as u32 + 1;
-            for &storage in graph.reads(node) {
-                state.make(storage, &mut again);
-            }
-            again.sort_by_key(|&node| table.position[node]);
-            steps.append(&mut again);
-        }
-        for &storage in graph.mutated(node) {
-            state.written[storage] = true;
-        }
-        steps.push(node);
-    }
-    steps
+    Readers::new(graph, order).rematerialize(graph, order, drops)
 }
 
 /// Whether a node may ever run again: it does not mutate, and no storage that it makes is written in place later.
@@ -60,6 +35,31 @@ pub fn rematerialize(graph: &Graph, order: &[NodeId], drops: &Drops) -> Vec<Node
 pub(super) fn may_run_again(graph: &Graph, is_mutated: &SecondaryMap<StorageId, bool>, node: NodeId) -> bool {
     let call = &graph.nodes()[node];
     !call.mutates && graph.runs(node) && call.phase.is_forward() && graph.fresh(node).iter().all(|&storage| !is_mutated[storage])
+}
+
+/// How often each storage has been written in place, at some point of a sequence.
+#[derive(Default)]
+pub(super) struct Versions {
+    written: SecondaryMap<StorageId, u32>,
+}
+
+impl Versions {
+    /// Goes on behind a run.
+    pub fn advance(&mut self, graph: &Graph, node: NodeId) {
+        for &storage in graph.mutated(node) {
+            self.written[storage] += 1;
+        }
+    }
+
+    /// Whether a node that ran before may run again here: every version that it reads is still current, and nothing that
+    /// it makes has been written in place.
+    pub fn allow(&self, graph: &Graph, node: NodeId) -> bool {
+        let call = &graph.nodes()[node];
+        let current = |value| self.written[graph.values()[value].storage] == graph.values()[value].version;
+        let untouched = |storage| self.written[storage] == 0;
+        let repeatable = graph.runs(node) && call.phase.is_forward() && !call.mutates;
+        repeatable && call.inputs.iter().all(|&input| current(input)) && graph.fresh(node).iter().all(|&storage| untouched(storage))
+    }
 }
 
 /// Storages that some node writes in place.
@@ -77,20 +77,16 @@ pub(super) fn mutated_storages(graph: &Graph) -> SecondaryMap<StorageId, bool> {
 /// and without those that make something for nobody. First runs stay, so whoever read a run that is left out finds the
 /// copy before it: any sequence in which first runs come in a legal order becomes a legal one.
 pub(super) fn legal(graph: &Graph, steps: &[NodeId]) -> Vec<NodeId> {
-    let is_mutated = mutated_storages(graph);
     let mut ran: SecondaryMap<NodeId, bool> = SecondaryMap::new();
-    let mut written: SecondaryMap<StorageId, bool> = SecondaryMap::new();
+    let mut versions = Versions::default();
     let mut runs: Vec<(NodeId, bool)> = Vec::with_capacity(steps.len());
     for &node in steps {
         let repeated = ran[node];
-        if repeated && (!may_run_again(graph, &is_mutated, node) || graph.reads(node).iter().any(|&read| written[read])) {
-            continue;
+        if !repeated || versions.allow(graph, node) {
+            ran[node] = true;
+            versions.advance(graph, node);
+            runs.push((node, repeated));
         }
-        ran[node] = true;
-        for &storage in graph.mutated(node) {
-            written[storage] = true;
-        }
-        runs.push((node, repeated));
     }
     let mut wanted: SecondaryMap<StorageId, bool> = SecondaryMap::new();
     runs.reverse();
@@ -111,19 +107,26 @@ pub(super) fn legal(graph: &Graph, steps: &[NodeId]) -> Vec<NodeId> {
     runs.into_iter().rev().map(|(node, _)| node).collect()
 }
 
-/// Facts of the graph that the pass asks for again and again.
-struct Readers {
+/// Facts of the graph and its order that the pass asks for again and again, whatever is dropped.
+pub(super) struct Readers {
+    is_forward: SecondaryMap<NodeId, bool>,
     position: SecondaryMap<NodeId, u32>,
     read_by_backward: SecondaryMap<NodeId, bool>,
     again: SecondaryMap<NodeId, bool>,
 }
 
 impl Readers {
-    fn new(graph: &Graph, order: &[NodeId]) -> Readers {
+    pub fn new(graph: &Graph, order: &[NodeId]) -> Readers {
         let is_mutated = mutated_storages(graph);
-        let mut table = Readers { position: SecondaryMap::new(), read_by_backward: SecondaryMap::new(), again: SecondaryMap::new() };
+        let mut table = Readers {
+            is_forward: SecondaryMap::new(),
+            position: SecondaryMap::new(),
+            read_by_backward: SecondaryMap::new(),
+            again: SecondaryMap::new(),
+        };
         for (position, &node) in order.iter().enumerate() {
             table.position[node] = position as u32;
+            table.is_forward[node] = graph.nodes()[node].phase.is_forward();
             table.again[node] = may_run_again(graph, &is_mutated, node);
             if !graph.nodes()[node].phase.is_forward() {
                 for producer in graph.reads(node).iter().filter_map(|&storage| graph.producer(storage)) {
@@ -132,6 +135,35 @@ impl Readers {
             }
         }
         table
+    }
+
+    /// [`rematerialize`], for one set of decisions after the other.
+    pub fn rematerialize(&self, graph: &Graph, order: &[NodeId], drops: &Drops) -> Vec<NodeId> {
+        let mut state = Rematerialization {
+            graph,
+            drops,
+            table: self,
+            made: SecondaryMap::with_default(Made::Never),
+            written: SecondaryMap::new(),
+            access: 0,
+        };
+        let mut steps = Vec::with_capacity(order.len() + order.len() / 4);
+        let mut again = Vec::new();
+        for (position, &node) in order.iter().enumerate() {
+            if !self.is_forward[node] {
+                state.access = position as u32 + 1;
+                for &storage in graph.reads(node) {
+                    state.make(storage, &mut again);
+                }
+                again.sort_by_key(|&node| self.position[node]);
+                steps.append(&mut again);
+            }
+            for &storage in graph.mutated(node) {
+                state.written[storage] = true;
+            }
+            steps.push(node);
+        }
+        steps
     }
 }
 
@@ -156,7 +188,9 @@ struct Rematerialization<'a> {
 impl Rematerialization<'_> {
     /// Makes sure that `wanted` is there for the current access, which the backward node itself reads.
     fn make(&mut self, wanted: StorageId, again: &mut Vec<NodeId>) {
-        let mut missing = vec![(wanted, true)];
+        let Some(node) = self.must_run_again(wanted, true) else { return };
+        again.push(node);
+        let mut missing: Vec<(StorageId, bool)> = self.graph.reads(node).iter().map(|&read| (read, false)).collect();
         while let Some((storage, wanted)) = missing.pop() {
             if let Some(node) = self.must_run_again(storage, wanted) {
                 missing.extend(self.graph.reads(node).iter().map(|&read| (read, false)));

@@ -312,10 +312,10 @@ impl Table<'_> {
         let mut best = vec![(f64::INFINITY, Choice::Infeasible); end];
         let all = blocks.held(blocks.all[first]);
         let least = blocks.needed((blocks.all[first] + blocks.backward[first]).max(blocks.saving[first] + blocks.before[last])).max(all);
-        for memory in least..end {
+        for (memory, best) in best.iter_mut().enumerate().skip(least) {
             let rest = if first == last { 0.0 } else { self.cost[self.at(first + 1, last, memory - all)] };
             if rest < f64::INFINITY {
-                best[memory] = (blocks.forward[first] + rest, Choice::Save);
+                *best = (blocks.forward[first] + rest, Choice::Save);
             }
         }
         let (mut pass, mut peak) = (0.0, 0);

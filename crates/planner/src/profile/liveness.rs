@@ -110,6 +110,44 @@ fn reuse_dying_inputs(graph: &Graph, steps: &[NodeId], liveness: &mut Liveness) 
     }
 }
 
+/// The curve of `steps` at once, for planners that ask for many: what [`memory_curve`] says of [`liveness`], without a
+/// table of lives where no output may take over an input.
+pub fn held(graph: &Graph, profile: &Profile, steps: &[NodeId]) -> MemoryCurve {
+    if profile.in_place {
+        return memory_curve(graph, profile, steps, &liveness(graph, profile, steps));
+    }
+    // For each storage the last access to its newest copy; nothing before its first run.
+    let mut last: SecondaryMap<StorageId, Option<u32>> = SecondaryMap::with_capacity(graph.storages().len());
+    let mut born = vec![Bytes::ZERO; steps.len() + 1];
+    let mut freed = vec![Bytes::ZERO; steps.len() + 1];
+    let mut now = Bytes::ZERO;
+    for (_, storage) in graph.placeholder_storages() {
+        now += graph.storages()[storage];
+        last[storage] = Some(0);
+    }
+    for (position, &node) in steps.iter().enumerate() {
+        for &storage in graph.reads(node) {
+            last[storage] = Some(position as u32);
+        }
+        for &storage in graph.fresh(node) {
+            let bytes = graph.storages()[storage];
+            born[position] += bytes;
+            match last[storage] {
+                Some(_) if graph.is_kept(storage) => freed[position] += bytes,
+                Some(before) => freed[before as usize] += bytes,
+                None => {}
+            }
+            last[storage] = Some(position as u32);
+        }
+    }
+    for (storage, last) in last.iter() {
+        if let Some(last) = last.filter(|_| !graph.is_kept(storage)) {
+            freed[last as usize] += graph.storages()[storage];
+        }
+    }
+    curve(profile, steps, now, &born, &freed)
+}
+
 /// Bytes over `steps`: outputs and workspace are allocated while inputs are still held; what was used for the last
 /// time is freed after the node.
 pub fn memory_curve(graph: &Graph, profile: &Profile, steps: &[NodeId], liveness: &Liveness) -> MemoryCurve {
@@ -133,6 +171,11 @@ pub fn memory_curve(graph: &Graph, profile: &Profile, steps: &[NodeId], liveness
             freed[interval.dies as usize] += bytes;
         }
     }
+    curve(profile, steps, now, &born, &freed)
+}
+
+/// Adds up what is born and freed at each position, from `now` on.
+fn curve(profile: &Profile, steps: &[NodeId], mut now: Bytes, born: &[Bytes], freed: &[Bytes]) -> MemoryCurve {
     let mut held = Vec::with_capacity(steps.len());
     for (position, &node) in steps.iter().enumerate() {
         now += born[position];

@@ -8,7 +8,7 @@ mod roofline;
 use cranelift_entity::SecondaryMap;
 
 pub use access::{AccessProfile, access_profile};
-pub use liveness::{Interval, IntervalId, Liveness, MemoryCurve, liveness, memory_curve};
+pub use liveness::{Interval, IntervalId, Liveness, MemoryCurve, held, liveness, memory_curve};
 pub use measured::{CallSeconds, CallSecondsError, Signature};
 pub use roofline::roofline;
 

@@ -8,7 +8,7 @@ use cranelift_entity::{PrimaryMap, SecondaryMap};
 use super::instruction::{Buffer, BufferId, Call, Instruction, Schedule};
 use super::layout::{ALIGNMENT, Lifetime, pack};
 use crate::graph::{Graph, NodeId, StorageId};
-use crate::plan::Plan;
+use crate::plan::{Effort, Plan};
 use crate::profile::{Interval, IntervalId, Profile, liveness};
 use crate::units::Bytes;
 
@@ -39,7 +39,8 @@ impl Residents {
 }
 
 /// Lowers a plan and lays it out. Persistent placeholders come first in the slab, or stay where `residents` has them.
-pub fn lower(graph: &Graph, profile: &Profile, plan: &Plan, budget: Bytes, residents: &Residents) -> Schedule {
+/// The layout's search ends where the slab fits into `budget`; a budget of zero asks for the smallest slab.
+pub fn lower(graph: &Graph, profile: &Profile, plan: &Plan, budget: Bytes, residents: &Residents, effort: &Effort<'_>) -> Schedule {
     let lives = liveness(graph, profile, &plan.steps);
     let mut lifetimes: PrimaryMap<BufferId, Lifetime> = PrimaryMap::new();
     let mut buffer_of: SecondaryMap<IntervalId, Option<BufferId>> = SecondaryMap::new();
@@ -92,7 +93,7 @@ pub fn lower(graph: &Graph, profile: &Profile, plan: &Plan, budget: Bytes, resid
 
     let placeholders: Vec<(NodeId, BufferId)> =
         graph.placeholder_storages().zip(lives.intervals.keys()).map(|((node, _), interval)| (node, at(interval))).collect();
-    let (buffers, slab) = place(graph, &lifetimes, &placeholders, residents);
+    let (buffers, slab) = place(graph, &lifetimes, &placeholders, budget, residents, effort);
     Schedule {
         graph: graph.hash().to_string(),
         planner: plan.planner.name().to_string(),
@@ -134,12 +135,17 @@ fn frees(
     frees
 }
 
-/// Persistent placeholders at the bottom of the slab, all else best fit above them.
+/// Most work of one layout for each buffer: a step is lowered several times, and what is found is found soon.
+const WORK_OF_EACH_BUFFER: u64 = 32;
+
+/// Persistent placeholders at the bottom of the slab, all else packed above them.
 fn place(
     graph: &Graph,
     lifetimes: &PrimaryMap<BufferId, Lifetime>,
     placeholders: &[(NodeId, BufferId)],
+    budget: Bytes,
     residents: &Residents,
+    effort: &Effort<'_>,
 ) -> (PrimaryMap<BufferId, Buffer>, Bytes) {
     let mut fixed: Vec<Option<u64>> = vec![None; lifetimes.len()];
     let mut floor = residents.end;
@@ -155,7 +161,8 @@ fn place(
         }
         fixed[buffer.as_u32() as usize] = Some(address);
     }
-    let packing = pack(lifetimes.as_values_slice(), &fixed, floor, ALIGNMENT, u64::MAX, &crate::plan::Effort::default());
+    let effort = Effort { work: effort.work.min(lifetimes.len() as u64 * WORK_OF_EACH_BUFFER), ..*effort };
+    let packing = pack(lifetimes.as_values_slice(), &fixed, floor, ALIGNMENT, budget.0, &effort);
     let buffers = lifetimes.values().zip(packing.addresses).map(|(lifetime, address)| Buffer { bytes: lifetime.bytes, address }).collect();
     (buffers, packing.end)
 }

@@ -3,7 +3,7 @@
 
 mod format;
 mod instruction;
-pub mod layout;
+mod layout;
 mod lower;
 
 pub use format::{FORMAT, PlanFileError, read, write};

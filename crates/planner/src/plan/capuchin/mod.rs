@@ -7,7 +7,7 @@
 pub(super) mod published;
 mod sources;
 
-use super::rematerialize::{Drop, Drops, rematerialize};
+use super::rematerialize::{Drop, Drops, Readers};
 use super::{Infeasible, Plan, PlanError, Planner, simulate};
 use crate::graph::{Graph, NodeId};
 use crate::profile::{MemoryCurve, Profile, liveness, memory_curve};
@@ -17,6 +17,7 @@ use sources::Candidates;
 /// The greedy planner with the simulated peak as its judge.
 pub fn capuchin(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes) -> Result<Plan, PlanError> {
     let mut candidates = Candidates::new(graph, profile, order);
+    let readers = Readers::new(graph, order);
     let mut drops = Drops::new();
     let mut steps = order.to_vec();
     loop {
@@ -38,8 +39,9 @@ pub fn capuchin(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Byte
         idle.dedup();
         idle.retain(|&node| candidates.is_open(node));
         candidates.by_msps(&mut idle);
-        let better =
-            idle.into_iter().find_map(|node| lower(graph, profile, order, &mut drops, node, &steps, &curve).map(|steps| (node, steps)));
+        let better = idle
+            .into_iter()
+            .find_map(|node| lower(graph, profile, (order, &readers), &mut drops, node, &steps, &curve).map(|steps| (node, steps)));
         match better {
             Some((node, lowered)) => {
                 candidates.choose(node);
@@ -58,7 +60,7 @@ pub fn capuchin(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Byte
 fn lower(
     graph: &Graph,
     profile: &Profile,
-    order: &[NodeId],
+    (order, readers): (&[NodeId], &Readers),
     drops: &mut Drops,
     node: NodeId,
     before: &[NodeId],
@@ -66,7 +68,7 @@ fn lower(
 ) -> Option<Vec<NodeId>> {
     for drop in [Drop::Keep, Drop::Again] {
         drops[node] = drop;
-        let steps = rematerialize(graph, order, drops);
+        let steps = readers.rematerialize(graph, order, drops);
         let after = simulate(graph, profile, &steps).curve;
         let relieved = || held_at(&after, &steps, before[curve.at], before, curve.at).is_some_and(|held| held < curve.held[curve.at]);
         if after.peak < curve.peak || (after.peak == curve.peak && relieved()) {

@@ -127,19 +127,32 @@ impl<'a> Candidates<'a> {
 
     /// Memory saved per second of recomputation, in bytes per second.
     pub fn msps(&self, node: NodeId) -> f64 {
-        self.candidate(node).bytes.0 as f64 / self.execution_time(node).0.max(f64::MIN_POSITIVE)
+        self.bytes_per_second(node, self.executions(node))
+    }
+
+    fn bytes_per_second(&self, node: NodeId, executions: usize) -> f64 {
+        let seconds = self.recompute_time(node).0 * executions as f64;
+        self.candidate(node).bytes.0 as f64 / seconds.max(f64::MIN_POSITIVE)
     }
 
     /// Sorts nodes by falling MSPS; program order breaks ties.
     pub fn by_msps(&self, nodes: &mut [NodeId]) {
-        nodes.sort_by(|&a, &b| self.msps(b).total_cmp(&self.msps(a)).then(a.cmp(&b)));
+        let mut executions: SecondaryMap<NodeId, usize> = SecondaryMap::with_default(1);
+        for &source in self.chosen.iter().flat_map(|&chosen| &self.candidate(chosen).activation_sources) {
+            executions[source] += 1;
+        }
+        let mut msps: SecondaryMap<NodeId, f64> = SecondaryMap::new();
+        for &node in nodes.iter() {
+            msps[node] = self.bytes_per_second(node, executions[node]);
+        }
+        nodes.sort_by(|&a, &b| msps[b].total_cmp(&msps[a]).then(a.cmp(&b)));
     }
 
     /// Chooses a candidate: wherever it was a source, its own sources take its place.
     pub fn choose(&mut self, node: NodeId) {
         let chosen = self.candidate(node).clone();
-        for other in self.open.clone() {
-            let candidate = self.candidate_mut(other);
+        for &other in &self.open {
+            let candidate = self.table[other].as_mut().expect("only candidates are open");
             if candidate.activation_sources.remove(&node) {
                 candidate.activation_sources.extend(&chosen.activation_sources);
                 candidate.parameter_sources.extend(&chosen.parameter_sources);

@@ -72,6 +72,8 @@ pub struct Search<'a> {
     instants: Vec<Instant>,
     /// No other has both a smaller peak and less time; by rising peak.
     found: Vec<Found>,
+    /// Where the last search for a plan ended.
+    last: Option<Pool>,
 }
 
 /// The answer for one budget.
@@ -91,7 +93,7 @@ impl<'a> Search<'a> {
         let given = Problem::new(graph, profile, order);
         let moved = order::improved(&given);
         let reordered = Problem::new(graph, profile, &moved);
-        let mut search = Search { graph, profile, given, reordered, instants: Vec::new(), found: Vec::new() };
+        let mut search = Search { graph, profile, given, reordered, instants: Vec::new(), found: Vec::new(), last: None };
         search.offer(order.to_vec());
         search.offer(moved);
         search
@@ -105,7 +107,13 @@ impl<'a> Search<'a> {
             let mut random = Rng::with_seed(effort.seed);
             let mut pool = Pool { limit: size(budget), found: Vec::new() };
             pool.take(self.best(budget).cloned());
-            self.starts(&mut pool, &mut random, &mut meter, &mut first);
+            self.sharpen(pool.limit, &mut meter);
+            if self.bound(budget).is_none() {
+                return Answer { plan: None, bound: None, first: meter.elapsed() };
+            }
+            if !self.resume(&mut pool, &mut random, &mut meter) {
+                self.starts(&mut pool, &mut random, &mut meter, &mut first);
+            }
             if self.bound(budget).is_none() {
                 return Answer { plan: None, bound: None, first: meter.elapsed() };
             }
@@ -216,6 +224,31 @@ impl<'a> Search<'a> {
             pool.push(state.extra(), steps(state.problem, &state.events()));
         }
         fits
+    }
+
+    /// Makes the hulls of the instants that bind most exact at a budget.
+    fn sharpen(&mut self, limit: Size, meter: &mut Meter) {
+        self.instants.sort_by_key(|instant| (Reverse(instant.bound(limit).unwrap_or(Picoseconds::MAX)), instant.at));
+        for instant in self.instants.iter_mut().take(2 * INSTANTS) {
+            if meter.is_over() {
+                return;
+            }
+            instant.solve(&self.given, limit, meter);
+        }
+    }
+
+    /// Goes on where the last search ended, if its budget was this one or a little more.
+    fn resume(&mut self, pool: &mut Pool, random: &mut Rng, meter: &mut Meter) -> bool {
+        let limit = pool.limit;
+        let near = |last: &Pool| limit <= last.limit && last.limit - limit <= limit / 50;
+        let Some(last) = self.last.take().filter(near) else { return false };
+        for (_, steps) in last.found {
+            let (problem, events) = rebase(self.graph, self.profile, &steps);
+            let mut state = State::new(&problem);
+            state.set(&events);
+            self.finish(&mut state, pool, random, meter);
+        }
+        pool.best().is_some()
     }
 
     /// Makes plans from cuts and from whatever else is cheap.
@@ -395,6 +428,8 @@ impl<'a> Search<'a> {
             for runner in &mut runners {
                 for _ in 0..LEGS {
                     if meter.is_over() || proven(self.best(Bytes(limit as u64)), floor) {
+                        let best = self.best(Bytes(limit as u64)).map(|best| (best.extra, best.steps.clone()));
+                        self.last = Some(Pool { limit, found: best.into_iter().chain(std::iter::once(runner.clone())).collect() });
                         return;
                     }
                     self.leg(runner, limit, work.max(1), floor, random, meter);
@@ -402,6 +437,7 @@ impl<'a> Search<'a> {
             }
             runners.sort_by_key(|runner| runner.0);
             runners.truncate(runners.len().div_ceil(3));
+            self.last = Some(Pool { limit, found: runners.clone() });
             if let Some(news) = news {
                 let (least, sets) = news.read();
                 floor = floor.max(least);

@@ -1,12 +1,9 @@
-//! Best fit in a given order. Invariant: a block is put where it overlaps none of those placed before it, and only
-//! blocks that live at the same time are looked at.
+//! Best fit in a given order. Invariant: a block is put where it overlaps none of those placed before it that live at
+//! the same time, and only what they occupy is looked at.
 //!
 //! Source: Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020 (greedy by size).
 
 use super::Lifetime;
-
-/// Most parts that time is cut into to find the blocks that live at the same time.
-const MOST_PARTS: u32 = 1024;
 
 /// Addresses, and the first byte that none of the blocks uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,7 +23,7 @@ pub(super) fn best_fit(lifetimes: &[Lifetime], fixed: &[Option<u64>], floor: u64
         let behind = addresses[i] + lifetime.bytes.0;
         end = end.max(behind);
         if behind > floor {
-            occupied.insert(i as u32, lifetime);
+            occupied.insert(lifetime, (addresses[i], behind));
         }
     }
     let mut near: Vec<(u64, u64)> = Vec::new();
@@ -37,11 +34,11 @@ pub(super) fn best_fit(lifetimes: &[Lifetime], fixed: &[Option<u64>], floor: u64
             continue;
         }
         near.clear();
-        occupied.each(lifetimes, &lifetimes[i], |other| near.push((addresses[other], addresses[other] + lifetimes[other].bytes.0)));
+        occupied.during(&lifetimes[i], &mut near);
         near.sort_unstable();
         addresses[i] = smallest_gap(&near, bytes, floor);
         end = end.max(addresses[i] + bytes);
-        occupied.insert(block, &lifetimes[i]);
+        occupied.insert(&lifetimes[i], (addresses[i], addresses[i] + bytes));
     }
     Placement { addresses, end }
 }
@@ -59,40 +56,85 @@ fn smallest_gap(taken: &[(u64, u64)], bytes: u64, floor: u64) -> u64 {
     best.map_or(free_from, |(_, address)| address)
 }
 
-/// Placed blocks by time: a block is listed in each part that it lives in, and as starting in its first.
+/// Taken addresses by time: a binary tree over the positions at which something is born. A life is the union of a few
+/// nodes; its addresses are noted there, and in all nodes above them. Adjacent ranges are one, so where blocks are packed
+/// well a node has few.
 struct Occupied {
-    /// A position's part is the position shifted by this.
-    shift: u32,
-    alive: Vec<Vec<u32>>,
-    starting: Vec<Vec<u32>>,
+    births: Vec<u32>,
+    /// Number of leaves, a power of two; node 1 is the root, and node `n` has the children `2n` and `2n + 1`.
+    leaves: usize,
+    /// Taken all the time of a node, by a life that the node is a part of.
+    whole: Vec<Runs>,
+    /// Taken at some time of a node, by a life that the node or one below it is a part of.
+    some: Vec<Runs>,
 }
+
+/// Ranges of addresses, rising, with gaps between them.
+type Runs = Vec<(u64, u64)>;
 
 impl Occupied {
     fn new(lifetimes: &[Lifetime]) -> Occupied {
-        let last = lifetimes.iter().map(|lifetime| lifetime.last).max().unwrap_or(0);
-        let parts = (lifetimes.len() as u32 / 4).clamp(1, MOST_PARTS);
-        let shift = (0..32).find(|&shift| last >> shift < parts).unwrap_or(31);
-        let parts = (last >> shift) as usize + 1;
-        Occupied { shift, alive: vec![Vec::new(); parts], starting: vec![Vec::new(); parts] }
+        let mut births: Vec<u32> = lifetimes.iter().map(|lifetime| lifetime.first).collect();
+        births.sort_unstable();
+        births.dedup();
+        let leaves = births.len().next_power_of_two();
+        Occupied { births, leaves, whole: vec![Vec::new(); leaves * 2], some: vec![Vec::new(); leaves * 2] }
     }
 
-    fn insert(&mut self, block: u32, lifetime: &Lifetime) {
-        let (first, last) = ((lifetime.first >> self.shift) as usize, (lifetime.last >> self.shift) as usize);
-        self.starting[first].push(block);
-        for part in &mut self.alive[first..=last] {
-            part.push(block);
-        }
+    /// The first and last birth within a lifetime: two lives meet if and only if these ranges do.
+    fn leaves_of(&self, lifetime: &Lifetime) -> (usize, usize) {
+        let first = self.births.partition_point(|&birth| birth < lifetime.first);
+        let behind = self.births.partition_point(|&birth| birth <= lifetime.last);
+        (first, behind.max(first + 1) - 1)
     }
 
-    /// Calls `visit` once with each block that lives while `lifetime` does.
-    fn each(&self, lifetimes: &[Lifetime], lifetime: &Lifetime, mut visit: impl FnMut(usize)) {
-        let (first, last) = ((lifetime.first >> self.shift) as usize, (lifetime.last >> self.shift) as usize);
-        let later = self.starting[first + 1..last.max(first) + 1].iter();
-        for &other in std::iter::once(&self.alive[first]).chain(later).flatten() {
-            let other = other as usize;
-            if lifetimes[other].meets(lifetime) {
-                visit(other);
-            }
-        }
+    fn insert(&mut self, lifetime: &Lifetime, run: (u64, u64)) {
+        let wanted = self.leaves_of(lifetime);
+        self.insert_below(1, (0, self.leaves - 1), wanted, run);
     }
+
+    fn insert_below(&mut self, node: usize, span: (usize, usize), wanted: (usize, usize), run: (u64, u64)) {
+        if wanted.1 < span.0 || span.1 < wanted.0 {
+            return;
+        }
+        add(&mut self.some[node], run);
+        if wanted.0 <= span.0 && span.1 <= wanted.1 {
+            add(&mut self.whole[node], run);
+            return;
+        }
+        let middle = (span.0 + span.1) / 2;
+        self.insert_below(node * 2, (span.0, middle), wanted, run);
+        self.insert_below(node * 2 + 1, (middle + 1, span.1), wanted, run);
+    }
+
+    /// Appends what is taken at some time of `lifetime`, in no order and some of it several times.
+    fn during(&self, lifetime: &Lifetime, taken: &mut Runs) {
+        self.during_below(1, (0, self.leaves - 1), self.leaves_of(lifetime), taken);
+    }
+
+    fn during_below(&self, node: usize, span: (usize, usize), wanted: (usize, usize), taken: &mut Runs) {
+        if wanted.1 < span.0 || span.1 < wanted.0 {
+            return;
+        }
+        if wanted.0 <= span.0 && span.1 <= wanted.1 {
+            taken.extend_from_slice(&self.some[node]);
+            return;
+        }
+        taken.extend_from_slice(&self.whole[node]);
+        let middle = (span.0 + span.1) / 2;
+        self.during_below(node * 2, (span.0, middle), wanted, taken);
+        self.during_below(node * 2 + 1, (middle + 1, span.1), wanted, taken);
+    }
+}
+
+/// Adds a range, which may overlap others.
+fn add(runs: &mut Runs, (start, end): (u64, u64)) {
+    let from = runs.partition_point(|run| run.1 < start);
+    let to = from + runs[from..].partition_point(|run| run.0 <= end);
+    if from == to {
+        runs.insert(from, (start, end));
+        return;
+    }
+    runs[from] = (start.min(runs[from].0), end.max(runs[to - 1].1));
+    runs.drain(from + 1..to);
 }

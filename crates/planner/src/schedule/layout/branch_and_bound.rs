@@ -6,7 +6,7 @@
 //! Both are tried, blocks first. Space that no block can use any more is waste, and a section has only so much of it.
 
 use super::sections::Sections;
-use super::{Budget, Lifetime};
+use super::{Lifetime, Spending};
 
 /// How a search ended.
 #[derive(Debug, PartialEq, Eq)]
@@ -23,9 +23,8 @@ const NOBODY: u32 = u32::MAX;
 
 /// What a change overwrote.
 enum Change {
-    Floor { section: u32, floor: u64, slack: u64, top: u32 },
+    Floor { section: u32, floor: u64, slack: u64, top: u32, lying: u32 },
     Lowest { block: u32, lowest: u64 },
-    Witness { section: u32, witness: u32 },
     Placed { block: u32 },
 }
 
@@ -42,8 +41,6 @@ struct Frame {
     to: u32,
     parent: usize,
     section: u32,
-    /// Where the section's floor rises to if no block is put on it.
-    raised: u64,
     /// Blocks to try are `choices[next..end]`; then the floor rises.
     next: usize,
     end: usize,
@@ -52,12 +49,32 @@ struct Frame {
     tasks: usize,
 }
 
+/// Which section of which valley is settled first.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Rule {
+    /// Of any valley, or of the lowest ones only.
+    pub any_valley: bool,
+    /// Of their sections.
+    pub choice: Choice,
+}
+
+/// Which section of the valleys is settled first; ties go to the earliest.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Choice {
+    /// One that can waste nothing, with the fewest blocks that can lie on its floor.
+    FullThenFew,
+    /// The one that can waste least.
+    LeastSlack,
+    /// The one with the fewest blocks that can lie on its floor.
+    Few,
+    /// The earliest.
+    First,
+}
+
 /// The state of a search.
 pub(super) struct Search<'a> {
     blocks: &'a [Lifetime],
     sections: &'a Sections,
-    /// Blocks that live at the same time, for each block.
-    neighbours: &'a [Vec<u32>],
     /// Position of each block in the order in which they are tried.
     rank: Vec<u32>,
     /// Height below which nothing more is put, by section.
@@ -66,8 +83,8 @@ pub(super) struct Search<'a> {
     slack: Vec<u64>,
     /// The block whose top is the floor.
     top: Vec<u32>,
-    /// A block that can lie on the floor.
-    witness: Vec<u32>,
+    /// How many unplaced blocks can lie on the floor.
+    lying: Vec<u32>,
     /// Unplaced blocks in each section, and those alive in it and in the one before.
     waiting: Vec<u32>,
     crossing: Vec<u32>,
@@ -77,37 +94,12 @@ pub(super) struct Search<'a> {
     trail: Vec<Change>,
     dirty: Vec<u32>,
     is_dirty: Vec<bool>,
-    pub mode: u32,
-    pub any: bool,
-}
-
-/// Blocks that live at the same time, for each block.
-pub(super) fn neighbours(sections: &Sections) -> Vec<Vec<u32>> {
-    let mut neighbours = vec![Vec::new(); sections.range.len()];
-    let mut seen = vec![NOBODY; sections.range.len()];
-    for (block, &(from, to)) in sections.range.iter().enumerate() {
-        seen[block] = block as u32;
-        for section in from..to {
-            for &other in &sections.live[section as usize] {
-                if seen[other as usize] != block as u32 {
-                    seen[other as usize] = block as u32;
-                    neighbours[block].push(other);
-                }
-            }
-        }
-    }
-    neighbours
+    rule: Rule,
 }
 
 impl<'a> Search<'a> {
     /// A search with nothing placed, or `None` where the blocks of one section exceed the capacity.
-    pub fn new(
-        blocks: &'a [Lifetime],
-        sections: &'a Sections,
-        neighbours: &'a [Vec<u32>],
-        rank: Vec<u32>,
-        capacity: u64,
-    ) -> Option<Search<'a>> {
+    pub fn new(blocks: &'a [Lifetime], sections: &'a Sections, rank: Vec<u32>, rule: Rule, capacity: u64) -> Option<Search<'a>> {
         let count = sections.live.len();
         let mut slack = Vec::with_capacity(count);
         for live in &sections.live {
@@ -121,12 +113,11 @@ impl<'a> Search<'a> {
         Some(Search {
             blocks,
             sections,
-            neighbours,
             rank,
             floor: vec![0; count],
             slack,
             top: vec![NOBODY; count],
-            witness: sections.live.iter().map(|live| live[0]).collect(),
+            lying: sections.live.iter().map(|live| live.len() as u32).collect(),
             waiting: sections.live.iter().map(|live| live.len() as u32).collect(),
             crossing,
             lowest: vec![0; blocks.len()],
@@ -134,13 +125,12 @@ impl<'a> Search<'a> {
             trail: Vec::new(),
             dirty: Vec::new(),
             is_dirty: vec![false; count],
-            mode: 0,
-            any: false,
+            rule,
         })
     }
 
     /// Searches for at most `nodes` placements.
-    pub fn run(&mut self, mut nodes: u64, budget: &mut Budget) -> Outcome {
+    pub fn run(&mut self, mut nodes: u64, spending: &mut Spending<'_>) -> Outcome {
         let mut choices: Vec<u32> = Vec::new();
         let mut frames: Vec<Frame> = Vec::new();
         let mut tasks: Vec<Task> = Vec::new();
@@ -151,7 +141,7 @@ impl<'a> Search<'a> {
             loop {
                 let top = frames.len() - 1;
                 let frame = &mut frames[top];
-                let (from, to, section, raised) = (frame.from, frame.to, frame.section, frame.raised);
+                let (from, to, section) = (frame.from, frame.to, frame.section);
                 tasks.truncate(frame.tasks);
                 let mark = frame.trail;
                 self.undo(mark);
@@ -159,7 +149,7 @@ impl<'a> Search<'a> {
                     let block = choices[frame.next];
                     frame.next += 1;
                     choices.truncate(frame.end);
-                    if nodes == 0 || !budget.spend(1) {
+                    if nodes == 0 || !spending.spend(1) {
                         return Outcome::Spent;
                     }
                     nodes -= 1;
@@ -167,7 +157,7 @@ impl<'a> Search<'a> {
                 } else if frame.raise {
                     frame.raise = false;
                     choices.truncate(frame.end);
-                    self.raise(section, raised) && self.settle()
+                    self.raise(section, from, to) && self.settle()
                 } else {
                     // Nothing fits here, whatever happens in parts that share no block with this one.
                     let parent = frame.parent;
@@ -207,56 +197,42 @@ impl<'a> Search<'a> {
     /// Chooses the section to settle next, and what may lie on its floor.
     fn open(&self, task: Task, choices: &mut Vec<u32>, tasks: usize) -> Frame {
         let Task { from, to, parent } = task;
-        // The lowest valley; of its sections the one with the fewest blocks that can lie on its ground.
         let lowest = (from..to).map(|section| self.floor[section as usize]).min().unwrap_or(0);
-        let mut left = (from..to).find(|&section| self.floor[section as usize] == lowest).unwrap_or(from);
-        let mut best: Option<(u64, u64, u32, u32, u32)> = None;
-        if self.any {
-            left = from;
-        }
+        let mut best: Option<(u64, u64, u32)> = None;
+        let mut left = from;
         while left < to {
+            let (_, right) = self.level(left, from, to);
             let level = self.floor[left as usize];
-            let right = (left..to).find(|&section| self.floor[section as usize] != level).unwrap_or(to);
-            let valley = (left == from || self.floor[left as usize - 1] > level) && (right == to || self.floor[right as usize] > level);
-            if !valley || !self.any && level != lowest {
-                left = right;
-                continue;
-            }
-            for section in left..right {
-                let candidates = self.sections.live[section as usize].iter().filter(|&&b| self.may_lie(b, level)).count();
-                let slack = self.slack[section as usize];
-                let key = match self.mode {
-                    0 => (slack.min(1), candidates as u64, section, left, right),
-                    1 => (slack, candidates as u64, section, left, right),
-                    2 => (candidates as u64, slack, section, left, right),
-                    _ => (0, 0, section, left, right),
-                };
-                if best.is_none_or(|known| key < known) {
-                    best = Some(key);
+            let higher = |neighbour: u32| self.floor[neighbour as usize] > level;
+            let is_valley = (left == from || higher(left - 1)) && (right == to || higher(right));
+            if is_valley && (self.rule.any_valley || level == lowest) {
+                for section in left..right {
+                    let (slack, lying) = (self.slack[section as usize], u64::from(self.lying[section as usize]));
+                    let key = match self.rule.choice {
+                        Choice::FullThenFew => (slack.min(1), lying, section),
+                        Choice::LeastSlack => (slack, lying, section),
+                        Choice::Few => (lying, slack, section),
+                        Choice::First => (0, 0, section),
+                    };
+                    best = Some(best.map_or(key, |known| known.min(key)));
                 }
             }
             left = right;
         }
-        let (_, _, section, left, right) = best.unwrap_or((0, 0, from, from, to));
-        let next = choices.len();
+        let section = best.map_or(from, |(_, _, section)| section);
         let level = self.floor[section as usize];
+        let next = choices.len();
         choices.extend(self.sections.live[section as usize].iter().filter(|&&block| self.may_lie(block, level)));
         choices[next..].sort_by_key(|&block| self.rank[block as usize]);
-        // What is not on the ground rests on a neighbour of the valley or on something in it.
-        let mut raised = u64::MAX;
-        if left > from {
-            raised = raised.min(self.floor[left as usize - 1]);
-        }
-        if right < to {
-            raised = raised.min(self.floor[right as usize]);
-        }
-        let smallest = (left..right)
-            .flat_map(|s| &self.sections.live[s as usize])
-            .filter(|&&block| self.address[block as usize].is_none())
-            .map(|&block| self.blocks[block as usize].bytes.0)
-            .min();
-        raised = raised.min(level + smallest.unwrap_or(1));
-        Frame { from, to, parent, section, raised, next, end: choices.len(), raise: true, trail: self.trail.len(), tasks }
+        Frame { from, to, parent, section, next, end: choices.len(), raise: true, trail: self.trail.len(), tasks }
+    }
+
+    /// The sections around one, within `from..to`, that are as high as it is.
+    fn level(&self, section: u32, from: u32, to: u32) -> (u32, u32) {
+        let same = |other: &u32| self.floor[*other as usize] == self.floor[section as usize];
+        let left = (from..section).rev().take_while(same).last().unwrap_or(section);
+        let right = (section..to).take_while(same).last().unwrap_or(section) + 1;
+        (left, right)
     }
 
     /// Whether an unplaced block can lie at `level`, its lowest address.
@@ -278,7 +254,7 @@ impl<'a> Search<'a> {
         self.trail.push(Change::Placed { block });
         for section in from..to {
             let s = section as usize;
-            self.trail.push(Change::Floor { section, floor: self.floor[s], slack: self.slack[s], top: self.top[s] });
+            self.trail.push(self.before(section));
             self.floor[s] = height;
             self.top[s] = block;
             self.waiting[s] -= 1;
@@ -287,41 +263,71 @@ impl<'a> Search<'a> {
             }
             self.mark(section);
         }
-        for &other in &self.neighbours[b] {
+        let sections = self.sections;
+        for other in sections.together(block) {
             self.lift(other, height);
         }
         self.settle()
     }
 
-    /// Nothing more is put on a section below `to`.
-    fn raise(&mut self, section: u32, to: u64) -> bool {
+    fn before(&self, section: u32) -> Change {
         let s = section as usize;
-        let waste = to - self.floor[s];
+        Change::Floor { section, floor: self.floor[s], slack: self.slack[s], top: self.top[s], lying: self.lying[s] }
+    }
+
+    /// Leaves the floor of a section empty: what comes next on it rests on a neighbour of the valley, or on something in
+    /// the valley that does not cover the section.
+    fn raise(&mut self, section: u32, from: u32, to: u32) -> bool {
+        let s = section as usize;
+        let (left, right) = self.level(section, from, to);
+        let mut height = u64::MAX;
+        if left > from {
+            height = height.min(self.floor[left as usize - 1]);
+        }
+        if right < to {
+            height = height.min(self.floor[right as usize]);
+        }
+        for &block in (left..right).flat_map(|other| &self.sections.live[other as usize]) {
+            let (first, behind) = self.sections.range[block as usize];
+            if self.address[block as usize].is_none() && !(first..behind).contains(&section) {
+                height = height.min(self.lowest[block as usize] + self.blocks[block as usize].bytes.0);
+            }
+        }
+        let waste = height - self.floor[s];
         if waste > self.slack[s] {
             return false;
         }
-        self.trail.push(Change::Floor { section, floor: self.floor[s], slack: self.slack[s], top: self.top[s] });
-        self.floor[s] = to;
+        self.trail.push(self.before(section));
+        self.floor[s] = height;
         self.slack[s] -= waste;
         self.top[s] = NOBODY;
-        for &block in &self.sections.live[s] {
-            self.lift(block, to);
+        let sections = self.sections;
+        for &block in &sections.live[s] {
+            self.lift(block, height);
         }
         self.mark(section);
         true
     }
 
+    /// A block lies no lower than `to`.
     fn lift(&mut self, block: u32, to: u64) {
         let b = block as usize;
-        if self.address[b].is_some() || self.lowest[b] >= to {
+        let was = self.lowest[b];
+        if self.address[b].is_some() || was >= to {
             return;
         }
-        self.trail.push(Change::Lowest { block, lowest: self.lowest[b] });
+        self.trail.push(Change::Lowest { block, lowest: was });
         self.lowest[b] = to;
-        let (from, end) = self.sections.range[b];
-        for section in from..end {
-            if self.witness[section as usize] == block {
-                self.mark(section);
+        let (first, behind) = self.sections.range[b];
+        for section in first..behind {
+            let s = section as usize;
+            if self.floor[s] == was {
+                self.lying[s] -= 1;
+                if self.lying[s] == 0 {
+                    self.mark(section);
+                }
+            } else if self.floor[s] == to {
+                self.lying[s] += 1;
             }
         }
     }
@@ -333,7 +339,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Raises floors on which no block can lie any more; false where one wastes more than it may.
+    /// Counts what can lie on changed floors, and raises those on which nothing can; false where one wastes more than
+    /// it may. All blocks of a raised section lie at least as high already, so no other section changes.
     fn settle(&mut self) -> bool {
         let mut fits = true;
         while let Some(section) = self.dirty.pop() {
@@ -342,25 +349,22 @@ impl<'a> Search<'a> {
             if !fits || self.waiting[s] == 0 {
                 continue;
             }
-            let (mut lowest, mut witness) = (u64::MAX, NOBODY);
+            let (mut lowest, mut lying) = (u64::MAX, 0);
             for &block in &self.sections.live[s] {
                 let b = block as usize;
-                if self.address[b].is_none() && self.lowest[b] < lowest {
-                    (lowest, witness) = (self.lowest[b], block);
-                    if lowest == self.floor[s] {
-                        break;
-                    }
+                if self.address[b].is_none() && self.lowest[b] <= lowest {
+                    lying = if self.lowest[b] < lowest { 1 } else { lying + 1 };
+                    lowest = self.lowest[b];
                 }
-            }
-            if witness != self.witness[s] {
-                self.trail.push(Change::Witness { section, witness: self.witness[s] });
-                self.witness[s] = witness;
             }
             let waste = lowest - self.floor[s];
             if waste > self.slack[s] {
                 fits = false;
-            } else if waste > 0 {
-                self.trail.push(Change::Floor { section, floor: self.floor[s], slack: self.slack[s], top: self.top[s] });
+                continue;
+            }
+            self.trail.push(self.before(section));
+            self.lying[s] = lying;
+            if waste > 0 {
                 self.floor[s] = lowest;
                 self.slack[s] -= waste;
                 self.top[s] = NOBODY;
@@ -372,12 +376,23 @@ impl<'a> Search<'a> {
     fn undo(&mut self, mark: usize) {
         while self.trail.len() > mark {
             match self.trail.pop() {
-                Some(Change::Floor { section, floor, slack, top }) => {
+                Some(Change::Floor { section, floor, slack, top, lying }) => {
                     let s = section as usize;
-                    (self.floor[s], self.slack[s], self.top[s]) = (floor, slack, top);
+                    (self.floor[s], self.slack[s], self.top[s], self.lying[s]) = (floor, slack, top, lying);
                 }
-                Some(Change::Lowest { block, lowest }) => self.lowest[block as usize] = lowest,
-                Some(Change::Witness { section, witness }) => self.witness[section as usize] = witness,
+                Some(Change::Lowest { block, lowest: was }) => {
+                    let b = block as usize;
+                    let to = self.lowest[b];
+                    self.lowest[b] = was;
+                    let (first, behind) = self.sections.range[b];
+                    for s in first as usize..behind as usize {
+                        if self.floor[s] == was {
+                            self.lying[s] += 1;
+                        } else if self.floor[s] == to {
+                            self.lying[s] -= 1;
+                        }
+                    }
+                }
                 Some(Change::Placed { block }) => {
                     let (from, to) = self.sections.range[block as usize];
                     self.address[block as usize] = None;

@@ -1,62 +1,111 @@
-//! Orders. Invariant: x.
-use super::sections::Sections;
-use super::*;
+//! Orders in which blocks are placed, and their repair. Invariant: every order is a permutation of the same blocks, and
+//! a repaired order is taken only where it ends lower.
+//!
+//! Source of the repair: Joslin and Clements, "Squeaky Wheel Optimization", 1999.
+
 use std::cmp::Reverse;
 
-pub(super) fn orders(blocks: &[Lifetime], free: &[u32]) -> Vec<Vec<u32>> {
-    let b = |i: u32| blocks[i as usize];
-    let d = |i: u32| u64::from(b(i).last - b(i).first) + 1;
-    let mut out = vec![];
-    let mut o = free.to_vec();
-    o.sort_by_key(|&i| (Reverse(b(i).bytes), b(i).first, i));
-    out.push(o.clone());
-    o.sort_by_key(|&i| (Reverse(u128::from(b(i).bytes.0) * u128::from(d(i))), b(i).first, i));
-    out.push(o.clone());
-    o.sort_by_key(|&i| (Reverse(d(i)), b(i).first, i));
-    out.push(o.clone());
-    out
+use super::best_fit::{Placement, best_fit};
+use super::sections::Sections;
+use super::{Lifetime, Spending};
+
+/// Rounds of repair without a lower end after which it stops.
+const MOST_IDLE: u32 = 8;
+
+/// The order of greedy by size: the largest first, then the earliest.
+pub(super) fn by_size(blocks: &[Lifetime], free: &[u32]) -> Vec<u32> {
+    let mut order = free.to_vec();
+    order.sort_by_key(|&i| (Reverse(blocks[i as usize].bytes), blocks[i as usize].first, i));
+    order
 }
 
-pub(super) fn rank(blocks: &[Lifetime], rule: u32, cut: &Sections, noise: f64, random: &mut u64) -> Vec<u32> {
-    let mut o: Vec<u32> = (0..blocks.len() as u32).collect();
-    let total: Vec<u64> = cut.live.iter().map(|l| l.iter().map(|&b| blocks[b as usize].bytes.0).sum()).collect();
-    let mut factor = vec![1.0; blocks.len()];
-    for f in &mut factor {
-        *random ^= *random << 13;
-        *random ^= *random >> 7;
-        *random ^= *random << 17;
-        *f = 1.0 + noise * ((*random >> 11) as f64 / (1u64 << 53) as f64);
-    }
-    let key = |i: u32| {
-        let g = |x: u128| (x as f64 * factor[i as usize]) as u128;
-        let b = blocks[i as usize];
-        let w = u64::from(b.last - b.first) + 1;
-        let a = u128::from(b.bytes.0) * u128::from(w);
-        let (f, t) = cut.range[i as usize];
-        let t: u64 = (f..t).map(|s| total[s as usize]).max().unwrap();
-        match rule {
-            0 => (g(w as u128), a, t as u128),
-            1 => (t as u128, g(a), w as u128),
-            2 => (t as u128, g(w as u128), a),
-            _ => (g(b.bytes.0 as u128), a, w as u128),
-        }
-    };
-    o.sort_by_key(|&i| (Reverse(key(i)), i));
-    let mut r = vec![0; blocks.len()];
-    for (k, &i) in o.iter().enumerate() {
-        r[i as usize] = k as u32;
-    }
-    r
+/// Further orders: what lives where the most bytes are held comes first, for those have no room to give way. Among equals
+/// the largest, or the longest-lived.
+pub(super) fn by_pressure(blocks: &[Lifetime], free: &[u32], held: impl Fn(u32) -> u64) -> [Vec<u32>; 2] {
+    let pressure: Vec<u64> = (0..blocks.len() as u32).map(held).collect();
+    [false, true].map(|longest| {
+        let mut order = free.to_vec();
+        order.sort_by_key(|&i| {
+            let block = blocks[i as usize];
+            let then = if longest { u64::from(block.last - block.first) } else { block.bytes.0 };
+            (Reverse(pressure[i as usize]), Reverse(then), block.first, i)
+        });
+        order
+    })
 }
 
-pub(super) fn improve(
-    _blocks: &[Lifetime],
-    _fixed: &[Option<u64>],
-    _floor: u64,
-    _free: &[u32],
-    _target: u64,
-    best: Placement,
-    _budget: &mut Budget,
+/// Places the blocks again and again; those that stick out above `target` are moved to the front of the order.
+pub(super) fn repair(
+    blocks: &[Lifetime],
+    fixed: &[Option<u64>],
+    floor: u64,
+    target: u64,
+    mut order: Vec<u32>,
+    mut best: Placement,
+    spending: &mut Spending<'_>,
 ) -> Placement {
+    let mut last = best.clone();
+    let mut idle = 0;
+    while best.end > target && idle < MOST_IDLE && spending.spend(order.len() as u64) {
+        let sticks_out = |&block: &u32| last.addresses[block as usize] + blocks[block as usize].bytes.0 > target;
+        let (mut front, back): (Vec<u32>, Vec<u32>) = order.iter().partition(|block| sticks_out(block));
+        front.extend(back);
+        if front == order {
+            break;
+        }
+        order = front;
+        last = best_fit(blocks, fixed, floor, &order);
+        idle += 1;
+        if last.end < best.end {
+            best = last.clone();
+            idle = 0;
+        }
+    }
     best
+}
+
+/// What a ranking looks at first.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Ranking {
+    /// Length of life, then area.
+    Length,
+    /// Bytes held beside it, then area.
+    PressureArea,
+    /// Bytes held beside it, then length of life.
+    PressureLength,
+    /// Size, then area.
+    Size,
+}
+
+/// The position of each block in an order for the exact search. `noise` stretches each measure by up to that share.
+pub(super) fn rank(blocks: &[Lifetime], cut: &Sections, ranking: Ranking, noise: f64, random: &mut u64) -> Vec<u32> {
+    let held: Vec<u64> = cut.live.iter().map(|live| live.iter().map(|&block| blocks[block as usize].bytes.0).sum()).collect();
+    let mut order: Vec<([f64; 2], u32)> = Vec::with_capacity(blocks.len());
+    for (i, (block, &(from, to))) in (0..).zip(blocks.iter().zip(&cut.range)) {
+        let stretch = 1.0 + noise * unit_interval(random);
+        let length = f64::from(block.last - block.first) + 1.0;
+        let area = length * block.bytes.0 as f64;
+        let pressure = held[from as usize..to as usize].iter().copied().max().unwrap_or(0) as f64;
+        let key = match ranking {
+            Ranking::Length => [length * stretch, area],
+            Ranking::PressureArea => [pressure, area * stretch],
+            Ranking::PressureLength => [pressure, length * stretch],
+            Ranking::Size => [block.bytes.0 as f64 * stretch, area],
+        };
+        order.push((key, i));
+    }
+    order.sort_by(|(a, i), (b, j)| b[0].total_cmp(&a[0]).then(b[1].total_cmp(&a[1])).then(i.cmp(j)));
+    let mut rank = vec![0; blocks.len()];
+    for (position, (_, block)) in (0..).zip(order) {
+        rank[block as usize] = position;
+    }
+    rank
+}
+
+/// A number in [0, 1), by xorshift: Marsaglia, "Xorshift RNGs", 2003. The state must not be zero.
+fn unit_interval(state: &mut u64) -> f64 {
+    *state ^= *state << 13;
+    *state ^= *state >> 7;
+    *state ^= *state << 17;
+    (*state >> 11) as f64 / (1u64 << 53) as f64
 }

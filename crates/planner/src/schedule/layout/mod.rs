@@ -8,8 +8,10 @@ mod sections;
 
 use crate::plan::Effort;
 use crate::units::{Bytes, Seconds};
-use best_fit::Placement;
-use branch_and_bound::{Outcome, Search};
+use best_fit::{Placement, best_fit};
+use branch_and_bound::{Choice, Outcome, Rule, Search};
+use local_search::Ranking;
+use sections::{Sections, sections};
 
 /// Addresses are multiples of this: a cache line, and the widest vector register.
 pub const ALIGNMENT: u64 = 64;
@@ -23,13 +25,6 @@ pub struct Lifetime {
     pub last: u32,
     /// Size.
     pub bytes: Bytes,
-}
-
-impl Lifetime {
-    /// Whether both are held at some position.
-    fn meets(&self, other: &Lifetime) -> bool {
-        self.first <= other.last && other.first <= self.last
-    }
 }
 
 /// Where buffers lie.
@@ -54,151 +49,214 @@ impl Packing {
 ///
 /// `fixed` lifetimes have their address already, and no other is placed below `floor`. The search ends as soon as all
 /// addresses lie below `capacity`, or when nothing better is possible, or with the effort; a capacity of zero asks for
-/// the smallest end.
+/// the smallest end. Some packing is always returned; whoever has a capacity looks at its end.
 pub fn pack(lifetimes: &[Lifetime], fixed: &[Option<u64>], floor: u64, alignment: u64, capacity: u64, effort: &Effort<'_>) -> Packing {
     let blocks: Vec<Lifetime> = lifetimes.iter().map(|&life| Lifetime { bytes: life.bytes.align_up(alignment), ..life }).collect();
     let floor = Bytes(floor).align_up(alignment).0;
-    let mut budget = Budget { effort, start: (effort.clock)(), spent: 0, over: false };
-    let mut bound = lower_bound(&blocks, fixed, floor);
+    let mut spending = Spending { effort, start: (effort.clock)(), spent: 0, over: false };
+    let bound = lower_bound(&blocks, fixed, floor);
     let target = bound.max(capacity);
+    let packing = |placement: Placement, bound| Packing { addresses: placement.addresses, end: Bytes(placement.end), bound: Bytes(bound) };
 
     // The largest first is nearly always enough.
     let free: Vec<u32> = (0..blocks.len() as u32).filter(|&i| fixed[i as usize].is_none()).collect();
-    let mut best: Option<Placement> = None;
-    for order in local_search::orders(&blocks, &free) {
-        if best.is_some() && !budget.spend(free.len() as u64) {
-            break;
+    let mut order = local_search::by_size(&blocks, &free);
+    let mut best = best_fit(&blocks, fixed, floor, &order);
+    if best.end <= target {
+        return packing(best, bound);
+    }
+    let Some(cut) = sections(&blocks) else {
+        return packing(local_search::repair(&blocks, fixed, floor, target, order, best, &mut spending), bound);
+    };
+    let held: Vec<u64> = cut.live.iter().map(|live| live.iter().map(|&block| blocks[block as usize].bytes.0).sum()).collect();
+    let pressure = |block: u32| {
+        let (from, to) = cut.range[block as usize];
+        held[from as usize..to as usize].iter().copied().max().unwrap_or(0)
+    };
+    for other in local_search::by_pressure(&blocks, &free, pressure) {
+        if best.end <= target || !spending.spend(free.len() as u64) {
+            return packing(best, bound);
         }
-        let placement = best_fit::best_fit(&blocks, fixed, floor, &order);
-        if best.as_ref().is_none_or(|known| placement.end < known.end) {
-            best = Some(placement);
-        }
-        if best.as_ref().is_some_and(|known| known.end <= target) {
-            break;
+        let placement = best_fit(&blocks, fixed, floor, &other);
+        if placement.end < best.end {
+            (best, order) = (placement, other);
         }
     }
-    let mut best = best.unwrap_or(Placement { addresses: Vec::new(), end: floor });
-    if best.end > target {
-        best = local_search::improve(&blocks, fixed, floor, &free, target, best, &mut budget);
+    let best = local_search::repair(&blocks, fixed, floor, target, order, best, &mut spending);
+    // The exact search stacks blocks on an empty floor.
+    let clear = blocks.iter().zip(fixed).all(|(block, fixed)| fixed.is_none_or(|address| address + block.bytes.0 <= floor));
+    if best.end <= target || !clear {
+        return packing(best, bound);
     }
-    if best.end > target {
-        bound = exact(&blocks, fixed, floor, &free, bound, capacity, &mut best, &mut budget);
-    }
-    Packing { addresses: best.addresses, end: Bytes(best.end), bound: Bytes(bound) }
+    let (best, bound) = exact(&blocks, &free, floor, alignment, capacity, best, bound, &mut spending);
+    packing(best, bound)
 }
+
+/// No packing ends lower: above the floor there is at least what is held at once.
+fn lower_bound(blocks: &[Lifetime], fixed: &[Option<u64>], floor: u64) -> u64 {
+    let mut changes: Vec<(u32, bool, u64)> = Vec::with_capacity(blocks.len() * 2);
+    let mut bound = floor;
+    for (block, fixed) in blocks.iter().zip(fixed) {
+        let above = fixed.map_or(block.bytes.0, |address| {
+            let behind = address + block.bytes.0;
+            bound = bound.max(behind);
+            behind.saturating_sub(address.max(floor))
+        });
+        changes.push((block.first, false, above));
+        changes.push((block.last, true, above));
+    }
+    // Births come before deaths: a position still holds what it frees.
+    changes.sort_unstable();
+    let mut now = floor;
+    for (_, death, bytes) in changes {
+        now = if death { now - bytes } else { now + bytes };
+        bound = bound.max(now);
+    }
+    bound
+}
+
+/// Searches for a packing within the capacity and, where there is none, for the lowest. Returns the best packing and the
+/// bound, each as far as they were improved.
+#[allow(clippy::too_many_arguments)] // the arguments of a packing, and what is known of it
+fn exact(
+    blocks: &[Lifetime],
+    free: &[u32],
+    floor: u64,
+    alignment: u64,
+    capacity: u64,
+    mut best: Placement,
+    mut bound: u64,
+    spending: &mut Spending<'_>,
+) -> (Placement, u64) {
+    let free: Vec<u32> = free.iter().copied().filter(|&i| blocks[i as usize].bytes > Bytes::ZERO).collect();
+    let chosen: Vec<Lifetime> = free.iter().map(|&i| blocks[i as usize]).collect();
+    let Some(cut) = sections(&chosen) else { return (best, bound) };
+    let smallest = capacity < bound;
+    let target = bound.max(capacity);
+    // A capacity is searched for with all effort; how low one can get beyond that, with some.
+    let mut rounds = if smallest { ROUNDS } else { u64::MAX };
+    // Ends from `low` on are neither excluded nor given up.
+    let (mut goal, mut low) = (target / alignment * alignment, bound);
+    loop {
+        let height = goal.saturating_sub(floor);
+        match restarts(&chosen, &cut, height, rounds, spending) {
+            Outcome::Found(addresses) => {
+                best.end = floor;
+                for (&i, address) in free.iter().zip(addresses) {
+                    best.addresses[i as usize] = floor + address;
+                    best.end = best.end.max(floor + address + blocks[i as usize].bytes.0);
+                }
+                best.end = best.end.max(bound);
+            }
+            Outcome::Impossible => (bound, low) = (goal + alignment, goal + alignment),
+            Outcome::Spent => low = goal + alignment,
+        }
+        if best.end <= target || spending.over || low >= best.end {
+            return (best, bound);
+        }
+        rounds = ROUNDS;
+        goal = (low + (best.end - alignment).saturating_sub(low) / 2) / alignment * alignment;
+    }
+}
+
+/// Searches again and again, with other rules and rankings and for longer.
+fn restarts(blocks: &[Lifetime], cut: &Sections, capacity: u64, rounds: u64, spending: &mut Spending<'_>) -> Outcome {
+    let mut random = spending.effort.seed ^ 0x9E37_79B9_7F4A_7C15;
+    random = random.max(1);
+    for round in 0..rounds {
+        let (pass, turn) = (round / ROUNDS, (round % ROUNDS) as usize);
+        let ranking = [Ranking::Length, Ranking::PressureArea, Ranking::PressureLength, Ranking::Size][turn % 4];
+        let choice = [Choice::FullThenFew, Choice::LeastSlack, Choice::Few, Choice::First][turn / 4 % 4];
+        let rule = Rule { any_valley: turn / 16 == 1, choice };
+        let noise = if pass == 0 { 0.0 } else { NOISE };
+        let rank = local_search::rank(blocks, cut, ranking, noise, &mut random);
+        let nodes = (blocks.len() as u64 * NODES).max(FEWEST) * luby(pass + 1);
+        let Some(mut search) = Search::new(blocks, cut, rank, rule, capacity) else { return Outcome::Impossible };
+        match search.run(nodes, spending) {
+            Outcome::Spent if !spending.over => {}
+            outcome => return outcome,
+        }
+    }
+    Outcome::Spent
+}
+
+/// Rounds in which each pair of a ranking and a rule has its turn.
+const ROUNDS: u64 = 32;
+/// Nodes of the shortest search, for each block.
+const NODES: u64 = 4;
+/// Nodes of the shortest search of few blocks: enough to exclude an end where there are ten.
+const FEWEST: u64 = 600;
+/// How much the measures of a ranking are stretched at most, after the first pass.
+const NOISE: f64 = 0.3;
+
+/// 1, 1, 2, 1, 1, 2, 4, …: no sequence of limits is better by more than a logarithm where nothing is known of the running
+/// times. Source: Luby, Sinclair and Zuckerman, "Optimal Speedup of Las Vegas Algorithms", 1993.
+fn luby(mut i: u64) -> u64 {
+    loop {
+        let bits = 64 - i.leading_zeros();
+        if i == (1 << bits) - 1 {
+            return 1 << (bits - 1);
+        }
+        i -= (1 << (bits - 1)) - 1;
+    }
+}
+
 /// What a search has used of its effort.
-struct Budget<'a> {
+struct Spending<'a> {
     effort: &'a Effort<'a>,
     start: Seconds,
     spent: u64,
     over: bool,
 }
 
-impl Budget<'_> {
-    /// Takes some steps of work; false where they are no longer allowed.
+impl Spending<'_> {
+    /// Takes some steps of work, each the placement of one block; false where they are no longer allowed.
     fn spend(&mut self, work: u64) -> bool {
+        /// Steps between two looks at the clock.
+        const CLOCK: u64 = 1024;
         let before = self.spent / CLOCK;
         self.spent = self.spent.saturating_add(work);
-        let in_time = before == self.spent / CLOCK || (self.effort.clock)().0 - self.start.0 < self.effort.deadline.0;
-        self.over |= !in_time || self.spent > self.effort.work;
+        let late = before != self.spent / CLOCK && (self.effort.clock)().0 - self.start.0 >= self.effort.deadline.0;
+        self.over |= late || self.spent > self.effort.work;
         !self.over
     }
 }
-const CLOCK: u64 = 1024;
 
-fn lower_bound(blocks: &[Lifetime], fixed: &[Option<u64>], floor: u64) -> u64 {
-    let mut changes: Vec<(u32, bool, u64)> = Vec::new();
-    let mut bound = floor;
-    for (block, fixed) in blocks.iter().zip(fixed) {
-        let above = match fixed {
-            None => block.bytes.0,
-            Some(address) => {
-                bound = bound.max(address + block.bytes.0);
-                (address + block.bytes.0).saturating_sub((*address).max(floor))
-            }
-        };
-        changes.push((block.first, true, above));
-        changes.push((block.last, false, above));
-    }
-    // At one position births come before deaths: a position holds what it frees.
-    changes.sort_unstable_by_key(|&(position, birth, _)| (position, !birth));
-    let mut now = floor;
-    for (_, birth, bytes) in changes {
-        if birth {
-            now += bytes
-        } else {
-            now -= bytes
-        }
-        bound = bound.max(now);
-    }
-    bound
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-#[allow(clippy::too_many_arguments)]
-fn exact(
-    blocks: &[Lifetime],
-    fixed: &[Option<u64>],
-    floor: u64,
-    free: &[u32],
-    bound: u64,
-    capacity: u64,
-    best: &mut Placement,
-    budget: &mut Budget,
-) -> u64 {
-    let rest: Vec<u32> = free.iter().copied().filter(|&i| blocks[i as usize].bytes.0 > 0).collect();
-    let chosen: Vec<Lifetime> = rest.iter().map(|&i| blocks[i as usize]).collect();
-    let cut = sections::sections(&chosen);
-    let near = branch_and_bound::neighbours(&cut);
-    let target = bound.max(capacity);
-    let unit = chosen.len() as u64 * 4;
-    let _ = fixed;
-    let mut random = budget.effort.seed ^ 0x9E37_79B9_7F4A_7C15;
-    let set: Option<Vec<u64>> = std::env::var("SET").ok().map(|s| s.split(',').map(|x| x.parse().unwrap()).collect());
-    let env = |name: &str| std::env::var(name).ok().and_then(|s| s.parse::<u64>().ok());
-    let grow = env("GROW").unwrap_or(0);
-    for round in 0.. {
-        let (rule, mode, any) = match &set {
-            Some(s) => {
-                let k = s[round as usize % s.len()];
-                (k / 100, k / 10 % 10, k % 10)
-            }
-            None => (round % 4, round / 4 % 4, round / 16 % 2),
-        };
-        let count = set.as_ref().map_or(32, |s| s.len() as u64);
-        let pass = round / count;
-        let noise = if pass == 0 { 0.0 } else { env("NOISE").unwrap_or(30) as f64 / 100.0 };
-        let rank = local_search::rank(&chosen, rule as u32, &cut, noise, &mut random);
-        let nodes = if grow == 0 { unit * luby(pass + 1) } else { unit * (1 << pass.min(30)) };
-        let Some(mut search) = Search::new(&chosen, &cut, &near, rank, target - floor) else { return bound };
-        search.mode = mode as u32;
-        search.any = any == 1;
-        let out = search.run(nodes, budget);
-        if out != Outcome::Spent && std::env::var("V").is_ok() {
-            eprintln!("round {round} rule {rule} mode {mode} any {any} spent {}", budget.spent);
-        }
-        match out {
-            Outcome::Found(addresses) => {
-                for (&i, address) in rest.iter().zip(addresses) {
-                    best.addresses[i as usize] = address + floor;
-                }
-                best.end = target;
-                return bound;
-            }
-            Outcome::Impossible => return target + 1,
-            Outcome::Spent => {}
-        }
-        if !budget.spend(0) {
-            return bound;
-        }
+    fn life(first: u32, last: u32, bytes: u64) -> Lifetime {
+        Lifetime { first, last, bytes: Bytes(bytes) }
     }
-    bound
-}
-fn luby(mut i: u64) -> u64 {
-    loop {
-        let k = 64 - i.leading_zeros() as u64;
-        if i == (1 << k) - 1 {
-            return 1 << (k - 1);
-        }
-        i -= (1 << (k - 1)) - 1;
+
+    fn packed(lifetimes: &[Lifetime], fixed: &[Option<u64>], floor: u64) -> Packing {
+        pack(lifetimes, fixed, floor, ALIGNMENT, 0, &Effort::default())
+    }
+
+    #[test]
+    fn buffers_that_never_meet_share_an_address() {
+        let packing = packed(&[life(0, 1, 64), life(2, 3, 64)], &[None, None], 0);
+        assert_eq!((packing.addresses, packing.end), (vec![0, 0], Bytes(64)));
+    }
+
+    #[test]
+    fn the_smallest_gap_that_holds_it_is_taken() {
+        // 256 bytes die at 1 and leave a hole of 256; 128 die at 1 and leave one of 128; the newcomer needs 100.
+        let lives = [life(0, 1, 256), life(0, 9, 192), life(0, 1, 128), life(0, 9, 112), life(2, 9, 100)];
+        let packing = packed(&lives, &[None; 5], 0);
+        assert_eq!(packing.addresses[4], packing.addresses[2]);
+        assert_eq!(packing.end, Bytes(704));
+    }
+
+    #[test]
+    fn fixed_addresses_and_the_floor_are_kept() {
+        let packing = packed(&[life(0, 9, 64), life(0, 9, 64)], &[Some(128), None], 256);
+        assert_eq!((packing.addresses, packing.end), (vec![128, 256], Bytes(320)));
+    }
+
+    #[test]
+    fn restarts_grow_as_luby_s_sequence() {
+        assert_eq!((1..=15).map(luby).collect::<Vec<_>>(), [1, 1, 2, 1, 1, 2, 4, 1, 1, 2, 1, 1, 2, 4, 8]);
     }
 }

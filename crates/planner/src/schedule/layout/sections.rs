@@ -13,10 +13,24 @@ pub(super) struct Sections {
     pub range: Vec<(u32, u32)>,
     /// For each section: the blocks alive in it, by number.
     pub live: Vec<Vec<u32>>,
+    /// For each section: the blocks whose first it is.
+    pub starting: Vec<Vec<u32>>,
 }
 
-/// The sections of some lifetimes.
-pub(super) fn sections(lifetimes: &[Lifetime]) -> Sections {
+impl Sections {
+    /// The blocks that live when `block` does, itself included, each once.
+    pub fn together(&self, block: u32) -> impl Iterator<Item = u32> + '_ {
+        let (from, to) = self.range[block as usize];
+        let later = &self.starting[from as usize + 1..to as usize];
+        std::iter::once(&self.live[from as usize]).chain(later).flatten().copied()
+    }
+}
+
+/// Most entries in all lists of live blocks together.
+const MOST_ENTRIES: usize = 1 << 24;
+
+/// The sections of some lifetimes, or `None` where their lists would be too long to work with.
+pub(super) fn sections(lifetimes: &[Lifetime]) -> Option<Sections> {
     let mut births: Vec<u32> = (0..lifetimes.len() as u32).collect();
     let mut deaths = births.clone();
     births.sort_by_key(|&i| (lifetimes[i as usize].first, i));
@@ -24,7 +38,7 @@ pub(super) fn sections(lifetimes: &[Lifetime]) -> Sections {
     let mut range = vec![(0, 0); lifetimes.len()];
     let mut live: Vec<Vec<u32>> = Vec::new();
     let mut now: Vec<u32> = Vec::new();
-    let (mut born, mut open) = (0, false);
+    let (mut born, mut open, mut entries) = (0, false, 0);
     for dying in deaths {
         // A set is as large as it gets right before the first death that follows a birth.
         while born < births.len() && lifetimes[births[born] as usize].first <= lifetimes[dying as usize].last {
@@ -35,13 +49,21 @@ pub(super) fn sections(lifetimes: &[Lifetime]) -> Sections {
         if open {
             let mut set = now.clone();
             set.sort_unstable();
+            entries += set.len();
+            if entries > MOST_ENTRIES {
+                return None;
+            }
             live.push(set);
             open = false;
         }
         range[dying as usize].1 = live.len() as u32;
         now.retain(|&other| other != dying);
     }
-    Sections { range, live }
+    let mut starting = vec![Vec::new(); live.len()];
+    for (block, &(first, _)) in (0..).zip(&range) {
+        starting[first as usize].push(block);
+    }
+    Some(Sections { range, live, starting })
 }
 
 #[cfg(test)]
@@ -52,7 +74,7 @@ mod tests {
     #[test]
     fn only_the_largest_sets_are_kept() {
         let life = |first, last| Lifetime { first, last, bytes: Bytes(64) };
-        let cut = sections(&[life(0, 9), life(1, 3), life(2, 3), life(4, 5), life(9, 9)]);
+        let cut = sections(&[life(0, 9), life(1, 3), life(2, 3), life(4, 5), life(9, 9)]).unwrap();
         assert_eq!(cut.live, [vec![0, 1, 2], vec![0, 3], vec![0, 4]]);
         assert_eq!(cut.range, [(0, 3), (0, 1), (0, 1), (1, 2), (2, 3)]);
     }
