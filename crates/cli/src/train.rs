@@ -300,9 +300,9 @@ fn progress_bar(arguments: &Arguments) -> ProgressBar {
 /// Milliseconds a step by operator, largest first.
 fn show_profile(graph: &Graph, profile: &Profile, measured: &Timings) {
     let mut rows: BTreeMap<&str, (f64, f64, u64)> = BTreeMap::new();
-    for (&node, &(seconds, calls)) in &measured.nodes {
+    for (&node, timings) in &measured.nodes {
         let row = rows.entry(&graph.nodes()[node].op).or_default();
-        *row = (row.0 + seconds, row.1 + profile.seconds[node].0 * calls as f64, row.2 + calls);
+        *row = (row.0 + timings.seconds, row.1 + profile.seconds[node].0 * timings.runs as f64, row.2 + timings.runs);
     }
     let mut rows: Vec<_> = rows.into_iter().collect();
     rows.sort_by(|a, b| b.1.0.total_cmp(&a.1.0));

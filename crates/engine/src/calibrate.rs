@@ -1,5 +1,5 @@
-//! Measuring this processor once. Invariant: each rate is the median over several runs of the engine's own kernels on the
-//! given number of threads: what a step meets, not what it could reach at best.
+//! Measuring this processor once. Invariant: each rate is the lower quartile over several runs of the engine's own kernels
+//! on the given number of threads, not the best; and all are measured in turns, so that what disturbs one disturbs all.
 
 use std::time::Instant;
 
@@ -15,16 +15,19 @@ use crate::session::SessionError;
 use crate::slab::Slab;
 
 /// Timed runs of each graph, after one that faults its pages in.
-const ROUNDS: usize = 11;
+const ROUNDS: usize = 24;
 
 /// Measures rates on `threads` threads: about a second, and 200 MiB of memory.
 pub fn calibrate(threads: u32) -> Result<Machine, SessionError> {
     let (rows, width) = (2048u64, 512u64);
     let long = 1u64 << 24;
-    let products = median(&layer(rows, width), threads)?;
-    let copied = median(&chain("aten.add.Tensor", &[long], 1), threads)?;
-    let curved = median(&chain("aten.gelu.default", &[1 << 18], 1), threads)?;
-    let tiny = median(&chain("aten.relu.default", &[16], 64), threads)?;
+    let graphs = [
+        layer(rows, width),
+        chain("aten.add.Tensor", &[long], 1),
+        chain("aten.gelu.default", &[1 << 18], 1),
+        chain("aten.relu.default", &[16], 64),
+    ];
+    let [products, copied, curved, tiny] = seconds(graphs, threads)?;
     let flops = 3.0 * 2.0 * (rows * width * width) as f64 / products;
     Ok(Machine {
         name: "cpu".to_string(),
@@ -91,23 +94,28 @@ fn transposed(builder: &mut GraphBuilder, name: &str, (matrix, storage): (ValueI
     builder.node(call(name, "aten.t.default", &[matrix]), &[Some(view)])[0]
 }
 
-/// Median seconds of a graph's runs.
-fn median(graph: &Graph, threads: u32) -> Result<f64, SessionError> {
-    let profile = Profile { in_place: false, ..Profile::new(graph, &Machine::unmeasured_cpu(threads)) };
-    let plan = Plan { planner: Planner::None, steps: graph.program() };
-    let mut schedule = lower(graph, &profile, &plan, Bytes::ZERO, &Residents::default(), &Effort::default());
-    schedule.budget = schedule.slab;
-    let program = Program::compile(graph, &profile, &schedule, threads as usize)?;
-    let mut slab = Slab::new(schedule.slab)?;
+/// Seconds of each graph: the lower quartile of its runs.
+fn seconds<const N: usize>(graphs: [Graph; N], threads: u32) -> Result<[f64; N], SessionError> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads as usize).build()?;
     let settings = StepSettings { seed: 0, step: 0, learning_rate: 0.0 };
-    let mut seconds = Vec::with_capacity(ROUNDS + 1);
-    for _ in 0..=ROUNDS {
-        let start = Instant::now();
-        program.run(&mut slab, &pool, &settings).map_err(|error| SessionError::Step { step: 0, error })?;
-        seconds.push(start.elapsed().as_secs_f64());
+    let mut programs = Vec::with_capacity(N);
+    for graph in &graphs {
+        let profile = Profile { in_place: false, ..Profile::new(graph, &Machine::unmeasured_cpu(threads)) };
+        let plan = Plan { planner: Planner::None, steps: graph.program() };
+        let mut schedule = lower(graph, &profile, &plan, Bytes::ZERO, &Residents::default(), &Effort::default());
+        schedule.budget = schedule.slab;
+        programs.push((Program::compile(graph, &profile, &schedule, threads as usize)?, Slab::new(schedule.slab)?));
     }
-    let counted = &mut seconds[1..];
-    counted.sort_by(f64::total_cmp);
-    Ok(counted[ROUNDS / 2])
+    let mut runs = [const { Vec::new() }; N];
+    for round in 0..=ROUNDS {
+        for ((program, slab), runs) in programs.iter_mut().zip(&mut runs) {
+            let start = Instant::now();
+            program.run(slab, &pool, &settings).map_err(|error| SessionError::Step { step: 0, error })?;
+            runs.extend((round > 0).then(|| start.elapsed().as_secs_f64()));
+        }
+    }
+    Ok(runs.map(|mut runs| {
+        runs.sort_by(f64::total_cmp);
+        runs[ROUNDS / 4]
+    }))
 }

@@ -1,5 +1,5 @@
 //! Seconds of a step's calls, measured by running it. Invariant: what is measured are calls of the checked schedule, in
-//! its slab and in its order, so caches are as warm or cold as they will be; and they sum to the median step.
+//! its slab and in its order, so caches are as warm or cold as they will be; and they sum to a step that nothing disturbed.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -14,8 +14,19 @@ use crate::session::{Session, SessionError};
 
 /// The version that seconds of calls belong to: kernels change from one to the next.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
-/// Most steps of a trial that count.
-const MOST: usize = 20;
+/// Fewest and most steps of a trial that count.
+const COUNTED: (usize, usize) = (3, 20);
+
+/// What the runs of one node took.
+#[derive(Clone, Copy, Debug)]
+pub struct NodeTimings {
+    /// Seconds of all runs.
+    pub seconds: f64,
+    /// Seconds of the fastest run.
+    pub fastest: f64,
+    /// Number of runs.
+    pub runs: u64,
+}
 
 /// What timed steps took.
 #[derive(Clone, Debug, Default)]
@@ -26,17 +37,18 @@ pub struct Timings {
     pub again: f64,
     /// Seconds of first runs, over all steps.
     pub first: f64,
-    /// Seconds and number of each node's runs, over all steps.
-    pub nodes: BTreeMap<NodeId, (f64, u64)>,
+    /// Each node's runs, over all steps.
+    pub nodes: BTreeMap<NodeId, NodeTimings>,
 }
 
 impl Timings {
     /// Adds a call.
     pub fn add(&mut self, call: &MeasuredCall) {
         *(if call.again { &mut self.again } else { &mut self.first }) += call.seconds;
-        let (seconds, calls) = self.nodes.entry(call.node).or_default();
-        *seconds += call.seconds;
-        *calls += 1;
+        let node = self.nodes.entry(call.node).or_insert(NodeTimings { seconds: 0.0, fastest: f64::INFINITY, runs: 0 });
+        node.seconds += call.seconds;
+        node.fastest = node.fastest.min(call.seconds);
+        node.runs += 1;
     }
 
     /// Seconds of a step.
@@ -52,32 +64,40 @@ impl Timings {
         (self.first > 0.0).then(|| self.again / self.first)
     }
 
-    /// Seconds of each call: the mean over all that have its signature, times as much as makes the mean step the median
-    /// one; so a step that something else disturbed does not count.
+    /// A step that nothing disturbed: the lower quartile, since whatever disturbs a step makes it slower.
+    fn undisturbed(&self) -> Option<f64> {
+        let mut steps = self.steps.clone();
+        steps.sort_by(f64::total_cmp);
+        steps.get(steps.len() / 4).copied()
+    }
+
+    /// Seconds of each call: the fastest run of each node, averaged over the nodes that have its signature, times as much
+    /// as makes their sum an undisturbed step.
     pub fn call_seconds(&self, graph: &Graph, threads: u32) -> CallSeconds {
         let mut table = CallSeconds::new(VERSION, threads);
-        let mean = self.steps.iter().sum::<f64>() / self.steps.len() as f64;
-        let Some(scale) = self.median().map(|median| median / mean) else { return table };
+        let fastest: f64 = self.nodes.values().map(|node| node.fastest * node.runs as f64).sum();
+        let Some(scale) = self.undisturbed().map(|step| step * self.steps.len() as f64 / fastest) else { return table };
         let mut sums: BTreeMap<Signature, (f64, u64)> = BTreeMap::new();
-        for (&node, &(seconds, calls)) in &self.nodes {
-            let sum = sums.entry(Signature::of(graph, node)).or_default();
-            *sum = (sum.0 + seconds, sum.1 + calls);
+        for (&id, node) in &self.nodes {
+            let sum = sums.entry(Signature::of(graph, id)).or_default();
+            *sum = (sum.0 + node.fastest * node.runs as f64, sum.1 + node.runs);
         }
-        for (signature, (seconds, calls)) in sums {
+        for (signature, (seconds, runs)) in sums {
             // A call may be over before the clock ticks; that it was measured still counts.
-            table.record(signature, Seconds((seconds / calls as f64 * scale).max(1e-9)));
+            table.record(signature, Seconds((seconds / runs as f64 * scale).max(1e-9)));
         }
         table
     }
 }
 
-/// Runs a step that does not count, since it faults the slab's pages in, and then several more: at least one, and no
-/// further one after `limit`.
+/// Runs a step that does not count, since it faults the slab's pages in, and then at least three more, but no
+/// fourth one after `limit`.
 pub fn trial(session: &mut Session, data: &mut Dataset, limit: Seconds) -> Result<Timings, SessionError> {
     session.step(data)?;
     let mut timings = Timings::default();
     let start = Instant::now();
-    while timings.steps.is_empty() || (timings.steps.len() < MOST && start.elapsed().as_secs_f64() < limit.0) {
+    let (least, most) = COUNTED;
+    while timings.steps.len() < least || (timings.steps.len() < most && start.elapsed().as_secs_f64() < limit.0) {
         let step = Instant::now();
         session.step_timed(data, &mut |call| timings.add(&call))?;
         timings.steps.push(step.elapsed().as_secs_f64());
@@ -88,6 +108,14 @@ pub fn trial(session: &mut Session, data: &mut Dataset, limit: Seconds) -> Resul
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn one_disturbed_step_is_no_measure() {
+        let undisturbed = |steps: &[f64]| Timings { steps: steps.to_vec(), ..Timings::default() }.undisturbed();
+        assert_eq!(undisturbed(&[]), None);
+        assert_eq!(undisturbed(&[7.0, 1.0, 2.0]), Some(1.0));
+        assert_eq!(undisturbed(&[7.0, 1.0, 2.0, 3.0, 2.0]), Some(2.0));
+    }
 
     #[test]
     fn the_median_lies_between_the_middle_steps() {
