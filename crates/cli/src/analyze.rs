@@ -50,7 +50,7 @@ struct ModuleRow {
 pub fn analyze(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (graph, is_step) = input::graph(&arguments.graph)?;
     let machine = input::machine(arguments.machine.as_deref(), is_step, arguments.threads)?;
-    let profile = Profile { in_place: false, ..Profile::new(&graph, &machine) };
+    let profile = Profile { in_place: false, ..input::profile(&graph, &machine) };
     let order = graph.program();
     let simulation = simulate(&graph, &profile, &order);
     let curve = &simulation.curve;

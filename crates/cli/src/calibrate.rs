@@ -1,28 +1,49 @@
-//! `tightfit calibrate`: measure this processor, once. Invariant: measuring happens in a process of its own, so that its
-//! memory never counts against a budget.
+//! `tightfit calibrate`: measure this processor, or the calls of a step on it. Invariant: other verbs measure in a
+//! process of its own, this one, so that its memory never counts against a budget.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
 
 use clap::Args;
 use tightfit::machine::Machine;
+use tightfit::plan::Planner;
 
-use crate::output;
+use crate::effort::Limits;
+use crate::seconds::{self, Subject};
+use crate::{input, output};
 
-/// Measure this processor's rates and keep them for predictions; `train` and `plan` do it by themselves when needed.
+/// Measure this processor's rates, or how long a step's calls take on it, and keep them for predictions; `train` and
+/// `plan` do it by themselves when needed.
 #[derive(Args)]
-#[command(after_help = "Example:\n  tightfit calibrate --threads 2 --json")]
+#[command(after_help = "\
+Examples:
+  tightfit calibrate --threads 2 --json
+  tightfit calibrate corpus/steps/gpt-small --budget 320MiB")]
 pub struct Arguments {
+    /// A step's folder: measure its calls by running a few steps
+    step: Option<PathBuf>,
+    /// Memory that the step is run in: bytes, 320MiB, 2.5GB, 60% of the unplanned peak, or min
+    #[arg(long, default_value = "100%", requires = "step", allow_hyphen_values = true)]
+    budget: String,
+    /// The planner of the step
+    #[arg(long, default_value = "auto", requires = "step", value_parser = input::planner)]
+    planner: Planner,
+    /// Run on this file instead of the step's own data
+    #[arg(long, requires = "step")]
+    data: Option<PathBuf>,
     /// Worker threads [default: all processors]
     #[arg(long)]
     threads: Option<u32>,
-    /// Print the machine as JSON
+    /// Print what was measured as JSON
     #[arg(long)]
     json: bool,
 }
 
 /// Measures, stores and prints.
 pub fn calibrate(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    if let Some(step) = &arguments.step {
+        return calls(arguments, step);
+    }
     let machine = tightfit_engine::calibrate(threads(arguments.threads))?;
     let text = serde_json::to_string_pretty(&machine)?;
     if let Some(path) = cache(machine.threads) {
@@ -43,6 +64,19 @@ pub fn calibrate(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             machine.elementary.unwrap_or(0.0) / 1e9,
             machine.launch * 1e6
         );
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+fn calls(arguments: &Arguments, step: &Path) -> anyhow::Result<ExitCode> {
+    let machine = machine(arguments.threads);
+    let subject = Subject { folder: step, data: arguments.data.as_deref(), budget: &arguments.budget, planner: arguments.planner };
+    let (measured, budget) = seconds::try_step(&machine, &subject, Limits::default())?;
+    seconds::remember(&machine, measured.clone());
+    if arguments.json {
+        println!("{}", measured.write());
+    } else {
+        println!("{} threads: {} kinds of calls measured within {budget}", machine.threads, measured.len());
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -73,7 +107,12 @@ fn parse(bytes: &[u8], threads: u32) -> Option<Machine> {
 
 /// Where the rates are kept.
 fn cache(threads: u32) -> Option<PathBuf> {
+    Some(folder()?.join(format!("cpu-{}-{threads}.json", env!("CARGO_PKG_VERSION"))))
+}
+
+/// Where measurements are kept: the user's cache folder.
+pub fn folder() -> Option<PathBuf> {
     let folder = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
     let folder = folder.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))?;
-    Some(folder.join("tightfit").join(format!("cpu-{}-{threads}.json", env!("CARGO_PKG_VERSION"))))
+    Some(folder.join("tightfit"))
 }

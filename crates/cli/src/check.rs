@@ -6,7 +6,6 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Args;
 use serde_json::json;
-use tightfit::profile::Profile;
 use tightfit::schedule;
 
 use crate::budget::{Budget, BudgetError};
@@ -39,7 +38,7 @@ pub fn check(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let budget: Budget = arguments.budget.parse()?;
     let (graph, is_step) = input::graph(&arguments.graph)?;
     let machine = input::machine(arguments.machine.as_deref(), is_step, arguments.threads)?;
-    let profile = Profile::new(&graph, &machine);
+    let profile = input::profile(&graph, &machine);
     let bytes = std::fs::read(&arguments.plan).with_context(|| arguments.plan.display().to_string())?;
     let schedule = schedule::read(&graph, &bytes).with_context(|| arguments.plan.display().to_string())?;
     let unplanned = tightfit::unplanned(&graph, &profile)?.timeline;

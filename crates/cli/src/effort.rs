@@ -14,7 +14,7 @@ use crate::interrupt;
 const DEADLINE: Seconds = Seconds(1.0);
 
 /// Limits of a search.
-#[derive(Args, Clone, Copy)]
+#[derive(Args, Clone, Copy, Default)]
 pub struct Limits {
     /// Search no longer than this for a better plan: 10, 10s or 500ms [default: 1s, or none with --iterations]
     #[arg(long, value_name = "SECONDS", value_parser = duration, allow_hyphen_values = true)]

@@ -10,11 +10,11 @@ use tightfit::profile::Profile;
 use tightfit::schedule::Residents;
 use tightfit::units::Bytes;
 use tightfit::{FitError, Fitted, fit, fit_smallest};
-use tightfit_engine::process;
-use tightfit_engine::step::{Step, read_graph};
+use tightfit_engine::step::read_graph;
+use tightfit_engine::{Dataset, Step, process, step};
 
 use crate::budget::{Budget, BudgetError};
-use crate::calibrate;
+use crate::{calibrate, seconds};
 
 /// The training graph of a step's folder, or the graph of a file; `true` for a step.
 pub fn graph(path: &Path) -> anyhow::Result<(Graph, bool)> {
@@ -27,6 +27,21 @@ pub fn machine(name: Option<&str>, is_step: bool, threads: Option<u32>) -> anyho
         "cpu" => Ok(calibrate::machine(threads)),
         name => Ok(Machine::preset(name)?),
     }
+}
+
+/// Costs on a machine from what is known already; nothing is measured.
+pub fn profile(graph: &Graph, machine: &Machine) -> Profile {
+    Profile::measured(graph, machine, &seconds::known(machine))
+}
+
+/// Refuses data that the step's graphs do not take.
+pub fn suits(data: &Dataset, step: &Step) -> anyhow::Result<()> {
+    for graph in [Some(&step.training), step.evaluation.as_ref()].into_iter().flatten() {
+        if let (Some((_, input)), Some((_, target))) = (step::input(graph, "input"), step::input(graph, "target")) {
+            data.suits(&graph.values()[input], &graph.values()[target])?;
+        }
+    }
+    Ok(())
 }
 
 /// The planner called `name`.

@@ -14,6 +14,7 @@ mod interrupt;
 mod output;
 mod pareto;
 mod plan;
+mod seconds;
 mod train;
 
 use std::process::ExitCode;

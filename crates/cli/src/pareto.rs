@@ -71,7 +71,7 @@ pub fn pareto(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (graph, is_step) = input::graph(&arguments.graph)?;
     let machine = input::machine(arguments.machine.as_deref(), is_step, arguments.threads)?;
     interrupt::listen();
-    let profile = Profile::new(&graph, &machine);
+    let profile = input::profile(&graph, &machine);
     let unplanned = tightfit::unplanned(&graph, &profile)?;
     let reserve = input::reserve(&graph, &machine);
     let effort = arguments.limits.effort(arguments.seed);

@@ -15,7 +15,8 @@ use tightfit::units::Bytes;
 use crate::budget::Budget;
 use crate::effort::Limits;
 use crate::figures::Figures;
-use crate::{exit, input, interrupt, output};
+use crate::seconds::{Costs, Subject};
+use crate::{exit, input, interrupt, output, seconds};
 
 /// Plan a training step under a budget in bytes.
 #[derive(Args)]
@@ -36,6 +37,8 @@ pub struct Arguments {
     planner: Planner,
     #[command(flatten)]
     limits: Limits,
+    #[command(flatten)]
+    costs: Costs,
     /// Seed of the search
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
@@ -65,8 +68,12 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (graph, is_step) = input::graph(&arguments.graph)?;
     let machine = input::machine(arguments.machine.as_deref(), is_step, arguments.threads)?;
     interrupt::listen();
+    let subject = Subject { folder: &arguments.graph, data: None, budget: &arguments.budget, planner: arguments.planner };
+    let profile = match is_step {
+        true => Profile::measured(&graph, &machine, &seconds::of_step(&graph, &machine, arguments.costs, &subject)),
+        false => Profile::new(&graph, &machine),
+    };
     let start = Instant::now();
-    let profile = Profile::new(&graph, &machine);
     let planned = input::fit_into(&graph, &profile, &machine, budget, arguments.planner, &arguments.limits.effort(arguments.seed))?;
     let seconds = start.elapsed().as_secs_f64();
     let (schedule, timeline, unplanned) = (&planned.fitted.schedule, &planned.fitted.timeline, &planned.unplanned.timeline);

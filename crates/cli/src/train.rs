@@ -12,17 +12,18 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use tightfit::fit;
-use tightfit::graph::{Graph, NodeId};
+use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::plan::{Effort, Planner};
-use tightfit::profile::Profile;
+use tightfit::profile::{CallSeconds, Profile};
 use tightfit::schedule::{Residents, Schedule};
 use tightfit::units::Bytes;
-use tightfit_engine::{Dataset, Evaluation, MeasuredCall, Session, Step, checkpoint, process, step};
+use tightfit_engine::{Dataset, Evaluation, Session, Step, Timings, checkpoint, process};
 
 use crate::budget::Budget;
 use crate::effort::Limits;
 use crate::input::{self, FittedGraph};
+use crate::seconds::{self, Costs, Subject};
 use crate::{calibrate, exit, interrupt, output};
 
 mod dump;
@@ -69,6 +70,8 @@ pub struct Arguments {
     planner: Planner,
     #[command(flatten)]
     limits: Limits,
+    #[command(flatten)]
+    costs: Costs,
     /// Worker threads [default: all processors]
     #[arg(long)]
     threads: Option<u32>,
@@ -101,7 +104,7 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
     let budget: Budget = arguments.budget.parse()?;
     let mut step = Step::open(&arguments.step)?;
     let mut data = Dataset::open(&step.data, &step.folder, arguments.data.as_deref())?;
-    suits(&data, &step)?;
+    input::suits(&data, &step)?;
     if let Some(rate) = arguments.lr {
         step.optimizer.learning_rate = rate;
     }
@@ -123,7 +126,10 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
         None => arguments.seed.unwrap_or(1),
     };
     interrupt::listen();
-    let planned = plan(&step, &machine, budget, arguments.planner, &arguments.limits.effort(seed))?;
+    let subject =
+        Subject { folder: &arguments.step, data: arguments.data.as_deref(), budget: &arguments.budget, planner: arguments.planner };
+    let seconds = seconds::of_step(&step.training, &machine, arguments.costs, &subject);
+    let planned = plan(&step, &machine, &seconds, budget, arguments.planner, &arguments.limits.effort(seed))?;
     let fitted = &planned.training.fitted;
     let slab = planned.training.budget - planned.training.reserve;
     let evaluation = planned.evaluation.as_ref().map(|(profile, schedule)| (profile, schedule));
@@ -143,14 +149,19 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
         }
     }
 
+    let begun = session.next_step;
     let measured = run(arguments, &mut session, &mut data)?;
+    let stepped = session.next_step > begun;
     // Before the evaluation, which computes where gradients lie.
     if let Some(path) = &arguments.dump {
-        dump::write(path, &step, &session, &mut data, !measured.times.is_empty())?;
+        dump::write(path, &step, &session, &mut data, stepped)?;
     }
-    let last = if measured.times.is_empty() && arguments.steps > 0 { None } else { session.evaluate(&data, arguments.eval_batches)? };
+    let last = if !stepped && arguments.steps > 0 { None } else { session.evaluate(&data, arguments.eval_batches)? };
     if let Some(path) = &arguments.save {
         checkpoint::save(path, &session, &step.name)?;
+    }
+    if !arguments.costs.roofline && measured.steps.len() >= ENOUGH {
+        seconds::remember(&machine, measured.call_seconds(&step.training, machine.threads));
     }
     if arguments.profile && !arguments.json {
         show_profile(&step.training, &planned.training_profile, &measured);
@@ -159,23 +170,21 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
     Ok(if interrupt::raised() { ExitCode::from(exit::INTERRUPTED) } else { ExitCode::SUCCESS })
 }
 
-fn suits(data: &Dataset, step: &Step) -> anyhow::Result<()> {
-    for graph in [Some(&step.training), step.evaluation.as_ref()].into_iter().flatten() {
-        if let (Some((_, input)), Some((_, target))) = (step::input(graph, "input"), step::input(graph, "target")) {
-            data.suits(&graph.values()[input], &graph.values()[target])?;
-        }
-    }
-    Ok(())
-}
-
-fn plan(step: &Step, machine: &Machine, budget: Budget, planner: Planner, effort: &Effort<'_>) -> anyhow::Result<Planned> {
-    let training_profile = Profile::new(&step.training, machine);
+fn plan(
+    step: &Step,
+    machine: &Machine,
+    seconds: &CallSeconds,
+    budget: Budget,
+    planner: Planner,
+    effort: &Effort<'_>,
+) -> anyhow::Result<Planned> {
+    let training_profile = Profile::measured(&step.training, machine, seconds);
     let training = input::fit_into(&step.training, &training_profile, machine, budget, planner, effort)?;
     let residents = Residents::of(&step.training, &training.fitted.schedule);
     let slab = training.budget - training.reserve;
     // Evaluation makes do with what training leaves free; where that is too little, it is left out, and said so.
     let evaluate = |graph: &Graph| {
-        let profile = Profile::new(graph, machine);
+        let profile = Profile::measured(graph, machine, seconds);
         fit(graph, &profile, slab, planner, &residents, effort).ok().map(|fitted| (profile, fitted.schedule))
     };
     Ok(Planned { evaluation: step.evaluation.as_ref().and_then(evaluate), training, training_profile })
@@ -196,7 +205,7 @@ fn announce(step: &Step, data: &Dataset, planned: &Planned, machine: &Machine) {
     println!("{:<16}{:>12}  checked; planner {}", "planned peak", timeline.peak.to_string(), schedule.planner);
     let overhead = timeline.seconds.0 / unplanned.timeline.seconds.0 - 1.0;
     println!("{:<16}{:>12}  {}", "recomputed", format!("{} nodes", schedule.recomputed()), recomputed_operators(&step.training, schedule));
-    println!("{:<16}{:>12}  predicted ({:.0} ms a step)", "slowdown", output::percent(overhead), timeline.seconds.0 * 1e3);
+    println!("{:<16}{:>12}  predicted ({} a step)", "slowdown", output::percent(overhead), milliseconds(timeline.seconds.0));
     if planned.evaluation.is_none() && step.evaluation.is_some() {
         println!("{:<16}{:>12}  it does not fit beside the parameters", "evaluation", "left out");
     }
@@ -218,6 +227,12 @@ fn recomputed_operators(graph: &Graph, schedule: &Schedule) -> String {
     shown.join(", ") + rest
 }
 
+/// With three digits or more.
+fn milliseconds(seconds: f64) -> String {
+    let digits = (2.0 - (seconds * 1e3).log10().floor()).clamp(0.0, 4.0) as usize;
+    format!("{:.digits$} ms", seconds * 1e3)
+}
+
 fn count(number: u64) -> String {
     match number {
         n if n >= 1_000_000 => format!("{:.1} M", n as f64 / 1e6),
@@ -226,44 +241,12 @@ fn count(number: u64) -> String {
     }
 }
 
-/// What the steps took.
-#[derive(Default)]
-struct Measured {
-    /// Seconds of each step.
-    times: Vec<f64>,
-    /// Seconds of recomputations, over all steps.
-    again: f64,
-    /// Seconds of first runs, over all steps.
-    first: f64,
-    /// Seconds and calls of each node, over the same steps.
-    nodes: BTreeMap<NodeId, (f64, u64)>,
-    /// Steps that the sums are over.
-    steps: u64,
-}
+/// Counted steps from which the next prediction learns.
+const ENOUGH: usize = 3;
 
-impl Measured {
-    fn median(&self) -> Option<f64> {
-        let mut times = self.times.clone();
-        times.sort_by(f64::total_cmp);
-        times.get(times.len() / 2).copied()
-    }
-
-    fn add(&mut self, call: &MeasuredCall) {
-        *(if call.again { &mut self.again } else { &mut self.first }) += call.seconds;
-        let (seconds, calls) = self.nodes.entry(call.node).or_default();
-        *seconds += call.seconds;
-        *calls += 1;
-    }
-
-    /// Seconds of recomputations over seconds of all else.
-    fn overhead(&self) -> Option<f64> {
-        (self.first > 0.0).then(|| self.again / self.first)
-    }
-}
-
-fn run(arguments: &Arguments, session: &mut Session, data: &mut Dataset) -> anyhow::Result<Measured> {
+fn run(arguments: &Arguments, session: &mut Session, data: &mut Dataset) -> anyhow::Result<Timings> {
     let bar = progress_bar(arguments);
-    let mut measured = Measured::default();
+    let mut measured = Timings::default();
     for done in 0..arguments.steps {
         if interrupt::raised() {
             break;
@@ -277,8 +260,7 @@ fn run(arguments: &Arguments, session: &mut Session, data: &mut Dataset) -> anyh
             }
         })?;
         let seconds = start.elapsed().as_secs_f64();
-        measured.times.push(seconds);
-        measured.steps += u64::from(counts);
+        measured.steps.extend(counts.then_some(seconds));
         if arguments.json {
             println!("{}", json!({ "step": session.next_step, "loss": loss, "seconds": seconds }));
         }
@@ -316,15 +298,15 @@ fn progress_bar(arguments: &Arguments) -> ProgressBar {
 }
 
 /// Milliseconds a step by operator, largest first.
-fn show_profile(graph: &Graph, profile: &Profile, measured: &Measured) {
+fn show_profile(graph: &Graph, profile: &Profile, measured: &Timings) {
     let mut rows: BTreeMap<&str, (f64, f64, u64)> = BTreeMap::new();
-    for (&node, &(seconds, calls)) in &measured.nodes {
+    for (&node, timings) in &measured.nodes {
         let row = rows.entry(&graph.nodes()[node].op).or_default();
-        *row = (row.0 + seconds, row.1 + profile.seconds[node].0 * calls as f64, row.2 + calls);
+        *row = (row.0 + timings.seconds, row.1 + profile.seconds[node].0 * timings.runs as f64, row.2 + timings.runs);
     }
     let mut rows: Vec<_> = rows.into_iter().collect();
     rows.sort_by(|a, b| b.1.0.total_cmp(&a.1.0));
-    let steps = measured.steps.max(1) as f64;
+    let steps = measured.steps.len().max(1) as f64;
     println!("{:<64} {:>6} {:>10} {:>10}", "operator", "calls", "ms", "predicted");
     for (op, (seconds, predicted, calls)) in rows {
         println!("{op:<64} {:>6.0} {:>10.2} {:>10.2}", calls as f64 / steps, seconds / steps * 1e3, predicted / steps * 1e3);
@@ -341,7 +323,7 @@ fn describe(evaluation: &Evaluation) -> String {
 fn report(
     arguments: &Arguments,
     planned: &Planned,
-    measured: &Measured,
+    measured: &Timings,
     last: Option<Evaluation>,
     entered: Option<Bytes>,
     session: &Session,
@@ -350,12 +332,13 @@ fn report(
     let FittedGraph { fitted, budget, reserve, unplanned } = &planned.training;
     let process = process::peak_resident().zip(entered).map(|(peak, entered)| peak.saturating_sub(entered));
     let predicted = fitted.timeline.seconds.0 / unplanned.timeline.seconds.0 - 1.0;
+    let ratio = measured.median().map(|median| median / fitted.timeline.seconds.0);
     if arguments.json {
         let result = json!({
             "budget_bytes": budget, "reserve_bytes": reserve, "slab_bytes": session.slab_bytes(), "high_water_bytes": fitted.timeline.high_water,
             "peak_bytes": fitted.timeline.peak, "unplanned_peak_bytes": unplanned.timeline.peak, "process_peak_bytes": process,
             "predicted_overhead": predicted, "measured_overhead": measured.overhead(), "step_seconds": measured.median(),
-            "predicted_step_seconds": fitted.timeline.seconds, "recomputed_nodes": fitted.schedule.recomputed(), "planner": fitted.schedule.planner,
+            "predicted_step_seconds": fitted.timeline.seconds, "step_ratio": ratio, "recomputed_nodes": fitted.schedule.recomputed(), "planner": fitted.schedule.planner,
             "steps": session.next_step, "seed": session.seed, "validation_loss": last.map(|e| e.loss), "validation_accuracy": last.and_then(|e| e.accuracy),
             "saved": arguments.save, "interrupted": interrupted,
         });
@@ -368,14 +351,13 @@ fn report(
     let known = |bytes: Option<Bytes>| bytes.map_or("unknown".to_string(), |bytes| bytes.to_string());
     println!("{:<16}{:>12}  slab high-water mark", "measured peak", fitted.timeline.high_water.to_string());
     println!("{:<16}{:>12}  process (VmHWM at exit less VmRSS at entry); budget {budget}", "", known(process));
-    if let (Some(median), Some(overhead)) = (measured.median(), measured.overhead()) {
+    if let (Some(median), Some(overhead), Some(ratio)) = (measured.median(), measured.overhead(), ratio) {
+        println!("{:<16}{:>12}  measured, {} predicted", "slowdown", output::percent(overhead), output::percent(predicted));
         println!(
-            "{:<16}{:>12}  measured, {} predicted; {:.0} ms a step (median), {:.0} ms predicted",
-            "slowdown",
-            output::percent(overhead),
-            output::percent(predicted),
-            median * 1e3,
-            fitted.timeline.seconds.0 * 1e3
+            "{:<16}{:>12}  measured (median), {} predicted: {ratio:.2} times as long",
+            "time of a step",
+            milliseconds(median),
+            milliseconds(fitted.timeline.seconds.0)
         );
     }
     if let Some(evaluation) = last {

@@ -24,7 +24,19 @@ fn interrupt(child: &Child) {
 /// A run without end that has just printed its first line.
 fn started(folder: &TempDir, json: bool) -> (Child, BufReader<ChildStdout>, String) {
     let mut command = tightfit();
-    command.args(["train", "corpus/steps/gpt-nano", "--budget", "min", "--threads", "2", "--eval-batches", "1", "--steps", ENDLESS]);
+    command.args([
+        "train",
+        "corpus/steps/gpt-nano",
+        "--budget",
+        "min",
+        "--roofline",
+        "--threads",
+        "2",
+        "--eval-batches",
+        "1",
+        "--steps",
+        ENDLESS,
+    ]);
     command.arg("--save").arg(folder.path().join("weights")).current_dir(program::corpus().parent().unwrap());
     if json {
         command.arg("--json");

@@ -1,9 +1,9 @@
-//! Measuring this processor once. Invariant: each rate is the best of several runs of the engine's own kernels on the
-//! given number of threads, so it bounds what a step can reach and noise can only make it too small.
+//! Measuring this processor once. Invariant: each rate is the lower quartile over several runs of the engine's own kernels
+//! on the given number of threads, not the best; and all are measured in turns, so that what disturbs one disturbs all.
 
 use std::time::Instant;
 
-use tightfit::graph::{Argument, DType, Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
+use tightfit::graph::{Argument, DType, Graph, GraphBuilder, NodeSpec, Phase, StorageId, ValueId, ValueSpec};
 use tightfit::machine::Machine;
 use tightfit::plan::{Effort, Plan, Planner};
 use tightfit::profile::Profile;
@@ -14,20 +14,25 @@ use crate::program::{Program, StepSettings};
 use crate::session::SessionError;
 use crate::slab::Slab;
 
-const ROUNDS: usize = 12;
+/// Timed runs of each graph, after one that faults its pages in.
+const ROUNDS: usize = 24;
 
 /// Measures rates on `threads` threads: about a second, and 200 MiB of memory.
 pub fn calibrate(threads: u32) -> Result<Machine, SessionError> {
-    let product = 1024u64;
+    let (rows, width) = (2048u64, 512u64);
     let long = 1u64 << 24;
-    let matrix = fastest(&chain("aten.mm.default", &[product, product], 1), threads)?;
-    let copied = fastest(&chain("aten.add.Tensor", &[long], 1), threads)?;
-    let curved = fastest(&chain("aten.gelu.default", &[1 << 18], 1), threads)?;
-    let tiny = fastest(&chain("aten.relu.default", &[16], 64), threads)?;
+    let graphs = [
+        layer(rows, width),
+        chain("aten.add.Tensor", &[long], 1),
+        chain("aten.gelu.default", &[1 << 18], 1),
+        chain("aten.relu.default", &[16], 64),
+    ];
+    let [products, copied, curved, tiny] = seconds(graphs, threads)?;
+    let flops = 3.0 * 2.0 * (rows * width * width) as f64 / products;
     Ok(Machine {
         name: "cpu".to_string(),
-        flops_16: 2.0 * (product as f64).powi(3) / matrix,
-        flops_32: 2.0 * (product as f64).powi(3) / matrix,
+        flops_16: flops,
+        flops_32: flops,
         bandwidth: 3.0 * 4.0 * long as f64 / copied,
         elementary: Some((1u64 << 18) as f64 / curved),
         launch: tiny / 64.0,
@@ -36,43 +41,81 @@ pub fn calibrate(threads: u32) -> Result<Machine, SessionError> {
     })
 }
 
+/// The three products of a linear layer in a training step: its result, the gradient of its input, and that of its
+/// weight. The last one sums over many rows of a transposed operand, which is slower than a product of square matrices.
+fn layer(rows: u64, width: u64) -> Graph {
+    let mut builder = GraphBuilder::new("layer");
+    let (tall, square) = ([rows, width], [width, width]);
+    let x = stored(&mut builder, NodeSpec::new("x", "placeholder", Phase::Input), &tall);
+    let weight = stored(&mut builder, NodeSpec::new("weight", "placeholder", Phase::Input), &square);
+    let y = tensor(&mut builder, call("y", "aten.mm.default", &[x.0, weight.0]), &tall);
+    let weight = transposed(&mut builder, "weight_t", weight, square);
+    let x_t = transposed(&mut builder, "x_t", x, tall);
+    let of_x = tensor(&mut builder, call("of_x", "aten.mm.default", &[y, weight]), &tall);
+    let of_weight = tensor(&mut builder, call("of_weight", "aten.mm.default", &[x_t, y]), &square);
+    builder.output(of_x);
+    builder.output(of_weight);
+    builder.build().expect("the layer obeys the rules")
+}
+
 /// `count` calls of one operator, each on the result of the one before.
 fn chain(op: &str, shape: &[u64], count: usize) -> Graph {
     let mut builder = GraphBuilder::new(op);
-    let bytes = Bytes(shape.iter().product::<u64>() * 4);
-    let tensor = |builder: &mut GraphBuilder, spec| {
-        let storage = builder.storage(bytes);
-        builder.node(spec, &[Some(ValueSpec::contiguous(shape, DType::F32, storage))])[0]
-    };
-    let left = tensor(&mut builder, NodeSpec::new("left", "placeholder", Phase::Input));
-    let right = tensor(&mut builder, NodeSpec::new("right", "placeholder", Phase::Input));
-    let binary = matches!(op, "aten.mm.default" | "aten.add.Tensor");
+    let left = tensor(&mut builder, NodeSpec::new("left", "placeholder", Phase::Input), shape);
+    let right = tensor(&mut builder, NodeSpec::new("right", "placeholder", Phase::Input), shape);
     let mut last = left;
     for i in 0..count {
-        let mut spec = NodeSpec::new(format!("call_{i}"), op, Phase::Forward);
-        spec.inputs = if binary { vec![last, right] } else { vec![last] };
-        spec.args = spec.inputs.iter().map(|&value| Argument::Value(value)).collect();
-        last = tensor(&mut builder, spec);
+        let inputs = if op == "aten.add.Tensor" { vec![last, right] } else { vec![last] };
+        last = tensor(&mut builder, call(&format!("call_{i}"), op, &inputs), shape);
     }
     builder.output(last);
     builder.build().expect("the chain obeys the rules")
 }
 
-/// Seconds of the fastest run of a graph.
-fn fastest(graph: &Graph, threads: u32) -> Result<f64, SessionError> {
-    let profile = Profile { in_place: false, ..Profile::new(graph, &Machine::unmeasured_cpu(threads)) };
-    let plan = Plan { planner: Planner::None, steps: graph.program() };
-    let mut schedule = lower(graph, &profile, &plan, Bytes::ZERO, &Residents::default(), &Effort::default());
-    schedule.budget = schedule.slab;
-    let program = Program::compile(graph, &profile, &schedule, threads as usize)?;
-    let mut slab = Slab::new(schedule.slab)?;
+fn call(name: &str, op: &str, inputs: &[ValueId]) -> NodeSpec {
+    let args = inputs.iter().map(|&value| Argument::Value(value)).collect();
+    NodeSpec { inputs: inputs.to_vec(), args, ..NodeSpec::new(name, op, Phase::Forward) }
+}
+
+/// A node with one output in a storage of its own.
+fn tensor(builder: &mut GraphBuilder, spec: NodeSpec, shape: &[u64]) -> ValueId {
+    stored(builder, spec, shape).0
+}
+
+fn stored(builder: &mut GraphBuilder, spec: NodeSpec, shape: &[u64]) -> (ValueId, StorageId) {
+    let storage = builder.storage(Bytes(shape.iter().product::<u64>() * 4));
+    (builder.node(spec, &[Some(ValueSpec::contiguous(shape, DType::F32, storage))])[0], storage)
+}
+
+/// A view of a matrix, the other way round.
+fn transposed(builder: &mut GraphBuilder, name: &str, (matrix, storage): (ValueId, StorageId), [rows, columns]: [u64; 2]) -> ValueId {
+    let view =
+        ValueSpec { contiguous: false, strides: Some(vec![1, columns]), ..ValueSpec::contiguous(&[columns, rows], DType::F32, storage) };
+    builder.node(call(name, "aten.t.default", &[matrix]), &[Some(view)])[0]
+}
+
+/// Seconds of each graph: the lower quartile of its runs.
+fn seconds<const N: usize>(graphs: [Graph; N], threads: u32) -> Result<[f64; N], SessionError> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads as usize).build()?;
     let settings = StepSettings { seed: 0, step: 0, learning_rate: 0.0 };
-    let mut best = f64::INFINITY;
-    for _ in 0..ROUNDS {
-        let start = Instant::now();
-        program.run(&mut slab, &pool, &settings).map_err(|error| SessionError::Step { step: 0, error })?;
-        best = best.min(start.elapsed().as_secs_f64());
+    let mut programs = Vec::with_capacity(N);
+    for graph in &graphs {
+        let profile = Profile { in_place: false, ..Profile::new(graph, &Machine::unmeasured_cpu(threads)) };
+        let plan = Plan { planner: Planner::None, steps: graph.program() };
+        let mut schedule = lower(graph, &profile, &plan, Bytes::ZERO, &Residents::default(), &Effort::default());
+        schedule.budget = schedule.slab;
+        programs.push((Program::compile(graph, &profile, &schedule, threads as usize)?, Slab::new(schedule.slab)?));
     }
-    Ok(best)
+    let mut runs = [const { Vec::new() }; N];
+    for round in 0..=ROUNDS {
+        for ((program, slab), runs) in programs.iter_mut().zip(&mut runs) {
+            let start = Instant::now();
+            program.run(slab, &pool, &settings).map_err(|error| SessionError::Step { step: 0, error })?;
+            runs.extend((round > 0).then(|| start.elapsed().as_secs_f64()));
+        }
+    }
+    Ok(runs.map(|mut runs| {
+        runs.sort_by(f64::total_cmp);
+        runs[ROUNDS / 4]
+    }))
 }

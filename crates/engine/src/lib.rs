@@ -17,6 +17,7 @@ mod slab;
 pub mod step;
 mod stream;
 mod tensor;
+mod trial;
 
 pub use calibrate::calibrate;
 pub use data::Dataset;
@@ -26,3 +27,4 @@ pub use reserve::reserve;
 pub use session::{Evaluation, Located, Resident, Session, SessionError};
 pub use slab::{Slab, SlabError};
 pub use step::Step;
+pub use trial::{Timings, VERSION, trial};

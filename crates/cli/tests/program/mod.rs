@@ -70,9 +70,11 @@ pub fn tightfit() -> Command {
     command
 }
 
-/// Runs the program with arguments separated by spaces; `FOLDER` stands for `folder`.
+/// Runs the program with arguments separated by spaces; `FOLDER` stands for `folder`. No step is measured.
 pub fn run(folder: &Path, arguments: &str) -> Ran {
     let folder = folder.to_str().unwrap();
+    let roofline = if ["train ", "plan "].iter().any(|verb| arguments.starts_with(verb)) { " --roofline" } else { "" };
+    let arguments = format!("{arguments}{roofline}");
     let arguments = arguments.split_whitespace().map(|argument| argument.replace("FOLDER", folder));
     tightfit().current_dir(corpus().parent().unwrap()).args(arguments).output().unwrap().into()
 }

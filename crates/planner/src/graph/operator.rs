@@ -24,7 +24,7 @@ pub struct OperatorRow {
     pub outputs: usize,
     /// Positional arguments that the first output may overwrite element by element.
     pub in_place: &'static [usize],
-    /// Exponential-like functions for each element of the first output.
+    /// Arithmetic on each element of the first output, in exponential-like functions: as long as that many of them take.
     pub elementary: u64,
 }
 
@@ -137,10 +137,10 @@ operators! {
     Bmm "aten.bmm.default" 2..=2 -> 1;
     Embedding "aten.embedding.default" 2..=5 -> 1;
     EmbeddingDenseBackward "aten.embedding_dense_backward.default" 5..=5 -> 1;
-    NativeLayerNorm "aten.native_layer_norm.default" 5..=5 -> 3;
-    NativeLayerNormBackward "aten.native_layer_norm_backward.default" 8..=8 -> 3;
-    NativeDropout "aten.native_dropout.default" 3..=3 -> 2 elementary 1;
-    NativeDropoutBackward "aten.native_dropout_backward.default" 3..=3 -> 1 [0];
+    NativeLayerNorm "aten.native_layer_norm.default" 5..=5 -> 3 elementary 1;
+    NativeLayerNormBackward "aten.native_layer_norm_backward.default" 8..=8 -> 3 elementary 3;
+    NativeDropout "aten.native_dropout.default" 3..=3 -> 2 elementary 3;
+    NativeDropoutBackward "aten.native_dropout_backward.default" 3..=3 -> 1 [0] elementary 2;
     NllLossForward "aten.nll_loss_forward.default" 5..=5 -> 2;
     NllLossBackward "aten.nll_loss_backward.default" 7..=7 -> 1;
     FlashAttention "aten._scaled_dot_product_flash_attention_for_cpu.default" 3..=5 -> 2;
@@ -207,7 +207,7 @@ impl Operator {
         }
     }
 
-    /// How many exponential-like functions a call evaluates.
+    /// How many exponential-like functions a call's arithmetic takes as long as.
     pub fn elementary(self, graph: &Graph, node: NodeId) -> u64 {
         match self {
             Operator::FlashAttention | Operator::FlashAttentionBackward => {

@@ -2,12 +2,14 @@
 
 mod access;
 mod liveness;
+mod measured;
 mod roofline;
 
 use cranelift_entity::SecondaryMap;
 
 pub use access::{AccessProfile, access_profile};
 pub use liveness::{Interval, IntervalId, Liveness, MemoryCurve, held, liveness, memory_curve};
+pub use measured::{CallSeconds, CallSecondsError, Signature};
 pub use roofline::roofline;
 
 use crate::graph::{Graph, NodeId};
@@ -36,6 +38,19 @@ impl Profile {
                 Some(operator) if machine.engine => operator.workspace(graph, node, machine.threads),
                 _ => graph.nodes()[node].workspace,
             };
+        }
+        profile
+    }
+
+    /// As [`Profile::new`], but where the machine runs the engine, calls that were measured on it take what they took.
+    pub fn measured(graph: &Graph, machine: &Machine, table: &CallSeconds) -> Profile {
+        let mut profile = Profile::new(graph, machine);
+        if machine.engine {
+            for node in graph.program() {
+                if let Some(seconds) = table.get(&Signature::of(graph, node)) {
+                    profile.seconds[node] = seconds;
+                }
+            }
         }
         profile
     }

@@ -1,8 +1,8 @@
 //! Seconds of a node from its operations and bytes. Invariant: the figure does not depend on any other node.
 //!
-//! seconds = launch + max(flops / peak, bytes / bandwidth, elements × functions / elementary rate); the first two terms
-//! are the roofline model (Williams, Waterman, Patterson 2009), the third one counts exponential-like functions, which
-//! a processor, unlike a GPU, does not hide behind its memory traffic.
+//! seconds = launch + max(flops / peak + elementary / elementary rate, bytes / bandwidth); without the middle term this
+//! is the roofline model (Williams, Waterman, Patterson 2009). That term counts exponential-like functions, which a
+//! processor, unlike a GPU, does not hide behind its memory traffic, and which take turns with its products.
 
 use crate::graph::{Graph, NodeId};
 use crate::machine::Machine;
@@ -23,5 +23,5 @@ pub fn roofline(graph: &Graph, machine: &Machine, node: NodeId) -> Seconds {
         (Some(rate), Some(operator)) => operator.elementary(graph, node) as f64 / rate,
         _ => 0.0,
     };
-    Seconds(machine.launch + compute.max(memory).max(elementary))
+    Seconds(machine.launch + (compute + elementary).max(memory))
 }

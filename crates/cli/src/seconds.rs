@@ -1,0 +1,117 @@
+//! Seconds of a step's calls: from the cache, else from a trial. Invariant: a trial runs in a process of its own, in a
+//! slab within the budget that was asked for, so measuring takes no more memory than the run and counts against none.
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use clap::Args;
+use tightfit::graph::Graph;
+use tightfit::machine::Machine;
+use tightfit::plan::Planner;
+use tightfit::profile::{CallSeconds, CallSecondsError, Profile};
+use tightfit::units::{Bytes, Seconds};
+use tightfit_engine::{Dataset, Session, Step, VERSION, trial};
+
+use crate::budget::Budget;
+use crate::effort::Limits;
+use crate::{calibrate, input, output};
+
+/// A step that is predicted to take longer is not tried: its own run will tell.
+const LONGEST: Seconds = Seconds(5.0);
+/// Counted steps of a trial beyond the fewest begin no later than this after the first of them.
+const TRIAL: Seconds = Seconds(3.0);
+
+/// Where predictions come from.
+#[derive(Args, Clone, Copy)]
+pub struct Costs {
+    /// Predict times from the processor's rates alone, instead of measuring the step's own calls once
+    #[arg(long)]
+    pub roofline: bool,
+}
+
+/// A step that may have to be tried, as the command line names it.
+pub struct Subject<'a> {
+    /// The step's folder.
+    pub folder: &'a Path,
+    /// Its data, where it is not the step's own.
+    pub data: Option<&'a Path>,
+    pub budget: &'a str,
+    pub planner: Planner,
+}
+
+/// What is known of calls on a machine, without measuring.
+pub fn known(machine: &Machine) -> CallSeconds {
+    let nothing = CallSeconds::new(VERSION, machine.threads);
+    let Some(path) = cache(machine.threads).filter(|_| machine.engine) else { return nothing };
+    let Ok(bytes) = std::fs::read(&path) else { return nothing };
+    read(&bytes, machine.threads).unwrap_or_else(|error| {
+        eprintln!("note: {} is not used: {error}", path.display());
+        nothing
+    })
+}
+
+/// Seconds of the calls of a step: what is known, after a trial where a call is missing.
+pub fn of_step(graph: &Graph, machine: &Machine, costs: Costs, subject: &Subject<'_>) -> CallSeconds {
+    if costs.roofline || !machine.engine {
+        return CallSeconds::new(VERSION, machine.threads);
+    }
+    let mut table = known(machine);
+    if table.covers(graph) {
+        return table;
+    }
+    let step = Profile::new(graph, machine).total(&graph.program());
+    if step.0 > LONGEST.0 {
+        eprintln!("note: a step takes about {:.0} s, too long to try it; predicted from the processor's rates", step.0);
+        return table;
+    }
+    eprintln!("measuring the calls of this step once (about {:.0} s) …", 1.0 + step.0 + (3.0 * step.0).max(TRIAL.0.min(20.0 * step.0)));
+    match measure(machine, subject) {
+        Some(measured) => table.update(measured),
+        None => eprintln!("note: the step could not be tried; predicted from the processor's rates"),
+    }
+    table
+}
+
+/// Adds to what later runs know. Without a cache they measure again: no reason to fail.
+pub fn remember(machine: &Machine, measured: CallSeconds) {
+    let Some(path) = cache(machine.threads) else { return };
+    let mut table = known(machine);
+    table.update(measured);
+    if let Some(folder) = path.parent() {
+        std::fs::create_dir_all(folder).ok();
+    }
+    output::write_whole(&path, table.write().as_bytes()).ok();
+}
+
+/// Tries a step inside a budget, in this process: seconds of its calls, and the whole budget in bytes.
+pub fn try_step(machine: &Machine, subject: &Subject<'_>, limits: Limits) -> anyhow::Result<(CallSeconds, Bytes)> {
+    let budget: Budget = subject.budget.parse()?;
+    let step = Step::open(subject.folder)?;
+    let mut data = Dataset::open(&step.data, &step.folder, subject.data)?;
+    input::suits(&data, &step)?;
+    let profile = Profile::new(&step.training, machine);
+    let fitted = input::fit_into(&step.training, &profile, machine, budget, subject.planner, &limits.effort(1))?;
+    let slab = fitted.budget - fitted.reserve;
+    let mut session = Session::new(&step, (&profile, &fitted.fitted.schedule), None, slab, machine.threads as usize, 1)?;
+    Ok((trial(&mut session, &mut data, TRIAL)?.call_seconds(&step.training, machine.threads), fitted.budget))
+}
+
+fn measure(machine: &Machine, subject: &Subject<'_>) -> Option<CallSeconds> {
+    let mut command = Command::new(std::env::current_exe().ok()?);
+    command.arg("calibrate").arg(subject.folder).args(["--budget", subject.budget, "--json"]);
+    command.args(["--threads", &machine.threads.to_string(), "--planner", subject.planner.name()]);
+    if let Some(data) = subject.data {
+        command.arg("--data").arg(data);
+    }
+    let output = command.stdin(Stdio::null()).output().ok()?;
+    read(&output.stdout, machine.threads).ok().filter(|_| output.status.success())
+}
+
+fn read(bytes: &[u8], threads: u32) -> Result<CallSeconds, CallSecondsError> {
+    CallSeconds::read(bytes, VERSION, threads)
+}
+
+/// Where they are kept.
+fn cache(threads: u32) -> Option<PathBuf> {
+    Some(calibrate::folder()?.join(format!("calls-{VERSION}-{threads}.json")))
+}

@@ -1,0 +1,103 @@
+//! Measuring a step's calls. Invariant: what is measured once is not measured again, a damaged cache is measured anew, a
+//! trial stays within the budget that it is given, and no measurement changes a loss. No test looks at a time.
+#![allow(clippy::unwrap_used)] // a test that cannot go on panics
+
+mod program;
+
+use std::path::{Path, PathBuf};
+
+use program::{Ran, corpus, folder, tightfit};
+use tightfit::machine::Machine;
+use tightfit::profile::{CallSeconds, Profile};
+use tightfit_engine::{Step, VERSION};
+
+const STEP: &str = "corpus/steps/mlp-digits";
+
+/// A cache of its own that holds the machine's rates alone.
+fn cache(folder: &Path) -> PathBuf {
+    let cache = folder.join("tightfit");
+    std::fs::create_dir_all(&cache).unwrap();
+    let machine = serde_json::to_string(&Machine::unmeasured_cpu(2)).unwrap();
+    std::fs::write(cache.join(format!("cpu-{VERSION}-2.json")), machine).unwrap();
+    cache.join(format!("calls-{VERSION}-2.json"))
+}
+
+fn run(cache: &Path, arguments: &str) -> Ran {
+    let mut command = tightfit();
+    command.env("XDG_CACHE_HOME", cache).current_dir(corpus().parent().unwrap());
+    command.args(arguments.split_whitespace()).args(["--threads", "2"]).output().unwrap().into()
+}
+
+fn table(path: &Path) -> CallSeconds {
+    CallSeconds::read(&std::fs::read(path).unwrap(), VERSION, 2).unwrap()
+}
+
+fn asked(ran: &Ran) -> bool {
+    ran.stderr.contains("measuring the calls")
+}
+
+#[test]
+fn a_step_is_measured_once() {
+    let folder = folder();
+    let calls = cache(folder.path());
+    let first = run(folder.path(), &format!("plan {STEP} --budget 90% --json")).done();
+    assert!(asked(&first));
+    let step = Step::open(&corpus().join("steps/mlp-digits")).unwrap();
+    assert!(table(&calls).covers(&step.training));
+    for verb in [format!("plan {STEP} --budget min"), format!("train {STEP} --budget 80% --steps 1")] {
+        assert!(!asked(&run(folder.path(), &verb).done()), "{verb}");
+    }
+    // Predictions are those of the table.
+    let table = table(&calls);
+    let predicted = Profile::measured(&step.training, &Machine::unmeasured_cpu(2), &table).total(&step.training.program());
+    let planned = run(folder.path(), &format!("plan {STEP} --budget 100% --json")).done().result();
+    let micros = planned["unplanned_step_us"].as_f64().unwrap();
+    assert!((micros / predicted.micros() - 1.0).abs() < 1e-9, "{micros} instead of {}", predicted.micros());
+}
+
+#[test]
+fn a_run_that_is_long_enough_teaches_the_next_prediction() {
+    let folder = folder();
+    let calls = cache(folder.path());
+    for (steps, learns) in [(2, false), (6, true)] {
+        run(folder.path(), &format!("calibrate {STEP}")).done();
+        let before = table(&calls);
+        let result = run(folder.path(), &format!("train {STEP} --budget 100% --steps {steps} --json")).done().result();
+        assert_eq!(table(&calls) != before, learns, "{steps} steps");
+        assert!(result["step_ratio"].as_f64().unwrap() > 0.0);
+    }
+}
+
+#[test]
+fn a_damaged_cache_is_measured_anew() {
+    let folder = folder();
+    let calls = cache(folder.path());
+    std::fs::write(&calls, "{\"format\":").unwrap();
+    let ran = run(folder.path(), &format!("train {STEP} --budget 100% --steps 1 --json")).done();
+    assert!(ran.stderr.contains("is not used: it cannot be read") && asked(&ran), "{}", ran.stderr);
+    assert!(!table(&calls).is_empty());
+}
+
+#[test]
+fn measuring_does_not_change_a_loss() {
+    let folder = folder();
+    cache(folder.path());
+    let train = |more: &str| run(folder.path(), &format!("train {STEP} --budget 70% --steps 5 --eval-batches 0 --json {more}")).done();
+    let predicted = train("--roofline");
+    assert!(!asked(&predicted));
+    assert_eq!(train("").losses(), predicted.losses());
+}
+
+#[test]
+fn a_trial_keeps_to_its_budget() {
+    let folder = folder();
+    let calls = cache(folder.path());
+    let smallest = run(folder.path(), &format!("calibrate {STEP} --budget min")).done();
+    assert!(smallest.stdout.contains("kinds of calls"), "{}", smallest.stdout);
+    std::fs::remove_file(&calls).unwrap();
+    // Nothing runs in less than it needs, neither the trial nor the plan that asked for it.
+    assert_eq!(run(folder.path(), &format!("calibrate {STEP} --budget 100KiB")).code, Some(3));
+    let refused = run(folder.path(), &format!("plan {STEP} --budget 100KiB"));
+    assert_eq!(refused.code, Some(3), "{}", refused.stderr);
+    assert!(!calls.exists());
+}

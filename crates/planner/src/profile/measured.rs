@@ -1,0 +1,157 @@
+//! Measured seconds of calls. Invariant: two calls have the same signature exactly where they ask the same work of the
+//! engine: same operator, same constants, tensors of the same types, shapes and strides.
+
+use std::collections::BTreeMap;
+use std::fmt::Write;
+
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use crate::graph::{Argument, Graph, NodeId, ValueId};
+use crate::units::Seconds;
+
+/// Name and version of the file format.
+const FORMAT: &str = "tightfit-seconds/1";
+
+/// What a call asks of the engine, as text. Names, addresses and seeds are no part of it.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Signature(String);
+
+impl Signature {
+    /// Of a node: `aten.mul.Tensor(%0 f32[8,64], 2.0) -> f32[8,64]`. Strides follow a shape that is not contiguous; the
+    /// number says which arguments are one and the same tensor.
+    pub fn of(graph: &Graph, node: NodeId) -> Signature {
+        let call = &graph.nodes()[node];
+        let tensor = |value: ValueId| {
+            let value = &graph.values()[value];
+            let strides = if value.contiguous { String::new() } else { format!(":{}", list(&value.strides_or_contiguous())) };
+            format!("{}[{}]{strides}", value.dtype.name(), list(&value.shape))
+        };
+        let input = |value: ValueId| {
+            let index = call.inputs.iter().position(|&input| input == value).unwrap_or_default();
+            format!("%{index} {}", tensor(value))
+        };
+        let mut text = format!("{}(", call.op);
+        let keywords = call.kwargs.iter().map(|(key, argument)| (Some(key), argument));
+        for (i, (key, argument)) in call.args.iter().map(|argument| (None, argument)).chain(keywords).enumerate() {
+            text.push_str(if i > 0 { ", " } else { "" });
+            key.into_iter().for_each(|key| text.extend([key, "="]));
+            constant_or_tensor(&mut text, argument, &input);
+        }
+        let outputs = call.outputs.iter().map(|output| output.map_or("-".to_string(), tensor));
+        text.push_str(") -> ");
+        text.push_str(&outputs.collect::<Vec<_>>().join(", "));
+        Signature(text)
+    }
+}
+
+fn constant_or_tensor(text: &mut String, argument: &Argument, tensor: &impl Fn(ValueId) -> String) {
+    let written = match argument {
+        Argument::Value(value) => write!(text, "{}", tensor(*value)),
+        Argument::None => write!(text, "None"),
+        Argument::Bool(x) => write!(text, "{x}"),
+        Argument::Int(x) => write!(text, "{x}"),
+        Argument::Float(x) => write!(text, "{x:?}"),
+        Argument::Text(x) => write!(text, "{x:?}"),
+        Argument::List(items) => {
+            text.push('[');
+            for (i, item) in items.iter().enumerate() {
+                text.push_str(if i > 0 { ", " } else { "" });
+                constant_or_tensor(text, item, tensor);
+            }
+            write!(text, "]")
+        }
+    };
+    written.expect("a string takes everything");
+}
+
+fn list(numbers: &[u64]) -> String {
+    numbers.iter().map(u64::to_string).collect::<Vec<_>>().join(",")
+}
+
+/// A file that holds no seconds of this engine on this many threads.
+#[derive(Debug, Error)]
+#[allow(missing_docs)] // each message says what its fields are
+pub enum CallSecondsError {
+    #[error("it cannot be read: {0}")]
+    Json(#[from] serde_json::Error),
+    #[error("its format is `{found}`, not `{FORMAT}`")]
+    Format { found: String },
+    #[error("it was measured with engine {engine} on {threads} threads")]
+    Other { engine: String, threads: u32 },
+    #[error("`{signature}` takes {found} seconds, but must take a finite and positive time")]
+    Seconds { signature: String, found: f64 },
+}
+
+/// Seconds of calls, measured with one version of the engine on one number of threads.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct CallSeconds {
+    format: String,
+    engine: String,
+    threads: u32,
+    seconds: BTreeMap<Signature, Seconds>,
+}
+
+impl CallSeconds {
+    /// Nothing measured yet.
+    pub fn new(engine: &str, threads: u32) -> CallSeconds {
+        CallSeconds { format: FORMAT.to_string(), engine: engine.to_string(), threads, seconds: BTreeMap::new() }
+    }
+
+    /// Reads a file's bytes; refuses what was measured otherwise.
+    pub fn read(bytes: &[u8], engine: &str, threads: u32) -> Result<CallSeconds, CallSecondsError> {
+        let table: CallSeconds = serde_json::from_slice(bytes)?;
+        if table.format != FORMAT {
+            return Err(CallSecondsError::Format { found: table.format });
+        }
+        if table.engine != engine || table.threads != threads {
+            return Err(CallSecondsError::Other { engine: table.engine, threads: table.threads });
+        }
+        match table.seconds.iter().find(|(_, seconds)| !sensible(**seconds)) {
+            Some((signature, seconds)) => Err(CallSecondsError::Seconds { signature: signature.0.clone(), found: seconds.0 }),
+            None => Ok(table),
+        }
+    }
+
+    /// As text, to be read by [`CallSeconds::read`].
+    pub fn write(&self) -> String {
+        serde_json::to_string_pretty(self).expect("a table of numbers by name is valid JSON")
+    }
+
+    /// Sets the seconds of a call. A time that no clock gives is left out.
+    pub fn record(&mut self, signature: Signature, seconds: Seconds) {
+        if sensible(seconds) {
+            self.seconds.insert(signature, seconds);
+        }
+    }
+
+    /// Takes over everything that `newer` knows.
+    pub fn update(&mut self, newer: CallSeconds) {
+        self.seconds.extend(newer.seconds);
+    }
+
+    /// Seconds of a call.
+    pub fn get(&self, signature: &Signature) -> Option<Seconds> {
+        self.seconds.get(signature).copied()
+    }
+
+    /// Number of calls that it knows.
+    pub fn len(&self) -> usize {
+        self.seconds.len()
+    }
+
+    /// It knows no call.
+    pub fn is_empty(&self) -> bool {
+        self.seconds.is_empty()
+    }
+
+    /// Knows every call of a graph.
+    pub fn covers(&self, graph: &Graph) -> bool {
+        graph.program().into_iter().all(|node| self.seconds.contains_key(&Signature::of(graph, node)))
+    }
+}
+
+fn sensible(seconds: Seconds) -> bool {
+    seconds.0.is_finite() && seconds.0 > 0.0
+}
