@@ -75,12 +75,13 @@ struct Turn {
 }
 
 /// Less slack costs less time of the step, more slack packs sooner.
-const TURNS: [Turn; 5] = [
+const TURNS: [Turn; 6] = [
     Turn { slack: 0.0, search: 0.4, layout: 0.5 },
-    Turn { slack: 0.003, search: 0.62, layout: 0.78 },
-    Turn { slack: 0.008, search: 0.84, layout: 0.9 },
-    Turn { slack: 0.02, search: 0.93, layout: 0.96 },
-    Turn { slack: 0.04, search: 0.98, layout: 1.0 },
+    Turn { slack: 0.003, search: 0.62, layout: 0.76 },
+    Turn { slack: 0.008, search: 0.82, layout: 0.88 },
+    Turn { slack: 0.02, search: 0.91, layout: 0.94 },
+    Turn { slack: 0.045, search: 0.96, layout: 0.975 },
+    Turn { slack: 0.08, search: 0.985, layout: 1.0 },
 ];
 /// If addresses are found at once in the first turn, it is worth searching on for a faster plan, until here.
 const SEARCH: f64 = 0.9;
@@ -162,29 +163,32 @@ impl<'a> Asked<'a> {
         spending: &Spending<'_>,
         first: &mut Option<Seconds>,
     ) -> Option<Schedule> {
-        let lay = |plan: &Plan, until: f64| self.lay(plan, budget, residents, &spending.until(until));
+        let lay = |plan: &Plan, until: f64| lower(self.graph, self.profile, plan, budget, residents, &spending.until(until));
+        let mut missing = Bytes(u64::MAX);
         for (number, turn) in TURNS.iter().enumerate() {
-            let target = Bytes((budget.0 as f64 * (1.0 - turn.slack)) as u64).min(budget);
-            let answer = search.plan(target, &spending.until(turn.search));
+            // What was missing in the turn before, and a tenth of it, may be less than the turn would leave.
+            let slack = Bytes((budget.0 as f64 * turn.slack) as u64).min(Bytes(missing.0.saturating_add(missing.0 / 10)));
+            let answer = search.plan(budget.saturating_sub(slack), &spending.until(turn.search));
             first.get_or_insert(answer.first);
             let plan = answer.plan?;
-            if number > 0 {
-                if let Some(schedule) = lay(&plan, turn.layout) {
-                    return Some(schedule);
-                }
-                continue;
-            }
-            if let Some(schedule) = lay(&plan, turn.search + GLANCE) {
+            let mut schedule = lay(&plan, if number == 0 { turn.search + GLANCE } else { turn.layout });
+            if schedule.slab <= budget && number == 0 {
                 let faster = search.plan(budget, &spending.until(SEARCH)).plan;
                 let faster = faster.filter(|faster| self.profile.total(&faster.steps) < self.profile.total(&plan.steps));
-                return Some(faster.and_then(|faster| lay(&faster, LAYOUT)).unwrap_or(schedule));
+                let faster = faster.map(|faster| lay(&faster, LAYOUT)).filter(|faster| faster.slab <= budget);
+                return Some(faster.unwrap_or(schedule));
             }
-            if let Some(schedule) = lay(&plan, turn.layout) {
+            if number == 0 {
+                schedule = lay(&plan, turn.layout);
+            }
+            if schedule.slab <= budget {
                 return Some(schedule);
             }
+            let peak = plan::simulate(self.graph, self.profile, &plan.steps).curve.peak;
+            missing = schedule.slab - peak;
         }
         // What is known to need less may pack, if not as fast.
-        search.within(budget).find_map(|plan| lay(&plan, 1.0))
+        search.within(budget).map(|plan| lay(&plan, 1.0)).find(|schedule| schedule.slab <= budget)
     }
 
     /// As much less as was missing, until addresses pack.
@@ -225,12 +229,6 @@ impl<'a> Asked<'a> {
         let proof = Infeasible::new(self.graph, self.profile, budget, plan);
         let needed = self.search.as_ref().map_or(proof.needed, |search| proof.needed.max(search.least_budget()));
         Err(PlanError::Infeasible(Box::new(Infeasible { reached: schedule.slab, needed, ..proof })).into())
-    }
-
-    /// The schedule of a plan, if its addresses fit.
-    fn lay(&self, plan: &Plan, budget: Bytes, residents: &Residents, effort: &Effort<'_>) -> Option<Schedule> {
-        let schedule = lower(self.graph, self.profile, plan, budget, residents, effort);
-        (schedule.slab <= budget).then_some(schedule)
     }
 }
 
