@@ -83,11 +83,11 @@ const TURNS: [Turn; 6] = [
     Turn { slack: 0.045, search: 0.96, layout: 0.975 },
     Turn { slack: 0.08, search: 0.985, layout: 1.0 },
 ];
-/// If addresses are found at once in the first turn, it is worth searching on for a faster plan, until here.
-const SEARCH: f64 = 0.9;
+/// Once addresses are found, it is worth searching on for a faster plan, until here.
+const SEARCH: f64 = 0.8;
 /// And looking for its addresses until here.
 const LAYOUT: f64 = 0.97;
-/// What "at once" means.
+/// Addresses that are found this soon are found at once.
 const GLANCE: f64 = 0.03;
 
 /// A planner that is asked for one budget after another.
@@ -172,17 +172,15 @@ impl<'a> Asked<'a> {
             first.get_or_insert(answer.first);
             let plan = answer.plan?;
             let mut schedule = lay(&plan, if number == 0 { turn.search + GLANCE } else { turn.layout });
-            if schedule.slab <= budget && number == 0 {
-                let faster = search.plan(budget, &spending.until(SEARCH)).plan;
-                let faster = faster.filter(|faster| self.profile.total(&faster.steps) < self.profile.total(&plan.steps));
-                let faster = faster.map(|faster| lay(&faster, LAYOUT)).filter(|faster| faster.slab <= budget);
-                return Some(faster.unwrap_or(schedule));
-            }
-            if number == 0 {
+            if number == 0 && schedule.slab > budget {
                 schedule = lay(&plan, turn.layout);
             }
             if schedule.slab <= budget {
-                return Some(schedule);
+                // What is left of the effort may find a faster one, that packs too.
+                let faster = search.plan(budget.saturating_sub(slack), &spending.until(SEARCH)).plan;
+                let faster = faster.filter(|faster| self.profile.total(&faster.steps) < self.profile.total(&plan.steps));
+                let faster = faster.map(|faster| lay(&faster, LAYOUT)).filter(|faster| faster.slab <= budget);
+                return Some(faster.unwrap_or(schedule));
             }
             let peak = plan::simulate(self.graph, self.profile, &plan.steps).curve.peak;
             missing = schedule.slab - peak;

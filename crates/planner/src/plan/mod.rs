@@ -80,11 +80,6 @@ impl Planner {
         Self::ALL.iter().find(|(_, n)| *n == name).map(|(planner, _)| *planner)
     }
 
-    /// Its plans are starts of the budget planner's search.
-    fn is_peer(self) -> bool {
-        !matches!(self, Planner::None | Planner::Exact | Planner::Auto)
-    }
-
     /// Its name.
     pub fn name(self) -> &'static str {
         Self::ALL[self as usize].1

@@ -46,6 +46,8 @@ use crate::units::{Bytes, Seconds};
 const INSTANTS: usize = 6;
 /// Starts that are improved side by side.
 const RUNNERS: usize = 6;
+/// The other planners, the quicker ones first.
+const PEERS: [Planner; 6] = [Planner::Chen, Planner::Dtr, Planner::Knapsack, Planner::Rotor, Planner::Capuchin, Planner::Xla];
 /// Parts of the effort at whose ends branch and bound goes on to the next instant.
 const PROOF: [f64; 4] = [0.5, 0.7, 0.85, 0.95];
 /// Halvings of the distance between what is known to be feasible and what is not.
@@ -107,17 +109,19 @@ impl<'a> Search<'a> {
             let mut random = Rng::with_seed(effort.seed);
             let mut pool = Pool { limit: size(budget), found: Vec::new() };
             pool.take(self.best(budget).cloned());
-            self.sharpen(pool.limit, &mut meter);
-            if self.bound(budget).is_none() {
-                return Answer { plan: None, bound: None, first: meter.elapsed() };
+            if self.resume(&mut pool, &mut random, &mut meter) {
+                let (given, floor) = (self.given.clone(), self.floor(pool.limit));
+                self.race(pool, &given, None, floor, &mut random, &mut meter);
+            } else {
+                self.sharpen(pool.limit, &mut meter);
+                if self.bound(budget).is_some() {
+                    self.starts(&mut pool, &mut random, &mut meter, &mut first);
+                }
+                if self.bound(budget).is_none() {
+                    return Answer { plan: None, bound: None, first: meter.elapsed() };
+                }
+                self.race_and_prove(pool, &mut random, &mut meter);
             }
-            if !self.resume(&mut pool, &mut random, &mut meter) {
-                self.starts(&mut pool, &mut random, &mut meter, &mut first);
-            }
-            if self.bound(budget).is_none() {
-                return Answer { plan: None, bound: None, first: meter.elapsed() };
-            }
-            self.race_and_prove(pool, &mut random, &mut meter);
         }
         let first = first.unwrap_or(meter.elapsed());
         let plan = self.best(budget).map(|best| Plan { planner: Planner::Auto, steps: best.steps.clone() });
@@ -253,7 +257,7 @@ impl<'a> Search<'a> {
     /// Goes on where the last search ended, if its budget was this one or a little more.
     fn resume(&mut self, pool: &mut Pool, random: &mut Rng, meter: &mut Meter) -> bool {
         let limit = pool.limit;
-        let near = |last: &Pool| limit <= last.limit && last.limit - limit <= limit / 50;
+        let near = |last: &Pool| limit <= last.limit && last.limit - limit <= limit / 8;
         let Some(last) = self.last.take().filter(near) else { return false };
         for (_, steps) in last.found {
             let (problem, events) = rebase(self.graph, self.profile, &steps);
@@ -517,8 +521,8 @@ fn peers(graph: &Graph, profile: &Profile, problem: &Problem, limit: Size, meter
     // None of them takes much more than this.
     let work = (order.len() * order.len()) as u64 / 32;
     let mut plans = Vec::new();
-    for (planner, _) in Planner::ALL.into_iter().filter(|(planner, _)| planner.is_peer()) {
-        if meter.left() / 8 < work {
+    for planner in PEERS {
+        if meter.left() / 8 < work || meter.until(PROOF[0]).is_over() {
             break;
         }
         meter.spend(work);
