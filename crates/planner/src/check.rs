@@ -74,6 +74,8 @@ pub enum Violation {
     Overwrites { index: usize, node: String, buffer: BufferId, found: String },
     #[error("instruction {index}: `{node}` must write the new version of `{value}` where the old one lies")]
     NewVersionElsewhere { index: usize, node: String, value: String },
+    #[error("instruction {index}: `{node}` must leave the view that it makes where its input lies")]
+    ViewElsewhere { index: usize, node: String },
     #[error("instruction {index}: `{node}` needs {} bytes for {what}, but {buffer} has {}", .needed.0, .given.0)]
     TooSmall { index: usize, node: String, what: String, needed: Bytes, buffer: BufferId, given: Bytes },
     #[error("instruction {index}: {buffer} overlaps {other}, which is held")]
@@ -388,6 +390,9 @@ impl<'a> AbstractMachine<'a> {
                 self.put(buffer, next);
             } else if self.content[buffer] == next && written.contains(&buffer) || self.aliases_input(call, value.storage, buffer) {
                 // Another value of a storage that this call makes, or a view of an input beside a fresh output.
+            } else if graph.reads(call.node).contains(&value.storage) {
+                // Only a part of the storage would be written there, and all of it would count as being there.
+                return Err(Violation::ViewElsewhere { index, node: node.name.clone() });
             } else if self.may_overwrite(call, output, buffer) && !written.contains(&buffer) {
                 self.put(buffer, next);
             } else {

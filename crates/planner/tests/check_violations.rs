@@ -167,6 +167,7 @@ fn variant(violation: &Violation) -> &'static str {
         Violation::NotThere { .. } => "NotThere",
         Violation::Overwrites { .. } => "Overwrites",
         Violation::NewVersionElsewhere { .. } => "NewVersionElsewhere",
+        Violation::ViewElsewhere { .. } => "ViewElsewhere",
         Violation::TooSmall { .. } => "TooSmall",
         Violation::Overlap { .. } => "Overlap",
         Violation::OutsideSlab { .. } => "OutsideSlab",
@@ -178,6 +179,31 @@ fn variant(violation: &Violation) -> &'static str {
         Violation::Missing { .. } => "Missing",
         Violation::Leaked { .. } => "Leaked",
     }
+}
+
+/// A fresh output beside a view of the input, which is then read for the whole input.
+#[test]
+fn a_view_written_elsewhere() {
+    let mut sketch = Sketch(GraphBuilder::new("view"));
+    let x = sketch.node("x", "placeholder", Phase::Input, &[], &[64])[0];
+    let view = |builder: &mut GraphBuilder| {
+        let fresh = builder.storage(Bytes(4));
+        let outputs = [(1, fresh), (64, StorageId::from_u32(0))];
+        outputs.map(|(count, storage)| Some(ValueSpec::contiguous(&[count], DType::F32, storage)))
+    };
+    let outputs = view(&mut sketch.0);
+    let made = sketch.spec("both", "test.both", Phase::Forward, &[x], &outputs, |_| {});
+    let loss = sketch.node("loss", "test.loss", Phase::Loss, &[made[0], made[1]], &[1])[0];
+    sketch.0.output(loss);
+    let mut case = case(sketch, &Machine::preset("a100-80gb").unwrap());
+    let (both, loss) = (case.first("both"), case.first("loss"));
+    let elsewhere = case.schedule.buffers.push(tightfit::schedule::Buffer { bytes: Bytes(256), address: 1 << 20 });
+    case.schedule.slab = Bytes(1 << 21);
+    case.schedule.budget = case.schedule.slab;
+    case.call(both).outputs[1] = elsewhere;
+    case.call(loss).inputs[1] = elsewhere;
+    let violation = tightfit::check::check(&case.graph, &case.profile, &case.schedule, case.schedule.budget).unwrap_err();
+    expect!["instruction 0: `both` must leave the view that it makes where its input lies"].assert_eq(&violation.to_string());
 }
 
 #[test]

@@ -11,7 +11,7 @@ use proptest::test_runner::TestRunner;
 use tightfit::check::check;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
-use tightfit::plan::{self, PlanError, Planner};
+use tightfit::plan::{self, Effort, PlanError, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::{Residents, lower};
 use tightfit::units::Bytes;
@@ -44,7 +44,7 @@ fn every_peer_meets_its_budget_or_proves_why_not() {
                 let budget = budget(&graph, unplanned.curve.peak, share);
                 match plan::plan(&graph, &profile, &order, budget, planner) {
                     Ok(plan) => {
-                        let schedule = lower(&graph, &profile, &plan, Bytes::LIMIT, &Residents::default());
+                        let schedule = lower(&graph, &profile, &plan, Bytes::LIMIT, &Residents::default(), &Effort::default());
                         let timeline = check(&graph, &profile, &schedule, schedule.slab).unwrap();
                         assert!(timeline.peak <= budget, "{name} {planner:?}");
                         assert_eq!(timeline.peak, plan::simulate(&graph, &profile, &plan.steps).curve.peak);
@@ -94,7 +94,7 @@ fn exact_is_as_good_as_the_oracle() {
                 match plan::plan(&graph, &profile, &order, Bytes(point.peak), Planner::Exact) {
                     Ok(plan) => {
                         let cost = oracle::replay(&graph, &profile, &plan.steps).unwrap();
-                        let schedule = lower(&graph, &profile, &plan, Bytes::LIMIT, &Residents::default());
+                        let schedule = lower(&graph, &profile, &plan, Bytes::LIMIT, &Residents::default(), &Effort::default());
                         assert_eq!(check(&graph, &profile, &schedule, schedule.slab).unwrap().peak, Bytes(cost.peak));
                         assert!(cost.peak <= point.peak && cost.seconds >= point.seconds * (1.0 - 1e-9), "{cost:?} against {point:?}");
                         let same = cost.seconds <= point.seconds * (1.0 + 1e-9);

@@ -13,7 +13,7 @@ use proptest::strategy::ValueTree;
 use proptest::test_runner::{TestCaseError, TestRunner};
 use tightfit::FitError;
 use tightfit::check::check;
-use tightfit::graph::{self, Graph, GraphBuilder, NodeId, NodeSpec, ValueSpec};
+use tightfit::graph::{self, Graph, NodeId};
 use tightfit::machine::Machine;
 use tightfit::plan::{self, Drop, Drops, Plan, PlanError, Planner};
 use tightfit::profile::{Profile, access_profile, liveness};
@@ -215,7 +215,7 @@ proptest! {
     #[test]
     fn names_do_not_matter(recipe in generator::recipes(MOST_LAYERS)) {
         let graph = recipe.graph();
-        let renamed = renamed(&graph);
+        let renamed = generator::renamed(&graph);
         let machine = Machine::unmeasured_cpu(2);
         let (profile, renamed_profile) = (Profile::new(&graph, &machine), Profile::new(&renamed, &machine));
         for planner in planners() {
@@ -337,50 +337,4 @@ fn recomputed(instruction: &Instruction) -> Option<NodeId> {
 
 fn reads_view(graph: &Graph, node: NodeId) -> bool {
     graph.nodes()[node].inputs.iter().any(|&value| graph.is_view(graph.values()[value].producer))
-}
-
-/// The same graph with other names for nodes and parameters, and one more level of modules.
-fn renamed(graph: &Graph) -> Graph {
-    let mut builder = GraphBuilder::new("renamed");
-    for (id, module) in graph.modules().iter().skip(1) {
-        assert_eq!(builder.module(format!("wrapped.{module}")), id);
-    }
-    for &bytes in graph.storages().values() {
-        builder.storage(bytes);
-    }
-    let count = graph.nodes().len();
-    for (i, node) in graph.nodes().values().enumerate() {
-        // Names that sort the other way round.
-        let mut spec = NodeSpec::new(format!("n{:05}", count - i), node.op.clone(), node.phase);
-        spec.module = node.module;
-        spec.parameter = node.parameter.as_ref().map(|_| format!("p{:05}", count - i));
-        spec.inputs = node.inputs.clone();
-        spec.args = node.args.clone();
-        spec.kwargs = node.kwargs.clone();
-        (spec.flops, spec.bytes_read, spec.bytes_written) = (node.flops, node.bytes_read, node.bytes_written);
-        (spec.workspace, spec.seconds) = (node.workspace, node.seconds);
-        (spec.random, spec.seed_slot, spec.mutates) = (node.random, node.seed_slot, node.mutates);
-        let outputs: Vec<Option<ValueSpec>> = node
-            .outputs
-            .iter()
-            .map(|output| {
-                output.map(|value| {
-                    let value = &graph.values()[value];
-                    ValueSpec {
-                        shape: value.shape.clone(),
-                        dtype: value.dtype,
-                        storage: value.storage,
-                        contiguous: value.contiguous,
-                        strides: value.strides.clone(),
-                        offset: value.offset,
-                    }
-                })
-            })
-            .collect();
-        builder.node(spec, &outputs);
-    }
-    for &value in graph.outputs() {
-        builder.output(value);
-    }
-    builder.build().unwrap()
 }

@@ -13,7 +13,7 @@ mod family;
 mod infeasible;
 mod knapsack;
 mod order;
-pub mod recompute;
+mod recompute;
 mod rematerialize;
 mod rotor;
 mod xla;

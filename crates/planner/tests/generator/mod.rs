@@ -6,8 +6,12 @@
 //! the forward one, and updates or gradients that leave the step.
 #![allow(dead_code)] // each test binary uses its part
 
+pub mod dag;
 mod emit;
+mod renamed;
 
+#[allow(unused_imports)] // each test binary uses its part
+pub use self::renamed::renamed;
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed};
 use tightfit::graph::Graph;

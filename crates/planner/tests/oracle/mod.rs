@@ -7,6 +7,8 @@
 //! through all boards (Dijkstra), so no plan over the same order of first runs can be better.
 #![allow(dead_code)] // each test binary uses its part
 
+pub mod any_order;
+
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashMap};
 

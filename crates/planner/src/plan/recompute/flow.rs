@@ -93,8 +93,8 @@ impl Network {
         self.residual[self.place[arc.0 as usize] as usize] += by;
     }
 
-    /// Augments the flow to a maximum one and returns by how much it grew; `None` where `stop` said so between two
-    /// phases, and then the flow is of no use.
+    /// Augments the flow to a maximum one and returns by how much it grew; `None` where `stop` said so, and then the
+    /// flow is of no use.
     pub fn augment(&mut self, source: Vertex, sink: Vertex, stop: impl Fn() -> bool) -> Option<i64> {
         let mut total = 0;
         while self.reaches(source, sink) {
@@ -102,7 +102,7 @@ impl Network {
                 return None;
             }
             self.cursor.copy_from_slice(&self.first[..self.level.len()]);
-            total += self.block(source, sink);
+            total += self.block(source, sink, &stop)?;
         }
         Some(total)
     }
@@ -135,12 +135,16 @@ impl Network {
     }
 
     /// Fills the shortest paths.
-    fn block(&mut self, source: Vertex, sink: Vertex) -> i64 {
-        let mut total = 0;
+    fn block(&mut self, source: Vertex, sink: Vertex, stop: &impl Fn() -> bool) -> Option<i64> {
+        let (mut total, mut paths) = (0, 0u32);
         self.path.clear();
         let mut vertex = source;
         loop {
             if vertex == sink {
+                paths += 1;
+                if paths.is_multiple_of(1024) && stop() {
+                    return None;
+                }
                 let least = self.path.iter().map(|&arc| self.residual[arc as usize]).min().unwrap_or(0);
                 total += least;
                 let mut full = 0;
@@ -161,7 +165,7 @@ impl Network {
                     vertex = self.head[arc as usize];
                 }
                 None => {
-                    let Some(arc) = self.path.pop() else { return total };
+                    let Some(arc) = self.path.pop() else { return Some(total) };
                     vertex = self.tail(arc);
                     self.cursor[vertex as usize] += 1;
                 }

@@ -45,9 +45,10 @@ impl<'a> Meter<'a> {
         self.spent
     }
 
-    /// Time since the start.
+    /// Time since the start; endless after an interruption, be it one before the start.
     pub fn elapsed(&self) -> Seconds {
-        Seconds((self.effort.clock)().0 - self.start.0)
+        let now = (self.effort.clock)();
+        if now.0.is_infinite() { now } else { Seconds(now.0 - self.start.0) }
     }
 
     /// Nothing is left.

@@ -210,6 +210,19 @@ impl<'a> Search<'a> {
         }
     }
 
+    /// The known plans within a budget, fastest first, with some distance between their peaks.
+    pub fn within(&self, budget: Bytes) -> impl Iterator<Item = Plan> {
+        let mut above = budget;
+        let found = self.found.iter().rev().filter(move |found| {
+            let is_next = found.peak <= Bytes(above.0 - above.0 / 128);
+            if is_next {
+                above = found.peak;
+            }
+            is_next
+        });
+        found.map(|found| Plan { planner: Planner::Auto, steps: found.steps.clone() })
+    }
+
     /// Repairs, polishes and offers what is in `state`.
     fn finish(&mut self, state: &mut State, pool: &mut Pool, random: &mut Rng, meter: &mut Meter) -> bool {
         let fits = repair(state, pool.limit, 0.0, random, meter);
@@ -332,27 +345,6 @@ impl<'a> Search<'a> {
             }
         }
         first.get_or_insert(meter.elapsed());
-        self.peers(pool, meter);
-    }
-
-    /// The plans of the other planners, where there is time for them.
-    fn peers(&mut self, pool: &mut Pool, meter: &mut Meter) {
-        let order: Vec<NodeId> = self.given.ops.values().filter_map(|op| op.node).collect();
-        // None of them takes much more than this.
-        let work = (order.len() * order.len()) as u64 / 32;
-        for (planner, _) in Planner::ALL.into_iter().filter(|(planner, _)| planner.is_peer()) {
-            if meter.left() / 8 < work {
-                return;
-            }
-            let steps = match super::plan(self.graph, self.profile, &order, Bytes(pool.limit as u64), planner) {
-                Ok(plan) => plan.steps,
-                Err(PlanError::Infeasible(proof)) => proof.plan.steps,
-                Err(_) => continue,
-            };
-            meter.spend(work);
-            self.offer(steps);
-        }
-        pool.take(self.best(Bytes(pool.limit as u64)).cloned());
     }
 
     /// The plan that is known to need the least more than fits, repaired.
@@ -405,11 +397,19 @@ impl<'a> Search<'a> {
         let news = meter.has_deadline().then(|| News::new(floor));
         std::thread::scope(|scope| {
             let mut prover = meter.clone();
+            let (graph, profile) = (self.graph, self.profile);
             let (instants, given, news) = (&mut instants, &given, news.as_ref());
-            let thread = scope.spawn(move || prove(given, instants, waiting, limit, enough, news, &mut prover));
+            let thread = scope.spawn(move || {
+                add_instants(given, instants, waiting, limit, &mut prover.until(PROOF[0]));
+                let plans = peers(graph, profile, given, limit, &mut prover);
+                prove(given, instants, limit, enough, news, &mut prover);
+                plans
+            });
             self.race(pool, given, news, floor, random, meter);
             // A thread that panicked leaves a weaker bound, and its message.
-            let _ = thread.join();
+            thread.join().unwrap_or_default().into_iter().for_each(|steps| {
+                self.offer(steps);
+            });
         });
         self.instants = instants;
     }
@@ -477,12 +477,7 @@ impl<'a> Search<'a> {
     }
 
     fn add_instant(&mut self, at: OpId, limit: Size, meter: &mut Meter) {
-        if self.instants.iter().all(|instant| instant.at != at)
-            && let Some(mut instant) = Instant::new(&self.given, at, meter)
-        {
-            instant.solve(&self.given, limit, meter);
-            self.instants.push(instant);
-        }
+        add_instants(&self.given, &mut self.instants, vec![at], limit, meter);
     }
 
     /// Time of recomputation that no plan within the budget beats.
@@ -516,24 +511,40 @@ impl News {
     }
 }
 
-/// Raises the bound at one budget: instants where the best plan is tight, then branch and bound at those that bind.
-fn prove(
-    problem: &Problem,
-    instants: &mut Vec<Instant>,
-    waiting: Vec<OpId>,
-    limit: Size,
-    enough: Picoseconds,
-    news: Option<&News>,
-    meter: &mut Meter,
-) {
+/// The plans of the other planners, as far as there is time for them.
+fn peers(graph: &Graph, profile: &Profile, problem: &Problem, limit: Size, meter: &mut Meter) -> Vec<Vec<NodeId>> {
+    let order: Vec<NodeId> = problem.ops.values().filter_map(|op| op.node).collect();
+    // None of them takes much more than this.
+    let work = (order.len() * order.len()) as u64 / 32;
+    let mut plans = Vec::new();
+    for (planner, _) in Planner::ALL.into_iter().filter(|(planner, _)| planner.is_peer()) {
+        if meter.left() / 8 < work {
+            break;
+        }
+        meter.spend(work);
+        match super::plan(graph, profile, &order, Bytes(limit as u64), planner) {
+            Ok(plan) => plans.push(plan.steps),
+            Err(PlanError::Infeasible(proof)) => plans.push(proof.plan.steps),
+            Err(_) => {}
+        }
+    }
+    plans
+}
+
+/// Adds instants, with their hulls at a budget.
+fn add_instants(problem: &Problem, instants: &mut Vec<Instant>, waiting: Vec<OpId>, limit: Size, meter: &mut Meter) {
     for at in waiting {
         if instants.iter().all(|instant| instant.at != at)
-            && let Some(mut instant) = Instant::new(problem, at, &mut meter.until(PROOF[0]))
+            && let Some(mut instant) = Instant::new(problem, at, meter)
         {
-            instant.solve(problem, limit, &mut meter.until(PROOF[0]));
+            instant.solve(problem, limit, meter);
             instants.push(instant);
         }
     }
+}
+
+/// Raises the bound at one budget by branch and bound at the instants that bind.
+fn prove(problem: &Problem, instants: &mut [Instant], limit: Size, enough: Picoseconds, news: Option<&News>, meter: &mut Meter) {
     let mut branched: Vec<OpId> = Vec::new();
     for share in PROOF {
         let open = instants.iter_mut().filter(|instant| !branched.contains(&instant.at));
@@ -615,14 +626,5 @@ fn tight(graph: &Graph, profile: &Profile, steps: &[NodeId], problem: &Problem, 
     chosen
 }
 
-impl Search<'_> {
-    /// For the lab.
-    pub fn report(&self) -> String {
-        format!(
-            "instants {} lines {} found {}",
-            self.instants.len(),
-            self.instants.iter().map(|i| i.hull.lines.len()).sum::<usize>(),
-            self.found.len()
-        )
-    }
-}
+#[cfg(test)]
+mod state_tests;

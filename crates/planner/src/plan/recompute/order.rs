@@ -41,7 +41,7 @@ impl<'a> Order<'a> {
         let mut place = SecondaryMap::new();
         for (id, op) in &problem.ops {
             place[id] = id.index();
-            for &earlier in &op.after {
+            for &earlier in op.after.iter().chain(&op.behind) {
                 followers[earlier].push(id);
             }
         }
@@ -79,7 +79,7 @@ impl<'a> Order<'a> {
             return false;
         }
         // What dies here dies earlier only behind its other readers.
-        let (mut earliest, mut let_go) = (op.after.iter().map(|&earlier| self.place[earlier]).max().unwrap_or(0), 0);
+        let (mut earliest, mut let_go) = (op.after.iter().chain(&op.behind).map(|&earlier| self.place[earlier]).max().unwrap_or(0), 0);
         for &tensor in &op.inputs {
             let others = self.problem.tensors[tensor].readers.iter().filter(|&&reader| reader != id);
             let last = others.map(|&reader| self.place[reader]).max().unwrap_or(0);

@@ -34,9 +34,12 @@ impl OpId {
 /// Picoseconds: sums and comparisons are exact.
 pub type Picoseconds = i64;
 
-/// Seconds in whole picoseconds, rounded down.
+/// The longest time that is told apart, 70 seconds: so that sums over a hundred thousand runs do not wrap around.
+const LONGEST: f64 = (1i64 << 46) as f64;
+
+/// Seconds in whole picoseconds, rounded down; for a run of more than a minute, a minute.
 pub fn picoseconds(seconds: f64) -> Picoseconds {
-    (seconds * 1e12) as Picoseconds
+    (seconds * 1e12).min(LONGEST) as Picoseconds
 }
 
 /// Bytes, signed: differences are everywhere.
@@ -59,18 +62,25 @@ pub struct Op {
     pub takes_over: Vec<TensorId>,
     /// Bytes of that output.
     pub taken: Size,
+    /// Most bytes that this output can have in common with an input, be their storages of different sizes.
+    pub shared: Size,
     /// Bytes of outputs that outlive the step: there from the first run on, a transient copy in a recomputation.
     pub kept: Size,
-    /// It has outputs that outlive the step, or writes in place: its first run cannot be left out.
+    /// It has outputs that outlive the step, or writes in place, or lets go of a batch that nobody reads: its first run
+    /// cannot be left out.
     pub anchored: bool,
-    /// It may run again in stages before this one: a version that it reads ends there. 0 = never.
+    /// It may run again up to this stage, whose first run ends a version that it reads. 0 = never.
     pub until: u32,
-    /// It writes in place, or draws numbers that nobody can draw again: no schedule runs it twice.
+    /// It writes in place: no schedule runs it twice. (Random operators may: see `rematerialize`.)
     pub once: bool,
     /// It belongs to the forward pass.
     pub forward: bool,
-    /// Operators that must have run before, in any order: makers of what it reads, and accesses of versions that it ends.
+    /// Operators that must have run before, in any schedule: makers of what it reads, and readers of versions that it
+    /// ends for good.
     pub after: Vec<OpId>,
+    /// Readers of other versions that it ends. They run before, unless a schedule made a second copy for them, which
+    /// no plan does.
+    pub behind: Vec<OpId>,
 }
 
 /// A storage that may be dropped.
@@ -141,8 +151,7 @@ impl Problem {
                 cost: picoseconds(profile.seconds[node].0),
                 workspace: profile.workspace[node].0 as Size,
                 anchored: call.mutates,
-                // On our own engine a recomputation replays its seed slot; elsewhere replaying is the framework's part.
-                once: call.mutates || (call.random && call.seed_slot.is_none() && profile.in_place),
+                once: call.mutates,
                 forward: call.phase.is_forward(),
                 until: u32::MAX,
                 ..Op::default()
@@ -168,21 +177,23 @@ impl Problem {
                 }
             }
             kept_so_far += op.kept;
-            (op.takes_over, op.taken) = takes_over(graph, profile, node, &track);
+            takes_over(graph, profile, &track, &mut op);
             if op.once {
                 op.until = 0;
             }
-            op.after = access.predecessors(graph, node, id);
+            (op.after, op.behind) = access.predecessors(graph, node, id);
             ops.push(op);
         }
         for (reader, writer) in access.ended {
             let until = &mut ops[reader].until;
             *until = (*until).min(writer.as_u32());
         }
-        // A batch that nothing reads is there until the first operator has run.
+        // A batch that nothing reads is there until the first operator has run, which therefore stays the first.
         let unread = tensors.values().filter(|tensor| tensor.producer == OpId::SOURCE && tensor.readers.is_empty());
-        if let Some(first) = base.get_mut(1) {
-            *first += unread.map(|tensor| tensor.bytes).sum::<Size>();
+        let unread: Size = unread.map(|tensor| tensor.bytes).sum();
+        if unread > 0 && ops.len() > 1 {
+            base[1] += unread;
+            ops[OpId::at(1)].anchored = true;
         }
         let total = ops.values().map(|op| op.cost).sum();
         Problem { ops, tensors, base, resting, total }
@@ -197,29 +208,30 @@ impl Problem {
     pub fn working_set(&self, id: OpId) -> Size {
         let op = &self.ops[id];
         let touched: Size = op.inputs.iter().chain(&op.outputs).map(|&tensor| self.tensors[tensor].bytes).sum();
-        let reused = if op.takes_over.is_empty() { 0 } else { op.taken };
-        op.kept + op.workspace + touched - reused
+        op.kept + op.workspace + touched - op.shared
     }
 }
 
-/// Inputs whose memory the first output of a node may take over, and its bytes.
-fn takes_over(graph: &Graph, profile: &Profile, node: NodeId, track: &SecondaryMap<StorageId, Track>) -> (Vec<TensorId>, Size) {
+/// Finds the inputs whose memory the first output of a node may take over. Plans do that only where both storages have
+/// one size; a schedule may do it wherever the operator allows it, in a buffer as large as the larger one.
+fn takes_over(graph: &Graph, profile: &Profile, track: &SecondaryMap<StorageId, Track>, op: &mut Op) {
+    let Some(node) = op.node.filter(|_| profile.in_place) else { return };
     let call = &graph.nodes()[node];
-    let (Some(operator), Some(&Some(output)), true) = (call.operator, call.outputs.first(), profile.in_place) else {
-        return (Vec::new(), 0);
-    };
+    let (Some(operator), Some(&Some(output))) = (call.operator, call.outputs.first()) else { return };
     let made = graph.values()[output].storage;
     if !graph.fresh(node).contains(&made) {
-        return (Vec::new(), 0);
+        return;
     }
-    let tensors = operator.in_place(graph, node).into_iter().filter_map(|input| {
+    op.taken = graph.storages()[made].0 as Size;
+    for input in operator.in_place(graph, node) {
         let storage = graph.values()[input].storage;
-        match track[storage] {
-            Track::Tensor(tensor) if graph.storages()[storage] == graph.storages()[made] => Some(tensor),
-            _ => None,
+        let Track::Tensor(tensor) = track[storage] else { continue };
+        let bytes = graph.storages()[storage].0 as Size;
+        op.shared = op.shared.max(bytes.min(op.taken));
+        if bytes == op.taken {
+            op.takes_over.push(tensor);
         }
-    });
-    (tensors.collect(), graph.storages()[made].0 as Size)
+    }
 }
 
 /// Who touched each storage so far.
@@ -234,16 +246,18 @@ struct Accesses {
 }
 
 impl Accesses {
-    /// The operators that `id` must follow in every order.
-    fn predecessors(&mut self, graph: &Graph, node: NodeId, id: OpId) -> Vec<OpId> {
-        let mut after = Vec::new();
+    /// The operators that `id` must follow in every schedule, and those that it must follow besides in plans.
+    fn predecessors(&mut self, graph: &Graph, node: NodeId, id: OpId) -> (Vec<OpId>, Vec<OpId>) {
+        let (mut after, mut behind) = (Vec::new(), Vec::new());
         for &storage in graph.reads(node) {
             after.extend(self.last_write[storage]);
         }
         for &storage in graph.mutated(node) {
             let readers = std::mem::take(&mut self.readers[storage]);
             self.ended.extend(readers.iter().map(|&reader| (reader, id)));
-            after.extend(readers);
+            // What a placeholder brought is there once; anything else can be made again, and read where it lies then.
+            let is_unique = graph.producer(storage).is_some_and(|maker| !graph.runs(maker));
+            if is_unique { after.extend(readers) } else { behind.extend(readers) }
         }
         for &storage in graph.reads(node) {
             self.readers[storage].push(id);
@@ -251,8 +265,10 @@ impl Accesses {
         for &storage in graph.mutated(node).iter().chain(graph.fresh(node)) {
             self.last_write[storage] = Some(id);
         }
-        after.sort_unstable();
-        after.dedup();
-        after
+        for list in [&mut after, &mut behind] {
+            list.sort_unstable();
+            list.dedup();
+        }
+        (after, behind)
     }
 }

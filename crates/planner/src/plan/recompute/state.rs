@@ -157,7 +157,7 @@ impl<'a> State<'a> {
     /// May `op` run again in `stage`?
     pub fn allows(&self, event: Event) -> bool {
         let op = &self.problem.ops[event.op];
-        event.op < event.stage && event.stage.as_u32() < op.until && !op.outputs.is_empty()
+        event.op < event.stage && event.stage.as_u32() <= op.until && !op.outputs.is_empty()
     }
 
     /// Would the event, if added, make the operator's first run idle?

@@ -1,0 +1,247 @@
+//! Planning and laying out, in turns. Invariant: a schedule that leaves this room was checked, and its slab is within
+//! the budget.
+//!
+//! Plans speak of bytes, slabs of addresses, and lifetimes do not always pack. A planner with a fixed rule is asked again
+//! for as much less as was missing. The budget planner shares its effort with the layout: a little less is asked of it
+//! from turn to turn, because a little slack makes packing much easier.
+
+use thiserror::Error;
+
+use crate::check::{Timeline, Violation, check};
+use crate::graph::{Graph, NodeId};
+use crate::plan::{self, Effort, Infeasible, Plan, PlanError, Planner, Search};
+use crate::profile::Profile;
+use crate::schedule::{Residents, Schedule, lower};
+use crate::units::{Bytes, Seconds};
+
+/// A schedule that passed the checker, and what it does.
+#[derive(Clone, Debug)]
+pub struct Fitted {
+    /// The instructions.
+    pub schedule: Schedule,
+    /// Their abstract execution.
+    pub timeline: Timeline,
+    /// No schedule within the budget takes less; absent where the planner proves nothing.
+    pub bound: Option<Bound>,
+}
+
+/// A proven lower bound on the time of every schedule within a budget.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bound {
+    /// Seconds of the whole step.
+    pub seconds: Seconds,
+    /// Which schedules it speaks of.
+    pub order: BoundOrder,
+}
+
+/// The schedules that a bound speaks of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BoundOrder {
+    /// Those that run every node for the first time in the order of the graph.
+    Given,
+    /// All.
+    Any,
+}
+
+impl BoundOrder {
+    /// As it is printed.
+    pub fn name(self) -> &'static str {
+        match self {
+            BoundOrder::Given => "given",
+            BoundOrder::Any => "any",
+        }
+    }
+}
+
+/// Why a step does not fit.
+#[derive(Debug, Error)]
+pub enum FitError {
+    /// The planner has no plan.
+    #[error(transparent)]
+    Plan(#[from] PlanError),
+    /// The checker refused a schedule: a bug of this crate, reported instead of executed.
+    #[error("the schedule that was made is wrong and was not executed; please report this: {0}")]
+    Violation(#[from] Violation),
+}
+
+/// One turn of planning and laying out.
+struct Turn {
+    /// The planner is asked for this part of the budget less.
+    slack: f64,
+    /// It may take until this part of the effort,
+    search: f64,
+    /// and addresses are looked for until this one.
+    layout: f64,
+}
+
+/// Less slack costs less time of the step, more slack packs sooner.
+const TURNS: [Turn; 6] = [
+    Turn { slack: 0.0, search: 0.4, layout: 0.5 },
+    Turn { slack: 0.003, search: 0.62, layout: 0.76 },
+    Turn { slack: 0.008, search: 0.82, layout: 0.88 },
+    Turn { slack: 0.02, search: 0.91, layout: 0.94 },
+    Turn { slack: 0.045, search: 0.96, layout: 0.975 },
+    Turn { slack: 0.08, search: 0.985, layout: 1.0 },
+];
+/// If addresses are found at once in the first turn, it is worth searching on for a faster plan, until here.
+const SEARCH: f64 = 0.9;
+/// And looking for its addresses until here.
+const LAYOUT: f64 = 0.97;
+/// What "at once" means.
+const GLANCE: f64 = 0.03;
+
+/// A planner that is asked for one budget after another.
+pub struct Asked<'a> {
+    graph: &'a Graph,
+    profile: &'a Profile,
+    order: &'a [NodeId],
+    planner: Planner,
+    /// What the budget planner remembers.
+    search: Option<Search<'a>>,
+}
+
+/// An effort that is being spent.
+struct Spending<'a> {
+    effort: &'a Effort<'a>,
+    start: Seconds,
+}
+
+impl<'a> Spending<'a> {
+    fn passed(&self) -> Seconds {
+        Seconds((self.effort.clock)().0 - self.start.0)
+    }
+
+    /// What is left of it until a part is spent.
+    fn until(&self, part: f64) -> Effort<'a> {
+        self.effort.part(part, self.passed())
+    }
+}
+
+impl<'a> Asked<'a> {
+    /// A planner for the nodes of `order`.
+    pub fn new(graph: &'a Graph, profile: &'a Profile, order: &'a [NodeId], planner: Planner) -> Asked<'a> {
+        let search = (planner == Planner::Auto).then(|| Search::new(graph, profile, order));
+        Asked { graph, profile, order, planner, search }
+    }
+
+    /// What no schedule within a budget beats, as far as the planner knows.
+    pub fn bound(&self, budget: Bytes) -> Option<Bound> {
+        let seconds = self.search.as_ref()?.bound(budget)?;
+        Some(Bound { seconds, order: BoundOrder::Any })
+    }
+
+    /// A schedule within the budget, and how long the first plan took.
+    pub fn fit(&mut self, budget: Bytes, residents: &Residents, effort: &Effort<'_>) -> (Result<Fitted, FitError>, Seconds) {
+        let spending = Spending { effort, start: (effort.clock)() };
+        let mut first = None;
+        let found = match self.search.take() {
+            Some(mut search) => {
+                let found = self.in_turns(&mut search, budget, residents, &spending, &mut first);
+                self.search = Some(search);
+                Ok(found)
+            }
+            None => self.by_rule(budget, residents, &spending, &mut first),
+        };
+        let first = first.unwrap_or(spending.passed());
+        let found = match found {
+            Ok(found) => found,
+            Err(error) => return (Err(error.into()), first),
+        };
+        let result = match found {
+            Some(schedule) => checked(self.graph, self.profile, schedule, self.bound(budget)).map_err(FitError::from),
+            None => self.smallest(budget, residents, &spending),
+        };
+        (result, first)
+    }
+
+    /// Turn by turn with less of the budget, as long as addresses do not pack.
+    fn in_turns(
+        &self,
+        search: &mut Search<'_>,
+        budget: Bytes,
+        residents: &Residents,
+        spending: &Spending<'_>,
+        first: &mut Option<Seconds>,
+    ) -> Option<Schedule> {
+        let lay = |plan: &Plan, until: f64| lower(self.graph, self.profile, plan, budget, residents, &spending.until(until));
+        let mut missing = Bytes(u64::MAX);
+        for (number, turn) in TURNS.iter().enumerate() {
+            // What was missing in the turn before, and a tenth of it, may be less than the turn would leave.
+            let slack = Bytes((budget.0 as f64 * turn.slack) as u64).min(Bytes(missing.0.saturating_add(missing.0 / 10)));
+            let answer = search.plan(budget.saturating_sub(slack), &spending.until(turn.search));
+            first.get_or_insert(answer.first);
+            let plan = answer.plan?;
+            let mut schedule = lay(&plan, if number == 0 { turn.search + GLANCE } else { turn.layout });
+            if schedule.slab <= budget && number == 0 {
+                let faster = search.plan(budget, &spending.until(SEARCH)).plan;
+                let faster = faster.filter(|faster| self.profile.total(&faster.steps) < self.profile.total(&plan.steps));
+                let faster = faster.map(|faster| lay(&faster, LAYOUT)).filter(|faster| faster.slab <= budget);
+                return Some(faster.unwrap_or(schedule));
+            }
+            if number == 0 {
+                schedule = lay(&plan, turn.layout);
+            }
+            if schedule.slab <= budget {
+                return Some(schedule);
+            }
+            let peak = plan::simulate(self.graph, self.profile, &plan.steps).curve.peak;
+            missing = schedule.slab - peak;
+        }
+        // What is known to need less may pack, if not as fast.
+        search.within(budget).map(|plan| lay(&plan, 1.0)).find(|schedule| schedule.slab <= budget)
+    }
+
+    /// As much less as was missing, until addresses pack.
+    fn by_rule(
+        &self,
+        budget: Bytes,
+        residents: &Residents,
+        spending: &Spending<'_>,
+        first: &mut Option<Seconds>,
+    ) -> Result<Option<Schedule>, PlanError> {
+        let mut target = budget;
+        loop {
+            let plan = match plan::plan(self.graph, self.profile, self.order, target, self.planner) {
+                Ok(plan) => plan,
+                Err(PlanError::Infeasible(_)) => return Ok(None),
+                Err(error) => return Err(error),
+            };
+            first.get_or_insert(spending.passed());
+            let schedule = lower(self.graph, self.profile, &plan, budget, residents, &spending.until(1.0));
+            if schedule.slab <= budget {
+                return Ok(Some(schedule));
+            }
+            // Asked for no less than this plan holds, the planner would answer with this plan again.
+            let peak = plan::simulate(self.graph, self.profile, &plan.steps).curve.peak;
+            let Some(less) = peak.0.checked_sub(1) else { return Ok(None) };
+            target = target.saturating_sub(schedule.slab - budget).min(Bytes(less));
+        }
+    }
+
+    /// The plan with the smallest peak has the last word: either its addresses fit, or its slab is the smallest budget
+    /// known to be feasible.
+    fn smallest(&self, budget: Bytes, residents: &Residents, spending: &Spending<'_>) -> Result<Fitted, FitError> {
+        let plan = smallest(self.graph, self.profile, self.order, self.planner, spending.effort);
+        let schedule = lower(self.graph, self.profile, &plan, budget, residents, spending.effort);
+        if schedule.slab <= budget {
+            return Ok(checked(self.graph, self.profile, schedule, self.bound(budget))?);
+        }
+        let proof = Infeasible::new(self.graph, self.profile, budget, plan);
+        let needed = self.search.as_ref().map_or(proof.needed, |search| proof.needed.max(search.least_budget()));
+        Err(PlanError::Infeasible(Box::new(Infeasible { reached: schedule.slab, needed, ..proof })).into())
+    }
+}
+
+/// The plan with the smallest peak that a planner reaches: the same one whatever was planned before.
+pub fn smallest(graph: &Graph, profile: &Profile, order: &[NodeId], planner: Planner, effort: &Effort<'_>) -> Plan {
+    match planner {
+        Planner::Auto => Search::new(graph, profile, order).smallest(effort),
+        planner => plan::smallest(graph, profile, order, planner),
+    }
+}
+
+/// A schedule that the checker let pass.
+pub fn checked(graph: &Graph, profile: &Profile, schedule: Schedule, bound: Option<Bound>) -> Result<Fitted, Violation> {
+    let timeline: Timeline = check(graph, profile, &schedule, schedule.budget)?;
+    Ok(Fitted { schedule, timeline, bound })
+}
