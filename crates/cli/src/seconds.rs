@@ -64,7 +64,7 @@ pub fn of_step(graph: &Graph, machine: &Machine, costs: Costs, subject: &Subject
         eprintln!("note: a step takes about {:.0} s, too long to try it; predicted from the processor's rates", step.0);
         return table;
     }
-    eprintln!("measuring the calls of this step once (about {:.0} s) …", 1.0 + step.0 + (3.0 * step.0).max(TRIAL.0.min(20.0 * step.0)));
+    eprintln!("measuring the calls of this step once (about {:.0} s) …", 1.0 + step.0 + (3.0 * step.0).max(TRIAL.0.min(100.0 * step.0)));
     match measure(machine, subject) {
         Some(measured) => table.update(measured),
         None => eprintln!("note: the step could not be tried; predicted from the processor's rates"),

@@ -15,7 +15,7 @@ use crate::session::{Session, SessionError};
 /// The version that seconds of calls belong to: kernels change from one to the next.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 /// Fewest and most steps of a trial that count.
-const COUNTED: (usize, usize) = (3, 20);
+const COUNTED: (usize, usize) = (3, 100);
 
 /// What the runs of one node took.
 #[derive(Clone, Copy, Debug)]

@@ -138,5 +138,5 @@ fn other_files_are_refused() {
     refused(&file("tightfit-seconds/2", "1", "0.5"), expect!["its format is `tightfit-seconds/2`, not `tightfit-seconds/1`"]);
     refused(&file("tightfit-seconds/1", "0", "0.5"), expect!["it was measured with engine 0 on 2 threads"]);
     refused(&file("tightfit-seconds/1", "1", "-0.5"), expect!["`f()` takes -0.5 seconds, but must take a finite and positive time"]);
-    refused(&file("tightfit-seconds/1", "1", "null"), expect!["it cannot be read: invalid type: null, expected f64 at line 1 column 81"]);
+    refused(&file("tightfit-seconds/1", "1", "null"), expect!["it cannot be read: invalid type: null, expected f64 at line 1 column 77"]);
 }
