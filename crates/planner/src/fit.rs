@@ -170,7 +170,7 @@ impl<'a> Asked<'a> {
             let slack = Bytes((budget.0 as f64 * turn.slack) as u64).min(Bytes(missing.0.saturating_add(missing.0 / 10)));
             let answer = search.plan(budget.saturating_sub(slack), &spending.until(turn.search));
             first.get_or_insert(answer.first);
-            let plan = answer.plan?;
+            let Some(plan) = answer.plan else { break };
             let mut schedule = lay(&plan, if number == 0 { turn.search + GLANCE } else { turn.layout });
             if number == 0 && schedule.slab > budget {
                 schedule = lay(&plan, turn.layout);

@@ -12,12 +12,13 @@ pub struct Meter<'a> {
     spent: u64,
     limit: u64,
     deadline: f64,
+    is_patient: bool,
 }
 
 impl<'a> Meter<'a> {
     /// Starts now.
     pub fn new(effort: &'a Effort<'a>) -> Meter<'a> {
-        Meter { effort, start: (effort.clock)(), spent: 0, limit: effort.work, deadline: effort.deadline.0 }
+        Meter { effort, start: (effort.clock)(), spent: 0, limit: effort.work, deadline: effort.deadline.0, is_patient: false }
     }
 
     /// The same, ending at a part of the effort.
@@ -28,6 +29,11 @@ impl<'a> Meter<'a> {
     /// The same, ending after so much more work at the latest.
     pub fn leg(&self, work: u64) -> Meter<'a> {
         Meter { limit: self.limit.min(self.spent.saturating_add(work)), ..self.clone() }
+    }
+
+    /// So much more work, whatever the limits and the time: for a first plan, without which there is no answer.
+    pub fn patient(&self, work: u64) -> Meter<'a> {
+        Meter { limit: self.spent.saturating_add(work), is_patient: true, ..self.clone() }
     }
 
     /// It ends at a time, not only after so much work.
@@ -53,7 +59,7 @@ impl<'a> Meter<'a> {
 
     /// Nothing is left.
     pub fn is_over(&self) -> bool {
-        self.spent >= self.limit || self.elapsed().0 >= self.deadline
+        self.spent >= self.limit || !self.is_patient && self.elapsed().0 >= self.deadline
     }
 
     /// The work that is left: until the limit or, at the rate so far, until the deadline.

@@ -46,6 +46,8 @@ use crate::units::{Bytes, Seconds};
 const INSTANTS: usize = 6;
 /// Starts that are improved side by side.
 const RUNNERS: usize = 6;
+/// Work for a first plan, per operator.
+const FIRST_WORK: u64 = 200;
 /// The other planners, the quicker ones first.
 const PEERS: [Planner; 6] = [Planner::Chen, Planner::Dtr, Planner::Knapsack, Planner::Rotor, Planner::Capuchin, Planner::Xla];
 /// Parts of the effort at whose ends branch and bound goes on to the next instant.
@@ -270,7 +272,9 @@ impl<'a> Search<'a> {
 
     /// Makes plans from cuts and from whatever else is cheap.
     fn starts(&mut self, pool: &mut Pool, random: &mut Rng, meter: &mut Meter, first: &mut Option<Seconds>) {
-        self.start_from_neighbour(pool, random, meter);
+        let mut patient = meter.patient(FIRST_WORK * self.given.len() as u64);
+        self.start_from_neighbour(pool, random, &mut patient);
+        meter.spend(patient.spent() - meter.spent());
         if pool.best().is_some() {
             *first = Some(meter.elapsed());
         }
