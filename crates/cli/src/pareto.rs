@@ -8,8 +8,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
-use tightfit::plan::{Effort, Planner};
-use tightfit::profile::Profile;
+use tightfit::plan::Planner;
 use tightfit::schedule::Residents;
 use tightfit::units::{Bytes, Seconds};
 use tightfit::{FitError, fit_smallest, ladder};
@@ -75,9 +74,10 @@ pub fn pareto(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let unplanned = tightfit::unplanned(&graph, &profile)?;
     let reserve = input::reserve(&graph, &machine);
     let effort = arguments.limits.effort(arguments.seed);
-    let slabs = slabs(&graph, &profile, unplanned.schedule.slab, arguments, &effort)?;
+    let smallest = fit_smallest(&graph, &profile, arguments.planner, &Residents::default(), &effort)?;
+    let slabs = slabs(smallest.schedule.slab, unplanned.schedule.slab, arguments.points);
     let mut points = Vec::with_capacity(slabs.len());
-    for rung in ladder(&graph, &profile, &slabs, arguments.planner, &effort) {
+    for rung in ladder(&graph, &profile, &slabs, Some(smallest), arguments.planner, &effort) {
         let figures = match rung.result {
             Ok(fitted) => Some(Figures::of(&fitted, unplanned.timeline.seconds)),
             Err(FitError::Plan(_)) => None,
@@ -97,13 +97,13 @@ pub fn pareto(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(if interrupt::raised() { ExitCode::from(exit::INTERRUPTED) } else { ExitCode::SUCCESS })
 }
 
-/// Sizes of the slab in rising order; `most` is what the unplanned step takes.
-fn slabs(graph: &Graph, profile: &Profile, most: Bytes, arguments: &Arguments, effort: &Effort<'_>) -> Result<Vec<Bytes>, FitError> {
-    let least = fit_smallest(graph, profile, arguments.planner, &Residents::default(), effort)?.schedule.slab.min(most);
-    let (steps, range) = (u128::from(arguments.points - 1), u128::from((most - least).0));
+/// Sizes of the slab in rising order, from the smallest to what the unplanned step takes.
+fn slabs(least: Bytes, most: Bytes, points: u32) -> Vec<Bytes> {
+    let least = least.min(most);
+    let (steps, range) = (u128::from(points - 1), u128::from((most - least).0));
     let mut slabs: Vec<Bytes> = (0..=steps).map(|step| least + Bytes((range * step / steps) as u64)).collect();
     slabs.dedup();
-    Ok(slabs)
+    slabs
 }
 
 fn show(graph: &Graph, machine: &Machine, points: &[Point], unplanned: Seconds) {

@@ -55,17 +55,26 @@ pub fn fit(
 }
 
 /// Fits one step into each of several budgets, given in rising order, with the effort for each. What fits into a smaller
-/// budget is a candidate for every larger one, so a larger budget never gives a slower schedule.
-pub fn ladder(graph: &Graph, profile: &Profile, budgets: &[Bytes], planner: Planner, effort: &Effort<'_>) -> Vec<Rung> {
+/// budget is a candidate for every larger one, and so is what is `known` already; a larger budget never gives a slower
+/// schedule.
+pub fn ladder(
+    graph: &Graph,
+    profile: &Profile,
+    budgets: &[Bytes],
+    known: Option<Fitted>,
+    planner: Planner,
+    effort: &Effort<'_>,
+) -> Vec<Rung> {
     let order = plan::early_updates(graph, profile);
     let mut asked = Asked::new(graph, profile, &order, planner);
-    let mut fastest: Option<Fitted> = None;
+    let mut fastest = known;
     let mut rungs = Vec::with_capacity(budgets.len());
     for &budget in budgets {
         let start = (effort.clock)();
         let (mut result, first) = asked.fit(budget, &Residents::default(), effort);
         let seconds = |fitted: &Fitted| fitted.timeline.seconds;
         if let Some(smaller) = &fastest
+            && smaller.schedule.slab <= budget
             && result.as_ref().map_or(true, |fitted| seconds(fitted) > seconds(smaller))
         {
             let bound = asked.bound(budget);

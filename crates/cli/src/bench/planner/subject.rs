@@ -53,7 +53,7 @@ impl Subject {
     /// Plans for several budgets in rising order, each of which may learn from the ones below it.
     pub fn ladder(&self, bench: &Bench, budgets: &[Bytes], planner: Planner) -> anyhow::Result<Vec<Planned>> {
         bench.doing(format!("{}, {}", self.name, planner.name()));
-        let rungs = ladder(&self.graph, &self.profile, budgets, planner, &bench.effort);
+        let rungs = ladder(&self.graph, &self.profile, budgets, None, planner, &bench.effort);
         bench.bar.inc(rungs.len() as u64);
         rungs.into_iter().map(|rung| self.judged(rung, planner)).collect()
     }
