@@ -5,6 +5,7 @@ mod best_fit;
 mod branch_and_bound;
 mod local_search;
 mod sections;
+mod tight;
 
 use crate::plan::Effort;
 use crate::units::{Bytes, Seconds};
@@ -163,18 +164,38 @@ fn exact(
 fn restarts(blocks: &[Lifetime], cut: &Sections, capacity: u64, rounds: u64, spending: &mut Spending<'_>) -> Outcome {
     let mut random = spending.effort.seed ^ 0x9E37_79B9_7F4A_7C15;
     random = random.max(1);
+    let held: Vec<u64> = cut.live.iter().map(|live| live.iter().map(|&block| blocks[block as usize].bytes.0).sum()).collect();
+    let all: Vec<u32> = (0..blocks.len() as u32).collect();
+    let orders = [local_search::by_size(blocks, &all)];
     for round in 0..rounds {
         let (pass, turn) = (round / ROUNDS, (round % ROUNDS) as usize);
         let ranking = [Ranking::Length, Ranking::PressureArea, Ranking::PressureLength, Ranking::Size][turn % 4];
         let choice = [Choice::FullThenFew, Choice::LeastSlack, Choice::Few, Choice::First][turn / 4 % 4];
         let rule = Rule { any_valley: turn / 16 == 1, choice };
         let noise = if pass == 0 { 0.0 } else { NOISE };
-        let rank = local_search::rank(blocks, cut, ranking, noise, &mut random);
-        let nodes = (blocks.len() as u64 * NODES).max(FEWEST) * luby(pass + 1);
-        let Some(mut search) = Search::new(blocks, cut, rank, rule, capacity) else { return Outcome::Impossible };
-        match search.run(nodes, spending) {
-            Outcome::Spent if !spending.over => {}
-            outcome => return outcome,
+        let share = [0.98, 0.9, 0.8, 0.6, 0.0][(round % 5) as usize];
+        let core = tight::core(blocks, cut, &held, (capacity as f64 * share) as u64);
+        let Some(part) = sections(&core.lives) else { continue };
+        let rank = local_search::rank(&core.lives, &part, ranking, noise, &mut random);
+        let nodes = (core.lives.len() as u64 * NODES).max(FEWEST) * luby(pass + 1);
+        let Some(mut search) = Search::new(&core.lives, &part, rank, rule, capacity) else { return Outcome::Impossible };
+        let t = std::time::Instant::now();
+        let outcome = search.run(nodes, spending);
+        let dt = t.elapsed().as_secs_f64() * 1e3;
+        let t = std::time::Instant::now();
+        let name = match &outcome { Outcome::Found(_) => "found", Outcome::Impossible => "impossible", Outcome::Spent => "spent" };
+        let mut done = None;
+        match outcome {
+            Outcome::Found(addresses) => done = tight::complete(blocks, &core, &addresses, capacity, &orders, spending),
+            Outcome::Impossible => return Outcome::Impossible,
+            Outcome::Spent => {}
+        }
+        if std::env::var("LOG").is_ok() { eprintln!("round {round} share {share} blocks {} of {} sections {} of {} {rule:?} {ranking:?}: {name} {dt:.1} ms, complete {} {:.1} ms", core.lives.len(), blocks.len(), part.live.len(), cut.live.len(), done.is_some(), t.elapsed().as_secs_f64() * 1e3); }
+        if let Some(placement) = done {
+            return Outcome::Found(placement.addresses);
+        }
+        if spending.over {
+            return Outcome::Spent;
         }
     }
     Outcome::Spent
