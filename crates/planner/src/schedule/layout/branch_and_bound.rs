@@ -21,11 +21,14 @@ pub(super) enum Outcome {
 
 const NOBODY: u32 = u32::MAX;
 
+/// Stands for the lowest address of a block that is placed.
+const PLACED: u64 = u64::MAX;
+
 /// What a change overwrote.
 enum Change {
     Floor { section: u32, floor: u64, slack: u64, top: u32, lying: u32 },
     Lowest { block: u32, lowest: u64 },
-    Placed { block: u32 },
+    Placed { block: u32, lowest: u64 },
 }
 
 /// A part of time that shares no unplaced block with the rest, and the frame whose choice made it one.
@@ -77,6 +80,8 @@ pub(super) struct Search<'a> {
     sections: &'a Sections,
     /// Position of each block in the order in which they are tried.
     rank: Vec<u32>,
+    /// The block of the same size and lifetime that comes right before it in that order: it lies lower.
+    twin: Vec<u32>,
     /// Height below which nothing more is put, by section.
     floor: Vec<u64>,
     /// Bytes that a section can still waste.
@@ -113,6 +118,7 @@ impl<'a> Search<'a> {
         Some(Search {
             blocks,
             sections,
+            twin: twins(blocks, sections, &rank),
             rank,
             floor: vec![0; count],
             slack,
@@ -238,7 +244,7 @@ impl<'a> Search<'a> {
     /// Whether an unplaced block can lie at `level`, its lowest address.
     fn may_lie(&self, block: u32, level: u64) -> bool {
         let b = block as usize;
-        if self.address[b].is_some() || self.lowest[b] != level {
+        if self.lowest[b] != level || (self.twin[b] != NOBODY && self.address[self.twin[b] as usize].is_none()) {
             return false;
         }
         // Two blocks with the same lifetime, one upon the other: one order is enough.
@@ -251,7 +257,8 @@ impl<'a> Search<'a> {
         let (from, to) = self.sections.range[b];
         let height = at + self.blocks[b].bytes.0;
         self.address[b] = Some(at);
-        self.trail.push(Change::Placed { block });
+        self.trail.push(Change::Placed { block, lowest: self.lowest[b] });
+        self.lowest[b] = PLACED;
         for section in from..to {
             let s = section as usize;
             self.trail.push(self.before(section));
@@ -289,7 +296,7 @@ impl<'a> Search<'a> {
         }
         for &block in (left..right).flat_map(|other| &self.sections.live[other as usize]) {
             let (first, behind) = self.sections.range[block as usize];
-            if self.address[block as usize].is_none() && !(first..behind).contains(&section) {
+            if self.lowest[block as usize] != PLACED && !(first..behind).contains(&section) {
                 height = height.min(self.lowest[block as usize] + self.blocks[block as usize].bytes.0);
             }
         }
@@ -313,7 +320,7 @@ impl<'a> Search<'a> {
     fn lift(&mut self, block: u32, to: u64) {
         let b = block as usize;
         let was = self.lowest[b];
-        if self.address[b].is_some() || was >= to {
+        if was >= to {
             return;
         }
         self.trail.push(Change::Lowest { block, lowest: was });
@@ -352,9 +359,11 @@ impl<'a> Search<'a> {
             let (mut lowest, mut lying) = (u64::MAX, 0);
             for &block in &self.sections.live[s] {
                 let b = block as usize;
-                if self.address[b].is_none() && self.lowest[b] <= lowest {
-                    lying = if self.lowest[b] < lowest { 1 } else { lying + 1 };
-                    lowest = self.lowest[b];
+                let own = self.lowest[b];
+                if own < lowest {
+                    (lowest, lying) = (own, 1);
+                } else {
+                    lying += u32::from(own == lowest);
                 }
             }
             let waste = lowest - self.floor[s];
@@ -393,7 +402,8 @@ impl<'a> Search<'a> {
                         }
                     }
                 }
-                Some(Change::Placed { block }) => {
+                Some(Change::Placed { block, lowest }) => {
+                    self.lowest[block as usize] = lowest;
                     let (from, to) = self.sections.range[block as usize];
                     self.address[block as usize] = None;
                     (from..to).for_each(|section| self.waiting[section as usize] += 1);
@@ -403,4 +413,16 @@ impl<'a> Search<'a> {
             }
         }
     }
+}
+
+/// For each block, the one before it in the order that is its equal.
+fn twins(blocks: &[Lifetime], sections: &Sections, rank: &[u32]) -> Vec<u32> {
+    let kind = |block: u32| (sections.range[block as usize], blocks[block as usize].bytes);
+    let mut order: Vec<u32> = (0..blocks.len() as u32).collect();
+    order.sort_unstable_by_key(|&block| (kind(block), rank[block as usize]));
+    let mut twin = vec![NOBODY; blocks.len()];
+    for pair in order.windows(2).filter(|pair| kind(pair[0]) == kind(pair[1])) {
+        twin[pair[1] as usize] = pair[0];
+    }
+    twin
 }

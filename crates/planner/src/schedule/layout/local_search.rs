@@ -9,9 +9,6 @@ use super::best_fit::{Placement, best_fit};
 use super::sections::Sections;
 use super::{Lifetime, Spending};
 
-/// Rounds of repair without a lower end after which it stops.
-const MOST_IDLE: u32 = 8;
-
 /// The order of greedy by size: the largest first, then the earliest.
 pub(super) fn by_size(blocks: &[Lifetime], free: &[u32]) -> Vec<u32> {
     let mut order = free.to_vec();
@@ -34,7 +31,9 @@ pub(super) fn by_pressure(blocks: &[Lifetime], free: &[u32], held: impl Fn(u32) 
     })
 }
 
-/// Places the blocks again and again; those that stick out above `target` are moved to the front of the order.
+/// Places the blocks again and again; those that stick out above `target` are moved to the front of the order. Ends after
+/// `most_idle` rounds without a lower end.
+#[allow(clippy::too_many_arguments)] // the arguments of best fit, and when to stop
 pub(super) fn repair(
     blocks: &[Lifetime],
     fixed: &[Option<u64>],
@@ -42,11 +41,12 @@ pub(super) fn repair(
     target: u64,
     mut order: Vec<u32>,
     mut best: Placement,
+    most_idle: u32,
     spending: &mut Spending<'_>,
 ) -> Placement {
     let mut last = best.clone();
     let mut idle = 0;
-    while best.end > target && idle < MOST_IDLE && spending.spend(order.len() as u64) {
+    while best.end > target && idle < most_idle && spending.spend(order.len() as u64) {
         let sticks_out = |&block: &u32| last.addresses[block as usize] + blocks[block as usize].bytes.0 > target;
         let (mut front, back): (Vec<u32>, Vec<u32>) = order.iter().partition(|block| sticks_out(block));
         front.extend(back);
@@ -79,7 +79,7 @@ pub(super) enum Ranking {
 
 /// The position of each block in an order for the exact search. `noise` stretches each measure by up to that share.
 pub(super) fn rank(blocks: &[Lifetime], cut: &Sections, ranking: Ranking, noise: f64, random: &mut u64) -> Vec<u32> {
-    let held: Vec<u64> = cut.live.iter().map(|live| live.iter().map(|&block| blocks[block as usize].bytes.0).sum()).collect();
+    let held = cut.held(blocks);
     let mut order: Vec<([f64; 2], u32)> = Vec::with_capacity(blocks.len());
     for (i, (block, &(from, to))) in (0..).zip(blocks.iter().zip(&cut.range)) {
         let stretch = 1.0 + noise * unit_interval(random);

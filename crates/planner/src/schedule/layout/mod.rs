@@ -4,14 +4,16 @@
 mod best_fit;
 mod branch_and_bound;
 mod local_search;
+mod restarts;
 mod sections;
+mod tight;
 
 use crate::plan::Effort;
 use crate::units::{Bytes, Seconds};
 use best_fit::{Placement, best_fit};
-use branch_and_bound::{Choice, Outcome, Rule, Search};
-use local_search::Ranking;
-use sections::{Sections, sections};
+use branch_and_bound::Outcome;
+use restarts::restarts;
+use sections::sections;
 
 /// Addresses are multiples of this: a cache line, and the widest vector register.
 pub const ALIGNMENT: u64 = 64;
@@ -66,9 +68,9 @@ pub fn pack(lifetimes: &[Lifetime], fixed: &[Option<u64>], floor: u64, alignment
         return packing(best, bound);
     }
     let Some(cut) = sections(&blocks) else {
-        return packing(local_search::repair(&blocks, fixed, floor, target, order, best, &mut spending), bound);
+        return packing(local_search::repair(&blocks, fixed, floor, target, order, best, MOST_IDLE, &mut spending), bound);
     };
-    let held: Vec<u64> = cut.live.iter().map(|live| live.iter().map(|&block| blocks[block as usize].bytes.0).sum()).collect();
+    let held = cut.held(&blocks);
     let pressure = |block: u32| {
         let (from, to) = cut.range[block as usize];
         held[from as usize..to as usize].iter().copied().max().unwrap_or(0)
@@ -82,7 +84,7 @@ pub fn pack(lifetimes: &[Lifetime], fixed: &[Option<u64>], floor: u64, alignment
             (best, order) = (placement, other);
         }
     }
-    let best = local_search::repair(&blocks, fixed, floor, target, order, best, &mut spending);
+    let best = local_search::repair(&blocks, fixed, floor, target, order, best, MOST_IDLE, &mut spending);
     // The exact search stacks blocks on an empty floor.
     let clear = blocks.iter().zip(fixed).all(|(block, fixed)| fixed.is_none_or(|address| address + block.bytes.0 <= floor));
     if best.end <= target || !clear {
@@ -134,12 +136,12 @@ fn exact(
     let smallest = capacity < bound;
     let target = bound.max(capacity);
     // A capacity is searched for with all effort; how low one can get beyond that, with some.
-    let mut rounds = if smallest { ROUNDS } else { u64::MAX };
+    let mut passes = if smallest { 1 } else { u64::MAX };
     // Ends from `low` on are neither excluded nor given up.
     let (mut goal, mut low) = (target / alignment * alignment, bound);
     loop {
         let height = goal.saturating_sub(floor);
-        match restarts(&chosen, &cut, height, rounds, spending) {
+        match restarts(&chosen, &cut, height, passes, spending) {
             Outcome::Found(addresses) => {
                 best.end = floor;
                 for (&i, address) in free.iter().zip(addresses) {
@@ -154,52 +156,13 @@ fn exact(
         if best.end <= target || spending.over || low >= best.end {
             return (best, bound);
         }
-        rounds = ROUNDS;
+        passes = 1;
         goal = (low + (best.end - alignment).saturating_sub(low) / 2) / alignment * alignment;
     }
 }
 
-/// Searches again and again, with other rules and rankings and for longer.
-fn restarts(blocks: &[Lifetime], cut: &Sections, capacity: u64, rounds: u64, spending: &mut Spending<'_>) -> Outcome {
-    let mut random = spending.effort.seed ^ 0x9E37_79B9_7F4A_7C15;
-    random = random.max(1);
-    for round in 0..rounds {
-        let (pass, turn) = (round / ROUNDS, (round % ROUNDS) as usize);
-        let ranking = [Ranking::Length, Ranking::PressureArea, Ranking::PressureLength, Ranking::Size][turn % 4];
-        let choice = [Choice::FullThenFew, Choice::LeastSlack, Choice::Few, Choice::First][turn / 4 % 4];
-        let rule = Rule { any_valley: turn / 16 == 1, choice };
-        let noise = if pass == 0 { 0.0 } else { NOISE };
-        let rank = local_search::rank(blocks, cut, ranking, noise, &mut random);
-        let nodes = (blocks.len() as u64 * NODES).max(FEWEST) * luby(pass + 1);
-        let Some(mut search) = Search::new(blocks, cut, rank, rule, capacity) else { return Outcome::Impossible };
-        match search.run(nodes, spending) {
-            Outcome::Spent if !spending.over => {}
-            outcome => return outcome,
-        }
-    }
-    Outcome::Spent
-}
-
-/// Rounds in which each pair of a ranking and a rule has its turn.
-const ROUNDS: u64 = 32;
-/// Nodes of the shortest search, for each block.
-const NODES: u64 = 4;
-/// Nodes of the shortest search of few blocks: enough to exclude an end where there are ten.
-const FEWEST: u64 = 600;
-/// How much the measures of a ranking are stretched at most, after the first pass.
-const NOISE: f64 = 0.3;
-
-/// 1, 1, 2, 1, 1, 2, 4, …: no sequence of limits is better by more than a logarithm where nothing is known of the running
-/// times. Source: Luby, Sinclair and Zuckerman, "Optimal Speedup of Las Vegas Algorithms", 1993.
-fn luby(mut i: u64) -> u64 {
-    loop {
-        let bits = 64 - i.leading_zeros();
-        if i == (1 << bits) - 1 {
-            return 1 << (bits - 1);
-        }
-        i -= (1 << (bits - 1)) - 1;
-    }
-}
+/// Rounds of repair without a lower end after which it stops.
+const MOST_IDLE: u32 = 8;
 
 /// What a search has used of its effort.
 struct Spending<'a> {
@@ -253,10 +216,5 @@ mod tests {
     fn fixed_addresses_and_the_floor_are_kept() {
         let packing = packed(&[life(0, 9, 64), life(0, 9, 64)], &[Some(128), None], 256);
         assert_eq!((packing.addresses, packing.end), (vec![128, 256], Bytes(320)));
-    }
-
-    #[test]
-    fn restarts_grow_as_luby_s_sequence() {
-        assert_eq!((1..=15).map(luby).collect::<Vec<_>>(), [1, 1, 2, 1, 1, 2, 4, 1, 1, 2, 1, 1, 2, 4, 8]);
     }
 }

@@ -18,6 +18,11 @@ pub(super) struct Sections {
 }
 
 impl Sections {
+    /// Bytes held in each section.
+    pub fn held(&self, blocks: &[Lifetime]) -> Vec<u64> {
+        self.live.iter().map(|live| live.iter().map(|&block| blocks[block as usize].bytes.0).sum()).collect()
+    }
+
     /// The blocks that live when `block` does, itself included, each once.
     pub fn together(&self, block: u32) -> impl Iterator<Item = u32> + '_ {
         let (from, to) = self.range[block as usize];

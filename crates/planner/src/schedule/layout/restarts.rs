@@ -1,0 +1,87 @@
+//! Exact searches that take turns. Invariant: the turns depend on nothing but the blocks, the capacity and the seed, and
+//! each is tried again with a higher limit as long as effort is left.
+//!
+//! How long a search takes for one packing varies by orders of magnitude between rules and rankings, and so do the
+//! moments that are hard to pack: many short searches find what a long one misses.
+
+use super::branch_and_bound::{Choice, Outcome, Rule, Search};
+use super::local_search::{self, Ranking};
+use super::sections::{Sections, sections};
+use super::tight::{self, Core};
+use super::{Lifetime, Spending};
+
+/// Rules by which the next section is chosen, the one that finds most first.
+const CHOICES: [Choice; 4] = [Choice::LeastSlack, Choice::FullThenFew, Choice::Few, Choice::First];
+/// Orders in which blocks are tried.
+const RANKINGS: [Ranking; 4] = [Ranking::Length, Ranking::Size, Ranking::PressureArea, Ranking::PressureLength];
+/// Shares of the capacity from which on a moment is tight; at last all are.
+const SHARES: [f64; 4] = [0.98, 0.9, 0.7, 0.0];
+/// Turns of one pass: each rule in any valley or only in the lowest, each share, each ranking.
+const TURNS: u64 = 8 * 4 * 4;
+/// Nodes of the shortest search, for each block: a packing has as many, and some floors are raised.
+const NODES: u64 = 2;
+/// Nodes of the shortest search of few blocks: enough to exclude an end where there are ten.
+const FEWEST: u64 = 600;
+/// How much the measures of a ranking are stretched at most, after the first pass.
+const NOISE: f64 = 0.3;
+
+/// Searches again and again, for at most `passes` of all turns.
+pub(super) fn restarts(blocks: &[Lifetime], cut: &Sections, capacity: u64, passes: u64, spending: &mut Spending<'_>) -> Outcome {
+    let mut random = (spending.effort.seed ^ 0x9E37_79B9_7F4A_7C15).max(1);
+    let all: Vec<u32> = (0..blocks.len() as u32).collect();
+    let order = local_search::by_size(blocks, &all);
+    let mut cores: Vec<(Core, Sections)> = Vec::new();
+    for round in 0..passes.saturating_mul(TURNS) {
+        let (pass, turn) = (round / TURNS, (round % TURNS) as usize);
+        let (rule, share, ranking) = (turn / 16, turn / 4 % 4, RANKINGS[turn % 4]);
+        let rule = Rule { any_valley: rule / 4 == 1, choice: CHOICES[rule % 4] };
+        if cores.len() == share {
+            let core = tight::core(blocks, cut, (capacity as f64 * SHARES[share]) as u64);
+            let Some(part) = sections(&core.lives) else { return Outcome::Spent };
+            cores.push((core, part));
+        }
+        if share > 0 && cores[share - 1].0.members.len() == cores[share].0.members.len() {
+            continue;
+        }
+        let (core, part) = &cores[share];
+        let noise = if pass == 0 { 0.0 } else { NOISE };
+        let rank = local_search::rank(&core.lives, part, ranking, noise, &mut random);
+        let nodes = (core.lives.len() as u64 * NODES).max(FEWEST) * luby(pass + 1);
+        let Some(mut search) = Search::new(&core.lives, part, rank, rule, capacity) else { return Outcome::Impossible };
+        match search.run(nodes, spending) {
+            Outcome::Found(addresses) => {
+                if let Some(placement) = tight::complete(blocks, core, &addresses, capacity, &order, spending) {
+                    return Outcome::Found(placement.addresses);
+                }
+            }
+            Outcome::Impossible => return Outcome::Impossible,
+            Outcome::Spent => {}
+        }
+        if spending.over {
+            break;
+        }
+    }
+    Outcome::Spent
+}
+
+/// 1, 1, 2, 1, 1, 2, 4, …: no sequence of limits is better by more than a logarithm where nothing is known of the running
+/// times. Source: Luby, Sinclair and Zuckerman, "Optimal Speedup of Las Vegas Algorithms", 1993.
+fn luby(mut i: u64) -> u64 {
+    loop {
+        let bits = 64 - i.leading_zeros();
+        if i == (1 << bits) - 1 {
+            return 1 << (bits - 1);
+        }
+        i -= (1 << (bits - 1)) - 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_grow_as_luby_s_sequence() {
+        assert_eq!((1..=15).map(luby).collect::<Vec<_>>(), [1, 1, 2, 1, 1, 2, 4, 1, 1, 2, 1, 1, 2, 4, 8]);
+    }
+}

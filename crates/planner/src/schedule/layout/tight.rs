@@ -1,0 +1,60 @@
+//! The tightest moments on their own. Invariant: the blocks that live in one of them keep their whole lifetimes, so what
+//! has no packing on its own has none among all, and what has one stays where it is.
+//!
+//! Only few moments of a step come near its peak. What lives then is packed exactly, and nearly all else has room to
+//! spare: best fit places it around.
+
+use super::best_fit::{Placement, best_fit};
+use super::local_search;
+use super::sections::Sections;
+use super::{Lifetime, Spending};
+
+/// The blocks that live in the tightest sections, and their lives.
+pub(super) struct Core {
+    pub members: Vec<u32>,
+    pub lives: Vec<Lifetime>,
+}
+
+/// The blocks of all sections that hold at least `least` bytes.
+pub(super) fn core(blocks: &[Lifetime], cut: &Sections, least: u64) -> Core {
+    let held = cut.held(blocks);
+    let mut before = Vec::with_capacity(held.len() + 1);
+    let mut count = 0;
+    for bytes in held {
+        before.push(count);
+        count += u32::from(bytes >= least);
+    }
+    before.push(count);
+    let is_member = |&i: &u32| {
+        let (from, to) = cut.range[i as usize];
+        before[from as usize] < before[to as usize]
+    };
+    let members: Vec<u32> = (0..blocks.len() as u32).filter(is_member).collect();
+    let lives = members.iter().map(|&i| blocks[i as usize]).collect();
+    Core { members, lives }
+}
+
+/// Places all other blocks around a packing of the core, in the given order, if they fit below `capacity`.
+pub(super) fn complete(
+    blocks: &[Lifetime],
+    core: &Core,
+    addresses: &[u64],
+    capacity: u64,
+    order: &[u32],
+    spending: &mut Spending<'_>,
+) -> Option<Placement> {
+    let mut fixed = vec![None; blocks.len()];
+    for (&member, &address) in core.members.iter().zip(addresses) {
+        fixed[member as usize] = Some(address);
+    }
+    let order: Vec<u32> = order.iter().copied().filter(|&i| fixed[i as usize].is_none()).collect();
+    if !spending.spend(order.len() as u64) {
+        return None;
+    }
+    let placement = best_fit(blocks, &fixed, 0, &order);
+    let placement = local_search::repair(blocks, &fixed, 0, capacity, order, placement, MOST_IDLE, spending);
+    (placement.end <= capacity).then_some(placement)
+}
+
+/// Rounds of repair without a lower end around one packing of the core.
+const MOST_IDLE: u32 = 3;
