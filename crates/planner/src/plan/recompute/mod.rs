@@ -433,14 +433,14 @@ impl<'a> Search<'a> {
         while !runners.is_empty() && !meter.is_over() {
             let share = if runners.len() == 1 { 1 } else { 3 };
             let work = meter.left() / (share * LEGS * runners.len() as u64);
-            for runner in &mut runners {
+            for index in 0..runners.len() {
                 for _ in 0..LEGS {
                     if meter.is_over() || proven(self.best(Bytes(limit as u64)), floor) {
                         let best = self.best(Bytes(limit as u64)).map(|best| (best.extra, best.steps.clone()));
-                        self.last = Some(Pool { limit, found: best.into_iter().chain(std::iter::once(runner.clone())).collect() });
+                        self.last = Some(Pool { limit, found: best.into_iter().chain(runners).collect() });
                         return;
                     }
-                    self.leg(runner, limit, work.max(1), floor, random, meter);
+                    self.leg(&mut runners[index], limit, work.max(1), floor, random, meter);
                 }
             }
             runners.sort_by_key(|runner| runner.0);
@@ -499,22 +499,25 @@ impl<'a> Search<'a> {
     }
 }
 
+/// Operators that run again after an instant.
+type LateSet = (OpId, Vec<OpId>);
+
 /// What the prover found out so far.
-struct News(std::sync::Mutex<(Picoseconds, Vec<(OpId, Vec<OpId>)>)>);
+struct News(std::sync::Mutex<(Picoseconds, Vec<LateSet>)>);
 
 impl News {
     fn new(floor: Picoseconds) -> News {
         News(std::sync::Mutex::new((floor, Vec::new())))
     }
 
-    fn write(&self, floor: Picoseconds, sets: impl Iterator<Item = (OpId, Vec<OpId>)>) {
+    fn write(&self, floor: Picoseconds, sets: impl Iterator<Item = LateSet>) {
         if let Ok(mut news) = self.0.lock() {
             news.0 = news.0.max(floor);
             news.1.extend(sets);
         }
     }
 
-    fn read(&self) -> (Picoseconds, Vec<(OpId, Vec<OpId>)>) {
+    fn read(&self) -> (Picoseconds, Vec<LateSet>) {
         self.0.lock().map_or((0, Vec::new()), |mut news| (news.0, std::mem::take(&mut news.1)))
     }
 }
