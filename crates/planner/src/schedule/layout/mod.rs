@@ -162,7 +162,7 @@ fn exact(
 }
 
 /// Rounds of repair without a lower end after which it stops.
-const MOST_IDLE: u32 = 8;
+const MOST_IDLE: u32 = 3;
 
 /// What a search has used of its effort.
 struct Spending<'a> {

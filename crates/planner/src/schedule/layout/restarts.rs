@@ -31,8 +31,10 @@ pub(super) fn restarts(blocks: &[Lifetime], cut: &Sections, capacity: u64, passe
     let all: Vec<u32> = (0..blocks.len() as u32).collect();
     let order = local_search::by_size(blocks, &all);
     let mut cores: Vec<(Core, Sections)> = Vec::new();
-    for round in 0..passes.saturating_mul(TURNS) {
+    let mut round = 0;
+    while round < passes.saturating_mul(TURNS) {
         let (pass, turn) = (round / TURNS, (round % TURNS) as usize);
+        round += 1;
         let (rule, share, ranking) = (turn / 16, turn / 4 % 4, RANKINGS[turn % 4]);
         let rule = Rule { any_valley: rule / 4 == 1, choice: CHOICES[rule % 4] };
         if cores.len() == share {
@@ -53,6 +55,8 @@ pub(super) fn restarts(blocks: &[Lifetime], cut: &Sections, capacity: u64, passe
                 if let Some(placement) = tight::complete(blocks, core, &addresses, capacity, &order, spending) {
                     return Outcome::Found(placement.addresses);
                 }
+                // The core is not what is hard: on to a larger one.
+                round = round.next_multiple_of(4);
             }
             Outcome::Impossible => return Outcome::Impossible,
             Outcome::Spent => {}
