@@ -87,6 +87,8 @@ const TURNS: [Turn; 6] = [
 const SEARCH: f64 = 0.8;
 /// And looking for its addresses until here.
 const LAYOUT: f64 = 0.97;
+/// A refusal gets this part of the effort at least, to name a budget that is feasible.
+const REFUSAL: f64 = 0.08;
 /// Addresses that are found this soon are found at once.
 const GLANCE: f64 = 0.03;
 
@@ -219,8 +221,10 @@ impl<'a> Asked<'a> {
     /// The plan with the smallest peak has the last word: either its addresses fit, or its slab is the smallest budget
     /// known to be feasible.
     fn smallest(&self, budget: Bytes, residents: &Residents, spending: &Spending<'_>) -> Result<Fitted, FitError> {
-        let plan = smallest(self.graph, self.profile, self.order, self.planner, spending.effort);
-        let schedule = lower(self.graph, self.profile, &plan, budget, residents, spending.effort);
+        let left = spending.until(1.0);
+        let effort = Effort { deadline: Seconds(left.deadline.0.max(spending.effort.deadline.0 * REFUSAL)), ..left };
+        let plan = smallest(self.graph, self.profile, self.order, self.planner, &effort);
+        let schedule = lower(self.graph, self.profile, &plan, budget, residents, &effort);
         if schedule.slab <= budget {
             return Ok(checked(self.graph, self.profile, schedule, self.bound(budget))?);
         }

@@ -31,7 +31,8 @@ impl Default for Effort<'static> {
 }
 
 impl<'a> Effort<'a> {
-    /// The same effort until a share of it is spent, when `passed` has passed since it began.
+    /// The same effort until a share of the deadline, when `passed` has passed since it began; and a share of its work,
+    /// which counts anew.
     pub fn part(&self, share: f64, passed: Seconds) -> Effort<'a> {
         let deadline = Seconds((self.deadline.0 * share - passed.0).max(0.0));
         Effort { deadline, work: (self.work as f64 * share) as u64, ..*self }

@@ -57,7 +57,7 @@ pub enum Planner {
     Rotor,
     /// The optimum of a mixed integer program, for small steps: after Jain et al. 2020.
     Exact,
-    /// The budget planner: searches from the plans of all others, and proves how far it is from optimal.
+    /// The budget planner: searches, takes the plan of another where that is faster, and proves how far it is from optimal.
     Auto,
 }
 

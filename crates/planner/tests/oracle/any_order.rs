@@ -8,9 +8,7 @@
 //! so that one copy can be written and the other still be read.
 //!
 //! Where it is not exact, it is more generous than the checker: an output that takes over an input of another size
-//! saves the bytes of the smaller one, and what lies in a buffer counts with its own bytes. It is stricter in one
-//! point: an output that lies in an input's storage lies where the input does. (The checker lets it stand elsewhere,
-//! as if a view were a copy of all that it looks at.)
+//! saves the bytes of the smaller one, and what lies in a buffer counts with its own bytes.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, HashMap};

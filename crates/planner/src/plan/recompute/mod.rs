@@ -6,11 +6,13 @@
 //!
 //! 1. *Bound.* Minimum cuts at the instants that bind give a lower bound, and sets of operators to run again.
 //! 2. *Starts.* Those sets, and others that are cheap to make, become plans: `repair` until they fit, `polish` what is
-//!    needless. The plans of all other planners, and those of smaller budgets, are starts too.
+//!    needless. The known plan that needs the least more than fits is a start too. The plans of all other planners are
+//!    made beside the search; none of them can be better than what comes out.
 //! 3. *Race.* The best starts are improved by large-neighbourhood search in short legs; after each leg the order that
-//!    the plan really has becomes the one that is planned; the worse runners drop out.
+//!    the plan really has becomes the one that is planned; the worse runners drop out. Beside it, on a second thread,
+//!    branch and bound raises the bound.
 //!
-//! `doc/theory/recompute.md` tells the whole story.
+//! Asked again for the same budget or a little less, it goes on with the race. `doc/theory/recompute.md` tells the whole story.
 
 mod bound;
 mod flow;
