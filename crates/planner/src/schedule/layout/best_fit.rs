@@ -3,7 +3,7 @@
 //!
 //! Source: Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020 (greedy by size).
 
-use super::Lifetime;
+use super::{Lifetime, Spending};
 
 /// Addresses, and the first byte that none of the blocks uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -14,8 +14,14 @@ pub(super) struct Placement {
 
 /// Each block of `order` goes into the smallest gap that holds it among the blocks already placed that live while it
 /// does; where no gap is large enough, behind them all. `fixed` blocks are there before, and nothing else is put below
-/// `floor`.
-pub(super) fn best_fit(lifetimes: &[Lifetime], fixed: &[Option<u64>], floor: u64, order: &[u32]) -> Placement {
+/// `floor`. `None` where the effort ends before.
+pub(super) fn best_fit(
+    lifetimes: &[Lifetime],
+    fixed: &[Option<u64>],
+    floor: u64,
+    order: &[u32],
+    spending: &mut Spending<'_>,
+) -> Option<Placement> {
     let mut addresses: Vec<u64> = fixed.iter().map(|address| address.unwrap_or(floor)).collect();
     let mut end = floor;
     let mut occupied = Occupied::new(lifetimes);
@@ -33,6 +39,9 @@ pub(super) fn best_fit(lifetimes: &[Lifetime], fixed: &[Option<u64>], floor: u64
         if fixed[i].is_some() || bytes == 0 {
             continue;
         }
+        if !spending.spend(1) {
+            return None;
+        }
         near.clear();
         occupied.during(&lifetimes[i], &mut near);
         near.sort_unstable();
@@ -40,7 +49,7 @@ pub(super) fn best_fit(lifetimes: &[Lifetime], fixed: &[Option<u64>], floor: u64
         end = end.max(addresses[i] + bytes);
         occupied.insert(&lifetimes[i], (addresses[i], addresses[i] + bytes));
     }
-    Placement { addresses, end }
+    Some(Placement { addresses, end })
 }
 
 /// The start of the smallest sufficient gap between `taken` ranges, by address, or the end of them all.

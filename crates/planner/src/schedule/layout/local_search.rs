@@ -46,7 +46,7 @@ pub(super) fn repair(
 ) -> Placement {
     let mut last = best.clone();
     let mut idle = 0;
-    while best.end > target && idle < most_idle && spending.spend(order.len() as u64) {
+    while best.end > target && idle < most_idle {
         let sticks_out = |&block: &u32| last.addresses[block as usize] + blocks[block as usize].bytes.0 > target;
         let (mut front, back): (Vec<u32>, Vec<u32>) = order.iter().partition(|block| sticks_out(block));
         front.extend(back);
@@ -54,7 +54,8 @@ pub(super) fn repair(
             break;
         }
         order = front;
-        last = best_fit(blocks, fixed, floor, &order);
+        let Some(placement) = best_fit(blocks, fixed, floor, &order, spending) else { break };
+        last = placement;
         idle += 1;
         if last.end < best.end {
             best = last.clone();

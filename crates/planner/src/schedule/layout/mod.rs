@@ -55,7 +55,7 @@ impl Packing {
 pub fn pack(lifetimes: &[Lifetime], fixed: &[Option<u64>], floor: u64, alignment: u64, capacity: u64, effort: &Effort<'_>) -> Packing {
     let blocks: Vec<Lifetime> = lifetimes.iter().map(|&life| Lifetime { bytes: life.bytes.align_up(alignment), ..life }).collect();
     let floor = Bytes(floor).align_up(alignment).0;
-    let mut spending = Spending { effort, start: (effort.clock)(), spent: 0, over: false };
+    let mut spending = Spending::new(effort);
     let bound = lower_bound(&blocks, fixed, floor);
     let target = bound.max(capacity);
     let packing = |placement: Placement, bound| Packing { addresses: placement.addresses, end: Bytes(placement.end), bound: Bytes(bound) };
@@ -63,11 +63,12 @@ pub fn pack(lifetimes: &[Lifetime], fixed: &[Option<u64>], floor: u64, alignment
     // The largest first is nearly always enough.
     let free: Vec<u32> = (0..blocks.len() as u32).filter(|&i| fixed[i as usize].is_none()).collect();
     let mut order = local_search::by_size(&blocks, &free);
-    let mut best = best_fit(&blocks, fixed, floor, &order);
+    let mut patient = Spending::new(&ALL);
+    let mut best = best_fit(&blocks, fixed, floor, &order, &mut patient).expect("nothing ends a search with all effort");
     if best.end <= target {
         return packing(best, bound);
     }
-    let Some(cut) = sections(&blocks) else {
+    let Some(cut) = sections(&blocks, &mut spending) else {
         return packing(local_search::repair(&blocks, fixed, floor, target, order, best, MOST_IDLE, &mut spending), bound);
     };
     let held = cut.held(&blocks);
@@ -76,10 +77,10 @@ pub fn pack(lifetimes: &[Lifetime], fixed: &[Option<u64>], floor: u64, alignment
         held[from as usize..to as usize].iter().copied().max().unwrap_or(0)
     };
     for other in local_search::by_pressure(&blocks, &free, pressure) {
-        if best.end <= target || !spending.spend(free.len() as u64) {
+        if best.end <= target {
             return packing(best, bound);
         }
-        let placement = best_fit(&blocks, fixed, floor, &other);
+        let Some(placement) = best_fit(&blocks, fixed, floor, &other, &mut spending) else { return packing(best, bound) };
         if placement.end < best.end {
             (best, order) = (placement, other);
         }
@@ -132,7 +133,7 @@ fn exact(
 ) -> (Placement, u64) {
     let free: Vec<u32> = free.iter().copied().filter(|&i| blocks[i as usize].bytes > Bytes::ZERO).collect();
     let chosen: Vec<Lifetime> = free.iter().map(|&i| blocks[i as usize]).collect();
-    let Some(cut) = sections(&chosen) else { return (best, bound) };
+    let Some(cut) = sections(&chosen, spending) else { return (best, bound) };
     let smallest = capacity < bound;
     let target = bound.max(capacity);
     // A capacity is searched for with all effort; how low one can get beyond that, with some.
@@ -172,15 +173,27 @@ struct Spending<'a> {
     over: bool,
 }
 
-impl Spending<'_> {
+/// What nothing ends: a greedy pass that must be made.
+const ALL: Effort<'static> = Effort::work(0, u64::MAX);
+
+impl<'a> Spending<'a> {
+    fn new(effort: &'a Effort<'a>) -> Spending<'a> {
+        Spending { effort, start: (effort.clock)(), spent: 0, over: false }
+    }
+
     /// Takes some steps of work, each the placement of one block; false where they are no longer allowed.
     fn spend(&mut self, work: u64) -> bool {
         /// Steps between two looks at the clock.
-        const CLOCK: u64 = 1024;
+        const CLOCK: u64 = 4;
         let before = self.spent / CLOCK;
         self.spent = self.spent.saturating_add(work);
-        let late = before != self.spent / CLOCK && (self.effort.clock)().0 - self.start.0 >= self.effort.deadline.0;
-        self.over |= late || self.spent > self.effort.work;
+        self.over |= self.spent > self.effort.work;
+        if before == self.spent / CLOCK { !self.over } else { self.in_time() }
+    }
+
+    /// Whether nothing is over, after a look at the clock.
+    fn in_time(&mut self) -> bool {
+        self.over |= (self.effort.clock)().0 - self.start.0 >= self.effort.deadline.0;
         !self.over
     }
 }

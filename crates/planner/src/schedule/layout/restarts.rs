@@ -39,7 +39,7 @@ pub(super) fn restarts(blocks: &[Lifetime], cut: &Sections, capacity: u64, passe
         let rule = Rule { any_valley: rule / 4 == 1, choice: CHOICES[rule % 4] };
         if cores.len() == share {
             let core = tight::core(blocks, cut, (capacity as f64 * SHARES[share]) as u64);
-            let Some(part) = sections(&core.lives) else { return Outcome::Spent };
+            let Some(part) = sections(&core.lives, spending) else { return Outcome::Spent };
             cores.push((core, part));
         }
         if share > 0 && cores[share - 1].0.members.len() == cores[share].0.members.len() {

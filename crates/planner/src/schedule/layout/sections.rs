@@ -4,7 +4,7 @@
 //! Only the largest sets of blocks that live together matter: a position whose set is part of a neighbour's adds
 //! nothing to any bound. Source: Moffitt, "MiniMalloc", 2023 (sections).
 
-use super::Lifetime;
+use super::{Lifetime, Spending};
 
 /// Blocks and sections, each listed by the other.
 #[derive(Debug)]
@@ -34,8 +34,8 @@ impl Sections {
 /// Most entries in all lists of live blocks together.
 const MOST_ENTRIES: usize = 1 << 24;
 
-/// The sections of some lifetimes, or `None` where their lists would be too long to work with.
-pub(super) fn sections(lifetimes: &[Lifetime]) -> Option<Sections> {
+/// The sections of some lifetimes, or `None` where their lists would be too long to work with or the time is over.
+pub(super) fn sections(lifetimes: &[Lifetime], spending: &mut Spending<'_>) -> Option<Sections> {
     let mut births: Vec<u32> = (0..lifetimes.len() as u32).collect();
     let mut deaths = births.clone();
     births.sort_by_key(|&i| (lifetimes[i as usize].first, i));
@@ -55,7 +55,7 @@ pub(super) fn sections(lifetimes: &[Lifetime]) -> Option<Sections> {
             let mut set = now.clone();
             set.sort_unstable();
             entries += set.len();
-            if entries > MOST_ENTRIES {
+            if entries > MOST_ENTRIES || !spending.in_time() {
                 return None;
             }
             live.push(set);
@@ -74,12 +74,13 @@ pub(super) fn sections(lifetimes: &[Lifetime]) -> Option<Sections> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::plan::Effort;
     use crate::units::Bytes;
 
     #[test]
     fn only_the_largest_sets_are_kept() {
         let life = |first, last| Lifetime { first, last, bytes: Bytes(64) };
-        let cut = sections(&[life(0, 9), life(1, 3), life(2, 3), life(4, 5), life(9, 9)]).unwrap();
+        let cut = sections(&[life(0, 9), life(1, 3), life(2, 3), life(4, 5), life(9, 9)], &mut Spending::new(&Effort::default())).unwrap();
         assert_eq!(cut.live, [vec![0, 1, 2], vec![0, 3], vec![0, 4]]);
         assert_eq!(cut.range, [(0, 3), (0, 1), (0, 1), (1, 2), (2, 3)]);
     }

@@ -48,10 +48,7 @@ pub(super) fn complete(
         fixed[member as usize] = Some(address);
     }
     let order: Vec<u32> = order.iter().copied().filter(|&i| fixed[i as usize].is_none()).collect();
-    if !spending.spend(order.len() as u64) {
-        return None;
-    }
-    let placement = best_fit(blocks, &fixed, 0, &order);
+    let placement = best_fit(blocks, &fixed, 0, &order, spending)?;
     let placement = local_search::repair(blocks, &fixed, 0, capacity, order, placement, MOST_IDLE, spending);
     (placement.end <= capacity).then_some(placement)
 }
