@@ -290,7 +290,7 @@ impl<'a> Search<'a> {
         for round in 0..3 {
             for at in waiting.drain(..) {
                 self.add_instant(at, pool.limit, meter);
-                if round == 0 && first.is_none() {
+                if round == 0 && tried.is_empty() {
                     // A plan at once; better ones later.
                     tried.push(at);
                     if self.bound(Bytes(pool.limit as u64)).is_none() {
@@ -298,7 +298,7 @@ impl<'a> Search<'a> {
                     }
                     self.start_from(at, &mut states[0], pool, random, meter);
                     if pool.best().is_some() {
-                        *first = Some(meter.elapsed());
+                        first.get_or_insert(meter.elapsed());
                     }
                 }
                 if meter.is_over() {
