@@ -369,6 +369,9 @@ impl<'a> Search<'a> {
     /// Plans between the two cuts around the budget at one instant, and the cuts as they are.
     fn start_from(&mut self, at: OpId, state: &mut State, pool: &mut Pool, random: &mut Rng, meter: &mut Meter) {
         let Some(index) = self.instants.iter().position(|instant| instant.at == at) else { return };
+        if self.instants[index].bound(pool.limit) == Some(0) {
+            return; // It does not bind: everything can be held there.
+        }
         let up = |op: OpId| op.index() as f64;
         for backwards in [false, true] {
             let mut target = pool.limit;
