@@ -274,9 +274,11 @@ impl<'a> Search<'a> {
 
     /// Makes plans from cuts and from whatever else is cheap.
     fn starts(&mut self, pool: &mut Pool, random: &mut Rng, meter: &mut Meter, first: &mut Option<Seconds>) {
-        let mut patient = meter.patient(FIRST_WORK * self.given.len() as u64);
-        self.start_from_neighbour(pool, random, &mut patient);
-        meter.spend(patient.spent() - meter.spent());
+        if pool.best().is_none() {
+            let mut patient = meter.patient(FIRST_WORK * self.given.len() as u64);
+            self.start_from_neighbour(pool, random, &mut patient);
+            meter.spend(patient.spent() - meter.spent());
+        }
         if pool.best().is_some() {
             *first = Some(meter.elapsed());
         }
