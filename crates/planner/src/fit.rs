@@ -11,7 +11,7 @@ use crate::check::{Timeline, Violation, check};
 use crate::graph::{Graph, NodeId};
 use crate::plan::{self, Effort, Infeasible, Plan, PlanError, Planner, Search};
 use crate::profile::Profile;
-use crate::schedule::{ALIGNMENT, Residents, Schedule, lower};
+use crate::schedule::{Residents, Schedule, lower};
 use crate::units::{Bytes, Seconds};
 
 /// A schedule that passed the checker, and what it does.
@@ -87,8 +87,6 @@ const TURNS: [Turn; 6] = [
 const SEARCH: f64 = 0.8;
 /// And looking for its addresses until here.
 const LAYOUT: f64 = 0.97;
-/// Never more than this part of the budget is set aside for aligning addresses.
-const ROUNDING: f64 = 0.0002;
 /// A refusal gets this part of the effort at least, to name a budget that is feasible.
 const REFUSAL: f64 = 0.08;
 /// Addresses that are found this soon are found at once.
@@ -102,8 +100,6 @@ pub struct Asked<'a> {
     planner: Planner,
     /// What the budget planner remembers.
     search: Option<Search<'a>>,
-    /// What aligned addresses take beyond the bytes of all storages.
-    rounding: Bytes,
 }
 
 /// An effort that is being spent.
@@ -127,8 +123,7 @@ impl<'a> Asked<'a> {
     /// A planner for the nodes of `order`.
     pub fn new(graph: &'a Graph, profile: &'a Profile, order: &'a [NodeId], planner: Planner) -> Asked<'a> {
         let search = (planner == Planner::Auto).then(|| Search::new(graph, profile, order));
-        let rounding = graph.storages().values().map(|&bytes| bytes.align_up(ALIGNMENT) - bytes).sum();
-        Asked { graph, profile, order, planner, search, rounding }
+        Asked { graph, profile, order, planner, search }
     }
 
     /// What no schedule within a budget beats, as far as the planner knows.
@@ -175,7 +170,6 @@ impl<'a> Asked<'a> {
         for (number, turn) in TURNS.iter().enumerate() {
             // What was missing in the turn before, and a tenth of it, may be less than the turn would leave.
             let slack = Bytes((budget.0 as f64 * turn.slack) as u64).min(Bytes(missing.0.saturating_add(missing.0 / 10)));
-            let slack = slack.max(self.rounding.min(Bytes((budget.0 as f64 * ROUNDING) as u64)));
             let answer = search.plan(budget.saturating_sub(slack), &spending.until(turn.search));
             first.get_or_insert(answer.first);
             let Some(plan) = answer.plan else { break };
