@@ -1,5 +1,5 @@
 //! The peer planners on the corpus, and the exact one against the oracle. Invariant: each one stays within the budget or refuses with a plan that it reached;
-//! what one costs is printed by `examples/peers.rs`, never asserted.
+//! what one costs is printed by `tightfit bench planner`, never asserted.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod corpus;

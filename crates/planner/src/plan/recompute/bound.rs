@@ -160,9 +160,8 @@ impl Instant {
                     endless.push(arcs.add(there(tensor), sink));
                 }
             }
-            // What the instant or its descendants make is not held across it.
-            let early = op.inputs.iter().filter(|&&tensor| side[problem.tensors[tensor].producer] != Side::After);
-            endless.extend(early.map(|&tensor| arcs.add(there(tensor), runs(id))));
+            // None of them comes from the instant or its descendants: whoever reads those is a descendant too.
+            endless.extend(op.inputs.iter().map(|&tensor| arcs.add(there(tensor), runs(id))));
         }
         let network = Network::new(sink as usize + 1, &arcs);
         let needed = problem.resting + kept_before + problem.working_set(at);

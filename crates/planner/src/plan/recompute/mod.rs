@@ -16,10 +16,12 @@
 
 mod bound;
 mod flow;
+mod instants;
 mod meter;
 mod neighbourhood;
 mod order;
 mod problem;
+mod prove;
 mod repair;
 mod runs;
 mod starts;
@@ -27,19 +29,22 @@ mod state;
 mod tree;
 
 use std::cmp::Reverse;
+use std::sync::Arc;
 
 use cranelift_entity::EntityRef;
 use fastrand::Rng;
 
 use self::bound::Instant;
+use self::instants::{add_instants, highest, tight};
 use self::meter::Meter;
 use self::neighbourhood::improve;
 use self::problem::{OpId, Picoseconds, Problem, Size, picoseconds};
+use self::prove::{News, PROOF, peers, prove};
 use self::repair::{polish, repair};
 use self::runs::{rebase, steps};
 use self::starts::{forward, interpolate, just_in_time, per_block, per_byte};
 use self::state::State;
-use super::{Effort, Plan, PlanError, Planner, simulate};
+use super::{Effort, Plan, Planner, simulate};
 use crate::graph::{Graph, NodeId};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
@@ -50,10 +55,6 @@ const INSTANTS: usize = 6;
 const RUNNERS: usize = 6;
 /// Work for a first plan, per operator.
 const FIRST_WORK: u64 = 200;
-/// The other planners, the quicker ones first.
-const PEERS: [Planner; 6] = [Planner::Chen, Planner::Dtr, Planner::Knapsack, Planner::Rotor, Planner::Capuchin, Planner::Xla];
-/// Parts of the effort at whose ends branch and bound goes on to the next instant.
-const PROOF: [f64; 4] = [0.5, 0.7, 0.85, 0.95];
 /// Halvings of the distance between what is known to be feasible and what is not.
 const SQUEEZES: usize = 12;
 /// Work for each, per operator.
@@ -73,8 +74,8 @@ struct Found {
 pub struct Search<'a> {
     graph: &'a Graph,
     profile: &'a Profile,
-    given: Problem,
-    reordered: Problem,
+    given: Arc<Problem>,
+    reordered: Arc<Problem>,
     instants: Vec<Instant>,
     /// No other has both a smaller peak and less time; by rising peak.
     found: Vec<Found>,
@@ -96,9 +97,9 @@ pub struct Answer {
 impl<'a> Search<'a> {
     /// Nothing is known yet beyond the order itself.
     pub fn new(graph: &'a Graph, profile: &'a Profile, order: &[NodeId]) -> Search<'a> {
-        let given = Problem::new(graph, profile, order);
+        let given = Arc::new(Problem::new(graph, profile, order));
         let moved = order::improved(&given);
-        let reordered = Problem::new(graph, profile, &moved);
+        let reordered = Arc::new(Problem::new(graph, profile, &moved));
         let mut search = Search { graph, profile, given, reordered, instants: Vec::new(), found: Vec::new(), last: None };
         search.offer(order.to_vec());
         search.offer(moved);
@@ -147,7 +148,7 @@ impl<'a> Search<'a> {
     /// Makes a sequence of runs known, if it is better than what is.
     pub fn offer(&mut self, steps: Vec<NodeId>) -> Bytes {
         let peak = simulate(self.graph, self.profile, &steps).curve.peak;
-        let extra = steps.iter().map(|&node| picoseconds(self.profile.seconds[node].0)).sum::<Picoseconds>() - self.given.total;
+        let extra = self.extra(&steps);
         let is_worse = |other: &Found| other.peak <= peak && other.extra <= extra;
         if !self.found.iter().any(is_worse) {
             self.found.retain(|other| other.peak < peak || other.extra < extra);
@@ -155,6 +156,11 @@ impl<'a> Search<'a> {
             self.found.insert(slot, Found { peak, extra, steps });
         }
         peak
+    }
+
+    /// Time of a sequence beyond that of all first runs.
+    fn extra(&self, steps: &[NodeId]) -> Picoseconds {
+        steps.iter().map(|&node| picoseconds(self.profile.seconds[node].0)).sum::<Picoseconds>() - self.given.total
     }
 
     /// The fastest known plan within a budget.
@@ -200,10 +206,7 @@ impl<'a> Search<'a> {
             for at in tight(self.graph, self.profile, &lowest.steps, &self.given, size(lowest.peak)).into_iter().take(2) {
                 self.add_instant(at, limit, meter);
             }
-            let (problem, events) = rebase(self.graph, self.profile, &lowest.steps);
-            let mut state = State::new(&problem);
-            state.set(&events);
-            if self.finish(&mut state, pool, random, meter) || self.bound(Bytes(limit as u64)).is_none() {
+            if self.finish_steps(&lowest.steps, pool, random, meter) || self.bound(Bytes(limit as u64)).is_none() {
                 return;
             }
             let given = self.given.clone();
@@ -240,11 +243,19 @@ impl<'a> Search<'a> {
         meter.spend(std::mem::take(&mut state.work));
         if fits {
             let runs = steps(state.problem, &state.events());
-            self.offer(runs);
+            self.offer(runs.clone());
             pool.take(self.best(Bytes(pool.limit as u64)).cloned());
-            pool.push(state.extra(), steps(state.problem, &state.events()));
+            pool.push(state.extra(), runs);
         }
         fits
+    }
+
+    /// The same for a sequence of runs.
+    fn finish_steps(&mut self, steps: &[NodeId], pool: &mut Pool, random: &mut Rng, meter: &mut Meter) -> bool {
+        let (problem, events) = rebase(self.graph, self.profile, steps);
+        let mut state = State::new(&problem);
+        state.set(&events);
+        self.finish(&mut state, pool, random, meter)
     }
 
     /// Makes the hulls of the instants that bind most exact at a budget.
@@ -264,10 +275,7 @@ impl<'a> Search<'a> {
         let near = |last: &Pool| limit <= last.limit && last.limit - limit <= limit / 8;
         let Some(last) = self.last.take().filter(near) else { return false };
         for (_, steps) in last.found {
-            let (problem, events) = rebase(self.graph, self.profile, &steps);
-            let mut state = State::new(&problem);
-            state.set(&events);
-            self.finish(&mut state, pool, random, meter);
+            self.finish_steps(&steps, pool, random, meter);
         }
         pool.best().is_some()
     }
@@ -316,7 +324,7 @@ impl<'a> Search<'a> {
             for at in fresh {
                 tried.push(at);
                 self.start_from(at, &mut states[0], pool, random, meter);
-                if meter.is_over() || self.is_proven(pool) {
+                if meter.is_over() || pool.best().is_some_and(|best| self.is_optimal(best, self.floor(pool.limit))) {
                     return;
                 }
             }
@@ -361,11 +369,8 @@ impl<'a> Search<'a> {
 
     /// The plan that is known to need the least more than fits, repaired.
     fn start_from_neighbour(&mut self, pool: &mut Pool, random: &mut Rng, meter: &mut Meter) {
-        let Some(above) = self.found.iter().find(|found| size(found.peak) > pool.limit) else { return };
-        let (problem, events) = rebase(self.graph, self.profile, &above.steps);
-        let mut state = State::new(&problem);
-        state.set(&events);
-        self.finish(&mut state, pool, random, meter);
+        let Some(above) = self.found.iter().find(|found| size(found.peak) > pool.limit).cloned() else { return };
+        self.finish_steps(&above.steps, pool, random, meter);
     }
 
     /// Plans between the two cuts around the budget at one instant, and the cuts as they are.
@@ -399,15 +404,14 @@ impl<'a> Search<'a> {
     /// Improves the best starts; on a second thread, raises the bound, whose cuts are further starts.
     fn race_and_prove(&mut self, pool: Pool, random: &mut Rng, meter: &mut Meter) {
         let limit = pool.limit;
-        if self.is_proven(&pool) {
+        if pool.best().is_some_and(|best| self.is_optimal(best, self.floor(limit))) {
             return;
         }
         let best = self.best(Bytes(limit as u64)).cloned();
         let waiting = best.as_ref().map_or(Vec::new(), |best| tight(self.graph, self.profile, &best.steps, &self.given, limit));
         let enough = best.map_or(Picoseconds::MAX, |best| best.extra);
+        let (given, floor) = (self.given.clone(), self.floor(limit));
         let mut instants = std::mem::take(&mut self.instants);
-        let given = self.given.clone();
-        let floor = instants.iter().filter_map(|instant| instant.bound(limit)).max().unwrap_or(0);
         // News come when they come: where the same seed has to give the same plan, nobody listens.
         let news = meter.has_deadline().then(|| News::new(floor));
         std::thread::scope(|scope| {
@@ -415,7 +419,7 @@ impl<'a> Search<'a> {
             let (graph, profile) = (self.graph, self.profile);
             let (instants, given, news) = (&mut instants, &given, news.as_ref());
             let thread = scope.spawn(move || {
-                add_instants(given, instants, waiting, limit, &mut prover.until(PROOF[0]));
+                add_instants(given, instants, &waiting, limit, &mut prover.until(PROOF[0]));
                 let plans = peers(graph, profile, given, limit, &mut prover);
                 prove(given, instants, limit, enough, news, &mut prover);
                 plans
@@ -434,7 +438,6 @@ impl<'a> Search<'a> {
         let limit = pool.limit;
         let mut state = State::new(given);
         let mut runners = std::mem::take(&mut pool.found);
-        let proven = |best: Option<&Found>, floor| best.is_some_and(|best| best.extra - floor <= given.total / 1_000_000);
         runners.sort_by_key(|runner| runner.0);
         runners.truncate(RUNNERS);
         while !runners.is_empty() && !meter.is_over() {
@@ -442,7 +445,7 @@ impl<'a> Search<'a> {
             let work = meter.left() / (share * LEGS * runners.len() as u64);
             for index in 0..runners.len() {
                 for _ in 0..LEGS {
-                    if meter.is_over() || proven(self.best(Bytes(limit as u64)), floor) {
+                    if meter.is_over() || self.best(Bytes(limit as u64)).is_some_and(|best| self.is_optimal(best.extra, floor)) {
                         let best = self.best(Bytes(limit as u64)).map(|best| (best.extra, best.steps.clone()));
                         self.last = Some(Pool { limit, found: best.into_iter().chain(runners).collect() });
                         return;
@@ -487,12 +490,12 @@ impl<'a> Search<'a> {
         polish(&mut state, limit, 0.0, random, meter);
         improve(&mut state, limit, random, meter, work, floor);
         runner.1 = steps(&problem, &state.events());
-        runner.0 = runner.1.iter().map(|&node| picoseconds(self.profile.seconds[node].0)).sum::<Picoseconds>() - self.given.total;
+        runner.0 = self.extra(&runner.1);
         self.offer(runner.1.clone());
     }
 
     fn add_instant(&mut self, at: OpId, limit: Size, meter: &mut Meter) {
-        add_instants(&self.given, &mut self.instants, vec![at], limit, meter);
+        add_instants(&self.given, &mut self.instants, &[at], limit, meter);
     }
 
     /// Time of recomputation that no plan within the budget beats.
@@ -501,78 +504,8 @@ impl<'a> Search<'a> {
     }
 
     /// Nothing more than a millionth of the step is to be gained.
-    fn is_proven(&self, pool: &Pool) -> bool {
-        pool.best().is_some_and(|best| best - self.floor(pool.limit) <= self.given.total / 1_000_000)
-    }
-}
-
-/// Operators that run again after an instant.
-type LateSet = (OpId, Vec<OpId>);
-
-/// What the prover found out so far.
-struct News(std::sync::Mutex<(Picoseconds, Vec<LateSet>)>);
-
-impl News {
-    fn new(floor: Picoseconds) -> News {
-        News(std::sync::Mutex::new((floor, Vec::new())))
-    }
-
-    fn write(&self, floor: Picoseconds, sets: impl Iterator<Item = LateSet>) {
-        if let Ok(mut news) = self.0.lock() {
-            news.0 = news.0.max(floor);
-            news.1.extend(sets);
-        }
-    }
-
-    fn read(&self) -> (Picoseconds, Vec<LateSet>) {
-        self.0.lock().map_or((0, Vec::new()), |mut news| (news.0, std::mem::take(&mut news.1)))
-    }
-}
-
-/// The plans of the other planners, as far as there is time for them.
-fn peers(graph: &Graph, profile: &Profile, problem: &Problem, limit: Size, meter: &mut Meter) -> Vec<Vec<NodeId>> {
-    let order: Vec<NodeId> = problem.ops.values().filter_map(|op| op.node).collect();
-    // None of them takes much more than this.
-    let work = (order.len() * order.len()) as u64 / 32;
-    let mut plans = Vec::new();
-    for planner in PEERS {
-        if meter.left() / 8 < work || meter.until(PROOF[0]).is_over() {
-            break;
-        }
-        meter.spend(work);
-        match super::plan(graph, profile, &order, Bytes(limit as u64), planner) {
-            Ok(plan) => plans.push(plan.steps),
-            Err(PlanError::Infeasible(proof)) => plans.push(proof.plan.steps),
-            Err(_) => {}
-        }
-    }
-    plans
-}
-
-/// Adds instants, with their hulls at a budget.
-fn add_instants(problem: &Problem, instants: &mut Vec<Instant>, waiting: Vec<OpId>, limit: Size, meter: &mut Meter) {
-    for at in waiting {
-        if instants.iter().all(|instant| instant.at != at)
-            && let Some(mut instant) = Instant::new(problem, at, meter)
-        {
-            instant.solve(problem, limit, meter);
-            instants.push(instant);
-        }
-    }
-}
-
-/// Raises the bound at one budget by branch and bound at the instants that bind.
-fn prove(problem: &Problem, instants: &mut [Instant], limit: Size, enough: Picoseconds, news: Option<&News>, meter: &mut Meter) {
-    let mut branched: Vec<OpId> = Vec::new();
-    for share in PROOF {
-        let open = instants.iter_mut().filter(|instant| !branched.contains(&instant.at));
-        let Some(instant) = open.max_by_key(|instant| (instant.bound(limit), Reverse(instant.at))) else { return };
-        branched.push(instant.at);
-        let sets = instant.branch(problem, limit, enough, &mut meter.until(share));
-        if let (Some(news), Some(floor)) = (news, instant.bound(limit)) {
-            let at = instant.at;
-            news.write(floor, sets.into_iter().rev().take(2).map(|set| (at, set)));
-        }
+    fn is_optimal(&self, extra: Picoseconds, floor: Picoseconds) -> bool {
+        extra - floor <= self.given.total / 1_000_000
     }
 }
 
@@ -602,46 +535,6 @@ impl Pool {
 
 fn size(bytes: Bytes) -> Size {
     bytes.0.min(Bytes::LIMIT.0) as Size
-}
-
-/// The `count` highest stages, and as many more that are far from each other.
-fn highest(values: &[Size], count: usize) -> Vec<OpId> {
-    let mut stages: Vec<usize> = (1..values.len()).collect();
-    stages.sort_by_key(|&stage| (Reverse(values[stage]), stage));
-    let mut chosen: Vec<usize> = stages.iter().copied().take(1).collect();
-    for &stage in &stages {
-        if chosen.iter().all(|other| stage.abs_diff(*other) > values.len() / 20) {
-            chosen.push(stage);
-        }
-        if chosen.len() > count {
-            break;
-        }
-    }
-    chosen.extend(stages.into_iter().skip(1).take(count));
-    chosen.dedup();
-    chosen.into_iter().map(OpId::at).collect()
-}
-
-/// The operators in whose first runs a plan is tight, largest working set first, then spread out; as `problem` has them.
-fn tight(graph: &Graph, profile: &Profile, steps: &[NodeId], problem: &Problem, limit: Size) -> Vec<OpId> {
-    let (own, events) = rebase(graph, profile, steps);
-    let mut state = State::new(&own);
-    state.set(&events);
-    let mut values = Vec::new();
-    state.peak();
-    state.tree().values(&mut values, own.len());
-    let place: std::collections::HashMap<NodeId, OpId> = problem.ops.iter().filter_map(|(id, op)| Some((op.node?, id))).collect();
-    let mut stages: Vec<OpId> = own
-        .ops
-        .iter()
-        .filter(|(id, op)| op.node.is_some() && values[id.index()] >= limit - limit / 50)
-        .filter_map(|(_, op)| place.get(&op.node?).copied())
-        .collect();
-    stages.sort_by_key(|&id| (Reverse(problem.working_set(id)), id));
-    let spread = stages.iter().skip(4).step_by((stages.len() / 8).max(1)).take(4).copied();
-    let mut chosen: Vec<OpId> = stages.iter().take(4).copied().chain(spread).collect();
-    chosen.dedup();
-    chosen
 }
 
 #[cfg(test)]
