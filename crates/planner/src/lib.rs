@@ -49,7 +49,7 @@ pub fn fit(
     residents: &Residents,
     effort: &Effort<'_>,
 ) -> Result<Fitted, FitError> {
-    let order = plan::early_updates(graph, profile);
+    let order = plan::base_order(graph, profile);
     let mut asked = Asked::new(graph, profile, &order, planner);
     asked.fit(budget, residents, effort).0
 }
@@ -65,7 +65,7 @@ pub fn ladder(
     planner: Planner,
     effort: &Effort<'_>,
 ) -> Vec<Rung> {
-    let order = plan::early_updates(graph, profile);
+    let order = plan::base_order(graph, profile);
     let mut asked = Asked::new(graph, profile, &order, planner);
     let mut fastest = known;
     let mut rungs = Vec::with_capacity(budgets.len());
@@ -94,7 +94,7 @@ pub fn fit_smallest(
     residents: &Residents,
     effort: &Effort<'_>,
 ) -> Result<Fitted, FitError> {
-    let order = plan::early_updates(graph, profile);
+    let order = plan::base_order(graph, profile);
     let plan = smallest(graph, profile, &order, planner, effort);
     let mut schedule = lower(graph, profile, &plan, Bytes::ZERO, residents, effort);
     schedule.budget = schedule.slab;

@@ -66,7 +66,7 @@ proptest! {
         prop_assume!(is_small(&graph));
         for profile in generator::profiles(&graph) {
             planners_obey_the_oracle(&graph, &profile, &graph.program())?;
-            planners_obey_the_oracle(&graph, &profile, &plan::early_updates(&graph, &profile))?;
+            planners_obey_the_oracle(&graph, &profile, &plan::base_order(&graph, &profile))?;
         }
     }
 }

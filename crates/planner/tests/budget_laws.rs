@@ -48,7 +48,7 @@ fn more_memory_is_never_slower() {
     for graph in graphs() {
         for profile in generator::profiles(&graph) {
             let unplanned = unplanned(&graph, &profile);
-            let mut search = Search::new(&graph, &profile, &plan::early_updates(&graph, &profile));
+            let mut search = Search::new(&graph, &profile, &plan::base_order(&graph, &profile));
             let mut before = f64::INFINITY;
             for part in [0, 30, 45, 60, 70, 80, 90, 95, 100] {
                 let budget = unplanned * part / 100;
@@ -89,7 +89,7 @@ fn the_same_seed_gives_the_same_plan() {
     for name in ["mobilenet_v3_large_b64", "gpt2_small_b8_s512"] {
         let graph = corpus::graph(name);
         let profile = Profile::new(&graph, &machine);
-        let order = plan::early_updates(&graph, &profile);
+        let order = plan::base_order(&graph, &profile);
         let resting = graph.static_bytes().0;
         let budget = Bytes(resting + (unplanned(&graph, &profile) - resting) * 2 / 3);
         let answers = [(); 2].map(|()| {

@@ -152,7 +152,7 @@ fn all_answers_are_true(what: &str, graphs: impl Iterator<Item = (String, Graph)
     for (name, graph) in graphs.filter(|(_, graph)| is_small(graph)) {
         count += 1;
         for profile in generator::profiles(&graph) {
-            let order = plan::early_updates(&graph, &profile);
+            let order = plan::base_order(&graph, &profile);
             let tally = if has_unread_batch(&graph) { &mut with_unread } else { &mut tallies[usize::from(profile.in_place)] };
             if let Err(why) = answers_are_true(&graph, &profile, &order, tally) {
                 failures.push((graph.program().len(), format!("{name}: {why}\n{}", describe(&graph, &profile))));
@@ -185,6 +185,11 @@ fn answers_are_true_where_storages_are_written() {
 #[test]
 fn answers_are_true_where_sizes_differ() {
     all_answers_are_true("uneven", dags(1000, 8, Freedoms { writes: true, uneven: true }));
+}
+
+#[test]
+fn answers_are_true_where_branches_are_alike() {
+    all_answers_are_true("alike", (0..1000).map(|seed| (format!("seed {seed}"), dag::branches(seed))));
 }
 
 #[test]

@@ -37,7 +37,7 @@ fn every_peer_meets_its_budget_or_proves_why_not() {
     for name in GRAPHS {
         let graph = corpus::graph(name);
         let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
-        let order = plan::early_updates(&graph, &profile);
+        let order = plan::base_order(&graph, &profile);
         let unplanned = plan::simulate(&graph, &profile, &order);
         for planner in [Planner::Xla, Planner::Dtr, Planner::Knapsack, Planner::Rotor] {
             for share in [0.9, 0.65] {
@@ -65,7 +65,7 @@ fn every_peer_meets_its_budget_or_proves_why_not() {
 fn exact_refuses_what_is_too_large_for_it() {
     let graph = corpus::graph("resnet50_b32");
     let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
-    let order = plan::early_updates(&graph, &profile);
+    let order = plan::base_order(&graph, &profile);
     let error = plan::plan(&graph, &profile, &order, Bytes(1), Planner::Exact).unwrap_err();
     assert!(matches!(error, PlanError::TooLarge { nodes, most: 80 } if nodes == order.len()), "{error}");
 }

@@ -113,11 +113,11 @@ proptest! {
     }
 
     #[test]
-    fn early_updates_are_legal_and_never_raise_the_peak(recipe in generator::recipes(MOST_LAYERS)) {
+    fn base_order_are_legal_and_never_raise_the_peak(recipe in generator::recipes(MOST_LAYERS)) {
         let graph = recipe.graph();
         for profile in generator::profiles(&graph) {
             let late = oracle::replay(&graph, &profile, &graph.program()).map_err(TestCaseError::fail)?;
-            let early = oracle::replay(&graph, &profile, &plan::early_updates(&graph, &profile)).map_err(TestCaseError::fail)?;
+            let early = oracle::replay(&graph, &profile, &plan::base_order(&graph, &profile)).map_err(TestCaseError::fail)?;
             prop_assert!(early.peak <= late.peak);
         }
     }
@@ -139,7 +139,7 @@ proptest! {
     fn more_memory_is_never_slower(recipe in generator::recipes(MOST_LAYERS)) {
         let graph = recipe.graph();
         for profile in generator::profiles(&graph) {
-            let order = plan::early_updates(&graph, &profile);
+            let order = plan::base_order(&graph, &profile);
             for planner in comparing_planners() {
                 // Every plan that the planner has, from the fastest to the smallest.
                 let (mut budget, mut before) = (Bytes::LIMIT, 0.0);
@@ -159,7 +159,7 @@ proptest! {
         let graph = recipe.graph();
         for profile in generator::profiles(&graph) {
             for planner in planners() {
-                let order = plan::early_updates(&graph, &profile);
+                let order = plan::base_order(&graph, &profile);
                 let Err(PlanError::Infeasible(proof)) = plan::plan(&graph, &profile, &order, Bytes::ZERO, planner) else {
                     prop_assert_eq!(graph.static_bytes(), Bytes::ZERO);
                     continue;
@@ -175,7 +175,7 @@ proptest! {
     fn whatever_is_dropped_the_sequence_is_legal(recipe in generator::recipes(MOST_LAYERS), drops in prop::collection::vec(0u8..3, 64)) {
         let graph = recipe.graph();
         for profile in generator::profiles(&graph) {
-            let order = plan::early_updates(&graph, &profile);
+            let order = plan::base_order(&graph, &profile);
             let steps = plan::rematerialize(&graph, &order, &dropped(&graph, &drops));
             let cost = oracle::replay(&graph, &profile, &steps).map_err(TestCaseError::fail)?;
             prop_assert_eq!(plan::simulate(&graph, &profile, &steps).curve.peak, Bytes(cost.peak));
@@ -296,7 +296,7 @@ fn the_generator_reaches_what_the_laws_are_about() {
     for _ in 0..300 {
         let graph = recipes.new_tree(&mut runner).unwrap().current().graph();
         for profile in generator::profiles(&graph) {
-            let order = plan::early_updates(&graph, &profile);
+            let order = plan::base_order(&graph, &profile);
             see("an update moves up", order != graph.program());
             let smallest =
                 tightfit::fit_smallest(&graph, &profile, Planner::Auto, &Residents::default(), &tightfit::plan::Effort::work(1, 3_000))

@@ -28,7 +28,7 @@ pub use effort::Effort;
 pub use exact::{ExactLimits, exact, exact_within};
 pub use infeasible::{Infeasible, LiveTensor, live_tensors};
 pub use knapsack::knapsack;
-pub use order::early_updates;
+pub use order::base_order;
 pub use recompute::{Answer, Search};
 pub use rematerialize::{Drop, Drops, rematerialize};
 pub use rotor::rotor;

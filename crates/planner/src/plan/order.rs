@@ -1,22 +1,56 @@
-//! Updates as early as they may be. Invariant: the order that leaves this pass respects every read and every version,
-//! and never peaks higher than the one that entered.
+//! The order that every planner starts from: updates as early as they may be, gradients that stay as late. Invariant: it
+//! respects every read and every version, and never peaks higher than the program order.
 
 use cranelift_entity::SecondaryMap;
 
 use super::simulate;
 use crate::graph::{Graph, NodeId, Phase, StorageId};
 use crate::profile::Profile;
+use crate::units::Bytes;
 
 /// Moves each optimizer node up behind its gradient and behind the last reader of the versions that it overwrites, so
-/// that gradients die early; returns the program order itself where that does not lower the peak.
-pub fn early_updates(graph: &Graph, profile: &Profile) -> Vec<NodeId> {
-    let program = graph.program();
-    let moved = moved(graph, &program);
+/// that gradients die early; and what nobody in the step waits for, and that stays when it is made, to the end of the
+/// step where it holds less while it waits. Each is done only where it does not raise the peak.
+pub fn base_order(graph: &Graph, profile: &Profile) -> Vec<NodeId> {
     let peak = |order: &[NodeId]| simulate(graph, profile, order).curve.peak;
-    if peak(&moved) < peak(&program) { moved } else { program }
+    let mut order = graph.program();
+    for pass in [early_updates, late_outputs] {
+        let moved = pass(graph, &order);
+        if moved != order && peak(&moved) <= peak(&order) {
+            order = moved;
+        }
+    }
+    order
 }
 
-fn moved(graph: &Graph, program: &[NodeId]) -> Vec<NodeId> {
+/// Whoever makes more bytes that stay than it reads, and is followed by nobody, goes last. What one of them reads is
+/// there for the others too.
+fn late_outputs(graph: &Graph, program: &[NodeId]) -> Vec<NodeId> {
+    let mut is_touched: SecondaryMap<StorageId, bool> = SecondaryMap::new();
+    let mut is_ended: SecondaryMap<StorageId, bool> = SecondaryMap::new();
+    for &node in program {
+        graph.reads(node).iter().for_each(|&storage| is_touched[storage] = true);
+        graph.mutated(node).iter().for_each(|&storage| is_ended[storage] = true);
+    }
+    let mut is_held: SecondaryMap<StorageId, bool> = SecondaryMap::new();
+    let bytes = |storages: &[StorageId]| storages.iter().map(|&storage| graph.storages()[storage]).sum::<Bytes>();
+    let (mut early, mut late) = (Vec::with_capacity(program.len()), Vec::new());
+    for &node in program.iter().rev() {
+        let (reads, fresh) = (graph.reads(node), graph.fresh(node));
+        let holds: Vec<StorageId> = reads.iter().copied().filter(|&storage| !graph.is_kept(storage) && !is_held[storage]).collect();
+        let stays: Vec<StorageId> = fresh.iter().copied().filter(|&storage| graph.is_kept(storage)).collect();
+        let is_last = !fresh.iter().any(|&storage| is_touched[storage]) && !reads.iter().any(|&storage| is_ended[storage]);
+        if is_last && !graph.nodes()[node].mutates && bytes(&stays) > bytes(&holds) {
+            holds.into_iter().for_each(|storage| is_held[storage] = true);
+            late.push(node);
+        } else {
+            early.push(node);
+        }
+    }
+    early.iter().rev().chain(late.iter().rev()).copied().collect()
+}
+
+fn early_updates(graph: &Graph, program: &[NodeId]) -> Vec<NodeId> {
     let is_update = |node: NodeId| graph.nodes()[node].phase == Phase::Optimizer;
     // Each update follows the last node before it that touches what it touches; so updates that depend on each other
     // keep their order, and whoever reads a new version stays behind it. Slot n is right behind n nodes.

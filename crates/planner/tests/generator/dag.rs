@@ -28,6 +28,51 @@ pub fn graph(seed: u64, most: usize, freedoms: Freedoms) -> Graph {
     dag.builder.build().expect("the generator obeys the rules")
 }
 
+/// Branches that are alike, or nearly: each makes one or two tensors early, and reads them late. Between the two, one
+/// node reads what the first branches made, if anything.
+pub fn branches(seed: u64) -> Graph {
+    let mut random = Rng::with_seed(seed);
+    let mut builder = GraphBuilder::new("branches");
+    let tensor = |builder: &mut GraphBuilder, bytes: u64| {
+        let storage = builder.storage(Bytes(bytes));
+        [Some(ValueSpec::contiguous(&[bytes], DType::U8, storage))]
+    };
+    let spec = |name: String, phase: Phase, inputs: Vec<ValueId>, seconds: f64| {
+        let op = if phase.is_placeholder() { "placeholder" } else { "test.node" };
+        NodeSpec { inputs, seconds: Some(Seconds(seconds)), ..NodeSpec::new(name, op, phase) }
+    };
+    let mut parameter = spec("weight".to_string(), Phase::Parameter, Vec::new(), 0.0);
+    parameter.parameter = Some("weight".to_string());
+    let bytes = tensor(&mut builder, 1);
+    let weight = builder.node(parameter, &bytes)[0];
+    let kinds: Vec<(u64, f64, bool)> =
+        (0..2).map(|_| (random.u64(1..6), [1.0, 1.0, 2.0, 3.5][random.usize(..4)], random.usize(..3) == 0)).collect();
+    let branches: Vec<_> = (0..random.usize(2..=4)).map(|_| kinds[usize::from(random.usize(..3) == 0)]).collect();
+    let mut nodes = 2 * branches.len() + 1;
+    let mut made: Vec<Vec<ValueId>> = Vec::new();
+    for (index, &(bytes, seconds, is_long)) in branches.iter().enumerate() {
+        let outputs = tensor(&mut builder, bytes);
+        let mut all = builder.node(spec(format!("make_{index}"), Phase::Forward, vec![weight], seconds), &outputs);
+        if is_long && nodes < 10 {
+            nodes += 1;
+            let outputs = tensor(&mut builder, 2);
+            all.extend(builder.node(spec(format!("more_{index}"), Phase::Forward, all.clone(), 0.5), &outputs));
+        }
+        made.push(all);
+    }
+    let read: Vec<ValueId> = made.iter().take(random.usize(..3)).flat_map(|all| all.last().copied()).collect();
+    let inputs = [vec![weight], read].concat();
+    let outputs = tensor(&mut builder, random.u64(1..12));
+    let mut last = builder.node(spec("middle".to_string(), Phase::Forward, inputs, 1.0), &outputs)[0];
+    for (index, all) in made.into_iter().enumerate() {
+        let outputs = tensor(&mut builder, 1);
+        let inputs = [vec![last], all].concat();
+        last = builder.node(spec(format!("use_{index}"), Phase::Backward, inputs, 1.0), &outputs)[0];
+    }
+    builder.output(last);
+    builder.build().expect("the generator obeys the rules")
+}
+
 struct Tensor {
     id: ValueId,
     spec: ValueSpec,

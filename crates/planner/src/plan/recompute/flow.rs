@@ -93,16 +93,26 @@ impl Network {
         self.residual[self.place[arc.0 as usize] as usize] += by;
     }
 
-    /// Augments the flow to a maximum one and returns by how much it grew; `None` where `stop` said so, and then the
-    /// flow is of no use.
-    pub fn augment(&mut self, source: Vertex, sink: Vertex, stop: impl Fn() -> bool) -> Option<i64> {
+    /// The flow, to be brought back.
+    pub fn flow(&self) -> Vec<i64> {
+        self.residual.clone()
+    }
+
+    /// Brings a flow back.
+    pub fn set_flow(&mut self, flow: &[i64]) {
+        self.residual.copy_from_slice(flow);
+    }
+
+    /// Augments the flow until it is a maximum one, or grew by `enough`, and returns by how much it grew; `None` where
+    /// `stop` said so, and then the flow is of no use.
+    pub fn augment(&mut self, source: Vertex, sink: Vertex, enough: i64, stop: impl Fn() -> bool) -> Option<i64> {
         let mut total = 0;
-        while self.reaches(source, sink) {
+        while total < enough && self.reaches(source, sink) {
             if stop() {
                 return None;
             }
             self.cursor.copy_from_slice(&self.first[..self.level.len()]);
-            total += self.block(source, sink, &stop)?;
+            total += self.block(source, sink, enough - total, &stop)?;
         }
         Some(total)
     }
@@ -113,14 +123,14 @@ impl Network {
     }
 
     /// Distances to the sink along arcs with room. (Searched from the sink, so that the blocking flow never walks into
-    /// a part of the network that does not lead there.)
+    /// a part of the network that does not lead there. Where the source is reached, vertices behind it are not.)
     fn reaches(&mut self, source: Vertex, sink: Vertex) -> bool {
         self.level.fill(UNREACHED);
         self.level[sink as usize] = 0;
         self.queue.clear();
         self.queue.push(sink);
         let mut next = 0;
-        while next < self.queue.len() {
+        while next < self.queue.len() && self.level[source as usize] == UNREACHED {
             let vertex = self.queue[next] as usize;
             next += 1;
             for arc in self.first[vertex] as usize..self.first[vertex + 1] as usize {
@@ -134,8 +144,8 @@ impl Network {
         self.level[source as usize] != UNREACHED
     }
 
-    /// Fills the shortest paths.
-    fn block(&mut self, source: Vertex, sink: Vertex, stop: &impl Fn() -> bool) -> Option<i64> {
+    /// Fills the shortest paths, until that is enough.
+    fn block(&mut self, source: Vertex, sink: Vertex, enough: i64, stop: &impl Fn() -> bool) -> Option<i64> {
         let (mut total, mut paths) = (0, 0u32);
         self.path.clear();
         let mut vertex = source;
@@ -154,6 +164,9 @@ impl Network {
                     if self.residual[arc as usize] == 0 {
                         full = index;
                     }
+                }
+                if total >= enough {
+                    return Some(total);
                 }
                 vertex = self.tail(self.path[full]);
                 self.path.truncate(full);
@@ -224,14 +237,14 @@ mod tests {
             let mut network = Network::new(vertices, &arcs);
             list.iter().zip(&ids).for_each(|(arc, &id)| network.raise(id, arc.2));
             let (source, sink) = (0, vertices as Vertex - 1);
-            let mut flow = network.augment(source, sink, || false).unwrap_or(-1);
+            let mut flow = network.augment(source, sink, i64::MAX, || false).unwrap_or(-1);
             assert_eq!(flow, least_cut(vertices, &list));
             for (arc, &id) in list.iter_mut().zip(&ids) {
                 let more = below(4) as i64;
                 arc.2 += more;
                 network.raise(id, more);
             }
-            flow += network.augment(source, sink, || false).unwrap_or(-1);
+            flow += network.augment(source, sink, i64::MAX, || false).unwrap_or(-1);
             assert_eq!(flow, least_cut(vertices, &list));
             let cut: i64 = list
                 .iter()

@@ -20,7 +20,7 @@ pub fn add_instants(problem: &Problem, instants: &mut Vec<Instant>, waiting: &[O
         if instants.iter().all(|instant| instant.at != at)
             && let Some(mut instant) = Instant::new(problem, at, meter)
         {
-            instant.solve(problem, limit, meter);
+            instant.solve(limit, meter);
             instants.push(instant);
         }
     }

@@ -15,6 +15,8 @@
 //! Asked again for the same budget or a little less, it goes on with the race. `doc/theory/recompute.md` tells the whole story.
 
 mod bound;
+mod branch;
+mod cuts;
 mod flow;
 mod instants;
 mod meter;
@@ -265,7 +267,7 @@ impl<'a> Search<'a> {
             if meter.is_over() {
                 return;
             }
-            instant.solve(&self.given, limit, meter);
+            instant.solve(limit, meter);
         }
     }
 
@@ -383,7 +385,7 @@ impl<'a> Search<'a> {
         for backwards in [false, true] {
             let mut target = pool.limit;
             for _ in 0..3 {
-                self.instants[index].solve(&self.given, target, meter);
+                self.instants[index].solve(target, meter);
                 let [small, large] = self.instants[index].bracket(target).map(|line| line.late.clone());
                 let rank = |op| if backwards { -up(op) } else { up(op) };
                 let fits = interpolate(state, at, &small, &large, rank, pool.limit);

@@ -9,7 +9,7 @@ use super::runs::{rebase, steps};
 use super::state::{Event, State};
 use crate::graph::{Argument, DType, Graph, GraphBuilder, NodeId, NodeSpec, Phase, ValueId, ValueSpec};
 use crate::machine::Machine;
-use crate::plan::{early_updates, simulate};
+use crate::plan::{base_order, simulate};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
 
@@ -156,7 +156,7 @@ fn a_state_agrees_with_the_simulation_and_takes_back_what_was_tried() {
         for machine in [Machine::preset("a100-80gb").expect("a preset"), Machine::unmeasured_cpu(2)] {
             let profile = Profile::new(&graph, &machine);
             let orders =
-                [graph.program(), early_updates(&graph, &profile), order::improved(&Problem::new(&graph, &profile, &graph.program()))];
+                [graph.program(), base_order(&graph, &profile), order::improved(&Problem::new(&graph, &profile, &graph.program()))];
             let problem = Problem::new(&graph, &profile, &orders[random.usize(..3)]);
             let mut state = State::new(&problem);
             is_true(&graph, &profile, &mut state, &mut tally);
