@@ -26,21 +26,22 @@ pub fn add_instants(problem: &Problem, instants: &mut Vec<Instant>, waiting: &[O
     }
 }
 
-/// The `count` highest stages, and as many more that are far from each other.
+/// The `count` highest stages, then as many more that are far from each other.
 pub fn highest(values: &[Size], count: usize) -> Vec<OpId> {
     let mut stages: Vec<usize> = (1..values.len()).collect();
     stages.sort_by_key(|&stage| (Reverse(values[stage]), stage));
-    let mut chosen: Vec<usize> = stages.iter().copied().take(1).collect();
+    let mut chosen: Vec<usize> = stages.iter().copied().take(count).collect();
+    let mut spread: Vec<usize> = stages.iter().copied().take(1).collect();
     for &stage in &stages {
-        if chosen.iter().all(|other| stage.abs_diff(*other) > values.len() / 20) {
-            chosen.push(stage);
-        }
-        if chosen.len() > count {
+        if spread.len() > count {
             break;
         }
+        if spread.iter().all(|other| stage.abs_diff(*other) > values.len() / 20) {
+            spread.push(stage);
+        }
     }
-    chosen.extend(stages.into_iter().skip(1).take(count));
-    chosen.dedup();
+    spread.retain(|stage| !chosen.contains(stage));
+    chosen.extend(spread);
     chosen.into_iter().map(OpId::at).collect()
 }
 

@@ -26,6 +26,13 @@ impl<'a> Meter<'a> {
         Meter { limit: (self.effort.work as f64 * share) as u64, deadline: self.effort.deadline.0 * share, ..self.clone() }
     }
 
+    /// The same, ending when half of what is left is spent.
+    pub fn half(&self) -> Meter<'a> {
+        let elapsed = self.elapsed().0;
+        let deadline = if self.deadline.is_finite() { elapsed + (self.deadline - elapsed).max(0.0) / 2.0 } else { self.deadline };
+        Meter { limit: self.spent + self.limit.saturating_sub(self.spent) / 2, deadline, ..self.clone() }
+    }
+
     /// The same, ending after so much more work at the latest.
     pub fn leg(&self, work: u64) -> Meter<'a> {
         Meter { limit: self.limit.min(self.spent.saturating_add(work)), ..self.clone() }

@@ -41,7 +41,7 @@ use self::instants::{add_instants, highest, tight};
 use self::meter::Meter;
 use self::neighbourhood::improve;
 use self::problem::{OpId, Picoseconds, Problem, Size, picoseconds};
-use self::prove::{News, PROOF, peers, prove};
+use self::prove::{News, PREPARATION, peers, prove};
 use self::repair::{polish, repair};
 use self::runs::{rebase, steps};
 use self::starts::{forward, interpolate, just_in_time, per_block, per_byte};
@@ -116,19 +116,15 @@ impl<'a> Search<'a> {
             let mut random = Rng::with_seed(effort.seed);
             let mut pool = Pool { limit: size(budget), found: Vec::new() };
             pool.take(self.best(budget).cloned());
-            if self.resume(&mut pool, &mut random, &mut meter) {
-                let (given, floor) = (self.given.clone(), self.floor(pool.limit));
-                self.race(pool, &given, None, floor, &mut random, &mut meter);
-            } else {
-                self.sharpen(pool.limit, &mut meter);
-                if self.bound(budget).is_some() {
-                    self.starts(&mut pool, &mut random, &mut meter, &mut first);
-                }
-                if self.bound(budget).is_none() {
-                    return Answer { plan: None, bound: None, first: meter.elapsed() };
-                }
-                self.race_and_prove(pool, &mut random, &mut meter);
+            let resumed = self.resume(&mut pool, &mut random, &mut meter);
+            self.sharpen(pool.limit, &mut meter);
+            if !resumed && self.bound(budget).is_some() {
+                self.starts(&mut pool, &mut random, &mut meter, &mut first);
             }
+            if self.bound(budget).is_none() {
+                return Answer { plan: None, bound: None, first: meter.elapsed() };
+            }
+            self.race_and_prove(pool, !resumed, &mut random, &mut meter);
         }
         let first = first.unwrap_or(meter.elapsed());
         let plan = self.best(budget).map(|best| Plan { planner: Planner::Auto, steps: best.steps.clone() });
@@ -284,14 +280,6 @@ impl<'a> Search<'a> {
 
     /// Makes plans from cuts and from whatever else is cheap.
     fn starts(&mut self, pool: &mut Pool, random: &mut Rng, meter: &mut Meter, first: &mut Option<Seconds>) {
-        if pool.best().is_none() {
-            let mut patient = meter.patient(FIRST_WORK * self.given.len() as u64);
-            self.start_from_neighbour(pool, random, &mut patient);
-            meter.spend(patient.spent() - meter.spent());
-        }
-        if pool.best().is_some() {
-            *first = Some(meter.elapsed());
-        }
         let (given, reordered) = (self.given.clone(), self.reordered.clone());
         let mut states = [State::new(&given), State::new(&reordered)];
         let mut values = Vec::new();
@@ -300,22 +288,18 @@ impl<'a> Search<'a> {
         let mut waiting = highest(&values, INSTANTS);
         let mut tried: Vec<OpId> = Vec::new();
         for round in 0..3 {
-            for at in waiting.drain(..) {
+            for (number, at) in waiting.drain(..).enumerate() {
+                if round == 0 && number == INSTANTS {
+                    self.first_start(&mut states[0], pool, random, meter, first);
+                }
+                if meter.is_over() || self.bound(Bytes(pool.limit as u64)).is_none() {
+                    break;
+                }
                 self.add_instant(at, pool.limit, meter);
-                if round == 0 && tried.is_empty() {
-                    // A plan at once; better ones later.
-                    tried.push(at);
-                    if self.bound(Bytes(pool.limit as u64)).is_none() {
-                        return;
-                    }
-                    self.start_from(at, &mut states[0], pool, random, meter);
-                    if pool.best().is_some() {
-                        first.get_or_insert(meter.elapsed());
-                    }
-                }
-                if meter.is_over() {
-                    return;
-                }
+            }
+            self.first_start(&mut states[0], pool, random, meter, first);
+            if meter.is_over() || self.bound(Bytes(pool.limit as u64)).is_none() {
+                return;
             }
             let before = pool.best();
             let mut ranked: Vec<(Option<Picoseconds>, OpId)> =
@@ -369,10 +353,52 @@ impl<'a> Search<'a> {
         first.get_or_insert(meter.elapsed());
     }
 
+    /// A plan at once, whatever the time: between the cuts that bind most, or from the plan that needs the least more than
+    /// fits. Better ones later.
+    fn first_start(&mut self, state: &mut State, pool: &mut Pool, random: &mut Rng, meter: &mut Meter, first: &mut Option<Seconds>) {
+        if pool.best().is_none() && self.bound(Bytes(pool.limit as u64)).is_some() {
+            let mut patient = meter.patient(FIRST_WORK * self.given.len() as u64);
+            let binding = (0..self.instants.len()).max_by_key(|&index| (self.instants[index].bound(pool.limit), Reverse(index)));
+            if let Some(index) = binding.filter(|&index| self.instants[index].bound(pool.limit) > Some(0)) {
+                self.start_between(index, pool.limit, false, state, pool, random, &mut patient);
+            }
+            if pool.best().is_none() {
+                self.start_from_neighbour(pool, random, &mut patient);
+            }
+            meter.spend(patient.spent() - meter.spent());
+        }
+        if pool.best().is_some() {
+            first.get_or_insert(meter.elapsed());
+        }
+    }
+
     /// The plan that is known to need the least more than fits, repaired.
     fn start_from_neighbour(&mut self, pool: &mut Pool, random: &mut Rng, meter: &mut Meter) {
         let Some(above) = self.found.iter().find(|found| size(found.peak) > pool.limit).cloned() else { return };
         self.finish_steps(&above.steps, pool, random, meter);
+    }
+
+    /// A plan between the two cuts around a target at one instant: how much of their difference, from the front or from
+    /// the back, is enough. Returns by how much it was not.
+    #[allow(clippy::too_many_arguments)]
+    fn start_between(
+        &mut self,
+        index: usize,
+        target: Size,
+        backwards: bool,
+        state: &mut State,
+        pool: &mut Pool,
+        random: &mut Rng,
+        meter: &mut Meter,
+    ) -> Size {
+        let instant = &mut self.instants[index];
+        instant.solve(target, meter);
+        let [small, large] = instant.bracket(target).map(|line| line.late.clone());
+        let rank = |op: OpId| if backwards { -(op.index() as f64) } else { op.index() as f64 };
+        interpolate(state, instant.at, &small, &large, rank, pool.limit);
+        let over = state.peak() - pool.limit;
+        self.finish(state, pool, random, meter);
+        over
     }
 
     /// Plans between the two cuts around the budget at one instant, and the cuts as they are.
@@ -381,17 +407,11 @@ impl<'a> Search<'a> {
         if self.instants[index].bound(pool.limit) == Some(0) {
             return; // It does not bind: everything can be held there.
         }
-        let up = |op: OpId| op.index() as f64;
         for backwards in [false, true] {
             let mut target = pool.limit;
             for _ in 0..3 {
-                self.instants[index].solve(target, meter);
-                let [small, large] = self.instants[index].bracket(target).map(|line| line.late.clone());
-                let rank = |op| if backwards { -up(op) } else { up(op) };
-                let fits = interpolate(state, at, &small, &large, rank, pool.limit);
-                let over = state.peak() - pool.limit;
-                self.finish(state, pool, random, meter);
-                if fits || meter.is_over() {
+                let over = self.start_between(index, target, backwards, state, pool, random, meter);
+                if over <= 0 || meter.is_over() {
                     break;
                 }
                 target -= over * 7 / 10 + 1;
@@ -404,7 +424,7 @@ impl<'a> Search<'a> {
     }
 
     /// Improves the best starts; on a second thread, raises the bound, whose cuts are further starts.
-    fn race_and_prove(&mut self, pool: Pool, random: &mut Rng, meter: &mut Meter) {
+    fn race_and_prove(&mut self, pool: Pool, with_peers: bool, random: &mut Rng, meter: &mut Meter) {
         let limit = pool.limit;
         if pool.best().is_some_and(|best| self.is_optimal(best, self.floor(limit))) {
             return;
@@ -415,14 +435,14 @@ impl<'a> Search<'a> {
         let (given, floor) = (self.given.clone(), self.floor(limit));
         let mut instants = std::mem::take(&mut self.instants);
         // News come when they come: where the same seed has to give the same plan, nobody listens.
-        let news = meter.has_deadline().then(|| News::new(floor));
+        let news = meter.has_deadline().then(|| News::new(floor, enough));
         std::thread::scope(|scope| {
             let mut prover = meter.clone();
             let (graph, profile) = (self.graph, self.profile);
             let (instants, given, news) = (&mut instants, &given, news.as_ref());
             let thread = scope.spawn(move || {
-                add_instants(given, instants, &waiting, limit, &mut prover.until(PROOF[0]));
-                let plans = peers(graph, profile, given, limit, &mut prover);
+                add_instants(given, instants, &waiting, limit, &mut prover.until(PREPARATION));
+                let plans = if with_peers { peers(graph, profile, given, limit, &mut prover) } else { Vec::new() };
                 prove(given, instants, limit, enough, news, &mut prover);
                 plans
             });
@@ -442,34 +462,36 @@ impl<'a> Search<'a> {
         let mut runners = std::mem::take(&mut pool.found);
         runners.sort_by_key(|runner| runner.0);
         runners.truncate(RUNNERS);
-        while !runners.is_empty() && !meter.is_over() {
+        'race: while !runners.is_empty() {
             let share = if runners.len() == 1 { 1 } else { 3 };
             let work = meter.left() / (share * LEGS * runners.len() as u64);
             for index in 0..runners.len() {
                 for _ in 0..LEGS {
-                    if meter.is_over() || self.best(Bytes(limit as u64)).is_some_and(|best| self.is_optimal(best.extra, floor)) {
-                        let best = self.best(Bytes(limit as u64)).map(|best| (best.extra, best.steps.clone()));
-                        self.last = Some(Pool { limit, found: best.into_iter().chain(runners).collect() });
-                        return;
+                    if let Some(news) = news {
+                        for (at, late) in news.sets() {
+                            just_in_time(&mut state, at, &late);
+                            self.finish(&mut state, &mut pool, random, meter);
+                        }
+                        floor = floor.max(news.race(self.best_extra(limit)));
+                    }
+                    if meter.is_over() || self.is_optimal(self.best_extra(limit), floor) {
+                        break 'race;
                     }
                     self.leg(&mut runners[index], limit, work.max(1), floor, random, meter);
                 }
             }
             runners.sort_by_key(|runner| runner.0);
             runners.truncate(runners.len().div_ceil(3));
-            self.last = Some(Pool { limit, found: runners.clone() });
-            if let Some(news) = news {
-                let (least, sets) = news.read();
-                floor = floor.max(least);
-                let mut fresh = Pool { limit, found: Vec::new() };
-                for (at, late) in sets {
-                    just_in_time(&mut state, at, &late);
-                    self.finish(&mut state, &mut fresh, random, meter);
-                }
-                fresh.found.sort_by_key(|found| found.0);
-                runners.extend(fresh.found.into_iter().take(2));
-            }
+            pool.found.sort_by_key(|found| found.0);
+            runners.extend(pool.found.drain(..).take(2));
         }
+        let best = self.best(Bytes(limit as u64)).map(|best| (best.extra, best.steps.clone()));
+        self.last = Some(Pool { limit, found: best.into_iter().chain(runners).collect() });
+    }
+
+    /// Time of the fastest known plan within a limit.
+    fn best_extra(&self, limit: Size) -> Picoseconds {
+        self.best(Bytes(limit as u64)).map_or(Picoseconds::MAX, |best| best.extra)
     }
 
     /// One leg of one runner.

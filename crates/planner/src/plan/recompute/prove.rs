@@ -14,32 +14,50 @@ use crate::units::Bytes;
 
 /// The other planners, the quicker ones first.
 const PEERS: [Planner; 6] = [Planner::Chen, Planner::Dtr, Planner::Knapsack, Planner::Rotor, Planner::Capuchin, Planner::Xla];
-/// Parts of the effort at whose ends branch and bound goes on to the next instant.
-pub const PROOF: [f64; 4] = [0.5, 0.7, 0.85, 0.95];
+/// The other planners, and the instants where the best start is tight, get this part of the effort at most.
+pub const PREPARATION: f64 = 0.5;
 
 /// Operators that run again after an instant.
 pub type LateSet = (OpId, Vec<OpId>);
 
-/// What the prover found out so far.
-pub struct News(Mutex<(Picoseconds, Vec<LateSet>)>);
+/// What race and prover tell each other.
+pub struct News(Mutex<Known>);
+
+struct Known {
+    /// No plan takes less.
+    floor: Picoseconds,
+    /// A plan takes this.
+    best: Picoseconds,
+    /// Sets of operators that make plans.
+    sets: Vec<LateSet>,
+}
 
 impl News {
-    /// The bound at the start.
-    pub fn new(floor: Picoseconds) -> News {
-        News(Mutex::new((floor, Vec::new())))
+    /// The bound and the best plan at the start.
+    pub fn new(floor: Picoseconds, best: Picoseconds) -> News {
+        News(Mutex::new(Known { floor, best, sets: Vec::new() }))
     }
 
-    /// A bound, and sets of operators that make plans.
-    fn write(&self, floor: Picoseconds, sets: impl Iterator<Item = LateSet>) {
-        if let Ok(mut news) = self.0.lock() {
-            news.0 = news.0.max(floor);
-            news.1.extend(sets);
-        }
+    /// From the prover: a bound, and sets of operators that make plans. To the prover: the best plan so far.
+    fn prove(&self, floor: Picoseconds, sets: impl Iterator<Item = LateSet>) -> Picoseconds {
+        self.0.lock().map_or(Picoseconds::MAX, |mut known| {
+            known.floor = known.floor.max(floor);
+            known.sets.extend(sets);
+            known.best
+        })
     }
 
-    /// The bound so far, and the sets since the last time.
-    pub fn read(&self) -> (Picoseconds, Vec<LateSet>) {
-        self.0.lock().map_or((0, Vec::new()), |mut news| (news.0, std::mem::take(&mut news.1)))
+    /// From the race: its best plan. To the race: the bound so far.
+    pub fn race(&self, best: Picoseconds) -> Picoseconds {
+        self.0.lock().map_or(0, |mut known| {
+            known.best = known.best.min(best);
+            known.floor
+        })
+    }
+
+    /// The sets since the last time.
+    pub fn sets(&self) -> Vec<LateSet> {
+        self.0.lock().map_or(Vec::new(), |mut known| std::mem::take(&mut known.sets))
     }
 }
 
@@ -50,7 +68,7 @@ pub fn peers(graph: &Graph, profile: &Profile, problem: &Problem, limit: Size, m
     let work = (order.len() * order.len()) as u64 / 32;
     let mut plans = Vec::new();
     for planner in PEERS {
-        if meter.left() / 8 < work || meter.until(PROOF[0]).is_over() {
+        if meter.left() / 8 < work || meter.until(PREPARATION).is_over() {
             break;
         }
         meter.spend(work);
@@ -63,17 +81,34 @@ pub fn peers(graph: &Graph, profile: &Profile, problem: &Problem, limit: Size, m
     plans
 }
 
-/// Raises the bound at one budget by branch and bound at the instants that bind.
-pub fn prove(problem: &Problem, instants: &mut [Instant], limit: Size, enough: Picoseconds, news: Option<&News>, meter: &mut Meter) {
+/// Raises the bound at one budget by branch and bound, instant by instant: where it binds most, and for half of the time
+/// that is left.
+pub fn prove(
+    problem: &Problem,
+    instants: &mut [Instant],
+    limit: Size,
+    mut enough: Picoseconds,
+    news: Option<&News>,
+    meter: &mut Meter,
+) {
     let mut branched: Vec<OpId> = Vec::new();
-    for share in PROOF {
+    while !meter.is_over() {
+        let floor = instants.iter().filter_map(|instant| instant.bound(limit)).max().unwrap_or(0);
+        if let Some(news) = news {
+            enough = enough.min(news.prove(floor, [].into_iter()));
+        }
         let open = instants.iter_mut().filter(|instant| !branched.contains(&instant.at));
         let Some(instant) = open.max_by_key(|instant| (instant.bound(limit), Reverse(instant.at))) else { return };
+        if floor >= enough {
+            return;
+        }
         branched.push(instant.at);
-        let sets = instant.branch(problem, limit, enough, &mut meter.until(share));
+        let mut half = meter.half();
+        let sets = instant.branch(problem, limit, enough, &mut half);
+        meter.spend(half.spent() - meter.spent());
         if let (Some(news), Some(floor)) = (news, instant.bound(limit)) {
             let at = instant.at;
-            news.write(floor, sets.into_iter().rev().take(2).map(|set| (at, set)));
+            news.prove(floor, sets.into_iter().rev().take(2).map(|set| (at, set)));
         }
     }
 }
