@@ -83,10 +83,13 @@ const TURNS: [Turn; 6] = [
     Turn { slack: 0.045, search: 0.96, layout: 0.975 },
     Turn { slack: 0.08, search: 0.985, layout: 1.0 },
 ];
-/// Once addresses are found, it is worth searching on for a faster plan, until here.
-const SEARCH: f64 = 0.8;
-/// And looking for its addresses until here.
-const LAYOUT: f64 = 0.97;
+/// Once addresses are found, it is worth searching on for a faster plan, until what is left is this many times what its
+/// addresses will take,
+const MARGIN: f64 = 1.5;
+/// and at least this part of the effort.
+const RESERVE: f64 = 0.03;
+/// Faster by less than this part of the step is not worth new addresses.
+const WORTH: f64 = 1e-6;
 /// A refusal gets this part of the effort at least, to name a budget that is feasible.
 const REFUSAL: f64 = 0.08;
 /// Addresses that are found this soon are found at once.
@@ -111,6 +114,11 @@ struct Spending<'a> {
 impl<'a> Spending<'a> {
     fn passed(&self) -> Seconds {
         Seconds((self.effort.clock)().0 - self.start.0)
+    }
+
+    /// The part of its time that has passed.
+    fn share(&self) -> f64 {
+        self.passed().0 / self.effort.deadline.0
     }
 
     /// What is left of it until a part is spent.
@@ -166,22 +174,30 @@ impl<'a> Asked<'a> {
         first: &mut Option<Seconds>,
     ) -> Option<Schedule> {
         let lay = |plan: &Plan, until: f64| lower(self.graph, self.profile, plan, budget, residents, &spending.until(until));
+        let seconds = |plan: &Plan| self.profile.total(&plan.steps);
         let mut missing = Bytes(u64::MAX);
+        // Until here there is time to search, if addresses take as long as they did.
+        let mut latest = 1.0 - RESERVE;
         for (number, turn) in TURNS.iter().enumerate() {
             // What was missing in the turn before, and a tenth of it, may be less than the turn would leave.
             let slack = Bytes((budget.0 as f64 * turn.slack) as u64).min(Bytes(missing.0.saturating_add(missing.0 / 10)));
-            let answer = search.plan(budget.saturating_sub(slack), &spending.until(turn.search));
+            let answer = search.plan(budget.saturating_sub(slack), &spending.until(turn.search.min(latest)));
             first.get_or_insert(answer.first);
             let Some(plan) = answer.plan else { break };
+            let before = spending.share();
             let mut schedule = lay(&plan, if number == 0 { turn.search + GLANCE } else { turn.layout });
-            if number == 0 && schedule.slab > budget {
+            latest = latest.min(1.0 - MARGIN * (spending.share() - before));
+            if number == 0 && schedule.slab > budget && spending.share() < turn.layout {
                 schedule = lay(&plan, turn.layout);
             }
             if schedule.slab <= budget {
                 // What is left of the effort may find a faster one, that packs too.
-                let faster = search.plan(budget.saturating_sub(slack), &spending.until(SEARCH)).plan;
-                let faster = faster.filter(|faster| self.profile.total(&faster.steps) < self.profile.total(&plan.steps));
-                let faster = faster.map(|faster| lay(&faster, LAYOUT)).filter(|faster| faster.slab <= budget);
+                if spending.share() >= latest {
+                    return Some(schedule);
+                }
+                let faster = search.plan(budget.saturating_sub(slack), &spending.until(latest)).plan;
+                let faster = faster.filter(|faster| seconds(faster).0 < seconds(&plan).0 * (1.0 - WORTH));
+                let faster = faster.map(|faster| lay(&faster, 1.0)).filter(|faster| faster.slab <= budget);
                 return Some(faster.unwrap_or(schedule));
             }
             let peak = plan::simulate(self.graph, self.profile, &plan.steps).curve.peak;

@@ -33,18 +33,17 @@ mod tree;
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use cranelift_entity::EntityRef;
 use fastrand::Rng;
 
 use self::bound::Instant;
-use self::instants::{add_instants, highest, tight};
+use self::instants::{add_instants, tight};
 use self::meter::Meter;
 use self::neighbourhood::improve;
 use self::problem::{OpId, Picoseconds, Problem, Size, picoseconds};
 use self::prove::{News, PREPARATION, peers, prove};
 use self::repair::{polish, repair};
 use self::runs::{rebase, steps};
-use self::starts::{forward, interpolate, just_in_time, per_block, per_byte};
+use self::starts::just_in_time;
 use self::state::State;
 use super::{Effort, Plan, Planner, simulate};
 use crate::graph::{Graph, NodeId};
@@ -82,7 +81,7 @@ pub struct Search<'a> {
     /// No other has both a smaller peak and less time; by rising peak.
     found: Vec<Found>,
     /// Where the last search for a plan ended.
-    last: Option<Pool>,
+    last: Option<(Size, Vec<Runner>)>,
 }
 
 /// The answer for one budget.
@@ -110,23 +109,21 @@ impl<'a> Search<'a> {
 
     /// Plans one budget.
     pub fn plan(&mut self, budget: Bytes, effort: &Effort<'_>) -> Answer {
-        let mut meter = Meter::new(effort);
+        let mut attempt = Attempt::new(size(budget), effort);
         let mut first = None;
         if self.best(budget).is_none_or(|best| best.extra > 0) {
-            let mut random = Rng::with_seed(effort.seed);
-            let mut pool = Pool { limit: size(budget), found: Vec::new() };
-            pool.take(self.best(budget).cloned());
-            let resumed = self.resume(&mut pool, &mut random, &mut meter);
-            self.sharpen(pool.limit, &mut meter);
+            attempt.take(self.best(budget).cloned());
+            let resumed = self.resume(&mut attempt);
+            self.sharpen(&mut attempt);
             if !resumed && self.bound(budget).is_some() {
-                self.starts(&mut pool, &mut random, &mut meter, &mut first);
+                self.starts(&mut attempt, &mut first);
             }
             if self.bound(budget).is_none() {
-                return Answer { plan: None, bound: None, first: meter.elapsed() };
+                return Answer { plan: None, bound: None, first: attempt.meter.elapsed() };
             }
-            self.race_and_prove(pool, !resumed, &mut random, &mut meter);
+            self.race_and_prove(&mut attempt, !resumed);
         }
-        let first = first.unwrap_or(meter.elapsed());
+        let first = first.unwrap_or(attempt.meter.elapsed());
         let plan = self.best(budget).map(|best| Plan { planner: Planner::Auto, steps: best.steps.clone() });
         Answer { plan, bound: self.bound(budget), first }
     }
@@ -169,20 +166,18 @@ impl<'a> Search<'a> {
     /// The plan with the smallest peak that is found with a fixed amount of work, whatever it costs; so asking for that
     /// peak later finds it again. The deadline is a limit all the same.
     pub fn smallest(&mut self, effort: &Effort<'_>) -> Plan {
-        let mut meter = Meter::new(effort);
-        let mut random = Rng::with_seed(effort.seed);
+        let mut attempt = Attempt::new(0, effort);
         let mut refused = 0;
         for _ in 0..SQUEEZES {
             let reached = self.found.first().map_or(0, |found| size(found.peak));
             let floor = size(self.least_budget()).max(refused);
             let target = floor + (reached - floor) / 2;
-            if target >= reached || meter.is_over() {
+            if target >= reached || attempt.meter.is_over() {
                 break;
             }
-            let mut pool = Pool { limit: target, found: Vec::new() };
-            let mut leg = meter.leg(SQUEEZE_WORK * self.given.len() as u64);
-            self.squeeze(&mut pool, &mut random, &mut leg);
-            meter.spend(leg.spent() - meter.spent());
+            attempt = Attempt { limit: target, found: Vec::new(), ..attempt };
+            let leg = attempt.meter.leg(SQUEEZE_WORK * self.given.len() as u64);
+            attempt.under(leg, |attempt| self.squeeze(attempt));
             if self.found.first().is_none_or(|found| size(found.peak) > target) {
                 refused = target;
             }
@@ -197,23 +192,23 @@ impl<'a> Search<'a> {
     }
 
     /// Looks for any plan within a budget: from the cuts that bind, and from the plan with the smallest peak.
-    fn squeeze(&mut self, pool: &mut Pool, random: &mut Rng, meter: &mut Meter) {
-        let limit = pool.limit;
+    fn squeeze(&mut self, attempt: &mut Attempt<'_>) {
+        let limit = attempt.limit;
         for _ in 0..2 {
             let Some(lowest) = self.found.first().cloned() else { return };
             for at in tight(self.graph, self.profile, &lowest.steps, &self.given, size(lowest.peak)).into_iter().take(2) {
-                self.add_instant(at, limit, meter);
+                self.add_instant(at, attempt);
             }
-            if self.finish_steps(&lowest.steps, pool, random, meter) || self.bound(Bytes(limit as u64)).is_none() {
+            if self.finish_steps(&lowest.steps, attempt) || self.bound(Bytes(limit as u64)).is_none() {
                 return;
             }
             let given = self.given.clone();
             let mut state = State::new(&given);
             let binding = self.instants.iter().max_by_key(|instant| (instant.bound(limit), Reverse(instant.at))).map(|instant| instant.at);
             if let Some(at) = binding {
-                self.start_from(at, &mut state, pool, random, meter);
+                self.start_from(at, &mut state, attempt);
             }
-            if self.found.first().is_some_and(|found| size(found.peak) <= limit) || meter.is_over() {
+            if self.found.first().is_some_and(|found| size(found.peak) <= limit) || attempt.meter.is_over() {
                 return;
             }
         }
@@ -233,200 +228,62 @@ impl<'a> Search<'a> {
     }
 
     /// Repairs, polishes and offers what is in `state`.
-    fn finish(&mut self, state: &mut State, pool: &mut Pool, random: &mut Rng, meter: &mut Meter) -> bool {
-        let fits = repair(state, pool.limit, 0.0, random, meter);
+    fn finish(&mut self, state: &mut State, attempt: &mut Attempt<'_>) -> bool {
+        let fits = repair(state, attempt.limit, 0.0, &mut attempt.random, &mut attempt.meter);
         if fits {
-            polish(state, pool.limit, 0.0, random, meter);
+            polish(state, attempt.limit, 0.0, &mut attempt.random, &mut attempt.meter);
         }
-        meter.spend(std::mem::take(&mut state.work));
+        attempt.meter.spend(std::mem::take(&mut state.work));
         if fits {
             let runs = steps(state.problem, &state.events());
             self.offer(runs.clone());
-            pool.take(self.best(Bytes(pool.limit as u64)).cloned());
-            pool.push(state.extra(), runs);
+            attempt.take(self.best(Bytes(attempt.limit as u64)).cloned());
+            attempt.push(state.extra(), runs);
         }
         fits
     }
 
     /// The same for a sequence of runs.
-    fn finish_steps(&mut self, steps: &[NodeId], pool: &mut Pool, random: &mut Rng, meter: &mut Meter) -> bool {
+    fn finish_steps(&mut self, steps: &[NodeId], attempt: &mut Attempt<'_>) -> bool {
         let (problem, events) = rebase(self.graph, self.profile, steps);
         let mut state = State::new(&problem);
         state.set(&events);
-        self.finish(&mut state, pool, random, meter)
+        self.finish(&mut state, attempt)
     }
 
     /// Makes the hulls of the instants that bind most exact at a budget.
-    fn sharpen(&mut self, limit: Size, meter: &mut Meter) {
+    fn sharpen(&mut self, attempt: &mut Attempt<'_>) {
+        let limit = attempt.limit;
         self.instants.sort_by_key(|instant| (Reverse(instant.bound(limit).unwrap_or(Picoseconds::MAX)), instant.at));
         for instant in self.instants.iter_mut().take(2 * INSTANTS) {
-            if meter.is_over() {
+            if attempt.meter.is_over() {
                 return;
             }
-            instant.solve(limit, meter);
+            instant.solve(limit, &mut attempt.meter);
         }
     }
 
     /// Goes on where the last search ended, if its budget was this one or a little more.
-    fn resume(&mut self, pool: &mut Pool, random: &mut Rng, meter: &mut Meter) -> bool {
-        let limit = pool.limit;
-        let near = |last: &Pool| limit <= last.limit && last.limit - limit <= limit / 8;
-        let Some(last) = self.last.take().filter(near) else { return false };
-        for (_, steps) in last.found {
-            self.finish_steps(&steps, pool, random, meter);
-        }
-        pool.best().is_some()
-    }
-
-    /// Makes plans from cuts and from whatever else is cheap.
-    fn starts(&mut self, pool: &mut Pool, random: &mut Rng, meter: &mut Meter, first: &mut Option<Seconds>) {
-        let (given, reordered) = (self.given.clone(), self.reordered.clone());
-        let mut states = [State::new(&given), State::new(&reordered)];
-        let mut values = Vec::new();
-        states[0].peak();
-        states[0].tree().values(&mut values, given.len());
-        let mut waiting = highest(&values, INSTANTS);
-        let mut tried: Vec<OpId> = Vec::new();
-        for round in 0..3 {
-            for (number, at) in waiting.drain(..).enumerate() {
-                if round == 0 && number == INSTANTS {
-                    self.first_start(&mut states[0], pool, random, meter, first);
-                }
-                if meter.is_over() || self.bound(Bytes(pool.limit as u64)).is_none() {
-                    break;
-                }
-                self.add_instant(at, pool.limit, meter);
-            }
-            self.first_start(&mut states[0], pool, random, meter, first);
-            if meter.is_over() || self.bound(Bytes(pool.limit as u64)).is_none() {
-                return;
-            }
-            let before = pool.best();
-            let mut ranked: Vec<(Option<Picoseconds>, OpId)> =
-                self.instants.iter().map(|instant| (instant.bound(pool.limit), instant.at)).collect();
-            ranked.sort_by_key(|&(bound, at)| (Reverse(bound.unwrap_or(Picoseconds::MAX)), at));
-            let fresh: Vec<OpId> =
-                ranked.iter().map(|&(_, at)| at).filter(|at| !tried.contains(at)).take(if round == 0 { 3 } else { 2 }).collect();
-            for at in fresh {
-                tried.push(at);
-                self.start_from(at, &mut states[0], pool, random, meter);
-                if meter.is_over() || pool.best().is_some_and(|best| self.is_optimal(best, self.floor(pool.limit))) {
-                    return;
-                }
-            }
-            if round > 0 && pool.best() == before {
+    fn resume(&mut self, attempt: &mut Attempt<'_>) -> bool {
+        let limit = attempt.limit;
+        let near = |last: &(Size, Vec<Runner>)| limit <= last.0 && last.0 - limit <= limit / 8;
+        let Some((_, runners)) = self.last.take().filter(near) else { return false };
+        let given = self.given.clone();
+        self.start_where_it_binds(&mut State::new(&given), attempt);
+        for (_, steps) in runners {
+            if attempt.meter.is_over() && attempt.best().is_some() {
                 break;
             }
-            // Where the best plan is tight, other cuts may bind.
-            if let Some(best) = self.best(Bytes(pool.limit as u64)) {
-                waiting = tight(self.graph, self.profile, &best.steps, &given, pool.limit);
-                waiting.retain(|at| self.instants.iter().all(|instant| instant.at != *at));
-                waiting.truncate(8);
-            }
+            self.finish_steps(&steps, attempt);
         }
-        for state in &mut states {
-            let problem = state.problem;
-            let (all, end) = forward(problem);
-            let up = |op: OpId| op.index() as f64;
-            for depth in [1, 2] {
-                let blocks = per_block(self.graph, problem, depth);
-                if !blocks.is_empty() {
-                    interpolate(state, end, &[], &blocks, up, pool.limit);
-                    self.finish(state, pool, random, meter);
-                    interpolate(state, end, &[], &blocks, |op| -up(op), pool.limit);
-                    self.finish(state, pool, random, meter);
-                }
-                if meter.is_over() {
-                    return;
-                }
-            }
-            interpolate(state, end, &[], &all, |op| per_byte(problem, op), pool.limit);
-            self.finish(state, pool, random, meter);
-            for noise in [0.0, 0.5] {
-                state.set(&[]);
-                if meter.is_over() || !repair(state, pool.limit, noise, random, meter) {
-                    break;
-                }
-                self.finish(state, pool, random, meter);
-            }
-        }
-        first.get_or_insert(meter.elapsed());
-    }
-
-    /// A plan at once, whatever the time: between the cuts that bind most, or from the plan that needs the least more than
-    /// fits. Better ones later.
-    fn first_start(&mut self, state: &mut State, pool: &mut Pool, random: &mut Rng, meter: &mut Meter, first: &mut Option<Seconds>) {
-        if pool.best().is_none() && self.bound(Bytes(pool.limit as u64)).is_some() {
-            let mut patient = meter.patient(FIRST_WORK * self.given.len() as u64);
-            let binding = (0..self.instants.len()).max_by_key(|&index| (self.instants[index].bound(pool.limit), Reverse(index)));
-            if let Some(index) = binding.filter(|&index| self.instants[index].bound(pool.limit) > Some(0)) {
-                self.start_between(index, pool.limit, false, state, pool, random, &mut patient);
-            }
-            if pool.best().is_none() {
-                self.start_from_neighbour(pool, random, &mut patient);
-            }
-            meter.spend(patient.spent() - meter.spent());
-        }
-        if pool.best().is_some() {
-            first.get_or_insert(meter.elapsed());
-        }
-    }
-
-    /// The plan that is known to need the least more than fits, repaired.
-    fn start_from_neighbour(&mut self, pool: &mut Pool, random: &mut Rng, meter: &mut Meter) {
-        let Some(above) = self.found.iter().find(|found| size(found.peak) > pool.limit).cloned() else { return };
-        self.finish_steps(&above.steps, pool, random, meter);
-    }
-
-    /// A plan between the two cuts around a target at one instant: how much of their difference, from the front or from
-    /// the back, is enough. Returns by how much it was not.
-    #[allow(clippy::too_many_arguments)]
-    fn start_between(
-        &mut self,
-        index: usize,
-        target: Size,
-        backwards: bool,
-        state: &mut State,
-        pool: &mut Pool,
-        random: &mut Rng,
-        meter: &mut Meter,
-    ) -> Size {
-        let instant = &mut self.instants[index];
-        instant.solve(target, meter);
-        let [small, large] = instant.bracket(target).map(|line| line.late.clone());
-        let rank = |op: OpId| if backwards { -(op.index() as f64) } else { op.index() as f64 };
-        interpolate(state, instant.at, &small, &large, rank, pool.limit);
-        let over = state.peak() - pool.limit;
-        self.finish(state, pool, random, meter);
-        over
-    }
-
-    /// Plans between the two cuts around the budget at one instant, and the cuts as they are.
-    fn start_from(&mut self, at: OpId, state: &mut State, pool: &mut Pool, random: &mut Rng, meter: &mut Meter) {
-        let Some(index) = self.instants.iter().position(|instant| instant.at == at) else { return };
-        if self.instants[index].bound(pool.limit) == Some(0) {
-            return; // It does not bind: everything can be held there.
-        }
-        for backwards in [false, true] {
-            let mut target = pool.limit;
-            for _ in 0..3 {
-                let over = self.start_between(index, target, backwards, state, pool, random, meter);
-                if over <= 0 || meter.is_over() {
-                    break;
-                }
-                target -= over * 7 / 10 + 1;
-            }
-        }
-        for late in self.instants[index].bracket(pool.limit).map(|line| line.late.clone()) {
-            just_in_time(state, at, &late);
-            self.finish(state, pool, random, meter);
-        }
+        attempt.best().is_some()
     }
 
     /// Improves the best starts; on a second thread, raises the bound, whose cuts are further starts.
-    fn race_and_prove(&mut self, pool: Pool, with_peers: bool, random: &mut Rng, meter: &mut Meter) {
-        let limit = pool.limit;
-        if pool.best().is_some_and(|best| self.is_optimal(best, self.floor(limit))) {
+    fn race_and_prove(&mut self, attempt: &mut Attempt<'_>, with_peers: bool) {
+        let limit = attempt.limit;
+        if attempt.meter.is_over() || attempt.best().is_some_and(|best| self.is_optimal(best, self.floor(limit))) {
+            self.last = Some((limit, std::mem::take(&mut attempt.found)));
             return;
         }
         let best = self.best(Bytes(limit as u64)).cloned();
@@ -435,9 +292,9 @@ impl<'a> Search<'a> {
         let (given, floor) = (self.given.clone(), self.floor(limit));
         let mut instants = std::mem::take(&mut self.instants);
         // News come when they come: where the same seed has to give the same plan, nobody listens.
-        let news = meter.has_deadline().then(|| News::new(floor, enough));
+        let news = attempt.meter.has_deadline().then(|| News::new(floor, enough));
         std::thread::scope(|scope| {
-            let mut prover = meter.clone();
+            let mut prover = attempt.meter.clone();
             let (graph, profile) = (self.graph, self.profile);
             let (instants, given, news) = (&mut instants, &given, news.as_ref());
             let thread = scope.spawn(move || {
@@ -446,7 +303,7 @@ impl<'a> Search<'a> {
                 prove(given, instants, limit, enough, news, &mut prover);
                 plans
             });
-            self.race(pool, given, news, floor, random, meter);
+            self.race(attempt, given, news, floor);
             // A thread that panicked leaves a weaker bound, and its message.
             thread.join().unwrap_or_default().into_iter().for_each(|steps| {
                 self.offer(steps);
@@ -456,37 +313,37 @@ impl<'a> Search<'a> {
     }
 
     /// Improves the best starts side by side; the worse ones drop out.
-    fn race(&mut self, mut pool: Pool, given: &Problem, news: Option<&News>, mut floor: Picoseconds, random: &mut Rng, meter: &mut Meter) {
-        let limit = pool.limit;
+    fn race(&mut self, attempt: &mut Attempt<'_>, given: &Problem, news: Option<&News>, mut floor: Picoseconds) {
+        let limit = attempt.limit;
         let mut state = State::new(given);
-        let mut runners = std::mem::take(&mut pool.found);
+        let mut runners = std::mem::take(&mut attempt.found);
         runners.sort_by_key(|runner| runner.0);
         runners.truncate(RUNNERS);
         'race: while !runners.is_empty() {
             let share = if runners.len() == 1 { 1 } else { 3 };
-            let work = meter.left() / (share * LEGS * runners.len() as u64);
+            let work = attempt.meter.left() / (share * LEGS * runners.len() as u64);
             for index in 0..runners.len() {
                 for _ in 0..LEGS {
                     if let Some(news) = news {
                         for (at, late) in news.sets() {
                             just_in_time(&mut state, at, &late);
-                            self.finish(&mut state, &mut pool, random, meter);
+                            self.finish(&mut state, attempt);
                         }
                         floor = floor.max(news.race(self.best_extra(limit)));
                     }
-                    if meter.is_over() || self.is_optimal(self.best_extra(limit), floor) {
+                    if attempt.meter.is_over() || self.is_optimal(self.best_extra(limit), floor) {
                         break 'race;
                     }
-                    self.leg(&mut runners[index], limit, work.max(1), floor, random, meter);
+                    self.leg(&mut runners[index], work.max(1), floor, attempt);
                 }
             }
             runners.sort_by_key(|runner| runner.0);
             runners.truncate(runners.len().div_ceil(3));
-            pool.found.sort_by_key(|found| found.0);
-            runners.extend(pool.found.drain(..).take(2));
+            attempt.found.sort_by_key(|found| found.0);
+            runners.extend(attempt.found.drain(..).take(2));
         }
         let best = self.best(Bytes(limit as u64)).map(|best| (best.extra, best.steps.clone()));
-        self.last = Some(Pool { limit, found: best.into_iter().chain(runners).collect() });
+        self.last = Some((limit, best.into_iter().chain(runners).collect()));
     }
 
     /// Time of the fastest known plan within a limit.
@@ -495,31 +352,24 @@ impl<'a> Search<'a> {
     }
 
     /// One leg of one runner.
-    fn leg(
-        &mut self,
-        runner: &mut (Picoseconds, Vec<NodeId>),
-        limit: Size,
-        work: u64,
-        floor: Picoseconds,
-        random: &mut Rng,
-        meter: &mut Meter,
-    ) {
+    fn leg(&mut self, runner: &mut Runner, work: u64, floor: Picoseconds, attempt: &mut Attempt<'_>) {
+        let Attempt { limit, random, meter, .. } = attempt;
         let (problem, events) = rebase(self.graph, self.profile, &runner.1);
         let mut state = State::new(&problem);
         state.set(&events);
         meter.spend(problem.len() as u64);
-        if !repair(&mut state, limit, 0.0, random, meter) {
+        if !repair(&mut state, *limit, 0.0, random, meter) {
             return;
         }
-        polish(&mut state, limit, 0.0, random, meter);
-        improve(&mut state, limit, random, meter, work, floor);
+        polish(&mut state, *limit, 0.0, random, meter);
+        improve(&mut state, *limit, random, meter, work, floor);
         runner.1 = steps(&problem, &state.events());
         runner.0 = self.extra(&runner.1);
         self.offer(runner.1.clone());
     }
 
-    fn add_instant(&mut self, at: OpId, limit: Size, meter: &mut Meter) {
-        add_instants(&self.given, &mut self.instants, &[at], limit, meter);
+    fn add_instant(&mut self, at: OpId, attempt: &mut Attempt<'_>) {
+        add_instants(&self.given, &mut self.instants, &[at], attempt.limit, &mut attempt.meter);
     }
 
     /// Time of recomputation that no plan within the budget beats.
@@ -533,13 +383,31 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Plans that fit one budget.
-struct Pool {
+/// Time of recomputation, and the sequence of runs that takes it.
+type Runner = (Picoseconds, Vec<NodeId>);
+
+/// A search for one budget: the plans that fit, its dice, and what is left of its effort.
+struct Attempt<'e> {
     limit: Size,
-    found: Vec<(Picoseconds, Vec<NodeId>)>,
+    found: Vec<Runner>,
+    random: Rng,
+    meter: Meter<'e>,
 }
 
-impl Pool {
+impl<'e> Attempt<'e> {
+    fn new(limit: Size, effort: &'e Effort<'_>) -> Attempt<'e> {
+        Attempt { limit, found: Vec::new(), random: Rng::with_seed(effort.seed), meter: Meter::new(effort) }
+    }
+
+    /// Does something under another limit of effort, and books what it took.
+    fn under(&mut self, meter: Meter<'e>, act: impl FnOnce(&mut Attempt<'e>)) {
+        let usual = std::mem::replace(&mut self.meter, meter);
+        act(self);
+        let spent = self.meter.spent() - usual.spent();
+        self.meter = usual;
+        self.meter.spend(spent);
+    }
+
     fn take(&mut self, found: Option<Found>) {
         if let Some(found) = found {
             self.push(found.extra, found.steps);

@@ -83,14 +83,7 @@ pub fn peers(graph: &Graph, profile: &Profile, problem: &Problem, limit: Size, m
 
 /// Raises the bound at one budget by branch and bound, instant by instant: where it binds most, and for half of the time
 /// that is left.
-pub fn prove(
-    problem: &Problem,
-    instants: &mut [Instant],
-    limit: Size,
-    mut enough: Picoseconds,
-    news: Option<&News>,
-    meter: &mut Meter,
-) {
+pub fn prove(problem: &Problem, instants: &mut [Instant], limit: Size, mut enough: Picoseconds, news: Option<&News>, meter: &mut Meter) {
     let mut branched: Vec<OpId> = Vec::new();
     while !meter.is_over() {
         let floor = instants.iter().filter_map(|instant| instant.bound(limit)).max().unwrap_or(0);

@@ -1,11 +1,160 @@
 //! Where plans come from: a set of operators to run again, turned into events just in time. Invariant: nothing here
 //! promises to fit; `repair` and `polish` follow.
 
+use std::cmp::Reverse;
+
 use cranelift_entity::{EntityRef, SecondaryMap};
 
-use super::problem::{OpId, Problem, Size};
+use super::instants::{highest, tight};
+use super::problem::{OpId, Picoseconds, Problem, Size};
+use super::repair::repair;
 use super::state::{Event, State};
+use super::{Attempt, FIRST_WORK, INSTANTS, Search, size};
 use crate::graph::Graph;
+use crate::units::{Bytes, Seconds};
+
+impl Search<'_> {
+    /// Makes plans from cuts and from whatever else is cheap.
+    pub(super) fn starts(&mut self, attempt: &mut Attempt<'_>, first: &mut Option<Seconds>) {
+        let (given, reordered) = (self.given.clone(), self.reordered.clone());
+        let mut states = [State::new(&given), State::new(&reordered)];
+        let mut values = Vec::new();
+        states[0].peak();
+        states[0].tree().values(&mut values, given.len());
+        let mut waiting = highest(&values, INSTANTS);
+        let mut tried: Vec<OpId> = Vec::new();
+        for round in 0..3 {
+            for (number, at) in waiting.drain(..).enumerate() {
+                if round == 0 && number == INSTANTS {
+                    self.first_start(&mut states[0], attempt, first);
+                }
+                if attempt.meter.is_over() || self.bound(Bytes(attempt.limit as u64)).is_none() {
+                    break;
+                }
+                self.add_instant(at, attempt);
+            }
+            self.first_start(&mut states[0], attempt, first);
+            if attempt.meter.is_over() || self.bound(Bytes(attempt.limit as u64)).is_none() {
+                return;
+            }
+            let before = attempt.best();
+            let mut ranked: Vec<(Option<Picoseconds>, OpId)> =
+                self.instants.iter().map(|instant| (instant.bound(attempt.limit), instant.at)).collect();
+            ranked.sort_by_key(|&(bound, at)| (Reverse(bound.unwrap_or(Picoseconds::MAX)), at));
+            let fresh: Vec<OpId> =
+                ranked.iter().map(|&(_, at)| at).filter(|at| !tried.contains(at)).take(if round == 0 { 3 } else { 2 }).collect();
+            for at in fresh {
+                tried.push(at);
+                self.start_from(at, &mut states[0], attempt);
+                if attempt.meter.is_over() || attempt.best().is_some_and(|best| self.is_optimal(best, self.floor(attempt.limit))) {
+                    return;
+                }
+            }
+            if round > 0 && attempt.best() == before {
+                break;
+            }
+            // Where the best plan is tight, other cuts may bind.
+            if let Some(best) = self.best(Bytes(attempt.limit as u64)) {
+                waiting = tight(self.graph, self.profile, &best.steps, &given, attempt.limit);
+                waiting.retain(|at| self.instants.iter().all(|instant| instant.at != *at));
+                waiting.truncate(8);
+            }
+        }
+        for state in &mut states {
+            let problem = state.problem;
+            let (all, end) = forward(problem);
+            let up = |op: OpId| op.index() as f64;
+            for depth in [1, 2] {
+                let blocks = per_block(self.graph, problem, depth);
+                if !blocks.is_empty() {
+                    interpolate(state, end, &[], &blocks, up, attempt.limit);
+                    self.finish(state, attempt);
+                    interpolate(state, end, &[], &blocks, |op| -up(op), attempt.limit);
+                    self.finish(state, attempt);
+                }
+                if attempt.meter.is_over() {
+                    return;
+                }
+            }
+            interpolate(state, end, &[], &all, |op| per_byte(problem, op), attempt.limit);
+            self.finish(state, attempt);
+            for noise in [0.0, 0.5] {
+                state.set(&[]);
+                if attempt.meter.is_over() || !repair(state, attempt.limit, noise, &mut attempt.random, &mut attempt.meter) {
+                    break;
+                }
+                self.finish(state, attempt);
+            }
+        }
+        first.get_or_insert(attempt.meter.elapsed());
+    }
+
+    /// A plan at once, whatever the time: between the cuts that bind most, or from the plan that needs the least more than
+    /// fits. Better ones later.
+    fn first_start(&mut self, state: &mut State, attempt: &mut Attempt<'_>, first: &mut Option<Seconds>) {
+        if attempt.best().is_none() && self.bound(Bytes(attempt.limit as u64)).is_some() {
+            let patient = attempt.meter.patient(FIRST_WORK * self.given.len() as u64);
+            attempt.under(patient, |attempt| {
+                self.start_where_it_binds(state, attempt);
+                if attempt.best().is_none() {
+                    self.start_from_neighbour(attempt);
+                }
+            });
+        }
+        if attempt.best().is_some() {
+            first.get_or_insert(attempt.meter.elapsed());
+        }
+    }
+
+    /// A plan between the cuts at the instant that binds most.
+    pub(super) fn start_where_it_binds(&mut self, state: &mut State, attempt: &mut Attempt<'_>) {
+        let binding = (0..self.instants.len()).max_by_key(|&index| (self.instants[index].bound(attempt.limit), Reverse(index)));
+        if let Some(index) = binding.filter(|&index| self.instants[index].bound(attempt.limit) > Some(0)) {
+            self.start_between(index, attempt.limit, false, state, attempt);
+        }
+    }
+
+    /// The plan that is known to need the least more than fits, repaired.
+    fn start_from_neighbour(&mut self, attempt: &mut Attempt<'_>) {
+        let Some(above) = self.found.iter().find(|found| size(found.peak) > attempt.limit).cloned() else { return };
+        self.finish_steps(&above.steps, attempt);
+    }
+
+    /// A plan between the two cuts around a target at one instant: how much of their difference, from the front or from
+    /// the back, is enough. Returns by how much it was not.
+    fn start_between(&mut self, index: usize, target: Size, backwards: bool, state: &mut State, attempt: &mut Attempt<'_>) -> Size {
+        let instant = &mut self.instants[index];
+        instant.solve(target, &mut attempt.meter);
+        let [small, large] = instant.bracket(target).map(|line| line.late.clone());
+        let rank = |op: OpId| if backwards { -(op.index() as f64) } else { op.index() as f64 };
+        interpolate(state, instant.at, &small, &large, rank, attempt.limit);
+        let over = state.peak() - attempt.limit;
+        self.finish(state, attempt);
+        over
+    }
+
+    /// Plans between the two cuts around the budget at one instant, and the cuts as they are.
+    pub(super) fn start_from(&mut self, at: OpId, state: &mut State, attempt: &mut Attempt<'_>) {
+        let Some(index) = self.instants.iter().position(|instant| instant.at == at) else { return };
+        if self.instants[index].bound(attempt.limit) == Some(0) {
+            return; // It does not bind: everything can be held there.
+        }
+        for backwards in [false, true] {
+            let mut target = attempt.limit;
+            for _ in 0..3 {
+                let over = self.start_between(index, target, backwards, state, attempt);
+                if over <= 0 || attempt.meter.is_over() {
+                    break;
+                }
+                target -= over * 7 / 10 + 1;
+            }
+        }
+        for late in self.instants[index].bracket(attempt.limit).map(|line| line.late.clone()) {
+            just_in_time(state, at, &late);
+            self.finish(state, attempt);
+        }
+    }
+}
 
 /// Exactly the events that run each operator of `late` (in order) again in the first stage behind `instant` that reads
 /// what it makes, reads of other recomputations included. Returns the peak.
