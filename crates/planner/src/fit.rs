@@ -9,9 +9,9 @@ use thiserror::Error;
 
 use crate::check::{Timeline, Violation, check};
 use crate::graph::{Graph, NodeId};
-use crate::plan::{self, Effort, Infeasible, Plan, PlanError, Planner, Search};
+use crate::plan::{self, BoundOrder, Effort, Infeasible, Plan, PlanError, Planner, Search};
 use crate::profile::Profile;
-use crate::schedule::{Residents, Schedule, lower};
+use crate::schedule::{Instruction, Residents, Schedule, lower};
 use crate::units::{Bytes, Seconds};
 
 /// A schedule that passed the checker, and what it does.
@@ -32,25 +32,6 @@ pub struct Bound {
     pub seconds: Seconds,
     /// Which schedules it speaks of.
     pub order: BoundOrder,
-}
-
-/// The schedules that a bound speaks of.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum BoundOrder {
-    /// Those that run every node for the first time in the order of the graph.
-    Given,
-    /// All.
-    Any,
-}
-
-impl BoundOrder {
-    /// As it is printed.
-    pub fn name(self) -> &'static str {
-        match self {
-            BoundOrder::Given => "given",
-            BoundOrder::Any => "any",
-        }
-    }
 }
 
 /// Why a step does not fit.
@@ -90,6 +71,12 @@ const MARGIN: f64 = 1.5;
 const RESERVE: f64 = 0.03;
 /// Faster by less than this part of the step is not worth new addresses.
 const WORTH: f64 = 1e-6;
+/// A slab of this many times the bytes held is neat,
+const NEAT: f64 = 1.02;
+/// and this part of the effort is spent on making one so.
+const TIDYING: f64 = 0.3;
+/// The bound for the plan of a planner that proves nothing gets this part of the effort.
+const PROOF: f64 = 0.1;
 /// A refusal gets this part of the effort at least, to name a budget that is feasible.
 const REFUSAL: f64 = 0.08;
 /// Addresses that are found this soon are found at once.
@@ -153,13 +140,13 @@ impl<'a> Asked<'a> {
             None => self.by_rule(budget, residents, &spending, &mut first),
         };
         let first = first.unwrap_or(spending.passed());
-        let found = match found {
-            Ok(found) => found,
-            Err(error) => return (Err(error.into()), first),
-        };
         let result = match found {
-            Some(schedule) => checked(self.graph, self.profile, schedule, self.bound(budget)).map_err(FitError::from),
-            None => self.smallest(budget, residents, &spending),
+            Ok(Some(schedule)) => {
+                let bound = self.bound(budget).or_else(|| self.bound_of(&schedule, budget, &spending));
+                checked(self.graph, self.profile, schedule, bound).map_err(FitError::from)
+            }
+            Ok(None) => self.smallest(budget, residents, &spending),
+            Err(error) => Err(error.into()),
         };
         (result, first)
     }
@@ -223,15 +210,35 @@ impl<'a> Asked<'a> {
                 Err(error) => return Err(error),
             };
             first.get_or_insert(spending.passed());
-            let schedule = lower(self.graph, self.profile, &plan, budget, residents, &spending.until(1.0));
+            let lay = |limit: Bytes, until: f64| lower(self.graph, self.profile, &plan, limit, residents, &spending.until(until));
+            let schedule = lay(budget, 1.0);
+            let peak = plan::simulate(self.graph, self.profile, &plan.steps).curve.peak;
             if schedule.slab <= budget {
-                return Ok(Some(schedule));
+                // Addresses that fit may be spread out all the same.
+                let neat = Bytes((peak.0 as f64 * NEAT) as u64);
+                let neater = (schedule.slab > neat).then(|| lay(neat, spending.share() + TIDYING));
+                let neater = neater.filter(|neater| neater.slab < schedule.slab);
+                return Ok(Some(Schedule { budget, ..neater.unwrap_or(schedule) }));
             }
             // Asked for no less than this plan holds, the planner would answer with this plan again.
-            let peak = plan::simulate(self.graph, self.profile, &plan.steps).curve.peak;
             let Some(less) = peak.0.checked_sub(1) else { return Ok(None) };
             target = target.saturating_sub(schedule.slab - budget).min(Bytes(less));
         }
+    }
+
+    /// What no schedule beats that runs everything for the first time in the order of this one, if that is the order that
+    /// the planner was given, or else in any.
+    fn bound_of(&self, schedule: &Schedule, budget: Bytes, spending: &Spending<'_>) -> Option<Bound> {
+        let runs = schedule.instructions.iter().filter_map(|instruction| match instruction {
+            Instruction::Run(call) => Some(call.node),
+            _ => None,
+        });
+        let order = if runs.eq(self.order.iter().copied()) { BoundOrder::Given } else { BoundOrder::Any };
+        let effort = spending.until(spending.share() + PROOF);
+        let steps: Vec<NodeId> = schedule.instructions.iter().filter_map(|instruction| Some(instruction.call()?.node)).collect();
+        let enough = self.profile.total(&steps);
+        let seconds = plan::lower_bound(self.graph, self.profile, self.order, order, budget, enough, &effort)?;
+        Some(Bound { seconds, order })
     }
 
     /// The plan with the smallest peak has the last word: either its addresses fit, or its slab is the smallest budget

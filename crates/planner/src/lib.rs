@@ -13,7 +13,8 @@ pub mod profile;
 pub mod schedule;
 pub mod units;
 
-pub use fit::{Bound, BoundOrder, FitError, Fitted};
+pub use fit::{Bound, FitError, Fitted};
+pub use plan::BoundOrder;
 
 use check::Violation;
 use fit::{Asked, checked, smallest};

@@ -11,9 +11,9 @@ use oracle::any_order::{fastest_any_order, least_budget_any_order};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 use tightfit::graph::{Graph, NodeId};
-use tightfit::plan::{self, Effort, Search};
+use tightfit::plan::{self, BoundOrder, Effort, Search};
 use tightfit::profile::Profile;
-use tightfit::units::Bytes;
+use tightfit::units::{Bytes, Seconds};
 
 /// How often what happened, over all budgets of all graphs.
 #[derive(Debug, Default)]
@@ -32,6 +32,8 @@ struct Tally {
     no_plan_in_order: usize,
     /// Plans that are faster than anything in the given order.
     beats_order: usize,
+    /// The bound of the given order is what it takes in that order.
+    order_bound_is_optimum: usize,
     /// Plans that something in the given order beats.
     beaten_in_order: usize,
     /// Sums over all feasible budgets with a plan, of the time beyond running everything once.
@@ -83,6 +85,14 @@ fn answers_are_true(graph: &Graph, profile: &Profile, order: &[NodeId], tally: &
         let bound = answer.bound.unwrap().0;
         tally.bound_is_optimum += usize::from(bound >= optimum * (1.0 - SLACK));
         let in_order = oracle::fastest(graph, profile, order, budget).map(|cost| cost.seconds);
+        let enough = Seconds(in_order.unwrap_or(f64::INFINITY));
+        let effort = Effort::work(1, 20_000);
+        let given = plan::lower_bound(graph, profile, order, BoundOrder::Given, Bytes(budget), enough, &effort);
+        if in_order.is_some_and(|in_order| given.is_none_or(|given| given.0 > in_order * (1.0 + SLACK))) {
+            return Err(at(format!("bound in the given order {given:?}, but {in_order:?} s are possible")));
+        }
+        let is_tight = in_order.zip(given).is_some_and(|(in_order, given)| given.0 >= in_order * (1.0 - SLACK));
+        tally.order_bound_is_optimum += usize::from(is_tight);
         let Some(plan) = answer.plan else {
             tally.no_plan += 1;
             tally.no_plan_in_order += usize::from(in_order.is_some());

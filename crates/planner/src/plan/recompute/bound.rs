@@ -72,6 +72,25 @@ impl Hull {
     }
 }
 
+/// The schedules that a bound speaks of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BoundOrder {
+    /// Those that run every node for the first time in the order that was given.
+    Given,
+    /// All.
+    Any,
+}
+
+impl BoundOrder {
+    /// As it is printed.
+    pub fn name(self) -> &'static str {
+        match self {
+            BoundOrder::Given => "given",
+            BoundOrder::Any => "any",
+        }
+    }
+}
+
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 enum Side {
     Before,
@@ -96,9 +115,13 @@ pub struct Instant {
 }
 
 impl Instant {
-    /// The instant of an operator; `None` where the effort was spent before its first cuts were known.
-    pub fn new(problem: &Problem, at: OpId, meter: &mut Meter) -> Option<Instant> {
-        let side = sides(problem, at);
+    /// The instant of an operator in the schedules of an order; `None` where the effort was spent before its first cuts
+    /// were known.
+    pub fn new(problem: &Problem, order: BoundOrder, at: OpId, meter: &mut Meter) -> Option<Instant> {
+        let side = match order {
+            BoundOrder::Given => positions(problem, at),
+            BoundOrder::Any => sides(problem, at),
+        };
         let (ops, tensors) = (problem.len(), problem.tensors.len());
         // An operator's vertex is on the sink's side where it runs after the instant; a tensor's where it is there after
         // the instant; an operator's second vertex where it does not run before the instant.
@@ -183,7 +206,14 @@ impl Instant {
     }
 }
 
-/// Where each operator runs for the first time, seen from the first run of `at`.
+/// Where each operator runs for the first time if the order of first runs is that of the problem.
+fn positions(problem: &Problem, at: OpId) -> SecondaryMap<OpId, Side> {
+    let mut side: SecondaryMap<OpId, Side> = SecondaryMap::with_capacity(problem.len());
+    problem.ops.keys().for_each(|id| side[id] = if id < at { Side::Before } else { Side::After });
+    side
+}
+
+/// Where each operator runs for the first time, seen from the first run of `at`, in whatever order.
 fn sides(problem: &Problem, at: OpId) -> SecondaryMap<OpId, Side> {
     let mut side: SecondaryMap<OpId, Side> = SecondaryMap::with_capacity(problem.len());
     side.resize(problem.len());

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use cranelift_entity::EntityRef;
 
-use super::bound::Instant;
+use super::bound::{BoundOrder, Instant};
 use super::meter::Meter;
 use super::problem::{OpId, Problem, Size};
 use super::runs::rebase;
@@ -14,11 +14,11 @@ use super::state::State;
 use crate::graph::{Graph, NodeId};
 use crate::profile::Profile;
 
-/// Adds instants, with their hulls at a budget.
+/// Adds instants for schedules in any order, with their hulls at a budget.
 pub fn add_instants(problem: &Problem, instants: &mut Vec<Instant>, waiting: &[OpId], limit: Size, meter: &mut Meter) {
     for &at in waiting {
         if instants.iter().all(|instant| instant.at != at)
-            && let Some(mut instant) = Instant::new(problem, at, meter)
+            && let Some(mut instant) = Instant::new(problem, BoundOrder::Any, at, meter)
         {
             instant.solve(limit, meter);
             instants.push(instant);

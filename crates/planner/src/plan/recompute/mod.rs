@@ -35,11 +35,13 @@ use std::sync::Arc;
 
 use fastrand::Rng;
 
+pub use self::bound::BoundOrder;
 use self::bound::Instant;
 use self::instants::{add_instants, tight};
 use self::meter::Meter;
 use self::neighbourhood::improve;
 use self::problem::{OpId, Picoseconds, Problem, Size, picoseconds};
+pub use self::prove::lower_bound;
 use self::prove::{News, PREPARATION, peers, prove};
 use self::repair::{polish, repair};
 use self::runs::{rebase, steps};

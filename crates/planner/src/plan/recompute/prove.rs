@@ -4,18 +4,23 @@
 use std::cmp::Reverse;
 use std::sync::Mutex;
 
-use super::bound::Instant;
+use super::bound::{BoundOrder, Instant};
+use super::instants::highest;
 use super::meter::Meter;
-use super::problem::{OpId, Picoseconds, Problem, Size};
+use super::problem::{OpId, Picoseconds, Problem, Size, picoseconds};
+use super::state::State;
 use crate::graph::{Graph, NodeId};
-use crate::plan::{self, PlanError, Planner};
+use crate::plan::{self, Effort, PlanError, Planner};
 use crate::profile::Profile;
-use crate::units::Bytes;
+use crate::units::{Bytes, Seconds};
 
 /// The other planners, the quicker ones first.
 const PEERS: [Planner; 6] = [Planner::Chen, Planner::Dtr, Planner::Knapsack, Planner::Rotor, Planner::Capuchin, Planner::Xla];
 /// The other planners, and the instants where the best start is tight, get this part of the effort at most.
 pub const PREPARATION: f64 = 0.5;
+
+/// Instants that a bound for the plan of another planner looks at.
+const INSTANTS: usize = 3;
 
 /// Operators that run again after an instant.
 pub type LateSet = (OpId, Vec<OpId>);
@@ -104,4 +109,36 @@ pub fn prove(problem: &Problem, instants: &mut [Instant], limit: Size, mut enoug
             news.prove(floor, sets.into_iter().rev().take(2).map(|set| (at, set)));
         }
     }
+}
+
+/// Time that no schedule within a budget beats, if its first runs are in `order` or, if asked for, in any other;
+/// `None` where no such schedule fits. A plan is known that takes `enough`.
+pub fn lower_bound(
+    graph: &Graph,
+    profile: &Profile,
+    order: &[NodeId],
+    kind: BoundOrder,
+    budget: Bytes,
+    enough: Seconds,
+    effort: &Effort<'_>,
+) -> Option<Seconds> {
+    let mut meter = Meter::new(effort);
+    let problem = Problem::new(graph, profile, order);
+    let limit = budget.0.min(Bytes::LIMIT.0) as Size;
+    let mut values = Vec::new();
+    let mut state = State::new(&problem);
+    state.peak();
+    state.tree().values(&mut values, problem.len());
+    let mut instants: Vec<Instant> = Vec::new();
+    for at in highest(&values, INSTANTS) {
+        let Some(mut instant) = Instant::new(&problem, kind, at, &mut meter) else { break };
+        instant.solve(limit, &mut meter);
+        instant.bound(limit)?;
+        instants.push(instant);
+    }
+    // Rounded up, so that a plan that takes just this is not below its bound.
+    let enough = picoseconds(enough.0) + order.len() as Picoseconds - problem.total;
+    prove(&problem, &mut instants, limit, enough.max(0), None, &mut meter);
+    let least = instants.iter().filter_map(|instant| instant.bound(limit)).max().unwrap_or(0);
+    Some(Seconds((problem.total + least) as f64 * 1e-12))
 }
