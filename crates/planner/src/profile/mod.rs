@@ -3,6 +3,7 @@
 mod access;
 mod liveness;
 mod measured;
+pub mod modules;
 mod roofline;
 
 use cranelift_entity::SecondaryMap;
