@@ -1,6 +1,7 @@
 //! What a graph costs on a machine: seconds and workspace per node. Invariant: placeholders and views cost nothing.
 
 mod access;
+mod dataflow;
 mod liveness;
 mod measured;
 pub mod modules;
@@ -9,6 +10,7 @@ mod roofline;
 use cranelift_entity::SecondaryMap;
 
 pub use access::{AccessProfile, access_profile};
+pub use dataflow::{Dataflow, Figures, ModuleFigures, dataflow};
 pub use liveness::{Interval, IntervalId, Liveness, MemoryCurve, held, liveness, memory_curve};
 pub use measured::{CallSeconds, CallSecondsError, Signature};
 pub use roofline::roofline;

@@ -5,12 +5,15 @@
 //! Source of the fields: PyTorch, `torch/distributed/_tools/ilp_utils.py` (`ModStats`).
 
 mod format;
+mod tree;
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap, entity_impl};
 use thiserror::Error;
+
+pub use tree::{Branch, ModuleTree, Span};
 
 use crate::units::{Bytes, Seconds};
 
