@@ -8,7 +8,7 @@ mod generator;
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
-use tightfit::graph::{Graph, Phase};
+use tightfit::graph::{Graph, NodeId, Phase};
 use tightfit::machine::Machine;
 use tightfit::profile::modules::ModuleTree;
 use tightfit::profile::{Dataflow, Figures, Profile, dataflow};
@@ -35,6 +35,28 @@ fn step(name: &str) -> Graph {
 /// Whether `path` is `module` or below it.
 fn below(path: &str, module: &str) -> bool {
     module.is_empty() || path == module || path.starts_with(&format!("{module}."))
+}
+
+/// Phases with the turn found by counting, for each boundary, who stands on the wrong side of it.
+fn phases(graph: &Graph) -> Vec<Phase> {
+    let runs = |node: usize| graph.runs(NodeId::from_u32(node as u32));
+    let mut phases: Vec<Phase> = graph.nodes().values().map(|node| node.phase).collect();
+    let is_update = |node: usize| {
+        let written = graph.mutated(NodeId::from_u32(node as u32));
+        written.iter().any(|&storage| {
+            graph.nodes().values().any(|other| {
+                let of_model = matches!(other.phase, Phase::Parameter | Phase::Buffer | Phase::State);
+                of_model && other.outputs.iter().flatten().any(|&value| graph.values()[value].storage == storage)
+            })
+        })
+    };
+    let backward: Vec<usize> = (0..phases.len()).filter(|&node| runs(node) && phases[node] == Phase::Backward).collect();
+    let forward = |node: usize| matches!(phases[node], Phase::Forward | Phase::Loss);
+    let forward: Vec<usize> = (0..phases.len()).filter(|&node| runs(node) && forward(node) && !is_update(node)).collect();
+    let wrong = |turn: usize| backward.iter().filter(|&&node| node < turn).count() + forward.iter().filter(|&&node| node >= turn).count();
+    let turn = (0..=phases.len()).min_by_key(|&turn| wrong(turn)).unwrap();
+    backward.iter().filter(|&&node| node < turn).for_each(|&node| phases[node] = Phase::Forward);
+    phases
 }
 
 /// One storage: its bytes, who makes it, who reads it; nodes by index.
@@ -79,7 +101,7 @@ impl<'a> Oracle<'a> {
         graph.outputs().iter().for_each(|value| storages[of(value).as_u32() as usize].stays = true);
         let nodes = graph.nodes();
         let paths = nodes.values().map(|node| graph.modules()[node.module].as_str()).collect();
-        Oracle { graph, phases: nodes.values().map(|node| node.phase).collect(), paths, storages }
+        Oracle { graph, phases: phases(graph), paths, storages }
     }
 
     fn any(&self, storage: &Storage, is: impl Fn(usize) -> bool) -> bool {
@@ -93,8 +115,8 @@ impl<'a> Oracle<'a> {
         let backward = |node: usize| self.phases[node] == Phase::Backward;
         let mut figures = Figures::default();
         for (index, node) in self.graph.nodes().values().enumerate().filter(|&(index, _)| inside(index)) {
-            let is_view = self.graph.is_view(tightfit::graph::NodeId::from_u32(index as u32));
-            match node.phase {
+            let is_view = self.graph.is_view(NodeId::from_u32(index as u32));
+            match self.phases[index] {
                 Phase::Forward | Phase::Loss if !is_view => figures.fwd_flop.0 += node.flops.0,
                 Phase::Backward if !is_view => figures.bwd_flop.0 += node.flops.0,
                 _ => {}
@@ -125,7 +147,7 @@ impl<'a> Oracle<'a> {
             }
         }
         for node in (0..self.phases.len()).filter(|&node| inside(node) && backward(node)) {
-            let id = tightfit::graph::NodeId::from_u32(node as u32);
+            let id = NodeId::from_u32(node as u32);
             if self.graph.is_view(id) {
                 continue;
             }

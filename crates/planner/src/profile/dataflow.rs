@@ -10,7 +10,7 @@ use cranelift_entity::SecondaryMap;
 use serde::Serialize;
 
 use super::modules::{ModuleIndex, ModuleTree, Span};
-use super::{MemoryCurve, Profile, held};
+use super::{MemoryCurve, Profile, held, passes};
 use crate::graph::{Graph, NodeId, Phase, StorageId};
 use crate::units::{Bytes, Flops};
 
@@ -68,6 +68,7 @@ pub struct Dataflow {
     pub graph: Figures,
     /// Bytes held while each node of the unplanned step runs, and their peak.
     pub curve: MemoryCurve,
+    pub(super) phases: SecondaryMap<NodeId, Phase>,
     pub(super) readers: SecondaryMap<StorageId, Readers>,
 }
 
@@ -84,12 +85,15 @@ pub(super) struct Readers {
     pub(super) optimizer: bool,
     /// Position of the last one in the program, or of the node that makes it.
     last: u32,
+    /// How often it is written in place.
+    pub(super) version: u32,
 }
 
 /// Analyzes the step as the graph states it: program order, nothing recomputed.
 pub fn dataflow(graph: &Graph, profile: &Profile) -> Dataflow {
     let (program, tree) = (graph.program(), ModuleTree::new(graph));
-    let readers = readers(graph, &tree, &program);
+    let phases = passes(graph, &program);
+    let readers = readers(graph, &tree, &phases, &program);
     let unplanned = Profile { in_place: false, ..profile.clone() };
     let mut flow = Dataflow {
         tree,
@@ -97,6 +101,7 @@ pub fn dataflow(graph: &Graph, profile: &Profile) -> Dataflow {
         modules: SecondaryMap::new(),
         graph: Figures::default(),
         curve: held(graph, &unplanned, &program),
+        phases,
         readers,
     };
     flow.operations(graph, &program);
@@ -112,20 +117,19 @@ pub fn dataflow(graph: &Graph, profile: &Profile) -> Dataflow {
     flow
 }
 
-fn readers(graph: &Graph, tree: &ModuleTree, program: &[NodeId]) -> SecondaryMap<StorageId, Readers> {
+fn readers(graph: &Graph, tree: &ModuleTree, phases: &SecondaryMap<NodeId, Phase>, program: &[NodeId]) -> SecondaryMap<StorageId, Readers> {
     let mut table: SecondaryMap<StorageId, Readers> = SecondaryMap::with_capacity(graph.storages().len());
     for (position, &id) in (0..).zip(program) {
-        let node = &graph.nodes()[id];
-        let module = tree.of(node.module);
+        let module = tree.of(graph.nodes()[id].module);
         for &storage in graph.fresh(id) {
             table[storage].last = position;
-            table[storage].loss |= node.phase == Phase::Loss;
+            table[storage].loss |= phases[id] == Phase::Loss;
         }
         for &storage in graph.reads(id) {
             let readers = &mut table[storage];
             readers.last = position;
             readers.all = Span::with(readers.all, module);
-            match node.phase {
+            match phases[id] {
                 Phase::Backward => readers.backward = true,
                 Phase::Optimizer => readers.optimizer = true,
                 phase => {
@@ -135,17 +139,10 @@ fn readers(graph: &Graph, tree: &ModuleTree, program: &[NodeId]) -> SecondaryMap
             }
         }
     }
+    for value in graph.values().values() {
+        table[value.storage].version = table[value.storage].version.max(value.version);
+    }
     table
-}
-
-/// Storages that nodes of some phases read, with the modules of these nodes: sorted, each pair once.
-pub(super) fn reads(graph: &Graph, tree: &ModuleTree, nodes: &[NodeId], of: impl Fn(Phase) -> bool) -> Vec<(StorageId, ModuleIndex)> {
-    let nodes = nodes.iter().filter(|&&id| of(graph.nodes()[id].phase));
-    let mut reads: Vec<_> =
-        nodes.flat_map(|&id| graph.reads(id).iter().map(move |&storage| (storage, tree.of(graph.nodes()[id].module)))).collect();
-    reads.sort_unstable();
-    reads.dedup();
-    reads
 }
 
 impl Dataflow {
@@ -156,11 +153,31 @@ impl Dataflow {
         !graph.is_kept(storage) && !readers.loss && self.tree.encloses(module, readers.forward)
     }
 
+    /// Storages that some nodes read, with the modules of these nodes: sorted, each pair once.
+    pub(super) fn reads(&self, graph: &Graph, nodes: impl Iterator<Item = NodeId>) -> Vec<(StorageId, ModuleIndex)> {
+        let of = |id: NodeId| self.tree.of(graph.nodes()[id].module);
+        let mut reads: Vec<_> = nodes.flat_map(|id| graph.reads(id).iter().map(move |&storage| (storage, of(id)))).collect();
+        reads.sort_unstable();
+        reads.dedup();
+        reads
+    }
+
+    /// The module whose forward pass makes a storage.
+    pub(super) fn made_forward(&self, graph: &Graph, storage: StorageId) -> Option<ModuleIndex> {
+        let maker = graph.producer(storage).filter(|&maker| self.phases[maker].is_forward())?;
+        Some(self.tree.of(graph.nodes()[maker].module))
+    }
+
+    /// Whether a storage comes with the batch.
+    pub(super) fn is_batch(&self, graph: &Graph, storage: StorageId) -> bool {
+        graph.producer(storage).is_some_and(|maker| self.phases[maker] == Phase::Input)
+    }
+
     fn operations(&mut self, graph: &Graph, program: &[NodeId]) {
         for &id in program {
             let node = &graph.nodes()[id];
             let mut figures = Figures::default();
-            match node.phase {
+            match self.phases[id] {
                 Phase::Backward => figures.bwd_flop = node.flops,
                 phase if phase.is_forward() => figures.fwd_flop = node.flops,
                 _ => {}
@@ -176,20 +193,17 @@ impl Dataflow {
     fn saved(&mut self, graph: &Graph) {
         for (storage, &bytes) in graph.storages() {
             let Some(maker) = graph.producer(storage).filter(|_| self.readers[storage].backward) else { continue };
-            let node = &graph.nodes()[maker];
-            if node.phase == Phase::Input && !self.readers[storage].loss {
+            if self.is_batch(graph, storage) && !self.readers[storage].loss {
                 self.nodes[maker].fwd_mem_in += bytes;
             }
-            if !node.phase.is_forward() {
-                continue;
-            }
+            let Some(module) = self.made_forward(graph, storage) else { continue };
             let figures = |stays| match stays {
                 true => Figures { fwd_mem_tmp: bytes, ..Figures::default() },
                 false => Figures { fwd_mem_out: bytes, ..Figures::default() },
             };
             let within = self.stays(graph, self.tree.root(), storage);
             self.nodes[maker] += figures(within);
-            let mut above = Some(self.tree.of(node.module));
+            let mut above = Some(module);
             while let Some(module) = above {
                 let stays = self.stays(graph, module, storage);
                 self.modules[module].alone += figures(stays);
@@ -200,13 +214,15 @@ impl Dataflow {
 
     /// What the backward nodes of a module read that was made outside of it.
     fn saved_outside(&mut self, graph: &Graph, program: &[NodeId]) {
-        let forward = |storage| graph.producer(storage).filter(|&maker| graph.nodes()[maker].phase.is_forward());
-        let batch = |storage| graph.producer(storage).is_some_and(|maker| graph.nodes()[maker].phase == Phase::Input);
-        let mut reads = reads(graph, &self.tree, program, |phase| phase == Phase::Backward);
-        reads.retain(|&(storage, _)| !self.readers[storage].loss && (batch(storage) || forward(storage).is_some()));
-        let (tree, modules) = (&self.tree, &mut self.modules);
-        let holds = |module, storage| forward(storage).is_some_and(|maker| tree.contains(module, tree.of(graph.nodes()[maker].module)));
-        tree.across_borders(&reads, holds, |module, storage| modules[module].alone.fwd_mem_in += graph.storages()[storage]);
+        let backward = program.iter().copied().filter(|&id| self.phases[id] == Phase::Backward);
+        let mut reads = self.reads(graph, backward);
+        reads.retain(|&(storage, _)| {
+            !self.readers[storage].loss && (self.is_batch(graph, storage) || self.made_forward(graph, storage).is_some())
+        });
+        let mut charges: Vec<(ModuleIndex, Bytes)> = Vec::new();
+        let holds = |module, storage| self.made_forward(graph, storage).is_some_and(|maker| self.tree.contains(module, maker));
+        self.tree.across_borders(&reads, holds, |module, storage| charges.push((module, graph.storages()[storage])));
+        charges.into_iter().for_each(|(module, bytes)| self.modules[module].alone.fwd_mem_in += bytes);
     }
 
     /// Storages that backward nodes make: handed on, or temporary.
@@ -217,7 +233,7 @@ impl Dataflow {
         let mut dying: Vec<Vec<(ModuleIndex, Bytes)>> = vec![Vec::new(); program.len()];
         for (position, &id) in program.iter().enumerate() {
             let here = self.tree.of(graph.nodes()[id].module);
-            if graph.nodes()[id].phase == Phase::Backward {
+            if self.phases[id] == Phase::Backward {
                 for &storage in graph.fresh(id) {
                     let (bytes, readers) = (graph.storages()[storage], &self.readers[storage]);
                     let hands_on = graph.is_kept(storage) || readers.optimizer;

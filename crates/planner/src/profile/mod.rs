@@ -5,6 +5,7 @@ mod dataflow;
 mod liveness;
 mod measured;
 pub mod modules;
+mod passes;
 mod roofline;
 
 use cranelift_entity::SecondaryMap;
@@ -13,6 +14,7 @@ pub use access::{AccessProfile, access_profile};
 pub use dataflow::{Dataflow, Figures, ModuleFigures, dataflow};
 pub use liveness::{Interval, IntervalId, Liveness, MemoryCurve, held, liveness, memory_curve};
 pub use measured::{CallSeconds, CallSecondsError, Signature};
+pub use passes::passes;
 pub use roofline::roofline;
 
 use crate::graph::{Graph, NodeId};

@@ -5,6 +5,8 @@
 //! Source of the fields: PyTorch, `torch/distributed/_tools/ilp_utils.py` (`ModStats`).
 
 mod format;
+mod measure;
+mod tradeoff;
 mod tree;
 
 use std::collections::BTreeMap;
@@ -13,6 +15,8 @@ use std::collections::btree_map::Entry;
 use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap, entity_impl};
 use thiserror::Error;
 
+pub use measure::measure;
+pub use tradeoff::{Group, Operators, Tradeoff, operators, tradeoff};
 pub use tree::{Branch, ModuleTree, Span};
 
 use crate::units::{Bytes, Seconds};
