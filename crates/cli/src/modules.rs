@@ -44,8 +44,8 @@ const COLUMNS: [Column; 10] = [
     ("held back", |info, module| bytes(info.modules()[module].backward_activations)),
     ("gradients", |info, module| bytes(info.modules()[module].total_gradients)),
     ("temporary", |info, module| bytes(info.modules()[module].activation_gradients)),
-    ("forward", |info, module| milliseconds(info.modules()[module].forward)),
-    ("backward", |info, module| milliseconds(info.modules()[module].backward)),
+    ("forward ms", |info, module| milliseconds(info.modules()[module].forward)),
+    ("backward ms", |info, module| milliseconds(info.modules()[module].backward)),
 ];
 
 const LEGEND: &str = "saved: made inside for the backward pass, freed by checkpointing; held: all activations when the forward pass of the

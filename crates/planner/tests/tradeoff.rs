@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 
 use proptest::prelude::*;
 use tightfit::graph::{Graph, NodeId, Phase, StorageId};
-use tightfit::profile::modules::{Group, ModuleIndex, Operators, Segment, Tradeoff, TradeoffCurve, operators, tradeoff};
+use tightfit::profile::modules::{Group, Groups, ModuleIndex, Segment, Tradeoff, TradeoffCurve, groups, tradeoff};
 use tightfit::profile::{Dataflow, Profile, dataflow, passes};
 use tightfit::units::{Bytes, Seconds};
 
@@ -21,7 +21,7 @@ fn segments(curve: &TradeoffCurve, ratio: f64) -> f64 {
 }
 
 /// Every set of groups: bytes and seconds.
-fn sets(operators: &Operators) -> Vec<(u64, f64)> {
+fn sets(operators: &Groups) -> Vec<(u64, f64)> {
     let groups = &operators.groups;
     let of = |set: u32| groups.iter().enumerate().filter(move |(index, _)| set >> index & 1 == 1).map(|(_, group)| group);
     let sum = |set| (of(set).map(|group| group.bytes.0).sum(), operators.always.0 + of(set).map(|group| group.seconds.0).sum::<f64>());
@@ -29,7 +29,7 @@ fn sets(operators: &Operators) -> Vec<(u64, f64)> {
 }
 
 /// What holds of a curve and all sets of its groups.
-fn is_exact(operators: &Operators) {
+fn is_exact(operators: &Groups) {
     let Tradeoff { bytes, seconds, curve } = tradeoff(operators);
     if bytes == Bytes::ZERO {
         assert!(operators.groups.iter().all(|group| group.bytes == Bytes::ZERO));
@@ -76,13 +76,13 @@ fn group(bytes: u64, microseconds: u64) -> Group {
     Group { nodes: vec![], bytes: Bytes(bytes), seconds: Seconds(microseconds as f64 / 1e6) }
 }
 
-fn any_operators() -> impl Strategy<Value = Operators> {
+fn any_operators() -> impl Strategy<Value = Groups> {
     // Few sizes, so that equal operators are common; sometimes a few bytes that take long.
     let group = prop_oneof![
         4 => (1u64..5, 0u64..5).prop_map(|(bytes, time)| group(bytes << 20, time)),
         1 => (1u64..9, 0u64..5000).prop_map(|(bytes, time)| group(bytes, time)),
     ];
-    (prop::collection::vec(group, 0..9), 0u64..3).prop_map(|(groups, always)| Operators { groups, always: Seconds(always as f64 / 1e6) })
+    (prop::collection::vec(group, 0..9), 0u64..3).prop_map(|(groups, always)| Groups { groups, always: Seconds(always as f64 / 1e6) })
 }
 
 proptest! {
@@ -147,11 +147,13 @@ fn is_enough(graph: &Graph, profile: &Profile) -> usize {
     let mut modules = 0;
     for (module, branch) in flow.tree.branches() {
         let forward = forward_nodes(graph, &branch.path);
-        let Some(operators) = operators(graph, profile, &flow, module, &forward) else { continue };
+        let Some(operators) = groups(graph, profile, &flow, module, &forward) else { continue };
         if operators.groups.len() > 7 {
             continue;
         }
         is_exact(&operators);
+        let random = |group: &&Group| group.nodes.iter().any(|&id| graph.nodes()[id].random);
+        assert!(operators.groups.iter().filter(random).count() <= 1, "`{}`: random nodes go together", branch.path);
         for set in 0u32..1 << operators.groups.len() {
             let chosen = || operators.groups.iter().enumerate().filter(|(index, _)| set >> index & 1 == 1).map(|(_, group)| group);
             let discarded: BTreeSet<NodeId> = chosen().flat_map(|group| group.nodes.iter().copied()).collect();
@@ -188,7 +190,7 @@ fn attention_and_perceptron_of_a_small_model() {
 fn a_chain_by_hand() {
     // 4 MiB in 1 µs, twice; 1 MiB in 3 µs; 2 bytes in 2 µs; 1 µs in any case. In all 9 MiB + 2 bytes, 8 + 0 µs.
     let groups = vec![group(4 << 20, 1), group(1 << 20, 3), group(4 << 20, 1), group(2, 2)];
-    let Tradeoff { bytes, seconds, curve } = tradeoff(&Operators { groups, always: Seconds(1e-6) });
+    let Tradeoff { bytes, seconds, curve } = tradeoff(&Groups { groups, always: Seconds(1e-6) });
     assert_eq!((bytes, (seconds.0 * 1e6).round()), (Bytes((9 << 20) + 2), 8.0));
     let whole = ((9 << 20) + 2) as f64;
     let ratio = |bytes: u64| bytes as f64 / whole;

@@ -8,9 +8,8 @@ use clap::Args;
 use serde_json::{Value, json};
 use tightfit::profile::dataflow;
 use tightfit::profile::modules::measure;
-use tightfit::units::Seconds;
 
-use super::markdown::{seconds, table};
+use super::markdown::table;
 use crate::{effort, input};
 
 /// Time dataflow analysis and module statistics.
@@ -22,7 +21,7 @@ pub struct Arguments {
     /// Graph files [default: those of corpus/graphs, and a transformer of 55,504 nodes]
     graphs: Vec<PathBuf>,
     /// How often to analyze each graph
-    #[arg(long, value_name = "N", default_value_t = 5)]
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
     runs: u32,
     /// Print the result as JSON
     #[arg(long)]
@@ -43,25 +42,24 @@ pub fn analyses(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let (graph, is_step) = input::graph(&path)?;
         eprintln!("{}", graph.name());
         let profile = input::profile(&graph, &input::machine(None, is_step, None)?);
-        let best = |analyze: &dyn Fn() -> anyhow::Result<()>| -> anyhow::Result<Seconds> {
-            let mut best = f64::INFINITY;
-            for _ in 0..arguments.runs.max(1) {
-                let start = effort::clock();
-                analyze()?;
-                best = best.min(effort::clock().0 - start.0);
-            }
-            Ok(Seconds(best))
-        };
-        let flow = dataflow(&graph, &profile);
-        let analysis = best(&|| Ok(drop(dataflow(&graph, &profile))))?;
-        let statistics = best(&|| Ok(drop(measure(&graph, &profile)?)))?;
+        let (mut analysis, mut statistics) = (f64::INFINITY, f64::INFINITY);
+        let mut flow = dataflow(&graph, &profile);
+        for _ in 0..arguments.runs {
+            let start = effort::clock().0;
+            flow = dataflow(&graph, &profile);
+            let between = effort::clock().0;
+            measure(&graph, &profile)?;
+            analysis = analysis.min(between - start);
+            statistics = statistics.min(effort::clock().0 - between);
+        }
+        let milliseconds = |seconds: f64| format!("{:.2}", seconds * 1e3);
         let (nodes, modules) = (graph.nodes().len(), flow.tree.branches().len());
         rows.push(vec![
             graph.name().to_string(),
             nodes.to_string(),
             modules.to_string(),
-            seconds(Some(analysis)),
-            seconds(Some(statistics)),
+            milliseconds(analysis),
+            milliseconds(statistics),
             flow.curve.peak.0.to_string(),
         ]);
         results.push(json!({
@@ -72,7 +70,7 @@ pub fn analyses(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.json {
         println!("{}", Value::Array(results));
     } else {
-        print!("{}", table(&["graph", "nodes", "modules", "dataflow, s", "module statistics, s", "peak, bytes"], &rows));
+        print!("{}", table(&["graph", "nodes", "modules", "dataflow, ms", "module statistics, ms", "peak, bytes"], &rows));
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -7,7 +7,7 @@
 
 use cranelift_entity::{PrimaryMap, SecondaryMap};
 
-use super::tradeoff::{operators, tradeoff};
+use super::tradeoff::{groups, tradeoff};
 use super::{ModuleIndex, ModuleInfo, ModuleInfoError, ModuleOrders, ModuleStats, ModuleTree};
 use crate::graph::{Graph, NodeId, Phase};
 use crate::profile::passes::is_update;
@@ -51,8 +51,8 @@ pub fn measure(graph: &Graph, profile: &Profile) -> Result<ModuleInfo, ModuleInf
     for (module, branch) in tree.branches() {
         let runs = &runs[module];
         let peak = |curve: &[Bytes]| runs.peak.map_or(Bytes::ZERO, |peak| curve[peak]);
-        let checkpointed = (branch.below > 0).then(|| operators(graph, profile, &flow, module, &runs.forward)).flatten();
-        let checkpointed = checkpointed.map(|operators| tradeoff(&operators)).filter(|tradeoff| tradeoff.bytes > Bytes::ZERO);
+        let checkpointed = (branch.below > 0).then(|| groups(graph, profile, &flow, module, &runs.forward)).flatten();
+        let checkpointed = checkpointed.map(|groups| tradeoff(&groups)).filter(|tradeoff| tradeoff.bytes > Bytes::ZERO);
         let behind = runs.last_forward.map_or(Bytes::ZERO, |last| curves.activations_behind[last]);
         let name = if branch.path.is_empty() { root.clone() } else { format!("{root}.{}", branch.path) };
         stats.push(ModuleStats {

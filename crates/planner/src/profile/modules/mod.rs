@@ -16,7 +16,7 @@ use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap, entity_impl};
 use thiserror::Error;
 
 pub use measure::measure;
-pub use tradeoff::{Group, Operators, Tradeoff, operators, tradeoff};
+pub use tradeoff::{Group, Groups, Tradeoff, groups, tradeoff};
 pub use tree::{Branch, ModuleTree, Span};
 
 use crate::units::{Bytes, Seconds};
@@ -35,7 +35,7 @@ pub struct ModuleStats {
     pub parameters: Bytes,
     /// The gradients of its parameters.
     pub gradients: Bytes,
-    /// All gradients there are when its backward pass begins.
+    /// All gradients there are when its backward pass begins; measured on a graph, at the peak of its backward pass.
     pub total_gradients: Bytes,
     /// Activations that its forward pass leaves, without its input and its output.
     pub forward_activations: Bytes,

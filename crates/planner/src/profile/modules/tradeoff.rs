@@ -27,7 +27,7 @@ pub struct Group {
 
 /// The operators of a module's forward pass, as far as checkpointing is concerned.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Operators {
+pub struct Groups {
     /// What may be discarded, in program order.
     pub groups: Vec<Group>,
     /// What runs again whatever is discarded, for the outputs that leave the module.
@@ -60,7 +60,7 @@ impl TradeoffCurve {
 /// discarded with whoever made it; nodes that draw random numbers are discarded together. An output that leaves the
 /// module is not discarded. Where a node of the module reads it and the backward pass does not, which would keep it, the
 /// node that makes it runs again whatever is discarded.
-pub fn operators(graph: &Graph, profile: &Profile, flow: &Dataflow, module: ModuleIndex, forward: &[NodeId]) -> Option<Operators> {
+pub fn groups(graph: &Graph, profile: &Profile, flow: &Dataflow, module: ModuleIndex, forward: &[NodeId]) -> Option<Groups> {
     let mut head: Vec<usize> = (0..forward.len()).collect();
     let mut first_random = None;
     for (index, &id) in forward.iter().enumerate() {
@@ -91,7 +91,7 @@ pub fn operators(graph: &Graph, profile: &Profile, flow: &Dataflow, module: Modu
         *seconds = *seconds + profile.seconds[id];
     }
     groups.retain(|group| group.bytes > Bytes::ZERO);
-    Some(Operators { groups, always })
+    Some(Groups { groups, always })
 }
 
 /// Bytes and seconds of several groups.
@@ -109,7 +109,7 @@ impl Sum {
 }
 
 /// The curve over all sets of operators: the most bytes per second first, ties in program order.
-pub fn tradeoff(operators: &Operators) -> Tradeoff {
+pub fn tradeoff(operators: &Groups) -> Tradeoff {
     let mut groups: Vec<Sum> = operators.groups.iter().map(|group| Sum { bytes: group.bytes, seconds: group.seconds }).collect();
     groups.sort_by(|a, b| a.seconds_per_byte().total_cmp(&b.seconds_per_byte()));
     let mut done = vec![Sum { bytes: Bytes::ZERO, seconds: operators.always }];
