@@ -8,8 +8,8 @@ mod generator;
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
-use tightfit::graph::{Graph, NodeId, Phase, StorageId};
-use tightfit::profile::modules::{Group, Groups, ModuleIndex, Segment, Tradeoff, TradeoffCurve, groups, tradeoff};
+use tightfit::graph::{DType, Graph, GraphBuilder, NodeId, NodeSpec, Phase, StorageId, ValueSpec};
+use tightfit::profile::modules::{Group, Groups, ModuleIndex, Segment, Tradeoff, TradeoffCurve, groups, measure, tradeoff};
 use tightfit::profile::{Dataflow, Profile, dataflow, passes};
 use tightfit::units::{Bytes, Seconds};
 
@@ -176,6 +176,29 @@ proptest! {
         for profile in generator::profiles(&graph) {
             is_enough(&graph, &profile);
         }
+    }
+}
+
+#[test]
+fn what_reads_something_overwritten_cannot_run_again() {
+    // `a` reads what the root makes; where the root then writes over it, what `a` makes is made only once.
+    for overwritten in [false, true] {
+        let mut builder = GraphBuilder::new("overwritten");
+        let (inner, storages) = (builder.module("a.in"), [0; 3].map(|_| builder.storage(Bytes(64))));
+        let tensor = |index: usize| [Some(ValueSpec::contiguous(&[64], DType::U8, storages[index]))];
+        let made = builder.node(NodeSpec::new("made", "op", Phase::Forward), &tensor(0))[0];
+        let reads = NodeSpec { inputs: vec![made], module: inner, ..NodeSpec::new("reads", "op", Phase::Forward) };
+        let saved = builder.node(reads, &tensor(1))[0];
+        if overwritten {
+            builder.node(NodeSpec { inputs: vec![made], mutates: true, ..NodeSpec::new("writes", "op_", Phase::Forward) }, &tensor(0));
+        }
+        let gradient = builder.node(NodeSpec { inputs: vec![saved], ..NodeSpec::new("backward", "op", Phase::Backward) }, &tensor(2))[0];
+        builder.output(gradient);
+        let graph = builder.build().unwrap();
+        let info = measure(&graph, &generator::profiles(&graph)[0]).unwrap();
+        let module = &info.modules()[info.find("overwritten.a").unwrap()];
+        assert_eq!((module.is_leaf, module.forward_activations), (overwritten, Bytes(64)));
+        assert_eq!(module.checkpointing_bytes, if overwritten { Bytes(0) } else { Bytes(64) });
     }
 }
 

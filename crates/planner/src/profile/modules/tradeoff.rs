@@ -1,6 +1,6 @@
 //! What checkpointing one module costs: seconds run again over bytes not kept. Invariant: every point of a curve is a set
 //! of operators that can be discarded; the segments are exact where one begins or ends, and no set of operators lies
-//! below them. Save within the last thousandth, where steep segments give way to one above them.
+//! below them, save within the last thousandth, where steep segments give way to one above them.
 //!
 //! Source of the operators: PyTorch, `torch/distributed/_tools/sac_estimator.py`. The fit with random starts that stands
 //! there is replaced by the lower convex hull: `doc/theory/tradeoff.md`.
@@ -109,10 +109,10 @@ impl Sum {
 }
 
 /// The curve over all sets of operators: the most bytes per second first, ties in program order.
-pub fn tradeoff(operators: &Groups) -> Tradeoff {
-    let mut groups: Vec<Sum> = operators.groups.iter().map(|group| Sum { bytes: group.bytes, seconds: group.seconds }).collect();
+pub fn tradeoff(all: &Groups) -> Tradeoff {
+    let mut groups: Vec<Sum> = all.groups.iter().map(|group| Sum { bytes: group.bytes, seconds: group.seconds }).collect();
     groups.sort_by(|a, b| a.seconds_per_byte().total_cmp(&b.seconds_per_byte()));
-    let mut done = vec![Sum { bytes: Bytes::ZERO, seconds: operators.always }];
+    let mut done = vec![Sum { bytes: Bytes::ZERO, seconds: all.always }];
     let mut corners = done.clone();
     for (index, group) in groups.iter().enumerate() {
         let before = done[index];
