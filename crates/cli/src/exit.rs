@@ -4,6 +4,7 @@ use tightfit::FitError;
 use tightfit::check::Violation;
 use tightfit::machine::MachineError;
 use tightfit::plan::PlanError;
+use tightfit::profile::modules::ModuleInfoError;
 use tightfit::schedule::PlanFileError;
 use tightfit_engine::checkpoint::CheckpointError;
 use tightfit_engine::data::DataError;
@@ -44,6 +45,9 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
     }
     if error.is::<PlanError>() {
         return Some(3);
+    }
+    if error.is::<ModuleInfoError>() {
+        return Some(5);
     }
     if let Some(error) = error.downcast_ref::<StepFileError>() {
         return Some(if matches!(error, StepFileError::Read { .. }) { 4 } else { 5 });

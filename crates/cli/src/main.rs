@@ -11,6 +11,7 @@ mod exit;
 mod figures;
 mod input;
 mod interrupt;
+mod modules;
 mod output;
 mod pareto;
 mod plan;
@@ -40,6 +41,7 @@ enum Verb {
     Pareto(pareto::Arguments),
     Check(check::Arguments),
     Analyze(analyze::Arguments),
+    Modules(modules::Arguments),
     Calibrate(calibrate::Arguments),
     Bench(bench::Arguments),
 }
@@ -52,6 +54,7 @@ fn main() -> ExitCode {
         Verb::Pareto(arguments) => pareto::pareto(&arguments),
         Verb::Check(arguments) => check::check(&arguments),
         Verb::Analyze(arguments) => analyze::analyze(&arguments),
+        Verb::Modules(arguments) => modules::modules(&arguments),
         Verb::Calibrate(arguments) => calibrate::calibrate(&arguments),
         Verb::Bench(arguments) => bench::bench(&arguments),
     };
