@@ -9,12 +9,15 @@ mod check;
 mod effort;
 mod exit;
 mod figures;
+mod frontier;
 mod input;
 mod interrupt;
 mod output;
 mod pareto;
 mod plan;
+mod report;
 mod seconds;
+mod trace;
 mod train;
 
 use std::process::ExitCode;
@@ -40,6 +43,8 @@ enum Verb {
     Pareto(pareto::Arguments),
     Check(check::Arguments),
     Analyze(analyze::Arguments),
+    Report(report::Arguments),
+    Trace(trace::Arguments),
     Calibrate(calibrate::Arguments),
     Bench(bench::Arguments),
 }
@@ -52,6 +57,8 @@ fn main() -> ExitCode {
         Verb::Pareto(arguments) => pareto::pareto(&arguments),
         Verb::Check(arguments) => check::check(&arguments),
         Verb::Analyze(arguments) => analyze::analyze(&arguments),
+        Verb::Report(arguments) => report::report(&arguments),
+        Verb::Trace(arguments) => trace::trace(&arguments),
         Verb::Calibrate(arguments) => calibrate::calibrate(&arguments),
         Verb::Bench(arguments) => bench::bench(&arguments),
     };
