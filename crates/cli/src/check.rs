@@ -3,10 +3,8 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Context;
 use clap::Args;
 use serde_json::json;
-use tightfit::schedule;
 
 use crate::budget::{Budget, BudgetError};
 use crate::{input, output};
@@ -39,8 +37,7 @@ pub fn check(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (graph, is_step) = input::graph(&arguments.graph)?;
     let machine = input::machine(arguments.machine.as_deref(), is_step, arguments.threads)?;
     let profile = input::profile(&graph, &machine);
-    let bytes = std::fs::read(&arguments.plan).with_context(|| arguments.plan.display().to_string())?;
-    let schedule = schedule::read(&graph, &bytes).with_context(|| arguments.plan.display().to_string())?;
+    let schedule = input::plan(&arguments.plan, &graph)?;
     let unplanned = tightfit::unplanned(&graph, &profile)?.timeline;
     // A share means to `check` what it means to `plan`: it includes the reserve.
     let reserve = input::reserve(&graph, &machine);

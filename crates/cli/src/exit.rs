@@ -10,6 +10,7 @@ use tightfit_engine::checkpoint::CheckpointError;
 use tightfit_engine::data::DataError;
 use tightfit_engine::step::StepFileError;
 use tightfit_engine::{CompileError, SessionError, SlabError};
+use tightfit_report::TraceError;
 
 use crate::budget::BudgetError;
 
@@ -21,7 +22,7 @@ Exit codes:
   2    wrong usage
   3    infeasible: no plan fits the budget
   4    a file is missing or cannot be read or written
-  5    a file is not what it should be: a damaged or wrong graph, step, plan or weights file
+  5    a file is not what it should be: a damaged or wrong graph, step, plan, trace or weights file
   6    the engine cannot execute the graph: an unknown operator, or a planning-only graph
   7    the data does not suit the step
   8    the budget makes no sense: zero, unreadable, or more than this machine's memory
@@ -70,7 +71,7 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if let Some(error) = error.downcast_ref::<CompileError>() {
         return Some(if matches!(error, CompileError::Violation(_)) { 9 } else { 6 });
     }
-    if error.is::<PlanFileError>() || error.is::<serde_json::Error>() {
+    if error.is::<PlanFileError>() || error.is::<TraceError>() || error.is::<serde_json::Error>() {
         return Some(5);
     }
     if error.is::<BudgetError>() || error.is::<SlabError>() {

@@ -3,11 +3,13 @@
 
 use std::path::Path;
 
+use anyhow::Context;
+use tightfit::check::Timeline;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::plan::{Effort, Infeasible, LiveTensor, PlanError, Planner};
 use tightfit::profile::Profile;
-use tightfit::schedule::Residents;
+use tightfit::schedule::{self, Residents, Schedule};
 use tightfit::units::Bytes;
 use tightfit::{FitError, Fitted, fit, fit_smallest};
 use tightfit_engine::step::read_graph;
@@ -32,6 +34,18 @@ pub fn machine(name: Option<&str>, is_step: bool, threads: Option<u32>) -> anyho
 /// Costs on a machine from what is known already; nothing is measured.
 pub fn profile(graph: &Graph, machine: &Machine) -> Profile {
     Profile::measured(graph, machine, &seconds::known(machine))
+}
+
+/// The plan of a file, for `graph`.
+pub fn plan(path: &Path, graph: &Graph) -> anyhow::Result<Schedule> {
+    let file = || path.display().to_string();
+    schedule::read(graph, &std::fs::read(path).with_context(file)?).with_context(file)
+}
+
+/// A plan executed abstractly, in the budget that it was made for.
+pub fn checked(graph: &Graph, profile: &Profile, machine: &Machine, schedule: &Schedule) -> anyhow::Result<Timeline> {
+    let wrong = || format!("the plan does not hold on {}; name the machine and the threads that it was made for", machine.name);
+    tightfit::check::check(graph, profile, schedule, schedule.budget).with_context(wrong)
 }
 
 /// Refuses data that the step's graphs do not take.

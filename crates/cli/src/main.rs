@@ -9,13 +9,16 @@ mod check;
 mod effort;
 mod exit;
 mod figures;
+mod frontier;
 mod input;
 mod interrupt;
 mod modules;
 mod output;
 mod pareto;
 mod plan;
+mod report;
 mod seconds;
+mod trace;
 mod train;
 
 use std::process::ExitCode;
@@ -42,6 +45,8 @@ enum Verb {
     Check(check::Arguments),
     Analyze(analyze::Arguments),
     Modules(modules::Arguments),
+    Report(report::Arguments),
+    Trace(trace::Arguments),
     Calibrate(calibrate::Arguments),
     Bench(bench::Arguments),
 }
@@ -55,6 +60,8 @@ fn main() -> ExitCode {
         Verb::Check(arguments) => check::check(&arguments),
         Verb::Analyze(arguments) => analyze::analyze(&arguments),
         Verb::Modules(arguments) => modules::modules(&arguments),
+        Verb::Report(arguments) => report::report(&arguments),
+        Verb::Trace(arguments) => trace::trace(&arguments),
         Verb::Calibrate(arguments) => calibrate::calibrate(&arguments),
         Verb::Bench(arguments) => bench::bench(&arguments),
     };

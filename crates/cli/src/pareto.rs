@@ -1,5 +1,4 @@
-//! `tightfit pareto`: what each budget costs. Invariant: budgets fall evenly from what the unplanned step needs to the
-//! smallest one known to be feasible, and a larger one is never slower.
+//! `tightfit pareto`: what each budget costs.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -9,13 +8,10 @@ use serde_json::{Value, json};
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::plan::Planner;
-use tightfit::schedule::Residents;
-use tightfit::units::{Bytes, Seconds};
-use tightfit::{FitError, fit_smallest, ladder};
-use tightfit_report::FrontierPoint;
+use tightfit::units::Seconds;
 
 use crate::effort::Limits;
-use crate::figures::Figures;
+use crate::frontier::{Point, drawn, frontier};
 use crate::{exit, input, interrupt, output};
 
 /// Plan a step at many budgets: what would half the memory cost, what is the smallest machine for it.
@@ -53,15 +49,6 @@ pub struct Arguments {
     json: bool,
 }
 
-/// One budget.
-struct Point {
-    /// The whole budget, reserve included.
-    budget: Bytes,
-    /// Absent where the planner has no plan.
-    figures: Option<Figures>,
-    seconds: Seconds,
-}
-
 /// Plans and prints.
 pub fn pareto(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if let Some(path) = &arguments.svg {
@@ -72,20 +59,8 @@ pub fn pareto(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     interrupt::listen();
     let profile = input::profile(&graph, &machine);
     let unplanned = tightfit::unplanned(&graph, &profile)?;
-    let reserve = input::reserve(&graph, &machine);
     let effort = arguments.limits.effort(arguments.seed);
-    let smallest = fit_smallest(&graph, &profile, arguments.planner, &Residents::default(), &effort)?;
-    let slabs = slabs(smallest.schedule.slab, unplanned.schedule.slab, arguments.points);
-    let mut points = Vec::with_capacity(slabs.len());
-    for rung in ladder(&graph, &profile, &slabs, Some(smallest), arguments.planner, &effort) {
-        let figures = match rung.result {
-            Ok(fitted) => Some(Figures::of(&fitted, unplanned.timeline.seconds)),
-            Err(FitError::Plan(_)) => None,
-            Err(error) => return Err(error.into()),
-        };
-        points.push(Point { budget: rung.budget + reserve, figures, seconds: rung.total });
-    }
-    points.reverse();
+    let points = frontier(&graph, &machine, &profile, &unplanned, arguments.planner, arguments.points, &effort)?;
     if let Some(path) = &arguments.svg {
         output::write_whole(path, drawing(&graph, &machine, &points, unplanned.timeline.seconds).as_bytes())?;
     }
@@ -95,15 +70,6 @@ pub fn pareto(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         show(&graph, &machine, &points, unplanned.timeline.seconds);
     }
     Ok(if interrupt::raised() { ExitCode::from(exit::INTERRUPTED) } else { ExitCode::SUCCESS })
-}
-
-/// Sizes of the slab in rising order, from the smallest to what the unplanned step takes.
-fn slabs(least: Bytes, most: Bytes, points: u32) -> Vec<Bytes> {
-    let least = least.min(most);
-    let (steps, range) = (u128::from(points - 1), u128::from((most - least).0));
-    let mut slabs: Vec<Bytes> = (0..=steps).map(|step| least + Bytes((range * step / steps) as u64)).collect();
-    slabs.dedup();
-    slabs
 }
 
 fn show(graph: &Graph, machine: &Machine, points: &[Point], unplanned: Seconds) {
@@ -148,9 +114,5 @@ fn point_json(point: &Point) -> Value {
 
 fn drawing(graph: &Graph, machine: &Machine, points: &[Point], unplanned: Seconds) -> String {
     let title = format!("{} on {}: time of a step by budget", graph.name(), machine.name);
-    let drawn = points.iter().filter_map(|point| {
-        let figures = point.figures?;
-        Some(FrontierPoint { budget: point.budget, overhead: figures.overhead, bound: figures.bound })
-    });
-    tightfit_report::frontier_svg(&title, unplanned, &drawn.collect::<Vec<_>>())
+    tightfit_report::frontier_svg(&title, unplanned, &drawn(points))
 }

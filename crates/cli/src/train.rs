@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -11,14 +11,15 @@ use anyhow::bail;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
-use tightfit::fit;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::plan::{Effort, Planner};
 use tightfit::profile::{CallSeconds, Profile};
-use tightfit::schedule::{Residents, Schedule};
-use tightfit::units::Bytes;
-use tightfit_engine::{Dataset, Evaluation, Session, Step, Timings, checkpoint, process};
+use tightfit::schedule::{self, Residents, Schedule};
+use tightfit::units::{Bytes, Seconds};
+use tightfit::{Fitted, fit};
+use tightfit_engine::{Dataset, Evaluation, FastestStep, Session, Step, Timings, checkpoint, process};
+use tightfit_report::{Course, Trace};
 
 use crate::budget::Budget;
 use crate::effort::Limits;
@@ -77,11 +78,17 @@ pub struct Arguments {
     threads: Option<u32>,
     /// Write the last step's batch, gradients and updated weights (safetensors) here; gradients then stay to the end of
     /// the step and take part in the plan
-    #[arg(long, conflicts_with = "eval_every")]
+    #[arg(long, conflicts_with_all = ["eval_every", "output", "trace"])]
     dump: Option<PathBuf>,
     /// Show where the time went, by operator, beside the prediction
     #[arg(long)]
     profile: bool,
+    /// Write the plan that runs (tightfit-plan/1) here
+    #[arg(short, long, value_name = "PLAN")]
+    output: Option<PathBuf>,
+    /// Write when each call of the fastest step ran, and memory by role, as Chrome trace events here
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
     /// Print one JSON object per step, and a last one with the peaks
     #[arg(long)]
     json: bool,
@@ -108,7 +115,7 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
     if let Some(rate) = arguments.lr {
         step.optimizer.learning_rate = rate;
     }
-    for path in [&arguments.save, &arguments.dump].into_iter().flatten() {
+    for path in [&arguments.save, &arguments.dump, &arguments.output, &arguments.trace].into_iter().flatten() {
         output::writable(path)?;
     }
     if arguments.dump.is_some() {
@@ -134,6 +141,9 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
     let slab = planned.training.budget - planned.training.reserve;
     let evaluation = planned.evaluation.as_ref().map(|(profile, schedule)| (profile, schedule));
     let mut session = Session::new(&step, (&planned.training_profile, &fitted.schedule), evaluation, slab, machine.threads as usize, seed)?;
+    if let Some(path) = &arguments.output {
+        output::write_whole(path, format!("{}\n", schedule::write(&step.training, &fitted.schedule)).as_bytes())?;
+    }
     if let Some(path) = &arguments.resume {
         checkpoint::load(path, &mut session, &step.name)?;
     }
@@ -150,7 +160,8 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
     }
 
     let begun = session.next_step;
-    let measured = run(arguments, &mut session, &mut data)?;
+    let mut fastest = arguments.trace.as_ref().map(|_| FastestStep::default());
+    let measured = run(arguments, &mut session, &mut data, fastest.as_mut())?;
     let stepped = session.next_step > begun;
     // Before the evaluation, which computes where gradients lie.
     if let Some(path) = &arguments.dump {
@@ -159,6 +170,9 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
     let last = if !stepped && arguments.steps > 0 { None } else { session.evaluate(&data, arguments.eval_batches)? };
     if let Some(path) = &arguments.save {
         checkpoint::save(path, &session, &step.name)?;
+    }
+    if let (Some(path), Some(fastest)) = (&arguments.trace, &fastest) {
+        trace(path, &step.training, &planned.training.fitted, &machine, fastest)?;
     }
     if !arguments.costs.roofline && measured.steps.len() >= ENOUGH {
         seconds::remember(&machine, measured.call_seconds(&step.training, machine.threads));
@@ -244,7 +258,7 @@ fn count(number: u64) -> String {
 /// Counted steps from which the next prediction learns.
 const ENOUGH: usize = 3;
 
-fn run(arguments: &Arguments, session: &mut Session, data: &mut Dataset) -> anyhow::Result<Timings> {
+fn run(arguments: &Arguments, session: &mut Session, data: &mut Dataset, mut fastest: Option<&mut FastestStep>) -> anyhow::Result<Timings> {
     let bar = progress_bar(arguments);
     let mut measured = Timings::default();
     for done in 0..arguments.steps {
@@ -258,8 +272,14 @@ fn run(arguments: &Arguments, session: &mut Session, data: &mut Dataset) -> anyh
             if counts {
                 measured.add(&call);
             }
+            if let Some(fastest) = &mut fastest {
+                fastest.add(&call);
+            }
         })?;
         let seconds = start.elapsed().as_secs_f64();
+        if let Some(fastest) = &mut fastest {
+            fastest.end(counts);
+        }
         measured.steps.extend(counts.then_some(seconds));
         if arguments.json {
             println!("{}", json!({ "step": session.next_step, "loss": loss, "seconds": seconds }));
@@ -283,6 +303,17 @@ fn run(arguments: &Arguments, session: &mut Session, data: &mut Dataset) -> anyh
     }
     bar.finish();
     Ok(measured)
+}
+
+/// Writes the calls of the fastest step.
+fn trace(path: &Path, graph: &Graph, fitted: &Fitted, machine: &Machine, fastest: &FastestStep) -> anyhow::Result<()> {
+    let Some(calls) = fastest.calls() else {
+        eprintln!("note: no step was measured, so {} was not written", path.display());
+        return Ok(());
+    };
+    let times: Vec<(Seconds, Seconds)> = calls.iter().map(|call| (Seconds(call.start), Seconds(call.seconds))).collect();
+    let course = Course::of(graph, &fitted.schedule, &fitted.timeline);
+    output::write_whole(path, Trace::measured(&course, &machine.name, &times).write().as_bytes())
 }
 
 fn progress_bar(arguments: &Arguments) -> ProgressBar {

@@ -823,7 +823,7 @@ fn a_seed_that_contradicts_the_run_that_is_resumed() {
 fn a_plan_for_another_graph() {
     let case = Case::new().given("plan corpus/steps/gpt-nano --budget 90% --threads 2 -o FOLDER/plan");
     case.fails("check corpus/steps/mlp-digits FOLDER/plan --budget 1GiB --threads 2", 5, expect![[r#"
-        error: FOLDER/plan: the plan was made for another graph: it names hash 1ad68e543dc3beb083288768e5c2ae69f929b8ead0d4663a6058782757a7ab8c, the graph's is 18482c618d6742eb20458208cc73e42c6a56686e8025a241e99eccfe16bffaee
+        error: FOLDER/plan: the plan was made for another graph: it names hash 1ad68e543dc3beb083288768e5c2ae69f929b8ead0d4663a6058782757a7ab8c, the graph's is 18482c618d6742eb20458208cc73e42c6a56686e8025a241e99eccfe16bffaee; pass that graph, or plan this one
     "#]]);
 }
 

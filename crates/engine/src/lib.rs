@@ -27,4 +27,4 @@ pub use reserve::reserve;
 pub use session::{Evaluation, Located, Resident, Session, SessionError};
 pub use slab::{Slab, SlabError};
 pub use step::Step;
-pub use trial::{Timings, VERSION, trial};
+pub use trial::{FastestStep, Timings, VERSION, trial};

@@ -73,6 +73,8 @@ pub struct MeasuredCall {
     pub node: NodeId,
     /// It is a recomputation.
     pub again: bool,
+    /// When it started, in seconds from the start of the step.
+    pub start: f64,
     /// How long it took.
     pub seconds: f64,
 }
@@ -121,10 +123,12 @@ impl Program {
         settings: &StepSettings,
         report: &mut (dyn FnMut(MeasuredCall) + Send),
     ) -> Result<(), StepError> {
+        let begun = Instant::now();
         self.execute(slab, pool, settings, |call, run| {
             let start = Instant::now();
             (call.kernel)(run);
-            report(MeasuredCall { node: call.node, again: call.again, seconds: start.elapsed().as_secs_f64() });
+            let seconds = start.elapsed().as_secs_f64();
+            report(MeasuredCall { node: call.node, again: call.again, start: start.duration_since(begun).as_secs_f64(), seconds });
         })
     }
 

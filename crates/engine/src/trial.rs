@@ -90,6 +90,36 @@ impl Timings {
     }
 }
 
+/// The calls of the fastest of several steps. Whatever disturbs a step makes it slower.
+#[derive(Clone, Debug, Default)]
+pub struct FastestStep {
+    calls: Vec<MeasuredCall>,
+    fastest: Option<f64>,
+    next: Vec<MeasuredCall>,
+}
+
+impl FastestStep {
+    /// Adds a call of the step that runs.
+    pub fn add(&mut self, call: &MeasuredCall) {
+        self.next.push(*call);
+    }
+
+    /// Ends the step that runs; one that does not count only leaves room for the calls of the others.
+    pub fn end(&mut self, counts: bool) {
+        let seconds = self.next.last().map_or(0.0, |last| last.start + last.seconds);
+        if counts && self.fastest.is_none_or(|fastest| seconds < fastest) {
+            self.fastest = Some(seconds);
+            std::mem::swap(&mut self.calls, &mut self.next);
+        }
+        self.next.clear();
+    }
+
+    /// Its calls, in order; `None` where no step counted.
+    pub fn calls(&self) -> Option<&[MeasuredCall]> {
+        self.fastest.map(|_| self.calls.as_slice())
+    }
+}
+
 /// Runs a step that does not count, since it faults the slab's pages in, and then at least three more, but no
 /// fourth one after `limit`.
 pub fn trial(session: &mut Session, data: &mut Dataset, limit: Seconds) -> Result<Timings, SessionError> {
@@ -115,6 +145,17 @@ mod tests {
         assert_eq!(undisturbed(&[]), None);
         assert_eq!(undisturbed(&[7.0, 1.0, 2.0]), Some(1.0));
         assert_eq!(undisturbed(&[7.0, 1.0, 2.0, 3.0, 2.0]), Some(2.0));
+    }
+
+    #[test]
+    fn the_fastest_step_that_counts_is_kept() {
+        let mut fastest = FastestStep::default();
+        assert!(fastest.calls().is_none());
+        for (seconds, counts) in [(1.0, false), (3.0, true), (2.0, true), (4.0, true)] {
+            fastest.add(&MeasuredCall { node: NodeId::from_u32(0), again: false, start: 0.5, seconds });
+            fastest.end(counts);
+        }
+        assert_eq!(fastest.calls().map(|calls| calls.iter().map(|call| call.seconds).collect()), Some(vec![2.0]));
     }
 
     #[test]

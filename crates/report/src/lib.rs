@@ -1,8 +1,23 @@
-//! Pictures of what schedules do to memory and time. Invariant: every figure shown is read off a checked timeline.
+//! Pages, pictures and traces of what schedules do to memory and time. Invariant: every figure shown is read off a
+//! checked timeline or a measured trace; nothing is decided here.
 
 mod axis;
+mod course;
 mod frontier;
 mod memory;
+mod page;
+mod role;
+mod savings;
+mod stack;
+mod trace;
+mod treemap;
+mod words;
 
+pub use course::{CallInTime, Course, Residency};
 pub use frontier::{FrontierPoint, frontier_svg};
 pub use memory::memory_svg;
+pub use page::{Measured, Report, modules_svg, page};
+pub use role::{ByRole, Role};
+pub use savings::{Saving, savings};
+pub use stack::stack_svg;
+pub use trace::{FORMAT as TRACE_FORMAT, MemoryMark, Trace, TraceError, TracedCall};

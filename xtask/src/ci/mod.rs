@@ -1,6 +1,7 @@
 //! Everything that a change must pass, step by step. Invariant: the first command that fails ends the run with an
 //! error that names it; what the commands print goes where this program's own output goes.
 
+mod browser;
 mod command;
 mod python;
 
@@ -19,7 +20,8 @@ struct Workspace {
 
 type Step = fn(&Workspace, &mut Log) -> Result<()>;
 
-const STEPS: [(&str, Step); 5] = [("fmt", fmt), ("clippy", clippy), ("tidy", tidy), ("test", test), ("python", python::python)];
+const STEPS: [(&str, Step); 6] =
+    [("fmt", fmt), ("clippy", clippy), ("tidy", tidy), ("test", test), ("browser", browser::browser), ("python", python::python)];
 
 /// The names of all steps, in their order.
 pub fn names() -> String {
@@ -84,6 +86,6 @@ mod tests {
     #[test]
     fn an_unknown_step_is_an_error_that_names_the_known_ones() {
         let error = ci(Path::new("."), &["fmt".to_string(), "tests".to_string()]).unwrap_err();
-        assert_eq!(error.to_string(), "there is no step `tests`; the steps are fmt, clippy, tidy, test, python");
+        assert_eq!(error.to_string(), "there is no step `tests`; the steps are fmt, clippy, tidy, test, browser, python");
     }
 }

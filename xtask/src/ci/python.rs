@@ -17,7 +17,8 @@ pub fn python(workspace: &Workspace, log: &mut Log) -> Result<()> {
     let interpreter = environment(workspace, log)?;
     log.run(workspace.cargo(&["build", "--release", "--package", "tightfit-cli"]))?;
     let mut pytest = workspace.command(interpreter);
-    pytest.args(["-m", "pytest", "python/tests"]);
+    // Tests that were skipped are named, with the reason.
+    pytest.args(["-m", "pytest", "-rs", "python/tests"]);
     pytest.env("TIGHTFIT_BIN", workspace.target.join("release").join("tightfit"));
     log.run(pytest)
 }

@@ -30,7 +30,7 @@ pub enum PlanFileError {
     Json(#[from] serde_json::Error),
     #[error("the format is {found}, but this program reads \"{FORMAT}\"")]
     Version { found: String },
-    #[error("the plan was made for another graph: it names hash {planned}, the graph's is {actual}")]
+    #[error("the plan was made for another graph: it names hash {planned}, the graph's is {actual}; pass that graph, or plan this one")]
     OtherGraph { planned: String, actual: String },
     #[error("the plan names node `{node}`, which the graph does not have")]
     UnknownNode { node: String },

@@ -1,0 +1,68 @@
+//! What each of several budgets costs. Invariant: budgets fall evenly from what the unplanned step needs to the smallest
+//! one known to be feasible, and a larger one is never slower.
+
+use tightfit::graph::Graph;
+use tightfit::machine::Machine;
+use tightfit::plan::{Effort, Planner};
+use tightfit::profile::Profile;
+use tightfit::schedule::Residents;
+use tightfit::units::{Bytes, Seconds};
+use tightfit::{FitError, Fitted, fit_smallest, ladder};
+use tightfit_report::FrontierPoint;
+
+use crate::figures::Figures;
+use crate::input;
+
+/// One budget.
+pub struct Point {
+    /// The whole budget, reserve included.
+    pub budget: Bytes,
+    /// Absent where the planner has no plan.
+    pub figures: Option<Figures>,
+    /// How long planning took.
+    pub seconds: Seconds,
+}
+
+/// The points of a frontier, the largest budget first; `effort` is that of each.
+pub fn frontier(
+    graph: &Graph,
+    machine: &Machine,
+    profile: &Profile,
+    unplanned: &Fitted,
+    planner: Planner,
+    points: u32,
+    effort: &Effort<'_>,
+) -> anyhow::Result<Vec<Point>> {
+    let reserve = input::reserve(graph, machine);
+    let smallest = fit_smallest(graph, profile, planner, &Residents::default(), effort)?;
+    let slabs = slabs(smallest.schedule.slab, unplanned.schedule.slab, points);
+    let mut points = Vec::with_capacity(slabs.len());
+    for rung in ladder(graph, profile, &slabs, Some(smallest), planner, effort) {
+        let figures = match rung.result {
+            Ok(fitted) => Some(Figures::of(&fitted, unplanned.timeline.seconds)),
+            Err(FitError::Plan(_)) => None,
+            Err(error) => return Err(error.into()),
+        };
+        points.push(Point { budget: rung.budget + reserve, figures, seconds: rung.total });
+    }
+    points.reverse();
+    Ok(points)
+}
+
+/// The points that have a plan, to be drawn.
+pub fn drawn(points: &[Point]) -> Vec<FrontierPoint> {
+    let drawn = points.iter().filter_map(|point| {
+        let figures = point.figures?;
+        Some(FrontierPoint { budget: point.budget, overhead: figures.overhead, bound: figures.bound })
+    });
+    drawn.collect()
+}
+
+/// Sizes of the slab in rising order, from the smallest to what the unplanned step takes.
+fn slabs(least: Bytes, most: Bytes, points: u32) -> Vec<Bytes> {
+    let least = least.min(most);
+    let (steps, range) = (u128::from(points.max(2) - 1), u128::from((most - least).0));
+    let mut slabs: Vec<Bytes> = (0..=steps).map(|step| least + Bytes((range * step / steps) as u64)).collect();
+    slabs.dedup();
+    slabs
+}

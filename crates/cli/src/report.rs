@@ -1,0 +1,133 @@
+//! `tightfit report`: where the bytes and the seconds go, as one page or as one drawing.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::{Context, bail};
+use clap::{Args, ValueEnum};
+use tightfit::plan::Planner;
+use tightfit_report::{Course, FrontierPoint, Measured, Report, Trace, frontier_svg, modules_svg, page, stack_svg};
+
+use crate::effort::Limits;
+use crate::frontier::{drawn, frontier};
+use crate::{exit, input, interrupt, output};
+
+/// Show a step as one HTML page: memory over time by role, the peak explained, modules, savings, time by budget.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  tightfit report corpus/graphs/llama_1b_b2_s2048.json.gz -o report.html
+  tightfit plan corpus/graphs/llama_1b_b2_s2048.json.gz --budget 60% -o plan.json
+  tightfit report corpus/graphs/llama_1b_b2_s2048.json.gz --plan plan.json -o report.html
+  tightfit report corpus/graphs/llama_1b_b2_s2048.json.gz --plan plan.json --svg modules -o modules.svg
+  tightfit train corpus/steps/gpt-small --budget 320MiB --steps 5 -o plan.json --trace measured.json
+  tightfit report corpus/steps/gpt-small --plan plan.json --measured measured.json -o report.html")]
+pub struct Arguments {
+    /// A graph file (tightfit-graph/1, plain or gzip) or a step's folder
+    graph: PathBuf,
+    /// A plan (tightfit-plan/1) for that graph, to be shown beside the step as captured
+    #[arg(long)]
+    plan: Option<PathBuf>,
+    /// A trace of the plan, as `train --trace` writes it, to be shown beside the prediction
+    #[arg(long, value_name = "TRACE")]
+    measured: Option<PathBuf>,
+    /// Write the page, or the drawing, here
+    #[arg(short, long)]
+    output: PathBuf,
+    /// Only this drawing, as SVG
+    #[arg(long, value_name = "DRAWING")]
+    svg: Option<Drawing>,
+    /// Budgets of the frontier; 0: none, and no planning
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = points)]
+    points: u32,
+    /// One planner by name for the frontier, or auto for the best plan of all
+    #[arg(long, default_value = "auto", value_parser = input::planner)]
+    planner: Planner,
+    #[command(flatten)]
+    limits: Limits,
+    /// Seed of the search
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// The machine that the plan is for [default: cpu for steps, a100-80gb for graphs]
+    #[arg(long)]
+    machine: Option<String>,
+    /// Worker threads of the cpu machine [default: all processors]
+    #[arg(long)]
+    threads: Option<u32>,
+}
+
+/// One drawing of a report.
+#[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
+enum Drawing {
+    /// Memory over the step, by role
+    Memory,
+    /// Time by budget, with the bound
+    Frontier,
+    /// Bytes at the peak, by module
+    Modules,
+}
+
+fn points(text: &str) -> Result<u32, String> {
+    let points = text.parse().ok().filter(|&points: &u32| points != 1 && points <= 1000);
+    points.ok_or_else(|| "a frontier has 2 to 1000 points; 0 leaves it out".to_string())
+}
+
+/// Reads, checks, plans the frontier and writes.
+pub fn report(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    if arguments.svg == Some(Drawing::Frontier) && arguments.points == 0 {
+        bail!("--svg frontier draws points; leave --points 0 out");
+    }
+    output::writable(&arguments.output)?;
+    let (graph, is_step) = input::graph(&arguments.graph)?;
+    let machine = input::machine(arguments.machine.as_deref(), is_step, arguments.threads)?;
+    let profile = input::profile(&graph, &machine);
+    let unplanned = tightfit::unplanned(&graph, &profile)?;
+    let planned = match &arguments.plan {
+        Some(path) => {
+            let schedule = input::plan(path, &graph)?;
+            let timeline = input::checked(&graph, &profile, &machine, &schedule)?;
+            Some((schedule, timeline))
+        }
+        None => None,
+    };
+    let before = Course::of(&graph, &unplanned.schedule, &unplanned.timeline);
+    let after = planned.as_ref().map(|(schedule, timeline)| Course::of(&graph, schedule, timeline));
+    let trace = match &arguments.measured {
+        Some(path) => {
+            let file = || path.display().to_string();
+            Some(Trace::read(&std::fs::read(path).with_context(file)?).with_context(file)?)
+        }
+        None => None,
+    };
+    let measured = match &trace {
+        Some(trace) => Some(Measured { trace, times: trace.times(after.as_ref().unwrap_or(&before))? }),
+        None => None,
+    };
+    let is_wanted = arguments.points > 0 && arguments.svg.is_none_or(|drawing| drawing == Drawing::Frontier);
+    let points: Vec<FrontierPoint> = if is_wanted {
+        interrupt::listen();
+        let effort = arguments.limits.effort(arguments.seed);
+        drawn(&frontier(&graph, &machine, &profile, &unplanned, arguments.planner, arguments.points, &effort)?)
+    } else {
+        Vec::new()
+    };
+    let sides: Vec<(&str, &Course<'_>)> =
+        std::iter::once(("as captured", &before)).chain(after.as_ref().map(|after| ("as planned", after))).collect();
+    let text = match arguments.svg {
+        Some(Drawing::Memory) => stack_svg(&format!("Memory over one training step of {}", graph.name()), &sides),
+        Some(Drawing::Modules) => modules_svg(&format!("Memory of {} by module", graph.name()), &sides),
+        Some(Drawing::Frontier) => {
+            frontier_svg(&format!("{} on {}: time of a step by budget", graph.name(), machine.name), unplanned.timeline.seconds, &points)
+        }
+        None => page(&Report {
+            machine: &machine.name,
+            unplanned: &before,
+            planned: after.as_ref(),
+            reserve: input::reserve(&graph, &machine),
+            frontier: &points,
+            measured,
+        }),
+    };
+    output::write_whole(&arguments.output, text.as_bytes())?;
+    Ok(if interrupt::raised() { ExitCode::from(exit::INTERRUPTED) } else { ExitCode::SUCCESS })
+}

@@ -1,0 +1,55 @@
+//! `tightfit trace`: one step over time, for Perfetto.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use tightfit_report::{Course, Trace};
+
+use crate::{input, output};
+
+/// Write one step as predicted as Chrome trace events: what runs when, and memory by role.
+#[derive(Args)]
+#[command(after_help = "\
+The file opens at https://ui.perfetto.dev and at chrome://tracing. `tightfit train --trace` writes a measured one.
+
+Example:
+  tightfit trace corpus/graphs/llama_1b_b2_s2048.json.gz --plan plan.json -o trace.json")]
+pub struct Arguments {
+    /// A graph file (tightfit-graph/1, plain or gzip) or a step's folder
+    graph: PathBuf,
+    /// A plan (tightfit-plan/1) for that graph [default: the step as captured]
+    #[arg(long)]
+    plan: Option<PathBuf>,
+    /// Write the trace here
+    #[arg(short, long)]
+    output: PathBuf,
+    /// The machine that the plan is for [default: cpu for steps, a100-80gb for graphs]
+    #[arg(long)]
+    machine: Option<String>,
+    /// Worker threads of the cpu machine [default: all processors]
+    #[arg(long)]
+    threads: Option<u32>,
+}
+
+/// Reads, checks and writes.
+pub fn trace(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    output::writable(&arguments.output)?;
+    let (graph, is_step) = input::graph(&arguments.graph)?;
+    let machine = input::machine(arguments.machine.as_deref(), is_step, arguments.threads)?;
+    let profile = input::profile(&graph, &machine);
+    let (schedule, timeline) = match &arguments.plan {
+        Some(path) => {
+            let schedule = input::plan(path, &graph)?;
+            let timeline = input::checked(&graph, &profile, &machine, &schedule)?;
+            (schedule, timeline)
+        }
+        None => {
+            let unplanned = tightfit::unplanned(&graph, &profile)?;
+            (unplanned.schedule, unplanned.timeline)
+        }
+    };
+    let course = Course::of(&graph, &schedule, &timeline);
+    output::write_whole(&arguments.output, Trace::predicted(&course, &machine.name).write().as_bytes())?;
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,225 @@
+//! The course of one step: which calls run when, and which tensor is held from which call to which. Invariant: at every
+//! call the bytes of what is held there sum up to what the checker's timeline says.
+
+use cranelift_entity::SecondaryMap;
+use tightfit::check::Timeline;
+use tightfit::graph::{Graph, ModuleId, NodeId, StorageId};
+use tightfit::schedule::{BufferId, Instruction, Schedule};
+use tightfit::units::{Bytes, Seconds};
+
+use crate::role::{ByRole, Role, roles};
+
+/// One call of a schedule, in time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CallInTime {
+    /// The node that runs.
+    pub node: NodeId,
+    /// It runs again.
+    pub again: bool,
+    /// When it starts.
+    pub start: Seconds,
+    /// How long it takes.
+    pub seconds: Seconds,
+    /// Bytes held while it runs.
+    pub held: Bytes,
+}
+
+/// A tensor, or a call's workspace, from the first to the last call over which it is held.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Residency {
+    /// What is held; `None` = workspace.
+    pub storage: Option<StorageId>,
+    /// The node that brought the storage into being, or that works in the workspace.
+    pub node: NodeId,
+    /// What it is there for.
+    pub role: Role,
+    /// Its buffer's bytes.
+    pub bytes: Bytes,
+    /// The first call that finds or makes it.
+    pub first: u32,
+    /// The last call before it is freed.
+    pub last: u32,
+}
+
+/// One step under one schedule.
+#[derive(Clone, Debug)]
+pub struct Course<'a> {
+    /// The step.
+    pub graph: &'a Graph,
+    /// Name of the planner.
+    pub planner: &'a str,
+    /// The budget of the slab.
+    pub budget: Bytes,
+    /// What runs, in order.
+    pub calls: Vec<CallInTime>,
+    /// What is held, in the order in which it appears.
+    pub residencies: Vec<Residency>,
+    /// Bytes at each call, by role.
+    pub by_role: Vec<ByRole<Bytes>>,
+    /// Bytes that stay when the step is over, by role.
+    pub at_end: ByRole<Bytes>,
+    /// Most bytes held.
+    pub peak: Bytes,
+    /// The first call that holds them.
+    pub at: usize,
+    /// Seconds of the whole step.
+    pub seconds: Seconds,
+    /// The module that each storage is shown under.
+    pub homes: SecondaryMap<StorageId, Option<ModuleId>>,
+}
+
+impl<'a> Course<'a> {
+    /// The course of a schedule. `timeline` must be what the checker says of it.
+    pub fn of(graph: &'a Graph, schedule: &'a Schedule, timeline: &Timeline) -> Course<'a> {
+        let calls: Vec<CallInTime> = timeline
+            .moments
+            .iter()
+            .filter_map(|moment| {
+                let (node, again) = (moment.node?, moment.again);
+                Some(CallInTime { node, again, start: moment.start, seconds: moment.seconds, held: moment.held })
+            })
+            .collect();
+        let (residencies, at_end) = residencies(graph, schedule);
+        let before_peak = timeline.moments.iter().take(timeline.at).filter(|moment| moment.node.is_some()).count();
+        Course {
+            graph,
+            planner: &schedule.planner,
+            budget: schedule.budget,
+            by_role: by_role(&residencies, calls.len()),
+            at_end,
+            at: before_peak.min(calls.len().saturating_sub(1)),
+            calls,
+            residencies,
+            peak: timeline.peak,
+            seconds: timeline.seconds,
+            homes: homes(graph),
+        }
+    }
+
+    /// What is held at a call, largest first.
+    pub fn alive(&self, call: usize) -> Vec<&Residency> {
+        let here = |residency: &&Residency| (residency.first as usize) <= call && call <= residency.last as usize;
+        let mut alive: Vec<&Residency> = self.residencies.iter().filter(here).filter(|held| held.bytes > Bytes::ZERO).collect();
+        alive.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| self.name(a).cmp(self.name(b))));
+        alive
+    }
+
+    /// The name of a tensor: the model's, else the node's.
+    pub fn name(&self, residency: &Residency) -> &'a str {
+        tensor_name(self.graph, residency.node)
+    }
+
+    /// Where the bytes of a residency belong in the module tree.
+    pub fn module(&self, residency: &Residency) -> &'a str {
+        let home = residency.storage.and_then(|storage| self.homes[storage]);
+        home.map_or(self.graph.module_of(residency.node), |module| &self.graph.modules()[module])
+    }
+
+    /// The first call of a node.
+    pub fn first_call(&self, node: NodeId) -> Option<usize> {
+        self.calls.iter().position(|call| call.node == node)
+    }
+
+    /// Calls that run again.
+    pub fn recomputed(&self) -> usize {
+        self.calls.iter().filter(|call| call.again).count()
+    }
+}
+
+/// Parameters, buffers and state go by the name that they have in the model.
+pub fn tensor_name(graph: &Graph, node: NodeId) -> &str {
+    let node = &graph.nodes()[node];
+    node.parameter.as_ref().unwrap_or(&node.name)
+}
+
+/// Placeholders often belong to no module of their own; the first one that reads them is their home.
+fn homes(graph: &Graph) -> SecondaryMap<StorageId, Option<ModuleId>> {
+    let mut homes: SecondaryMap<StorageId, Option<ModuleId>> = SecondaryMap::with_capacity(graph.storages().len());
+    let is_named = |module: ModuleId| !graph.modules()[module].is_empty();
+    for (id, node) in graph.nodes().iter().filter(|(_, node)| is_named(node.module)) {
+        let given = graph.reads(id).iter().filter(|&&storage| {
+            let producer = graph.producer(storage).map(|producer| &graph.nodes()[producer]);
+            producer.is_some_and(|producer| producer.phase.is_placeholder() && !is_named(producer.module))
+        });
+        for &storage in given {
+            homes[storage].get_or_insert(node.module);
+        }
+    }
+    homes
+}
+
+/// A buffer in use.
+#[derive(Clone, Copy)]
+struct Held {
+    storage: StorageId,
+    role: Role,
+    first: u32,
+}
+
+/// Replays a schedule: which buffer holds what, from which call to which, and what stays.
+fn residencies(graph: &Graph, schedule: &Schedule) -> (Vec<Residency>, ByRole<Bytes>) {
+    let roles = roles(graph);
+    let mut held: SecondaryMap<BufferId, Option<Held>> = SecondaryMap::with_capacity(schedule.buffers.len());
+    let mut found: Vec<Residency> = Vec::with_capacity(schedule.buffers.len());
+    for &(node, buffer) in &schedule.placeholders {
+        let storage = graph.fresh(node).first().copied();
+        held[buffer] = storage.map(|storage| Held { storage, role: roles[storage], first: 0 });
+    }
+    let residency = |buffer: BufferId, held: Held, end: u32| {
+        let node = graph.producer(held.storage)?;
+        let (bytes, last) = (schedule.buffers[buffer].bytes, end.checked_sub(1).filter(|&last| last >= held.first)?);
+        Some(Residency { storage: Some(held.storage), node, role: held.role, bytes, first: held.first, last })
+    };
+    let mut now = 0;
+    for instruction in &schedule.instructions {
+        let again = matches!(instruction, Instruction::Recompute(_));
+        let call = match instruction {
+            Instruction::Free(buffer) => {
+                found.extend(held[*buffer].take().and_then(|held| residency(*buffer, held, now)));
+                continue;
+            }
+            Instruction::Run(call) | Instruction::Recompute(call) => call,
+        };
+        let outputs = graph.nodes()[call.node].outputs.iter().flatten();
+        for (&value, &buffer) in outputs.zip(&call.outputs) {
+            let storage = graph.values()[value].storage;
+            // A view, or a new version of what lies there already.
+            if held[buffer].is_some_and(|held| held.storage == storage) {
+                continue;
+            }
+            let role = if again { Role::Recomputed } else { roles[storage] };
+            let over = held[buffer].replace(Held { storage, role, first: now });
+            found.extend(over.and_then(|over| residency(buffer, over, now)));
+        }
+        if let Some(buffer) = call.workspace {
+            let bytes = schedule.buffers[buffer].bytes;
+            found.push(Residency { storage: None, node: call.node, role: Role::Workspace, bytes, first: now, last: now });
+        }
+        now += 1;
+    }
+    let mut at_end = ByRole::<Bytes>::default();
+    for buffer in schedule.buffers.keys() {
+        let Some(stays) = held[buffer] else { continue };
+        at_end[stays.role as usize] += schedule.buffers[buffer].bytes;
+        found.extend(residency(buffer, stays, now));
+    }
+    found.sort_by_key(|residency| (residency.first, residency.node, residency.storage, residency.last));
+    (found, at_end)
+}
+
+fn by_role(residencies: &[Residency], calls: usize) -> Vec<ByRole<Bytes>> {
+    let mut born = vec![ByRole::<Bytes>::default(); calls + 1];
+    let mut freed = vec![ByRole::<Bytes>::default(); calls + 1];
+    for residency in residencies {
+        born[residency.first as usize][residency.role as usize] += residency.bytes;
+        freed[residency.last as usize + 1][residency.role as usize] += residency.bytes;
+    }
+    let mut now = ByRole::<Bytes>::default();
+    let step = |(born, freed): (&ByRole<Bytes>, &ByRole<Bytes>)| {
+        for role in Role::ALL {
+            now[role as usize] = now[role as usize] + born[role as usize] - freed[role as usize];
+        }
+        now
+    };
+    born.iter().zip(&freed).take(calls).map(step).collect()
+}

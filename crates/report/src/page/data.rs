@@ -1,0 +1,103 @@
+//! What the page's script knows. Invariant: every call and every residency is in it, once; names, sizes and times stand in
+//! tables and are cited by place, so that the file grows with the step and not with its length times its width.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+
+use cranelift_entity::SecondaryMap;
+use serde_json::{Value as Json, json};
+use tightfit::graph::NodeId;
+use tightfit::units::{Bytes, Seconds};
+
+use super::Report;
+use crate::course::{Course, tensor_name};
+use crate::role::Role;
+
+/// The data as JSON that may stand within a script element.
+///
+/// `calls` holds twice the node's place, plus one for a recomputation. Of a residency, `first` is the distance from the
+/// residency before, and `span` the number of calls after the first. Sizes are bytes, times seconds; measured times are
+/// whole nanoseconds.
+pub fn embedded(report: &Report<'_>, sides: &[(&str, &str, &Course<'_>)]) -> String {
+    let graph = report.unplanned.graph;
+    let (mut names, mut ops, mut modules, mut phases) = (Vec::new(), Table::default(), Table::default(), Table::default());
+    let (mut op, mut module, mut phase) = (Vec::new(), Vec::new(), Vec::new());
+    let mut place: SecondaryMap<NodeId, u32> = SecondaryMap::with_capacity(graph.nodes().len());
+    for (id, node) in graph.nodes() {
+        if graph.is_view(id) {
+            continue;
+        }
+        place[id] = names.len() as u32;
+        names.push(tensor_name(graph, id));
+        let home = graph.fresh(id).iter().find_map(|&storage| report.unplanned.homes[storage]);
+        op.push(ops.place(node.op.as_str()));
+        module.push(modules.place(home.map_or(graph.module_of(id), |home| &graph.modules()[home])));
+        phase.push(phases.place(node.phase.name()));
+    }
+    let mut seconds: SecondaryMap<NodeId, Seconds> = SecondaryMap::with_capacity(graph.nodes().len());
+    for call in sides.iter().flat_map(|(_, _, course)| &course.calls) {
+        seconds[call.node] = call.seconds;
+    }
+    let mut times: Table<u64> = Table::default();
+    let time: Vec<usize> = graph.nodes().keys().filter(|&id| !graph.is_view(id)).map(|id| times.place(seconds[id].0.to_bits())).collect();
+    let mut sizes: Table<Bytes> = Table::default();
+    let mut drawn: Vec<Json> = sides.iter().map(|(key, name, course)| side(key, name, course, &place, &mut sizes)).collect();
+    if let (Some(measured), Some(last)) = (&report.measured, drawn.last_mut()) {
+        let whole = |seconds: Seconds| (seconds.0 * 1e9).round() as u64;
+        let (starts, durations): (Vec<u64>, Vec<u64>) = measured.times.iter().map(|&(start, taken)| (whole(start), whole(taken))).unzip();
+        last["measured"] = json!({ "start": starts, "time": durations });
+    }
+    let data = json!({
+        "graph": graph.name(),
+        "roles": Role::ALL.map(Role::name),
+        "ops": ops.rows,
+        "modules": modules.rows,
+        "phases": phases.rows,
+        "sizes": sizes.rows,
+        "times": times.rows.iter().map(|&bits| f64::from_bits(bits)).collect::<Vec<_>>(),
+        "nodes": { "name": names, "op": op, "module": module, "phase": phase, "time": time },
+        "sides": drawn,
+    });
+    // Within a script nothing may look like markup; in JSON `<` stands in strings only.
+    data.to_string().replace('<', "\\u003c")
+}
+
+fn side(key: &str, name: &str, course: &Course<'_>, place: &SecondaryMap<NodeId, u32>, sizes: &mut Table<Bytes>) -> Json {
+    let calls: Vec<u32> = course.calls.iter().map(|call| place[call.node] * 2 + u32::from(call.again)).collect();
+    let (mut node, mut first, mut span, mut size, mut role) = (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
+    let mut before = 0;
+    for residency in course.residencies.iter().filter(|residency| residency.bytes > Bytes::ZERO) {
+        node.push(place[residency.node]);
+        first.push(residency.first - before);
+        before = residency.first;
+        span.push(residency.last - residency.first);
+        size.push(sizes.place(residency.bytes));
+        role.push(residency.role as u32);
+    }
+    json!({
+        "key": key, "name": name, "peak": course.at, "calls": calls,
+        "held": { "node": node, "first": first, "span": span, "size": size, "role": role },
+    })
+}
+
+/// Each row once.
+struct Table<T> {
+    rows: Vec<T>,
+    places: HashMap<T, usize>,
+}
+
+impl<T> Default for Table<T> {
+    fn default() -> Self {
+        Table { rows: Vec::new(), places: HashMap::new() }
+    }
+}
+
+impl<T: Copy + Eq + Hash> Table<T> {
+    fn place(&mut self, row: T) -> usize {
+        let rows = &mut self.rows;
+        *self.places.entry(row).or_insert_with(|| {
+            rows.push(row);
+            rows.len() - 1
+        })
+    }
+}

@@ -1,0 +1,177 @@
+//! A report as one HTML file that needs nothing else: no network, no other file. Invariant: same courses, same bytes; all
+//! text that comes from a graph is escaped; what the script shows is in the data that the page carries.
+
+mod data;
+mod modules;
+mod plot;
+mod tables;
+
+use std::fmt::Write;
+
+use tightfit::units::{Bytes, Seconds};
+
+use crate::axis::{duration, escape, grouped};
+use crate::course::Course;
+use crate::frontier::FrontierPoint;
+use crate::role::Role;
+use crate::savings::savings;
+use crate::stack::{Scale, present};
+use crate::trace::Trace;
+use crate::words;
+
+pub use modules::modules_svg;
+
+const STYLE: &str = include_str!("style.css");
+const SCRIPT: &str = include_str!("script.js");
+
+/// A trace that was measured, matched to the calls of the course that ran.
+#[derive(Clone, Debug)]
+pub struct Measured<'a> {
+    /// The trace.
+    pub trace: &'a Trace,
+    /// Start and duration of each call of the course.
+    pub times: Vec<(Seconds, Seconds)>,
+}
+
+/// What a report is about.
+#[derive(Clone, Debug)]
+pub struct Report<'a> {
+    /// The machine that times are predicted for.
+    pub machine: &'a str,
+    /// The step as captured.
+    pub unplanned: &'a Course<'a>,
+    /// The step as planned. Its times and those of the step as captured come from the same profile.
+    pub planned: Option<&'a Course<'a>>,
+    /// The part of a budget that is not the slab's.
+    pub reserve: Bytes,
+    /// Other budgets.
+    pub frontier: &'a [FrontierPoint],
+    /// How long the last of the courses took.
+    pub measured: Option<Measured<'a>>,
+}
+
+impl<'a> Report<'a> {
+    /// The courses with the key and the name of each.
+    fn sides(&self) -> Vec<(&'static str, &'static str, &'a Course<'a>)> {
+        let planned = self.planned.map(|planned| ("after", "As planned", planned));
+        std::iter::once(("before", "As captured", self.unplanned)).chain(planned).collect()
+    }
+}
+
+/// The report as HTML.
+pub fn page(report: &Report<'_>) -> String {
+    let sides = report.sides();
+    let courses: Vec<&Course<'_>> = sides.iter().map(|(_, _, course)| *course).collect();
+    let scale = Scale::of(courses.iter().copied());
+    let graph = report.unplanned.graph;
+    let title = escape(&format!("{}: memory of one training step", graph.name()));
+    let mut html = String::new();
+    let _ = write!(
+        html,
+        r#"<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta name="color-scheme" content="light dark">
+<title>{title}</title>
+<link rel="icon" href="data:,">
+<style>
+{}{STYLE}</style>
+</head>
+<body>
+<main>
+<h1>{}</h1>
+<p class="soft">One training step on {}, {} runs of operators; times are predicted. Every number is read off a schedule that an independent checker executed.</p>
+"#,
+        colours(),
+        escape(graph.name()),
+        escape(report.machine),
+        grouped(report.unplanned.calls.len() as u64),
+    );
+    facts(&mut html, report);
+    html.push_str("<section aria-labelledby=\"memory\">\n<h2 id=\"memory\">Memory over the step</h2>\n");
+    legend(&mut html, &present(&courses));
+    for (key, name, course) in &sides {
+        html.push_str(&plot::memory(key, name, course, &scale, report.reserve));
+    }
+    html.push_str(INSTANT);
+    html.push_str("</section>\n<section aria-labelledby=\"peaks\">\n<h2 id=\"peaks\">Where it peaks</h2>\n<div class=\"pair\">\n");
+    for (_, name, course) in &sides {
+        let _ = write!(html, "<div><h3>{name}</h3>");
+        for sentence in words::peak(course) {
+            let _ = write!(html, "<p>{}</p>", escape(&sentence));
+        }
+        html.push_str("</div>\n");
+    }
+    html.push_str("</div>\n");
+    let rows = report.planned.map(|planned| savings(report.unplanned, planned));
+    if let (Some(planned), Some(rows)) = (report.planned, &rows) {
+        let _ = writeln!(html, "<p>{}</p>", escape(&words::price(report.unplanned, planned, rows)));
+    }
+    html.push_str("</section>\n");
+    html.push_str(&modules::section(&sides));
+    if let (Some(planned), Some(rows)) = (report.planned, &rows) {
+        html.push_str(&tables::savings(planned, rows));
+    }
+    html.push_str(&plot::frontier_section(report));
+    if let (Some(measured), Some((_, _, course))) = (&report.measured, sides.last()) {
+        html.push_str(&plot::measured_section(course, measured));
+    }
+    let _ = write!(
+        html,
+        "</main>\n<script type=\"application/json\" id=\"data\">{}</script>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n",
+        data::embedded(report, &sides)
+    );
+    html
+}
+
+/// What the script fills in; without it, all else can be read nevertheless.
+const INSTANT: &str = r#"<div id="instant" role="region" aria-label="The instant that is selected">
+<noscript><p class="soft">The tensors of each instant are shown by a script, which is switched off here.</p></noscript>
+</div>
+"#;
+
+/// Custom properties of the roles' colours.
+fn colours() -> String {
+    let all = |dark: bool| {
+        let one = |role: Role| format!("--r{}:{};", role as usize, if dark { role.colours().1 } else { role.colours().0 });
+        Role::ALL.map(one).concat()
+    };
+    let classes = Role::ALL.map(|role| format!(".r{0}{{fill:var(--r{0});background:var(--r{0})}}\n", role as usize)).concat();
+    format!(":root{{{}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{}}}}}\n{classes}", all(false), all(true))
+}
+
+fn facts(html: &mut String, report: &Report<'_>) {
+    let before = report.unplanned;
+    let mut facts = vec![
+        ("peak as captured", before.peak.to_string(), format!("{} bytes", grouped(before.peak.0))),
+        ("time as captured", duration(before.seconds.0), "predicted".to_string()),
+    ];
+    if let Some(after) = report.planned {
+        let share = |now: f64, then: f64| format!("{:+.1} %", (now / then.max(f64::MIN_POSITIVE) - 1.0) * 100.0);
+        facts.push(("peak as planned", after.peak.to_string(), share(after.peak.0 as f64, before.peak.0 as f64)));
+        facts.push(("time as planned", duration(after.seconds.0), share(after.seconds.0, before.seconds.0)));
+        let reserve =
+            if report.reserve > Bytes::ZERO { format!("{} of it reserve", report.reserve) } else { format!("planner {}", after.planner) };
+        facts.push(("budget", (after.budget + report.reserve).to_string(), reserve));
+        facts.push(("runs again", grouped(after.recomputed() as u64), "recomputations".to_string()));
+    }
+    if let Some(measured) = &report.measured {
+        let note = format!("{} calls", grouped(measured.times.len() as u64));
+        facts.push(("time as measured", duration(measured.trace.seconds().0), note));
+    }
+    html.push_str("<dl class=\"facts\">\n");
+    for (name, figure, note) in facts {
+        let _ = writeln!(html, "<div><dt>{name}</dt><dd>{}<small>{}</small></dd></div>", escape(&figure), escape(&note));
+    }
+    html.push_str("</dl>\n");
+}
+
+fn legend(html: &mut String, roles: &[Role]) {
+    html.push_str("<ul class=\"legend\" aria-label=\"What the colours stand for, from the bottom of the stacks up\">\n");
+    for role in roles {
+        let _ = writeln!(html, "<li title=\"{}\"><i class=\"r{}\"></i>{}</li>", role.meaning(), *role as usize, role.name());
+    }
+    html.push_str("</ul>\n");
+}

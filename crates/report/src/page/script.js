@@ -1,0 +1,161 @@
+// Hovering, touching and keys select an instant of a plot; the panel shows what is alive there.
+(() => {
+  "use strict";
+  const data = JSON.parse(document.getElementById("data").textContent);
+  const panel = document.getElementById("instant");
+  const ROWS = 12;
+
+  // As Rust rounds: ties go to the even neighbour.
+  const tenths = (x) => {
+    const low = Math.floor(x * 10), rest = x * 10 - low;
+    return ((rest > 0.5 || (rest === 0.5 && low % 2) ? low + 1 : low) / 10).toFixed(1);
+  };
+  const bytes = (n) => {
+    if (n < 1024) return n + " B";
+    let unit = 0;
+    for (n /= 1024; n >= 1024 && unit < 4; unit++) n /= 1024;
+    return tenths(n) + " " + ["KiB", "MiB", "GiB", "TiB", "PiB"][unit];
+  };
+  const duration = (s) => s >= 1 ? s.toFixed(2) + " s" : s >= 1e-3 ? (s * 1e3).toFixed(1) + " ms" : (s * 1e6).toFixed(1) + " µs";
+  const grouped = (n) => String(n).replace(/\B(?=(\d{3})+$)/g, ",");
+  const element = (tag, attributes, ...children) => {
+    const made = document.createElement(tag);
+    for (const name in attributes) made.setAttribute(name, attributes[name]);
+    made.append(...children);
+    return made;
+  };
+  const size = (n) => element("data", { value: n }, bytes(n));
+
+  const sides = data.sides.map((side) => {
+    const count = side.calls.length, held = side.held, lives = held.node.length;
+    const starts = new Float64Array(count + 1), total = new Float64Array(count + 1);
+    for (let i = 0; i < count; i++) starts[i + 1] = starts[i] + data.times[data.nodes.time[side.calls[i] >> 1]];
+    const first = new Int32Array(lives), last = new Int32Array(lives);
+    for (let i = 0, at = 0; i < lives; i++) {
+      first[i] = at += held.first[i];
+      last[i] = at + held.span[i];
+      total[first[i]] += data.sizes[held.size[i]];
+      total[last[i] + 1] -= data.sizes[held.size[i]];
+    }
+    for (let i = 1; i < count; i++) total[i] += total[i - 1];
+    const area = document.querySelector('.area[data-side="' + side.key + '"]');
+    return { ...side, count, starts, total, first, last, area, at: side.peak, cursor: null };
+  });
+  const longest = Math.max(...sides.map((side) => side.starts[side.count])) || 1;
+
+  const alive = (side, call) => {
+    const found = [];
+    for (let i = 0; i < side.first.length && side.first[i] <= call; i++) {
+      if (side.last[i] < call) continue;
+      const node = side.held.node[i], workspace = data.roles[side.held.role[i]] === "workspace";
+      found.push({
+        name: data.nodes.name[node] + (workspace ? " (workspace)" : ""), module: data.modules[data.nodes.module[node]],
+        role: side.held.role[i], bytes: data.sizes[side.held.size[i]],
+      });
+    }
+    return found.sort((a, b) => b.bytes - a.bytes || (a.name < b.name ? -1 : a.name > b.name ? 1 : 0));
+  };
+
+  const show = (side, call) => {
+    const node = side.calls[call] >> 1, again = side.calls[call] & 1, tensors = alive(side, call);
+    const module = data.modules[data.nodes.module[node]] || "(root)", start = side.starts[call];
+    const roles = data.roles.map((name, role) => ({ name, role, bytes: 0 }));
+    for (const tensor of tensors) roles[tensor.role].bytes += tensor.bytes;
+    const taken = side.measured ? ", measured " + duration(side.measured.time[call] / 1e9) + " at " + duration(side.measured.start[call] / 1e9) : "";
+    const facts = element("div", {},
+      element("h3", { id: "node" }, data.nodes.name[node] + (again ? " (recomputed)" : "")),
+      element("p", { class: "soft" }, data.ops[data.nodes.op[node]] + " · " + data.phases[data.nodes.phase[node]] + " · module " + module),
+      element("p", {}, side.name + ", call " + grouped(call + 1) + " of " + grouped(side.count) + ": " + duration(start) + " into the step, takes "
+        + duration(side.starts[call + 1] - start) + taken),
+      element("p", {}, element("b", { id: "held" }, size(side.total[call])), " held (" + grouped(side.total[call]) + " bytes)"
+        + (call === side.peak ? ", the peak" : "")));
+    const list = element("ul", { class: "held", id: "roles" });
+    for (const { name, role, bytes } of roles.filter((role) => role.bytes)) {
+      list.append(element("li", { "data-role": name }, element("span", {}, element("i", { class: "r" + role }), name), size(bytes)));
+    }
+    facts.append(list);
+    const body = element("tbody", {});
+    for (const tensor of tensors.slice(0, ROWS)) {
+      body.append(element("tr", {},
+        element("td", { class: "held" }, element("i", { class: "r" + tensor.role, title: data.roles[tensor.role] }), element("b", {}, tensor.name),
+          element("small", {}, (tensor.module || "(root)") + " · " + data.roles[tensor.role])),
+        element("td", { class: "n" }, size(tensor.bytes))));
+    }
+    const rest = tensors.slice(ROWS).reduce((sum, tensor) => sum + tensor.bytes, 0);
+    if (tensors.length > ROWS) {
+      body.append(element("tr", { class: "rest" }, element("td", {}, grouped(tensors.length - ROWS) + " more"), element("td", { class: "n" }, size(rest))));
+    }
+    const table = element("table", { id: "alive", "data-count": tensors.length }, element("caption", {}, "alive there"), body);
+    panel.replaceChildren(element("div", { class: "pair" }, facts, table));
+  };
+
+  const select = (side, call) => {
+    side.at = Math.max(0, Math.min(side.count - 1, call));
+    const start = side.starts[side.at], end = side.starts[side.at + 1];
+    for (const other of sides) other.cursor.hidden = other !== side;
+    side.cursor.style.left = (start + end) / 2 / longest * 100 + "%";
+    side.area.setAttribute("aria-valuenow", side.at + 1);
+    side.area.setAttribute("aria-valuetext", data.nodes.name[side.calls[side.at] >> 1] + ", " + bytes(side.total[side.at]) + " held");
+    show(side, side.at);
+  };
+
+  // Among the calls under one pixel the one that holds most: the one that is drawn.
+  const under = (side, clientX) => {
+    const box = side.area.getBoundingClientRect(), pixel = longest / box.width;
+    const from = (clientX - box.left) * pixel;
+    let low = 0, high = side.count - 1;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (side.starts[middle + 1] <= from) low = middle + 1; else high = middle;
+    }
+    let best = low;
+    for (let i = low; i < side.count && side.starts[i] < from + pixel; i++) if (side.total[i] > side.total[best]) best = i;
+    return best;
+  };
+
+  // The address names the instant, so that it can be sent to somebody; browsers take few changes of it in a second.
+  let waiting = 0;
+  const remember = (side) => {
+    clearTimeout(waiting);
+    waiting = setTimeout(() => {
+      const node = side.calls[side.at] >> 1;
+      const run = side.calls.slice(0, side.at + 1).filter((call) => call >> 1 === node).length;
+      history.replaceState(null, "", "#" + new URLSearchParams({ side: side.key, node: data.nodes.name[node], run }));
+    }, 300);
+  };
+
+  const follow = () => {
+    const place = new URLSearchParams(location.hash.slice(1));
+    const side = sides.find((side) => side.key === place.get("side")) || sides[sides.length - 1];
+    const node = data.nodes.name.indexOf(place.get("node"));
+    let run = Number(place.get("run") || 1);
+    const call = node < 0 ? -1 : side.calls.findIndex((call) => call >> 1 === node && --run <= 0);
+    if (side.count) select(side, call < 0 ? side.peak : call);
+  };
+
+  for (const side of sides) {
+    side.cursor = element("i", { class: "cursor" });
+    side.area.append(side.cursor);
+    if (!side.count) continue;
+    side.area.setAttribute("role", "slider");
+    side.area.setAttribute("tabindex", "0");
+    side.area.setAttribute("aria-valuemin", "1");
+    side.area.setAttribute("aria-valuemax", side.count);
+    side.area.addEventListener("pointermove", (event) => select(side, under(side, event.clientX)));
+    side.area.addEventListener("pointerdown", (event) => { select(side, under(side, event.clientX)); remember(side); });
+    side.area.addEventListener("keydown", (event) => {
+      const page = Math.max(1, Math.round(side.count / 20));
+      const to = {
+        ArrowLeft: side.at - 1, ArrowDown: side.at - 1, ArrowRight: side.at + 1, ArrowUp: side.at + 1,
+        PageDown: side.at - page, PageUp: side.at + page, Home: 0, End: side.count - 1, p: side.peak,
+      }[event.key];
+      if (to === undefined || event.ctrlKey || event.metaKey || event.altKey) return;
+      event.preventDefault();
+      select(side, to);
+      remember(side);
+    });
+    side.area.addEventListener("focus", () => select(side, side.at));
+  }
+  addEventListener("hashchange", follow);
+  follow();
+})();

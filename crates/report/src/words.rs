@@ -1,0 +1,116 @@
+//! Peaks and prices in sentences. Invariant: plain text, to be escaped by whoever shows it; every number is read off a
+//! course.
+
+use tightfit::units::Bytes;
+
+use crate::axis::{duration, grouped};
+use crate::course::{Course, Residency};
+use crate::role::Role;
+use crate::savings::Saving;
+
+/// Tensors that one sentence lists.
+const LISTED: usize = 3;
+
+/// Where a step peaks, and what lies there.
+pub fn peak(course: &Course<'_>) -> Vec<String> {
+    let Some(call) = course.calls.get(course.at) else {
+        return vec![format!("Nothing runs in this step; it holds {}.", course.peak)];
+    };
+    let node = &course.graph.nodes()[call.node];
+    let again = if call.again { "runs again" } else { "runs" };
+    let first = format!(
+        "The peak is {} ({} bytes). It is reached {} into the step, when {} ({}, {}) {again} in {}.",
+        course.peak,
+        grouped(course.peak.0),
+        duration(call.start.0),
+        quoted(&node.name),
+        node.op,
+        node.phase.name(),
+        place(course.graph.module_of(call.node)),
+    );
+    let mut roles: Vec<(Role, Bytes)> = Role::ALL.into_iter().map(|role| (role, course.by_role[course.at][role as usize])).collect();
+    roles.retain(|(_, bytes)| *bytes > Bytes::ZERO);
+    roles.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
+    let roles = roles.into_iter().map(|(role, bytes)| format!("{bytes} {}", role.name()));
+    let second = format!("Held there: {}.", list(roles.collect()));
+    let groups = groups(course).into_iter().take(LISTED).map(|group| group.describe(course));
+    vec![first, second, format!("The largest: {}.", list(groups.collect()))]
+}
+
+/// What a plan does to a peak, and what that takes.
+pub fn price(unplanned: &Course<'_>, planned: &Course<'_>, rows: &[Saving]) -> String {
+    let less = unplanned.peak.saturating_sub(planned.peak);
+    let extra = planned.seconds.0 - unplanned.seconds.0;
+    let share = extra / unplanned.seconds.0.max(f64::MIN_POSITIVE) * 100.0;
+    let paid = match planned.recomputed() {
+        0 => "Nothing is recomputed.".to_string(),
+        1 => format!("One recomputation takes {} ({share:+.1} %).", duration(extra.max(0.0))),
+        count => format!("{} recomputations take {} ({share:+.1} %).", grouped(count as u64), duration(extra.max(0.0))),
+    };
+    let mut text = format!("The plan holds {less} less at its peak than the step as captured. ");
+    let there = unplanned.calls.get(unplanned.at).and_then(|call| Some((call.node, planned.first_call(call.node)?)));
+    if let Some((node, at)) = there {
+        let gone: Bytes = rows.iter().map(|row| row.saved).sum();
+        let instead = (planned.calls[at].held + gone).saturating_sub(unplanned.peak);
+        let other = if instead > Bytes::ZERO { format!(", and {instead} are held instead") } else { String::new() };
+        let name = quoted(&unplanned.graph.nodes()[node].name);
+        text.push_str(&format!("At {name}, where that one peaks, {gone} of what it holds are gone{other}. "));
+    }
+    text + &paid
+}
+
+/// Tensors of one size that the same operator made for the same purpose.
+struct Group<'a> {
+    first: &'a Residency,
+    count: u64,
+}
+
+impl Group<'_> {
+    fn bytes(&self) -> Bytes {
+        Bytes(self.first.bytes.0 * self.count)
+    }
+
+    fn describe(&self, course: &Course<'_>) -> String {
+        let (first, role) = (self.first, self.first.role.name());
+        if self.count == 1 {
+            return format!("{} ({}, {role}, {})", quoted(course.name(first)), first.bytes, place(course.module(first)));
+        }
+        let op = match first.role {
+            Role::Workspace => role.to_string(),
+            _ if course.graph.nodes()[first.node].phase.is_placeholder() => role.to_string(),
+            _ => format!("{role} made by {}", course.graph.nodes()[first.node].op),
+        };
+        format!("{} {op} of {} each, {} together", grouped(self.count), first.bytes, self.bytes())
+    }
+}
+
+/// What is alive at the peak, equals together, largest first.
+fn groups<'a>(course: &'a Course<'_>) -> Vec<Group<'a>> {
+    let mut groups: Vec<Group<'a>> = Vec::new();
+    let alive = course.alive(course.at);
+    let key = |held: &Residency| (held.role, &course.graph.nodes()[held.node].op, held.bytes);
+    let mut places: std::collections::BTreeMap<_, usize> = Default::default();
+    for held in alive {
+        let place = *places.entry(key(held)).or_insert_with(|| {
+            groups.push(Group { first: held, count: 0 });
+            groups.len() - 1
+        });
+        groups[place].count += 1;
+    }
+    groups.sort_by_key(|group| std::cmp::Reverse(group.bytes()));
+    groups
+}
+
+fn quoted(name: &str) -> String {
+    format!("“{name}”")
+}
+
+/// A module as a sentence names it.
+fn place(module: &str) -> String {
+    if module.is_empty() { "the root module".to_string() } else { format!("module {}", quoted(module)) }
+}
+
+fn list(mut parts: Vec<String>) -> String {
+    let Some(last) = parts.pop() else { return "nothing".to_string() };
+    if parts.is_empty() { last } else { format!("{} and {last}", parts.join(", ")) }
+}

@@ -1,0 +1,255 @@
+//! The data that a page carries is what the checker found. Invariant: the data is read from the HTML as a browser would
+//! read it, and compared with timelines by code of its own.
+#![allow(clippy::unwrap_used)] // a test that cannot go on panics
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+use tightfit::check::{Timeline, check};
+use tightfit::graph::{self, DType, Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
+use tightfit::machine::Machine;
+use tightfit::plan::{Effort, Planner};
+use tightfit::profile::Profile;
+use tightfit::schedule::{Residents, Schedule};
+use tightfit::units::{Bytes, Seconds};
+use tightfit_report::{Course, FrontierPoint, Measured, Report, Role, Trace, page, savings};
+
+fn corpus(path: &str) -> Graph {
+    let path = format!("{}/../../corpus/{path}", env!("CARGO_MANIFEST_DIR"));
+    graph::read(&std::fs::read(path).unwrap()).unwrap()
+}
+
+/// A step in two ways: as captured, and planned into a share of its peak.
+struct Steps {
+    graph: Graph,
+    unplanned: (Schedule, Timeline),
+    planned: (Schedule, Timeline),
+}
+
+fn steps(graph: Graph, in_place: bool, share: f64) -> Steps {
+    let machine = if in_place { Machine::unmeasured_cpu(2) } else { Machine::preset("a100-80gb").unwrap() };
+    let profile = Profile::new(&graph, &machine);
+    let unplanned = tightfit::unplanned(&graph, &profile).unwrap();
+    let budget = Bytes((unplanned.timeline.peak.0 as f64 * share) as u64);
+    let effort = Effort { work: 300_000, ..Effort::default() };
+    let fitted = tightfit::fit(&graph, &profile, budget, Planner::Auto, &Residents::default(), &effort).unwrap();
+    // The judge is asked again, so that what is compared comes from it alone.
+    let timeline = check(&graph, &profile, &fitted.schedule, budget).unwrap();
+    Steps { unplanned: (unplanned.schedule, unplanned.timeline), planned: (fitted.schedule, timeline), graph }
+}
+
+/// What is between the tags of the element that carries the data.
+fn data(html: &str) -> Value {
+    let (_, rest) = html.split_once(r#"<script type="application/json" id="data">"#).unwrap();
+    serde_json::from_str(rest.split_once("</script>").unwrap().0).unwrap()
+}
+
+fn numbers(value: &Value) -> Vec<usize> {
+    value.as_array().unwrap().iter().map(|number| number.as_u64().unwrap() as usize).collect()
+}
+
+fn html(steps: &Steps, points: &[FrontierPoint]) -> String {
+    let before = Course::of(&steps.graph, &steps.unplanned.0, &steps.unplanned.1);
+    let after = Course::of(&steps.graph, &steps.planned.0, &steps.planned.1);
+    page(&Report { machine: "a machine", unplanned: &before, planned: Some(&after), reserve: Bytes(0), frontier: points, measured: None })
+}
+
+/// Rebuilds start, bytes and node of every call from the data.
+fn agrees(graph: &Graph, data: &Value, side: &Value, timeline: &Timeline) {
+    let names: Vec<&str> = data["nodes"]["name"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
+    let time = numbers(&data["nodes"]["time"]);
+    let times: Vec<f64> = data["times"].as_array().unwrap().iter().map(|time| time.as_f64().unwrap()).collect();
+    let sizes: Vec<u64> = data["sizes"].as_array().unwrap().iter().map(|size| size.as_u64().unwrap()).collect();
+    let calls = numbers(&side["calls"]);
+    let held = &side["held"];
+    let [node, first, span, size, role] = ["node", "first", "span", "size", "role"].map(|key| numbers(&held[key]));
+    let mut bytes = vec![0u64; calls.len()];
+    let mut from = 0;
+    for index in 0..node.len() {
+        from += first[index];
+        for call in &mut bytes[from..=from + span[index]] {
+            *call += sizes[size[index]];
+        }
+        assert!(role[index] < Role::ALL.len());
+    }
+    let moments: Vec<_> = timeline.moments.iter().filter(|moment| moment.node.is_some()).collect();
+    assert_eq!(moments.len(), calls.len());
+    let mut now = 0.0;
+    for ((moment, call), bytes) in moments.iter().zip(&calls).zip(&bytes) {
+        let name = &graph.nodes()[moment.node.unwrap()].name;
+        assert_eq!((names[call / 2], call % 2 == 1), (name.as_str(), moment.again));
+        assert_eq!(*bytes, moment.held.0, "{name}");
+        assert_eq!(now, moment.start.0, "{name}: to the last bit");
+        now += times[time[call / 2]];
+    }
+    assert_eq!(now, timeline.seconds.0);
+    let peak = side["peak"].as_u64().unwrap() as usize;
+    assert_eq!(bytes[peak], timeline.peak.0);
+    assert!(bytes[..peak].iter().all(|&bytes| bytes < timeline.peak.0), "the first call at the peak");
+}
+
+#[test]
+fn the_data_is_what_the_checker_found() {
+    let cases = [
+        ("graphs/llama_1b_b2_s2048.json.gz", false, 0.6),
+        ("graphs/resnet50_b32.json.gz", false, 0.5),
+        ("steps/gpt-nano/train.json.gz", true, 0.8),
+    ];
+    for (path, in_place, share) in cases {
+        let steps = steps(corpus(path), in_place, share);
+        assert!(steps.planned.0.recomputed() > 0, "{path}: a plan that changes something");
+        let html = html(&steps, &[]);
+        assert!(html.len() < 3 << 20, "{path}: {} bytes", html.len());
+        let data = data(&html);
+        agrees(&steps.graph, &data, &data["sides"][0], &steps.unplanned.1);
+        agrees(&steps.graph, &data, &data["sides"][1], &steps.planned.1);
+        assert_eq!(html, self::html(&steps, &[]), "{path}: same step, same bytes");
+    }
+}
+
+#[test]
+fn what_is_drawn_reaches_the_peak_and_no_more() {
+    let steps = steps(corpus("graphs/llama_1b_b2_s2048.json.gz"), false, 0.6);
+    let html = html(&steps, &[]);
+    // The scale leaves a twenty-fifth above the higher peak; later areas lie below earlier ones.
+    let top = steps.unplanned.1.peak.0 as f64 * 26.0 / 25.0;
+    for (key, timeline) in [("before", &steps.unplanned.1), ("after", &steps.planned.1)] {
+        let (_, plot) = html.split_once(&format!("data-side=\"{key}\"")).unwrap();
+        let (plot, _) = plot.split_once("</svg>").unwrap();
+        let heights = |path: &str| -> Vec<f64> {
+            path.split('V').skip(1).map(|part| part.split(['H', 'Z']).next().unwrap().parse().unwrap()).collect()
+        };
+        let areas: Vec<f64> = plot
+            .split("<path class=\"r")
+            .skip(1)
+            .map(|path| heights(path.split_once("d=\"").unwrap().1.split('"').next().unwrap()).into_iter().fold(f64::MAX, f64::min))
+            .collect();
+        let expected = (1000.0 - timeline.peak.0 as f64 / top * 1000.0).round();
+        assert!((areas[0] - expected).abs() <= 1.0, "{key}: {} instead of {expected}", areas[0]);
+        assert!(areas.windows(2).all(|pair| pair[0] <= pair[1]), "{key}: {areas:?}");
+    }
+}
+
+#[test]
+fn savings_and_seconds_are_those_of_the_plan() {
+    let steps = steps(corpus("graphs/llama_1b_b2_s2048.json.gz"), false, 0.6);
+    let before = Course::of(&steps.graph, &steps.unplanned.0, &steps.unplanned.1);
+    let after = Course::of(&steps.graph, &steps.planned.0, &steps.planned.1);
+    let rows = savings(&before, &after);
+    let paid: f64 = rows.iter().map(|row| row.seconds.0).sum();
+    assert!((paid - (steps.planned.1.seconds.0 - steps.unplanned.1.seconds.0)).abs() < 1e-9, "recomputation is all that takes longer");
+    assert_eq!(rows.iter().map(|row| row.again as usize).sum::<usize>(), steps.planned.0.recomputed());
+    assert!(rows.windows(2).all(|pair| pair[0].saved >= pair[1].saved));
+    // What is gone and what is there instead make up the difference between the two at the same node.
+    let node = before.calls[before.at].node;
+    let moment = steps.planned.1.moments.iter().find(|moment| moment.node == Some(node)).unwrap();
+    let gone: Bytes = rows.iter().map(|row| row.saved).sum();
+    assert!(gone >= steps.unplanned.1.peak - moment.held);
+}
+
+/// A step whose names are markup, and look like the end of a script.
+fn hostile() -> Graph {
+    let mut builder = GraphBuilder::new("</script><script>alert(1)</script> & \"co\" <!--");
+    let module = builder.module("<b>\"m\"&'</b>.</script>");
+    let mut value = None;
+    for (index, phase) in [Phase::Input, Phase::Forward, Phase::Forward, Phase::Backward].into_iter().enumerate() {
+        let storage = builder.storage(Bytes(4096 << index));
+        let name = format!("<img src=x onerror=alert({index})>&\"'</script>\u{1}\n{index}");
+        let op = if phase == Phase::Input { "placeholder" } else { "<i>&op" };
+        let spec = NodeSpec { module, inputs: value.into_iter().collect(), seconds: Some(Seconds(1e-3)), ..NodeSpec::new(name, op, phase) };
+        value = builder.node(spec, &[Some(ValueSpec::contiguous(&[1024 << index], DType::F32, storage))]).pop();
+    }
+    builder.output(value.unwrap());
+    builder.build().unwrap()
+}
+
+#[test]
+fn names_are_text_and_never_markup() {
+    let steps = steps(hostile(), false, 1.0);
+    let points = [FrontierPoint { budget: Bytes(20_000), overhead: 0.1, bound: Some(0.05) }];
+    let html = html(&steps, &points);
+    for (tag, count) in [("<script", 2), ("</script", 2), ("<img", 0), ("<i>&", 0), ("<!--", 0), ("<b>\"", 0)] {
+        let found = html.to_ascii_lowercase().matches(tag).count();
+        assert_eq!(found, count, "{tag}");
+    }
+    let data = data(&html);
+    assert_eq!(data["graph"], steps.graph.name());
+    let names = data["nodes"]["name"].as_array().unwrap();
+    assert!(steps.graph.nodes().values().zip(names).all(|(node, name)| *name == *node.name));
+    for drawing in [
+        tightfit_report::stack_svg(steps.graph.name(), &[("<a>", &Course::of(&steps.graph, &steps.unplanned.0, &steps.unplanned.1))]),
+        tightfit_report::modules_svg(steps.graph.name(), &[("<a>", &Course::of(&steps.graph, &steps.unplanned.0, &steps.unplanned.1))]),
+    ] {
+        assert!(!drawing.contains("<script") && !drawing.contains("<b>") && !drawing.contains("<a>"));
+        assert!(!drawing.contains("NaN") && !drawing.contains("inf"));
+    }
+}
+
+#[test]
+fn a_step_in_which_nothing_runs_has_a_page() {
+    let mut builder = GraphBuilder::new("nothing");
+    let storage = builder.storage(Bytes(64));
+    builder.node(NodeSpec::new("x", "placeholder", Phase::Parameter), &[Some(ValueSpec::contiguous(&[16], DType::F32, storage))]);
+    let steps = steps(builder.build().unwrap(), false, 1.0);
+    let html = html(&steps, &[]);
+    assert!(html.contains("Nothing runs in this step; it holds 64 B."));
+    assert!(!html.contains("NaN") && !html.contains("inf"));
+}
+
+#[test]
+fn every_byte_has_a_role() {
+    let steps = steps(corpus("steps/gpt-nano/train.json.gz"), true, 0.8);
+    let course = Course::of(&steps.graph, &steps.planned.0, &steps.planned.1);
+    for (call, by_role) in course.calls.iter().zip(&course.by_role) {
+        assert_eq!(by_role.iter().copied().sum::<Bytes>(), call.held);
+    }
+    let mut most: BTreeMap<Role, Bytes> = BTreeMap::new();
+    for by_role in &course.by_role {
+        for role in Role::ALL {
+            let most = most.entry(role).or_default();
+            *most = by_role[role as usize].max(*most);
+        }
+    }
+    let persistent = |phase: Phase| -> Bytes {
+        let nodes = steps.graph.placeholder_storages().filter(|(node, _)| steps.graph.nodes()[*node].phase == phase);
+        nodes.map(|(_, storage)| steps.graph.storages()[storage]).sum()
+    };
+    assert_eq!(most[&Role::Parameters], persistent(Phase::Parameter));
+    assert_eq!(most[&Role::OptimizerState], persistent(Phase::State));
+    assert_eq!(most[&Role::Batch], persistent(Phase::Input));
+    for role in [Role::Gradients, Role::Activations, Role::Recomputed, Role::ActivationGradients, Role::Workspace] {
+        assert!(most[&role] > Bytes::ZERO, "{}", role.name());
+    }
+    let stays: Bytes = course.at_end.iter().copied().sum();
+    assert_eq!(stays, steps.planned.1.moments.last().unwrap().held, "what the last instruction leaves");
+}
+
+#[test]
+fn a_measured_trace_stands_beside_the_prediction() {
+    let steps = steps(corpus("steps/gpt-nano/train.json.gz"), true, 0.8);
+    let before = Course::of(&steps.graph, &steps.unplanned.0, &steps.unplanned.1);
+    let after = Course::of(&steps.graph, &steps.planned.0, &steps.planned.1);
+    // Twice as slow as predicted, with a pause before every call.
+    let mut now = 0.0;
+    let times: Vec<(Seconds, Seconds)> = after
+        .calls
+        .iter()
+        .map(|call| {
+            let start = now + 1e-6;
+            now = start + 2.0 * call.seconds.0;
+            (Seconds(start), Seconds(2.0 * call.seconds.0))
+        })
+        .collect();
+    let trace = Trace::measured(&after, "here", &times);
+    let measured = Measured { trace: &trace, times: trace.times(&after).unwrap() };
+    let report =
+        Report { machine: "cpu", unplanned: &before, planned: Some(&after), reserve: Bytes(0), frontier: &[], measured: Some(measured) };
+    let html = page(&report);
+    assert!(html.contains("Predicted and measured") && html.contains("time as measured"));
+    let data = data(&html);
+    let nanoseconds = numbers(&data["sides"][1]["measured"]["time"]);
+    for (measured, call) in nanoseconds.iter().zip(&after.calls) {
+        assert_eq!(*measured as u64, (call.seconds.0 * 2e9).round() as u64);
+    }
+    assert!(data["sides"][0].get("measured").is_none());
+}
