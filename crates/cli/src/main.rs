@@ -53,6 +53,7 @@ enum Verb {
 
 fn main() -> ExitCode {
     let entered = tightfit_engine::process::resident();
+    output::end_with_the_reader();
     let result = match Cli::parse().verb {
         Verb::Train(arguments) => train::train(&arguments, entered),
         Verb::Plan(arguments) => plan::plan(&arguments),

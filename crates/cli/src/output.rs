@@ -1,10 +1,19 @@
-//! Writing results. Invariant: a file appears whole or not at all.
+//! Writing results. Invariant: a file appears whole or not at all; a reader that goes away ends the program quietly.
 
 use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::Context;
 use tempfile::NamedTempFile;
+
+/// From now on a pipe whose reader has gone (`| head`) ends the program, as it ends other tools, instead of failing a write.
+pub fn end_with_the_reader() {
+    #[cfg(unix)]
+    // SAFETY: called once, before any thread is started; the default action replaces what Rust's runtime set up.
+    unsafe {
+        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+    }
+}
 
 /// Writes beside `path` and renames.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {

@@ -63,7 +63,7 @@ pub struct Arguments {
     /// Evaluate on the validation data every N steps, besides at the end
     #[arg(long, value_name = "N")]
     eval_every: Option<u32>,
-    /// Most validation batches of an evaluation
+    /// Most validation batches of an evaluation; 0 for none
     #[arg(long, default_value_t = 16)]
     eval_batches: usize,
     /// One planner by name, or auto for the best plan of all
@@ -167,7 +167,11 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
     if let Some(path) = &arguments.dump {
         dump::write(path, &step, &session, &mut data, stepped)?;
     }
-    let last = if !stepped && arguments.steps > 0 { None } else { session.evaluate(&data, arguments.eval_batches)? };
+    let last = match arguments.eval_batches {
+        0 => None,
+        _ if !stepped && arguments.steps > 0 => None,
+        batches => session.evaluate(&data, batches)?,
+    };
     if let Some(path) = &arguments.save {
         checkpoint::save(path, &session, &step.name)?;
     }
@@ -289,7 +293,8 @@ fn run(arguments: &Arguments, session: &mut Session, data: &mut Dataset, mut fas
         if !loss.is_finite() {
             bar.println(format!("step {}: the loss is {loss}", session.next_step));
         }
-        let due = arguments.eval_every.is_some_and(|every| every > 0 && (done + 1) % every == 0 && done + 1 < arguments.steps);
+        let due = arguments.eval_batches > 0
+            && arguments.eval_every.is_some_and(|every| every > 0 && (done + 1) % every == 0 && done + 1 < arguments.steps);
         if let Some(evaluation) = if due { session.evaluate(data, arguments.eval_batches)? } else { None } {
             if arguments.json {
                 println!(

@@ -1,6 +1,7 @@
 //! Small random graphs of no particular shape, one for each seed. Invariant: they obey all rules of tightfit-graph/1 and
 //! use every freedom that those leave: several outputs, views of a part, storages larger than what lies in them, writes
 //! in place, outputs of the step, phases in any order, nodes that read nothing, placeholders that nobody reads.
+#![allow(dead_code)] // each test binary uses its part
 
 use fastrand::Rng;
 use tightfit::graph::{Argument, DType, Graph, GraphBuilder, NodeSpec, Phase, StorageId, ValueId, ValueSpec};

@@ -324,7 +324,7 @@ impl<'a> Search<'a> {
         'race: while !runners.is_empty() {
             let share = if runners.len() == 1 { 1 } else { 3 };
             let work = attempt.meter.left() / (share * LEGS * runners.len() as u64);
-            for index in 0..runners.len() {
+            for runner in &mut runners {
                 for _ in 0..LEGS {
                     if let Some(news) = news {
                         for (at, late) in news.sets() {
@@ -336,7 +336,7 @@ impl<'a> Search<'a> {
                     if attempt.meter.is_over() || self.is_optimal(self.best_extra(limit), floor) {
                         break 'race;
                     }
-                    self.leg(&mut runners[index], work.max(1), floor, attempt);
+                    self.leg(runner, work.max(1), floor, attempt);
                 }
             }
             runners.sort_by_key(|runner| runner.0);
