@@ -12,6 +12,7 @@ use tightfit::profile::{Profile, access_profile, dataflow};
 use tightfit::units::{Bytes, Seconds};
 
 use crate::input;
+use crate::input::OnMachine;
 
 /// Show the peak of a step, what is alive there, and a table per module.
 #[derive(Args)]
@@ -19,12 +20,8 @@ use crate::input;
 pub struct Arguments {
     /// A graph file or a step's folder
     graph: PathBuf,
-    /// cpu, a100-80gb or h100-80gb [default: cpu for steps, a100-80gb for graphs]
-    #[arg(long)]
-    machine: Option<String>,
-    /// Worker threads of the cpu machine [default: all processors]
-    #[arg(long)]
-    threads: Option<u32>,
+    #[command(flatten)]
+    on: OnMachine,
     /// How many of the largest tensors to show
     #[arg(long, default_value_t = 20)]
     top: usize,
@@ -49,7 +46,7 @@ struct ModuleRow {
 /// Analyzes and prints.
 pub fn analyze(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (graph, is_step) = input::graph(&arguments.graph)?;
-    let machine = input::machine(arguments.machine.as_deref(), is_step, arguments.threads)?;
+    let machine = arguments.on.machine(is_step)?;
     let profile = Profile { in_place: false, ..input::profile(&graph, &machine) };
     let order = graph.program();
     let simulation = simulate(&graph, &profile, &order);

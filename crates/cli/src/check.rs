@@ -7,6 +7,7 @@ use clap::Args;
 use serde_json::json;
 
 use crate::budget::{Budget, BudgetError};
+use crate::input::OnMachine;
 use crate::{input, output};
 
 /// Execute a plan abstractly and report the first rule that it breaks.
@@ -20,12 +21,8 @@ pub struct Arguments {
     /// Bytes, 320MiB, 2.5GB, or 60% of the unplanned peak
     #[arg(long, allow_hyphen_values = true)]
     budget: String,
-    /// The machine that the plan is for [default: cpu for steps, a100-80gb for graphs]
-    #[arg(long)]
-    machine: Option<String>,
-    /// Worker threads of the cpu machine [default: all processors]
-    #[arg(long)]
-    threads: Option<u32>,
+    #[command(flatten)]
+    on: OnMachine,
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
@@ -35,7 +32,7 @@ pub struct Arguments {
 pub fn check(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let budget: Budget = arguments.budget.parse()?;
     let (graph, is_step) = input::graph(&arguments.graph)?;
-    let machine = input::machine(arguments.machine.as_deref(), is_step, arguments.threads)?;
+    let machine = arguments.on.machine(is_step)?;
     let profile = input::profile(&graph, &machine);
     let schedule = input::plan(&arguments.plan, &graph)?;
     let unplanned = tightfit::unplanned(&graph, &profile)?.timeline;

@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use anyhow::Context;
+use clap::Args;
 use tightfit::check::Timeline;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
@@ -23,11 +24,24 @@ pub fn graph(path: &Path) -> anyhow::Result<(Graph, bool)> {
     if path.is_dir() { Ok((Step::open(path)?.training, true)) } else { Ok((read_graph(path)?, false)) }
 }
 
-/// The machine called `name`; without a name the processor for steps, an A100 for graphs.
-pub fn machine(name: Option<&str>, is_step: bool, threads: Option<u32>) -> anyhow::Result<Machine> {
-    match name.unwrap_or(if is_step { "cpu" } else { "a100-80gb" }) {
-        "cpu" => Ok(calibrate::machine(threads)),
-        name => Ok(Machine::preset(name)?),
+/// The machine that a step is planned for, as it is given on the command line.
+#[derive(Args, Default)]
+pub struct OnMachine {
+    /// cpu, a100-80gb or h100-80gb [default: cpu for steps, a100-80gb for graphs]
+    #[arg(long)]
+    machine: Option<String>,
+    /// Worker threads of the cpu machine [default: all processors]
+    #[arg(long)]
+    threads: Option<u32>,
+}
+
+impl OnMachine {
+    /// The machine called so; without a name the processor for steps, an A100 for graphs.
+    pub fn machine(&self, is_step: bool) -> anyhow::Result<Machine> {
+        match self.machine.as_deref().unwrap_or(if is_step { "cpu" } else { "a100-80gb" }) {
+            "cpu" => Ok(calibrate::machine(self.threads)),
+            name => Ok(Machine::preset(name)?),
+        }
     }
 }
 

@@ -9,6 +9,7 @@ use tightfit::profile::modules::{ModuleIndex, ModuleInfo, measure};
 use tightfit::units::{Bytes, Seconds};
 
 use crate::input;
+use crate::input::OnMachine;
 
 /// Show what each module of a step holds in the forward and the backward pass, and how long it takes.
 #[derive(Args)]
@@ -18,12 +19,8 @@ use crate::input;
 pub struct Arguments {
     /// A graph file or a step's folder
     graph: PathBuf,
-    /// cpu, a100-80gb or h100-80gb [default: cpu for steps, a100-80gb for graphs]
-    #[arg(long)]
-    machine: Option<String>,
-    /// Worker threads of the cpu machine [default: all processors]
-    #[arg(long)]
-    threads: Option<u32>,
+    #[command(flatten)]
+    on: OnMachine,
     /// How many levels of modules to show below the root [default: all]
     #[arg(long)]
     depth: Option<usize>,
@@ -54,7 +51,7 @@ module ends; held back, gradients, temporary: all activations, gradients and tem
 /// Measures and prints.
 pub fn modules(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (graph, is_step) = input::graph(&arguments.graph)?;
-    let machine = input::machine(arguments.machine.as_deref(), is_step, arguments.threads)?;
+    let machine = arguments.on.machine(is_step)?;
     let profile = Profile { in_place: false, ..input::profile(&graph, &machine) };
     let info = measure(&graph, &profile)?;
     if arguments.json {

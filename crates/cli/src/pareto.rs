@@ -12,6 +12,7 @@ use tightfit::units::Seconds;
 
 use crate::effort::Limits;
 use crate::frontier::{Point, drawn, frontier};
+use crate::input::OnMachine;
 use crate::{exit, input, interrupt, output};
 
 /// Plan a step at many budgets: what would half the memory cost, what is the smallest machine for it.
@@ -35,12 +36,8 @@ pub struct Arguments {
     /// Seed of the search
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// cpu, a100-80gb or h100-80gb [default: cpu for steps, a100-80gb for graphs]
-    #[arg(long)]
-    machine: Option<String>,
-    /// Worker threads of the cpu machine [default: all processors]
-    #[arg(long)]
-    threads: Option<u32>,
+    #[command(flatten)]
+    on: OnMachine,
     /// Draw time over budget, with the bound below it, into this SVG file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
@@ -55,7 +52,7 @@ pub fn pareto(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         output::writable(path)?;
     }
     let (graph, is_step) = input::graph(&arguments.graph)?;
-    let machine = input::machine(arguments.machine.as_deref(), is_step, arguments.threads)?;
+    let machine = arguments.on.machine(is_step)?;
     interrupt::listen();
     let profile = input::profile(&graph, &machine);
     let unplanned = tightfit::unplanned(&graph, &profile)?;

@@ -15,6 +15,7 @@ use tightfit::units::Bytes;
 use crate::budget::Budget;
 use crate::effort::Limits;
 use crate::figures::Figures;
+use crate::input::OnMachine;
 use crate::seconds::{Costs, Subject};
 use crate::{exit, input, interrupt, output, seconds};
 
@@ -42,12 +43,8 @@ pub struct Arguments {
     /// Seed of the search
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// cpu, a100-80gb or h100-80gb [default: cpu for steps, a100-80gb for graphs]
-    #[arg(long)]
-    machine: Option<String>,
-    /// Worker threads of the cpu machine [default: all processors]
-    #[arg(long)]
-    threads: Option<u32>,
+    #[command(flatten)]
+    on: OnMachine,
     /// Write the plan (tightfit-plan/1) here
     #[arg(short, long)]
     output: Option<PathBuf>,
@@ -66,7 +63,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         output::writable(path)?;
     }
     let (graph, is_step) = input::graph(&arguments.graph)?;
-    let machine = input::machine(arguments.machine.as_deref(), is_step, arguments.threads)?;
+    let machine = arguments.on.machine(is_step)?;
     interrupt::listen();
     let subject = Subject { folder: &arguments.graph, data: None, budget: &arguments.budget, planner: arguments.planner };
     let profile = match is_step {

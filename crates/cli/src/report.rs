@@ -10,6 +10,7 @@ use tightfit_report::{Course, FrontierPoint, Measured, Report, Trace, frontier_s
 
 use crate::effort::Limits;
 use crate::frontier::{drawn, frontier};
+use crate::input::OnMachine;
 use crate::{exit, input, interrupt, output};
 
 /// Show a step as one HTML page: memory over time by role, the peak explained, modules, savings, time by budget.
@@ -48,12 +49,8 @@ pub struct Arguments {
     /// Seed of the search
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// The machine that the plan is for [default: cpu for steps, a100-80gb for graphs]
-    #[arg(long)]
-    machine: Option<String>,
-    /// Worker threads of the cpu machine [default: all processors]
-    #[arg(long)]
-    threads: Option<u32>,
+    #[command(flatten)]
+    on: OnMachine,
 }
 
 /// One drawing of a report.
@@ -79,7 +76,7 @@ pub fn report(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     output::writable(&arguments.output)?;
     let (graph, is_step) = input::graph(&arguments.graph)?;
-    let machine = input::machine(arguments.machine.as_deref(), is_step, arguments.threads)?;
+    let machine = arguments.on.machine(is_step)?;
     let profile = input::profile(&graph, &machine);
     let unplanned = tightfit::unplanned(&graph, &profile)?;
     let planned = match &arguments.plan {

@@ -6,6 +6,7 @@ use std::process::ExitCode;
 use clap::Args;
 use tightfit_report::{Course, Trace};
 
+use crate::input::OnMachine;
 use crate::{input, output};
 
 /// Write one step as predicted as Chrome trace events: what runs when, and memory by role.
@@ -24,19 +25,15 @@ pub struct Arguments {
     /// Write the trace here
     #[arg(short, long)]
     output: PathBuf,
-    /// The machine that the plan is for [default: cpu for steps, a100-80gb for graphs]
-    #[arg(long)]
-    machine: Option<String>,
-    /// Worker threads of the cpu machine [default: all processors]
-    #[arg(long)]
-    threads: Option<u32>,
+    #[command(flatten)]
+    on: OnMachine,
 }
 
 /// Reads, checks and writes.
 pub fn trace(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     output::writable(&arguments.output)?;
     let (graph, is_step) = input::graph(&arguments.graph)?;
-    let machine = input::machine(arguments.machine.as_deref(), is_step, arguments.threads)?;
+    let machine = arguments.on.machine(is_step)?;
     let profile = input::profile(&graph, &machine);
     let (schedule, timeline) = match &arguments.plan {
         Some(path) => {

@@ -10,6 +10,7 @@ use tightfit::profile::dataflow;
 use tightfit::profile::modules::measure;
 
 use super::markdown::table;
+use crate::input::OnMachine;
 use crate::{effort, input};
 
 /// Time dataflow analysis and module statistics.
@@ -41,7 +42,7 @@ pub fn analyses(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     for path in paths {
         let (graph, is_step) = input::graph(&path)?;
         eprintln!("{}", graph.name());
-        let profile = input::profile(&graph, &input::machine(None, is_step, None)?);
+        let profile = input::profile(&graph, &OnMachine::default().machine(is_step)?);
         let (mut analysis, mut statistics) = (f64::INFINITY, f64::INFINITY);
         let mut flow = dataflow(&graph, &profile);
         for _ in 0..arguments.runs {

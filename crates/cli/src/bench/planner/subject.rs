@@ -13,7 +13,7 @@ use tightfit::{FitError, Rung, ladder};
 
 use super::Bench;
 use crate::figures::Figures;
-use crate::input;
+use crate::input::{self, OnMachine};
 
 /// A graph with what every budget is measured by.
 pub struct Subject {
@@ -39,7 +39,7 @@ impl Subject {
     /// Reads a graph, on the machine that graphs are planned for.
     pub fn read(path: &Path) -> anyhow::Result<Subject> {
         let (graph, is_step) = input::graph(path)?;
-        let profile = Profile::new(&graph, &input::machine(None, is_step, None)?);
+        let profile = Profile::new(&graph, &OnMachine::default().machine(is_step)?);
         let timeline = tightfit::unplanned(&graph, &profile)?.timeline;
         Ok(Subject { name: graph.name().to_string(), peak: timeline.peak, seconds: timeline.seconds, graph, profile })
     }
