@@ -13,9 +13,11 @@ mod family;
 mod infeasible;
 mod knapsack;
 mod order;
+mod program;
 mod recompute;
 mod rematerialize;
 mod rotor;
+mod selective;
 mod xla;
 
 use thiserror::Error;
@@ -29,9 +31,13 @@ pub use exact::{ExactLimits, exact, exact_within};
 pub use infeasible::{Infeasible, LiveTensor, live_tensors};
 pub use knapsack::knapsack;
 pub use order::early_updates;
+pub use program::SolverLimits;
 pub use recompute::{Answer, Search};
 pub use rematerialize::{Drop, Drops, rematerialize};
 pub use rotor::rotor;
+pub use selective::{
+    CheckpointedUnit, ModuleInfeasible, ModulePlanError, OperatorPolicy, PolicyError, SelectivePlan, SelectiveTask, policy, selective,
+};
 pub use xla::xla;
 
 use crate::graph::{Graph, NodeId};

@@ -5,12 +5,15 @@
 //! Source of the fields: PyTorch, `torch/distributed/_tools/ilp_utils.py` (`ModStats`).
 
 mod format;
+mod operators;
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap, entity_impl};
 use thiserror::Error;
+
+pub use operators::{OperatorStats, OperatorStatsError, operators};
 
 use crate::units::{Bytes, Seconds};
 

@@ -1,0 +1,89 @@
+//! Mixed integer programs: variables, rows, what is minimised, and the solver behind it. Invariant: the solver is named
+//! here and nowhere else; without a limit of seconds, the same program has the same answer on every machine.
+
+#[cfg(feature = "highs")]
+use good_lp::highs as solver;
+#[cfg(not(feature = "highs"))]
+use good_lp::microlp as solver;
+use good_lp::solvers::SolutionStatus;
+use good_lp::{
+    Constraint, Expression, ProblemVariables, ResolutionError, Solution, SolverModel, Variable, WithMipGap, WithTimeLimit, variable,
+};
+
+use crate::units::Seconds;
+
+/// How much a solver may be asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SolverLimits {
+    /// How far above the optimum an answer may be, as a share of it.
+    pub gap: f64,
+    /// Time that the solver may take for one program, by its own clock; absent: as long as it needs. The best answer
+    /// until then is no optimum, and not the same on every machine.
+    pub seconds: Option<Seconds>,
+}
+
+/// A program in the making.
+pub struct Program {
+    variables: ProblemVariables,
+    rows: Vec<Constraint>,
+    /// What is minimised.
+    pub objective: Expression,
+}
+
+impl Program {
+    pub fn new() -> Program {
+        Program { variables: ProblemVariables::new(), rows: Vec::new(), objective: Expression::from(0.0) }
+    }
+
+    /// A variable that is 0 or 1.
+    pub fn binary(&mut self) -> Variable {
+        self.variables.add(variable().binary())
+    }
+
+    /// A variable between two bounds.
+    pub fn within(&mut self, least: f64, most: f64) -> Variable {
+        self.variables.add(variable().min(least).max(most))
+    }
+
+    pub fn row(&mut self, row: Constraint) {
+        self.rows.push(row);
+    }
+
+    /// The minimum; `None` where nothing satisfies all rows; else why the solver has no answer.
+    pub fn solve(self, limits: &SolverLimits) -> Result<Option<Answer>, String> {
+        let mut model = self.variables.minimise(self.objective).using(solver);
+        model = model.with_mip_gap(limits.gap as f32).map_err(|error| error.to_string())?;
+        if let Some(Seconds(seconds)) = limits.seconds {
+            model = model.with_time_limit(seconds);
+        }
+        for row in self.rows {
+            model.add_constraint(row);
+        }
+        match model.solve() {
+            Ok(solution) => {
+                let proven = !matches!(solution.status(), SolutionStatus::TimeLimit);
+                Ok(Some(Answer { proven, value: Box::new(move |variable| solution.value(variable)) }))
+            }
+            Err(ResolutionError::Infeasible) => Ok(None),
+            Err(error) => Err(error.to_string()),
+        }
+    }
+}
+
+/// Values of the variables.
+pub struct Answer {
+    /// Within the gap that was asked for; else time was up.
+    pub proven: bool,
+    value: Box<dyn Fn(Variable) -> f64>,
+}
+
+impl Answer {
+    pub fn value(&self, variable: Variable) -> f64 {
+        (self.value)(variable)
+    }
+
+    /// Whether a binary variable is 1.
+    pub fn is_one(&self, variable: Variable) -> bool {
+        self.value(variable) > 0.5
+    }
+}
