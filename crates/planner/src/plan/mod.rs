@@ -18,6 +18,7 @@ mod recompute;
 mod rematerialize;
 mod rotor;
 mod selective;
+mod shard;
 mod xla;
 
 use thiserror::Error;
@@ -38,6 +39,7 @@ pub use rotor::rotor;
 pub use selective::{
     CheckpointedUnit, ModuleInfeasible, ModulePlanError, OperatorPolicy, PolicyError, SelectivePlan, SelectiveTask, policy, selective,
 };
+pub use shard::{Link, ShardPlan, ShardTask, ShardUnit, ShardVariant, shard};
 pub use xla::xla;
 
 use crate::graph::{Graph, NodeId};

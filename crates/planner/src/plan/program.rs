@@ -10,7 +10,8 @@ use good_lp::{
     Constraint, Expression, ProblemVariables, ResolutionError, Solution, SolverModel, Variable, WithMipGap, WithTimeLimit, variable,
 };
 
-use crate::units::Seconds;
+use crate::profile::modules::ModuleInfo;
+use crate::units::{Bytes, Seconds};
 
 /// How much a solver may be asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -20,6 +21,25 @@ pub struct SolverLimits {
     /// Time that the solver may take for one program, by its own clock; absent: as long as it needs. The best answer
     /// until then is no optimum, and not the same on every machine.
     pub seconds: Option<Seconds>,
+}
+
+/// What a program on modules counts as one byte and one second, so that its figures are neither large nor small.
+pub struct Scale {
+    pub bytes: f64,
+    pub seconds: f64,
+}
+
+impl Scale {
+    /// The baseline peak, and a hundredth of the baseline's seconds.
+    pub fn of(info: &ModuleInfo) -> Scale {
+        let seconds = info.baseline_seconds().0 / 100.0;
+        Scale { bytes: info.baseline_peak().0.max(1) as f64, seconds: if seconds > 0.0 { seconds } else { 1.0 } }
+    }
+
+    /// Bytes as the program counts them.
+    pub fn bytes(&self, bytes: Bytes) -> f64 {
+        bytes.0 as f64 / self.bytes
+    }
 }
 
 /// A program in the making.

@@ -5,7 +5,7 @@ use good_lp::{Expression, Variable, constraint};
 
 use super::Goal;
 use super::memory::recompute;
-use crate::plan::program::{Answer, Program};
+use crate::plan::program::{Answer, Program, Scale};
 use crate::profile::modules::{ModuleIndex, ModuleInfo};
 use crate::units::Bytes;
 
@@ -96,7 +96,8 @@ pub fn fill(
 /// The part of a program that says who is checkpointed and discards how much.
 pub struct Checkpointing<'a> {
     units: Vec<CheckpointingUnit<'a>>,
-    scale: f64,
+    /// Bytes in a unit of the scale.
+    bytes: f64,
 }
 
 struct CheckpointingUnit<'a> {
@@ -108,14 +109,14 @@ struct CheckpointingUnit<'a> {
 }
 
 impl<'a> Checkpointing<'a> {
-    /// Variables for each candidate that ends before `last`, in units of `scale` bytes.
+    /// Variables for each candidate that ends before `last`.
     pub fn new(
         program: &mut Program,
         info: &ModuleInfo,
         candidates: &'a [Candidate],
         last: usize,
         goal: Goal,
-        scale: f64,
+        scale: &Scale,
     ) -> Checkpointing<'a> {
         let mut units: Vec<CheckpointingUnit> = Vec::new();
         for candidate in candidates.iter().filter(|candidate| candidate.position < last) {
@@ -126,9 +127,10 @@ impl<'a> Checkpointing<'a> {
                     .pieces
                     .iter()
                     .map(|&(bytes, rate)| {
-                        let piece = program.within(0.0, bytes / scale);
-                        program.row(constraint!(piece <= bytes / scale * chosen));
-                        (piece, rate * scale)
+                        let most = bytes / scale.bytes;
+                        let piece = program.within(0.0, most);
+                        program.row(constraint!(piece <= most * chosen));
+                        (piece, rate * scale.bytes)
                     })
                     .collect(),
                 // To discard everything is never higher.
@@ -146,7 +148,7 @@ impl<'a> Checkpointing<'a> {
                 program.row(constraint!(together <= 1.0));
             }
         }
-        Checkpointing { units, scale }
+        Checkpointing { units, bytes: scale.bytes }
     }
 
     /// What modules that end before a place of the forward post-order discard.
@@ -155,7 +157,7 @@ impl<'a> Checkpointing<'a> {
         let mut sum = Expression::from(0.0);
         for unit in before {
             if unit.discards.is_empty() {
-                sum += unit.candidate.most.0 as f64 / self.scale * unit.chosen;
+                sum += unit.candidate.most.0 as f64 / self.bytes * unit.chosen;
             }
             unit.discards.iter().for_each(|&(piece, _)| sum += piece);
         }

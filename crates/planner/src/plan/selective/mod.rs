@@ -18,7 +18,7 @@ pub use policy::{OperatorPolicy, PolicyError, policy};
 pub(super) use candidate::{Checkpointing, candidates, fill};
 pub(super) use memory::{MemoryRow, activations, binding, units};
 
-use super::program::{Program, SolverLimits};
+use super::program::{Program, Scale, SolverLimits};
 use crate::profile::modules::{ModuleIndex, ModuleInfo, ModuleStats};
 use crate::units::{Bytes, Seconds};
 
@@ -87,7 +87,7 @@ pub fn selective(info: &ModuleInfo, task: &SelectiveTask) -> Result<SelectivePla
         let named = task.allowed.as_ref().is_none_or(|allowed| allowed.contains(&module));
         named && !task.sharded.iter().any(|&unit| unit != module && info.contains(module, unit))
     });
-    let solve = |goal| solve(info, &candidates, goal, &persistent, none.peak, &task.limits);
+    let solve = |goal| solve(info, &candidates, goal, &persistent, &task.limits);
     // The solver's rows may be exceeded by a tolerance; then it is asked again for as much less.
     let mut target = task.budget;
     for _ in 0..3 {
@@ -133,24 +133,23 @@ fn solve<'a>(
     candidates: &'a [Candidate],
     goal: Goal,
     persistent: &impl Fn(&ModuleStats) -> Bytes,
-    unplanned: Bytes,
     limits: &SolverLimits,
 ) -> Result<Option<(Vec<&'a Candidate>, bool)>, ModulePlanError> {
-    let scale = unplanned.0.max(1) as f64;
+    let scale = Scale::of(info);
     let mut program = Program::new();
     let limit: Expression = match goal {
-        Goal::Fastest(budget) => (budget.0 as f64 / scale).into(),
+        Goal::Fastest(budget) => scale.bytes(budget).into(),
         Goal::Lowest => program.within(0.0, 1.0).into(),
     };
     let rows = MemoryRow::binding(info, candidates, &[], |module| persistent(&info.modules()[module]));
     let last = rows.iter().map(|row| row.position).max().unwrap_or_default();
-    let checkpointing = Checkpointing::new(&mut program, info, candidates, last, goal, scale);
+    let checkpointing = Checkpointing::new(&mut program, info, candidates, last, goal, &scale);
     for row in rows {
-        let held = row.bytes.0 as f64 / scale - checkpointing.discarded_before(row.position);
+        let held = scale.bytes(row.bytes) - checkpointing.discarded_before(row.position);
         program.row(constraint!(held <= limit.clone()));
     }
     program.objective = match goal {
-        Goal::Fastest(_) => checkpointing.seconds(),
+        Goal::Fastest(_) => checkpointing.seconds() * (1.0 / scale.seconds),
         Goal::Lowest => limit,
     };
     let answer = program.solve(limits).map_err(|reason| ModulePlanError::Unsolved { reason })?;
