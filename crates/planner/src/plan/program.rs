@@ -23,6 +23,9 @@ pub struct SolverLimits {
     pub seconds: Option<Seconds>,
 }
 
+/// What gap is asked for where the solver fails with a smaller one.
+const LARGER_GAPS: [f64; 5] = [0.0, 1e-4, 1e-3, 1e-2, 0.1];
+
 /// What a program on modules counts as one byte and one second, so that its figures are neither large nor small.
 pub struct Scale {
     pub bytes: f64,
@@ -70,30 +73,46 @@ impl Program {
     }
 
     /// The minimum; `None` where nothing satisfies all rows; else why the solver has no answer.
+    ///
+    /// A solver in floating-point numbers may run into a basis that it cannot factor; then it is asked the same with the
+    /// rows in another order, which takes it another way, and with a larger gap, which ends it sooner.
     pub fn solve(self, limits: &SolverLimits) -> Result<Option<Answer>, String> {
-        let mut model = self.variables.minimise(self.objective).using(solver);
-        model = model.with_mip_gap(limits.gap as f32).map_err(|error| error.to_string())?;
+        let mut failed = String::new();
+        for (turn, least) in LARGER_GAPS.into_iter().enumerate() {
+            let mut rows = self.rows.clone();
+            let middle = rows.len() * turn / LARGER_GAPS.len();
+            rows.rotate_left(middle);
+            let gap = limits.gap.max(least);
+            match self.attempt(rows, &SolverLimits { gap, ..*limits }) {
+                Ok(solution) => {
+                    let proven = !matches!(solution.status(), SolutionStatus::TimeLimit);
+                    let value = Box::new(move |variable| solution.value(variable));
+                    return Ok(Some(Answer { gap: proven.then_some(gap), value }));
+                }
+                Err(ResolutionError::Infeasible) => return Ok(None),
+                Err(error) => failed = error.to_string(),
+            }
+        }
+        Err(failed)
+    }
+
+    fn attempt(&self, rows: Vec<Constraint>, limits: &SolverLimits) -> Result<impl Solution + 'static, ResolutionError> {
+        let mut model = self.variables.clone().minimise(self.objective.clone()).using(solver);
+        model = model.with_mip_gap(limits.gap as f32).map_err(|error| ResolutionError::Str(error.to_string()))?;
         if let Some(Seconds(seconds)) = limits.seconds {
             model = model.with_time_limit(seconds);
         }
-        for row in self.rows {
+        for row in rows {
             model.add_constraint(row);
         }
-        match model.solve() {
-            Ok(solution) => {
-                let proven = !matches!(solution.status(), SolutionStatus::TimeLimit);
-                Ok(Some(Answer { proven, value: Box::new(move |variable| solution.value(variable)) }))
-            }
-            Err(ResolutionError::Infeasible) => Ok(None),
-            Err(error) => Err(error.to_string()),
-        }
+        model.solve()
     }
 }
 
 /// Values of the variables.
 pub struct Answer {
-    /// Within the gap that was asked for; else time was up.
-    pub proven: bool,
+    /// How far above the optimum it may be, as a share of it; absent where time was up.
+    pub gap: Option<f64>,
     value: Box<dyn Fn(Variable) -> f64>,
 }
 

@@ -91,15 +91,15 @@ pub fn selective(info: &ModuleInfo, task: &SelectiveTask) -> Result<SelectivePla
     // The solver's rows may be exceeded by a tolerance; then it is asked again for as much less.
     let mut target = task.budget;
     for _ in 0..3 {
-        let Some((chosen, proven)) = solve(Goal::Fastest(target))? else { break };
+        let Some((chosen, gap)) = solve(Goal::Fastest(target))? else { break };
         let discards = fill(info, &chosen, |module| persistent(&info.modules()[module]), target);
-        let plan = evaluate(&discards, proven.then_some(task.limits.gap));
+        let plan = evaluate(&discards, gap);
         if plan.peak <= task.budget {
             return Ok(plan);
         }
         target = target.saturating_sub(plan.peak - task.budget);
     }
-    let (chosen, proven) = solve(Goal::Lowest)?.unwrap_or_default();
+    let (chosen, gap) = solve(Goal::Lowest)?.unwrap_or_default();
     let all: Vec<(ModuleIndex, Bytes)> = chosen.iter().map(|unit| (unit.module, unit.most)).collect();
     let least = evaluate(&all, None);
     let stats = &info.modules()[least.binding];
@@ -108,7 +108,7 @@ pub fn selective(info: &ModuleInfo, task: &SelectiveTask) -> Result<SelectivePla
     Err(ModulePlanError::Infeasible(Box::new(ModuleInfeasible {
         budget: task.budget,
         least: least.peak,
-        proven,
+        proven: gap == Some(0.0),
         module: stats.name.clone(),
         held: vec![
             ("parameters and gradients", persistent(stats)),
@@ -127,14 +127,24 @@ pub(super) enum Goal {
     Lowest,
 }
 
-/// The modules that the solver chooses, and whether it had the time to prove them best; `None` where no choice fits.
+impl Goal {
+    /// What is least is said to the byte, whatever gap is accepted in seconds.
+    pub fn limits(self, limits: &SolverLimits) -> SolverLimits {
+        match self {
+            Goal::Fastest(_) => *limits,
+            Goal::Lowest => SolverLimits { gap: 0.0, ..*limits },
+        }
+    }
+}
+
+/// The modules that the solver chooses, and how far above the optimum they may be; `None` where no choice fits.
 fn solve<'a>(
     info: &ModuleInfo,
     candidates: &'a [Candidate],
     goal: Goal,
     persistent: &impl Fn(&ModuleStats) -> Bytes,
     limits: &SolverLimits,
-) -> Result<Option<(Vec<&'a Candidate>, bool)>, ModulePlanError> {
+) -> Result<Option<(Vec<&'a Candidate>, Option<f64>)>, ModulePlanError> {
     let scale = Scale::of(info);
     let mut program = Program::new();
     let limit: Expression = match goal {
@@ -152,6 +162,7 @@ fn solve<'a>(
         Goal::Fastest(_) => checkpointing.seconds() * (1.0 / scale.seconds),
         Goal::Lowest => limit,
     };
-    let answer = program.solve(limits).map_err(|reason| ModulePlanError::Unsolved { reason })?;
-    Ok(answer.map(|answer| (checkpointing.chosen(&answer), answer.proven)))
+    let limits = goal.limits(limits);
+    let answer = program.solve(&limits).map_err(|reason| ModulePlanError::Unsolved { reason })?;
+    Ok(answer.map(|answer| (checkpointing.chosen(&answer), answer.gap)))
 }

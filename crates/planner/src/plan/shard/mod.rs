@@ -14,6 +14,7 @@ use crate::profile::modules::{ModuleIndex, ModuleInfo};
 use crate::units::{Bytes, Seconds};
 
 use cost::Costs;
+use program::Choice;
 
 /// Which rules say what communication takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -105,32 +106,40 @@ pub fn shard(info: &ModuleInfo, task: &ShardTask) -> Result<ShardPlan, ModulePla
         ShardPlan { units: units.to_vec(), checkpointed, exposed: costs.exposed(units), recompute, peak, binding, gap }
     };
     let solve = |goal| program::solve(&costs, &candidates, goal);
+    // Whether anything fits is the smaller question, and its answer is what there is to say where nothing does.
+    let lowest = solve(Goal::Lowest)?.unwrap_or_else(|| Choice::root_alone(info));
+    let all: Vec<(ModuleIndex, Bytes)> = lowest.checkpointed.iter().map(|unit| (unit.module, unit.most)).collect();
+    let least = evaluate(&lowest.units, &all, None);
+    if least.peak > task.budget {
+        return Err(ModulePlanError::Infeasible(Box::new(ModuleInfeasible {
+            budget: task.budget,
+            least: least.peak,
+            proven: lowest.gap == Some(0.0),
+            module: info.modules()[least.binding].name.clone(),
+            held: costs.held(&lowest.units, &all, least.binding),
+        })));
+    }
     // The solver's rows may be exceeded by a tolerance; then it is asked again for as much less.
     let mut target = task.budget;
     for _ in 0..3 {
-        let Some(choice) = solve(Goal::Fastest(target))? else { break };
+        let choice = match solve(Goal::Fastest(target)) {
+            Ok(Some(choice)) => choice,
+            Ok(None) | Err(ModulePlanError::Unsolved { .. }) => break,
+            Err(error) => return Err(error),
+        };
         let discards = fill(info, &choice.checkpointed, |module| costs.persistent(&choice.units, module), target);
-        let plan = evaluate(&choice.units, &discards, choice.proven.then_some(task.limits.gap));
+        let plan = evaluate(&choice.units, &discards, choice.gap);
         if plan.peak <= task.budget {
             return Ok(plan);
         }
         target = target.saturating_sub(plan.peak - task.budget);
     }
-    let (units, all, proven) = match solve(Goal::Lowest)? {
-        Some(choice) => {
-            let all: Vec<(ModuleIndex, Bytes)> = choice.checkpointed.iter().map(|unit| (unit.module, unit.most)).collect();
-            (choice.units, all, choice.proven)
-        }
-        None => (vec![ShardUnit { module: info.root(), offloaded: false }], Vec::new(), false),
-    };
-    let least = evaluate(&units, &all, None);
-    Err(ModulePlanError::Infeasible(Box::new(ModuleInfeasible {
-        budget: task.budget,
-        least: least.peak,
-        proven,
-        module: info.modules()[least.binding].name.clone(),
-        held: costs.held(&units, &all, least.binding),
-    })))
+    // Where the solver fails, the plan with the smallest peak fits; without a host it may find a better one.
+    let discards = fill(info, &lowest.checkpointed, |module| costs.persistent(&lowest.units, module), task.budget);
+    let fitting = evaluate(&lowest.units, &discards, None);
+    let without = task.host.and_then(|_| shard(info, &ShardTask { host: None, ..task.clone() }).ok());
+    let better = without.filter(|plan| plan.seconds().0 < fitting.seconds().0);
+    Ok(better.map_or(fitting, |plan| ShardPlan { gap: None, ..plan }))
 }
 
 fn verify(info: &ModuleInfo, task: &ShardTask) -> Result<(), ModulePlanError> {

@@ -17,8 +17,16 @@ pub struct Choice<'a> {
     /// The root first.
     pub units: Vec<ShardUnit>,
     pub checkpointed: Vec<&'a Candidate>,
-    /// It had the time to prove that nothing is better.
-    pub proven: bool,
+    /// How far above the optimum it may be, as a share of it; absent where the solver's time was up.
+    pub gap: Option<f64>,
+}
+
+impl Choice<'_> {
+    /// No unit but the root.
+    pub fn root_alone(info: &ModuleInfo) -> Choice<'static> {
+        let root = ShardUnit { module: info.root(), offloaded: false };
+        Choice { units: vec![root], checkpointed: Vec::new(), gap: None }
+    }
 }
 
 /// A module that may be a unit, with its shard in one place.
@@ -45,21 +53,21 @@ pub fn solve<'a>(costs: &Costs<'_>, candidates: &'a [Candidate], goal: Goal) -> 
     let checkpointing = memory(&mut program, costs, &places, &root, candidates, goal, &limit);
     match goal {
         Goal::Fastest(_) => {
-            let communication = path(&mut program, costs, &places) + root.seconds(costs);
-            program.objective = (communication + checkpointing.seconds()) * (1.0 / scale.seconds);
+            let beyond_units = (root.seconds(costs) + checkpointing.seconds()) * (1.0 / scale.seconds);
+            program.objective = path(&mut program, costs, &places, &scale) + beyond_units;
         }
         Goal::Lowest => {
             no_nested(&mut program, costs.info, &places);
             program.objective = limit;
         }
     }
-    let answer = program.solve(&costs.task.limits).map_err(|reason| ModulePlanError::Unsolved { reason })?;
+    let answer = program.solve(&goal.limits(&costs.task.limits)).map_err(|reason| ModulePlanError::Unsolved { reason })?;
     Ok(answer.map(|answer| {
         let offloaded = root.offloaded.is_some_and(|offloaded| answer.is_one(offloaded));
         let mut units = vec![ShardUnit { module: costs.info.root(), offloaded }];
         units.extend(places.iter().filter(|place| answer.is_one(place.chosen)).map(|place| place.unit));
         units.sort_by_key(|unit| unit.module);
-        Choice { units, checkpointed: checkpointing.chosen(&answer), proven: answer.proven }
+        Choice { units, checkpointed: checkpointing.chosen(&answer), gap: answer.gap }
     }))
 }
 
@@ -214,38 +222,40 @@ fn no_nested(program: &mut Program, info: &ModuleInfo, places: &[Place]) {
 ///
 /// An arc from one unit to another is there where the second begins after everything in the first has, so no unit on a
 /// path contains another. Choices being whole, so is the path.
-fn path(program: &mut Program, costs: &Costs<'_>, places: &[Place]) -> Expression {
+fn path(program: &mut Program, costs: &Costs<'_>, places: &[Place], scale: &Scale) -> Expression {
     let (info, task) = (costs.info, costs.task);
+    let gather_ghost = |is_end| costs.ghost(task.all_gather, is_end) / scale.seconds;
+    let reduce_ghost = |is_end| costs.ghost(task.reduce_scatter, is_end) / scale.seconds;
+    let (gather, reduce) = (|place: &Place| place.gather / scale.seconds, |place: &Place| place.reduce / scale.seconds);
     // The last module in each, by forward pre-order.
     let mut ends: Vec<usize> = (0..info.modules().len()).collect();
     for module in info.modules().keys() {
         info.lineage(module).for_each(|upper| ends[upper.index()] = ends[upper.index()].max(module.index()));
     }
     let mut seconds = Expression::from(0.0);
-    let mut arc = |seconds_there: f64| {
+    let mut arc = |exposed: f64| {
         let taken = program.within(0.0, 1.0);
-        seconds += seconds_there * taken;
+        seconds += exposed * taken;
         taken
     };
     // Arcs into and out of each place, each with what it adds to the communication beside the place's backward pass.
     let (mut into, mut out): (Vec<Vec<(Variable, f64)>>, Vec<Vec<(Variable, f64)>>) =
         (vec![Vec::new(); places.len()], vec![Vec::new(); places.len()]);
     let (root_last, _) = costs.ends(info.root());
-    let alone = arc(costs.ghost(task.all_gather, root_last) + costs.ghost(task.reduce_scatter, root_last));
-    let mut first = vec![alone];
+    let mut first = vec![arc(gather_ghost(root_last) + reduce_ghost(root_last))];
     for (at, place) in places.iter().enumerate() {
-        let stats = &info.modules()[place.unit.module];
+        let forward = info.modules()[place.unit.module].forward.0 / scale.seconds;
         let (is_last, is_first) = costs.ends(place.unit.module);
-        let begin = arc(place.gather + place.reduce);
+        let begin = arc(gather(place) + reduce(place));
         first.push(begin);
-        into[at].push((begin, costs.ghost(task.all_gather, is_first)));
-        let end = arc((costs.ghost(task.all_gather, is_last) - stats.forward.0).max(0.0));
-        out[at].push((end, costs.ghost(task.reduce_scatter, is_last)));
+        into[at].push((begin, gather_ghost(is_first)));
+        let end = arc((gather_ghost(is_last) - forward).max(0.0));
+        out[at].push((end, reduce_ghost(is_last)));
         for (next_at, next) in places.iter().enumerate() {
             if next.unit.module.index() > ends[place.unit.module.index()] {
-                let taken = arc((next.gather - stats.forward.0).max(0.0));
-                out[at].push((taken, next.reduce));
-                into[next_at].push((taken, place.gather));
+                let taken = arc((gather(next) - forward).max(0.0));
+                out[at].push((taken, reduce(next)));
+                into[next_at].push((taken, gather(place)));
             }
         }
     }
@@ -256,7 +266,7 @@ fn path(program: &mut Program, costs: &Costs<'_>, places: &[Place]) -> Expressio
         program.row(constraint!(sum(&into[at]) == place.chosen));
         program.row(constraint!(sum(&out[at]) == place.chosen));
         // Beside the backward pass: the gather of the unit before, the reduction of the one behind.
-        let backward = info.modules()[place.unit.module].backward.0;
+        let backward = info.modules()[place.unit.module].backward.0 / scale.seconds;
         let most = |arcs: &[(Variable, f64)]| arcs.iter().map(|&(_, beside)| beside).fold(0.0, f64::max);
         if most(&into[at]) + most(&out[at]) > backward {
             let exposed = program.within(0.0, f64::INFINITY);
