@@ -8,7 +8,7 @@ use clap::Args;
 use serde_json::{Value, json};
 use tightfit::graph::{Graph, NodeId};
 use tightfit::plan::{LiveTensor, live_tensors, simulate};
-use tightfit::profile::{Profile, access_profile};
+use tightfit::profile::{Profile, access_profile, dataflow};
 use tightfit::units::{Bytes, Seconds};
 
 use crate::input;
@@ -60,6 +60,7 @@ pub fn analyze(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let name = |node: Option<NodeId>| node.map(|node| graph.nodes()[node].name.clone());
     if arguments.json {
         let table = access_profile(&graph, &profile, &order, curve, None);
+        let flow = dataflow(&graph, &profile);
         let nodes: Vec<Value> = order
             .iter()
             .map(|&node| {
@@ -69,6 +70,7 @@ pub fn analyze(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                     "rank": row.rank, "seconds": row.seconds, "active_bytes": row.active, "in_peak_interval": row.in_peak_interval,
                     "first_forward_access": name(row.first_forward_access), "last_forward_access": name(row.last_forward_access),
                     "first_backward_access": name(row.first_backward_access), "last_backward_access": name(row.last_backward_access),
+                    "dataflow": flow.nodes[node],
                 })
             })
             .collect();
@@ -80,6 +82,12 @@ pub fn analyze(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 "module": path, "nodes": row.nodes, "parameter_bytes": row.parameters, "saved_bytes": row.saved, "seconds": row.seconds,
             })).collect::<Vec<_>>(),
             "nodes": nodes,
+            "dataflow": {
+                "graph": flow.graph,
+                "modules": flow.tree.branches().iter().map(|(module, branch)| json!({
+                    "module": branch.path, "share": flow.modules[module].share, "alone": flow.modules[module].alone,
+                })).collect::<Vec<_>>(),
+            },
         });
         println!("{result}");
         return Ok(ExitCode::SUCCESS);

@@ -11,10 +11,14 @@ mod exit;
 mod figures;
 mod input;
 mod interrupt;
+mod modules;
 mod output;
 mod pareto;
 mod plan;
+mod sac;
 mod seconds;
+mod shard;
+mod solver;
 mod train;
 
 use std::process::ExitCode;
@@ -40,6 +44,9 @@ enum Verb {
     Pareto(pareto::Arguments),
     Check(check::Arguments),
     Analyze(analyze::Arguments),
+    Modules(modules::Arguments),
+    Sac(sac::Arguments),
+    Shard(shard::Arguments),
     Calibrate(calibrate::Arguments),
     Bench(bench::Arguments),
 }
@@ -52,6 +59,9 @@ fn main() -> ExitCode {
         Verb::Pareto(arguments) => pareto::pareto(&arguments),
         Verb::Check(arguments) => check::check(&arguments),
         Verb::Analyze(arguments) => analyze::analyze(&arguments),
+        Verb::Modules(arguments) => modules::modules(&arguments),
+        Verb::Sac(arguments) => sac::sac(&arguments),
+        Verb::Shard(arguments) => shard::shard(&arguments),
         Verb::Calibrate(arguments) => calibrate::calibrate(&arguments),
         Verb::Bench(arguments) => bench::bench(&arguments),
     };

@@ -1,5 +1,6 @@
 //! `tightfit bench`: measure on this machine. Invariant: figures are printed, never judged; only a real error fails.
 
+mod dataflow;
 mod engine;
 mod layout;
 mod markdown;
@@ -9,7 +10,7 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
-/// Measure the engine beside PyTorch, the planner beside others, and the layout of buffers.
+/// Measure the engine beside PyTorch, the planner beside others, the layout of buffers, and analyses.
 #[derive(Args)]
 pub struct Arguments {
     #[command(subcommand)]
@@ -21,6 +22,7 @@ enum What {
     Engine(engine::Arguments),
     Planner(planner::Arguments),
     Layout(layout::Arguments),
+    Dataflow(dataflow::Arguments),
 }
 
 /// Measures and prints.
@@ -29,5 +31,6 @@ pub fn bench(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         What::Engine(arguments) => engine::engine(arguments),
         What::Planner(arguments) => planner::planner(arguments),
         What::Layout(arguments) => layout::layout(arguments),
+        What::Dataflow(arguments) => dataflow::analyses(arguments),
     }
 }

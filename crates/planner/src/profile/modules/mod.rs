@@ -5,7 +5,10 @@
 //! Source of the fields: PyTorch, `torch/distributed/_tools/ilp_utils.py` (`ModStats`).
 
 mod format;
+mod measure;
 mod operators;
+mod tradeoff;
+mod tree;
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -13,7 +16,10 @@ use std::collections::btree_map::Entry;
 use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap, entity_impl};
 use thiserror::Error;
 
+pub use measure::measure;
 pub use operators::{OperatorStats, OperatorStatsError, operators};
+pub use tradeoff::{Group, Groups, Tradeoff, groups, tradeoff};
+pub use tree::{Branch, ModuleTree, Span};
 
 use crate::units::{Bytes, Seconds};
 
@@ -31,7 +37,7 @@ pub struct ModuleStats {
     pub parameters: Bytes,
     /// The gradients of its parameters.
     pub gradients: Bytes,
-    /// All gradients there are when its backward pass begins.
+    /// All gradients there are when its backward pass begins; measured on a graph, at the peak of its backward pass.
     pub total_gradients: Bytes,
     /// Activations that its forward pass leaves, without its input and its output.
     pub forward_activations: Bytes,

@@ -1,0 +1,76 @@
+//! `tightfit bench dataflow`: how long it takes to see where the bytes of a step are. Invariant: every time is the best
+//! of several runs, and every run analyzes anew.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use serde_json::{Value, json};
+use tightfit::profile::dataflow;
+use tightfit::profile::modules::measure;
+
+use super::markdown::table;
+use crate::{effort, input};
+
+/// Time dataflow analysis and module statistics.
+#[derive(Args)]
+#[command(
+    after_help = "Example:\n  tightfit bench dataflow corpus/graphs/llama_1b_b2_s2048.json.gz corpus/synthetic/transformer-1850.json.gz"
+)]
+pub struct Arguments {
+    /// Graph files [default: those of corpus/graphs, and a transformer of 55,504 nodes]
+    graphs: Vec<PathBuf>,
+    /// How often to analyze each graph
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    runs: u32,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Analyzes and prints.
+pub fn analyses(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let mut paths = arguments.graphs.clone();
+    if paths.is_empty() {
+        let files = std::fs::read_dir("corpus/graphs")?.map(|entry| entry.map(|entry| entry.path()));
+        paths = files.collect::<Result<_, _>>()?;
+        paths.sort();
+        paths.push(PathBuf::from("corpus/synthetic/transformer-1850.json.gz"));
+    }
+    let (mut rows, mut results): (Vec<Vec<String>>, Vec<Value>) = (Vec::new(), Vec::new());
+    for path in paths {
+        let (graph, is_step) = input::graph(&path)?;
+        eprintln!("{}", graph.name());
+        let profile = input::profile(&graph, &input::machine(None, is_step, None)?);
+        let (mut analysis, mut statistics) = (f64::INFINITY, f64::INFINITY);
+        let mut flow = dataflow(&graph, &profile);
+        for _ in 0..arguments.runs {
+            let start = effort::clock().0;
+            flow = dataflow(&graph, &profile);
+            let between = effort::clock().0;
+            measure(&graph, &profile)?;
+            analysis = analysis.min(between - start);
+            statistics = statistics.min(effort::clock().0 - between);
+        }
+        let milliseconds = |seconds: f64| format!("{:.2}", seconds * 1e3);
+        let (nodes, modules) = (graph.nodes().len(), flow.tree.branches().len());
+        rows.push(vec![
+            graph.name().to_string(),
+            nodes.to_string(),
+            modules.to_string(),
+            milliseconds(analysis),
+            milliseconds(statistics),
+            flow.curve.peak.0.to_string(),
+        ]);
+        results.push(json!({
+            "graph": graph.name(), "nodes": nodes, "modules": modules, "dataflow_seconds": analysis, "statistics_seconds": statistics,
+            "peak_bytes": flow.curve.peak,
+        }));
+    }
+    if arguments.json {
+        println!("{}", Value::Array(results));
+    } else {
+        print!("{}", table(&["graph", "nodes", "modules", "dataflow, ms", "module statistics, ms", "peak, bytes"], &rows));
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,110 @@
+//! `tightfit modules`: what each module of a model holds, and how long it takes.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Args;
+use tightfit::profile::Profile;
+use tightfit::profile::modules::{ModuleIndex, ModuleInfo, measure};
+use tightfit::units::{Bytes, Seconds};
+
+use crate::input;
+
+/// Show what each module of a step holds in the forward and the backward pass, and how long it takes.
+#[derive(Args)]
+#[command(
+    after_help = "Example:\n  tightfit modules corpus/graphs/llama_1b_b2_s2048.json.gz --depth 4\n  tightfit modules corpus/steps/gpt-small --json > modules.json"
+)]
+pub struct Arguments {
+    /// A graph file or a step's folder
+    graph: PathBuf,
+    /// cpu, a100-80gb or h100-80gb [default: cpu for steps, a100-80gb for graphs]
+    #[arg(long)]
+    machine: Option<String>,
+    /// Worker threads of the cpu machine [default: all processors]
+    #[arg(long)]
+    threads: Option<u32>,
+    /// How many levels of modules to show below the root [default: all]
+    #[arg(long)]
+    depth: Option<usize>,
+    /// Print the statistics of all modules as JSON, as PyTorch's tools write them
+    #[arg(long)]
+    json: bool,
+}
+
+/// A column of the table.
+type Column = (&'static str, fn(&ModuleInfo, ModuleIndex) -> String);
+
+const COLUMNS: [Column; 10] = [
+    ("parameters", |info, module| bytes(info.modules()[module].parameters)),
+    ("input", |info, module| bytes(info.modules()[module].input)),
+    ("saved", |info, module| bytes(info.modules()[module].forward_activations)),
+    ("output", |info, module| bytes(info.modules()[module].output)),
+    ("held", |info, module| bytes(info.modules()[module].total_activations)),
+    ("held back", |info, module| bytes(info.modules()[module].backward_activations)),
+    ("gradients", |info, module| bytes(info.modules()[module].total_gradients)),
+    ("temporary", |info, module| bytes(info.modules()[module].activation_gradients)),
+    ("forward ms", |info, module| milliseconds(info.modules()[module].forward)),
+    ("backward ms", |info, module| milliseconds(info.modules()[module].backward)),
+];
+
+const LEGEND: &str = "saved: made inside for the backward pass, freed by checkpointing; held: all activations when the forward pass of the
+module ends; held back, gradients, temporary: all activations, gradients and temporaries at the peak of its backward pass";
+
+/// Measures and prints.
+pub fn modules(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let (graph, is_step) = input::graph(&arguments.graph)?;
+    let machine = input::machine(arguments.machine.as_deref(), is_step, arguments.threads)?;
+    let profile = Profile { in_place: false, ..input::profile(&graph, &machine) };
+    let info = measure(&graph, &profile)?;
+    if arguments.json {
+        println!("{}", info.to_json());
+        return Ok(ExitCode::SUCCESS);
+    }
+    let deepest = arguments.depth.unwrap_or(usize::MAX);
+    let shown: Vec<(ModuleIndex, usize)> =
+        info.modules().keys().map(|module| (module, info.lineage(module).count() - 1)).filter(|&(_, depth)| depth <= deepest).collect();
+    println!(
+        "{}: {} modules, {} ms forward and {} ms backward on {}",
+        graph.name(),
+        info.modules().len(),
+        milliseconds(info.modules()[info.root()].forward),
+        milliseconds(info.modules()[info.root()].backward),
+        machine.name
+    );
+    println!(
+        "peak {} ({} bytes) of parameters, gradients and activations, without batch, buffers and optimizer state",
+        info.baseline_peak(),
+        info.baseline_peak().0
+    );
+    println!("{LEGEND}\n");
+    let names: Vec<String> = shown.iter().map(|&(module, depth)| "  ".repeat(depth) + name(&info, module)).collect();
+    let widest = names.iter().map(|name| name.chars().count()).max().unwrap_or(0).max("module".len());
+    let cells: Vec<Vec<String>> = COLUMNS.iter().map(|(_, cell)| shown.iter().map(|&(module, _)| cell(&info, module)).collect()).collect();
+    let widths: Vec<usize> =
+        COLUMNS.iter().zip(&cells).map(|((head, _), cells)| cells.iter().map(String::len).max().unwrap_or(0).max(head.len())).collect();
+    let line = |name: &str, cell: &dyn Fn(usize) -> String| {
+        let cells: String = widths.iter().enumerate().map(|(column, &width)| format!("  {:>width$}", cell(column))).collect();
+        println!("{name:<widest$}{cells}");
+    };
+    line("module", &|column| COLUMNS[column].0.to_string());
+    for (row, name) in names.iter().enumerate() {
+        line(name, &|column| cells[column][row].clone());
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The last component of a module's name; for the root all of it.
+fn name(info: &ModuleInfo, module: ModuleIndex) -> &str {
+    let name = &info.modules()[module].name;
+    info.parent(module).map_or(name, |parent| &name[info.modules()[parent].name.len() + 1..])
+}
+
+/// A dash where there is nothing, so that what there is stands out.
+fn bytes(bytes: Bytes) -> String {
+    if bytes == Bytes::ZERO { "–".to_string() } else { bytes.to_string() }
+}
+
+fn milliseconds(seconds: Seconds) -> String {
+    format!("{:.3}", seconds.0 * 1e3)
+}

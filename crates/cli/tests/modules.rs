@@ -1,0 +1,71 @@
+//! `tightfit modules`, and the dataflow figures of `analyze`. Invariant: what is printed is what the library reads and
+//! what the other verbs say.
+#![allow(clippy::unwrap_used)] // a test that cannot go on panics
+
+mod program;
+
+use std::path::Path;
+
+use expect_test::expect;
+use program::run;
+use serde_json::Value;
+use tightfit::profile::modules::ModuleInfo;
+
+fn number(value: &Value) -> u64 {
+    value.as_u64().unwrap_or_else(|| panic!("{value}"))
+}
+
+#[test]
+fn the_json_reads_as_statistics_of_modules() {
+    for graph in ["corpus/steps/gpt-nano --threads 2", "corpus/graphs/vit_b16_b32.json.gz"] {
+        let printed = run(Path::new("."), &format!("modules {graph} --json")).done().stdout;
+        let info = ModuleInfo::from_json(printed.as_bytes()).unwrap();
+        let analyzed = run(Path::new("."), &format!("analyze {graph} --json")).done().result();
+        let peak = number(&analyzed["peak_bytes"]);
+        // The rest of the step's peak: batch, buffers and optimizer state.
+        let least = info.baseline_peak().0;
+        assert!(least + number(&analyzed["static_bytes"]) >= peak && least <= peak + peak / 5, "{graph}: {least}, {peak}");
+        let text = run(Path::new("."), &format!("modules {graph}")).done().stdout;
+        assert!(text.contains(&format!("({least} bytes)")), "{graph}: {text}");
+        assert_eq!(text.lines().count(), info.modules().len() + 6, "{graph}: a line for each module");
+    }
+}
+
+#[test]
+fn a_person_can_read_the_table() {
+    let text = run(Path::new("."), "modules corpus/graphs/gpt2_small_b8_s512.json.gz --depth 3").done().stdout;
+    expect![[r#"
+        gpt2_small_b8_s512: 128 modules, 8.411 ms forward and 27.230 ms backward on a100-80gb
+        peak 4.5 GiB (4852627980 bytes) of parameters, gradients and activations, without batch, buffers and optimizer state
+        saved: made inside for the backward pass, freed by checkpointing; held: all activations when the forward pass of the
+        module ends; held back, gradients, temporary: all activations, gradients and temporaries at the peak of its backward pass
+
+        module              parameters     input     saved     output     held  held back  gradients  temporary  forward ms  backward ms
+        gpt2_small_b8_s512   237.4 MiB  64.0 KiB   2.8 GiB        4 B  2.8 GiB    2.8 GiB          –    1.5 GiB       8.411       27.230
+          model              237.4 MiB  32.0 KiB   2.0 GiB  392.6 MiB  2.4 GiB    2.0 GiB          –  466.3 MiB       6.593       19.746
+            transformer      237.4 MiB  32.0 KiB   2.0 GiB    6.0 MiB  2.0 GiB    1.9 GiB    4.5 MiB  247.6 MiB       5.580       17.719
+              wte             73.6 MiB  32.0 KiB         –    6.0 MiB  6.0 MiB        4 B  163.7 MiB  380.1 MiB       0.041        0.369
+              wpe              1.5 MiB   4.0 KiB         –  768.0 KiB  6.8 MiB        4 B  162.2 MiB   87.1 MiB       0.001        0.010
+              h              162.2 MiB   8.0 MiB   2.0 GiB    6.0 MiB  2.0 GiB    1.9 GiB    4.5 MiB  247.6 MiB       5.517       17.142
+              ln_f             3.0 KiB   6.0 MiB  16.0 KiB    6.0 MiB  2.0 GiB    2.0 GiB          –  133.6 MiB       0.006        0.194
+            lm_head           73.6 MiB   6.0 MiB         –  392.6 MiB  2.4 GiB    2.0 GiB          –  466.3 MiB       1.013        2.027
+    "#]]
+    .assert_eq(&text);
+}
+
+#[test]
+fn dataflow_adds_up_in_the_analysis() {
+    for graph in ["corpus/steps/gpt-nano-dropout --threads 2", "corpus/graphs/mobilenet_v3_large_b64.json.gz"] {
+        let analyzed = run(Path::new("."), &format!("analyze {graph} --json")).done().result();
+        let flow = &analyzed["dataflow"];
+        let modules = flow["modules"].as_array().unwrap();
+        assert_eq!(modules[0]["module"], "", "{graph}: the root comes first");
+        for kind in ["share", "alone"] {
+            assert_eq!(modules[0][kind], flow["graph"], "{graph}: {kind}");
+        }
+        for key in ["fwd_flop", "bwd_flop", "fwd_mem_tmp", "fwd_mem_out", "bwd_mem_out"] {
+            let nodes: u64 = analyzed["nodes"].as_array().unwrap().iter().map(|node| number(&node["dataflow"][key])).sum();
+            assert_eq!(nodes, number(&flow["graph"][key]), "{graph}: {key}");
+        }
+    }
+}
