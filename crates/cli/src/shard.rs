@@ -7,8 +7,7 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use tightfit::plan::{Link, ShardTask, ShardVariant};
-use tightfit::profile::modules::ModuleInfo;
-use tightfit::units::Seconds;
+use tightfit::units::{Bytes, Seconds};
 
 use crate::budget::Budget;
 use crate::effort::duration;
@@ -110,7 +109,7 @@ pub fn shard(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         tightfit::plan::shard(&info, &task)
     })?;
     let seconds = start.elapsed().as_secs_f64();
-    let name = |module| ModuleInfo::modules(&info)[module].name.as_str();
+    let name = |module| info.modules()[module].name.as_str();
     if arguments.json {
         let sac_stats = serde_json::from_slice::<Value>(&text).unwrap_or_default()["sac_stats"].take();
         let checkpointed = plan.checkpointed.iter().map(|unit| sac::unit_json(&info, unit, &sac_stats));
@@ -142,10 +141,14 @@ pub fn shard(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         info.baseline_seconds().0 * 1e3,
         quality(plan.gap),
     );
-    println!("\n{:<48} {:>12}", "unit", "parameters");
+    // The root gathers what no other unit does.
+    let parameters = |module| info.modules()[module].parameters;
+    let others: Bytes = plan.units.iter().skip(1).map(|unit| parameters(unit.module)).sum();
+    println!("\n{:<48} {:>12}", "unit", "gathers");
     for unit in &plan.units {
+        let rest = if unit.module == info.root() { others } else { Bytes::ZERO };
         let place = if unit.offloaded { "  shard on the host" } else { "" };
-        println!("{:<48} {:>12}{place}", name(unit.module), info.modules()[unit.module].parameters.to_string());
+        println!("{:<48} {:>12}{place}", name(unit.module), parameters(unit.module).saturating_sub(rest).to_string());
     }
     if arguments.checkpoint {
         sac::print_units(&info, &plan.checkpointed);

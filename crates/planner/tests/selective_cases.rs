@@ -207,11 +207,11 @@ fn policies_are_optimal_beside_all_subsets() {
     for _ in 0..300 {
         let count = random.usize(1..=8);
         let mut items: Vec<OperatorStats> = (0..count).map(|_| operator(f64::from(random.u32(0..20)), random.u64(0..30))).collect();
-        for at in 0..count {
+        for (at, item) in items.iter_mut().enumerate() {
             match random.u32(0..8) {
-                0 => items[at].is_view = true,
-                1 | 2 => items[at].is_random = true,
-                3 => items[at].in_place_of = Some(random.usize(0..=at)),
+                0 => item.is_view = true,
+                1 | 2 => item.is_random = true,
+                3 => item.in_place_of = Some(random.usize(0..=at)),
                 _ => {}
             }
         }

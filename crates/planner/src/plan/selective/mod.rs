@@ -11,11 +11,10 @@ mod policy;
 
 use good_lp::{Expression, constraint};
 
-pub use candidate::Candidate;
 pub use infeasible::{ModuleInfeasible, ModulePlanError};
 pub use policy::{OperatorPolicy, PolicyError, policy};
 
-pub(super) use candidate::{Checkpointing, candidates, fill};
+pub(super) use candidate::{Candidate, Checkpointing, candidates, fill};
 pub(super) use memory::{MemoryRow, activations, binding, units};
 
 use super::program::{Program, Scale, SolverLimits};
@@ -88,35 +87,47 @@ pub fn selective(info: &ModuleInfo, task: &SelectiveTask) -> Result<SelectivePla
         named && !task.sharded.iter().any(|&unit| unit != module && info.contains(module, unit))
     });
     let solve = |goal| solve(info, &candidates, goal, &persistent, &task.limits);
+    // Whether anything fits is the smaller question, and its answer is what there is to say where nothing does.
+    let (chosen, lowest_gap) = solve(Goal::Lowest)?.unwrap_or_default();
+    let all: Vec<(ModuleIndex, Bytes)> = chosen.iter().map(|unit| (unit.module, unit.most)).collect();
+    let least = evaluate(&all, None);
+    if least.peak > task.budget {
+        let stats = &info.modules()[least.binding];
+        let activations = activations(info, &all, least.binding);
+        let gradients = stats.activation_gradients.min(activations);
+        return Err(ModulePlanError::Infeasible(Box::new(ModuleInfeasible {
+            budget: task.budget,
+            least: least.peak,
+            proven: lowest_gap == Some(0.0),
+            module: stats.name.clone(),
+            held: vec![
+                ("parameters and gradients", persistent(stats)),
+                ("activations", activations - gradients),
+                ("gradients of activations", gradients),
+            ],
+        })));
+    }
+    let filled = |chosen: &[&Candidate], target| fill(info, chosen, |module| persistent(&info.modules()[module]), target);
     // The solver's rows may be exceeded by a tolerance; then it is asked again for as much less.
     let mut target = task.budget;
     for _ in 0..3 {
-        let Some((chosen, gap)) = solve(Goal::Fastest(target))? else { break };
-        let discards = fill(info, &chosen, |module| persistent(&info.modules()[module]), target);
-        let plan = evaluate(&discards, gap);
+        let (chosen, gap) = match solve(Goal::Fastest(target)) {
+            Ok(Some(answer)) => answer,
+            Ok(None) | Err(ModulePlanError::Unsolved { .. }) => break,
+            Err(error) => return Err(error),
+        };
+        let plan = evaluate(&filled(&chosen, target), gap);
         if plan.peak <= task.budget {
             return Ok(plan);
         }
         target = target.saturating_sub(plan.peak - task.budget);
     }
-    let (chosen, gap) = solve(Goal::Lowest)?.unwrap_or_default();
-    let all: Vec<(ModuleIndex, Bytes)> = chosen.iter().map(|unit| (unit.module, unit.most)).collect();
-    let least = evaluate(&all, None);
-    let stats = &info.modules()[least.binding];
-    let activations = activations(info, &all, least.binding);
-    let gradients = stats.activation_gradients.min(activations);
-    Err(ModulePlanError::Infeasible(Box::new(ModuleInfeasible {
-        budget: task.budget,
-        least: least.peak,
-        proven: gap == Some(0.0),
-        module: stats.name.clone(),
-        held: vec![
-            ("parameters and gradients", persistent(stats)),
-            ("activations", activations - gradients),
-            ("gradients of activations", gradients),
-        ],
-    })))
+    // Where the solver fails, the modules with the smallest peak fit.
+    Ok(evaluate(&filled(&chosen, task.budget), None))
 }
+
+/// The modules that the solver chooses, and how far above the optimum they may be.
+type Chosen<'a> = (Vec<&'a Candidate>, Option<f64>);
 
 /// What a program minimises.
 #[derive(Clone, Copy)]
@@ -137,14 +148,14 @@ impl Goal {
     }
 }
 
-/// The modules that the solver chooses, and how far above the optimum they may be; `None` where no choice fits.
+/// The solver's choice; `None` where none fits.
 fn solve<'a>(
     info: &ModuleInfo,
     candidates: &'a [Candidate],
     goal: Goal,
     persistent: &impl Fn(&ModuleStats) -> Bytes,
     limits: &SolverLimits,
-) -> Result<Option<(Vec<&'a Candidate>, Option<f64>)>, ModulePlanError> {
+) -> Result<Option<Chosen<'a>>, ModulePlanError> {
     let scale = Scale::of(info);
     let mut program = Program::new();
     let limit: Expression = match goal {

@@ -130,16 +130,24 @@ pub fn shard(info: &ModuleInfo, task: &ShardTask) -> Result<ShardPlan, ModulePla
         let discards = fill(info, &choice.checkpointed, |module| costs.persistent(&choice.units, module), target);
         let plan = evaluate(&choice.units, &discards, choice.gap);
         if plan.peak <= task.budget {
-            return Ok(plan);
+            return Ok(or_without_host(info, task, plan));
         }
         target = target.saturating_sub(plan.peak - task.budget);
     }
-    // Where the solver fails, the plan with the smallest peak fits; without a host it may find a better one.
+    // Where the solver fails, the plan with the smallest peak fits.
     let discards = fill(info, &lowest.checkpointed, |module| costs.persistent(&lowest.units, module), task.budget);
-    let fitting = evaluate(&lowest.units, &discards, None);
-    let without = task.host.and_then(|_| shard(info, &ShardTask { host: None, ..task.clone() }).ok());
-    let better = without.filter(|plan| plan.seconds().0 < fitting.seconds().0);
-    Ok(better.map_or(fitting, |plan| ShardPlan { gap: None, ..plan }))
+    Ok(or_without_host(info, task, evaluate(&lowest.units, &discards, None)))
+}
+
+/// The plan; or where the solver did not do all that it was asked, and finds a better one without a host, that one.
+fn or_without_host(info: &ModuleInfo, task: &ShardTask, plan: ShardPlan) -> ShardPlan {
+    if task.host.is_none() || plan.gap.is_some_and(|gap| gap <= task.limits.gap) {
+        return plan;
+    }
+    match shard(info, &ShardTask { host: None, ..task.clone() }) {
+        Ok(without) if without.seconds().0 < plan.seconds().0 => ShardPlan { gap: plan.gap, ..without },
+        _ => plan,
+    }
 }
 
 fn verify(info: &ModuleInfo, task: &ShardTask) -> Result<(), ModulePlanError> {

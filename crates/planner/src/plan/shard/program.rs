@@ -12,6 +12,10 @@ use crate::plan::selective::{Candidate, Checkpointing, Goal, MemoryRow, ModulePl
 use crate::profile::modules::{ModuleIndex, ModuleInfo};
 use crate::units::Bytes;
 
+/// Smaller parts of all parameters stay on the device: they free next to nothing, and places that differ by next to
+/// nothing make singular bases.
+const WORTH_OFFLOADING: u64 = 10_000;
+
 /// What the solver chose.
 pub struct Choice<'a> {
     /// The root first.
@@ -74,13 +78,14 @@ pub fn solve<'a>(costs: &Costs<'_>, candidates: &'a [Candidate], goal: Goal) -> 
 /// Every module that may be a unit, with its shard on the device and, where that is asked for, on the host.
 fn places(program: &mut Program, costs: &Costs<'_>) -> Vec<Place> {
     let (info, task) = (costs.info, costs.task);
+    let all = info.modules()[info.root()].parameters;
     let mut places = Vec::new();
     for (module, stats) in info.modules().iter().filter(|&(module, _)| module != info.root()) {
         let candidate = match &task.units {
             Some(units) => units.contains(&module),
             None => task.variant == ShardVariant::Published || stats.parameters > Bytes::ZERO,
         };
-        let offloading = task.host.is_some() && stats.parameters > Bytes::ZERO;
+        let offloading = task.host.is_some() && stats.parameters.0 > all.0 / WORTH_OFFLOADING;
         let before = places.len();
         for offloaded in [false, true].into_iter().filter(|&offloaded| candidate && (offloading || !offloaded)) {
             places.push(Place {
@@ -239,8 +244,8 @@ fn path(program: &mut Program, costs: &Costs<'_>, places: &[Place], scale: &Scal
         taken
     };
     // Arcs into and out of each place, each with what it adds to the communication beside the place's backward pass.
-    let (mut into, mut out): (Vec<Vec<(Variable, f64)>>, Vec<Vec<(Variable, f64)>>) =
-        (vec![Vec::new(); places.len()], vec![Vec::new(); places.len()]);
+    let mut into: Vec<Vec<(Variable, f64)>> = vec![Vec::new(); places.len()];
+    let mut out = into.clone();
     let (root_last, _) = costs.ends(info.root());
     let mut first = vec![arc(gather_ghost(root_last) + reduce_ghost(root_last))];
     for (at, place) in places.iter().enumerate() {
