@@ -42,12 +42,10 @@ pub fn clock() -> Seconds {
 /// A duration as people write it.
 pub fn duration(text: &str) -> Result<Seconds, String> {
     let text = text.trim();
-    let (digits, unit) = match text.strip_suffix("ms") {
-        Some(digits) => (digits, 1e-3),
-        None => (text.strip_suffix('s').unwrap_or(text), 1.0),
-    };
+    let units = [("us", 1e-6), ("ms", 1e-3), ("s", 1.0), ("", 1.0)];
+    let (digits, unit) = units.into_iter().find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, seconds))).unwrap_or((text, 1.0));
     let seconds = digits.trim().parse().ok().map(|x: f64| x * unit).filter(|x| x.is_finite() && *x >= 0.0);
-    seconds.map(Seconds).ok_or_else(|| "write seconds, as in 10, 0.5, 10s or 500ms".to_string())
+    seconds.map(Seconds).ok_or_else(|| "write seconds, as in 10, 0.5, 10s, 500ms or 20us".to_string())
 }
 
 #[cfg(test)]
@@ -56,7 +54,7 @@ mod tests {
 
     #[test]
     fn durations_read_as_people_write_them() {
-        for (text, seconds) in [("1", 1.0), ("500ms", 0.5), ("10s", 10.0), ("0.25 s", 0.25), ("0", 0.0)] {
+        for (text, seconds) in [("1", 1.0), ("500ms", 0.5), ("20us", 20.0 * 1e-6), ("10s", 10.0), ("0.25 s", 0.25), ("0", 0.0)] {
             assert_eq!(duration(text), Ok(Seconds(seconds)), "{text}");
         }
         for text in ["", "s", "ms", "-1", "nan", "inf", "1e999", "5m", "1 min"] {

@@ -3,8 +3,8 @@
 use tightfit::FitError;
 use tightfit::check::Violation;
 use tightfit::machine::MachineError;
-use tightfit::plan::PlanError;
-use tightfit::profile::modules::ModuleInfoError;
+use tightfit::plan::{ModulePlanError, PlanError};
+use tightfit::profile::modules::{ModuleInfoError, OperatorStatsError};
 use tightfit::schedule::PlanFileError;
 use tightfit_engine::checkpoint::CheckpointError;
 use tightfit_engine::data::DataError;
@@ -13,6 +13,7 @@ use tightfit_engine::{CompileError, SessionError, SlabError};
 use tightfit_report::TraceError;
 
 use crate::budget::BudgetError;
+use crate::solver::UnknownModule;
 
 /// Part of `--help`.
 pub const HELP: &str = "\
@@ -47,7 +48,14 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if error.is::<PlanError>() {
         return Some(3);
     }
-    if error.is::<ModuleInfoError>() {
+    if let Some(error) = error.downcast_ref::<ModulePlanError>() {
+        let wanted = matches!(error, ModulePlanError::Infeasible(_) | ModulePlanError::Unsolved { .. });
+        return Some(if wanted { 3 } else { 2 });
+    }
+    if error.is::<UnknownModule>() {
+        return Some(2);
+    }
+    if error.is::<ModuleInfoError>() || error.is::<OperatorStatsError>() {
         return Some(5);
     }
     if let Some(error) = error.downcast_ref::<StepFileError>() {

@@ -10,6 +10,7 @@ use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::plan::{Effort, Infeasible, LiveTensor, PlanError, Planner};
 use tightfit::profile::Profile;
+use tightfit::profile::modules::{ModuleInfo, measure};
 use tightfit::schedule::{self, Residents, Schedule};
 use tightfit::units::Bytes;
 use tightfit::{FitError, Fitted, fit, fit_smallest};
@@ -22,6 +23,21 @@ use crate::{calibrate, seconds};
 /// The training graph of a step's folder, or the graph of a file; `true` for a step.
 pub fn graph(path: &Path) -> anyhow::Result<(Graph, bool)> {
     if path.is_dir() { Ok((Step::open(path)?.training, true)) } else { Ok((read_graph(path)?, false)) }
+}
+
+/// Statistics of a model's modules: from a file that holds them, or of a graph or a step on a machine; and the text of
+/// the file. Files are told apart by what is in them.
+pub fn modules(path: &Path, on: &OnMachine) -> anyhow::Result<(ModuleInfo, Vec<u8>)> {
+    let text = if path.is_dir() { Vec::new() } else { std::fs::read(path).with_context(|| path.display().to_string())? };
+    let has = |key: &str| text.windows(key.len()).any(|window| window == key.as_bytes());
+    if !has("tightfit-graph/") && ["\"mod_stats\"", "\"mod_order\"", "\"module_info\""].into_iter().any(has) {
+        let info = ModuleInfo::from_json(&text).with_context(|| path.display().to_string())?;
+        return Ok((info, text));
+    }
+    let (graph, is_step) = self::graph(path)?;
+    let machine = on.machine(is_step)?;
+    let profile = Profile { in_place: false, ..self::profile(&graph, &machine) };
+    Ok((measure(&graph, &profile)?, Vec::new()))
 }
 
 /// The machine that a step is planned for, as it is given on the command line.

@@ -17,7 +17,10 @@ mod output;
 mod pareto;
 mod plan;
 mod report;
+mod sac;
 mod seconds;
+mod shard;
+mod solver;
 mod trace;
 mod train;
 
@@ -45,6 +48,8 @@ enum Verb {
     Check(check::Arguments),
     Analyze(analyze::Arguments),
     Modules(modules::Arguments),
+    Sac(sac::Arguments),
+    Shard(shard::Arguments),
     Report(report::Arguments),
     Trace(trace::Arguments),
     Calibrate(calibrate::Arguments),
@@ -61,6 +66,8 @@ fn main() -> ExitCode {
         Verb::Check(arguments) => check::check(&arguments),
         Verb::Analyze(arguments) => analyze::analyze(&arguments),
         Verb::Modules(arguments) => modules::modules(&arguments),
+        Verb::Sac(arguments) => sac::sac(&arguments),
+        Verb::Shard(arguments) => shard::shard(&arguments),
         Verb::Report(arguments) => report::report(&arguments),
         Verb::Trace(arguments) => trace::trace(&arguments),
         Verb::Calibrate(arguments) => calibrate::calibrate(&arguments),

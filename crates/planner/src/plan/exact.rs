@@ -6,14 +6,9 @@
 //! and the variables R. Departures: see `doc/theory/exact.md`.
 
 use cranelift_entity::SecondaryMap;
-#[cfg(feature = "highs")]
-use good_lp::highs as solver;
-#[cfg(not(feature = "highs"))]
-use good_lp::microlp as solver;
-use good_lp::{
-    Expression, ProblemVariables, ResolutionError, Solution, SolverModel, Variable, WithMipGap, WithTimeLimit, constraint, variable,
-};
+use good_lp::{Expression, Variable, constraint};
 
+use super::program::{Program, SolverLimits};
 use super::rematerialize::{Versions, legal};
 use super::{Infeasible, Plan, PlanError, Planner, none, simulate};
 use crate::graph::{Graph, NodeId, StorageId};
@@ -53,13 +48,13 @@ pub fn exact_within(graph: &Graph, profile: &Profile, order: &[NodeId], budget: 
     // The solver's rows may be exceeded by a tolerance; then it is asked again for as much less.
     let mut target = budget;
     for _ in 0..3 {
-        let Some(steps) = Program::new(graph, profile, order, Goal::Fastest(target)).solve(limits)? else { break };
+        let Some(steps) = Stages::new(graph, profile, order, Goal::Fastest(target)).solve(limits)? else { break };
         match peak(&steps) {
             reached if reached <= budget => return Ok(Plan { planner: Planner::Exact, steps }),
             reached => target = target.saturating_sub(reached - budget),
         }
     }
-    let lowest = Program::new(graph, profile, order, Goal::Lowest).solve(limits)?.unwrap_or_else(|| order.to_vec());
+    let lowest = Stages::new(graph, profile, order, Goal::Lowest).solve(limits)?.unwrap_or_else(|| order.to_vec());
     let plan = Plan { planner: Planner::Exact, steps: lowest };
     if peak(&plan.steps) <= budget {
         return Ok(plan);
@@ -85,34 +80,24 @@ struct Moment {
     run: Option<Variable>,
 }
 
-struct Program<'a> {
+/// The program of one order.
+struct Stages<'a> {
     graph: &'a Graph,
     profile: &'a Profile,
     order: &'a [NodeId],
-    variables: ProblemVariables,
-    constraints: Vec<good_lp::Constraint>,
+    program: Program,
     moments: Vec<Moment>,
     /// P: for each moment and storage, whether it is held there; absent where nobody decides about it.
     held: Vec<SecondaryMap<StorageId, Option<Variable>>>,
-    objective: Expression,
 }
 
-impl<'a> Program<'a> {
-    fn new(graph: &'a Graph, profile: &'a Profile, order: &'a [NodeId], goal: Goal) -> Program<'a> {
-        let mut program = Program {
-            graph,
-            profile,
-            order,
-            variables: ProblemVariables::new(),
-            constraints: Vec::new(),
-            moments: Vec::new(),
-            held: Vec::new(),
-            objective: Expression::from(0.0),
-        };
-        program.runs();
-        program.residency();
-        program.memory(goal);
-        program
+impl<'a> Stages<'a> {
+    fn new(graph: &'a Graph, profile: &'a Profile, order: &'a [NodeId], goal: Goal) -> Stages<'a> {
+        let mut stages = Stages { graph, profile, order, program: Program::new(), moments: Vec::new(), held: Vec::new() };
+        stages.runs();
+        stages.residency();
+        stages.memory(goal);
+        stages
     }
 
     /// The moments, in order; a repetition is there where it can still be of use.
@@ -135,7 +120,7 @@ impl<'a> Program<'a> {
                 }
             }
             for again in repeated.into_iter().rev() {
-                let run = self.variables.add(variable().binary());
+                let run = self.program.binary();
                 self.moments.push(Moment { node: again, stage, run: Some(run) });
             }
             self.moments.push(Moment { node, stage, run: None });
@@ -178,10 +163,10 @@ impl<'a> Program<'a> {
                 }
                 let touched = made || reads.contains(&storage);
                 let least = if touched && moment.run.is_none() { 1.0 } else { 0.0 };
-                let held = self.variables.add(variable().min(least).max(1.0));
+                let held = self.program.within(least, 1.0);
                 here[storage] = Some(held);
                 if let (Some(run), true) = (moment.run, touched) {
-                    self.constraints.push(constraint!(held >= run));
+                    self.program.row(constraint!(held >= run));
                 }
                 match (there[storage], made, moment.run) {
                     // Held from the start, or made here for the first time.
@@ -197,7 +182,7 @@ impl<'a> Program<'a> {
                             None if made => from += 1.0,
                             None => {}
                         }
-                        self.constraints.push(constraint!(held <= from));
+                        self.program.row(constraint!(held <= from));
                     }
                 }
             }
@@ -215,8 +200,8 @@ impl<'a> Program<'a> {
         let (limit, scale) = match goal {
             Goal::Fastest(budget) => (Expression::from(budget.0 as f64 / unplanned.0.max(1) as f64), unplanned.0.max(1) as f64),
             Goal::Lowest => {
-                let peak = self.variables.add(variable().min(0.0));
-                self.objective = peak.into();
+                let peak = self.program.within(0.0, f64::INFINITY);
+                self.program.objective = peak.into();
                 (peak.into(), unplanned.0.max(1) as f64)
             }
         };
@@ -238,46 +223,35 @@ impl<'a> Program<'a> {
                         self.graph.fresh(moment.node).iter().filter(|&&s| self.held[at][s].is_none()).map(|&s| bytes(s)).sum();
                     sum += (workspace + copies) * run;
                     if let Goal::Fastest(_) = goal {
-                        self.objective += self.profile.seconds[moment.node].0 / longest * run;
+                        self.program.objective += self.profile.seconds[moment.node].0 / longest * run;
                     }
                 }
             }
             if self.profile.in_place {
                 let mut taken = Expression::from(0.0);
                 for (storage, most) in overwritable(self.graph, &lives, moment, &decided) {
-                    let take = self.variables.add(variable().min(0.0).max(most));
+                    let take = self.program.within(0.0, most);
                     if let Some(run) = moment.run {
-                        self.constraints.push(constraint!(take <= run));
+                        self.program.row(constraint!(take <= run));
                     }
                     if let Some(later) = self.held.get(at + 1).and_then(|later| later[storage]) {
-                        self.constraints.push(constraint!(take + later <= 1.0));
+                        self.program.row(constraint!(take + later <= 1.0));
                     }
                     sum -= bytes(storage) * take;
                     taken += take;
                 }
-                self.constraints.push(constraint!(taken <= 1.0));
+                self.program.row(constraint!(taken <= 1.0));
             }
-            self.constraints.push(constraint!(sum <= limit.clone()));
+            self.program.row(constraint!(sum <= limit.clone()));
         }
     }
 
     /// The optimum as a sequence of runs; `None` where there is none.
     fn solve(self, limits: &ExactLimits) -> Result<Option<Vec<NodeId>>, PlanError> {
-        let unsolved = |reason: String| PlanError::Unsolved { reason };
-        let model = self.variables.minimise(self.objective).using(solver);
-        let mut model = model.with_mip_gap(0.0).map_err(|error| unsolved(error.to_string()))?;
-        if let Some(Seconds(seconds)) = limits.seconds {
-            model = model.with_time_limit(seconds);
-        }
-        for constraint in self.constraints {
-            model.add_constraint(constraint);
-        }
-        let solution = match model.solve() {
-            Ok(solution) => solution,
-            Err(ResolutionError::Infeasible) => return Ok(None),
-            Err(error) => return Err(unsolved(error.to_string())),
-        };
-        let runs = self.moments.iter().filter(|moment| moment.run.is_none_or(|run| solution.value(run) > 0.5));
+        let limits = SolverLimits { gap: 0.0, seconds: limits.seconds };
+        let answer = self.program.solve(&limits).map_err(|reason| PlanError::Unsolved { reason })?;
+        let Some(answer) = answer else { return Ok(None) };
+        let runs = self.moments.iter().filter(|moment| moment.run.is_none_or(|run| answer.is_one(run)));
         let steps: Vec<NodeId> = runs.map(|moment| moment.node).collect();
         Ok(Some(legal(self.graph, &steps)))
     }

@@ -13,9 +13,12 @@ mod family;
 mod infeasible;
 mod knapsack;
 mod order;
+mod program;
 mod recompute;
 mod rematerialize;
 mod rotor;
+mod selective;
+mod shard;
 mod xla;
 
 use thiserror::Error;
@@ -29,9 +32,14 @@ pub use exact::{ExactLimits, exact, exact_within};
 pub use infeasible::{Infeasible, LiveTensor, live_tensors};
 pub use knapsack::knapsack;
 pub use order::base_order;
+pub use program::SolverLimits;
 pub use recompute::{Answer, BoundOrder, Search, lower_bound};
 pub use rematerialize::{Drop, Drops, rematerialize};
 pub use rotor::rotor;
+pub use selective::{
+    CheckpointedUnit, ModuleInfeasible, ModulePlanError, OperatorPolicy, PolicyError, SelectivePlan, SelectiveTask, policy, selective,
+};
+pub use shard::{Link, ShardPlan, ShardTask, ShardUnit, ShardVariant, shard};
 pub use xla::xla;
 
 use crate::graph::{Graph, NodeId};

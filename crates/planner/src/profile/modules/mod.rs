@@ -6,6 +6,7 @@
 
 mod format;
 mod measure;
+mod operators;
 mod tradeoff;
 mod tree;
 
@@ -16,6 +17,7 @@ use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap, entity_impl};
 use thiserror::Error;
 
 pub use measure::measure;
+pub use operators::{OperatorStats, OperatorStatsError, operators};
 pub use tradeoff::{Group, Groups, Tradeoff, groups, tradeoff};
 pub use tree::{Branch, ModuleTree, Span};
 

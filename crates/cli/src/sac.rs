@@ -1,0 +1,117 @@
+//! `tightfit sac`: which modules to checkpoint under a budget, and how much each discards.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::Args;
+use serde_json::{Value, json};
+use tightfit::plan::{CheckpointedUnit, SelectiveTask, policy, selective};
+use tightfit::profile::modules::{ModuleInfo, operators};
+
+use crate::input::OnMachine;
+use crate::solver::{Solver, named, within};
+use crate::{input, solver};
+
+/// Choose which modules recompute how much of their activations, in the least time, under a budget.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  tightfit sac corpus/graphs/llama_1b_b2_s2048.json.gz --budget 60%
+  tightfit sac corpus/cases/module_info/module_info_torchtest_4l.json --budget 3.5GiB --json")]
+pub struct Arguments {
+    /// A graph file, a step's folder, or statistics of modules as JSON (`tightfit modules --json`, or PyTorch's tools)
+    input: PathBuf,
+    /// Bytes, 320MiB, 2.5GB, 60% of the baseline peak, or min
+    #[arg(long, allow_hyphen_values = true)]
+    budget: String,
+    /// Devices that parameters and gradients are divided among
+    #[arg(long, default_value_t = 1)]
+    world_size: u32,
+    /// The only modules that may be checkpointed, by fully qualified name [default: all that are no leaves]
+    #[arg(long, value_name = "MODULE", value_delimiter = ',')]
+    units: Option<Vec<String>>,
+    /// Modules that are sharded: what contains one of them is not checkpointed
+    #[arg(long, value_name = "MODULE", value_delimiter = ',')]
+    sharded: Vec<String>,
+    #[command(flatten)]
+    solver: Solver,
+    #[command(flatten)]
+    on: OnMachine,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// Plans and prints.
+pub fn sac(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let budget = arguments.budget.parse()?;
+    let (info, text) = input::modules(&arguments.input, &arguments.on)?;
+    let allowed = arguments.units.as_ref().map(|names| named(&info, names)).transpose()?;
+    let sharded = named(&info, &arguments.sharded)?;
+    let limits = arguments.solver.limits();
+    let start = Instant::now();
+    let (budget, plan) = within(&info, budget, |budget| {
+        let (allowed, sharded) = (allowed.clone(), sharded.clone());
+        selective(&info, &SelectiveTask { budget, world_size: arguments.world_size, allowed, sharded, limits })
+    })?;
+    let seconds = start.elapsed().as_secs_f64();
+    if arguments.json {
+        // Operators are recorded beside the statistics of some files.
+        let sac_stats = serde_json::from_slice::<Value>(&text).unwrap_or_default()["sac_stats"].take();
+        let units = plan.units.iter().map(|unit| unit_json(&info, unit, &sac_stats));
+        let result = json!({
+            "units": units.collect::<Result<Vec<_>, _>>()?,
+            "recompute_ms": plan.recompute.0 * 1e3,
+            "peak_bytes": plan.peak,
+            "peak_module": info.modules()[plan.binding].name,
+            "budget_bytes": budget,
+            "baseline_peak_bytes": info.baseline_peak(),
+            "baseline_ms": info.baseline_seconds().0 * 1e3,
+            "gap": plan.gap,
+            "seconds": seconds,
+        });
+        println!("{result}");
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!(
+        "peak {} of {} ({} without checkpointing), {:.3} ms recomputed beside {:.3} ms; {}, in {seconds:.2} s",
+        plan.peak,
+        budget,
+        info.baseline_peak(),
+        plan.recompute.0 * 1e3,
+        info.baseline_seconds().0 * 1e3,
+        solver::quality(plan.gap),
+    );
+    print_units(&info, &plan.units);
+    Ok(ExitCode::SUCCESS)
+}
+
+/// A table of modules that recompute.
+pub fn print_units(info: &ModuleInfo, units: &[CheckpointedUnit]) {
+    if units.is_empty() {
+        return println!("nothing is recomputed");
+    }
+    println!("\n{:<48} {:>9} {:>12} {:>12}", "checkpointed", "discarded", "freed", "recompute ms");
+    for unit in units {
+        let (name, share) = (&info.modules()[unit.module].name, unit.discard_ratio * 100.0);
+        println!("{name:<48} {share:>8.2}% {:>12} {:>12.3}", unit.discarded.to_string(), unit.recompute.0 * 1e3);
+    }
+}
+
+/// A unit, with the operators that it saves where they are known.
+pub fn unit_json(info: &ModuleInfo, unit: &CheckpointedUnit, sac_stats: &Value) -> anyhow::Result<Value> {
+    let name = &info.modules()[unit.module].name;
+    let mut result = json!({
+        "module": name,
+        "discard_ratio": unit.discard_ratio,
+        "discarded_bytes": unit.discarded,
+        "recompute_ms": unit.recompute.0 * 1e3,
+    });
+    if let Some(stats) = sac_stats.get(name) {
+        let (operators, save_random) = operators(name, stats)?;
+        let policy = policy(&operators, save_random, (1.0 - unit.discard_ratio).clamp(0.0, 1.0));
+        result["saved_operators"] = policy.map_or(Value::Null, |policy| json!(policy.saved));
+    }
+    Ok(result)
+}

@@ -1,0 +1,154 @@
+//! `tightfit shard`: which modules gather their parameters by themselves when a model is sharded over devices.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use clap::{Args, ValueEnum};
+use serde_json::{Value, json};
+use tightfit::plan::{Link, ShardTask, ShardVariant};
+use tightfit::units::{Bytes, Seconds};
+
+use crate::budget::Budget;
+use crate::effort::duration;
+use crate::input::OnMachine;
+use crate::solver::{Solver, named, quality, within};
+use crate::{input, sac};
+
+/// Choose units of sharding, in the least exposed communication, under a budget for each device.
+///
+/// With --checkpoint one program chooses both the units and what is recomputed, as `sac` does; with --host-bandwidth also
+/// the units whose shards wait on the host between gathers. What is minimised is all that the step takes beyond its
+/// computation.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  tightfit shard corpus/graphs/llama_1b_b2_s2048.json.gz --budget 60% --world-size 8 --bandwidth 100GB/s --latency 20us --checkpoint
+  tightfit shard corpus/cases/module_info/module_info_torchtest_4l.json --budget 3GiB --world-size 8 --bandwidth 100GB/s \\
+    --latency 20us --checkpoint --host-bandwidth 20GB/s --json")]
+pub struct Arguments {
+    /// A graph file, a step's folder, or statistics of modules as JSON (`tightfit modules --json`, or PyTorch's tools)
+    input: PathBuf,
+    /// Of each device: bytes, 320MiB, 2.5GB, 60% of the baseline peak, or min
+    #[arg(long, allow_hyphen_values = true)]
+    budget: String,
+    /// Devices that parameters and gradients are divided among
+    #[arg(long)]
+    world_size: u32,
+    /// Bytes per second that pass between devices: 100GB/s, 25GiB/s or 1e11
+    #[arg(long, value_parser = bandwidth)]
+    bandwidth: f64,
+    /// Of one collective, before the first byte: 20us, 0.1ms
+    #[arg(long, value_parser = duration, allow_hyphen_values = true)]
+    latency: Seconds,
+    /// Rules for what communication takes
+    #[arg(long, value_enum, default_value_t = Variant::Ours)]
+    variant: Variant,
+    /// Exactly these modules and the root are units, by fully qualified name [default: chosen]
+    #[arg(long, value_name = "MODULE", value_delimiter = ',')]
+    units: Option<Vec<String>>,
+    /// Choose in the same program which modules are checkpointed
+    #[arg(long)]
+    checkpoint: bool,
+    /// Shards may wait on the host; bytes per second between a device and its host
+    #[arg(long, value_parser = bandwidth)]
+    host_bandwidth: Option<f64>,
+    /// Of one transfer from the host
+    #[arg(long, value_parser = duration, default_value = "0s", allow_hyphen_values = true)]
+    host_latency: Seconds,
+    #[command(flatten)]
+    solver: Solver,
+    #[command(flatten)]
+    on: OnMachine,
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Variant {
+    /// As PyTorch's program has it: all bytes pass
+    Published,
+    /// A device receives what others hold: (w−1)/w of the bytes
+    Ours,
+}
+
+/// Bytes per second as people write them.
+fn bandwidth(text: &str) -> Result<f64, String> {
+    match text.trim().trim_end_matches("/s").parse() {
+        Ok(Budget::Absolute(bytes)) => Ok(bytes.0 as f64),
+        _ => Err("write bytes per second, as in 100GB/s, 25GiB/s or 1e11".to_string()),
+    }
+}
+
+/// Plans and prints.
+pub fn shard(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let budget = arguments.budget.parse()?;
+    let (info, text) = input::modules(&arguments.input, &arguments.on)?;
+    let units = arguments.units.as_ref().map(|names| named(&info, names)).transpose()?;
+    let link = Link { latency: arguments.latency, bandwidth: arguments.bandwidth };
+    let start = Instant::now();
+    let (budget, plan) = within(&info, budget, |budget| {
+        let task = ShardTask {
+            budget,
+            world_size: arguments.world_size,
+            all_gather: link,
+            reduce_scatter: link,
+            variant: match arguments.variant {
+                Variant::Published => ShardVariant::Published,
+                Variant::Ours => ShardVariant::Ours,
+            },
+            units: units.clone(),
+            checkpointing: arguments.checkpoint,
+            host: arguments.host_bandwidth.map(|bandwidth| Link { latency: arguments.host_latency, bandwidth }),
+            limits: arguments.solver.limits(),
+        };
+        tightfit::plan::shard(&info, &task)
+    })?;
+    let seconds = start.elapsed().as_secs_f64();
+    let name = |module| info.modules()[module].name.as_str();
+    if arguments.json {
+        let sac_stats = serde_json::from_slice::<Value>(&text).unwrap_or_default()["sac_stats"].take();
+        let checkpointed = plan.checkpointed.iter().map(|unit| sac::unit_json(&info, unit, &sac_stats));
+        let result = json!({
+            "units": plan.units.iter().map(|unit| json!({ "module": name(unit.module), "offloaded": unit.offloaded })).collect::<Vec<_>>(),
+            "checkpointed": checkpointed.collect::<Result<Vec<_>, _>>()?,
+            "exposed_ms": plan.exposed.0 * 1e3,
+            "recompute_ms": plan.recompute.0 * 1e3,
+            "peak_bytes": plan.peak,
+            "peak_module": name(plan.binding),
+            "budget_bytes": budget,
+            "baseline_peak_bytes": info.baseline_peak(),
+            "baseline_ms": info.baseline_seconds().0 * 1e3,
+            "gap": plan.gap,
+            "seconds": seconds,
+        });
+        println!("{result}");
+        return Ok(ExitCode::SUCCESS);
+    }
+    println!(
+        "peak {} of {} on each of {} devices ({} on one), {:.3} ms of communication exposed and {:.3} ms recomputed beside {:.3} ms; \
+         {}, in {seconds:.2} s",
+        plan.peak,
+        budget,
+        arguments.world_size,
+        info.baseline_peak(),
+        plan.exposed.0 * 1e3,
+        plan.recompute.0 * 1e3,
+        info.baseline_seconds().0 * 1e3,
+        quality(plan.gap),
+    );
+    // The root gathers what no other unit does.
+    let parameters = |module| info.modules()[module].parameters;
+    let others: Bytes = plan.units.iter().skip(1).map(|unit| parameters(unit.module)).sum();
+    println!("\n{:<48} {:>12}", "unit", "gathers");
+    for unit in &plan.units {
+        let rest = if unit.module == info.root() { others } else { Bytes::ZERO };
+        let place = if unit.offloaded { "  shard on the host" } else { "" };
+        println!("{:<48} {:>12}{place}", name(unit.module), parameters(unit.module).saturating_sub(rest).to_string());
+    }
+    if arguments.checkpoint {
+        sac::print_units(&info, &plan.checkpointed);
+    }
+    Ok(ExitCode::SUCCESS)
+}

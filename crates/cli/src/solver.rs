@@ -1,0 +1,66 @@
+//! What verbs that plan modules have in common: modules by name, a budget, limits of the solver. Invariant: a share is one
+//! of the baseline peak, of one device without checkpointing and without sharding.
+
+use clap::Args;
+use thiserror::Error;
+use tightfit::plan::{ModulePlanError, SolverLimits};
+use tightfit::profile::modules::{ModuleIndex, ModuleInfo};
+use tightfit::units::{Bytes, Seconds};
+
+use crate::budget::{Budget, BudgetError};
+use crate::effort::duration;
+
+/// Limits of the solver.
+#[derive(Args, Clone, Copy)]
+pub struct Solver {
+    /// Stop when no plan can be better by more than this share
+    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share, allow_hyphen_values = true)]
+    gap: f64,
+    /// Let the solver take no longer than this for one program
+    #[arg(long, value_name = "SECONDS", default_value = "30s", value_parser = duration, allow_hyphen_values = true)]
+    deadline: Seconds,
+}
+
+impl Solver {
+    /// For the planners.
+    pub fn limits(self) -> SolverLimits {
+        SolverLimits { gap: self.gap, seconds: Some(self.deadline) }
+    }
+}
+
+fn share(text: &str) -> Result<f64, String> {
+    text.parse().ok().filter(|share| (0.0..=1.0).contains(share)).ok_or_else(|| "write a share from 0 to 1, as in 0.01".to_string())
+}
+
+/// A name that no module has.
+#[derive(Debug, Error)]
+#[error("there is no module `{name}`; `tightfit modules` lists them")]
+pub struct UnknownModule {
+    name: String,
+}
+
+/// The modules with these names.
+pub fn named(info: &ModuleInfo, names: &[String]) -> Result<Vec<ModuleIndex>, UnknownModule> {
+    names.iter().map(|name| info.find(name).ok_or_else(|| UnknownModule { name: name.clone() })).collect()
+}
+
+/// Plans within a budget, or within the smallest that can be met.
+pub fn within<P>(info: &ModuleInfo, budget: Budget, plan: impl Fn(Bytes) -> Result<P, ModulePlanError>) -> anyhow::Result<(Bytes, P)> {
+    match budget.bytes(info.baseline_peak()) {
+        Some(Bytes::ZERO) => Err(BudgetError::Zero.into()),
+        Some(bytes) => Ok((bytes, plan(bytes)?)),
+        None => match plan(Bytes::ZERO) {
+            Err(ModulePlanError::Infeasible(proof)) => Ok((proof.least, plan(proof.least)?)),
+            other => Ok((Bytes::ZERO, other?)),
+        },
+    }
+}
+
+/// How good a plan is, in words.
+pub fn quality(gap: Option<f64>) -> String {
+    match gap {
+        Some(0.0) => "optimal".to_string(),
+        Some(gap) => format!("within {}% of the optimum", gap * 100.0),
+        None => "the best that was found in time".to_string(),
+    }
+}

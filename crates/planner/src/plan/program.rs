@@ -1,0 +1,131 @@
+//! Mixed integer programs: variables, rows, what is minimised, and the solver behind it. Invariant: the solver is named
+//! here and nowhere else; without a limit of seconds, the same program has the same answer on every machine.
+
+#[cfg(feature = "highs")]
+use good_lp::highs as solver;
+#[cfg(not(feature = "highs"))]
+use good_lp::microlp as solver;
+use good_lp::solvers::SolutionStatus;
+use good_lp::{
+    Constraint, Expression, ProblemVariables, ResolutionError, Solution, SolverModel, Variable, WithMipGap, WithTimeLimit, variable,
+};
+
+use crate::profile::modules::ModuleInfo;
+use crate::units::{Bytes, Seconds};
+
+/// How much a solver may be asked for.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct SolverLimits {
+    /// How far above the optimum an answer may be, as a share of it.
+    pub gap: f64,
+    /// Time that the solver may take for one program, by its own clock; absent: as long as it needs. The best answer
+    /// until then is no optimum, and not the same on every machine.
+    pub seconds: Option<Seconds>,
+}
+
+/// What gap is asked for where the solver fails with a smaller one.
+const LARGER_GAPS: [f64; 7] = [0.0, 0.0, 0.0, 1e-4, 1e-3, 1e-2, 0.1];
+
+/// What a program on modules counts as one byte and one second, so that its figures are neither large nor small.
+pub struct Scale {
+    pub bytes: f64,
+    pub seconds: f64,
+}
+
+impl Scale {
+    /// The baseline peak, and a hundredth of the baseline's seconds.
+    pub fn of(info: &ModuleInfo) -> Scale {
+        let seconds = info.baseline_seconds().0 / 100.0;
+        Scale { bytes: info.baseline_peak().0.max(1) as f64, seconds: if seconds > 0.0 { seconds } else { 1.0 } }
+    }
+
+    /// Bytes as the program counts them.
+    pub fn bytes(&self, bytes: Bytes) -> f64 {
+        bytes.0 as f64 / self.bytes
+    }
+}
+
+/// A program in the making.
+pub struct Program {
+    variables: ProblemVariables,
+    rows: Vec<Constraint>,
+    /// What is minimised.
+    pub objective: Expression,
+}
+
+impl Program {
+    pub fn new() -> Program {
+        let mut variables = ProblemVariables::new();
+        // HiGHS has no answer to a program without variables, though there may be nothing to decide.
+        variables.add(variable().min(0.0).max(0.0));
+        Program { variables, rows: Vec::new(), objective: Expression::from(0.0) }
+    }
+
+    /// A variable that is 0 or 1.
+    pub fn binary(&mut self) -> Variable {
+        self.variables.add(variable().binary())
+    }
+
+    /// A variable between two bounds.
+    pub fn within(&mut self, least: f64, most: f64) -> Variable {
+        self.variables.add(variable().min(least).max(most))
+    }
+
+    pub fn row(&mut self, row: Constraint) {
+        self.rows.push(row);
+    }
+
+    /// The minimum; `None` where nothing satisfies all rows; else why the solver has no answer.
+    ///
+    /// A solver in floating-point numbers may run into a basis that it cannot factor; then it is asked the same with the
+    /// rows in another order, which takes it another way, and with a larger gap, which ends it sooner.
+    pub fn solve(self, limits: &SolverLimits) -> Result<Option<Answer>, String> {
+        let mut failed = String::new();
+        for (turn, least) in LARGER_GAPS.into_iter().enumerate() {
+            let mut rows = self.rows.clone();
+            let middle = rows.len() * turn / LARGER_GAPS.len();
+            rows.rotate_left(middle);
+            let gap = limits.gap.max(least);
+            match self.attempt(rows, &SolverLimits { gap, ..*limits }) {
+                Ok(solution) => {
+                    let proven = !matches!(solution.status(), SolutionStatus::TimeLimit);
+                    let value = Box::new(move |variable| solution.value(variable));
+                    return Ok(Some(Answer { gap: proven.then_some(gap), value }));
+                }
+                Err(ResolutionError::Infeasible) => return Ok(None),
+                Err(error) => failed = error.to_string(),
+            }
+        }
+        Err(failed)
+    }
+
+    fn attempt(&self, rows: Vec<Constraint>, limits: &SolverLimits) -> Result<impl Solution + 'static, ResolutionError> {
+        let mut model = self.variables.clone().minimise(self.objective.clone()).using(solver);
+        model = model.with_mip_gap(limits.gap as f32).map_err(|error| ResolutionError::Str(error.to_string()))?;
+        if let Some(Seconds(seconds)) = limits.seconds {
+            model = model.with_time_limit(seconds);
+        }
+        for row in rows {
+            model.add_constraint(row);
+        }
+        model.solve()
+    }
+}
+
+/// Values of the variables.
+pub struct Answer {
+    /// How far above the optimum it may be, as a share of it; absent where time was up.
+    pub gap: Option<f64>,
+    value: Box<dyn Fn(Variable) -> f64>,
+}
+
+impl Answer {
+    pub fn value(&self, variable: Variable) -> f64 {
+        (self.value)(variable)
+    }
+
+    /// Whether a binary variable is 1.
+    pub fn is_one(&self, variable: Variable) -> bool {
+        self.value(variable) > 0.5
+    }
+}

@@ -1,0 +1,71 @@
+//! Why a budget for modules cannot be met. Invariant: `least` bytes suffice, and where it is proven nothing less does.
+
+use std::fmt;
+
+use thiserror::Error;
+
+use crate::units::Bytes;
+
+/// Why there is no plan of modules.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum ModulePlanError {
+    /// No choice of modules fits.
+    #[error("{0}")]
+    Infeasible(Box<ModuleInfeasible>),
+    /// The solver gave up.
+    #[error("the solver found no plan: {reason}; give it more time, or accept a larger gap")]
+    Unsolved {
+        /// In the solver's words.
+        reason: String,
+    },
+    /// No device.
+    #[error("a world size of 0 is no device; give 1 or more")]
+    WorldSize,
+    /// A link that nothing passes.
+    #[error(
+        "the bandwidth of {link} is {bytes_per_second} bytes/s and its latency {latency} s; give a bandwidth above 0 and a latency of 0 or more"
+    )]
+    Link {
+        /// Which one.
+        link: &'static str,
+        /// As given.
+        bytes_per_second: f64,
+        /// As given.
+        latency: f64,
+    },
+    /// Units of sharding that were asked for.
+    #[error("units `{upper}` and `{lower}` cannot both be sharded: one contains the other; name one of them")]
+    Nested {
+        /// The module above.
+        upper: String,
+        /// The module below.
+        lower: String,
+    },
+}
+
+/// A budget refused, with its proof.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ModuleInfeasible {
+    /// The budget that was asked for.
+    pub budget: Bytes,
+    /// The peak of the plan with the smallest one.
+    pub least: Bytes,
+    /// No plan has a smaller one; else the solver's time was up.
+    pub proven: bool,
+    /// The module where that plan has its peak.
+    pub module: String,
+    /// What is there then.
+    pub held: Vec<(&'static str, Bytes)>,
+}
+
+impl fmt::Display for ModuleInfeasible {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let least = if self.proven { "the least that any choice of modules reaches" } else { "the least that was found in time" };
+        writeln!(f, "no plan fits {} ({} bytes); {least} is {} ({} bytes)", self.budget, self.budget.0, self.least, self.least.0)?;
+        writeln!(f, "it binds in the backward pass of module `{}`, where these are held:", self.module)?;
+        for (what, bytes) in self.held.iter().filter(|(_, bytes)| *bytes > Bytes::ZERO) {
+            writeln!(f, "  {:>10}  {what}", bytes.to_string())?;
+        }
+        Ok(())
+    }
+}
