@@ -17,7 +17,7 @@ pub struct Solver {
     #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share, allow_hyphen_values = true)]
     gap: f64,
     /// Let the solver take no longer than this for one program
-    #[arg(long, value_name = "SECONDS", default_value = "30s", value_parser = duration, allow_hyphen_values = true)]
+    #[arg(long, value_name = "SECONDS", default_value = "10s", value_parser = duration, allow_hyphen_values = true)]
     deadline: Seconds,
 }
 
@@ -60,7 +60,7 @@ pub fn within<P>(info: &ModuleInfo, budget: Budget, plan: impl Fn(Bytes) -> Resu
 pub fn quality(gap: Option<f64>) -> String {
     match gap {
         Some(0.0) => "optimal".to_string(),
-        Some(gap) => format!("within {}% of the optimum", gap * 100.0),
+        Some(gap) => format!("within {:.2}% of the optimum", gap * 100.0),
         None => "the best that was found in time".to_string(),
     }
 }
