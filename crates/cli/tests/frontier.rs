@@ -113,11 +113,11 @@ fn refused(arguments: &str, message: Expect) {
 fn options_without_sense_are_refused() {
     refused(
         &format!("plan {RESNET} --budget 60% --deadline soon"),
-        expect!["error: invalid value 'soon' for '--deadline <SECONDS>': write seconds, as in 10, 0.5, 10s or 500ms"],
+        expect!["error: invalid value 'soon' for '--deadline <SECONDS>': write seconds, as in 10, 0.5, 10s, 500ms or 20us"],
     );
     refused(
         &format!("plan {RESNET} --budget 60% --deadline -1"),
-        expect!["error: invalid value '-1' for '--deadline <SECONDS>': write seconds, as in 10, 0.5, 10s or 500ms"],
+        expect!["error: invalid value '-1' for '--deadline <SECONDS>': write seconds, as in 10, 0.5, 10s, 500ms or 20us"],
     );
     refused(
         &format!("pareto {RESNET} --iterations many"),
