@@ -4,13 +4,14 @@ mod dataflow;
 mod engine;
 mod layout;
 mod markdown;
+mod modules;
 mod planner;
 
 use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
-/// Measure the engine beside PyTorch, the planner beside others, the layout of buffers, and analyses.
+/// Measure the engine beside PyTorch, the planner beside others, the layout of buffers, analyses, and planners of modules.
 #[derive(Args)]
 pub struct Arguments {
     #[command(subcommand)]
@@ -23,6 +24,7 @@ enum What {
     Planner(planner::Arguments),
     Layout(layout::Arguments),
     Dataflow(dataflow::Arguments),
+    Modules(modules::Arguments),
 }
 
 /// Measures and prints.
@@ -32,5 +34,6 @@ pub fn bench(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         What::Planner(arguments) => planner::planner(arguments),
         What::Layout(arguments) => layout::layout(arguments),
         What::Dataflow(arguments) => dataflow::analyses(arguments),
+        What::Modules(arguments) => modules::modules(arguments),
     }
 }

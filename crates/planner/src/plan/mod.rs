@@ -32,7 +32,7 @@ pub use exact::{ExactLimits, exact, exact_within};
 pub use infeasible::{Infeasible, LiveTensor, live_tensors};
 pub use knapsack::knapsack;
 pub use order::base_order;
-pub use program::SolverLimits;
+pub use program::{SOLVER, SolverLimits};
 pub use recompute::{Answer, BoundOrder, Search, lower_bound};
 pub use rematerialize::{Drop, Drops, rematerialize};
 pub use rotor::rotor;

@@ -13,6 +13,9 @@ use good_lp::{
 use crate::profile::modules::ModuleInfo;
 use crate::units::{Bytes, Seconds};
 
+/// The solver of this build.
+pub const SOLVER: &str = if cfg!(feature = "highs") { "HiGHS" } else { "microlp" };
+
 /// How much a solver may be asked for.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SolverLimits {
