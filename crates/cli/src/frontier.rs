@@ -7,7 +7,7 @@ use tightfit::plan::{Effort, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::Residents;
 use tightfit::units::{Bytes, Seconds};
-use tightfit::{FitError, Fitted, fit_smallest, ladder};
+use tightfit::{BoundOrder, FitError, Fitted, fit_smallest, ladder};
 use tightfit_report::FrontierPoint;
 
 use crate::figures::Figures;
@@ -39,7 +39,11 @@ pub fn frontier(
     let mut points = Vec::with_capacity(slabs.len());
     for rung in ladder(graph, profile, &slabs, Some(smallest), planner, effort) {
         let figures = match rung.result {
-            Ok(fitted) => Some(Figures::of(&fitted, unplanned.timeline.seconds)),
+            // A frontier's bound speaks of every schedule.
+            Ok(fitted) => {
+                let bound = fitted.bound.filter(|bound| bound.order == BoundOrder::Any);
+                Some(Figures::of(&Fitted { bound, ..fitted }, unplanned.timeline.seconds))
+            }
             Err(FitError::Plan(_)) => None,
             Err(error) => return Err(error.into()),
         };

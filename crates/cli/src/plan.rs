@@ -133,7 +133,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     );
     if let Some((bound, gap)) = bound.zip(gap) {
         let whose = match bound.order {
-            BoundOrder::Given => "no schedule in the graph's order is faster than this",
+            BoundOrder::Given => "no schedule that keeps this order is faster",
             BoundOrder::Any => "no schedule is faster than this",
         };
         let least = output::percent(overhead - gap);

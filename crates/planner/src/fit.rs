@@ -216,7 +216,7 @@ impl<'a> Asked<'a> {
             if schedule.slab <= budget {
                 // Addresses that fit may be spread out all the same.
                 let neat = Bytes((peak.0 as f64 * NEAT) as u64);
-                let neater = (schedule.slab > neat).then(|| lay(neat, spending.share() + TIDYING));
+                let neater = (schedule.slab > neat).then(|| lay(neat, (spending.share() + TIDYING).min(1.0)));
                 let neater = neater.filter(|neater| neater.slab < schedule.slab);
                 return Ok(Some(Schedule { budget, ..neater.unwrap_or(schedule) }));
             }
@@ -234,10 +234,9 @@ impl<'a> Asked<'a> {
             _ => None,
         });
         let order = if runs.eq(self.order.iter().copied()) { BoundOrder::Given } else { BoundOrder::Any };
-        let effort = spending.until(spending.share() + PROOF);
+        let effort = spending.until((spending.share() + PROOF).min(1.0));
         let steps: Vec<NodeId> = schedule.instructions.iter().filter_map(|instruction| Some(instruction.call()?.node)).collect();
-        let enough = self.profile.total(&steps);
-        let seconds = plan::lower_bound(self.graph, self.profile, self.order, order, budget, enough, &effort)?;
+        let seconds = plan::lower_bound(self.graph, self.profile, self.order, order, budget, &steps, &effort)?;
         Some(Bound { seconds, order })
     }
 

@@ -215,7 +215,7 @@ fn figures_that_are_none_are_named() {
     refused(|info| info["mod_stats"][2]["act_total"] = json!(1.5), "module `M.a.b`: `act_total` is 1.5; expected a whole number of bytes");
     refused(
         |info| info["mod_stats"][2]["act_total"] = json!(2e15),
-        "module `M.a.b`: `act_total` is 2000000000000000; expected at most a pebibyte",
+        "module `M.a.b`: `act_total` is 2000000000000000; expected at most 16 TiB",
     );
     refused(|info| info["mod_stats"][2]["act_total"] = json!(u64::MAX), "module `M.a.b`: `act_total` is 18446744073709551615");
     refused(|info| info["mod_stats"][2]["is_leaf"] = json!(0), "module `M.a.b`: `is_leaf` is 0");

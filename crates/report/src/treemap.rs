@@ -13,6 +13,8 @@ use crate::role::ByRole;
 
 /// Modules with more than this part of all bytes are cut into their children.
 const CUT: u64 = 24;
+/// Components of a module's path that are told apart.
+const DEEPEST: usize = 64;
 /// Children with less than this part of all bytes are put together, until they are as much as is cut.
 const TINY: u64 = 400;
 
@@ -88,7 +90,7 @@ impl ModuleTree {
         for (number, course) in courses.iter().enumerate() {
             for residency in course.alive(course.at) {
                 let mut branch = &mut root;
-                for part in course.module(residency).split('.').filter(|part| !part.is_empty()) {
+                for part in course.module(residency).split('.').filter(|part| !part.is_empty()).take(DEEPEST) {
                     branch = branch.children.entry((part.parse().unwrap_or(u64::MAX), part.to_string())).or_default();
                 }
                 branch.own.resize(courses.len(), ByRole::default());

@@ -29,6 +29,8 @@ pub struct SolverLimits {
 /// What gap is asked for where the solver fails with a smaller one.
 const LARGER_GAPS: [f64; 7] = [0.0, 0.0, 0.0, 1e-4, 1e-3, 1e-2, 0.1];
 
+/// The longest time that solvers can be told, in seconds: thirty years.
+const LONGEST: f64 = 1e9;
 /// The gap of the coarse question that comes first where time is limited.
 const COARSE: f64 = 0.01;
 
@@ -90,7 +92,7 @@ impl Program {
         let half = Some(Seconds(seconds / 2.0));
         let Some(coarse) = self.insist(&SolverLimits { gap: COARSE, seconds: half })? else { return Ok(None) };
         let fine = match self.insist(&SolverLimits { seconds: half, ..*limits }) {
-            Ok(Some(fine)) if fine.gap.is_some() => return Ok(Some(fine)),
+            Ok(Some(fine)) if fine.gap.is_some_and(|gap| gap <= COARSE) => return Ok(Some(fine)),
             Ok(Some(fine)) => fine,
             Ok(None) | Err(_) => return Ok(Some(coarse)),
         };
@@ -110,7 +112,9 @@ impl Program {
             let middle = rows.len() * turn / LARGER_GAPS.len();
             rows.rotate_left(middle);
             let gap = limits.gap.max(least);
-            match self.attempt(rows, &SolverLimits { gap, ..*limits }) {
+            // A failure may be that time was up, so another turn gets little of it.
+            let seconds = limits.seconds.map(|Seconds(seconds)| Seconds(if turn == 0 { seconds } else { seconds / 16.0 }));
+            match self.attempt(rows, &SolverLimits { gap, seconds }) {
                 Ok(solution) => {
                     let proven = !matches!(solution.status(), SolutionStatus::TimeLimit);
                     let minimum = solution.eval(&self.objective);
@@ -128,7 +132,7 @@ impl Program {
         let mut model = self.variables.clone().minimise(self.objective.clone()).using(solver);
         model = model.with_mip_gap(limits.gap as f32).map_err(|error| ResolutionError::Str(error.to_string()))?;
         if let Some(Seconds(seconds)) = limits.seconds {
-            model = model.with_time_limit(seconds);
+            model = model.with_time_limit(seconds.clamp(0.0, LONGEST));
         }
         for row in rows {
             model.add_constraint(row);

@@ -1,5 +1,5 @@
 //! The lower bound: what no schedule can avoid, one minimum cut per instant. Invariant: every [`Line`] is below the time
-//! of recomputation of every legal schedule, whatever its order, at every budget; all arithmetic is in whole numbers
+//! of recomputation of every legal schedule of its [`BoundOrder`], at every budget; all arithmetic is in whole numbers
 //! and rounds down.
 //!
 //! Fix an instant: the first run of operator `t`. Every other operator runs for the first time before it (it must: an

@@ -205,6 +205,9 @@ impl Cuts {
                 let is_late = line.late.binary_search(&choice.op).is_ok();
                 let (from, to) = if is_late { (choice.vertex, self.sink) } else { (self.source, choice.vertex) };
                 meter.spend(work);
+                if meter.is_over() {
+                    break;
+                }
                 let Some(more) = self.network.augment(from, to, slack, || meter.is_over()) else { break };
                 if more > 0 {
                     self.network.set_flow(&before);

@@ -34,10 +34,10 @@ impl OpId {
 /// Picoseconds: sums and comparisons are exact.
 pub type Picoseconds = i64;
 
-/// The longest time that is told apart, 70 seconds: so that sums over a hundred thousand runs do not wrap around.
-const LONGEST: f64 = (1i64 << 46) as f64;
+/// The longest time that is told apart, 17 seconds: so that sums over half a million runs do not wrap around.
+const LONGEST: f64 = (1i64 << 44) as f64;
 
-/// Seconds in whole picoseconds, rounded down; for a run of more than a minute, a minute.
+/// Seconds in whole picoseconds, rounded down; for a run that is longer, the longest that is told apart.
 pub fn picoseconds(seconds: f64) -> Picoseconds {
     (seconds * 1e12).min(LONGEST) as Picoseconds
 }

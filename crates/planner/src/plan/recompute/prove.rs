@@ -112,14 +112,14 @@ pub fn prove(problem: &Problem, instants: &mut [Instant], limit: Size, mut enoug
 }
 
 /// Time that no schedule within a budget beats, if its first runs are in `order` or, if asked for, in any other;
-/// `None` where no such schedule fits. A plan is known that takes `enough`.
+/// `None` where no such schedule fits. `known` are the runs of one that does; nothing where none is known.
 pub fn lower_bound(
     graph: &Graph,
     profile: &Profile,
     order: &[NodeId],
     kind: BoundOrder,
     budget: Bytes,
-    enough: Seconds,
+    known: &[NodeId],
     effort: &Effort<'_>,
 ) -> Option<Seconds> {
     let mut meter = Meter::new(effort);
@@ -136,9 +136,9 @@ pub fn lower_bound(
         instant.bound(limit)?;
         instants.push(instant);
     }
-    // Rounded up, so that a plan that takes just this is not below its bound.
-    let enough = picoseconds(enough.0) + order.len() as Picoseconds - problem.total;
-    prove(&problem, &mut instants, limit, enough.max(0), None, &mut meter);
+    let known: Picoseconds = known.iter().map(|&node| picoseconds(profile.seconds[node].0)).sum();
+    let enough = if known > 0 { known - problem.total } else { Picoseconds::MAX };
+    prove(&problem, &mut instants, limit, enough, None, &mut meter);
     let least = instants.iter().filter_map(|instant| instant.bound(limit)).max().unwrap_or(0);
     Some(Seconds((problem.total + least) as f64 * 1e-12))
 }

@@ -31,12 +31,10 @@ pub fn candidates(info: &ModuleInfo, allowed: impl Fn(ModuleIndex) -> bool) -> V
         .map(|(module, stats)| {
             let most = stats.forward_activations.0 as f64;
             let cost = |discarded: f64| recompute(stats, discarded).0;
-            // The curve bends where two of its lines meet, or one of them and 0.
-            let lines: Vec<(f64, f64)> =
-                stats.tradeoff.segments.iter().map(|segment| (segment.slope, segment.intercept)).chain([(0.0, 0.0)]).collect();
-            let meet = |(i, &(a, b)): (usize, &(f64, f64))| -> Vec<f64> { lines[..i].iter().map(|&(c, d)| (d - b) / (a - c)).collect() };
+            // The curve is the highest of its lines and of 0, and bends where that changes.
+            let lines = stats.tradeoff.segments.iter().map(|segment| (segment.slope, segment.intercept)).chain([(0.0, 0.0)]);
             let made = super::memory::made(stats).0 as f64;
-            let bytes = lines.iter().enumerate().flat_map(meet).map(|ratio| ratio * made - (made - most));
+            let bytes = bends(lines.collect()).into_iter().map(|ratio| ratio * made - (made - most));
             let mut bends: Vec<f64> = bytes.filter(|&bytes| bytes > 0.0 && bytes < most).chain([0.0, most]).collect();
             bends.sort_by(f64::total_cmp);
             bends.dedup();
@@ -55,6 +53,27 @@ pub fn candidates(info: &ModuleInfo, allowed: impl Fn(ModuleIndex) -> bool) -> V
             Candidate { module, position: info.forward_post_position(module), most: stats.forward_activations, fixed: cost(0.0), pieces }
         })
         .collect()
+}
+
+/// Where the highest of several lines, given by slope and intercept, changes; rising.
+fn bends(mut lines: Vec<(f64, f64)>) -> Vec<f64> {
+    lines.sort_by(|a, b| a.0.total_cmp(&b.0).then(b.1.total_cmp(&a.1)));
+    lines.dedup_by(|lower, line| lower.0 == line.0);
+    let mut highest: Vec<(f64, f64)> = Vec::new();
+    let mut bends: Vec<f64> = Vec::new();
+    for (slope, intercept) in lines {
+        while let Some(&(flatter, higher)) = highest.last() {
+            let meets = (higher - intercept) / (slope - flatter);
+            if bends.last().is_none_or(|&before| before < meets) {
+                bends.push(meets);
+                break;
+            }
+            highest.pop();
+            bends.pop();
+        }
+        highest.push((slope, intercept));
+    }
+    bends
 }
 
 /// What each of the chosen modules discards, so that with `persistent` bytes beside them the budget holds wherever that

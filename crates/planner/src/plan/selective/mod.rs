@@ -139,7 +139,7 @@ pub(super) enum Goal {
 }
 
 impl Goal {
-    /// What is least is said to the byte, whatever gap is accepted in seconds.
+    /// What is least is asked for exactly, whatever gap is accepted in seconds.
     pub fn limits(self, limits: &SolverLimits) -> SolverLimits {
         match self {
             Goal::Fastest(_) => *limits,

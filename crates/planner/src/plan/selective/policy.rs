@@ -58,9 +58,11 @@ pub fn policy(operators: &[OperatorStats], save_random: bool, share: f64) -> Res
     if needed > capacity {
         return Err(PolicyError::Forced { needed, capacity });
     }
-    let free: Vec<&Group> = groups.iter().filter(|group| !group.forced && !group.is_view).collect();
+    // What takes no room is saved, whatever else is.
+    let (free, weightless): (Vec<&Group>, Vec<&Group>) =
+        groups.iter().filter(|group| !group.forced && !group.is_view).partition(|group| group.bytes > Bytes::ZERO);
     let mut saved = vec![false; operators.len()];
-    for group in best(&free, capacity - needed).into_iter().chain(forced) {
+    for group in best(&free, capacity - needed).into_iter().chain(weightless).chain(forced) {
         group.operators.iter().for_each(|&at| saved[at] = true);
     }
     let sum = |kept: bool| operators.iter().zip(&saved).filter(move |&(_, &saved)| saved == kept).map(|(operator, _)| operator);
@@ -113,16 +115,17 @@ struct Filling {
     last: Option<(usize, usize)>,
 }
 
-/// The groups that take longest to run again and fit.
+/// The groups that take longest to run again and fit, of groups that all take some room.
 fn best<'a>(groups: &[&'a Group], capacity: Bytes) -> Vec<&'a Group> {
     let mut rising: Vec<&Group> = groups.to_vec();
     // The longest per byte first; then few fillings are left that a bound does not exclude.
-    rising.sort_by(|a, b| (b.seconds * a.bytes.0 as f64).total_cmp(&(a.seconds * b.bytes.0 as f64)));
+    let per_byte = |group: &Group| group.seconds / group.bytes.0 as f64;
+    rising.sort_by(|a, b| per_byte(b).total_cmp(&per_byte(a)));
     // Seconds that the groups from `from` on add at most, taken in parts.
     let bound = |from: usize, room: Bytes| {
         let mut room = room.0 as f64;
         let parts = rising[from..].iter().map(|group| {
-            let part = if group.bytes == Bytes::ZERO { 1.0 } else { (room / group.bytes.0 as f64).min(1.0) };
+            let part = (room / group.bytes.0 as f64).min(1.0);
             room -= part * group.bytes.0 as f64;
             part * group.seconds
         });

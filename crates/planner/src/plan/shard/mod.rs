@@ -157,7 +157,7 @@ fn verify(info: &ModuleInfo, task: &ShardTask) -> Result<(), ModulePlanError> {
     let links = [("all-gather", Some(task.all_gather)), ("reduce-scatter", Some(task.reduce_scatter)), ("the host", task.host)];
     for (link, given) in links {
         let Some(Link { latency: Seconds(latency), bandwidth }) = given else { continue };
-        if !(bandwidth > 0.0 && latency >= 0.0 && latency.is_finite()) {
+        if !(bandwidth >= 1.0 && latency >= 0.0 && latency.is_finite()) {
             return Err(ModulePlanError::Link { link, bytes_per_second: bandwidth, latency });
         }
     }

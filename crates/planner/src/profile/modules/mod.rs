@@ -142,8 +142,8 @@ pub enum ModuleInfoError {
     Cycle { module: String, ancestor: String, when: &'static str, order: &'static str },
 }
 
-/// More bytes than any figure may have; sums over all modules and levels stay below [`Bytes::LIMIT`].
-const LARGEST: Bytes = Bytes(1 << 50);
+/// More bytes than any figure may have, 16 TiB; sums over tens of thousands of modules stay below [`Bytes::LIMIT`].
+const LARGEST: Bytes = Bytes(1 << 44);
 
 impl ModuleInfo {
     /// Verifies statistics, given in any order, and the orders of their modules.
@@ -333,7 +333,7 @@ fn figures(stats: &ModuleStats) -> Result<(), ModuleInfoError> {
         ("sac_memory", stats.checkpointing_bytes),
     ];
     if let Some((field, bytes)) = bytes.into_iter().find(|&(_, bytes)| bytes > LARGEST) {
-        return refuse(field, bytes.0.to_string(), "at most a pebibyte");
+        return refuse(field, bytes.0.to_string(), "at most 16 TiB");
     }
     let seconds =
         [("fw_runtime_per_module", stats.forward), ("bw_runtime_per_module", stats.backward), ("sac_runtime", stats.checkpointing_seconds)];
