@@ -32,7 +32,7 @@ pub struct Arguments {
     #[arg(long, requires = "step")]
     data: Option<PathBuf>,
     /// Worker threads [default: all processors]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=input::MOST_THREADS))]
     threads: Option<u32>,
     /// Print what was measured as JSON
     #[arg(long)]

@@ -49,8 +49,11 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
         return Some(3);
     }
     if let Some(error) = error.downcast_ref::<ModulePlanError>() {
-        let wanted = matches!(error, ModulePlanError::Infeasible(_) | ModulePlanError::Unsolved { .. });
-        return Some(if wanted { 3 } else { 2 });
+        return Some(match error {
+            ModulePlanError::Infeasible(_) => 3,
+            ModulePlanError::Unsolved { .. } => 1,
+            _ => 2,
+        });
     }
     if error.is::<UnknownModule>() {
         return Some(2);

@@ -40,6 +40,9 @@ pub fn modules(path: &Path, on: &OnMachine) -> anyhow::Result<(ModuleInfo, Vec<u
     Ok((measure(&graph, &profile)?, Vec::new()))
 }
 
+/// More threads than any processor runs at once.
+pub const MOST_THREADS: i64 = 256;
+
 /// The machine that a step is planned for, as it is given on the command line.
 #[derive(Args, Default)]
 pub struct OnMachine {
@@ -47,7 +50,7 @@ pub struct OnMachine {
     #[arg(long)]
     machine: Option<String>,
     /// Worker threads of the cpu machine [default: all processors]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=MOST_THREADS))]
     threads: Option<u32>,
 }
 

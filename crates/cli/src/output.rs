@@ -15,17 +15,24 @@ pub fn end_with_the_reader() {
     }
 }
 
-/// Writes beside `path` and renames.
+/// Writes beside `path` and renames. A link is followed, a file's permissions stay, and what is no file (a device, a pipe)
+/// is written to as it is.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     let write = || -> io::Result<()> {
-        let mut file = beside(path)?;
+        let known = std::fs::metadata(path).ok();
+        if known.as_ref().is_some_and(|known| !known.is_file() && !known.is_dir()) {
+            return std::fs::OpenOptions::new().write(true).open(path)?.write_all(bytes);
+        }
+        let target = if known.is_some() { path.canonicalize()? } else { path.to_path_buf() };
+        let mut file = beside(&target)?;
         file.write_all(bytes)?;
         #[cfg(unix)]
         {
             use std::os::unix::fs::PermissionsExt;
-            file.as_file().set_permissions(std::fs::Permissions::from_mode(0o644))?;
+            let permissions = known.map_or(std::fs::Permissions::from_mode(0o644), |known| known.permissions());
+            file.as_file().set_permissions(permissions)?;
         }
-        file.persist(path).map_err(|error| error.error)?;
+        file.persist(&target).map_err(|error| error.error)?;
         Ok(())
     };
     write().with_context(|| format!("{} could not be written", path.display()))
@@ -33,6 +40,9 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
 
 /// Refuses a place where nothing can be written, before minutes are spent on what is to be written there.
 pub fn writable(path: &Path) -> anyhow::Result<()> {
+    if std::fs::metadata(path).is_ok_and(|known| !known.is_file() && !known.is_dir()) {
+        return Ok(());
+    }
     let probe = if path.is_dir() { Err(io::ErrorKind::IsADirectory.into()) } else { beside(path) };
     probe.map(drop).with_context(|| format!("{} could not be written", path.display()))
 }
@@ -48,5 +58,6 @@ fn beside(path: &Path) -> io::Result<NamedTempFile> {
 
 /// `+12.3 %`
 pub fn percent(share: f64) -> String {
-    format!("{:+.1} %", share * 100.0)
+    // Nothing has no sign.
+    format!("{:+.1} %", (share * 1e3).round() / 10.0 + 0.0)
 }

@@ -82,13 +82,14 @@ fn show(graph: &Graph, machine: &Machine, points: &[Point], unplanned: Seconds) 
         };
         let gap = figures.gap.map_or("–".to_string(), |gap| format!("{:.2} pp", hundredths(gap)));
         println!(
-            "{:>12} {:>16} {:>9} {:>9} {gap:>8} {:>14} {:>8.2}",
+            "{:>12} {:>16} {:>9} {:>9} {gap:>8} {:>14} {:>8}",
             budget.to_string(),
             budget.0,
             known(Some(figures.overhead)),
             known(figures.bound),
             figures.peak.to_string(),
-            seconds.0
+            // Not known where Ctrl-C ended the search.
+            if seconds.0.is_finite() { format!("{:.2}", seconds.0) } else { "–".to_string() }
         );
     }
 }

@@ -74,7 +74,7 @@ pub struct Arguments {
     #[command(flatten)]
     costs: Costs,
     /// Worker threads [default: all processors]
-    #[arg(long)]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=input::MOST_THREADS))]
     threads: Option<u32>,
     /// Write the last step's batch, gradients and updated weights (safetensors) here; gradients then stay to the end of
     /// the step and take part in the plan

@@ -114,6 +114,25 @@ fn two_plans_are_the_same_bytes() {
     assert!(read("first") == read("second"));
 }
 
+/// A link is followed and permissions stay; what is no file is not replaced by one.
+#[test]
+#[cfg(unix)]
+fn what_is_written_goes_where_the_name_leads() {
+    use std::os::unix::fs::{FileTypeExt, PermissionsExt, symlink};
+    let folder = folder();
+    let (kept, link) = (folder.path().join("kept.json"), folder.path().join("link.json"));
+    std::fs::write(&kept, "old").unwrap();
+    std::fs::set_permissions(&kept, std::fs::Permissions::from_mode(0o600)).unwrap();
+    symlink(&kept, &link).unwrap();
+    for target in [link.display().to_string(), "/dev/null".to_string()] {
+        run(Path::new("."), &format!("plan corpus/steps/mlp-digits --budget 80% -o {target}")).done();
+    }
+    assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert!(std::fs::read_to_string(&kept).unwrap().contains("tightfit-plan/1"));
+    assert_eq!(std::fs::metadata(&kept).unwrap().permissions().mode() & 0o777, 0o600);
+    assert!(std::fs::metadata("/dev/null").unwrap().file_type().is_char_device());
+}
+
 #[test]
 fn analyze_agrees_with_plan() {
     let steps = STEPS.map(|name| format!("corpus/steps/{name} --threads 2"));

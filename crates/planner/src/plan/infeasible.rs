@@ -67,9 +67,10 @@ fn place(module: &str) -> String {
 
 impl fmt::Display for Infeasible {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let claim = if self.budget < self.needed { "no plan fits" } else { "no plan was found that fits" };
         writeln!(
             f,
-            "no plan fits {} ({} bytes); the smallest budget known to be feasible is {} ({} bytes), and no schedule needs less than {}",
+            "{claim} {} ({} bytes); the smallest budget known to be feasible is {} ({} bytes), and no schedule needs less than {}",
             self.budget, self.budget.0, self.reached, self.reached.0, self.needed
         )?;
         writeln!(f, "it binds at node `{}` ({}), where these are alive:", self.binding_name, place(&self.binding_module))?;
