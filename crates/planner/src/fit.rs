@@ -56,13 +56,15 @@ struct Turn {
 }
 
 /// Less slack costs less time of the step, more slack packs sooner.
-const TURNS: [Turn; 6] = [
+const TURNS: [Turn; 8] = [
     Turn { slack: 0.0, search: 0.4, layout: 0.5 },
     Turn { slack: 0.003, search: 0.62, layout: 0.76 },
     Turn { slack: 0.008, search: 0.82, layout: 0.88 },
     Turn { slack: 0.02, search: 0.91, layout: 0.94 },
     Turn { slack: 0.045, search: 0.96, layout: 0.975 },
-    Turn { slack: 0.08, search: 0.985, layout: 1.0 },
+    Turn { slack: 0.08, search: 0.985, layout: 0.99 },
+    Turn { slack: 0.13, search: 0.992, layout: 0.995 },
+    Turn { slack: 0.2, search: 0.997, layout: 1.0 },
 ];
 /// Once addresses are found, it is worth searching on for a faster plan, until what is left is this many times what its
 /// addresses will take,
