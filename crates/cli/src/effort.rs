@@ -5,10 +5,10 @@ use std::sync::LazyLock;
 use std::time::Instant;
 
 use clap::Args;
-use tightfit::plan::Effort;
+use tightfit::plan::{Effort, Planner};
 use tightfit::units::Seconds;
 
-use crate::interrupt;
+use crate::{input, interrupt};
 
 /// Of a search that nothing else limits.
 const DEADLINE: Seconds = Seconds(1.0);
@@ -30,6 +30,26 @@ impl Limits {
         let endless = Seconds(f64::INFINITY);
         let deadline = self.deadline.unwrap_or(if self.iterations.is_some() { endless } else { DEADLINE });
         Effort { seed, work: self.iterations.unwrap_or(u64::MAX), deadline, clock: &clock }
+    }
+}
+
+/// How to look for a plan, for verbs that do nothing else.
+#[derive(Args, Clone, Copy)]
+pub struct Search {
+    /// One planner by name, or auto for the best plan of all
+    #[arg(long, default_value = "auto", value_parser = input::planner)]
+    pub planner: Planner,
+    #[command(flatten)]
+    pub limits: Limits,
+    /// Seed of the search
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+}
+
+impl Search {
+    /// The search's effort.
+    pub fn effort(self) -> Effort<'static> {
+        self.limits.effort(self.seed)
     }
 }
 

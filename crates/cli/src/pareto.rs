@@ -7,10 +7,9 @@ use clap::Args;
 use serde_json::{Value, json};
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
-use tightfit::plan::Planner;
 use tightfit::units::Seconds;
 
-use crate::effort::Limits;
+use crate::effort::Search;
 use crate::frontier::{Point, drawn, frontier};
 use crate::input::OnMachine;
 use crate::{exit, input, interrupt, output};
@@ -28,14 +27,8 @@ pub struct Arguments {
     /// How many budgets
     #[arg(long, value_name = "N", default_value_t = 12, value_parser = clap::value_parser!(u32).range(2..=1000))]
     points: u32,
-    /// One planner by name, or auto for the best plan of all
-    #[arg(long, default_value = "auto", value_parser = input::planner)]
-    planner: Planner,
     #[command(flatten)]
-    limits: Limits,
-    /// Seed of the search
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    seed: u64,
+    search: Search,
     #[command(flatten)]
     on: OnMachine,
     /// Draw time over budget, with the bound below it, into this SVG file
@@ -56,8 +49,8 @@ pub fn pareto(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     interrupt::listen();
     let profile = input::profile(&graph, &machine);
     let unplanned = tightfit::unplanned(&graph, &profile)?;
-    let effort = arguments.limits.effort(arguments.seed);
-    let points = frontier(&graph, &machine, &profile, &unplanned, arguments.planner, arguments.points, &effort)?;
+    let effort = arguments.search.effort();
+    let points = frontier(&graph, &machine, &profile, &unplanned, arguments.search.planner, arguments.points, &effort)?;
     if let Some(path) = &arguments.svg {
         output::write_whole(path, drawing(&graph, &machine, &points, unplanned.timeline.seconds).as_bytes())?;
     }

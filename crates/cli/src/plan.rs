@@ -7,13 +7,12 @@ use std::time::Instant;
 use clap::Args;
 use serde_json::json;
 use tightfit::BoundOrder;
-use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::schedule;
 use tightfit::units::Bytes;
 
 use crate::budget::Budget;
-use crate::effort::Limits;
+use crate::effort::Search;
 use crate::figures::Figures;
 use crate::input::OnMachine;
 use crate::seconds::{Costs, Subject};
@@ -33,16 +32,10 @@ pub struct Arguments {
     /// Bytes, 320MiB, 2.5GB, 60% of the unplanned peak, or min
     #[arg(long, allow_hyphen_values = true)]
     budget: String,
-    /// One planner by name, or auto for the best plan of all
-    #[arg(long, default_value = "auto", value_parser = input::planner)]
-    planner: Planner,
     #[command(flatten)]
-    limits: Limits,
+    search: Search,
     #[command(flatten)]
     costs: Costs,
-    /// Seed of the search
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    seed: u64,
     #[command(flatten)]
     on: OnMachine,
     /// Write the plan (tightfit-plan/1) here
@@ -65,13 +58,13 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (graph, is_step) = input::graph(&arguments.graph)?;
     let machine = arguments.on.machine(is_step)?;
     interrupt::listen();
-    let subject = Subject { folder: &arguments.graph, data: None, budget: &arguments.budget, planner: arguments.planner };
+    let subject = Subject { folder: &arguments.graph, data: None, budget: &arguments.budget, planner: arguments.search.planner };
     let profile = match is_step {
         true => Profile::measured(&graph, &machine, &seconds::of_step(&graph, &machine, arguments.costs, &subject)),
         false => Profile::new(&graph, &machine),
     };
     let start = Instant::now();
-    let planned = input::fit_into(&graph, &profile, &machine, budget, arguments.planner, &arguments.limits.effort(arguments.seed))?;
+    let planned = input::fit_into(&graph, &profile, &machine, budget, arguments.search.planner, &arguments.search.effort())?;
     let seconds = start.elapsed().as_secs_f64();
     let (schedule, timeline, unplanned) = (&planned.fitted.schedule, &planned.fitted.timeline, &planned.unplanned.timeline);
     if let Some(path) = &arguments.output {

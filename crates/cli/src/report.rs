@@ -5,10 +5,9 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
-use tightfit::plan::Planner;
 use tightfit_report::{Course, FrontierPoint, Measured, Report, Trace, frontier_svg, modules_svg, page, stack_svg};
 
-use crate::effort::Limits;
+use crate::effort::Search;
 use crate::frontier::{drawn, frontier};
 use crate::input::OnMachine;
 use crate::{exit, input, interrupt, output};
@@ -41,14 +40,8 @@ pub struct Arguments {
     /// Budgets of the frontier; 0: none, and no planning
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = points)]
     points: u32,
-    /// One planner by name for the frontier, or auto for the best plan of all
-    #[arg(long, default_value = "auto", value_parser = input::planner)]
-    planner: Planner,
     #[command(flatten)]
-    limits: Limits,
-    /// Seed of the search
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    seed: u64,
+    search: Search,
     #[command(flatten)]
     on: OnMachine,
 }
@@ -103,8 +96,8 @@ pub fn report(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let is_wanted = arguments.points > 0 && arguments.svg.is_none_or(|drawing| drawing == Drawing::Frontier);
     let points: Vec<FrontierPoint> = if is_wanted {
         interrupt::listen();
-        let effort = arguments.limits.effort(arguments.seed);
-        drawn(&frontier(&graph, &machine, &profile, &unplanned, arguments.planner, arguments.points, &effort)?)
+        let effort = arguments.search.effort();
+        drawn(&frontier(&graph, &machine, &profile, &unplanned, arguments.search.planner, arguments.points, &effort)?)
     } else {
         Vec::new()
     };

@@ -4,60 +4,17 @@
 
 mod corpus;
 mod generator;
+mod oracle;
 
 use std::collections::BTreeSet;
 
+use corpus::{GRAPHS, profile, step};
+use oracle::passes::{below, phases};
 use proptest::prelude::*;
 use tightfit::graph::{Graph, NodeId, Phase};
-use tightfit::machine::Machine;
 use tightfit::profile::modules::ModuleTree;
 use tightfit::profile::{Dataflow, Figures, Profile, dataflow};
 use tightfit::units::{Bytes, Flops};
-
-const GRAPHS: [&str; 7] = [
-    "bert_base_drop_b16_s512",
-    "gpt2_medium_b4_s1024",
-    "gpt2_small_b8_s512",
-    "llama_1b_b2_s2048",
-    "mobilenet_v3_large_b64",
-    "resnet50_b32",
-    "vit_b16_b32",
-];
-
-fn profile(graph: &Graph) -> Profile {
-    Profile::new(graph, &Machine::preset("a100-80gb").unwrap())
-}
-
-fn step(name: &str) -> Graph {
-    tightfit::graph::read(&std::fs::read(corpus::path(&format!("steps/{name}/train.json.gz"))).unwrap()).unwrap()
-}
-
-/// Whether `path` is `module` or below it.
-fn below(path: &str, module: &str) -> bool {
-    module.is_empty() || path == module || path.starts_with(&format!("{module}."))
-}
-
-/// Phases with the turn found by counting, for each boundary, who stands on the wrong side of it.
-fn phases(graph: &Graph) -> Vec<Phase> {
-    let runs = |node: usize| graph.runs(NodeId::from_u32(node as u32));
-    let mut phases: Vec<Phase> = graph.nodes().values().map(|node| node.phase).collect();
-    let is_update = |node: usize| {
-        let written = graph.mutated(NodeId::from_u32(node as u32));
-        written.iter().any(|&storage| {
-            graph.nodes().values().any(|other| {
-                let of_model = matches!(other.phase, Phase::Parameter | Phase::Buffer | Phase::State);
-                of_model && other.outputs.iter().flatten().any(|&value| graph.values()[value].storage == storage)
-            })
-        })
-    };
-    let backward: Vec<usize> = (0..phases.len()).filter(|&node| runs(node) && phases[node] == Phase::Backward).collect();
-    let forward = |node: usize| matches!(phases[node], Phase::Forward | Phase::Loss);
-    let forward: Vec<usize> = (0..phases.len()).filter(|&node| runs(node) && forward(node) && !is_update(node)).collect();
-    let wrong = |turn: usize| backward.iter().filter(|&&node| node < turn).count() + forward.iter().filter(|&&node| node >= turn).count();
-    let turn = (0..=phases.len()).min_by_key(|&turn| wrong(turn)).unwrap();
-    backward.iter().filter(|&&node| node < turn).for_each(|&node| phases[node] = Phase::Forward);
-    phases
-}
 
 /// One storage: its bytes, who makes it, who reads it; nodes by index.
 struct Storage {

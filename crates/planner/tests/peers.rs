@@ -6,6 +6,7 @@ mod corpus;
 mod generator;
 mod oracle;
 
+use corpus::GRAPHS;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 use tightfit::check::check;
@@ -15,16 +16,6 @@ use tightfit::plan::{self, Effort, PlanError, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::{Residents, lower};
 use tightfit::units::Bytes;
-
-const GRAPHS: [&str; 7] = [
-    "gpt2_small_b8_s512",
-    "gpt2_medium_b4_s1024",
-    "llama_1b_b2_s2048",
-    "bert_base_drop_b16_s512",
-    "resnet50_b32",
-    "vit_b16_b32",
-    "mobilenet_v3_large_b64",
-];
 
 /// Static bytes and `share` of what the unplanned peak adds to them.
 fn budget(graph: &Graph, peak: Bytes, share: f64) -> Bytes {

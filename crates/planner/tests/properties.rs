@@ -113,12 +113,12 @@ proptest! {
     }
 
     #[test]
-    fn base_order_are_legal_and_never_raise_the_peak(recipe in generator::recipes(MOST_LAYERS)) {
+    fn the_base_order_is_legal_and_never_raises_the_peak(recipe in generator::recipes(MOST_LAYERS)) {
         let graph = recipe.graph();
         for profile in generator::profiles(&graph) {
-            let late = oracle::replay(&graph, &profile, &graph.program()).map_err(TestCaseError::fail)?;
-            let early = oracle::replay(&graph, &profile, &plan::base_order(&graph, &profile)).map_err(TestCaseError::fail)?;
-            prop_assert!(early.peak <= late.peak);
+            let program = oracle::replay(&graph, &profile, &graph.program()).map_err(TestCaseError::fail)?;
+            let base = oracle::replay(&graph, &profile, &plan::base_order(&graph, &profile)).map_err(TestCaseError::fail)?;
+            prop_assert!(base.peak <= program.peak);
         }
     }
 

@@ -2,6 +2,7 @@
 
 mod access;
 mod dataflow;
+mod disjoint_sets;
 mod liveness;
 mod measured;
 pub mod modules;
@@ -12,6 +13,7 @@ use cranelift_entity::SecondaryMap;
 
 pub use access::{AccessProfile, access_profile};
 pub use dataflow::{Dataflow, Figures, ModuleFigures, dataflow};
+pub(crate) use disjoint_sets::DisjointSets;
 pub use liveness::{Interval, IntervalId, Liveness, MemoryCurve, held, liveness, memory_curve};
 pub use measured::{CallSeconds, CallSecondsError, Signature};
 pub use passes::passes;

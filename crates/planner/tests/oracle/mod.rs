@@ -8,6 +8,7 @@
 #![allow(dead_code)] // each test binary uses its part
 
 pub mod any_order;
+pub mod passes;
 
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashMap};

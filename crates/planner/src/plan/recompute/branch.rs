@@ -78,11 +78,8 @@ fn descend(
         }
         let lines = &parent.hull.lines;
         let under = lines.partition_point(|line| line.bytes > room);
-        if under == 0 {
-            // Everything that these decisions leave open can be held.
-            continue;
-        }
-        let Some(op) = lines.get(under).and_then(|fits| pivot(problem, &lines[under - 1], fits)) else { break };
+        let corners = under.checked_sub(1).and_then(|over| Some((lines.get(over)?, lines.get(under)?)));
+        let Some(op) = corners.and_then(|(over, fits)| pivot(problem, over, fits)) else { break };
         let with = |decisions: &[Decision]| [parent.decisions.as_slice(), decisions].concat();
         let never: Vec<Decision> = cuts.twins(op, &parent.decisions).into_iter().map(|twin| (twin, false)).collect();
         for decisions in [with(&[(op, true)]), with(&never)] {

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 use super::flow::{Arc, Arcs, ENDLESS, Network, Vertex};
 use super::meter::Meter;
 use super::problem::{OpId, Picoseconds, Size};
+use crate::profile::DisjointSets;
 
 /// Prices are whole multiples of 2⁻²⁴ picoseconds per byte.
 pub const PRICE_BITS: u32 = 24;
@@ -307,25 +308,16 @@ fn spread(sides: &mut [Option<bool>], links: &[Link]) -> Option<()> {
 impl Twins {
     fn new(vertices: u32, links: &[Link], choices: &[Choice]) -> Twins {
         // Parts: vertices that are linked, source and sink aside.
-        let mut leader: Vec<Vertex> = (0..vertices).collect();
-        fn find(leader: &mut [Vertex], vertex: Vertex) -> Vertex {
-            let mut at = vertex;
-            while leader[at as usize] != at {
-                leader[at as usize] = leader[leader[at as usize] as usize];
-                at = leader[at as usize];
-            }
-            at
-        }
+        let mut linked = DisjointSets::new(vertices as usize);
         for link in links.iter().filter(|link| link.from < vertices && link.to < vertices) {
-            let (a, b) = (find(&mut leader, link.from), find(&mut leader, link.to));
-            leader[a.max(b) as usize] = a.min(b);
+            linked.join(link.from as usize, link.to as usize);
         }
-        let mut part_of: HashMap<Vertex, usize> = HashMap::new();
+        let mut part_of: HashMap<usize, usize> = HashMap::new();
         let mut local = vec![(0, 0); vertices as usize];
         let mut sizes: Vec<u32> = Vec::new();
         for vertex in 0..vertices {
             let next = part_of.len();
-            let part = *part_of.entry(find(&mut leader, vertex)).or_insert(next);
+            let part = *part_of.entry(linked.head(vertex as usize)).or_insert(next);
             if part == sizes.len() {
                 sizes.push(0);
             }

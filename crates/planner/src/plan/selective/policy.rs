@@ -8,6 +8,7 @@ use std::collections::BTreeMap;
 
 use thiserror::Error;
 
+use crate::profile::DisjointSets;
 use crate::profile::modules::OperatorStats;
 use crate::units::{Bytes, Seconds};
 
@@ -82,21 +83,17 @@ struct Group {
 
 /// The groups, by the first of their operators.
 fn groups(operators: &[OperatorStats], save_random: bool) -> Vec<Group> {
-    let mut first: Vec<usize> = (0..operators.len()).collect();
-    let mut join = |a: usize, b: usize| {
-        let (a, b) = (first[a], first[b]);
-        first.iter_mut().filter(|first| **first == a || **first == b).for_each(|first| *first = a.min(b));
-    };
+    let mut together = DisjointSets::new(operators.len());
     let random = operators.iter().position(|operator| operator.is_random);
     for (at, operator) in operators.iter().enumerate() {
-        operator.in_place_of.into_iter().for_each(|parent| join(at, parent));
+        operator.in_place_of.into_iter().for_each(|parent| together.join(at, parent));
         if let Some(random) = random.filter(|_| operator.is_random && !save_random) {
-            join(at, random);
+            together.join(at, random);
         }
     }
     let mut groups: BTreeMap<usize, Group> = BTreeMap::new();
     for (at, operator) in operators.iter().enumerate() {
-        let group = groups.entry(first[at]).or_default();
+        let group = groups.entry(together.head(at)).or_default();
         group.operators.push(at);
         group.seconds += operator.seconds.0;
         group.bytes += operator.bytes;

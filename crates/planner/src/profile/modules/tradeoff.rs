@@ -7,7 +7,7 @@
 
 use super::{ModuleIndex, Segment, TradeoffCurve};
 use crate::graph::{Graph, NodeId, StorageId};
-use crate::profile::{Dataflow, Profile};
+use crate::profile::{Dataflow, DisjointSets, Profile};
 use crate::units::{Bytes, Seconds};
 
 /// Steeper segments give way to one of this slope: the last bytes of a curve, a thousandth of it at most, that take long
@@ -61,11 +61,11 @@ impl TradeoffCurve {
 /// module is not discarded. Where a node of the module reads it and the backward pass does not, which would keep it, the
 /// node that makes it runs again whatever is discarded.
 pub fn groups(graph: &Graph, profile: &Profile, flow: &Dataflow, module: ModuleIndex, forward: &[NodeId]) -> Option<Groups> {
-    let mut head: Vec<usize> = (0..forward.len()).collect();
+    let mut together = DisjointSets::new(forward.len());
     let mut first_random = None;
     for (index, &id) in forward.iter().enumerate() {
         if graph.nodes()[id].random {
-            join(&mut head, *first_random.get_or_insert(index), index);
+            together.join(*first_random.get_or_insert(index), index);
         }
         for value in graph.nodes()[id].inputs.iter().map(|&value| &graph.values()[value]) {
             let maker = graph.producer(value.storage)?;
@@ -73,7 +73,7 @@ pub fn groups(graph: &Graph, profile: &Profile, flow: &Dataflow, module: ModuleI
             if value.version == flow.readers[value.storage].version || graph.nodes()[maker].phase.is_persistent() {
                 continue;
             }
-            join(&mut head, forward.binary_search(&maker).ok()?, index);
+            together.join(forward.binary_search(&maker).ok()?, index);
         }
     }
     let mut read: Vec<StorageId> = forward.iter().flat_map(|&id| graph.reads(id)).copied().collect();
@@ -83,7 +83,7 @@ pub fn groups(graph: &Graph, profile: &Profile, flow: &Dataflow, module: ModuleI
     let mut groups = vec![Group::default(); forward.len()];
     let mut always = Seconds(0.0);
     for (index, &id) in forward.iter().enumerate() {
-        let group = &mut groups[find(&head, index)];
+        let group = &mut groups[together.head(index)];
         let discarded = graph.fresh(id).iter().filter(|&&storage| !leaves(storage));
         group.nodes.push(id);
         group.bytes += discarded.map(|&storage| graph.storages()[storage]).sum();
@@ -157,17 +157,4 @@ fn blunt(curve: &mut TradeoffCurve) {
         curve.segments.pop();
     }
     curve.segments.push(last);
-}
-
-fn find(head: &[usize], mut index: usize) -> usize {
-    while head[index] != index {
-        index = head[index];
-    }
-    index
-}
-
-/// Heads are the first of their group.
-fn join(head: &mut [usize], a: usize, b: usize) {
-    let (a, b) = (find(head, a), find(head, b));
-    head[a.max(b)] = a.min(b);
 }
