@@ -1,5 +1,5 @@
-//! The project's own chores: `cargo xtask tidy` and `cargo xtask ci`. Invariant: a chore that finds something wrong
-//! exits with a code other than zero, and says where it looked and what to do.
+//! The project's own chores: `cargo xtask tidy` and `cargo xtask ci`. Invariant: a chore that finds
+//! something wrong exits with a code other than zero, and says where it looked and what to do.
 
 mod ci;
 mod tidy;

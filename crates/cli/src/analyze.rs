@@ -89,7 +89,13 @@ pub fn analyze(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         println!("{result}");
         return Ok(ExitCode::SUCCESS);
     }
-    println!("{}: {} nodes, {:.2} ms on {}", graph.name(), order.len(), simulation.seconds.0 * 1e3, machine.name);
+    println!(
+        "{}: {} nodes, {:.2} ms on {}",
+        graph.name(),
+        order.len(),
+        simulation.seconds.0 * 1e3,
+        machine.name
+    );
     println!(
         "peak {} ({} bytes) at `{}` in module `{}`; {} of it is parameters, state and batch",
         curve.peak,
@@ -101,7 +107,13 @@ pub fn analyze(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     println!("\nalive there, the {} largest of {}:", arguments.top.min(live.len()), live.len());
     println!("{:>12}  {:<10} {:<40} module", "size", "phase", "tensor");
     for tensor in live.iter().take(arguments.top) {
-        println!("{:>12}  {:<10} {:<40} {}", tensor.bytes.to_string(), tensor.phase, tensor.name, tensor.module);
+        println!(
+            "{:>12}  {:<10} {:<40} {}",
+            tensor.bytes.to_string(),
+            tensor.phase,
+            tensor.name,
+            tensor.module
+        );
     }
     println!("\n{:<40} {:>7} {:>12} {:>12} {:>10}", "module", "nodes", "parameters", "saved", "ms");
     for (path, row) in &modules {
@@ -125,9 +137,15 @@ fn tensor_json(tensor: &LiveTensor) -> Value {
 fn modules(graph: &Graph, profile: &Profile, depth: usize) -> BTreeMap<String, ModuleRow> {
     let mut saved: BTreeMap<NodeId, Bytes> = BTreeMap::new();
     let mut counted = std::collections::BTreeSet::new();
-    for node in graph.program().into_iter().filter(|&node| !graph.nodes()[node].phase.is_forward()) {
+    for node in graph.program().into_iter().filter(|&node| !graph.nodes()[node].phase.is_forward())
+    {
         for &storage in graph.reads(node) {
-            let Some(producer) = graph.producer(storage).filter(|&producer| graph.nodes()[producer].phase.is_forward()) else { continue };
+            let Some(producer) = graph
+                .producer(storage)
+                .filter(|&producer| graph.nodes()[producer].phase.is_forward())
+            else {
+                continue;
+            };
             if counted.insert(storage) {
                 *saved.entry(producer).or_default() += graph.storages()[storage];
             }
@@ -135,14 +153,16 @@ fn modules(graph: &Graph, profile: &Profile, depth: usize) -> BTreeMap<String, M
     }
     let mut rows: BTreeMap<String, ModuleRow> = BTreeMap::new();
     for (id, node) in graph.nodes() {
-        let parts: Vec<&str> = graph.module_of(id).split('.').filter(|part| !part.is_empty()).collect();
+        let parts: Vec<&str> =
+            graph.module_of(id).split('.').filter(|part| !part.is_empty()).collect();
         for level in 0..=parts.len().min(depth) {
             let row = rows.entry(parts[..level].join(".")).or_default();
             row.nodes += usize::from(graph.runs(id));
             row.seconds = row.seconds + profile.seconds[id];
             row.saved += saved.get(&id).copied().unwrap_or_default();
             if node.phase == tightfit::graph::Phase::Parameter {
-                row.parameters += graph.fresh(id).iter().map(|&storage| graph.storages()[storage]).sum();
+                row.parameters +=
+                    graph.fresh(id).iter().map(|&storage| graph.storages()[storage]).sum();
             }
         }
     }

@@ -1,5 +1,5 @@
-//! Budgets as people write them. Invariant: a budget that parses is a positive number of bytes, a share of the unplanned
-//! peak, or `min`.
+//! Budgets as people write them. Invariant: a budget that parses is a positive number of bytes, a
+//! share of the unplanned peak, or `min`.
 
 use std::str::FromStr;
 
@@ -21,13 +21,18 @@ pub enum Budget {
 #[derive(Debug, Error, PartialEq)]
 #[allow(missing_docs)] // each message says what its fields are
 pub enum BudgetError {
-    #[error("a budget of zero leaves no memory for anything; write bytes, 320MiB, 2.5GB, 60% or min")]
+    #[error(
+        "a budget of zero leaves no memory for anything; write bytes, 320MiB, 2.5GB, 60% or min"
+    )]
     Zero,
     #[error("`{0}` is not a budget; write bytes, 320MiB, 2.5GB, 60% or min")]
     Unreadable(String),
     #[error("a budget of {budget} is more than this machine's memory of {memory}")]
     BeyondMemory { budget: Bytes, memory: Bytes },
-    #[error("a budget of {budget} is less than the {reserve} that the matrix product needs beside the slab")]
+    #[error(
+        "a budget of {budget} is less than the {reserve} that the matrix product needs beside the \
+         slab"
+    )]
     BelowReserve { budget: Bytes, reserve: Bytes },
 }
 
@@ -56,12 +61,21 @@ impl FromStr for Budget {
         if lower == "min" {
             return Ok(Budget::Smallest);
         }
-        let number = |digits: &str| digits.trim().parse::<f64>().ok().filter(|x| x.is_finite() && *x >= 0.0).ok_or_else(unreadable);
+        let number = |digits: &str| {
+            digits
+                .trim()
+                .parse::<f64>()
+                .ok()
+                .filter(|x| x.is_finite() && *x >= 0.0)
+                .ok_or_else(unreadable)
+        };
         if let Some(share) = lower.strip_suffix('%') {
             let share = number(share)? / 100.0;
             return if share > 0.0 { Ok(Budget::Share(share)) } else { Err(BudgetError::Zero) };
         }
-        let unit = UNITS.iter().find_map(|(suffix, factor)| lower.strip_suffix(suffix).map(|digits| (digits, *factor)));
+        let unit = UNITS.iter().find_map(|(suffix, factor)| {
+            lower.strip_suffix(suffix).map(|digits| (digits, *factor))
+        });
         let bytes = match unit {
             Some((digits, factor)) => number(digits)? * factor,
             None => lower.replace('_', "").parse::<u64>().map_err(|_| unreadable())? as f64,
@@ -91,9 +105,14 @@ mod tests {
 
     #[test]
     fn budgets_read_as_people_write_them() {
-        for (text, bytes) in
-            [("320MiB", 320 << 20), ("2.5GB", 2_500_000_000), ("1000", 1000), ("4k", 4096), ("1_000_000", 1_000_000), ("7 b", 7)]
-        {
+        for (text, bytes) in [
+            ("320MiB", 320 << 20),
+            ("2.5GB", 2_500_000_000),
+            ("1000", 1000),
+            ("4k", 4096),
+            ("1_000_000", 1_000_000),
+            ("7 b", 7),
+        ] {
             assert_eq!(text.parse(), Ok(Budget::Absolute(Bytes(bytes))), "{text}");
         }
         assert_eq!("60%".parse(), Ok(Budget::Share(0.6)));
@@ -103,7 +122,11 @@ mod tests {
     #[test]
     fn nonsense_is_refused() {
         for text in ["", "MiB", "-1", "nan", "1e400GB", "12XB", "inf%"] {
-            assert_eq!(text.parse::<Budget>(), Err(BudgetError::Unreadable(text.to_string())), "{text}");
+            assert_eq!(
+                text.parse::<Budget>(),
+                Err(BudgetError::Unreadable(text.to_string())),
+                "{text}"
+            );
         }
         for text in ["0", "0%", "0.0MiB"] {
             assert_eq!(text.parse::<Budget>(), Err(BudgetError::Zero), "{text}");

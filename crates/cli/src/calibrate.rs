@@ -1,5 +1,6 @@
-//! `tightfit calibrate`: measure this processor, or the calls of a step on it. Invariant: other verbs measure in a
-//! process of its own, this one, so that its memory never counts against a budget.
+//! `tightfit calibrate`: measure this processor, or the calls of a step on it. Invariant: other
+//! verbs measure in a process of its own, this one, so that its memory never counts against a
+//! budget.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -12,8 +13,8 @@ use crate::effort::Limits;
 use crate::seconds::{self, Subject};
 use crate::{input, output};
 
-/// Measure this processor's rates, or how long a step's calls take on it, and keep them for predictions; `train` and
-/// `plan` do it by themselves when needed.
+/// Measure this processor's rates, or how long a step's calls take on it, and keep them for
+/// predictions; `train` and `plan` do it by themselves when needed.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -57,7 +58,8 @@ pub fn calibrate(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         println!("{text}");
     } else {
         println!(
-            "{} threads: {:.1} GFLOP/s in matrix products, {:.1} GB/s, {:.2} G exponentials/s, {:.1} µs per call",
+            "{} threads: {:.1} GFLOP/s in matrix products, {:.1} GB/s, {:.2} G exponentials/s, \
+             {:.1} µs per call",
             machine.threads,
             machine.flops_32 / 1e9,
             machine.bandwidth / 1e9,
@@ -70,33 +72,50 @@ pub fn calibrate(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 fn calls(arguments: &Arguments, step: &Path) -> anyhow::Result<ExitCode> {
     let machine = machine(arguments.threads);
-    let subject = Subject { folder: step, data: arguments.data.as_deref(), budget: &arguments.budget, planner: arguments.planner };
+    let subject = Subject {
+        folder: step,
+        data: arguments.data.as_deref(),
+        budget: &arguments.budget,
+        planner: arguments.planner,
+    };
     let (measured, budget) = seconds::try_step(&machine, &subject, Limits::default())?;
     seconds::remember(&machine, measured.clone());
     if arguments.json {
         println!("{}", measured.write());
     } else {
-        println!("{} threads: {} kinds of calls measured within {budget}", machine.threads, measured.len());
+        println!(
+            "{} threads: {} kinds of calls measured within {budget}",
+            machine.threads,
+            measured.len()
+        );
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// Worker threads: as asked, or one for each processor.
 pub fn threads(asked: Option<u32>) -> u32 {
-    asked.filter(|&threads| threads > 0).unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get() as u32)).min(1024)
+    asked
+        .filter(|&threads| threads > 0)
+        .unwrap_or_else(|| std::thread::available_parallelism().map_or(1, |n| n.get() as u32))
+        .min(1024)
 }
 
 /// This processor: from the cache, else measured in a child process, else a plausible guess.
 pub fn machine(asked: Option<u32>) -> Machine {
     let threads = threads(asked);
-    let cached = cache(threads).and_then(|path| std::fs::read(path).ok()).and_then(|bytes| parse(&bytes, threads));
+    let cached = cache(threads)
+        .and_then(|path| std::fs::read(path).ok())
+        .and_then(|bytes| parse(&bytes, threads));
     cached.or_else(|| measure(threads)).unwrap_or_else(|| Machine::unmeasured_cpu(threads))
 }
 
 fn measure(threads: u32) -> Option<Machine> {
     eprintln!("measuring this processor once (about a second) …");
     let program = std::env::current_exe().ok()?;
-    let output = Command::new(program).args(["calibrate", "--json", "--threads", &threads.to_string()]).output().ok()?;
+    let output = Command::new(program)
+        .args(["calibrate", "--json", "--threads", &threads.to_string()])
+        .output()
+        .ok()?;
     parse(&output.stdout, threads)
 }
 
@@ -112,7 +131,9 @@ fn cache(threads: u32) -> Option<PathBuf> {
 
 /// Where measurements are kept: the user's cache folder.
 pub fn folder() -> Option<PathBuf> {
-    let folder = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
-    let folder = folder.or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))?;
+    let folder =
+        std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
+    let folder = folder
+        .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))?;
     Some(folder.join("tightfit"))
 }

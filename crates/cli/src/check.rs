@@ -12,7 +12,9 @@ use crate::{input, output};
 
 /// Execute a plan abstractly and report the first rule that it breaks.
 #[derive(Args)]
-#[command(after_help = "Example:\n  tightfit check corpus/steps/gpt-small plan.json --budget 320MiB")]
+#[command(
+    after_help = "Example:\n  tightfit check corpus/steps/gpt-small plan.json --budget 320MiB"
+)]
 pub struct Arguments {
     /// A graph file or a step's folder
     graph: PathBuf,
@@ -38,7 +40,9 @@ pub fn check(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let unplanned = tightfit::unplanned(&graph, &profile)?.timeline;
     // A share means to `check` what it means to `plan`: it includes the reserve.
     let reserve = input::reserve(&graph, &machine);
-    let Some(budget) = budget.bytes(unplanned.peak + reserve) else { return Err(BudgetError::Unreadable("min".to_string()).into()) };
+    let Some(budget) = budget.bytes(unplanned.peak + reserve) else {
+        return Err(BudgetError::Unreadable("min".to_string()).into());
+    };
     let timeline = tightfit::check::check(&graph, &profile, &schedule, budget)?;
     let overhead = timeline.seconds.0 / unplanned.seconds.0 - 1.0;
     if arguments.json {

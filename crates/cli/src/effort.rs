@@ -1,5 +1,6 @@
-//! How hard the planner is to look for something better. Invariant: without a deadline the same options give the same
-//! plan; an interruption ends the search like a deadline, and what it had found counts.
+//! How hard the planner is to look for something better. Invariant: without a deadline the same
+//! options give the same plan; an interruption ends the search like a deadline, and what it had
+//! found counts.
 
 use std::sync::LazyLock;
 use std::time::Instant;
@@ -16,10 +17,12 @@ const DEADLINE: Seconds = Seconds(1.0);
 /// Limits of a search.
 #[derive(Args, Clone, Copy, Default)]
 pub struct Limits {
-    /// Search no longer than this for a better plan: 10, 10s or 500ms [default: 1s, or none with --iterations]
+    /// Search no longer than this for a better plan: 10, 10s or 500ms [default: 1s, or none with
+    /// --iterations]
     #[arg(long, value_name = "SECONDS", value_parser = duration, allow_hyphen_values = true)]
     pub deadline: Option<Seconds>,
-    /// Search no more than this many elementary steps; without --deadline the result is the same on every machine
+    /// Search no more than this many elementary steps; without --deadline the result is the same on
+    /// every machine
     #[arg(long, value_name = "N")]
     pub iterations: Option<u64>,
 }
@@ -28,7 +31,8 @@ impl Limits {
     /// The search's effort.
     pub fn effort(self, seed: u64) -> Effort<'static> {
         let endless = Seconds(f64::INFINITY);
-        let deadline = self.deadline.unwrap_or(if self.iterations.is_some() { endless } else { DEADLINE });
+        let deadline =
+            self.deadline.unwrap_or(if self.iterations.is_some() { endless } else { DEADLINE });
         Effort { seed, work: self.iterations.unwrap_or(u64::MAX), deadline, clock: &clock }
     }
 }
@@ -56,16 +60,26 @@ impl Search {
 /// Time since the program's first look at it; infinite once interrupted.
 pub fn clock() -> Seconds {
     static START: LazyLock<Instant> = LazyLock::new(Instant::now);
-    if interrupt::raised() { Seconds(f64::INFINITY) } else { Seconds(START.elapsed().as_secs_f64()) }
+    if interrupt::raised() {
+        Seconds(f64::INFINITY)
+    } else {
+        Seconds(START.elapsed().as_secs_f64())
+    }
 }
 
 /// A duration as people write it.
 pub fn duration(text: &str) -> Result<Seconds, String> {
     let text = text.trim();
     let units = [("us", 1e-6), ("ms", 1e-3), ("s", 1.0), ("", 1.0)];
-    let (digits, unit) = units.into_iter().find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, seconds))).unwrap_or((text, 1.0));
-    let seconds = digits.trim().parse().ok().map(|x: f64| x * unit).filter(|x| x.is_finite() && *x >= 0.0);
-    seconds.map(Seconds).ok_or_else(|| "write seconds, as in 10, 0.5, 10s, 500ms or 20us".to_string())
+    let (digits, unit) = units
+        .into_iter()
+        .find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, seconds)))
+        .unwrap_or((text, 1.0));
+    let seconds =
+        digits.trim().parse().ok().map(|x: f64| x * unit).filter(|x| x.is_finite() && *x >= 0.0);
+    seconds
+        .map(Seconds)
+        .ok_or_else(|| "write seconds, as in 10, 0.5, 10s, 500ms or 20us".to_string())
 }
 
 #[cfg(test)]
@@ -74,7 +88,14 @@ mod tests {
 
     #[test]
     fn durations_read_as_people_write_them() {
-        for (text, seconds) in [("1", 1.0), ("500ms", 0.5), ("20us", 20.0 * 1e-6), ("10s", 10.0), ("0.25 s", 0.25), ("0", 0.0)] {
+        for (text, seconds) in [
+            ("1", 1.0),
+            ("500ms", 0.5),
+            ("20us", 20.0 * 1e-6),
+            ("10s", 10.0),
+            ("0.25 s", 0.25),
+            ("0", 0.0),
+        ] {
             assert_eq!(duration(text), Ok(Seconds(seconds)), "{text}");
         }
         for text in ["", "s", "ms", "-1", "nan", "inf", "1e999", "5m", "1 min"] {

@@ -1,5 +1,5 @@
-//! What a plan costs, in the figures that verbs print. Invariant: all of them are read off checked timelines; shares
-//! are of the unplanned step's time.
+//! What a plan costs, in the figures that verbs print. Invariant: all of them are read off checked
+//! timelines; shares are of the unplanned step's time.
 
 use tightfit::Fitted;
 use tightfit::units::{Bytes, Seconds};

@@ -1,5 +1,5 @@
-//! What each of several budgets costs. Invariant: budgets fall evenly from what the unplanned step needs to the smallest
-//! one known to be feasible, and a larger one is never slower.
+//! What each of several budgets costs. Invariant: budgets fall evenly from what the unplanned step
+//! needs to the smallest one known to be feasible, and a larger one is never slower.
 
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
@@ -57,7 +57,11 @@ pub fn frontier(
 pub fn drawn(points: &[Point]) -> Vec<FrontierPoint> {
     let drawn = points.iter().filter_map(|point| {
         let figures = point.figures?;
-        Some(FrontierPoint { budget: point.budget, overhead: figures.overhead, bound: figures.bound })
+        Some(FrontierPoint {
+            budget: point.budget,
+            overhead: figures.overhead,
+            bound: figures.bound,
+        })
     });
     drawn.collect()
 }
@@ -66,7 +70,8 @@ pub fn drawn(points: &[Point]) -> Vec<FrontierPoint> {
 fn slabs(least: Bytes, most: Bytes, points: u32) -> Vec<Bytes> {
     let least = least.min(most);
     let (steps, range) = (u128::from(points.max(2) - 1), u128::from((most - least).0));
-    let mut slabs: Vec<Bytes> = (0..=steps).map(|step| least + Bytes((range * step / steps) as u64)).collect();
+    let mut slabs: Vec<Bytes> =
+        (0..=steps).map(|step| least + Bytes((range * step / steps) as u64)).collect();
     slabs.dedup();
     slabs
 }

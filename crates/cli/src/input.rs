@@ -1,5 +1,5 @@
-//! What verbs are given: a graph file or a step's folder, a machine by name. Invariant: a step is planned as the engine
-//! will run it, so budgets mean the same to `plan` and to `train`.
+//! What verbs are given: a graph file or a step's folder, a machine by name. Invariant: a step is
+//! planned as the engine will run it, so budgets mean the same to `plan` and to `train`.
 
 use std::path::Path;
 
@@ -22,15 +22,25 @@ use crate::{calibrate, seconds};
 
 /// The training graph of a step's folder, or the graph of a file; `true` for a step.
 pub fn graph(path: &Path) -> anyhow::Result<(Graph, bool)> {
-    if path.is_dir() { Ok((Step::open(path)?.training, true)) } else { Ok((read_graph(path)?, false)) }
+    if path.is_dir() {
+        Ok((Step::open(path)?.training, true))
+    } else {
+        Ok((read_graph(path)?, false))
+    }
 }
 
-/// Statistics of a model's modules: from a file that holds them, or of a graph or a step on a machine; and the text of
-/// the file. Files are told apart by what is in them.
+/// Statistics of a model's modules: from a file that holds them, or of a graph or a step on a
+/// machine; and the text of the file. Files are told apart by what is in them.
 pub fn modules(path: &Path, on: &OnMachine) -> anyhow::Result<(ModuleInfo, Vec<u8>)> {
-    let text = if path.is_dir() { Vec::new() } else { std::fs::read(path).with_context(|| path.display().to_string())? };
+    let text = if path.is_dir() {
+        Vec::new()
+    } else {
+        std::fs::read(path).with_context(|| path.display().to_string())?
+    };
     let has = |key: &str| text.windows(key.len()).any(|window| window == key.as_bytes());
-    if !has("tightfit-graph/") && ["\"mod_stats\"", "\"mod_order\"", "\"module_info\""].into_iter().any(has) {
+    if !has("tightfit-graph/")
+        && ["\"mod_stats\"", "\"mod_order\"", "\"module_info\""].into_iter().any(has)
+    {
         let info = ModuleInfo::from_json(&text).with_context(|| path.display().to_string())?;
         return Ok((info, text));
     }
@@ -76,15 +86,27 @@ pub fn plan(path: &Path, graph: &Graph) -> anyhow::Result<Schedule> {
 }
 
 /// A plan executed abstractly, in the budget that it was made for.
-pub fn checked(graph: &Graph, profile: &Profile, machine: &Machine, schedule: &Schedule) -> anyhow::Result<Timeline> {
-    let wrong = || format!("the plan does not hold on {}; name the machine and the threads that it was made for", machine.name);
+pub fn checked(
+    graph: &Graph,
+    profile: &Profile,
+    machine: &Machine,
+    schedule: &Schedule,
+) -> anyhow::Result<Timeline> {
+    let wrong = || {
+        format!(
+            "the plan does not hold on {}; name the machine and the threads that it was made for",
+            machine.name
+        )
+    };
     tightfit::check::check(graph, profile, schedule, schedule.budget).with_context(wrong)
 }
 
 /// Refuses data that the step's graphs do not take.
 pub fn suits(data: &Dataset, step: &Step) -> anyhow::Result<()> {
     for graph in [Some(&step.training), step.evaluation.as_ref()].into_iter().flatten() {
-        if let (Some((_, input)), Some((_, target))) = (step::input(graph, "input"), step::input(graph, "target")) {
+        if let (Some((_, input)), Some((_, target))) =
+            (step::input(graph, "input"), step::input(graph, "target"))
+        {
             data.suits(&graph.values()[input], &graph.values()[target])?;
         }
     }
@@ -93,7 +115,8 @@ pub fn suits(data: &Dataset, step: &Step) -> anyhow::Result<()> {
 
 /// The planner called `name`.
 pub fn planner(name: &str) -> Result<Planner, String> {
-    Planner::from_name(name).ok_or_else(|| format!("planners are {}", Planner::ALL.map(|(_, name)| name).join(", ")))
+    Planner::from_name(name)
+        .ok_or_else(|| format!("planners are {}", Planner::ALL.map(|(_, name)| name).join(", ")))
 }
 
 /// The part of a budget that libraries of the engine need beside the slab.
@@ -131,27 +154,35 @@ pub fn fit_into(
         return Ok(FittedGraph { fitted, budget, reserve, unplanned });
     };
     if matches!(budget, Budget::Share(share) if share >= 1.0) {
-        // Aligned addresses take a few bytes more than the tensors hold; all of it is to be enough for the step itself.
+        // Aligned addresses take a few bytes more than the tensors hold; all of it is to be enough
+        // for the step itself.
         bytes = bytes.max(unplanned.schedule.slab + reserve);
     }
     if bytes == Bytes::ZERO {
         return Err(BudgetError::Zero.into());
     }
-    if let Some(memory) = process::physical_memory().filter(|&memory| machine.engine && bytes > memory) {
+    if let Some(memory) =
+        process::physical_memory().filter(|&memory| machine.engine && bytes > memory)
+    {
         return Err(BudgetError::BeyondMemory { budget: bytes, memory }.into());
     }
     if bytes <= reserve {
         return Err(BudgetError::BelowReserve { budget: bytes, reserve }.into());
     }
-    let fitted = fit(graph, profile, bytes - reserve, planner, &nowhere, effort).map_err(|error| with_reserve(error, reserve))?;
+    let fitted = fit(graph, profile, bytes - reserve, planner, &nowhere, effort)
+        .map_err(|error| with_reserve(error, reserve))?;
     Ok(FittedGraph { fitted, budget: bytes, reserve, unplanned })
 }
 
 /// The proof in terms of the whole budget, so that the number it names can be asked for.
 fn with_reserve(error: FitError, reserve: Bytes) -> FitError {
     let FitError::Plan(PlanError::Infeasible(proof)) = error else { return error };
-    let mut proof =
-        Infeasible { budget: proof.budget + reserve, needed: proof.needed + reserve, reached: proof.reached + reserve, ..*proof };
+    let mut proof = Infeasible {
+        budget: proof.budget + reserve,
+        needed: proof.needed + reserve,
+        reached: proof.reached + reserve,
+        ..*proof
+    };
     if reserve > Bytes::ZERO {
         let name = "what the matrix product packs".to_string();
         let tensor = LiveTensor { name, module: String::new(), phase: "reserve", bytes: reserve };

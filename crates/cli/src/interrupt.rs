@@ -1,4 +1,5 @@
-//! Ctrl-C. Invariant: the first one asks whatever runs to come to its end in order, the second one ends the program.
+//! Ctrl-C. Invariant: the first one asks whatever runs to come to its end in order, the second one
+//! ends the program.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -1,5 +1,5 @@
-//! The `tightfit` command. Invariant: every failure is one clear message on standard error and an exit code of its own;
-//! standard output holds results only.
+//! The `tightfit` command. Invariant: every failure is one clear message on standard error and an
+//! exit code of its own; standard output holds results only.
 
 mod analyze;
 mod bench;
@@ -32,7 +32,8 @@ use clap::{Parser, Subcommand};
 #[command(
     name = "tightfit",
     version,
-    about = "Train in the memory you have: plan a training step under a budget in bytes, prove that it fits, run it.",
+    about = "Train in the memory you have: plan a training step under a budget in bytes, prove \
+        that it fits, run it.",
     after_help = exit::HELP
 )]
 struct Cli {

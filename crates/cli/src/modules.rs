@@ -11,10 +11,12 @@ use tightfit::units::{Bytes, Seconds};
 use crate::input;
 use crate::input::OnMachine;
 
-/// Show what each module of a step holds in the forward and the backward pass, and how long it takes.
+/// Show what each module of a step holds in the forward and the backward pass, and how long it
+/// takes.
 #[derive(Args)]
 #[command(
-    after_help = "Example:\n  tightfit modules corpus/graphs/llama_1b_b2_s2048.json.gz --depth 4\n  tightfit modules corpus/steps/gpt-small --json > modules.json"
+    after_help = "Example:\n  tightfit modules corpus/graphs/llama_1b_b2_s2048.json.gz --depth \
+        4\n  tightfit modules corpus/steps/gpt-small --json > modules.json"
 )]
 pub struct Arguments {
     /// A graph file or a step's folder
@@ -59,8 +61,12 @@ pub fn modules(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     let deepest = arguments.depth.unwrap_or(usize::MAX);
-    let shown: Vec<(ModuleIndex, usize)> =
-        info.modules().keys().map(|module| (module, info.lineage(module).count() - 1)).filter(|&(_, depth)| depth <= deepest).collect();
+    let shown: Vec<(ModuleIndex, usize)> = info
+        .modules()
+        .keys()
+        .map(|module| (module, info.lineage(module).count() - 1))
+        .filter(|&(_, depth)| depth <= deepest)
+        .collect();
     println!(
         "{}: {} modules, {} ms forward and {} ms backward on {}",
         graph.name(),
@@ -70,18 +76,31 @@ pub fn modules(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         machine.name
     );
     println!(
-        "peak {} ({} bytes) of parameters, gradients and activations, without batch, buffers and optimizer state",
+        "peak {} ({} bytes) of parameters, gradients and activations, without batch, buffers and \
+         optimizer state",
         info.baseline_peak(),
         info.baseline_peak().0
     );
     println!("{LEGEND}\n");
-    let names: Vec<String> = shown.iter().map(|&(module, depth)| "  ".repeat(depth) + name(&info, module)).collect();
-    let widest = names.iter().map(|name| name.chars().count()).max().unwrap_or(0).max("module".len());
-    let cells: Vec<Vec<String>> = COLUMNS.iter().map(|(_, cell)| shown.iter().map(|&(module, _)| cell(&info, module)).collect()).collect();
-    let widths: Vec<usize> =
-        COLUMNS.iter().zip(&cells).map(|((head, _), cells)| cells.iter().map(String::len).max().unwrap_or(0).max(head.len())).collect();
+    let names: Vec<String> =
+        shown.iter().map(|&(module, depth)| "  ".repeat(depth) + name(&info, module)).collect();
+    let widest =
+        names.iter().map(|name| name.chars().count()).max().unwrap_or(0).max("module".len());
+    let cells: Vec<Vec<String>> = COLUMNS
+        .iter()
+        .map(|(_, cell)| shown.iter().map(|&(module, _)| cell(&info, module)).collect())
+        .collect();
+    let widths: Vec<usize> = COLUMNS
+        .iter()
+        .zip(&cells)
+        .map(|((head, _), cells)| cells.iter().map(String::len).max().unwrap_or(0).max(head.len()))
+        .collect();
     let line = |name: &str, cell: &dyn Fn(usize) -> String| {
-        let cells: String = widths.iter().enumerate().map(|(column, &width)| format!("  {:>width$}", cell(column))).collect();
+        let cells: String = widths
+            .iter()
+            .enumerate()
+            .map(|(column, &width)| format!("  {:>width$}", cell(column)))
+            .collect();
         println!("{name:<widest$}{cells}");
     };
     line("module", &|column| COLUMNS[column].0.to_string());

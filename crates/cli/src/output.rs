@@ -1,4 +1,5 @@
-//! Writing results. Invariant: a file appears whole or not at all; a reader that goes away ends the program quietly.
+//! Writing results. Invariant: a file appears whole or not at all; a reader that goes away ends the
+//! program quietly.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -6,17 +7,19 @@ use std::path::Path;
 use anyhow::Context;
 use tempfile::NamedTempFile;
 
-/// From now on a pipe whose reader has gone (`| head`) ends the program, as it ends other tools, instead of failing a write.
+/// From now on a pipe whose reader has gone (`| head`) ends the program, as it ends other tools,
+/// instead of failing a write.
 pub fn end_with_the_reader() {
     #[cfg(unix)]
-    // SAFETY: called once, before any thread is started; the default action replaces what Rust's runtime set up.
+    // SAFETY: called once, before any thread is started; the default action replaces what Rust's
+    // runtime set up.
     unsafe {
         libc::signal(libc::SIGPIPE, libc::SIG_DFL);
     }
 }
 
-/// Writes beside `path` and renames. A link is followed, a file's permissions stay, and what is no file (a device, a pipe)
-/// is written to as it is.
+/// Writes beside `path` and renames. A link is followed, a file's permissions stay, and what is no
+/// file (a device, a pipe) is written to as it is.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     let write = || -> io::Result<()> {
         let known = std::fs::metadata(path).ok();
@@ -29,7 +32,8 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
         #[cfg(unix)]
         {
             use std::os::unix::fs::PermissionsExt;
-            let permissions = known.map_or(std::fs::Permissions::from_mode(0o644), |known| known.permissions());
+            let permissions =
+                known.map_or(std::fs::Permissions::from_mode(0o644), |known| known.permissions());
             file.as_file().set_permissions(permissions)?;
         }
         file.persist(&target).map_err(|error| error.error)?;
@@ -38,7 +42,8 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
     write().with_context(|| format!("{} could not be written", path.display()))
 }
 
-/// Refuses a place where nothing can be written, before minutes are spent on what is to be written there.
+/// Refuses a place where nothing can be written, before minutes are spent on what is to be written
+/// there.
 pub fn writable(path: &Path) -> anyhow::Result<()> {
     if std::fs::metadata(path).is_ok_and(|known| !known.is_file() && !known.is_dir()) {
         return Ok(());
@@ -49,9 +54,13 @@ pub fn writable(path: &Path) -> anyhow::Result<()> {
 
 /// A file of no name yet in the folder of `path`.
 fn beside(path: &Path) -> io::Result<NamedTempFile> {
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder =
+        path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !folder.is_dir() {
-        return Err(io::Error::new(io::ErrorKind::NotFound, format!("there is no folder {}", folder.display())));
+        return Err(io::Error::new(
+            io::ErrorKind::NotFound,
+            format!("there is no folder {}", folder.display()),
+        ));
     }
     NamedTempFile::new_in(folder)
 }

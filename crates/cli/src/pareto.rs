@@ -14,7 +14,8 @@ use crate::frontier::{Point, drawn, frontier};
 use crate::input::OnMachine;
 use crate::{exit, input, interrupt, output};
 
-/// Plan a step at many budgets: what would half the memory cost, what is the smallest machine for it.
+/// Plan a step at many budgets: what would half the memory cost, what is the smallest machine for
+/// it.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -50,9 +51,20 @@ pub fn pareto(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let profile = input::profile(&graph, &machine);
     let unplanned = tightfit::unplanned(&graph, &profile)?;
     let effort = arguments.search.effort();
-    let points = frontier(&graph, &machine, &profile, &unplanned, arguments.search.planner, arguments.points, &effort)?;
+    let points = frontier(
+        &graph,
+        &machine,
+        &profile,
+        &unplanned,
+        arguments.search.planner,
+        arguments.points,
+        &effort,
+    )?;
     if let Some(path) = &arguments.svg {
-        output::write_whole(path, drawing(&graph, &machine, &points, unplanned.timeline.seconds).as_bytes())?;
+        output::write_whole(
+            path,
+            drawing(&graph, &machine, &points, unplanned.timeline.seconds).as_bytes(),
+        )?;
     }
     if arguments.json {
         println!("{}", Value::Array(points.iter().map(point_json).collect()));
@@ -63,11 +75,21 @@ pub fn pareto(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 fn show(graph: &Graph, machine: &Machine, points: &[Point], unplanned: Seconds) {
-    println!("{} on {}: {:.2} ms unplanned; predicted slowdown by budget", graph.name(), machine.name, unplanned.0 * 1e3);
-    println!("{:>12} {:>16} {:>9} {:>9} {:>8} {:>14} {:>8}", "budget", "bytes", "slowdown", "bound", "gap", "planned peak", "seconds");
+    println!(
+        "{} on {}: {:.2} ms unplanned; predicted slowdown by budget",
+        graph.name(),
+        machine.name,
+        unplanned.0 * 1e3
+    );
+    println!(
+        "{:>12} {:>16} {:>9} {:>9} {:>8} {:>14} {:>8}",
+        "budget", "bytes", "slowdown", "bound", "gap", "planned peak", "seconds"
+    );
     // Sums in another order leave a trace of nothing, which is no reason for a sign.
     let hundredths = |share: f64| (share * 1e4).round() / 1e2 + 0.0;
-    let known = |share: Option<f64>| share.map_or("–".to_string(), |share| format!("{:.2} %", hundredths(share)));
+    let known = |share: Option<f64>| {
+        share.map_or("–".to_string(), |share| format!("{:.2} %", hundredths(share)))
+    };
     for Point { budget, figures, seconds } in points {
         let Some(figures) = figures else {
             println!("{:>12} {:>16} {:>9}", budget.to_string(), budget.0, "no plan");

@@ -58,25 +58,46 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (graph, is_step) = input::graph(&arguments.graph)?;
     let machine = arguments.on.machine(is_step)?;
     interrupt::listen();
-    let subject = Subject { folder: &arguments.graph, data: None, budget: &arguments.budget, planner: arguments.search.planner };
+    let subject = Subject {
+        folder: &arguments.graph,
+        data: None,
+        budget: &arguments.budget,
+        planner: arguments.search.planner,
+    };
     let profile = match is_step {
-        true => Profile::measured(&graph, &machine, &seconds::of_step(&graph, &machine, arguments.costs, &subject)),
+        true => Profile::measured(
+            &graph,
+            &machine,
+            &seconds::of_step(&graph, &machine, arguments.costs, &subject),
+        ),
         false => Profile::new(&graph, &machine),
     };
     let start = Instant::now();
-    let planned = input::fit_into(&graph, &profile, &machine, budget, arguments.search.planner, &arguments.search.effort())?;
+    let planned = input::fit_into(
+        &graph,
+        &profile,
+        &machine,
+        budget,
+        arguments.search.planner,
+        &arguments.search.effort(),
+    )?;
     let seconds = start.elapsed().as_secs_f64();
-    let (schedule, timeline, unplanned) = (&planned.fitted.schedule, &planned.fitted.timeline, &planned.unplanned.timeline);
+    let (schedule, timeline, unplanned) =
+        (&planned.fitted.schedule, &planned.fitted.timeline, &planned.unplanned.timeline);
     if let Some(path) = &arguments.output {
         output::write_whole(path, format!("{}\n", schedule::write(&graph, schedule)).as_bytes())?;
     }
     if let Some(path) = &arguments.svg {
         let title = format!("Memory over one training step of {}", graph.name());
-        output::write_whole(path, tightfit_report::memory_svg(&title, unplanned, timeline, planned.budget).as_bytes())?;
+        output::write_whole(
+            path,
+            tightfit_report::memory_svg(&title, unplanned, timeline, planned.budget).as_bytes(),
+        )?;
     }
     let Figures { overhead, gap, .. } = Figures::of(&planned.fitted, unplanned.seconds);
     let bound = planned.fitted.bound;
-    let code = if interrupt::raised() { ExitCode::from(exit::INTERRUPTED) } else { ExitCode::SUCCESS };
+    let code =
+        if interrupt::raised() { ExitCode::from(exit::INTERRUPTED) } else { ExitCode::SUCCESS };
     if arguments.json {
         let result = json!({
             "graph": graph.name(),
@@ -101,21 +122,32 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         println!("{result}");
         return Ok(code);
     }
-    let row = |name: &str, bytes: Bytes, note: String| println!("{name:<16}{:>12}  {note}", bytes.to_string());
+    let row = |name: &str, bytes: Bytes, note: String| {
+        println!("{name:<16}{:>12}  {note}", bytes.to_string())
+    };
     println!("{} on {}", graph.name(), machine.name);
     row(
         "unplanned peak",
         unplanned.peak,
-        format!("{} nodes, {} of parameters, state and batch", graph.program().len(), graph.static_bytes()),
+        format!(
+            "{} nodes, {} of parameters, state and batch",
+            graph.program().len(),
+            graph.static_bytes()
+        ),
     );
     row(
         "budget",
         planned.budget,
-        if planned.reserve > Bytes::ZERO { format!("of which {} reserve", planned.reserve) } else { String::new() },
+        if planned.reserve > Bytes::ZERO {
+            format!("of which {} reserve", planned.reserve)
+        } else {
+            String::new()
+        },
     );
     row("planned peak", timeline.peak, format!("checked; {} slab after layout", schedule.slab));
     println!(
-        "{:<16}{:>12}  {} nodes recomputed; {:.2} ms instead of {:.2} ms (predicted; planner {}, {:.0} ms)",
+        "{:<16}{:>12}  {} nodes recomputed; {:.2} ms instead of {:.2} ms (predicted; planner {}, \
+         {:.0} ms)",
         "slowdown",
         output::percent(overhead),
         schedule.recomputed(),
@@ -130,7 +162,11 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             BoundOrder::Any => "no schedule is faster than this",
         };
         let least = output::percent(overhead - gap);
-        println!("{:<16}{least:>12}  {whose}; the plan is within {:.2} points of it", "bound", gap * 100.0);
+        println!(
+            "{:<16}{least:>12}  {whose}; the plan is within {:.2} points of it",
+            "bound",
+            gap * 100.0
+        );
     }
     if interrupt::raised() {
         println!("{:<16}{:>12}  the best plan so far", "search", "interrupted");

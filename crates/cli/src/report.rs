@@ -5,14 +5,17 @@ use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
-use tightfit_report::{Course, FrontierPoint, Measured, Report, Trace, frontier_svg, modules_svg, page, stack_svg};
+use tightfit_report::{
+    Course, FrontierPoint, Measured, Report, Trace, frontier_svg, modules_svg, page, stack_svg,
+};
 
 use crate::effort::Search;
 use crate::frontier::{drawn, frontier};
 use crate::input::OnMachine;
 use crate::{exit, input, interrupt, output};
 
-/// Show a step as one HTML page: memory over time by role, the peak explained, modules, savings, time by budget.
+/// Show a step as one HTML page: memory over time by role, the peak explained, modules, savings,
+/// time by budget.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -90,25 +93,43 @@ pub fn report(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         None => None,
     };
     let measured = match &trace {
-        Some(trace) => Some(Measured { trace, times: trace.times(after.as_ref().unwrap_or(&before))? }),
+        Some(trace) => {
+            Some(Measured { trace, times: trace.times(after.as_ref().unwrap_or(&before))? })
+        }
         None => None,
     };
-    let is_wanted = arguments.points > 0 && arguments.svg.is_none_or(|drawing| drawing == Drawing::Frontier);
+    let is_wanted =
+        arguments.points > 0 && arguments.svg.is_none_or(|drawing| drawing == Drawing::Frontier);
     let points: Vec<FrontierPoint> = if is_wanted {
         interrupt::listen();
         let effort = arguments.search.effort();
-        drawn(&frontier(&graph, &machine, &profile, &unplanned, arguments.search.planner, arguments.points, &effort)?)
+        drawn(&frontier(
+            &graph,
+            &machine,
+            &profile,
+            &unplanned,
+            arguments.search.planner,
+            arguments.points,
+            &effort,
+        )?)
     } else {
         Vec::new()
     };
-    let sides: Vec<(&str, &Course<'_>)> =
-        std::iter::once(("as captured", &before)).chain(after.as_ref().map(|after| ("as planned", after))).collect();
+    let sides: Vec<(&str, &Course<'_>)> = std::iter::once(("as captured", &before))
+        .chain(after.as_ref().map(|after| ("as planned", after)))
+        .collect();
     let text = match arguments.svg {
-        Some(Drawing::Memory) => stack_svg(&format!("Memory over one training step of {}", graph.name()), &sides),
-        Some(Drawing::Modules) => modules_svg(&format!("Memory of {} by module", graph.name()), &sides),
-        Some(Drawing::Frontier) => {
-            frontier_svg(&format!("{} on {}: time of a step by budget", graph.name(), machine.name), unplanned.timeline.seconds, &points)
+        Some(Drawing::Memory) => {
+            stack_svg(&format!("Memory over one training step of {}", graph.name()), &sides)
         }
+        Some(Drawing::Modules) => {
+            modules_svg(&format!("Memory of {} by module", graph.name()), &sides)
+        }
+        Some(Drawing::Frontier) => frontier_svg(
+            &format!("{} on {}: time of a step by budget", graph.name(), machine.name),
+            unplanned.timeline.seconds,
+            &points,
+        ),
         None => page(&Report {
             machine: &machine.name,
             unplanned: &before,

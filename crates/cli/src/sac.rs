@@ -20,7 +20,8 @@ Examples:
   tightfit sac corpus/graphs/llama_1b_b2_s2048.json.gz --budget 60%
   tightfit sac corpus/cases/module_info/module_info_torchtest_4l.json --budget 3.5GiB --json")]
 pub struct Arguments {
-    /// A graph file, a step's folder, or statistics of modules as JSON (`tightfit modules --json`, or PyTorch's tools)
+    /// A graph file, a step's folder, or statistics of modules as JSON (`tightfit modules --json`,
+    /// or PyTorch's tools)
     input: PathBuf,
     /// Bytes, 320MiB, 2.5GB, 60% of the baseline peak, or min
     #[arg(long, allow_hyphen_values = true)]
@@ -28,7 +29,8 @@ pub struct Arguments {
     /// Devices that parameters and gradients are divided among
     #[arg(long, default_value_t = 1)]
     world_size: u32,
-    /// The only modules that may be checkpointed, by fully qualified name [default: all that are no leaves]
+    /// The only modules that may be checkpointed, by fully qualified name [default: all that are no
+    /// leaves]
     #[arg(long, value_name = "MODULE", value_delimiter = ',')]
     units: Option<Vec<String>>,
     /// Modules that are sharded: what contains one of them is not checkpointed
@@ -53,12 +55,16 @@ pub fn sac(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
     let (budget, plan) = within(&info, budget, |budget| {
         let (allowed, sharded) = (allowed.clone(), sharded.clone());
-        selective(&info, &SelectiveTask { budget, world_size: arguments.world_size, allowed, sharded, limits })
+        selective(
+            &info,
+            &SelectiveTask { budget, world_size: arguments.world_size, allowed, sharded, limits },
+        )
     })?;
     let seconds = start.elapsed().as_secs_f64();
     if arguments.json {
         // Operators are recorded beside the statistics of some files.
-        let sac_stats = serde_json::from_slice::<Value>(&text).unwrap_or_default()["sac_stats"].take();
+        let sac_stats =
+            serde_json::from_slice::<Value>(&text).unwrap_or_default()["sac_stats"].take();
         let units = plan.units.iter().map(|unit| unit_json(&info, unit, &sac_stats));
         let result = json!({
             "units": units.collect::<Result<Vec<_>, _>>()?,
@@ -75,7 +81,8 @@ pub fn sac(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     println!(
-        "peak {} of {} ({} without checkpointing), {:.3} ms recomputed beside {:.3} ms; {}, in {seconds:.2} s",
+        "peak {} of {} ({} without checkpointing), {:.3} ms recomputed beside {:.3} ms; {}, in \
+         {seconds:.2} s",
         plan.peak,
         budget,
         info.baseline_peak(),
@@ -95,12 +102,20 @@ pub fn print_units(info: &ModuleInfo, units: &[CheckpointedUnit]) {
     println!("\n{:<48} {:>9} {:>12} {:>12}", "checkpointed", "discarded", "freed", "recompute ms");
     for unit in units {
         let (name, share) = (&info.modules()[unit.module].name, unit.discard_ratio * 100.0);
-        println!("{name:<48} {share:>8.2}% {:>12} {:>12.3}", unit.discarded.to_string(), unit.recompute.0 * 1e3);
+        println!(
+            "{name:<48} {share:>8.2}% {:>12} {:>12.3}",
+            unit.discarded.to_string(),
+            unit.recompute.0 * 1e3
+        );
     }
 }
 
 /// A unit, with the operators that it saves where they are known.
-pub fn unit_json(info: &ModuleInfo, unit: &CheckpointedUnit, sac_stats: &Value) -> anyhow::Result<Value> {
+pub fn unit_json(
+    info: &ModuleInfo,
+    unit: &CheckpointedUnit,
+    sac_stats: &Value,
+) -> anyhow::Result<Value> {
     let name = &info.modules()[unit.module].name;
     let mut result = json!({
         "module": name,

@@ -1,5 +1,6 @@
-//! Seconds of a step's calls: from the cache, else from a trial. Invariant: a trial runs in a process of its own, in a
-//! slab within the budget that was asked for, so measuring takes no more memory than the run and counts against none.
+//! Seconds of a step's calls: from the cache, else from a trial. Invariant: a trial runs in a
+//! process of its own, in a slab within the budget that was asked for, so measuring takes no more
+//! memory than the run and counts against none.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -24,7 +25,8 @@ const TRIAL: Seconds = Seconds(3.0);
 /// Where predictions come from.
 #[derive(Args, Clone, Copy)]
 pub struct Costs {
-    /// Predict times from the processor's rates alone, instead of measuring the step's own calls once
+    /// Predict times from the processor's rates alone, instead of measuring the step's own calls
+    /// once
     #[arg(long)]
     pub roofline: bool,
 }
@@ -51,7 +53,12 @@ pub fn known(machine: &Machine) -> CallSeconds {
 }
 
 /// Seconds of the calls of a step: what is known, after a trial where a call is missing.
-pub fn of_step(graph: &Graph, machine: &Machine, costs: Costs, subject: &Subject<'_>) -> CallSeconds {
+pub fn of_step(
+    graph: &Graph,
+    machine: &Machine,
+    costs: Costs,
+    subject: &Subject<'_>,
+) -> CallSeconds {
     if costs.roofline || !machine.engine {
         return CallSeconds::new(VERSION, machine.threads);
     }
@@ -61,13 +68,22 @@ pub fn of_step(graph: &Graph, machine: &Machine, costs: Costs, subject: &Subject
     }
     let step = Profile::new(graph, machine).total(&graph.program());
     if step.0 > LONGEST.0 {
-        eprintln!("note: a step takes about {:.0} s, too long to try it; predicted from the processor's rates", step.0);
+        eprintln!(
+            "note: a step takes about {:.0} s, too long to try it; predicted from the processor's \
+             rates",
+            step.0
+        );
         return table;
     }
-    eprintln!("measuring the calls of this step once (about {:.0} s) …", 1.0 + step.0 + (3.0 * step.0).max(TRIAL.0.min(100.0 * step.0)));
+    eprintln!(
+        "measuring the calls of this step once (about {:.0} s) …",
+        1.0 + step.0 + (3.0 * step.0).max(TRIAL.0.min(100.0 * step.0))
+    );
     match measure(machine, subject) {
         Some(measured) => table.update(measured),
-        None => eprintln!("note: the step could not be tried; predicted from the processor's rates"),
+        None => {
+            eprintln!("note: the step could not be tried; predicted from the processor's rates")
+        }
     }
     table
 }
@@ -83,17 +99,39 @@ pub fn remember(machine: &Machine, measured: CallSeconds) {
     output::write_whole(&path, table.write().as_bytes()).ok();
 }
 
-/// Tries a step inside a budget, in this process: seconds of its calls, and the whole budget in bytes.
-pub fn try_step(machine: &Machine, subject: &Subject<'_>, limits: Limits) -> anyhow::Result<(CallSeconds, Bytes)> {
+/// Tries a step inside a budget, in this process: seconds of its calls, and the whole budget in
+/// bytes.
+pub fn try_step(
+    machine: &Machine,
+    subject: &Subject<'_>,
+    limits: Limits,
+) -> anyhow::Result<(CallSeconds, Bytes)> {
     let budget: Budget = subject.budget.parse()?;
     let step = Step::open(subject.folder)?;
     let mut data = Dataset::open(&step.data, &step.folder, subject.data)?;
     input::suits(&data, &step)?;
     let profile = Profile::new(&step.training, machine);
-    let fitted = input::fit_into(&step.training, &profile, machine, budget, subject.planner, &limits.effort(1))?;
+    let fitted = input::fit_into(
+        &step.training,
+        &profile,
+        machine,
+        budget,
+        subject.planner,
+        &limits.effort(1),
+    )?;
     let slab = fitted.budget - fitted.reserve;
-    let mut session = Session::new(&step, (&profile, &fitted.fitted.schedule), None, slab, machine.threads as usize, 1)?;
-    Ok((trial(&mut session, &mut data, TRIAL)?.call_seconds(&step.training, machine.threads), fitted.budget))
+    let mut session = Session::new(
+        &step,
+        (&profile, &fitted.fitted.schedule),
+        None,
+        slab,
+        machine.threads as usize,
+        1,
+    )?;
+    Ok((
+        trial(&mut session, &mut data, TRIAL)?.call_seconds(&step.training, machine.threads),
+        fitted.budget,
+    ))
 }
 
 fn measure(machine: &Machine, subject: &Subject<'_>) -> Option<CallSeconds> {

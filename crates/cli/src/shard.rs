@@ -1,4 +1,5 @@
-//! `tightfit shard`: which modules gather their parameters by themselves when a model is sharded over devices.
+//! `tightfit shard`: which modules gather their parameters by themselves when a model is sharded
+//! over devices.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -17,9 +18,9 @@ use crate::{input, sac};
 
 /// Choose units of sharding, in the least exposed communication, under a budget for each device.
 ///
-/// With --checkpoint one program chooses both the units and what is recomputed, as `sac` does; with --host-bandwidth also
-/// the units whose shards wait on the host between gathers. What is minimised is all that the step takes beyond its
-/// computation.
+/// With --checkpoint one program chooses both the units and what is recomputed, as `sac` does; with
+/// --host-bandwidth also the units whose shards wait on the host between gathers. What is minimised
+/// is all that the step takes beyond its computation.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -27,7 +28,8 @@ Examples:
   tightfit shard corpus/cases/module_info/module_info_torchtest_4l.json --budget 3GiB --world-size 8 --bandwidth 100GB/s \\
     --latency 20us --checkpoint --host-bandwidth 20GB/s --json")]
 pub struct Arguments {
-    /// A graph file, a step's folder, or statistics of modules as JSON (`tightfit modules --json`, or PyTorch's tools)
+    /// A graph file, a step's folder, or statistics of modules as JSON (`tightfit modules --json`,
+    /// or PyTorch's tools)
     input: PathBuf,
     /// Of each device: bytes, 320MiB, 2.5GB, 60% of the baseline peak, or min
     #[arg(long, allow_hyphen_values = true)]
@@ -100,7 +102,9 @@ pub fn shard(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             },
             units: units.clone(),
             checkpointing: arguments.checkpoint,
-            host: arguments.host_bandwidth.map(|bandwidth| Link { latency: arguments.host_latency, bandwidth }),
+            host: arguments
+                .host_bandwidth
+                .map(|bandwidth| Link { latency: arguments.host_latency, bandwidth }),
             limits: arguments.solver.limits(),
         };
         tightfit::plan::shard(&info, &task)
@@ -108,8 +112,10 @@ pub fn shard(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let seconds = start.elapsed().as_secs_f64();
     let name = |module| info.modules()[module].name.as_str();
     if arguments.json {
-        let sac_stats = serde_json::from_slice::<Value>(&text).unwrap_or_default()["sac_stats"].take();
-        let checkpointed = plan.checkpointed.iter().map(|unit| sac::unit_json(&info, unit, &sac_stats));
+        let sac_stats =
+            serde_json::from_slice::<Value>(&text).unwrap_or_default()["sac_stats"].take();
+        let checkpointed =
+            plan.checkpointed.iter().map(|unit| sac::unit_json(&info, unit, &sac_stats));
         let result = json!({
             "units": plan.units.iter().map(|unit| json!({ "module": name(unit.module), "offloaded": unit.offloaded })).collect::<Vec<_>>(),
             "checkpointed": checkpointed.collect::<Result<Vec<_>, _>>()?,
@@ -127,7 +133,8 @@ pub fn shard(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     println!(
-        "peak {} of {} on each of {} devices ({} on one), {:.3} ms of communication exposed and {:.3} ms recomputed beside {:.3} ms; \
+        "peak {} of {} on each of {} devices ({} on one), {:.3} ms of communication exposed and \
+         {:.3} ms recomputed beside {:.3} ms; \
          {}, in {seconds:.2} s",
         plan.peak,
         budget,
@@ -145,7 +152,11 @@ pub fn shard(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     for unit in &plan.units {
         let rest = if unit.module == info.root() { others } else { Bytes::ZERO };
         let place = if unit.offloaded { "  shard on the host" } else { "" };
-        println!("{:<48} {:>12}{place}", name(unit.module), parameters(unit.module).saturating_sub(rest).to_string());
+        println!(
+            "{:<48} {:>12}{place}",
+            name(unit.module),
+            parameters(unit.module).saturating_sub(rest).to_string()
+        );
     }
     if arguments.checkpoint {
         sac::print_units(&info, &plan.checkpointed);

@@ -1,5 +1,6 @@
-//! What verbs that plan modules have in common: modules by name, a budget, limits of the solver. Invariant: a share is one
-//! of the baseline peak, of one device without checkpointing and without sharding.
+//! What verbs that plan modules have in common: modules by name, a budget, limits of the solver.
+//! Invariant: a share is one of the baseline peak, of one device without checkpointing and without
+//! sharding.
 
 use clap::Args;
 use thiserror::Error;
@@ -29,7 +30,10 @@ impl Solver {
 }
 
 fn share(text: &str) -> Result<f64, String> {
-    text.parse().ok().filter(|share| (0.0..=1.0).contains(share)).ok_or_else(|| "write a share from 0 to 1, as in 0.01".to_string())
+    text.parse()
+        .ok()
+        .filter(|share| (0.0..=1.0).contains(share))
+        .ok_or_else(|| "write a share from 0 to 1, as in 0.01".to_string())
 }
 
 /// A name that no module has.
@@ -41,11 +45,18 @@ pub struct UnknownModule {
 
 /// The modules with these names.
 pub fn named(info: &ModuleInfo, names: &[String]) -> Result<Vec<ModuleIndex>, UnknownModule> {
-    names.iter().map(|name| info.find(name).ok_or_else(|| UnknownModule { name: name.clone() })).collect()
+    names
+        .iter()
+        .map(|name| info.find(name).ok_or_else(|| UnknownModule { name: name.clone() }))
+        .collect()
 }
 
 /// Plans within a budget, or within the smallest that can be met.
-pub fn within<P>(info: &ModuleInfo, budget: Budget, plan: impl Fn(Bytes) -> Result<P, ModulePlanError>) -> anyhow::Result<(Bytes, P)> {
+pub fn within<P>(
+    info: &ModuleInfo,
+    budget: Budget,
+    plan: impl Fn(Bytes) -> Result<P, ModulePlanError>,
+) -> anyhow::Result<(Bytes, P)> {
     match budget.bytes(info.baseline_peak()) {
         Some(Bytes::ZERO) => Err(BudgetError::Zero.into()),
         Some(bytes) => Ok((bytes, plan(bytes)?)),

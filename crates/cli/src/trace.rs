@@ -47,6 +47,9 @@ pub fn trace(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
     };
     let course = Course::of(&graph, &schedule, &timeline);
-    output::write_whole(&arguments.output, Trace::predicted(&course, &machine.name).write().as_bytes())?;
+    output::write_whole(
+        &arguments.output,
+        Trace::predicted(&course, &machine.name).write().as_bytes(),
+    )?;
     Ok(ExitCode::SUCCESS)
 }

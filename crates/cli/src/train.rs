@@ -1,5 +1,5 @@
-//! `tightfit train`: train a step inside a budget. Invariant: nothing runs that was not checked; what is asked to be
-//! saved is saved however the run ends, as long as it ends in order.
+//! `tightfit train`: train a step inside a budget. Invariant: nothing runs that was not checked;
+//! what is asked to be saved is saved however the run ends, as long as it ends in order.
 
 use std::collections::BTreeMap;
 use std::io::IsTerminal;
@@ -18,7 +18,9 @@ use tightfit::profile::{CallSeconds, Profile};
 use tightfit::schedule::{self, Residents, Schedule};
 use tightfit::units::{Bytes, Seconds};
 use tightfit::{Fitted, fit};
-use tightfit_engine::{Dataset, Evaluation, FastestStep, Session, Step, Timings, checkpoint, process};
+use tightfit_engine::{
+    Dataset, Evaluation, FastestStep, Session, Step, Timings, checkpoint, process,
+};
 use tightfit_report::{Course, Trace};
 
 use crate::budget::Budget;
@@ -51,7 +53,8 @@ pub struct Arguments {
     /// Learning rate [default: the step's]
     #[arg(long, value_parser = learning_rate, allow_hyphen_values = true)]
     lr: Option<f64>,
-    /// Seed of initialisation, batches, dropout and the planner's search [default: 1, or that of --resume]
+    /// Seed of initialisation, batches, dropout and the planner's search [default: 1, or that of
+    /// --resume]
     #[arg(long)]
     seed: Option<u64>,
     /// Write weights and optimizer state (safetensors) here at the end
@@ -76,8 +79,8 @@ pub struct Arguments {
     /// Worker threads [default: all processors]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=input::MOST_THREADS))]
     threads: Option<u32>,
-    /// Write the last step's batch, gradients and updated weights (safetensors) here; gradients then stay to the end of
-    /// the step and take part in the plan
+    /// Write the last step's batch, gradients and updated weights (safetensors) here; gradients
+    /// then stay to the end of the step and take part in the plan
     #[arg(long, conflicts_with_all = ["eval_every", "output", "trace"])]
     dump: Option<PathBuf>,
     /// Show where the time went, by operator, beside the prediction
@@ -86,7 +89,8 @@ pub struct Arguments {
     /// Write the plan that runs (tightfit-plan/1) here
     #[arg(short, long, value_name = "PLAN")]
     output: Option<PathBuf>,
-    /// Write when each call of the fastest step ran, and memory by role, as Chrome trace events here
+    /// Write when each call of the fastest step ran, and memory by role, as Chrome trace events
+    /// here
     #[arg(long, value_name = "FILE")]
     trace: Option<PathBuf>,
     /// Print one JSON object per step, and a last one with the peaks
@@ -115,7 +119,10 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
     if let Some(rate) = arguments.lr {
         step.optimizer.learning_rate = rate;
     }
-    for path in [&arguments.save, &arguments.dump, &arguments.output, &arguments.trace].into_iter().flatten() {
+    for path in [&arguments.save, &arguments.dump, &arguments.output, &arguments.trace]
+        .into_iter()
+        .flatten()
+    {
         output::writable(path)?;
     }
     if arguments.dump.is_some() {
@@ -126,23 +133,42 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
         Some(path) => {
             let progress = checkpoint::progress(path, &step.name)?;
             if let Some(seed) = arguments.seed.filter(|&seed| seed != progress.seed) {
-                bail!("--seed {seed} contradicts {}, whose run has seed {}", path.display(), progress.seed);
+                bail!(
+                    "--seed {seed} contradicts {}, whose run has seed {}",
+                    path.display(),
+                    progress.seed
+                );
             }
             progress.seed
         }
         None => arguments.seed.unwrap_or(1),
     };
     interrupt::listen();
-    let subject =
-        Subject { folder: &arguments.step, data: arguments.data.as_deref(), budget: &arguments.budget, planner: arguments.planner };
+    let subject = Subject {
+        folder: &arguments.step,
+        data: arguments.data.as_deref(),
+        budget: &arguments.budget,
+        planner: arguments.planner,
+    };
     let seconds = seconds::of_step(&step.training, &machine, arguments.costs, &subject);
-    let planned = plan(&step, &machine, &seconds, budget, arguments.planner, &arguments.limits.effort(seed))?;
+    let planned =
+        plan(&step, &machine, &seconds, budget, arguments.planner, &arguments.limits.effort(seed))?;
     let fitted = &planned.training.fitted;
     let slab = planned.training.budget - planned.training.reserve;
     let evaluation = planned.evaluation.as_ref().map(|(profile, schedule)| (profile, schedule));
-    let mut session = Session::new(&step, (&planned.training_profile, &fitted.schedule), evaluation, slab, machine.threads as usize, seed)?;
+    let mut session = Session::new(
+        &step,
+        (&planned.training_profile, &fitted.schedule),
+        evaluation,
+        slab,
+        machine.threads as usize,
+        seed,
+    )?;
     if let Some(path) = &arguments.output {
-        output::write_whole(path, format!("{}\n", schedule::write(&step.training, &fitted.schedule)).as_bytes())?;
+        output::write_whole(
+            path,
+            format!("{}\n", schedule::write(&step.training, &fitted.schedule)).as_bytes(),
+        )?;
     }
     if let Some(path) = &arguments.resume {
         checkpoint::load(path, &mut session, &step.name)?;
@@ -197,22 +223,36 @@ fn plan(
     effort: &Effort<'_>,
 ) -> anyhow::Result<Planned> {
     let training_profile = Profile::measured(&step.training, machine, seconds);
-    let training = input::fit_into(&step.training, &training_profile, machine, budget, planner, effort)?;
+    let training =
+        input::fit_into(&step.training, &training_profile, machine, budget, planner, effort)?;
     let residents = Residents::of(&step.training, &training.fitted.schedule);
     let slab = training.budget - training.reserve;
-    // Evaluation makes do with what training leaves free; where that is too little, it is left out, and said so.
+    // Evaluation makes do with what training leaves free; where that is too little, it is left out,
+    // and said so.
     let evaluate = |graph: &Graph| {
         let profile = Profile::measured(graph, machine, seconds);
-        fit(graph, &profile, slab, planner, &residents, effort).ok().map(|fitted| (profile, fitted.schedule))
+        fit(graph, &profile, slab, planner, &residents, effort)
+            .ok()
+            .map(|fitted| (profile, fitted.schedule))
     };
-    Ok(Planned { evaluation: step.evaluation.as_ref().and_then(evaluate), training, training_profile })
+    Ok(Planned {
+        evaluation: step.evaluation.as_ref().and_then(evaluate),
+        training,
+        training_profile,
+    })
 }
 
 fn announce(step: &Step, data: &Dataset, planned: &Planned, machine: &Machine) {
     let FittedGraph { fitted, budget, reserve, unplanned } = &planned.training;
     let (schedule, timeline) = (&fitted.schedule, &fitted.timeline);
     println!("{}: {}", step.name, step.description);
-    println!("{:<16}{} parameters; {} threads; data {}", "", count(step.parameter_count()), machine.threads, data.path.display());
+    println!(
+        "{:<16}{} parameters; {} threads; data {}",
+        "",
+        count(step.parameter_count()),
+        machine.threads,
+        data.path.display()
+    );
     println!("{:<16}{:>12}", "unplanned peak", unplanned.timeline.peak.to_string());
     println!(
         "{:<16}{:>12}  slab of {} and a reserve of {reserve} for the matrix product",
@@ -220,10 +260,25 @@ fn announce(step: &Step, data: &Dataset, planned: &Planned, machine: &Machine) {
         budget.to_string(),
         *budget - *reserve
     );
-    println!("{:<16}{:>12}  checked; planner {}", "planned peak", timeline.peak.to_string(), schedule.planner);
+    println!(
+        "{:<16}{:>12}  checked; planner {}",
+        "planned peak",
+        timeline.peak.to_string(),
+        schedule.planner
+    );
     let overhead = timeline.seconds.0 / unplanned.timeline.seconds.0 - 1.0;
-    println!("{:<16}{:>12}  {}", "recomputed", format!("{} nodes", schedule.recomputed()), recomputed_operators(&step.training, schedule));
-    println!("{:<16}{:>12}  predicted ({} a step)", "slowdown", output::percent(overhead), milliseconds(timeline.seconds.0));
+    println!(
+        "{:<16}{:>12}  {}",
+        "recomputed",
+        format!("{} nodes", schedule.recomputed()),
+        recomputed_operators(&step.training, schedule)
+    );
+    println!(
+        "{:<16}{:>12}  predicted ({} a step)",
+        "slowdown",
+        output::percent(overhead),
+        milliseconds(timeline.seconds.0)
+    );
     if planned.evaluation.is_none() && step.evaluation.is_some() {
         println!("{:<16}{:>12}  it does not fit beside the parameters", "evaluation", "left out");
     }
@@ -240,7 +295,8 @@ fn recomputed_operators(graph: &Graph, schedule: &Schedule) -> String {
     }
     let mut counts: Vec<(&str, usize)> = counts.into_iter().collect();
     counts.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(b.0)));
-    let shown: Vec<String> = counts.iter().take(5).map(|(op, count)| format!("{count} {op}")).collect();
+    let shown: Vec<String> =
+        counts.iter().take(5).map(|(op, count)| format!("{count} {op}")).collect();
     let rest = if counts.len() > 5 { ", …" } else { "" };
     shown.join(", ") + rest
 }
@@ -262,7 +318,12 @@ fn count(number: u64) -> String {
 /// Counted steps from which the next prediction learns.
 const ENOUGH: usize = 3;
 
-fn run(arguments: &Arguments, session: &mut Session, data: &mut Dataset, mut fastest: Option<&mut FastestStep>) -> anyhow::Result<Timings> {
+fn run(
+    arguments: &Arguments,
+    session: &mut Session,
+    data: &mut Dataset,
+    mut fastest: Option<&mut FastestStep>,
+) -> anyhow::Result<Timings> {
     let bar = progress_bar(arguments);
     let mut measured = Timings::default();
     for done in 0..arguments.steps {
@@ -288,14 +349,22 @@ fn run(arguments: &Arguments, session: &mut Session, data: &mut Dataset, mut fas
         if arguments.json {
             println!("{}", json!({ "step": session.next_step, "loss": loss, "seconds": seconds }));
         }
-        bar.set_message(format!("loss {loss:.4}  {:.0} {}/s", session.units_per_batch() as f64 / seconds, data.unit()));
+        bar.set_message(format!(
+            "loss {loss:.4}  {:.0} {}/s",
+            session.units_per_batch() as f64 / seconds,
+            data.unit()
+        ));
         bar.inc(1);
         if !loss.is_finite() {
             bar.println(format!("step {}: the loss is {loss}", session.next_step));
         }
         let due = arguments.eval_batches > 0
-            && arguments.eval_every.is_some_and(|every| every > 0 && (done + 1) % every == 0 && done + 1 < arguments.steps);
-        if let Some(evaluation) = if due { session.evaluate(data, arguments.eval_batches)? } else { None } {
+            && arguments.eval_every.is_some_and(|every| {
+                every > 0 && (done + 1) % every == 0 && done + 1 < arguments.steps
+            });
+        if let Some(evaluation) =
+            if due { session.evaluate(data, arguments.eval_batches)? } else { None }
+        {
             if arguments.json {
                 println!(
                     "{}",
@@ -311,20 +380,30 @@ fn run(arguments: &Arguments, session: &mut Session, data: &mut Dataset, mut fas
 }
 
 /// Writes the calls of the fastest step.
-fn trace(path: &Path, graph: &Graph, fitted: &Fitted, machine: &Machine, fastest: &FastestStep) -> anyhow::Result<()> {
+fn trace(
+    path: &Path,
+    graph: &Graph,
+    fitted: &Fitted,
+    machine: &Machine,
+    fastest: &FastestStep,
+) -> anyhow::Result<()> {
     let Some(calls) = fastest.calls() else {
         eprintln!("note: no step was measured, so {} was not written", path.display());
         return Ok(());
     };
-    let times: Vec<(Seconds, Seconds)> = calls.iter().map(|call| (Seconds(call.start), Seconds(call.seconds))).collect();
+    let times: Vec<(Seconds, Seconds)> =
+        calls.iter().map(|call| (Seconds(call.start), Seconds(call.seconds))).collect();
     let course = Course::of(graph, &fitted.schedule, &fitted.timeline);
     output::write_whole(path, Trace::measured(&course, &machine.name, &times).write().as_bytes())
 }
 
 fn progress_bar(arguments: &Arguments) -> ProgressBar {
-    let target = if arguments.json { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+    let target =
+        if arguments.json { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
     let bar = ProgressBar::with_draw_target(Some(u64::from(arguments.steps)), target);
-    if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {elapsed} (eta {eta})") {
+    if let Ok(style) =
+        ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {elapsed} (eta {eta})")
+    {
         bar.set_style(style);
     }
     if std::io::stderr().is_terminal() {
@@ -338,19 +417,30 @@ fn show_profile(graph: &Graph, profile: &Profile, measured: &Timings) {
     let mut rows: BTreeMap<&str, (f64, f64, u64)> = BTreeMap::new();
     for (&node, timings) in &measured.nodes {
         let row = rows.entry(&graph.nodes()[node].op).or_default();
-        *row = (row.0 + timings.seconds, row.1 + profile.seconds[node].0 * timings.runs as f64, row.2 + timings.runs);
+        *row = (
+            row.0 + timings.seconds,
+            row.1 + profile.seconds[node].0 * timings.runs as f64,
+            row.2 + timings.runs,
+        );
     }
     let mut rows: Vec<_> = rows.into_iter().collect();
     rows.sort_by(|a, b| b.1.0.total_cmp(&a.1.0));
     let steps = measured.steps.len().max(1) as f64;
     println!("{:<64} {:>6} {:>10} {:>10}", "operator", "calls", "ms", "predicted");
     for (op, (seconds, predicted, calls)) in rows {
-        println!("{op:<64} {:>6.0} {:>10.2} {:>10.2}", calls as f64 / steps, seconds / steps * 1e3, predicted / steps * 1e3);
+        println!(
+            "{op:<64} {:>6.0} {:>10.2} {:>10.2}",
+            calls as f64 / steps,
+            seconds / steps * 1e3,
+            predicted / steps * 1e3
+        );
     }
 }
 
 fn describe(evaluation: &Evaluation) -> String {
-    let accuracy = evaluation.accuracy.map_or(String::new(), |share| format!(", accuracy {:.2} %", share * 100.0));
+    let accuracy = evaluation
+        .accuracy
+        .map_or(String::new(), |share| format!(", accuracy {:.2} %", share * 100.0));
     let (some, all) = evaluation.batches;
     let part = if some < all { format!(" ({some} of {all} batches)") } else { String::new() };
     format!("validation loss {:.4}{accuracy}{part}", evaluation.loss)
@@ -366,7 +456,8 @@ fn report(
     interrupted: bool,
 ) {
     let FittedGraph { fitted, budget, reserve, unplanned } = &planned.training;
-    let process = process::peak_resident().zip(entered).map(|(peak, entered)| peak.saturating_sub(entered));
+    let process =
+        process::peak_resident().zip(entered).map(|(peak, entered)| peak.saturating_sub(entered));
     let predicted = fitted.timeline.seconds.0 / unplanned.timeline.seconds.0 - 1.0;
     let ratio = measured.median().map(|median| median / fitted.timeline.seconds.0);
     if arguments.json {
@@ -384,11 +475,27 @@ fn report(
     if interrupted {
         println!("interrupted after step {}", session.next_step);
     }
-    let known = |bytes: Option<Bytes>| bytes.map_or("unknown".to_string(), |bytes| bytes.to_string());
-    println!("{:<16}{:>12}  slab high-water mark", "measured peak", fitted.timeline.high_water.to_string());
-    println!("{:<16}{:>12}  process (VmHWM at exit less VmRSS at entry); budget {budget}", "", known(process));
-    if let (Some(median), Some(overhead), Some(ratio)) = (measured.median(), measured.overhead(), ratio) {
-        println!("{:<16}{:>12}  measured, {} predicted", "slowdown", output::percent(overhead), output::percent(predicted));
+    let known =
+        |bytes: Option<Bytes>| bytes.map_or("unknown".to_string(), |bytes| bytes.to_string());
+    println!(
+        "{:<16}{:>12}  slab high-water mark",
+        "measured peak",
+        fitted.timeline.high_water.to_string()
+    );
+    println!(
+        "{:<16}{:>12}  process (VmHWM at exit less VmRSS at entry); budget {budget}",
+        "",
+        known(process)
+    );
+    if let (Some(median), Some(overhead), Some(ratio)) =
+        (measured.median(), measured.overhead(), ratio)
+    {
+        println!(
+            "{:<16}{:>12}  measured, {} predicted",
+            "slowdown",
+            output::percent(overhead),
+            output::percent(predicted)
+        );
         println!(
             "{:<16}{:>12}  measured (median), {} predicted: {ratio:.2} times as long",
             "time of a step",

@@ -1,5 +1,6 @@
-//! Everything that can be wrong with what a user gives. Invariant: each failure has its exit code, one message that
-//! says what is wrong, where, and what to do; nothing goes to standard output, and no file appears.
+//! Everything that can be wrong with what a user gives. Invariant: each failure has its exit code,
+//! one message that says what is wrong, where, and what to do; nothing goes to standard output, and
+//! no file appears.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod program;
@@ -42,8 +43,10 @@ impl Case {
     /// The step mlp-digits, changed, as `FOLDER/step`; its graph is plain text.
     fn step(self, change: impl FnOnce(&mut Value, &mut Value)) -> Case {
         let from = corpus().join("steps/mlp-digits");
-        let mut step: Value = serde_json::from_slice(&std::fs::read(from.join("step.json")).unwrap()).unwrap();
-        let mut graph: Value = serde_json::from_str(&unpacked(&from.join("train.json.gz"))).unwrap();
+        let mut step: Value =
+            serde_json::from_slice(&std::fs::read(from.join("step.json")).unwrap()).unwrap();
+        let mut graph: Value =
+            serde_json::from_str(&unpacked(&from.join("train.json.gz"))).unwrap();
         step["data"]["file"] = json!(corpus().join("data/digits.csv"));
         step["training"] = json!("train.json");
         change(&mut step, &mut graph);
@@ -83,20 +86,29 @@ impl Case {
 
 /// Without what differs from machine to machine.
 fn neutral(text: &str, folder: &Path) -> String {
-    let text = text.replace(folder.to_str().unwrap(), "FOLDER").replace(corpus().to_str().unwrap(), "CORPUS");
+    let text = text
+        .replace(folder.to_str().unwrap(), "FOLDER")
+        .replace(corpus().to_str().unwrap(), "CORPUS");
     // Columns count the characters of the paths that a changed step holds.
     let mut parts = text.split("column ");
     let first = parts.next().unwrap_or_default().to_string();
-    let text = parts.fold(first, |text, part| text + "column N" + part.trim_start_matches(|c: char| c.is_ascii_digit()));
+    let text = parts.fold(first, |text, part| {
+        text + "column N" + part.trim_start_matches(|c: char| c.is_ascii_digit())
+    });
     match text.split_once("this machine's memory of ") {
-        Some((before, after)) => format!("{before}this machine's memory of …{}", &after[after.find('\n').unwrap_or(after.len())..]),
+        Some((before, after)) => format!(
+            "{before}this machine's memory of …{}",
+            &after[after.find('\n').unwrap_or(after.len())..]
+        ),
         None => text,
     }
 }
 
 fn unpacked(path: &Path) -> String {
     let mut text = String::new();
-    flate2::read::GzDecoder::new(&std::fs::read(path).unwrap()[..]).read_to_string(&mut text).unwrap();
+    flate2::read::GzDecoder::new(&std::fs::read(path).unwrap()[..])
+        .read_to_string(&mut text)
+        .unwrap();
     text
 }
 
@@ -134,7 +146,11 @@ fn a_budget_too_small_is_refused_with_a_proof() {
             64.0 KiB  h.0.mlp.proj.weight.exp_avg (state, module `h.0.mlp.proj`)
              1.3 MiB  in 86 smaller ones
     "#]];
-    Case::new().fails("train corpus/steps/gpt-nano --budget 2MiB --steps 1 --threads 2 --save FOLDER/weights", 3, message);
+    Case::new().fails(
+        "train corpus/steps/gpt-nano --budget 2MiB --steps 1 --threads 2 --save FOLDER/weights",
+        3,
+        message,
+    );
 }
 
 #[test]
@@ -142,10 +158,22 @@ fn the_budget_that_a_refusal_names_is_enough() {
     let folder = folder();
     for step in ["gpt-nano", "mlp-digits"] {
         let train = |budget: &str| {
-            run(folder.path(), &format!("train corpus/steps/{step} --budget {budget} --steps 1 --eval-batches 0 --threads 2"))
+            run(
+                folder.path(),
+                &format!(
+                    "train corpus/steps/{step} --budget {budget} --steps 1 --eval-batches 0 \
+                     --threads 2"
+                ),
+            )
         };
         let refused = train("1600000").stderr;
-        let bytes: u64 = refused.split("feasible is").nth(1).and_then(|rest| rest.split(['(', ' ']).nth(4)).unwrap().parse().unwrap();
+        let bytes: u64 = refused
+            .split("feasible is")
+            .nth(1)
+            .and_then(|rest| rest.split(['(', ' ']).nth(4))
+            .unwrap()
+            .parse()
+            .unwrap();
         assert_eq!(train(&bytes.to_string()).code, Some(0), "{step}: {bytes} of {refused}");
     }
 }
@@ -163,7 +191,9 @@ fn a_graph_that_fits_nowhere_is_refused_with_a_proof() {
 #[test]
 fn budgets_that_make_no_sense() {
     let case = Case::new();
-    let plan = |budget: &str, message: Expect| case.fails(&format!("plan corpus/steps/gpt-nano --threads 2 --budget {budget}"), 8, message);
+    let plan = |budget: &str, message: Expect| {
+        case.fails(&format!("plan corpus/steps/gpt-nano --threads 2 --budget {budget}"), 8, message)
+    };
     plan(
         "0",
         expect![[r#"
@@ -316,19 +346,22 @@ fn files_that_cannot_be_written_are_known_before_anything_runs() {
     let refused = |arguments: &str, message: Expect| case.fails(arguments, 4, message);
     // A run of this length would not end while anyone looks.
     refused(
-        "train corpus/steps/mlp-digits --budget 100% --steps 4000000000 --json --save FOLDER/nowhere/weights",
+        "train corpus/steps/mlp-digits --budget 100% --steps 4000000000 --json --save \
+         FOLDER/nowhere/weights",
         expect![[r#"
             error: FOLDER/nowhere/weights could not be written: there is no folder FOLDER/nowhere
         "#]],
     );
     refused(
-        "train corpus/steps/mlp-digits --budget 100% --steps 4000000000 --json --save FOLDER/folder",
+        "train corpus/steps/mlp-digits --budget 100% --steps 4000000000 --json --save \
+         FOLDER/folder",
         expect![[r#"
         error: FOLDER/folder could not be written: is a directory
     "#]],
     );
     refused(
-        "train corpus/steps/mlp-digits --budget 100% --steps 4000000000 --json --dump FOLDER/nowhere/dump",
+        "train corpus/steps/mlp-digits --budget 100% --steps 4000000000 --json --dump \
+         FOLDER/nowhere/dump",
         expect![[r#"
             error: FOLDER/nowhere/dump could not be written: there is no folder FOLDER/nowhere
         "#]],
@@ -371,7 +404,8 @@ fn a_truncated_file() {
         error: FOLDER/graph.json: the gzip data is damaged or cut short: incomplete deflate stream
     "#]],
     );
-    let case = Case::new().file("graph.json", &unpacked(&corpus().join("steps/mlp-digits/train.json.gz"))[..1000]);
+    let case = Case::new()
+        .file("graph.json", &unpacked(&corpus().join("steps/mlp-digits/train.json.gz"))[..1000]);
     case.fails(
         PLAN_SMALL,
         5,
@@ -469,7 +503,9 @@ fn a_cycle() {
 
 #[test]
 fn sizes_that_cannot_be() {
-    let sized = |change: fn(&mut Value), message: Expect| Case::new().graph(change).fails(PLAN_SMALL, 5, message);
+    let sized = |change: fn(&mut Value), message: Expect| {
+        Case::new().graph(change).fails(PLAN_SMALL, 5, message)
+    };
     sized(
         |graph| node(graph, "y")["outputs"][0]["shape"] = json!([17]),
         expect![[r#"
@@ -559,7 +595,8 @@ fn operators_without_a_kernel() {
 
 #[test]
 fn a_graph_for_planning_only() {
-    let case = Case::new().step(|_, graph| node(graph, "relu")["outputs"][0]["contiguous"] = json!(false));
+    let case =
+        Case::new().step(|_, graph| node(graph, "relu")["outputs"][0]["contiguous"] = json!(false));
     case.fails(
         &format!("{TRAIN} --save FOLDER/weights"),
         6,
@@ -581,7 +618,9 @@ fn a_graph_for_planning_only() {
 
 #[test]
 fn a_step_that_lacks_something() {
-    let lacks = |change: fn(&mut Value, &mut Value), message: Expect| Case::new().step(change).fails(TRAIN, 5, message);
+    let lacks = |change: fn(&mut Value, &mut Value), message: Expect| {
+        Case::new().step(change).fails(TRAIN, 5, message)
+    };
     lacks(
         |step, _| drop(step["parameters"].as_object_mut().unwrap().remove("head.bias")),
         expect![[r#"
@@ -629,8 +668,11 @@ fn data_other_than_the_step_was_made_with() {
 fn a_table_with_a_bad_cell() {
     let digits = std::fs::read_to_string(corpus().join("data/digits.csv")).unwrap();
     let table = |line: usize, change: &dyn Fn(&str) -> String| {
-        let lines: Vec<String> =
-            digits.lines().enumerate().map(|(i, text)| if i + 1 == line { change(text) } else { text.to_string() }).collect();
+        let lines: Vec<String> = digits
+            .lines()
+            .enumerate()
+            .map(|(i, text)| if i + 1 == line { change(text) } else { text.to_string() })
+            .collect();
         Case::new().file("table.csv", lines.join("\n"))
     };
     let arguments = format!("{TRAIN_DIGITS} --data FOLDER/table.csv");
@@ -670,7 +712,11 @@ fn a_class_that_the_model_does_not_have() {
     let lines: Vec<String> = digits
         .lines()
         .enumerate()
-        .map(|(i, line)| if i == 0 { line.to_string() } else { format!("{}10", &line[..line.len() - 1]) })
+        .map(
+            |(i, line)| {
+                if i == 0 { line.to_string() } else { format!("{}10", &line[..line.len() - 1]) }
+            },
+        )
         .collect();
     let case = Case::new().file("table.csv", lines.join("\n"));
     case.fails(
@@ -722,7 +768,10 @@ fn data_of_another_shape() {
 
 #[test]
 fn weights_of_another_step() {
-    let case = Case::new().given("train corpus/steps/gpt-nano --budget 100% --steps 0 --eval-batches 0 --threads 2 --save FOLDER/weights");
+    let case = Case::new().given(
+        "train corpus/steps/gpt-nano --budget 100% --steps 0 \
+        --eval-batches 0 --threads 2 --save FOLDER/weights",
+    );
     case.fails(
         &format!("{TRAIN_DIGITS} --resume FOLDER/weights --save FOLDER/again"),
         5,
@@ -741,7 +790,10 @@ fn weights_of_another_shape() {
     // As another program writes it, with `head.bias` of another shape or left out.
     let rewritten = |shape: Option<&[usize]>| {
         let views = tensors.iter().filter_map(|(name, tensor)| match name {
-            "head.bias" => Some((name, TensorView::new(tensor.dtype(), shape?.to_vec(), tensor.data()).unwrap())),
+            "head.bias" => Some((
+                name,
+                TensorView::new(tensor.dtype(), shape?.to_vec(), tensor.data()).unwrap(),
+            )),
             _ => Some((name, tensor)),
         });
         safetensors::serialize(views, metadata.clone()).unwrap()
@@ -821,7 +873,8 @@ fn a_seed_that_contradicts_the_run_that_is_resumed() {
 
 #[test]
 fn a_plan_for_another_graph() {
-    let case = Case::new().given("plan corpus/steps/gpt-nano --budget 90% --threads 2 -o FOLDER/plan");
+    let case =
+        Case::new().given("plan corpus/steps/gpt-nano --budget 90% --threads 2 -o FOLDER/plan");
     case.fails("check corpus/steps/mlp-digits FOLDER/plan --budget 1GiB --threads 2", 5, expect![[r#"
         error: FOLDER/plan: the plan was made for another graph: it names hash 1ad68e543dc3beb083288768e5c2ae69f929b8ead0d4663a6058782757a7ab8c, the graph's is 18482c618d6742eb20458208cc73e42c6a56686e8025a241e99eccfe16bffaee; pass that graph, or plan this one
     "#]]);
@@ -829,7 +882,8 @@ fn a_plan_for_another_graph() {
 
 #[test]
 fn a_tampered_plan() {
-    let case = Case::new().given("plan corpus/steps/mlp-digits --budget 90% --threads 2 -o FOLDER/plan");
+    let case =
+        Case::new().given("plan corpus/steps/mlp-digits --budget 90% --threads 2 -o FOLDER/plan");
     let plan: Value = serde_json::from_slice(&std::fs::read(case.path("plan")).unwrap()).unwrap();
     let tampered = |change: &dyn Fn(&mut Value)| {
         let mut plan = plan.clone();
@@ -905,7 +959,12 @@ fn a_tampered_plan() {
 #[test]
 fn no_steps_are_no_failure() {
     let folder = folder();
-    let ran = run(folder.path(), "train corpus/steps/mlp-digits --budget 100% --steps 0 --threads 2 --json --save FOLDER/weights").done();
+    let ran = run(
+        folder.path(),
+        "train corpus/steps/mlp-digits --budget 100% --steps 0 --threads \
+        2 --json --save FOLDER/weights",
+    )
+    .done();
     assert_eq!(ran.losses(), [""; 0]);
     assert_eq!(ran.result()["steps"], 0);
     assert_eq!(listing(folder.path()), ["weights"]);

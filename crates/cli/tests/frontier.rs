@@ -1,5 +1,5 @@
-//! `pareto` and the limits of a search. Invariant: a larger budget is never slower, and a limit of work alone gives the
-//! same answer twice.
+//! `pareto` and the limits of a search. Invariant: a larger budget is never slower, and a limit of
+//! work alone gives the same answer twice.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod program;
@@ -23,17 +23,28 @@ fn budgets_fall_from_the_unplanned_step_to_the_smallest() {
     for graph in [NANO, RESNET] {
         let points = points(&format!("{graph} --points 5 --deadline 100ms"));
         assert_eq!(points.len(), 5);
-        assert!(points[0]["overhead"].as_f64().unwrap() < 1e-9, "nothing to recompute in {}", points[0]);
+        assert!(
+            points[0]["overhead"].as_f64().unwrap() < 1e-9,
+            "nothing to recompute in {}",
+            points[0]
+        );
         for pair in points.windows(2) {
             let [large, small] = pair else { panic!() };
             assert!(small["budget_bytes"].as_u64() < large["budget_bytes"].as_u64(), "{graph}");
-            let (fast, slow) = (large["step_us"].as_f64().unwrap(), small["step_us"].as_f64().unwrap());
+            let (fast, slow) =
+                (large["step_us"].as_f64().unwrap(), small["step_us"].as_f64().unwrap());
             assert!(fast <= slow * (1.0 + 1e-9), "{graph}: {large} is slower than {small}");
         }
         for point in &points {
             assert_eq!(point["feasible"], true, "{graph}: {point}");
-            assert!(point["peak_bytes"].as_u64() <= point["budget_bytes"].as_u64(), "{graph}: {point}");
-            assert!(point["gap"].is_null() || point["gap"].as_f64().unwrap() > -1e-7, "{graph}: {point}");
+            assert!(
+                point["peak_bytes"].as_u64() <= point["budget_bytes"].as_u64(),
+                "{graph}: {point}"
+            );
+            assert!(
+                point["gap"].is_null() || point["gap"].as_f64().unwrap() > -1e-7,
+                "{graph}: {point}"
+            );
         }
     }
 }
@@ -41,7 +52,12 @@ fn budgets_fall_from_the_unplanned_step_to_the_smallest() {
 #[test]
 fn the_frontier_is_drawn() {
     let folder = folder();
-    let text = run(folder.path(), &format!("pareto {RESNET} --points 4 --deadline 50ms --svg FOLDER/frontier.svg")).done().stdout;
+    let text = run(
+        folder.path(),
+        &format!("pareto {RESNET} --points 4 --deadline 50ms --svg FOLDER/frontier.svg"),
+    )
+    .done()
+    .stdout;
     assert_eq!(text.lines().count(), 2 + 4, "{text}");
     let drawing = std::fs::read_to_string(folder.path().join("frontier.svg")).unwrap();
     assert_eq!(tags(&drawing).iter().filter(|tag| *tag == "circle").count(), 4);
@@ -63,7 +79,10 @@ fn timeless(mut value: Value) -> Value {
 #[test]
 fn a_limit_of_work_gives_the_same_answer_twice() {
     let limits = "--iterations 200000 --seed 7 --json";
-    for command in [format!("plan {RESNET} --budget 55% {limits}"), format!("pareto {NANO} --points 3 {limits}")] {
+    for command in [
+        format!("plan {RESNET} --budget 55% {limits}"),
+        format!("pareto {NANO} --points 3 {limits}"),
+    ] {
         let answer = || timeless(run(Path::new("."), &command).done().result());
         assert_eq!(answer(), answer(), "{command}");
     }
@@ -71,7 +90,9 @@ fn a_limit_of_work_gives_the_same_answer_twice() {
 
 #[test]
 fn without_time_there_is_a_plan_nevertheless() {
-    let result = run(Path::new("."), &format!("plan {RESNET} --budget 60% --deadline 0 --json")).done().result();
+    let result = run(Path::new("."), &format!("plan {RESNET} --budget 60% --deadline 0 --json"))
+        .done()
+        .result();
     assert!(result["slab_bytes"].as_u64() <= result["budget_bytes"].as_u64());
     assert_eq!(result["interrupted"], false);
     for key in ["bound_us", "bound_order", "gap"] {
@@ -84,20 +105,36 @@ fn without_time_there_is_a_plan_nevertheless() {
 fn plans_of_the_bench_are_complete() {
     let folder = folder();
     let planners = "--planners none,auto --budgets 0.6,0.8 --deadline 50ms";
-    std::fs::copy(program::corpus().join("synthetic/tf2.json.gz"), folder.path().join("tf2.json.gz")).unwrap();
+    std::fs::copy(
+        program::corpus().join("synthetic/tf2.json.gz"),
+        folder.path().join("tf2.json.gz"),
+    )
+    .unwrap();
     let text = run(
         folder.path(),
-        &format!("bench planner --graphs FOLDER --parts grid,optima {planners} --json FOLDER/found.json --markdown FOLDER/found.md"),
+        &format!(
+            "bench planner --graphs FOLDER --parts grid,optima {planners} --json \
+            FOLDER/found.json --markdown FOLDER/found.md"
+        ),
     )
     .done()
     .stdout;
     assert_eq!(std::fs::read_to_string(folder.path().join("found.md")).unwrap(), text);
-    let found: Value = serde_json::from_slice(&std::fs::read(folder.path().join("found.json")).unwrap()).unwrap();
+    let found: Value =
+        serde_json::from_slice(&std::fs::read(folder.path().join("found.json")).unwrap()).unwrap();
     let grid = found["grid"].as_array().unwrap();
     assert_eq!(grid.len(), 2 * 2, "each planner at each budget");
-    assert!(grid.iter().all(|plan| plan["graph"] == "tf2" && plan["budget_bytes"].is_u64()), "{grid:?}");
+    assert!(
+        grid.iter().all(|plan| plan["graph"] == "tf2" && plan["budget_bytes"].is_u64()),
+        "{grid:?}"
+    );
     assert_eq!(found["optima"].as_array().unwrap().len(), 5);
-    for heading in ["## Slowdown", "## Planners", "## Gap of `auto` by budget", "## Small graphs with proven optima"] {
+    for heading in [
+        "## Slowdown",
+        "## Planners",
+        "## Gap of `auto` by budget",
+        "## Small graphs with proven optima",
+    ] {
         assert!(text.contains(heading), "`{heading}` is missing from\n{text}");
     }
 }
@@ -113,19 +150,33 @@ fn refused(arguments: &str, message: Expect) {
 fn options_without_sense_are_refused() {
     refused(
         &format!("plan {RESNET} --budget 60% --deadline soon"),
-        expect!["error: invalid value 'soon' for '--deadline <SECONDS>': write seconds, as in 10, 0.5, 10s, 500ms or 20us"],
+        expect![
+            "error: invalid value 'soon' for '--deadline <SECONDS>': write seconds, as in 10, \
+             0.5, 10s, 500ms or 20us"
+        ],
     );
     refused(
         &format!("plan {RESNET} --budget 60% --deadline -1"),
-        expect!["error: invalid value '-1' for '--deadline <SECONDS>': write seconds, as in 10, 0.5, 10s, 500ms or 20us"],
+        expect![
+            "error: invalid value '-1' for '--deadline <SECONDS>': write seconds, as in 10, 0.5, \
+             10s, 500ms or 20us"
+        ],
     );
     refused(
         &format!("pareto {RESNET} --iterations many"),
-        expect!["error: invalid value 'many' for '--iterations <N>': invalid digit found in string"],
+        expect![
+            "error: invalid value 'many' for '--iterations <N>': invalid digit found in string"
+        ],
     );
-    refused(&format!("pareto {RESNET} --points 1"), expect!["error: invalid value '1' for '--points <N>': 1 is not in 2..=1000"]);
+    refused(
+        &format!("pareto {RESNET} --points 1"),
+        expect!["error: invalid value '1' for '--points <N>': 1 is not in 2..=1000"],
+    );
     refused(
         "bench planner --budgets 0.5,1.5",
-        expect!["error: invalid value '1.5' for '--budgets <BUDGETS>': a fraction of the activation peak lies between 0 and 1"],
+        expect![
+            "error: invalid value '1.5' for '--budgets <BUDGETS>': a fraction of the activation \
+             peak lies between 0 and 1"
+        ],
     );
 }

@@ -1,5 +1,5 @@
-//! A run that is interrupted. Invariant: it ends in order after the step at hand, with what it had learned on disk; who
-//! resumes it gets the losses of a run that was never interrupted.
+//! A run that is interrupted. Invariant: it ends in order after the step at hand, with what it had
+//! learned on disk; who resumes it gets the losses of a run that was never interrupted.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 #![cfg(unix)]
 
@@ -37,7 +37,10 @@ fn started(folder: &TempDir, json: bool) -> (Child, BufReader<ChildStdout>, Stri
         "--steps",
         ENDLESS,
     ]);
-    command.arg("--save").arg(folder.path().join("weights")).current_dir(program::corpus().parent().unwrap());
+    command
+        .arg("--save")
+        .arg(folder.path().join("weights"))
+        .current_dir(program::corpus().parent().unwrap());
     if json {
         command.arg("--json");
     }
@@ -56,16 +59,28 @@ fn an_interrupted_run_saves_and_can_be_resumed() {
     output.read_to_string(&mut text).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let losses = |lines: &[Value]| lines.iter().filter_map(|line| line.get("loss").map(Value::to_string)).collect::<Vec<_>>();
+    let losses = |lines: &[Value]| {
+        lines.iter().filter_map(|line| line.get("loss").map(Value::to_string)).collect::<Vec<_>>()
+    };
     let (result, before) = (lines.last().unwrap(), losses(&lines));
     assert_eq!(result["interrupted"], true);
     assert_eq!(result["steps"], before.len());
     assert_eq!(program::listing(folder.path()), ["weights"]);
 
-    let resumed = train(folder.path(), "corpus/steps/gpt-nano --budget 90% --steps 4 --eval-batches 1 --resume FOLDER/weights").done();
+    let resumed = train(
+        folder.path(),
+        "corpus/steps/gpt-nano --budget 90% --steps 4 --eval-batches 1 --resume FOLDER/weights",
+    )
+    .done();
     assert_eq!(resumed.result()["steps"], before.len() + 4);
-    let unbroken = format!("corpus/steps/gpt-nano --budget 100% --steps {} --eval-batches 1", before.len() + 4);
-    assert_eq!([before, resumed.losses()].concat(), train(folder.path(), &unbroken).done().losses());
+    let unbroken = format!(
+        "corpus/steps/gpt-nano --budget 100% --steps {} --eval-batches 1",
+        before.len() + 4
+    );
+    assert_eq!(
+        [before, resumed.losses()].concat(),
+        train(folder.path(), &unbroken).done().losses()
+    );
 }
 
 #[test]
@@ -84,8 +99,12 @@ fn people_are_told_that_the_run_was_interrupted() {
 fn until_it_listens(child: &Child) {
     const SIGINT: u64 = 1 << (libc::SIGINT - 1);
     let caught = || {
-        let status = std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
-        let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        let status =
+            std::fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
+        let mask = status
+            .lines()
+            .find_map(|line| line.strip_prefix("SigCgt:"))
+            .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
         // A program that has ended has no mask any more.
         mask.is_none_or(|mask| mask & SIGINT != 0)
     };
@@ -99,7 +118,16 @@ fn until_it_listens(child: &Child) {
 fn an_interrupted_search_gives_the_best_plan_so_far() {
     let folder = folder();
     let mut command = tightfit();
-    command.args(["plan", "corpus/graphs/gpt2_medium_b4_s1024.json.gz", "--budget", "45%", "--deadline", "100000s", "--json", "-o"]);
+    command.args([
+        "plan",
+        "corpus/graphs/gpt2_medium_b4_s1024.json.gz",
+        "--budget",
+        "45%",
+        "--deadline",
+        "100000s",
+        "--json",
+        "-o",
+    ]);
     command.arg(folder.path().join("plan")).current_dir(program::corpus().parent().unwrap());
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     until_it_listens(&child);

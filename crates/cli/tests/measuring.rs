@@ -1,5 +1,6 @@
-//! Measuring a step's calls. Invariant: what is measured once is not measured again, a damaged cache is measured anew, a
-//! trial stays within the budget that it is given, and no measurement changes a loss. No test looks at a time.
+//! Measuring a step's calls. Invariant: what is measured once is not measured again, a damaged
+//! cache is measured anew, a trial stays within the budget that it is given, and no measurement
+//! changes a loss. No test looks at a time.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod program;
@@ -44,15 +45,22 @@ fn a_step_is_measured_once() {
     assert!(asked(&first));
     let step = Step::open(&corpus().join("steps/mlp-digits")).unwrap();
     assert!(table(&calls).covers(&step.training));
-    for verb in [format!("plan {STEP} --budget min"), format!("train {STEP} --budget 80% --steps 1")] {
+    for verb in
+        [format!("plan {STEP} --budget min"), format!("train {STEP} --budget 80% --steps 1")]
+    {
         assert!(!asked(&run(folder.path(), &verb).done()), "{verb}");
     }
     // Predictions are those of the table.
     let table = table(&calls);
-    let predicted = Profile::measured(&step.training, &Machine::unmeasured_cpu(2), &table).total(&step.training.program());
+    let predicted = Profile::measured(&step.training, &Machine::unmeasured_cpu(2), &table)
+        .total(&step.training.program());
     let planned = run(folder.path(), &format!("plan {STEP} --budget 100% --json")).done().result();
     let micros = planned["unplanned_step_us"].as_f64().unwrap();
-    assert!((micros / predicted.micros() - 1.0).abs() < 1e-9, "{micros} instead of {}", predicted.micros());
+    assert!(
+        (micros / predicted.micros() - 1.0).abs() < 1e-9,
+        "{micros} instead of {}",
+        predicted.micros()
+    );
 }
 
 #[test]
@@ -62,7 +70,10 @@ fn a_run_that_is_long_enough_teaches_the_next_prediction() {
     for (steps, learns) in [(2, false), (6, true)] {
         run(folder.path(), &format!("calibrate {STEP}")).done();
         let before = table(&calls);
-        let result = run(folder.path(), &format!("train {STEP} --budget 100% --steps {steps} --json")).done().result();
+        let result =
+            run(folder.path(), &format!("train {STEP} --budget 100% --steps {steps} --json"))
+                .done()
+                .result();
         assert_eq!(table(&calls) != before, learns, "{steps} steps");
         assert!(result["step_ratio"].as_f64().unwrap() > 0.0);
     }
@@ -82,7 +93,13 @@ fn a_damaged_cache_is_measured_anew() {
 fn measuring_does_not_change_a_loss() {
     let folder = folder();
     cache(folder.path());
-    let train = |more: &str| run(folder.path(), &format!("train {STEP} --budget 70% --steps 5 --eval-batches 0 --json {more}")).done();
+    let train = |more: &str| {
+        run(
+            folder.path(),
+            &format!("train {STEP} --budget 70% --steps 5 --eval-batches 0 --json {more}"),
+        )
+        .done()
+    };
     let predicted = train("--roofline");
     assert!(!asked(&predicted));
     assert_eq!(train("").losses(), predicted.losses());

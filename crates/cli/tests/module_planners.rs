@@ -1,5 +1,5 @@
-//! The verbs `sac` and `shard` on files of both kinds. Invariant: the figures that are printed are those that the planner
-//! is held to elsewhere; here they are only found again.
+//! The verbs `sac` and `shard` on files of both kinds. Invariant: the figures that are printed are
+//! those that the planner is held to elsewhere; here they are only found again.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod program;
@@ -14,16 +14,23 @@ fn statistics(name: &str) -> String {
 #[test]
 fn sac_reads_statistics_and_prints_what_it_chose() {
     let here = folder();
-    let ran = run(here.path(), &format!("sac {} --budget 70% --json", statistics("llama_tiny_4l"))).done();
+    let ran = run(here.path(), &format!("sac {} --budget 70% --json", statistics("llama_tiny_4l")))
+        .done();
     let result = ran.result();
     assert!(result["recompute_ms"].as_f64().unwrap() <= 0.355, "{result}");
     assert!(result["peak_bytes"].as_u64() <= result["budget_bytes"].as_u64());
-    assert_eq!((&result["baseline_peak_bytes"], &result["gap"]), (&json!(550_332_416), &json!(0.0)));
+    assert_eq!(
+        (&result["baseline_peak_bytes"], &result["gap"]),
+        (&json!(550_332_416), &json!(0.0))
+    );
     let units = result["units"].as_array().unwrap();
     let recompute: f64 = units.iter().map(|unit| unit["recompute_ms"].as_f64().unwrap()).sum();
     assert!((recompute - result["recompute_ms"].as_f64().unwrap()).abs() < 1e-9);
     // The file has the operators of every layer.
-    assert!(units.iter().all(|unit| unit["saved_operators"].as_array().unwrap().len() == 53), "{result}");
+    assert!(
+        units.iter().all(|unit| unit["saved_operators"].as_array().unwrap().len() == 53),
+        "{result}"
+    );
     assert!(result["seconds"].as_f64().is_some());
 }
 
@@ -32,12 +39,26 @@ fn what_cannot_be_met_ends_with_code_3_and_its_proof() {
     let here = folder();
     let ran = run(here.path(), &format!("sac {} --budget 35% --json", statistics("llama_tiny_4l")));
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(3), ""));
-    assert!(ran.stderr.contains("the least that any choice of modules reaches is 251.8 MiB (264028160 bytes)"), "{}", ran.stderr);
-    assert!(ran.stderr.contains("it binds in the backward pass of module `Llama.layers.0`"), "{}", ran.stderr);
-    let least = run(here.path(), &format!("sac {} --budget min --json", statistics("llama_tiny_4l"))).done().result();
+    assert!(
+        ran.stderr.contains(
+            "the least that any choice of modules reaches is 251.8 MiB (264028160 bytes)"
+        ),
+        "{}",
+        ran.stderr
+    );
+    assert!(
+        ran.stderr.contains("it binds in the backward pass of module `Llama.layers.0`"),
+        "{}",
+        ran.stderr
+    );
+    let least =
+        run(here.path(), &format!("sac {} --budget min --json", statistics("llama_tiny_4l")))
+            .done()
+            .result();
     assert_eq!(least["peak_bytes"], json!(264_028_160));
     let links = "--world-size 8 --bandwidth 100GB/s --latency 20us";
-    let ran = run(here.path(), &format!("shard {} --budget 1MiB {links}", statistics("llama_tiny_4l")));
+    let ran =
+        run(here.path(), &format!("shard {} --budget 1MiB {links}", statistics("llama_tiny_4l")));
     assert_eq!(ran.code, Some(3));
     assert!(ran.stderr.contains("parameters on the way"), "{}", ran.stderr);
 }
@@ -47,17 +68,23 @@ fn shard_chooses_units_checkpoints_and_offloads() {
     let here = folder();
     let shard = |options: &str| {
         let links = "--world-size 8 --bandwidth 100GB/s --latency 20us --budget 50% --json";
-        run(here.path(), &format!("shard {} {links} {options}", statistics("torchtest_4l"))).done().result()
+        run(here.path(), &format!("shard {} {links} {options}", statistics("torchtest_4l")))
+            .done()
+            .result()
     };
-    let seconds = |result: &serde_json::Value| result["exposed_ms"].as_f64().unwrap() + result["recompute_ms"].as_f64().unwrap();
-    let (joint, offloading) = (shard("--checkpoint"), shard("--checkpoint --host-bandwidth 20GB/s"));
+    let seconds = |result: &serde_json::Value| {
+        result["exposed_ms"].as_f64().unwrap() + result["recompute_ms"].as_f64().unwrap()
+    };
+    let (joint, offloading) =
+        (shard("--checkpoint"), shard("--checkpoint --host-bandwidth 20GB/s"));
     assert!(seconds(&offloading) <= seconds(&joint) + 1e-6, "{offloading} {joint}");
     assert_eq!(joint["units"][0], json!({ "module": "Transformer", "offloaded": false }));
     assert!(joint["checkpointed"].as_array().is_some_and(|units| !units.is_empty()), "{joint}");
     let fixed = shard("--checkpoint --units Transformer.layers.0,Transformer.layers.1");
     assert_eq!(fixed["units"].as_array().unwrap().len(), 3);
     assert!(seconds(&joint) <= seconds(&fixed) + 1e-6);
-    let published = shard("--checkpoint --units Transformer.layers.0,Transformer.layers.1 --variant published");
+    let published =
+        shard("--checkpoint --units Transformer.layers.0,Transformer.layers.1 --variant published");
     assert!(seconds(&published) > seconds(&fixed), "{published} {fixed}");
 }
 
@@ -70,9 +97,15 @@ fn graphs_are_measured_first() {
     // What `modules` writes is read as it was measured.
     let measured = run(here.path(), &format!("modules {graph} --json")).done().stdout;
     std::fs::write(here.path().join("modules.json"), measured).unwrap();
-    let again = run(here.path(), &format!("sac {} --budget 60% --json", here.path().join("modules.json").display())).done().result();
+    let again = run(
+        here.path(),
+        &format!("sac {} --budget 60% --json", here.path().join("modules.json").display()),
+    )
+    .done()
+    .result();
     assert_eq!(again["budget_bytes"], result["budget_bytes"]);
-    let difference = again["recompute_ms"].as_f64().unwrap() / result["recompute_ms"].as_f64().unwrap() - 1.0;
+    let difference =
+        again["recompute_ms"].as_f64().unwrap() / result["recompute_ms"].as_f64().unwrap() - 1.0;
     assert!(difference.abs() < 1e-6, "{difference}");
 }
 
@@ -80,7 +113,11 @@ fn graphs_are_measured_first() {
 fn wrong_input_has_its_exit_code() {
     let here = folder();
     let given = statistics("llama_tiny_4l");
-    let broken = std::fs::read_to_string(&given).unwrap().replacen("\"act_total\": 428154880", "\"act_total\": -1", 1);
+    let broken = std::fs::read_to_string(&given).unwrap().replacen(
+        "\"act_total\": 428154880",
+        "\"act_total\": -1",
+        1,
+    );
     std::fs::write(here.path().join("broken.json"), broken).unwrap();
     std::fs::write(here.path().join("other.json"), "{}").unwrap();
     let links = "--world-size 8 --bandwidth 100GB/s --latency 20us";
@@ -90,16 +127,33 @@ fn wrong_input_has_its_exit_code() {
     for (arguments, code, message) in [
         (format!("sac {broken} --budget 50%"), 5, "module `Llama`: `act_total` is -1"),
         (format!("sac {other} --budget 50%"), 5, "tightfit-graph/1"),
-        (format!("sac {} --budget 50%", here.path().join("absent.json").display()), 4, "absent.json"),
+        (
+            format!("sac {} --budget 50%", here.path().join("absent.json").display()),
+            4,
+            "absent.json",
+        ),
         (format!("sac {given} --budget 0"), 8, "a budget of zero"),
         (format!("sac {given} --budget 50% --units Llama.z"), 2, "there is no module `Llama.z`"),
         (format!("sac {given} --budget 50% --world-size 0"), 2, "a world size of 0"),
         (format!("sac {given} --budget 50% --gap 2"), 2, "a share from 0 to 1"),
-        (format!("shard {given} --budget 50% --world-size 8 --bandwidth 0 --latency 0"), 2, "bytes per second"),
-        (format!("shard {given} --budget 90% {links} --units {nested}"), 2, "one contains the other"),
+        (
+            format!("shard {given} --budget 50% --world-size 8 --bandwidth 0 --latency 0"),
+            2,
+            "bytes per second",
+        ),
+        (
+            format!("shard {given} --budget 90% {links} --units {nested}"),
+            2,
+            "one contains the other",
+        ),
     ] {
         let ran = run(here.path(), &arguments);
-        assert_eq!((ran.code, ran.stdout.as_str()), (Some(code), ""), "{arguments}: {}", ran.stderr);
+        assert_eq!(
+            (ran.code, ran.stdout.as_str()),
+            (Some(code), ""),
+            "{arguments}: {}",
+            ran.stderr
+        );
         assert!(ran.stderr.contains(message), "{arguments}: {}", ran.stderr);
     }
 }

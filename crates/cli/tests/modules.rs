@@ -1,5 +1,5 @@
-//! `tightfit modules`, and the dataflow figures of `analyze`. Invariant: what is printed is what the library reads and
-//! what the other verbs say.
+//! `tightfit modules`, and the dataflow figures of `analyze`. Invariant: what is printed is what
+//! the library reads and what the other verbs say.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod program;
@@ -24,16 +24,25 @@ fn the_json_reads_as_statistics_of_modules() {
         let peak = number(&analyzed["peak_bytes"]);
         // The rest of the step's peak: batch, buffers and optimizer state.
         let least = info.baseline_peak().0;
-        assert!(least + number(&analyzed["static_bytes"]) >= peak && least <= peak + peak / 5, "{graph}: {least}, {peak}");
+        assert!(
+            least + number(&analyzed["static_bytes"]) >= peak && least <= peak + peak / 5,
+            "{graph}: {least}, {peak}"
+        );
         let text = run(Path::new("."), &format!("modules {graph}")).done().stdout;
         assert!(text.contains(&format!("({least} bytes)")), "{graph}: {text}");
-        assert_eq!(text.lines().count(), info.modules().len() + 6, "{graph}: a line for each module");
+        assert_eq!(
+            text.lines().count(),
+            info.modules().len() + 6,
+            "{graph}: a line for each module"
+        );
     }
 }
 
 #[test]
 fn a_person_can_read_the_table() {
-    let text = run(Path::new("."), "modules corpus/graphs/gpt2_small_b8_s512.json.gz --depth 3").done().stdout;
+    let text = run(Path::new("."), "modules corpus/graphs/gpt2_small_b8_s512.json.gz --depth 3")
+        .done()
+        .stdout;
     expect![[r#"
         gpt2_small_b8_s512: 128 modules, 8.411 ms forward and 27.230 ms backward on a100-80gb
         peak 4.5 GiB (4852627980 bytes) of parameters, gradients and activations, without batch, buffers and optimizer state
@@ -55,7 +64,10 @@ fn a_person_can_read_the_table() {
 
 #[test]
 fn dataflow_adds_up_in_the_analysis() {
-    for graph in ["corpus/steps/gpt-nano-dropout --threads 2", "corpus/graphs/mobilenet_v3_large_b64.json.gz"] {
+    for graph in [
+        "corpus/steps/gpt-nano-dropout --threads 2",
+        "corpus/graphs/mobilenet_v3_large_b64.json.gz",
+    ] {
         let analyzed = run(Path::new("."), &format!("analyze {graph} --json")).done().result();
         let flow = &analyzed["dataflow"];
         let modules = flow["modules"].as_array().unwrap();
@@ -64,7 +76,12 @@ fn dataflow_adds_up_in_the_analysis() {
             assert_eq!(modules[0][kind], flow["graph"], "{graph}: {kind}");
         }
         for key in ["fwd_flop", "bwd_flop", "fwd_mem_tmp", "fwd_mem_out", "bwd_mem_out"] {
-            let nodes: u64 = analyzed["nodes"].as_array().unwrap().iter().map(|node| number(&node["dataflow"][key])).sum();
+            let nodes: u64 = analyzed["nodes"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|node| number(&node["dataflow"][key]))
+                .sum();
             assert_eq!(nodes, number(&flow["graph"][key]), "{graph}: {key}");
         }
     }

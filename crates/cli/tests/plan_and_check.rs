@@ -1,4 +1,5 @@
-//! `plan`, `check` and `analyze` agree with each other. Invariant: what one verb says is what another one finds.
+//! `plan`, `check` and `analyze` agree with each other. Invariant: what one verb says is what
+//! another one finds.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod program;
@@ -32,22 +33,41 @@ fn every_graph_of_the_corpus_is_planned_at_eighty_percent() {
     let files = program::listing(&corpus().join("graphs"));
     assert_eq!(files, GRAPHS.map(|name| format!("{name}.json.gz")));
     for name in GRAPHS {
-        let result = plan(&format!("corpus/graphs/{name}.json.gz --budget 80% --machine a100-80gb"));
+        let result =
+            plan(&format!("corpus/graphs/{name}.json.gz --budget 80% --machine a100-80gb"));
         for key in ["graph", "machine", "planner"] {
             assert!(result[key].as_str().is_some_and(|text| !text.is_empty()), "{name}: {key}");
         }
-        let keys = ["budget_bytes", "peak_bytes", "static_bytes", "unplanned_peak_bytes", "slab_bytes", "recomputed_nodes"];
+        let keys = [
+            "budget_bytes",
+            "peak_bytes",
+            "static_bytes",
+            "unplanned_peak_bytes",
+            "slab_bytes",
+            "recomputed_nodes",
+        ];
         for key in keys {
             assert!(result[key].as_u64().is_some(), "{name}: {key} is {}", result[key]);
         }
         for key in ["unplanned_step_us", "step_us", "overhead", "seconds"] {
-            assert!(result[key].as_f64().is_some_and(|x| x.is_finite() && x >= 0.0), "{name}: {key} is {}", result[key]);
+            assert!(
+                result[key].as_f64().is_some_and(|x| x.is_finite() && x >= 0.0),
+                "{name}: {key} is {}",
+                result[key]
+            );
         }
         let [budget, peak, fixed, unplanned, slab, _] = keys.map(|key| bytes(&result, key));
         assert_eq!(budget, (unplanned as f64 * 0.8) as u64, "{name}");
-        assert!(fixed <= peak && peak <= slab && slab <= budget && budget < unplanned, "{name}: {result}");
-        let (before, after) = (result["unplanned_step_us"].as_f64().unwrap(), result["step_us"].as_f64().unwrap());
-        assert!((after / before - 1.0 - result["overhead"].as_f64().unwrap()).abs() < 1e-9, "{name}: {result}");
+        assert!(
+            fixed <= peak && peak <= slab && slab <= budget && budget < unplanned,
+            "{name}: {result}"
+        );
+        let (before, after) =
+            (result["unplanned_step_us"].as_f64().unwrap(), result["step_us"].as_f64().unwrap());
+        assert!(
+            (after / before - 1.0 - result["overhead"].as_f64().unwrap()).abs() < 1e-9,
+            "{name}: {result}"
+        );
         assert_eq!(result["machine"], "a100-80gb");
     }
 }
@@ -65,15 +85,36 @@ fn the_whole_budget_recomputes_nothing() {
 #[test]
 fn a_plan_is_legal_in_its_own_slab_and_not_one_byte_below() {
     let folder = folder();
-    let plans = STEPS.map(|name| format!("corpus/steps/{name}")).into_iter().chain(["corpus/graphs/resnet50_b32.json.gz".to_string()]);
+    let plans = STEPS
+        .map(|name| format!("corpus/steps/{name}"))
+        .into_iter()
+        .chain(["corpus/graphs/resnet50_b32.json.gz".to_string()]);
     for graph in plans {
-        let planned = run(folder.path(), &format!("plan {graph} --budget 87% --threads 2 --json -o FOLDER/plan")).done().result();
+        let planned = run(
+            folder.path(),
+            &format!("plan {graph} --budget 87% --threads 2 --json -o FOLDER/plan"),
+        )
+        .done()
+        .result();
         let slab = bytes(&planned, "slab_bytes");
-        let check = |budget: u64| run(folder.path(), &format!("check {graph} FOLDER/plan --budget {budget} --threads 2 --json"));
+        let check = |budget: u64| {
+            run(
+                folder.path(),
+                &format!("check {graph} FOLDER/plan --budget {budget} --threads 2 --json"),
+            )
+        };
         for budget in [bytes(&planned, "budget_bytes"), slab] {
             let checked = check(budget).done().result();
             assert_eq!(checked["legal"], true, "{graph}");
-            for key in ["graph", "planner", "peak_bytes", "slab_bytes", "recomputed_nodes", "step_us", "overhead"] {
+            for key in [
+                "graph",
+                "planner",
+                "peak_bytes",
+                "slab_bytes",
+                "recomputed_nodes",
+                "step_us",
+                "overhead",
+            ] {
                 assert_eq!(checked[key], planned[key], "{graph}: {key}");
             }
         }
@@ -89,11 +130,15 @@ fn min_is_feasible_and_less_is_not() {
             let arguments = format!("corpus/steps/{step} --threads 2 --planner {planner}");
             let least = bytes(&plan(&format!("{arguments} --budget min")), "budget_bytes");
             let again = plan(&format!("{arguments} --budget {least}"));
-            assert!(bytes(&again, "slab_bytes") + bytes(&again, "reserve_bytes") <= least, "{step} {planner}");
+            assert!(
+                bytes(&again, "slab_bytes") + bytes(&again, "reserve_bytes") <= least,
+                "{step} {planner}"
+            );
             if planner == "auto" {
                 continue; // It promises what it found, not that there is nothing smaller.
             }
-            let refused = run(Path::new("."), &format!("plan {arguments} --budget {}", least - least / 100));
+            let refused =
+                run(Path::new("."), &format!("plan {arguments} --budget {}", least - least / 100));
             assert_eq!(refused.code, Some(3), "{step} {planner}");
             assert!(
                 refused.stderr.contains(&format!("({least} bytes)")),
@@ -108,7 +153,14 @@ fn min_is_feasible_and_less_is_not() {
 fn two_plans_are_the_same_bytes() {
     let folder = folder();
     for output in ["first", "second"] {
-        run(folder.path(), &format!("plan corpus/steps/gpt-nano --budget min --threads 2 --iterations 100000 -o FOLDER/{output}")).done();
+        run(
+            folder.path(),
+            &format!(
+                "plan corpus/steps/gpt-nano --budget min --threads 2 \
+            --iterations 100000 -o FOLDER/{output}"
+            ),
+        )
+        .done();
     }
     let read = |name| std::fs::read(folder.path().join(name)).unwrap();
     assert!(read("first") == read("second"));
@@ -125,7 +177,8 @@ fn what_is_written_goes_where_the_name_leads() {
     std::fs::set_permissions(&kept, std::fs::Permissions::from_mode(0o600)).unwrap();
     symlink(&kept, &link).unwrap();
     for target in [link.display().to_string(), "/dev/null".to_string()] {
-        run(Path::new("."), &format!("plan corpus/steps/mlp-digits --budget 80% -o {target}")).done();
+        run(Path::new("."), &format!("plan corpus/steps/mlp-digits --budget 80% -o {target}"))
+            .done();
     }
     assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
     assert!(std::fs::read_to_string(&kept).unwrap().contains("tightfit-plan/1"));
@@ -136,27 +189,43 @@ fn what_is_written_goes_where_the_name_leads() {
 #[test]
 fn analyze_agrees_with_plan() {
     let steps = STEPS.map(|name| format!("corpus/steps/{name} --threads 2"));
-    let graphs = ["corpus/graphs/resnet50_b32.json.gz".to_string(), "corpus/graphs/gpt2_small_b8_s512.json.gz".to_string()];
+    let graphs = [
+        "corpus/graphs/resnet50_b32.json.gz".to_string(),
+        "corpus/graphs/gpt2_small_b8_s512.json.gz".to_string(),
+    ];
     for graph in steps.iter().chain(&graphs) {
-        let analyzed = run(Path::new("."), &format!("analyze {graph} --depth 1 --json")).done().result();
+        let analyzed =
+            run(Path::new("."), &format!("analyze {graph} --depth 1 --json")).done().result();
         let planned = plan(&format!("{graph} --budget 100%"));
         assert_eq!(analyzed["peak_bytes"], planned["unplanned_peak_bytes"], "{graph}");
         assert_eq!(analyzed["static_bytes"], planned["static_bytes"], "{graph}");
-        let (ours, theirs) = (analyzed["step_us"].as_f64().unwrap(), planned["unplanned_step_us"].as_f64().unwrap());
+        let (ours, theirs) =
+            (analyzed["step_us"].as_f64().unwrap(), planned["unplanned_step_us"].as_f64().unwrap());
         assert!((ours / theirs - 1.0).abs() < 1e-9, "{graph}");
         let list = |key: &str| analyzed[key].as_array().unwrap().clone();
         // What is alive at the peak is the peak.
-        assert_eq!(list("live").iter().map(|tensor| bytes(tensor, "bytes")).sum::<u64>(), bytes(&analyzed, "peak_bytes"), "{graph}");
+        assert_eq!(
+            list("live").iter().map(|tensor| bytes(tensor, "bytes")).sum::<u64>(),
+            bytes(&analyzed, "peak_bytes"),
+            "{graph}"
+        );
         let modules = list("modules");
         let root = modules.iter().find(|row| row["module"] == "").unwrap();
         assert_eq!(bytes(root, "nodes"), list("nodes").len() as u64, "{graph}");
-        assert!(modules.iter().all(|row| !row["module"].as_str().unwrap().contains('.')), "{graph}: depth 1");
+        assert!(
+            modules.iter().all(|row| !row["module"].as_str().unwrap().contains('.')),
+            "{graph}: depth 1"
+        );
         // The root sums up its children and what belongs to no child.
         for key in ["nodes", "parameter_bytes", "saved_bytes"] {
-            let children: u64 = modules.iter().filter(|row| row["module"] != "").map(|row| bytes(row, key)).sum();
+            let children: u64 =
+                modules.iter().filter(|row| row["module"] != "").map(|row| bytes(row, key)).sum();
             let own = list("nodes").iter().filter(|node| node["module"] == "").count() as u64;
             let all = bytes(root, key);
-            assert!(if key == "nodes" { all == children + own } else { all >= children }, "{graph}: {key} {all} {children}");
+            assert!(
+                if key == "nodes" { all == children + own } else { all >= children },
+                "{graph}: {key} {all} {children}"
+            );
         }
         let seconds: f64 = list("nodes").iter().map(|node| node["seconds"].as_f64().unwrap()).sum();
         assert!((seconds / root["seconds"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{graph}");
@@ -165,7 +234,8 @@ fn analyze_agrees_with_plan() {
 
 #[test]
 fn a_person_can_read_the_analysis() {
-    let text = run(Path::new("."), "analyze corpus/steps/gpt-nano --threads 2 --top 3").done().stdout;
+    let text =
+        run(Path::new("."), "analyze corpus/steps/gpt-nano --threads 2 --top 3").done().stdout;
     for words in ["peak", "alive there, the 3 largest", "(whole model)", "h.0", "ln_f"] {
         assert!(text.contains(words), "`{words}` is missing from\n{text}");
     }
@@ -175,7 +245,11 @@ fn a_person_can_read_the_analysis() {
 fn the_drawing_is_well_formed() {
     let folder = folder();
     for graph in ["corpus/steps/gpt-nano", "corpus/graphs/resnet50_b32.json.gz"] {
-        run(folder.path(), &format!("plan {graph} --budget 87% --threads 2 --svg FOLDER/memory.svg")).done();
+        run(
+            folder.path(),
+            &format!("plan {graph} --budget 87% --threads 2 --svg FOLDER/memory.svg"),
+        )
+        .done();
         let text = std::fs::read_to_string(folder.path().join("memory.svg")).unwrap();
         let tags = tags(&text);
         assert_eq!(tags[0], "svg");

@@ -1,4 +1,5 @@
-//! `report`, `trace` and `train --trace`. Invariant: pages, drawings and traces say what the other verbs say.
+//! `report`, `trace` and `train --trace`. Invariant: pages, drawings and traces say what the other
+//! verbs say.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod program;
@@ -25,21 +26,44 @@ fn read(folder: &Path, name: &str) -> String {
 fn a_page_says_what_plan_says() {
     for graph in [format!("{NANO} --threads 2"), RESNET.to_string()] {
         let folder = folder();
-        let planned = run(folder.path(), &format!("plan {graph} --budget 87% --json -o FOLDER/plan")).done().result();
+        let planned =
+            run(folder.path(), &format!("plan {graph} --budget 87% --json -o FOLDER/plan"))
+                .done()
+                .result();
         let report = |output: &str| {
             let limits = "--points 3 --iterations 100000";
-            run(folder.path(), &format!("report {graph} --plan FOLDER/plan {limits} -o FOLDER/{output}")).done();
+            run(
+                folder.path(),
+                &format!("report {graph} --plan FOLDER/plan {limits} -o FOLDER/{output}"),
+            )
+            .done();
             read(folder.path(), output)
         };
         let html = report("first.html");
-        assert_eq!(html, report("second.html"), "{graph}: a limit of work gives the same page twice");
+        assert_eq!(
+            html,
+            report("second.html"),
+            "{graph}: a limit of work gives the same page twice"
+        );
         let data = data(&html);
         assert_eq!(data["graph"], planned["graph"]);
         assert_eq!(data["sides"].as_array().unwrap().len(), 2);
-        for words in ["As captured", "As planned", "Where it peaks", "By module, at the peak", "The largest savings", "Time by budget"] {
+        for words in [
+            "As captured",
+            "As planned",
+            "Where it peaks",
+            "By module, at the peak",
+            "The largest savings",
+            "Time by budget",
+        ] {
             assert!(html.contains(words), "{graph}: {words}");
         }
-        let again = data["sides"][1]["calls"].as_array().unwrap().iter().filter(|call| call.as_u64().unwrap() % 2 == 1).count();
+        let again = data["sides"][1]["calls"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|call| call.as_u64().unwrap() % 2 == 1)
+            .count();
         assert_eq!(again as u64, planned["recomputed_nodes"].as_u64().unwrap(), "{graph}");
         // Nothing is fetched from anywhere.
         for needle in ["http:", "https:", "src=", "@import", "url("] {
@@ -55,7 +79,11 @@ fn without_a_plan_there_is_the_step_as_captured() {
     run(folder.path(), &format!("report {RESNET} --points 0 -o FOLDER/report.html")).done();
     let html = read(folder.path(), "report.html");
     assert_eq!(data(&html)["sides"].as_array().unwrap().len(), 1);
-    assert!(!html.contains("As planned") && !html.contains("Time by budget") && !html.contains("savings"));
+    assert!(
+        !html.contains("As planned")
+            && !html.contains("Time by budget")
+            && !html.contains("savings")
+    );
 }
 
 #[test]
@@ -64,7 +92,14 @@ fn single_drawings_are_well_formed() {
     run(folder.path(), &format!("plan {RESNET} --budget 70% -o FOLDER/plan")).done();
     for (drawing, tag) in [("memory", "path"), ("modules", "g"), ("frontier", "circle")] {
         let limits = "--points 3 --deadline 50ms";
-        run(folder.path(), &format!("report {RESNET} --plan FOLDER/plan {limits} --svg {drawing} -o FOLDER/{drawing}.svg")).done();
+        run(
+            folder.path(),
+            &format!(
+                "report {RESNET} --plan FOLDER/plan {limits} --svg {drawing} \
+            -o FOLDER/{drawing}.svg"
+            ),
+        )
+        .done();
         let text = read(folder.path(), &format!("{drawing}.svg"));
         let tags = tags(&text);
         assert_eq!(tags[0], "svg", "{drawing}");
@@ -76,7 +111,9 @@ fn single_drawings_are_well_formed() {
 #[test]
 fn a_predicted_trace_says_what_plan_says() {
     let folder = folder();
-    let planned = run(folder.path(), &format!("plan {RESNET} --budget 70% --json -o FOLDER/plan")).done().result();
+    let planned = run(folder.path(), &format!("plan {RESNET} --budget 70% --json -o FOLDER/plan"))
+        .done()
+        .result();
     run(folder.path(), &format!("trace {RESNET} --plan FOLDER/plan -o FOLDER/trace")).done();
     let trace: Value = serde_json::from_str(&read(folder.path(), "trace")).unwrap();
     let events = trace["traceEvents"].as_array().unwrap();
@@ -85,11 +122,23 @@ fn a_predicted_trace_says_what_plan_says() {
     assert_eq!(again as u64, planned["recomputed_nodes"].as_u64().unwrap());
     let busy: f64 = calls.iter().map(|call| call["dur"].as_f64().unwrap()).sum();
     let step = planned["step_us"].as_f64().unwrap();
-    assert!((busy - step).abs() < 0.001 * calls.len() as f64, "{busy} {step}: each call is rounded to a nanosecond");
+    assert!(
+        (busy - step).abs() < 0.001 * calls.len() as f64,
+        "{busy} {step}: each call is rounded to a nanosecond"
+    );
     // Counters: the sum of the roles is the total, and the highest is the peak.
     let counter = |name: &str| -> Vec<u64> {
         let marks = events.iter().filter(|event| event["ph"] == "C" && event["name"] == name);
-        marks.map(|mark| mark["args"].as_object().unwrap().values().map(|bytes| bytes.as_u64().unwrap()).sum()).collect()
+        marks
+            .map(|mark| {
+                mark["args"]
+                    .as_object()
+                    .unwrap()
+                    .values()
+                    .map(|bytes| bytes.as_u64().unwrap())
+                    .sum()
+            })
+            .collect()
     };
     assert_eq!(counter("memory"), counter("memory in total"));
     assert_eq!(counter("memory").into_iter().max(), planned["peak_bytes"].as_u64());
@@ -103,15 +152,23 @@ fn training_writes_its_plan_and_what_it_measured() {
     let plain = train(folder.path(), &format!("{NANO} --budget 80% --steps 4")).done();
     assert_eq!(ran.losses(), plain.losses(), "to be watched changes nothing");
     let result = ran.result();
-    run(folder.path(), &format!("trace {NANO} --threads 2 --plan FOLDER/plan -o FOLDER/predicted")).done();
+    run(folder.path(), &format!("trace {NANO} --threads 2 --plan FOLDER/plan -o FOLDER/predicted"))
+        .done();
     let events = |name: &str, form: &str| -> Vec<Value> {
         let trace: Value = serde_json::from_str(&read(folder.path(), name)).unwrap();
         assert_eq!(trace["otherData"]["measured"], name == "measured");
-        trace["traceEvents"].as_array().unwrap().iter().filter(|event| event["ph"] == form).cloned().collect()
+        trace["traceEvents"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter(|event| event["ph"] == form)
+            .cloned()
+            .collect()
     };
     let (measured, predicted) = (events("measured", "X"), events("predicted", "X"));
-    let named =
-        |events: &[Value]| -> Vec<(Value, Value)> { events.iter().map(|event| (event["name"].clone(), event["cat"].clone())).collect() };
+    let named = |events: &[Value]| -> Vec<(Value, Value)> {
+        events.iter().map(|event| (event["name"].clone(), event["cat"].clone())).collect()
+    };
     assert_eq!(named(&measured), named(&predicted), "one form, one order");
     let recomputed = measured.iter().filter(|event| event["cat"] == "recompute").count();
     assert_eq!(recomputed as u64, result["recomputed_nodes"].as_u64().unwrap());
@@ -124,12 +181,18 @@ fn training_writes_its_plan_and_what_it_measured() {
 
     run(
         folder.path(),
-        &format!("report {NANO} --threads 2 --plan FOLDER/plan --measured FOLDER/measured --points 0 -o FOLDER/report.html"),
+        &format!(
+            "report {NANO} --threads 2 --plan FOLDER/plan --measured FOLDER/measured \
+            --points 0 -o FOLDER/report.html"
+        ),
     )
     .done();
     let html = read(folder.path(), "report.html");
     assert!(html.contains("Predicted and measured"));
-    assert_eq!(data(&html)["sides"][1]["measured"]["time"].as_array().unwrap().len(), measured.len());
+    assert_eq!(
+        data(&html)["sides"][1]["measured"]["time"].as_array().unwrap().len(),
+        measured.len()
+    );
 }
 
 #[test]
@@ -140,12 +203,37 @@ fn what_does_not_belong_together_is_refused_with_the_reason() {
     std::fs::write(folder.path().join("broken"), "{\"format\": 7").unwrap();
     let cases = [
         ("report corpus/graphs/vit_b16_b32.json.gz --plan FOLDER/plan", 5, "another graph"),
-        ("report corpus/graphs/resnet50_b32.json.gz --plan FOLDER/broken", 5, "not a tightfit-plan/1 file"),
-        ("report corpus/graphs/resnet50_b32.json.gz --plan FOLDER/missing", 4, "missing: No such file"),
-        ("report corpus/graphs/resnet50_b32.json.gz --points 0 --measured FOLDER/broken", 5, "not a trace"),
-        ("report corpus/graphs/resnet50_b32.json.gz --points 0 --measured FOLDER/plan", 5, "tightfit-trace/1"),
-        ("report corpus/graphs/resnet50_b32.json.gz --points 0 --plan FOLDER/plan --measured FOLDER/captured", 5, "another plan"),
-        ("report corpus/graphs/vit_b16_b32.json.gz --points 0 --measured FOLDER/captured", 5, "another graph"),
+        (
+            "report corpus/graphs/resnet50_b32.json.gz --plan FOLDER/broken",
+            5,
+            "not a tightfit-plan/1 file",
+        ),
+        (
+            "report corpus/graphs/resnet50_b32.json.gz --plan FOLDER/missing",
+            4,
+            "missing: No such file",
+        ),
+        (
+            "report corpus/graphs/resnet50_b32.json.gz --points 0 --measured FOLDER/broken",
+            5,
+            "not a trace",
+        ),
+        (
+            "report corpus/graphs/resnet50_b32.json.gz --points 0 --measured FOLDER/plan",
+            5,
+            "tightfit-trace/1",
+        ),
+        (
+            "report corpus/graphs/resnet50_b32.json.gz --points 0 --plan FOLDER/plan --measured \
+             FOLDER/captured",
+            5,
+            "another plan",
+        ),
+        (
+            "report corpus/graphs/vit_b16_b32.json.gz --points 0 --measured FOLDER/captured",
+            5,
+            "another graph",
+        ),
         ("report corpus/graphs/resnet50_b32.json.gz --points 1", 2, "2 to 1000"),
         ("report corpus/graphs/resnet50_b32.json.gz --svg frontier --points 0", 1, "--points"),
         ("trace corpus/graphs/vit_b16_b32.json.gz --plan FOLDER/plan", 5, "another graph"),

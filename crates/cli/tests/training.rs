@@ -1,5 +1,5 @@
-//! Training end to end. Invariant: losses and weights depend on step, seed and number of steps alone, never on budget,
-//! threads, planner or interruption; and a run stays within its budget.
+//! Training end to end. Invariant: losses and weights depend on step, seed and number of steps
+//! alone, never on budget, threads, planner or interruption; and a run stays within its budget.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod program;
@@ -21,7 +21,13 @@ fn number(result: &Value, key: &str) -> u64 {
 /// Losses of five steps and the weights after them.
 fn trained(step: &str, arguments: &str) -> (Vec<String>, Vec<u8>) {
     let folder = folder();
-    let ran = train(folder.path(), &format!("corpus/steps/{step} --steps 5 --eval-batches 0 --save FOLDER/weights {arguments}")).done();
+    let ran = train(
+        folder.path(),
+        &format!(
+            "corpus/steps/{step} --steps 5 --eval-batches 0 --save FOLDER/weights {arguments}"
+        ),
+    )
+    .done();
     let losses = ran.losses();
     assert_eq!(losses.len(), 5, "{step} {arguments}");
     (losses, std::fs::read(folder.path().join("weights")).unwrap())
@@ -53,15 +59,24 @@ fn budgets_threads_and_planners_do_not_change_a_bit() {
 fn a_small_budget_recomputes_and_the_whole_one_does_not() {
     for step in STEPS {
         let recomputed = |arguments: &str| {
-            let result = train(Path::new("."), &format!("corpus/steps/{step} --steps 1 --eval-batches 0 {arguments}")).done().result();
+            let result = train(
+                Path::new("."),
+                &format!("corpus/steps/{step} --steps 1 --eval-batches 0 {arguments}"),
+            )
+            .done()
+            .result();
             number(&result, "recomputed_nodes")
         };
         assert_eq!(recomputed("--budget 100%"), 0, "{step}");
         for planner in ["chen", "capuchin", "auto"] {
-            assert!(recomputed(&format!("--budget min --planner {planner}")) > 0, "{step} {planner}");
+            assert!(
+                recomputed(&format!("--budget min --planner {planner}")) > 0,
+                "{step} {planner}"
+            );
         }
     }
-    let result = train(Path::new("."), "corpus/steps/mlp-digits --budget 70% --steps 1").done().result();
+    let result =
+        train(Path::new("."), "corpus/steps/mlp-digits --budget 70% --steps 1").done().result();
     assert!(number(&result, "recomputed_nodes") > 0);
 }
 
@@ -70,15 +85,24 @@ fn a_resumed_run_is_the_unbroken_one() {
     for step in STEPS {
         let (losses, weights) = trained(step, "--budget 100%");
         let folder = folder();
-        let half = |arguments: &str| train(folder.path(), &format!("corpus/steps/{step} --eval-batches 0 {arguments}")).done();
+        let half = |arguments: &str| {
+            train(folder.path(), &format!("corpus/steps/{step} --eval-batches 0 {arguments}"))
+                .done()
+        };
         let first = half("--budget min --steps 3 --save FOLDER/half");
         let second = half("--budget 90% --steps 2 --resume FOLDER/half --save FOLDER/whole");
         assert_eq!(losses, [first.losses(), second.losses()].concat(), "{step}");
         assert_eq!(number(&second.result(), "steps"), 5);
-        assert!(weights == std::fs::read(folder.path().join("whole")).unwrap(), "{step}: other weights");
+        assert!(
+            weights == std::fs::read(folder.path().join("whole")).unwrap(),
+            "{step}: other weights"
+        );
         // A file may be resumed and overwritten in one run.
         half("--budget 90% --steps 2 --resume FOLDER/half --save FOLDER/half");
-        assert!(weights == std::fs::read(folder.path().join("half")).unwrap(), "{step}: other weights");
+        assert!(
+            weights == std::fs::read(folder.path().join("half")).unwrap(),
+            "{step}: other weights"
+        );
     }
 }
 
@@ -86,7 +110,8 @@ fn a_resumed_run_is_the_unbroken_one() {
 fn evaluation_leaves_no_trace_in_training() {
     for step in STEPS {
         let folder = folder();
-        let arguments = "--budget 87% --steps 5 --save FOLDER/weights --eval-every 2 --eval-batches 2";
+        let arguments =
+            "--budget 87% --steps 5 --save FOLDER/weights --eval-every 2 --eval-batches 2";
         let ran = train(folder.path(), &format!("corpus/steps/{step} {arguments}")).done();
         assert_eq!(
             ran.lines().iter().filter(|line| line.get("validation_loss").is_some()).count(),
@@ -95,7 +120,10 @@ fn evaluation_leaves_no_trace_in_training() {
         );
         let (losses, weights) = trained(step, "--budget 87%");
         assert_eq!(losses, ran.losses(), "{step}");
-        assert!(weights == std::fs::read(folder.path().join("weights")).unwrap(), "{step}: other weights");
+        assert!(
+            weights == std::fs::read(folder.path().join("weights")).unwrap(),
+            "{step}: other weights"
+        );
     }
 }
 
@@ -124,33 +152,64 @@ fn the_learning_rate_can_be_given() {
 fn a_dump_holds_the_batch_and_all_gradients_and_weights() {
     for step in STEPS {
         let folder = folder();
-        let text = std::fs::read_to_string(corpus().join("steps").join(step).join("step.json")).unwrap();
+        let text =
+            std::fs::read_to_string(corpus().join("steps").join(step).join("step.json")).unwrap();
         let description: Value = serde_json::from_str(&text).unwrap();
         let arguments = "--budget 100% --steps 2 --dump FOLDER/dump --save FOLDER/weights";
         let ran = train(folder.path(), &format!("corpus/steps/{step} {arguments}")).done();
-        assert_eq!(ran.losses(), trained(step, "--budget 100%").0[..2], "{step}: a dump changes no bit");
-        let (dump, weights) = (std::fs::read(folder.path().join("dump")).unwrap(), std::fs::read(folder.path().join("weights")).unwrap());
-        let (dump, weights) = (SafeTensors::deserialize(&dump).unwrap(), SafeTensors::deserialize(&weights).unwrap());
+        assert_eq!(
+            ran.losses(),
+            trained(step, "--budget 100%").0[..2],
+            "{step}: a dump changes no bit"
+        );
+        let (dump, weights) = (
+            std::fs::read(folder.path().join("dump")).unwrap(),
+            std::fs::read(folder.path().join("weights")).unwrap(),
+        );
+        let (dump, weights) =
+            (SafeTensors::deserialize(&dump).unwrap(), SafeTensors::deserialize(&weights).unwrap());
         for name in description["parameters"].as_object().unwrap().keys() {
-            let gradient = dump.tensor(&format!("gradient.{name}")).unwrap_or_else(|_| panic!("{step}: no gradient of {name}"));
+            let gradient = dump
+                .tensor(&format!("gradient.{name}"))
+                .unwrap_or_else(|_| panic!("{step}: no gradient of {name}"));
             assert_eq!(gradient.shape(), weights.tensor(name).unwrap().shape(), "{step} {name}");
-            assert!(gradient.data().iter().any(|&byte| byte != 0), "{step}: the gradient of {name} is zero");
+            assert!(
+                gradient.data().iter().any(|&byte| byte != 0),
+                "{step}: the gradient of {name} is zero"
+            );
         }
         for (name, tensor) in weights.tensors() {
             assert!(dump.tensor(&format!("updated.{name}")).unwrap() == tensor, "{step} {name}");
         }
-        assert_eq!(dump.tensor("batch.input").unwrap().shape()[0], dump.tensor("batch.target").unwrap().shape()[0]);
-        assert_eq!(dump.len(), 2 + description["parameters"].as_object().unwrap().len() + weights.len());
+        assert_eq!(
+            dump.tensor("batch.input").unwrap().shape()[0],
+            dump.tensor("batch.target").unwrap().shape()[0]
+        );
+        assert_eq!(
+            dump.len(),
+            2 + description["parameters"].as_object().unwrap().len() + weights.len()
+        );
     }
 }
 
 #[test]
 fn a_dump_without_a_step_holds_no_stale_gradients() {
     let folder = folder();
-    train(folder.path(), "corpus/steps/gpt-nano --budget 100% --steps 1 --save FOLDER/weights").done();
-    train(folder.path(), "corpus/steps/gpt-nano --budget 100% --steps 0 --resume FOLDER/weights --dump FOLDER/dump").done();
+    train(folder.path(), "corpus/steps/gpt-nano --budget 100% --steps 1 --save FOLDER/weights")
+        .done();
+    train(
+        folder.path(),
+        "corpus/steps/gpt-nano --budget 100% --steps 0 --resume FOLDER/weights --dump FOLDER/dump",
+    )
+    .done();
     let dump = std::fs::read(folder.path().join("dump")).unwrap();
-    assert!(SafeTensors::deserialize(&dump).unwrap().names().iter().all(|name| name.starts_with("updated.")));
+    assert!(
+        SafeTensors::deserialize(&dump)
+            .unwrap()
+            .names()
+            .iter()
+            .all(|name| name.starts_with("updated."))
+    );
 }
 
 #[test]
@@ -167,9 +226,14 @@ fn digits_are_learned_in_seventy_percent_of_the_memory() {
 #[test]
 fn text_is_learned() {
     for step in ["gpt-nano", "gpt-nano-dropout"] {
-        let ran = train(Path::new("."), &format!("corpus/steps/{step} --budget min --steps 60")).done();
+        let ran =
+            train(Path::new("."), &format!("corpus/steps/{step} --budget min --steps 60")).done();
         let losses: Vec<f64> = ran.losses().iter().map(|loss| loss.parse().unwrap()).collect();
-        assert!((losses[0] - 256f64.ln()).abs() < 0.1, "{step}: {} at first, not ln 256", losses[0]);
+        assert!(
+            (losses[0] - 256f64.ln()).abs() < 0.1,
+            "{step}: {} at first, not ln 256",
+            losses[0]
+        );
         assert!(losses[50..].iter().sum::<f64>() / 10.0 < 3.5, "{step}: {losses:?}");
         assert!(ran.result()["validation_loss"].as_f64().unwrap() < 3.5, "{step}");
     }
@@ -179,13 +243,23 @@ fn text_is_learned() {
 fn a_run_stays_within_its_budget() {
     for step in STEPS {
         for budget in ["100%", "87%", "min"] {
-            let result = train(Path::new("."), &format!("corpus/steps/{step} --budget {budget} --steps 3")).done().result();
+            let result =
+                train(Path::new("."), &format!("corpus/steps/{step} --budget {budget} --steps 3"))
+                    .done()
+                    .result();
             let number = |key| number(&result, key);
-            assert_eq!(number("slab_bytes"), number("budget_bytes") - number("reserve_bytes"), "{step} {budget}");
+            assert_eq!(
+                number("slab_bytes"),
+                number("budget_bytes") - number("reserve_bytes"),
+                "{step} {budget}"
+            );
             assert!(number("peak_bytes") <= number("high_water_bytes"), "{step} {budget}");
             assert!(number("high_water_bytes") <= number("slab_bytes"), "{step} {budget}");
             if let Some(process) = result["process_peak_bytes"].as_u64() {
-                assert!(process <= number("budget_bytes") + PROCESS_MARGIN, "{step} {budget}: {process} bytes");
+                assert!(
+                    process <= number("budget_bytes") + PROCESS_MARGIN,
+                    "{step} {budget}: {process} bytes"
+                );
             }
         }
     }
@@ -194,10 +268,18 @@ fn a_run_stays_within_its_budget() {
 #[test]
 fn resuming_stays_within_the_budget() {
     let folder = folder();
-    train(folder.path(), "corpus/steps/gpt-small --budget min --steps 0 --eval-batches 0 --save FOLDER/weights").done();
-    let arguments = "corpus/steps/gpt-small --budget min --steps 0 --eval-batches 0 --resume FOLDER/weights --save FOLDER/again";
+    train(
+        folder.path(),
+        "corpus/steps/gpt-small --budget min --steps 0 --eval-batches 0 --save FOLDER/weights",
+    )
+    .done();
+    let arguments = "corpus/steps/gpt-small --budget min --steps 0 --eval-batches 0 --resume \
+        FOLDER/weights --save FOLDER/again";
     let result = train(folder.path(), arguments).done().result();
-    let (before, after) = (std::fs::read(folder.path().join("weights")).unwrap(), std::fs::read(folder.path().join("again")).unwrap());
+    let (before, after) = (
+        std::fs::read(folder.path().join("weights")).unwrap(),
+        std::fs::read(folder.path().join("again")).unwrap(),
+    );
     assert!(before == after, "nothing was trained");
     if let Some(process) = result["process_peak_bytes"].as_u64() {
         assert!(process <= number(&result, "budget_bytes") + PROCESS_MARGIN, "{process} bytes");
@@ -207,8 +289,21 @@ fn resuming_stays_within_the_budget() {
 #[test]
 fn people_are_told_what_happened() {
     let folder = folder();
-    let ran = run(folder.path(), "train corpus/steps/mlp-digits --budget 70% --steps 2 --threads 2 --save FOLDER/weights").done();
-    for words in ["unplanned peak", "budget", "planned peak", "recomputed", "slowdown", "measured peak", "validation loss", "accuracy"] {
+    let ran = run(
+        folder.path(),
+        "train corpus/steps/mlp-digits --budget 70% --steps 2 --threads 2 --save FOLDER/weights",
+    )
+    .done();
+    for words in [
+        "unplanned peak",
+        "budget",
+        "planned peak",
+        "recomputed",
+        "slowdown",
+        "measured peak",
+        "validation loss",
+        "accuracy",
+    ] {
         assert!(ran.stdout.contains(words), "`{words}` is missing from\n{}", ran.stdout);
     }
 }

@@ -1,9 +1,12 @@
-//! Measuring this processor once. Invariant: each rate is the lower quartile over several runs of the engine's own kernels
-//! on the given number of threads, not the best; and all are measured in turns, so that what disturbs one disturbs all.
+//! Measuring this processor once. Invariant: each rate is the lower quartile over several runs of
+//! the engine's own kernels on the given number of threads, not the best; and all are measured in
+//! turns, so that what disturbs one disturbs all.
 
 use std::time::Instant;
 
-use tightfit::graph::{Argument, DType, Graph, GraphBuilder, NodeSpec, Phase, StorageId, ValueId, ValueSpec};
+use tightfit::graph::{
+    Argument, DType, Graph, GraphBuilder, NodeSpec, Phase, StorageId, ValueId, ValueSpec,
+};
 use tightfit::machine::Machine;
 use tightfit::plan::{Effort, Plan, Planner};
 use tightfit::profile::Profile;
@@ -41,13 +44,15 @@ pub fn calibrate(threads: u32) -> Result<Machine, SessionError> {
     })
 }
 
-/// The three products of a linear layer in a training step: its result, the gradient of its input, and that of its
-/// weight. The last one sums over many rows of a transposed operand, which is slower than a product of square matrices.
+/// The three products of a linear layer in a training step: its result, the gradient of its input,
+/// and that of its weight. The last one sums over many rows of a transposed operand, which is
+/// slower than a product of square matrices.
 fn layer(rows: u64, width: u64) -> Graph {
     let mut builder = GraphBuilder::new("layer");
     let (tall, square) = ([rows, width], [width, width]);
     let x = stored(&mut builder, NodeSpec::new("x", "placeholder", Phase::Input), &tall);
-    let weight = stored(&mut builder, NodeSpec::new("weight", "placeholder", Phase::Input), &square);
+    let weight =
+        stored(&mut builder, NodeSpec::new("weight", "placeholder", Phase::Input), &square);
     let y = tensor(&mut builder, call("y", "aten.mm.default", &[x.0, weight.0]), &tall);
     let weight = transposed(&mut builder, "weight_t", weight, square);
     let x_t = transposed(&mut builder, "x_t", x, tall);
@@ -88,9 +93,17 @@ fn stored(builder: &mut GraphBuilder, spec: NodeSpec, shape: &[u64]) -> (ValueId
 }
 
 /// A view of a matrix, the other way round.
-fn transposed(builder: &mut GraphBuilder, name: &str, (matrix, storage): (ValueId, StorageId), [rows, columns]: [u64; 2]) -> ValueId {
-    let view =
-        ValueSpec { contiguous: false, strides: Some(vec![1, columns]), ..ValueSpec::contiguous(&[columns, rows], DType::F32, storage) };
+fn transposed(
+    builder: &mut GraphBuilder,
+    name: &str,
+    (matrix, storage): (ValueId, StorageId),
+    [rows, columns]: [u64; 2],
+) -> ValueId {
+    let view = ValueSpec {
+        contiguous: false,
+        strides: Some(vec![1, columns]),
+        ..ValueSpec::contiguous(&[columns, rows], DType::F32, storage)
+    };
     builder.node(call(name, "aten.t.default", &[matrix]), &[Some(view)])[0]
 }
 
@@ -100,17 +113,24 @@ fn seconds<const N: usize>(graphs: [Graph; N], threads: u32) -> Result<[f64; N],
     let settings = StepSettings { seed: 0, step: 0, learning_rate: 0.0 };
     let mut programs = Vec::with_capacity(N);
     for graph in &graphs {
-        let profile = Profile { in_place: false, ..Profile::new(graph, &Machine::unmeasured_cpu(threads)) };
+        let profile =
+            Profile { in_place: false, ..Profile::new(graph, &Machine::unmeasured_cpu(threads)) };
         let plan = Plan { planner: Planner::None, steps: graph.program() };
-        let mut schedule = lower(graph, &profile, &plan, Bytes::ZERO, &Residents::default(), &Effort::default());
+        let mut schedule =
+            lower(graph, &profile, &plan, Bytes::ZERO, &Residents::default(), &Effort::default());
         schedule.budget = schedule.slab;
-        programs.push((Program::compile(graph, &profile, &schedule, threads as usize)?, Slab::new(schedule.slab)?));
+        programs.push((
+            Program::compile(graph, &profile, &schedule, threads as usize)?,
+            Slab::new(schedule.slab)?,
+        ));
     }
     let mut runs = [const { Vec::new() }; N];
     for round in 0..=ROUNDS {
         for ((program, slab), runs) in programs.iter_mut().zip(&mut runs) {
             let start = Instant::now();
-            program.run(slab, &pool, &settings).map_err(|error| SessionError::Step { step: 0, error })?;
+            program
+                .run(slab, &pool, &settings)
+                .map_err(|error| SessionError::Step { step: 0, error })?;
             runs.extend((round > 0).then(|| start.elapsed().as_secs_f64()));
         }
     }

@@ -1,5 +1,6 @@
-//! Weights and optimizer state on disk, as safetensors. Invariant: a file appears whole or not at all (it is written
-//! beside its place and renamed), and tensors stream between file and slab: nothing is copied on the way.
+//! Weights and optimizer state on disk, as safetensors. Invariant: a file appears whole or not at
+//! all (it is written beside its place and renamed), and tensors stream between file and slab:
+//! nothing is copied on the way.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -70,12 +71,24 @@ fn dtype(dtype: DType) -> Dtype {
 }
 
 /// Writes tensors beside `path` and renames the file when it is whole.
-pub fn write_tensors(path: &Path, tensors: &[(String, Bytes)], metadata: &BTreeMap<&str, String>) -> Result<(), CheckpointError> {
+pub fn write_tensors(
+    path: &Path,
+    tensors: &[(String, Bytes)],
+    metadata: &BTreeMap<&str, String>,
+) -> Result<(), CheckpointError> {
     let failed = |error| CheckpointError::Io { path: path.to_path_buf(), error };
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let folder =
+        path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut file = NamedTempFile::new_in(folder).map_err(failed)?;
-    let pieces: Vec<Piece> =
-        tensors.iter().map(|(name, bytes)| Piece { name, dtype: dtype(bytes.dtype), shape: &bytes.shape, data: &bytes.data }).collect();
+    let pieces: Vec<Piece> = tensors
+        .iter()
+        .map(|(name, bytes)| Piece {
+            name,
+            dtype: dtype(bytes.dtype),
+            shape: &bytes.shape,
+            data: &bytes.data,
+        })
+        .collect();
     stream::write(file.as_file_mut(), &pieces, metadata).map_err(failed)?;
     file.as_file().sync_all().map_err(failed)?;
     readable_by_all(file.path()).map_err(failed)?;
@@ -103,7 +116,11 @@ pub fn save(path: &Path, session: &Session, step_name: &str) -> Result<(), Check
         .map(|(name, resident)| {
             (
                 name.clone(),
-                Bytes { dtype: resident.dtype, shape: resident.shape.clone(), data: Cow::Borrowed(session.resident_bytes(resident)) },
+                Bytes {
+                    dtype: resident.dtype,
+                    shape: resident.shape.clone(),
+                    data: Cow::Borrowed(session.resident_bytes(resident)),
+                },
             )
         })
         .collect();
@@ -131,33 +148,58 @@ pub fn progress(path: &Path, step_name: &str) -> Result<Progress, CheckpointErro
     read_progress(path, &reader, step_name)
 }
 
-fn read_progress(path: &Path, reader: &Reader, step_name: &str) -> Result<Progress, CheckpointError> {
+fn read_progress(
+    path: &Path,
+    reader: &Reader,
+    step_name: &str,
+) -> Result<Progress, CheckpointError> {
     let wrong = |what: String| CheckpointError::Metadata { path: path.to_path_buf(), what };
     let metadata = reader.metadata();
-    let get = |key: &str| metadata.get(key).cloned().ok_or_else(|| wrong(format!("its metadata has no `{key}`")));
+    let get = |key: &str| {
+        metadata.get(key).cloned().ok_or_else(|| wrong(format!("its metadata has no `{key}`")))
+    };
     let format = get("format")?;
     if format != FORMAT {
         return Err(wrong(format!("format is \"{format}\", this program reads \"{FORMAT}\"")));
     }
     let found = get("step_name")?;
     if found != step_name {
-        return Err(CheckpointError::OtherStep { path: path.to_path_buf(), found, expected: step_name.to_string() });
+        return Err(CheckpointError::OtherStep {
+            path: path.to_path_buf(),
+            found,
+            expected: step_name.to_string(),
+        });
     }
     let steps = get("steps")?.parse().map_err(|_| wrong("`steps` is not a number".to_string()))?;
     let seed = get("seed")?.parse().map_err(|_| wrong("`seed` is not a number".to_string()))?;
     Ok(Progress { steps, seed })
 }
 
-/// Puts saved weights and state into a session and sets its next step; nothing is changed unless everything fits.
-pub fn load(path: &Path, session: &mut Session, step_name: &str) -> Result<Progress, CheckpointError> {
+/// Puts saved weights and state into a session and sets its next step; nothing is changed unless
+/// everything fits.
+pub fn load(
+    path: &Path,
+    session: &mut Session,
+    step_name: &str,
+) -> Result<Progress, CheckpointError> {
     let mut reader = Reader::open(path).map_err(|error| CheckpointError::at(path, error))?;
     let progress = read_progress(path, &reader, step_name)?;
-    let wrong = |name: &str, what: String| CheckpointError::Tensor { path: path.to_path_buf(), name: name.to_string(), what };
+    let wrong = |name: &str, what: String| CheckpointError::Tensor {
+        path: path.to_path_buf(),
+        name: name.to_string(),
+        what,
+    };
     for (name, resident) in session.residents() {
         let info = reader.info(name).ok_or_else(|| wrong(name, "missing".to_string()))?;
         if info.shape != resident.shape || info.dtype != dtype(resident.dtype) {
             let (found, needed) = (info.dtype, dtype(resident.dtype));
-            return Err(wrong(name, format!("{found} of shape {:?}, the step needs {needed} of {:?}", info.shape, resident.shape)));
+            return Err(wrong(
+                name,
+                format!(
+                    "{found} of shape {:?}, the step needs {needed} of {:?}",
+                    info.shape, resident.shape
+                ),
+            ));
         }
     }
     let names: Vec<String> = session.residents().keys().cloned().collect();

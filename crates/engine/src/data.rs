@@ -1,6 +1,6 @@
-//! Batches from data files. Invariant: which rows a batch holds depends on the run's seed, the step's sampling seed and
-//! the number of the step alone, so a resumed run sees what an unbroken one would have seen; and every row that reaches
-//! the model was read from the file.
+//! Batches from data files. Invariant: which rows a batch holds depends on the run's seed, the
+//! step's sampling seed and the number of the step alone, so a resumed run sees what an unbroken
+//! one would have seen; and every row that reaches the model was read from the file.
 
 use std::path::{Path, PathBuf};
 
@@ -76,7 +76,8 @@ pub struct EveryRow {
 pub enum DataError {
     #[error("{}: {error}", path.display())]
     Read { path: PathBuf, error: std::io::Error },
-    #[error("{}: not the file that the step was made with (SHA-256 {found}, expected {expected}); pass it with --data to use it all the same", path.display())]
+    #[error("{}: not the file that the step was made with (SHA-256 {found}, expected {expected}); \
+        pass it with --data to use it all the same", path.display())]
     OtherFile { path: PathBuf, found: String, expected: String },
     #[error("{}: {what}", path.display())]
     Content { path: PathBuf, what: String },
@@ -88,8 +89,18 @@ pub enum DataError {
 
 #[derive(Clone, Debug)]
 enum Rows {
-    Bytes { bytes: Vec<u8>, window: usize, training: usize },
-    Table { features: Vec<f32>, classes: Vec<i64>, columns: usize, training: Vec<u32>, validation: Vec<u32> },
+    Bytes {
+        bytes: Vec<u8>,
+        window: usize,
+        training: usize,
+    },
+    Table {
+        features: Vec<f32>,
+        classes: Vec<i64>,
+        columns: usize,
+        training: Vec<u32>,
+        validation: Vec<u32>,
+    },
 }
 
 /// Data in memory, with the split.
@@ -112,14 +123,22 @@ pub struct Drawn {
 
 impl Dataset {
     /// Reads the data of a step, or `instead`.
-    pub fn open(spec: &DataSpec, folder: &Path, instead: Option<&Path>) -> Result<Dataset, DataError> {
+    pub fn open(
+        spec: &DataSpec,
+        folder: &Path,
+        instead: Option<&Path>,
+    ) -> Result<Dataset, DataError> {
         let (file, expected) = match spec {
-            DataSpec::Bytes { file, sha256, .. } | DataSpec::Table { file, sha256, .. } => (file, sha256),
+            DataSpec::Bytes { file, sha256, .. } | DataSpec::Table { file, sha256, .. } => {
+                (file, sha256)
+            }
         };
         let path = instead.map_or_else(|| folder.join(file), Path::to_path_buf);
-        let bytes = std::fs::read(&path).map_err(|error| DataError::Read { path: path.clone(), error })?;
+        let bytes =
+            std::fs::read(&path).map_err(|error| DataError::Read { path: path.clone(), error })?;
         if let Some(expected) = expected.as_ref().filter(|_| instead.is_none()) {
-            let found: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+            let found: String =
+                Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
             if found != *expected {
                 return Err(DataError::OtherFile { path, found, expected: expected.clone() });
             }
@@ -128,11 +147,18 @@ impl Dataset {
         let (rows, sampling_seed) = match *spec {
             DataSpec::Bytes { window, sampling_seed, validation, .. } => {
                 if !(0.0..1.0).contains(&validation.last_fraction) {
-                    return Err(content(format!("a validation share of {} is not between 0 and 1", validation.last_fraction)));
+                    return Err(content(format!(
+                        "a validation share of {} is not between 0 and 1",
+                        validation.last_fraction
+                    )));
                 }
-                let training = bytes.len() - (bytes.len() as f64 * validation.last_fraction) as usize;
+                let training =
+                    bytes.len() - (bytes.len() as f64 * validation.last_fraction) as usize;
                 if training < window + 2 || bytes.len() - training < window + 1 {
-                    return Err(content(format!("{} bytes are too few for windows of {window} in both splits", bytes.len())));
+                    return Err(content(format!(
+                        "{} bytes are too few for windows of {window} in both splits",
+                        bytes.len()
+                    )));
                 }
                 (Rows::Bytes { bytes, window, training }, sampling_seed)
             }
@@ -146,21 +172,37 @@ impl Dataset {
     /// Refuses a model whose inputs are not what the data gives.
     pub fn suits(&self, input: &Value, target: &Value) -> Result<(), DataError> {
         let refuse = |name, value: &Value, given: String| {
-            Err(DataError::Shape { name, shape: value.shape.clone(), dtype: value.dtype.name(), given })
+            Err(DataError::Shape {
+                name,
+                shape: value.shape.clone(),
+                dtype: value.dtype.name(),
+                given,
+            })
         };
         match &self.rows {
             Rows::Bytes { window, .. } => {
                 for (name, value) in [("input", input), ("target", target)] {
-                    if value.shape.len() != 2 || value.shape[1] != *window as u64 || value.dtype != DType::I64 || !value.contiguous {
+                    if value.shape.len() != 2
+                        || value.shape[1] != *window as u64
+                        || value.dtype != DType::I64
+                        || !value.contiguous
+                    {
                         return refuse(name, value, format!("windows of {window} in i64"));
                     }
                 }
             }
             Rows::Table { columns, .. } => {
-                if input.shape.len() != 2 || input.shape[1] != *columns as u64 || input.dtype != DType::F32 || !input.contiguous {
+                if input.shape.len() != 2
+                    || input.shape[1] != *columns as u64
+                    || input.dtype != DType::F32
+                    || !input.contiguous
+                {
                     return refuse("input", input, format!("rows of {columns} in f32"));
                 }
-                if target.shape != [input.shape[0]] || target.dtype != DType::I64 || !target.contiguous {
+                if target.shape != [input.shape[0]]
+                    || target.dtype != DType::I64
+                    || !target.contiguous
+                {
                     return refuse("target", target, "one class per row in i64".to_string());
                 }
             }
@@ -177,7 +219,13 @@ impl Dataset {
     }
 
     /// Fills a training batch.
-    pub fn training_batch(&mut self, seed: u64, step: u32, input: &mut [u8], target: &mut [u8]) -> Drawn {
+    pub fn training_batch(
+        &mut self,
+        seed: u64,
+        step: u32,
+        input: &mut [u8],
+        target: &mut [u8],
+    ) -> Drawn {
         let sampling_seed = self.sampling_seed;
         match &self.rows {
             Rows::Bytes { bytes, window, training } => {
@@ -194,12 +242,26 @@ impl Dataset {
                 let count = target.len() / 8;
                 for row in 0..count {
                     let place = u64::from(step) * count as u64 + row as u64;
-                    let (epoch, index) = (place / training.len() as u64, place % training.len() as u64);
-                    if self.epoch.as_ref().is_none_or(|(known_seed, known, _)| (*known_seed, *known) != (seed, epoch)) {
-                        self.epoch = Some((seed, epoch, shuffled(training, seed, epoch, sampling_seed)));
+                    let (epoch, index) =
+                        (place / training.len() as u64, place % training.len() as u64);
+                    if self
+                        .epoch
+                        .as_ref()
+                        .is_none_or(|(known_seed, known, _)| (*known_seed, *known) != (seed, epoch))
+                    {
+                        self.epoch =
+                            Some((seed, epoch, shuffled(training, seed, epoch, sampling_seed)));
                     }
                     let shuffled = self.epoch.as_ref().map_or(&training[..], |(.., rows)| rows);
-                    write_row(features, classes, *columns, shuffled[index as usize] as usize, row, input, target);
+                    write_row(
+                        features,
+                        classes,
+                        *columns,
+                        shuffled[index as usize] as usize,
+                        row,
+                        input,
+                        target,
+                    );
                 }
                 Drawn { rows: count }
             }
@@ -209,7 +271,9 @@ impl Dataset {
     /// How many validation batches of `rows` rows there are.
     pub fn validation_batches(&self, rows: usize) -> usize {
         match &self.rows {
-            Rows::Bytes { bytes, window, training } => ((bytes.len() - training - 1) / window).div_ceil(rows.max(1)),
+            Rows::Bytes { bytes, window, training } => {
+                ((bytes.len() - training - 1) / window).div_ceil(rows.max(1))
+            }
             Rows::Table { validation, .. } => validation.len().div_ceil(rows.max(1)),
         }
     }
@@ -218,9 +282,17 @@ impl Dataset {
     pub fn validation_batch(&self, index: usize, input: &mut [u8], target: &mut [u8]) -> Drawn {
         match &self.rows {
             Rows::Bytes { bytes, window, training } => {
-                let (count, all) = (input.len() / 8 / window, (bytes.len() - training - 1) / window);
+                let (count, all) =
+                    (input.len() / 8 / window, (bytes.len() - training - 1) / window);
                 for row in 0..count {
-                    write_window(bytes, training + (index * count + row) % all * window, *window, row, input, target);
+                    write_window(
+                        bytes,
+                        training + (index * count + row) % all * window,
+                        *window,
+                        row,
+                        input,
+                        target,
+                    );
                 }
                 Drawn { rows: count.min(all - index * count) }
             }
@@ -237,7 +309,14 @@ impl Dataset {
 }
 
 /// Window and window one later, as 64-bit integers, into row `row` of a batch.
-fn write_window(bytes: &[u8], start: usize, window: usize, row: usize, input: &mut [u8], target: &mut [u8]) {
+fn write_window(
+    bytes: &[u8],
+    start: usize,
+    window: usize,
+    row: usize,
+    input: &mut [u8],
+    target: &mut [u8],
+) {
     for (shift, out) in [(0, input), (1, target)] {
         let out = &mut out[row * window * 8..(row + 1) * window * 8];
         for (slot, &byte) in out.as_chunks_mut::<8>().0.iter_mut().zip(&bytes[start + shift..]) {
@@ -246,7 +325,15 @@ fn write_window(bytes: &[u8], start: usize, window: usize, row: usize, input: &m
     }
 }
 
-fn write_row(features: &[f32], classes: &[i64], columns: usize, from: usize, row: usize, input: &mut [u8], target: &mut [u8]) {
+fn write_row(
+    features: &[f32],
+    classes: &[i64],
+    columns: usize,
+    from: usize,
+    row: usize,
+    input: &mut [u8],
+    target: &mut [u8],
+) {
     let out = &mut input[row * columns * 4..(row + 1) * columns * 4];
     for (slot, feature) in out.as_chunks_mut::<4>().0.iter_mut().zip(&features[from * columns..]) {
         *slot = feature.to_ne_bytes();
@@ -264,26 +351,48 @@ fn shuffled(rows: &[u32], seed: u64, epoch: u64, sampling_seed: u32) -> Vec<u32>
     rows
 }
 
-fn table(path: &Path, bytes: &[u8], columns: usize, scale: f32, split: EveryRow) -> Result<Rows, DataError> {
+fn table(
+    path: &Path,
+    bytes: &[u8],
+    columns: usize,
+    scale: f32,
+    split: EveryRow,
+) -> Result<Rows, DataError> {
     let content = |what: String| DataError::Content { path: path.to_path_buf(), what };
     let text = std::str::from_utf8(bytes).map_err(|_| content("not a text file".to_string()))?;
     let (mut features, mut classes) = (Vec::new(), Vec::new());
-    for (number, line) in text.lines().enumerate().skip(1).filter(|(_, line)| !line.trim().is_empty()) {
-        let wrong = |what: String| DataError::Line { path: path.to_path_buf(), line: number + 1, what };
+    for (number, line) in
+        text.lines().enumerate().skip(1).filter(|(_, line)| !line.trim().is_empty())
+    {
+        let wrong =
+            |what: String| DataError::Line { path: path.to_path_buf(), line: number + 1, what };
         let cells: Vec<&str> = line.split(',').map(str::trim).collect();
         if cells.len() != columns + 1 {
-            return Err(wrong(format!("{} columns, expected {columns} features and a class", cells.len())));
+            return Err(wrong(format!(
+                "{} columns, expected {columns} features and a class",
+                cells.len()
+            )));
         }
         for cell in &cells[..columns] {
-            let feature: f32 =
-                cell.parse().ok().filter(|x: &f32| x.is_finite()).ok_or_else(|| wrong(format!("`{cell}` is not a number")))?;
+            let feature: f32 = cell
+                .parse()
+                .ok()
+                .filter(|x: &f32| x.is_finite())
+                .ok_or_else(|| wrong(format!("`{cell}` is not a number")))?;
             features.push(feature * scale);
         }
         let class = cells[columns];
-        classes.push(class.parse().ok().filter(|&class: &i64| class >= 0).ok_or_else(|| wrong(format!("`{class}` is not a class")))?);
+        classes.push(
+            class
+                .parse()
+                .ok()
+                .filter(|&class: &i64| class >= 0)
+                .ok_or_else(|| wrong(format!("`{class}` is not a class")))?,
+        );
     }
     let every = split.every.max(1);
-    let (validation, training): (Vec<u32>, Vec<u32>) = (0..classes.len() as u32).partition(|&row| row as usize % every == split.remainder);
+    let (validation, training): (Vec<u32>, Vec<u32>) =
+        (0..classes.len() as u32).partition(|&row| row as usize % every == split.remainder);
     if training.is_empty() || validation.is_empty() {
         return Err(content(format!("{} rows are too few for both splits", classes.len())));
     }
@@ -305,7 +414,8 @@ mod tests {
             validation: EveryRow { every: 5, remainder: 0 },
             sha256: None,
         };
-        Dataset::open(&spec, &Path::new(env!("CARGO_MANIFEST_DIR")).join("../../corpus"), None).unwrap()
+        Dataset::open(&spec, &Path::new(env!("CARGO_MANIFEST_DIR")).join("../../corpus"), None)
+            .unwrap()
     }
 
     #[test]
@@ -319,7 +429,10 @@ mod tests {
         for step in 0..2 {
             data.training_batch(3, step, &mut input, &mut target);
             let (_, _, rows) = data.epoch.clone().unwrap();
-            assert_eq!(rows.iter().collect::<std::collections::BTreeSet<_>>().len() as f64, expected);
+            assert_eq!(
+                rows.iter().collect::<std::collections::BTreeSet<_>>().len() as f64,
+                expected
+            );
             firsts.insert(rows);
         }
         assert_eq!(firsts.len(), 2, "epochs differ");

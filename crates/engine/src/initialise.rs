@@ -1,5 +1,5 @@
-//! First values of parameters. Invariant: an element depends on the run's seed, the parameter's place among the step's
-//! names and its own position alone.
+//! First values of parameters. Invariant: an element depends on the run's seed, the parameter's
+//! place among the step's names and its own position alone.
 
 use std::path::Path;
 
@@ -43,10 +43,14 @@ pub(crate) fn fill(
         }
         Initialisation::File(file) => {
             let path = folder.join(file);
-            Reader::open(&path).and_then(|mut reader| reader.read(name, out)).map_err(|error| format!("{}: {error}", path.display()))?;
+            Reader::open(&path)
+                .and_then(|mut reader| reader.read(name, out))
+                .map_err(|error| format!("{}: {error}", path.display()))?;
         }
         Initialisation::Normal { .. } | Initialisation::Uniform { .. } => {
-            return Err(format!("`{name}` is not of type f32: it can only be constant or come from a file"));
+            return Err(format!(
+                "`{name}` is not of type f32: it can only be constant or come from a file"
+            ));
         }
     }
     Ok(())

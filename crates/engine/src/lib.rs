@@ -1,7 +1,8 @@
 //! The engine executes a checked schedule inside one slab of memory.
 //!
-//! The budget is the only memory there is: slab = budget − reserve, every buffer's address comes from the schedule, and
-//! kernels write into the slab and nowhere else. [`Step`] is what an export gives, [`Session`] a run of it.
+//! The budget is the only memory there is: slab = budget − reserve, every buffer's address comes
+//! from the schedule, and kernels write into the slab and nowhere else. [`Step`] is what an export
+//! gives, [`Session`] a run of it.
 
 mod calibrate;
 pub mod checkpoint;

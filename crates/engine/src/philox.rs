@@ -1,5 +1,6 @@
-//! Philox4x32-10: random numbers as a function of a key and a counter. Invariant: the same key and counter give the same
-//! numbers on every machine, whatever ran before, so a recomputed node draws what it drew the first time.
+//! Philox4x32-10: random numbers as a function of a key and a counter. Invariant: the same key and
+//! counter give the same numbers on every machine, whatever ran before, so a recomputed node draws
+//! what it drew the first time.
 //!
 //! Source: Salmon, Moraes, Dror, Shaw, "Parallel Random Numbers: As Easy as 1, 2, 3", SC 2011.
 
@@ -14,14 +15,19 @@ pub fn philox(key: [u32; 2], counter: [u32; 4]) -> [u32; 4] {
     for _ in 0..ROUNDS {
         let left = u64::from(MULTIPLIERS[0]) * u64::from(x[0]);
         let right = u64::from(MULTIPLIERS[1]) * u64::from(x[2]);
-        x = [(right >> 32) as u32 ^ x[1] ^ key[0], right as u32, (left >> 32) as u32 ^ x[3] ^ key[1], left as u32];
+        x = [
+            (right >> 32) as u32 ^ x[1] ^ key[0],
+            right as u32,
+            (left >> 32) as u32 ^ x[3] ^ key[1],
+            left as u32,
+        ];
         key = [key[0].wrapping_add(WEYL[0]), key[1].wrapping_add(WEYL[1])];
     }
     x
 }
 
-/// The words of the 16 blocks whose counters are `first`, `first + 1`, … followed by `rest`: word by word, so that the
-/// compiler computes all blocks in one vector.
+/// The words of the 16 blocks whose counters are `first`, `first + 1`, … followed by `rest`: word
+/// by word, so that the compiler computes all blocks in one vector.
 #[inline(always)]
 pub fn philox_lanes(key: [u32; 2], first: u32, rest: [u32; 3]) -> [[u32; 16]; 4] {
     let mut key = key;
@@ -51,7 +57,8 @@ pub fn uniform(word: u32) -> f32 {
     (word >> 8) as f32 * (1.0 / 16_777_216.0)
 }
 
-/// A word pair as a whole number below `bound`, by multiplication (Lemire 2019; the bias is below bound / 2⁶⁴).
+/// A word pair as a whole number below `bound`, by multiplication (Lemire 2019; the bias is below
+/// bound / 2⁶⁴).
 pub fn below(words: [u32; 2], bound: u64) -> u64 {
     let word = u64::from(words[0]) << 32 | u64::from(words[1]);
     ((u128::from(word) * u128::from(bound)) >> 64) as u64
@@ -59,7 +66,8 @@ pub fn below(words: [u32; 2], bound: u64) -> u64 {
 
 /// Two words as two standard normal numbers (Box and Muller 1958).
 pub fn normal(words: [u32; 2]) -> [f32; 2] {
-    let radius = (-2.0 * (f64::from(words[0]) + 0.5).mul_add(1.0 / 4_294_967_296.0, 0.0).ln()).sqrt();
+    let radius =
+        (-2.0 * (f64::from(words[0]) + 0.5).mul_add(1.0 / 4_294_967_296.0, 0.0).ln()).sqrt();
     let angle = 2.0 * std::f64::consts::PI * f64::from(words[1]) / 4_294_967_296.0;
     [(radius * angle.cos()) as f32, (radius * angle.sin()) as f32]
 }
@@ -72,8 +80,14 @@ mod tests {
     #[test]
     fn known_answers() {
         assert_eq!(philox([0; 2], [0; 4]), [0x6627_e8d5, 0xe169_c58d, 0xbc57_ac4c, 0x9b00_dbd8]);
-        assert_eq!(philox([u32::MAX; 2], [u32::MAX; 4]), [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]);
-        let pi = philox([0xa409_3822, 0x299f_31d0], [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344]);
+        assert_eq!(
+            philox([u32::MAX; 2], [u32::MAX; 4]),
+            [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]
+        );
+        let pi = philox(
+            [0xa409_3822, 0x299f_31d0],
+            [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344],
+        );
         assert_eq!(pi, [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]);
     }
 

@@ -1,5 +1,5 @@
-//! What the operating system says about this process and this machine. Invariant: a figure that the system does not
-//! give is `None`, never a guess.
+//! What the operating system says about this process and this machine. Invariant: a figure that the
+//! system does not give is `None`, never a guess.
 
 use tightfit::units::Bytes;
 
@@ -13,7 +13,8 @@ pub fn peak_resident() -> Option<Bytes> {
     field("/proc/self/status", "VmHWM:")
 }
 
-/// From now on [`peak_resident`] counts anew; where the system cannot do that, it goes on from what it was.
+/// From now on [`peak_resident`] counts anew; where the system cannot do that, it goes on from what
+/// it was.
 pub fn restart_peak() {
     // proc(5): writing 5 resets the high-water mark.
     std::fs::write("/proc/self/clear_refs", "5").ok();
@@ -22,7 +23,10 @@ pub fn restart_peak() {
 /// Memory that this process may use: the machine's, or its control group's if that is less.
 pub fn physical_memory() -> Option<Bytes> {
     let machine = field("/proc/meminfo", "MemTotal:")?;
-    let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max").ok().and_then(|text| text.trim().parse().ok()).map(Bytes);
+    let limit = std::fs::read_to_string("/sys/fs/cgroup/memory.max")
+        .ok()
+        .and_then(|text| text.trim().parse().ok())
+        .map(Bytes);
     Some(limit.map_or(machine, |limit| limit.min(machine)))
 }
 

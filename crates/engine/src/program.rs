@@ -1,5 +1,6 @@
-//! The interpreter: a checked schedule, compiled, executed step after step. Invariant: only a schedule that passed the
-//! checker for this very graph and profile is compiled, and executing it allocates nothing.
+//! The interpreter: a checked schedule, compiled, executed step after step. Invariant: only a
+//! schedule that passed the checker for this very graph and profile is compiled, and executing it
+//! allocates nothing.
 
 use std::collections::BTreeMap;
 use std::time::Instant;
@@ -53,8 +54,11 @@ pub struct UnknownOperator {
 }
 
 fn list(operators: &[UnknownOperator]) -> String {
-    let times = |count: usize| if count == 1 { "once".to_string() } else { format!("{count} times") };
-    let each = operators.iter().map(|o| format!("{} ({}, first in node `{}`)", o.op, times(o.count), o.first));
+    let times =
+        |count: usize| if count == 1 { "once".to_string() } else { format!("{count} times") };
+    let each = operators
+        .iter()
+        .map(|o| format!("{} ({}, first in node `{}`)", o.op, times(o.count), o.first));
     each.collect::<Vec<_>>().join(", ")
 }
 
@@ -94,14 +98,23 @@ pub struct Program {
 
 impl Program {
     /// Checks a schedule and compiles it for `threads` worker threads.
-    pub fn compile(graph: &Graph, profile: &Profile, schedule: &Schedule, threads: usize) -> Result<Program, CompileError> {
+    pub fn compile(
+        graph: &Graph,
+        profile: &Profile,
+        schedule: &Schedule,
+        threads: usize,
+    ) -> Result<Program, CompileError> {
         check(graph, profile, schedule, schedule.budget)?;
         executable(graph)?;
         let mut calls = Vec::new();
         for instruction in &schedule.instructions {
             if let Some(call) = instruction.call() {
                 let again = matches!(instruction, Instruction::Recompute(_));
-                calls.push(Compiled { node: call.node, again, kernel: compile(graph, schedule, call, threads)? });
+                calls.push(Compiled {
+                    node: call.node,
+                    again,
+                    kernel: compile(graph, schedule, call, threads)?,
+                });
             }
         }
         Ok(Program { calls, slab: schedule.slab, fault: FaultFlag::default() })
@@ -111,7 +124,12 @@ impl Program {
     ///
     /// # Panics
     /// Where the slab is smaller than the schedule's.
-    pub fn run(&self, slab: &mut Slab, pool: &ThreadPool, settings: &StepSettings) -> Result<(), StepError> {
+    pub fn run(
+        &self,
+        slab: &mut Slab,
+        pool: &ThreadPool,
+        settings: &StepSettings,
+    ) -> Result<(), StepError> {
         self.execute(slab, pool, settings, |call, run| (call.kernel)(run))
     }
 
@@ -128,7 +146,12 @@ impl Program {
             let start = Instant::now();
             (call.kernel)(run);
             let seconds = start.elapsed().as_secs_f64();
-            report(MeasuredCall { node: call.node, again: call.again, start: start.duration_since(begun).as_secs_f64(), seconds });
+            report(MeasuredCall {
+                node: call.node,
+                again: call.again,
+                start: start.duration_since(begun).as_secs_f64(),
+                seconds,
+            });
         })
     }
 
@@ -139,7 +162,12 @@ impl Program {
         settings: &StepSettings,
         mut call: impl FnMut(&Compiled, &Run) + Send,
     ) -> Result<(), StepError> {
-        assert!(slab.bytes() >= self.slab, "the slab has {}, the schedule needs {}", slab.bytes(), self.slab);
+        assert!(
+            slab.bytes() >= self.slab,
+            "the slab has {}, the schedule needs {}",
+            slab.bytes(),
+            self.slab
+        );
         let base = slab.base();
         let run = Run {
             base,
@@ -162,14 +190,18 @@ impl Program {
     }
 }
 
-/// What planning does without but execution needs: known operators, strides, seeds, types that kernels have.
+/// What planning does without but execution needs: known operators, strides, seeds, types that
+/// kernels have.
 fn executable(graph: &Graph) -> Result<(), CompileError> {
     let mut unknown: BTreeMap<&str, UnknownOperator> = BTreeMap::new();
     for id in graph.program() {
         let node = &graph.nodes()[id];
         if node.operator.is_none() {
-            let entry =
-                unknown.entry(&node.op).or_insert_with(|| UnknownOperator { op: node.op.clone(), count: 0, first: node.name.clone() });
+            let entry = unknown.entry(&node.op).or_insert_with(|| UnknownOperator {
+                op: node.op.clone(),
+                count: 0,
+                first: node.name.clone(),
+            });
             entry.count += 1;
         }
     }
@@ -179,27 +211,51 @@ fn executable(graph: &Graph) -> Result<(), CompileError> {
     for node in graph.nodes().values() {
         for &value in node.outputs.iter().flatten() {
             let value = &graph.values()[value];
-            let refuse = |what: &str| Err(CompileError::NotExecutable { node: node.name.clone(), what: what.to_string() });
+            let refuse = |what: &str| {
+                Err(CompileError::NotExecutable { node: node.name.clone(), what: what.to_string() })
+            };
             if !value.contiguous && value.strides.is_none() {
                 return refuse("an output is not contiguous and carries no strides");
             }
             if !matches!(value.dtype, DType::F32 | DType::I64 | DType::Bool) {
-                return refuse(&format!("the engine computes in f32, i64 and bool, not in {}", value.dtype.name()));
+                return refuse(&format!(
+                    "the engine computes in f32, i64 and bool, not in {}",
+                    value.dtype.name()
+                ));
             }
         }
     }
     Ok(())
 }
 
-fn compile(graph: &Graph, schedule: &Schedule, call: &Call, threads: usize) -> Result<Kernel, CompileError> {
+fn compile(
+    graph: &Graph,
+    schedule: &Schedule,
+    call: &Call,
+    threads: usize,
+) -> Result<Kernel, CompileError> {
     let node = &graph.nodes()[call.node];
-    let bind = |value, buffer| Tensor::bind(&graph.values()[value], schedule.buffers[buffer].address);
+    let bind =
+        |value, buffer| Tensor::bind(&graph.values()[value], schedule.buffers[buffer].address);
     let mut buffers = call.outputs.iter();
     let operands = Operands {
         node,
-        inputs: node.inputs.iter().zip(&call.inputs).map(|(&value, &buffer)| bind(value, buffer)).collect(),
-        outputs: node.outputs.iter().map(|output| output.and_then(|value| buffers.next().map(|&buffer| bind(value, buffer)))).collect(),
-        workspace: call.workspace.map(|buffer| (schedule.buffers[buffer].address as usize, schedule.buffers[buffer].bytes.0 as usize)),
+        inputs: node
+            .inputs
+            .iter()
+            .zip(&call.inputs)
+            .map(|(&value, &buffer)| bind(value, buffer))
+            .collect(),
+        outputs: node
+            .outputs
+            .iter()
+            .map(|output| {
+                output.and_then(|value| buffers.next().map(|&buffer| bind(value, buffer)))
+            })
+            .collect(),
+        workspace: call.workspace.map(|buffer| {
+            (schedule.buffers[buffer].address as usize, schedule.buffers[buffer].bytes.0 as usize)
+        }),
     };
     let operator = node.operator.expect("`executable` refuses unknown operators");
     kernels::compile(operator, &operands, threads).map_err(|reason| CompileError::Kernel {

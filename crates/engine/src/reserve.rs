@@ -1,5 +1,5 @@
-//! The reserve: what libraries allocate of their own beside the slab. Invariant: the budget is slab + reserve, and the
-//! reserve is a bound that the graph's shapes give, not a guess.
+//! The reserve: what libraries allocate of their own beside the slab. Invariant: the budget is slab
+//! + reserve, and the reserve is a bound that the graph's shapes give, not a guess.
 
 use tightfit::graph::{Argument, Graph, Operator};
 use tightfit::units::Bytes;
@@ -28,7 +28,8 @@ pub fn reserve(graph: &Graph, threads: u32) -> Bytes {
             let (q, k) = (extents(node, first), extents(node, first + 1));
             let block = Operator::attention_block() as u64;
             match (q.last(), k.get(2)) {
-                // Each thread multiplies on its own: scores, and the products that scores take part in.
+                // Each thread multiplies on its own: scores, and the products that scores take part
+                // in.
                 (Some(&size), Some(&keys)) => {
                     let largest = packing_bytes(block, keys, size, 1)
                         .max(packing_bytes(block, size, keys, 1))

@@ -1,5 +1,6 @@
-//! A training run: one slab, the compiled step, the compiled evaluation, and where everything lies. Invariant: parameters
-//! and state stay at their addresses from the first step to the last; evaluation runs in what training leaves free.
+//! A training run: one slab, the compiled step, the compiled evaluation, and where everything lies.
+//! Invariant: parameters and state stay at their addresses from the first step to the last;
+//! evaluation runs in what training leaves free.
 
 use std::collections::BTreeMap;
 
@@ -114,10 +115,16 @@ impl Session {
     ) -> Result<Session, SessionError> {
         let compiled = compile(&step.training, training.0, training.1, threads)?;
         let evaluation = match (&step.evaluation, evaluation) {
-            (Some(graph), Some((profile, schedule))) => Some(compile(graph, profile, schedule, threads)?),
+            (Some(graph), Some((profile, schedule))) => {
+                Some(compile(graph, profile, schedule, threads)?)
+            }
             _ => None,
         };
-        let pool = ThreadPoolBuilder::new().num_threads(threads).stack_size(1 << 20).thread_name(|i| format!("tightfit-{i}")).build()?;
+        let pool = ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .stack_size(1 << 20)
+            .thread_name(|i| format!("tightfit-{i}"))
+            .build()?;
         let mut session = Session {
             slab: Slab::new(slab)?,
             pool,
@@ -136,8 +143,16 @@ impl Session {
         for (index, (name, recipe)) in step.parameters.iter().enumerate() {
             let Some(resident) = self.residents.get(name) else { continue };
             let out = self.slab.write(resident.address, resident.bytes);
-            initialise::fill(recipe, name, index as u32, self.seed, &step.folder, out, resident.dtype == DType::F32)
-                .map_err(SessionError::Initialise)?;
+            initialise::fill(
+                recipe,
+                name,
+                index as u32,
+                self.seed,
+                &step.folder,
+                out,
+                resident.dtype == DType::F32,
+            )
+            .map_err(SessionError::Initialise)?;
         }
         Ok(())
     }
@@ -145,7 +160,11 @@ impl Session {
     /// Draws a batch, executes one step and returns the loss before the update.
     pub fn step(&mut self, data: &mut Dataset) -> Result<f32, SessionError> {
         self.draw(data);
-        let settings = StepSettings { seed: self.seed, step: self.next_step, learning_rate: self.learning_rate };
+        let settings = StepSettings {
+            seed: self.seed,
+            step: self.next_step,
+            learning_rate: self.learning_rate,
+        };
         self.training
             .program
             .run(&mut self.slab, &self.pool, &settings)
@@ -155,9 +174,17 @@ impl Session {
     }
 
     /// Like [`Session::step`], with the seconds of every call.
-    pub fn step_timed(&mut self, data: &mut Dataset, report: &mut (dyn FnMut(MeasuredCall) + Send)) -> Result<f32, SessionError> {
+    pub fn step_timed(
+        &mut self,
+        data: &mut Dataset,
+        report: &mut (dyn FnMut(MeasuredCall) + Send),
+    ) -> Result<f32, SessionError> {
         self.draw(data);
-        let settings = StepSettings { seed: self.seed, step: self.next_step, learning_rate: self.learning_rate };
+        let settings = StepSettings {
+            seed: self.seed,
+            step: self.next_step,
+            learning_rate: self.learning_rate,
+        };
         self.training
             .program
             .run_timed(&mut self.slab, &self.pool, &settings, report)
@@ -171,9 +198,13 @@ impl Session {
         data.training_batch(self.seed, self.next_step, input, target);
     }
 
-    /// Loss and accuracy over the validation split, or over its first `most` batches; `None` where the step has no
-    /// evaluation that fits.
-    pub fn evaluate(&mut self, data: &Dataset, most: usize) -> Result<Option<Evaluation>, SessionError> {
+    /// Loss and accuracy over the validation split, or over its first `most` batches; `None` where
+    /// the step has no evaluation that fits.
+    pub fn evaluate(
+        &mut self,
+        data: &Dataset,
+        most: usize,
+    ) -> Result<Option<Evaluation>, SessionError> {
         let Some(compiled) = &self.evaluation else { return Ok(None) };
         let settings = StepSettings { seed: self.seed, step: self.next_step, learning_rate: 0.0 };
         let all = data.validation_batches(compiled.rows);
@@ -181,7 +212,8 @@ impl Session {
         for index in 0..all.min(most) {
             let (input, target) = pair(&mut self.slab, compiled.input, compiled.target);
             let drawn = data.validation_batch(index, input, target);
-            let targets: Vec<i64> = target.as_chunks::<8>().0.iter().map(|&class| i64::from_ne_bytes(class)).collect();
+            let targets: Vec<i64> =
+                target.as_chunks::<8>().0.iter().map(|&class| i64::from_ne_bytes(class)).collect();
             compiled
                 .program
                 .run(&mut self.slab, &self.pool, &settings)
@@ -230,7 +262,12 @@ impl Session {
     }
 }
 
-fn compile(graph: &Graph, profile: &Profile, schedule: &Schedule, threads: usize) -> Result<Compiled, SessionError> {
+fn compile(
+    graph: &Graph,
+    profile: &Profile,
+    schedule: &Schedule,
+    threads: usize,
+) -> Result<Compiled, SessionError> {
     let program = Program::compile(graph, profile, schedule, threads)?;
     let buffers: BTreeMap<NodeId, _> = schedule.placeholders.iter().copied().collect();
     let span = |name: &str| {
@@ -238,7 +275,9 @@ fn compile(graph: &Graph, profile: &Profile, schedule: &Schedule, threads: usize
         let value = &graph.values()[value];
         Span { address: schedule.buffers[buffers[&node]].address, bytes: value.bytes().0 }
     };
-    let rows = step::input(graph, "input").and_then(|(_, value)| graph.values()[value].shape.first().copied()).unwrap_or(1);
+    let rows = step::input(graph, "input")
+        .and_then(|(_, value)| graph.values()[value].shape.first().copied())
+        .unwrap_or(1);
     Ok(Compiled {
         program,
         input: span("input"),
@@ -248,16 +287,25 @@ fn compile(graph: &Graph, profile: &Profile, schedule: &Schedule, threads: usize
     })
 }
 
-/// Where an output of the graph lies at the end of the step: its storage's first buffer, which is kept.
+/// Where an output of the graph lies at the end of the step: its storage's first buffer, which is
+/// kept.
 fn locate(graph: &Graph, schedule: &Schedule, output: ValueId) -> Located {
     let value = &graph.values()[output];
     let calls = schedule.instructions.iter().filter_map(Instruction::call);
     let made = calls.filter_map(|call| {
         let outputs = graph.nodes()[call.node].outputs.iter().flatten();
-        outputs.zip(&call.outputs).find(|(made, _)| graph.values()[**made].storage == value.storage).map(|(_, &buffer)| buffer)
+        outputs
+            .zip(&call.outputs)
+            .find(|(made, _)| graph.values()[**made].storage == value.storage)
+            .map(|(_, &buffer)| buffer)
     });
-    let given = schedule.placeholders.iter().find(|(node, _)| graph.fresh(*node).contains(&value.storage)).map(|&(_, buffer)| buffer);
-    let buffer = given.or_else(|| made.into_iter().next()).expect("the checker found every output in place");
+    let given = schedule
+        .placeholders
+        .iter()
+        .find(|(node, _)| graph.fresh(*node).contains(&value.storage))
+        .map(|&(_, buffer)| buffer);
+    let buffer =
+        given.or_else(|| made.into_iter().next()).expect("the checker found every output in place");
     Located {
         address: schedule.buffers[buffer].address + value.offset * value.dtype.size(),
         shape: value.shape.clone(),
@@ -270,7 +318,9 @@ fn residents(graph: &Graph, schedule: &Schedule) -> BTreeMap<String, Resident> {
     let mut residents = BTreeMap::new();
     for &(id, buffer) in &schedule.placeholders {
         let node = &graph.nodes()[id];
-        let (Some(name), Some(&Some(value))) = (&node.parameter, node.outputs.first()) else { continue };
+        let (Some(name), Some(&Some(value))) = (&node.parameter, node.outputs.first()) else {
+            continue;
+        };
         let value = &graph.values()[value];
         if node.phase.is_persistent() {
             let resident = Resident {
@@ -297,7 +347,9 @@ fn pair(slab: &mut Slab, first: Span, second: Span) -> (&mut [u8], &mut [u8]) {
 }
 
 fn loss_of(slab: &Slab, compiled: &Compiled) -> f32 {
-    f32::from_ne_bytes(slab.read(compiled.outputs[0].address, 4).try_into().expect("a loss has four bytes"))
+    f32::from_ne_bytes(
+        slab.read(compiled.outputs[0].address, 4).try_into().expect("a loss has four bytes"),
+    )
 }
 
 /// Offsets of all elements in logical order, in bytes from the first.
@@ -314,13 +366,19 @@ fn offsets(located: &Located) -> impl Iterator<Item = u64> + '_ {
 }
 
 fn gather(slab: &Slab, located: &Located) -> Vec<u8> {
-    offsets(located).flat_map(|offset| slab.read(located.address + offset, located.dtype.size()).to_vec()).collect()
+    offsets(located)
+        .flat_map(|offset| slab.read(located.address + offset, located.dtype.size()).to_vec())
+        .collect()
 }
 
 /// How many rows of a prediction (classes last) have their largest entry at the target.
 fn hits_among(slab: &Slab, prediction: &Located, targets: &[i64]) -> u64 {
     let classes = prediction.shape.last().copied().unwrap_or(1) as usize;
-    let at = |offset: u64| f32::from_ne_bytes(slab.read(prediction.address + offset, 4).try_into().expect("four bytes"));
+    let at = |offset: u64| {
+        f32::from_ne_bytes(
+            slab.read(prediction.address + offset, 4).try_into().expect("four bytes"),
+        )
+    };
     let mut entries = offsets(prediction).map(at);
     let mut hits = 0;
     for &target in targets {

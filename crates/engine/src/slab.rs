@@ -1,5 +1,5 @@
-//! The slab: the only memory that a step computes in. Invariant: it is allocated once, never grows, and nothing on the
-//! hot path allocates beside it.
+//! The slab: the only memory that a step computes in. Invariant: it is allocated once, never grows,
+//! and nothing on the hot path allocates beside it.
 
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
@@ -60,7 +60,9 @@ impl Slab {
     pub fn read(&self, address: u64, len: u64) -> &[u8] {
         self.assert_inside(address, len);
         // SAFETY: inside the slab, which is initialised; `&self` excludes `write`.
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr().add(address as usize), len as usize) }
+        unsafe {
+            std::slice::from_raw_parts(self.base.as_ptr().add(address as usize), len as usize)
+        }
     }
 
     /// `len` bytes from `address`, to be written.
@@ -70,11 +72,16 @@ impl Slab {
     pub fn write(&mut self, address: u64, len: u64) -> &mut [u8] {
         self.assert_inside(address, len);
         // SAFETY: inside the slab; `&mut self` excludes every other access.
-        unsafe { std::slice::from_raw_parts_mut(self.base.as_ptr().add(address as usize), len as usize) }
+        unsafe {
+            std::slice::from_raw_parts_mut(self.base.as_ptr().add(address as usize), len as usize)
+        }
     }
 
     fn assert_inside(&self, address: u64, len: u64) {
-        assert!(address.checked_add(len).is_some_and(|end| end <= self.bytes.0), "bytes {address}..+{len} are outside the slab");
+        assert!(
+            address.checked_add(len).is_some_and(|end| end <= self.bytes.0),
+            "bytes {address}..+{len} are outside the slab"
+        );
     }
 }
 

@@ -1,6 +1,7 @@
-//! An exported step: a folder with its graphs and `step.json` (tightfit-step/1), as `tightfit.export` writes it.
-//! Invariant: a [`Step`] has verified graphs, an initialisation for every parameter and buffer of either graph, and the
-//! two inputs and the loss where a run expects them.
+//! An exported step: a folder with its graphs and `step.json` (tightfit-step/1), as
+//! `tightfit.export` writes it. Invariant: a [`Step`] has verified graphs, an initialisation for
+//! every parameter and buffer of either graph, and the two inputs and the loss where a run expects
+//! them.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -26,7 +27,8 @@ pub enum StepFileError {
     Json { path: PathBuf, error: serde_json::Error },
     #[error("{}: the format is \"{found}\", but this program reads \"{FORMAT}\"", path.display())]
     Version { path: PathBuf, found: String },
-    #[error("{}: a step is a folder, as `tightfit.export` writes it; a graph alone can be planned, but not trained", path.display())]
+    #[error("{}: a step is a folder, as `tightfit.export` writes it; a graph alone can be \
+        planned, but not trained", path.display())]
     NotAFolder { path: PathBuf },
     #[error("{}: {what}", path.display())]
     Incomplete { path: PathBuf, what: String },
@@ -109,7 +111,8 @@ fn read(path: &Path) -> Result<Vec<u8>, StepFileError> {
 
 /// Reads a graph file.
 pub fn read_graph(path: &Path) -> Result<Graph, StepFileError> {
-    graph::read(&read(path)?).map_err(|error| StepFileError::Graph { path: path.to_path_buf(), error })
+    graph::read(&read(path)?)
+        .map_err(|error| StepFileError::Graph { path: path.to_path_buf(), error })
 }
 
 impl Step {
@@ -153,20 +156,28 @@ impl Step {
 
     /// What keeps the step from being trained, if anything.
     fn missing(&self) -> Option<String> {
-        for (kind, graph) in [("training", Some(&self.training)), ("evaluation", self.evaluation.as_ref())] {
+        for (kind, graph) in
+            [("training", Some(&self.training)), ("evaluation", self.evaluation.as_ref())]
+        {
             let Some(graph) = graph else { continue };
             for node in graph.nodes().values().filter(|node| node.phase.is_placeholder()) {
                 match (node.phase, &node.parameter) {
                     (Phase::Tangent, _) => {
                         return Some(format!(
-                            "the {kind} graph starts from a tangent (`{}`); a step must compute its own loss gradient",
+                            "the {kind} graph starts from a tangent (`{}`); a step must compute \
+                             its own loss gradient",
                             node.name
                         ));
                     }
                     (Phase::Parameter | Phase::Buffer | Phase::State, None) => {
-                        return Some(format!("the {kind} graph's placeholder `{}` has no name in the model", node.name));
+                        return Some(format!(
+                            "the {kind} graph's placeholder `{}` has no name in the model",
+                            node.name
+                        ));
                     }
-                    (Phase::Parameter | Phase::Buffer, Some(name)) if !self.parameters.contains_key(name) => {
+                    (Phase::Parameter | Phase::Buffer, Some(name))
+                        if !self.parameters.contains_key(name) =>
+                    {
                         return Some(format!("`parameters` does not say how `{name}` begins"));
                     }
                     _ => {}
@@ -179,7 +190,9 @@ impl Step {
             }
             let loss = graph.outputs().first().map(|&value| &graph.values()[value]);
             if !loss.is_some_and(|loss| loss.dtype == DType::F32 && loss.elements() == 1) {
-                return Some(format!("the {kind} graph's first output is not a scalar loss of type f32"));
+                return Some(format!(
+                    "the {kind} graph's first output is not a scalar loss of type f32"
+                ));
             }
         }
         None
@@ -187,8 +200,12 @@ impl Step {
 
     /// Number of trained parameters.
     pub fn parameter_count(&self) -> u64 {
-        let parameters = self.training.nodes().values().filter(|node| node.phase == Phase::Parameter);
-        parameters.flat_map(|node| node.outputs.iter().flatten()).map(|&value| self.training.values()[value].elements()).sum()
+        let parameters =
+            self.training.nodes().values().filter(|node| node.phase == Phase::Parameter);
+        parameters
+            .flat_map(|node| node.outputs.iter().flatten())
+            .map(|&value| self.training.values()[value].elements())
+            .sum()
     }
 }
 

@@ -1,5 +1,6 @@
-//! Safetensors files, read and written tensor by tensor. Invariant: nothing of a tensor is held in between, so that
-//! saving and loading take no memory beside the slab; and the same tensors with the same metadata give the same bytes.
+//! Safetensors files, read and written tensor by tensor. Invariant: nothing of a tensor is held in
+//! between, so that saving and loading take no memory beside the slab; and the same tensors with
+//! the same metadata give the same bytes.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -40,20 +41,26 @@ impl Reader {
         let length = file.metadata()?.len();
         let mut prefix = [0; PREFIX as usize];
         file.read_exact(&mut prefix).map_err(|error| match error.kind() {
-            io::ErrorKind::UnexpectedEof => StreamError::Format(format!("it has {length} bytes, less than the size of a header")),
+            io::ErrorKind::UnexpectedEof => StreamError::Format(format!(
+                "it has {length} bytes, less than the size of a header"
+            )),
             _ => error.into(),
         })?;
         let size = u64::from_le_bytes(prefix);
         if size > LONGEST_HEADER.min(length - PREFIX) {
-            return Err(StreamError::Format(format!("its header should have {size} bytes, the file has {length}")));
+            return Err(StreamError::Format(format!(
+                "its header should have {size} bytes, the file has {length}"
+            )));
         }
         let mut text = vec![0; size as usize];
         file.read_exact(&mut text)?;
-        let header: Metadata =
-            serde_json::from_slice(&text).map_err(|error| StreamError::Format(format!("its header is damaged: {error}")))?;
+        let header: Metadata = serde_json::from_slice(&text)
+            .map_err(|error| StreamError::Format(format!("its header is damaged: {error}")))?;
         let whole = PREFIX + size + header.data_len() as u64;
         if whole != length {
-            return Err(StreamError::Format(format!("it should have {whole} bytes, but has {length}")));
+            return Err(StreamError::Format(format!(
+                "it should have {whole} bytes, but has {length}"
+            )));
         }
         Ok(Reader { file, data: PREFIX + size, header })
     }
@@ -70,9 +77,17 @@ impl Reader {
 
     /// Reads the tensor called `name` into `out`, which has its size.
     pub fn read(&mut self, name: &str, out: &mut [u8]) -> Result<(), StreamError> {
-        let (from, to) = self.header.info(name).ok_or(SafeTensorError::TensorNotFound(name.to_string()))?.data_offsets;
+        let (from, to) = self
+            .header
+            .info(name)
+            .ok_or(SafeTensorError::TensorNotFound(name.to_string()))?
+            .data_offsets;
         if to - from != out.len() {
-            return Err(StreamError::Format(format!("`{name}` has {} bytes, {} are needed", to - from, out.len())));
+            return Err(StreamError::Format(format!(
+                "`{name}` has {} bytes, {} are needed",
+                to - from,
+                out.len()
+            )));
         }
         self.file.seek(SeekFrom::Start(self.data + from as u64))?;
         Ok(self.file.read_exact(out)?)
@@ -93,10 +108,16 @@ pub(crate) struct Piece<'a> {
     pub data: &'a [u8],
 }
 
-/// Writes a whole file: types of large elements first, so that every element is aligned, then by name.
-pub(crate) fn write(file: &mut impl Write, pieces: &[Piece], metadata: &BTreeMap<&str, String>) -> io::Result<()> {
+/// Writes a whole file: types of large elements first, so that every element is aligned, then by
+/// name.
+pub(crate) fn write(
+    file: &mut impl Write,
+    pieces: &[Piece],
+    metadata: &BTreeMap<&str, String>,
+) -> io::Result<()> {
     let mut order: Vec<&Piece> = pieces.iter().collect();
-    order.sort_by(|a, b| b.dtype.bitsize().cmp(&a.dtype.bitsize()).then_with(|| a.name.cmp(b.name)));
+    order
+        .sort_by(|a, b| b.dtype.bitsize().cmp(&a.dtype.bitsize()).then_with(|| a.name.cmp(b.name)));
     // A map of serde_json is sorted, one of the standard library is not.
     let mut header = serde_json::Map::new();
     if !metadata.is_empty() {
@@ -106,7 +127,10 @@ pub(crate) fn write(file: &mut impl Write, pieces: &[Piece], metadata: &BTreeMap
     for piece in &order {
         let from = end;
         end += piece.data.len();
-        header.insert(piece.name.to_string(), json!({ "dtype": piece.dtype, "shape": piece.shape, "data_offsets": [from, end] }));
+        header.insert(
+            piece.name.to_string(),
+            json!({ "dtype": piece.dtype, "shape": piece.shape, "data_offsets": [from, end] }),
+        );
     }
     let mut text = serde_json::Value::Object(header).to_string().into_bytes();
     text.resize(text.len().next_multiple_of(PREFIX as usize), b' ');
@@ -126,7 +150,12 @@ mod tests {
             Piece { name: "count", dtype: Dtype::I64, shape: &[], data: &[7, 0, 0, 0, 0, 0, 0, 0] },
         ];
         let mut bytes = Vec::new();
-        write(&mut bytes, &pieces, &BTreeMap::from([("seed", "1".to_string()), ("format", "x".to_string())])).unwrap();
+        write(
+            &mut bytes,
+            &pieces,
+            &BTreeMap::from([("seed", "1".to_string()), ("format", "x".to_string())]),
+        )
+        .unwrap();
         bytes
     }
 
@@ -161,9 +190,14 @@ mod tests {
 
     #[test]
     fn what_others_write_is_read() {
-        let view = safetensors::tensor::TensorView::new(Dtype::F32, vec![2], &[1, 2, 3, 4, 5, 6, 7, 8]).unwrap();
+        let view =
+            safetensors::tensor::TensorView::new(Dtype::F32, vec![2], &[1, 2, 3, 4, 5, 6, 7, 8])
+                .unwrap();
         let mut out = [0; 8];
-        opened(&safetensors::serialize([("w", view)], None).unwrap()).unwrap().read("w", &mut out).unwrap();
+        opened(&safetensors::serialize([("w", view)], None).unwrap())
+            .unwrap()
+            .read("w", &mut out)
+            .unwrap();
         assert_eq!(out, [1, 2, 3, 4, 5, 6, 7, 8]);
     }
 
@@ -171,7 +205,10 @@ mod tests {
     fn every_cut_is_noticed() {
         let bytes = written();
         for length in 0..bytes.len() {
-            assert!(matches!(opened(&bytes[..length]), Err(StreamError::Format(_))), "{length} bytes");
+            assert!(
+                matches!(opened(&bytes[..length]), Err(StreamError::Format(_))),
+                "{length} bytes"
+            );
         }
         assert!(opened(&[&bytes[..], b"x"].concat()).is_err());
     }

@@ -1,5 +1,5 @@
-//! Tensors bound to addresses. Invariant: a tensor's elements lie inside its buffer; the verifier fitted shape, strides
-//! and offset into the storage, and the checker the storage into the buffer.
+//! Tensors bound to addresses. Invariant: a tensor's elements lie inside its buffer; the verifier
+//! fitted shape, strides and offset into the storage, and the checker the storage into the buffer.
 
 use tightfit::graph::{DType, Value};
 
@@ -113,12 +113,14 @@ impl Tensor {
         Raw(base.wrapping_add(self.address).cast())
     }
 
-    /// The same elements seen with `shape`, to whose trailing dimensions its own are matched; extents of one (and
-    /// missing dimensions) repeat with stride 0.
+    /// The same elements seen with `shape`, to whose trailing dimensions its own are matched;
+    /// extents of one (and missing dimensions) repeat with stride 0.
     pub fn broadcast(&self, shape: &[usize]) -> Option<Tensor> {
         let missing = shape.len().checked_sub(self.shape.len())?;
         let mut strides = vec![0; missing];
-        for ((&extent, &stride), &wanted) in self.shape.iter().zip(&self.strides).zip(&shape[missing..]) {
+        for ((&extent, &stride), &wanted) in
+            self.shape.iter().zip(&self.strides).zip(&shape[missing..])
+        {
             match extent {
                 _ if extent == wanted => strides.push(stride),
                 1 => strides.push(0),

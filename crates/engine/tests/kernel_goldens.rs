@@ -1,5 +1,6 @@
-//! Every operator against PyTorch's own outputs. Invariant: error = max|a − b| / max|b| ≤ 1e-5 for floats, equality for
-//! integers and truth values; the same bits in place and not, on one thread and on three.
+//! Every operator against PyTorch's own outputs. Invariant: error = max|a − b| / max|b| ≤ 1e-5 for
+//! floats, equality for integers and truth values; the same bits in place and not, on one thread
+//! and on three.
 #![allow(clippy::unwrap_used)] // a test that cannot read its goldens has failed
 
 use std::collections::HashMap;
@@ -39,26 +40,49 @@ fn element_offsets(graph: &Graph, value: ValueId) -> Vec<usize> {
         .collect()
 }
 
-/// The settings that each case was computed with, by the name of its node; all cases share one graph.
+/// The settings that each case was computed with, by the name of its node; all cases share one
+/// graph.
 fn settings(bytes: &[u8]) -> HashMap<String, StepSettings> {
-    let metadata = SafeTensors::read_metadata(bytes).unwrap().1.metadata().clone().unwrap_or_default();
-    let cases: serde_json::Value = metadata.get("cases").map_or(serde_json::Value::Null, |text| serde_json::from_str(text).unwrap());
+    let metadata =
+        SafeTensors::read_metadata(bytes).unwrap().1.metadata().clone().unwrap_or_default();
+    let cases: serde_json::Value = metadata
+        .get("cases")
+        .map_or(serde_json::Value::Null, |text| serde_json::from_str(text).unwrap());
     let setting = |case: &serde_json::Value| StepSettings {
         seed: 1,
         step: case["step"].as_u64().unwrap() as u32 - 1,
         learning_rate: case["learning_rate"].as_f64().unwrap(),
     };
-    cases.as_object().into_iter().flatten().map(|(name, case)| (name.clone(), setting(case))).collect()
+    cases
+        .as_object()
+        .into_iter()
+        .flatten()
+        .map(|(name, case)| (name.clone(), setting(case)))
+        .collect()
 }
 
 /// Runs a golden graph and returns the bytes of its outputs in logical order.
-fn execute(graph: &Graph, tensors: &SafeTensors, settings: &StepSettings, in_place: bool, threads: usize) -> Result<Vec<Vec<u8>>, String> {
+fn execute(
+    graph: &Graph,
+    tensors: &SafeTensors,
+    settings: &StepSettings,
+    in_place: bool,
+    threads: usize,
+) -> Result<Vec<Vec<u8>>, String> {
     let machine = Machine::unmeasured_cpu(threads as u32);
     let profile = Profile { in_place, ..Profile::new(graph, &machine) };
     let plan = Plan { planner: Planner::None, steps: graph.program() };
-    let mut schedule = lower(graph, &profile, &plan, Bytes(1 << 40), &Residents::default(), &tightfit::plan::Effort::default());
+    let mut schedule = lower(
+        graph,
+        &profile,
+        &plan,
+        Bytes(1 << 40),
+        &Residents::default(),
+        &tightfit::plan::Effort::default(),
+    );
     schedule.budget = schedule.slab;
-    let program = Program::compile(graph, &profile, &schedule, threads).map_err(|error| error.to_string())?;
+    let program =
+        Program::compile(graph, &profile, &schedule, threads).map_err(|error| error.to_string())?;
     let mut slab = Slab::new(schedule.slab).unwrap();
     let address = |buffer: BufferId| schedule.buffers[buffer].address;
     let mut place: HashMap<graph::StorageId, BufferId> = HashMap::new();
@@ -72,7 +96,9 @@ fn execute(graph: &Graph, tensors: &SafeTensors, settings: &StepSettings, in_pla
         }
     }
     for call in schedule.instructions.iter().filter_map(|instruction| instruction.call()) {
-        for (&value, &buffer) in graph.nodes()[call.node].outputs.iter().flatten().zip(&call.outputs) {
+        for (&value, &buffer) in
+            graph.nodes()[call.node].outputs.iter().flatten().zip(&call.outputs)
+        {
             place.insert(graph.values()[value].storage, buffer);
         }
     }
@@ -84,7 +110,10 @@ fn execute(graph: &Graph, tensors: &SafeTensors, settings: &StepSettings, in_pla
         .map(|&value| {
             let size = graph.values()[value].dtype.size();
             let base = address(place[&graph.values()[value].storage]);
-            element_offsets(graph, value).into_iter().flat_map(|offset| slab.read(base + offset as u64, size).to_vec()).collect()
+            element_offsets(graph, value)
+                .into_iter()
+                .flat_map(|offset| slab.read(base + offset as u64, size).to_vec())
+                .collect()
         })
         .collect();
     Ok(outputs)
@@ -94,17 +123,24 @@ fn compare(name: &str, dtype: DType, ours: &[u8], theirs: &[u8]) -> Result<f64, 
     if dtype != DType::F32 {
         return if ours == theirs { Ok(0.0) } else { Err(format!("{name}: not equal")) };
     }
-    let floats = |bytes: &[u8]| bytes.chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect::<Vec<_>>();
+    let floats = |bytes: &[u8]| {
+        bytes.chunks(4).map(|b| f32::from_le_bytes(b.try_into().unwrap())).collect::<Vec<_>>()
+    };
     let (ours, theirs) = (floats(ours), floats(theirs));
     assert_eq!(ours.len(), theirs.len(), "{name}");
     let same = |a: f32, b: f32| a == b || (a.is_nan() && b.is_nan());
-    if let Some((a, b)) = ours.iter().zip(&theirs).find(|(a, b)| (!a.is_finite() || !b.is_finite()) && !same(**a, **b)) {
+    if let Some((a, b)) = ours
+        .iter()
+        .zip(&theirs)
+        .find(|(a, b)| (!a.is_finite() || !b.is_finite()) && !same(**a, **b))
+    {
         return Err(format!("{name}: {a} instead of {b}"));
     }
     let finite = |x: &f32| if x.is_finite() { f64::from(*x) } else { 0.0 };
     let scale = theirs.iter().map(|x| finite(x).abs()).fold(0.0, f64::max);
     let error =
-        ours.iter().zip(&theirs).map(|(a, b)| (finite(a) - finite(b)).abs()).fold(0.0, f64::max) / if scale > 0.0 { scale } else { 1.0 };
+        ours.iter().zip(&theirs).map(|(a, b)| (finite(a) - finite(b)).abs()).fold(0.0, f64::max)
+            / if scale > 0.0 { scale } else { 1.0 };
     if error <= TOLERANCE { Ok(error) } else { Err(format!("{name}: error {error:.2e}")) }
 }
 
@@ -119,7 +155,8 @@ fn every_operator_matches_pytorch() {
     assert!(!files.is_empty());
     let (mut failures, mut compared) = (Vec::new(), 0);
     for path in &files {
-        let graph = graph::read(&std::fs::read(path).unwrap()).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let graph = graph::read(&std::fs::read(path).unwrap())
+            .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         let bytes = std::fs::read(path.with_extension("safetensors")).unwrap();
         let tensors = SafeTensors::deserialize(&bytes).unwrap();
         let by_case = settings(&bytes);
@@ -139,7 +176,12 @@ fn every_operator_matches_pytorch() {
             };
             for (in_place, threads) in [(true, 1), (false, 3), (true, 3)] {
                 let again = execute(&graph, &tensors, &settings, in_place, threads);
-                assert_eq!(Ok(&outputs), again.as_ref(), "{}: other bits in place ({in_place}) or on {threads} threads", path.display());
+                assert_eq!(
+                    Ok(&outputs),
+                    again.as_ref(),
+                    "{}: other bits in place ({in_place}) or on {threads} threads",
+                    path.display()
+                );
             }
             for (&value, ours) in graph.outputs().iter().zip(&outputs) {
                 let producer = &graph.nodes()[graph.values()[value].producer];
@@ -149,7 +191,9 @@ fn every_operator_matches_pytorch() {
                 let name = format!("{} case {}", producer.op, producer.name);
                 let theirs = tensors.tensor(&format!("value.{}", value.as_u32())).unwrap();
                 compared += 1;
-                if let Err(failure) = compare(&name, graph.values()[value].dtype, ours, theirs.data()) {
+                if let Err(failure) =
+                    compare(&name, graph.values()[value].dtype, ours, theirs.data())
+                {
                     failures.push(failure);
                 }
             }

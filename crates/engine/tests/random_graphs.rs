@@ -1,5 +1,6 @@
-//! Random steps, executed under random budgets. Invariant: every output and every updated parameter has the same bits as
-//! in the unplanned step on one thread, whatever the budget, the planner and the number of threads, step after step.
+//! Random steps, executed under random budgets. Invariant: every output and every updated parameter
+//! has the same bits as in the unplanned step on one thread, whatever the budget, the planner and
+//! the number of threads, step after step.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod generator;
@@ -11,7 +12,9 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use rayon::ThreadPoolBuilder;
 use tightfit::check::check;
-use tightfit::graph::{Argument, DType, Graph, GraphBuilder, NodeSpec, Phase, StorageId, ValueId, ValueSpec};
+use tightfit::graph::{
+    Argument, DType, Graph, GraphBuilder, NodeSpec, Phase, StorageId, ValueId, ValueSpec,
+};
 use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
@@ -50,7 +53,8 @@ fn fill(out: &mut [u8], node: u32, step: u32) {
     }
 }
 
-/// Bytes of all outputs, and of all parameters and states, after each step; storages as a whole, views included.
+/// Bytes of all outputs, and of all parameters and states, after each step; storages as a whole,
+/// views included.
 fn execute(graph: &Graph, profile: &Profile, schedule: &Schedule, threads: usize) -> Vec<Vec<u8>> {
     let program = Program::compile(graph, profile, schedule, threads).unwrap();
     let pool = ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
@@ -68,12 +72,19 @@ fn execute(graph: &Graph, profile: &Profile, schedule: &Schedule, threads: usize
                 if phase == Phase::State { out.fill(0) } else { fill(out, id.as_u32(), step) }
             }
         }
-        program.run(&mut slab, &pool, &StepSettings { seed: 3, step, learning_rate: 0.01 }).unwrap();
+        program
+            .run(&mut slab, &pool, &StepSettings { seed: 3, step, learning_rate: 0.01 })
+            .unwrap();
         let outputs = graph.outputs().iter().map(|&value| graph.values()[value].storage);
-        let persistent =
-            graph.placeholder_storages().filter(|(node, _)| graph.nodes()[*node].phase.is_persistent()).map(|(_, storage)| storage);
+        let persistent = graph
+            .placeholder_storages()
+            .filter(|(node, _)| graph.nodes()[*node].phase.is_persistent())
+            .map(|(_, storage)| storage);
         for storage in outputs.chain(persistent) {
-            results.push(slab.read(schedule.buffers[places[&storage]].address, graph.storages()[storage].0).to_vec());
+            results.push(
+                slab.read(schedule.buffers[places[&storage]].address, graph.storages()[storage].0)
+                    .to_vec(),
+            );
         }
     }
     results
@@ -97,12 +108,30 @@ fn agrees(recipe: &Recipe, part: f64) -> Result<usize, TestCaseError> {
     for planner in [Planner::Chen, Planner::Capuchin, Planner::Auto] {
         for threads in [1, 3] {
             let profile = profile(&graph, threads);
-            let least = fit_smallest(&graph, &profile, planner, &Residents::default(), &tightfit::plan::Effort::work(1, 3_000)).unwrap();
+            let least = fit_smallest(
+                &graph,
+                &profile,
+                planner,
+                &Residents::default(),
+                &tightfit::plan::Effort::work(1, 3_000),
+            )
+            .unwrap();
             let most = unplanned(&graph, &profile).unwrap().schedule.slab;
             let (low, high) = (least.schedule.slab, most.max(least.schedule.slab));
             let budget = low + Bytes(((high - low).0 as f64 * part) as u64);
-            let between = fit(&graph, &profile, budget, planner, &Residents::default(), &tightfit::plan::Effort::work(1, 3_000));
-            prop_assert!(between.is_ok(), "{planner:?}: {budget} of {low} to {high}: {}", between.unwrap_err());
+            let between = fit(
+                &graph,
+                &profile,
+                budget,
+                planner,
+                &Residents::default(),
+                &tightfit::plan::Effort::work(1, 3_000),
+            );
+            prop_assert!(
+                between.is_ok(),
+                "{planner:?}: {budget} of {low} to {high}: {}",
+                between.unwrap_err()
+            );
             for fitted in [least, between.unwrap()] {
                 recomputed += fitted.schedule.recomputed();
                 prop_assert!(
@@ -125,7 +154,11 @@ fn every_plan_computes_what_the_step_computes() {
             Ok(())
         })
         .unwrap();
-    assert!(recomputed.get() > 1000, "only {} recomputations: the generator makes no trade-offs", recomputed.get());
+    assert!(
+        recomputed.get() > 1000,
+        "only {} recomputations: the generator makes no trade-offs",
+        recomputed.get()
+    );
 }
 
 /// A schedule of some random step that recomputes something.
@@ -137,9 +170,15 @@ fn recomputing() -> (Graph, Profile, Schedule) {
         let recipe = recipes(14).new_tree(&mut runner).unwrap().current();
         let graph = recipe.graph();
         let profile = profile(&graph, 1);
-        let schedule = fit_smallest(&graph, &profile, Planner::Capuchin, &Residents::default(), &tightfit::plan::Effort::work(1, 3_000))
-            .unwrap()
-            .schedule;
+        let schedule = fit_smallest(
+            &graph,
+            &profile,
+            Planner::Capuchin,
+            &Residents::default(),
+            &tightfit::plan::Effort::work(1, 3_000),
+        )
+        .unwrap()
+        .schedule;
         if schedule.recomputed() > 2 {
             return (graph, profile, schedule);
         }
@@ -150,7 +189,9 @@ fn recomputing() -> (Graph, Profile, Schedule) {
 fn a_wrong_schedule_is_never_executed() {
     let (graph, profile, schedule) = recomputing();
     assert!(Program::compile(&graph, &profile, &schedule, 1).is_ok());
-    let refused = |schedule: &Schedule| matches!(Program::compile(&graph, &profile, schedule, 1), Err(CompileError::Violation(_)));
+    let refused = |schedule: &Schedule| {
+        matches!(Program::compile(&graph, &profile, schedule, 1), Err(CompileError::Violation(_)))
+    };
     for index in 0..schedule.instructions.len() {
         let mut left_out = schedule.clone();
         left_out.instructions.remove(index);
@@ -160,7 +201,8 @@ fn a_wrong_schedule_is_never_executed() {
         assert!(refused(&twice), "instruction {index} twice");
     }
     let mut small = schedule.clone();
-    small.slab = Bytes(check(&graph, &profile, &schedule, schedule.budget).unwrap().high_water.0 - 1);
+    small.slab =
+        Bytes(check(&graph, &profile, &schedule, schedule.budget).unwrap().high_water.0 - 1);
     assert!(refused(&small), "a byte less");
     let mut of_another = schedule.clone();
     of_another.graph = "0".repeat(64);
@@ -170,19 +212,26 @@ fn a_wrong_schedule_is_never_executed() {
         outside.buffers[buffer].address = schedule.slab.0;
         assert!(refused(&outside), "{buffer} outside of the slab");
     }
-    let first_again = schedule.instructions.iter().position(|instruction| matches!(instruction, Instruction::Recompute(_))).unwrap();
+    let first_again = schedule
+        .instructions
+        .iter()
+        .position(|instruction| matches!(instruction, Instruction::Recompute(_)))
+        .unwrap();
     let Instruction::Recompute(call) = &schedule.instructions[first_again] else { unreachable!() };
     let mut mislabelled = schedule.clone();
     mislabelled.instructions[first_again] = Instruction::Run(call.clone());
     assert!(refused(&mislabelled));
 }
 
-/// Two dropouts of the same input with slots of their own; outputs and masks are outputs of the graph.
+/// Two dropouts of the same input with slots of their own; outputs and masks are outputs of the
+/// graph.
 fn dropouts(elements: u64, p: f64) -> Graph {
     let mut builder = GraphBuilder::new("dropouts");
     let storage = builder.storage(Bytes(4 * elements));
-    let x =
-        builder.node(NodeSpec::new("x", "placeholder", Phase::Input), &[Some(ValueSpec::contiguous(&[elements], DType::F32, storage))])[0];
+    let x = builder.node(
+        NodeSpec::new("x", "placeholder", Phase::Input),
+        &[Some(ValueSpec::contiguous(&[elements], DType::F32, storage))],
+    )[0];
     for slot in [4, 9] {
         let (out, mask) = (builder.storage(Bytes(4 * elements)), builder.storage(Bytes(elements)));
         let node = NodeSpec {
@@ -190,9 +239,16 @@ fn dropouts(elements: u64, p: f64) -> Graph {
             args: vec![Argument::Value(x), Argument::Float(p), Argument::Bool(true)],
             random: true,
             seed_slot: Some(slot),
-            ..NodeSpec::new(format!("dropout_{slot}"), "aten.native_dropout.default", Phase::Forward)
+            ..NodeSpec::new(
+                format!("dropout_{slot}"),
+                "aten.native_dropout.default",
+                Phase::Forward,
+            )
         };
-        let outputs = [ValueSpec::contiguous(&[elements], DType::F32, out), ValueSpec::contiguous(&[elements], DType::Bool, mask)];
+        let outputs = [
+            ValueSpec::contiguous(&[elements], DType::F32, out),
+            ValueSpec::contiguous(&[elements], DType::Bool, mask),
+        ];
         for value in builder.node(node, &outputs.map(Some)) {
             builder.output(value);
         }
@@ -201,7 +257,12 @@ fn dropouts(elements: u64, p: f64) -> Graph {
 }
 
 /// Outputs and masks of both dropouts; the input is 1.5 everywhere.
-fn drop_out(elements: u64, p: f64, settings: StepSettings, threads: usize) -> [(Vec<f32>, Vec<u8>); 2] {
+fn drop_out(
+    elements: u64,
+    p: f64,
+    settings: StepSettings,
+    threads: usize,
+) -> [(Vec<f32>, Vec<u8>); 2] {
     let graph = dropouts(elements, p);
     let profile = profile(&graph, threads);
     let schedule = unplanned(&graph, &profile).unwrap().schedule;
@@ -209,13 +270,16 @@ fn drop_out(elements: u64, p: f64, settings: StepSettings, threads: usize) -> [(
     let mut slab = Slab::new(schedule.slab).unwrap();
     let input = schedule.buffers[schedule.placeholders[0].1].address;
     slab.write(input, 4 * elements).as_chunks_mut::<4>().0.fill(1.5f32.to_ne_bytes());
-    program.run(&mut slab, &ThreadPoolBuilder::new().num_threads(threads).build().unwrap(), &settings).unwrap();
+    program
+        .run(&mut slab, &ThreadPoolBuilder::new().num_threads(threads).build().unwrap(), &settings)
+        .unwrap();
     let places = places(&graph, &schedule);
     let bytes = |output: usize| {
         let storage = graph.values()[graph.outputs()[output]].storage;
         slab.read(schedule.buffers[places[&storage]].address, graph.storages()[storage].0).to_vec()
     };
-    let floats = |bytes: Vec<u8>| bytes.as_chunks::<4>().0.iter().map(|&x| f32::from_ne_bytes(x)).collect();
+    let floats =
+        |bytes: Vec<u8>| bytes.as_chunks::<4>().0.iter().map(|&x| f32::from_ne_bytes(x)).collect();
     [(floats(bytes(0)), bytes(1)), (floats(bytes(2)), bytes(3))]
 }
 
@@ -227,10 +291,19 @@ fn dropout_keeps_its_rate_and_its_scale() {
         for (out, mask) in drop_out(elements, p, settings, 2) {
             let kept = mask.iter().filter(|&&kept| kept == 1).count() as f64;
             assert!(mask.iter().all(|&kept| kept <= 1));
-            let (mean, sigma) = (elements as f64 * (1.0 - p), (elements as f64 * p * (1.0 - p)).sqrt());
-            assert!((kept - mean).abs() <= 4.0 * sigma, "p = {p}: {kept} kept, expected {mean} ± {sigma}");
+            let (mean, sigma) =
+                (elements as f64 * (1.0 - p), (elements as f64 * p * (1.0 - p)).sqrt());
+            assert!(
+                (kept - mean).abs() <= 4.0 * sigma,
+                "p = {p}: {kept} kept, expected {mean} ± {sigma}"
+            );
             let scaled = 1.5 * (1.0 / (1.0 - p)) as f32;
-            assert!(out.iter().zip(&mask).all(|(&out, &kept)| out == if kept == 1 { scaled } else { 0.0 }), "p = {p}");
+            assert!(
+                out.iter()
+                    .zip(&mask)
+                    .all(|(&out, &kept)| out == if kept == 1 { scaled } else { 0.0 }),
+                "p = {p}"
+            );
         }
     }
 }
@@ -238,11 +311,15 @@ fn dropout_keeps_its_rate_and_its_scale() {
 #[test]
 fn dropout_draws_are_independent_along_the_tensor() {
     let elements = 1 << 20;
-    let [(_, mask), _] = drop_out(elements, 0.5, StepSettings { seed: 5, step: 0, learning_rate: 0.0 }, 2);
+    let [(_, mask), _] =
+        drop_out(elements, 0.5, StepSettings { seed: 5, step: 0, learning_rate: 0.0 }, 2);
     for lag in [1, 2, 3, 4, 16, 64, 1024, 4096] {
         let same = mask.iter().zip(&mask[lag..]).filter(|(a, b)| a == b).count() as f64;
         let pairs = (mask.len() - lag) as f64;
-        assert!((same - pairs / 2.0).abs() <= 4.0 * (pairs / 4.0).sqrt(), "lag {lag}: {same} of {pairs}");
+        assert!(
+            (same - pairs / 2.0).abs() <= 4.0 * (pairs / 4.0).sqrt(),
+            "lag {lag}: {same} of {pairs}"
+        );
     }
 }
 
@@ -258,11 +335,19 @@ fn masks_differ_by_slot_step_and_seed_and_are_replayed() {
         assert!((same - mean).abs() <= 4.0 * sigma, "{same} of {elements} are the same");
     };
     unlike(&first.1, &second.1);
-    for other in [StepSettings { step: 1, ..base }, StepSettings { seed: 2, ..base }, StepSettings { seed: 1 << 32 | 1, ..base }] {
+    for other in [
+        StepSettings { step: 1, ..base },
+        StepSettings { seed: 2, ..base },
+        StepSettings { seed: 1 << 32 | 1, ..base },
+    ] {
         let [other, _] = drawn(other, 1);
         unlike(&first.1, &other.1);
     }
     for threads in [1, 2, 3] {
-        assert_eq!(drawn(base, threads), [first.clone(), second.clone()], "replayed on {threads} threads");
+        assert_eq!(
+            drawn(base, threads),
+            [first.clone(), second.clone()],
+            "replayed on {threads} threads"
+        );
     }
 }

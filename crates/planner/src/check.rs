@@ -1,10 +1,11 @@
-//! The judge: executes a schedule abstractly. Invariant: it shares no code with any planner, with lowering or with
-//! layout; it knows the graph, the instructions, and what a call costs.
+//! The judge: executes a schedule abstractly. Invariant: it shares no code with any planner, with
+//! lowering or with layout; it knows the graph, the instructions, and what a call costs.
 //!
-//! The state maps each buffer to what lies in it: nothing, scratch, or one storage at one version. An instruction is
-//! legal where every operand's buffer holds the storage and the version that the graph says the operand has, where
-//! what it allocates does not overlap anything held, and where the bytes held stay within the budget. At the end
-//! everything that outlives the step must be there, at its last version, and every node must have run.
+//! The state maps each buffer to what lies in it: nothing, scratch, or one storage at one version.
+//! An instruction is legal where every operand's buffer holds the storage and the version that the
+//! graph says the operand has, where what it allocates does not overlap anything held, and where
+//! the bytes held stay within the budget. At the end everything that outlives the step must be
+//! there, at its last version, and every node must have run.
 
 use std::collections::BTreeSet;
 
@@ -72,12 +73,22 @@ pub enum Violation {
     NotThere { index: usize, node: String, value: String, buffer: BufferId, found: String },
     #[error("instruction {index}: `{node}` writes over {buffer}, which holds {found}")]
     Overwrites { index: usize, node: String, buffer: BufferId, found: String },
-    #[error("instruction {index}: `{node}` must write the new version of `{value}` where the old one lies")]
+    #[error(
+        "instruction {index}: `{node}` must write the new version of `{value}` where the old one \
+         lies"
+    )]
     NewVersionElsewhere { index: usize, node: String, value: String },
     #[error("instruction {index}: `{node}` must leave the view that it makes where its input lies")]
     ViewElsewhere { index: usize, node: String },
     #[error("instruction {index}: `{node}` needs {} bytes for {what}, but {buffer} has {}", .needed.0, .given.0)]
-    TooSmall { index: usize, node: String, what: String, needed: Bytes, buffer: BufferId, given: Bytes },
+    TooSmall {
+        index: usize,
+        node: String,
+        what: String,
+        needed: Bytes,
+        buffer: BufferId,
+        given: Bytes,
+    },
     #[error("instruction {index}: {buffer} overlaps {other}, which is held")]
     Overlap { index: usize, buffer: BufferId, other: BufferId },
     #[error("{buffer} ends at byte {end}, outside the slab of {slab} bytes")]
@@ -86,7 +97,10 @@ pub enum Violation {
     FreesNothing { index: usize, buffer: BufferId },
     #[error("instruction {index} frees {buffer}, which holds {found}: it must outlive the step")]
     FreesKept { index: usize, buffer: BufferId, found: String },
-    #[error("instruction {index} (`{node}`): {held} bytes are held, {over} more than the budget of {budget}")]
+    #[error(
+        "instruction {index} (`{node}`): {held} bytes are held, {over} more than the budget of \
+         {budget}"
+    )]
     OverBudget { index: usize, node: String, held: u64, over: u64, budget: u64 },
     #[error("the slab of {slab} bytes exceeds the budget of {budget}")]
     SlabOverBudget { slab: u64, budget: u64 },
@@ -107,7 +121,12 @@ enum Content {
 }
 
 /// Executes `schedule` abstractly under `budget`.
-pub fn check(graph: &Graph, profile: &Profile, schedule: &Schedule, budget: Bytes) -> Result<Timeline, Violation> {
+pub fn check(
+    graph: &Graph,
+    profile: &Profile,
+    schedule: &Schedule,
+    budget: Bytes,
+) -> Result<Timeline, Violation> {
     if schedule.graph != graph.hash() {
         return Err(Violation::OtherGraph);
     }
@@ -125,13 +144,21 @@ pub fn check(graph: &Graph, profile: &Profile, schedule: &Schedule, budget: Byte
         moment.start = machine.now;
         machine.now = machine.now + moment.seconds;
         if moment.held > budget {
-            let node = moment.node.map_or("free".to_string(), |node| graph.nodes()[node].name.clone());
-            return Err(Violation::OverBudget { index, node, held: moment.held.0, over: moment.held.0 - budget.0, budget: budget.0 });
+            let node =
+                moment.node.map_or("free".to_string(), |node| graph.nodes()[node].name.clone());
+            return Err(Violation::OverBudget {
+                index,
+                node,
+                held: moment.held.0,
+                over: moment.held.0 - budget.0,
+                budget: budget.0,
+            });
         }
         moments.push(moment);
     }
     machine.finish()?;
-    // Last, so that an instruction is named where bytes are the reason, and the slab only where addresses are.
+    // Last, so that an instruction is named where bytes are the reason, and the slab only where
+    // addresses are.
     if schedule.slab > budget {
         return Err(Violation::SlabOverBudget { slab: schedule.slab.0, budget: budget.0 });
     }
@@ -167,7 +194,11 @@ fn mentions_only_what_exists(graph: &Graph, schedule: &Schedule) -> Result<(), V
             Instruction::Free(freed) => buffer(*freed)?,
             Instruction::Run(call) | Instruction::Recompute(call) => {
                 node(call.node)?;
-                call.inputs.iter().chain(&call.outputs).chain(&call.workspace).try_for_each(|&operand| buffer(operand))?;
+                call.inputs
+                    .iter()
+                    .chain(&call.outputs)
+                    .chain(&call.workspace)
+                    .try_for_each(|&operand| buffer(operand))?;
             }
         }
     }
@@ -215,13 +246,17 @@ impl<'a> AbstractMachine<'a> {
         for &(node, buffer) in &self.schedule.placeholders {
             given[node].push(buffer);
         }
-        for (node, placeholder) in graph.nodes().iter().filter(|(_, node)| node.phase.is_placeholder()) {
+        for (node, placeholder) in
+            graph.nodes().iter().filter(|(_, node)| node.phase.is_placeholder())
+        {
             let mine = &given[node];
             let name = &placeholder.name;
             let [buffer] = mine[..] else {
                 return Err(Violation::Placeholder { node: name.clone(), count: mine.len() });
             };
-            let storage = graph.values()[placeholder.outputs[0].expect("a placeholder has one output")].storage;
+            let storage = graph.values()
+                [placeholder.outputs[0].expect("a placeholder has one output")]
+            .storage;
             self.fits(name, "its value", graph.storages()[storage], buffer)?;
             self.allocate(buffer, Content::Holds(storage, 0), name)?;
         }
@@ -234,23 +269,47 @@ impl<'a> AbstractMachine<'a> {
             Content::Free => "nothing".to_string(),
             Content::Scratch => "scratch memory".to_string(),
             Content::Holds(storage, version) => {
-                let name = self.graph.producer(storage).map_or("?", |node| &self.graph.nodes()[node].name);
+                let name =
+                    self.graph.producer(storage).map_or("?", |node| &self.graph.nodes()[node].name);
                 format!("what `{name}` made (version {version})")
             }
         }
     }
 
-    fn fits(&self, node: &str, what: &str, needed: Bytes, buffer: BufferId) -> Result<(), Violation> {
+    fn fits(
+        &self,
+        node: &str,
+        what: &str,
+        needed: Bytes,
+        buffer: BufferId,
+    ) -> Result<(), Violation> {
         let given = self.schedule.buffers[buffer].bytes;
         if needed > given {
-            return Err(Violation::TooSmall { index: self.index, node: node.to_string(), what: what.to_string(), needed, buffer, given });
+            return Err(Violation::TooSmall {
+                index: self.index,
+                node: node.to_string(),
+                what: what.to_string(),
+                needed,
+                buffer,
+                given,
+            });
         }
         Ok(())
     }
 
-    fn allocate(&mut self, buffer: BufferId, content: Content, node: &str) -> Result<(), Violation> {
+    fn allocate(
+        &mut self,
+        buffer: BufferId,
+        content: Content,
+        node: &str,
+    ) -> Result<(), Violation> {
         if self.content[buffer] != Content::Free {
-            return Err(Violation::Overwrites { index: self.index, node: node.to_string(), buffer, found: self.describe(buffer) });
+            return Err(Violation::Overwrites {
+                index: self.index,
+                node: node.to_string(),
+                buffer,
+                found: self.describe(buffer),
+            });
         }
         let place = self.schedule.buffers[buffer];
         let end = place.address.saturating_add(place.bytes.0);
@@ -263,8 +322,10 @@ impl<'a> AbstractMachine<'a> {
         if place.bytes == Bytes::ZERO {
             return Ok(());
         }
-        let below = self.by_address.range(..(place.address, buffer)).next_back().map(|&(_, other)| other);
-        let above = self.by_address.range((place.address, buffer)..).next().map(|&(_, other)| other);
+        let below =
+            self.by_address.range(..(place.address, buffer)).next_back().map(|&(_, other)| other);
+        let above =
+            self.by_address.range((place.address, buffer)..).next().map(|&(_, other)| other);
         for other in [below, above].into_iter().flatten() {
             let neighbour = self.schedule.buffers[other];
             if place.address < neighbour.address + neighbour.bytes.0 && neighbour.address < end {
@@ -295,12 +356,24 @@ impl<'a> AbstractMachine<'a> {
     fn free(&mut self, buffer: BufferId) -> Result<Moment, Violation> {
         match self.content[buffer] {
             Content::Free => return Err(Violation::FreesNothing { index: self.index, buffer }),
-            Content::Holds(storage, _) if self.graph.is_kept(storage) && self.copies[storage] == 1 => {
-                return Err(Violation::FreesKept { index: self.index, buffer, found: self.describe(buffer) });
+            Content::Holds(storage, _)
+                if self.graph.is_kept(storage) && self.copies[storage] == 1 =>
+            {
+                return Err(Violation::FreesKept {
+                    index: self.index,
+                    buffer,
+                    found: self.describe(buffer),
+                });
             }
             _ => self.release(buffer),
         }
-        Ok(Moment { node: None, again: false, start: self.now, seconds: Seconds(0.0), held: self.held })
+        Ok(Moment {
+            node: None,
+            again: false,
+            start: self.now,
+            seconds: Seconds(0.0),
+            held: self.held,
+        })
     }
 
     fn call(&mut self, call: &Call, again: bool) -> Result<Moment, Violation> {
@@ -310,7 +383,11 @@ impl<'a> AbstractMachine<'a> {
             return Err(Violation::DoesNotRun { index, node: name.clone() });
         }
         if self.ran[node] != again {
-            let (marked, history) = if again { ("recomputation", "never ran before") } else { ("first run", "ran before") };
+            let (marked, history) = if again {
+                ("recomputation", "never ran before")
+            } else {
+                ("first run", "ran before")
+            };
             return Err(Violation::Marked { index, node: name.clone(), marked, history });
         }
         if again && graph.nodes()[node].mutates {
@@ -322,10 +399,22 @@ impl<'a> AbstractMachine<'a> {
             self.fits(name, "its workspace", self.profile.workspace[node], buffer)?;
             self.allocate(buffer, Content::Scratch, name)?;
         } else if self.profile.workspace[node] > Bytes::ZERO {
-            return Err(Violation::Operands { index, node: name.clone(), what: "workspace", given: 0, needed: 1 });
+            return Err(Violation::Operands {
+                index,
+                node: name.clone(),
+                what: "workspace",
+                given: 0,
+                needed: 1,
+            });
         }
         self.write_outputs(call)?;
-        let moment = Moment { node: Some(node), again, start: self.now, seconds: self.profile.seconds[node], held: self.held };
+        let moment = Moment {
+            node: Some(node),
+            again,
+            start: self.now,
+            seconds: self.profile.seconds[node],
+            held: self.held,
+        };
         if let Some(buffer) = call.workspace {
             self.release(buffer);
         }
@@ -378,20 +467,28 @@ impl<'a> AbstractMachine<'a> {
             self.fits(&node.name, "its output", graph.storages()[value.storage], buffer)?;
             let next = Content::Holds(value.storage, value.version);
             if graph.mutated(call.node).contains(&value.storage) {
-                let there = node
-                    .inputs
-                    .iter()
-                    .zip(&call.inputs)
-                    .any(|(&input, &from)| from == buffer && graph.values()[input].storage == value.storage);
+                let there = node.inputs.iter().zip(&call.inputs).any(|(&input, &from)| {
+                    from == buffer && graph.values()[input].storage == value.storage
+                });
                 if !there {
-                    let value = graph.producer(value.storage).map_or("?".to_string(), |first| graph.nodes()[first].name.clone());
-                    return Err(Violation::NewVersionElsewhere { index, node: node.name.clone(), value });
+                    let value = graph
+                        .producer(value.storage)
+                        .map_or("?".to_string(), |first| graph.nodes()[first].name.clone());
+                    return Err(Violation::NewVersionElsewhere {
+                        index,
+                        node: node.name.clone(),
+                        value,
+                    });
                 }
                 self.put(buffer, next);
-            } else if self.content[buffer] == next && written.contains(&buffer) || self.aliases_input(call, value.storage, buffer) {
-                // Another value of a storage that this call makes, or a view of an input beside a fresh output.
+            } else if self.content[buffer] == next && written.contains(&buffer)
+                || self.aliases_input(call, value.storage, buffer)
+            {
+                // Another value of a storage that this call makes, or a view of an input beside a
+                // fresh output.
             } else if graph.reads(call.node).contains(&value.storage) {
-                // Only a part of the storage would be written there, and all of it would count as being there.
+                // Only a part of the storage would be written there, and all of it would count as
+                // being there.
                 return Err(Violation::ViewElsewhere { index, node: node.name.clone() });
             } else if self.may_overwrite(call, output, buffer) && !written.contains(&buffer) {
                 self.put(buffer, next);
@@ -406,21 +503,27 @@ impl<'a> AbstractMachine<'a> {
     /// An output that lies in an input's storage and is not written.
     fn aliases_input(&self, call: &Call, storage: StorageId, buffer: BufferId) -> bool {
         let inputs = self.graph.nodes()[call.node].inputs.iter().zip(&call.inputs);
-        inputs.into_iter().any(|(&input, &from)| from == buffer && self.graph.values()[input].storage == storage)
+        inputs
+            .into_iter()
+            .any(|(&input, &from)| from == buffer && self.graph.values()[input].storage == storage)
     }
 
-    /// The operator allows its first output to be written over an input of the same layout, and `buffer` holds one
-    /// that is not kept.
+    /// The operator allows its first output to be written over an input of the same layout, and
+    /// `buffer` holds one that is not kept.
     fn may_overwrite(&self, call: &Call, output: crate::graph::ValueId, buffer: BufferId) -> bool {
         let (graph, node) = (self.graph, &self.graph.nodes()[call.node]);
-        let Some(operator) = node.operator.filter(|_| self.profile.in_place && node.outputs.first() == Some(&Some(output))) else {
+        let Some(operator) = node
+            .operator
+            .filter(|_| self.profile.in_place && node.outputs.first() == Some(&Some(output)))
+        else {
             return false;
         };
         let allowed = operator.in_place(graph, call.node);
-        node.inputs
-            .iter()
-            .zip(&call.inputs)
-            .any(|(input, &from)| from == buffer && allowed.contains(input) && !graph.is_kept(graph.values()[*input].storage))
+        node.inputs.iter().zip(&call.inputs).any(|(input, &from)| {
+            from == buffer
+                && allowed.contains(input)
+                && !graph.is_kept(graph.values()[*input].storage)
+        })
     }
 
     /// Nothing is missing, and nothing is left over.
@@ -442,12 +545,19 @@ impl<'a> AbstractMachine<'a> {
                 Content::Free | Content::Scratch => None,
             })
             .collect();
-        let outputs = graph.outputs().iter().map(|&value| (graph.values()[value].storage, graph.values()[value].version));
-        let persistent =
-            graph.placeholder_storages().filter(|(_, storage)| graph.is_kept(*storage)).map(|(_, storage)| (storage, last[storage]));
+        let outputs = graph
+            .outputs()
+            .iter()
+            .map(|&value| (graph.values()[value].storage, graph.values()[value].version));
+        let persistent = graph
+            .placeholder_storages()
+            .filter(|(_, storage)| graph.is_kept(*storage))
+            .map(|(_, storage)| (storage, last[storage]));
         for (storage, version) in outputs.chain(persistent) {
             if !held.contains(&(storage, version)) {
-                let value = graph.producer(storage).map_or("?".to_string(), |node| graph.nodes()[node].name.clone());
+                let value = graph
+                    .producer(storage)
+                    .map_or("?".to_string(), |node| graph.nodes()[node].name.clone());
                 return Err(Violation::Missing { value });
             }
         }

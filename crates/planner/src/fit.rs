@@ -1,9 +1,10 @@
-//! Planning and laying out, in turns. Invariant: a schedule that leaves this room was checked, and its slab is within
-//! the budget.
+//! Planning and laying out, in turns. Invariant: a schedule that leaves this room was checked, and
+//! its slab is within the budget.
 //!
-//! Plans speak of bytes, slabs of addresses, and lifetimes do not always pack. A planner with a fixed rule is asked again
-//! for as much less as was missing. The budget planner shares its effort with the layout: a little less is asked of it
-//! from turn to turn, because a little slack makes packing much easier.
+//! Plans speak of bytes, slabs of addresses, and lifetimes do not always pack. A planner with a
+//! fixed rule is asked again for as much less as was missing. The budget planner shares its effort
+//! with the layout: a little less is asked of it from turn to turn, because a little slack makes
+//! packing much easier.
 
 use thiserror::Error;
 
@@ -66,8 +67,8 @@ const TURNS: [Turn; 8] = [
     Turn { slack: 0.13, search: 0.992, layout: 0.995 },
     Turn { slack: 0.2, search: 0.997, layout: 1.0 },
 ];
-/// Once addresses are found, it is worth searching on for a faster plan, until what is left is this many times what its
-/// addresses will take,
+/// Once addresses are found, it is worth searching on for a faster plan, until what is left is this
+/// many times what its addresses will take,
 const MARGIN: f64 = 1.5;
 /// and at least this part of the effort.
 const RESERVE: f64 = 0.03;
@@ -118,7 +119,12 @@ impl<'a> Spending<'a> {
 
 impl<'a> Asked<'a> {
     /// A planner for the nodes of `order`.
-    pub fn new(graph: &'a Graph, profile: &'a Profile, order: &'a [NodeId], planner: Planner) -> Asked<'a> {
+    pub fn new(
+        graph: &'a Graph,
+        profile: &'a Profile,
+        order: &'a [NodeId],
+        planner: Planner,
+    ) -> Asked<'a> {
         let search = (planner == Planner::Auto).then(|| Search::new(graph, profile, order));
         Asked { graph, profile, order, planner, search }
     }
@@ -130,7 +136,12 @@ impl<'a> Asked<'a> {
     }
 
     /// A schedule within the budget, and how long the first plan took.
-    pub fn fit(&mut self, budget: Bytes, residents: &Residents, effort: &Effort<'_>) -> (Result<Fitted, FitError>, Seconds) {
+    pub fn fit(
+        &mut self,
+        budget: Bytes,
+        residents: &Residents,
+        effort: &Effort<'_>,
+    ) -> (Result<Fitted, FitError>, Seconds) {
         let spending = Spending { effort, start: (effort.clock)() };
         let mut first = None;
         let found = match self.search.take() {
@@ -144,7 +155,8 @@ impl<'a> Asked<'a> {
         let first = first.unwrap_or(spending.passed());
         let result = match found {
             Ok(Some(schedule)) => {
-                let bound = self.bound(budget).or_else(|| self.bound_of(&schedule, budget, &spending));
+                let bound =
+                    self.bound(budget).or_else(|| self.bound_of(&schedule, budget, &spending));
                 checked(self.graph, self.profile, schedule, bound).map_err(FitError::from)
             }
             Ok(None) => self.smallest(budget, residents, &spending),
@@ -162,19 +174,25 @@ impl<'a> Asked<'a> {
         spending: &Spending<'_>,
         first: &mut Option<Seconds>,
     ) -> Option<Schedule> {
-        let lay = |plan: &Plan, until: f64| lower(self.graph, self.profile, plan, budget, residents, &spending.until(until));
+        let lay = |plan: &Plan, until: f64| {
+            lower(self.graph, self.profile, plan, budget, residents, &spending.until(until))
+        };
         let seconds = |plan: &Plan| self.profile.total(&plan.steps);
         let mut missing = Bytes(u64::MAX);
         // Until here there is time to search, if addresses take as long as they did.
         let mut latest = 1.0 - RESERVE;
         for (number, turn) in TURNS.iter().enumerate() {
-            // What was missing in the turn before, and a tenth of it, may be less than the turn would leave.
-            let slack = Bytes((budget.0 as f64 * turn.slack) as u64).min(Bytes(missing.0.saturating_add(missing.0 / 10)));
-            let answer = search.plan(budget.saturating_sub(slack), &spending.until(turn.search.min(latest)));
+            // What was missing in the turn before, and a tenth of it, may be less than the turn
+            // would leave.
+            let slack = Bytes((budget.0 as f64 * turn.slack) as u64)
+                .min(Bytes(missing.0.saturating_add(missing.0 / 10)));
+            let answer =
+                search.plan(budget.saturating_sub(slack), &spending.until(turn.search.min(latest)));
             first.get_or_insert(answer.first);
             let Some(plan) = answer.plan else { break };
             let before = spending.share();
-            let mut schedule = lay(&plan, if number == 0 { turn.search + GLANCE } else { turn.layout });
+            let mut schedule =
+                lay(&plan, if number == 0 { turn.search + GLANCE } else { turn.layout });
             latest = latest.min(1.0 - MARGIN * (spending.share() - before));
             if number == 0 && schedule.slab > budget && spending.share() < turn.layout {
                 schedule = lay(&plan, turn.layout);
@@ -184,9 +202,12 @@ impl<'a> Asked<'a> {
                 if spending.share() >= latest {
                     return Some(schedule);
                 }
-                let faster = search.plan(budget.saturating_sub(slack), &spending.until(latest)).plan;
-                let faster = faster.filter(|faster| seconds(faster).0 < seconds(&plan).0 * (1.0 - WORTH));
-                let faster = faster.map(|faster| lay(&faster, 1.0)).filter(|faster| faster.slab <= budget);
+                let faster =
+                    search.plan(budget.saturating_sub(slack), &spending.until(latest)).plan;
+                let faster =
+                    faster.filter(|faster| seconds(faster).0 < seconds(&plan).0 * (1.0 - WORTH));
+                let faster =
+                    faster.map(|faster| lay(&faster, 1.0)).filter(|faster| faster.slab <= budget);
                 return Some(faster.unwrap_or(schedule));
             }
             let peak = plan::simulate(self.graph, self.profile, &plan.steps).curve.peak;
@@ -206,60 +227,102 @@ impl<'a> Asked<'a> {
     ) -> Result<Option<Schedule>, PlanError> {
         let mut target = budget;
         loop {
-            let plan = match plan::plan(self.graph, self.profile, self.order, target, self.planner) {
+            let plan = match plan::plan(self.graph, self.profile, self.order, target, self.planner)
+            {
                 Ok(plan) => plan,
                 Err(PlanError::Infeasible(_)) => return Ok(None),
                 Err(error) => return Err(error),
             };
             first.get_or_insert(spending.passed());
-            let lay = |limit: Bytes, until: f64| lower(self.graph, self.profile, &plan, limit, residents, &spending.until(until));
+            let lay = |limit: Bytes, until: f64| {
+                lower(self.graph, self.profile, &plan, limit, residents, &spending.until(until))
+            };
             let schedule = lay(budget, 1.0);
             let peak = plan::simulate(self.graph, self.profile, &plan.steps).curve.peak;
             if schedule.slab <= budget {
                 // Addresses that fit may be spread out all the same.
                 let neat = Bytes((peak.0 as f64 * NEAT) as u64);
-                let neater = (schedule.slab > neat).then(|| lay(neat, (spending.share() + TIDYING).min(1.0)));
+                let neater = (schedule.slab > neat)
+                    .then(|| lay(neat, (spending.share() + TIDYING).min(1.0)));
                 let neater = neater.filter(|neater| neater.slab < schedule.slab);
                 return Ok(Some(Schedule { budget, ..neater.unwrap_or(schedule) }));
             }
-            // Asked for no less than this plan holds, the planner would answer with this plan again.
+            // Asked for no less than this plan holds, the planner would answer with this plan
+            // again.
             let Some(less) = peak.0.checked_sub(1) else { return Ok(None) };
             target = target.saturating_sub(schedule.slab - budget).min(Bytes(less));
         }
     }
 
-    /// What no schedule beats that runs everything for the first time in the order of this one, if that is the order that
-    /// the planner was given, or else in any.
-    fn bound_of(&self, schedule: &Schedule, budget: Bytes, spending: &Spending<'_>) -> Option<Bound> {
+    /// What no schedule beats that runs everything for the first time in the order of this one, if
+    /// that is the order that the planner was given, or else in any.
+    fn bound_of(
+        &self,
+        schedule: &Schedule,
+        budget: Bytes,
+        spending: &Spending<'_>,
+    ) -> Option<Bound> {
         let runs = schedule.instructions.iter().filter_map(|instruction| match instruction {
             Instruction::Run(call) => Some(call.node),
             _ => None,
         });
-        let order = if runs.eq(self.order.iter().copied()) { BoundOrder::Given } else { BoundOrder::Any };
+        let order =
+            if runs.eq(self.order.iter().copied()) { BoundOrder::Given } else { BoundOrder::Any };
         let effort = spending.until((spending.share() + PROOF).min(1.0));
-        let steps: Vec<NodeId> = schedule.instructions.iter().filter_map(|instruction| Some(instruction.call()?.node)).collect();
-        let seconds = plan::lower_bound(self.graph, self.profile, self.order, order, budget, &steps, &effort)?;
+        let steps: Vec<NodeId> = schedule
+            .instructions
+            .iter()
+            .filter_map(|instruction| Some(instruction.call()?.node))
+            .collect();
+        let seconds = plan::lower_bound(
+            self.graph,
+            self.profile,
+            self.order,
+            order,
+            budget,
+            &steps,
+            &effort,
+        )?;
         Some(Bound { seconds, order })
     }
 
-    /// The plan with the smallest peak has the last word: either its addresses fit, or its slab is the smallest budget
-    /// known to be feasible.
-    fn smallest(&self, budget: Bytes, residents: &Residents, spending: &Spending<'_>) -> Result<Fitted, FitError> {
+    /// The plan with the smallest peak has the last word: either its addresses fit, or its slab is
+    /// the smallest budget known to be feasible.
+    fn smallest(
+        &self,
+        budget: Bytes,
+        residents: &Residents,
+        spending: &Spending<'_>,
+    ) -> Result<Fitted, FitError> {
         let left = spending.until(1.0);
-        let effort = Effort { deadline: Seconds(left.deadline.0.max(spending.effort.deadline.0 * REFUSAL)), ..left };
+        let effort = Effort {
+            deadline: Seconds(left.deadline.0.max(spending.effort.deadline.0 * REFUSAL)),
+            ..left
+        };
         let plan = smallest(self.graph, self.profile, self.order, self.planner, &effort);
         let schedule = lower(self.graph, self.profile, &plan, budget, residents, &effort);
         if schedule.slab <= budget {
             return Ok(checked(self.graph, self.profile, schedule, self.bound(budget))?);
         }
         let proof = Infeasible::new(self.graph, self.profile, budget, plan);
-        let needed = self.search.as_ref().map_or(proof.needed, |search| proof.needed.max(search.least_budget()));
-        Err(PlanError::Infeasible(Box::new(Infeasible { reached: schedule.slab, needed, ..proof })).into())
+        let needed = self
+            .search
+            .as_ref()
+            .map_or(proof.needed, |search| proof.needed.max(search.least_budget()));
+        Err(PlanError::Infeasible(Box::new(Infeasible { reached: schedule.slab, needed, ..proof }))
+            .into())
     }
 }
 
-/// The plan with the smallest peak that a planner reaches: the same one whatever was planned before.
-pub fn smallest(graph: &Graph, profile: &Profile, order: &[NodeId], planner: Planner, effort: &Effort<'_>) -> Plan {
+/// The plan with the smallest peak that a planner reaches: the same one whatever was planned
+/// before.
+pub fn smallest(
+    graph: &Graph,
+    profile: &Profile,
+    order: &[NodeId],
+    planner: Planner,
+    effort: &Effort<'_>,
+) -> Plan {
     match planner {
         Planner::Auto => Search::new(graph, profile, order).smallest(effort),
         planner => plan::smallest(graph, profile, order, planner),
@@ -267,7 +330,12 @@ pub fn smallest(graph: &Graph, profile: &Profile, order: &[NodeId], planner: Pla
 }
 
 /// A schedule that the checker let pass.
-pub fn checked(graph: &Graph, profile: &Profile, schedule: Schedule, bound: Option<Bound>) -> Result<Fitted, Violation> {
+pub fn checked(
+    graph: &Graph,
+    profile: &Profile,
+    schedule: Schedule,
+    bound: Option<Bound>,
+) -> Result<Fitted, Violation> {
     let timeline: Timeline = check(graph, profile, &schedule, schedule.budget)?;
     Ok(Fitted { schedule, timeline, bound })
 }

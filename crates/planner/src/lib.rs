@@ -1,8 +1,9 @@
 //! tightfit plans a training step into a memory budget.
 //!
-//! This crate is pure: no files, no clock; its one thread ends before its caller goes on. What happens to a step, in order, is [`fit`]: the graph is
-//! profiled, updates move up behind their gradients, a planner decides what to recompute, the plan becomes a schedule
-//! with addresses, and an independent checker executes it abstractly. Nothing leaves this function unchecked.
+//! This crate is pure: no files, no clock; its one thread ends before its caller goes on. What
+//! happens to a step, in order, is [`fit`]: the graph is profiled, updates move up behind their
+//! gradients, a planner decides what to recompute, the plan becomes a schedule with addresses, and
+//! an independent checker executes it abstractly. Nothing leaves this function unchecked.
 
 pub mod check;
 mod fit;
@@ -39,9 +40,9 @@ pub struct Rung {
 
 /// Fits one step into `budget` bytes.
 ///
-/// Addresses cost more than the bytes held where lifetimes do not pack; then the planner is asked again for as much
-/// less as was missing. Its plan with the smallest peak has the last word: either its addresses fit, or its slab is the
-/// smallest budget known to be feasible.
+/// Addresses cost more than the bytes held where lifetimes do not pack; then the planner is asked
+/// again for as much less as was missing. Its plan with the smallest peak has the last word: either
+/// its addresses fit, or its slab is the smallest budget known to be feasible.
 pub fn fit(
     graph: &Graph,
     profile: &Profile,
@@ -55,9 +56,9 @@ pub fn fit(
     asked.fit(budget, residents, effort).0
 }
 
-/// Fits one step into each of several budgets, given in rising order, with the effort for each. What fits into a smaller
-/// budget is a candidate for every larger one, and so is what is `known` already; a larger budget never gives a slower
-/// schedule.
+/// Fits one step into each of several budgets, given in rising order, with the effort for each.
+/// What fits into a smaller budget is a candidate for every larger one, and so is what is `known`
+/// already; a larger budget never gives a slower schedule.
 pub fn ladder(
     graph: &Graph,
     profile: &Profile,
@@ -79,7 +80,11 @@ pub fn ladder(
             && result.as_ref().map_or(true, |fitted| seconds(fitted) > seconds(smaller))
         {
             let bound = asked.bound(budget);
-            result = Ok(Fitted { schedule: Schedule { budget, ..smaller.schedule.clone() }, bound, ..smaller.clone() });
+            result = Ok(Fitted {
+                schedule: Schedule { budget, ..smaller.schedule.clone() },
+                bound,
+                ..smaller.clone()
+            });
         }
         fastest = result.as_ref().ok().cloned().or(fastest);
         rungs.push(Rung { budget, result, first, total: Seconds((effort.clock)().0 - start.0) });
@@ -102,11 +107,13 @@ pub fn fit_smallest(
     Ok(checked(graph, profile, schedule, None)?)
 }
 
-/// The step as the graph states it: program order, nothing recomputed, nothing moved. Its peak is the unplanned one.
+/// The step as the graph states it: program order, nothing recomputed, nothing moved. Its peak is
+/// the unplanned one.
 pub fn unplanned(graph: &Graph, profile: &Profile) -> Result<Fitted, Violation> {
     let profile = Profile { in_place: false, ..profile.clone() };
     let plan = plan::Plan { planner: Planner::None, steps: graph.program() };
-    let mut schedule = lower(graph, &profile, &plan, Bytes::LIMIT, &Residents::default(), &Effort::default());
+    let mut schedule =
+        lower(graph, &profile, &plan, Bytes::LIMIT, &Residents::default(), &Effort::default());
     schedule.budget = schedule.slab;
     checked(graph, &profile, schedule, None)
 }

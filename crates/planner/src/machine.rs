@@ -1,4 +1,5 @@
-//! Machines: what a node costs on them. Invariant: every rate is finite and positive, so a cost never divides by zero.
+//! Machines: what a node costs on them. Invariant: every rate is finite and positive, so a cost
+//! never divides by zero.
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -14,13 +15,15 @@ pub struct Machine {
     pub flops_32: f64,
     /// Bytes per second to and from memory.
     pub bandwidth: f64,
-    /// Elements per second of one exponential-like function; absent where memory is always the slower part.
+    /// Elements per second of one exponential-like function; absent where memory is always the
+    /// slower part.
     pub elementary: Option<f64>,
     /// Seconds that every call costs whatever its size.
     pub launch: f64,
     /// Worker threads: per-thread workspace multiplies by this.
     pub threads: u32,
-    /// The project's own engine runs here: the operator table's workspaces and in-place abilities hold.
+    /// The project's own engine runs here: the operator table's workspaces and in-place abilities
+    /// hold.
     pub engine: bool,
 }
 
@@ -37,7 +40,8 @@ pub enum MachineError {
 }
 
 /// Machines known without measuring. Rates from the vendor's data sheets (dense, without sparsity):
-/// A100 80GB SXM 312 / 156 (TF32) TFLOP/s and 2.039 TB/s; H100 SXM 989 / 494.5 TFLOP/s and 3.35 TB/s.
+/// A100 80GB SXM 312 / 156 (TF32) TFLOP/s and 2.039 TB/s; H100 SXM 989 / 494.5 TFLOP/s and 3.35
+/// TB/s.
 pub fn presets() -> [Machine; 2] {
     let gpu = |name: &str, flops_16, flops_32, bandwidth| Machine {
         name: name.to_string(),
@@ -55,10 +59,14 @@ pub fn presets() -> [Machine; 2] {
 impl Machine {
     /// The preset called `name`.
     pub fn preset(name: &str) -> Result<Machine, MachineError> {
-        presets().into_iter().find(|machine| machine.name == name).ok_or_else(|| MachineError::Unknown { name: name.to_string() })
+        presets()
+            .into_iter()
+            .find(|machine| machine.name == name)
+            .ok_or_else(|| MachineError::Unknown { name: name.to_string() })
     }
 
-    /// A processor that has not been measured: ratios between operators are plausible, absolute times are not.
+    /// A processor that has not been measured: ratios between operators are plausible, absolute
+    /// times are not.
     pub fn unmeasured_cpu(threads: u32) -> Machine {
         let threads = threads.max(1);
         let all = f64::from(threads);
@@ -83,7 +91,8 @@ impl Machine {
             ("elementary", self.elementary.unwrap_or(1.0)),
         ];
         let wrong = rates.into_iter().find(|(_, rate)| !(rate.is_finite() && *rate > 0.0));
-        let launch = Some(("launch", self.launch)).filter(|(_, seconds)| !(seconds.is_finite() && *seconds >= 0.0));
+        let launch = Some(("launch", self.launch))
+            .filter(|(_, seconds)| !(seconds.is_finite() && *seconds >= 0.0));
         match wrong.or(launch) {
             None if self.threads == 0 => Err(MachineError::NoThreads { name: self.name }),
             Some((field, found)) => Err(MachineError::Rate { name: self.name, field, found }),

@@ -1,7 +1,7 @@
 //! Units as types, so that bytes, operations and seconds cannot be mixed up.
 //!
-//! Invariant: a sum of [`Bytes`] never wraps. The graph verifier bounds the bytes of a whole graph by
-//! [`Bytes::LIMIT`], so a failing addition is a bug in the caller, not a property of the input.
+//! Invariant: a sum of [`Bytes`] never wraps. The graph verifier bounds the bytes of a whole graph
+//! by [`Bytes::LIMIT`], so a failing addition is a bug in the caller, not a property of the input.
 
 use std::fmt;
 use std::iter::Sum;
@@ -10,7 +10,9 @@ use std::ops::{Add, AddAssign, Sub, SubAssign};
 use serde::{Deserialize, Serialize};
 
 /// A number of bytes.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(transparent)]
 pub struct Bytes(pub u64);
 
@@ -86,7 +88,9 @@ impl fmt::Display for Bytes {
 }
 
 /// A number of floating-point operations; a multiply-add counts as two.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize,
+)]
 #[serde(transparent)]
 pub struct Flops(pub u64);
 

@@ -1,5 +1,6 @@
-//! Every planner that keeps the given order against the oracle, on graphs small enough to know the truth. Invariant: no planner ever claims more
-//! than is possible, and none is told to be optimal: how far each one is from the frontier is printed, not asserted.
+//! Every planner that keeps the given order against the oracle, on graphs small enough to know the
+//! truth. Invariant: no planner ever claims more than is possible, and none is told to be optimal:
+//! how far each one is from the frontier is printed, not asserted.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod generator;
@@ -13,8 +14,15 @@ use tightfit::profile::Profile;
 use tightfit::units::Bytes;
 
 /// The budget planner may move nodes: it is held to an oracle over all orders.
-const PLANNERS: [Planner; 7] =
-    [Planner::None, Planner::Chen, Planner::Capuchin, Planner::Xla, Planner::Dtr, Planner::Knapsack, Planner::Rotor];
+const PLANNERS: [Planner; 7] = [
+    Planner::None,
+    Planner::Chen,
+    Planner::Capuchin,
+    Planner::Xla,
+    Planner::Dtr,
+    Planner::Knapsack,
+    Planner::Rotor,
+];
 
 /// Graphs whose every board the oracle can visit.
 fn is_small(graph: &Graph) -> bool {
@@ -23,21 +31,36 @@ fn is_small(graph: &Graph) -> bool {
 
 /// Budgets that tell plans apart: from below what anybody reaches to the unplanned peak.
 fn budgets(smallest: u64, unplanned: u64) -> Vec<u64> {
-    let mut budgets: Vec<u64> = (0..=6).map(|i| smallest + (unplanned - smallest) * i / 6).chain([smallest.saturating_sub(1)]).collect();
+    let mut budgets: Vec<u64> = (0..=6)
+        .map(|i| smallest + (unplanned - smallest) * i / 6)
+        .chain([smallest.saturating_sub(1)])
+        .collect();
     budgets.dedup();
     budgets
 }
 
-fn planners_obey_the_oracle(graph: &Graph, profile: &Profile, order: &[NodeId]) -> Result<(), TestCaseError> {
+fn planners_obey_the_oracle(
+    graph: &Graph,
+    profile: &Profile,
+    order: &[NodeId],
+) -> Result<(), TestCaseError> {
     let frontier = oracle::frontier(graph, profile, order);
     let (unplanned, smallest) = (frontier[0].peak, frontier.last().unwrap().peak);
     for budget in budgets(smallest, unplanned.max(smallest)) {
         for planner in PLANNERS {
             match plan::plan(graph, profile, order, Bytes(budget), planner) {
                 Ok(plan) => {
-                    let cost = oracle::replay(graph, profile, &plan.steps).map_err(TestCaseError::fail)?;
-                    prop_assert_eq!(plan::simulate(graph, profile, &plan.steps).curve.peak, Bytes(cost.peak));
-                    prop_assert!(cost.peak <= budget, "{planner:?} peaks at {} under {budget}", cost.peak);
+                    let cost =
+                        oracle::replay(graph, profile, &plan.steps).map_err(TestCaseError::fail)?;
+                    prop_assert_eq!(
+                        plan::simulate(graph, profile, &plan.steps).curve.peak,
+                        Bytes(cost.peak)
+                    );
+                    prop_assert!(
+                        cost.peak <= budget,
+                        "{planner:?} peaks at {} under {budget}",
+                        cost.peak
+                    );
                     let best = frontier.iter().find(|point| point.peak <= cost.peak);
                     prop_assert!(
                         best.is_some_and(|best| best.seconds <= cost.seconds * (1.0 + 1e-9)),
@@ -45,9 +68,14 @@ fn planners_obey_the_oracle(graph: &Graph, profile: &Profile, order: &[NodeId]) 
                     );
                 }
                 Err(PlanError::Infeasible(proof)) => {
-                    prop_assert!(proof.needed <= Bytes(smallest), "{planner:?}: {} needed, {smallest} reached", proof.needed.0);
+                    prop_assert!(
+                        proof.needed <= Bytes(smallest),
+                        "{planner:?}: {} needed, {smallest} reached",
+                        proof.needed.0
+                    );
                     prop_assert!(proof.reached > Bytes(budget) && proof.reached >= Bytes(smallest));
-                    let cost = oracle::replay(graph, profile, &proof.plan.steps).map_err(TestCaseError::fail)?;
+                    let cost = oracle::replay(graph, profile, &proof.plan.steps)
+                        .map_err(TestCaseError::fail)?;
                     prop_assert_eq!(Bytes(cost.peak), proof.reached);
                 }
                 Err(error) => prop_assert!(false, "{planner:?}: {error}"),

@@ -1,5 +1,6 @@
-//! Laws of the budget planner that need no oracle: between budgets, between runs, under little effort, at the edges of
-//! what the format allows. Invariant: a law here is asserted for all graphs of the generators, or names its graph.
+//! Laws of the budget planner that need no oracle: between budgets, between runs, under little
+//! effort, at the edges of what the format allows. Invariant: a law here is asserted for all graphs
+//! of the generators, or names its graph.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod corpus;
@@ -22,7 +23,9 @@ fn graphs() -> Vec<Graph> {
     let mut runner = TestRunner::new(generator::config(1));
     let recipes = generator::recipes(16);
     let steps = (0..60).map(|_| recipes.new_tree(&mut runner).unwrap().current().graph());
-    let dags = (0..120).map(|seed| dag::graph(seed, 40, Freedoms { writes: seed % 2 == 1, uneven: seed % 3 == 1 }));
+    let dags = (0..120).map(|seed| {
+        dag::graph(seed, 40, Freedoms { writes: seed % 2 == 1, uneven: seed % 3 == 1 })
+    });
     steps.chain(dags).collect()
 }
 
@@ -36,7 +39,11 @@ fn is_legal(graph: &Graph, profile: &Profile, budget: u64, answer: &Answer) {
     let cost = oracle::replay(graph, profile, &plan.steps).unwrap();
     assert!(cost.peak <= budget, "{} bytes under {budget}", cost.peak);
     let bound = answer.bound.expect("a budget with a plan is not infeasible").0;
-    assert!(bound <= cost.seconds * (1.0 + 1e-9), "a plan of {} s beats the bound, {bound} s", cost.seconds);
+    assert!(
+        bound <= cost.seconds * (1.0 + 1e-9),
+        "a plan of {} s beats the bound, {bound} s",
+        cost.seconds
+    );
 }
 
 fn seconds(profile: &Profile, answer: &Answer) -> f64 {
@@ -55,15 +62,24 @@ fn more_memory_is_never_slower() {
                 let answer = search.plan(Bytes(budget), &Effort::work(part, 5_000));
                 is_legal(&graph, &profile, budget, &answer);
                 let now = seconds(&profile, &answer);
-                assert!(now <= before * (1.0 + 1e-9), "{part} %: {now} s, but {before} s with less memory");
+                assert!(
+                    now <= before * (1.0 + 1e-9),
+                    "{part} %: {now} s, but {before} s with less memory"
+                );
                 before = now;
             }
             // Whatever was learnt on the way, the bound falls as the budget rises.
-            let bounds = (0..=20).map(|i| search.bound(Bytes(unplanned * i / 20)).map_or(f64::INFINITY, |bound| bound.0));
+            let bounds = (0..=20).map(|i| {
+                search.bound(Bytes(unplanned * i / 20)).map_or(f64::INFINITY, |bound| bound.0)
+            });
             let bounds: Vec<f64> = bounds.collect();
             assert!(bounds.windows(2).all(|pair| pair[1] <= pair[0]), "{bounds:?}");
             let least = search.least_budget().0;
-            assert!(search.bound(Bytes(least)).is_some() && (least == 0 || search.bound(Bytes(least - 1)).is_none()), "{least}");
+            assert!(
+                search.bound(Bytes(least)).is_some()
+                    && (least == 0 || search.bound(Bytes(least - 1)).is_none()),
+                "{least}"
+            );
         }
     }
 }
@@ -76,7 +92,8 @@ fn names_do_not_matter() {
         let answers = [&graph, &renamed].map(|graph| {
             let profile = Profile::new(graph, &machine);
             let budget = Bytes(unplanned(graph, &profile) * 3 / 4);
-            let answer = Search::new(graph, &profile, &graph.program()).plan(budget, &Effort::work(7, 5_000));
+            let answer = Search::new(graph, &profile, &graph.program())
+                .plan(budget, &Effort::work(7, 5_000));
             (answer.plan, answer.bound)
         });
         assert_eq!(answers[0], answers[1]);
@@ -93,7 +110,8 @@ fn the_same_seed_gives_the_same_plan() {
         let resting = graph.static_bytes().0;
         let budget = Bytes(resting + (unplanned(&graph, &profile) - resting) * 2 / 3);
         let answers = [(); 2].map(|()| {
-            let answer = Search::new(&graph, &profile, &order).plan(budget, &Effort::work(3, 1_000_000));
+            let answer =
+                Search::new(&graph, &profile, &order).plan(budget, &Effort::work(3, 1_000_000));
             is_legal(&graph, &profile, budget.0, &answer);
             (answer.plan.expect("half the activations"), answer.bound)
         });
@@ -110,7 +128,12 @@ fn next_to_no_effort_is_no_error() {
             for work in [0, 1, 10, 100] {
                 for budget in [0, unplanned / 2, unplanned * 9 / 10, unplanned, u64::MAX] {
                     let mut search = Search::new(&graph, &profile, &graph.program());
-                    is_legal(&graph, &profile, budget, &search.plan(Bytes(budget), &Effort::work(work, work)));
+                    is_legal(
+                        &graph,
+                        &profile,
+                        budget,
+                        &search.plan(Bytes(budget), &Effort::work(work, work)),
+                    );
                 }
             }
         }
@@ -124,8 +147,19 @@ impl Step {
         Step(GraphBuilder::new("edge"))
     }
 
-    fn node(&mut self, name: &str, phase: Phase, inputs: &[ValueId], bytes: u64, seconds: f64) -> ValueId {
-        let mut node = NodeSpec::new(name, if phase.is_placeholder() { "placeholder" } else { "test.node" }, phase);
+    fn node(
+        &mut self,
+        name: &str,
+        phase: Phase,
+        inputs: &[ValueId],
+        bytes: u64,
+        seconds: f64,
+    ) -> ValueId {
+        let mut node = NodeSpec::new(
+            name,
+            if phase.is_placeholder() { "placeholder" } else { "test.node" },
+            phase,
+        );
         node.inputs = inputs.to_vec();
         node.seconds = Some(Seconds(seconds));
         let storage = self.0.storage(Bytes(bytes));
@@ -137,12 +171,14 @@ impl Step {
         let mut step = Step::new();
         let mut made = vec![step.node("x", Phase::Input, &[], bytes, 0.0)];
         for index in 0..length {
-            let value = step.node(&format!("f{index}"), Phase::Forward, &[made[index]], bytes, seconds);
+            let value =
+                step.node(&format!("f{index}"), Phase::Forward, &[made[index]], bytes, seconds);
             made.push(value);
         }
         let mut gradient = made[length];
         for index in (0..length).rev() {
-            let inputs: Vec<ValueId> = if gradient == made[index] { vec![gradient] } else { vec![gradient, made[index]] };
+            let inputs: Vec<ValueId> =
+                if gradient == made[index] { vec![gradient] } else { vec![gradient, made[index]] };
             gradient = step.node(&format!("b{index}"), Phase::Backward, &inputs, bytes, seconds);
         }
         step.0.output(gradient);
@@ -169,13 +205,19 @@ fn answers(graph: &Graph, parts: &[u64]) -> Vec<Answer> {
 #[test]
 fn a_step_without_nodes_is_planned_as_it_is() {
     let graph = Step::new().0.build().unwrap();
-    assert!(answers(&graph, &[100]).iter().all(|answer| answer.plan.as_ref().is_some_and(|plan| plan.steps.is_empty())));
+    assert!(
+        answers(&graph, &[100])
+            .iter()
+            .all(|answer| answer.plan.as_ref().is_some_and(|plan| plan.steps.is_empty()))
+    );
     let mut step = Step::new();
     step.node("x", Phase::Input, &[], 100, 0.0);
     step.node("w", Phase::Parameter, &[], 28, 0.0);
     let graph = step.0.build().unwrap();
     let answers = answers(&graph, &[50, 100]);
-    assert!(answers.iter().enumerate().all(|(index, answer)| answer.plan.is_some() == (index % 2 == 1)));
+    assert!(
+        answers.iter().enumerate().all(|(index, answer)| answer.plan.is_some() == (index % 2 == 1))
+    );
 }
 
 #[test]
@@ -184,18 +226,23 @@ fn one_node_runs_once() {
     let x = step.node("x", Phase::Input, &[], 4, 0.0);
     step.node("f", Phase::Forward, &[x], 4, 1.0);
     let answers = answers(&step.0.build().unwrap(), &[0, 50, 99, 100]);
-    assert!(
-        answers
-            .iter()
-            .enumerate()
-            .all(|(index, answer)| (answer.plan.is_some(), answer.bound.is_some()) == ((index % 4 == 3), (index % 4 == 3)))
-    );
+    assert!(answers.iter().enumerate().all(|(index, answer)| (
+        answer.plan.is_some(),
+        answer.bound.is_some()
+    ) == (
+        (index % 4 == 3),
+        (index % 4 == 3)
+    )));
 }
 
 #[test]
 fn weightless_tensors_fit_into_nothing() {
     let answers = answers(&Step::chain(8, 0, 1.0), &[100]);
-    assert!(answers.iter().all(|answer| answer.plan.as_ref().is_some_and(|plan| plan.steps.len() == 16)));
+    assert!(
+        answers
+            .iter()
+            .all(|answer| answer.plan.as_ref().is_some_and(|plan| plan.steps.len() == 16))
+    );
 }
 
 #[test]
@@ -207,13 +254,21 @@ fn what_takes_no_time_is_made_again_for_nothing() {
 
 #[test]
 fn enormous_bytes_do_not_wrap_around() {
-    assert!(answers(&Step::chain(20, 1 << 54, 1.0), &[0, 30, 50, 80, 100]).iter().any(|answer| answer.plan.is_some()));
+    assert!(
+        answers(&Step::chain(20, 1 << 54, 1.0), &[0, 30, 50, 80, 100])
+            .iter()
+            .any(|answer| answer.plan.is_some())
+    );
 }
 
 #[test]
 fn enormous_times_do_not_wrap_around() {
     for seconds in [1e6, 1e15, 1e300] {
-        assert!(answers(&Step::chain(20, 10, seconds), &[0, 30, 50, 80, 100]).iter().any(|answer| answer.plan.is_some()));
+        assert!(
+            answers(&Step::chain(20, 10, seconds), &[0, 30, 50, 80, 100])
+                .iter()
+                .any(|answer| answer.plan.is_some())
+        );
     }
 }
 
@@ -223,7 +278,8 @@ fn ends_soon_after(deadline: Seconds, graph: &Graph, budget: u64) -> u64 {
     let asked = AtomicU64::new(0);
     let clock = || Seconds(asked.fetch_add(1, Ordering::Relaxed) as f64 * 1e-3);
     let mut search = Search::new(graph, &profile, &graph.program());
-    let answer = search.plan(Bytes(budget), &Effort { seed: 1, work: u64::MAX, deadline, clock: &clock });
+    let answer =
+        search.plan(Bytes(budget), &Effort { seed: 1, work: u64::MAX, deadline, clock: &clock });
     is_legal(graph, &profile, budget, &answer);
     asked.load(Ordering::Relaxed)
 }
@@ -232,7 +288,10 @@ fn ends_soon_after(deadline: Seconds, graph: &Graph, budget: u64) -> u64 {
 fn a_deadline_ends_the_search() {
     let graph = Step::chain(2500, 1000, 1.0);
     let asked = ends_soon_after(Seconds(0.05), &graph, 700_000);
-    assert!(asked < 350, "the clock was asked {asked} times, though the deadline was over after 50");
+    assert!(
+        asked < 350,
+        "the clock was asked {asked} times, though the deadline was over after 50"
+    );
 }
 
 #[test]
@@ -241,10 +300,13 @@ fn an_interruption_ends_the_search() {
     let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
     for calls in [0, 1, 2, 5, 20, 100] {
         let asked = AtomicU64::new(0);
-        let clock = || Seconds(if asked.fetch_add(1, Ordering::Relaxed) < calls { 0.0 } else { f64::INFINITY });
+        let clock = || {
+            Seconds(if asked.fetch_add(1, Ordering::Relaxed) < calls { 0.0 } else { f64::INFINITY })
+        };
         let mut search = Search::new(&graph, &profile, &graph.program());
         let deadline = Seconds(f64::INFINITY);
-        let answer = search.plan(Bytes(60_000), &Effort { seed: 1, work: u64::MAX, deadline, clock: &clock });
+        let answer = search
+            .plan(Bytes(60_000), &Effort { seed: 1, work: u64::MAX, deadline, clock: &clock });
         is_legal(&graph, &profile, 60_000, &answer);
         assert!(asked.load(Ordering::Relaxed) < calls + 300);
     }

@@ -1,10 +1,13 @@
-//! The judge's verdicts: a legal schedule, broken in every way that there is. Invariant: each variant of [`Violation`]
-//! is produced here, by the smallest change that produces it; [`variant`] does not compile when one is added.
+//! The judge's verdicts: a legal schedule, broken in every way that there is. Invariant: each
+//! variant of [`Violation`] is produced here, by the smallest change that produces it; [`variant`]
+//! does not compile when one is added.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 use expect_test::{Expect, expect};
 use tightfit::check::{Violation, check};
-use tightfit::graph::{Argument, DType, Graph, GraphBuilder, NodeId, NodeSpec, Phase, StorageId, ValueId, ValueSpec};
+use tightfit::graph::{
+    Argument, DType, Graph, GraphBuilder, NodeId, NodeSpec, Phase, StorageId, ValueId, ValueSpec,
+};
 use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
@@ -22,7 +25,14 @@ struct Case {
 struct Sketch(GraphBuilder);
 
 impl Sketch {
-    fn node(&mut self, name: &str, op: &str, phase: Phase, inputs: &[ValueId], elements: &[u64]) -> Vec<ValueId> {
+    fn node(
+        &mut self,
+        name: &str,
+        op: &str,
+        phase: Phase,
+        inputs: &[ValueId],
+        elements: &[u64],
+    ) -> Vec<ValueId> {
         let outputs: Vec<Option<ValueSpec>> = elements
             .iter()
             .map(|&count| {
@@ -51,16 +61,26 @@ impl Sketch {
     }
 
     /// Writes `value`, of `elements` in the storage numbered `storage`, in place.
-    fn writes(&mut self, name: &str, op: &str, phase: Phase, inputs: &[ValueId], written: &[(u32, u64)]) -> Vec<ValueId> {
+    fn writes(
+        &mut self,
+        name: &str,
+        op: &str,
+        phase: Phase,
+        inputs: &[ValueId],
+        written: &[(u32, u64)],
+    ) -> Vec<ValueId> {
         let outputs: Vec<_> = written
             .iter()
-            .map(|&(storage, elements)| Some(ValueSpec::contiguous(&[elements], DType::F32, StorageId::from_u32(storage))))
+            .map(|&(storage, elements)| {
+                Some(ValueSpec::contiguous(&[elements], DType::F32, StorageId::from_u32(storage)))
+            })
             .collect();
         self.spec(name, op, phase, inputs, &outputs, |node| node.mutates = true)
     }
 }
 
-/// x·w, two layers, a loss, their mirror images and an update with momentum. `a` is made again before `ga`.
+/// x·w, two layers, a loss, their mirror images and an update with momentum. `a` is made again
+/// before `ga`.
 fn step() -> Case {
     let mut sketch = Sketch(GraphBuilder::new("step"));
     let x = sketch.node("x", "placeholder", Phase::Input, &[], &[64])[0];
@@ -69,8 +89,14 @@ fn step() -> Case {
     let a = sketch.node("a", "test.product", Phase::Forward, &[x, w], &[256])[0];
     let b = sketch.node("b", "test.layer", Phase::Forward, &[a], &[256])[0];
     let storage = StorageId::from_u32(4);
-    let view =
-        sketch.spec("view", "aten.view", Phase::Forward, &[b], &[Some(ValueSpec::contiguous(&[2, 128], DType::F32, storage))], |_| {})[0];
+    let view = sketch.spec(
+        "view",
+        "aten.view",
+        Phase::Forward,
+        &[b],
+        &[Some(ValueSpec::contiguous(&[2, 128], DType::F32, storage))],
+        |_| {},
+    )[0];
     let c = sketch.node("c", "test.layer", Phase::Forward, &[view], &[256])[0];
     let loss = sketch.node("loss", "test.loss", Phase::Loss, &[c], &[1])[0];
     let one = sketch.node("one", "aten.full.default", Phase::Backward, &[], &[1])[0];
@@ -87,9 +113,15 @@ fn step() -> Case {
 fn case(sketch: Sketch, machine: &Machine) -> Case {
     let graph = sketch.0.build().unwrap();
     let profile = Profile::new(&graph, machine);
-    let schedule = tightfit::fit_smallest(&graph, &profile, Planner::Capuchin, &Residents::default(), &tightfit::plan::Effort::default())
-        .unwrap()
-        .schedule;
+    let schedule = tightfit::fit_smallest(
+        &graph,
+        &profile,
+        Planner::Capuchin,
+        &Residents::default(),
+        &tightfit::plan::Effort::default(),
+    )
+    .unwrap()
+    .schedule;
     Case { graph, profile, schedule }
 }
 
@@ -110,8 +142,14 @@ impl Case {
 
     fn runs(&self, name: &str) -> impl Iterator<Item = usize> + '_ {
         let id = self.id(name);
-        let is_run = move |instruction: &Instruction| instruction.call().is_some_and(|call| call.node == id);
-        self.schedule.instructions.iter().enumerate().filter(move |(_, instruction)| is_run(instruction)).map(|(index, _)| index)
+        let is_run =
+            move |instruction: &Instruction| instruction.call().is_some_and(|call| call.node == id);
+        self.schedule
+            .instructions
+            .iter()
+            .enumerate()
+            .filter(move |(_, instruction)| is_run(instruction))
+            .map(|(index, _)| index)
     }
 
     fn call(&mut self, index: usize) -> &mut Call {
@@ -134,7 +172,11 @@ impl Case {
 
     /// Where a buffer is freed.
     fn freed(&self, buffer: BufferId) -> usize {
-        self.schedule.instructions.iter().position(|instruction| *instruction == Instruction::Free(buffer)).unwrap()
+        self.schedule
+            .instructions
+            .iter()
+            .position(|instruction| *instruction == Instruction::Free(buffer))
+            .unwrap()
     }
 
     fn verdict(&self, budget: Bytes) -> String {
@@ -197,13 +239,19 @@ fn a_view_written_elsewhere() {
     sketch.0.output(loss);
     let mut case = case(sketch, &Machine::preset("a100-80gb").unwrap());
     let (both, loss) = (case.first("both"), case.first("loss"));
-    let elsewhere = case.schedule.buffers.push(tightfit::schedule::Buffer { bytes: Bytes(256), address: 1 << 20 });
+    let elsewhere = case
+        .schedule
+        .buffers
+        .push(tightfit::schedule::Buffer { bytes: Bytes(256), address: 1 << 20 });
     case.schedule.slab = Bytes(1 << 21);
     case.schedule.budget = case.schedule.slab;
     case.call(both).outputs[1] = elsewhere;
     case.call(loss).inputs[1] = elsewhere;
-    let violation = tightfit::check::check(&case.graph, &case.profile, &case.schedule, case.schedule.budget).unwrap_err();
-    expect!["instruction 0: `both` must leave the view that it makes where its input lies"].assert_eq(&violation.to_string());
+    let violation =
+        tightfit::check::check(&case.graph, &case.profile, &case.schedule, case.schedule.budget)
+            .unwrap_err();
+    expect!["instruction 0: `both` must leave the view that it makes where its input lies"]
+        .assert_eq(&violation.to_string());
 }
 
 #[test]
@@ -249,7 +297,10 @@ fn a_wrong_buffer_read() {
             let (gb, w) = (case.first("gb"), case.placeholder("w"));
             case.call(gb).inputs[0] = w;
         },
-        expect!["NotThere: instruction 9: `gb` reads `gc` from buffer1, which holds what `w` made (version 0)"],
+        expect![
+            "NotThere: instruction 9: `gb` reads `gc` from buffer1, which holds what `w` made \
+             (version 0)"
+        ],
     );
 }
 
@@ -262,7 +313,10 @@ fn updated_before_the_last_reader() {
             let reader = case.first("gx");
             case.schedule.instructions.insert(reader, update);
         },
-        expect!["NotThere: instruction 19: `gx` reads `w` from buffer1, which holds what `w` made (version 1)"],
+        expect![
+            "NotThere: instruction 19: `gx` reads `w` from buffer1, which holds what `w` made \
+             (version 1)"
+        ],
     );
 }
 
@@ -285,7 +339,10 @@ fn a_parameter_freed() {
             let w = case.placeholder("w");
             case.schedule.instructions.push(Instruction::Free(w));
         },
-        expect!["FreesKept: instruction 23 frees buffer1, which holds what `w` made (version 1): it must outlive the step"],
+        expect![
+            "FreesKept: instruction 23 frees buffer1, which holds what `w` made (version 1): it \
+             must outlive the step"
+        ],
     );
 }
 
@@ -296,7 +353,10 @@ fn an_output_freed() {
             let loss = case.buffer("loss");
             case.schedule.instructions.push(Instruction::Free(loss));
         },
-        expect!["FreesKept: instruction 23 frees buffer6, which holds what `loss` made (version 0): it must outlive the step"],
+        expect![
+            "FreesKept: instruction 23 frees buffer6, which holds what `loss` made (version 0): \
+             it must outlive the step"
+        ],
     );
 }
 
@@ -329,7 +389,8 @@ fn an_address_moved_below_another() {
 fn a_slab_one_byte_short() {
     broken(
         |case| {
-            let timeline = check(&case.graph, &case.profile, &case.schedule, case.schedule.slab).unwrap();
+            let timeline =
+                check(&case.graph, &case.profile, &case.schedule, case.schedule.slab).unwrap();
             case.schedule.slab = timeline.high_water.saturating_sub(Bytes(1));
         },
         expect!["OutsideSlab: buffer7 ends at byte 3908, outside the slab of 3907 bytes"],
@@ -343,7 +404,9 @@ fn an_address_moved_out_of_the_slab() {
             let b = case.buffer("b");
             case.schedule.buffers[b].address = u64::MAX;
         },
-        expect!["OutsideSlab: buffer4 ends at byte 18446744073709551615, outside the slab of 3968 bytes"],
+        expect![
+            "OutsideSlab: buffer4 ends at byte 18446744073709551615, outside the slab of 3968 bytes"
+        ],
     );
 }
 
@@ -354,7 +417,9 @@ fn a_buffer_shrunk() {
             let b = case.buffer("b");
             case.schedule.buffers[b].bytes = Bytes(1023);
         },
-        expect!["TooSmall: instruction 1: `b` needs 1024 bytes for its output, but buffer4 has 1023"],
+        expect![
+            "TooSmall: instruction 1: `b` needs 1024 bytes for its output, but buffer4 has 1023"
+        ],
     );
 }
 
@@ -373,10 +438,13 @@ fn a_placeholders_buffer_shrunk() {
 fn one_byte_less_than_is_held() {
     broken(
         |case| {
-            let peak = check(&case.graph, &case.profile, &case.schedule, case.schedule.slab).unwrap().peak;
+            let peak =
+                check(&case.graph, &case.profile, &case.schedule, case.schedule.slab).unwrap().peak;
             case.schedule.budget = peak.saturating_sub(Bytes(1));
         },
-        expect!["OverBudget: instruction 6 (`gc`): 3848 bytes are held, 1 more than the budget of 3847"],
+        expect![
+            "OverBudget: instruction 6 (`gc`): 3848 bytes are held, 1 more than the budget of 3847"
+        ],
     );
 }
 
@@ -457,7 +525,10 @@ fn written_over_what_is_held() {
             let (b, a) = (case.first("b"), case.buffer("a"));
             case.call(b).outputs[0] = a;
         },
-        expect!["Overwrites: instruction 1: `b` writes over buffer3, which holds what `a` made (version 0)"],
+        expect![
+            "Overwrites: instruction 1: `b` writes over buffer3, which holds what `a` made \
+             (version 0)"
+        ],
     );
 }
 
@@ -468,7 +539,10 @@ fn a_new_version_written_elsewhere() {
             let (update, m) = (case.first("update"), case.placeholder("m"));
             case.call(update).outputs[0] = m;
         },
-        expect!["NewVersionElsewhere: instruction 21: `update` must write the new version of `w` where the old one lies"],
+        expect![
+            "NewVersionElsewhere: instruction 21: `update` must write the new version of `w` \
+             where the old one lies"
+        ],
     );
 }
 
@@ -508,7 +582,9 @@ fn a_workspace_too_small() {
             let workspace = case.schedule.buffers.push(Buffer { bytes: Bytes(64), address });
             case.call(index).workspace = Some(workspace);
         },
-        expect!["TooSmall: instruction 0: `a` needs 65 bytes for its workspace, but buffer14 has 64"],
+        expect![
+            "TooSmall: instruction 0: `a` needs 65 bytes for its workspace, but buffer14 has 64"
+        ],
     );
 }
 
@@ -521,13 +597,18 @@ fn a_view_run() {
             let after = case.first("b") + 1;
             case.schedule.instructions.insert(after, Instruction::Run(call));
         },
-        expect!["DoesNotRun: instruction 2: `view` is a placeholder or a view: such nodes do not run"],
+        expect![
+            "DoesNotRun: instruction 2: `view` is a placeholder or a view: such nodes do not run"
+        ],
     );
 }
 
 #[test]
 fn placeholders_without_a_buffer_of_their_own() {
-    broken(|case| case.schedule.placeholders.truncate(2), expect!["Placeholder: placeholder `m` has 0 buffers: it must have one"]);
+    broken(
+        |case| case.schedule.placeholders.truncate(2),
+        expect!["Placeholder: placeholder `m` has 0 buffers: it must have one"],
+    );
     broken(
         |case| case.schedule.placeholders.push(case.schedule.placeholders[0]),
         expect!["Placeholder: placeholder `x` has 2 buffers: it must have one"],
@@ -537,14 +618,20 @@ fn placeholders_without_a_buffer_of_their_own() {
             let (x, w) = (case.placeholder("x"), case.id("w"));
             case.schedule.placeholders.iter_mut().find(|(node, _)| *node == w).unwrap().1 = x;
         },
-        expect!["Overwrites: instruction 0: `w` writes over buffer0, which holds what `x` made (version 0)"],
+        expect![
+            "Overwrites: instruction 0: `w` writes over buffer0, which holds what `x` made \
+             (version 0)"
+        ],
     );
     broken(
         |case| {
             let (a, buffer) = (case.id("a"), case.buffer("a"));
             case.schedule.placeholders.push((a, buffer));
         },
-        expect!["NotPlaceholder: the schedule gives `a` a buffer before the step, but it is no placeholder"],
+        expect![
+            "NotPlaceholder: the schedule gives `a` a buffer before the step, but it is no \
+             placeholder"
+        ],
     );
 }
 
@@ -561,10 +648,14 @@ fn ids_from_nowhere() {
         },
         expect!["UnknownNode: the schedule mentions node 99, but the graph has 15 nodes"],
     );
-    broken(|case| case.schedule.graph = "0".repeat(64), expect!["OtherGraph: the schedule was made for another graph"]);
+    broken(
+        |case| case.schedule.graph = "0".repeat(64),
+        expect!["OtherGraph: the schedule was made for another graph"],
+    );
 }
 
-/// An output that is written in place after a copy of its first version was made: the copy does not stand for it.
+/// An output that is written in place after a copy of its first version was made: the copy does not
+/// stand for it.
 #[test]
 fn the_last_version_lost() {
     let mut sketch = Sketch(GraphBuilder::new("lost"));
@@ -574,14 +665,16 @@ fn the_last_version_lost() {
     sketch.0.output(last);
     let mut case = case(sketch, &Machine::unmeasured_cpu(1));
     let (h, index) = (case.buffer("h"), case.first("h"));
-    let copy = case.schedule.buffers.push(Buffer { bytes: Bytes(64), address: case.schedule.slab.0 });
+    let copy =
+        case.schedule.buffers.push(Buffer { bytes: Bytes(64), address: case.schedule.slab.0 });
     case.schedule.slab += Bytes(64);
     let mut again = case.call(index).clone();
     again.outputs = vec![copy];
     case.schedule.instructions.insert(index + 1, Instruction::Recompute(again));
     assert_eq!(case.verdict(case.schedule.slab), "legal");
     case.schedule.instructions.push(Instruction::Free(h));
-    expect!["Missing: `h` is missing at the end of the step"].assert_eq(&case.verdict(case.schedule.slab));
+    expect!["Missing: `h` is missing at the end of the step"]
+        .assert_eq(&case.verdict(case.schedule.slab));
 }
 
 /// Only what the operator table allows, and only over an input that nobody keeps.
@@ -600,9 +693,15 @@ fn in_place_where_it_is_not_allowed() {
     let mut allowed = relu(Phase::Input);
     assert_eq!(allowed.verdict(allowed.schedule.slab), "legal");
     allowed.profile.in_place = false;
-    expect!["Overwrites: instruction 0: `out` writes over buffer0, which holds what `x` made (version 0)"]
-        .assert_eq(&allowed.verdict(allowed.schedule.slab));
+    expect![
+        "Overwrites: instruction 0: `out` writes over buffer0, which holds what `x` made \
+        (version 0)"
+    ]
+    .assert_eq(&allowed.verdict(allowed.schedule.slab));
     let kept = relu(Phase::Parameter);
-    expect!["Overwrites: instruction 0: `out` writes over buffer0, which holds what `x` made (version 0)"]
-        .assert_eq(&kept.verdict(kept.schedule.slab));
+    expect![
+        "Overwrites: instruction 0: `out` writes over buffer0, which holds what `x` made \
+        (version 0)"
+    ]
+    .assert_eq(&kept.verdict(kept.schedule.slab));
 }

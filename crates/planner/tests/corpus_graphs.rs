@@ -1,5 +1,5 @@
-//! The seven planning graphs: read, written, profiled and planned. Their peaks and times are facts that were verified
-//! against PyTorch's own liveness and are held to the byte.
+//! The seven planning graphs: read, written, profiled and planned. Their peaks and times are facts
+//! that were verified against PyTorch's own liveness and are held to the byte.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod corpus;
@@ -55,11 +55,25 @@ fn every_planner_meets_its_budget_on_every_graph() {
         let profile = Profile::new(&graph, &machine);
         for planner in [Planner::Capuchin, Planner::Chen, Planner::None] {
             let budget = Bytes(peak / 10 * 9);
-            match tightfit::fit(&graph, &profile, budget, planner, &Residents::default(), &tightfit::plan::Effort::default()) {
+            match tightfit::fit(
+                &graph,
+                &profile,
+                budget,
+                planner,
+                &Residents::default(),
+                &tightfit::plan::Effort::default(),
+            ) {
                 Ok(fitted) => {
-                    assert!(fitted.timeline.peak <= budget && fitted.schedule.slab <= budget, "{name}");
+                    assert!(
+                        fitted.timeline.peak <= budget && fitted.schedule.slab <= budget,
+                        "{name}"
+                    );
                     let text = schedule::write(&graph, &fitted.schedule).to_string();
-                    assert_eq!(schedule::read(&graph, text.as_bytes()).unwrap(), fitted.schedule, "{name}");
+                    assert_eq!(
+                        schedule::read(&graph, text.as_bytes()).unwrap(),
+                        fitted.schedule,
+                        "{name}"
+                    );
                 }
                 Err(tightfit::FitError::Plan(_)) => {}
                 Err(error) => panic!("{name}: {error}"),
@@ -73,9 +87,16 @@ fn planning_twice_gives_the_same_schedule() {
     let graph = corpus::graph("gpt2_small_b8_s512");
     let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
     let fit = || {
-        tightfit::fit(&graph, &profile, Bytes(3_000_000_000), Planner::Auto, &Residents::default(), &tightfit::plan::Effort::default())
-            .unwrap()
-            .schedule
+        tightfit::fit(
+            &graph,
+            &profile,
+            Bytes(3_000_000_000),
+            Planner::Auto,
+            &Residents::default(),
+            &tightfit::plan::Effort::default(),
+        )
+        .unwrap()
+        .schedule
     };
     assert_eq!(fit(), fit());
 }

@@ -1,5 +1,6 @@
-//! The dataflow analysis on whole steps: the seven graphs, the steps of the corpus, random ones. Invariant: the oracle
-//! states the definitions of `doc/theory/dataflow.md` set by set and shares no code with the analysis.
+//! The dataflow analysis on whole steps: the seven graphs, the steps of the corpus, random ones.
+//! Invariant: the oracle states the definitions of `doc/theory/dataflow.md` set by set and shares
+//! no code with the analysis.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod corpus;
@@ -38,16 +39,24 @@ impl<'a> Oracle<'a> {
         let mut storages: Vec<Storage> = graph
             .storages()
             .values()
-            .map(|bytes| Storage { bytes: bytes.0, maker: None, readers: BTreeSet::new(), stays: false })
+            .map(|bytes| Storage {
+                bytes: bytes.0,
+                maker: None,
+                readers: BTreeSet::new(),
+                stays: false,
+            })
             .collect();
         for (index, node) in graph.nodes().values().enumerate() {
             let read: BTreeSet<_> = node.inputs.iter().map(of).collect();
             let touched: Vec<_> = node.outputs.iter().flatten().map(of).collect();
-            let is_view = !node.mutates && !touched.is_empty() && touched.iter().all(|storage| read.contains(storage));
+            let is_view = !node.mutates
+                && !touched.is_empty()
+                && touched.iter().all(|storage| read.contains(storage));
             for storage in touched {
                 let storage = &mut storages[storage.as_u32() as usize];
                 storage.maker.get_or_insert(index);
-                storage.stays |= matches!(node.phase, Phase::Parameter | Phase::Buffer | Phase::State);
+                storage.stays |=
+                    matches!(node.phase, Phase::Parameter | Phase::Buffer | Phase::State);
             }
             if !is_view {
                 for storage in read {
@@ -71,7 +80,9 @@ impl<'a> Oracle<'a> {
         let forward = |node: usize| matches!(self.phases[node], Phase::Forward | Phase::Loss);
         let backward = |node: usize| self.phases[node] == Phase::Backward;
         let mut figures = Figures::default();
-        for (index, node) in self.graph.nodes().values().enumerate().filter(|&(index, _)| inside(index)) {
+        for (index, node) in
+            self.graph.nodes().values().enumerate().filter(|&(index, _)| inside(index))
+        {
             let is_view = self.graph.is_view(NodeId::from_u32(index as u32));
             match self.phases[index] {
                 Phase::Forward | Phase::Loss if !is_view => figures.fwd_flop.0 += node.flops.0,
@@ -79,23 +90,36 @@ impl<'a> Oracle<'a> {
                 _ => {}
             }
         }
-        // From first to last position: held by the backward pass of this module, and by nothing else.
+        // From first to last position: held by the backward pass of this module, and by nothing
+        // else.
         let mut temporary: Vec<(usize, usize, u64)> = Vec::new();
         for storage in &self.storages {
             let Some(maker) = storage.maker else { continue };
-            let loss = self.phases[maker] == Phase::Loss || self.any(storage, |reader| self.phases[reader] == Phase::Loss);
+            let loss = self.phases[maker] == Phase::Loss
+                || self.any(storage, |reader| self.phases[reader] == Phase::Loss);
             if self.phases[maker] == Phase::Input || forward(maker) {
                 if forward(maker) && inside(maker) {
-                    let handed_on = storage.stays || loss || self.any(storage, |reader| !inside(reader) && !later(self.phases[reader]));
+                    let handed_on = storage.stays
+                        || loss
+                        || self
+                            .any(storage, |reader| !inside(reader) && !later(self.phases[reader]));
                     if self.any(storage, backward) {
-                        *(if handed_on { &mut figures.fwd_mem_out } else { &mut figures.fwd_mem_tmp }) += Bytes(storage.bytes);
+                        *(if handed_on {
+                            &mut figures.fwd_mem_out
+                        } else {
+                            &mut figures.fwd_mem_tmp
+                        }) += Bytes(storage.bytes);
                     }
                 } else if !loss && self.any(storage, |reader| backward(reader) && inside(reader)) {
                     figures.fwd_mem_in += Bytes(storage.bytes);
                 }
             }
             if backward(maker) && inside(maker) {
-                if storage.stays || self.any(storage, |reader| !inside(reader) || self.phases[reader] == Phase::Optimizer) {
+                if storage.stays
+                    || self.any(storage, |reader| {
+                        !inside(reader) || self.phases[reader] == Phase::Optimizer
+                    })
+                {
                     figures.bwd_mem_out += Bytes(storage.bytes);
                 } else {
                     let last = storage.readers.iter().next_back().copied().unwrap_or(maker);
@@ -108,7 +132,11 @@ impl<'a> Oracle<'a> {
             if self.graph.is_view(id) {
                 continue;
             }
-            let held: u64 = temporary.iter().filter(|&&(first, last, _)| first <= node && node <= last).map(|&(.., bytes)| bytes).sum();
+            let held: u64 = temporary
+                .iter()
+                .filter(|&&(first, last, _)| first <= node && node <= last)
+                .map(|&(.., bytes)| bytes)
+                .sum();
             figures.bwd_mem_tmp = figures.bwd_mem_tmp.max(Bytes(held) + profile.workspace[id]);
         }
         figures
@@ -142,10 +170,24 @@ fn laws(graph: &Graph, profile: &Profile, name: &str) -> Dataflow {
     for (module, branch) in flow.tree.branches() {
         let path = &branch.path;
         let (share, alone) = (flow.modules[module].share, flow.modules[module].alone);
-        assert_eq!((share.fwd_flop, share.bwd_flop), (alone.fwd_flop, alone.bwd_flop), "{name} {path}");
-        assert_eq!(share.fwd_mem_tmp + share.fwd_mem_out, alone.fwd_mem_tmp + alone.fwd_mem_out, "{name} {path}: what is saved");
-        assert!(share.fwd_mem_tmp >= alone.fwd_mem_tmp, "{name} {path}: a wider border keeps more within");
-        assert!(share.bwd_mem_out <= alone.bwd_mem_out && share.bwd_mem_tmp >= alone.bwd_mem_tmp, "{name} {path}");
+        assert_eq!(
+            (share.fwd_flop, share.bwd_flop),
+            (alone.fwd_flop, alone.bwd_flop),
+            "{name} {path}"
+        );
+        assert_eq!(
+            share.fwd_mem_tmp + share.fwd_mem_out,
+            alone.fwd_mem_tmp + alone.fwd_mem_out,
+            "{name} {path}: what is saved"
+        );
+        assert!(
+            share.fwd_mem_tmp >= alone.fwd_mem_tmp,
+            "{name} {path}: a wider border keeps more within"
+        );
+        assert!(
+            share.bwd_mem_out <= alone.bwd_mem_out && share.bwd_mem_tmp >= alone.bwd_mem_tmp,
+            "{name} {path}"
+        );
     }
     flow
 }
@@ -153,7 +195,12 @@ fn laws(graph: &Graph, profile: &Profile, name: &str) -> Dataflow {
 fn agrees_with_the_oracle(graph: &Graph, profile: &Profile, flow: &Dataflow, name: &str) {
     let oracle = Oracle::new(graph);
     for (module, branch) in flow.tree.branches() {
-        assert_eq!(flow.modules[module].alone, oracle.alone(&branch.path, profile), "{name} `{}`", branch.path);
+        assert_eq!(
+            flow.modules[module].alone,
+            oracle.alone(&branch.path, profile),
+            "{name} `{}`",
+            branch.path
+        );
     }
 }
 
@@ -193,7 +240,8 @@ proptest! {
 
 #[test]
 fn the_whole_model_saves_what_the_step_needs() {
-    // gpt-nano: the loss makes log-probabilities and a weight, which only the loss's own backward pass reads.
+    // gpt-nano: the loss makes log-probabilities and a weight, which only the loss's own backward
+    // pass reads.
     let graph = step("gpt-nano");
     let flow = dataflow(&graph, &profile(&graph));
     assert_eq!(flow.graph.fwd_mem_out, Bytes(256 * 256 * 4 + 4));
@@ -205,7 +253,11 @@ fn of_modules(paths: &[(&str, Phase)]) -> Graph {
     use tightfit::graph::{DType, GraphBuilder, NodeSpec, ValueSpec};
     let mut builder = GraphBuilder::new("modules");
     for (index, &(path, phase)) in paths.iter().enumerate() {
-        let mut spec = NodeSpec::new(format!("n{index}"), if phase.is_placeholder() { "placeholder" } else { "op" }, phase);
+        let mut spec = NodeSpec::new(
+            format!("n{index}"),
+            if phase.is_placeholder() { "placeholder" } else { "op" },
+            phase,
+        );
         spec.module = builder.module(path);
         let storage = builder.storage(Bytes(4));
         builder.node(spec, &[Some(ValueSpec::contiguous(&[4], DType::U8, storage))]);
@@ -226,15 +278,35 @@ fn the_tree_stands_in_forward_order_and_knows_components() {
     ]);
     let tree = ModuleTree::new(&graph);
     let paths: Vec<&str> = tree.branches().values().map(|branch| branch.path.as_str()).collect();
-    let expected = ["", "layers", "layers.1", "layers.1.norm", "layers.10", "layers.10.norm", "embed", "embed.table", "head"];
+    let expected = [
+        "",
+        "layers",
+        "layers.1",
+        "layers.1.norm",
+        "layers.10",
+        "layers.10.norm",
+        "embed",
+        "embed.table",
+        "head",
+    ];
     assert_eq!(paths, [&expected[..], &["unused", "unused.inner"]].concat());
-    let find = |path: &str| tree.branches().iter().find(|(_, branch)| branch.path == path).unwrap().0;
+    let find =
+        |path: &str| tree.branches().iter().find(|(_, branch)| branch.path == path).unwrap().0;
     for (upper, branch) in tree.branches() {
         for (lower, other) in tree.branches() {
-            assert_eq!(tree.contains(upper, lower), below(&other.path, &branch.path), "`{}` `{}`", branch.path, other.path);
+            assert_eq!(
+                tree.contains(upper, lower),
+                below(&other.path, &branch.path),
+                "`{}` `{}`",
+                branch.path,
+                other.path
+            );
         }
     }
-    assert!(!tree.contains(find("layers.1"), find("layers.10")) && !tree.contains(find("layers.1"), find("layers.10.norm")));
+    assert!(
+        !tree.contains(find("layers.1"), find("layers.10"))
+            && !tree.contains(find("layers.1"), find("layers.10.norm"))
+    );
     assert_eq!(tree.lineage(find("layers.1.norm")).count(), 4);
 }
 

@@ -1,5 +1,5 @@
-//! Steps at the edges of what the format allows: empty ones, weightless ones, enormous ones. Invariant: each of them is
-//! planned like any other, or refused with a reason, in no time.
+//! Steps at the edges of what the format allows: empty ones, weightless ones, enormous ones.
+//! Invariant: each of them is planned like any other, or refused with a reason, in no time.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 use tightfit::graph::{Argument, DType, Graph, GraphBuilder, NodeSpec, Phase, ValueId, ValueSpec};
@@ -19,7 +19,11 @@ impl Step {
 
     /// A node that makes one contiguous tensor of `bytes` bytes.
     fn node(&mut self, name: &str, phase: Phase, inputs: &[ValueId], bytes: u64) -> ValueId {
-        let mut node = NodeSpec::new(name, if phase.is_placeholder() { "placeholder" } else { "test.node" }, phase);
+        let mut node = NodeSpec::new(
+            name,
+            if phase.is_placeholder() { "placeholder" } else { "test.node" },
+            phase,
+        );
         node.inputs = inputs.to_vec();
         let storage = self.0.storage(Bytes(bytes));
         self.0.node(node, &[Some(ValueSpec::contiguous(&[bytes], DType::U8, storage))])[0]
@@ -32,7 +36,14 @@ impl Step {
 
 fn fit(graph: &Graph, budget: Bytes, planner: Planner) -> Result<Fitted, FitError> {
     let profile = Profile::new(graph, &Machine::unmeasured_cpu(2));
-    tightfit::fit(graph, &profile, budget, planner, &Residents::default(), &tightfit::plan::Effort::work(1, 3_000))
+    tightfit::fit(
+        graph,
+        &profile,
+        budget,
+        planner,
+        &Residents::default(),
+        &tightfit::plan::Effort::work(1, 3_000),
+    )
 }
 
 #[test]
@@ -52,8 +63,15 @@ fn a_step_that_computes_nothing_holds_its_placeholders() {
     let graph = step.graph();
     for (planner, _) in Planner::ALL {
         assert_eq!(fit(&graph, Bytes(192), planner).unwrap().timeline.peak, Bytes(128));
-        let Err(FitError::Plan(PlanError::Infeasible(proof))) = fit(&graph, Bytes(127), planner) else { panic!("128 bytes in 127") };
-        assert_eq!(proof.reached, Bytes(192), "{planner:?}: the slab, whose addresses are multiples of 64");
+        let Err(FitError::Plan(PlanError::Infeasible(proof))) = fit(&graph, Bytes(127), planner)
+        else {
+            panic!("128 bytes in 127")
+        };
+        assert_eq!(
+            proof.reached,
+            Bytes(192),
+            "{planner:?}: the slab, whose addresses are multiples of 64"
+        );
     }
 }
 
@@ -83,15 +101,27 @@ fn an_enormous_step_does_not_wrap_around() {
     assert!(fit(&graph, Bytes(1 << 59), Planner::Auto).is_err());
 }
 
-/// Keys expanded to any length take no bytes themselves; the scores of a block of queries against them would.
+/// Keys expanded to any length take no bytes themselves; the scores of a block of queries against
+/// them would.
 #[test]
 fn attention_over_expanded_keys_does_not_wrap_around() {
     let mut step = Step::new();
     let storage = step.0.storage(Bytes(4));
-    let expanded =
-        ValueSpec { shape: vec![1, 1, 1 << 59, 1], dtype: DType::F32, storage, contiguous: false, strides: Some(vec![0; 4]), offset: 0 };
-    let keys = step.0.node(NodeSpec::new("keys", "placeholder", Phase::Parameter), &[Some(expanded)])[0];
-    let mut attention = NodeSpec::new("attention", "aten._scaled_dot_product_flash_attention_for_cpu.default", Phase::Forward);
+    let expanded = ValueSpec {
+        shape: vec![1, 1, 1 << 59, 1],
+        dtype: DType::F32,
+        storage,
+        contiguous: false,
+        strides: Some(vec![0; 4]),
+        offset: 0,
+    };
+    let keys =
+        step.0.node(NodeSpec::new("keys", "placeholder", Phase::Parameter), &[Some(expanded)])[0];
+    let mut attention = NodeSpec::new(
+        "attention",
+        "aten._scaled_dot_product_flash_attention_for_cpu.default",
+        Phase::Forward,
+    );
     attention.inputs = vec![keys];
     attention.args = vec![Argument::Value(keys); 3];
     let out = step.0.storage(Bytes(4));
@@ -99,8 +129,8 @@ fn attention_over_expanded_keys_does_not_wrap_around() {
     assert!(fit(&step.graph(), Bytes(1 << 40), Planner::Auto).is_err());
 }
 
-/// Where the slab misses the budget by little and the planner has nothing better, little must not be asked for again
-/// and again.
+/// Where the slab misses the budget by little and the planner has nothing better, little must not
+/// be asked for again and again.
 #[test]
 fn a_slab_that_nearly_fits_is_refused_at_once() {
     let gigabytes = |count: u64| count << 30;
@@ -116,13 +146,21 @@ fn a_slab_that_nearly_fits_is_refused_at_once() {
     }
     let graph = step.graph();
     let profile = Profile::new(&graph, &Machine::unmeasured_cpu(2));
-    let smallest =
-        tightfit::fit_smallest(&graph, &profile, Planner::None, &Residents::default(), &tightfit::plan::Effort::work(1, 3_000)).unwrap();
+    let smallest = tightfit::fit_smallest(
+        &graph,
+        &profile,
+        Planner::None,
+        &Residents::default(),
+        &tightfit::plan::Effort::work(1, 3_000),
+    )
+    .unwrap();
     let (slab, peak) = (smallest.schedule.slab, smallest.timeline.peak);
     assert!(slab > peak + Bytes(gigabytes(1)), "these lifetimes pack: {slab} for {peak}");
     let budget = slab.saturating_sub(Bytes(1));
     for (planner, _) in Planner::ALL {
-        let Err(FitError::Plan(PlanError::Infeasible(proof))) = fit(&graph, budget, planner) else { panic!("{planner:?} fits") };
+        let Err(FitError::Plan(PlanError::Infeasible(proof))) = fit(&graph, budget, planner) else {
+            panic!("{planner:?} fits")
+        };
         assert_eq!((proof.budget, proof.reached), (budget, slab));
     }
 }

@@ -1,5 +1,5 @@
-//! Layouts: judged by code that shares nothing with what makes them, on the public hard set, on random buffers against
-//! brute force, and with fixed addresses.
+//! Layouts: judged by code that shares nothing with what makes them, on the public hard set, on
+//! random buffers against brute force, and with fixed addresses.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod corpus;
@@ -25,7 +25,10 @@ fn judge(lifetimes: &[Lifetime], fixed: &[Option<u64>], floor: u64, packing: &Pa
         assert!(at + a.bytes.0 <= packing.end.0);
         for (b, &other) in lifetimes.iter().zip(&packing.addresses).take(i) {
             let together = a.first <= b.last && b.first <= a.last && a.bytes.0 > 0 && b.bytes.0 > 0;
-            assert!(!together || at + a.bytes.0 <= other || other + b.bytes.0 <= at, "{a:?} at {at}, {b:?} at {other}");
+            assert!(
+                !together || at + a.bytes.0 <= other || other + b.bytes.0 <= at,
+                "{a:?} at {at}, {b:?} at {other}"
+            );
         }
     }
 }
@@ -40,8 +43,14 @@ fn least_end(lifetimes: &[Lifetime], placed: &mut Vec<(usize, u64)>) -> u64 {
         if placed.iter().any(|&(other, _)| other == i) {
             continue;
         }
-        let meets = |other: usize| lifetimes[other].first <= lifetimes[i].last && lifetimes[i].first <= lifetimes[other].last;
-        let below = placed.iter().filter(|&&(other, _)| meets(other)).map(|&(other, at)| at + lifetimes[other].bytes.0);
+        let meets = |other: usize| {
+            lifetimes[other].first <= lifetimes[i].last
+                && lifetimes[i].first <= lifetimes[other].last
+        };
+        let below = placed
+            .iter()
+            .filter(|&&(other, _)| meets(other))
+            .map(|&(other, at)| at + lifetimes[other].bytes.0);
         let at = below.max().unwrap_or(0);
         placed.push((i, at));
         least = least.min(least_end(lifetimes, placed));
@@ -54,7 +63,8 @@ fn least_end(lifetimes: &[Lifetime], placed: &mut Vec<(usize, u64)>) -> u64 {
 fn the_hard_set_is_packed_into_its_capacity() {
     const CAPACITY: u64 = 1 << 20;
     for name in ["A", "B", "C", "D", "E", "F", "G", "H", "I", "J", "K"] {
-        let text = std::fs::read_to_string(corpus::path(&format!("buffers/{name}.{CAPACITY}.csv"))).unwrap();
+        let text = std::fs::read_to_string(corpus::path(&format!("buffers/{name}.{CAPACITY}.csv")))
+            .unwrap();
         let row = |line: &str| {
             let columns: Vec<u32> = line.split(',').map(|column| column.parse().unwrap()).collect();
             life(columns[1], columns[2] - 1, u64::from(columns[3]))
@@ -69,7 +79,9 @@ fn the_hard_set_is_packed_into_its_capacity() {
 
 #[test]
 fn without_work_there_is_still_a_packing() {
-    let lifetimes: Vec<Lifetime> = (0..200).map(|i| life(i * 7 % 100, i * 7 % 100 + i * 13 % 50, u64::from(i * 29 % 37) * 64)).collect();
+    let lifetimes: Vec<Lifetime> = (0..200)
+        .map(|i| life(i * 7 % 100, i * 7 % 100 + i * 13 % 50, u64::from(i * 29 % 37) * 64))
+        .collect();
     let fixed = vec![None; lifetimes.len()];
     judge(&lifetimes, &fixed, 0, &pack(&lifetimes, &fixed, 0, ALIGNMENT, 0, &Effort::work(1, 0)));
 }
@@ -77,12 +89,14 @@ fn without_work_there_is_still_a_packing() {
 #[test]
 fn what_never_fits_is_proven() {
     // Two lives of 2 and 3 units beside each other need 5, whatever the capacity.
-    let packing = pack(&[life(0, 2, 128), life(1, 3, 192)], &[None; 2], 0, ALIGNMENT, 64, &Effort::default());
+    let packing =
+        pack(&[life(0, 2, 128), life(1, 3, 192)], &[None; 2], 0, ALIGNMENT, 64, &Effort::default());
     assert_eq!((packing.end, packing.is_optimal()), (Bytes(320), true));
 }
 
 fn lifetimes(most: usize) -> impl Strategy<Value = Vec<Lifetime>> {
-    let one = (0..12u32, 0..6u32, 0..6u64).prop_map(|(first, length, units)| life(first, first + length, units * 64));
+    let one = (0..12u32, 0..6u32, 0..6u64)
+        .prop_map(|(first, length, units)| life(first, first + length, units * 64));
     prop::collection::vec(one, 0..=most)
 }
 

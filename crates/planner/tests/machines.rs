@@ -1,4 +1,5 @@
-//! Machines that cannot be used are refused with a reason. Invariant: each variant of `MachineError` has a test here.
+//! Machines that cannot be used are refused with a reason. Invariant: each variant of
+//! `MachineError` has a test here.
 
 use expect_test::expect;
 use tightfit::machine::{Machine, presets};
@@ -10,20 +11,24 @@ fn presets_are_found_by_name_and_valid() {
         machine.validate().unwrap();
     }
     Machine::unmeasured_cpu(0).validate().unwrap();
-    expect!["machine `tpu` is not known; known: cpu, a100-80gb, h100-80gb"].assert_eq(&Machine::preset("tpu").unwrap_err().to_string());
+    expect!["machine `tpu` is not known; known: cpu, a100-80gb, h100-80gb"]
+        .assert_eq(&Machine::preset("tpu").unwrap_err().to_string());
 }
 
 #[test]
 fn rates_are_finite_and_positive() {
     let cpu = Machine::unmeasured_cpu(2);
     let refused = |machine: Machine| machine.validate().unwrap_err().to_string();
-    expect!["machine `cpu`: flops_16 is 0, but must be finite and positive"].assert_eq(&refused(Machine { flops_16: 0.0, ..cpu.clone() }));
+    expect!["machine `cpu`: flops_16 is 0, but must be finite and positive"]
+        .assert_eq(&refused(Machine { flops_16: 0.0, ..cpu.clone() }));
     expect!["machine `cpu`: flops_32 is -1, but must be finite and positive"]
         .assert_eq(&refused(Machine { flops_32: -1.0, ..cpu.clone() }));
     expect!["machine `cpu`: bandwidth is NaN, but must be finite and positive"]
         .assert_eq(&refused(Machine { bandwidth: f64::NAN, ..cpu.clone() }));
     expect!["machine `cpu`: elementary is inf, but must be finite and positive"]
         .assert_eq(&refused(Machine { elementary: Some(f64::INFINITY), ..cpu.clone() }));
-    expect!["machine `cpu` has no threads: it needs at least one"].assert_eq(&refused(Machine { threads: 0, ..cpu.clone() }));
-    expect!["machine `cpu`: launch is -0.000002, but must be finite and positive"].assert_eq(&refused(Machine { launch: -2e-6, ..cpu }));
+    expect!["machine `cpu` has no threads: it needs at least one"]
+        .assert_eq(&refused(Machine { threads: 0, ..cpu.clone() }));
+    expect!["machine `cpu`: launch is -0.000002, but must be finite and positive"]
+        .assert_eq(&refused(Machine { launch: -2e-6, ..cpu }));
 }

@@ -1,9 +1,12 @@
-//! Measured seconds of calls. Invariant: signatures tell calls apart exactly by the work they ask for; what was measured
-//! counts before what is predicted; a file that is not what it should be is refused with the reason.
+//! Measured seconds of calls. Invariant: signatures tell calls apart exactly by the work they ask
+//! for; what was measured counts before what is predicted; a file that is not what it should be is
+//! refused with the reason.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 use expect_test::{Expect, expect};
-use tightfit::graph::{Argument, DType, Graph, GraphBuilder, NodeId, NodeSpec, Phase, ValueId, ValueSpec};
+use tightfit::graph::{
+    Argument, DType, Graph, GraphBuilder, NodeId, NodeSpec, Phase, ValueId, ValueSpec,
+};
 use tightfit::machine::Machine;
 use tightfit::profile::{CallSeconds, Profile, Signature, roofline};
 use tightfit::units::{Bytes, Seconds};
@@ -27,7 +30,12 @@ fn mul(builder: &mut GraphBuilder, name: &str, shape: [u64; 2], left: ValueId, r
     let other = right.values().into_iter().filter(|&value| value != left);
     let inputs = std::iter::once(left).chain(other).collect();
     let args = vec![Argument::Value(left), right];
-    let spec = NodeSpec { inputs, args, seconds: Some(Seconds(7.0)), ..NodeSpec::new(name, "aten.mul.Tensor", Phase::Forward) };
+    let spec = NodeSpec {
+        inputs,
+        args,
+        seconds: Some(Seconds(7.0)),
+        ..NodeSpec::new(name, "aten.mul.Tensor", Phase::Forward)
+    };
     let made = builder.node(spec, &[Some(ValueSpec::contiguous(&shape, DType::F32, storage))]);
     builder.output(made[0]);
 }
@@ -50,14 +58,17 @@ fn a_signature_is_the_work_that_a_call_asks_for() {
         mul(builder, "twice", shape, left, Argument::Float(2.0));
         mul(builder, "thrice", shape, left, Argument::Float(3.0));
     });
-    expect!["aten.mul.Tensor(%0 f32[4,8], %1 f32[4,8]) -> f32[4,8]"].assert_eq(&text(&signature(&calls, "both")));
+    expect!["aten.mul.Tensor(%0 f32[4,8], %1 f32[4,8]) -> f32[4,8]"]
+        .assert_eq(&text(&signature(&calls, "both")));
     assert_eq!(signature(&calls, "both"), signature(&calls, "again"));
     let others = ["square", "twice", "thrice"].map(|name| signature(&calls, name));
     for (i, other) in others.iter().enumerate() {
         assert_ne!(*other, signature(&calls, "both"));
         assert!(!others[..i].contains(other), "{}", text(other));
     }
-    let wider = graph([4, 16], |builder, left, right| mul(builder, "both", [4, 16], left, Argument::Value(right)));
+    let wider = graph([4, 16], |builder, left, right| {
+        mul(builder, "both", [4, 16], left, Argument::Value(right))
+    });
     assert_ne!(signature(&calls, "both"), signature(&wider, "both"));
 }
 
@@ -72,14 +83,19 @@ fn strides_are_part_of_a_signature() {
                 ..NodeSpec::new("x", "aten.clone.default", Phase::Forward)
             };
             let contiguous = strides.is_none();
-            let value = ValueSpec { contiguous, strides: strides.clone(), ..ValueSpec::contiguous(&[4, 4], DType::F32, storage) };
+            let value = ValueSpec {
+                contiguous,
+                strides: strides.clone(),
+                ..ValueSpec::contiguous(&[4, 4], DType::F32, storage)
+            };
             let made = builder.node(spec, &[Some(value)]);
             builder.output(made[0]);
         });
         text(&signature(&graph, "x"))
     };
     expect!["aten.clone.default(%0 f32[4,4]) -> f32[4,4]"].assert_eq(&transposed(None));
-    expect!["aten.clone.default(%0 f32[4,4]) -> f32[4,4]:1,4"].assert_eq(&transposed(Some(vec![1, 4])));
+    expect!["aten.clone.default(%0 f32[4,4]) -> f32[4,4]:1,4"]
+        .assert_eq(&transposed(Some(vec![1, 4])));
 }
 
 #[test]
@@ -96,7 +112,11 @@ fn what_was_measured_counts_before_what_is_predicted() {
     assert!(!table.covers(&graph));
     let profile = Profile::measured(&graph, &cpu, &table);
     assert_eq!(profile.seconds[node("known")], Seconds(0.5));
-    assert_eq!(profile.seconds[node("unknown")], Seconds(7.0), "what the graph says stays where nothing was measured");
+    assert_eq!(
+        profile.seconds[node("unknown")],
+        Seconds(7.0),
+        "what the graph says stays where nothing was measured"
+    );
     assert_ne!(roofline(&graph, &cpu, node("known")), Seconds(0.5));
     // What one machine took says nothing about another.
     let gpu = Machine::preset("a100-80gb").unwrap();
@@ -108,7 +128,9 @@ fn what_was_measured_counts_before_what_is_predicted() {
 #[test]
 fn newer_seconds_replace_older_ones_and_no_clock_gives_others() {
     let shape = [4, 8];
-    let graph = graph(shape, |builder, left, right| mul(builder, "call", shape, left, Argument::Value(right)));
+    let graph = graph(shape, |builder, left, right| {
+        mul(builder, "call", shape, left, Argument::Value(right))
+    });
     let call = signature(&graph, "call");
     let mut table = CallSeconds::new("1", 2);
     for wrong in [0.0, -1.0, f64::NAN, f64::INFINITY] {
@@ -131,12 +153,29 @@ fn refused(text: &str, expected: Expect) {
 #[test]
 fn other_files_are_refused() {
     let file = |format: &str, engine: &str, seconds: &str| {
-        format!("{{\"format\":\"{format}\",\"engine\":\"{engine}\",\"threads\":2,\"seconds\":{{\"f()\":{seconds}}}}}")
+        format!(
+            "{{\"format\":\"{format}\",\"engine\":\"{engine}\",\"threads\":2,\"seconds\":{{\"f()\":{seconds}}}}}"
+        )
     };
-    assert_eq!(CallSeconds::read(file("tightfit-seconds/1", "1", "0.5").as_bytes(), "1", 2).unwrap().len(), 1);
+    assert_eq!(
+        CallSeconds::read(file("tightfit-seconds/1", "1", "0.5").as_bytes(), "1", 2).unwrap().len(),
+        1
+    );
     refused("", expect!["it cannot be read: EOF while parsing a value at line 1 column 0"]);
-    refused(&file("tightfit-seconds/2", "1", "0.5"), expect!["its format is `tightfit-seconds/2`, not `tightfit-seconds/1`"]);
-    refused(&file("tightfit-seconds/1", "0", "0.5"), expect!["it was measured with engine 0 on 2 threads"]);
-    refused(&file("tightfit-seconds/1", "1", "-0.5"), expect!["`f()` takes -0.5 seconds, but must take a finite and positive time"]);
-    refused(&file("tightfit-seconds/1", "1", "null"), expect!["it cannot be read: invalid type: null, expected f64 at line 1 column 77"]);
+    refused(
+        &file("tightfit-seconds/2", "1", "0.5"),
+        expect!["its format is `tightfit-seconds/2`, not `tightfit-seconds/1`"],
+    );
+    refused(
+        &file("tightfit-seconds/1", "0", "0.5"),
+        expect!["it was measured with engine 0 on 2 threads"],
+    );
+    refused(
+        &file("tightfit-seconds/1", "1", "-0.5"),
+        expect!["`f()` takes -0.5 seconds, but must take a finite and positive time"],
+    );
+    refused(
+        &file("tightfit-seconds/1", "1", "null"),
+        expect!["it cannot be read: invalid type: null, expected f64 at line 1 column 77"],
+    );
 }

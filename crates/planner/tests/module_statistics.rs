@@ -1,5 +1,5 @@
-//! Statistics of modules, measured on graphs. Invariant: the oracle states the definitions of `doc/theory/modules.md` set
-//! by set and shares no code with what it judges.
+//! Statistics of modules, measured on graphs. Invariant: the oracle states the definitions of
+//! `doc/theory/modules.md` set by set and shares no code with what it judges.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod corpus;
@@ -30,7 +30,13 @@ impl Life {
     fn alive_at(&self, nodes: &Nodes<'_>, node: usize) -> bool {
         let born = nodes.phase(self.maker).is_placeholder() || self.maker <= node;
         let last = self.readers.iter().next_back().map_or(0, |&last| last);
-        born && (self.kept || node <= last.max(if nodes.phase(self.maker).is_placeholder() { nodes.first() } else { self.maker }))
+        born && (self.kept
+            || node
+                <= last.max(if nodes.phase(self.maker).is_placeholder() {
+                    nodes.first()
+                } else {
+                    self.maker
+                }))
     }
 
     fn alive_behind(&self, node: usize) -> bool {
@@ -58,11 +64,15 @@ impl Nodes<'_> {
     fn updates(&self, node: usize) -> bool {
         let node = &self.0.nodes()[self.id(node)];
         let of_model = |storage| {
-            let makers =
-                self.0.nodes().values().filter(|other| other.outputs.iter().flatten().any(|&v| self.0.values()[v].storage == storage));
-            makers.into_iter().next().is_some_and(|maker| matches!(maker.phase, Phase::Parameter | Phase::Buffer | Phase::State))
+            let makers = self.0.nodes().values().filter(|other| {
+                other.outputs.iter().flatten().any(|&v| self.0.values()[v].storage == storage)
+            });
+            makers.into_iter().next().is_some_and(|maker| {
+                matches!(maker.phase, Phase::Parameter | Phase::Buffer | Phase::State)
+            })
         };
-        node.mutates && node.outputs.iter().flatten().any(|&value| of_model(self.0.values()[value].storage))
+        node.mutates
+            && node.outputs.iter().flatten().any(|&value| of_model(self.0.values()[value].storage))
     }
 
     /// The first that runs.
@@ -74,12 +84,21 @@ impl Nodes<'_> {
 fn lives(graph: &Graph) -> Vec<Life> {
     let of = |value: &tightfit::graph::ValueId| graph.values()[*value].storage.as_u32() as usize;
     let mut made: Vec<Option<usize>> = vec![None; graph.storages().len()];
-    let mut lives: Vec<Life> =
-        graph.storages().values().map(|bytes| Life { bytes: bytes.0, maker: usize::MAX, readers: BTreeSet::new(), kept: false }).collect();
+    let mut lives: Vec<Life> = graph
+        .storages()
+        .values()
+        .map(|bytes| Life {
+            bytes: bytes.0,
+            maker: usize::MAX,
+            readers: BTreeSet::new(),
+            kept: false,
+        })
+        .collect();
     for (index, node) in graph.nodes().values().enumerate() {
         for storage in node.outputs.iter().flatten().map(of) {
             made[storage].get_or_insert(index);
-            lives[storage].kept |= matches!(node.phase, Phase::Parameter | Phase::Buffer | Phase::State);
+            lives[storage].kept |=
+                matches!(node.phase, Phase::Parameter | Phase::Buffer | Phase::State);
         }
         if graph.runs(NodeId::from_u32(index as u32)) {
             for storage in node.inputs.iter().map(of) {
@@ -99,27 +118,46 @@ fn lives(graph: &Graph) -> Vec<Life> {
 fn defined(graph: &Graph, profile: &Profile, module: &str) -> ModuleStats {
     let (nodes, lives) = (Nodes(graph, phases(graph)), lives(graph));
     let all = 0..graph.nodes().len();
-    let inside: Vec<usize> = all.filter(|&node| graph.runs(nodes.id(node)) && below(nodes.path(node), module)).collect();
-    let forward: Vec<usize> = inside.iter().copied().filter(|&node| nodes.phase(node).is_forward() && !nodes.updates(node)).collect();
-    let backward: Vec<usize> = inside.iter().copied().filter(|&node| nodes.phase(node) == Phase::Backward).collect();
-    let sum = |of: &dyn Fn(&Life) -> bool| Bytes(lives.iter().filter(|life| of(life)).map(|life| life.bytes).sum());
-    let held = |node: usize| sum(&|life| life.alive_at(&nodes, node)) + profile.workspace[nodes.id(node)];
+    let inside: Vec<usize> =
+        all.filter(|&node| graph.runs(nodes.id(node)) && below(nodes.path(node), module)).collect();
+    let forward: Vec<usize> = inside
+        .iter()
+        .copied()
+        .filter(|&node| nodes.phase(node).is_forward() && !nodes.updates(node))
+        .collect();
+    let backward: Vec<usize> =
+        inside.iter().copied().filter(|&node| nodes.phase(node) == Phase::Backward).collect();
+    let sum = |of: &dyn Fn(&Life) -> bool| {
+        Bytes(lives.iter().filter(|life| of(life)).map(|life| life.bytes).sum())
+    };
+    let held =
+        |node: usize| sum(&|life| life.alive_at(&nodes, node)) + profile.workspace[nodes.id(node)];
     let peak = backward.iter().copied().rev().max_by_key(|&node| held(node));
     let by_forward = |life: &Life| nodes.phase(life.maker).is_forward();
-    let leaves_backward = |life: &Life| life.kept || life.readers.iter().any(|&reader| nodes.phase(reader) == Phase::Optimizer);
+    let leaves_backward = |life: &Life| {
+        life.kept || life.readers.iter().any(|&reader| nodes.phase(reader) == Phase::Optimizer)
+    };
     let by_backward = |life: &Life| nodes.phase(life.maker) == Phase::Backward;
-    let at_peak = |of: &dyn Fn(&Life) -> bool| peak.map_or(Bytes(0), |peak| sum(&|life| of(life) && life.alive_at(&nodes, peak)));
+    let at_peak = |of: &dyn Fn(&Life) -> bool| {
+        peak.map_or(Bytes(0), |peak| sum(&|life| of(life) && life.alive_at(&nodes, peak)))
+    };
     let workspace = peak.map_or(Bytes(0), |peak| profile.workspace[nodes.id(peak)]);
     let backward_activations = at_peak(&by_forward);
-    let behind = forward.last().map_or(Bytes(0), |&last| sum(&|life| by_forward(life) && life.alive_behind(last)));
+    let behind = forward
+        .last()
+        .map_or(Bytes(0), |&last| sum(&|life| by_forward(life) && life.alive_behind(last)));
     let reads = |life: &Life, who: &[usize]| who.iter().any(|node| life.readers.contains(node));
     let made_here = |life: &Life| by_forward(life) && below(nodes.path(life.maker), module);
     let in_pass = |node: usize| nodes.phase(node).is_forward() && !nodes.updates(node);
     let is_loss = |node: usize| nodes.phase(node) == Phase::Loss;
-    let outside = |life: &Life, of: &dyn Fn(usize) -> bool| life.readers.iter().any(|&node| of(node) && !below(nodes.path(node), module));
+    let outside = |life: &Life, of: &dyn Fn(usize) -> bool| {
+        life.readers.iter().any(|&node| of(node) && !below(nodes.path(node), module))
+    };
     let parameters = sum(&|life| {
-        let used = life.readers.iter().any(|&node| in_pass(node) && below(nodes.path(node), module));
-        nodes.phase(life.maker) == Phase::Parameter && (used || below(nodes.path(life.maker), module))
+        let used =
+            life.readers.iter().any(|&node| in_pass(node) && below(nodes.path(node), module));
+        nodes.phase(life.maker) == Phase::Parameter
+            && (used || below(nodes.path(life.maker), module))
     });
     let seconds = |of: &dyn Fn(usize) -> bool| -> Seconds {
         inside.iter().filter(|&&node| of(node)).map(|&node| profile.seconds[nodes.id(node)]).sum()
@@ -132,13 +170,19 @@ fn defined(graph: &Graph, profile: &Profile, module: &str) -> ModuleStats {
         forward_activations: sum(&|life| {
             let loss = is_loss(life.maker) || life.readers.iter().any(|&node| is_loss(node));
             let saved = life.readers.iter().any(|&node| nodes.phase(node) == Phase::Backward);
-            made_here(life) && saved && !loss && !life.kept && !outside(life, &|node| nodes.phase(node).is_forward())
+            made_here(life)
+                && saved
+                && !loss
+                && !life.kept
+                && !outside(life, &|node| nodes.phase(node).is_forward())
         }),
         backward_activations,
-        activation_gradients: at_peak(&|life| by_backward(life) && !leaves_backward(life)) + workspace,
+        activation_gradients: at_peak(&|life| by_backward(life) && !leaves_backward(life))
+            + workspace,
         total_activations: behind.max(backward_activations),
         input: sum(&|life| {
-            let comes_in = nodes.phase(life.maker) == Phase::Input || by_forward(life) && !below(nodes.path(life.maker), module);
+            let comes_in = nodes.phase(life.maker) == Phase::Input
+                || by_forward(life) && !below(nodes.path(life.maker), module);
             comes_in && reads(life, &forward)
         }),
         output: sum(&|life| made_here(life) && (life.kept || outside(life, &in_pass))),
@@ -156,7 +200,10 @@ fn holds(graph: &Graph, profile: &Profile, what: &str) -> ModuleInfo {
         let path = stats.name[root.len()..].trim_start_matches('.');
         let defined = defined(graph, profile, path);
         let close = |a: Seconds, b: Seconds| (a.0 - b.0).abs() <= 1e-12 + 1e-9 * b.0;
-        assert!(close(stats.forward, defined.forward) && close(stats.backward, defined.backward), "{what} `{path}`");
+        assert!(
+            close(stats.forward, defined.forward) && close(stats.backward, defined.backward),
+            "{what} `{path}`"
+        );
         let comparable = ModuleStats {
             name: stats.name.clone(),
             forward: stats.forward,
@@ -168,7 +215,10 @@ fn holds(graph: &Graph, profile: &Profile, what: &str) -> ModuleInfo {
             ..defined
         };
         assert_eq!(stats, &comparable, "{what} `{path}`");
-        assert!(stats.is_leaf || stats.checkpointing_bytes >= stats.forward_activations, "{what} `{path}`: what is saved is made");
+        assert!(
+            stats.is_leaf || stats.checkpointing_bytes >= stats.forward_activations,
+            "{what} `{path}`: what is saved is made"
+        );
     }
     let again = ModuleInfo::from_json(info.to_json().as_bytes()).unwrap();
     assert_eq!(again.forward_post_order(), info.forward_post_order(), "{what}");
@@ -185,11 +235,14 @@ fn holds(graph: &Graph, profile: &Profile, what: &str) -> ModuleInfo {
     info
 }
 
-/// Bytes that the baseline does not speak of, while a node runs: batch, buffers, state, and what updates make.
+/// Bytes that the baseline does not speak of, while a node runs: batch, buffers, state, and what
+/// updates make.
 fn beside(graph: &Graph, node: usize) -> Bytes {
     let nodes = Nodes(graph, phases(graph));
     let counted = [Phase::Parameter, Phase::Forward, Phase::Loss, Phase::Backward];
-    let others = lives(graph).into_iter().filter(|life| !counted.contains(&nodes.phase(life.maker)) && life.alive_at(&nodes, node));
+    let others = lives(graph)
+        .into_iter()
+        .filter(|life| !counted.contains(&nodes.phase(life.maker)) && life.alive_at(&nodes, node));
     Bytes(others.map(|life| life.bytes).sum())
 }
 
@@ -222,11 +275,25 @@ fn the_baseline_bounds_the_backward_pass() {
         let info = measure(&graph, &profile).unwrap();
         let timeline = tightfit::unplanned(&graph, &profile).unwrap().timeline;
         // The checker's own bytes, at the node of the backward pass where they are highest.
-        let runs = timeline.moments.iter().filter_map(|moment| Some((moment.node?.as_u32() as usize, moment.held)));
-        let (at, peak) = runs.filter(|&(node, _)| nodes.phase(node) == Phase::Backward).rev().max_by_key(|&(_, held)| held).unwrap();
+        let runs = timeline
+            .moments
+            .iter()
+            .filter_map(|moment| Some((moment.node?.as_u32() as usize, moment.held)));
+        let (at, peak) = runs
+            .filter(|&(node, _)| nodes.phase(node) == Phase::Backward)
+            .rev()
+            .max_by_key(|&(_, held)| held)
+            .unwrap();
         let root = &info.modules()[info.root()];
-        let sum = root.parameters + root.total_gradients + root.activation_gradients + root.backward_activations;
-        assert_eq!(sum + beside(&graph, at), peak, "{name}: the root's backward figures are what is held there");
+        let sum = root.parameters
+            + root.total_gradients
+            + root.activation_gradients
+            + root.backward_activations;
+        assert_eq!(
+            sum + beside(&graph, at),
+            peak,
+            "{name}: the root's backward figures are what is held there"
+        );
         assert!(info.baseline_peak() + beside(&graph, at) >= peak, "{name}");
         let seconds = info.baseline_seconds().0 / timeline.seconds.0;
         assert!((seconds - 1.0).abs() < 1e-9, "{name}: these steps end with the backward pass");
@@ -247,7 +314,9 @@ fn row(stats: &ModuleStats) -> String {
         ("checkpointing", stats.checkpointing_bytes),
     ];
     let bytes = bytes.map(|(name, bytes)| format!("{name} {}", bytes.0)).join(", ");
-    let ms = [stats.forward, stats.backward, stats.checkpointing_seconds].map(|seconds| format!("{:.3}", seconds.0 * 1e3)).join(" + ");
+    let ms = [stats.forward, stats.backward, stats.checkpointing_seconds]
+        .map(|seconds| format!("{:.3}", seconds.0 * 1e3))
+        .join(" + ");
     format!("{}: {bytes}; {ms} ms; {} segments\n", stats.name, stats.tradeoff.segments.len())
 }
 
@@ -258,7 +327,12 @@ fn the_seven_graphs_have_these_baselines() {
         let graph = corpus::graph(name);
         let info = measure(&graph, &profile(&graph)).unwrap();
         let (peak, seconds) = (info.baseline_peak(), info.baseline_seconds());
-        text += &format!("{} modules, baseline {} bytes, {:.3} ms; ", info.modules().len(), peak.0, seconds.0 * 1e3);
+        text += &format!(
+            "{} modules, baseline {} bytes, {:.3} ms; ",
+            info.modules().len(),
+            peak.0,
+            seconds.0 * 1e3
+        );
         text += &row(&info.modules()[info.root()]);
     }
     expect![[r#"
@@ -275,15 +349,18 @@ fn the_seven_graphs_have_these_baselines() {
 fn modules_of(name: &str, modules: &[&str], expected: Expect) {
     let graph = corpus::graph(name);
     let info = measure(&graph, &profile(&graph)).unwrap();
-    let rows: Vec<String> = modules.iter().map(|module| row(&info.modules()[info.find(&format!("{name}.{module}")).unwrap()])).collect();
+    let rows: Vec<String> = modules
+        .iter()
+        .map(|module| row(&info.modules()[info.find(&format!("{name}.{module}")).unwrap()]))
+        .collect();
     expected.assert_eq(&rows.concat());
 }
 
 #[test]
 fn modules_of_llama_read_as_their_shapes_say() {
-    // 2 × 2048 tokens of 2048 bf16 are 16 MiB, a mask of 2 × 2048² bf16 too. The first layer takes in the embedding, the
-    // mask as booleans (8 MiB) and the rotation (512 KiB); it hands on its sum, and the mask that it made for all layers.
-    // Its gate makes 2 × 2048 × 8192 bf16, 64 MiB.
+    // 2 × 2048 tokens of 2048 bf16 are 16 MiB, a mask of 2 × 2048² bf16 too. The first layer takes
+    // in the embedding, the mask as booleans (8 MiB) and the rotation (512 KiB); it hands on its
+    // sum, and the mask that it made for all layers. Its gate makes 2 × 2048 × 8192 bf16, 64 MiB.
     modules_of(
         "llama_1b_b2_s2048",
         &["model.model.layers.0", "model.model.layers.0.mlp.gate_proj", "model.lm_head"],
@@ -299,7 +376,9 @@ fn modules_of_llama_read_as_their_shapes_say() {
 fn interleaved(paths: [&str; 4]) -> Graph {
     let mut builder = GraphBuilder::new("two");
     let modules = paths.map(|path| builder.module(path));
-    let value = |builder: &mut GraphBuilder| Some(ValueSpec::contiguous(&[100], DType::U8, builder.storage(Bytes(100))));
+    let value = |builder: &mut GraphBuilder| {
+        Some(ValueSpec::contiguous(&[100], DType::U8, builder.storage(Bytes(100))))
+    };
     let spec = value(&mut builder);
     let mut last = builder.node(NodeSpec::new("x", "placeholder", Phase::Input), &[spec])[0];
     let mut made = vec![];
@@ -313,8 +392,11 @@ fn interleaved(paths: [&str; 4]) -> Graph {
     }
     for (index, (module, saved)) in made.into_iter().enumerate().rev() {
         let mut spec = NodeSpec::new(format!("backward_{index}"), "op", Phase::Backward);
-        (spec.module, spec.inputs, spec.seconds) =
-            (module, if last == saved { vec![saved] } else { vec![saved, last] }, Some(Seconds(0.002)));
+        (spec.module, spec.inputs, spec.seconds) = (
+            module,
+            if last == saved { vec![saved] } else { vec![saved, last] },
+            Some(Seconds(0.002)),
+        );
         let output = value(&mut builder);
         last = builder.node(spec, &[output])[0];
     }
@@ -324,18 +406,27 @@ fn interleaved(paths: [&str; 4]) -> Graph {
 
 #[test]
 fn a_module_that_runs_twice_is_one_module() {
-    // `a.in` runs, then `b`, then `a.in` again, then `a`: its forward pass ends where its last piece does.
+    // `a.in` runs, then `b`, then `a.in` again, then `a`: its forward pass ends where its last
+    // piece does.
     let graph = interleaved(["a.in", "b", "a.in", "a"]);
     let info = holds(&graph, &profile(&graph), "twice");
-    let names = |order: &[_]| order.iter().map(|&module| info.modules()[module].name.clone()).collect::<Vec<_>>();
-    assert_eq!(info.modules().values().map(|stats| stats.name.as_str()).collect::<Vec<_>>(), ["two", "two.a", "two.a.in", "two.b"]);
+    let names = |order: &[_]| {
+        order.iter().map(|&module| info.modules()[module].name.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        info.modules().values().map(|stats| stats.name.as_str()).collect::<Vec<_>>(),
+        ["two", "two.a", "two.a.in", "two.b"]
+    );
     assert_eq!(names(info.forward_post_order()), ["two.b", "two.a.in", "two.a", "two"]);
     assert_eq!(names(info.backward_pre_order()), ["two", "two.a", "two.a.in", "two.b"]);
     assert_eq!(names(info.backward_post_order()), ["two.b", "two.a.in", "two.a", "two"]);
     let stats = &info.modules()[info.find("two.a.in").unwrap()];
     assert_eq!((stats.forward, stats.backward), (Seconds(0.002), Seconds(0.004)));
     // The batch and what `b` makes come in; both outputs are read outside.
-    assert_eq!((stats.input, stats.output, stats.forward_activations), (Bytes(200), Bytes(200), Bytes(0)));
+    assert_eq!(
+        (stats.input, stats.output, stats.forward_activations),
+        (Bytes(200), Bytes(200), Bytes(0))
+    );
     assert_eq!(stats.total_activations, Bytes(300));
 }
 

@@ -1,5 +1,6 @@
-//! The peer planners on the corpus, and the exact one against the oracle. Invariant: each one stays within the budget or refuses with a plan that it reached;
-//! what one costs is printed by `tightfit bench planner`, never asserted.
+//! The peer planners on the corpus, and the exact one against the oracle. Invariant: each one stays
+//! within the budget or refuses with a plan that it reached; what one costs is printed by `tightfit
+//! bench planner`, never asserted.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod corpus;
@@ -35,15 +36,31 @@ fn every_peer_meets_its_budget_or_proves_why_not() {
                 let budget = budget(&graph, unplanned.curve.peak, share);
                 match plan::plan(&graph, &profile, &order, budget, planner) {
                     Ok(plan) => {
-                        let schedule = lower(&graph, &profile, &plan, Bytes::LIMIT, &Residents::default(), &Effort::default());
+                        let schedule = lower(
+                            &graph,
+                            &profile,
+                            &plan,
+                            Bytes::LIMIT,
+                            &Residents::default(),
+                            &Effort::default(),
+                        );
                         let timeline = check(&graph, &profile, &schedule, schedule.slab).unwrap();
                         assert!(timeline.peak <= budget, "{name} {planner:?}");
-                        assert_eq!(timeline.peak, plan::simulate(&graph, &profile, &plan.steps).curve.peak);
+                        assert_eq!(
+                            timeline.peak,
+                            plan::simulate(&graph, &profile, &plan.steps).curve.peak
+                        );
                     }
                     Err(PlanError::Infeasible(proof)) => {
                         assert!(share < 0.7, "{name} {planner:?} at {share}: {proof}");
-                        assert!(proof.needed <= budget || proof.reached > budget, "{name} {planner:?}");
-                        assert!(plan::plan(&graph, &profile, &order, proof.reached, planner).is_ok(), "{name} {planner:?}");
+                        assert!(
+                            proof.needed <= budget || proof.reached > budget,
+                            "{name} {planner:?}"
+                        );
+                        assert!(
+                            plan::plan(&graph, &profile, &order, proof.reached, planner).is_ok(),
+                            "{name} {planner:?}"
+                        );
                     }
                     Err(error) => panic!("{name} {planner:?}: {error}"),
                 }
@@ -58,12 +75,16 @@ fn exact_refuses_what_is_too_large_for_it() {
     let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
     let order = plan::base_order(&graph, &profile);
     let error = plan::plan(&graph, &profile, &order, Bytes(1), Planner::Exact).unwrap_err();
-    assert!(matches!(error, PlanError::TooLarge { nodes, most: 80 } if nodes == order.len()), "{error}");
+    assert!(
+        matches!(error, PlanError::TooLarge { nodes, most: 80 } if nodes == order.len()),
+        "{error}"
+    );
 }
 
-/// Equal, but for plans that repeat a node twice, or out of program order, in front of one node: those the program does
-/// not know, and the oracle does. A batch tensor that nobody reads goes before the first node on the oracle's board, and
-/// with it in a sequence of runs; such graphs are left out.
+/// Equal, but for plans that repeat a node twice, or out of program order, in front of one node:
+/// those the program does not know, and the oracle does. A batch tensor that nobody reads goes
+/// before the first node on the oracle's board, and with it in a sequence of runs; such graphs are
+/// left out.
 #[test]
 fn exact_is_as_good_as_the_oracle() {
     let mut runner = TestRunner::new(generator::config(1));
@@ -71,8 +92,14 @@ fn exact_is_as_good_as_the_oracle() {
     let (mut equal, mut worse) = (0, 0);
     while equal + worse < 400 {
         let graph = recipes.new_tree(&mut runner).unwrap().current().graph();
-        let is_read = |storage| graph.is_kept(storage) || graph.program().iter().any(|&node| graph.reads(node).contains(&storage));
-        if graph.program().len() > 14 || graph.storages().len() > 64 || !graph.placeholder_storages().all(|(_, s)| is_read(s)) {
+        let is_read = |storage| {
+            graph.is_kept(storage)
+                || graph.program().iter().any(|&node| graph.reads(node).contains(&storage))
+        };
+        if graph.program().len() > 14
+            || graph.storages().len() > 64
+            || !graph.placeholder_storages().all(|(_, s)| is_read(s))
+        {
             continue;
         }
         for profile in generator::profiles(&graph) {
@@ -85,9 +112,22 @@ fn exact_is_as_good_as_the_oracle() {
                 match plan::plan(&graph, &profile, &order, Bytes(point.peak), Planner::Exact) {
                     Ok(plan) => {
                         let cost = oracle::replay(&graph, &profile, &plan.steps).unwrap();
-                        let schedule = lower(&graph, &profile, &plan, Bytes::LIMIT, &Residents::default(), &Effort::default());
-                        assert_eq!(check(&graph, &profile, &schedule, schedule.slab).unwrap().peak, Bytes(cost.peak));
-                        assert!(cost.peak <= point.peak && cost.seconds >= point.seconds * (1.0 - 1e-9), "{cost:?} against {point:?}");
+                        let schedule = lower(
+                            &graph,
+                            &profile,
+                            &plan,
+                            Bytes::LIMIT,
+                            &Residents::default(),
+                            &Effort::default(),
+                        );
+                        assert_eq!(
+                            check(&graph, &profile, &schedule, schedule.slab).unwrap().peak,
+                            Bytes(cost.peak)
+                        );
+                        assert!(
+                            cost.peak <= point.peak && cost.seconds >= point.seconds * (1.0 - 1e-9),
+                            "{cost:?} against {point:?}"
+                        );
                         let same = cost.seconds <= point.seconds * (1.0 + 1e-9);
                         (equal, worse) = (equal + usize::from(same), worse + usize::from(!same));
                     }

@@ -1,6 +1,6 @@
-//! Every way in which bytes are not a plan for a graph, with the message that a person reads. Invariant: each variant
-//! of [`PlanFileError`] has a test here ([`variant`] does not compile when one is added), and a damaged plan is an error
-//! of the reader or of the checker, never a panic.
+//! Every way in which bytes are not a plan for a graph, with the message that a person reads.
+//! Invariant: each variant of [`PlanFileError`] has a test here ([`variant`] does not compile when
+//! one is added), and a damaged plan is an error of the reader or of the checker, never a panic.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod generator;
@@ -27,7 +27,15 @@ struct Small {
 static SMALL: LazyLock<Small> = LazyLock::new(|| {
     let layer = |i: usize| {
         let kind = if i.is_multiple_of(2) { Kind::Linear } else { Kind::Relu };
-        Layer { kind, first: 0, second: 0, size: 10, milliseconds: Some(1), workspace: 9, module: 1 }
+        Layer {
+            kind,
+            first: 0,
+            second: 0,
+            size: 10,
+            milliseconds: Some(1),
+            workspace: 9,
+            module: 1,
+        }
     };
     let recipe = Recipe {
         batch: vec![3],
@@ -46,12 +54,20 @@ static SMALL: LazyLock<Small> = LazyLock::new(|| {
 
 fn plan(planner: Planner) -> Json {
     let Small { graph, profile } = &*SMALL;
-    let schedule =
-        tightfit::fit_smallest(graph, profile, planner, &Residents::default(), &tightfit::plan::Effort::default()).unwrap().schedule;
+    let schedule = tightfit::fit_smallest(
+        graph,
+        profile,
+        planner,
+        &Residents::default(),
+        &tightfit::plan::Effort::default(),
+    )
+    .unwrap()
+    .schedule;
     schedule::write(graph, &schedule)
 }
 
-/// Changes a plan that recomputes nothing, so that messages do not depend on how clever a planner is.
+/// Changes a plan that recomputes nothing, so that messages do not depend on how clever a planner
+/// is.
 fn with(change: impl FnOnce(&mut Json), expected: Expect) {
     let mut plan = plan(Planner::None);
     change(&mut plan);
@@ -81,12 +97,15 @@ fn variant(error: &PlanFileError) -> &'static str {
 #[test]
 fn files_that_are_no_plans() {
     with(|_| {}, expect!["a plan"]);
-    expect!["Json: not a tightfit-plan/1 file: expected value at line 1 column 1"].assert_eq(&verdict(b"slab"));
+    expect!["Json: not a tightfit-plan/1 file: expected value at line 1 column 1"]
+        .assert_eq(&verdict(b"slab"));
     expect!["Json: not a tightfit-plan/1 file: missing field `graph` at line 1 column 29"]
         .assert_eq(&verdict(br#"{"format": "tightfit-plan/1"}"#));
     with(
         |plan| plan["format"] = json!("tightfit-plan/2"),
-        expect![[r#"Version: the format is "tightfit-plan/2", but this program reads "tightfit-plan/1""#]],
+        expect![[
+            r#"Version: the format is "tightfit-plan/2", but this program reads "tightfit-plan/1""#
+        ]],
     );
     with(
         |plan| drop(plan.as_object_mut().unwrap().remove("format")),
@@ -99,7 +118,9 @@ fn plans_for_something_else() {
     with(
         |plan| plan["graph"] = json!("0000"),
         expect![
-            "OtherGraph: the plan was made for another graph: it names hash 0000, the graph's is fb516e0f5916960f5e712daa1672aef132f9c208035a63b56393c36bc0427d6d; pass that graph, or plan this one"
+            "OtherGraph: the plan was made for another graph: it names hash 0000, the graph's is \
+             fb516e0f5916960f5e712daa1672aef132f9c208035a63b56393c36bc0427d6d; pass that graph, \
+             or plan this one"
         ],
     );
     with(
@@ -110,8 +131,14 @@ fn plans_for_something_else() {
         |plan| plan["placeholders"]["nobody"] = json!(0),
         expect!["UnknownNode: the plan names node `nobody`, which the graph does not have"],
     );
-    with(|plan| plan["instructions"][0][3][0] = json!(99), expect!["UnknownBuffer: the plan names buffer 99, but has 59 buffers"]);
-    with(|plan| plan["placeholders"]["input_6"] = json!(99), expect!["UnknownBuffer: the plan names buffer 99, but has 59 buffers"]);
+    with(
+        |plan| plan["instructions"][0][3][0] = json!(99),
+        expect!["UnknownBuffer: the plan names buffer 99, but has 59 buffers"],
+    );
+    with(
+        |plan| plan["placeholders"]["input_6"] = json!(99),
+        expect!["UnknownBuffer: the plan names buffer 99, but has 59 buffers"],
+    );
     with(
         |plan| plan["placeholders"]["input_6"] = json!("slab"),
         expect![[r#"Placeholder: the plan gives placeholder `input_6` no buffer, but "slab""#]],
@@ -122,35 +149,57 @@ fn plans_for_something_else() {
 fn instructions_that_do_not_exist() {
     with(
         |plan| plan["instructions"][2] = json!(["fly", 3]),
-        expect![[r#"Instruction: instruction 2 is not one of ["run"|"recompute", node, inputs, outputs, workspace] and ["free", buffer]"#]],
+        expect![[
+            r#"Instruction: instruction 2 is not one of ["run"|"recompute", node, inputs, outputs, workspace] and ["free", buffer]"#
+        ]],
     );
     with(
         |plan| plan["instructions"][2] = json!([]),
-        expect![[r#"Instruction: instruction 2 is not one of ["run"|"recompute", node, inputs, outputs, workspace] and ["free", buffer]"#]],
+        expect![[
+            r#"Instruction: instruction 2 is not one of ["run"|"recompute", node, inputs, outputs, workspace] and ["free", buffer]"#
+        ]],
     );
     with(
         |plan| plan["instructions"][2] = json!(["free"]),
-        expect![[r#"Instruction: instruction 2 is not one of ["run"|"recompute", node, inputs, outputs, workspace] and ["free", buffer]"#]],
+        expect![[
+            r#"Instruction: instruction 2 is not one of ["run"|"recompute", node, inputs, outputs, workspace] and ["free", buffer]"#
+        ]],
     );
     with(
         |plan| plan["instructions"][2] = json!(["free", -1]),
-        expect![[r#"Instruction: instruction 2 is not one of ["run"|"recompute", node, inputs, outputs, workspace] and ["free", buffer]"#]],
+        expect![[
+            r#"Instruction: instruction 2 is not one of ["run"|"recompute", node, inputs, outputs, workspace] and ["free", buffer]"#
+        ]],
     );
     with(
         |plan| plan["instructions"][2] = json!(["run", "linear_7", [0.5], [], null]),
-        expect![[r#"Instruction: instruction 2 is not one of ["run"|"recompute", node, inputs, outputs, workspace] and ["free", buffer]"#]],
+        expect![[
+            r#"Instruction: instruction 2 is not one of ["run"|"recompute", node, inputs, outputs, workspace] and ["free", buffer]"#
+        ]],
     );
 }
 
 #[test]
 fn sizes() {
-    with(|plan| plan["slab_bytes"] = json!(u64::MAX), expect!["TooLarge: sizes of the plan exceed 1152921504606846976 bytes"]);
+    with(
+        |plan| plan["slab_bytes"] = json!(u64::MAX),
+        expect!["TooLarge: sizes of the plan exceed 1152921504606846976 bytes"],
+    );
     with(
         |plan| plan["budget_bytes"] = json!(-1),
-        expect!["Json: not a tightfit-plan/1 file: invalid value: integer `-1`, expected u64 at line 1 column 18"],
+        expect![
+            "Json: not a tightfit-plan/1 file: invalid value: integer `-1`, expected u64 at line \
+             1 column 18"
+        ],
     );
-    with(|plan| plan["buffers"][0] = json!([u64::MAX, 0]), expect!["TooLarge: sizes of the plan exceed 1152921504606846976 bytes"]);
-    with(|plan| plan["buffers"][0] = json!([4, u64::MAX]), expect!["TooLarge: sizes of the plan exceed 1152921504606846976 bytes"]);
+    with(
+        |plan| plan["buffers"][0] = json!([u64::MAX, 0]),
+        expect!["TooLarge: sizes of the plan exceed 1152921504606846976 bytes"],
+    );
+    with(
+        |plan| plan["buffers"][0] = json!([4, u64::MAX]),
+        expect!["TooLarge: sizes of the plan exceed 1152921504606846976 bytes"],
+    );
 }
 
 proptest! {

@@ -1,5 +1,5 @@
-//! Laws that hold for every graph, budget, planner and machine. Invariant: a law here is asserted for all cases of the
-//! generator, or is not here.
+//! Laws that hold for every graph, budget, planner and machine. Invariant: a law here is asserted
+//! for all cases of the generator, or is not here.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod generator;
@@ -24,11 +24,15 @@ const MOST_LAYERS: usize = 24;
 
 /// All but the one that takes small steps only; it is held to the oracle, in `peers.rs`.
 fn planners() -> impl Iterator<Item = Planner> {
-    Planner::ALL.into_iter().map(|(planner, _)| planner).filter(|&planner| planner != Planner::Exact)
+    Planner::ALL
+        .into_iter()
+        .map(|(planner, _)| planner)
+        .filter(|&planner| planner != Planner::Exact)
 }
 
-/// Planners that compare plans, and so never give a slower one for more memory. The others heed the budget as they walk
-/// along the step: what they decide early for more memory may turn out worse; a search is monotone within one ladder.
+/// Planners that compare plans, and so never give a slower one for more memory. The others heed the
+/// budget as they walk along the step: what they decide early for more memory may turn out worse; a
+/// search is monotone within one ladder.
 fn comparing_planners() -> impl Iterator<Item = Planner> {
     planners().filter(|planner| ![Planner::Xla, Planner::Dtr, Planner::Auto].contains(planner))
 }
@@ -36,22 +40,45 @@ fn comparing_planners() -> impl Iterator<Item = Planner> {
 /// Budgets on both sides of what can be reached.
 fn budgets(graph: &Graph, profile: &Profile) -> Vec<Bytes> {
     let unplanned = tightfit::unplanned(graph, profile).unwrap().schedule.slab.0;
-    [1.05, 1.0, 0.93, 0.85, 0.75, 0.6, 0.0].map(|part| Bytes((unplanned as f64 * part) as u64)).to_vec()
+    [1.05, 1.0, 0.93, 0.85, 0.75, 0.6, 0.0]
+        .map(|part| Bytes((unplanned as f64 * part) as u64))
+        .to_vec()
 }
 
-fn fit(graph: &Graph, profile: &Profile, budget: Bytes, planner: Planner) -> Result<tightfit::Fitted, FitError> {
-    tightfit::fit(graph, profile, budget, planner, &Residents::default(), &tightfit::plan::Effort::work(1, 3_000))
+fn fit(
+    graph: &Graph,
+    profile: &Profile,
+    budget: Bytes,
+    planner: Planner,
+) -> Result<tightfit::Fitted, FitError> {
+    tightfit::fit(
+        graph,
+        profile,
+        budget,
+        planner,
+        &Residents::default(),
+        &tightfit::plan::Effort::work(1, 3_000),
+    )
 }
 
 /// Everything that a fitted schedule promises.
-fn keeps_its_promises(graph: &Graph, profile: &Profile, budget: Bytes, fitted: &tightfit::Fitted) -> Result<(), TestCaseError> {
+fn keeps_its_promises(
+    graph: &Graph,
+    profile: &Profile,
+    budget: Bytes,
+    fitted: &tightfit::Fitted,
+) -> Result<(), TestCaseError> {
     let schedule = &fitted.schedule;
     prop_assert_eq!(&check(graph, profile, schedule, budget).unwrap(), &fitted.timeline);
     prop_assert!(fitted.timeline.peak <= schedule.slab && schedule.slab <= budget);
     prop_assert!(fitted.timeline.high_water <= schedule.slab);
-    prop_assert!(schedule.buffers.values().all(|buffer| buffer.address % ALIGNMENT == 0), "an address is not aligned");
+    prop_assert!(
+        schedule.buffers.values().all(|buffer| buffer.address % ALIGNMENT == 0),
+        "an address is not aligned"
+    );
 
-    let steps: Vec<_> = schedule.instructions.iter().filter_map(Instruction::call).map(|call| call.node).collect();
+    let steps: Vec<_> =
+        schedule.instructions.iter().filter_map(Instruction::call).map(|call| call.node).collect();
     let cost = oracle::replay(graph, profile, &steps).map_err(TestCaseError::fail)?;
     prop_assert_eq!(fitted.timeline.peak, Bytes(cost.peak));
     prop_assert!((fitted.timeline.seconds.0 - cost.seconds).abs() <= 1e-9 * cost.seconds);
@@ -80,7 +107,8 @@ proptest! {
                             prop_assert!(fitted.is_ok(), "{} bytes were said to be reached: {}", proof.reached.0, fitted.unwrap_err());
                         }
                         Err(FitError::Plan(error)) => prop_assert!(false, "{planner:?}: {error}"),
-                        Err(FitError::Violation(violation)) => prop_assert!(false, "{planner:?}: {violation}"),
+                        Err(FitError::Violation(violation)) => prop_assert!(false, "{planner:?}: \
+                            {violation}"),
                     }
                 }
             }
@@ -145,7 +173,8 @@ proptest! {
                 let (mut budget, mut before) = (Bytes::LIMIT, 0.0);
                 while let Ok(plan) = plan::plan(&graph, &profile, &order, budget, planner) {
                     let step = plan::simulate(&graph, &profile, &plan.steps);
-                    prop_assert!(step.seconds.0 >= before * (1.0 - 1e-9), "{planner:?}: {} under {}, {before} under less", step.seconds.0, budget.0);
+                    prop_assert!(step.seconds.0 >= before * (1.0 - 1e-9), "{planner:?}: {} under \
+                        {}, {before} under less", step.seconds.0, budget.0);
                     before = step.seconds.0;
                     let Some(less) = step.curve.peak.0.checked_sub(1) else { break };
                     budget = Bytes(less);
@@ -180,7 +209,8 @@ proptest! {
             let cost = oracle::replay(&graph, &profile, &steps).map_err(TestCaseError::fail)?;
             prop_assert_eq!(plan::simulate(&graph, &profile, &steps).curve.peak, Bytes(cost.peak));
             for at in 0..steps.len() {
-                prop_assert!(!runs_in_vain(&graph, &steps, at), "step {at}, `{}`, is made again for nobody", graph.nodes()[steps[at]].name);
+                prop_assert!(!runs_in_vain(&graph, &steps, at), "step {at}, `{}`, is made again \
+                    for nobody", graph.nodes()[steps[at]].name);
             }
             let schedule = lower(&graph, &profile, &Plan { planner: Planner::None, steps }, Bytes::LIMIT, &Residents::default(), &tightfit::plan::Effort::default());
             let timeline = check(&graph, &profile, &schedule, schedule.slab);
@@ -273,54 +303,101 @@ fn dropped(graph: &Graph, drops: &[u8]) -> Drops {
     table
 }
 
-/// A recomputation whose outputs nobody reads before they are made anew; what is kept is read where it lay before.
+/// A recomputation whose outputs nobody reads before they are made anew; what is kept is read where
+/// it lay before.
 fn runs_in_vain(graph: &Graph, steps: &[NodeId], at: usize) -> bool {
-    let made: Vec<_> = graph.fresh(steps[at]).iter().filter(|&&storage| !graph.is_kept(storage)).collect();
-    let until = steps[at + 1..].iter().position(|&node| node == steps[at]).map_or(steps.len(), |after| at + 1 + after);
-    let is_read = || steps[at + 1..until].iter().any(|&node| made.iter().any(|storage| graph.reads(node).contains(storage)));
+    let made: Vec<_> =
+        graph.fresh(steps[at]).iter().filter(|&&storage| !graph.is_kept(storage)).collect();
+    let until = steps[at + 1..]
+        .iter()
+        .position(|&node| node == steps[at])
+        .map_or(steps.len(), |after| at + 1 + after);
+    let is_read = || {
+        steps[at + 1..until]
+            .iter()
+            .any(|&node| made.iter().any(|storage| graph.reads(node).contains(storage)))
+    };
     steps[..at].contains(&steps[at]) && !is_read()
 }
 
 /// Bytes that go when what a node makes goes.
 fn bytes_made(graph: &Graph, node: NodeId) -> u64 {
-    graph.fresh(node).iter().filter(|&&storage| !graph.is_kept(storage)).map(|&storage| graph.storages()[storage].0).sum()
+    graph
+        .fresh(node)
+        .iter()
+        .filter(|&&storage| !graph.is_kept(storage))
+        .map(|&storage| graph.storages()[storage].0)
+        .sum()
 }
 
-/// The laws are worth what the generator reaches: each of these must happen in a few hundred graphs.
+/// The laws are worth what the generator reaches: each of these must happen in a few hundred
+/// graphs.
 #[test]
 fn the_generator_reaches_what_the_laws_are_about() {
     let mut runner = TestRunner::new(generator::config(1));
     let recipes = generator::recipes(MOST_LAYERS);
     let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
-    let mut see = |what: &'static str, happened: bool| *seen.entry(what).or_default() += usize::from(happened);
+    let mut see = |what: &'static str, happened: bool| {
+        *seen.entry(what).or_default() += usize::from(happened)
+    };
     for _ in 0..300 {
         let graph = recipes.new_tree(&mut runner).unwrap().current().graph();
         for profile in generator::profiles(&graph) {
             let order = plan::base_order(&graph, &profile);
             see("an update moves up", order != graph.program());
-            let smallest =
-                tightfit::fit_smallest(&graph, &profile, Planner::Auto, &Residents::default(), &tightfit::plan::Effort::work(1, 3_000))
-                    .unwrap();
-            let again: Vec<NodeId> = smallest.schedule.instructions.iter().filter_map(recomputed).collect();
-            see("recomputation lowers the peak", !again.is_empty());
-            see("random numbers are drawn again", again.iter().any(|&node| graph.nodes()[node].random));
-            let everything = plan::rematerialize(&graph, &order, &dropped(&graph, &[2]));
+            let smallest = tightfit::fit_smallest(
+                &graph,
+                &profile,
+                Planner::Auto,
+                &Residents::default(),
+                &tightfit::plan::Effort::work(1, 3_000),
+            )
+            .unwrap();
             let again: Vec<NodeId> =
-                everything.iter().enumerate().filter(|(i, node)| everything[..*i].contains(node)).map(|(_, node)| *node).collect();
-            see("a node runs three times", again.iter().any(|node| again.iter().filter(|other| *other == node).count() > 1));
+                smallest.schedule.instructions.iter().filter_map(recomputed).collect();
+            see("recomputation lowers the peak", !again.is_empty());
+            see(
+                "random numbers are drawn again",
+                again.iter().any(|&node| graph.nodes()[node].random),
+            );
+            let everything = plan::rematerialize(&graph, &order, &dropped(&graph, &[2]));
+            let again: Vec<NodeId> = everything
+                .iter()
+                .enumerate()
+                .filter(|(i, node)| everything[..*i].contains(node))
+                .map(|(_, node)| *node)
+                .collect();
+            see(
+                "a node runs three times",
+                again.iter().any(|node| again.iter().filter(|other| *other == node).count() > 1),
+            );
             see(
                 "one output is kept, its sibling is made again",
                 again.iter().any(|&node| graph.fresh(node).iter().any(|&s| graph.is_kept(s))),
             );
-            see("what is made again reads a view", again.iter().any(|&node| reads_view(&graph, node)));
-            see("addresses cost more than bytes", smallest.schedule.slab > smallest.timeline.peak + Bytes(10 * ALIGNMENT));
+            see(
+                "what is made again reads a view",
+                again.iter().any(|&node| reads_view(&graph, node)),
+            );
+            see(
+                "addresses cost more than bytes",
+                smallest.schedule.slab > smallest.timeline.peak + Bytes(10 * ALIGNMENT),
+            );
             let lives = liveness(&graph, &profile, &order);
-            see("an output takes over its input", lives.intervals.values().any(|life| life.in_place_of.is_some()));
+            see(
+                "an output takes over its input",
+                lives.intervals.values().any(|life| life.in_place_of.is_some()),
+            );
             see(
                 "an activation is written in place",
-                graph.program().iter().any(|&node| graph.nodes()[node].phase.is_forward() && graph.nodes()[node].mutates),
+                graph.program().iter().any(|&node| {
+                    graph.nodes()[node].phase.is_forward() && graph.nodes()[node].mutates
+                }),
             );
-            see("an output is of no use", graph.nodes().values().any(|node| node.outputs.contains(&None)));
+            see(
+                "an output is of no use",
+                graph.nodes().values().any(|node| node.outputs.contains(&None)),
+            );
             see("a value is strided", graph.values().values().any(|value| !value.contiguous));
         }
     }

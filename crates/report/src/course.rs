@@ -1,5 +1,6 @@
-//! The course of one step: which calls run when, and which tensor is held from which call to which. Invariant: at every
-//! call the bytes of what is held there sum up to what the checker's timeline says.
+//! The course of one step: which calls run when, and which tensor is held from which call to which.
+//! Invariant: at every call the bytes of what is held there sum up to what the checker's timeline
+//! says.
 
 use cranelift_entity::SecondaryMap;
 use tightfit::check::Timeline;
@@ -76,11 +77,22 @@ impl<'a> Course<'a> {
             .iter()
             .filter_map(|moment| {
                 let (node, again) = (moment.node?, moment.again);
-                Some(CallInTime { node, again, start: moment.start, seconds: moment.seconds, held: moment.held })
+                Some(CallInTime {
+                    node,
+                    again,
+                    start: moment.start,
+                    seconds: moment.seconds,
+                    held: moment.held,
+                })
             })
             .collect();
         let (residencies, at_end) = residencies(graph, schedule);
-        let before_peak = timeline.moments.iter().take(timeline.at).filter(|moment| moment.node.is_some()).count();
+        let before_peak = timeline
+            .moments
+            .iter()
+            .take(timeline.at)
+            .filter(|moment| moment.node.is_some())
+            .count();
         Course {
             graph,
             planner: &schedule.planner,
@@ -98,8 +110,11 @@ impl<'a> Course<'a> {
 
     /// What is held at a call, largest first.
     pub fn alive(&self, call: usize) -> Vec<&Residency> {
-        let here = |residency: &&Residency| (residency.first as usize) <= call && call <= residency.last as usize;
-        let mut alive: Vec<&Residency> = self.residencies.iter().filter(here).filter(|held| held.bytes > Bytes::ZERO).collect();
+        let here = |residency: &&Residency| {
+            (residency.first as usize) <= call && call <= residency.last as usize
+        };
+        let mut alive: Vec<&Residency> =
+            self.residencies.iter().filter(here).filter(|held| held.bytes > Bytes::ZERO).collect();
         alive.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| self.name(a).cmp(self.name(b))));
         alive
     }
@@ -132,14 +147,18 @@ pub fn tensor_name(graph: &Graph, node: NodeId) -> &str {
     node.parameter.as_ref().unwrap_or(&node.name)
 }
 
-/// Placeholders often belong to no module of their own; the first one that reads them is their home.
+/// Placeholders often belong to no module of their own; the first one that reads them is their
+/// home.
 fn homes(graph: &Graph) -> SecondaryMap<StorageId, Option<ModuleId>> {
-    let mut homes: SecondaryMap<StorageId, Option<ModuleId>> = SecondaryMap::with_capacity(graph.storages().len());
+    let mut homes: SecondaryMap<StorageId, Option<ModuleId>> =
+        SecondaryMap::with_capacity(graph.storages().len());
     let is_named = |module: ModuleId| !graph.modules()[module].is_empty();
     for (id, node) in graph.nodes().iter().filter(|(_, node)| is_named(node.module)) {
         let given = graph.reads(id).iter().filter(|&&storage| {
             let producer = graph.producer(storage).map(|producer| &graph.nodes()[producer]);
-            producer.is_some_and(|producer| producer.phase.is_placeholder() && !is_named(producer.module))
+            producer.is_some_and(|producer| {
+                producer.phase.is_placeholder() && !is_named(producer.module)
+            })
         });
         for &storage in given {
             homes[storage].get_or_insert(node.module);
@@ -159,7 +178,8 @@ struct Held {
 /// Replays a schedule: which buffer holds what, from which call to which, and what stays.
 fn residencies(graph: &Graph, schedule: &Schedule) -> (Vec<Residency>, ByRole<Bytes>) {
     let roles = roles(graph);
-    let mut held: SecondaryMap<BufferId, Option<Held>> = SecondaryMap::with_capacity(schedule.buffers.len());
+    let mut held: SecondaryMap<BufferId, Option<Held>> =
+        SecondaryMap::with_capacity(schedule.buffers.len());
     let mut found: Vec<Residency> = Vec::with_capacity(schedule.buffers.len());
     for &(node, buffer) in &schedule.placeholders {
         let storage = graph.fresh(node).first().copied();
@@ -167,8 +187,18 @@ fn residencies(graph: &Graph, schedule: &Schedule) -> (Vec<Residency>, ByRole<By
     }
     let residency = |buffer: BufferId, held: Held, end: u32| {
         let node = graph.producer(held.storage)?;
-        let (bytes, last) = (schedule.buffers[buffer].bytes, end.checked_sub(1).filter(|&last| last >= held.first)?);
-        Some(Residency { storage: Some(held.storage), node, role: held.role, bytes, first: held.first, last })
+        let (bytes, last) = (
+            schedule.buffers[buffer].bytes,
+            end.checked_sub(1).filter(|&last| last >= held.first)?,
+        );
+        Some(Residency {
+            storage: Some(held.storage),
+            node,
+            role: held.role,
+            bytes,
+            first: held.first,
+            last,
+        })
     };
     let mut now = 0;
     for instruction in &schedule.instructions {
@@ -193,7 +223,14 @@ fn residencies(graph: &Graph, schedule: &Schedule) -> (Vec<Residency>, ByRole<By
         }
         if let Some(buffer) = call.workspace {
             let bytes = schedule.buffers[buffer].bytes;
-            found.push(Residency { storage: None, node: call.node, role: Role::Workspace, bytes, first: now, last: now });
+            found.push(Residency {
+                storage: None,
+                node: call.node,
+                role: Role::Workspace,
+                bytes,
+                first: now,
+                last: now,
+            });
         }
         now += 1;
     }
@@ -203,7 +240,9 @@ fn residencies(graph: &Graph, schedule: &Schedule) -> (Vec<Residency>, ByRole<By
         at_end[stays.role as usize] += schedule.buffers[buffer].bytes;
         found.extend(residency(buffer, stays, now));
     }
-    found.sort_by_key(|residency| (residency.first, residency.node, residency.storage, residency.last));
+    found.sort_by_key(|residency| {
+        (residency.first, residency.node, residency.storage, residency.last)
+    });
     (found, at_end)
 }
 

@@ -1,5 +1,6 @@
-//! Time of a step over its budget, with the lower bound below it, as a self-contained SVG. Invariant: every mark is a
-//! plan that was checked at exactly that budget; the lines only join the marks.
+//! Time of a step over its budget, with the lower bound below it, as a self-contained SVG.
+//! Invariant: every mark is a plan that was checked at exactly that budget; the lines only join the
+//! marks.
 
 use std::fmt::Write;
 
@@ -30,7 +31,8 @@ pub fn frontier_svg(title: &str, unplanned: Seconds, points: &[FrontierPoint]) -
     let mut points = points.to_vec();
     points.sort_by_key(|point| point.budget);
     let budgets = points.iter().map(|point| point.budget.0 as f64);
-    let (low, high) = (budgets.clone().reduce(f64::min).unwrap_or(0.0), budgets.reduce(f64::max).unwrap_or(1.0));
+    let (low, high) =
+        (budgets.clone().reduce(f64::min).unwrap_or(0.0), budgets.reduce(f64::max).unwrap_or(1.0));
     // A single point stands in the middle.
     let margin = if high > low { (high - low) * 0.03 } else { high.max(1.0) * 0.1 };
     let (low, high) = ((low - margin).max(0.0), high + margin);
@@ -70,10 +72,13 @@ pub fn frontier_svg(title: &str, unplanned: Seconds, points: &[FrontierPoint]) -
             floor + 18.0
         );
     }
-    let plan: Vec<(f64, f64)> = points.iter().map(|point| (x(point.budget), y(point.overhead))).collect();
-    let bound: Vec<(f64, f64)> = points.iter().filter_map(|point| Some((x(point.budget), y(point.bound?)))).collect();
+    let plan: Vec<(f64, f64)> =
+        points.iter().map(|point| (x(point.budget), y(point.overhead))).collect();
+    let bound: Vec<(f64, f64)> =
+        points.iter().filter_map(|point| Some((x(point.budget), y(point.bound?)))).collect();
     if bound.len() == plan.len() {
-        let around: Vec<(f64, f64)> = plan.iter().copied().chain(bound.iter().rev().copied()).collect();
+        let around: Vec<(f64, f64)> =
+            plan.iter().copied().chain(bound.iter().rev().copied()).collect();
         let _ = writeln!(svg, r#"<path class="between" d="{}Z"/>"#, line(&around));
     }
     let _ = writeln!(svg, r#"<path class="plan" stroke-width="2" d="{}"/>"#, line(&plan));
@@ -82,7 +87,11 @@ pub fn frontier_svg(title: &str, unplanned: Seconds, points: &[FrontierPoint]) -
     }
     // Last, so that it is seen where both lines meet.
     if !bound.is_empty() {
-        let _ = writeln!(svg, r#"<path class="bound" stroke-width="1.5" stroke-dasharray="6 4" d="{}"/>"#, line(&bound));
+        let _ = writeln!(
+            svg,
+            r#"<path class="bound" stroke-width="1.5" stroke-dasharray="6 4" d="{}"/>"#,
+            line(&bound)
+        );
     }
     legend(&mut svg, &points, slowest);
     let _ = writeln!(
@@ -98,9 +107,14 @@ pub fn frontier_svg(title: &str, unplanned: Seconds, points: &[FrontierPoint]) -
 
 fn legend(svg: &mut String, points: &[FrontierPoint], slowest: f64) {
     let smallest = points.first().map_or(Bytes::ZERO, |point| point.budget);
-    let planned = format!("planned: down to {smallest}, there {} % time", format_args!("{:+.1}", slowest * 100.0));
+    let planned = format!(
+        "planned: down to {smallest}, there {} % time",
+        format_args!("{:+.1}", slowest * 100.0)
+    );
     let gaps = points.iter().filter_map(|point| Some(point.overhead - point.bound?));
-    let widest = gaps.reduce(f64::max).map(|gap| format!("lower bound: at most {:.2} points below", gap * 100.0));
+    let widest = gaps
+        .reduce(f64::max)
+        .map(|gap| format!("lower bound: at most {:.2} points below", gap * 100.0));
     let mut at = LEFT;
     for (class, text) in [("plan", Some(planned)), ("bound", widest)] {
         let Some(text) = text else { continue };
@@ -142,9 +156,16 @@ mod tests {
 
     #[test]
     fn figures_are_those_of_the_points() {
-        let svg = frontier_svg("a < b", Seconds(0.5), &[point(400, 0.0, Some(0.0)), point(200, 0.25, Some(0.2))]);
+        let svg = frontier_svg(
+            "a < b",
+            Seconds(0.5),
+            &[point(400, 0.0, Some(0.0)), point(200, 0.25, Some(0.2))],
+        );
         assert!(svg.contains("a &lt; b") && svg.contains("500.0 ms"));
-        assert!(svg.contains("down to 200 B, there +25.0 % time") && svg.contains("at most 5.00 points below"));
+        assert!(
+            svg.contains("down to 200 B, there +25.0 % time")
+                && svg.contains("at most 5.00 points below")
+        );
         assert_eq!(svg.matches("<circle").count(), 2);
     }
 

@@ -1,5 +1,5 @@
-//! Pages, pictures and traces of what schedules do to memory and time. Invariant: every figure shown is read off a
-//! checked timeline or a measured trace; nothing is decided here.
+//! Pages, pictures and traces of what schedules do to memory and time. Invariant: every figure
+//! shown is read off a checked timeline or a measured trace; nothing is decided here.
 
 mod axis;
 mod course;

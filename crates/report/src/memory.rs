@@ -1,5 +1,5 @@
-//! Memory over one step, before and after planning, as a self-contained SVG. Invariant: the curves are the timelines'
-//! own, moment by moment; only what is too narrow to see is left out.
+//! Memory over one step, before and after planning, as a self-contained SVG. Invariant: the curves
+//! are the timelines' own, moment by moment; only what is too narrow to see is left out.
 
 use std::fmt::Write;
 
@@ -122,8 +122,17 @@ mod tests {
 
     #[test]
     fn figures_are_those_of_the_timelines() {
-        let svg = memory_svg("a < b", &timeline(&[100, 400, 100]), &timeline(&[100, 200, 200, 100]), Bytes(250));
-        assert!(svg.contains("peak 400 B") && svg.contains("peak 200 B, +33.3 % time") && svg.contains("budget 250 B"));
+        let svg = memory_svg(
+            "a < b",
+            &timeline(&[100, 400, 100]),
+            &timeline(&[100, 200, 200, 100]),
+            Bytes(250),
+        );
+        assert!(
+            svg.contains("peak 400 B")
+                && svg.contains("peak 200 B, +33.3 % time")
+                && svg.contains("budget 250 B")
+        );
         assert!(svg.contains("a &lt; b"));
     }
 }

@@ -1,10 +1,11 @@
-//! What bytes are there for. Invariant: every storage of a step has one role, by who makes it and who reads it; only a
-//! schedule says what is a recomputation or workspace.
+//! What bytes are there for. Invariant: every storage of a step has one role, by who makes it and
+//! who reads it; only a schedule says what is a recomputation or workspace.
 
 use cranelift_entity::SecondaryMap;
 use tightfit::graph::{Graph, Phase, StorageId};
 
-/// What bytes are there for, in the order in which drawings stack them: what stays lies at the bottom.
+/// What bytes are there for, in the order in which drawings stack them: what stays lies at the
+/// bottom.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Role {
     /// Trained weights.
@@ -75,7 +76,8 @@ impl Role {
         }
     }
 
-    /// Its colour on a light and on a dark ground, after Paul Tol's schemes that colour-blind people can tell apart.
+    /// Its colour on a light and on a dark ground, after Paul Tol's schemes that colour-blind
+    /// people can tell apart.
     pub fn colours(self) -> (&'static str, &'static str) {
         match self {
             Role::Parameters => ("#4477aa", "#5b8fc7"),
@@ -93,7 +95,8 @@ impl Role {
 
 /// The role of each storage when it is made for the first time.
 pub fn roles(graph: &Graph) -> SecondaryMap<StorageId, Role> {
-    let mut updated: SecondaryMap<StorageId, bool> = SecondaryMap::with_capacity(graph.storages().len());
+    let mut updated: SecondaryMap<StorageId, bool> =
+        SecondaryMap::with_capacity(graph.storages().len());
     for (node, _) in graph.nodes().iter().filter(|(_, node)| node.phase == Phase::Optimizer) {
         for &storage in graph.reads(node) {
             updated[storage] = true;

@@ -1,5 +1,6 @@
-//! What a plan saves and what it pays. Invariant: savings are counted at one node, where the step as captured peaks;
-//! seconds are those of the recomputations in the checked timeline, each counted once.
+//! What a plan saves and what it pays. Invariant: savings are counted at one node, where the step
+//! as captured peaks; seconds are those of the recomputations in the checked timeline, each counted
+//! once.
 
 use std::collections::BTreeMap;
 
@@ -23,17 +24,28 @@ pub struct Saving {
     pub seconds: Seconds,
 }
 
-/// Nodes whose tensors are gone where the step as captured peaks, or that run again; the largest savings first.
+/// Nodes whose tensors are gone where the step as captured peaks, or that run again; the largest
+/// savings first.
 pub fn savings(unplanned: &Course<'_>, planned: &Course<'_>) -> Vec<Saving> {
     let mut rows: BTreeMap<NodeId, Saving> = BTreeMap::new();
-    let nothing = |node| Saving { node, bytes: Bytes::ZERO, saved: Bytes::ZERO, again: 0, seconds: Seconds(0.0) };
+    let nothing = |node| Saving {
+        node,
+        bytes: Bytes::ZERO,
+        saved: Bytes::ZERO,
+        again: 0,
+        seconds: Seconds(0.0),
+    };
     for call in planned.calls.iter().filter(|call| call.again) {
         let row = rows.entry(call.node).or_insert(nothing(call.node));
         row.again += 1;
         row.seconds = row.seconds + call.seconds;
     }
     let tensors = |course: &Course<'_>, call: usize| -> Vec<(StorageId, Residency)> {
-        let mut alive: Vec<_> = course.alive(call).into_iter().filter_map(|held| Some((held.storage?, *held))).collect();
+        let mut alive: Vec<_> = course
+            .alive(call)
+            .into_iter()
+            .filter_map(|held| Some((held.storage?, *held)))
+            .collect();
         alive.sort_by_key(|(storage, _)| *storage);
         alive
     };
@@ -47,10 +59,17 @@ pub fn savings(unplanned: &Course<'_>, planned: &Course<'_>) -> Vec<Saving> {
         }
     }
     for row in rows.values_mut() {
-        let all = planned.graph.fresh(row.node).iter().map(|&storage| planned.graph.storages()[storage]).sum();
+        let all = planned
+            .graph
+            .fresh(row.node)
+            .iter()
+            .map(|&storage| planned.graph.storages()[storage])
+            .sum();
         row.bytes = if row.saved > Bytes::ZERO { row.saved } else { all };
     }
     let mut rows: Vec<Saving> = rows.into_values().collect();
-    rows.sort_by(|a, b| b.saved.cmp(&a.saved).then(b.seconds.0.total_cmp(&a.seconds.0)).then(b.bytes.cmp(&a.bytes)));
+    rows.sort_by(|a, b| {
+        b.saved.cmp(&a.saved).then(b.seconds.0.total_cmp(&a.seconds.0)).then(b.bytes.cmp(&a.bytes))
+    });
     rows
 }

@@ -1,5 +1,6 @@
-//! Bytes over one step, stacked by role. Invariant: where several calls share a column, the one that holds most is
-//! drawn with its own roles, so no peak is lost and no stack is drawn that never was.
+//! Bytes over one step, stacked by role. Invariant: where several calls share a column, the one
+//! that holds most is drawn with its own roles, so no peak is lost and no stack is drawn that never
+//! was.
 
 use std::fmt::Write;
 
@@ -51,11 +52,13 @@ impl Scale {
 /// For each of [`SIDE`] columns the call that holds most in it; `None` behind the end of the step.
 pub fn tallest(course: &Course<'_>, scale: &Scale) -> Vec<Option<usize>> {
     let mut columns: Vec<Option<usize>> = vec![None; SIDE as usize];
-    let column = |at: f64| ((at / scale.longest.0 * f64::from(SIDE)) as usize).min(SIDE as usize - 1);
+    let column =
+        |at: f64| ((at / scale.longest.0 * f64::from(SIDE)) as usize).min(SIDE as usize - 1);
     for (index, call) in course.calls.iter().enumerate() {
         let first = column(call.start.0);
         // A call that ends where a column begins has no part in it.
-        let end = ((call.start + call.seconds).0 / scale.longest.0 * f64::from(SIDE)).ceil() as usize;
+        let end =
+            ((call.start + call.seconds).0 / scale.longest.0 * f64::from(SIDE)).ceil() as usize;
         for column in &mut columns[first..end.clamp(first + 1, SIDE as usize)] {
             if column.is_none_or(|other| course.calls[other].held < call.held) {
                 *column = Some(index);
@@ -65,7 +68,8 @@ pub fn tallest(course: &Course<'_>, scale: &Scale) -> Vec<Option<usize>> {
     columns
 }
 
-/// The areas of all roles as paths, the top of the stack first: each reaches down to the ground, and later ones cover it.
+/// The areas of all roles as paths, the top of the stack first: each reaches down to the ground,
+/// and later ones cover it.
 pub fn areas(course: &Course<'_>, scale: &Scale) -> Vec<(Role, String)> {
     let columns = tallest(course, scale);
     let mut areas = Vec::new();
@@ -120,11 +124,16 @@ pub fn outline(marks: &[(Seconds, Bytes)], end: Seconds, scale: &Scale) -> Strin
 
 /// Roles that hold anything in any of the courses, from the bottom of the stack up.
 pub fn present(courses: &[&Course<'_>]) -> Vec<Role> {
-    let holds = |role: Role| courses.iter().any(|course| course.by_role.iter().any(|bytes| bytes[role as usize] > Bytes::ZERO));
+    let holds = |role: Role| {
+        courses
+            .iter()
+            .any(|course| course.by_role.iter().any(|bytes| bytes[role as usize] > Bytes::ZERO))
+    };
     Role::ALL.into_iter().filter(|&role| holds(role)).collect()
 }
 
-/// What the colours of a drawing stand for, in lines from `left` to `right`, and where the last of them stands.
+/// What the colours of a drawing stand for, in lines from `left` to `right`, and where the last of
+/// them stands.
 pub fn legend(roles: &[Role], left: f64, right: f64, first: f64) -> (String, f64) {
     let (mut svg, mut at, mut line) = (String::new(), left, first);
     for &role in roles {
@@ -148,7 +157,13 @@ pub fn legend(roles: &[Role], left: f64, right: f64, first: f64) -> (String, f64
 /// Style rules of all roles: fills on light and on dark ground.
 pub fn role_style() -> String {
     let rules = |dark: bool| {
-        let rule = |role: Role| format!(".r{}{{fill:{}}}", role as usize, if dark { role.colours().1 } else { role.colours().0 });
+        let rule = |role: Role| {
+            format!(
+                ".r{}{{fill:{}}}",
+                role as usize,
+                if dark { role.colours().1 } else { role.colours().0 }
+            )
+        };
         Role::ALL.map(rule).concat()
     };
     format!("{}@media(prefers-color-scheme:dark){{{}}}", rules(false), rules(true))

@@ -1,5 +1,6 @@
-//! One step in time, as Chrome trace events (JSON), which Perfetto and chrome://tracing open. Invariant: predicted and
-//! measured traces have the same form; reading what was written gives the same trace.
+//! One step in time, as Chrome trace events (JSON), which Perfetto and chrome://tracing open.
+//! Invariant: predicted and measured traces have the same form; reading what was written gives the
+//! same trace.
 //!
 //! ```text
 //! { "displayTimeUnit": "ms",
@@ -83,14 +84,18 @@ pub struct Trace {
 pub enum TraceError {
     #[error("not a trace: {0}")]
     Json(#[from] serde_json::Error),
-    #[error("the trace's format is {found}, but this program reads \"{FORMAT}\", as `tightfit train --trace` writes it")]
+    #[error(
+        "the trace's format is {found}, but this program reads \"{FORMAT}\", as `tightfit train \
+         --trace` writes it"
+    )]
     Version { found: String },
     #[error("event {index} of the trace (`{name}`): {what}")]
     Event { index: usize, name: String, what: &'static str },
     #[error("the trace is of another graph: it names hash {traced}, the graph's is {actual}")]
     OtherGraph { traced: String, actual: String },
     #[error(
-        "the trace is of another plan: its call {index} is {traced}, the plan's is {planned}; pass the plan that ran, as `tightfit train --trace … -o PLAN` writes it"
+        "the trace is of another plan: its call {index} is {traced}, the plan's is {planned}; \
+         pass the plan that ran, as `tightfit train --trace … -o PLAN` writes it"
     )]
     OtherPlan { index: usize, traced: String, planned: String },
 }
@@ -98,15 +103,19 @@ pub enum TraceError {
 impl Trace {
     /// The trace of a course as predicted.
     pub fn predicted(course: &Course<'_>, machine: &str) -> Trace {
-        let times: Vec<(Seconds, Seconds)> = course.calls.iter().map(|call| (call.start, call.seconds)).collect();
+        let times: Vec<(Seconds, Seconds)> =
+            course.calls.iter().map(|call| (call.start, call.seconds)).collect();
         Trace { measured: false, ..Trace::measured(course, machine, &times) }
     }
 
     /// The trace of a course whose calls started and took what `times` says.
     pub fn measured(course: &Course<'_>, machine: &str, times: &[(Seconds, Seconds)]) -> Trace {
         let graph = course.graph;
-        let (mut calls, mut memory) = (Vec::with_capacity(times.len()), Vec::with_capacity(times.len() + 1));
-        for ((call, bytes), &(start, seconds)) in course.calls.iter().zip(&course.by_role).zip(times) {
+        let (mut calls, mut memory) =
+            (Vec::with_capacity(times.len()), Vec::with_capacity(times.len() + 1));
+        for ((call, bytes), &(start, seconds)) in
+            course.calls.iter().zip(&course.by_role).zip(times)
+        {
             let node = &graph.nodes()[call.node];
             let (start, seconds) = (nanoseconds(start), nanoseconds(seconds));
             calls.push(TracedCall {
@@ -142,17 +151,29 @@ impl Trace {
     /// Start and duration of each call, where the trace is one of this course.
     pub fn times(&self, course: &Course<'_>) -> Result<Vec<(Seconds, Seconds)>, TraceError> {
         if self.graph != course.graph.hash() {
-            return Err(TraceError::OtherGraph { traced: self.graph.clone(), actual: course.graph.hash().to_string() });
+            return Err(TraceError::OtherGraph {
+                traced: self.graph.clone(),
+                actual: course.graph.hash().to_string(),
+            });
         }
         let shown = |call: Option<(&str, bool)>| match call {
-            Some((node, again)) => format!("a {} of `{node}`", if again { "recomputation" } else { "first run" }),
+            Some((node, again)) => {
+                format!("a {} of `{node}`", if again { "recomputation" } else { "first run" })
+            }
             None => "missing".to_string(),
         };
         for index in 0..self.calls.len().max(course.calls.len()) {
             let traced = self.calls.get(index).map(|call| (call.node.as_str(), call.again));
-            let planned = course.calls.get(index).map(|call| (course.graph.nodes()[call.node].name.as_str(), call.again));
+            let planned = course
+                .calls
+                .get(index)
+                .map(|call| (course.graph.nodes()[call.node].name.as_str(), call.again));
             if traced != planned {
-                return Err(TraceError::OtherPlan { index, traced: shown(traced), planned: shown(planned) });
+                return Err(TraceError::OtherPlan {
+                    index,
+                    traced: shown(traced),
+                    planned: shown(planned),
+                });
             }
         }
         Ok(self.calls.iter().map(|call| (call.start, call.seconds)).collect())
@@ -165,15 +186,20 @@ impl Trace {
         });
         let what = if self.measured { "measured" } else { "predicted" };
         let process = format!("{} on {} ({what})", self.name, self.machine);
-        let mut text = format!("{{\"displayTimeUnit\":\"ms\",\"otherData\":{about},\"traceEvents\":[\n");
+        let mut text =
+            format!("{{\"displayTimeUnit\":\"ms\",\"otherData\":{about},\"traceEvents\":[\n");
         // Written as it is made: a run that is traced has little memory left.
         let mut push = |event: Json| {
             text.push_str(&event.to_string());
             text.push_str(",\n");
         };
         for (index, (_, lane)) in LANES.iter().enumerate() {
-            push(json!({ "ph": "M", "name": "thread_name", "pid": 1, "tid": index + 1, "args": { "name": lane } }));
-            push(json!({ "ph": "M", "name": "thread_sort_index", "pid": 1, "tid": index + 1, "args": { "sort_index": index } }));
+            push(
+                json!({ "ph": "M", "name": "thread_name", "pid": 1, "tid": index + 1, "args": { "name": lane } }),
+            );
+            push(
+                json!({ "ph": "M", "name": "thread_sort_index", "pid": 1, "tid": index + 1, "args": { "sort_index": index } }),
+            );
         }
         for call in &self.calls {
             let lane = usize::from(call.again);
@@ -186,16 +212,26 @@ impl Trace {
             }
             push(event);
         }
-        let used: Vec<Role> =
-            Role::ALL.into_iter().filter(|&role| self.memory.iter().any(|mark| mark.bytes[role as usize] > Bytes::ZERO)).collect();
+        let used: Vec<Role> = Role::ALL
+            .into_iter()
+            .filter(|&role| self.memory.iter().any(|mark| mark.bytes[role as usize] > Bytes::ZERO))
+            .collect();
         for mark in &self.memory {
-            let bytes: Map<String, Json> = used.iter().map(|&role| (role.name().to_string(), json!(mark.bytes[role as usize]))).collect();
+            let bytes: Map<String, Json> = used
+                .iter()
+                .map(|&role| (role.name().to_string(), json!(mark.bytes[role as usize])))
+                .collect();
             let total: Bytes = mark.bytes.iter().copied().sum();
-            push(json!({ "ph": "C", "name": MEMORY, "pid": 1, "ts": micros(mark.at), "args": bytes }));
-            push(json!({ "ph": "C", "name": TOTAL, "pid": 1, "ts": micros(mark.at), "args": { "bytes": total } }));
+            push(
+                json!({ "ph": "C", "name": MEMORY, "pid": 1, "ts": micros(mark.at), "args": bytes }),
+            );
+            push(
+                json!({ "ph": "C", "name": TOTAL, "pid": 1, "ts": micros(mark.at), "args": { "bytes": total } }),
+            );
         }
         // Last, since no comma may follow.
-        let name = json!({ "ph": "M", "name": "process_name", "pid": 1, "args": { "name": process } });
+        let name =
+            json!({ "ph": "M", "name": "process_name", "pid": 1, "args": { "name": process } });
         text + &format!("{name}\n]}}\n")
     }
 
@@ -209,7 +245,9 @@ impl Trace {
         let header: Header = serde_json::from_slice(bytes)?;
         let format = header.about.get("format");
         if format.and_then(Json::as_str) != Some(FORMAT) {
-            return Err(TraceError::Version { found: format.map_or("missing".to_string(), Json::to_string) });
+            return Err(TraceError::Version {
+                found: format.map_or("missing".to_string(), Json::to_string),
+            });
         }
         let raw: RawTrace = serde_json::from_slice(bytes)?;
         let (mut calls, mut memory) = (Vec::new(), Vec::new());
@@ -276,15 +314,29 @@ impl RawEvent {
     fn call(self, index: usize) -> Result<TracedCall, TraceError> {
         let (start, seconds) = (self.time(index, self.ts)?, self.time(index, self.dur)?);
         let text = |key: &str| self.args.get(key).and_then(Json::as_str).map(str::to_string);
-        let held = self.args.get("bytes").and_then(Json::as_u64).filter(|&held| held <= Bytes::LIMIT.0);
-        let (Some(op), Some(module), Some(phase), Some(held)) = (text("op"), text("module"), text("phase"), held) else {
-            return Err(self.wrong(index, "a call needs op, module, phase and bytes among its arguments"));
+        let held =
+            self.args.get("bytes").and_then(Json::as_u64).filter(|&held| held <= Bytes::LIMIT.0);
+        let (Some(op), Some(module), Some(phase), Some(held)) =
+            (text("op"), text("module"), text("phase"), held)
+        else {
+            return Err(
+                self.wrong(index, "a call needs op, module, phase and bytes among its arguments")
+            );
         };
         let again = match LANES.iter().position(|(category, _)| *category == self.cat) {
             Some(lane) => lane == 1,
             None => return Err(self.wrong(index, "its category is neither `run` nor `recompute`")),
         };
-        Ok(TracedCall { node: self.name, op, module, phase, again, start, seconds, held: Bytes(held) })
+        Ok(TracedCall {
+            node: self.name,
+            op,
+            module,
+            phase,
+            again,
+            start,
+            seconds,
+            held: Bytes(held),
+        })
     }
 
     fn mark(self, index: usize) -> Result<MemoryMark, TraceError> {
@@ -292,7 +344,8 @@ impl RawEvent {
         let mut bytes = ByRole::<Bytes>::default();
         for (name, value) in &self.args {
             let role = Role::ALL.into_iter().find(|role| role.name() == name);
-            let value = value.as_u64().filter(|&value| value <= Bytes::LIMIT.0 / Role::ALL.len() as u64);
+            let value =
+                value.as_u64().filter(|&value| value <= Bytes::LIMIT.0 / Role::ALL.len() as u64);
             let (Some(role), Some(value)) = (role, value) else {
                 return Err(self.wrong(index, "its arguments are not bytes by role"));
             };

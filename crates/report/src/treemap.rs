@@ -1,8 +1,8 @@
-//! Bytes by module as nested rectangles. Invariant: areas are to scale, within a map and between the maps of one page;
-//! rectangles fill their map without a gap and without overlap.
+//! Bytes by module as nested rectangles. Invariant: areas are to scale, within a map and between
+//! the maps of one page; rectangles fill their map without a gap and without overlap.
 //!
-//! The layout is the squarified treemap of Bruls, Huizing and van Wijk (Data Visualization 2000): largest first, a row
-//! grows as long as its worst aspect ratio gets better.
+//! The layout is the squarified treemap of Bruls, Huizing and van Wijk (Data Visualization 2000):
+//! largest first, a row grows as long as its worst aspect ratio gets better.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,8 @@ use crate::role::ByRole;
 const CUT: u64 = 24;
 /// Components of a module's path that are told apart.
 const DEEPEST: usize = 64;
-/// Children with less than this part of all bytes are put together, until they are as much as is cut.
+/// Children with less than this part of all bytes are put together, until they are as much as is
+/// cut.
 const TINY: u64 = 400;
 
 /// A rectangle in shares of the whole map.
@@ -90,8 +91,16 @@ impl ModuleTree {
         for (number, course) in courses.iter().enumerate() {
             for residency in course.alive(course.at) {
                 let mut branch = &mut root;
-                for part in course.module(residency).split('.').filter(|part| !part.is_empty()).take(DEEPEST) {
-                    branch = branch.children.entry((part.parse().unwrap_or(u64::MAX), part.to_string())).or_default();
+                for part in course
+                    .module(residency)
+                    .split('.')
+                    .filter(|part| !part.is_empty())
+                    .take(DEEPEST)
+                {
+                    branch = branch
+                        .children
+                        .entry((part.parse().unwrap_or(u64::MAX), part.to_string()))
+                        .or_default();
                 }
                 branch.own.resize(courses.len(), ByRole::default());
                 branch.own[number][residency.role as usize] += residency.bytes;
@@ -103,11 +112,19 @@ impl ModuleTree {
         ModuleTree { leaves, root }
     }
 
-    /// The rectangle of each leaf in the map of one course, on a map of this width for a height of one.
+    /// The rectangle of each leaf in the map of one course, on a map of this width for a height of
+    /// one.
     pub fn rectangles(&self, course: usize, aspect: f64) -> Vec<Rectangle> {
-        let mut rectangles = vec![Rectangle { x: 0.0, y: 0.0, width: 0.0, height: 0.0 }; self.leaves.len()];
-        let weight: Vec<f64> = self.leaves.iter().map(|leaf| bytes(&leaf.bytes[course]).0 as f64).collect();
-        lay(&self.root, Rectangle { x: 0.0, y: 0.0, width: aspect, height: 1.0 }, &weight, &mut rectangles);
+        let mut rectangles =
+            vec![Rectangle { x: 0.0, y: 0.0, width: 0.0, height: 0.0 }; self.leaves.len()];
+        let weight: Vec<f64> =
+            self.leaves.iter().map(|leaf| bytes(&leaf.bytes[course]).0 as f64).collect();
+        lay(
+            &self.root,
+            Rectangle { x: 0.0, y: 0.0, width: aspect, height: 1.0 },
+            &weight,
+            &mut rectangles,
+        );
         for rectangle in &mut rectangles {
             rectangle.x /= aspect;
             rectangle.width /= aspect;
@@ -126,7 +143,13 @@ fn leaf(path: String, bytes: Vec<ByRole<Bytes>>, leaves: &mut Vec<ModuleBytes>) 
     Group::Leaf(leaves.len() - 1)
 }
 
-fn cut(branch: &Branch, path: &str, total: u64, courses: usize, leaves: &mut Vec<ModuleBytes>) -> Group {
+fn cut(
+    branch: &Branch,
+    path: &str,
+    total: u64,
+    courses: usize,
+    leaves: &mut Vec<ModuleBytes>,
+) -> Group {
     let none = || vec![ByRole::default(); courses];
     if branch.children.is_empty() || branch.total() < total.div_ceil(CUT) {
         let mut all = none();
@@ -137,7 +160,8 @@ fn cut(branch: &Branch, path: &str, total: u64, courses: usize, leaves: &mut Vec
     if sum(&branch.own) > 0 {
         groups.push(leaf(path.to_string(), branch.own.clone(), leaves));
     }
-    let join = |name: &str| if path.is_empty() { name.to_string() } else { format!("{path}.{name}") };
+    let join =
+        |name: &str| if path.is_empty() { name.to_string() } else { format!("{path}.{name}") };
     let is_tiny = |child: &Branch| child.total() < total.div_ceil(TINY);
     let mut run: Vec<(&str, &Branch)> = Vec::new();
     for ((_, name), child) in &branch.children {
@@ -157,7 +181,12 @@ fn cut(branch: &Branch, path: &str, total: u64, courses: usize, leaves: &mut Vec
 }
 
 /// Several tiny modules as one, named by the first and the last of them.
-fn together(run: &[(&str, &Branch)], join: impl Fn(&str) -> String, courses: usize, leaves: &mut Vec<ModuleBytes>) -> Group {
+fn together(
+    run: &[(&str, &Branch)],
+    join: impl Fn(&str) -> String,
+    courses: usize,
+    leaves: &mut Vec<ModuleBytes>,
+) -> Group {
     let mut all = vec![ByRole::default(); courses];
     run.iter().for_each(|(_, child)| child.add_to(&mut all));
     let name = match run {
@@ -183,7 +212,11 @@ fn lay(group: &Group, space: Rectangle, weight: &[f64], rectangles: &mut [Rectan
         }
         Group::Groups(groups) => groups,
     };
-    let mut parts: Vec<(f64, &Group)> = groups.iter().map(|group| (weight_of(group, weight), group)).filter(|(w, _)| *w > 0.0).collect();
+    let mut parts: Vec<(f64, &Group)> = groups
+        .iter()
+        .map(|group| (weight_of(group, weight), group))
+        .filter(|(w, _)| *w > 0.0)
+        .collect();
     // Stable, so that equals keep the order of their names.
     parts.sort_by(|a, b| b.0.total_cmp(&a.0));
     let total: f64 = parts.iter().map(|(weight, _)| weight).sum();
@@ -192,7 +225,9 @@ fn lay(group: &Group, space: Rectangle, weight: &[f64], rectangles: &mut [Rectan
     while !rest.is_empty() {
         let side = left.width.min(left.height);
         let mut row = 1;
-        while row < rest.len() && worst(&rest[..row + 1], side, scale) <= worst(&rest[..row], side, scale) {
+        while row < rest.len()
+            && worst(&rest[..row + 1], side, scale) <= worst(&rest[..row], side, scale)
+        {
             row += 1;
         }
         let area: f64 = rest[..row].iter().map(|(weight, _)| weight * scale).sum();
@@ -243,33 +278,58 @@ mod tests {
     fn many_small_modules_are_a_few_leaves_and_nothing_is_lost() {
         let mut root = Branch::default();
         for layer in 0..1000u64 {
-            root.children.insert((layer, layer.to_string()), Branch { own: activations(10), ..Branch::default() });
+            root.children.insert(
+                (layer, layer.to_string()),
+                Branch { own: activations(10), ..Branch::default() },
+            );
         }
-        root.children.insert((u64::MAX, "head".to_string()), Branch { own: activations(900), ..Branch::default() });
+        root.children.insert(
+            (u64::MAX, "head".to_string()),
+            Branch { own: activations(900), ..Branch::default() },
+        );
         let mut leaves = Vec::new();
         cut(&root, "", root.total(), 1, &mut leaves);
         let names: Vec<&str> = leaves.iter().map(|leaf| leaf.path.as_str()).collect();
-        assert_eq!((names.len(), names[0], names[1], names[22]), (23, "0 … 45", "46 … 91", "966 … 999"), "{names:?}");
+        assert_eq!(
+            (names.len(), names[0], names[1], names[22]),
+            (23, "0 … 45", "46 … 91", "966 … 999"),
+            "{names:?}"
+        );
         assert_eq!(leaves.iter().map(|leaf| sum(&leaf.bytes)).sum::<u64>(), 10_900);
     }
 
     #[test]
     fn rectangles_fill_the_map_to_scale() {
         let sizes = [6, 6, 4, 3, 2, 2, 1, 0];
-        let leaves: Vec<ModuleBytes> =
-            sizes.iter().map(|&size| ModuleBytes { path: "m.x".to_string(), bytes: activations(size) }).collect();
-        let root = Group::Groups(vec![Group::Groups((0..3).map(Group::Leaf).collect()), Group::Groups((3..8).map(Group::Leaf).collect())]);
+        let leaves: Vec<ModuleBytes> = sizes
+            .iter()
+            .map(|&size| ModuleBytes { path: "m.x".to_string(), bytes: activations(size) })
+            .collect();
+        let root = Group::Groups(vec![
+            Group::Groups((0..3).map(Group::Leaf).collect()),
+            Group::Groups((3..8).map(Group::Leaf).collect()),
+        ]);
         for aspect in [0.3, 1.0, 2.5] {
-            let rectangles = ModuleTree { leaves: leaves.clone(), root: root.clone() }.rectangles(0, aspect);
+            let rectangles =
+                ModuleTree { leaves: leaves.clone(), root: root.clone() }.rectangles(0, aspect);
             for (rectangle, size) in rectangles.iter().zip(sizes) {
-                assert!((rectangle.width * rectangle.height - size as f64 / 24.0).abs() < 1e-9, "{rectangle:?} {size}");
+                assert!(
+                    (rectangle.width * rectangle.height - size as f64 / 24.0).abs() < 1e-9,
+                    "{rectangle:?} {size}"
+                );
                 let inside = |low: f64, length: f64| low > -1e-9 && low + length < 1.0 + 1e-9;
-                assert!(inside(rectangle.x, rectangle.width) && inside(rectangle.y, rectangle.height), "{rectangle:?}");
+                assert!(
+                    inside(rectangle.x, rectangle.width) && inside(rectangle.y, rectangle.height),
+                    "{rectangle:?}"
+                );
             }
             for (index, a) in rectangles.iter().enumerate() {
                 for b in &rectangles[index + 1..] {
-                    let shared = |low: f64, one: f64, other: f64, two: f64| (low + one).min(other + two) - low.max(other);
-                    let (width, height) = (shared(a.x, a.width, b.x, b.width), shared(a.y, a.height, b.y, b.height));
+                    let shared = |low: f64, one: f64, other: f64, two: f64| {
+                        (low + one).min(other + two) - low.max(other)
+                    };
+                    let (width, height) =
+                        (shared(a.x, a.width, b.x, b.width), shared(a.y, a.height, b.y, b.height));
                     assert!(width < 1e-9 || height < 1e-9, "{a:?} {b:?}");
                 }
             }

@@ -1,5 +1,5 @@
-//! Peaks and prices in sentences. Invariant: plain text, to be escaped by whoever shows it; every number is read off a
-//! course.
+//! Peaks and prices in sentences. Invariant: plain text, to be escaped by whoever shows it; every
+//! number is read off a course.
 
 use tightfit::units::Bytes;
 
@@ -19,7 +19,8 @@ pub fn peak(course: &Course<'_>) -> Vec<String> {
     let node = &course.graph.nodes()[call.node];
     let again = if call.again { "runs again" } else { "runs" };
     let first = format!(
-        "The peak is {} ({} bytes). It is reached {} into the step, when {} ({}, {}) {again} in {}.",
+        "The peak is {} ({} bytes). It is reached {} into the step, when {} ({}, {}) {again} in \
+         {}.",
         course.peak,
         grouped(course.peak.0),
         duration(call.start.0),
@@ -28,7 +29,10 @@ pub fn peak(course: &Course<'_>) -> Vec<String> {
         node.phase.name(),
         place(course.graph.module_of(call.node)),
     );
-    let mut roles: Vec<(Role, Bytes)> = Role::ALL.into_iter().map(|role| (role, course.by_role[course.at][role as usize])).collect();
+    let mut roles: Vec<(Role, Bytes)> = Role::ALL
+        .into_iter()
+        .map(|role| (role, course.by_role[course.at][role as usize]))
+        .collect();
     roles.retain(|(_, bytes)| *bytes > Bytes::ZERO);
     roles.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
     let roles = roles.into_iter().map(|(role, bytes)| format!("{bytes} {}", role.name()));
@@ -45,16 +49,29 @@ pub fn price(unplanned: &Course<'_>, planned: &Course<'_>, rows: &[Saving]) -> S
     let paid = match planned.recomputed() {
         0 => "Nothing is recomputed.".to_string(),
         1 => format!("One recomputation takes {} ({share:+.1} %).", duration(extra.max(0.0))),
-        count => format!("{} recomputations take {} ({share:+.1} %).", grouped(count as u64), duration(extra.max(0.0))),
+        count => format!(
+            "{} recomputations take {} ({share:+.1} %).",
+            grouped(count as u64),
+            duration(extra.max(0.0))
+        ),
     };
     let mut text = format!("The plan holds {less} less at its peak than the step as captured. ");
-    let there = unplanned.calls.get(unplanned.at).and_then(|call| Some((call.node, planned.first_call(call.node)?)));
+    let there = unplanned
+        .calls
+        .get(unplanned.at)
+        .and_then(|call| Some((call.node, planned.first_call(call.node)?)));
     if let Some((node, at)) = there {
         let gone: Bytes = rows.iter().map(|row| row.saved).sum();
         let instead = (planned.calls[at].held + gone).saturating_sub(unplanned.peak);
-        let other = if instead > Bytes::ZERO { format!(", and {instead} are held instead") } else { String::new() };
+        let other = if instead > Bytes::ZERO {
+            format!(", and {instead} are held instead")
+        } else {
+            String::new()
+        };
         let name = quoted(&unplanned.graph.nodes()[node].name);
-        text.push_str(&format!("At {name}, where that one peaks, {gone} of what it holds are gone{other}. "));
+        text.push_str(&format!(
+            "At {name}, where that one peaks, {gone} of what it holds are gone{other}. "
+        ));
     }
     text + &paid
 }
@@ -73,7 +90,12 @@ impl Group<'_> {
     fn describe(&self, course: &Course<'_>) -> String {
         let (first, role) = (self.first, self.first.role.name());
         if self.count == 1 {
-            return format!("{} ({}, {role}, {})", quoted(course.name(first)), first.bytes, place(course.module(first)));
+            return format!(
+                "{} ({}, {role}, {})",
+                quoted(course.name(first)),
+                first.bytes,
+                place(course.module(first))
+            );
         }
         let op = match first.role {
             Role::Workspace => role.to_string(),
@@ -107,7 +129,11 @@ fn quoted(name: &str) -> String {
 
 /// A module as a sentence names it.
 fn place(module: &str) -> String {
-    if module.is_empty() { "the root module".to_string() } else { format!("module {}", quoted(module)) }
+    if module.is_empty() {
+        "the root module".to_string()
+    } else {
+        format!("module {}", quoted(module))
+    }
 }
 
 fn list(mut parts: Vec<String>) -> String {

@@ -1,5 +1,5 @@
-//! The data that a page carries is what the checker found. Invariant: the data is read from the HTML as a browser would
-//! read it, and compared with timelines by code of its own.
+//! The data that a page carries is what the checker found. Invariant: the data is read from the
+//! HTML as a browser would read it, and compared with timelines by code of its own.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 use std::collections::BTreeMap;
@@ -27,15 +27,22 @@ struct Steps {
 }
 
 fn steps(graph: Graph, in_place: bool, share: f64) -> Steps {
-    let machine = if in_place { Machine::unmeasured_cpu(2) } else { Machine::preset("a100-80gb").unwrap() };
+    let machine =
+        if in_place { Machine::unmeasured_cpu(2) } else { Machine::preset("a100-80gb").unwrap() };
     let profile = Profile::new(&graph, &machine);
     let unplanned = tightfit::unplanned(&graph, &profile).unwrap();
     let budget = Bytes((unplanned.timeline.peak.0 as f64 * share) as u64);
     let effort = Effort { work: 300_000, ..Effort::default() };
-    let fitted = tightfit::fit(&graph, &profile, budget, Planner::Auto, &Residents::default(), &effort).unwrap();
+    let fitted =
+        tightfit::fit(&graph, &profile, budget, Planner::Auto, &Residents::default(), &effort)
+            .unwrap();
     // The judge is asked again, so that what is compared comes from it alone.
     let timeline = check(&graph, &profile, &fitted.schedule, budget).unwrap();
-    Steps { unplanned: (unplanned.schedule, unplanned.timeline), planned: (fitted.schedule, timeline), graph }
+    Steps {
+        unplanned: (unplanned.schedule, unplanned.timeline),
+        planned: (fitted.schedule, timeline),
+        graph,
+    }
 }
 
 /// What is between the tags of the element that carries the data.
@@ -51,18 +58,33 @@ fn numbers(value: &Value) -> Vec<usize> {
 fn html(steps: &Steps, points: &[FrontierPoint]) -> String {
     let before = Course::of(&steps.graph, &steps.unplanned.0, &steps.unplanned.1);
     let after = Course::of(&steps.graph, &steps.planned.0, &steps.planned.1);
-    page(&Report { machine: "a machine", unplanned: &before, planned: Some(&after), reserve: Bytes(0), frontier: points, measured: None })
+    page(&Report {
+        machine: "a machine",
+        unplanned: &before,
+        planned: Some(&after),
+        reserve: Bytes(0),
+        frontier: points,
+        measured: None,
+    })
 }
 
 /// Rebuilds start, bytes and node of every call from the data.
 fn agrees(graph: &Graph, data: &Value, side: &Value, timeline: &Timeline) {
-    let names: Vec<&str> = data["nodes"]["name"].as_array().unwrap().iter().map(|name| name.as_str().unwrap()).collect();
+    let names: Vec<&str> = data["nodes"]["name"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|name| name.as_str().unwrap())
+        .collect();
     let time = numbers(&data["nodes"]["time"]);
-    let times: Vec<f64> = data["times"].as_array().unwrap().iter().map(|time| time.as_f64().unwrap()).collect();
-    let sizes: Vec<u64> = data["sizes"].as_array().unwrap().iter().map(|size| size.as_u64().unwrap()).collect();
+    let times: Vec<f64> =
+        data["times"].as_array().unwrap().iter().map(|time| time.as_f64().unwrap()).collect();
+    let sizes: Vec<u64> =
+        data["sizes"].as_array().unwrap().iter().map(|size| size.as_u64().unwrap()).collect();
     let calls = numbers(&side["calls"]);
     let held = &side["held"];
-    let [node, first, span, size, role] = ["node", "first", "span", "size", "role"].map(|key| numbers(&held[key]));
+    let [node, first, span, size, role] =
+        ["node", "first", "span", "size", "role"].map(|key| numbers(&held[key]));
     let mut bytes = vec![0u64; calls.len()];
     let mut from = 0;
     for index in 0..node.len() {
@@ -85,7 +107,10 @@ fn agrees(graph: &Graph, data: &Value, side: &Value, timeline: &Timeline) {
     assert_eq!(now, timeline.seconds.0);
     let peak = side["peak"].as_u64().unwrap() as usize;
     assert_eq!(bytes[peak], timeline.peak.0);
-    assert!(bytes[..peak].iter().all(|&bytes| bytes < timeline.peak.0), "the first call at the peak");
+    assert!(
+        bytes[..peak].iter().all(|&bytes| bytes < timeline.peak.0),
+        "the first call at the peak"
+    );
 }
 
 #[test]
@@ -117,12 +142,19 @@ fn what_is_drawn_reaches_the_peak_and_no_more() {
         let (_, plot) = html.split_once(&format!("data-side=\"{key}\"")).unwrap();
         let (plot, _) = plot.split_once("</svg>").unwrap();
         let heights = |path: &str| -> Vec<f64> {
-            path.split('V').skip(1).map(|part| part.split(['H', 'Z']).next().unwrap().parse().unwrap()).collect()
+            path.split('V')
+                .skip(1)
+                .map(|part| part.split(['H', 'Z']).next().unwrap().parse().unwrap())
+                .collect()
         };
         let areas: Vec<f64> = plot
             .split("<path class=\"r")
             .skip(1)
-            .map(|path| heights(path.split_once("d=\"").unwrap().1.split('"').next().unwrap()).into_iter().fold(f64::MAX, f64::min))
+            .map(|path| {
+                heights(path.split_once("d=\"").unwrap().1.split('"').next().unwrap())
+                    .into_iter()
+                    .fold(f64::MAX, f64::min)
+            })
             .collect();
         let expected = (1000.0 - timeline.peak.0 as f64 / top * 1000.0).round();
         assert!((areas[0] - expected).abs() <= 1.0, "{key}: {} instead of {expected}", areas[0]);
@@ -137,10 +169,17 @@ fn savings_and_seconds_are_those_of_the_plan() {
     let after = Course::of(&steps.graph, &steps.planned.0, &steps.planned.1);
     let rows = savings(&before, &after);
     let paid: f64 = rows.iter().map(|row| row.seconds.0).sum();
-    assert!((paid - (steps.planned.1.seconds.0 - steps.unplanned.1.seconds.0)).abs() < 1e-9, "recomputation is all that takes longer");
-    assert_eq!(rows.iter().map(|row| row.again as usize).sum::<usize>(), steps.planned.0.recomputed());
+    assert!(
+        (paid - (steps.planned.1.seconds.0 - steps.unplanned.1.seconds.0)).abs() < 1e-9,
+        "recomputation is all that takes longer"
+    );
+    assert_eq!(
+        rows.iter().map(|row| row.again as usize).sum::<usize>(),
+        steps.planned.0.recomputed()
+    );
     assert!(rows.windows(2).all(|pair| pair[0].saved >= pair[1].saved));
-    // What is gone and what is there instead make up the difference between the two at the same node.
+    // What is gone and what is there instead make up the difference between the two at the same
+    // node.
     let node = before.calls[before.at].node;
     let moment = steps.planned.1.moments.iter().find(|moment| moment.node == Some(node)).unwrap();
     let gone: Bytes = rows.iter().map(|row| row.saved).sum();
@@ -152,12 +191,21 @@ fn hostile() -> Graph {
     let mut builder = GraphBuilder::new("</script><script>alert(1)</script> & \"co\" <!--");
     let module = builder.module("<b>\"m\"&'</b>.</script>");
     let mut value = None;
-    for (index, phase) in [Phase::Input, Phase::Forward, Phase::Forward, Phase::Backward].into_iter().enumerate() {
+    for (index, phase) in
+        [Phase::Input, Phase::Forward, Phase::Forward, Phase::Backward].into_iter().enumerate()
+    {
         let storage = builder.storage(Bytes(4096 << index));
         let name = format!("<img src=x onerror=alert({index})>&\"'</script>\u{1}\n{index}");
         let op = if phase == Phase::Input { "placeholder" } else { "<i>&op" };
-        let spec = NodeSpec { module, inputs: value.into_iter().collect(), seconds: Some(Seconds(1e-3)), ..NodeSpec::new(name, op, phase) };
-        value = builder.node(spec, &[Some(ValueSpec::contiguous(&[1024 << index], DType::F32, storage))]).pop();
+        let spec = NodeSpec {
+            module,
+            inputs: value.into_iter().collect(),
+            seconds: Some(Seconds(1e-3)),
+            ..NodeSpec::new(name, op, phase)
+        };
+        value = builder
+            .node(spec, &[Some(ValueSpec::contiguous(&[1024 << index], DType::F32, storage))])
+            .pop();
     }
     builder.output(value.unwrap());
     builder.build().unwrap()
@@ -168,7 +216,9 @@ fn names_are_text_and_never_markup() {
     let steps = steps(hostile(), false, 1.0);
     let points = [FrontierPoint { budget: Bytes(20_000), overhead: 0.1, bound: Some(0.05) }];
     let html = html(&steps, &points);
-    for (tag, count) in [("<script", 2), ("</script", 2), ("<img", 0), ("<i>&", 0), ("<!--", 0), ("<b>\"", 0)] {
+    for (tag, count) in
+        [("<script", 2), ("</script", 2), ("<img", 0), ("<i>&", 0), ("<!--", 0), ("<b>\"", 0)]
+    {
         let found = html.to_ascii_lowercase().matches(tag).count();
         assert_eq!(found, count, "{tag}");
     }
@@ -177,10 +227,18 @@ fn names_are_text_and_never_markup() {
     let names = data["nodes"]["name"].as_array().unwrap();
     assert!(steps.graph.nodes().values().zip(names).all(|(node, name)| *name == *node.name));
     for drawing in [
-        tightfit_report::stack_svg(steps.graph.name(), &[("<a>", &Course::of(&steps.graph, &steps.unplanned.0, &steps.unplanned.1))]),
-        tightfit_report::modules_svg(steps.graph.name(), &[("<a>", &Course::of(&steps.graph, &steps.unplanned.0, &steps.unplanned.1))]),
+        tightfit_report::stack_svg(
+            steps.graph.name(),
+            &[("<a>", &Course::of(&steps.graph, &steps.unplanned.0, &steps.unplanned.1))],
+        ),
+        tightfit_report::modules_svg(
+            steps.graph.name(),
+            &[("<a>", &Course::of(&steps.graph, &steps.unplanned.0, &steps.unplanned.1))],
+        ),
     ] {
-        assert!(!drawing.contains("<script") && !drawing.contains("<b>") && !drawing.contains("<a>"));
+        assert!(
+            !drawing.contains("<script") && !drawing.contains("<b>") && !drawing.contains("<a>")
+        );
         assert!(!drawing.contains("NaN") && !drawing.contains("inf"));
     }
 }
@@ -189,7 +247,10 @@ fn names_are_text_and_never_markup() {
 fn a_step_in_which_nothing_runs_has_a_page() {
     let mut builder = GraphBuilder::new("nothing");
     let storage = builder.storage(Bytes(64));
-    builder.node(NodeSpec::new("x", "placeholder", Phase::Parameter), &[Some(ValueSpec::contiguous(&[16], DType::F32, storage))]);
+    builder.node(
+        NodeSpec::new("x", "placeholder", Phase::Parameter),
+        &[Some(ValueSpec::contiguous(&[16], DType::F32, storage))],
+    );
     let steps = steps(builder.build().unwrap(), false, 1.0);
     let html = html(&steps, &[]);
     assert!(html.contains("Nothing runs in this step; it holds 64 B."));
@@ -211,17 +272,30 @@ fn every_byte_has_a_role() {
         }
     }
     let persistent = |phase: Phase| -> Bytes {
-        let nodes = steps.graph.placeholder_storages().filter(|(node, _)| steps.graph.nodes()[*node].phase == phase);
+        let nodes = steps
+            .graph
+            .placeholder_storages()
+            .filter(|(node, _)| steps.graph.nodes()[*node].phase == phase);
         nodes.map(|(_, storage)| steps.graph.storages()[storage]).sum()
     };
     assert_eq!(most[&Role::Parameters], persistent(Phase::Parameter));
     assert_eq!(most[&Role::OptimizerState], persistent(Phase::State));
     assert_eq!(most[&Role::Batch], persistent(Phase::Input));
-    for role in [Role::Gradients, Role::Activations, Role::Recomputed, Role::ActivationGradients, Role::Workspace] {
+    for role in [
+        Role::Gradients,
+        Role::Activations,
+        Role::Recomputed,
+        Role::ActivationGradients,
+        Role::Workspace,
+    ] {
         assert!(most[&role] > Bytes::ZERO, "{}", role.name());
     }
     let stays: Bytes = course.at_end.iter().copied().sum();
-    assert_eq!(stays, steps.planned.1.moments.last().unwrap().held, "what the last instruction leaves");
+    assert_eq!(
+        stays,
+        steps.planned.1.moments.last().unwrap().held,
+        "what the last instruction leaves"
+    );
 }
 
 #[test]
@@ -242,8 +316,14 @@ fn a_measured_trace_stands_beside_the_prediction() {
         .collect();
     let trace = Trace::measured(&after, "here", &times);
     let measured = Measured { trace: &trace, times: trace.times(&after).unwrap() };
-    let report =
-        Report { machine: "cpu", unplanned: &before, planned: Some(&after), reserve: Bytes(0), frontier: &[], measured: Some(measured) };
+    let report = Report {
+        machine: "cpu",
+        unplanned: &before,
+        planned: Some(&after),
+        reserve: Bytes(0),
+        frontier: &[],
+        measured: Some(measured),
+    };
     let html = page(&report);
     assert!(html.contains("Predicted and measured") && html.contains("time as measured"));
     let data = data(&html);

@@ -1,4 +1,5 @@
-//! On random graphs, with every freedom that the format leaves, what a course holds is what the checker counted.
+//! On random graphs, with every freedom that the format leaves, what a course holds is what the
+//! checker counted.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 #[path = "../../planner/tests/generator/dag.rs"]
@@ -17,34 +18,71 @@ fn every_byte_of_every_call_is_accounted_for() {
     let (mut planned, mut recomputed) = (0, 0);
     for seed in 0..400 {
         let graph = graph(seed, 24, Freedoms { writes: seed % 3 > 0, uneven: seed % 2 > 0 });
-        let machine = if seed % 4 == 0 { Machine::unmeasured_cpu(1) } else { Machine::preset("a100-80gb").unwrap() };
+        let machine = if seed % 4 == 0 {
+            Machine::unmeasured_cpu(1)
+        } else {
+            Machine::preset("a100-80gb").unwrap()
+        };
         let profile = Profile::new(&graph, &machine);
         let unplanned = tightfit::unplanned(&graph, &profile).unwrap();
         let effort = Effort { work: 10_000, ..Effort::default() };
         let mut courses = vec![unplanned.clone()];
         for planner in [Planner::Auto, Planner::Capuchin, Planner::Chen] {
-            courses.extend(tightfit::fit_smallest(&graph, &profile, planner, &Residents::default(), &effort));
+            courses.extend(tightfit::fit_smallest(
+                &graph,
+                &profile,
+                planner,
+                &Residents::default(),
+                &effort,
+            ));
         }
         planned += courses.len() - 1;
         recomputed += courses.iter().map(|fitted| fitted.schedule.recomputed()).sum::<usize>();
         let before = Course::of(&graph, &unplanned.schedule, &unplanned.timeline);
         for fitted in &courses {
             let course = Course::of(&graph, &fitted.schedule, &fitted.timeline);
-            let calls = fitted.schedule.instructions.iter().filter(|instruction| !matches!(instruction, Instruction::Free(_))).count();
+            let calls = fitted
+                .schedule
+                .instructions
+                .iter()
+                .filter(|instruction| !matches!(instruction, Instruction::Free(_)))
+                .count();
             assert_eq!(course.calls.len(), calls, "seed {seed}");
             for (index, call) in course.calls.iter().enumerate() {
-                assert_eq!(course.by_role[index].iter().copied().sum::<Bytes>(), call.held, "seed {seed}, call {index}");
-                assert_eq!(course.alive(index).iter().map(|held| held.bytes).sum::<Bytes>(), call.held, "seed {seed}, call {index}");
+                assert_eq!(
+                    course.by_role[index].iter().copied().sum::<Bytes>(),
+                    call.held,
+                    "seed {seed}, call {index}"
+                );
+                assert_eq!(
+                    course.alive(index).iter().map(|held| held.bytes).sum::<Bytes>(),
+                    call.held,
+                    "seed {seed}, call {index}"
+                );
             }
             if let Some(last) = fitted.timeline.moments.last().filter(|last| last.node.is_none()) {
-                assert_eq!(course.at_end.iter().copied().sum::<Bytes>(), last.held, "seed {seed}: what stays");
+                assert_eq!(
+                    course.at_end.iter().copied().sum::<Bytes>(),
+                    last.held,
+                    "seed {seed}: what stays"
+                );
             }
             let trace = Trace::predicted(&course, "m");
             assert_eq!(Trace::read(trace.write().as_bytes()).unwrap(), trace, "seed {seed}");
             let rows = savings(&before, &course);
-            assert_eq!(rows.iter().map(|row| row.again as usize).sum::<usize>(), fitted.schedule.recomputed(), "seed {seed}");
-            let report =
-                Report { machine: "m", unplanned: &before, planned: Some(&course), reserve: Bytes(0), frontier: &[], measured: None };
+            assert_eq!(
+                rows.iter().map(|row| row.again as usize).sum::<usize>(),
+                fitted.schedule.recomputed(),
+                "seed {seed}"
+            );
+            let report = Report {
+                machine: "m",
+                unplanned: &before,
+                planned: Some(&course),
+                reserve: Bytes(0),
+                frontier: &[],
+                measured: None,
+            };
             let html = page(&report);
             assert!(!html.contains("NaN") && !html.contains("inf%"), "seed {seed}");
         }

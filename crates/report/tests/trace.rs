@@ -1,4 +1,5 @@
-//! Traces hold what courses hold, are read as they were written, and are refused where they are something else.
+//! Traces hold what courses hold, are read as they were written, and are refused where they are
+//! something else.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 use expect_test::{Expect, expect};
@@ -18,7 +19,8 @@ fn step(name: &str) -> (Graph, Schedule, Timeline) {
     for (name, phase) in [("w", Phase::Parameter), ("x", Phase::Input)] {
         let storage = builder.storage(Bytes(64));
         let spec = NodeSpec::new(name, "placeholder", phase);
-        input.extend(builder.node(spec, &[Some(ValueSpec::contiguous(&[16], DType::F32, storage))]));
+        input
+            .extend(builder.node(spec, &[Some(ValueSpec::contiguous(&[16], DType::F32, storage))]));
     }
     let module = builder.module("body");
     for (name, phase) in [(name, Phase::Forward), ("b", Phase::Loss), ("c", Phase::Backward)] {
@@ -42,7 +44,9 @@ fn step(name: &str) -> (Graph, Schedule, Timeline) {
 #[test]
 fn a_trace_holds_the_course() {
     let (graph, schedule, timeline) = step("a");
-    let text = Trace::predicted(&Course::of(&graph, &schedule, &timeline), "a100-80gb").write().replace(graph.hash(), "HASH");
+    let text = Trace::predicted(&Course::of(&graph, &schedule, &timeline), "a100-80gb")
+        .write()
+        .replace(graph.hash(), "HASH");
     expect![[r#"
         {"displayTimeUnit":"ms","otherData":{"format":"tightfit-trace/1","graph":"HASH","machine":"a100-80gb","measured":false,"name":"chain","planner":"none"},"traceEvents":[
         {"args":{"name":"compute"},"name":"thread_name","ph":"M","pid":1,"tid":1},
@@ -69,7 +73,10 @@ fn a_trace_holds_the_course() {
 fn what_is_written_is_read() {
     let (graph, schedule, timeline) = step("<a> \"&\u{1F600}");
     let course = Course::of(&graph, &schedule, &timeline);
-    for trace in [Trace::predicted(&course, "m"), Trace::measured(&course, "m", &[(Seconds(1e-9), Seconds(0.1234567891)); 3])] {
+    for trace in [
+        Trace::predicted(&course, "m"),
+        Trace::measured(&course, "m", &[(Seconds(1e-9), Seconds(0.1234567891)); 3]),
+    ] {
         assert_eq!(Trace::read(trace.write().as_bytes()).unwrap(), trace);
     }
 }
@@ -80,8 +87,10 @@ fn a_trace_suits_its_own_course_only() {
     let course = Course::of(&graph, &schedule, &timeline);
     let trace = Trace::predicted(&course, "m");
     assert_eq!(trace.times(&course).unwrap().len(), 3);
-    let refused =
-        |trace: &Trace, expected: Expect| expected.assert_eq(&trace.times(&course).unwrap_err().to_string().replace(graph.hash(), "HASH"));
+    let refused = |trace: &Trace, expected: Expect| {
+        expected
+            .assert_eq(&trace.times(&course).unwrap_err().to_string().replace(graph.hash(), "HASH"))
+    };
     refused(
         &Trace { graph: "0".to_string(), ..trace.clone() },
         expect!["the trace is of another graph: it names hash 0, the graph's is HASH"],
@@ -91,7 +100,9 @@ fn a_trace_suits_its_own_course_only() {
     refused(
         &other,
         expect![
-            "the trace is of another plan: its call 1 is a recomputation of `b`, the plan's is a first run of `b`; pass the plan that ran, as `tightfit train --trace … -o PLAN` writes it"
+            "the trace is of another plan: its call 1 is a recomputation of `b`, the plan's is a \
+             first run of `b`; pass the plan that ran, as `tightfit train --trace … -o PLAN` \
+             writes it"
         ],
     );
     let mut shorter = trace.clone();
@@ -99,22 +110,29 @@ fn a_trace_suits_its_own_course_only() {
     refused(
         &shorter,
         expect![
-            "the trace is of another plan: its call 2 is missing, the plan's is a first run of `c`; pass the plan that ran, as `tightfit train --trace … -o PLAN` writes it"
+            "the trace is of another plan: its call 2 is missing, the plan's is a first run of \
+             `c`; pass the plan that ran, as `tightfit train --trace … -o PLAN` writes it"
         ],
     );
 }
 
 #[test]
 fn other_files_are_refused_with_the_reason() {
-    let refused = |text: &str, expected: Expect| expected.assert_eq(&Trace::read(text.as_bytes()).unwrap_err().to_string());
+    let refused = |text: &str, expected: Expect| {
+        expected.assert_eq(&Trace::read(text.as_bytes()).unwrap_err().to_string())
+    };
     refused("{", expect!["not a trace: EOF while parsing an object at line 1 column 1"]);
     refused(
         "[]",
-        expect![[r#"the trace's format is missing, but this program reads "tightfit-trace/1", as `tightfit train --trace` writes it"#]],
+        expect![[
+            r#"the trace's format is missing, but this program reads "tightfit-trace/1", as `tightfit train --trace` writes it"#
+        ]],
     );
     refused(
         "{}",
-        expect![[r#"the trace's format is missing, but this program reads "tightfit-trace/1", as `tightfit train --trace` writes it"#]],
+        expect![[
+            r#"the trace's format is missing, but this program reads "tightfit-trace/1", as `tightfit train --trace` writes it"#
+        ]],
     );
     refused(
         r#"{"otherData": {"format": "tightfit-trace/9"}, "traceEvents": []}"#,
@@ -137,7 +155,10 @@ fn other_files_are_refused_with_the_reason() {
     );
     refused(
         &with(json!({ "ph": "X", "name": "n", "cat": "run", "ts": 1, "dur": 1, "args": {} })),
-        expect!["event 0 of the trace (`n`): a call needs op, module, phase and bytes among its arguments"],
+        expect![
+            "event 0 of the trace (`n`): a call needs op, module, phase and bytes among its \
+             arguments"
+        ],
     );
     refused(
         &with(json!({ "ph": "C", "name": "memory", "ts": 1, "args": { "gold": 1 } })),
@@ -148,5 +169,7 @@ fn other_files_are_refused_with_the_reason() {
         expect!["event 0 of the trace (`memory`): its arguments are not bytes by role"],
     );
     // Other programs may add events of their own.
-    assert!(Trace::read(with(json!({ "ph": "i", "name": "n" })).as_bytes()).unwrap().calls.is_empty());
+    assert!(
+        Trace::read(with(json!({ "ph": "i", "name": "n" })).as_bytes()).unwrap().calls.is_empty()
+    );
 }

@@ -1,5 +1,6 @@
-//! A browser for the tests of pages. Invariant: a browser that is there is taken; one is installed only where this runs
-//! as root beside apt-get, as in a container; and without one the run goes on, since those tests say that they are skipped.
+//! A browser for the tests of pages. Invariant: a browser that is there is taken; one is installed
+//! only where this runs as root beside apt-get, as in a container; and without one the run goes on,
+//! since those tests say that they are skipped.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -19,15 +20,23 @@ pub fn browser(workspace: &Workspace, log: &mut Log) -> Result<()> {
         return Ok(());
     }
     if !is_root() || find("apt-get").is_none() {
-        println!("NO BROWSER: the tests of the report's page will be skipped; install Chromium (Debian and Ubuntu: apt install chromium)");
+        println!(
+            "NO BROWSER: the tests of the report's page will be skipped; install Chromium (Debian \
+             and Ubuntu: apt install chromium)"
+        );
         return Ok(());
     }
     let mut update = workspace.command("apt-get");
     update.args(["update", "--quiet"]);
     let mut install = workspace.command("apt-get");
-    install.args(["install", "--yes", "--quiet", "--no-install-recommends", "chromium"]).env("DEBIAN_FRONTEND", "noninteractive");
+    install
+        .args(["install", "--yes", "--quiet", "--no-install-recommends", "chromium"])
+        .env("DEBIAN_FRONTEND", "noninteractive");
     if let Err(error) = log.run(update).and_then(|()| log.run(install)) {
-        println!("NO BROWSER: the tests of the report's page will be skipped, since Chromium could not be installed: {error:#}");
+        println!(
+            "NO BROWSER: the tests of the report's page will be skipped, since Chromium could not \
+             be installed: {error:#}"
+        );
     }
     Ok(())
 }

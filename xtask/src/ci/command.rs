@@ -1,5 +1,5 @@
-//! Runs commands and steps, and remembers how long each took. Invariant: a command is printed before it runs, and one
-//! that fails is an error.
+//! Runs commands and steps, and remembers how long each took. Invariant: a command is printed
+//! before it runs, and one that fails is an error.
 
 use std::process::Command;
 use std::time::{Duration, Instant};
@@ -37,7 +37,11 @@ impl Log {
     pub fn summary(&self) {
         println!("== summary");
         for (name, duration, passed) in &self.steps {
-            println!("{name:<8} {:>8.1} s  {}", duration.as_secs_f64(), if *passed { "ok" } else { "FAILED" });
+            println!(
+                "{name:<8} {:>8.1} s  {}",
+                duration.as_secs_f64(),
+                if *passed { "ok" } else { "FAILED" }
+            );
         }
     }
 }

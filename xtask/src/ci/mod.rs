@@ -1,5 +1,6 @@
-//! Everything that a change must pass, step by step. Invariant: the first command that fails ends the run with an
-//! error that names it; what the commands print goes where this program's own output goes.
+//! Everything that a change must pass, step by step. Invariant: the first command that fails ends
+//! the run with an error that names it; what the commands print goes where this program's own
+//! output goes.
 
 mod browser;
 mod command;
@@ -20,8 +21,14 @@ struct Workspace {
 
 type Step = fn(&Workspace, &mut Log) -> Result<()>;
 
-const STEPS: [(&str, Step); 6] =
-    [("fmt", fmt), ("clippy", clippy), ("tidy", tidy), ("test", test), ("browser", browser::browser), ("python", python::python)];
+const STEPS: [(&str, Step); 6] = [
+    ("fmt", fmt),
+    ("clippy", clippy),
+    ("tidy", tidy),
+    ("test", test),
+    ("browser", browser::browser),
+    ("python", python::python),
+];
 
 /// The names of all steps, in their order.
 pub fn names() -> String {
@@ -46,7 +53,11 @@ pub fn ci(root: &Path, chosen: &[String]) -> Result<()> {
 /// This program lies in `TARGET/PROFILE`, wherever the user has cargo build.
 fn target() -> Result<PathBuf> {
     let program = std::env::current_exe().context("the path of this program")?;
-    program.ancestors().nth(2).map(Path::to_path_buf).context("cargo built this program, so it lies in its target folder")
+    program
+        .ancestors()
+        .nth(2)
+        .map(Path::to_path_buf)
+        .context("cargo built this program, so it lies in its target folder")
 }
 
 fn fmt(workspace: &Workspace, log: &mut Log) -> Result<()> {
@@ -86,6 +97,9 @@ mod tests {
     #[test]
     fn an_unknown_step_is_an_error_that_names_the_known_ones() {
         let error = ci(Path::new("."), &["fmt".to_string(), "tests".to_string()]).unwrap_err();
-        assert_eq!(error.to_string(), "there is no step `tests`; the steps are fmt, clippy, tidy, test, browser, python");
+        assert_eq!(
+            error.to_string(),
+            "there is no step `tests`; the steps are fmt, clippy, tidy, test, browser, python"
+        );
     }
 }

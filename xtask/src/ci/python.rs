@@ -1,5 +1,6 @@
-//! The Python tests, in a virtual environment of their own. Invariant: the environment's stamp holds the requirements
-//! that were installed into it, and is written last; an environment without the right stamp is made anew.
+//! The Python tests, in a virtual environment of their own. Invariant: the environment's stamp
+//! holds the requirements that were installed into it, and is written last; an environment without
+//! the right stamp is made anew.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,7 +27,8 @@ pub fn python(workspace: &Workspace, log: &mut Log) -> Result<()> {
 /// The interpreter of the environment, which is made where it is missing or stale.
 fn environment(workspace: &Workspace, log: &mut Log) -> Result<PathBuf> {
     let folder = workspace.target.join("python-venv");
-    let (interpreter, stamp) = (folder.join("bin").join("python"), folder.join("requirements-installed.txt"));
+    let (interpreter, stamp) =
+        (folder.join("bin").join("python"), folder.join("requirements-installed.txt"));
     let wanted = fs::read_to_string(workspace.root.join(REQUIREMENTS)).context(REQUIREMENTS)?;
     if is_fresh(&stamp, &wanted) && interpreter.exists() {
         println!("{} is up to date", folder.display());
@@ -37,7 +39,15 @@ fn environment(workspace: &Workspace, log: &mut Log) -> Result<PathBuf> {
     create.args(["-m", "venv", "--clear"]).arg(&folder);
     log.run(create)?;
     let mut install = workspace.command(&interpreter);
-    install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--requirement", REQUIREMENTS]);
+    install.args([
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--requirement",
+        REQUIREMENTS,
+    ]);
     log.run(install)?;
     fs::write(&stamp, wanted).with_context(|| stamp.display().to_string())?;
     Ok(interpreter)
@@ -54,7 +64,9 @@ fn usable_python() -> Result<()> {
         .output()
         .context("python3 was not found; install Python 3.11 or later")?;
     if !probe.status.success() {
-        bail!("python3 has no venv module; install it (Debian and Ubuntu: apt install python3-venv)");
+        bail!(
+            "python3 has no venv module; install it (Debian and Ubuntu: apt install python3-venv)"
+        );
     }
     Ok(())
 }

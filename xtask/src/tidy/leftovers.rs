@@ -1,5 +1,6 @@
-//! What a change must not leave behind: unfinished code, debugging prints, tests that do not run, and panics in the
-//! libraries. Invariant: only code counts; comments and literals may say what they like.
+//! What a change must not leave behind: unfinished code, debugging prints, tests that do not run,
+//! and panics in the libraries. Invariant: only code counts; comments and literals may say what
+//! they like.
 
 use super::source::{is_word, line_of, split, without_tests};
 use super::tree::{File, Finding, Tree};
@@ -17,10 +18,13 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
     for file in tree.rust() {
         let code = split(&file.text).code;
         for (leftover, advice) in LEFTOVERS {
-            findings.extend(
-                whole_words(&code, leftover)
-                    .map(|at| Finding::new(file, line_of(&code, at), format!("`{leftover}` is left over; {advice}"))),
-            );
+            findings.extend(whole_words(&code, leftover).map(|at| {
+                Finding::new(
+                    file,
+                    line_of(&code, at),
+                    format!("`{leftover}` is left over; {advice}"),
+                )
+            }));
         }
         if is_library(file) {
             let code = without_tests(&code);
@@ -28,7 +32,8 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
                 Finding::new(
                     file,
                     line_of(&code, at),
-                    "`.unwrap()` in a library; return the error, or state the invariant with `.expect(…)`",
+                    "`.unwrap()` in a library; return the error, or state the invariant with \
+                     `.expect(…)`",
                 )
             }));
         }

@@ -1,5 +1,5 @@
-//! The rules of the house that no compiler checks. Invariant: each rule is a function from the files to what is wrong
-//! with them, and has a test in which it finds something.
+//! The rules of the house that no compiler checks. Invariant: each rule is a function from the
+//! files to what is wrong with them, and has a test in which it finds something.
 
 mod citations;
 mod imports;
@@ -17,7 +17,8 @@ use tree::{Finding, Tree};
 
 type Rule = fn(&Tree) -> Vec<Finding>;
 
-const RULES: [Rule; 5] = [openings::check, imports::check, citations::check, names::check, leftovers::check];
+const RULES: [Rule; 5] =
+    [openings::check, imports::check, citations::check, names::check, leftovers::check];
 
 /// Holds all files that git tracks, or would track, to all rules.
 pub fn tidy(root: &Path) -> Result<()> {

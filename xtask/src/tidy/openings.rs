@@ -1,16 +1,25 @@
-//! Every file opens by saying what it is for: Rust with `//!`, Python with a docstring. Invariant: that it says
-//! something is tested, that what it says is true is for the reader.
+//! Every file opens by saying what it is for: Rust with `//!`, Python with a docstring. Invariant:
+//! that it says something is tested, that what it says is true is for the reader.
 
 use super::tree::{Finding, Tree};
 
 pub fn check(tree: &Tree) -> Vec<Finding> {
     let rust = tree.rust().filter(|file| !opens_rust(&file.text)).map(|file| {
-        Finding::new(file, 1, "the file does not open with a sentence after `//!`; say what it is for and the invariant it keeps")
+        Finding::new(
+            file,
+            1,
+            "the file does not open with a sentence after `//!`; say what it is \
+            for and the invariant it keeps",
+        )
     });
-    let python = tree
-        .python()
-        .filter(|file| !opens_python(&file.text))
-        .map(|file| Finding::new(file, 1, "the file does not open with a docstring; say what it is for and the invariant it keeps"));
+    let python = tree.python().filter(|file| !opens_python(&file.text)).map(|file| {
+        Finding::new(
+            file,
+            1,
+            "the file does not open with a docstring; say what it \
+            is for and the invariant it keeps",
+        )
+    });
     rust.chain(python).collect()
 }
 
@@ -20,9 +29,12 @@ fn opens_rust(text: &str) -> bool {
 
 /// Comments, such as `#!`, may come first.
 fn opens_python(text: &str) -> bool {
-    let first = text.lines().map(str::trim_start).find(|line| !line.is_empty() && !line.starts_with('#'));
+    let first =
+        text.lines().map(str::trim_start).find(|line| !line.is_empty() && !line.starts_with('#'));
     let opening = first.map(|line| line.trim_start_matches(['r', 'R']));
-    opening.and_then(|line| line.strip_prefix("\"\"\"").or_else(|| line.strip_prefix("'''"))).is_some_and(is_sentence)
+    opening
+        .and_then(|line| line.strip_prefix("\"\"\"").or_else(|| line.strip_prefix("'''")))
+        .is_some_and(is_sentence)
 }
 
 fn is_sentence(opening: &str) -> bool {

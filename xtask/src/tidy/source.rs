@@ -1,5 +1,6 @@
-//! Rust source, its code apart from its comments. Invariant: whatever leaves this file has the length and the lines of
-//! the text that entered, what does not belong being blank; so a position in one is a position in all of them.
+//! Rust source, its code apart from its comments. Invariant: whatever leaves this file has the
+//! length and the lines of the text that entered, what does not belong being blank; so a position
+//! in one is a position in all of them.
 
 /// A file taken apart. Literals are in neither part.
 pub struct Source {
@@ -15,7 +16,10 @@ enum Piece {
 
 /// Takes a file apart.
 pub fn split(text: &str) -> Source {
-    let mut source = Source { code: String::with_capacity(text.len()), comments: String::with_capacity(text.len()) };
+    let mut source = Source {
+        code: String::with_capacity(text.len()),
+        comments: String::with_capacity(text.len()),
+    };
     let mut rest = text;
     let mut after_word = false;
     while let Some(first) = rest.chars().next() {
@@ -101,7 +105,8 @@ fn block_comment(rest: &str) -> usize {
     rest.len()
 }
 
-/// The length of the string literal that starts here: `"…"`, `r#"…"#`, and these with `b` or `c` before them.
+/// The length of the string literal that starts here: `"…"`, `r#"…"#`, and these with `b` or `c`
+/// before them.
 fn string(rest: &str) -> Option<usize> {
     let body = rest.strip_prefix(['b', 'c']).unwrap_or(rest);
     if let Some(raw) = body.strip_prefix('r') {
@@ -159,7 +164,10 @@ mod tests {
     #[track_caller]
     fn check(text: &str, code: &str) {
         let source = split(text);
-        assert_eq!(source.code.split_whitespace().collect::<Vec<_>>(), code.split_whitespace().collect::<Vec<_>>());
+        assert_eq!(
+            source.code.split_whitespace().collect::<Vec<_>>(),
+            code.split_whitespace().collect::<Vec<_>>()
+        );
         assert_eq!((source.code.len(), source.comments.len()), (text.len(), text.len()));
         assert_eq!(source.code.matches('\n').count(), text.matches('\n').count());
     }

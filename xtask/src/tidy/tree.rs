@@ -1,5 +1,5 @@
-//! The files that the rules look at, and what a rule finds. Invariant: paths are relative to the workspace, with `/`,
-//! sorted; a file whose kind no rule reads has an empty text.
+//! The files that the rules look at, and what a rule finds. Invariant: paths are relative to the
+//! workspace, with `/`, sorted; a file whose kind no rule reads has an empty text.
 
 use std::fmt;
 use std::path::Path;
@@ -36,9 +36,16 @@ impl Tree {
             .current_dir(root)
             .output()
             .context("git ls-files: is git installed?")?;
-        ensure!(listing.status.success(), "git ls-files: {}", String::from_utf8_lossy(&listing.stderr).trim());
-        let mut paths: Vec<String> =
-            listing.stdout.split(|&byte| byte == 0).map(|path| String::from_utf8_lossy(path).into_owned()).collect();
+        ensure!(
+            listing.status.success(),
+            "git ls-files: {}",
+            String::from_utf8_lossy(&listing.stderr).trim()
+        );
+        let mut paths: Vec<String> = listing
+            .stdout
+            .split(|&byte| byte == 0)
+            .map(|path| String::from_utf8_lossy(path).into_owned())
+            .collect();
         paths.sort();
         paths.dedup();
         // A file that was deleted, but not yet from the index, is gone.
@@ -50,7 +57,8 @@ impl Tree {
     /// A tree made of strings, for the rules' tests.
     #[cfg(test)]
     pub fn of(files: &[(&str, &str)]) -> Tree {
-        let file = |&(path, text): &(&str, &str)| File { path: path.to_string(), text: text.to_string() };
+        let file =
+            |&(path, text): &(&str, &str)| File { path: path.to_string(), text: text.to_string() };
         Tree { files: files.iter().map(file).collect() }
     }
 
@@ -65,7 +73,11 @@ impl Tree {
     /// Whether `path` is a file or a folder.
     pub fn has(&self, path: &str) -> bool {
         let path = path.trim_end_matches('/');
-        let under = |file: &File| file.path.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('/'));
+        let under = |file: &File| {
+            file.path
+                .strip_prefix(path)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
+        };
         self.files.iter().any(under)
     }
 }

@@ -1,5 +1,5 @@
-//! `tightfit bench dataflow`: how long it takes to see where the bytes of a step are. Invariant: every time is the best
-//! of several runs, and every run analyzes anew.
+//! `tightfit bench dataflow`: how long it takes to see where the bytes of a step are. Invariant:
+//! every time is the best of several runs, and every run analyzes anew.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -16,7 +16,8 @@ use crate::{effort, input};
 /// Time dataflow analysis and module statistics.
 #[derive(Args)]
 #[command(
-    after_help = "Example:\n  tightfit bench dataflow corpus/graphs/llama_1b_b2_s2048.json.gz corpus/synthetic/transformer-1850.json.gz"
+    after_help = "Example:\n  tightfit bench dataflow corpus/graphs/llama_1b_b2_s2048.json.gz \
+        corpus/synthetic/transformer-1850.json.gz"
 )]
 pub struct Arguments {
     /// Graph files [default: those of corpus/graphs, and a transformer of 55,504 nodes]
@@ -33,7 +34,8 @@ pub struct Arguments {
 pub fn analyses(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut paths = arguments.graphs.clone();
     if paths.is_empty() {
-        let files = std::fs::read_dir("corpus/graphs")?.map(|entry| entry.map(|entry| entry.path()));
+        let files =
+            std::fs::read_dir("corpus/graphs")?.map(|entry| entry.map(|entry| entry.path()));
         paths = files.collect::<Result<_, _>>()?;
         paths.sort();
         paths.push(PathBuf::from("corpus/synthetic/transformer-1850.json.gz"));
@@ -71,7 +73,20 @@ pub fn analyses(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.json {
         println!("{}", Value::Array(results));
     } else {
-        print!("{}", table(&["graph", "nodes", "modules", "dataflow, ms", "module statistics, ms", "peak, bytes"], &rows));
+        print!(
+            "{}",
+            table(
+                &[
+                    "graph",
+                    "nodes",
+                    "modules",
+                    "dataflow, ms",
+                    "module statistics, ms",
+                    "peak, bytes"
+                ],
+                &rows
+            )
+        );
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -1,5 +1,6 @@
-//! `tightfit bench engine`: training steps beside PyTorch's on this machine. Invariant: all sides run in alternation, in
-//! processes of their own, on the same number of threads; figures are medians.
+//! `tightfit bench engine`: training steps beside PyTorch's on this machine. Invariant: all sides
+//! run in alternation, in processes of their own, on the same number of threads; figures are
+//! medians.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
@@ -10,7 +11,8 @@ use serde_json::{Value, json};
 
 use crate::calibrate;
 
-/// Time training steps at several budgets beside PyTorch eager and PyTorch with per-block checkpointing.
+/// Time training steps at several budgets beside PyTorch eager and PyTorch with per-block
+/// checkpointing.
 #[derive(Args)]
 #[command(after_help = "Example:\n  tightfit bench engine corpus/steps/gpt-small")]
 pub struct Arguments {
@@ -19,7 +21,8 @@ pub struct Arguments {
     /// Budgets to run at
     #[arg(long, value_delimiter = ',', default_value = "100%,320MiB")]
     budgets: Vec<String>,
-    /// A Python with torch [default: that of `cargo xtask ci python`, if it is there; else only tightfit is measured]
+    /// A Python with torch [default: that of `cargo xtask ci python`, if it is there; else only
+    /// tightfit is measured]
     #[arg(long)]
     python: Option<PathBuf>,
     /// The script that times PyTorch
@@ -63,7 +66,10 @@ pub fn engine(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         .map(|side| json!({ "name": side.name, "median_seconds": median(&mut side.seconds), "process_peak_bytes": median(&mut side.process_peaks), "samples": side.seconds.len() }))
         .collect();
     if arguments.json {
-        println!("{}", json!({ "step": arguments.step, "threads": threads, "rounds": arguments.rounds, "sides": results }));
+        println!(
+            "{}",
+            json!({ "step": arguments.step, "threads": threads, "rounds": arguments.rounds, "sides": results })
+        );
         return Ok(ExitCode::SUCCESS);
     }
     let number = |result: &Value, key: &str| result[key].as_f64().unwrap_or(f64::NAN);
@@ -87,19 +93,33 @@ pub fn engine(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             number(result, "process_peak_bytes") / 1_048_576.0
         );
     }
-    println!("\n{threads} threads, {} rounds in alternation, {} steps each, the first not counted", arguments.rounds, arguments.steps);
+    println!(
+        "\n{threads} threads, {} rounds in alternation, {} steps each, the first not counted",
+        arguments.rounds, arguments.steps
+    );
     Ok(ExitCode::SUCCESS)
 }
 
 const EAGER: &str = "PyTorch eager";
 
 fn sides(arguments: &Arguments, threads: u32) -> anyhow::Result<Vec<Side>> {
-    let side = |name: String, command| Side { name, command, seconds: Vec::new(), process_peaks: Vec::new() };
+    let side = |name: String, command| Side {
+        name,
+        command,
+        seconds: Vec::new(),
+        process_peaks: Vec::new(),
+    };
     let program = std::env::current_exe()?;
     let mut sides = Vec::new();
     for budget in &arguments.budgets {
         let mut command = Command::new(&program);
-        command.arg("train").arg(&arguments.step).args(["--budget", budget, "--json", "--eval-batches", "0"]);
+        command.arg("train").arg(&arguments.step).args([
+            "--budget",
+            budget,
+            "--json",
+            "--eval-batches",
+            "0",
+        ]);
         command.args(["--steps", &arguments.steps.to_string(), "--threads", &threads.to_string()]);
         sides.push(side(format!("tightfit at {budget}"), command));
     }
@@ -110,9 +130,14 @@ fn sides(arguments: &Arguments, threads: u32) -> anyhow::Result<Vec<Side>> {
     }
     if let Some(python) = &python {
         if !arguments.script.exists() {
-            bail!("{} does not exist; run from the repository's root or pass --script", arguments.script.display());
+            bail!(
+                "{} does not exist; run from the repository's root or pass --script",
+                arguments.script.display()
+            );
         }
-        for (name, variant) in [(EAGER, "eager"), ("PyTorch, checkpointing each block", "checkpoint")] {
+        for (name, variant) in
+            [(EAGER, "eager"), ("PyTorch, checkpointing each block", "checkpoint")]
+        {
             let mut command = Command::new(python);
             command.arg(Path::new(&arguments.script)).args([
                 "--variant",
@@ -128,9 +153,11 @@ fn sides(arguments: &Arguments, threads: u32) -> anyhow::Result<Vec<Side>> {
     Ok(sides)
 }
 
-/// Runs one side once and takes its figures from its JSON: lines with `seconds` from tightfit, one object from PyTorch.
+/// Runs one side once and takes its figures from its JSON: lines with `seconds` from tightfit, one
+/// object from PyTorch.
 fn measure(side: &mut Side) -> anyhow::Result<()> {
-    let output = side.command.output().with_context(|| format!("{} could not be started", side.name))?;
+    let output =
+        side.command.output().with_context(|| format!("{} could not be started", side.name))?;
     if !output.status.success() {
         bail!("{} failed: {}", side.name, String::from_utf8_lossy(&output.stderr).trim());
     }
@@ -142,7 +169,9 @@ fn measure(side: &mut Side) -> anyhow::Result<()> {
             Value::Array(all) => seconds.extend(all.iter().filter_map(Value::as_f64)),
             one => seconds.extend(one.as_f64().filter(|_| value.get("loss").is_some())),
         }
-        side.process_peaks.extend(["process_peak_bytes", "peak_growth_bytes"].iter().find_map(|key| value[*key].as_f64()));
+        side.process_peaks.extend(
+            ["process_peak_bytes", "peak_growth_bytes"].iter().find_map(|key| value[*key].as_f64()),
+        );
     }
     side.seconds.extend(seconds.get(1..).unwrap_or_default());
     Ok(())

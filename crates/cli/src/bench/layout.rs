@@ -1,5 +1,6 @@
-//! `tightfit bench layout`: how fast buffers are packed that are known to be hard. Invariant: a packing counts as
-//! fitting only where no two of its buffers overlap, which is tested here and not believed.
+//! `tightfit bench layout`: how fast buffers are packed that are known to be hard. Invariant: a
+//! packing counts as fitting only where no two of its buffers overlap, which is tested here and not
+//! believed.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -16,7 +17,8 @@ use crate::effort::{self, Limits};
 /// Where no other limit is given.
 const DEADLINE: Seconds = Seconds(60.0);
 
-/// Pack sets of buffers into a fixed capacity; a minute each where --deadline does not say otherwise.
+/// Pack sets of buffers into a fixed capacity; a minute each where --deadline does not say
+/// otherwise.
 #[derive(Args)]
 #[command(after_help = "Example:\n  tightfit bench layout corpus/buffers --deadline 10s")]
 pub struct Arguments {
@@ -45,13 +47,18 @@ pub fn layout(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let search = limits.effort(arguments.seed);
     let (mut rows, mut results): (Vec<Vec<String>>, Vec<Value>) = (Vec::new(), Vec::new());
     for path in files(&arguments.folder)? {
-        let name = path.file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
+        let name =
+            path.file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
         eprintln!("{name}");
         let lifetimes = read(&path).with_context(|| path.display().to_string())?;
         let start = effort::clock();
-        let packing = pack(&lifetimes, &vec![None; lifetimes.len()], 0, 1, arguments.capacity, &search);
+        let packing =
+            pack(&lifetimes, &vec![None; lifetimes.len()], 0, 1, arguments.capacity, &search);
         let seconds = effort::clock().0 - start.0;
-        ensure!(is_disjoint(&lifetimes, &packing.addresses), "{name}: buffers overlap; the packing is wrong");
+        ensure!(
+            is_disjoint(&lifetimes, &packing.addresses),
+            "{name}: buffers overlap; the packing is wrong"
+        );
         let fits = packing.end.0 <= arguments.capacity;
         let verdict = if fits { "yes" } else { "no" };
         rows.push(vec![
@@ -76,7 +83,9 @@ pub fn layout(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 fn files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let read = || -> std::io::Result<Vec<PathBuf>> { std::fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path())).collect() };
+    let read = || -> std::io::Result<Vec<PathBuf>> {
+        std::fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path())).collect()
+    };
     let mut files = read().with_context(|| folder.display().to_string())?;
     files.retain(|path| path.extension().is_some_and(|extension| extension == "csv"));
     files.sort();
@@ -86,8 +95,16 @@ fn files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
 fn read(path: &Path) -> anyhow::Result<Vec<Lifetime>> {
     let text = std::fs::read_to_string(path)?;
     let mut lines = text.lines();
-    ensure!(lines.next() == Some("id,lower,upper,size"), "the first line must be id,lower,upper,size");
-    lines.enumerate().map(|(index, line)| lifetime(line).with_context(|| format!("line {}: `{line}`", index + 2))).collect()
+    ensure!(
+        lines.next() == Some("id,lower,upper,size"),
+        "the first line must be id,lower,upper,size"
+    );
+    lines
+        .enumerate()
+        .map(|(index, line)| {
+            lifetime(line).with_context(|| format!("line {}: `{line}`", index + 2))
+        })
+        .collect()
 }
 
 fn lifetime(line: &str) -> anyhow::Result<Lifetime> {
@@ -98,11 +115,15 @@ fn lifetime(line: &str) -> anyhow::Result<Lifetime> {
     Ok(Lifetime { first, last: end - 1, bytes: Bytes(bytes) })
 }
 
-/// No two buffers that are held at the same time share a byte. Compares buffer by buffer: the sets are small.
+/// No two buffers that are held at the same time share a byte. Compares buffer by buffer: the sets
+/// are small.
 fn is_disjoint(lifetimes: &[Lifetime], addresses: &[u64]) -> bool {
     let blocks: Vec<(&Lifetime, u64)> = lifetimes.iter().zip(addresses.iter().copied()).collect();
     let meet = |(a, at): &(&Lifetime, u64), (b, bt): &(&Lifetime, u64)| {
         a.first <= b.last && b.first <= a.last && *at < bt + b.bytes.0 && *bt < at + a.bytes.0
     };
-    blocks.iter().enumerate().all(|(index, block)| blocks[..index].iter().all(|other| !meet(block, other)))
+    blocks
+        .iter()
+        .enumerate()
+        .all(|(index, block)| blocks[..index].iter().all(|other| !meet(block, other)))
 }

@@ -1,4 +1,5 @@
-//! Tables in Markdown. Invariant: what is not known is a dash, so that no row is shorter than the head.
+//! Tables in Markdown. Invariant: what is not known is a dash, so that no row is shorter than the
+//! head.
 
 use tightfit::units::{Bytes, Seconds};
 

@@ -1,4 +1,5 @@
-//! `tightfit bench`: measure on this machine. Invariant: figures are printed, never judged; only a real error fails.
+//! `tightfit bench`: measure on this machine. Invariant: figures are printed, never judged; only a
+//! real error fails.
 
 mod dataflow;
 mod engine;
@@ -11,7 +12,8 @@ use std::process::ExitCode;
 
 use clap::{Args, Subcommand};
 
-/// Measure the engine beside PyTorch, the planner beside others, the layout of buffers, analyses, and planners of modules.
+/// Measure the engine beside PyTorch, the planner beside others, the layout of buffers, analyses,
+/// and planners of modules.
 #[derive(Args)]
 pub struct Arguments {
     #[command(subcommand)]

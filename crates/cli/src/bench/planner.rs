@@ -1,5 +1,6 @@
-//! `tightfit bench planner`: how good plans are, how near to the bound, how fast. Invariant: every plan that counts was
-//! checked again here, within its budget and not faster than its own bound; one that fails ends the bench.
+//! `tightfit bench planner`: how good plans are, how near to the bound, how fast. Invariant: every
+//! plan that counts was checked again here, within its budget and not faster than its own bound;
+//! one that fails ends the bench.
 
 mod anchors;
 mod grid;
@@ -20,7 +21,8 @@ use tightfit::units::Seconds;
 use crate::effort::Limits;
 use crate::{input, output};
 
-/// Plan the corpus at many budgets with every planner, beside bounds, proven optima and other systems.
+/// Plan the corpus at many budgets with every planner, beside bounds, proven optima and other
+/// systems.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
@@ -38,12 +40,18 @@ pub struct Arguments {
     #[arg(long, default_value = "corpus/anchors/torch_budget.json")]
     anchors: PathBuf,
     /// What to measure
-    #[arg(long, value_enum, value_delimiter = ',', default_value = "grid,anchors,optima,transformers")]
+    #[arg(
+        long,
+        value_enum,
+        value_delimiter = ',',
+        default_value = "grid,anchors,optima,transformers"
+    )]
     parts: Vec<Part>,
     /// Planners of the grid [default: all]
     #[arg(long, value_delimiter = ',', value_parser = input::planner)]
     planners: Vec<Planner>,
-    /// Budgets of the grid, as fractions of the activation peak [default: 0.9,0.8,0.7,0.6,0.5,0.4,0.3]
+    /// Budgets of the grid, as fractions of the activation peak [default:
+    /// 0.9,0.8,0.7,0.6,0.5,0.4,0.3]
     #[arg(long, value_delimiter = ',', value_parser = fraction)]
     budgets: Vec<f64>,
     /// Two budgets, one point of each graph, one transformer, and 0.2 s a plan
@@ -108,10 +116,22 @@ pub fn planner(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut json = Map::new();
     for &part in &arguments.parts {
         let (name, found) = match part {
-            Part::Grid => ("grid", grid::measure(&bench, &arguments.graphs, &planners(arguments), &fractions(arguments))?),
-            Part::Anchors => ("anchors", anchors::measure(&bench, &arguments.anchors, &arguments.graphs)?),
+            Part::Grid => (
+                "grid",
+                grid::measure(
+                    &bench,
+                    &arguments.graphs,
+                    &planners(arguments),
+                    &fractions(arguments),
+                )?,
+            ),
+            Part::Anchors => {
+                ("anchors", anchors::measure(&bench, &arguments.anchors, &arguments.graphs)?)
+            }
             Part::Optima => ("optima", synthetic::optima(&bench, &arguments.synthetic)?),
-            Part::Transformers => ("transformers", synthetic::transformers(&bench, &arguments.synthetic)?),
+            Part::Transformers => {
+                ("transformers", synthetic::transformers(&bench, &arguments.synthetic)?)
+            }
         };
         markdown += &found.markdown;
         json.insert(name.to_string(), found.json);
@@ -128,7 +148,11 @@ pub fn planner(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 fn planners(arguments: &Arguments) -> Vec<Planner> {
-    if arguments.planners.is_empty() { Planner::ALL.iter().map(|(planner, _)| *planner).collect() } else { arguments.planners.clone() }
+    if arguments.planners.is_empty() {
+        Planner::ALL.iter().map(|(planner, _)| *planner).collect()
+    } else {
+        arguments.planners.clone()
+    }
 }
 
 /// Rising, as a ladder wants them.
@@ -149,9 +173,21 @@ fn fraction(text: &str) -> Result<f64, String> {
 }
 
 fn heading(effort: &Effort<'_>) -> String {
-    let work = if effort.work == u64::MAX { String::new() } else { format!("{} iterations, ", effort.work) };
-    let time = if effort.deadline.0.is_finite() { format!("{} s", effort.deadline.0) } else { "no deadline".to_string() };
-    format!("Search: {work}{time}, seed {}. Slowdowns, bounds and gaps are in % of the unplanned step's time.\n", effort.seed)
+    let work = if effort.work == u64::MAX {
+        String::new()
+    } else {
+        format!("{} iterations, ", effort.work)
+    };
+    let time = if effort.deadline.0.is_finite() {
+        format!("{} s", effort.deadline.0)
+    } else {
+        "no deadline".to_string()
+    };
+    format!(
+        "Search: {work}{time}, seed {}. Slowdowns, bounds and gaps are in % of the unplanned \
+         step's time.\n",
+        effort.seed
+    )
 }
 
 fn progress() -> ProgressBar {
@@ -165,7 +201,9 @@ fn progress() -> ProgressBar {
 
 /// Graph files of a folder, by name.
 fn graph_files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let read = || -> std::io::Result<Vec<PathBuf>> { std::fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path())).collect() };
+    let read = || -> std::io::Result<Vec<PathBuf>> {
+        std::fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path())).collect()
+    };
     let mut files = read().with_context(|| folder.display().to_string())?;
     files.retain(|path| path.to_str().is_some_and(|name| name.ends_with(".json.gz")));
     files.sort();

@@ -1,5 +1,5 @@
-//! What a step computed, on disk, for comparison with other programs. Invariant: gradients are the values that the
-//! optimizer nodes read; nothing is computed anew.
+//! What a step computed, on disk, for comparison with other programs. Invariant: gradients are the
+//! values that the optimizer nodes read; nothing is computed anew.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -29,32 +29,56 @@ pub fn with_gradients(graph: &Graph) -> anyhow::Result<Graph> {
     Ok(builder.build()?)
 }
 
-/// Writes the last step's batch, gradients and updated weights; the weights alone where this run has done no step.
-pub fn write(path: &Path, step: &Step, session: &Session, data: &mut Dataset, stepped: bool) -> anyhow::Result<()> {
+/// Writes the last step's batch, gradients and updated weights; the weights alone where this run
+/// has done no step.
+pub fn write(
+    path: &Path,
+    step: &Step,
+    session: &Session,
+    data: &mut Dataset,
+    stepped: bool,
+) -> anyhow::Result<()> {
     let graph = &step.training;
     let mut tensors: Vec<(String, Bytes)> = Vec::new();
-    let shape = |value: ValueId| graph.values()[value].shape.iter().map(|&x| x as usize).collect::<Vec<_>>();
-    if let (Some((_, input)), Some((_, target)), Some(last)) =
-        (step::input(graph, "input"), step::input(graph, "target"), session.next_step.checked_sub(1).filter(|_| stepped))
-    {
+    let shape = |value: ValueId| {
+        graph.values()[value].shape.iter().map(|&x| x as usize).collect::<Vec<_>>()
+    };
+    if let (Some((_, input)), Some((_, target)), Some(last)) = (
+        step::input(graph, "input"),
+        step::input(graph, "target"),
+        session.next_step.checked_sub(1).filter(|_| stepped),
+    ) {
         // A batch depends on seed and step alone, so it is drawn again.
         let bytes = |value: ValueId| vec![0; graph.values()[value].bytes().0 as usize];
         let (mut x, mut y) = (bytes(input), bytes(target));
         data.training_batch(session.seed, last, &mut x, &mut y);
         for (name, value, data) in [("batch.input", input, x), ("batch.target", target, y)] {
-            tensors.push((name.to_string(), Bytes { dtype: graph.values()[value].dtype, shape: shape(value), data: Cow::Owned(data) }));
+            tensors.push((
+                name.to_string(),
+                Bytes {
+                    dtype: graph.values()[value].dtype,
+                    shape: shape(value),
+                    data: Cow::Owned(data),
+                },
+            ));
         }
         let outputs = gradients(graph);
         let first = graph.outputs().len() - outputs.len();
         for (index, (name, value)) in outputs.into_iter().enumerate() {
             if let Some(data) = session.training_output(first + index) {
-                tensors.push((format!("gradient.{name}"), Bytes { dtype: DType::F32, shape: shape(value), data: Cow::Owned(data) }));
+                tensors.push((
+                    format!("gradient.{name}"),
+                    Bytes { dtype: DType::F32, shape: shape(value), data: Cow::Owned(data) },
+                ));
             }
         }
     }
     for (name, resident) in session.residents() {
         let data = Cow::Borrowed(session.resident_bytes(resident));
-        tensors.push((format!("updated.{name}"), Bytes { dtype: resident.dtype, shape: resident.shape.clone(), data }));
+        tensors.push((
+            format!("updated.{name}"),
+            Bytes { dtype: resident.dtype, shape: resident.shape.clone(), data },
+        ));
     }
     Ok(write_tensors(path, &tensors, &BTreeMap::new())?)
 }

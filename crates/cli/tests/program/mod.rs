@@ -1,5 +1,5 @@
-//! The built program, run on a machine whose rates are given. Invariant: nothing is measured, so every plan is the same
-//! on every computer; and a test writes into a folder of its own.
+//! The built program, run on a machine whose rates are given. Invariant: nothing is measured, so
+//! every plan is the same on every computer; and a test writes into a folder of its own.
 #![allow(dead_code)] // each test binary uses its part
 
 use std::io::Write;
@@ -60,7 +60,10 @@ pub fn tightfit() -> Command {
             let name = format!("cpu-{}-{threads}.json", env!("CARGO_PKG_VERSION"));
             // Test binaries may run side by side, so the file appears at once.
             let mut file = NamedTempFile::new_in(&folder).unwrap();
-            file.write_all(serde_json::to_string(&Machine::unmeasured_cpu(threads)).unwrap().as_bytes()).unwrap();
+            file.write_all(
+                serde_json::to_string(&Machine::unmeasured_cpu(threads)).unwrap().as_bytes(),
+            )
+            .unwrap();
             file.persist(folder.join(name)).unwrap();
         }
         cache
@@ -70,10 +73,15 @@ pub fn tightfit() -> Command {
     command
 }
 
-/// Runs the program with arguments separated by spaces; `FOLDER` stands for `folder`. No step is measured.
+/// Runs the program with arguments separated by spaces; `FOLDER` stands for `folder`. No step is
+/// measured.
 pub fn run(folder: &Path, arguments: &str) -> Ran {
     let folder = folder.to_str().unwrap();
-    let roofline = if ["train ", "plan "].iter().any(|verb| arguments.starts_with(verb)) { " --roofline" } else { "" };
+    let roofline = if ["train ", "plan "].iter().any(|verb| arguments.starts_with(verb)) {
+        " --roofline"
+    } else {
+        ""
+    };
     let arguments = format!("{arguments}{roofline}");
     let arguments = arguments.split_whitespace().map(|argument| argument.replace("FOLDER", folder));
     tightfit().current_dir(corpus().parent().unwrap()).args(arguments).output().unwrap().into()
@@ -95,13 +103,16 @@ pub fn folder() -> TempDir {
 
 /// Names of what lies in a folder.
 pub fn listing(folder: &Path) -> Vec<String> {
-    let mut names: Vec<String> =
-        std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<String> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
     names.sort();
     names
 }
 
-/// Tags of an XML text without comments, CDATA or entities beyond the five; panics where they do not nest.
+/// Tags of an XML text without comments, CDATA or entities beyond the five; panics where they do
+/// not nest.
 pub fn tags(text: &str) -> Vec<String> {
     let (mut open, mut all) = (Vec::new(), Vec::new());
     let mut rest = text.trim();
@@ -109,7 +120,12 @@ pub fn tags(text: &str) -> Vec<String> {
     while let Some(start) = rest.find('<') {
         let content = &rest[..start];
         for entity in content.split('&').skip(1) {
-            assert!(["amp;", "lt;", "gt;", "quot;", "apos;"].iter().any(|known| entity.starts_with(known)), "&{entity}");
+            assert!(
+                ["amp;", "lt;", "gt;", "quot;", "apos;"]
+                    .iter()
+                    .any(|known| entity.starts_with(known)),
+                "&{entity}"
+            );
         }
         let end = start + rest[start..].find('>').unwrap();
         let tag = &rest[start + 1..end];

@@ -1,9 +1,10 @@
-//! Attention without the matrix of all scores: softmax(q kᵀ · scale) v, a block of queries at a time. Invariant: heads
-//! are independent tasks and blocks of a head run in order, so the sums' order is fixed; the scores of one block live in
-//! the workspace, a slice of it for each thread.
+//! Attention without the matrix of all scores: softmax(q kᵀ · scale) v, a block of queries at a
+//! time. Invariant: heads are independent tasks and blocks of a head run in order, so the sums'
+//! order is fixed; the scores of one block live in the workspace, a slice of it for each thread.
 //!
-//! Source: Dao et al., "FlashAttention", 2022, of which this keeps the backward pass by recomputation from the
-//! logarithm of the row sums; a block here sees all its keys at once, so no running maximum is needed.
+//! Source: Dao et al., "FlashAttention", 2022, of which this keeps the backward pass by
+//! recomputation from the logarithm of the row sums; a block here sees all its keys at once, so no
+//! running maximum is needed.
 
 use tightfit::graph::{DType, Operator};
 
@@ -27,26 +28,40 @@ struct Shape {
 }
 
 impl Shape {
-    fn new(operands: &Operands, first: usize, threads: usize, buffers: usize) -> Result<Shape, KernelError> {
+    fn new(
+        operands: &Operands,
+        first: usize,
+        threads: usize,
+        buffers: usize,
+    ) -> Result<Shape, KernelError> {
         operands.known_keywords(&["scale", "attn_mask", "dropout_p", "is_causal"])?;
-        let (q, k, v) = (operands.float(first)?, operands.float(first + 1)?, operands.float(first + 2)?);
+        let (q, k, v) =
+            (operands.float(first)?, operands.float(first + 1)?, operands.float(first + 2)?);
         // Forward: dropout_p, is_causal follow v; backward: out and logsumexp stand between.
         let next = if first == 0 { 3 } else { 6 };
         if operands.optional_number(next, "dropout_p").unwrap_or(0.0) != 0.0 {
             return Err(KernelError::Unsupported("attention with dropout".to_string()));
         }
-        let fits =
-            q.shape.len() == 4 && k.shape.len() == 4 && v.shape == k.shape && q.shape[..2] == k.shape[..2] && q.shape[3] == k.shape[3];
+        let fits = q.shape.len() == 4
+            && k.shape.len() == 4
+            && v.shape == k.shape
+            && q.shape[..2] == k.shape[..2]
+            && q.shape[3] == k.shape[3];
         if !fits {
-            return Err(KernelError::Shapes(format!("attention of {:?}, {:?}, {:?}", q.shape, k.shape, v.shape)));
+            return Err(KernelError::Shapes(format!(
+                "attention of {:?}, {:?}, {:?}",
+                q.shape, k.shape, v.shape
+            )));
         }
-        let scale = operands.optional_number(usize::MAX, "scale").unwrap_or(1.0 / (q.shape[3] as f64).sqrt());
+        let scale = operands
+            .optional_number(usize::MAX, "scale")
+            .unwrap_or(1.0 / (q.shape[3] as f64).sqrt());
         let mask = operands.node.kwarg("attn_mask").and_then(|mask| operands.tensor_of(mask));
         let mask = mask.map(|mask| {
             let whole = [q.shape[0], q.shape[1], q.shape[2], k.shape[2]];
-            typed(mask, DType::F32)?
-                .broadcast(&whole)
-                .ok_or_else(|| KernelError::Shapes(format!("a mask of {:?} for scores of {whole:?}", mask.shape)))
+            typed(mask, DType::F32)?.broadcast(&whole).ok_or_else(|| {
+                KernelError::Shapes(format!("a mask of {:?} for scores of {whole:?}", mask.shape))
+            })
         });
         let shape = Shape {
             mask: mask.transpose()?,
@@ -61,13 +76,20 @@ impl Shape {
         };
         let needed = buffers * Operator::attention_block() * shape.keys * 4 * threads;
         if operands.workspace.map_or(0, |(_, bytes)| bytes) < needed {
-            return Err(KernelError::Shapes(format!("attention needs {needed} bytes of workspace")));
+            return Err(KernelError::Shapes(format!(
+                "attention needs {needed} bytes of workspace"
+            )));
         }
         Ok(shape)
     }
 
     /// Calls `body` for each head with its index and its thread's slice of the workspace.
-    fn for_each_head(&self, base: *mut u8, buffers: usize, body: impl Fn(usize, usize, Raw<f32>) + Sync) {
+    fn for_each_head(
+        &self,
+        base: *mut u8,
+        buffers: usize,
+        body: impl Fn(usize, usize, Raw<f32>) + Sync,
+    ) {
         let slice = buffers * Operator::attention_block() * self.keys;
         let scores: Raw<f32> = Raw(base.wrapping_add(self.scores).cast());
         tasks::for_each(self.batch * self.heads, self.queries * self.keys, |head| {
@@ -103,7 +125,8 @@ fn head(tensor: &Tensor, base: *mut u8, batch: usize, index: usize) -> Matrix {
 /// (out, logsumexp) = attention(q, k, v)
 pub(super) fn forward(operands: &Operands, threads: usize) -> Result<Kernel, KernelError> {
     let shape = Shape::new(operands, 0, threads, 1)?;
-    let (q, k, v) = (operands.float(0)?.clone(), operands.float(1)?.clone(), operands.float(2)?.clone());
+    let (q, k, v) =
+        (operands.float(0)?.clone(), operands.float(1)?.clone(), operands.float(2)?.clone());
     let (out, logsumexp) = (operands.output(0)?.clone(), operands.unused(1).cloned());
     Ok(Box::new(move |run| {
         shape.for_each_head(run.base, 1, |b, h, scores| {
@@ -112,21 +135,37 @@ pub(super) fn forward(operands: &Operands, threads: usize) -> Result<Kernel, Ker
             for first in (0..shape.queries).step_by(Operator::attention_block()) {
                 let rows = Operator::attention_block().min(shape.queries - first);
                 let keys = shape.visible(first, rows);
-                let block = Matrix { data: scores.0, rows, columns: keys, row_stride: shape.keys, column_stride: 1 };
-                // SAFETY: the block lies in this thread's slice of the workspace, the heads' matrices in their
-                // tensors; a head's output belongs to this task alone.
+                let block = Matrix {
+                    data: scores.0,
+                    rows,
+                    columns: keys,
+                    row_stride: shape.keys,
+                    column_stride: 1,
+                };
+                // SAFETY: the block lies in this thread's slice of the workspace, the heads'
+                // matrices in their tensors; a head's output belongs to this task alone.
                 unsafe {
-                    product(block, false, shape.scale, q.row_block(first, rows), k.row_block(0, keys).transposed(), 1);
+                    product(
+                        block,
+                        false,
+                        shape.scale,
+                        q.row_block(first, rows),
+                        k.row_block(0, keys).transposed(),
+                        1,
+                    );
                     for row in 0..rows {
                         let seen = shape.visible(first + row, 1);
-                        let (row_scores, hidden) = scores.slice_mut(row * shape.keys, keys).split_at_mut(seen);
+                        let (row_scores, hidden) =
+                            scores.slice_mut(row * shape.keys, keys).split_at_mut(seen);
                         shape.add_mask(run.base, [b, h, first + row], row_scores);
                         let most = math::largest(row_scores);
                         let total = math::exp_shifted(row_scores, 1.0, most);
                         math::scale(row_scores, 1.0 / total);
                         hidden.fill(0.0);
                         if let Some(logsumexp) = &logsumexp {
-                            let at = b * logsumexp.strides[0] + h * logsumexp.strides[1] + (first + row) * logsumexp.strides[2];
+                            let at = b * logsumexp.strides[0]
+                                + h * logsumexp.strides[1]
+                                + (first + row) * logsumexp.strides[2];
                             *logsumexp.raw::<f32>(run.base).at(at) = most + total.ln();
                         }
                     }
@@ -141,8 +180,10 @@ pub(super) fn forward(operands: &Operands, threads: usize) -> Result<Kernel, Ker
 pub(super) fn backward(operands: &Operands, threads: usize) -> Result<Kernel, KernelError> {
     let shape = Shape::new(operands, 1, threads, 2)?;
     let read = |index: usize| operands.float(index).cloned();
-    let (gradient, q, k, v, out, logsumexp) = (read(0)?, read(1)?, read(2)?, read(3)?, read(4)?, read(5)?);
-    let (dq, dk, dv) = (operands.output(0)?.clone(), operands.output(1)?.clone(), operands.output(2)?.clone());
+    let (gradient, q, k, v, out, logsumexp) =
+        (read(0)?, read(1)?, read(2)?, read(3)?, read(4)?, read(5)?);
+    let (dq, dk, dv) =
+        (operands.output(0)?.clone(), operands.output(1)?.clone(), operands.output(2)?.clone());
     Ok(Box::new(move |run| {
         shape.for_each_head(run.base, 2, |b, h, scores| {
             let at = |tensor: &Tensor| head(tensor, run.base, b, h);
@@ -156,24 +197,68 @@ pub(super) fn backward(operands: &Operands, threads: usize) -> Result<Kernel, Ke
                 for first in (0..shape.queries).step_by(Operator::attention_block()) {
                     let rows = Operator::attention_block().min(shape.queries - first);
                     let keys = shape.visible(first, rows);
-                    let block = |data| Matrix { data, rows, columns: keys, row_stride: shape.keys, column_stride: 1 };
+                    let block = |data| Matrix {
+                        data,
+                        rows,
+                        columns: keys,
+                        row_stride: shape.keys,
+                        column_stride: 1,
+                    };
                     let (p, dp) = (block(scores.0), block(gradients.0));
-                    product(p, false, shape.scale, q.row_block(first, rows), k.row_block(0, keys).transposed(), 1);
-                    product(dp, false, 1.0, gradient.row_block(first, rows), v.row_block(0, keys).transposed(), 1);
+                    product(
+                        p,
+                        false,
+                        shape.scale,
+                        q.row_block(first, rows),
+                        k.row_block(0, keys).transposed(),
+                        1,
+                    );
+                    product(
+                        dp,
+                        false,
+                        1.0,
+                        gradient.row_block(first, rows),
+                        v.row_block(0, keys).transposed(),
+                        1,
+                    );
                     for row in 0..rows {
                         let seen = shape.visible(first + row, 1);
-                        let at = b * logsumexp.strides[0] + h * logsumexp.strides[1] + (first + row) * logsumexp.strides[2];
+                        let at = b * logsumexp.strides[0]
+                            + h * logsumexp.strides[1]
+                            + (first + row) * logsumexp.strides[2];
                         let shift = *logsumexp.raw::<f32>(run.base).at(at);
-                        let (p, hidden_p) = scores.slice_mut(row * shape.keys, keys).split_at_mut(seen);
-                        let (dp, hidden_dp) = gradients.slice_mut(row * shape.keys, keys).split_at_mut(seen);
+                        let (p, hidden_p) =
+                            scores.slice_mut(row * shape.keys, keys).split_at_mut(seen);
+                        let (dp, hidden_dp) =
+                            gradients.slice_mut(row * shape.keys, keys).split_at_mut(seen);
                         shape.add_mask(run.base, [b, h, first + row], p);
-                        math::softmax_gradient(p, dp, shift, row_dot(gradient, out, first + row), shape.scale);
+                        math::softmax_gradient(
+                            p,
+                            dp,
+                            shift,
+                            row_dot(gradient, out, first + row),
+                            shape.scale,
+                        );
                         hidden_p.fill(0.0);
                         hidden_dp.fill(0.0);
                     }
-                    product(dv.row_block(0, keys), true, 1.0, p.transposed(), gradient.row_block(first, rows), 1);
+                    product(
+                        dv.row_block(0, keys),
+                        true,
+                        1.0,
+                        p.transposed(),
+                        gradient.row_block(first, rows),
+                        1,
+                    );
                     product(dq.row_block(first, rows), false, 1.0, dp, k.row_block(0, keys), 1);
-                    product(dk.row_block(0, keys), true, 1.0, dp.transposed(), q.row_block(first, rows), 1);
+                    product(
+                        dk.row_block(0, keys),
+                        true,
+                        1.0,
+                        dp.transposed(),
+                        q.row_block(first, rows),
+                        1,
+                    );
                 }
             }
         });
@@ -188,10 +273,16 @@ unsafe fn row_dot(a: Matrix, b: Matrix, row: usize) -> f32 {
     // SAFETY: the caller's promise.
     unsafe {
         if a.column_stride == 1 && b.column_stride == 1 {
-            return math::dot(Raw(a.data).slice(row * a.row_stride, a.columns), Raw(b.data).slice(row * b.row_stride, b.columns));
+            return math::dot(
+                Raw(a.data).slice(row * a.row_stride, a.columns),
+                Raw(b.data).slice(row * b.row_stride, b.columns),
+            );
         }
         (0..a.columns)
-            .map(|c| *a.data.add(row * a.row_stride + c * a.column_stride) * *b.data.add(row * b.row_stride + c * b.column_stride))
+            .map(|c| {
+                *a.data.add(row * a.row_stride + c * a.column_stride)
+                    * *b.data.add(row * b.row_stride + c * b.column_stride)
+            })
             .sum()
     }
 }

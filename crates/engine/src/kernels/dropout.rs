@@ -1,5 +1,5 @@
-//! Dropout. Invariant: an element's draw depends on run seed, seed slot, step, micro-batch and its own position alone,
-//! so a recomputation draws the same mask.
+//! Dropout. Invariant: an element's draw depends on run seed, seed slot, step, micro-batch and its
+//! own position alone, so a recomputation draws the same mask.
 
 use multiversion::multiversion;
 use tightfit::graph::DType;
@@ -13,7 +13,8 @@ const CHUNK: usize = 1024;
 
 /// (x · mask / (1 − p), mask); the identity where `train` is false.
 pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
-    let (x, out, mask) = (operands.float(0)?.clone(), operands.output(0)?.clone(), operands.unused(1).cloned());
+    let (x, out, mask) =
+        (operands.float(0)?.clone(), operands.output(0)?.clone(), operands.unused(1).cloned());
     let (p, train) = (operands.number(1, "p")?, operands.flag(2, "train", true));
     if !(0.0..=1.0).contains(&p) {
         return Err(KernelError::Shapes(format!("dropout probability {p}")));
@@ -22,9 +23,17 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
     let slot = match operands.node.seed_slot {
         Some(slot) => slot,
         None if p == 0.0 => 0,
-        None => return Err(KernelError::Shapes("a random node without a seed slot cannot be replayed".to_string())),
+        None => {
+            return Err(KernelError::Shapes(
+                "a random node without a seed slot cannot be replayed".to_string(),
+            ));
+        }
     };
-    if [Some(&x), Some(&out), mask.as_ref()].into_iter().flatten().any(|tensor| !tensor.is_contiguous()) {
+    if [Some(&x), Some(&out), mask.as_ref()]
+        .into_iter()
+        .flatten()
+        .any(|tensor| !tensor.is_contiguous())
+    {
         return Err(KernelError::Unsupported("dropout of a strided tensor".to_string()));
     }
     // Kept where the word is not below p · 2³².
@@ -39,7 +48,8 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
             let len = CHUNK.min(elements - first);
             let mut words = [0u32; CHUNK];
             draw(key(run.seed), (first / 4) as u32, [slot, run.step, run.micro_batch], &mut words);
-            // SAFETY: chunks are disjoint parts of contiguous tensors, and input, output and mask are three tensors.
+            // SAFETY: chunks are disjoint parts of contiguous tensors, and input, output and mask
+            // are three tensors.
             unsafe {
                 apply(&words, from.slice(first, len), threshold, scale, to.slice_mut(first, len));
                 if let Some(kept) = kept {
@@ -74,9 +84,14 @@ fn draw(key: [u32; 2], first: u32, rest: [u32; 3], words: &mut [u32; CHUNK]) {
 /// gradient · mask · scale
 pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
     let scale = operands.number(2, "scale")? as f32;
-    map2::<f32, u8, f32>(operands.float(0)?, typed(operands.tensor(1)?, DType::Bool)?, operands.output(0)?, move |x, mask, y| {
-        for ((y, &x), &mask) in y.iter_mut().zip(x).zip(mask) {
-            *y = if mask != 0 { x * scale } else { 0.0 };
-        }
-    })
+    map2::<f32, u8, f32>(
+        operands.float(0)?,
+        typed(operands.tensor(1)?, DType::Bool)?,
+        operands.output(0)?,
+        move |x, mask, y| {
+            for ((y, &x), &mask) in y.iter_mut().zip(x).zip(mask) {
+                *y = if mask != 0 { x * scale } else { 0.0 };
+            }
+        },
+    )
 }

@@ -1,5 +1,6 @@
-//! Element-by-element kernels: a function over blocks, applied along a loop nest. Invariant: each output element
-//! depends on the input elements at its own place only, so an output may overwrite an input of the same layout.
+//! Element-by-element kernels: a function over blocks, applied along a loop nest. Invariant: each
+//! output element depends on the input elements at its own place only, so an output may overwrite
+//! an input of the same layout.
 
 use super::nest::{BLOCK, Nest, load, store};
 use super::{Kernel, KernelError, Operands};
@@ -42,7 +43,8 @@ pub(super) fn map2<A: Element, B: Element, O: Element>(
     let [to, from_a, from_b] = nest.inner();
     let (staged_a, staged_b) = (a.address == out.address, b.address == out.address);
     Ok(Box::new(move |run| {
-        let (left, right, target) = (a.raw::<A>(run.base), b.raw::<B>(run.base), out.raw::<O>(run.base));
+        let (left, right, target) =
+            (a.raw::<A>(run.base), b.raw::<B>(run.base), out.raw::<O>(run.base));
         nest.walk(
             || ([A::default(); BLOCK], [B::default(); BLOCK], [O::default(); BLOCK]),
             |(x, y, z), [o, i, j], len| {
@@ -58,14 +60,25 @@ pub(super) fn map2<A: Element, B: Element, O: Element>(
 }
 
 /// out = condition ? a : b, all broadcast to the output's shape.
-pub(super) fn select<T: Element>(condition: &Tensor, a: &Tensor, b: &Tensor, out: &Tensor) -> Result<Kernel, KernelError> {
-    let (condition, a, b, out) = (broadcast(condition, out)?, broadcast(a, out)?, broadcast(b, out)?, out.clone());
+pub(super) fn select<T: Element>(
+    condition: &Tensor,
+    a: &Tensor,
+    b: &Tensor,
+    out: &Tensor,
+) -> Result<Kernel, KernelError> {
+    let (condition, a, b, out) =
+        (broadcast(condition, out)?, broadcast(a, out)?, broadcast(b, out)?, out.clone());
     let nest = Nest::new([&out, &condition, &a, &b]);
     let [to, from_c, from_a, from_b] = nest.inner();
-    let (staged_c, staged_a, staged_b) = (condition.address == out.address, a.address == out.address, b.address == out.address);
+    let (staged_c, staged_a, staged_b) =
+        (condition.address == out.address, a.address == out.address, b.address == out.address);
     Ok(Box::new(move |run| {
-        let (test, left, right, target) =
-            (condition.raw::<u8>(run.base), a.raw::<T>(run.base), b.raw::<T>(run.base), out.raw::<T>(run.base));
+        let (test, left, right, target) = (
+            condition.raw::<u8>(run.base),
+            a.raw::<T>(run.base),
+            b.raw::<T>(run.base),
+            out.raw::<T>(run.base),
+        );
         nest.walk(
             || ([0u8; BLOCK], [T::default(); BLOCK], [T::default(); BLOCK], [T::default(); BLOCK]),
             |(c, x, y, z), [o, i, j, k], len| {
@@ -103,7 +116,9 @@ pub(super) fn fill<T: Element>(out: &Tensor, value: T) -> Kernel {
 }
 
 fn broadcast(tensor: &Tensor, out: &Tensor) -> Result<Tensor, KernelError> {
-    tensor.broadcast(&out.shape).ok_or_else(|| KernelError::Shapes(format!("{:?} does not broadcast to {:?}", tensor.shape, out.shape)))
+    tensor.broadcast(&out.shape).ok_or_else(|| {
+        KernelError::Shapes(format!("{:?} does not broadcast to {:?}", tensor.shape, out.shape))
+    })
 }
 
 /// Element-wise operators of one input.

@@ -1,5 +1,6 @@
-//! Rows of a table by index, and the sum of gradients back into them. Invariant: an index outside the table touches no
-//! memory; it is reported through [`Run::fault`]. Gradients of equal indices are added in the order of the indices.
+//! Rows of a table by index, and the sum of gradients back into them. Invariant: an index outside
+//! the table touches no memory; it is reported through [`Run::fault`]. Gradients of equal indices
+//! are added in the order of the indices.
 
 use super::rows::Rows;
 use super::{Fault, Kernel, KernelError, Operands, tasks};
@@ -14,13 +15,19 @@ fn indices(tensor: &Tensor) -> Result<Rows, KernelError> {
 
 /// out[i] = table[indices[i]]
 pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
-    let (table, index, out) = (operands.float(0)?.clone(), operands.integer(1)?.clone(), operands.output(0)?.clone());
+    let (table, index, out) =
+        (operands.float(0)?.clone(), operands.integer(1)?.clone(), operands.output(0)?.clone());
     if table.shape.len() != 2 || out.shape.last() != table.shape.last() {
-        return Err(KernelError::Shapes(format!("embedding of {:?} in a table of {:?}", index.shape, table.shape)));
+        return Err(KernelError::Shapes(format!(
+            "embedding of {:?} in a table of {:?}",
+            index.shape, table.shape
+        )));
     }
-    let (from, at, to) = (Rows::contiguous(&table, 1)?, indices(&index)?, Rows::contiguous(&out, 1)?);
+    let (from, at, to) =
+        (Rows::contiguous(&table, 1)?, indices(&index)?, Rows::contiguous(&out, 1)?);
     Ok(Box::new(move |run| {
-        let (table, index, out) = (table.raw::<f32>(run.base), index.raw::<i64>(run.base), out.raw::<f32>(run.base));
+        let (table, index, out) =
+            (table.raw::<f32>(run.base), index.raw::<i64>(run.base), out.raw::<f32>(run.base));
         tasks::for_each(to.count, to.len, |i| {
             // SAFETY: rows of the output are disjoint; the index is checked before it is followed.
             unsafe {
@@ -38,22 +45,28 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
     }))
 }
 
-/// out[indices[i]] += gradient[i], where the index is not `padding_idx`; the rest is zero. By frequency: each gradient is
-/// divided by how often its index occurs.
+/// out[indices[i]] += gradient[i], where the index is not `padding_idx`; the rest is zero. By
+/// frequency: each gradient is divided by how often its index occurs.
 pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
-    let (gradient, index, out) = (operands.float(0)?.clone(), operands.integer(1)?.clone(), operands.output(0)?.clone());
+    let (gradient, index, out) =
+        (operands.float(0)?.clone(), operands.integer(1)?.clone(), operands.output(0)?.clone());
     let padding = operands.number(3, "padding_idx")? as i64;
     let by_frequency = operands.flag(4, "scale_grad_by_freq", false);
     let (from, at, to) = (Rows::new(&gradient, 1)?, indices(&index)?, Rows::contiguous(&out, 1)?);
     if out.shape.len() != 2 || from.len != to.len || from.count != at.count {
-        return Err(KernelError::Shapes(format!("embedding gradient of {:?} into {:?}", gradient.shape, out.shape)));
+        return Err(KernelError::Shapes(format!(
+            "embedding gradient of {:?} into {:?}",
+            gradient.shape, out.shape
+        )));
     }
     Ok(Box::new(move |run| {
-        let (gradient, index, out) = (gradient.raw::<f32>(run.base), index.raw::<i64>(run.base), out.raw::<f32>(run.base));
+        let (gradient, index, out) =
+            (gradient.raw::<f32>(run.base), index.raw::<i64>(run.base), out.raw::<f32>(run.base));
         tasks::for_each(to.len.div_ceil(COLUMNS), COLUMNS * (from.count + to.count), |part| {
             let first = part * COLUMNS;
             let len = COLUMNS.min(to.len - first);
-            // SAFETY: a task owns its columns of the output; the index is checked before it is followed.
+            // SAFETY: a task owns its columns of the output; the index is checked before it is
+            // followed.
             unsafe {
                 for row in 0..to.count {
                     out.slice_mut(to.at(row) + first, len).fill(0.0);
@@ -67,8 +80,12 @@ pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
                         run.fault.raise(Fault::Index);
                         continue;
                     };
-                    let share =
-                        if by_frequency { 1.0 / (0..at.count).filter(|&j| *index.at(at.at(j)) == row as i64).count() as f32 } else { 1.0 };
+                    let share = if by_frequency {
+                        1.0 / (0..at.count).filter(|&j| *index.at(at.at(j)) == row as i64).count()
+                            as f32
+                    } else {
+                        1.0
+                    };
                     let source = gradient.shifted(from.at(i) + first * from.step);
                     for (j, sum) in out.slice_mut(to.at(row) + first, len).iter_mut().enumerate() {
                         *sum += *source.at(j * from.step) * share;

@@ -1,5 +1,5 @@
-//! Elements picked or set by an index along one dimension. Invariant: an index outside the dimension touches no memory;
-//! it is reported through [`Run::fault`](super::Run).
+//! Elements picked or set by an index along one dimension. Invariant: an index outside the
+//! dimension touches no memory; it is reported through [`Run::fault`](super::Run).
 
 use tightfit::graph::DType;
 
@@ -7,7 +7,8 @@ use super::movement::convert;
 use super::{Fault, Kernel, KernelError, Operands, dimension};
 use crate::tensor::{Element, Tensor};
 
-/// Offsets of element `index` of a tensor of `shape` in tensors with the given strides; dimension `skip` does not count.
+/// Offsets of element `index` of a tensor of `shape` in tensors with the given strides; dimension
+/// `skip` does not count.
 fn offset(shape: &[usize], strides: &[usize], mut index: usize, skip: Option<usize>) -> usize {
     let mut offset = 0;
     for d in (0..shape.len()).rev() {
@@ -21,21 +22,30 @@ fn offset(shape: &[usize], strides: &[usize], mut index: usize, skip: Option<usi
 
 /// out[… i …] = x[… index[… i …] …] along argument 1.
 pub(super) fn gather(operands: &Operands) -> Result<Kernel, KernelError> {
-    let (x, index, out) = (operands.tensor(0)?.clone(), operands.integer(2)?.clone(), operands.output(0)?.clone());
+    let (x, index, out) =
+        (operands.tensor(0)?.clone(), operands.integer(2)?.clone(), operands.output(0)?.clone());
     let dim = dimension(operands.number(1, "dim")? as i64, x.shape.len())?;
-    let inside = x.shape.len() == index.shape.len() && (0..x.shape.len()).all(|d| d == dim || index.shape[d] <= x.shape[d]);
+    let inside = x.shape.len() == index.shape.len()
+        && (0..x.shape.len()).all(|d| d == dim || index.shape[d] <= x.shape[d]);
     if !inside || index.shape != out.shape {
         return Err(KernelError::Shapes(format!("gather from {:?} by {:?}", x.shape, index.shape)));
     }
     fn by_type<T: Element>(x: Tensor, index: Tensor, out: Tensor, dim: usize) -> Kernel {
         Box::new(move |run| {
-            let (from, at, to) = (x.raw::<T>(run.base), index.raw::<i64>(run.base), out.raw::<T>(run.base));
+            let (from, at, to) =
+                (x.raw::<T>(run.base), index.raw::<i64>(run.base), out.raw::<T>(run.base));
             for i in 0..out.elements() {
-                // SAFETY: the index is checked before it is followed; other dimensions lie inside by their extents.
+                // SAFETY: the index is checked before it is followed; other dimensions lie inside
+                // by their extents.
                 unsafe {
                     let picked = *at.at(offset(&out.shape, &index.strides, i, None));
-                    let value = match usize::try_from(picked).ok().filter(|&picked| picked < x.shape[dim]) {
-                        Some(picked) => *from.at(offset(&out.shape, &x.strides, i, Some(dim)) + picked * x.strides[dim]),
+                    let value = match usize::try_from(picked)
+                        .ok()
+                        .filter(|&picked| picked < x.shape[dim])
+                    {
+                        Some(picked) => *from
+                            .at(offset(&out.shape, &x.strides, i, Some(dim))
+                                + picked * x.strides[dim]),
                         None => {
                             run.fault.raise(Fault::Index);
                             T::default()
@@ -56,23 +66,38 @@ pub(super) fn gather(operands: &Operands) -> Result<Kernel, KernelError> {
 
 /// A copy of x with a constant at the places that the index names along argument 1.
 pub(super) fn scatter_value(operands: &Operands) -> Result<Kernel, KernelError> {
-    let (x, index, out) = (operands.tensor(0)?.clone(), operands.integer(2)?.clone(), operands.output(0)?.clone());
+    let (x, index, out) =
+        (operands.tensor(0)?.clone(), operands.integer(2)?.clone(), operands.output(0)?.clone());
     let dim = dimension(operands.number(1, "dim")? as i64, x.shape.len())?;
     let value = operands.number(3, "value")?;
-    let inside = x.shape.len() == index.shape.len() && (0..x.shape.len()).all(|d| d == dim || index.shape[d] <= x.shape[d]);
+    let inside = x.shape.len() == index.shape.len()
+        && (0..x.shape.len()).all(|d| d == dim || index.shape[d] <= x.shape[d]);
     if !inside {
-        return Err(KernelError::Shapes(format!("scatter into {:?} by {:?}", x.shape, index.shape)));
+        return Err(KernelError::Shapes(format!(
+            "scatter into {:?} by {:?}",
+            x.shape, index.shape
+        )));
     }
-    fn by_type<T: Element>(copy: Kernel, index: Tensor, out: Tensor, dim: usize, value: T) -> Kernel {
+    fn by_type<T: Element>(
+        copy: Kernel,
+        index: Tensor,
+        out: Tensor,
+        dim: usize,
+        value: T,
+    ) -> Kernel {
         Box::new(move |run| {
             copy(run);
             let (at, to) = (index.raw::<i64>(run.base), out.raw::<T>(run.base));
             for i in 0..index.elements() {
-                // SAFETY: the index is checked before it is followed; other dimensions lie inside by their extents.
+                // SAFETY: the index is checked before it is followed; other dimensions lie inside
+                // by their extents.
                 unsafe {
                     let named = *at.at(offset(&index.shape, &index.strides, i, None));
                     match usize::try_from(named).ok().filter(|&named| named < out.shape[dim]) {
-                        Some(named) => *to.at(offset(&index.shape, &out.strides, i, Some(dim)) + named * out.strides[dim]) = value,
+                        Some(named) => {
+                            *to.at(offset(&index.shape, &out.strides, i, Some(dim))
+                                + named * out.strides[dim]) = value
+                        }
                         None => run.fault.raise(Fault::Index),
                     }
                 }

@@ -1,5 +1,5 @@
-//! The negative log-likelihood of targets. Invariant: a target outside the classes touches no memory; it is reported
-//! through [`Run::fault`].
+//! The negative log-likelihood of targets. Invariant: a target outside the classes touches no
+//! memory; it is reported through [`Run::fault`].
 
 use super::{Fault, Kernel, KernelError, Operands, Run, tasks};
 use crate::tensor::Tensor;
@@ -26,7 +26,10 @@ impl Targets {
     fn new(operands: &Operands, index: usize, logits: &Tensor) -> Result<Targets, KernelError> {
         let target = operands.integer(index)?.clone();
         if logits.shape.len() != 2 || target.shape != logits.shape[..1] {
-            return Err(KernelError::Shapes(format!("loss of {:?} against {:?}", logits.shape, target.shape)));
+            return Err(KernelError::Shapes(format!(
+                "loss of {:?} against {:?}",
+                logits.shape, target.shape
+            )));
         }
         let reduction = match operands.number(index + 2, "reduction")? as i64 {
             0 => Reduction::None,
@@ -34,7 +37,13 @@ impl Targets {
             _ => Reduction::Sum,
         };
         let ignored = operands.number(index + 3, "ignore_index")? as i64;
-        Ok(Targets { target, weight: operands.optional(index + 1).cloned(), classes: logits.shape[1], ignored, reduction })
+        Ok(Targets {
+            target,
+            weight: operands.optional(index + 1).cloned(),
+            classes: logits.shape[1],
+            ignored,
+            reduction,
+        })
     }
 
     /// Class and weight of row `i`; `None` where it does not count.
@@ -49,7 +58,11 @@ impl Targets {
             run.fault.raise(Fault::Index);
         }
         // SAFETY: the class lies below the number of weights.
-        let weight = |class: usize| self.weight.as_ref().map_or(1.0, |w| unsafe { *w.raw::<f32>(run.base).at(class * w.strides[0]) });
+        let weight = |class: usize| {
+            self.weight
+                .as_ref()
+                .map_or(1.0, |w| unsafe { *w.raw::<f32>(run.base).at(class * w.strides[0]) })
+        };
         class.map(|class| (class, weight(class)))
     }
 }
@@ -61,12 +74,15 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
     let (out, total) = (operands.output(0)?.clone(), operands.unused(1).cloned());
     Ok(Box::new(move |run| {
         let (x, y) = (logits.raw::<f32>(run.base), out.raw::<f32>(run.base));
-        // In double precision and in row order: one addition per row is nothing beside the logarithms.
+        // In double precision and in row order: one addition per row is nothing beside the
+        // logarithms.
         let (mut sum, mut weights) = (0.0f64, 0.0f64);
         for i in 0..logits.shape[0] {
             let row = targets.row(run, i);
             // SAFETY: the class is inside the row.
-            let loss = row.map_or(0.0, |(class, weight)| -weight * unsafe { *x.at(i * logits.strides[0] + class * logits.strides[1]) });
+            let loss = row.map_or(0.0, |(class, weight)| {
+                -weight * unsafe { *x.at(i * logits.strides[0] + class * logits.strides[1]) }
+            });
             sum += f64::from(loss);
             weights += f64::from(row.map_or(0.0, |(_, weight)| weight));
             if targets.reduction == Reduction::None {
@@ -82,7 +98,8 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
                 Reduction::Sum => *y.at(0) = sum as f32,
             }
             if let Some(total) = &total {
-                *total.raw::<f32>(run.base).at(0) = if targets.reduction == Reduction::None { 0.0 } else { weights as f32 };
+                *total.raw::<f32>(run.base).at(0) =
+                    if targets.reduction == Reduction::None { 0.0 } else { weights as f32 };
             }
         }
     }))
@@ -90,20 +107,30 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
 
 /// The gradient: −weight · gradient (/ total weight) at the target, zero elsewhere.
 pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
-    let (gradient, logits, out) = (operands.float(0)?.clone(), operands.float(1)?.clone(), operands.output(0)?.clone());
+    let (gradient, logits, out) =
+        (operands.float(0)?.clone(), operands.float(1)?.clone(), operands.output(0)?.clone());
     let targets = Targets::new(operands, 2, &logits)?;
     let total = operands.float(6)?.clone();
     Ok(Box::new(move |run| {
         let (g, y) = (gradient.raw::<f32>(run.base), out.raw::<f32>(run.base));
         tasks::for_each(out.shape[0], out.shape[1], |i| {
-            // SAFETY: row i belongs to this task; the class is inside the row; scalars have one element.
+            // SAFETY: row i belongs to this task; the class is inside the row; scalars have one
+            // element.
             unsafe {
                 for class in 0..out.shape[1] {
                     *y.at(i * out.strides[0] + class * out.strides[1]) = 0.0;
                 }
                 let Some((class, weight)) = targets.row(run, i) else { return };
-                let incoming = if targets.reduction == Reduction::None { *g.at(i * gradient.strides[0]) } else { *g.at(0) };
-                let divisor = if targets.reduction == Reduction::Mean { *total.raw::<f32>(run.base).at(0) } else { 1.0 };
+                let incoming = if targets.reduction == Reduction::None {
+                    *g.at(i * gradient.strides[0])
+                } else {
+                    *g.at(0)
+                };
+                let divisor = if targets.reduction == Reduction::Mean {
+                    *total.raw::<f32>(run.base).at(0)
+                } else {
+                    1.0
+                };
                 *y.at(i * out.strides[0] + class * out.strides[1]) = -weight * incoming / divisor;
             }
         });

@@ -1,18 +1,20 @@
-//! Elementary functions over blocks, vectorised by the compiler for the processor found at run time. Invariant: each
-//! element's result is the same whatever its place in the block and whatever the vector width: only operations with one
-//! correctly rounded result are used, in one order.
+//! Elementary functions over blocks, vectorised by the compiler for the processor found at run
+//! time. Invariant: each element's result is the same whatever its place in the block and whatever
+//! the vector width: only operations with one correctly rounded result are used, in one order.
 
 use multiversion::multiversion;
 
 const LOG2_E: f32 = std::f32::consts::LOG2_E;
-/// ln 2 in two parts (Cody and Waite 1980): the first has few enough bits that its products are exact.
+/// ln 2 in two parts (Cody and Waite 1980): the first has few enough bits that its products are
+/// exact.
 const LN_2_HIGH: f32 = 0.693_359_4;
 const LN_2_LOW: f32 = -2.121_944_4e-4;
 
 /// Adding and subtracting 1.5·2²³ rounds to the nearest integer, which then stands in the low bits.
 const ROUND: f32 = 12_582_912.0;
 
-/// eˣ = 2ⁿ eʳ with |r| ≤ ln 2 / 2: n, and eʳ = 1 + r + r²/2! + … + r⁷/7!, whose first omitted term is below 6e-9.
+/// eˣ = 2ⁿ eʳ with |r| ≤ ln 2 / 2: n, and eʳ = 1 + r + r²/2! + … + r⁷/7!, whose first omitted term
+/// is below 6e-9.
 #[inline(always)]
 fn exp_parts(x: f32) -> (i32, f32) {
     let shifted = x.mul_add(LOG2_E, ROUND);
@@ -35,7 +37,8 @@ fn power_of_two(n: i32) -> f32 {
     f32::from_bits(((n + 127) << 23) as u32)
 }
 
-/// eˣ to about one unit in the last place; overflows to ∞, underflows gradually to 0, NaN stays NaN.
+/// eˣ to about one unit in the last place; overflows to ∞, underflows gradually to 0, NaN stays
+/// NaN.
 #[inline(always)]
 pub(super) fn exp(x: f32) -> f32 {
     let (n, p) = exp_parts(x.clamp(-104.0, 89.0));
@@ -59,8 +62,8 @@ pub(super) fn exp_negative(x: f32) -> f32 {
 
 /// The standard normal's density (times √2π) and distribution function at x.
 ///
-/// Φ(x) = (1 + erf(x/√2)) / 2 with erf by Abramowitz and Stegun 7.1.26, |error| ≤ 1.5e-7; the exponential that the
-/// formula needs is the density's.
+/// Φ(x) = (1 + erf(x/√2)) / 2 with erf by Abramowitz and Stegun 7.1.26, |error| ≤ 1.5e-7; the
+/// exponential that the formula needs is the density's.
 #[inline(always)]
 fn normal(x: f32) -> (f32, f32) {
     let z = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
@@ -181,7 +184,8 @@ fn in_lanes(x: &[f32], start: f32, f: impl Fn(f32, f32) -> f32) -> [f32; 16] {
     lanes
 }
 
-/// Sum in 16 lanes over blocks: the order is fixed, and the error grows with the number of blocks, not of elements.
+/// Sum in 16 lanes over blocks: the order is fixed, and the error grows with the number of blocks,
+/// not of elements.
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx2+fma", "x86_64+avx2+fma"))]
 pub(super) fn sum(x: &[f32]) -> f32 {
     let mut total = 0.0;
@@ -288,7 +292,14 @@ pub(super) fn squared_distance(x: &[f32], mean: f32) -> f32 {
 
 /// y = (x − mean) · rstd · weight + bias
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx2+fma", "x86_64+avx2+fma"))]
-pub(super) fn normalize(x: &[f32], mean: f32, rstd: f32, weight: Option<&[f32]>, bias: Option<&[f32]>, y: &mut [f32]) {
+pub(super) fn normalize(
+    x: &[f32],
+    mean: f32,
+    rstd: f32,
+    weight: Option<&[f32]>,
+    bias: Option<&[f32]>,
+    y: &mut [f32],
+) {
     let n = y.len();
     let x = &x[..n];
     match (weight, bias) {
@@ -300,14 +311,21 @@ pub(super) fn normalize(x: &[f32], mean: f32, rstd: f32, weight: Option<&[f32]>,
         }
         _ => {
             for i in 0..n {
-                y[i] = ((x[i] - mean) * rstd).mul_add(weight.map_or(1.0, |w| w[i]), bias.map_or(0.0, |b| b[i]));
+                y[i] = ((x[i] - mean) * rstd)
+                    .mul_add(weight.map_or(1.0, |w| w[i]), bias.map_or(0.0, |b| b[i]));
             }
         }
     }
 }
 
 /// y ← (y − mean) · rstd · weight + bias
-pub(super) fn normalize_in_place(y: &mut [f32], mean: f32, rstd: f32, weight: Option<&[f32]>, bias: Option<&[f32]>) {
+pub(super) fn normalize_in_place(
+    y: &mut [f32],
+    mean: f32,
+    rstd: f32,
+    weight: Option<&[f32]>,
+    bias: Option<&[f32]>,
+) {
     for (i, y) in y.iter_mut().enumerate() {
         *y = ((*y - mean) * rstd).mul_add(weight.map_or(1.0, |w| w[i]), bias.map_or(0.0, |b| b[i]));
     }
@@ -315,7 +333,14 @@ pub(super) fn normalize_in_place(y: &mut [f32], mean: f32, rstd: f32, weight: Op
 
 /// dx = rstd (g − mean(g) − x̂ mean(g x̂)) with g = dy · weight
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx2+fma", "x86_64+avx2+fma"))]
-pub(super) fn normalize_gradient(dy: &[f32], x: &[f32], weight: Option<&[f32]>, mean: f32, rstd: f32, dx: &mut [f32]) {
+pub(super) fn normalize_gradient(
+    dy: &[f32],
+    x: &[f32],
+    weight: Option<&[f32]>,
+    mean: f32,
+    rstd: f32,
+    dx: &mut [f32],
+) {
     let n = dx.len();
     let (dy, x) = (&dy[..n], &x[..n]);
     // g goes through dx, so that both sums read it from the cache.
@@ -406,8 +431,10 @@ mod tests {
                     })
                     .sum::<f64>()
         };
-        let error =
-            (-600..=600).map(|i| i as f32 / 100.0).map(|x| (f64::from(normal(x).1) - exact(f64::from(x))).abs()).fold(0.0, f64::max);
+        let error = (-600..=600)
+            .map(|i| i as f32 / 100.0)
+            .map(|x| (f64::from(normal(x).1) - exact(f64::from(x))).abs())
+            .fold(0.0, f64::max);
         assert!(error < 3e-7, "{error}");
     }
 

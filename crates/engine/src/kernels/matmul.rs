@@ -1,5 +1,6 @@
-//! Matrix products by the `gemm` crate. Invariant: an element's sum runs over k in an order that depends on the shapes
-//! alone, so the number of threads does not change a bit; strides are handed over as they are, nothing is copied here.
+//! Matrix products by the `gemm` crate. Invariant: an element's sum runs over k in an order that
+//! depends on the shapes alone, so the number of threads does not change a bit; strides are handed
+//! over as they are, nothing is copied here.
 
 use gemm::Parallelism;
 use tightfit::units::Bytes;
@@ -11,8 +12,8 @@ use crate::tensor::{Element, Tensor};
 /// Multiply-adds below which worker threads cost more than they bring.
 const SERIAL: usize = 48 * 48 * 256;
 
-/// `gemm` packs blocks of at most this many elements along k on x86-64 (`kernel_params` with 32 to 48 KiB of
-/// first-level cache).
+/// `gemm` packs blocks of at most this many elements along k on x86-64 (`kernel_params` with 32 to
+/// 48 KiB of first-level cache).
 const BLOCK_K: usize = 512;
 /// … and blocks of at most this many rows (8 × 64).
 const BLOCK_M: usize = 512;
@@ -30,7 +31,13 @@ pub(super) struct Matrix {
 impl Matrix {
     /// The transposed matrix, in place.
     pub fn transposed(self) -> Matrix {
-        Matrix { rows: self.columns, columns: self.rows, row_stride: self.column_stride, column_stride: self.row_stride, ..self }
+        Matrix {
+            rows: self.columns,
+            columns: self.rows,
+            row_stride: self.column_stride,
+            column_stride: self.row_stride,
+            ..self
+        }
     }
 
     /// Rows `first..first + rows`.
@@ -43,12 +50,26 @@ impl Matrix {
 ///
 /// # Safety
 /// The matrices lie in valid memory, their shapes match, and nobody else touches `out` meanwhile.
-pub(super) unsafe fn product(out: Matrix, add: bool, scale: f32, left: Matrix, right: Matrix, threads: usize) {
-    debug_assert!(left.columns == right.rows && out.rows == left.rows && out.columns == right.columns);
+pub(super) unsafe fn product(
+    out: Matrix,
+    add: bool,
+    scale: f32,
+    left: Matrix,
+    right: Matrix,
+    threads: usize,
+) {
+    debug_assert!(
+        left.columns == right.rows && out.rows == left.rows && out.columns == right.columns
+    );
     let (m, n, k) = (out.rows, out.columns, left.columns);
-    let parallelism = if threads > 1 && m * n * k >= SERIAL { Parallelism::Rayon(threads) } else { Parallelism::None };
+    let parallelism = if threads > 1 && m * n * k >= SERIAL {
+        Parallelism::Rayon(threads)
+    } else {
+        Parallelism::None
+    };
     let steps = |matrix: Matrix| (matrix.column_stride as isize, matrix.row_stride as isize);
-    let ((dst_cs, dst_rs), (lhs_cs, lhs_rs), (rhs_cs, rhs_rs)) = (steps(out), steps(left), steps(right));
+    let ((dst_cs, dst_rs), (lhs_cs, lhs_rs), (rhs_cs, rhs_rs)) =
+        (steps(out), steps(left), steps(right));
     // SAFETY: the caller's promise; gemm computes dst = alpha·dst + beta·lhs·rhs.
     unsafe {
         gemm::gemm(
@@ -89,7 +110,9 @@ pub(super) fn matrix(tensor: &Tensor, base: *mut u8, offset: usize) -> Matrix {
 
 /// Batches × (m × k) · (k × n) with matching shapes.
 fn shapes(left: &Tensor, right: &Tensor, out: &Tensor, dims: usize) -> Result<(), KernelError> {
-    let fits = [left, right, out].iter().all(|tensor| tensor.shape.len() == dims && tensor.dtype == f32::DTYPE)
+    let fits = [left, right, out]
+        .iter()
+        .all(|tensor| tensor.shape.len() == dims && tensor.dtype == f32::DTYPE)
         && left.shape[dims - 1] == right.shape[dims - 2]
         && out.shape[dims - 2] == left.shape[dims - 2]
         && out.shape[dims - 1] == right.shape[dims - 1]
@@ -98,16 +121,28 @@ fn shapes(left: &Tensor, right: &Tensor, out: &Tensor, dims: usize) -> Result<()
     if fits {
         return Ok(());
     }
-    Err(KernelError::Shapes(format!("{:?} times {:?} does not give {:?}", left.shape, right.shape, out.shape)))
+    Err(KernelError::Shapes(format!(
+        "{:?} times {:?} does not give {:?}",
+        left.shape, right.shape, out.shape
+    )))
 }
 
 /// A product of two matrices.
 pub(super) fn mm(operands: &Operands, threads: usize) -> Result<Kernel, KernelError> {
-    let (left, right, out) = (operands.float(0)?.clone(), operands.float(1)?.clone(), operands.output(0)?.clone());
+    let (left, right, out) =
+        (operands.float(0)?.clone(), operands.float(1)?.clone(), operands.output(0)?.clone());
     shapes(&left, &right, &out, 2)?;
-    // SAFETY: shapes match, operands lie in the slab, and the checker proved the output disjoint from the inputs.
+    // SAFETY: shapes match, operands lie in the slab, and the checker proved the output disjoint
+    // from the inputs.
     Ok(Box::new(move |run| unsafe {
-        product(matrix(&out, run.base, 0), false, 1.0, matrix(&left, run.base, 0), matrix(&right, run.base, 0), threads)
+        product(
+            matrix(&out, run.base, 0),
+            false,
+            1.0,
+            matrix(&left, run.base, 0),
+            matrix(&right, run.base, 0),
+            threads,
+        )
     }))
 }
 
@@ -116,8 +151,12 @@ pub(super) fn addmm(operands: &Operands, threads: usize) -> Result<Kernel, Kerne
     operands.known_keywords(&["beta", "alpha"])?;
     let beta = operands.optional_number(3, "beta").unwrap_or(1.0) as f32;
     let alpha = operands.optional_number(4, "alpha").unwrap_or(1.0) as f32;
-    let (bias, left, right, out) =
-        (operands.float(0)?, operands.float(1)?.clone(), operands.float(2)?.clone(), operands.output(0)?.clone());
+    let (bias, left, right, out) = (
+        operands.float(0)?,
+        operands.float(1)?.clone(),
+        operands.float(2)?.clone(),
+        operands.output(0)?.clone(),
+    );
     shapes(&left, &right, &out, 2)?;
     let prepare = map1::<f32, f32>(bias, &out, move |x, y| {
         for (y, &x) in y.iter_mut().zip(x) {
@@ -127,13 +166,23 @@ pub(super) fn addmm(operands: &Operands, threads: usize) -> Result<Kernel, Kerne
     Ok(Box::new(move |run| {
         prepare(run);
         // SAFETY: as in `mm`.
-        unsafe { product(matrix(&out, run.base, 0), true, alpha, matrix(&left, run.base, 0), matrix(&right, run.base, 0), threads) }
+        unsafe {
+            product(
+                matrix(&out, run.base, 0),
+                true,
+                alpha,
+                matrix(&left, run.base, 0),
+                matrix(&right, run.base, 0),
+                threads,
+            )
+        }
     }))
 }
 
 /// A product for each batch.
 pub(super) fn bmm(operands: &Operands, threads: usize) -> Result<Kernel, KernelError> {
-    let (left, right, out) = (operands.float(0)?.clone(), operands.float(1)?.clone(), operands.output(0)?.clone());
+    let (left, right, out) =
+        (operands.float(0)?.clone(), operands.float(1)?.clone(), operands.output(0)?.clone());
     shapes(&left, &right, &out, 3)?;
     Ok(Box::new(move |run| {
         for batch in 0..out.shape[0] {
@@ -144,14 +193,17 @@ pub(super) fn bmm(operands: &Operands, threads: usize) -> Result<Kernel, KernelE
     }))
 }
 
-/// Most bytes that `gemm` allocates of its own for one m × k · k × n product: both operands' packed blocks, and one
-/// block of rows for each thread.
+/// Most bytes that `gemm` allocates of its own for one m × k · k × n product: both operands' packed
+/// blocks, and one block of rows for each thread.
 pub(crate) fn packing_bytes(m: u64, n: u64, k: u64, threads: u64) -> Bytes {
     const TILE: u64 = 64; // no register tile is higher or wider
     let depth = k.min(BLOCK_K as u64);
     let (m, n) = (m.next_multiple_of(TILE), n.next_multiple_of(TILE));
     // gemm may swap the operands to suit the output's strides.
-    let packed =
-        |rows: u64, columns: u64| depth * columns + depth * rows.min(2 * BLOCK_M as u64) + threads * depth * rows.min(BLOCK_M as u64);
+    let packed = |rows: u64, columns: u64| {
+        depth * columns
+            + depth * rows.min(2 * BLOCK_M as u64)
+            + threads * depth * rows.min(BLOCK_M as u64)
+    };
     Bytes(packed(m, n).max(packed(n, m)) * 4)
 }

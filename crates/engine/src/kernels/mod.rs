@@ -1,6 +1,7 @@
-//! Kernels: from a node and the addresses of its operands to a function that computes it. Invariant: compiling a node
-//! settles everything that does not change from step to step (shapes, strides, constants), so running it allocates
-//! nothing; and a kernel writes its outputs and its workspace, nothing else.
+//! Kernels: from a node and the addresses of its operands to a function that computes it.
+//! Invariant: compiling a node settles everything that does not change from step to step (shapes,
+//! strides, constants), so running it allocates nothing; and a kernel writes its outputs and its
+//! workspace, nothing else.
 
 mod attention;
 mod dropout;
@@ -118,7 +119,11 @@ impl Operands<'_> {
     }
 
     fn wrong(&self, index: usize, wanted: &'static str) -> KernelError {
-        let found = self.node.args.get(index).map_or("missing".to_string(), |argument| format!("{argument:?}"));
+        let found = self
+            .node
+            .args
+            .get(index)
+            .map_or("missing".to_string(), |argument| format!("{argument:?}"));
         KernelError::Argument { index, found, wanted }
     }
 
@@ -139,7 +144,9 @@ impl Operands<'_> {
 
     /// Positional argument `index`, or keyword `name`, a number.
     pub fn number(&self, index: usize, name: &str) -> Result<f64, KernelError> {
-        self.argument(index, name).and_then(Argument::number).ok_or_else(|| self.wrong(index, "a number"))
+        self.argument(index, name)
+            .and_then(Argument::number)
+            .ok_or_else(|| self.wrong(index, "a number"))
     }
 
     /// Positional argument `index`, or keyword `name`, a number or nothing.
@@ -147,7 +154,8 @@ impl Operands<'_> {
         self.argument(index, name).and_then(Argument::number)
     }
 
-    /// Positional argument `index`, or keyword `name`, a list of whole numbers (a single one counts as a list).
+    /// Positional argument `index`, or keyword `name`, a list of whole numbers (a single one counts
+    /// as a list).
     pub fn integers(&self, index: usize, name: &str) -> Result<Vec<i64>, KernelError> {
         match self.argument(index, name) {
             Some(Argument::Int(x)) => Ok(vec![*x]),
@@ -162,7 +170,8 @@ impl Operands<'_> {
         }
     }
 
-    /// Positional argument `index`, or keyword `name`, a truth value; `default` where it is missing.
+    /// Positional argument `index`, or keyword `name`, a truth value; `default` where it is
+    /// missing.
     pub fn flag(&self, index: usize, name: &str, default: bool) -> bool {
         match self.argument(index, name) {
             Some(Argument::Bool(x)) => *x,
@@ -173,7 +182,10 @@ impl Operands<'_> {
 
     /// Output `index`, which must be used.
     pub fn output(&self, index: usize) -> Result<&Tensor, KernelError> {
-        self.outputs.get(index).and_then(Option::as_ref).ok_or_else(|| KernelError::Shapes(format!("output {index} is missing")))
+        self.outputs
+            .get(index)
+            .and_then(Option::as_ref)
+            .ok_or_else(|| KernelError::Shapes(format!("output {index} is missing")))
     }
 
     /// Output `index`, if anything uses it.
@@ -183,10 +195,16 @@ impl Operands<'_> {
 
     /// Refuses keyword arguments that would change the result and that no kernel knows.
     fn known_keywords(&self, known: &[&str]) -> Result<(), KernelError> {
-        const HARMLESS: [&str; 6] = ["device", "layout", "pin_memory", "memory_format", "dtype", "non_blocking"];
+        const HARMLESS: [&str; 6] =
+            ["device", "layout", "pin_memory", "memory_format", "dtype", "non_blocking"];
         for (key, value) in &self.node.kwargs {
-            if !known.contains(&key.as_str()) && !HARMLESS.contains(&key.as_str()) && !matches!(value, Argument::None) {
-                return Err(KernelError::Unsupported(format!("keyword argument `{key}` = {value:?}")));
+            if !known.contains(&key.as_str())
+                && !HARMLESS.contains(&key.as_str())
+                && !matches!(value, Argument::None)
+            {
+                return Err(KernelError::Unsupported(format!(
+                    "keyword argument `{key}` = {value:?}"
+                )));
             }
         }
         Ok(())
@@ -195,7 +213,11 @@ impl Operands<'_> {
 
 /// The tensor, if it has the type.
 fn typed(tensor: &Tensor, dtype: DType) -> Result<&Tensor, KernelError> {
-    if tensor.dtype == dtype { Ok(tensor) } else { Err(KernelError::DType { found: tensor.dtype.name(), wanted: dtype.name() }) }
+    if tensor.dtype == dtype {
+        Ok(tensor)
+    } else {
+        Err(KernelError::DType { found: tensor.dtype.name(), wanted: dtype.name() })
+    }
 }
 
 /// A dimension as ATen counts it (negative: from the end) as an index.
@@ -208,18 +230,29 @@ fn dimension(dim: i64, dims: usize) -> Result<usize, KernelError> {
 }
 
 /// Compiles a node for `threads` worker threads.
-pub(crate) fn compile(operator: Operator, operands: &Operands, threads: usize) -> Result<Kernel, KernelError> {
+pub(crate) fn compile(
+    operator: Operator,
+    operands: &Operands,
+    threads: usize,
+) -> Result<Kernel, KernelError> {
     let given = operands.node.args.len();
     let (least, most) = operator.row().arguments;
     let outputs = operands.outputs.len();
     if !(least..=most).contains(&given) || !(1..=operator.row().outputs).contains(&outputs) {
-        return Err(KernelError::Shapes(format!("{given} arguments and {outputs} outputs do not match its schema")));
+        return Err(KernelError::Shapes(format!(
+            "{given} arguments and {outputs} outputs do not match its schema"
+        )));
     }
     use Operator as Op;
     match operator {
-        Op::AddTensor | Op::AddScalar | Op::SubTensor | Op::SubScalar | Op::MulTensor | Op::MulScalar | Op::DivTensor | Op::DivScalar => {
-            pointwise::arithmetic(operator, operands)
-        }
+        Op::AddTensor
+        | Op::AddScalar
+        | Op::SubTensor
+        | Op::SubScalar
+        | Op::MulTensor
+        | Op::MulScalar
+        | Op::DivTensor
+        | Op::DivScalar => pointwise::arithmetic(operator, operands),
         Op::Maximum | Op::Minimum => pointwise::extremum(operator, operands),
         Op::PowTensorScalar => pointwise::power(operands),
         Op::Reciprocal => elementwise::unary(operands, math::reciprocal),
@@ -239,7 +272,9 @@ pub(crate) fn compile(operator: Operator, operands: &Operands, threads: usize) -
         Op::EqScalar | Op::NeScalar | Op::LtScalar | Op::LeScalar | Op::GtScalar | Op::GeScalar => {
             pointwise::compare_scalar(operator, operands)
         }
-        Op::EqTensor | Op::NeTensor | Op::LtTensor | Op::LeTensor | Op::GtTensor | Op::GeTensor => pointwise::compare(operator, operands),
+        Op::EqTensor | Op::NeTensor | Op::LtTensor | Op::LeTensor | Op::GtTensor | Op::GeTensor => {
+            pointwise::compare(operator, operands)
+        }
         Op::LogicalNot => pointwise::logical_not(operands),
         Op::LogicalAnd => pointwise::logical_and(operands),
         Op::BitwiseAnd => pointwise::bitwise_and(operands),
@@ -255,7 +290,9 @@ pub(crate) fn compile(operator: Operator, operands: &Operands, threads: usize) -
         Op::Cat => movement::cat(operands),
         Op::Gather => indexing::gather(operands),
         Op::ScatterValue => indexing::scatter_value(operands),
-        Op::SumDims | Op::Sum | Op::Mean | Op::MeanDims | Op::Amax | Op::VarCorrection => reduce::reduce(operator, operands),
+        Op::SumDims | Op::Sum | Op::Mean | Op::MeanDims | Op::Amax | Op::VarCorrection => {
+            reduce::reduce(operator, operands)
+        }
         Op::Softmax | Op::LogSoftmax => softmax::forward(operator, operands),
         Op::SoftmaxBackward | Op::LogSoftmaxBackward => softmax::backward(operator, operands),
         Op::Mm => matmul::mm(operands, threads),

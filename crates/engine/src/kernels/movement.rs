@@ -1,5 +1,5 @@
-//! Making and moving tensors: constants, ranges, copies, concatenation. Invariant: only the type changes on the way,
-//! by the rules of a C cast.
+//! Making and moving tensors: constants, ranges, copies, concatenation. Invariant: only the type
+//! changes on the way, by the rules of a C cast.
 
 use tightfit::graph::{Argument, DType};
 
@@ -20,7 +20,10 @@ pub(super) fn full(operands: &Operands, index: usize) -> Result<Kernel, KernelEr
 
 /// start, start + step, …
 pub(super) fn arange(operands: &Operands) -> Result<Kernel, KernelError> {
-    fn range<T: Element>(out: &Tensor, value: impl Fn(usize) -> T + Send + Sync + 'static) -> Kernel {
+    fn range<T: Element>(
+        out: &Tensor,
+        value: impl Fn(usize) -> T + Send + Sync + 'static,
+    ) -> Kernel {
         let out = out.clone();
         Box::new(move |run| {
             for i in 0..out.elements() {
@@ -29,7 +32,11 @@ pub(super) fn arange(operands: &Operands) -> Result<Kernel, KernelError> {
             }
         })
     }
-    let (start, step, out) = (operands.number(0, "start")?, operands.optional_number(2, "step").unwrap_or(1.0), operands.output(0)?);
+    let (start, step, out) = (
+        operands.number(0, "start")?,
+        operands.optional_number(2, "step").unwrap_or(1.0),
+        operands.output(0)?,
+    );
     if out.shape.len() != 1 {
         return Err(KernelError::Shapes(format!("a range of shape {:?}", out.shape)));
     }
@@ -47,7 +54,11 @@ pub(super) fn copy(operands: &Operands, index: usize) -> Result<Kernel, KernelEr
 
 /// Copies and converts.
 pub(super) fn convert(from: &Tensor, to: &Tensor) -> Result<Kernel, KernelError> {
-    fn cast<A: Element, B: Element>(from: &Tensor, to: &Tensor, f: impl Fn(A) -> B + Send + Sync + 'static) -> Result<Kernel, KernelError> {
+    fn cast<A: Element, B: Element>(
+        from: &Tensor,
+        to: &Tensor,
+        f: impl Fn(A) -> B + Send + Sync + 'static,
+    ) -> Result<Kernel, KernelError> {
         map1::<A, B>(from, to, move |x, y| {
             for (y, &x) in y.iter_mut().zip(x) {
                 *y = f(x);
@@ -64,19 +75,26 @@ pub(super) fn convert(from: &Tensor, to: &Tensor) -> Result<Kernel, KernelError>
         (DType::Bool, DType::I64) => cast::<u8, i64>(from, to, i64::from),
         (DType::F32, DType::Bool) => cast::<f32, u8>(from, to, |x| u8::from(x != 0.0)),
         (DType::I64, DType::Bool) => cast::<i64, u8>(from, to, |x| u8::from(x != 0)),
-        (from, to) => Err(KernelError::Unsupported(format!("conversion from {} to {}", from.name(), to.name()))),
+        (from, to) => Err(KernelError::Unsupported(format!(
+            "conversion from {} to {}",
+            from.name(),
+            to.name()
+        ))),
     }
 }
 
 /// Tensors side by side along a dimension: each is copied into its slice of the output.
 pub(super) fn cat(operands: &Operands) -> Result<Kernel, KernelError> {
-    let Some(Argument::List(list)) = operands.node.args.first() else { return Err(operands.wrong(0, "a list of tensors")) };
+    let Some(Argument::List(list)) = operands.node.args.first() else {
+        return Err(operands.wrong(0, "a list of tensors"));
+    };
     let out = operands.output(0)?;
     let dim = dimension(operands.optional_number(1, "dim").unwrap_or(0.0) as i64, out.shape.len())?;
     let mut start = 0;
     let mut parts = Vec::new();
     for argument in list {
-        let part = operands.tensor_of(argument).ok_or_else(|| operands.wrong(0, "a list of tensors"))?;
+        let part =
+            operands.tensor_of(argument).ok_or_else(|| operands.wrong(0, "a list of tensors"))?;
         if part.shape == [0] {
             continue; // ATen lets an empty vector stand for nothing
         }
@@ -89,7 +107,10 @@ pub(super) fn cat(operands: &Operands) -> Result<Kernel, KernelError> {
         parts.push(convert(part, &slice)?);
     }
     if start != out.shape[dim] {
-        return Err(KernelError::Shapes(format!("the parts have {start} of {} along dimension {dim}", out.shape[dim])));
+        return Err(KernelError::Shapes(format!(
+            "the parts have {start} of {} along dimension {dim}",
+            out.shape[dim]
+        )));
     }
     Ok(Box::new(move |run| parts.iter().for_each(|part| part(run))))
 }

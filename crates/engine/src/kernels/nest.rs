@@ -1,6 +1,6 @@
-//! Loop nests over several tensors of one shape, walked in blocks. Invariant: every element is visited once, blocks do
-//! not depend on the number of threads, and a block's inputs are read before its outputs are written, so an output may
-//! lie exactly where an input lies.
+//! Loop nests over several tensors of one shape, walked in blocks. Invariant: every element is
+//! visited once, blocks do not depend on the number of threads, and a block's inputs are read
+//! before its outputs are written, so an output may lie exactly where an input lies.
 
 use rayon::prelude::*;
 
@@ -11,7 +11,8 @@ pub(super) const BLOCK: usize = 1024;
 /// Elements below which worker threads cost more than they bring.
 pub(super) const SERIAL: usize = 32 * 1024;
 
-/// Extents and strides of `N` tensors, dimensions merged where all tensors allow it, innermost last.
+/// Extents and strides of `N` tensors, dimensions merged where all tensors allow it, innermost
+/// last.
 #[derive(Clone, Debug)]
 pub(super) struct Nest<const N: usize> {
     extents: Vec<usize>,
@@ -22,9 +23,12 @@ impl<const N: usize> Nest<N> {
     /// The nest over tensors of the same shape; the first tensor's largest strides go outermost.
     pub fn new(tensors: [&Tensor; N]) -> Nest<N> {
         let shape = &tensors[0].shape;
-        let mut dims: Vec<(usize, [usize; N])> =
-            (0..shape.len()).map(|d| (shape[d], tensors.map(|tensor| tensor.strides[d]))).filter(|(extent, _)| *extent != 1).collect();
-        dims.sort_by_key(|&(_, strides)| std::cmp::Reverse(strides[0])); // stable: ties keep program order
+        let mut dims: Vec<(usize, [usize; N])> = (0..shape.len())
+            .map(|d| (shape[d], tensors.map(|tensor| tensor.strides[d])))
+            .filter(|(extent, _)| *extent != 1)
+            .collect();
+        // stable: ties keep program order
+        dims.sort_by_key(|&(_, strides)| std::cmp::Reverse(strides[0]));
         let mut merged: Vec<(usize, [usize; N])> = Vec::new();
         for (extent, strides) in dims {
             match merged.last_mut() {
@@ -38,7 +42,10 @@ impl<const N: usize> Nest<N> {
         if merged.is_empty() {
             merged.push((1, [1; N]));
         }
-        Nest { extents: merged.iter().map(|d| d.0).collect(), strides: merged.iter().map(|d| d.1).collect() }
+        Nest {
+            extents: merged.iter().map(|d| d.0).collect(),
+            strides: merged.iter().map(|d| d.1).collect(),
+        }
     }
 
     /// Elements in all.
@@ -51,9 +58,13 @@ impl<const N: usize> Nest<N> {
         *self.strides.last().expect("a nest has a dimension")
     }
 
-    /// Calls `body` for every block with each tensor's first element and the block's length; `scratch` is made once per
-    /// task.
-    pub fn walk<S>(&self, scratch: impl Fn() -> S + Sync, body: impl Fn(&mut S, [usize; N], usize) + Sync) {
+    /// Calls `body` for every block with each tensor's first element and the block's length;
+    /// `scratch` is made once per task.
+    pub fn walk<S>(
+        &self,
+        scratch: impl Fn() -> S + Sync,
+        body: impl Fn(&mut S, [usize; N], usize) + Sync,
+    ) {
         let elements = self.elements();
         if elements == 0 {
             return;
@@ -123,7 +134,8 @@ pub(super) unsafe fn load<T: Element>(
 /// Computes a block of an output where it lies, or in a buffer that is then scattered.
 ///
 /// # Safety
-/// The `len` elements from `offset` with step `stride` must lie within the tensor and belong to this block alone.
+/// The `len` elements from `offset` with step `stride` must lie within the tensor and belong to
+/// this block alone.
 pub(super) unsafe fn store<T: Element>(
     to: Raw<T>,
     offset: usize,

@@ -1,8 +1,9 @@
-//! Layer normalization over the last dimensions. Invariant: rows are independent in the forward pass and for dx; the
-//! sums for weight and bias run over the rows in blocks of fixed size, and over the blocks in order.
+//! Layer normalization over the last dimensions. Invariant: rows are independent in the forward
+//! pass and for dx; the sums for weight and bias run over the rows in blocks of fixed size, and
+//! over the blocks in order.
 //!
-//! y = (x − mean) · rstd · weight + bias; dx = rstd (g − mean(g) − x̂ mean(g x̂)) with g = dy · weight, x̂ = (x − mean) rstd
-//! (Ba, Kiros, Hinton 2016).
+//! y = (x − mean) · rstd · weight + bias; dx = rstd (g − mean(g) − x̂ mean(g x̂)) with g = dy ·
+//! weight, x̂ = (x − mean) rstd (Ba, Kiros, Hinton 2016).
 
 use tightfit::graph::Operator;
 
@@ -13,8 +14,13 @@ use crate::tensor::{Raw, Tensor};
 /// A weight or bias over a row, contiguous.
 fn vector(tensor: Option<&Tensor>, len: usize) -> Result<Option<Tensor>, KernelError> {
     match tensor {
-        Some(tensor) if tensor.is_contiguous() && tensor.elements() == len => Ok(Some(tensor.clone())),
-        Some(tensor) => Err(KernelError::Shapes(format!("weight or bias of shape {:?} for rows of {len}", tensor.shape))),
+        Some(tensor) if tensor.is_contiguous() && tensor.elements() == len => {
+            Ok(Some(tensor.clone()))
+        }
+        Some(tensor) => Err(KernelError::Shapes(format!(
+            "weight or bias of shape {:?} for rows of {len}",
+            tensor.shape
+        ))),
         None => Ok(None),
     }
 }
@@ -34,8 +40,11 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
     let eps = operands.number(4, "eps")? as f32;
     let (x, y) = (operands.float(0)?.clone(), operands.output(0)?.clone());
     let (from, to) = (Rows::new(&x, inner)?, Rows::contiguous(&y, inner)?);
-    let (weight, bias) = (vector(operands.optional(2), from.len)?, vector(operands.optional(3), from.len)?);
-    let statistics = |index: usize| operands.unused(index).map(|tensor| statistic(tensor, from.count)).transpose();
+    let (weight, bias) =
+        (vector(operands.optional(2), from.len)?, vector(operands.optional(3), from.len)?);
+    let statistics = |index: usize| {
+        operands.unused(index).map(|tensor| statistic(tensor, from.count)).transpose()
+    };
     let (mean_out, rstd_out) = (statistics(1)?, statistics(2)?);
     Ok(Box::new(move |run| {
         let parameter = |tensor: &Option<Tensor>| {
@@ -78,42 +87,58 @@ pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
     let inner = operands.integers(2, "normalized_shape")?.len();
     let (dy, x) = (operands.float(0)?.clone(), operands.float(1)?.clone());
     let (dy_rows, x_rows) = (Rows::contiguous(&dy, inner)?, Rows::contiguous(&x, inner)?);
-    let (mean, rstd) = (statistic(operands.float(3)?, x_rows.count)?, statistic(operands.float(4)?, x_rows.count)?);
+    let (mean, rstd) = (
+        statistic(operands.float(3)?, x_rows.count)?,
+        statistic(operands.float(4)?, x_rows.count)?,
+    );
     let weight = vector(operands.optional(5), x_rows.len)?;
     let dx = operands.unused(0).cloned();
     let dx_rows = dx.as_ref().map(|dx| Rows::contiguous(dx, inner)).transpose()?;
-    let (dweight, dbias) = (vector(operands.unused(1), x_rows.len)?, vector(operands.unused(2), x_rows.len)?);
+    let (dweight, dbias) =
+        (vector(operands.unused(1), x_rows.len)?, vector(operands.unused(2), x_rows.len)?);
     let (len, count) = (x_rows.len, x_rows.count);
     let affine = dweight.is_some() || dbias.is_some();
     let block = Operator::row_block();
     let blocks = count.div_ceil(block).max(1);
     let workspace = operands.workspace.map_or(0, |(address, _)| address);
-    if affine && blocks > 1 && operands.workspace.is_none_or(|(_, bytes)| bytes < blocks * 2 * len * 4) {
-        return Err(KernelError::Shapes(format!("layer normalization needs {} bytes of workspace", blocks * 2 * len * 4)));
+    if affine
+        && blocks > 1
+        && operands.workspace.is_none_or(|(_, bytes)| bytes < blocks * 2 * len * 4)
+    {
+        return Err(KernelError::Shapes(format!(
+            "layer normalization needs {} bytes of workspace",
+            blocks * 2 * len * 4
+        )));
     }
     Ok(Box::new(move |run| {
         let (dy_data, x_data) = (dy.raw::<f32>(run.base), x.raw::<f32>(run.base));
         let (mean, rstd) = (mean.raw::<f32>(run.base), rstd.raw::<f32>(run.base));
         let sums: Raw<f32> = Raw(run.base.wrapping_add(workspace).cast());
-        let output = |tensor: &Option<Tensor>| tensor.as_ref().map(|tensor| tensor.raw::<f32>(run.base));
+        let output =
+            |tensor: &Option<Tensor>| tensor.as_ref().map(|tensor| tensor.raw::<f32>(run.base));
         let (dx, dweight, dbias) = (output(&dx), output(&dweight), output(&dbias));
         // SAFETY: a contiguous vector of the row's length.
-        let weight = weight.as_ref().map(|weight| unsafe { weight.raw::<f32>(run.base).slice(0, len) });
-        // One pass over the rows gives dx and, block by block, the sums for weight and bias; a single block sums into
-        // the outputs themselves.
+        let weight =
+            weight.as_ref().map(|weight| unsafe { weight.raw::<f32>(run.base).slice(0, len) });
+        // One pass over the rows gives dx and, block by block, the sums for weight and bias; a
+        // single block sums into the outputs themselves.
         let alone = blocks == 1;
         tasks::for_each(blocks, block * len * 2, |part| {
             let place = |slot: usize, output: Option<Raw<f32>>| {
-                let target = if alone { output } else { Some(sums.shifted((part * 2 + slot) * len)) };
+                let target =
+                    if alone { output } else { Some(sums.shifted((part * 2 + slot) * len)) };
                 // SAFETY: a task owns its rows of the workspace, or is alone.
-                target.filter(|_| output.is_some()).map(|target| unsafe { target.slice_mut(0, len) })
+                target
+                    .filter(|_| output.is_some())
+                    .map(|target| unsafe { target.slice_mut(0, len) })
             };
             let (mut dw, mut db) = (place(0, dweight), place(1, dbias));
             dw.iter_mut().chain(&mut db).for_each(|sum| sum.fill(0.0));
             for i in part * block..((part + 1) * block).min(count) {
                 // SAFETY: rows are disjoint.
                 unsafe {
-                    let (dy, x) = (dy_data.slice(dy_rows.at(i), len), x_data.slice(x_rows.at(i), len));
+                    let (dy, x) =
+                        (dy_data.slice(dy_rows.at(i), len), x_data.slice(x_rows.at(i), len));
                     if let Some(dw) = &mut dw {
                         math::accumulate_product(dy, x, *mean.at(i), *rstd.at(i), dw);
                     }
@@ -121,7 +146,14 @@ pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
                         math::accumulate(dy, db);
                     }
                     if let (Some(dx), Some(rows)) = (dx, &dx_rows) {
-                        math::normalize_gradient(dy, x, weight, *mean.at(i), *rstd.at(i), dx.slice_mut(rows.at(i), len));
+                        math::normalize_gradient(
+                            dy,
+                            x,
+                            weight,
+                            *mean.at(i),
+                            *rstd.at(i),
+                            dx.slice_mut(rows.at(i), len),
+                        );
                     }
                 }
             }

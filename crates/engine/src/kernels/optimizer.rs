@@ -1,5 +1,5 @@
-//! Optimizer updates in place. Invariant: each element of parameter and state is read and written once; the formulas,
-//! and the order of their operations, are PyTorch's.
+//! Optimizer updates in place. Invariant: each element of parameter and state is read and written
+//! once; the formulas, and the order of their operations, are PyTorch's.
 
 use multiversion::multiversion;
 
@@ -10,26 +10,36 @@ use super::{Kernel, KernelError, Operands};
 use crate::tensor::Tensor;
 
 fn constant(operands: &Operands, name: &'static str) -> Result<f64, KernelError> {
-    operands.optional_number(usize::MAX, name).ok_or(KernelError::Shapes(format!("keyword argument `{name}` is missing")))
+    operands
+        .optional_number(usize::MAX, name)
+        .ok_or(KernelError::Shapes(format!("keyword argument `{name}` is missing")))
 }
 
-/// Parameter, gradient and states, all of the parameter's shape; parameter and states lie alike without gaps.
+/// Parameter, gradient and states, all of the parameter's shape; parameter and states lie alike
+/// without gaps.
 fn tensors(operands: &Operands, states: usize) -> Result<Vec<Tensor>, KernelError> {
-    let all = (0..2 + states).map(|index| operands.float(index).cloned()).collect::<Result<Vec<_>, _>>()?;
+    let all = (0..2 + states)
+        .map(|index| operands.float(index).cloned())
+        .collect::<Result<Vec<_>, _>>()?;
     let alike = all.iter().all(|tensor| tensor.shape == all[0].shape);
     let dense = all.iter().enumerate().all(|(i, tensor)| i == 1 || tensor.is_contiguous());
     if alike && dense {
         return Ok(all);
     }
-    Err(KernelError::Shapes("parameter, gradient and state differ in shape, or a parameter has gaps".to_string()))
+    Err(KernelError::Shapes(
+        "parameter, gradient and state differ in shape, or a parameter has gaps".to_string(),
+    ))
 }
 
-/// Decoupled weight decay: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019, as `torch.optim.AdamW`.
+/// Decoupled weight decay: Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019, as
+/// `torch.optim.AdamW`.
 pub(super) fn adamw(operands: &Operands) -> Result<Kernel, KernelError> {
     let Some(Argument::List(betas)) = operands.node.kwarg("betas") else {
         return Err(KernelError::Shapes("keyword argument `betas` is missing".to_string()));
     };
-    let [Some(beta1), Some(beta2)] = [betas.first(), betas.get(1)].map(|beta| beta.and_then(Argument::number)) else {
+    let [Some(beta1), Some(beta2)] =
+        [betas.first(), betas.get(1)].map(|beta| beta.and_then(Argument::number))
+    else {
         return Err(KernelError::Shapes("`betas` must be two numbers".to_string()));
     };
     let (eps, decay) = (constant(operands, "eps")?, constant(operands, "weight_decay")?);
@@ -52,10 +62,16 @@ pub(super) fn adamw(operands: &Operands) -> Result<Kernel, KernelError> {
         nest.walk(
             || [0.0f32; BLOCK],
             |buffer, [ip, ig, im, iv], len| {
-                // SAFETY: the nest stays within the tensors and visits each element once; states are contiguous.
+                // SAFETY: the nest stays within the tensors and visits each element once; states
+                // are contiguous.
                 unsafe {
                     let g = load(g, ig, steps[1], len, false, buffer);
-                    constants.step(p.slice_mut(ip, len), g, m.slice_mut(im, len), v.slice_mut(iv, len));
+                    constants.step(
+                        p.slice_mut(ip, len),
+                        g,
+                        m.slice_mut(im, len),
+                        v.slice_mut(iv, len),
+                    );
                 }
             },
         );
@@ -90,8 +106,8 @@ fn adam_step(c: &Adam, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
     }
 }
 
-/// Stochastic gradient descent with optional momentum, as `torch.optim.SGD`: the first update's momentum is the
-/// gradient itself, which a state of zeros gives too.
+/// Stochastic gradient descent with optional momentum, as `torch.optim.SGD`: the first update's
+/// momentum is the gradient itself, which a state of zeros gives too.
 pub(super) fn sgd(operands: &Operands) -> Result<Kernel, KernelError> {
     let states = operands.node.args.len().saturating_sub(2);
     let decay = operands.optional_number(usize::MAX, "weight_decay").unwrap_or(0.0) as f32;
@@ -107,7 +123,8 @@ pub(super) fn sgd(operands: &Operands) -> Result<Kernel, KernelError> {
         nest.walk(
             || [0.0f32; BLOCK],
             |buffer, [ip, ig, im], len| {
-                // SAFETY: the nest stays within the tensors and visits each element once; states are contiguous.
+                // SAFETY: the nest stays within the tensors and visits each element once; states
+                // are contiguous.
                 unsafe {
                     let g = load(g, ig, steps[1], len, false, buffer);
                     let p = p.slice_mut(ip, len);

@@ -1,5 +1,5 @@
-//! Operators that work element by element: which function, which constants. Invariant: an operator's scalar and tensor
-//! overloads round alike.
+//! Operators that work element by element: which function, which constants. Invariant: an
+//! operator's scalar and tensor overloads round alike.
 
 use tightfit::graph::{Argument, DType, Operator};
 
@@ -7,7 +7,8 @@ use super::elementwise::{map1, map2, select};
 use super::{Kernel, KernelError, Operands, math};
 use crate::tensor::{Element, Tensor};
 
-/// add, sub, mul, div of a tensor and a tensor or a number; `alpha` scales the second operand of add and sub.
+/// add, sub, mul, div of a tensor and a tensor or a number; `alpha` scales the second operand of
+/// add and sub.
 pub(super) fn arithmetic(operator: Operator, operands: &Operands) -> Result<Kernel, KernelError> {
     operands.known_keywords(&["alpha"])?;
     let alpha = operands.optional_number(2, "alpha").unwrap_or(1.0);
@@ -18,8 +19,15 @@ pub(super) fn arithmetic(operator: Operator, operands: &Operands) -> Result<Kern
         Operator::MulTensor | Operator::MulScalar => 2,
         _ => 3,
     };
-    if let (Some(number), Some(right)) = (operands.optional_number(0, "self"), operands.optional(1)) {
-        return number_first(number as f32, kind, alpha as f32, super::typed(right, DType::F32)?, super::typed(out, DType::F32)?);
+    if let (Some(number), Some(right)) = (operands.optional_number(0, "self"), operands.optional(1))
+    {
+        return number_first(
+            number as f32,
+            kind,
+            alpha as f32,
+            super::typed(right, DType::F32)?,
+            super::typed(out, DType::F32)?,
+        );
     }
     let (left, right) = (operands.tensor(0)?, operands.optional(1));
     if out.dtype == DType::I64 && kind < 3 {
@@ -74,7 +82,11 @@ pub(super) fn arithmetic(operator: Operator, operands: &Operands) -> Result<Kern
     }
 }
 
-fn constant(x: &Tensor, out: &Tensor, f: impl Fn(f32) -> f32 + Send + Sync + 'static) -> Result<Kernel, KernelError> {
+fn constant(
+    x: &Tensor,
+    out: &Tensor,
+    f: impl Fn(f32) -> f32 + Send + Sync + 'static,
+) -> Result<Kernel, KernelError> {
     map1::<f32, f32>(x, out, move |x, y| {
         for (y, &x) in y.iter_mut().zip(x) {
             *y = f(x);
@@ -83,7 +95,13 @@ fn constant(x: &Tensor, out: &Tensor, f: impl Fn(f32) -> f32 + Send + Sync + 'st
 }
 
 /// A number and a tensor, as the derivatives of tanh and sigmoid have them: 1 − x².
-fn number_first(number: f32, kind: usize, alpha: f32, x: &Tensor, out: &Tensor) -> Result<Kernel, KernelError> {
+fn number_first(
+    number: f32,
+    kind: usize,
+    alpha: f32,
+    x: &Tensor,
+    out: &Tensor,
+) -> Result<Kernel, KernelError> {
     match kind {
         0 => constant(x, out, move |x| number + alpha * x),
         1 => constant(x, out, move |x| number - alpha * x),
@@ -131,7 +149,10 @@ fn integers(operands: &Operands, kind: usize, alpha: i64) -> Result<Kernel, Kern
 }
 
 /// A function of two tensors.
-pub(super) fn binary(operands: &Operands, f: fn(&[f32], &[f32], &mut [f32])) -> Result<Kernel, KernelError> {
+pub(super) fn binary(
+    operands: &Operands,
+    f: fn(&[f32], &[f32], &mut [f32]),
+) -> Result<Kernel, KernelError> {
     map2::<f32, f32, f32>(operands.float(0)?, operands.float(1)?, operands.output(0)?, f)
 }
 
@@ -166,7 +187,8 @@ pub(super) fn clamp(operands: &Operands) -> Result<Kernel, KernelError> {
             }
         });
     }
-    let (low, high) = (low.unwrap_or(f64::NEG_INFINITY) as f32, high.unwrap_or(f64::INFINITY) as f32);
+    let (low, high) =
+        (low.unwrap_or(f64::NEG_INFINITY) as f32, high.unwrap_or(f64::INFINITY) as f32);
     constant(operands.float(0)?, operands.output(0)?, move |x| {
         let x = if x < low { low } else { x };
         if x > high { high } else { x }
@@ -185,12 +207,18 @@ fn is_approximate(operands: &Operands, index: usize) -> Result<bool, KernelError
 
 /// x Φ(x)
 pub(super) fn gelu(operands: &Operands) -> Result<Kernel, KernelError> {
-    super::elementwise::unary(operands, if is_approximate(operands, 1)? { math::gelu_tanh } else { math::gelu })
+    super::elementwise::unary(
+        operands,
+        if is_approximate(operands, 1)? { math::gelu_tanh } else { math::gelu },
+    )
 }
 
 /// Its derivative times the incoming gradient.
 pub(super) fn gelu_backward(operands: &Operands) -> Result<Kernel, KernelError> {
-    binary(operands, if is_approximate(operands, 2)? { math::gelu_tanh_backward } else { math::gelu_backward })
+    binary(
+        operands,
+        if is_approximate(operands, 2)? { math::gelu_tanh_backward } else { math::gelu_backward },
+    )
 }
 
 /// The larger or the smaller of two.
@@ -199,11 +227,16 @@ pub(super) fn extremum(operator: Operator, operands: &Operands) -> Result<Kernel
     if operands.output(0)?.dtype != DType::I64 {
         return binary(operands, if larger { math::maximum } else { math::minimum });
     }
-    map2::<i64, i64, i64>(operands.integer(0)?, operands.integer(1)?, operands.output(0)?, move |x, y, z| {
-        for ((z, &x), &y) in z.iter_mut().zip(x).zip(y) {
-            *z = if larger { x.max(y) } else { x.min(y) };
-        }
-    })
+    map2::<i64, i64, i64>(
+        operands.integer(0)?,
+        operands.integer(1)?,
+        operands.output(0)?,
+        move |x, y, z| {
+            for ((z, &x), &y) in z.iter_mut().zip(x).zip(y) {
+                *z = if larger { x.max(y) } else { x.min(y) };
+            }
+        },
+    )
 }
 
 fn relation(operator: Operator) -> fn(f64, f64) -> bool {
@@ -219,8 +252,15 @@ fn relation(operator: Operator) -> fn(f64, f64) -> bool {
 }
 
 /// Comparison with a number.
-pub(super) fn compare_scalar(operator: Operator, operands: &Operands) -> Result<Kernel, KernelError> {
-    fn against<T: Element>(x: &Tensor, out: &Tensor, f: impl Fn(T) -> bool + Send + Sync + 'static) -> Result<Kernel, KernelError> {
+pub(super) fn compare_scalar(
+    operator: Operator,
+    operands: &Operands,
+) -> Result<Kernel, KernelError> {
+    fn against<T: Element>(
+        x: &Tensor,
+        out: &Tensor,
+        f: impl Fn(T) -> bool + Send + Sync + 'static,
+    ) -> Result<Kernel, KernelError> {
         map1::<T, u8>(x, out, move |x, y| {
             for (y, &x) in y.iter_mut().zip(x) {
                 *y = u8::from(f(x));
@@ -265,10 +305,20 @@ pub(super) fn compare(operator: Operator, operands: &Operands) -> Result<Kernel,
     let (x, y, out) = (operands.tensor(0)?, operands.tensor(1)?, operands.output(0)?);
     let relation = relation(operator);
     match (x.dtype, y.dtype) {
-        (DType::F32, DType::F32) => both::<f32>(x, y, out, move |x, y| relation(f64::from(x), f64::from(y))),
-        (DType::I64, DType::I64) => both::<i64>(x, y, out, move |x, y| relation(x as f64, y as f64)),
-        (DType::Bool, DType::Bool) => both::<u8>(x, y, out, move |x, y| relation(f64::from(x), f64::from(y))),
-        (left, right) => Err(KernelError::Unsupported(format!("comparing {} with {}", left.name(), right.name()))),
+        (DType::F32, DType::F32) => {
+            both::<f32>(x, y, out, move |x, y| relation(f64::from(x), f64::from(y)))
+        }
+        (DType::I64, DType::I64) => {
+            both::<i64>(x, y, out, move |x, y| relation(x as f64, y as f64))
+        }
+        (DType::Bool, DType::Bool) => {
+            both::<u8>(x, y, out, move |x, y| relation(f64::from(x), f64::from(y)))
+        }
+        (left, right) => Err(KernelError::Unsupported(format!(
+            "comparing {} with {}",
+            left.name(),
+            right.name()
+        ))),
     }
 }
 
@@ -304,13 +354,19 @@ pub(super) fn logical_and(operands: &Operands) -> Result<Kernel, KernelError> {
         (DType::F32, DType::F32) => and::<f32>(x, y, out),
         (DType::I64, DType::I64) => and::<i64>(x, y, out),
         (DType::Bool, DType::Bool) => and::<u8>(x, y, out),
-        (x, y) => Err(KernelError::Unsupported(format!("logical_and of {} and {}", x.name(), y.name()))),
+        (x, y) => {
+            Err(KernelError::Unsupported(format!("logical_and of {} and {}", x.name(), y.name())))
+        }
     }
 }
 
 /// Bit by bit; truth values are one bit.
 pub(super) fn bitwise_and(operands: &Operands) -> Result<Kernel, KernelError> {
-    fn and<T: Element + std::ops::BitAnd<Output = T>>(x: &Tensor, y: &Tensor, out: &Tensor) -> Result<Kernel, KernelError> {
+    fn and<T: Element + std::ops::BitAnd<Output = T>>(
+        x: &Tensor,
+        y: &Tensor,
+        out: &Tensor,
+    ) -> Result<Kernel, KernelError> {
         map2::<T, T, T>(x, y, out, |x, y, z| {
             for ((z, &x), &y) in z.iter_mut().zip(x).zip(y) {
                 *z = x & y;
@@ -321,7 +377,9 @@ pub(super) fn bitwise_and(operands: &Operands) -> Result<Kernel, KernelError> {
     match (x.dtype, y.dtype) {
         (DType::I64, DType::I64) => and::<i64>(x, y, out),
         (DType::Bool, DType::Bool) => and::<u8>(x, y, out),
-        (x, y) => Err(KernelError::Unsupported(format!("bitwise_and of {} and {}", x.name(), y.name()))),
+        (x, y) => {
+            Err(KernelError::Unsupported(format!("bitwise_and of {} and {}", x.name(), y.name())))
+        }
     }
 }
 
@@ -339,24 +397,36 @@ pub(super) fn bitwise_not(operands: &Operands) -> Result<Kernel, KernelError> {
     }
 }
 
-/// The gradient where x lies above the threshold, 0 elsewhere; NaN in x lets it through, as in ATen.
+/// The gradient where x lies above the threshold, 0 elsewhere; NaN in x lets it through, as in
+/// ATen.
 pub(super) fn threshold_backward(operands: &Operands) -> Result<Kernel, KernelError> {
     let threshold = operands.number(2, "threshold")? as f32;
-    map2::<f32, f32, f32>(operands.float(0)?, operands.float(1)?, operands.output(0)?, move |g, x, y| {
-        for ((y, &g), &x) in y.iter_mut().zip(g).zip(x) {
-            *y = if x <= threshold { 0.0 } else { g };
-        }
-    })
+    map2::<f32, f32, f32>(
+        operands.float(0)?,
+        operands.float(1)?,
+        operands.output(0)?,
+        move |g, x, y| {
+            for ((y, &g), &x) in y.iter_mut().zip(g).zip(x) {
+                *y = if x <= threshold { 0.0 } else { g };
+            }
+        },
+    )
 }
 
 /// where(condition, a, b)
 pub(super) fn choose(operands: &Operands) -> Result<Kernel, KernelError> {
-    let (condition, a, b, out) =
-        (super::typed(operands.tensor(0)?, DType::Bool)?, operands.tensor(1)?, operands.tensor(2)?, operands.output(0)?);
+    let (condition, a, b, out) = (
+        super::typed(operands.tensor(0)?, DType::Bool)?,
+        operands.tensor(1)?,
+        operands.tensor(2)?,
+        operands.output(0)?,
+    );
     match (a.dtype, b.dtype, out.dtype) {
         (DType::F32, DType::F32, DType::F32) => select::<f32>(condition, a, b, out),
         (DType::I64, DType::I64, DType::I64) => select::<i64>(condition, a, b, out),
         (DType::Bool, DType::Bool, DType::Bool) => select::<u8>(condition, a, b, out),
-        (a, b, _) => Err(KernelError::Unsupported(format!("choosing between {} and {}", a.name(), b.name()))),
+        (a, b, _) => {
+            Err(KernelError::Unsupported(format!("choosing between {} and {}", a.name(), b.name())))
+        }
     }
 }

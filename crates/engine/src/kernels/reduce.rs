@@ -1,5 +1,6 @@
-//! Reductions over dimensions: sum, mean, largest, variance. Invariant: an output element is computed by one task, over
-//! the reduced elements in a fixed order, in blocks, so that its error grows with the number of blocks only.
+//! Reductions over dimensions: sum, mean, largest, variance. Invariant: an output element is
+//! computed by one task, over the reduced elements in a fixed order, in blocks, so that its error
+//! grows with the number of blocks only.
 
 use tightfit::graph::{Argument, DType, Operator};
 
@@ -24,13 +25,17 @@ fn split(x: &Tensor, out: &Tensor, dims: &[i64]) -> Result<Split, KernelError> {
     }
     let keepdim = out.shape.len() == rank;
     let (mut kept, mut reduced, mut next) = (Vec::new(), Vec::new(), 0);
-    for (d, ((&extent, &step), is_reduced)) in x.shape.iter().zip(&x.strides).zip(is_reduced).enumerate() {
+    for (d, ((&extent, &step), is_reduced)) in
+        x.shape.iter().zip(&x.strides).zip(is_reduced).enumerate()
+    {
         if is_reduced {
             reduced.push((extent, step));
             continue;
         }
         let place = if keepdim { d } else { next };
-        let out_step = *out.strides.get(place).ok_or_else(|| KernelError::Shapes(format!("{:?} reduced to {:?}", x.shape, out.shape)))?;
+        let out_step = *out.strides.get(place).ok_or_else(|| {
+            KernelError::Shapes(format!("{:?} reduced to {:?}", x.shape, out.shape))
+        })?;
         kept.push((extent, step, out_step));
         next += 1;
     }
@@ -64,7 +69,8 @@ impl Split {
         self.reduced.iter().map(|r| r.0).product()
     }
 
-    /// Offsets in input and output of kept element `index` over all but the last `skip` kept dimensions.
+    /// Offsets in input and output of kept element `index` over all but the last `skip` kept
+    /// dimensions.
     fn kept_at(&self, mut index: usize, skip: usize) -> (usize, usize) {
         let (mut from, mut to) = (0, 0);
         for &(extent, step, out_step) in self.kept[..self.kept.len() - skip].iter().rev() {
@@ -75,7 +81,8 @@ impl Split {
         (from, to)
     }
 
-    /// Offset of reduced element `index`, last dimension fastest, over all but the last `skip` reduced dimensions.
+    /// Offset of reduced element `index`, last dimension fastest, over all but the last `skip`
+    /// reduced dimensions.
     fn reduced_at(&self, mut index: usize, skip: usize) -> usize {
         let mut offset = 0;
         for &(extent, step) in self.reduced[..self.reduced.len() - skip].iter().rev() {
@@ -97,24 +104,34 @@ pub(super) fn reduce(operator: Operator, operands: &Operands) -> Result<Kernel, 
     let split = split(&x, &out, &dims)?;
     let workspace = operands.workspace.map(|(address, _)| address);
     match (x.dtype, out.dtype, operator) {
-        (DType::F32, DType::F32, Operator::SumDims | Operator::Sum) => Ok(sums(x, out, split, 1.0, workspace)),
+        (DType::F32, DType::F32, Operator::SumDims | Operator::Sum) => {
+            Ok(sums(x, out, split, 1.0, workspace))
+        }
         (DType::F32, DType::F32, Operator::Mean | Operator::MeanDims) => {
             let count = split.reduced_count() as f32;
             Ok(sums(x, out, split, count, workspace))
         }
-        (DType::F32, DType::F32, Operator::Amax) => {
-            Ok(each(x, out, split, |values, _| values.fold(f32::NEG_INFINITY, |a, b| if b > a || b.is_nan() { b } else { a })))
-        }
+        (DType::F32, DType::F32, Operator::Amax) => Ok(each(x, out, split, |values, _| {
+            values.fold(f32::NEG_INFINITY, |a, b| if b > a || b.is_nan() { b } else { a })
+        })),
         (DType::F32, DType::F32, Operator::VarCorrection) => {
             let correction = operands.optional_number(usize::MAX, "correction").unwrap_or(1.0);
             Ok(variance(x, out, split, correction))
         }
-        (DType::I64 | DType::Bool, DType::I64, Operator::SumDims | Operator::Sum) => Ok(integer_sums(x, out, split)),
-        (from, to, _) => Err(KernelError::Unsupported(format!("{} of {} into {}", operator.name(), from.name(), to.name()))),
+        (DType::I64 | DType::Bool, DType::I64, Operator::SumDims | Operator::Sum) => {
+            Ok(integer_sums(x, out, split))
+        }
+        (from, to, _) => Err(KernelError::Unsupported(format!(
+            "{} of {} into {}",
+            operator.name(),
+            from.name(),
+            to.name()
+        ))),
     }
 }
 
-/// Sums divided by `divisor`: along rows where reduced elements lie side by side, down columns where kept ones do.
+/// Sums divided by `divisor`: along rows where reduced elements lie side by side, down columns
+/// where kept ones do.
 fn sums(x: Tensor, out: Tensor, split: Split, divisor: f32, workspace: Option<usize>) -> Kernel {
     if split.reduced.last().is_some_and(|&(_, step)| step == 1) {
         return Box::new(move |run| {
@@ -124,7 +141,9 @@ fn sums(x: Tensor, out: Tensor, split: Split, divisor: f32, workspace: Option<us
             tasks::for_each(out.elements(), rows * len, |i| {
                 let (a, b) = split.kept_at(i, 0);
                 // SAFETY: rows lie in the input; output element i belongs to this task.
-                let total: f32 = (0..rows).map(|row| math::sum(unsafe { from.slice(a + split.reduced_at(row, 1), len) })).sum();
+                let total: f32 = (0..rows)
+                    .map(|row| math::sum(unsafe { from.slice(a + split.reduced_at(row, 1), len) }))
+                    .sum();
                 // SAFETY: as above.
                 unsafe { *to.at(b) = total / divisor };
             });
@@ -133,12 +152,20 @@ fn sums(x: Tensor, out: Tensor, split: Split, divisor: f32, workspace: Option<us
     if split.kept.last().is_some_and(|&(_, step, out_step)| step == 1 && out_step == 1) {
         return down_columns(x, out, split, divisor, workspace);
     }
-    each(x, out, split, move |values, _| (values.map(f64::from).sum::<f64>() / f64::from(divisor)) as f32)
+    each(x, out, split, move |values, _| {
+        (values.map(f64::from).sum::<f64>() / f64::from(divisor)) as f32
+    })
 }
 
-/// Blocks of rows are summed side by side, each into its own row of the workspace, and then added in order; with one
-/// block, or none to put the sums in, into the output itself.
-fn down_columns(x: Tensor, out: Tensor, split: Split, divisor: f32, workspace: Option<usize>) -> Kernel {
+/// Blocks of rows are summed side by side, each into its own row of the workspace, and then added
+/// in order; with one block, or none to put the sums in, into the output itself.
+fn down_columns(
+    x: Tensor,
+    out: Tensor,
+    split: Split,
+    divisor: f32,
+    workspace: Option<usize>,
+) -> Kernel {
     let width = split.kept.last().map_or(1, |k| k.0);
     let outer = out.elements().checked_div(width).unwrap_or(0);
     let count = split.reduced_count();
@@ -146,17 +173,26 @@ fn down_columns(x: Tensor, out: Tensor, split: Split, divisor: f32, workspace: O
     let blocks = count.div_ceil(block).max(1);
     Box::new(move |run| {
         let (from, to) = (x.raw::<f32>(run.base), out.raw::<f32>(run.base));
-        let partial: Option<Raw<f32>> = workspace.filter(|_| blocks > 1).map(|address| Raw(run.base.wrapping_add(address).cast()));
+        let partial: Option<Raw<f32>> = workspace
+            .filter(|_| blocks > 1)
+            .map(|address| Raw(run.base.wrapping_add(address).cast()));
         tasks::for_each(outer * blocks, block * width, |task| {
             let (row, part) = (task / blocks, task % blocks);
             let (a, b) = split.kept_at(row, 1);
             // SAFETY: a task owns its row of the workspace, or, where it is alone, of the output.
-            let sums =
-                unsafe { partial.map_or_else(|| to.slice_mut(b, width), |partial| partial.slice_mut((part * outer + row) * width, width)) };
+            let sums = unsafe {
+                partial.map_or_else(
+                    || to.slice_mut(b, width),
+                    |partial| partial.slice_mut((part * outer + row) * width, width),
+                )
+            };
             sums.fill(0.0);
             for index in part * block..((part + 1) * block).min(count) {
                 // SAFETY: a row of the input.
-                math::accumulate(unsafe { from.slice(a + split.reduced_at(index, 0), width) }, sums);
+                math::accumulate(
+                    unsafe { from.slice(a + split.reduced_at(index, 0), width) },
+                    sums,
+                );
             }
         });
         for row in 0..outer {
@@ -166,7 +202,10 @@ fn down_columns(x: Tensor, out: Tensor, split: Split, divisor: f32, workspace: O
                 total.fill(0.0);
                 for part in 0..blocks {
                     // SAFETY: as above.
-                    math::accumulate(unsafe { partial.slice((part * outer + row) * width, width) }, total);
+                    math::accumulate(
+                        unsafe { partial.slice((part * outer + row) * width, width) },
+                        total,
+                    );
                 }
             }
             if divisor != 1.0 {
@@ -177,14 +216,21 @@ fn down_columns(x: Tensor, out: Tensor, split: Split, divisor: f32, workspace: O
 }
 
 /// Any reduction of one output element at a time.
-fn each(x: Tensor, out: Tensor, split: Split, f: impl Fn(&mut dyn Iterator<Item = f32>, usize) -> f32 + Send + Sync + 'static) -> Kernel {
+fn each(
+    x: Tensor,
+    out: Tensor,
+    split: Split,
+    f: impl Fn(&mut dyn Iterator<Item = f32>, usize) -> f32 + Send + Sync + 'static,
+) -> Kernel {
     Box::new(move |run| {
         let (from, to): (Raw<f32>, Raw<f32>) = (x.raw(run.base), out.raw(run.base));
         let count = split.reduced_count();
         tasks::for_each(out.elements(), count, |i| {
             let (a, b) = split.kept_at(i, 0);
             // SAFETY: the reduced elements lie in the input; output element i belongs to this task.
-            unsafe { *to.at(b) = f(&mut (0..count).map(|j| *from.at(a + split.reduced_at(j, 0))), count) };
+            unsafe {
+                *to.at(b) = f(&mut (0..count).map(|j| *from.at(a + split.reduced_at(j, 0))), count)
+            };
         });
     })
 }
@@ -215,10 +261,18 @@ fn integer_sums(x: Tensor, out: Tensor, split: Split) -> Kernel {
             let value = |j: usize| {
                 let at = a + split.reduced_at(j, 0);
                 // SAFETY: the reduced elements lie in the input.
-                unsafe { if x.dtype == DType::I64 { *x.raw::<i64>(run.base).at(at) } else { i64::from(*x.raw::<u8>(run.base).at(at)) } }
+                unsafe {
+                    if x.dtype == DType::I64 {
+                        *x.raw::<i64>(run.base).at(at)
+                    } else {
+                        i64::from(*x.raw::<u8>(run.base).at(at))
+                    }
+                }
             };
             // SAFETY: output element i.
-            unsafe { *out.raw::<i64>(run.base).at(b) = (0..count).map(value).fold(0, i64::wrapping_add) };
+            unsafe {
+                *out.raw::<i64>(run.base).at(b) = (0..count).map(value).fold(0, i64::wrapping_add)
+            };
         }
     })
 }

@@ -1,5 +1,5 @@
-//! A tensor as rows along its last dimensions. Invariant: a row's elements lie a constant step apart; kernels that need
-//! them side by side ask for [`Rows::contiguous`].
+//! A tensor as rows along its last dimensions. Invariant: a row's elements lie a constant step
+//! apart; kernels that need them side by side ask for [`Rows::contiguous`].
 
 use super::KernelError;
 use crate::tensor::Tensor;
@@ -20,16 +20,23 @@ pub(super) struct Rows {
 impl Rows {
     /// Rows over all but the last `inner` dimensions.
     pub fn new(tensor: &Tensor, inner: usize) -> Result<Rows, KernelError> {
-        let outer = tensor
-            .shape
-            .len()
-            .checked_sub(inner)
-            .ok_or_else(|| KernelError::Shapes(format!("{:?} has no {inner} dimensions", tensor.shape)))?;
-        let row = Tensor { shape: tensor.shape[outer..].to_vec(), strides: tensor.strides[outer..].to_vec(), ..tensor.clone() };
+        let outer = tensor.shape.len().checked_sub(inner).ok_or_else(|| {
+            KernelError::Shapes(format!("{:?} has no {inner} dimensions", tensor.shape))
+        })?;
+        let row = Tensor {
+            shape: tensor.shape[outer..].to_vec(),
+            strides: tensor.strides[outer..].to_vec(),
+            ..tensor.clone()
+        };
         let step = match (row.is_contiguous(), row.strides.last()) {
             (true, _) => 1,
             (false, Some(&step)) if inner == 1 => step,
-            _ => return Err(KernelError::Unsupported(format!("rows of {:?} with strides {:?}", row.shape, row.strides))),
+            _ => {
+                return Err(KernelError::Unsupported(format!(
+                    "rows of {:?} with strides {:?}",
+                    row.shape, row.strides
+                )));
+            }
         };
         Ok(Rows {
             extents: tensor.shape[..outer].to_vec(),
@@ -43,7 +50,14 @@ impl Rows {
     /// Rows whose elements lie side by side.
     pub fn contiguous(tensor: &Tensor, inner: usize) -> Result<Rows, KernelError> {
         let rows = Rows::new(tensor, inner)?;
-        if rows.step == 1 { Ok(rows) } else { Err(KernelError::Unsupported(format!("rows of {} elements {} apart", rows.len, rows.step))) }
+        if rows.step == 1 {
+            Ok(rows)
+        } else {
+            Err(KernelError::Unsupported(format!(
+                "rows of {} elements {} apart",
+                rows.len, rows.step
+            )))
+        }
     }
 
     /// First element of row `index`, in elements from the tensor's first.

@@ -1,4 +1,5 @@
-//! Soft maxima along a dimension, and their gradients. Invariant: a line is computed by one task, in order.
+//! Soft maxima along a dimension, and their gradients. Invariant: a line is computed by one task,
+//! in order.
 
 use tightfit::graph::Operator;
 
@@ -17,7 +18,9 @@ struct Lines {
 
 impl Lines {
     fn new(tensor: &Tensor, dim: usize) -> Lines {
-        let others = |list: &[usize]| list.iter().enumerate().filter(|(d, _)| *d != dim).map(|(_, &x)| x).collect::<Vec<_>>();
+        let others = |list: &[usize]| {
+            list.iter().enumerate().filter(|(d, _)| *d != dim).map(|(_, &x)| x).collect::<Vec<_>>()
+        };
         let extents = others(&tensor.shape);
         Lines {
             count: extents.iter().product(),
@@ -68,7 +71,11 @@ pub(super) fn forward(operator: Operator, operands: &Operands) -> Result<Kernel,
                 let most = (0..from.len).map(value).fold(f32::NEG_INFINITY, f32::max);
                 let total: f32 = (0..from.len).map(|j| math::exp_negative(value(j) - most)).sum();
                 for j in 0..from.len {
-                    *y.at(b + j * to.step) = if log { value(j) - (most + total.ln()) } else { math::exp_negative(value(j) - most) / total };
+                    *y.at(b + j * to.step) = if log {
+                        value(j) - (most + total.ln())
+                    } else {
+                        math::exp_negative(value(j) - most) / total
+                    };
                 }
             }
         });
@@ -77,18 +84,21 @@ pub(super) fn forward(operator: Operator, operands: &Operands) -> Result<Kernel,
 
 /// softmax: (dy − Σ dy·y) y; log_softmax: dy − e^y Σ dy.
 pub(super) fn backward(operator: Operator, operands: &Operands) -> Result<Kernel, KernelError> {
-    let (dy, y, out) = (operands.float(0)?.clone(), operands.float(1)?.clone(), operands.output(0)?.clone());
+    let (dy, y, out) =
+        (operands.float(0)?.clone(), operands.float(1)?.clone(), operands.output(0)?.clone());
     let dim = dimension(operands.number(2, "dim")? as i64, y.shape.len())?;
     let (from_dy, from_y, to) = (Lines::new(&dy, dim), Lines::new(&y, dim), Lines::new(&out, dim));
     let log = operator == Operator::LogSoftmaxBackward;
     Ok(Box::new(move |run| {
-        let (dy, y, dx) = (dy.raw::<f32>(run.base), y.raw::<f32>(run.base), out.raw::<f32>(run.base));
+        let (dy, y, dx) =
+            (dy.raw::<f32>(run.base), y.raw::<f32>(run.base), out.raw::<f32>(run.base));
         tasks::for_each(to.count, to.len * 2, |i| {
             let (a, b, c) = (from_dy.at(i), from_y.at(i), to.at(i));
             // SAFETY: lines are disjoint.
             unsafe {
                 if from_dy.step == 1 && from_y.step == 1 && to.step == 1 {
-                    let (dy, y, dx) = (dy.slice(a, to.len), y.slice(b, to.len), dx.slice_mut(c, to.len));
+                    let (dy, y, dx) =
+                        (dy.slice(a, to.len), y.slice(b, to.len), dx.slice_mut(c, to.len));
                     if log {
                         math::log_softmax_gradient(dy, y, math::sum(dy), dx);
                     } else {
@@ -96,10 +106,14 @@ pub(super) fn backward(operator: Operator, operands: &Operands) -> Result<Kernel
                     }
                     return;
                 }
-                let (g, v) = (|j: usize| *dy.at(a + j * from_dy.step), |j: usize| *y.at(b + j * from_y.step));
+                let (g, v) = (
+                    |j: usize| *dy.at(a + j * from_dy.step),
+                    |j: usize| *y.at(b + j * from_y.step),
+                );
                 let total: f32 = (0..to.len).map(|j| if log { g(j) } else { g(j) * v(j) }).sum();
                 for j in 0..to.len {
-                    *dx.at(c + j * to.step) = if log { g(j) - math::exp(v(j)) * total } else { (g(j) - total) * v(j) };
+                    *dx.at(c + j * to.step) =
+                        if log { g(j) - math::exp(v(j)) * total } else { (g(j) - total) * v(j) };
                 }
             }
         });

@@ -1,10 +1,12 @@
-//! Cutting work into tasks. Invariant: which task does what depends on the work alone, not on the number of threads.
+//! Cutting work into tasks. Invariant: which task does what depends on the work alone, not on the
+//! number of threads.
 
 use rayon::prelude::*;
 
 use super::nest::SERIAL;
 
-/// Calls `body` for each of `count` parts of `weight` elements each, on worker threads where that pays.
+/// Calls `body` for each of `count` parts of `weight` elements each, on worker threads where that
+/// pays.
 pub(super) fn for_each(count: usize, weight: usize, body: impl Fn(usize) + Sync) {
     if count * weight < SERIAL {
         (0..count).for_each(body);

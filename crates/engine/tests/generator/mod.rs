@@ -1,11 +1,14 @@
-//! Random training steps that can be executed. Invariant: whatever the recipe, the graph obeys tightfit-graph/1, calls
-//! only operators that have a kernel, and its backward pass is the derivative of its forward pass.
+//! Random training steps that can be executed. Invariant: whatever the recipe, the graph obeys
+//! tightfit-graph/1, calls only operators that have a kernel, and its backward pass is the
+//! derivative of its forward pass.
 //!
 //! A [`Recipe`] is plain data of small numbers, so that a failing case shrinks to a few layers.
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed};
-use tightfit::graph::{Argument, DType, Graph, GraphBuilder, NodeSpec, Phase, ValueId, ValueSpec, contiguous_strides};
+use tightfit::graph::{
+    Argument, DType, Graph, GraphBuilder, NodeSpec, Phase, ValueId, ValueSpec, contiguous_strides,
+};
 use tightfit::units::Bytes;
 
 /// What a layer computes.
@@ -69,7 +72,13 @@ pub fn recipes(most: usize) -> impl Strategy<Value = Recipe> {
     let batch = prop_oneof![2 => (1u8..20, 1u8..20), 1 => (30u8..70, 1u8..40)];
     let kept = prop_oneof![2 => Just(vec![]), 1 => prop::collection::vec(0u8..20, 1..3)];
     (batch, prop::collection::vec(layers(), 1..=most), update, kept, prop::bool::weighted(0.2))
-        .prop_map(|(batch, layers, update, kept, gradients)| Recipe { batch, layers, update, kept, gradients })
+        .prop_map(|(batch, layers, update, kept, gradients)| Recipe {
+            batch,
+            layers,
+            update,
+            kept,
+            gradients,
+        })
 }
 
 fn layers() -> impl Strategy<Value = Layer> {
@@ -87,10 +96,16 @@ fn layers() -> impl Strategy<Value = Layer> {
     let back = || prop_oneof![3 => Just(0u8), 1 => 0u8..6];
     // Mostly one width: where one tensor dwarfs all others, there is nothing to plan.
     let width = prop_oneof![3 => Just(16u8), 1 => 1u8..40];
-    (kind, back(), back(), width).prop_map(|(kind, first, second, width)| Layer { kind, first, second, width })
+    (kind, back(), back(), width).prop_map(|(kind, first, second, width)| Layer {
+        kind,
+        first,
+        second,
+        width,
+    })
 }
 
-/// `cases` cases from a fixed seed; `PROPTEST_CASES` and `PROPTEST_RNG_SEED` send the same test on a longer search.
+/// `cases` cases from a fixed seed; `PROPTEST_CASES` and `PROPTEST_RNG_SEED` send the same test on
+/// a longer search.
 pub fn config(cases: u32) -> Config {
     let mut config = Config { failure_persistence: None, ..Config::default() };
     if std::env::var_os("PROPTEST_CASES").is_none() {
@@ -127,7 +142,12 @@ struct Emitter {
 impl Recipe {
     /// The graph.
     pub fn graph(&self) -> Graph {
-        let mut emitter = Emitter { builder: GraphBuilder::new("random"), count: 0, slots: 0, parameters: Vec::new() };
+        let mut emitter = Emitter {
+            builder: GraphBuilder::new("random"),
+            count: 0,
+            slots: 0,
+            parameters: Vec::new(),
+        };
         let batch = [u64::from(self.batch.0), u64::from(self.batch.1)];
         let mut activations = vec![emitter.placeholder("input", Phase::Input, None, &batch)];
         // All parameters first, as exports have them.
@@ -135,12 +155,16 @@ impl Recipe {
         let mut plan = Vec::new();
         for layer in &self.layers {
             let first = back(&shapes, layer.first);
-            let second = Some(back(&shapes, layer.second)).filter(|&second| shapes[second] == shapes[first]).unwrap_or(first);
+            let second = Some(back(&shapes, layer.second))
+                .filter(|&second| shapes[second] == shapes[first])
+                .unwrap_or(first);
             let [rows, columns] = shapes[first];
             let width = u64::from(layer.width);
             let parameters = match layer.kind {
                 Kind::Linear => vec![emitter.parameter(&[columns, width])],
-                Kind::LayerNorm => vec![emitter.parameter(&[columns]), emitter.parameter(&[columns])],
+                Kind::LayerNorm => {
+                    vec![emitter.parameter(&[columns]), emitter.parameter(&[columns])]
+                }
                 _ => vec![],
             };
             shapes.push(match layer.kind {
@@ -157,13 +181,21 @@ impl Recipe {
             activations.push(layer.saved[0].clone());
             done.push(layer);
         }
-        let loss = emitter.call("aten.sum.default", Phase::Loss, &[&activations[done.len()]], vec![], &[&[]]);
+        let loss = emitter.call(
+            "aten.sum.default",
+            Phase::Loss,
+            &[&activations[done.len()]],
+            vec![],
+            &[&[]],
+        );
         emitter.builder.output(loss[0].id);
         let gradients = emitter.backward(&activations, &done);
         emitter.update(self.update, &gradients, &states);
         for &kept in &self.kept {
             // The batch is not kept: a session fills it anew.
-            emitter.builder.output(activations[activations.len() - 1 - usize::from(kept) % done.len()].id);
+            emitter
+                .builder
+                .output(activations[activations.len() - 1 - usize::from(kept) % done.len()].id);
         }
         for gradient in gradients.iter().flatten().filter(|_| self.gradients) {
             emitter.builder.output(gradient.id);
@@ -182,7 +214,13 @@ impl Emitter {
         format!("{}_{}", op.split('.').nth(1).unwrap_or(op), self.count)
     }
 
-    fn placeholder(&mut self, name: &str, phase: Phase, parameter: Option<String>, shape: &[u64]) -> Tensor {
+    fn placeholder(
+        &mut self,
+        name: &str,
+        phase: Phase,
+        parameter: Option<String>,
+        shape: &[u64],
+    ) -> Tensor {
         let storage = self.builder.storage(Bytes(4 * shape.iter().product::<u64>()));
         let spec = ValueSpec::contiguous(shape, DType::F32, storage);
         let node = NodeSpec { parameter, ..NodeSpec::new(name, "placeholder", phase) };
@@ -203,14 +241,30 @@ impl Emitter {
             Update::Momentum => &["momentum"],
             Update::Adamw => &["exp_avg", "exp_avg_sq"],
         };
-        let shapes: Vec<Vec<u64>> = self.parameters.iter().map(|parameter| parameter.spec.shape.clone()).collect();
+        let shapes: Vec<Vec<u64>> =
+            self.parameters.iter().map(|parameter| parameter.spec.shape.clone()).collect();
         let mut state = |index: usize, kind: &str, shape: &[u64]| {
-            self.placeholder(&format!("p{index}_{kind}"), Phase::State, Some(format!("p{index}.{kind}")), shape)
+            self.placeholder(
+                &format!("p{index}_{kind}"),
+                Phase::State,
+                Some(format!("p{index}.{kind}")),
+                shape,
+            )
         };
-        shapes.iter().enumerate().map(|(index, shape)| kinds.iter().map(|kind| state(index, kind, shape)).collect()).collect()
+        shapes
+            .iter()
+            .enumerate()
+            .map(|(index, shape)| kinds.iter().map(|kind| state(index, kind, shape)).collect())
+            .collect()
     }
 
-    fn node(&mut self, mut node: NodeSpec, inputs: &[&Tensor], rest: Vec<Argument>, outputs: &[ValueSpec]) -> Vec<Tensor> {
+    fn node(
+        &mut self,
+        mut node: NodeSpec,
+        inputs: &[&Tensor],
+        rest: Vec<Argument>,
+        outputs: &[ValueSpec],
+    ) -> Vec<Tensor> {
         for input in inputs {
             if !node.inputs.contains(&input.id) {
                 node.inputs.push(input.id);
@@ -218,7 +272,12 @@ impl Emitter {
         }
         node.args = inputs.iter().map(|input| Argument::Value(input.id)).chain(rest).collect();
         let made: Vec<Option<ValueSpec>> = outputs.iter().cloned().map(Some).collect();
-        self.builder.node(node, &made).into_iter().zip(outputs).map(|(id, spec)| Tensor { id, spec: spec.clone() }).collect()
+        self.builder
+            .node(node, &made)
+            .into_iter()
+            .zip(outputs)
+            .map(|(id, spec)| Tensor { id, spec: spec.clone() })
+            .collect()
     }
 
     fn fresh(&mut self, shape: &[u64], dtype: DType) -> ValueSpec {
@@ -227,8 +286,16 @@ impl Emitter {
     }
 
     /// A call whose tensors come first and whose outputs are new.
-    fn call(&mut self, op: &str, phase: Phase, inputs: &[&Tensor], rest: Vec<Argument>, shapes: &[&[u64]]) -> Vec<Tensor> {
-        let outputs: Vec<ValueSpec> = shapes.iter().map(|shape| self.fresh(shape, DType::F32)).collect();
+    fn call(
+        &mut self,
+        op: &str,
+        phase: Phase,
+        inputs: &[&Tensor],
+        rest: Vec<Argument>,
+        shapes: &[&[u64]],
+    ) -> Vec<Tensor> {
+        let outputs: Vec<ValueSpec> =
+            shapes.iter().map(|shape| self.fresh(shape, DType::F32)).collect();
         let name = self.name(op);
         self.node(NodeSpec::new(name, op, phase), inputs, rest, &outputs)
     }
@@ -237,51 +304,98 @@ impl Emitter {
         let old = x.spec.strides.clone().unwrap_or_else(|| contiguous_strides(&x.spec.shape));
         let (shape, strides) = (vec![x.spec.shape[1], x.spec.shape[0]], vec![old[1], old[0]]);
         let contiguous = strides == contiguous_strides(&shape);
-        let spec = ValueSpec { shape, strides: Some(strides).filter(|_| !contiguous), contiguous, ..x.spec.clone() };
+        let spec = ValueSpec {
+            shape,
+            strides: Some(strides).filter(|_| !contiguous),
+            contiguous,
+            ..x.spec.clone()
+        };
         let name = self.name("aten.permute.default");
         let order = Argument::List(vec![Argument::Int(1), Argument::Int(0)]);
-        self.node(NodeSpec::new(name, "aten.permute.default", phase), &[x], vec![order], &[spec]).remove(0)
+        self.node(NodeSpec::new(name, "aten.permute.default", phase), &[x], vec![order], &[spec])
+            .remove(0)
     }
 
     fn contiguous(&mut self, phase: Phase, x: &Tensor) -> Tensor {
         if x.spec.contiguous {
             return x.clone();
         }
-        let format = ("memory_format".to_string(), Argument::Text("torch.contiguous_format".to_string()));
+        let format =
+            ("memory_format".to_string(), Argument::Text("torch.contiguous_format".to_string()));
         let name = self.name("aten.clone.default");
         let output = self.fresh(&x.spec.shape, DType::F32);
-        let node = NodeSpec { kwargs: vec![format], ..NodeSpec::new(name, "aten.clone.default", phase) };
+        let node =
+            NodeSpec { kwargs: vec![format], ..NodeSpec::new(name, "aten.clone.default", phase) };
         self.node(node, &[x], vec![], &[output]).remove(0)
     }
 
-    fn forward(&mut self, kind: Kind, activations: &[Tensor], first: usize, second: usize, parameters: Vec<usize>) -> Done {
+    fn forward(
+        &mut self,
+        kind: Kind,
+        activations: &[Tensor],
+        first: usize,
+        second: usize,
+        parameters: Vec<usize>,
+    ) -> Done {
         let phase = Phase::Forward;
         let (x, y) = (activations[first].clone(), activations[second].clone());
-        let [rows, columns] = x.spec.shape[..] else { unreachable!("activations have two dimensions") };
+        let [rows, columns] = x.spec.shape[..] else {
+            unreachable!("activations have two dimensions")
+        };
         let shape: &[u64] = &[rows, columns];
         let (inputs, saved) = match kind {
-            Kind::Relu => (vec![first], self.call("aten.relu.default", phase, &[&x], vec![], &[shape])),
-            Kind::Gelu => (vec![first], self.call("aten.gelu.default", phase, &[&x], vec![], &[shape])),
-            Kind::Add => (vec![first, second], self.call("aten.add.Tensor", phase, &[&x, &y], vec![], &[shape])),
-            Kind::Mul => (vec![first, second], self.call("aten.mul.Tensor", phase, &[&x, &y], vec![], &[shape])),
+            Kind::Relu => {
+                (vec![first], self.call("aten.relu.default", phase, &[&x], vec![], &[shape]))
+            }
+            Kind::Gelu => {
+                (vec![first], self.call("aten.gelu.default", phase, &[&x], vec![], &[shape]))
+            }
+            Kind::Add => (
+                vec![first, second],
+                self.call("aten.add.Tensor", phase, &[&x, &y], vec![], &[shape]),
+            ),
+            Kind::Mul => (
+                vec![first, second],
+                self.call("aten.mul.Tensor", phase, &[&x, &y], vec![], &[shape]),
+            ),
             Kind::Linear => {
                 let parameter = self.parameters[parameters[0]].clone();
                 let width = parameter.spec.shape[1];
-                (vec![first], self.call("aten.mm.default", phase, &[&x, &parameter], vec![], &[&[rows, width]]))
+                (
+                    vec![first],
+                    self.call(
+                        "aten.mm.default",
+                        phase,
+                        &[&x, &parameter],
+                        vec![],
+                        &[&[rows, width]],
+                    ),
+                )
             }
             Kind::Transpose => (vec![first], vec![self.transpose(phase, &x)]),
             Kind::LayerNorm => {
                 let x = self.contiguous(phase, &x);
-                let (weight, bias) = (self.parameters[parameters[0]].clone(), self.parameters[parameters[1]].clone());
+                let (weight, bias) = (
+                    self.parameters[parameters[0]].clone(),
+                    self.parameters[parameters[1]].clone(),
+                );
                 let shapes: [&[u64]; 3] = [shape, &[rows, 1], &[rows, 1]];
-                let outputs: Vec<ValueSpec> = shapes.iter().map(|shape| self.fresh(shape, DType::F32)).collect();
+                let outputs: Vec<ValueSpec> =
+                    shapes.iter().map(|shape| self.fresh(shape, DType::F32)).collect();
                 let name = self.name("aten.native_layer_norm.default");
                 let mut node = NodeSpec::new(name, "aten.native_layer_norm.default", phase);
                 node.inputs = vec![x.id, weight.id, bias.id];
-                node.args = vec![value(&x), sizes(&[columns]), value(&weight), value(&bias), Argument::Float(1e-5)];
+                node.args = vec![
+                    value(&x),
+                    sizes(&[columns]),
+                    value(&weight),
+                    value(&bias),
+                    Argument::Float(1e-5),
+                ];
                 let made: Vec<Option<ValueSpec>> = outputs.iter().cloned().map(Some).collect();
                 let ids = self.builder.node(node, &made);
-                let mut saved: Vec<Tensor> = ids.into_iter().zip(outputs).map(|(id, spec)| Tensor { id, spec }).collect();
+                let mut saved: Vec<Tensor> =
+                    ids.into_iter().zip(outputs).map(|(id, spec)| Tensor { id, spec }).collect();
                 saved.push(x);
                 (vec![first], saved)
             }
@@ -289,10 +403,21 @@ impl Emitter {
                 let x = self.contiguous(phase, &x);
                 let outputs = [self.fresh(shape, DType::F32), self.fresh(shape, DType::Bool)];
                 let name = self.name("aten.native_dropout.default");
-                let node =
-                    NodeSpec { random: true, seed_slot: Some(self.slots), ..NodeSpec::new(name, "aten.native_dropout.default", phase) };
+                let node = NodeSpec {
+                    random: true,
+                    seed_slot: Some(self.slots),
+                    ..NodeSpec::new(name, "aten.native_dropout.default", phase)
+                };
                 self.slots += 1;
-                (vec![first], self.node(node, &[&x], vec![Argument::Float(0.25), Argument::Bool(true)], &outputs))
+                (
+                    vec![first],
+                    self.node(
+                        node,
+                        &[&x],
+                        vec![Argument::Float(0.25), Argument::Bool(true)],
+                        &outputs,
+                    ),
+                )
             }
         };
         Done { kind, inputs, saved, parameters }
@@ -306,7 +431,10 @@ impl Emitter {
         let shape = activations[done.len()].spec.shape.clone();
         let ones = self.fresh(&shape, DType::F32);
         let name = self.name("aten.full.default");
-        let node = NodeSpec { args: vec![sizes(&shape), Argument::Float(1.0)], ..NodeSpec::new(name, "aten.full.default", phase) };
+        let node = NodeSpec {
+            args: vec![sizes(&shape), Argument::Float(1.0)],
+            ..NodeSpec::new(name, "aten.full.default", phase)
+        };
         let id = self.builder.node(node, &[Some(ones.clone())])[0];
         of[done.len()] = Some(Tensor { id, spec: ones });
         for (index, layer) in done.iter().enumerate().rev() {
@@ -316,22 +444,49 @@ impl Emitter {
             let into: Vec<Tensor> = match layer.kind {
                 Kind::Relu => {
                     let zero = vec![Argument::Int(0)];
-                    self.call("aten.threshold_backward.default", phase, &[&gradient, &layer.saved[0]], zero, &[shape])
+                    self.call(
+                        "aten.threshold_backward.default",
+                        phase,
+                        &[&gradient, &layer.saved[0]],
+                        zero,
+                        &[shape],
+                    )
                 }
-                Kind::Gelu => self.call("aten.gelu_backward.default", phase, &[&gradient, &x], vec![], &[shape]),
+                Kind::Gelu => self.call(
+                    "aten.gelu_backward.default",
+                    phase,
+                    &[&gradient, &x],
+                    vec![],
+                    &[shape],
+                ),
                 Kind::Add => vec![gradient.clone(), gradient],
                 Kind::Mul => {
                     let y = activations[layer.inputs[1]].clone();
-                    let mut into = self.call("aten.mul.Tensor", phase, &[&gradient, &y], vec![], &[shape]);
-                    into.extend(self.call("aten.mul.Tensor", phase, &[&gradient, &x], vec![], &[shape]));
+                    let mut into =
+                        self.call("aten.mul.Tensor", phase, &[&gradient, &y], vec![], &[shape]);
+                    into.extend(self.call(
+                        "aten.mul.Tensor",
+                        phase,
+                        &[&gradient, &x],
+                        vec![],
+                        &[shape],
+                    ));
                     into
                 }
                 Kind::Linear => {
                     let parameter = self.parameters[layer.parameters[0]].clone();
                     let turned = self.transpose(phase, &x);
                     let size = parameter.spec.shape.clone();
-                    of_parameter[layer.parameters[0]] =
-                        Some(self.call("aten.mm.default", phase, &[&turned, &gradient], vec![], &[&size]).remove(0));
+                    of_parameter[layer.parameters[0]] = Some(
+                        self.call(
+                            "aten.mm.default",
+                            phase,
+                            &[&turned, &gradient],
+                            vec![],
+                            &[&size],
+                        )
+                        .remove(0),
+                    );
                     let turned = self.transpose(phase, &parameter);
                     self.call("aten.mm.default", phase, &[&gradient, &turned], vec![], &[shape])
                 }
@@ -340,12 +495,20 @@ impl Emitter {
                 Kind::Dropout => {
                     let gradient = self.contiguous(phase, &gradient);
                     let scale = vec![Argument::Float(1.0 / 0.75)];
-                    self.call("aten.native_dropout_backward.default", phase, &[&gradient, &layer.saved[1]], scale, &[shape])
+                    self.call(
+                        "aten.native_dropout_backward.default",
+                        phase,
+                        &[&gradient, &layer.saved[1]],
+                        scale,
+                        &[shape],
+                    )
                 }
             };
             for (&input, part) in layer.inputs.iter().zip(into) {
                 of[input] = Some(match of[input].take() {
-                    Some(sum) => self.call("aten.add.Tensor", phase, &[&sum, &part], vec![], &[&part.spec.shape]).remove(0),
+                    Some(sum) => self
+                        .call("aten.add.Tensor", phase, &[&sum, &part], vec![], &[&part.spec.shape])
+                        .remove(0),
                     None => part,
                 });
             }
@@ -353,21 +516,46 @@ impl Emitter {
         of_parameter
     }
 
-    fn norm_backward(&mut self, layer: &Done, gradient: &Tensor, of_parameter: &mut [Option<Tensor>]) -> Vec<Tensor> {
+    fn norm_backward(
+        &mut self,
+        layer: &Done,
+        gradient: &Tensor,
+        of_parameter: &mut [Option<Tensor>],
+    ) -> Vec<Tensor> {
         let gradient = self.contiguous(Phase::Backward, gradient);
-        let [_, mean, rstd, x] = &layer.saved[..] else { unreachable!("a norm saves its statistics and its input") };
-        let (weight, bias) = (self.parameters[layer.parameters[0]].clone(), self.parameters[layer.parameters[1]].clone());
+        let [_, mean, rstd, x] = &layer.saved[..] else {
+            unreachable!("a norm saves its statistics and its input")
+        };
+        let (weight, bias) = (
+            self.parameters[layer.parameters[0]].clone(),
+            self.parameters[layer.parameters[1]].clone(),
+        );
         let columns = x.spec.shape[1];
         let shapes: [&[u64]; 3] = [&x.spec.shape, &[columns], &[columns]];
-        let outputs: Vec<ValueSpec> = shapes.iter().map(|shape| self.fresh(shape, DType::F32)).collect();
+        let outputs: Vec<ValueSpec> =
+            shapes.iter().map(|shape| self.fresh(shape, DType::F32)).collect();
         let op = "aten.native_layer_norm_backward.default";
         let name = self.name(op);
         let mut node = NodeSpec::new(name, op, Phase::Backward);
         node.inputs = vec![gradient.id, x.id, mean.id, rstd.id, weight.id, bias.id];
         let all = Argument::List(vec![Argument::Bool(true); 3]);
-        node.args = vec![value(&gradient), value(x), sizes(&[columns]), value(mean), value(rstd), value(&weight), value(&bias), all];
+        node.args = vec![
+            value(&gradient),
+            value(x),
+            sizes(&[columns]),
+            value(mean),
+            value(rstd),
+            value(&weight),
+            value(&bias),
+            all,
+        ];
         let made: Vec<Option<ValueSpec>> = outputs.iter().cloned().map(Some).collect();
-        let mut parts = self.builder.node(node, &made).into_iter().zip(outputs).map(|(id, spec)| Tensor { id, spec });
+        let mut parts = self
+            .builder
+            .node(node, &made)
+            .into_iter()
+            .zip(outputs)
+            .map(|(id, spec)| Tensor { id, spec });
         let into = parts.next().into_iter().collect();
         for (&parameter, part) in layer.parameters.iter().zip(parts) {
             of_parameter[parameter] = Some(part);
@@ -381,16 +569,32 @@ impl Emitter {
             let parameter = self.parameters[index].clone();
             let number = |name: &str, x: f64| (name.to_string(), Argument::Float(x));
             let (op, kwargs) = match update {
-                Update::Sgd => ("tightfit.sgd", vec![number("momentum", 0.0), number("weight_decay", 0.0)]),
-                Update::Momentum => ("tightfit.sgd", vec![number("momentum", 0.9), number("weight_decay", 0.01)]),
+                Update::Sgd => {
+                    ("tightfit.sgd", vec![number("momentum", 0.0), number("weight_decay", 0.0)])
+                }
+                Update::Momentum => {
+                    ("tightfit.sgd", vec![number("momentum", 0.9), number("weight_decay", 0.01)])
+                }
                 Update::Adamw => {
                     let betas = Argument::List(vec![Argument::Float(0.9), Argument::Float(0.999)]);
-                    ("tightfit.adamw", vec![("betas".to_string(), betas), number("eps", 1e-8), number("weight_decay", 0.01)])
+                    (
+                        "tightfit.adamw",
+                        vec![
+                            ("betas".to_string(), betas),
+                            number("eps", 1e-8),
+                            number("weight_decay", 0.01),
+                        ],
+                    )
                 }
             };
-            let node = NodeSpec { mutates: true, kwargs, ..NodeSpec::new(format!("update_p{index}"), op, Phase::Optimizer) };
+            let node = NodeSpec {
+                mutates: true,
+                kwargs,
+                ..NodeSpec::new(format!("update_p{index}"), op, Phase::Optimizer)
+            };
             let inputs: Vec<&Tensor> = [&parameter, gradient].into_iter().chain(states).collect();
-            let outputs: Vec<ValueSpec> = [&parameter].into_iter().chain(states).map(|tensor| tensor.spec.clone()).collect();
+            let outputs: Vec<ValueSpec> =
+                [&parameter].into_iter().chain(states).map(|tensor| tensor.spec.clone()).collect();
             self.node(node, &inputs, vec![], &outputs);
         }
     }

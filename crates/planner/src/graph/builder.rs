@@ -1,6 +1,8 @@
-//! Building a graph part by part. Invariant: the only way out is [`GraphBuilder::build`], which verifies every rule.
+//! Building a graph part by part. Invariant: the only way out is [`GraphBuilder::build`], which
+//! verifies every rule.
 //!
-//! The file reader and the tests' generators use it alike, so a graph made in memory obeys what a file obeys.
+//! The file reader and the tests' generators use it alike, so a graph made in memory obeys what a
+//! file obeys.
 
 use cranelift_entity::{EntityRef, PrimaryMap};
 
@@ -92,7 +94,14 @@ pub struct ValueSpec {
 impl ValueSpec {
     /// A contiguous tensor at the start of its storage.
     pub fn contiguous(shape: &[u64], dtype: DType, storage: StorageId) -> ValueSpec {
-        ValueSpec { shape: shape.to_vec(), dtype, storage, contiguous: true, strides: None, offset: 0 }
+        ValueSpec {
+            shape: shape.to_vec(),
+            dtype,
+            storage,
+            contiguous: true,
+            strides: None,
+            offset: 0,
+        }
     }
 }
 

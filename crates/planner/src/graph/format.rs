@@ -1,5 +1,5 @@
-//! tightfit-graph/1 on disk: JSON, plain or gzip. Invariant: reading what was written gives the same graph, and no
-//! bytes whatever make the reader panic or allocate without bound.
+//! tightfit-graph/1 on disk: JSON, plain or gzip. Invariant: reading what was written gives the
+//! same graph, and no bytes whatever make the reader panic or allocate without bound.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -20,7 +20,8 @@ use crate::units::{Bytes, Flops, Seconds};
 /// The format that is read and written.
 pub const FORMAT: &str = "tightfit-graph/1";
 
-/// A compressed file may not unfold to more than this: the largest graphs known have some hundred megabytes.
+/// A compressed file may not unfold to more than this: the largest graphs known have some hundred
+/// megabytes.
 const MOST_BYTES: u64 = 4 << 30;
 /// Nesting of lists in arguments; ATen needs two.
 const DEEPEST_LIST: usize = 16;
@@ -43,7 +44,10 @@ pub enum ReadError {
     StorageSize { index: usize, found: String },
     #[error("node `{node}`: phase `{found}` does not exist; the phases are {}", phases())]
     Phase { node: String, found: String },
-    #[error("node `{node}`, value {value}: element type `{found}` is not supported; the types are {}", dtypes())]
+    #[error(
+        "node `{node}`, value {value}: element type `{found}` is not supported; the types are {}",
+        dtypes()
+    )]
     DType { node: String, value: u64, found: String },
     #[error("node `{node}` reads value {value}, which no node produces")]
     DanglingInput { node: String, value: u64 },
@@ -51,7 +55,10 @@ pub enum ReadError {
     DuplicateValue { node: String, value: u64 },
     #[error("output {value} of the graph is not produced by any node")]
     DanglingOutput { value: u64 },
-    #[error("node `{node}`: an argument is {found}, which is neither a constant, a list nor {{\"value\": id}}")]
+    #[error(
+        "node `{node}`: an argument is {found}, which is neither a constant, a list nor \
+         {{\"value\": id}}"
+    )]
     Argument { node: String, found: String },
     #[error("node `{node}`: the lists of an argument nest more than {DEEPEST_LIST} deep")]
     Nesting { node: String },
@@ -138,7 +145,10 @@ fn unfold(bytes: &[u8], most: u64) -> Result<Cow<'_, [u8]>, ReadError> {
         return Ok(bytes.into());
     }
     let mut text = Vec::new();
-    flate2::read::MultiGzDecoder::new(bytes).take(most + 1).read_to_end(&mut text).map_err(ReadError::Gzip)?;
+    flate2::read::MultiGzDecoder::new(bytes)
+        .take(most + 1)
+        .read_to_end(&mut text)
+        .map_err(ReadError::Gzip)?;
     if text.len() as u64 > most {
         return Err(ReadError::TooLong { most });
     }
@@ -146,7 +156,12 @@ fn unfold(bytes: &[u8], most: u64) -> Result<Cow<'_, [u8]>, ReadError> {
 }
 
 fn size(number: Option<&Number>, node: &str, field: &'static str) -> Result<u64, ReadError> {
-    bounded(number, Bytes::LIMIT.0).map_err(|found| ReadError::Size { node: node.to_string(), field, found, most: Bytes::LIMIT.0 })
+    bounded(number, Bytes::LIMIT.0).map_err(|found| ReadError::Size {
+        node: node.to_string(),
+        field,
+        found,
+        most: Bytes::LIMIT.0,
+    })
 }
 
 /// A number that becomes an id; whether there is such a part is for the verifier to say.
@@ -154,7 +169,9 @@ fn id(number: Option<&Number>, node: &str, field: &'static str) -> Result<u32, R
     const MOST: u32 = u32::MAX - 1;
     match bounded(number, MOST.into()) {
         Ok(id) => Ok(id as u32),
-        Err(found) => Err(ReadError::Size { node: node.to_string(), field, found, most: MOST.into() }),
+        Err(found) => {
+            Err(ReadError::Size { node: node.to_string(), field, found, most: MOST.into() })
+        }
     }
 }
 
@@ -170,21 +187,33 @@ fn build(raw: RawGraph) -> Result<Graph, ReadError> {
     builder.modules.clear();
     builder.modules.extend(raw.modules);
     for (index, number) in raw.storages.iter().enumerate() {
-        let bytes = bounded(Some(number), Bytes::LIMIT.0).map_err(|found| ReadError::StorageSize { index, found })?;
+        let bytes = bounded(Some(number), Bytes::LIMIT.0)
+            .map_err(|found| ReadError::StorageSize { index, found })?;
         builder.storage(Bytes(bytes));
     }
-    let produced: HashMap<u64, usize> =
-        raw.nodes.iter().enumerate().flat_map(|(i, node)| node.outputs.iter().flatten().map(move |value| (value.id, i))).collect();
+    let produced: HashMap<u64, usize> = raw
+        .nodes
+        .iter()
+        .enumerate()
+        .flat_map(|(i, node)| node.outputs.iter().flatten().map(move |value| (value.id, i)))
+        .collect();
     let mut ids: HashMap<u64, ValueId> = HashMap::new();
     for node in raw.nodes {
         let name = node.name.clone();
         let resolve = |value: u64| match ids.get(&value) {
             Some(&id) => Ok(id),
-            None if produced.contains_key(&value) => Err(GraphError::ReadBeforeProduced { node: name.clone(), value }.into()),
+            None if produced.contains_key(&value) => {
+                Err(GraphError::ReadBeforeProduced { node: name.clone(), value }.into())
+            }
             None => Err(ReadError::DanglingInput { node: name.clone(), value }),
         };
-        let inputs = node.inputs.iter().map(|&value| resolve(value)).collect::<Result<Vec<_>, _>>()?;
-        let args = node.args.iter().map(|x| argument(x, &name, &resolve, 0)).collect::<Result<Vec<_>, _>>()?;
+        let inputs =
+            node.inputs.iter().map(|&value| resolve(value)).collect::<Result<Vec<_>, _>>()?;
+        let args = node
+            .args
+            .iter()
+            .map(|x| argument(x, &name, &resolve, 0))
+            .collect::<Result<Vec<_>, _>>()?;
         let kwargs = node
             .kwargs
             .iter()
@@ -195,7 +224,8 @@ fn build(raw: RawGraph) -> Result<Graph, ReadError> {
             .iter()
             .map(|output| output.as_ref().map(|value| value_spec(value, &name)).transpose())
             .collect::<Result<Vec<_>, _>>()?;
-        let phase = Phase::from_name(&node.phase).ok_or_else(|| ReadError::Phase { node: name.clone(), found: node.phase.clone() })?;
+        let phase = Phase::from_name(&node.phase)
+            .ok_or_else(|| ReadError::Phase { node: name.clone(), found: node.phase.clone() })?;
         let module = id(node.module.as_ref(), &name, "module")?;
         let spec = NodeSpec {
             op: node.op,
@@ -229,7 +259,9 @@ fn build(raw: RawGraph) -> Result<Graph, ReadError> {
 }
 
 fn value_spec(raw: &RawValue, node: &str) -> Result<ValueSpec, ReadError> {
-    let all = |numbers: &[Number], field| numbers.iter().map(|n| size(Some(n), node, field)).collect::<Result<Vec<_>, _>>();
+    let all = |numbers: &[Number], field| {
+        numbers.iter().map(|n| size(Some(n), node, field)).collect::<Result<Vec<_>, _>>()
+    };
     Ok(ValueSpec {
         shape: all(&raw.shape, "shape")?,
         dtype: DType::from_name(&raw.dtype).ok_or_else(|| ReadError::DType {
@@ -244,8 +276,16 @@ fn value_spec(raw: &RawValue, node: &str) -> Result<ValueSpec, ReadError> {
     })
 }
 
-fn argument(json: &Json, node: &str, resolve: &impl Fn(u64) -> Result<ValueId, ReadError>, depth: usize) -> Result<Argument, ReadError> {
-    let unknown = || ReadError::Argument { node: node.to_string(), found: json.to_string().chars().take(60).collect() };
+fn argument(
+    json: &Json,
+    node: &str,
+    resolve: &impl Fn(u64) -> Result<ValueId, ReadError>,
+    depth: usize,
+) -> Result<Argument, ReadError> {
+    let unknown = || ReadError::Argument {
+        node: node.to_string(),
+        found: json.to_string().chars().take(60).collect(),
+    };
     Ok(match json {
         Json::Null => Argument::None,
         Json::Bool(x) => Argument::Bool(*x),
@@ -255,9 +295,15 @@ fn argument(json: &Json, node: &str, resolve: &impl Fn(u64) -> Result<ValueId, R
             (None, None) => return Err(unknown()),
         },
         Json::String(x) => Argument::Text(x.clone()),
-        Json::Array(_) if depth >= DEEPEST_LIST => return Err(ReadError::Nesting { node: node.to_string() }),
-        Json::Array(list) => Argument::List(list.iter().map(|x| argument(x, node, resolve, depth + 1)).collect::<Result<_, _>>()?),
-        Json::Object(object) => Argument::Value(resolve(object.get("value").and_then(Json::as_u64).ok_or_else(unknown)?)?),
+        Json::Array(_) if depth >= DEEPEST_LIST => {
+            return Err(ReadError::Nesting { node: node.to_string() });
+        }
+        Json::Array(list) => Argument::List(
+            list.iter().map(|x| argument(x, node, resolve, depth + 1)).collect::<Result<_, _>>()?,
+        ),
+        Json::Object(object) => Argument::Value(resolve(
+            object.get("value").and_then(Json::as_u64).ok_or_else(unknown)?,
+        )?),
     })
 }
 
@@ -267,7 +313,8 @@ pub fn write(graph: &Graph) -> Json {
     with_nodes(graph, nodes)
 }
 
-/// The text of [`write`], piece by piece: as one value a large graph takes many times the bytes of its file.
+/// The text of [`write`], piece by piece: as one value a large graph takes many times the bytes of
+/// its file.
 pub(super) fn write_text(graph: &Graph, sink: &mut impl FnMut(&str)) {
     let Json::Object(object) = with_nodes(graph, Vec::new()) else { return };
     for (index, (key, value)) in object.iter().enumerate() {
@@ -316,13 +363,24 @@ fn node_json(graph: &Graph, id: super::NodeId) -> Json {
     if !node.inputs.is_empty() {
         set("inputs", json!(node.inputs.iter().map(|value| value.as_u32()).collect::<Vec<_>>()));
     }
-    let outputs: Vec<Json> = node.outputs.iter().map(|output| output.map_or(Json::Null, |value| value_json(graph, value))).collect();
+    let outputs: Vec<Json> = node
+        .outputs
+        .iter()
+        .map(|output| output.map_or(Json::Null, |value| value_json(graph, value)))
+        .collect();
     set("outputs", Json::Array(outputs));
     if !node.args.is_empty() {
         set("args", node.args.iter().map(argument_json).collect());
     }
     if !node.kwargs.is_empty() {
-        set("kwargs", node.kwargs.iter().map(|(key, value)| (key.clone(), argument_json(value))).collect::<Map<_, _>>().into());
+        set(
+            "kwargs",
+            node.kwargs
+                .iter()
+                .map(|(key, value)| (key.clone(), argument_json(value)))
+                .collect::<Map<_, _>>()
+                .into(),
+        );
     }
     for (key, number) in [
         ("flops", node.flops.0),

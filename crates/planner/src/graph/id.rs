@@ -1,4 +1,5 @@
-//! Dense ids of a graph's parts. Invariant: an id is an index into the table of its own kind, never a bare number.
+//! Dense ids of a graph's parts. Invariant: an id is an index into the table of its own kind, never
+//! a bare number.
 
 use cranelift_entity::entity_impl;
 

@@ -1,7 +1,8 @@
-//! The training graph: one joint step (forward, loss, backward, optimizer) over values and storages.
+//! The training graph: one joint step (forward, loss, backward, optimizer) over values and
+//! storages.
 //!
-//! Invariant: a [`Graph`] exists only verified. Every rule of tightfit-graph/1 holds for it, and it never changes;
-//! analyses and decisions are side tables indexed by its ids.
+//! Invariant: a [`Graph`] exists only verified. Every rule of tightfit-graph/1 holds for it, and it
+//! never changes; analyses and decisions are side tables indexed by its ids.
 
 mod builder;
 mod format;
@@ -98,7 +99,8 @@ impl Graph {
         &self.accesses[node].mutated
     }
 
-    /// Costs nothing and only extends the life of storages: it does not mutate, and its outputs lie in its inputs.
+    /// Costs nothing and only extends the life of storages: it does not mutate, and its outputs lie
+    /// in its inputs.
     pub fn is_view(&self, node: NodeId) -> bool {
         self.accesses[node].is_view
     }
@@ -118,7 +120,8 @@ impl Graph {
         self.producer[storage]
     }
 
-    /// Stays to the end of the step: a value of it is an output, or it belongs to a persistent placeholder.
+    /// Stays to the end of the step: a value of it is an output, or it belongs to a persistent
+    /// placeholder.
     pub fn is_kept(&self, storage: StorageId) -> bool {
         self.kept[storage]
     }

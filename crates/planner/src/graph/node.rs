@@ -1,4 +1,5 @@
-//! What a graph is made of: nodes, values and the arguments of a call. Plain data; the rules are in `verify`.
+//! What a graph is made of: nodes, values and the arguments of a call. Plain data; the rules are in
+//! `verify`.
 
 use super::id::{ModuleId, NodeId, StorageId, ValueId};
 use super::operator::Operator;
@@ -189,7 +190,8 @@ pub struct Value {
     pub version: u32,
     /// Row-major without gaps.
     pub contiguous: bool,
-    /// Step of each dimension, in elements; absent in planning-only graphs and for contiguous values.
+    /// Step of each dimension, in elements; absent in planning-only graphs and for contiguous
+    /// values.
     pub strides: Option<Vec<u64>>,
     /// First element within the storage, in elements.
     pub offset: u64,
@@ -211,7 +213,8 @@ impl Value {
         self.strides.clone().unwrap_or_else(|| contiguous_strides(&self.shape))
     }
 
-    /// Same shape, type and place within the storage: one may take the other's memory element by element.
+    /// Same shape, type and place within the storage: one may take the other's memory element by
+    /// element.
     pub fn same_layout(&self, other: &Value) -> bool {
         self.shape == other.shape
             && self.dtype == other.dtype

@@ -1,5 +1,6 @@
-//! The operator table: one row for each operator that the engine executes. Invariant: verifier, profile, planner and
-//! engine read this table and no other; the engine matches on [`Operator`], so a row without a kernel does not compile.
+//! The operator table: one row for each operator that the engine executes. Invariant: verifier,
+//! profile, planner and engine read this table and no other; the engine matches on [`Operator`], so
+//! a row without a kernel does not compile.
 //!
 //! A graph may call operators that are not here: it can be planned, but not executed.
 
@@ -8,7 +9,8 @@ use super::id::{NodeId, ValueId};
 use super::node::{Argument, Value};
 use crate::units::{Bytes, Flops};
 
-/// Rows of queries that the attention kernels hold scores for at a time; see [`Operator::workspace`].
+/// Rows of queries that the attention kernels hold scores for at a time; see
+/// [`Operator::workspace`].
 const ATTENTION_BLOCK: u64 = 64;
 /// Rows that a task sums down columns; see [`Operator::workspace`].
 const ROW_BLOCK: u64 = 128;
@@ -24,7 +26,8 @@ pub struct OperatorRow {
     pub outputs: usize,
     /// Positional arguments that the first output may overwrite element by element.
     pub in_place: &'static [usize],
-    /// Arithmetic on each element of the first output, in exponential-like functions: as long as that many of them take.
+    /// Arithmetic on each element of the first output, in exponential-like functions: as long as
+    /// that many of them take.
     pub elementary: u64,
 }
 
@@ -156,15 +159,17 @@ impl Operator {
         self.row().name
     }
 
-    /// Inputs of `node` that its first output may overwrite: same shape, type and strides, and no other input sees
-    /// the same storage differently.
+    /// Inputs of `node` that its first output may overwrite: same shape, type and strides, and no
+    /// other input sees the same storage differently.
     pub fn in_place(self, graph: &Graph, node: NodeId) -> Vec<ValueId> {
         let call = &graph.nodes()[node];
         let Some(&Some(output)) = call.outputs.first() else { return Vec::new() };
         let values = graph.values();
         let may = |input: &ValueId| {
             let (from, to) = (&values[*input], &values[output]);
-            let alone = call.inputs.iter().all(|other| values[*other].storage != from.storage || values[*other].same_layout(from));
+            let alone = call.inputs.iter().all(|other| {
+                values[*other].storage != from.storage || values[*other].same_layout(from)
+            });
             alone && from.same_layout(to)
         };
         let tensors = self.row().in_place.iter().filter_map(|&index| match call.args.get(index) {
@@ -176,32 +181,51 @@ impl Operator {
 
     /// Transient bytes of the engine's kernel on `threads` threads.
     ///
-    /// Attention holds the scores of a block of queries per thread, twice that in its backward pass. Sums down columns
-    /// hold a partial sum for each block of rows: one in a reduction, two (weight and bias) in the gradient of layer
-    /// normalization. All other kernels work within their inputs and outputs; what the matrix product packs is the
-    /// engine's reserve.
+    /// Attention holds the scores of a block of queries per thread, twice that in its backward
+    /// pass. Sums down columns hold a partial sum for each block of rows: one in a reduction, two
+    /// (weight and bias) in the gradient of layer normalization. All other kernels work within
+    /// their inputs and outputs; what the matrix product packs is the engine's reserve.
     pub fn workspace(self, graph: &Graph, node: NodeId, threads: u32) -> Bytes {
         let scores = |keys: usize, buffers: u64| {
-            let keys = self.operand(graph, node, keys).and_then(|keys| keys.shape.get(2).copied()).unwrap_or(0);
-            Bytes((buffers * ATTENTION_BLOCK * 4 * u64::from(threads)).saturating_mul(keys).min(Bytes::LIMIT.0))
+            let keys = self
+                .operand(graph, node, keys)
+                .and_then(|keys| keys.shape.get(2).copied())
+                .unwrap_or(0);
+            Bytes(
+                (buffers * ATTENTION_BLOCK * 4 * u64::from(threads))
+                    .saturating_mul(keys)
+                    .min(Bytes::LIMIT.0),
+            )
         };
         let partial_sums = |rows: u64, columns: u64, buffers: u64| match rows.div_ceil(ROW_BLOCK) {
-            blocks if blocks > 1 => Bytes((buffers * 4 * blocks).saturating_mul(columns).min(Bytes::LIMIT.0)),
+            blocks if blocks > 1 => {
+                Bytes((buffers * 4 * blocks).saturating_mul(columns).min(Bytes::LIMIT.0))
+            }
             _ => Bytes::ZERO,
         };
         match self {
             Operator::FlashAttention => scores(1, 1),
             Operator::FlashAttentionBackward => scores(2, 2),
             Operator::SumDims | Operator::MeanDims => {
-                let (Some(x), Some(&Some(out))) = (self.operand(graph, node, 0), graph.nodes()[node].outputs.first()) else {
+                let (Some(x), Some(&Some(out))) =
+                    (self.operand(graph, node, 0), graph.nodes()[node].outputs.first())
+                else {
                     return Bytes::ZERO;
                 };
                 let columns = graph.values()[out].elements();
                 partial_sums(x.elements().checked_div(columns).unwrap_or(0), columns, 1)
             }
             Operator::NativeLayerNormBackward => {
-                let (Some(x), Some(mean)) = (self.operand(graph, node, 1), self.operand(graph, node, 3)) else { return Bytes::ZERO };
-                partial_sums(mean.elements(), x.elements().checked_div(mean.elements()).unwrap_or(0), 2)
+                let (Some(x), Some(mean)) =
+                    (self.operand(graph, node, 1), self.operand(graph, node, 3))
+                else {
+                    return Bytes::ZERO;
+                };
+                partial_sums(
+                    mean.elements(),
+                    x.elements().checked_div(mean.elements()).unwrap_or(0),
+                    2,
+                )
             }
             _ => Bytes::ZERO,
         }
@@ -212,14 +236,19 @@ impl Operator {
         match self {
             Operator::FlashAttention | Operator::FlashAttentionBackward => {
                 let backward = usize::from(self == Operator::FlashAttentionBackward);
-                match (self.operand(graph, node, backward), self.operand(graph, node, backward + 1)) {
-                    (Some(queries), Some(keys)) => rows(queries).saturating_mul(keys.shape.get(2).copied().unwrap_or(0)),
+                match (self.operand(graph, node, backward), self.operand(graph, node, backward + 1))
+                {
+                    (Some(queries), Some(keys)) => {
+                        rows(queries).saturating_mul(keys.shape.get(2).copied().unwrap_or(0))
+                    }
                     _ => 0,
                 }
             }
             _ => {
                 let output = graph.nodes()[node].outputs.iter().flatten().next();
-                output.map_or(0, |&value| graph.values()[value].elements().saturating_mul(self.row().elementary))
+                output.map_or(0, |&value| {
+                    graph.values()[value].elements().saturating_mul(self.row().elementary)
+                })
             }
         }
     }
@@ -232,7 +261,8 @@ impl Operator {
             Some(b.shape.last()?.saturating_mul(2).saturating_mul(a.elements()))
         };
         let attention = |first: usize, products: u64| {
-            let (queries, keys) = (self.operand(graph, node, first)?, self.operand(graph, node, first + 1)?);
+            let (queries, keys) =
+                (self.operand(graph, node, first)?, self.operand(graph, node, first + 1)?);
             Some(keys.shape.get(2)?.saturating_mul(2 * products).saturating_mul(queries.elements()))
         };
         let flops = match self {

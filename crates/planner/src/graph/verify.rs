@@ -1,5 +1,6 @@
-//! The rules of tightfit-graph/1. Invariant: what this pass lets through never makes a later pass panic, and every
-//! rule that a graph can break has an error of its own that names the node and the value.
+//! The rules of tightfit-graph/1. Invariant: what this pass lets through never makes a later pass
+//! panic, and every rule that a graph can break has an error of its own that names the node and the
+//! value.
 
 use std::collections::HashMap;
 
@@ -22,35 +23,71 @@ pub enum GraphError {
     DuplicateName { name: String },
     #[error("node `{node}` belongs to module {module}, but the graph has {count} modules")]
     UnknownModule { node: String, module: u32, count: usize },
-    #[error("node `{node}`, output {output}: storage {storage} does not exist (the graph has {count} storages)")]
+    #[error(
+        "node `{node}`, output {output}: storage {storage} does not exist (the graph has {count} \
+         storages)"
+    )]
     UnknownStorage { node: String, output: usize, storage: u32, count: usize },
-    #[error("node `{node}` reads value {value} before it is produced: nodes must come after what they read (is there a cycle?)")]
+    #[error(
+        "node `{node}` reads value {value} before it is produced: nodes must come after what they \
+         read (is there a cycle?)"
+    )]
     ReadBeforeProduced { node: String, value: u64 },
     #[error("node `{node}` lists {value} twice among its inputs")]
     DuplicateInput { node: String, value: String },
     #[error("node `{node}`: its arguments mention {value}, which is not among its inputs")]
     ArgumentNotInput { node: String, value: String },
     #[error(
-        "node `{node}`: a placeholder must have op `placeholder`, one output and no inputs, and must not mutate (op `{op}`, {inputs} inputs, {outputs} outputs)"
+        "node `{node}`: a placeholder must have op `placeholder`, one output and no inputs, and \
+         must not mutate (op `{op}`, {inputs} inputs, {outputs} outputs)"
     )]
     Placeholder { node: String, op: String, inputs: usize, outputs: usize },
     #[error("node `{node}` has op `placeholder`, but its phase `{phase}` is one that computes")]
     PlaceholderPhase { node: String, phase: &'static str },
-    #[error("nodes `{first}` and `{second}` both hold `{parameter}`: names in the model are unique")]
+    #[error(
+        "nodes `{first}` and `{second}` both hold `{parameter}`: names in the model are unique"
+    )]
     DuplicateParameter { first: String, second: String, parameter: String },
-    #[error("node `{node}`, output {output}: {tensor} needs {needed} bytes, but storage {storage} holds {held}")]
-    DoesNotFit { node: String, output: usize, tensor: String, needed: u128, storage: u32, held: u64 },
-    #[error("node `{node}`, output {output}: shape {shape:?} is too large: extents other than 0 may multiply to 2^60 at most")]
+    #[error(
+        "node `{node}`, output {output}: {tensor} needs {needed} bytes, but storage {storage} \
+         holds {held}"
+    )]
+    DoesNotFit {
+        node: String,
+        output: usize,
+        tensor: String,
+        needed: u128,
+        storage: u32,
+        held: u64,
+    },
+    #[error(
+        "node `{node}`, output {output}: shape {shape:?} is too large: extents other than 0 may \
+         multiply to 2^60 at most"
+    )]
     TooManyElements { node: String, output: usize, shape: Vec<u64> },
-    #[error("node `{node}`, output {output}: its {dims} dimensions need as many strides, but there are {strides}")]
+    #[error(
+        "node `{node}`, output {output}: its {dims} dimensions need as many strides, but there \
+         are {strides}"
+    )]
     StrideCount { node: String, output: usize, strides: usize, dims: usize },
-    #[error("node `{node}`, output {output}: it is marked contiguous, but its strides are {strides:?} for shape {shape:?}")]
+    #[error(
+        "node `{node}`, output {output}: it is marked contiguous, but its strides are {strides:?} \
+         for shape {shape:?}"
+    )]
     NotContiguous { node: String, output: usize, strides: Vec<u64>, shape: Vec<u64> },
-    #[error("node `{node}`, output {output}: storage {storage} was already produced by `{producer}`, of which this node reads nothing")]
+    #[error(
+        "node `{node}`, output {output}: storage {storage} was already produced by `{producer}`, \
+         of which this node reads nothing"
+    )]
     TwoProducers { node: String, output: usize, storage: u32, producer: String },
-    #[error("node `{node}` mutates, but its output {output} does not lie in a storage of its inputs")]
+    #[error(
+        "node `{node}` mutates, but its output {output} does not lie in a storage of its inputs"
+    )]
     MutatesNothing { node: String, output: usize },
-    #[error("node `{node}` mutates storage {storage}, but has {count} outputs in it: there must be one, its new version")]
+    #[error(
+        "node `{node}` mutates storage {storage}, but has {count} outputs in it: there must be \
+         one, its new version"
+    )]
     MutatedOutputs { node: String, storage: u32, count: usize },
     #[error("node `{node}` mutates, but has no outputs: one is needed for each storage written")]
     MutatesWithoutOutput { node: String },
@@ -66,7 +103,10 @@ pub enum GraphError {
     UnknownOutput { value: u64 },
     #[error("{value} is to outlive the step, but `{writer}` overwrites it")]
     OutputOverwritten { value: String, writer: String },
-    #[error("the graph's storages and workspaces add up to more than 2^60 bytes, or one node's operations or traffic exceed 2^60")]
+    #[error(
+        "the graph's storages and workspaces add up to more than 2^60 bytes, or one node's \
+         operations or traffic exceed 2^60"
+    )]
     TooLarge,
 }
 
@@ -83,7 +123,11 @@ pub(super) fn verify(parts: GraphBuilder) -> Result<Graph, GraphError> {
     let mut version: SecondaryMap<StorageId, (u32, Option<NodeId>)> = SecondaryMap::new();
     for (id, node) in &nodes {
         if node.module.as_u32() as usize >= modules.len() {
-            return Err(GraphError::UnknownModule { node: node.name.clone(), module: node.module.as_u32(), count: modules.len() });
+            return Err(GraphError::UnknownModule {
+                node: node.name.clone(),
+                module: node.module.as_u32(),
+                count: modules.len(),
+            });
         }
         placeholder(node)?;
         numbers(node)?;
@@ -110,7 +154,10 @@ pub(super) fn verify(parts: GraphBuilder) -> Result<Graph, GraphError> {
         }
         let (current, writer) = version[values[value].storage];
         if let Some(writer) = writer.filter(|_| values[value].version != current) {
-            return Err(GraphError::OutputOverwritten { value: describe(value, &nodes, &values), writer: nodes[writer].name.clone() });
+            return Err(GraphError::OutputOverwritten {
+                value: describe(value, &nodes, &values),
+                writer: nodes[writer].name.clone(),
+            });
         }
         kept[values[value].storage] = true;
     }
@@ -119,7 +166,20 @@ pub(super) fn verify(parts: GraphBuilder) -> Result<Graph, GraphError> {
             kept[values[*value].storage] = true;
         }
     }
-    Ok(Graph { name, source, modules, storages, nodes, values, outputs, accesses, kept, producer, hash: String::new() }.with_hash())
+    Ok(Graph {
+        name,
+        source,
+        modules,
+        storages,
+        nodes,
+        values,
+        outputs,
+        accesses,
+        kept,
+        producer,
+        hash: String::new(),
+    }
+    .with_hash())
 }
 
 /// The outputs that exist, with their positions.
@@ -128,19 +188,34 @@ fn produced(node: &Node) -> impl Iterator<Item = (usize, ValueId)> + '_ {
 }
 
 /// A value by its place in the graph: files number values as they like.
-fn describe(value: ValueId, nodes: &PrimaryMap<NodeId, Node>, values: &PrimaryMap<ValueId, Value>) -> String {
-    let Some(producer) = values.get(value).map(|value| &nodes[value.producer]) else { return format!("unknown value {}", value.as_u32()) };
-    let output = produced(producer).find(|(_, other)| *other == value).map_or(0, |(position, _)| position);
+fn describe(
+    value: ValueId,
+    nodes: &PrimaryMap<NodeId, Node>,
+    values: &PrimaryMap<ValueId, Value>,
+) -> String {
+    let Some(producer) = values.get(value).map(|value| &nodes[value.producer]) else {
+        return format!("unknown value {}", value.as_u32());
+    };
+    let output =
+        produced(producer).find(|(_, other)| *other == value).map_or(0, |(position, _)| position);
     format!("output {output} of `{}`", producer.name)
 }
 
 /// All sizes together stay below [`Bytes::LIMIT`], so that later sums need no check.
-fn bounded(storages: &PrimaryMap<StorageId, Bytes>, nodes: &PrimaryMap<NodeId, Node>) -> Result<(), GraphError> {
+fn bounded(
+    storages: &PrimaryMap<StorageId, Bytes>,
+    nodes: &PrimaryMap<NodeId, Node>,
+) -> Result<(), GraphError> {
     let sizes = storages.values().copied();
-    let moved = nodes.values().flat_map(|node| [node.workspace, node.bytes_read, node.bytes_written, Bytes(node.flops.0)]);
+    let moved = nodes.values().flat_map(|node| {
+        [node.workspace, node.bytes_read, node.bytes_written, Bytes(node.flops.0)]
+    });
     let mut total = 0u64;
     for bytes in sizes.chain(nodes.values().map(|node| node.workspace)) {
-        total = total.checked_add(bytes.0).filter(|&t| t <= Bytes::LIMIT.0).ok_or(GraphError::TooLarge)?;
+        total = total
+            .checked_add(bytes.0)
+            .filter(|&t| t <= Bytes::LIMIT.0)
+            .ok_or(GraphError::TooLarge)?;
     }
     if moved.into_iter().any(|bytes| bytes > Bytes::LIMIT) {
         return Err(GraphError::TooLarge);
@@ -160,7 +235,11 @@ fn unique(nodes: &PrimaryMap<NodeId, Node>) -> Result<(), GraphError> {
             && let Some(first) = parameters.insert(parameter, id)
         {
             let first = nodes[first].name.clone();
-            return Err(GraphError::DuplicateParameter { first, second: node.name.clone(), parameter: parameter.to_string() });
+            return Err(GraphError::DuplicateParameter {
+                first,
+                second: node.name.clone(),
+                parameter: parameter.to_string(),
+            });
         }
         let Some(slot) = node.seed_slot else { continue };
         if !node.random {
@@ -186,7 +265,10 @@ fn placeholder(node: &Node) -> Result<(), GraphError> {
             });
         }
     } else if node.op == "placeholder" {
-        return Err(GraphError::PlaceholderPhase { node: node.name.clone(), phase: node.phase.name() });
+        return Err(GraphError::PlaceholderPhase {
+            node: node.name.clone(),
+            phase: node.phase.name(),
+        });
     }
     Ok(())
 }
@@ -210,10 +292,16 @@ fn inputs(
     let mut seen = Vec::with_capacity(node.inputs.len());
     for &value in &node.inputs {
         if !values.is_valid(value) || values[value].producer >= id {
-            return Err(GraphError::ReadBeforeProduced { node: node.name.clone(), value: value.as_u32().into() });
+            return Err(GraphError::ReadBeforeProduced {
+                node: node.name.clone(),
+                value: value.as_u32().into(),
+            });
         }
         if seen.contains(&value) {
-            return Err(GraphError::DuplicateInput { node: node.name.clone(), value: describe(value, nodes, values) });
+            return Err(GraphError::DuplicateInput {
+                node: node.name.clone(),
+                value: describe(value, nodes, values),
+            });
         }
         seen.push(value);
         let (current, writer) = version[values[value].storage];
@@ -224,36 +312,72 @@ fn inputs(
     }
     let arguments = node.args.iter().chain(node.kwargs.iter().map(|(_, argument)| argument));
     match arguments.flat_map(|argument| argument.values()).find(|value| !seen.contains(value)) {
-        Some(value) => Err(GraphError::ArgumentNotInput { node: node.name.clone(), value: describe(value, nodes, values) }),
+        Some(value) => Err(GraphError::ArgumentNotInput {
+            node: node.name.clone(),
+            value: describe(value, nodes, values),
+        }),
         None => Ok(()),
     }
 }
 
-/// Extent × element size within the storage; a strided value must lie inside as far as its strides are known.
-fn fits(node: &Node, output: usize, value: &Value, storages: &PrimaryMap<StorageId, Bytes>) -> Result<(), GraphError> {
+/// Extent × element size within the storage; a strided value must lie inside as far as its strides
+/// are known.
+fn fits(
+    node: &Node,
+    output: usize,
+    value: &Value,
+    storages: &PrimaryMap<StorageId, Bytes>,
+) -> Result<(), GraphError> {
     let name = || node.name.clone();
     let Some(&held) = storages.get(value.storage) else {
-        return Err(GraphError::UnknownStorage { node: name(), output, storage: value.storage.as_u32(), count: storages.len() });
+        return Err(GraphError::UnknownStorage {
+            node: name(),
+            output,
+            storage: value.storage.as_u32(),
+            count: storages.len(),
+        });
     };
     // Extents of zero are left out, so that the product of any of the extents is bounded too.
-    let elements = value.shape.iter().filter(|&&extent| extent > 0).try_fold(1u64, |product, &extent| product.checked_mul(extent));
+    let elements = value
+        .shape
+        .iter()
+        .filter(|&&extent| extent > 0)
+        .try_fold(1u64, |product, &extent| product.checked_mul(extent));
     let Some(elements) = elements.filter(|&elements| elements <= Bytes::LIMIT.0) else {
-        return Err(GraphError::TooManyElements { node: name(), output, shape: value.shape.clone() });
+        return Err(GraphError::TooManyElements {
+            node: name(),
+            output,
+            shape: value.shape.clone(),
+        });
     };
     let elements = if value.shape.contains(&0) { 0 } else { elements };
     if let Some(strides) = &value.strides {
         if strides.len() != value.shape.len() {
-            return Err(GraphError::StrideCount { node: name(), output, strides: strides.len(), dims: value.shape.len() });
+            return Err(GraphError::StrideCount {
+                node: name(),
+                output,
+                strides: strides.len(),
+                dims: value.shape.len(),
+            });
         }
         if value.contiguous && !row_major(&value.shape, strides) {
-            return Err(GraphError::NotContiguous { node: name(), output, strides: strides.clone(), shape: value.shape.clone() });
+            return Err(GraphError::NotContiguous {
+                node: name(),
+                output,
+                strides: strides.clone(),
+                shape: value.shape.clone(),
+            });
         }
     }
     // One behind the last element; in 128 bits a shape's strides cannot wrap around.
     let end = match &value.strides {
         _ if elements == 0 => 0,
         Some(strides) => {
-            let steps = value.shape.iter().zip(strides).map(|(&extent, &stride)| u128::from(extent - 1) * u128::from(stride));
+            let steps = value
+                .shape
+                .iter()
+                .zip(strides)
+                .map(|(&extent, &stride)| u128::from(extent - 1) * u128::from(stride));
             steps.fold(1 + u128::from(value.offset), u128::saturating_add)
         }
         None if value.contiguous => u128::from(value.offset) + u128::from(elements),
@@ -262,10 +386,25 @@ fn fits(node: &Node, output: usize, value: &Value, storages: &PrimaryMap<Storage
     };
     let needed = end.saturating_mul(value.dtype.size().into());
     if needed > u128::from(held.0) {
-        let strides = value.strides.as_ref().map_or(String::new(), |strides| format!(" with strides {strides:?}"));
-        let tensor = format!("shape {:?} of {}{strides} from element {}", value.shape, value.dtype.name(), value.offset);
+        let strides = value
+            .strides
+            .as_ref()
+            .map_or(String::new(), |strides| format!(" with strides {strides:?}"));
+        let tensor = format!(
+            "shape {:?} of {}{strides} from element {}",
+            value.shape,
+            value.dtype.name(),
+            value.offset
+        );
         let storage = value.storage.as_u32();
-        return Err(GraphError::DoesNotFit { node: name(), output, tensor, needed, storage, held: held.0 });
+        return Err(GraphError::DoesNotFit {
+            node: name(),
+            output,
+            tensor,
+            needed,
+            storage,
+            held: held.0,
+        });
     }
     Ok(())
 }
@@ -323,11 +462,16 @@ fn access(
         for &storage in &touched {
             let count = touched.iter().filter(|&&other| other == storage).count();
             if count > 1 {
-                return Err(GraphError::MutatedOutputs { node: node.name.clone(), storage: storage.as_u32(), count });
+                return Err(GraphError::MutatedOutputs {
+                    node: node.name.clone(),
+                    storage: storage.as_u32(),
+                    count,
+                });
             }
         }
     }
-    let is_view = !node.phase.is_placeholder() && !node.mutates && fresh.is_empty() && !touched.is_empty();
+    let is_view =
+        !node.phase.is_placeholder() && !node.mutates && fresh.is_empty() && !touched.is_empty();
     let mutated = if node.mutates { touched } else { Vec::new() };
     Ok(Accesses { reads, fresh, mutated, is_view })
 }

@@ -1,9 +1,9 @@
-//! Chen's √n segments: keep what crosses the borders of √n segments of the forward pass, make the rest again segment by
-//! segment. Invariant: a segment's border never lies inside a unit, so the last segment of a chain is never dropped
-//! in part.
+//! Chen's √n segments: keep what crosses the borders of √n segments of the forward pass, make the
+//! rest again segment by segment. Invariant: a segment's border never lies inside a unit, so the
+//! last segment of a chain is never dropped in part.
 //!
-//! Source: Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016. Its n layers are here the
-//! units of the model.
+//! Source: Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016. Its n
+//! layers are here the units of the model.
 
 use super::chain::units;
 use super::rematerialize::{Drop, Drops, rematerialize};
@@ -13,8 +13,14 @@ use crate::profile::Profile;
 use crate::units::Bytes;
 
 /// √n segments, of about the same number of units each; the last segment's activations stay.
-pub fn chen(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes) -> Result<Plan, PlanError> {
-    let forward: Vec<NodeId> = order.iter().copied().filter(|&node| graph.nodes()[node].phase.is_forward()).collect();
+pub fn chen(
+    graph: &Graph,
+    profile: &Profile,
+    order: &[NodeId],
+    budget: Bytes,
+) -> Result<Plan, PlanError> {
+    let forward: Vec<NodeId> =
+        order.iter().copied().filter(|&node| graph.nodes()[node].phase.is_forward()).collect();
     let units = units(graph, &forward);
     let count = units.last().map_or(0, |last| last + 1);
     let segments = (count as f64).sqrt().round().max(1.0) as usize;

@@ -1,9 +1,11 @@
-//! Dynamic tensor rematerialization: run the step node by node and, where memory is short, evict the tensor that is
-//! cheap to make again, large and stale. Invariant: it looks at nothing that an online system would not know; what is
-//! read is there because it stayed, or because whatever makes it ran again.
+//! Dynamic tensor rematerialization: run the step node by node and, where memory is short, evict
+//! the tensor that is cheap to make again, large and stale. Invariant: it looks at nothing that an
+//! online system would not know; what is read is there because it stayed, or because whatever makes
+//! it ran again.
 //!
-//! Source: Kirisame, Lyubomirsky, Haan, Brennan, He, Roesch, Chen, Tatlock, "Dynamic Tensor Rematerialization", ICLR
-//! 2021: the heuristic h_DTR^eq, with eager eviction. Departures: see `doc/theory/dtr.md`.
+//! Source: Kirisame, Lyubomirsky, Haan, Brennan, He, Roesch, Chen, Tatlock, "Dynamic Tensor
+//! Rematerialization", ICLR 2021: the heuristic h_DTR^eq, with eager eviction. Departures: see
+//! `doc/theory/dtr.md`.
 
 use cranelift_entity::SecondaryMap;
 
@@ -14,11 +16,17 @@ use crate::graph::{Graph, NodeId, StorageId};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
-/// Runs, in multiples of the step's own, after which nothing is evicted any more: recursion may grow exponentially.
+/// Runs, in multiples of the step's own, after which nothing is evicted any more: recursion may
+/// grow exponentially.
 const MOST_RUNS: usize = 6;
 
 /// The step as it runs online with `budget` bytes.
-pub fn dtr(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes) -> Result<Plan, PlanError> {
+pub fn dtr(
+    graph: &Graph,
+    profile: &Profile,
+    order: &[NodeId],
+    budget: Bytes,
+) -> Result<Plan, PlanError> {
     heeding(graph, profile, order, budget, Planner::Dtr, |limit| {
         let mut runtime = Runtime::new(graph, profile, order, limit);
         for &node in order {
@@ -70,7 +78,8 @@ impl<'a> Runtime<'a> {
         let is_mutated = mutated_storages(graph);
         let count = graph.storages().len();
         let mut tensors: SecondaryMap<StorageId, Tensor> = SecondaryMap::with_capacity(count);
-        let mut neighbours: SecondaryMap<StorageId, Vec<StorageId>> = SecondaryMap::with_capacity(count);
+        let mut neighbours: SecondaryMap<StorageId, Vec<StorageId>> =
+            SecondaryMap::with_capacity(count);
         for (storage, &bytes) in graph.storages() {
             tensors[storage].bytes = bytes.0;
         }
@@ -79,7 +88,9 @@ impl<'a> Runtime<'a> {
             for &storage in graph.reads(node) {
                 tensors[storage].reads_left += 1;
             }
-            for &storage in graph.fresh(node).iter().filter(|&&storage| again && !graph.is_kept(storage)) {
+            for &storage in
+                graph.fresh(node).iter().filter(|&&storage| again && !graph.is_kept(storage))
+            {
                 tensors[storage].evictable = true;
                 tensors[storage].cost = profile.seconds[node].0;
                 for &read in graph.reads(node).iter().filter(|&&read| tensors[read].evictable) {
@@ -140,7 +151,8 @@ impl<'a> Runtime<'a> {
     }
 
     fn may_be_made_again(&self, storage: StorageId) -> bool {
-        let reads = self.graph.producer(storage).map_or(&[][..], |producer| self.graph.reads(producer));
+        let reads =
+            self.graph.producer(storage).map_or(&[][..], |producer| self.graph.reads(producer));
         self.tensors[storage].evictable && !reads.iter().any(|&read| self.written[read])
     }
 
@@ -164,15 +176,24 @@ impl<'a> Runtime<'a> {
         }
     }
 
-    /// A storage that the step will not read again goes at once; others may still need it to be made again.
+    /// A storage that the step will not read again goes at once; others may still need it to be
+    /// made again.
     fn release(&mut self, storage: StorageId) {
         let tensor = self.tensors[storage];
-        if tensor.reads_left > 0 || !tensor.resident || tensor.locks > 0 || self.graph.is_kept(storage) {
+        if tensor.reads_left > 0
+            || !tensor.resident
+            || tensor.locks > 0
+            || self.graph.is_kept(storage)
+        {
             return;
         }
         if tensor.evictable {
             self.evict(storage);
-        } else if self.graph.producer(storage).is_some_and(|producer| !self.graph.nodes()[producer].phase.is_forward()) {
+        } else if self
+            .graph
+            .producer(storage)
+            .is_some_and(|producer| !self.graph.nodes()[producer].phase.is_forward())
+        {
             self.tensors[storage].resident = false;
             self.held -= tensor.bytes;
         }
@@ -212,8 +233,8 @@ impl<'a> Runtime<'a> {
         }
     }
 
-    /// The unlocked storage of the pool with the least h = (cost + cost of the evicted components beside it) / (bytes ·
-    /// staleness); the oldest storage among equals.
+    /// The unlocked storage of the pool with the least h = (cost + cost of the evicted components
+    /// beside it) / (bytes · staleness); the oldest storage among equals.
     fn least(&mut self) -> Option<StorageId> {
         let mut best: Option<(f64, StorageId)> = None;
         let mut beside: Vec<u32> = Vec::new();
@@ -245,8 +266,9 @@ impl<'a> Runtime<'a> {
     }
 }
 
-/// Evicted storages that hang together, as equivalence classes with the sum of their costs. A storage that comes back
-/// takes its cost out; the rest of its class stays one class, as published: classes are never split.
+/// Evicted storages that hang together, as equivalence classes with the sum of their costs. A
+/// storage that comes back takes its cost out; the rest of its class stays one class, as published:
+/// classes are never split.
 struct Components {
     parent: Vec<u32>,
     sum: Vec<f64>,
@@ -256,7 +278,11 @@ struct Components {
 
 impl Components {
     fn new(count: usize) -> Components {
-        Components { parent: Vec::with_capacity(count), sum: Vec::with_capacity(count), element: SecondaryMap::with_capacity(count) }
+        Components {
+            parent: Vec::with_capacity(count),
+            sum: Vec::with_capacity(count),
+            element: SecondaryMap::with_capacity(count),
+        }
     }
 
     /// The class that an evicted storage belongs to.

@@ -1,5 +1,6 @@
-//! How hard a planner looks for something better. Invariant: the planners know no clock of their own; with a limit of
-//! work and no deadline the same seed gives the same plan, byte for byte, on every machine.
+//! How hard a planner looks for something better. Invariant: the planners know no clock of their
+//! own; with a limit of work and no deadline the same seed gives the same plan, byte for byte, on
+//! every machine.
 
 use crate::units::Seconds;
 
@@ -12,7 +13,8 @@ pub struct Effort<'a> {
     pub work: u64,
     /// Time since the search began after which it stops.
     pub deadline: Seconds,
-    /// The time, from any fixed origin. A clock that jumps to infinity ends the search: so does an interruption.
+    /// The time, from any fixed origin. A clock that jumps to infinity ends the search: so does an
+    /// interruption.
     pub clock: &'a (dyn Fn() -> Seconds + Sync),
 }
 
@@ -31,8 +33,8 @@ impl Default for Effort<'static> {
 }
 
 impl<'a> Effort<'a> {
-    /// The same effort until a share of the deadline, when `passed` has passed since it began; and a share of its work,
-    /// which counts anew.
+    /// The same effort until a share of the deadline, when `passed` has passed since it began; and
+    /// a share of its work, which counts anew.
     pub fn part(&self, share: f64, passed: Seconds) -> Effort<'a> {
         let deadline = Seconds((self.deadline.0 * share - passed.0).max(0.0));
         Effort { deadline, work: (self.work as f64 * share) as u64, ..*self }

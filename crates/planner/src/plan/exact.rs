@@ -1,9 +1,11 @@
-//! The fastest plan of a small step, as a mixed integer program. Invariant: what the program says of memory is what the
-//! simulation says, moment by moment; so its optimum is the best of all plans that repeat a forward node at most once,
-//! and in program order, in front of each node of the step.
+//! The fastest plan of a small step, as a mixed integer program. Invariant: what the program says
+//! of memory is what the simulation says, moment by moment; so its optimum is the best of all plans
+//! that repeat a forward node at most once, and in program order, in front of each node of the
+//! step.
 //!
-//! Source: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor Rematerialization", MLSys 2020: stages
-//! and the variables R. Departures: see `doc/theory/exact.md`.
+//! Source: Jain et al., "Checkmate: Breaking the Memory Wall with Optimal Tensor
+//! Rematerialization", MLSys 2020: stages and the variables R. Departures: see
+//! `doc/theory/exact.md`.
 
 use cranelift_entity::SecondaryMap;
 use good_lp::{Expression, Variable, constraint};
@@ -20,8 +22,8 @@ use crate::units::{Bytes, Seconds};
 pub struct ExactLimits {
     /// Most nodes that run; the program grows with their square.
     pub nodes: usize,
-    /// Time that the solver may take for one program, by its own clock; absent: as long as it needs. The best plan until
-    /// then is no optimum, and not the same on every machine.
+    /// Time that the solver may take for one program, by its own clock; absent: as long as it
+    /// needs. The best plan until then is no optimum, and not the same on every machine.
     pub seconds: Option<Seconds>,
 }
 
@@ -32,12 +34,23 @@ impl Default for ExactLimits {
 }
 
 /// The fastest plan, or the proof that the lowest one does not fit.
-pub fn exact(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes) -> Result<Plan, PlanError> {
+pub fn exact(
+    graph: &Graph,
+    profile: &Profile,
+    order: &[NodeId],
+    budget: Bytes,
+) -> Result<Plan, PlanError> {
     exact_within(graph, profile, order, budget, &ExactLimits::default())
 }
 
 /// The same, within limits of one's own.
-pub fn exact_within(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes, limits: &ExactLimits) -> Result<Plan, PlanError> {
+pub fn exact_within(
+    graph: &Graph,
+    profile: &Profile,
+    order: &[NodeId],
+    budget: Bytes,
+    limits: &ExactLimits,
+) -> Result<Plan, PlanError> {
     if let Ok(plan) = none(graph, profile, order, budget) {
         return Ok(Plan { planner: Planner::Exact, ..plan });
     }
@@ -48,13 +61,19 @@ pub fn exact_within(graph: &Graph, profile: &Profile, order: &[NodeId], budget: 
     // The solver's rows may be exceeded by a tolerance; then it is asked again for as much less.
     let mut target = budget;
     for _ in 0..3 {
-        let Some(steps) = Stages::new(graph, profile, order, Goal::Fastest(target)).solve(limits)? else { break };
+        let Some(steps) =
+            Stages::new(graph, profile, order, Goal::Fastest(target)).solve(limits)?
+        else {
+            break;
+        };
         match peak(&steps) {
             reached if reached <= budget => return Ok(Plan { planner: Planner::Exact, steps }),
             reached => target = target.saturating_sub(reached - budget),
         }
     }
-    let lowest = Stages::new(graph, profile, order, Goal::Lowest).solve(limits)?.unwrap_or_else(|| order.to_vec());
+    let lowest = Stages::new(graph, profile, order, Goal::Lowest)
+        .solve(limits)?
+        .unwrap_or_else(|| order.to_vec());
     let plan = Plan { planner: Planner::Exact, steps: lowest };
     if peak(&plan.steps) <= budget {
         return Ok(plan);
@@ -87,13 +106,21 @@ struct Stages<'a> {
     order: &'a [NodeId],
     program: Program,
     moments: Vec<Moment>,
-    /// P: for each moment and storage, whether it is held there; absent where nobody decides about it.
+    /// P: for each moment and storage, whether it is held there; absent where nobody decides about
+    /// it.
     held: Vec<SecondaryMap<StorageId, Option<Variable>>>,
 }
 
 impl<'a> Stages<'a> {
     fn new(graph: &'a Graph, profile: &'a Profile, order: &'a [NodeId], goal: Goal) -> Stages<'a> {
-        let mut stages = Stages { graph, profile, order, program: Program::new(), moments: Vec::new(), held: Vec::new() };
+        let mut stages = Stages {
+            graph,
+            profile,
+            order,
+            program: Program::new(),
+            moments: Vec::new(),
+            held: Vec::new(),
+        };
         stages.runs();
         stages.residency();
         stages.memory(goal);
@@ -111,7 +138,10 @@ impl<'a> Stages<'a> {
             }
             let mut repeated = Vec::new();
             for &earlier in self.order[..stage].iter().rev() {
-                let useful = graph.fresh(earlier).iter().any(|&storage| wanted[storage] && !graph.is_kept(storage));
+                let useful = graph
+                    .fresh(earlier)
+                    .iter()
+                    .any(|&storage| wanted[storage] && !graph.is_kept(storage));
                 if useful && versions.allow(graph, earlier) {
                     repeated.push(earlier);
                     for &storage in graph.reads(earlier) {
@@ -132,7 +162,9 @@ impl<'a> Stages<'a> {
     fn decided(&self) -> SecondaryMap<StorageId, bool> {
         let mut decided: SecondaryMap<StorageId, bool> = SecondaryMap::new();
         for moment in self.moments.iter().filter(|moment| moment.run.is_some()) {
-            for &storage in self.graph.fresh(moment.node).iter().chain(self.graph.reads(moment.node)) {
+            for &storage in
+                self.graph.fresh(moment.node).iter().chain(self.graph.reads(moment.node))
+            {
                 decided[storage] = !self.graph.is_kept(storage);
             }
         }
@@ -144,7 +176,9 @@ impl<'a> Stages<'a> {
         let decided = self.decided();
         let mut last: SecondaryMap<StorageId, Option<usize>> = SecondaryMap::new();
         for (at, moment) in self.moments.iter().enumerate() {
-            for &storage in self.graph.fresh(moment.node).iter().chain(self.graph.reads(moment.node)) {
+            for &storage in
+                self.graph.fresh(moment.node).iter().chain(self.graph.reads(moment.node))
+            {
                 last[storage] = Some(at);
             }
         }
@@ -198,7 +232,10 @@ impl<'a> Stages<'a> {
         let lives = liveness(self.graph, &plain, self.order);
         let unplanned = simulate(self.graph, self.profile, self.order).curve.peak;
         let (limit, scale) = match goal {
-            Goal::Fastest(budget) => (Expression::from(budget.0 as f64 / unplanned.0.max(1) as f64), unplanned.0.max(1) as f64),
+            Goal::Fastest(budget) => (
+                Expression::from(budget.0 as f64 / unplanned.0.max(1) as f64),
+                unplanned.0.max(1) as f64,
+            ),
             Goal::Lowest => {
                 let peak = self.program.within(0.0, f64::INFINITY);
                 self.program.objective = peak.into();
@@ -206,7 +243,11 @@ impl<'a> Stages<'a> {
             }
         };
         let bytes = |storage: StorageId| self.graph.storages()[storage].0 as f64 / scale;
-        let longest = self.order.iter().map(|&node| self.profile.seconds[node].0).fold(f64::MIN_POSITIVE, f64::max);
+        let longest = self
+            .order
+            .iter()
+            .map(|&node| self.profile.seconds[node].0)
+            .fold(f64::MIN_POSITIVE, f64::max);
         for (at, moment) in self.moments.iter().enumerate() {
             let mut sum = Expression::from(others(&lives, moment, &decided, &bytes));
             for (storage, held) in self.held[at].iter() {
@@ -219,11 +260,17 @@ impl<'a> Stages<'a> {
                 None => sum += workspace,
                 Some(run) => {
                     // A second copy of what is kept is there while the node runs.
-                    let copies: f64 =
-                        self.graph.fresh(moment.node).iter().filter(|&&s| self.held[at][s].is_none()).map(|&s| bytes(s)).sum();
+                    let copies: f64 = self
+                        .graph
+                        .fresh(moment.node)
+                        .iter()
+                        .filter(|&&s| self.held[at][s].is_none())
+                        .map(|&s| bytes(s))
+                        .sum();
                     sum += (workspace + copies) * run;
                     if let Goal::Fastest(_) = goal {
-                        self.program.objective += self.profile.seconds[moment.node].0 / longest * run;
+                        self.program.objective +=
+                            self.profile.seconds[moment.node].0 / longest * run;
                     }
                 }
             }
@@ -249,35 +296,63 @@ impl<'a> Stages<'a> {
     /// The optimum as a sequence of runs; `None` where there is none.
     fn solve(self, limits: &ExactLimits) -> Result<Option<Vec<NodeId>>, PlanError> {
         let limits = SolverLimits { gap: 0.0, seconds: limits.seconds };
-        let answer = self.program.solve(&limits).map_err(|reason| PlanError::Unsolved { reason })?;
+        let answer =
+            self.program.solve(&limits).map_err(|reason| PlanError::Unsolved { reason })?;
         let Some(answer) = answer else { return Ok(None) };
-        let runs = self.moments.iter().filter(|moment| moment.run.is_none_or(|run| answer.is_one(run)));
+        let runs =
+            self.moments.iter().filter(|moment| moment.run.is_none_or(|run| answer.is_one(run)));
         let steps: Vec<NodeId> = runs.map(|moment| moment.node).collect();
         Ok(Some(legal(self.graph, &steps)))
     }
 }
 
-/// Bytes at a moment of the storages that nobody decides about: those of the unplanned step. A repetition runs between
-/// two nodes, where what dies at the first is gone and what the second makes is not there.
-fn others(lives: &Liveness, moment: &Moment, decided: &SecondaryMap<StorageId, bool>, bytes: &impl Fn(StorageId) -> f64) -> f64 {
+/// Bytes at a moment of the storages that nobody decides about: those of the unplanned step. A
+/// repetition runs between two nodes, where what dies at the first is gone and what the second
+/// makes is not there.
+fn others(
+    lives: &Liveness,
+    moment: &Moment,
+    decided: &SecondaryMap<StorageId, bool>,
+    bytes: &impl Fn(StorageId) -> f64,
+) -> f64 {
     let stage = moment.stage as u32;
-    let alive = lives.intervals.values().filter(|life| !decided[life.storage]).filter(|life| match moment.run {
-        None => life.born.is_none_or(|born| born <= stage) && stage <= life.dies,
-        Some(_) => life.born.is_none_or(|born| born < stage) && stage <= life.dies,
-    });
+    let alive =
+        lives.intervals.values().filter(|life| !decided[life.storage]).filter(|life| match moment
+            .run
+        {
+            None => life.born.is_none_or(|born| born <= stage) && stage <= life.dies,
+            Some(_) => life.born.is_none_or(|born| born < stage) && stage <= life.dies,
+        });
     alive.map(|life| bytes(life.storage)).sum()
 }
 
-/// Storages whose bytes the first output of a node may take over if they are not held any more, with 0 where they are.
-fn overwritable(graph: &Graph, lives: &Liveness, moment: &Moment, decided: &SecondaryMap<StorageId, bool>) -> Vec<(StorageId, f64)> {
+/// Storages whose bytes the first output of a node may take over if they are not held any more,
+/// with 0 where they are.
+fn overwritable(
+    graph: &Graph,
+    lives: &Liveness,
+    moment: &Moment,
+    decided: &SecondaryMap<StorageId, bool>,
+) -> Vec<(StorageId, f64)> {
     let call = &graph.nodes()[moment.node];
-    let (Some(operator), Some(&Some(output))) = (call.operator, call.outputs.first()) else { return Vec::new() };
+    let (Some(operator), Some(&Some(output))) = (call.operator, call.outputs.first()) else {
+        return Vec::new();
+    };
     let made = graph.values()[output].storage;
     if !graph.fresh(moment.node).contains(&made) {
         return Vec::new();
     }
-    let inputs = operator.in_place(graph, moment.node).into_iter().map(|input| graph.values()[input].storage);
-    let fits = inputs.filter(|&from| !graph.is_kept(from) && graph.storages()[from] == graph.storages()[made]);
-    let dies = |from| lives.intervals.values().any(|life| life.storage == from && life.dies as usize == moment.stage);
+    let inputs = operator
+        .in_place(graph, moment.node)
+        .into_iter()
+        .map(|input| graph.values()[input].storage);
+    let fits = inputs
+        .filter(|&from| !graph.is_kept(from) && graph.storages()[from] == graph.storages()[made]);
+    let dies = |from| {
+        lives
+            .intervals
+            .values()
+            .any(|life| life.storage == from && life.dies as usize == moment.stage)
+    };
     fits.map(|from| (from, if decided[from] || dies(from) { 1.0 } else { 0.0 })).collect()
 }

@@ -1,5 +1,6 @@
-//! One plan out of several. Invariant: what is refused is refused with the lowest plan of a family that does not
-//! depend on the budget, so whatever a proof says is feasible, is found when it is asked for.
+//! One plan out of several. Invariant: what is refused is refused with the lowest plan of a family
+//! that does not depend on the budget, so whatever a proof says is feasible, is found when it is
+//! asked for.
 
 use super::{Infeasible, Plan, PlanError, Planner, none, simulate};
 use crate::graph::{Graph, NodeId};
@@ -33,8 +34,8 @@ pub(super) fn fastest(
 /// Shares of the peak beyond the static bytes that a rule is tried with where it exceeds its limit.
 const RETREATS: [u64; 8] = [95, 80, 65, 50, 35, 20, 10, 0];
 
-/// What a rule makes of `order` that heeds a limit as it goes along, and may miss it. Where it does, the fastest plan
-/// that it makes for one of a few fixed limits, if that fits.
+/// What a rule makes of `order` that heeds a limit as it goes along, and may miss it. Where it
+/// does, the fastest plan that it makes for one of a few fixed limits, if that fits.
 pub(super) fn heeding(
     graph: &Graph,
     profile: &Profile,

@@ -1,5 +1,5 @@
-//! A budget refused, with a proof that a person can read. Invariant: `needed` is a true lower bound for every schedule,
-//! `reached` bytes suffice for `plan`, which exists.
+//! A budget refused, with a proof that a person can read. Invariant: `needed` is a true lower bound
+//! for every schedule, `reached` bytes suffice for `plan`, which exists.
 
 use std::fmt;
 
@@ -26,9 +26,11 @@ pub struct LiveTensor {
 pub struct Infeasible {
     /// The budget that was asked for.
     pub budget: Bytes,
-    /// No schedule whatever needs less: at least the persistent bytes and the largest working set of one node.
+    /// No schedule whatever needs less: at least the persistent bytes and the largest working set
+    /// of one node.
     pub needed: Bytes,
-    /// The smallest budget known to be feasible: the peak of `plan`, or its slab where addresses were asked for too.
+    /// The smallest budget known to be feasible: the peak of `plan`, or its slab where addresses
+    /// were asked for too.
     pub reached: Bytes,
     /// The plan with the smallest peak that the planner knows.
     pub plan: Plan,
@@ -67,15 +69,29 @@ fn place(module: &str) -> String {
 
 impl fmt::Display for Infeasible {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let claim = if self.budget < self.needed { "no plan fits" } else { "no plan was found that fits" };
+        let claim =
+            if self.budget < self.needed { "no plan fits" } else { "no plan was found that fits" };
         writeln!(
             f,
-            "{claim} {} ({} bytes); the smallest budget known to be feasible is {} ({} bytes), and no schedule needs less than {}",
+            "{claim} {} ({} bytes); the smallest budget known to be feasible is {} ({} bytes), \
+             and no schedule needs less than {}",
             self.budget, self.budget.0, self.reached, self.reached.0, self.needed
         )?;
-        writeln!(f, "it binds at node `{}` ({}), where these are alive:", self.binding_name, place(&self.binding_module))?;
+        writeln!(
+            f,
+            "it binds at node `{}` ({}), where these are alive:",
+            self.binding_name,
+            place(&self.binding_module)
+        )?;
         for tensor in self.live.iter().take(10) {
-            writeln!(f, "  {:>10}  {} ({}, {})", tensor.bytes.to_string(), tensor.name, tensor.phase, place(&tensor.module))?;
+            writeln!(
+                f,
+                "  {:>10}  {} ({}, {})",
+                tensor.bytes.to_string(),
+                tensor.name,
+                tensor.phase,
+                place(&tensor.module)
+            )?;
         }
         if self.live.len() > 10 {
             let rest: Bytes = self.live[10..].iter().map(|tensor| tensor.bytes).sum();
@@ -85,14 +101,20 @@ impl fmt::Display for Infeasible {
     }
 }
 
-/// A lower bound for every schedule in every order: persistent bytes and one node's own storages and workspace.
+/// A lower bound for every schedule in every order: persistent bytes and one node's own storages
+/// and workspace.
 ///
-/// An output written over an input needs no bytes of its own, so where the machine reuses memory only the larger of
-/// inputs and outputs counts.
+/// An output written over an input needs no bytes of its own, so where the machine reuses memory
+/// only the larger of inputs and outputs counts.
 fn needed(graph: &Graph, profile: &Profile) -> Bytes {
-    let persistent = |storage| graph.producer(storage).is_some_and(|node| graph.nodes()[node].phase.is_persistent());
-    let resting: Bytes = graph.storages().keys().filter(|&s| persistent(s)).map(|s| graph.storages()[s]).sum();
-    let bytes = |storages: &[_]| -> Bytes { storages.iter().filter(|&&s| !persistent(s)).map(|&s| graph.storages()[s]).sum() };
+    let persistent = |storage| {
+        graph.producer(storage).is_some_and(|node| graph.nodes()[node].phase.is_persistent())
+    };
+    let resting: Bytes =
+        graph.storages().keys().filter(|&s| persistent(s)).map(|s| graph.storages()[s]).sum();
+    let bytes = |storages: &[_]| -> Bytes {
+        storages.iter().filter(|&&s| !persistent(s)).map(|&s| graph.storages()[s]).sum()
+    };
     let own = graph.program().into_iter().map(|node| {
         let (reads, fresh) = (bytes(graph.reads(node)), bytes(graph.fresh(node)));
         let touched = if profile.in_place { reads.max(fresh) } else { reads + fresh };
@@ -101,18 +123,29 @@ fn needed(graph: &Graph, profile: &Profile) -> Bytes {
     resting + own.max().unwrap_or(Bytes::ZERO)
 }
 
-/// Everything alive at one position of a sequence, largest first; what a node writes in place is counted once.
-pub fn live_tensors(graph: &Graph, profile: &Profile, steps: &[NodeId], at: usize) -> Vec<LiveTensor> {
+/// Everything alive at one position of a sequence, largest first; what a node writes in place is
+/// counted once.
+pub fn live_tensors(
+    graph: &Graph,
+    profile: &Profile,
+    steps: &[NodeId],
+    at: usize,
+) -> Vec<LiveTensor> {
     let lives = liveness(graph, profile, steps);
     let here = at as u32;
     let alive = lives.intervals.values().filter(|life| {
-        life.born.is_none_or(|born| born <= here) && here <= life.dies && (life.in_place_of.is_none() || life.born != Some(here))
+        life.born.is_none_or(|born| born <= here)
+            && here <= life.dies
+            && (life.in_place_of.is_none() || life.born != Some(here))
     });
     let mut tensors: Vec<LiveTensor> = alive
         .filter_map(|life| {
             let node = graph.producer(life.storage)?;
             Some(LiveTensor {
-                name: graph.nodes()[node].parameter.clone().unwrap_or_else(|| graph.nodes()[node].name.clone()),
+                name: graph.nodes()[node]
+                    .parameter
+                    .clone()
+                    .unwrap_or_else(|| graph.nodes()[node].name.clone()),
                 module: graph.module_of(node).to_string(),
                 phase: graph.nodes()[node].phase.name(),
                 bytes: graph.storages()[life.storage],

@@ -1,9 +1,11 @@
-//! The knapsack of torch.compile's `activation_memory_budget`: save those activations that take longest to make again,
-//! within a share of the bytes that saving all of them takes. Invariant: what is promised is the simulated peak; the
-//! capacity of the knapsack is only what is searched over.
+//! The knapsack of torch.compile's `activation_memory_budget`: save those activations that take
+//! longest to make again, within a share of the bytes that saving all of them takes. Invariant:
+//! what is promised is the simulated peak; the capacity of the knapsack is only what is searched
+//! over.
 //!
 //! Source: PyTorch, `torch/_functorch/partitioners.py` (`choose_saved_values_set`) and
-//! `torch/_functorch/_activation_checkpointing/knapsack.py` (`dp_knapsack`). Departures: see `doc/theory/knapsack.md`.
+//! `torch/_functorch/_activation_checkpointing/knapsack.py` (`dp_knapsack`). Departures: see
+//! `doc/theory/knapsack.md`.
 
 use cranelift_entity::SecondaryMap;
 
@@ -21,10 +23,16 @@ const SLOTS: usize = 10_000;
 const CAPACITIES: usize = 40;
 
 /// The fastest plan over all capacities whose peak fits.
-pub fn knapsack(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes) -> Result<Plan, PlanError> {
+pub fn knapsack(
+    graph: &Graph,
+    profile: &Profile,
+    order: &[NodeId],
+    budget: Bytes,
+) -> Result<Plan, PlanError> {
     let items = items(graph, profile, order);
     let all: Bytes = items.iter().map(|item| item.bytes).sum();
-    let slots = |bytes: Bytes| (bytes.0 as f64 / all.0.max(1) as f64 * SLOTS as f64).round() as usize;
+    let slots =
+        |bytes: Bytes| (bytes.0 as f64 / all.0.max(1) as f64 * SLOTS as f64).round() as usize;
     let weights: Vec<usize> = items.iter().map(|item| slots(item.bytes)).collect();
     let values: Vec<f64> = items.iter().map(|item| item.seconds.0).collect();
     let filled = Filled::new(&weights, &values, SLOTS);
@@ -32,7 +40,8 @@ pub fn knapsack(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Byte
     let family = (0..=CAPACITIES).map(|share| {
         let mut drops = Drops::new();
         if share < CAPACITIES {
-            for (item, saved) in items.iter().zip(filled.best(&weights, SLOTS * share / CAPACITIES)) {
+            for (item, saved) in items.iter().zip(filled.best(&weights, SLOTS * share / CAPACITIES))
+            {
                 drops[item.node] = if saved { Drop::Hold } else { Drop::Keep };
             }
         }
@@ -49,8 +58,8 @@ struct Item {
     seconds: Seconds,
 }
 
-/// What may be saved or made again, in the order of `order`. The time of an item is its own and that of the nodes
-/// between it and other items: those are held by nobody, and run again with it.
+/// What may be saved or made again, in the order of `order`. The time of an item is its own and
+/// that of the nodes between it and other items: those are held by nobody, and run again with it.
 fn items(graph: &Graph, profile: &Profile, order: &[NodeId]) -> Vec<Item> {
     let is_mutated = mutated_storages(graph);
     let mut read_by_backward: SecondaryMap<NodeId, bool> = SecondaryMap::new();
@@ -67,7 +76,9 @@ fn items(graph: &Graph, profile: &Profile, order: &[NodeId]) -> Vec<Item> {
             let mut seconds = profile.seconds[node];
             let mut pending = vec![node];
             while let Some(next) = pending.pop() {
-                for source in graph.reads(next).iter().filter_map(|&storage| graph.producer(storage)) {
+                for source in
+                    graph.reads(next).iter().filter_map(|&storage| graph.producer(storage))
+                {
                     if !read_by_backward[source] && again(source) && seen[source] != Some(node) {
                         seen[source] = Some(node);
                         seconds = seconds + profile.seconds[source];
@@ -83,7 +94,8 @@ fn items(graph: &Graph, profile: &Profile, order: &[NodeId]) -> Vec<Item> {
 
 /// 0/1 knapsacks of every capacity at once.
 struct Filled {
-    /// For each item and each capacity: whether a best filling of that capacity with the items up to it has it.
+    /// For each item and each capacity: whether a best filling of that capacity with the items up
+    /// to it has it.
     taken: Vec<Vec<bool>>,
 }
 

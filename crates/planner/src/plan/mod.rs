@@ -1,7 +1,9 @@
-//! Plans: which nodes run, in which order, how often. Invariant: every plan that leaves this room is closed over its
-//! inputs (each read finds its value) and its peak, re-simulated, is at most the budget it was made for.
+//! Plans: which nodes run, in which order, how often. Invariant: every plan that leaves this room
+//! is closed over its inputs (each read finds its value) and its peak, re-simulated, is at most the
+//! budget it was made for.
 //!
-//! A pass is a plain function from graph, profile and budget to a [`Plan`] or to an [`Infeasible`] that explains.
+//! A pass is a plain function from graph, profile and budget to a [`Plan`] or to an [`Infeasible`]
+//! that explains.
 
 mod capuchin;
 mod chain;
@@ -37,7 +39,8 @@ pub use recompute::{Answer, BoundOrder, Search, lower_bound};
 pub use rematerialize::{Drop, Drops, rematerialize};
 pub use rotor::rotor;
 pub use selective::{
-    CheckpointedUnit, ModuleInfeasible, ModulePlanError, OperatorPolicy, PolicyError, SelectivePlan, SelectiveTask, policy, selective,
+    CheckpointedUnit, ModuleInfeasible, ModulePlanError, OperatorPolicy, PolicyError,
+    SelectivePlan, SelectiveTask, policy, selective,
 };
 pub use shard::{Link, ShardPlan, ShardTask, ShardUnit, ShardVariant, shard};
 pub use xla::xla;
@@ -53,7 +56,8 @@ pub enum Planner {
     None,
     /// √n segments: Chen et al. 2016.
     Chen,
-    /// Greedy by bytes saved per second, the peak re-simulated after every choice: Peng et al. 2020, corrected.
+    /// Greedy by bytes saved per second, the peak re-simulated after every choice: Peng et al.
+    /// 2020, corrected.
     Capuchin,
     /// The largest outputs first, instruction by instruction: OpenXLA's HloRematerialization.
     Xla,
@@ -65,7 +69,8 @@ pub enum Planner {
     Rotor,
     /// The optimum of a mixed integer program, for small steps: after Jain et al. 2020.
     Exact,
-    /// The budget planner: searches, takes the plan of another where that is faster, and proves how far it is from optimal.
+    /// The budget planner: searches, takes the plan of another where that is faster, and proves how
+    /// far it is from optimal.
     Auto,
 }
 
@@ -110,7 +115,10 @@ pub enum PlanError {
     #[error("{0}")]
     Infeasible(Box<Infeasible>),
     /// The planner is for smaller steps.
-    #[error("{nodes} nodes run in this step, and this planner takes {most} at most; choose another planner, such as `auto`")]
+    #[error(
+        "{nodes} nodes run in this step, and this planner takes {most} at most; choose another \
+         planner, such as `auto`"
+    )]
     TooLarge {
         /// Nodes that run.
         nodes: usize,
@@ -118,7 +126,10 @@ pub enum PlanError {
         most: usize,
     },
     /// The solver gave up.
-    #[error("the solver found no plan: {reason}; give it more time, or choose another planner, such as `auto`")]
+    #[error(
+        "the solver found no plan: {reason}; give it more time, or choose another planner, such \
+         as `auto`"
+    )]
     Unsolved {
         /// In the solver's words.
         reason: String,
@@ -140,7 +151,13 @@ pub fn simulate(graph: &Graph, profile: &Profile, steps: &[NodeId]) -> Simulatio
 }
 
 /// Plans the sequence `order` under a budget with one planner.
-pub fn plan(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes, planner: Planner) -> Result<Plan, PlanError> {
+pub fn plan(
+    graph: &Graph,
+    profile: &Profile,
+    order: &[NodeId],
+    budget: Bytes,
+    planner: Planner,
+) -> Result<Plan, PlanError> {
     match planner {
         Planner::None => none(graph, profile, order, budget),
         Planner::Chen => chen(graph, profile, order, budget),
@@ -155,7 +172,12 @@ pub fn plan(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes, p
 }
 
 /// Recomputes nothing: feasible where the peak of `order` fits.
-pub fn none(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes) -> Result<Plan, PlanError> {
+pub fn none(
+    graph: &Graph,
+    profile: &Profile,
+    order: &[NodeId],
+    budget: Bytes,
+) -> Result<Plan, PlanError> {
     let plan = Plan { planner: Planner::None, steps: order.to_vec() };
     if simulate(graph, profile, order).curve.peak <= budget {
         return Ok(plan);
@@ -164,7 +186,12 @@ pub fn none(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes) -
 }
 
 /// The budget planner with the default effort; [`Search`] takes others.
-fn auto(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes) -> Result<Plan, PlanError> {
+fn auto(
+    graph: &Graph,
+    profile: &Profile,
+    order: &[NodeId],
+    budget: Bytes,
+) -> Result<Plan, PlanError> {
     let effort = Effort::default();
     let mut search = Search::new(graph, profile, order);
     if let Some(plan) = search.plan(budget, &effort).plan {
@@ -179,11 +206,14 @@ fn auto(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes) -> Re
     Err(PlanError::Infeasible(Box::new(Infeasible { needed: proof.needed.max(least), ..proof })))
 }
 
-/// The plan with the smallest peak that a planner reaches, whatever it costs; the order itself where it does not answer.
+/// The plan with the smallest peak that a planner reaches, whatever it costs; the order itself
+/// where it does not answer.
 pub fn smallest(graph: &Graph, profile: &Profile, order: &[NodeId], planner: Planner) -> Plan {
     match plan(graph, profile, order, Bytes::ZERO, planner) {
         Ok(plan) => plan,
         Err(PlanError::Infeasible(proof)) => proof.plan,
-        Err(PlanError::TooLarge { .. } | PlanError::Unsolved { .. }) => Plan { planner, steps: order.to_vec() },
+        Err(PlanError::TooLarge { .. } | PlanError::Unsolved { .. }) => {
+            Plan { planner, steps: order.to_vec() }
+        }
     }
 }

@@ -1,5 +1,6 @@
-//! The order that every planner starts from: updates as early as they may be, gradients that stay as late. Invariant: it
-//! respects every read and every version, and never peaks higher than the program order.
+//! The order that every planner starts from: updates as early as they may be, gradients that stay
+//! as late. Invariant: it respects every read and every version, and never peaks higher than the
+//! program order.
 
 use cranelift_entity::SecondaryMap;
 
@@ -8,9 +9,10 @@ use crate::graph::{Graph, NodeId, Phase, StorageId};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
-/// Moves each optimizer node up behind its gradient and behind the last reader of the versions that it overwrites, so
-/// that gradients die early; and what nobody in the step waits for, and that stays when it is made, to the end of the
-/// step where it holds less while it waits. Each is done only where it does not raise the peak.
+/// Moves each optimizer node up behind its gradient and behind the last reader of the versions that
+/// it overwrites, so that gradients die early; and what nobody in the step waits for, and that
+/// stays when it is made, to the end of the step where it holds less while it waits. Each is done
+/// only where it does not raise the peak.
 pub fn base_order(graph: &Graph, profile: &Profile) -> Vec<NodeId> {
     let peak = |order: &[NodeId]| simulate(graph, profile, order).curve.peak;
     let mut order = graph.program();
@@ -23,8 +25,8 @@ pub fn base_order(graph: &Graph, profile: &Profile) -> Vec<NodeId> {
     order
 }
 
-/// Whoever makes more bytes that stay than it reads, and is followed by nobody, goes last. What one of them reads is
-/// there for the others too.
+/// Whoever makes more bytes that stay than it reads, and is followed by nobody, goes last. What one
+/// of them reads is there for the others too.
 fn late_outputs(graph: &Graph, program: &[NodeId]) -> Vec<NodeId> {
     let mut is_touched: SecondaryMap<StorageId, bool> = SecondaryMap::new();
     let mut is_ended: SecondaryMap<StorageId, bool> = SecondaryMap::new();
@@ -33,13 +35,21 @@ fn late_outputs(graph: &Graph, program: &[NodeId]) -> Vec<NodeId> {
         graph.mutated(node).iter().for_each(|&storage| is_ended[storage] = true);
     }
     let mut is_held: SecondaryMap<StorageId, bool> = SecondaryMap::new();
-    let bytes = |storages: &[StorageId]| storages.iter().map(|&storage| graph.storages()[storage]).sum::<Bytes>();
+    let bytes = |storages: &[StorageId]| {
+        storages.iter().map(|&storage| graph.storages()[storage]).sum::<Bytes>()
+    };
     let (mut early, mut late) = (Vec::with_capacity(program.len()), Vec::new());
     for &node in program.iter().rev() {
         let (reads, fresh) = (graph.reads(node), graph.fresh(node));
-        let holds: Vec<StorageId> = reads.iter().copied().filter(|&storage| !graph.is_kept(storage) && !is_held[storage]).collect();
-        let stays: Vec<StorageId> = fresh.iter().copied().filter(|&storage| graph.is_kept(storage)).collect();
-        let is_last = !fresh.iter().any(|&storage| is_touched[storage]) && !reads.iter().any(|&storage| is_ended[storage]);
+        let holds: Vec<StorageId> = reads
+            .iter()
+            .copied()
+            .filter(|&storage| !graph.is_kept(storage) && !is_held[storage])
+            .collect();
+        let stays: Vec<StorageId> =
+            fresh.iter().copied().filter(|&storage| graph.is_kept(storage)).collect();
+        let is_last = !fresh.iter().any(|&storage| is_touched[storage])
+            && !reads.iter().any(|&storage| is_ended[storage]);
         if is_last && !graph.nodes()[node].mutates && bytes(&stays) > bytes(&holds) {
             holds.into_iter().for_each(|storage| is_held[storage] = true);
             late.push(node);
@@ -52,8 +62,9 @@ fn late_outputs(graph: &Graph, program: &[NodeId]) -> Vec<NodeId> {
 
 fn early_updates(graph: &Graph, program: &[NodeId]) -> Vec<NodeId> {
     let is_update = |node: NodeId| graph.nodes()[node].phase == Phase::Optimizer;
-    // Each update follows the last node before it that touches what it touches; so updates that depend on each other
-    // keep their order, and whoever reads a new version stays behind it. Slot n is right behind n nodes.
+    // Each update follows the last node before it that touches what it touches; so updates that
+    // depend on each other keep their order, and whoever reads a new version stays behind it. Slot
+    // n is right behind n nodes.
     let mut last_access: SecondaryMap<StorageId, usize> = SecondaryMap::new();
     let mut waiting: Vec<Vec<NodeId>> = vec![Vec::new(); program.len() + 1];
     for (position, &node) in program.iter().enumerate() {

@@ -1,5 +1,6 @@
-//! Mixed integer programs: variables, rows, what is minimised, and the solver behind it. Invariant: the solver is named
-//! here and nowhere else; without a limit of seconds, the same program has the same answer on every machine.
+//! Mixed integer programs: variables, rows, what is minimised, and the solver behind it. Invariant:
+//! the solver is named here and nowhere else; without a limit of seconds, the same program has the
+//! same answer on every machine.
 
 #[cfg(feature = "highs")]
 use good_lp::highs as solver;
@@ -7,7 +8,8 @@ use good_lp::highs as solver;
 use good_lp::microlp as solver;
 use good_lp::solvers::SolutionStatus;
 use good_lp::{
-    Constraint, Expression, ProblemVariables, ResolutionError, Solution, SolverModel, Variable, WithMipGap, WithTimeLimit, variable,
+    Constraint, Expression, ProblemVariables, ResolutionError, Solution, SolverModel, Variable,
+    WithMipGap, WithTimeLimit, variable,
 };
 
 use crate::profile::modules::ModuleInfo;
@@ -21,8 +23,8 @@ pub const SOLVER: &str = if cfg!(feature = "highs") { "HiGHS" } else { "microlp"
 pub struct SolverLimits {
     /// How far above the optimum an answer may be, as a share of it.
     pub gap: f64,
-    /// Time that the solver may take for one program, by its own clock; absent: as long as it needs. The best answer
-    /// until then is no optimum, and not the same on every machine.
+    /// Time that the solver may take for one program, by its own clock; absent: as long as it
+    /// needs. The best answer until then is no optimum, and not the same on every machine.
     pub seconds: Option<Seconds>,
 }
 
@@ -34,7 +36,8 @@ const LONGEST: f64 = 1e9;
 /// The gap of the coarse question that comes first where time is limited.
 const COARSE: f64 = 0.01;
 
-/// What a program on modules counts as one byte and one second, so that its figures are neither large nor small.
+/// What a program on modules counts as one byte and one second, so that its figures are neither
+/// large nor small.
 pub struct Scale {
     pub bytes: f64,
     pub seconds: f64,
@@ -44,7 +47,10 @@ impl Scale {
     /// The baseline peak, and a hundredth of the baseline's seconds.
     pub fn of(info: &ModuleInfo) -> Scale {
         let seconds = info.baseline_seconds().0 / 100.0;
-        Scale { bytes: info.baseline_peak().0.max(1) as f64, seconds: if seconds > 0.0 { seconds } else { 1.0 } }
+        Scale {
+            bytes: info.baseline_peak().0.max(1) as f64,
+            seconds: if seconds > 0.0 { seconds } else { 1.0 },
+        }
     }
 
     /// Bytes as the program counts them.
@@ -64,7 +70,8 @@ pub struct Program {
 impl Program {
     pub fn new() -> Program {
         let mut variables = ProblemVariables::new();
-        // HiGHS has no answer to a program without variables, though there may be nothing to decide.
+        // HiGHS has no answer to a program without variables, though there may be nothing to
+        // decide.
         variables.add(variable().min(0.0).max(0.0));
         Program { variables, rows: Vec::new(), objective: Expression::from(0.0) }
     }
@@ -85,12 +92,17 @@ impl Program {
 
     /// The minimum; `None` where nothing satisfies all rows; else why the solver has no answer.
     ///
-    /// Where time is limited, a coarse question comes first, for half of it: that is often answered in a hundredth of what
-    /// the fine one takes, and what the fine one does not prove in its half, the coarse one has.
+    /// Where time is limited, a coarse question comes first, for half of it: that is often answered
+    /// in a hundredth of what the fine one takes, and what the fine one does not prove in its half,
+    /// the coarse one has.
     pub fn solve(self, limits: &SolverLimits) -> Result<Option<Answer>, String> {
-        let Some(Seconds(seconds)) = limits.seconds.filter(|_| limits.gap < COARSE) else { return self.insist(limits) };
+        let Some(Seconds(seconds)) = limits.seconds.filter(|_| limits.gap < COARSE) else {
+            return self.insist(limits);
+        };
         let half = Some(Seconds(seconds / 2.0));
-        let Some(coarse) = self.insist(&SolverLimits { gap: COARSE, seconds: half })? else { return Ok(None) };
+        let Some(coarse) = self.insist(&SolverLimits { gap: COARSE, seconds: half })? else {
+            return Ok(None);
+        };
         let fine = match self.insist(&SolverLimits { seconds: half, ..*limits }) {
             Ok(Some(fine)) if fine.gap.is_some_and(|gap| gap <= COARSE) => return Ok(Some(fine)),
             Ok(Some(fine)) => fine,
@@ -99,12 +111,14 @@ impl Program {
         // Gaps are shares of the upper or of the lower bound; this holds for both.
         let least = coarse.gap.map(|gap| coarse.minimum * (1.0 - gap));
         let best = if fine.minimum < coarse.minimum { fine } else { coarse };
-        let gap = least.filter(|least| *least > 0.0).map(|least| (best.minimum - least) / best.minimum);
+        let gap =
+            least.filter(|least| *least > 0.0).map(|least| (best.minimum - least) / best.minimum);
         Ok(Some(Answer { gap, ..best }))
     }
 
-    /// A solver in floating-point numbers may run into a basis that it cannot factor; then it is asked the same with the
-    /// rows in another order, which takes it another way, and with a larger gap, which ends it sooner.
+    /// A solver in floating-point numbers may run into a basis that it cannot factor; then it is
+    /// asked the same with the rows in another order, which takes it another way, and with a larger
+    /// gap, which ends it sooner.
     fn insist(&self, limits: &SolverLimits) -> Result<Option<Answer>, String> {
         let mut failed = String::new();
         for (turn, least) in LARGER_GAPS.into_iter().enumerate() {
@@ -113,7 +127,9 @@ impl Program {
             rows.rotate_left(middle);
             let gap = limits.gap.max(least);
             // A failure may be that time was up, so another turn gets little of it.
-            let seconds = limits.seconds.map(|Seconds(seconds)| Seconds(if turn == 0 { seconds } else { seconds / 16.0 }));
+            let seconds = limits
+                .seconds
+                .map(|Seconds(seconds)| Seconds(if turn == 0 { seconds } else { seconds / 16.0 }));
             match self.attempt(rows, &SolverLimits { gap, seconds }) {
                 Ok(solution) => {
                     let proven = !matches!(solution.status(), SolutionStatus::TimeLimit);
@@ -128,9 +144,15 @@ impl Program {
         Err(failed)
     }
 
-    fn attempt(&self, rows: Vec<Constraint>, limits: &SolverLimits) -> Result<impl Solution + 'static, ResolutionError> {
+    fn attempt(
+        &self,
+        rows: Vec<Constraint>,
+        limits: &SolverLimits,
+    ) -> Result<impl Solution + 'static, ResolutionError> {
         let mut model = self.variables.clone().minimise(self.objective.clone()).using(solver);
-        model = model.with_mip_gap(limits.gap as f32).map_err(|error| ResolutionError::Str(error.to_string()))?;
+        model = model
+            .with_mip_gap(limits.gap as f32)
+            .map_err(|error| ResolutionError::Str(error.to_string()))?;
         if let Some(Seconds(seconds)) = limits.seconds {
             model = model.with_time_limit(seconds.clamp(0.0, LONGEST));
         }

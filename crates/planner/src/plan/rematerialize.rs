@@ -1,8 +1,9 @@
-//! From a set of dropped nodes to a sequence of runs. Invariant: the sequence is closed over its inputs, and a node
-//! runs again only while every version that it reads is still there.
+//! From a set of dropped nodes to a sequence of runs. Invariant: the sequence is closed over its
+//! inputs, and a node runs again only while every version that it reads is still there.
 //!
-//! A dropped node runs again just before its first backward access. What it reads is found where it lies, or, if that
-//! was dropped too, made again first; nodes made again for one access run in program order.
+//! A dropped node runs again just before its first backward access. What it reads is found where it
+//! lies, or, if that was dropped too, made again first; nodes made again for one access run in
+//! program order.
 
 use cranelift_entity::SecondaryMap;
 
@@ -14,27 +15,38 @@ pub enum Drop {
     /// They stay.
     #[default]
     Hold,
-    /// They go after the last forward access, and stay from the first time that they are made again.
+    /// They go after the last forward access, and stay from the first time that they are made
+    /// again.
     Keep,
-    /// Like `Keep`, but made again as the source of another they go at once, and are made anew at their own access.
+    /// Like `Keep`, but made again as the source of another they go at once, and are made anew at
+    /// their own access.
     Again,
 }
 
 /// The decision for each forward node.
 pub type Drops = SecondaryMap<NodeId, Drop>;
 
-/// The sequence that `order` becomes. Forward nodes that no backward node reads are transparent: they are made again
-/// for whoever needs them, and held by nobody.
+/// The sequence that `order` becomes. Forward nodes that no backward node reads are transparent:
+/// they are made again for whoever needs them, and held by nobody.
 pub fn rematerialize(graph: &Graph, order: &[NodeId], drops: &Drops) -> Vec<NodeId> {
     Readers::new(graph, order).rematerialize(graph, order, drops)
 }
 
-/// Whether a node may ever run again: it does not mutate, and no storage that it makes is written in place later.
+/// Whether a node may ever run again: it does not mutate, and no storage that it makes is written
+/// in place later.
 ///
-/// Random nodes may: whoever executes the plan replays their seeds, and the engine refuses a random node without one.
-pub(super) fn may_run_again(graph: &Graph, is_mutated: &SecondaryMap<StorageId, bool>, node: NodeId) -> bool {
+/// Random nodes may: whoever executes the plan replays their seeds, and the engine refuses a random
+/// node without one.
+pub(super) fn may_run_again(
+    graph: &Graph,
+    is_mutated: &SecondaryMap<StorageId, bool>,
+    node: NodeId,
+) -> bool {
     let call = &graph.nodes()[node];
-    !call.mutates && graph.runs(node) && call.phase.is_forward() && graph.fresh(node).iter().all(|&storage| !is_mutated[storage])
+    !call.mutates
+        && graph.runs(node)
+        && call.phase.is_forward()
+        && graph.fresh(node).iter().all(|&storage| !is_mutated[storage])
 }
 
 /// How often each storage has been written in place, at some point of a sequence.
@@ -51,14 +63,17 @@ impl Versions {
         }
     }
 
-    /// Whether a node that ran before may run again here: every version that it reads is still current, and nothing that
-    /// it makes has been written in place.
+    /// Whether a node that ran before may run again here: every version that it reads is still
+    /// current, and nothing that it makes has been written in place.
     pub fn allow(&self, graph: &Graph, node: NodeId) -> bool {
         let call = &graph.nodes()[node];
-        let current = |value| self.written[graph.values()[value].storage] == graph.values()[value].version;
+        let current =
+            |value| self.written[graph.values()[value].storage] == graph.values()[value].version;
         let untouched = |storage| self.written[storage] == 0;
         let repeatable = graph.runs(node) && call.phase.is_forward() && !call.mutates;
-        repeatable && call.inputs.iter().all(|&input| current(input)) && graph.fresh(node).iter().all(|&storage| untouched(storage))
+        repeatable
+            && call.inputs.iter().all(|&input| current(input))
+            && graph.fresh(node).iter().all(|&storage| untouched(storage))
     }
 }
 
@@ -73,9 +88,10 @@ pub(super) fn mutated_storages(graph: &Graph) -> SecondaryMap<StorageId, bool> {
     mutated
 }
 
-/// `steps` without the repeated runs that may not be (something that they read or make has been written in place since)
-/// and without those that make something for nobody. First runs stay, so whoever read a run that is left out finds the
-/// copy before it: any sequence in which first runs come in a legal order becomes a legal one.
+/// `steps` without the repeated runs that may not be (something that they read or make has been
+/// written in place since) and without those that make something for nobody. First runs stay, so
+/// whoever read a run that is left out finds the copy before it: any sequence in which first runs
+/// come in a legal order becomes a legal one.
 pub(super) fn legal(graph: &Graph, steps: &[NodeId]) -> Vec<NodeId> {
     let mut ran: SecondaryMap<NodeId, bool> = SecondaryMap::new();
     let mut versions = Versions::default();
@@ -92,7 +108,8 @@ pub(super) fn legal(graph: &Graph, steps: &[NodeId]) -> Vec<NodeId> {
     runs.reverse();
     runs.retain(|&(node, repeated)| {
         // What is kept stays from its first run, and serves all reads.
-        let made = || graph.fresh(node).iter().filter(|&&storage| !(repeated && graph.is_kept(storage)));
+        let made =
+            || graph.fresh(node).iter().filter(|&&storage| !(repeated && graph.is_kept(storage)));
         if repeated && !made().any(|&storage| wanted[storage]) {
             return false;
         }
@@ -129,7 +146,9 @@ impl Readers {
             table.is_forward[node] = graph.nodes()[node].phase.is_forward();
             table.again[node] = may_run_again(graph, &is_mutated, node);
             if !graph.nodes()[node].phase.is_forward() {
-                for producer in graph.reads(node).iter().filter_map(|&storage| graph.producer(storage)) {
+                for producer in
+                    graph.reads(node).iter().filter_map(|&storage| graph.producer(storage))
+                {
                     table.read_by_backward[producer] = true;
                 }
             }
@@ -186,11 +205,13 @@ struct Rematerialization<'a> {
 }
 
 impl Rematerialization<'_> {
-    /// Makes sure that `wanted` is there for the current access, which the backward node itself reads.
+    /// Makes sure that `wanted` is there for the current access, which the backward node itself
+    /// reads.
     fn make(&mut self, wanted: StorageId, again: &mut Vec<NodeId>) {
         let Some(node) = self.must_run_again(wanted, true) else { return };
         again.push(node);
-        let mut missing: Vec<(StorageId, bool)> = self.graph.reads(node).iter().map(|&read| (read, false)).collect();
+        let mut missing: Vec<(StorageId, bool)> =
+            self.graph.reads(node).iter().map(|&read| (read, false)).collect();
         while let Some((storage, wanted)) = missing.pop() {
             if let Some(node) = self.must_run_again(storage, wanted) {
                 missing.extend(self.graph.reads(node).iter().map(|&read| (read, false)));

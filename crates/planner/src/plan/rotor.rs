@@ -1,9 +1,10 @@
-//! Rotor: the fastest persistent schedule of a chain of units, by dynamic programming over parts of the chain and
-//! memory. Invariant: the program's figures of memory only order its schedules; each one becomes a sequence of runs and
-//! is simulated, so the peak that is promised is the real one.
+//! Rotor: the fastest persistent schedule of a chain of units, by dynamic programming over parts of
+//! the chain and memory. Invariant: the program's figures of memory only order its schedules; each
+//! one becomes a sequence of runs and is simulated, so the peak that is promised is the real one.
 //!
-//! Source: Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova, "Optimal checkpointing for heterogeneous chains: how to
-//! train deep neural networks with limited memory", 2019 (rotor). Departures: see `doc/theory/rotor.md`.
+//! Source: Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova, "Optimal checkpointing for
+//! heterogeneous chains: how to train deep neural networks with limited memory", 2019 (rotor).
+//! Departures: see `doc/theory/rotor.md`.
 
 use cranelift_entity::SecondaryMap;
 
@@ -25,7 +26,12 @@ const LONGEST: usize = 48;
 const SCHEDULES: usize = 40;
 
 /// The fastest schedule over all amounts of memory whose peak fits.
-pub fn rotor(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes) -> Result<Plan, PlanError> {
+pub fn rotor(
+    graph: &Graph,
+    profile: &Profile,
+    order: &[NodeId],
+    budget: Bytes,
+) -> Result<Plan, PlanError> {
     let chain = Chain::new(graph, order);
     let mut family = vec![order.to_vec()];
     if chain.length > 0 {
@@ -33,7 +39,14 @@ pub fn rotor(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes) 
         let table = Table::new(&blocks);
         let amounts = table.amounts();
         let every = amounts.len().div_ceil(SCHEDULES).max(1);
-        family.extend(amounts.iter().rev().step_by(every).rev().map(|&memory| chain.steps(graph, order, &table.schedule(memory))));
+        family.extend(
+            amounts
+                .iter()
+                .rev()
+                .step_by(every)
+                .rev()
+                .map(|&memory| chain.steps(graph, order, &table.schedule(memory))),
+        );
     }
     fastest(graph, profile, budget, Planner::Rotor, family)
 }
@@ -55,15 +68,20 @@ struct Chain {
 
 impl Chain {
     fn new(graph: &Graph, order: &[NodeId]) -> Chain {
-        // The chain ends with the last forward node that the backward pass reads. What else stands between forward nodes
-        // (updates that moved up, copies that autograd saves) belongs to the block of the node before it.
+        // The chain ends with the last forward node that the backward pass reads. What else stands
+        // between forward nodes (updates that moved up, copies that autograd saves) belongs to the
+        // block of the node before it.
         let is_forward = |node: NodeId| graph.nodes()[node].phase.is_forward();
         let mut behind = 0;
         let mut position: SecondaryMap<NodeId, usize> = SecondaryMap::new();
         for (at, &node) in order.iter().enumerate() {
             position[node] = at;
             if graph.nodes()[node].phase == Phase::Backward {
-                let read = graph.reads(node).iter().filter_map(|&storage| graph.producer(storage)).filter(|&made| is_forward(made));
+                let read = graph
+                    .reads(node)
+                    .iter()
+                    .filter_map(|&storage| graph.producer(storage))
+                    .filter(|&made| is_forward(made));
                 behind = read.map(|made| position[made] + 1).fold(behind, usize::max);
             }
         }
@@ -83,7 +101,8 @@ impl Chain {
             border: SecondaryMap::new(),
             saved: SecondaryMap::new(),
         };
-        // What a block behind the next one reads is held throughout, and so is what cannot be made again.
+        // What a block behind the next one reads is held throughout, and so is what cannot be made
+        // again.
         let mut skips: SecondaryMap<NodeId, bool> = SecondaryMap::new();
         for &node in order {
             for &storage in graph.reads(node) {
@@ -98,9 +117,12 @@ impl Chain {
         }
         let is_mutated = mutated_storages(graph);
         for &node in ahead {
-            if let Some(block) = chain.block[node].filter(|_| !skips[node] && may_run_again(graph, &is_mutated, node)) {
+            if let Some(block) = chain.block[node]
+                .filter(|_| !skips[node] && may_run_again(graph, &is_mutated, node))
+            {
                 chain.again[block].push(node);
-                for &storage in graph.fresh(node).iter().filter(|&&storage| !graph.is_kept(storage)) {
+                for &storage in graph.fresh(node).iter().filter(|&&storage| !graph.is_kept(storage))
+                {
                     chain.movable[storage] = true;
                 }
             }
@@ -111,7 +133,9 @@ impl Chain {
     /// The block whose activations a backward node needs, beyond the input of the block after it.
     fn needed(&self, graph: &Graph, node: NodeId) -> Option<usize> {
         let reads = graph.reads(node).iter().filter(|&&storage| self.movable[storage]);
-        let blocks = reads.filter_map(|&storage| Some(self.block[graph.producer(storage)?]? + usize::from(self.border[storage])));
+        let blocks = reads.filter_map(|&storage| {
+            Some(self.block[graph.producer(storage)?]? + usize::from(self.border[storage]))
+        });
         blocks.min().map(|block| block.min(self.length - 1))
     }
 
@@ -120,7 +144,10 @@ impl Chain {
         let resting = graph.static_bytes();
         let lives = liveness(graph, profile, order);
         let curve = memory_curve(graph, profile, order, &lives);
-        let mut blocks = Blocks::new(self.length, Bytes((curve.peak.saturating_sub(resting).0 / SLOTS as u64).max(1)));
+        let mut blocks = Blocks::new(
+            self.length,
+            Bytes((curve.peak.saturating_sub(resting).0 / SLOTS as u64).max(1)),
+        );
         // Bytes of activations that the chain holds, at each step of the unplanned sequence.
         let mut change = vec![(0, 0); order.len() + 1];
         for life in lives.intervals.values().filter(|life| self.movable[life.storage]) {
@@ -135,9 +162,13 @@ impl Chain {
             activations = activations + change[position].0 - change[position].1;
             let others = curve.held[position].saturating_sub(resting).0.saturating_sub(activations);
             match self.block[node] {
-                Some(block) => blocks.forward[block] += profile.seconds[node].0 * f64::from(u8::from(self.again[block].contains(&node))),
+                Some(block) => {
+                    blocks.forward[block] += profile.seconds[node].0
+                        * f64::from(u8::from(self.again[block].contains(&node)))
+                }
                 None => {
-                    if let Some(block) = self.needed(graph, node).filter(|&block| block < frontier) {
+                    if let Some(block) = self.needed(graph, node).filter(|&block| block < frontier)
+                    {
                         for passed in block..frontier {
                             blocks.before[passed] = others;
                         }
@@ -151,19 +182,33 @@ impl Chain {
         }
         for (block, nodes) in self.again.iter().enumerate() {
             (blocks.output[block], blocks.all[block]) = (0, 0);
-            for &storage in nodes.iter().flat_map(|&node| graph.fresh(node)).filter(|&&storage| self.movable[storage]) {
+            for &storage in nodes
+                .iter()
+                .flat_map(|&node| graph.fresh(node))
+                .filter(|&&storage| self.movable[storage])
+            {
                 let bytes = graph.storages()[storage].0;
                 blocks.output[block] += if self.border[storage] { bytes } else { 0 };
-                blocks.all[block] += if self.border[storage] || self.saved[storage] { bytes } else { 0 };
+                blocks.all[block] +=
+                    if self.border[storage] || self.saved[storage] { bytes } else { 0 };
             }
-            blocks.passing[block] = self.own_peak(graph, profile, nodes, |storage| self.border[storage]);
-            blocks.saving[block] = self.own_peak(graph, profile, nodes, |storage| self.border[storage] || self.saved[storage]);
+            blocks.passing[block] =
+                self.own_peak(graph, profile, nodes, |storage| self.border[storage]);
+            blocks.saving[block] = self.own_peak(graph, profile, nodes, |storage| {
+                self.border[storage] || self.saved[storage]
+            });
         }
         blocks
     }
 
     /// Most bytes of its own that a block holds while it runs, where `stays` says what stays.
-    fn own_peak(&self, graph: &Graph, profile: &Profile, nodes: &[NodeId], stays: impl Fn(StorageId) -> bool) -> u64 {
+    fn own_peak(
+        &self,
+        graph: &Graph,
+        profile: &Profile,
+        nodes: &[NodeId],
+        stays: impl Fn(StorageId) -> bool,
+    ) -> u64 {
         let mut readers: SecondaryMap<StorageId, Option<usize>> = SecondaryMap::new();
         for (position, &node) in nodes.iter().enumerate() {
             for &storage in graph.fresh(node).iter().chain(graph.reads(node)) {
@@ -188,7 +233,8 @@ impl Chain {
         peak
     }
 
-    /// The sequence that a schedule becomes: blocks run again as soon as the backward pass comes to what they serve.
+    /// The sequence that a schedule becomes: blocks run again as soon as the backward pass comes to
+    /// what they serve.
     fn steps(&self, graph: &Graph, order: &[NodeId], schedule: &[Move]) -> Vec<NodeId> {
         let mut before: Vec<Vec<usize>> = vec![Vec::new(); self.length];
         let mut ran = vec![false; self.length];
@@ -203,7 +249,10 @@ impl Chain {
         let mut frontier = self.length;
         let mut steps = Vec::with_capacity(order.len() * 2);
         for &node in order {
-            if let Some(block) = Some(node).filter(|&node| self.block[node].is_none()).and_then(|node| self.needed(graph, node)) {
+            if let Some(block) = Some(node)
+                .filter(|&node| self.block[node].is_none())
+                .and_then(|node| self.needed(graph, node))
+            {
                 for passed in (block..frontier).rev() {
                     steps.extend(before[passed].iter().flat_map(|&again| &self.again[again]));
                 }
@@ -277,8 +326,8 @@ enum Choice {
     Checkpoint(u8),
 }
 
-/// cost(first, last, memory): fewest seconds of forward passes for the part `first..=last` of the chain whose input is
-/// there and not counted, within `memory` slots.
+/// cost(first, last, memory): fewest seconds of forward passes for the part `first..=last` of the
+/// chain whose input is there and not counted, within `memory` slots.
 struct Table<'a> {
     blocks: &'a Blocks,
     length: usize,
@@ -293,7 +342,13 @@ impl Table<'_> {
         // Rounding may take some slots more than everything saved really takes.
         let memory = SLOTS + SLOTS / 10 + 2 * length;
         let size = length * length * (memory + 1);
-        let mut table = Table { blocks, length, memory, cost: vec![f64::INFINITY; size], choice: vec![Choice::Infeasible; size] };
+        let mut table = Table {
+            blocks,
+            length,
+            memory,
+            cost: vec![f64::INFINITY; size],
+            choice: vec![Choice::Infeasible; size],
+        };
         for width in 0..length {
             for first in 0..length - width {
                 table.fill(first, first + width);
@@ -311,9 +366,15 @@ impl Table<'_> {
         let end = self.memory + 1;
         let mut best = vec![(f64::INFINITY, Choice::Infeasible); end];
         let all = blocks.held(blocks.all[first]);
-        let least = blocks.needed((blocks.all[first] + blocks.backward[first]).max(blocks.saving[first] + blocks.before[last])).max(all);
+        let least = blocks
+            .needed(
+                (blocks.all[first] + blocks.backward[first])
+                    .max(blocks.saving[first] + blocks.before[last]),
+            )
+            .max(all);
         for (memory, best) in best.iter_mut().enumerate().skip(least) {
-            let rest = if first == last { 0.0 } else { self.cost[self.at(first + 1, last, memory - all)] };
+            let rest =
+                if first == last { 0.0 } else { self.cost[self.at(first + 1, last, memory - all)] };
             if rest < f64::INFINITY {
                 *best = (blocks.forward[first] + rest, Choice::Save);
             }
@@ -327,7 +388,10 @@ impl Table<'_> {
             let output = blocks.held(blocks.output[passed]);
             let least = blocks.needed(peak + blocks.before[last]).max(output).min(end);
             let (right, left) = (self.at(border, last, 0), self.at(first, passed, 0));
-            let (right, left) = (&self.cost[right + least - output..right + end - output], &self.cost[left + least..left + end]);
+            let (right, left) = (
+                &self.cost[right + least - output..right + end - output],
+                &self.cost[left + least..left + end],
+            );
             for ((best, right), left) in best[least..].iter_mut().zip(right).zip(left) {
                 let cost = pass + right + left;
                 if cost < best.0 {
@@ -345,7 +409,11 @@ impl Table<'_> {
     fn amounts(&self) -> Vec<usize> {
         let whole = self.at(0, self.length - 1, 0);
         let cost = &self.cost[whole..=whole + self.memory];
-        (0..=self.memory).filter(|&memory| cost[memory] < if memory == 0 { f64::INFINITY } else { cost[memory - 1] }).collect()
+        (0..=self.memory)
+            .filter(|&memory| {
+                cost[memory] < if memory == 0 { f64::INFINITY } else { cost[memory - 1] }
+            })
+            .collect()
     }
 
     /// The schedule of the whole chain in that much memory.
@@ -370,14 +438,22 @@ impl Table<'_> {
                     schedule.push(Move::Forward(first));
                     pending.push(Pending::Backward(first));
                     if first < last {
-                        pending.push(Pending::Part(first + 1, last, memory - self.blocks.held(self.blocks.all[first])));
+                        pending.push(Pending::Part(
+                            first + 1,
+                            last,
+                            memory - self.blocks.held(self.blocks.all[first]),
+                        ));
                     }
                 }
                 Choice::Checkpoint(border) => {
                     let border = usize::from(border);
                     schedule.extend((first..border).map(Move::Forward));
                     pending.push(Pending::Part(first, border - 1, memory));
-                    pending.push(Pending::Part(border, last, memory - self.blocks.held(self.blocks.output[border - 1])));
+                    pending.push(Pending::Part(
+                        border,
+                        last,
+                        memory - self.blocks.held(self.blocks.output[border - 1]),
+                    ));
                 }
             }
         }
@@ -389,7 +465,8 @@ impl Table<'_> {
 mod tests {
     use super::*;
 
-    /// Equal blocks of one second whose output takes one slot, everything three, nothing beside them.
+    /// Equal blocks of one second whose output takes one slot, everything three, nothing beside
+    /// them.
     fn equal(length: usize) -> Blocks {
         let mut blocks = Blocks::new(length, Bytes(1));
         blocks.forward.fill(1.0);

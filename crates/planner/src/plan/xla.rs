@@ -1,9 +1,10 @@
-//! XLA's rematerialization: walk along the sequence and, where memory exceeds the limit, make those instructions run
-//! again later whose outputs free most. Invariant: decisions are final and only look ahead along uses; a clone stands
-//! before every use that it serves, and behind nothing that overwrites what it reads.
+//! XLA's rematerialization: walk along the sequence and, where memory exceeds the limit, make those
+//! instructions run again later whose outputs free most. Invariant: decisions are final and only
+//! look ahead along uses; a clone stands before every use that it serves, and behind nothing that
+//! overwrites what it reads.
 //!
-//! Source: OpenXLA, `xla/service/hlo_rematerialization.cc` (recomputation; neither compression nor host offload).
-//! Departures: see `doc/theory/xla.md`.
+//! Source: OpenXLA, `xla/service/hlo_rematerialization.cc` (recomputation; neither compression nor
+//! host offload). Departures: see `doc/theory/xla.md`.
 
 use cranelift_entity::{PrimaryMap, SecondaryMap, entity_impl};
 
@@ -17,17 +18,24 @@ use crate::units::Bytes;
 /// Largest block of instructions that is rematerialized at once.
 const LARGEST_BLOCK: usize = 32;
 
-/// Blocks that are looked at for each instruction of the sequence, in all: the published pass bounds its effort too.
+/// Blocks that are looked at for each instruction of the sequence, in all: the published pass
+/// bounds its effort too.
 const EFFORT: usize = 100;
 
-/// Clones, in multiples of the sequence: a limit that is out of reach would clone the clones of clones.
+/// Clones, in multiples of the sequence: a limit that is out of reach would clone the clones of
+/// clones.
 const MOST_CLONES: usize = 3;
 
 /// Times that the pass runs over its own result, where that still exceeds the limit.
 const PASSES: usize = 2;
 
 /// The sequence after XLA's pass with `budget` as its memory limit.
-pub fn xla(graph: &Graph, profile: &Profile, order: &[NodeId], budget: Bytes) -> Result<Plan, PlanError> {
+pub fn xla(
+    graph: &Graph,
+    profile: &Profile,
+    order: &[NodeId],
+    budget: Bytes,
+) -> Result<Plan, PlanError> {
     heeding(graph, profile, order, budget, Planner::Xla, |limit| {
         let mut steps = order.to_vec();
         for _ in 0..PASSES {
@@ -114,7 +122,8 @@ impl<'a> Tracker<'a> {
         }
         let mut last = None;
         for &node in steps {
-            let repeatable = may_run_again(graph, &is_mutated, node) && !graph.fresh(node).iter().any(|&storage| graph.is_kept(storage));
+            let repeatable = may_run_again(graph, &is_mutated, node)
+                && !graph.fresh(node).iter().any(|&storage| graph.is_kept(storage));
             let reads = graph.reads(node).iter().filter_map(|&storage| current[storage]).collect();
             let item = tracker.item(node, reads, repeatable);
             for (&storage, &buffer) in graph.fresh(node).iter().zip(&tracker.items[item].makes) {
@@ -135,7 +144,14 @@ impl<'a> Tracker<'a> {
 
     fn buffer(&mut self, storage: StorageId, maker: Option<Item>) -> Buffer {
         let bytes = self.graph.storages()[storage].0;
-        self.buffers.push(Copy { storage, bytes, maker, users: Vec::new(), waiting: 0, live: false })
+        self.buffers.push(Copy {
+            storage,
+            bytes,
+            maker,
+            users: Vec::new(),
+            waiting: 0,
+            live: false,
+        })
     }
 
     fn item(&mut self, node: NodeId, reads: Vec<Buffer>, repeatable: bool) -> Item {
@@ -144,8 +160,23 @@ impl<'a> Tracker<'a> {
             self.buffers[read].users.push(item);
             self.buffers[read].waiting += 1;
         }
-        let makes = self.graph.fresh(node).iter().map(|&storage| self.buffer(storage, Some(item))).collect();
-        self.items.push(Instruction { node, reads, makes, key: 0, previous: None, next: None, placed: false, repeatable, is_move: false })
+        let makes = self
+            .graph
+            .fresh(node)
+            .iter()
+            .map(|&storage| self.buffer(storage, Some(item)))
+            .collect();
+        self.items.push(Instruction {
+            node,
+            reads,
+            makes,
+            key: 0,
+            previous: None,
+            next: None,
+            placed: false,
+            repeatable,
+            is_move: false,
+        })
     }
 
     fn link(&mut self, item: Item, previous: Option<Item>, next: Option<Item>) {
@@ -193,7 +224,10 @@ impl<'a> Tracker<'a> {
                 self.revive(buffer);
             }
             let workspace = self.profile.workspace[self.items[item].node].0;
-            while self.held + workspace > self.limit && self.items.len() < self.most_items && self.rematerialize_best(item) {}
+            while self.held + workspace > self.limit
+                && self.items.len() < self.most_items
+                && self.rematerialize_best(item)
+            {}
             for buffer in self.items[item].reads.clone() {
                 self.buffers[buffer].waiting -= 1;
                 self.release(buffer);
@@ -216,7 +250,8 @@ impl<'a> Tracker<'a> {
 
     /// Frees what nobody waits for.
     fn release(&mut self, buffer: Buffer) {
-        // A clone's copy of what is kept dies at once; the copy that is kept has nobody waiting either.
+        // A clone's copy of what is kept dies at once; the copy that is kept has nobody waiting
+        // either.
         if self.is_kept(buffer) {
             return;
         }
@@ -227,7 +262,8 @@ impl<'a> Tracker<'a> {
         }
     }
 
-    /// Rematerializes the block that costs least; single instructions first, then larger and larger ones.
+    /// Rematerializes the block that costs least; single instructions first, then larger and larger
+    /// ones.
     fn rematerialize_best(&mut self, current: Item) -> bool {
         let (mut least, mut most) = (1, 1);
         while most <= LARGEST_BLOCK {
@@ -242,15 +278,19 @@ impl<'a> Tracker<'a> {
         false
     }
 
-    /// The block of `least` to `most` placed instructions in a row that frees most while `current` runs. The published
-    /// cost is the inverse of what is freed: ⌈limit / bytes⌉; the first block in the sequence wins a tie.
+    /// The block of `least` to `most` placed instructions in a row that frees most while `current`
+    /// runs. The published cost is the inverse of what is freed: ⌈limit / bytes⌉; the first block
+    /// in the sequence wins a tie.
     fn pick(&mut self, current: Item, least: usize, most: usize) -> Option<Vec<Item>> {
         let mut best: Option<(u64, Vec<Item>)> = None;
         let mut block = Vec::new();
         let mut cursor = self.first;
         while let Some(start) = cursor.filter(|&start| start != current) {
             cursor = self.items[start].next;
-            if !self.items[start].repeatable || (most == 1 && !self.items[start].makes.iter().any(|&buffer| self.buffers[buffer].live)) {
+            if !self.items[start].repeatable
+                || (most == 1
+                    && !self.items[start].makes.iter().any(|&buffer| self.buffers[buffer].live))
+            {
                 continue;
             }
             if most > 1 {
@@ -277,13 +317,16 @@ impl<'a> Tracker<'a> {
         best.map(|(_, block)| block)
     }
 
-    /// Bytes that are freed now if `item` runs again later, after the instructions of `block`: what it makes, less those
-    /// of its operands that are not there any more. `None` where it may not.
+    /// Bytes that are freed now if `item` runs again later, after the instructions of `block`: what
+    /// it makes, less those of its operands that are not there any more. `None` where it may not.
     fn reduced_by(&self, item: Item, block: &[Item], current: Item) -> Option<i64> {
         let instruction = &self.items[item];
         let overwritten = |&read: &Buffer| {
             let writers = self.writers[self.buffers[read].storage].iter();
-            writers.rev().take_while(|&&writer| self.items[writer].key > instruction.key).any(|&writer| self.items[writer].placed)
+            writers
+                .rev()
+                .take_while(|&&writer| self.items[writer].key > instruction.key)
+                .any(|&writer| self.items[writer].placed)
         };
         if !instruction.repeatable || instruction.reads.iter().any(overwritten) {
             return None;
@@ -303,24 +346,33 @@ impl<'a> Tracker<'a> {
         Some(bytes)
     }
 
-    /// Clones an instruction: the clone serves all uses that are still to come, and stands before the first of them, the
-    /// next use of any of its operands, and whatever overwrites those.
+    /// Clones an instruction: the clone serves all uses that are still to come, and stands before
+    /// the first of them, the next use of any of its operands, and whatever overwrites those.
     fn clone_item(&mut self, best: Item) {
-        let (node, reads, makes) = (self.items[best].node, self.items[best].reads.clone(), self.items[best].makes.clone());
+        let (node, reads, makes) =
+            (self.items[best].node, self.items[best].reads.clone(), self.items[best].makes.clone());
         let waits = |tracker: &Tracker<'_>, item: &Item| !tracker.items[*item].placed;
-        let mut anchors: Vec<Item> = makes.iter().flat_map(|&made| &self.buffers[made].users).copied().collect();
+        let mut anchors: Vec<Item> =
+            makes.iter().flat_map(|&made| &self.buffers[made].users).copied().collect();
         anchors.retain(|user| waits(self, user));
         if anchors.is_empty() {
             return;
         }
         for &read in &reads {
             anchors.extend(self.buffers[read].users.iter().filter(|user| waits(self, user)));
-            anchors.extend(self.writers[self.buffers[read].storage].iter().filter(|writer| waits(self, writer)));
+            anchors.extend(
+                self.writers[self.buffers[read].storage]
+                    .iter()
+                    .filter(|writer| waits(self, writer)),
+            );
         }
-        let Some(anchor) = anchors.into_iter().min_by_key(|&anchor| self.items[anchor].key) else { return };
+        let Some(anchor) = anchors.into_iter().min_by_key(|&anchor| self.items[anchor].key) else {
+            return;
+        };
         let clone = self.item(node, reads.clone(), true);
         for (old, new) in makes.iter().copied().zip(self.items[clone].makes.clone()) {
-            let (placed, waiting): (Vec<Item>, Vec<Item>) = self.buffers[old].users.iter().partition(|&&user| self.items[user].placed);
+            let (placed, waiting): (Vec<Item>, Vec<Item>) =
+                self.buffers[old].users.iter().partition(|&&user| self.items[user].placed);
             for &user in &waiting {
                 for read in self.items[user].reads.iter_mut().filter(|read| **read == old) {
                     *read = new;
@@ -342,6 +394,8 @@ impl<'a> Tracker<'a> {
     }
 
     fn sequence(&self) -> Vec<NodeId> {
-        std::iter::successors(self.first, |&last| self.items[last].next).map(|item| self.items[item].node).collect()
+        std::iter::successors(self.first, |&last| self.items[last].next)
+            .map(|item| self.items[item].node)
+            .collect()
     }
 }

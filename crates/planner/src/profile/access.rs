@@ -1,7 +1,9 @@
-//! Capuchin's profile: when each activation is accessed, and what is active around each node of the unplanned step.
-//! Invariant: ranks are positions in the unplanned program; a node without forward users has no last forward access.
+//! Capuchin's profile: when each activation is accessed, and what is active around each node of the
+//! unplanned step. Invariant: ranks are positions in the unplanned program; a node without forward
+//! users has no last forward access.
 //!
-//! Source: Peng et al., "Capuchin: Tensor-based GPU Memory Management for Deep Learning", ASPLOS 2020, section 4.
+//! Source: Peng et al., "Capuchin: Tensor-based GPU Memory Management for Deep Learning", ASPLOS
+//! 2020, section 4.
 
 use cranelift_entity::SecondaryMap;
 
@@ -30,7 +32,8 @@ pub struct AccessProfile {
     pub last_backward_access: Option<NodeId>,
 }
 
-/// The table over `order`, the unplanned sequence, with its curve. Reads through views count as reads.
+/// The table over `order`, the unplanned sequence, with its curve. Reads through views count as
+/// reads.
 pub fn access_profile(
     graph: &Graph,
     profile: &Profile,
@@ -40,7 +43,8 @@ pub fn access_profile(
 ) -> SecondaryMap<NodeId, AccessProfile> {
     let mut table: SecondaryMap<NodeId, AccessProfile> = SecondaryMap::new();
     for (rank, &node) in order.iter().enumerate() {
-        let over = budget.map_or(curve.held[rank] == curve.peak, |budget| curve.held[rank] > budget);
+        let over =
+            budget.map_or(curve.held[rank] == curve.peak, |budget| curve.held[rank] > budget);
         table[node].rank = rank as u32;
         table[node].seconds = profile.seconds[node];
         table[node].active = curve.held[rank];

@@ -1,8 +1,10 @@
-//! Where the bytes of a step come from: what the backward pass needs of the forward pass, what it holds itself, and what
-//! leaves it. For each node, each module and the graph. Invariant: a storage is charged once, whatever aliases it and
-//! however many read it; a module is judged by the same rules as the whole graph, which is its root.
+//! Where the bytes of a step come from: what the backward pass needs of the forward pass, what it
+//! holds itself, and what leaves it. For each node, each module and the graph. Invariant: a storage
+//! is charged once, whatever aliases it and however many read it; a module is judged by the same
+//! rules as the whole graph, which is its root.
 //!
-//! Source: ColossalAI, `fx/profiler/dataflow.py` (`autograd_graph_analysis`). `doc/theory/dataflow.md` lists departures.
+//! Source: ColossalAI, `fx/profiler/dataflow.py` (`autograd_graph_analysis`).
+//! `doc/theory/dataflow.md` lists departures.
 
 use std::ops::AddAssign;
 
@@ -14,7 +16,8 @@ use super::{MemoryCurve, Profile, held, passes};
 use crate::graph::{Graph, NodeId, Phase, StorageId};
 use crate::units::{Bytes, Flops};
 
-/// Operations and bytes of the forward and the backward pass of a node, of a module or of the graph.
+/// Operations and bytes of the forward and the backward pass of a node, of a module or of the
+/// graph.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Figures {
     /// Operations of the forward pass, with the loss.
@@ -27,7 +30,8 @@ pub struct Figures {
     pub fwd_mem_tmp: Bytes,
     /// Saved, made here, and handed on.
     pub fwd_mem_out: Bytes,
-    /// The most that is held of what the backward pass makes and itself uses up, workspace included.
+    /// The most that is held of what the backward pass makes and itself uses up, workspace
+    /// included.
     pub bwd_mem_tmp: Bytes,
     /// What the backward pass makes and hands on: gradients.
     pub bwd_mem_out: Bytes,
@@ -49,7 +53,8 @@ impl AddAssign for Figures {
 /// The figures of a module.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct ModuleFigures {
-    /// Its part of the graph's figures: those of its nodes, and of the nodes below it, put together.
+    /// Its part of the graph's figures: those of its nodes, and of the nodes below it, put
+    /// together.
     pub share: Figures,
     /// As if it were the graph: what comes in, stays within and leaves is told at its own border.
     pub alone: Figures,
@@ -60,7 +65,8 @@ pub struct ModuleFigures {
 pub struct Dataflow {
     /// The modules.
     pub tree: ModuleTree,
-    /// What each node adds to the graph's figures; for a backward node `bwd_mem_tmp` is what is held while it runs.
+    /// What each node adds to the graph's figures; for a backward node `bwd_mem_tmp` is what is
+    /// held while it runs.
     pub nodes: SecondaryMap<NodeId, Figures>,
     /// Those of each module.
     pub modules: SecondaryMap<ModuleIndex, ModuleFigures>,
@@ -117,8 +123,14 @@ pub fn dataflow(graph: &Graph, profile: &Profile) -> Dataflow {
     flow
 }
 
-fn readers(graph: &Graph, tree: &ModuleTree, phases: &SecondaryMap<NodeId, Phase>, program: &[NodeId]) -> SecondaryMap<StorageId, Readers> {
-    let mut table: SecondaryMap<StorageId, Readers> = SecondaryMap::with_capacity(graph.storages().len());
+fn readers(
+    graph: &Graph,
+    tree: &ModuleTree,
+    phases: &SecondaryMap<NodeId, Phase>,
+    program: &[NodeId],
+) -> SecondaryMap<StorageId, Readers> {
+    let mut table: SecondaryMap<StorageId, Readers> =
+        SecondaryMap::with_capacity(graph.storages().len());
     for (position, &id) in (0..).zip(program) {
         let module = tree.of(graph.nodes()[id].module);
         for &storage in graph.fresh(id) {
@@ -146,17 +158,24 @@ fn readers(graph: &Graph, tree: &ModuleTree, phases: &SecondaryMap<NodeId, Phase
 }
 
 impl Dataflow {
-    /// Whether a storage that the forward pass of `module` makes stays within it: nobody outside needs it but its own
-    /// backward pass. What the loss holds, no checkpointing of the model frees.
+    /// Whether a storage that the forward pass of `module` makes stays within it: nobody outside
+    /// needs it but its own backward pass. What the loss holds, no checkpointing of the model
+    /// frees.
     pub(super) fn stays(&self, graph: &Graph, module: ModuleIndex, storage: StorageId) -> bool {
         let readers = &self.readers[storage];
         !graph.is_kept(storage) && !readers.loss && self.tree.encloses(module, readers.forward)
     }
 
     /// Storages that some nodes read, with the modules of these nodes: sorted, each pair once.
-    pub(super) fn reads(&self, graph: &Graph, nodes: impl Iterator<Item = NodeId>) -> Vec<(StorageId, ModuleIndex)> {
+    pub(super) fn reads(
+        &self,
+        graph: &Graph,
+        nodes: impl Iterator<Item = NodeId>,
+    ) -> Vec<(StorageId, ModuleIndex)> {
         let of = |id: NodeId| self.tree.of(graph.nodes()[id].module);
-        let mut reads: Vec<_> = nodes.flat_map(|id| graph.reads(id).iter().map(move |&storage| (storage, of(id)))).collect();
+        let mut reads: Vec<_> = nodes
+            .flat_map(|id| graph.reads(id).iter().map(move |&storage| (storage, of(id))))
+            .collect();
         reads.sort_unstable();
         reads.dedup();
         reads
@@ -192,7 +211,10 @@ impl Dataflow {
     /// Storages of the batch and of the forward pass that a backward node reads.
     fn saved(&mut self, graph: &Graph) {
         for (storage, &bytes) in graph.storages() {
-            let Some(maker) = graph.producer(storage).filter(|_| self.readers[storage].backward) else { continue };
+            let Some(maker) = graph.producer(storage).filter(|_| self.readers[storage].backward)
+            else {
+                continue;
+            };
             if self.is_batch(graph, storage) && !self.readers[storage].loss {
                 self.nodes[maker].fwd_mem_in += bytes;
             }
@@ -217,19 +239,28 @@ impl Dataflow {
         let backward = program.iter().copied().filter(|&id| self.phases[id] == Phase::Backward);
         let mut reads = self.reads(graph, backward);
         reads.retain(|&(storage, _)| {
-            !self.readers[storage].loss && (self.is_batch(graph, storage) || self.made_forward(graph, storage).is_some())
+            !self.readers[storage].loss
+                && (self.is_batch(graph, storage) || self.made_forward(graph, storage).is_some())
         });
         let mut charges: Vec<(ModuleIndex, Bytes)> = Vec::new();
-        let holds = |module, storage| self.made_forward(graph, storage).is_some_and(|maker| self.tree.contains(module, maker));
-        self.tree.across_borders(&reads, holds, |module, storage| charges.push((module, graph.storages()[storage])));
-        charges.into_iter().for_each(|(module, bytes)| self.modules[module].alone.fwd_mem_in += bytes);
+        let holds = |module, storage| {
+            self.made_forward(graph, storage).is_some_and(|maker| self.tree.contains(module, maker))
+        };
+        self.tree.across_borders(&reads, holds, |module, storage| {
+            charges.push((module, graph.storages()[storage]))
+        });
+        charges
+            .into_iter()
+            .for_each(|(module, bytes)| self.modules[module].alone.fwd_mem_in += bytes);
     }
 
     /// Storages that backward nodes make: handed on, or temporary.
     fn gradients(&mut self, graph: &Graph, profile: &Profile, program: &[NodeId]) {
         let root = self.tree.root();
-        let mut live: SecondaryMap<ModuleIndex, Bytes> = SecondaryMap::with_capacity(self.tree.branches().len());
-        // By the position that they are freed behind: the lowest module that they never leave, and bytes.
+        let mut live: SecondaryMap<ModuleIndex, Bytes> =
+            SecondaryMap::with_capacity(self.tree.branches().len());
+        // By the position that they are freed behind: the lowest module that they never leave, and
+        // bytes.
         let mut dying: Vec<Vec<(ModuleIndex, Bytes)>> = vec![Vec::new(); program.len()];
         for (position, &id) in program.iter().enumerate() {
             let here = self.tree.of(graph.nodes()[id].module);
@@ -237,9 +268,13 @@ impl Dataflow {
                 for &storage in graph.fresh(id) {
                     let (bytes, readers) = (graph.storages()[storage], &self.readers[storage]);
                     let hands_on = graph.is_kept(storage) || readers.optimizer;
-                    let stays = |&module: &ModuleIndex| !hands_on && self.tree.encloses(module, readers.all);
+                    let stays = |&module: &ModuleIndex| {
+                        !hands_on && self.tree.encloses(module, readers.all)
+                    };
                     let lowest = self.tree.lineage(here).find(stays);
-                    for module in self.tree.lineage(here).take_while(|&module| Some(module) != lowest) {
+                    for module in
+                        self.tree.lineage(here).take_while(|&module| Some(module) != lowest)
+                    {
                         self.modules[module].alone.bwd_mem_out += bytes;
                     }
                     let Some(lowest) = lowest else {

@@ -1,5 +1,6 @@
-//! Members that are joined into sets, step by step (Galler and Fischer, "An improved equivalence algorithm", 1964).
-//! Invariant: the head of a set is the least of its members, so it does not depend on the order of joins.
+//! Members that are joined into sets, step by step (Galler and Fischer, "An improved equivalence
+//! algorithm", 1964). Invariant: the head of a set is the least of its members, so it does not
+//! depend on the order of joins.
 
 /// Sets of the numbers below a count.
 pub struct DisjointSets(Vec<usize>);

@@ -1,9 +1,10 @@
-//! When storages are alive over a sequence of runs. Invariant: an interval starts where its storage is produced and
-//! ends at its last access before it is produced again; kept storages live to the end.
+//! When storages are alive over a sequence of runs. Invariant: an interval starts where its storage
+//! is produced and ends at its last access before it is produced again; kept storages live to the
+//! end.
 //!
-//! A sequence may run a node several times: each run of the producer starts a new interval (a rematerialization). A
-//! read belongs to the newest interval, except that a kept storage's first interval serves all reads, and copies made
-//! by later runs die at once.
+//! A sequence may run a node several times: each run of the producer starts a new interval (a
+//! rematerialization). A read belongs to the newest interval, except that a kept storage's first
+//! interval serves all reads, and copies made by later runs die at once.
 
 use cranelift_entity::{PrimaryMap, SecondaryMap, entity_impl};
 
@@ -34,7 +35,8 @@ pub struct Interval {
 pub struct Liveness {
     /// The lives, in order of birth.
     pub intervals: PrimaryMap<IntervalId, Interval>,
-    /// For each position: the interval of each storage that the node reads, in the order of [`Graph::reads`].
+    /// For each position: the interval of each storage that the node reads, in the order of
+    /// [`Graph::reads`].
     pub reads: Vec<Vec<IntervalId>>,
     /// For each position: the interval of each fresh storage, in the order of [`Graph::fresh`].
     pub fresh: Vec<Vec<IntervalId>>,
@@ -53,12 +55,15 @@ pub struct MemoryCurve {
 
 /// The lives of all storages over `steps`, which must produce everything before reading it.
 pub fn liveness(graph: &Graph, profile: &Profile, steps: &[NodeId]) -> Liveness {
-    let mut intervals: PrimaryMap<IntervalId, Interval> = PrimaryMap::with_capacity(steps.len() * 2);
-    let mut current: SecondaryMap<StorageId, Option<IntervalId>> = SecondaryMap::with_capacity(graph.storages().len());
+    let mut intervals: PrimaryMap<IntervalId, Interval> =
+        PrimaryMap::with_capacity(steps.len() * 2);
+    let mut current: SecondaryMap<StorageId, Option<IntervalId>> =
+        SecondaryMap::with_capacity(graph.storages().len());
     let end = steps.len().saturating_sub(1) as u32;
     for (_, storage) in graph.placeholder_storages() {
         let dies = if graph.is_kept(storage) { end } else { 0 };
-        current[storage] = Some(intervals.push(Interval { storage, born: None, dies, in_place_of: None }));
+        current[storage] =
+            Some(intervals.push(Interval { storage, born: None, dies, in_place_of: None }));
     }
     let (mut reads, mut fresh) = (Vec::with_capacity(steps.len()), Vec::with_capacity(steps.len()));
     for (position, &node) in steps.iter().enumerate() {
@@ -66,7 +71,9 @@ pub fn liveness(graph: &Graph, profile: &Profile, steps: &[NodeId]) -> Liveness 
         let read: Vec<IntervalId> = graph
             .reads(node)
             .iter()
-            .map(|&storage| current[storage].expect("a sequence produces every storage before it is read"))
+            .map(|&storage| {
+                current[storage].expect("a sequence produces every storage before it is read")
+            })
             .collect();
         for &interval in &read {
             intervals[interval].dies = intervals[interval].dies.max(position);
@@ -76,7 +83,8 @@ pub fn liveness(graph: &Graph, profile: &Profile, steps: &[NodeId]) -> Liveness 
             let again = current[storage].is_some();
             let kept = graph.is_kept(storage);
             let dies = if kept && !again { end } else { position };
-            let interval = intervals.push(Interval { storage, born: Some(position), dies, in_place_of: None });
+            let interval =
+                intervals.push(Interval { storage, born: Some(position), dies, in_place_of: None });
             if !(kept && again) {
                 current[storage] = Some(interval);
             }
@@ -91,7 +99,8 @@ pub fn liveness(graph: &Graph, profile: &Profile, steps: &[NodeId]) -> Liveness 
     liveness
 }
 
-/// Lets an output take over the memory of an input that dies at the same node, where the operator allows it.
+/// Lets an output take over the memory of an input that dies at the same node, where the operator
+/// allows it.
 fn reuse_dying_inputs(graph: &Graph, steps: &[NodeId], liveness: &mut Liveness) {
     for (position, &node) in steps.iter().enumerate() {
         let Some(operator) = graph.nodes()[node].operator else { continue };
@@ -110,14 +119,15 @@ fn reuse_dying_inputs(graph: &Graph, steps: &[NodeId], liveness: &mut Liveness) 
     }
 }
 
-/// The curve of `steps` at once, for planners that ask for many: what [`memory_curve`] says of [`liveness`], without a
-/// table of lives where no output may take over an input.
+/// The curve of `steps` at once, for planners that ask for many: what [`memory_curve`] says of
+/// [`liveness`], without a table of lives where no output may take over an input.
 pub fn held(graph: &Graph, profile: &Profile, steps: &[NodeId]) -> MemoryCurve {
     if profile.in_place {
         return memory_curve(graph, profile, steps, &liveness(graph, profile, steps));
     }
     // For each storage the last access to its newest copy; nothing before its first run.
-    let mut last: SecondaryMap<StorageId, Option<u32>> = SecondaryMap::with_capacity(graph.storages().len());
+    let mut last: SecondaryMap<StorageId, Option<u32>> =
+        SecondaryMap::with_capacity(graph.storages().len());
     let mut born = vec![Bytes::ZERO; steps.len() + 1];
     let mut freed = vec![Bytes::ZERO; steps.len() + 1];
     let mut now = Bytes::ZERO;
@@ -148,13 +158,19 @@ pub fn held(graph: &Graph, profile: &Profile, steps: &[NodeId]) -> MemoryCurve {
     curve(profile, steps, now, &born, &freed)
 }
 
-/// Bytes over `steps`: outputs and workspace are allocated while inputs are still held; what was used for the last
-/// time is freed after the node.
-pub fn memory_curve(graph: &Graph, profile: &Profile, steps: &[NodeId], liveness: &Liveness) -> MemoryCurve {
+/// Bytes over `steps`: outputs and workspace are allocated while inputs are still held; what was
+/// used for the last time is freed after the node.
+pub fn memory_curve(
+    graph: &Graph,
+    profile: &Profile,
+    steps: &[NodeId],
+    liveness: &Liveness,
+) -> MemoryCurve {
     let mut born = vec![Bytes::ZERO; steps.len() + 1];
     let mut freed = vec![Bytes::ZERO; steps.len() + 1];
     let mut now = Bytes::ZERO;
-    let taken_over: Vec<IntervalId> = liveness.intervals.values().filter_map(|interval| interval.in_place_of).collect();
+    let taken_over: Vec<IntervalId> =
+        liveness.intervals.values().filter_map(|interval| interval.in_place_of).collect();
     let mut is_taken: SecondaryMap<IntervalId, bool> = SecondaryMap::new();
     for id in taken_over {
         is_taken[id] = true;
@@ -175,7 +191,13 @@ pub fn memory_curve(graph: &Graph, profile: &Profile, steps: &[NodeId], liveness
 }
 
 /// Adds up what is born and freed at each position, from `now` on.
-fn curve(profile: &Profile, steps: &[NodeId], mut now: Bytes, born: &[Bytes], freed: &[Bytes]) -> MemoryCurve {
+fn curve(
+    profile: &Profile,
+    steps: &[NodeId],
+    mut now: Bytes,
+    born: &[Bytes],
+    freed: &[Bytes],
+) -> MemoryCurve {
     let mut held = Vec::with_capacity(steps.len());
     for (position, &node) in steps.iter().enumerate() {
         now += born[position];

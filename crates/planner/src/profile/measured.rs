@@ -1,5 +1,6 @@
-//! Measured seconds of calls. Invariant: two calls have the same signature exactly where they ask the same work of the
-//! engine: same operator, same constants, tensors of the same types, shapes and strides.
+//! Measured seconds of calls. Invariant: two calls have the same signature exactly where they ask
+//! the same work of the engine: same operator, same constants, tensors of the same types, shapes
+//! and strides.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
@@ -19,13 +20,17 @@ const FORMAT: &str = "tightfit-seconds/1";
 pub struct Signature(String);
 
 impl Signature {
-    /// Of a node: `aten.mul.Tensor(%0 f32[8,64], 2.0) -> f32[8,64]`. Strides follow a shape that is not contiguous; the
-    /// number says which arguments are one and the same tensor.
+    /// Of a node: `aten.mul.Tensor(%0 f32[8,64], 2.0) -> f32[8,64]`. Strides follow a shape that is
+    /// not contiguous; the number says which arguments are one and the same tensor.
     pub fn of(graph: &Graph, node: NodeId) -> Signature {
         let call = &graph.nodes()[node];
         let tensor = |value: ValueId| {
             let value = &graph.values()[value];
-            let strides = if value.contiguous { String::new() } else { format!(":{}", list(&value.strides_or_contiguous())) };
+            let strides = if value.contiguous {
+                String::new()
+            } else {
+                format!(":{}", list(&value.strides_or_contiguous()))
+            };
             format!("{}[{}]{strides}", value.dtype.name(), list(&value.shape))
         };
         let input = |value: ValueId| {
@@ -34,7 +39,9 @@ impl Signature {
         };
         let mut text = format!("{}(", call.op);
         let keywords = call.kwargs.iter().map(|(key, argument)| (Some(key), argument));
-        for (i, (key, argument)) in call.args.iter().map(|argument| (None, argument)).chain(keywords).enumerate() {
+        for (i, (key, argument)) in
+            call.args.iter().map(|argument| (None, argument)).chain(keywords).enumerate()
+        {
             text.push_str(if i > 0 { ", " } else { "" });
             key.into_iter().for_each(|key| text.extend([key, "="]));
             constant_or_tensor(&mut text, argument, &input);
@@ -96,7 +103,12 @@ pub struct CallSeconds {
 impl CallSeconds {
     /// Nothing measured yet.
     pub fn new(engine: &str, threads: u32) -> CallSeconds {
-        CallSeconds { format: FORMAT.to_string(), engine: engine.to_string(), threads, seconds: BTreeMap::new() }
+        CallSeconds {
+            format: FORMAT.to_string(),
+            engine: engine.to_string(),
+            threads,
+            seconds: BTreeMap::new(),
+        }
     }
 
     /// Reads a file's bytes; refuses what was measured otherwise.
@@ -109,7 +121,9 @@ impl CallSeconds {
             return Err(CallSecondsError::Other { engine: table.engine, threads: table.threads });
         }
         match table.seconds.iter().find(|(_, seconds)| !sensible(**seconds)) {
-            Some((signature, seconds)) => Err(CallSecondsError::Seconds { signature: signature.0.clone(), found: seconds.0 }),
+            Some((signature, seconds)) => {
+                Err(CallSecondsError::Seconds { signature: signature.0.clone(), found: seconds.0 })
+            }
             None => Ok(table),
         }
     }
@@ -148,7 +162,10 @@ impl CallSeconds {
 
     /// Knows every call of a graph.
     pub fn covers(&self, graph: &Graph) -> bool {
-        graph.program().into_iter().all(|node| self.seconds.contains_key(&Signature::of(graph, node)))
+        graph
+            .program()
+            .into_iter()
+            .all(|node| self.seconds.contains_key(&Signature::of(graph, node)))
     }
 }
 

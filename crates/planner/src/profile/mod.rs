@@ -1,4 +1,5 @@
-//! What a graph costs on a machine: seconds and workspace per node. Invariant: placeholders and views cost nothing.
+//! What a graph costs on a machine: seconds and workspace per node. Invariant: placeholders and
+//! views cost nothing.
 
 mod access;
 mod dataflow;
@@ -35,21 +36,29 @@ pub struct Profile {
 }
 
 impl Profile {
-    /// Measured seconds where the graph has them, else the machine's roofline; workspaces of the operator table where
-    /// the machine runs the engine, else the graph's.
+    /// Measured seconds where the graph has them, else the machine's roofline; workspaces of the
+    /// operator table where the machine runs the engine, else the graph's.
     pub fn new(graph: &Graph, machine: &Machine) -> Profile {
-        let mut profile = Profile { seconds: SecondaryMap::new(), workspace: SecondaryMap::new(), in_place: machine.engine };
+        let mut profile = Profile {
+            seconds: SecondaryMap::new(),
+            workspace: SecondaryMap::new(),
+            in_place: machine.engine,
+        };
         for node in graph.program() {
-            profile.seconds[node] = graph.nodes()[node].seconds.unwrap_or_else(|| roofline(graph, machine, node));
+            profile.seconds[node] =
+                graph.nodes()[node].seconds.unwrap_or_else(|| roofline(graph, machine, node));
             profile.workspace[node] = match graph.nodes()[node].operator {
-                Some(operator) if machine.engine => operator.workspace(graph, node, machine.threads),
+                Some(operator) if machine.engine => {
+                    operator.workspace(graph, node, machine.threads)
+                }
                 _ => graph.nodes()[node].workspace,
             };
         }
         profile
     }
 
-    /// As [`Profile::new`], but where the machine runs the engine, calls that were measured on it take what they took.
+    /// As [`Profile::new`], but where the machine runs the engine, calls that were measured on it
+    /// take what they took.
     pub fn measured(graph: &Graph, machine: &Machine, table: &CallSeconds) -> Profile {
         let mut profile = Profile::new(graph, machine);
         if machine.engine {

@@ -1,9 +1,10 @@
-//! Which pass of the step a node takes part in. Invariant: placeholders and optimizer nodes are as the graph says; only
-//! between the forward and the backward pass may a node be on another side than its phase.
+//! Which pass of the step a node takes part in. Invariant: placeholders and optimizer nodes are as
+//! the graph says; only between the forward and the backward pass may a node be on another side
+//! than its phase.
 //!
-//! A capture marks nodes as backward that run in the middle of the forward pass: they prepare what the backward pass is
-//! to read, and hold or free activations long before any gradient is there. So the phase alone does not tell what is
-//! saved.
+//! A capture marks nodes as backward that run in the middle of the forward pass: they prepare what
+//! the backward pass is to read, and hold or free activations long before any gradient is there. So
+//! the phase alone does not tell what is saved.
 
 use cranelift_entity::SecondaryMap;
 
@@ -11,18 +12,22 @@ use crate::graph::{Graph, NodeId, Phase};
 
 /// Writes parameters, buffers or state. Wherever it stands, it belongs to no pass.
 pub fn is_update(graph: &Graph, node: NodeId) -> bool {
-    let persistent = |&storage| graph.producer(storage).is_some_and(|maker| graph.nodes()[maker].phase.is_persistent());
+    let persistent = |&storage| {
+        graph.producer(storage).is_some_and(|maker| graph.nodes()[maker].phase.is_persistent())
+    };
     graph.mutated(node).iter().any(persistent)
 }
 
-/// Phases as the step runs, over `program`, the nodes that run: what stands before the turn and is marked as backward
-/// counts as forward. The turn is where the fewest nodes stand on the wrong side; of several such places, the first.
+/// Phases as the step runs, over `program`, the nodes that run: what stands before the turn and is
+/// marked as backward counts as forward. The turn is where the fewest nodes stand on the wrong
+/// side; of several such places, the first.
 pub fn passes(graph: &Graph, program: &[NodeId]) -> SecondaryMap<NodeId, Phase> {
     let mut phases = SecondaryMap::with_default(Phase::Forward);
     for (id, node) in graph.nodes() {
         phases[id] = node.phase;
     }
-    // Forward nodes behind the boundary and backward nodes before it, less what is the same for all boundaries.
+    // Forward nodes behind the boundary and backward nodes before it, less what is the same for all
+    // boundaries.
     let (mut wrong, mut fewest, mut turn) = (0i64, 0, 0);
     for (position, &id) in program.iter().enumerate() {
         wrong += match phases[id] {

@@ -1,8 +1,10 @@
-//! Seconds of a node from its operations and bytes. Invariant: the figure does not depend on any other node.
+//! Seconds of a node from its operations and bytes. Invariant: the figure does not depend on any
+//! other node.
 //!
-//! seconds = launch + max(flops / peak + elementary / elementary rate, bytes / bandwidth); without the middle term this
-//! is the roofline model (Williams, Waterman, Patterson 2009). That term counts exponential-like functions, which a
-//! processor, unlike a GPU, does not hide behind its memory traffic, and which take turns with its products.
+//! seconds = launch + max(flops / peak + elementary / elementary rate, bytes / bandwidth); without
+//! the middle term this is the roofline model (Williams, Waterman, Patterson 2009). That term
+//! counts exponential-like functions, which a processor, unlike a GPU, does not hide behind its
+//! memory traffic, and which take turns with its products.
 
 use crate::graph::{Graph, NodeId};
 use crate::machine::Machine;
@@ -14,7 +16,11 @@ pub fn roofline(graph: &Graph, machine: &Machine, node: NodeId) -> Seconds {
         return Seconds(0.0);
     }
     let call = &graph.nodes()[node];
-    let float_bytes = |&value: &_| Some(&graph.values()[value].dtype).filter(|dtype| dtype.is_float()).map(|dtype| dtype.size());
+    let float_bytes = |&value: &_| {
+        Some(&graph.values()[value].dtype)
+            .filter(|dtype| dtype.is_float())
+            .map(|dtype| dtype.size())
+    };
     let half = call.inputs.iter().filter_map(float_bytes).all(|size| size <= 2);
     let peak = if half { machine.flops_16 } else { machine.flops_32 };
     let compute = call.flops.0 as f64 / peak;

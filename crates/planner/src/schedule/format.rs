@@ -1,6 +1,6 @@
-//! tightfit-plan/1 on disk: a schedule as JSON. Invariant: reading what was written gives the same schedule; a file
-//! that names nodes or buffers that do not exist is an error that says which. Whether the schedule is right is for
-//! `check` alone to say.
+//! tightfit-plan/1 on disk: a schedule as JSON. Invariant: reading what was written gives the same
+//! schedule; a file that names nodes or buffers that do not exist is an error that says which.
+//! Whether the schedule is right is for `check` alone to say.
 //!
 //! ```text
 //! { "format": "tightfit-plan/1", "graph": SHA-256, "graph_name": …, "planner": …, "budget_bytes": …, "slab_bytes": …,
@@ -30,7 +30,10 @@ pub enum PlanFileError {
     Json(#[from] serde_json::Error),
     #[error("the format is {found}, but this program reads \"{FORMAT}\"")]
     Version { found: String },
-    #[error("the plan was made for another graph: it names hash {planned}, the graph's is {actual}; pass that graph, or plan this one")]
+    #[error(
+        "the plan was made for another graph: it names hash {planned}, the graph's is {actual}; \
+         pass that graph, or plan this one"
+    )]
     OtherGraph { planned: String, actual: String },
     #[error("the plan names node `{node}`, which the graph does not have")]
     UnknownNode { node: String },
@@ -38,7 +41,10 @@ pub enum PlanFileError {
     UnknownBuffer { buffer: u64, count: usize },
     #[error("the plan gives placeholder `{node}` no buffer, but {found}")]
     Placeholder { node: String, found: String },
-    #[error("instruction {index} is not one of [\"run\"|\"recompute\", node, inputs, outputs, workspace] and [\"free\", buffer]")]
+    #[error(
+        "instruction {index} is not one of [\"run\"|\"recompute\", node, inputs, outputs, \
+         workspace] and [\"free\", buffer]"
+    )]
     Instruction { index: usize },
     #[error("sizes of the plan exceed {} bytes", Bytes::LIMIT.0)]
     TooLarge,
@@ -47,9 +53,16 @@ pub enum PlanFileError {
 /// The schedule as tightfit-plan/1.
 pub fn write(graph: &Graph, schedule: &Schedule) -> Json {
     let name = |node: NodeId| &graph.nodes()[node].name;
-    let ids = |buffers: &[BufferId]| buffers.iter().map(|buffer| buffer.as_u32()).collect::<Vec<_>>();
+    let ids =
+        |buffers: &[BufferId]| buffers.iter().map(|buffer| buffer.as_u32()).collect::<Vec<_>>();
     let call = |verb: &str, call: &Call| {
-        json!([verb, name(call.node), ids(&call.inputs), ids(&call.outputs), call.workspace.map(|buffer| buffer.as_u32())])
+        json!([
+            verb,
+            name(call.node),
+            ids(&call.inputs),
+            ids(&call.outputs),
+            call.workspace.map(|buffer| buffer.as_u32())
+        ])
     };
     let instructions: Vec<Json> = schedule
         .instructions
@@ -60,8 +73,11 @@ pub fn write(graph: &Graph, schedule: &Schedule) -> Json {
             Instruction::Free(buffer) => json!(["free", buffer.as_u32()]),
         })
         .collect();
-    let placeholders: Map<String, Json> =
-        schedule.placeholders.iter().map(|&(node, buffer)| (name(node).clone(), json!(buffer.as_u32()))).collect();
+    let placeholders: Map<String, Json> = schedule
+        .placeholders
+        .iter()
+        .map(|&(node, buffer)| (name(node).clone(), json!(buffer.as_u32())))
+        .collect();
     json!({
         "format": FORMAT,
         "graph": schedule.graph,
@@ -94,7 +110,9 @@ pub fn read(graph: &Graph, bytes: &[u8]) -> Result<Schedule, PlanFileError> {
     }
     let header: Header = serde_json::from_slice(bytes)?;
     if header.format.as_ref().and_then(Json::as_str) != Some(FORMAT) {
-        return Err(PlanFileError::Version { found: header.format.map_or("missing".to_string(), |format| format.to_string()) });
+        return Err(PlanFileError::Version {
+            found: header.format.map_or("missing".to_string(), |format| format.to_string()),
+        });
     }
     let raw: RawPlan = serde_json::from_slice(bytes)?;
     let actual = graph.hash().to_string();
@@ -102,11 +120,16 @@ pub fn read(graph: &Graph, bytes: &[u8]) -> Result<Schedule, PlanFileError> {
         return Err(PlanFileError::OtherGraph { planned: raw.graph, actual });
     }
     let small = |x: u64| if x <= Bytes::LIMIT.0 { Ok(x) } else { Err(PlanFileError::TooLarge) };
-    let reader = Reader { nodes: graph.nodes().iter().map(|(id, node)| (node.name.as_str(), id)).collect(), buffers: raw.buffers.len() };
+    let reader = Reader {
+        nodes: graph.nodes().iter().map(|(id, node)| (node.name.as_str(), id)).collect(),
+        buffers: raw.buffers.len(),
+    };
     let buffers = raw
         .buffers
         .iter()
-        .map(|&(bytes, address)| Ok(Buffer { bytes: Bytes(small(bytes)?), address: small(address)? }))
+        .map(|&(bytes, address)| {
+            Ok(Buffer { bytes: Bytes(small(bytes)?), address: small(address)? })
+        })
         .collect::<Result<_, PlanFileError>>()?;
     let mut placeholders = Vec::with_capacity(raw.placeholders.len());
     for (name, json) in &raw.placeholders {
@@ -114,8 +137,12 @@ pub fn read(graph: &Graph, bytes: &[u8]) -> Result<Schedule, PlanFileError> {
         placeholders.push((reader.node(name)?, reader.buffer(json).ok_or_else(wrong)??));
     }
     placeholders.sort_unstable();
-    let instructions =
-        raw.instructions.iter().enumerate().map(|(index, json)| reader.instruction(index, json)).collect::<Result<_, _>>()?;
+    let instructions = raw
+        .instructions
+        .iter()
+        .enumerate()
+        .map(|(index, json)| reader.instruction(index, json))
+        .collect::<Result<_, _>>()?;
     Ok(Schedule {
         graph: actual,
         planner: raw.planner,
@@ -134,7 +161,10 @@ struct Reader<'a> {
 
 impl Reader<'_> {
     fn node(&self, name: &str) -> Result<NodeId, PlanFileError> {
-        self.nodes.get(name).copied().ok_or_else(|| PlanFileError::UnknownNode { node: name.to_string() })
+        self.nodes
+            .get(name)
+            .copied()
+            .ok_or_else(|| PlanFileError::UnknownNode { node: name.to_string() })
     }
 
     /// `None` where the JSON is no number at all.
@@ -151,7 +181,11 @@ impl Reader<'_> {
         let wrong = || PlanFileError::Instruction { index };
         let parts = json.as_array().ok_or_else(wrong)?;
         let list = |json: &Json| -> Result<Vec<BufferId>, PlanFileError> {
-            json.as_array().ok_or_else(wrong)?.iter().map(|buffer| self.buffer(buffer).ok_or_else(wrong)?).collect()
+            json.as_array()
+                .ok_or_else(wrong)?
+                .iter()
+                .map(|buffer| self.buffer(buffer).ok_or_else(wrong)?)
+                .collect()
         };
         let verb = parts.first().and_then(Json::as_str).ok_or_else(wrong)?;
         match (verb, &parts[1..]) {
@@ -166,7 +200,11 @@ impl Reader<'_> {
                         buffer => Some(self.buffer(buffer).ok_or_else(wrong)??),
                     },
                 };
-                Ok(if verb == "run" { Instruction::Run(call) } else { Instruction::Recompute(call) })
+                Ok(if verb == "run" {
+                    Instruction::Run(call)
+                } else {
+                    Instruction::Recompute(call)
+                })
             }
             _ => Err(wrong()),
         }

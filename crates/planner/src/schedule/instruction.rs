@@ -1,5 +1,5 @@
-//! What a machine is told to do. Invariant: plain data; it says which buffer every operand lies in, so that neither
-//! checker nor interpreter has to guess.
+//! What a machine is told to do. Invariant: plain data; it says which buffer every operand lies in,
+//! so that neither checker nor interpreter has to guess.
 
 use cranelift_entity::{PrimaryMap, entity_impl};
 
@@ -27,8 +27,8 @@ pub struct Call {
     pub node: NodeId,
     /// The buffer of each input value, in the order of the node's inputs.
     pub inputs: Vec<BufferId>,
-    /// The buffer of each output value that exists, in the order of the node's outputs. An output buffer that is not
-    /// held yet is allocated; one that is an input's buffer is written in place.
+    /// The buffer of each output value that exists, in the order of the node's outputs. An output
+    /// buffer that is not held yet is allocated; one that is an input's buffer is written in place.
     pub outputs: Vec<BufferId>,
     /// Scratch memory for the time of the call.
     pub workspace: Option<BufferId>,
@@ -77,6 +77,9 @@ impl Instruction {
 impl Schedule {
     /// How many nodes are recomputed, counting repetitions.
     pub fn recomputed(&self) -> usize {
-        self.instructions.iter().filter(|instruction| matches!(instruction, Instruction::Recompute(_))).count()
+        self.instructions
+            .iter()
+            .filter(|instruction| matches!(instruction, Instruction::Recompute(_)))
+            .count()
     }
 }

@@ -1,5 +1,6 @@
-//! From a plan to a schedule. Invariant: a buffer is one chain of lives that take over each other's memory; it is
-//! allocated by the first one's producer and freed right after the last one's last access.
+//! From a plan to a schedule. Invariant: a buffer is one chain of lives that take over each other's
+//! memory; it is allocated by the first one's producer and freed right after the last one's last
+//! access.
 
 use std::collections::BTreeMap;
 
@@ -12,8 +13,8 @@ use crate::plan::{Effort, Plan};
 use crate::profile::{Interval, IntervalId, Profile, liveness};
 use crate::units::Bytes;
 
-/// What another schedule keeps in the slab between steps: the addresses of its persistent placeholders, by the name
-/// that they have in the model.
+/// What another schedule keeps in the slab between steps: the addresses of its persistent
+/// placeholders, by the name that they have in the model.
 #[derive(Clone, Debug, Default)]
 pub struct Residents {
     /// Address of each parameter, buffer and state.
@@ -28,26 +29,41 @@ impl Residents {
         let mut residents = Residents::default();
         for &(node, buffer) in &schedule.placeholders {
             let placeholder = &graph.nodes()[node];
-            if let Some(name) = placeholder.parameter.as_ref().filter(|_| placeholder.phase.is_persistent()) {
+            if let Some(name) =
+                placeholder.parameter.as_ref().filter(|_| placeholder.phase.is_persistent())
+            {
                 let Buffer { bytes, address } = schedule.buffers[buffer];
                 residents.addresses.insert(name.clone(), address);
-                residents.end = residents.end.max((Bytes(address) + bytes.align_up(super::ALIGNMENT)).0);
+                residents.end =
+                    residents.end.max((Bytes(address) + bytes.align_up(super::ALIGNMENT)).0);
             }
         }
         residents
     }
 }
 
-/// Lowers a plan and lays it out. Persistent placeholders come first in the slab, or stay where `residents` has them.
-/// The layout's search ends where the slab fits into `budget`; a budget of zero asks for the smallest slab.
-pub fn lower(graph: &Graph, profile: &Profile, plan: &Plan, budget: Bytes, residents: &Residents, effort: &Effort<'_>) -> Schedule {
+/// Lowers a plan and lays it out. Persistent placeholders come first in the slab, or stay where
+/// `residents` has them. The layout's search ends where the slab fits into `budget`; a budget of
+/// zero asks for the smallest slab.
+pub fn lower(
+    graph: &Graph,
+    profile: &Profile,
+    plan: &Plan,
+    budget: Bytes,
+    residents: &Residents,
+    effort: &Effort<'_>,
+) -> Schedule {
     let lives = liveness(graph, profile, &plan.steps);
     let mut lifetimes: PrimaryMap<BufferId, Lifetime> = PrimaryMap::new();
     let mut buffer_of: SecondaryMap<IntervalId, Option<BufferId>> = SecondaryMap::new();
     for (id, life) in &lives.intervals {
         let buffer = match life.in_place_of.and_then(|taken| buffer_of[taken]) {
             Some(buffer) => buffer,
-            None => lifetimes.push(Lifetime { first: first(life), last: life.dies, bytes: graph.storages()[life.storage] }),
+            None => lifetimes.push(Lifetime {
+                first: first(life),
+                last: life.dies,
+                bytes: graph.storages()[life.storage],
+            }),
         };
         lifetimes[buffer].last = lifetimes[buffer].last.max(life.dies);
         buffer_of[id] = Some(buffer);
@@ -72,7 +88,9 @@ pub fn lower(graph: &Graph, profile: &Profile, plan: &Plan, budget: Bytes, resid
                 .expect("a node's values lie in storages that it reads or makes")
         };
         let call = &graph.nodes()[node];
-        let read = |storage| find(graph.reads(node), &lives.reads[position], storage).expect("inputs are read");
+        let read = |storage| {
+            find(graph.reads(node), &lives.reads[position], storage).expect("inputs are read")
+        };
         let bytes = profile.workspace[node];
         let workspace = (bytes > Bytes::ZERO).then(|| {
             let here = position as u32;
@@ -83,16 +101,28 @@ pub fn lower(graph: &Graph, profile: &Profile, plan: &Plan, budget: Bytes, resid
         let call = Call {
             node,
             inputs: call.inputs.iter().map(|&value| read(graph.values()[value].storage)).collect(),
-            outputs: call.outputs.iter().flatten().map(|&value| buffer(graph.values()[value].storage)).collect(),
+            outputs: call
+                .outputs
+                .iter()
+                .flatten()
+                .map(|&value| buffer(graph.values()[value].storage))
+                .collect(),
             workspace,
         };
-        instructions.push(if ran[node] { Instruction::Recompute(call) } else { Instruction::Run(call) });
+        instructions.push(if ran[node] {
+            Instruction::Recompute(call)
+        } else {
+            Instruction::Run(call)
+        });
         ran[node] = true;
         instructions.extend(frees[position].iter().map(|&buffer| Instruction::Free(buffer)));
     }
 
-    let placeholders: Vec<(NodeId, BufferId)> =
-        graph.placeholder_storages().zip(lives.intervals.keys()).map(|((node, _), interval)| (node, at(interval))).collect();
+    let placeholders: Vec<(NodeId, BufferId)> = graph
+        .placeholder_storages()
+        .zip(lives.intervals.keys())
+        .map(|((node, _), interval)| (node, at(interval)))
+        .collect();
     let (buffers, slab) = place(graph, &lifetimes, &placeholders, budget, residents, effort);
     Schedule {
         graph: graph.hash().to_string(),
@@ -135,7 +165,8 @@ fn frees(
     frees
 }
 
-/// Most work of one layout for each buffer: a step is lowered several times, and what is found is found soon.
+/// Most work of one layout for each buffer: a step is lowered several times, and what is found is
+/// found soon.
 const WORK_OF_EACH_BUFFER: u64 = 32;
 
 /// Persistent placeholders at the bottom of the slab, all else packed above them.
@@ -154,15 +185,21 @@ fn place(
         if !placeholder.phase.is_persistent() {
             continue;
         }
-        let known = placeholder.parameter.as_ref().and_then(|name| residents.addresses.get(name)).copied();
+        let known =
+            placeholder.parameter.as_ref().and_then(|name| residents.addresses.get(name)).copied();
         let address = known.unwrap_or(floor);
         if known.is_none() {
             floor += lifetimes[buffer].bytes.align_up(super::ALIGNMENT).0;
         }
         fixed[buffer.as_u32() as usize] = Some(address);
     }
-    let effort = Effort { work: effort.work.min(lifetimes.len() as u64 * WORK_OF_EACH_BUFFER), ..*effort };
+    let effort =
+        Effort { work: effort.work.min(lifetimes.len() as u64 * WORK_OF_EACH_BUFFER), ..*effort };
     let packing = pack(lifetimes.as_values_slice(), &fixed, floor, ALIGNMENT, budget.0, &effort);
-    let buffers = lifetimes.values().zip(packing.addresses).map(|(lifetime, address)| Buffer { bytes: lifetime.bytes, address }).collect();
+    let buffers = lifetimes
+        .values()
+        .zip(packing.addresses)
+        .map(|(lifetime, address)| Buffer { bytes: lifetime.bytes, address })
+        .collect();
     (buffers, packing.end)
 }

@@ -26,7 +26,8 @@ pub fn path(relative: &str) -> PathBuf {
 /// One of the planning graphs.
 pub fn graph(name: &str) -> Graph {
     let path = path(&format!("graphs/{name}.json.gz"));
-    graph::read(&std::fs::read(&path).unwrap()).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+    graph::read(&std::fs::read(&path).unwrap())
+        .unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
 /// The training graph of a step.

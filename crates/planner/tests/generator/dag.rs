@@ -1,10 +1,13 @@
-//! Small random graphs of no particular shape, one for each seed. Invariant: they obey all rules of tightfit-graph/1 and
-//! use every freedom that those leave: several outputs, views of a part, storages larger than what lies in them, writes
-//! in place, outputs of the step, phases in any order, nodes that read nothing, placeholders that nobody reads.
+//! Small random graphs of no particular shape, one for each seed. Invariant: they obey all rules of
+//! tightfit-graph/1 and use every freedom that those leave: several outputs, views of a part,
+//! storages larger than what lies in them, writes in place, outputs of the step, phases in any
+//! order, nodes that read nothing, placeholders that nobody reads.
 #![allow(dead_code)] // each test binary uses its part
 
 use fastrand::Rng;
-use tightfit::graph::{Argument, DType, Graph, GraphBuilder, NodeSpec, Phase, StorageId, ValueId, ValueSpec};
+use tightfit::graph::{
+    Argument, DType, Graph, GraphBuilder, NodeSpec, Phase, StorageId, ValueId, ValueSpec,
+};
 use tightfit::units::{Bytes, Seconds};
 
 /// Which freedoms a graph uses.
@@ -18,7 +21,13 @@ pub struct Freedoms {
 
 /// A graph whose program has at most `most` nodes.
 pub fn graph(seed: u64, most: usize, freedoms: Freedoms) -> Graph {
-    let mut dag = Dag { random: Rng::with_seed(seed), freedoms, builder: GraphBuilder::new("dag"), values: Vec::new(), names: 0 };
+    let mut dag = Dag {
+        random: Rng::with_seed(seed),
+        freedoms,
+        builder: GraphBuilder::new("dag"),
+        values: Vec::new(),
+        names: 0,
+    };
     dag.placeholders();
     let nodes = dag.random.usize(1..=most);
     let phases = dag.phases(nodes);
@@ -29,8 +38,8 @@ pub fn graph(seed: u64, most: usize, freedoms: Freedoms) -> Graph {
     dag.builder.build().expect("the generator obeys the rules")
 }
 
-/// Branches that are alike, or nearly: each makes one or two tensors early, and reads them late. Between the two, one
-/// node reads what the first branches made, if anything.
+/// Branches that are alike, or nearly: each makes one or two tensors early, and reads them late.
+/// Between the two, one node reads what the first branches made, if anything.
 pub fn branches(seed: u64) -> Graph {
     let mut random = Rng::with_seed(seed);
     let mut builder = GraphBuilder::new("branches");
@@ -46,29 +55,42 @@ pub fn branches(seed: u64) -> Graph {
     parameter.parameter = Some("weight".to_string());
     let bytes = tensor(&mut builder, 1);
     let weight = builder.node(parameter, &bytes)[0];
-    let kinds: Vec<(u64, f64, bool)> =
-        (0..2).map(|_| (random.u64(1..6), [1.0, 1.0, 2.0, 3.5][random.usize(..4)], random.usize(..3) == 0)).collect();
-    let branches: Vec<_> = (0..random.usize(2..=4)).map(|_| kinds[usize::from(random.usize(..3) == 0)]).collect();
+    let kinds: Vec<(u64, f64, bool)> = (0..2)
+        .map(|_| {
+            (random.u64(1..6), [1.0, 1.0, 2.0, 3.5][random.usize(..4)], random.usize(..3) == 0)
+        })
+        .collect();
+    let branches: Vec<_> =
+        (0..random.usize(2..=4)).map(|_| kinds[usize::from(random.usize(..3) == 0)]).collect();
     let mut nodes = 2 * branches.len() + 1;
     let mut made: Vec<Vec<ValueId>> = Vec::new();
     for (index, &(bytes, seconds, is_long)) in branches.iter().enumerate() {
         let outputs = tensor(&mut builder, bytes);
-        let mut all = builder.node(spec(format!("make_{index}"), Phase::Forward, vec![weight], seconds), &outputs);
+        let mut all = builder
+            .node(spec(format!("make_{index}"), Phase::Forward, vec![weight], seconds), &outputs);
         if is_long && nodes < 10 {
             nodes += 1;
             let outputs = tensor(&mut builder, 2);
-            all.extend(builder.node(spec(format!("more_{index}"), Phase::Forward, all.clone(), 0.5), &outputs));
+            all.extend(
+                builder.node(
+                    spec(format!("more_{index}"), Phase::Forward, all.clone(), 0.5),
+                    &outputs,
+                ),
+            );
         }
         made.push(all);
     }
-    let read: Vec<ValueId> = made.iter().take(random.usize(..3)).flat_map(|all| all.last().copied()).collect();
+    let read: Vec<ValueId> =
+        made.iter().take(random.usize(..3)).flat_map(|all| all.last().copied()).collect();
     let inputs = [vec![weight], read].concat();
     let outputs = tensor(&mut builder, random.u64(1..12));
-    let mut last = builder.node(spec("middle".to_string(), Phase::Forward, inputs, 1.0), &outputs)[0];
+    let mut last =
+        builder.node(spec("middle".to_string(), Phase::Forward, inputs, 1.0), &outputs)[0];
     for (index, all) in made.into_iter().enumerate() {
         let outputs = tensor(&mut builder, 1);
         let inputs = [vec![last], all].concat();
-        last = builder.node(spec(format!("use_{index}"), Phase::Backward, inputs, 1.0), &outputs)[0];
+        last =
+            builder.node(spec(format!("use_{index}"), Phase::Backward, inputs, 1.0), &outputs)[0];
     }
     builder.output(last);
     builder.build().expect("the generator obeys the rules")
@@ -99,7 +121,8 @@ impl Dag {
         let mut spec = NodeSpec::new(format!("{name}_{}", self.names), op, phase);
         if !phase.is_placeholder() {
             // Few different times, some of them none, so that much ties.
-            spec.seconds = Some(Seconds([0.0, 0.5, 1.0, 1.0, 2.0, 3.5, 7.0][self.random.usize(..7)]));
+            spec.seconds =
+                Some(Seconds([0.0, 0.5, 1.0, 1.0, 2.0, 3.5, 7.0][self.random.usize(..7)]));
             spec.workspace = Bytes(if self.one_in(3) { self.random.u64(1..4) } else { 0 });
         }
         spec
@@ -126,7 +149,11 @@ impl Dag {
 
     fn placeholders(&mut self) {
         let mut phases = vec![Phase::Parameter, Phase::Input];
-        phases.extend([Phase::Input, Phase::Tangent, Phase::Buffer].into_iter().filter(|_| self.random.usize(..3) == 0));
+        phases.extend(
+            [Phase::Input, Phase::Tangent, Phase::Buffer]
+                .into_iter()
+                .filter(|_| self.random.usize(..3) == 0),
+        );
         for phase in phases {
             let bytes = self.bytes();
             let mut spec = self.spec(phase.name(), "placeholder", phase);
@@ -141,7 +168,14 @@ impl Dag {
 
     /// Half of the graphs go forward and back; in the others anything goes.
     fn phases(&mut self, nodes: usize) -> Vec<Phase> {
-        let all = [Phase::Forward, Phase::Forward, Phase::Loss, Phase::Backward, Phase::Backward, Phase::Optimizer];
+        let all = [
+            Phase::Forward,
+            Phase::Forward,
+            Phase::Loss,
+            Phase::Backward,
+            Phase::Backward,
+            Phase::Optimizer,
+        ];
         let turn = self.random.usize(..=nodes);
         let is_wild = self.one_in(2);
         (0..nodes)
@@ -216,7 +250,8 @@ impl Dag {
         self.add(spec, &[Some(output)]);
     }
 
-    /// Up to three inputs; up to three outputs, of which some are of no use, lie in one storage, or in an input's.
+    /// Up to three inputs; up to three outputs, of which some are of no use, lie in one storage, or
+    /// in an input's.
     fn anything(&mut self, phase: Phase) {
         let mut spec = self.spec("node", "test.node", phase);
         let inputs = if self.one_in(8) { 0 } else { self.random.usize(1..4) };
@@ -242,7 +277,8 @@ impl Dag {
             outputs.push(output);
         }
         if let Some(&input) = spec.inputs.first().filter(|_| self.random.usize(..10) == 0) {
-            let beside = self.values.iter().find(|value| value.id == input).map(|value| value.spec.clone());
+            let beside =
+                self.values.iter().find(|value| value.id == input).map(|value| value.spec.clone());
             outputs.push(beside);
         }
         self.add(spec, &outputs);

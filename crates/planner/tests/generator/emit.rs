@@ -1,7 +1,9 @@
-//! From a recipe to a graph. Invariant: a value is read only while its storage holds its version, which is the one rule
-//! of the format that an arbitrary choice of operands would break.
+//! From a recipe to a graph. Invariant: a value is read only while its storage holds its version,
+//! which is the one rule of the format that an arbitrary choice of operands would break.
 
-use tightfit::graph::{Argument, DType, Graph, GraphBuilder, ModuleId, NodeSpec, Phase, ValueId, ValueSpec};
+use tightfit::graph::{
+    Argument, DType, Graph, GraphBuilder, ModuleId, NodeSpec, Phase, ValueId, ValueSpec,
+};
 use tightfit::units::{Bytes, Flops, Seconds};
 
 use super::{Kind, Layer, Recipe, Updates};
@@ -43,7 +45,9 @@ struct Emitter<'a> {
 /// The graph of a recipe.
 pub(super) fn graph(recipe: &Recipe) -> Graph {
     let mut builder = GraphBuilder::new("generated");
-    let modules = (0..6).map(|i| builder.module(["embed", "h.0", "h.1", "h.2.mlp", "h.3", "head"][i])).collect();
+    let modules = (0..6)
+        .map(|i| builder.module(["embed", "h.0", "h.1", "h.2.mlp", "h.3", "head"][i]))
+        .collect();
     let mut emitter = Emitter {
         recipe,
         builder,
@@ -97,8 +101,14 @@ impl Emitter<'_> {
                 Updates::Adamw => 2,
             };
             let size = self.tensors[parameter].spec.shape[0];
-            let states = (0..count).map(|_| self.placeholder(Phase::State, size)).collect::<Vec<_>>();
-            self.states.push(states.into_iter().map(|state| (self.tensors[state].id, self.tensors[state].spec.clone())).collect());
+            let states =
+                (0..count).map(|_| self.placeholder(Phase::State, size)).collect::<Vec<_>>();
+            self.states.push(
+                states
+                    .into_iter()
+                    .map(|state| (self.tensors[state].id, self.tensors[state].spec.clone()))
+                    .collect(),
+            );
         }
         if self.recipe.layers.iter().any(|layer| layer.kind == Kind::Track) {
             self.running = Some(self.placeholder(Phase::Buffer, 8));
@@ -114,8 +124,14 @@ impl Emitter<'_> {
 
     /// The activation `back` places before the newest one that can still be read.
     fn activation(&self, back: u8) -> usize {
-        let persistent = |i: &usize| self.parameters.contains(i) || self.states.iter().flatten().any(|(id, _)| *id == self.tensors[*i].id);
-        let live: Vec<usize> = (0..self.tensors.len()).filter(|&i| !self.tensors[i].is_stale).filter(|i| !persistent(i)).collect();
+        let persistent = |i: &usize| {
+            self.parameters.contains(i)
+                || self.states.iter().flatten().any(|(id, _)| *id == self.tensors[*i].id)
+        };
+        let live: Vec<usize> = (0..self.tensors.len())
+            .filter(|&i| !self.tensors[i].is_stale)
+            .filter(|i| !persistent(i))
+            .collect();
         live[live.len() - 1 - usize::from(back) % live.len()]
     }
 
@@ -133,7 +149,12 @@ impl Emitter<'_> {
         let made = self.call(op, phase, layer, &ids, outputs, adjust);
         let specs = outputs.iter().flatten().cloned();
         let first = self.tensors.len();
-        self.tensors.extend(made.into_iter().zip(specs).map(|(id, spec)| Tensor { id, spec, is_stale: false, gradient: None }));
+        self.tensors.extend(made.into_iter().zip(specs).map(|(id, spec)| Tensor {
+            id,
+            spec,
+            is_stale: false,
+            gradient: None,
+        }));
         (first..self.tensors.len()).collect()
     }
 
@@ -184,21 +205,37 @@ impl Emitter<'_> {
             }
             Kind::Add | Kind::Mul => {
                 let out = self.like(x);
-                let op = if layer.kind == Kind::Add { "aten.add.Tensor" } else { "aten.mul.Tensor" };
+                let op =
+                    if layer.kind == Kind::Add { "aten.add.Tensor" } else { "aten.mul.Tensor" };
                 let made = self.node(op, phase, layer, &[x, y], &[Some(out)], plain);
                 (vec![x, y], made, if layer.kind == Kind::Add { vec![] } else { vec![x, y] })
             }
             Kind::Linear => {
-                let count = self.records.iter().filter(|record| record.layer.kind == Kind::Linear).count();
+                let count =
+                    self.records.iter().filter(|record| record.layer.kind == Kind::Linear).count();
                 let parameter = self.parameters[count];
                 let dtype = if layer.size.is_multiple_of(3) { DType::Bf16 } else { DType::F32 };
                 let out = self.fresh(elements(layer.size), dtype);
-                let made = self.node("test.linear.default", phase, layer, &[x, parameter], &[Some(out)], plain);
+                let made = self.node(
+                    "test.linear.default",
+                    phase,
+                    layer,
+                    &[x, parameter],
+                    &[Some(out)],
+                    plain,
+                );
                 (vec![x, parameter], made, vec![x, parameter])
             }
             Kind::Norm => {
                 let (out, statistics) = (self.like(x), self.fresh(4, DType::F32));
-                let made = self.node("test.norm.default", phase, layer, &[x], &[Some(out), None, Some(statistics)], plain);
+                let made = self.node(
+                    "test.norm.default",
+                    phase,
+                    layer,
+                    &[x],
+                    &[Some(out), None, Some(statistics)],
+                    plain,
+                );
                 (vec![x], vec![made[0]], vec![x, made[1]])
             }
             Kind::View => {
@@ -207,7 +244,11 @@ impl Emitter<'_> {
                 if let Some(strides) = &mut out.strides {
                     strides.insert(0, 7);
                 }
-                (vec![x], self.node("aten.view.default", phase, layer, &[x], &[Some(out)], plain), vec![])
+                (
+                    vec![x],
+                    self.node("aten.view.default", phase, layer, &[x], &[Some(out)], plain),
+                    vec![],
+                )
             }
             Kind::Slice => {
                 let spec = &self.tensors[x].spec;
@@ -219,12 +260,21 @@ impl Emitter<'_> {
                     offset: spec.offset + elements % 2,
                     ..spec.clone()
                 };
-                (vec![x], self.node("aten.slice.Tensor", phase, layer, &[x], &[Some(out)], plain), vec![])
+                (
+                    vec![x],
+                    self.node("aten.slice.Tensor", phase, layer, &[x], &[Some(out)], plain),
+                    vec![],
+                )
             }
             Kind::Split => {
                 let half = self.tensors[x].spec.shape.iter().product::<u64>() / 2;
-                let halves = [Some(self.fresh(half, DType::F32)), Some(self.fresh(half, DType::F32))];
-                (vec![x], self.node("test.split.default", phase, layer, &[x], &halves, plain), vec![])
+                let halves =
+                    [Some(self.fresh(half, DType::F32)), Some(self.fresh(half, DType::F32))];
+                (
+                    vec![x],
+                    self.node("test.split.default", phase, layer, &[x], &halves, plain),
+                    vec![],
+                )
             }
             Kind::Dropout => {
                 let (out, mask) = (self.like(x), self.like(x));
@@ -234,7 +284,14 @@ impl Emitter<'_> {
                     (node.random, node.seed_slot) = (true, Some(seed));
                     node.args.extend([Argument::Float(0.125), Argument::Bool(true)]);
                 };
-                let made = self.node("aten.native_dropout.default", phase, layer, &[x], &[Some(out), Some(mask)], draw);
+                let made = self.node(
+                    "aten.native_dropout.default",
+                    phase,
+                    layer,
+                    &[x],
+                    &[Some(out), Some(mask)],
+                    draw,
+                );
                 (vec![x], vec![made[0]], vec![made[1]])
             }
             Kind::Track => {
@@ -243,13 +300,21 @@ impl Emitter<'_> {
                 (vec![], vec![], vec![])
             }
             Kind::Overwrite => {
-                // Placeholders of the batch may be written too; views of one storage go stale together.
+                // Placeholders of the batch may be written too; views of one storage go stale
+                // together.
                 let made = self.overwrite(x, y, layer);
                 (vec![y], vec![made], vec![])
             }
             Kind::FreshAndView => {
                 let (out, view) = (self.like(x), self.tensors[x].spec.clone());
-                let made = self.node("test.fresh_and_view.default", phase, layer, &[x], &[Some(out), Some(view)], plain);
+                let made = self.node(
+                    "test.fresh_and_view.default",
+                    phase,
+                    layer,
+                    &[x],
+                    &[Some(out), Some(view)],
+                    plain,
+                );
                 (vec![x], vec![made[0]], vec![made[1]])
             }
         };
@@ -260,8 +325,16 @@ impl Emitter<'_> {
         let spec = self.tensors[target].spec.clone();
         let storage = spec.storage;
         let was = self.tensors.len();
-        let made = self.node("aten.copy_.default", Phase::Forward, layer, &[target, source], &[Some(spec)], |node| node.mutates = true);
-        for tensor in self.tensors[..was].iter_mut().filter(|tensor| tensor.spec.storage == storage) {
+        let made = self.node(
+            "aten.copy_.default",
+            Phase::Forward,
+            layer,
+            &[target, source],
+            &[Some(spec)],
+            |node| node.mutates = true,
+        );
+        for tensor in self.tensors[..was].iter_mut().filter(|tensor| tensor.spec.storage == storage)
+        {
             tensor.is_stale = true;
         }
         if self.running.is_some_and(|running| self.tensors[running].spec.storage == storage) {
@@ -271,11 +344,20 @@ impl Emitter<'_> {
     }
 
     fn loss_and_backward(&mut self) {
-        let layer = Layer { kind: Kind::Relu, first: 0, second: 0, size: 1, milliseconds: Some(1), workspace: 0, module: 5 };
+        let layer = Layer {
+            kind: Kind::Relu,
+            first: 0,
+            second: 0,
+            size: 1,
+            milliseconds: Some(1),
+            workspace: 0,
+            module: 5,
+        };
         let plain = |_: &mut NodeSpec| {};
         let last = self.activation(0);
         let out = self.fresh(1, DType::F32);
-        let loss = self.node("test.loss.default", Phase::Loss, layer, &[last], &[Some(out)], plain)[0];
+        let loss =
+            self.node("test.loss.default", Phase::Loss, layer, &[last], &[Some(out)], plain)[0];
         self.builder.output(self.tensors[loss].id);
         for &kept in &self.recipe.kept {
             let kept = self.activation(kept);
@@ -293,11 +375,19 @@ impl Emitter<'_> {
         if !self.tensors[last].is_stale {
             reads.push(self.tensors[last].id);
         }
-        let gradient = self.call("test.loss_backward.default", Phase::Backward, layer, &reads, &[Some(spec.clone())], plain)[0];
+        let gradient = self.call(
+            "test.loss_backward.default",
+            Phase::Backward,
+            layer,
+            &reads,
+            &[Some(spec.clone())],
+            plain,
+        )[0];
         self.tensors[last].gradient = Some((gradient, spec));
         if self.recipe.late_metric {
             let (metric, of) = (self.fresh(2, DType::F32), self.activation(3));
-            let made = self.node("test.metric.default", Phase::Loss, layer, &[of], &[Some(metric)], plain);
+            let made =
+                self.node("test.metric.default", Phase::Loss, layer, &[of], &[Some(metric)], plain);
             self.builder.output(self.tensors[made[0]].id);
         }
         for record in std::mem::take(&mut self.records).iter().rev() {
@@ -313,17 +403,33 @@ impl Emitter<'_> {
 
     fn backward(&mut self, record: &Record) {
         let layer = record.layer;
-        let incoming: Vec<ValueId> = record.from.iter().filter_map(|&i| self.tensors[i].gradient.as_ref().map(|(id, _)| *id)).collect();
+        let incoming: Vec<ValueId> = record
+            .from
+            .iter()
+            .filter_map(|&i| self.tensors[i].gradient.as_ref().map(|(id, _)| *id))
+            .collect();
         if incoming.is_empty() {
             return;
         }
-        let saved = record.saved.iter().filter(|&&i| !self.tensors[i].is_stale).map(|&i| self.tensors[i].id);
-        let reads: Vec<ValueId> = incoming.iter().copied().chain(saved.collect::<Vec<_>>()).collect();
+        let saved = record
+            .saved
+            .iter()
+            .filter(|&&i| !self.tensors[i].is_stale)
+            .map(|&i| self.tensors[i].id);
+        let reads: Vec<ValueId> =
+            incoming.iter().copied().chain(saved.collect::<Vec<_>>()).collect();
         if layer.kind == Kind::Add {
             // The same gradient flows to both operands.
             for &to in &record.to {
                 let spec = self.gradient_spec(to);
-                let made = self.call("aten.clone.default", Phase::Backward, layer, &incoming, &[Some(spec.clone())], |_| {})[0];
+                let made = self.call(
+                    "aten.clone.default",
+                    Phase::Backward,
+                    layer,
+                    &incoming,
+                    &[Some(spec.clone())],
+                    |_| {},
+                )[0];
                 self.accumulate(to, made, spec, layer);
             }
             return;
@@ -340,7 +446,8 @@ impl Emitter<'_> {
                 Kind::View => "aten.clone.default",
                 _ => "test.backward.default",
             };
-            let made = self.call(op, Phase::Backward, layer, &reads, &[Some(spec.clone())], |_| {})[0];
+            let made =
+                self.call(op, Phase::Backward, layer, &reads, &[Some(spec.clone())], |_| {})[0];
             self.accumulate(to, made, spec, layer);
         }
     }
@@ -351,13 +458,24 @@ impl Emitter<'_> {
             return;
         };
         let sum = self.gradient_spec(to);
-        let made = self.call("aten.add.Tensor", Phase::Backward, layer, &[before, gradient], &[Some(sum.clone())], |_| {})[0];
+        let made = self.call(
+            "aten.add.Tensor",
+            Phase::Backward,
+            layer,
+            &[before, gradient],
+            &[Some(sum.clone())],
+            |_| {},
+        )[0];
         self.tensors[to].gradient = Some((made, sum));
     }
 
     fn updates(&mut self, layer: Layer) {
-        let gradients: Vec<(usize, ValueId)> =
-            self.parameters.iter().enumerate().filter_map(|(i, &p)| Some((i, self.tensors[p].gradient.as_ref()?.0))).collect();
+        let gradients: Vec<(usize, ValueId)> = self
+            .parameters
+            .iter()
+            .enumerate()
+            .filter_map(|(i, &p)| Some((i, self.tensors[p].gradient.as_ref()?.0)))
+            .collect();
         if self.recipe.updates == Updates::Leave {
             for (_, gradient) in gradients {
                 self.builder.output(gradient);
@@ -367,7 +485,14 @@ impl Emitter<'_> {
         let norm = (self.recipe.clip && !gradients.is_empty()).then(|| {
             let norm = self.fresh(1, DType::F32);
             let all: Vec<ValueId> = gradients.iter().map(|(_, gradient)| *gradient).collect();
-            self.call("test.norm_of_gradients.default", Phase::Optimizer, layer, &all, &[Some(norm)], |_| {})[0]
+            self.call(
+                "test.norm_of_gradients.default",
+                Phase::Optimizer,
+                layer,
+                &all,
+                &[Some(norm)],
+                |_| {},
+            )[0]
         });
         let mut updated = None;
         for (i, gradient) in gradients {
@@ -378,24 +503,36 @@ impl Emitter<'_> {
             if self.recipe.updates == Updates::Sgd {
                 outputs.push(None);
             }
-            let inputs: Vec<ValueId> = [parameter.id, gradient].into_iter().chain(states.iter().map(|(id, _)| *id)).collect();
-            let op = if self.recipe.updates == Updates::Adamw { "tightfit.adamw" } else { "tightfit.sgd" };
+            let inputs: Vec<ValueId> = [parameter.id, gradient]
+                .into_iter()
+                .chain(states.iter().map(|(id, _)| *id))
+                .collect();
+            let op = if self.recipe.updates == Updates::Adamw {
+                "tightfit.adamw"
+            } else {
+                "tightfit.sgd"
+            };
             let wait = |node: &mut NodeSpec| {
                 node.mutates = true;
                 node.inputs.extend(norm);
             };
-            updated = Some((self.call(op, Phase::Optimizer, layer, &inputs, &outputs, wait)[0], self.parameters[i]));
+            updated = Some((
+                self.call(op, Phase::Optimizer, layer, &inputs, &outputs, wait)[0],
+                self.parameters[i],
+            ));
         }
         if let Some((value, parameter)) = updated.filter(|_| self.recipe.epilogue) {
             let phase = if self.recipe.clip { Phase::Optimizer } else { Phase::Backward };
             let copy = self.like(parameter);
-            let made = self.call("aten.clone.default", phase, layer, &[value], &[Some(copy)], |_| {})[0];
+            let made =
+                self.call("aten.clone.default", phase, layer, &[value], &[Some(copy)], |_| {})[0];
             self.builder.output(made);
         }
     }
 }
 
-/// Elements of a tensor, from a small number: zero, odd and even ones, over two orders of magnitude.
+/// Elements of a tensor, from a small number: zero, odd and even ones, over two orders of
+/// magnitude.
 fn elements(size: u8) -> u64 {
     [16, 0, 5, 16, 24, 32, 48, 64, 64, 96, 128, 160, 200, 256, 384, 512][usize::from(size) % 16]
 }

@@ -1,9 +1,11 @@
-//! Random training graphs, for every property test. Invariant: whatever the recipe, the graph obeys all rules of
-//! tightfit-graph/1, so a test that fails has found a bug of a pass and not of its input.
+//! Random training graphs, for every property test. Invariant: whatever the recipe, the graph obeys
+//! all rules of tightfit-graph/1, so a test that fails has found a bug of a pass and not of its
+//! input.
 //!
-//! A [`Recipe`] is plain data of small numbers, so that a failing case shrinks to a few layers and can be pasted into
-//! a test. [`Recipe::graph`] turns it into one step: placeholders, a forward pass, a loss, a backward pass that mirrors
-//! the forward one, and updates or gradients that leave the step.
+//! A [`Recipe`] is plain data of small numbers, so that a failing case shrinks to a few layers and
+//! can be pasted into a test. [`Recipe::graph`] turns it into one step: placeholders, a forward
+//! pass, a loss, a backward pass that mirrors the forward one, and updates or gradients that leave
+//! the step.
 #![allow(dead_code)] // each test binary uses its part
 
 pub mod dag;
@@ -110,7 +112,12 @@ impl Recipe {
 /// Recipes of up to `most` layers.
 pub fn recipes(most: usize) -> impl Strategy<Value = Recipe> {
     let batch = prop::collection::vec(0u8..9, 0..3);
-    let updates = prop_oneof![Just(Updates::Leave), Just(Updates::Sgd), Just(Updates::Momentum), Just(Updates::Adamw)];
+    let updates = prop_oneof![
+        Just(Updates::Leave),
+        Just(Updates::Sgd),
+        Just(Updates::Momentum),
+        Just(Updates::Adamw)
+    ];
     let rarely = || prop::bool::weighted(0.15);
     let kept = prop_oneof![2 => Just(vec![]), 1 => prop::collection::vec(0u8..20, 1..4)];
     let ends = (updates, rarely(), kept, rarely(), rarely(), rarely());
@@ -145,16 +152,26 @@ fn layers() -> impl Strategy<Value = Layer> {
     ];
     // Mostly the newest activation, sometimes an older one: chains with skips.
     let back = || prop_oneof![3 => Just(0u8), 1 => 0u8..6];
-    // Mostly one size, as in a stack of equal layers: where one tensor dwarfs all others, there is nothing to plan.
+    // Mostly one size, as in a stack of equal layers: where one tensor dwarfs all others, there is
+    // nothing to plan.
     let size = || prop_oneof![3 => Just(8u8), 1 => 0u8..16];
     let milliseconds = prop::option::weighted(0.7, 0u8..20);
     let workspace = prop_oneof![3 => Just(0u8), 1 => 0u8..200];
     (kind, back(), back(), size(), milliseconds, workspace, 0u8..6).prop_map(
-        |(kind, first, second, size, milliseconds, workspace, module)| Layer { kind, first, second, size, milliseconds, workspace, module },
+        |(kind, first, second, size, milliseconds, workspace, module)| Layer {
+            kind,
+            first,
+            second,
+            size,
+            milliseconds,
+            workspace,
+            module,
+        },
     )
 }
 
-/// The machines that properties are tested on: one without and one with the engine's reuse of dying inputs.
+/// The machines that properties are tested on: one without and one with the engine's reuse of dying
+/// inputs.
 pub fn machines() -> [Machine; 2] {
     [Machine::preset("a100-80gb").unwrap(), Machine::unmeasured_cpu(2)]
 }
@@ -164,8 +181,8 @@ pub fn profiles(graph: &Graph) -> [Profile; 2] {
     machines().map(|machine| Profile::new(graph, &machine))
 }
 
-/// `cases` cases from a fixed seed, so that a test that passed passes again. `PROPTEST_CASES` and `PROPTEST_RNG_SEED`
-/// in the environment send the same tests on a longer search.
+/// `cases` cases from a fixed seed, so that a test that passed passes again. `PROPTEST_CASES` and
+/// `PROPTEST_RNG_SEED` in the environment send the same tests on a longer search.
 pub fn config(cases: u32) -> Config {
     let mut config = Config { failure_persistence: None, ..Config::default() };
     if std::env::var_os("PROPTEST_CASES").is_none() {

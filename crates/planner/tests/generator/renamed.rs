@@ -20,7 +20,8 @@ pub fn renamed(graph: &Graph) -> Graph {
         spec.inputs = node.inputs.clone();
         spec.args = node.args.clone();
         spec.kwargs = node.kwargs.clone();
-        (spec.flops, spec.bytes_read, spec.bytes_written) = (node.flops, node.bytes_read, node.bytes_written);
+        (spec.flops, spec.bytes_read, spec.bytes_written) =
+            (node.flops, node.bytes_read, node.bytes_written);
         (spec.workspace, spec.seconds) = (node.workspace, node.seconds);
         (spec.random, spec.seed_slot, spec.mutates) = (node.random, node.seed_slot, node.mutates);
         let outputs: Vec<Option<ValueSpec>> = node

@@ -1,5 +1,6 @@
-//! Modules for tests: transformers of any depth, and small random trees. Invariant: the same seed gives the same modules,
-//! and figures are those that some model could have: sums over a tree of leaves.
+//! Modules for tests: transformers of any depth, and small random trees. Invariant: the same seed
+//! gives the same modules, and figures are those that some model could have: sums over a tree of
+//! leaves.
 #![allow(dead_code)] // each test binary uses a part
 
 use tightfit::profile::modules::{ModuleInfo, ModuleOrders, ModuleStats, Segment, TradeoffCurve};
@@ -8,7 +9,8 @@ use tightfit::units::{Bytes, Seconds};
 /// A module in the making.
 pub struct Tree {
     pub name: String,
-    /// Of leaves: parameters, what the forward pass leaves, input gradient, seconds of the forward pass.
+    /// Of leaves: parameters, what the forward pass leaves, input gradient, seconds of the forward
+    /// pass.
     pub leaf: (u64, u64, u64, f64),
     pub children: Vec<Tree>,
     /// Slopes and intercepts.
@@ -18,11 +20,28 @@ pub struct Tree {
 }
 
 impl Tree {
-    pub fn leaf(name: impl Into<String>, parameters: u64, activations: u64, gradient: u64, seconds: f64) -> Tree {
-        Tree { name: name.into(), leaf: (parameters, activations, gradient, seconds), children: Vec::new(), curve: Vec::new(), makes: 1.0 }
+    pub fn leaf(
+        name: impl Into<String>,
+        parameters: u64,
+        activations: u64,
+        gradient: u64,
+        seconds: f64,
+    ) -> Tree {
+        Tree {
+            name: name.into(),
+            leaf: (parameters, activations, gradient, seconds),
+            children: Vec::new(),
+            curve: Vec::new(),
+            makes: 1.0,
+        }
     }
 
-    pub fn of(name: impl Into<String>, children: Vec<Tree>, curve: &[(f64, f64)], makes: f64) -> Tree {
+    pub fn of(
+        name: impl Into<String>,
+        children: Vec<Tree>,
+        curve: &[(f64, f64)],
+        makes: f64,
+    ) -> Tree {
         Tree { name: name.into(), leaf: (0, 0, 0, 0.0), children, curve: curve.to_vec(), makes }
     }
 
@@ -62,7 +81,8 @@ struct Collected {
 
 impl Collected {
     fn visit(&mut self, tree: &Tree, above: &str, all: u64) {
-        let name = if above.is_empty() { tree.name.clone() } else { format!("{above}.{}", tree.name) };
+        let name =
+            if above.is_empty() { tree.name.clone() } else { format!("{above}.{}", tree.name) };
         let at = self.stats.len();
         self.orders.forward_pre.push(name.clone());
         self.orders.backward_post.insert(0, name.clone());
@@ -86,7 +106,11 @@ impl Collected {
             checkpointing_seconds: Seconds(tree.seconds()),
             checkpointing_bytes,
             tradeoff: TradeoffCurve {
-                segments: tree.curve.iter().map(|&(slope, intercept)| Segment { slope, intercept }).collect(),
+                segments: tree
+                    .curve
+                    .iter()
+                    .map(|&(slope, intercept)| Segment { slope, intercept })
+                    .collect(),
                 ..TradeoffCurve::default()
             },
             ..ModuleStats::default()
@@ -96,15 +120,23 @@ impl Collected {
     }
 }
 
-/// A transformer with 15 modules a layer. Layers are alike where `variation` is 0; else each figure varies by that share.
+/// A transformer with 15 modules a layer. Layers are alike where `variation` is 0; else each figure
+/// varies by that share.
 pub fn transformer(layers: usize, variation: f64, seed: u64) -> ModuleInfo {
     let mut random = fastrand::Rng::with_seed(seed);
     const MIB: u64 = 1 << 20;
     let mut layer = |at: usize| {
         let mut vary = |x: f64| x * (1.0 + variation * (random.f64() - 0.5));
-        let mut leaf = |name: &str, parameters: u64, activations: u64, gradient: u64, milliseconds: f64| {
-            Tree::leaf(name, parameters * MIB, vary((activations * MIB) as f64) as u64, gradient * MIB, vary(milliseconds / 1e3))
-        };
+        let mut leaf =
+            |name: &str, parameters: u64, activations: u64, gradient: u64, milliseconds: f64| {
+                Tree::leaf(
+                    name,
+                    parameters * MIB,
+                    vary((activations * MIB) as f64) as u64,
+                    gradient * MIB,
+                    vary(milliseconds / 1e3),
+                )
+            };
         let attention = vec![
             leaf("wq", 4, 24, 26, 0.19),
             leaf("wk", 4, 24, 26, 0.19),
@@ -119,10 +151,17 @@ pub fn transformer(layers: usize, variation: f64, seed: u64) -> ModuleInfo {
             leaf("w2", 16, 24, 105, 0.7),
             leaf("resid_dropout", 0, 24, 24, 0.06),
         ];
-        let (first, second) = (leaf("attention_norm", 1, 24, 24, 0.03), leaf("ffn_norm", 1, 24, 24, 0.03));
+        let (first, second) =
+            (leaf("attention_norm", 1, 24, 24, 0.03), leaf("ffn_norm", 1, 24, 24, 0.03));
         let attention = Tree::of("attention", attention, &[(0.70, 0.02), (9.06, vary(-7.9))], 2.3);
-        let feed_forward = Tree::of("feed_forward", feed_forward, &[(0.08, 0.03), (2.0, vary(-0.98))], 1.3);
-        Tree::of(format!("layers.{at}"), vec![first, attention, second, feed_forward], &[(0.47, 0.01), (7.3, vary(-6.2))], 2.1)
+        let feed_forward =
+            Tree::of("feed_forward", feed_forward, &[(0.08, 0.03), (2.0, vary(-0.98))], 1.3);
+        Tree::of(
+            format!("layers.{at}"),
+            vec![first, attention, second, feed_forward],
+            &[(0.47, 0.01), (7.3, vary(-6.2))],
+            2.1,
+        )
     };
     let mut children = vec![Tree::leaf("embedding", 24 * MIB, 24 * MIB, 24 * MIB, 1e-5)];
     children.extend((0..layers).map(&mut layer));

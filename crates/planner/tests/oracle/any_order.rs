@@ -1,14 +1,16 @@
-//! The oracle over all orders. Invariant: it allows whatever the checker allows, so no legal schedule is faster; it
-//! shares no code with planners, liveness or checker.
+//! The oracle over all orders. Invariant: it allows whatever the checker allows, so no legal
+//! schedule is faster; it shares no code with planners, liveness or checker.
 //!
-//! The board shows which nodes ran, in whatever order, and which copies are there. A copy is a storage at a version.
-//! Any node may run as soon as all that it reads is there, each at its version; one that does not write in place may
-//! run again, backward nodes and random ones too. Running again brings version 0 of what the node makes back, although
-//! a later version may be there as well; and of a storage that is written in place later, version 0 may be there twice,
-//! so that one copy can be written and the other still be read.
+//! The board shows which nodes ran, in whatever order, and which copies are there. A copy is a
+//! storage at a version. Any node may run as soon as all that it reads is there, each at its
+//! version; one that does not write in place may run again, backward nodes and random ones too.
+//! Running again brings version 0 of what the node makes back, although a later version may be
+//! there as well; and of a storage that is written in place later, version 0 may be there twice, so
+//! that one copy can be written and the other still be read.
 //!
-//! Where it is not exact, it is more generous than the checker: an output that takes over an input of another size
-//! saves the bytes of the smaller one, and what lies in a buffer counts with its own bytes.
+//! Where it is not exact, it is more generous than the checker: an output that takes over an input
+//! of another size saves the bytes of the smaller one, and what lies in a buffer counts with its
+//! own bytes.
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, HashMap};
@@ -16,7 +18,8 @@ use std::collections::{BinaryHeap, HashMap};
 use tightfit::graph::{Graph, NodeId, StorageId, ValueId};
 use tightfit::profile::Profile;
 
-/// Seconds of the fastest schedule within `budget` bytes, in any order; `None` where no schedule fits.
+/// Seconds of the fastest schedule within `budget` bytes, in any order; `None` where no schedule
+/// fits.
 pub fn fastest_any_order(graph: &Graph, profile: &Profile, budget: u64) -> Option<f64> {
     Rules::new(graph, profile).fastest(budget)
 }
@@ -116,17 +119,26 @@ impl Rules {
                 kept |= (from..copies.len()).fold(0, |set, index| set | 1 << index);
             }
         }
-        assert!(copies.len() <= 64 && graph.program().len() <= 32, "the oracle is for small graphs");
+        assert!(
+            copies.len() <= 64 && graph.program().len() <= 32,
+            "the oracle is for small graphs"
+        );
         let bytes = copies.iter().map(|copy| graph.storages()[copy.storage].0).collect();
         let mut rules = Rules { copies, bytes, kept, last, start: 0, plays: Vec::new() };
-        rules.start = graph.placeholder_storages().fold(0, |set, (_, storage)| set | rules.bit(storage, 0));
-        rules.plays = graph.program().into_iter().map(|node| rules.play(graph, profile, node)).collect();
+        rules.start =
+            graph.placeholder_storages().fold(0, |set, (_, storage)| set | rules.bit(storage, 0));
+        rules.plays =
+            graph.program().into_iter().map(|node| rules.play(graph, profile, node)).collect();
         rules
     }
 
     fn bit(&self, storage: StorageId, version: u32) -> Set {
         let copy = Copy { storage, version, second: false };
-        1 << self.copies.iter().position(|other| *other == copy).expect("every version has its copy")
+        1 << self
+            .copies
+            .iter()
+            .position(|other| *other == copy)
+            .expect("every version has its copy")
     }
 
     /// The second copy of a version 0, if there may be one.
@@ -138,27 +150,41 @@ impl Rules {
 
     fn play(&self, graph: &Graph, profile: &Profile, node: NodeId) -> Play {
         let call = &graph.nodes()[node];
-        let copy_of = |value: &ValueId| self.bit(graph.values()[*value].storage, graph.values()[*value].version);
+        let copy_of = |value: &ValueId| {
+            self.bit(graph.values()[*value].storage, graph.values()[*value].version)
+        };
         let reads = call.inputs.iter().fold(0, |set, input| set | copy_of(input));
         let writes = graph.mutated(node).iter().map(|&storage| {
-            let output = call.outputs.iter().flatten().find(|&&value| graph.values()[value].storage == storage);
+            let output = call
+                .outputs
+                .iter()
+                .flatten()
+                .find(|&&value| graph.values()[value].storage == storage);
             let version = graph.values()[*output.expect("what is written is an output")].version;
             (self.bit(storage, version - 1), self.bit(storage, version))
         });
         let fresh = graph.fresh(node);
         let mut takes = Vec::new();
-        if let (Some(operator), Some(Some(output)), true) = (call.operator, call.outputs.first(), profile.in_place) {
+        if let (Some(operator), Some(Some(output)), true) =
+            (call.operator, call.outputs.first(), profile.in_place)
+        {
             let made = graph.values()[*output].storage;
-            for input in operator.in_place(graph, node).into_iter().filter(|_| fresh.contains(&made)) {
+            for input in
+                operator.in_place(graph, node).into_iter().filter(|_| fresh.contains(&made))
+            {
                 let from = graph.values()[input].storage;
                 if !graph.is_kept(from) {
-                    takes.push((copy_of(&input), graph.storages()[from].min(graph.storages()[made]).0));
+                    takes.push((
+                        copy_of(&input),
+                        graph.storages()[from].min(graph.storages()[made]).0,
+                    ));
                 }
             }
         }
         Play {
             seconds: profile.seconds[node].0,
-            adds: fresh.iter().map(|&storage| graph.storages()[storage].0).sum::<u64>() + profile.workspace[node].0,
+            adds: fresh.iter().map(|&storage| graph.storages()[storage].0).sum::<u64>()
+                + profile.workspace[node].0,
             reads,
             makes: fresh.iter().fold(0, |set, &storage| set | self.bit(storage, 0)),
             writes: writes.collect(),
@@ -211,7 +237,8 @@ impl Rules {
         None
     }
 
-    /// What anybody may still read, and what must be there in the end. (More is never worse, so the rest may go.)
+    /// What anybody may still read, and what must be there in the end. (More is never worse, so the
+    /// rest may go.)
     fn wanted(&self, ran: u32) -> Set {
         let waits = |index: usize| ran >> index & 1 == 0;
         let mut wanted = self.last;
@@ -227,17 +254,23 @@ impl Rules {
             }
         }
         // Two copies are better than one while somebody will write over one of them.
-        let to_be_written = self.plays.iter().enumerate().filter(|(index, _)| waits(*index)).flat_map(|(_, play)| &play.writes);
+        let to_be_written = self
+            .plays
+            .iter()
+            .enumerate()
+            .filter(|(index, _)| waits(*index))
+            .flat_map(|(_, play)| &play.writes);
         wanted
             | to_be_written.fold(0, |set, (from, _)| set | self.second(*from))
             | members(wanted).fold(0, |set, copy| set | self.second(copy))
     }
 
-    /// What may be there after a node ran: one set for each way to make room. What need not go stays, because it can
-    /// still go later.
+    /// What may be there after a node ran: one set for each way to make room. What need not go
+    /// stays, because it can still go later.
     fn run(&self, there: Set, play: &Play, budget: u64, after: &mut Vec<Set>) {
-        let mut droppable: Vec<Set> =
-            members(there & !play.reads).filter(|&copy| self.may_go(there, copy) && self.size(copy) > 0).collect();
+        let mut droppable: Vec<Set> = members(there & !play.reads)
+            .filter(|&copy| self.may_go(there, copy) && self.size(copy) > 0)
+            .collect();
         droppable.sort_by_key(|&copy| Reverse(self.size(copy)));
         let nothing = (0, 0);
         for &(taken, saved) in play.takes.iter().chain([&nothing]) {
@@ -264,8 +297,8 @@ impl Rules {
         there & !(if there & second != 0 { second } else { copy })
     }
 
-    /// Of what is kept the newest version stays. (An older one could stay in its place, but then the newest would be
-    /// missing in the end.)
+    /// Of what is kept the newest version stays. (An older one could stay in its place, but then
+    /// the newest would be missing in the end.)
     fn may_go(&self, there: Set, copy: Set) -> bool {
         let rank = |copy: &Copy| (copy.version, !copy.second);
         let this = self.copies[copy.trailing_zeros() as usize];
@@ -276,7 +309,8 @@ impl Rules {
         self.kept & copy == 0 || members(there).any(newer)
     }
 
-    /// Every way to let go of at least `excess` bytes without letting go of anything needlessly at the end.
+    /// Every way to let go of at least `excess` bytes without letting go of anything needlessly at
+    /// the end.
     fn make_room(&self, there: Set, droppable: &[Set], excess: i64, then: &mut impl FnMut(Set)) {
         if excess <= 0 {
             return then(there);
@@ -285,7 +319,12 @@ impl Rules {
             return;
         }
         for (index, &copy) in droppable.iter().enumerate() {
-            self.make_room(there & !copy, &droppable[index + 1..], excess - self.size(copy) as i64, then);
+            self.make_room(
+                there & !copy,
+                &droppable[index + 1..],
+                excess - self.size(copy) as i64,
+                then,
+            );
         }
     }
 }

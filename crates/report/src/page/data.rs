@@ -1,5 +1,6 @@
-//! What the page's script knows. Invariant: every call and every residency is in it, once; names, sizes and times stand in
-//! tables and are cited by place, so that the file grows with the step and not with its length times its width.
+//! What the page's script knows. Invariant: every call and every residency is in it, once; names,
+//! sizes and times stand in tables and are cited by place, so that the file grows with the step and
+//! not with its length times its width.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -15,12 +16,13 @@ use crate::role::Role;
 
 /// The data as JSON that may stand within a script element.
 ///
-/// `calls` holds twice the node's place, plus one for a recomputation. Of a residency, `first` is the distance from the
-/// residency before, and `span` the number of calls after the first. Sizes are bytes, times seconds; measured times are
-/// whole nanoseconds.
+/// `calls` holds twice the node's place, plus one for a recomputation. Of a residency, `first` is
+/// the distance from the residency before, and `span` the number of calls after the first. Sizes
+/// are bytes, times seconds; measured times are whole nanoseconds.
 pub fn embedded(report: &Report<'_>, sides: &[(&str, &str, &Course<'_>)]) -> String {
     let graph = report.unplanned.graph;
-    let (mut names, mut ops, mut modules, mut phases) = (Vec::new(), Table::default(), Table::default(), Table::default());
+    let (mut names, mut ops, mut modules, mut phases) =
+        (Vec::new(), Table::default(), Table::default(), Table::default());
     let (mut op, mut module, mut phase) = (Vec::new(), Vec::new(), Vec::new());
     let mut place: SecondaryMap<NodeId, u32> = SecondaryMap::with_capacity(graph.nodes().len());
     for (id, node) in graph.nodes() {
@@ -34,17 +36,27 @@ pub fn embedded(report: &Report<'_>, sides: &[(&str, &str, &Course<'_>)]) -> Str
         module.push(modules.place(home.map_or(graph.module_of(id), |home| &graph.modules()[home])));
         phase.push(phases.place(node.phase.name()));
     }
-    let mut seconds: SecondaryMap<NodeId, Seconds> = SecondaryMap::with_capacity(graph.nodes().len());
+    let mut seconds: SecondaryMap<NodeId, Seconds> =
+        SecondaryMap::with_capacity(graph.nodes().len());
     for call in sides.iter().flat_map(|(_, _, course)| &course.calls) {
         seconds[call.node] = call.seconds;
     }
     let mut times: Table<u64> = Table::default();
-    let time: Vec<usize> = graph.nodes().keys().filter(|&id| !graph.is_view(id)).map(|id| times.place(seconds[id].0.to_bits())).collect();
+    let time: Vec<usize> = graph
+        .nodes()
+        .keys()
+        .filter(|&id| !graph.is_view(id))
+        .map(|id| times.place(seconds[id].0.to_bits()))
+        .collect();
     let mut sizes: Table<Bytes> = Table::default();
-    let mut drawn: Vec<Json> = sides.iter().map(|(key, name, course)| side(key, name, course, &place, &mut sizes)).collect();
+    let mut drawn: Vec<Json> = sides
+        .iter()
+        .map(|(key, name, course)| side(key, name, course, &place, &mut sizes))
+        .collect();
     if let (Some(measured), Some(last)) = (&report.measured, drawn.last_mut()) {
         let whole = |seconds: Seconds| (seconds.0 * 1e9).round() as u64;
-        let (starts, durations): (Vec<u64>, Vec<u64>) = measured.times.iter().map(|&(start, taken)| (whole(start), whole(taken))).unzip();
+        let (starts, durations): (Vec<u64>, Vec<u64>) =
+            measured.times.iter().map(|&(start, taken)| (whole(start), whole(taken))).unzip();
         last["measured"] = json!({ "start": starts, "time": durations });
     }
     let data = json!({
@@ -62,9 +74,17 @@ pub fn embedded(report: &Report<'_>, sides: &[(&str, &str, &Course<'_>)]) -> Str
     data.to_string().replace('<', "\\u003c")
 }
 
-fn side(key: &str, name: &str, course: &Course<'_>, place: &SecondaryMap<NodeId, u32>, sizes: &mut Table<Bytes>) -> Json {
-    let calls: Vec<u32> = course.calls.iter().map(|call| place[call.node] * 2 + u32::from(call.again)).collect();
-    let (mut node, mut first, mut span, mut size, mut role) = (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
+fn side(
+    key: &str,
+    name: &str,
+    course: &Course<'_>,
+    place: &SecondaryMap<NodeId, u32>,
+    sizes: &mut Table<Bytes>,
+) -> Json {
+    let calls: Vec<u32> =
+        course.calls.iter().map(|call| place[call.node] * 2 + u32::from(call.again)).collect();
+    let (mut node, mut first, mut span, mut size, mut role) =
+        (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut before = 0;
     for residency in course.residencies.iter().filter(|residency| residency.bytes > Bytes::ZERO) {
         node.push(place[residency.node]);

@@ -1,5 +1,6 @@
-//! A report as one HTML file that needs nothing else: no network, no other file. Invariant: same courses, same bytes; all
-//! text that comes from a graph is escaped; what the script shows is in the data that the page carries.
+//! A report as one HTML file that needs nothing else: no network, no other file. Invariant: same
+//! courses, same bytes; all text that comes from a graph is escaped; what the script shows is in
+//! the data that the page carries.
 
 mod data;
 mod modules;
@@ -90,13 +91,18 @@ pub fn page(report: &Report<'_>) -> String {
         grouped(report.unplanned.calls.len() as u64),
     );
     facts(&mut html, report);
-    html.push_str("<section aria-labelledby=\"memory\">\n<h2 id=\"memory\">Memory over the step</h2>\n");
+    html.push_str(
+        "<section aria-labelledby=\"memory\">\n<h2 id=\"memory\">Memory over the step</h2>\n",
+    );
     legend(&mut html, &present(&courses));
     for (key, name, course) in &sides {
         html.push_str(&plot::memory(key, name, course, &scale, report.reserve));
     }
     html.push_str(INSTANT);
-    html.push_str("</section>\n<section aria-labelledby=\"peaks\">\n<h2 id=\"peaks\">Where it peaks</h2>\n<div class=\"pair\">\n");
+    html.push_str(
+        "</section>\n<section aria-labelledby=\"peaks\">\n<h2 id=\"peaks\">Where it \
+        peaks</h2>\n<div class=\"pair\">\n",
+    );
     for (_, name, course) in &sides {
         let _ = write!(html, "<div><h3>{name}</h3>");
         for sentence in words::peak(course) {
@@ -120,7 +126,8 @@ pub fn page(report: &Report<'_>) -> String {
     }
     let _ = write!(
         html,
-        "</main>\n<script type=\"application/json\" id=\"data\">{}</script>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n",
+        "</main>\n<script type=\"application/json\" \
+         id=\"data\">{}</script>\n<script>\n{SCRIPT}</script>\n</body>\n</html>\n",
         data::embedded(report, &sides)
     );
     html
@@ -135,11 +142,23 @@ const INSTANT: &str = r#"<div id="instant" role="region" aria-label="The instant
 /// Custom properties of the roles' colours.
 fn colours() -> String {
     let all = |dark: bool| {
-        let one = |role: Role| format!("--r{}:{};", role as usize, if dark { role.colours().1 } else { role.colours().0 });
+        let one = |role: Role| {
+            format!(
+                "--r{}:{};",
+                role as usize,
+                if dark { role.colours().1 } else { role.colours().0 }
+            )
+        };
         Role::ALL.map(one).concat()
     };
-    let classes = Role::ALL.map(|role| format!(".r{0}{{fill:var(--r{0});background:var(--r{0})}}\n", role as usize)).concat();
-    format!(":root{{{}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{}}}}}\n{classes}", all(false), all(true))
+    let classes = Role::ALL
+        .map(|role| format!(".r{0}{{fill:var(--r{0});background:var(--r{0})}}\n", role as usize))
+        .concat();
+    format!(
+        ":root{{{}}}\n@media screen and (prefers-color-scheme:dark){{:root{{{}}}}}\n{classes}",
+        all(false),
+        all(true)
+    )
 }
 
 fn facts(html: &mut String, report: &Report<'_>) {
@@ -149,13 +168,30 @@ fn facts(html: &mut String, report: &Report<'_>) {
         ("time as captured", duration(before.seconds.0), "predicted".to_string()),
     ];
     if let Some(after) = report.planned {
-        let share = |now: f64, then: f64| format!("{:+.1} %", (now / then.max(f64::MIN_POSITIVE) - 1.0) * 100.0);
-        facts.push(("peak as planned", after.peak.to_string(), share(after.peak.0 as f64, before.peak.0 as f64)));
-        facts.push(("time as planned", duration(after.seconds.0), share(after.seconds.0, before.seconds.0)));
-        let reserve =
-            if report.reserve > Bytes::ZERO { format!("{} of it reserve", report.reserve) } else { format!("planner {}", after.planner) };
+        let share = |now: f64, then: f64| {
+            format!("{:+.1} %", (now / then.max(f64::MIN_POSITIVE) - 1.0) * 100.0)
+        };
+        facts.push((
+            "peak as planned",
+            after.peak.to_string(),
+            share(after.peak.0 as f64, before.peak.0 as f64),
+        ));
+        facts.push((
+            "time as planned",
+            duration(after.seconds.0),
+            share(after.seconds.0, before.seconds.0),
+        ));
+        let reserve = if report.reserve > Bytes::ZERO {
+            format!("{} of it reserve", report.reserve)
+        } else {
+            format!("planner {}", after.planner)
+        };
         facts.push(("budget", (after.budget + report.reserve).to_string(), reserve));
-        facts.push(("runs again", grouped(after.recomputed() as u64), "recomputations".to_string()));
+        facts.push((
+            "runs again",
+            grouped(after.recomputed() as u64),
+            "recomputations".to_string(),
+        ));
     }
     if let Some(measured) = &report.measured {
         let note = format!("{} calls", grouped(measured.times.len() as u64));
@@ -163,15 +199,29 @@ fn facts(html: &mut String, report: &Report<'_>) {
     }
     html.push_str("<dl class=\"facts\">\n");
     for (name, figure, note) in facts {
-        let _ = writeln!(html, "<div><dt>{name}</dt><dd>{}<small>{}</small></dd></div>", escape(&figure), escape(&note));
+        let _ = writeln!(
+            html,
+            "<div><dt>{name}</dt><dd>{}<small>{}</small></dd></div>",
+            escape(&figure),
+            escape(&note)
+        );
     }
     html.push_str("</dl>\n");
 }
 
 fn legend(html: &mut String, roles: &[Role]) {
-    html.push_str("<ul class=\"legend\" aria-label=\"What the colours stand for, from the bottom of the stacks up\">\n");
+    html.push_str(
+        "<ul class=\"legend\" aria-label=\"What the colours stand for, from the bottom \
+        of the stacks up\">\n",
+    );
     for role in roles {
-        let _ = writeln!(html, "<li title=\"{}\"><i class=\"r{}\"></i>{}</li>", role.meaning(), *role as usize, role.name());
+        let _ = writeln!(
+            html,
+            "<li title=\"{}\"><i class=\"r{}\"></i>{}</li>",
+            role.meaning(),
+            *role as usize,
+            role.name()
+        );
     }
     html.push_str("</ul>\n");
 }

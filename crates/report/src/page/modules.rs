@@ -1,4 +1,5 @@
-//! Bytes at the peak by module, as tree maps. Invariant: the maps of one page have the same scale and the same modules.
+//! Bytes at the peak by module, as tree maps. Invariant: the maps of one page have the same scale
+//! and the same modules.
 
 use std::fmt::Write;
 
@@ -22,16 +23,22 @@ pub fn section(sides: &[(&str, &str, &Course<'_>)]) -> String {
     let courses: Vec<&Course<'_>> = sides.iter().map(|(_, _, course)| *course).collect();
     let tree = ModuleTree::of(&courses);
     let mut html = String::from(
-        "<section aria-labelledby=\"modules\">\n<h2 id=\"modules\">By module, at the peak</h2>\n<p>Areas are bytes alive at the peak, to one scale, under the module whose operator made them or first reads them; colours as above.</p>\n",
+        "<section aria-labelledby=\"modules\">\n<h2 id=\"modules\">By module, at the \
+         peak</h2>\n<p>Areas are bytes alive at the peak, to one scale, under the module whose \
+         operator made them or first reads them; colours as above.</p>\n",
     );
     for (number, (_, name, course)) in sides.iter().enumerate() {
         let _ = write!(
             html,
-            "<figure>\n<figcaption><b>{name}</b>: {}</figcaption>\n<div class=\"map\" role=\"img\" aria-label=\"Bytes by module; the table below has the numbers\" style=\"height:{:.0}px\">",
+            "<figure>\n<figcaption><b>{name}</b>: {}</figcaption>\n<div class=\"map\" \
+             role=\"img\" aria-label=\"Bytes by module; the table below has the numbers\" \
+             style=\"height:{:.0}px\">",
             course.peak,
             height(&courses, course)
         );
-        for (leaf, rectangle) in tree.leaves.iter().zip(tree.rectangles(number, aspect(&courses, course))) {
+        for (leaf, rectangle) in
+            tree.leaves.iter().zip(tree.rectangles(number, aspect(&courses, course)))
+        {
             let by_role = &leaf.bytes[number];
             if bytes(by_role) == Bytes::ZERO {
                 continue;
@@ -39,7 +46,9 @@ pub fn section(sides: &[(&str, &str, &Course<'_>)]) -> String {
             let Rectangle { x, y, width, height } = rectangle;
             let _ = write!(
                 html,
-                "<div class=\"box\" style=\"left:{:.2}%;top:{:.2}%;width:{:.2}%;height:{:.2}%;background:{}\" title=\"{}\"><span>{}<br>{}</span></div>",
+                "<div class=\"box\" \
+                 style=\"left:{:.2}%;top:{:.2}%;width:{:.2}%;height:{:.2}%;background:{}\" \
+                 title=\"{}\"><span>{}<br>{}</span></div>",
                 x * 100.0,
                 y * 100.0,
                 width * 100.0,
@@ -52,13 +61,16 @@ pub fn section(sides: &[(&str, &str, &Course<'_>)]) -> String {
         }
         html.push_str("</div>\n</figure>\n");
     }
-    let heads: Vec<&str> = std::iter::once("module").chain(sides.iter().map(|(_, name, _)| *name)).collect();
+    let heads: Vec<&str> =
+        std::iter::once("module").chain(sides.iter().map(|(_, name, _)| *name)).collect();
     let mut leaves: Vec<_> = tree.leaves.iter().collect();
     leaves.sort_by_key(|leaf| std::cmp::Reverse(bytes(&leaf.bytes[0])));
     let rows: Vec<Vec<String>> = leaves
         .into_iter()
         .map(|leaf| {
-            std::iter::once(named(&leaf.path).to_string()).chain(leaf.bytes.iter().map(|by_role| bytes(by_role).to_string())).collect()
+            std::iter::once(named(&leaf.path).to_string())
+                .chain(leaf.bytes.iter().map(|by_role| bytes(by_role).to_string()))
+                .collect()
         })
         .collect();
     html.push_str(&tables::modules(&heads, &rows));
@@ -88,10 +100,18 @@ pub fn modules_svg(title: &str, sides: &[(&str, &Course<'_>)]) -> String {
     );
     let mut top = 40.0;
     for (number, (name, course)) in sides.iter().enumerate() {
-        let _ = writeln!(svg, r#"<text class="ink" x="20" y="{:.0}">{}: {} at the peak</text>"#, top + 18.0, escape(name), course.peak);
+        let _ = writeln!(
+            svg,
+            r#"<text class="ink" x="20" y="{:.0}">{}: {} at the peak</text>"#,
+            top + 18.0,
+            escape(name),
+            course.peak
+        );
         top += 28.0;
         let high = height(&courses, course);
-        for (leaf, rectangle) in tree.leaves.iter().zip(tree.rectangles(number, aspect(&courses, course))) {
+        for (leaf, rectangle) in
+            tree.leaves.iter().zip(tree.rectangles(number, aspect(&courses, course)))
+        {
             let by_role = &leaf.bytes[number];
             let (x, y) = (20.0 + rectangle.x * (WIDTH - 40.0), top + rectangle.y * high);
             let (width, height) = (rectangle.width * (WIDTH - 40.0), rectangle.height * high);
@@ -103,11 +123,17 @@ pub fn modules_svg(title: &str, sides: &[(&str, &Course<'_>)]) -> String {
             let mut from = x;
             for role in Role::ALL.into_iter().filter(|&role| by_role[role as usize] > Bytes::ZERO) {
                 let part = by_role[role as usize].0 as f64 / all * width;
-                let _ =
-                    write!(svg, r#"<rect class="r{}" x="{from:.1}" y="{y:.1}" width="{part:.1}" height="{height:.1}"/>"#, role as usize);
+                let _ = write!(
+                    svg,
+                    r#"<rect class="r{}" x="{from:.1}" y="{y:.1}" width="{part:.1}" height="{height:.1}"/>"#,
+                    role as usize
+                );
                 from += part;
             }
-            let _ = write!(svg, r#"<rect class="frame" x="{x:.1}" y="{y:.1}" width="{width:.1}" height="{height:.1}"/>"#);
+            let _ = write!(
+                svg,
+                r#"<rect class="frame" x="{x:.1}" y="{y:.1}" width="{width:.1}" height="{height:.1}"/>"#
+            );
             let label = label(&leaf.path);
             let room = label.chars().count() as f64 * 6.6 + 8.0;
             if room < width && height > 20.0 {
@@ -144,7 +170,8 @@ fn named(path: &str) -> &str {
     if path.is_empty() { "(root)" } else { path }
 }
 
-/// The end of a name: two of its parts tell modules apart and fit, with a third where that is a number.
+/// The end of a name: two of its parts tell modules apart and fit, with a third where that is a
+/// number.
 fn label(path: &str) -> &str {
     let mut dots = path.rmatch_indices('.').map(|(at, _)| at).skip(1);
     let Some(second) = dots.next() else { return named(path) };
@@ -156,14 +183,16 @@ fn label(path: &str) -> &str {
 /// A module with its bytes by role, in words.
 fn described(path: &str, by_role: &ByRole<Bytes>) -> String {
     let parts = Role::ALL.into_iter().filter(|&role| by_role[role as usize] > Bytes::ZERO);
-    let parts: Vec<String> = parts.map(|role| format!("{} {}", by_role[role as usize], role.name())).collect();
+    let parts: Vec<String> =
+        parts.map(|role| format!("{} {}", by_role[role as usize], role.name())).collect();
     format!("{}: {}", named(path), parts.join(", "))
 }
 
 /// A background with one stripe for each role, as wide as its part.
 fn stripes(by_role: &ByRole<Bytes>) -> String {
     let all = bytes(by_role).0 as f64;
-    let held: Vec<Role> = Role::ALL.into_iter().filter(|&role| by_role[role as usize] > Bytes::ZERO).collect();
+    let held: Vec<Role> =
+        Role::ALL.into_iter().filter(|&role| by_role[role as usize] > Bytes::ZERO).collect();
     if let [role] = held[..] {
         return format!("var(--r{})", role as usize);
     }

@@ -1,5 +1,5 @@
-//! The plots of a page. Invariant: shapes are stretched to the window, text and lines are not: labels stand beside the
-//! drawing and are placed by shares of it.
+//! The plots of a page. Invariant: shapes are stretched to the window, text and lines are not:
+//! labels stand beside the drawing and are placed by shares of it.
 
 use std::fmt::Write;
 
@@ -28,13 +28,23 @@ struct Frame {
 
 impl Frame {
     fn html(&self) -> String {
-        let mut html = String::from("<div class=\"frame\"><div class=\"vertical\" aria-hidden=\"true\">");
+        let mut html =
+            String::from("<div class=\"frame\"><div class=\"vertical\" aria-hidden=\"true\">");
         let mut grid = String::new();
         for (share, label) in &self.vertical {
-            let _ = write!(html, "<span style=\"bottom:{:.2}%\">{}</span>", share * 100.0, escape(label));
+            let _ = write!(
+                html,
+                "<span style=\"bottom:{:.2}%\">{}</span>",
+                share * 100.0,
+                escape(label)
+            );
             let _ = write!(grid, "M0 {0:.0}H{SIDE}", (1.0 - share) * f64::from(SIDE));
         }
-        let key = if self.key.is_empty() { String::new() } else { format!(" data-side=\"{}\"", self.key) };
+        let key = if self.key.is_empty() {
+            String::new()
+        } else {
+            format!(" data-side=\"{}\"", self.key)
+        };
         let _ = write!(
             html,
             r#"</div><div class="area" role="img" aria-label="{}"{key}><svg viewBox="0 0 {SIDE} {SIDE}" preserveAspectRatio="none" aria-hidden="true"><path class="grid" d="{grid}"/>{}</svg></div><div class="horizontal" aria-hidden="true">"#,
@@ -43,7 +53,12 @@ impl Frame {
         );
         for (share, label) in &self.horizontal {
             let edge = if *share > 0.9 { " class=\"edge\"" } else { "" };
-            let _ = write!(html, "<span{edge} style=\"left:{:.2}%\">{}</span>", share * 100.0, escape(label));
+            let _ = write!(
+                html,
+                "<span{edge} style=\"left:{:.2}%\">{}</span>",
+                share * 100.0,
+                escape(label)
+            );
         }
         html.push_str("</div></div>\n");
         html
@@ -51,11 +66,17 @@ impl Frame {
 }
 
 fn time_axis(scale: &Scale) -> Vec<(f64, String)> {
-    moments(scale.longest.0, MOMENTS).into_iter().map(|(at, label)| (scale.x(Seconds(at)), label)).collect()
+    moments(scale.longest.0, MOMENTS)
+        .into_iter()
+        .map(|(at, label)| (scale.x(Seconds(at)), label))
+        .collect()
 }
 
 fn memory_axis(scale: &Scale) -> Vec<(f64, String)> {
-    ticks(0.0, scale.top.0 as f64).into_iter().map(|bytes| (scale.y(bytes), bytes.to_string())).collect()
+    ticks(0.0, scale.top.0 as f64)
+        .into_iter()
+        .map(|bytes| (scale.y(bytes), bytes.to_string()))
+        .collect()
 }
 
 /// Memory over one course, stacked by role, with its peak.
@@ -64,9 +85,17 @@ pub fn memory(key: &str, name: &str, course: &Course<'_>, scale: &Scale, reserve
     for (role, path) in areas(course, scale) {
         let _ = write!(shapes, "<path class=\"r{}\" d=\"{path}\"/>", role as usize);
     }
-    let peak = course.calls.get(course.at).map_or(0.0, |call| scale.x(Seconds(call.start.0 + call.seconds.0 / 2.0)));
+    let peak = course
+        .calls
+        .get(course.at)
+        .map_or(0.0, |call| scale.x(Seconds(call.start.0 + call.seconds.0 / 2.0)));
     let at = |share: f64| share * f64::from(SIDE);
-    let _ = write!(shapes, "<path class=\"peak\" d=\"M{:.1} 0V{:.1}\"/>", at(peak), at(1.0 - scale.y(course.peak)));
+    let _ = write!(
+        shapes,
+        "<path class=\"peak\" d=\"M{:.1} 0V{:.1}\"/>",
+        at(peak),
+        at(1.0 - scale.y(course.peak))
+    );
     let mut limit = String::new();
     if key == "after" {
         let line = at(1.0 - scale.y(course.budget)).max(0.0);
@@ -74,7 +103,8 @@ pub fn memory(key: &str, name: &str, course: &Course<'_>, scale: &Scale, reserve
         let slab = if reserve > Bytes::ZERO { " less reserve" } else { "" };
         let _ = write!(
             limit,
-            " <span class=\"key\"><svg viewBox=\"0 0 24 4\" aria-hidden=\"true\"><path class=\"limit\" d=\"M0 2H24\"/></svg>budget{slab} {}</span>",
+            " <span class=\"key\"><svg viewBox=\"0 0 24 4\" aria-hidden=\"true\"><path \
+             class=\"limit\" d=\"M0 2H24\"/></svg>budget{slab} {}</span>",
             course.budget
         );
     }
@@ -91,7 +121,8 @@ pub fn memory(key: &str, name: &str, course: &Course<'_>, scale: &Scale, reserve
         key: key.to_string(),
     };
     format!(
-        "<figure>\n<figcaption><b>{name}</b>: {}{limit}</figcaption>\n<div class=\"tag {place}\" aria-hidden=\"true\"><span style=\"left:{:.2}%\">peak {}</span></div>\n{}</figure>\n",
+        "<figure>\n<figcaption><b>{name}</b>: {}{limit}</figcaption>\n<div class=\"tag {place}\" \
+         aria-hidden=\"true\"><span style=\"left:{:.2}%\">peak {}</span></div>\n{}</figure>\n",
         duration(course.seconds.0),
         peak * 100.0,
         course.peak,
@@ -112,8 +143,9 @@ pub fn frontier_section(report: &Report<'_>) -> String {
         bound: None,
     });
     let all = || points.iter().chain(own.as_ref());
-    let (low, high) =
-        all().fold((f64::MAX, 0.0), |(low, high): (f64, f64), point| (low.min(point.budget.0 as f64), high.max(point.budget.0 as f64)));
+    let (low, high) = all().fold((f64::MAX, 0.0), |(low, high): (f64, f64), point| {
+        (low.min(point.budget.0 as f64), high.max(point.budget.0 as f64))
+    });
     let margin = if high > low { (high - low) * 0.04 } else { high.max(1.0) * 0.1 };
     let (low, high) = ((low - margin).max(0.0), high + margin);
     let slowest = all().map(|point| point.overhead).fold(0.0, f64::max);
@@ -121,31 +153,52 @@ pub fn frontier_section(report: &Report<'_>) -> String {
     let x = |point: &FrontierPoint| (point.budget.0 as f64 - low) / (high - low) * f64::from(SIDE);
     let y = |share: f64| (1.0 - share.max(0.0) / top) * f64::from(SIDE);
     let line = |places: &[(f64, f64)]| -> String {
-        places.iter().enumerate().map(|(index, (x, y))| format!("{}{x:.1} {y:.1}", if index == 0 { 'M' } else { 'L' })).collect()
+        places
+            .iter()
+            .enumerate()
+            .map(|(index, (x, y))| format!("{}{x:.1} {y:.1}", if index == 0 { 'M' } else { 'L' }))
+            .collect()
     };
-    let dots = |places: &[(f64, f64)]| -> String { places.iter().map(|(x, y)| format!("M{x:.1} {y:.1}h0")).collect() };
+    let dots = |places: &[(f64, f64)]| -> String {
+        places.iter().map(|(x, y)| format!("M{x:.1} {y:.1}h0")).collect()
+    };
     let plans: Vec<(f64, f64)> = points.iter().map(|point| (x(point), y(point.overhead))).collect();
-    let bounds: Vec<(f64, f64)> = points.iter().filter_map(|point| Some((x(point), y(point.bound?)))).collect();
-    let mut shapes = format!("<path class=\"line\" d=\"{}\"/><path class=\"dots\" d=\"{}\"/>", line(&plans), dots(&plans));
+    let bounds: Vec<(f64, f64)> =
+        points.iter().filter_map(|point| Some((x(point), y(point.bound?)))).collect();
+    let mut shapes = format!(
+        "<path class=\"line\" d=\"{}\"/><path class=\"dots\" d=\"{}\"/>",
+        line(&plans),
+        dots(&plans)
+    );
     let mut key = "<i class=\"dot\"></i>a plan".to_string();
     if !bounds.is_empty() {
         let _ = write!(shapes, "<path class=\"limit\" d=\"{}\"/>", line(&bounds));
-        key.push_str(" <span class=\"key\"><svg viewBox=\"0 0 24 4\" aria-hidden=\"true\"><path class=\"limit\" d=\"M0 2H24\"/></svg>no schedule is below</span>");
+        key.push_str(
+            " <span class=\"key\"><svg viewBox=\"0 0 24 4\" aria-hidden=\"true\"><path \
+            class=\"limit\" d=\"M0 2H24\"/></svg>no schedule is below</span>",
+        );
     }
     if let Some(own) = &own {
-        let _ = write!(shapes, "<path class=\"own\" d=\"{}\"/>", dots(&[(x(own), y(own.overhead))]));
+        let _ =
+            write!(shapes, "<path class=\"own\" d=\"{}\"/>", dots(&[(x(own), y(own.overhead))]));
         key.push_str(" <span class=\"key\"><i class=\"dot own\"></i>this plan</span>");
     }
-    let byte_ticks = ticks(low, high).into_iter().map(|bytes| ((bytes.0 as f64 - low) / (high - low), bytes.to_string()));
+    let byte_ticks = ticks(low, high)
+        .into_iter()
+        .map(|bytes| ((bytes.0 as f64 - low) / (high - low), bytes.to_string()));
     let frame = Frame {
         shapes,
-        vertical: percents(top).into_iter().map(|share| (share / top, format!("{} %", tables::short(share * 100.0)))).collect(),
+        vertical: percents(top)
+            .into_iter()
+            .map(|share| (share / top, format!("{} %", tables::short(share * 100.0))))
+            .collect(),
         horizontal: byte_ticks.collect(),
         label: "Time by budget; the table below has the numbers".to_string(),
         key: String::new(),
     };
     format!(
-        "<section aria-labelledby=\"frontier\">\n<h2 id=\"frontier\">Time by budget</h2>\n<p>{}</p>\n<figure>\n<figcaption>{key}</figcaption>\n{}</figure>\n{}</section>\n",
+        "<section aria-labelledby=\"frontier\">\n<h2 id=\"frontier\">Time by \
+         budget</h2>\n<p>{}</p>\n<figure>\n<figcaption>{key}</figcaption>\n{}</figure>\n{}</section>\n",
         escape(&summary(report, &points)),
         frame.html(),
         tables::frontier(&points)
@@ -154,26 +207,48 @@ pub fn frontier_section(report: &Report<'_>) -> String {
 
 fn summary(report: &Report<'_>, points: &[FrontierPoint]) -> String {
     let peak = report.unplanned.peak.0.max(1) as f64;
-    let share = |point: &FrontierPoint| format!("{} ({:.0} % of the peak as captured)", point.budget, point.budget.0 as f64 / peak * 100.0);
+    let share = |point: &FrontierPoint| {
+        format!(
+            "{} ({:.0} % of the peak as captured)",
+            point.budget,
+            point.budget.0 as f64 / peak * 100.0
+        )
+    };
     let mut text = String::from("What a step takes more than as captured, by budget.");
-    if let Some(cheap) = points.iter().find(|point| point.overhead < 0.01).filter(|cheap| cheap.budget < report.unplanned.peak) {
+    if let Some(cheap) = points
+        .iter()
+        .find(|point| point.overhead < 0.01)
+        .filter(|cheap| cheap.budget < report.unplanned.peak)
+    {
         let _ = write!(text, " {} cost less than 1 % of time.", share(cheap));
     }
     if let Some(least) = points.first() {
-        let _ =
-            write!(text, " The smallest budget that the planner reached is {}, at {:+.1} % of time.", share(least), least.overhead * 100.0);
+        let _ = write!(
+            text,
+            " The smallest budget that the planner reached is {}, at {:+.1} % of time.",
+            share(least),
+            least.overhead * 100.0
+        );
     }
     text
 }
 
 /// Predicted and measured, over time and by operator.
 pub fn measured_section(course: &Course<'_>, measured: &Measured<'_>) -> String {
-    let predicted: Vec<(Seconds, Bytes)> = course.calls.iter().map(|call| (call.start, call.held)).collect();
+    let predicted: Vec<(Seconds, Bytes)> =
+        course.calls.iter().map(|call| (call.start, call.held)).collect();
     let total = |bytes: &[Bytes]| bytes.iter().copied().sum();
-    let marks: Vec<(Seconds, Bytes)> = measured.trace.memory.iter().map(|mark| (mark.at, total(&mark.bytes))).collect();
+    let marks: Vec<(Seconds, Bytes)> =
+        measured.trace.memory.iter().map(|mark| (mark.at, total(&mark.bytes))).collect();
     let end = measured.trace.seconds();
     let longest = Seconds(course.seconds.0.max(end.0).max(f64::MIN_POSITIVE));
-    let highest = marks.iter().map(|&(_, bytes)| bytes).max().unwrap_or_default().max(course.peak).max(Bytes(1));
+    let highest = marks
+        .iter()
+        .map(|&(_, bytes)| bytes)
+        .max()
+        .unwrap_or_default()
+        .max(course.peak)
+        .max(Bytes(1));
     let scale = Scale { longest, top: highest + Bytes(highest.0 / 25) };
     let shapes = format!(
         "<path class=\"line\" d=\"{}\"/><path class=\"taken\" d=\"{}\"/>",
@@ -184,12 +259,17 @@ pub fn measured_section(course: &Course<'_>, measured: &Measured<'_>) -> String 
         shapes,
         vertical: memory_axis(&scale),
         horizontal: time_axis(&scale),
-        label: format!("Bytes over time: {} predicted, {} measured", duration(course.seconds.0), duration(end.0)),
+        label: format!(
+            "Bytes over time: {} predicted, {} measured",
+            duration(course.seconds.0),
+            duration(end.0)
+        ),
         key: String::new(),
     };
     let busy: f64 = measured.times.iter().map(|(_, seconds)| seconds.0).sum();
     let text = format!(
-        "The step took {} on {}, {:.2} times the predicted {}; {} of it passed between calls. Bytes are those of the schedule, at the times that were measured.",
+        "The step took {} on {}, {:.2} times the predicted {}; {} of it passed between calls. \
+         Bytes are those of the schedule, at the times that were measured.",
         duration(end.0),
         measured.trace.machine,
         end.0 / course.seconds.0.max(f64::MIN_POSITIVE),
@@ -197,7 +277,10 @@ pub fn measured_section(course: &Course<'_>, measured: &Measured<'_>) -> String 
         duration((end.0 - busy).max(0.0)),
     );
     format!(
-        "<section aria-labelledby=\"measured\">\n<h2 id=\"measured\">Predicted and measured</h2>\n<p>{}</p>\n<figure>\n<figcaption><span class=\"key\"><i class=\"stroke\"></i>predicted</span> <span class=\"key\"><i class=\"stroke taken\"></i>measured</span></figcaption>\n{}</figure>\n{}</section>\n",
+        "<section aria-labelledby=\"measured\">\n<h2 id=\"measured\">Predicted and \
+         measured</h2>\n<p>{}</p>\n<figure>\n<figcaption><span class=\"key\"><i \
+         class=\"stroke\"></i>predicted</span> <span class=\"key\"><i class=\"stroke \
+         taken\"></i>measured</span></figcaption>\n{}</figure>\n{}</section>\n",
         escape(&text),
         frame.html(),
         tables::operators(course, &measured.times)

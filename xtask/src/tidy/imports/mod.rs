@@ -1,5 +1,6 @@
-//! Who may import whom: the rooms of the planner, and the crates. Invariant: what is not in the tables below is
-//! refused, so a new room or crate has to find its place first; ARCHITECTURE.md shows the same tables.
+//! Who may import whom: the rooms of the planner, and the crates. Invariant: what is not in the
+//! tables below is refused, so a new room or crate has to find its place first; ARCHITECTURE.md
+//! shows the same tables.
 
 mod paths;
 
@@ -48,12 +49,16 @@ const SCOPED: [&str; 3] = ["std", "thread", "scope"];
 pub fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in tree.rust() {
-        if let Some(module) = file.path.strip_prefix("crates/planner/src/").and_then(|path| path.strip_suffix(".rs")) {
+        if let Some(module) =
+            file.path.strip_prefix("crates/planner/src/").and_then(|path| path.strip_suffix(".rs"))
+        {
             room(file, module.trim_end_matches("/mod"), &mut findings);
         }
     }
     for file in &tree.files {
-        if let Some((name, "Cargo.toml")) = file.path.strip_prefix("crates/").and_then(|path| path.split_once('/')) {
+        if let Some((name, "Cargo.toml")) =
+            file.path.strip_prefix("crates/").and_then(|path| path.split_once('/'))
+        {
             dependencies(file, name, &mut findings);
         }
     }
@@ -62,19 +67,29 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
 
 fn room(file: &File, module: &str, findings: &mut Vec<Finding>) {
     let code = without_tests(&split(&file.text).code);
-    let mut finding = |at: usize, what: String| findings.push(Finding::new(file, line_of(&code, at), what));
+    let mut finding =
+        |at: usize, what: String| findings.push(Finding::new(file, line_of(&code, at), what));
     let room = module.split('/').next().unwrap_or(module);
     let table = ROOMS.iter().find(|(name, _)| *name == room);
     if table.is_none() && room != "lib" {
         finding(
             0,
-            format!("room `{room}` is not in the import table; give it a row in xtask/src/tidy/imports/mod.rs and in ARCHITECTURE.md"),
+            format!(
+                "room `{room}` is not in the import table; give it a row in \
+                 xtask/src/tidy/imports/mod.rs and in ARCHITECTURE.md"
+            ),
         );
     }
     for (at, path) in paths(&code) {
         let path: Vec<&str> = path.iter().map(String::as_str).collect();
         if IMPURE.iter().any(|impure| path.starts_with(impure)) && path != SCOPED {
-            finding(at, format!("`{}`: the planner is pure; let the caller pass in what it reads there", path.join("::")));
+            finding(
+                at,
+                format!(
+                    "`{}`: the planner is pure; let the caller pass in what it reads there",
+                    path.join("::")
+                ),
+            );
         }
         if let (Some((_, allowed)), Some(inside)) = (table, below_the_root(&path, module)) {
             refused(room, allowed, inside).into_iter().for_each(|what| finding(at, what));
@@ -85,11 +100,16 @@ fn room(file: &File, module: &str, findings: &mut Vec<Finding>) {
 /// The path from the root of the crate, where it leads there.
 fn below_the_root<'a>(path: &'a [&'a str], module: &str) -> Option<&'a [&'a str]> {
     let supers = path.iter().take_while(|part| **part == "super").count();
-    let names_a_room = |path: &[&str]| path.first().is_some_and(|first| ROOMS.iter().any(|(room, _)| room == first));
+    let names_a_room = |path: &[&str]| {
+        path.first().is_some_and(|first| ROOMS.iter().any(|(room, _)| room == first))
+    };
     match path {
         ["crate", inside @ ..] => Some(inside),
-        // An inline module adds a level that the path of the file does not show; so only rooms count here.
-        [..] if supers >= module.split('/').count() && names_a_room(&path[supers..]) => Some(&path[supers..]),
+        // An inline module adds a level that the path of the file does not show; so only rooms
+        // count here.
+        [..] if supers >= module.split('/').count() && names_a_room(&path[supers..]) => {
+            Some(&path[supers..])
+        }
         _ => None,
     }
 }
@@ -104,11 +124,18 @@ fn refused(room: &str, allowed: &[&str], inside: &[&str]) -> Option<String> {
             } else {
                 rest.first().is_some_and(|name| INSTRUCTION.contains(name))
             };
-            (!data)
-                .then(|| format!("`check` may know of `schedule` only {}; judge without the code that is judged", INSTRUCTION.join(", ")))
+            (!data).then(|| {
+                format!(
+                    "`check` may know of `schedule` only {}; judge without the code that is judged",
+                    INSTRUCTION.join(", ")
+                )
+            })
         }
         [other, ..] if allowed.contains(other) => None,
-        [other, ..] => Some(format!("`{room}` must not import `crate::{other}`; it may import {}", list(allowed))),
+        [other, ..] => Some(format!(
+            "`{room}` must not import `crate::{other}`; it may import {}",
+            list(allowed)
+        )),
         [] => None,
     }
 }
@@ -119,7 +146,10 @@ fn dependencies(file: &File, name: &str, findings: &mut Vec<Finding>) {
         findings.push(Finding::new(
             file,
             1,
-            format!("crate `{name}` is not in the import table; give it a row in xtask/src/tidy/imports/mod.rs and in ARCHITECTURE.md"),
+            format!(
+                "crate `{name}` is not in the import table; give it a row in \
+                xtask/src/tidy/imports/mod.rs and in ARCHITECTURE.md"
+            ),
         ));
         return;
     };
@@ -127,8 +157,10 @@ fn dependencies(file: &File, name: &str, findings: &mut Vec<Finding>) {
     for (index, line) in file.text.lines().enumerate() {
         let mut package = line.split(['=', '.', ' ']).next().unwrap_or("");
         if let Some(header) = line.trim().strip_prefix('[') {
-            let (section, table) =
-                header.trim_end_matches(']').rsplit_once("dependencies").map_or((header, ""), |(_, table)| ("dependencies", table));
+            let (section, table) = header
+                .trim_end_matches(']')
+                .rsplit_once("dependencies")
+                .map_or((header, ""), |(_, table)| ("dependencies", table));
             in_dependencies = section == "dependencies";
             package = table.trim_start_matches('.');
         }
@@ -136,7 +168,11 @@ fn dependencies(file: &File, name: &str, findings: &mut Vec<Finding>) {
             findings.push(Finding::new(
                 file,
                 index + 1,
-                format!("`{name}` must not depend on `{package}`; of this workspace it may depend on {}", list(allowed)),
+                format!(
+                    "`{name}` must not depend on `{package}`; of this workspace it may depend \
+                    on {}",
+                    list(allowed)
+                ),
             ));
         }
     }
@@ -151,7 +187,10 @@ mod tests {
     use super::*;
 
     fn found(path: &str, text: &str) -> Vec<(usize, String)> {
-        check(&Tree::of(&[(path, text)])).into_iter().map(|finding| (finding.line, finding.what)).collect()
+        check(&Tree::of(&[(path, text)]))
+            .into_iter()
+            .map(|finding| (finding.line, finding.what))
+            .collect()
     }
 
     #[track_caller]
@@ -169,8 +208,15 @@ mod tests {
     fn every_room_is_held_to_its_row() {
         for (room, allowed) in ROOMS {
             for (other, _) in ROOMS {
-                let found = found(&format!("crates/planner/src/{room}.rs"), &format!("use crate::{other}::Schedule;"));
-                assert_eq!(found.is_empty(), other == room || allowed.contains(&other), "{room} imports {other}: {found:?}");
+                let found = found(
+                    &format!("crates/planner/src/{room}.rs"),
+                    &format!("use crate::{other}::Schedule;"),
+                );
+                assert_eq!(
+                    found.is_empty(),
+                    other == room || allowed.contains(&other),
+                    "{room} imports {other}: {found:?}"
+                );
             }
         }
     }
@@ -178,7 +224,12 @@ mod tests {
     #[test]
     fn imports_are_found_however_they_are_written() {
         let path = "crates/planner/src/graph/verify.rs";
-        refuses(path, "//! x\nuse crate::{graph::Graph,\n    plan::Plan};", 2, "`graph` must not import `crate::plan`");
+        refuses(
+            path,
+            "//! x\nuse crate::{graph::Graph,\n    plan::Plan};",
+            2,
+            "`graph` must not import `crate::plan`",
+        );
         refuses(path, "fn f() {\n    crate::plan::plan() }", 2, "crate::plan");
         refuses(path, "use super::super::plan::Plan;", 1, "crate::plan");
         refuses("crates/planner/src/machine.rs", "use super::graph::Graph;", 1, "crate::graph");
@@ -212,7 +263,12 @@ mod tests {
 
     #[test]
     fn an_unknown_room_or_crate_is_found() {
-        refuses("crates/planner/src/offload.rs", "", 1, "room `offload` is not in the import table");
+        refuses(
+            "crates/planner/src/offload.rs",
+            "",
+            1,
+            "room `offload` is not in the import table",
+        );
         refuses("crates/server/Cargo.toml", "", 1, "crate `server` is not in the import table");
     }
 
@@ -224,12 +280,28 @@ mod tests {
             3,
             "`tightfit-engine`",
         );
-        refuses("crates/planner/Cargo.toml", "[dev-dependencies]\ntightfit-engine.workspace = true", 2, "may depend on nothing");
-        refuses("crates/engine/Cargo.toml", "[dependencies.tightfit-report]\nworkspace = true", 1, "`tightfit-report`");
-        refuses("crates/engine/Cargo.toml", "[target.'cfg(unix)'.dependencies]\ntightfit-cli = \"1\"", 2, "`tightfit-cli`");
+        refuses(
+            "crates/planner/Cargo.toml",
+            "[dev-dependencies]\ntightfit-engine.workspace = true",
+            2,
+            "may depend on nothing",
+        );
+        refuses(
+            "crates/engine/Cargo.toml",
+            "[dependencies.tightfit-report]\nworkspace = true",
+            1,
+            "`tightfit-report`",
+        );
+        refuses(
+            "crates/engine/Cargo.toml",
+            "[target.'cfg(unix)'.dependencies]\ntightfit-cli = \"1\"",
+            2,
+            "`tightfit-cli`",
+        );
         allows(
             "crates/cli/Cargo.toml",
-            "[package]\nname = \"tightfit-cli\"\n[dependencies]\ntightfit.workspace = true\ntightfit-engine.workspace = true",
+            "[package]\nname = \"tightfit-cli\"\n[dependencies]\ntightfit.workspace = \
+             true\ntightfit-engine.workspace = true",
         );
         allows("crates/planner/Cargo.toml", "[package]\ntightfit = 1\n[features]\ntightfit-x = []");
     }

@@ -1,15 +1,19 @@
-//! The paths that code mentions. Invariant: `use a::{b, c::d}` mentions `a::b` and `a::c::d`, and a path in the middle
-//! of an expression counts like one after `use`.
+//! The paths that code mentions. Invariant: `use a::{b, c::d}` mentions `a::b` and `a::c::d`, and a
+//! path in the middle of an expression counts like one after `use`.
 
 use crate::tidy::source::is_word;
 
-/// Every path that starts at the root of the crate, above the module or in the standard library, with its position.
+/// Every path that starts at the root of the crate, above the module or in the standard library,
+/// with its position.
 pub fn paths(code: &str) -> Vec<(usize, Vec<String>)> {
     let mut found = Vec::new();
     for start in ["crate", "super", "std"] {
         for (at, _) in code.match_indices(start) {
             let before = code[..at].trim_end();
-            if code[..at].ends_with(is_word) || before.ends_with("::") || code[at + start.len()..].starts_with(is_word) {
+            if code[..at].ends_with(is_word)
+                || before.ends_with("::")
+                || code[at + start.len()..].starts_with(is_word)
+            {
                 continue;
             }
             let mut paths = Vec::new();
@@ -47,7 +51,11 @@ fn tree<'a>(rest: &'a str, prefix: &mut Vec<String>, paths: &mut Vec<Vec<String>
     }
     prefix.push(word.to_string());
     match after.trim_start().strip_prefix("::") {
-        Some(next) if next.trim_start().starts_with(|c: char| is_word(c) || c == '{' || c == '*') => tree(next, prefix, paths),
+        Some(next)
+            if next.trim_start().starts_with(|c: char| is_word(c) || c == '{' || c == '*') =>
+        {
+            tree(next, prefix, paths)
+        }
         _ => {
             paths.push(prefix.clone());
             after
@@ -61,15 +69,22 @@ mod tests {
 
     #[track_caller]
     fn check(code: &str, expected: &[&str]) {
-        let mut found: Vec<String> = paths(code).into_iter().map(|(_, path)| path.join("::")).collect();
+        let mut found: Vec<String> =
+            paths(code).into_iter().map(|(_, path)| path.join("::")).collect();
         found.sort();
         assert_eq!(found, expected);
     }
 
     #[test]
     fn groups_are_taken_apart() {
-        check("use crate::{graph::{Graph, NodeId}, plan};", &["crate::graph::Graph", "crate::graph::NodeId", "crate::plan"]);
-        check("use crate::{\n    a as b,\n    c::*,\n};\nuse std::fmt;", &["crate::a", "crate::c::*", "std::fmt"]);
+        check(
+            "use crate::{graph::{Graph, NodeId}, plan};",
+            &["crate::graph::Graph", "crate::graph::NodeId", "crate::plan"],
+        );
+        check(
+            "use crate::{\n    a as b,\n    c::*,\n};\nuse std::fmt;",
+            &["crate::a", "crate::c::*", "std::fmt"],
+        );
     }
 
     #[test]

@@ -1,6 +1,7 @@
-//! The points that torch.compile's memory budget and checkpointing of each block reach. Invariant: a point counts as
-//! met where our plan, within that point's peak, recomputes for no longer; recorded figures are rounded to a tenth of a
-//! microsecond, so they are compared with half of that to spare.
+//! The points that torch.compile's memory budget and checkpointing of each block reach. Invariant:
+//! a point counts as met where our plan, within that point's peak, recomputes for no longer;
+//! recorded figures are rounded to a tenth of a microsecond, so they are compared with half of that
+//! to spare.
 
 use std::path::Path;
 
@@ -64,7 +65,8 @@ impl Compared {
     }
 
     fn won(&self) -> bool {
-        self.contested() && self.recompute_us.is_some_and(|ours| ours < self.point.recompute_us - ROUNDING_US)
+        self.contested()
+            && self.recompute_us.is_some_and(|ours| ours < self.point.recompute_us - ROUNDING_US)
     }
 
     /// There is something to win.
@@ -76,7 +78,8 @@ impl Compared {
 /// Plans each graph's points as one ladder and compares.
 pub fn measure(bench: &Bench, file: &Path, graphs: &Path) -> anyhow::Result<Found> {
     let bytes = std::fs::read(file).with_context(|| file.display().to_string())?;
-    let anchors: Anchors = serde_json::from_slice(&bytes).with_context(|| file.display().to_string())?;
+    let anchors: Anchors =
+        serde_json::from_slice(&bytes).with_context(|| file.display().to_string())?;
     let mut compared: Vec<Compared> = Vec::new();
     for path in graph_files(graphs)? {
         let subject = Subject::read(&path)?;
@@ -110,16 +113,24 @@ impl Recorded {
 fn markdown(compared: &[Compared]) -> String {
     let mut names: Vec<&str> = compared.iter().map(|point| point.graph.as_str()).collect();
     names.dedup();
-    let mut rows: Vec<Vec<String>> = names.iter().map(|&name| counted(name, compared.iter().filter(|point| point.graph == name))).collect();
+    let mut rows: Vec<Vec<String>> = names
+        .iter()
+        .map(|&name| counted(name, compared.iter().filter(|point| point.graph == name)))
+        .collect();
     rows.push(counted("**all**", compared.iter()));
-    let head = ["graph", "points", "met", "with recomputation", "of these less", "ours / theirs, mean"];
+    let head =
+        ["graph", "points", "met", "with recomputation", "of these less", "ours / theirs, mean"];
     let mut text = format!(
-        "\n## torch.compile's memory budget and checkpointing of each block\nWithin the peak of each point and 0.1 %.\n\n{}",
+        "\n## torch.compile's memory budget and checkpointing of each block\nWithin the peak of \
+         each point and 0.1 %.\n\n{}",
         table(&head, &rows)
     );
     let lost: Vec<Vec<String>> = compared.iter().filter(|point| !point.met()).map(lost).collect();
     if !lost.is_empty() {
-        text += &format!("\nLost:\n\n{}", table(&["graph", "point", "theirs (µs)", "ours (µs)"], &lost));
+        text += &format!(
+            "\nLost:\n\n{}",
+            table(&["graph", "point", "theirs (µs)", "ours (µs)"], &lost)
+        );
     }
     text
 }
@@ -127,7 +138,10 @@ fn markdown(compared: &[Compared]) -> String {
 fn counted<'a>(name: &str, points: impl Iterator<Item = &'a Compared>) -> Vec<String> {
     let points: Vec<&Compared> = points.collect();
     let contested: Vec<&&Compared> = points.iter().filter(|point| point.contested()).collect();
-    let ratios: Vec<f64> = contested.iter().filter_map(|point| Some(point.recompute_us? / point.point.recompute_us)).collect();
+    let ratios: Vec<f64> = contested
+        .iter()
+        .filter_map(|point| Some(point.recompute_us? / point.point.recompute_us))
+        .collect();
     let mean = (!ratios.is_empty()).then(|| ratios.iter().sum::<f64>() / ratios.len() as f64);
     vec![
         name.to_string(),

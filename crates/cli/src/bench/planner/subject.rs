@@ -1,5 +1,5 @@
-//! A graph to be planned at several budgets. Invariant: figures come only from plans that the checker has passed at
-//! exactly the budget asked for.
+//! A graph to be planned at several budgets. Invariant: figures come only from plans that the
+//! checker has passed at exactly the budget asked for.
 
 use std::path::Path;
 
@@ -41,7 +41,13 @@ impl Subject {
         let (graph, is_step) = input::graph(path)?;
         let profile = Profile::new(&graph, &OnMachine::default().machine(is_step)?);
         let timeline = tightfit::unplanned(&graph, &profile)?.timeline;
-        Ok(Subject { name: graph.name().to_string(), peak: timeline.peak, seconds: timeline.seconds, graph, profile })
+        Ok(Subject {
+            name: graph.name().to_string(),
+            peak: timeline.peak,
+            seconds: timeline.seconds,
+            graph,
+            profile,
+        })
     }
 
     /// The budget of a fraction of the activation peak.
@@ -51,7 +57,12 @@ impl Subject {
     }
 
     /// Plans for several budgets in rising order, each of which may learn from the ones below it.
-    pub fn ladder(&self, bench: &Bench, budgets: &[Bytes], planner: Planner) -> anyhow::Result<Vec<Planned>> {
+    pub fn ladder(
+        &self,
+        bench: &Bench,
+        budgets: &[Bytes],
+        planner: Planner,
+    ) -> anyhow::Result<Vec<Planned>> {
         bench.doing(format!("{}, {}", self.name, planner.name()));
         let rungs = ladder(&self.graph, &self.profile, budgets, None, planner, &bench.effort);
         bench.bar.inc(rungs.len() as u64);
@@ -65,7 +76,8 @@ impl Subject {
 
     fn judged(&self, rung: Rung, planner: Planner) -> anyhow::Result<Planned> {
         let Rung { budget, result, first, total } = rung;
-        let here = || format!("{} at {} bytes with planner {}", self.name, budget.0, planner.name());
+        let here =
+            || format!("{} at {} bytes with planner {}", self.name, budget.0, planner.name());
         let figures = match result {
             Err(FitError::Plan(_)) => None,
             Err(error @ FitError::Violation(_)) => return Err(error).with_context(here),
@@ -73,7 +85,11 @@ impl Subject {
                 check(&self.graph, &self.profile, &fitted.schedule, budget).with_context(here)?;
                 let figures = Figures::of(&fitted, self.seconds);
                 let least = figures.gap.is_none_or(|gap| gap >= -1e-9);
-                ensure!(least, "{}: the plan is faster than its own bound; one of them is wrong", here());
+                ensure!(
+                    least,
+                    "{}: the plan is faster than its own bound; one of them is wrong",
+                    here()
+                );
                 Some(figures)
             }
         };

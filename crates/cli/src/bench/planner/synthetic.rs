@@ -1,5 +1,6 @@
-//! Synthetic graphs: how near to proven optima, and how time and memory grow with the graph. Invariant: budgets of the
-//! small graphs are half of the unplanned peak, everything included, as in the proofs.
+//! Synthetic graphs: how near to proven optima, and how time and memory grow with the graph.
+//! Invariant: budgets of the small graphs are half of the unplanned peak, everything included, as
+//! in the proofs.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -24,7 +25,8 @@ struct Optima {
 pub fn optima(bench: &Bench, folder: &Path) -> anyhow::Result<Found> {
     let file = folder.join("optima.json");
     let bytes = std::fs::read(&file).with_context(|| file.display().to_string())?;
-    let optima: Optima = serde_json::from_slice(&bytes).with_context(|| file.display().to_string())?;
+    let optima: Optima =
+        serde_json::from_slice(&bytes).with_context(|| file.display().to_string())?;
     let (mut rows, mut json): (Vec<Vec<String>>, Vec<Value>) = (Vec::new(), Vec::new());
     for (name, optimum) in optima.overhead_percent {
         let subject = Subject::read(&folder.join(format!("{name}.json.gz")))?;
@@ -45,15 +47,32 @@ pub fn optima(bench: &Bench, folder: &Path) -> anyhow::Result<Found> {
         value["optimum_percent"] = json!(optimum);
         json.push(value);
     }
-    let head = ["graph", "nodes", "proven optimum", "slowdown", "above it (pp)", "bound", "first plan (s)", "final plan (s)"];
-    let markdown = format!("\n## Small graphs with proven optima\nBudget: half of the unplanned peak.\n\n{}", table(&head, &rows));
+    let head = [
+        "graph",
+        "nodes",
+        "proven optimum",
+        "slowdown",
+        "above it (pp)",
+        "bound",
+        "first plan (s)",
+        "final plan (s)",
+    ];
+    let markdown = format!(
+        "\n## Small graphs with proven optima\nBudget: half of the unplanned peak.\n\n{}",
+        table(&head, &rows)
+    );
     Ok(Found { markdown, json: json.into() })
 }
 
 /// Long transformers: seconds and bytes of planning itself.
 pub fn transformers(bench: &Bench, folder: &Path) -> anyhow::Result<Found> {
-    let is_transformer = |path: &Path| path.file_name().and_then(|name| name.to_str()).is_some_and(|name| name.starts_with("transformer-"));
-    let mut files: Vec<PathBuf> = graph_files(folder)?.into_iter().filter(|path| is_transformer(path)).collect();
+    let is_transformer = |path: &Path| {
+        path.file_name()
+            .and_then(|name| name.to_str())
+            .is_some_and(|name| name.starts_with("transformer-"))
+    };
+    let mut files: Vec<PathBuf> =
+        graph_files(folder)?.into_iter().filter(|path| is_transformer(path)).collect();
     // Small ones first: a process does not give all its memory back.
     files.sort_by_key(|path| path.metadata().map_or(0, |file| file.len()));
     let (mut rows, mut json): (Vec<Vec<String>>, Vec<Value>) = (Vec::new(), Vec::new());
@@ -74,7 +93,8 @@ pub fn transformers(bench: &Bench, folder: &Path) -> anyhow::Result<Found> {
                 points(figures.and_then(|figures| figures.gap)),
                 seconds(Some(plan.first)),
                 seconds(Some(plan.total)),
-                figures.map_or("–".to_string(), |figures| ratio(Some(figures.slab), figures.peak)),
+                figures
+                    .map_or("–".to_string(), |figures| ratio(Some(figures.slab), figures.peak)),
                 known(memory, |bytes| bytes.to_string()),
             ]);
             let mut value = plan.json();
@@ -84,6 +104,20 @@ pub fn transformers(bench: &Bench, folder: &Path) -> anyhow::Result<Found> {
             json.push(value);
         }
     }
-    let head = ["graph", "nodes", "f", "slowdown", "bound", "gap (pp)", "first plan (s)", "final plan (s)", "slab / peak", "process peak"];
-    Ok(Found { markdown: format!("\n## Long transformers\n\n{}", table(&head, &rows)), json: json.into() })
+    let head = [
+        "graph",
+        "nodes",
+        "f",
+        "slowdown",
+        "bound",
+        "gap (pp)",
+        "first plan (s)",
+        "final plan (s)",
+        "slab / peak",
+        "process peak",
+    ];
+    Ok(Found {
+        markdown: format!("\n## Long transformers\n\n{}", table(&head, &rows)),
+        json: json.into(),
+    })
 }

@@ -1,6 +1,7 @@
-//! Capuchin's choice as published: it sums predicted savings until they cover the need. Invariant: the arithmetic is
-//! that of the corrected rule in `sources`; only the stopping rule is the published one, so the peak that results may
-//! differ from what was predicted, and asking for more may peak higher. Kept to compare with; `capuchin` is the default.
+//! Capuchin's choice as published: it sums predicted savings until they cover the need. Invariant:
+//! the arithmetic is that of the corrected rule in `sources`; only the stopping rule is the
+//! published one, so the peak that results may differ from what was predicted, and asking for more
+//! may peak higher. Kept to compare with; `capuchin` is the default.
 
 use super::sources::Candidates;
 use crate::graph::{Graph, NodeId};
@@ -60,7 +61,8 @@ pub struct Final {
     pub parameter_sources: Vec<NodeId>,
     /// Chosen nodes that are made again on the way to it, transitively.
     pub intermediates: Vec<NodeId>,
-    /// What its recomputation yields: itself, and its intermediates where it is the earliest to run.
+    /// What its recomputation yields: itself, and its intermediates where it is the earliest to
+    /// run.
     pub outputs: Vec<NodeId>,
     /// No earlier recomputation yields it.
     pub is_top: bool,
@@ -88,13 +90,22 @@ pub fn published(graph: &Graph, profile: &Profile, order: &[NodeId], need: Bytes
     let mut remaining = need;
     let mut trace = Vec::new();
     while remaining > Bytes::ZERO {
-        let mut open: Vec<NodeId> = candidates.open.iter().copied().filter(|&node| candidates.is_open(node)).collect();
+        let mut open: Vec<NodeId> =
+            candidates.open.iter().copied().filter(|&node| candidates.is_open(node)).collect();
         candidates.by_msps(&mut open);
         let Some(&node) = open.first() else { break };
-        let (msps, execution_time, executions) = (candidates.msps(node), candidates.execution_time(node), candidates.executions(node));
+        let (msps, execution_time, executions) =
+            (candidates.msps(node), candidates.execution_time(node), candidates.executions(node));
         candidates.choose(node);
         remaining = remaining.saturating_sub(candidates.candidate(node).bytes);
-        trace.push(Choice { node, msps, execution_time, executions, remaining, table: table(&candidates) });
+        trace.push(Choice {
+            node,
+            msps,
+            execution_time,
+            executions,
+            remaining,
+            table: table(&candidates),
+        });
     }
     let mut drops = Drops::new();
     for &node in &candidates.chosen {
@@ -131,9 +142,16 @@ fn table(candidates: &Candidates) -> Table {
 fn ends(candidates: &Candidates, order: &[NodeId]) -> Vec<Final> {
     let position = |node: NodeId| order.iter().position(|&other| other == node);
     let mut by_access = candidates.chosen.clone();
-    by_access.sort_by_key(|&node| (position(candidates.candidate(node).first_backward_access), node));
+    by_access
+        .sort_by_key(|&node| (position(candidates.candidate(node).first_backward_access), node));
     let intermediates = |node: NodeId| -> Vec<NodeId> {
-        candidates.candidate(node).other_sources.iter().copied().filter(|other| candidates.chosen.contains(other)).collect()
+        candidates
+            .candidate(node)
+            .other_sources
+            .iter()
+            .copied()
+            .filter(|other| candidates.chosen.contains(other))
+            .collect()
     };
     let mut yielded: Vec<NodeId> = Vec::new();
     let mut tops: Vec<NodeId> = Vec::new();
@@ -152,7 +170,9 @@ fn ends(candidates: &Candidates, order: &[NodeId]) -> Vec<Final> {
             node,
             activation_sources: candidate.activation_sources.iter().copied().collect(),
             parameter_sources: candidate.parameter_sources.iter().copied().collect(),
-            outputs: std::iter::once(node).chain(inner.iter().copied().filter(|_| is_top)).collect(),
+            outputs: std::iter::once(node)
+                .chain(inner.iter().copied().filter(|_| is_top))
+                .collect(),
             intermediates: inner,
             is_top,
         }

@@ -1,9 +1,11 @@
-//! What a dropped activation is made again from, and what that costs. Invariant: every node is counted once per
-//! recomputation (diamonds are not counted twice), and sources are transitive: no source of a chosen node is chosen.
+//! What a dropped activation is made again from, and what that costs. Invariant: every node is
+//! counted once per recomputation (diamonds are not counted twice), and sources are transitive: no
+//! source of a chosen node is chosen.
 //!
-//! Recompute time = own time + that of the sources that are neither placeholders nor candidates; a candidate that was
-//! chosen is no source any more, its own sources stand in for it. MSPS = bytes / (recompute time × executions), where
-//! a node is executed for itself and once for each chosen node that it is a source of.
+//! Recompute time = own time + that of the sources that are neither placeholders nor candidates; a
+//! candidate that was chosen is no source any more, its own sources stand in for it. MSPS = bytes /
+//! (recompute time × executions), where a node is executed for itself and once for each chosen node
+//! that it is a source of.
 
 use std::collections::BTreeSet;
 
@@ -42,9 +44,11 @@ impl<'a> Candidates<'a> {
     pub fn new(graph: &Graph, profile: &'a Profile, order: &[NodeId]) -> Candidates<'a> {
         let is_mutated = mutated_storages(graph);
         let mut table: SecondaryMap<NodeId, Option<Candidate>> = SecondaryMap::new();
-        let mut accesses: SecondaryMap<NodeId, (Option<NodeId>, Option<NodeId>)> = SecondaryMap::new();
+        let mut accesses: SecondaryMap<NodeId, (Option<NodeId>, Option<NodeId>)> =
+            SecondaryMap::new();
         for &node in order {
-            for producer in graph.reads(node).iter().filter_map(|&storage| graph.producer(storage)) {
+            for producer in graph.reads(node).iter().filter_map(|&storage| graph.producer(storage))
+            {
                 if graph.nodes()[node].phase.is_forward() {
                     accesses[producer].0 = Some(node);
                 } else {
@@ -55,8 +59,12 @@ impl<'a> Candidates<'a> {
         let mut open = Vec::new();
         for &node in order.iter().filter(|&&node| may_run_again(graph, &is_mutated, node)) {
             if let (Some(last), Some(first)) = accesses[node] {
-                let bytes =
-                    graph.fresh(node).iter().filter(|&&storage| !graph.is_kept(storage)).map(|&storage| graph.storages()[storage]).sum();
+                let bytes = graph
+                    .fresh(node)
+                    .iter()
+                    .filter(|&&storage| !graph.is_kept(storage))
+                    .map(|&storage| graph.storages()[storage])
+                    .sum();
                 open.push(node);
                 table[node] = Some(Candidate {
                     bytes,
@@ -77,10 +85,12 @@ impl<'a> Candidates<'a> {
     }
 
     fn find_sources(&mut self, graph: &Graph, node: NodeId) {
-        let (mut activations, mut parameters, mut others) = (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
+        let (mut activations, mut parameters, mut others) =
+            (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         let mut pending = vec![node];
         while let Some(next) = pending.pop() {
-            for producer in graph.reads(next).iter().filter_map(|&storage| graph.producer(storage)) {
+            for producer in graph.reads(next).iter().filter_map(|&storage| graph.producer(storage))
+            {
                 if graph.nodes()[producer].phase.is_placeholder() {
                     parameters.insert(producer);
                 } else if self.table[producer].is_some() {
@@ -111,7 +121,11 @@ impl<'a> Candidates<'a> {
 
     /// How often it runs in all: once for itself, once for each chosen node that it is a source of.
     pub fn executions(&self, node: NodeId) -> usize {
-        1 + self.chosen.iter().filter(|&&chosen| self.candidate(chosen).activation_sources.contains(&node)).count()
+        1 + self
+            .chosen
+            .iter()
+            .filter(|&&chosen| self.candidate(chosen).activation_sources.contains(&node))
+            .count()
     }
 
     /// One recomputation: its own time and that of its other sources, each once.
@@ -138,7 +152,9 @@ impl<'a> Candidates<'a> {
     /// Sorts nodes by falling MSPS; program order breaks ties.
     pub fn by_msps(&self, nodes: &mut [NodeId]) {
         let mut executions: SecondaryMap<NodeId, usize> = SecondaryMap::with_default(1);
-        for &source in self.chosen.iter().flat_map(|&chosen| &self.candidate(chosen).activation_sources) {
+        for &source in
+            self.chosen.iter().flat_map(|&chosen| &self.candidate(chosen).activation_sources)
+        {
             executions[source] += 1;
         }
         let mut msps: SecondaryMap<NodeId, f64> = SecondaryMap::new();

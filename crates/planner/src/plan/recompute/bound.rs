@@ -1,13 +1,14 @@
-//! The lower bound: what no schedule can avoid, one minimum cut per instant. Invariant: every [`Line`] is below the time
-//! of recomputation of every legal schedule of its [`BoundOrder`], at every budget; all arithmetic is in whole numbers
-//! and rounds down.
+//! The lower bound: what no schedule can avoid, one minimum cut per instant. Invariant: every
+//! [`Line`] is below the time of recomputation of every legal schedule of its [`BoundOrder`], at
+//! every budget; all arithmetic is in whole numbers and rounds down.
 //!
-//! Fix an instant: the first run of operator `t`. Every other operator runs for the first time before it (it must: an
-//! ancestor), after it (a descendant), or on either side. Whatever runs after `t` finds what it reads in memory while
-//! `t` runs, or some operator makes it after `t`; for one that has run before, that is a recomputation. At a price for
-//! each byte held across `t`, choosing what is held and what runs again is a minimum cut. Where the cuts on both sides
-//! of a budget leave a gap, branch and bound over single operators closes it. `doc/theory/bound.md` has the network
-//! and the proof.
+//! Fix an instant: the first run of operator `t`. Every other operator runs for the first time
+//! before it (it must: an ancestor), after it (a descendant), or on either side. Whatever runs
+//! after `t` finds what it reads in memory while `t` runs, or some operator makes it after `t`; for
+//! one that has run before, that is a recomputation. At a price for each byte held across `t`,
+//! choosing what is held and what runs again is a minimum cut. Where the cuts on both sides of a
+//! budget leave a gap, branch and bound over single operators closes it. `doc/theory/bound.md` has
+//! the network and the proof.
 
 use cranelift_entity::{EntityRef, SecondaryMap};
 
@@ -16,7 +17,8 @@ use super::flow::Vertex;
 use super::meter::Meter;
 use super::problem::{OpId, Picoseconds, Problem, Size, TensorId};
 
-/// Lines that hold under the same decisions, by falling bytes, and prices that improve the bound but are no corner.
+/// Lines that hold under the same decisions, by falling bytes, and prices that improve the bound
+/// but are no corner.
 #[derive(Clone, Debug, Default)]
 pub struct Hull {
     /// The corners.
@@ -41,19 +43,27 @@ impl Hull {
 
     /// The price that says most with this much room, and what it says.
     pub fn best(&self, room: Size) -> Option<(i64, i128)> {
-        let least = self.prices().map(|(price, value)| (price, value as i128 - charge_up(price, room)));
+        let least =
+            self.prices().map(|(price, value)| (price, value as i128 - charge_up(price, room)));
         least.max_by_key(|&(price, least)| (least, price))
     }
 
     /// Adds corners until the hull is exact at `room`.
-    pub fn close_in(&mut self, cuts: &mut Cuts, room: Size, decisions: &[Decision], meter: &mut Meter) {
+    pub fn close_in(
+        &mut self,
+        cuts: &mut Cuts,
+        room: Size,
+        decisions: &[Decision],
+        meter: &mut Meter,
+    ) {
         loop {
             let under = self.lines.partition_point(|line| line.bytes > room);
             if under == 0 || under == self.lines.len() {
                 return;
             }
             let (a, b) = (&self.lines[under - 1], &self.lines[under]);
-            let price = (((b.seconds - a.seconds) as i128) << PRICE_BITS) / (a.bytes - b.bytes) as i128;
+            let price =
+                (((b.seconds - a.seconds) as i128) << PRICE_BITS) / (a.bytes - b.bytes) as i128;
             let price = price.clamp(0, cuts.dearest as i128) as i64;
             if self.prices().any(|(known, _)| known == price) {
                 return;
@@ -61,7 +71,8 @@ impl Hull {
             let (most, least) = (a.bytes, b.bytes);
             let chord = a.seconds + charge(price, most);
             let Some(line) = cuts.cut(price, decisions, meter) else { return };
-            let is_below = line.seconds + charge(price, line.bytes) < chord - chord / 10_000_000 - 1;
+            let is_below =
+                line.seconds + charge(price, line.bytes) < chord - chord / 10_000_000 - 1;
             if is_below && least < line.bytes && line.bytes < most {
                 self.lines.insert(under, line);
             } else {
@@ -115,16 +126,22 @@ pub struct Instant {
 }
 
 impl Instant {
-    /// The instant of an operator in the schedules of an order; `None` where the effort was spent before its first cuts
-    /// were known.
-    pub fn new(problem: &Problem, order: BoundOrder, at: OpId, meter: &mut Meter) -> Option<Instant> {
+    /// The instant of an operator in the schedules of an order; `None` where the effort was spent
+    /// before its first cuts were known.
+    pub fn new(
+        problem: &Problem,
+        order: BoundOrder,
+        at: OpId,
+        meter: &mut Meter,
+    ) -> Option<Instant> {
         let side = match order {
             BoundOrder::Given => positions(problem, at),
             BoundOrder::Any => sides(problem, at),
         };
         let (ops, tensors) = (problem.len(), problem.tensors.len());
-        // An operator's vertex is on the sink's side where it runs after the instant; a tensor's where it is there after
-        // the instant; an operator's second vertex where it does not run before the instant.
+        // An operator's vertex is on the sink's side where it runs after the instant; a tensor's
+        // where it is there after the instant; an operator's second vertex where it does not run
+        // before the instant.
         let runs = |op: OpId| op.as_u32();
         let there = |tensor: TensorId| ops as Vertex + tensor.as_u32();
         let not_before = |op: OpId| (ops + tensors) as Vertex + op.as_u32();
@@ -142,7 +159,9 @@ impl Instant {
                 }
                 Side::Either => {
                     link(runs(id), not_before(id), Toll::Endless);
-                    for &earlier in op.after.iter().filter(|&&earlier| side[earlier] == Side::Either) {
+                    for &earlier in
+                        op.after.iter().filter(|&&earlier| side[earlier] == Side::Either)
+                    {
                         link(not_before(id), not_before(earlier), Toll::Endless);
                     }
                     if op.kept > 0 {
@@ -157,11 +176,16 @@ impl Instant {
                 let is_input = problem.ops[at].inputs.contains(&tensor);
                 let bytes = if is_input { 0 } else { problem.tensors[tensor].bytes };
                 link(runs(id), there(tensor), Toll::Held(bytes));
-                if problem.tensors[tensor].readers.iter().any(|&reader| reader != at && side[reader] == Side::After) {
+                if problem.tensors[tensor]
+                    .readers
+                    .iter()
+                    .any(|&reader| reader != at && side[reader] == Side::After)
+                {
                     link(there(tensor), sink, Toll::Endless);
                 }
             }
-            // None of them comes from the instant or its descendants: whoever reads those is a descendant too.
+            // None of them comes from the instant or its descendants: whoever reads those is a
+            // descendant too.
             op.inputs.iter().for_each(|&tensor| link(there(tensor), runs(id), Toll::Endless));
         }
         let needed = problem.resting + kept_before + problem.working_set(at);
@@ -177,7 +201,11 @@ impl Instant {
         if budget < self.needed {
             return None;
         }
-        let proven = self.proven.iter().filter(|(bytes, _)| budget <= *bytes).map(|(_, least)| *least as i128);
+        let proven = self
+            .proven
+            .iter()
+            .filter(|(bytes, _)| budget <= *bytes)
+            .map(|(_, least)| *least as i128);
         let least = self.hull.at(budget - self.needed).max(proven.max().unwrap_or(0));
         // A cut asks for each operator once at most: beyond that, nothing fits.
         (least <= self.most as i128).then_some(least as Picoseconds)
@@ -198,10 +226,12 @@ impl Instant {
         self.hull.close_in(&mut self.cuts, budget - self.needed, &[], meter);
     }
 
-    /// The corners around a budget: the first holds more than fits, the second fits. The same one twice at the ends.
+    /// The corners around a budget: the first holds more than fits, the second fits. The same one
+    /// twice at the ends.
     pub fn bracket(&self, budget: Size) -> [&Line; 2] {
         let lines = &self.hull.lines;
-        let under = lines.partition_point(|line| line.bytes > budget - self.needed).min(lines.len() - 1);
+        let under =
+            lines.partition_point(|line| line.bytes > budget - self.needed).min(lines.len() - 1);
         [&lines[under.saturating_sub(1)], &lines[under]]
     }
 }

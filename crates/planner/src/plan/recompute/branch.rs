@@ -1,9 +1,10 @@
-//! Branch and bound at one instant: where the cuts on both sides of a budget leave a gap, operators are decided one by
-//! one. Invariant: what is proven holds for every schedule within the budget, also when the effort ends in the middle.
+//! Branch and bound at one instant: where the cuts on both sides of a budget leave a gap, operators
+//! are decided one by one. Invariant: what is proven holds for every schedule within the budget,
+//! also when the effort ends in the middle.
 //!
-//! First, operators that every cheap cut has on the same side are settled and leave the network; what remains is small.
-//! Parts of it that are alike, as the layers of a model are, can be exchanged; only one order of them is looked at.
-//! `doc/theory/bound.md` has the argument.
+//! First, operators that every cheap cut has on the same side are settled and leave the network;
+//! what remains is small. Parts of it that are alike, as the layers of a model are, can be
+//! exchanged; only one order of them is looked at. `doc/theory/bound.md` has the argument.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -14,17 +15,26 @@ use super::meter::Meter;
 use super::problem::{OpId, Picoseconds, Problem, Size};
 
 impl Instant {
-    /// Raises the bound at this budget towards the least time with which the instant can be crossed, or to `enough`.
-    /// Returns the sets of late operators of what it found to fit.
-    pub fn branch(&mut self, problem: &Problem, budget: Size, enough: Picoseconds, meter: &mut Meter) -> Vec<Vec<OpId>> {
+    /// Raises the bound at this budget towards the least time with which the instant can be
+    /// crossed, or to `enough`. Returns the sets of late operators of what it found to fit.
+    pub fn branch(
+        &mut self,
+        problem: &Problem,
+        budget: Size,
+        enough: Picoseconds,
+        meter: &mut Meter,
+    ) -> Vec<Vec<OpId>> {
         let room = budget - self.needed;
         let Some((price, _)) = self.hull.best(room) else { return Vec::new() };
-        // Recomputing everything once is enough wherever a schedule fits. A cut at the limit is no better than what is known.
+        // Recomputing everything once is enough wherever a schedule fits. A cut at the limit is no
+        // better than what is known.
         let enough = enough.min(self.most);
         let limit = (enough as i128 + charge_up(price, room)).min(i64::MAX as i128) as Picoseconds;
         let mut found = Vec::new();
         let proven = match self.cuts.settled(price, limit, meter) {
-            Some(mut cuts) => descend(&mut cuts, problem, room, self.hull.at(room), enough, &mut found, meter),
+            Some(mut cuts) => {
+                descend(&mut cuts, problem, room, self.hull.at(room), enough, &mut found, meter)
+            }
             None => enough as i128,
         };
         if proven > 0 {
@@ -34,7 +44,8 @@ impl Instant {
     }
 }
 
-/// The least time of a cut within `room`, or `enough`, or as much of it as is proven when the effort ends.
+/// The least time of a cut within `room`, or `enough`, or as much of it as is proven when the
+/// effort ends.
 fn descend(
     cuts: &mut Cuts,
     problem: &Problem,
@@ -46,8 +57,14 @@ fn descend(
 ) -> i128 {
     let (mut upper, mut proven, mut number) = (enough as i128, floor, 0);
     let mut open = BinaryHeap::new();
-    let mut branch = |cuts: &mut Cuts, parent: &Branch, decisions: Vec<Decision>, upper: &mut i128, meter: &mut Meter| {
-        let agrees = |line: &&Line| decisions.iter().all(|(op, is_late)| line.late.binary_search(op).is_ok() == *is_late);
+    let mut branch = |cuts: &mut Cuts,
+                      parent: &Branch,
+                      decisions: Vec<Decision>,
+                      upper: &mut i128,
+                      meter: &mut Meter| {
+        let agrees = |line: &&Line| {
+            decisions.iter().all(|(op, is_late)| line.late.binary_search(op).is_ok() == *is_late)
+        };
         let mut hull = Hull::new(parent.hull.lines.iter().filter(agrees).cloned().collect());
         if hull.lines.first().is_none_or(|line| line.bytes <= room) {
             hull.lines.insert(0, cuts.cut(0, &decisions, meter)?);
@@ -78,10 +95,12 @@ fn descend(
         }
         let lines = &parent.hull.lines;
         let under = lines.partition_point(|line| line.bytes > room);
-        let corners = under.checked_sub(1).and_then(|over| Some((lines.get(over)?, lines.get(under)?)));
+        let corners =
+            under.checked_sub(1).and_then(|over| Some((lines.get(over)?, lines.get(under)?)));
         let Some(op) = corners.and_then(|(over, fits)| pivot(problem, over, fits)) else { break };
         let with = |decisions: &[Decision]| [parent.decisions.as_slice(), decisions].concat();
-        let never: Vec<Decision> = cuts.twins(op, &parent.decisions).into_iter().map(|twin| (twin, false)).collect();
+        let never: Vec<Decision> =
+            cuts.twins(op, &parent.decisions).into_iter().map(|twin| (twin, false)).collect();
         for decisions in [with(&[(op, true)]), with(&never)] {
             match branch(cuts, &parent, decisions, &mut upper, meter) {
                 Some(child) if child.least < upper => open.push(Reverse(child)),
@@ -98,9 +117,17 @@ fn descend(
 
 /// The operator to decide: of those that tell two cuts apart, the one that makes most.
 fn pivot(problem: &Problem, over: &Line, under: &Line) -> Option<OpId> {
-    let differs = |op: &OpId| over.late.binary_search(op).is_ok() != under.late.binary_search(op).is_ok();
-    let made = |op: &OpId| problem.ops[*op].outputs.iter().map(|&tensor| problem.tensors[tensor].bytes).sum::<Size>();
-    over.late.iter().chain(&under.late).filter(|op| differs(op)).max_by_key(|op| (made(op), Reverse(**op))).copied()
+    let differs =
+        |op: &OpId| over.late.binary_search(op).is_ok() != under.late.binary_search(op).is_ok();
+    let made = |op: &OpId| {
+        problem.ops[*op].outputs.iter().map(|&tensor| problem.tensors[tensor].bytes).sum::<Size>()
+    };
+    over.late
+        .iter()
+        .chain(&under.late)
+        .filter(|op| differs(op))
+        .max_by_key(|op| (made(op), Reverse(**op)))
+        .copied()
 }
 
 /// Open decisions, least bound first.

@@ -1,8 +1,9 @@
-//! The network of one instant and its minimum cuts, price by price. Invariant: the value of every [`Line`] is that of a
-//! minimum cut, in whole numbers, rounded down.
+//! The network of one instant and its minimum cuts, price by price. Invariant: the value of every
+//! [`Line`] is that of a minimum cut, in whole numbers, rounded down.
 //!
-//! What is settled once and for all leaves the network: [`Cuts::settled`] keeps only the operators that a cheap cut may
-//! still put on either side. `doc/theory/bound.md` has the network and the proof.
+//! What is settled once and for all leaves the network: [`Cuts::settled`] keeps only the operators
+//! that a cheap cut may still put on either side. `doc/theory/bound.md` has the network and the
+//! proof.
 
 use std::collections::HashMap;
 
@@ -24,7 +25,8 @@ pub fn charge_up(price: i64, room: Size) -> i128 {
     -((-(price as i128 * room as i128)) >> PRICE_BITS)
 }
 
-/// Recomputation takes at least `value − price · room`, where `room` is the budget less what the instant itself needs.
+/// Recomputation takes at least `value − price · room`, where `room` is the budget less what the
+/// instant itself needs.
 #[derive(Clone, Debug)]
 pub struct Line {
     /// Of a byte held.
@@ -35,8 +37,8 @@ pub struct Line {
     pub seconds: Picoseconds,
     /// Bytes held across the instant.
     pub bytes: Size,
-    /// Operators that run after the instant though they could have, or must have, run before it; in order. Without those
-    /// that are settled.
+    /// Operators that run after the instant though they could have, or must have, run before it; in
+    /// order. Without those that are settled.
     pub late: Vec<OpId>,
 }
 
@@ -79,8 +81,8 @@ pub struct Cuts {
     network: Network,
     links: Vec<Link>,
     choices: Vec<Choice>,
-    /// The arcs of the links, and two for each choice: endless where it is decided that it runs after the instant, and
-    /// where it is decided that it does not.
+    /// The arcs of the links, and two for each choice: endless where it is decided that it runs
+    /// after the instant, and where it is decided that it does not.
     arcs: Vec<Arc>,
     source: Vertex,
     sink: Vertex,
@@ -107,7 +109,8 @@ struct Twins {
 }
 
 impl Cuts {
-    /// A network over vertices of which `choices` (in order) may be decided. Source and sink come last.
+    /// A network over vertices of which `choices` (in order) may be decided. Source and sink come
+    /// last.
     pub fn new(vertices: u32, links: Vec<Link>, choices: Vec<Choice>) -> Cuts {
         let (source, sink) = (vertices, vertices + 1);
         let mut drawn = Arcs::default();
@@ -116,7 +119,10 @@ impl Cuts {
             arcs.push(drawn.add(choice.vertex, sink));
             arcs.push(drawn.add(source, choice.vertex));
         }
-        let bytes: Size = links.iter().map(|link| if let Toll::Held(bytes) = link.toll { bytes } else { 0 }).sum();
+        let bytes: Size = links
+            .iter()
+            .map(|link| if let Toll::Held(bytes) = link.toll { bytes } else { 0 })
+            .sum();
         Cuts {
             network: Network::new(vertices as usize + 2, &drawn),
             links,
@@ -158,19 +164,29 @@ impl Cuts {
                 }
                 for &(op, is_late) in decisions {
                     if let Ok(index) = self.choices.binary_search_by_key(&op, |choice| choice.op) {
-                        self.network.raise(self.arcs[self.links.len() + 2 * index + usize::from(!is_late)], ENDLESS);
+                        self.network.raise(
+                            self.arcs[self.links.len() + 2 * index + usize::from(!is_late)],
+                            ENDLESS,
+                        );
                     }
                 }
                 0
             }
         };
         meter.spend((self.links.len() + self.choices.len()) as u64 * 2);
-        let value = value + self.network.augment(self.source, self.sink, i64::MAX, || meter.is_over())?;
+        let value =
+            value + self.network.augment(self.source, self.sink, i64::MAX, || meter.is_over())?;
         self.flow = Some((price, value, decisions.to_vec()));
-        let mut line =
-            Line { price, value: value + self.time + charge(price, self.bytes), seconds: self.time, bytes: self.bytes, late: Vec::new() };
+        let mut line = Line {
+            price,
+            value: value + self.time + charge(price, self.bytes),
+            seconds: self.time,
+            bytes: self.bytes,
+            late: Vec::new(),
+        };
         for link in &self.links {
-            if self.network.is_on_source_side(link.from) && !self.network.is_on_source_side(link.to) {
+            if self.network.is_on_source_side(link.from) && !self.network.is_on_source_side(link.to)
+            {
                 match link.toll {
                     Toll::Time(time) => line.seconds += time,
                     Toll::Held(bytes) => line.bytes += bytes,
@@ -190,10 +206,11 @@ impl Cuts {
         late
     }
 
-    /// The network of what is still open to cuts below `limit` at a price: every other operator is on one side in all of
-    /// them. `None` where there is no such cut.
+    /// The network of what is still open to cuts below `limit` at a price: every other operator is
+    /// on one side in all of them. `None` where there is no such cut.
     ///
-    /// The least cut with an operator on its other side is one more flow from where the minimum cut left it.
+    /// The least cut with an operator on its other side is one more flow from where the minimum cut
+    /// left it.
     pub fn settled(&mut self, price: i64, limit: Picoseconds, meter: &mut Meter) -> Option<Cuts> {
         let vertices = self.source;
         let mut sides: Vec<Option<bool>> = vec![None; vertices as usize + 2];
@@ -204,12 +221,15 @@ impl Cuts {
             let work = (self.links.len() / 2) as u64;
             for choice in &self.choices {
                 let is_late = line.late.binary_search(&choice.op).is_ok();
-                let (from, to) = if is_late { (choice.vertex, self.sink) } else { (self.source, choice.vertex) };
+                let (from, to) =
+                    if is_late { (choice.vertex, self.sink) } else { (self.source, choice.vertex) };
                 meter.spend(work);
                 if meter.is_over() {
                     break;
                 }
-                let Some(more) = self.network.augment(from, to, slack, || meter.is_over()) else { break };
+                let Some(more) = self.network.augment(from, to, slack, || meter.is_over()) else {
+                    break;
+                };
                 if more > 0 {
                     self.network.set_flow(&before);
                 }
@@ -227,7 +247,8 @@ impl Cuts {
     fn without(&self, sides: &[Option<bool>]) -> Cuts {
         let mut is_open = vec![false; sides.len()];
         let ends = self.links.iter().flat_map(|link| [link.from, link.to]);
-        ends.filter(|&vertex| sides[vertex as usize].is_none()).for_each(|vertex| is_open[vertex as usize] = true);
+        ends.filter(|&vertex| sides[vertex as usize].is_none())
+            .for_each(|vertex| is_open[vertex as usize] = true);
         let mut number = vec![0; sides.len()];
         let mut vertices = 0;
         for vertex in (0..sides.len()).filter(|&vertex| is_open[vertex]) {
@@ -248,20 +269,34 @@ impl Cuts {
                     Toll::Held(more) => bytes += more,
                     Toll::Endless => {}
                 },
-                _ => links.push(Link { from: place(link.from), to: place(link.to), toll: link.toll }),
+                _ => {
+                    links.push(Link { from: place(link.from), to: place(link.to), toll: link.toll })
+                }
             }
         }
         let open = self.choices.iter().filter(|choice| sides[choice.vertex as usize].is_none());
-        let choices = open.map(|choice| Choice { op: choice.op, vertex: place(choice.vertex) }).collect();
-        let late = self.choices.iter().filter(|choice| sides[choice.vertex as usize] == Some(true)).map(|choice| choice.op);
+        let choices =
+            open.map(|choice| Choice { op: choice.op, vertex: place(choice.vertex) }).collect();
+        let late = self
+            .choices
+            .iter()
+            .filter(|choice| sides[choice.vertex as usize] == Some(true))
+            .map(|choice| choice.op);
         let late = self.late.iter().copied().chain(late).collect();
-        let mut cuts = Cuts { time, bytes, late, dearest: self.dearest, ..Cuts::new(vertices, links, choices) };
+        let mut cuts = Cuts {
+            time,
+            bytes,
+            late,
+            dearest: self.dearest,
+            ..Cuts::new(vertices, links, choices)
+        };
         cuts.twins = Twins::new(vertices, &cuts.links, &cuts.choices);
         cuts
     }
 
-    /// With `op`, the operators that stand in its place in parts of the network which are like its own and of which
-    /// nothing is decided. Such parts can be exchanged: if none of them has its operator late, all have not.
+    /// With `op`, the operators that stand in its place in parts of the network which are like its
+    /// own and of which nothing is decided. Such parts can be exchanged: if none of them has its
+    /// operator late, all have not.
     pub fn twins(&self, op: OpId, decisions: &[Decision]) -> Vec<OpId> {
         let Some(&(part, place)) = self.twins.place.get(&op) else { return vec![op] };
         let mut is_open = vec![true; self.twins.parts.len()];
@@ -273,7 +308,8 @@ impl Cuts {
         if !is_open[part] {
             return vec![op];
         }
-        let alike = (0..is_open.len()).filter(|&other| is_open[other] && self.twins.class[other] == self.twins.class[part]);
+        let alike = (0..is_open.len())
+            .filter(|&other| is_open[other] && self.twins.class[other] == self.twins.class[part]);
         alike.map(|other| self.twins.parts[other][place]).collect()
     }
 }
@@ -282,11 +318,13 @@ impl Cuts {
 fn spread(sides: &mut [Option<bool>], links: &[Link]) -> Option<()> {
     let mut leads: Vec<Vec<(Vertex, bool)>> = vec![Vec::new(); sides.len()];
     for link in links.iter().filter(|link| link.toll == Toll::Endless) {
-        // From the source's side it leads to the source's side; what leads to the sink's side is there too.
+        // From the source's side it leads to the source's side; what leads to the sink's side is
+        // there too.
         leads[link.from as usize].push((link.to, false));
         leads[link.to as usize].push((link.from, true));
     }
-    let mut fresh: Vec<Vertex> = (0..sides.len() as Vertex).filter(|&vertex| sides[vertex as usize].is_some()).collect();
+    let mut fresh: Vec<Vertex> =
+        (0..sides.len() as Vertex).filter(|&vertex| sides[vertex as usize].is_some()).collect();
     while let Some(vertex) = fresh.pop() {
         let side = sides[vertex as usize];
         for &(other, is_late) in &leads[vertex as usize] {
@@ -326,7 +364,13 @@ impl Twins {
         }
         // What a part looks like: its links and choices, with its vertices numbered in order.
         let mut looks: Vec<Vec<(u32, u32, Toll)>> = vec![Vec::new(); sizes.len()];
-        let name = |vertex: Vertex| if vertex < vertices { local[vertex as usize].1 } else { u32::MAX - (vertex - vertices) };
+        let name = |vertex: Vertex| {
+            if vertex < vertices {
+                local[vertex as usize].1
+            } else {
+                u32::MAX - (vertex - vertices)
+            }
+        };
         for link in links {
             let inner = if link.from < vertices { link.from } else { link.to };
             looks[local[inner as usize].0].push((name(link.from), name(link.to), link.toll));

@@ -1,7 +1,8 @@
-//! Minimum cuts on a fixed network whose capacities change: Dinic's maximum flow. Invariant: capacities are whole
-//! numbers, so a cut's value is exact.
+//! Minimum cuts on a fixed network whose capacities change: Dinic's maximum flow. Invariant:
+//! capacities are whole numbers, so a cut's value is exact.
 //!
-//! Source: Dinitz, "Algorithm for solution of a problem of maximum flow in a network with power estimation", 1970.
+//! Source: Dinitz, "Algorithm for solution of a problem of maximum flow in a network with power
+//! estimation", 1970.
 
 /// A capacity that no cut crosses.
 pub const ENDLESS: i64 = 1 << 61;
@@ -63,7 +64,8 @@ impl Network {
             slot
         };
         let count = 2 * arcs.ends.len();
-        let (mut head, mut twin, mut place) = (vec![0; count], vec![0; count], Vec::with_capacity(arcs.ends.len()));
+        let (mut head, mut twin, mut place) =
+            (vec![0; count], vec![0; count], Vec::with_capacity(arcs.ends.len()));
         for &(from, to) in &arcs.ends {
             let (forth, back) = (slot(from), slot(to));
             (head[forth as usize], head[back as usize]) = (to, from);
@@ -103,9 +105,15 @@ impl Network {
         self.residual.copy_from_slice(flow);
     }
 
-    /// Augments the flow until it is a maximum one, or grew by `enough`, and returns by how much it grew; `None` where
-    /// `stop` said so, and then the flow is of no use.
-    pub fn augment(&mut self, source: Vertex, sink: Vertex, enough: i64, stop: impl Fn() -> bool) -> Option<i64> {
+    /// Augments the flow until it is a maximum one, or grew by `enough`, and returns by how much it
+    /// grew; `None` where `stop` said so, and then the flow is of no use.
+    pub fn augment(
+        &mut self,
+        source: Vertex,
+        sink: Vertex,
+        enough: i64,
+        stop: impl Fn() -> bool,
+    ) -> Option<i64> {
         let mut total = 0;
         while total < enough && self.reaches(source, sink) {
             if stop() {
@@ -117,13 +125,15 @@ impl Network {
         Some(total)
     }
 
-    /// After [`Network::augment`]: is `vertex` on the source's side of the minimum cut nearest to the sink?
+    /// After [`Network::augment`]: is `vertex` on the source's side of the minimum cut nearest to
+    /// the sink?
     pub fn is_on_source_side(&self, vertex: Vertex) -> bool {
         self.level[vertex as usize] == UNREACHED
     }
 
-    /// Distances to the sink along arcs with room. (Searched from the sink, so that the blocking flow never walks into
-    /// a part of the network that does not lead there. Where the source is reached, vertices behind it are not.)
+    /// Distances to the sink along arcs with room. (Searched from the sink, so that the blocking
+    /// flow never walks into a part of the network that does not lead there. Where the source is
+    /// reached, vertices behind it are not.)
     fn reaches(&mut self, source: Vertex, sink: Vertex) -> bool {
         self.level.fill(UNREACHED);
         self.level[sink as usize] = 0;
@@ -145,7 +155,13 @@ impl Network {
     }
 
     /// Fills the shortest paths, until that is enough.
-    fn block(&mut self, source: Vertex, sink: Vertex, enough: i64, stop: &impl Fn() -> bool) -> Option<i64> {
+    fn block(
+        &mut self,
+        source: Vertex,
+        sink: Vertex,
+        enough: i64,
+        stop: &impl Fn() -> bool,
+    ) -> Option<i64> {
         let (mut total, mut paths) = (0, 0u32);
         self.path.clear();
         let mut vertex = source;
@@ -155,7 +171,8 @@ impl Network {
                 if paths.is_multiple_of(1024) && stop() {
                     return None;
                 }
-                let least = self.path.iter().map(|&arc| self.residual[arc as usize]).min().unwrap_or(0);
+                let least =
+                    self.path.iter().map(|&arc| self.residual[arc as usize]).min().unwrap_or(0);
                 total += least;
                 let mut full = 0;
                 for (index, &arc) in self.path.iter().enumerate().rev() {
@@ -197,7 +214,10 @@ impl Network {
         while self.cursor[index] < end {
             let arc = self.cursor[index];
             let to = self.head[arc as usize] as usize;
-            if self.residual[arc as usize] > 0 && self.level[to] != UNREACHED && self.level[to] + 1 == self.level[index] {
+            if self.residual[arc as usize] > 0
+                && self.level[to] != UNREACHED
+                && self.level[to] + 1 == self.level[index]
+            {
                 return Some(arc);
             }
             self.cursor[index] += 1;
@@ -214,7 +234,12 @@ mod tests {
     fn least_cut(vertices: usize, arcs: &[(Vertex, Vertex, i64)]) -> i64 {
         (0..1u32 << vertices)
             .filter(|side| side & 1 == 1 && side >> (vertices - 1) & 1 == 0)
-            .map(|side| arcs.iter().filter(|(from, to, _)| side >> from & 1 == 1 && side >> to & 1 == 0).map(|arc| arc.2).sum())
+            .map(|side| {
+                arcs.iter()
+                    .filter(|(from, to, _)| side >> from & 1 == 1 && side >> to & 1 == 0)
+                    .map(|arc| arc.2)
+                    .sum()
+            })
             .min()
             .unwrap_or(0)
     }
@@ -229,7 +254,13 @@ mod tests {
         for _ in 0..300 {
             let vertices = 2 + below(6) as usize;
             let mut list: Vec<(Vertex, Vertex, i64)> = (0..below(14))
-                .map(|_| (below(vertices as u64) as Vertex, below(vertices as u64) as Vertex, below(9) as i64))
+                .map(|_| {
+                    (
+                        below(vertices as u64) as Vertex,
+                        below(vertices as u64) as Vertex,
+                        below(9) as i64,
+                    )
+                })
                 .filter(|(from, to, _)| from != to)
                 .collect();
             let mut arcs = Arcs::default();
@@ -248,7 +279,9 @@ mod tests {
             assert_eq!(flow, least_cut(vertices, &list));
             let cut: i64 = list
                 .iter()
-                .filter(|(from, to, _)| network.is_on_source_side(*from) && !network.is_on_source_side(*to))
+                .filter(|(from, to, _)| {
+                    network.is_on_source_side(*from) && !network.is_on_source_side(*to)
+                })
                 .map(|arc| arc.2)
                 .sum();
             assert_eq!(flow, cut);

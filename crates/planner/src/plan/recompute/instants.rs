@@ -1,5 +1,5 @@
-//! Which instants to look at: where the unplanned step, or the best plan, holds most. Invariant: an instant is looked at
-//! once, whoever asks for it.
+//! Which instants to look at: where the unplanned step, or the best plan, holds most. Invariant: an
+//! instant is looked at once, whoever asks for it.
 
 use std::cmp::Reverse;
 use std::collections::HashMap;
@@ -15,7 +15,13 @@ use crate::graph::{Graph, NodeId};
 use crate::profile::Profile;
 
 /// Adds instants for schedules in any order, with their hulls at a budget.
-pub fn add_instants(problem: &Problem, instants: &mut Vec<Instant>, waiting: &[OpId], limit: Size, meter: &mut Meter) {
+pub fn add_instants(
+    problem: &Problem,
+    instants: &mut Vec<Instant>,
+    waiting: &[OpId],
+    limit: Size,
+    meter: &mut Meter,
+) {
     for &at in waiting {
         if instants.iter().all(|instant| instant.at != at)
             && let Some(mut instant) = Instant::new(problem, BoundOrder::Any, at, meter)
@@ -45,15 +51,23 @@ pub fn highest(values: &[Size], count: usize) -> Vec<OpId> {
     chosen.into_iter().map(OpId::at).collect()
 }
 
-/// The operators in whose first runs a plan is tight, largest working set first, then spread out; as `problem` has them.
-pub fn tight(graph: &Graph, profile: &Profile, steps: &[NodeId], problem: &Problem, limit: Size) -> Vec<OpId> {
+/// The operators in whose first runs a plan is tight, largest working set first, then spread out;
+/// as `problem` has them.
+pub fn tight(
+    graph: &Graph,
+    profile: &Profile,
+    steps: &[NodeId],
+    problem: &Problem,
+    limit: Size,
+) -> Vec<OpId> {
     let (own, events) = rebase(graph, profile, steps);
     let mut state = State::new(&own);
     state.set(&events);
     let mut values = Vec::new();
     state.peak();
     state.tree().values(&mut values, own.len());
-    let place: HashMap<NodeId, OpId> = problem.ops.iter().filter_map(|(id, op)| Some((op.node?, id))).collect();
+    let place: HashMap<NodeId, OpId> =
+        problem.ops.iter().filter_map(|(id, op)| Some((op.node?, id))).collect();
     let mut stages: Vec<OpId> = own
         .ops
         .iter()

@@ -1,5 +1,5 @@
-//! How much of an effort is left. Invariant: with a limit of work and a clock that stands still, what it answers
-//! depends on the work alone.
+//! How much of an effort is left. Invariant: with a limit of work and a clock that stands still,
+//! what it answers depends on the work alone.
 
 use crate::plan::Effort;
 use crate::units::Seconds;
@@ -18,19 +18,38 @@ pub struct Meter<'a> {
 impl<'a> Meter<'a> {
     /// Starts now.
     pub fn new(effort: &'a Effort<'a>) -> Meter<'a> {
-        Meter { effort, start: (effort.clock)(), spent: 0, limit: effort.work, deadline: effort.deadline.0, is_patient: false }
+        Meter {
+            effort,
+            start: (effort.clock)(),
+            spent: 0,
+            limit: effort.work,
+            deadline: effort.deadline.0,
+            is_patient: false,
+        }
     }
 
     /// The same, ending at a part of the effort.
     pub fn until(&self, share: f64) -> Meter<'a> {
-        Meter { limit: (self.effort.work as f64 * share) as u64, deadline: self.effort.deadline.0 * share, ..self.clone() }
+        Meter {
+            limit: (self.effort.work as f64 * share) as u64,
+            deadline: self.effort.deadline.0 * share,
+            ..self.clone()
+        }
     }
 
     /// The same, ending when half of what is left is spent.
     pub fn half(&self) -> Meter<'a> {
         let elapsed = self.elapsed().0;
-        let deadline = if self.deadline.is_finite() { elapsed + (self.deadline - elapsed).max(0.0) / 2.0 } else { self.deadline };
-        Meter { limit: self.spent + self.limit.saturating_sub(self.spent) / 2, deadline, ..self.clone() }
+        let deadline = if self.deadline.is_finite() {
+            elapsed + (self.deadline - elapsed).max(0.0) / 2.0
+        } else {
+            self.deadline
+        };
+        Meter {
+            limit: self.spent + self.limit.saturating_sub(self.spent) / 2,
+            deadline,
+            ..self.clone()
+        }
     }
 
     /// The same, ending after so much more work at the latest.
@@ -38,7 +57,8 @@ impl<'a> Meter<'a> {
         Meter { limit: self.limit.min(self.spent.saturating_add(work)), ..self.clone() }
     }
 
-    /// So much more work, whatever the limits and the time: for a first plan, without which there is no answer.
+    /// So much more work, whatever the limits and the time: for a first plan, without which there
+    /// is no answer.
     pub fn patient(&self, work: u64) -> Meter<'a> {
         Meter { limit: self.spent.saturating_add(work), is_patient: true, ..self.clone() }
     }
@@ -72,8 +92,11 @@ impl<'a> Meter<'a> {
     /// The work that is left: until the limit or, at the rate so far, until the deadline.
     pub fn left(&self) -> u64 {
         let elapsed = self.elapsed().0;
-        let by_time =
-            if self.deadline.is_finite() && elapsed > 0.0 { (self.spent as f64 * (self.deadline / elapsed)) as u64 } else { u64::MAX };
+        let by_time = if self.deadline.is_finite() && elapsed > 0.0 {
+            (self.spent as f64 * (self.deadline / elapsed)) as u64
+        } else {
+            u64::MAX
+        };
         self.limit.min(by_time).saturating_sub(self.spent)
     }
 }

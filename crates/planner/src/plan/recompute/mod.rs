@@ -1,18 +1,23 @@
-//! The budget planner: which nodes run again, when, and in which order everything runs, so that the step is as fast as
-//! possible within a budget; and a proof of how fast it could be at best. Invariant: every plan that leaves this room
-//! was simulated and fits; the bound holds for every legal schedule in any order.
+//! The budget planner: which nodes run again, when, and in which order everything runs, so that the
+//! step is as fast as possible within a budget; and a proof of how fast it could be at best.
+//! Invariant: every plan that leaves this room was simulated and fits; the bound holds for every
+//! legal schedule in any order.
 //!
-//! A search knows one graph ([`Search`]) and plans it for one budget after another. For each budget:
+//! A search knows one graph ([`Search`]) and plans it for one budget after another. For each
+//! budget:
 //!
-//! 1. *Bound.* Minimum cuts at the instants that bind give a lower bound, and sets of operators to run again.
-//! 2. *Starts.* Those sets, and others that are cheap to make, become plans: `repair` until they fit, `polish` what is
-//!    needless. The known plan that needs the least more than fits is a start too. The plans of all other planners are
-//!    made beside the search; none of them can be better than what comes out.
-//! 3. *Race.* The best starts are improved by large-neighbourhood search in short legs; after each leg the order that
-//!    the plan really has becomes the one that is planned; the worse runners drop out. Beside it, on a second thread,
-//!    branch and bound raises the bound.
+//! 1. *Bound.* Minimum cuts at the instants that bind give a lower bound, and sets of operators to
+//!    run again.
+//! 2. *Starts.* Those sets, and others that are cheap to make, become plans: `repair` until they
+//!    fit, `polish` what is needless. The known plan that needs the least more than fits is a start
+//!    too. The plans of all other planners are made beside the search; none of them can be better
+//!    than what comes out.
+//! 3. *Race.* The best starts are improved by large-neighbourhood search in short legs; after each
+//!    leg the order that the plan really has becomes the one that is planned; the worse runners
+//!    drop out. Beside it, on a second thread, branch and bound raises the bound.
 //!
-//! Asked again for the same budget or a little less, it goes on with the race. `doc/theory/recompute.md` tells the whole story.
+//! Asked again for the same budget or a little less, it goes on with the race.
+//! `doc/theory/recompute.md` tells the whole story.
 
 mod bound;
 mod branch;
@@ -103,7 +108,15 @@ impl<'a> Search<'a> {
         let given = Arc::new(Problem::new(graph, profile, order));
         let moved = order::improved(&given);
         let reordered = Arc::new(Problem::new(graph, profile, &moved));
-        let mut search = Search { graph, profile, given, reordered, instants: Vec::new(), found: Vec::new(), last: None };
+        let mut search = Search {
+            graph,
+            profile,
+            given,
+            reordered,
+            instants: Vec::new(),
+            found: Vec::new(),
+            last: None,
+        };
         search.offer(order.to_vec());
         search.offer(moved);
         search
@@ -126,20 +139,35 @@ impl<'a> Search<'a> {
             self.race_and_prove(&mut attempt, !resumed);
         }
         let first = first.unwrap_or(attempt.meter.elapsed());
-        let plan = self.best(budget).map(|best| Plan { planner: Planner::Auto, steps: best.steps.clone() });
+        let plan = self
+            .best(budget)
+            .map(|best| Plan { planner: Planner::Auto, steps: best.steps.clone() });
         Answer { plan, bound: self.bound(budget), first }
     }
 
-    /// Time that no schedule within the budget beats, by the cuts known so far; `None` where no schedule fits.
+    /// Time that no schedule within the budget beats, by the cuts known so far; `None` where no
+    /// schedule fits.
     pub fn bound(&self, budget: Bytes) -> Option<Seconds> {
-        let least = self.instants.iter().map(|instant| instant.bound(size(budget))).try_fold(0, |most, bound| Some(bound?.max(most)))?;
-        // Costs were rounded down to picoseconds, so the sum of both is below the time of every schedule.
+        let least = self
+            .instants
+            .iter()
+            .map(|instant| instant.bound(size(budget)))
+            .try_fold(0, |most, bound| Some(bound?.max(most)))?;
+        // Costs were rounded down to picoseconds, so the sum of both is below the time of every
+        // schedule.
         Some(Seconds((self.given.total + least) as f64 * 1e-12))
     }
 
     /// No budget below this one suffices, by the cuts known so far.
     pub fn least_budget(&self) -> Bytes {
-        Bytes(self.instants.iter().map(Instant::least_budget).max().unwrap_or(self.given.resting).max(0) as u64)
+        Bytes(
+            self.instants
+                .iter()
+                .map(Instant::least_budget)
+                .max()
+                .unwrap_or(self.given.resting)
+                .max(0) as u64,
+        )
     }
 
     /// Makes a sequence of runs known, if it is better than what is.
@@ -157,7 +185,8 @@ impl<'a> Search<'a> {
 
     /// Time of a sequence beyond that of all first runs.
     fn extra(&self, steps: &[NodeId]) -> Picoseconds {
-        steps.iter().map(|&node| picoseconds(self.profile.seconds[node].0)).sum::<Picoseconds>() - self.given.total
+        steps.iter().map(|&node| picoseconds(self.profile.seconds[node].0)).sum::<Picoseconds>()
+            - self.given.total
     }
 
     /// The fastest known plan within a budget.
@@ -165,8 +194,8 @@ impl<'a> Search<'a> {
         self.found.iter().rev().find(|found| found.peak <= budget)
     }
 
-    /// The plan with the smallest peak that is found with a fixed amount of work, whatever it costs; so asking for that
-    /// peak later finds it again. The deadline is a limit all the same.
+    /// The plan with the smallest peak that is found with a fixed amount of work, whatever it
+    /// costs; so asking for that peak later finds it again. The deadline is a limit all the same.
     pub fn smallest(&mut self, effort: &Effort<'_>) -> Plan {
         let mut attempt = Attempt::new(0, effort);
         let mut refused = 0;
@@ -193,24 +222,36 @@ impl<'a> Search<'a> {
         Plan { planner: Planner::Auto, steps }
     }
 
-    /// Looks for any plan within a budget: from the cuts that bind, and from the plan with the smallest peak.
+    /// Looks for any plan within a budget: from the cuts that bind, and from the plan with the
+    /// smallest peak.
     fn squeeze(&mut self, attempt: &mut Attempt<'_>) {
         let limit = attempt.limit;
         for _ in 0..2 {
             let Some(lowest) = self.found.first().cloned() else { return };
-            for at in tight(self.graph, self.profile, &lowest.steps, &self.given, size(lowest.peak)).into_iter().take(2) {
+            for at in tight(self.graph, self.profile, &lowest.steps, &self.given, size(lowest.peak))
+                .into_iter()
+                .take(2)
+            {
                 self.add_instant(at, attempt);
             }
-            if self.finish_steps(&lowest.steps, attempt) || self.bound(Bytes(limit as u64)).is_none() {
+            if self.finish_steps(&lowest.steps, attempt)
+                || self.bound(Bytes(limit as u64)).is_none()
+            {
                 return;
             }
             let given = self.given.clone();
             let mut state = State::new(&given);
-            let binding = self.instants.iter().max_by_key(|instant| (instant.bound(limit), Reverse(instant.at))).map(|instant| instant.at);
+            let binding = self
+                .instants
+                .iter()
+                .max_by_key(|instant| (instant.bound(limit), Reverse(instant.at)))
+                .map(|instant| instant.at);
             if let Some(at) = binding {
                 self.start_from(at, &mut state, attempt);
             }
-            if self.found.first().is_some_and(|found| size(found.peak) <= limit) || attempt.meter.is_over() {
+            if self.found.first().is_some_and(|found| size(found.peak) <= limit)
+                || attempt.meter.is_over()
+            {
                 return;
             }
         }
@@ -256,7 +297,9 @@ impl<'a> Search<'a> {
     /// Makes the hulls of the instants that bind most exact at a budget.
     fn sharpen(&mut self, attempt: &mut Attempt<'_>) {
         let limit = attempt.limit;
-        self.instants.sort_by_key(|instant| (Reverse(instant.bound(limit).unwrap_or(Picoseconds::MAX)), instant.at));
+        self.instants.sort_by_key(|instant| {
+            (Reverse(instant.bound(limit).unwrap_or(Picoseconds::MAX)), instant.at)
+        });
         for instant in self.instants.iter_mut().take(2 * INSTANTS) {
             if attempt.meter.is_over() {
                 return;
@@ -281,15 +324,20 @@ impl<'a> Search<'a> {
         attempt.best().is_some()
     }
 
-    /// Improves the best starts; on a second thread, raises the bound, whose cuts are further starts.
+    /// Improves the best starts; on a second thread, raises the bound, whose cuts are further
+    /// starts.
     fn race_and_prove(&mut self, attempt: &mut Attempt<'_>, with_peers: bool) {
         let limit = attempt.limit;
-        if attempt.meter.is_over() || attempt.best().is_some_and(|best| self.is_optimal(best, self.floor(limit))) {
+        if attempt.meter.is_over()
+            || attempt.best().is_some_and(|best| self.is_optimal(best, self.floor(limit)))
+        {
             self.last = Some((limit, std::mem::take(&mut attempt.found)));
             return;
         }
         let best = self.best(Bytes(limit as u64)).cloned();
-        let waiting = best.as_ref().map_or(Vec::new(), |best| tight(self.graph, self.profile, &best.steps, &self.given, limit));
+        let waiting = best.as_ref().map_or(Vec::new(), |best| {
+            tight(self.graph, self.profile, &best.steps, &self.given, limit)
+        });
         let enough = best.map_or(Picoseconds::MAX, |best| best.extra);
         let (given, floor) = (self.given.clone(), self.floor(limit));
         let mut instants = std::mem::take(&mut self.instants);
@@ -301,7 +349,11 @@ impl<'a> Search<'a> {
             let (instants, given, news) = (&mut instants, &given, news.as_ref());
             let thread = scope.spawn(move || {
                 add_instants(given, instants, &waiting, limit, &mut prover.until(PREPARATION));
-                let plans = if with_peers { peers(graph, profile, given, limit, &mut prover) } else { Vec::new() };
+                let plans = if with_peers {
+                    peers(graph, profile, given, limit, &mut prover)
+                } else {
+                    Vec::new()
+                };
                 prove(given, instants, limit, enough, news, &mut prover);
                 plans
             });
@@ -315,7 +367,13 @@ impl<'a> Search<'a> {
     }
 
     /// Improves the best starts side by side; the worse ones drop out.
-    fn race(&mut self, attempt: &mut Attempt<'_>, given: &Problem, news: Option<&News>, mut floor: Picoseconds) {
+    fn race(
+        &mut self,
+        attempt: &mut Attempt<'_>,
+        given: &Problem,
+        news: Option<&News>,
+        mut floor: Picoseconds,
+    ) {
         let limit = attempt.limit;
         let mut state = State::new(given);
         let mut runners = std::mem::take(&mut attempt.found);
@@ -354,7 +412,13 @@ impl<'a> Search<'a> {
     }
 
     /// One leg of one runner.
-    fn leg(&mut self, runner: &mut Runner, work: u64, floor: Picoseconds, attempt: &mut Attempt<'_>) {
+    fn leg(
+        &mut self,
+        runner: &mut Runner,
+        work: u64,
+        floor: Picoseconds,
+        attempt: &mut Attempt<'_>,
+    ) {
         let Attempt { limit, random, meter, .. } = attempt;
         let (problem, events) = rebase(self.graph, self.profile, &runner.1);
         let mut state = State::new(&problem);
@@ -398,7 +462,12 @@ struct Attempt<'e> {
 
 impl<'e> Attempt<'e> {
     fn new(limit: Size, effort: &'e Effort<'_>) -> Attempt<'e> {
-        Attempt { limit, found: Vec::new(), random: Rng::with_seed(effort.seed), meter: Meter::new(effort) }
+        Attempt {
+            limit,
+            found: Vec::new(),
+            random: Rng::with_seed(effort.seed),
+            meter: Meter::new(effort),
+        }
     }
 
     /// Does something under another limit of effort, and books what it took.

@@ -1,7 +1,8 @@
-//! Large-neighbourhood search: take a part of the plan out, repair it with noise, polish, keep what is not worse.
-//! Invariant: the state that is left behind fits and is the best one seen.
+//! Large-neighbourhood search: take a part of the plan out, repair it with noise, polish, keep what
+//! is not worse. Invariant: the state that is left behind fits and is the best one seen.
 //!
-//! Source: Shaw, "Using constraint programming and local search methods to solve vehicle routing problems", 1998.
+//! Source: Shaw, "Using constraint programming and local search methods to solve vehicle routing
+//! problems", 1998.
 
 use cranelift_entity::EntityRef;
 use fastrand::Rng;
@@ -11,7 +12,8 @@ use super::problem::{Picoseconds, Size};
 use super::repair::{polish, repair};
 use super::state::State;
 
-/// What is taken out: events at random, those of a window of stages, or those of a window of operators.
+/// What is taken out: events at random, those of a window of stages, or those of a window of
+/// operators.
 #[derive(Clone, Copy)]
 enum Part {
     Random,
@@ -19,8 +21,16 @@ enum Part {
     Ops,
 }
 
-/// Improves a plan that fits until it costs `floor`, or until `work` is done, or until nothing is left of the effort.
-pub fn improve(state: &mut State, budget: Size, random: &mut Rng, meter: &mut Meter, work: u64, floor: Picoseconds) {
+/// Improves a plan that fits until it costs `floor`, or until `work` is done, or until nothing is
+/// left of the effort.
+pub fn improve(
+    state: &mut State,
+    budget: Size,
+    random: &mut Rng,
+    meter: &mut Meter,
+    work: u64,
+    floor: Picoseconds,
+) {
     let stages = state.problem.len();
     let end = meter.spent().saturating_add(work);
     let mut best = (state.extra(), state.events());

@@ -1,6 +1,7 @@
-//! A better order of first runs, for free: an operator that makes more bytes than it lets go runs as late as it may, one
-//! that lets go more than it makes as early as it may. Invariant: the order that leaves this pass respects every read
-//! and every version. It may peak higher than the one that entered: it is a start, not an answer.
+//! A better order of first runs, for free: an operator that makes more bytes than it lets go runs
+//! as late as it may, one that lets go more than it makes as early as it may. Invariant: the order
+//! that leaves this pass respects every read and every version. It may peak higher than the one
+//! that entered: it is a start, not an answer.
 
 use cranelift_entity::{EntityRef, SecondaryMap};
 
@@ -53,17 +54,24 @@ impl<'a> Order<'a> {
         op.kept + op.outputs.iter().map(|&tensor| self.problem.tensors[tensor].bytes).sum::<Size>()
     }
 
-    /// Moves the operator at a place to just before the first that must follow it, if that saves more than it holds.
+    /// Moves the operator at a place to just before the first that must follow it, if that saves
+    /// more than it holds.
     fn later(&mut self, at: usize) -> bool {
         let id = self.sequence[at];
         let op = &self.problem.ops[id];
-        let Some(first) = self.followers[id].iter().map(|&follower| self.place[follower]).min() else { return false };
+        let Some(first) = self.followers[id].iter().map(|&follower| self.place[follower]).min()
+        else {
+            return false;
+        };
         if op.anchored || op.outputs.is_empty() || first <= at + 1 {
             return false;
         }
         let would_live_on = |&reader: &OpId| reader != id && self.place[reader] >= first;
         let longer = op.inputs.iter().map(|&tensor| &self.problem.tensors[tensor]);
-        let longer: Size = longer.filter(|tensor| !tensor.readers.iter().any(would_live_on)).map(|tensor| tensor.bytes).sum();
+        let longer: Size = longer
+            .filter(|tensor| !tensor.readers.iter().any(would_live_on))
+            .map(|tensor| tensor.bytes)
+            .sum();
         let saves = self.bytes(id) > longer;
         if saves {
             self.shift(at, first - 1);
@@ -71,7 +79,8 @@ impl<'a> Order<'a> {
         saves
     }
 
-    /// Moves the operator at a place to just behind the last that it must follow, if it lets go more than it makes.
+    /// Moves the operator at a place to just behind the last that it must follow, if it lets go
+    /// more than it makes.
     fn earlier(&mut self, at: usize) -> bool {
         let id = self.sequence[at];
         let op = &self.problem.ops[id];
@@ -79,9 +88,18 @@ impl<'a> Order<'a> {
             return false;
         }
         // What dies here dies earlier only behind its other readers.
-        let (mut earliest, mut let_go) = (op.after.iter().chain(&op.behind).map(|&earlier| self.place[earlier]).max().unwrap_or(0), 0);
+        let (mut earliest, mut let_go) = (
+            op.after
+                .iter()
+                .chain(&op.behind)
+                .map(|&earlier| self.place[earlier])
+                .max()
+                .unwrap_or(0),
+            0,
+        );
         for &tensor in &op.inputs {
-            let others = self.problem.tensors[tensor].readers.iter().filter(|&&reader| reader != id);
+            let others =
+                self.problem.tensors[tensor].readers.iter().filter(|&&reader| reader != id);
             let last = others.map(|&reader| self.place[reader]).max().unwrap_or(0);
             if last < at {
                 earliest = earliest.max(last);

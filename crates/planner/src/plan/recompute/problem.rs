@@ -1,9 +1,9 @@
-//! The planning problem of one order of first runs: operators over tensors that may come and go. Invariant: what is
-//! there whatever the plan (persistent placeholders, kept outputs once they are made) is folded into `base`, so a
-//! tensor here is a storage that can be dropped; views are gone.
+//! The planning problem of one order of first runs: operators over tensors that may come and go.
+//! Invariant: what is there whatever the plan (persistent placeholders, kept outputs once they are
+//! made) is folded into `base`, so a tensor here is a storage that can be dropped; views are gone.
 //!
-//! Operator 0 stands for the placeholders that die: the batch and the tangents. Stage `t` is the first run of operator
-//! `t` together with the recomputations just before it.
+//! Operator 0 stands for the placeholders that die: the batch and the tangents. Stage `t` is the
+//! first run of operator `t` together with the recomputations just before it.
 
 use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap, entity_impl};
 
@@ -34,10 +34,12 @@ impl OpId {
 /// Picoseconds: sums and comparisons are exact.
 pub type Picoseconds = i64;
 
-/// The longest time that is told apart, 17 seconds: so that sums over half a million runs do not wrap around.
+/// The longest time that is told apart, 17 seconds: so that sums over half a million runs do not
+/// wrap around.
 const LONGEST: f64 = (1i64 << 44) as f64;
 
-/// Seconds in whole picoseconds, rounded down; for a run that is longer, the longest that is told apart.
+/// Seconds in whole picoseconds, rounded down; for a run that is longer, the longest that is told
+/// apart.
 pub fn picoseconds(seconds: f64) -> Picoseconds {
     (seconds * 1e12).min(LONGEST) as Picoseconds
 }
@@ -62,12 +64,14 @@ pub struct Op {
     pub takes_over: Vec<TensorId>,
     /// Bytes of that output.
     pub taken: Size,
-    /// Most bytes that this output can have in common with an input, be their storages of different sizes.
+    /// Most bytes that this output can have in common with an input, be their storages of different
+    /// sizes.
     pub shared: Size,
-    /// Bytes of outputs that outlive the step: there from the first run on, a transient copy in a recomputation.
+    /// Bytes of outputs that outlive the step: there from the first run on, a transient copy in a
+    /// recomputation.
     pub kept: Size,
-    /// It has outputs that outlive the step, or writes in place, or lets go of a batch that nobody reads: its first run
-    /// cannot be left out.
+    /// It has outputs that outlive the step, or writes in place, or lets go of a batch that nobody
+    /// reads: its first run cannot be left out.
     pub anchored: bool,
     /// It may run again up to this stage, whose first run ends a version that it reads. 0 = never.
     pub until: u32,
@@ -75,11 +79,11 @@ pub struct Op {
     pub once: bool,
     /// It belongs to the forward pass.
     pub forward: bool,
-    /// Operators that must have run before, in any schedule: makers of what it reads, and readers of versions that it
-    /// ends for good.
+    /// Operators that must have run before, in any schedule: makers of what it reads, and readers
+    /// of versions that it ends for good.
     pub after: Vec<OpId>,
-    /// Readers of other versions that it ends. They run before, unless a schedule made a second copy for them, which
-    /// no plan does.
+    /// Readers of other versions that it ends. They run before, unless a schedule made a second
+    /// copy for them, which no plan does.
     pub behind: Vec<OpId>,
 }
 
@@ -133,7 +137,11 @@ impl Problem {
                 track[storage] = Track::Resting;
                 resting += size(storage);
             } else {
-                let tensor = tensors.push(Tensor { bytes: size(storage), producer: OpId::SOURCE, readers: Vec::new() });
+                let tensor = tensors.push(Tensor {
+                    bytes: size(storage),
+                    producer: OpId::SOURCE,
+                    readers: Vec::new(),
+                });
                 track[storage] = Track::Tensor(tensor);
                 source.outputs.push(tensor);
             }
@@ -171,7 +179,11 @@ impl Problem {
                     op.kept += size(storage);
                     op.anchored = true;
                 } else {
-                    let tensor = tensors.push(Tensor { bytes: size(storage), producer: id, readers: Vec::new() });
+                    let tensor = tensors.push(Tensor {
+                        bytes: size(storage),
+                        producer: id,
+                        readers: Vec::new(),
+                    });
                     track[storage] = Track::Tensor(tensor);
                     op.outputs.push(tensor);
                 }
@@ -188,8 +200,11 @@ impl Problem {
             let until = &mut ops[reader].until;
             *until = (*until).min(writer.as_u32());
         }
-        // A batch that nothing reads is there until the first operator has run, which therefore stays the first.
-        let unread = tensors.values().filter(|tensor| tensor.producer == OpId::SOURCE && tensor.readers.is_empty());
+        // A batch that nothing reads is there until the first operator has run, which therefore
+        // stays the first.
+        let unread = tensors
+            .values()
+            .filter(|tensor| tensor.producer == OpId::SOURCE && tensor.readers.is_empty());
         let unread: Size = unread.map(|tensor| tensor.bytes).sum();
         if unread > 0 && ops.len() > 1 {
             base[1] += unread;
@@ -204,20 +219,30 @@ impl Problem {
         self.ops.len()
     }
 
-    /// Bytes of an operator's own tensors, kept outputs and workspace while it runs: no schedule needs less for it.
+    /// Bytes of an operator's own tensors, kept outputs and workspace while it runs: no schedule
+    /// needs less for it.
     pub fn working_set(&self, id: OpId) -> Size {
         let op = &self.ops[id];
-        let touched: Size = op.inputs.iter().chain(&op.outputs).map(|&tensor| self.tensors[tensor].bytes).sum();
+        let touched: Size =
+            op.inputs.iter().chain(&op.outputs).map(|&tensor| self.tensors[tensor].bytes).sum();
         op.kept + op.workspace + touched - op.shared
     }
 }
 
-/// Finds the inputs whose memory the first output of a node may take over. Plans do that only where both storages have
-/// one size; a schedule may do it wherever the operator allows it, in a buffer as large as the larger one.
-fn takes_over(graph: &Graph, profile: &Profile, track: &SecondaryMap<StorageId, Track>, op: &mut Op) {
+/// Finds the inputs whose memory the first output of a node may take over. Plans do that only where
+/// both storages have one size; a schedule may do it wherever the operator allows it, in a buffer
+/// as large as the larger one.
+fn takes_over(
+    graph: &Graph,
+    profile: &Profile,
+    track: &SecondaryMap<StorageId, Track>,
+    op: &mut Op,
+) {
     let Some(node) = op.node.filter(|_| profile.in_place) else { return };
     let call = &graph.nodes()[node];
-    let (Some(operator), Some(&Some(output))) = (call.operator, call.outputs.first()) else { return };
+    let (Some(operator), Some(&Some(output))) = (call.operator, call.outputs.first()) else {
+        return;
+    };
     let made = graph.values()[output].storage;
     if !graph.fresh(node).contains(&made) {
         return;
@@ -246,7 +271,8 @@ struct Accesses {
 }
 
 impl Accesses {
-    /// The operators that `id` must follow in every schedule, and those that it must follow besides in plans.
+    /// The operators that `id` must follow in every schedule, and those that it must follow besides
+    /// in plans.
     fn predecessors(&mut self, graph: &Graph, node: NodeId, id: OpId) -> (Vec<OpId>, Vec<OpId>) {
         let (mut after, mut behind) = (Vec::new(), Vec::new());
         for &storage in graph.reads(node) {
@@ -255,7 +281,8 @@ impl Accesses {
         for &storage in graph.mutated(node) {
             let readers = std::mem::take(&mut self.readers[storage]);
             self.ended.extend(readers.iter().map(|&reader| (reader, id)));
-            // What a placeholder brought is there once; anything else can be made again, and read where it lies then.
+            // What a placeholder brought is there once; anything else can be made again, and read
+            // where it lies then.
             let is_unique = graph.producer(storage).is_some_and(|maker| !graph.runs(maker));
             if is_unique { after.extend(readers) } else { behind.extend(readers) }
         }

@@ -1,5 +1,6 @@
-//! What happens beside the race, on a second thread: the bound rises, and the other planners plan. Invariant: nothing here
-//! waits for the race, and with a limit of work alone nothing here depends on how fast the race is.
+//! What happens beside the race, on a second thread: the bound rises, and the other planners plan.
+//! Invariant: nothing here waits for the race, and with a limit of work alone nothing here depends
+//! on how fast the race is.
 
 use std::cmp::Reverse;
 use std::sync::Mutex;
@@ -15,8 +16,16 @@ use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
 
 /// The other planners, the quicker ones first.
-const PEERS: [Planner; 6] = [Planner::Chen, Planner::Dtr, Planner::Knapsack, Planner::Rotor, Planner::Capuchin, Planner::Xla];
-/// The other planners, and the instants where the best start is tight, get this part of the effort at most.
+const PEERS: [Planner; 6] = [
+    Planner::Chen,
+    Planner::Dtr,
+    Planner::Knapsack,
+    Planner::Rotor,
+    Planner::Capuchin,
+    Planner::Xla,
+];
+/// The other planners, and the instants where the best start is tight, get this part of the effort
+/// at most.
 pub const PREPARATION: f64 = 0.5;
 
 /// Instants that a bound for the plan of another planner looks at.
@@ -43,7 +52,8 @@ impl News {
         News(Mutex::new(Known { floor, best, sets: Vec::new() }))
     }
 
-    /// From the prover: a bound, and sets of operators that make plans. To the prover: the best plan so far.
+    /// From the prover: a bound, and sets of operators that make plans. To the prover: the best
+    /// plan so far.
     fn prove(&self, floor: Picoseconds, sets: impl Iterator<Item = LateSet>) -> Picoseconds {
         self.0.lock().map_or(Picoseconds::MAX, |mut known| {
             known.floor = known.floor.max(floor);
@@ -67,7 +77,13 @@ impl News {
 }
 
 /// The plans of the other planners, as far as there is time for them.
-pub fn peers(graph: &Graph, profile: &Profile, problem: &Problem, limit: Size, meter: &mut Meter) -> Vec<Vec<NodeId>> {
+pub fn peers(
+    graph: &Graph,
+    profile: &Profile,
+    problem: &Problem,
+    limit: Size,
+    meter: &mut Meter,
+) -> Vec<Vec<NodeId>> {
     let order: Vec<NodeId> = problem.ops.values().filter_map(|op| op.node).collect();
     // None of them takes much more than this.
     let work = (order.len() * order.len()) as u64 / 32;
@@ -86,9 +102,16 @@ pub fn peers(graph: &Graph, profile: &Profile, problem: &Problem, limit: Size, m
     plans
 }
 
-/// Raises the bound at one budget by branch and bound, instant by instant: where it binds most, and for half of the time
-/// that is left.
-pub fn prove(problem: &Problem, instants: &mut [Instant], limit: Size, mut enough: Picoseconds, news: Option<&News>, meter: &mut Meter) {
+/// Raises the bound at one budget by branch and bound, instant by instant: where it binds most, and
+/// for half of the time that is left.
+pub fn prove(
+    problem: &Problem,
+    instants: &mut [Instant],
+    limit: Size,
+    mut enough: Picoseconds,
+    news: Option<&News>,
+    meter: &mut Meter,
+) {
     let mut branched: Vec<OpId> = Vec::new();
     while !meter.is_over() {
         let floor = instants.iter().filter_map(|instant| instant.bound(limit)).max().unwrap_or(0);
@@ -96,7 +119,10 @@ pub fn prove(problem: &Problem, instants: &mut [Instant], limit: Size, mut enoug
             enough = enough.min(news.prove(floor, [].into_iter()));
         }
         let open = instants.iter_mut().filter(|instant| !branched.contains(&instant.at));
-        let Some(instant) = open.max_by_key(|instant| (instant.bound(limit), Reverse(instant.at))) else { return };
+        let Some(instant) = open.max_by_key(|instant| (instant.bound(limit), Reverse(instant.at)))
+        else {
+            return;
+        };
         if floor >= enough {
             return;
         }
@@ -111,8 +137,9 @@ pub fn prove(problem: &Problem, instants: &mut [Instant], limit: Size, mut enoug
     }
 }
 
-/// Time that no schedule within a budget beats, if its first runs are in `order` or, if asked for, in any other;
-/// `None` where no such schedule fits. `known` are the runs of one that does; nothing where none is known.
+/// Time that no schedule within a budget beats, if its first runs are in `order` or, if asked for,
+/// in any other; `None` where no such schedule fits. `known` are the runs of one that does; nothing
+/// where none is known.
 pub fn lower_bound(
     graph: &Graph,
     profile: &Profile,

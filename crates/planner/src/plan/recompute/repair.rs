@@ -1,9 +1,11 @@
-//! From a plan that is too large to one that fits, and from one that fits to one that recomputes nothing needlessly.
-//! Invariant: `repair` ends within the budget or says that it could not; `polish` never leaves the budget.
+//! From a plan that is too large to one that fits, and from one that fits to one that recomputes
+//! nothing needlessly. Invariant: `repair` ends within the budget or says that it could not;
+//! `polish` never leaves the budget.
 //!
-//! Where the bytes peak, the tensor that is held across for the least seconds per byte and overloaded stage is dropped
-//! there and made again at its next access. What its producer reads is resolved one by one: held for longer at the
-//! current price of a byte, or made again too, whichever is cheaper.
+//! Where the bytes peak, the tensor that is held across for the least seconds per byte and
+//! overloaded stage is dropped there and made again at its next access. What its producer reads is
+//! resolved one by one: held for longer at the current price of a byte, or made again too,
+//! whichever is cheaper.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -17,7 +19,8 @@ use super::state::{Event, State};
 
 /// How deep recomputations are followed through what they read.
 const DEPTH: u32 = 8;
-/// A stage within the budget counts this much of an overloaded one: holding there costs little, but not nothing.
+/// A stage within the budget counts this much of an overloaded one: holding there costs little, but
+/// not nothing.
 const WITHIN: f64 = 0.02;
 
 /// What it costs to hold a byte through stages.
@@ -43,7 +46,11 @@ impl Prices {
 
     /// Weight of the stages between two accesses.
     fn between(&self, from: OpId, to: OpId) -> f64 {
-        if from.index() + 1 < to.index() { self.weight[to.index()] - self.weight[from.index() + 1] } else { 0.0 }
+        if from.index() + 1 < to.index() {
+            self.weight[to.index()] - self.weight[from.index() + 1]
+        } else {
+            0.0
+        }
     }
 }
 
@@ -76,10 +83,11 @@ fn source(state: &State, prices: &Prices, tensor: TensorId, stage: OpId, depth: 
 fn estimate(state: &State, prices: &Prices, event: Event, depth: u32) -> f64 {
     let op = &state.problem.ops[event.op];
     let own = if state.defers(event) { 0.0 } else { op.cost as f64 };
-    let inputs = op.inputs.iter().map(|&tensor| match source(state, prices, tensor, event.stage, depth) {
-        Source::There => 0.0,
-        Source::Hold(cost) | Source::Again(cost) => cost,
-    });
+    let inputs =
+        op.inputs.iter().map(|&tensor| match source(state, prices, tensor, event.stage, depth) {
+            Source::There => 0.0,
+            Source::Hold(cost) | Source::Again(cost) => cost,
+        });
     own + inputs.sum::<f64>()
 }
 
@@ -89,8 +97,15 @@ fn drop_until(state: &mut State, prices: &Prices, event: Event, depth: u32) -> b
     let wanted: Vec<OpId> = match depth {
         0 => Vec::new(),
         _ => {
-            let is_again = |tensor: &&TensorId| matches!(source(state, prices, **tensor, event.stage, depth), Source::Again(_));
-            problem.ops[event.op].inputs.iter().filter(is_again).map(|&tensor| problem.tensors[tensor].producer).collect()
+            let is_again = |tensor: &&TensorId| {
+                matches!(source(state, prices, **tensor, event.stage, depth), Source::Again(_))
+            };
+            problem.ops[event.op]
+                .inputs
+                .iter()
+                .filter(is_again)
+                .map(|&tensor| problem.tensors[tensor].producer)
+                .collect()
         }
     };
     if !state.add(event) {
@@ -124,12 +139,22 @@ impl PartialOrd for Candidate {
 
 impl Ord for Candidate {
     fn cmp(&self, other: &Candidate) -> std::cmp::Ordering {
-        self.score.total_cmp(&other.score).then(self.event.cmp(&other.event)).then(self.is_exact.cmp(&other.is_exact))
+        self.score
+            .total_cmp(&other.score)
+            .then(self.event.cmp(&other.event))
+            .then(self.is_exact.cmp(&other.is_exact))
     }
 }
 
-/// The tensors held across stage `at` that could be dropped there, with the scores that they have at least.
-fn candidates(state: &State, prices: &Prices, at: usize, noise: f64, random: &mut Rng) -> Vec<Candidate> {
+/// The tensors held across stage `at` that could be dropped there, with the scores that they have
+/// at least.
+fn candidates(
+    state: &State,
+    prices: &Prices,
+    at: usize,
+    noise: f64,
+    random: &mut Rng,
+) -> Vec<Candidate> {
     let mut found = Vec::new();
     for (tensor, held) in &state.problem.tensors {
         let accesses = state.accesses(tensor);
@@ -140,7 +165,9 @@ fn candidates(state: &State, prices: &Prices, at: usize, noise: f64, random: &mu
             continue;
         }
         let next = accesses.partition_point(|access| access.stage.index() <= at);
-        let Some(access) = accesses.get(next).filter(|access| next > 0 && !access.made) else { continue };
+        let Some(access) = accesses.get(next).filter(|access| next > 0 && !access.made) else {
+            continue;
+        };
         let event = Event { stage: access.stage, op: held.producer };
         if !state.allows(event) {
             continue;
@@ -152,13 +179,24 @@ fn candidates(state: &State, prices: &Prices, at: usize, noise: f64, random: &mu
         }
         let per_score = held.bytes as f64 * weight.max(WITHIN) / (1.0 + noise * random.f64());
         let own = if state.defers(event) { 0.0 } else { state.problem.ops[event.op].cost as f64 };
-        found.push(Candidate { score: (own + 1.0) / per_score, is_exact: prices.price.is_none(), event, per_score });
+        found.push(Candidate {
+            score: (own + 1.0) / per_score,
+            is_exact: prices.price.is_none(),
+            event,
+            per_score,
+        });
     }
     found
 }
 
 /// Adds events until the plan fits; `false` where no way was found or the effort was spent.
-pub fn repair(state: &mut State, budget: Size, noise: f64, random: &mut Rng, meter: &mut Meter) -> bool {
+pub fn repair(
+    state: &mut State,
+    budget: Size,
+    noise: f64,
+    random: &mut Rng,
+    meter: &mut Meter,
+) -> bool {
     let mut prices = Prices { price: None, weight: Vec::new(), values: Vec::new() };
     let mut failures = 0;
     for _ in 0..4 * state.problem.len() {
@@ -171,7 +209,8 @@ pub fn repair(state: &mut State, budget: Size, noise: f64, random: &mut Rng, met
         }
         let at = state.tree().argmax();
         prices.review(state, budget);
-        let mut open: BinaryHeap<Reverse<Candidate>> = candidates(state, &prices, at, noise, random).into_iter().map(Reverse).collect();
+        let mut open: BinaryHeap<Reverse<Candidate>> =
+            candidates(state, &prices, at, noise, random).into_iter().map(Reverse).collect();
         let (before, here) = (state.tree().max(), prices.values[at]);
         let (mut taken, mut tries) = (0, 200 + state.problem.len() / 20);
         let mut refused = Vec::new();
@@ -179,7 +218,11 @@ pub fn repair(state: &mut State, budget: Size, noise: f64, random: &mut Rng, met
             if !candidate.is_exact {
                 let cost = estimate(state, &prices, candidate.event, DEPTH);
                 state.work += 1;
-                open.push(Reverse(Candidate { score: (cost + 1.0) / candidate.per_score, is_exact: true, ..candidate }));
+                open.push(Reverse(Candidate {
+                    score: (cost + 1.0) / candidate.per_score,
+                    is_exact: true,
+                    ..candidate
+                }));
                 continue;
             }
             if tries == 0 {
@@ -187,7 +230,9 @@ pub fn repair(state: &mut State, budget: Size, noise: f64, random: &mut Rng, met
                 break;
             }
             tries -= 1;
-            let price = prices.price.map_or(candidate.score, |price| price.max(candidate.score).min(price * 2.0));
+            let price = prices
+                .price
+                .map_or(candidate.score, |price| price.max(candidate.score).min(price * 2.0));
             prices.price = Some(price);
             let mark = state.mark();
             if !drop_until(state, &prices, candidate.event, DEPTH) {
@@ -221,8 +266,16 @@ pub fn repair(state: &mut State, budget: Size, noise: f64, random: &mut Rng, met
     false
 }
 
-/// Where no drop helps by itself: the first one that relieves the stage without raising the peak by much.
-fn force(state: &mut State, prices: &Prices, refused: &[Candidate], at: usize, before: Size, here: Size) -> bool {
+/// Where no drop helps by itself: the first one that relieves the stage without raising the peak by
+/// much.
+fn force(
+    state: &mut State,
+    prices: &Prices,
+    refused: &[Candidate],
+    at: usize,
+    before: Size,
+    here: Size,
+) -> bool {
     for candidate in refused {
         let mark = state.mark();
         if !drop_until(state, prices, candidate.event, 3 * DEPTH) {

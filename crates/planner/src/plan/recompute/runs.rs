@@ -1,5 +1,6 @@
-//! Between events and sequences of runs. Invariant: a sequence has every operator's first run, closed over what it reads;
-//! runs that nobody reads are left out, and the order of first runs that remains can be planned anew.
+//! Between events and sequences of runs. Invariant: a sequence has every operator's first run,
+//! closed over what it reads; runs that nobody reads are left out, and the order of first runs that
+//! remains can be planned anew.
 
 use cranelift_entity::SecondaryMap;
 
@@ -8,7 +9,8 @@ use super::state::Event;
 use crate::graph::{Graph, NodeId};
 use crate::profile::Profile;
 
-/// The runs that events stand for, without those that nothing reads before the same operator runs again.
+/// The runs that events stand for, without those that nothing reads before the same operator runs
+/// again.
 fn runs(problem: &Problem, events: &[Event]) -> Vec<OpId> {
     let mut all: Vec<OpId> = Vec::with_capacity(problem.len() + events.len());
     let mut events = events.iter().peekable();
@@ -54,7 +56,8 @@ pub fn steps(problem: &Problem, events: &[Event]) -> Vec<NodeId> {
 
 /// A sequence of runs as a problem over its own order of first runs, and the events that make it.
 ///
-/// A run that stands between two first runs belongs to the stage of the second; runs behind the last are dropped.
+/// A run that stands between two first runs belongs to the stage of the second; runs behind the
+/// last are dropped.
 pub fn rebase(graph: &Graph, profile: &Profile, steps: &[NodeId]) -> (Problem, Vec<Event>) {
     let mut place: SecondaryMap<NodeId, u32> = SecondaryMap::with_capacity(graph.nodes().len());
     let mut order = Vec::with_capacity(steps.len());

@@ -1,5 +1,5 @@
-//! Where plans come from: a set of operators to run again, turned into events just in time. Invariant: nothing here
-//! promises to fit; `repair` and `polish` follow.
+//! Where plans come from: a set of operators to run again, turned into events just in time.
+//! Invariant: nothing here promises to fit; `repair` and `polish` follow.
 
 use std::cmp::Reverse;
 
@@ -38,15 +38,26 @@ impl Search<'_> {
                 return;
             }
             let before = attempt.best();
-            let mut ranked: Vec<(Option<Picoseconds>, OpId)> =
-                self.instants.iter().map(|instant| (instant.bound(attempt.limit), instant.at)).collect();
+            let mut ranked: Vec<(Option<Picoseconds>, OpId)> = self
+                .instants
+                .iter()
+                .map(|instant| (instant.bound(attempt.limit), instant.at))
+                .collect();
             ranked.sort_by_key(|&(bound, at)| (Reverse(bound.unwrap_or(Picoseconds::MAX)), at));
-            let fresh: Vec<OpId> =
-                ranked.iter().map(|&(_, at)| at).filter(|at| !tried.contains(at)).take(if round == 0 { 3 } else { 2 }).collect();
+            let fresh: Vec<OpId> = ranked
+                .iter()
+                .map(|&(_, at)| at)
+                .filter(|at| !tried.contains(at))
+                .take(if round == 0 { 3 } else { 2 })
+                .collect();
             for at in fresh {
                 tried.push(at);
                 self.start_from(at, &mut states[0], attempt);
-                if attempt.meter.is_over() || attempt.best().is_some_and(|best| self.is_optimal(best, self.floor(attempt.limit))) {
+                if attempt.meter.is_over()
+                    || attempt
+                        .best()
+                        .is_some_and(|best| self.is_optimal(best, self.floor(attempt.limit)))
+                {
                     return;
                 }
             }
@@ -80,7 +91,9 @@ impl Search<'_> {
             self.finish(state, attempt);
             for noise in [0.0, 0.5] {
                 state.set(&[]);
-                if attempt.meter.is_over() || !repair(state, attempt.limit, noise, &mut attempt.random, &mut attempt.meter) {
+                if attempt.meter.is_over()
+                    || !repair(state, attempt.limit, noise, &mut attempt.random, &mut attempt.meter)
+                {
                     break;
                 }
                 self.finish(state, attempt);
@@ -89,9 +102,14 @@ impl Search<'_> {
         first.get_or_insert(attempt.meter.elapsed());
     }
 
-    /// A plan at once, whatever the time: between the cuts that bind most, or from the plan that needs the least more than
-    /// fits. Better ones later.
-    fn first_start(&mut self, state: &mut State, attempt: &mut Attempt<'_>, first: &mut Option<Seconds>) {
+    /// A plan at once, whatever the time: between the cuts that bind most, or from the plan that
+    /// needs the least more than fits. Better ones later.
+    fn first_start(
+        &mut self,
+        state: &mut State,
+        attempt: &mut Attempt<'_>,
+        first: &mut Option<Seconds>,
+    ) {
         if attempt.best().is_none() && self.bound(Bytes(attempt.limit as u64)).is_some() {
             let patient = attempt.meter.patient(FIRST_WORK * self.given.len() as u64);
             attempt.under(patient, |attempt| {
@@ -108,21 +126,34 @@ impl Search<'_> {
 
     /// A plan between the cuts at the instant that binds most.
     pub(super) fn start_where_it_binds(&mut self, state: &mut State, attempt: &mut Attempt<'_>) {
-        let binding = (0..self.instants.len()).max_by_key(|&index| (self.instants[index].bound(attempt.limit), Reverse(index)));
-        if let Some(index) = binding.filter(|&index| self.instants[index].bound(attempt.limit) > Some(0)) {
+        let binding = (0..self.instants.len())
+            .max_by_key(|&index| (self.instants[index].bound(attempt.limit), Reverse(index)));
+        if let Some(index) =
+            binding.filter(|&index| self.instants[index].bound(attempt.limit) > Some(0))
+        {
             self.start_between(index, attempt.limit, false, state, attempt);
         }
     }
 
     /// The plan that is known to need the least more than fits, repaired.
     fn start_from_neighbour(&mut self, attempt: &mut Attempt<'_>) {
-        let Some(above) = self.found.iter().find(|found| size(found.peak) > attempt.limit).cloned() else { return };
+        let Some(above) = self.found.iter().find(|found| size(found.peak) > attempt.limit).cloned()
+        else {
+            return;
+        };
         self.finish_steps(&above.steps, attempt);
     }
 
-    /// A plan between the two cuts around a target at one instant: how much of their difference, from the front or from
-    /// the back, is enough. Returns by how much it was not.
-    fn start_between(&mut self, index: usize, target: Size, backwards: bool, state: &mut State, attempt: &mut Attempt<'_>) -> Size {
+    /// A plan between the two cuts around a target at one instant: how much of their difference,
+    /// from the front or from the back, is enough. Returns by how much it was not.
+    fn start_between(
+        &mut self,
+        index: usize,
+        target: Size,
+        backwards: bool,
+        state: &mut State,
+        attempt: &mut Attempt<'_>,
+    ) -> Size {
         let instant = &mut self.instants[index];
         instant.solve(target, &mut attempt.meter);
         let [small, large] = instant.bracket(target).map(|line| line.late.clone());
@@ -156,8 +187,8 @@ impl Search<'_> {
     }
 }
 
-/// Exactly the events that run each operator of `late` (in order) again in the first stage behind `instant` that reads
-/// what it makes, reads of other recomputations included. Returns the peak.
+/// Exactly the events that run each operator of `late` (in order) again in the first stage behind
+/// `instant` that reads what it makes, reads of other recomputations included. Returns the peak.
 pub fn just_in_time(state: &mut State, instant: OpId, late: &[OpId]) -> Size {
     state.set(&[]);
     for &op in late.iter().rev() {
@@ -174,10 +205,19 @@ pub fn just_in_time(state: &mut State, instant: OpId, late: &[OpId]) -> Size {
     state.peak()
 }
 
-/// Between a set that recomputes too little and one that fits: how much of the difference, in the given order of
-/// preference, is enough. Leaves the least that fits (or, if even `large` does not, `large`) in the state.
-pub fn interpolate(state: &mut State, instant: OpId, small: &[OpId], large: &[OpId], rank: impl Fn(OpId) -> f64, budget: Size) -> bool {
-    let mut more: Vec<OpId> = large.iter().copied().filter(|op| small.binary_search(op).is_err()).collect();
+/// Between a set that recomputes too little and one that fits: how much of the difference, in the
+/// given order of preference, is enough. Leaves the least that fits (or, if even `large` does not,
+/// `large`) in the state.
+pub fn interpolate(
+    state: &mut State,
+    instant: OpId,
+    small: &[OpId],
+    large: &[OpId],
+    rank: impl Fn(OpId) -> f64,
+    budget: Size,
+) -> bool {
+    let mut more: Vec<OpId> =
+        large.iter().copied().filter(|op| small.binary_search(op).is_err()).collect();
     more.sort_by(|&a, &b| rank(a).total_cmp(&rank(b)).then(a.cmp(&b)));
     let mut make = |count: usize| {
         let mut set: Vec<OpId> = small.iter().chain(&more[..count]).copied().collect();
@@ -201,22 +241,29 @@ pub fn interpolate(state: &mut State, instant: OpId, small: &[OpId], large: &[Op
     true
 }
 
-/// Per-block checkpointing, a block being a module path up to its `depth`-th number: what one block makes and another
-/// reads stays, everything else in the forward pass runs again.
+/// Per-block checkpointing, a block being a module path up to its `depth`-th number: what one block
+/// makes and another reads stays, everything else in the forward pass runs again.
 pub fn per_block(graph: &Graph, problem: &Problem, depth: usize) -> Vec<OpId> {
     let mut block: SecondaryMap<OpId, &str> = SecondaryMap::new();
     for (id, op) in &problem.ops {
         block[id] = op.node.map_or("", |node| block_path(graph.module_of(node), depth));
     }
     let crosses = |id: OpId| {
-        let readers = problem.ops[id].outputs.iter().flat_map(|&tensor| &problem.tensors[tensor].readers);
+        let readers =
+            problem.ops[id].outputs.iter().flat_map(|&tensor| &problem.tensors[tensor].readers);
         readers.copied().any(|reader| problem.ops[reader].forward && block[reader] != block[id])
     };
-    let inside = |&id: &OpId| problem.ops[id].forward && problem.ops[id].until > 0 && !block[id].is_empty() && !crosses(id);
+    let inside = |&id: &OpId| {
+        problem.ops[id].forward
+            && problem.ops[id].until > 0
+            && !block[id].is_empty()
+            && !crosses(id)
+    };
     problem.ops.keys().skip(1).filter(inside).collect()
 }
 
-/// A module path up to its `depth`-th component that is or ends in a number (`h.3`, `layer_3`); empty if it has fewer.
+/// A module path up to its `depth`-th component that is or ends in a number (`h.3`, `layer_3`);
+/// empty if it has fewer.
 fn block_path(path: &str, depth: usize) -> &str {
     let (mut seen, mut end) = (0, 0);
     for component in path.split('.') {
@@ -235,13 +282,25 @@ fn block_path(path: &str, depth: usize) -> &str {
 
 /// All forward operators that may run again, and the last stage of the forward pass.
 pub fn forward(problem: &Problem) -> (Vec<OpId>, OpId) {
-    let ops: Vec<OpId> = problem.ops.keys().skip(1).filter(|&id| problem.ops[id].forward && problem.ops[id].until > 0).collect();
-    let end = problem.ops.keys().skip(1).find(|&id| !problem.ops[id].forward).map_or(problem.len() - 1, |id| id.index() - 1);
+    let ops: Vec<OpId> = problem
+        .ops
+        .keys()
+        .skip(1)
+        .filter(|&id| problem.ops[id].forward && problem.ops[id].until > 0)
+        .collect();
+    let end = problem
+        .ops
+        .keys()
+        .skip(1)
+        .find(|&id| !problem.ops[id].forward)
+        .map_or(problem.len() - 1, |id| id.index() - 1);
     (ops, OpId::at(end))
 }
 
 /// Picoseconds per byte of what an operator makes.
 pub fn per_byte(problem: &Problem, op: OpId) -> f64 {
     let op = &problem.ops[op];
-    op.cost as f64 / (1.0 + op.outputs.iter().map(|&tensor| problem.tensors[tensor].bytes).sum::<Size>() as f64)
+    op.cost as f64
+        / (1.0
+            + op.outputs.iter().map(|&tensor| problem.tensors[tensor].bytes).sum::<Size>() as f64)
 }

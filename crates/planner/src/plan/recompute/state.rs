@@ -1,6 +1,7 @@
-//! A plan in the making: a set of recompute events, each "run this operator again just before that stage". Invariant:
-//! residency is implied (a tensor is held from each access to the next, unless the next access makes it anew), so every
-//! set of events is a legal schedule and only its peak has to be watched; `peak` is exact, within stages too.
+//! A plan in the making: a set of recompute events, each "run this operator again just before that
+//! stage". Invariant: residency is implied (a tensor is held from each access to the next, unless
+//! the next access makes it anew), so every set of events is a legal schedule and only its peak has
+//! to be watched; `peak` is exact, within stages too.
 //!
 //! Toggling an event costs O(degree · log n). A journal takes back whatever was tried.
 
@@ -50,7 +51,8 @@ pub struct State<'a> {
     within: Vec<Size>,
     extra: Picoseconds,
     events: usize,
-    /// The first run is read by nobody before the operator runs again: it can be left out, so it costs nothing.
+    /// The first run is read by nobody before the operator runs again: it can be left out, so it
+    /// costs nothing.
     is_idle_first: Vec<bool>,
     journal: Vec<Toggle>,
     dirty: Vec<OpId>,
@@ -89,7 +91,13 @@ impl<'a> State<'a> {
             now += change;
             *held += now;
         }
-        let scratch = Scratch { touched: Vec::new(), place: vec![0; tensors], stamp: vec![0; tensors], clock: 0, freed: Vec::new() };
+        let scratch = Scratch {
+            touched: Vec::new(),
+            place: vec![0; tensors],
+            stamp: vec![0; tensors],
+            clock: 0,
+            freed: Vec::new(),
+        };
         let mut state = State {
             problem,
             work: 0,
@@ -193,7 +201,11 @@ impl<'a> State<'a> {
             self.journal.push(Toggle::Removed(event));
             for &tensor in &problem.ops[op].inputs {
                 let source = Event { op: problem.tensors[tensor].producer, ..event };
-                if source.op < event.stage && !going.contains(&source.op) && self.has(source) && self.is_idle(source) {
+                if source.op < event.stage
+                    && !going.contains(&source.op)
+                    && self.has(source)
+                    && self.is_idle(source)
+                {
                     going.push(source.op);
                 }
             }
@@ -204,7 +216,9 @@ impl<'a> State<'a> {
     /// Does nobody read what this recomputation makes?
     pub fn is_idle(&self, event: Event) -> bool {
         self.problem.ops[event.op].outputs.iter().all(|&tensor| {
-            self.find(tensor, event.stage).is_ok_and(|index| self.accesses(tensor)[index].uses == 0 && !self.leaves(tensor, index))
+            self.find(tensor, event.stage).is_ok_and(|index| {
+                self.accesses(tensor)[index].uses == 0 && !self.leaves(tensor, index)
+            })
         })
     }
 
@@ -254,8 +268,9 @@ impl<'a> State<'a> {
         self.flush();
     }
 
-    /// Could the plan fit without the event? A cheap necessary condition: its outputs would be held since their last
-    /// access, and at most the inputs that are read only here would go. Cascades are not followed: the answer is yes.
+    /// Could the plan fit without the event? A cheap necessary condition: its outputs would be held
+    /// since their last access, and at most the inputs that are read only here would go. Cascades
+    /// are not followed: the answer is yes.
     pub fn removal_may_fit(&self, event: Event, budget: Size) -> bool {
         let op = &self.problem.ops[event.op];
         let mut let_go = 0;
@@ -277,7 +292,9 @@ impl<'a> State<'a> {
             }
             let since = self.accesses(tensor)[index - 1].stage.index() + 1;
             let until = event.stage.index();
-            since >= until || self.tree.max_in(since, until) <= budget - self.problem.tensors[tensor].bytes + let_go
+            since >= until
+                || self.tree.max_in(since, until)
+                    <= budget - self.problem.tensors[tensor].bytes + let_go
         })
     }
 
@@ -298,7 +315,8 @@ impl<'a> State<'a> {
                 }
                 Err(index) => {
                     self.hold(tensor, index - 1, -1);
-                    self.accesses[tensor.index()].insert(index, Access { stage, uses: 0, made: true });
+                    self.accesses[tensor.index()]
+                        .insert(index, Access { stage, uses: 0, made: true });
                     self.hold(tensor, index, 1);
                     self.touch(self.accesses(tensor)[index - 1].stage);
                 }
@@ -380,10 +398,15 @@ impl<'a> State<'a> {
     /// Adds (1) or takes away (-1) the residency between an access and the next.
     fn hold(&mut self, tensor: TensorId, index: usize, sign: Size) {
         let list = &self.accesses[tensor.index()];
-        if let Some(&[from, to]) = list.get(index..index + 2).and_then(|pair| pair.first_chunk::<2>())
+        if let Some(&[from, to]) =
+            list.get(index..index + 2).and_then(|pair| pair.first_chunk::<2>())
             && !to.made
         {
-            self.tree.add(from.stage.index() + 1, to.stage.index(), sign * self.problem.tensors[tensor].bytes);
+            self.tree.add(
+                from.stage.index() + 1,
+                to.stage.index(),
+                sign * self.problem.tensors[tensor].bytes,
+            );
         }
     }
 
@@ -424,7 +447,13 @@ impl<'a> State<'a> {
         self.work += 1 + runs as u64 / 2;
         let mut scratch = std::mem::replace(
             &mut self.scratch,
-            Scratch { touched: Vec::new(), place: Vec::new(), stamp: Vec::new(), clock: 0, freed: Vec::new() },
+            Scratch {
+                touched: Vec::new(),
+                place: Vec::new(),
+                stamp: Vec::new(),
+                clock: 0,
+                freed: Vec::new(),
+            },
         );
         let run = |step: usize| self.again[stage.index()].get(step).copied().unwrap_or(stage);
         scratch.clock += 1;
@@ -462,7 +491,9 @@ impl<'a> State<'a> {
         for step in 0..runs {
             let call = &problem.ops[run(step)];
             now += call.outputs.iter().map(|&tensor| problem.tensors[tensor].bytes).sum::<Size>();
-            let dies_here = |tensor: &TensorId| scratch.touched[scratch.place[tensor.index()] as usize].1 == step as u32;
+            let dies_here = |tensor: &TensorId| {
+                scratch.touched[scratch.place[tensor.index()] as usize].1 == step as u32
+            };
             let taken = if call.takes_over.iter().any(dies_here) { call.taken } else { 0 };
             peak = peak.max(now + call.workspace + call.kept - taken);
             now -= scratch.freed[step];

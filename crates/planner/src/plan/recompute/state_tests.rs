@@ -1,5 +1,6 @@
-//! The state against the simulation, on random walks over small random graphs. Invariant: whatever is toggled, the state
-//! never promises less than what the plan really peaks at, and taking it back leaves no trace.
+//! The state against the simulation, on random walks over small random graphs. Invariant: whatever
+//! is toggled, the state never promises less than what the plan really peaks at, and taking it back
+//! leaves no trace.
 
 use fastrand::Rng;
 
@@ -7,21 +8,27 @@ use super::order;
 use super::problem::{OpId, Picoseconds, Problem, Size, picoseconds};
 use super::runs::{rebase, steps};
 use super::state::{Event, State};
-use crate::graph::{Argument, DType, Graph, GraphBuilder, NodeId, NodeSpec, Phase, ValueId, ValueSpec};
+use crate::graph::{
+    Argument, DType, Graph, GraphBuilder, NodeId, NodeSpec, Phase, ValueId, ValueSpec,
+};
 use crate::machine::Machine;
 use crate::plan::{base_order, simulate};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
 
-/// Up to `most` nodes with one to three outputs each: element-wise ones that may take over their input, views, writes in
-/// place, outputs of the step, workspaces, a batch of which nobody may read a part.
+/// Up to `most` nodes with one to three outputs each: element-wise ones that may take over their
+/// input, views, writes in place, outputs of the step, workspaces, a batch of which nobody may read
+/// a part.
 fn graph(random: &mut Rng, most: usize) -> Graph {
     let mut builder = GraphBuilder::new("walk");
     let mut values: Vec<(ValueId, ValueSpec)> = Vec::new();
     let sizes = [4, 4, 4, 1, 0, 7];
     for (index, phase) in [Phase::Parameter, Phase::Input, Phase::Tangent].into_iter().enumerate() {
         let output = ValueSpec::contiguous(&[4], DType::U8, builder.storage(Bytes(4)));
-        let ids = builder.node(NodeSpec::new(format!("placeholder_{index}"), "placeholder", phase), &[Some(output.clone())]);
+        let ids = builder.node(
+            NodeSpec::new(format!("placeholder_{index}"), "placeholder", phase),
+            &[Some(output.clone())],
+        );
         values.push((ids[0], output));
     }
     let count = random.usize(2..=most);
@@ -48,7 +55,10 @@ fn graph(random: &mut Rng, most: usize) -> Graph {
             2..=4 => {
                 spec.op = "aten.relu.default".to_string();
                 spec.args = vec![Argument::Value(id)];
-                outputs.push(ValueSpec { storage: builder.storage(Bytes(from.shape[0])), ..from.clone() });
+                outputs.push(ValueSpec {
+                    storage: builder.storage(Bytes(from.shape[0])),
+                    ..from.clone()
+                });
             }
             _ => {
                 for (other, _) in [pick(random), pick(random)] {
@@ -58,7 +68,11 @@ fn graph(random: &mut Rng, most: usize) -> Graph {
                 }
                 for _ in 0..random.usize(1..4) {
                     let bytes = sizes[random.usize(..sizes.len())];
-                    outputs.push(ValueSpec::contiguous(&[bytes], DType::U8, builder.storage(Bytes(bytes))));
+                    outputs.push(ValueSpec::contiguous(
+                        &[bytes],
+                        DType::U8,
+                        builder.storage(Bytes(bytes)),
+                    ));
                 }
             }
         }
@@ -73,13 +87,17 @@ fn cost(profile: &Profile, steps: &[NodeId]) -> Picoseconds {
     steps.iter().map(|&node| picoseconds(profile.seconds[node].0)).sum()
 }
 
-/// The run of an operator that nothing reads before the same operator runs again, or before the step ends.
+/// The run of an operator that nothing reads before the same operator runs again, or before the
+/// step ends.
 fn has_idle_run(problem: &Problem, state: &State) -> bool {
     let idle_event = state.events().into_iter().any(|event| state.is_idle(event));
     let idle_first = problem.ops.iter().any(|(id, op)| {
-        let stages: Vec<OpId> = state.events().iter().filter(|event| event.op == id).map(|event| event.stage).collect();
+        let stages: Vec<OpId> =
+            state.events().iter().filter(|event| event.op == id).map(|event| event.stage).collect();
         let read_before = |stage: OpId| {
-            op.outputs.iter().any(|&tensor| state.accesses(tensor).iter().any(|a| a.stage > id && a.stage <= stage && !a.made))
+            op.outputs.iter().any(|&tensor| {
+                state.accesses(tensor).iter().any(|a| a.stage > id && a.stage <= stage && !a.made)
+            })
         };
         stages.first().is_some_and(|&stage| !read_before(stage))
     });
@@ -100,13 +118,18 @@ struct Tally {
     higher: usize,
 }
 
-/// Everything that the state says about its events, held to the simulation of the runs that they stand for.
+/// Everything that the state says about its events, held to the simulation of the runs that they
+/// stand for.
 fn is_true(graph: &Graph, profile: &Profile, state: &mut State, tally: &mut Tally) {
     let problem = state.problem;
     let runs = steps(problem, &state.events());
     let simulated = simulate(graph, profile, &runs).curve.peak.0 as Size;
     let extra = cost(profile, &runs) - problem.total;
-    assert!(state.peak() >= simulated, "the state peaks at {}, the plan at {simulated}", state.peak());
+    assert!(
+        state.peak() >= simulated,
+        "the state peaks at {}, the plan at {simulated}",
+        state.peak()
+    );
     assert!(state.extra() >= extra, "the state costs {}, the plan {extra}", state.extra());
     let is_exact = !has_idle_run(problem, state);
     tally.states += 1;
@@ -118,9 +141,13 @@ fn is_true(graph: &Graph, profile: &Profile, state: &mut State, tally: &mut Tall
     // A fresh state with the same events is the same state.
     let mut fresh = State::new(problem);
     fresh.set(&state.events());
-    assert_eq!((fresh.peak(), fresh.extra(), fresh.events(), fresh.len()), (state.peak(), state.extra(), state.events(), state.len()));
-    // The order that the runs really have, planned anew, gives the same runs, or cheaper ones: recomputations between two
-    // first runs come in the new order of first runs, each once, so that an earlier one may be of no use any more.
+    assert_eq!(
+        (fresh.peak(), fresh.extra(), fresh.events(), fresh.len()),
+        (state.peak(), state.extra(), state.events(), state.len())
+    );
+    // The order that the runs really have, planned anew, gives the same runs, or cheaper ones:
+    // recomputations between two first runs come in the new order of first runs, each once, so that
+    // an earlier one may be of no use any more.
     let (own, events) = rebase(graph, profile, &runs);
     let mut rebased = State::new(&own);
     rebased.set(&events);
@@ -132,7 +159,8 @@ fn is_true(graph: &Graph, profile: &Profile, state: &mut State, tally: &mut Tall
     } else {
         tally.changed += 1;
         tally.cheaper += usize::from(cost(profile, &again) < cost(profile, &runs));
-        tally.higher += usize::from(simulate(graph, profile, &again).curve.peak.0 as Size > simulated);
+        tally.higher +=
+            usize::from(simulate(graph, profile, &again).curve.peak.0 as Size > simulated);
     }
 }
 
@@ -153,10 +181,14 @@ fn a_state_agrees_with_the_simulation_and_takes_back_what_was_tried() {
     for seed in 0..600 {
         let mut random = Rng::with_seed(seed);
         let graph = graph(&mut random, 14);
-        for machine in [Machine::preset("a100-80gb").expect("a preset"), Machine::unmeasured_cpu(2)] {
+        for machine in [Machine::preset("a100-80gb").expect("a preset"), Machine::unmeasured_cpu(2)]
+        {
             let profile = Profile::new(&graph, &machine);
-            let orders =
-                [graph.program(), base_order(&graph, &profile), order::improved(&Problem::new(&graph, &profile, &graph.program()))];
+            let orders = [
+                graph.program(),
+                base_order(&graph, &profile),
+                order::improved(&Problem::new(&graph, &profile, &graph.program())),
+            ];
             let problem = Problem::new(&graph, &profile, &orders[random.usize(..3)]);
             let mut state = State::new(&problem);
             is_true(&graph, &profile, &mut state, &mut tally);
@@ -181,7 +213,10 @@ fn a_state_agrees_with_the_simulation_and_takes_back_what_was_tried() {
                     2 => {}
                     _ => {
                         state.undo_to(mark);
-                        assert_eq!((state.events(), state.peak(), state.extra(), state.len()), before);
+                        assert_eq!(
+                            (state.events(), state.peak(), state.extra(), state.len()),
+                            before
+                        );
                     }
                 }
             }

@@ -1,5 +1,6 @@
-//! Bytes over the stages of a step: add to a range, ask for the maximum and where it is. Invariant: `max` of an inner
-//! node is the maximum of its children plus what was added to the node as a whole.
+//! Bytes over the stages of a step: add to a range, ask for the maximum and where it is. Invariant:
+//! `max` of an inner node is the maximum of its children plus what was added to the node as a
+//! whole.
 
 use super::problem::Size;
 
@@ -77,7 +78,8 @@ impl MaxTree {
     pub fn argmax(&self) -> usize {
         let mut node = 1;
         while node < self.leaves {
-            node = if self.max[2 * node] >= self.max[2 * node + 1] { 2 * node } else { 2 * node + 1 };
+            node =
+                if self.max[2 * node] >= self.max[2 * node + 1] { 2 * node } else { 2 * node + 1 };
         }
         node - self.leaves
     }

@@ -1,5 +1,6 @@
-//! Modules that may be checkpointed, and how much the chosen ones discard. Invariant: the seconds of a module are convex
-//! in the bytes that it discards, so the cheapest bytes first is the optimum for given modules.
+//! Modules that may be checkpointed, and how much the chosen ones discard. Invariant: the seconds
+//! of a module are convex in the bytes that it discards, so the cheapest bytes first is the optimum
+//! for given modules.
 
 use good_lp::{Expression, Variable, constraint};
 
@@ -25,22 +26,33 @@ pub struct Candidate {
 
 /// All modules that are no leaves, that leave something and that are `allowed`.
 pub fn candidates(info: &ModuleInfo, allowed: impl Fn(ModuleIndex) -> bool) -> Vec<Candidate> {
-    let modules = info.modules().iter().filter(|(_, stats)| !stats.is_leaf && stats.forward_activations > Bytes::ZERO);
+    let modules = info
+        .modules()
+        .iter()
+        .filter(|(_, stats)| !stats.is_leaf && stats.forward_activations > Bytes::ZERO);
     let modules = modules.filter(|&(module, _)| allowed(module));
     modules
         .map(|(module, stats)| {
             let most = stats.forward_activations.0 as f64;
             let cost = |discarded: f64| recompute(stats, discarded).0;
             // The curve is the highest of its lines and of 0, and bends where that changes.
-            let lines = stats.tradeoff.segments.iter().map(|segment| (segment.slope, segment.intercept)).chain([(0.0, 0.0)]);
+            let lines = stats
+                .tradeoff
+                .segments
+                .iter()
+                .map(|segment| (segment.slope, segment.intercept))
+                .chain([(0.0, 0.0)]);
             let made = super::memory::made(stats).0 as f64;
-            let bytes = bends(lines.collect()).into_iter().map(|ratio| ratio * made - (made - most));
-            let mut bends: Vec<f64> = bytes.filter(|&bytes| bytes > 0.0 && bytes < most).chain([0.0, most]).collect();
+            let bytes =
+                bends(lines.collect()).into_iter().map(|ratio| ratio * made - (made - most));
+            let mut bends: Vec<f64> =
+                bytes.filter(|&bytes| bytes > 0.0 && bytes < most).chain([0.0, most]).collect();
             bends.sort_by(f64::total_cmp);
             bends.dedup();
             let mut pieces: Vec<(f64, f64)> = Vec::new();
             for ends in bends.windows(2) {
-                let (bytes, rate) = (ends[1] - ends[0], (cost(ends[1]) - cost(ends[0])) / (ends[1] - ends[0]));
+                let (bytes, rate) =
+                    (ends[1] - ends[0], (cost(ends[1]) - cost(ends[0])) / (ends[1] - ends[0]));
                 match pieces.last_mut() {
                     // A line that meets others below the curve does not bend it.
                     Some(last) if rate <= last.1 + 1e-9 * last.1.abs() => {
@@ -50,7 +62,13 @@ pub fn candidates(info: &ModuleInfo, allowed: impl Fn(ModuleIndex) -> bool) -> V
                     _ => pieces.push((bytes, rate)),
                 }
             }
-            Candidate { module, position: info.forward_post_position(module), most: stats.forward_activations, fixed: cost(0.0), pieces }
+            Candidate {
+                module,
+                position: info.forward_post_position(module),
+                most: stats.forward_activations,
+                fixed: cost(0.0),
+                pieces,
+            }
         })
         .collect()
 }
@@ -76,11 +94,12 @@ fn bends(mut lines: Vec<(f64, f64)>) -> Vec<f64> {
     bends
 }
 
-/// What each of the chosen modules discards, so that with `persistent` bytes beside them the budget holds wherever that
-/// is possible, and in the least time.
+/// What each of the chosen modules discards, so that with `persistent` bytes beside them the budget
+/// holds wherever that is possible, and in the least time.
 ///
-/// What a module needs may be discarded by all that end before it, so needs are nested: met one after the other, each
-/// with the cheapest bytes that are left, they are met in the least time together.
+/// What a module needs may be discarded by all that end before it, so needs are nested: met one
+/// after the other, each with the cheapest bytes that are left, they are met in the least time
+/// together.
 pub fn fill(
     info: &ModuleInfo,
     chosen: &[&Candidate],
@@ -89,12 +108,15 @@ pub fn fill(
 ) -> Vec<(ModuleIndex, Bytes)> {
     let mut discarded = vec![0.0; chosen.len()];
     // Next piece of each module, and how much of it is left.
-    let mut left: Vec<(usize, f64)> = chosen.iter().map(|unit| (0, unit.pieces.first().map_or(0.0, |piece| piece.0))).collect();
+    let mut left: Vec<(usize, f64)> =
+        chosen.iter().map(|unit| (0, unit.pieces.first().map_or(0.0, |piece| piece.0))).collect();
     for &module in info.forward_post_order() {
         let (stats, position) = (&info.modules()[module], info.forward_post_position(module));
         let held = persistent(module) + stats.total_activations + stats.activation_gradients;
-        let before: Vec<usize> = (0..chosen.len()).filter(|&at| chosen[at].position < position).collect();
-        let mut short = held.saturating_sub(budget).0 as f64 - before.iter().map(|&at| discarded[at]).sum::<f64>();
+        let before: Vec<usize> =
+            (0..chosen.len()).filter(|&at| chosen[at].position < position).collect();
+        let mut short = held.saturating_sub(budget).0 as f64
+            - before.iter().map(|&at| discarded[at]).sum::<f64>();
         while short > 0.0 {
             let rate = |at: usize| chosen[at].pieces.get(left[at].0).map(|piece| piece.1);
             let open = before.iter().filter_map(|&at| rate(at).map(|rate| (rate, at)));
@@ -104,11 +126,16 @@ pub fn fill(
             short -= taken;
             left[at].1 -= taken;
             if left[at].1 <= 0.0 {
-                left[at] = (left[at].0 + 1, chosen[at].pieces.get(left[at].0 + 1).map_or(0.0, |piece| piece.0));
+                left[at] = (
+                    left[at].0 + 1,
+                    chosen[at].pieces.get(left[at].0 + 1).map_or(0.0, |piece| piece.0),
+                );
             }
         }
     }
-    let whole = |(unit, &bytes): (&&Candidate, &f64)| (unit.module, Bytes(bytes.ceil() as u64).min(unit.most));
+    let whole = |(unit, &bytes): (&&Candidate, &f64)| {
+        (unit.module, Bytes(bytes.ceil() as u64).min(unit.most))
+    };
     chosen.iter().zip(&discarded).map(whole).collect()
 }
 
@@ -141,7 +168,8 @@ impl<'a> Checkpointing<'a> {
         for candidate in candidates.iter().filter(|candidate| candidate.position < last) {
             let chosen = program.binary();
             let discards = match goal {
-                // d ≤ D·y for each piece: the seconds of a fraction of a unit are that fraction of the unit's.
+                // d ≤ D·y for each piece: the seconds of a fraction of a unit are that fraction of
+                // the unit's.
                 Goal::Fastest(_) => candidate
                     .pieces
                     .iter()
@@ -160,9 +188,12 @@ impl<'a> Checkpointing<'a> {
         // No unit contains another: at most one on the way from any of them to the root.
         for lowest in &units {
             let module = lowest.candidate.module;
-            let contains = |other: &CheckpointingUnit| other.candidate.module != module && info.contains(module, other.candidate.module);
+            let contains = |other: &CheckpointingUnit| {
+                other.candidate.module != module && info.contains(module, other.candidate.module)
+            };
             if !units.iter().any(contains) {
-                let above = units.iter().filter(|unit| info.contains(unit.candidate.module, module));
+                let above =
+                    units.iter().filter(|unit| info.contains(unit.candidate.module, module));
                 let together: Expression = above.map(|unit| unit.chosen).sum();
                 program.row(constraint!(together <= 1.0));
             }
@@ -200,6 +231,10 @@ impl<'a> Checkpointing<'a> {
 
     /// Who is checkpointed in an answer.
     pub fn chosen(&self, answer: &Answer) -> Vec<&'a Candidate> {
-        self.units.iter().filter(|unit| answer.is_one(unit.chosen)).map(|unit| unit.candidate).collect()
+        self.units
+            .iter()
+            .filter(|unit| answer.is_one(unit.chosen))
+            .map(|unit| unit.candidate)
+            .collect()
     }
 }

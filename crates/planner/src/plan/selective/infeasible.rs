@@ -1,5 +1,6 @@
-//! Why a budget for modules cannot be met. Invariant: `least` bytes suffice, and where it is proven nothing less does, up
-//! to the tolerance of a solver in floating-point numbers (about a millionth of the baseline peak).
+//! Why a budget for modules cannot be met. Invariant: `least` bytes suffice, and where it is proven
+//! nothing less does, up to the tolerance of a solver in floating-point numbers (about a millionth
+//! of the baseline peak).
 
 use std::fmt;
 
@@ -24,7 +25,8 @@ pub enum ModulePlanError {
     WorldSize,
     /// A link that nothing passes.
     #[error(
-        "the bandwidth of {link} is {bytes_per_second} bytes/s and its latency {latency} s; give a bandwidth above 0 and a latency of 0 or more"
+        "the bandwidth of {link} is {bytes_per_second} bytes/s and its latency {latency} s; give \
+         a bandwidth above 0 and a latency of 0 or more"
     )]
     Link {
         /// Which one.
@@ -35,7 +37,10 @@ pub enum ModulePlanError {
         latency: f64,
     },
     /// Units of sharding that were asked for.
-    #[error("units `{upper}` and `{lower}` cannot both be sharded: one contains the other; name one of them")]
+    #[error(
+        "units `{upper}` and `{lower}` cannot both be sharded: one contains the other; name one \
+         of them"
+    )]
     Nested {
         /// The module above.
         upper: String,
@@ -61,9 +66,21 @@ pub struct ModuleInfeasible {
 
 impl fmt::Display for ModuleInfeasible {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let least = if self.proven { "the least that any choice of modules reaches" } else { "the least that was found in time" };
-        writeln!(f, "no plan fits {} ({} bytes); {least} is {} ({} bytes)", self.budget, self.budget.0, self.least, self.least.0)?;
-        writeln!(f, "it binds in the backward pass of module `{}`, where these are held:", self.module)?;
+        let least = if self.proven {
+            "the least that any choice of modules reaches"
+        } else {
+            "the least that was found in time"
+        };
+        writeln!(
+            f,
+            "no plan fits {} ({} bytes); {least} is {} ({} bytes)",
+            self.budget, self.budget.0, self.least, self.least.0
+        )?;
+        writeln!(
+            f,
+            "it binds in the backward pass of module `{}`, where these are held:",
+            self.module
+        )?;
         for (what, bytes) in self.held.iter().filter(|(_, bytes)| *bytes > Bytes::ZERO) {
             writeln!(f, "  {:>10}  {what}", bytes.to_string())?;
         }

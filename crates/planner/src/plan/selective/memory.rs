@@ -1,19 +1,35 @@
-//! Bytes during each module's backward pass, from the statistics and from what is discarded. Invariant: plain sums of
-//! whole bytes; the rows of a program leave out only what other rows imply.
+//! Bytes during each module's backward pass, from the statistics and from what is discarded.
+//! Invariant: plain sums of whole bytes; the rows of a program leave out only what other rows
+//! imply.
 
 use super::{Candidate, CheckpointedUnit};
 use crate::profile::modules::{ModuleIndex, ModuleInfo, ModuleStats};
 use crate::units::{Bytes, Seconds};
 
-/// The peak, and the first module where it is reached, with `persistent` bytes of each module beside activations.
-pub fn binding(info: &ModuleInfo, discards: &[(ModuleIndex, Bytes)], persistent: impl Fn(ModuleIndex) -> Bytes) -> (Bytes, ModuleIndex) {
-    let held = info.modules().keys().map(|module| (persistent(module) + activations(info, discards, module), module));
-    held.fold((Bytes::ZERO, info.root()), |highest, here| if here.0 > highest.0 { here } else { highest })
+/// The peak, and the first module where it is reached, with `persistent` bytes of each module
+/// beside activations.
+pub fn binding(
+    info: &ModuleInfo,
+    discards: &[(ModuleIndex, Bytes)],
+    persistent: impl Fn(ModuleIndex) -> Bytes,
+) -> (Bytes, ModuleIndex) {
+    let held = info
+        .modules()
+        .keys()
+        .map(|module| (persistent(module) + activations(info, discards, module), module));
+    held.fold(
+        (Bytes::ZERO, info.root()),
+        |highest, here| if here.0 > highest.0 { here } else { highest },
+    )
 }
 
-/// Activations and their gradients during a module's backward pass: what there is without checkpointing, less what
-/// modules that end before it discard.
-pub fn activations(info: &ModuleInfo, discards: &[(ModuleIndex, Bytes)], module: ModuleIndex) -> Bytes {
+/// Activations and their gradients during a module's backward pass: what there is without
+/// checkpointing, less what modules that end before it discard.
+pub fn activations(
+    info: &ModuleInfo,
+    discards: &[(ModuleIndex, Bytes)],
+    module: ModuleIndex,
+) -> Bytes {
     let (stats, position) = (&info.modules()[module], info.forward_post_position(module));
     let before = discards.iter().filter(|&&(unit, _)| info.forward_post_position(unit) < position);
     let discarded: Bytes = before.map(|&(_, bytes)| bytes).sum();
@@ -27,18 +43,25 @@ pub fn units(info: &ModuleInfo, discards: &[(ModuleIndex, Bytes)]) -> Vec<Checkp
         .map(|&(module, discarded)| {
             let stats = &info.modules()[module];
             let recompute = recompute(stats, discarded.0 as f64);
-            CheckpointedUnit { module, discard_ratio: discard_ratio(stats, discarded.0 as f64), discarded, recompute }
+            CheckpointedUnit {
+                module,
+                discard_ratio: discard_ratio(stats, discarded.0 as f64),
+                discarded,
+                recompute,
+            }
         })
         .collect();
     units.sort_by_key(|unit| unit.module);
     units
 }
 
-/// What recomputing takes where `discarded` bytes of a module's activations are not kept: its checkpointing seconds
-/// times the largest of its curve's segments at the discard ratio, or nothing where that is negative.
+/// What recomputing takes where `discarded` bytes of a module's activations are not kept: its
+/// checkpointing seconds times the largest of its curve's segments at the discard ratio, or nothing
+/// where that is negative.
 pub fn recompute(stats: &ModuleStats, discarded: f64) -> Seconds {
     let ratio = discard_ratio(stats, discarded);
-    let shares = stats.tradeoff.segments.iter().map(|segment| segment.slope * ratio + segment.intercept);
+    let shares =
+        stats.tradeoff.segments.iter().map(|segment| segment.slope * ratio + segment.intercept);
     Seconds(stats.checkpointing_seconds.0 * shares.fold(0.0, f64::max))
 }
 
@@ -53,7 +76,8 @@ pub fn made(stats: &ModuleStats) -> Bytes {
     stats.checkpointing_bytes.max(stats.forward_activations)
 }
 
-/// Bytes during one module's backward pass, as far as no discard and no unit of sharding changes them.
+/// Bytes during one module's backward pass, as far as no discard and no unit of sharding changes
+/// them.
 pub struct MemoryRow {
     /// The module.
     pub module: ModuleIndex,
@@ -64,8 +88,9 @@ pub struct MemoryRow {
 }
 
 impl MemoryRow {
-    /// The rows that no other row implies. One implies another with at most its bytes that counts at least its discards,
-    /// and whose modules among `sharded` on the way to the root are among its own.
+    /// The rows that no other row implies. One implies another with at most its bytes that counts
+    /// at least its discards, and whose modules among `sharded` on the way to the root are among
+    /// its own.
     pub fn binding(
         info: &ModuleInfo,
         candidates: &[Candidate],
@@ -74,7 +99,10 @@ impl MemoryRow {
     ) -> Vec<MemoryRow> {
         let mut rows: Vec<MemoryRow> = Vec::new();
         for (module, stats) in info.modules() {
-            let (position, activations) = (info.forward_post_position(module), stats.total_activations + stats.activation_gradients);
+            let (position, activations) = (
+                info.forward_post_position(module),
+                stats.total_activations + stats.activation_gradients,
+            );
             rows.push(MemoryRow { module, position, bytes: persistent(module) + activations });
             // However much is discarded, activations are not less than nothing.
             let before = candidates.iter().filter(|unit| unit.position < position);
@@ -83,15 +111,22 @@ impl MemoryRow {
             }
         }
         // How many candidates a row counts, and its modules that may be sharded.
-        let counted = |row: &MemoryRow| candidates.iter().filter(|unit| unit.position < row.position).count();
-        let above = |row: &MemoryRow| -> Vec<ModuleIndex> { info.lineage(row.module).filter(|module| sharded.contains(module)).collect() };
+        let counted =
+            |row: &MemoryRow| candidates.iter().filter(|unit| unit.position < row.position).count();
+        let above = |row: &MemoryRow| -> Vec<ModuleIndex> {
+            info.lineage(row.module).filter(|module| sharded.contains(module)).collect()
+        };
         let keys: Vec<_> = rows.iter().map(|row| (row.bytes, counted(row), above(row))).collect();
         let implied = |at: usize| {
             let (bytes, count, above) = &keys[at];
             keys.iter().enumerate().any(|(other, (more, fewer, wider))| {
-                let implies = more >= bytes && fewer <= count && above.iter().all(|module| wider.contains(module));
+                let implies = more >= bytes
+                    && fewer <= count
+                    && above.iter().all(|module| wider.contains(module));
                 // Of rows that imply each other the first stays.
-                implies && other != at && (other < at || (more, fewer, wider.len()) != (bytes, count, above.len()))
+                implies
+                    && other != at
+                    && (other < at || (more, fewer, wider.len()) != (bytes, count, above.len()))
             })
         };
         let kept: Vec<bool> = (0..rows.len()).map(|at| !implied(at)).collect();

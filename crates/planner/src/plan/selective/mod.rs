@@ -1,8 +1,10 @@
-//! Selective checkpointing of modules: which modules recompute how much of what they make, in the least time, within a
-//! budget. Invariant: the solver chooses modules only; how much each discards follows exactly, and peak and seconds of a
-//! plan are sums over the statistics, not what the solver says of them.
+//! Selective checkpointing of modules: which modules recompute how much of what they make, in the
+//! least time, within a budget. Invariant: the solver chooses modules only; how much each discards
+//! follows exactly, and peak and seconds of a plan are sums over the statistics, not what the
+//! solver says of them.
 //!
-//! Source: PyTorch, `torch/distributed/_tools/sac_ilp.py` (`sac_milp`). Departures: see `doc/theory/selective.md`.
+//! Source: PyTorch, `torch/distributed/_tools/sac_ilp.py` (`sac_milp`). Departures: see
+//! `doc/theory/selective.md`.
 
 mod candidate;
 mod infeasible;
@@ -65,7 +67,10 @@ pub struct SelectivePlan {
 }
 
 /// The plan that recomputes least, or the proof that the lowest one does not fit.
-pub fn selective(info: &ModuleInfo, task: &SelectiveTask) -> Result<SelectivePlan, ModulePlanError> {
+pub fn selective(
+    info: &ModuleInfo,
+    task: &SelectiveTask,
+) -> Result<SelectivePlan, ModulePlanError> {
     if task.world_size == 0 {
         return Err(ModulePlanError::WorldSize);
     }
@@ -76,7 +81,13 @@ pub fn selective(info: &ModuleInfo, task: &SelectiveTask) -> Result<SelectivePla
     let evaluate = |discards: &[(ModuleIndex, Bytes)], gap| {
         let (peak, binding) = binding(info, discards, |module| persistent(&info.modules()[module]));
         let units = units(info, discards);
-        SelectivePlan { recompute: units.iter().map(|unit| unit.recompute).sum(), units, peak, binding, gap }
+        SelectivePlan {
+            recompute: units.iter().map(|unit| unit.recompute).sum(),
+            units,
+            peak,
+            binding,
+            gap,
+        }
     };
     let none = evaluate(&[], Some(0.0));
     if none.peak <= task.budget {
@@ -87,9 +98,11 @@ pub fn selective(info: &ModuleInfo, task: &SelectiveTask) -> Result<SelectivePla
         named && !task.sharded.iter().any(|&unit| unit != module && info.contains(module, unit))
     });
     let solve = |goal| solve(info, &candidates, goal, &persistent, &task.limits);
-    // Whether anything fits is the smaller question, and its answer is what there is to say where nothing does.
+    // Whether anything fits is the smaller question, and its answer is what there is to say where
+    // nothing does.
     let (chosen, lowest_gap) = solve(Goal::Lowest)?.unwrap_or_default();
-    let all: Vec<(ModuleIndex, Bytes)> = chosen.iter().map(|unit| (unit.module, unit.most)).collect();
+    let all: Vec<(ModuleIndex, Bytes)> =
+        chosen.iter().map(|unit| (unit.module, unit.most)).collect();
     let least = evaluate(&all, None);
     if least.peak > task.budget {
         let stats = &info.modules()[least.binding];
@@ -107,7 +120,9 @@ pub fn selective(info: &ModuleInfo, task: &SelectiveTask) -> Result<SelectivePla
             ],
         })));
     }
-    let filled = |chosen: &[&Candidate], target| fill(info, chosen, |module| persistent(&info.modules()[module]), target);
+    let filled = |chosen: &[&Candidate], target| {
+        fill(info, chosen, |module| persistent(&info.modules()[module]), target)
+    };
     // The solver's rows may be exceeded by a tolerance; then it is asked again for as much less.
     let mut target = task.budget;
     for _ in 0..3 {
@@ -162,7 +177,8 @@ fn solve<'a>(
         Goal::Fastest(budget) => scale.bytes(budget).into(),
         Goal::Lowest => program.within(0.0, 1.0).into(),
     };
-    let rows = MemoryRow::binding(info, candidates, &[], |module| persistent(&info.modules()[module]));
+    let rows =
+        MemoryRow::binding(info, candidates, &[], |module| persistent(&info.modules()[module]));
     let last = rows.iter().map(|row| row.position).max().unwrap_or_default();
     let checkpointing = Checkpointing::new(&mut program, info, candidates, last, goal, &scale);
     for row in rows {

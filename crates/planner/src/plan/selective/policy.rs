@@ -1,8 +1,9 @@
-//! Which operators under a checkpointed module to save. Invariant: the optimum of a 0/1 knapsack over groups of operators
-//! that are only saved together.
+//! Which operators under a checkpointed module to save. Invariant: the optimum of a 0/1 knapsack
+//! over groups of operators that are only saved together.
 //!
-//! Source: PyTorch, `torch/distributed/_tools/sac_ilp.py` (`get_optimal_checkpointing_policy_per_module`); the list of
-//! fillings that no other one beats: Nemhauser and Ullmann, "Discrete Dynamic Programming and Capital Allocation", 1969.
+//! Source: PyTorch, `torch/distributed/_tools/sac_ilp.py`
+//! (`get_optimal_checkpointing_policy_per_module`); the list of fillings that no other one beats:
+//! Nemhauser and Ullmann, "Discrete Dynamic Programming and Capital Allocation", 1969.
 
 use std::collections::BTreeMap;
 
@@ -44,10 +45,14 @@ pub enum PolicyError {
 
 /// The policy that recomputes least where at most `share` of all the operators' bytes are kept.
 ///
-/// Views run again. An operator in place is saved where the one is whose output it writes over; one that writes over
-/// something from outside is always saved. Random operators are saved together or not at all, or always where
-/// `save_random`.
-pub fn policy(operators: &[OperatorStats], save_random: bool, share: f64) -> Result<OperatorPolicy, PolicyError> {
+/// Views run again. An operator in place is saved where the one is whose output it writes over; one
+/// that writes over something from outside is always saved. Random operators are saved together or
+/// not at all, or always where `save_random`.
+pub fn policy(
+    operators: &[OperatorStats],
+    save_random: bool,
+    share: f64,
+) -> Result<OperatorPolicy, PolicyError> {
     if !(0.0..=1.0).contains(&share) {
         return Err(PolicyError::Share { share });
     }
@@ -60,14 +65,25 @@ pub fn policy(operators: &[OperatorStats], save_random: bool, share: f64) -> Res
         return Err(PolicyError::Forced { needed, capacity });
     }
     // What takes no room is saved, whatever else is.
-    let (free, weightless): (Vec<&Group>, Vec<&Group>) =
-        groups.iter().filter(|group| !group.forced && !group.is_view).partition(|group| group.bytes > Bytes::ZERO);
+    let (free, weightless): (Vec<&Group>, Vec<&Group>) = groups
+        .iter()
+        .filter(|group| !group.forced && !group.is_view)
+        .partition(|group| group.bytes > Bytes::ZERO);
     let mut saved = vec![false; operators.len()];
     for group in best(&free, capacity - needed).into_iter().chain(weightless).chain(forced) {
         group.operators.iter().for_each(|&at| saved[at] = true);
     }
-    let sum = |kept: bool| operators.iter().zip(&saved).filter(move |&(_, &saved)| saved == kept).map(|(operator, _)| operator);
-    let (recompute, bytes) = (sum(false).map(|operator| operator.seconds).sum(), sum(true).map(|operator| operator.bytes).sum());
+    let sum = |kept: bool| {
+        operators
+            .iter()
+            .zip(&saved)
+            .filter(move |&(_, &saved)| saved == kept)
+            .map(|(operator, _)| operator)
+    };
+    let (recompute, bytes) = (
+        sum(false).map(|operator| operator.seconds).sum(),
+        sum(true).map(|operator| operator.bytes).sum(),
+    );
     Ok(OperatorPolicy { saved, recompute, bytes })
 }
 
@@ -137,15 +153,22 @@ fn best<'a>(groups: &[&'a Group], capacity: Bytes) -> Vec<&'a Group> {
             let Filling { bytes, seconds, .. } = all[filling];
             next.push(filling);
             if bytes + group.bytes <= capacity {
-                all.push(Filling { bytes: bytes + group.bytes, seconds: seconds + group.seconds, last: Some((at, filling)) });
+                all.push(Filling {
+                    bytes: bytes + group.bytes,
+                    seconds: seconds + group.seconds,
+                    last: Some((at, filling)),
+                });
                 next.push(all.len() - 1);
             }
         }
-        next.sort_by(|&a, &b| all[a].bytes.cmp(&all[b].bytes).then(all[b].seconds.total_cmp(&all[a].seconds)));
+        next.sort_by(|&a, &b| {
+            all[a].bytes.cmp(&all[b].bytes).then(all[b].seconds.total_cmp(&all[a].seconds))
+        });
         let mut most = f64::NEG_INFINITY;
         next.retain(|&filling| {
             let Filling { bytes, seconds, .. } = all[filling];
-            let unbeaten = seconds > most && seconds + bound(at + 1, capacity - bytes) >= reached * (1.0 - 1e-12);
+            let unbeaten = seconds > most
+                && seconds + bound(at + 1, capacity - bytes) >= reached * (1.0 - 1e-12);
             most = most.max(seconds);
             unbeaten
         });

@@ -1,15 +1,18 @@
-//! Sharding of modules over devices: which modules gather their parameters by themselves, which of their shards wait on
-//! the host, and which modules recompute, in the least time beyond computation, within a budget. Invariant: the solver
-//! chooses modules only; peak and seconds of a plan are sums over the statistics, not what the solver says of them.
+//! Sharding of modules over devices: which modules gather their parameters by themselves, which of
+//! their shards wait on the host, and which modules recompute, in the least time beyond
+//! computation, within a budget. Invariant: the solver chooses modules only; peak and seconds of a
+//! plan are sums over the statistics, not what the solver says of them.
 //!
-//! Source: PyTorch at 79f1d16a, `torch/distributed/_tools/fsdp_ilp.py` (`fsdp_milp`). Departures: see
-//! `doc/theory/shard.md`.
+//! Source: PyTorch at 79f1d16a, `torch/distributed/_tools/fsdp_ilp.py` (`fsdp_milp`). Departures:
+//! see `doc/theory/shard.md`.
 
 mod cost;
 mod program;
 
 use crate::plan::program::SolverLimits;
-use crate::plan::selective::{CheckpointedUnit, Goal, ModuleInfeasible, ModulePlanError, candidates, fill, units};
+use crate::plan::selective::{
+    CheckpointedUnit, Goal, ModuleInfeasible, ModulePlanError, candidates, fill, units,
+};
 use crate::profile::modules::{ModuleIndex, ModuleInfo};
 use crate::units::{Bytes, Seconds};
 
@@ -19,10 +22,12 @@ use program::Choice;
 /// Which rules say what communication takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ShardVariant {
-    /// As PyTorch's program has it: all bytes pass every link, and behind the last unit a latency is waited for.
+    /// As PyTorch's program has it: all bytes pass every link, and behind the last unit a latency
+    /// is waited for.
     Published,
-    /// A device sends and receives what others hold: (w−1)/w of the bytes, nothing where it is alone; behind the last
-    /// unit there is nothing to fetch, and a module without parameters is no unit.
+    /// A device sends and receives what others hold: (w−1)/w of the bytes, nothing where it is
+    /// alone; behind the last unit there is nothing to fetch, and a module without parameters is no
+    /// unit.
     #[default]
     Ours,
 }
@@ -94,7 +99,8 @@ impl ShardPlan {
     }
 }
 
-/// The plan that takes the least time beyond computation, or the proof that the lowest one does not fit.
+/// The plan that takes the least time beyond computation, or the proof that the lowest one does not
+/// fit.
 pub fn shard(info: &ModuleInfo, task: &ShardTask) -> Result<ShardPlan, ModulePlanError> {
     verify(info, task)?;
     let costs = Costs::new(info, task);
@@ -103,12 +109,22 @@ pub fn shard(info: &ModuleInfo, task: &ShardTask) -> Result<ShardPlan, ModulePla
         let (peak, binding) = costs.peak(units, discards);
         let checkpointed = self::units(info, discards);
         let recompute = checkpointed.iter().map(|unit| unit.recompute).sum();
-        ShardPlan { units: units.to_vec(), checkpointed, exposed: costs.exposed(units), recompute, peak, binding, gap }
+        ShardPlan {
+            units: units.to_vec(),
+            checkpointed,
+            exposed: costs.exposed(units),
+            recompute,
+            peak,
+            binding,
+            gap,
+        }
     };
     let solve = |goal| program::solve(&costs, &candidates, goal);
-    // Whether anything fits is the smaller question, and its answer is what there is to say where nothing does.
+    // Whether anything fits is the smaller question, and its answer is what there is to say where
+    // nothing does.
     let lowest = solve(Goal::Lowest)?.unwrap_or_else(|| Choice::root_alone(info));
-    let all: Vec<(ModuleIndex, Bytes)> = lowest.checkpointed.iter().map(|unit| (unit.module, unit.most)).collect();
+    let all: Vec<(ModuleIndex, Bytes)> =
+        lowest.checkpointed.iter().map(|unit| (unit.module, unit.most)).collect();
     let least = evaluate(&lowest.units, &all, None);
     if least.peak > task.budget {
         return Err(ModulePlanError::Infeasible(Box::new(ModuleInfeasible {
@@ -127,7 +143,12 @@ pub fn shard(info: &ModuleInfo, task: &ShardTask) -> Result<ShardPlan, ModulePla
             Ok(None) | Err(ModulePlanError::Unsolved { .. }) => break,
             Err(error) => return Err(error),
         };
-        let discards = fill(info, &choice.checkpointed, |module| costs.persistent(&choice.units, module), target);
+        let discards = fill(
+            info,
+            &choice.checkpointed,
+            |module| costs.persistent(&choice.units, module),
+            target,
+        );
         let plan = evaluate(&choice.units, &discards, choice.gap);
         if plan.peak <= task.budget {
             return Ok(or_without_host(info, task, plan));
@@ -135,17 +156,25 @@ pub fn shard(info: &ModuleInfo, task: &ShardTask) -> Result<ShardPlan, ModulePla
         target = target.saturating_sub(plan.peak - task.budget);
     }
     // Where the solver fails, the plan with the smallest peak fits.
-    let discards = fill(info, &lowest.checkpointed, |module| costs.persistent(&lowest.units, module), task.budget);
+    let discards = fill(
+        info,
+        &lowest.checkpointed,
+        |module| costs.persistent(&lowest.units, module),
+        task.budget,
+    );
     Ok(or_without_host(info, task, evaluate(&lowest.units, &discards, None)))
 }
 
-/// The plan; or where the solver did not do all that it was asked, and finds a better one without a host, that one.
+/// The plan; or where the solver did not do all that it was asked, and finds a better one without a
+/// host, that one.
 fn or_without_host(info: &ModuleInfo, task: &ShardTask, plan: ShardPlan) -> ShardPlan {
     if task.host.is_none() || plan.gap.is_some_and(|gap| gap <= task.limits.gap) {
         return plan;
     }
     match shard(info, &ShardTask { host: None, ..task.clone() }) {
-        Ok(without) if without.seconds().0 < plan.seconds().0 => ShardPlan { gap: plan.gap, ..without },
+        Ok(without) if without.seconds().0 < plan.seconds().0 => {
+            ShardPlan { gap: plan.gap, ..without }
+        }
         _ => plan,
     }
 }
@@ -154,7 +183,11 @@ fn verify(info: &ModuleInfo, task: &ShardTask) -> Result<(), ModulePlanError> {
     if task.world_size == 0 {
         return Err(ModulePlanError::WorldSize);
     }
-    let links = [("all-gather", Some(task.all_gather)), ("reduce-scatter", Some(task.reduce_scatter)), ("the host", task.host)];
+    let links = [
+        ("all-gather", Some(task.all_gather)),
+        ("reduce-scatter", Some(task.reduce_scatter)),
+        ("the host", task.host),
+    ];
     for (link, given) in links {
         let Some(Link { latency: Seconds(latency), bandwidth }) = given else { continue };
         if !(bandwidth >= 1.0 && latency >= 0.0 && latency.is_finite()) {
@@ -163,7 +196,9 @@ fn verify(info: &ModuleInfo, task: &ShardTask) -> Result<(), ModulePlanError> {
     }
     let units = task.units.iter().flatten().filter(|&&unit| unit != info.root());
     for &upper in units.clone() {
-        if let Some(&lower) = units.clone().find(|&&lower| lower != upper && info.contains(upper, lower)) {
+        if let Some(&lower) =
+            units.clone().find(|&&lower| lower != upper && info.contains(upper, lower))
+        {
             let name = |module: ModuleIndex| info.modules()[module].name.clone();
             return Err(ModulePlanError::Nested { upper: name(upper), lower: name(lower) });
         }

@@ -1,6 +1,6 @@
-//! The program of sharding: units as a path. Whoever is a unit is followed by the next one that gathers, so what a unit's
-//! computation has to hide is a cost of two neighbours, and no big number switches rows off. Invariant: an integral answer
-//! costs what `cost` says of its units.
+//! The program of sharding: units as a path. Whoever is a unit is followed by the next one that
+//! gathers, so what a unit's computation has to hide is a cost of two neighbours, and no big number
+//! switches rows off. Invariant: an integral answer costs what `cost` says of its units.
 
 use cranelift_entity::EntityRef;
 use good_lp::{Expression, Variable, constraint};
@@ -12,8 +12,8 @@ use crate::plan::selective::{Candidate, Checkpointing, Goal, MemoryRow, ModulePl
 use crate::profile::modules::{ModuleIndex, ModuleInfo};
 use crate::units::Bytes;
 
-/// Smaller parts of all parameters stay on the device: they free next to nothing, and places that differ by next to
-/// nothing make singular bases.
+/// Smaller parts of all parameters stay on the device: they free next to nothing, and places that
+/// differ by next to nothing make singular bases.
 const WORTH_OFFLOADING: u64 = 10_000;
 
 /// What the solver chose.
@@ -21,7 +21,8 @@ pub struct Choice<'a> {
     /// The root first.
     pub units: Vec<ShardUnit>,
     pub checkpointed: Vec<&'a Candidate>,
-    /// How far above the optimum it may be, as a share of it; absent where the solver's time was up.
+    /// How far above the optimum it may be, as a share of it; absent where the solver's time was
+    /// up.
     pub gap: Option<f64>,
 }
 
@@ -45,7 +46,11 @@ struct Place {
 }
 
 /// The best choice; `None` where none fits.
-pub fn solve<'a>(costs: &Costs<'_>, candidates: &'a [Candidate], goal: Goal) -> Result<Option<Choice<'a>>, ModulePlanError> {
+pub fn solve<'a>(
+    costs: &Costs<'_>,
+    candidates: &'a [Candidate],
+    goal: Goal,
+) -> Result<Option<Choice<'a>>, ModulePlanError> {
     let scale = Scale::of(costs.info);
     let mut program = Program::new();
     let places = places(&mut program, costs);
@@ -57,7 +62,8 @@ pub fn solve<'a>(costs: &Costs<'_>, candidates: &'a [Candidate], goal: Goal) -> 
     let checkpointing = memory(&mut program, costs, &places, &root, candidates, goal, &limit);
     match goal {
         Goal::Fastest(_) => {
-            let beyond_units = (root.seconds(costs) + checkpointing.seconds()) * (1.0 / scale.seconds);
+            let beyond_units =
+                (root.seconds(costs) + checkpointing.seconds()) * (1.0 / scale.seconds);
             program.objective = path(&mut program, costs, &places, &scale) + beyond_units;
         }
         Goal::Lowest => {
@@ -65,17 +71,22 @@ pub fn solve<'a>(costs: &Costs<'_>, candidates: &'a [Candidate], goal: Goal) -> 
             program.objective = limit;
         }
     }
-    let answer = program.solve(&goal.limits(&costs.task.limits)).map_err(|reason| ModulePlanError::Unsolved { reason })?;
+    let answer = program
+        .solve(&goal.limits(&costs.task.limits))
+        .map_err(|reason| ModulePlanError::Unsolved { reason })?;
     Ok(answer.map(|answer| {
         let offloaded = root.offloaded.is_some_and(|offloaded| answer.is_one(offloaded));
         let mut units = vec![ShardUnit { module: costs.info.root(), offloaded }];
-        units.extend(places.iter().filter(|place| answer.is_one(place.chosen)).map(|place| place.unit));
+        units.extend(
+            places.iter().filter(|place| answer.is_one(place.chosen)).map(|place| place.unit),
+        );
         units.sort_by_key(|unit| unit.module);
         Choice { units, checkpointed: checkpointing.chosen(&answer), gap: answer.gap }
     }))
 }
 
-/// Every module that may be a unit, with its shard on the device and, where that is asked for, on the host.
+/// Every module that may be a unit, with its shard on the device and, where that is asked for, on
+/// the host.
 fn places(program: &mut Program, costs: &Costs<'_>) -> Vec<Place> {
     let (info, task) = (costs.info, costs.task);
     let all = info.modules()[info.root()].parameters;
@@ -87,7 +98,9 @@ fn places(program: &mut Program, costs: &Costs<'_>) -> Vec<Place> {
         };
         let offloading = task.host.is_some() && stats.parameters.0 > all.0 / WORTH_OFFLOADING;
         let before = places.len();
-        for offloaded in [false, true].into_iter().filter(|&offloaded| candidate && (offloading || !offloaded)) {
+        for offloaded in
+            [false, true].into_iter().filter(|&offloaded| candidate && (offloading || !offloaded))
+        {
             places.push(Place {
                 unit: ShardUnit { module, offloaded },
                 parameters: stats.parameters,
@@ -122,7 +135,8 @@ impl Root {
         let stats = &costs.info.modules()[costs.info.root()];
         let mut left = |all: Bytes, of: &dyn Fn(&Place) -> Bytes| {
             let left = program.within(0.0, scale.bytes(all));
-            let units: Expression = places.iter().map(|place| scale.bytes(of(place)) * place.chosen).sum();
+            let units: Expression =
+                places.iter().map(|place| scale.bytes(of(place)) * place.chosen).sum();
             program.row(constraint!(left + units == scale.bytes(all)));
             left
         };
@@ -146,16 +160,19 @@ impl Root {
         let linear = |of: &dyn Fn(f64) -> f64| (of(0.0), of(self.bytes) - of(0.0));
         let (gather, gather_byte) = linear(&|bytes| costs.gather(bytes, false));
         let (reduce, reduce_byte) = linear(&|bytes| costs.reduce(bytes));
-        let mut seconds = gather + reduce + gather_byte * self.parameters + reduce_byte * self.gradients;
+        let mut seconds =
+            gather + reduce + gather_byte * self.parameters + reduce_byte * self.gradients;
         if let (Some(choice), Some(product)) = (self.offloaded, self.parameters_offloaded) {
-            let (transfer, transfer_byte) = linear(&|bytes| costs.gather(bytes, true) - costs.gather(bytes, false));
+            let (transfer, transfer_byte) =
+                linear(&|bytes| costs.gather(bytes, true) - costs.gather(bytes, false));
             seconds += transfer * choice + transfer_byte * product;
         }
         seconds
     }
 }
 
-/// Rows for the bytes during every module's backward pass, as `cost` counts them; and who is checkpointed.
+/// Rows for the bytes during every module's backward pass, as `cost` counts them; and who is
+/// checkpointed.
 fn memory<'a>(
     program: &mut Program,
     costs: &Costs<'_>,
@@ -170,39 +187,56 @@ fn memory<'a>(
     let of_root = |part: Option<Variable>| part.map_or(Expression::from(0.0), |part| share * part);
     // What leaves the device.
     let offloaded = program.within(0.0, f64::INFINITY);
-    let parts = places.iter().filter(|place| place.unit.offloaded).map(|place| share * scale.bytes(place.parameters) * place.chosen);
+    let parts = places
+        .iter()
+        .filter(|place| place.unit.offloaded)
+        .map(|place| share * scale.bytes(place.parameters) * place.chosen);
     let parts = parts.sum::<Expression>() + of_root(root.parameters_offloaded);
     program.row(constraint!(parts == offloaded));
     // The largest unit on the way.
     let largest = program.within(0.0, f64::INFINITY);
     program.row(constraint!(root.parameters + of_root(root.parameters_offloaded) <= largest));
     for variants in places.chunk_by(|a, b| a.unit.module == b.unit.module) {
-        let bytes = |place: &Place| scale.bytes(place.parameters) * if place.unit.offloaded { 1.0 + share } else { 1.0 };
+        let bytes = |place: &Place| {
+            scale.bytes(place.parameters) * if place.unit.offloaded { 1.0 + share } else { 1.0 }
+        };
         let on_the_way: Expression = variants.iter().map(|place| bytes(place) * place.chosen).sum();
         program.row(constraint!(on_the_way <= largest));
     }
     let mut sharded: Vec<ModuleIndex> = places.iter().map(|place| place.unit.module).collect();
     sharded.dedup();
     let whole = info.modules()[info.root()].parameters;
-    let rows = MemoryRow::binding(info, candidates, &sharded, |module| costs.shard(whole + info.modules()[module].total_gradients));
+    let rows = MemoryRow::binding(info, candidates, &sharded, |module| {
+        costs.shard(whole + info.modules()[module].total_gradients)
+    });
     let last = rows.iter().map(|row| row.position).max().unwrap_or_default();
     let checkpointing = Checkpointing::new(program, info, candidates, last, goal, &scale);
     for row in rows {
-        let mut held = scale.bytes(row.bytes) + root.parameters + root.gradients + 2.0 * largest - offloaded;
+        let mut held =
+            scale.bytes(row.bytes) + root.parameters + root.gradients + 2.0 * largest - offloaded;
         for place in places.iter().filter(|place| info.contains(place.unit.module, row.module)) {
             held += scale.bytes(place.parameters + place.gradients) * place.chosen;
         }
-        program.row(constraint!(held - checkpointing.discarded_before(row.position) <= limit.clone()));
+        program
+            .row(constraint!(held - checkpointing.discarded_before(row.position) <= limit.clone()));
     }
-    // A checkpointed module contains no unit but itself: on the way from a unit to the root, either one of the upper
-    // modules is checkpointed, or one of the lower ones is a unit.
+    // A checkpointed module contains no unit but itself: on the way from a unit to the root, either
+    // one of the upper modules is checkpointed, or one of the lower ones is a unit.
     for (module, _) in checkpointing.variables() {
-        let above: Vec<Variable> =
-            checkpointing.variables().filter(|&(upper, _)| info.contains(upper, module)).map(|(_, chosen)| chosen).collect();
+        let above: Vec<Variable> = checkpointing
+            .variables()
+            .filter(|&(upper, _)| info.contains(upper, module))
+            .map(|(_, chosen)| chosen)
+            .collect();
         let below = |unit: ModuleIndex| unit != module && info.contains(module, unit);
-        for &lowest in sharded.iter().filter(|&&unit| below(unit) && is_lowest(info, &sharded, unit)) {
-            let units = places.iter().filter(|place| below(place.unit.module) && info.contains(place.unit.module, lowest));
-            let together: Expression = units.map(|place| place.chosen).chain(above.iter().copied()).sum();
+        for &lowest in
+            sharded.iter().filter(|&&unit| below(unit) && is_lowest(info, &sharded, unit))
+        {
+            let units = places.iter().filter(|place| {
+                below(place.unit.module) && info.contains(place.unit.module, lowest)
+            });
+            let together: Expression =
+                units.map(|place| place.chosen).chain(above.iter().copied()).sum();
             program.row(constraint!(together <= 1.0));
         }
     }
@@ -218,24 +252,33 @@ fn is_lowest(info: &ModuleInfo, modules: &[ModuleIndex], module: ModuleIndex) ->
 fn no_nested(program: &mut Program, info: &ModuleInfo, places: &[Place]) {
     let modules: Vec<ModuleIndex> = places.iter().map(|place| place.unit.module).collect();
     for &lowest in modules.iter().filter(|&&module| is_lowest(info, &modules, module)) {
-        let together: Expression = places.iter().filter(|place| info.contains(place.unit.module, lowest)).map(|place| place.chosen).sum();
+        let together: Expression = places
+            .iter()
+            .filter(|place| info.contains(place.unit.module, lowest))
+            .map(|place| place.chosen)
+            .sum();
         program.row(constraint!(together <= 1.0));
     }
 }
 
-/// The path of units from the root to the end of the forward pass, and the seconds that no computation hides on it.
+/// The path of units from the root to the end of the forward pass, and the seconds that no
+/// computation hides on it.
 ///
-/// An arc from one unit to another is there where the second begins after everything in the first has, so no unit on a
-/// path contains another. Choices being whole, so is the path.
+/// An arc from one unit to another is there where the second begins after everything in the first
+/// has, so no unit on a path contains another. Choices being whole, so is the path.
 fn path(program: &mut Program, costs: &Costs<'_>, places: &[Place], scale: &Scale) -> Expression {
     let (info, task) = (costs.info, costs.task);
     let gather_ghost = |is_end| costs.ghost(task.all_gather, is_end) / scale.seconds;
     let reduce_ghost = |is_end| costs.ghost(task.reduce_scatter, is_end) / scale.seconds;
-    let (gather, reduce) = (|place: &Place| place.gather / scale.seconds, |place: &Place| place.reduce / scale.seconds);
+    let (gather, reduce) = (
+        |place: &Place| place.gather / scale.seconds,
+        |place: &Place| place.reduce / scale.seconds,
+    );
     // The last module in each, by forward pre-order.
     let mut ends: Vec<usize> = (0..info.modules().len()).collect();
     for module in info.modules().keys() {
-        info.lineage(module).for_each(|upper| ends[upper.index()] = ends[upper.index()].max(module.index()));
+        info.lineage(module)
+            .for_each(|upper| ends[upper.index()] = ends[upper.index()].max(module.index()));
     }
     let mut seconds = Expression::from(0.0);
     let mut arc = |exposed: f64| {
@@ -243,7 +286,8 @@ fn path(program: &mut Program, costs: &Costs<'_>, places: &[Place], scale: &Scal
         seconds += exposed * taken;
         taken
     };
-    // Arcs into and out of each place, each with what it adds to the communication beside the place's backward pass.
+    // Arcs into and out of each place, each with what it adds to the communication beside the
+    // place's backward pass.
     let mut into: Vec<Vec<(Variable, f64)>> = vec![Vec::new(); places.len()];
     let mut out = into.clone();
     let (root_last, _) = costs.ends(info.root());
@@ -266,16 +310,19 @@ fn path(program: &mut Program, costs: &Costs<'_>, places: &[Place], scale: &Scal
     }
     let one: Expression = first.into_iter().sum();
     program.row(constraint!(one == 1.0));
-    let sum = |arcs: &[(Variable, f64)]| -> Expression { arcs.iter().map(|&(taken, _)| taken).sum() };
+    let sum =
+        |arcs: &[(Variable, f64)]| -> Expression { arcs.iter().map(|&(taken, _)| taken).sum() };
     for (at, place) in places.iter().enumerate() {
         program.row(constraint!(sum(&into[at]) == place.chosen));
         program.row(constraint!(sum(&out[at]) == place.chosen));
         // Beside the backward pass: the gather of the unit before, the reduction of the one behind.
         let backward = info.modules()[place.unit.module].backward.0 / scale.seconds;
-        let most = |arcs: &[(Variable, f64)]| arcs.iter().map(|&(_, beside)| beside).fold(0.0, f64::max);
+        let most =
+            |arcs: &[(Variable, f64)]| arcs.iter().map(|&(_, beside)| beside).fold(0.0, f64::max);
         if most(&into[at]) + most(&out[at]) > backward {
             let exposed = program.within(0.0, f64::INFINITY);
-            let beside: Expression = into[at].iter().chain(&out[at]).map(|&(taken, beside)| beside * taken).sum();
+            let beside: Expression =
+                into[at].iter().chain(&out[at]).map(|&(taken, beside)| beside * taken).sum();
             program.row(constraint!(beside - backward * place.chosen <= exposed));
             seconds += exposed;
         }

@@ -1,5 +1,5 @@
-//! Module statistics in the JSON of PyTorch's tools. Invariant: what is wrong with a figure is said with the name of its
-//! module; what was read is written so that it reads the same, bit for bit.
+//! Module statistics in the JSON of PyTorch's tools. Invariant: what is wrong with a figure is said
+//! with the name of its module; what was read is written so that it reads the same, bit for bit.
 
 use serde_json::{Map, Value, json};
 
@@ -10,8 +10,11 @@ pub fn read(text: &[u8]) -> Result<ModuleInfo, ModuleInfoError> {
     let json = |reason: String| ModuleInfoError::Json { reason };
     let file: Value = match serde_json::from_slice(text) {
         Ok(file) => file,
-        // Python writes numbers that JSON does not have; as null they are found where their module is known.
-        Err(error) => serde_json::from_slice(&without_literals(text)).map_err(|_| json(error.to_string()))?,
+        // Python writes numbers that JSON does not have; as null they are found where their module
+        // is known.
+        Err(error) => {
+            serde_json::from_slice(&without_literals(text)).map_err(|_| json(error.to_string()))?
+        }
     };
     let info = file.get("module_info").unwrap_or(&file);
     let part = |key: &str| info.get(key).ok_or_else(|| json(format!("it has no `{key}`")));
@@ -19,7 +22,8 @@ pub fn read(text: &[u8]) -> Result<ModuleInfo, ModuleInfoError> {
     let names = |key: &str| -> Result<Vec<String>, ModuleInfoError> {
         let list = order.get(key).map_or(Some(&[][..]), |list| list.as_array().map(Vec::as_slice));
         let name = |name: &Value| name.as_str().map(str::to_string);
-        list.and_then(|list| list.iter().map(name).collect()).ok_or_else(|| json(format!("`{key}` is no list of names")))
+        list.and_then(|list| list.iter().map(name).collect())
+            .ok_or_else(|| json(format!("`{key}` is no list of names")))
     };
     let orders = ModuleOrders {
         forward_pre: names("fw_pre_order")?,
@@ -28,12 +32,15 @@ pub fn read(text: &[u8]) -> Result<ModuleInfo, ModuleInfoError> {
         backward_post: names("bw_post_order")?,
     };
     let stats = stats.as_array().ok_or_else(|| json("`mod_stats` is no list".to_string()))?;
-    let stats: Result<_, _> = stats.iter().enumerate().map(|(at, stats)| module(at, stats)).collect();
+    let stats: Result<_, _> =
+        stats.iter().enumerate().map(|(at, stats)| module(at, stats)).collect();
     ModuleInfo::new(stats?, &orders)
 }
 
 pub fn write(info: &ModuleInfo) -> String {
-    let names = |order: &[_]| -> Vec<&str> { order.iter().map(|&module| info.modules()[module].name.as_str()).collect() };
+    let names = |order: &[_]| -> Vec<&str> {
+        order.iter().map(|&module| info.modules()[module].name.as_str()).collect()
+    };
     let pre: Vec<_> = info.modules().keys().collect();
     let stats = info.modules().values().map(|stats| {
         let curve = &stats.tradeoff;
@@ -75,7 +82,8 @@ pub fn write(info: &ModuleInfo) -> String {
 /// Milliseconds that read as these seconds, where there are such.
 fn milliseconds(seconds: Seconds) -> f64 {
     let near = seconds.0 * 1e3;
-    let exact = [near, near.next_up(), near.next_down()].into_iter().find(|near| near / 1e3 == seconds.0);
+    let exact =
+        [near, near.next_up(), near.next_down()].into_iter().find(|near| near / 1e3 == seconds.0);
     exact.unwrap_or(near)
 }
 
@@ -87,7 +95,8 @@ struct Figures<'a> {
 
 fn module(at: usize, stats: &Value) -> Result<ModuleStats, ModuleInfoError> {
     let fields = stats.as_object().ok_or(ModuleInfoError::Unnamed { at })?;
-    let module = fields.get("fqn").and_then(Value::as_str).ok_or(ModuleInfoError::Unnamed { at })?;
+    let module =
+        fields.get("fqn").and_then(Value::as_str).ok_or(ModuleInfoError::Unnamed { at })?;
     let figures = Figures { module, fields };
     let stats = ModuleStats {
         name: module.to_string(),
@@ -119,32 +128,51 @@ fn module(at: usize, stats: &Value) -> Result<ModuleStats, ModuleInfoError> {
 }
 
 impl Figures<'_> {
-    fn refused(&self, field: &'static str, found: &Value, expected: &'static str) -> ModuleInfoError {
+    fn refused(
+        &self,
+        field: &'static str,
+        found: &Value,
+        expected: &'static str,
+    ) -> ModuleInfoError {
         let found = if found.is_null() { "no number".to_string() } else { found.to_string() };
         ModuleInfoError::Figure { module: self.module.to_string(), field, found, expected }
     }
 
     fn field(&self, field: &'static str) -> Result<&Value, ModuleInfoError> {
-        self.fields.get(field).ok_or_else(|| ModuleInfoError::Missing { module: self.module.to_string(), field })
+        self.fields
+            .get(field)
+            .ok_or_else(|| ModuleInfoError::Missing { module: self.module.to_string(), field })
     }
 
     fn bytes(&self, field: &'static str) -> Result<Bytes, ModuleInfoError> {
         let value = self.field(field)?;
-        let whole = value.as_f64().filter(|x| (0.0..=9e15).contains(x) && x.fract() == 0.0).map(|x| x as u64);
-        value.as_u64().or(whole).map(Bytes).ok_or_else(|| self.refused(field, value, "a whole number of bytes, 0 or more"))
+        let whole = value
+            .as_f64()
+            .filter(|x| (0.0..=9e15).contains(x) && x.fract() == 0.0)
+            .map(|x| x as u64);
+        value
+            .as_u64()
+            .or(whole)
+            .map(Bytes)
+            .ok_or_else(|| self.refused(field, value, "a whole number of bytes, 0 or more"))
     }
 
     fn seconds(&self, field: &'static str) -> Result<Seconds, ModuleInfoError> {
         let value = self.field(field)?;
         let milliseconds = value.as_f64().filter(|&x| x >= 0.0);
-        milliseconds.map(|x| Seconds(x / 1e3)).ok_or_else(|| self.refused(field, value, "milliseconds, 0 or more"))
+        milliseconds
+            .map(|x| Seconds(x / 1e3))
+            .ok_or_else(|| self.refused(field, value, "milliseconds, 0 or more"))
     }
 
     /// Whether the module has something to checkpoint.
     fn checkpointed(&self) -> Result<bool, ModuleInfoError> {
         match self.fields.get("is_leaf") {
             None => Ok(self.fields.contains_key("sac_memory")),
-            Some(leaf) => leaf.as_bool().map(|leaf| !leaf).ok_or_else(|| self.refused("is_leaf", leaf, "true or false")),
+            Some(leaf) => leaf
+                .as_bool()
+                .map(|leaf| !leaf)
+                .ok_or_else(|| self.refused("is_leaf", leaf, "true or false")),
         }
     }
 
@@ -167,13 +195,24 @@ impl Figures<'_> {
             return Err(differ(intercepts.len(), "intercepts"));
         }
         if let Some(count) = self.fields.get("n_segments") {
-            let found = count.as_u64().ok_or_else(|| self.refused("n_segments", count, "the number of slopes"))? as usize;
+            let found = count
+                .as_u64()
+                .ok_or_else(|| self.refused("n_segments", count, "the number of slopes"))?
+                as usize;
             if found != slopes.len() {
                 return Err(differ(found, "segments by `n_segments`"));
             }
         }
-        let segments = slopes.iter().zip(intercepts).map(|(&slope, intercept)| Segment { slope, intercept }).collect();
-        let breakpoints = if self.fields.contains_key("breakpoints") { self.numbers("breakpoints")? } else { Vec::new() };
+        let segments = slopes
+            .iter()
+            .zip(intercepts)
+            .map(|(&slope, intercept)| Segment { slope, intercept })
+            .collect();
+        let breakpoints = if self.fields.contains_key("breakpoints") {
+            self.numbers("breakpoints")?
+        } else {
+            Vec::new()
+        };
         Ok(TradeoffCurve { segments, breakpoints, points: self.points()? })
     }
 
@@ -182,10 +221,13 @@ impl Figures<'_> {
         let Some(value) = self.fields.get("tradeoff_curve") else { return Ok(Vec::new()) };
         let points: Option<Vec<(f64, f64)>> = match value {
             Value::Array(list) => list.iter().map(pair).collect(),
-            Value::Object(table) => table.iter().map(|(x, y)| Some((x.parse().ok()?, y.as_f64()?))).collect(),
+            Value::Object(table) => {
+                table.iter().map(|(x, y)| Some((x.parse().ok()?, y.as_f64()?))).collect()
+            }
             _ => None,
         };
-        let mut points = points.ok_or_else(|| self.refused("tradeoff_curve", value, "pairs of numbers"))?;
+        let mut points =
+            points.ok_or_else(|| self.refused("tradeoff_curve", value, "pairs of numbers"))?;
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
         Ok(points)
     }
@@ -203,7 +245,9 @@ fn without_literals(text: &[u8]) -> Vec<u8> {
     let mut cleaned = Vec::with_capacity(text.len());
     let (mut rest, mut quoted) = (text, false);
     while let Some(&byte) = rest.first() {
-        let literal = ["NaN", "-Infinity", "Infinity"].into_iter().find(|&literal| !quoted && rest.starts_with(literal.as_bytes()));
+        let literal = ["NaN", "-Infinity", "Infinity"]
+            .into_iter()
+            .find(|&literal| !quoted && rest.starts_with(literal.as_bytes()));
         let taken = match (literal, byte) {
             (Some(literal), _) => literal.len(),
             (None, b'\\') if quoted => rest.len().min(2),

@@ -1,9 +1,9 @@
-//! Statistics of modules, from a graph and what its nodes cost. Invariant: all figures of one module's backward pass are
-//! of one moment, its peak, so that they add up to what is held there; a module is the set of its nodes, however often
-//! and in however many pieces it runs.
+//! Statistics of modules, from a graph and what its nodes cost. Invariant: all figures of one
+//! module's backward pass are of one moment, its peak, so that they add up to what is held there; a
+//! module is the set of its nodes, however often and in however many pieces it runs.
 //!
-//! Source of the figures: PyTorch, `torch/distributed/_tools/mem_tracker.py` and `ilp_utils.py`. `doc/theory/modules.md`
-//! defines them and lists departures.
+//! Source of the figures: PyTorch, `torch/distributed/_tools/mem_tracker.py` and `ilp_utils.py`.
+//! `doc/theory/modules.md` defines them and lists departures.
 
 use cranelift_entity::{PrimaryMap, SecondaryMap};
 
@@ -36,7 +36,8 @@ struct Runs {
     peak: Option<usize>,
 }
 
-/// Statistics of every module that the graph names, and of the modules above them, under a root called as the graph.
+/// Statistics of every module that the graph names, and of the modules above them, under a root
+/// called as the graph.
 pub fn measure(graph: &Graph, profile: &Profile) -> Result<ModuleInfo, ModuleInfoError> {
     let flow = dataflow(graph, profile);
     let program = graph.program();
@@ -47,14 +48,20 @@ pub fn measure(graph: &Graph, profile: &Profile) -> Result<ModuleInfo, ModuleInf
         name if name.is_empty() => "model".to_string(),
         name => name,
     };
-    let mut stats: PrimaryMap<ModuleIndex, ModuleStats> = PrimaryMap::with_capacity(tree.branches().len());
+    let mut stats: PrimaryMap<ModuleIndex, ModuleStats> =
+        PrimaryMap::with_capacity(tree.branches().len());
     for (module, branch) in tree.branches() {
         let runs = &runs[module];
         let peak = |curve: &[Bytes]| runs.peak.map_or(Bytes::ZERO, |peak| curve[peak]);
-        let checkpointed = (branch.below > 0).then(|| groups(graph, profile, &flow, module, &runs.forward)).flatten();
-        let checkpointed = checkpointed.map(|groups| tradeoff(&groups)).filter(|tradeoff| tradeoff.bytes > Bytes::ZERO);
+        let checkpointed = (branch.below > 0)
+            .then(|| groups(graph, profile, &flow, module, &runs.forward))
+            .flatten();
+        let checkpointed = checkpointed
+            .map(|groups| tradeoff(&groups))
+            .filter(|tradeoff| tradeoff.bytes > Bytes::ZERO);
         let behind = runs.last_forward.map_or(Bytes::ZERO, |last| curves.activations_behind[last]);
-        let name = if branch.path.is_empty() { root.clone() } else { format!("{root}.{}", branch.path) };
+        let name =
+            if branch.path.is_empty() { root.clone() } else { format!("{root}.{}", branch.path) };
         stats.push(ModuleStats {
             name,
             total_gradients: peak(&curves.gradients),
@@ -107,7 +114,12 @@ fn curves(graph: &Graph, profile: &Profile, flow: &Dataflow, program: &[NodeId])
         }
     }
     let mut now = [Bytes::ZERO; 3];
-    let mut curves = Curves { activations: vec![], activations_behind: vec![], gradients: vec![], temporaries: vec![] };
+    let mut curves = Curves {
+        activations: vec![],
+        activations_behind: vec![],
+        gradients: vec![],
+        temporaries: vec![],
+    };
     for (changes, &id) in changes.iter().zip(program) {
         (0..3).for_each(|kind| now[kind] += changes[kind].0);
         curves.activations.push(now[0]);
@@ -120,7 +132,8 @@ fn curves(graph: &Graph, profile: &Profile, flow: &Dataflow, program: &[NodeId])
 }
 
 fn runs(graph: &Graph, flow: &Dataflow, program: &[NodeId]) -> SecondaryMap<ModuleIndex, Runs> {
-    let mut table: SecondaryMap<ModuleIndex, Runs> = SecondaryMap::with_capacity(flow.tree.branches().len());
+    let mut table: SecondaryMap<ModuleIndex, Runs> =
+        SecondaryMap::with_capacity(flow.tree.branches().len());
     for (position, &id) in program.iter().enumerate() {
         for module in flow.tree.lineage(flow.tree.of(graph.nodes()[id].module)) {
             let runs = &mut table[module];
@@ -140,15 +153,25 @@ fn runs(graph: &Graph, flow: &Dataflow, program: &[NodeId]) -> SecondaryMap<Modu
 }
 
 /// Parameters, inputs and outputs.
-fn borders(graph: &Graph, flow: &Dataflow, program: &[NodeId], stats: &mut PrimaryMap<ModuleIndex, ModuleStats>) {
+fn borders(
+    graph: &Graph,
+    flow: &Dataflow,
+    program: &[NodeId],
+    stats: &mut PrimaryMap<ModuleIndex, ModuleStats>,
+) {
     let tree = &flow.tree;
-    let forward = program.iter().copied().filter(|&id| flow.phases[id].is_forward() && !is_update(graph, id));
+    let forward =
+        program.iter().copied().filter(|&id| flow.phases[id].is_forward() && !is_update(graph, id));
     let read = flow.reads(graph, forward);
 
-    let is_parameter = |storage| graph.producer(storage).is_some_and(|maker| graph.nodes()[maker].phase == Phase::Parameter);
-    let mut parameters: Vec<_> = read.iter().copied().filter(|&(storage, _)| is_parameter(storage)).collect();
+    let is_parameter = |storage| {
+        graph.producer(storage).is_some_and(|maker| graph.nodes()[maker].phase == Phase::Parameter)
+    };
+    let mut parameters: Vec<_> =
+        read.iter().copied().filter(|&(storage, _)| is_parameter(storage)).collect();
     let placeholders = graph.placeholder_storages().filter(|&(_, storage)| is_parameter(storage));
-    parameters.extend(placeholders.map(|(id, storage)| (storage, tree.of(graph.nodes()[id].module))));
+    parameters
+        .extend(placeholders.map(|(id, storage)| (storage, tree.of(graph.nodes()[id].module))));
     parameters.sort_unstable();
     tree.across_borders(
         &parameters,
@@ -160,33 +183,51 @@ fn borders(graph: &Graph, flow: &Dataflow, program: &[NodeId], stats: &mut Prima
     );
 
     let made = |storage| flow.made_forward(graph, storage);
-    let inputs: Vec<_> = read.iter().copied().filter(|&(storage, _)| flow.is_batch(graph, storage) || made(storage).is_some()).collect();
+    let inputs: Vec<_> = read
+        .iter()
+        .copied()
+        .filter(|&(storage, _)| flow.is_batch(graph, storage) || made(storage).is_some())
+        .collect();
     let holds = |module, storage| made(storage).is_some_and(|maker| tree.contains(module, maker));
-    tree.across_borders(&inputs, holds, |module, storage| stats[module].input += graph.storages()[storage]);
+    tree.across_borders(&inputs, holds, |module, storage| {
+        stats[module].input += graph.storages()[storage]
+    });
 
     let mut readers = &read[..];
     for (storage, &bytes) in graph.storages() {
-        let (these, others) = readers.split_at(readers.partition_point(|&(other, _)| other == storage));
+        let (these, others) =
+            readers.split_at(readers.partition_point(|&(other, _)| other == storage));
         readers = others;
         let Some(maker) = made(storage) else { continue };
-        let leaves = |&module: &ModuleIndex| graph.is_kept(storage) || these.iter().any(|&(_, reader)| !tree.contains(module, reader));
+        let leaves = |&module: &ModuleIndex| {
+            graph.is_kept(storage)
+                || these.iter().any(|&(_, reader)| !tree.contains(module, reader))
+        };
         for module in tree.lineage(maker).take_while(leaves) {
             stats[module].output += bytes;
         }
     }
 }
 
-fn orders(tree: &ModuleTree, runs: &SecondaryMap<ModuleIndex, Runs>, stats: &PrimaryMap<ModuleIndex, ModuleStats>) -> ModuleOrders {
+fn orders(
+    tree: &ModuleTree,
+    runs: &SecondaryMap<ModuleIndex, Runs>,
+    stats: &PrimaryMap<ModuleIndex, ModuleStats>,
+) -> ModuleOrders {
     let depth = |module: ModuleIndex| tree.branches()[module].depth;
-    let names = |order: Vec<ModuleIndex>| order.into_iter().map(|module| stats[module].name.clone()).collect();
+    let names = |order: Vec<ModuleIndex>| {
+        order.into_iter().map(|module| stats[module].name.clone()).collect()
+    };
     let pre: Vec<ModuleIndex> = tree.branches().keys().collect();
     // Where nodes of several modules begin or end at once, one contains the other.
     let mut post = pre.clone();
     post.sort_by_key(|&module| (runs[module].last_forward, std::cmp::Reverse(depth(module))));
-    let back: Vec<ModuleIndex> = pre.iter().copied().filter(|&module| runs[module].last_backward.is_some()).collect();
+    let back: Vec<ModuleIndex> =
+        pre.iter().copied().filter(|&module| runs[module].last_backward.is_some()).collect();
     let (mut backward_pre, mut backward_post) = (back.clone(), back);
     backward_pre.sort_by_key(|&module| (runs[module].first_backward, depth(module)));
-    backward_post.sort_by_key(|&module| (runs[module].last_backward, std::cmp::Reverse(depth(module))));
+    backward_post
+        .sort_by_key(|&module| (runs[module].last_backward, std::cmp::Reverse(depth(module))));
     ModuleOrders {
         forward_pre: names(pre),
         forward_post: names(post),

@@ -1,6 +1,7 @@
-//! Statistics of a model's modules: what each holds and how long it takes. Invariant: one tree under one root, every
-//! module in it once, indexed in forward pre-order; ancestors come before their descendants, and every figure is a
-//! finite number of bytes, of seconds or of a tradeoff curve.
+//! Statistics of a model's modules: what each holds and how long it takes. Invariant: one tree
+//! under one root, every module in it once, indexed in forward pre-order; ancestors come before
+//! their descendants, and every figure is a finite number of bytes, of seconds or of a tradeoff
+//! curve.
 //!
 //! Source of the fields: PyTorch, `torch/distributed/_tools/ilp_utils.py` (`ModStats`).
 
@@ -37,7 +38,8 @@ pub struct ModuleStats {
     pub parameters: Bytes,
     /// The gradients of its parameters.
     pub gradients: Bytes,
-    /// All gradients there are when its backward pass begins; measured on a graph, at the peak of its backward pass.
+    /// All gradients there are when its backward pass begins; measured on a graph, at the peak of
+    /// its backward pass.
     pub total_gradients: Bytes,
     /// Activations that its forward pass leaves, without its input and its output.
     pub forward_activations: Bytes,
@@ -65,13 +67,14 @@ pub struct ModuleStats {
     pub tradeoff: TradeoffCurve,
 }
 
-/// Share of a module's checkpointing seconds that is recomputed, over its discard ratio: the largest of the segments,
-/// and never below 0.
+/// Share of a module's checkpointing seconds that is recomputed, over its discard ratio: the
+/// largest of the segments, and never below 0.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct TradeoffCurve {
     /// Its linear pieces.
     pub segments: Vec<Segment>,
-    /// The discard ratios where segments begin and end, one more than segments; none where nobody recorded them.
+    /// The discard ratios where segments begin and end, one more than segments; none where nobody
+    /// recorded them.
     pub breakpoints: Vec<f64>,
     /// What was measured: discard ratio and share of the seconds.
     pub points: Vec<(f64, f64)>,
@@ -93,7 +96,8 @@ pub struct ModuleOrders {
     pub forward_pre: Vec<String>,
     /// As forward passes end.
     pub forward_post: Vec<String>,
-    /// As backward passes begin; without modules that have none, and empty where nobody recorded it.
+    /// As backward passes begin; without modules that have none, and empty where nobody recorded
+    /// it.
     pub backward_pre: Vec<String>,
     /// As backward passes end; the same holds.
     pub backward_post: Vec<String>,
@@ -116,7 +120,10 @@ pub struct ModuleInfo {
 #[derive(Clone, Debug, PartialEq, Error)]
 #[allow(missing_docs)] // each message says what its fields are
 pub enum ModuleInfoError {
-    #[error("it is no JSON of module statistics: {reason}; `mod_order` and `mod_stats` are expected, bare or under `module_info`")]
+    #[error(
+        "it is no JSON of module statistics: {reason}; `mod_order` and `mod_stats` are expected, \
+         bare or under `module_info`"
+    )]
     Json { reason: String },
     #[error("there is no module: `mod_stats` is empty; record at least the root")]
     Empty,
@@ -134,41 +141,68 @@ pub enum ModuleInfoError {
     NotOrdered { module: String, order: &'static str },
     #[error("module `{module}` stands in {order} but has no statistics; add them to `mod_stats`")]
     NoStatistics { module: String, order: &'static str },
-    #[error("`{module}` is no fully qualified name: a component is empty; join components by single dots")]
+    #[error(
+        "`{module}` is no fully qualified name: a component is empty; join components by single \
+         dots"
+    )]
     Name { module: String },
-    #[error("module `{module}` is not below the root `{root}`; one module has to contain all others")]
+    #[error(
+        "module `{module}` is not below the root `{root}`; one module has to contain all others"
+    )]
     SecondRoot { module: String, root: String },
-    #[error("module `{module}` comes {when} its ancestor `{ancestor}` in {order}, so each would contain the other; record the order anew")]
+    #[error(
+        "module `{module}` comes {when} its ancestor `{ancestor}` in {order}, so each would \
+         contain the other; record the order anew"
+    )]
     Cycle { module: String, ancestor: String, when: &'static str, order: &'static str },
 }
 
-/// More bytes than any figure may have, 16 TiB; sums over tens of thousands of modules stay below [`Bytes::LIMIT`].
+/// More bytes than any figure may have, 16 TiB; sums over tens of thousands of modules stay below
+/// [`Bytes::LIMIT`].
 const LARGEST: Bytes = Bytes(1 << 44);
 
 impl ModuleInfo {
     /// Verifies statistics, given in any order, and the orders of their modules.
-    pub fn new(stats: Vec<ModuleStats>, orders: &ModuleOrders) -> Result<ModuleInfo, ModuleInfoError> {
+    pub fn new(
+        stats: Vec<ModuleStats>,
+        orders: &ModuleOrders,
+    ) -> Result<ModuleInfo, ModuleInfoError> {
         let mut given = BTreeMap::new();
         for stats in stats {
             figures(&stats)?;
             match given.entry(stats.name.clone()) {
                 Entry::Vacant(free) => drop(free.insert(stats)),
-                Entry::Occupied(_) => return Err(ModuleInfoError::Duplicate { module: stats.name, place: "`mod_stats`" }),
+                Entry::Occupied(_) => {
+                    return Err(ModuleInfoError::Duplicate {
+                        module: stats.name,
+                        place: "`mod_stats`",
+                    });
+                }
             }
         }
         let mut index: BTreeMap<&str, ModuleIndex> = BTreeMap::new();
         for (at, name) in orders.forward_pre.iter().enumerate() {
             if !given.contains_key(name) {
-                return Err(ModuleInfoError::NoStatistics { module: name.clone(), order: "fw_pre_order" });
+                return Err(ModuleInfoError::NoStatistics {
+                    module: name.clone(),
+                    order: "fw_pre_order",
+                });
             }
             if index.insert(name, ModuleIndex::new(at)).is_some() {
-                return Err(ModuleInfoError::Duplicate { module: name.clone(), place: "fw_pre_order" });
+                return Err(ModuleInfoError::Duplicate {
+                    module: name.clone(),
+                    place: "fw_pre_order",
+                });
             }
         }
         if let Some(left) = given.keys().find(|name| !index.contains_key(name.as_str())) {
-            return Err(ModuleInfoError::NotOrdered { module: left.clone(), order: "fw_pre_order" });
+            return Err(ModuleInfoError::NotOrdered {
+                module: left.clone(),
+                order: "fw_pre_order",
+            });
         }
-        let modules: PrimaryMap<ModuleIndex, ModuleStats> = orders.forward_pre.iter().filter_map(|name| given.remove(name)).collect();
+        let modules: PrimaryMap<ModuleIndex, ModuleStats> =
+            orders.forward_pre.iter().filter_map(|name| given.remove(name)).collect();
         let Some(root) = modules.values().next() else { return Err(ModuleInfoError::Empty) };
 
         let mut parent = SecondaryMap::new();
@@ -177,10 +211,18 @@ impl ModuleInfo {
             match above {
                 Some((&ancestor, &above)) if above > module => {
                     let (module, ancestor) = (stats.name.clone(), ancestor.to_string());
-                    return Err(ModuleInfoError::Cycle { module, ancestor, when: "before", order: "fw_pre_order" });
+                    return Err(ModuleInfoError::Cycle {
+                        module,
+                        ancestor,
+                        when: "before",
+                        order: "fw_pre_order",
+                    });
                 }
                 None if module.index() > 0 => {
-                    return Err(ModuleInfoError::SecondRoot { module: stats.name.clone(), root: root.name.clone() });
+                    return Err(ModuleInfoError::SecondRoot {
+                        module: stats.name.clone(),
+                        root: root.name.clone(),
+                    });
                 }
                 above => parent[module] = above.map(|(_, &above)| above),
             }
@@ -197,16 +239,22 @@ impl ModuleInfo {
             position[module] = at;
         }
         for (module, stats) in &modules {
-            if let Some(above) = parent[module].filter(|&above| position[above] < position[module]) {
+            if let Some(above) = parent[module].filter(|&above| position[above] < position[module])
+            {
                 let ancestor = modules[above].name.clone();
-                return Err(ModuleInfoError::Cycle { module: stats.name.clone(), ancestor, when: "after", order: "fw_post_order" });
+                return Err(ModuleInfoError::Cycle {
+                    module: stats.name.clone(),
+                    ancestor,
+                    when: "after",
+                    order: "fw_post_order",
+                });
             }
         }
         Ok(ModuleInfo { modules, forward_post, backward_pre, backward_post, position, parent })
     }
 
-    /// Reads the JSON of PyTorch's tools: `mod_order` and `mod_stats`, bare or under `module_info`; milliseconds there
-    /// are seconds here. Unknown keys are ignored.
+    /// Reads the JSON of PyTorch's tools: `mod_order` and `mod_stats`, bare or under `module_info`;
+    /// milliseconds there are seconds here. Unknown keys are ignored.
     pub fn from_json(text: &[u8]) -> Result<ModuleInfo, ModuleInfoError> {
         format::read(text)
     }
@@ -266,11 +314,17 @@ impl ModuleInfo {
         self.lineage(lower).any(|module| module == upper)
     }
 
-    /// The peak without checkpointing and without sharding: the largest, over all modules, of the model's parameters
-    /// with the module's total gradients, activation gradients and total activations.
+    /// The peak without checkpointing and without sharding: the largest, over all modules, of the
+    /// model's parameters with the module's total gradients, activation gradients and total
+    /// activations.
     pub fn baseline_peak(&self) -> Bytes {
         let parameters = self.modules[self.root()].parameters;
-        let at = |stats: &ModuleStats| parameters + stats.total_gradients + stats.activation_gradients + stats.total_activations;
+        let at = |stats: &ModuleStats| {
+            parameters
+                + stats.total_gradients
+                + stats.activation_gradients
+                + stats.total_activations
+        };
         self.modules.values().map(at).max().unwrap_or_default()
     }
 
@@ -287,10 +341,16 @@ fn above(name: &str) -> impl Iterator<Item = &str> {
 }
 
 /// An order as indices.
-fn ordered(names: &[String], index: &BTreeMap<&str, ModuleIndex>, order: &'static str) -> Result<Vec<ModuleIndex>, ModuleInfoError> {
+fn ordered(
+    names: &[String],
+    index: &BTreeMap<&str, ModuleIndex>,
+    order: &'static str,
+) -> Result<Vec<ModuleIndex>, ModuleInfoError> {
     let mut seen: SecondaryMap<ModuleIndex, bool> = SecondaryMap::new();
     let place = |name: &String| {
-        let &module = index.get(name.as_str()).ok_or_else(|| ModuleInfoError::NoStatistics { module: name.clone(), order })?;
+        let &module = index
+            .get(name.as_str())
+            .ok_or_else(|| ModuleInfoError::NoStatistics { module: name.clone(), order })?;
         if std::mem::replace(&mut seen[module], true) {
             return Err(ModuleInfoError::Duplicate { module: name.clone(), place: order });
         }
@@ -309,7 +369,9 @@ fn present(
     let mut seen: SecondaryMap<ModuleIndex, bool> = SecondaryMap::new();
     order.iter().for_each(|&module| seen[module] = true);
     match modules.iter().find(|&(module, stats)| must(stats) && !seen[module]) {
-        Some((_, stats)) => Err(ModuleInfoError::NotOrdered { module: stats.name.clone(), order: name }),
+        Some((_, stats)) => {
+            Err(ModuleInfoError::NotOrdered { module: stats.name.clone(), order: name })
+        }
         None => Ok(()),
     }
 }
@@ -319,7 +381,9 @@ fn figures(stats: &ModuleStats) -> Result<(), ModuleInfoError> {
     if stats.name.split('.').any(str::is_empty) {
         return Err(ModuleInfoError::Name { module: stats.name.clone() });
     }
-    let refuse = |field, found: String, expected| Err(ModuleInfoError::Figure { module: stats.name.clone(), field, found, expected });
+    let refuse = |field, found: String, expected| {
+        Err(ModuleInfoError::Figure { module: stats.name.clone(), field, found, expected })
+    };
     let bytes = [
         ("param_per_module", stats.parameters),
         ("grad_per_module", stats.gradients),
@@ -335,26 +399,39 @@ fn figures(stats: &ModuleStats) -> Result<(), ModuleInfoError> {
     if let Some((field, bytes)) = bytes.into_iter().find(|&(_, bytes)| bytes > LARGEST) {
         return refuse(field, bytes.0.to_string(), "at most 16 TiB");
     }
-    let seconds =
-        [("fw_runtime_per_module", stats.forward), ("bw_runtime_per_module", stats.backward), ("sac_runtime", stats.checkpointing_seconds)];
-    if let Some((field, seconds)) = seconds.into_iter().find(|(_, seconds)| !(0.0..=1e9).contains(&seconds.0)) {
+    let seconds = [
+        ("fw_runtime_per_module", stats.forward),
+        ("bw_runtime_per_module", stats.backward),
+        ("sac_runtime", stats.checkpointing_seconds),
+    ];
+    if let Some((field, seconds)) =
+        seconds.into_iter().find(|(_, seconds)| !(0.0..=1e9).contains(&seconds.0))
+    {
         return refuse(field, format!("{} s", seconds.0), "a time from 0 to 1e9 seconds");
     }
     let curve = &stats.tradeoff;
     let slopes = curve.segments.iter().map(|segment| ("slopes", segment.slope));
     let intercepts = curve.segments.iter().map(|segment| ("intercepts", segment.intercept));
-    if let Some((field, found)) = slopes.chain(intercepts).find(|(_, x)| !(-1e9..=1e9).contains(x)) {
+    if let Some((field, found)) = slopes.chain(intercepts).find(|(_, x)| !(-1e9..=1e9).contains(x))
+    {
         return refuse(field, found.to_string(), "a number of at most 1e9 either way");
     }
     let breakpoints = curve.breakpoints.iter().map(|&at| ("breakpoints", at));
     let points = curve.points.iter().flat_map(|&(x, y)| [x, y]).map(|x| ("tradeoff_curve", x));
-    if let Some((field, found)) = breakpoints.chain(points).find(|(_, x)| !(0.0..=1e9).contains(x)) {
+    if let Some((field, found)) = breakpoints.chain(points).find(|(_, x)| !(0.0..=1e9).contains(x))
+    {
         return refuse(field, found.to_string(), "a share from 0 to 1e9");
     }
     let (segments, found) = (curve.segments.len(), curve.breakpoints.len());
     if found > 0 && found != segments + 1 {
         let (what, expected) = ("breakpoints", segments + 1);
-        return Err(ModuleInfoError::Curve { module: stats.name.clone(), segments, found, what, expected });
+        return Err(ModuleInfoError::Curve {
+            module: stats.name.clone(),
+            segments,
+            found,
+            what,
+            expected,
+        });
     }
     Ok(())
 }

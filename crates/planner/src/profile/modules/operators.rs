@@ -1,4 +1,5 @@
-//! Statistics of the operators under one module, as checkpointing sees them. Invariant: every index is an operator's.
+//! Statistics of the operators under one module, as checkpointing sees them. Invariant: every index
+//! is an operator's.
 
 use serde_json::Value;
 use thiserror::Error;
@@ -18,7 +19,8 @@ pub struct OperatorStats {
     pub is_view: bool,
     /// It draws random numbers.
     pub is_random: bool,
-    /// The operator whose output it writes over, by its place; itself where that is no output of the module's.
+    /// The operator whose output it writes over, by its place; itself where that is no output of
+    /// the module's.
     pub in_place_of: Option<usize>,
 }
 
@@ -32,10 +34,14 @@ pub enum OperatorStatsError {
     Place { module: String, field: &'static str, found: u64, operators: usize },
 }
 
-/// Operators of one module from the JSON of PyTorch's tools (`SACStats`; milliseconds there are seconds here), and
-/// whether random numbers have to be saved.
-pub fn operators(module: &str, stats: &Value) -> Result<(Vec<OperatorStats>, bool), OperatorStatsError> {
-    let wrong = |field, expected| OperatorStatsError::Field { module: module.to_string(), field, expected };
+/// Operators of one module from the JSON of PyTorch's tools (`SACStats`; milliseconds there are
+/// seconds here), and whether random numbers have to be saved.
+pub fn operators(
+    module: &str,
+    stats: &Value,
+) -> Result<(Vec<OperatorStats>, bool), OperatorStatsError> {
+    let wrong =
+        |field, expected| OperatorStatsError::Field { module: module.to_string(), field, expected };
     let list = |field| stats[field].as_array().ok_or_else(|| wrong(field, "a list"));
     let (names, runtimes, memory) = (list("func_names")?, list("runtimes")?, list("memory")?);
     for (field, other) in [("runtimes", runtimes), ("memory", memory)] {
@@ -53,11 +59,19 @@ pub fn operators(module: &str, stats: &Value) -> Result<(Vec<OperatorStats>, boo
     };
     let mut operators = Vec::with_capacity(names.len());
     for ((name, runtime), bytes) in names.iter().zip(runtimes).zip(memory) {
-        let milliseconds = runtime.as_f64().filter(|&x| x >= 0.0).ok_or_else(|| wrong("runtimes", "milliseconds, 0 or more"))?;
+        let milliseconds = runtime
+            .as_f64()
+            .filter(|&x| x >= 0.0)
+            .ok_or_else(|| wrong("runtimes", "milliseconds, 0 or more"))?;
         operators.push(OperatorStats {
             name: name.as_str().ok_or_else(|| wrong("func_names", "a list of names"))?.to_string(),
             seconds: Seconds(milliseconds / 1e3),
-            bytes: Bytes(bytes.as_u64().filter(|&x| x <= super::LARGEST.0).ok_or_else(|| wrong("memory", "bytes, 0 or more"))?),
+            bytes: Bytes(
+                bytes
+                    .as_u64()
+                    .filter(|&x| x <= super::LARGEST.0)
+                    .ok_or_else(|| wrong("memory", "bytes, 0 or more"))?,
+            ),
             is_view: false,
             is_random: false,
             in_place_of: None,
@@ -73,7 +87,8 @@ pub fn operators(module: &str, stats: &Value) -> Result<(Vec<OperatorStats>, boo
         let [operator, parent] = pair.as_array().map(Vec::as_slice).unwrap_or_default() else {
             return Err(wrong("inplace_ops", "pairs of places"));
         };
-        operators[place("inplace_ops", operator)?].in_place_of = Some(place("inplace_ops", parent)?);
+        operators[place("inplace_ops", operator)?].in_place_of =
+            Some(place("inplace_ops", parent)?);
     }
     Ok((operators, stats["force_store_random"].as_bool().unwrap_or(false)))
 }

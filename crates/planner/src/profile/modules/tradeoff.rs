@@ -1,17 +1,19 @@
-//! What checkpointing one module costs: seconds run again over bytes not kept. Invariant: every point of a curve is a set
-//! of operators that can be discarded; the segments are exact where one begins or ends, and no set of operators lies
-//! below them, save within the last thousandth, where steep segments give way to one above them.
+//! What checkpointing one module costs: seconds run again over bytes not kept. Invariant: every
+//! point of a curve is a set of operators that can be discarded; the segments are exact where one
+//! begins or ends, and no set of operators lies below them, save within the last thousandth, where
+//! steep segments give way to one above them.
 //!
-//! Source of the operators: PyTorch, `torch/distributed/_tools/sac_estimator.py`. The fit with random starts that stands
-//! there is replaced by the lower convex hull: `doc/theory/tradeoff.md`.
+//! Source of the operators: PyTorch, `torch/distributed/_tools/sac_estimator.py`. The fit with
+//! random starts that stands there is replaced by the lower convex hull: `doc/theory/tradeoff.md`.
 
 use super::{ModuleIndex, Segment, TradeoffCurve};
 use crate::graph::{Graph, NodeId, StorageId};
 use crate::profile::{Dataflow, DisjointSets, Profile};
 use crate::units::{Bytes, Seconds};
 
-/// Steeper segments give way to one of this slope: the last bytes of a curve, a thousandth of it at most, that take long
-/// to make, are nothing that a plan could aim for, and slopes without bound ruin every solver.
+/// Steeper segments give way to one of this slope: the last bytes of a curve, a thousandth of it at
+/// most, that take long to make, are nothing that a plan could aim for, and slopes without bound
+/// ruin every solver.
 const STEEPEST: f64 = 1e3;
 
 /// Operators that are discarded together or not at all.
@@ -46,21 +48,29 @@ pub struct Tradeoff {
 }
 
 impl TradeoffCurve {
-    /// What is done where a ratio of at least `ratio` is to be discarded: the next point that operators reach. Its cost is
-    /// an upper bound of the cheapest way; the segments at `ratio` are a lower one.
+    /// What is done where a ratio of at least `ratio` is to be discarded: the next point that
+    /// operators reach. Its cost is an upper bound of the cheapest way; the segments at `ratio` are
+    /// a lower one.
     pub fn realised(&self, ratio: f64) -> Option<(f64, f64)> {
         self.points.iter().copied().find(|&(discarded, _)| discarded >= ratio)
     }
 }
 
-/// The operators of a module, given its forward nodes that run, in program order. None where they cannot run again:
-/// something that they read from outside is overwritten later.
+/// The operators of a module, given its forward nodes that run, in program order. None where they
+/// cannot run again: something that they read from outside is overwritten later.
 ///
-/// Views are made again for nothing and are no operators here. Who reads or writes a storage before it is overwritten is
-/// discarded with whoever made it; nodes that draw random numbers are discarded together. An output that leaves the
-/// module is not discarded. Where a node of the module reads it and the backward pass does not, which would keep it, the
-/// node that makes it runs again whatever is discarded.
-pub fn groups(graph: &Graph, profile: &Profile, flow: &Dataflow, module: ModuleIndex, forward: &[NodeId]) -> Option<Groups> {
+/// Views are made again for nothing and are no operators here. Who reads or writes a storage before
+/// it is overwritten is discarded with whoever made it; nodes that draw random numbers are
+/// discarded together. An output that leaves the module is not discarded. Where a node of the
+/// module reads it and the backward pass does not, which would keep it, the node that makes it runs
+/// again whatever is discarded.
+pub fn groups(
+    graph: &Graph,
+    profile: &Profile,
+    flow: &Dataflow,
+    module: ModuleIndex,
+    forward: &[NodeId],
+) -> Option<Groups> {
     let mut together = DisjointSets::new(forward.len());
     let mut first_random = None;
     for (index, &id) in forward.iter().enumerate() {
@@ -69,17 +79,23 @@ pub fn groups(graph: &Graph, profile: &Profile, flow: &Dataflow, module: ModuleI
         }
         for value in graph.nodes()[id].inputs.iter().map(|&value| &graph.values()[value]) {
             let maker = graph.producer(value.storage)?;
-            // Parameters and buffers are written behind the backward pass, or by updates, which do not run again.
-            if value.version == flow.readers[value.storage].version || graph.nodes()[maker].phase.is_persistent() {
+            // Parameters and buffers are written behind the backward pass, or by updates, which do
+            // not run again.
+            if value.version == flow.readers[value.storage].version
+                || graph.nodes()[maker].phase.is_persistent()
+            {
                 continue;
             }
             together.join(forward.binary_search(&maker).ok()?, index);
         }
     }
-    let mut read: Vec<StorageId> = forward.iter().flat_map(|&id| graph.reads(id)).copied().collect();
+    let mut read: Vec<StorageId> =
+        forward.iter().flat_map(|&id| graph.reads(id)).copied().collect();
     read.sort_unstable();
     let leaves = |storage: StorageId| !flow.stays(graph, module, storage);
-    let needed_again = |&storage: &StorageId| leaves(storage) && !flow.readers[storage].backward && read.binary_search(&storage).is_ok();
+    let needed_again = |&storage: &StorageId| {
+        leaves(storage) && !flow.readers[storage].backward && read.binary_search(&storage).is_ok()
+    };
     let mut groups = vec![Group::default(); forward.len()];
     let mut always = Seconds(0.0);
     for (index, &id) in forward.iter().enumerate() {
@@ -87,7 +103,8 @@ pub fn groups(graph: &Graph, profile: &Profile, flow: &Dataflow, module: ModuleI
         let discarded = graph.fresh(id).iter().filter(|&&storage| !leaves(storage));
         group.nodes.push(id);
         group.bytes += discarded.map(|&storage| graph.storages()[storage]).sum();
-        let seconds = if graph.fresh(id).iter().any(needed_again) { &mut always } else { &mut group.seconds };
+        let seconds =
+            if graph.fresh(id).iter().any(needed_again) { &mut always } else { &mut group.seconds };
         *seconds = *seconds + profile.seconds[id];
     }
     groups.retain(|group| group.bytes > Bytes::ZERO);
@@ -102,7 +119,8 @@ struct Sum {
 }
 
 impl Sum {
-    /// As a quotient: products of two groups, compared crosswise, round so that they do not even order three of them.
+    /// As a quotient: products of two groups, compared crosswise, round so that they do not even
+    /// order three of them.
     fn seconds_per_byte(&self) -> f64 {
         self.seconds.0 / self.bytes.0 as f64
     }
@@ -110,14 +128,21 @@ impl Sum {
 
 /// The curve over all sets of operators: the most bytes per second first, ties in program order.
 pub fn tradeoff(all: &Groups) -> Tradeoff {
-    let mut groups: Vec<Sum> = all.groups.iter().map(|group| Sum { bytes: group.bytes, seconds: group.seconds }).collect();
+    let mut groups: Vec<Sum> =
+        all.groups.iter().map(|group| Sum { bytes: group.bytes, seconds: group.seconds }).collect();
     groups.sort_by(|a, b| a.seconds_per_byte().total_cmp(&b.seconds_per_byte()));
     let mut done = vec![Sum { bytes: Bytes::ZERO, seconds: all.always }];
     let mut corners = done.clone();
     for (index, group) in groups.iter().enumerate() {
         let before = done[index];
-        done.push(Sum { bytes: before.bytes + group.bytes, seconds: before.seconds + group.seconds });
-        if groups.get(index + 1).is_none_or(|next| next.seconds_per_byte() > group.seconds_per_byte()) {
+        done.push(Sum {
+            bytes: before.bytes + group.bytes,
+            seconds: before.seconds + group.seconds,
+        });
+        if groups
+            .get(index + 1)
+            .is_none_or(|next| next.seconds_per_byte() > group.seconds_per_byte())
+        {
             corners.push(done[index + 1]);
         }
     }
@@ -129,9 +154,13 @@ pub fn tradeoff(all: &Groups) -> Tradeoff {
     let ratio = |at: &Sum| share(at.bytes.0 as f64, all.bytes.0 as f64);
     let time = |at: &Sum| share(at.seconds.0, all.seconds.0);
     let slope = |from: &Sum, to: &Sum| {
-        share(to.seconds.0 - from.seconds.0, all.seconds.0) / share((to.bytes - from.bytes).0 as f64, all.bytes.0 as f64)
+        share(to.seconds.0 - from.seconds.0, all.seconds.0)
+            / share((to.bytes - from.bytes).0 as f64, all.bytes.0 as f64)
     };
-    let mut curve = TradeoffCurve { points: done.iter().map(|at| (ratio(at), time(at))).collect(), ..TradeoffCurve::default() };
+    let mut curve = TradeoffCurve {
+        points: done.iter().map(|at| (ratio(at), time(at))).collect(),
+        ..TradeoffCurve::default()
+    };
     for (from, to) in corners.iter().zip(&corners[1..]) {
         let slope = slope(from, to);
         curve.segments.push(Segment { slope, intercept: time(from) - slope * ratio(from) });
@@ -141,9 +170,12 @@ pub fn tradeoff(all: &Groups) -> Tradeoff {
     Tradeoff { bytes: all.bytes, seconds: all.seconds, curve }
 }
 
-/// Replaces what is steeper than [`STEEPEST`] by one segment of that slope, which ends where the curve does.
+/// Replaces what is steeper than [`STEEPEST`] by one segment of that slope, which ends where the
+/// curve does.
 fn blunt(curve: &mut TradeoffCurve) {
-    let Some(steep) = curve.segments.iter().position(|segment| segment.slope > STEEPEST) else { return };
+    let Some(steep) = curve.segments.iter().position(|segment| segment.slope > STEEPEST) else {
+        return;
+    };
     // Only seconds make a slope, and all of them are spent at the end.
     let last = Segment { slope: STEEPEST, intercept: 1.0 - STEEPEST };
     curve.segments.truncate(steep);

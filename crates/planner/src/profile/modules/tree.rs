@@ -1,9 +1,10 @@
-//! The tree of a graph's modules. Invariant: indices are a forward pre-order, so a module and all below it are one range
-//! of them; names are compared component by component, so `layers.1` contains nothing of `layers.10`.
+//! The tree of a graph's modules. Invariant: indices are a forward pre-order, so a module and all
+//! below it are one range of them; names are compared component by component, so `layers.1`
+//! contains nothing of `layers.10`.
 //!
-//! Modules that no node names, such as the list that layers stand in, are there too: every prefix of a path is one.
-//! Children stand in the order in which they first run in the forward pass; those that never do come last, as the graph
-//! names them.
+//! Modules that no node names, such as the list that layers stand in, are there too: every prefix
+//! of a path is one. Children stand in the order in which they first run in the forward pass; those
+//! that never do come last, as the graph names them.
 
 use std::collections::BTreeMap;
 
@@ -12,7 +13,8 @@ use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap};
 use super::ModuleIndex;
 use crate::graph::{Graph, ModuleId, StorageId};
 
-/// Components beyond this many belong to the module above: no model nests so deeply, and passes may walk up from each node.
+/// Components beyond this many belong to the module above: no model nests so deeply, and passes may
+/// walk up from each node.
 const DEEPEST: usize = 64;
 
 /// A module with its place in the tree.
@@ -67,10 +69,16 @@ impl ModuleTree {
         let mut known: BTreeMap<(usize, &str), usize> = BTreeMap::new();
         let mut draft_of: SecondaryMap<ModuleId, usize> = SecondaryMap::new();
         for (module, path) in graph.modules() {
-            let components = path.split('.').filter(|component| !component.is_empty()).take(DEEPEST);
+            let components =
+                path.split('.').filter(|component| !component.is_empty()).take(DEEPEST);
             draft_of[module] = components.fold(0, |parent, component| {
                 *known.entry((parent, component)).or_insert_with(|| {
-                    drafts.push(Draft { component, parent, depth: drafts[parent].depth + 1, first: NEVER });
+                    drafts.push(Draft {
+                        component,
+                        parent,
+                        depth: drafts[parent].depth + 1,
+                        first: NEVER,
+                    });
                     drafts.len() - 1
                 })
             });
@@ -83,7 +91,8 @@ impl ModuleTree {
         // Parents are drafted before their children.
         for draft in (1..drafts.len()).rev() {
             let (parent, first) = (drafts[draft].parent, drafts[draft].first);
-            drafts[parent].first = (drafts[parent].first.0.min(first.0), drafts[parent].first.1.min(first.1));
+            drafts[parent].first =
+                (drafts[parent].first.0.min(first.0), drafts[parent].first.1.min(first.1));
         }
         let mut children: Vec<Vec<usize>> = vec![Vec::new(); drafts.len()];
         for draft in 1..drafts.len() {
@@ -100,7 +109,11 @@ impl ModuleTree {
             let Draft { component, parent, depth, .. } = drafts[draft];
             let parent = (draft > 0).then_some(place[parent]);
             let above = parent.map_or("", |parent| &branches[parent].path);
-            let path = if above.is_empty() { component.to_string() } else { format!("{above}.{component}") };
+            let path = if above.is_empty() {
+                component.to_string()
+            } else {
+                format!("{above}.{component}")
+            };
             place[draft] = branches.push(Branch { path, parent, depth, below: 0 });
             open.extend(children[draft].iter().rev());
         }
@@ -138,18 +151,22 @@ impl ModuleTree {
 
     /// Whether all that happened, if anything, happened within `module`.
     pub fn encloses(&self, module: ModuleIndex, span: Option<Span>) -> bool {
-        span.is_none_or(|span| self.contains(module, span.first) && self.contains(module, span.last))
+        span.is_none_or(|span| {
+            self.contains(module, span.first) && self.contains(module, span.last)
+        })
     }
 
-    /// Tells, once each, of which storages modules are the reader: for every read, the reading module and those above it,
-    /// up to the first one that `holds` the storage. `reads` are sorted by storage.
+    /// Tells, once each, of which storages modules are the reader: for every read, the reading
+    /// module and those above it, up to the first one that `holds` the storage. `reads` are sorted
+    /// by storage.
     pub fn across_borders(
         &self,
         reads: &[(StorageId, ModuleIndex)],
         holds: impl Fn(ModuleIndex, StorageId) -> bool,
         mut tell: impl FnMut(ModuleIndex, StorageId),
     ) {
-        let mut told: SecondaryMap<ModuleIndex, Option<StorageId>> = SecondaryMap::with_capacity(self.branches.len());
+        let mut told: SecondaryMap<ModuleIndex, Option<StorageId>> =
+            SecondaryMap::with_capacity(self.branches.len());
         for &(storage, reader) in reads {
             for module in self.lineage(reader).take_while(|&module| !holds(module, storage)) {
                 if told[module].replace(storage) == Some(storage) {

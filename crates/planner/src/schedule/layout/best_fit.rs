@@ -1,7 +1,8 @@
-//! Best fit in a given order. Invariant: a block is put where it overlaps none of those placed before it that live at
-//! the same time, and only what they occupy is looked at.
+//! Best fit in a given order. Invariant: a block is put where it overlaps none of those placed
+//! before it that live at the same time, and only what they occupy is looked at.
 //!
-//! Source: Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020 (greedy by size).
+//! Source: Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020
+//! (greedy by size).
 
 use super::{Lifetime, Spending};
 
@@ -12,9 +13,9 @@ pub(super) struct Placement {
     pub end: u64,
 }
 
-/// Each block of `order` goes into the smallest gap that holds it among the blocks already placed that live while it
-/// does; where no gap is large enough, behind them all. `fixed` blocks are there before, and nothing else is put below
-/// `floor`. `None` where the effort ends before.
+/// Each block of `order` goes into the smallest gap that holds it among the blocks already placed
+/// that live while it does; where no gap is large enough, behind them all. `fixed` blocks are there
+/// before, and nothing else is put below `floor`. `None` where the effort ends before.
 pub(super) fn best_fit(
     lifetimes: &[Lifetime],
     fixed: &[Option<u64>],
@@ -52,7 +53,8 @@ pub(super) fn best_fit(
     Some(Placement { addresses, end })
 }
 
-/// The start of the smallest sufficient gap between `taken` ranges, by address, or the end of them all.
+/// The start of the smallest sufficient gap between `taken` ranges, by address, or the end of them
+/// all.
 fn smallest_gap(taken: &[(u64, u64)], bytes: u64, floor: u64) -> u64 {
     let (mut free_from, mut best) = (floor, None::<(u64, u64)>);
     for &(address, behind) in taken {
@@ -65,12 +67,13 @@ fn smallest_gap(taken: &[(u64, u64)], bytes: u64, floor: u64) -> u64 {
     best.map_or(free_from, |(_, address)| address)
 }
 
-/// Taken addresses by time: a binary tree over the positions at which something is born. A life is the union of a few
-/// nodes; its addresses are noted there, and in all nodes above them. Adjacent ranges are one, so where blocks are packed
-/// well a node has few.
+/// Taken addresses by time: a binary tree over the positions at which something is born. A life is
+/// the union of a few nodes; its addresses are noted there, and in all nodes above them. Adjacent
+/// ranges are one, so where blocks are packed well a node has few.
 struct Occupied {
     births: Vec<u32>,
-    /// Number of leaves, a power of two; node 1 is the root, and node `n` has the children `2n` and `2n + 1`.
+    /// Number of leaves, a power of two; node 1 is the root, and node `n` has the children `2n` and
+    /// `2n + 1`.
     leaves: usize,
     /// Taken all the time of a node, by a life that the node is a part of.
     whole: Vec<Runs>,
@@ -87,7 +90,12 @@ impl Occupied {
         births.sort_unstable();
         births.dedup();
         let leaves = births.len().next_power_of_two();
-        Occupied { births, leaves, whole: vec![Vec::new(); leaves * 2], some: vec![Vec::new(); leaves * 2] }
+        Occupied {
+            births,
+            leaves,
+            whole: vec![Vec::new(); leaves * 2],
+            some: vec![Vec::new(); leaves * 2],
+        }
     }
 
     /// The first and last birth within a lifetime: two lives meet if and only if these ranges do.
@@ -102,7 +110,13 @@ impl Occupied {
         self.insert_below(1, (0, self.leaves - 1), wanted, run);
     }
 
-    fn insert_below(&mut self, node: usize, span: (usize, usize), wanted: (usize, usize), run: (u64, u64)) {
+    fn insert_below(
+        &mut self,
+        node: usize,
+        span: (usize, usize),
+        wanted: (usize, usize),
+        run: (u64, u64),
+    ) {
         if wanted.1 < span.0 || span.1 < wanted.0 {
             return;
         }
@@ -121,7 +135,13 @@ impl Occupied {
         self.during_below(1, (0, self.leaves - 1), self.leaves_of(lifetime), taken);
     }
 
-    fn during_below(&self, node: usize, span: (usize, usize), wanted: (usize, usize), taken: &mut Runs) {
+    fn during_below(
+        &self,
+        node: usize,
+        span: (usize, usize),
+        wanted: (usize, usize),
+        taken: &mut Runs,
+    ) {
         if wanted.1 < span.0 || span.1 < wanted.0 {
             return;
         }

@@ -1,9 +1,10 @@
-//! Exact search for a packing within a capacity. Invariant: it answers `Found` only with a packing, and `Impossible`
-//! only where there is none; every choice that it makes is undone by the trail.
+//! Exact search for a packing within a capacity. Invariant: it answers `Found` only with a packing,
+//! and `Impossible` only where there is none; every choice that it makes is undone by the trail.
 //!
-//! Blocks are stacked on a skyline, one height for each section of time. A valley of the skyline is a run of sections
-//! lower than both neighbours: what covers one of its sections next lies either exactly on its ground, or above all of it.
-//! Both are tried, blocks first. Space that no block can use any more is waste, and a section has only so much of it.
+//! Blocks are stacked on a skyline, one height for each section of time. A valley of the skyline is
+//! a run of sections lower than both neighbours: what covers one of its sections next lies either
+//! exactly on its ground, or above all of it. Both are tried, blocks first. Space that no block can
+//! use any more is waste, and a section has only so much of it.
 
 use super::sections::Sections;
 use super::{Lifetime, Spending};
@@ -31,7 +32,8 @@ enum Change {
     Placed { block: u32, lowest: u64 },
 }
 
-/// A part of time that shares no unplaced block with the rest, and the frame whose choice made it one.
+/// A part of time that shares no unplaced block with the rest, and the frame whose choice made it
+/// one.
 struct Task {
     from: u32,
     to: u32,
@@ -80,7 +82,8 @@ pub(super) struct Search<'a> {
     sections: &'a Sections,
     /// Position of each block in the order in which they are tried.
     rank: Vec<u32>,
-    /// The block of the same size and lifetime that comes right before it in that order: it lies lower.
+    /// The block of the same size and lifetime that comes right before it in that order: it lies
+    /// lower.
     twin: Vec<u32>,
     /// Height below which nothing more is put, by section.
     floor: Vec<u64>,
@@ -104,7 +107,13 @@ pub(super) struct Search<'a> {
 
 impl<'a> Search<'a> {
     /// A search with nothing placed, or `None` where the blocks of one section exceed the capacity.
-    pub fn new(blocks: &'a [Lifetime], sections: &'a Sections, rank: Vec<u32>, rule: Rule, capacity: u64) -> Option<Search<'a>> {
+    pub fn new(
+        blocks: &'a [Lifetime],
+        sections: &'a Sections,
+        rank: Vec<u32>,
+        rule: Rule,
+        capacity: u64,
+    ) -> Option<Search<'a>> {
         let count = sections.live.len();
         let mut slack = Vec::with_capacity(count);
         for live in &sections.live {
@@ -165,7 +174,8 @@ impl<'a> Search<'a> {
                     choices.truncate(frame.end);
                     self.raise(section, from, to) && self.settle()
                 } else {
-                    // Nothing fits here, whatever happens in parts that share no block with this one.
+                    // Nothing fits here, whatever happens in parts that share no block with this
+                    // one.
                     let parent = frame.parent;
                     if parent == usize::MAX {
                         return Outcome::Impossible;
@@ -189,7 +199,8 @@ impl<'a> Search<'a> {
         let mut start = from;
         for section in from + 1..=to {
             if section == to || self.crossing[section as usize] == 0 {
-                // Without blocks that cross, a part is one section wide or all its sections are connected.
+                // Without blocks that cross, a part is one section wide or all its sections are
+                // connected.
                 if self.waiting[start as usize] > 0 {
                     tasks.push(Task { from: start, to: section, parent });
                 }
@@ -197,7 +208,11 @@ impl<'a> Search<'a> {
             }
         }
         // The last is taken first: the one with the least to waste.
-        tasks[first..].sort_by_key(|task| std::cmp::Reverse((task.from..task.to).map(|section| self.slack[section as usize]).min()));
+        tasks[first..].sort_by_key(|task| {
+            std::cmp::Reverse(
+                (task.from..task.to).map(|section| self.slack[section as usize]).min(),
+            )
+        });
     }
 
     /// Chooses the section to settle next, and what may lie on its floor.
@@ -213,7 +228,8 @@ impl<'a> Search<'a> {
             let is_valley = (left == from || higher(left - 1)) && (right == to || higher(right));
             if is_valley && (self.rule.any_valley || level == lowest) {
                 for section in left..right {
-                    let (slack, lying) = (self.slack[section as usize], u64::from(self.lying[section as usize]));
+                    let (slack, lying) =
+                        (self.slack[section as usize], u64::from(self.lying[section as usize]));
                     let key = match self.rule.choice {
                         Choice::FullThenFew => (slack.min(1), lying, section),
                         Choice::LeastSlack => (slack, lying, section),
@@ -228,9 +244,23 @@ impl<'a> Search<'a> {
         let section = best.map_or(from, |(_, _, section)| section);
         let level = self.floor[section as usize];
         let next = choices.len();
-        choices.extend(self.sections.live[section as usize].iter().filter(|&&block| self.may_lie(block, level)));
+        choices.extend(
+            self.sections.live[section as usize]
+                .iter()
+                .filter(|&&block| self.may_lie(block, level)),
+        );
         choices[next..].sort_by_key(|&block| self.rank[block as usize]);
-        Frame { from, to, parent, section, next, end: choices.len(), raise: true, trail: self.trail.len(), tasks }
+        Frame {
+            from,
+            to,
+            parent,
+            section,
+            next,
+            end: choices.len(),
+            raise: true,
+            trail: self.trail.len(),
+            tasks,
+        }
     }
 
     /// The sections around one, within `from..to`, that are as high as it is.
@@ -244,12 +274,16 @@ impl<'a> Search<'a> {
     /// Whether an unplaced block can lie at `level`, its lowest address.
     fn may_lie(&self, block: u32, level: u64) -> bool {
         let b = block as usize;
-        if self.lowest[b] != level || (self.twin[b] != NOBODY && self.address[self.twin[b] as usize].is_none()) {
+        if self.lowest[b] != level
+            || (self.twin[b] != NOBODY && self.address[self.twin[b] as usize].is_none())
+        {
             return false;
         }
         // Two blocks with the same lifetime, one upon the other: one order is enough.
         let below = self.top[self.sections.range[b].0 as usize];
-        below == NOBODY || self.sections.range[below as usize] != self.sections.range[b] || self.rank[below as usize] < self.rank[b]
+        below == NOBODY
+            || self.sections.range[below as usize] != self.sections.range[b]
+            || self.rank[below as usize] < self.rank[b]
     }
 
     fn place(&mut self, block: u32, at: u64) -> bool {
@@ -279,11 +313,17 @@ impl<'a> Search<'a> {
 
     fn before(&self, section: u32) -> Change {
         let s = section as usize;
-        Change::Floor { section, floor: self.floor[s], slack: self.slack[s], top: self.top[s], lying: self.lying[s] }
+        Change::Floor {
+            section,
+            floor: self.floor[s],
+            slack: self.slack[s],
+            top: self.top[s],
+            lying: self.lying[s],
+        }
     }
 
-    /// Leaves the floor of a section empty: what comes next on it rests on a neighbour of the valley, or on something in
-    /// the valley that does not cover the section.
+    /// Leaves the floor of a section empty: what comes next on it rests on a neighbour of the
+    /// valley, or on something in the valley that does not cover the section.
     fn raise(&mut self, section: u32, from: u32, to: u32) -> bool {
         let s = section as usize;
         let (left, right) = self.level(section, from, to);
@@ -297,7 +337,8 @@ impl<'a> Search<'a> {
         for &block in (left..right).flat_map(|other| &self.sections.live[other as usize]) {
             let (first, behind) = self.sections.range[block as usize];
             if self.lowest[block as usize] != PLACED && !(first..behind).contains(&section) {
-                height = height.min(self.lowest[block as usize] + self.blocks[block as usize].bytes.0);
+                height =
+                    height.min(self.lowest[block as usize] + self.blocks[block as usize].bytes.0);
             }
         }
         let waste = height - self.floor[s];
@@ -346,8 +387,9 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Counts what can lie on changed floors, and raises those on which nothing can; false where one wastes more than
-    /// it may. All blocks of a raised section lie at least as high already, so no other section changes.
+    /// Counts what can lie on changed floors, and raises those on which nothing can; false where
+    /// one wastes more than it may. All blocks of a raised section lie at least as high already, so
+    /// no other section changes.
     fn settle(&mut self) -> bool {
         let mut fits = true;
         while let Some(section) = self.dirty.pop() {
@@ -387,7 +429,8 @@ impl<'a> Search<'a> {
             match self.trail.pop() {
                 Some(Change::Floor { section, floor, slack, top, lying }) => {
                     let s = section as usize;
-                    (self.floor[s], self.slack[s], self.top[s], self.lying[s]) = (floor, slack, top, lying);
+                    (self.floor[s], self.slack[s], self.top[s], self.lying[s]) =
+                        (floor, slack, top, lying);
                 }
                 Some(Change::Lowest { block, lowest: was }) => {
                     let b = block as usize;

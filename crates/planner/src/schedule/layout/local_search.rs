@@ -1,5 +1,5 @@
-//! Orders in which blocks are placed, and their repair. Invariant: every order is a permutation of the same blocks, and
-//! a repaired order is taken only where it ends lower.
+//! Orders in which blocks are placed, and their repair. Invariant: every order is a permutation of
+//! the same blocks, and a repaired order is taken only where it ends lower.
 //!
 //! Source of the repair: Joslin and Clements, "Squeaky Wheel Optimization", 1999.
 
@@ -16,9 +16,13 @@ pub(super) fn by_size(blocks: &[Lifetime], free: &[u32]) -> Vec<u32> {
     order
 }
 
-/// Further orders: what lives where the most bytes are held comes first, for those have no room to give way. Among equals
-/// the largest, or the longest-lived.
-pub(super) fn by_pressure(blocks: &[Lifetime], free: &[u32], held: impl Fn(u32) -> u64) -> [Vec<u32>; 2] {
+/// Further orders: what lives where the most bytes are held comes first, for those have no room to
+/// give way. Among equals the largest, or the longest-lived.
+pub(super) fn by_pressure(
+    blocks: &[Lifetime],
+    free: &[u32],
+    held: impl Fn(u32) -> u64,
+) -> [Vec<u32>; 2] {
     let pressure: Vec<u64> = (0..blocks.len() as u32).map(held).collect();
     [false, true].map(|longest| {
         let mut order = free.to_vec();
@@ -31,8 +35,8 @@ pub(super) fn by_pressure(blocks: &[Lifetime], free: &[u32], held: impl Fn(u32) 
     })
 }
 
-/// Places the blocks again and again; those that stick out above `target` are moved to the front of the order. Ends after
-/// `most_idle` rounds without a lower end.
+/// Places the blocks again and again; those that stick out above `target` are moved to the front of
+/// the order. Ends after `most_idle` rounds without a lower end.
 #[allow(clippy::too_many_arguments)] // the arguments of best fit, and when to stop
 pub(super) fn repair(
     blocks: &[Lifetime],
@@ -47,8 +51,10 @@ pub(super) fn repair(
     let mut last = best.clone();
     let mut idle = 0;
     while best.end > target && idle < most_idle {
-        let sticks_out = |&block: &u32| last.addresses[block as usize] + blocks[block as usize].bytes.0 > target;
-        let (mut front, back): (Vec<u32>, Vec<u32>) = order.iter().partition(|block| sticks_out(block));
+        let sticks_out =
+            |&block: &u32| last.addresses[block as usize] + blocks[block as usize].bytes.0 > target;
+        let (mut front, back): (Vec<u32>, Vec<u32>) =
+            order.iter().partition(|block| sticks_out(block));
         front.extend(back);
         if front == order {
             break;
@@ -78,8 +84,15 @@ pub(super) enum Ranking {
     Size,
 }
 
-/// The position of each block in an order for the exact search. `noise` stretches each measure by up to that share.
-pub(super) fn rank(blocks: &[Lifetime], cut: &Sections, ranking: Ranking, noise: f64, random: &mut u64) -> Vec<u32> {
+/// The position of each block in an order for the exact search. `noise` stretches each measure by
+/// up to that share.
+pub(super) fn rank(
+    blocks: &[Lifetime],
+    cut: &Sections,
+    ranking: Ranking,
+    noise: f64,
+    random: &mut u64,
+) -> Vec<u32> {
     let held = cut.held(blocks);
     let mut order: Vec<([f64; 2], u32)> = Vec::with_capacity(blocks.len());
     for (i, (block, &(from, to))) in (0..).zip(blocks.iter().zip(&cut.range)) {
@@ -95,7 +108,8 @@ pub(super) fn rank(blocks: &[Lifetime], cut: &Sections, ranking: Ranking, noise:
         };
         order.push((key, i));
     }
-    order.sort_by(|(a, i), (b, j)| b[0].total_cmp(&a[0]).then(b[1].total_cmp(&a[1])).then(i.cmp(j)));
+    order
+        .sort_by(|(a, i), (b, j)| b[0].total_cmp(&a[0]).then(b[1].total_cmp(&a[1])).then(i.cmp(j)));
     let mut rank = vec![0; blocks.len()];
     for (position, (_, block)) in (0..).zip(order) {
         rank[block as usize] = position;

@@ -1,5 +1,6 @@
-//! Lifetimes become addresses. Invariant: two buffers that are alive at the same time never overlap, every address is
-//! aligned, and with a limit of work alone the result depends on nothing but the arguments.
+//! Lifetimes become addresses. Invariant: two buffers that are alive at the same time never
+//! overlap, every address is aligned, and with a limit of work alone the result depends on nothing
+//! but the arguments.
 
 mod best_fit;
 mod branch_and_bound;
@@ -36,7 +37,8 @@ pub struct Packing {
     pub addresses: Vec<u64>,
     /// The first byte that none of them uses, a multiple of the alignment.
     pub end: Bytes,
-    /// No packing ends before this: the most bytes held at once, or more where a search has excluded that.
+    /// No packing ends before this: the most bytes held at once, or more where a search has
+    /// excluded that.
     pub bound: Bytes,
 }
 
@@ -49,27 +51,56 @@ impl Packing {
 
 /// An address for each lifetime: a multiple of `alignment`, a power of two.
 ///
-/// `fixed` lifetimes have their address already, and no other is placed below `floor`. The search ends as soon as all
-/// addresses lie below `capacity`, or when nothing better is possible, or with the effort; a capacity of zero asks for
-/// the smallest end. Some packing is always returned; whoever has a capacity looks at its end.
-pub fn pack(lifetimes: &[Lifetime], fixed: &[Option<u64>], floor: u64, alignment: u64, capacity: u64, effort: &Effort<'_>) -> Packing {
-    let blocks: Vec<Lifetime> = lifetimes.iter().map(|&life| Lifetime { bytes: life.bytes.align_up(alignment), ..life }).collect();
+/// `fixed` lifetimes have their address already, and no other is placed below `floor`. The search
+/// ends as soon as all addresses lie below `capacity`, or when nothing better is possible, or with
+/// the effort; a capacity of zero asks for the smallest end. Some packing is always returned;
+/// whoever has a capacity looks at its end.
+pub fn pack(
+    lifetimes: &[Lifetime],
+    fixed: &[Option<u64>],
+    floor: u64,
+    alignment: u64,
+    capacity: u64,
+    effort: &Effort<'_>,
+) -> Packing {
+    let blocks: Vec<Lifetime> = lifetimes
+        .iter()
+        .map(|&life| Lifetime { bytes: life.bytes.align_up(alignment), ..life })
+        .collect();
     let floor = Bytes(floor).align_up(alignment).0;
     let mut spending = Spending::new(effort);
     let bound = lower_bound(&blocks, fixed, floor);
     let target = bound.max(capacity);
-    let packing = |placement: Placement, bound| Packing { addresses: placement.addresses, end: Bytes(placement.end), bound: Bytes(bound) };
+    let packing = |placement: Placement, bound| Packing {
+        addresses: placement.addresses,
+        end: Bytes(placement.end),
+        bound: Bytes(bound),
+    };
 
     // The largest first is nearly always enough.
-    let free: Vec<u32> = (0..blocks.len() as u32).filter(|&i| fixed[i as usize].is_none()).collect();
+    let free: Vec<u32> =
+        (0..blocks.len() as u32).filter(|&i| fixed[i as usize].is_none()).collect();
     let mut order = local_search::by_size(&blocks, &free);
     let mut patient = Spending::new(&ALL);
-    let mut best = best_fit(&blocks, fixed, floor, &order, &mut patient).expect("nothing ends a search with all effort");
+    let mut best = best_fit(&blocks, fixed, floor, &order, &mut patient)
+        .expect("nothing ends a search with all effort");
     if best.end <= target {
         return packing(best, bound);
     }
     let Some(cut) = sections(&blocks, &mut spending) else {
-        return packing(local_search::repair(&blocks, fixed, floor, target, order, best, MOST_IDLE, &mut spending), bound);
+        return packing(
+            local_search::repair(
+                &blocks,
+                fixed,
+                floor,
+                target,
+                order,
+                best,
+                MOST_IDLE,
+                &mut spending,
+            ),
+            bound,
+        );
     };
     let held = cut.held(&blocks);
     let pressure = |block: u32| {
@@ -80,18 +111,25 @@ pub fn pack(lifetimes: &[Lifetime], fixed: &[Option<u64>], floor: u64, alignment
         if best.end <= target {
             return packing(best, bound);
         }
-        let Some(placement) = best_fit(&blocks, fixed, floor, &other, &mut spending) else { return packing(best, bound) };
+        let Some(placement) = best_fit(&blocks, fixed, floor, &other, &mut spending) else {
+            return packing(best, bound);
+        };
         if placement.end < best.end {
             (best, order) = (placement, other);
         }
     }
-    let best = local_search::repair(&blocks, fixed, floor, target, order, best, MOST_IDLE, &mut spending);
+    let best =
+        local_search::repair(&blocks, fixed, floor, target, order, best, MOST_IDLE, &mut spending);
     // The exact search stacks blocks on an empty floor.
-    let clear = blocks.iter().zip(fixed).all(|(block, fixed)| fixed.is_none_or(|address| address + block.bytes.0 <= floor));
+    let clear = blocks
+        .iter()
+        .zip(fixed)
+        .all(|(block, fixed)| fixed.is_none_or(|address| address + block.bytes.0 <= floor));
     if best.end <= target || !clear {
         return packing(best, bound);
     }
-    let (best, bound) = exact(&blocks, &free, floor, alignment, capacity, best, bound, &mut spending);
+    let (best, bound) =
+        exact(&blocks, &free, floor, alignment, capacity, best, bound, &mut spending);
     packing(best, bound)
 }
 
@@ -118,8 +156,8 @@ fn lower_bound(blocks: &[Lifetime], fixed: &[Option<u64>], floor: u64) -> u64 {
     bound
 }
 
-/// Searches for a packing within the capacity and, where there is none, for the lowest. Returns the best packing and the
-/// bound, each as far as they were improved.
+/// Searches for a packing within the capacity and, where there is none, for the lowest. Returns the
+/// best packing and the bound, each as far as they were improved.
 #[allow(clippy::too_many_arguments)] // the arguments of a packing, and what is known of it
 fn exact(
     blocks: &[Lifetime],
@@ -131,7 +169,8 @@ fn exact(
     mut bound: u64,
     spending: &mut Spending<'_>,
 ) -> (Placement, u64) {
-    let free: Vec<u32> = free.iter().copied().filter(|&i| blocks[i as usize].bytes > Bytes::ZERO).collect();
+    let free: Vec<u32> =
+        free.iter().copied().filter(|&i| blocks[i as usize].bytes > Bytes::ZERO).collect();
     let chosen: Vec<Lifetime> = free.iter().map(|&i| blocks[i as usize]).collect();
     let Some(cut) = sections(&chosen, spending) else { return (best, bound) };
     let smallest = capacity < bound;
@@ -181,7 +220,8 @@ impl<'a> Spending<'a> {
         Spending { effort, start: (effort.clock)(), spent: 0, over: false }
     }
 
-    /// Takes some steps of work, each the placement of one block; false where they are no longer allowed.
+    /// Takes some steps of work, each the placement of one block; false where they are no longer
+    /// allowed.
     fn spend(&mut self, work: u64) -> bool {
         /// Steps between two looks at the clock.
         const CLOCK: u64 = 4;
@@ -218,8 +258,10 @@ mod tests {
 
     #[test]
     fn the_smallest_gap_that_holds_it_is_taken() {
-        // 256 bytes die at 1 and leave a hole of 256; 128 die at 1 and leave one of 128; the newcomer needs 100.
-        let lives = [life(0, 1, 256), life(0, 9, 192), life(0, 1, 128), life(0, 9, 112), life(2, 9, 100)];
+        // 256 bytes die at 1 and leave a hole of 256; 128 die at 1 and leave one of 128; the
+        // newcomer needs 100.
+        let lives =
+            [life(0, 1, 256), life(0, 9, 192), life(0, 1, 128), life(0, 9, 112), life(2, 9, 100)];
         let packing = packed(&lives, &[None; 5], 0);
         assert_eq!(packing.addresses[4], packing.addresses[2]);
         assert_eq!(packing.end, Bytes(704));

@@ -1,8 +1,9 @@
-//! Exact searches that take turns. Invariant: the turns depend on nothing but the blocks, the capacity and the seed, and
-//! each is tried again with a higher limit as long as effort is left.
+//! Exact searches that take turns. Invariant: the turns depend on nothing but the blocks, the
+//! capacity and the seed, and each is tried again with a higher limit as long as effort is left.
 //!
-//! How long a search takes for one packing varies by orders of magnitude between rules and rankings, and so do the
-//! moments that are hard to pack: many short searches find what a long one misses.
+//! How long a search takes for one packing varies by orders of magnitude between rules and
+//! rankings, and so do the moments that are hard to pack: many short searches find what a long one
+//! misses.
 
 use super::branch_and_bound::{Choice, Outcome, Rule, Search};
 use super::local_search::{self, Ranking};
@@ -13,7 +14,8 @@ use super::{Lifetime, Spending};
 /// Rules by which the next section is chosen, the one that finds most first.
 const CHOICES: [Choice; 4] = [Choice::LeastSlack, Choice::FullThenFew, Choice::Few, Choice::First];
 /// Orders in which blocks are tried.
-const RANKINGS: [Ranking; 4] = [Ranking::Length, Ranking::Size, Ranking::PressureArea, Ranking::PressureLength];
+const RANKINGS: [Ranking; 4] =
+    [Ranking::Length, Ranking::Size, Ranking::PressureArea, Ranking::PressureLength];
 /// Shares of the capacity from which on a moment is tight; at last all are.
 const SHARES: [f64; 4] = [0.98, 0.9, 0.7, 0.0];
 /// Turns of one pass: each rule in any valley or only in the lowest, each share, each ranking.
@@ -26,7 +28,13 @@ const FEWEST: u64 = 600;
 const NOISE: f64 = 0.3;
 
 /// Searches again and again, for at most `passes` of all turns.
-pub(super) fn restarts(blocks: &[Lifetime], cut: &Sections, capacity: u64, passes: u64, spending: &mut Spending<'_>) -> Outcome {
+pub(super) fn restarts(
+    blocks: &[Lifetime],
+    cut: &Sections,
+    capacity: u64,
+    passes: u64,
+    spending: &mut Spending<'_>,
+) -> Outcome {
     let mut random = (spending.effort.seed ^ 0x9E37_79B9_7F4A_7C15).max(1);
     let all: Vec<u32> = (0..blocks.len() as u32).collect();
     let order = local_search::by_size(blocks, &all);
@@ -49,10 +57,14 @@ pub(super) fn restarts(blocks: &[Lifetime], cut: &Sections, capacity: u64, passe
         let noise = if pass == 0 { 0.0 } else { NOISE };
         let rank = local_search::rank(&core.lives, part, ranking, noise, &mut random);
         let nodes = (core.lives.len() as u64 * NODES).max(FEWEST) * luby(pass + 1);
-        let Some(mut search) = Search::new(&core.lives, part, rank, rule, capacity) else { return Outcome::Impossible };
+        let Some(mut search) = Search::new(&core.lives, part, rank, rule, capacity) else {
+            return Outcome::Impossible;
+        };
         match search.run(nodes, spending) {
             Outcome::Found(addresses) => {
-                if let Some(placement) = tight::complete(blocks, core, &addresses, capacity, &order, spending) {
+                if let Some(placement) =
+                    tight::complete(blocks, core, &addresses, capacity, &order, spending)
+                {
                     return Outcome::Found(placement.addresses);
                 }
                 // The core is not what is hard: on to a larger one.
@@ -68,8 +80,9 @@ pub(super) fn restarts(blocks: &[Lifetime], cut: &Sections, capacity: u64, passe
     Outcome::Spent
 }
 
-/// 1, 1, 2, 1, 1, 2, 4, …: no sequence of limits is better by more than a logarithm where nothing is known of the running
-/// times. Source: Luby, Sinclair and Zuckerman, "Optimal Speedup of Las Vegas Algorithms", 1993.
+/// 1, 1, 2, 1, 1, 2, 4, …: no sequence of limits is better by more than a logarithm where nothing
+/// is known of the running times. Source: Luby, Sinclair and Zuckerman, "Optimal Speedup of Las
+/// Vegas Algorithms", 1993.
 fn luby(mut i: u64) -> u64 {
     loop {
         let bits = 64 - i.leading_zeros();
@@ -86,6 +99,9 @@ mod tests {
 
     #[test]
     fn limits_grow_as_luby_s_sequence() {
-        assert_eq!((1..=15).map(luby).collect::<Vec<_>>(), [1, 1, 2, 1, 1, 2, 4, 1, 1, 2, 1, 1, 2, 4, 8]);
+        assert_eq!(
+            (1..=15).map(luby).collect::<Vec<_>>(),
+            [1, 1, 2, 1, 1, 2, 4, 1, 1, 2, 1, 1, 2, 4, 8]
+        );
     }
 }

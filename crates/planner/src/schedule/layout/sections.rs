@@ -1,8 +1,8 @@
-//! Time cut into sections. Invariant: every block covers at least one section, its sections are consecutive, and two
-//! blocks live at the same time if and only if they share a section.
+//! Time cut into sections. Invariant: every block covers at least one section, its sections are
+//! consecutive, and two blocks live at the same time if and only if they share a section.
 //!
-//! Only the largest sets of blocks that live together matter: a position whose set is part of a neighbour's adds
-//! nothing to any bound. Source: Moffitt, "MiniMalloc", 2023 (sections).
+//! Only the largest sets of blocks that live together matter: a position whose set is part of a
+//! neighbour's adds nothing to any bound. Source: Moffitt, "MiniMalloc", 2023 (sections).
 
 use super::{Lifetime, Spending};
 
@@ -20,7 +20,10 @@ pub(super) struct Sections {
 impl Sections {
     /// Bytes held in each section.
     pub fn held(&self, blocks: &[Lifetime]) -> Vec<u64> {
-        self.live.iter().map(|live| live.iter().map(|&block| blocks[block as usize].bytes.0).sum()).collect()
+        self.live
+            .iter()
+            .map(|live| live.iter().map(|&block| blocks[block as usize].bytes.0).sum())
+            .collect()
     }
 
     /// The blocks that live when `block` does, itself included, each once.
@@ -34,7 +37,8 @@ impl Sections {
 /// Most entries in all lists of live blocks together.
 const MOST_ENTRIES: usize = 1 << 24;
 
-/// The sections of some lifetimes, or `None` where their lists would be too long to work with or the time is over.
+/// The sections of some lifetimes, or `None` where their lists would be too long to work with or
+/// the time is over.
 pub(super) fn sections(lifetimes: &[Lifetime], spending: &mut Spending<'_>) -> Option<Sections> {
     let mut births: Vec<u32> = (0..lifetimes.len() as u32).collect();
     let mut deaths = births.clone();
@@ -46,7 +50,9 @@ pub(super) fn sections(lifetimes: &[Lifetime], spending: &mut Spending<'_>) -> O
     let (mut born, mut open, mut entries) = (0, false, 0);
     for dying in deaths {
         // A set is as large as it gets right before the first death that follows a birth.
-        while born < births.len() && lifetimes[births[born] as usize].first <= lifetimes[dying as usize].last {
+        while born < births.len()
+            && lifetimes[births[born] as usize].first <= lifetimes[dying as usize].last
+        {
             range[births[born] as usize].0 = live.len() as u32;
             now.push(births[born]);
             (born, open) = (born + 1, true);
@@ -80,7 +86,11 @@ mod tests {
     #[test]
     fn only_the_largest_sets_are_kept() {
         let life = |first, last| Lifetime { first, last, bytes: Bytes(64) };
-        let cut = sections(&[life(0, 9), life(1, 3), life(2, 3), life(4, 5), life(9, 9)], &mut Spending::new(&Effort::default())).unwrap();
+        let cut = sections(
+            &[life(0, 9), life(1, 3), life(2, 3), life(4, 5), life(9, 9)],
+            &mut Spending::new(&Effort::default()),
+        )
+        .unwrap();
         assert_eq!(cut.live, [vec![0, 1, 2], vec![0, 3], vec![0, 4]]);
         assert_eq!(cut.range, [(0, 3), (0, 1), (0, 1), (1, 2), (2, 3)]);
     }

@@ -1,8 +1,9 @@
-//! The tightest moments on their own. Invariant: the blocks that live in one of them keep their whole lifetimes, so what
-//! has no packing on its own has none among all, and what has one stays where it is.
+//! The tightest moments on their own. Invariant: the blocks that live in one of them keep their
+//! whole lifetimes, so what has no packing on its own has none among all, and what has one stays
+//! where it is.
 //!
-//! Only few moments of a step come near its peak. What lives then is packed exactly, and nearly all else has room to
-//! spare: best fit places it around.
+//! Only few moments of a step come near its peak. What lives then is packed exactly, and nearly all
+//! else has room to spare: best fit places it around.
 
 use super::best_fit::{Placement, best_fit};
 use super::local_search;
@@ -34,7 +35,8 @@ pub(super) fn core(blocks: &[Lifetime], cut: &Sections, least: u64) -> Core {
     Core { members, lives }
 }
 
-/// Places all other blocks around a packing of the core, in the given order, if they fit below `capacity`.
+/// Places all other blocks around a packing of the core, in the given order, if they fit below
+/// `capacity`.
 pub(super) fn complete(
     blocks: &[Lifetime],
     core: &Core,
@@ -49,7 +51,8 @@ pub(super) fn complete(
     }
     let order: Vec<u32> = order.iter().copied().filter(|&i| fixed[i as usize].is_none()).collect();
     let placement = best_fit(blocks, &fixed, 0, &order, spending)?;
-    let placement = local_search::repair(blocks, &fixed, 0, capacity, order, placement, MOST_IDLE, spending);
+    let placement =
+        local_search::repair(blocks, &fixed, 0, capacity, order, placement, MOST_IDLE, spending);
     (placement.end <= capacity).then_some(placement)
 }
 
