@@ -6,9 +6,10 @@ use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::{Value, json};
+use tightfit::analysis::{access_profile, dataflow};
 use tightfit::graph::{Graph, NodeId};
 use tightfit::plan::{LiveTensor, live_tensors, simulate};
-use tightfit::profile::{Profile, access_profile, dataflow};
+use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
 
 use crate::input;

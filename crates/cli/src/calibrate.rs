@@ -10,7 +10,8 @@ use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 
 use crate::effort::Limits;
-use crate::seconds::{self, Subject};
+use crate::seconds;
+use crate::seconds::Subject;
 use crate::{input, output};
 
 /// Measure this processor's rates, or how long a step's calls take on it, and keep them for

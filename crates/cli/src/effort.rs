@@ -6,7 +6,8 @@ use std::sync::LazyLock;
 use std::time::Instant;
 
 use clap::Args;
-use tightfit::plan::{Effort, Planner};
+use tightfit::effort::Effort;
+use tightfit::plan::Planner;
 use tightfit::units::Seconds;
 
 use crate::{input, interrupt};

@@ -1,14 +1,15 @@
 //! Exit codes. Invariant: a code depends on what went wrong, not on which verb met it.
 
 use tightfit::FitError;
+use tightfit::analysis::modules::{ModuleInfoError, OperatorStatsError};
 use tightfit::check::Violation;
 use tightfit::machine::MachineError;
-use tightfit::plan::{ModulePlanError, PlanError};
-use tightfit::profile::modules::{ModuleInfoError, OperatorStatsError};
+use tightfit::plan::PlanError;
+use tightfit::plan::modules::ModulePlanError;
 use tightfit::schedule::PlanFileError;
-use tightfit_engine::checkpoint::CheckpointError;
-use tightfit_engine::data::DataError;
 use tightfit_engine::step::StepFileError;
+use tightfit_engine::step::data::DataError;
+use tightfit_engine::weights::CheckpointError;
 use tightfit_engine::{CompileError, SessionError, SlabError};
 use tightfit_report::TraceError;
 

@@ -1,9 +1,10 @@
 //! What each of several budgets costs. Invariant: budgets fall evenly from what the unplanned step
 //! needs to the smallest one known to be feasible, and a larger one is never slower.
 
+use tightfit::effort::Effort;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
-use tightfit::plan::{Effort, Planner};
+use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::schedule::Residents;
 use tightfit::units::{Bytes, Seconds};

@@ -5,17 +5,20 @@ use std::path::Path;
 
 use anyhow::Context;
 use clap::Args;
+use tightfit::analysis::modules::{ModuleInfo, measure};
 use tightfit::check::Timeline;
+use tightfit::effort::Effort;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
-use tightfit::plan::{Effort, Infeasible, LiveTensor, PlanError, Planner};
+use tightfit::plan::{Infeasible, LiveTensor, PlanError, Planner};
 use tightfit::profile::Profile;
-use tightfit::profile::modules::{ModuleInfo, measure};
-use tightfit::schedule::{self, Residents, Schedule};
+use tightfit::schedule;
+use tightfit::schedule::{Residents, Schedule};
 use tightfit::units::Bytes;
 use tightfit::{FitError, Fitted, fit, fit_smallest};
+use tightfit_engine::process;
 use tightfit_engine::step::read_graph;
-use tightfit_engine::{Dataset, Step, process, step};
+use tightfit_engine::{Dataset, Step, step};
 
 use crate::budget::{Budget, BudgetError};
 use crate::{calibrate, seconds};

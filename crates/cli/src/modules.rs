@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
+use tightfit::analysis::modules::{ModuleIndex, ModuleInfo, measure};
 use tightfit::profile::Profile;
-use tightfit::profile::modules::{ModuleIndex, ModuleInfo, measure};
 use tightfit::units::{Bytes, Seconds};
 
 use crate::input;

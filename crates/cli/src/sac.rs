@@ -6,8 +6,9 @@ use std::time::Instant;
 
 use clap::Args;
 use serde_json::{Value, json};
-use tightfit::plan::{CheckpointedUnit, SelectiveTask, policy, selective};
-use tightfit::profile::modules::{ModuleInfo, operators};
+use tightfit::analysis::modules::{ModuleInfo, operators};
+use tightfit::plan::modules::selective;
+use tightfit::plan::modules::{CheckpointedUnit, SelectiveTask, policy};
 
 use crate::input::OnMachine;
 use crate::solver::{Solver, named, within};

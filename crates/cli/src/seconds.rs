@@ -11,7 +11,8 @@ use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::{CallSeconds, CallSecondsError, Profile};
 use tightfit::units::{Bytes, Seconds};
-use tightfit_engine::{Dataset, Session, Step, VERSION, trial};
+use tightfit_engine::trial;
+use tightfit_engine::{Dataset, Session, Step, VERSION};
 
 use crate::budget::Budget;
 use crate::effort::Limits;

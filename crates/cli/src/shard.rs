@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
-use tightfit::plan::{Link, ShardTask, ShardVariant};
+use tightfit::plan::modules::{Link, ShardTask, ShardVariant};
 use tightfit::units::{Bytes, Seconds};
 
 use crate::budget::Budget;
@@ -107,7 +107,7 @@ pub fn shard(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 .map(|bandwidth| Link { latency: arguments.host_latency, bandwidth }),
             limits: arguments.solver.limits(),
         };
-        tightfit::plan::shard(&info, &task)
+        tightfit::plan::modules::shard(&info, &task)
     })?;
     let seconds = start.elapsed().as_secs_f64();
     let name = |module| info.modules()[module].name.as_str();

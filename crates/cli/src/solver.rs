@@ -4,8 +4,9 @@
 
 use clap::Args;
 use thiserror::Error;
-use tightfit::plan::{ModulePlanError, SolverLimits};
-use tightfit::profile::modules::{ModuleIndex, ModuleInfo};
+use tightfit::analysis::modules::{ModuleIndex, ModuleInfo};
+use tightfit::plan::SolverLimits;
+use tightfit::plan::modules::ModulePlanError;
 use tightfit::units::{Bytes, Seconds};
 
 use crate::budget::{Budget, BudgetError};

@@ -11,22 +11,26 @@ use anyhow::bail;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
+use tightfit::effort::Effort;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
-use tightfit::plan::{Effort, Planner};
+use tightfit::plan::Planner;
 use tightfit::profile::{CallSeconds, Profile};
-use tightfit::schedule::{self, Residents, Schedule};
+use tightfit::schedule;
+use tightfit::schedule::{Residents, Schedule};
 use tightfit::units::{Bytes, Seconds};
 use tightfit::{Fitted, fit};
-use tightfit_engine::{
-    Dataset, Evaluation, FastestStep, Session, Step, Timings, checkpoint, process,
-};
+use tightfit_engine::process;
+use tightfit_engine::weights;
+use tightfit_engine::{Dataset, Evaluation, FastestStep, Session, Step, Timings};
 use tightfit_report::{Course, Trace};
 
 use crate::budget::Budget;
 use crate::effort::Limits;
-use crate::input::{self, FittedGraph};
-use crate::seconds::{self, Costs, Subject};
+use crate::input;
+use crate::input::FittedGraph;
+use crate::seconds;
+use crate::seconds::{Costs, Subject};
 use crate::{calibrate, exit, interrupt, output};
 
 mod dump;
@@ -131,7 +135,7 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
     let machine = calibrate::machine(arguments.threads);
     let seed = match &arguments.resume {
         Some(path) => {
-            let progress = checkpoint::progress(path, &step.name)?;
+            let progress = weights::progress(path, &step.name)?;
             if let Some(seed) = arguments.seed.filter(|&seed| seed != progress.seed) {
                 bail!(
                     "--seed {seed} contradicts {}, whose run has seed {}",
@@ -171,7 +175,7 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
         )?;
     }
     if let Some(path) = &arguments.resume {
-        checkpoint::load(path, &mut session, &step.name)?;
+        weights::load(path, &mut session, &step.name)?;
     }
     if interrupt::raised() {
         eprintln!("interrupted before the first step; nothing was saved");
@@ -199,7 +203,7 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
         batches => session.evaluate(&data, batches)?,
     };
     if let Some(path) = &arguments.save {
-        checkpoint::save(path, &session, &step.name)?;
+        weights::save(path, &session, &step.name)?;
     }
     if let (Some(path), Some(fastest)) = (&arguments.trace, &fastest) {
         trace(path, &step.training, &planned.training.fitted, &machine, fastest)?;

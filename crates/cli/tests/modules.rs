@@ -9,7 +9,7 @@ use std::path::Path;
 use expect_test::expect;
 use program::run;
 use serde_json::Value;
-use tightfit::profile::modules::ModuleInfo;
+use tightfit::analysis::modules::ModuleInfo;
 
 fn number(value: &Value) -> u64 {
     value.as_u64().unwrap_or_else(|| panic!("{value}"))

@@ -4,18 +4,19 @@
 
 use std::time::Instant;
 
+use tightfit::effort::Effort;
 use tightfit::graph::{
     Argument, DType, Graph, GraphBuilder, NodeSpec, Phase, StorageId, ValueId, ValueSpec,
 };
 use tightfit::machine::Machine;
-use tightfit::plan::{Effort, Plan, Planner};
+use tightfit::plan::{Plan, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::{Residents, lower};
 use tightfit::units::Bytes;
 
-use crate::program::{Program, StepSettings};
-use crate::session::SessionError;
-use crate::slab::Slab;
+use crate::execute::executable::{Executable, StepSettings};
+use crate::execute::session::SessionError;
+use crate::memory::slab::Slab;
 
 /// Timed runs of each graph, after one that faults its pages in.
 const ROUNDS: usize = 24;
@@ -120,7 +121,7 @@ fn seconds<const N: usize>(graphs: [Graph; N], threads: u32) -> Result<[f64; N],
             lower(graph, &profile, &plan, Bytes::ZERO, &Residents::default(), &Effort::default());
         schedule.budget = schedule.slab;
         programs.push((
-            Program::compile(graph, &profile, &schedule, threads as usize)?,
+            Executable::compile(graph, &profile, &schedule, threads as usize)?,
             Slab::new(schedule.slab)?,
         ));
     }

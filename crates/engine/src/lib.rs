@@ -5,27 +5,24 @@
 //! gives, [`Session`] a run of it.
 
 mod calibrate;
-pub mod checkpoint;
-pub mod data;
-mod initialise;
+mod execute;
 mod kernels;
+mod memory;
 pub mod philox;
-pub mod process;
-mod program;
 mod reserve;
-mod session;
-mod slab;
 pub mod step;
-mod stream;
-mod tensor;
-mod trial;
 
 pub use calibrate::calibrate;
-pub use data::Dataset;
+pub use execute::executable::{
+    CompileError, Executable, MeasuredCall, StepError, StepSettings, UnknownOperator,
+};
+pub use execute::session::{Evaluation, Located, Resident, Session, SessionError};
+pub use execute::trial::{FastestStep, Timings, VERSION, trial};
+pub use execute::weights;
 pub use kernels::KernelError;
-pub use program::{CompileError, MeasuredCall, Program, StepError, StepSettings, UnknownOperator};
+pub use memory::process;
+pub use memory::slab::{Slab, SlabError};
 pub use reserve::reserve;
-pub use session::{Evaluation, Located, Resident, Session, SessionError};
-pub use slab::{Slab, SlabError};
 pub use step::Step;
-pub use trial::{FastestStep, Timings, VERSION, trial};
+pub use step::data;
+pub use step::data::Dataset;

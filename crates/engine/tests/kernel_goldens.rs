@@ -7,13 +7,14 @@ use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 
 use safetensors::SafeTensors;
-use tightfit::graph::{self, DType, Graph, Operator, ValueId};
+use tightfit::graph;
+use tightfit::graph::{DType, Graph, Operator, ValueId};
 use tightfit::machine::Machine;
 use tightfit::plan::{Plan, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::{BufferId, Residents, lower};
 use tightfit::units::Bytes;
-use tightfit_engine::{Program, Slab, StepSettings};
+use tightfit_engine::{Executable, Slab, StepSettings};
 
 const TOLERANCE: f64 = 1e-5;
 /// For operators that do not depend on the step.
@@ -78,11 +79,11 @@ fn execute(
         &plan,
         Bytes(1 << 40),
         &Residents::default(),
-        &tightfit::plan::Effort::default(),
+        &tightfit::effort::Effort::default(),
     );
     schedule.budget = schedule.slab;
-    let program =
-        Program::compile(graph, &profile, &schedule, threads).map_err(|error| error.to_string())?;
+    let program = Executable::compile(graph, &profile, &schedule, threads)
+        .map_err(|error| error.to_string())?;
     let mut slab = Slab::new(schedule.slab).unwrap();
     let address = |buffer: BufferId| schedule.buffers[buffer].address;
     let mut place: HashMap<graph::StorageId, BufferId> = HashMap::new();

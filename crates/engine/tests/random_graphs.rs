@@ -22,7 +22,7 @@ use tightfit::schedule::{BufferId, Instruction, Residents, Schedule};
 use tightfit::units::Bytes;
 use tightfit::{fit, fit_smallest, unplanned};
 use tightfit_engine::philox::{key, philox};
-use tightfit_engine::{CompileError, Program, Slab, StepSettings};
+use tightfit_engine::{CompileError, Executable, Slab, StepSettings};
 
 const STEPS: u32 = 2;
 
@@ -56,7 +56,7 @@ fn fill(out: &mut [u8], node: u32, step: u32) {
 /// Bytes of all outputs, and of all parameters and states, after each step; storages as a whole,
 /// views included.
 fn execute(graph: &Graph, profile: &Profile, schedule: &Schedule, threads: usize) -> Vec<Vec<u8>> {
-    let program = Program::compile(graph, profile, schedule, threads).unwrap();
+    let program = Executable::compile(graph, profile, schedule, threads).unwrap();
     let pool = ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
     let mut slab = Slab::new(schedule.slab).unwrap();
     // Nothing may depend on what lay in the slab before.
@@ -113,7 +113,7 @@ fn agrees(recipe: &Recipe, part: f64) -> Result<usize, TestCaseError> {
                 &profile,
                 planner,
                 &Residents::default(),
-                &tightfit::plan::Effort::work(1, 3_000),
+                &tightfit::effort::Effort::work(1, 3_000),
             )
             .unwrap();
             let most = unplanned(&graph, &profile).unwrap().schedule.slab;
@@ -125,7 +125,7 @@ fn agrees(recipe: &Recipe, part: f64) -> Result<usize, TestCaseError> {
                 budget,
                 planner,
                 &Residents::default(),
-                &tightfit::plan::Effort::work(1, 3_000),
+                &tightfit::effort::Effort::work(1, 3_000),
             );
             prop_assert!(
                 between.is_ok(),
@@ -175,7 +175,7 @@ fn recomputing() -> (Graph, Profile, Schedule) {
             &profile,
             Planner::Capuchin,
             &Residents::default(),
-            &tightfit::plan::Effort::work(1, 3_000),
+            &tightfit::effort::Effort::work(1, 3_000),
         )
         .unwrap()
         .schedule;
@@ -188,9 +188,12 @@ fn recomputing() -> (Graph, Profile, Schedule) {
 #[test]
 fn a_wrong_schedule_is_never_executed() {
     let (graph, profile, schedule) = recomputing();
-    assert!(Program::compile(&graph, &profile, &schedule, 1).is_ok());
+    assert!(Executable::compile(&graph, &profile, &schedule, 1).is_ok());
     let refused = |schedule: &Schedule| {
-        matches!(Program::compile(&graph, &profile, schedule, 1), Err(CompileError::Violation(_)))
+        matches!(
+            Executable::compile(&graph, &profile, schedule, 1),
+            Err(CompileError::Violation(_))
+        )
     };
     for index in 0..schedule.instructions.len() {
         let mut left_out = schedule.clone();
@@ -266,7 +269,7 @@ fn drop_out(
     let graph = dropouts(elements, p);
     let profile = profile(&graph, threads);
     let schedule = unplanned(&graph, &profile).unwrap().schedule;
-    let program = Program::compile(&graph, &profile, &schedule, threads).unwrap();
+    let program = Executable::compile(&graph, &profile, &schedule, threads).unwrap();
     let mut slab = Slab::new(schedule.slab).unwrap();
     let input = schedule.buffers[schedule.placeholders[0].1].address;
     slab.write(input, 4 * elements).as_chunks_mut::<4>().0.fill(1.5f32.to_ne_bytes());

@@ -9,8 +9,10 @@
 use thiserror::Error;
 
 use crate::check::{Timeline, Violation, check};
+use crate::effort::Effort;
 use crate::graph::{Graph, NodeId};
-use crate::plan::{self, BoundOrder, Effort, Infeasible, Plan, PlanError, Planner, Search};
+use crate::plan;
+use crate::plan::{BoundOrder, Infeasible, Plan, PlanError, Planner, Search};
 use crate::profile::Profile;
 use crate::schedule::{Instruction, Residents, Schedule, lower};
 use crate::units::{Bytes, Seconds};

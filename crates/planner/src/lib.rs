@@ -5,7 +5,9 @@
 //! gradients, a planner decides what to recompute, the plan becomes a schedule with addresses, and
 //! an independent checker executes it abstractly. Nothing leaves this function unchecked.
 
+pub mod analysis;
 pub mod check;
+pub mod effort;
 mod fit;
 pub mod graph;
 pub mod machine;
@@ -18,9 +20,10 @@ pub use fit::{Bound, FitError, Fitted};
 pub use plan::BoundOrder;
 
 use check::Violation;
+use effort::Effort;
 use fit::{Asked, checked, smallest};
 use graph::Graph;
-use plan::{Effort, Planner};
+use plan::Planner;
 use profile::Profile;
 use schedule::{Residents, Schedule, lower};
 use units::{Bytes, Seconds};

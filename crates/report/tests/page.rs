@@ -6,9 +6,11 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 use tightfit::check::{Timeline, check};
-use tightfit::graph::{self, DType, Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
+use tightfit::effort::Effort;
+use tightfit::graph;
+use tightfit::graph::{DType, Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::machine::Machine;
-use tightfit::plan::{Effort, Planner};
+use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::schedule::{Residents, Schedule};
 use tightfit::units::{Bytes, Seconds};

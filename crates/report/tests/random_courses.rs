@@ -2,12 +2,13 @@
 //! checker counted.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
-#[path = "../../planner/tests/generator/dag.rs"]
+#[path = "../../planner/tests/shared/generator/dag.rs"]
 mod dag;
 
 use dag::{Freedoms, graph};
+use tightfit::effort::Effort;
 use tightfit::machine::Machine;
-use tightfit::plan::{Effort, Planner};
+use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::schedule::{Instruction, Residents};
 use tightfit::units::Bytes;

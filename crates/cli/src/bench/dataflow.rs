@@ -6,8 +6,8 @@ use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::{Value, json};
-use tightfit::profile::dataflow;
-use tightfit::profile::modules::measure;
+use tightfit::analysis::dataflow;
+use tightfit::analysis::modules::measure;
 
 use super::markdown::table;
 use crate::input::OnMachine;

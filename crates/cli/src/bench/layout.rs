@@ -12,7 +12,8 @@ use tightfit::schedule::{Lifetime, pack};
 use tightfit::units::{Bytes, Seconds};
 
 use super::markdown::table;
-use crate::effort::{self, Limits};
+use crate::effort;
+use crate::effort::Limits;
 
 /// Where no other limit is given.
 const DEADLINE: Seconds = Seconds(60.0);

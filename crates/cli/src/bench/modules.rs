@@ -7,12 +7,15 @@ use std::process::ExitCode;
 use anyhow::Context;
 use clap::Args;
 use serde_json::{Value, json};
-use tightfit::plan::{ModulePlanError, SOLVER, SelectiveTask, selective};
+use tightfit::plan::SOLVER;
+use tightfit::plan::modules::selective;
+use tightfit::plan::modules::{ModulePlanError, SelectiveTask};
 use tightfit::units::Bytes;
 
 use super::markdown::table;
 use crate::effort::clock;
-use crate::input::{self, OnMachine};
+use crate::input;
+use crate::input::OnMachine;
 use crate::solver::Solver;
 
 /// Shares of the baseline peak that PyTorch's tools were asked for.

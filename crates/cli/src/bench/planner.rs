@@ -15,7 +15,8 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::{Map, Value};
-use tightfit::plan::{Effort, Planner};
+use tightfit::effort::Effort;
+use tightfit::plan::Planner;
 use tightfit::units::Seconds;
 
 use crate::effort::Limits;

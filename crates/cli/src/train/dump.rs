@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use tightfit::graph::{DType, Graph, GraphBuilder, Phase, ValueId};
-use tightfit_engine::checkpoint::{Bytes, write_tensors};
+use tightfit_engine::weights::{Bytes, write_tensors};
 use tightfit_engine::{Dataset, Session, Step, step};
 
 /// Parameter and gradient of each optimizer node.

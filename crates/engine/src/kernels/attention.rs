@@ -8,9 +8,9 @@
 
 use tightfit::graph::{DType, Operator};
 
-use super::matmul::{Matrix, product};
-use super::{Kernel, KernelError, Operands, math, tasks, typed};
-use crate::tensor::{Raw, Tensor};
+use crate::kernels::matmul::{Matrix, product};
+use crate::kernels::tensor::{Raw, Tensor};
+use crate::kernels::{Kernel, KernelError, Operands, math, tasks, typed};
 
 /// What both passes need to know.
 #[derive(Clone, Debug)]

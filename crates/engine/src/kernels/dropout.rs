@@ -4,8 +4,8 @@
 use multiversion::multiversion;
 use tightfit::graph::DType;
 
-use super::elementwise::map2;
-use super::{Kernel, KernelError, Operands, tasks, typed};
+use crate::kernels::elementwise::map2;
+use crate::kernels::{Kernel, KernelError, Operands, tasks, typed};
 use crate::philox::{key, philox_lanes};
 
 /// Elements of a task: 64 blocks of 4 words.

@@ -2,9 +2,9 @@
 //! output element depends on the input elements at its own place only, so an output may overwrite
 //! an input of the same layout.
 
-use super::nest::{BLOCK, Nest, load, store};
-use super::{Kernel, KernelError, Operands};
-use crate::tensor::{Element, Tensor};
+use crate::kernels::nest::{BLOCK, Nest, load, store};
+use crate::kernels::tensor::{Element, Tensor};
+use crate::kernels::{Kernel, KernelError, Operands};
 
 /// out = f(a)
 pub(super) fn map1<A: Element, O: Element>(

@@ -2,9 +2,9 @@
 //! the table touches no memory; it is reported through [`Run::fault`]. Gradients of equal indices
 //! are added in the order of the indices.
 
-use super::rows::Rows;
-use super::{Fault, Kernel, KernelError, Operands, tasks};
-use crate::tensor::Tensor;
+use crate::kernels::rows::Rows;
+use crate::kernels::tensor::Tensor;
+use crate::kernels::{Fault, Kernel, KernelError, Operands, tasks};
 
 /// Columns of a task of the backward pass.
 const COLUMNS: usize = 64;

@@ -3,9 +3,9 @@
 
 use tightfit::graph::DType;
 
-use super::movement::convert;
-use super::{Fault, Kernel, KernelError, Operands, dimension};
-use crate::tensor::{Element, Tensor};
+use crate::kernels::movement::convert;
+use crate::kernels::tensor::{Element, Tensor};
+use crate::kernels::{Fault, Kernel, KernelError, Operands, dimension};
 
 /// Offsets of element `index` of a tensor of `shape` in tensors with the given strides; dimension
 /// `skip` does not count.

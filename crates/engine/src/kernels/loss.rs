@@ -1,8 +1,8 @@
 //! The negative log-likelihood of targets. Invariant: a target outside the classes touches no
 //! memory; it is reported through [`Run::fault`].
 
-use super::{Fault, Kernel, KernelError, Operands, Run, tasks};
-use crate::tensor::Tensor;
+use crate::kernels::tensor::Tensor;
+use crate::kernels::{Fault, Kernel, KernelError, Operands, Run, tasks};
 
 /// How row losses become the loss, as ATen numbers it.
 #[derive(Clone, Copy, PartialEq)]

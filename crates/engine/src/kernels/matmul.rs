@@ -5,9 +5,9 @@
 use gemm::Parallelism;
 use tightfit::units::Bytes;
 
-use super::elementwise::map1;
-use super::{Kernel, KernelError, Operands};
-use crate::tensor::{Element, Tensor};
+use crate::kernels::elementwise::map1;
+use crate::kernels::tensor::{Element, Tensor};
+use crate::kernels::{Kernel, KernelError, Operands};
 
 /// Multiply-adds below which worker threads cost more than they bring.
 const SERIAL: usize = 48 * 48 * 256;

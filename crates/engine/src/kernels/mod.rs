@@ -20,13 +20,14 @@ mod reduce;
 mod rows;
 mod softmax;
 mod tasks;
+pub mod tensor;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use thiserror::Error;
 use tightfit::graph::{Argument, DType, Node, Operator};
 
-use crate::tensor::Tensor;
+use crate::kernels::tensor::Tensor;
 
 pub(crate) use matmul::packing_bytes;
 

@@ -3,9 +3,9 @@
 
 use tightfit::graph::{Argument, DType};
 
-use super::elementwise::{fill, map1};
-use super::{Kernel, KernelError, Operands, dimension};
-use crate::tensor::{Element, Tensor};
+use crate::kernels::elementwise::{fill, map1};
+use crate::kernels::tensor::{Element, Tensor};
+use crate::kernels::{Kernel, KernelError, Operands, dimension};
 
 /// A constant; argument `index` is its value.
 pub(super) fn full(operands: &Operands, index: usize) -> Result<Kernel, KernelError> {

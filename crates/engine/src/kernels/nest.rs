@@ -4,7 +4,7 @@
 
 use rayon::prelude::*;
 
-use crate::tensor::{Element, Raw, Tensor};
+use crate::kernels::tensor::{Element, Raw, Tensor};
 
 /// Elements of a block: inputs and output of one block stay in the first-level cache.
 pub(super) const BLOCK: usize = 1024;

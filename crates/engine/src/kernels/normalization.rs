@@ -7,9 +7,9 @@
 
 use tightfit::graph::Operator;
 
-use super::rows::Rows;
-use super::{Kernel, KernelError, Operands, math, tasks};
-use crate::tensor::{Raw, Tensor};
+use crate::kernels::rows::Rows;
+use crate::kernels::tensor::{Raw, Tensor};
+use crate::kernels::{Kernel, KernelError, Operands, math, tasks};
 
 /// A weight or bias over a row, contiguous.
 fn vector(tensor: Option<&Tensor>, len: usize) -> Result<Option<Tensor>, KernelError> {

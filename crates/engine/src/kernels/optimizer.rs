@@ -5,9 +5,9 @@ use multiversion::multiversion;
 
 use tightfit::graph::Argument;
 
-use super::nest::{BLOCK, Nest, load};
-use super::{Kernel, KernelError, Operands};
-use crate::tensor::Tensor;
+use crate::kernels::nest::{BLOCK, Nest, load};
+use crate::kernels::tensor::Tensor;
+use crate::kernels::{Kernel, KernelError, Operands};
 
 fn constant(operands: &Operands, name: &'static str) -> Result<f64, KernelError> {
     operands

@@ -3,9 +3,9 @@
 
 use tightfit::graph::{Argument, DType, Operator};
 
-use super::elementwise::{map1, map2, select};
-use super::{Kernel, KernelError, Operands, math};
-use crate::tensor::{Element, Tensor};
+use crate::kernels::elementwise::{map1, map2, select};
+use crate::kernels::tensor::{Element, Tensor};
+use crate::kernels::{Kernel, KernelError, Operands, math};
 
 /// add, sub, mul, div of a tensor and a tensor or a number; `alpha` scales the second operand of
 /// add and sub.

@@ -4,8 +4,8 @@
 
 use tightfit::graph::{Argument, DType, Operator};
 
-use super::{Kernel, KernelError, Operands, dimension, math, tasks};
-use crate::tensor::{Raw, Tensor};
+use crate::kernels::tensor::{Raw, Tensor};
+use crate::kernels::{Kernel, KernelError, Operands, dimension, math, tasks};
 
 /// Kept and reduced dimensions of the input: extent, step in the input, step in the output.
 struct Split {

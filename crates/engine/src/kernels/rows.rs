@@ -1,8 +1,8 @@
 //! A tensor as rows along its last dimensions. Invariant: a row's elements lie a constant step
 //! apart; kernels that need them side by side ask for [`Rows::contiguous`].
 
-use super::KernelError;
-use crate::tensor::Tensor;
+use crate::kernels::KernelError;
+use crate::kernels::tensor::Tensor;
 
 /// Where the rows of a tensor begin.
 #[derive(Clone, Debug)]

@@ -3,8 +3,8 @@
 
 use tightfit::graph::Operator;
 
-use super::{Kernel, KernelError, Operands, dimension, math, tasks};
-use crate::tensor::Tensor;
+use crate::kernels::tensor::Tensor;
+use crate::kernels::{Kernel, KernelError, Operands, dimension, math, tasks};
 
 /// Lines of a tensor along one dimension.
 #[derive(Clone)]

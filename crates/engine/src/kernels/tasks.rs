@@ -3,7 +3,7 @@
 
 use rayon::prelude::*;
 
-use super::nest::SERIAL;
+use crate::kernels::nest::SERIAL;
 
 /// Calls `body` for each of `count` parts of `weight` elements each, on worker threads where that
 /// pays.

@@ -6,11 +6,12 @@
 
 use cranelift_entity::{EntityRef, PrimaryMap};
 
-use super::Graph;
-use super::id::{ModuleId, NodeId, StorageId, ValueId};
-use super::node::{Argument, DType, Node, Phase, Value};
-use super::operator::Operator;
-use super::verify::{self, GraphError};
+use crate::graph::Graph;
+use crate::graph::id::{ModuleId, NodeId, StorageId, ValueId};
+use crate::graph::node::{Argument, DType, Node, Phase, Value};
+use crate::graph::operator::Operator;
+use crate::graph::verify;
+use crate::graph::verify::GraphError;
 use crate::units::{Bytes, Flops, Seconds};
 
 /// A node without its outputs. [`NodeSpec::new`] fills in what most nodes do not need.

@@ -10,11 +10,11 @@ use serde::Deserialize;
 use serde_json::{Map, Number, Value as Json, json};
 use thiserror::Error;
 
-use super::Graph;
-use super::builder::{GraphBuilder, NodeSpec, ValueSpec};
-use super::id::{ModuleId, StorageId, ValueId};
-use super::node::{Argument, DType, Phase};
-use super::verify::GraphError;
+use crate::graph::Graph;
+use crate::graph::builder::{GraphBuilder, NodeSpec, ValueSpec};
+use crate::graph::id::{ModuleId, StorageId, ValueId};
+use crate::graph::node::{Argument, DType, Phase};
+use crate::graph::verify::GraphError;
 use crate::units::{Bytes, Flops, Seconds};
 
 /// The format that is read and written.

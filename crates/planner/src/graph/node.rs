@@ -1,8 +1,8 @@
 //! What a graph is made of: nodes, values and the arguments of a call. Plain data; the rules are in
 //! `verify`.
 
-use super::id::{ModuleId, NodeId, StorageId, ValueId};
-use super::operator::Operator;
+use crate::graph::id::{ModuleId, NodeId, StorageId, ValueId};
+use crate::graph::operator::Operator;
 use crate::units::{Bytes, Flops, Seconds};
 
 /// The part of the training step that a node belongs to.

@@ -4,9 +4,9 @@
 //!
 //! A graph may call operators that are not here: it can be planned, but not executed.
 
-use super::Graph;
-use super::id::{NodeId, ValueId};
-use super::node::{Argument, Value};
+use crate::graph::Graph;
+use crate::graph::id::{NodeId, ValueId};
+use crate::graph::node::{Argument, Value};
 use crate::units::{Bytes, Flops};
 
 /// Rows of queries that the attention kernels hold scores for at a time; see

@@ -7,10 +7,10 @@ use std::collections::HashMap;
 use cranelift_entity::{PrimaryMap, SecondaryMap};
 use thiserror::Error;
 
-use super::builder::GraphBuilder;
-use super::id::{NodeId, StorageId, ValueId};
-use super::node::{Node, Value};
-use super::{Accesses, Graph};
+use crate::graph::builder::GraphBuilder;
+use crate::graph::id::{NodeId, StorageId, ValueId};
+use crate::graph::node::{Node, Value};
+use crate::graph::{Accesses, Graph};
 use crate::units::Bytes;
 
 /// A rule of tightfit-graph/1 that a graph breaks.

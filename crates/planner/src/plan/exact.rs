@@ -10,11 +10,12 @@
 use cranelift_entity::SecondaryMap;
 use good_lp::{Expression, Variable, constraint};
 
-use super::program::{Program, SolverLimits};
-use super::rematerialize::{Versions, legal};
-use super::{Infeasible, Plan, PlanError, Planner, none, simulate};
+use crate::analysis::{Liveness, liveness};
 use crate::graph::{Graph, NodeId, StorageId};
-use crate::profile::{Liveness, Profile, liveness};
+use crate::plan::milp::{Program, SolverLimits};
+use crate::plan::rematerialize::{Versions, legal};
+use crate::plan::{Infeasible, Plan, PlanError, Planner, none, simulate};
+use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
 
 /// How much the solver may be asked for.

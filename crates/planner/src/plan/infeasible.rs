@@ -3,9 +3,10 @@
 
 use std::fmt;
 
-use super::{Plan, simulate};
+use crate::analysis::liveness;
 use crate::graph::{Graph, NodeId};
-use crate::profile::{Profile, liveness};
+use crate::plan::{Plan, simulate};
+use crate::profile::Profile;
 use crate::units::Bytes;
 
 /// A tensor alive at some node.

@@ -5,48 +5,29 @@
 //! A pass is a plain function from graph, profile and budget to a [`Plan`] or to an [`Infeasible`]
 //! that explains.
 
-mod capuchin;
-mod chain;
-mod chen;
-mod dtr;
-mod effort;
 mod exact;
-mod family;
 mod infeasible;
-mod knapsack;
+mod milp;
+pub mod modules;
 mod order;
-mod program;
-mod recompute;
+pub mod published;
 mod rematerialize;
-mod rotor;
-mod selective;
-mod shard;
-mod xla;
+mod search;
 
 use thiserror::Error;
 
-pub use capuchin::capuchin;
-pub use capuchin::published::{Choice, Final, Published, Table, TableRow, published};
-pub use chen::chen;
-pub use dtr::dtr;
-pub use effort::Effort;
 pub use exact::{ExactLimits, exact, exact_within};
 pub use infeasible::{Infeasible, LiveTensor, live_tensors};
-pub use knapsack::knapsack;
+pub use milp::{SOLVER, SolverLimits};
 pub use order::base_order;
-pub use program::{SOLVER, SolverLimits};
-pub use recompute::{Answer, BoundOrder, Search, lower_bound};
 pub use rematerialize::{Drop, Drops, rematerialize};
-pub use rotor::rotor;
-pub use selective::{
-    CheckpointedUnit, ModuleInfeasible, ModulePlanError, OperatorPolicy, PolicyError,
-    SelectivePlan, SelectiveTask, policy, selective,
-};
-pub use shard::{Link, ShardPlan, ShardTask, ShardUnit, ShardVariant, shard};
-pub use xla::xla;
+pub use search::{Answer, BoundOrder, Search, lower_bound};
 
+use crate::analysis::{MemoryCurve, held};
+use crate::effort::Effort;
 use crate::graph::{Graph, NodeId};
-use crate::profile::{MemoryCurve, Profile, held};
+use crate::plan::published::{capuchin, chen, dtr, knapsack, rotor, xla};
+use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
 
 /// The planners, by the name that a user gives.

@@ -4,8 +4,8 @@
 
 use cranelift_entity::SecondaryMap;
 
-use super::simulate;
 use crate::graph::{Graph, NodeId, Phase, StorageId};
+use crate::plan::simulate;
 use crate::profile::Profile;
 use crate::units::Bytes;
 

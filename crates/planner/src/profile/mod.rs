@@ -1,23 +1,12 @@
 //! What a graph costs on a machine: seconds and workspace per node. Invariant: placeholders and
 //! views cost nothing.
 
-mod access;
-mod dataflow;
-mod disjoint_sets;
-mod liveness;
 mod measured;
-pub mod modules;
-mod passes;
 mod roofline;
 
 use cranelift_entity::SecondaryMap;
 
-pub use access::{AccessProfile, access_profile};
-pub use dataflow::{Dataflow, Figures, ModuleFigures, dataflow};
-pub(crate) use disjoint_sets::DisjointSets;
-pub use liveness::{Interval, IntervalId, Liveness, MemoryCurve, held, liveness, memory_curve};
 pub use measured::{CallSeconds, CallSecondsError, Signature};
-pub use passes::passes;
 pub use roofline::roofline;
 
 use crate::graph::{Graph, NodeId};

@@ -15,8 +15,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
 use thiserror::Error;
 
-use super::instruction::{Buffer, BufferId, Call, Instruction, Schedule};
 use crate::graph::{Graph, NodeId};
+use crate::schedule::instruction::{Buffer, BufferId, Call, Instruction, Schedule};
 use crate::units::Bytes;
 
 /// The format that is read and written.

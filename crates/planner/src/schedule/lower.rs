@@ -6,11 +6,13 @@ use std::collections::BTreeMap;
 
 use cranelift_entity::{PrimaryMap, SecondaryMap};
 
-use super::instruction::{Buffer, BufferId, Call, Instruction, Schedule};
-use super::layout::{ALIGNMENT, Lifetime, pack};
+use crate::analysis::{Interval, IntervalId, liveness};
+use crate::effort::Effort;
 use crate::graph::{Graph, NodeId, StorageId};
-use crate::plan::{Effort, Plan};
-use crate::profile::{Interval, IntervalId, Profile, liveness};
+use crate::plan::Plan;
+use crate::profile::Profile;
+use crate::schedule::instruction::{Buffer, BufferId, Call, Instruction, Schedule};
+use crate::schedule::layout::{ALIGNMENT, Lifetime, pack};
 use crate::units::Bytes;
 
 /// What another schedule keeps in the slab between steps: the addresses of its persistent

@@ -13,7 +13,8 @@ use tightfit::{FitError, Rung, ladder};
 
 use super::Bench;
 use crate::figures::Figures;
-use crate::input::{self, OnMachine};
+use crate::input;
+use crate::input::OnMachine;
 
 /// A graph with what every budget is measured by.
 pub struct Subject {

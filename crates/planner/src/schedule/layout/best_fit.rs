@@ -4,7 +4,7 @@
 //! Source: Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020
 //! (greedy by size).
 
-use super::{Lifetime, Spending};
+use crate::schedule::layout::{Lifetime, Spending};
 
 /// Addresses, and the first byte that none of the blocks uses.
 #[derive(Clone, Debug, PartialEq, Eq)]

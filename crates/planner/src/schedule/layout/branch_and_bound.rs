@@ -6,8 +6,8 @@
 //! exactly on its ground, or above all of it. Both are tried, blocks first. Space that no block can
 //! use any more is waste, and a section has only so much of it.
 
-use super::sections::Sections;
-use super::{Lifetime, Spending};
+use crate::schedule::layout::sections::Sections;
+use crate::schedule::layout::{Lifetime, Spending};
 
 /// How a search ended.
 #[derive(Debug, PartialEq, Eq)]

@@ -5,9 +5,9 @@
 
 use std::cmp::Reverse;
 
-use super::best_fit::{Placement, best_fit};
-use super::sections::Sections;
-use super::{Lifetime, Spending};
+use crate::schedule::layout::best_fit::{Placement, best_fit};
+use crate::schedule::layout::sections::Sections;
+use crate::schedule::layout::{Lifetime, Spending};
 
 /// The order of greedy by size: the largest first, then the earliest.
 pub(super) fn by_size(blocks: &[Lifetime], free: &[u32]) -> Vec<u32> {

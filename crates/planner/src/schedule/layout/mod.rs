@@ -9,7 +9,7 @@ mod restarts;
 mod sections;
 mod tight;
 
-use crate::plan::Effort;
+use crate::effort::Effort;
 use crate::units::{Bytes, Seconds};
 use best_fit::{Placement, best_fit};
 use branch_and_bound::Outcome;

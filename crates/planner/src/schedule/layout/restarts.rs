@@ -5,11 +5,13 @@
 //! rankings, and so do the moments that are hard to pack: many short searches find what a long one
 //! misses.
 
-use super::branch_and_bound::{Choice, Outcome, Rule, Search};
-use super::local_search::{self, Ranking};
-use super::sections::{Sections, sections};
-use super::tight::{self, Core};
-use super::{Lifetime, Spending};
+use crate::schedule::layout::branch_and_bound::{Choice, Outcome, Rule, Search};
+use crate::schedule::layout::local_search;
+use crate::schedule::layout::local_search::Ranking;
+use crate::schedule::layout::sections::{Sections, sections};
+use crate::schedule::layout::tight;
+use crate::schedule::layout::tight::Core;
+use crate::schedule::layout::{Lifetime, Spending};
 
 /// Rules by which the next section is chosen, the one that finds most first.
 const CHOICES: [Choice; 4] = [Choice::LeastSlack, Choice::FullThenFew, Choice::Few, Choice::First];

@@ -4,7 +4,7 @@
 //! Only the largest sets of blocks that live together matter: a position whose set is part of a
 //! neighbour's adds nothing to any bound. Source: Moffitt, "MiniMalloc", 2023 (sections).
 
-use super::{Lifetime, Spending};
+use crate::schedule::layout::{Lifetime, Spending};
 
 /// Blocks and sections, each listed by the other.
 #[derive(Debug)]
@@ -80,7 +80,7 @@ pub(super) fn sections(lifetimes: &[Lifetime], spending: &mut Spending<'_>) -> O
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::Effort;
+    use crate::effort::Effort;
     use crate::units::Bytes;
 
     #[test]

@@ -5,10 +5,10 @@
 //! Only few moments of a step come near its peak. What lives then is packed exactly, and nearly all
 //! else has room to spare: best fit places it around.
 
-use super::best_fit::{Placement, best_fit};
-use super::local_search;
-use super::sections::Sections;
-use super::{Lifetime, Spending};
+use crate::schedule::layout::best_fit::{Placement, best_fit};
+use crate::schedule::layout::local_search;
+use crate::schedule::layout::sections::Sections;
+use crate::schedule::layout::{Lifetime, Spending};
 
 /// The blocks that live in the tightest sections, and their lives.
 pub(super) struct Core {

@@ -1,0 +1,57 @@
+//! First values of parameters. Invariant: an element depends on the run's seed, the parameter's
+//! place among the step's names and its own position alone.
+
+use std::path::Path;
+
+use crate::philox::{key, normal, philox, uniform};
+use crate::step::Initialisation;
+use crate::step::stream::Reader;
+
+/// The random stream of initialisations; streams of nodes are their seed slots.
+const STREAM: u32 = u32::MAX - 1;
+
+/// Fills a contiguous parameter of 32-bit floats (other types: constants and files only).
+pub(crate) fn fill(
+    recipe: &Initialisation,
+    name: &str,
+    index: u32,
+    seed: u64,
+    folder: &Path,
+    out: &mut [u8],
+    is_float: bool,
+) -> Result<(), String> {
+    let block = |i: usize| philox(key(seed), [i as u32, STREAM, index, 0]);
+    let floats = |out: &mut [u8], value: &dyn Fn(usize) -> f32| {
+        for (i, slot) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
+            *slot = value(i).to_ne_bytes();
+        }
+    };
+    match recipe {
+        Initialisation::Normal { mean, std } if is_float => floats(out, &|i| {
+            let words = block(i / 4);
+            let pair = normal([words[i / 2 % 2 * 2], words[i / 2 % 2 * 2 + 1]]);
+            (f64::from(pair[i % 2]) * std + mean) as f32
+        }),
+        Initialisation::Uniform { low, high } if is_float => {
+            floats(out, &|i| (low + (high - low) * f64::from(uniform(block(i / 4)[i % 4]))) as f32)
+        }
+        Initialisation::Constant(value) if is_float => floats(out, &|_| *value as f32),
+        Initialisation::Constant(value) => {
+            for slot in out.as_chunks_mut::<8>().0 {
+                *slot = (*value as i64).to_ne_bytes();
+            }
+        }
+        Initialisation::File(file) => {
+            let path = folder.join(file);
+            Reader::open(&path)
+                .and_then(|mut reader| reader.read(name, out))
+                .map_err(|error| format!("{}: {error}", path.display()))?;
+        }
+        Initialisation::Normal { .. } | Initialisation::Uniform { .. } => {
+            return Err(format!(
+                "`{name}` is not of type f32: it can only be constant or come from a file"
+            ));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,221 @@
+//! An exported step: a folder with its graphs and `step.json` (tightfit-step/1), as
+//! `tightfit.export` writes it. Invariant: a [`Step`] has verified graphs, an initialisation for
+//! every parameter and buffer of either graph, and the two inputs and the loss where a run expects
+//! them.
+
+pub mod data;
+pub(crate) mod initialise;
+pub(crate) mod stream;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::Deserialize;
+use thiserror::Error;
+use tightfit::graph;
+use tightfit::graph::{DType, Graph, NodeId, Phase, ReadError, ValueId};
+
+use crate::step::data::DataSpec;
+
+/// The format that is read.
+pub const FORMAT: &str = "tightfit-step/1";
+
+/// Why a folder is not a step.
+#[derive(Debug, Error)]
+#[allow(missing_docs)] // each message says what its fields are
+pub enum StepFileError {
+    #[error("{}: {error}", path.display())]
+    Read { path: PathBuf, error: std::io::Error },
+    #[error("{}: {error}", path.display())]
+    Graph { path: PathBuf, error: ReadError },
+    #[error("{}: not a {FORMAT} file: {error}", path.display())]
+    Json { path: PathBuf, error: serde_json::Error },
+    #[error("{}: the format is \"{found}\", but this program reads \"{FORMAT}\"", path.display())]
+    Version { path: PathBuf, found: String },
+    #[error("{}: a step is a folder, as `tightfit.export` writes it; a graph alone can be \
+        planned, but not trained", path.display())]
+    NotAFolder { path: PathBuf },
+    #[error("{}: {what}", path.display())]
+    Incomplete { path: PathBuf, what: String },
+}
+
+/// How a parameter begins.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Initialisation {
+    /// Normally distributed.
+    Normal {
+        /// Mean.
+        mean: f64,
+        /// Standard deviation.
+        std: f64,
+    },
+    /// Uniformly distributed over [low, high).
+    Uniform {
+        /// Lower end.
+        low: f64,
+        /// Upper end.
+        high: f64,
+    },
+    /// All elements alike.
+    Constant(f64),
+    /// Read from a safetensors file of the step's folder.
+    File(String),
+}
+
+/// Optimizer defaults that a run may change.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+pub struct OptimizerSpec {
+    /// `adamw` or `sgd`; its constants are on the graph's nodes.
+    pub kind: String,
+    /// Learning rate, constant over the run.
+    pub learning_rate: f64,
+}
+
+#[derive(Deserialize)]
+struct RawStep {
+    format: String,
+    name: String,
+    #[serde(default)]
+    description: String,
+    training: String,
+    evaluation: Option<String>,
+    parameters: BTreeMap<String, Initialisation>,
+    optimizer: OptimizerSpec,
+    data: DataSpec,
+    #[serde(default)]
+    provenance: serde_json::Value,
+}
+
+/// A training step, ready to be planned.
+#[derive(Clone, Debug)]
+pub struct Step {
+    /// Its folder.
+    pub folder: PathBuf,
+    /// Its name.
+    pub name: String,
+    /// One sentence: what model on what data.
+    pub description: String,
+    /// Forward, loss, backward, optimizer.
+    pub training: Graph,
+    /// Loss and prediction without gradients.
+    pub evaluation: Option<Graph>,
+    /// How each parameter and buffer begins.
+    pub parameters: BTreeMap<String, Initialisation>,
+    /// The optimizer's defaults.
+    pub optimizer: OptimizerSpec,
+    /// How batches are drawn.
+    pub data: DataSpec,
+    /// Where model and data come from.
+    pub provenance: serde_json::Value,
+}
+
+fn read(path: &Path) -> Result<Vec<u8>, StepFileError> {
+    std::fs::read(path).map_err(|error| StepFileError::Read { path: path.to_path_buf(), error })
+}
+
+/// Reads a graph file.
+pub fn read_graph(path: &Path) -> Result<Graph, StepFileError> {
+    graph::read(&read(path)?)
+        .map_err(|error| StepFileError::Graph { path: path.to_path_buf(), error })
+}
+
+impl Step {
+    /// Opens a step's folder.
+    pub fn open(folder: &Path) -> Result<Step, StepFileError> {
+        if folder.is_file() {
+            return Err(StepFileError::NotAFolder { path: folder.to_path_buf() });
+        }
+        let path = folder.join("step.json");
+        #[derive(Deserialize)]
+        struct Header {
+            #[serde(default)]
+            format: String,
+        }
+        let bytes = read(&path)?;
+        let wrong = |error| StepFileError::Json { path: path.clone(), error };
+        let header: Header = serde_json::from_slice(&bytes).map_err(wrong)?;
+        if header.format != FORMAT {
+            return Err(StepFileError::Version { path, found: header.format });
+        }
+        let raw: RawStep = serde_json::from_slice(&bytes).map_err(wrong)?;
+        debug_assert_eq!(raw.format, FORMAT);
+        let training = read_graph(&folder.join(raw.training))?;
+        let evaluation = raw.evaluation.map(|file| read_graph(&folder.join(file))).transpose()?;
+        let step = Step {
+            folder: folder.to_path_buf(),
+            name: raw.name,
+            description: raw.description,
+            training,
+            evaluation,
+            parameters: raw.parameters,
+            optimizer: raw.optimizer,
+            data: raw.data,
+            provenance: raw.provenance,
+        };
+        match step.missing() {
+            Some(what) => Err(StepFileError::Incomplete { path, what }),
+            None => Ok(step),
+        }
+    }
+
+    /// What keeps the step from being trained, if anything.
+    fn missing(&self) -> Option<String> {
+        for (kind, graph) in
+            [("training", Some(&self.training)), ("evaluation", self.evaluation.as_ref())]
+        {
+            let Some(graph) = graph else { continue };
+            for node in graph.nodes().values().filter(|node| node.phase.is_placeholder()) {
+                match (node.phase, &node.parameter) {
+                    (Phase::Tangent, _) => {
+                        return Some(format!(
+                            "the {kind} graph starts from a tangent (`{}`); a step must compute \
+                             its own loss gradient",
+                            node.name
+                        ));
+                    }
+                    (Phase::Parameter | Phase::Buffer | Phase::State, None) => {
+                        return Some(format!(
+                            "the {kind} graph's placeholder `{}` has no name in the model",
+                            node.name
+                        ));
+                    }
+                    (Phase::Parameter | Phase::Buffer, Some(name))
+                        if !self.parameters.contains_key(name) =>
+                    {
+                        return Some(format!("`parameters` does not say how `{name}` begins"));
+                    }
+                    _ => {}
+                }
+            }
+            for name in ["input", "target"] {
+                if input(graph, name).is_none() {
+                    return Some(format!("the {kind} graph has no input called `{name}`"));
+                }
+            }
+            let loss = graph.outputs().first().map(|&value| &graph.values()[value]);
+            if !loss.is_some_and(|loss| loss.dtype == DType::F32 && loss.elements() == 1) {
+                return Some(format!(
+                    "the {kind} graph's first output is not a scalar loss of type f32"
+                ));
+            }
+        }
+        None
+    }
+
+    /// Number of trained parameters.
+    pub fn parameter_count(&self) -> u64 {
+        let parameters =
+            self.training.nodes().values().filter(|node| node.phase == Phase::Parameter);
+        parameters
+            .flat_map(|node| node.outputs.iter().flatten())
+            .map(|&value| self.training.values()[value].elements())
+            .sum()
+    }
+}
+
+/// The input placeholder called `name` and its value.
+pub fn input(graph: &Graph, name: &str) -> Option<(NodeId, ValueId)> {
+    let id = graph.node_named(name).filter(|&id| graph.nodes()[id].phase == Phase::Input)?;
+    graph.nodes()[id].outputs.first().copied().flatten().map(|value| (id, value))
+}

@@ -1,0 +1,15 @@
+//! What follows from a graph, a sequence of runs and its costs: who is alive when, and where the
+//! bytes come from. Invariant: an analysis decides nothing; its result is a side table.
+
+mod access;
+mod dataflow;
+mod disjoint_sets;
+mod liveness;
+pub mod modules;
+mod passes;
+
+pub use access::{AccessProfile, access_profile};
+pub use dataflow::{Dataflow, Figures, ModuleFigures, dataflow};
+pub(crate) use disjoint_sets::DisjointSets;
+pub use liveness::{Interval, IntervalId, Liveness, MemoryCurve, held, liveness, memory_curve};
+pub use passes::passes;

@@ -1,0 +1,266 @@
+//! Module statistics in the JSON of PyTorch's tools. Invariant: what is wrong with a figure is said
+//! with the name of its module; what was read is written so that it reads the same, bit for bit.
+
+use serde_json::{Map, Value, json};
+
+use crate::analysis::modules::{
+    ModuleInfo, ModuleInfoError, ModuleOrders, ModuleStats, Segment, TradeoffCurve,
+};
+use crate::units::{Bytes, Seconds};
+
+pub fn read(text: &[u8]) -> Result<ModuleInfo, ModuleInfoError> {
+    let json = |reason: String| ModuleInfoError::Json { reason };
+    let file: Value = match serde_json::from_slice(text) {
+        Ok(file) => file,
+        // Python writes numbers that JSON does not have; as null they are found where their module
+        // is known.
+        Err(error) => {
+            serde_json::from_slice(&without_literals(text)).map_err(|_| json(error.to_string()))?
+        }
+    };
+    let info = file.get("module_info").unwrap_or(&file);
+    let part = |key: &str| info.get(key).ok_or_else(|| json(format!("it has no `{key}`")));
+    let (order, stats) = (part("mod_order")?, part("mod_stats")?);
+    let names = |key: &str| -> Result<Vec<String>, ModuleInfoError> {
+        let list = order.get(key).map_or(Some(&[][..]), |list| list.as_array().map(Vec::as_slice));
+        let name = |name: &Value| name.as_str().map(str::to_string);
+        list.and_then(|list| list.iter().map(name).collect())
+            .ok_or_else(|| json(format!("`{key}` is no list of names")))
+    };
+    let orders = ModuleOrders {
+        forward_pre: names("fw_pre_order")?,
+        forward_post: names("fw_post_order")?,
+        backward_pre: names("bw_pre_order")?,
+        backward_post: names("bw_post_order")?,
+    };
+    let stats = stats.as_array().ok_or_else(|| json("`mod_stats` is no list".to_string()))?;
+    let stats: Result<_, _> =
+        stats.iter().enumerate().map(|(at, stats)| module(at, stats)).collect();
+    ModuleInfo::new(stats?, &orders)
+}
+
+pub fn write(info: &ModuleInfo) -> String {
+    let names = |order: &[_]| -> Vec<&str> {
+        order.iter().map(|&module| info.modules()[module].name.as_str()).collect()
+    };
+    let pre: Vec<_> = info.modules().keys().collect();
+    let stats = info.modules().values().map(|stats| {
+        let curve = &stats.tradeoff;
+        json!({
+            "fqn": stats.name,
+            "param_per_module": stats.parameters.0,
+            "grad_per_module": stats.gradients.0,
+            "grad_total": stats.total_gradients.0,
+            "act_fw_per_module": stats.forward_activations.0,
+            "act_bw_per_module": stats.backward_activations.0,
+            "act_grad_per_module": stats.activation_gradients.0,
+            "act_total": stats.total_activations.0,
+            "input_per_module": stats.input.0,
+            "output_per_module": stats.output.0,
+            "fw_runtime_per_module": milliseconds(stats.forward),
+            "bw_runtime_per_module": milliseconds(stats.backward),
+            "is_leaf": stats.is_leaf,
+            "sac_runtime": milliseconds(stats.checkpointing_seconds),
+            "sac_memory": stats.checkpointing_bytes.0,
+            "n_segments": curve.segments.len(),
+            "slopes": curve.segments.iter().map(|segment| segment.slope).collect::<Vec<_>>(),
+            "intercepts": curve.segments.iter().map(|segment| segment.intercept).collect::<Vec<_>>(),
+            "breakpoints": curve.breakpoints,
+            "tradeoff_curve": curve.points,
+        })
+    });
+    let file = json!({ "module_info": {
+        "mod_order": {
+            "fw_pre_order": names(&pre),
+            "bw_pre_order": names(info.backward_pre_order()),
+            "fw_post_order": names(info.forward_post_order()),
+            "bw_post_order": names(info.backward_post_order()),
+        },
+        "mod_stats": stats.collect::<Vec<_>>(),
+    }});
+    file.to_string()
+}
+
+/// Milliseconds that read as these seconds, where there are such.
+fn milliseconds(seconds: Seconds) -> f64 {
+    let near = seconds.0 * 1e3;
+    let exact =
+        [near, near.next_up(), near.next_down()].into_iter().find(|near| near / 1e3 == seconds.0);
+    exact.unwrap_or(near)
+}
+
+/// One module's figures.
+struct Figures<'a> {
+    module: &'a str,
+    fields: &'a Map<String, Value>,
+}
+
+fn module(at: usize, stats: &Value) -> Result<ModuleStats, ModuleInfoError> {
+    let fields = stats.as_object().ok_or(ModuleInfoError::Unnamed { at })?;
+    let module =
+        fields.get("fqn").and_then(Value::as_str).ok_or(ModuleInfoError::Unnamed { at })?;
+    let figures = Figures { module, fields };
+    let stats = ModuleStats {
+        name: module.to_string(),
+        parameters: figures.bytes("param_per_module")?,
+        gradients: figures.bytes("grad_per_module")?,
+        total_gradients: figures.bytes("grad_total")?,
+        forward_activations: figures.bytes("act_fw_per_module")?,
+        backward_activations: figures.bytes("act_bw_per_module")?,
+        activation_gradients: figures.bytes("act_grad_per_module")?,
+        total_activations: figures.bytes("act_total")?,
+        input: figures.bytes("input_per_module")?,
+        output: figures.bytes("output_per_module")?,
+        forward: figures.seconds("fw_runtime_per_module")?,
+        backward: figures.seconds("bw_runtime_per_module")?,
+        is_leaf: true,
+        ..ModuleStats::default()
+    };
+    // Statistics made for sharding alone say nothing of checkpointing.
+    if !figures.checkpointed()? {
+        return Ok(stats);
+    }
+    Ok(ModuleStats {
+        is_leaf: false,
+        checkpointing_seconds: figures.seconds("sac_runtime")?,
+        checkpointing_bytes: figures.bytes("sac_memory")?,
+        tradeoff: figures.curve()?,
+        ..stats
+    })
+}
+
+impl Figures<'_> {
+    fn refused(
+        &self,
+        field: &'static str,
+        found: &Value,
+        expected: &'static str,
+    ) -> ModuleInfoError {
+        let found = if found.is_null() { "no number".to_string() } else { found.to_string() };
+        ModuleInfoError::Figure { module: self.module.to_string(), field, found, expected }
+    }
+
+    fn field(&self, field: &'static str) -> Result<&Value, ModuleInfoError> {
+        self.fields
+            .get(field)
+            .ok_or_else(|| ModuleInfoError::Missing { module: self.module.to_string(), field })
+    }
+
+    fn bytes(&self, field: &'static str) -> Result<Bytes, ModuleInfoError> {
+        let value = self.field(field)?;
+        let whole = value
+            .as_f64()
+            .filter(|x| (0.0..=9e15).contains(x) && x.fract() == 0.0)
+            .map(|x| x as u64);
+        value
+            .as_u64()
+            .or(whole)
+            .map(Bytes)
+            .ok_or_else(|| self.refused(field, value, "a whole number of bytes, 0 or more"))
+    }
+
+    fn seconds(&self, field: &'static str) -> Result<Seconds, ModuleInfoError> {
+        let value = self.field(field)?;
+        let milliseconds = value.as_f64().filter(|&x| x >= 0.0);
+        milliseconds
+            .map(|x| Seconds(x / 1e3))
+            .ok_or_else(|| self.refused(field, value, "milliseconds, 0 or more"))
+    }
+
+    /// Whether the module has something to checkpoint.
+    fn checkpointed(&self) -> Result<bool, ModuleInfoError> {
+        match self.fields.get("is_leaf") {
+            None => Ok(self.fields.contains_key("sac_memory")),
+            Some(leaf) => leaf
+                .as_bool()
+                .map(|leaf| !leaf)
+                .ok_or_else(|| self.refused("is_leaf", leaf, "true or false")),
+        }
+    }
+
+    fn numbers(&self, field: &'static str) -> Result<Vec<f64>, ModuleInfoError> {
+        let value = self.field(field)?;
+        let numbers = value.as_array().and_then(|list| list.iter().map(Value::as_f64).collect());
+        numbers.ok_or_else(|| self.refused(field, value, "a list of numbers"))
+    }
+
+    fn curve(&self) -> Result<TradeoffCurve, ModuleInfoError> {
+        let (slopes, intercepts) = (self.numbers("slopes")?, self.numbers("intercepts")?);
+        let differ = |found, what| ModuleInfoError::Curve {
+            module: self.module.to_string(),
+            segments: slopes.len(),
+            found,
+            what,
+            expected: slopes.len(),
+        };
+        if intercepts.len() != slopes.len() {
+            return Err(differ(intercepts.len(), "intercepts"));
+        }
+        if let Some(count) = self.fields.get("n_segments") {
+            let found = count
+                .as_u64()
+                .ok_or_else(|| self.refused("n_segments", count, "the number of slopes"))?
+                as usize;
+            if found != slopes.len() {
+                return Err(differ(found, "segments by `n_segments`"));
+            }
+        }
+        let segments = slopes
+            .iter()
+            .zip(intercepts)
+            .map(|(&slope, intercept)| Segment { slope, intercept })
+            .collect();
+        let breakpoints = if self.fields.contains_key("breakpoints") {
+            self.numbers("breakpoints")?
+        } else {
+            Vec::new()
+        };
+        Ok(TradeoffCurve { segments, breakpoints, points: self.points()? })
+    }
+
+    /// A list of pairs, or a table from discard ratios to shares, in rising order.
+    fn points(&self) -> Result<Vec<(f64, f64)>, ModuleInfoError> {
+        let Some(value) = self.fields.get("tradeoff_curve") else { return Ok(Vec::new()) };
+        let points: Option<Vec<(f64, f64)>> = match value {
+            Value::Array(list) => list.iter().map(pair).collect(),
+            Value::Object(table) => {
+                table.iter().map(|(x, y)| Some((x.parse().ok()?, y.as_f64()?))).collect()
+            }
+            _ => None,
+        };
+        let mut points =
+            points.ok_or_else(|| self.refused("tradeoff_curve", value, "pairs of numbers"))?;
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        Ok(points)
+    }
+}
+
+fn pair(value: &Value) -> Option<(f64, f64)> {
+    match value.as_array()?.as_slice() {
+        [x, y] => Some((x.as_f64()?, y.as_f64()?)),
+        _ => None,
+    }
+}
+
+/// The text with `null` for each `NaN` and `Infinity` that stands outside of strings.
+fn without_literals(text: &[u8]) -> Vec<u8> {
+    let mut cleaned = Vec::with_capacity(text.len());
+    let (mut rest, mut quoted) = (text, false);
+    while let Some(&byte) = rest.first() {
+        let literal = ["NaN", "-Infinity", "Infinity"]
+            .into_iter()
+            .find(|&literal| !quoted && rest.starts_with(literal.as_bytes()));
+        let taken = match (literal, byte) {
+            (Some(literal), _) => literal.len(),
+            (None, b'\\') if quoted => rest.len().min(2),
+            _ => 1,
+        };
+        match literal {
+            Some(_) => cleaned.extend_from_slice(b"null"),
+            None => cleaned.extend_from_slice(&rest[..taken]),
+        }
+        quoted ^= byte == b'"';
+        rest = &rest[taken..];
+    }
+    cleaned
+}

@@ -1,0 +1,240 @@
+//! Statistics of modules, from a graph and what its nodes cost. Invariant: all figures of one
+//! module's backward pass are of one moment, its peak, so that they add up to what is held there; a
+//! module is the set of its nodes, however often and in however many pieces it runs.
+//!
+//! Source of the figures: PyTorch, `torch/distributed/_tools/mem_tracker.py` and `ilp_utils.py`.
+//! `doc/theory/modules.md` defines them and lists departures.
+
+use cranelift_entity::{PrimaryMap, SecondaryMap};
+
+use crate::analysis::modules::tradeoff::{groups, tradeoff};
+use crate::analysis::modules::{
+    ModuleIndex, ModuleInfo, ModuleInfoError, ModuleOrders, ModuleStats, ModuleTree,
+};
+use crate::analysis::passes::is_update;
+use crate::analysis::{Dataflow, dataflow, liveness};
+use crate::graph::{Graph, NodeId, Phase};
+use crate::profile::Profile;
+use crate::units::Bytes;
+
+/// Bytes over the unplanned step, by position in the program.
+struct Curves {
+    /// What the forward pass made, while each node runs and behind it.
+    activations: Vec<Bytes>,
+    activations_behind: Vec<Bytes>,
+    /// Gradients that leave the backward pass.
+    gradients: Vec<Bytes>,
+    /// Everything else that the backward pass makes, and workspace.
+    temporaries: Vec<Bytes>,
+}
+
+/// When a module runs, in positions of the program.
+#[derive(Clone, Debug, Default)]
+struct Runs {
+    forward: Vec<NodeId>,
+    last_forward: Option<usize>,
+    first_backward: Option<usize>,
+    last_backward: Option<usize>,
+    /// The backward node that the most bytes are held at.
+    peak: Option<usize>,
+}
+
+/// Statistics of every module that the graph names, and of the modules above them, under a root
+/// called as the graph.
+pub fn measure(graph: &Graph, profile: &Profile) -> Result<ModuleInfo, ModuleInfoError> {
+    let flow = dataflow(graph, profile);
+    let program = graph.program();
+    let tree = &flow.tree;
+    let curves = curves(graph, profile, &flow, &program);
+    let runs = runs(graph, &flow, &program);
+    let root = match graph.name().replace('.', "_") {
+        name if name.is_empty() => "model".to_string(),
+        name => name,
+    };
+    let mut stats: PrimaryMap<ModuleIndex, ModuleStats> =
+        PrimaryMap::with_capacity(tree.branches().len());
+    for (module, branch) in tree.branches() {
+        let runs = &runs[module];
+        let peak = |curve: &[Bytes]| runs.peak.map_or(Bytes::ZERO, |peak| curve[peak]);
+        let checkpointed = (branch.below > 0)
+            .then(|| groups(graph, profile, &flow, module, &runs.forward))
+            .flatten();
+        let checkpointed = checkpointed
+            .map(|groups| tradeoff(&groups))
+            .filter(|tradeoff| tradeoff.bytes > Bytes::ZERO);
+        let behind = runs.last_forward.map_or(Bytes::ZERO, |last| curves.activations_behind[last]);
+        let name =
+            if branch.path.is_empty() { root.clone() } else { format!("{root}.{}", branch.path) };
+        stats.push(ModuleStats {
+            name,
+            total_gradients: peak(&curves.gradients),
+            forward_activations: flow.modules[module].alone.fwd_mem_tmp,
+            backward_activations: peak(&curves.activations),
+            activation_gradients: peak(&curves.temporaries),
+            total_activations: behind.max(peak(&curves.activations)),
+            is_leaf: checkpointed.is_none(),
+            ..ModuleStats::default()
+        });
+        if let Some(tradeoff) = checkpointed {
+            let stats = &mut stats[module];
+            stats.checkpointing_seconds = tradeoff.seconds;
+            stats.checkpointing_bytes = tradeoff.bytes;
+            stats.tradeoff = tradeoff.curve;
+        }
+    }
+    for &id in &program {
+        let node = &graph.nodes()[id];
+        for module in tree.lineage(tree.of(node.module)) {
+            let stats = &mut stats[module];
+            match flow.phases[id] {
+                Phase::Backward => stats.backward = stats.backward + profile.seconds[id],
+                phase if phase.is_forward() => stats.forward = stats.forward + profile.seconds[id],
+                _ => {}
+            }
+        }
+    }
+    borders(graph, &flow, &program, &mut stats);
+    let orders = orders(tree, &runs, &stats);
+    ModuleInfo::new(stats.into_iter().map(|(_, stats)| stats).collect(), &orders)
+}
+
+fn curves(graph: &Graph, profile: &Profile, flow: &Dataflow, program: &[NodeId]) -> Curves {
+    let unplanned = Profile { in_place: false, ..profile.clone() };
+    // Born and freed at each position, of each of the three kinds.
+    let mut changes = vec![[(Bytes::ZERO, Bytes::ZERO); 3]; program.len()];
+    for interval in liveness(graph, &unplanned, program).intervals.values() {
+        let (Some(born), storage) = (interval.born, interval.storage) else { continue };
+        let kept = graph.is_kept(storage);
+        let kind = match flow.phases[program[born as usize]] {
+            Phase::Backward if kept || flow.readers[storage].optimizer => 1,
+            Phase::Backward => 2,
+            Phase::Optimizer => continue,
+            _ => 0,
+        };
+        changes[born as usize][kind].0 += graph.storages()[storage];
+        if !kept {
+            changes[interval.dies as usize][kind].1 += graph.storages()[storage];
+        }
+    }
+    let mut now = [Bytes::ZERO; 3];
+    let mut curves = Curves {
+        activations: vec![],
+        activations_behind: vec![],
+        gradients: vec![],
+        temporaries: vec![],
+    };
+    for (changes, &id) in changes.iter().zip(program) {
+        (0..3).for_each(|kind| now[kind] += changes[kind].0);
+        curves.activations.push(now[0]);
+        curves.gradients.push(now[1]);
+        curves.temporaries.push(now[2] + profile.workspace[id]);
+        (0..3).for_each(|kind| now[kind] -= changes[kind].1);
+        curves.activations_behind.push(now[0]);
+    }
+    curves
+}
+
+fn runs(graph: &Graph, flow: &Dataflow, program: &[NodeId]) -> SecondaryMap<ModuleIndex, Runs> {
+    let mut table: SecondaryMap<ModuleIndex, Runs> =
+        SecondaryMap::with_capacity(flow.tree.branches().len());
+    for (position, &id) in program.iter().enumerate() {
+        for module in flow.tree.lineage(flow.tree.of(graph.nodes()[id].module)) {
+            let runs = &mut table[module];
+            if flow.phases[id].is_forward() && !is_update(graph, id) {
+                runs.forward.push(id);
+                runs.last_forward = Some(position);
+            } else if flow.phases[id] == Phase::Backward {
+                runs.first_backward.get_or_insert(position);
+                runs.last_backward = Some(position);
+                if runs.peak.is_none_or(|peak| flow.curve.held[peak] < flow.curve.held[position]) {
+                    runs.peak = Some(position);
+                }
+            }
+        }
+    }
+    table
+}
+
+/// Parameters, inputs and outputs.
+fn borders(
+    graph: &Graph,
+    flow: &Dataflow,
+    program: &[NodeId],
+    stats: &mut PrimaryMap<ModuleIndex, ModuleStats>,
+) {
+    let tree = &flow.tree;
+    let forward =
+        program.iter().copied().filter(|&id| flow.phases[id].is_forward() && !is_update(graph, id));
+    let read = flow.reads(graph, forward);
+
+    let is_parameter = |storage| {
+        graph.producer(storage).is_some_and(|maker| graph.nodes()[maker].phase == Phase::Parameter)
+    };
+    let mut parameters: Vec<_> =
+        read.iter().copied().filter(|&(storage, _)| is_parameter(storage)).collect();
+    let placeholders = graph.placeholder_storages().filter(|&(_, storage)| is_parameter(storage));
+    parameters
+        .extend(placeholders.map(|(id, storage)| (storage, tree.of(graph.nodes()[id].module))));
+    parameters.sort_unstable();
+    tree.across_borders(
+        &parameters,
+        |_, _| false,
+        |module, storage| {
+            stats[module].parameters += graph.storages()[storage];
+            stats[module].gradients += graph.storages()[storage];
+        },
+    );
+
+    let made = |storage| flow.made_forward(graph, storage);
+    let inputs: Vec<_> = read
+        .iter()
+        .copied()
+        .filter(|&(storage, _)| flow.is_batch(graph, storage) || made(storage).is_some())
+        .collect();
+    let holds = |module, storage| made(storage).is_some_and(|maker| tree.contains(module, maker));
+    tree.across_borders(&inputs, holds, |module, storage| {
+        stats[module].input += graph.storages()[storage]
+    });
+
+    let mut readers = &read[..];
+    for (storage, &bytes) in graph.storages() {
+        let (these, others) =
+            readers.split_at(readers.partition_point(|&(other, _)| other == storage));
+        readers = others;
+        let Some(maker) = made(storage) else { continue };
+        let leaves = |&module: &ModuleIndex| {
+            graph.is_kept(storage)
+                || these.iter().any(|&(_, reader)| !tree.contains(module, reader))
+        };
+        for module in tree.lineage(maker).take_while(leaves) {
+            stats[module].output += bytes;
+        }
+    }
+}
+
+fn orders(
+    tree: &ModuleTree,
+    runs: &SecondaryMap<ModuleIndex, Runs>,
+    stats: &PrimaryMap<ModuleIndex, ModuleStats>,
+) -> ModuleOrders {
+    let depth = |module: ModuleIndex| tree.branches()[module].depth;
+    let names = |order: Vec<ModuleIndex>| {
+        order.into_iter().map(|module| stats[module].name.clone()).collect()
+    };
+    let pre: Vec<ModuleIndex> = tree.branches().keys().collect();
+    // Where nodes of several modules begin or end at once, one contains the other.
+    let mut post = pre.clone();
+    post.sort_by_key(|&module| (runs[module].last_forward, std::cmp::Reverse(depth(module))));
+    let back: Vec<ModuleIndex> =
+        pre.iter().copied().filter(|&module| runs[module].last_backward.is_some()).collect();
+    let (mut backward_pre, mut backward_post) = (back.clone(), back);
+    backward_pre.sort_by_key(|&module| (runs[module].first_backward, depth(module)));
+    backward_post
+        .sort_by_key(|&module| (runs[module].last_backward, std::cmp::Reverse(depth(module))));
+    ModuleOrders {
+        forward_pre: names(pre),
+        forward_post: names(post),
+        backward_pre: names(backward_pre),
+        backward_post: names(backward_post),
+    }
+}

@@ -1,0 +1,240 @@
+//! Modules that may be checkpointed, and how much the chosen ones discard. Invariant: the seconds
+//! of a module are convex in the bytes that it discards, so the cheapest bytes first is the optimum
+//! for given modules.
+
+use good_lp::{Expression, Variable, constraint};
+
+use crate::analysis::modules::{ModuleIndex, ModuleInfo};
+use crate::plan::milp::{Answer, Program, Scale};
+use crate::plan::modules::checkpointing::Goal;
+use crate::plan::modules::memory::recompute;
+use crate::units::Bytes;
+
+/// A module that may be checkpointed.
+pub struct Candidate {
+    /// The module.
+    pub module: ModuleIndex,
+    /// Its place in the forward post-order.
+    pub position: usize,
+    /// The most that it may discard: what its forward pass leaves.
+    pub most: Bytes,
+    /// Seconds as soon as it is checkpointed, though it discards nothing that it would keep.
+    fixed: f64,
+    /// Bytes and seconds per byte, in rising order of the latter.
+    pieces: Vec<(f64, f64)>,
+}
+
+/// All modules that are no leaves, that leave something and that are `allowed`.
+pub fn candidates(info: &ModuleInfo, allowed: impl Fn(ModuleIndex) -> bool) -> Vec<Candidate> {
+    let modules = info
+        .modules()
+        .iter()
+        .filter(|(_, stats)| !stats.is_leaf && stats.forward_activations > Bytes::ZERO);
+    let modules = modules.filter(|&(module, _)| allowed(module));
+    modules
+        .map(|(module, stats)| {
+            let most = stats.forward_activations.0 as f64;
+            let cost = |discarded: f64| recompute(stats, discarded).0;
+            // The curve is the highest of its lines and of 0, and bends where that changes.
+            let lines = stats
+                .tradeoff
+                .segments
+                .iter()
+                .map(|segment| (segment.slope, segment.intercept))
+                .chain([(0.0, 0.0)]);
+            let made = crate::plan::modules::memory::made(stats).0 as f64;
+            let bytes =
+                bends(lines.collect()).into_iter().map(|ratio| ratio * made - (made - most));
+            let mut bends: Vec<f64> =
+                bytes.filter(|&bytes| bytes > 0.0 && bytes < most).chain([0.0, most]).collect();
+            bends.sort_by(f64::total_cmp);
+            bends.dedup();
+            let mut pieces: Vec<(f64, f64)> = Vec::new();
+            for ends in bends.windows(2) {
+                let (bytes, rate) =
+                    (ends[1] - ends[0], (cost(ends[1]) - cost(ends[0])) / (ends[1] - ends[0]));
+                match pieces.last_mut() {
+                    // A line that meets others below the curve does not bend it.
+                    Some(last) if rate <= last.1 + 1e-9 * last.1.abs() => {
+                        let both = last.0 + bytes;
+                        *last = (both, (last.0 * last.1 + bytes * rate) / both);
+                    }
+                    _ => pieces.push((bytes, rate)),
+                }
+            }
+            Candidate {
+                module,
+                position: info.forward_post_position(module),
+                most: stats.forward_activations,
+                fixed: cost(0.0),
+                pieces,
+            }
+        })
+        .collect()
+}
+
+/// Where the highest of several lines, given by slope and intercept, changes; rising.
+fn bends(mut lines: Vec<(f64, f64)>) -> Vec<f64> {
+    lines.sort_by(|a, b| a.0.total_cmp(&b.0).then(b.1.total_cmp(&a.1)));
+    lines.dedup_by(|lower, line| lower.0 == line.0);
+    let mut highest: Vec<(f64, f64)> = Vec::new();
+    let mut bends: Vec<f64> = Vec::new();
+    for (slope, intercept) in lines {
+        while let Some(&(flatter, higher)) = highest.last() {
+            let meets = (higher - intercept) / (slope - flatter);
+            if bends.last().is_none_or(|&before| before < meets) {
+                bends.push(meets);
+                break;
+            }
+            highest.pop();
+            bends.pop();
+        }
+        highest.push((slope, intercept));
+    }
+    bends
+}
+
+/// What each of the chosen modules discards, so that with `persistent` bytes beside them the budget
+/// holds wherever that is possible, and in the least time.
+///
+/// What a module needs may be discarded by all that end before it, so needs are nested: met one
+/// after the other, each with the cheapest bytes that are left, they are met in the least time
+/// together.
+pub fn fill(
+    info: &ModuleInfo,
+    chosen: &[&Candidate],
+    persistent: impl Fn(ModuleIndex) -> Bytes,
+    budget: Bytes,
+) -> Vec<(ModuleIndex, Bytes)> {
+    let mut discarded = vec![0.0; chosen.len()];
+    // Next piece of each module, and how much of it is left.
+    let mut left: Vec<(usize, f64)> =
+        chosen.iter().map(|unit| (0, unit.pieces.first().map_or(0.0, |piece| piece.0))).collect();
+    for &module in info.forward_post_order() {
+        let (stats, position) = (&info.modules()[module], info.forward_post_position(module));
+        let held = persistent(module) + stats.total_activations + stats.activation_gradients;
+        let before: Vec<usize> =
+            (0..chosen.len()).filter(|&at| chosen[at].position < position).collect();
+        let mut short = held.saturating_sub(budget).0 as f64
+            - before.iter().map(|&at| discarded[at]).sum::<f64>();
+        while short > 0.0 {
+            let rate = |at: usize| chosen[at].pieces.get(left[at].0).map(|piece| piece.1);
+            let open = before.iter().filter_map(|&at| rate(at).map(|rate| (rate, at)));
+            let Some((_, at)) = open.min_by(|a, b| a.0.total_cmp(&b.0)) else { break };
+            let taken = short.min(left[at].1);
+            discarded[at] += taken;
+            short -= taken;
+            left[at].1 -= taken;
+            if left[at].1 <= 0.0 {
+                left[at] = (
+                    left[at].0 + 1,
+                    chosen[at].pieces.get(left[at].0 + 1).map_or(0.0, |piece| piece.0),
+                );
+            }
+        }
+    }
+    let whole = |(unit, &bytes): (&&Candidate, &f64)| {
+        (unit.module, Bytes(bytes.ceil() as u64).min(unit.most))
+    };
+    chosen.iter().zip(&discarded).map(whole).collect()
+}
+
+/// The part of a program that says who is checkpointed and discards how much.
+pub struct Checkpointing<'a> {
+    units: Vec<CheckpointingUnit<'a>>,
+    /// Bytes in a unit of the scale.
+    bytes: f64,
+}
+
+struct CheckpointingUnit<'a> {
+    candidate: &'a Candidate,
+    /// y: whether it is checkpointed.
+    chosen: Variable,
+    /// d: what it discards, in units of the scale, with the seconds of each.
+    discards: Vec<(Variable, f64)>,
+}
+
+impl<'a> Checkpointing<'a> {
+    /// Variables for each candidate that ends before `last`.
+    pub fn new(
+        program: &mut Program,
+        info: &ModuleInfo,
+        candidates: &'a [Candidate],
+        last: usize,
+        goal: Goal,
+        scale: &Scale,
+    ) -> Checkpointing<'a> {
+        let mut units: Vec<CheckpointingUnit> = Vec::new();
+        for candidate in candidates.iter().filter(|candidate| candidate.position < last) {
+            let chosen = program.binary();
+            let discards = match goal {
+                // d ≤ D·y for each piece: the seconds of a fraction of a unit are that fraction of
+                // the unit's.
+                Goal::Fastest(_) => candidate
+                    .pieces
+                    .iter()
+                    .map(|&(bytes, rate)| {
+                        let most = bytes / scale.bytes;
+                        let piece = program.within(0.0, most);
+                        program.row(constraint!(piece <= most * chosen));
+                        (piece, rate * scale.bytes)
+                    })
+                    .collect(),
+                // To discard everything is never higher.
+                Goal::Lowest => Vec::new(),
+            };
+            units.push(CheckpointingUnit { candidate, chosen, discards });
+        }
+        // No unit contains another: at most one on the way from any of them to the root.
+        for lowest in &units {
+            let module = lowest.candidate.module;
+            let contains = |other: &CheckpointingUnit| {
+                other.candidate.module != module && info.contains(module, other.candidate.module)
+            };
+            if !units.iter().any(contains) {
+                let above =
+                    units.iter().filter(|unit| info.contains(unit.candidate.module, module));
+                let together: Expression = above.map(|unit| unit.chosen).sum();
+                program.row(constraint!(together <= 1.0));
+            }
+        }
+        Checkpointing { units, bytes: scale.bytes }
+    }
+
+    /// What modules that end before a place of the forward post-order discard.
+    pub fn discarded_before(&self, position: usize) -> Expression {
+        let before = self.units.iter().filter(|unit| unit.candidate.position < position);
+        let mut sum = Expression::from(0.0);
+        for unit in before {
+            if unit.discards.is_empty() {
+                sum += unit.candidate.most.0 as f64 / self.bytes * unit.chosen;
+            }
+            unit.discards.iter().for_each(|&(piece, _)| sum += piece);
+        }
+        sum
+    }
+
+    /// All recomputation.
+    pub fn seconds(&self) -> Expression {
+        let mut sum = Expression::from(0.0);
+        for unit in &self.units {
+            sum += unit.candidate.fixed * unit.chosen;
+            unit.discards.iter().for_each(|&(piece, seconds)| sum += seconds * piece);
+        }
+        sum
+    }
+
+    /// Modules and variables of who is checkpointed.
+    pub fn variables(&self) -> impl Iterator<Item = (ModuleIndex, Variable)> {
+        self.units.iter().map(|unit| (unit.candidate.module, unit.chosen))
+    }
+
+    /// Who is checkpointed in an answer.
+    pub fn chosen(&self, answer: &Answer) -> Vec<&'a Candidate> {
+        self.units
+            .iter()
+            .filter(|unit| answer.is_one(unit.chosen))
+            .map(|unit| unit.candidate)
+            .collect()
+    }
+}

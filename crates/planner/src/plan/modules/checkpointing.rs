@@ -1,0 +1,187 @@
+//! Selective checkpointing of modules: which modules recompute how much of what they make, in the
+//! least time, within a budget. Invariant: the solver chooses modules only; how much each discards
+//! follows exactly, and peak and seconds of a plan are sums over the statistics, not what the
+//! solver says of them.
+//!
+//! Source: PyTorch, `torch/distributed/_tools/sac_ilp.py` (`sac_milp`). Departures: see
+//! `doc/theory/selective.md`.
+
+use good_lp::{Expression, constraint};
+
+use crate::analysis::modules::{ModuleIndex, ModuleInfo, ModuleStats};
+use crate::plan::milp::{Program, Scale, SolverLimits};
+use crate::plan::modules::candidate::{Candidate, Checkpointing, candidates, fill};
+use crate::plan::modules::infeasible::{ModuleInfeasible, ModulePlanError};
+use crate::plan::modules::memory::{MemoryRow, activations, binding, units};
+use crate::units::{Bytes, Seconds};
+
+/// What selective checkpointing is asked for.
+#[derive(Clone, Debug)]
+pub struct SelectiveTask {
+    /// The peak of every device, at most.
+    pub budget: Bytes,
+    /// Devices that parameters and gradients are divided among.
+    pub world_size: u32,
+    /// The only modules that may be checkpointed; absent: all that are no leaves.
+    pub allowed: Option<Vec<ModuleIndex>>,
+    /// Units of sharding: what contains one of them is not checkpointed.
+    pub sharded: Vec<ModuleIndex>,
+    /// For the solver.
+    pub limits: SolverLimits,
+}
+
+/// A module that recomputes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CheckpointedUnit {
+    /// The module.
+    pub module: ModuleIndex,
+    /// Share of its checkpointing bytes that is not kept.
+    pub discard_ratio: f64,
+    /// Activations that are not there between its forward and its backward pass.
+    pub discarded: Bytes,
+    /// What recomputing them takes.
+    pub recompute: Seconds,
+}
+
+/// Modules that recompute, and what that comes to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct SelectivePlan {
+    /// No one contains another; in forward pre-order.
+    pub units: Vec<CheckpointedUnit>,
+    /// All recomputation.
+    pub recompute: Seconds,
+    /// The peak.
+    pub peak: Bytes,
+    /// The module where it is reached.
+    pub binding: ModuleIndex,
+    /// The optimum lies at most this share below; absent where the solver's time was up.
+    pub gap: Option<f64>,
+}
+
+/// The plan that recomputes least, or the proof that the lowest one does not fit.
+pub fn selective(
+    info: &ModuleInfo,
+    task: &SelectiveTask,
+) -> Result<SelectivePlan, ModulePlanError> {
+    if task.world_size == 0 {
+        return Err(ModulePlanError::WorldSize);
+    }
+    let persistent = |stats: &ModuleStats| {
+        let whole = info.modules()[info.root()].parameters + stats.total_gradients;
+        Bytes(whole.0.div_ceil(u64::from(task.world_size)))
+    };
+    let evaluate = |discards: &[(ModuleIndex, Bytes)], gap| {
+        let (peak, binding) = binding(info, discards, |module| persistent(&info.modules()[module]));
+        let units = units(info, discards);
+        SelectivePlan {
+            recompute: units.iter().map(|unit| unit.recompute).sum(),
+            units,
+            peak,
+            binding,
+            gap,
+        }
+    };
+    let none = evaluate(&[], Some(0.0));
+    if none.peak <= task.budget {
+        return Ok(none);
+    }
+    let candidates = candidates(info, |module| {
+        let named = task.allowed.as_ref().is_none_or(|allowed| allowed.contains(&module));
+        named && !task.sharded.iter().any(|&unit| unit != module && info.contains(module, unit))
+    });
+    let solve = |goal| solve(info, &candidates, goal, &persistent, &task.limits);
+    // Whether anything fits is the smaller question, and its answer is what there is to say where
+    // nothing does.
+    let (chosen, lowest_gap) = solve(Goal::Lowest)?.unwrap_or_default();
+    let all: Vec<(ModuleIndex, Bytes)> =
+        chosen.iter().map(|unit| (unit.module, unit.most)).collect();
+    let least = evaluate(&all, None);
+    if least.peak > task.budget {
+        let stats = &info.modules()[least.binding];
+        let activations = activations(info, &all, least.binding);
+        let gradients = stats.activation_gradients.min(activations);
+        return Err(ModulePlanError::Infeasible(Box::new(ModuleInfeasible {
+            budget: task.budget,
+            least: least.peak,
+            proven: lowest_gap == Some(0.0),
+            module: stats.name.clone(),
+            held: vec![
+                ("parameters and gradients", persistent(stats)),
+                ("activations", activations - gradients),
+                ("gradients of activations", gradients),
+            ],
+        })));
+    }
+    let filled = |chosen: &[&Candidate], target| {
+        fill(info, chosen, |module| persistent(&info.modules()[module]), target)
+    };
+    // The solver's rows may be exceeded by a tolerance; then it is asked again for as much less.
+    let mut target = task.budget;
+    for _ in 0..3 {
+        let (chosen, gap) = match solve(Goal::Fastest(target)) {
+            Ok(Some(answer)) => answer,
+            Ok(None) | Err(ModulePlanError::Unsolved { .. }) => break,
+            Err(error) => return Err(error),
+        };
+        let plan = evaluate(&filled(&chosen, target), gap);
+        if plan.peak <= task.budget {
+            return Ok(plan);
+        }
+        target = target.saturating_sub(plan.peak - task.budget);
+    }
+    // Where the solver fails, the modules with the smallest peak fit.
+    Ok(evaluate(&filled(&chosen, task.budget), None))
+}
+
+/// The modules that the solver chooses, and how far above the optimum they may be.
+type Chosen<'a> = (Vec<&'a Candidate>, Option<f64>);
+
+/// What a program minimises.
+#[derive(Clone, Copy)]
+pub(super) enum Goal {
+    /// Seconds, within a budget.
+    Fastest(Bytes),
+    /// The peak.
+    Lowest,
+}
+
+impl Goal {
+    /// What is least is asked for exactly, whatever gap is accepted in seconds.
+    pub fn limits(self, limits: &SolverLimits) -> SolverLimits {
+        match self {
+            Goal::Fastest(_) => *limits,
+            Goal::Lowest => SolverLimits { gap: 0.0, ..*limits },
+        }
+    }
+}
+
+/// The solver's choice; `None` where none fits.
+fn solve<'a>(
+    info: &ModuleInfo,
+    candidates: &'a [Candidate],
+    goal: Goal,
+    persistent: &impl Fn(&ModuleStats) -> Bytes,
+    limits: &SolverLimits,
+) -> Result<Option<Chosen<'a>>, ModulePlanError> {
+    let scale = Scale::of(info);
+    let mut program = Program::new();
+    let limit: Expression = match goal {
+        Goal::Fastest(budget) => scale.bytes(budget).into(),
+        Goal::Lowest => program.within(0.0, 1.0).into(),
+    };
+    let rows =
+        MemoryRow::binding(info, candidates, &[], |module| persistent(&info.modules()[module]));
+    let last = rows.iter().map(|row| row.position).max().unwrap_or_default();
+    let checkpointing = Checkpointing::new(&mut program, info, candidates, last, goal, &scale);
+    for row in rows {
+        let held = scale.bytes(row.bytes) - checkpointing.discarded_before(row.position);
+        program.row(constraint!(held <= limit.clone()));
+    }
+    program.objective = match goal {
+        Goal::Fastest(_) => checkpointing.seconds() * (1.0 / scale.seconds),
+        Goal::Lowest => limit,
+    };
+    let limits = goal.limits(limits);
+    let answer = program.solve(&limits).map_err(|reason| ModulePlanError::Unsolved { reason })?;
+    Ok(answer.map(|answer| (checkpointing.chosen(&answer), answer.gap)))
+}

@@ -1,0 +1,136 @@
+//! Bytes during each module's backward pass, from the statistics and from what is discarded.
+//! Invariant: plain sums of whole bytes; the rows of a program leave out only what other rows
+//! imply.
+
+use crate::analysis::modules::{ModuleIndex, ModuleInfo, ModuleStats};
+use crate::plan::modules::candidate::Candidate;
+use crate::plan::modules::checkpointing::CheckpointedUnit;
+use crate::units::{Bytes, Seconds};
+
+/// The peak, and the first module where it is reached, with `persistent` bytes of each module
+/// beside activations.
+pub fn binding(
+    info: &ModuleInfo,
+    discards: &[(ModuleIndex, Bytes)],
+    persistent: impl Fn(ModuleIndex) -> Bytes,
+) -> (Bytes, ModuleIndex) {
+    let held = info
+        .modules()
+        .keys()
+        .map(|module| (persistent(module) + activations(info, discards, module), module));
+    held.fold(
+        (Bytes::ZERO, info.root()),
+        |highest, here| if here.0 > highest.0 { here } else { highest },
+    )
+}
+
+/// Activations and their gradients during a module's backward pass: what there is without
+/// checkpointing, less what modules that end before it discard.
+pub fn activations(
+    info: &ModuleInfo,
+    discards: &[(ModuleIndex, Bytes)],
+    module: ModuleIndex,
+) -> Bytes {
+    let (stats, position) = (&info.modules()[module], info.forward_post_position(module));
+    let before = discards.iter().filter(|&&(unit, _)| info.forward_post_position(unit) < position);
+    let discarded: Bytes = before.map(|&(_, bytes)| bytes).sum();
+    (stats.total_activations + stats.activation_gradients).saturating_sub(discarded)
+}
+
+/// Units with what they discard; what discards nothing is none.
+pub fn units(info: &ModuleInfo, discards: &[(ModuleIndex, Bytes)]) -> Vec<CheckpointedUnit> {
+    let discards = discards.iter().filter(|&&(_, discarded)| discarded > Bytes::ZERO);
+    let mut units: Vec<CheckpointedUnit> = discards
+        .map(|&(module, discarded)| {
+            let stats = &info.modules()[module];
+            let recompute = recompute(stats, discarded.0 as f64);
+            CheckpointedUnit {
+                module,
+                discard_ratio: discard_ratio(stats, discarded.0 as f64),
+                discarded,
+                recompute,
+            }
+        })
+        .collect();
+    units.sort_by_key(|unit| unit.module);
+    units
+}
+
+/// What recomputing takes where `discarded` bytes of a module's activations are not kept: its
+/// checkpointing seconds times the largest of its curve's segments at the discard ratio, or nothing
+/// where that is negative.
+pub fn recompute(stats: &ModuleStats, discarded: f64) -> Seconds {
+    let ratio = discard_ratio(stats, discarded);
+    let shares =
+        stats.tradeoff.segments.iter().map(|segment| segment.slope * ratio + segment.intercept);
+    Seconds(stats.checkpointing_seconds.0 * shares.fold(0.0, f64::max))
+}
+
+/// What operators make beyond what the module keeps anyway is discarded first, and frees nothing.
+fn discard_ratio(stats: &ModuleStats, discarded: f64) -> f64 {
+    let all = made(stats).0 as f64;
+    if all == 0.0 { 0.0 } else { (all - stats.forward_activations.0 as f64 + discarded) / all }
+}
+
+/// What a module's operators make, kept or not; at least what it keeps.
+pub fn made(stats: &ModuleStats) -> Bytes {
+    stats.checkpointing_bytes.max(stats.forward_activations)
+}
+
+/// Bytes during one module's backward pass, as far as no discard and no unit of sharding changes
+/// them.
+pub struct MemoryRow {
+    /// The module.
+    pub module: ModuleIndex,
+    /// Discards count where their module ends before this place of the forward post-order.
+    pub position: usize,
+    /// Everything there.
+    pub bytes: Bytes,
+}
+
+impl MemoryRow {
+    /// The rows that no other row implies. One implies another with at most its bytes that counts
+    /// at least its discards, and whose modules among `sharded` on the way to the root are among
+    /// its own.
+    pub fn binding(
+        info: &ModuleInfo,
+        candidates: &[Candidate],
+        sharded: &[ModuleIndex],
+        persistent: impl Fn(ModuleIndex) -> Bytes,
+    ) -> Vec<MemoryRow> {
+        let mut rows: Vec<MemoryRow> = Vec::new();
+        for (module, stats) in info.modules() {
+            let (position, activations) = (
+                info.forward_post_position(module),
+                stats.total_activations + stats.activation_gradients,
+            );
+            rows.push(MemoryRow { module, position, bytes: persistent(module) + activations });
+            // However much is discarded, activations are not less than nothing.
+            let before = candidates.iter().filter(|unit| unit.position < position);
+            if before.map(|unit| unit.most).sum::<Bytes>() > activations {
+                rows.push(MemoryRow { module, position: 0, bytes: persistent(module) });
+            }
+        }
+        // How many candidates a row counts, and its modules that may be sharded.
+        let counted =
+            |row: &MemoryRow| candidates.iter().filter(|unit| unit.position < row.position).count();
+        let above = |row: &MemoryRow| -> Vec<ModuleIndex> {
+            info.lineage(row.module).filter(|module| sharded.contains(module)).collect()
+        };
+        let keys: Vec<_> = rows.iter().map(|row| (row.bytes, counted(row), above(row))).collect();
+        let implied = |at: usize| {
+            let (bytes, count, above) = &keys[at];
+            keys.iter().enumerate().any(|(other, (more, fewer, wider))| {
+                let implies = more >= bytes
+                    && fewer <= count
+                    && above.iter().all(|module| wider.contains(module));
+                // Of rows that imply each other the first stays.
+                implies
+                    && other != at
+                    && (other < at || (more, fewer, wider.len()) != (bytes, count, above.len()))
+            })
+        };
+        let kept: Vec<bool> = (0..rows.len()).map(|at| !implied(at)).collect();
+        rows.into_iter().zip(kept).filter_map(|(row, kept)| kept.then_some(row)).collect()
+    }
+}

@@ -1,0 +1,208 @@
+//! Sharding of modules over devices: which modules gather their parameters by themselves, which of
+//! their shards wait on the host, and which modules recompute, in the least time beyond
+//! computation, within a budget. Invariant: the solver chooses modules only; peak and seconds of a
+//! plan are sums over the statistics, not what the solver says of them.
+//!
+//! Source: PyTorch at 79f1d16a, `torch/distributed/_tools/fsdp_ilp.py` (`fsdp_milp`). Departures:
+//! see `doc/theory/shard.md`.
+
+mod cost;
+mod milp;
+
+use crate::analysis::modules::{ModuleIndex, ModuleInfo};
+use crate::plan::milp::SolverLimits;
+use crate::plan::modules::candidate::{candidates, fill};
+use crate::plan::modules::checkpointing::{CheckpointedUnit, Goal};
+use crate::plan::modules::infeasible::{ModuleInfeasible, ModulePlanError};
+use crate::plan::modules::memory::units;
+use crate::units::{Bytes, Seconds};
+
+use crate::plan::modules::sharding::cost::Costs;
+use crate::plan::modules::sharding::milp::Choice;
+
+/// Which rules say what communication takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ShardVariant {
+    /// As PyTorch's program has it: all bytes pass every link, and behind the last unit a latency
+    /// is waited for.
+    Published,
+    /// A device sends and receives what others hold: (w−1)/w of the bytes, nothing where it is
+    /// alone; behind the last unit there is nothing to fetch, and a module without parameters is no
+    /// unit.
+    #[default]
+    Ours,
+}
+
+/// A way between devices, or between a device and its host.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// Before the first byte arrives.
+    pub latency: Seconds,
+    /// Bytes per second.
+    pub bandwidth: f64,
+}
+
+/// What sharding is asked for.
+#[derive(Clone, Debug)]
+pub struct ShardTask {
+    /// The peak of every device, at most.
+    pub budget: Bytes,
+    /// Devices that parameters and gradients are divided among.
+    pub world_size: u32,
+    /// What parameters pass when they are gathered.
+    pub all_gather: Link,
+    /// What gradients pass when they are reduced.
+    pub reduce_scatter: Link,
+    /// Which rules hold.
+    pub variant: ShardVariant,
+    /// Exactly these modules and the root are units; absent: the solver chooses.
+    pub units: Option<Vec<ModuleIndex>>,
+    /// Modules may be checkpointed too.
+    pub checkpointing: bool,
+    /// Shards of units may wait on the host, over this link; absent: all stay on the device.
+    pub host: Option<Link>,
+    /// For the solver.
+    pub limits: SolverLimits,
+}
+
+/// A module that gathers its parameters by itself.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ShardUnit {
+    /// The module.
+    pub module: ModuleIndex,
+    /// Its shard waits on the host between gathers.
+    pub offloaded: bool,
+}
+
+/// Units of sharding, modules that recompute, and what both come to.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ShardPlan {
+    /// The root, then units of which no one contains another, in forward pre-order.
+    pub units: Vec<ShardUnit>,
+    /// Modules that recompute; none of them contains a unit but itself.
+    pub checkpointed: Vec<CheckpointedUnit>,
+    /// Communication and transfers that no computation hides.
+    pub exposed: Seconds,
+    /// All recomputation.
+    pub recompute: Seconds,
+    /// The peak.
+    pub peak: Bytes,
+    /// The module where it is reached.
+    pub binding: ModuleIndex,
+    /// The optimum lies at most this share below; absent where the solver's time was up.
+    pub gap: Option<f64>,
+}
+
+impl ShardPlan {
+    /// What the step takes beyond its computation.
+    pub fn seconds(&self) -> Seconds {
+        self.exposed + self.recompute
+    }
+}
+
+/// The plan that takes the least time beyond computation, or the proof that the lowest one does not
+/// fit.
+pub fn shard(info: &ModuleInfo, task: &ShardTask) -> Result<ShardPlan, ModulePlanError> {
+    verify(info, task)?;
+    let costs = Costs::new(info, task);
+    let candidates = candidates(info, |_| task.checkpointing);
+    let evaluate = |units: &[ShardUnit], discards: &[(ModuleIndex, Bytes)], gap| {
+        let (peak, binding) = costs.peak(units, discards);
+        let checkpointed = self::units(info, discards);
+        let recompute = checkpointed.iter().map(|unit| unit.recompute).sum();
+        ShardPlan {
+            units: units.to_vec(),
+            checkpointed,
+            exposed: costs.exposed(units),
+            recompute,
+            peak,
+            binding,
+            gap,
+        }
+    };
+    let solve = |goal| crate::plan::modules::sharding::milp::solve(&costs, &candidates, goal);
+    // Whether anything fits is the smaller question, and its answer is what there is to say where
+    // nothing does.
+    let lowest = solve(Goal::Lowest)?.unwrap_or_else(|| Choice::root_alone(info));
+    let all: Vec<(ModuleIndex, Bytes)> =
+        lowest.checkpointed.iter().map(|unit| (unit.module, unit.most)).collect();
+    let least = evaluate(&lowest.units, &all, None);
+    if least.peak > task.budget {
+        return Err(ModulePlanError::Infeasible(Box::new(ModuleInfeasible {
+            budget: task.budget,
+            least: least.peak,
+            proven: lowest.gap == Some(0.0),
+            module: info.modules()[least.binding].name.clone(),
+            held: costs.held(&lowest.units, &all, least.binding),
+        })));
+    }
+    // The solver's rows may be exceeded by a tolerance; then it is asked again for as much less.
+    let mut target = task.budget;
+    for _ in 0..3 {
+        let choice = match solve(Goal::Fastest(target)) {
+            Ok(Some(choice)) => choice,
+            Ok(None) | Err(ModulePlanError::Unsolved { .. }) => break,
+            Err(error) => return Err(error),
+        };
+        let discards = fill(
+            info,
+            &choice.checkpointed,
+            |module| costs.persistent(&choice.units, module),
+            target,
+        );
+        let plan = evaluate(&choice.units, &discards, choice.gap);
+        if plan.peak <= task.budget {
+            return Ok(or_without_host(info, task, plan));
+        }
+        target = target.saturating_sub(plan.peak - task.budget);
+    }
+    // Where the solver fails, the plan with the smallest peak fits.
+    let discards = fill(
+        info,
+        &lowest.checkpointed,
+        |module| costs.persistent(&lowest.units, module),
+        task.budget,
+    );
+    Ok(or_without_host(info, task, evaluate(&lowest.units, &discards, None)))
+}
+
+/// The plan; or where the solver did not do all that it was asked, and finds a better one without a
+/// host, that one.
+fn or_without_host(info: &ModuleInfo, task: &ShardTask, plan: ShardPlan) -> ShardPlan {
+    if task.host.is_none() || plan.gap.is_some_and(|gap| gap <= task.limits.gap) {
+        return plan;
+    }
+    match shard(info, &ShardTask { host: None, ..task.clone() }) {
+        Ok(without) if without.seconds().0 < plan.seconds().0 => {
+            ShardPlan { gap: plan.gap, ..without }
+        }
+        _ => plan,
+    }
+}
+
+fn verify(info: &ModuleInfo, task: &ShardTask) -> Result<(), ModulePlanError> {
+    if task.world_size == 0 {
+        return Err(ModulePlanError::WorldSize);
+    }
+    let links = [
+        ("all-gather", Some(task.all_gather)),
+        ("reduce-scatter", Some(task.reduce_scatter)),
+        ("the host", task.host),
+    ];
+    for (link, given) in links {
+        let Some(Link { latency: Seconds(latency), bandwidth }) = given else { continue };
+        if !(bandwidth >= 1.0 && latency >= 0.0 && latency.is_finite()) {
+            return Err(ModulePlanError::Link { link, bytes_per_second: bandwidth, latency });
+        }
+    }
+    let units = task.units.iter().flatten().filter(|&&unit| unit != info.root());
+    for &upper in units.clone() {
+        if let Some(&lower) =
+            units.clone().find(|&&lower| lower != upper && info.contains(upper, lower))
+        {
+            let name = |module: ModuleIndex| info.modules()[module].name.clone();
+            return Err(ModulePlanError::Nested { upper: name(upper), lower: name(lower) });
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,49 @@
+//! Chen's √n segments: keep what crosses the borders of √n segments of the forward pass, make the
+//! rest again segment by segment. Invariant: a segment's border never lies inside a unit, so the
+//! last segment of a chain is never dropped in part.
+//!
+//! Source: Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016. Its n
+//! layers are here the units of the model.
+
+use crate::graph::{Graph, NodeId};
+use crate::plan::published::chain::units;
+use crate::plan::rematerialize::{Drop, Drops, rematerialize};
+use crate::plan::{Infeasible, Plan, PlanError, Planner, simulate};
+use crate::profile::Profile;
+use crate::units::Bytes;
+
+/// √n segments, of about the same number of units each; the last segment's activations stay.
+pub fn chen(
+    graph: &Graph,
+    profile: &Profile,
+    order: &[NodeId],
+    budget: Bytes,
+) -> Result<Plan, PlanError> {
+    let forward: Vec<NodeId> =
+        order.iter().copied().filter(|&node| graph.nodes()[node].phase.is_forward()).collect();
+    let units = units(graph, &forward);
+    let count = units.last().map_or(0, |last| last + 1);
+    let segments = (count as f64).sqrt().round().max(1.0) as usize;
+    let segment_of = |unit: usize| unit * segments / count.max(1);
+    let mut drops = Drops::new();
+    for (index, &node) in forward.iter().enumerate() {
+        if segment_of(units[index]) + 1 < segments {
+            drops[node] = Drop::Keep;
+        }
+    }
+    // What a later segment reads is a checkpoint.
+    for (index, &node) in forward.iter().enumerate() {
+        for producer in graph.reads(node).iter().filter_map(|&storage| graph.producer(storage)) {
+            if let Ok(made) = forward.binary_search(&producer)
+                && segment_of(units[made]) < segment_of(units[index])
+            {
+                drops[producer] = Drop::Hold;
+            }
+        }
+    }
+    let plan = Plan { planner: Planner::Chen, steps: rematerialize(graph, order, &drops) };
+    if simulate(graph, profile, &plan.steps).curve.peak <= budget {
+        return Ok(plan);
+    }
+    Err(PlanError::Infeasible(Box::new(Infeasible::new(graph, profile, budget, plan))))
+}

@@ -1,0 +1,147 @@
+//! The knapsack of torch.compile's `activation_memory_budget`: save those activations that take
+//! longest to make again, within a share of the bytes that saving all of them takes. Invariant:
+//! what is promised is the simulated peak; the capacity of the knapsack is only what is searched
+//! over.
+//!
+//! Source: PyTorch, `torch/_functorch/partitioners.py` (`choose_saved_values_set`) and
+//! `torch/_functorch/_activation_checkpointing/knapsack.py` (`dp_knapsack`). Departures: see
+//! `doc/theory/knapsack.md`.
+
+use cranelift_entity::SecondaryMap;
+
+use crate::graph::{Graph, NodeId};
+use crate::plan::published::family::fastest;
+use crate::plan::rematerialize::{Drop, Drops, Readers, may_run_again, mutated_storages};
+use crate::plan::{Plan, PlanError, Planner};
+use crate::profile::Profile;
+use crate::units::{Bytes, Seconds};
+
+/// Bytes are rounded to this many parts of all items together, as PyTorch does.
+const SLOTS: usize = 10_000;
+
+/// Capacities that are tried, evenly from nothing to everything.
+const CAPACITIES: usize = 40;
+
+/// The fastest plan over all capacities whose peak fits.
+pub fn knapsack(
+    graph: &Graph,
+    profile: &Profile,
+    order: &[NodeId],
+    budget: Bytes,
+) -> Result<Plan, PlanError> {
+    let items = items(graph, profile, order);
+    let all: Bytes = items.iter().map(|item| item.bytes).sum();
+    let slots =
+        |bytes: Bytes| (bytes.0 as f64 / all.0.max(1) as f64 * SLOTS as f64).round() as usize;
+    let weights: Vec<usize> = items.iter().map(|item| slots(item.bytes)).collect();
+    let values: Vec<f64> = items.iter().map(|item| item.seconds.0).collect();
+    let filled = Filled::new(&weights, &values, SLOTS);
+    let readers = Readers::new(graph, order);
+    let family = (0..=CAPACITIES).map(|share| {
+        let mut drops = Drops::new();
+        if share < CAPACITIES {
+            for (item, saved) in items.iter().zip(filled.best(&weights, SLOTS * share / CAPACITIES))
+            {
+                drops[item.node] = if saved { Drop::Hold } else { Drop::Keep };
+            }
+        }
+        readers.rematerialize(graph, order, &drops)
+    });
+    fastest(graph, profile, budget, Planner::Knapsack, family.collect())
+}
+
+/// A forward node that the backward pass reads.
+struct Item {
+    node: NodeId,
+    bytes: Bytes,
+    /// What making it again takes.
+    seconds: Seconds,
+}
+
+/// What may be saved or made again, in the order of `order`. The time of an item is its own and
+/// that of the nodes between it and other items: those are held by nobody, and run again with it.
+fn items(graph: &Graph, profile: &Profile, order: &[NodeId]) -> Vec<Item> {
+    let is_mutated = mutated_storages(graph);
+    let mut read_by_backward: SecondaryMap<NodeId, bool> = SecondaryMap::new();
+    for &node in order.iter().filter(|&&node| !graph.nodes()[node].phase.is_forward()) {
+        for producer in graph.reads(node).iter().filter_map(|&storage| graph.producer(storage)) {
+            read_by_backward[producer] = true;
+        }
+    }
+    let again = |node: NodeId| may_run_again(graph, &is_mutated, node);
+    let nodes = order.iter().copied().filter(|&node| read_by_backward[node] && again(node));
+    let mut seen: SecondaryMap<NodeId, Option<NodeId>> = SecondaryMap::new();
+    nodes
+        .map(|node| {
+            let mut seconds = profile.seconds[node];
+            let mut pending = vec![node];
+            while let Some(next) = pending.pop() {
+                for source in
+                    graph.reads(next).iter().filter_map(|&storage| graph.producer(storage))
+                {
+                    if !read_by_backward[source] && again(source) && seen[source] != Some(node) {
+                        seen[source] = Some(node);
+                        seconds = seconds + profile.seconds[source];
+                        pending.push(source);
+                    }
+                }
+            }
+            let free = graph.fresh(node).iter().filter(|&&storage| !graph.is_kept(storage));
+            Item { node, bytes: free.map(|&storage| graph.storages()[storage]).sum(), seconds }
+        })
+        .collect()
+}
+
+/// 0/1 knapsacks of every capacity at once.
+struct Filled {
+    /// For each item and each capacity: whether a best filling of that capacity with the items up
+    /// to it has it.
+    taken: Vec<Vec<bool>>,
+}
+
+impl Filled {
+    /// best(i, c) = max(best(i−1, c), best(i−1, c − wᵢ) + vᵢ)
+    fn new(weights: &[usize], values: &[f64], most: usize) -> Filled {
+        let mut best = vec![0.0; most + 1];
+        let taken = weights.iter().zip(values).map(|(&weight, &value)| {
+            let mut taken = vec![false; most + 1];
+            for capacity in (weight..=most).rev() {
+                let with = best[capacity - weight] + value;
+                if with > best[capacity] {
+                    best[capacity] = with;
+                    taken[capacity] = true;
+                }
+            }
+            taken
+        });
+        Filled { taken: taken.collect() }
+    }
+
+    /// For each item: whether the best filling of `capacity` has it.
+    fn best(&self, weights: &[usize], capacity: usize) -> Vec<bool> {
+        let mut left = capacity;
+        let mut chosen = vec![false; weights.len()];
+        for item in (0..weights.len()).rev() {
+            if self.taken[item][left] {
+                chosen[item] = true;
+                left -= weights[item];
+            }
+        }
+        chosen
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_knapsack_takes_what_is_worth_most() {
+        let (weights, values) = ([5, 4, 3], [10.0, 40.0, 30.0]);
+        let filled = Filled::new(&weights, &values, 12);
+        assert_eq!(filled.best(&weights, 12), [true, true, true]);
+        assert_eq!(filled.best(&weights, 7), [false, true, true]);
+        assert_eq!(filled.best(&weights, 5), [false, true, false]);
+        assert_eq!(filled.best(&weights, 2), [false, false, false]);
+    }
+}

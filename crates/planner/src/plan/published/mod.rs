@@ -1,0 +1,19 @@
+//! Planners as others published them: what the search is compared with, and what it borrows where
+//! that is faster. Invariant: each is a plain function from graph, profile, order and budget to a
+//! plan or to a proof that it has none.
+
+pub mod capuchin;
+mod chain;
+mod chen;
+mod dtr;
+mod family;
+mod knapsack;
+mod rotor;
+mod xla;
+
+pub use capuchin::capuchin;
+pub use chen::chen;
+pub use dtr::dtr;
+pub use knapsack::knapsack;
+pub use rotor::rotor;
+pub use xla::xla;

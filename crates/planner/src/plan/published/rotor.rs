@@ -1,0 +1,505 @@
+//! Rotor: the fastest persistent schedule of a chain of units, by dynamic programming over parts of
+//! the chain and memory. Invariant: the program's figures of memory only order its schedules; each
+//! one becomes a sequence of runs and is simulated, so the peak that is promised is the real one.
+//!
+//! Source: Beaumont, Eyraud-Dubois, Herrmann, Joly, Shilova, "Optimal checkpointing for
+//! heterogeneous chains: how to train deep neural networks with limited memory", 2019 (rotor).
+//! Departures: see `doc/theory/rotor.md`.
+
+use cranelift_entity::SecondaryMap;
+
+use crate::analysis::{liveness, memory_curve};
+use crate::graph::{Graph, NodeId, Phase, StorageId};
+use crate::plan::published::chain::units;
+use crate::plan::published::family::fastest;
+use crate::plan::rematerialize::{legal, may_run_again, mutated_storages};
+use crate::plan::{Plan, PlanError, Planner};
+use crate::profile::Profile;
+use crate::units::Bytes;
+
+/// Parts that the unplanned peak beyond the static bytes is cut into.
+const SLOTS: usize = 500;
+
+/// Longest chain; longer ones are merged into as many blocks.
+const LONGEST: usize = 48;
+
+/// Schedules that are simulated, at most.
+const SCHEDULES: usize = 40;
+
+/// The fastest schedule over all amounts of memory whose peak fits.
+pub fn rotor(
+    graph: &Graph,
+    profile: &Profile,
+    order: &[NodeId],
+    budget: Bytes,
+) -> Result<Plan, PlanError> {
+    let chain = Chain::new(graph, order);
+    let mut family = vec![order.to_vec()];
+    if chain.length > 0 {
+        let blocks = chain.blocks(graph, profile, order);
+        let table = Table::new(&blocks);
+        let amounts = table.amounts();
+        let every = amounts.len().div_ceil(SCHEDULES).max(1);
+        family.extend(
+            amounts
+                .iter()
+                .rev()
+                .step_by(every)
+                .rev()
+                .map(|&memory| chain.steps(graph, order, &table.schedule(memory))),
+        );
+    }
+    fastest(graph, profile, budget, Planner::Rotor, family)
+}
+
+/// The forward pass, cut into blocks.
+struct Chain {
+    length: usize,
+    /// The block of each node in front of the first backward node.
+    block: SecondaryMap<NodeId, Option<usize>>,
+    /// For each block the nodes that run again with it.
+    again: Vec<Vec<NodeId>>,
+    /// Storages that are made again with their block.
+    movable: SecondaryMap<StorageId, bool>,
+    /// Those of them that the next block reads.
+    border: SecondaryMap<StorageId, bool>,
+    /// Those of them that a backward node reads.
+    saved: SecondaryMap<StorageId, bool>,
+}
+
+impl Chain {
+    fn new(graph: &Graph, order: &[NodeId]) -> Chain {
+        // The chain ends with the last forward node that the backward pass reads. What else stands
+        // between forward nodes (updates that moved up, copies that autograd saves) belongs to the
+        // block of the node before it.
+        let is_forward = |node: NodeId| graph.nodes()[node].phase.is_forward();
+        let mut behind = 0;
+        let mut position: SecondaryMap<NodeId, usize> = SecondaryMap::new();
+        for (at, &node) in order.iter().enumerate() {
+            position[node] = at;
+            if graph.nodes()[node].phase == Phase::Backward {
+                let read = graph
+                    .reads(node)
+                    .iter()
+                    .filter_map(|&storage| graph.producer(storage))
+                    .filter(|&made| is_forward(made));
+                behind = read.map(|made| position[made] + 1).fold(behind, usize::max);
+            }
+        }
+        let ahead = &order[..behind];
+        let units = units(graph, ahead);
+        let count = units.last().map_or(0, |last| last + 1);
+        let length = count.min(LONGEST);
+        let mut block: SecondaryMap<NodeId, Option<usize>> = SecondaryMap::new();
+        for (&node, unit) in ahead.iter().zip(units) {
+            block[node] = Some(unit * length / count.max(1));
+        }
+        let mut chain = Chain {
+            length,
+            block,
+            again: vec![Vec::new(); length],
+            movable: SecondaryMap::new(),
+            border: SecondaryMap::new(),
+            saved: SecondaryMap::new(),
+        };
+        // What a block behind the next one reads is held throughout, and so is what cannot be made
+        // again.
+        let mut skips: SecondaryMap<NodeId, bool> = SecondaryMap::new();
+        for &node in order {
+            for &storage in graph.reads(node) {
+                let Some(producer) = graph.producer(storage) else { continue };
+                match (chain.block[producer], chain.block[node]) {
+                    (Some(made), Some(read)) if read > made + 1 => skips[producer] = true,
+                    (Some(made), Some(read)) if read > made => chain.border[storage] = true,
+                    (Some(_), None) => chain.saved[storage] = true,
+                    _ => {}
+                }
+            }
+        }
+        let is_mutated = mutated_storages(graph);
+        for &node in ahead {
+            if let Some(block) = chain.block[node]
+                .filter(|_| !skips[node] && may_run_again(graph, &is_mutated, node))
+            {
+                chain.again[block].push(node);
+                for &storage in graph.fresh(node).iter().filter(|&&storage| !graph.is_kept(storage))
+                {
+                    chain.movable[storage] = true;
+                }
+            }
+        }
+        chain
+    }
+
+    /// The block whose activations a backward node needs, beyond the input of the block after it.
+    fn needed(&self, graph: &Graph, node: NodeId) -> Option<usize> {
+        let reads = graph.reads(node).iter().filter(|&&storage| self.movable[storage]);
+        let blocks = reads.filter_map(|&storage| {
+            Some(self.block[graph.producer(storage)?]? + usize::from(self.border[storage]))
+        });
+        blocks.min().map(|block| block.min(self.length - 1))
+    }
+
+    /// The figures of each block, in bytes beyond the static ones.
+    fn blocks(&self, graph: &Graph, profile: &Profile, order: &[NodeId]) -> Blocks {
+        let resting = graph.static_bytes();
+        let lives = liveness(graph, profile, order);
+        let curve = memory_curve(graph, profile, order, &lives);
+        let mut blocks = Blocks::new(
+            self.length,
+            Bytes((curve.peak.saturating_sub(resting).0 / SLOTS as u64).max(1)),
+        );
+        // Bytes of activations that the chain holds, at each step of the unplanned sequence.
+        let mut change = vec![(0, 0); order.len() + 1];
+        for life in lives.intervals.values().filter(|life| self.movable[life.storage]) {
+            let bytes = graph.storages()[life.storage].0;
+            if let Some(born) = life.born {
+                change[born as usize].0 += bytes;
+                change[life.dies as usize + 1].1 += bytes;
+            }
+        }
+        let (mut activations, mut frontier) = (0, self.length);
+        for (position, &node) in order.iter().enumerate() {
+            activations = activations + change[position].0 - change[position].1;
+            let others = curve.held[position].saturating_sub(resting).0.saturating_sub(activations);
+            match self.block[node] {
+                Some(block) => {
+                    blocks.forward[block] += profile.seconds[node].0
+                        * f64::from(u8::from(self.again[block].contains(&node)))
+                }
+                None => {
+                    if let Some(block) = self.needed(graph, node).filter(|&block| block < frontier)
+                    {
+                        for passed in block..frontier {
+                            blocks.before[passed] = others;
+                        }
+                        frontier = block;
+                    }
+                    if frontier < self.length {
+                        blocks.backward[frontier] = blocks.backward[frontier].max(others);
+                    }
+                }
+            }
+        }
+        for (block, nodes) in self.again.iter().enumerate() {
+            (blocks.output[block], blocks.all[block]) = (0, 0);
+            for &storage in nodes
+                .iter()
+                .flat_map(|&node| graph.fresh(node))
+                .filter(|&&storage| self.movable[storage])
+            {
+                let bytes = graph.storages()[storage].0;
+                blocks.output[block] += if self.border[storage] { bytes } else { 0 };
+                blocks.all[block] +=
+                    if self.border[storage] || self.saved[storage] { bytes } else { 0 };
+            }
+            blocks.passing[block] =
+                self.own_peak(graph, profile, nodes, |storage| self.border[storage]);
+            blocks.saving[block] = self.own_peak(graph, profile, nodes, |storage| {
+                self.border[storage] || self.saved[storage]
+            });
+        }
+        blocks
+    }
+
+    /// Most bytes of its own that a block holds while it runs, where `stays` says what stays.
+    fn own_peak(
+        &self,
+        graph: &Graph,
+        profile: &Profile,
+        nodes: &[NodeId],
+        stays: impl Fn(StorageId) -> bool,
+    ) -> u64 {
+        let mut readers: SecondaryMap<StorageId, Option<usize>> = SecondaryMap::new();
+        for (position, &node) in nodes.iter().enumerate() {
+            for &storage in graph.fresh(node).iter().chain(graph.reads(node)) {
+                readers[storage] = Some(position);
+            }
+        }
+        let (mut held, mut peak) = (0, 0);
+        let mut made: SecondaryMap<StorageId, bool> = SecondaryMap::new();
+        for (position, &node) in nodes.iter().enumerate() {
+            for &storage in graph.fresh(node) {
+                made[storage] = true;
+                held += graph.storages()[storage].0;
+            }
+            peak = peak.max(held + profile.workspace[node].0);
+            for &storage in graph.fresh(node).iter().chain(graph.reads(node)) {
+                if made[storage] && readers[storage] == Some(position) && !stays(storage) {
+                    held -= graph.storages()[storage].0;
+                    made[storage] = false;
+                }
+            }
+        }
+        peak
+    }
+
+    /// The sequence that a schedule becomes: blocks run again as soon as the backward pass comes to
+    /// what they serve.
+    fn steps(&self, graph: &Graph, order: &[NodeId], schedule: &[Move]) -> Vec<NodeId> {
+        let mut before: Vec<Vec<usize>> = vec![Vec::new(); self.length];
+        let mut ran = vec![false; self.length];
+        let mut waiting = Vec::new();
+        for &step in schedule {
+            match step {
+                Move::Forward(block) if ran[block] => waiting.push(block),
+                Move::Forward(block) => ran[block] = true,
+                Move::Backward(block) => before[block].append(&mut waiting),
+            }
+        }
+        let mut frontier = self.length;
+        let mut steps = Vec::with_capacity(order.len() * 2);
+        for &node in order {
+            if let Some(block) = Some(node)
+                .filter(|&node| self.block[node].is_none())
+                .and_then(|node| self.needed(graph, node))
+            {
+                for passed in (block..frontier).rev() {
+                    steps.extend(before[passed].iter().flat_map(|&again| &self.again[again]));
+                }
+                frontier = frontier.min(block);
+            }
+            steps.push(node);
+        }
+        legal(graph, &steps)
+    }
+}
+
+/// One step of a schedule of the chain.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Move {
+    Forward(usize),
+    Backward(usize),
+}
+
+/// Figures of the blocks of a chain; bytes are beyond the static ones.
+struct Blocks {
+    slot: Bytes,
+    /// Seconds of one forward pass.
+    forward: Vec<f64>,
+    /// Bytes of the output.
+    output: Vec<u64>,
+    /// Bytes of the output and of all that the backward pass reads.
+    all: Vec<u64>,
+    /// Own peak of a forward pass that leaves the output alone.
+    passing: Vec<u64>,
+    /// Own peak of a forward pass that leaves everything.
+    saving: Vec<u64>,
+    /// Bytes beside the chain's activations when the backward pass comes to the block.
+    before: Vec<u64>,
+    /// Most bytes beside the chain's activations while the block's backward pass runs.
+    backward: Vec<u64>,
+}
+
+impl Blocks {
+    fn new(length: usize, slot: Bytes) -> Blocks {
+        let zero = || vec![0; length];
+        Blocks {
+            slot,
+            forward: vec![0.0; length],
+            output: zero(),
+            all: zero(),
+            passing: zero(),
+            saving: zero(),
+            before: zero(),
+            backward: zero(),
+        }
+    }
+
+    /// What must fit counts whole slots.
+    fn needed(&self, bytes: u64) -> usize {
+        bytes.div_ceil(self.slot.0) as usize
+    }
+
+    /// What is held counts to the nearest slot: rounding each block up would add a slot a block.
+    fn held(&self, bytes: u64) -> usize {
+        ((bytes + self.slot.0 / 2) / self.slot.0) as usize
+    }
+}
+
+/// What the program decides about a part of the chain.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Choice {
+    Infeasible,
+    /// The first block leaves everything.
+    Save,
+    /// The blocks up to this one leave nothing but the input of this one.
+    Checkpoint(u8),
+}
+
+/// cost(first, last, memory): fewest seconds of forward passes for the part `first..=last` of the
+/// chain whose input is there and not counted, within `memory` slots.
+struct Table<'a> {
+    blocks: &'a Blocks,
+    length: usize,
+    memory: usize,
+    cost: Vec<f64>,
+    choice: Vec<Choice>,
+}
+
+impl Table<'_> {
+    fn new(blocks: &Blocks) -> Table<'_> {
+        let length = blocks.forward.len();
+        // Rounding may take some slots more than everything saved really takes.
+        let memory = SLOTS + SLOTS / 10 + 2 * length;
+        let size = length * length * (memory + 1);
+        let mut table = Table {
+            blocks,
+            length,
+            memory,
+            cost: vec![f64::INFINITY; size],
+            choice: vec![Choice::Infeasible; size],
+        };
+        for width in 0..length {
+            for first in 0..length - width {
+                table.fill(first, first + width);
+            }
+        }
+        table
+    }
+
+    fn at(&self, first: usize, last: usize, memory: usize) -> usize {
+        (first * self.length + last) * (self.memory + 1) + memory
+    }
+
+    fn fill(&mut self, first: usize, last: usize) {
+        let blocks = self.blocks;
+        let end = self.memory + 1;
+        let mut best = vec![(f64::INFINITY, Choice::Infeasible); end];
+        let all = blocks.held(blocks.all[first]);
+        let least = blocks
+            .needed(
+                (blocks.all[first] + blocks.backward[first])
+                    .max(blocks.saving[first] + blocks.before[last]),
+            )
+            .max(all);
+        for (memory, best) in best.iter_mut().enumerate().skip(least) {
+            let rest =
+                if first == last { 0.0 } else { self.cost[self.at(first + 1, last, memory - all)] };
+            if rest < f64::INFINITY {
+                *best = (blocks.forward[first] + rest, Choice::Save);
+            }
+        }
+        let (mut pass, mut peak) = (0.0, 0);
+        for border in first + 1..=last {
+            let passed = border - 1;
+            let input = if passed > first { blocks.output[passed - 1] } else { 0 };
+            pass += blocks.forward[passed];
+            peak = peak.max(input + blocks.passing[passed]);
+            let output = blocks.held(blocks.output[passed]);
+            let least = blocks.needed(peak + blocks.before[last]).max(output).min(end);
+            let (right, left) = (self.at(border, last, 0), self.at(first, passed, 0));
+            let (right, left) = (
+                &self.cost[right + least - output..right + end - output],
+                &self.cost[left + least..left + end],
+            );
+            for ((best, right), left) in best[least..].iter_mut().zip(right).zip(left) {
+                let cost = pass + right + left;
+                if cost < best.0 {
+                    *best = (cost, Choice::Checkpoint(border as u8));
+                }
+            }
+        }
+        let now = self.at(first, last, 0);
+        for (memory, (cost, choice)) in best.into_iter().enumerate() {
+            (self.cost[now + memory], self.choice[now + memory]) = (cost, choice);
+        }
+    }
+
+    /// The amounts of memory from which on the whole chain gets faster, rising.
+    fn amounts(&self) -> Vec<usize> {
+        let whole = self.at(0, self.length - 1, 0);
+        let cost = &self.cost[whole..=whole + self.memory];
+        (0..=self.memory)
+            .filter(|&memory| {
+                cost[memory] < if memory == 0 { f64::INFINITY } else { cost[memory - 1] }
+            })
+            .collect()
+    }
+
+    /// The schedule of the whole chain in that much memory.
+    fn schedule(&self, memory: usize) -> Vec<Move> {
+        enum Pending {
+            Part(usize, usize, usize),
+            Backward(usize),
+        }
+        let mut schedule = Vec::new();
+        let mut pending = vec![Pending::Part(0, self.length - 1, memory)];
+        while let Some(next) = pending.pop() {
+            let (first, last, memory) = match next {
+                Pending::Backward(block) => {
+                    schedule.push(Move::Backward(block));
+                    continue;
+                }
+                Pending::Part(first, last, memory) => (first, last, memory),
+            };
+            match self.choice[self.at(first, last, memory)] {
+                Choice::Infeasible => {}
+                Choice::Save => {
+                    schedule.push(Move::Forward(first));
+                    pending.push(Pending::Backward(first));
+                    if first < last {
+                        pending.push(Pending::Part(
+                            first + 1,
+                            last,
+                            memory - self.blocks.held(self.blocks.all[first]),
+                        ));
+                    }
+                }
+                Choice::Checkpoint(border) => {
+                    let border = usize::from(border);
+                    schedule.extend((first..border).map(Move::Forward));
+                    pending.push(Pending::Part(first, border - 1, memory));
+                    pending.push(Pending::Part(
+                        border,
+                        last,
+                        memory - self.blocks.held(self.blocks.output[border - 1]),
+                    ));
+                }
+            }
+        }
+        schedule
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Equal blocks of one second whose output takes one slot, everything three, nothing beside
+    /// them.
+    fn equal(length: usize) -> Blocks {
+        let mut blocks = Blocks::new(length, Bytes(1));
+        blocks.forward.fill(1.0);
+        blocks.output.fill(1);
+        blocks.all.fill(3);
+        blocks.passing.fill(2);
+        blocks.saving.fill(3);
+        blocks
+    }
+
+    fn recomputed(length: usize, memory: usize) -> f64 {
+        let blocks = equal(length);
+        let table = Table::new(&blocks);
+        table.cost[table.at(0, length - 1, memory)] - length as f64
+    }
+
+    #[test]
+    fn a_chain_pays_for_what_it_cannot_save() {
+        assert_eq!(recomputed(4, 12), 0.0);
+        // One checkpoint less than everything: the first block runs twice.
+        assert_eq!(recomputed(4, 11), 1.0);
+        assert_eq!(recomputed(2, 4), 1.0);
+        assert_eq!(recomputed(2, 3), f64::INFINITY);
+    }
+
+    #[test]
+    fn a_schedule_comes_back_to_what_it_passed() {
+        use Move::{Backward as B, Forward as F};
+        let blocks = equal(3);
+        let table = Table::new(&blocks);
+        assert_eq!(table.schedule(9), [F(0), F(1), F(2), B(2), B(1), B(0)]);
+        assert_eq!(table.schedule(7), [F(0), F(1), F(2), B(2), F(1), B(1), B(0)]);
+        assert_eq!(table.schedule(5), [F(0), F(1), F(2), B(2), F(1), B(1), F(0), B(0)]);
+    }
+}

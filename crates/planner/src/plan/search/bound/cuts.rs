@@ -1,0 +1,393 @@
+//! The network of one instant and its minimum cuts, price by price. Invariant: the value of every
+//! [`Line`] is that of a minimum cut, in whole numbers, rounded down.
+//!
+//! What is settled once and for all leaves the network: [`Cuts::settled`] keeps only the operators
+//! that a cheap cut may still put on either side. `doc/theory/bound.md` has the network and the
+//! proof.
+
+use std::collections::HashMap;
+
+use crate::analysis::DisjointSets;
+use crate::effort::meter::Meter;
+use crate::plan::search::bound::flow::{Arc, Arcs, ENDLESS, Network, Vertex};
+use crate::plan::search::state::problem::{OpId, Picoseconds, Size};
+
+/// Prices are whole multiples of 2⁻²⁴ picoseconds per byte.
+pub const PRICE_BITS: u32 = 24;
+
+/// Bytes at a price, rounded down.
+pub fn charge(price: i64, bytes: Size) -> i64 {
+    ((price as i128 * bytes as i128) >> PRICE_BITS) as i64
+}
+
+/// `price · room`, rounded up.
+pub fn charge_up(price: i64, room: Size) -> i128 {
+    -((-(price as i128 * room as i128)) >> PRICE_BITS)
+}
+
+/// Recomputation takes at least `value − price · room`, where `room` is the budget less what the
+/// instant itself needs.
+#[derive(Clone, Debug)]
+pub struct Line {
+    /// Of a byte held.
+    pub price: i64,
+    /// Of the cut.
+    pub value: Picoseconds,
+    /// Time of the operators that run again.
+    pub seconds: Picoseconds,
+    /// Bytes held across the instant.
+    pub bytes: Size,
+    /// Operators that run after the instant though they could have, or must have, run before it; in
+    /// order. Without those that are settled.
+    pub late: Vec<OpId>,
+}
+
+/// A decision: does the operator run after the instant?
+pub type Decision = (OpId, bool);
+
+/// What an arc of the network stands for.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Toll {
+    /// Time to run again.
+    Time(Picoseconds),
+    /// Bytes held, at the price.
+    Held(Size),
+    /// Never crossed.
+    Endless,
+}
+
+/// An arc of the network.
+#[derive(Clone, Copy)]
+pub struct Link {
+    /// Where it begins.
+    pub from: Vertex,
+    /// Where it ends.
+    pub to: Vertex,
+    /// What crossing it costs.
+    pub toll: Toll,
+}
+
+/// An operator that may run after the instant: its vertex is on the sink's side where it does.
+#[derive(Clone, Copy)]
+pub struct Choice {
+    /// The operator.
+    pub op: OpId,
+    /// Its vertex.
+    pub vertex: Vertex,
+}
+
+/// The network of an instant.
+pub struct Cuts {
+    network: Network,
+    links: Vec<Link>,
+    choices: Vec<Choice>,
+    /// The arcs of the links, and two for each choice: endless where it is decided that it runs
+    /// after the instant, and where it is decided that it does not.
+    arcs: Vec<Arc>,
+    source: Vertex,
+    sink: Vertex,
+    /// As dear as arithmetic allows: next to nothing is held.
+    pub dearest: i64,
+    /// Price and value of the flow in the network, and the decisions that it obeys.
+    flow: Option<(i64, i64, Vec<Decision>)>,
+    /// Time, bytes and late operators of what has left the network.
+    time: Picoseconds,
+    bytes: Size,
+    late: Vec<OpId>,
+    twins: Twins,
+}
+
+/// Parts of a network that do not touch, and which of them are alike.
+#[derive(Default)]
+struct Twins {
+    /// The part that an operator belongs to, and its place among the operators of that part.
+    place: HashMap<OpId, (usize, usize)>,
+    /// The operators of each part, in order.
+    parts: Vec<Vec<OpId>>,
+    /// What each part is like.
+    class: Vec<usize>,
+}
+
+impl Cuts {
+    /// A network over vertices of which `choices` (in order) may be decided. Source and sink come
+    /// last.
+    pub fn new(vertices: u32, links: Vec<Link>, choices: Vec<Choice>) -> Cuts {
+        let (source, sink) = (vertices, vertices + 1);
+        let mut drawn = Arcs::default();
+        let mut arcs: Vec<Arc> = links.iter().map(|link| drawn.add(link.from, link.to)).collect();
+        for choice in &choices {
+            arcs.push(drawn.add(choice.vertex, sink));
+            arcs.push(drawn.add(source, choice.vertex));
+        }
+        let bytes: Size = links
+            .iter()
+            .map(|link| if let Toll::Held(bytes) = link.toll { bytes } else { 0 })
+            .sum();
+        Cuts {
+            network: Network::new(vertices as usize + 2, &drawn),
+            links,
+            choices,
+            arcs,
+            source,
+            sink,
+            dearest: (((1i128 << 58) << PRICE_BITS) / bytes.max(1) as i128).min(1 << 62) as i64,
+            flow: None,
+            time: 0,
+            bytes: 0,
+            late: Vec::new(),
+            twins: Twins::default(),
+        }
+    }
+
+    /// The minimum cut at a price under decisions; `None` where the effort was spent before.
+    pub fn cut(&mut self, price: i64, decisions: &[Decision], meter: &mut Meter) -> Option<Line> {
+        let value = match self.flow.take() {
+            Some((paid, value, obeyed)) if paid <= price && obeyed == decisions => {
+                for (link, &arc) in self.links.iter().zip(&self.arcs) {
+                    if let Toll::Held(bytes) = link.toll {
+                        self.network.raise(arc, charge(price, bytes) - charge(paid, bytes));
+                    }
+                }
+                value
+            }
+            _ => {
+                self.network.clear();
+                for (link, &arc) in self.links.iter().zip(&self.arcs) {
+                    self.network.raise(
+                        arc,
+                        match link.toll {
+                            Toll::Time(time) => time,
+                            Toll::Held(bytes) => charge(price, bytes),
+                            Toll::Endless => ENDLESS,
+                        },
+                    );
+                }
+                for &(op, is_late) in decisions {
+                    if let Ok(index) = self.choices.binary_search_by_key(&op, |choice| choice.op) {
+                        self.network.raise(
+                            self.arcs[self.links.len() + 2 * index + usize::from(!is_late)],
+                            ENDLESS,
+                        );
+                    }
+                }
+                0
+            }
+        };
+        meter.spend((self.links.len() + self.choices.len()) as u64 * 2);
+        let value =
+            value + self.network.augment(self.source, self.sink, i64::MAX, || meter.is_over())?;
+        self.flow = Some((price, value, decisions.to_vec()));
+        let mut line = Line {
+            price,
+            value: value + self.time + charge(price, self.bytes),
+            seconds: self.time,
+            bytes: self.bytes,
+            late: Vec::new(),
+        };
+        for link in &self.links {
+            if self.network.is_on_source_side(link.from) && !self.network.is_on_source_side(link.to)
+            {
+                match link.toll {
+                    Toll::Time(time) => line.seconds += time,
+                    Toll::Held(bytes) => line.bytes += bytes,
+                    Toll::Endless => {}
+                }
+            }
+        }
+        let is_late = |choice: &&Choice| !self.network.is_on_source_side(choice.vertex);
+        line.late = self.choices.iter().filter(is_late).map(|choice| choice.op).collect();
+        Some(line)
+    }
+
+    /// All operators that run after the instant in a cut.
+    pub fn late(&self, line: &Line) -> Vec<OpId> {
+        let mut late = [self.late.as_slice(), &line.late].concat();
+        late.sort_unstable();
+        late
+    }
+
+    /// The network of what is still open to cuts below `limit` at a price: every other operator is
+    /// on one side in all of them. `None` where there is no such cut.
+    ///
+    /// The least cut with an operator on its other side is one more flow from where the minimum cut
+    /// left it.
+    pub fn settled(&mut self, price: i64, limit: Picoseconds, meter: &mut Meter) -> Option<Cuts> {
+        let vertices = self.source;
+        let mut sides: Vec<Option<bool>> = vec![None; vertices as usize + 2];
+        (sides[self.source as usize], sides[self.sink as usize]) = (Some(false), Some(true));
+        if let Some(line) = self.cut(price, &[], meter) {
+            let slack = limit.saturating_sub(line.value);
+            let before = self.network.flow();
+            let work = (self.links.len() / 2) as u64;
+            for choice in &self.choices {
+                let is_late = line.late.binary_search(&choice.op).is_ok();
+                let (from, to) =
+                    if is_late { (choice.vertex, self.sink) } else { (self.source, choice.vertex) };
+                meter.spend(work);
+                if meter.is_over() {
+                    break;
+                }
+                let Some(more) = self.network.augment(from, to, slack, || meter.is_over()) else {
+                    break;
+                };
+                if more > 0 {
+                    self.network.set_flow(&before);
+                }
+                if more >= slack {
+                    sides[choice.vertex as usize] = Some(is_late);
+                }
+            }
+            self.flow = None;
+        }
+        spread(&mut sides, &self.links)?;
+        Some(self.without(&sides))
+    }
+
+    /// The network without the vertices whose side is known.
+    fn without(&self, sides: &[Option<bool>]) -> Cuts {
+        let mut is_open = vec![false; sides.len()];
+        let ends = self.links.iter().flat_map(|link| [link.from, link.to]);
+        ends.filter(|&vertex| sides[vertex as usize].is_none())
+            .for_each(|vertex| is_open[vertex as usize] = true);
+        let mut number = vec![0; sides.len()];
+        let mut vertices = 0;
+        for vertex in (0..sides.len()).filter(|&vertex| is_open[vertex]) {
+            number[vertex] = vertices;
+            vertices += 1;
+        }
+        let (mut time, mut bytes, mut links) = (self.time, self.bytes, Vec::new());
+        let place = |vertex: Vertex| match sides[vertex as usize] {
+            None => number[vertex as usize],
+            Some(false) => vertices,
+            Some(true) => vertices + 1,
+        };
+        for link in &self.links {
+            match (sides[link.from as usize], sides[link.to as usize]) {
+                (Some(true), _) | (_, Some(false)) => {}
+                (Some(false), Some(true)) => match link.toll {
+                    Toll::Time(more) => time += more,
+                    Toll::Held(more) => bytes += more,
+                    Toll::Endless => {}
+                },
+                _ => {
+                    links.push(Link { from: place(link.from), to: place(link.to), toll: link.toll })
+                }
+            }
+        }
+        let open = self.choices.iter().filter(|choice| sides[choice.vertex as usize].is_none());
+        let choices =
+            open.map(|choice| Choice { op: choice.op, vertex: place(choice.vertex) }).collect();
+        let late = self
+            .choices
+            .iter()
+            .filter(|choice| sides[choice.vertex as usize] == Some(true))
+            .map(|choice| choice.op);
+        let late = self.late.iter().copied().chain(late).collect();
+        let mut cuts = Cuts {
+            time,
+            bytes,
+            late,
+            dearest: self.dearest,
+            ..Cuts::new(vertices, links, choices)
+        };
+        cuts.twins = Twins::new(vertices, &cuts.links, &cuts.choices);
+        cuts
+    }
+
+    /// With `op`, the operators that stand in its place in parts of the network which are like its
+    /// own and of which nothing is decided. Such parts can be exchanged: if none of them has its
+    /// operator late, all have not.
+    pub fn twins(&self, op: OpId, decisions: &[Decision]) -> Vec<OpId> {
+        let Some(&(part, place)) = self.twins.place.get(&op) else { return vec![op] };
+        let mut is_open = vec![true; self.twins.parts.len()];
+        for (decided, _) in decisions {
+            if let Some(&(part, _)) = self.twins.place.get(decided) {
+                is_open[part] = false;
+            }
+        }
+        if !is_open[part] {
+            return vec![op];
+        }
+        let alike = (0..is_open.len())
+            .filter(|&other| is_open[other] && self.twins.class[other] == self.twins.class[part]);
+        alike.map(|other| self.twins.parts[other][place]).collect()
+    }
+}
+
+/// Spreads sides along endless links; `None` where they contradict each other.
+fn spread(sides: &mut [Option<bool>], links: &[Link]) -> Option<()> {
+    let mut leads: Vec<Vec<(Vertex, bool)>> = vec![Vec::new(); sides.len()];
+    for link in links.iter().filter(|link| link.toll == Toll::Endless) {
+        // From the source's side it leads to the source's side; what leads to the sink's side is
+        // there too.
+        leads[link.from as usize].push((link.to, false));
+        leads[link.to as usize].push((link.from, true));
+    }
+    let mut fresh: Vec<Vertex> =
+        (0..sides.len() as Vertex).filter(|&vertex| sides[vertex as usize].is_some()).collect();
+    while let Some(vertex) = fresh.pop() {
+        let side = sides[vertex as usize];
+        for &(other, is_late) in &leads[vertex as usize] {
+            if side == Some(is_late) {
+                match sides[other as usize] {
+                    None => {
+                        sides[other as usize] = side;
+                        fresh.push(other);
+                    }
+                    known if known == side => {}
+                    _ => return None,
+                }
+            }
+        }
+    }
+    Some(())
+}
+
+impl Twins {
+    fn new(vertices: u32, links: &[Link], choices: &[Choice]) -> Twins {
+        // Parts: vertices that are linked, source and sink aside.
+        let mut linked = DisjointSets::new(vertices as usize);
+        for link in links.iter().filter(|link| link.from < vertices && link.to < vertices) {
+            linked.join(link.from as usize, link.to as usize);
+        }
+        let mut part_of: HashMap<usize, usize> = HashMap::new();
+        let mut local = vec![(0, 0); vertices as usize];
+        let mut sizes: Vec<u32> = Vec::new();
+        for vertex in 0..vertices {
+            let next = part_of.len();
+            let part = *part_of.entry(linked.head(vertex as usize)).or_insert(next);
+            if part == sizes.len() {
+                sizes.push(0);
+            }
+            local[vertex as usize] = (part, sizes[part]);
+            sizes[part] += 1;
+        }
+        // What a part looks like: its links and choices, with its vertices numbered in order.
+        let mut looks: Vec<Vec<(u32, u32, Toll)>> = vec![Vec::new(); sizes.len()];
+        let name = |vertex: Vertex| {
+            if vertex < vertices {
+                local[vertex as usize].1
+            } else {
+                u32::MAX - (vertex - vertices)
+            }
+        };
+        for link in links {
+            let inner = if link.from < vertices { link.from } else { link.to };
+            looks[local[inner as usize].0].push((name(link.from), name(link.to), link.toll));
+        }
+        let mut twins = Twins { parts: vec![Vec::new(); sizes.len()], ..Twins::default() };
+        for choice in choices {
+            let (part, index) = local[choice.vertex as usize];
+            looks[part].push((index, index, Toll::Endless));
+            twins.place.insert(choice.op, (part, twins.parts[part].len()));
+            twins.parts[part].push(choice.op);
+        }
+        let mut known: HashMap<Vec<(u32, u32, Toll)>, usize> = HashMap::new();
+        for mut look in looks {
+            look.sort_unstable();
+            let next = known.len();
+            twins.class.push(*known.entry(look).or_insert(next));
+        }
+        twins
+    }
+}

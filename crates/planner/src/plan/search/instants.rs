@@ -1,0 +1,82 @@
+//! Which instants to look at: where the unplanned step, or the best plan, holds most. Invariant: an
+//! instant is looked at once, whoever asks for it.
+
+use std::cmp::Reverse;
+use std::collections::HashMap;
+
+use cranelift_entity::EntityRef;
+
+use crate::effort::meter::Meter;
+use crate::graph::{Graph, NodeId};
+use crate::plan::search::bound::{BoundOrder, Instant};
+use crate::plan::search::state::State;
+use crate::plan::search::state::problem::{OpId, Problem, Size};
+use crate::plan::search::state::runs::rebase;
+use crate::profile::Profile;
+
+/// Adds instants for schedules in any order, with their hulls at a budget.
+pub fn add_instants(
+    problem: &Problem,
+    instants: &mut Vec<Instant>,
+    waiting: &[OpId],
+    limit: Size,
+    meter: &mut Meter,
+) {
+    for &at in waiting {
+        if instants.iter().all(|instant| instant.at != at)
+            && let Some(mut instant) = Instant::new(problem, BoundOrder::Any, at, meter)
+        {
+            instant.solve(limit, meter);
+            instants.push(instant);
+        }
+    }
+}
+
+/// The `count` highest stages, then as many more that are far from each other.
+pub fn highest(values: &[Size], count: usize) -> Vec<OpId> {
+    let mut stages: Vec<usize> = (1..values.len()).collect();
+    stages.sort_by_key(|&stage| (Reverse(values[stage]), stage));
+    let mut chosen: Vec<usize> = stages.iter().copied().take(count).collect();
+    let mut spread: Vec<usize> = stages.iter().copied().take(1).collect();
+    for &stage in &stages {
+        if spread.len() > count {
+            break;
+        }
+        if spread.iter().all(|other| stage.abs_diff(*other) > values.len() / 20) {
+            spread.push(stage);
+        }
+    }
+    spread.retain(|stage| !chosen.contains(stage));
+    chosen.extend(spread);
+    chosen.into_iter().map(OpId::at).collect()
+}
+
+/// The operators in whose first runs a plan is tight, largest working set first, then spread out;
+/// as `problem` has them.
+pub fn tight(
+    graph: &Graph,
+    profile: &Profile,
+    steps: &[NodeId],
+    problem: &Problem,
+    limit: Size,
+) -> Vec<OpId> {
+    let (own, events) = rebase(graph, profile, steps);
+    let mut state = State::new(&own);
+    state.set(&events);
+    let mut values = Vec::new();
+    state.peak();
+    state.tree().values(&mut values, own.len());
+    let place: HashMap<NodeId, OpId> =
+        problem.ops.iter().filter_map(|(id, op)| Some((op.node?, id))).collect();
+    let mut stages: Vec<OpId> = own
+        .ops
+        .iter()
+        .filter(|(id, op)| op.node.is_some() && values[id.index()] >= limit - limit / 50)
+        .filter_map(|(_, op)| place.get(&op.node?).copied())
+        .collect();
+    stages.sort_by_key(|&id| (Reverse(problem.working_set(id)), id));
+    let spread = stages.iter().skip(4).step_by((stages.len() / 8).max(1)).take(4).copied();
+    let mut chosen: Vec<OpId> = stages.iter().take(4).copied().chain(spread).collect();
+    chosen.dedup();
+    chosen
+}

@@ -1,0 +1,73 @@
+//! Large-neighbourhood search: take a part of the plan out, repair it with noise, polish, keep what
+//! is not worse. Invariant: the state that is left behind fits and is the best one seen.
+//!
+//! Source: Shaw, "Using constraint programming and local search methods to solve vehicle routing
+//! problems", 1998.
+
+use cranelift_entity::EntityRef;
+use fastrand::Rng;
+
+use crate::effort::meter::Meter;
+use crate::plan::search::repair::{polish, repair};
+use crate::plan::search::state::State;
+use crate::plan::search::state::problem::{Picoseconds, Size};
+
+/// What is taken out: events at random, those of a window of stages, or those of a window of
+/// operators.
+#[derive(Clone, Copy)]
+enum Part {
+    Random,
+    Stages,
+    Ops,
+}
+
+/// Improves a plan that fits until it costs `floor`, or until `work` is done, or until nothing is
+/// left of the effort.
+pub fn improve(
+    state: &mut State,
+    budget: Size,
+    random: &mut Rng,
+    meter: &mut Meter,
+    work: u64,
+    floor: Picoseconds,
+) {
+    let stages = state.problem.len();
+    let end = meter.spent().saturating_add(work);
+    let mut best = (state.extra(), state.events());
+    state.commit();
+    while state.len() > 0 && best.0 > floor && meter.spent() < end && !meter.is_over() {
+        let before = state.extra();
+        let mark = state.mark();
+        let events = state.events();
+        let share = [0.02, 0.05, 0.1, 0.25, 0.5][random.usize(..5)];
+        let part = [Part::Random, Part::Stages, Part::Ops][random.usize(..3)];
+        let reach = ((stages as f64 * share) as usize).max(3) / 2;
+        let centre = events[random.usize(..events.len())];
+        let near = |a: usize, b: usize| a + reach >= b && a < b + reach;
+        for &event in &events {
+            let goes = match part {
+                Part::Random => random.f64() < share,
+                Part::Stages => near(event.stage.index(), centre.stage.index()),
+                Part::Ops => near(event.op.index(), centre.op.index()),
+            };
+            if goes {
+                state.remove(event);
+            }
+        }
+        let noise = [0.1, 0.3, 0.6, 1.5][random.usize(..4)];
+        let fits = repair(state, budget, noise, random, meter);
+        if fits {
+            polish(state, budget, 0.3, random, meter);
+        }
+        meter.spend(std::mem::take(&mut state.work) + (stages + events.len()) as u64 / 16);
+        if fits && state.extra() <= before {
+            if state.extra() < best.0 {
+                best = (state.extra(), state.events());
+            }
+            state.commit();
+        } else {
+            state.undo_to(mark);
+        }
+    }
+    state.set(&best.1);
+}

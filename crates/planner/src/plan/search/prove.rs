@@ -1,0 +1,173 @@
+//! What happens beside the race, on a second thread: the bound rises, and the other planners plan.
+//! Invariant: nothing here waits for the race, and with a limit of work alone nothing here depends
+//! on how fast the race is.
+
+use std::cmp::Reverse;
+use std::sync::Mutex;
+
+use crate::effort::Effort;
+use crate::effort::meter::Meter;
+use crate::graph::{Graph, NodeId};
+use crate::plan;
+use crate::plan::search::bound::{BoundOrder, Instant};
+use crate::plan::search::instants::highest;
+use crate::plan::search::state::State;
+use crate::plan::search::state::problem::{OpId, Picoseconds, Problem, Size, picoseconds};
+use crate::plan::{PlanError, Planner};
+use crate::profile::Profile;
+use crate::units::{Bytes, Seconds};
+
+/// The other planners, the quicker ones first.
+const PEERS: [Planner; 6] = [
+    Planner::Chen,
+    Planner::Dtr,
+    Planner::Knapsack,
+    Planner::Rotor,
+    Planner::Capuchin,
+    Planner::Xla,
+];
+/// The other planners, and the instants where the best start is tight, get this part of the effort
+/// at most.
+pub const PREPARATION: f64 = 0.5;
+
+/// Instants that a bound for the plan of another planner looks at.
+const INSTANTS: usize = 3;
+
+/// Operators that run again after an instant.
+pub type LateSet = (OpId, Vec<OpId>);
+
+/// What race and prover tell each other.
+pub struct News(Mutex<Known>);
+
+struct Known {
+    /// No plan takes less.
+    floor: Picoseconds,
+    /// A plan takes this.
+    best: Picoseconds,
+    /// Sets of operators that make plans.
+    sets: Vec<LateSet>,
+}
+
+impl News {
+    /// The bound and the best plan at the start.
+    pub fn new(floor: Picoseconds, best: Picoseconds) -> News {
+        News(Mutex::new(Known { floor, best, sets: Vec::new() }))
+    }
+
+    /// From the prover: a bound, and sets of operators that make plans. To the prover: the best
+    /// plan so far.
+    fn prove(&self, floor: Picoseconds, sets: impl Iterator<Item = LateSet>) -> Picoseconds {
+        self.0.lock().map_or(Picoseconds::MAX, |mut known| {
+            known.floor = known.floor.max(floor);
+            known.sets.extend(sets);
+            known.best
+        })
+    }
+
+    /// From the race: its best plan. To the race: the bound so far.
+    pub fn race(&self, best: Picoseconds) -> Picoseconds {
+        self.0.lock().map_or(0, |mut known| {
+            known.best = known.best.min(best);
+            known.floor
+        })
+    }
+
+    /// The sets since the last time.
+    pub fn sets(&self) -> Vec<LateSet> {
+        self.0.lock().map_or(Vec::new(), |mut known| std::mem::take(&mut known.sets))
+    }
+}
+
+/// The plans of the other planners, as far as there is time for them.
+pub fn peers(
+    graph: &Graph,
+    profile: &Profile,
+    problem: &Problem,
+    limit: Size,
+    meter: &mut Meter,
+) -> Vec<Vec<NodeId>> {
+    let order: Vec<NodeId> = problem.ops.values().filter_map(|op| op.node).collect();
+    // None of them takes much more than this.
+    let work = (order.len() * order.len()) as u64 / 32;
+    let mut plans = Vec::new();
+    for planner in PEERS {
+        if meter.left() / 8 < work || meter.until(PREPARATION).is_over() {
+            break;
+        }
+        meter.spend(work);
+        match plan::plan(graph, profile, &order, Bytes(limit as u64), planner) {
+            Ok(plan) => plans.push(plan.steps),
+            Err(PlanError::Infeasible(proof)) => plans.push(proof.plan.steps),
+            Err(_) => {}
+        }
+    }
+    plans
+}
+
+/// Raises the bound at one budget by branch and bound, instant by instant: where it binds most, and
+/// for half of the time that is left.
+pub fn prove(
+    problem: &Problem,
+    instants: &mut [Instant],
+    limit: Size,
+    mut enough: Picoseconds,
+    news: Option<&News>,
+    meter: &mut Meter,
+) {
+    let mut branched: Vec<OpId> = Vec::new();
+    while !meter.is_over() {
+        let floor = instants.iter().filter_map(|instant| instant.bound(limit)).max().unwrap_or(0);
+        if let Some(news) = news {
+            enough = enough.min(news.prove(floor, [].into_iter()));
+        }
+        let open = instants.iter_mut().filter(|instant| !branched.contains(&instant.at));
+        let Some(instant) = open.max_by_key(|instant| (instant.bound(limit), Reverse(instant.at)))
+        else {
+            return;
+        };
+        if floor >= enough {
+            return;
+        }
+        branched.push(instant.at);
+        let mut half = meter.half();
+        let sets = instant.branch(problem, limit, enough, &mut half);
+        meter.spend(half.spent() - meter.spent());
+        if let (Some(news), Some(floor)) = (news, instant.bound(limit)) {
+            let at = instant.at;
+            news.prove(floor, sets.into_iter().rev().take(2).map(|set| (at, set)));
+        }
+    }
+}
+
+/// Time that no schedule within a budget beats, if its first runs are in `order` or, if asked for,
+/// in any other; `None` where no such schedule fits. `known` are the runs of one that does; nothing
+/// where none is known.
+pub fn lower_bound(
+    graph: &Graph,
+    profile: &Profile,
+    order: &[NodeId],
+    kind: BoundOrder,
+    budget: Bytes,
+    known: &[NodeId],
+    effort: &Effort<'_>,
+) -> Option<Seconds> {
+    let mut meter = Meter::new(effort);
+    let problem = Problem::new(graph, profile, order);
+    let limit = budget.0.min(Bytes::LIMIT.0) as Size;
+    let mut values = Vec::new();
+    let mut state = State::new(&problem);
+    state.peak();
+    state.tree().values(&mut values, problem.len());
+    let mut instants: Vec<Instant> = Vec::new();
+    for at in highest(&values, INSTANTS) {
+        let Some(mut instant) = Instant::new(&problem, kind, at, &mut meter) else { break };
+        instant.solve(limit, &mut meter);
+        instant.bound(limit)?;
+        instants.push(instant);
+    }
+    let known: Picoseconds = known.iter().map(|&node| picoseconds(profile.seconds[node].0)).sum();
+    let enough = if known > 0 { known - problem.total } else { Picoseconds::MAX };
+    prove(&problem, &mut instants, limit, enough, None, &mut meter);
+    let least = instants.iter().filter_map(|instant| instant.bound(limit)).max().unwrap_or(0);
+    Some(Seconds((problem.total + least) as f64 * 1e-12))
+}

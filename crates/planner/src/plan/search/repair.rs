@@ -1,0 +1,320 @@
+//! From a plan that is too large to one that fits, and from one that fits to one that recomputes
+//! nothing needlessly. Invariant: `repair` ends within the budget or says that it could not;
+//! `polish` never leaves the budget.
+//!
+//! Where the bytes peak, the tensor that is held across for the least seconds per byte and
+//! overloaded stage is dropped there and made again at its next access. What its producer reads is
+//! resolved one by one: held for longer at the current price of a byte, or made again too,
+//! whichever is cheaper.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use cranelift_entity::EntityRef;
+use fastrand::Rng;
+
+use crate::effort::meter::Meter;
+use crate::plan::search::state::problem::{OpId, Size, TensorId};
+use crate::plan::search::state::{Event, State};
+
+/// How deep recomputations are followed through what they read.
+const DEPTH: u32 = 8;
+/// A stage within the budget counts this much of an overloaded one: holding there costs little, but
+/// not nothing.
+const WITHIN: f64 = 0.02;
+
+/// What it costs to hold a byte through stages.
+struct Prices {
+    /// Picoseconds per byte and overloaded stage; `None` while nothing has been dropped.
+    price: Option<f64>,
+    /// Weights of the stages before each stage.
+    weight: Vec<f64>,
+    values: Vec<Size>,
+}
+
+impl Prices {
+    fn review(&mut self, state: &State, budget: Size) {
+        state.tree().values(&mut self.values, state.problem.len());
+        self.weight.clear();
+        self.weight.push(0.0);
+        let mut sum = 0.0;
+        for &value in &self.values {
+            sum += if value > budget { 1.0 } else { WITHIN };
+            self.weight.push(sum);
+        }
+    }
+
+    /// Weight of the stages between two accesses.
+    fn between(&self, from: OpId, to: OpId) -> f64 {
+        if from.index() + 1 < to.index() {
+            self.weight[to.index()] - self.weight[from.index() + 1]
+        } else {
+            0.0
+        }
+    }
+}
+
+/// How an input that is not there comes about.
+enum Source {
+    There,
+    Hold(f64),
+    Again(f64),
+}
+
+fn source(state: &State, prices: &Prices, tensor: TensorId, stage: OpId, depth: u32) -> Source {
+    let Err(index) = state.find(tensor, stage) else { return Source::There };
+    let accesses = state.accesses(tensor);
+    if accesses.get(index).is_some_and(|next| !next.made) {
+        return Source::There;
+    }
+    let held = &state.problem.tensors[tensor];
+    let weight = prices.between(accesses[index - 1].stage, stage);
+    let hold = prices.price.unwrap_or(0.0) * held.bytes as f64 * weight;
+    let event = Event { stage, op: held.producer };
+    let cost = state.problem.ops[event.op].cost as f64;
+    if depth == 0 || !state.allows(event) || (hold <= cost && !state.defers(event)) {
+        return Source::Hold(hold);
+    }
+    let again = estimate(state, prices, event, depth - 1);
+    if again < hold { Source::Again(again) } else { Source::Hold(hold) }
+}
+
+/// What an event would cost, its inputs included.
+fn estimate(state: &State, prices: &Prices, event: Event, depth: u32) -> f64 {
+    let op = &state.problem.ops[event.op];
+    let own = if state.defers(event) { 0.0 } else { op.cost as f64 };
+    let inputs =
+        op.inputs.iter().map(|&tensor| match source(state, prices, tensor, event.stage, depth) {
+            Source::There => 0.0,
+            Source::Hold(cost) | Source::Again(cost) => cost,
+        });
+    own + inputs.sum::<f64>()
+}
+
+/// Adds an event and those that `estimate` chose for its inputs.
+fn drop_until(state: &mut State, prices: &Prices, event: Event, depth: u32) -> bool {
+    let problem = state.problem;
+    let wanted: Vec<OpId> = match depth {
+        0 => Vec::new(),
+        _ => {
+            let is_again = |tensor: &&TensorId| {
+                matches!(source(state, prices, **tensor, event.stage, depth), Source::Again(_))
+            };
+            problem.ops[event.op]
+                .inputs
+                .iter()
+                .filter(is_again)
+                .map(|&tensor| problem.tensors[tensor].producer)
+                .collect()
+        }
+    };
+    if !state.add(event) {
+        return false;
+    }
+    for op in wanted {
+        let event = Event { op, ..event };
+        if !state.has(event) {
+            drop_until(state, prices, event, depth - 1);
+        }
+    }
+    true
+}
+
+/// A tensor that could be dropped, by rising score. The score is a lower bound until it is exact.
+#[derive(Clone, Copy, PartialEq)]
+struct Candidate {
+    score: f64,
+    is_exact: bool,
+    event: Event,
+    per_score: f64,
+}
+
+impl Eq for Candidate {}
+
+impl PartialOrd for Candidate {
+    fn partial_cmp(&self, other: &Candidate) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Candidate {
+    fn cmp(&self, other: &Candidate) -> std::cmp::Ordering {
+        self.score
+            .total_cmp(&other.score)
+            .then(self.event.cmp(&other.event))
+            .then(self.is_exact.cmp(&other.is_exact))
+    }
+}
+
+/// The tensors held across stage `at` that could be dropped there, with the scores that they have
+/// at least.
+fn candidates(
+    state: &State,
+    prices: &Prices,
+    at: usize,
+    noise: f64,
+    random: &mut Rng,
+) -> Vec<Candidate> {
+    let mut found = Vec::new();
+    for (tensor, held) in &state.problem.tensors {
+        let accesses = state.accesses(tensor);
+        if held.bytes == 0 || held.producer.index() > at || held.producer == OpId::SOURCE {
+            continue;
+        }
+        if accesses.last().is_none_or(|last| last.stage.index() < at) {
+            continue;
+        }
+        let next = accesses.partition_point(|access| access.stage.index() <= at);
+        let Some(access) = accesses.get(next).filter(|access| next > 0 && !access.made) else {
+            continue;
+        };
+        let event = Event { stage: access.stage, op: held.producer };
+        if !state.allows(event) {
+            continue;
+        }
+        let before = accesses[next - 1].stage;
+        let mut weight = prices.between(before, access.stage);
+        if before.index() == at {
+            weight = weight.max(0.5);
+        }
+        let per_score = held.bytes as f64 * weight.max(WITHIN) / (1.0 + noise * random.f64());
+        let own = if state.defers(event) { 0.0 } else { state.problem.ops[event.op].cost as f64 };
+        found.push(Candidate {
+            score: (own + 1.0) / per_score,
+            is_exact: prices.price.is_none(),
+            event,
+            per_score,
+        });
+    }
+    found
+}
+
+/// Adds events until the plan fits; `false` where no way was found or the effort was spent.
+pub fn repair(
+    state: &mut State,
+    budget: Size,
+    noise: f64,
+    random: &mut Rng,
+    meter: &mut Meter,
+) -> bool {
+    let mut prices = Prices { price: None, weight: Vec::new(), values: Vec::new() };
+    let mut failures = 0;
+    for _ in 0..4 * state.problem.len() {
+        if state.peak() <= budget {
+            return true;
+        }
+        meter.spend(std::mem::take(&mut state.work) + state.problem.len() as u64 / 16);
+        if meter.is_over() {
+            return false;
+        }
+        let at = state.tree().argmax();
+        prices.review(state, budget);
+        let mut open: BinaryHeap<Reverse<Candidate>> =
+            candidates(state, &prices, at, noise, random).into_iter().map(Reverse).collect();
+        let (before, here) = (state.tree().max(), prices.values[at]);
+        let (mut taken, mut tries) = (0, 200 + state.problem.len() / 20);
+        let mut refused = Vec::new();
+        while let Some(Reverse(candidate)) = open.pop() {
+            if !candidate.is_exact {
+                let cost = estimate(state, &prices, candidate.event, DEPTH);
+                state.work += 1;
+                open.push(Reverse(Candidate {
+                    score: (cost + 1.0) / candidate.per_score,
+                    is_exact: true,
+                    ..candidate
+                }));
+                continue;
+            }
+            if tries == 0 {
+                refused.push(candidate);
+                break;
+            }
+            tries -= 1;
+            let price = prices
+                .price
+                .map_or(candidate.score, |price| price.max(candidate.score).min(price * 2.0));
+            prices.price = Some(price);
+            let mark = state.mark();
+            if !drop_until(state, &prices, candidate.event, DEPTH) {
+                continue;
+            }
+            let max = state.peak();
+            let now = state.tree().at(at);
+            if now < here && max <= before {
+                taken += 1;
+                if now <= budget || taken >= 8 {
+                    break;
+                }
+            } else {
+                state.undo_to(mark);
+                refused.push(candidate);
+            }
+        }
+        if taken > 0 {
+            failures = 0;
+            continue;
+        }
+        failures += 1;
+        let price = prices.price.map(|price| price * 4.0);
+        prices.price = price;
+        refused.extend(open.into_iter().map(|Reverse(candidate)| candidate));
+        refused.sort_unstable();
+        if failures > 3 || !force(state, &prices, &refused, at, before, here) {
+            return false;
+        }
+    }
+    false
+}
+
+/// Where no drop helps by itself: the first one that relieves the stage without raising the peak by
+/// much.
+fn force(
+    state: &mut State,
+    prices: &Prices,
+    refused: &[Candidate],
+    at: usize,
+    before: Size,
+    here: Size,
+) -> bool {
+    for candidate in refused {
+        let mark = state.mark();
+        if !drop_until(state, prices, candidate.event, 3 * DEPTH) {
+            continue;
+        }
+        if state.peak() <= before + before / 20 && state.tree().at(at) < here {
+            return true;
+        }
+        state.undo_to(mark);
+    }
+    false
+}
+
+/// Takes out events, most seconds per byte first, while the plan fits.
+pub fn polish(state: &mut State, budget: Size, noise: f64, random: &mut Rng, meter: &mut Meter) {
+    let problem = state.problem;
+    let mut order: Vec<(f64, Event)> = state
+        .events()
+        .into_iter()
+        .map(|event| {
+            let op = &problem.ops[event.op];
+            let bytes: Size = op.outputs.iter().map(|&tensor| problem.tensors[tensor].bytes).sum();
+            (op.cost as f64 / (1.0 + bytes as f64) * (1.0 + noise * random.f64()), event)
+        })
+        .collect();
+    order.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+    for (index, (_, event)) in order.into_iter().enumerate() {
+        if index % 64 == 63 {
+            meter.spend(std::mem::take(&mut state.work) + 16);
+            if meter.is_over() {
+                return;
+            }
+        }
+        if !state.has(event) || !state.removal_may_fit(event, budget) {
+            continue;
+        }
+        let mark = state.mark();
+        if state.remove(event) && state.peak() > budget {
+            state.undo_to(mark);
+        }
+    }
+}

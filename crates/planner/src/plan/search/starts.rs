@@ -1,0 +1,306 @@
+//! Where plans come from: a set of operators to run again, turned into events just in time.
+//! Invariant: nothing here promises to fit; `repair` and `polish` follow.
+
+use std::cmp::Reverse;
+
+use cranelift_entity::{EntityRef, SecondaryMap};
+
+use crate::graph::Graph;
+use crate::plan::search::instants::{highest, tight};
+use crate::plan::search::repair::repair;
+use crate::plan::search::state::problem::{OpId, Picoseconds, Problem, Size};
+use crate::plan::search::state::{Event, State};
+use crate::plan::search::{Attempt, FIRST_WORK, INSTANTS, Search, size};
+use crate::units::{Bytes, Seconds};
+
+impl Search<'_> {
+    /// Makes plans from cuts and from whatever else is cheap.
+    pub(super) fn starts(&mut self, attempt: &mut Attempt<'_>, first: &mut Option<Seconds>) {
+        let (given, reordered) = (self.given.clone(), self.reordered.clone());
+        let mut states = [State::new(&given), State::new(&reordered)];
+        let mut values = Vec::new();
+        states[0].peak();
+        states[0].tree().values(&mut values, given.len());
+        let mut waiting = highest(&values, INSTANTS);
+        let mut tried: Vec<OpId> = Vec::new();
+        for round in 0..3 {
+            for (number, at) in waiting.drain(..).enumerate() {
+                if round == 0 && number == INSTANTS {
+                    self.first_start(&mut states[0], attempt, first);
+                }
+                if attempt.meter.is_over() || self.bound(Bytes(attempt.limit as u64)).is_none() {
+                    break;
+                }
+                self.add_instant(at, attempt);
+            }
+            self.first_start(&mut states[0], attempt, first);
+            if attempt.meter.is_over() || self.bound(Bytes(attempt.limit as u64)).is_none() {
+                return;
+            }
+            let before = attempt.best();
+            let mut ranked: Vec<(Option<Picoseconds>, OpId)> = self
+                .instants
+                .iter()
+                .map(|instant| (instant.bound(attempt.limit), instant.at))
+                .collect();
+            ranked.sort_by_key(|&(bound, at)| (Reverse(bound.unwrap_or(Picoseconds::MAX)), at));
+            let fresh: Vec<OpId> = ranked
+                .iter()
+                .map(|&(_, at)| at)
+                .filter(|at| !tried.contains(at))
+                .take(if round == 0 { 3 } else { 2 })
+                .collect();
+            for at in fresh {
+                tried.push(at);
+                self.start_from(at, &mut states[0], attempt);
+                if attempt.meter.is_over()
+                    || attempt
+                        .best()
+                        .is_some_and(|best| self.is_optimal(best, self.floor(attempt.limit)))
+                {
+                    return;
+                }
+            }
+            if round > 0 && attempt.best() == before {
+                break;
+            }
+            // Where the best plan is tight, other cuts may bind.
+            if let Some(best) = self.best(Bytes(attempt.limit as u64)) {
+                waiting = tight(self.graph, self.profile, &best.steps, &given, attempt.limit);
+                waiting.retain(|at| self.instants.iter().all(|instant| instant.at != *at));
+                waiting.truncate(8);
+            }
+        }
+        for state in &mut states {
+            let problem = state.problem;
+            let (all, end) = forward(problem);
+            let up = |op: OpId| op.index() as f64;
+            for depth in [1, 2] {
+                let blocks = per_block(self.graph, problem, depth);
+                if !blocks.is_empty() {
+                    interpolate(state, end, &[], &blocks, up, attempt.limit);
+                    self.finish(state, attempt);
+                    interpolate(state, end, &[], &blocks, |op| -up(op), attempt.limit);
+                    self.finish(state, attempt);
+                }
+                if attempt.meter.is_over() {
+                    return;
+                }
+            }
+            interpolate(state, end, &[], &all, |op| per_byte(problem, op), attempt.limit);
+            self.finish(state, attempt);
+            for noise in [0.0, 0.5] {
+                state.set(&[]);
+                if attempt.meter.is_over()
+                    || !repair(state, attempt.limit, noise, &mut attempt.random, &mut attempt.meter)
+                {
+                    break;
+                }
+                self.finish(state, attempt);
+            }
+        }
+        first.get_or_insert(attempt.meter.elapsed());
+    }
+
+    /// A plan at once, whatever the time: between the cuts that bind most, or from the plan that
+    /// needs the least more than fits. Better ones later.
+    fn first_start(
+        &mut self,
+        state: &mut State,
+        attempt: &mut Attempt<'_>,
+        first: &mut Option<Seconds>,
+    ) {
+        if attempt.best().is_none() && self.bound(Bytes(attempt.limit as u64)).is_some() {
+            let patient = attempt.meter.patient(FIRST_WORK * self.given.len() as u64);
+            attempt.under(patient, |attempt| {
+                self.start_where_it_binds(state, attempt);
+                if attempt.best().is_none() {
+                    self.start_from_neighbour(attempt);
+                }
+            });
+        }
+        if attempt.best().is_some() {
+            first.get_or_insert(attempt.meter.elapsed());
+        }
+    }
+
+    /// A plan between the cuts at the instant that binds most.
+    pub(super) fn start_where_it_binds(&mut self, state: &mut State, attempt: &mut Attempt<'_>) {
+        let binding = (0..self.instants.len())
+            .max_by_key(|&index| (self.instants[index].bound(attempt.limit), Reverse(index)));
+        if let Some(index) =
+            binding.filter(|&index| self.instants[index].bound(attempt.limit) > Some(0))
+        {
+            self.start_between(index, attempt.limit, false, state, attempt);
+        }
+    }
+
+    /// The plan that is known to need the least more than fits, repaired.
+    fn start_from_neighbour(&mut self, attempt: &mut Attempt<'_>) {
+        let Some(above) = self.found.iter().find(|found| size(found.peak) > attempt.limit).cloned()
+        else {
+            return;
+        };
+        self.finish_steps(&above.steps, attempt);
+    }
+
+    /// A plan between the two cuts around a target at one instant: how much of their difference,
+    /// from the front or from the back, is enough. Returns by how much it was not.
+    fn start_between(
+        &mut self,
+        index: usize,
+        target: Size,
+        backwards: bool,
+        state: &mut State,
+        attempt: &mut Attempt<'_>,
+    ) -> Size {
+        let instant = &mut self.instants[index];
+        instant.solve(target, &mut attempt.meter);
+        let [small, large] = instant.bracket(target).map(|line| line.late.clone());
+        let rank = |op: OpId| if backwards { -(op.index() as f64) } else { op.index() as f64 };
+        interpolate(state, instant.at, &small, &large, rank, attempt.limit);
+        let over = state.peak() - attempt.limit;
+        self.finish(state, attempt);
+        over
+    }
+
+    /// Plans between the two cuts around the budget at one instant, and the cuts as they are.
+    pub(super) fn start_from(&mut self, at: OpId, state: &mut State, attempt: &mut Attempt<'_>) {
+        let Some(index) = self.instants.iter().position(|instant| instant.at == at) else { return };
+        if self.instants[index].bound(attempt.limit) == Some(0) {
+            return; // It does not bind: everything can be held there.
+        }
+        for backwards in [false, true] {
+            let mut target = attempt.limit;
+            for _ in 0..3 {
+                let over = self.start_between(index, target, backwards, state, attempt);
+                if over <= 0 || attempt.meter.is_over() {
+                    break;
+                }
+                target -= over * 7 / 10 + 1;
+            }
+        }
+        for late in self.instants[index].bracket(attempt.limit).map(|line| line.late.clone()) {
+            just_in_time(state, at, &late);
+            self.finish(state, attempt);
+        }
+    }
+}
+
+/// Exactly the events that run each operator of `late` (in order) again in the first stage behind
+/// `instant` that reads what it makes, reads of other recomputations included. Returns the peak.
+pub fn just_in_time(state: &mut State, instant: OpId, late: &[OpId]) -> Size {
+    state.set(&[]);
+    for &op in late.iter().rev() {
+        let stages = state.problem.ops[op].outputs.iter().filter_map(|&tensor| {
+            let accesses = state.accesses(tensor);
+            let next = accesses.partition_point(|access| access.stage <= instant.max(op));
+            accesses[next..].iter().find(|access| !access.made).map(|access| access.stage)
+        });
+        if let Some(stage) = stages.min() {
+            state.add(Event { stage, op });
+        }
+    }
+    state.commit();
+    state.peak()
+}
+
+/// Between a set that recomputes too little and one that fits: how much of the difference, in the
+/// given order of preference, is enough. Leaves the least that fits (or, if even `large` does not,
+/// `large`) in the state.
+pub fn interpolate(
+    state: &mut State,
+    instant: OpId,
+    small: &[OpId],
+    large: &[OpId],
+    rank: impl Fn(OpId) -> f64,
+    budget: Size,
+) -> bool {
+    let mut more: Vec<OpId> =
+        large.iter().copied().filter(|op| small.binary_search(op).is_err()).collect();
+    more.sort_by(|&a, &b| rank(a).total_cmp(&rank(b)).then(a.cmp(&b)));
+    let mut make = |count: usize| {
+        let mut set: Vec<OpId> = small.iter().chain(&more[..count]).copied().collect();
+        set.sort_unstable();
+        just_in_time(state, instant, &set)
+    };
+    let (mut low, mut high) = (0, more.len());
+    if make(high) > budget {
+        return false;
+    }
+    let step = (more.len() / 128).max(1);
+    let mut shown = high;
+    while high - low > step {
+        let middle = low.midpoint(high);
+        shown = middle;
+        if make(middle) <= budget { high = middle } else { low = middle }
+    }
+    if shown != high {
+        make(high);
+    }
+    true
+}
+
+/// Per-block checkpointing, a block being a module path up to its `depth`-th number: what one block
+/// makes and another reads stays, everything else in the forward pass runs again.
+pub fn per_block(graph: &Graph, problem: &Problem, depth: usize) -> Vec<OpId> {
+    let mut block: SecondaryMap<OpId, &str> = SecondaryMap::new();
+    for (id, op) in &problem.ops {
+        block[id] = op.node.map_or("", |node| block_path(graph.module_of(node), depth));
+    }
+    let crosses = |id: OpId| {
+        let readers =
+            problem.ops[id].outputs.iter().flat_map(|&tensor| &problem.tensors[tensor].readers);
+        readers.copied().any(|reader| problem.ops[reader].forward && block[reader] != block[id])
+    };
+    let inside = |&id: &OpId| {
+        problem.ops[id].forward
+            && problem.ops[id].until > 0
+            && !block[id].is_empty()
+            && !crosses(id)
+    };
+    problem.ops.keys().skip(1).filter(inside).collect()
+}
+
+/// A module path up to its `depth`-th component that is or ends in a number (`h.3`, `layer_3`);
+/// empty if it has fewer.
+fn block_path(path: &str, depth: usize) -> &str {
+    let (mut seen, mut end) = (0, 0);
+    for component in path.split('.') {
+        end += component.len();
+        let tail = component.rsplit('_').next().unwrap_or(component);
+        if !tail.is_empty() && tail.bytes().all(|byte| byte.is_ascii_digit()) {
+            seen += 1;
+            if seen == depth {
+                return &path[..end];
+            }
+        }
+        end += 1;
+    }
+    ""
+}
+
+/// All forward operators that may run again, and the last stage of the forward pass.
+pub fn forward(problem: &Problem) -> (Vec<OpId>, OpId) {
+    let ops: Vec<OpId> = problem
+        .ops
+        .keys()
+        .skip(1)
+        .filter(|&id| problem.ops[id].forward && problem.ops[id].until > 0)
+        .collect();
+    let end = problem
+        .ops
+        .keys()
+        .skip(1)
+        .find(|&id| !problem.ops[id].forward)
+        .map_or(problem.len() - 1, |id| id.index() - 1);
+    (ops, OpId::at(end))
+}
+
+/// Picoseconds per byte of what an operator makes.
+pub fn per_byte(problem: &Problem, op: OpId) -> f64 {
+    let op = &problem.ops[op];
+    op.cost as f64
+        / (1.0
+            + op.outputs.iter().map(|&tensor| problem.tensors[tensor].bytes).sum::<Size>() as f64)
+}

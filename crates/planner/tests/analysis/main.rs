@@ -1,0 +1,16 @@
+//! Analyses: dataflow and module statistics, beside cases of other systems, oracles and laws.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on panics
+
+mod dataflow_cases;
+mod dataflow_laws;
+mod module_info;
+mod module_statistics;
+mod tradeoff;
+
+#[path = "../shared/corpus/mod.rs"]
+mod corpus;
+#[path = "../shared/generator/mod.rs"]
+mod generator;
+#[path = "../shared/oracle/mod.rs"]
+mod oracle;

@@ -1,0 +1,8 @@
+//! The graph: its rules, as a builder or a file breaks them.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on panics
+
+mod rules;
+
+#[path = "../shared/generator/mod.rs"]
+mod generator;

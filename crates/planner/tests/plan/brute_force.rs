@@ -1,0 +1,99 @@
+//! Every planner that keeps the given order against the oracle, on graphs small enough to know the
+//! truth. Invariant: no planner ever claims more than is possible, and none is told to be optimal:
+//! how far each one is from the frontier is printed, not asserted.
+
+use crate::generator;
+use crate::oracle;
+use proptest::prelude::*;
+use proptest::test_runner::TestCaseError;
+use tightfit::graph::{Graph, NodeId};
+use tightfit::plan;
+use tightfit::plan::{PlanError, Planner};
+use tightfit::profile::Profile;
+use tightfit::units::Bytes;
+
+/// The budget planner may move nodes: it is held to an oracle over all orders.
+const PLANNERS: [Planner; 7] = [
+    Planner::None,
+    Planner::Chen,
+    Planner::Capuchin,
+    Planner::Xla,
+    Planner::Dtr,
+    Planner::Knapsack,
+    Planner::Rotor,
+];
+
+/// Graphs whose every board the oracle can visit.
+fn is_small(graph: &Graph) -> bool {
+    graph.program().len() <= 30 && graph.storages().len() <= 64
+}
+
+/// Budgets that tell plans apart: from below what anybody reaches to the unplanned peak.
+fn budgets(smallest: u64, unplanned: u64) -> Vec<u64> {
+    let mut budgets: Vec<u64> = (0..=6)
+        .map(|i| smallest + (unplanned - smallest) * i / 6)
+        .chain([smallest.saturating_sub(1)])
+        .collect();
+    budgets.dedup();
+    budgets
+}
+
+fn planners_obey_the_oracle(
+    graph: &Graph,
+    profile: &Profile,
+    order: &[NodeId],
+) -> Result<(), TestCaseError> {
+    let frontier = oracle::frontier(graph, profile, order);
+    let (unplanned, smallest) = (frontier[0].peak, frontier.last().unwrap().peak);
+    for budget in budgets(smallest, unplanned.max(smallest)) {
+        for planner in PLANNERS {
+            match plan::plan(graph, profile, order, Bytes(budget), planner) {
+                Ok(plan) => {
+                    let cost =
+                        oracle::replay(graph, profile, &plan.steps).map_err(TestCaseError::fail)?;
+                    prop_assert_eq!(
+                        plan::simulate(graph, profile, &plan.steps).curve.peak,
+                        Bytes(cost.peak)
+                    );
+                    prop_assert!(
+                        cost.peak <= budget,
+                        "{planner:?} peaks at {} under {budget}",
+                        cost.peak
+                    );
+                    let best = frontier.iter().find(|point| point.peak <= cost.peak);
+                    prop_assert!(
+                        best.is_some_and(|best| best.seconds <= cost.seconds * (1.0 + 1e-9)),
+                        "{planner:?} {cost:?} beats {frontier:?}"
+                    );
+                }
+                Err(PlanError::Infeasible(proof)) => {
+                    prop_assert!(
+                        proof.needed <= Bytes(smallest),
+                        "{planner:?}: {} needed, {smallest} reached",
+                        proof.needed.0
+                    );
+                    prop_assert!(proof.reached > Bytes(budget) && proof.reached >= Bytes(smallest));
+                    let cost = oracle::replay(graph, profile, &proof.plan.steps)
+                        .map_err(TestCaseError::fail)?;
+                    prop_assert_eq!(Bytes(cost.peak), proof.reached);
+                }
+                Err(error) => prop_assert!(false, "{planner:?}: {error}"),
+            }
+        }
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(generator::config(300))]
+
+    #[test]
+    fn no_planner_beats_the_oracle(recipe in generator::recipes(10)) {
+        let graph = recipe.graph();
+        prop_assume!(is_small(&graph));
+        for profile in generator::profiles(&graph) {
+            planners_obey_the_oracle(&graph, &profile, &graph.program())?;
+            planners_obey_the_oracle(&graph, &profile, &plan::base_order(&graph, &profile))?;
+        }
+    }
+}

@@ -1,0 +1,20 @@
+//! Planners: beside brute force, in their laws, on small, degenerate and real graphs.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on panics
+
+mod brute_force;
+mod budget_laws;
+mod budget_planner;
+mod capuchin_cases;
+mod corpus_graphs;
+mod degenerate_steps;
+mod peers;
+mod properties;
+mod rematerialization;
+
+#[path = "../shared/corpus/mod.rs"]
+mod corpus;
+#[path = "../shared/generator/mod.rs"]
+mod generator;
+#[path = "../shared/oracle/mod.rs"]
+mod oracle;

@@ -1,0 +1,419 @@
+//! Laws that hold for every graph, budget, planner and machine. Invariant: a law here is asserted
+//! for all cases of the generator, or is not here.
+
+use crate::generator;
+use crate::oracle;
+use std::collections::BTreeMap;
+use std::io::Write;
+
+use proptest::prelude::*;
+use proptest::strategy::ValueTree;
+use proptest::test_runner::{TestCaseError, TestRunner};
+use tightfit::FitError;
+use tightfit::analysis::{access_profile, liveness};
+use tightfit::check::check;
+use tightfit::graph;
+use tightfit::graph::{Graph, NodeId};
+use tightfit::machine::Machine;
+use tightfit::plan;
+use tightfit::plan::{Drop, Drops, Plan, PlanError, Planner};
+use tightfit::profile::Profile;
+use tightfit::schedule;
+use tightfit::schedule::{ALIGNMENT, Instruction, Residents, Schedule, lower};
+use tightfit::units::Bytes;
+
+const MOST_LAYERS: usize = 24;
+
+/// All but the one that takes small steps only; it is held to the oracle, in `peers.rs`.
+fn planners() -> impl Iterator<Item = Planner> {
+    Planner::ALL
+        .into_iter()
+        .map(|(planner, _)| planner)
+        .filter(|&planner| planner != Planner::Exact)
+}
+
+/// Planners that compare plans, and so never give a slower one for more memory. The others heed the
+/// budget as they walk along the step: what they decide early for more memory may turn out worse; a
+/// search is monotone within one ladder.
+fn comparing_planners() -> impl Iterator<Item = Planner> {
+    planners().filter(|planner| ![Planner::Xla, Planner::Dtr, Planner::Auto].contains(planner))
+}
+
+/// Budgets on both sides of what can be reached.
+fn budgets(graph: &Graph, profile: &Profile) -> Vec<Bytes> {
+    let unplanned = tightfit::unplanned(graph, profile).unwrap().schedule.slab.0;
+    [1.05, 1.0, 0.93, 0.85, 0.75, 0.6, 0.0]
+        .map(|part| Bytes((unplanned as f64 * part) as u64))
+        .to_vec()
+}
+
+fn fit(
+    graph: &Graph,
+    profile: &Profile,
+    budget: Bytes,
+    planner: Planner,
+) -> Result<tightfit::Fitted, FitError> {
+    tightfit::fit(
+        graph,
+        profile,
+        budget,
+        planner,
+        &Residents::default(),
+        &tightfit::effort::Effort::work(1, 3_000),
+    )
+}
+
+/// Everything that a fitted schedule promises.
+fn keeps_its_promises(
+    graph: &Graph,
+    profile: &Profile,
+    budget: Bytes,
+    fitted: &tightfit::Fitted,
+) -> Result<(), TestCaseError> {
+    let schedule = &fitted.schedule;
+    prop_assert_eq!(&check(graph, profile, schedule, budget).unwrap(), &fitted.timeline);
+    prop_assert!(fitted.timeline.peak <= schedule.slab && schedule.slab <= budget);
+    prop_assert!(fitted.timeline.high_water <= schedule.slab);
+    prop_assert!(
+        schedule.buffers.values().all(|buffer| buffer.address % ALIGNMENT == 0),
+        "an address is not aligned"
+    );
+
+    let steps: Vec<_> =
+        schedule.instructions.iter().filter_map(Instruction::call).map(|call| call.node).collect();
+    let cost = oracle::replay(graph, profile, &steps).map_err(TestCaseError::fail)?;
+    prop_assert_eq!(fitted.timeline.peak, Bytes(cost.peak));
+    prop_assert!((fitted.timeline.seconds.0 - cost.seconds).abs() <= 1e-9 * cost.seconds);
+
+    let text = schedule::write(graph, schedule).to_string();
+    prop_assert_eq!(&schedule::read(graph, text.as_bytes()).unwrap(), schedule);
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(generator::config(400))]
+
+    #[test]
+    fn every_schedule_keeps_its_promises(recipe in generator::recipes(MOST_LAYERS)) {
+        let graph = recipe.graph();
+        for profile in generator::profiles(&graph) {
+            for planner in planners() {
+                for budget in budgets(&graph, &profile) {
+                    match fit(&graph, &profile, budget, planner) {
+                        Ok(fitted) => keeps_its_promises(&graph, &profile, budget, &fitted)?,
+                        Err(FitError::Plan(PlanError::Infeasible(proof))) => {
+                            prop_assert_eq!(proof.budget, budget);
+                            prop_assert!(proof.needed <= proof.reached && budget < proof.reached, "{}", proof);
+                            // What the proof says is feasible, is.
+                            let fitted = fit(&graph, &profile, proof.reached, planner);
+                            prop_assert!(fitted.is_ok(), "{} bytes were said to be reached: {}", proof.reached.0, fitted.unwrap_err());
+                        }
+                        Err(FitError::Plan(error)) => prop_assert!(false, "{planner:?}: {error}"),
+                        Err(FitError::Violation(violation)) => prop_assert!(false, "{planner:?}: \
+                            {violation}"),
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_smallest_slab_can_be_asked_for(recipe in generator::recipes(MOST_LAYERS)) {
+        let graph = recipe.graph();
+        for profile in generator::profiles(&graph) {
+            for planner in planners() {
+                let smallest = tightfit::fit_smallest(&graph, &profile, planner, &Residents::default(), &tightfit::effort::Effort::work(1, 3_000)).unwrap();
+                keeps_its_promises(&graph, &profile, smallest.schedule.slab, &smallest)?;
+                let again = fit(&graph, &profile, smallest.schedule.slab, planner);
+                prop_assert!(again.is_ok(), "{planner:?}: {} bytes", smallest.schedule.slab.0);
+                let slower = again.unwrap().timeline.seconds > smallest.timeline.seconds;
+                prop_assert!(!slower || comparing_planners().all(|other| other != planner), "{planner:?} is slower than its own smallest plan");
+            }
+        }
+    }
+
+    #[test]
+    fn the_unplanned_peak_is_that_of_plain_liveness(recipe in generator::recipes(MOST_LAYERS)) {
+        let graph = recipe.graph();
+        for profile in generator::profiles(&graph) {
+            let plain = Profile { in_place: false, ..profile.clone() };
+            let cost = oracle::replay(&graph, &plain, &graph.program()).map_err(TestCaseError::fail)?;
+            prop_assert_eq!(tightfit::unplanned(&graph, &profile).unwrap().timeline.peak, Bytes(cost.peak));
+        }
+    }
+
+    #[test]
+    fn the_base_order_is_legal_and_never_raises_the_peak(recipe in generator::recipes(MOST_LAYERS)) {
+        let graph = recipe.graph();
+        for profile in generator::profiles(&graph) {
+            let program = oracle::replay(&graph, &profile, &graph.program()).map_err(TestCaseError::fail)?;
+            let base = oracle::replay(&graph, &profile, &plan::base_order(&graph, &profile)).map_err(TestCaseError::fail)?;
+            prop_assert!(base.peak <= program.peak);
+        }
+    }
+
+    #[test]
+    fn a_graph_survives_its_file(recipe in generator::recipes(MOST_LAYERS)) {
+        let graph = recipe.graph();
+        let text = graph::write(&graph).to_string();
+        let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        packed.write_all(text.as_bytes()).unwrap();
+        for bytes in [text.as_bytes(), &packed.finish().unwrap()] {
+            let again = graph::read(bytes).unwrap();
+            prop_assert_eq!(&again, &graph);
+            prop_assert_eq!(again.hash(), graph.hash());
+        }
+    }
+
+    #[test]
+    fn more_memory_is_never_slower(recipe in generator::recipes(MOST_LAYERS)) {
+        let graph = recipe.graph();
+        for profile in generator::profiles(&graph) {
+            let order = plan::base_order(&graph, &profile);
+            for planner in comparing_planners() {
+                // Every plan that the planner has, from the fastest to the smallest.
+                let (mut budget, mut before) = (Bytes::LIMIT, 0.0);
+                while let Ok(plan) = plan::plan(&graph, &profile, &order, budget, planner) {
+                    let step = plan::simulate(&graph, &profile, &plan.steps);
+                    prop_assert!(step.seconds.0 >= before * (1.0 - 1e-9), "{planner:?}: {} under \
+                        {}, {before} under less", step.seconds.0, budget.0);
+                    before = step.seconds.0;
+                    let Some(less) = step.curve.peak.0.checked_sub(1) else { break };
+                    budget = Bytes(less);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_proof_names_everything_that_is_alive(recipe in generator::recipes(MOST_LAYERS)) {
+        let graph = recipe.graph();
+        for profile in generator::profiles(&graph) {
+            for planner in planners() {
+                let order = plan::base_order(&graph, &profile);
+                let Err(PlanError::Infeasible(proof)) = plan::plan(&graph, &profile, &order, Bytes::ZERO, planner) else {
+                    prop_assert_eq!(graph.static_bytes(), Bytes::ZERO);
+                    continue;
+                };
+                let alive: Bytes = proof.live.iter().map(|tensor| tensor.bytes).sum();
+                prop_assert_eq!(alive, proof.reached, "{}", proof);
+                prop_assert!(proof.plan.steps.contains(&proof.binding));
+            }
+        }
+    }
+
+    #[test]
+    fn whatever_is_dropped_the_sequence_is_legal(recipe in generator::recipes(MOST_LAYERS), drops in prop::collection::vec(0u8..3, 64)) {
+        let graph = recipe.graph();
+        for profile in generator::profiles(&graph) {
+            let order = plan::base_order(&graph, &profile);
+            let steps = plan::rematerialize(&graph, &order, &dropped(&graph, &drops));
+            let cost = oracle::replay(&graph, &profile, &steps).map_err(TestCaseError::fail)?;
+            prop_assert_eq!(plan::simulate(&graph, &profile, &steps).curve.peak, Bytes(cost.peak));
+            for at in 0..steps.len() {
+                prop_assert!(!runs_in_vain(&graph, &steps, at), "step {at}, `{}`, is made again \
+                    for nobody", graph.nodes()[steps[at]].name);
+            }
+            let schedule = lower(&graph, &profile, &Plan { planner: Planner::None, steps }, Bytes::LIMIT, &Residents::default(), &tightfit::effort::Effort::default());
+            let timeline = check(&graph, &profile, &schedule, schedule.slab);
+            prop_assert!(timeline.is_ok(), "{}", timeline.unwrap_err());
+            prop_assert_eq!(timeline.unwrap().peak, Bytes(cost.peak));
+        }
+    }
+
+    #[test]
+    fn published_plans_are_legal(recipe in generator::recipes(MOST_LAYERS), need in 0u64..4000) {
+        let graph = recipe.graph();
+        for profile in generator::profiles(&graph) {
+            let order = graph.program();
+            let published = plan::published::capuchin::published::published(&graph, &profile, &order, Bytes(need));
+            oracle::replay(&graph, &profile, &published.steps).map_err(TestCaseError::fail)?;
+            prop_assert_eq!(published.trace.len(), published.ends.len());
+            let saved: u64 = published.trace.iter().map(|choice| bytes_made(&graph, choice.node)).sum();
+            prop_assert_eq!(published.feasible, saved >= need);
+            // The profile finds the same accesses.
+            let curve = plan::simulate(&graph, &profile, &order).curve;
+            let accesses = access_profile(&graph, &profile, &order, &curve, None);
+            for row in &published.initial {
+                prop_assert_eq!(accesses[row.node].last_forward_access, row.last_forward_access);
+                prop_assert_eq!(accesses[row.node].first_backward_access, Some(row.first_backward_access));
+            }
+            for (rank, &node) in order.iter().enumerate() {
+                prop_assert_eq!((accesses[node].rank as usize, accesses[node].active), (rank, curve.held[rank]));
+            }
+        }
+    }
+
+    #[test]
+    fn names_do_not_matter(recipe in generator::recipes(MOST_LAYERS)) {
+        let graph = recipe.graph();
+        let renamed = generator::renamed(&graph);
+        let machine = Machine::unmeasured_cpu(2);
+        let (profile, renamed_profile) = (Profile::new(&graph, &machine), Profile::new(&renamed, &machine));
+        for planner in planners() {
+            for budget in budgets(&graph, &profile) {
+                match (fit(&graph, &profile, budget, planner), fit(&renamed, &renamed_profile, budget, planner)) {
+                    (Ok(a), Ok(b)) => {
+                        prop_assert_eq!(a.timeline, b.timeline);
+                        prop_assert_eq!(a.schedule, Schedule { graph: graph.hash().to_string(), ..b.schedule });
+                    }
+                    (Err(FitError::Plan(PlanError::Infeasible(a))), Err(FitError::Plan(PlanError::Infeasible(b)))) => {
+                        prop_assert_eq!((a.needed, a.reached, a.binding, a.plan), (b.needed, b.reached, b.binding, b.plan));
+                    }
+                    (a, b) => prop_assert!(false, "{a:?} {b:?}"),
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn planning_twice_gives_the_same(recipe in generator::recipes(MOST_LAYERS)) {
+        let (graph, again) = (recipe.graph(), recipe.graph());
+        prop_assert_eq!(&graph, &again);
+        for (profile, same) in generator::profiles(&graph).into_iter().zip(generator::profiles(&again)) {
+            for planner in planners() {
+                for budget in budgets(&graph, &profile) {
+                    let (a, b) = (fit(&graph, &profile, budget, planner), fit(&again, &same, budget, planner));
+                    prop_assert_eq!(format!("{a:?}"), format!("{b:?}"));
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn residents_stay_where_they_are(recipe in generator::recipes(MOST_LAYERS)) {
+        let graph = recipe.graph();
+        for profile in generator::profiles(&graph) {
+            let first = tightfit::fit_smallest(&graph, &profile, Planner::Auto, &Residents::default(), &tightfit::effort::Effort::work(1, 3_000)).unwrap();
+            let residents = Residents::of(&graph, &first.schedule);
+            let second = tightfit::fit_smallest(&graph, &profile, Planner::None, &residents, &tightfit::effort::Effort::work(1, 3_000)).unwrap();
+            prop_assert_eq!(Residents::of(&graph, &second.schedule).addresses, residents.addresses.clone());
+            let persistent = |node| graph.nodes()[node].phase.is_persistent();
+            for (node, buffer) in second.schedule.placeholders {
+                prop_assert!(persistent(node) || second.schedule.buffers[buffer].address >= residents.end);
+            }
+        }
+    }
+}
+
+/// A decision for each node, from a few numbers.
+fn dropped(graph: &Graph, drops: &[u8]) -> Drops {
+    let mut table = Drops::new();
+    for (node, &drop) in graph.nodes().keys().zip(drops.iter().cycle()) {
+        table[node] = [Drop::Hold, Drop::Keep, Drop::Again][usize::from(drop)];
+    }
+    table
+}
+
+/// A recomputation whose outputs nobody reads before they are made anew; what is kept is read where
+/// it lay before.
+fn runs_in_vain(graph: &Graph, steps: &[NodeId], at: usize) -> bool {
+    let made: Vec<_> =
+        graph.fresh(steps[at]).iter().filter(|&&storage| !graph.is_kept(storage)).collect();
+    let until = steps[at + 1..]
+        .iter()
+        .position(|&node| node == steps[at])
+        .map_or(steps.len(), |after| at + 1 + after);
+    let is_read = || {
+        steps[at + 1..until]
+            .iter()
+            .any(|&node| made.iter().any(|storage| graph.reads(node).contains(storage)))
+    };
+    steps[..at].contains(&steps[at]) && !is_read()
+}
+
+/// Bytes that go when what a node makes goes.
+fn bytes_made(graph: &Graph, node: NodeId) -> u64 {
+    graph
+        .fresh(node)
+        .iter()
+        .filter(|&&storage| !graph.is_kept(storage))
+        .map(|&storage| graph.storages()[storage].0)
+        .sum()
+}
+
+/// The laws are worth what the generator reaches: each of these must happen in a few hundred
+/// graphs.
+#[test]
+fn the_generator_reaches_what_the_laws_are_about() {
+    let mut runner = TestRunner::new(generator::config(1));
+    let recipes = generator::recipes(MOST_LAYERS);
+    let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
+    let mut see = |what: &'static str, happened: bool| {
+        *seen.entry(what).or_default() += usize::from(happened)
+    };
+    for _ in 0..300 {
+        let graph = recipes.new_tree(&mut runner).unwrap().current().graph();
+        for profile in generator::profiles(&graph) {
+            let order = plan::base_order(&graph, &profile);
+            see("an update moves up", order != graph.program());
+            let smallest = tightfit::fit_smallest(
+                &graph,
+                &profile,
+                Planner::Auto,
+                &Residents::default(),
+                &tightfit::effort::Effort::work(1, 3_000),
+            )
+            .unwrap();
+            let again: Vec<NodeId> =
+                smallest.schedule.instructions.iter().filter_map(recomputed).collect();
+            see("recomputation lowers the peak", !again.is_empty());
+            see(
+                "random numbers are drawn again",
+                again.iter().any(|&node| graph.nodes()[node].random),
+            );
+            let everything = plan::rematerialize(&graph, &order, &dropped(&graph, &[2]));
+            let again: Vec<NodeId> = everything
+                .iter()
+                .enumerate()
+                .filter(|(i, node)| everything[..*i].contains(node))
+                .map(|(_, node)| *node)
+                .collect();
+            see(
+                "a node runs three times",
+                again.iter().any(|node| again.iter().filter(|other| *other == node).count() > 1),
+            );
+            see(
+                "one output is kept, its sibling is made again",
+                again.iter().any(|&node| graph.fresh(node).iter().any(|&s| graph.is_kept(s))),
+            );
+            see(
+                "what is made again reads a view",
+                again.iter().any(|&node| reads_view(&graph, node)),
+            );
+            see(
+                "addresses cost more than bytes",
+                smallest.schedule.slab > smallest.timeline.peak + Bytes(10 * ALIGNMENT),
+            );
+            let lives = liveness(&graph, &profile, &order);
+            see(
+                "an output takes over its input",
+                lives.intervals.values().any(|life| life.in_place_of.is_some()),
+            );
+            see(
+                "an activation is written in place",
+                graph.program().iter().any(|&node| {
+                    graph.nodes()[node].phase.is_forward() && graph.nodes()[node].mutates
+                }),
+            );
+            see(
+                "an output is of no use",
+                graph.nodes().values().any(|node| node.outputs.contains(&None)),
+            );
+            see("a value is strided", graph.values().values().any(|value| !value.contiguous));
+        }
+    }
+    println!("{seen:#?}");
+    assert!(seen.values().all(|&count| count > 0), "{seen:#?}");
+}
+
+fn recomputed(instruction: &Instruction) -> Option<NodeId> {
+    match instruction {
+        Instruction::Recompute(call) => Some(call.node),
+        _ => None,
+    }
+}
+
+fn reads_view(graph: &Graph, node: NodeId) -> bool {
+    graph.nodes()[node].inputs.iter().any(|&value| graph.is_view(graph.values()[value].producer))
+}

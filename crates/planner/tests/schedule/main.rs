@@ -1,0 +1,11 @@
+//! Schedules: addresses and files.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on panics
+
+mod layout;
+mod plan_file;
+
+#[path = "../shared/corpus/mod.rs"]
+mod corpus;
+#[path = "../shared/generator/mod.rs"]
+mod generator;
