@@ -124,7 +124,11 @@ pub fn planner(name: &str) -> Result<Planner, String> {
 
 /// The part of a budget that libraries of the engine need beside the slab.
 pub fn reserve(graph: &Graph, machine: &Machine) -> Bytes {
-    if machine.engine { tightfit_engine::reserve(graph, machine.threads) } else { Bytes::ZERO }
+    if machine.runtime.rules().runs_here {
+        tightfit_engine::reserve(graph, machine.threads)
+    } else {
+        Bytes::ZERO
+    }
 }
 
 /// A graph fitted into a budget.
@@ -164,8 +168,8 @@ pub fn fit_into(
     if bytes == Bytes::ZERO {
         return Err(BudgetError::Zero.into());
     }
-    if let Some(memory) =
-        process::physical_memory().filter(|&memory| machine.engine && bytes > memory)
+    if let Some(memory) = process::physical_memory()
+        .filter(|&memory| machine.runtime.rules().runs_here && bytes > memory)
     {
         return Err(BudgetError::BeyondMemory { budget: bytes, memory }.into());
     }

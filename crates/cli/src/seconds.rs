@@ -45,7 +45,9 @@ pub struct Subject<'a> {
 /// What is known of calls on a machine, without measuring.
 pub fn known(machine: &Machine) -> CallSeconds {
     let nothing = CallSeconds::new(VERSION, machine.threads);
-    let Some(path) = cache(machine.threads).filter(|_| machine.engine) else { return nothing };
+    let Some(path) = cache(machine.threads).filter(|_| machine.runtime.rules().runs_here) else {
+        return nothing;
+    };
     let Ok(bytes) = std::fs::read(&path) else { return nothing };
     read(&bytes, machine.threads).unwrap_or_else(|error| {
         eprintln!("note: {} is not used: {error}", path.display());
@@ -60,7 +62,7 @@ pub fn of_step(
     costs: Costs,
     subject: &Subject<'_>,
 ) -> CallSeconds {
-    if costs.roofline || !machine.engine {
+    if costs.roofline || !machine.runtime.rules().runs_here {
         return CallSeconds::new(VERSION, machine.threads);
     }
     let mut table = known(machine);

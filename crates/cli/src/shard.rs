@@ -7,7 +7,8 @@ use std::time::Instant;
 
 use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
-use tightfit::plan::modules::{Link, ShardTask, ShardVariant};
+use tightfit::machine::Link;
+use tightfit::plan::modules::{ShardTask, ShardVariant};
 use tightfit::units::{Bytes, Seconds};
 
 use crate::budget::Budget;

@@ -5,13 +5,13 @@
 use std::time::Instant;
 
 use tightfit::effort::Effort;
-use tightfit::graph::{
-    Argument, DType, Graph, GraphBuilder, NodeSpec, Phase, StorageId, ValueId, ValueSpec,
-};
-use tightfit::machine::Machine;
+use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
+use tightfit::id::{StorageId, ValueId};
+use tightfit::machine::{Hierarchy, Machine, Runtime};
 use tightfit::plan::{Plan, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::{Residents, lower};
+use tightfit::tensor::{Argument, DType};
 use tightfit::units::Bytes;
 
 use crate::execute::executable::{Executable, StepSettings};
@@ -41,7 +41,8 @@ pub fn calibrate(threads: u32) -> Result<Machine, SessionError> {
         elementary: Some((1u64 << 18) as f64 / curved),
         launch: tiny / 64.0,
         threads,
-        engine: true,
+        runtime: Runtime::Engine,
+        hierarchy: Hierarchy::default(),
     })
 }
 

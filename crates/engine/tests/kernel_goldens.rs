@@ -8,11 +8,15 @@ use std::path::{Path, PathBuf};
 
 use safetensors::SafeTensors;
 use tightfit::graph;
-use tightfit::graph::{DType, Graph, Operator, ValueId};
+use tightfit::graph::Graph;
+use tightfit::id::BufferId;
+use tightfit::id::ValueId;
 use tightfit::machine::Machine;
+use tightfit::operator::Operator;
 use tightfit::plan::{Plan, Planner};
 use tightfit::profile::Profile;
-use tightfit::schedule::{BufferId, Residents, lower};
+use tightfit::schedule::{Residents, lower};
+use tightfit::tensor::DType;
 use tightfit::units::Bytes;
 use tightfit_engine::{Executable, Slab, StepSettings};
 
@@ -27,12 +31,12 @@ fn folder() -> PathBuf {
 /// Byte offsets of a value's elements within its storage, in logical order.
 fn element_offsets(graph: &Graph, value: ValueId) -> Vec<usize> {
     let value = &graph.values()[value];
-    let strides = value.strides_or_contiguous();
-    let size = value.dtype.size();
-    (0..value.elements())
+    let strides = value.tensor.strides_or_contiguous();
+    let size = value.tensor.dtype.size();
+    (0..value.tensor.elements())
         .map(|mut index| {
-            let mut offset = value.offset;
-            for (extent, stride) in value.shape.iter().zip(&strides).rev() {
+            let mut offset = value.tensor.offset;
+            for (extent, stride) in value.tensor.shape.iter().zip(&strides).rev() {
                 offset += index % extent * stride;
                 index /= extent;
             }
@@ -86,12 +90,12 @@ fn execute(
         .map_err(|error| error.to_string())?;
     let mut slab = Slab::new(schedule.slab).unwrap();
     let address = |buffer: BufferId| schedule.buffers[buffer].address;
-    let mut place: HashMap<graph::StorageId, BufferId> = HashMap::new();
+    let mut place: HashMap<tightfit::id::StorageId, BufferId> = HashMap::new();
     for &(node, buffer) in &schedule.placeholders {
         let value = graph.nodes()[node].outputs[0].unwrap();
         place.insert(graph.values()[value].storage, buffer);
         let tensor = tensors.tensor(&format!("value.{}", value.as_u32())).unwrap();
-        let size = graph.values()[value].dtype.size() as usize;
+        let size = graph.values()[value].tensor.dtype.size() as usize;
         for (element, offset) in tensor.data().chunks(size).zip(element_offsets(graph, value)) {
             slab.write(address(buffer) + offset as u64, size as u64).copy_from_slice(element);
         }
@@ -109,7 +113,7 @@ fn execute(
         .outputs()
         .iter()
         .map(|&value| {
-            let size = graph.values()[value].dtype.size();
+            let size = graph.values()[value].tensor.dtype.size();
             let base = address(place[&graph.values()[value].storage]);
             element_offsets(graph, value)
                 .into_iter()
@@ -193,7 +197,7 @@ fn every_operator_matches_pytorch() {
                 let theirs = tensors.tensor(&format!("value.{}", value.as_u32())).unwrap();
                 compared += 1;
                 if let Err(failure) =
-                    compare(&name, graph.values()[value].dtype, ours, theirs.data())
+                    compare(&name, graph.values()[value].tensor.dtype, ours, theirs.data())
                 {
                     failures.push(failure);
                 }

@@ -12,13 +12,14 @@ use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use rayon::ThreadPoolBuilder;
 use tightfit::check::check;
-use tightfit::graph::{
-    Argument, DType, Graph, GraphBuilder, NodeSpec, Phase, StorageId, ValueId, ValueSpec,
-};
+use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
+use tightfit::id::BufferId;
+use tightfit::id::{StorageId, ValueId};
 use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
-use tightfit::schedule::{BufferId, Instruction, Residents, Schedule};
+use tightfit::schedule::{Instruction, Residents, Schedule};
+use tightfit::tensor::{Argument, DType};
 use tightfit::units::Bytes;
 use tightfit::{fit, fit_smallest, unplanned};
 use tightfit_engine::philox::{key, philox};
@@ -68,7 +69,7 @@ fn execute(graph: &Graph, profile: &Profile, schedule: &Schedule, threads: usize
             let phase = graph.nodes()[id].phase;
             let value = &graph.values()[graph.nodes()[id].outputs[0].unwrap()];
             if step == 0 || !phase.is_persistent() {
-                let out = slab.write(schedule.buffers[buffer].address, value.bytes().0);
+                let out = slab.write(schedule.buffers[buffer].address, value.tensor.bytes().0);
                 if phase == Phase::State { out.fill(0) } else { fill(out, id.as_u32(), step) }
             }
         }

@@ -12,9 +12,11 @@ use std::collections::BTreeSet;
 use cranelift_entity::SecondaryMap;
 use thiserror::Error;
 
-use crate::graph::{Graph, NodeId, StorageId};
+use crate::graph::Graph;
+use crate::id::BufferId;
+use crate::id::{NodeId, StorageId};
 use crate::profile::Profile;
-use crate::schedule::{BufferId, Call, Instruction, Schedule};
+use crate::schedule::{Call, Instruction, Schedule};
 use crate::units::{Bytes, Seconds};
 
 /// One instruction of a legal schedule, in time.
@@ -510,15 +512,12 @@ impl<'a> AbstractMachine<'a> {
 
     /// The operator allows its first output to be written over an input of the same layout, and
     /// `buffer` holds one that is not kept.
-    fn may_overwrite(&self, call: &Call, output: crate::graph::ValueId, buffer: BufferId) -> bool {
+    fn may_overwrite(&self, call: &Call, output: crate::id::ValueId, buffer: BufferId) -> bool {
         let (graph, node) = (self.graph, &self.graph.nodes()[call.node]);
-        let Some(operator) = node
-            .operator
-            .filter(|_| self.profile.in_place && node.outputs.first() == Some(&Some(output)))
-        else {
+        if !self.profile.in_place || node.outputs.first() != Some(&Some(output)) {
             return false;
-        };
-        let allowed = operator.in_place(graph, call.node);
+        }
+        let allowed = graph.overwritable(call.node);
         node.inputs.iter().zip(&call.inputs).any(|(input, &from)| {
             from == buffer
                 && allowed.contains(input)

@@ -10,7 +10,8 @@ use thiserror::Error;
 
 use crate::check::{Timeline, Violation, check};
 use crate::effort::Effort;
-use crate::graph::{Graph, NodeId};
+use crate::graph::Graph;
+use crate::id::NodeId;
 use crate::plan;
 use crate::plan::{BoundOrder, Infeasible, Plan, PlanError, Planner, Search};
 use crate::profile::Profile;

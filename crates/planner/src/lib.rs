@@ -10,10 +10,13 @@ pub mod check;
 pub mod effort;
 mod fit;
 pub mod graph;
+pub mod id;
 pub mod machine;
+pub mod operator;
 pub mod plan;
 pub mod profile;
 pub mod schedule;
+pub mod tensor;
 pub mod units;
 
 pub use fit::{Bound, FitError, Fitted};

@@ -4,8 +4,10 @@
 
 use cranelift_entity::SecondaryMap;
 use tightfit::check::Timeline;
-use tightfit::graph::{Graph, ModuleId, NodeId, StorageId};
-use tightfit::schedule::{BufferId, Instruction, Schedule};
+use tightfit::graph::Graph;
+use tightfit::id::BufferId;
+use tightfit::id::{ModuleId, NodeId, StorageId};
+use tightfit::schedule::{Instruction, Schedule};
 use tightfit::units::{Bytes, Seconds};
 
 use crate::role::{ByRole, Role, roles};

@@ -2,7 +2,8 @@
 //! who reads it; only a schedule says what is a recomputation or workspace.
 
 use cranelift_entity::SecondaryMap;
-use tightfit::graph::{Graph, Phase, StorageId};
+use tightfit::graph::{Graph, Phase};
+use tightfit::id::StorageId;
 
 /// What bytes are there for, in the order in which drawings stack them: what stays lies at the
 /// bottom.

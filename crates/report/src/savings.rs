@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use tightfit::graph::{NodeId, StorageId};
+use tightfit::id::{NodeId, StorageId};
 use tightfit::units::{Bytes, Seconds};
 
 use crate::course::{Course, Residency};

@@ -8,11 +8,12 @@ use serde_json::Value;
 use tightfit::check::{Timeline, check};
 use tightfit::effort::Effort;
 use tightfit::graph;
-use tightfit::graph::{DType, Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
+use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::schedule::{Residents, Schedule};
+use tightfit::tensor::DType;
 use tightfit::units::{Bytes, Seconds};
 use tightfit_report::{Course, FrontierPoint, Measured, Report, Role, Trace, page, savings};
 

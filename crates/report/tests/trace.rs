@@ -5,10 +5,11 @@
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
 use tightfit::check::Timeline;
-use tightfit::graph::{DType, Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
+use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::machine::Machine;
 use tightfit::profile::Profile;
 use tightfit::schedule::Schedule;
+use tightfit::tensor::DType;
 use tightfit::units::{Bytes, Seconds};
 use tightfit_report::{Course, Trace};
 

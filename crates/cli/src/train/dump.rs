@@ -5,7 +5,9 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use tightfit::graph::{DType, Graph, GraphBuilder, Phase, ValueId};
+use tightfit::graph::{Graph, GraphBuilder, Phase};
+use tightfit::id::ValueId;
+use tightfit::tensor::DType;
 use tightfit_engine::weights::{Bytes, write_tensors};
 use tightfit_engine::{Dataset, Session, Step, step};
 
@@ -41,7 +43,7 @@ pub fn write(
     let graph = &step.training;
     let mut tensors: Vec<(String, Bytes)> = Vec::new();
     let shape = |value: ValueId| {
-        graph.values()[value].shape.iter().map(|&x| x as usize).collect::<Vec<_>>()
+        graph.values()[value].tensor.shape.iter().map(|&x| x as usize).collect::<Vec<_>>()
     };
     if let (Some((_, input)), Some((_, target)), Some(last)) = (
         step::input(graph, "input"),
@@ -49,14 +51,14 @@ pub fn write(
         session.next_step.checked_sub(1).filter(|_| stepped),
     ) {
         // A batch depends on seed and step alone, so it is drawn again.
-        let bytes = |value: ValueId| vec![0; graph.values()[value].bytes().0 as usize];
+        let bytes = |value: ValueId| vec![0; graph.values()[value].tensor.bytes().0 as usize];
         let (mut x, mut y) = (bytes(input), bytes(target));
         data.training_batch(session.seed, last, &mut x, &mut y);
         for (name, value, data) in [("batch.input", input, x), ("batch.target", target, y)] {
             tensors.push((
                 name.to_string(),
                 Bytes {
-                    dtype: graph.values()[value].dtype,
+                    dtype: graph.values()[value].tensor.dtype,
                     shape: shape(value),
                     data: Cow::Owned(data),
                 },

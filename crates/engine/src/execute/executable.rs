@@ -8,9 +8,12 @@ use std::time::Instant;
 use rayon::ThreadPool;
 use thiserror::Error;
 use tightfit::check::{Violation, check};
-use tightfit::graph::{DType, Graph, NodeId};
+use tightfit::graph::Graph;
+use tightfit::id::NodeId;
+use tightfit::operator::{Kind, Unsuited};
 use tightfit::profile::Profile;
 use tightfit::schedule::{Call, Instruction, Schedule};
+use tightfit::tensor::DType;
 use tightfit::units::Bytes;
 
 use crate::kernels;
@@ -39,6 +42,8 @@ pub enum CompileError {
     UnknownOperators { operators: Vec<UnknownOperator> },
     #[error("node `{node}` ({op}): {reason}")]
     Kernel { node: String, op: String, reason: KernelError },
+    #[error("node `{node}` ({op}): {reason}")]
+    Unsuited { node: String, op: String, reason: Unsuited },
     #[error("node `{node}`: {what}; this graph is for planning only")]
     NotExecutable { node: String, what: String },
 }
@@ -215,16 +220,27 @@ fn executable(graph: &Graph) -> Result<(), CompileError> {
             let refuse = |what: &str| {
                 Err(CompileError::NotExecutable { node: node.name.clone(), what: what.to_string() })
             };
-            if !value.contiguous && value.strides.is_none() {
+            if !value.tensor.contiguous && value.tensor.strides.is_none() {
                 return refuse("an output is not contiguous and carries no strides");
             }
-            if !matches!(value.dtype, DType::F32 | DType::I64 | DType::Bool) {
+            if !matches!(value.tensor.dtype, DType::F32 | DType::I64 | DType::Bool) {
                 return refuse(&format!(
                     "the engine computes in f32, i64 and bool, not in {}",
-                    value.dtype.name()
+                    value.tensor.dtype.name()
                 ));
             }
         }
+    }
+    for (id, node) in graph.nodes() {
+        let Some(operator) = node.operator else { continue };
+        let result = operator.conform(&graph.call(id));
+        let random = operator.row().kind == Kind::Random && !node.random;
+        let result = if random { Err(Unsuited::NotMarkedRandom) } else { result };
+        result.map_err(|reason| CompileError::Unsuited {
+            node: node.name.clone(),
+            op: node.op.clone(),
+            reason,
+        })?;
     }
     Ok(())
 }

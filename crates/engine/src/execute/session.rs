@@ -6,9 +6,11 @@ use std::collections::BTreeMap;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use thiserror::Error;
-use tightfit::graph::{DType, Graph, NodeId, Phase, ValueId};
+use tightfit::graph::{Graph, Phase};
+use tightfit::id::{NodeId, ValueId};
 use tightfit::profile::Profile;
 use tightfit::schedule::{Instruction, Schedule};
+use tightfit::tensor::DType;
 use tightfit::units::Bytes;
 
 use crate::execute::executable::{CompileError, Executable, MeasuredCall, StepError, StepSettings};
@@ -274,10 +276,10 @@ fn compile(
     let span = |name: &str| {
         let (node, value) = step::input(graph, name).expect("a step's graphs have both inputs");
         let value = &graph.values()[value];
-        Span { address: schedule.buffers[buffers[&node]].address, bytes: value.bytes().0 }
+        Span { address: schedule.buffers[buffers[&node]].address, bytes: value.tensor.bytes().0 }
     };
     let rows = step::input(graph, "input")
-        .and_then(|(_, value)| graph.values()[value].shape.first().copied())
+        .and_then(|(_, value)| graph.values()[value].tensor.shape.first().copied())
         .unwrap_or(1);
     Ok(Compiled {
         program,
@@ -308,10 +310,10 @@ fn locate(graph: &Graph, schedule: &Schedule, output: ValueId) -> Located {
     let buffer =
         given.or_else(|| made.into_iter().next()).expect("the checker found every output in place");
     Located {
-        address: schedule.buffers[buffer].address + value.offset * value.dtype.size(),
-        shape: value.shape.clone(),
-        strides: value.strides_or_contiguous(),
-        dtype: value.dtype,
+        address: schedule.buffers[buffer].address + value.tensor.offset * value.tensor.dtype.size(),
+        shape: value.tensor.shape.clone(),
+        strides: value.tensor.strides_or_contiguous(),
+        dtype: value.tensor.dtype,
     }
 }
 
@@ -327,9 +329,9 @@ fn residents(graph: &Graph, schedule: &Schedule) -> BTreeMap<String, Resident> {
             let resident = Resident {
                 phase: node.phase,
                 address: schedule.buffers[buffer].address,
-                bytes: value.bytes().0,
-                shape: value.shape.iter().map(|&x| x as usize).collect(),
-                dtype: value.dtype,
+                bytes: value.tensor.bytes().0,
+                shape: value.tensor.shape.iter().map(|&x| x as usize).collect(),
+                dtype: value.tensor.dtype,
             };
             residents.insert(name.clone(), resident);
         }

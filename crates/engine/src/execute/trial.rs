@@ -5,7 +5,8 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
-use tightfit::graph::{Graph, NodeId};
+use tightfit::graph::Graph;
+use tightfit::id::NodeId;
 use tightfit::profile::{CallSeconds, Signature};
 use tightfit::units::Seconds;
 

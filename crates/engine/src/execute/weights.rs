@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use safetensors::Dtype;
 use tempfile::NamedTempFile;
 use thiserror::Error;
-use tightfit::graph::DType;
+use tightfit::tensor::DType;
 
 use crate::execute::session::Session;
 use crate::step::stream;

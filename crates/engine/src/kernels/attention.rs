@@ -6,7 +6,8 @@
 //! recomputation from the logarithm of the row sums; a block here sees all its keys at once, so no
 //! running maximum is needed.
 
-use tightfit::graph::{DType, Operator};
+use tightfit::operator::Operator;
+use tightfit::tensor::DType;
 
 use crate::kernels::matmul::{Matrix, product};
 use crate::kernels::tensor::{Raw, Tensor};

@@ -2,7 +2,7 @@
 //! own position alone, so a recomputation draws the same mask.
 
 use multiversion::multiversion;
-use tightfit::graph::DType;
+use tightfit::tensor::DType;
 
 use crate::kernels::elementwise::map2;
 use crate::kernels::{Kernel, KernelError, Operands, tasks, typed};

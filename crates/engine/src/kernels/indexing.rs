@@ -1,7 +1,7 @@
 //! Elements picked or set by an index along one dimension. Invariant: an index outside the
 //! dimension touches no memory; it is reported through [`Run::fault`](super::Run).
 
-use tightfit::graph::DType;
+use tightfit::tensor::DType;
 
 use crate::kernels::movement::convert;
 use crate::kernels::tensor::{Element, Tensor};

@@ -1,7 +1,7 @@
 //! Making and moving tensors: constants, ranges, copies, concatenation. Invariant: only the type
 //! changes on the way, by the rules of a C cast.
 
-use tightfit::graph::{Argument, DType};
+use tightfit::tensor::{Argument, DType};
 
 use crate::kernels::elementwise::{fill, map1};
 use crate::kernels::tensor::{Element, Tensor};

@@ -5,7 +5,7 @@
 //! y = (x − mean) · rstd · weight + bias; dx = rstd (g − mean(g) − x̂ mean(g x̂)) with g = dy ·
 //! weight, x̂ = (x − mean) rstd (Ba, Kiros, Hinton 2016).
 
-use tightfit::graph::Operator;
+use tightfit::operator::Operator;
 
 use crate::kernels::rows::Rows;
 use crate::kernels::tensor::{Raw, Tensor};

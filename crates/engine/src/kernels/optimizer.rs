@@ -3,7 +3,7 @@
 
 use multiversion::multiversion;
 
-use tightfit::graph::Argument;
+use tightfit::tensor::Argument;
 
 use crate::kernels::nest::{BLOCK, Nest, load};
 use crate::kernels::tensor::Tensor;

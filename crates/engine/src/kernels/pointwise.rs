@@ -1,7 +1,8 @@
 //! Operators that work element by element: which function, which constants. Invariant: an
 //! operator's scalar and tensor overloads round alike.
 
-use tightfit::graph::{Argument, DType, Operator};
+use tightfit::operator::Operator;
+use tightfit::tensor::{Argument, DType};
 
 use crate::kernels::elementwise::{map1, map2, select};
 use crate::kernels::tensor::{Element, Tensor};

@@ -2,7 +2,8 @@
 //! computed by one task, over the reduced elements in a fixed order, in blocks, so that its error
 //! grows with the number of blocks only.
 
-use tightfit::graph::{Argument, DType, Operator};
+use tightfit::operator::Operator;
+use tightfit::tensor::{Argument, DType};
 
 use crate::kernels::tensor::{Raw, Tensor};
 use crate::kernels::{Kernel, KernelError, Operands, dimension, math, tasks};

@@ -1,7 +1,7 @@
 //! Soft maxima along a dimension, and their gradients. Invariant: a line is computed by one task,
 //! in order.
 
-use tightfit::graph::Operator;
+use tightfit::operator::Operator;
 
 use crate::kernels::tensor::Tensor;
 use crate::kernels::{Kernel, KernelError, Operands, dimension, math, tasks};

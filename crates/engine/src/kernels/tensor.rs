@@ -1,7 +1,8 @@
 //! Tensors bound to addresses. Invariant: a tensor's elements lie inside its buffer; the verifier
 //! fitted shape, strides and offset into the storage, and the checker the storage into the buffer.
 
-use tightfit::graph::{DType, Value};
+use tightfit::graph::Value;
+use tightfit::tensor::DType;
 
 /// A Rust type that stores elements of one element type.
 pub(crate) trait Element: Copy + Send + Sync + Default + PartialOrd + 'static {
@@ -82,10 +83,10 @@ impl Tensor {
     /// Binds a value whose storage lies at `address`.
     pub fn bind(value: &Value, address: u64) -> Tensor {
         Tensor {
-            address: (address + value.offset * value.dtype.size()) as usize,
-            dtype: value.dtype,
-            shape: value.shape.iter().map(|&x| x as usize).collect(),
-            strides: value.strides_or_contiguous().iter().map(|&x| x as usize).collect(),
+            address: (address + value.tensor.offset * value.tensor.dtype.size()) as usize,
+            dtype: value.tensor.dtype,
+            shape: value.tensor.shape.iter().map(|&x| x as usize).collect(),
+            strides: value.tensor.strides_or_contiguous().iter().map(|&x| x as usize).collect(),
         }
     }
 

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use thiserror::Error;
-use tightfit::graph::{DType, Value};
+use tightfit::graph::Value;
+use tightfit::tensor::DType;
 
 use crate::philox::{below, key, philox};
 
@@ -174,34 +175,34 @@ impl Dataset {
         let refuse = |name, value: &Value, given: String| {
             Err(DataError::Shape {
                 name,
-                shape: value.shape.clone(),
-                dtype: value.dtype.name(),
+                shape: value.tensor.shape.clone(),
+                dtype: value.tensor.dtype.name(),
                 given,
             })
         };
         match &self.rows {
             Rows::Bytes { window, .. } => {
                 for (name, value) in [("input", input), ("target", target)] {
-                    if value.shape.len() != 2
-                        || value.shape[1] != *window as u64
-                        || value.dtype != DType::I64
-                        || !value.contiguous
+                    if value.tensor.shape.len() != 2
+                        || value.tensor.shape[1] != *window as u64
+                        || value.tensor.dtype != DType::I64
+                        || !value.tensor.contiguous
                     {
                         return refuse(name, value, format!("windows of {window} in i64"));
                     }
                 }
             }
             Rows::Table { columns, .. } => {
-                if input.shape.len() != 2
-                    || input.shape[1] != *columns as u64
-                    || input.dtype != DType::F32
-                    || !input.contiguous
+                if input.tensor.shape.len() != 2
+                    || input.tensor.shape[1] != *columns as u64
+                    || input.tensor.dtype != DType::F32
+                    || !input.tensor.contiguous
                 {
                     return refuse("input", input, format!("rows of {columns} in f32"));
                 }
-                if target.shape != [input.shape[0]]
-                    || target.dtype != DType::I64
-                    || !target.contiguous
+                if target.tensor.shape != [input.tensor.shape[0]]
+                    || target.tensor.dtype != DType::I64
+                    || !target.tensor.contiguous
                 {
                     return refuse("target", target, "one class per row in i64".to_string());
                 }

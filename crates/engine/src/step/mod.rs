@@ -13,7 +13,9 @@ use std::path::{Path, PathBuf};
 use serde::Deserialize;
 use thiserror::Error;
 use tightfit::graph;
-use tightfit::graph::{DType, Graph, NodeId, Phase, ReadError, ValueId};
+use tightfit::graph::{Graph, Phase, ReadError};
+use tightfit::id::{NodeId, ValueId};
+use tightfit::tensor::DType;
 
 use crate::step::data::DataSpec;
 
@@ -194,7 +196,9 @@ impl Step {
                 }
             }
             let loss = graph.outputs().first().map(|&value| &graph.values()[value]);
-            if !loss.is_some_and(|loss| loss.dtype == DType::F32 && loss.elements() == 1) {
+            if !loss
+                .is_some_and(|loss| loss.tensor.dtype == DType::F32 && loss.tensor.elements() == 1)
+            {
                 return Some(format!(
                     "the {kind} graph's first output is not a scalar loss of type f32"
                 ));
@@ -209,7 +213,7 @@ impl Step {
             self.training.nodes().values().filter(|node| node.phase == Phase::Parameter);
         parameters
             .flat_map(|node| node.outputs.iter().flatten())
-            .map(|&value| self.training.values()[value].elements())
+            .map(|&value| self.training.values()[value].tensor.elements())
             .sum()
     }
 }

@@ -6,9 +6,9 @@
 
 use proptest::prelude::*;
 use proptest::test_runner::{Config, RngSeed};
-use tightfit::graph::{
-    Argument, DType, Graph, GraphBuilder, NodeSpec, Phase, ValueId, ValueSpec, contiguous_strides,
-};
+use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
+use tightfit::id::ValueId;
+use tightfit::tensor::{Argument, DType, contiguous_strides};
 use tightfit::units::Bytes;
 
 /// What a layer computes.

@@ -8,7 +8,8 @@
 use cranelift_entity::SecondaryMap;
 
 use crate::analysis::MemoryCurve;
-use crate::graph::{Graph, NodeId};
+use crate::graph::Graph;
+use crate::id::NodeId;
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
 

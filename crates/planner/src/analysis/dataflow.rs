@@ -13,7 +13,8 @@ use serde::Serialize;
 
 use crate::analysis::modules::{ModuleIndex, ModuleTree, Span};
 use crate::analysis::{MemoryCurve, held, passes};
-use crate::graph::{Graph, NodeId, Phase, StorageId};
+use crate::graph::{Graph, Phase};
+use crate::id::{NodeId, StorageId};
 use crate::profile::Profile;
 use crate::units::{Bytes, Flops};
 

@@ -8,7 +8,8 @@
 
 use cranelift_entity::{PrimaryMap, SecondaryMap, entity_impl};
 
-use crate::graph::{Graph, NodeId, StorageId};
+use crate::graph::Graph;
+use crate::id::{NodeId, StorageId};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
@@ -103,12 +104,11 @@ pub fn liveness(graph: &Graph, profile: &Profile, steps: &[NodeId]) -> Liveness 
 /// allows it.
 fn reuse_dying_inputs(graph: &Graph, steps: &[NodeId], liveness: &mut Liveness) {
     for (position, &node) in steps.iter().enumerate() {
-        let Some(operator) = graph.nodes()[node].operator else { continue };
         let Some(&Some(output)) = graph.nodes()[node].outputs.first() else { continue };
         let storage = graph.values()[output].storage;
         let Some(slot) = graph.fresh(node).iter().position(|&s| s == storage) else { continue };
         let made = liveness.fresh[position][slot];
-        let taken = operator.in_place(graph, node).into_iter().find_map(|input| {
+        let taken = graph.overwritable(node).into_iter().find_map(|input| {
             let from = graph.values()[input].storage;
             let slot = graph.reads(node).iter().position(|&s| s == from)?;
             let read = liveness.reads[position][slot];

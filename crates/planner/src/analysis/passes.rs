@@ -8,7 +8,8 @@
 
 use cranelift_entity::SecondaryMap;
 
-use crate::graph::{Graph, NodeId, Phase};
+use crate::graph::{Graph, Phase};
+use crate::id::NodeId;
 
 /// Writes parameters, buffers or state. Wherever it stands, it belongs to no pass.
 pub fn is_update(graph: &Graph, node: NodeId) -> bool {

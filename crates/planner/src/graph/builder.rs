@@ -7,11 +7,12 @@
 use cranelift_entity::{EntityRef, PrimaryMap};
 
 use crate::graph::Graph;
-use crate::graph::id::{ModuleId, NodeId, StorageId, ValueId};
-use crate::graph::node::{Argument, DType, Node, Phase, Value};
-use crate::graph::operator::Operator;
+use crate::graph::node::{Node, Phase, Value};
 use crate::graph::verify;
 use crate::graph::verify::GraphError;
+use crate::id::{ModuleId, NodeId, StorageId, ValueId};
+use crate::operator::Operator;
+use crate::tensor::{Argument, DType, TensorType};
 use crate::units::{Bytes, Flops, Seconds};
 
 /// A node without its outputs. [`NodeSpec::new`] fills in what most nodes do not need.
@@ -173,13 +174,15 @@ impl GraphBuilder {
                 output.as_ref().map(|value| {
                     self.values.push(Value {
                         producer,
-                        shape: value.shape.clone(),
-                        dtype: value.dtype,
+                        tensor: TensorType {
+                            shape: value.shape.clone(),
+                            dtype: value.dtype,
+                            contiguous: value.contiguous,
+                            strides: value.strides.clone(),
+                            offset: value.offset,
+                        },
                         storage: value.storage,
                         version: 0,
-                        contiguous: value.contiguous,
-                        strides: value.strides.clone(),
-                        offset: value.offset,
                     })
                 })
             })

@@ -12,9 +12,10 @@ use thiserror::Error;
 
 use crate::graph::Graph;
 use crate::graph::builder::{GraphBuilder, NodeSpec, ValueSpec};
-use crate::graph::id::{ModuleId, StorageId, ValueId};
-use crate::graph::node::{Argument, DType, Phase};
+use crate::graph::node::Phase;
 use crate::graph::verify::GraphError;
+use crate::id::{ModuleId, StorageId, ValueId};
+use crate::tensor::{Argument, DType};
 use crate::units::{Bytes, Flops, Seconds};
 
 /// The format that is read and written.
@@ -411,17 +412,17 @@ fn value_json(graph: &Graph, id: ValueId) -> Json {
     let value = &graph.values()[id];
     let mut object = Map::new();
     object.insert("id".into(), json!(id.as_u32()));
-    object.insert("shape".into(), json!(value.shape));
-    object.insert("dtype".into(), json!(value.dtype.name()));
+    object.insert("shape".into(), json!(value.tensor.shape));
+    object.insert("dtype".into(), json!(value.tensor.dtype.name()));
     object.insert("storage".into(), json!(value.storage.as_u32()));
-    if !value.contiguous {
+    if !value.tensor.contiguous {
         object.insert("contiguous".into(), json!(false));
     }
-    if let Some(strides) = &value.strides {
+    if let Some(strides) = &value.tensor.strides {
         object.insert("strides".into(), json!(strides));
     }
-    if value.offset != 0 {
-        object.insert("offset".into(), json!(value.offset));
+    if value.tensor.offset != 0 {
+        object.insert("offset".into(), json!(value.tensor.offset));
     }
     Json::Object(object)
 }

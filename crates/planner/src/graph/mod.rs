@@ -6,9 +6,7 @@
 
 mod builder;
 mod format;
-mod id;
 mod node;
-mod operator;
 mod verify;
 
 use cranelift_entity::{PrimaryMap, SecondaryMap};
@@ -16,11 +14,12 @@ use sha2::{Digest, Sha256};
 
 pub use builder::{GraphBuilder, NodeSpec, ValueSpec};
 pub use format::{FORMAT, ReadError, read, write};
-pub use id::{ModuleId, NodeId, StorageId, ValueId};
-pub use node::{Argument, DType, Node, Phase, Value, contiguous_strides};
-pub use operator::{Operator, OperatorRow};
+pub use node::{Node, Phase, Value};
 pub use verify::GraphError;
 
+use crate::id::{ModuleId, NodeId, StorageId, ValueId};
+use crate::operator::{TypedCall, Types};
+use crate::tensor::{Argument, TensorType};
 use crate::units::Bytes;
 
 /// How a node touches storages. Derived once by the verifier.
@@ -139,6 +138,34 @@ impl Graph {
         self.placeholder_storages().map(|(_, storage)| self.storages[storage]).sum()
     }
 
+    /// A node's call as the operator table sees it.
+    pub fn call(&self, node: NodeId) -> TypedCall<'_> {
+        let Node { args, kwargs, outputs, .. } = &self.nodes[node];
+        TypedCall { args, kwargs, outputs, types: self }
+    }
+
+    /// Inputs of a node that its first output may overwrite: the operator allows it, shape, type
+    /// and strides are the same, and no other input sees the same storage differently.
+    pub fn overwritable(&self, node: NodeId) -> Vec<ValueId> {
+        let Node { operator, args, inputs, outputs, .. } = &self.nodes[node];
+        let (Some(operator), Some(&Some(output))) = (operator, outputs.first()) else {
+            return Vec::new();
+        };
+        let may = |input: &ValueId| {
+            let (from, to) = (&self.values[*input], &self.values[output]);
+            let alone = inputs.iter().all(|&other| {
+                let other = &self.values[other];
+                other.storage != from.storage || other.tensor.same_layout(&from.tensor)
+            });
+            alone && from.tensor.same_layout(&to.tensor)
+        };
+        let allowed = operator.row().in_place.iter().filter_map(|&index| match args.get(index) {
+            Some(Argument::Value(value)) => Some(*value),
+            _ => None,
+        });
+        allowed.filter(may).collect()
+    }
+
     /// Fully qualified name of a node's module.
     pub fn module_of(&self, node: NodeId) -> &str {
         &self.modules[self.nodes[node].module]
@@ -160,5 +187,11 @@ impl Graph {
         format::write_text(&self, &mut |text| digest.update(text.as_bytes()));
         self.hash = digest.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
         self
+    }
+}
+
+impl Types for Graph {
+    fn type_of(&self, value: ValueId) -> &TensorType {
+        &self.values[value].tensor
     }
 }

@@ -8,9 +8,9 @@ use cranelift_entity::{PrimaryMap, SecondaryMap};
 use thiserror::Error;
 
 use crate::graph::builder::GraphBuilder;
-use crate::graph::id::{NodeId, StorageId, ValueId};
 use crate::graph::node::{Node, Value};
 use crate::graph::{Accesses, Graph};
+use crate::id::{NodeId, StorageId, ValueId};
 use crate::units::Bytes;
 
 /// A rule of tightfit-graph/1 that a graph breaks.
@@ -339,6 +339,7 @@ fn fits(
     };
     // Extents of zero are left out, so that the product of any of the extents is bounded too.
     let elements = value
+        .tensor
         .shape
         .iter()
         .filter(|&&extent| extent > 0)
@@ -347,54 +348,56 @@ fn fits(
         return Err(GraphError::TooManyElements {
             node: name(),
             output,
-            shape: value.shape.clone(),
+            shape: value.tensor.shape.clone(),
         });
     };
-    let elements = if value.shape.contains(&0) { 0 } else { elements };
-    if let Some(strides) = &value.strides {
-        if strides.len() != value.shape.len() {
+    let elements = if value.tensor.shape.contains(&0) { 0 } else { elements };
+    if let Some(strides) = &value.tensor.strides {
+        if strides.len() != value.tensor.shape.len() {
             return Err(GraphError::StrideCount {
                 node: name(),
                 output,
                 strides: strides.len(),
-                dims: value.shape.len(),
+                dims: value.tensor.shape.len(),
             });
         }
-        if value.contiguous && !row_major(&value.shape, strides) {
+        if value.tensor.contiguous && !row_major(&value.tensor.shape, strides) {
             return Err(GraphError::NotContiguous {
                 node: name(),
                 output,
                 strides: strides.clone(),
-                shape: value.shape.clone(),
+                shape: value.tensor.shape.clone(),
             });
         }
     }
     // One behind the last element; in 128 bits a shape's strides cannot wrap around.
-    let end = match &value.strides {
+    let end = match &value.tensor.strides {
         _ if elements == 0 => 0,
         Some(strides) => {
             let steps = value
+                .tensor
                 .shape
                 .iter()
                 .zip(strides)
                 .map(|(&extent, &stride)| u128::from(extent - 1) * u128::from(stride));
-            steps.fold(1 + u128::from(value.offset), u128::saturating_add)
+            steps.fold(1 + u128::from(value.tensor.offset), u128::saturating_add)
         }
-        None if value.contiguous => u128::from(value.offset) + u128::from(elements),
+        None if value.tensor.contiguous => u128::from(value.tensor.offset) + u128::from(elements),
         // Without strides only contiguous values can be held to their storage.
         None => 0,
     };
-    let needed = end.saturating_mul(value.dtype.size().into());
+    let needed = end.saturating_mul(value.tensor.dtype.size().into());
     if needed > u128::from(held.0) {
         let strides = value
+            .tensor
             .strides
             .as_ref()
             .map_or(String::new(), |strides| format!(" with strides {strides:?}"));
         let tensor = format!(
             "shape {:?} of {}{strides} from element {}",
-            value.shape,
-            value.dtype.name(),
-            value.offset
+            value.tensor.shape,
+            value.tensor.dtype.name(),
+            value.tensor.offset
         );
         let storage = value.storage.as_u32();
         return Err(GraphError::DoesNotFit {

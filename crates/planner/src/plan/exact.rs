@@ -11,7 +11,8 @@ use cranelift_entity::SecondaryMap;
 use good_lp::{Expression, Variable, constraint};
 
 use crate::analysis::{Liveness, liveness};
-use crate::graph::{Graph, NodeId, StorageId};
+use crate::graph::Graph;
+use crate::id::{NodeId, StorageId};
 use crate::plan::milp::{Program, SolverLimits};
 use crate::plan::rematerialize::{Versions, legal};
 use crate::plan::{Infeasible, Plan, PlanError, Planner, none, simulate};
@@ -336,17 +337,15 @@ fn overwritable(
     decided: &SecondaryMap<StorageId, bool>,
 ) -> Vec<(StorageId, f64)> {
     let call = &graph.nodes()[moment.node];
-    let (Some(operator), Some(&Some(output))) = (call.operator, call.outputs.first()) else {
+    let (Some(_), Some(&Some(output))) = (call.operator, call.outputs.first()) else {
         return Vec::new();
     };
     let made = graph.values()[output].storage;
     if !graph.fresh(moment.node).contains(&made) {
         return Vec::new();
     }
-    let inputs = operator
-        .in_place(graph, moment.node)
-        .into_iter()
-        .map(|input| graph.values()[input].storage);
+    let inputs =
+        graph.overwritable(moment.node).into_iter().map(|input| graph.values()[input].storage);
     let fits = inputs
         .filter(|&from| !graph.is_kept(from) && graph.storages()[from] == graph.storages()[made]);
     let dies = |from| {

@@ -4,7 +4,8 @@
 use std::fmt;
 
 use crate::analysis::liveness;
-use crate::graph::{Graph, NodeId};
+use crate::graph::Graph;
+use crate::id::NodeId;
 use crate::plan::{Plan, simulate};
 use crate::profile::Profile;
 use crate::units::Bytes;

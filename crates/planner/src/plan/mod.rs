@@ -25,7 +25,8 @@ pub use search::{Answer, BoundOrder, Search, lower_bound};
 
 use crate::analysis::{MemoryCurve, held};
 use crate::effort::Effort;
-use crate::graph::{Graph, NodeId};
+use crate::graph::Graph;
+use crate::id::NodeId;
 use crate::plan::published::{capuchin, chen, dtr, knapsack, rotor, xla};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};

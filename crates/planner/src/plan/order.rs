@@ -4,7 +4,8 @@
 
 use cranelift_entity::SecondaryMap;
 
-use crate::graph::{Graph, NodeId, Phase, StorageId};
+use crate::graph::{Graph, Phase};
+use crate::id::{NodeId, StorageId};
 use crate::plan::simulate;
 use crate::profile::Profile;
 use crate::units::Bytes;

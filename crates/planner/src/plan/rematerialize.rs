@@ -7,7 +7,8 @@
 
 use cranelift_entity::SecondaryMap;
 
-use crate::graph::{Graph, NodeId, StorageId};
+use crate::graph::Graph;
+use crate::id::{NodeId, StorageId};
 
 /// What happens to the outputs of a node between forward and backward pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

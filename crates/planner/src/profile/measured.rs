@@ -8,7 +8,9 @@ use std::fmt::Write;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-use crate::graph::{Argument, Graph, NodeId, ValueId};
+use crate::graph::Graph;
+use crate::id::{NodeId, ValueId};
+use crate::tensor::Argument;
 use crate::units::Seconds;
 
 /// Name and version of the file format.
@@ -26,12 +28,12 @@ impl Signature {
         let call = &graph.nodes()[node];
         let tensor = |value: ValueId| {
             let value = &graph.values()[value];
-            let strides = if value.contiguous {
+            let strides = if value.tensor.contiguous {
                 String::new()
             } else {
-                format!(":{}", list(&value.strides_or_contiguous()))
+                format!(":{}", list(&value.tensor.strides_or_contiguous()))
             };
-            format!("{}[{}]{strides}", value.dtype.name(), list(&value.shape))
+            format!("{}[{}]{strides}", value.tensor.dtype.name(), list(&value.tensor.shape))
         };
         let input = |value: ValueId| {
             let index = call.inputs.iter().position(|&input| input == value).unwrap_or_default();

@@ -9,8 +9,9 @@ use cranelift_entity::SecondaryMap;
 pub use measured::{CallSeconds, CallSecondsError, Signature};
 pub use roofline::roofline;
 
-use crate::graph::{Graph, NodeId};
-use crate::machine::Machine;
+use crate::graph::Graph;
+use crate::id::NodeId;
+use crate::machine::{Hierarchy, Machine, Workspaces};
 use crate::units::{Bytes, Seconds};
 
 /// Costs of every node on one machine.
@@ -22,23 +23,27 @@ pub struct Profile {
     pub workspace: SecondaryMap<NodeId, Bytes>,
     /// Operators may write their output over a dying input of the same layout.
     pub in_place: bool,
+    /// The memories of the machine and the lanes between them.
+    pub hierarchy: Hierarchy,
 }
 
 impl Profile {
     /// Measured seconds where the graph has them, else the machine's roofline; workspaces of the
     /// operator table where the machine runs the engine, else the graph's.
     pub fn new(graph: &Graph, machine: &Machine) -> Profile {
+        let rules = machine.runtime.rules();
         let mut profile = Profile {
             seconds: SecondaryMap::new(),
             workspace: SecondaryMap::new(),
-            in_place: machine.engine,
+            in_place: rules.in_place,
+            hierarchy: machine.hierarchy.clone(),
         };
         for node in graph.program() {
             profile.seconds[node] =
                 graph.nodes()[node].seconds.unwrap_or_else(|| roofline(graph, machine, node));
             profile.workspace[node] = match graph.nodes()[node].operator {
-                Some(operator) if machine.engine => {
-                    operator.workspace(graph, node, machine.threads)
+                Some(operator) if rules.workspaces == Workspaces::OfTable => {
+                    (operator.row().cost.workspace)(&graph.call(node), machine.threads)
                 }
                 _ => graph.nodes()[node].workspace,
             };
@@ -50,7 +55,7 @@ impl Profile {
     /// take what they took.
     pub fn measured(graph: &Graph, machine: &Machine, table: &CallSeconds) -> Profile {
         let mut profile = Profile::new(graph, machine);
-        if machine.engine {
+        if machine.runtime.rules().runs_here {
             for node in graph.program() {
                 if let Some(seconds) = table.get(&Signature::of(graph, node)) {
                     profile.seconds[node] = seconds;

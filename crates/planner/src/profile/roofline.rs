@@ -6,7 +6,8 @@
 //! counts exponential-like functions, which a processor, unlike a GPU, does not hide behind its
 //! memory traffic, and which take turns with its products.
 
-use crate::graph::{Graph, NodeId};
+use crate::graph::Graph;
+use crate::id::NodeId;
 use crate::machine::Machine;
 use crate::units::Seconds;
 
@@ -17,7 +18,7 @@ pub fn roofline(graph: &Graph, machine: &Machine, node: NodeId) -> Seconds {
     }
     let call = &graph.nodes()[node];
     let float_bytes = |&value: &_| {
-        Some(&graph.values()[value].dtype)
+        Some(&graph.values()[value].tensor.dtype)
             .filter(|dtype| dtype.is_float())
             .map(|dtype| dtype.size())
     };
@@ -26,7 +27,9 @@ pub fn roofline(graph: &Graph, machine: &Machine, node: NodeId) -> Seconds {
     let compute = call.flops.0 as f64 / peak;
     let memory = (call.bytes_read.0 as f64 + call.bytes_written.0 as f64) / machine.bandwidth;
     let elementary = match (machine.elementary, call.operator) {
-        (Some(rate), Some(operator)) => operator.elementary(graph, node) as f64 / rate,
+        (Some(rate), Some(operator)) => {
+            (operator.row().cost.elementary)(&graph.call(node)) as f64 / rate
+        }
         _ => 0.0,
     };
     Seconds(machine.launch + (compute + elementary).max(memory))

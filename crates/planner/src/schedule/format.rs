@@ -15,8 +15,10 @@ use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
 use thiserror::Error;
 
-use crate::graph::{Graph, NodeId};
-use crate::schedule::instruction::{Buffer, BufferId, Call, Instruction, Schedule};
+use crate::graph::Graph;
+use crate::id::BufferId;
+use crate::id::NodeId;
+use crate::schedule::instruction::{Buffer, Call, Instruction, Schedule};
 use crate::units::Bytes;
 
 /// The format that is read and written.

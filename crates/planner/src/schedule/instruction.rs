@@ -1,15 +1,10 @@
 //! What a machine is told to do. Invariant: plain data; it says which buffer every operand lies in,
 //! so that neither checker nor interpreter has to guess.
 
-use cranelift_entity::{PrimaryMap, entity_impl};
+use cranelift_entity::PrimaryMap;
 
-use crate::graph::NodeId;
+use crate::id::{BufferId, NodeId};
 use crate::units::Bytes;
-
-/// A run of bytes of the slab that holds one storage after another, never two at a time.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct BufferId(u32);
-entity_impl!(BufferId, "buffer");
 
 /// Where a buffer lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -8,10 +8,12 @@ use cranelift_entity::{PrimaryMap, SecondaryMap};
 
 use crate::analysis::{Interval, IntervalId, liveness};
 use crate::effort::Effort;
-use crate::graph::{Graph, NodeId, StorageId};
+use crate::graph::Graph;
+use crate::id::BufferId;
+use crate::id::{NodeId, StorageId};
 use crate::plan::Plan;
 use crate::profile::Profile;
-use crate::schedule::instruction::{Buffer, BufferId, Call, Instruction, Schedule};
+use crate::schedule::instruction::{Buffer, Call, Instruction, Schedule};
 use crate::schedule::layout::{ALIGNMENT, Lifetime, pack};
 use crate::units::Bytes;
 

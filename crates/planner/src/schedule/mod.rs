@@ -7,6 +7,6 @@ mod layout;
 mod lower;
 
 pub use format::{FORMAT, PlanFileError, read, write};
-pub use instruction::{Buffer, BufferId, Call, Instruction, Schedule};
+pub use instruction::{Buffer, Call, Instruction, Schedule};
 pub use layout::{ALIGNMENT, Lifetime, Packing, pack};
 pub use lower::{Residents, lower};

@@ -7,9 +7,11 @@ use std::collections::BTreeMap;
 
 use serde_json::Value as Json;
 use tightfit::analysis::{Figures, dataflow};
-use tightfit::graph::{DType, Graph, GraphBuilder, NodeSpec, Phase, StorageId, ValueId, ValueSpec};
+use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
+use tightfit::id::{StorageId, ValueId};
 use tightfit::machine::Machine;
 use tightfit::profile::Profile;
+use tightfit::tensor::DType;
 use tightfit::units::Bytes;
 
 /// `fwd_mem_in`, `fwd_mem_tmp`, `bwd_mem_tmp`, `bwd_mem_out`.

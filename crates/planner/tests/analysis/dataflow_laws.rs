@@ -11,7 +11,8 @@ use crate::oracle::passes::{below, phases};
 use proptest::prelude::*;
 use tightfit::analysis::modules::ModuleTree;
 use tightfit::analysis::{Dataflow, Figures, dataflow};
-use tightfit::graph::{Graph, NodeId, Phase};
+use tightfit::graph::{Graph, Phase};
+use tightfit::id::NodeId;
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Flops};
 
@@ -33,7 +34,7 @@ struct Oracle<'a> {
 
 impl<'a> Oracle<'a> {
     fn new(graph: &'a Graph) -> Oracle<'a> {
-        let of = |value: &tightfit::graph::ValueId| graph.values()[*value].storage;
+        let of = |value: &tightfit::id::ValueId| graph.values()[*value].storage;
         let mut storages: Vec<Storage> = graph
             .storages()
             .values()
@@ -248,7 +249,8 @@ fn the_whole_model_saves_what_the_step_needs() {
 
 /// A graph whose nodes stand in the given modules, one after the other, forward unless marked.
 fn of_modules(paths: &[(&str, Phase)]) -> Graph {
-    use tightfit::graph::{DType, GraphBuilder, NodeSpec, ValueSpec};
+    use tightfit::graph::{GraphBuilder, NodeSpec, ValueSpec};
+    use tightfit::tensor::DType;
     let mut builder = GraphBuilder::new("modules");
     for (index, &(path, phase)) in paths.iter().enumerate() {
         let mut spec = NodeSpec::new(

@@ -10,9 +10,11 @@ use crate::oracle::passes::{below, phases};
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 use tightfit::analysis::modules::{ModuleInfo, ModuleStats, measure};
-use tightfit::graph::{Argument, DType, Graph, GraphBuilder, NodeId, NodeSpec, Phase, ValueSpec};
+use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
+use tightfit::id::NodeId;
 use tightfit::machine::Machine;
 use tightfit::profile::Profile;
+use tightfit::tensor::{Argument, DType};
 use tightfit::units::{Bytes, Seconds};
 
 /// One storage: when it is made and read, by index of nodes; placeholders are there from the start.
@@ -79,7 +81,7 @@ impl Nodes<'_> {
 }
 
 fn lives(graph: &Graph) -> Vec<Life> {
-    let of = |value: &tightfit::graph::ValueId| graph.values()[*value].storage.as_u32() as usize;
+    let of = |value: &tightfit::id::ValueId| graph.values()[*value].storage.as_u32() as usize;
     let mut made: Vec<Option<usize>> = vec![None; graph.storages().len()];
     let mut lives: Vec<Life> = graph
         .storages()

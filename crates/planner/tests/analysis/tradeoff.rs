@@ -10,8 +10,10 @@ use tightfit::analysis::modules::{
     Group, Groups, ModuleIndex, Segment, Tradeoff, TradeoffCurve, groups, measure, tradeoff,
 };
 use tightfit::analysis::{Dataflow, dataflow, passes};
-use tightfit::graph::{DType, Graph, GraphBuilder, NodeId, NodeSpec, Phase, StorageId, ValueSpec};
+use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
+use tightfit::id::{NodeId, StorageId};
 use tightfit::profile::Profile;
+use tightfit::tensor::DType;
 use tightfit::units::{Bytes, Seconds};
 
 const ROUNDING: f64 = 1e-9;

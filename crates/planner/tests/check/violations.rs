@@ -3,13 +3,14 @@
 //! does not compile when one is added.
 use expect_test::{Expect, expect};
 use tightfit::check::{Violation, check};
-use tightfit::graph::{
-    Argument, DType, Graph, GraphBuilder, NodeId, NodeSpec, Phase, StorageId, ValueId, ValueSpec,
-};
+use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
+use tightfit::id::BufferId;
+use tightfit::id::{NodeId, StorageId, ValueId};
 use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
-use tightfit::schedule::{Buffer, BufferId, Call, Instruction, Residents, Schedule};
+use tightfit::schedule::{Buffer, Call, Instruction, Residents, Schedule};
+use tightfit::tensor::{Argument, DType};
 use tightfit::units::{Bytes, Seconds};
 
 /// A graph, what it costs, and a legal schedule for it, to be broken.

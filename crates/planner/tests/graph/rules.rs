@@ -9,9 +9,9 @@ use expect_test::{Expect, expect};
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
 use tightfit::graph;
-use tightfit::graph::{
-    DType, GraphBuilder, GraphError, NodeSpec, Phase, ReadError, ValueId, ValueSpec,
-};
+use tightfit::graph::{GraphBuilder, GraphError, NodeSpec, Phase, ReadError, ValueSpec};
+use tightfit::id::ValueId;
+use tightfit::tensor::DType;
 use tightfit::units::Bytes;
 
 /// Two placeholders, a product, a loss, its gradient and an update: nodes 0 to 5, values 0 to 5,
@@ -613,7 +613,7 @@ fn ids_that_only_a_program_can_get_wrong() {
     expect!["value 7 is to outlive the step, but no node produces it"]
         .assert_eq(&unknown_output.build().unwrap_err().to_string());
     node.name = "reader".to_string();
-    node.args = vec![graph::Argument::Value(nowhere)];
+    node.args = vec![tightfit::tensor::Argument::Value(nowhere)];
     let mut unknown_argument = builder.clone();
     unknown_argument.node(node.clone(), &[]);
     expect!["node `reader`: its arguments mention unknown value 7, which is not among its inputs"]

@@ -6,10 +6,9 @@ use crate::corpus;
 use crate::module_tree;
 use crate::module_tree::Tree;
 use tightfit::analysis::modules::{ModuleIndex, ModuleInfo, ModuleStats};
+use tightfit::machine::Link;
 use tightfit::plan::SolverLimits;
-use tightfit::plan::modules::{
-    Link, ModulePlanError, SelectiveTask, ShardPlan, ShardTask, ShardVariant,
-};
+use tightfit::plan::modules::{ModulePlanError, SelectiveTask, ShardPlan, ShardTask, ShardVariant};
 use tightfit::plan::modules::{selective, shard};
 use tightfit::units::{Bytes, Seconds};
 

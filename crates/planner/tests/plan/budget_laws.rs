@@ -11,11 +11,13 @@ use crate::generator::dag::{self, Freedoms};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 use tightfit::effort::Effort;
-use tightfit::graph::{DType, Graph, GraphBuilder, NodeSpec, Phase, ValueId, ValueSpec};
+use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
+use tightfit::id::ValueId;
 use tightfit::machine::Machine;
 use tightfit::plan;
 use tightfit::plan::{Answer, Search};
 use tightfit::profile::Profile;
+use tightfit::tensor::DType;
 use tightfit::units::{Bytes, Seconds};
 
 /// Graphs of two generators, too large for an oracle.

@@ -9,7 +9,8 @@ use crate::oracle::any_order::{fastest_any_order, least_budget_any_order};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 use tightfit::effort::Effort;
-use tightfit::graph::{Graph, NodeId};
+use tightfit::graph::Graph;
+use tightfit::id::NodeId;
 use tightfit::plan;
 use tightfit::plan::{BoundOrder, Search};
 use tightfit::profile::Profile;
@@ -186,7 +187,7 @@ fn has_unread_batch(graph: &Graph) -> bool {
 fn describe(graph: &Graph, profile: &Profile) -> String {
     let mut text = format!("in place: {}\n", profile.in_place);
     for (id, node) in graph.nodes() {
-        let value = |&value: &tightfit::graph::ValueId| {
+        let value = |&value: &tightfit::id::ValueId| {
             let v = &graph.values()[value];
             let kept = if graph.is_kept(v.storage) { " kept" } else { "" };
             format!("{}[{} B v{}{kept}]", v.storage, graph.storages()[v.storage].0, v.version)

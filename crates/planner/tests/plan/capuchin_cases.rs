@@ -11,15 +11,15 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value as Json;
 use tightfit::check::check;
-use tightfit::graph::{
-    DType, Graph, GraphBuilder, NodeId, NodeSpec, Phase, StorageId, ValueId, ValueSpec,
-};
+use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
+use tightfit::id::{NodeId, StorageId, ValueId};
 use tightfit::machine::Machine;
 use tightfit::plan;
 use tightfit::plan::published::capuchin::published::{Published, TableRow, published};
 use tightfit::plan::{Plan, PlanError, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::{Residents, lower};
+use tightfit::tensor::DType;
 use tightfit::units::{Bytes, Seconds};
 
 struct Case {

@@ -1,10 +1,12 @@
 //! Steps at the edges of what the format allows: empty ones, weightless ones, enormous ones.
 //! Invariant: each of them is planned like any other, or refused with a reason, in no time.
-use tightfit::graph::{Argument, DType, Graph, GraphBuilder, NodeSpec, Phase, ValueId, ValueSpec};
+use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
+use tightfit::id::ValueId;
 use tightfit::machine::Machine;
 use tightfit::plan::{PlanError, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::Residents;
+use tightfit::tensor::{Argument, DType};
 use tightfit::units::Bytes;
 use tightfit::{FitError, Fitted};
 

@@ -13,7 +13,8 @@ use tightfit::FitError;
 use tightfit::analysis::{access_profile, liveness};
 use tightfit::check::check;
 use tightfit::graph;
-use tightfit::graph::{Graph, NodeId};
+use tightfit::graph::Graph;
+use tightfit::id::NodeId;
 use tightfit::machine::Machine;
 use tightfit::plan;
 use tightfit::plan::{Drop, Drops, Plan, PlanError, Planner};
@@ -400,7 +401,10 @@ fn the_generator_reaches_what_the_laws_are_about() {
                 "an output is of no use",
                 graph.nodes().values().any(|node| node.outputs.contains(&None)),
             );
-            see("a value is strided", graph.values().values().any(|value| !value.contiguous));
+            see(
+                "a value is strided",
+                graph.values().values().any(|value| !value.tensor.contiguous),
+            );
         }
     }
     println!("{seen:#?}");

@@ -5,11 +5,13 @@
 use std::collections::HashMap;
 
 use expect_test::{Expect, expect};
-use tightfit::graph::{DType, Graph, GraphBuilder, NodeSpec, Phase, StorageId, ValueId, ValueSpec};
+use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
+use tightfit::id::{StorageId, ValueId};
 use tightfit::machine::Machine;
 use tightfit::plan;
 use tightfit::plan::{Drop, Drops, PlanError, Planner};
 use tightfit::profile::Profile;
+use tightfit::tensor::DType;
 use tightfit::units::{Bytes, Seconds};
 
 /// Nodes as `name: inputs`, forward ones before `|`, backward ones behind it. `x` and `w` are
@@ -64,7 +66,7 @@ fn check(text: &str, decisions: &[(&str, Drop)], expected: Expect) {
     expected.assert_eq(&names(&graph, &plan::rematerialize(&graph, &graph.program(), &drops)));
 }
 
-fn names(graph: &Graph, steps: &[tightfit::graph::NodeId]) -> String {
+fn names(graph: &Graph, steps: &[tightfit::id::NodeId]) -> String {
     steps.iter().map(|&node| graph.nodes()[node].name.as_str()).collect::<Vec<_>>().join(" ")
 }
 

@@ -2,11 +2,11 @@
 //! for; what was measured counts before what is predicted; a file that is not what it should be is
 //! refused with the reason.
 use expect_test::{Expect, expect};
-use tightfit::graph::{
-    Argument, DType, Graph, GraphBuilder, NodeId, NodeSpec, Phase, ValueId, ValueSpec,
-};
+use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
+use tightfit::id::{NodeId, ValueId};
 use tightfit::machine::Machine;
 use tightfit::profile::{CallSeconds, Profile, Signature, roofline};
+use tightfit::tensor::{Argument, DType};
 use tightfit::units::{Bytes, Seconds};
 
 /// Two matrices of a shape, and what `calls` makes of them.

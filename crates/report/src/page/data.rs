@@ -7,7 +7,7 @@ use std::hash::Hash;
 
 use cranelift_entity::SecondaryMap;
 use serde_json::{Value as Json, json};
-use tightfit::graph::NodeId;
+use tightfit::id::NodeId;
 use tightfit::units::{Bytes, Seconds};
 
 use super::Report;

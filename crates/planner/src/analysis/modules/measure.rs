@@ -13,7 +13,8 @@ use crate::analysis::modules::{
 };
 use crate::analysis::passes::is_update;
 use crate::analysis::{Dataflow, dataflow, liveness};
-use crate::graph::{Graph, NodeId, Phase};
+use crate::graph::{Graph, Phase};
+use crate::id::NodeId;
 use crate::profile::Profile;
 use crate::units::Bytes;
 

@@ -8,7 +8,8 @@
 
 use crate::analysis::modules::{ModuleIndex, Segment, TradeoffCurve};
 use crate::analysis::{Dataflow, DisjointSets};
-use crate::graph::{Graph, NodeId, StorageId};
+use crate::graph::Graph;
+use crate::id::{NodeId, StorageId};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
 

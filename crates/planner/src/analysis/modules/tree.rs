@@ -11,7 +11,8 @@ use std::collections::BTreeMap;
 use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap};
 
 use crate::analysis::modules::ModuleIndex;
-use crate::graph::{Graph, ModuleId, StorageId};
+use crate::graph::Graph;
+use crate::id::{ModuleId, StorageId};
 
 /// Components beyond this many belong to the module above: no model nests so deeply, and passes may
 /// walk up from each node.

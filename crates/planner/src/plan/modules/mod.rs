@@ -11,4 +11,4 @@ mod sharding;
 pub use checkpointing::{CheckpointedUnit, SelectivePlan, SelectiveTask, selective};
 pub use infeasible::{ModuleInfeasible, ModulePlanError};
 pub use policy::{OperatorPolicy, PolicyError, policy};
-pub use sharding::{Link, ShardPlan, ShardTask, ShardUnit, ShardVariant, shard};
+pub use sharding::{ShardPlan, ShardTask, ShardUnit, ShardVariant, shard};

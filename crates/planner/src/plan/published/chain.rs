@@ -1,7 +1,8 @@
 //! The forward pass as a chain of units: module paths up to their first number (`h.3`), runs of the
 //! same unit counting once. Invariant: units never fall along the order of the forward nodes.
 
-use crate::graph::{Graph, NodeId};
+use crate::graph::Graph;
+use crate::id::NodeId;
 
 /// The unit of each forward node, counted from 0: a new one begins wherever the path of units
 /// changes, and nodes of the root belong to the unit before them.

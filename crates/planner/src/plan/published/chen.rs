@@ -5,7 +5,8 @@
 //! Source: Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016. Its n
 //! layers are here the units of the model.
 
-use crate::graph::{Graph, NodeId};
+use crate::graph::Graph;
+use crate::id::NodeId;
 use crate::plan::published::chain::units;
 use crate::plan::rematerialize::{Drop, Drops, rematerialize};
 use crate::plan::{Infeasible, Plan, PlanError, Planner, simulate};

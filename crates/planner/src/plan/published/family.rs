@@ -2,7 +2,8 @@
 //! that does not depend on the budget, so whatever a proof says is feasible, is found when it is
 //! asked for.
 
-use crate::graph::{Graph, NodeId};
+use crate::graph::Graph;
+use crate::id::NodeId;
 use crate::plan::{Infeasible, Plan, PlanError, Planner, none, simulate};
 use crate::profile::Profile;
 use crate::units::Bytes;

@@ -9,7 +9,8 @@
 
 use cranelift_entity::SecondaryMap;
 
-use crate::graph::{Graph, NodeId};
+use crate::graph::Graph;
+use crate::id::NodeId;
 use crate::plan::published::family::fastest;
 use crate::plan::rematerialize::{Drop, Drops, Readers, may_run_again, mutated_storages};
 use crate::plan::{Plan, PlanError, Planner};

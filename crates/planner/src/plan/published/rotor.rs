@@ -9,7 +9,8 @@
 use cranelift_entity::SecondaryMap;
 
 use crate::analysis::{liveness, memory_curve};
-use crate::graph::{Graph, NodeId, Phase, StorageId};
+use crate::graph::{Graph, Phase};
+use crate::id::{NodeId, StorageId};
 use crate::plan::published::chain::units;
 use crate::plan::published::family::fastest;
 use crate::plan::rematerialize::{legal, may_run_again, mutated_storages};

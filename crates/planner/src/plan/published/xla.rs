@@ -8,7 +8,8 @@
 
 use cranelift_entity::{PrimaryMap, SecondaryMap, entity_impl};
 
-use crate::graph::{Graph, NodeId, StorageId};
+use crate::graph::Graph;
+use crate::id::{NodeId, StorageId};
 use crate::plan::published::family::heeding;
 use crate::plan::rematerialize::{legal, may_run_again, mutated_storages};
 use crate::plan::{Plan, PlanError, Planner};

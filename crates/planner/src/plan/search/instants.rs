@@ -7,7 +7,8 @@ use std::collections::HashMap;
 use cranelift_entity::EntityRef;
 
 use crate::effort::meter::Meter;
-use crate::graph::{Graph, NodeId};
+use crate::graph::Graph;
+use crate::id::NodeId;
 use crate::plan::search::bound::{BoundOrder, Instant};
 use crate::plan::search::state::State;
 use crate::plan::search::state::problem::{OpId, Problem, Size};

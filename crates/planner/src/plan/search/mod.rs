@@ -35,7 +35,8 @@ use fastrand::Rng;
 
 use crate::effort::Effort;
 use crate::effort::meter::Meter;
-use crate::graph::{Graph, NodeId};
+use crate::graph::Graph;
+use crate::id::NodeId;
 pub use crate::plan::search::bound::BoundOrder;
 use crate::plan::search::bound::Instant;
 use crate::plan::search::instants::{add_instants, tight};

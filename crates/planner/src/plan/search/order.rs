@@ -5,7 +5,7 @@
 
 use cranelift_entity::{EntityRef, SecondaryMap};
 
-use crate::graph::NodeId;
+use crate::id::NodeId;
 use crate::plan::search::state::problem::{OpId, Problem, Size};
 
 /// Passes over the whole order; each moves what the one before made movable.

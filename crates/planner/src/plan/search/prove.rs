@@ -7,7 +7,8 @@ use std::sync::Mutex;
 
 use crate::effort::Effort;
 use crate::effort::meter::Meter;
-use crate::graph::{Graph, NodeId};
+use crate::graph::Graph;
+use crate::id::NodeId;
 use crate::plan;
 use crate::plan::search::bound::{BoundOrder, Instant};
 use crate::plan::search::instants::highest;

@@ -5,9 +5,9 @@
 #![allow(dead_code)] // each test binary uses its part
 
 use fastrand::Rng;
-use tightfit::graph::{
-    Argument, DType, Graph, GraphBuilder, NodeSpec, Phase, StorageId, ValueId, ValueSpec,
-};
+use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
+use tightfit::id::{StorageId, ValueId};
+use tightfit::tensor::{Argument, DType};
 use tightfit::units::{Bytes, Seconds};
 
 /// Which freedoms a graph uses.

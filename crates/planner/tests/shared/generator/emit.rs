@@ -1,9 +1,9 @@
 //! From a recipe to a graph. Invariant: a value is read only while its storage holds its version,
 //! which is the one rule of the format that an arbitrary choice of operands would break.
 
-use tightfit::graph::{
-    Argument, DType, Graph, GraphBuilder, ModuleId, NodeSpec, Phase, ValueId, ValueSpec,
-};
+use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
+use tightfit::id::{ModuleId, ValueId};
+use tightfit::tensor::{Argument, DType};
 use tightfit::units::{Bytes, Flops, Seconds};
 
 use super::{Kind, Layer, Recipe, Updates};

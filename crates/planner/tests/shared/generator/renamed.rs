@@ -31,12 +31,12 @@ pub fn renamed(graph: &Graph) -> Graph {
                 output.map(|value| {
                     let value = &graph.values()[value];
                     ValueSpec {
-                        shape: value.shape.clone(),
-                        dtype: value.dtype,
+                        shape: value.tensor.shape.clone(),
+                        dtype: value.tensor.dtype,
                         storage: value.storage,
-                        contiguous: value.contiguous,
-                        strides: value.strides.clone(),
-                        offset: value.offset,
+                        contiguous: value.tensor.contiguous,
+                        strides: value.tensor.strides.clone(),
+                        offset: value.tensor.offset,
                     }
                 })
             })

@@ -15,7 +15,8 @@
 use std::cmp::{Ordering, Reverse};
 use std::collections::{BinaryHeap, HashMap};
 
-use tightfit::graph::{Graph, NodeId, StorageId, ValueId};
+use tightfit::graph::Graph;
+use tightfit::id::{NodeId, StorageId, ValueId};
 use tightfit::profile::Profile;
 
 /// Seconds of the fastest schedule within `budget` bytes, in any order; `None` where no schedule
@@ -165,13 +166,11 @@ impl Rules {
         });
         let fresh = graph.fresh(node);
         let mut takes = Vec::new();
-        if let (Some(operator), Some(Some(output)), true) =
+        if let (Some(_), Some(Some(output)), true) =
             (call.operator, call.outputs.first(), profile.in_place)
         {
             let made = graph.values()[*output].storage;
-            for input in
-                operator.in_place(graph, node).into_iter().filter(|_| fresh.contains(&made))
-            {
+            for input in graph.overwritable(node).into_iter().filter(|_| fresh.contains(&made)) {
                 let from = graph.values()[input].storage;
                 if !graph.is_kept(from) {
                     takes.push((

@@ -15,7 +15,8 @@ pub mod passes;
 use std::cmp::Ordering;
 use std::collections::{BinaryHeap, HashMap};
 
-use tightfit::graph::{Graph, NodeId, StorageId, ValueId};
+use tightfit::graph::Graph;
+use tightfit::id::{NodeId, StorageId, ValueId};
 use tightfit::profile::Profile;
 
 /// What a plan costs.
@@ -218,14 +219,13 @@ fn bits(storages: impl Iterator<Item = StorageId>) -> u64 {
 /// Storages of inputs whose bytes the first output of a node may take over.
 fn overwritable(graph: &Graph, profile: &Profile, node: NodeId) -> Vec<StorageId> {
     let call = &graph.nodes()[node];
-    let (Some(operator), Some(Some(output)), true) =
+    let (Some(_), Some(Some(output)), true) =
         (call.operator, call.outputs.first(), profile.in_place)
     else {
         return Vec::new();
     };
     let out = graph.values()[*output].storage;
-    let inputs =
-        operator.in_place(graph, node).into_iter().map(|value| graph.values()[value].storage);
+    let inputs = graph.overwritable(node).into_iter().map(|value| graph.values()[value].storage);
     let fits = |storage: &StorageId| {
         !graph.is_kept(*storage) && graph.storages()[*storage] == graph.storages()[out]
     };

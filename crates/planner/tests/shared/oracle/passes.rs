@@ -1,7 +1,8 @@
 //! Which pass a node takes part in, and which module a path belongs to, stated for the oracles of
 //! dataflow and module statistics. Invariant: shares no code with what they judge.
 
-use tightfit::graph::{Graph, NodeId, Phase};
+use tightfit::graph::{Graph, Phase};
+use tightfit::id::NodeId;
 
 /// Whether `path` is `module` or below it.
 pub fn below(path: &str, module: &str) -> bool {

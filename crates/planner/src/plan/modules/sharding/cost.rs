@@ -3,8 +3,9 @@
 //! of.
 
 use crate::analysis::modules::{ModuleIndex, ModuleInfo};
+use crate::machine::Link;
 use crate::plan::modules::memory::{activations, binding};
-use crate::plan::modules::sharding::{Link, ShardTask, ShardUnit, ShardVariant};
+use crate::plan::modules::sharding::{ShardTask, ShardUnit, ShardVariant};
 use crate::units::Bytes;
 
 /// Costs of one model under one task.

@@ -17,6 +17,7 @@ use crate::plan::modules::infeasible::{ModuleInfeasible, ModulePlanError};
 use crate::plan::modules::memory::units;
 use crate::units::{Bytes, Seconds};
 
+use crate::machine::Link;
 use crate::plan::modules::sharding::cost::Costs;
 use crate::plan::modules::sharding::milp::Choice;
 
@@ -31,15 +32,6 @@ pub enum ShardVariant {
     /// unit.
     #[default]
     Ours,
-}
-
-/// A way between devices, or between a device and its host.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Link {
-    /// Before the first byte arrives.
-    pub latency: Seconds,
-    /// Bytes per second.
-    pub bandwidth: f64,
 }
 
 /// What sharding is asked for.

@@ -10,7 +10,8 @@ mod msps;
 pub mod published;
 
 use crate::analysis::{MemoryCurve, liveness, memory_curve};
-use crate::graph::{Graph, NodeId};
+use crate::graph::Graph;
+use crate::id::NodeId;
 use crate::plan::published::capuchin::msps::Candidates;
 use crate::plan::rematerialize::{Drop, Drops, Readers};
 use crate::plan::{Infeasible, Plan, PlanError, Planner, simulate};

@@ -11,7 +11,8 @@ use std::collections::BTreeSet;
 
 use cranelift_entity::SecondaryMap;
 
-use crate::graph::{Graph, NodeId};
+use crate::graph::Graph;
+use crate::id::NodeId;
 use crate::plan::rematerialize::{may_run_again, mutated_storages};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};

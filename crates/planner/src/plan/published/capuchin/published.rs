@@ -3,7 +3,8 @@
 //! published one, so the peak that results may differ from what was predicted, and asking for more
 //! may peak higher. Kept to compare with; `capuchin` is the default.
 
-use crate::graph::{Graph, NodeId};
+use crate::graph::Graph;
+use crate::id::NodeId;
 use crate::plan::published::capuchin::msps::Candidates;
 use crate::plan::rematerialize::{Drop, Drops, rematerialize};
 use crate::profile::Profile;

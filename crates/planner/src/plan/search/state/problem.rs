@@ -7,7 +7,8 @@
 
 use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap, entity_impl};
 
-use crate::graph::{Graph, NodeId, StorageId};
+use crate::graph::Graph;
+use crate::id::{NodeId, StorageId};
 use crate::plan::rematerialize::mutated_storages;
 use crate::profile::Profile;
 
@@ -240,7 +241,7 @@ fn takes_over(
 ) {
     let Some(node) = op.node.filter(|_| profile.in_place) else { return };
     let call = &graph.nodes()[node];
-    let (Some(operator), Some(&Some(output))) = (call.operator, call.outputs.first()) else {
+    let (Some(_), Some(&Some(output))) = (call.operator, call.outputs.first()) else {
         return;
     };
     let made = graph.values()[output].storage;
@@ -248,7 +249,7 @@ fn takes_over(
         return;
     }
     op.taken = graph.storages()[made].0 as Size;
-    for input in operator.in_place(graph, node) {
+    for input in graph.overwritable(node) {
         let storage = graph.values()[input].storage;
         let Track::Tensor(tensor) = track[storage] else { continue };
         let bytes = graph.storages()[storage].0 as Size;

@@ -4,7 +4,8 @@
 
 use cranelift_entity::SecondaryMap;
 
-use crate::graph::{Graph, NodeId};
+use crate::graph::Graph;
+use crate::id::NodeId;
 use crate::plan::search::state::Event;
 use crate::plan::search::state::problem::{OpId, Problem, TensorId};
 use crate::profile::Profile;

@@ -4,9 +4,8 @@
 
 use fastrand::Rng;
 
-use crate::graph::{
-    Argument, DType, Graph, GraphBuilder, NodeId, NodeSpec, Phase, ValueId, ValueSpec,
-};
+use crate::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
+use crate::id::{NodeId, ValueId};
 use crate::machine::Machine;
 use crate::plan::search::order;
 use crate::plan::search::state::problem::{OpId, Picoseconds, Problem, Size, picoseconds};
@@ -14,6 +13,7 @@ use crate::plan::search::state::runs::{rebase, steps};
 use crate::plan::search::state::{Event, State};
 use crate::plan::{base_order, simulate};
 use crate::profile::Profile;
+use crate::tensor::{Argument, DType};
 use crate::units::{Bytes, Seconds};
 
 /// Up to `most` nodes with one to three outputs each: element-wise ones that may take over their

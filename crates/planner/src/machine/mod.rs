@@ -1,8 +1,16 @@
-//! Machines: what a node costs on them. Invariant: every rate is finite and positive, so a cost
-//! never divides by zero.
+//! Machines: what a node costs on them, whose kernels run there, and which memories they have.
+//! Invariant: every rate is finite and positive, so a cost never divides by zero.
+
+mod hierarchy;
+mod presets;
+mod runtime;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
+
+pub use hierarchy::{Hierarchy, Lane, Link, Tier};
+pub use presets::presets;
+pub use runtime::{Rules, Runtime, Workspaces};
 
 /// A device with its rates.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -22,9 +30,11 @@ pub struct Machine {
     pub launch: f64,
     /// Worker threads: per-thread workspace multiplies by this.
     pub threads: u32,
-    /// The project's own engine runs here: the operator table's workspaces and in-place abilities
-    /// hold.
-    pub engine: bool,
+    /// Whose kernels run here, and so which rules hold for workspaces, reuse and packing.
+    pub runtime: Runtime,
+    /// The memories below the device and the lanes between them.
+    #[serde(skip)]
+    pub hierarchy: Hierarchy,
 }
 
 /// A machine that cannot be used.
@@ -37,23 +47,6 @@ pub enum MachineError {
     Rate { name: String, field: &'static str, found: f64 },
     #[error("machine `{name}` has no threads: it needs at least one")]
     NoThreads { name: String },
-}
-
-/// Machines known without measuring. Rates from the vendor's data sheets (dense, without sparsity):
-/// A100 80GB SXM 312 / 156 (TF32) TFLOP/s and 2.039 TB/s; H100 SXM 989 / 494.5 TFLOP/s and 3.35
-/// TB/s.
-pub fn presets() -> [Machine; 2] {
-    let gpu = |name: &str, flops_16, flops_32, bandwidth| Machine {
-        name: name.to_string(),
-        flops_16,
-        flops_32,
-        bandwidth,
-        elementary: None,
-        launch: 0.0,
-        threads: 1,
-        engine: false,
-    };
-    [gpu("a100-80gb", 312e12, 156e12, 2.039e12), gpu("h100-80gb", 989e12, 494.5e12, 3.35e12)]
 }
 
 impl Machine {
@@ -78,7 +71,8 @@ impl Machine {
             elementary: Some(0.5e9 * all),
             launch: 2e-6,
             threads,
-            engine: true,
+            runtime: Runtime::Engine,
+            hierarchy: Hierarchy::default(),
         }
     }
 

@@ -1,0 +1,36 @@
+//! Dense ids of a graph's, a machine's and a schedule's parts. Invariant: an id is an index into the table of its own kind, never
+//! a bare number.
+
+use cranelift_entity::entity_impl;
+
+macro_rules! ids {
+    ($($(#[$doc:meta])* $name:ident, $prefix:literal;)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+        pub struct $name(u32);
+        entity_impl!($name, $prefix);
+    )*};
+}
+
+ids! {
+    /// An operator call or a placeholder, in program order.
+    NodeId, "node";
+    /// A tensor that a node produces. Values that alias share a storage.
+    ValueId, "value";
+    /// A run of bytes that values live in.
+    StorageId, "storage";
+    /// A module of the model; 0 is the root.
+    ModuleId, "module";
+    /// A run of bytes that holds one storage after another, never two at a time.
+    BufferId, "buffer";
+    /// A memory of the machine; 0 is the device that computes.
+    TierId, "tier";
+    /// A way between two tiers that moves one thing after another.
+    LaneId, "lane";
+    /// A transfer of a schedule, from its start to its wait.
+    TransferId, "transfer";
+    /// A part of the batch that runs through the step on its own.
+    MicroBatchId, "micro-batch";
+    /// A process of a run on several devices.
+    RankId, "rank";
+}

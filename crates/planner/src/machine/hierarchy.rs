@@ -1,0 +1,61 @@
+//! The memories of a machine and the lanes between them. Invariant: tier 0 is the device that
+//! computes; a lane moves one thing after another, from one tier to another.
+
+use cranelift_entity::PrimaryMap;
+
+use crate::id::{LaneId, TierId};
+use crate::units::{Bytes, Seconds};
+
+/// A memory.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Tier {
+    /// `device`, `host`, `disk`.
+    pub name: String,
+    /// Its size; absent for the device, whose limit is the budget.
+    pub capacity: Option<Bytes>,
+}
+
+/// What moving bytes costs, between tiers or between devices.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Link {
+    /// Before the first byte arrives.
+    pub latency: Seconds,
+    /// Bytes per second.
+    pub bandwidth: f64,
+}
+
+/// A way from one tier to another.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Lane {
+    /// Where it begins.
+    pub from: TierId,
+    /// Where it ends.
+    pub to: TierId,
+    /// What a transfer costs.
+    pub link: Link,
+}
+
+/// All tiers and lanes of a machine.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Hierarchy {
+    /// The memories, the device first.
+    pub tiers: PrimaryMap<TierId, Tier>,
+    /// The lanes between them.
+    pub lanes: PrimaryMap<LaneId, Lane>,
+}
+
+impl Link {
+    /// How long `bytes` take.
+    pub fn seconds(&self, bytes: Bytes) -> Seconds {
+        Seconds(self.latency.0 + bytes.0 as f64 / self.bandwidth)
+    }
+}
+
+/// The device alone.
+impl Default for Hierarchy {
+    fn default() -> Hierarchy {
+        let mut tiers = PrimaryMap::new();
+        tiers.push(Tier { name: "device".to_string(), capacity: None });
+        Hierarchy { tiers, lanes: PrimaryMap::new() }
+    }
+}

@@ -1,0 +1,92 @@
+//! Attention: softmax(Q Kᵀ · scale + mask) V, block by block. Invariant: queries, keys and values
+//! have four dimensions (batch, heads, positions, size).
+
+use crate::operator::call::{TypedCall, Unsuited};
+use crate::operator::output::Output;
+use crate::operator::{Product, Workers};
+use crate::tensor::{DType, TensorType};
+use crate::units::{Bytes, Flops};
+
+/// Rows of queries that the attention kernels hold scores for at a time; see [`workspace`].
+pub const QUERY_BLOCK: u64 = 64;
+
+/// Queries, keys and values from argument `first` on, with extents that agree.
+fn operands<'a>(call: &TypedCall<'a>, first: usize) -> Result<[&'a TensorType; 3], Unsuited> {
+    let (q, k, v) = (call.tensor(first)?, call.tensor(first + 1)?, call.tensor(first + 2)?);
+    let agree = match (&q.shape[..], &k.shape[..], &v.shape[..]) {
+        ([b, h, _, e], [kb, kh, keys, ke], [vb, vh, values, _]) => {
+            b == kb && kb == vb && h == kh && kh == vh && e == ke && keys == values
+        }
+        _ => false,
+    };
+    if agree {
+        return Ok([q, k, v]);
+    }
+    Err(Unsuited::Shapes(format!(
+        "queries {:?}, keys {:?} and values {:?}",
+        q.shape, k.shape, v.shape
+    )))
+}
+
+/// Output and the logarithm of each row's sum of exponentials, which has 32 bits at least.
+pub fn forward(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    let [q, _, v] = operands(call, 0)?;
+    let (rows, size) = (&q.shape[..3], v.shape[3]);
+    let output = [rows, &[size]].concat();
+    let summed = if q.dtype.size() < 4 { DType::F32 } else { q.dtype };
+    Ok(vec![Output::computed(&output, q.dtype), Output::computed(rows, summed)])
+}
+
+/// Gradients of queries, keys and values.
+pub fn backward(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    Ok(operands(call, 1)?.map(Output::like).to_vec())
+}
+
+/// Positions of the keys, argument `index`.
+fn positions(call: &TypedCall<'_>, index: usize) -> u64 {
+    call.optional_tensor(index).and_then(|keys| keys.shape.get(2).copied()).unwrap_or(0)
+}
+
+/// Operations of `PRODUCTS` products of all queries (argument `QUERIES`) with all keys.
+pub fn flops<const QUERIES: usize, const PRODUCTS: u64>(call: &TypedCall<'_>) -> Flops {
+    let queries = call.optional_tensor(QUERIES).map_or(0, TensorType::elements);
+    let keys = positions(call, QUERIES + 1);
+    Flops(keys.saturating_mul(2 * PRODUCTS).saturating_mul(queries))
+}
+
+/// One exponential for each query and key.
+pub fn elementary<const QUERIES: usize>(call: &TypedCall<'_>) -> u64 {
+    let rows = call.optional_tensor(QUERIES).map_or(0, |queries| {
+        queries.shape.split_last().map_or(1, |(_, leading)| leading.iter().product())
+    });
+    rows.saturating_mul(positions(call, QUERIES + 1))
+}
+
+/// The scores of a block of queries in 32-bit floats, `BUFFERS` times for each thread; `KEYS` is
+/// the argument that holds the keys.
+pub fn workspace<const KEYS: usize, const BUFFERS: u64>(
+    call: &TypedCall<'_>,
+    threads: u32,
+) -> Bytes {
+    let row = BUFFERS * QUERY_BLOCK * 4 * u64::from(threads);
+    Bytes(row.saturating_mul(positions(call, KEYS)).min(Bytes::LIMIT.0))
+}
+
+/// The products of one block of queries: scores, and those that scores take part in. Each thread
+/// multiplies on its own.
+pub fn packing<const QUERIES: usize>(call: &TypedCall<'_>) -> Vec<Product> {
+    let (Some(queries), Some(keys)) =
+        (call.optional_tensor(QUERIES), call.optional_tensor(QUERIES + 1))
+    else {
+        return Vec::new();
+    };
+    let (Some(&size), Some(&keys)) = (queries.shape.last(), keys.shape.get(2)) else {
+        return Vec::new();
+    };
+    let product = |m, n, k| Product { m, n, k, workers: Workers::Alone };
+    vec![
+        product(QUERY_BLOCK, keys, size),
+        product(QUERY_BLOCK, size, keys),
+        product(keys, size, QUERY_BLOCK),
+    ]
+}

@@ -1,0 +1,200 @@
+//! A call as the operator table sees it: constants as they are, tensors as types. Invariant: it
+//! knows no graph, so whoever has arguments and types can ask for the facts of a call.
+
+use thiserror::Error;
+
+use crate::id::ValueId;
+use crate::tensor::{Argument, DType, TensorType};
+
+/// What has the types of the values that a call mentions.
+pub trait Types {
+    /// The type of a value.
+    fn type_of(&self, value: ValueId) -> &TensorType;
+}
+
+/// The arguments of a call and the types of its tensors.
+#[derive(Clone, Copy)]
+pub struct TypedCall<'a> {
+    /// Positional arguments, in the order of the schema.
+    pub args: &'a [Argument],
+    /// Keyword arguments.
+    pub kwargs: &'a [(String, Argument)],
+    /// Outputs in the order of the schema; `None` where nothing uses one.
+    pub outputs: &'a [Option<ValueId>],
+    /// Where the types of all values are found.
+    pub types: &'a dyn Types,
+}
+
+/// Why a call does not suit its operator.
+#[derive(Clone, Debug, Error, PartialEq)]
+pub enum Unsuited {
+    /// The schema takes another number of arguments or gives another number of outputs.
+    #[error("{arguments} arguments and {outputs} outputs do not match its schema")]
+    Schema {
+        /// Positional arguments given.
+        arguments: usize,
+        /// Outputs given.
+        outputs: usize,
+    },
+    /// An argument is missing or of another kind.
+    #[error("argument {index} must be {wanted}")]
+    Argument {
+        /// Its position.
+        index: usize,
+        /// What the schema has there.
+        wanted: &'static str,
+    },
+    /// A tensor argument has an element type that the engine's kernel does not take.
+    #[error("argument {index} is a tensor of {found}; the engine takes {} there", names(.legal))]
+    Type {
+        /// Its position.
+        index: usize,
+        /// Its element type.
+        found: &'static str,
+        /// Element types that the engine takes.
+        legal: &'static [DType],
+    },
+    /// Shapes of the inputs contradict each other.
+    #[error("{0}")]
+    Shapes(String),
+    /// An output is not what the inputs make it.
+    #[error("output {index} is {found}, but these inputs give {derived}")]
+    Output {
+        /// Its position.
+        index: usize,
+        /// What the graph says it is.
+        found: String,
+        /// What the operator makes.
+        derived: String,
+    },
+    /// The operator draws random numbers and the node does not say so.
+    #[error("it draws random numbers, but the node is not marked random")]
+    NotMarkedRandom,
+}
+
+fn names(types: &[DType]) -> String {
+    types.iter().map(|dtype| dtype.name()).collect::<Vec<_>>().join(", ")
+}
+
+impl<'a> TypedCall<'a> {
+    /// Positional argument `index`, where it is a tensor.
+    pub fn optional_tensor(&self, index: usize) -> Option<&'a TensorType> {
+        match self.args.get(index) {
+            Some(Argument::Value(value)) => Some(self.types.type_of(*value)),
+            _ => None,
+        }
+    }
+
+    /// Positional argument `index`, which must be a tensor.
+    pub fn tensor(&self, index: usize) -> Result<&'a TensorType, Unsuited> {
+        self.optional_tensor(index).ok_or(Unsuited::Argument { index, wanted: "a tensor" })
+    }
+
+    /// Tensors of positional argument `index`: one, or a list of them.
+    pub fn tensors(&self, index: usize) -> Vec<&'a TensorType> {
+        let values = self.args.get(index).map_or(Vec::new(), Argument::values);
+        values.into_iter().map(|value| self.types.type_of(value)).collect()
+    }
+
+    /// The first output that something uses.
+    pub fn first_output(&self) -> Option<&'a TensorType> {
+        self.outputs.iter().flatten().next().map(|&value| self.types.type_of(value))
+    }
+
+    /// Positional argument `index`, or keyword `name`; `None` where it is missing or null.
+    pub fn argument(&self, index: usize, name: &str) -> Option<&'a Argument> {
+        let keyword = || self.kwargs.iter().find(|(key, _)| key == name).map(|(_, value)| value);
+        self.args.get(index).or_else(keyword).filter(|argument| !matches!(argument, Argument::None))
+    }
+
+    /// Positional argument `index`, or keyword `name`, as a whole number.
+    pub fn optional_integer(&self, index: usize, name: &str) -> Result<Option<i64>, Unsuited> {
+        match self.argument(index, name) {
+            None => Ok(None),
+            Some(Argument::Int(x)) => Ok(Some(*x)),
+            Some(_) => Err(Unsuited::Argument { index, wanted: "a whole number" }),
+        }
+    }
+
+    /// Positional argument `index`, or keyword `name`, as a whole number that must be there.
+    pub fn integer(&self, index: usize, name: &str) -> Result<i64, Unsuited> {
+        self.optional_integer(index, name)?
+            .ok_or(Unsuited::Argument { index, wanted: "a whole number" })
+    }
+
+    /// Positional argument `index`, or keyword `name`, as whole numbers (a single one is a list);
+    /// `None` where it is missing.
+    pub fn optional_integers(
+        &self,
+        index: usize,
+        name: &str,
+    ) -> Result<Option<Vec<i64>>, Unsuited> {
+        let wrong = Unsuited::Argument { index, wanted: "a list of whole numbers" };
+        match self.argument(index, name) {
+            None => Ok(None),
+            Some(Argument::Int(x)) => Ok(Some(vec![*x])),
+            Some(Argument::List(list)) => list
+                .iter()
+                .map(|argument| match argument {
+                    Argument::Int(x) => Ok(*x),
+                    _ => Err(wrong.clone()),
+                })
+                .collect::<Result<_, _>>()
+                .map(Some),
+            Some(_) => Err(wrong),
+        }
+    }
+
+    /// Positional argument `index`, or keyword `name`, as whole numbers that must be there.
+    pub fn integers(&self, index: usize, name: &str) -> Result<Vec<i64>, Unsuited> {
+        self.optional_integers(index, name)?
+            .ok_or(Unsuited::Argument { index, wanted: "a list of whole numbers" })
+    }
+
+    /// Positional argument `index`, or keyword `name`, as a truth value; false where it is missing.
+    pub fn flag(&self, index: usize, name: &str) -> bool {
+        match self.argument(index, name) {
+            Some(Argument::Bool(x)) => *x,
+            Some(Argument::Int(x)) => *x != 0,
+            _ => false,
+        }
+    }
+
+    /// The element type that positional argument `index` or keyword `name` asks for, as PyTorch
+    /// prints it (`torch.float32`).
+    pub fn dtype(&self, index: usize, name: &str) -> Result<Option<DType>, Unsuited> {
+        let wrong = Unsuited::Argument { index, wanted: "an element type" };
+        match self.argument(index, name) {
+            None => Ok(None),
+            Some(Argument::Text(text)) => from_torch(text).map(Some).ok_or(wrong),
+            Some(_) => Err(wrong),
+        }
+    }
+}
+
+/// The element type that PyTorch prints so.
+fn from_torch(text: &str) -> Option<DType> {
+    Some(match text.strip_prefix("torch.")? {
+        "float64" | "double" => DType::F64,
+        "float32" | "float" => DType::F32,
+        "float16" | "half" => DType::F16,
+        "bfloat16" => DType::Bf16,
+        "int64" | "long" => DType::I64,
+        "int32" | "int" => DType::I32,
+        "int16" | "short" => DType::I16,
+        "int8" => DType::I8,
+        "uint8" => DType::U8,
+        "bool" => DType::Bool,
+        _ => return None,
+    })
+}
+
+/// A dimension as ATen counts it (negative: from the end) as an index; a tensor without dimensions
+/// counts as one of a single dimension.
+pub fn dimension(dim: i64, rank: usize) -> Result<usize, Unsuited> {
+    let index = if dim < 0 { dim.checked_add(rank.max(1) as i64) } else { Some(dim) };
+    index
+        .and_then(|index| usize::try_from(index).ok())
+        .filter(|&index| index < rank.max(1))
+        .ok_or_else(|| Unsuited::Shapes(format!("dimension {dim} of {rank}")))
+}

@@ -1,0 +1,79 @@
+//! Operators that work element by element. Invariant: an output has the broadcast shape of its
+//! inputs, and their promoted type unless the operator has a type of its own.
+
+use crate::operator::call::{TypedCall, Unsuited};
+use crate::operator::output::{Output, broadcast, floating, promoted, promoted_with};
+use crate::tensor::{Argument, DType, TensorType};
+
+/// The type of a number as PyTorch sees it, where argument `index` is one.
+fn number(call: &TypedCall<'_>, index: usize) -> Option<DType> {
+    match call.args.get(index)? {
+        Argument::Bool(_) => Some(DType::Bool),
+        Argument::Int(_) => Some(DType::I64),
+        Argument::Float(_) | Argument::Text(_) => Some(DType::F32),
+        Argument::Value(_) | Argument::None | Argument::List(_) => None,
+    }
+}
+
+/// Shape and type of arguments 0 and 1 together, each a tensor or a number.
+fn two(call: &TypedCall<'_>) -> Result<(Vec<u64>, DType), Unsuited> {
+    let tensors: Vec<&TensorType> =
+        [0, 1].into_iter().filter_map(|index| call.optional_tensor(index)).collect();
+    let wrong = Unsuited::Argument { index: 0, wanted: "a tensor" };
+    let mut dtype = promoted(&tensors).ok_or(wrong)?;
+    if tensors.len() == 1 {
+        let other = if call.optional_tensor(0).is_some() { 1 } else { 0 };
+        let wrong = Unsuited::Argument { index: other, wanted: "a tensor or a number" };
+        dtype = promoted_with(dtype, number(call, other).ok_or(wrong)?);
+    }
+    Ok((broadcast(tensors.iter().map(|tensor| tensor.shape.as_slice()))?, dtype))
+}
+
+/// add, sub, mul and others of a tensor and a tensor or a number.
+pub fn arithmetic(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    let (shape, dtype) = two(call)?;
+    Ok(vec![Output::computed(&shape, dtype)])
+}
+
+/// Division: whole numbers give floats.
+pub fn quotient(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    let (shape, dtype) = two(call)?;
+    Ok(vec![Output::computed(&shape, floating(dtype))])
+}
+
+/// Comparisons and logic of a tensor and a tensor or a number: truth values.
+pub fn truth(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    let (shape, _) = two(call)?;
+    Ok(vec![Output::computed(&shape, DType::Bool)])
+}
+
+/// Shape and type of argument 0.
+pub fn same(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    Ok(vec![Output::like(call.tensor(0)?)])
+}
+
+/// Shape of argument 0, as truth values.
+pub fn negation(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    Ok(vec![Output::computed(&call.tensor(0)?.shape, DType::Bool)])
+}
+
+/// Functions of argument 0 that have no whole values.
+pub fn function(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    let x = call.tensor(0)?;
+    Ok(vec![Output::computed(&x.shape, floating(x.dtype))])
+}
+
+/// Argument 0 within limits that are numbers.
+pub fn clamp(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    let x = call.tensor(0)?;
+    let limits = [1, 2].into_iter().filter_map(|index| number(call, index));
+    Ok(vec![Output::computed(&x.shape, limits.fold(x.dtype, promoted_with))])
+}
+
+/// `where(condition, a, b)`
+pub fn choice(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    let (condition, a, b) = (call.tensor(0)?, call.tensor(1)?, call.tensor(2)?);
+    let shape = broadcast([condition, a, b].map(|tensor| tensor.shape.as_slice()))?;
+    let dtype = promoted(&[a, b]).unwrap_or(a.dtype);
+    Ok(vec![Output::computed(&shape, dtype)])
+}

@@ -1,0 +1,82 @@
+//! The operator table: one row for each operator that the engine executes, and for each view.
+//! Invariant: verifier, profile, planner and engine read this table and no other. A row states
+//! every fact of [`OperatorRow`], or it does not compile; the engine matches on [`Operator`], so a
+//! row without a kernel does not compile either.
+//!
+//! Facts are functions of a call: of its arguments and of the types of its tensors, never of a
+//! graph. A graph may call operators that are not here, and use element types that the engine does
+//! not take: it can be planned, but not executed.
+
+mod attention;
+mod call;
+mod conform;
+mod cost;
+mod elementwise;
+mod loss;
+mod movement;
+mod normalization;
+mod optimizer;
+mod output;
+mod product;
+mod reduction;
+mod table;
+mod view;
+
+pub use attention::QUERY_BLOCK;
+pub use call::{TypedCall, Types, Unsuited};
+pub use cost::{Cost, Product, Workers};
+pub use output::{Derive, Output, Place};
+pub use reduction::ROW_BLOCK;
+pub use table::Operator;
+
+use crate::tensor::DType;
+
+/// What the table says of an operator.
+#[derive(Clone, Copy, Debug)]
+pub struct OperatorRow {
+    /// ATen overload name or `tightfit.*`.
+    pub name: &'static str,
+    /// Fewest and most positional arguments of the schema.
+    pub arguments: (usize, usize),
+    /// Shape, element type and, for views, place of every output.
+    pub outputs: Derive,
+    /// Element types that the engine takes, for each positional argument that is a tensor or a list
+    /// of tensors; the last entry holds for all that follow.
+    pub legal: &'static [&'static [DType]],
+    /// Positional arguments that the first output may overwrite element by element.
+    pub in_place: &'static [usize],
+    /// Operations, workspace and packing.
+    pub cost: Cost,
+    /// What it does with memory and chance.
+    pub kind: Kind,
+}
+
+/// What a call does beside making its outputs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Computes new storages from its inputs, always the same ones.
+    Pure,
+    /// Computes new storages from its inputs and from random numbers.
+    Random,
+    /// Writes into storages of its inputs.
+    Mutating,
+    /// Computes nothing: its outputs lie in its input's storage.
+    View,
+}
+
+impl Operator {
+    /// ATen overload name or `tightfit.*`.
+    pub fn name(self) -> &'static str {
+        self.row().name
+    }
+
+    /// Rows of queries whose scores the attention kernels hold at a time.
+    pub fn attention_block() -> usize {
+        QUERY_BLOCK as usize
+    }
+
+    /// Rows that one task sums down columns.
+    pub fn row_block() -> usize {
+        ROW_BLOCK as usize
+    }
+}

@@ -1,0 +1,107 @@
+//! Operators that make, copy and pick elements. Invariant: no arithmetic but conversion.
+
+use crate::operator::call::{TypedCall, Unsuited, dimension};
+use crate::operator::output::{Output, promoted};
+use crate::tensor::{Argument, DType};
+
+/// Extents as a call gives them: none is negative.
+pub fn extents(list: &[i64]) -> Result<Vec<u64>, Unsuited> {
+    let extent =
+        |&x: &i64| u64::try_from(x).map_err(|_| Unsuited::Shapes(format!("an extent of {x}")));
+    list.iter().map(extent).collect()
+}
+
+/// The type of a constant that is given none.
+fn type_of_number(argument: Option<&Argument>) -> DType {
+    match argument {
+        Some(Argument::Bool(_)) => DType::Bool,
+        Some(Argument::Int(_)) => DType::I64,
+        _ => DType::F32,
+    }
+}
+
+/// `full(size, value)`
+pub fn full(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    let shape = extents(&call.integers(0, "size")?)?;
+    let dtype = call.dtype(usize::MAX, "dtype")?;
+    let dtype = dtype.unwrap_or_else(|| type_of_number(call.args.get(1)));
+    Ok(vec![Output::computed(&shape, dtype)])
+}
+
+/// A single element of the given type, else a float.
+pub fn scalar(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    let dtype = call.dtype(usize::MAX, "dtype")?.unwrap_or(DType::F32);
+    Ok(vec![Output::computed(&[], dtype)])
+}
+
+/// Shape of argument 0, and its type unless another one is asked for.
+pub fn converted(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    let x = call.tensor(0)?;
+    let dtype = call.dtype(usize::MAX, "dtype")?.unwrap_or(x.dtype);
+    Ok(vec![Output::computed(&x.shape, dtype)])
+}
+
+/// `arange(start, end, step = 1)`: ⌈(end − start) / step⌉ elements.
+pub fn range(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    let number = |index: usize| {
+        let number = call.args.get(index).and_then(Argument::number);
+        number.ok_or(Unsuited::Argument { index, wanted: "a number" })
+    };
+    let (start, end) = (number(0)?, number(1)?);
+    let step = if call.args.len() > 2 { number(2)? } else { 1.0 };
+    let count = ((end - start) / step).ceil();
+    if !(0.0..=(1u64 << 60) as f64).contains(&count) {
+        return Err(Unsuited::Shapes(format!("a range of {count} elements")));
+    }
+    let whole = call.args.iter().all(|argument| matches!(argument, Argument::Int(_)));
+    let implied = if whole { DType::I64 } else { DType::F32 };
+    let dtype = call.dtype(usize::MAX, "dtype")?.unwrap_or(implied);
+    Ok(vec![Output::computed(&[count as u64], dtype)])
+}
+
+/// `cat(tensors, dim = 0)`: an empty vector stands for nothing.
+pub fn concatenation(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    let tensors = call.tensors(0);
+    let dtype =
+        promoted(&tensors).ok_or(Unsuited::Argument { index: 0, wanted: "a list of tensors" })?;
+    let parts: Vec<_> = tensors.into_iter().filter(|tensor| tensor.shape != [0]).collect();
+    let Some(first) = parts.first() else { return Ok(vec![Output::computed(&[0], dtype)]) };
+    let dim = dimension(call.optional_integer(1, "dim")?.unwrap_or(0), first.shape.len())?;
+    let mut shape = first.shape.clone();
+    for part in &parts[1..] {
+        let agrees = part.shape.len() == shape.len()
+            && (0..shape.len()).all(|d| d == dim || part.shape[d] == shape[d]);
+        if !agrees {
+            return Err(Unsuited::Shapes(format!(
+                "{:?} beside {:?} along dimension {dim}",
+                part.shape, first.shape
+            )));
+        }
+        shape[dim] = shape[dim].saturating_add(part.shape[dim]);
+    }
+    Ok(vec![Output::computed(&shape, dtype)])
+}
+
+/// `gather(x, dim, index)`: the index's shape, the type of x.
+pub fn gathered(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    Ok(vec![Output::computed(&call.tensor(2)?.shape, call.tensor(0)?.dtype)])
+}
+
+/// `embedding(table, indices)`: a row of the table for each index.
+pub fn rows(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    let (table, indices) = (call.tensor(0)?, call.tensor(1)?);
+    let [_, columns] = table.shape[..] else {
+        return Err(Unsuited::Shapes(format!("a table of shape {:?}", table.shape)));
+    };
+    let mut shape = indices.shape.clone();
+    shape.push(columns);
+    Ok(vec![Output::computed(&shape, table.dtype)])
+}
+
+/// `embedding_dense_backward(gradient, indices, rows, …)`: the gradient of the table.
+pub fn table_gradient(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    let gradient = call.tensor(0)?;
+    let columns = gradient.shape.last().copied().unwrap_or(1);
+    let rows = extents(&[call.integer(2, "num_weights")?])?[0];
+    Ok(vec![Output::computed(&[rows, columns], gradient.dtype)])
+}

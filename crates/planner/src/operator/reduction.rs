@@ -1,0 +1,107 @@
+//! Operators that reduce dimensions, and softmax, which keeps them. Invariant: a reduced dimension
+//! is gone, or of extent one where the call keeps dimensions.
+
+use crate::operator::call::{TypedCall, Unsuited, dimension};
+use crate::operator::output::Output;
+use crate::tensor::{DType, TensorType};
+use crate::units::Bytes;
+
+/// Rows that a task sums down columns; see [`partial_sums`].
+pub const ROW_BLOCK: u64 = 128;
+
+/// The shape of `x` without its dimensions `dims`; all of them where the list is empty.
+fn reduced(x: &TensorType, dims: &[i64], keep: bool) -> Result<Vec<u64>, Unsuited> {
+    let rank = x.shape.len();
+    let mut is_reduced = vec![dims.is_empty(); rank];
+    for &dim in dims {
+        let dim = dimension(dim, rank)?;
+        if let Some(is_reduced) = is_reduced.get_mut(dim) {
+            *is_reduced = true;
+        }
+    }
+    let extents = x.shape.iter().zip(is_reduced).filter_map(|(&extent, is_reduced)| {
+        match (is_reduced, keep) {
+            (false, _) => Some(extent),
+            (true, true) => Some(1),
+            (true, false) => None,
+        }
+    });
+    Ok(extents.collect())
+}
+
+/// The reduced shape of a call with dimensions as argument 1 and `keepdim` as argument 2.
+fn shape(call: &TypedCall<'_>) -> Result<Vec<u64>, Unsuited> {
+    let dims = call.optional_integers(1, "dim")?.unwrap_or_default();
+    reduced(call.tensor(0)?, &dims, call.flag(2, "keepdim"))
+}
+
+/// Sums of whole numbers and truth values are 64-bit integers.
+fn summed(dtype: DType) -> DType {
+    if dtype.is_float() { dtype } else { DType::I64 }
+}
+
+/// `sum(x)`, `mean(x)` over everything.
+pub fn total(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    let dtype = call.dtype(usize::MAX, "dtype")?.unwrap_or(summed(call.tensor(0)?.dtype));
+    Ok(vec![Output::computed(&[], dtype)])
+}
+
+/// `sum(x, dims, keepdim)`, `mean(x, dims, keepdim)`
+pub fn over_dims(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    let dtype = call.dtype(usize::MAX, "dtype")?.unwrap_or(summed(call.tensor(0)?.dtype));
+    Ok(vec![Output::computed(&shape(call)?, dtype)])
+}
+
+/// `amax(x, dims, keepdim)`: an element of x.
+pub fn picked(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    Ok(vec![Output::computed(&shape(call)?, call.tensor(0)?.dtype)])
+}
+
+/// `var(x, dims, correction, keepdim)`, the last two by name.
+pub fn variance(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    let x = call.tensor(0)?;
+    let dims = call.optional_integers(1, "dim")?.unwrap_or_default();
+    let shape = reduced(x, &dims, call.flag(usize::MAX, "keepdim"))?;
+    Ok(vec![Output::computed(&shape, x.dtype)])
+}
+
+/// Softmax and its logarithm: argument 0 with its dimension `dim` normalised.
+pub fn softmax(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    let x = call.tensor(0)?;
+    dimension(call.integer(1, "dim")?, x.shape.len())?;
+    Ok(vec![Output::like(x)])
+}
+
+/// The gradient of softmax: `(gradient, output, dim, type)`
+pub fn softmax_gradient(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    let (gradient, output) = (call.tensor(0)?, call.tensor(1)?);
+    if gradient.shape != output.shape {
+        return Err(Unsuited::Shapes(format!(
+            "a gradient of shape {:?} for {:?}",
+            gradient.shape, output.shape
+        )));
+    }
+    dimension(call.integer(2, "dim")?, output.shape.len())?;
+    let dtype = call.dtype(3, "input_dtype")?.unwrap_or(gradient.dtype);
+    Ok(vec![Output::computed(&gradient.shape, dtype)])
+}
+
+/// Bytes of the partial sums of `rows` rows of 32-bit floats down `columns` columns, one for each
+/// block of rows, in each of `buffers` buffers; a single block needs none.
+pub fn partial_sums(rows: u64, columns: u64, buffers: u64) -> Bytes {
+    match rows.div_ceil(ROW_BLOCK) {
+        blocks if blocks > 1 => {
+            Bytes((buffers * 4 * blocks).saturating_mul(columns).min(Bytes::LIMIT.0))
+        }
+        _ => Bytes::ZERO,
+    }
+}
+
+/// Workspace of a sum over dimensions: one partial sum for each block of rows.
+pub fn sum_workspace(call: &TypedCall<'_>, _threads: u32) -> Bytes {
+    let (Some(x), Some(out)) = (call.optional_tensor(0), call.first_output()) else {
+        return Bytes::ZERO;
+    };
+    let columns = out.elements();
+    partial_sums(x.elements().checked_div(columns).unwrap_or(0), columns, 1)
+}

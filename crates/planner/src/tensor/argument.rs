@@ -1,0 +1,50 @@
+//! The arguments of a call. Invariant: constants are kept as PyTorch prints them; what they mean is
+//! for the operator to say.
+
+use crate::id::ValueId;
+
+/// One argument of a call, in ATen schema order. Constants are kept as PyTorch prints them.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Argument {
+    /// A tensor.
+    Value(ValueId),
+    /// `None`.
+    None,
+    /// A truth value.
+    Bool(bool),
+    /// A whole number.
+    Int(i64),
+    /// A number with a fraction.
+    Float(f64),
+    /// A string: an enumeration such as `torch.float32`, or `inf`, `-inf`, `nan`.
+    Text(String),
+    /// A list of arguments.
+    List(Vec<Argument>),
+}
+
+impl Argument {
+    /// The values it mentions, in order.
+    pub fn values(&self) -> Vec<ValueId> {
+        match self {
+            Argument::Value(value) => vec![*value],
+            Argument::List(list) => list.iter().flat_map(Argument::values).collect(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// As a number: integers, floats, truth values and the texts `inf`, `-inf`, `nan`.
+    pub fn number(&self) -> Option<f64> {
+        match self {
+            Argument::Int(x) => Some(*x as f64),
+            Argument::Float(x) => Some(*x),
+            Argument::Bool(x) => Some(f64::from(u8::from(*x))),
+            Argument::Text(text) => match text.as_str() {
+                "inf" => Some(f64::INFINITY),
+                "-inf" => Some(f64::NEG_INFINITY),
+                "nan" => Some(f64::NAN),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+}

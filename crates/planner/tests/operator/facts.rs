@@ -1,0 +1,132 @@
+//! Shapes, element types, places and operations that the table derives, beside those that PyTorch
+//! recorded. Invariant: every call of an operator of the table in the whole corpus is compared.
+
+use std::collections::BTreeSet;
+
+use tightfit::graph::{self, Graph};
+use tightfit::id::{NodeId, ValueId};
+use tightfit::operator::{Kind, Operator, TypedCall, Types, Unsuited};
+use tightfit::tensor::{DType, TensorType};
+
+use crate::corpus;
+
+/// The calls of a graph that the table knows.
+fn known(graph: &Graph) -> impl Iterator<Item = (NodeId, Operator)> + '_ {
+    graph.nodes().iter().filter_map(|(id, node)| Some((id, node.operator?)))
+}
+
+fn steps() -> Vec<Graph> {
+    ["gpt-nano", "gpt-nano-dropout", "gpt-small", "mlp-digits"].map(corpus::step).to_vec()
+}
+
+/// One graph for each operator, with all of its golden cases.
+fn goldens() -> Vec<Graph> {
+    let mut paths: Vec<_> =
+        std::fs::read_dir(corpus::path("kernels")).unwrap().map(|e| e.unwrap().path()).collect();
+    paths.retain(|path| path.extension().is_some_and(|extension| extension == "json"));
+    paths.sort();
+    paths.iter().map(|path| graph::read(&std::fs::read(path).unwrap()).unwrap()).collect()
+}
+
+#[test]
+fn planning_graphs_have_the_shapes_that_the_table_derives() {
+    for name in corpus::GRAPHS {
+        let graph = corpus::graph(name);
+        for (id, operator) in known(&graph) {
+            let call = graph.call(id);
+            let derived = (operator.row().outputs)(&call)
+                .unwrap_or_else(|error| panic!("{name}: `{}`: {error}", graph.nodes()[id].name));
+            for (output, derived) in call.outputs.iter().zip(&derived) {
+                let Some(output) = output else { continue };
+                let found = graph.type_of(*output);
+                let node = &graph.nodes()[id].name;
+                assert_eq!((&found.shape, found.dtype), (&derived.shape, derived.dtype), "{node}");
+            }
+        }
+    }
+}
+
+#[test]
+fn calls_that_pytorch_recorded_conform() {
+    let mut seen = BTreeSet::new();
+    for graph in steps().iter().chain(&goldens()) {
+        for (id, operator) in known(graph) {
+            let conforms = operator.conform(&graph.call(id));
+            let node = &graph.nodes()[id];
+            assert_eq!(conforms, Ok(()), "{}: `{}` ({})", graph.name(), node.name, node.op);
+            seen.insert(operator.name());
+        }
+    }
+    let computes = |operator: &&Operator| operator.row().kind != Kind::View;
+    let missing: Vec<_> = Operator::ALL
+        .iter()
+        .filter(computes)
+        .map(|operator| operator.name())
+        .filter(|name| !seen.contains(name))
+        .collect();
+    assert_eq!(missing, [""; 0], "operators without a recorded call");
+}
+
+#[test]
+fn operations_are_those_that_pytorch_counted() {
+    for graph in steps() {
+        for (id, operator) in known(&graph) {
+            let flops = (operator.row().cost.flops)(&graph.call(id));
+            let node = &graph.nodes()[id];
+            assert_eq!(flops, node.flops, "{}: `{}`", graph.name(), node.name);
+        }
+    }
+}
+
+#[test]
+fn views_are_views_and_mutations_mutate() {
+    for graph in steps() {
+        for (id, operator) in known(&graph) {
+            let node = &graph.nodes()[id];
+            let kind = operator.row().kind;
+            assert_eq!(kind == Kind::View, graph.is_view(id), "`{}`", node.name);
+            assert_eq!(kind == Kind::Mutating, node.mutates, "`{}`", node.name);
+            assert_eq!(kind == Kind::Random, node.random, "`{}`", node.name);
+        }
+    }
+}
+
+/// A graph's types, but for one value.
+struct Damaged<'a> {
+    graph: &'a Graph,
+    value: ValueId,
+    damaged: TensorType,
+}
+
+impl Types for Damaged<'_> {
+    fn type_of(&self, value: ValueId) -> &TensorType {
+        if value == self.value { &self.damaged } else { self.graph.type_of(value) }
+    }
+}
+
+#[test]
+fn an_output_of_another_shape_or_type_is_refused() {
+    for graph in goldens() {
+        for (id, operator) in known(&graph) {
+            let call = graph.call(id);
+            for &value in call.outputs.iter().flatten() {
+                if graph.mutated(id).contains(&graph.values()[value].storage) {
+                    continue; // the new version of an input has the input's type
+                }
+                let recorded = graph.type_of(value);
+                let other = if recorded.dtype == DType::I64 { DType::Bool } else { DType::I64 };
+                let wider = [recorded.shape.as_slice(), &[2]].concat();
+                let damages = [
+                    TensorType { dtype: other, ..recorded.clone() },
+                    TensorType::contiguous(&wider, recorded.dtype),
+                ];
+                for damaged in damages {
+                    let types = Damaged { graph: &graph, value, damaged };
+                    let refused = operator.conform(&TypedCall { types: &types, ..call });
+                    let is_refused = matches!(refused, Err(Unsuited::Output { .. }));
+                    assert!(is_refused, "`{}`: {refused:?}", graph.nodes()[id].name);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,8 @@
+//! The operator table: its facts beside what PyTorch recorded.
+
+#![allow(clippy::unwrap_used)] // a test that cannot go on panics
+
+mod facts;
+
+#[path = "../shared/corpus/mod.rs"]
+mod corpus;
