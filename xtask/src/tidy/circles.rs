@@ -2,6 +2,7 @@
 //! it uses. Invariant: what counts is where an item is defined; a module and what lies within it
 //! belong together, and re-exports and tests do not count.
 
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use super::modules::{ModuleIndex, Modules};
@@ -61,8 +62,8 @@ fn circle(edges: &Edges, start: ModuleIndex) -> Option<Vec<ModuleIndex>> {
                 circle.reverse();
                 return Some(circle);
             }
-            if !reached_from.contains_key(&definer) {
-                reached_from.insert(definer, user);
+            if let Entry::Vacant(entry) = reached_from.entry(definer) {
+                entry.insert(user);
                 queue.push_back(definer);
             }
         }

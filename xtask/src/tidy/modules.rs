@@ -35,8 +35,7 @@ impl<'a> Modules<'a> {
     pub fn of(tree: &'a Tree, folder: &str) -> Modules<'a> {
         let mut modules = Vec::new();
         for file in tree.rust() {
-            let Some(path) = file.path.strip_prefix(folder).and_then(|path| module_path(path))
-            else {
+            let Some(path) = file.path.strip_prefix(folder).and_then(module_path) else {
                 continue;
             };
             let code = without_tests(&split(&file.text).code);
@@ -68,7 +67,7 @@ impl<'a> Modules<'a> {
         let module = self.get(user);
         let imports = module.uses.iter().filter(|import| !import.is_reexport);
         let imported = imports.filter_map(|import| {
-            let path = self.from_root(user, &import.path, import.at)?;
+            let path = self.rooted(user, &import.path, import.at)?;
             let definer = self.definer(&path)?;
             let is_module = !import.is_glob && self.get(definer).path == path;
             (!is_module).then(|| ((import.at, import.path.clone()), definer))
@@ -81,7 +80,7 @@ impl<'a> Modules<'a> {
                 || module.uses.iter().any(is_bound)
         };
         let mentioned = mentions(&code, starts).into_iter().filter_map(|(at, path)| {
-            let definer = self.definer(&self.from_root(user, &path, at)?)?;
+            let definer = self.definer(&self.rooted(user, &path, at)?)?;
             Some(((at, path), definer))
         });
         imported.chain(mentioned).collect()
@@ -106,7 +105,7 @@ impl<'a> Modules<'a> {
             }
             let globs = || module.uses.iter().filter(|import| import.is_glob);
             let through = |import: &Use, from: usize| {
-                let mut target = self.from_root(here, &import.path, import.at)?;
+                let mut target = self.rooted(here, &import.path, import.at)?;
                 target.extend_from_slice(&path[from..]);
                 self.definer_within(&target, reexports.checked_sub(1)?)
             };
@@ -124,11 +123,11 @@ impl<'a> Modules<'a> {
 
     /// The path from the root of what stands as `path` at a position of a module; nothing where
     /// that leads out of the crate.
-    pub fn from_root(&self, from: ModuleIndex, path: &[String], at: usize) -> Option<Vec<String>> {
-        self.from_root_within(from, path, at, MOST_REEXPORTS)
+    pub fn rooted(&self, from: ModuleIndex, path: &[String], at: usize) -> Option<Vec<String>> {
+        self.rooted_within(from, path, at, MOST_REEXPORTS)
     }
 
-    fn from_root_within(
+    fn rooted_within(
         &self,
         from: ModuleIndex,
         path: &[String],
@@ -154,7 +153,7 @@ impl<'a> Modules<'a> {
                 };
                 let import = module.uses.iter().find(bound)?;
                 let less = reexports.checked_sub(1)?;
-                let mut target = self.from_root_within(from, &import.path, import.at, less)?;
+                let mut target = self.rooted_within(from, &import.path, import.at, less)?;
                 target.extend_from_slice(&path[1..]);
                 Some(target)
             }

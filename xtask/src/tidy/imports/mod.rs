@@ -122,7 +122,7 @@ fn room(planner: &Modules<'_>, module: ModuleIndex, findings: &mut Vec<Finding>)
                 ),
             );
         }
-        let inside = planner.from_root(module, &words, at);
+        let inside = planner.rooted(module, &words, at);
         if let (Some((_, allowed)), Some(inside)) = (table, inside) {
             refused(planner, room, allowed, &inside).into_iter().for_each(|what| finding(at, what));
         }
