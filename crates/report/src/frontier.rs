@@ -7,6 +7,7 @@ use std::fmt::Write;
 use tightfit::units::{Bytes, Seconds};
 
 use crate::axis::{duration, escape, percents, ticks};
+use crate::svg::Opening;
 
 const WIDTH: f64 = 900.0;
 const HEIGHT: f64 = 400.0;
@@ -14,6 +15,13 @@ const LEFT: f64 = 78.0;
 const RIGHT: f64 = 30.0;
 const TOP: f64 = 64.0;
 const BOTTOM: f64 = 62.0;
+
+const LIGHT: &str = ".ground{fill:#fff}.ink{fill:#222}.soft{fill:#667}.grid{stroke:#dde}\
+    .plan{fill:none;stroke:#2f7ed8}.mark{fill:#2f7ed8}.bound{fill:none;stroke:#c0392b}\
+    .between{fill:#2f7ed8;fill-opacity:.16}";
+const DARK: &str = ".ground{fill:#14171c}.ink{fill:#e6e8eb}.soft{fill:#9aa2ad}\
+    .grid{stroke:#2a2f37}.plan{stroke:#5ba3f0}.mark{fill:#5ba3f0}.bound{stroke:#ff7566}\
+    .between{fill:#5ba3f0}";
 
 /// One budget of a frontier.
 #[derive(Clone, Copy, Debug)]
@@ -41,24 +49,18 @@ pub fn frontier_svg(title: &str, unplanned: Seconds, points: &[FrontierPoint]) -
     let floor = HEIGHT - BOTTOM;
     let x = |bytes: Bytes| LEFT + (bytes.0 as f64 - low) / (high - low) * (WIDTH - LEFT - RIGHT);
     let y = |share: f64| TOP + (1.0 - share.max(0.0) / top) * (floor - TOP);
-    let mut svg = String::new();
-    let _ = write!(
-        svg,
-        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" font-family="system-ui, sans-serif" font-size="13">
-<title>{title}</title>
-<style>.ground{{fill:#fff}}.ink{{fill:#222}}.soft{{fill:#667}}.grid{{stroke:#dde}}.plan{{fill:none;stroke:#2f7ed8}}.mark{{fill:#2f7ed8}}.bound{{fill:none;stroke:#c0392b}}.between{{fill:#2f7ed8;fill-opacity:.16}}
-@media(prefers-color-scheme:dark){{.ground{{fill:#14171c}}.ink{{fill:#e6e8eb}}.soft{{fill:#9aa2ad}}.grid{{stroke:#2a2f37}}.plan{{stroke:#5ba3f0}}.mark{{fill:#5ba3f0}}.bound{{stroke:#ff7566}}.between{{fill:#5ba3f0}}}}</style>
-<rect class="ground" width="{WIDTH}" height="{HEIGHT}"/>
-<text class="ink" x="{LEFT}" y="22" font-size="15" font-weight="600">{title}</text>
-"##,
-        title = escape(title),
-    );
+    let mut svg =
+        Opening { size: (WIDTH, HEIGHT), title, at: (LEFT, 22.0), light: LIGHT, dark: DARK }.svg();
     for share in percents(top) {
         let at = y(share);
+        let _ = write!(
+            svg,
+            r#"<line class="grid" x1="{LEFT}" x2="{:.1}" y1="{at:.1}" y2="{at:.1}"/>"#,
+            WIDTH - RIGHT
+        );
         let _ = writeln!(
             svg,
-            r#"<line class="grid" x1="{LEFT}" x2="{:.1}" y1="{at:.1}" y2="{at:.1}"/><text class="soft" x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"#,
-            WIDTH - RIGHT,
+            r#"<text class="soft" x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"#,
             LEFT - 8.0,
             at + 4.0,
             percent(share)
@@ -66,9 +68,13 @@ pub fn frontier_svg(title: &str, unplanned: Seconds, points: &[FrontierPoint]) -
     }
     for tick in ticks(low, high) {
         let at = x(tick);
+        let _ = write!(
+            svg,
+            r#"<line class="grid" x1="{at:.1}" x2="{at:.1}" y1="{TOP}" y2="{floor}"/>"#
+        );
         let _ = writeln!(
             svg,
-            r#"<line class="grid" x1="{at:.1}" x2="{at:.1}" y1="{TOP}" y2="{floor}"/><text class="soft" x="{at:.1}" y="{:.1}" text-anchor="middle">{tick}</text>"#,
+            r#"<text class="soft" x="{at:.1}" y="{:.1}" text-anchor="middle">{tick}</text>"#,
             floor + 18.0
         );
     }
@@ -94,12 +100,15 @@ pub fn frontier_svg(title: &str, unplanned: Seconds, points: &[FrontierPoint]) -
         );
     }
     legend(&mut svg, &points, slowest);
-    let _ = writeln!(
+    let _ = write!(
         svg,
-        r#"<text class="soft" x="{:.1}" y="{:.1}" text-anchor="middle">budget; time is predicted, more than the {} of the unplanned step</text>
-</svg>"#,
+        r#"<text class="soft" x="{:.1}" y="{:.1}" text-anchor="middle">"#,
         (LEFT + WIDTH - RIGHT) / 2.0,
-        HEIGHT - 14.0,
+        HEIGHT - 14.0
+    );
+    let _ = write!(
+        svg,
+        "budget; time is predicted, more than the {} of the unplanned step</text>\n</svg>\n",
         duration(unplanned.0)
     );
     svg
@@ -119,10 +128,14 @@ fn legend(svg: &mut String, points: &[FrontierPoint], slowest: f64) {
     for (class, text) in [("plan", Some(planned)), ("bound", widest)] {
         let Some(text) = text else { continue };
         let dashes = if class == "bound" { r#" stroke-dasharray="6 4""# } else { "" };
+        let _ = write!(
+            svg,
+            r#"<line class="{class}" x1="{at:.1}" x2="{:.1}" y1="40" y2="40""#,
+            at + 22.0
+        );
         let _ = writeln!(
             svg,
-            r#"<line class="{class}" x1="{at:.1}" x2="{:.1}" y1="40" y2="40" stroke-width="2"{dashes}/><text class="ink" x="{:.1}" y="44">{}</text>"#,
-            at + 22.0,
+            r#" stroke-width="2"{dashes}/><text class="ink" x="{:.1}" y="44">{}</text>"#,
             at + 28.0,
             escape(&text)
         );

@@ -9,6 +9,7 @@ mod page;
 mod role;
 mod savings;
 mod stack;
+mod svg;
 mod trace;
 mod treemap;
 mod words;

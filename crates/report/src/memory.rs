@@ -7,6 +7,7 @@ use tightfit::check::Timeline;
 use tightfit::units::{Bytes, Seconds};
 
 use crate::axis::{duration, escape, ticks};
+use crate::svg::Opening;
 
 const WIDTH: f64 = 900.0;
 const HEIGHT: f64 = 360.0;
@@ -15,30 +16,31 @@ const RIGHT: f64 = 20.0;
 const TOP: f64 = 56.0;
 const BOTTOM: f64 = 46.0;
 
+const LIGHT: &str = ".ground{fill:#fff}.ink{fill:#222}.soft{fill:#667}.grid{stroke:#dde}\
+    .before{fill:#c9ced6;stroke:#9aa2ad}.after{fill:#2f7ed8;fill-opacity:.55;stroke:#1b5fae}\
+    .budget{stroke:#c0392b}.limit{fill:#c0392b}";
+const DARK: &str = ".ground{fill:#14171c}.ink{fill:#e6e8eb}.soft{fill:#9aa2ad}\
+    .grid{stroke:#2a2f37}.before{fill:#3a414c;stroke:#6b7480}\
+    .budget{stroke:#ff7566}.limit{fill:#ff7566}";
+
 /// Bytes over time: the unplanned step, the planned one, and the budget between them.
 pub fn memory_svg(title: &str, unplanned: &Timeline, planned: &Timeline, budget: Bytes) -> String {
     let longest = unplanned.seconds.0.max(planned.seconds.0).max(f64::MIN_POSITIVE);
     let highest = unplanned.peak.max(planned.peak).max(budget).0.max(1) as f64 * 1.06;
     let x = |seconds: Seconds| LEFT + seconds.0 / longest * (WIDTH - LEFT - RIGHT);
     let y = |bytes: Bytes| TOP + (1.0 - bytes.0 as f64 / highest) * (HEIGHT - TOP - BOTTOM);
-    let mut svg = String::new();
-    let _ = write!(
-        svg,
-        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" role="img" font-family="system-ui, sans-serif" font-size="13">
-<title>{title}</title>
-<style>.ground{{fill:#fff}}.ink{{fill:#222}}.soft{{fill:#667}}.grid{{stroke:#dde}}.before{{fill:#c9ced6;stroke:#9aa2ad}}.after{{fill:#2f7ed8;fill-opacity:.55;stroke:#1b5fae}}.budget{{stroke:#c0392b}}.limit{{fill:#c0392b}}
-@media(prefers-color-scheme:dark){{.ground{{fill:#14171c}}.ink{{fill:#e6e8eb}}.soft{{fill:#9aa2ad}}.grid{{stroke:#2a2f37}}.before{{fill:#3a414c;stroke:#6b7480}}.budget{{stroke:#ff7566}}.limit{{fill:#ff7566}}}}</style>
-<rect class="ground" width="{WIDTH}" height="{HEIGHT}"/>
-<text class="ink" x="{LEFT}" y="22" font-size="15" font-weight="600">{title}</text>
-"##,
-        title = escape(title),
-    );
+    let mut svg =
+        Opening { size: (WIDTH, HEIGHT), title, at: (LEFT, 22.0), light: LIGHT, dark: DARK }.svg();
     for tick in ticks(0.0, highest) {
         let at = y(tick);
+        let _ = write!(
+            svg,
+            r#"<line class="grid" x1="{LEFT}" x2="{:.1}" y1="{at:.1}" y2="{at:.1}"/>"#,
+            WIDTH - RIGHT
+        );
         let _ = writeln!(
             svg,
-            r#"<line class="grid" x1="{LEFT}" x2="{:.1}" y1="{at:.1}" y2="{at:.1}"/><text class="soft" x="{:.1}" y="{:.1}" text-anchor="end">{tick}</text>"#,
-            WIDTH - RIGHT,
+            r#"<text class="soft" x="{:.1}" y="{:.1}" text-anchor="end">{tick}</text>"#,
             LEFT - 8.0,
             at + 4.0
         );
@@ -47,11 +49,12 @@ pub fn memory_svg(title: &str, unplanned: &Timeline, planned: &Timeline, budget:
         let _ = writeln!(svg, r#"<path class="{class}" d="{}"/>"#, area(timeline, &x, &y));
     }
     let line = y(budget);
-    let _ = writeln!(
+    let _ = write!(
         svg,
-        r#"<line class="budget" x1="{LEFT}" x2="{:.1}" y1="{line:.1}" y2="{line:.1}" stroke-width="1.5" stroke-dasharray="6 4"/>"#,
+        r#"<line class="budget" x1="{LEFT}" x2="{:.1}" y1="{line:.1}" y2="{line:.1}""#,
         WIDTH - RIGHT
     );
+    svg.push_str(" stroke-width=\"1.5\" stroke-dasharray=\"6 4\"/>\n");
     let slower = planned.seconds.0 / unplanned.seconds.0.max(f64::MIN_POSITIVE) * 100.0 - 100.0;
     let legend = [
         ("before", format!("as captured: peak {}", unplanned.peak)),
@@ -60,22 +63,22 @@ pub fn memory_svg(title: &str, unplanned: &Timeline, planned: &Timeline, budget:
     ];
     let mut at = LEFT;
     for (class, text) in legend {
+        let _ = write!(svg, r#"<rect class="{class}" x="{at:.1}" y="34" width="11" height="11"/>"#);
         let _ = writeln!(
             svg,
-            r#"<rect class="{class}" x="{at:.1}" y="34" width="11" height="11"/><text class="ink" x="{:.1}" y="44">{}</text>"#,
+            r#"<text class="ink" x="{:.1}" y="44">{}</text>"#,
             at + 17.0,
             escape(&text)
         );
         at += 34.0 + text.len() as f64 * 7.0;
     }
-    let _ = writeln!(
+    let _ = write!(
         svg,
-        r#"<text class="soft" x="{:.1}" y="{:.1}" text-anchor="middle">time within one step (predicted, {})</text>
-</svg>"#,
+        r#"<text class="soft" x="{:.1}" y="{:.1}" text-anchor="middle">"#,
         (LEFT + WIDTH - RIGHT) / 2.0,
-        HEIGHT - 14.0,
-        duration(longest)
+        HEIGHT - 14.0
     );
+    let _ = write!(svg, "time within one step (predicted, {})</text>\n</svg>\n", duration(longest));
     svg
 }
 

@@ -9,6 +9,7 @@ use tightfit::units::{Bytes, Seconds};
 use crate::axis::{duration, escape, moments, ticks};
 use crate::course::Course;
 use crate::role::Role;
+use crate::svg::Opening;
 
 /// Width and height of the drawings' inner coordinates.
 pub const SIDE: u32 = 1000;
@@ -17,6 +18,11 @@ const WIDTH: f64 = 900.0;
 const LEFT: f64 = 84.0;
 const RIGHT: f64 = 20.0;
 const HEIGHT: f64 = 210.0;
+
+const LIGHT: &str = ".ground{fill:#fff}.ink{fill:#222}.soft{fill:#5b6270}.grid{stroke:#dde}\
+    .mark{stroke:#222}";
+const DARK: &str = ".ground{fill:#14171c}.ink{fill:#e6e8eb}.soft{fill:#9aa2ad}\
+    .grid{stroke:#2a2f37}.mark{stroke:#e6e8eb}";
 
 /// What all drawings of one page share, so that they can be compared.
 #[derive(Clone, Copy, Debug)]
@@ -143,9 +149,13 @@ pub fn legend(roles: &[Role], left: f64, right: f64, first: f64) -> (String, f64
         }
         let _ = write!(
             svg,
-            r#"<rect class="r{}" x="{at:.1}" y="{:.1}" width="11" height="11"/><text class="ink" x="{:.1}" y="{line:.1}">{}</text>"#,
+            r#"<rect class="r{}" x="{at:.1}" y="{:.1}" width="11" height="11"/>"#,
             role as usize,
-            line - 10.0,
+            line - 10.0
+        );
+        let _ = write!(
+            svg,
+            r#"<text class="ink" x="{:.1}" y="{line:.1}">{}</text>"#,
             at + 16.0,
             role.name()
         );
@@ -176,20 +186,11 @@ pub fn stack_svg(title: &str, courses: &[(&str, &Course<'_>)]) -> String {
     let (legend, line) = legend(&present(&drawn), LEFT, WIDTH - RIGHT, 46.0);
     let first = line + 46.0;
     let height = first + courses.len() as f64 * (HEIGHT + 64.0) - 10.0;
-    let mut svg = String::new();
-    let _ = write!(
-        svg,
-        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" font-family="system-ui, sans-serif" font-size="13">
-<title>{title}</title>
-<style>.ground{{fill:#fff}}.ink{{fill:#222}}.soft{{fill:#5b6270}}.grid{{stroke:#dde}}.mark{{stroke:#222}}{}
-@media(prefers-color-scheme:dark){{.ground{{fill:#14171c}}.ink{{fill:#e6e8eb}}.soft{{fill:#9aa2ad}}.grid{{stroke:#2a2f37}}.mark{{stroke:#e6e8eb}}}}</style>
-<rect class="ground" width="{WIDTH}" height="{height}"/>
-<text class="ink" x="{LEFT}" y="22" font-size="15" font-weight="600">{title}</text>
-{legend}
-"##,
-        role_style(),
-        title = escape(title),
-    );
+    let light = format!("{LIGHT}{}", role_style());
+    let mut svg =
+        Opening { size: (WIDTH, height), title, at: (LEFT, 22.0), light: &light, dark: DARK }.svg();
+    svg.push_str(&legend);
+    svg.push('\n');
     let inner = WIDTH - LEFT - RIGHT;
     for (number, (name, course)) in courses.iter().enumerate() {
         let top = first + number as f64 * (HEIGHT + 64.0);
@@ -199,8 +200,12 @@ pub fn stack_svg(title: &str, courses: &[(&str, &Course<'_>)]) -> String {
             let at = y(scale.y(tick));
             let _ = write!(
                 svg,
-                r#"<line class="grid" x1="{LEFT}" x2="{:.1}" y1="{at:.1}" y2="{at:.1}"/><text class="soft" x="{:.1}" y="{:.1}" text-anchor="end">{tick}</text>"#,
-                WIDTH - RIGHT,
+                r#"<line class="grid" x1="{LEFT}" x2="{:.1}" y1="{at:.1}" y2="{at:.1}"/>"#,
+                WIDTH - RIGHT
+            );
+            let _ = write!(
+                svg,
+                r#"<text class="soft" x="{:.1}" y="{:.1}" text-anchor="end">{tick}</text>"#,
                 LEFT - 8.0,
                 at + 4.0
             );
@@ -213,22 +218,24 @@ pub fn stack_svg(title: &str, courses: &[(&str, &Course<'_>)]) -> String {
                 top + HEIGHT + 18.0
             );
         }
-        let _ = write!(
-            svg,
-            r#"<svg x="{LEFT}" y="{top}" width="{inner}" height="{HEIGHT}" viewBox="0 0 {SIDE} {SIDE}" preserveAspectRatio="none">"#
-        );
+        let _ = write!(svg, r#"<svg x="{LEFT}" y="{top}" width="{inner}" height="{HEIGHT}""#);
+        let _ = write!(svg, r#" viewBox="0 0 {SIDE} {SIDE}" preserveAspectRatio="none">"#);
         for (role, path) in areas(course, &scale) {
             let _ = write!(svg, r#"<path class="r{}" d="{path}"/>"#, role as usize);
         }
         svg.push_str("</svg>");
         let peak = course.calls.get(course.at).map_or(0.0, |call| scale.x(call.start));
-        let _ = writeln!(
+        let _ = write!(
             svg,
-            r#"<text class="ink" x="{LEFT}" y="{:.1}">{}: peak {}, {}</text><line class="mark" x1="{:.1}" x2="{:.1}" y1="{:.1}" y2="{:.1}"/>"#,
+            r#"<text class="ink" x="{LEFT}" y="{:.1}">{}: peak {}, {}</text>"#,
             top - 8.0,
             escape(name),
             course.peak,
-            duration(course.seconds.0),
+            duration(course.seconds.0)
+        );
+        let _ = writeln!(
+            svg,
+            r#"<line class="mark" x1="{:.1}" x2="{:.1}" y1="{:.1}" y2="{:.1}"/>"#,
             x(peak),
             x(peak),
             y(scale.y(course.peak)),

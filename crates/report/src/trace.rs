@@ -4,10 +4,12 @@
 //!
 //! ```text
 //! { "displayTimeUnit": "ms",
-//!   "otherData": { "format": "tightfit-trace/1", "graph": SHA-256, "name": …, "machine": …, "planner": …, "measured": … },
+//!   "otherData": { "format": "tightfit-trace/1", "graph": SHA-256, "name": …, "machine": …,
+//!                  "planner": …, "measured": … },
 //!   "traceEvents": [
 //!     { "ph": "M", … names of the process and of its lanes … },
-//!     { "ph": "X", "name": NODE, "cat": "run" | "recompute", "pid": 1, "tid": 1 | 2, "ts": µs, "dur": µs,
+//!     { "ph": "X", "name": NODE, "cat": "run" | "recompute", "pid": 1, "tid": 1 | 2,
+//!       "ts": µs, "dur": µs,
 //!       "args": { "op": …, "module": …, "phase": …, "bytes": held while it runs } },
 //!     { "ph": "C", "name": "memory", "pid": 1, "ts": µs, "args": { ROLE: bytes, … } },
 //!     { "ph": "C", "name": "memory in total", "pid": 1, "ts": µs, "args": { "bytes": … } }, … ] }
@@ -182,7 +184,8 @@ impl Trace {
     /// The trace as JSON, one event a line: such files are looked at, and compared.
     pub fn write(&self) -> String {
         let about = json!({
-            "format": FORMAT, "graph": self.graph, "name": self.name, "machine": self.machine, "planner": self.planner, "measured": self.measured,
+            "format": FORMAT, "graph": self.graph, "name": self.name, "machine": self.machine,
+            "planner": self.planner, "measured": self.measured,
         });
         let what = if self.measured { "measured" } else { "predicted" };
         let process = format!("{} on {} ({what})", self.name, self.machine);
@@ -194,18 +197,21 @@ impl Trace {
             text.push_str(",\n");
         };
         for (index, (_, lane)) in LANES.iter().enumerate() {
-            push(
-                json!({ "ph": "M", "name": "thread_name", "pid": 1, "tid": index + 1, "args": { "name": lane } }),
-            );
-            push(
-                json!({ "ph": "M", "name": "thread_sort_index", "pid": 1, "tid": index + 1, "args": { "sort_index": index } }),
-            );
+            for (name, args) in [
+                ("thread_name", json!({ "name": lane })),
+                ("thread_sort_index", json!({ "sort_index": index })),
+            ] {
+                push(json!({ "ph": "M", "name": name, "pid": 1, "tid": index + 1, "args": args }));
+            }
         }
         for call in &self.calls {
             let lane = usize::from(call.again);
             let mut event = json!({
-                "ph": "X", "name": call.node, "cat": LANES[lane].0, "pid": 1, "tid": lane + 1, "ts": micros(call.start), "dur": micros(call.seconds),
-                "args": { "op": call.op, "module": call.module, "phase": call.phase, "bytes": call.held },
+                "ph": "X", "name": call.node, "cat": LANES[lane].0, "pid": 1, "tid": lane + 1,
+                "ts": micros(call.start), "dur": micros(call.seconds),
+                "args": {
+                    "op": call.op, "module": call.module, "phase": call.phase, "bytes": call.held
+                },
             });
             if call.again {
                 event["cname"] = json!("terrible");
@@ -222,12 +228,11 @@ impl Trace {
                 .map(|&role| (role.name().to_string(), json!(mark.bytes[role as usize])))
                 .collect();
             let total: Bytes = mark.bytes.iter().copied().sum();
-            push(
-                json!({ "ph": "C", "name": MEMORY, "pid": 1, "ts": micros(mark.at), "args": bytes }),
-            );
-            push(
-                json!({ "ph": "C", "name": TOTAL, "pid": 1, "ts": micros(mark.at), "args": { "bytes": total } }),
-            );
+            let ts = micros(mark.at);
+            push(json!({ "ph": "C", "name": MEMORY, "pid": 1, "ts": ts, "args": bytes }));
+            push(json!({
+                "ph": "C", "name": TOTAL, "pid": 1, "ts": ts, "args": { "bytes": total }
+            }));
         }
         // Last, since no comma may follow.
         let name =

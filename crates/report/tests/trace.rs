@@ -2,7 +2,7 @@
 //! something else.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
-use expect_test::{Expect, expect};
+use expect_test::{Expect, expect, expect_file};
 use serde_json::{Value, json};
 use tightfit::check::Timeline;
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
@@ -48,26 +48,7 @@ fn a_trace_holds_the_course() {
     let text = Trace::predicted(&Course::of(&graph, &schedule, &timeline), "a100-80gb")
         .write()
         .replace(graph.hash(), "HASH");
-    expect![[r#"
-        {"displayTimeUnit":"ms","otherData":{"format":"tightfit-trace/1","graph":"HASH","machine":"a100-80gb","measured":false,"name":"chain","planner":"none"},"traceEvents":[
-        {"args":{"name":"compute"},"name":"thread_name","ph":"M","pid":1,"tid":1},
-        {"args":{"sort_index":0},"name":"thread_sort_index","ph":"M","pid":1,"tid":1},
-        {"args":{"name":"recompute"},"name":"thread_name","ph":"M","pid":1,"tid":2},
-        {"args":{"sort_index":1},"name":"thread_sort_index","ph":"M","pid":1,"tid":2},
-        {"args":{"bytes":288,"module":"body","op":"aten.op","phase":"forward"},"cat":"run","dur":1.5,"name":"a","ph":"X","pid":1,"tid":1,"ts":0.0},
-        {"args":{"bytes":352,"module":"body","op":"aten.op","phase":"loss"},"cat":"run","dur":1.5,"name":"b","ph":"X","pid":1,"tid":1,"ts":1.5},
-        {"args":{"bytes":352,"module":"body","op":"aten.op","phase":"backward"},"cat":"run","dur":1.5,"name":"c","ph":"X","pid":1,"tid":1,"ts":3.0},
-        {"args":{"activations":128,"batch":64,"gradients":0,"parameters":64,"workspace":32},"name":"memory","ph":"C","pid":1,"ts":0.0},
-        {"args":{"bytes":288},"name":"memory in total","ph":"C","pid":1,"ts":0.0},
-        {"args":{"activations":256,"batch":0,"gradients":0,"parameters":64,"workspace":32},"name":"memory","ph":"C","pid":1,"ts":1.5},
-        {"args":{"bytes":352},"name":"memory in total","ph":"C","pid":1,"ts":1.5},
-        {"args":{"activations":128,"batch":0,"gradients":128,"parameters":64,"workspace":32},"name":"memory","ph":"C","pid":1,"ts":3.0},
-        {"args":{"bytes":352},"name":"memory in total","ph":"C","pid":1,"ts":3.0},
-        {"args":{"activations":0,"batch":0,"gradients":128,"parameters":64,"workspace":0},"name":"memory","ph":"C","pid":1,"ts":4.5},
-        {"args":{"bytes":192},"name":"memory in total","ph":"C","pid":1,"ts":4.5},
-        {"args":{"name":"chain on a100-80gb (predicted)"},"name":"process_name","ph":"M","pid":1}
-        ]}
-    "#]].assert_eq(&text);
+    expect_file!["./trace.json"].assert_eq(&text);
 }
 
 #[test]
@@ -123,26 +104,27 @@ fn other_files_are_refused_with_the_reason() {
         expected.assert_eq(&Trace::read(text.as_bytes()).unwrap_err().to_string())
     };
     refused("{", expect!["not a trace: EOF while parsing an object at line 1 column 1"]);
-    refused(
-        "[]",
-        expect![[
-            r#"the trace's format is missing, but this program reads "tightfit-trace/1", as `tightfit train --trace` writes it"#
-        ]],
-    );
-    refused(
-        "{}",
-        expect![[
-            r#"the trace's format is missing, but this program reads "tightfit-trace/1", as `tightfit train --trace` writes it"#
-        ]],
-    );
+    for without_format in ["[]", "{}"] {
+        refused(
+            without_format,
+            expect![
+                "the trace's format is missing, but this program reads \"tightfit-trace/1\", as \
+                 `tightfit train --trace` writes it"
+            ],
+        );
+    }
     refused(
         r#"{"otherData": {"format": "tightfit-trace/9"}, "traceEvents": []}"#,
-        expect![[
-            r#"the trace's format is "tightfit-trace/9", but this program reads "tightfit-trace/1", as `tightfit train --trace` writes it"#
-        ]],
+        expect![
+            "the trace's format is \"tightfit-trace/9\", but this program reads \
+             \"tightfit-trace/1\", as `tightfit train --trace` writes it"
+        ],
     );
     let with = |event: Value| {
-        let about = json!({ "format": "tightfit-trace/1", "graph": "", "name": "", "machine": "", "planner": "", "measured": false });
+        let about = json!({
+            "format": "tightfit-trace/1", "graph": "", "name": "", "machine": "", "planner": "",
+            "measured": false,
+        });
         json!({ "otherData": about, "traceEvents": [event] }).to_string()
     };
     let args = json!({ "op": "o", "module": "", "phase": "forward", "bytes": 1 });

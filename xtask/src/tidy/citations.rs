@@ -45,7 +45,7 @@ fn is_document(file: &File) -> bool {
 }
 
 /// The text with its fenced blocks blank.
-fn outside_fences(text: &str) -> String {
+pub fn outside_fences(text: &str) -> String {
     let mut fenced = false;
     let mut kept = String::with_capacity(text.len());
     for line in text.lines() {
@@ -59,19 +59,20 @@ fn outside_fences(text: &str) -> String {
     kept
 }
 
-/// The words in backticks that are `wrong`, with their lines. `a/b.rs:12` names the file.
+/// The words in backticks that are `wrong`, with their lines.
 fn in_backticks(text: &str, wrong: impl Fn(&str) -> bool) -> Vec<(usize, String)> {
-    let mut found = Vec::new();
-    for (index, line) in text.lines().enumerate() {
-        let words = line
-            .split('`')
-            .skip(1)
-            .step_by(2)
+    let wrong = words(text).filter(|(_, word)| wrong(word));
+    wrong.map(|(line, word)| (line, word.to_string())).collect()
+}
+
+/// The words in backticks, with their lines. `a/b.rs:12` names the file.
+pub fn words(text: &str) -> impl Iterator<Item = (usize, &str)> {
+    text.lines().enumerate().flat_map(|(index, line)| {
+        let quoted = line.split('`').skip(1).step_by(2);
+        quoted
             .filter(|word| !word.contains(char::is_whitespace))
-            .map(without_line);
-        found.extend(words.filter(|word| wrong(word)).map(|word| (index + 1, word.to_string())));
-    }
-    found
+            .map(move |word| (index + 1, without_line(word)))
+    })
 }
 
 fn without_line(word: &str) -> &str {

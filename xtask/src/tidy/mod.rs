@@ -1,11 +1,16 @@
 //! The rules of the house that no compiler checks. Invariant: each rule is a function from the
 //! files to what is wrong with them, and has a test in which it finds something.
 
+mod circles;
 mod citations;
+mod code_map;
 mod imports;
 mod leftovers;
+mod modules;
 mod names;
 mod openings;
+mod paths;
+mod sizes;
 mod source;
 mod tree;
 
@@ -17,8 +22,16 @@ use tree::{Finding, Tree};
 
 type Rule = fn(&Tree) -> Vec<Finding>;
 
-const RULES: [Rule; 5] =
-    [openings::check, imports::check, citations::check, names::check, leftovers::check];
+const RULES: [Rule; 8] = [
+    openings::check,
+    imports::check,
+    circles::check,
+    citations::check,
+    code_map::check,
+    names::check,
+    sizes::check,
+    leftovers::check,
+];
 
 /// Holds all files that git tracks, or would track, to all rules.
 pub fn tidy(root: &Path) -> Result<()> {

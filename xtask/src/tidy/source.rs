@@ -138,7 +138,7 @@ fn character(rest: &str) -> Option<usize> {
 }
 
 /// Behind the `;` or the block that ends the item which starts here.
-fn end_of_item(item: &str) -> usize {
+pub fn end_of_item(item: &str) -> usize {
     let mut depth = 0;
     for (at, c) in item.char_indices() {
         match c {
@@ -153,7 +153,7 @@ fn end_of_item(item: &str) -> usize {
 }
 
 /// As many blanks as `part` has bytes, and its line ends.
-fn blank(text: &mut String, part: &str) {
+pub fn blank(text: &mut String, part: &str) {
     text.extend(part.bytes().map(|byte| if byte == b'\n' { '\n' } else { ' ' }));
 }
 

@@ -103,7 +103,10 @@ fn logistic(x: f32) -> f32 {
 macro_rules! vectorised {
     ($($(#[$doc:meta])* fn $name:ident($($x:ident),+) -> $y:expr;)*) => {$(
         $(#[$doc])*
-        #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx2+fma", "x86_64+avx2+fma"))]
+        #[multiversion(targets(
+            "x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx2+fma",
+            "x86_64+avx2+fma"
+        ))]
         pub(super) fn $name($($x: &[f32],)+ out: &mut [f32]) {
             let n = out.len();
             $(let $x = &$x[..n];)+
@@ -151,7 +154,10 @@ vectorised! {
     /// x Φ(x): GELU (Hendrycks and Gimpel 2016), exact form.
     fn gelu(x) -> x * normal(x).1;
     /// x (1 + tanh(√(2/π) (x + 0.044715 x³))) / 2: GELU, approximated.
-    fn gelu_tanh(x) -> 0.5 * x * (1.0 + hyperbolic_tangent(ROOT_2_OVER_PI * x * (GELU_CUBIC * x).mul_add(x, 1.0)));
+    fn gelu_tanh(x) -> {
+        let t = hyperbolic_tangent(ROOT_2_OVER_PI * x * (GELU_CUBIC * x).mul_add(x, 1.0));
+        0.5 * x * (1.0 + t)
+    };
     /// Its derivative times the incoming gradient.
     fn gelu_tanh_backward(g, x) -> {
         let t = hyperbolic_tangent(ROOT_2_OVER_PI * x * (GELU_CUBIC * x).mul_add(x, 1.0));

@@ -80,15 +80,20 @@ fn the_index_is_the_forward_pre_order_whatever_the_order_of_the_statistics() {
 fn tree(names: &[&str]) -> Value {
     let stats = names.iter().map(|name| {
         json!({
-            "fqn": name, "param_per_module": 4, "grad_per_module": 4, "grad_total": 0, "act_fw_per_module": 2, "act_bw_per_module": 2,
-            "act_grad_per_module": 1, "act_total": 2, "input_per_module": 1, "output_per_module": 1, "fw_runtime_per_module": 1.0,
-            "bw_runtime_per_module": 2.0, "is_leaf": false, "sac_runtime": 1.0, "sac_memory": 2, "n_segments": 1, "slopes": [1.0],
+            "fqn": name, "param_per_module": 4, "grad_per_module": 4, "grad_total": 0,
+            "act_fw_per_module": 2, "act_bw_per_module": 2, "act_grad_per_module": 1,
+            "act_total": 2, "input_per_module": 1, "output_per_module": 1,
+            "fw_runtime_per_module": 1.0, "bw_runtime_per_module": 2.0, "is_leaf": false,
+            "sac_runtime": 1.0, "sac_memory": 2, "n_segments": 1, "slopes": [1.0],
             "intercepts": [0.0], "breakpoints": [0.0, 1.0], "tradeoff_curve": {},
         })
     });
     let post: Vec<&str> = names[1..].iter().rev().chain([&names[0]]).copied().collect();
     json!({
-        "mod_order": { "fw_pre_order": names, "fw_post_order": post, "bw_pre_order": names, "bw_post_order": post },
+        "mod_order": {
+            "fw_pre_order": names, "fw_post_order": post,
+            "bw_pre_order": names, "bw_post_order": post,
+        },
         "mod_stats": stats.collect::<Vec<_>>(),
     })
 }

@@ -312,11 +312,12 @@ fn row(stats: &ModuleStats) -> String {
         ("output", stats.output),
         ("checkpointing", stats.checkpointing_bytes),
     ];
-    let bytes = bytes.map(|(name, bytes)| format!("{name} {}", bytes.0)).join(", ");
+    let bytes = bytes.map(|(name, bytes)| format!("{name} {}", bytes.0));
+    let bytes: String = bytes.chunks(2).map(|pair| format!("    {}\n", pair.join(", "))).collect();
     let ms = [stats.forward, stats.backward, stats.checkpointing_seconds]
         .map(|seconds| format!("{:.3}", seconds.0 * 1e3))
         .join(" + ");
-    format!("{}: {bytes}; {ms} ms; {} segments\n", stats.name, stats.tradeoff.segments.len())
+    format!("{}:\n{bytes}    {ms} ms; {} segments\n", stats.name, stats.tradeoff.segments.len())
 }
 
 #[test]
@@ -335,14 +336,57 @@ fn the_seven_graphs_have_these_baselines() {
         text += &row(&info.modules()[info.root()]);
     }
     expect![[r#"
-        222 modules, baseline 11745315968 bytes, 110.077 ms; bert_base_drop_b16_s512: parameters 219028596, gradients 219028596, total gradients 0, forward activations 9525923844, backward activations 9525923844, activation gradients 2000363524, total activations 9525923848, input 131072, output 4, checkpointing 24979730976; 30.988 + 79.089 + 30.988 ms; 25 segments
-        248 modules, baseline 8849328140 bytes, 86.441 ms; gpt2_medium_b4_s1024: parameters 709646336, gradients 709646336, total gradients 0, forward activations 6492823556, backward activations 6492823556, activation gradients 1646858244, total activations 6492823560, input 65536, output 4, checkpointing 11379429505; 20.611 + 65.829 + 20.611 ms; 23 segments
-        128 modules, baseline 4852627980 bytes, 35.640 ms; gpt2_small_b8_s512: parameters 248879616, gradients 248879616, total gradients 0, forward activations 2956890116, backward activations 2956890116, activation gradients 1646858244, total activations 2956890120, input 65536, output 4, checkpointing 5566763233; 8.411 + 27.230 + 8.411 ms; 24 segments
-        216 modules, baseline 19606462476 bytes, 198.094 ms; llama_1b_b2_s2048: parameters 2471628800, gradients 2471628800, total gradients 0, forward activations 12932104196, backward activations 12932104196, activation gradients 4202729476, total activations 12932104200, input 65536, output 4, checkpointing 24292544593; 58.586 + 139.507 + 58.586 ms; 25 segments
-        256 modules, baseline 2863889144 bytes, 24.750 ms; mobilenet_v3_large_b64: parameters 21932128, gradients 21932128, total gradients 10044320, forward activations 2785111364, backward activations 2783724532, activation gradients 30105608, total activations 2785209336, input 38535680, output 4, checkpointing 5437145484; 5.681 + 19.069 + 5.681 ms; 61 segments
-        152 modules, baseline 2897199604 bytes, 24.079 ms; resnet50_b32: parameters 102228128, gradients 102228128, total gradients 26046368, forward activations 2730177028, backward activations 2691440044, activation gradients 38535172, total activations 2730389936, input 19267840, output 4, checkpointing 4859586692; 5.842 + 18.237 + 5.842 ms; 29 segments
-        104 modules, baseline 2459277864 bytes, 38.345 ms; vit_b16_b32: parameters 173135312, gradients 173135312, total gradients 6261200, forward activations 1882880644, backward activations 1785897988, activation gradients 397000704, total activations 1882880648, input 9634048, output 4, checkpointing 2948148060; 5.539 + 32.806 + 5.539 ms; 18 segments
-    "#]].assert_eq(&text);
+        222 modules, baseline 11745315968 bytes, 110.077 ms; bert_base_drop_b16_s512:
+            parameters 219028596, gradients 219028596
+            total gradients 0, forward activations 9525923844
+            backward activations 9525923844, activation gradients 2000363524
+            total activations 9525923848, input 131072
+            output 4, checkpointing 24979730976
+            30.988 + 79.089 + 30.988 ms; 25 segments
+        248 modules, baseline 8849328140 bytes, 86.441 ms; gpt2_medium_b4_s1024:
+            parameters 709646336, gradients 709646336
+            total gradients 0, forward activations 6492823556
+            backward activations 6492823556, activation gradients 1646858244
+            total activations 6492823560, input 65536
+            output 4, checkpointing 11379429505
+            20.611 + 65.829 + 20.611 ms; 23 segments
+        128 modules, baseline 4852627980 bytes, 35.640 ms; gpt2_small_b8_s512:
+            parameters 248879616, gradients 248879616
+            total gradients 0, forward activations 2956890116
+            backward activations 2956890116, activation gradients 1646858244
+            total activations 2956890120, input 65536
+            output 4, checkpointing 5566763233
+            8.411 + 27.230 + 8.411 ms; 24 segments
+        216 modules, baseline 19606462476 bytes, 198.094 ms; llama_1b_b2_s2048:
+            parameters 2471628800, gradients 2471628800
+            total gradients 0, forward activations 12932104196
+            backward activations 12932104196, activation gradients 4202729476
+            total activations 12932104200, input 65536
+            output 4, checkpointing 24292544593
+            58.586 + 139.507 + 58.586 ms; 25 segments
+        256 modules, baseline 2863889144 bytes, 24.750 ms; mobilenet_v3_large_b64:
+            parameters 21932128, gradients 21932128
+            total gradients 10044320, forward activations 2785111364
+            backward activations 2783724532, activation gradients 30105608
+            total activations 2785209336, input 38535680
+            output 4, checkpointing 5437145484
+            5.681 + 19.069 + 5.681 ms; 61 segments
+        152 modules, baseline 2897199604 bytes, 24.079 ms; resnet50_b32:
+            parameters 102228128, gradients 102228128
+            total gradients 26046368, forward activations 2730177028
+            backward activations 2691440044, activation gradients 38535172
+            total activations 2730389936, input 19267840
+            output 4, checkpointing 4859586692
+            5.842 + 18.237 + 5.842 ms; 29 segments
+        104 modules, baseline 2459277864 bytes, 38.345 ms; vit_b16_b32:
+            parameters 173135312, gradients 173135312
+            total gradients 6261200, forward activations 1882880644
+            backward activations 1785897988, activation gradients 397000704
+            total activations 1882880648, input 9634048
+            output 4, checkpointing 2948148060
+            5.539 + 32.806 + 5.539 ms; 18 segments
+    "#]]
+    .assert_eq(&text);
 }
 
 fn modules_of(name: &str, modules: &[&str], expected: Expect) {
@@ -364,9 +408,27 @@ fn modules_of_llama_read_as_their_shapes_say() {
         "llama_1b_b2_s2048",
         &["model.model.layers.0", "model.model.layers.0.mlp.gate_proj", "model.lm_head"],
         expect![[r#"
-        llama_1b_b2_s2048.model.model.layers.0: parameters 121643008, gradients 121643008, total gradients 1891758080, forward activations 671645696, backward activations 487620612, activation gradients 848297984, total activations 705724416, input 25690112, output 33554432, checkpointing 1160347652; 2.924 + 6.353 + 2.887 ms; 13 segments
-        llama_1b_b2_s2048.model.model.layers.0.mlp.gate_proj: parameters 33554432, gradients 33554432, total gradients 1925312512, forward activations 0, backward activations 219185156, activation gradients 646971392, total activations 303071232, input 16777216, output 67108864, checkpointing 0; 0.441 + 0.881 + 0.000 ms; 0 segments
-        llama_1b_b2_s2048.model.lm_head: parameters 525336576, gradients 525336576, total gradients 0, forward activations 0, backward activations 10830757892, activation gradients 1576009728, total activations 11881431040, input 16777216, output 1050673152, checkpointing 0; 6.897 + 13.793 + 0.000 ms; 0 segments
+        llama_1b_b2_s2048.model.model.layers.0:
+            parameters 121643008, gradients 121643008
+            total gradients 1891758080, forward activations 671645696
+            backward activations 487620612, activation gradients 848297984
+            total activations 705724416, input 25690112
+            output 33554432, checkpointing 1160347652
+            2.924 + 6.353 + 2.887 ms; 13 segments
+        llama_1b_b2_s2048.model.model.layers.0.mlp.gate_proj:
+            parameters 33554432, gradients 33554432
+            total gradients 1925312512, forward activations 0
+            backward activations 219185156, activation gradients 646971392
+            total activations 303071232, input 16777216
+            output 67108864, checkpointing 0
+            0.441 + 0.881 + 0.000 ms; 0 segments
+        llama_1b_b2_s2048.model.lm_head:
+            parameters 525336576, gradients 525336576
+            total gradients 0, forward activations 0
+            backward activations 10830757892, activation gradients 1576009728
+            total activations 11881431040, input 16777216
+            output 1050673152, checkpointing 0
+            6.897 + 13.793 + 0.000 ms; 0 segments
     "#]],
     );
 }

@@ -26,13 +26,17 @@ fn valid() -> Json {
         "storages": [16, 16, 16, 16, 16, 16],
         "nodes": [
             {"name": "x", "op": "placeholder", "phase": "input", "outputs": [value(0, 0)]},
-            {"name": "w", "op": "placeholder", "phase": "parameter", "parameter": "layer.w", "outputs": [value(1, 1)]},
-            {"name": "mul", "op": "aten.mul.Tensor", "phase": "forward", "module": 1, "inputs": [0, 1],
-             "args": [{"value": 0}, {"value": 1}], "outputs": [value(2, 2)]},
-            {"name": "loss", "op": "test.loss", "phase": "loss", "inputs": [2], "outputs": [value(3, 3)]},
-            {"name": "grad", "op": "test.grad", "phase": "backward", "inputs": [0], "outputs": [value(4, 4), null]},
-            {"name": "update", "op": "tightfit.sgd", "phase": "optimizer", "inputs": [1, 4], "mutates": true,
-             "args": [{"value": 1}, {"value": 4}], "outputs": [value(5, 1), null]},
+            {"name": "w", "op": "placeholder", "phase": "parameter", "parameter": "layer.w",
+             "outputs": [value(1, 1)]},
+            {"name": "mul", "op": "aten.mul.Tensor", "phase": "forward", "module": 1,
+             "inputs": [0, 1], "args": [{"value": 0}, {"value": 1}], "outputs": [value(2, 2)]},
+            {"name": "loss", "op": "test.loss", "phase": "loss", "inputs": [2],
+             "outputs": [value(3, 3)]},
+            {"name": "grad", "op": "test.grad", "phase": "backward", "inputs": [0],
+             "outputs": [value(4, 4), null]},
+            {"name": "update", "op": "tightfit.sgd", "phase": "optimizer", "inputs": [1, 4],
+             "mutates": true, "args": [{"value": 1}, {"value": 4}],
+             "outputs": [value(5, 1), null]},
         ],
         "outputs": [3]
     })
@@ -143,9 +147,10 @@ fn not_json() {
     with(
         "/nodes/2/seconds",
         json!("fast"),
-        expect![[
-            r#"Json: not a tightfit-graph/1 file: invalid type: string "fast", expected f64 at line 1 column 505"#
-        ]],
+        expect![
+            "Json: not a tightfit-graph/1 file: invalid type: string \"fast\", expected f64 at \
+             line 1 column 505"
+        ],
     );
     with(
         "/nodes/2/inputs",
@@ -162,9 +167,10 @@ fn another_version() {
     with(
         "/format",
         json!("tightfit-graph/2"),
-        expect![[
-            r#"Version: the format is "tightfit-graph/2", but this program reads "tightfit-graph/1""#
-        ]],
+        expect![
+            "Version: the format is \"tightfit-graph/2\", but this program reads \
+             \"tightfit-graph/1\""
+        ],
     );
     with(
         "/format",
@@ -349,9 +355,10 @@ fn inputs_and_arguments() {
     with(
         "/nodes/3/args",
         json!([{"tensor": 2}]),
-        expect![[
-            r#"Argument: node `loss`: an argument is {"tensor":2}, which is neither a constant, a list nor {"value": id}"#
-        ]],
+        expect![
+            "Argument: node `loss`: an argument is {\"tensor\":2}, which is neither a constant, a \
+             list nor {\"value\": id}"
+        ],
     );
     let deep = (0..17).fold(json!(0), |list, _| json!([list]));
     with(
@@ -437,7 +444,12 @@ fn values_lie_within_their_storage() {
              but storage 2 holds 16"
         ],
     );
-    let strided = |shape: Json, strides: Json| json!({"id": 2, "shape": shape, "dtype": "f32", "storage": 2, "contiguous": false, "strides": strides});
+    let strided = |shape: Json, strides: Json| {
+        json!({
+            "id": 2, "shape": shape, "dtype": "f32", "storage": 2, "contiguous": false,
+            "strides": strides,
+        })
+    };
     with(
         "/nodes/2/outputs/0",
         strided(json!([2, 2]), json!([3, 1])),
@@ -495,7 +507,10 @@ fn values_lie_within_their_storage() {
 #[test]
 fn expanded_and_empty_values_fit_anywhere() {
     with("/nodes/2/outputs/0/shape", json!([7, 0]), expect![["a graph"]]);
-    let expanded = json!({"id": 2, "shape": [1000, 4], "dtype": "f32", "storage": 2, "contiguous": false, "strides": [0, 1]});
+    let expanded = json!({
+        "id": 2, "shape": [1000, 4], "dtype": "f32", "storage": 2, "contiguous": false,
+        "strides": [0, 1],
+    });
     with("/nodes/2/outputs/0", expanded, expect![["a graph"]]);
 }
 
@@ -538,7 +553,9 @@ fn mutations() {
              each storage written"
         ],
     );
-    let late = json!({"name": "late", "op": "test.late", "phase": "optimizer", "inputs": [1], "outputs": []});
+    let late = json!({
+        "name": "late", "op": "test.late", "phase": "optimizer", "inputs": [1], "outputs": [],
+    });
     with(
         "/nodes/-",
         late,
@@ -631,8 +648,10 @@ fn ids_that_only_a_program_can_get_wrong() {
 #[test]
 fn unknown_keys_are_ignored_and_most_keys_may_be_absent() {
     with("/nodes/2/colour", json!("blue"), expect![["a graph"]]);
-    expect![["a graph"]]
-        .assert_eq(&verdict(br#"{"format": "tightfit-graph/1", "modules": [""], "storages": [], "nodes": [], "outputs": []}"#));
+    let least = br#"{
+        "format": "tightfit-graph/1", "modules": [""], "storages": [], "nodes": [], "outputs": []
+    }"#;
+    expect![["a graph"]].assert_eq(&verdict(least));
 }
 
 /// Plans name their graph by this: it must not change with the order of keys in a file, or between
@@ -734,7 +753,10 @@ proptest! {
     #![proptest_config(generator::config(4000))]
 
     #[test]
-    fn damaged_files_are_errors_and_not_panics(damages in prop::collection::vec(damage(), 1..5), pack in any::<bool>()) {
+    fn damaged_files_are_errors_and_not_panics(
+        damages in prop::collection::vec(damage(), 1..5),
+        pack in any::<bool>(),
+    ) {
         let mut file = rich();
         if pack {
             let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
@@ -748,7 +770,14 @@ proptest! {
             // Whatever was let through can be planned.
             for profile in generator::profiles(&graph) {
                 tightfit::unplanned(&graph, &profile).unwrap();
-                let _ = tightfit::fit_smallest(&graph, &profile, tightfit::plan::Planner::Auto, &Default::default(), &tightfit::effort::Effort::work(1, 3_000)).unwrap();
+                let _ = tightfit::fit_smallest(
+                    &graph,
+                    &profile,
+                    tightfit::plan::Planner::Auto,
+                    &Default::default(),
+                    &tightfit::effort::Effort::work(1, 3_000),
+                )
+                .unwrap();
             }
         }
     }

@@ -176,8 +176,10 @@ fn recorded_operators() -> Vec<OperatorStats> {
     let ops = case["input"]["ops"].as_array().unwrap();
     let column = |key: &str| ops.iter().map(|op| op[key].clone()).collect::<Value>();
     let stats = json!({
-        "func_names": column("name"), "runtimes": column("runtime"), "memory": column("memory"), "view_like_ops": case["input"]["view_like"],
-        "rand_ops": case["input"]["rand"], "inplace_ops": case["input"]["inplace"], "force_store_random": case["input"]["force_store_random"],
+        "func_names": column("name"), "runtimes": column("runtime"), "memory": column("memory"),
+        "view_like_ops": case["input"]["view_like"], "rand_ops": case["input"]["rand"],
+        "inplace_ops": case["input"]["inplace"],
+        "force_store_random": case["input"]["force_store_random"],
     });
     operators("case", &stats).unwrap().0
 }
@@ -336,7 +338,10 @@ fn what_is_no_policy_is_refused() {
     assert!(policy(&items, false, 1.5).unwrap_err().to_string().contains("from 0 to 1"));
     items[0].in_place_of = Some(0);
     assert!(policy(&items, false, 0.5).unwrap_err().to_string().contains("10 B have to be saved"));
-    let wrong = json!({ "func_names": ["a"], "runtimes": [1.0], "memory": [1], "view_like_ops": [1], "rand_ops": [], "inplace_ops": [] });
+    let wrong = json!({
+        "func_names": ["a"], "runtimes": [1.0], "memory": [1], "view_like_ops": [1],
+        "rand_ops": [], "inplace_ops": [],
+    });
     assert!(
         operators("M.a", &wrong)
             .unwrap_err()

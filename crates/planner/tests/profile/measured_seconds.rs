@@ -152,7 +152,8 @@ fn refused(text: &str, expected: Expect) {
 fn other_files_are_refused() {
     let file = |format: &str, engine: &str, seconds: &str| {
         format!(
-            "{{\"format\":\"{format}\",\"engine\":\"{engine}\",\"threads\":2,\"seconds\":{{\"f()\":{seconds}}}}}"
+            "{{\"format\":\"{format}\",\"engine\":\"{engine}\",\"threads\":2,\
+             \"seconds\":{{\"f()\":{seconds}}}}}"
         )
     };
     assert_eq!(

@@ -111,7 +111,12 @@ proptest! {
     }
 
     #[test]
-    fn fixed_addresses_and_the_floor_are_kept(lifetimes in lifetimes(40), kept in 0..5usize, floor in 0..4u64, seed in 0..4u64) {
+    fn fixed_addresses_and_the_floor_are_kept(
+        lifetimes in lifetimes(40),
+        kept in 0..5usize,
+        floor in 0..4u64,
+        seed in 0..4u64,
+    ) {
         // The first few are fixed one behind the other, below the floor or above it.
         let mut next = 0;
         let fixed: Vec<Option<u64>> = lifetimes.iter().enumerate().map(|(i, life)| {

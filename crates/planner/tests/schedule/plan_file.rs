@@ -146,36 +146,21 @@ fn plans_for_something_else() {
 
 #[test]
 fn instructions_that_do_not_exist() {
-    with(
-        |plan| plan["instructions"][2] = json!(["fly", 3]),
-        expect![[
-            r#"Instruction: instruction 2 is not one of ["run"|"recompute", node, inputs, outputs, workspace] and ["free", buffer]"#
-        ]],
-    );
-    with(
-        |plan| plan["instructions"][2] = json!([]),
-        expect![[
-            r#"Instruction: instruction 2 is not one of ["run"|"recompute", node, inputs, outputs, workspace] and ["free", buffer]"#
-        ]],
-    );
-    with(
-        |plan| plan["instructions"][2] = json!(["free"]),
-        expect![[
-            r#"Instruction: instruction 2 is not one of ["run"|"recompute", node, inputs, outputs, workspace] and ["free", buffer]"#
-        ]],
-    );
-    with(
-        |plan| plan["instructions"][2] = json!(["free", -1]),
-        expect![[
-            r#"Instruction: instruction 2 is not one of ["run"|"recompute", node, inputs, outputs, workspace] and ["free", buffer]"#
-        ]],
-    );
-    with(
-        |plan| plan["instructions"][2] = json!(["run", "linear_7", [0.5], [], null]),
-        expect![[
-            r#"Instruction: instruction 2 is not one of ["run"|"recompute", node, inputs, outputs, workspace] and ["free", buffer]"#
-        ]],
-    );
+    for wrong in [
+        json!(["fly", 3]),
+        json!([]),
+        json!(["free"]),
+        json!(["free", -1]),
+        json!(["run", "linear_7", [0.5], [], null]),
+    ] {
+        with(
+            |plan| plan["instructions"][2] = wrong,
+            expect![
+                "Instruction: instruction 2 is not one of [\"run\"|\"recompute\", node, inputs, \
+                 outputs, workspace] and [\"free\", buffer]"
+            ],
+        );
+    }
 }
 
 #[test]
@@ -205,7 +190,9 @@ proptest! {
     #![proptest_config(generator::config(2000))]
 
     #[test]
-    fn damaged_plans_are_errors_and_not_panics(digits in prop::collection::vec((any::<prop::sample::Index>(), 0u8..10), 1..5)) {
+    fn damaged_plans_are_errors_and_not_panics(
+        digits in prop::collection::vec((any::<prop::sample::Index>(), 0u8..10), 1..5),
+    ) {
         static PLAN: LazyLock<String> = LazyLock::new(|| plan(Planner::Capuchin).to_string());
         let Small { graph, profile } = &*SMALL;
         let hash = graph.hash();
@@ -214,7 +201,8 @@ proptest! {
         for (at, digit) in digits {
             file[places[at.index(places.len())]] = b'0' + digit;
         }
-        let file = String::from_utf8(file).unwrap().replace(r#""graph":"""#, &format!(r#""graph":"{hash}""#));
+        let named = format!(r#""graph":"{hash}""#);
+        let file = String::from_utf8(file).unwrap().replace(r#""graph":"""#, &named);
         if let Ok(damaged) = schedule::read(graph, file.as_bytes()) {
             let _ = check(graph, profile, &damaged, damaged.budget);
         }

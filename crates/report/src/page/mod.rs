@@ -83,10 +83,14 @@ pub fn page(report: &Report<'_>) -> String {
 <body>
 <main>
 <h1>{}</h1>
-<p class="soft">One training step on {}, {} runs of operators; times are predicted. Every number is read off a schedule that an independent checker executed.</p>
-"#,
+<p class="soft">"#,
         colours(),
         escape(graph.name()),
+    );
+    let _ = writeln!(
+        html,
+        "One training step on {}, {} runs of operators; times are predicted. Every number is read \
+         off a schedule that an independent checker executed.</p>",
         escape(report.machine),
         grouped(report.unplanned.calls.len() as u64),
     );
@@ -134,10 +138,11 @@ pub fn page(report: &Report<'_>) -> String {
 }
 
 /// What the script fills in; without it, all else can be read nevertheless.
-const INSTANT: &str = r#"<div id="instant" role="region" aria-label="The instant that is selected">
-<noscript><p class="soft">The tensors of each instant are shown by a script, which is switched off here.</p></noscript>
-</div>
-"#;
+const INSTANT: &str = concat!(
+    r#"<div id="instant" role="region" aria-label="The instant that is selected">"#,
+    "\n<noscript><p class=\"soft\">The tensors of each instant are shown by a script, ",
+    "which is switched off here.</p></noscript>\n</div>\n"
+);
 
 /// Custom properties of the roles' colours.
 fn colours() -> String {

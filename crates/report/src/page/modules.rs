@@ -10,6 +10,7 @@ use crate::axis::escape;
 use crate::course::Course;
 use crate::role::{ByRole, Role};
 use crate::stack::{legend, present, role_style};
+use crate::svg::Opening;
 use crate::treemap::{ModuleTree, Rectangle, bytes};
 
 /// Width of a map for a height of one.
@@ -17,6 +18,9 @@ const ASPECT: f64 = 2.2;
 /// Height of the map of the largest peak, in pixels of a page and of a drawing.
 const HEIGHT: f64 = 340.0;
 const WIDTH: f64 = 900.0;
+
+const LIGHT: &str = ".ground,.chip{fill:#fff}.ink{fill:#222}.frame{fill:none;stroke:#fff}";
+const DARK: &str = ".ground,.chip{fill:#14171c}.ink{fill:#e6e8eb}.frame{stroke:#14171c}";
 
 /// The maps with a table of their numbers.
 pub fn section(sides: &[(&str, &str, &Course<'_>)]) -> String {
@@ -85,19 +89,9 @@ pub fn modules_svg(title: &str, sides: &[(&str, &Course<'_>)]) -> String {
     let maps: f64 = courses.iter().map(|course| height(&courses, course) + 34.0).sum();
     let (legend, line) = legend(&present(&courses), 20.0, WIDTH - 20.0, 40.0 + maps + 18.0);
     let total = line + 16.0;
-    let mut svg = String::new();
-    let _ = write!(
-        svg,
-        r##"<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {total:.0}" role="img" font-family="system-ui, sans-serif" font-size="13">
-<title>{title}</title>
-<style>.ground,.chip{{fill:#fff}}.ink{{fill:#222}}.frame{{fill:none;stroke:#fff}}{}
-@media(prefers-color-scheme:dark){{.ground,.chip{{fill:#14171c}}.ink{{fill:#e6e8eb}}.frame{{stroke:#14171c}}}}</style>
-<rect class="ground" width="{WIDTH}" height="{total:.0}"/>
-<text class="ink" x="20" y="24" font-size="15" font-weight="600">{title}</text>
-"##,
-        role_style(),
-        title = escape(title)
-    );
+    let light = format!("{LIGHT}{}", role_style());
+    let mut svg =
+        Opening { size: (WIDTH, total), title, at: (20.0, 24.0), light: &light, dark: DARK }.svg();
     let mut top = 40.0;
     for (number, (name, course)) in sides.iter().enumerate() {
         let _ = writeln!(
@@ -123,25 +117,27 @@ pub fn modules_svg(title: &str, sides: &[(&str, &Course<'_>)]) -> String {
             let mut from = x;
             for role in Role::ALL.into_iter().filter(|&role| by_role[role as usize] > Bytes::ZERO) {
                 let part = by_role[role as usize].0 as f64 / all * width;
-                let _ = write!(
-                    svg,
-                    r#"<rect class="r{}" x="{from:.1}" y="{y:.1}" width="{part:.1}" height="{height:.1}"/>"#,
-                    role as usize
-                );
+                let class = format!("r{}", role as usize);
+                svg.push_str(&rectangle_svg(
+                    &class,
+                    &Rectangle { x: from, y, width: part, height },
+                ));
                 from += part;
             }
-            let _ = write!(
-                svg,
-                r#"<rect class="frame" x="{x:.1}" y="{y:.1}" width="{width:.1}" height="{height:.1}"/>"#
-            );
+            svg.push_str(&rectangle_svg("frame", &Rectangle { x, y, width, height }));
             let label = label(&leaf.path);
             let room = label.chars().count() as f64 * 6.6 + 8.0;
             if room < width && height > 20.0 {
                 let _ = write!(
                     svg,
-                    r#"<rect class="chip" fill-opacity=".88" x="{:.1}" y="{:.1}" width="{room:.1}" height="15"/><text class="ink" font-size="11" x="{:.1}" y="{:.1}">{}</text>"#,
+                    r#"<rect class="chip" fill-opacity=".88" x="{:.1}" y="{:.1}""#,
                     x + 2.0,
-                    y + 2.0,
+                    y + 2.0
+                );
+                let _ = write!(svg, r#" width="{room:.1}" height="15"/>"#);
+                let _ = write!(
+                    svg,
+                    r#"<text class="ink" font-size="11" x="{:.1}" y="{:.1}">{}</text>"#,
                     x + 6.0,
                     y + 13.0,
                     escape(label)
@@ -154,6 +150,13 @@ pub fn modules_svg(title: &str, sides: &[(&str, &Course<'_>)]) -> String {
     svg.push_str(&legend);
     svg.push_str("</svg>\n");
     svg
+}
+
+fn rectangle_svg(class: &str, rectangle: &Rectangle) -> String {
+    let Rectangle { x, y, width, height } = rectangle;
+    format!(
+        r#"<rect class="{class}" x="{x:.1}" y="{y:.1}" width="{width:.1}" height="{height:.1}"/>"#
+    )
 }
 
 fn height(courses: &[&Course<'_>], course: &Course<'_>) -> f64 {

@@ -47,10 +47,15 @@ impl Frame {
         };
         let _ = write!(
             html,
-            r#"</div><div class="area" role="img" aria-label="{}"{key}><svg viewBox="0 0 {SIDE} {SIDE}" preserveAspectRatio="none" aria-hidden="true"><path class="grid" d="{grid}"/>{}</svg></div><div class="horizontal" aria-hidden="true">"#,
-            escape(&self.label),
-            self.shapes
+            r#"</div><div class="area" role="img" aria-label="{}"{key}>"#,
+            escape(&self.label)
         );
+        let _ = write!(
+            html,
+            r#"<svg viewBox="0 0 {SIDE} {SIDE}" preserveAspectRatio="none" aria-hidden="true">"#
+        );
+        let _ = write!(html, r#"<path class="grid" d="{grid}"/>{}</svg></div>"#, self.shapes);
+        html.push_str(r#"<div class="horizontal" aria-hidden="true">"#);
         for (share, label) in &self.horizontal {
             let edge = if *share > 0.9 { " class=\"edge\"" } else { "" };
             let _ = write!(
@@ -198,7 +203,8 @@ pub fn frontier_section(report: &Report<'_>) -> String {
     };
     format!(
         "<section aria-labelledby=\"frontier\">\n<h2 id=\"frontier\">Time by \
-         budget</h2>\n<p>{}</p>\n<figure>\n<figcaption>{key}</figcaption>\n{}</figure>\n{}</section>\n",
+         budget</h2>\n<p>{}</p>\n<figure>\n<figcaption>{key}</figcaption>\n\
+         {}</figure>\n{}</section>\n",
         escape(&summary(report, &points)),
         frame.html(),
         tables::frontier(&points)

@@ -2,26 +2,57 @@
 //! tables below is refused, so a new room or crate has to find its place first; ARCHITECTURE.md
 //! shows the same tables.
 
-mod paths;
-
-use super::source::{line_of, split, without_tests};
+use super::modules::{Module, ModuleIndex, Modules};
+use super::paths::mentions;
+use super::source::line_of;
 use super::tree::{File, Finding, Tree};
-use paths::paths;
 
-/// The rooms of the planner, each with the rooms that it may import.
-const ROOMS: [(&str, &[&str]); 8] = [
+/// The rooms of the planner, each with the rooms that it may import. A room may stand here before
+/// it is built.
+const ROOMS: [(&str, &[&str]); 14] = [
     ("units", &[]),
-    ("graph", &["units"]),
-    ("machine", &["units"]),
-    ("profile", &["units", "graph", "machine"]),
-    ("plan", &["units", "graph", "machine", "profile"]),
-    ("schedule", &["units", "graph", "machine", "profile", "plan"]),
-    ("check", &["units", "graph", "machine", "profile", "schedule"]),
-    ("fit", &["units", "graph", "machine", "profile", "plan", "schedule", "check"]),
+    ("id", &["units"]),
+    ("effort", &["units"]),
+    ("tensor", &["units", "id"]),
+    ("operator", &["units", "id", "tensor"]),
+    ("graph", &["units", "id", "tensor", "operator"]),
+    ("machine", &["units", "id"]),
+    ("profile", &["units", "id", "tensor", "operator", "graph", "machine"]),
+    ("analysis", &["units", "id", "tensor", "operator", "graph", "machine", "profile"]),
+    (
+        "plan",
+        &["units", "id", "effort", "tensor", "operator", "graph", "machine", "profile", "analysis"],
+    ),
+    (
+        "schedule",
+        &[
+            "units", "id", "effort", "tensor", "operator", "graph", "machine", "profile",
+            "analysis", "plan",
+        ],
+    ),
+    (
+        "check",
+        &[
+            "units", "id", "tensor", "operator", "graph", "machine", "profile", "schedule",
+            "timeline",
+        ],
+    ),
+    ("timeline", &["units", "id", "graph", "machine", "profile", "schedule"]),
+    (
+        "fit",
+        &[
+            "units", "id", "effort", "tensor", "operator", "graph", "machine", "profile",
+            "analysis", "plan", "schedule", "check", "timeline",
+        ],
+    ),
 ];
 
-/// What `check` may know of `schedule`: the data of its file `instruction`, none of its passes.
-const INSTRUCTION: [&str; 5] = ["Buffer", "BufferId", "Call", "Instruction", "Schedule"];
+/// Rooms that may know of `schedule` only what is defined in [`DATA`].
+const JUDGES: [&str; 2] = ["check", "timeline"];
+
+/// The data of schedules, without the passes that make them.
+const DATA: [&str; 2] =
+    ["crates/planner/src/schedule/instruction.rs", "crates/planner/src/schedule/transfer.rs"];
 
 /// Crates below `crates/`, each with the packages of this workspace that it may depend on.
 const CRATES: [(&str, &[&str]); 5] = [
@@ -31,6 +62,8 @@ const CRATES: [(&str, &[&str]); 5] = [
     ("cli", &["tightfit", "tightfit-engine", "tightfit-report"]),
     ("python", &["tightfit", "tightfit-engine", "tightfit-report"]),
 ];
+
+const PLANNER: &str = "crates/planner/src/";
 
 /// What reaches outside of the process, or asks for the time.
 const IMPURE: [&[&str]; 7] = [
@@ -48,12 +81,9 @@ const SCOPED: [&str; 3] = ["std", "thread", "scope"];
 
 pub fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
-    for file in tree.rust() {
-        if let Some(module) =
-            file.path.strip_prefix("crates/planner/src/").and_then(|path| path.strip_suffix(".rs"))
-        {
-            room(file, module.trim_end_matches("/mod"), &mut findings);
-        }
+    let planner = Modules::of(tree, PLANNER);
+    for module in planner.indices() {
+        room(&planner, module, &mut findings);
     }
     for file in &tree.files {
         if let Some((name, "Cargo.toml")) =
@@ -65,13 +95,14 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
     findings
 }
 
-fn room(file: &File, module: &str, findings: &mut Vec<Finding>) {
-    let code = without_tests(&split(&file.text).code);
+fn room(planner: &Modules<'_>, module: ModuleIndex, findings: &mut Vec<Finding>) {
+    let Module { file, code, path: own, .. } = planner.get(module);
     let mut finding =
-        |at: usize, what: String| findings.push(Finding::new(file, line_of(&code, at), what));
-    let room = module.split('/').next().unwrap_or(module);
+        |at: usize, what: String| findings.push(Finding::new(file, line_of(code, at), what));
+    // The root of the crate is no room, and sees all of them.
+    let room = own.first().map_or("", String::as_str);
     let table = ROOMS.iter().find(|(name, _)| *name == room);
-    if table.is_none() && room != "lib" {
+    if table.is_none() && !room.is_empty() {
         finding(
             0,
             format!(
@@ -80,8 +111,8 @@ fn room(file: &File, module: &str, findings: &mut Vec<Finding>) {
             ),
         );
     }
-    for (at, path) in paths(&code) {
-        let path: Vec<&str> = path.iter().map(String::as_str).collect();
+    for (at, words) in mentions(code, |word| ["crate", "super", "std"].contains(&word)) {
+        let path: Vec<&str> = words.iter().map(String::as_str).collect();
         if IMPURE.iter().any(|impure| path.starts_with(impure)) && path != SCOPED {
             finding(
                 at,
@@ -91,53 +122,41 @@ fn room(file: &File, module: &str, findings: &mut Vec<Finding>) {
                 ),
             );
         }
-        if let (Some((_, allowed)), Some(inside)) = (table, below_the_root(&path, module)) {
-            refused(room, allowed, inside).into_iter().for_each(|what| finding(at, what));
+        let inside = planner.rooted(module, &words, at);
+        if let (Some((_, allowed)), Some(inside)) = (table, inside) {
+            refused(planner, room, allowed, &inside).into_iter().for_each(|what| finding(at, what));
         }
     }
 }
 
-/// The path from the root of the crate, where it leads there.
-fn below_the_root<'a>(path: &'a [&'a str], module: &str) -> Option<&'a [&'a str]> {
-    let supers = path.iter().take_while(|part| **part == "super").count();
-    let names_a_room = |path: &[&str]| {
-        path.first().is_some_and(|first| ROOMS.iter().any(|(room, _)| room == first))
-    };
-    match path {
-        ["crate", inside @ ..] => Some(inside),
-        // An inline module adds a level that the path of the file does not show; so only rooms
-        // count here.
-        [..] if supers >= module.split('/').count() && names_a_room(&path[supers..]) => {
-            Some(&path[supers..])
-        }
-        _ => None,
+/// Why `room` must not import what lies at `inside`, below the root.
+fn refused(
+    planner: &Modules<'_>,
+    room: &str,
+    allowed: &[&str],
+    inside: &[String],
+) -> Option<String> {
+    let other = inside.first()?.as_str();
+    if other == room {
+        return None;
     }
-}
-
-/// Why `room` must not import what lies at `inside`.
-fn refused(room: &str, allowed: &[&str], inside: &[&str]) -> Option<String> {
-    match inside {
-        [other, ..] if *other == room => None,
-        ["schedule", rest @ ..] if room == "check" => {
-            let data = if rest.first() == Some(&"instruction") {
-                rest.len() > 1
-            } else {
-                rest.first().is_some_and(|name| INSTRUCTION.contains(name))
-            };
-            (!data).then(|| {
-                format!(
-                    "`check` may know of `schedule` only {}; judge without the code that is judged",
-                    INSTRUCTION.join(", ")
-                )
-            })
-        }
-        [other, ..] if allowed.contains(other) => None,
-        [other, ..] => Some(format!(
+    if !allowed.contains(&other) {
+        return Some(format!(
             "`{room}` must not import `crate::{other}`; it may import {}",
             list(allowed)
-        )),
-        [] => None,
+        ));
     }
+    if other == "schedule" && JUDGES.contains(&room) {
+        let file = planner.definer(inside).map(|definer| planner.get(definer).file);
+        if !file.is_some_and(|file| DATA.contains(&file.path.as_str())) {
+            return Some(format!(
+                "`{room}` may know of `schedule` only what is in {}; judge without the code that \
+                 is judged",
+                DATA.map(|path| path.trim_start_matches(PLANNER)).join(" and ")
+            ));
+        }
+    }
+    None
 }
 
 /// Packages of this workspace among the dependencies of a manifest.
@@ -186,11 +205,20 @@ fn list(names: &[&str]) -> String {
 mod tests {
     use super::*;
 
+    const SCHEDULE: [(&str, &str); 3] = [
+        (
+            "crates/planner/src/schedule/mod.rs",
+            "pub mod layout; pub use instruction::{Buffer, Call}; pub use lower::lower; mod lower;",
+        ),
+        ("crates/planner/src/schedule/instruction.rs", "pub struct Buffer; pub struct Call;"),
+        ("crates/planner/src/schedule/lower.rs", "pub fn lower() {}"),
+    ];
+
     fn found(path: &str, text: &str) -> Vec<(usize, String)> {
-        check(&Tree::of(&[(path, text)]))
-            .into_iter()
-            .map(|finding| (finding.line, finding.what))
-            .collect()
+        let mut files = vec![(path, text), ("crates/planner/src/lib.rs", "")];
+        files.extend(SCHEDULE.into_iter().filter(|(other, _)| *other != path));
+        files.dedup_by_key(|(path, _)| *path);
+        check(&Tree::of(&files)).into_iter().map(|finding| (finding.line, finding.what)).collect()
     }
 
     #[track_caller]
@@ -210,13 +238,24 @@ mod tests {
             for (other, _) in ROOMS {
                 let found = found(
                     &format!("crates/planner/src/{room}.rs"),
-                    &format!("use crate::{other}::Schedule;"),
+                    &format!("use crate::{other}::Buffer;"),
                 );
                 assert_eq!(
                     found.is_empty(),
                     other == room || allowed.contains(&other),
                     "{room} imports {other}: {found:?}"
                 );
+            }
+        }
+    }
+
+    #[test]
+    fn no_room_may_import_one_that_may_import_it() {
+        let row = |room: &str| ROOMS.iter().find(|(name, _)| *name == room).unwrap().1;
+        for (room, allowed) in ROOMS {
+            for other in allowed {
+                let mutual = row(other).contains(&room);
+                assert!(!mutual, "{room} and {other}");
             }
         }
     }
@@ -241,14 +280,16 @@ mod tests {
     }
 
     #[test]
-    fn the_checker_sees_instructions_and_no_passes() {
-        let path = "crates/planner/src/check.rs";
-        allows(path, "use crate::schedule::{BufferId, Call};");
-        allows(path, "use crate::schedule::instruction::Buffer;");
-        refuses(path, "use crate::schedule::{BufferId, lower};", 1, "only Buffer, BufferId");
-        refuses(path, "use crate::schedule::layout::best_fit;", 1, "only Buffer, BufferId");
-        refuses(path, "use crate::schedule;", 1, "only Buffer, BufferId");
-        refuses(path, "use crate::plan::Plan;", 1, "`check` must not import `crate::plan`");
+    fn judges_see_the_data_of_schedules_and_no_passes() {
+        for path in ["crates/planner/src/check.rs", "crates/planner/src/timeline/mod.rs"] {
+            let only = "only what is in schedule/instruction.rs and schedule/transfer.rs";
+            allows(path, "use crate::schedule::{Buffer, Call};");
+            allows(path, "use crate::schedule::instruction::Buffer;");
+            refuses(path, "use crate::schedule::{Buffer, lower};", 1, only);
+            refuses(path, "use crate::schedule::layout::best_fit;", 1, only);
+            refuses(path, "use crate::schedule;", 1, only);
+            refuses(path, "use crate::plan::Plan;", 1, "must not import `crate::plan`");
+        }
     }
 
     #[test]
