@@ -2,13 +2,18 @@
 //! + reserve, and the reserve is a bound that the graph's shapes give, not a guess.
 
 use tightfit::graph::{Argument, Graph, Operator};
+use tightfit::machine::Machine;
 use tightfit::units::Bytes;
 
 use crate::kernels::packing_bytes;
 
-/// Most bytes that any call of the graph makes the matrix product pack.
-pub fn reserve(graph: &Graph, threads: u32) -> Bytes {
-    let threads = u64::from(threads);
+/// Most bytes that any call of the graph makes the matrix product pack on a machine; none where
+/// the engine does not run.
+pub fn reserve(graph: &Graph, machine: &Machine) -> Bytes {
+    if !machine.engine {
+        return Bytes::ZERO;
+    }
+    let threads = u64::from(machine.threads);
     let extents = |node: &tightfit::graph::Node, index: usize| match node.args.get(index) {
         Some(Argument::Value(value)) => graph.values()[*value].shape.clone(),
         _ => Vec::new(),

@@ -20,7 +20,8 @@ use tightfit::plan::Planner;
 use tightfit::units::Seconds;
 
 use crate::effort::Limits;
-use crate::{input, output};
+use crate::output;
+use crate::values::{fraction, planner as planner_named};
 
 /// Plan the corpus at many budgets with every planner, beside bounds, proven optima and other
 /// systems.
@@ -49,7 +50,7 @@ pub struct Arguments {
     )]
     parts: Vec<Part>,
     /// Planners of the grid [default: all]
-    #[arg(long, value_delimiter = ',', value_parser = input::planner)]
+    #[arg(long, value_delimiter = ',', value_parser = planner_named)]
     planners: Vec<Planner>,
     /// Budgets of the grid, as fractions of the activation peak [default:
     /// 0.9,0.8,0.7,0.6,0.5,0.4,0.3]
@@ -166,11 +167,6 @@ fn fractions(arguments: &Arguments) -> Vec<f64> {
     fractions.sort_by(f64::total_cmp);
     fractions.dedup();
     fractions
-}
-
-fn fraction(text: &str) -> Result<f64, String> {
-    let fraction = text.trim().parse().ok().filter(|fraction: &f64| (0.0..=1.0).contains(fraction));
-    fraction.ok_or_else(|| "a fraction of the activation peak lies between 0 and 1".to_string())
 }
 
 fn heading(effort: &Effort<'_>) -> String {
