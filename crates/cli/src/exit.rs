@@ -109,3 +109,25 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
     }
     error.is::<std::io::Error>().then_some(4)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_planner_that_does_not_answer_proves_nothing() {
+        let large = || PlanError::TooLarge { nodes: 81, most: 80 };
+        let unsolved = || PlanError::Unsolved { reason: "time was up".to_string() };
+        for (error, expected) in [(large(), 2), (unsolved(), 1)] {
+            assert_eq!(code(&error.into()), expected);
+        }
+        for (error, expected) in [(large(), 2), (unsolved(), 1)] {
+            assert_eq!(code(&FitError::from(error).into()), expected);
+        }
+        for (error, expected) in [(large(), 2), (unsolved(), 1)] {
+            let error = FittingError::from(FitError::from(error));
+            assert_eq!(code(&anyhow::Error::from(error).context("while planning")), expected);
+        }
+        assert_eq!(code(&FittingError::from(BudgetError::Zero).into()), 8);
+    }
+}
