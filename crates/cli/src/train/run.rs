@@ -76,7 +76,7 @@ pub fn run(
 /// Whether an evaluation follows this step; the one at the end of the run comes anyway.
 fn is_due(arguments: &Arguments, done: u32) -> bool {
     let every = arguments.eval_every.filter(|&every| every > 0 && arguments.eval_batches > 0);
-    every.is_some_and(|every| done % every == 0 && done < arguments.steps)
+    every.is_some_and(|every| done.is_multiple_of(every) && done < arguments.steps)
 }
 
 fn progress_bar(arguments: &Arguments) -> ProgressBar {

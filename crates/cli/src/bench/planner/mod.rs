@@ -202,7 +202,7 @@ fn graph_files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
         std::fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path())).collect()
     };
     let mut files = read().with_context(|| folder.display().to_string())?;
-    files.retain(|path| path.to_str().is_some_and(|name| name.ends_with(".json.gz")));
+    files.retain(|path| path.as_os_str().as_encoded_bytes().ends_with(b".json.gz"));
     files.sort();
     Ok(files)
 }
