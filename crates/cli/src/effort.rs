@@ -10,7 +10,8 @@ use tightfit::effort::Effort;
 use tightfit::plan::Planner;
 use tightfit::units::Seconds;
 
-use crate::{input, interrupt};
+use crate::interrupt;
+use crate::values::{duration, planner};
 
 /// Of a search that nothing else limits.
 const DEADLINE: Seconds = Seconds(1.0);
@@ -42,7 +43,7 @@ impl Limits {
 #[derive(Args, Clone, Copy)]
 pub struct Search {
     /// One planner by name, or auto for the best plan of all
-    #[arg(long, default_value = "auto", value_parser = input::planner)]
+    #[arg(long, default_value = "auto", value_parser = planner)]
     pub planner: Planner,
     #[command(flatten)]
     pub limits: Limits,
@@ -68,41 +69,9 @@ pub fn clock() -> Seconds {
     }
 }
 
-/// A duration as people write it.
-pub fn duration(text: &str) -> Result<Seconds, String> {
-    let text = text.trim();
-    let units = [("us", 1e-6), ("ms", 1e-3), ("s", 1.0), ("", 1.0)];
-    let (digits, unit) = units
-        .into_iter()
-        .find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, seconds)))
-        .unwrap_or((text, 1.0));
-    let seconds =
-        digits.trim().parse().ok().map(|x: f64| x * unit).filter(|x| x.is_finite() && *x >= 0.0);
-    seconds
-        .map(Seconds)
-        .ok_or_else(|| "write seconds, as in 10, 0.5, 10s, 500ms or 20us".to_string())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn durations_read_as_people_write_them() {
-        for (text, seconds) in [
-            ("1", 1.0),
-            ("500ms", 0.5),
-            ("20us", 20.0 * 1e-6),
-            ("10s", 10.0),
-            ("0.25 s", 0.25),
-            ("0", 0.0),
-        ] {
-            assert_eq!(duration(text), Ok(Seconds(seconds)), "{text}");
-        }
-        for text in ["", "s", "ms", "-1", "nan", "inf", "1e999", "5m", "1 min"] {
-            assert!(duration(text).is_err(), "{text}");
-        }
-    }
 
     #[test]
     fn work_alone_knows_no_deadline() {

@@ -10,11 +10,10 @@ use tightfit::schedule::PlanFileError;
 use tightfit_engine::step::StepFileError;
 use tightfit_engine::step::data::DataError;
 use tightfit_engine::weights::CheckpointError;
-use tightfit_engine::{CompileError, SessionError, SlabError};
+use tightfit_engine::{BudgetError, CompileError, FittingError, SessionError, SlabError};
 use tightfit_report::TraceError;
 
-use crate::budget::BudgetError;
-use crate::solver::UnknownModule;
+use crate::values::UnknownModule;
 
 /// Part of `--help`.
 pub const HELP: &str = "\
@@ -40,14 +39,27 @@ pub fn code(error: &anyhow::Error) -> u8 {
 }
 
 fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
-    if let Some(error) = error.downcast_ref::<FitError>() {
-        return Some(match error {
-            FitError::Plan(_) => 3,
-            FitError::Violation(_) => 9,
-        });
+    if let Some(error) = error.downcast_ref::<FittingError>() {
+        // What it wraps is not in the chain: it speaks with the wrapped one's voice.
+        return match error {
+            FittingError::Budget(error) => of(error),
+            FittingError::Fit(error) => of(error),
+            FittingError::Unplanned(error) => of(error),
+            _ => None,
+        };
     }
-    if error.is::<PlanError>() {
-        return Some(3);
+    if let Some(error) = error.downcast_ref::<FitError>() {
+        return match error {
+            FitError::Plan(error) => of(error),
+            FitError::Violation(error) => of(error),
+        };
+    }
+    if let Some(error) = error.downcast_ref::<PlanError>() {
+        return Some(match error {
+            PlanError::Infeasible(_) => 3,
+            PlanError::TooLarge { .. } => 2,
+            PlanError::Unsolved { .. } => 1,
+        });
     }
     if let Some(error) = error.downcast_ref::<ModulePlanError>() {
         return Some(match error {
@@ -96,4 +108,26 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
         return Some(2);
     }
     error.is::<std::io::Error>().then_some(4)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_planner_that_does_not_answer_proves_nothing() {
+        let large = || PlanError::TooLarge { nodes: 81, most: 80 };
+        let unsolved = || PlanError::Unsolved { reason: "time was up".to_string() };
+        for (error, expected) in [(large(), 2), (unsolved(), 1)] {
+            assert_eq!(code(&error.into()), expected);
+        }
+        for (error, expected) in [(large(), 2), (unsolved(), 1)] {
+            assert_eq!(code(&FitError::from(error).into()), expected);
+        }
+        for (error, expected) in [(large(), 2), (unsolved(), 1)] {
+            let error = FittingError::from(FitError::from(error));
+            assert_eq!(code(&anyhow::Error::from(error).context("while planning")), expected);
+        }
+        assert_eq!(code(&FittingError::from(BudgetError::Zero).into()), 8);
+    }
 }

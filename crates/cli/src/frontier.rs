@@ -12,7 +12,6 @@ use tightfit::{BoundOrder, FitError, Fitted, fit_smallest, ladder};
 use tightfit_report::FrontierPoint;
 
 use crate::figures::Figures;
-use crate::input;
 
 /// One budget.
 pub struct Point {
@@ -34,7 +33,7 @@ pub fn frontier(
     points: u32,
     effort: &Effort<'_>,
 ) -> anyhow::Result<Vec<Point>> {
-    let reserve = input::reserve(graph, machine);
+    let reserve = tightfit_engine::reserve(graph, machine);
     let smallest = fit_smallest(graph, profile, planner, &Residents::default(), effort)?;
     let slabs = slabs(smallest.schedule.slab, unplanned.schedule.slab, points);
     let mut points = Vec::with_capacity(slabs.len());

@@ -1,32 +1,26 @@
 //! The `tightfit` command. Invariant: every failure is one clear message on standard error and an
 //! exit code of its own; standard output holds results only.
 
-mod analyze;
 mod bench;
-mod budget;
-mod calibrate;
-mod check;
+mod calls;
 mod effort;
 mod exit;
 mod figures;
 mod frontier;
 mod input;
 mod interrupt;
-mod modules;
 mod output;
-mod pareto;
-mod plan;
-mod report;
-mod sac;
-mod seconds;
-mod shard;
+mod processor;
 mod solver;
-mod trace;
 mod train;
+mod values;
+mod verbs;
 
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+
+use crate::verbs::{analyze, calibrate, check, modules, pareto, plan, report, sac, shard, trace};
 
 #[derive(Parser)]
 #[command(

@@ -70,3 +70,9 @@ pub fn percent(share: f64) -> String {
     // Nothing has no sign.
     format!("{:+.1} %", (share * 1e3).round() / 10.0 + 0.0)
 }
+
+/// Milliseconds, with three digits or more.
+pub fn milliseconds(seconds: f64) -> String {
+    let digits = (2.0 - (seconds * 1e3).log10().floor()).clamp(0.0, 4.0) as usize;
+    format!("{:.digits$} ms", seconds * 1e3)
+}

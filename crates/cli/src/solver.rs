@@ -3,23 +3,34 @@
 //! sharding.
 
 use clap::Args;
-use thiserror::Error;
 use tightfit::analysis::modules::{ModuleIndex, ModuleInfo};
 use tightfit::plan::SolverLimits;
 use tightfit::plan::modules::ModulePlanError;
 use tightfit::units::{Bytes, Seconds};
+use tightfit_engine::{Budget, BudgetError};
 
-use crate::budget::{Budget, BudgetError};
-use crate::effort::duration;
+use crate::values::{UnknownModule, duration, share};
 
 /// Limits of the solver.
 #[derive(Args, Clone, Copy)]
 pub struct Solver {
     /// Stop when no plan can be better by more than this share
-    #[arg(long, value_name = "SHARE", default_value_t = 0.0, value_parser = share, allow_hyphen_values = true)]
+    #[arg(
+        long,
+        value_name = "SHARE",
+        default_value_t = 0.0,
+        value_parser = share,
+        allow_hyphen_values = true
+    )]
     gap: f64,
     /// Let the solver take no longer than this for one program
-    #[arg(long, value_name = "SECONDS", default_value = "10s", value_parser = duration, allow_hyphen_values = true)]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value = "10s",
+        value_parser = duration,
+        allow_hyphen_values = true
+    )]
     deadline: Seconds,
 }
 
@@ -28,20 +39,6 @@ impl Solver {
     pub fn limits(self) -> SolverLimits {
         SolverLimits { gap: self.gap, seconds: Some(self.deadline) }
     }
-}
-
-fn share(text: &str) -> Result<f64, String> {
-    text.parse()
-        .ok()
-        .filter(|share| (0.0..=1.0).contains(share))
-        .ok_or_else(|| "write a share from 0 to 1, as in 0.01".to_string())
-}
-
-/// A name that no module has.
-#[derive(Debug, Error)]
-#[error("there is no module `{name}`; `tightfit modules` lists them")]
-pub struct UnknownModule {
-    name: String,
 }
 
 /// The modules with these names.

@@ -7,7 +7,7 @@ mod program;
 use std::path::Path;
 
 use expect_test::expect;
-use program::run;
+use program::{folded, run};
 use serde_json::Value;
 use tightfit::analysis::modules::ModuleInfo;
 
@@ -43,23 +43,57 @@ fn a_person_can_read_the_table() {
     let text = run(Path::new("."), "modules corpus/graphs/gpt2_small_b8_s512.json.gz --depth 3")
         .done()
         .stdout;
+    let (head, table) = text.split_once("\n\n").unwrap();
     expect![[r#"
-        gpt2_small_b8_s512: 128 modules, 8.411 ms forward and 27.230 ms backward on a100-80gb
-        peak 4.5 GiB (4852627980 bytes) of parameters, gradients and activations, without batch, buffers and optimizer state
-        saved: made inside for the backward pass, freed by checkpointing; held: all activations when the forward pass of the
-        module ends; held back, gradients, temporary: all activations, gradients and temporaries at the peak of its backward pass
-
-        module              parameters     input     saved     output     held  held back  gradients  temporary  forward ms  backward ms
-        gpt2_small_b8_s512   237.4 MiB  64.0 KiB   2.8 GiB        4 B  2.8 GiB    2.8 GiB          –    1.5 GiB       8.411       27.230
-          model              237.4 MiB  32.0 KiB   2.0 GiB  392.6 MiB  2.4 GiB    2.0 GiB          –  466.3 MiB       6.593       19.746
-            transformer      237.4 MiB  32.0 KiB   2.0 GiB    6.0 MiB  2.0 GiB    1.9 GiB    4.5 MiB  247.6 MiB       5.580       17.719
-              wte             73.6 MiB  32.0 KiB         –    6.0 MiB  6.0 MiB        4 B  163.7 MiB  380.1 MiB       0.041        0.369
-              wpe              1.5 MiB   4.0 KiB         –  768.0 KiB  6.8 MiB        4 B  162.2 MiB   87.1 MiB       0.001        0.010
-              h              162.2 MiB   8.0 MiB   2.0 GiB    6.0 MiB  2.0 GiB    1.9 GiB    4.5 MiB  247.6 MiB       5.517       17.142
-              ln_f             3.0 KiB   6.0 MiB  16.0 KiB    6.0 MiB  2.0 GiB    2.0 GiB          –  133.6 MiB       0.006        0.194
-            lm_head           73.6 MiB   6.0 MiB         –  392.6 MiB  2.4 GiB    2.0 GiB          –  466.3 MiB       1.013        2.027
+        gpt2_small_b8_s512: 128 modules, 8.411 ms forward and 27.230 ms backward on \
+        a100-80gb
+        peak 4.5 GiB (4852627980 bytes) of parameters, gradients and activations, \
+        without batch, buffers and optimizer state
+        saved: made inside for the backward pass, freed by checkpointing; held: all \
+        activations when the forward pass of the
+        module ends; held back, gradients, temporary: all activations, gradients and \
+        temporaries at the peak of its backward pass
     "#]]
-    .assert_eq(&text);
+    .assert_eq(&folded(&format!("{head}\n")));
+    let (left, right) = halves(table, "  held back");
+    expect![[r#"
+        module              parameters     input     saved     output     held
+        gpt2_small_b8_s512   237.4 MiB  64.0 KiB   2.8 GiB        4 B  2.8 GiB
+          model              237.4 MiB  32.0 KiB   2.0 GiB  392.6 MiB  2.4 GiB
+            transformer      237.4 MiB  32.0 KiB   2.0 GiB    6.0 MiB  2.0 GiB
+              wte             73.6 MiB  32.0 KiB         –    6.0 MiB  6.0 MiB
+              wpe              1.5 MiB   4.0 KiB         –  768.0 KiB  6.8 MiB
+              h              162.2 MiB   8.0 MiB   2.0 GiB    6.0 MiB  2.0 GiB
+              ln_f             3.0 KiB   6.0 MiB  16.0 KiB    6.0 MiB  2.0 GiB
+            lm_head           73.6 MiB   6.0 MiB         –  392.6 MiB  2.4 GiB
+    "#]]
+    .assert_eq(&left);
+    expect![[r#"
+        held back  gradients  temporary  forward ms  backward ms
+          2.8 GiB          –    1.5 GiB       8.411       27.230
+          2.0 GiB          –  466.3 MiB       6.593       19.746
+          1.9 GiB    4.5 MiB  247.6 MiB       5.580       17.719
+              4 B  163.7 MiB  380.1 MiB       0.041        0.369
+              4 B  162.2 MiB   87.1 MiB       0.001        0.010
+          1.9 GiB    4.5 MiB  247.6 MiB       5.517       17.142
+          2.0 GiB          –  133.6 MiB       0.006        0.194
+          2.0 GiB          –  466.3 MiB       1.013        2.027
+    "#]]
+    .assert_eq(&right);
+}
+
+/// A table cut in two in front of a column, which its heading names with the gap before it.
+fn halves(table: &str, column: &str) -> (String, String) {
+    let heading = table.lines().next().unwrap();
+    let at = heading[..heading.find(column).unwrap()].chars().count();
+    let (mut left, mut right) = (String::new(), String::new());
+    for line in table.lines() {
+        let cells: Vec<char> = line.chars().collect();
+        assert_eq!(cells[at..at + 2], [' ', ' '], "{line}");
+        left.extend(cells[..at].iter().chain(&['\n']));
+        right.extend(cells[at + 2..].iter().chain(&['\n']));
+    }
+    (left, right)
 }
 
 #[test]

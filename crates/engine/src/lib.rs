@@ -4,14 +4,17 @@
 //! from the schedule, and kernels write into the slab and nowhere else. [`Step`] is what an export
 //! gives, [`Session`] a run of it.
 
+mod budget;
 mod calibrate;
 mod execute;
+mod fit;
 mod kernels;
 mod memory;
 pub mod philox;
 mod reserve;
 pub mod step;
 
+pub use budget::{Budget, BudgetError};
 pub use calibrate::calibrate;
 pub use execute::executable::{
     CompileError, Executable, MeasuredCall, StepError, StepSettings, UnknownOperator,
@@ -19,6 +22,7 @@ pub use execute::executable::{
 pub use execute::session::{Evaluation, Located, Resident, Session, SessionError};
 pub use execute::trial::{FastestStep, Timings, VERSION, trial};
 pub use execute::weights;
+pub use fit::{FitTask, FittedGraph, FittedStep, FittingError, fit_graph, fit_step};
 pub use kernels::KernelError;
 pub use memory::process;
 pub use memory::slab::{Slab, SlabError};

@@ -3,25 +3,29 @@
 //! graph's calls.
 
 use tightfit::graph::Graph;
+use tightfit::machine::Machine;
 use tightfit::operator::{Product, Workers};
 use tightfit::units::Bytes;
 
 use crate::kernels::packing_bytes;
 
-/// Most bytes that any call of the graph makes the matrix product pack.
-pub fn reserve(graph: &Graph, threads: u32) -> Bytes {
-    let threads = u64::from(threads);
-    let packed = |product: &Product| {
-        let Product { m, n, k, workers } = *product;
+/// Most bytes that any call of the graph makes the matrix product pack on a machine; none where
+/// products are not packed.
+pub fn reserve(graph: &Graph, machine: &Machine) -> Bytes {
+    if !machine.runtime.rules().packs {
+        return Bytes::ZERO;
+    }
+    let threads = u64::from(machine.threads);
+    let packed = |product: Product| {
+        let Product { m, n, k, workers } = product;
         match workers {
             Workers::Together => packing_bytes(m, n, k, threads),
             Workers::Alone => Bytes(packing_bytes(m, n, k, 1).0 * threads),
         }
     };
-    let of = |node| match graph.nodes()[node].operator {
+    let products = graph.nodes().keys().flat_map(|node| match graph.nodes()[node].operator {
         Some(operator) => (operator.row().cost.packing)(&graph.call(node)),
         None => Vec::new(),
-    };
-    let products = graph.nodes().keys().flat_map(of);
-    products.map(|product| packed(&product)).max().unwrap_or(Bytes::ZERO)
+    });
+    products.map(packed).max().unwrap_or(Bytes::ZERO)
 }

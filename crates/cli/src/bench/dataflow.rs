@@ -23,7 +23,12 @@ pub struct Arguments {
     /// Graph files [default: those of corpus/graphs, and a transformer of 55,504 nodes]
     graphs: Vec<PathBuf>,
     /// How often to analyze each graph
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = clap::value_parser!(u32).range(1..))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 5,
+        value_parser = clap::value_parser!(u32).range(1..)
+    )]
     runs: u32,
     /// Print the result as JSON
     #[arg(long)]
@@ -66,7 +71,11 @@ pub fn analyses(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             flow.curve.peak.0.to_string(),
         ]);
         results.push(json!({
-            "graph": graph.name(), "nodes": nodes, "modules": modules, "dataflow_seconds": analysis, "statistics_seconds": statistics,
+            "graph": graph.name(),
+            "nodes": nodes,
+            "modules": modules,
+            "dataflow_seconds": analysis,
+            "statistics_seconds": statistics,
             "peak_bytes": flow.curve.peak,
         }));
     }

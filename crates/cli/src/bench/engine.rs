@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::calibrate;
+use crate::processor;
 
 /// Time training steps at several budgets beside PyTorch eager and PyTorch with per-block
 /// checkpointing.
@@ -52,8 +52,8 @@ struct Side {
 
 /// Runs and prints.
 pub fn engine(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let threads = calibrate::threads(arguments.threads);
-    calibrate::machine(Some(threads));
+    let threads = processor::threads(arguments.threads);
+    processor::machine(Some(threads));
     let mut sides = sides(arguments, threads)?;
     for round in 0..arguments.rounds {
         for side in &mut sides {
@@ -63,13 +63,23 @@ pub fn engine(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let results: Vec<Value> = sides
         .iter_mut()
-        .map(|side| json!({ "name": side.name, "median_seconds": median(&mut side.seconds), "process_peak_bytes": median(&mut side.process_peaks), "samples": side.seconds.len() }))
+        .map(|side| {
+            json!({
+                "name": side.name,
+                "median_seconds": median(&mut side.seconds),
+                "process_peak_bytes": median(&mut side.process_peaks),
+                "samples": side.seconds.len(),
+            })
+        })
         .collect();
     if arguments.json {
-        println!(
-            "{}",
-            json!({ "step": arguments.step, "threads": threads, "rounds": arguments.rounds, "sides": results })
-        );
+        let result = json!({
+            "step": arguments.step.to_string_lossy(),
+            "threads": threads,
+            "rounds": arguments.rounds,
+            "sides": results,
+        });
+        println!("{result}");
         return Ok(ExitCode::SUCCESS);
     }
     let number = |result: &Value, key: &str| result[key].as_f64().unwrap_or(f64::NAN);

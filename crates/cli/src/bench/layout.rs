@@ -71,7 +71,12 @@ pub fn layout(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             format!("{seconds:.3}"),
         ]);
         results.push(json!({
-            "file": name, "buffers": lifetimes.len(), "bound_bytes": packing.bound, "end_bytes": packing.end, "fits": fits, "seconds": seconds,
+            "file": name,
+            "buffers": lifetimes.len(),
+            "bound_bytes": packing.bound,
+            "end_bytes": packing.end,
+            "fits": fits,
+            "seconds": seconds,
         }));
     }
     if arguments.json {

@@ -94,9 +94,16 @@ pub fn modules(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 theirs.map_or("–".to_string(), |answer| format!("{:.3}", answer.2)),
             ]);
             results.push(json!({
-                "model": name, "modules": info.modules().len(), "share": share, "recompute_ms": ours, "seconds": seconds,
-                "peak_bytes": plan.as_ref().map(|plan| plan.peak), "gap": plan.as_ref().and_then(|plan| plan.gap), "solver": SOLVER,
-                "recorded_ms": theirs.and_then(|answer| answer.1), "recorded_seconds": theirs.map(|answer| answer.2),
+                "model": name,
+                "modules": info.modules().len(),
+                "share": share,
+                "recompute_ms": ours,
+                "seconds": seconds,
+                "peak_bytes": plan.as_ref().map(|plan| plan.peak),
+                "gap": plan.as_ref().and_then(|plan| plan.gap),
+                "solver": SOLVER,
+                "recorded_ms": theirs.and_then(|answer| answer.1),
+                "recorded_seconds": theirs.map(|answer| answer.2),
             }));
         }
     }

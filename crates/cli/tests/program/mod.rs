@@ -101,6 +101,29 @@ pub fn folder() -> TempDir {
     TempDir::new().unwrap()
 }
 
+/// Long lines in parts, each but the last with a backslash at its end, as a string of Rust goes on
+/// on the next line. Nothing else is changed, so two texts are the same where their parts are.
+pub fn folded(text: &str) -> String {
+    const WIDTH: usize = 80;
+    let mut folded = String::new();
+    for line in text.split_inclusive('\n') {
+        let mut rest = line;
+        while rest.trim_end_matches('\n').chars().count() > WIDTH {
+            let start = rest.len() - rest.trim_start().len();
+            let spaces = rest.char_indices().enumerate().filter(|&(_, (at, c))| {
+                c == ' ' && at >= start && !rest[at + 1..].trim_end_matches('\n').is_empty()
+            });
+            let (near, far): (Vec<_>, Vec<_>) = spaces.partition(|&(column, _)| column < WIDTH - 1);
+            let Some(&(_, (at, _))) = near.last().or(far.first()) else { break };
+            folded += &rest[..=at];
+            folded += "\\\n";
+            rest = &rest[at + 1..];
+        }
+        folded += rest;
+    }
+    folded
+}
+
 /// Names of what lies in a folder.
 pub fn listing(folder: &Path) -> Vec<String> {
     let mut names: Vec<String> = std::fs::read_dir(folder)

@@ -161,7 +161,12 @@ fn lost(point: &Compared) -> Vec<String> {
 fn point_json(compared: &Compared) -> Value {
     let Compared { graph, point, recompute_us } = compared;
     json!({
-        "graph": graph, "point": point.name(), "budget_bytes": point.ours(), "theirs_us": point.recompute_us, "ours_us": recompute_us,
-        "met": compared.met(), "less": compared.won(),
+        "graph": graph,
+        "point": point.name(),
+        "budget_bytes": point.ours(),
+        "theirs_us": point.recompute_us,
+        "ours_us": recompute_us,
+        "met": compared.met(),
+        "less": compared.won(),
     })
 }

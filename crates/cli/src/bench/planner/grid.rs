@@ -216,24 +216,3 @@ fn plans_json(row: &Row) -> Vec<Value> {
     };
     row.plans.iter().map(one).collect()
 }
-
-impl Planned {
-    /// All figures; null where there is no plan or no bound.
-    pub fn json(&self) -> Value {
-        let figures = self.figures;
-        json!({
-            "planner": self.planner.name(),
-            "budget_bytes": self.budget,
-            "feasible": figures.is_some(),
-            "step_us": figures.map(|figures| figures.step.micros()),
-            "overhead_percent": figures.map(|figures| figures.overhead * 100.0),
-            "bound_percent": figures.and_then(|figures| figures.bound).map(|bound| bound * 100.0),
-            "gap": figures.and_then(|figures| figures.gap).map(|gap| gap * 100.0),
-            "peak_bytes": figures.map(|figures| figures.peak),
-            "slab_bytes": figures.map(|figures| figures.slab),
-            "recomputed_nodes": figures.map(|figures| figures.recomputed),
-            "first_seconds": self.first,
-            "seconds": self.total,
-        })
-    }
-}

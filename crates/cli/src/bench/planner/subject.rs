@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use anyhow::{Context, ensure};
+use serde_json::{Value, json};
 use tightfit::check::check;
 use tightfit::graph::Graph;
 use tightfit::plan::Planner;
@@ -95,5 +96,26 @@ impl Subject {
             }
         };
         Ok(Planned { planner, budget, figures, first, total })
+    }
+}
+
+impl Planned {
+    /// All figures; null where there is no plan or no bound.
+    pub fn json(&self) -> Value {
+        let figures = self.figures;
+        json!({
+            "planner": self.planner.name(),
+            "budget_bytes": self.budget,
+            "feasible": figures.is_some(),
+            "step_us": figures.map(|figures| figures.step.micros()),
+            "overhead_percent": figures.map(|figures| figures.overhead * 100.0),
+            "bound_percent": figures.and_then(|figures| figures.bound).map(|bound| bound * 100.0),
+            "gap": figures.and_then(|figures| figures.gap).map(|gap| gap * 100.0),
+            "peak_bytes": figures.map(|figures| figures.peak),
+            "slab_bytes": figures.map(|figures| figures.slab),
+            "recomputed_nodes": figures.map(|figures| figures.recomputed),
+            "first_seconds": self.first,
+            "seconds": self.total,
+        })
     }
 }

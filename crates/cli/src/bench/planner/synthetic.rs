@@ -67,9 +67,7 @@ pub fn optima(bench: &Bench, folder: &Path) -> anyhow::Result<Found> {
 /// Long transformers: seconds and bytes of planning itself.
 pub fn transformers(bench: &Bench, folder: &Path) -> anyhow::Result<Found> {
     let is_transformer = |path: &Path| {
-        path.file_name()
-            .and_then(|name| name.to_str())
-            .is_some_and(|name| name.starts_with("transformer-"))
+        path.file_name().is_some_and(|name| name.as_encoded_bytes().starts_with(b"transformer-"))
     };
     let mut files: Vec<PathBuf> =
         graph_files(folder)?.into_iter().filter(|path| is_transformer(path)).collect();

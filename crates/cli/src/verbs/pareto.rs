@@ -1,4 +1,5 @@
-//! `tightfit pareto`: what each budget costs.
+//! `tightfit pareto`: what each budget costs. Invariant: table, JSON and drawing show the same
+//! points.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -26,7 +27,12 @@ pub struct Arguments {
     /// A graph file (tightfit-graph/1, plain or gzip) or a step's folder
     graph: PathBuf,
     /// How many budgets
-    #[arg(long, value_name = "N", default_value_t = 12, value_parser = clap::value_parser!(u32).range(2..=1000))]
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 12,
+        value_parser = clap::value_parser!(u32).range(2..=1000)
+    )]
     points: u32,
     #[command(flatten)]
     search: Search,

@@ -1,5 +1,5 @@
 //! `tightfit shard`: which modules gather their parameters by themselves when a model is sharded
-//! over devices.
+//! over devices. Invariant: table and JSON show the same plan.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -11,11 +11,11 @@ use tightfit::machine::Link;
 use tightfit::plan::modules::{ShardTask, ShardVariant};
 use tightfit::units::{Bytes, Seconds};
 
-use crate::budget::Budget;
-use crate::effort::duration;
+use crate::input;
 use crate::input::OnMachine;
 use crate::solver::{Solver, named, quality, within};
-use crate::{input, sac};
+use crate::values::{bandwidth, duration};
+use crate::verbs::sac;
 
 /// Choose units of sharding, in the least exposed communication, under a budget for each device.
 ///
@@ -25,8 +25,10 @@ use crate::{input, sac};
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  tightfit shard corpus/graphs/llama_1b_b2_s2048.json.gz --budget 60% --world-size 8 --bandwidth 100GB/s --latency 20us --checkpoint
-  tightfit shard corpus/cases/module_info/module_info_torchtest_4l.json --budget 3GiB --world-size 8 --bandwidth 100GB/s \\
+  tightfit shard corpus/graphs/llama_1b_b2_s2048.json.gz --budget 60% \
+--world-size 8 --bandwidth 100GB/s --latency 20us --checkpoint
+  tightfit shard corpus/cases/module_info/module_info_torchtest_4l.json --budget 3GiB \
+--world-size 8 --bandwidth 100GB/s \\
     --latency 20us --checkpoint --host-bandwidth 20GB/s --json")]
 pub struct Arguments {
     /// A graph file, a step's folder, or statistics of modules as JSON (`tightfit modules --json`,
@@ -76,14 +78,6 @@ enum Variant {
     Ours,
 }
 
-/// Bytes per second as people write them.
-fn bandwidth(text: &str) -> Result<f64, String> {
-    match text.trim().trim_end_matches("/s").parse() {
-        Ok(Budget::Absolute(bytes)) => Ok(bytes.0 as f64),
-        _ => Err("write bytes per second, as in 100GB/s, 25GiB/s or 1e11".to_string()),
-    }
-}
-
 /// Plans and prints.
 pub fn shard(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let budget = arguments.budget.parse()?;
@@ -117,8 +111,12 @@ pub fn shard(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             serde_json::from_slice::<Value>(&text).unwrap_or_default()["sac_stats"].take();
         let checkpointed =
             plan.checkpointed.iter().map(|unit| sac::unit_json(&info, unit, &sac_stats));
+        let units = plan
+            .units
+            .iter()
+            .map(|unit| json!({ "module": name(unit.module), "offloaded": unit.offloaded }));
         let result = json!({
-            "units": plan.units.iter().map(|unit| json!({ "module": name(unit.module), "offloaded": unit.offloaded })).collect::<Vec<_>>(),
+            "units": units.collect::<Vec<_>>(),
             "checkpointed": checkpointed.collect::<Result<Vec<_>, _>>()?,
             "exposed_ms": plan.exposed.0 * 1e3,
             "recompute_ms": plan.recompute.0 * 1e3,

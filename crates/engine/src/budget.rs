@@ -1,5 +1,6 @@
-//! Budgets as people write them. Invariant: a budget that parses is a positive number of bytes, a
-//! share of the unplanned peak, or `min`.
+//! Budgets as they are asked for. Invariant: a budget that parses is a positive number of bytes, a
+//! share of the unplanned peak, or the smallest that can be met; what a share comes to is decided
+//! here alone.
 
 use std::str::FromStr;
 
@@ -19,6 +20,7 @@ pub enum Budget {
 
 /// Why a budget makes no sense.
 #[derive(Debug, Error, PartialEq)]
+#[non_exhaustive]
 #[allow(missing_docs)] // each message says what its fields are
 pub enum BudgetError {
     #[error(
@@ -34,6 +36,17 @@ pub enum BudgetError {
          slab"
     )]
     BelowReserve { budget: Bytes, reserve: Bytes },
+}
+
+impl Budget {
+    /// The bytes, given the unplanned peak; `None` for the smallest.
+    pub fn bytes(self, unplanned: Bytes) -> Option<Bytes> {
+        match self {
+            Budget::Absolute(bytes) => Some(bytes),
+            Budget::Share(share) => Some(Bytes((unplanned.0 as f64 * share) as u64)),
+            Budget::Smallest => None,
+        }
+    }
 }
 
 const UNITS: [(&str, f64); 13] = [
@@ -52,6 +65,7 @@ const UNITS: [(&str, f64); 13] = [
     ("b", 1.0),
 ];
 
+/// As people write them: `1000`, `320MiB`, `2.5GB`, `60%`, `min`.
 impl FromStr for Budget {
     type Err = BudgetError;
 
@@ -84,17 +98,6 @@ impl FromStr for Budget {
             _ if bytes < 1.0 => Err(BudgetError::Zero),
             _ if bytes > Bytes::LIMIT.0 as f64 => Err(unreadable()),
             _ => Ok(Budget::Absolute(Bytes(bytes as u64))),
-        }
-    }
-}
-
-impl Budget {
-    /// The bytes, given the unplanned peak; `None` for `min`.
-    pub fn bytes(self, unplanned: Bytes) -> Option<Bytes> {
-        match self {
-            Budget::Absolute(bytes) => Some(bytes),
-            Budget::Share(share) => Some(Bytes((unplanned.0 as f64 * share) as u64)),
-            Budget::Smallest => None,
         }
     }
 }

@@ -1,4 +1,5 @@
-//! `tightfit plan`: fit a step into a budget and show what it costs.
+//! `tightfit plan`: fit a step into a budget and show what it costs. Invariant: a step is planned
+//! as `train` would run it, so a budget means the same to both.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,13 +11,13 @@ use tightfit::BoundOrder;
 use tightfit::profile::Profile;
 use tightfit::schedule;
 use tightfit::units::Bytes;
+use tightfit_engine::{Budget, FitTask, fit_graph};
 
-use crate::budget::Budget;
+use crate::calls::{Costs, Subject};
 use crate::effort::Search;
 use crate::figures::Figures;
 use crate::input::OnMachine;
-use crate::seconds::{Costs, Subject};
-use crate::{exit, input, interrupt, output, seconds};
+use crate::{calls, exit, input, interrupt, output};
 
 /// Plan a training step under a budget in bytes.
 #[derive(Args)]
@@ -68,19 +69,18 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         true => Profile::measured(
             &graph,
             &machine,
-            &seconds::of_step(&graph, &machine, arguments.costs, &subject),
+            &calls::of_step(&graph, &machine, arguments.costs, &subject),
         ),
         false => Profile::new(&graph, &machine),
     };
     let start = Instant::now();
-    let planned = input::fit_into(
-        &graph,
-        &profile,
-        &machine,
+    let task = FitTask {
+        machine: &machine,
         budget,
-        arguments.search.planner,
-        &arguments.search.effort(),
-    )?;
+        planner: arguments.search.planner,
+        effort: arguments.search.effort(),
+    };
+    let planned = fit_graph(&graph, &profile, &task)?;
     let seconds = start.elapsed().as_secs_f64();
     let (schedule, timeline, unplanned) =
         (&planned.fitted.schedule, &planned.fitted.timeline, &planned.unplanned.timeline);

@@ -20,7 +20,8 @@ use tightfit::plan::Planner;
 use tightfit::units::Seconds;
 
 use crate::effort::Limits;
-use crate::{input, output};
+use crate::output;
+use crate::values::{fraction, planner as planner_named};
 
 /// Plan the corpus at many budgets with every planner, beside bounds, proven optima and other
 /// systems.
@@ -49,7 +50,7 @@ pub struct Arguments {
     )]
     parts: Vec<Part>,
     /// Planners of the grid [default: all]
-    #[arg(long, value_delimiter = ',', value_parser = input::planner)]
+    #[arg(long, value_delimiter = ',', value_parser = planner_named)]
     planners: Vec<Planner>,
     /// Budgets of the grid, as fractions of the activation peak [default:
     /// 0.9,0.8,0.7,0.6,0.5,0.4,0.3]
@@ -168,11 +169,6 @@ fn fractions(arguments: &Arguments) -> Vec<f64> {
     fractions
 }
 
-fn fraction(text: &str) -> Result<f64, String> {
-    let fraction = text.trim().parse().ok().filter(|fraction: &f64| (0.0..=1.0).contains(fraction));
-    fraction.ok_or_else(|| "a fraction of the activation peak lies between 0 and 1".to_string())
-}
-
 fn heading(effort: &Effort<'_>) -> String {
     let work = if effort.work == u64::MAX {
         String::new()
@@ -206,7 +202,7 @@ fn graph_files(folder: &Path) -> anyhow::Result<Vec<PathBuf>> {
         std::fs::read_dir(folder)?.map(|entry| entry.map(|entry| entry.path())).collect()
     };
     let mut files = read().with_context(|| folder.display().to_string())?;
-    files.retain(|path| path.to_str().is_some_and(|name| name.ends_with(".json.gz")));
+    files.retain(|path| path.as_os_str().as_encoded_bytes().ends_with(b".json.gz"));
     files.sort();
     Ok(files)
 }

@@ -1,6 +1,6 @@
 //! Seconds of a step's calls: from the cache, else from a trial. Invariant: a trial runs in a
-//! process of its own, in a slab within the budget that was asked for, so measuring takes no more
-//! memory than the run and counts against none.
+//! process of its own, `tightfit calibrate`, in a slab within the budget that was asked for, so
+//! measuring takes no more memory than the run and counts against none.
 
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -10,18 +10,15 @@ use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::{CallSeconds, CallSecondsError, Profile};
-use tightfit::units::{Bytes, Seconds};
-use tightfit_engine::trial;
-use tightfit_engine::{Dataset, Session, Step, VERSION};
+use tightfit::units::Seconds;
+use tightfit_engine::VERSION;
 
-use crate::budget::Budget;
-use crate::effort::Limits;
-use crate::{calibrate, input, output};
+use crate::{output, processor};
 
 /// A step that is predicted to take longer is not tried: its own run will tell.
 const LONGEST: Seconds = Seconds(5.0);
 /// Counted steps of a trial beyond the fewest begin no later than this after the first of them.
-const TRIAL: Seconds = Seconds(3.0);
+pub const TRIAL: Seconds = Seconds(3.0);
 
 /// Where predictions come from.
 #[derive(Args, Clone, Copy)]
@@ -38,7 +35,9 @@ pub struct Subject<'a> {
     pub folder: &'a Path,
     /// Its data, where it is not the step's own.
     pub data: Option<&'a Path>,
+    /// Its budget, as it was written.
     pub budget: &'a str,
+    /// Who plans it.
     pub planner: Planner,
 }
 
@@ -102,41 +101,6 @@ pub fn remember(machine: &Machine, measured: CallSeconds) {
     output::write_whole(&path, table.write().as_bytes()).ok();
 }
 
-/// Tries a step inside a budget, in this process: seconds of its calls, and the whole budget in
-/// bytes.
-pub fn try_step(
-    machine: &Machine,
-    subject: &Subject<'_>,
-    limits: Limits,
-) -> anyhow::Result<(CallSeconds, Bytes)> {
-    let budget: Budget = subject.budget.parse()?;
-    let step = Step::open(subject.folder)?;
-    let mut data = Dataset::open(&step.data, &step.folder, subject.data)?;
-    input::suits(&data, &step)?;
-    let profile = Profile::new(&step.training, machine);
-    let fitted = input::fit_into(
-        &step.training,
-        &profile,
-        machine,
-        budget,
-        subject.planner,
-        &limits.effort(1),
-    )?;
-    let slab = fitted.budget - fitted.reserve;
-    let mut session = Session::new(
-        &step,
-        (&profile, &fitted.fitted.schedule),
-        None,
-        slab,
-        machine.threads as usize,
-        1,
-    )?;
-    Ok((
-        trial(&mut session, &mut data, TRIAL)?.call_seconds(&step.training, machine.threads),
-        fitted.budget,
-    ))
-}
-
 fn measure(machine: &Machine, subject: &Subject<'_>) -> Option<CallSeconds> {
     let mut command = Command::new(std::env::current_exe().ok()?);
     command.arg("calibrate").arg(subject.folder).args(["--budget", subject.budget, "--json"]);
@@ -154,5 +118,5 @@ fn read(bytes: &[u8], threads: u32) -> Result<CallSeconds, CallSecondsError> {
 
 /// Where they are kept.
 fn cache(threads: u32) -> Option<PathBuf> {
-    Some(calibrate::folder()?.join(format!("calls-{VERSION}-{threads}.json")))
+    Some(processor::folder()?.join(format!("calls-{VERSION}-{threads}.json")))
 }

@@ -1,12 +1,13 @@
-//! `tightfit check`: hold a plan file to the rules, independently of who made it.
+//! `tightfit check`: hold a plan file to the rules. Invariant: who made the plan does not matter;
+//! the checker alone decides.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::json;
+use tightfit_engine::{Budget, BudgetError, reserve};
 
-use crate::budget::{Budget, BudgetError};
 use crate::input::OnMachine;
 use crate::{input, output};
 
@@ -39,7 +40,7 @@ pub fn check(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let schedule = input::plan(&arguments.plan, &graph)?;
     let unplanned = tightfit::unplanned(&graph, &profile)?.timeline;
     // A share means to `check` what it means to `plan`: it includes the reserve.
-    let reserve = input::reserve(&graph, &machine);
+    let reserve = reserve(&graph, &machine);
     let Some(budget) = budget.bytes(unplanned.peak + reserve) else {
         return Err(BudgetError::Unreadable("min".to_string()).into());
     };
@@ -47,8 +48,15 @@ pub fn check(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let overhead = timeline.seconds.0 / unplanned.seconds.0 - 1.0;
     if arguments.json {
         let result = json!({
-            "graph": graph.name(), "planner": schedule.planner, "budget_bytes": budget, "peak_bytes": timeline.peak, "slab_bytes": schedule.slab,
-            "recomputed_nodes": schedule.recomputed(), "step_us": timeline.seconds.micros(), "overhead": overhead, "legal": true,
+            "graph": graph.name(),
+            "planner": schedule.planner,
+            "budget_bytes": budget,
+            "peak_bytes": timeline.peak,
+            "slab_bytes": schedule.slab,
+            "recomputed_nodes": schedule.recomputed(),
+            "step_us": timeline.seconds.micros(),
+            "overhead": overhead,
+            "legal": true,
         });
         println!("{result}");
     } else {

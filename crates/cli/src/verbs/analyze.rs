@@ -1,4 +1,5 @@
-//! `tightfit analyze`: where the bytes of the unplanned step are.
+//! `tightfit analyze`: where the bytes of the unplanned step are. Invariant: every figure is one of
+//! the step as captured, in program order; nothing is planned.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -65,28 +66,50 @@ pub fn analyze(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             .map(|&node| {
                 let row = &table[node];
                 json!({
-                    "name": graph.nodes()[node].name, "op": graph.nodes()[node].op, "phase": graph.nodes()[node].phase.name(), "module": graph.module_of(node),
-                    "rank": row.rank, "seconds": row.seconds, "active_bytes": row.active, "in_peak_interval": row.in_peak_interval,
-                    "first_forward_access": name(row.first_forward_access), "last_forward_access": name(row.last_forward_access),
-                    "first_backward_access": name(row.first_backward_access), "last_backward_access": name(row.last_backward_access),
+                    "name": graph.nodes()[node].name,
+                    "op": graph.nodes()[node].op,
+                    "phase": graph.nodes()[node].phase.name(),
+                    "module": graph.module_of(node),
+                    "rank": row.rank,
+                    "seconds": row.seconds,
+                    "active_bytes": row.active,
+                    "in_peak_interval": row.in_peak_interval,
+                    "first_forward_access": name(row.first_forward_access),
+                    "last_forward_access": name(row.last_forward_access),
+                    "first_backward_access": name(row.first_backward_access),
+                    "last_backward_access": name(row.last_backward_access),
                     "dataflow": flow.nodes[node],
                 })
             })
             .collect();
+        let rows = modules.iter().map(|(path, row)| {
+            json!({
+                "module": path,
+                "nodes": row.nodes,
+                "parameter_bytes": row.parameters,
+                "saved_bytes": row.saved,
+                "seconds": row.seconds,
+            })
+        });
+        let branches = flow.tree.branches().iter().map(|(module, branch)| {
+            json!({
+                "module": branch.path,
+                "share": flow.modules[module].share,
+                "alone": flow.modules[module].alone,
+            })
+        });
         let result = json!({
-            "graph": graph.name(), "machine": machine.name, "peak_bytes": curve.peak, "static_bytes": graph.static_bytes(), "step_us": simulation.seconds.micros(),
-            "peak_node": name(at), "peak_module": at.map(|node| graph.module_of(node)),
+            "graph": graph.name(),
+            "machine": machine.name,
+            "peak_bytes": curve.peak,
+            "static_bytes": graph.static_bytes(),
+            "step_us": simulation.seconds.micros(),
+            "peak_node": name(at),
+            "peak_module": at.map(|node| graph.module_of(node)),
             "live": live.iter().map(tensor_json).collect::<Vec<_>>(),
-            "modules": modules.iter().map(|(path, row)| json!({
-                "module": path, "nodes": row.nodes, "parameter_bytes": row.parameters, "saved_bytes": row.saved, "seconds": row.seconds,
-            })).collect::<Vec<_>>(),
+            "modules": rows.collect::<Vec<_>>(),
             "nodes": nodes,
-            "dataflow": {
-                "graph": flow.graph,
-                "modules": flow.tree.branches().iter().map(|(module, branch)| json!({
-                    "module": branch.path, "share": flow.modules[module].share, "alone": flow.modules[module].alone,
-                })).collect::<Vec<_>>(),
-            },
+            "dataflow": { "graph": flow.graph, "modules": branches.collect::<Vec<_>>() },
         });
         println!("{result}");
         return Ok(ExitCode::SUCCESS);
@@ -132,7 +155,12 @@ pub fn analyze(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 fn tensor_json(tensor: &LiveTensor) -> Value {
-    json!({ "name": tensor.name, "module": tensor.module, "phase": tensor.phase, "bytes": tensor.bytes })
+    json!({
+        "name": tensor.name,
+        "module": tensor.module,
+        "phase": tensor.phase,
+        "bytes": tensor.bytes,
+    })
 }
 
 /// Rows of all modules down to `depth`, by path; the root's row sums up the whole graph.

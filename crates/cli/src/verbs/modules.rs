@@ -1,4 +1,5 @@
-//! `tightfit modules`: what each module of a model holds, and how long it takes.
+//! `tightfit modules`: what each module of a model holds, and how long it takes. Invariant: the
+//! table and the JSON show the same statistics.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -47,8 +48,10 @@ const COLUMNS: [Column; 10] = [
     ("backward ms", |info, module| milliseconds(info.modules()[module].backward)),
 ];
 
-const LEGEND: &str = "saved: made inside for the backward pass, freed by checkpointing; held: all activations when the forward pass of the
-module ends; held back, gradients, temporary: all activations, gradients and temporaries at the peak of its backward pass";
+const LEGEND: &str = "\
+saved: made inside for the backward pass, freed by checkpointing; held: all activations when the \
+forward pass of the\nmodule ends; held back, gradients, temporary: all activations, gradients and \
+temporaries at the peak of its backward pass";
 
 /// Measures and prints.
 pub fn modules(arguments: &Arguments) -> anyhow::Result<ExitCode> {

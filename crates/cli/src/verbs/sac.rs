@@ -1,4 +1,5 @@
 //! `tightfit sac`: which modules to checkpoint under a budget, and how much each discards.
+//! Invariant: table and JSON show the same plan.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

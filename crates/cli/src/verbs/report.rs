@@ -1,4 +1,5 @@
-//! `tightfit report`: where the bytes and the seconds go, as one page or as one drawing.
+//! `tightfit report`: where the bytes and the seconds go, as one page or as one drawing. Invariant:
+//! a plan is shown only where the checker lets it pass.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -12,6 +13,7 @@ use tightfit_report::{
 use crate::effort::Search;
 use crate::frontier::{drawn, frontier};
 use crate::input::OnMachine;
+use crate::values::points;
 use crate::{exit, input, interrupt, output};
 
 /// Show a step as one HTML page: memory over time by role, the peak explained, modules, savings,
@@ -22,7 +24,8 @@ Examples:
   tightfit report corpus/graphs/llama_1b_b2_s2048.json.gz -o report.html
   tightfit plan corpus/graphs/llama_1b_b2_s2048.json.gz --budget 60% -o plan.json
   tightfit report corpus/graphs/llama_1b_b2_s2048.json.gz --plan plan.json -o report.html
-  tightfit report corpus/graphs/llama_1b_b2_s2048.json.gz --plan plan.json --svg modules -o modules.svg
+  tightfit report corpus/graphs/llama_1b_b2_s2048.json.gz --plan plan.json --svg modules \
+-o modules.svg
   tightfit train corpus/steps/gpt-small --budget 320MiB --steps 5 -o plan.json --trace measured.json
   tightfit report corpus/steps/gpt-small --plan plan.json --measured measured.json -o report.html")]
 pub struct Arguments {
@@ -58,11 +61,6 @@ enum Drawing {
     Frontier,
     /// Bytes at the peak, by module
     Modules,
-}
-
-fn points(text: &str) -> Result<u32, String> {
-    let points = text.parse().ok().filter(|&points: &u32| points != 1 && points <= 1000);
-    points.ok_or_else(|| "a frontier has 2 to 1000 points; 0 leaves it out".to_string())
 }
 
 /// Reads, checks, plans the frontier and writes.
@@ -134,7 +132,7 @@ pub fn report(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             machine: &machine.name,
             unplanned: &before,
             planned: after.as_ref(),
-            reserve: input::reserve(&graph, &machine),
+            reserve: tightfit_engine::reserve(&graph, &machine),
             frontier: &points,
             measured,
         }),

@@ -1,4 +1,5 @@
-//! `tightfit trace`: one step over time, for Perfetto.
+//! `tightfit trace`: one step over time, for Perfetto. Invariant: a plan is drawn only where the
+//! checker lets it pass.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -12,7 +13,8 @@ use crate::{input, output};
 /// Write one step as predicted as Chrome trace events: what runs when, and memory by role.
 #[derive(Args)]
 #[command(after_help = "\
-The file opens at https://ui.perfetto.dev and at chrome://tracing. `tightfit train --trace` writes a measured one.
+The file opens at https://ui.perfetto.dev and at chrome://tracing. `tightfit train --trace` writes \
+a measured one.
 
 Example:
   tightfit trace corpus/graphs/llama_1b_b2_s2048.json.gz --plan plan.json -o trace.json")]

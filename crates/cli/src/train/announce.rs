@@ -1,0 +1,79 @@
+//! What is known of a run before its first step. Invariant: every figure is one of the checked
+//! plan; predictions are called so.
+
+use std::collections::BTreeMap;
+
+use tightfit::graph::Graph;
+use tightfit::machine::Machine;
+use tightfit::schedule::{Instruction, Schedule};
+use tightfit_engine::{Dataset, FittedGraph, FittedStep, Step};
+
+use crate::output;
+
+/// Prints them.
+pub fn announce(step: &Step, data: &Dataset, planned: &FittedStep, machine: &Machine) {
+    let FittedGraph { fitted, budget, reserve, unplanned } = &planned.training;
+    let (schedule, timeline) = (&fitted.schedule, &fitted.timeline);
+    println!("{}: {}", step.name, step.description);
+    println!(
+        "{:<16}{} parameters; {} threads; data {}",
+        "",
+        count(step.parameter_count()),
+        machine.threads,
+        data.path.display()
+    );
+    println!("{:<16}{:>12}", "unplanned peak", unplanned.timeline.peak.to_string());
+    println!(
+        "{:<16}{:>12}  slab of {} and a reserve of {reserve} for the matrix product",
+        "budget",
+        budget.to_string(),
+        *budget - *reserve
+    );
+    println!(
+        "{:<16}{:>12}  checked; planner {}",
+        "planned peak",
+        timeline.peak.to_string(),
+        schedule.planner
+    );
+    let overhead = timeline.seconds.0 / unplanned.timeline.seconds.0 - 1.0;
+    println!(
+        "{:<16}{:>12}  {}",
+        "recomputed",
+        format!("{} nodes", schedule.recomputed()),
+        recomputed_operators(&step.training, schedule)
+    );
+    println!(
+        "{:<16}{:>12}  predicted ({} a step)",
+        "slowdown",
+        output::percent(overhead),
+        output::milliseconds(timeline.seconds.0)
+    );
+    if planned.evaluation.is_none() && step.evaluation.is_some() {
+        println!("{:<16}{:>12}  it does not fit beside the parameters", "evaluation", "left out");
+    }
+}
+
+/// Which operators are recomputed, by how often.
+fn recomputed_operators(graph: &Graph, schedule: &Schedule) -> String {
+    let mut counts: BTreeMap<&str, usize> = Default::default();
+    for instruction in &schedule.instructions {
+        if let Instruction::Recompute(call) = instruction {
+            let op = graph.nodes()[call.node].op.as_str();
+            *counts.entry(op.split('.').nth(1).unwrap_or(op)).or_default() += 1;
+        }
+    }
+    let mut counts: Vec<(&str, usize)> = counts.into_iter().collect();
+    counts.sort_by(|a, b| b.1.cmp(&a.1).then(a.0.cmp(b.0)));
+    let shown: Vec<String> =
+        counts.iter().take(5).map(|(op, count)| format!("{count} {op}")).collect();
+    let rest = if counts.len() > 5 { ", …" } else { "" };
+    shown.join(", ") + rest
+}
+
+fn count(number: u64) -> String {
+    match number {
+        n if n >= 1_000_000 => format!("{:.1} M", n as f64 / 1e6),
+        n if n >= 1_000 => format!("{:.1} k", n as f64 / 1e3),
+        n => n.to_string(),
+    }
+}

@@ -1,0 +1,231 @@
+//! `tightfit train`: train a step inside a budget. Invariant: nothing runs that was not checked;
+//! what is asked to be saved is saved however the run ends, as long as it ends in order.
+
+mod announce;
+mod dump;
+mod profile;
+mod report;
+mod run;
+mod trace;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::bail;
+use clap::Args;
+use tightfit::plan::Planner;
+use tightfit::schedule;
+use tightfit::units::Bytes;
+use tightfit_engine::weights;
+use tightfit_engine::{
+    Budget, Dataset, Evaluation, FastestStep, FitTask, FittedStep, Session, Step, fit_step, process,
+};
+
+use crate::calls::{Costs, Subject};
+use crate::effort::Limits;
+use crate::values::{MOST_THREADS, learning_rate, planner};
+use crate::{calls, exit, input, interrupt, output, processor};
+
+/// Train an exported step inside one slab of memory.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  tightfit train corpus/steps/gpt-small --budget 320MiB --steps 30
+  tightfit train corpus/steps/mlp-digits --budget 70% --steps 200 --save digits.safetensors
+  tightfit train corpus/steps/gpt-small --budget min --resume w.safetensors --save w.safetensors")]
+pub struct Arguments {
+    /// A step's folder, as `tightfit.export` writes it
+    step: PathBuf,
+    /// Bytes, 320MiB, 2.5GB, 60% of the unplanned peak, or min
+    #[arg(long, allow_hyphen_values = true)]
+    budget: String,
+    /// How many steps to run, after those of --resume
+    #[arg(long, default_value_t = 100)]
+    steps: u32,
+    /// Train on this file instead of the step's own data
+    #[arg(long)]
+    data: Option<PathBuf>,
+    /// Learning rate [default: the step's]
+    #[arg(long, value_parser = learning_rate, allow_hyphen_values = true)]
+    lr: Option<f64>,
+    /// Seed of initialisation, batches, dropout and the planner's search [default: 1, or that of
+    /// --resume]
+    #[arg(long)]
+    seed: Option<u64>,
+    /// Write weights and optimizer state (safetensors) here at the end
+    #[arg(long)]
+    save: Option<PathBuf>,
+    /// Go on from weights, optimizer state, step number and seed of this file
+    #[arg(long)]
+    resume: Option<PathBuf>,
+    /// Evaluate on the validation data every N steps, besides at the end
+    #[arg(long, value_name = "N")]
+    eval_every: Option<u32>,
+    /// Most validation batches of an evaluation; 0 for none
+    #[arg(long, default_value_t = 16)]
+    eval_batches: usize,
+    /// One planner by name, or auto for the best plan of all
+    #[arg(long, default_value = "auto", value_parser = planner)]
+    planner: Planner,
+    #[command(flatten)]
+    limits: Limits,
+    #[command(flatten)]
+    costs: Costs,
+    /// Worker threads [default: all processors]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=MOST_THREADS))]
+    threads: Option<u32>,
+    /// Write the last step's batch, gradients and updated weights (safetensors) here; gradients
+    /// then stay to the end of the step and take part in the plan
+    #[arg(long, conflicts_with_all = ["eval_every", "output", "trace"])]
+    dump: Option<PathBuf>,
+    /// Show where the time went, by operator, beside the prediction
+    #[arg(long)]
+    profile: bool,
+    /// Write the plan that runs (tightfit-plan/1) here
+    #[arg(short, long, value_name = "PLAN")]
+    output: Option<PathBuf>,
+    /// Write when each call of the fastest step ran, and memory by role, as Chrome trace events
+    /// here
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Print one JSON object per step, and a last one with the peaks
+    #[arg(long)]
+    json: bool,
+}
+
+/// Counted steps from which the next prediction learns.
+const ENOUGH: usize = 3;
+
+/// Trains and reports. `entered`: resident bytes when the program started.
+pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<ExitCode> {
+    let budget: Budget = arguments.budget.parse()?;
+    let (mut step, mut data) = open(arguments)?;
+    for path in [&arguments.save, &arguments.dump, &arguments.output, &arguments.trace]
+        .into_iter()
+        .flatten()
+    {
+        output::writable(path)?;
+    }
+    if arguments.dump.is_some() {
+        step.training = dump::with_gradients(&step.training)?;
+    }
+    let machine = processor::machine(arguments.threads);
+    let seed = seed(arguments, &step)?;
+    interrupt::listen();
+    let subject = Subject {
+        folder: &arguments.step,
+        data: arguments.data.as_deref(),
+        budget: &arguments.budget,
+        planner: arguments.planner,
+    };
+    let seconds = calls::of_step(&step.training, &machine, arguments.costs, &subject);
+    let effort = arguments.limits.effort(seed);
+    let task = FitTask { machine: &machine, budget, planner: arguments.planner, effort };
+    let planned = fit_step(&step, &seconds, &task)?;
+    let mut session = session(&step, &planned, machine.threads, seed)?;
+    let fitted = &planned.training.fitted;
+    if let Some(path) = &arguments.output {
+        let plan = schedule::write(&step.training, &fitted.schedule);
+        output::write_whole(path, format!("{plan}\n").as_bytes())?;
+    }
+    if let Some(path) = &arguments.resume {
+        weights::load(path, &mut session, &step.name)?;
+    }
+    if interrupt::raised() {
+        eprintln!("interrupted before the first step; nothing was saved");
+        return Ok(ExitCode::from(exit::INTERRUPTED));
+    }
+    // Only now is it certain that the run can start.
+    if !arguments.json {
+        announce::announce(&step, &data, &planned, &machine);
+        if let Some(path) = &arguments.resume {
+            println!("resuming after {} steps from {}", session.next_step, path.display());
+        }
+    }
+
+    let begun = session.next_step;
+    let mut fastest = arguments.trace.as_ref().map(|_| FastestStep::default());
+    let measured = run::run(arguments, &mut session, &mut data, fastest.as_mut())?;
+    let stepped = session.next_step > begun;
+    // Before the evaluation, which computes where gradients lie.
+    if let Some(path) = &arguments.dump {
+        dump::write(path, &step, &session, &mut data, stepped)?;
+    }
+    let evaluation = evaluation(arguments, &mut session, &data, stepped)?;
+    if let Some(path) = &arguments.save {
+        weights::save(path, &session, &step.name)?;
+    }
+    if let (Some(path), Some(fastest)) = (&arguments.trace, &fastest) {
+        trace::write(path, &step.training, fitted, &machine, fastest)?;
+    }
+    if !arguments.costs.roofline && measured.steps.len() >= ENOUGH {
+        calls::remember(&machine, measured.call_seconds(&step.training, machine.threads));
+    }
+    if arguments.profile && !arguments.json {
+        profile::show(&step.training, &planned.profile, &measured);
+    }
+    let outcome = report::Outcome {
+        training: &planned.training,
+        session: &session,
+        measured: &measured,
+        evaluation,
+        process: process::peak_resident()
+            .zip(entered)
+            .map(|(peak, entered)| peak.saturating_sub(entered)),
+        saved: arguments.save.as_deref(),
+        interrupted: interrupt::raised(),
+    };
+    if arguments.json {
+        println!("{}", outcome.json());
+    } else {
+        outcome.show();
+    }
+    Ok(if outcome.interrupted { ExitCode::from(exit::INTERRUPTED) } else { ExitCode::SUCCESS })
+}
+
+/// The step and data that suit it, with the learning rate that was asked for.
+fn open(arguments: &Arguments) -> anyhow::Result<(Step, Dataset)> {
+    let mut step = Step::open(&arguments.step)?;
+    let data = Dataset::open(&step.data, &step.folder, arguments.data.as_deref())?;
+    input::suits(&data, &step)?;
+    if let Some(rate) = arguments.lr {
+        step.optimizer.learning_rate = rate;
+    }
+    Ok((step, data))
+}
+
+/// The run's seed: that of the run that goes on, else as asked.
+fn seed(arguments: &Arguments, step: &Step) -> anyhow::Result<u64> {
+    let Some(path) = &arguments.resume else { return Ok(arguments.seed.unwrap_or(1)) };
+    let progress = weights::progress(path, &step.name)?;
+    if let Some(seed) = arguments.seed.filter(|&seed| seed != progress.seed) {
+        bail!("--seed {seed} contradicts {}, whose run has seed {}", path.display(), progress.seed);
+    }
+    Ok(progress.seed)
+}
+
+fn session(step: &Step, planned: &FittedStep, threads: u32, seed: u64) -> anyhow::Result<Session> {
+    let evaluation = planned.evaluation.as_ref().map(|(profile, schedule)| (profile, schedule));
+    Ok(Session::new(
+        step,
+        (&planned.profile, &planned.training.fitted.schedule),
+        evaluation,
+        planned.training.slab(),
+        threads as usize,
+        seed,
+    )?)
+}
+
+/// The last evaluation; none after a run that was to step and did not.
+fn evaluation(
+    arguments: &Arguments,
+    session: &mut Session,
+    data: &Dataset,
+    stepped: bool,
+) -> anyhow::Result<Option<Evaluation>> {
+    Ok(match arguments.eval_batches {
+        0 => None,
+        _ if !stepped && arguments.steps > 0 => None,
+        batches => session.evaluate(data, batches)?,
+    })
+}

@@ -1,0 +1,124 @@
+//! What came of a run. Invariant: the same figures as JSON and in words, and what was measured
+//! stands beside what was predicted.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+use tightfit::units::{Bytes, Seconds};
+use tightfit_engine::{Evaluation, FittedGraph, Session, Timings};
+
+use crate::output;
+
+/// A run that has ended.
+pub struct Outcome<'a> {
+    /// The plan that ran.
+    pub training: &'a FittedGraph,
+    /// Its slab, seed and number of steps.
+    pub session: &'a Session,
+    /// What its steps took.
+    pub measured: &'a Timings,
+    /// The last evaluation.
+    pub evaluation: Option<Evaluation>,
+    /// Most resident bytes of the process beyond those when it started.
+    pub process: Option<Bytes>,
+    /// Where the weights were saved.
+    pub saved: Option<&'a Path>,
+    /// It was asked to end early.
+    pub interrupted: bool,
+}
+
+impl Outcome<'_> {
+    /// Predicted seconds of a step.
+    fn predicted(&self) -> Seconds {
+        self.training.fitted.timeline.seconds
+    }
+
+    /// What the plan takes more than the unplanned step, as predicted.
+    fn predicted_overhead(&self) -> f64 {
+        self.predicted().0 / self.training.unplanned.timeline.seconds.0 - 1.0
+    }
+
+    /// A measured step as a multiple of the predicted one.
+    fn ratio(&self) -> Option<f64> {
+        self.measured.median().map(|median| median / self.predicted().0)
+    }
+
+    /// For programs.
+    pub fn json(&self) -> Value {
+        let FittedGraph { fitted, budget, reserve, unplanned } = self.training;
+        json!({
+            "budget_bytes": budget,
+            "reserve_bytes": reserve,
+            "slab_bytes": self.session.slab_bytes(),
+            "high_water_bytes": fitted.timeline.high_water,
+            "peak_bytes": fitted.timeline.peak,
+            "unplanned_peak_bytes": unplanned.timeline.peak,
+            "process_peak_bytes": self.process,
+            "predicted_overhead": self.predicted_overhead(),
+            "measured_overhead": self.measured.overhead(),
+            "step_seconds": self.measured.median(),
+            "predicted_step_seconds": self.predicted(),
+            "step_ratio": self.ratio(),
+            "recomputed_nodes": fitted.schedule.recomputed(),
+            "planner": fitted.schedule.planner,
+            "steps": self.session.next_step,
+            "seed": self.session.seed,
+            "validation_loss": self.evaluation.map(|evaluation| evaluation.loss),
+            "validation_accuracy": self.evaluation.and_then(|evaluation| evaluation.accuracy),
+            // JSON is Unicode, a path need not be.
+            "saved": self.saved.map(|path| path.to_string_lossy()),
+            "interrupted": self.interrupted,
+        })
+    }
+
+    /// For people.
+    pub fn show(&self) {
+        let FittedGraph { fitted, budget, .. } = self.training;
+        if self.interrupted {
+            println!("interrupted after step {}", self.session.next_step);
+        }
+        let process = self.process.map_or("unknown".to_string(), |bytes| bytes.to_string());
+        println!(
+            "{:<16}{:>12}  slab high-water mark",
+            "measured peak",
+            fitted.timeline.high_water.to_string()
+        );
+        println!(
+            "{:<16}{process:>12}  process (VmHWM at exit less VmRSS at entry); budget {budget}",
+            ""
+        );
+        if let (Some(median), Some(overhead), Some(ratio)) =
+            (self.measured.median(), self.measured.overhead(), self.ratio())
+        {
+            println!(
+                "{:<16}{:>12}  measured, {} predicted",
+                "slowdown",
+                output::percent(overhead),
+                output::percent(self.predicted_overhead())
+            );
+            println!(
+                "{:<16}{:>12}  measured (median), {} predicted: {ratio:.2} times as long",
+                "time of a step",
+                output::milliseconds(median),
+                output::milliseconds(self.predicted().0)
+            );
+        }
+        if let Some(evaluation) = &self.evaluation {
+            println!("{:<16}{}", "", describe(evaluation));
+        }
+        match self.saved {
+            Some(path) => println!("{:<16}{}", "weights saved", path.display()),
+            None => println!("{:<16}pass --save FILE to keep them", "weights dropped"),
+        }
+    }
+}
+
+/// An evaluation in words.
+pub fn describe(evaluation: &Evaluation) -> String {
+    let accuracy = evaluation
+        .accuracy
+        .map_or(String::new(), |share| format!(", accuracy {:.2} %", share * 100.0));
+    let (some, all) = evaluation.batches;
+    let part = if some < all { format!(" ({some} of {all} batches)") } else { String::new() };
+    format!("validation loss {:.4}{accuracy}{part}", evaluation.loss)
+}

@@ -1,0 +1,31 @@
+//! The fastest step of a run as Chrome trace events. Invariant: times are measured, memory is that
+//! of the checked timeline.
+
+use std::path::Path;
+
+use tightfit::Fitted;
+use tightfit::graph::Graph;
+use tightfit::machine::Machine;
+use tightfit::units::Seconds;
+use tightfit_engine::FastestStep;
+use tightfit_report::{Course, Trace};
+
+use crate::output;
+
+/// Writes the calls of the fastest step.
+pub fn write(
+    path: &Path,
+    graph: &Graph,
+    fitted: &Fitted,
+    machine: &Machine,
+    fastest: &FastestStep,
+) -> anyhow::Result<()> {
+    let Some(calls) = fastest.calls() else {
+        eprintln!("note: no step was measured, so {} was not written", path.display());
+        return Ok(());
+    };
+    let times: Vec<(Seconds, Seconds)> =
+        calls.iter().map(|call| (Seconds(call.start), Seconds(call.seconds))).collect();
+    let course = Course::of(graph, &fitted.schedule, &fitted.timeline);
+    output::write_whole(path, Trace::measured(&course, &machine.name, &times).write().as_bytes())
+}

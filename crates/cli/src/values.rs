@@ -1,0 +1,95 @@
+//! Values of arguments as people write them. Invariant: what parses is in its range, and what does
+//! not is answered with how to write it.
+
+use thiserror::Error;
+use tightfit::plan::Planner;
+use tightfit::units::{Bytes, Seconds};
+use tightfit_engine::Budget;
+
+/// More threads than any processor runs at once.
+pub const MOST_THREADS: i64 = 256;
+
+/// A name that no module has.
+#[derive(Debug, Error)]
+#[error("there is no module `{name}`; `tightfit modules` lists them")]
+pub struct UnknownModule {
+    /// The name.
+    pub name: String,
+}
+
+/// The planner called `name`.
+pub fn planner(name: &str) -> Result<Planner, String> {
+    Planner::from_name(name)
+        .ok_or_else(|| format!("planners are {}", Planner::ALL.map(|(_, name)| name).join(", ")))
+}
+
+/// A duration: 10, 10s, 500ms, 20us.
+pub fn duration(text: &str) -> Result<Seconds, String> {
+    let text = text.trim();
+    let units = [("us", 1e-6), ("ms", 1e-3), ("s", 1.0), ("", 1.0)];
+    let (digits, unit) = units
+        .into_iter()
+        .find_map(|(unit, seconds)| Some((text.strip_suffix(unit)?, seconds)))
+        .unwrap_or((text, 1.0));
+    let seconds =
+        digits.trim().parse().ok().map(|x: f64| x * unit).filter(|x| x.is_finite() && *x >= 0.0);
+    seconds
+        .map(Seconds)
+        .ok_or_else(|| "write seconds, as in 10, 0.5, 10s, 500ms or 20us".to_string())
+}
+
+/// A share of something, from none to all of it.
+pub fn share(text: &str) -> Result<f64, String> {
+    text.parse()
+        .ok()
+        .filter(|share| (0.0..=1.0).contains(share))
+        .ok_or_else(|| "write a share from 0 to 1, as in 0.01".to_string())
+}
+
+/// A fraction of the activation peak.
+pub fn fraction(text: &str) -> Result<f64, String> {
+    let fraction = text.trim().parse().ok().filter(|fraction: &f64| (0.0..=1.0).contains(fraction));
+    fraction.ok_or_else(|| "a fraction of the activation peak lies between 0 and 1".to_string())
+}
+
+/// Bytes per second: 100GB/s, 25GiB/s, 1e11.
+pub fn bandwidth(text: &str) -> Result<f64, String> {
+    match text.trim().trim_end_matches("/s").parse() {
+        Ok(Budget::Absolute(Bytes(bytes))) => Ok(bytes as f64),
+        _ => Err("write bytes per second, as in 100GB/s, 25GiB/s or 1e11".to_string()),
+    }
+}
+
+/// A learning rate.
+pub fn learning_rate(text: &str) -> Result<f64, String> {
+    let rate = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate >= 0.0);
+    rate.ok_or_else(|| "a learning rate is a finite number that is not negative".to_string())
+}
+
+/// The number of points of a frontier, or none of them.
+pub fn points(text: &str) -> Result<u32, String> {
+    let points = text.parse().ok().filter(|&points: &u32| points != 1 && points <= 1000);
+    points.ok_or_else(|| "a frontier has 2 to 1000 points; 0 leaves it out".to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations_read_as_people_write_them() {
+        for (text, seconds) in [
+            ("1", 1.0),
+            ("500ms", 0.5),
+            ("20us", 20.0 * 1e-6),
+            ("10s", 10.0),
+            ("0.25 s", 0.25),
+            ("0", 0.0),
+        ] {
+            assert_eq!(duration(text), Ok(Seconds(seconds)), "{text}");
+        }
+        for text in ["", "s", "ms", "-1", "nan", "inf", "1e999", "5m", "1 min"] {
+            assert!(duration(text).is_err(), "{text}");
+        }
+    }
+}

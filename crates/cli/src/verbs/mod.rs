@@ -1,0 +1,13 @@
+//! The verbs, one a file; `train` and `bench` have folders of their own. Invariant: a verb reads
+//! its arguments, calls the libraries and shows what they answer; no algorithm lives here.
+
+pub mod analyze;
+pub mod calibrate;
+pub mod check;
+pub mod modules;
+pub mod pareto;
+pub mod plan;
+pub mod report;
+pub mod sac;
+pub mod shard;
+pub mod trace;

@@ -1,0 +1,103 @@
+//! Plans that were damaged or are of another graph. Invariant: none of them is believed.
+
+use expect_test::expect;
+use serde_json::{Value, json};
+
+use crate::Case;
+
+#[test]
+fn a_plan_for_another_graph() {
+    let case =
+        Case::new().given("plan corpus/steps/gpt-nano --budget 90% --threads 2 -o FOLDER/plan");
+    case.fails(
+        "check corpus/steps/mlp-digits FOLDER/plan --budget 1GiB --threads 2",
+        5,
+        expect![[r#"
+        error: FOLDER/plan: the plan was made for another graph: it names hash \
+        1ad68e543dc3beb083288768e5c2ae69f929b8ead0d4663a6058782757a7ab8c, the graph's \
+        is 18482c618d6742eb20458208cc73e42c6a56686e8025a241e99eccfe16bffaee; pass that \
+        graph, or plan this one
+    "#]],
+    );
+}
+
+#[test]
+fn a_tampered_plan() {
+    let case =
+        Case::new().given("plan corpus/steps/mlp-digits --budget 90% --threads 2 -o FOLDER/plan");
+    let plan: Value = serde_json::from_slice(&std::fs::read(case.path("plan")).unwrap()).unwrap();
+    let tampered = |change: &dyn Fn(&mut Value)| {
+        let mut plan = plan.clone();
+        change(&mut plan);
+        Case::new().file("plan", plan.to_string())
+    };
+    let check = "check corpus/steps/mlp-digits FOLDER/plan --budget 1GiB --threads 2";
+    tampered(&|plan| drop(plan["instructions"].as_array_mut().unwrap().remove(0))).fails(
+        check,
+        9,
+        expect![[r#"
+        error: instruction 0: `relu` reads `addmm` from buffer80, which holds nothing
+    "#]],
+    );
+    tampered(&|plan| drop(plan["instructions"].as_array_mut().unwrap().pop())).fails(
+        check,
+        9,
+        expect![[r#"
+        error: buffer163 still holds what `sum_13` made (version 0) at the end of the \
+        step
+    "#]],
+    );
+    tampered(&|plan| plan["buffers"][0][0] = json!(4)).fails(
+        check,
+        9,
+        expect![[r#"
+        error: instruction 0: `layers_0_weight` needs 16384 bytes for its value, but \
+        buffer0 has 4
+    "#]],
+    );
+    tampered(&|plan| plan["buffers"][1][1] = plan["buffers"][0][1].clone()).fails(
+        check,
+        9,
+        expect![[r#"
+        error: instruction 0: buffer1 overlaps buffer0, which is held
+    "#]],
+    );
+    tampered(&|plan| plan["slab_bytes"] = json!(1000)).fails(
+        check,
+        9,
+        expect![[r#"
+        error: buffer0 ends at byte 16384, outside the slab of 1000 bytes
+    "#]],
+    );
+    tampered(&|plan| plan["instructions"][0][1] = json!("nobody")).fails(
+        check,
+        5,
+        expect![[r#"
+        error: FOLDER/plan: the plan names node `nobody`, which the graph does not have
+    "#]],
+    );
+    tampered(&|plan| plan["instructions"][0] = json!(["skip", 1])).fails(
+        check,
+        5,
+        expect![[r#"
+        error: FOLDER/plan: instruction 0 is not one of ["run"|"recompute", node, \
+        inputs, outputs, workspace] and ["free", buffer]
+    "#]],
+    );
+    tampered(&|plan| plan["format"] = json!("tightfit-plan/9")).fails(
+        check,
+        5,
+        expect![[r#"
+        error: FOLDER/plan: the format is "tightfit-plan/9", but this program reads \
+        "tightfit-plan/1"
+    "#]],
+    );
+    Case::new().file("plan", "{").fails(
+        check,
+        5,
+        expect![[r#"
+        error: FOLDER/plan: not a tightfit-plan/1 file: EOF while parsing an object at \
+        line 1 column N
+    "#]],
+    );
+}

@@ -1,0 +1,71 @@
+//! Arguments that make no sense together or alone. Invariant: the message lists what does.
+
+use expect_test::{Expect, expect};
+
+use crate::Case;
+use crate::program::{folder, listing, run};
+
+#[test]
+fn wrong_usage() {
+    let case = Case::new();
+    let refused = |arguments: &str, message: Expect| case.fails(arguments, 2, message);
+    refused(
+        "plan corpus/steps/gpt-nano --budget 1MiB --planner cleverest",
+        expect![[r#"
+            error: invalid value 'cleverest' for '--planner <PLANNER>': planners are none, \
+            chen, capuchin, xla, dtr, knapsack, rotor, exact, auto
+
+            For more information, try '--help'.
+        "#]],
+    );
+    refused(
+        "plan corpus/steps/gpt-nano --budget 1MiB --machine abacus",
+        expect![[r#"
+        error: machine `abacus` is not known; known: cpu, a100-80gb, h100-80gb
+    "#]],
+    );
+    refused(
+        "train corpus/steps/gpt-nano --budget 100% --lr NaN",
+        expect![[r#"
+        error: invalid value 'NaN' for '--lr <LR>': a learning rate is a finite number \
+        that is not negative
+
+        For more information, try '--help'.
+    "#]],
+    );
+    refused(
+        "train corpus/steps/gpt-nano --budget 100% --lr -1",
+        expect![[r#"
+        error: invalid value '-1' for '--lr <LR>': a learning rate is a finite number \
+        that is not negative
+
+        For more information, try '--help'.
+    "#]],
+    );
+}
+
+#[test]
+fn a_graph_cannot_be_trained_without_its_step() {
+    Case::new().fails(
+        "train corpus/graphs/resnet50_b32.json.gz --budget 100%",
+        5,
+        expect![[r#"
+            error: corpus/graphs/resnet50_b32.json.gz: a step is a folder, as \
+            `tightfit.export` writes it; a graph alone can be planned, but not trained
+        "#]],
+    );
+}
+
+#[test]
+fn no_steps_are_no_failure() {
+    let folder = folder();
+    let ran = run(
+        folder.path(),
+        "train corpus/steps/mlp-digits --budget 100% --steps 0 --threads \
+        2 --json --save FOLDER/weights",
+    )
+    .done();
+    assert_eq!(ran.losses(), [""; 0]);
+    assert_eq!(ran.result()["steps"], 0);
+    assert_eq!(listing(folder.path()), ["weights"]);
+}

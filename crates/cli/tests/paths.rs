@@ -1,0 +1,54 @@
+//! Paths that are no Unicode. Invariant: any path that the system has is accepted, wherever one is
+//! asked for.
+#![cfg(target_os = "linux")] // other systems refuse such names
+#![allow(clippy::unwrap_used)] // a test that cannot go on panics
+
+mod program;
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+
+use program::{Ran, corpus, folder, tightfit};
+
+/// `FOLDER/NAME` with a byte at the end that is no Unicode.
+fn odd(folder: &Path, name: &str) -> PathBuf {
+    folder.join(OsStr::from_bytes(&[name.as_bytes(), b"\xff"].concat()))
+}
+
+/// Runs the program; words that begin with `@` are odd paths in `folder`.
+fn ran(folder: &Path, arguments: &str) -> Ran {
+    let arguments = arguments.split_whitespace().map(|word| match word.strip_prefix('@') {
+        Some(name) => odd(folder, name).into_os_string(),
+        None => OsString::from_vec(word.into()),
+    });
+    let ran: Ran = tightfit().args(arguments).output().unwrap().into();
+    ran.done()
+}
+
+#[test]
+fn paths_need_not_be_unicode() {
+    let folder = folder();
+    let folder = folder.path();
+    let step = odd(folder, "step");
+    std::fs::create_dir(&step).unwrap();
+    for file in ["step.json", "train.json.gz", "eval.json.gz"] {
+        std::fs::copy(corpus().join("steps/mlp-digits").join(file), step.join(file)).unwrap();
+    }
+    std::fs::copy(corpus().join("data/digits.csv"), odd(folder, "data")).unwrap();
+    let train = "train @step --data @data --budget 100% --steps 1 --threads 2 --roofline";
+    let saved =
+        ran(folder, &format!("{train} --json --save @weights --output @plan --trace @trace"));
+    let name = saved.result()["saved"].as_str().unwrap().to_string();
+    assert!(name.ends_with("weights\u{fffd}"), "{name}");
+    ran(folder, &format!("{train} --resume @weights --save @weights"));
+    ran(folder, &format!("{train} --json --resume @weights --dump @dump"));
+    for file in ["weights", "plan", "trace", "dump"] {
+        assert!(odd(folder, file).is_file(), "{file}");
+    }
+    ran(folder, "check @step @plan --budget 100% --threads 2");
+    ran(folder, "plan @step --budget 90% --threads 2 --roofline --json -o @again --svg @drawing");
+    ran(folder, "report @step --plan @plan --measured @trace --points 0 --threads 2 -o @page");
+    ran(folder, "trace @step --plan @plan --threads 2 -o @trace");
+    ran(folder, "analyze @step --threads 2");
+}

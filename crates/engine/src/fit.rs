@@ -1,0 +1,166 @@
+//! Fitting for the engine: a whole budget becomes a slab, the training graph is fitted into it, and
+//! the evaluation graph into what training leaves free. Invariant: slab and reserve together are
+//! the budget, and a refusal names numbers that can be asked for as a budget.
+
+use thiserror::Error;
+use tightfit::check::Violation;
+use tightfit::effort::Effort;
+use tightfit::graph::Graph;
+use tightfit::machine::Machine;
+use tightfit::plan::{Infeasible, LiveTensor, PlanError, Planner};
+use tightfit::profile::{CallSeconds, Profile};
+use tightfit::schedule::{Residents, Schedule};
+use tightfit::units::Bytes;
+use tightfit::{FitError, Fitted, fit, fit_smallest};
+
+use crate::budget::{Budget, BudgetError};
+use crate::memory::process;
+use crate::reserve::reserve;
+use crate::step::Step;
+
+/// What is asked of fitting.
+#[derive(Clone, Copy)]
+pub struct FitTask<'a> {
+    /// Where the step runs.
+    pub machine: &'a Machine,
+    /// The whole budget; on the engine's machine the reserve is part of it.
+    pub budget: Budget,
+    /// Who plans.
+    pub planner: Planner,
+    /// How hard to look for something better.
+    pub effort: Effort<'a>,
+}
+
+/// Why a step is not fitted.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum FittingError {
+    /// The budget makes no sense for this step on this machine.
+    #[error(transparent)]
+    Budget(#[from] BudgetError),
+    /// The planner has no plan; its numbers are of the whole budget.
+    #[error(transparent)]
+    Fit(#[from] FitError),
+    /// The checker refused the step as captured.
+    #[error(transparent)]
+    Unplanned(#[from] Violation),
+}
+
+/// A graph fitted into a budget.
+#[derive(Clone, Debug)]
+pub struct FittedGraph {
+    /// Its schedule, checked.
+    pub fitted: Fitted,
+    /// The whole budget.
+    pub budget: Bytes,
+    /// The part of it that is not the slab's.
+    pub reserve: Bytes,
+    /// The graph as captured.
+    pub unplanned: Fitted,
+}
+
+impl FittedGraph {
+    /// The slab: the budget less the reserve.
+    pub fn slab(&self) -> Bytes {
+        self.budget - self.reserve
+    }
+}
+
+/// Both graphs of a step, fitted into one slab.
+#[derive(Clone, Debug)]
+pub struct FittedStep {
+    /// The training graph.
+    pub training: FittedGraph,
+    /// What the training graph costs.
+    pub profile: Profile,
+    /// The evaluation graph's costs and schedule, in what training leaves free; absent where that
+    /// is too little, or where the step has none.
+    pub evaluation: Option<(Profile, Schedule)>,
+}
+
+/// Fits the training graph of a step, and its evaluation graph where there is room for it. Costs
+/// follow from `seconds` of calls where they are known, else from the machine's rates.
+pub fn fit_step(
+    step: &Step,
+    seconds: &CallSeconds,
+    task: &FitTask<'_>,
+) -> Result<FittedStep, FittingError> {
+    let profile = Profile::measured(&step.training, task.machine, seconds);
+    let training = fit_graph(&step.training, &profile, task)?;
+    let residents = Residents::of(&step.training, &training.fitted.schedule);
+    let evaluate = |graph: &Graph| {
+        let profile = Profile::measured(graph, task.machine, seconds);
+        fit(graph, &profile, training.slab(), task.planner, &residents, &task.effort)
+            .ok()
+            .map(|fitted| (profile, fitted.schedule))
+    };
+    let evaluation = step.evaluation.as_ref().and_then(evaluate);
+    Ok(FittedStep { training, profile, evaluation })
+}
+
+/// Fits a graph into the slab that a budget leaves beside the reserve.
+pub fn fit_graph(
+    graph: &Graph,
+    profile: &Profile,
+    task: &FitTask<'_>,
+) -> Result<FittedGraph, FittingError> {
+    let &FitTask { machine, planner, ref effort, .. } = task;
+    let reserve = reserve(graph, machine);
+    let unplanned = tightfit::unplanned(graph, profile)?;
+    let nowhere = Residents::default();
+    let Some(budget) = whole_budget(task, &unplanned, reserve)? else {
+        let fitted = fit_smallest(graph, profile, planner, &nowhere, effort)?;
+        let budget = fitted.schedule.slab + reserve;
+        return Ok(FittedGraph { fitted, budget, reserve, unplanned });
+    };
+    let fitted = fit(graph, profile, budget - reserve, planner, &nowhere, effort)
+        .map_err(|error| with_reserve(error, reserve))?;
+    Ok(FittedGraph { fitted, budget, reserve, unplanned })
+}
+
+/// The bytes of the whole budget, more than the reserve and within this machine's memory; `None`
+/// where the smallest is asked for.
+fn whole_budget(
+    task: &FitTask<'_>,
+    unplanned: &Fitted,
+    reserve: Bytes,
+) -> Result<Option<Bytes>, BudgetError> {
+    // What the matrix product packs belongs to the step's peak, so a share is one of both together.
+    let Some(mut budget) = task.budget.bytes(unplanned.timeline.peak + reserve) else {
+        return Ok(None);
+    };
+    if matches!(task.budget, Budget::Share(share) if share >= 1.0) {
+        // Aligned addresses take a few bytes more than the tensors hold; all of it is to be enough
+        // for the step itself.
+        budget = budget.max(unplanned.schedule.slab + reserve);
+    }
+    if budget == Bytes::ZERO {
+        return Err(BudgetError::Zero);
+    }
+    let memory = if task.machine.runtime.rules().runs_here { process::physical_memory() } else { None };
+    if let Some(memory) = memory.filter(|&memory| budget > memory) {
+        return Err(BudgetError::BeyondMemory { budget, memory });
+    }
+    if budget <= reserve {
+        return Err(BudgetError::BelowReserve { budget, reserve });
+    }
+    Ok(Some(budget))
+}
+
+/// The proof in terms of the whole budget, so that the number it names can be asked for.
+fn with_reserve(error: FitError, reserve: Bytes) -> FitError {
+    let FitError::Plan(PlanError::Infeasible(proof)) = error else { return error };
+    let mut proof = Infeasible {
+        budget: proof.budget + reserve,
+        needed: proof.needed + reserve,
+        reached: proof.reached + reserve,
+        ..*proof
+    };
+    if reserve > Bytes::ZERO {
+        let name = "what the matrix product packs".to_string();
+        let tensor = LiveTensor { name, module: String::new(), phase: "reserve", bytes: reserve };
+        let place = proof.live.partition_point(|other| other.bytes >= reserve);
+        proof.live.insert(place, tensor);
+    }
+    PlanError::Infeasible(Box::new(proof)).into()
+}
