@@ -13,10 +13,11 @@ mod reserve;
 pub mod step;
 
 pub use calibrate::calibrate;
-pub use execute::executable::{
-    CompileError, Executable, MeasuredCall, StepError, StepSettings, UnknownOperator,
-};
-pub use execute::session::{Evaluation, Located, Resident, Session, SessionError};
+pub use execute::admission::UnknownOperator;
+pub use execute::evaluation::Evaluation;
+pub use execute::executable::{CompileError, Executable, MeasuredCall, StepError, StepSettings};
+pub use execute::places::{Located, Resident};
+pub use execute::session::{Session, SessionError};
 pub use execute::trial::{FastestStep, Timings, VERSION, trial};
 pub use execute::weights;
 pub use kernels::KernelError;
