@@ -20,7 +20,7 @@ use tightfit::plan::{Plan, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::{BufferId, Residents, Schedule, lower};
 use tightfit::units::Bytes;
-use tightfit_engine::{CompileError, Executable, Slab, StepError, StepSettings};
+use tightfit_engine::{CompileError, Executable, Slab, Step, StepError, StepSettings};
 
 const SETTINGS: StepSettings = StepSettings { seed: 1, step: 0, learning_rate: 1e-3 };
 /// Bytes behind the slab that nothing may touch.
@@ -533,4 +533,24 @@ fn an_executable_runs_on_the_threads_it_was_compiled_for() {
         Executable::compile(&attention, &profile, &schedule, &pool(3)),
         Err(CompileError::Kernel { .. })
     ));
+}
+
+#[test]
+fn the_steps_of_the_corpus_are_compiled() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../corpus/steps");
+    let mut graphs = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let folder = entry.unwrap().path();
+        if !folder.join("step.json").exists() {
+            continue;
+        }
+        let step = Step::open(&folder).unwrap();
+        for graph in [Some(&step.training), step.evaluation.as_ref()].into_iter().flatten() {
+            if let Err(error) = compiled(graph) {
+                panic!("{}: {error}", folder.display());
+            }
+            graphs += 1;
+        }
+    }
+    assert!(graphs > 3, "only {graphs} graphs");
 }

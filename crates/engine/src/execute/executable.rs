@@ -39,7 +39,11 @@ pub struct StepSettings {
 pub enum CompileError {
     #[error("the schedule is wrong and was not executed: {0}")]
     Violation(#[from] Violation),
-    #[error("{} not implemented by the engine: {}; such a graph can be planned, but not trained", if operators.len() == 1 { "1 operator is" } else { "some operators are" }, list(operators))]
+    #[error(
+        "{} not implemented by the engine: {}; such a graph can be planned, but not trained",
+        if operators.len() == 1 { "1 operator is" } else { "some operators are" },
+        list(operators)
+    )]
     UnknownOperators { operators: Vec<UnknownOperator> },
     #[error("node `{node}` ({op}): {reason}")]
     Kernel { node: String, op: String, reason: KernelError },

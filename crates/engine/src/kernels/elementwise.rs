@@ -21,7 +21,7 @@ pub(super) fn map1<A: Element, O: Element>(
         nest.walk(
             || ([A::default(); BLOCK], [O::default(); BLOCK]),
             |(x, y), [o, i], len| {
-                // SAFETY: the nest stays within the tensors and writes each place of the output once.
+                // SAFETY: the nest stays within the tensors and writes each place once.
                 unsafe {
                     let x = load(source, i, from, len, staged, x);
                     store(target, o, to, len, y, |y| f(x, y));
@@ -49,7 +49,7 @@ pub(super) fn map2<A: Element, B: Element, O: Element>(
         nest.walk(
             || ([A::default(); BLOCK], [B::default(); BLOCK], [O::default(); BLOCK]),
             |(x, y, z), [o, i, j], len| {
-                // SAFETY: the nest stays within the tensors and writes each place of the output once.
+                // SAFETY: the nest stays within the tensors and writes each place once.
                 unsafe {
                     let x = load(left, i, from_a, len, staged_a, x);
                     let y = load(right, j, from_b, len, staged_b, y);
@@ -87,7 +87,7 @@ pub(super) fn select<T: Element>(
         nest.walk(
             || ([0u8; BLOCK], [T::default(); BLOCK], [T::default(); BLOCK], [T::default(); BLOCK]),
             |(c, x, y, z), [o, i, j, k], len| {
-                // SAFETY: the nest stays within the tensors and writes each place of the output once.
+                // SAFETY: the nest stays within the tensors and writes each place once.
                 unsafe {
                     let c = load(test, i, from_c, len, staged_c, c);
                     let x = load(left, j, from_a, len, staged_a, x);

@@ -3,6 +3,7 @@
 //! strides, constants), so running it allocates nothing; and a kernel writes its outputs and its
 //! workspace, nothing else.
 
+mod arithmetic;
 mod attention;
 mod dropout;
 mod elementwise;

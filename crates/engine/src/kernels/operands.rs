@@ -151,8 +151,8 @@ impl Operands<'_> {
         self.optional_output(index).map(|tensor| typed(tensor, DType::F32)).transpose()
     }
 
-    /// The workspace, of which the kernel uses `needed` bytes and no more. Where it needs none, what
-    /// it gets must not be followed.
+    /// The workspace, of which the kernel uses `needed` bytes and no more. Where it needs none,
+    /// what it gets must not be followed.
     pub(super) fn workspace(&self, needed: usize) -> Result<Workspace, KernelError> {
         let (address, given) =
             self.scratch.map_or((0, 0), |scratch| (scratch.address, scratch.bytes));
