@@ -64,11 +64,11 @@ impl Targets {
         if class.is_none() {
             run.fault.raise(Fault::Index);
         }
-        // SAFETY: the class lies below the number of weights.
         let weight = |class: usize| {
-            self.weight
-                .as_ref()
-                .map_or(1.0, |w| unsafe { *w.raw::<f32>(run.base).at(class * w.strides[0]) })
+            self.weight.as_ref().map_or(1.0, |w| {
+                // SAFETY: the class lies below the number of weights.
+                unsafe { *w.raw::<f32>(run.base).at(class * w.strides[0]) }
+            })
         };
         class.map(|class| (class, weight(class)))
     }
@@ -99,9 +99,10 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
         let (mut sum, mut weights) = (0.0f64, 0.0f64);
         for i in 0..logits.shape[0] {
             let row = targets.row(run, i);
-            // SAFETY: the class is inside the row.
             let loss = row.map_or(0.0, |(class, weight)| {
-                -weight * unsafe { *x.at(i * logits.strides[0] + class * logits.strides[1]) }
+                let place = i * logits.strides[0] + class * logits.strides[1];
+                // SAFETY: the class is inside the row.
+                -weight * unsafe { *x.at(place) }
             });
             sum += f64::from(loss);
             weights += f64::from(row.map_or(0.0, |(_, weight)| weight));
