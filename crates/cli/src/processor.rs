@@ -48,7 +48,10 @@ fn measure(threads: u32) -> Option<Machine> {
 
 fn parse(bytes: &[u8], threads: u32) -> Option<Machine> {
     let machine: Machine = serde_json::from_slice(bytes).ok()?;
-    machine.validate().ok().filter(|machine| machine.threads == threads && machine.runtime.rules().runs_here)
+    machine
+        .validate()
+        .ok()
+        .filter(|machine| machine.threads == threads && machine.runtime.rules().runs_here)
 }
 
 /// Where the rates are kept.

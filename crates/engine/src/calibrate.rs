@@ -2,6 +2,7 @@
 //! the engine's own kernels on the given number of threads, not the best; and all are measured in
 //! turns, so that what disturbs one disturbs all.
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use tightfit::effort::Effort;
@@ -112,6 +113,7 @@ fn transposed(
 /// Seconds of each graph: the lower quartile of its runs.
 fn seconds<const N: usize>(graphs: [Graph; N], threads: u32) -> Result<[f64; N], SessionError> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads as usize).build()?;
+    let pool = Arc::new(pool);
     let settings = StepSettings { seed: 0, step: 0, learning_rate: 0.0 };
     let mut programs = Vec::with_capacity(N);
     for graph in &graphs {
@@ -122,7 +124,7 @@ fn seconds<const N: usize>(graphs: [Graph; N], threads: u32) -> Result<[f64; N],
             lower(graph, &profile, &plan, Bytes::ZERO, &Residents::default(), &Effort::default());
         schedule.budget = schedule.slab;
         programs.push((
-            Executable::compile(graph, &profile, &schedule, threads as usize)?,
+            Executable::compile(graph, &profile, &schedule, &pool)?,
             Slab::new(schedule.slab)?,
         ));
     }
@@ -130,9 +132,7 @@ fn seconds<const N: usize>(graphs: [Graph; N], threads: u32) -> Result<[f64; N],
     for round in 0..=ROUNDS {
         for ((program, slab), runs) in programs.iter_mut().zip(&mut runs) {
             let start = Instant::now();
-            program
-                .run(slab, &pool, &settings)
-                .map_err(|error| SessionError::Step { step: 0, error })?;
+            program.run(slab, &settings).map_err(|error| SessionError::Step { step: 0, error })?;
             runs.extend((round > 0).then(|| start.elapsed().as_secs_f64()));
         }
     }

@@ -137,7 +137,8 @@ fn whole_budget(
     if budget == Bytes::ZERO {
         return Err(BudgetError::Zero);
     }
-    let memory = if task.machine.runtime.rules().runs_here { process::physical_memory() } else { None };
+    let memory =
+        if task.machine.runtime.rules().runs_here { process::physical_memory() } else { None };
     if let Some(memory) = memory.filter(|&memory| budget > memory) {
         return Err(BudgetError::BeyondMemory { budget, memory });
     }

@@ -16,10 +16,11 @@ pub mod step;
 
 pub use budget::{Budget, BudgetError};
 pub use calibrate::calibrate;
-pub use execute::executable::{
-    CompileError, Executable, MeasuredCall, StepError, StepSettings, UnknownOperator,
-};
-pub use execute::session::{Evaluation, Located, Resident, Session, SessionError};
+pub use execute::admission::UnknownOperator;
+pub use execute::evaluation::Evaluation;
+pub use execute::executable::{CompileError, Executable, MeasuredCall, StepError, StepSettings};
+pub use execute::places::{Located, Resident};
+pub use execute::session::{Session, SessionError};
 pub use execute::trial::{FastestStep, Timings, VERSION, trial};
 pub use execute::weights;
 pub use fit::{FitTask, FittedGraph, FittedStep, FittingError, fit_graph, fit_step};

@@ -5,6 +5,7 @@
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use safetensors::SafeTensors;
 use tightfit::graph;
@@ -86,7 +87,8 @@ fn execute(
         &tightfit::effort::Effort::default(),
     );
     schedule.budget = schedule.slab;
-    let program = Executable::compile(graph, &profile, &schedule, threads)
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+    let program = Executable::compile(graph, &profile, &schedule, &Arc::new(pool))
         .map_err(|error| error.to_string())?;
     let mut slab = Slab::new(schedule.slab).unwrap();
     let address = |buffer: BufferId| schedule.buffers[buffer].address;
@@ -107,8 +109,7 @@ fn execute(
             place.insert(graph.values()[value].storage, buffer);
         }
     }
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-    program.run(&mut slab, &pool, settings).unwrap();
+    program.run(&mut slab, settings).unwrap();
     let outputs = graph
         .outputs()
         .iter()

@@ -6,11 +6,12 @@
 mod generator;
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use generator::{Recipe, config, recipes};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
-use rayon::ThreadPoolBuilder;
+use rayon::{ThreadPool, ThreadPoolBuilder};
 use tightfit::check::check;
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::id::BufferId;
@@ -57,8 +58,7 @@ fn fill(out: &mut [u8], node: u32, step: u32) {
 /// Bytes of all outputs, and of all parameters and states, after each step; storages as a whole,
 /// views included.
 fn execute(graph: &Graph, profile: &Profile, schedule: &Schedule, threads: usize) -> Vec<Vec<u8>> {
-    let program = Executable::compile(graph, profile, schedule, threads).unwrap();
-    let pool = ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+    let program = Executable::compile(graph, profile, schedule, &pool(threads)).unwrap();
     let mut slab = Slab::new(schedule.slab).unwrap();
     // Nothing may depend on what lay in the slab before.
     slab.write(0, schedule.slab.0).fill(0xff);
@@ -73,9 +73,7 @@ fn execute(graph: &Graph, profile: &Profile, schedule: &Schedule, threads: usize
                 if phase == Phase::State { out.fill(0) } else { fill(out, id.as_u32(), step) }
             }
         }
-        program
-            .run(&mut slab, &pool, &StepSettings { seed: 3, step, learning_rate: 0.01 })
-            .unwrap();
+        program.run(&mut slab, &StepSettings { seed: 3, step, learning_rate: 0.01 }).unwrap();
         let outputs = graph.outputs().iter().map(|&value| graph.values()[value].storage);
         let persistent = graph
             .placeholder_storages()
@@ -89,6 +87,10 @@ fn execute(graph: &Graph, profile: &Profile, schedule: &Schedule, threads: usize
         }
     }
     results
+}
+
+fn pool(threads: usize) -> Arc<ThreadPool> {
+    Arc::new(ThreadPoolBuilder::new().num_threads(threads).build().unwrap())
 }
 
 fn profile(graph: &Graph, threads: usize) -> Profile {
@@ -189,10 +191,11 @@ fn recomputing() -> (Graph, Profile, Schedule) {
 #[test]
 fn a_wrong_schedule_is_never_executed() {
     let (graph, profile, schedule) = recomputing();
-    assert!(Executable::compile(&graph, &profile, &schedule, 1).is_ok());
+    assert!(Executable::compile(&graph, &profile, &schedule, &pool(1)).is_ok());
+    let pool = pool(1);
     let refused = |schedule: &Schedule| {
         matches!(
-            Executable::compile(&graph, &profile, schedule, 1),
+            Executable::compile(&graph, &profile, schedule, &pool),
             Err(CompileError::Violation(_))
         )
     };
@@ -270,13 +273,11 @@ fn drop_out(
     let graph = dropouts(elements, p);
     let profile = profile(&graph, threads);
     let schedule = unplanned(&graph, &profile).unwrap().schedule;
-    let program = Executable::compile(&graph, &profile, &schedule, threads).unwrap();
+    let program = Executable::compile(&graph, &profile, &schedule, &pool(threads)).unwrap();
     let mut slab = Slab::new(schedule.slab).unwrap();
     let input = schedule.buffers[schedule.placeholders[0].1].address;
     slab.write(input, 4 * elements).as_chunks_mut::<4>().0.fill(1.5f32.to_ne_bytes());
-    program
-        .run(&mut slab, &ThreadPoolBuilder::new().num_threads(threads).build().unwrap(), &settings)
-        .unwrap();
+    program.run(&mut slab, &settings).unwrap();
     let places = places(&graph, &schedule);
     let bytes = |output: usize| {
         let storage = graph.values()[graph.outputs()[output]].storage;

@@ -1,8 +1,8 @@
 //! The interpreter: a checked schedule, compiled, executed step after step. Invariant: only a
-//! schedule that passed the checker for this very graph and profile is compiled, and executing it
-//! allocates nothing.
+//! schedule that passed the checker for this very graph and profile is compiled, executing it
+//! allocates nothing, and it runs on the threads that it was compiled for and on no others.
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 use rayon::ThreadPool;
@@ -10,16 +10,19 @@ use thiserror::Error;
 use tightfit::check::{Violation, check};
 use tightfit::graph::Graph;
 use tightfit::id::NodeId;
-use tightfit::operator::{Kind, Unsuited};
+use tightfit::operator::Unsuited;
 use tightfit::profile::Profile;
 use tightfit::schedule::{Call, Instruction, Schedule};
-use tightfit::tensor::DType;
 use tightfit::units::Bytes;
 
+use crate::execute::admission::{UnknownOperator, admit, list};
 use crate::kernels;
 use crate::kernels::tensor::Tensor;
-use crate::kernels::{FaultFlag, Kernel, KernelError, Operands, Run};
+use crate::kernels::{FaultFlag, Kernel, KernelError, Operands, Run, Scratch};
 use crate::memory::slab::Slab;
+
+/// The micro-batch of every call: a schedule is of one micro-batch so far.
+const FIRST_MICRO_BATCH: u32 = 0;
 
 /// What differs from step to step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -52,26 +55,6 @@ pub enum CompileError {
     NotExecutable { node: String, what: String },
 }
 
-/// An operator without a kernel.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnknownOperator {
-    /// Its name.
-    pub op: String,
-    /// How many nodes call it.
-    pub count: usize,
-    /// The first of them.
-    pub first: String,
-}
-
-fn list(operators: &[UnknownOperator]) -> String {
-    let times =
-        |count: usize| if count == 1 { "once".to_string() } else { format!("{count} times") };
-    let each = operators
-        .iter()
-        .map(|o| format!("{} ({}, first in node `{}`)", o.op, times(o.count), o.first));
-    each.collect::<Vec<_>>().join(", ")
-}
-
 /// Why a step failed. Parameters and state may have been updated in part.
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum StepError {
@@ -96,26 +79,30 @@ pub struct MeasuredCall {
 struct Compiled {
     node: NodeId,
     again: bool,
+    micro_batch: u32,
     kernel: Kernel,
 }
 
-/// A schedule, compiled.
+/// A schedule, compiled for the threads of one pool, which it keeps.
 pub struct Executable {
     calls: Vec<Compiled>,
+    pool: Arc<ThreadPool>,
     slab: Bytes,
     fault: FaultFlag,
 }
 
 impl Executable {
-    /// Checks a schedule and compiles it for `threads` worker threads.
+    /// Checks a schedule and compiles it for the threads of `pool`, on which it will run: kernels
+    /// divide their workspace among that many.
     pub fn compile(
         graph: &Graph,
         profile: &Profile,
         schedule: &Schedule,
-        threads: usize,
+        pool: &Arc<ThreadPool>,
     ) -> Result<Executable, CompileError> {
         check(graph, profile, schedule, schedule.budget)?;
-        executable(graph)?;
+        admit(graph)?;
+        let threads = pool.current_num_threads();
         let mut calls = Vec::new();
         for instruction in &schedule.instructions {
             if let Some(call) = instruction.call() {
@@ -123,36 +110,41 @@ impl Executable {
                 calls.push(Compiled {
                     node: call.node,
                     again,
+                    micro_batch: FIRST_MICRO_BATCH,
                     kernel: compile(graph, schedule, call, threads)?,
                 });
             }
         }
-        Ok(Executable { calls, slab: schedule.slab, fault: FaultFlag::default() })
+        Ok(Executable {
+            calls,
+            pool: Arc::clone(pool),
+            slab: schedule.slab,
+            fault: FaultFlag::default(),
+        })
+    }
+
+    /// Number of threads that it was compiled for and runs on.
+    pub fn threads(&self) -> usize {
+        self.pool.current_num_threads()
     }
 
     /// Executes one step.
     ///
     /// # Panics
     /// Where the slab is smaller than the schedule's.
-    pub fn run(
-        &self,
-        slab: &mut Slab,
-        pool: &ThreadPool,
-        settings: &StepSettings,
-    ) -> Result<(), StepError> {
-        self.execute(slab, pool, settings, |call, run| (call.kernel)(run))
+    pub fn run(&self, slab: &mut Slab, settings: &StepSettings) -> Result<(), StepError> {
+        self.execute(slab, settings, |call, run| (call.kernel)(run))
     }
 
     /// Executes one step and reports each call's seconds.
     pub fn run_timed(
         &self,
         slab: &mut Slab,
-        pool: &ThreadPool,
         settings: &StepSettings,
         report: &mut (dyn FnMut(MeasuredCall) + Send),
     ) -> Result<(), StepError> {
         let begun = Instant::now();
-        self.execute(slab, pool, settings, |call, run| {
+        self.execute(slab, settings, |call, run| {
             let start = Instant::now();
             (call.kernel)(run);
             let seconds = start.elapsed().as_secs_f64();
@@ -168,7 +160,6 @@ impl Executable {
     fn execute(
         &self,
         slab: &mut Slab,
-        pool: &ThreadPool,
         settings: &StepSettings,
         mut call: impl FnMut(&Compiled, &Run) + Send,
     ) -> Result<(), StepError> {
@@ -179,18 +170,18 @@ impl Executable {
             self.slab
         );
         let base = slab.base();
-        let run = Run {
+        let step = Run {
             base,
             fault: &self.fault,
             seed: settings.seed,
             step: settings.step,
-            micro_batch: 0,
+            micro_batch: FIRST_MICRO_BATCH,
             learning_rate: settings.learning_rate as f32,
         };
-        let run = &run;
-        pool.install(|| {
+        let step = &step;
+        self.pool.install(|| {
             for compiled in &self.calls {
-                call(compiled, run);
+                call(compiled, &Run { micro_batch: compiled.micro_batch, ..*step });
             }
         });
         match self.fault.take() {
@@ -198,55 +189,6 @@ impl Executable {
             None => Ok(()),
         }
     }
-}
-
-/// What planning does without but execution needs: known operators, strides, seeds, types that
-/// kernels have.
-fn executable(graph: &Graph) -> Result<(), CompileError> {
-    let mut unknown: BTreeMap<&str, UnknownOperator> = BTreeMap::new();
-    for id in graph.program() {
-        let node = &graph.nodes()[id];
-        if node.operator.is_none() {
-            let entry = unknown.entry(&node.op).or_insert_with(|| UnknownOperator {
-                op: node.op.clone(),
-                count: 0,
-                first: node.name.clone(),
-            });
-            entry.count += 1;
-        }
-    }
-    if !unknown.is_empty() {
-        return Err(CompileError::UnknownOperators { operators: unknown.into_values().collect() });
-    }
-    for node in graph.nodes().values() {
-        for &value in node.outputs.iter().flatten() {
-            let value = &graph.values()[value];
-            let refuse = |what: &str| {
-                Err(CompileError::NotExecutable { node: node.name.clone(), what: what.to_string() })
-            };
-            if !value.tensor.contiguous && value.tensor.strides.is_none() {
-                return refuse("an output is not contiguous and carries no strides");
-            }
-            if !matches!(value.tensor.dtype, DType::F32 | DType::I64 | DType::Bool) {
-                return refuse(&format!(
-                    "the engine computes in f32, i64 and bool, not in {}",
-                    value.tensor.dtype.name()
-                ));
-            }
-        }
-    }
-    for (id, node) in graph.nodes() {
-        let Some(operator) = node.operator else { continue };
-        let result = operator.conform(&graph.call(id));
-        let random = operator.row().kind == Kind::Random && !node.random;
-        let result = if random { Err(Unsuited::NotMarkedRandom) } else { result };
-        result.map_err(|reason| CompileError::Unsuited {
-            node: node.name.clone(),
-            op: node.op.clone(),
-            reason,
-        })?;
-    }
-    Ok(())
 }
 
 fn compile(
@@ -274,11 +216,12 @@ fn compile(
                 output.and_then(|value| buffers.next().map(|&buffer| bind(value, buffer)))
             })
             .collect(),
-        workspace: call.workspace.map(|buffer| {
-            (schedule.buffers[buffer].address as usize, schedule.buffers[buffer].bytes.0 as usize)
+        scratch: call.workspace.map(|buffer| Scratch {
+            address: schedule.buffers[buffer].address as usize,
+            bytes: schedule.buffers[buffer].bytes.0 as usize,
         }),
     };
-    let operator = node.operator.expect("`executable` refuses unknown operators");
+    let operator = node.operator.expect("`admit` refuses unknown operators");
     kernels::compile(operator, &operands, threads).map_err(|reason| CompileError::Kernel {
         node: node.name.clone(),
         op: node.op.clone(),

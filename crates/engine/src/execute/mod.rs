@@ -1,7 +1,10 @@
 //! Execution: a checked schedule, compiled, run step after step, measured, saved and resumed.
 //! Invariant: the engine decides nothing; what runs, where and when is in the schedule.
 
+pub mod admission;
+pub mod evaluation;
 pub mod executable;
+pub mod places;
 pub mod session;
 pub mod trial;
 pub mod weights;

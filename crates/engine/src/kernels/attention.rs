@@ -10,8 +10,9 @@ use tightfit::operator::Operator;
 use tightfit::tensor::DType;
 
 use crate::kernels::matmul::{Matrix, product};
+use crate::kernels::operands::Workspace;
 use crate::kernels::tensor::{Raw, Tensor};
-use crate::kernels::{Kernel, KernelError, Operands, math, tasks, typed};
+use crate::kernels::{Kernel, KernelError, Operands, float_bytes, math, shaped, tasks, typed};
 
 /// What both passes need to know.
 #[derive(Clone, Debug)]
@@ -24,7 +25,7 @@ struct Shape {
     scale: f32,
     /// Added to the scores before the soft maximum, broadcast to [batch, heads, queries, keys].
     mask: Option<Tensor>,
-    scores: usize,
+    scores: Workspace,
     threads: usize,
 }
 
@@ -64,7 +65,9 @@ impl Shape {
                 KernelError::Shapes(format!("a mask of {:?} for scores of {whole:?}", mask.shape))
             })
         });
-        let shape = Shape {
+        // A slice for each thread.
+        let rows = Operator::attention_block().saturating_mul(threads);
+        Ok(Shape {
             mask: mask.transpose()?,
             batch: q.shape[0],
             heads: q.shape[1],
@@ -72,16 +75,9 @@ impl Shape {
             keys: k.shape[2],
             causal: operands.flag(next + 1, "is_causal", false),
             scale: scale as f32,
-            scores: operands.workspace.map_or(0, |(address, _)| address),
+            scores: operands.workspace(float_bytes(buffers, rows, k.shape[2]))?,
             threads,
-        };
-        let needed = buffers * Operator::attention_block() * shape.keys * 4 * threads;
-        if operands.workspace.map_or(0, |(_, bytes)| bytes) < needed {
-            return Err(KernelError::Shapes(format!(
-                "attention needs {needed} bytes of workspace"
-            )));
-        }
-        Ok(shape)
+        })
     }
 
     /// Calls `body` for each head with its index and its thread's slice of the workspace.
@@ -92,9 +88,11 @@ impl Shape {
         body: impl Fn(usize, usize, Raw<f32>) + Sync,
     ) {
         let slice = buffers * Operator::attention_block() * self.keys;
-        let scores: Raw<f32> = Raw(base.wrapping_add(self.scores).cast());
-        tasks::for_each(self.batch * self.heads, self.queries * self.keys, |head| {
-            let thread = rayon::current_thread_index().unwrap_or(0) % self.threads;
+        let scores: Raw<f32> = self.scores.raw(base);
+        let weight = self.queries.saturating_mul(self.keys);
+        tasks::for_each(self.batch * self.heads, weight, |head| {
+            let thread = rayon::current_thread_index().unwrap_or(0);
+            assert!(thread < self.threads, "it runs on more threads than it was compiled for");
             body(head / self.heads, head % self.heads, scores.shifted(thread * slice));
         });
     }
@@ -128,7 +126,12 @@ pub(super) fn forward(operands: &Operands, threads: usize) -> Result<Kernel, Ker
     let shape = Shape::new(operands, 0, threads, 1)?;
     let (q, k, v) =
         (operands.float(0)?.clone(), operands.float(1)?.clone(), operands.float(2)?.clone());
-    let (out, logsumexp) = (operands.output(0)?.clone(), operands.unused(1).cloned());
+    let (out, logsumexp) =
+        (operands.float_output(0)?.clone(), operands.optional_float_output(1)?.cloned());
+    shaped(&out, "the output", &q.shape)?;
+    if let Some(logsumexp) = &logsumexp {
+        shaped(logsumexp, "the logarithm of the sums", &q.shape[..3])?;
+    }
     Ok(Box::new(move |run| {
         shape.for_each_head(run.base, 1, |b, h, scores| {
             let at = |tensor: &Tensor| head(tensor, run.base, b, h);
@@ -183,8 +186,14 @@ pub(super) fn backward(operands: &Operands, threads: usize) -> Result<Kernel, Ke
     let read = |index: usize| operands.float(index).cloned();
     let (gradient, q, k, v, out, logsumexp) =
         (read(0)?, read(1)?, read(2)?, read(3)?, read(4)?, read(5)?);
-    let (dq, dk, dv) =
-        (operands.output(0)?.clone(), operands.output(1)?.clone(), operands.output(2)?.clone());
+    let written = |index: usize| operands.float_output(index).cloned();
+    let (dq, dk, dv) = (written(0)?, written(1)?, written(2)?);
+    shaped(&gradient, "the incoming gradient", &q.shape)?;
+    shaped(&out, "the output of the forward pass", &q.shape)?;
+    shaped(&logsumexp, "the logarithm of the sums", &q.shape[..3])?;
+    for (gradient, of) in [(&dq, &q), (&dk, &k), (&dv, &v)] {
+        shaped(gradient, "a gradient", &of.shape)?;
+    }
     Ok(Box::new(move |run| {
         shape.for_each_head(run.base, 2, |b, h, scores| {
             let at = |tensor: &Tensor| head(tensor, run.base, b, h);

@@ -5,7 +5,7 @@ use multiversion::multiversion;
 use tightfit::tensor::DType;
 
 use crate::kernels::elementwise::map2;
-use crate::kernels::{Kernel, KernelError, Operands, tasks, typed};
+use crate::kernels::{Kernel, KernelError, Operands, shaped, tasks, typed};
 use crate::philox::{key, philox_lanes};
 
 /// Elements of a task: 64 blocks of 4 words.
@@ -13,8 +13,15 @@ const CHUNK: usize = 1024;
 
 /// (x · mask / (1 − p), mask); the identity where `train` is false.
 pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
-    let (x, out, mask) =
-        (operands.float(0)?.clone(), operands.output(0)?.clone(), operands.unused(1).cloned());
+    let (x, out, mask) = (
+        operands.float(0)?.clone(),
+        operands.float_output(0)?.clone(),
+        operands.optional_output(1).cloned(),
+    );
+    shaped(&out, "the output", &x.shape)?;
+    if let Some(mask) = &mask {
+        shaped(typed(mask, DType::Bool)?, "the mask", &x.shape)?;
+    }
     let (p, train) = (operands.number(1, "p")?, operands.flag(2, "train", true));
     if !(0.0..=1.0).contains(&p) {
         return Err(KernelError::Shapes(format!("dropout probability {p}")));

@@ -4,7 +4,7 @@
 
 use crate::kernels::nest::{BLOCK, Nest, load, store};
 use crate::kernels::tensor::{Element, Tensor};
-use crate::kernels::{Kernel, KernelError, Operands};
+use crate::kernels::{Kernel, KernelError, Operands, typed};
 
 /// out = f(a)
 pub(super) fn map1<A: Element, O: Element>(
@@ -12,7 +12,7 @@ pub(super) fn map1<A: Element, O: Element>(
     out: &Tensor,
     f: impl Fn(&[A], &mut [O]) + Send + Sync + 'static,
 ) -> Result<Kernel, KernelError> {
-    let (a, out) = (broadcast(a, out)?, out.clone());
+    let (a, out) = (broadcast::<A>(a, out)?, typed(out, O::DTYPE)?.clone());
     let nest = Nest::new([&out, &a]);
     let [to, from] = nest.inner();
     let staged = a.address == out.address;
@@ -21,7 +21,7 @@ pub(super) fn map1<A: Element, O: Element>(
         nest.walk(
             || ([A::default(); BLOCK], [O::default(); BLOCK]),
             |(x, y), [o, i], len| {
-                // SAFETY: the nest stays within the tensors and visits each element once.
+                // SAFETY: the nest stays within the tensors and writes each place once.
                 unsafe {
                     let x = load(source, i, from, len, staged, x);
                     store(target, o, to, len, y, |y| f(x, y));
@@ -38,7 +38,8 @@ pub(super) fn map2<A: Element, B: Element, O: Element>(
     out: &Tensor,
     f: impl Fn(&[A], &[B], &mut [O]) + Send + Sync + 'static,
 ) -> Result<Kernel, KernelError> {
-    let (a, b, out) = (broadcast(a, out)?, broadcast(b, out)?, out.clone());
+    let (a, b, out) =
+        (broadcast::<A>(a, out)?, broadcast::<B>(b, out)?, typed(out, O::DTYPE)?.clone());
     let nest = Nest::new([&out, &a, &b]);
     let [to, from_a, from_b] = nest.inner();
     let (staged_a, staged_b) = (a.address == out.address, b.address == out.address);
@@ -48,7 +49,7 @@ pub(super) fn map2<A: Element, B: Element, O: Element>(
         nest.walk(
             || ([A::default(); BLOCK], [B::default(); BLOCK], [O::default(); BLOCK]),
             |(x, y, z), [o, i, j], len| {
-                // SAFETY: the nest stays within the tensors and visits each element once.
+                // SAFETY: the nest stays within the tensors and writes each place once.
                 unsafe {
                     let x = load(left, i, from_a, len, staged_a, x);
                     let y = load(right, j, from_b, len, staged_b, y);
@@ -66,8 +67,12 @@ pub(super) fn select<T: Element>(
     b: &Tensor,
     out: &Tensor,
 ) -> Result<Kernel, KernelError> {
-    let (condition, a, b, out) =
-        (broadcast(condition, out)?, broadcast(a, out)?, broadcast(b, out)?, out.clone());
+    let (condition, a, b, out) = (
+        broadcast::<u8>(condition, out)?,
+        broadcast::<T>(a, out)?,
+        broadcast::<T>(b, out)?,
+        typed(out, T::DTYPE)?.clone(),
+    );
     let nest = Nest::new([&out, &condition, &a, &b]);
     let [to, from_c, from_a, from_b] = nest.inner();
     let (staged_c, staged_a, staged_b) =
@@ -82,7 +87,7 @@ pub(super) fn select<T: Element>(
         nest.walk(
             || ([0u8; BLOCK], [T::default(); BLOCK], [T::default(); BLOCK], [T::default(); BLOCK]),
             |(c, x, y, z), [o, i, j, k], len| {
-                // SAFETY: the nest stays within the tensors and visits each element once.
+                // SAFETY: the nest stays within the tensors and writes each place once.
                 unsafe {
                     let c = load(test, i, from_c, len, staged_c, c);
                     let x = load(left, j, from_a, len, staged_a, x);
@@ -99,24 +104,25 @@ pub(super) fn select<T: Element>(
 }
 
 /// out = value
-pub(super) fn fill<T: Element>(out: &Tensor, value: T) -> Kernel {
-    let out = out.clone();
+pub(super) fn fill<T: Element>(out: &Tensor, value: T) -> Result<Kernel, KernelError> {
+    let out = typed(out, T::DTYPE)?.clone();
     let nest = Nest::new([&out]);
     let [to] = nest.inner();
-    Box::new(move |run| {
+    Ok(Box::new(move |run| {
         let target = out.raw::<T>(run.base);
         nest.walk(
             || [T::default(); BLOCK],
             |buffer, [o], len| {
-                // SAFETY: the nest stays within the tensor and visits each element once.
+                // SAFETY: the nest stays within the tensor and writes each place once.
                 unsafe { store(target, o, to, len, buffer, |y| y.fill(value)) }
             },
         );
-    })
+    }))
 }
 
-fn broadcast(tensor: &Tensor, out: &Tensor) -> Result<Tensor, KernelError> {
-    tensor.broadcast(&out.shape).ok_or_else(|| {
+/// A tensor of elements `T`, seen with the output's shape.
+fn broadcast<T: Element>(tensor: &Tensor, out: &Tensor) -> Result<Tensor, KernelError> {
+    typed(tensor, T::DTYPE)?.broadcast(&out.shape).ok_or_else(|| {
         KernelError::Shapes(format!("{:?} does not broadcast to {:?}", tensor.shape, out.shape))
     })
 }

@@ -4,7 +4,7 @@
 
 use crate::kernels::rows::Rows;
 use crate::kernels::tensor::Tensor;
-use crate::kernels::{Fault, Kernel, KernelError, Operands, tasks};
+use crate::kernels::{Fault, Kernel, KernelError, Operands, shaped, tasks};
 
 /// Columns of a task of the backward pass.
 const COLUMNS: usize = 64;
@@ -15,14 +15,18 @@ fn indices(tensor: &Tensor) -> Result<Rows, KernelError> {
 
 /// out[i] = table[indices[i]]
 pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
-    let (table, index, out) =
-        (operands.float(0)?.clone(), operands.integer(1)?.clone(), operands.output(0)?.clone());
-    if table.shape.len() != 2 || out.shape.last() != table.shape.last() {
+    let (table, index, out) = (
+        operands.float(0)?.clone(),
+        operands.integer(1)?.clone(),
+        operands.float_output(0)?.clone(),
+    );
+    let &[_, width] = table.shape.as_slice() else {
         return Err(KernelError::Shapes(format!(
             "embedding of {:?} in a table of {:?}",
             index.shape, table.shape
         )));
-    }
+    };
+    shaped(&out, "the output", &[&index.shape, [width].as_slice()].concat())?;
     let (from, at, to) =
         (Rows::contiguous(&table, 1)?, indices(&index)?, Rows::contiguous(&out, 1)?);
     Ok(Box::new(move |run| {
@@ -48,8 +52,11 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
 /// out[indices[i]] += gradient[i], where the index is not `padding_idx`; the rest is zero. By
 /// frequency: each gradient is divided by how often its index occurs.
 pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
-    let (gradient, index, out) =
-        (operands.float(0)?.clone(), operands.integer(1)?.clone(), operands.output(0)?.clone());
+    let (gradient, index, out) = (
+        operands.float(0)?.clone(),
+        operands.integer(1)?.clone(),
+        operands.float_output(0)?.clone(),
+    );
     let padding = operands.number(3, "padding_idx")? as i64;
     let by_frequency = operands.flag(4, "scale_grad_by_freq", false);
     let (from, at, to) = (Rows::new(&gradient, 1)?, indices(&index)?, Rows::contiguous(&out, 1)?);
@@ -62,7 +69,8 @@ pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
     Ok(Box::new(move |run| {
         let (gradient, index, out) =
             (gradient.raw::<f32>(run.base), index.raw::<i64>(run.base), out.raw::<f32>(run.base));
-        tasks::for_each(to.len.div_ceil(COLUMNS), COLUMNS * (from.count + to.count), |part| {
+        let weight = COLUMNS.saturating_mul(from.count + to.count);
+        tasks::for_each(to.len.div_ceil(COLUMNS), weight, |part| {
             let first = part * COLUMNS;
             let len = COLUMNS.min(to.len - first);
             // SAFETY: a task owns its columns of the output; the index is checked before it is

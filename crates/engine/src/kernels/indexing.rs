@@ -5,7 +5,7 @@ use tightfit::tensor::DType;
 
 use crate::kernels::movement::convert;
 use crate::kernels::tensor::{Element, Tensor};
-use crate::kernels::{Fault, Kernel, KernelError, Operands, dimension};
+use crate::kernels::{Fault, Kernel, KernelError, Operands, dimension, shaped, typed};
 
 /// Offsets of element `index` of a tensor of `shape` in tensors with the given strides; dimension
 /// `skip` does not count.
@@ -20,16 +20,28 @@ fn offset(shape: &[usize], strides: &[usize], mut index: usize, skip: Option<usi
     offset
 }
 
+/// The dimension of argument 1, along which an index may have any extent; along all others it must
+/// not reach beyond `x`.
+fn indexed(operands: &Operands, x: &Tensor, index: &Tensor) -> Result<usize, KernelError> {
+    let dim = dimension(operands.number(1, "dim")? as i64, x.shape.len())?;
+    let inside = dim < x.shape.len()
+        && x.shape.len() == index.shape.len()
+        && (0..x.shape.len()).all(|d| d == dim || index.shape[d] <= x.shape[d]);
+    if inside {
+        return Ok(dim);
+    }
+    Err(KernelError::Shapes(format!(
+        "an index of {:?} into {:?} along dimension {dim}",
+        index.shape, x.shape
+    )))
+}
+
 /// out[… i …] = x[… index[… i …] …] along argument 1.
 pub(super) fn gather(operands: &Operands) -> Result<Kernel, KernelError> {
     let (x, index, out) =
         (operands.tensor(0)?.clone(), operands.integer(2)?.clone(), operands.output(0)?.clone());
-    let dim = dimension(operands.number(1, "dim")? as i64, x.shape.len())?;
-    let inside = x.shape.len() == index.shape.len()
-        && (0..x.shape.len()).all(|d| d == dim || index.shape[d] <= x.shape[d]);
-    if !inside || index.shape != out.shape {
-        return Err(KernelError::Shapes(format!("gather from {:?} by {:?}", x.shape, index.shape)));
-    }
+    let dim = indexed(operands, &x, &index)?;
+    shaped(typed(&out, x.dtype)?, "the output", &index.shape)?;
     fn by_type<T: Element>(x: Tensor, index: Tensor, out: Tensor, dim: usize) -> Kernel {
         Box::new(move |run| {
             let (from, at, to) =
@@ -68,16 +80,9 @@ pub(super) fn gather(operands: &Operands) -> Result<Kernel, KernelError> {
 pub(super) fn scatter_value(operands: &Operands) -> Result<Kernel, KernelError> {
     let (x, index, out) =
         (operands.tensor(0)?.clone(), operands.integer(2)?.clone(), operands.output(0)?.clone());
-    let dim = dimension(operands.number(1, "dim")? as i64, x.shape.len())?;
+    let dim = indexed(operands, &x, &index)?;
     let value = operands.number(3, "value")?;
-    let inside = x.shape.len() == index.shape.len()
-        && (0..x.shape.len()).all(|d| d == dim || index.shape[d] <= x.shape[d]);
-    if !inside {
-        return Err(KernelError::Shapes(format!(
-            "scatter into {:?} by {:?}",
-            x.shape, index.shape
-        )));
-    }
+    shaped(&out, "the output", &x.shape)?;
     fn by_type<T: Element>(
         copy: Kernel,
         index: Tensor,

@@ -2,7 +2,7 @@
 //! memory; it is reported through [`Run::fault`].
 
 use crate::kernels::tensor::Tensor;
-use crate::kernels::{Fault, Kernel, KernelError, Operands, Run, tasks};
+use crate::kernels::{Fault, Kernel, KernelError, Operands, Run, shaped, tasks};
 
 /// How row losses become the loss, as ATen numbers it.
 #[derive(Clone, Copy, PartialEq)]
@@ -34,16 +34,23 @@ impl Targets {
         let reduction = match operands.number(index + 2, "reduction")? as i64 {
             0 => Reduction::None,
             1 => Reduction::Mean,
-            _ => Reduction::Sum,
+            2 => Reduction::Sum,
+            other => return Err(KernelError::Unsupported(format!("reduction {other} of a loss"))),
         };
+        let weight = operands.optional_float(index + 1)?.cloned();
+        if let Some(weight) = &weight {
+            shaped(weight, "the weight of the classes", &logits.shape[1..])?;
+        }
         let ignored = operands.number(index + 3, "ignore_index")? as i64;
-        Ok(Targets {
-            target,
-            weight: operands.optional(index + 1).cloned(),
-            classes: logits.shape[1],
-            ignored,
-            reduction,
-        })
+        Ok(Targets { target, weight, classes: logits.shape[1], ignored, reduction })
+    }
+
+    /// Refuses a loss, or the gradient of one, that does not have the shape of the reduction.
+    fn reduced(&self, tensor: &Tensor, what: &str) -> Result<(), KernelError> {
+        match self.reduction {
+            Reduction::None => shaped(tensor, what, &self.target.shape),
+            Reduction::Mean | Reduction::Sum => single(tensor, what),
+        }
     }
 
     /// Class and weight of row `i`; `None` where it does not count.
@@ -57,21 +64,34 @@ impl Targets {
         if class.is_none() {
             run.fault.raise(Fault::Index);
         }
-        // SAFETY: the class lies below the number of weights.
         let weight = |class: usize| {
-            self.weight
-                .as_ref()
-                .map_or(1.0, |w| unsafe { *w.raw::<f32>(run.base).at(class * w.strides[0]) })
+            self.weight.as_ref().map_or(1.0, |w| {
+                // SAFETY: the class lies below the number of weights.
+                unsafe { *w.raw::<f32>(run.base).at(class * w.strides[0]) }
+            })
         };
         class.map(|class| (class, weight(class)))
     }
+}
+
+/// Refuses a tensor of several elements.
+fn single(tensor: &Tensor, what: &str) -> Result<(), KernelError> {
+    if tensor.elements() == 1 {
+        return Ok(());
+    }
+    Err(KernelError::Shapes(format!("{what} has shape {:?}, but must be a scalar", tensor.shape)))
 }
 
 /// (loss, total weight)
 pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
     let logits = operands.float(0)?.clone();
     let targets = Targets::new(operands, 1, &logits)?;
-    let (out, total) = (operands.output(0)?.clone(), operands.unused(1).cloned());
+    let (out, total) =
+        (operands.float_output(0)?.clone(), operands.optional_float_output(1)?.cloned());
+    targets.reduced(&out, "the loss")?;
+    if let Some(total) = &total {
+        single(total, "the total weight")?;
+    }
     Ok(Box::new(move |run| {
         let (x, y) = (logits.raw::<f32>(run.base), out.raw::<f32>(run.base));
         // In double precision and in row order: one addition per row is nothing beside the
@@ -79,9 +99,10 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
         let (mut sum, mut weights) = (0.0f64, 0.0f64);
         for i in 0..logits.shape[0] {
             let row = targets.row(run, i);
-            // SAFETY: the class is inside the row.
             let loss = row.map_or(0.0, |(class, weight)| {
-                -weight * unsafe { *x.at(i * logits.strides[0] + class * logits.strides[1]) }
+                let place = i * logits.strides[0] + class * logits.strides[1];
+                // SAFETY: the class is inside the row.
+                -weight * unsafe { *x.at(place) }
             });
             sum += f64::from(loss);
             weights += f64::from(row.map_or(0.0, |(_, weight)| weight));
@@ -108,9 +129,12 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
 /// The gradient: −weight · gradient (/ total weight) at the target, zero elsewhere.
 pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
     let (gradient, logits, out) =
-        (operands.float(0)?.clone(), operands.float(1)?.clone(), operands.output(0)?.clone());
+        (operands.float(0)?.clone(), operands.float(1)?.clone(), operands.float_output(0)?.clone());
     let targets = Targets::new(operands, 2, &logits)?;
     let total = operands.float(6)?.clone();
+    targets.reduced(&gradient, "the incoming gradient")?;
+    single(&total, "the total weight")?;
+    shaped(&out, "the output", &logits.shape)?;
     Ok(Box::new(move |run| {
         let (g, y) = (gradient.raw::<f32>(run.base), out.raw::<f32>(run.base));
         tasks::for_each(out.shape[0], out.shape[1], |i| {

@@ -62,11 +62,9 @@ pub(super) unsafe fn product(
         left.columns == right.rows && out.rows == left.rows && out.columns == right.columns
     );
     let (m, n, k) = (out.rows, out.columns, left.columns);
-    let parallelism = if threads > 1 && m * n * k >= SERIAL {
-        Parallelism::Rayon(threads)
-    } else {
-        Parallelism::None
-    };
+    let work = m.saturating_mul(n).saturating_mul(k);
+    let parallelism =
+        if threads > 1 && work >= SERIAL { Parallelism::Rayon(threads) } else { Parallelism::None };
     let steps = |matrix: Matrix| (matrix.column_stride as isize, matrix.row_stride as isize);
     let ((dst_cs, dst_rs), (lhs_cs, lhs_rs), (rhs_cs, rhs_rs)) =
         (steps(out), steps(left), steps(right));
@@ -184,8 +182,9 @@ pub(super) fn bmm(operands: &Operands, threads: usize) -> Result<Kernel, KernelE
     let (left, right, out) =
         (operands.float(0)?.clone(), operands.float(1)?.clone(), operands.output(0)?.clone());
     shapes(&left, &right, &out, 3)?;
+    let batches = if out.elements() > 0 { out.shape[0] } else { 0 };
     Ok(Box::new(move |run| {
-        for batch in 0..out.shape[0] {
+        for batch in 0..batches {
             let at = |tensor: &Tensor| matrix(tensor, run.base, batch * tensor.strides[0]);
             // SAFETY: as in `mm`; each batch is a part of its own.
             unsafe { product(at(&out), false, 1.0, at(&left), at(&right), threads) }

@@ -3,6 +3,7 @@
 //! strides, constants), so running it allocates nothing; and a kernel writes its outputs and its
 //! workspace, nothing else.
 
+mod arithmetic;
 mod attention;
 mod dropout;
 mod elementwise;
@@ -14,68 +15,24 @@ mod matmul;
 mod movement;
 mod nest;
 mod normalization;
+mod operands;
 mod optimizer;
 mod pointwise;
 mod reduce;
 mod rows;
+mod run;
 mod softmax;
 mod tasks;
 pub mod tensor;
 
-use std::sync::atomic::{AtomicBool, Ordering};
-
 use thiserror::Error;
-use tightfit::graph::Node;
 use tightfit::operator::Operator;
-use tightfit::tensor::{Argument, DType};
-
-use crate::kernels::tensor::Tensor;
 
 pub(crate) use matmul::packing_bytes;
+pub(crate) use operands::{Operands, Scratch};
+pub(crate) use run::{Fault, FaultFlag, Run};
 
-/// What a kernel found wrong with its input while it ran.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
-    /// An index or a class outside its table.
-    Index,
-}
-
-/// Set by kernels on worker threads, read after the step.
-#[derive(Debug, Default)]
-pub(crate) struct FaultFlag(AtomicBool);
-
-impl FaultFlag {
-    pub fn raise(&self, fault: Fault) {
-        match fault {
-            Fault::Index => self.0.store(true, Ordering::Relaxed),
-        }
-    }
-
-    /// The fault since the last call, if any.
-    pub fn take(&self) -> Option<Fault> {
-        self.0.swap(false, Ordering::Relaxed).then_some(Fault::Index)
-    }
-}
-
-/// What changes from step to step.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Run<'a> {
-    /// Where kernels report what they cannot compute.
-    pub fault: &'a FaultFlag,
-    /// First byte of the slab.
-    pub base: *mut u8,
-    /// Seed of the run.
-    pub seed: u64,
-    /// Number of the step, from 0.
-    pub step: u32,
-    /// Number of the micro-batch within the step.
-    pub micro_batch: u32,
-    /// Learning rate of the step.
-    pub learning_rate: f32,
-}
-
-// SAFETY: the pointer is only followed by kernels, whose operands the checker proved disjoint.
-unsafe impl Sync for Run<'_> {}
+use operands::{dimension, float_bytes, shaped, typed};
 
 /// A compiled node.
 pub(crate) type Kernel = Box<dyn Fn(&Run<'_>) + Send + Sync>;
@@ -94,145 +51,7 @@ pub enum KernelError {
     Unsupported(String),
 }
 
-/// A node with its operands bound.
-pub(crate) struct Operands<'a> {
-    pub node: &'a Node,
-    /// Tensors of [`Node::inputs`], in that order.
-    pub inputs: Vec<Tensor>,
-    /// Tensors of [`Node::outputs`].
-    pub outputs: Vec<Option<Tensor>>,
-    /// First byte and size of the workspace.
-    pub workspace: Option<(usize, usize)>,
-}
-
-impl Operands<'_> {
-    /// The tensor that `argument` mentions.
-    fn tensor_of(&self, argument: &Argument) -> Option<&Tensor> {
-        let Argument::Value(value) = argument else { return None };
-        self.node.inputs.iter().position(|input| input == value).map(|index| &self.inputs[index])
-    }
-
-    /// Positional argument `index`, where it is a tensor.
-    fn optional(&self, index: usize) -> Option<&Tensor> {
-        self.node.args.get(index).and_then(|argument| self.tensor_of(argument))
-    }
-
-    fn argument(&self, index: usize, name: &str) -> Option<&Argument> {
-        self.node.args.get(index).or_else(|| self.node.kwarg(name))
-    }
-
-    fn wrong(&self, index: usize, wanted: &'static str) -> KernelError {
-        let found = self
-            .node
-            .args
-            .get(index)
-            .map_or("missing".to_string(), |argument| format!("{argument:?}"));
-        KernelError::Argument { index, found, wanted }
-    }
-
-    /// Positional argument `index`, a tensor.
-    pub fn tensor(&self, index: usize) -> Result<&Tensor, KernelError> {
-        self.optional(index).ok_or_else(|| self.wrong(index, "a tensor"))
-    }
-
-    /// Positional argument `index`, a tensor of 32-bit floats.
-    pub fn float(&self, index: usize) -> Result<&Tensor, KernelError> {
-        typed(self.tensor(index)?, DType::F32)
-    }
-
-    /// Positional argument `index`, a tensor of 64-bit integers.
-    pub fn integer(&self, index: usize) -> Result<&Tensor, KernelError> {
-        typed(self.tensor(index)?, DType::I64)
-    }
-
-    /// Positional argument `index`, or keyword `name`, a number.
-    pub fn number(&self, index: usize, name: &str) -> Result<f64, KernelError> {
-        self.argument(index, name)
-            .and_then(Argument::number)
-            .ok_or_else(|| self.wrong(index, "a number"))
-    }
-
-    /// Positional argument `index`, or keyword `name`, a number or nothing.
-    pub fn optional_number(&self, index: usize, name: &str) -> Option<f64> {
-        self.argument(index, name).and_then(Argument::number)
-    }
-
-    /// Positional argument `index`, or keyword `name`, a list of whole numbers (a single one counts
-    /// as a list).
-    pub fn integers(&self, index: usize, name: &str) -> Result<Vec<i64>, KernelError> {
-        match self.argument(index, name) {
-            Some(Argument::Int(x)) => Ok(vec![*x]),
-            Some(Argument::List(list)) => list
-                .iter()
-                .map(|argument| match argument {
-                    Argument::Int(x) => Ok(*x),
-                    _ => Err(self.wrong(index, "a list of whole numbers")),
-                })
-                .collect(),
-            _ => Err(self.wrong(index, "a list of whole numbers")),
-        }
-    }
-
-    /// Positional argument `index`, or keyword `name`, a truth value; `default` where it is
-    /// missing.
-    pub fn flag(&self, index: usize, name: &str, default: bool) -> bool {
-        match self.argument(index, name) {
-            Some(Argument::Bool(x)) => *x,
-            Some(Argument::Int(x)) => *x != 0,
-            _ => default,
-        }
-    }
-
-    /// Output `index`, which must be used.
-    pub fn output(&self, index: usize) -> Result<&Tensor, KernelError> {
-        self.outputs
-            .get(index)
-            .and_then(Option::as_ref)
-            .ok_or_else(|| KernelError::Shapes(format!("output {index} is missing")))
-    }
-
-    /// Output `index`, if anything uses it.
-    pub fn unused(&self, index: usize) -> Option<&Tensor> {
-        self.outputs.get(index).and_then(Option::as_ref)
-    }
-
-    /// Refuses keyword arguments that would change the result and that no kernel knows.
-    fn known_keywords(&self, known: &[&str]) -> Result<(), KernelError> {
-        const HARMLESS: [&str; 6] =
-            ["device", "layout", "pin_memory", "memory_format", "dtype", "non_blocking"];
-        for (key, value) in &self.node.kwargs {
-            if !known.contains(&key.as_str())
-                && !HARMLESS.contains(&key.as_str())
-                && !matches!(value, Argument::None)
-            {
-                return Err(KernelError::Unsupported(format!(
-                    "keyword argument `{key}` = {value:?}"
-                )));
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The tensor, if it has the type.
-fn typed(tensor: &Tensor, dtype: DType) -> Result<&Tensor, KernelError> {
-    if tensor.dtype == dtype {
-        Ok(tensor)
-    } else {
-        Err(KernelError::DType { found: tensor.dtype.name(), wanted: dtype.name() })
-    }
-}
-
-/// A dimension as ATen counts it (negative: from the end) as an index.
-fn dimension(dim: i64, dims: usize) -> Result<usize, KernelError> {
-    let index = if dim < 0 { dim + dims as i64 } else { dim };
-    usize::try_from(index)
-        .ok()
-        .filter(|&index| index < dims.max(1))
-        .ok_or_else(|| KernelError::Shapes(format!("dimension {dim} of {dims}")))
-}
-
-/// Compiles a node that conforms to its row for `threads` worker threads.
+/// Compiles a node for `threads` worker threads.
 pub(crate) fn compile(
     operator: Operator,
     operands: &Operands,

@@ -5,15 +5,15 @@ use tightfit::tensor::{Argument, DType};
 
 use crate::kernels::elementwise::{fill, map1};
 use crate::kernels::tensor::{Element, Tensor};
-use crate::kernels::{Kernel, KernelError, Operands, dimension};
+use crate::kernels::{Kernel, KernelError, Operands, dimension, shaped};
 
 /// A constant; argument `index` is its value.
 pub(super) fn full(operands: &Operands, index: usize) -> Result<Kernel, KernelError> {
     let (out, value) = (operands.output(0)?, operands.number(index, "fill_value")?);
     match out.dtype {
-        DType::F32 => Ok(fill::<f32>(out, value as f32)),
-        DType::I64 => Ok(fill::<i64>(out, value as i64)),
-        DType::Bool => Ok(fill::<u8>(out, u8::from(value != 0.0))),
+        DType::F32 => fill::<f32>(out, value as f32),
+        DType::I64 => fill::<i64>(out, value as i64),
+        DType::Bool => fill::<u8>(out, u8::from(value != 0.0)),
         other => Err(KernelError::DType { found: other.name(), wanted: "f32, i64 and bool" }),
     }
 }
@@ -41,7 +41,9 @@ pub(super) fn arange(operands: &Operands) -> Result<Kernel, KernelError> {
         return Err(KernelError::Shapes(format!("a range of shape {:?}", out.shape)));
     }
     match out.dtype {
-        DType::I64 => Ok(range::<i64>(out, move |i| start as i64 + i as i64 * step as i64)),
+        DType::I64 => Ok(range::<i64>(out, move |i| {
+            (start as i64).wrapping_add((i as i64).wrapping_mul(step as i64))
+        })),
         DType::F32 => Ok(range::<f32>(out, move |i| (start + i as f64 * step) as f32)),
         other => Err(KernelError::DType { found: other.name(), wanted: "f32 and i64" }),
     }
@@ -90,6 +92,9 @@ pub(super) fn cat(operands: &Operands) -> Result<Kernel, KernelError> {
     };
     let out = operands.output(0)?;
     let dim = dimension(operands.optional_number(1, "dim").unwrap_or(0.0) as i64, out.shape.len())?;
+    if out.shape.is_empty() {
+        return Err(KernelError::Shapes("a scalar is no concatenation".to_string()));
+    }
     let mut start = 0;
     let mut parts = Vec::new();
     for argument in list {
@@ -98,12 +103,17 @@ pub(super) fn cat(operands: &Operands) -> Result<Kernel, KernelError> {
         if part.shape == [0] {
             continue; // ATen lets an empty vector stand for nothing
         }
+        // The part's own extent along the dimension, as far as there is room; all other extents are
+        // the output's.
+        let mut shape = out.shape.clone();
+        shape[dim] = part.shape.get(dim).map_or(0, |&extent| extent.min(out.shape[dim] - start));
+        shaped(part, "a part of the concatenation", &shape)?;
         let slice = Tensor {
             address: out.address + start * out.strides[dim] * out.dtype.size() as usize,
-            shape: part.shape.clone(),
+            shape,
             ..out.clone()
         };
-        start += part.shape.get(dim).copied().unwrap_or(0);
+        start += slice.shape[dim];
         parts.push(convert(part, &slice)?);
     }
     if start != out.shape[dim] {

@@ -1,6 +1,10 @@
 //! Loop nests over several tensors of one shape, walked in blocks. Invariant: every element is
 //! visited once, blocks do not depend on the number of threads, and a block's inputs are read
 //! before its outputs are written, so an output may lie exactly where an input lies.
+//!
+//! The elements of an output have places of their own (`execute::admission` refuses a graph where
+//! they do not), so each place of an output is written once too. Elements of an input may share a
+//! place: they are only read.
 
 use rayon::prelude::*;
 
@@ -23,6 +27,7 @@ impl<const N: usize> Nest<N> {
     /// The nest over tensors of the same shape; the first tensor's largest strides go outermost.
     pub fn new(tensors: [&Tensor; N]) -> Nest<N> {
         let shape = &tensors[0].shape;
+        debug_assert!(tensors.iter().all(|tensor| tensor.shape == *shape));
         let mut dims: Vec<(usize, [usize; N])> = (0..shape.len())
             .map(|d| (shape[d], tensors.map(|tensor| tensor.strides[d])))
             .filter(|(extent, _)| *extent != 1)

@@ -9,7 +9,7 @@ use tightfit::operator::Operator;
 
 use crate::kernels::rows::Rows;
 use crate::kernels::tensor::{Raw, Tensor};
-use crate::kernels::{Kernel, KernelError, Operands, math, tasks};
+use crate::kernels::{Kernel, KernelError, Operands, float_bytes, math, shaped, tasks};
 
 /// A weight or bias over a row, contiguous.
 fn vector(tensor: Option<&Tensor>, len: usize) -> Result<Option<Tensor>, KernelError> {
@@ -30,7 +30,7 @@ fn statistic(tensor: &Tensor, rows: usize) -> Result<Tensor, KernelError> {
     if tensor.is_contiguous() && tensor.elements() == rows {
         Ok(tensor.clone())
     } else {
-        Err(KernelError::Shapes(format!("statistics of shape {:?}", tensor.shape)))
+        Err(KernelError::Shapes(format!("statistics of shape {:?} for {rows} rows", tensor.shape)))
     }
 }
 
@@ -38,12 +38,16 @@ fn statistic(tensor: &Tensor, rows: usize) -> Result<Tensor, KernelError> {
 pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
     let inner = operands.integers(1, "normalized_shape")?.len();
     let eps = operands.number(4, "eps")? as f32;
-    let (x, y) = (operands.float(0)?.clone(), operands.output(0)?.clone());
+    let (x, y) = (operands.float(0)?.clone(), operands.float_output(0)?.clone());
+    shaped(&y, "the output", &x.shape)?;
     let (from, to) = (Rows::new(&x, inner)?, Rows::contiguous(&y, inner)?);
-    let (weight, bias) =
-        (vector(operands.optional(2), from.len)?, vector(operands.optional(3), from.len)?);
+    let (weight, bias) = (
+        vector(operands.optional_float(2)?, from.len)?,
+        vector(operands.optional_float(3)?, from.len)?,
+    );
     let statistics = |index: usize| {
-        operands.unused(index).map(|tensor| statistic(tensor, from.count)).transpose()
+        let output = operands.optional_float_output(index)?;
+        output.map(|tensor| statistic(tensor, from.count)).transpose()
     };
     let (mean_out, rstd_out) = (statistics(1)?, statistics(2)?);
     Ok(Box::new(move |run| {
@@ -86,34 +90,29 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
 pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
     let inner = operands.integers(2, "normalized_shape")?.len();
     let (dy, x) = (operands.float(0)?.clone(), operands.float(1)?.clone());
+    shaped(&dy, "the gradient", &x.shape)?;
     let (dy_rows, x_rows) = (Rows::contiguous(&dy, inner)?, Rows::contiguous(&x, inner)?);
     let (mean, rstd) = (
         statistic(operands.float(3)?, x_rows.count)?,
         statistic(operands.float(4)?, x_rows.count)?,
     );
-    let weight = vector(operands.optional(5), x_rows.len)?;
-    let dx = operands.unused(0).cloned();
+    let weight = vector(operands.optional_float(5)?, x_rows.len)?;
+    let dx = operands.optional_float_output(0)?.cloned();
+    if let Some(dx) = &dx {
+        shaped(dx, "the gradient of the input", &x.shape)?;
+    }
     let dx_rows = dx.as_ref().map(|dx| Rows::contiguous(dx, inner)).transpose()?;
-    let (dweight, dbias) =
-        (vector(operands.unused(1), x_rows.len)?, vector(operands.unused(2), x_rows.len)?);
+    let affine = |index: usize| vector(operands.optional_float_output(index)?, x_rows.len);
+    let (dweight, dbias) = (affine(1)?, affine(2)?);
     let (len, count) = (x_rows.len, x_rows.count);
-    let affine = dweight.is_some() || dbias.is_some();
     let block = Operator::row_block();
     let blocks = count.div_ceil(block).max(1);
-    let workspace = operands.workspace.map_or(0, |(address, _)| address);
-    if affine
-        && blocks > 1
-        && operands.workspace.is_none_or(|(_, bytes)| bytes < blocks * 2 * len * 4)
-    {
-        return Err(KernelError::Shapes(format!(
-            "layer normalization needs {} bytes of workspace",
-            blocks * 2 * len * 4
-        )));
-    }
+    let partial = blocks > 1 && (dweight.is_some() || dbias.is_some());
+    let workspace = operands.workspace(if partial { float_bytes(2, blocks, len) } else { 0 })?;
     Ok(Box::new(move |run| {
         let (dy_data, x_data) = (dy.raw::<f32>(run.base), x.raw::<f32>(run.base));
         let (mean, rstd) = (mean.raw::<f32>(run.base), rstd.raw::<f32>(run.base));
-        let sums: Raw<f32> = Raw(run.base.wrapping_add(workspace).cast());
+        let sums: Raw<f32> = workspace.raw(run.base);
         let output =
             |tensor: &Option<Tensor>| tensor.as_ref().map(|tensor| tensor.raw::<f32>(run.base));
         let (dx, dweight, dbias) = (output(&dx), output(&dweight), output(&dbias));
@@ -123,7 +122,7 @@ pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
         // One pass over the rows gives dx and, block by block, the sums for weight and bias; a
         // single block sums into the outputs themselves.
         let alone = blocks == 1;
-        tasks::for_each(blocks, block * len * 2, |part| {
+        tasks::for_each(blocks, len.saturating_mul(2 * block), |part| {
             let place = |slot: usize, output: Option<Raw<f32>>| {
                 let target =
                     if alone { output } else { Some(sums.shifted((part * 2 + slot) * len)) };

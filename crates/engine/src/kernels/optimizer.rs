@@ -15,14 +15,28 @@ fn constant(operands: &Operands, name: &'static str) -> Result<f64, KernelError>
         .ok_or(KernelError::Shapes(format!("keyword argument `{name}` is missing")))
 }
 
-/// Parameter, gradient and states, all of the parameter's shape; parameter and states lie alike
-/// without gaps.
+/// Parameter, gradient and states, all of the parameter's shape; parameter and states lie without
+/// gaps, each exactly where an output of the node does.
 fn tensors(operands: &Operands, states: usize) -> Result<Vec<Tensor>, KernelError> {
     let all = (0..2 + states)
         .map(|index| operands.float(index).cloned())
         .collect::<Result<Vec<_>, _>>()?;
     let alike = all.iter().all(|tensor| tensor.shape == all[0].shape);
     let dense = all.iter().enumerate().all(|(i, tensor)| i == 1 || tensor.is_contiguous());
+    // What is written in place must be what the graph says is written: parameter, then states.
+    let written = all.iter().enumerate().filter(|&(i, _)| i != 1).map(|(_, tensor)| tensor);
+    let declared = written.enumerate().all(|(i, tensor)| {
+        operands.optional_output(i).is_some_and(|output| {
+            output.address == tensor.address
+                && output.shape == tensor.shape
+                && output.dtype == tensor.dtype
+        })
+    });
+    if !declared {
+        return Err(KernelError::Shapes(
+            "its outputs are not its parameter and states, in place".to_string(),
+        ));
+    }
     if alike && dense {
         return Ok(all);
     }

@@ -4,86 +4,13 @@
 use tightfit::operator::Operator;
 use tightfit::tensor::{Argument, DType};
 
+pub(super) use crate::kernels::arithmetic::arithmetic;
 use crate::kernels::elementwise::{map1, map2, select};
 use crate::kernels::tensor::{Element, Tensor};
 use crate::kernels::{Kernel, KernelError, Operands, math};
 
-/// add, sub, mul, div of a tensor and a tensor or a number; `alpha` scales the second operand of
-/// add and sub.
-pub(super) fn arithmetic(operator: Operator, operands: &Operands) -> Result<Kernel, KernelError> {
-    operands.known_keywords(&["alpha"])?;
-    let alpha = operands.optional_number(2, "alpha").unwrap_or(1.0);
-    let out = operands.output(0)?;
-    let kind = match operator {
-        Operator::AddTensor | Operator::AddScalar => 0,
-        Operator::SubTensor | Operator::SubScalar => 1,
-        Operator::MulTensor | Operator::MulScalar => 2,
-        _ => 3,
-    };
-    if let (Some(number), Some(right)) = (operands.optional_number(0, "self"), operands.optional(1))
-    {
-        return number_first(
-            number as f32,
-            kind,
-            alpha as f32,
-            super::typed(right, DType::F32)?,
-            super::typed(out, DType::F32)?,
-        );
-    }
-    let (left, right) = (operands.tensor(0)?, operands.optional(1));
-    if out.dtype == DType::I64 && kind < 3 {
-        return integers(operands, kind, alpha as i64);
-    }
-    if (left.dtype, out.dtype) == (DType::I64, DType::F32) && right.is_none() {
-        return promoted(operands, kind, alpha as f32);
-    }
-    if let (2, DType::I64, DType::F32, Some(right)) = (kind, left.dtype, out.dtype, right) {
-        return map2::<i64, f32, f32>(left, super::typed(right, DType::F32)?, out, |x, y, z| {
-            for ((z, &x), &y) in z.iter_mut().zip(x).zip(y) {
-                *z = x as f32 * y;
-            }
-        });
-    }
-    if out.dtype != DType::F32 || left.dtype != DType::F32 {
-        return Err(KernelError::DType { found: left.dtype.name(), wanted: "f32 and i64" });
-    }
-    let Some(right) = right else {
-        let number = operands.number(1, "other")? as f32;
-        return match kind {
-            0 => constant(left, out, move |x| x + number * alpha as f32),
-            1 => constant(left, out, move |x| x - number * alpha as f32),
-            2 => constant(left, out, move |x| x * number),
-            _ => constant(left, out, move |x| x / number),
-        };
-    };
-    // A mask times a gradient: PyTorch promotes truth values to numbers.
-    if right.dtype == DType::Bool {
-        return match kind {
-            2 => map2::<f32, u8, f32>(left, right, out, |x, y, z| {
-                for ((z, &x), &y) in z.iter_mut().zip(x).zip(y) {
-                    *z = x * f32::from(y);
-                }
-            }),
-            _ => Err(KernelError::DType { found: "bool", wanted: "f32" }),
-        };
-    }
-    match (kind, alpha == 1.0) {
-        (0, true) => binary(operands, math::add),
-        (1, true) => binary(operands, math::sub),
-        (2, _) => binary(operands, math::mul),
-        (3, _) => binary(operands, math::div),
-        (kind, _) => {
-            let alpha = if kind == 0 { alpha as f32 } else { -alpha as f32 };
-            map2::<f32, f32, f32>(left, super::typed(right, DType::F32)?, out, move |x, y, z| {
-                for ((z, &x), &y) in z.iter_mut().zip(x).zip(y) {
-                    *z = x + alpha * y;
-                }
-            })
-        }
-    }
-}
-
-fn constant(
+/// A function of the elements of one tensor of floats.
+pub(super) fn constant(
     x: &Tensor,
     out: &Tensor,
     f: impl Fn(f32) -> f32 + Send + Sync + 'static,
@@ -91,60 +18,6 @@ fn constant(
     map1::<f32, f32>(x, out, move |x, y| {
         for (y, &x) in y.iter_mut().zip(x) {
             *y = f(x);
-        }
-    })
-}
-
-/// A number and a tensor, as the derivatives of tanh and sigmoid have them: 1 − x².
-fn number_first(
-    number: f32,
-    kind: usize,
-    alpha: f32,
-    x: &Tensor,
-    out: &Tensor,
-) -> Result<Kernel, KernelError> {
-    match kind {
-        0 => constant(x, out, move |x| number + alpha * x),
-        1 => constant(x, out, move |x| number - alpha * x),
-        2 => constant(x, out, move |x| number * x),
-        _ => constant(x, out, move |x| number / x),
-    }
-}
-
-/// Whole numbers with a number that turns them into floats.
-fn promoted(operands: &Operands, kind: usize, alpha: f32) -> Result<Kernel, KernelError> {
-    let number = operands.number(1, "other")? as f32;
-    let f = move |x: f32| match kind {
-        0 => x + number * alpha,
-        1 => x - number * alpha,
-        2 => x * number,
-        _ => x / number,
-    };
-    map1::<i64, f32>(operands.integer(0)?, operands.output(0)?, move |x, y| {
-        for (y, &x) in y.iter_mut().zip(x) {
-            *y = f(x as f32);
-        }
-    })
-}
-
-fn integers(operands: &Operands, kind: usize, alpha: i64) -> Result<Kernel, KernelError> {
-    let f = move |x: i64, y: i64| match kind {
-        0 => x.wrapping_add(y.wrapping_mul(alpha)),
-        1 => x.wrapping_sub(y.wrapping_mul(alpha)),
-        _ => x.wrapping_mul(y),
-    };
-    let (left, out) = (operands.integer(0)?, operands.output(0)?);
-    if operands.optional(1).is_some() {
-        return map2::<i64, i64, i64>(left, operands.integer(1)?, out, move |x, y, z| {
-            for ((z, &x), &y) in z.iter_mut().zip(x).zip(y) {
-                *z = f(x, y);
-            }
-        });
-    }
-    let number = operands.number(1, "other")? as i64;
-    map1::<i64, i64>(left, out, move |x, y| {
-        for (y, &x) in y.iter_mut().zip(x) {
-            *y = f(x, number);
         }
     })
 }

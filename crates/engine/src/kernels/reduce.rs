@@ -6,7 +6,7 @@ use tightfit::operator::Operator;
 use tightfit::tensor::{Argument, DType};
 
 use crate::kernels::tensor::{Raw, Tensor};
-use crate::kernels::{Kernel, KernelError, Operands, dimension, math, tasks};
+use crate::kernels::{Kernel, KernelError, Operands, dimension, float_bytes, math, tasks};
 
 /// Kept and reduced dimensions of the input: extent, step in the input, step in the output.
 struct Split {
@@ -24,29 +24,32 @@ fn split(x: &Tensor, out: &Tensor, dims: &[i64]) -> Result<Split, KernelError> {
             is_reduced[dim] = true;
         }
     }
+    // The output has each kept extent, and ones, or nothing, for the reduced ones.
     let keepdim = out.shape.len() == rank;
     let (mut kept, mut reduced, mut next) = (Vec::new(), Vec::new(), 0);
+    let mut expected = Vec::new();
     for (d, ((&extent, &step), is_reduced)) in
         x.shape.iter().zip(&x.strides).zip(is_reduced).enumerate()
     {
         if is_reduced {
             reduced.push((extent, step));
+            expected.extend(keepdim.then_some(1));
             continue;
         }
         let place = if keepdim { d } else { next };
-        let out_step = *out.strides.get(place).ok_or_else(|| {
-            KernelError::Shapes(format!("{:?} reduced to {:?}", x.shape, out.shape))
-        })?;
-        kept.push((extent, step, out_step));
+        expected.push(extent);
+        kept.push((extent, step, out.strides.get(place).copied().unwrap_or(0)));
         next += 1;
+    }
+    if out.shape != expected {
+        return Err(KernelError::Shapes(format!(
+            "{:?} reduced to {:?}, but it must be {expected:?}",
+            x.shape, out.shape
+        )));
     }
     reduced.retain(|&(extent, _)| extent != 1);
     kept.retain(|&(extent, ..)| extent != 1);
     merge(&mut reduced);
-    let count: usize = kept.iter().map(|k| k.0).product();
-    if count != out.elements() {
-        return Err(KernelError::Shapes(format!("{:?} reduced to {:?}", x.shape, out.shape)));
-    }
     Ok(Split { kept, reduced })
 }
 
@@ -103,14 +106,13 @@ pub(super) fn reduce(operator: Operator, operands: &Operands) -> Result<Kernel, 
         Some(_) => operands.integers(1, "dim")?,
     };
     let split = split(&x, &out, &dims)?;
-    let workspace = operands.workspace.map(|(address, _)| address);
     match (x.dtype, out.dtype, operator) {
         (DType::F32, DType::F32, Operator::SumDims | Operator::Sum) => {
-            Ok(sums(x, out, split, 1.0, workspace))
+            sums(operands, x, out, split, 1.0)
         }
         (DType::F32, DType::F32, Operator::Mean | Operator::MeanDims) => {
             let count = split.reduced_count() as f32;
-            Ok(sums(x, out, split, count, workspace))
+            sums(operands, x, out, split, count)
         }
         (DType::F32, DType::F32, Operator::Amax) => Ok(each(x, out, split, |values, _| {
             values.fold(f32::NEG_INFINITY, |a, b| if b > a || b.is_nan() { b } else { a })
@@ -133,9 +135,15 @@ pub(super) fn reduce(operator: Operator, operands: &Operands) -> Result<Kernel, 
 
 /// Sums divided by `divisor`: along rows where reduced elements lie side by side, down columns
 /// where kept ones do.
-fn sums(x: Tensor, out: Tensor, split: Split, divisor: f32, workspace: Option<usize>) -> Kernel {
+fn sums(
+    operands: &Operands,
+    x: Tensor,
+    out: Tensor,
+    split: Split,
+    divisor: f32,
+) -> Result<Kernel, KernelError> {
     if split.reduced.last().is_some_and(|&(_, step)| step == 1) {
-        return Box::new(move |run| {
+        return Ok(Box::new(move |run| {
             let (from, to) = (x.raw::<f32>(run.base), out.raw::<f32>(run.base));
             let len = split.reduced.last().map_or(1, |r| r.0);
             let rows = split.reduced_count().checked_div(len).unwrap_or(0);
@@ -148,35 +156,35 @@ fn sums(x: Tensor, out: Tensor, split: Split, divisor: f32, workspace: Option<us
                 // SAFETY: as above.
                 unsafe { *to.at(b) = total / divisor };
             });
-        });
+        }));
     }
     if split.kept.last().is_some_and(|&(_, step, out_step)| step == 1 && out_step == 1) {
-        return down_columns(x, out, split, divisor, workspace);
+        return down_columns(operands, x, out, split, divisor);
     }
-    each(x, out, split, move |values, _| {
+    Ok(each(x, out, split, move |values, _| {
         (values.map(f64::from).sum::<f64>() / f64::from(divisor)) as f32
-    })
+    }))
 }
 
 /// Blocks of rows are summed side by side, each into its own row of the workspace, and then added
-/// in order; with one block, or none to put the sums in, into the output itself.
+/// in order; a single block is summed into the output itself.
 fn down_columns(
+    operands: &Operands,
     x: Tensor,
     out: Tensor,
     split: Split,
     divisor: f32,
-    workspace: Option<usize>,
-) -> Kernel {
+) -> Result<Kernel, KernelError> {
     let width = split.kept.last().map_or(1, |k| k.0);
     let outer = out.elements().checked_div(width).unwrap_or(0);
     let count = split.reduced_count();
-    let block = if workspace.is_some() { Operator::row_block() } else { count.max(1) };
+    let block = Operator::row_block();
     let blocks = count.div_ceil(block).max(1);
-    Box::new(move |run| {
+    let needed = if blocks > 1 { float_bytes(1, blocks, out.elements()) } else { 0 };
+    let workspace = operands.workspace(needed)?;
+    Ok(Box::new(move |run| {
         let (from, to) = (x.raw::<f32>(run.base), out.raw::<f32>(run.base));
-        let partial: Option<Raw<f32>> = workspace
-            .filter(|_| blocks > 1)
-            .map(|address| Raw(run.base.wrapping_add(address).cast()));
+        let partial: Option<Raw<f32>> = (blocks > 1).then(|| workspace.raw(run.base));
         tasks::for_each(outer * blocks, block * width, |task| {
             let (row, part) = (task / blocks, task % blocks);
             let (a, b) = split.kept_at(row, 1);
@@ -213,7 +221,7 @@ fn down_columns(
                 total.iter_mut().for_each(|x| *x /= divisor);
             }
         }
-    })
+    }))
 }
 
 /// Any reduction of one output element at a time.

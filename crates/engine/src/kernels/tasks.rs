@@ -8,7 +8,7 @@ use crate::kernels::nest::SERIAL;
 /// Calls `body` for each of `count` parts of `weight` elements each, on worker threads where that
 /// pays.
 pub(super) fn for_each(count: usize, weight: usize, body: impl Fn(usize) + Sync) {
-    if count * weight < SERIAL {
+    if count.saturating_mul(weight) < SERIAL {
         (0..count).for_each(body);
         return;
     }

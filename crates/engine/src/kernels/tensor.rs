@@ -2,7 +2,7 @@
 //! fitted shape, strides and offset into the storage, and the checker the storage into the buffer.
 
 use tightfit::graph::Value;
-use tightfit::tensor::DType;
+use tightfit::tensor::{DType, contiguous_strides};
 
 /// A Rust type that stores elements of one element type.
 pub(crate) trait Element: Copy + Send + Sync + Default + PartialOrd + 'static {
@@ -22,6 +22,9 @@ impl Element for i64 {
 impl Element for u8 {
     const DTYPE: DType = DType::Bool;
 }
+
+/// Strides of dimensions of extent one lead nowhere; larger ones are clamped to this.
+const LARGEST_IDLE_STRIDE: u64 = 1 << 32;
 
 /// A tensor at an address of the slab.
 #[derive(Clone, Debug)]
@@ -81,12 +84,26 @@ impl<T> Raw<T> {
 
 impl Tensor {
     /// Binds a value whose storage lies at `address`.
+    ///
+    /// The verifier bounds offset and strides as far as they lead to elements. The offset and the
+    /// strides of a tensor without elements, and the stride of an extent of one, may be any number;
+    /// they are replaced or clamped, so that arithmetic with them cannot overflow.
     pub fn bind(value: &Value, address: u64) -> Tensor {
+        let (offset, strides) = if value.tensor.shape.contains(&0) {
+            (0, contiguous_strides(&value.tensor.shape))
+        } else {
+            (value.tensor.offset, value.tensor.strides_or_contiguous())
+        };
+        let bounded =
+            value.tensor.shape.iter().zip(strides).map(|(&extent, stride)| match extent {
+                1 => stride.min(LARGEST_IDLE_STRIDE) as usize,
+                _ => stride as usize,
+            });
         Tensor {
-            address: (address + value.tensor.offset * value.tensor.dtype.size()) as usize,
+            address: (address + offset * value.tensor.dtype.size()) as usize,
             dtype: value.tensor.dtype,
             shape: value.tensor.shape.iter().map(|&x| x as usize).collect(),
-            strides: value.tensor.strides_or_contiguous().iter().map(|&x| x as usize).collect(),
+            strides: bounded.collect(),
         }
     }
 

@@ -155,7 +155,10 @@ impl Dataset {
                 }
                 let training =
                     bytes.len() - (bytes.len() as f64 * validation.last_fraction) as usize;
-                if training < window + 2 || bytes.len() - training < window + 1 {
+                if window == 0 {
+                    return Err(content("windows of no bytes hold nothing".to_string()));
+                }
+                if training.saturating_sub(2) < window || bytes.len() - training <= window {
                     return Err(content(format!(
                         "{} bytes are too few for windows of {window} in both splits",
                         bytes.len()
@@ -190,6 +193,10 @@ impl Dataset {
                     {
                         return refuse(name, value, format!("windows of {window} in i64"));
                     }
+                }
+                if target.tensor.shape != input.tensor.shape {
+                    let rows = input.tensor.shape[0];
+                    return refuse("target", target, format!("{rows} windows, as of the input"));
                 }
             }
             Rows::Table { columns, .. } => {

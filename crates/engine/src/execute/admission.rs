@@ -1,0 +1,189 @@
+//! What planning does without but execution needs. Invariant: in an admitted graph every node that
+//! runs has an operator, strides and types that kernels know, and what it writes has places of its
+//! own: no two elements of an output share a byte, nor do two outputs, nor an output and an input,
+//! except where the operator reads an element before it writes that very element.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+use tightfit::graph::{Graph, Node, Value};
+use tightfit::id::{NodeId, ValueId};
+use tightfit::operator::{Kind, Operator, Unsuited};
+use tightfit::tensor::{Argument, DType};
+
+use crate::execute::executable::CompileError;
+
+/// An operator without a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownOperator {
+    /// Its name.
+    pub op: String,
+    /// How many nodes call it.
+    pub count: usize,
+    /// The first of them.
+    pub first: String,
+}
+
+/// Unknown operators in words.
+pub(super) fn list(operators: &[UnknownOperator]) -> String {
+    let times =
+        |count: usize| if count == 1 { "once".to_string() } else { format!("{count} times") };
+    let each = operators
+        .iter()
+        .map(|o| format!("{} ({}, first in node `{}`)", o.op, times(o.count), o.first));
+    each.collect::<Vec<_>>().join(", ")
+}
+
+/// Refuses a graph that cannot be executed.
+pub(super) fn admit(graph: &Graph) -> Result<(), CompileError> {
+    operators_are_known(graph)?;
+    for (id, node) in graph.nodes() {
+        let refuse = |what| CompileError::NotExecutable { node: node.name.clone(), what };
+        for &value in node.outputs.iter().flatten() {
+            is_computable(&graph.values()[value]).map_err(refuse)?;
+        }
+        conforms(graph, id)?;
+        if graph.runs(id) {
+            writes_places_of_its_own(graph, id).map_err(refuse)?;
+        }
+    }
+    Ok(())
+}
+
+fn operators_are_known(graph: &Graph) -> Result<(), CompileError> {
+    let mut unknown: BTreeMap<&str, UnknownOperator> = BTreeMap::new();
+    for id in graph.program() {
+        let node = &graph.nodes()[id];
+        if node.operator.is_none() {
+            let entry = unknown.entry(&node.op).or_insert_with(|| UnknownOperator {
+                op: node.op.clone(),
+                count: 0,
+                first: node.name.clone(),
+            });
+            entry.count += 1;
+        }
+    }
+    if unknown.is_empty() {
+        Ok(())
+    } else {
+        Err(CompileError::UnknownOperators { operators: unknown.into_values().collect() })
+    }
+}
+
+/// A call of the table has the arguments, types, shapes and places that its row derives.
+fn conforms(graph: &Graph, id: NodeId) -> Result<(), CompileError> {
+    let node = &graph.nodes()[id];
+    let Some(operator) = node.operator else { return Ok(()) };
+    let draws_unmarked = operator.row().kind == Kind::Random && !node.random;
+    let result = match draws_unmarked {
+        true => Err(Unsuited::NotMarkedRandom),
+        false => operator.conform(&graph.call(id)),
+    };
+    let (name, op) = (node.name.clone(), node.op.clone());
+    result.map_err(|reason| CompileError::Unsuited { node: name, op, reason })
+}
+
+fn is_computable(value: &Value) -> Result<(), String> {
+    if !value.tensor.contiguous && value.tensor.strides.is_none() {
+        return Err("an output is not contiguous and carries no strides".to_string());
+    }
+    if !matches!(value.tensor.dtype, DType::F32 | DType::I64 | DType::Bool) {
+        return Err(format!(
+            "the engine computes in f32, i64 and bool, not in {}",
+            value.tensor.dtype.name()
+        ));
+    }
+    Ok(())
+}
+
+/// Worker threads write the elements of all outputs side by side, so all must lie apart.
+fn writes_places_of_its_own(graph: &Graph, id: NodeId) -> Result<(), String> {
+    let (node, values) = (&graph.nodes()[id], graph.values());
+    let outputs: Vec<(usize, &Value)> = node
+        .outputs
+        .iter()
+        .enumerate()
+        .filter_map(|(index, output)| Some((index, &values[(*output)?])))
+        .collect();
+    for (place, &(index, output)) in outputs.iter().enumerate() {
+        if elements_overlap(output) {
+            return Err(format!(
+                "elements of output {index} overlap: shape {:?} with strides {:?}",
+                output.tensor.shape,
+                output.tensor.strides_or_contiguous()
+            ));
+        }
+        if let Some((other, _)) =
+            outputs[..place].iter().find(|(_, other)| share_bytes(output, other))
+        {
+            return Err(format!("outputs {other} and {index} overlap"));
+        }
+        let given = graph.reads(id).contains(&output.storage);
+        if given && !graph.mutated(id).contains(&output.storage) {
+            return Err(format!(
+                "output {index} lies in the storage of an input, which the node does not mutate"
+            ));
+        }
+        for &input in &node.inputs {
+            if share_bytes(output, &values[input]) && !in_place(node, index, output, input, graph) {
+                return Err(format!("output {index} overlaps an input that is read meanwhile"));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Some elements may lie in one place. The strides of a dense tensor, of a slice, and of any
+/// permutation of them each lead beyond all that the smaller ones reach.
+fn elements_overlap(value: &Value) -> bool {
+    if value.tensor.elements() == 0 {
+        return false;
+    }
+    let strides = value.tensor.strides_or_contiguous();
+    let mut steps: Vec<(u64, u64)> = strides
+        .into_iter()
+        .zip(value.tensor.shape.iter().copied())
+        .filter(|step| step.1 > 1)
+        .collect();
+    steps.sort_unstable();
+    let mut reached = 0;
+    steps.into_iter().any(|(stride, extent)| {
+        let overlaps = stride <= reached;
+        reached += stride * (extent - 1);
+        overlaps
+    })
+}
+
+/// From the first byte of a value to behind its last one, within its storage.
+fn span(value: &Value) -> Range<u64> {
+    if value.tensor.elements() == 0 {
+        return 0..0;
+    }
+    let strides = value.tensor.strides_or_contiguous();
+    let last: u64 =
+        value.tensor.shape.iter().zip(strides).map(|(&extent, stride)| (extent - 1) * stride).sum();
+    let size = value.tensor.dtype.size();
+    value.tensor.offset * size..(value.tensor.offset + last + 1) * size
+}
+
+fn share_bytes(a: &Value, b: &Value) -> bool {
+    let (x, y) = (span(a), span(b));
+    a.storage == b.storage && x.start < y.end && y.start < x.end
+}
+
+/// The operator may write `output` where `input` lies: it reads each element, if at all, before it
+/// writes that one.
+fn in_place(node: &Node, index: usize, output: &Value, input: ValueId, graph: &Graph) -> bool {
+    let Some(operator) = node.operator else { return false };
+    let may = |argument: usize| match operator {
+        // Its first argument is written and never read.
+        Operator::CopyInto => argument == 0,
+        // Parameter and states are arguments 0, 2, 3, and outputs 0, 1, 2.
+        Operator::Adamw | Operator::Sgd => argument == index + usize::from(index > 0),
+        elementwise => index == 0 && elementwise.row().in_place.contains(&argument),
+    };
+    let named = |argument: &Argument| argument.values().contains(&input);
+    graph.values()[input].tensor.same_layout(&output.tensor)
+        && !node.kwargs.iter().any(|(_, argument)| named(argument))
+        && (node.args.iter().enumerate()).all(|(place, argument)| !named(argument) || may(place))
+}

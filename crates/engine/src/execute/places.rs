@@ -1,0 +1,175 @@
+//! Where a compiled graph's tensors lie in the slab. Invariant: every place is read off the checked
+//! schedule, so it is inside the slab and holds what it is said to hold: inputs before a step,
+//! outputs and residents after it.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use rayon::ThreadPool;
+use tightfit::graph::{Graph, Phase};
+use tightfit::id::{NodeId, ValueId};
+use tightfit::profile::Profile;
+use tightfit::schedule::{Instruction, Schedule};
+use tightfit::tensor::DType;
+
+use crate::execute::executable::{CompileError, Executable};
+use crate::memory::slab::Slab;
+use crate::step;
+
+/// A tensor that stays in the slab between steps.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Resident {
+    /// Parameter, buffer or state.
+    pub phase: Phase,
+    /// First byte in the slab.
+    pub address: u64,
+    /// Its size in bytes.
+    pub bytes: u64,
+    /// Extent of each dimension.
+    pub shape: Vec<usize>,
+    /// Element type.
+    pub dtype: DType,
+}
+
+/// A value at an address.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Located {
+    /// First byte of its first element in the slab.
+    pub address: u64,
+    /// Extent of each dimension.
+    pub shape: Vec<u64>,
+    /// Steps of each dimension, in elements.
+    pub strides: Vec<u64>,
+    /// Element type.
+    pub dtype: DType,
+}
+
+/// One compiled graph with the places that a run reads and writes.
+pub(super) struct Compiled {
+    pub program: Executable,
+    pub input: Span,
+    pub target: Span,
+    /// Rows of a batch.
+    pub rows: usize,
+    pub outputs: Vec<Located>,
+}
+
+/// Bytes of the slab.
+#[derive(Clone, Copy)]
+pub(super) struct Span {
+    pub address: u64,
+    pub bytes: u64,
+}
+
+/// Compiles a graph of a step and finds its places.
+pub(super) fn compile(
+    graph: &Graph,
+    profile: &Profile,
+    schedule: &Schedule,
+    pool: &Arc<ThreadPool>,
+) -> Result<Compiled, CompileError> {
+    let program = Executable::compile(graph, profile, schedule, pool)?;
+    let buffers: BTreeMap<NodeId, _> = schedule.placeholders.iter().copied().collect();
+    let span = |name: &str| {
+        let (node, value) = step::input(graph, name).expect("a step's graphs have both inputs");
+        let value = &graph.values()[value];
+        Span { address: schedule.buffers[buffers[&node]].address, bytes: value.tensor.bytes().0 }
+    };
+    let rows = step::input(graph, "input")
+        .and_then(|(_, value)| graph.values()[value].tensor.shape.first().copied())
+        .unwrap_or(1);
+    Ok(Compiled {
+        program,
+        input: span("input"),
+        target: span("target"),
+        rows: rows as usize,
+        outputs: graph.outputs().iter().map(|&value| locate(graph, schedule, value)).collect(),
+    })
+}
+
+/// Where an output of the graph lies at the end of the step: its storage's first buffer, which is
+/// kept.
+fn locate(graph: &Graph, schedule: &Schedule, output: ValueId) -> Located {
+    let value = &graph.values()[output];
+    let calls = schedule.instructions.iter().filter_map(Instruction::call);
+    let made = calls.filter_map(|call| {
+        let outputs = graph.nodes()[call.node].outputs.iter().flatten();
+        outputs
+            .zip(&call.outputs)
+            .find(|(made, _)| graph.values()[**made].storage == value.storage)
+            .map(|(_, &buffer)| buffer)
+    });
+    let given = schedule
+        .placeholders
+        .iter()
+        .find(|(node, _)| graph.fresh(*node).contains(&value.storage))
+        .map(|&(_, buffer)| buffer);
+    let buffer =
+        given.or_else(|| made.into_iter().next()).expect("the checker found every output in place");
+    Located {
+        address: schedule.buffers[buffer].address + value.tensor.offset * value.tensor.dtype.size(),
+        shape: value.tensor.shape.clone(),
+        strides: value.tensor.strides_or_contiguous(),
+        dtype: value.tensor.dtype,
+    }
+}
+
+/// All tensors that stay in the slab between steps, by name.
+pub(super) fn residents(graph: &Graph, schedule: &Schedule) -> BTreeMap<String, Resident> {
+    let mut residents = BTreeMap::new();
+    for &(id, buffer) in &schedule.placeholders {
+        let node = &graph.nodes()[id];
+        let (Some(name), Some(&Some(value))) = (&node.parameter, node.outputs.first()) else {
+            continue;
+        };
+        let value = &graph.values()[value];
+        if node.phase.is_persistent() {
+            let resident = Resident {
+                phase: node.phase,
+                address: schedule.buffers[buffer].address,
+                bytes: value.tensor.bytes().0,
+                shape: value.tensor.shape.iter().map(|&x| x as usize).collect(),
+                dtype: value.tensor.dtype,
+            };
+            residents.insert(name.clone(), resident);
+        }
+    }
+    residents
+}
+
+/// Two disjoint spans of the slab, to be written.
+pub(super) fn pair(slab: &mut Slab, first: Span, second: Span) -> (&mut [u8], &mut [u8]) {
+    let swapped = second.address < first.address;
+    let (low, high) = if swapped { (second, first) } else { (first, second) };
+    let all = slab.write(low.address, high.address + high.bytes - low.address);
+    let (left, right) = all.split_at_mut((high.address - low.address) as usize);
+    let left = &mut left[..low.bytes as usize];
+    if swapped { (right, left) } else { (left, right) }
+}
+
+/// The loss that the last step left.
+pub(super) fn loss_of(slab: &Slab, compiled: &Compiled) -> f32 {
+    f32::from_ne_bytes(
+        slab.read(compiled.outputs[0].address, 4).try_into().expect("a loss has four bytes"),
+    )
+}
+
+/// Offsets of all elements in logical order, in bytes from the first.
+pub(super) fn offsets(located: &Located) -> impl Iterator<Item = u64> + '_ {
+    let count: u64 = located.shape.iter().product();
+    (0..count).map(|mut index| {
+        let mut offset = 0;
+        for (extent, stride) in located.shape.iter().zip(&located.strides).rev() {
+            offset += index % extent * stride;
+            index /= extent;
+        }
+        offset * located.dtype.size()
+    })
+}
+
+/// The bytes of a value, contiguous.
+pub(super) fn gather(slab: &Slab, located: &Located) -> Vec<u8> {
+    offsets(located)
+        .flat_map(|offset| slab.read(located.address + offset, located.dtype.size()).to_vec())
+        .collect()
+}

@@ -1,0 +1,558 @@
+//! Graphs whose shapes and types do not go together. Invariant: such a graph is refused, or it runs
+//! without a panic, reads nothing but the elements of its inputs, and writes nothing but the
+//! elements of its outputs and its workspace.
+#![allow(clippy::unwrap_used)] // a test that cannot go on panics
+
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use rayon::{ThreadPool, ThreadPoolBuilder};
+use tightfit::effort::Effort;
+use tightfit::graph;
+use tightfit::graph::{Graph, GraphBuilder, Node, NodeSpec, Phase, Value, ValueSpec};
+use tightfit::id::BufferId;
+use tightfit::id::{ModuleId, NodeId, StorageId, ValueId};
+use tightfit::machine::Machine;
+use tightfit::plan::{Plan, Planner};
+use tightfit::profile::Profile;
+use tightfit::schedule::{Residents, Schedule, lower};
+use tightfit::tensor::{Argument, DType};
+use tightfit::units::Bytes;
+use tightfit_engine::{CompileError, Executable, Slab, Step, StepError, StepSettings};
+
+const SETTINGS: StepSettings = StepSettings { seed: 1, step: 0, learning_rate: 1e-3 };
+/// Bytes behind the slab that nothing may touch.
+const GUARD: u64 = 1 << 16;
+
+fn pool(threads: usize) -> Arc<ThreadPool> {
+    Arc::new(ThreadPoolBuilder::new().num_threads(threads).build().unwrap())
+}
+
+fn lowered(graph: &Graph, threads: usize) -> (Profile, Schedule) {
+    let machine = Machine::unmeasured_cpu(threads as u32);
+    let profile = Profile { in_place: false, ..Profile::new(graph, &machine) };
+    let plan = Plan { planner: Planner::None, steps: graph.program() };
+    let residents = Residents::default();
+    let mut schedule =
+        lower(graph, &profile, &plan, Bytes(1 << 40), &residents, &Effort::default());
+    schedule.budget = schedule.slab;
+    (profile, schedule)
+}
+
+/// Bytes of a value's elements, from the start of its storage.
+fn places(value: &Value) -> Vec<u64> {
+    let (strides, size) = (value.tensor.strides_or_contiguous(), value.tensor.dtype.size());
+    let first = |mut index: u64| {
+        let mut offset = value.tensor.offset;
+        for (extent, stride) in value.tensor.shape.iter().zip(&strides).rev() {
+            offset += index % extent * stride;
+            index /= extent;
+        }
+        offset * size
+    };
+    (0..value.tensor.elements()).flat_map(|index| first(index)..first(index) + size).collect()
+}
+
+/// Compiles and runs a graph of one node, whose inputs are zero and around which all bytes are
+/// `filler`; the bytes of its outputs, or why it was refused.
+fn outcome(
+    graph: &Graph,
+    pool: &Arc<ThreadPool>,
+    filler: u8,
+) -> Result<Result<Vec<u8>, StepError>, CompileError> {
+    let (profile, schedule) = lowered(graph, pool.current_num_threads());
+    let program = Executable::compile(graph, &profile, &schedule, pool)?;
+    let mut slab = Slab::new(schedule.slab + Bytes(GUARD)).unwrap();
+    let end = schedule.slab.0 + GUARD;
+    slab.write(0, end).fill(filler);
+    let mut buffers: BTreeMap<StorageId, BufferId> = BTreeMap::new();
+    for &(node, buffer) in &schedule.placeholders {
+        let value = &graph.values()[graph.nodes()[node].outputs[0].unwrap()];
+        buffers.insert(value.storage, buffer);
+        for place in places(value) {
+            slab.write(schedule.buffers[buffer].address + place, 1).fill(0);
+        }
+    }
+    let mut mine: Vec<u64> = Vec::new();
+    let mut written = vec![false; end as usize];
+    for call in schedule.instructions.iter().filter_map(|instruction| instruction.call()) {
+        let outputs = graph.nodes()[call.node].outputs.iter().flatten();
+        for (&value, &buffer) in outputs.zip(&call.outputs) {
+            let address = schedule.buffers[buffer].address;
+            mine.extend(places(&graph.values()[value]).into_iter().map(|place| address + place));
+        }
+        if let Some(buffer) = call.workspace {
+            let scratch = schedule.buffers[buffer];
+            let (first, bytes) = (scratch.address as usize, scratch.bytes.0 as usize);
+            written[first..first + bytes].fill(true);
+        }
+    }
+    mine.iter().for_each(|&place| written[place as usize] = true);
+    let before = slab.read(0, end).to_vec();
+    if let Err(error) = program.run(&mut slab, &SETTINGS) {
+        return Ok(Err(error));
+    }
+    let after = slab.read(0, end);
+    for (place, written) in written.into_iter().enumerate() {
+        assert!(written || after[place] == before[place], "byte {place} of {end} was written");
+    }
+    Ok(Ok(mine.into_iter().map(|place| after[place as usize]).collect()))
+}
+
+fn spec(node: &Node) -> NodeSpec {
+    NodeSpec {
+        name: node.name.clone(),
+        op: node.op.clone(),
+        phase: node.phase,
+        module: node.module,
+        parameter: node.parameter.clone(),
+        inputs: node.inputs.clone(),
+        args: node.args.clone(),
+        kwargs: node.kwargs.clone(),
+        flops: node.flops,
+        bytes_read: node.bytes_read,
+        bytes_written: node.bytes_written,
+        workspace: node.workspace,
+        seconds: node.seconds,
+        random: node.random,
+        seed_slot: node.seed_slot,
+        mutates: node.mutates,
+    }
+}
+
+fn renamed(argument: &Argument, names: &BTreeMap<ValueId, ValueId>) -> Argument {
+    match argument {
+        Argument::Value(value) => Argument::Value(names[value]),
+        Argument::List(list) => {
+            Argument::List(list.iter().map(|argument| renamed(argument, names)).collect())
+        }
+        other => other.clone(),
+    }
+}
+
+/// A graph of one call: placeholders for what `node` reads, and the node. Value `changed` (inputs
+/// first, then outputs) goes through `change`; storages have room for whatever it becomes. `None`
+/// where the graph itself is refused.
+fn alone(
+    graph: &Graph,
+    node: NodeId,
+    changed: usize,
+    change: &dyn Fn(&mut ValueSpec),
+) -> Option<Graph> {
+    let call = &graph.nodes()[node];
+    let mut builder = GraphBuilder::new("alone");
+    let mut storages: BTreeMap<StorageId, StorageId> = BTreeMap::new();
+    let mut names: BTreeMap<ValueId, ValueId> = BTreeMap::new();
+    let mut position = 0;
+    let mut specified = |value: ValueId, builder: &mut GraphBuilder| {
+        let value = &graph.values()[value];
+        let storage = *storages.entry(value.storage).or_insert_with(|| {
+            builder.storage(Bytes(graph.storages()[value.storage].0 * 16 + 256))
+        });
+        let mut spec = ValueSpec {
+            shape: value.tensor.shape.clone(),
+            dtype: value.tensor.dtype,
+            storage,
+            contiguous: value.tensor.contiguous,
+            strides: value.tensor.strides.clone(),
+            offset: value.tensor.offset,
+        };
+        if position == changed {
+            change(&mut spec);
+        }
+        position += 1;
+        spec
+    };
+    for &input in &call.inputs {
+        let output = specified(input, &mut builder);
+        let name = format!("input_{}", input.as_u32());
+        let placeholder = NodeSpec::new(name, "placeholder", Phase::Input);
+        names.insert(input, builder.node(placeholder, &[Some(output)])[0]);
+    }
+    let rename = |argument: &Argument| renamed(argument, &names);
+    let here = NodeSpec {
+        module: ModuleId::from_u32(0),
+        inputs: call.inputs.iter().map(|input| names[input]).collect(),
+        args: call.args.iter().map(rename).collect(),
+        kwargs: (call.kwargs.iter())
+            .map(|(name, argument)| (name.clone(), rename(argument)))
+            .collect(),
+        ..spec(call)
+    };
+    let outputs: Vec<Option<ValueSpec>> = (call.outputs.iter())
+        .map(|output| output.map(|value| specified(value, &mut builder)))
+        .collect();
+    for value in builder.node(here, &outputs) {
+        builder.output(value);
+    }
+    builder.build().ok()
+}
+
+/// Sets a shape, dense.
+fn reshape(spec: &mut ValueSpec, shape: Vec<u64>) {
+    spec.shape = shape;
+    spec.contiguous = true;
+    spec.strides = None;
+}
+
+type Change = (String, Box<dyn Fn(&mut ValueSpec)>);
+
+/// One extent or the type changed, a dimension more or less, or strides of zero.
+fn changes(value: &Value) -> Vec<Change> {
+    let mut changes: Vec<Change> = Vec::new();
+    for dtype in
+        [DType::F32, DType::I64, DType::Bool].into_iter().filter(|&d| d != value.tensor.dtype)
+    {
+        let change = move |spec: &mut ValueSpec| spec.dtype = dtype;
+        changes.push((format!("type {}", dtype.name()), Box::new(change)));
+    }
+    let mut shapes: Vec<Vec<u64>> = Vec::new();
+    for (d, &extent) in value.tensor.shape.iter().enumerate() {
+        for other in [0, 1, extent.saturating_sub(1), extent + 1, extent * 2] {
+            let mut shape = value.tensor.shape.clone();
+            shape[d] = other;
+            shapes.push(shape);
+        }
+    }
+    shapes.push([&[2], value.tensor.shape.as_slice()].concat());
+    shapes.push([value.tensor.shape.as_slice(), &[2]].concat());
+    shapes.extend(value.tensor.shape.split_last().map(|(_, rest)| rest.to_vec()));
+    shapes.push(value.tensor.shape.iter().rev().copied().collect());
+    shapes.sort();
+    shapes.dedup();
+    shapes.retain(|shape| *shape != value.tensor.shape);
+    for shape in shapes {
+        let name = format!("shape {shape:?}");
+        let change = move |spec: &mut ValueSpec| reshape(spec, shape.clone());
+        changes.push((name, Box::new(change)));
+    }
+    changes.push((
+        "strides of zero".to_string(),
+        Box::new(|spec| {
+            spec.contiguous = spec.shape.iter().all(|&extent| extent <= 1);
+            spec.strides = Some(vec![0; spec.shape.len()]);
+        }),
+    ));
+    changes
+}
+
+fn goldens() -> Vec<Graph> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../corpus/kernels");
+    let mut files: Vec<PathBuf> = std::fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .filter(|path| path.extension().is_some_and(|e| e == "json"))
+        .collect();
+    files.sort();
+    files.iter().map(|path| graph::read(&std::fs::read(path).unwrap()).unwrap()).collect()
+}
+
+#[test]
+fn no_change_of_a_shape_or_a_type_makes_a_kernel_panic_or_stray() {
+    let pool = pool(2);
+    let (mut refused, mut ran, mut failures) = (0, 0, Vec::new());
+    for graph in goldens() {
+        for id in graph.program() {
+            let node = &graph.nodes()[id];
+            let values: Vec<ValueId> =
+                node.inputs.iter().chain(node.outputs.iter().flatten()).copied().collect();
+            // Large cases are there for threads and blocks, and differ from small ones in no check.
+            if values.iter().any(|&value| graph.values()[value].tensor.elements() > 2048) {
+                continue;
+            }
+            for (position, &value) in values.iter().enumerate() {
+                for (name, change) in changes(&graph.values()[value]) {
+                    let Some(changed) = alone(&graph, id, position, &*change) else { continue };
+                    let both = catch_unwind(AssertUnwindSafe(|| {
+                        [0u8, 0xff].map(|filler| outcome(&changed, &pool, filler))
+                    }));
+                    let what = || format!("{} `{}`, value {position}: {name}", node.op, node.name);
+                    match both {
+                        Ok([Ok(first), Ok(second)]) if first == second => ran += 1,
+                        Ok([Ok(_), Ok(_)]) => {
+                            failures.push(format!("{}: reads beyond its inputs", what()));
+                        }
+                        Ok(_) => refused += 1,
+                        Err(_) => failures.push(what()),
+                    }
+                }
+            }
+        }
+    }
+    assert!(failures.is_empty(), "{} failures:\n{}", failures.len(), failures.join("\n"));
+    assert!(refused > 5000 && ran > 500, "{refused} refused, {ran} ran");
+}
+
+/// A graph of one call over inputs of the given shapes and types, with outputs of their own.
+fn call(
+    op: &str,
+    inputs: &[(&[u64], DType)],
+    args: &dyn Fn(&[ValueId]) -> Vec<Argument>,
+    outputs: &[(&[u64], DType)],
+) -> Graph {
+    let mut builder = GraphBuilder::new("call");
+    let dense = |builder: &mut GraphBuilder, &(shape, dtype): &(&[u64], DType)| {
+        let storage = builder.storage(Bytes(shape.iter().product::<u64>() * 8));
+        ValueSpec::contiguous(shape, dtype, storage)
+    };
+    let mut read = Vec::new();
+    for (index, input) in inputs.iter().enumerate() {
+        let spec = dense(&mut builder, input);
+        let node = NodeSpec::new(format!("x{index}"), "placeholder", Phase::Input);
+        read.push(builder.node(node, &[Some(spec)])[0]);
+    }
+    let outputs: Vec<Option<ValueSpec>> =
+        outputs.iter().map(|output| Some(dense(&mut builder, output))).collect();
+    let node = NodeSpec {
+        inputs: read.clone(),
+        args: args(&read),
+        ..NodeSpec::new("call", op, Phase::Forward)
+    };
+    for value in builder.node(node, &outputs) {
+        builder.output(value);
+    }
+    builder.build().unwrap()
+}
+
+fn compiled(graph: &Graph) -> Result<Executable, CompileError> {
+    let (profile, schedule) = lowered(graph, 1);
+    Executable::compile(graph, &profile, &schedule, &pool(1))
+}
+
+fn refused(graph: &Graph) -> String {
+    match compiled(graph) {
+        Ok(_) => panic!("the graph was compiled"),
+        Err(CompileError::Kernel { reason, .. }) => reason.to_string(),
+        Err(error) => error.to_string(),
+    }
+}
+
+#[test]
+fn each_operator_refuses_what_its_kernel_does_not_expect() {
+    use DType::{Bool, F32, I64};
+    let plain = |values: &[ValueId]| values.iter().map(|&v| Argument::Value(v)).collect();
+    let followed = |rest: Vec<Argument>| {
+        move |values: &[ValueId]| -> Vec<Argument> {
+            values.iter().map(|&v| Argument::Value(v)).chain(rest.clone()).collect()
+        }
+    };
+    let (int, off) = (Argument::Int, Argument::Bool(false));
+    let parts = |values: &[ValueId]| {
+        let list = values.iter().map(|&v| Argument::Value(v)).collect();
+        vec![Argument::List(list), Argument::Int(0)]
+    };
+    let loss = |values: &[ValueId]| {
+        let [x, target] = [values[0], values[1]].map(Argument::Value);
+        vec![x, target, Argument::None, Argument::Int(1), Argument::Int(-100)]
+    };
+    let float = |shape: &'static [u64]| (shape, F32);
+    let dropout = |values: &[ValueId]| {
+        vec![Argument::Value(values[0]), Argument::Float(0.0), Argument::Bool(true)]
+    };
+    let graphs = [
+        call("aten.cat.default", &[float(&[2, 3]), float(&[2, 4])], &parts, &[float(&[4, 3])]),
+        call("aten.cat.default", &[float(&[2]), float(&[2])], &parts, &[float(&[])]),
+        call("aten.native_dropout.default", &[float(&[8])], &dropout, &[float(&[9])]),
+        call("aten.native_dropout.default", &[float(&[8])], &dropout, &[float(&[8]), (&[7], Bool)]),
+        call(
+            "aten.nll_loss_forward.default",
+            &[float(&[4, 3]), (&[4], I64)],
+            &loss,
+            &[float(&[4])],
+        ),
+        call(
+            "aten.nll_loss_forward.default",
+            &[float(&[4, 3]), (&[4], I64)],
+            &loss,
+            &[float(&[]), float(&[2])],
+        ),
+        call("aten.embedding.default", &[float(&[5, 2]), (&[3], I64)], &plain, &[float(&[4, 2])]),
+        call(
+            "aten._softmax.default",
+            &[float(&[2, 3])],
+            &followed(vec![int(1), off.clone()]),
+            &[float(&[2, 2])],
+        ),
+        call(
+            "aten._log_softmax_backward_data.default",
+            &[float(&[2, 2]), float(&[2, 3])],
+            &followed(vec![int(1), int(6)]),
+            &[float(&[2, 3])],
+        ),
+        call("aten.exp.default", &[float(&[8])], &plain, &[(&[8], Bool)]),
+        call("aten.mean.default", &[float(&[8])], &plain, &[float(&[8])]),
+        call("aten.mm.default", &[float(&[2, 3]), float(&[4, 2])], &plain, &[float(&[2, 2])]),
+    ];
+    for graph in &graphs {
+        let node = &graph.nodes()[graph.program()[0]];
+        let reason = refused(graph);
+        assert!(!reason.is_empty(), "{}", node.op);
+    }
+    assert_eq!(
+        refused(&graphs[0]),
+        "a part of the concatenation has shape [2, 4], but must have [2, 3]"
+    );
+    assert_eq!(refused(&graphs[5]), "the total weight has shape [2], but must be a scalar");
+}
+
+/// x + x into an output with these strides.
+fn into(shape: &[u64], strides: &[u64]) -> Graph {
+    let mut builder = GraphBuilder::new("into");
+    let (from, to) = (builder.storage(Bytes(4096)), builder.storage(Bytes(4096)));
+    let x = builder.node(
+        NodeSpec::new("x", "placeholder", Phase::Input),
+        &[Some(ValueSpec::contiguous(shape, DType::F32, from))],
+    )[0];
+    let spec = ValueSpec {
+        contiguous: false,
+        strides: Some(strides.to_vec()),
+        ..ValueSpec::contiguous(shape, DType::F32, to)
+    };
+    let node = NodeSpec {
+        inputs: vec![x],
+        args: vec![Argument::Value(x)],
+        ..NodeSpec::new("written", "aten.exp.default", Phase::Forward)
+    };
+    let y = builder.node(node, &[Some(spec)])[0];
+    builder.output(y);
+    builder.build().unwrap()
+}
+
+#[test]
+fn outputs_whose_elements_overlap_are_refused() {
+    for (shape, strides) in [(vec![4, 8], vec![0, 1]), (vec![4], vec![0]), (vec![2, 2], vec![1, 1])]
+    {
+        let error = compiled(&into(&shape, &strides)).err().unwrap();
+        let CompileError::NotExecutable { node, what } = &error else { panic!("{error}") };
+        assert_eq!(node, "written");
+        assert!(what.contains("overlap"), "{what}");
+    }
+    for (shape, strides) in
+        [(vec![4, 8], vec![1, 4]), (vec![4, 8], vec![20, 2]), (vec![1, 8], vec![0, 1])]
+    {
+        assert!(compiled(&into(&shape, &strides)).is_ok(), "{shape:?} by {strides:?}");
+    }
+}
+
+/// A dropout whose output and mask lie in one storage, the mask from byte `offset`.
+fn together(offset: u64) -> Graph {
+    let mut builder = GraphBuilder::new("together");
+    let (from, to) = (builder.storage(Bytes(64)), builder.storage(Bytes(256)));
+    let x = builder.node(
+        NodeSpec::new("x", "placeholder", Phase::Input),
+        &[Some(ValueSpec::contiguous(&[16], DType::F32, from))],
+    )[0];
+    let node = NodeSpec {
+        inputs: vec![x],
+        args: vec![Argument::Value(x), Argument::Float(0.0), Argument::Bool(true)],
+        ..NodeSpec::new("both", "aten.native_dropout.default", Phase::Forward)
+    };
+    let outputs = [
+        ValueSpec::contiguous(&[16], DType::F32, to),
+        ValueSpec { offset, ..ValueSpec::contiguous(&[16], DType::Bool, to) },
+    ];
+    for value in builder.node(node, &outputs.map(Some)) {
+        builder.output(value);
+    }
+    builder.build().unwrap()
+}
+
+#[test]
+fn two_outputs_in_the_same_bytes_are_refused() {
+    assert!(matches!(
+        compiled(&together(63)),
+        Err(CompileError::NotExecutable { node, .. }) if node == "both"
+    ));
+    assert!(compiled(&together(64)).is_ok());
+}
+
+/// A copy into the first or the second half of a storage, from its first half.
+fn within(offset: u64) -> Graph {
+    let mut builder = GraphBuilder::new("within");
+    let storage = builder.storage(Bytes(64));
+    let x = builder.node(
+        NodeSpec::new("x", "placeholder", Phase::Input),
+        &[Some(ValueSpec::contiguous(&[16], DType::F32, storage))],
+    )[0];
+    let part = |offset| ValueSpec { offset, ..ValueSpec::contiguous(&[8], DType::F32, storage) };
+    let mut view = |name: &str, offset: u64| {
+        let node = NodeSpec {
+            inputs: vec![x],
+            args: vec![Argument::Value(x)],
+            ..NodeSpec::new(name, "aten.slice.Tensor", Phase::Forward)
+        };
+        builder.node(node, &[Some(part(offset))])[0]
+    };
+    let (to, from) = (view("to", offset), view("from", 0));
+    let node = NodeSpec {
+        inputs: vec![to, from],
+        args: vec![Argument::Value(to), Argument::Value(from)],
+        mutates: true,
+        ..NodeSpec::new("copied", "aten.copy_.default", Phase::Forward)
+    };
+    let y = builder.node(node, &[Some(part(offset))])[0];
+    builder.output(y);
+    builder.build().unwrap()
+}
+
+#[test]
+fn an_output_over_an_input_that_is_read_meanwhile_is_refused() {
+    for offset in [1, 4, 7] {
+        assert!(matches!(
+            compiled(&within(offset)),
+            Err(CompileError::NotExecutable { node, .. }) if node == "copied"
+        ));
+    }
+    assert!(compiled(&within(8)).is_ok());
+}
+
+#[test]
+fn an_executable_runs_on_the_threads_it_was_compiled_for() {
+    let graph = into(&[4, 8], &[8, 1]);
+    for threads in [1, 3] {
+        let (profile, schedule) = lowered(&graph, threads);
+        let pool = pool(threads);
+        let program = Executable::compile(&graph, &profile, &schedule, &pool).unwrap();
+        drop(pool);
+        assert_eq!(program.threads(), threads);
+        let mut slab = Slab::new(schedule.slab).unwrap();
+        assert!(program.run(&mut slab, &SETTINGS).is_ok());
+    }
+    // A workspace for one thread is too small for three.
+    let floats = |shape: &'static [u64]| (shape, DType::F32);
+    let heads = [floats(&[1, 2, 3, 4]), floats(&[1, 2, 5, 4]), floats(&[1, 2, 5, 4])];
+    let attention = call(
+        "aten._scaled_dot_product_flash_attention_for_cpu.default",
+        &heads,
+        &|values| values.iter().map(|&value| Argument::Value(value)).collect(),
+        &[floats(&[1, 2, 3, 4]), floats(&[1, 2, 3])],
+    );
+    let (profile, schedule) = lowered(&attention, 1);
+    assert!(Executable::compile(&attention, &profile, &schedule, &pool(1)).is_ok());
+    assert!(matches!(
+        Executable::compile(&attention, &profile, &schedule, &pool(3)),
+        Err(CompileError::Kernel { .. })
+    ));
+}
+
+#[test]
+fn the_steps_of_the_corpus_are_compiled() {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../corpus/steps");
+    let mut graphs = 0;
+    for entry in std::fs::read_dir(folder).unwrap() {
+        let folder = entry.unwrap().path();
+        if !folder.join("step.json").exists() {
+            continue;
+        }
+        let step = Step::open(&folder).unwrap();
+        for graph in [Some(&step.training), step.evaluation.as_ref()].into_iter().flatten() {
+            if let Err(error) = compiled(graph) {
+                panic!("{}: {error}", folder.display());
+            }
+            graphs += 1;
+        }
+    }
+    assert!(graphs > 3, "only {graphs} graphs");
+}
