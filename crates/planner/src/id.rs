@@ -3,6 +3,9 @@
 
 use cranelift_entity::entity_impl;
 
+/// The tier that computes.
+pub const DEVICE: TierId = TierId(0);
+
 macro_rules! ids {
     ($($(#[$doc:meta])* $name:ident, $prefix:literal;)*) => {$(
         $(#[$doc])*

@@ -1,18 +1,24 @@
 //! What a machine is told to do. Invariant: plain data; it says which buffer every operand lies in,
 //! so that neither checker nor interpreter has to guess.
 
-use cranelift_entity::PrimaryMap;
+use cranelift_entity::{PrimaryMap, SecondaryMap};
 
-use crate::id::{BufferId, NodeId};
+use crate::id::{BufferId, DEVICE, MicroBatchId, NodeId, RankId, TierId, TransferId};
+use crate::schedule::transfer::Transfer;
 use crate::units::Bytes;
+
+/// Addresses are multiples of this: whole cache lines, and whole vectors of any element type.
+pub const ALIGNMENT: u64 = 64;
 
 /// Where a buffer lies.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffer {
     /// Its size.
     pub bytes: Bytes,
-    /// Its first byte, from the start of the slab.
+    /// Its first byte, from the start of its tier's arena.
     pub address: u64,
+    /// The memory that it lies in; calls compute on the device's.
+    pub tier: TierId,
 }
 
 /// One execution of a node.
@@ -20,6 +26,8 @@ pub struct Buffer {
 pub struct Call {
     /// The node.
     pub node: NodeId,
+    /// The part of the batch that it computes; a step of one micro-batch has number 0.
+    pub micro_batch: MicroBatchId,
     /// The buffer of each input value, in the order of the node's inputs.
     pub inputs: Vec<BufferId>,
     /// The buffer of each output value that exists, in the order of the node's outputs. An output
@@ -38,6 +46,10 @@ pub enum Instruction {
     Recompute(Call),
     /// Gives a buffer back.
     Free(BufferId),
+    /// Begins a transfer as soon as its lane is free, and goes on.
+    Start(Transfer),
+    /// Goes on when a transfer has arrived.
+    Wait(TransferId),
 }
 
 /// Instructions for one step, ready to be checked and executed.
@@ -45,12 +57,16 @@ pub enum Instruction {
 pub struct Schedule {
     /// Hash of the graph that it executes.
     pub graph: String,
+    /// The process that executes it; 0 where there is one.
+    pub rank: RankId,
     /// Name of the planner.
     pub planner: String,
     /// The budget that it was made for.
     pub budget: Bytes,
-    /// Size of the slab.
+    /// Size of the slab, the device's arena.
     pub slab: Bytes,
+    /// Size of the arena in each tier below the device; nothing for the device itself.
+    pub below: SecondaryMap<TierId, Bytes>,
     /// All buffers.
     pub buffers: PrimaryMap<BufferId, Buffer>,
     /// The buffer of each placeholder, filled before the first instruction.
@@ -60,11 +76,11 @@ pub struct Schedule {
 }
 
 impl Instruction {
-    /// The call, unless it is a `Free`.
+    /// The call, where it is one.
     pub fn call(&self) -> Option<&Call> {
         match self {
             Instruction::Run(call) | Instruction::Recompute(call) => Some(call),
-            Instruction::Free(_) => None,
+            Instruction::Free(_) | Instruction::Start(_) | Instruction::Wait(_) => None,
         }
     }
 }
@@ -72,9 +88,18 @@ impl Instruction {
 impl Schedule {
     /// How many nodes are recomputed, counting repetitions.
     pub fn recomputed(&self) -> usize {
-        self.instructions
-            .iter()
-            .filter(|instruction| matches!(instruction, Instruction::Recompute(_)))
-            .count()
+        let is_recomputation = |instruction: &&Instruction| match instruction {
+            Instruction::Recompute(_) => true,
+            Instruction::Run(_)
+            | Instruction::Free(_)
+            | Instruction::Start(_)
+            | Instruction::Wait(_) => false,
+        };
+        self.instructions.iter().filter(is_recomputation).count()
+    }
+
+    /// Size of a tier's arena.
+    pub fn arena(&self, tier: TierId) -> Bytes {
+        if tier == DEVICE { self.slab } else { self.below[tier] }
     }
 }

@@ -5,8 +5,10 @@ mod format;
 mod instruction;
 mod layout;
 mod lower;
+mod transfer;
 
 pub use format::{FORMAT, PlanFileError, read, write};
-pub use instruction::{Buffer, Call, Instruction, Schedule};
-pub use layout::{ALIGNMENT, Lifetime, Packing, pack};
+pub use instruction::{ALIGNMENT, Buffer, Call, Instruction, Schedule};
+pub use transfer::{Movement, Transfer};
+pub use layout::{Lifetime, Packing, pack};
 pub use lower::{Residents, lower};
