@@ -9,7 +9,7 @@
 use thiserror::Error;
 
 use crate::check::{Timeline, Violation, check};
-use crate::effort::Effort;
+use crate::effort::{Effort, Meter};
 use crate::graph::{Graph, NodeId};
 use crate::plan;
 use crate::plan::{BoundOrder, Infeasible, Plan, PlanError, Planner, Search};
@@ -97,28 +97,6 @@ pub struct Asked<'a> {
     search: Option<Search<'a>>,
 }
 
-/// An effort that is being spent.
-struct Spending<'a> {
-    effort: &'a Effort<'a>,
-    start: Seconds,
-}
-
-impl<'a> Spending<'a> {
-    fn passed(&self) -> Seconds {
-        Seconds((self.effort.clock)().0 - self.start.0)
-    }
-
-    /// The part of its time that has passed.
-    fn share(&self) -> f64 {
-        self.passed().0 / self.effort.deadline.0
-    }
-
-    /// What is left of it until a part is spent.
-    fn until(&self, part: f64) -> Effort<'a> {
-        self.effort.part(part, self.passed())
-    }
-}
-
 impl<'a> Asked<'a> {
     /// A planner for the nodes of `order`.
     pub fn new(
@@ -144,24 +122,23 @@ impl<'a> Asked<'a> {
         residents: &Residents,
         effort: &Effort<'_>,
     ) -> (Result<Fitted, FitError>, Seconds) {
-        let spending = Spending { effort, start: (effort.clock)() };
+        let meter = Meter::new(effort);
         let mut first = None;
         let found = match self.search.take() {
             Some(mut search) => {
-                let found = self.in_turns(&mut search, budget, residents, &spending, &mut first);
+                let found = self.in_turns(&mut search, budget, residents, &meter, &mut first);
                 self.search = Some(search);
                 Ok(found)
             }
-            None => self.by_rule(budget, residents, &spending, &mut first),
+            None => self.by_rule(budget, residents, &meter, &mut first),
         };
-        let first = first.unwrap_or(spending.passed());
+        let first = first.unwrap_or(meter.elapsed());
         let result = match found {
             Ok(Some(schedule)) => {
-                let bound =
-                    self.bound(budget).or_else(|| self.bound_of(&schedule, budget, &spending));
+                let bound = self.bound(budget).or_else(|| self.bound_of(&schedule, budget, &meter));
                 checked(self.graph, self.profile, schedule, bound).map_err(FitError::from)
             }
-            Ok(None) => self.smallest(budget, residents, &spending),
+            Ok(None) => self.smallest(budget, residents, &meter),
             Err(error) => Err(error.into()),
         };
         (result, first)
@@ -173,11 +150,11 @@ impl<'a> Asked<'a> {
         search: &mut Search<'_>,
         budget: Bytes,
         residents: &Residents,
-        spending: &Spending<'_>,
+        meter: &Meter<'_>,
         first: &mut Option<Seconds>,
     ) -> Option<Schedule> {
         let lay = |plan: &Plan, until: f64| {
-            lower(self.graph, self.profile, plan, budget, residents, &spending.until(until))
+            lower(self.graph, self.profile, plan, budget, residents, &meter.rest_until(until))
         };
         let seconds = |plan: &Plan| self.profile.total(&plan.steps);
         let mut missing = Bytes(u64::MAX);
@@ -188,24 +165,24 @@ impl<'a> Asked<'a> {
             // would leave.
             let slack = Bytes((budget.0 as f64 * turn.slack) as u64)
                 .min(Bytes(missing.0.saturating_add(missing.0 / 10)));
-            let answer =
-                search.plan(budget.saturating_sub(slack), &spending.until(turn.search.min(latest)));
+            let answer = search
+                .plan(budget.saturating_sub(slack), &meter.rest_until(turn.search.min(latest)));
             first.get_or_insert(answer.first);
             let Some(plan) = answer.plan else { break };
-            let before = spending.share();
+            let before = meter.share();
             let mut schedule =
                 lay(&plan, if number == 0 { turn.search + GLANCE } else { turn.layout });
-            latest = latest.min(1.0 - MARGIN * (spending.share() - before));
-            if number == 0 && schedule.slab > budget && spending.share() < turn.layout {
+            latest = latest.min(1.0 - MARGIN * (meter.share() - before));
+            if number == 0 && schedule.slab > budget && meter.share() < turn.layout {
                 schedule = lay(&plan, turn.layout);
             }
             if schedule.slab <= budget {
                 // What is left of the effort may find a faster one, that packs too.
-                if spending.share() >= latest {
+                if meter.share() >= latest {
                     return Some(schedule);
                 }
                 let faster =
-                    search.plan(budget.saturating_sub(slack), &spending.until(latest)).plan;
+                    search.plan(budget.saturating_sub(slack), &meter.rest_until(latest)).plan;
                 let faster =
                     faster.filter(|faster| seconds(faster).0 < seconds(&plan).0 * (1.0 - WORTH));
                 let faster =
@@ -224,7 +201,7 @@ impl<'a> Asked<'a> {
         &self,
         budget: Bytes,
         residents: &Residents,
-        spending: &Spending<'_>,
+        meter: &Meter<'_>,
         first: &mut Option<Seconds>,
     ) -> Result<Option<Schedule>, PlanError> {
         let mut target = budget;
@@ -235,17 +212,17 @@ impl<'a> Asked<'a> {
                 Err(PlanError::Infeasible(_)) => return Ok(None),
                 Err(error) => return Err(error),
             };
-            first.get_or_insert(spending.passed());
+            first.get_or_insert(meter.elapsed());
             let lay = |limit: Bytes, until: f64| {
-                lower(self.graph, self.profile, &plan, limit, residents, &spending.until(until))
+                lower(self.graph, self.profile, &plan, limit, residents, &meter.rest_until(until))
             };
             let schedule = lay(budget, 1.0);
             let peak = plan::simulate(self.graph, self.profile, &plan.steps).curve.peak;
             if schedule.slab <= budget {
                 // Addresses that fit may be spread out all the same.
                 let neat = Bytes((peak.0 as f64 * NEAT) as u64);
-                let neater = (schedule.slab > neat)
-                    .then(|| lay(neat, (spending.share() + TIDYING).min(1.0)));
+                let neater =
+                    (schedule.slab > neat).then(|| lay(neat, (meter.share() + TIDYING).min(1.0)));
                 let neater = neater.filter(|neater| neater.slab < schedule.slab);
                 return Ok(Some(Schedule { budget, ..neater.unwrap_or(schedule) }));
             }
@@ -258,19 +235,14 @@ impl<'a> Asked<'a> {
 
     /// What no schedule beats that runs everything for the first time in the order of this one, if
     /// that is the order that the planner was given, or else in any.
-    fn bound_of(
-        &self,
-        schedule: &Schedule,
-        budget: Bytes,
-        spending: &Spending<'_>,
-    ) -> Option<Bound> {
+    fn bound_of(&self, schedule: &Schedule, budget: Bytes, meter: &Meter<'_>) -> Option<Bound> {
         let runs = schedule.instructions.iter().filter_map(|instruction| match instruction {
             Instruction::Run(call) => Some(call.node),
             _ => None,
         });
         let order =
             if runs.eq(self.order.iter().copied()) { BoundOrder::Given } else { BoundOrder::Any };
-        let effort = spending.until((spending.share() + PROOF).min(1.0));
+        let effort = meter.rest_until((meter.share() + PROOF).min(1.0));
         let steps: Vec<NodeId> = schedule
             .instructions
             .iter()
@@ -294,11 +266,11 @@ impl<'a> Asked<'a> {
         &self,
         budget: Bytes,
         residents: &Residents,
-        spending: &Spending<'_>,
+        meter: &Meter<'_>,
     ) -> Result<Fitted, FitError> {
-        let left = spending.until(1.0);
+        let left = meter.rest_until(1.0);
         let effort = Effort {
-            deadline: Seconds(left.deadline.0.max(spending.effort.deadline.0 * REFUSAL)),
+            deadline: Seconds(left.deadline.0.max(meter.effort().deadline.0 * REFUSAL)),
             ..left
         };
         let plan = smallest(self.graph, self.profile, self.order, self.planner, &effort);

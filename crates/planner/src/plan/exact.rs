@@ -16,23 +16,10 @@ use crate::plan::milp::{Program, SolverLimits};
 use crate::plan::rematerialize::{Versions, legal};
 use crate::plan::{Infeasible, Plan, PlanError, Planner, none, simulate};
 use crate::profile::Profile;
-use crate::units::{Bytes, Seconds};
+use crate::units::Bytes;
 
-/// How much the solver may be asked for.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ExactLimits {
-    /// Most nodes that run; the program grows with their square.
-    pub nodes: usize,
-    /// Time that the solver may take for one program, by its own clock; absent: as long as it
-    /// needs. The best plan until then is no optimum, and not the same on every machine.
-    pub seconds: Option<Seconds>,
-}
-
-impl Default for ExactLimits {
-    fn default() -> Self {
-        ExactLimits { nodes: 80, seconds: None }
-    }
-}
+/// Most nodes that run; the program grows with their square.
+const MOST_NODES: usize = 80;
 
 /// The fastest plan, or the proof that the lowest one does not fit.
 pub fn exact(
@@ -41,30 +28,17 @@ pub fn exact(
     order: &[NodeId],
     budget: Bytes,
 ) -> Result<Plan, PlanError> {
-    exact_within(graph, profile, order, budget, &ExactLimits::default())
-}
-
-/// The same, within limits of one's own.
-pub fn exact_within(
-    graph: &Graph,
-    profile: &Profile,
-    order: &[NodeId],
-    budget: Bytes,
-    limits: &ExactLimits,
-) -> Result<Plan, PlanError> {
     if let Ok(plan) = none(graph, profile, order, budget) {
         return Ok(Plan { planner: Planner::Exact, ..plan });
     }
-    if order.len() > limits.nodes {
-        return Err(PlanError::TooLarge { nodes: order.len(), most: limits.nodes });
+    if order.len() > MOST_NODES {
+        return Err(PlanError::TooLarge { nodes: order.len(), most: MOST_NODES });
     }
     let peak = |steps: &[NodeId]| simulate(graph, profile, steps).curve.peak;
     // The solver's rows may be exceeded by a tolerance; then it is asked again for as much less.
     let mut target = budget;
     for _ in 0..3 {
-        let Some(steps) =
-            Stages::new(graph, profile, order, Goal::Fastest(target)).solve(limits)?
-        else {
+        let Some(steps) = Stages::new(graph, profile, order, Goal::Fastest(target)).solve()? else {
             break;
         };
         match peak(&steps) {
@@ -72,9 +46,8 @@ pub fn exact_within(
             reached => target = target.saturating_sub(reached - budget),
         }
     }
-    let lowest = Stages::new(graph, profile, order, Goal::Lowest)
-        .solve(limits)?
-        .unwrap_or_else(|| order.to_vec());
+    let lowest =
+        Stages::new(graph, profile, order, Goal::Lowest).solve()?.unwrap_or_else(|| order.to_vec());
     let plan = Plan { planner: Planner::Exact, steps: lowest };
     if peak(&plan.steps) <= budget {
         return Ok(plan);
@@ -295,10 +268,11 @@ impl<'a> Stages<'a> {
     }
 
     /// The optimum as a sequence of runs; `None` where there is none.
-    fn solve(self, limits: &ExactLimits) -> Result<Option<Vec<NodeId>>, PlanError> {
-        let limits = SolverLimits { gap: 0.0, seconds: limits.seconds };
-        let answer =
-            self.program.solve(&limits).map_err(|reason| PlanError::Unsolved { reason })?;
+    fn solve(self) -> Result<Option<Vec<NodeId>>, PlanError> {
+        let answer = self
+            .program
+            .solve(&SolverLimits::default())
+            .map_err(|reason| PlanError::Unsolved { reason })?;
         let Some(answer) = answer else { return Ok(None) };
         let runs =
             self.moments.iter().filter(|moment| moment.run.is_none_or(|run| answer.is_one(run)));

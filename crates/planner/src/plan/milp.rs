@@ -18,7 +18,7 @@ use crate::units::{Bytes, Seconds};
 /// The solver of this build.
 pub const SOLVER: &str = if cfg!(feature = "highs") { "HiGHS" } else { "microlp" };
 
-/// How much a solver may be asked for.
+/// How much a solver may be asked for; by default the optimum, however long it takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SolverLimits {
     /// How far above the optimum an answer may be, as a share of it.

@@ -16,7 +16,7 @@ mod search;
 
 use thiserror::Error;
 
-pub use exact::{ExactLimits, exact, exact_within};
+pub use exact::exact;
 pub use infeasible::{Infeasible, LiveTensor, live_tensors};
 pub use milp::{SOLVER, SolverLimits};
 pub use order::base_order;

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use cranelift_entity::EntityRef;
 
-use crate::effort::meter::Meter;
+use crate::effort::Meter;
 use crate::graph::{Graph, NodeId};
 use crate::plan::search::bound::{BoundOrder, Instant};
 use crate::plan::search::state::State;

@@ -33,8 +33,7 @@ use std::sync::Arc;
 
 use fastrand::Rng;
 
-use crate::effort::Effort;
-use crate::effort::meter::Meter;
+use crate::effort::{Effort, Meter};
 use crate::graph::{Graph, NodeId};
 pub use crate::plan::search::bound::BoundOrder;
 use crate::plan::search::bound::Instant;

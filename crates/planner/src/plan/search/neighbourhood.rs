@@ -7,7 +7,7 @@
 use cranelift_entity::EntityRef;
 use fastrand::Rng;
 
-use crate::effort::meter::Meter;
+use crate::effort::Meter;
 use crate::plan::search::repair::{polish, repair};
 use crate::plan::search::state::State;
 use crate::plan::search::state::problem::{Picoseconds, Size};

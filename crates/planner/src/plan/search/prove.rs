@@ -5,8 +5,7 @@
 use std::cmp::Reverse;
 use std::sync::Mutex;
 
-use crate::effort::Effort;
-use crate::effort::meter::Meter;
+use crate::effort::{Effort, Meter};
 use crate::graph::{Graph, NodeId};
 use crate::plan;
 use crate::plan::search::bound::{BoundOrder, Instant};

@@ -13,7 +13,7 @@ use std::collections::BinaryHeap;
 use cranelift_entity::EntityRef;
 use fastrand::Rng;
 
-use crate::effort::meter::Meter;
+use crate::effort::Meter;
 use crate::plan::search::state::problem::{OpId, Size, TensorId};
 use crate::plan::search::state::{Event, State};
 

@@ -111,8 +111,8 @@ impl Search<'_> {
         first: &mut Option<Seconds>,
     ) {
         if attempt.best().is_none() && self.bound(Bytes(attempt.limit as u64)).is_some() {
-            let patient = attempt.meter.patient(FIRST_WORK * self.given.len() as u64);
-            attempt.under(patient, |attempt| {
+            let untimed = attempt.meter.untimed(FIRST_WORK * self.given.len() as u64);
+            attempt.under(untimed, |attempt| {
                 self.start_where_it_binds(state, attempt);
                 if attempt.best().is_none() {
                     self.start_from_neighbour(attempt);

@@ -6,8 +6,9 @@
 //! exactly on its ground, or above all of it. Both are tried, blocks first. Space that no block can
 //! use any more is waste, and a section has only so much of it.
 
+use crate::effort::Meter;
+use crate::schedule::layout::Lifetime;
 use crate::schedule::layout::sections::Sections;
-use crate::schedule::layout::{Lifetime, Spending};
 
 /// How a search ended.
 #[derive(Debug, PartialEq, Eq)]
@@ -145,7 +146,7 @@ impl<'a> Search<'a> {
     }
 
     /// Searches for at most `nodes` placements.
-    pub fn run(&mut self, mut nodes: u64, spending: &mut Spending<'_>) -> Outcome {
+    pub fn run(&mut self, mut nodes: u64, meter: &mut Meter<'_>) -> Outcome {
         let mut choices: Vec<u32> = Vec::new();
         let mut frames: Vec<Frame> = Vec::new();
         let mut tasks: Vec<Task> = Vec::new();
@@ -164,7 +165,7 @@ impl<'a> Search<'a> {
                     let block = choices[frame.next];
                     frame.next += 1;
                     choices.truncate(frame.end);
-                    if nodes == 0 || !spending.spend(1) {
+                    if nodes == 0 || !meter.take(1) {
                         return Outcome::Spent;
                     }
                     nodes -= 1;

@@ -5,9 +5,10 @@
 
 use std::cmp::Reverse;
 
+use crate::effort::Meter;
+use crate::schedule::layout::Lifetime;
 use crate::schedule::layout::best_fit::{Placement, best_fit};
 use crate::schedule::layout::sections::Sections;
-use crate::schedule::layout::{Lifetime, Spending};
 
 /// The order of greedy by size: the largest first, then the earliest.
 pub(super) fn by_size(blocks: &[Lifetime], free: &[u32]) -> Vec<u32> {
@@ -46,7 +47,7 @@ pub(super) fn repair(
     mut order: Vec<u32>,
     mut best: Placement,
     most_idle: u32,
-    spending: &mut Spending<'_>,
+    meter: &mut Meter<'_>,
 ) -> Placement {
     let mut last = best.clone();
     let mut idle = 0;
@@ -60,7 +61,7 @@ pub(super) fn repair(
             break;
         }
         order = front;
-        let Some(placement) = best_fit(blocks, fixed, floor, &order, spending) else { break };
+        let Some(placement) = best_fit(blocks, fixed, floor, &order, meter) else { break };
         last = placement;
         idle += 1;
         if last.end < best.end {

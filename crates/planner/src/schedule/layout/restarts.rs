@@ -5,13 +5,14 @@
 //! rankings, and so do the moments that are hard to pack: many short searches find what a long one
 //! misses.
 
+use crate::effort::Meter;
+use crate::schedule::layout::Lifetime;
 use crate::schedule::layout::branch_and_bound::{Choice, Outcome, Rule, Search};
 use crate::schedule::layout::local_search;
 use crate::schedule::layout::local_search::Ranking;
 use crate::schedule::layout::sections::{Sections, sections};
 use crate::schedule::layout::tight;
 use crate::schedule::layout::tight::Core;
-use crate::schedule::layout::{Lifetime, Spending};
 
 /// Rules by which the next section is chosen, the one that finds most first.
 const CHOICES: [Choice; 4] = [Choice::LeastSlack, Choice::FullThenFew, Choice::Few, Choice::First];
@@ -35,9 +36,9 @@ pub(super) fn restarts(
     cut: &Sections,
     capacity: u64,
     passes: u64,
-    spending: &mut Spending<'_>,
+    meter: &mut Meter<'_>,
 ) -> Outcome {
-    let mut random = (spending.effort.seed ^ 0x9E37_79B9_7F4A_7C15).max(1);
+    let mut random = (meter.effort().seed ^ 0x9E37_79B9_7F4A_7C15).max(1);
     let all: Vec<u32> = (0..blocks.len() as u32).collect();
     let order = local_search::by_size(blocks, &all);
     let mut cores: Vec<(Core, Sections)> = Vec::new();
@@ -49,7 +50,7 @@ pub(super) fn restarts(
         let rule = Rule { any_valley: rule / 4 == 1, choice: CHOICES[rule % 4] };
         if cores.len() == share {
             let core = tight::core(blocks, cut, (capacity as f64 * SHARES[share]) as u64);
-            let Some(part) = sections(&core.lives, spending) else { return Outcome::Spent };
+            let Some(part) = sections(&core.lives, meter) else { return Outcome::Spent };
             cores.push((core, part));
         }
         if share > 0 && cores[share - 1].0.members.len() == cores[share].0.members.len() {
@@ -62,10 +63,10 @@ pub(super) fn restarts(
         let Some(mut search) = Search::new(&core.lives, part, rank, rule, capacity) else {
             return Outcome::Impossible;
         };
-        match search.run(nodes, spending) {
+        match search.run(nodes, meter) {
             Outcome::Found(addresses) => {
                 if let Some(placement) =
-                    tight::complete(blocks, core, &addresses, capacity, &order, spending)
+                    tight::complete(blocks, core, &addresses, capacity, &order, meter)
                 {
                     return Outcome::Found(placement.addresses);
                 }
@@ -75,7 +76,7 @@ pub(super) fn restarts(
             Outcome::Impossible => return Outcome::Impossible,
             Outcome::Spent => {}
         }
-        if spending.over {
+        if meter.has_refused() {
             break;
         }
     }

@@ -9,7 +9,7 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use crate::effort::meter::Meter;
+use crate::effort::Meter;
 use crate::plan::search::bound::cuts::{Cuts, Decision, Line, charge_up};
 use crate::plan::search::bound::{Hull, Instant};
 use crate::plan::search::state::problem::{OpId, Picoseconds, Problem, Size};

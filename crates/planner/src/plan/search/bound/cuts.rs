@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use crate::analysis::DisjointSets;
-use crate::effort::meter::Meter;
+use crate::effort::Meter;
 use crate::plan::search::bound::flow::{Arc, Arcs, ENDLESS, Network, Vertex};
 use crate::plan::search::state::problem::{OpId, Picoseconds, Size};
 

@@ -16,7 +16,7 @@ mod flow;
 
 use cranelift_entity::{EntityRef, SecondaryMap};
 
-use crate::effort::meter::Meter;
+use crate::effort::Meter;
 use crate::plan::search::bound::cuts::{
     Choice, Cuts, Decision, Line, Link, PRICE_BITS, Toll, charge, charge_up,
 };
