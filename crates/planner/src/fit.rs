@@ -156,7 +156,7 @@ impl<'a> Asked<'a> {
         let lay = |plan: &Plan, until: f64| {
             lower(self.graph, self.profile, plan, budget, residents, &meter.rest_until(until))
         };
-        let seconds = |plan: &Plan| self.profile.total(&plan.steps);
+        let seconds = |plan: &Plan| self.profile.total(&plan.runs);
         let mut missing = Bytes(u64::MAX);
         // Until here there is time to search, if addresses take as long as they did.
         let mut latest = 1.0 - RESERVE;
@@ -189,7 +189,7 @@ impl<'a> Asked<'a> {
                     faster.map(|faster| lay(&faster, 1.0)).filter(|faster| faster.slab <= budget);
                 return Some(faster.unwrap_or(schedule));
             }
-            let peak = plan::simulate(self.graph, self.profile, &plan.steps).curve.peak;
+            let peak = plan::simulate(self.graph, self.profile, &plan.runs).curve.peak;
             missing = schedule.slab - peak;
         }
         // What is known to need less may pack, if not as fast.
@@ -217,7 +217,7 @@ impl<'a> Asked<'a> {
                 lower(self.graph, self.profile, &plan, limit, residents, &meter.rest_until(until))
             };
             let schedule = lay(budget, 1.0);
-            let peak = plan::simulate(self.graph, self.profile, &plan.steps).curve.peak;
+            let peak = plan::simulate(self.graph, self.profile, &plan.runs).curve.peak;
             if schedule.slab <= budget {
                 // Addresses that fit may be spread out all the same.
                 let neat = Bytes((peak.0 as f64 * NEAT) as u64);
@@ -243,7 +243,7 @@ impl<'a> Asked<'a> {
         let order =
             if runs.eq(self.order.iter().copied()) { BoundOrder::Given } else { BoundOrder::Any };
         let effort = meter.rest_until((meter.share() + PROOF).min(1.0));
-        let steps: Vec<NodeId> = schedule
+        let known: Vec<NodeId> = schedule
             .instructions
             .iter()
             .filter_map(|instruction| Some(instruction.call()?.node))
@@ -254,7 +254,7 @@ impl<'a> Asked<'a> {
             self.order,
             order,
             budget,
-            &steps,
+            &known,
             &effort,
         )?;
         Some(Bound { seconds, order })

@@ -114,7 +114,7 @@ pub fn fit_smallest(
 /// the unplanned one.
 pub fn unplanned(graph: &Graph, profile: &Profile) -> Result<Fitted, Violation> {
     let profile = Profile { in_place: false, ..profile.clone() };
-    let plan = plan::Plan { planner: Planner::None, steps: graph.program() };
+    let plan = plan::Plan { planner: Planner::None, runs: graph.program() };
     let mut schedule =
         lower(graph, &profile, &plan, Bytes::LIMIT, &Residents::default(), &Effort::default());
     schedule.budget = schedule.slab;

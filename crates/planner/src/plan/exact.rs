@@ -34,22 +34,22 @@ pub fn exact(
     if order.len() > MOST_NODES {
         return Err(PlanError::TooLarge { nodes: order.len(), most: MOST_NODES });
     }
-    let peak = |steps: &[NodeId]| simulate(graph, profile, steps).curve.peak;
+    let peak = |runs: &[NodeId]| simulate(graph, profile, runs).curve.peak;
     // The solver's rows may be exceeded by a tolerance; then it is asked again for as much less.
     let mut target = budget;
     for _ in 0..3 {
-        let Some(steps) = Stages::new(graph, profile, order, Goal::Fastest(target)).solve()? else {
+        let Some(runs) = Stages::new(graph, profile, order, Goal::Fastest(target)).solve()? else {
             break;
         };
-        match peak(&steps) {
-            reached if reached <= budget => return Ok(Plan { planner: Planner::Exact, steps }),
+        match peak(&runs) {
+            reached if reached <= budget => return Ok(Plan { planner: Planner::Exact, runs }),
             reached => target = target.saturating_sub(reached - budget),
         }
     }
     let lowest =
         Stages::new(graph, profile, order, Goal::Lowest).solve()?.unwrap_or_else(|| order.to_vec());
-    let plan = Plan { planner: Planner::Exact, steps: lowest };
-    if peak(&plan.steps) <= budget {
+    let plan = Plan { planner: Planner::Exact, runs: lowest };
+    if peak(&plan.runs) <= budget {
         return Ok(plan);
     }
     Err(PlanError::Infeasible(Box::new(Infeasible::new(graph, profile, budget, plan))))
@@ -276,8 +276,8 @@ impl<'a> Stages<'a> {
         let Some(answer) = answer else { return Ok(None) };
         let runs =
             self.moments.iter().filter(|moment| moment.run.is_none_or(|run| answer.is_one(run)));
-        let steps: Vec<NodeId> = runs.map(|moment| moment.node).collect();
-        Ok(Some(legal(self.graph, &steps)))
+        let runs: Vec<NodeId> = runs.map(|moment| moment.node).collect();
+        Ok(Some(legal(self.graph, &runs)))
     }
 }
 

@@ -86,7 +86,7 @@ pub struct Plan {
     /// The planner that made it; never `auto`.
     pub planner: Planner,
     /// Nodes in the order in which they run.
-    pub steps: Vec<NodeId>,
+    pub runs: Vec<NodeId>,
 }
 
 /// Why there is no plan.
@@ -120,15 +120,15 @@ pub enum PlanError {
 /// Bytes and seconds of a plan, simulated.
 #[derive(Clone, Debug)]
 pub struct Simulation {
-    /// Bytes at each step.
+    /// Bytes at each run.
     pub curve: MemoryCurve,
-    /// Seconds of all steps.
+    /// Seconds of all runs.
     pub seconds: Seconds,
 }
 
 /// Simulates a sequence of runs.
-pub fn simulate(graph: &Graph, profile: &Profile, steps: &[NodeId]) -> Simulation {
-    Simulation { curve: held(graph, profile, steps), seconds: profile.total(steps) }
+pub fn simulate(graph: &Graph, profile: &Profile, runs: &[NodeId]) -> Simulation {
+    Simulation { curve: held(graph, profile, runs), seconds: profile.total(runs) }
 }
 
 /// Plans the sequence `order` under a budget with one planner.
@@ -159,7 +159,7 @@ pub fn none(
     order: &[NodeId],
     budget: Bytes,
 ) -> Result<Plan, PlanError> {
-    let plan = Plan { planner: Planner::None, steps: order.to_vec() };
+    let plan = Plan { planner: Planner::None, runs: order.to_vec() };
     if simulate(graph, profile, order).curve.peak <= budget {
         return Ok(plan);
     }
@@ -180,7 +180,7 @@ fn auto(
     }
     let least = search.least_budget();
     let smallest = Search::new(graph, profile, order).smallest(&effort);
-    if simulate(graph, profile, &smallest.steps).curve.peak <= budget {
+    if simulate(graph, profile, &smallest.runs).curve.peak <= budget {
         return Ok(smallest);
     }
     let proof = Infeasible::new(graph, profile, budget, smallest);
@@ -194,7 +194,7 @@ pub fn smallest(graph: &Graph, profile: &Profile, order: &[NodeId], planner: Pla
         Ok(plan) => plan,
         Err(PlanError::Infeasible(proof)) => proof.plan,
         Err(PlanError::TooLarge { .. } | PlanError::Unsolved { .. }) => {
-            Plan { planner, steps: order.to_vec() }
+            Plan { planner, runs: order.to_vec() }
         }
     }
 }

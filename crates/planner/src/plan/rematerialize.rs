@@ -88,25 +88,25 @@ pub(super) fn mutated_storages(graph: &Graph) -> SecondaryMap<StorageId, bool> {
     mutated
 }
 
-/// `steps` without the repeated runs that may not be (something that they read or make has been
+/// `runs` without the repeated runs that may not be (something that they read or make has been
 /// written in place since) and without those that make something for nobody. First runs stay, so
 /// whoever read a run that is left out finds the copy before it: any sequence in which first runs
 /// come in a legal order becomes a legal one.
-pub(super) fn legal(graph: &Graph, steps: &[NodeId]) -> Vec<NodeId> {
+pub(super) fn legal(graph: &Graph, runs: &[NodeId]) -> Vec<NodeId> {
     let mut ran: SecondaryMap<NodeId, bool> = SecondaryMap::new();
     let mut versions = Versions::default();
-    let mut runs: Vec<(NodeId, bool)> = Vec::with_capacity(steps.len());
-    for &node in steps {
+    let mut legal: Vec<(NodeId, bool)> = Vec::with_capacity(runs.len());
+    for &node in runs {
         let repeated = ran[node];
         if !repeated || versions.allow(graph, node) {
             ran[node] = true;
             versions.advance(graph, node);
-            runs.push((node, repeated));
+            legal.push((node, repeated));
         }
     }
     let mut wanted: SecondaryMap<StorageId, bool> = SecondaryMap::new();
-    runs.reverse();
-    runs.retain(|&(node, repeated)| {
+    legal.reverse();
+    legal.retain(|&(node, repeated)| {
         // What is kept stays from its first run, and serves all reads.
         let made =
             || graph.fresh(node).iter().filter(|&&storage| !(repeated && graph.is_kept(storage)));
@@ -121,7 +121,7 @@ pub(super) fn legal(graph: &Graph, steps: &[NodeId]) -> Vec<NodeId> {
         }
         true
     });
-    runs.into_iter().rev().map(|(node, _)| node).collect()
+    legal.into_iter().rev().map(|(node, _)| node).collect()
 }
 
 /// Facts of the graph and its order that the pass asks for again and again, whatever is dropped.
@@ -166,7 +166,7 @@ impl Readers {
             written: SecondaryMap::new(),
             access: 0,
         };
-        let mut steps = Vec::with_capacity(order.len() + order.len() / 4);
+        let mut runs = Vec::with_capacity(order.len() + order.len() / 4);
         let mut again = Vec::new();
         for (position, &node) in order.iter().enumerate() {
             if !self.is_forward[node] {
@@ -175,14 +175,14 @@ impl Readers {
                     state.make(storage, &mut again);
                 }
                 again.sort_by_key(|&node| self.position[node]);
-                steps.append(&mut again);
+                runs.append(&mut again);
             }
             for &storage in graph.mutated(node) {
                 state.written[storage] = true;
             }
-            steps.push(node);
+            runs.push(node);
         }
-        steps
+        runs
     }
 }
 

@@ -64,8 +64,8 @@ fn check(text: &str, decisions: &[(&str, Drop)], expected: Expect) {
     expected.assert_eq(&names(&graph, &plan::rematerialize(&graph, &graph.program(), &drops)));
 }
 
-fn names(graph: &Graph, steps: &[tightfit::graph::NodeId]) -> String {
-    steps.iter().map(|&node| graph.nodes()[node].name.as_str()).collect::<Vec<_>>().join(" ")
+fn names(graph: &Graph, runs: &[tightfit::graph::NodeId]) -> String {
+    runs.iter().map(|&node| graph.nodes()[node].name.as_str()).collect::<Vec<_>>().join(" ")
 }
 
 const CHAIN: &str = "a: x; b: a; c: b | gc: c; gb: gc b; ga: gb a";
@@ -184,7 +184,7 @@ fn chen_keeps_the_borders_of_the_square_root_of_the_units() {
         "0.a 0.b 1.a 1.b 2.a 2.b 3.a 3.b 4.a 4.b 5.a 5.b 6.a 6.b 7.a 7.b 8.a 8.b g8 g7 g6 3.a \
         3.b 4.a 4.b 5.a g5 g4 g3 0.a 0.b 1.a 1.b 2.a g2 g1 g0"
     ]
-    .assert_eq(&names(&graph, &plan.steps));
+    .assert_eq(&names(&graph, &plan.runs));
 }
 
 /// The sequence that a planner makes of a graph under a budget, or the lowest one that it reaches.
@@ -192,7 +192,7 @@ fn plans(text: &str, planner: Planner, budget: u64, expected: Expect) {
     let graph = graph(text);
     let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
     let found = match plan::plan(&graph, &profile, &graph.program(), Bytes(budget), planner) {
-        Ok(plan) => names(&graph, &plan.steps),
+        Ok(plan) => names(&graph, &plan.runs),
         Err(PlanError::Infeasible(proof)) => format!("reaches {}", proof.reached.0),
         Err(error) => error.to_string(),
     };

@@ -41,8 +41,8 @@ pub fn chen(
             }
         }
     }
-    let plan = Plan { planner: Planner::Chen, steps: rematerialize(graph, order, &drops) };
-    if simulate(graph, profile, &plan.steps).curve.peak <= budget {
+    let plan = Plan { planner: Planner::Chen, runs: rematerialize(graph, order, &drops) };
+    if simulate(graph, profile, &plan.runs).curve.peak <= budget {
         return Ok(plan);
     }
     Err(PlanError::Infeasible(Box::new(Infeasible::new(graph, profile, budget, plan))))

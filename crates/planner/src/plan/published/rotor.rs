@@ -46,7 +46,7 @@ pub fn rotor(
                 .rev()
                 .step_by(every)
                 .rev()
-                .map(|&memory| chain.steps(graph, order, &table.schedule(memory))),
+                .map(|&memory| chain.runs(graph, order, &table.schedule(memory))),
         );
     }
     fastest(graph, profile, budget, Planner::Rotor, family)
@@ -149,7 +149,7 @@ impl Chain {
             self.length,
             Bytes((curve.peak.saturating_sub(resting).0 / SLOTS as u64).max(1)),
         );
-        // Bytes of activations that the chain holds, at each step of the unplanned sequence.
+        // Bytes of activations that the chain holds, at each run of the unplanned sequence.
         let mut change = vec![(0, 0); order.len() + 1];
         for life in lives.intervals.values().filter(|life| self.movable[life.storage]) {
             let bytes = graph.storages()[life.storage].0;
@@ -236,36 +236,36 @@ impl Chain {
 
     /// The sequence that a schedule becomes: blocks run again as soon as the backward pass comes to
     /// what they serve.
-    fn steps(&self, graph: &Graph, order: &[NodeId], schedule: &[Move]) -> Vec<NodeId> {
+    fn runs(&self, graph: &Graph, order: &[NodeId], schedule: &[Move]) -> Vec<NodeId> {
         let mut before: Vec<Vec<usize>> = vec![Vec::new(); self.length];
         let mut ran = vec![false; self.length];
         let mut waiting = Vec::new();
-        for &step in schedule {
-            match step {
+        for &next in schedule {
+            match next {
                 Move::Forward(block) if ran[block] => waiting.push(block),
                 Move::Forward(block) => ran[block] = true,
                 Move::Backward(block) => before[block].append(&mut waiting),
             }
         }
         let mut frontier = self.length;
-        let mut steps = Vec::with_capacity(order.len() * 2);
+        let mut runs = Vec::with_capacity(order.len() * 2);
         for &node in order {
             if let Some(block) = Some(node)
                 .filter(|&node| self.block[node].is_none())
                 .and_then(|node| self.needed(graph, node))
             {
                 for passed in (block..frontier).rev() {
-                    steps.extend(before[passed].iter().flat_map(|&again| &self.again[again]));
+                    runs.extend(before[passed].iter().flat_map(|&again| &self.again[again]));
                 }
                 frontier = frontier.min(block);
             }
-            steps.push(node);
+            runs.push(node);
         }
-        legal(graph, &steps)
+        legal(graph, &runs)
     }
 }
 
-/// One step of a schedule of the chain.
+/// One move of a schedule of the chain.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Move {
     Forward(usize),

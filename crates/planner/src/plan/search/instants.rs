@@ -56,11 +56,11 @@ pub fn highest(values: &[Size], count: usize) -> Vec<OpId> {
 pub fn tight(
     graph: &Graph,
     profile: &Profile,
-    steps: &[NodeId],
+    runs: &[NodeId],
     problem: &Problem,
     limit: Size,
 ) -> Vec<OpId> {
-    let (own, events) = rebase(graph, profile, steps);
+    let (own, events) = rebase(graph, profile, runs);
     let mut state = State::new(&own);
     state.set(&events);
     let mut values = Vec::new();

@@ -45,7 +45,7 @@ use crate::plan::search::repair::{polish, repair};
 use crate::plan::search::starts::just_in_time;
 use crate::plan::search::state::State;
 use crate::plan::search::state::problem::{OpId, Picoseconds, Problem, Size, picoseconds};
-use crate::plan::search::state::runs::{rebase, steps};
+use crate::plan::search::state::runs::{rebase, sequence};
 use crate::plan::{Plan, Planner, simulate};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
@@ -68,7 +68,7 @@ const LEGS: u64 = 8;
 struct Found {
     peak: Bytes,
     extra: Picoseconds,
-    steps: Vec<NodeId>,
+    runs: Vec<NodeId>,
 }
 
 /// What is known about one graph: lines of the bound, and plans.
@@ -132,9 +132,8 @@ impl<'a> Search<'a> {
             self.race_and_prove(&mut attempt, !resumed);
         }
         let first = first.unwrap_or(attempt.meter.elapsed());
-        let plan = self
-            .best(budget)
-            .map(|best| Plan { planner: Planner::Auto, steps: best.steps.clone() });
+        let plan =
+            self.best(budget).map(|best| Plan { planner: Planner::Auto, runs: best.runs.clone() });
         Answer { plan, bound: self.bound(budget), first }
     }
 
@@ -164,21 +163,21 @@ impl<'a> Search<'a> {
     }
 
     /// Makes a sequence of runs known, if it is better than what is.
-    pub fn offer(&mut self, steps: Vec<NodeId>) -> Bytes {
-        let peak = simulate(self.graph, self.profile, &steps).curve.peak;
-        let extra = self.extra(&steps);
+    pub fn offer(&mut self, runs: Vec<NodeId>) -> Bytes {
+        let peak = simulate(self.graph, self.profile, &runs).curve.peak;
+        let extra = self.extra(&runs);
         let is_worse = |other: &Found| other.peak <= peak && other.extra <= extra;
         if !self.found.iter().any(is_worse) {
             self.found.retain(|other| other.peak < peak || other.extra < extra);
             let slot = self.found.partition_point(|other| other.peak < peak);
-            self.found.insert(slot, Found { peak, extra, steps });
+            self.found.insert(slot, Found { peak, extra, runs });
         }
         peak
     }
 
     /// Time of a sequence beyond that of all first runs.
-    fn extra(&self, steps: &[NodeId]) -> Picoseconds {
-        steps.iter().map(|&node| picoseconds(self.profile.seconds[node].0)).sum::<Picoseconds>()
+    fn extra(&self, runs: &[NodeId]) -> Picoseconds {
+        runs.iter().map(|&node| picoseconds(self.profile.seconds[node].0)).sum::<Picoseconds>()
             - self.given.total
     }
 
@@ -211,8 +210,8 @@ impl<'a> Search<'a> {
 
     /// The plan with the smallest peak that is known.
     pub fn lowest(&self) -> Plan {
-        let steps = self.found.first().map_or(Vec::new(), |found| found.steps.clone());
-        Plan { planner: Planner::Auto, steps }
+        let runs = self.found.first().map_or(Vec::new(), |found| found.runs.clone());
+        Plan { planner: Planner::Auto, runs }
     }
 
     /// Looks for any plan within a budget: from the cuts that bind, and from the plan with the
@@ -221,14 +220,13 @@ impl<'a> Search<'a> {
         let limit = attempt.limit;
         for _ in 0..2 {
             let Some(lowest) = self.found.first().cloned() else { return };
-            for at in tight(self.graph, self.profile, &lowest.steps, &self.given, size(lowest.peak))
+            for at in tight(self.graph, self.profile, &lowest.runs, &self.given, size(lowest.peak))
                 .into_iter()
                 .take(2)
             {
                 self.add_instant(at, attempt);
             }
-            if self.finish_steps(&lowest.steps, attempt)
-                || self.bound(Bytes(limit as u64)).is_none()
+            if self.finish_runs(&lowest.runs, attempt) || self.bound(Bytes(limit as u64)).is_none()
             {
                 return;
             }
@@ -260,7 +258,7 @@ impl<'a> Search<'a> {
             }
             is_next
         });
-        found.map(|found| Plan { planner: Planner::Auto, steps: found.steps.clone() })
+        found.map(|found| Plan { planner: Planner::Auto, runs: found.runs.clone() })
     }
 
     /// Repairs, polishes and offers what is in `state`.
@@ -271,7 +269,7 @@ impl<'a> Search<'a> {
         }
         attempt.meter.spend(std::mem::take(&mut state.work));
         if fits {
-            let runs = steps(state.problem, &state.events());
+            let runs = sequence(state.problem, &state.events());
             self.offer(runs.clone());
             attempt.take(self.best(Bytes(attempt.limit as u64)).cloned());
             attempt.push(state.extra(), runs);
@@ -280,8 +278,8 @@ impl<'a> Search<'a> {
     }
 
     /// The same for a sequence of runs.
-    fn finish_steps(&mut self, steps: &[NodeId], attempt: &mut Attempt<'_>) -> bool {
-        let (problem, events) = rebase(self.graph, self.profile, steps);
+    fn finish_runs(&mut self, runs: &[NodeId], attempt: &mut Attempt<'_>) -> bool {
+        let (problem, events) = rebase(self.graph, self.profile, runs);
         let mut state = State::new(&problem);
         state.set(&events);
         self.finish(&mut state, attempt)
@@ -308,11 +306,11 @@ impl<'a> Search<'a> {
         let Some((_, runners)) = self.last.take().filter(near) else { return false };
         let given = self.given.clone();
         self.start_where_it_binds(&mut State::new(&given), attempt);
-        for (_, steps) in runners {
+        for (_, runs) in runners {
             if attempt.meter.is_over() && attempt.best().is_some() {
                 break;
             }
-            self.finish_steps(&steps, attempt);
+            self.finish_runs(&runs, attempt);
         }
         attempt.best().is_some()
     }
@@ -329,7 +327,7 @@ impl<'a> Search<'a> {
         }
         let best = self.best(Bytes(limit as u64)).cloned();
         let waiting = best.as_ref().map_or(Vec::new(), |best| {
-            tight(self.graph, self.profile, &best.steps, &self.given, limit)
+            tight(self.graph, self.profile, &best.runs, &self.given, limit)
         });
         let enough = best.map_or(Picoseconds::MAX, |best| best.extra);
         let (given, floor) = (self.given.clone(), self.floor(limit));
@@ -352,8 +350,8 @@ impl<'a> Search<'a> {
             });
             self.race(attempt, given, news, floor);
             // A thread that panicked leaves a weaker bound, and its message.
-            thread.join().unwrap_or_default().into_iter().for_each(|steps| {
-                self.offer(steps);
+            thread.join().unwrap_or_default().into_iter().for_each(|runs| {
+                self.offer(runs);
             });
         });
         self.instants = instants;
@@ -395,7 +393,7 @@ impl<'a> Search<'a> {
             attempt.found.sort_by_key(|found| found.0);
             runners.extend(attempt.found.drain(..).take(2));
         }
-        let best = self.best(Bytes(limit as u64)).map(|best| (best.extra, best.steps.clone()));
+        let best = self.best(Bytes(limit as u64)).map(|best| (best.extra, best.runs.clone()));
         self.last = Some((limit, best.into_iter().chain(runners).collect()));
     }
 
@@ -422,7 +420,7 @@ impl<'a> Search<'a> {
         }
         polish(&mut state, *limit, 0.0, random, meter);
         improve(&mut state, *limit, random, meter, work, floor);
-        runner.1 = steps(&problem, &state.events());
+        runner.1 = sequence(&problem, &state.events());
         runner.0 = self.extra(&runner.1);
         self.offer(runner.1.clone());
     }
@@ -474,13 +472,13 @@ impl<'e> Attempt<'e> {
 
     fn take(&mut self, found: Option<Found>) {
         if let Some(found) = found {
-            self.push(found.extra, found.steps);
+            self.push(found.extra, found.runs);
         }
     }
 
-    fn push(&mut self, extra: Picoseconds, steps: Vec<NodeId>) {
+    fn push(&mut self, extra: Picoseconds, runs: Vec<NodeId>) {
         if self.found.iter().all(|other| other.0 != extra) {
-            self.found.push((extra, steps));
+            self.found.push((extra, runs));
         }
     }
 

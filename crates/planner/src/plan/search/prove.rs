@@ -95,8 +95,8 @@ pub fn peers(
         }
         meter.spend(work);
         match plan::plan(graph, profile, &order, Bytes(limit as u64), planner) {
-            Ok(plan) => plans.push(plan.steps),
-            Err(PlanError::Infeasible(proof)) => plans.push(proof.plan.steps),
+            Ok(plan) => plans.push(plan.runs),
+            Err(PlanError::Infeasible(proof)) => plans.push(proof.plan.runs),
             Err(_) => {}
         }
     }

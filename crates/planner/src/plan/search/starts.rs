@@ -66,7 +66,7 @@ impl Search<'_> {
             }
             // Where the best plan is tight, other cuts may bind.
             if let Some(best) = self.best(Bytes(attempt.limit as u64)) {
-                waiting = tight(self.graph, self.profile, &best.steps, &given, attempt.limit);
+                waiting = tight(self.graph, self.profile, &best.runs, &given, attempt.limit);
                 waiting.retain(|at| self.instants.iter().all(|instant| instant.at != *at));
                 waiting.truncate(8);
             }
@@ -141,7 +141,7 @@ impl Search<'_> {
         else {
             return;
         };
-        self.finish_steps(&above.steps, attempt);
+        self.finish_runs(&above.runs, attempt);
     }
 
     /// A plan between the two cuts around a target at one instant: how much of their difference,

@@ -80,7 +80,7 @@ pub struct Published {
     /// The predicted savings cover the need.
     pub feasible: bool,
     /// The rewritten sequence.
-    pub steps: Vec<NodeId>,
+    pub runs: Vec<NodeId>,
 }
 
 /// Chooses by highest MSPS until the predicted savings cover `need`.
@@ -116,7 +116,7 @@ pub fn published(graph: &Graph, profile: &Profile, order: &[NodeId], need: Bytes
         trace,
         ends: ends(&candidates, order),
         feasible: remaining == Bytes::ZERO,
-        steps: rematerialize(graph, order, &drops),
+        runs: rematerialize(graph, order, &drops),
     }
 }
 

@@ -11,7 +11,7 @@ use crate::profile::Profile;
 
 /// The runs that events stand for, without those that nothing reads before the same operator runs
 /// again.
-fn runs(problem: &Problem, events: &[Event]) -> Vec<OpId> {
+fn needed(problem: &Problem, events: &[Event]) -> Vec<OpId> {
     let mut all: Vec<OpId> = Vec::with_capacity(problem.len() + events.len());
     let mut events = events.iter().peekable();
     for stage in problem.ops.keys().skip(1) {
@@ -50,19 +50,19 @@ fn runs(problem: &Problem, events: &[Event]) -> Vec<OpId> {
 }
 
 /// The same as nodes.
-pub fn steps(problem: &Problem, events: &[Event]) -> Vec<NodeId> {
-    runs(problem, events).into_iter().filter_map(|id| problem.ops[id].node).collect()
+pub fn sequence(problem: &Problem, events: &[Event]) -> Vec<NodeId> {
+    needed(problem, events).into_iter().filter_map(|id| problem.ops[id].node).collect()
 }
 
 /// A sequence of runs as a problem over its own order of first runs, and the events that make it.
 ///
 /// A run that stands between two first runs belongs to the stage of the second; runs behind the
 /// last are dropped.
-pub fn rebase(graph: &Graph, profile: &Profile, steps: &[NodeId]) -> (Problem, Vec<Event>) {
+pub fn rebase(graph: &Graph, profile: &Profile, runs: &[NodeId]) -> (Problem, Vec<Event>) {
     let mut place: SecondaryMap<NodeId, u32> = SecondaryMap::with_capacity(graph.nodes().len());
-    let mut order = Vec::with_capacity(steps.len());
+    let mut order = Vec::with_capacity(runs.len());
     let mut again = Vec::new();
-    for &node in steps {
+    for &node in runs {
         if place[node] == 0 {
             order.push(node);
             place[node] = order.len() as u32;

@@ -10,7 +10,7 @@ use crate::graph::{
 use crate::machine::Machine;
 use crate::plan::search::order;
 use crate::plan::search::state::problem::{OpId, Picoseconds, Problem, Size, picoseconds};
-use crate::plan::search::state::runs::{rebase, steps};
+use crate::plan::search::state::runs::{rebase, sequence};
 use crate::plan::search::state::{Event, State};
 use crate::plan::{base_order, simulate};
 use crate::profile::Profile;
@@ -83,8 +83,8 @@ fn graph(random: &mut Rng, most: usize) -> Graph {
     builder.build().expect("the generator obeys the rules")
 }
 
-fn cost(profile: &Profile, steps: &[NodeId]) -> Picoseconds {
-    steps.iter().map(|&node| picoseconds(profile.seconds[node].0)).sum()
+fn cost(profile: &Profile, runs: &[NodeId]) -> Picoseconds {
+    runs.iter().map(|&node| picoseconds(profile.seconds[node].0)).sum()
 }
 
 /// The run of an operator that nothing reads before the same operator runs again, or before the
@@ -122,7 +122,7 @@ struct Tally {
 /// stand for.
 fn is_true(graph: &Graph, profile: &Profile, state: &mut State, tally: &mut Tally) {
     let problem = state.problem;
-    let runs = steps(problem, &state.events());
+    let runs = sequence(problem, &state.events());
     let simulated = simulate(graph, profile, &runs).curve.peak.0 as Size;
     let extra = cost(profile, &runs) - problem.total;
     assert!(
@@ -152,7 +152,7 @@ fn is_true(graph: &Graph, profile: &Profile, state: &mut State, tally: &mut Tall
     let mut rebased = State::new(&own);
     rebased.set(&events);
     assert_eq!(rebased.events(), events, "an event is not allowed in its own order");
-    let again = steps(&own, &events);
+    let again = sequence(&own, &events);
     assert!(cost(profile, &again) <= cost(profile, &runs));
     if again == runs {
         assert_eq!((rebased.extra(), rebased.peak()), (extra, simulated));
