@@ -38,7 +38,8 @@ pub fn exact(
     // The solver's rows may be exceeded by a tolerance; then it is asked again for as much less.
     let mut target = budget;
     for _ in 0..3 {
-        let Some(runs) = Stages::new(graph, profile, order, Goal::Fastest(target)).solve()? else {
+        let Some(runs) = Formulation::new(graph, profile, order, Goal::Fastest(target)).solve()?
+        else {
             break;
         };
         match peak(&runs) {
@@ -46,8 +47,9 @@ pub fn exact(
             reached => target = target.saturating_sub(reached - budget),
         }
     }
-    let lowest =
-        Stages::new(graph, profile, order, Goal::Lowest).solve()?.unwrap_or_else(|| order.to_vec());
+    let lowest = Formulation::new(graph, profile, order, Goal::Lowest)
+        .solve()?
+        .unwrap_or_else(|| order.to_vec());
     let plan = Plan { planner: Planner::Exact, runs: lowest };
     if peak(&plan.runs) <= budget {
         return Ok(plan);
@@ -68,13 +70,13 @@ enum Goal {
 struct Moment {
     node: NodeId,
     /// The node of the step that it belongs to, by position.
-    stage: usize,
+    point: usize,
     /// R: whether it takes place; absent for the step's own runs.
     run: Option<Variable>,
 }
 
 /// The program of one order.
-struct Stages<'a> {
+struct Formulation<'a> {
     graph: &'a Graph,
     profile: &'a Profile,
     order: &'a [NodeId],
@@ -85,9 +87,14 @@ struct Stages<'a> {
     held: Vec<SecondaryMap<StorageId, Option<Variable>>>,
 }
 
-impl<'a> Stages<'a> {
-    fn new(graph: &'a Graph, profile: &'a Profile, order: &'a [NodeId], goal: Goal) -> Stages<'a> {
-        let mut stages = Stages {
+impl<'a> Formulation<'a> {
+    fn new(
+        graph: &'a Graph,
+        profile: &'a Profile,
+        order: &'a [NodeId],
+        goal: Goal,
+    ) -> Formulation<'a> {
+        let mut formulation = Formulation {
             graph,
             profile,
             order,
@@ -95,23 +102,23 @@ impl<'a> Stages<'a> {
             moments: Vec::new(),
             held: Vec::new(),
         };
-        stages.runs();
-        stages.residency();
-        stages.memory(goal);
-        stages
+        formulation.runs();
+        formulation.residency();
+        formulation.memory(goal);
+        formulation
     }
 
     /// The moments, in order; a repetition is there where it can still be of use.
     fn runs(&mut self) {
         let graph = self.graph;
         let mut versions = Versions::default();
-        for (stage, &node) in self.order.iter().enumerate() {
+        for (point, &node) in self.order.iter().enumerate() {
             let mut wanted: SecondaryMap<StorageId, bool> = SecondaryMap::new();
-            for &storage in self.order[stage..].iter().flat_map(|&later| graph.reads(later)) {
+            for &storage in self.order[point..].iter().flat_map(|&later| graph.reads(later)) {
                 wanted[storage] = true;
             }
             let mut repeated = Vec::new();
-            for &earlier in self.order[..stage].iter().rev() {
+            for &earlier in self.order[..point].iter().rev() {
                 let useful = graph
                     .fresh(earlier)
                     .iter()
@@ -125,9 +132,9 @@ impl<'a> Stages<'a> {
             }
             for again in repeated.into_iter().rev() {
                 let run = self.program.binary();
-                self.moments.push(Moment { node: again, stage, run: Some(run) });
+                self.moments.push(Moment { node: again, point, run: Some(run) });
             }
-            self.moments.push(Moment { node, stage, run: None });
+            self.moments.push(Moment { node, point, run: None });
             versions.advance(graph, node);
         }
     }
@@ -290,13 +297,13 @@ fn others(
     decided: &SecondaryMap<StorageId, bool>,
     bytes: &impl Fn(StorageId) -> f64,
 ) -> f64 {
-    let stage = moment.stage as u32;
+    let point = moment.point as u32;
     let alive =
         lives.intervals.values().filter(|life| !decided[life.storage]).filter(|life| match moment
             .run
         {
-            None => life.born.is_none_or(|born| born <= stage) && stage <= life.dies,
-            Some(_) => life.born.is_none_or(|born| born < stage) && stage <= life.dies,
+            None => life.born.is_none_or(|born| born <= point) && point <= life.dies,
+            Some(_) => life.born.is_none_or(|born| born < point) && point <= life.dies,
         });
     alive.map(|life| bytes(life.storage)).sum()
 }
@@ -327,7 +334,7 @@ fn overwritable(
         lives
             .intervals
             .values()
-            .any(|life| life.storage == from && life.dies as usize == moment.stage)
+            .any(|life| life.storage == from && life.dies as usize == moment.point)
     };
     fits.map(|from| (from, if decided[from] || dies(from) { 1.0 } else { 0.0 })).collect()
 }

@@ -20,7 +20,7 @@ pub use exact::exact;
 pub use infeasible::{Infeasible, LiveTensor, live_tensors};
 pub use milp::{SOLVER, SolverLimits};
 pub use order::base_order;
-pub use rematerialize::{Drop, Drops, rematerialize};
+pub use rematerialize::{Retention, Retentions, rematerialize};
 pub use search::{Answer, BoundOrder, Search, lower_bound};
 
 use crate::analysis::{MemoryCurve, held};

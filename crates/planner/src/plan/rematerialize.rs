@@ -11,25 +11,25 @@ use crate::graph::{Graph, NodeId, StorageId};
 
 /// What happens to the outputs of a node between forward and backward pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Drop {
+pub enum Retention {
     /// They stay.
     #[default]
-    Hold,
+    Save,
     /// They go after the last forward access, and stay from the first time that they are made
     /// again.
-    Keep,
-    /// Like `Keep`, but made again as the source of another they go at once, and are made anew at
+    Recompute,
+    /// Like `Recompute`, but made again as the source of another they go at once, and are made anew at
     /// their own access.
-    Again,
+    RecomputeEachUse,
 }
 
-/// The decision for each forward node.
-pub type Drops = SecondaryMap<NodeId, Drop>;
+/// The decision for each forward node; absent ones are saved.
+pub type Retentions = SecondaryMap<NodeId, Retention>;
 
 /// The sequence that `order` becomes. Forward nodes that no backward node reads are transparent:
 /// they are made again for whoever needs them, and held by nobody.
-pub fn rematerialize(graph: &Graph, order: &[NodeId], drops: &Drops) -> Vec<NodeId> {
-    Readers::new(graph, order).rematerialize(graph, order, drops)
+pub fn rematerialize(graph: &Graph, order: &[NodeId], retentions: &Retentions) -> Vec<NodeId> {
+    Readers::new(graph, order).rematerialize(graph, order, retentions)
 }
 
 /// Whether a node may ever run again: it does not mutate, and no storage that it makes is written
@@ -124,7 +124,7 @@ pub(super) fn legal(graph: &Graph, runs: &[NodeId]) -> Vec<NodeId> {
     legal.into_iter().rev().map(|(node, _)| node).collect()
 }
 
-/// Facts of the graph and its order that the pass asks for again and again, whatever is dropped.
+/// Facts of the graph and its order that the pass asks for again and again, whatever is recomputed.
 pub(super) struct Readers {
     is_forward: SecondaryMap<NodeId, bool>,
     position: SecondaryMap<NodeId, u32>,
@@ -157,10 +157,15 @@ impl Readers {
     }
 
     /// [`rematerialize`], for one set of decisions after the other.
-    pub fn rematerialize(&self, graph: &Graph, order: &[NodeId], drops: &Drops) -> Vec<NodeId> {
+    pub fn rematerialize(
+        &self,
+        graph: &Graph,
+        order: &[NodeId],
+        retentions: &Retentions,
+    ) -> Vec<NodeId> {
         let mut state = Rematerialization {
             graph,
-            drops,
+            retentions,
             table: self,
             made: SecondaryMap::with_default(Made::Never),
             written: SecondaryMap::new(),
@@ -197,7 +202,7 @@ enum Made {
 
 struct Rematerialization<'a> {
     graph: &'a Graph,
-    drops: &'a Drops,
+    retentions: &'a Retentions,
     table: &'a Readers,
     made: SecondaryMap<NodeId, Made>,
     written: SecondaryMap<StorageId, bool>,
@@ -223,15 +228,15 @@ impl Rematerialization<'_> {
     /// The node that must run again for `storage` to be there now, if one must.
     fn must_run_again(&mut self, storage: StorageId, wanted: bool) -> Option<NodeId> {
         let node = self.graph.producer(storage)?;
-        let drop = match self.drops[node] {
-            Drop::Hold if !self.table.read_by_backward[node] => Drop::Again,
-            drop => drop,
+        let retention = match self.retentions[node] {
+            Retention::Save if !self.table.read_by_backward[node] => Retention::RecomputeEachUse,
+            retention => retention,
         };
         // A kept storage is there to the end, whatever is decided about its siblings.
-        if drop == Drop::Hold || !self.table.again[node] || self.graph.is_kept(storage) {
+        if retention == Retention::Save || !self.table.again[node] || self.graph.is_kept(storage) {
             return None;
         }
-        let held = wanted || drop == Drop::Keep;
+        let held = wanted || retention == Retention::Recompute;
         match self.made[node] {
             Made::Held => return None,
             Made::For(access) if access == self.access => {

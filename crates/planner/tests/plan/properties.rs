@@ -16,7 +16,7 @@ use tightfit::graph;
 use tightfit::graph::{Graph, NodeId};
 use tightfit::machine::Machine;
 use tightfit::plan;
-use tightfit::plan::{Drop, Drops, Plan, PlanError, Planner};
+use tightfit::plan::{Plan, PlanError, Planner, Retention, Retentions};
 use tightfit::profile::Profile;
 use tightfit::schedule;
 use tightfit::schedule::{ALIGNMENT, Instruction, Residents, Schedule, lower};
@@ -297,10 +297,11 @@ proptest! {
 }
 
 /// A decision for each node, from a few numbers.
-fn dropped(graph: &Graph, drops: &[u8]) -> Drops {
-    let mut table = Drops::new();
+fn dropped(graph: &Graph, drops: &[u8]) -> Retentions {
+    let mut table = Retentions::new();
     for (node, &drop) in graph.nodes().keys().zip(drops.iter().cycle()) {
-        table[node] = [Drop::Hold, Drop::Keep, Drop::Again][usize::from(drop)];
+        table[node] =
+            [Retention::Save, Retention::Recompute, Retention::RecomputeEachUse][usize::from(drop)];
     }
     table
 }

@@ -8,7 +8,7 @@ use expect_test::{Expect, expect};
 use tightfit::graph::{DType, Graph, GraphBuilder, NodeSpec, Phase, StorageId, ValueId, ValueSpec};
 use tightfit::machine::Machine;
 use tightfit::plan;
-use tightfit::plan::{Drop, Drops, PlanError, Planner};
+use tightfit::plan::{PlanError, Planner, Retention, Retentions};
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
 
@@ -55,13 +55,13 @@ fn graph(text: &str) -> Graph {
     builder.build().unwrap()
 }
 
-fn check(text: &str, decisions: &[(&str, Drop)], expected: Expect) {
+fn check(text: &str, decisions: &[(&str, Retention)], expected: Expect) {
     let graph = graph(text);
-    let mut drops = Drops::new();
-    for (name, drop) in decisions {
-        drops[graph.node_named(name).unwrap()] = *drop;
+    let mut retentions = Retentions::new();
+    for (name, retention) in decisions {
+        retentions[graph.node_named(name).unwrap()] = *retention;
     }
-    expected.assert_eq(&names(&graph, &plan::rematerialize(&graph, &graph.program(), &drops)));
+    expected.assert_eq(&names(&graph, &plan::rematerialize(&graph, &graph.program(), &retentions)));
 }
 
 fn names(graph: &Graph, runs: &[tightfit::graph::NodeId]) -> String {
@@ -77,24 +77,32 @@ fn what_is_held_is_not_made_again() {
 
 #[test]
 fn dropped_nodes_are_made_again_before_their_first_backward_access() {
-    check(CHAIN, &[("b", Drop::Keep)], expect!["a b c gc b gb ga"]);
+    check(CHAIN, &[("b", Retention::Recompute)], expect!["a b c gc b gb ga"]);
 }
 
 #[test]
 fn a_kept_source_stays_from_then_on() {
-    check(CHAIN, &[("b", Drop::Keep), ("c", Drop::Keep)], expect!["a b c b c gc gb ga"]);
+    check(
+        CHAIN,
+        &[("b", Retention::Recompute), ("c", Retention::Recompute)],
+        expect!["a b c b c gc gb ga"],
+    );
 }
 
 #[test]
 fn a_source_that_goes_at_once_is_made_again_for_its_own_access() {
-    check(CHAIN, &[("b", Drop::Again), ("c", Drop::Keep)], expect!["a b c b c gc b gb ga"]);
+    check(
+        CHAIN,
+        &[("b", Retention::RecomputeEachUse), ("c", Retention::Recompute)],
+        expect!["a b c b c gc b gb ga"],
+    );
 }
 
 #[test]
 fn a_source_that_the_access_itself_reads_stays() {
     check(
         "a: x; b: a; c: b | gc: c b; gb: gc b",
-        &[("b", Drop::Again), ("c", Drop::Keep)],
+        &[("b", Retention::RecomputeEachUse), ("c", Retention::Recompute)],
         expect!["a b c a b c gc gb"],
     );
 }
@@ -103,7 +111,7 @@ fn a_source_that_the_access_itself_reads_stays() {
 fn what_no_backward_node_reads_is_made_again_for_whoever_needs_it() {
     check(
         "t: x; p: t; q: t | gq: q; gp: gq p",
-        &[("p", Drop::Keep), ("q", Drop::Keep)],
+        &[("p", Retention::Recompute), ("q", Retention::Recompute)],
         expect!["t p q t q gq t p gp"],
     );
 }
@@ -112,7 +120,7 @@ fn what_no_backward_node_reads_is_made_again_for_whoever_needs_it() {
 fn a_diamond_is_made_once() {
     check(
         "a: x; b: a; c: a; d: b c | gd: d; ga: gd a",
-        &[("a", Drop::Keep), ("d", Drop::Keep)],
+        &[("a", Retention::Recompute), ("d", Retention::Recompute)],
         expect!["a b c d a b c d gd ga"],
     );
 }
@@ -121,7 +129,7 @@ fn a_diamond_is_made_once() {
 fn both_outputs_of_a_node_come_from_one_run() {
     check(
         "a: x; s+t: a; u: s t | gu: u; gt: gu t; gs: gt s",
-        &[("s+t", Drop::Keep)],
+        &[("s+t", Retention::Recompute)],
         expect!["a s+t u gu a s+t gt gs"],
     );
 }
@@ -130,7 +138,7 @@ fn both_outputs_of_a_node_come_from_one_run() {
 fn what_outlives_the_step_is_never_made_again() {
     check(
         "a: x; b*: a; c: b | gc: c; gb: gc b",
-        &[("b", Drop::Keep), ("c", Drop::Keep)],
+        &[("b", Retention::Recompute), ("c", Retention::Recompute)],
         expect!["a b c c gc gb"],
     );
 }
@@ -139,7 +147,7 @@ fn what_outlives_the_step_is_never_made_again() {
 fn what_is_written_in_place_is_never_made_again() {
     check(
         "a: x; b!: a x; c: b | gc: c; gb: gc b",
-        &[("a", Drop::Keep), ("b", Drop::Keep), ("c", Drop::Keep)],
+        &[("a", Retention::Recompute), ("b", Retention::Recompute), ("c", Retention::Recompute)],
         expect!["a b c gc gb"],
     );
 }
@@ -148,12 +156,12 @@ fn what_is_written_in_place_is_never_made_again() {
 fn nothing_is_made_again_from_what_was_overwritten() {
     check(
         "a: x w; b: a | gb: b; w2!: w gb; ga: w2 a",
-        &[("a", Drop::Keep), ("b", Drop::Keep)],
+        &[("a", Retention::Recompute), ("b", Retention::Recompute)],
         expect!["a b a b gb w2 ga"],
     );
     check(
         "a: x w; b: a | gb: x; w2!: w gb; ga: w2 a b",
-        &[("a", Drop::Keep), ("b", Drop::Keep)],
+        &[("a", Retention::Recompute), ("b", Retention::Recompute)],
         expect!["a b gb w2 b ga"],
     );
 }

@@ -36,11 +36,11 @@ use fastrand::Rng;
 use crate::effort::{Effort, Meter};
 use crate::graph::{Graph, NodeId};
 pub use crate::plan::search::bound::BoundOrder;
-use crate::plan::search::bound::Instant;
+use crate::plan::search::bound::CutInstant;
 use crate::plan::search::instants::{add_instants, tight};
 use crate::plan::search::neighbourhood::improve;
 pub use crate::plan::search::prove::lower_bound;
-use crate::plan::search::prove::{News, PREPARATION, peers, prove};
+use crate::plan::search::prove::{PREPARATION, SharedBounds, peers, prove};
 use crate::plan::search::repair::{polish, repair};
 use crate::plan::search::starts::just_in_time;
 use crate::plan::search::state::State;
@@ -50,7 +50,7 @@ use crate::plan::{Plan, Planner, simulate};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
 
-/// Instants at the highest stages of the unplanned step, and as many spread out over it.
+/// Instants at the highest points of the unplanned step, and as many spread out over it.
 const INSTANTS: usize = 6;
 /// Starts that are improved side by side.
 const RUNNERS: usize = 6;
@@ -77,7 +77,7 @@ pub struct Search<'a> {
     profile: &'a Profile,
     given: Arc<Problem>,
     reordered: Arc<Problem>,
-    instants: Vec<Instant>,
+    instants: Vec<CutInstant>,
     /// No other has both a smaller peak and less time; by rising peak.
     found: Vec<Found>,
     /// Where the last search for a plan ended.
@@ -155,7 +155,7 @@ impl<'a> Search<'a> {
         Bytes(
             self.instants
                 .iter()
-                .map(Instant::least_budget)
+                .map(CutInstant::least_budget)
                 .max()
                 .unwrap_or(self.given.resting)
                 .max(0) as u64,
@@ -332,12 +332,12 @@ impl<'a> Search<'a> {
         let enough = best.map_or(Picoseconds::MAX, |best| best.extra);
         let (given, floor) = (self.given.clone(), self.floor(limit));
         let mut instants = std::mem::take(&mut self.instants);
-        // News come when they come: where the same seed has to give the same plan, nobody listens.
-        let news = attempt.meter.has_deadline().then(|| News::new(floor, enough));
+        // SharedBounds come when they come: where the same seed has to give the same plan, nobody listens.
+        let shared = attempt.meter.has_deadline().then(|| SharedBounds::new(floor, enough));
         std::thread::scope(|scope| {
             let mut prover = attempt.meter.clone();
             let (graph, profile) = (self.graph, self.profile);
-            let (instants, given, news) = (&mut instants, &given, news.as_ref());
+            let (instants, given, shared) = (&mut instants, &given, shared.as_ref());
             let thread = scope.spawn(move || {
                 add_instants(given, instants, &waiting, limit, &mut prover.until(PREPARATION));
                 let plans = if with_peers {
@@ -345,10 +345,10 @@ impl<'a> Search<'a> {
                 } else {
                     Vec::new()
                 };
-                prove(given, instants, limit, enough, news, &mut prover);
+                prove(given, instants, limit, enough, shared, &mut prover);
                 plans
             });
-            self.race(attempt, given, news, floor);
+            self.race(attempt, given, shared, floor);
             // A thread that panicked leaves a weaker bound, and its message.
             thread.join().unwrap_or_default().into_iter().for_each(|runs| {
                 self.offer(runs);
@@ -362,7 +362,7 @@ impl<'a> Search<'a> {
         &mut self,
         attempt: &mut Attempt<'_>,
         given: &Problem,
-        news: Option<&News>,
+        shared: Option<&SharedBounds>,
         mut floor: Picoseconds,
     ) {
         let limit = attempt.limit;
@@ -375,12 +375,12 @@ impl<'a> Search<'a> {
             let work = attempt.meter.left() / (share * LEGS * runners.len() as u64);
             for runner in &mut runners {
                 for _ in 0..LEGS {
-                    if let Some(news) = news {
-                        for (at, late) in news.sets() {
+                    if let Some(shared) = shared {
+                        for (at, late) in shared.sets() {
                             just_in_time(&mut state, at, &late);
                             self.finish(&mut state, attempt);
                         }
-                        floor = floor.max(news.race(self.best_extra(limit)));
+                        floor = floor.max(shared.race(self.best_extra(limit)));
                     }
                     if attempt.meter.is_over() || self.is_optimal(self.best_extra(limit), floor) {
                         break 'race;

@@ -8,7 +8,7 @@ use std::sync::Mutex;
 use crate::effort::{Effort, Meter};
 use crate::graph::{Graph, NodeId};
 use crate::plan;
-use crate::plan::search::bound::{BoundOrder, Instant};
+use crate::plan::search::bound::{BoundOrder, CutInstant};
 use crate::plan::search::instants::highest;
 use crate::plan::search::state::State;
 use crate::plan::search::state::problem::{OpId, Picoseconds, Problem, Size, picoseconds};
@@ -36,7 +36,7 @@ const INSTANTS: usize = 3;
 pub type LateSet = (OpId, Vec<OpId>);
 
 /// What race and prover tell each other.
-pub struct News(Mutex<Known>);
+pub struct SharedBounds(Mutex<Known>);
 
 struct Known {
     /// No plan takes less.
@@ -47,10 +47,10 @@ struct Known {
     sets: Vec<LateSet>,
 }
 
-impl News {
+impl SharedBounds {
     /// The bound and the best plan at the start.
-    pub fn new(floor: Picoseconds, best: Picoseconds) -> News {
-        News(Mutex::new(Known { floor, best, sets: Vec::new() }))
+    pub fn new(floor: Picoseconds, best: Picoseconds) -> SharedBounds {
+        SharedBounds(Mutex::new(Known { floor, best, sets: Vec::new() }))
     }
 
     /// From the prover: a bound, and sets of operators that make plans. To the prover: the best
@@ -107,17 +107,17 @@ pub fn peers(
 /// for half of the time that is left.
 pub fn prove(
     problem: &Problem,
-    instants: &mut [Instant],
+    instants: &mut [CutInstant],
     limit: Size,
     mut enough: Picoseconds,
-    news: Option<&News>,
+    shared: Option<&SharedBounds>,
     meter: &mut Meter,
 ) {
     let mut branched: Vec<OpId> = Vec::new();
     while !meter.is_over() {
         let floor = instants.iter().filter_map(|instant| instant.bound(limit)).max().unwrap_or(0);
-        if let Some(news) = news {
-            enough = enough.min(news.prove(floor, [].into_iter()));
+        if let Some(shared) = shared {
+            enough = enough.min(shared.prove(floor, [].into_iter()));
         }
         let open = instants.iter_mut().filter(|instant| !branched.contains(&instant.at));
         let Some(instant) = open.max_by_key(|instant| (instant.bound(limit), Reverse(instant.at)))
@@ -131,9 +131,9 @@ pub fn prove(
         let mut half = meter.half();
         let sets = instant.branch(problem, limit, enough, &mut half);
         meter.spend(half.spent() - meter.spent());
-        if let (Some(news), Some(floor)) = (news, instant.bound(limit)) {
+        if let (Some(shared), Some(floor)) = (shared, instant.bound(limit)) {
             let at = instant.at;
-            news.prove(floor, sets.into_iter().rev().take(2).map(|set| (at, set)));
+            shared.prove(floor, sets.into_iter().rev().take(2).map(|set| (at, set)));
         }
     }
 }
@@ -157,9 +157,9 @@ pub fn lower_bound(
     let mut state = State::new(&problem);
     state.peak();
     state.tree().values(&mut values, problem.len());
-    let mut instants: Vec<Instant> = Vec::new();
+    let mut instants: Vec<CutInstant> = Vec::new();
     for at in highest(&values, INSTANTS) {
-        let Some(mut instant) = Instant::new(&problem, kind, at, &mut meter) else { break };
+        let Some(mut instant) = CutInstant::new(&problem, kind, at, &mut meter) else { break };
         instant.solve(limit, &mut meter);
         instant.bound(limit)?;
         instants.push(instant);

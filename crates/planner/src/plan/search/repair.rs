@@ -3,7 +3,7 @@
 //! `polish` never leaves the budget.
 //!
 //! Where the bytes peak, the tensor that is held across for the least seconds per byte and
-//! overloaded stage is dropped there and made again at its next access. What its producer reads is
+//! overloaded point is dropped there and made again at its next access. What its producer reads is
 //! resolved one by one: held for longer at the current price of a byte, or made again too,
 //! whichever is cheaper.
 
@@ -19,15 +19,15 @@ use crate::plan::search::state::{Event, State};
 
 /// How deep recomputations are followed through what they read.
 const DEPTH: u32 = 8;
-/// A stage within the budget counts this much of an overloaded one: holding there costs little, but
+/// A point within the budget counts this much of an overloaded one: holding there costs little, but
 /// not nothing.
 const WITHIN: f64 = 0.02;
 
-/// What it costs to hold a byte through stages.
+/// What it costs to hold a byte through points.
 struct Prices {
-    /// Picoseconds per byte and overloaded stage; `None` while nothing has been dropped.
+    /// Picoseconds per byte and overloaded point; `None` while nothing has been dropped.
     price: Option<f64>,
-    /// Weights of the stages before each stage.
+    /// Weights of the points before each point.
     weight: Vec<f64>,
     values: Vec<Size>,
 }
@@ -44,7 +44,7 @@ impl Prices {
         }
     }
 
-    /// Weight of the stages between two accesses.
+    /// Weight of the points between two accesses.
     fn between(&self, from: OpId, to: OpId) -> f64 {
         if from.index() + 1 < to.index() {
             self.weight[to.index()] - self.weight[from.index() + 1]
@@ -61,16 +61,16 @@ enum Source {
     Again(f64),
 }
 
-fn source(state: &State, prices: &Prices, tensor: TensorId, stage: OpId, depth: u32) -> Source {
-    let Err(index) = state.find(tensor, stage) else { return Source::There };
+fn source(state: &State, prices: &Prices, tensor: TensorId, point: OpId, depth: u32) -> Source {
+    let Err(index) = state.find(tensor, point) else { return Source::There };
     let accesses = state.accesses(tensor);
     if accesses.get(index).is_some_and(|next| !next.made) {
         return Source::There;
     }
     let held = &state.problem.tensors[tensor];
-    let weight = prices.between(accesses[index - 1].stage, stage);
+    let weight = prices.between(accesses[index - 1].point, point);
     let hold = prices.price.unwrap_or(0.0) * held.bytes as f64 * weight;
-    let event = Event { stage, op: held.producer };
+    let event = Event { point, op: held.producer };
     let cost = state.problem.ops[event.op].cost as f64;
     if depth == 0 || !state.allows(event) || (hold <= cost && !state.defers(event)) {
         return Source::Hold(hold);
@@ -84,7 +84,7 @@ fn estimate(state: &State, prices: &Prices, event: Event, depth: u32) -> f64 {
     let op = &state.problem.ops[event.op];
     let own = if state.defers(event) { 0.0 } else { op.cost as f64 };
     let inputs =
-        op.inputs.iter().map(|&tensor| match source(state, prices, tensor, event.stage, depth) {
+        op.inputs.iter().map(|&tensor| match source(state, prices, tensor, event.point, depth) {
             Source::There => 0.0,
             Source::Hold(cost) | Source::Again(cost) => cost,
         });
@@ -98,7 +98,7 @@ fn drop_until(state: &mut State, prices: &Prices, event: Event, depth: u32) -> b
         0 => Vec::new(),
         _ => {
             let is_again = |tensor: &&TensorId| {
-                matches!(source(state, prices, **tensor, event.stage, depth), Source::Again(_))
+                matches!(source(state, prices, **tensor, event.point, depth), Source::Again(_))
             };
             problem.ops[event.op]
                 .inputs
@@ -146,7 +146,7 @@ impl Ord for Candidate {
     }
 }
 
-/// The tensors held across stage `at` that could be dropped there, with the scores that they have
+/// The tensors held across point `at` that could be dropped there, with the scores that they have
 /// at least.
 fn candidates(
     state: &State,
@@ -161,19 +161,19 @@ fn candidates(
         if held.bytes == 0 || held.producer.index() > at || held.producer == OpId::SOURCE {
             continue;
         }
-        if accesses.last().is_none_or(|last| last.stage.index() < at) {
+        if accesses.last().is_none_or(|last| last.point.index() < at) {
             continue;
         }
-        let next = accesses.partition_point(|access| access.stage.index() <= at);
+        let next = accesses.partition_point(|access| access.point.index() <= at);
         let Some(access) = accesses.get(next).filter(|access| next > 0 && !access.made) else {
             continue;
         };
-        let event = Event { stage: access.stage, op: held.producer };
+        let event = Event { point: access.point, op: held.producer };
         if !state.allows(event) {
             continue;
         }
-        let before = accesses[next - 1].stage;
-        let mut weight = prices.between(before, access.stage);
+        let before = accesses[next - 1].point;
+        let mut weight = prices.between(before, access.point);
         if before.index() == at {
             weight = weight.max(0.5);
         }
@@ -266,7 +266,7 @@ pub fn repair(
     false
 }
 
-/// Where no drop helps by itself: the first one that relieves the stage without raising the peak by
+/// Where no drop helps by itself: the first one that relieves the point without raising the peak by
 /// much.
 fn force(
     state: &mut State,

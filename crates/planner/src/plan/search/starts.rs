@@ -187,18 +187,18 @@ impl Search<'_> {
     }
 }
 
-/// Exactly the events that run each operator of `late` (in order) again in the first stage behind
+/// Exactly the events that run each operator of `late` (in order) again in the first point behind
 /// `instant` that reads what it makes, reads of other recomputations included. Returns the peak.
 pub fn just_in_time(state: &mut State, instant: OpId, late: &[OpId]) -> Size {
     state.set(&[]);
     for &op in late.iter().rev() {
-        let stages = state.problem.ops[op].outputs.iter().filter_map(|&tensor| {
+        let points = state.problem.ops[op].outputs.iter().filter_map(|&tensor| {
             let accesses = state.accesses(tensor);
-            let next = accesses.partition_point(|access| access.stage <= instant.max(op));
-            accesses[next..].iter().find(|access| !access.made).map(|access| access.stage)
+            let next = accesses.partition_point(|access| access.point <= instant.max(op));
+            accesses[next..].iter().find(|access| !access.made).map(|access| access.point)
         });
-        if let Some(stage) = stages.min() {
-            state.add(Event { stage, op });
+        if let Some(point) = points.min() {
+            state.add(Event { point, op });
         }
     }
     state.commit();
@@ -280,7 +280,7 @@ fn block_path(path: &str, depth: usize) -> &str {
     ""
 }
 
-/// All forward operators that may run again, and the last stage of the forward pass.
+/// All forward operators that may run again, and the last point of the forward pass.
 pub fn forward(problem: &Problem) -> (Vec<OpId>, OpId) {
     let ops: Vec<OpId> = problem
         .ops

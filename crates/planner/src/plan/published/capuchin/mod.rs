@@ -12,7 +12,7 @@ pub mod published;
 use crate::analysis::{MemoryCurve, liveness, memory_curve};
 use crate::graph::{Graph, NodeId};
 use crate::plan::published::capuchin::msps::Candidates;
-use crate::plan::rematerialize::{Drop, Drops, Readers};
+use crate::plan::rematerialize::{Readers, Retention, Retentions};
 use crate::plan::{Infeasible, Plan, PlanError, Planner, simulate};
 use crate::profile::Profile;
 use crate::units::Bytes;
@@ -26,7 +26,7 @@ pub fn capuchin(
 ) -> Result<Plan, PlanError> {
     let mut candidates = Candidates::new(graph, profile, order);
     let readers = Readers::new(graph, order);
-    let mut drops = Drops::new();
+    let mut retentions = Retentions::new();
     let mut runs = order.to_vec();
     loop {
         let lives = liveness(graph, profile, &runs);
@@ -50,7 +50,7 @@ pub fn capuchin(
         idle.retain(|&node| candidates.is_open(node));
         candidates.by_msps(&mut idle);
         let better = idle.into_iter().find_map(|node| {
-            lower(graph, profile, (order, &readers), &mut drops, node, &runs, &curve)
+            lower(graph, profile, (order, &readers), &mut retentions, node, &runs, &curve)
                 .map(|runs| (node, runs))
         });
         match better {
@@ -74,14 +74,14 @@ fn lower(
     graph: &Graph,
     profile: &Profile,
     (order, readers): (&[NodeId], &Readers),
-    drops: &mut Drops,
+    retentions: &mut Retentions,
     node: NodeId,
     before: &[NodeId],
     curve: &MemoryCurve,
 ) -> Option<Vec<NodeId>> {
-    for drop in [Drop::Keep, Drop::Again] {
-        drops[node] = drop;
-        let runs = readers.rematerialize(graph, order, drops);
+    for retention in [Retention::Recompute, Retention::RecomputeEachUse] {
+        retentions[node] = retention;
+        let runs = readers.rematerialize(graph, order, retentions);
         let after = simulate(graph, profile, &runs).curve;
         let relieved = || {
             held_at(&after, &runs, before[curve.at], before, curve.at)
@@ -91,7 +91,7 @@ fn lower(
             return Some(runs);
         }
     }
-    drops[node] = Drop::Hold;
+    retentions[node] = Retention::Save;
     None
 }
 

@@ -5,7 +5,7 @@
 
 use crate::graph::{Graph, NodeId};
 use crate::plan::published::capuchin::msps::Candidates;
-use crate::plan::rematerialize::{Drop, Drops, rematerialize};
+use crate::plan::rematerialize::{Retention, Retentions, rematerialize};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
 
@@ -107,16 +107,16 @@ pub fn published(graph: &Graph, profile: &Profile, order: &[NodeId], need: Bytes
             table: table(&candidates),
         });
     }
-    let mut drops = Drops::new();
+    let mut retentions = Retentions::new();
     for &node in &candidates.chosen {
-        drops[node] = Drop::Keep;
+        retentions[node] = Retention::Recompute;
     }
     Published {
         initial,
         trace,
         ends: ends(&candidates, order),
         feasible: remaining == Bytes::ZERO,
-        runs: rematerialize(graph, order, &drops),
+        runs: rematerialize(graph, order, &retentions),
     }
 }
 

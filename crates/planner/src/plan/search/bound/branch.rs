@@ -1,4 +1,4 @@
-//! Branch and bound at one instant: where the cuts on both sides of a budget leave a gap, operators
+//! Subproblem and bound at one instant: where the cuts on both sides of a budget leave a gap, operators
 //! are decided one by one. Invariant: what is proven holds for every schedule within the budget,
 //! also when the effort ends in the middle.
 //!
@@ -11,10 +11,10 @@ use std::collections::BinaryHeap;
 
 use crate::effort::Meter;
 use crate::plan::search::bound::cuts::{Cuts, Decision, Line, charge_up};
-use crate::plan::search::bound::{Hull, Instant};
+use crate::plan::search::bound::{CutInstant, Hull};
 use crate::plan::search::state::problem::{OpId, Picoseconds, Problem, Size};
 
-impl Instant {
+impl CutInstant {
     /// Raises the bound at this budget towards the least time with which the instant can be
     /// crossed, or to `enough`. Returns the sets of late operators of what it found to fit.
     pub fn branch(
@@ -58,7 +58,7 @@ fn descend(
     let (mut upper, mut proven, mut number) = (enough as i128, floor, 0);
     let mut open = BinaryHeap::new();
     let mut branch = |cuts: &mut Cuts,
-                      parent: &Branch,
+                      parent: &Subproblem,
                       decisions: Vec<Decision>,
                       upper: &mut i128,
                       meter: &mut Meter| {
@@ -70,7 +70,7 @@ fn descend(
             hull.lines.insert(0, cuts.cut(0, &decisions, meter)?);
         }
         if hull.lines.last().is_none_or(|line| line.bytes > room) {
-            hull.lines.push(cuts.cut(cuts.dearest, &decisions, meter)?);
+            hull.lines.push(cuts.cut(cuts.highest_price, &decisions, meter)?);
         }
         hull.close_in(cuts, room, &decisions, meter);
         if let Some(line) = hull.lines.iter().find(|line| line.bytes <= room)
@@ -81,9 +81,9 @@ fn descend(
         }
         number += 1;
         // Decisions only add to what the parent asks for.
-        Some(Branch { least: hull.at(room).max(parent.least), number, decisions, hull })
+        Some(Subproblem { least: hull.at(room).max(parent.least), number, decisions, hull })
     };
-    let root = Branch { least: floor, number: 0, decisions: Vec::new(), hull: Hull::default() };
+    let root = Subproblem { least: floor, number: 0, decisions: Vec::new(), hull: Hull::default() };
     match branch(cuts, &root, Vec::new(), &mut upper, meter) {
         Some(root) => open.push(Reverse(root)),
         None => return proven,
@@ -99,8 +99,11 @@ fn descend(
             under.checked_sub(1).and_then(|over| Some((lines.get(over)?, lines.get(under)?)));
         let Some(op) = corners.and_then(|(over, fits)| pivot(problem, over, fits)) else { break };
         let with = |decisions: &[Decision]| [parent.decisions.as_slice(), decisions].concat();
-        let never: Vec<Decision> =
-            cuts.twins(op, &parent.decisions).into_iter().map(|twin| (twin, false)).collect();
+        let never: Vec<Decision> = cuts
+            .symmetric_to(op, &parent.decisions)
+            .into_iter()
+            .map(|other| (other, false))
+            .collect();
         for decisions in [with(&[(op, true)]), with(&never)] {
             match branch(cuts, &parent, decisions, &mut upper, meter) {
                 Some(child) if child.least < upper => open.push(Reverse(child)),
@@ -131,29 +134,29 @@ fn pivot(problem: &Problem, over: &Line, under: &Line) -> Option<OpId> {
 }
 
 /// Open decisions, least bound first.
-struct Branch {
+struct Subproblem {
     least: i128,
     number: u64,
     decisions: Vec<Decision>,
     hull: Hull,
 }
 
-impl PartialEq for Branch {
-    fn eq(&self, other: &Branch) -> bool {
+impl PartialEq for Subproblem {
+    fn eq(&self, other: &Subproblem) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl Eq for Branch {}
+impl Eq for Subproblem {}
 
-impl PartialOrd for Branch {
-    fn partial_cmp(&self, other: &Branch) -> Option<std::cmp::Ordering> {
+impl PartialOrd for Subproblem {
+    fn partial_cmp(&self, other: &Subproblem) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Branch {
-    fn cmp(&self, other: &Branch) -> std::cmp::Ordering {
+impl Ord for Subproblem {
+    fn cmp(&self, other: &Subproblem) -> std::cmp::Ordering {
         self.least.cmp(&other.least).then(self.number.cmp(&other.number))
     }
 }

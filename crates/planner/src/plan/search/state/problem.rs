@@ -2,7 +2,7 @@
 //! Invariant: what is there whatever the plan (persistent placeholders, kept outputs once they are
 //! made) is folded into `base`, so a tensor here is a storage that can be dropped; views are gone.
 //!
-//! Operator 0 stands for the placeholders that die: the batch and the tangents. Stage `t` is the
+//! Operator 0 stands for the placeholders that die: the batch and the tangents. Point `t` is the
 //! first run of operator `t` together with the recomputations just before it.
 
 use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap, entity_impl};
@@ -11,7 +11,7 @@ use crate::graph::{Graph, NodeId, StorageId};
 use crate::plan::rematerialize::mutated_storages;
 use crate::profile::Profile;
 
-/// An operator; also the stage of its first run.
+/// An operator; also the point of its first run.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OpId(u32);
 entity_impl!(OpId, "op");
@@ -73,7 +73,7 @@ pub struct Op {
     /// It has outputs that outlive the step, or writes in place, or lets go of a batch that nobody
     /// reads: its first run cannot be left out.
     pub anchored: bool,
-    /// It may run again up to this stage, whose first run ends a version that it reads. 0 = never.
+    /// It may run again up to this point, whose first run ends a version that it reads. 0 = never.
     pub until: u32,
     /// It writes in place: no schedule runs it twice. (Random operators may: see `rematerialize`.)
     pub once: bool,
@@ -105,7 +105,7 @@ pub struct Problem {
     pub ops: PrimaryMap<OpId, Op>,
     /// The tensors.
     pub tensors: PrimaryMap<TensorId, Tensor>,
-    /// Bytes there at each stage whatever the plan.
+    /// Bytes there at each point whatever the plan.
     pub base: Vec<Size>,
     /// Bytes there before anything runs that never leave.
     pub resting: Size,
@@ -214,7 +214,7 @@ impl Problem {
         Problem { ops, tensors, base, resting, total }
     }
 
-    /// How many stages there are.
+    /// How many points there are.
     pub fn len(&self) -> usize {
         self.ops.len()
     }

@@ -89,26 +89,26 @@ fn cost(profile: &Profile, runs: &[NodeId]) -> Picoseconds {
 
 /// The run of an operator that nothing reads before the same operator runs again, or before the
 /// step ends.
-fn has_idle_run(problem: &Problem, state: &State) -> bool {
-    let idle_event = state.events().into_iter().any(|event| state.is_idle(event));
-    let idle_first = problem.ops.iter().any(|(id, op)| {
-        let stages: Vec<OpId> =
-            state.events().iter().filter(|event| event.op == id).map(|event| event.stage).collect();
-        let read_before = |stage: OpId| {
+fn has_dead_run(problem: &Problem, state: &State) -> bool {
+    let dead_event = state.events().into_iter().any(|event| state.is_dead(event));
+    let dead_first = problem.ops.iter().any(|(id, op)| {
+        let points: Vec<OpId> =
+            state.events().iter().filter(|event| event.op == id).map(|event| event.point).collect();
+        let read_before = |point: OpId| {
             op.outputs.iter().any(|&tensor| {
-                state.accesses(tensor).iter().any(|a| a.stage > id && a.stage <= stage && !a.made)
+                state.accesses(tensor).iter().any(|a| a.point > id && a.point <= point && !a.made)
             })
         };
-        stages.first().is_some_and(|&stage| !read_before(stage))
+        points.first().is_some_and(|&point| !read_before(point))
     });
-    idle_event || idle_first
+    dead_event || dead_first
 }
 
 /// How often what happened.
 #[derive(Debug, Default)]
 struct Tally {
     states: usize,
-    /// No run is idle, so everything is exact.
+    /// No run is dead, so everything is exact.
     exact: usize,
     /// Planned anew, recomputations change places.
     changed: usize,
@@ -131,7 +131,7 @@ fn is_true(graph: &Graph, profile: &Profile, state: &mut State, tally: &mut Tall
         state.peak()
     );
     assert!(state.extra() >= extra, "the state costs {}, the plan {extra}", state.extra());
-    let is_exact = !has_idle_run(problem, state);
+    let is_exact = !has_dead_run(problem, state);
     tally.states += 1;
     tally.exact += usize::from(is_exact);
     if is_exact {
@@ -168,8 +168,8 @@ fn toggle(problem: &Problem, state: &mut State, random: &mut Rng) {
     let events = state.events();
     if events.is_empty() || random.usize(..3) > 0 {
         let mut op = || OpId::at(random.usize(..problem.len()));
-        let (stage, op) = (op(), op());
-        state.add(Event { stage: stage.max(op), op: op.min(stage) });
+        let (point, op) = (op(), op());
+        state.add(Event { point: point.max(op), op: op.min(point) });
     } else {
         state.remove(events[random.usize(..events.len())]);
     }
