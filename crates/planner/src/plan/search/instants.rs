@@ -9,8 +9,9 @@ use cranelift_entity::EntityRef;
 use crate::effort::Meter;
 use crate::graph::{Graph, NodeId};
 use crate::plan::search::bound::{BoundOrder, CutInstant};
+use crate::plan::search::quantity::ByteCount;
 use crate::plan::search::state::State;
-use crate::plan::search::state::problem::{OpId, Problem, Size};
+use crate::plan::search::state::problem::{OpId, Problem};
 use crate::plan::search::state::runs::rebase;
 use crate::profile::Profile;
 
@@ -19,7 +20,7 @@ pub fn add_instants(
     problem: &Problem,
     instants: &mut Vec<CutInstant>,
     waiting: &[OpId],
-    limit: Size,
+    limit: ByteCount,
     meter: &mut Meter,
 ) {
     for &at in waiting {
@@ -33,7 +34,7 @@ pub fn add_instants(
 }
 
 /// The `count` highest points, then as many more that are far from each other.
-pub fn highest(values: &[Size], count: usize) -> Vec<OpId> {
+pub fn highest(values: &[ByteCount], count: usize) -> Vec<OpId> {
     let mut points: Vec<usize> = (1..values.len()).collect();
     points.sort_by_key(|&point| (Reverse(values[point]), point));
     let mut chosen: Vec<usize> = points.iter().copied().take(count).collect();
@@ -58,7 +59,7 @@ pub fn tight(
     profile: &Profile,
     runs: &[NodeId],
     problem: &Problem,
-    limit: Size,
+    limit: ByteCount,
 ) -> Vec<OpId> {
     let (own, events) = rebase(graph, profile, runs);
     let mut state = State::new(&own);

@@ -24,6 +24,7 @@ mod instants;
 mod neighbourhood;
 mod order;
 mod prove;
+mod quantity;
 mod repair;
 mod starts;
 mod state;
@@ -41,10 +42,11 @@ use crate::plan::search::instants::{add_instants, tight};
 use crate::plan::search::neighbourhood::improve;
 pub use crate::plan::search::prove::lower_bound;
 use crate::plan::search::prove::{PREPARATION, SharedBounds, peers, prove};
+use crate::plan::search::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::repair::{polish, repair};
 use crate::plan::search::starts::just_in_time;
 use crate::plan::search::state::State;
-use crate::plan::search::state::problem::{OpId, Picoseconds, Problem, Size, picoseconds};
+use crate::plan::search::state::problem::{OpId, Problem};
 use crate::plan::search::state::runs::{rebase, sequence};
 use crate::plan::{Plan, Planner, simulate};
 use crate::profile::Profile;
@@ -81,7 +83,7 @@ pub struct Search<'a> {
     /// No other has both a smaller peak and less time; by rising peak.
     found: Vec<Found>,
     /// Where the last search for a plan ended.
-    last: Option<(Size, Vec<Runner>)>,
+    last: Option<(ByteCount, Vec<Runner>)>,
 }
 
 /// The answer for one budget.
@@ -117,9 +119,9 @@ impl<'a> Search<'a> {
 
     /// Plans one budget.
     pub fn plan(&mut self, budget: Bytes, effort: &Effort<'_>) -> Answer {
-        let mut attempt = Attempt::new(size(budget), effort);
+        let mut attempt = Attempt::new(ByteCount::of(budget), effort);
         let mut first = None;
-        if self.best(budget).is_none_or(|best| best.extra > 0) {
+        if self.best(budget).is_none_or(|best| best.extra > Picoseconds::ZERO) {
             attempt.take(self.best(budget).cloned());
             let resumed = self.resume(&mut attempt);
             self.sharpen(&mut attempt);
@@ -143,23 +145,17 @@ impl<'a> Search<'a> {
         let least = self
             .instants
             .iter()
-            .map(|instant| instant.bound(size(budget)))
-            .try_fold(0, |most, bound| Some(bound?.max(most)))?;
+            .map(|instant| instant.bound(ByteCount::of(budget)))
+            .try_fold(Picoseconds::ZERO, |most, bound| Some(bound?.max(most)))?;
         // Costs were rounded down to picoseconds, so the sum of both is below the time of every
         // schedule.
-        Some(Seconds((self.given.total + least) as f64 * 1e-12))
+        Some((self.given.total + least).seconds())
     }
 
     /// No budget below this one suffices, by the cuts known so far.
     pub fn least_budget(&self) -> Bytes {
-        Bytes(
-            self.instants
-                .iter()
-                .map(CutInstant::least_budget)
-                .max()
-                .unwrap_or(self.given.resting)
-                .max(0) as u64,
-        )
+        let least = self.instants.iter().map(CutInstant::least_budget).max();
+        least.unwrap_or(self.given.resting).bytes()
     }
 
     /// Makes a sequence of runs known, if it is better than what is.
@@ -177,7 +173,9 @@ impl<'a> Search<'a> {
 
     /// Time of a sequence beyond that of all first runs.
     fn extra(&self, runs: &[NodeId]) -> Picoseconds {
-        runs.iter().map(|&node| picoseconds(self.profile.seconds[node].0)).sum::<Picoseconds>()
+        runs.iter()
+            .map(|&node| Picoseconds::round_down(self.profile.seconds[node]))
+            .sum::<Picoseconds>()
             - self.given.total
     }
 
@@ -189,11 +187,12 @@ impl<'a> Search<'a> {
     /// The plan with the smallest peak that is found with a fixed amount of work, whatever it
     /// costs; so asking for that peak later finds it again. The deadline is a limit all the same.
     pub fn smallest(&mut self, effort: &Effort<'_>) -> Plan {
-        let mut attempt = Attempt::new(0, effort);
-        let mut refused = 0;
+        let mut attempt = Attempt::new(ByteCount::ZERO, effort);
+        let mut refused = ByteCount::ZERO;
         for _ in 0..SQUEEZES {
-            let reached = self.found.first().map_or(0, |found| size(found.peak));
-            let floor = size(self.least_budget()).max(refused);
+            let reached =
+                self.found.first().map_or(ByteCount::ZERO, |found| ByteCount::of(found.peak));
+            let floor = ByteCount::of(self.least_budget()).max(refused);
             let target = floor + (reached - floor) / 2;
             if target >= reached || attempt.meter.is_over() {
                 break;
@@ -201,7 +200,7 @@ impl<'a> Search<'a> {
             attempt = Attempt { limit: target, found: Vec::new(), ..attempt };
             let leg = attempt.meter.leg(SQUEEZE_WORK * self.given.len() as u64);
             attempt.under(leg, |attempt| self.squeeze(attempt));
-            if self.found.first().is_none_or(|found| size(found.peak) > target) {
+            if self.found.first().is_none_or(|found| ByteCount::of(found.peak) > target) {
                 refused = target;
             }
         }
@@ -220,14 +219,19 @@ impl<'a> Search<'a> {
         let limit = attempt.limit;
         for _ in 0..2 {
             let Some(lowest) = self.found.first().cloned() else { return };
-            for at in tight(self.graph, self.profile, &lowest.runs, &self.given, size(lowest.peak))
-                .into_iter()
-                .take(2)
+            for at in tight(
+                self.graph,
+                self.profile,
+                &lowest.runs,
+                &self.given,
+                ByteCount::of(lowest.peak),
+            )
+            .into_iter()
+            .take(2)
             {
                 self.add_instant(at, attempt);
             }
-            if self.finish_runs(&lowest.runs, attempt) || self.bound(Bytes(limit as u64)).is_none()
-            {
+            if self.finish_runs(&lowest.runs, attempt) || self.bound(limit.bytes()).is_none() {
                 return;
             }
             let given = self.given.clone();
@@ -240,7 +244,7 @@ impl<'a> Search<'a> {
             if let Some(at) = binding {
                 self.start_from(at, &mut state, attempt);
             }
-            if self.found.first().is_some_and(|found| size(found.peak) <= limit)
+            if self.found.first().is_some_and(|found| ByteCount::of(found.peak) <= limit)
                 || attempt.meter.is_over()
             {
                 return;
@@ -271,7 +275,7 @@ impl<'a> Search<'a> {
         if fits {
             let runs = sequence(state.problem, &state.events());
             self.offer(runs.clone());
-            attempt.take(self.best(Bytes(attempt.limit as u64)).cloned());
+            attempt.take(self.best(attempt.limit.bytes()).cloned());
             attempt.push(state.extra(), runs);
         }
         fits
@@ -302,7 +306,7 @@ impl<'a> Search<'a> {
     /// Goes on where the last search ended, if its budget was this one or a little more.
     fn resume(&mut self, attempt: &mut Attempt<'_>) -> bool {
         let limit = attempt.limit;
-        let near = |last: &(Size, Vec<Runner>)| limit <= last.0 && last.0 - limit <= limit / 8;
+        let near = |last: &(ByteCount, Vec<Runner>)| limit <= last.0 && last.0 - limit <= limit / 8;
         let Some((_, runners)) = self.last.take().filter(near) else { return false };
         let given = self.given.clone();
         self.start_where_it_binds(&mut State::new(&given), attempt);
@@ -325,7 +329,7 @@ impl<'a> Search<'a> {
             self.last = Some((limit, std::mem::take(&mut attempt.found)));
             return;
         }
-        let best = self.best(Bytes(limit as u64)).cloned();
+        let best = self.best(limit.bytes()).cloned();
         let waiting = best.as_ref().map_or(Vec::new(), |best| {
             tight(self.graph, self.profile, &best.runs, &self.given, limit)
         });
@@ -393,13 +397,13 @@ impl<'a> Search<'a> {
             attempt.found.sort_by_key(|found| found.0);
             runners.extend(attempt.found.drain(..).take(2));
         }
-        let best = self.best(Bytes(limit as u64)).map(|best| (best.extra, best.runs.clone()));
+        let best = self.best(limit.bytes()).map(|best| (best.extra, best.runs.clone()));
         self.last = Some((limit, best.into_iter().chain(runners).collect()));
     }
 
     /// Time of the fastest known plan within a limit.
-    fn best_extra(&self, limit: Size) -> Picoseconds {
-        self.best(Bytes(limit as u64)).map_or(Picoseconds::MAX, |best| best.extra)
+    fn best_extra(&self, limit: ByteCount) -> Picoseconds {
+        self.best(limit.bytes()).map_or(Picoseconds::MAX, |best| best.extra)
     }
 
     /// One leg of one runner.
@@ -430,8 +434,8 @@ impl<'a> Search<'a> {
     }
 
     /// Time of recomputation that no plan within the budget beats.
-    fn floor(&self, limit: Size) -> Picoseconds {
-        self.instants.iter().filter_map(|instant| instant.bound(limit)).max().unwrap_or(0)
+    fn floor(&self, limit: ByteCount) -> Picoseconds {
+        self.instants.iter().filter_map(|instant| instant.bound(limit)).max().unwrap_or_default()
     }
 
     /// Nothing more than a millionth of the step is to be gained.
@@ -445,14 +449,14 @@ type Runner = (Picoseconds, Vec<NodeId>);
 
 /// A search for one budget: the plans that fit, its dice, and what is left of its effort.
 struct Attempt<'e> {
-    limit: Size,
+    limit: ByteCount,
     found: Vec<Runner>,
     random: Rng,
     meter: Meter<'e>,
 }
 
 impl<'e> Attempt<'e> {
-    fn new(limit: Size, effort: &'e Effort<'_>) -> Attempt<'e> {
+    fn new(limit: ByteCount, effort: &'e Effort<'_>) -> Attempt<'e> {
         Attempt {
             limit,
             found: Vec::new(),
@@ -485,8 +489,4 @@ impl<'e> Attempt<'e> {
     fn best(&self) -> Option<Picoseconds> {
         self.found.iter().map(|found| found.0).min()
     }
-}
-
-fn size(bytes: Bytes) -> Size {
-    bytes.0.min(Bytes::LIMIT.0) as Size
 }

@@ -8,9 +8,9 @@ use cranelift_entity::EntityRef;
 use fastrand::Rng;
 
 use crate::effort::Meter;
+use crate::plan::search::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::repair::{polish, repair};
 use crate::plan::search::state::State;
-use crate::plan::search::state::problem::{Picoseconds, Size};
 
 /// What is taken out: events at random, those of a window of points, or those of a window of
 /// operators.
@@ -25,7 +25,7 @@ enum Part {
 /// left of the effort.
 pub fn improve(
     state: &mut State,
-    budget: Size,
+    budget: ByteCount,
     random: &mut Rng,
     meter: &mut Meter,
     work: u64,

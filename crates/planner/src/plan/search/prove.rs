@@ -10,8 +10,9 @@ use crate::graph::{Graph, NodeId};
 use crate::plan;
 use crate::plan::search::bound::{BoundOrder, CutInstant};
 use crate::plan::search::instants::highest;
+use crate::plan::search::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::state::State;
-use crate::plan::search::state::problem::{OpId, Picoseconds, Problem, Size, picoseconds};
+use crate::plan::search::state::problem::{OpId, Problem};
 use crate::plan::{PlanError, Planner};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
@@ -65,7 +66,7 @@ impl SharedBounds {
 
     /// From the race: its best plan. To the race: the bound so far.
     pub fn race(&self, best: Picoseconds) -> Picoseconds {
-        self.0.lock().map_or(0, |mut known| {
+        self.0.lock().map_or(Picoseconds::ZERO, |mut known| {
             known.best = known.best.min(best);
             known.floor
         })
@@ -82,7 +83,7 @@ pub fn peers(
     graph: &Graph,
     profile: &Profile,
     problem: &Problem,
-    limit: Size,
+    limit: ByteCount,
     meter: &mut Meter,
 ) -> Vec<Vec<NodeId>> {
     let order: Vec<NodeId> = problem.ops.values().filter_map(|op| op.node).collect();
@@ -94,7 +95,7 @@ pub fn peers(
             break;
         }
         meter.spend(work);
-        match plan::plan(graph, profile, &order, Bytes(limit as u64), planner) {
+        match plan::plan(graph, profile, &order, limit.bytes(), planner) {
             Ok(plan) => plans.push(plan.runs),
             Err(PlanError::Infeasible(proof)) => plans.push(proof.plan.runs),
             Err(_) => {}
@@ -108,14 +109,15 @@ pub fn peers(
 pub fn prove(
     problem: &Problem,
     instants: &mut [CutInstant],
-    limit: Size,
+    limit: ByteCount,
     mut enough: Picoseconds,
     shared: Option<&SharedBounds>,
     meter: &mut Meter,
 ) {
     let mut branched: Vec<OpId> = Vec::new();
     while !meter.is_over() {
-        let floor = instants.iter().filter_map(|instant| instant.bound(limit)).max().unwrap_or(0);
+        let floor =
+            instants.iter().filter_map(|instant| instant.bound(limit)).max().unwrap_or_default();
         if let Some(shared) = shared {
             enough = enough.min(shared.prove(floor, [].into_iter()));
         }
@@ -152,7 +154,7 @@ pub fn lower_bound(
 ) -> Option<Seconds> {
     let mut meter = Meter::new(effort);
     let problem = Problem::new(graph, profile, order);
-    let limit = budget.0.min(Bytes::LIMIT.0) as Size;
+    let limit = ByteCount::of(budget);
     let mut values = Vec::new();
     let mut state = State::new(&problem);
     state.peak();
@@ -164,9 +166,11 @@ pub fn lower_bound(
         instant.bound(limit)?;
         instants.push(instant);
     }
-    let known: Picoseconds = known.iter().map(|&node| picoseconds(profile.seconds[node].0)).sum();
-    let enough = if known > 0 { known - problem.total } else { Picoseconds::MAX };
+    let known: Picoseconds =
+        known.iter().map(|&node| Picoseconds::round_down(profile.seconds[node])).sum();
+    let enough = if known > Picoseconds::ZERO { known - problem.total } else { Picoseconds::MAX };
     prove(&problem, &mut instants, limit, enough, None, &mut meter);
-    let least = instants.iter().filter_map(|instant| instant.bound(limit)).max().unwrap_or(0);
-    Some(Seconds((problem.total + least) as f64 * 1e-12))
+    let least =
+        instants.iter().filter_map(|instant| instant.bound(limit)).max().unwrap_or_default();
+    Some((problem.total + least).seconds())
 }

@@ -10,9 +10,11 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::effort::Meter;
-use crate::plan::search::bound::cuts::{Cuts, Decision, Line, charge_up};
-use crate::plan::search::bound::{CutInstant, Hull};
-use crate::plan::search::state::problem::{OpId, Picoseconds, Problem, Size};
+use crate::plan::search::bound::Hull;
+use crate::plan::search::bound::cuts::{Cuts, Decision, Line};
+use crate::plan::search::bound::instant::{CutInstant, Proven};
+use crate::plan::search::quantity::{ByteCount, Picoseconds, Price, WidePicoseconds};
+use crate::plan::search::state::problem::{OpId, Problem};
 
 impl CutInstant {
     /// Raises the bound at this budget towards the least time with which the instant can be
@@ -20,7 +22,7 @@ impl CutInstant {
     pub fn branch(
         &mut self,
         problem: &Problem,
-        budget: Size,
+        budget: ByteCount,
         enough: Picoseconds,
         meter: &mut Meter,
     ) -> Vec<Vec<OpId>> {
@@ -29,16 +31,16 @@ impl CutInstant {
         // Recomputing everything once is enough wherever a schedule fits. A cut at the limit is no
         // better than what is known.
         let enough = enough.min(self.most);
-        let limit = (enough as i128 + charge_up(price, room)).min(i64::MAX as i128) as Picoseconds;
+        let limit = (enough.wide() + price.charge_up(room)).clamp();
         let mut found = Vec::new();
         let proven = match self.cuts.settled(price, limit, meter) {
             Some(mut cuts) => {
                 descend(&mut cuts, problem, room, self.hull.at(room), enough, &mut found, meter)
             }
-            None => enough as i128,
+            None => enough.wide(),
         };
-        if proven > 0 {
-            self.proven.push((budget, proven.min(self.most as i128) as Picoseconds));
+        if proven > WidePicoseconds::ZERO {
+            self.proven.push(Proven { budget, least: proven.min(self.most.wide()).clamp() });
         }
         found
     }
@@ -49,34 +51,34 @@ impl CutInstant {
 fn descend(
     cuts: &mut Cuts,
     problem: &Problem,
-    room: Size,
-    floor: i128,
+    room: ByteCount,
+    floor: WidePicoseconds,
     enough: Picoseconds,
     found: &mut Vec<Vec<OpId>>,
     meter: &mut Meter,
-) -> i128 {
-    let (mut upper, mut proven, mut number) = (enough as i128, floor, 0);
+) -> WidePicoseconds {
+    let (mut upper, mut proven, mut number) = (enough.wide(), floor, 0);
     let mut open = BinaryHeap::new();
     let mut branch = |cuts: &mut Cuts,
                       parent: &Subproblem,
                       decisions: Vec<Decision>,
-                      upper: &mut i128,
+                      upper: &mut WidePicoseconds,
                       meter: &mut Meter| {
         let agrees = |line: &&Line| {
             decisions.iter().all(|(op, is_late)| line.late.binary_search(op).is_ok() == *is_late)
         };
         let mut hull = Hull::new(parent.hull.lines.iter().filter(agrees).cloned().collect());
         if hull.lines.first().is_none_or(|line| line.bytes <= room) {
-            hull.lines.insert(0, cuts.cut(0, &decisions, meter)?);
+            hull.lines.insert(0, cuts.cut(Price::FREE, &decisions, meter)?);
         }
         if hull.lines.last().is_none_or(|line| line.bytes > room) {
             hull.lines.push(cuts.cut(cuts.highest_price, &decisions, meter)?);
         }
         hull.close_in(cuts, room, &decisions, meter);
         if let Some(line) = hull.lines.iter().find(|line| line.bytes <= room)
-            && (line.seconds as i128) < *upper
+            && line.seconds.wide() < *upper
         {
-            *upper = line.seconds as i128;
+            *upper = line.seconds.wide();
             found.push(cuts.late(line));
         }
         number += 1;
@@ -123,7 +125,11 @@ fn pivot(problem: &Problem, over: &Line, under: &Line) -> Option<OpId> {
     let differs =
         |op: &OpId| over.late.binary_search(op).is_ok() != under.late.binary_search(op).is_ok();
     let made = |op: &OpId| {
-        problem.ops[*op].outputs.iter().map(|&tensor| problem.tensors[tensor].bytes).sum::<Size>()
+        problem.ops[*op]
+            .outputs
+            .iter()
+            .map(|&tensor| problem.tensors[tensor].bytes)
+            .sum::<ByteCount>()
     };
     over.late
         .iter()
@@ -135,7 +141,7 @@ fn pivot(problem: &Problem, over: &Line, under: &Line) -> Option<OpId> {
 
 /// Open decisions, least bound first.
 struct Subproblem {
-    least: i128,
+    least: WidePicoseconds,
     number: u64,
     decisions: Vec<Decision>,
     hull: Hull,

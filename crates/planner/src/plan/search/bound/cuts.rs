@@ -9,37 +9,33 @@ use std::collections::HashMap;
 
 use crate::analysis::DisjointSets;
 use crate::effort::Meter;
+use crate::plan::search::bound::Tangent;
 use crate::plan::search::bound::flow::{ArcId, ArcList, INFINITE, Network, Vertex};
-use crate::plan::search::state::problem::{OpId, Picoseconds, Size};
-
-/// Prices are whole multiples of 2⁻²⁴ picoseconds per byte.
-pub const PRICE_BITS: u32 = 24;
-
-/// Bytes at a price, rounded down.
-pub fn charge(price: i64, bytes: Size) -> i64 {
-    ((price as i128 * bytes as i128) >> PRICE_BITS) as i64
-}
-
-/// `price · room`, rounded up.
-pub fn charge_up(price: i64, room: Size) -> i128 {
-    -((-(price as i128 * room as i128)) >> PRICE_BITS)
-}
+use crate::plan::search::quantity::{ByteCount, Picoseconds, Price};
+use crate::plan::search::state::problem::OpId;
 
 /// Recomputation takes at least `value − price · room`, where `room` is the budget less what the
 /// instant itself needs.
 #[derive(Clone, Debug)]
 pub struct Line {
     /// Of a byte held.
-    pub price: i64,
+    pub price: Price,
     /// Of the cut.
     pub value: Picoseconds,
     /// Time of the operators that run again.
     pub seconds: Picoseconds,
     /// Bytes held across the instant.
-    pub bytes: Size,
+    pub bytes: ByteCount,
     /// Operators that run after the instant though they could have, or must have, run before it; in
     /// order. Without those that are settled.
     pub late: Vec<OpId>,
+}
+
+impl Line {
+    /// What it says of time and room.
+    pub fn tangent(&self) -> Tangent {
+        Tangent { price: self.price, value: self.value }
+    }
 }
 
 /// A decision: does the operator run after the instant?
@@ -51,7 +47,7 @@ pub enum Capacity {
     /// Time to run again.
     Time(Picoseconds),
     /// Bytes held, at the price.
-    Held(Size),
+    Held(ByteCount),
     /// Never crossed.
     Infinite,
 }
@@ -81,20 +77,27 @@ pub struct Cuts {
     network: Network,
     arcs: Vec<PricedArc>,
     decidable: Vec<DecisionVertex>,
-    /// The arcs of the arcs, and two for each vertex: infinite where it is decided that it runs
-    /// after the instant, and where it is decided that it does not.
+    /// Each arc in the network, and two for each vertex that may be decided: infinite where it is
+    /// decided that its operator runs after the instant, and where that it does not.
     ids: Vec<ArcId>,
     source: Vertex,
     sink: Vertex,
     /// As dear as arithmetic allows: next to nothing is held.
-    pub highest_price: i64,
-    /// Price and value of the flow in the network, and the decisions that it obeys.
-    flow: Option<(i64, i64, Vec<Decision>)>,
+    pub highest_price: Price,
+    /// What is in the network, unless that is not a maximum flow.
+    flow: Option<Flow>,
     /// Time, bytes and late operators of what has left the network.
     time: Picoseconds,
-    bytes: Size,
+    bytes: ByteCount,
     late: Vec<OpId>,
     symmetry: Symmetry,
+}
+
+/// The flow in a network: at which price and under which decisions it is a maximum one.
+struct Flow {
+    price: Price,
+    value: Picoseconds,
+    decisions: Vec<Decision>,
 }
 
 /// Parts of a network that do not touch, and which of them are alike.
@@ -115,13 +118,17 @@ impl Cuts {
         let (source, sink) = (vertices, vertices + 1);
         let mut drawn = ArcList::default();
         let mut ids: Vec<ArcId> = arcs.iter().map(|arc| drawn.add(arc.from, arc.to)).collect();
-        for vertex in &decidable {
-            ids.push(drawn.add(vertex.vertex, sink));
-            ids.push(drawn.add(source, vertex.vertex));
+        for decidable in &decidable {
+            ids.push(drawn.add(decidable.vertex, sink));
+            ids.push(drawn.add(source, decidable.vertex));
         }
-        let bytes: Size = arcs
+        let bytes: ByteCount = arcs
             .iter()
-            .map(|arc| if let Capacity::Held(bytes) = arc.capacity { bytes } else { 0 })
+            .map(
+                |arc| {
+                    if let Capacity::Held(bytes) = arc.capacity { bytes } else { ByteCount::ZERO }
+                },
+            )
             .sum();
         Cuts {
             network: Network::new(vertices as usize + 2, &drawn),
@@ -130,23 +137,25 @@ impl Cuts {
             ids,
             source,
             sink,
-            highest_price: (((1i128 << 58) << PRICE_BITS) / bytes.max(1) as i128).min(1 << 62)
-                as i64,
+            highest_price: Price::highest(bytes),
             flow: None,
-            time: 0,
-            bytes: 0,
+            time: Picoseconds::ZERO,
+            bytes: ByteCount::ZERO,
             late: Vec::new(),
             symmetry: Symmetry::default(),
         }
     }
 
     /// The minimum cut at a price under decisions; `None` where the effort was spent before.
-    pub fn cut(&mut self, price: i64, decisions: &[Decision], meter: &mut Meter) -> Option<Line> {
+    pub fn cut(&mut self, price: Price, decisions: &[Decision], meter: &mut Meter) -> Option<Line> {
         let value = match self.flow.take() {
-            Some((paid, value, obeyed)) if paid <= price && obeyed == decisions => {
+            Some(Flow { price: paid, value, decisions: obeyed })
+                if paid <= price && obeyed == decisions =>
+            {
                 for (arc, &id) in self.arcs.iter().zip(&self.ids) {
                     if let Capacity::Held(bytes) = arc.capacity {
-                        self.network.raise(id, charge(price, bytes) - charge(paid, bytes));
+                        self.network
+                            .raise(id, (price.charge_down(bytes) - paid.charge_down(bytes)).0);
                     }
                 }
                 value
@@ -157,8 +166,8 @@ impl Cuts {
                     self.network.raise(
                         id,
                         match arc.capacity {
-                            Capacity::Time(time) => time,
-                            Capacity::Held(bytes) => charge(price, bytes),
+                            Capacity::Time(time) => time.0,
+                            Capacity::Held(bytes) => price.charge_down(bytes).0,
                             Capacity::Infinite => INFINITE,
                         },
                     );
@@ -172,16 +181,16 @@ impl Cuts {
                         );
                     }
                 }
-                0
+                Picoseconds::ZERO
             }
         };
         meter.spend((self.arcs.len() + self.decidable.len()) as u64 * 2);
-        let value =
-            value + self.network.augment(self.source, self.sink, i64::MAX, || meter.is_over())?;
-        self.flow = Some((price, value, decisions.to_vec()));
+        let more = self.network.augment(self.source, self.sink, i64::MAX, || meter.is_over())?;
+        let value = value + Picoseconds(more);
+        self.flow = Some(Flow { price, value, decisions: decisions.to_vec() });
         let mut line = Line {
             price,
-            value: value + self.time + charge(price, self.bytes),
+            value: value + self.time + price.charge_down(self.bytes),
             seconds: self.time,
             bytes: self.bytes,
             late: Vec::new(),
@@ -212,7 +221,7 @@ impl Cuts {
     ///
     /// The least cut with an operator on its other side is one more flow from where the minimum cut
     /// left it.
-    pub fn settled(&mut self, price: i64, limit: Picoseconds, meter: &mut Meter) -> Option<Cuts> {
+    pub fn settled(&mut self, price: Price, limit: Picoseconds, meter: &mut Meter) -> Option<Cuts> {
         let vertices = self.source;
         let mut sides: Vec<Option<bool>> = vec![None; vertices as usize + 2];
         (sides[self.source as usize], sides[self.sink as usize]) = (Some(false), Some(true));
@@ -228,13 +237,13 @@ impl Cuts {
                 if meter.is_over() {
                     break;
                 }
-                let Some(more) = self.network.augment(from, to, slack, || meter.is_over()) else {
+                let Some(more) = self.network.augment(from, to, slack.0, || meter.is_over()) else {
                     break;
                 };
                 if more > 0 {
                     self.network.set_flow(&before);
                 }
-                if more >= slack {
+                if more >= slack.0 {
                     sides[vertex.vertex as usize] = Some(is_late);
                 }
             }

@@ -5,12 +5,11 @@
 use cranelift_entity::{EntityRef, SecondaryMap};
 
 use crate::effort::Meter;
-use crate::plan::search::bound::cuts::{
-    Capacity, Cuts, DecisionVertex, Line, PRICE_BITS, PricedArc,
-};
+use crate::plan::search::bound::cuts::{Capacity, Cuts, DecisionVertex, Line, PricedArc};
 use crate::plan::search::bound::flow::Vertex;
-use crate::plan::search::bound::{BoundOrder, Hull};
-use crate::plan::search::state::problem::{OpId, Picoseconds, Problem, Size, TensorId};
+use crate::plan::search::bound::{BoundOrder, Hull, Tangent};
+use crate::plan::search::quantity::{ByteCount, Picoseconds, Price};
+use crate::plan::search::state::problem::{OpId, Problem, TensorId};
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 enum Side {
@@ -20,6 +19,12 @@ enum Side {
     After,
 }
 
+/// No schedule within a budget takes less to recompute.
+pub(super) struct Proven {
+    pub budget: ByteCount,
+    pub least: Picoseconds,
+}
+
 /// One instant with its network and what is known of it.
 pub struct CutInstant {
     /// The operator whose first run it is.
@@ -27,9 +32,9 @@ pub struct CutInstant {
     /// What holds without decisions.
     pub hull: Hull,
     /// What every schedule holds while it runs.
-    pub(super) needed: Size,
-    /// Found by branch and bound: no plan within this many bytes takes less.
-    pub(super) proven: Vec<(Size, Picoseconds)>,
+    pub(super) needed: ByteCount,
+    /// Found by branch and bound.
+    pub(super) proven: Vec<Proven>,
     /// Recomputing everything once.
     pub(super) most: Picoseconds,
     pub(super) cuts: Cuts,
@@ -61,7 +66,7 @@ impl CutInstant {
         let mut arc = |from: Vertex, to: Vertex, capacity: Capacity| {
             arcs.push(PricedArc { from, to, capacity })
         };
-        let mut kept_before = 0;
+        let mut kept_before = ByteCount::ZERO;
         for (id, op) in &problem.ops {
             let before = match side[id] {
                 Side::After => continue,
@@ -76,7 +81,7 @@ impl CutInstant {
                     {
                         arc(not_before(id), not_before(earlier), Capacity::Infinite);
                     }
-                    if op.kept > 0 {
+                    if op.kept > ByteCount::ZERO {
                         arc(not_before(id), sink, Capacity::Held(op.kept));
                     }
                     not_before(id)
@@ -90,7 +95,7 @@ impl CutInstant {
             decidable.push(DecisionVertex { op: id, vertex: runs(id) });
             for &tensor in &op.outputs {
                 let is_input = problem.ops[at].inputs.contains(&tensor);
-                let bytes = if is_input { 0 } else { problem.tensors[tensor].bytes };
+                let bytes = if is_input { ByteCount::ZERO } else { problem.tensors[tensor].bytes };
                 arc(runs(id), there(tensor), Capacity::Held(bytes));
                 if problem.tensors[tensor]
                     .readers
@@ -106,45 +111,42 @@ impl CutInstant {
         }
         let needed = problem.resting + kept_before + problem.working_set(at);
         let mut cuts = Cuts::new(source, arcs, decidable);
-        let all_held = cuts.cut(0, &[], meter)?;
+        let all_held = cuts.cut(Price::FREE, &[], meter)?;
         let none_held = cuts.cut(cuts.highest_price, &[], meter)?;
         let hull = Hull::new(vec![all_held, none_held]);
         Some(CutInstant { at, hull, needed, proven: Vec::new(), most: problem.total, cuts })
     }
 
     /// Time of recomputation that no plan within the budget beats; `None` where no schedule fits.
-    pub fn bound(&self, budget: Size) -> Option<Picoseconds> {
+    pub fn bound(&self, budget: ByteCount) -> Option<Picoseconds> {
         if budget < self.needed {
             return None;
         }
-        let proven = self
-            .proven
-            .iter()
-            .filter(|(bytes, _)| budget <= *bytes)
-            .map(|(_, least)| *least as i128);
-        let least = self.hull.at(budget - self.needed).max(proven.max().unwrap_or(0));
+        let proven = self.proven.iter().filter(|proven| budget <= proven.budget);
+        let proven = proven.map(|proven| proven.least.wide()).max().unwrap_or_default();
+        let least = self.hull.at(budget - self.needed).max(proven);
         // A cut asks for each operator once at most: beyond that, nothing fits.
-        (least <= self.most as i128).then_some(least as Picoseconds)
+        (least <= self.most.wide()).then(|| least.clamp())
     }
 
     /// No budget below this many bytes suffices.
-    pub fn least_budget(&self) -> Size {
-        let room = self.hull.prices().filter(|(price, _)| *price > 0).map(|(price, value)| {
-            // value − price · room > most for every room up to this.
-            let excess = value as i128 - self.most as i128 - 1;
-            (excess << PRICE_BITS).div_euclid(price as i128) + 1
+    pub fn least_budget(&self) -> ByteCount {
+        let priced = self.hull.tangents().filter(|tangent| tangent.price > Price::FREE);
+        let room = priced.map(|Tangent { price, value }| {
+            // With less room, value − price · room > most.
+            price.bytes_beyond(value.wide() - self.most.wide() - Picoseconds(1).wide())
         });
-        self.needed + room.max().unwrap_or(0).max(0) as Size
+        self.needed + room.max().unwrap_or_default()
     }
 
     /// Adds lines until the hull is exact at this budget, or the effort is spent.
-    pub fn solve(&mut self, budget: Size, meter: &mut Meter) {
+    pub fn solve(&mut self, budget: ByteCount, meter: &mut Meter) {
         self.hull.close_in(&mut self.cuts, budget - self.needed, &[], meter);
     }
 
     /// The corners around a budget: the first holds more than fits, the second fits. The same one
     /// twice at the ends.
-    pub fn bracket(&self, budget: Size) -> [&Line; 2] {
+    pub fn bracket(&self, budget: ByteCount) -> [&Line; 2] {
         let lines = &self.hull.lines;
         let under =
             lines.partition_point(|line| line.bytes > budget - self.needed).min(lines.len() - 1);

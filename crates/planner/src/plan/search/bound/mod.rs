@@ -16,9 +16,18 @@ mod flow;
 mod instant;
 
 use crate::effort::Meter;
-use crate::plan::search::bound::cuts::{Cuts, Decision, Line, PRICE_BITS, charge, charge_up};
+use crate::plan::search::bound::cuts::{Cuts, Decision, Line};
 pub use crate::plan::search::bound::instant::CutInstant;
-use crate::plan::search::state::problem::{Picoseconds, Size};
+use crate::plan::search::quantity::{ByteCount, Picoseconds, Price, WidePicoseconds};
+
+/// Recomputation takes at least `value − price · room`.
+#[derive(Clone, Copy, Debug)]
+pub struct Tangent {
+    /// Of a byte held.
+    pub price: Price,
+    /// Where there is no room.
+    pub value: Picoseconds,
+}
 
 /// Lines that hold under the same decisions, by falling bytes, and prices that improve the bound
 /// but are no corner.
@@ -26,7 +35,7 @@ use crate::plan::search::state::problem::{Picoseconds, Size};
 pub struct Hull {
     /// The corners.
     pub lines: Vec<Line>,
-    spare: Vec<(i64, Picoseconds)>,
+    spare: Vec<Tangent>,
 }
 
 impl Hull {
@@ -35,19 +44,20 @@ impl Hull {
         Hull { lines, spare: Vec::new() }
     }
 
-    fn prices(&self) -> impl Iterator<Item = (i64, Picoseconds)> + '_ {
-        self.lines.iter().map(|line| (line.price, line.value)).chain(self.spare.iter().copied())
+    fn tangents(&self) -> impl Iterator<Item = Tangent> + '_ {
+        self.lines.iter().map(Line::tangent).chain(self.spare.iter().copied())
     }
 
     /// Time of recomputation with this much room, at least.
-    pub fn at(&self, room: Size) -> i128 {
-        self.best(room).map_or(0, |(_, least)| least).max(0)
+    pub fn at(&self, room: ByteCount) -> WidePicoseconds {
+        self.best(room).map_or(WidePicoseconds::ZERO, |(_, least)| least).max(WidePicoseconds::ZERO)
     }
 
     /// The price that says most with this much room, and what it says.
-    pub fn best(&self, room: Size) -> Option<(i64, i128)> {
-        let least =
-            self.prices().map(|(price, value)| (price, value as i128 - charge_up(price, room)));
+    pub fn best(&self, room: ByteCount) -> Option<(Price, WidePicoseconds)> {
+        let least = self
+            .tangents()
+            .map(|Tangent { price, value }| (price, value.wide() - price.charge_up(room)));
         least.max_by_key(|&(price, least)| (least, price))
     }
 
@@ -55,7 +65,7 @@ impl Hull {
     pub fn close_in(
         &mut self,
         cuts: &mut Cuts,
-        room: Size,
+        room: ByteCount,
         decisions: &[Decision],
         meter: &mut Meter,
     ) {
@@ -66,20 +76,19 @@ impl Hull {
             }
             let (a, b) = (&self.lines[under - 1], &self.lines[under]);
             let price =
-                (((b.seconds - a.seconds) as i128) << PRICE_BITS) / (a.bytes - b.bytes) as i128;
-            let price = price.clamp(0, cuts.highest_price as i128) as i64;
-            if self.prices().any(|(known, _)| known == price) {
+                Price::per_byte(b.seconds - a.seconds, a.bytes - b.bytes, cuts.highest_price);
+            if self.tangents().any(|known| known.price == price) {
                 return;
             }
             let (most, least) = (a.bytes, b.bytes);
-            let chord = a.seconds + charge(price, most);
+            let chord = a.seconds + price.charge_down(most);
             let Some(line) = cuts.cut(price, decisions, meter) else { return };
-            let is_below =
-                line.seconds + charge(price, line.bytes) < chord - chord / 10_000_000 - 1;
+            let is_below = line.seconds + price.charge_down(line.bytes)
+                < chord - chord / 10_000_000 - Picoseconds(1);
             if is_below && least < line.bytes && line.bytes < most {
                 self.lines.insert(under, line);
             } else {
-                self.spare.push((line.price, line.value));
+                self.spare.push(line.tangent());
                 return;
             }
         }

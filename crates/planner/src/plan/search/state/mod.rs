@@ -11,7 +11,8 @@ mod tree;
 
 use cranelift_entity::EntityRef;
 
-use crate::plan::search::state::problem::{OpId, Picoseconds, Problem, Size, TensorId};
+use crate::plan::search::quantity::{ByteCount, Picoseconds};
+use crate::plan::search::state::problem::{OpId, Problem, TensorId};
 use crate::plan::search::state::tree::MaxTree;
 
 /// Run `op` again in `point`, before the first run that gives the point its name.
@@ -47,12 +48,12 @@ pub struct Mark(usize);
 pub struct State<'a> {
     /// What is planned.
     pub problem: &'a Problem,
-    /// Steps done so far, in the unit of [`crate::effort::Effort::work`].
+    /// Work done so far, in the unit of [`crate::effort::Effort::work`].
     pub work: u64,
     accesses: Vec<Vec<Access>>,
     again: Vec<Vec<OpId>>,
     tree: MaxTree,
-    within: Vec<Size>,
+    within: Vec<ByteCount>,
     extra: Picoseconds,
     events: usize,
     /// The first run is read by nobody before the operator runs again: it can be left out, so it
@@ -65,12 +66,13 @@ pub struct State<'a> {
 }
 
 /// Memory of [`State::point_peak`], kept between calls.
+#[derive(Default)]
 struct Scratch {
     touched: Vec<(TensorId, u32)>,
     place: Vec<u32>,
     stamp: Vec<u32>,
     clock: u32,
-    freed: Vec<Size>,
+    freed: Vec<ByteCount>,
 }
 
 impl<'a> State<'a> {
@@ -79,7 +81,7 @@ impl<'a> State<'a> {
         let (points, tensors) = (problem.len(), problem.tensors.len());
         let mut accesses = Vec::with_capacity(tensors);
         let mut held = problem.base.clone();
-        let mut change = vec![0; points + 1];
+        let mut change = vec![ByteCount::ZERO; points + 1];
         for tensor in problem.tensors.values() {
             let first = Access { point: tensor.producer, uses: 0, made: true };
             let reads = tensor.readers.iter().map(|&point| Access { point, uses: 1, made: false });
@@ -90,26 +92,21 @@ impl<'a> State<'a> {
                 change[pair[1].point.index()] -= tensor.bytes;
             }
         }
-        let mut now = 0;
+        let mut now = ByteCount::ZERO;
         for (held, change) in held.iter_mut().zip(&change) {
-            now += change;
+            now += *change;
             *held += now;
         }
-        let scratch = Scratch {
-            touched: Vec::new(),
-            place: vec![0; tensors],
-            stamp: vec![0; tensors],
-            clock: 0,
-            freed: Vec::new(),
-        };
+        let scratch =
+            Scratch { place: vec![0; tensors], stamp: vec![0; tensors], ..Scratch::default() };
         let mut state = State {
             problem,
             work: 0,
             accesses,
             again: vec![Vec::new(); points],
             tree: MaxTree::new(&held),
-            within: vec![0; points],
-            extra: 0,
+            within: vec![ByteCount::ZERO; points],
+            extra: Picoseconds::ZERO,
             events: 0,
             is_first_run_dead: vec![false; points],
             journal: Vec::new(),
@@ -126,7 +123,7 @@ impl<'a> State<'a> {
     }
 
     /// The peak over all points.
-    pub fn peak(&mut self) -> Size {
+    pub fn peak(&mut self) -> ByteCount {
         self.flush();
         self.tree.max()
     }
@@ -275,9 +272,9 @@ impl<'a> State<'a> {
     /// Could the plan fit without the event? A cheap necessary condition: its outputs would be held
     /// since their last access, and at most the inputs that are read only here would go. Cascades
     /// are not followed: the answer is yes.
-    pub fn removal_may_fit(&self, event: Event, budget: Size) -> bool {
+    pub fn removal_may_fit(&self, event: Event, budget: ByteCount) -> bool {
         let op = &self.problem.ops[event.op];
-        let mut let_go = 0;
+        let mut let_go = ByteCount::ZERO;
         for &tensor in &op.inputs {
             let Ok(index) = self.find(tensor, event.point) else { return true };
             let access = self.accesses(tensor)[index];
@@ -400,7 +397,7 @@ impl<'a> State<'a> {
     }
 
     /// Adds (1) or takes away (-1) the residency between an access and the next.
-    fn hold(&mut self, tensor: TensorId, index: usize, sign: Size) {
+    fn hold(&mut self, tensor: TensorId, index: usize, sign: i64) {
         let list = &self.accesses[tensor.index()];
         if let Some(&[from, to]) =
             list.get(index..index + 2).and_then(|pair| pair.first_chunk::<2>())
@@ -409,7 +406,7 @@ impl<'a> State<'a> {
             self.tree.add(
                 from.point.index() + 1,
                 to.point.index(),
-                sign * self.problem.tensors[tensor].bytes,
+                self.problem.tensors[tensor].bytes * sign,
             );
         }
     }
@@ -445,39 +442,30 @@ impl<'a> State<'a> {
     }
 
     /// The peak within a point of the tensors touched there; all others are in the tree already.
-    fn point_peak(&mut self, point: OpId) -> Size {
+    fn point_peak(&mut self, point: OpId) -> ByteCount {
         let problem = self.problem;
         let runs = self.again[point.index()].len() + 1;
         self.work += 1 + runs as u64 / 2;
-        let mut scratch = std::mem::replace(
-            &mut self.scratch,
-            Scratch {
-                touched: Vec::new(),
-                place: Vec::new(),
-                stamp: Vec::new(),
-                clock: 0,
-                freed: Vec::new(),
-            },
-        );
-        let run = |step: usize| self.again[point.index()].get(step).copied().unwrap_or(point);
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let op_of = |run: usize| self.again[point.index()].get(run).copied().unwrap_or(point);
         scratch.clock += 1;
         scratch.touched.clear();
-        for step in 0..runs {
-            let call = &problem.ops[run(step)];
+        for run in 0..runs {
+            let call = &problem.ops[op_of(run)];
             for &tensor in call.inputs.iter().chain(&call.outputs) {
                 let index = tensor.index();
                 if scratch.stamp[index] == scratch.clock {
-                    scratch.touched[scratch.place[index] as usize].1 = step as u32;
+                    scratch.touched[scratch.place[index] as usize].1 = run as u32;
                 } else {
                     scratch.stamp[index] = scratch.clock;
                     scratch.place[index] = scratch.touched.len() as u32;
-                    scratch.touched.push((tensor, step as u32));
+                    scratch.touched.push((tensor, run as u32));
                 }
             }
         }
         scratch.freed.clear();
-        scratch.freed.resize(runs, 0);
-        let mut now = 0;
+        scratch.freed.resize(runs, ByteCount::ZERO);
+        let mut now = ByteCount::ZERO;
         for slot in 0..scratch.touched.len() {
             let (tensor, last) = scratch.touched[slot];
             let Ok(index) = self.find(tensor, point) else { continue };
@@ -491,16 +479,18 @@ impl<'a> State<'a> {
                 scratch.freed[last as usize] += bytes;
             }
         }
-        let mut peak = 0;
-        for step in 0..runs {
-            let call = &problem.ops[run(step)];
-            now += call.outputs.iter().map(|&tensor| problem.tensors[tensor].bytes).sum::<Size>();
+        let mut peak = ByteCount::ZERO;
+        for run in 0..runs {
+            let call = &problem.ops[op_of(run)];
+            now +=
+                call.outputs.iter().map(|&tensor| problem.tensors[tensor].bytes).sum::<ByteCount>();
             let dies_here = |tensor: &TensorId| {
-                scratch.touched[scratch.place[tensor.index()] as usize].1 == step as u32
+                scratch.touched[scratch.place[tensor.index()] as usize].1 == run as u32
             };
-            let taken = if call.takes_over.iter().any(dies_here) { call.taken } else { 0 };
+            let taken =
+                if call.takes_over.iter().any(dies_here) { call.taken } else { ByteCount::ZERO };
             peak = peak.max(now + call.workspace + call.kept - taken);
-            now -= scratch.freed[step];
+            now -= scratch.freed[run];
         }
         self.scratch = scratch;
         peak

@@ -9,7 +9,8 @@ use crate::graph::{
 };
 use crate::machine::Machine;
 use crate::plan::search::order;
-use crate::plan::search::state::problem::{OpId, Picoseconds, Problem, Size, picoseconds};
+use crate::plan::search::quantity::{ByteCount, Picoseconds};
+use crate::plan::search::state::problem::{OpId, Problem};
 use crate::plan::search::state::runs::{rebase, sequence};
 use crate::plan::search::state::{Event, State};
 use crate::plan::{base_order, simulate};
@@ -84,7 +85,7 @@ fn graph(random: &mut Rng, most: usize) -> Graph {
 }
 
 fn cost(profile: &Profile, runs: &[NodeId]) -> Picoseconds {
-    runs.iter().map(|&node| picoseconds(profile.seconds[node].0)).sum()
+    runs.iter().map(|&node| Picoseconds::round_down(profile.seconds[node])).sum()
 }
 
 /// The run of an operator that nothing reads before the same operator runs again, or before the
@@ -123,14 +124,14 @@ struct Tally {
 fn is_true(graph: &Graph, profile: &Profile, state: &mut State, tally: &mut Tally) {
     let problem = state.problem;
     let runs = sequence(problem, &state.events());
-    let simulated = simulate(graph, profile, &runs).curve.peak.0 as Size;
+    let simulated = ByteCount::of(simulate(graph, profile, &runs).curve.peak);
     let extra = cost(profile, &runs) - problem.total;
     assert!(
         state.peak() >= simulated,
-        "the state peaks at {}, the plan at {simulated}",
+        "the state peaks at {:?}, the plan at {simulated:?}",
         state.peak()
     );
-    assert!(state.extra() >= extra, "the state costs {}, the plan {extra}", state.extra());
+    assert!(state.extra() >= extra, "the state costs {:?}, the plan {extra:?}", state.extra());
     let is_exact = !has_dead_run(problem, state);
     tally.states += 1;
     tally.exact += usize::from(is_exact);
@@ -160,7 +161,7 @@ fn is_true(graph: &Graph, profile: &Profile, state: &mut State, tally: &mut Tall
         tally.changed += 1;
         tally.cheaper += usize::from(cost(profile, &again) < cost(profile, &runs));
         tally.higher +=
-            usize::from(simulate(graph, profile, &again).curve.peak.0 as Size > simulated);
+            usize::from(ByteCount::of(simulate(graph, profile, &again).curve.peak) > simulated);
     }
 }
 

@@ -2,32 +2,35 @@
 //! `max` of an inner node is the maximum of its children plus what was added to the node as a
 //! whole.
 
-use crate::plan::search::state::problem::Size;
+use crate::plan::search::quantity::ByteCount;
+
+/// Less than any sum, and far from the end of the numbers.
+const LEAST: ByteCount = ByteCount(i64::MIN / 4);
 
 /// A segment tree over points.
 #[derive(Clone, Debug)]
 pub struct MaxTree {
     leaves: usize,
-    max: Vec<Size>,
-    added: Vec<Size>,
+    max: Vec<ByteCount>,
+    added: Vec<ByteCount>,
 }
 
 impl MaxTree {
     /// A tree over `values`.
-    pub fn new(values: &[Size]) -> MaxTree {
+    pub fn new(values: &[ByteCount]) -> MaxTree {
         let leaves = values.len().next_power_of_two();
         // Unused leaves never win.
-        let mut max = vec![Size::MIN / 4; 2 * leaves];
+        let mut max = vec![LEAST; 2 * leaves];
         max[leaves..leaves + values.len()].copy_from_slice(values);
         for node in (1..leaves).rev() {
             max[node] = max[2 * node].max(max[2 * node + 1]);
         }
-        MaxTree { leaves, max, added: vec![0; leaves] }
+        MaxTree { leaves, max, added: vec![ByteCount::ZERO; leaves] }
     }
 
     /// Adds `bytes` to each point of `from..to`.
-    pub fn add(&mut self, from: usize, to: usize, bytes: Size) {
-        if from >= to || bytes == 0 {
+    pub fn add(&mut self, from: usize, to: usize, bytes: ByteCount) {
+        if from >= to || bytes == ByteCount::ZERO {
             return;
         }
         let (mut low, mut high) = (from + self.leaves, to + self.leaves);
@@ -58,7 +61,7 @@ impl MaxTree {
         }
     }
 
-    fn add_to_node(&mut self, node: usize, bytes: Size) {
+    fn add_to_node(&mut self, node: usize, bytes: ByteCount) {
         self.max[node] += bytes;
         if node < self.leaves {
             self.added[node] += bytes;
@@ -70,7 +73,7 @@ impl MaxTree {
     }
 
     /// The largest value.
-    pub fn max(&self) -> Size {
+    pub fn max(&self) -> ByteCount {
         self.max[1]
     }
 
@@ -85,7 +88,7 @@ impl MaxTree {
     }
 
     /// The value of one point.
-    pub fn at(&self, point: usize) -> Size {
+    pub fn at(&self, point: usize) -> ByteCount {
         let mut node = point + self.leaves;
         let mut value = self.max[node];
         while node > 1 {
@@ -96,7 +99,7 @@ impl MaxTree {
     }
 
     /// The largest value in `from..to`, which must not be empty.
-    pub fn max_in(&self, from: usize, to: usize) -> Size {
+    pub fn max_in(&self, from: usize, to: usize) -> ByteCount {
         // Bottom up: the best of what lies inside, per side, plus what was added above.
         let (mut low, mut high) = (from + self.leaves, to - 1 + self.leaves);
         let (mut left, mut right) = (self.max[low], self.max[high]);
@@ -121,7 +124,7 @@ impl MaxTree {
     }
 
     /// Writes the value of every point into `out`.
-    pub fn values(&self, out: &mut Vec<Size>, points: usize) {
+    pub fn values(&self, out: &mut Vec<ByteCount>, points: usize) {
         let mut carried = self.added.clone();
         for node in 1..self.leaves {
             let above = carried[node];
@@ -134,7 +137,7 @@ impl MaxTree {
         out.clear();
         out.extend((0..points).map(|point| {
             let leaf = point + self.leaves;
-            self.max[leaf] + if leaf > 1 { carried[leaf >> 1] } else { 0 }
+            self.max[leaf] + if leaf > 1 { carried[leaf >> 1] } else { ByteCount::ZERO }
         }));
     }
 }
@@ -151,10 +154,11 @@ mod tests {
             (random >> 33) as usize % n
         };
         for points in [1, 2, 3, 7, 16, 29] {
-            let mut values: Vec<Size> = (0..points).map(|_| below(50) as Size).collect();
+            let mut values: Vec<ByteCount> =
+                (0..points).map(|_| ByteCount(below(50) as i64)).collect();
             let mut tree = MaxTree::new(&values);
             for _ in 0..200 {
-                let (from, bytes) = (below(points), below(9) as Size - 4);
+                let (from, bytes) = (below(points), ByteCount(below(9) as i64 - 4));
                 let to = from + 1 + below(points - from);
                 values[from..to].iter_mut().for_each(|value| *value += bytes);
                 tree.add(from, to, bytes);
