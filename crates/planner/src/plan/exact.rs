@@ -12,7 +12,7 @@ use good_lp::{Expression, Variable, constraint};
 
 use crate::analysis::{Liveness, liveness};
 use crate::graph::{Graph, NodeId, StorageId};
-use crate::plan::milp::{Program, SolverLimits};
+use crate::plan::milp::{Goal, Milp, SolverLimits, within_tolerance};
 use crate::plan::rematerialize::{Versions, legal};
 use crate::plan::{Infeasible, Plan, PlanError, Planner, none, simulate};
 use crate::profile::Profile;
@@ -35,17 +35,15 @@ pub fn exact(
         return Err(PlanError::TooLarge { nodes: order.len(), most: MOST_NODES });
     }
     let peak = |runs: &[NodeId]| simulate(graph, profile, runs).curve.peak;
-    // The solver's rows may be exceeded by a tolerance; then it is asked again for as much less.
-    let mut target = budget;
-    for _ in 0..3 {
-        let Some(runs) = Formulation::new(graph, profile, order, Goal::Fastest(target)).solve()?
-        else {
-            break;
-        };
-        match peak(&runs) {
-            reached if reached <= budget => return Ok(Plan { planner: Planner::Exact, runs }),
-            reached => target = target.saturating_sub(reached - budget),
-        }
+    let fastest = within_tolerance(budget, |target| {
+        let runs = Formulation::new(graph, profile, order, Goal::Fastest(target)).solve()?;
+        Ok(runs.map(|runs| {
+            let reached = peak(&runs);
+            (runs, reached)
+        }))
+    })?;
+    if let Some(runs) = fastest {
+        return Ok(Plan { planner: Planner::Exact, runs });
     }
     let lowest = Formulation::new(graph, profile, order, Goal::Lowest)
         .solve()?
@@ -57,17 +55,8 @@ pub fn exact(
     Err(PlanError::Infeasible(Box::new(Infeasible::new(graph, profile, budget, plan))))
 }
 
-/// What the program minimises.
-#[derive(Clone, Copy)]
-enum Goal {
-    /// Seconds, within a budget.
-    Fastest(Bytes),
-    /// The peak.
-    Lowest,
-}
-
 /// A run that may take place: a node of the step, or a repetition in front of one.
-struct Moment {
+struct PossibleRun {
     node: NodeId,
     /// The node of the step that it belongs to, by position.
     point: usize,
@@ -80,8 +69,8 @@ struct Formulation<'a> {
     graph: &'a Graph,
     profile: &'a Profile,
     order: &'a [NodeId],
-    program: Program,
-    moments: Vec<Moment>,
+    milp: Milp,
+    moments: Vec<PossibleRun>,
     /// P: for each moment and storage, whether it is held there; absent where nobody decides about
     /// it.
     held: Vec<SecondaryMap<StorageId, Option<Variable>>>,
@@ -98,7 +87,7 @@ impl<'a> Formulation<'a> {
             graph,
             profile,
             order,
-            program: Program::new(),
+            milp: Milp::new(),
             moments: Vec::new(),
             held: Vec::new(),
         };
@@ -131,10 +120,10 @@ impl<'a> Formulation<'a> {
                 }
             }
             for again in repeated.into_iter().rev() {
-                let run = self.program.binary();
-                self.moments.push(Moment { node: again, point, run: Some(run) });
+                let run = self.milp.binary();
+                self.moments.push(PossibleRun { node: again, point, run: Some(run) });
             }
-            self.moments.push(Moment { node, point, run: None });
+            self.moments.push(PossibleRun { node, point, run: None });
             versions.advance(graph, node);
         }
     }
@@ -178,10 +167,10 @@ impl<'a> Formulation<'a> {
                 }
                 let touched = made || reads.contains(&storage);
                 let least = if touched && moment.run.is_none() { 1.0 } else { 0.0 };
-                let held = self.program.within(least, 1.0);
+                let held = self.milp.within(least, 1.0);
                 here[storage] = Some(held);
                 if let (Some(run), true) = (moment.run, touched) {
-                    self.program.row(constraint!(held >= run));
+                    self.milp.row(constraint!(held >= run));
                 }
                 match (there[storage], made, moment.run) {
                     // Held from the start, or made here for the first time.
@@ -197,7 +186,7 @@ impl<'a> Formulation<'a> {
                             None if made => from += 1.0,
                             None => {}
                         }
-                        self.program.row(constraint!(held <= from));
+                        self.milp.row(constraint!(held <= from));
                     }
                 }
             }
@@ -218,8 +207,8 @@ impl<'a> Formulation<'a> {
                 unplanned.0.max(1) as f64,
             ),
             Goal::Lowest => {
-                let peak = self.program.within(0.0, f64::INFINITY);
-                self.program.objective = peak.into();
+                let peak = self.milp.within(0.0, f64::INFINITY);
+                self.milp.objective = peak.into();
                 (peak.into(), unplanned.0.max(1) as f64)
             }
         };
@@ -250,34 +239,33 @@ impl<'a> Formulation<'a> {
                         .sum();
                     sum += (workspace + copies) * run;
                     if let Goal::Fastest(_) = goal {
-                        self.program.objective +=
-                            self.profile.seconds[moment.node].0 / longest * run;
+                        self.milp.objective += self.profile.seconds[moment.node].0 / longest * run;
                     }
                 }
             }
             if self.profile.in_place {
                 let mut taken = Expression::from(0.0);
                 for (storage, most) in overwritable(self.graph, &lives, moment, &decided) {
-                    let take = self.program.within(0.0, most);
+                    let take = self.milp.within(0.0, most);
                     if let Some(run) = moment.run {
-                        self.program.row(constraint!(take <= run));
+                        self.milp.row(constraint!(take <= run));
                     }
                     if let Some(later) = self.held.get(at + 1).and_then(|later| later[storage]) {
-                        self.program.row(constraint!(take + later <= 1.0));
+                        self.milp.row(constraint!(take + later <= 1.0));
                     }
                     sum -= bytes(storage) * take;
                     taken += take;
                 }
-                self.program.row(constraint!(taken <= 1.0));
+                self.milp.row(constraint!(taken <= 1.0));
             }
-            self.program.row(constraint!(sum <= limit.clone()));
+            self.milp.row(constraint!(sum <= limit.clone()));
         }
     }
 
     /// The optimum as a sequence of runs; `None` where there is none.
     fn solve(self) -> Result<Option<Vec<NodeId>>, PlanError> {
         let answer = self
-            .program
+            .milp
             .solve(&SolverLimits::default())
             .map_err(|reason| PlanError::Unsolved { reason })?;
         let Some(answer) = answer else { return Ok(None) };
@@ -293,7 +281,7 @@ impl<'a> Formulation<'a> {
 /// makes is not there.
 fn others(
     lives: &Liveness,
-    moment: &Moment,
+    moment: &PossibleRun,
     decided: &SecondaryMap<StorageId, bool>,
     bytes: &impl Fn(StorageId) -> f64,
 ) -> f64 {
@@ -313,7 +301,7 @@ fn others(
 fn overwritable(
     graph: &Graph,
     lives: &Liveness,
-    moment: &Moment,
+    moment: &PossibleRun,
     decided: &SecondaryMap<StorageId, bool>,
 ) -> Vec<(StorageId, f64)> {
     let call = &graph.nodes()[moment.node];

@@ -246,7 +246,7 @@ fn candidates(case: &Case, found: &Published) {
     for (name, expected) in initial.as_object().unwrap() {
         let (row, what) = (row(case, &found.initial, name), format!("{}: {name}", case.id));
         assert_eq!(
-            row.last_forward_access.map(|node| case.name(node)).as_deref(),
+            Some(case.name(row.last_forward_access).as_str()),
             table[name]["last_forward_access"].as_str(),
             "{what}"
         );
@@ -303,10 +303,7 @@ fn ends(case: &Case, found: &Published, expected: &Json) {
     for end in &found.ends {
         let (name, what) = (case.name(end.node), format!("{}: {}", case.id, case.name(end.node)));
         let row = row(case, &found.initial, &name);
-        to_delete
-            .entry(case.name(row.last_forward_access.unwrap()))
-            .or_default()
-            .insert(name.clone());
+        to_delete.entry(case.name(row.last_forward_access)).or_default().insert(name.clone());
         to_recompute.entry(case.name(row.first_backward_access)).or_default().insert(name.clone());
         let expected = &expected["final"][&name];
         assert_eq!(

@@ -34,7 +34,7 @@ fn planners() -> impl Iterator<Item = Planner> {
 
 /// Planners that compare plans, and so never give a slower one for more memory. The others heed the
 /// budget as they walk along the step: what they decide early for more memory may turn out worse; a
-/// search is monotone within one ladder.
+/// search is monotone along one frontier.
 fn comparing_planners() -> impl Iterator<Item = Planner> {
     planners().filter(|planner| ![Planner::Xla, Planner::Dtr, Planner::Auto].contains(planner))
 }
@@ -235,7 +235,7 @@ proptest! {
             let curve = plan::simulate(&graph, &profile, &order).curve;
             let accesses = access_profile(&graph, &profile, &order, &curve, None);
             for row in &published.initial {
-                prop_assert_eq!(accesses[row.node].last_forward_access, row.last_forward_access);
+                prop_assert_eq!(accesses[row.node].last_forward_access, Some(row.last_forward_access));
                 prop_assert_eq!(accesses[row.node].first_backward_access, Some(row.first_backward_access));
             }
             for (rank, &node) in order.iter().enumerate() {

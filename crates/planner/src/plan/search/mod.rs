@@ -19,12 +19,14 @@
 //! Asked again for the same budget or a little less, it goes on with the race.
 //! `doc/theory/recompute.md` tells the whole story.
 
+mod attempt;
 mod bound;
 mod instants;
 mod neighbourhood;
 mod order;
 mod prove;
 mod quantity;
+mod race;
 mod repair;
 mod starts;
 mod state;
@@ -32,19 +34,15 @@ mod state;
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use fastrand::Rng;
-
-use crate::effort::{Effort, Meter};
+use crate::effort::Effort;
 use crate::graph::{Graph, NodeId};
+use crate::plan::search::attempt::{Attempt, Runner};
 pub use crate::plan::search::bound::BoundOrder;
 use crate::plan::search::bound::CutInstant;
 use crate::plan::search::instants::{add_instants, tight};
-use crate::plan::search::neighbourhood::improve;
 pub use crate::plan::search::prove::lower_bound;
-use crate::plan::search::prove::{PREPARATION, SharedBounds, peers, prove};
 use crate::plan::search::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::repair::{polish, repair};
-use crate::plan::search::starts::just_in_time;
 use crate::plan::search::state::State;
 use crate::plan::search::state::problem::{OpId, Problem};
 use crate::plan::search::state::runs::{rebase, sequence};
@@ -54,20 +52,14 @@ use crate::units::{Bytes, Seconds};
 
 /// Instants at the highest points of the unplanned step, and as many spread out over it.
 const INSTANTS: usize = 6;
-/// Starts that are improved side by side.
-const RUNNERS: usize = 6;
-/// Work for a first plan, per operator.
-const FIRST_WORK: u64 = 200;
 /// Halvings of the distance between what is known to be feasible and what is not.
-const SQUEEZES: usize = 12;
+const BISECTIONS: usize = 12;
 /// Work for each, per operator.
-const SQUEEZE_WORK: u64 = 100;
-/// Legs of each runner before the worse ones drop out.
-const LEGS: u64 = 8;
+const BISECTION_WORK: u64 = 100;
 
-/// A sequence of runs that fits.
+/// A sequence of runs with its peak, and its time beyond that of all first runs.
 #[derive(Clone, Debug)]
-struct Found {
+struct KnownPlan {
     peak: Bytes,
     extra: Picoseconds,
     runs: Vec<NodeId>,
@@ -81,7 +73,7 @@ pub struct Search<'a> {
     reordered: Arc<Problem>,
     instants: Vec<CutInstant>,
     /// No other has both a smaller peak and less time; by rising peak.
-    found: Vec<Found>,
+    found: Vec<KnownPlan>,
     /// Where the last search for a plan ended.
     last: Option<(ByteCount, Vec<Runner>)>,
 }
@@ -122,7 +114,7 @@ impl<'a> Search<'a> {
         let mut attempt = Attempt::new(ByteCount::of(budget), effort);
         let mut first = None;
         if self.best(budget).is_none_or(|best| best.extra > Picoseconds::ZERO) {
-            attempt.take(self.best(budget).cloned());
+            self.recall(&mut attempt);
             let resumed = self.resume(&mut attempt);
             self.sharpen(&mut attempt);
             if !resumed && self.bound(budget).is_some() {
@@ -162,11 +154,11 @@ impl<'a> Search<'a> {
     pub fn offer(&mut self, runs: Vec<NodeId>) -> Bytes {
         let peak = simulate(self.graph, self.profile, &runs).curve.peak;
         let extra = self.extra(&runs);
-        let is_worse = |other: &Found| other.peak <= peak && other.extra <= extra;
+        let is_worse = |other: &KnownPlan| other.peak <= peak && other.extra <= extra;
         if !self.found.iter().any(is_worse) {
             self.found.retain(|other| other.peak < peak || other.extra < extra);
             let slot = self.found.partition_point(|other| other.peak < peak);
-            self.found.insert(slot, Found { peak, extra, runs });
+            self.found.insert(slot, KnownPlan { peak, extra, runs });
         }
         peak
     }
@@ -180,7 +172,7 @@ impl<'a> Search<'a> {
     }
 
     /// The fastest known plan within a budget.
-    fn best(&self, budget: Bytes) -> Option<&Found> {
+    fn best(&self, budget: Bytes) -> Option<&KnownPlan> {
         self.found.iter().rev().find(|found| found.peak <= budget)
     }
 
@@ -189,7 +181,7 @@ impl<'a> Search<'a> {
     pub fn smallest(&mut self, effort: &Effort<'_>) -> Plan {
         let mut attempt = Attempt::new(ByteCount::ZERO, effort);
         let mut refused = ByteCount::ZERO;
-        for _ in 0..SQUEEZES {
+        for _ in 0..BISECTIONS {
             let reached =
                 self.found.first().map_or(ByteCount::ZERO, |found| ByteCount::of(found.peak));
             let floor = ByteCount::of(self.least_budget()).max(refused);
@@ -198,8 +190,8 @@ impl<'a> Search<'a> {
                 break;
             }
             attempt = Attempt { limit: target, found: Vec::new(), ..attempt };
-            let leg = attempt.meter.leg(SQUEEZE_WORK * self.given.len() as u64);
-            attempt.under(leg, |attempt| self.squeeze(attempt));
+            let leg = attempt.meter.leg(BISECTION_WORK * self.given.len() as u64);
+            attempt.under(leg, |attempt| self.lower_peak(attempt));
             if self.found.first().is_none_or(|found| ByteCount::of(found.peak) > target) {
                 refused = target;
             }
@@ -215,7 +207,7 @@ impl<'a> Search<'a> {
 
     /// Looks for any plan within a budget: from the cuts that bind, and from the plan with the
     /// smallest peak.
-    fn squeeze(&mut self, attempt: &mut Attempt<'_>) {
+    fn lower_peak(&mut self, attempt: &mut Attempt<'_>) {
         let limit = attempt.limit;
         for _ in 0..2 {
             let Some(lowest) = self.found.first().cloned() else { return };
@@ -275,13 +267,20 @@ impl<'a> Search<'a> {
         if fits {
             let runs = sequence(state.problem, &state.events());
             self.offer(runs.clone());
-            attempt.take(self.best(attempt.limit.bytes()).cloned());
+            self.recall(attempt);
             attempt.push(state.extra(), runs);
         }
         fits
     }
 
-    /// The same for a sequence of runs.
+    /// Notes the fastest known plan that fits.
+    fn recall(&self, attempt: &mut Attempt<'_>) {
+        if let Some(best) = self.best(attempt.limit.bytes()) {
+            attempt.push(best.extra, best.runs.clone());
+        }
+    }
+
+    /// The same as [`Search::finish`] for a sequence of runs.
     fn finish_runs(&mut self, runs: &[NodeId], attempt: &mut Attempt<'_>) -> bool {
         let (problem, events) = rebase(self.graph, self.profile, runs);
         let mut state = State::new(&problem);
@@ -310,123 +309,13 @@ impl<'a> Search<'a> {
         let Some((_, runners)) = self.last.take().filter(near) else { return false };
         let given = self.given.clone();
         self.start_where_it_binds(&mut State::new(&given), attempt);
-        for (_, runs) in runners {
+        for Runner { runs, .. } in runners {
             if attempt.meter.is_over() && attempt.best().is_some() {
                 break;
             }
             self.finish_runs(&runs, attempt);
         }
         attempt.best().is_some()
-    }
-
-    /// Improves the best starts; on a second thread, raises the bound, whose cuts are further
-    /// starts.
-    fn race_and_prove(&mut self, attempt: &mut Attempt<'_>, with_peers: bool) {
-        let limit = attempt.limit;
-        if attempt.meter.is_over()
-            || attempt.best().is_some_and(|best| self.is_optimal(best, self.floor(limit)))
-        {
-            self.last = Some((limit, std::mem::take(&mut attempt.found)));
-            return;
-        }
-        let best = self.best(limit.bytes()).cloned();
-        let waiting = best.as_ref().map_or(Vec::new(), |best| {
-            tight(self.graph, self.profile, &best.runs, &self.given, limit)
-        });
-        let enough = best.map_or(Picoseconds::MAX, |best| best.extra);
-        let (given, floor) = (self.given.clone(), self.floor(limit));
-        let mut instants = std::mem::take(&mut self.instants);
-        // SharedBounds come when they come: where the same seed has to give the same plan, nobody listens.
-        let shared = attempt.meter.has_deadline().then(|| SharedBounds::new(floor, enough));
-        std::thread::scope(|scope| {
-            let mut prover = attempt.meter.clone();
-            let (graph, profile) = (self.graph, self.profile);
-            let (instants, given, shared) = (&mut instants, &given, shared.as_ref());
-            let thread = scope.spawn(move || {
-                add_instants(given, instants, &waiting, limit, &mut prover.until(PREPARATION));
-                let plans = if with_peers {
-                    peers(graph, profile, given, limit, &mut prover)
-                } else {
-                    Vec::new()
-                };
-                prove(given, instants, limit, enough, shared, &mut prover);
-                plans
-            });
-            self.race(attempt, given, shared, floor);
-            // A thread that panicked leaves a weaker bound, and its message.
-            thread.join().unwrap_or_default().into_iter().for_each(|runs| {
-                self.offer(runs);
-            });
-        });
-        self.instants = instants;
-    }
-
-    /// Improves the best starts side by side; the worse ones drop out.
-    fn race(
-        &mut self,
-        attempt: &mut Attempt<'_>,
-        given: &Problem,
-        shared: Option<&SharedBounds>,
-        mut floor: Picoseconds,
-    ) {
-        let limit = attempt.limit;
-        let mut state = State::new(given);
-        let mut runners = std::mem::take(&mut attempt.found);
-        runners.sort_by_key(|runner| runner.0);
-        runners.truncate(RUNNERS);
-        'race: while !runners.is_empty() {
-            let share = if runners.len() == 1 { 1 } else { 3 };
-            let work = attempt.meter.left() / (share * LEGS * runners.len() as u64);
-            for runner in &mut runners {
-                for _ in 0..LEGS {
-                    if let Some(shared) = shared {
-                        for (at, late) in shared.sets() {
-                            just_in_time(&mut state, at, &late);
-                            self.finish(&mut state, attempt);
-                        }
-                        floor = floor.max(shared.race(self.best_extra(limit)));
-                    }
-                    if attempt.meter.is_over() || self.is_optimal(self.best_extra(limit), floor) {
-                        break 'race;
-                    }
-                    self.leg(runner, work.max(1), floor, attempt);
-                }
-            }
-            runners.sort_by_key(|runner| runner.0);
-            runners.truncate(runners.len().div_ceil(3));
-            attempt.found.sort_by_key(|found| found.0);
-            runners.extend(attempt.found.drain(..).take(2));
-        }
-        let best = self.best(limit.bytes()).map(|best| (best.extra, best.runs.clone()));
-        self.last = Some((limit, best.into_iter().chain(runners).collect()));
-    }
-
-    /// Time of the fastest known plan within a limit.
-    fn best_extra(&self, limit: ByteCount) -> Picoseconds {
-        self.best(limit.bytes()).map_or(Picoseconds::MAX, |best| best.extra)
-    }
-
-    /// One leg of one runner.
-    fn leg(
-        &mut self,
-        runner: &mut Runner,
-        work: u64,
-        floor: Picoseconds,
-        attempt: &mut Attempt<'_>,
-    ) {
-        let Attempt { limit, random, meter, .. } = attempt;
-        let (problem, events) = rebase(self.graph, self.profile, &runner.1);
-        let mut state = State::new(&problem);
-        state.set(&events);
-        meter.spend(problem.len() as u64);
-        if !repair(&mut state, *limit, 0.0, random, meter) {
-            return;
-        }
-        polish(&mut state, *limit, 0.0, random, meter);
-        improve(&mut state, *limit, random, meter, work, floor);
-        runner.1 = sequence(&problem, &state.events());
-        runner.0 = self.extra(&runner.1);
-        self.offer(runner.1.clone());
     }
 
     fn add_instant(&mut self, at: OpId, attempt: &mut Attempt<'_>) {
@@ -438,55 +327,13 @@ impl<'a> Search<'a> {
         self.instants.iter().filter_map(|instant| instant.bound(limit)).max().unwrap_or_default()
     }
 
+    /// Time of the fastest known plan within a limit.
+    fn best_extra(&self, limit: ByteCount) -> Picoseconds {
+        self.best(limit.bytes()).map_or(Picoseconds::MAX, |best| best.extra)
+    }
+
     /// Nothing more than a millionth of the step is to be gained.
     fn is_optimal(&self, extra: Picoseconds, floor: Picoseconds) -> bool {
         extra - floor <= self.given.total / 1_000_000
-    }
-}
-
-/// Time of recomputation, and the sequence of runs that takes it.
-type Runner = (Picoseconds, Vec<NodeId>);
-
-/// A search for one budget: the plans that fit, its dice, and what is left of its effort.
-struct Attempt<'e> {
-    limit: ByteCount,
-    found: Vec<Runner>,
-    random: Rng,
-    meter: Meter<'e>,
-}
-
-impl<'e> Attempt<'e> {
-    fn new(limit: ByteCount, effort: &'e Effort<'_>) -> Attempt<'e> {
-        Attempt {
-            limit,
-            found: Vec::new(),
-            random: Rng::with_seed(effort.seed),
-            meter: Meter::new(effort),
-        }
-    }
-
-    /// Does something under another limit of effort, and books what it took.
-    fn under(&mut self, meter: Meter<'e>, act: impl FnOnce(&mut Attempt<'e>)) {
-        let usual = std::mem::replace(&mut self.meter, meter);
-        act(self);
-        let spent = self.meter.spent() - usual.spent();
-        self.meter = usual;
-        self.meter.spend(spent);
-    }
-
-    fn take(&mut self, found: Option<Found>) {
-        if let Some(found) = found {
-            self.push(found.extra, found.runs);
-        }
-    }
-
-    fn push(&mut self, extra: Picoseconds, runs: Vec<NodeId>) {
-        if self.found.iter().all(|other| other.0 != extra) {
-            self.found.push((extra, runs));
-        }
-    }
-
-    fn best(&self) -> Option<Picoseconds> {
-        self.found.iter().map(|found| found.0).min()
     }
 }

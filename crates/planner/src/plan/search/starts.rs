@@ -6,13 +6,17 @@ use std::cmp::Reverse;
 use cranelift_entity::{EntityRef, SecondaryMap};
 
 use crate::graph::Graph;
+use crate::plan::search::attempt::Attempt;
 use crate::plan::search::instants::{highest, tight};
 use crate::plan::search::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::repair::repair;
 use crate::plan::search::state::problem::{OpId, Problem};
 use crate::plan::search::state::{Event, State};
-use crate::plan::search::{Attempt, FIRST_WORK, INSTANTS, Search};
+use crate::plan::search::{INSTANTS, Search};
 use crate::units::Seconds;
+
+/// Work for a first plan, per operator.
+const FIRST_WORK: u64 = 200;
 
 impl Search<'_> {
     /// Makes plans from cuts and from whatever else is cheap.

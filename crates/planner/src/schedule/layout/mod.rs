@@ -89,7 +89,16 @@ pub fn pack(
     }
     let Some(cut) = sections(&blocks, &mut meter) else {
         return packing(
-            local_search::repair(&blocks, fixed, floor, target, order, best, MOST_IDLE, &mut meter),
+            local_search::repair(
+                &blocks,
+                fixed,
+                floor,
+                target,
+                order,
+                best,
+                MOST_FAILED_ROUNDS,
+                &mut meter,
+            ),
             bound,
         );
     };
@@ -109,8 +118,16 @@ pub fn pack(
             (best, order) = (placement, other);
         }
     }
-    let best =
-        local_search::repair(&blocks, fixed, floor, target, order, best, MOST_IDLE, &mut meter);
+    let best = local_search::repair(
+        &blocks,
+        fixed,
+        floor,
+        target,
+        order,
+        best,
+        MOST_FAILED_ROUNDS,
+        &mut meter,
+    );
     // The exact search stacks blocks on an empty floor.
     let clear = blocks
         .iter()
@@ -192,7 +209,7 @@ fn exact(
 }
 
 /// Rounds of repair without a lower end after which it stops.
-const MOST_IDLE: u32 = 3;
+const MOST_FAILED_ROUNDS: u32 = 3;
 
 /// What nothing ends: a greedy pass that must be made.
 const UNLIMITED: Effort<'static> = Effort::work(0, u64::MAX);

@@ -7,7 +7,9 @@
 
 use crate::effort::Meter;
 use crate::schedule::layout::Lifetime;
-use crate::schedule::layout::branch_and_bound::{Choice, Outcome, Rule, Search};
+use crate::schedule::layout::branch_and_bound::{
+    BranchingRule, ExactSearch, Outcome, SectionChoice,
+};
 use crate::schedule::layout::local_search;
 use crate::schedule::layout::local_search::Ranking;
 use crate::schedule::layout::sections::{Sections, sections};
@@ -15,7 +17,12 @@ use crate::schedule::layout::tight;
 use crate::schedule::layout::tight::Core;
 
 /// Rules by which the next section is chosen, the one that finds most first.
-const CHOICES: [Choice; 4] = [Choice::LeastSlack, Choice::FullThenFew, Choice::Few, Choice::First];
+const CHOICES: [SectionChoice; 4] = [
+    SectionChoice::LeastSlack,
+    SectionChoice::FullThenFew,
+    SectionChoice::Few,
+    SectionChoice::First,
+];
 /// Orders in which blocks are tried.
 const RANKINGS: [Ranking; 4] =
     [Ranking::Length, Ranking::Size, Ranking::PressureArea, Ranking::PressureLength];
@@ -47,7 +54,7 @@ pub(super) fn restarts(
         let (pass, turn) = (round / TURNS, (round % TURNS) as usize);
         round += 1;
         let (rule, share, ranking) = (turn / 16, turn / 4 % 4, RANKINGS[turn % 4]);
-        let rule = Rule { any_valley: rule / 4 == 1, choice: CHOICES[rule % 4] };
+        let rule = BranchingRule { any_valley: rule / 4 == 1, choice: CHOICES[rule % 4] };
         if cores.len() == share {
             let core = tight::core(blocks, cut, (capacity as f64 * SHARES[share]) as u64);
             let Some(part) = sections(&core.lives, meter) else { return Outcome::Spent };
@@ -60,7 +67,7 @@ pub(super) fn restarts(
         let noise = if pass == 0 { 0.0 } else { NOISE };
         let rank = local_search::rank(&core.lives, part, ranking, noise, &mut random);
         let nodes = (core.lives.len() as u64 * NODES).max(FEWEST) * luby(pass + 1);
-        let Some(mut search) = Search::new(&core.lives, part, rank, rule, capacity) else {
+        let Some(mut search) = ExactSearch::new(&core.lives, part, rank, rule, capacity) else {
             return Outcome::Impossible;
         };
         match search.run(nodes, meter) {

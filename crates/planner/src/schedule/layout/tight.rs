@@ -52,10 +52,18 @@ pub(super) fn complete(
     }
     let order: Vec<u32> = order.iter().copied().filter(|&i| fixed[i as usize].is_none()).collect();
     let placement = best_fit(blocks, &fixed, 0, &order, meter)?;
-    let placement =
-        local_search::repair(blocks, &fixed, 0, capacity, order, placement, MOST_IDLE, meter);
+    let placement = local_search::repair(
+        blocks,
+        &fixed,
+        0,
+        capacity,
+        order,
+        placement,
+        MOST_FAILED_ROUNDS,
+        meter,
+    );
     (placement.end <= capacity).then_some(placement)
 }
 
 /// Rounds of repair without a lower end around one packing of the core.
-const MOST_IDLE: u32 = 3;
+const MOST_FAILED_ROUNDS: u32 = 3;

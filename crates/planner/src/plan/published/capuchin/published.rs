@@ -1,5 +1,5 @@
 //! Capuchin's choice as published: it sums predicted savings until they cover the need. Invariant:
-//! the arithmetic is that of the corrected rule in `sources`; only the stopping rule is the
+//! the arithmetic is that of the corrected rule in `msps`; only the stopping rule is the
 //! published one, so the peak that results may differ from what was predicted, and asking for more
 //! may peak higher. Kept to compare with; `capuchin` is the default.
 
@@ -25,7 +25,7 @@ pub struct TableRow {
     /// Bytes per second.
     pub msps: f64,
     /// Last forward node that reads it.
-    pub last_forward_access: Option<NodeId>,
+    pub last_forward_access: NodeId,
     /// First backward node that reads it.
     pub first_backward_access: NodeId,
 }
