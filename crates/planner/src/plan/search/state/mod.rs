@@ -308,20 +308,17 @@ impl<'a> State<'a> {
         self.events += 1;
         self.work += 1;
         for &tensor in &call.outputs {
-            match self.find(tensor, point) {
-                Ok(index) => {
-                    self.hold(tensor, index - 1, -1);
-                    self.accesses[tensor.index()][index].made = true;
-                    self.touch(self.accesses(tensor)[index - 1].point);
-                }
-                Err(index) => {
-                    self.hold(tensor, index - 1, -1);
-                    self.accesses[tensor.index()]
-                        .insert(index, Access { point, uses: 0, made: true });
-                    self.hold(tensor, index, 1);
-                    self.touch(self.accesses(tensor)[index - 1].point);
-                }
+            let found = self.find(tensor, point);
+            let (Ok(index) | Err(index)) = found;
+            self.hold(tensor, index - 1, -1);
+            if found.is_ok() {
+                self.accesses[tensor.index()][index].made = true;
+            } else {
+                let made = Access { point, uses: 0, made: true };
+                self.accesses[tensor.index()].insert(index, made);
+                self.hold(tensor, index, 1);
             }
+            self.touch(self.accesses(tensor)[index - 1].point);
         }
         if let Some(&tensor) = call.outputs.first() {
             self.review_first_run(tensor);
