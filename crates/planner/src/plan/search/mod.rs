@@ -17,7 +17,7 @@
 //!    drop out. Beside it, on a second thread, branch and bound raises the bound.
 //!
 //! Asked again for the same budget or a little less, it goes on with the race.
-//! `doc/theory/recompute.md` tells the whole story.
+//! `doc/theory/recompute.md` describes all of it.
 
 mod attempt;
 mod bound;

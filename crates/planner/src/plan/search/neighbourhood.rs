@@ -45,12 +45,12 @@ pub fn improve(
         let centre = events[random.usize(..events.len())];
         let near = |a: usize, b: usize| a + reach >= b && a < b + reach;
         for &event in &events {
-            let goes = match part {
+            let is_in_part = match part {
                 Part::Random => random.f64() < share,
                 Part::Points => near(event.point.index(), centre.point.index()),
                 Part::Ops => near(event.op.index(), centre.op.index()),
             };
-            if goes {
+            if is_in_part {
                 state.remove(event);
             }
         }

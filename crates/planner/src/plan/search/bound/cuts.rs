@@ -41,7 +41,7 @@ impl Line {
 /// A decision: does the operator run after the instant?
 pub type Decision = (OpId, bool);
 
-/// What an arc of the network stands for.
+/// What crossing an arc of the network costs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Capacity {
     /// Time to run again.
@@ -59,11 +59,11 @@ pub struct PricedArc {
     pub from: Vertex,
     /// Where it ends.
     pub to: Vertex,
-    /// What crossing it costs.
+    /// At any price.
     pub capacity: Capacity,
 }
 
-/// An operator that may run after the instant: its vertex is on the sink's side where it does.
+/// The vertex of an operator that may run after the instant: on the sink's side where it does.
 #[derive(Clone, Copy)]
 pub struct DecisionVertex {
     /// The operator.
@@ -82,7 +82,7 @@ pub struct Cuts {
     ids: Vec<ArcId>,
     source: Vertex,
     sink: Vertex,
-    /// As dear as arithmetic allows: next to nothing is held.
+    /// As high as arithmetic allows: next to nothing is held.
     pub highest_price: Price,
     /// What is in the network, unless that is not a maximum flow.
     flow: Option<Flow>,
@@ -118,9 +118,9 @@ impl Cuts {
         let (source, sink) = (vertices, vertices + 1);
         let mut drawn = ArcList::default();
         let mut ids: Vec<ArcId> = arcs.iter().map(|arc| drawn.add(arc.from, arc.to)).collect();
-        for decidable in &decidable {
-            ids.push(drawn.add(decidable.vertex, sink));
-            ids.push(drawn.add(source, decidable.vertex));
+        for decision in &decidable {
+            ids.push(drawn.add(decision.vertex, sink));
+            ids.push(drawn.add(source, decision.vertex));
         }
         let bytes: ByteCount = arcs
             .iter()
@@ -173,7 +173,8 @@ impl Cuts {
                     );
                 }
                 for &(op, is_late) in decisions {
-                    if let Ok(index) = self.decidable.binary_search_by_key(&op, |vertex| vertex.op)
+                    if let Ok(index) =
+                        self.decidable.binary_search_by_key(&op, |decision| decision.op)
                     {
                         self.network.raise(
                             self.ids[self.arcs.len() + 2 * index + usize::from(!is_late)],
@@ -204,8 +205,8 @@ impl Cuts {
                 }
             }
         }
-        let is_late = |vertex: &&DecisionVertex| !self.network.is_on_source_side(vertex.vertex);
-        line.late = self.decidable.iter().filter(is_late).map(|vertex| vertex.op).collect();
+        let is_late = |decision: &&DecisionVertex| !self.network.is_on_source_side(decision.vertex);
+        line.late = self.decidable.iter().filter(is_late).map(|decision| decision.op).collect();
         Some(line)
     }
 
@@ -229,10 +230,13 @@ impl Cuts {
             let slack = limit.saturating_sub(line.value);
             let before = self.network.flow();
             let work = (self.arcs.len() / 2) as u64;
-            for vertex in &self.decidable {
-                let is_late = line.late.binary_search(&vertex.op).is_ok();
-                let (from, to) =
-                    if is_late { (vertex.vertex, self.sink) } else { (self.source, vertex.vertex) };
+            for decision in &self.decidable {
+                let is_late = line.late.binary_search(&decision.op).is_ok();
+                let (from, to) = if is_late {
+                    (decision.vertex, self.sink)
+                } else {
+                    (self.source, decision.vertex)
+                };
                 meter.spend(work);
                 if meter.is_over() {
                     break;
@@ -244,7 +248,7 @@ impl Cuts {
                     self.network.set_flow(&before);
                 }
                 if more >= slack.0 {
-                    sides[vertex.vertex as usize] = Some(is_late);
+                    sides[decision.vertex as usize] = Some(is_late);
                 }
             }
             self.flow = None;
@@ -286,15 +290,16 @@ impl Cuts {
                 }),
             }
         }
-        let open = self.decidable.iter().filter(|vertex| sides[vertex.vertex as usize].is_none());
+        let open =
+            self.decidable.iter().filter(|decision| sides[decision.vertex as usize].is_none());
         let decidable = open
-            .map(|vertex| DecisionVertex { op: vertex.op, vertex: place(vertex.vertex) })
+            .map(|decision| DecisionVertex { op: decision.op, vertex: place(decision.vertex) })
             .collect();
         let late = self
             .decidable
             .iter()
-            .filter(|vertex| sides[vertex.vertex as usize] == Some(true))
-            .map(|vertex| vertex.op);
+            .filter(|decision| sides[decision.vertex as usize] == Some(true))
+            .map(|decision| decision.op);
         let late = self.late.iter().copied().chain(late).collect();
         let mut cuts = Cuts {
             time,
@@ -376,7 +381,7 @@ impl Symmetry {
             local[vertex as usize] = (part, sizes[part]);
             sizes[part] += 1;
         }
-        // What a part looks like: its arcs and decidable, with its vertices numbered in order.
+        // What a part looks like: its arcs and decisions, with its vertices numbered in order.
         let mut looks: Vec<Vec<(u32, u32, Capacity)>> = vec![Vec::new(); sizes.len()];
         let name = |vertex: Vertex| {
             if vertex < vertices {
@@ -390,11 +395,11 @@ impl Symmetry {
             looks[local[inner as usize].0].push((name(arc.from), name(arc.to), arc.capacity));
         }
         let mut symmetry = Symmetry { parts: vec![Vec::new(); sizes.len()], ..Symmetry::default() };
-        for vertex in decidable {
-            let (part, index) = local[vertex.vertex as usize];
+        for decision in decidable {
+            let (part, index) = local[decision.vertex as usize];
             looks[part].push((index, index, Capacity::Infinite));
-            symmetry.place.insert(vertex.op, (part, symmetry.parts[part].len()));
-            symmetry.parts[part].push(vertex.op);
+            symmetry.place.insert(decision.op, (part, symmetry.parts[part].len()));
+            symmetry.parts[part].push(decision.op);
         }
         let mut known: HashMap<Vec<(u32, u32, Capacity)>, usize> = HashMap::new();
         for mut look in looks {
