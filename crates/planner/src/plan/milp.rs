@@ -59,7 +59,7 @@ impl Scale {
     }
 }
 
-/// What is minimised.
+/// What a plan's program minimises.
 #[derive(Clone, Copy)]
 pub enum Goal {
     /// Seconds, within a budget.
@@ -99,7 +99,7 @@ pub fn within_tolerance<P, E>(
     Ok(None)
 }
 
-/// A program in the making.
+/// A mixed integer program in the making.
 pub struct Milp {
     variables: ProblemVariables,
     rows: Vec<Constraint>,

@@ -18,8 +18,15 @@ pub struct CheckpointCandidate {
     pub most: Bytes,
     /// Seconds as soon as it is checkpointed, though it discards nothing that it would keep.
     fixed: f64,
-    /// Bytes and seconds per byte, in rising order of the latter.
-    pieces: Vec<(f64, f64)>,
+    /// In rising order of their rates.
+    pieces: Vec<Piece>,
+}
+
+/// Bytes that may be discarded at one rate.
+struct Piece {
+    bytes: f64,
+    /// Seconds per byte.
+    rate: f64,
 }
 
 /// All modules that are no leaves, that leave something and that are `allowed`.
@@ -50,17 +57,18 @@ pub fn candidates(
                 bytes.filter(|&bytes| bytes > 0.0 && bytes < most).chain([0.0, most]).collect();
             bends.sort_by(f64::total_cmp);
             bends.dedup();
-            let mut pieces: Vec<(f64, f64)> = Vec::new();
+            let mut pieces: Vec<Piece> = Vec::new();
             for ends in bends.windows(2) {
                 let (bytes, rate) =
                     (ends[1] - ends[0], (cost(ends[1]) - cost(ends[0])) / (ends[1] - ends[0]));
                 match pieces.last_mut() {
                     // A line that meets others below the curve does not bend it.
-                    Some(last) if rate <= last.1 + 1e-9 * last.1.abs() => {
-                        let both = last.0 + bytes;
-                        *last = (both, (last.0 * last.1 + bytes * rate) / both);
+                    Some(last) if rate <= last.rate + 1e-9 * last.rate.abs() => {
+                        let both = last.bytes + bytes;
+                        let rate = (last.bytes * last.rate + bytes * rate) / both;
+                        *last = Piece { bytes: both, rate };
                     }
-                    _ => pieces.push((bytes, rate)),
+                    _ => pieces.push(Piece { bytes, rate }),
                 }
             }
             CheckpointCandidate {
@@ -109,8 +117,10 @@ pub fn fill(
 ) -> Vec<(ModuleIndex, Bytes)> {
     let mut discarded = vec![0.0; chosen.len()];
     // Next piece of each module, and how much of it is left.
-    let mut left: Vec<(usize, f64)> =
-        chosen.iter().map(|unit| (0, unit.pieces.first().map_or(0.0, |piece| piece.0))).collect();
+    let mut left: Vec<(usize, f64)> = chosen
+        .iter()
+        .map(|unit| (0, unit.pieces.first().map_or(0.0, |piece| piece.bytes)))
+        .collect();
     for &module in info.forward_post_order() {
         let (stats, position) = (&info.modules()[module], info.forward_post_position(module));
         let held = persistent(module) + stats.total_activations + stats.activation_gradients;
@@ -119,7 +129,7 @@ pub fn fill(
         let mut short = held.saturating_sub(budget).0 as f64
             - before.iter().map(|&at| discarded[at]).sum::<f64>();
         while short > 0.0 {
-            let rate = |at: usize| chosen[at].pieces.get(left[at].0).map(|piece| piece.1);
+            let rate = |at: usize| chosen[at].pieces.get(left[at].0).map(|piece| piece.rate);
             let open = before.iter().filter_map(|&at| rate(at).map(|rate| (rate, at)));
             let Some((_, at)) = open.min_by(|a, b| a.0.total_cmp(&b.0)) else { break };
             let taken = short.min(left[at].1);
@@ -129,7 +139,7 @@ pub fn fill(
             if left[at].1 <= 0.0 {
                 left[at] = (
                     left[at].0 + 1,
-                    chosen[at].pieces.get(left[at].0 + 1).map_or(0.0, |piece| piece.0),
+                    chosen[at].pieces.get(left[at].0 + 1).map_or(0.0, |piece| piece.bytes),
                 );
             }
         }
@@ -227,7 +237,7 @@ impl<'a> Checkpointing<'a> {
                 Goal::Fastest(_) => candidate
                     .pieces
                     .iter()
-                    .map(|&(bytes, rate)| {
+                    .map(|&Piece { bytes, rate }| {
                         let most = bytes / scale.bytes;
                         let piece = milp.within(0.0, most);
                         milp.row(constraint!(piece <= most * chosen));

@@ -1,4 +1,4 @@
-//! Subproblem and bound at one instant: where the cuts on both sides of a budget leave a gap, operators
+//! Branch and bound at one instant: where the cuts on both sides of a budget leave a gap, operators
 //! are decided one by one. Invariant: what is proven holds for every schedule within the budget,
 //! also when the effort ends in the middle.
 //!
@@ -139,7 +139,7 @@ fn pivot(problem: &Problem, over: &Line, under: &Line) -> Option<OpId> {
         .copied()
 }
 
-/// Open decisions, least bound first.
+/// A node of the search: what is decided, and a bound under it; ordered by least bound.
 struct Subproblem {
     least: WidePicoseconds,
     number: u64,
