@@ -32,15 +32,6 @@ impl Default for Effort<'static> {
     }
 }
 
-impl<'a> Effort<'a> {
-    /// The same effort until a share of the deadline, when `passed` has passed since it began; and
-    /// a share of its work, which counts anew.
-    pub fn part(&self, share: f64, passed: Seconds) -> Effort<'a> {
-        let deadline = Seconds((self.deadline.0 * share - passed.0).max(0.0));
-        Effort { deadline, work: (self.work as f64 * share) as u64, ..*self }
-    }
-}
-
 /// Counts the work done under an effort, and asks its clock.
 ///
 /// Work may be booked after it was done ([`Meter::spend`], then [`Meter::is_over`]) or asked for
@@ -112,7 +103,12 @@ impl<'a> Meter<'a> {
 
     /// What is left of the effort until a share of it is spent; its work counts anew.
     pub fn rest_until(&self, share: f64) -> Effort<'a> {
-        self.effort.part(share, self.elapsed())
+        let deadline = self.effort.deadline.0 * share - self.elapsed().0;
+        Effort {
+            deadline: Seconds(deadline.max(0.0)),
+            work: (self.effort.work as f64 * share) as u64,
+            ..*self.effort
+        }
     }
 
     /// The effort as it was given.

@@ -239,7 +239,7 @@ impl<'a> BudgetedPlanner<'a> {
     fn bound_of(&self, schedule: &Schedule, budget: Bytes, meter: &Meter<'_>) -> Option<Bound> {
         let runs = schedule.instructions.iter().filter_map(|instruction| match instruction {
             Instruction::Run(call) => Some(call.node),
-            _ => None,
+            Instruction::Recompute(_) | Instruction::Free(_) => None,
         });
         let order =
             if runs.eq(self.order.iter().copied()) { BoundOrder::Given } else { BoundOrder::Any };

@@ -149,7 +149,7 @@ impl Div<i64> for Picoseconds {
 
 impl WidePicoseconds {
     /// The same, or the longest or shortest that [`Picoseconds`] can say.
-    pub fn clamp(self) -> Picoseconds {
+    pub fn narrow(self) -> Picoseconds {
         Picoseconds(self.0.clamp(i128::from(i64::MIN), i128::from(i64::MAX)) as i64)
     }
 }
@@ -201,7 +201,7 @@ mod tests {
         let price = Price(3 << 23); // one picosecond and a half
         assert_eq!(price.charge_down(ByteCount(3)), Picoseconds(4));
         assert_eq!(price.charge_up(ByteCount(3)), WidePicoseconds(5));
-        assert_eq!(price.charge_up(ByteCount(4)).clamp(), price.charge_down(ByteCount(4)));
+        assert_eq!(price.charge_up(ByteCount(4)).narrow(), price.charge_down(ByteCount(4)));
         assert_eq!(price.charge_down(ByteCount(-3)), Picoseconds(-5));
         assert_eq!(price.charge_up(ByteCount(-3)), WidePicoseconds(-4));
     }

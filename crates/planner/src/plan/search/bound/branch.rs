@@ -31,7 +31,7 @@ impl CutInstant {
         // Recomputing everything once is enough wherever a schedule fits. A cut at the limit is no
         // better than what is known.
         let enough = enough.min(self.most);
-        let limit = (enough.wide() + price.charge_up(room)).clamp();
+        let limit = (enough.wide() + price.charge_up(room)).narrow();
         let mut found = Vec::new();
         let proven = match self.cuts.settled(price, limit, meter) {
             Some(mut cuts) => {
@@ -40,7 +40,7 @@ impl CutInstant {
             None => enough.wide(),
         };
         if proven > WidePicoseconds::ZERO {
-            self.proven.push(Proven { budget, least: proven.min(self.most.wide()).clamp() });
+            self.proven.push(Proven { budget, least: proven.min(self.most.wide()).narrow() });
         }
         found
     }

@@ -126,7 +126,7 @@ impl CutInstant {
         let proven = proven.map(|proven| proven.least.wide()).max().unwrap_or_default();
         let least = self.hull.at(budget - self.needed).max(proven);
         // A cut asks for each operator once at most: beyond that, nothing fits.
-        (least <= self.most.wide()).then(|| least.clamp())
+        (least <= self.most.wide()).then(|| least.narrow())
     }
 
     /// No budget below this many bytes suffices.
