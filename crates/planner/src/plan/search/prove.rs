@@ -56,7 +56,7 @@ impl SharedBounds {
 
     /// From the prover: a bound, and sets of operators that make plans. To the prover: the best
     /// plan so far.
-    fn from_prover(&self, floor: Picoseconds, sets: impl Iterator<Item = LateSet>) -> Picoseconds {
+    fn offer_bound(&self, floor: Picoseconds, sets: impl Iterator<Item = LateSet>) -> Picoseconds {
         self.0.lock().map_or(Picoseconds::MAX, |mut known| {
             known.floor = known.floor.max(floor);
             known.sets.extend(sets);
@@ -65,7 +65,7 @@ impl SharedBounds {
     }
 
     /// From the race: its best plan. To the race: the bound so far.
-    pub fn from_race(&self, best: Picoseconds) -> Picoseconds {
+    pub fn offer_plan(&self, best: Picoseconds) -> Picoseconds {
         self.0.lock().map_or(Picoseconds::ZERO, |mut known| {
             known.best = known.best.min(best);
             known.floor
@@ -119,7 +119,7 @@ pub fn prove(
         let floor =
             instants.iter().filter_map(|instant| instant.bound(limit)).max().unwrap_or_default();
         if let Some(shared) = shared {
-            enough = enough.min(shared.from_prover(floor, [].into_iter()));
+            enough = enough.min(shared.offer_bound(floor, [].into_iter()));
         }
         let open = instants.iter_mut().filter(|instant| !branched.contains(&instant.at));
         let Some(instant) = open.max_by_key(|instant| (instant.bound(limit), Reverse(instant.at)))
@@ -135,7 +135,7 @@ pub fn prove(
         meter.spend(half.spent() - meter.spent());
         if let (Some(shared), Some(floor)) = (shared, instant.bound(limit)) {
             let at = instant.at;
-            shared.from_prover(floor, sets.into_iter().rev().take(2).map(|set| (at, set)));
+            shared.offer_bound(floor, sets.into_iter().rev().take(2).map(|set| (at, set)));
         }
     }
 }

@@ -86,7 +86,7 @@ impl Search<'_> {
                             just_in_time(&mut state, at, &late);
                             self.finish(&mut state, attempt);
                         }
-                        floor = floor.max(shared.from_race(self.best_extra(limit)));
+                        floor = floor.max(shared.offer_plan(self.best_extra(limit)));
                     }
                     if attempt.meter.is_over() || self.is_optimal(self.best_extra(limit), floor) {
                         break 'race;
