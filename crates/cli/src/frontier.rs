@@ -8,7 +8,7 @@ use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::schedule::Residents;
 use tightfit::units::{Bytes, Seconds};
-use tightfit::{BoundOrder, FitError, Fitted, fit_smallest, ladder};
+use tightfit::{BoundOrder, FitError, Fitted, fit_smallest};
 use tightfit_report::FrontierPoint;
 
 use crate::figures::Figures;
@@ -37,8 +37,8 @@ pub fn frontier(
     let smallest = fit_smallest(graph, profile, planner, &Residents::default(), effort)?;
     let slabs = slabs(smallest.schedule.slab, unplanned.schedule.slab, points);
     let mut points = Vec::with_capacity(slabs.len());
-    for rung in ladder(graph, profile, &slabs, Some(smallest), planner, effort) {
-        let figures = match rung.result {
+    for point in tightfit::frontier(graph, profile, &slabs, Some(smallest), planner, effort) {
+        let figures = match point.result {
             // A frontier's bound speaks of every schedule.
             Ok(fitted) => {
                 let bound = fitted.bound.filter(|bound| bound.order == BoundOrder::Any);
@@ -47,7 +47,7 @@ pub fn frontier(
             Err(FitError::Plan(_)) => None,
             Err(error) => return Err(error.into()),
         };
-        points.push(Point { budget: rung.budget + reserve, figures, seconds: rung.total });
+        points.push(Point { budget: point.budget + reserve, figures, seconds: point.total });
     }
     points.reverse();
     Ok(points)

@@ -119,7 +119,7 @@ fn seconds<const N: usize>(graphs: [Graph; N], threads: u32) -> Result<[f64; N],
     for graph in &graphs {
         let profile =
             Profile { in_place: false, ..Profile::new(graph, &Machine::unmeasured_cpu(threads)) };
-        let plan = Plan { planner: Planner::None, steps: graph.program() };
+        let plan = Plan { planner: Planner::None, runs: graph.program() };
         let mut schedule =
             lower(graph, &profile, &plan, Bytes::ZERO, &Residents::default(), &Effort::default());
         schedule.budget = schedule.slab;

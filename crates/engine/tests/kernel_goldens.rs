@@ -77,7 +77,7 @@ fn execute(
 ) -> Result<Vec<Vec<u8>>, String> {
     let machine = Machine::unmeasured_cpu(threads as u32);
     let profile = Profile { in_place, ..Profile::new(graph, &machine) };
-    let plan = Plan { planner: Planner::None, steps: graph.program() };
+    let plan = Plan { planner: Planner::None, runs: graph.program() };
     let mut schedule = lower(
         graph,
         &profile,

@@ -9,7 +9,7 @@
 use thiserror::Error;
 
 use crate::check::{Timeline, Violation, check};
-use crate::effort::Effort;
+use crate::effort::{Effort, Meter};
 use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan;
@@ -53,13 +53,14 @@ pub enum FitError {
 struct Turn {
     /// The planner is asked for this part of the budget less.
     slack: f64,
-    /// It may take until this part of the effort,
+    /// The part of the effort at which its search ends.
     search: f64,
-    /// and addresses are looked for until this one.
+    /// The part of the effort at which the search for addresses ends.
     layout: f64,
 }
 
-/// Less slack costs less time of the step, more slack packs sooner.
+/// Less slack costs less time of the step, more slack packs sooner. How these and the figures below
+/// were chosen: `doc/theory/recompute.md`.
 const TURNS: [Turn; 8] = [
     Turn { slack: 0.0, search: 0.4, layout: 0.5 },
     Turn { slack: 0.003, search: 0.62, layout: 0.76 },
@@ -70,26 +71,26 @@ const TURNS: [Turn; 8] = [
     Turn { slack: 0.13, search: 0.992, layout: 0.995 },
     Turn { slack: 0.2, search: 0.997, layout: 1.0 },
 ];
-/// Once addresses are found, it is worth searching on for a faster plan, until what is left is this
-/// many times what its addresses will take,
-const MARGIN: f64 = 1.5;
-/// and at least this part of the effort.
-const RESERVE: f64 = 0.03;
-/// Faster by less than this part of the step is not worth new addresses.
-const WORTH: f64 = 1e-6;
-/// A slab of this many times the bytes held is neat,
-const NEAT: f64 = 1.02;
-/// and this part of the effort is spent on making one so.
-const TIDYING: f64 = 0.3;
-/// The bound for the plan of a planner that proves nothing gets this part of the effort.
-const PROOF: f64 = 0.1;
-/// A refusal gets this part of the effort at least, to name a budget that is feasible.
+/// The part of the effort that the first turn spends on addresses before it looks again in earnest.
+const FIRST_LAYOUT: f64 = 0.03;
+/// Once addresses are found, the search for a faster plan ends when what is left of the effort is
+/// this many times what the last layout took, so that the faster plan's addresses can be found too.
+const FINAL_LAYOUT_MARGIN: f64 = 1.5;
+/// The part of the effort that is left for those addresses at least.
+const FINAL_LAYOUT: f64 = 0.03;
+/// A plan that is faster by less than this part of the step is not worth new addresses.
+const LEAST_GAIN: f64 = 1e-6;
+/// A slab of at most this many times the bytes held is compact.
+const COMPACT: f64 = 1.02;
+/// The part of the effort that is spent on making a slab compact that fits already.
+const COMPACTION: f64 = 0.3;
+/// The part of the effort that the bound gets for the plan of a planner that proves nothing.
+const BOUND: f64 = 0.1;
+/// The part of the effort that a refusal gets at least, to name a budget that is feasible.
 const REFUSAL: f64 = 0.08;
-/// Addresses that are found this soon are found at once.
-const GLANCE: f64 = 0.03;
 
-/// A planner that is asked for one budget after another.
-pub struct Asked<'a> {
+/// A planner that is asked for one budget after another, and remembers what it found.
+pub struct BudgetedPlanner<'a> {
     graph: &'a Graph,
     profile: &'a Profile,
     order: &'a [NodeId],
@@ -98,38 +99,16 @@ pub struct Asked<'a> {
     search: Option<Search<'a>>,
 }
 
-/// An effort that is being spent.
-struct Spending<'a> {
-    effort: &'a Effort<'a>,
-    start: Seconds,
-}
-
-impl<'a> Spending<'a> {
-    fn passed(&self) -> Seconds {
-        Seconds((self.effort.clock)().0 - self.start.0)
-    }
-
-    /// The part of its time that has passed.
-    fn share(&self) -> f64 {
-        self.passed().0 / self.effort.deadline.0
-    }
-
-    /// What is left of it until a part is spent.
-    fn until(&self, part: f64) -> Effort<'a> {
-        self.effort.part(part, self.passed())
-    }
-}
-
-impl<'a> Asked<'a> {
+impl<'a> BudgetedPlanner<'a> {
     /// A planner for the nodes of `order`.
     pub fn new(
         graph: &'a Graph,
         profile: &'a Profile,
         order: &'a [NodeId],
         planner: Planner,
-    ) -> Asked<'a> {
+    ) -> BudgetedPlanner<'a> {
         let search = (planner == Planner::Auto).then(|| Search::new(graph, profile, order));
-        Asked { graph, profile, order, planner, search }
+        BudgetedPlanner { graph, profile, order, planner, search }
     }
 
     /// What no schedule within a budget beats, as far as the planner knows.
@@ -145,24 +124,23 @@ impl<'a> Asked<'a> {
         residents: &Residents,
         effort: &Effort<'_>,
     ) -> (Result<Fitted, FitError>, Seconds) {
-        let spending = Spending { effort, start: (effort.clock)() };
+        let meter = Meter::new(effort);
         let mut first = None;
         let found = match self.search.take() {
             Some(mut search) => {
-                let found = self.in_turns(&mut search, budget, residents, &spending, &mut first);
+                let found = self.in_turns(&mut search, budget, residents, &meter, &mut first);
                 self.search = Some(search);
                 Ok(found)
             }
-            None => self.by_rule(budget, residents, &spending, &mut first),
+            None => self.by_rule(budget, residents, &meter, &mut first),
         };
-        let first = first.unwrap_or(spending.passed());
+        let first = first.unwrap_or(meter.elapsed());
         let result = match found {
             Ok(Some(schedule)) => {
-                let bound =
-                    self.bound(budget).or_else(|| self.bound_of(&schedule, budget, &spending));
+                let bound = self.bound(budget).or_else(|| self.bound_of(&schedule, budget, &meter));
                 checked(self.graph, self.profile, schedule, bound).map_err(FitError::from)
             }
-            Ok(None) => self.smallest(budget, residents, &spending),
+            Ok(None) => self.smallest(budget, residents, &meter),
             Err(error) => Err(error.into()),
         };
         (result, first)
@@ -174,46 +152,46 @@ impl<'a> Asked<'a> {
         search: &mut Search<'_>,
         budget: Bytes,
         residents: &Residents,
-        spending: &Spending<'_>,
+        meter: &Meter<'_>,
         first: &mut Option<Seconds>,
     ) -> Option<Schedule> {
         let lay = |plan: &Plan, until: f64| {
-            lower(self.graph, self.profile, plan, budget, residents, &spending.until(until))
+            lower(self.graph, self.profile, plan, budget, residents, &meter.rest_until(until))
         };
-        let seconds = |plan: &Plan| self.profile.total(&plan.steps);
+        let seconds = |plan: &Plan| self.profile.total(&plan.runs);
         let mut missing = Bytes(u64::MAX);
         // Until here there is time to search, if addresses take as long as they did.
-        let mut latest = 1.0 - RESERVE;
+        let mut latest = 1.0 - FINAL_LAYOUT;
         for (number, turn) in TURNS.iter().enumerate() {
             // What was missing in the turn before, and a tenth of it, may be less than the turn
             // would leave.
             let slack = Bytes((budget.0 as f64 * turn.slack) as u64)
                 .min(Bytes(missing.0.saturating_add(missing.0 / 10)));
-            let answer =
-                search.plan(budget.saturating_sub(slack), &spending.until(turn.search.min(latest)));
+            let answer = search
+                .plan(budget.saturating_sub(slack), &meter.rest_until(turn.search.min(latest)));
             first.get_or_insert(answer.first);
             let Some(plan) = answer.plan else { break };
-            let before = spending.share();
+            let before = meter.share();
             let mut schedule =
-                lay(&plan, if number == 0 { turn.search + GLANCE } else { turn.layout });
-            latest = latest.min(1.0 - MARGIN * (spending.share() - before));
-            if number == 0 && schedule.slab > budget && spending.share() < turn.layout {
+                lay(&plan, if number == 0 { turn.search + FIRST_LAYOUT } else { turn.layout });
+            latest = latest.min(1.0 - FINAL_LAYOUT_MARGIN * (meter.share() - before));
+            if number == 0 && schedule.slab > budget && meter.share() < turn.layout {
                 schedule = lay(&plan, turn.layout);
             }
             if schedule.slab <= budget {
                 // What is left of the effort may find a faster one, that packs too.
-                if spending.share() >= latest {
+                if meter.share() >= latest {
                     return Some(schedule);
                 }
                 let faster =
-                    search.plan(budget.saturating_sub(slack), &spending.until(latest)).plan;
-                let faster =
-                    faster.filter(|faster| seconds(faster).0 < seconds(&plan).0 * (1.0 - WORTH));
+                    search.plan(budget.saturating_sub(slack), &meter.rest_until(latest)).plan;
+                let faster = faster
+                    .filter(|faster| seconds(faster).0 < seconds(&plan).0 * (1.0 - LEAST_GAIN));
                 let faster =
                     faster.map(|faster| lay(&faster, 1.0)).filter(|faster| faster.slab <= budget);
                 return Some(faster.unwrap_or(schedule));
             }
-            let peak = plan::simulate(self.graph, self.profile, &plan.steps).curve.peak;
+            let peak = plan::simulate(self.graph, self.profile, &plan.runs).curve.peak;
             missing = schedule.slab - peak;
         }
         // What is known to need less may pack, if not as fast.
@@ -225,7 +203,7 @@ impl<'a> Asked<'a> {
         &self,
         budget: Bytes,
         residents: &Residents,
-        spending: &Spending<'_>,
+        meter: &Meter<'_>,
         first: &mut Option<Seconds>,
     ) -> Result<Option<Schedule>, PlanError> {
         let mut target = budget;
@@ -236,21 +214,21 @@ impl<'a> Asked<'a> {
                 Err(PlanError::Infeasible(_)) => return Ok(None),
                 Err(error) => return Err(error),
             };
-            first.get_or_insert(spending.passed());
+            first.get_or_insert(meter.elapsed());
             let lay = |limit: Bytes, until: f64| {
-                lower(self.graph, self.profile, &plan, limit, residents, &spending.until(until))
+                lower(self.graph, self.profile, &plan, limit, residents, &meter.rest_until(until))
             };
             let schedule = lay(budget, 1.0);
-            let peak = plan::simulate(self.graph, self.profile, &plan.steps).curve.peak;
+            let peak = plan::simulate(self.graph, self.profile, &plan.runs).curve.peak;
             if schedule.slab <= budget {
                 // Addresses that fit may be spread out all the same.
-                let neat = Bytes((peak.0 as f64 * NEAT) as u64);
-                let neater = (schedule.slab > neat)
-                    .then(|| lay(neat, (spending.share() + TIDYING).min(1.0)));
-                let neater = neater.filter(|neater| neater.slab < schedule.slab);
-                return Ok(Some(Schedule { budget, ..neater.unwrap_or(schedule) }));
+                let compact = Bytes((peak.0 as f64 * COMPACT) as u64);
+                let smaller = (schedule.slab > compact)
+                    .then(|| lay(compact, (meter.share() + COMPACTION).min(1.0)));
+                let smaller = smaller.filter(|smaller| smaller.slab < schedule.slab);
+                return Ok(Some(Schedule { budget, ..smaller.unwrap_or(schedule) }));
             }
-            // Asked for no less than this plan holds, the planner would answer with this plan
+            // BudgetedPlanner for no less than this plan holds, the planner would answer with this plan
             // again.
             let Some(less) = peak.0.checked_sub(1) else { return Ok(None) };
             target = target.saturating_sub(schedule.slab - budget).min(Bytes(less));
@@ -259,20 +237,15 @@ impl<'a> Asked<'a> {
 
     /// What no schedule beats that runs everything for the first time in the order of this one, if
     /// that is the order that the planner was given, or else in any.
-    fn bound_of(
-        &self,
-        schedule: &Schedule,
-        budget: Bytes,
-        spending: &Spending<'_>,
-    ) -> Option<Bound> {
+    fn bound_of(&self, schedule: &Schedule, budget: Bytes, meter: &Meter<'_>) -> Option<Bound> {
         let runs = schedule.instructions.iter().filter_map(|instruction| match instruction {
             Instruction::Run(call) => Some(call.node),
-            _ => None,
+            Instruction::Recompute(_) | Instruction::Free(_) => None,
         });
         let order =
             if runs.eq(self.order.iter().copied()) { BoundOrder::Given } else { BoundOrder::Any };
-        let effort = spending.until((spending.share() + PROOF).min(1.0));
-        let steps: Vec<NodeId> = schedule
+        let effort = meter.rest_until((meter.share() + BOUND).min(1.0));
+        let known: Vec<NodeId> = schedule
             .instructions
             .iter()
             .filter_map(|instruction| Some(instruction.call()?.node))
@@ -283,7 +256,7 @@ impl<'a> Asked<'a> {
             self.order,
             order,
             budget,
-            &steps,
+            &known,
             &effort,
         )?;
         Some(Bound { seconds, order })
@@ -295,11 +268,11 @@ impl<'a> Asked<'a> {
         &self,
         budget: Bytes,
         residents: &Residents,
-        spending: &Spending<'_>,
+        meter: &Meter<'_>,
     ) -> Result<Fitted, FitError> {
-        let left = spending.until(1.0);
+        let left = meter.rest_until(1.0);
         let effort = Effort {
-            deadline: Seconds(left.deadline.0.max(spending.effort.deadline.0 * REFUSAL)),
+            deadline: Seconds(left.deadline.0.max(meter.effort().deadline.0 * REFUSAL)),
             ..left
         };
         let plan = smallest(self.graph, self.profile, self.order, self.planner, &effort);

@@ -24,16 +24,16 @@ pub use plan::BoundOrder;
 
 use check::Violation;
 use effort::Effort;
-use fit::{Asked, checked, smallest};
+use fit::{BudgetedPlanner, checked, smallest};
 use graph::Graph;
 use plan::Planner;
 use profile::Profile;
 use schedule::{Residents, Schedule, lower};
 use units::{Bytes, Seconds};
 
-/// One budget of a ladder, and what became of it.
+/// One point of the frontier: a budget, and what became of it.
 #[derive(Debug)]
-pub struct Rung {
+pub struct FittedPoint {
     /// The budget.
     pub budget: Bytes,
     /// The schedule, or why there is none.
@@ -58,34 +58,34 @@ pub fn fit(
     effort: &Effort<'_>,
 ) -> Result<Fitted, FitError> {
     let order = plan::base_order(graph, profile);
-    let mut asked = Asked::new(graph, profile, &order, planner);
-    asked.fit(budget, residents, effort).0
+    let mut budgeted = BudgetedPlanner::new(graph, profile, &order, planner);
+    budgeted.fit(budget, residents, effort).0
 }
 
 /// Fits one step into each of several budgets, given in rising order, with the effort for each.
 /// What fits into a smaller budget is a candidate for every larger one, and so is what is `known`
 /// already; a larger budget never gives a slower schedule.
-pub fn ladder(
+pub fn frontier(
     graph: &Graph,
     profile: &Profile,
     budgets: &[Bytes],
     known: Option<Fitted>,
     planner: Planner,
     effort: &Effort<'_>,
-) -> Vec<Rung> {
+) -> Vec<FittedPoint> {
     let order = plan::base_order(graph, profile);
-    let mut asked = Asked::new(graph, profile, &order, planner);
+    let mut budgeted = BudgetedPlanner::new(graph, profile, &order, planner);
     let mut fastest = known;
-    let mut rungs = Vec::with_capacity(budgets.len());
+    let mut points = Vec::with_capacity(budgets.len());
     for &budget in budgets {
         let start = (effort.clock)();
-        let (mut result, first) = asked.fit(budget, &Residents::default(), effort);
+        let (mut result, first) = budgeted.fit(budget, &Residents::default(), effort);
         let seconds = |fitted: &Fitted| fitted.timeline.seconds;
         if let Some(smaller) = &fastest
             && smaller.schedule.slab <= budget
             && result.as_ref().map_or(true, |fitted| seconds(fitted) > seconds(smaller))
         {
-            let bound = asked.bound(budget);
+            let bound = budgeted.bound(budget);
             result = Ok(Fitted {
                 schedule: Schedule { budget, ..smaller.schedule.clone() },
                 bound,
@@ -93,9 +93,14 @@ pub fn ladder(
             });
         }
         fastest = result.as_ref().ok().cloned().or(fastest);
-        rungs.push(Rung { budget, result, first, total: Seconds((effort.clock)().0 - start.0) });
+        points.push(FittedPoint {
+            budget,
+            result,
+            first,
+            total: Seconds((effort.clock)().0 - start.0),
+        });
     }
-    rungs
+    points
 }
 
 /// The smallest slab that `planner` reaches, with its schedule.
@@ -117,7 +122,7 @@ pub fn fit_smallest(
 /// the unplanned one.
 pub fn unplanned(graph: &Graph, profile: &Profile) -> Result<Fitted, Violation> {
     let profile = Profile { in_place: false, ..profile.clone() };
-    let plan = plan::Plan { planner: Planner::None, steps: graph.program() };
+    let plan = plan::Plan { planner: Planner::None, runs: graph.program() };
     let mut schedule =
         lower(graph, &profile, &plan, Bytes::LIMIT, &Residents::default(), &Effort::default());
     schedule.budget = schedule.slab;

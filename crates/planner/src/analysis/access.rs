@@ -34,8 +34,38 @@ pub struct AccessProfile {
     pub last_backward_access: Option<NodeId>,
 }
 
-/// The table over `order`, the unplanned sequence, with its curve. Reads through views count as
-/// reads.
+/// The first and the last to read one of a node's outputs, by pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Accesses {
+    /// First forward node.
+    pub first_forward: Option<NodeId>,
+    /// Last forward node.
+    pub last_forward: Option<NodeId>,
+    /// First backward node.
+    pub first_backward: Option<NodeId>,
+    /// Last backward (or optimizer) node.
+    pub last_backward: Option<NodeId>,
+}
+
+/// Who reads each node's outputs in `order`. Reads through views count as reads.
+pub fn accesses(graph: &Graph, order: &[NodeId]) -> SecondaryMap<NodeId, Accesses> {
+    let mut table: SecondaryMap<NodeId, Accesses> = SecondaryMap::new();
+    for &node in order {
+        for producer in graph.reads(node).iter().filter_map(|&storage| graph.producer(storage)) {
+            let row = &mut table[producer];
+            if graph.nodes()[node].phase.is_forward() {
+                row.first_forward.get_or_insert(node);
+                row.last_forward = Some(node);
+            } else {
+                row.first_backward.get_or_insert(node);
+                row.last_backward = Some(node);
+            }
+        }
+    }
+    table
+}
+
+/// The table over `order`, the unplanned sequence, with its curve.
 pub fn access_profile(
     graph: &Graph,
     profile: &Profile,
@@ -44,6 +74,12 @@ pub fn access_profile(
     budget: Option<Bytes>,
 ) -> SecondaryMap<NodeId, AccessProfile> {
     let mut table: SecondaryMap<NodeId, AccessProfile> = SecondaryMap::new();
+    for (node, row) in accesses(graph, order).iter() {
+        table[node].first_forward_access = row.first_forward;
+        table[node].last_forward_access = row.last_forward;
+        table[node].first_backward_access = row.first_backward;
+        table[node].last_backward_access = row.last_backward;
+    }
     for (rank, &node) in order.iter().enumerate() {
         let over =
             budget.map_or(curve.held[rank] == curve.peak, |budget| curve.held[rank] > budget);
@@ -51,17 +87,6 @@ pub fn access_profile(
         table[node].seconds = profile.seconds[node];
         table[node].active = curve.held[rank];
         table[node].in_peak_interval = over;
-        for &storage in graph.reads(node) {
-            let Some(producer) = graph.producer(storage) else { continue };
-            let row = &mut table[producer];
-            if graph.nodes()[node].phase.is_forward() {
-                row.first_forward_access.get_or_insert(node);
-                row.last_forward_access = Some(node);
-            } else {
-                row.first_backward_access.get_or_insert(node);
-                row.last_backward_access = Some(node);
-            }
-        }
     }
     table
 }

@@ -54,20 +54,19 @@ pub struct MemoryCurve {
     pub at: usize,
 }
 
-/// The lives of all storages over `steps`, which must produce everything before reading it.
-pub fn liveness(graph: &Graph, profile: &Profile, steps: &[NodeId]) -> Liveness {
-    let mut intervals: PrimaryMap<IntervalId, Interval> =
-        PrimaryMap::with_capacity(steps.len() * 2);
+/// The lives of all storages over `runs`, which must produce everything before reading it.
+pub fn liveness(graph: &Graph, profile: &Profile, runs: &[NodeId]) -> Liveness {
+    let mut intervals: PrimaryMap<IntervalId, Interval> = PrimaryMap::with_capacity(runs.len() * 2);
     let mut current: SecondaryMap<StorageId, Option<IntervalId>> =
         SecondaryMap::with_capacity(graph.storages().len());
-    let end = steps.len().saturating_sub(1) as u32;
+    let end = runs.len().saturating_sub(1) as u32;
     for (_, storage) in graph.placeholder_storages() {
         let dies = if graph.is_kept(storage) { end } else { 0 };
         current[storage] =
             Some(intervals.push(Interval { storage, born: None, dies, in_place_of: None }));
     }
-    let (mut reads, mut fresh) = (Vec::with_capacity(steps.len()), Vec::with_capacity(steps.len()));
-    for (position, &node) in steps.iter().enumerate() {
+    let (mut reads, mut fresh) = (Vec::with_capacity(runs.len()), Vec::with_capacity(runs.len()));
+    for (position, &node) in runs.iter().enumerate() {
         let position = position as u32;
         let read: Vec<IntervalId> = graph
             .reads(node)
@@ -95,15 +94,15 @@ pub fn liveness(graph: &Graph, profile: &Profile, steps: &[NodeId]) -> Liveness 
     }
     let mut liveness = Liveness { intervals, reads, fresh };
     if profile.in_place {
-        reuse_dying_inputs(graph, steps, &mut liveness);
+        reuse_dying_inputs(graph, runs, &mut liveness);
     }
     liveness
 }
 
 /// Lets an output take over the memory of an input that dies at the same node, where the operator
 /// allows it.
-fn reuse_dying_inputs(graph: &Graph, steps: &[NodeId], liveness: &mut Liveness) {
-    for (position, &node) in steps.iter().enumerate() {
+fn reuse_dying_inputs(graph: &Graph, runs: &[NodeId], liveness: &mut Liveness) {
+    for (position, &node) in runs.iter().enumerate() {
         let Some(&Some(output)) = graph.nodes()[node].outputs.first() else { continue };
         let storage = graph.values()[output].storage;
         let Some(slot) = graph.fresh(node).iter().position(|&s| s == storage) else { continue };
@@ -119,23 +118,23 @@ fn reuse_dying_inputs(graph: &Graph, steps: &[NodeId], liveness: &mut Liveness) 
     }
 }
 
-/// The curve of `steps` at once, for planners that ask for many: what [`memory_curve`] says of
+/// The curve of `runs` at once, for planners that ask for many: what [`memory_curve`] says of
 /// [`liveness`], without a table of lives where no output may take over an input.
-pub fn held(graph: &Graph, profile: &Profile, steps: &[NodeId]) -> MemoryCurve {
+pub fn held(graph: &Graph, profile: &Profile, runs: &[NodeId]) -> MemoryCurve {
     if profile.in_place {
-        return memory_curve(graph, profile, steps, &liveness(graph, profile, steps));
+        return memory_curve(graph, profile, runs, &liveness(graph, profile, runs));
     }
     // For each storage the last access to its newest copy; nothing before its first run.
     let mut last: SecondaryMap<StorageId, Option<u32>> =
         SecondaryMap::with_capacity(graph.storages().len());
-    let mut born = vec![Bytes::ZERO; steps.len() + 1];
-    let mut freed = vec![Bytes::ZERO; steps.len() + 1];
+    let mut born = vec![Bytes::ZERO; runs.len() + 1];
+    let mut freed = vec![Bytes::ZERO; runs.len() + 1];
     let mut now = Bytes::ZERO;
     for (_, storage) in graph.placeholder_storages() {
         now += graph.storages()[storage];
         last[storage] = Some(0);
     }
-    for (position, &node) in steps.iter().enumerate() {
+    for (position, &node) in runs.iter().enumerate() {
         for &storage in graph.reads(node) {
             last[storage] = Some(position as u32);
         }
@@ -155,19 +154,19 @@ pub fn held(graph: &Graph, profile: &Profile, steps: &[NodeId]) -> MemoryCurve {
             freed[last as usize] += graph.storages()[storage];
         }
     }
-    curve(profile, steps, now, &born, &freed)
+    curve(profile, runs, now, &born, &freed)
 }
 
-/// Bytes over `steps`: outputs and workspace are allocated while inputs are still held; what was
+/// Bytes over `runs`: outputs and workspace are allocated while inputs are still held; what was
 /// used for the last time is freed after the node.
 pub fn memory_curve(
     graph: &Graph,
     profile: &Profile,
-    steps: &[NodeId],
+    runs: &[NodeId],
     liveness: &Liveness,
 ) -> MemoryCurve {
-    let mut born = vec![Bytes::ZERO; steps.len() + 1];
-    let mut freed = vec![Bytes::ZERO; steps.len() + 1];
+    let mut born = vec![Bytes::ZERO; runs.len() + 1];
+    let mut freed = vec![Bytes::ZERO; runs.len() + 1];
     let mut now = Bytes::ZERO;
     let taken_over: Vec<IntervalId> =
         liveness.intervals.values().filter_map(|interval| interval.in_place_of).collect();
@@ -187,19 +186,19 @@ pub fn memory_curve(
             freed[interval.dies as usize] += bytes;
         }
     }
-    curve(profile, steps, now, &born, &freed)
+    curve(profile, runs, now, &born, &freed)
 }
 
 /// Adds up what is born and freed at each position, from `now` on.
 fn curve(
     profile: &Profile,
-    steps: &[NodeId],
+    runs: &[NodeId],
     mut now: Bytes,
     born: &[Bytes],
     freed: &[Bytes],
 ) -> MemoryCurve {
-    let mut held = Vec::with_capacity(steps.len());
-    for (position, &node) in steps.iter().enumerate() {
+    let mut held = Vec::with_capacity(runs.len());
+    for (position, &node) in runs.iter().enumerate() {
         now += born[position];
         held.push(now + profile.workspace[node]);
         now -= freed[position];

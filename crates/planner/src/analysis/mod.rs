@@ -8,7 +8,7 @@ mod liveness;
 pub mod modules;
 mod passes;
 
-pub use access::{AccessProfile, access_profile};
+pub use access::{AccessProfile, Accesses, access_profile, accesses};
 pub use dataflow::{Dataflow, Figures, ModuleFigures, dataflow};
 pub(crate) use disjoint_sets::DisjointSets;
 pub use liveness::{Interval, IntervalId, Liveness, MemoryCurve, held, liveness, memory_curve};

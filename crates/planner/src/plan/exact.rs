@@ -13,27 +13,14 @@ use good_lp::{Expression, Variable, constraint};
 use crate::analysis::{Liveness, liveness};
 use crate::graph::Graph;
 use crate::id::{NodeId, StorageId};
-use crate::plan::milp::{Program, SolverLimits};
+use crate::plan::milp::{Goal, Milp, SolverLimits, within_tolerance};
 use crate::plan::rematerialize::{Versions, legal};
 use crate::plan::{Infeasible, Plan, PlanError, Planner, none, simulate};
 use crate::profile::Profile;
-use crate::units::{Bytes, Seconds};
+use crate::units::Bytes;
 
-/// How much the solver may be asked for.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ExactLimits {
-    /// Most nodes that run; the program grows with their square.
-    pub nodes: usize,
-    /// Time that the solver may take for one program, by its own clock; absent: as long as it
-    /// needs. The best plan until then is no optimum, and not the same on every machine.
-    pub seconds: Option<Seconds>,
-}
-
-impl Default for ExactLimits {
-    fn default() -> Self {
-        ExactLimits { nodes: 80, seconds: None }
-    }
-}
+/// Most nodes that run; the program grows with their square.
+const MOST_NODES: usize = 80;
 
 /// The fastest plan, or the proof that the lowest one does not fit.
 pub fn exact(
@@ -42,104 +29,86 @@ pub fn exact(
     order: &[NodeId],
     budget: Bytes,
 ) -> Result<Plan, PlanError> {
-    exact_within(graph, profile, order, budget, &ExactLimits::default())
-}
-
-/// The same, within limits of one's own.
-pub fn exact_within(
-    graph: &Graph,
-    profile: &Profile,
-    order: &[NodeId],
-    budget: Bytes,
-    limits: &ExactLimits,
-) -> Result<Plan, PlanError> {
     if let Ok(plan) = none(graph, profile, order, budget) {
         return Ok(Plan { planner: Planner::Exact, ..plan });
     }
-    if order.len() > limits.nodes {
-        return Err(PlanError::TooLarge { nodes: order.len(), most: limits.nodes });
+    if order.len() > MOST_NODES {
+        return Err(PlanError::TooLarge { nodes: order.len(), most: MOST_NODES });
     }
-    let peak = |steps: &[NodeId]| simulate(graph, profile, steps).curve.peak;
-    // The solver's rows may be exceeded by a tolerance; then it is asked again for as much less.
-    let mut target = budget;
-    for _ in 0..3 {
-        let Some(steps) =
-            Stages::new(graph, profile, order, Goal::Fastest(target)).solve(limits)?
-        else {
-            break;
-        };
-        match peak(&steps) {
-            reached if reached <= budget => return Ok(Plan { planner: Planner::Exact, steps }),
-            reached => target = target.saturating_sub(reached - budget),
-        }
+    let peak = |runs: &[NodeId]| simulate(graph, profile, runs).curve.peak;
+    let fastest = within_tolerance(budget, |target| {
+        let runs = Formulation::new(graph, profile, order, Goal::Fastest(target)).solve()?;
+        Ok(runs.map(|runs| {
+            let reached = peak(&runs);
+            (runs, reached)
+        }))
+    })?;
+    if let Some(runs) = fastest {
+        return Ok(Plan { planner: Planner::Exact, runs });
     }
-    let lowest = Stages::new(graph, profile, order, Goal::Lowest)
-        .solve(limits)?
+    let lowest = Formulation::new(graph, profile, order, Goal::Lowest)
+        .solve()?
         .unwrap_or_else(|| order.to_vec());
-    let plan = Plan { planner: Planner::Exact, steps: lowest };
-    if peak(&plan.steps) <= budget {
+    let plan = Plan { planner: Planner::Exact, runs: lowest };
+    if peak(&plan.runs) <= budget {
         return Ok(plan);
     }
     Err(PlanError::Infeasible(Box::new(Infeasible::new(graph, profile, budget, plan))))
 }
 
-/// What the program minimises.
-#[derive(Clone, Copy)]
-enum Goal {
-    /// Seconds, within a budget.
-    Fastest(Bytes),
-    /// The peak.
-    Lowest,
-}
-
 /// A run that may take place: a node of the step, or a repetition in front of one.
-struct Moment {
+struct PossibleRun {
     node: NodeId,
     /// The node of the step that it belongs to, by position.
-    stage: usize,
+    point: usize,
     /// R: whether it takes place; absent for the step's own runs.
     run: Option<Variable>,
 }
 
 /// The program of one order.
-struct Stages<'a> {
+struct Formulation<'a> {
     graph: &'a Graph,
     profile: &'a Profile,
     order: &'a [NodeId],
-    program: Program,
-    moments: Vec<Moment>,
+    milp: Milp,
+    moments: Vec<PossibleRun>,
     /// P: for each moment and storage, whether it is held there; absent where nobody decides about
     /// it.
     held: Vec<SecondaryMap<StorageId, Option<Variable>>>,
 }
 
-impl<'a> Stages<'a> {
-    fn new(graph: &'a Graph, profile: &'a Profile, order: &'a [NodeId], goal: Goal) -> Stages<'a> {
-        let mut stages = Stages {
+impl<'a> Formulation<'a> {
+    fn new(
+        graph: &'a Graph,
+        profile: &'a Profile,
+        order: &'a [NodeId],
+        goal: Goal,
+    ) -> Formulation<'a> {
+        let mut formulation = Formulation {
             graph,
             profile,
             order,
-            program: Program::new(),
+            milp: Milp::new(),
             moments: Vec::new(),
             held: Vec::new(),
         };
-        stages.runs();
-        stages.residency();
-        stages.memory(goal);
-        stages
+        formulation.runs();
+        formulation.residency();
+        formulation.memory(goal);
+        formulation
     }
 
     /// The moments, in order; a repetition is there where it can still be of use.
     fn runs(&mut self) {
         let graph = self.graph;
         let mut versions = Versions::default();
-        for (stage, &node) in self.order.iter().enumerate() {
+        for (point, &node) in self.order.iter().enumerate() {
             let mut wanted: SecondaryMap<StorageId, bool> = SecondaryMap::new();
-            for &storage in self.order[stage..].iter().flat_map(|&later| graph.reads(later)) {
+            for &storage in self.order[point..].iter().flat_map(|&later| graph.reads(later)) {
                 wanted[storage] = true;
             }
             let mut repeated = Vec::new();
-            for &earlier in self.order[..stage].iter().rev() {
+            for &earlier in self.order[..point].iter().rev() {
                 let useful = graph
                     .fresh(earlier)
                     .iter()
@@ -152,10 +121,10 @@ impl<'a> Stages<'a> {
                 }
             }
             for again in repeated.into_iter().rev() {
-                let run = self.program.binary();
-                self.moments.push(Moment { node: again, stage, run: Some(run) });
+                let run = self.milp.binary();
+                self.moments.push(PossibleRun { node: again, point, run: Some(run) });
             }
-            self.moments.push(Moment { node, stage, run: None });
+            self.moments.push(PossibleRun { node, point, run: None });
             versions.advance(graph, node);
         }
     }
@@ -199,10 +168,10 @@ impl<'a> Stages<'a> {
                 }
                 let touched = made || reads.contains(&storage);
                 let least = if touched && moment.run.is_none() { 1.0 } else { 0.0 };
-                let held = self.program.within(least, 1.0);
+                let held = self.milp.within(least, 1.0);
                 here[storage] = Some(held);
                 if let (Some(run), true) = (moment.run, touched) {
-                    self.program.row(constraint!(held >= run));
+                    self.milp.row(constraint!(held >= run));
                 }
                 match (there[storage], made, moment.run) {
                     // Held from the start, or made here for the first time.
@@ -218,7 +187,7 @@ impl<'a> Stages<'a> {
                             None if made => from += 1.0,
                             None => {}
                         }
-                        self.program.row(constraint!(held <= from));
+                        self.milp.row(constraint!(held <= from));
                     }
                 }
             }
@@ -239,8 +208,8 @@ impl<'a> Stages<'a> {
                 unplanned.0.max(1) as f64,
             ),
             Goal::Lowest => {
-                let peak = self.program.within(0.0, f64::INFINITY);
-                self.program.objective = peak.into();
+                let peak = self.milp.within(0.0, f64::INFINITY);
+                self.milp.objective = peak.into();
                 (peak.into(), unplanned.0.max(1) as f64)
             }
         };
@@ -271,40 +240,40 @@ impl<'a> Stages<'a> {
                         .sum();
                     sum += (workspace + copies) * run;
                     if let Goal::Fastest(_) = goal {
-                        self.program.objective +=
-                            self.profile.seconds[moment.node].0 / longest * run;
+                        self.milp.objective += self.profile.seconds[moment.node].0 / longest * run;
                     }
                 }
             }
             if self.profile.in_place {
                 let mut taken = Expression::from(0.0);
                 for (storage, most) in overwritable(self.graph, &lives, moment, &decided) {
-                    let take = self.program.within(0.0, most);
+                    let take = self.milp.within(0.0, most);
                     if let Some(run) = moment.run {
-                        self.program.row(constraint!(take <= run));
+                        self.milp.row(constraint!(take <= run));
                     }
                     if let Some(later) = self.held.get(at + 1).and_then(|later| later[storage]) {
-                        self.program.row(constraint!(take + later <= 1.0));
+                        self.milp.row(constraint!(take + later <= 1.0));
                     }
                     sum -= bytes(storage) * take;
                     taken += take;
                 }
-                self.program.row(constraint!(taken <= 1.0));
+                self.milp.row(constraint!(taken <= 1.0));
             }
-            self.program.row(constraint!(sum <= limit.clone()));
+            self.milp.row(constraint!(sum <= limit.clone()));
         }
     }
 
     /// The optimum as a sequence of runs; `None` where there is none.
-    fn solve(self, limits: &ExactLimits) -> Result<Option<Vec<NodeId>>, PlanError> {
-        let limits = SolverLimits { gap: 0.0, seconds: limits.seconds };
-        let answer =
-            self.program.solve(&limits).map_err(|reason| PlanError::Unsolved { reason })?;
+    fn solve(self) -> Result<Option<Vec<NodeId>>, PlanError> {
+        let answer = self
+            .milp
+            .solve(&SolverLimits::default())
+            .map_err(|reason| PlanError::Unsolved { reason })?;
         let Some(answer) = answer else { return Ok(None) };
         let runs =
             self.moments.iter().filter(|moment| moment.run.is_none_or(|run| answer.is_one(run)));
-        let steps: Vec<NodeId> = runs.map(|moment| moment.node).collect();
-        Ok(Some(legal(self.graph, &steps)))
+        let runs: Vec<NodeId> = runs.map(|moment| moment.node).collect();
+        Ok(Some(legal(self.graph, &runs)))
     }
 }
 
@@ -313,17 +282,17 @@ impl<'a> Stages<'a> {
 /// makes is not there.
 fn others(
     lives: &Liveness,
-    moment: &Moment,
+    moment: &PossibleRun,
     decided: &SecondaryMap<StorageId, bool>,
     bytes: &impl Fn(StorageId) -> f64,
 ) -> f64 {
-    let stage = moment.stage as u32;
+    let point = moment.point as u32;
     let alive =
         lives.intervals.values().filter(|life| !decided[life.storage]).filter(|life| match moment
             .run
         {
-            None => life.born.is_none_or(|born| born <= stage) && stage <= life.dies,
-            Some(_) => life.born.is_none_or(|born| born < stage) && stage <= life.dies,
+            None => life.born.is_none_or(|born| born <= point) && point <= life.dies,
+            Some(_) => life.born.is_none_or(|born| born < point) && point <= life.dies,
         });
     alive.map(|life| bytes(life.storage)).sum()
 }
@@ -333,7 +302,7 @@ fn others(
 fn overwritable(
     graph: &Graph,
     lives: &Liveness,
-    moment: &Moment,
+    moment: &PossibleRun,
     decided: &SecondaryMap<StorageId, bool>,
 ) -> Vec<(StorageId, f64)> {
     let call = &graph.nodes()[moment.node];
@@ -352,7 +321,7 @@ fn overwritable(
         lives
             .intervals
             .values()
-            .any(|life| life.storage == from && life.dies as usize == moment.stage)
+            .any(|life| life.storage == from && life.dies as usize == moment.point)
     };
     fits.map(|from| (from, if decided[from] || dies(from) { 1.0 } else { 0.0 })).collect()
 }

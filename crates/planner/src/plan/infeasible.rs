@@ -49,8 +49,8 @@ pub struct Infeasible {
 impl Infeasible {
     /// Explains that `plan`, the lowest one known, exceeds `budget`.
     pub fn new(graph: &Graph, profile: &Profile, budget: Bytes, plan: Plan) -> Infeasible {
-        let curve = simulate(graph, profile, &plan.steps).curve;
-        let binding = plan.steps.get(curve.at).copied();
+        let curve = simulate(graph, profile, &plan.runs).curve;
+        let binding = plan.runs.get(curve.at).copied();
         Infeasible {
             budget,
             needed: needed(graph, profile),
@@ -58,7 +58,7 @@ impl Infeasible {
             binding: binding.unwrap_or(NodeId::from_u32(0)),
             binding_name: binding.map_or(String::new(), |node| graph.nodes()[node].name.clone()),
             binding_module: binding.map_or(String::new(), |node| graph.module_of(node).to_string()),
-            live: live_tensors(graph, profile, &plan.steps, curve.at),
+            live: live_tensors(graph, profile, &plan.runs, curve.at),
             plan,
         }
     }
@@ -130,10 +130,10 @@ fn needed(graph: &Graph, profile: &Profile) -> Bytes {
 pub fn live_tensors(
     graph: &Graph,
     profile: &Profile,
-    steps: &[NodeId],
+    runs: &[NodeId],
     at: usize,
 ) -> Vec<LiveTensor> {
-    let lives = liveness(graph, profile, steps);
+    let lives = liveness(graph, profile, runs);
     let here = at as u32;
     let alive = lives.intervals.values().filter(|life| {
         life.born.is_none_or(|born| born <= here)
@@ -155,8 +155,8 @@ pub fn live_tensors(
         })
         .filter(|tensor| tensor.bytes > Bytes::ZERO)
         .collect();
-    let workspace = steps.get(at).map_or(Bytes::ZERO, |&node| profile.workspace[node]);
-    if let (Some(&node), true) = (steps.get(at), workspace > Bytes::ZERO) {
+    let workspace = runs.get(at).map_or(Bytes::ZERO, |&node| profile.workspace[node]);
+    if let (Some(&node), true) = (runs.get(at), workspace > Bytes::ZERO) {
         tensors.push(LiveTensor {
             name: format!("{} (workspace)", graph.nodes()[node].name),
             module: graph.module_of(node).to_string(),

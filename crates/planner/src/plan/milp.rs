@@ -18,7 +18,7 @@ use crate::units::{Bytes, Seconds};
 /// The solver of this build.
 pub const SOLVER: &str = if cfg!(feature = "highs") { "HiGHS" } else { "microlp" };
 
-/// How much a solver may be asked for.
+/// How much a solver may be asked for; by default the optimum, however long it takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct SolverLimits {
     /// How far above the optimum an answer may be, as a share of it.
@@ -59,21 +59,61 @@ impl Scale {
     }
 }
 
-/// A program in the making.
-pub struct Program {
+/// What a plan's program minimises.
+#[derive(Clone, Copy)]
+pub enum Goal {
+    /// Seconds, within a budget.
+    Fastest(Bytes),
+    /// The peak.
+    Lowest,
+}
+
+impl Goal {
+    /// What is least is asked for exactly, whatever gap is accepted in seconds.
+    pub fn limits(self, limits: &SolverLimits) -> SolverLimits {
+        match self {
+            Goal::Fastest(_) => *limits,
+            Goal::Lowest => SolverLimits { gap: 0.0, ..*limits },
+        }
+    }
+}
+
+/// How often a solver is asked for less because its answer did not fit.
+const MOST_ATTEMPTS: usize = 3;
+
+/// An answer within a budget although the solver's rows may be exceeded by a tolerance: where what
+/// it says takes more, it is asked again for as much less. `ask` answers for a target with a plan
+/// and the bytes that it really takes; `None` where it has no answer, or none that fits.
+pub fn within_tolerance<P, E>(
+    budget: Bytes,
+    mut ask: impl FnMut(Bytes) -> Result<Option<(P, Bytes)>, E>,
+) -> Result<Option<P>, E> {
+    let mut target = budget;
+    for _ in 0..MOST_ATTEMPTS {
+        match ask(target)? {
+            None => return Ok(None),
+            Some((plan, reached)) if reached <= budget => return Ok(Some(plan)),
+            Some((_, reached)) => target = target.saturating_sub(reached - budget),
+        }
+    }
+    Ok(None)
+}
+
+/// A mixed integer program in the making.
+pub struct Milp {
     variables: ProblemVariables,
     rows: Vec<Constraint>,
     /// What is minimised.
     pub objective: Expression,
 }
 
-impl Program {
-    pub fn new() -> Program {
+impl Milp {
+    pub fn new() -> Milp {
         let mut variables = ProblemVariables::new();
         // HiGHS has no answer to a program without variables, though there may be nothing to
         // decide.
         variables.add(variable().min(0.0).max(0.0));
-        Program { variables, rows: Vec::new(), objective: Expression::from(0.0) }
+        Milp { variables, rows: Vec::new(), objective: Expression::from(0.0) }
     }
 
     /// A variable that is 0 or 1.
@@ -95,7 +135,7 @@ impl Program {
     /// Where time is limited, a coarse question comes first, for half of it: that is often answered
     /// in a hundredth of what the fine one takes, and what the fine one does not prove in its half,
     /// the coarse one has.
-    pub fn solve(self, limits: &SolverLimits) -> Result<Option<Answer>, String> {
+    pub fn solve(self, limits: &SolverLimits) -> Result<Option<MilpAnswer>, String> {
         let Some(Seconds(seconds)) = limits.seconds.filter(|_| limits.gap < COARSE) else {
             return self.insist(limits);
         };
@@ -113,13 +153,13 @@ impl Program {
         let best = if fine.minimum < coarse.minimum { fine } else { coarse };
         let gap =
             least.filter(|least| *least > 0.0).map(|least| (best.minimum - least) / best.minimum);
-        Ok(Some(Answer { gap, ..best }))
+        Ok(Some(MilpAnswer { gap, ..best }))
     }
 
     /// A solver in floating-point numbers may run into a basis that it cannot factor; then it is
     /// asked the same with the rows in another order, which takes it another way, and with a larger
     /// gap, which ends it sooner.
-    fn insist(&self, limits: &SolverLimits) -> Result<Option<Answer>, String> {
+    fn insist(&self, limits: &SolverLimits) -> Result<Option<MilpAnswer>, String> {
         let mut failed = String::new();
         for (turn, least) in LARGER_GAPS.into_iter().enumerate() {
             let mut rows = self.rows.clone();
@@ -135,7 +175,7 @@ impl Program {
                     let proven = !matches!(solution.status(), SolutionStatus::TimeLimit);
                     let minimum = solution.eval(&self.objective);
                     let value = Box::new(move |variable| solution.value(variable));
-                    return Ok(Some(Answer { gap: proven.then_some(gap), minimum, value }));
+                    return Ok(Some(MilpAnswer { gap: proven.then_some(gap), minimum, value }));
                 }
                 Err(ResolutionError::Infeasible) => return Ok(None),
                 Err(error) => failed = error.to_string(),
@@ -164,7 +204,7 @@ impl Program {
 }
 
 /// Values of the variables.
-pub struct Answer {
+pub struct MilpAnswer {
     /// How far above the optimum it may be, as a share of it; absent where time was up.
     pub gap: Option<f64>,
     /// What the objective comes to.
@@ -172,7 +212,7 @@ pub struct Answer {
     value: Box<dyn Fn(Variable) -> f64>,
 }
 
-impl Answer {
+impl MilpAnswer {
     pub fn value(&self, variable: Variable) -> f64 {
         (self.value)(variable)
     }

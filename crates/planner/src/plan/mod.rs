@@ -16,11 +16,11 @@ mod search;
 
 use thiserror::Error;
 
-pub use exact::{ExactLimits, exact, exact_within};
+pub use exact::exact;
 pub use infeasible::{Infeasible, LiveTensor, live_tensors};
 pub use milp::{SOLVER, SolverLimits};
 pub use order::base_order;
-pub use rematerialize::{Drop, Drops, rematerialize};
+pub use rematerialize::{Retention, Retentions, rematerialize};
 pub use search::{Answer, BoundOrder, Search, lower_bound};
 
 use crate::analysis::{MemoryCurve, held};
@@ -87,7 +87,7 @@ pub struct Plan {
     /// The planner that made it; never `auto`.
     pub planner: Planner,
     /// Nodes in the order in which they run.
-    pub steps: Vec<NodeId>,
+    pub runs: Vec<NodeId>,
 }
 
 /// Why there is no plan.
@@ -121,15 +121,15 @@ pub enum PlanError {
 /// Bytes and seconds of a plan, simulated.
 #[derive(Clone, Debug)]
 pub struct Simulation {
-    /// Bytes at each step.
+    /// Bytes at each run.
     pub curve: MemoryCurve,
-    /// Seconds of all steps.
+    /// Seconds of all runs.
     pub seconds: Seconds,
 }
 
 /// Simulates a sequence of runs.
-pub fn simulate(graph: &Graph, profile: &Profile, steps: &[NodeId]) -> Simulation {
-    Simulation { curve: held(graph, profile, steps), seconds: profile.total(steps) }
+pub fn simulate(graph: &Graph, profile: &Profile, runs: &[NodeId]) -> Simulation {
+    Simulation { curve: held(graph, profile, runs), seconds: profile.total(runs) }
 }
 
 /// Plans the sequence `order` under a budget with one planner.
@@ -160,7 +160,7 @@ pub fn none(
     order: &[NodeId],
     budget: Bytes,
 ) -> Result<Plan, PlanError> {
-    let plan = Plan { planner: Planner::None, steps: order.to_vec() };
+    let plan = Plan { planner: Planner::None, runs: order.to_vec() };
     if simulate(graph, profile, order).curve.peak <= budget {
         return Ok(plan);
     }
@@ -181,7 +181,7 @@ fn auto(
     }
     let least = search.least_budget();
     let smallest = Search::new(graph, profile, order).smallest(&effort);
-    if simulate(graph, profile, &smallest.steps).curve.peak <= budget {
+    if simulate(graph, profile, &smallest.runs).curve.peak <= budget {
         return Ok(smallest);
     }
     let proof = Infeasible::new(graph, profile, budget, smallest);
@@ -195,7 +195,7 @@ pub fn smallest(graph: &Graph, profile: &Profile, order: &[NodeId], planner: Pla
         Ok(plan) => plan,
         Err(PlanError::Infeasible(proof)) => proof.plan,
         Err(PlanError::TooLarge { .. } | PlanError::Unsolved { .. }) => {
-            Plan { planner, steps: order.to_vec() }
+            Plan { planner, runs: order.to_vec() }
         }
     }
 }

@@ -12,25 +12,25 @@ use crate::id::{NodeId, StorageId};
 
 /// What happens to the outputs of a node between forward and backward pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Drop {
+pub enum Retention {
     /// They stay.
     #[default]
-    Hold,
+    Save,
     /// They go after the last forward access, and stay from the first time that they are made
     /// again.
-    Keep,
-    /// Like `Keep`, but made again as the source of another they go at once, and are made anew at
+    Recompute,
+    /// Like `Recompute`, but made again as the source of another they go at once, and are made anew at
     /// their own access.
-    Again,
+    RecomputeEachUse,
 }
 
-/// The decision for each forward node.
-pub type Drops = SecondaryMap<NodeId, Drop>;
+/// The decision for each forward node; absent ones are saved.
+pub type Retentions = SecondaryMap<NodeId, Retention>;
 
 /// The sequence that `order` becomes. Forward nodes that no backward node reads are transparent:
 /// they are made again for whoever needs them, and held by nobody.
-pub fn rematerialize(graph: &Graph, order: &[NodeId], drops: &Drops) -> Vec<NodeId> {
-    Readers::new(graph, order).rematerialize(graph, order, drops)
+pub fn rematerialize(graph: &Graph, order: &[NodeId], retentions: &Retentions) -> Vec<NodeId> {
+    Readers::new(graph, order).rematerialize(graph, order, retentions)
 }
 
 /// Whether a node may ever run again: it does not mutate, and no storage that it makes is written
@@ -89,25 +89,25 @@ pub(super) fn mutated_storages(graph: &Graph) -> SecondaryMap<StorageId, bool> {
     mutated
 }
 
-/// `steps` without the repeated runs that may not be (something that they read or make has been
+/// `runs` without the repeated runs that may not be (something that they read or make has been
 /// written in place since) and without those that make something for nobody. First runs stay, so
 /// whoever read a run that is left out finds the copy before it: any sequence in which first runs
 /// come in a legal order becomes a legal one.
-pub(super) fn legal(graph: &Graph, steps: &[NodeId]) -> Vec<NodeId> {
+pub(super) fn legal(graph: &Graph, runs: &[NodeId]) -> Vec<NodeId> {
     let mut ran: SecondaryMap<NodeId, bool> = SecondaryMap::new();
     let mut versions = Versions::default();
-    let mut runs: Vec<(NodeId, bool)> = Vec::with_capacity(steps.len());
-    for &node in steps {
+    let mut legal: Vec<(NodeId, bool)> = Vec::with_capacity(runs.len());
+    for &node in runs {
         let repeated = ran[node];
         if !repeated || versions.allow(graph, node) {
             ran[node] = true;
             versions.advance(graph, node);
-            runs.push((node, repeated));
+            legal.push((node, repeated));
         }
     }
     let mut wanted: SecondaryMap<StorageId, bool> = SecondaryMap::new();
-    runs.reverse();
-    runs.retain(|&(node, repeated)| {
+    legal.reverse();
+    legal.retain(|&(node, repeated)| {
         // What is kept stays from its first run, and serves all reads.
         let made =
             || graph.fresh(node).iter().filter(|&&storage| !(repeated && graph.is_kept(storage)));
@@ -122,10 +122,10 @@ pub(super) fn legal(graph: &Graph, steps: &[NodeId]) -> Vec<NodeId> {
         }
         true
     });
-    runs.into_iter().rev().map(|(node, _)| node).collect()
+    legal.into_iter().rev().map(|(node, _)| node).collect()
 }
 
-/// Facts of the graph and its order that the pass asks for again and again, whatever is dropped.
+/// Facts of the graph and its order that the pass asks for again and again, whatever is recomputed.
 pub(super) struct Readers {
     is_forward: SecondaryMap<NodeId, bool>,
     position: SecondaryMap<NodeId, u32>,
@@ -158,16 +158,21 @@ impl Readers {
     }
 
     /// [`rematerialize`], for one set of decisions after the other.
-    pub fn rematerialize(&self, graph: &Graph, order: &[NodeId], drops: &Drops) -> Vec<NodeId> {
+    pub fn rematerialize(
+        &self,
+        graph: &Graph,
+        order: &[NodeId],
+        retentions: &Retentions,
+    ) -> Vec<NodeId> {
         let mut state = Rematerialization {
             graph,
-            drops,
+            retentions,
             table: self,
             made: SecondaryMap::with_default(Made::Never),
             written: SecondaryMap::new(),
             access: 0,
         };
-        let mut steps = Vec::with_capacity(order.len() + order.len() / 4);
+        let mut runs = Vec::with_capacity(order.len() + order.len() / 4);
         let mut again = Vec::new();
         for (position, &node) in order.iter().enumerate() {
             if !self.is_forward[node] {
@@ -176,14 +181,14 @@ impl Readers {
                     state.make(storage, &mut again);
                 }
                 again.sort_by_key(|&node| self.position[node]);
-                steps.append(&mut again);
+                runs.append(&mut again);
             }
             for &storage in graph.mutated(node) {
                 state.written[storage] = true;
             }
-            steps.push(node);
+            runs.push(node);
         }
-        steps
+        runs
     }
 }
 
@@ -198,7 +203,7 @@ enum Made {
 
 struct Rematerialization<'a> {
     graph: &'a Graph,
-    drops: &'a Drops,
+    retentions: &'a Retentions,
     table: &'a Readers,
     made: SecondaryMap<NodeId, Made>,
     written: SecondaryMap<StorageId, bool>,
@@ -224,15 +229,15 @@ impl Rematerialization<'_> {
     /// The node that must run again for `storage` to be there now, if one must.
     fn must_run_again(&mut self, storage: StorageId, wanted: bool) -> Option<NodeId> {
         let node = self.graph.producer(storage)?;
-        let drop = match self.drops[node] {
-            Drop::Hold if !self.table.read_by_backward[node] => Drop::Again,
-            drop => drop,
+        let retention = match self.retentions[node] {
+            Retention::Save if !self.table.read_by_backward[node] => Retention::RecomputeEachUse,
+            retention => retention,
         };
         // A kept storage is there to the end, whatever is decided about its siblings.
-        if drop == Drop::Hold || !self.table.again[node] || self.graph.is_kept(storage) {
+        if retention == Retention::Save || !self.table.again[node] || self.graph.is_kept(storage) {
             return None;
         }
-        let held = wanted || drop == Drop::Keep;
+        let held = wanted || retention == Retention::Recompute;
         match self.made[node] {
             Made::Held => return None,
             Made::For(access) if access == self.access => {

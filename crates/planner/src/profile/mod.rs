@@ -66,7 +66,7 @@ impl Profile {
     }
 
     /// Seconds of a sequence of runs.
-    pub fn total(&self, steps: &[NodeId]) -> Seconds {
-        steps.iter().map(|&node| self.seconds[node]).sum()
+    pub fn total(&self, runs: &[NodeId]) -> Seconds {
+        runs.iter().map(|&node| self.seconds[node]).sum()
     }
 }

@@ -57,7 +57,7 @@ pub fn lower(
     residents: &Residents,
     effort: &Effort<'_>,
 ) -> Schedule {
-    let lives = liveness(graph, profile, &plan.steps);
+    let lives = liveness(graph, profile, &plan.runs);
     let mut lifetimes: PrimaryMap<BufferId, Lifetime> = PrimaryMap::new();
     let mut buffer_of: SecondaryMap<IntervalId, Option<BufferId>> = SecondaryMap::new();
     for (id, life) in &lives.intervals {
@@ -74,15 +74,15 @@ pub fn lower(
     }
     let at = |interval: IntervalId| buffer_of[interval].expect("every life has a buffer");
 
-    let mut instructions = Vec::with_capacity(plan.steps.len() * 2);
+    let mut instructions = Vec::with_capacity(plan.runs.len() * 2);
     let mut workspaces = Vec::new();
     let mut ran: SecondaryMap<NodeId, bool> = SecondaryMap::new();
-    let frees = frees(graph, &lives.intervals, &at, &lifetimes, plan.steps.len().max(1));
-    if plan.steps.is_empty() {
+    let frees = frees(graph, &lives.intervals, &at, &lifetimes, plan.runs.len().max(1));
+    if plan.runs.is_empty() {
         // A batch that nothing reads goes nevertheless.
         instructions.extend(frees[0].iter().map(|&buffer| Instruction::Free(buffer)));
     }
-    for (position, &node) in plan.steps.iter().enumerate() {
+    for (position, &node) in plan.runs.iter().enumerate() {
         let find = |storages: &[StorageId], intervals: &[IntervalId], storage| {
             storages.iter().position(|&other| other == storage).map(|slot| at(intervals[slot]))
         };

@@ -51,9 +51,9 @@ fn planners_obey_the_oracle(
             match plan::plan(graph, profile, order, Bytes(budget), planner) {
                 Ok(plan) => {
                     let cost =
-                        oracle::replay(graph, profile, &plan.steps).map_err(TestCaseError::fail)?;
+                        oracle::replay(graph, profile, &plan.runs).map_err(TestCaseError::fail)?;
                     prop_assert_eq!(
-                        plan::simulate(graph, profile, &plan.steps).curve.peak,
+                        plan::simulate(graph, profile, &plan.runs).curve.peak,
                         Bytes(cost.peak)
                     );
                     prop_assert!(
@@ -74,7 +74,7 @@ fn planners_obey_the_oracle(
                         proof.needed.0
                     );
                     prop_assert!(proof.reached > Bytes(budget) && proof.reached >= Bytes(smallest));
-                    let cost = oracle::replay(graph, profile, &proof.plan.steps)
+                    let cost = oracle::replay(graph, profile, &proof.plan.runs)
                         .map_err(TestCaseError::fail)?;
                     prop_assert_eq!(Bytes(cost.peak), proof.reached);
                 }

@@ -38,7 +38,7 @@ fn unplanned(graph: &Graph, profile: &Profile) -> u64 {
 /// An answer's plan is legal and fits, and its bound is below it.
 fn is_legal(graph: &Graph, profile: &Profile, budget: u64, answer: &Answer) {
     let Some(plan) = &answer.plan else { return };
-    let cost = oracle::replay(graph, profile, &plan.steps).unwrap();
+    let cost = oracle::replay(graph, profile, &plan.runs).unwrap();
     assert!(cost.peak <= budget, "{} bytes under {budget}", cost.peak);
     let bound = answer.bound.expect("a budget with a plan is not infeasible").0;
     assert!(
@@ -49,7 +49,7 @@ fn is_legal(graph: &Graph, profile: &Profile, budget: u64, answer: &Answer) {
 }
 
 fn seconds(profile: &Profile, answer: &Answer) -> f64 {
-    answer.plan.as_ref().map_or(f64::INFINITY, |plan| profile.total(&plan.steps).0)
+    answer.plan.as_ref().map_or(f64::INFINITY, |plan| profile.total(&plan.runs).0)
 }
 
 #[test]
@@ -117,7 +117,7 @@ fn the_same_seed_gives_the_same_plan() {
             is_legal(&graph, &profile, budget.0, &answer);
             (answer.plan.expect("half the activations"), answer.bound)
         });
-        println!("{name}: {:?}, bound {:?}", profile.total(&answers[0].0.steps), answers[0].1);
+        println!("{name}: {:?}, bound {:?}", profile.total(&answers[0].0.runs), answers[0].1);
         assert_eq!(answers[0], answers[1]);
     }
 }
@@ -210,7 +210,7 @@ fn a_step_without_nodes_is_planned_as_it_is() {
     assert!(
         answers(&graph, &[100])
             .iter()
-            .all(|answer| answer.plan.as_ref().is_some_and(|plan| plan.steps.is_empty()))
+            .all(|answer| answer.plan.as_ref().is_some_and(|plan| plan.runs.is_empty()))
     );
     let mut step = Step::new();
     step.node("x", Phase::Input, &[], 100, 0.0);
@@ -241,9 +241,7 @@ fn one_node_runs_once() {
 fn weightless_tensors_fit_into_nothing() {
     let answers = answers(&Step::chain(8, 0, 1.0), &[100]);
     assert!(
-        answers
-            .iter()
-            .all(|answer| answer.plan.as_ref().is_some_and(|plan| plan.steps.len() == 16))
+        answers.iter().all(|answer| answer.plan.as_ref().is_some_and(|plan| plan.runs.len() == 16))
     );
 }
 

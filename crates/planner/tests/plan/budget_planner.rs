@@ -125,8 +125,8 @@ fn answers_are_true(
             tally.no_plan_in_order += usize::from(in_order.is_some());
             continue;
         };
-        let cost = oracle::replay(graph, profile, &plan.steps).map_err(at)?;
-        let simulated = plan::simulate(graph, profile, &plan.steps);
+        let cost = oracle::replay(graph, profile, &plan.runs).map_err(at)?;
+        let simulated = plan::simulate(graph, profile, &plan.runs);
         if cost.peak > budget
             || simulated.curve.peak.0 != cost.peak
             || (simulated.seconds.0 - cost.seconds).abs() > SLACK * cost.seconds

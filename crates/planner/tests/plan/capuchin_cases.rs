@@ -126,8 +126,8 @@ impl Case {
 
     /// Peak, the node where it is reached first, and milliseconds of a sequence, all from the
     /// checker.
-    fn run(&self, steps: &[NodeId]) -> (u64, String, f64) {
-        let plan = Plan { planner: Planner::Capuchin, steps: steps.to_vec() };
+    fn run(&self, runs: &[NodeId]) -> (u64, String, f64) {
+        let plan = Plan { planner: Planner::Capuchin, runs: runs.to_vec() };
         let schedule = lower(
             &self.graph,
             &self.profile,
@@ -137,14 +137,14 @@ impl Case {
             &tightfit::effort::Effort::default(),
         );
         let timeline = check(&self.graph, &self.profile, &schedule, schedule.slab).unwrap();
-        let cost = oracle::replay(&self.graph, &self.profile, steps).unwrap();
+        let cost = oracle::replay(&self.graph, &self.profile, runs).unwrap();
         assert_eq!(timeline.peak, Bytes(cost.peak), "{}", self.id);
         let at = timeline.moments[timeline.at].node.unwrap();
         (cost.peak, self.name(at), timeline.seconds.0 * 1e3)
     }
 
-    fn costs(&self, steps: &[NodeId], expected: &Json) {
-        let (peak, at, milliseconds) = self.run(steps);
+    fn costs(&self, runs: &[NodeId], expected: &Json) {
+        let (peak, at, milliseconds) = self.run(runs);
         assert_eq!(Json::from(peak), expected["peak"], "{}", self.id);
         assert_eq!(at, expected["at"], "{}", self.id);
         assert_eq!(Json::from(self.graph.static_bytes().0), expected["static"], "{}", self.id);
@@ -153,14 +153,14 @@ impl Case {
 
     /// The rewritten step as the file writes it: node names, `_r` where a node runs again, and the
     /// operands that are not those of the original node.
-    fn rewritten(&self, steps: &[NodeId]) -> (Vec<String>, BTreeMap<String, Vec<String>>) {
+    fn rewritten(&self, runs: &[NodeId]) -> (Vec<String>, BTreeMap<String, Vec<String>>) {
         let mut newest: BTreeMap<StorageId, String> = self
             .graph
             .placeholder_storages()
             .map(|(node, storage)| (storage, self.name(node)))
             .collect();
         let (mut order, mut operands) = (Vec::new(), BTreeMap::new());
-        for &node in steps {
+        for &node in runs {
             let original: Vec<String> = self
                 .graph
                 .reads(node)
@@ -221,13 +221,13 @@ fn published_reproduces_the_corrected_figures() {
             expected["status"].as_str().is_some_and(|status| status.starts_with("infeasible"));
         assert_eq!(found.feasible, !is_infeasible, "{}", case.id);
         if !is_infeasible {
-            let (order, operands) = case.rewritten(&found.steps);
+            let (order, operands) = case.rewritten(&found.runs);
             assert_eq!(order, names(&expected["rewritten_order"]), "{}", case.id);
             let rewritten = expected["rewritten_inputs"].as_object().unwrap();
             let rewritten =
                 rewritten.iter().map(|(node, inputs)| (node.clone(), names(inputs))).collect();
             assert_eq!(operands, rewritten, "{}", case.id);
-            case.costs(&found.steps, &expected["after"]);
+            case.costs(&found.runs, &expected["after"]);
         }
         pinned += 1;
     }
@@ -246,7 +246,7 @@ fn candidates(case: &Case, found: &Published) {
     for (name, expected) in initial.as_object().unwrap() {
         let (row, what) = (row(case, &found.initial, name), format!("{}: {name}", case.id));
         assert_eq!(
-            row.last_forward_access.map(|node| case.name(node)).as_deref(),
+            Some(case.name(row.last_forward_access).as_str()),
             table[name]["last_forward_access"].as_str(),
             "{what}"
         );
@@ -303,10 +303,7 @@ fn ends(case: &Case, found: &Published, expected: &Json) {
     for end in &found.ends {
         let (name, what) = (case.name(end.node), format!("{}: {}", case.id, case.name(end.node)));
         let row = row(case, &found.initial, &name);
-        to_delete
-            .entry(case.name(row.last_forward_access.unwrap()))
-            .or_default()
-            .insert(name.clone());
+        to_delete.entry(case.name(row.last_forward_access)).or_default().insert(name.clone());
         to_recompute.entry(case.name(row.first_backward_access)).or_default().insert(name.clone());
         let expected = &expected["final"][&name];
         assert_eq!(
@@ -348,8 +345,8 @@ fn published_peaks_higher_when_it_is_asked_for_more() {
         let tops: BTreeSet<String> =
             found.ends.iter().filter(|end| end.is_top).map(|end| case.name(end.node)).collect();
         assert_eq!(tops, set(&expected["top"]));
-        case.costs(&found.steps, &expected["after"]);
-        peaks.push((need.0, case.run(&found.steps).0));
+        case.costs(&found.runs, &expected["after"]);
+        peaks.push((need.0, case.run(&found.runs).0));
     }
     assert!(peaks.contains(&(300, 671)) && peaks.contains(&(400, 761)), "{peaks:?}");
 }
@@ -373,7 +370,7 @@ fn ours_keeps_every_budget_and_never_peaks_higher_when_asked_for_less() {
         let mut before = u64::MAX;
         for budget in (smallest..=baseline).rev() {
             let plan = plan_for(budget).unwrap();
-            let (peak, _, milliseconds) = case.run(&plan.steps);
+            let (peak, _, milliseconds) = case.run(&plan.runs);
             assert!(peak <= budget, "{}: {peak} under {budget}", case.id);
             assert!(peak <= before, "{}: {peak} under {budget}, {before} under more", case.id);
             if peak == before {
@@ -428,6 +425,6 @@ fn a_choice_that_raises_the_peak_is_taken_back() {
     let order = graph.program();
     let smallest = plan::smallest(&graph, &profile, &order, Planner::Capuchin);
     let names: Vec<&str> =
-        smallest.steps.iter().map(|&node| graph.nodes()[node].name.as_str()).collect();
+        smallest.runs.iter().map(|&node| graph.nodes()[node].name.as_str()).collect();
     assert_eq!(names, ["t", "p", "q", "r", "sep", "g1", "g2", "q", "g3", "g4"]);
 }

@@ -48,7 +48,7 @@ fn every_peer_meets_its_budget_or_proves_why_not() {
                         assert!(timeline.peak <= budget, "{name} {planner:?}");
                         assert_eq!(
                             timeline.peak,
-                            plan::simulate(&graph, &profile, &plan.steps).curve.peak
+                            plan::simulate(&graph, &profile, &plan.runs).curve.peak
                         );
                     }
                     Err(PlanError::Infeasible(proof)) => {
@@ -111,7 +111,7 @@ fn exact_is_as_good_as_the_oracle() {
             for point in &frontier {
                 match plan::plan(&graph, &profile, &order, Bytes(point.peak), Planner::Exact) {
                     Ok(plan) => {
-                        let cost = oracle::replay(&graph, &profile, &plan.steps).unwrap();
+                        let cost = oracle::replay(&graph, &profile, &plan.runs).unwrap();
                         let schedule = lower(
                             &graph,
                             &profile,

@@ -17,7 +17,7 @@ use tightfit::graph::Graph;
 use tightfit::id::NodeId;
 use tightfit::machine::Machine;
 use tightfit::plan;
-use tightfit::plan::{Drop, Drops, Plan, PlanError, Planner};
+use tightfit::plan::{Plan, PlanError, Planner, Retention, Retentions};
 use tightfit::profile::Profile;
 use tightfit::schedule;
 use tightfit::schedule::{ALIGNMENT, Instruction, Residents, Schedule, lower};
@@ -35,7 +35,7 @@ fn planners() -> impl Iterator<Item = Planner> {
 
 /// Planners that compare plans, and so never give a slower one for more memory. The others heed the
 /// budget as they walk along the step: what they decide early for more memory may turn out worse; a
-/// search is monotone within one ladder.
+/// search is monotone along one frontier.
 fn comparing_planners() -> impl Iterator<Item = Planner> {
     planners().filter(|planner| ![Planner::Xla, Planner::Dtr, Planner::Auto].contains(planner))
 }
@@ -90,9 +90,9 @@ fn keeps_its_promises(
         "an address is not aligned"
     );
 
-    let steps: Vec<_> =
+    let runs: Vec<_> =
         schedule.instructions.iter().filter_map(Instruction::call).map(|call| call.node).collect();
-    let cost = oracle::replay(graph, profile, &steps).map_err(TestCaseError::fail)?;
+    let cost = oracle::replay(graph, profile, &runs).map_err(TestCaseError::fail)?;
     prop_assert_eq!(fitted.timeline.peak, Bytes(cost.peak));
     prop_assert!((fitted.timeline.seconds.0 - cost.seconds).abs() <= 1e-9 * cost.seconds);
 
@@ -201,7 +201,7 @@ proptest! {
                 // Every plan that the planner has, from the fastest to the smallest.
                 let (mut budget, mut before) = (Bytes::LIMIT, 0.0);
                 while let Ok(plan) = plan::plan(&graph, &profile, &order, budget, planner) {
-                    let step = plan::simulate(&graph, &profile, &plan.steps);
+                    let step = plan::simulate(&graph, &profile, &plan.runs);
                     prop_assert!(step.seconds.0 >= before * (1.0 - 1e-9), "{planner:?}: {} under \
                         {}, {before} under less", step.seconds.0, budget.0);
                     before = step.seconds.0;
@@ -226,7 +226,7 @@ proptest! {
                 };
                 let alive: Bytes = proof.live.iter().map(|tensor| tensor.bytes).sum();
                 prop_assert_eq!(alive, proof.reached, "{}", proof);
-                prop_assert!(proof.plan.steps.contains(&proof.binding));
+                prop_assert!(proof.plan.runs.contains(&proof.binding));
             }
         }
     }
@@ -239,21 +239,14 @@ proptest! {
         let graph = recipe.graph();
         for profile in generator::profiles(&graph) {
             let order = plan::base_order(&graph, &profile);
-            let steps = plan::rematerialize(&graph, &order, &dropped(&graph, &drops));
-            let cost = oracle::replay(&graph, &profile, &steps).map_err(TestCaseError::fail)?;
-            prop_assert_eq!(plan::simulate(&graph, &profile, &steps).curve.peak, Bytes(cost.peak));
-            for at in 0..steps.len() {
-                prop_assert!(!runs_in_vain(&graph, &steps, at), "step {at}, `{}`, is made again \
-                    for nobody", graph.nodes()[steps[at]].name);
+            let runs = plan::rematerialize(&graph, &order, &dropped(&graph, &drops));
+            let cost = oracle::replay(&graph, &profile, &runs).map_err(TestCaseError::fail)?;
+            prop_assert_eq!(plan::simulate(&graph, &profile, &runs).curve.peak, Bytes(cost.peak));
+            for at in 0..runs.len() {
+                prop_assert!(!runs_in_vain(&graph, &runs, at), "step {at}, `{}`, is made again \
+                    for nobody", graph.nodes()[runs[at]].name);
             }
-            let schedule = lower(
-                &graph,
-                &profile,
-                &Plan { planner: Planner::None, steps },
-                Bytes::LIMIT,
-                &Residents::default(),
-                &tightfit::effort::Effort::default(),
-            );
+            let schedule = lower(&graph, &profile, &Plan { planner: Planner::None, runs }, Bytes::LIMIT, &Residents::default(), &tightfit::effort::Effort::default());
             let timeline = check(&graph, &profile, &schedule, schedule.slab);
             prop_assert!(timeline.is_ok(), "{}", timeline.unwrap_err());
             prop_assert_eq!(timeline.unwrap().peak, Bytes(cost.peak));
@@ -265,13 +258,8 @@ proptest! {
         let graph = recipe.graph();
         for profile in generator::profiles(&graph) {
             let order = graph.program();
-            let published = plan::published::capuchin::published::published(
-                &graph,
-                &profile,
-                &order,
-                Bytes(need),
-            );
-            oracle::replay(&graph, &profile, &published.steps).map_err(TestCaseError::fail)?;
+            let published = plan::published::capuchin::published::published(&graph, &profile, &order, Bytes(need));
+            oracle::replay(&graph, &profile, &published.runs).map_err(TestCaseError::fail)?;
             prop_assert_eq!(published.trace.len(), published.ends.len());
             let saved: u64 =
                 published.trace.iter().map(|choice| bytes_made(&graph, choice.node)).sum();
@@ -280,9 +268,8 @@ proptest! {
             let curve = plan::simulate(&graph, &profile, &order).curve;
             let accesses = access_profile(&graph, &profile, &order, &curve, None);
             for row in &published.initial {
-                let access = &accesses[row.node];
-                prop_assert_eq!(access.last_forward_access, row.last_forward_access);
-                prop_assert_eq!(access.first_backward_access, Some(row.first_backward_access));
+                prop_assert_eq!(accesses[row.node].last_forward_access, Some(row.last_forward_access));
+                prop_assert_eq!(accesses[row.node].first_backward_access, Some(row.first_backward_access));
             }
             for (rank, &node) in order.iter().enumerate() {
                 let access = &accesses[node];
@@ -355,29 +342,30 @@ proptest! {
 }
 
 /// A decision for each node, from a few numbers.
-fn dropped(graph: &Graph, drops: &[u8]) -> Drops {
-    let mut table = Drops::new();
+fn dropped(graph: &Graph, drops: &[u8]) -> Retentions {
+    let mut table = Retentions::new();
     for (node, &drop) in graph.nodes().keys().zip(drops.iter().cycle()) {
-        table[node] = [Drop::Hold, Drop::Keep, Drop::Again][usize::from(drop)];
+        table[node] =
+            [Retention::Save, Retention::Recompute, Retention::RecomputeEachUse][usize::from(drop)];
     }
     table
 }
 
 /// A recomputation whose outputs nobody reads before they are made anew; what is kept is read where
 /// it lay before.
-fn runs_in_vain(graph: &Graph, steps: &[NodeId], at: usize) -> bool {
+fn runs_in_vain(graph: &Graph, runs: &[NodeId], at: usize) -> bool {
     let made: Vec<_> =
-        graph.fresh(steps[at]).iter().filter(|&&storage| !graph.is_kept(storage)).collect();
-    let until = steps[at + 1..]
+        graph.fresh(runs[at]).iter().filter(|&&storage| !graph.is_kept(storage)).collect();
+    let until = runs[at + 1..]
         .iter()
-        .position(|&node| node == steps[at])
-        .map_or(steps.len(), |after| at + 1 + after);
+        .position(|&node| node == runs[at])
+        .map_or(runs.len(), |after| at + 1 + after);
     let is_read = || {
-        steps[at + 1..until]
+        runs[at + 1..until]
             .iter()
             .any(|&node| made.iter().any(|storage| graph.reads(node).contains(storage)))
     };
-    steps[..at].contains(&steps[at]) && !is_read()
+    runs[..at].contains(&runs[at]) && !is_read()
 }
 
 /// Bytes that go when what a node makes goes.

@@ -9,7 +9,7 @@ use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::id::{StorageId, ValueId};
 use tightfit::machine::Machine;
 use tightfit::plan;
-use tightfit::plan::{Drop, Drops, PlanError, Planner};
+use tightfit::plan::{PlanError, Planner, Retention, Retentions};
 use tightfit::profile::Profile;
 use tightfit::tensor::DType;
 use tightfit::units::{Bytes, Seconds};
@@ -57,17 +57,17 @@ fn graph(text: &str) -> Graph {
     builder.build().unwrap()
 }
 
-fn check(text: &str, decisions: &[(&str, Drop)], expected: Expect) {
+fn check(text: &str, decisions: &[(&str, Retention)], expected: Expect) {
     let graph = graph(text);
-    let mut drops = Drops::new();
-    for (name, drop) in decisions {
-        drops[graph.node_named(name).unwrap()] = *drop;
+    let mut retentions = Retentions::new();
+    for (name, retention) in decisions {
+        retentions[graph.node_named(name).unwrap()] = *retention;
     }
-    expected.assert_eq(&names(&graph, &plan::rematerialize(&graph, &graph.program(), &drops)));
+    expected.assert_eq(&names(&graph, &plan::rematerialize(&graph, &graph.program(), &retentions)));
 }
 
-fn names(graph: &Graph, steps: &[tightfit::id::NodeId]) -> String {
-    steps.iter().map(|&node| graph.nodes()[node].name.as_str()).collect::<Vec<_>>().join(" ")
+fn names(graph: &Graph, runs: &[tightfit::id::NodeId]) -> String {
+    runs.iter().map(|&node| graph.nodes()[node].name.as_str()).collect::<Vec<_>>().join(" ")
 }
 
 const CHAIN: &str = "a: x; b: a; c: b | gc: c; gb: gc b; ga: gb a";
@@ -79,24 +79,32 @@ fn what_is_held_is_not_made_again() {
 
 #[test]
 fn dropped_nodes_are_made_again_before_their_first_backward_access() {
-    check(CHAIN, &[("b", Drop::Keep)], expect!["a b c gc b gb ga"]);
+    check(CHAIN, &[("b", Retention::Recompute)], expect!["a b c gc b gb ga"]);
 }
 
 #[test]
 fn a_kept_source_stays_from_then_on() {
-    check(CHAIN, &[("b", Drop::Keep), ("c", Drop::Keep)], expect!["a b c b c gc gb ga"]);
+    check(
+        CHAIN,
+        &[("b", Retention::Recompute), ("c", Retention::Recompute)],
+        expect!["a b c b c gc gb ga"],
+    );
 }
 
 #[test]
 fn a_source_that_goes_at_once_is_made_again_for_its_own_access() {
-    check(CHAIN, &[("b", Drop::Again), ("c", Drop::Keep)], expect!["a b c b c gc b gb ga"]);
+    check(
+        CHAIN,
+        &[("b", Retention::RecomputeEachUse), ("c", Retention::Recompute)],
+        expect!["a b c b c gc b gb ga"],
+    );
 }
 
 #[test]
 fn a_source_that_the_access_itself_reads_stays() {
     check(
         "a: x; b: a; c: b | gc: c b; gb: gc b",
-        &[("b", Drop::Again), ("c", Drop::Keep)],
+        &[("b", Retention::RecomputeEachUse), ("c", Retention::Recompute)],
         expect!["a b c a b c gc gb"],
     );
 }
@@ -105,7 +113,7 @@ fn a_source_that_the_access_itself_reads_stays() {
 fn what_no_backward_node_reads_is_made_again_for_whoever_needs_it() {
     check(
         "t: x; p: t; q: t | gq: q; gp: gq p",
-        &[("p", Drop::Keep), ("q", Drop::Keep)],
+        &[("p", Retention::Recompute), ("q", Retention::Recompute)],
         expect!["t p q t q gq t p gp"],
     );
 }
@@ -114,7 +122,7 @@ fn what_no_backward_node_reads_is_made_again_for_whoever_needs_it() {
 fn a_diamond_is_made_once() {
     check(
         "a: x; b: a; c: a; d: b c | gd: d; ga: gd a",
-        &[("a", Drop::Keep), ("d", Drop::Keep)],
+        &[("a", Retention::Recompute), ("d", Retention::Recompute)],
         expect!["a b c d a b c d gd ga"],
     );
 }
@@ -123,7 +131,7 @@ fn a_diamond_is_made_once() {
 fn both_outputs_of_a_node_come_from_one_run() {
     check(
         "a: x; s+t: a; u: s t | gu: u; gt: gu t; gs: gt s",
-        &[("s+t", Drop::Keep)],
+        &[("s+t", Retention::Recompute)],
         expect!["a s+t u gu a s+t gt gs"],
     );
 }
@@ -132,7 +140,7 @@ fn both_outputs_of_a_node_come_from_one_run() {
 fn what_outlives_the_step_is_never_made_again() {
     check(
         "a: x; b*: a; c: b | gc: c; gb: gc b",
-        &[("b", Drop::Keep), ("c", Drop::Keep)],
+        &[("b", Retention::Recompute), ("c", Retention::Recompute)],
         expect!["a b c c gc gb"],
     );
 }
@@ -141,7 +149,7 @@ fn what_outlives_the_step_is_never_made_again() {
 fn what_is_written_in_place_is_never_made_again() {
     check(
         "a: x; b!: a x; c: b | gc: c; gb: gc b",
-        &[("a", Drop::Keep), ("b", Drop::Keep), ("c", Drop::Keep)],
+        &[("a", Retention::Recompute), ("b", Retention::Recompute), ("c", Retention::Recompute)],
         expect!["a b c gc gb"],
     );
 }
@@ -150,12 +158,12 @@ fn what_is_written_in_place_is_never_made_again() {
 fn nothing_is_made_again_from_what_was_overwritten() {
     check(
         "a: x w; b: a | gb: b; w2!: w gb; ga: w2 a",
-        &[("a", Drop::Keep), ("b", Drop::Keep)],
+        &[("a", Retention::Recompute), ("b", Retention::Recompute)],
         expect!["a b a b gb w2 ga"],
     );
     check(
         "a: x w; b: a | gb: x; w2!: w gb; ga: w2 a b",
-        &[("a", Drop::Keep), ("b", Drop::Keep)],
+        &[("a", Retention::Recompute), ("b", Retention::Recompute)],
         expect!["a b gb w2 b ga"],
     );
 }
@@ -186,7 +194,7 @@ fn chen_keeps_the_borders_of_the_square_root_of_the_units() {
         "0.a 0.b 1.a 1.b 2.a 2.b 3.a 3.b 4.a 4.b 5.a 5.b 6.a 6.b 7.a 7.b 8.a 8.b g8 g7 g6 3.a \
         3.b 4.a 4.b 5.a g5 g4 g3 0.a 0.b 1.a 1.b 2.a g2 g1 g0"
     ]
-    .assert_eq(&names(&graph, &plan.steps));
+    .assert_eq(&names(&graph, &plan.runs));
 }
 
 /// The sequence that a planner makes of a graph under a budget, or the lowest one that it reaches.
@@ -194,7 +202,7 @@ fn plans(text: &str, planner: Planner, budget: u64, expected: Expect) {
     let graph = graph(text);
     let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
     let found = match plan::plan(&graph, &profile, &graph.program(), Bytes(budget), planner) {
-        Ok(plan) => names(&graph, &plan.steps),
+        Ok(plan) => names(&graph, &plan.runs),
         Err(PlanError::Infeasible(proof)) => format!("reaches {}", proof.reached.0),
         Err(error) => error.to_string(),
     };

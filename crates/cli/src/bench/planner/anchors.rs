@@ -75,7 +75,7 @@ impl Compared {
     }
 }
 
-/// Plans each graph's points as one ladder and compares.
+/// Plans each graph's points as one frontier and compares.
 pub fn measure(bench: &Bench, file: &Path, graphs: &Path) -> anyhow::Result<Found> {
     let bytes = std::fs::read(file).with_context(|| file.display().to_string())?;
     let anchors: Anchors =
@@ -88,7 +88,7 @@ pub fn measure(bench: &Bench, file: &Path, graphs: &Path) -> anyhow::Result<Foun
         let mut budgets: Vec<Bytes> = points.iter().map(Point::ours).collect();
         budgets.sort();
         budgets.dedup();
-        let plans = subject.ladder(bench, &budgets, Planner::Auto)?;
+        let plans = subject.frontier(bench, &budgets, Planner::Auto)?;
         for point in points {
             let plan = plans.iter().find(|plan| plan.budget == point.ours());
             let figures = plan.and_then(|plan| plan.figures);

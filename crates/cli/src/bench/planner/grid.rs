@@ -1,5 +1,5 @@
 //! Every graph at every budget with every planner. Invariant: peers plan each budget on its own, as
-//! they were published; `auto` plans a graph's budgets as one ladder.
+//! they were published; `auto` plans a graph's budgets as one frontier.
 
 use std::path::Path;
 
@@ -56,7 +56,7 @@ pub fn measure(
         }));
         for &planner in planners {
             let plans = match planner {
-                Planner::Auto => subject.ladder(bench, &budgets, planner)?,
+                Planner::Auto => subject.frontier(bench, &budgets, planner)?,
                 peer => budgets
                     .iter()
                     .map(|&budget| subject.plan(bench, budget, peer))

@@ -157,7 +157,7 @@ fn planners(arguments: &Arguments) -> Vec<Planner> {
     }
 }
 
-/// Rising, as a ladder wants them.
+/// Rising, as a frontier wants them.
 fn fractions(arguments: &Arguments) -> Vec<f64> {
     let mut fractions = match (&arguments.budgets[..], arguments.quick) {
         ([], true) => vec![0.5, 0.7],

@@ -10,7 +10,7 @@ use tightfit::graph::Graph;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
-use tightfit::{FitError, Rung, ladder};
+use tightfit::{FitError, FittedPoint, frontier};
 
 use super::Bench;
 use crate::figures::Figures;
@@ -59,25 +59,27 @@ impl Subject {
     }
 
     /// Plans for several budgets in rising order, each of which may learn from the ones below it.
-    pub fn ladder(
+    pub fn frontier(
         &self,
         bench: &Bench,
         budgets: &[Bytes],
         planner: Planner,
     ) -> anyhow::Result<Vec<Planned>> {
         bench.doing(format!("{}, {}", self.name, planner.name()));
-        let rungs = ladder(&self.graph, &self.profile, budgets, None, planner, &bench.effort);
-        bench.bar.inc(rungs.len() as u64);
-        rungs.into_iter().map(|rung| self.judged(rung, planner)).collect()
+        let points = frontier(&self.graph, &self.profile, budgets, None, planner, &bench.effort);
+        bench.bar.inc(points.len() as u64);
+        points.into_iter().map(|point| self.judged(point, planner)).collect()
     }
 
     /// Plans for one budget.
     pub fn plan(&self, bench: &Bench, budget: Bytes, planner: Planner) -> anyhow::Result<Planned> {
-        self.ladder(bench, &[budget], planner)?.pop().context("a ladder has a rung for each budget")
+        self.frontier(bench, &[budget], planner)?
+            .pop()
+            .context("a frontier has a point for each budget")
     }
 
-    fn judged(&self, rung: Rung, planner: Planner) -> anyhow::Result<Planned> {
-        let Rung { budget, result, first, total } = rung;
+    fn judged(&self, point: FittedPoint, planner: Planner) -> anyhow::Result<Planned> {
+        let FittedPoint { budget, result, first, total } = point;
         let here =
             || format!("{} at {} bytes with planner {}", self.name, budget.0, planner.name());
         let figures = match result {

@@ -4,14 +4,12 @@
 
 use good_lp::{Expression, Variable, constraint};
 
-use crate::analysis::modules::{ModuleIndex, ModuleInfo};
-use crate::plan::milp::{Answer, Program, Scale};
-use crate::plan::modules::checkpointing::Goal;
-use crate::plan::modules::memory::recompute;
-use crate::units::Bytes;
+use crate::analysis::modules::{ModuleIndex, ModuleInfo, ModuleStats};
+use crate::plan::milp::{Goal, Milp, MilpAnswer, Scale};
+use crate::units::{Bytes, Seconds};
 
 /// A module that may be checkpointed.
-pub struct Candidate {
+pub struct CheckpointCandidate {
     /// The module.
     pub module: ModuleIndex,
     /// Its place in the forward post-order.
@@ -20,12 +18,22 @@ pub struct Candidate {
     pub most: Bytes,
     /// Seconds as soon as it is checkpointed, though it discards nothing that it would keep.
     fixed: f64,
-    /// Bytes and seconds per byte, in rising order of the latter.
-    pieces: Vec<(f64, f64)>,
+    /// In rising order of their rates.
+    pieces: Vec<Piece>,
+}
+
+/// Bytes that may be discarded at one rate.
+struct Piece {
+    bytes: f64,
+    /// Seconds per byte.
+    rate: f64,
 }
 
 /// All modules that are no leaves, that leave something and that are `allowed`.
-pub fn candidates(info: &ModuleInfo, allowed: impl Fn(ModuleIndex) -> bool) -> Vec<Candidate> {
+pub fn candidates(
+    info: &ModuleInfo,
+    allowed: impl Fn(ModuleIndex) -> bool,
+) -> Vec<CheckpointCandidate> {
     let modules = info
         .modules()
         .iter()
@@ -42,27 +50,28 @@ pub fn candidates(info: &ModuleInfo, allowed: impl Fn(ModuleIndex) -> bool) -> V
                 .iter()
                 .map(|segment| (segment.slope, segment.intercept))
                 .chain([(0.0, 0.0)]);
-            let made = crate::plan::modules::memory::made(stats).0 as f64;
+            let made = made(stats).0 as f64;
             let bytes =
                 bends(lines.collect()).into_iter().map(|ratio| ratio * made - (made - most));
             let mut bends: Vec<f64> =
                 bytes.filter(|&bytes| bytes > 0.0 && bytes < most).chain([0.0, most]).collect();
             bends.sort_by(f64::total_cmp);
             bends.dedup();
-            let mut pieces: Vec<(f64, f64)> = Vec::new();
+            let mut pieces: Vec<Piece> = Vec::new();
             for ends in bends.windows(2) {
                 let (bytes, rate) =
                     (ends[1] - ends[0], (cost(ends[1]) - cost(ends[0])) / (ends[1] - ends[0]));
                 match pieces.last_mut() {
                     // A line that meets others below the curve does not bend it.
-                    Some(last) if rate <= last.1 + 1e-9 * last.1.abs() => {
-                        let both = last.0 + bytes;
-                        *last = (both, (last.0 * last.1 + bytes * rate) / both);
+                    Some(last) if rate <= last.rate + 1e-9 * last.rate.abs() => {
+                        let both = last.bytes + bytes;
+                        let rate = (last.bytes * last.rate + bytes * rate) / both;
+                        *last = Piece { bytes: both, rate };
                     }
-                    _ => pieces.push((bytes, rate)),
+                    _ => pieces.push(Piece { bytes, rate }),
                 }
             }
-            Candidate {
+            CheckpointCandidate {
                 module,
                 position: info.forward_post_position(module),
                 most: stats.forward_activations,
@@ -102,14 +111,16 @@ fn bends(mut lines: Vec<(f64, f64)>) -> Vec<f64> {
 /// together.
 pub fn fill(
     info: &ModuleInfo,
-    chosen: &[&Candidate],
+    chosen: &[&CheckpointCandidate],
     persistent: impl Fn(ModuleIndex) -> Bytes,
     budget: Bytes,
 ) -> Vec<(ModuleIndex, Bytes)> {
     let mut discarded = vec![0.0; chosen.len()];
     // Next piece of each module, and how much of it is left.
-    let mut left: Vec<(usize, f64)> =
-        chosen.iter().map(|unit| (0, unit.pieces.first().map_or(0.0, |piece| piece.0))).collect();
+    let mut left: Vec<(usize, f64)> = chosen
+        .iter()
+        .map(|unit| (0, unit.pieces.first().map_or(0.0, |piece| piece.bytes)))
+        .collect();
     for &module in info.forward_post_order() {
         let (stats, position) = (&info.modules()[module], info.forward_post_position(module));
         let held = persistent(module) + stats.total_activations + stats.activation_gradients;
@@ -118,7 +129,7 @@ pub fn fill(
         let mut short = held.saturating_sub(budget).0 as f64
             - before.iter().map(|&at| discarded[at]).sum::<f64>();
         while short > 0.0 {
-            let rate = |at: usize| chosen[at].pieces.get(left[at].0).map(|piece| piece.1);
+            let rate = |at: usize| chosen[at].pieces.get(left[at].0).map(|piece| piece.rate);
             let open = before.iter().filter_map(|&at| rate(at).map(|rate| (rate, at)));
             let Some((_, at)) = open.min_by(|a, b| a.0.total_cmp(&b.0)) else { break };
             let taken = short.min(left[at].1);
@@ -128,15 +139,68 @@ pub fn fill(
             if left[at].1 <= 0.0 {
                 left[at] = (
                     left[at].0 + 1,
-                    chosen[at].pieces.get(left[at].0 + 1).map_or(0.0, |piece| piece.0),
+                    chosen[at].pieces.get(left[at].0 + 1).map_or(0.0, |piece| piece.bytes),
                 );
             }
         }
     }
-    let whole = |(unit, &bytes): (&&Candidate, &f64)| {
+    let whole = |(unit, &bytes): (&&CheckpointCandidate, &f64)| {
         (unit.module, Bytes(bytes.ceil() as u64).min(unit.most))
     };
     chosen.iter().zip(&discarded).map(whole).collect()
+}
+
+/// A module that recomputes.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CheckpointedUnit {
+    /// The module.
+    pub module: ModuleIndex,
+    /// Share of its checkpointing bytes that is not kept.
+    pub discard_ratio: f64,
+    /// Activations that are not there between its forward and its backward pass.
+    pub discarded: Bytes,
+    /// What recomputing them takes.
+    pub recompute: Seconds,
+}
+
+/// Units with what they discard; what discards nothing is none.
+pub fn units(info: &ModuleInfo, discards: &[(ModuleIndex, Bytes)]) -> Vec<CheckpointedUnit> {
+    let discards = discards.iter().filter(|&&(_, discarded)| discarded > Bytes::ZERO);
+    let mut units: Vec<CheckpointedUnit> = discards
+        .map(|&(module, discarded)| {
+            let stats = &info.modules()[module];
+            let recompute = recompute(stats, discarded.0 as f64);
+            CheckpointedUnit {
+                module,
+                discard_ratio: discard_ratio(stats, discarded.0 as f64),
+                discarded,
+                recompute,
+            }
+        })
+        .collect();
+    units.sort_by_key(|unit| unit.module);
+    units
+}
+
+/// What recomputing takes where `discarded` bytes of a module's activations are not kept: its
+/// checkpointing seconds times the largest of its curve's segments at the discard ratio, or nothing
+/// where that is negative.
+fn recompute(stats: &ModuleStats, discarded: f64) -> Seconds {
+    let ratio = discard_ratio(stats, discarded);
+    let shares =
+        stats.tradeoff.segments.iter().map(|segment| segment.slope * ratio + segment.intercept);
+    Seconds(stats.checkpointing_seconds.0 * shares.fold(0.0, f64::max))
+}
+
+/// What operators make beyond what the module keeps anyway is discarded first, and frees nothing.
+fn discard_ratio(stats: &ModuleStats, discarded: f64) -> f64 {
+    let all = made(stats).0 as f64;
+    if all == 0.0 { 0.0 } else { (all - stats.forward_activations.0 as f64 + discarded) / all }
+}
+
+/// What a module's operators make, kept or not; at least what it keeps.
+fn made(stats: &ModuleStats) -> Bytes {
+    stats.checkpointing_bytes.max(stats.forward_activations)
 }
 
 /// The part of a program that says who is checkpointed and discards how much.
@@ -147,7 +211,7 @@ pub struct Checkpointing<'a> {
 }
 
 struct CheckpointingUnit<'a> {
-    candidate: &'a Candidate,
+    candidate: &'a CheckpointCandidate,
     /// y: whether it is checkpointed.
     chosen: Variable,
     /// d: what it discards, in units of the scale, with the seconds of each.
@@ -157,26 +221,26 @@ struct CheckpointingUnit<'a> {
 impl<'a> Checkpointing<'a> {
     /// Variables for each candidate that ends before `last`.
     pub fn new(
-        program: &mut Program,
+        milp: &mut Milp,
         info: &ModuleInfo,
-        candidates: &'a [Candidate],
+        candidates: &'a [CheckpointCandidate],
         last: usize,
         goal: Goal,
         scale: &Scale,
     ) -> Checkpointing<'a> {
         let mut units: Vec<CheckpointingUnit> = Vec::new();
         for candidate in candidates.iter().filter(|candidate| candidate.position < last) {
-            let chosen = program.binary();
+            let chosen = milp.binary();
             let discards = match goal {
                 // d ≤ D·y for each piece: the seconds of a fraction of a unit are that fraction of
                 // the unit's.
                 Goal::Fastest(_) => candidate
                     .pieces
                     .iter()
-                    .map(|&(bytes, rate)| {
+                    .map(|&Piece { bytes, rate }| {
                         let most = bytes / scale.bytes;
-                        let piece = program.within(0.0, most);
-                        program.row(constraint!(piece <= most * chosen));
+                        let piece = milp.within(0.0, most);
+                        milp.row(constraint!(piece <= most * chosen));
                         (piece, rate * scale.bytes)
                     })
                     .collect(),
@@ -195,7 +259,7 @@ impl<'a> Checkpointing<'a> {
                 let above =
                     units.iter().filter(|unit| info.contains(unit.candidate.module, module));
                 let together: Expression = above.map(|unit| unit.chosen).sum();
-                program.row(constraint!(together <= 1.0));
+                milp.row(constraint!(together <= 1.0));
             }
         }
         Checkpointing { units, bytes: scale.bytes }
@@ -230,7 +294,7 @@ impl<'a> Checkpointing<'a> {
     }
 
     /// Who is checkpointed in an answer.
-    pub fn chosen(&self, answer: &Answer) -> Vec<&'a Candidate> {
+    pub fn chosen(&self, answer: &MilpAnswer) -> Vec<&'a CheckpointCandidate> {
         self.units
             .iter()
             .filter(|unit| answer.is_one(unit.chosen))

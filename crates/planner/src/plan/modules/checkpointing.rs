@@ -9,10 +9,13 @@
 use good_lp::{Expression, constraint};
 
 use crate::analysis::modules::{ModuleIndex, ModuleInfo, ModuleStats};
-use crate::plan::milp::{Program, Scale, SolverLimits};
-use crate::plan::modules::candidate::{Candidate, Checkpointing, candidates, fill};
-use crate::plan::modules::infeasible::{ModuleInfeasible, ModulePlanError};
-use crate::plan::modules::memory::{MemoryRow, activations, binding, units};
+use crate::plan::milp::{Goal, Milp, Scale, SolverLimits, within_tolerance};
+use crate::plan::modules::candidate::{
+    CheckpointCandidate, CheckpointedUnit, Checkpointing, candidates, fill, units,
+};
+use crate::plan::modules::infeasible::ModuleInfeasible;
+use crate::plan::modules::memory::{MemoryRow, activations, binding};
+use crate::plan::modules::{ModulePlanError, answered};
 use crate::units::{Bytes, Seconds};
 
 /// What selective checkpointing is asked for.
@@ -28,19 +31,6 @@ pub struct SelectiveTask {
     pub sharded: Vec<ModuleIndex>,
     /// For the solver.
     pub limits: SolverLimits,
-}
-
-/// A module that recomputes.
-#[derive(Clone, Debug, PartialEq)]
-pub struct CheckpointedUnit {
-    /// The module.
-    pub module: ModuleIndex,
-    /// Share of its checkpointing bytes that is not kept.
-    pub discard_ratio: f64,
-    /// Activations that are not there between its forward and its backward pass.
-    pub discarded: Bytes,
-    /// What recomputing them takes.
-    pub recompute: Seconds,
 }
 
 /// Modules that recompute, and what that comes to.
@@ -112,76 +102,51 @@ pub fn selective(
             ],
         })));
     }
-    let filled = |chosen: &[&Candidate], target| {
+    let filled = |chosen: &[&CheckpointCandidate], target| {
         fill(info, chosen, |module| persistent(&info.modules()[module]), target)
     };
-    // The solver's rows may be exceeded by a tolerance; then it is asked again for as much less.
-    let mut target = task.budget;
-    for _ in 0..3 {
-        let (chosen, gap) = match solve(Goal::Fastest(target)) {
-            Ok(Some(answer)) => answer,
-            Ok(None) | Err(ModulePlanError::Unsolved { .. }) => break,
-            Err(error) => return Err(error),
-        };
-        let plan = evaluate(&filled(&chosen, target), gap);
-        if plan.peak <= task.budget {
-            return Ok(plan);
-        }
-        target = target.saturating_sub(plan.peak - task.budget);
-    }
+    let fastest = within_tolerance(task.budget, |target| {
+        let answer = answered(solve(Goal::Fastest(target)))?;
+        Ok::<_, ModulePlanError>(answer.map(|(chosen, gap)| {
+            let plan = evaluate(&filled(&chosen, target), gap);
+            let peak = plan.peak;
+            (plan, peak)
+        }))
+    })?;
     // Where the solver fails, the modules with the smallest peak fit.
-    Ok(evaluate(&filled(&chosen, task.budget), None))
+    Ok(fastest.unwrap_or_else(|| evaluate(&filled(&chosen, task.budget), None)))
 }
 
 /// The modules that the solver chooses, and how far above the optimum they may be.
-type Chosen<'a> = (Vec<&'a Candidate>, Option<f64>);
-
-/// What a program minimises.
-#[derive(Clone, Copy)]
-pub(super) enum Goal {
-    /// Seconds, within a budget.
-    Fastest(Bytes),
-    /// The peak.
-    Lowest,
-}
-
-impl Goal {
-    /// What is least is asked for exactly, whatever gap is accepted in seconds.
-    pub fn limits(self, limits: &SolverLimits) -> SolverLimits {
-        match self {
-            Goal::Fastest(_) => *limits,
-            Goal::Lowest => SolverLimits { gap: 0.0, ..*limits },
-        }
-    }
-}
+type Chosen<'a> = (Vec<&'a CheckpointCandidate>, Option<f64>);
 
 /// The solver's choice; `None` where none fits.
 fn solve<'a>(
     info: &ModuleInfo,
-    candidates: &'a [Candidate],
+    candidates: &'a [CheckpointCandidate],
     goal: Goal,
     persistent: &impl Fn(&ModuleStats) -> Bytes,
     limits: &SolverLimits,
 ) -> Result<Option<Chosen<'a>>, ModulePlanError> {
     let scale = Scale::of(info);
-    let mut program = Program::new();
+    let mut milp = Milp::new();
     let limit: Expression = match goal {
         Goal::Fastest(budget) => scale.bytes(budget).into(),
-        Goal::Lowest => program.within(0.0, 1.0).into(),
+        Goal::Lowest => milp.within(0.0, 1.0).into(),
     };
     let rows =
         MemoryRow::binding(info, candidates, &[], |module| persistent(&info.modules()[module]));
     let last = rows.iter().map(|row| row.position).max().unwrap_or_default();
-    let checkpointing = Checkpointing::new(&mut program, info, candidates, last, goal, &scale);
+    let checkpointing = Checkpointing::new(&mut milp, info, candidates, last, goal, &scale);
     for row in rows {
         let held = scale.bytes(row.bytes) - checkpointing.discarded_before(row.position);
-        program.row(constraint!(held <= limit.clone()));
+        milp.row(constraint!(held <= limit.clone()));
     }
-    program.objective = match goal {
+    milp.objective = match goal {
         Goal::Fastest(_) => checkpointing.seconds() * (1.0 / scale.seconds),
         Goal::Lowest => limit,
     };
     let limits = goal.limits(limits);
-    let answer = program.solve(&limits).map_err(|reason| ModulePlanError::Unsolved { reason })?;
+    let answer = milp.solve(&limits).map_err(|reason| ModulePlanError::Unsolved { reason })?;
     Ok(answer.map(|answer| (checkpointing.chosen(&answer), answer.gap)))
 }

@@ -2,10 +2,9 @@
 //! Invariant: plain sums of whole bytes; the rows of a program leave out only what other rows
 //! imply.
 
-use crate::analysis::modules::{ModuleIndex, ModuleInfo, ModuleStats};
-use crate::plan::modules::candidate::Candidate;
-use crate::plan::modules::checkpointing::CheckpointedUnit;
-use crate::units::{Bytes, Seconds};
+use crate::analysis::modules::{ModuleIndex, ModuleInfo};
+use crate::plan::modules::candidate::CheckpointCandidate;
+use crate::units::Bytes;
 
 /// The peak, and the first module where it is reached, with `persistent` bytes of each module
 /// beside activations.
@@ -37,46 +36,6 @@ pub fn activations(
     (stats.total_activations + stats.activation_gradients).saturating_sub(discarded)
 }
 
-/// Units with what they discard; what discards nothing is none.
-pub fn units(info: &ModuleInfo, discards: &[(ModuleIndex, Bytes)]) -> Vec<CheckpointedUnit> {
-    let discards = discards.iter().filter(|&&(_, discarded)| discarded > Bytes::ZERO);
-    let mut units: Vec<CheckpointedUnit> = discards
-        .map(|&(module, discarded)| {
-            let stats = &info.modules()[module];
-            let recompute = recompute(stats, discarded.0 as f64);
-            CheckpointedUnit {
-                module,
-                discard_ratio: discard_ratio(stats, discarded.0 as f64),
-                discarded,
-                recompute,
-            }
-        })
-        .collect();
-    units.sort_by_key(|unit| unit.module);
-    units
-}
-
-/// What recomputing takes where `discarded` bytes of a module's activations are not kept: its
-/// checkpointing seconds times the largest of its curve's segments at the discard ratio, or nothing
-/// where that is negative.
-pub fn recompute(stats: &ModuleStats, discarded: f64) -> Seconds {
-    let ratio = discard_ratio(stats, discarded);
-    let shares =
-        stats.tradeoff.segments.iter().map(|segment| segment.slope * ratio + segment.intercept);
-    Seconds(stats.checkpointing_seconds.0 * shares.fold(0.0, f64::max))
-}
-
-/// What operators make beyond what the module keeps anyway is discarded first, and frees nothing.
-fn discard_ratio(stats: &ModuleStats, discarded: f64) -> f64 {
-    let all = made(stats).0 as f64;
-    if all == 0.0 { 0.0 } else { (all - stats.forward_activations.0 as f64 + discarded) / all }
-}
-
-/// What a module's operators make, kept or not; at least what it keeps.
-pub fn made(stats: &ModuleStats) -> Bytes {
-    stats.checkpointing_bytes.max(stats.forward_activations)
-}
-
 /// Bytes during one module's backward pass, as far as no discard and no unit of sharding changes
 /// them.
 pub struct MemoryRow {
@@ -94,7 +53,7 @@ impl MemoryRow {
     /// its own.
     pub fn binding(
         info: &ModuleInfo,
-        candidates: &[Candidate],
+        candidates: &[CheckpointCandidate],
         sharded: &[ModuleIndex],
         persistent: impl Fn(ModuleIndex) -> Bytes,
     ) -> Vec<MemoryRow> {

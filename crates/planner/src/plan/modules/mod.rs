@@ -8,7 +8,59 @@ mod memory;
 mod policy;
 mod sharding;
 
-pub use checkpointing::{CheckpointedUnit, SelectivePlan, SelectiveTask, selective};
-pub use infeasible::{ModuleInfeasible, ModulePlanError};
+use thiserror::Error;
+
+pub use candidate::CheckpointedUnit;
+pub use checkpointing::{SelectivePlan, SelectiveTask, selective};
+pub use infeasible::ModuleInfeasible;
 pub use policy::{OperatorPolicy, PolicyError, policy};
 pub use sharding::{ShardPlan, ShardTask, ShardUnit, ShardVariant, shard};
+
+/// Why there is no plan of modules.
+#[derive(Clone, Debug, PartialEq, Error)]
+pub enum ModulePlanError {
+    /// No choice of modules fits.
+    #[error("{0}")]
+    Infeasible(Box<ModuleInfeasible>),
+    /// The solver gave up.
+    #[error("the solver found no plan: {reason}; give it more time, or accept a larger gap")]
+    Unsolved {
+        /// In the solver's words.
+        reason: String,
+    },
+    /// No device.
+    #[error("a world size of 0 is no device; give 1 or more")]
+    WorldSize,
+    /// A link that nothing passes.
+    #[error(
+        "the bandwidth of {link} is {bytes_per_second} bytes/s and its latency {latency} s; give \
+         a bandwidth above 0 and a latency of 0 or more"
+    )]
+    Link {
+        /// Which one.
+        link: &'static str,
+        /// As given.
+        bytes_per_second: f64,
+        /// As given.
+        latency: f64,
+    },
+    /// Units of sharding that were asked for.
+    #[error(
+        "units `{upper}` and `{lower}` cannot both be sharded: one contains the other; name one \
+         of them"
+    )]
+    Nested {
+        /// The module above.
+        upper: String,
+        /// The module below.
+        lower: String,
+    },
+}
+
+/// Where the solver gave up there is no answer, but a plan that is known already may do.
+fn answered<T>(solved: Result<Option<T>, ModulePlanError>) -> Result<Option<T>, ModulePlanError> {
+    match solved {
+        Err(ModulePlanError::Unsolved { .. }) => Ok(None),
+        solved => solved,
+    }
+}

@@ -59,13 +59,13 @@ pub fn policy(
     let total: Bytes = operators.iter().map(|operator| operator.bytes).sum();
     let capacity = Bytes((share * total.0 as f64).ceil() as u64);
     let groups = groups(operators, save_random);
-    let forced: Vec<&Group> = groups.iter().filter(|group| group.forced).collect();
+    let forced: Vec<&OperatorGroup> = groups.iter().filter(|group| group.forced).collect();
     let needed: Bytes = forced.iter().map(|group| group.bytes).sum();
     if needed > capacity {
         return Err(PolicyError::Forced { needed, capacity });
     }
     // What takes no room is saved, whatever else is.
-    let (free, weightless): (Vec<&Group>, Vec<&Group>) = groups
+    let (free, weightless): (Vec<&OperatorGroup>, Vec<&OperatorGroup>) = groups
         .iter()
         .filter(|group| !group.forced && !group.is_view)
         .partition(|group| group.bytes > Bytes::ZERO);
@@ -89,7 +89,7 @@ pub fn policy(
 
 /// Operators that are saved together.
 #[derive(Default)]
-struct Group {
+struct OperatorGroup {
     operators: Vec<usize>,
     seconds: f64,
     bytes: Bytes,
@@ -98,7 +98,7 @@ struct Group {
 }
 
 /// The groups, by the first of their operators.
-fn groups(operators: &[OperatorStats], save_random: bool) -> Vec<Group> {
+fn groups(operators: &[OperatorStats], save_random: bool) -> Vec<OperatorGroup> {
     let mut together = DisjointSets::new(operators.len());
     let random = operators.iter().position(|operator| operator.is_random);
     for (at, operator) in operators.iter().enumerate() {
@@ -107,7 +107,7 @@ fn groups(operators: &[OperatorStats], save_random: bool) -> Vec<Group> {
             together.join(at, random);
         }
     }
-    let mut groups: BTreeMap<usize, Group> = BTreeMap::new();
+    let mut groups: BTreeMap<usize, OperatorGroup> = BTreeMap::new();
     for (at, operator) in operators.iter().enumerate() {
         let group = groups.entry(together.head(at)).or_default();
         group.operators.push(at);
@@ -129,10 +129,10 @@ struct Filling {
 }
 
 /// The groups that take longest to run again and fit, of groups that all take some room.
-fn best<'a>(groups: &[&'a Group], capacity: Bytes) -> Vec<&'a Group> {
-    let mut rising: Vec<&Group> = groups.to_vec();
+fn best<'a>(groups: &[&'a OperatorGroup], capacity: Bytes) -> Vec<&'a OperatorGroup> {
+    let mut rising: Vec<&OperatorGroup> = groups.to_vec();
     // The longest per byte first; then few fillings are left that a bound does not exclude.
-    let per_byte = |group: &Group| group.seconds / group.bytes.0 as f64;
+    let per_byte = |group: &OperatorGroup| group.seconds / group.bytes.0 as f64;
     rising.sort_by(|a, b| per_byte(b).total_cmp(&per_byte(a)));
     // Seconds that the groups from `from` on add at most, taken in parts.
     let bound = |from: usize, room: Bytes| {

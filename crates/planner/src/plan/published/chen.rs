@@ -8,7 +8,7 @@
 use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan::published::chain::units;
-use crate::plan::rematerialize::{Drop, Drops, rematerialize};
+use crate::plan::rematerialize::{Retention, Retentions, rematerialize};
 use crate::plan::{Infeasible, Plan, PlanError, Planner, simulate};
 use crate::profile::Profile;
 use crate::units::Bytes;
@@ -26,10 +26,10 @@ pub fn chen(
     let count = units.last().map_or(0, |last| last + 1);
     let segments = (count as f64).sqrt().round().max(1.0) as usize;
     let segment_of = |unit: usize| unit * segments / count.max(1);
-    let mut drops = Drops::new();
+    let mut retentions = Retentions::new();
     for (index, &node) in forward.iter().enumerate() {
         if segment_of(units[index]) + 1 < segments {
-            drops[node] = Drop::Keep;
+            retentions[node] = Retention::Recompute;
         }
     }
     // What a later segment reads is a checkpoint.
@@ -38,12 +38,12 @@ pub fn chen(
             if let Ok(made) = forward.binary_search(&producer)
                 && segment_of(units[made]) < segment_of(units[index])
             {
-                drops[producer] = Drop::Hold;
+                retentions[producer] = Retention::Save;
             }
         }
     }
-    let plan = Plan { planner: Planner::Chen, steps: rematerialize(graph, order, &drops) };
-    if simulate(graph, profile, &plan.steps).curve.peak <= budget {
+    let plan = Plan { planner: Planner::Chen, runs: rematerialize(graph, order, &retentions) };
+    if simulate(graph, profile, &plan.runs).curve.peak <= budget {
         return Ok(plan);
     }
     Err(PlanError::Infeasible(Box::new(Infeasible::new(graph, profile, budget, plan))))

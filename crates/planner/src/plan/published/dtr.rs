@@ -33,7 +33,7 @@ pub fn dtr(
         for &node in order {
             runtime.run_first(node);
         }
-        legal(graph, &runtime.steps)
+        legal(graph, &runtime.runs)
     })
 }
 
@@ -71,7 +71,7 @@ struct Runtime<'a> {
     written: SecondaryMap<StorageId, bool>,
     held: u64,
     clock: f64,
-    steps: Vec<NodeId>,
+    runs: Vec<NodeId>,
 }
 
 impl<'a> Runtime<'a> {
@@ -112,7 +112,7 @@ impl<'a> Runtime<'a> {
             written: SecondaryMap::new(),
             held: 0,
             clock: 0.0,
-            steps: Vec::with_capacity(order.len() * 2),
+            runs: Vec::with_capacity(order.len() * 2),
         };
         for (_, storage) in graph.placeholder_storages() {
             runtime.appear(storage);
@@ -162,7 +162,7 @@ impl<'a> Runtime<'a> {
         let (reads, fresh) = (self.graph.reads(node), self.graph.fresh(node));
         let made: u64 = fresh.iter().map(|&storage| self.graph.storages()[storage].0).sum();
         self.evict_until(self.limit.saturating_sub(made + self.profile.workspace[node].0));
-        self.steps.push(node);
+        self.runs.push(node);
         self.clock += self.profile.seconds[node].0;
         for &storage in fresh {
             if !self.tensors[storage].resident {
@@ -213,7 +213,7 @@ impl<'a> Runtime<'a> {
     }
 
     fn evict_until(&mut self, limit: u64) {
-        while self.held > limit && self.steps.len() < self.most_runs {
+        while self.held > limit && self.runs.len() < self.most_runs {
             let Some(storage) = self.least() else { return };
             self.evict(storage);
         }

@@ -19,16 +19,16 @@ pub(super) fn fastest(
     family.sort_by(|a, b| profile.total(a).0.total_cmp(&profile.total(b).0));
     family.dedup();
     let mut lowest: Option<(Bytes, Vec<NodeId>)> = None;
-    for steps in family {
-        let peak = simulate(graph, profile, &steps).curve.peak;
+    for runs in family {
+        let peak = simulate(graph, profile, &runs).curve.peak;
         if peak <= budget {
-            return Ok(Plan { planner, steps });
+            return Ok(Plan { planner, runs });
         }
         if lowest.as_ref().is_none_or(|(least, _)| peak < *least) {
-            lowest = Some((peak, steps));
+            lowest = Some((peak, runs));
         }
     }
-    let plan = Plan { planner, steps: lowest.map_or(Vec::new(), |(_, steps)| steps) };
+    let plan = Plan { planner, runs: lowest.map_or(Vec::new(), |(_, runs)| runs) };
     Err(PlanError::Infeasible(Box::new(Infeasible::new(graph, profile, budget, plan))))
 }
 
@@ -48,9 +48,9 @@ pub(super) fn heeding(
     if let Ok(plan) = none(graph, profile, order, budget) {
         return Ok(Plan { planner, ..plan });
     }
-    let steps = rule(budget);
-    if simulate(graph, profile, &steps).curve.peak <= budget {
-        return Ok(Plan { planner, steps });
+    let runs = rule(budget);
+    if simulate(graph, profile, &runs).curve.peak <= budget {
+        return Ok(Plan { planner, runs });
     }
     let resting = graph.static_bytes();
     let beyond = simulate(graph, profile, order).curve.peak.saturating_sub(resting);

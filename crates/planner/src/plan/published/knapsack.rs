@@ -12,7 +12,7 @@ use cranelift_entity::SecondaryMap;
 use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan::published::family::fastest;
-use crate::plan::rematerialize::{Drop, Drops, Readers, may_run_again, mutated_storages};
+use crate::plan::rematerialize::{Readers, Retention, Retentions, may_run_again, mutated_storages};
 use crate::plan::{Plan, PlanError, Planner};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
@@ -39,14 +39,14 @@ pub fn knapsack(
     let filled = Filled::new(&weights, &values, SLOTS);
     let readers = Readers::new(graph, order);
     let family = (0..=CAPACITIES).map(|share| {
-        let mut drops = Drops::new();
+        let mut retentions = Retentions::new();
         if share < CAPACITIES {
             for (item, saved) in items.iter().zip(filled.best(&weights, SLOTS * share / CAPACITIES))
             {
-                drops[item.node] = if saved { Drop::Hold } else { Drop::Keep };
+                retentions[item.node] = if saved { Retention::Save } else { Retention::Recompute };
             }
         }
-        readers.rematerialize(graph, order, &drops)
+        readers.rematerialize(graph, order, &retentions)
     });
     fastest(graph, profile, budget, Planner::Knapsack, family.collect())
 }

@@ -38,15 +38,15 @@ pub fn xla(
     budget: Bytes,
 ) -> Result<Plan, PlanError> {
     heeding(graph, profile, order, budget, Planner::Xla, |limit| {
-        let mut steps = order.to_vec();
+        let mut runs = order.to_vec();
         for _ in 0..PASSES {
-            let mut tracker = Tracker::new(graph, profile, &steps, limit);
+            let mut tracker = Tracker::new(graph, profile, &runs, limit);
             if !tracker.walk() {
                 break;
             }
-            steps = legal(graph, &tracker.sequence());
+            runs = legal(graph, &tracker.sequence());
         }
-        steps
+        runs
     })
 }
 
@@ -100,19 +100,19 @@ struct Tracker<'a> {
 }
 
 impl<'a> Tracker<'a> {
-    fn new(graph: &'a Graph, profile: &'a Profile, steps: &[NodeId], limit: Bytes) -> Tracker<'a> {
+    fn new(graph: &'a Graph, profile: &'a Profile, runs: &[NodeId], limit: Bytes) -> Tracker<'a> {
         let is_mutated = mutated_storages(graph);
         let mut tracker = Tracker {
             graph,
             profile,
             limit: limit.0,
-            items: PrimaryMap::with_capacity(steps.len() * 2),
-            buffers: PrimaryMap::with_capacity(steps.len() * 2),
+            items: PrimaryMap::with_capacity(runs.len() * 2),
+            buffers: PrimaryMap::with_capacity(runs.len() * 2),
             first: None,
             writers: SecondaryMap::new(),
             held: 0,
-            effort: steps.len() * EFFORT,
-            most_items: steps.len() * MOST_CLONES,
+            effort: runs.len() * EFFORT,
+            most_items: runs.len() * MOST_CLONES,
         };
         let mut current: SecondaryMap<StorageId, Option<Buffer>> = SecondaryMap::new();
         for (_, storage) in graph.placeholder_storages() {
@@ -122,7 +122,7 @@ impl<'a> Tracker<'a> {
             current[storage] = Some(buffer);
         }
         let mut last = None;
-        for &node in steps {
+        for &node in runs {
             let repeatable = may_run_again(graph, &is_mutated, node)
                 && !graph.fresh(node).iter().any(|&storage| graph.is_kept(storage));
             let reads = graph.reads(node).iter().filter_map(|&storage| current[storage]).collect();

@@ -6,26 +6,27 @@ use std::collections::HashMap;
 
 use cranelift_entity::EntityRef;
 
-use crate::effort::meter::Meter;
+use crate::effort::Meter;
 use crate::graph::Graph;
 use crate::id::NodeId;
-use crate::plan::search::bound::{BoundOrder, Instant};
+use crate::plan::search::bound::{BoundOrder, CutInstant};
+use crate::plan::search::quantity::ByteCount;
 use crate::plan::search::state::State;
-use crate::plan::search::state::problem::{OpId, Problem, Size};
+use crate::plan::search::state::problem::{OpId, Problem};
 use crate::plan::search::state::runs::rebase;
 use crate::profile::Profile;
 
 /// Adds instants for schedules in any order, with their hulls at a budget.
 pub fn add_instants(
     problem: &Problem,
-    instants: &mut Vec<Instant>,
+    instants: &mut Vec<CutInstant>,
     waiting: &[OpId],
-    limit: Size,
+    limit: ByteCount,
     meter: &mut Meter,
 ) {
     for &at in waiting {
         if instants.iter().all(|instant| instant.at != at)
-            && let Some(mut instant) = Instant::new(problem, BoundOrder::Any, at, meter)
+            && let Some(mut instant) = CutInstant::new(problem, BoundOrder::Any, at, meter)
         {
             instant.solve(limit, meter);
             instants.push(instant);
@@ -33,21 +34,21 @@ pub fn add_instants(
     }
 }
 
-/// The `count` highest stages, then as many more that are far from each other.
-pub fn highest(values: &[Size], count: usize) -> Vec<OpId> {
-    let mut stages: Vec<usize> = (1..values.len()).collect();
-    stages.sort_by_key(|&stage| (Reverse(values[stage]), stage));
-    let mut chosen: Vec<usize> = stages.iter().copied().take(count).collect();
-    let mut spread: Vec<usize> = stages.iter().copied().take(1).collect();
-    for &stage in &stages {
+/// The `count` highest points, then as many more that are far from each other.
+pub fn highest(values: &[ByteCount], count: usize) -> Vec<OpId> {
+    let mut points: Vec<usize> = (1..values.len()).collect();
+    points.sort_by_key(|&point| (Reverse(values[point]), point));
+    let mut chosen: Vec<usize> = points.iter().copied().take(count).collect();
+    let mut spread: Vec<usize> = points.iter().copied().take(1).collect();
+    for &point in &points {
         if spread.len() > count {
             break;
         }
-        if spread.iter().all(|other| stage.abs_diff(*other) > values.len() / 20) {
-            spread.push(stage);
+        if spread.iter().all(|other| point.abs_diff(*other) > values.len() / 20) {
+            spread.push(point);
         }
     }
-    spread.retain(|stage| !chosen.contains(stage));
+    spread.retain(|point| !chosen.contains(point));
     chosen.extend(spread);
     chosen.into_iter().map(OpId::at).collect()
 }
@@ -57,11 +58,11 @@ pub fn highest(values: &[Size], count: usize) -> Vec<OpId> {
 pub fn tight(
     graph: &Graph,
     profile: &Profile,
-    steps: &[NodeId],
+    runs: &[NodeId],
     problem: &Problem,
-    limit: Size,
+    limit: ByteCount,
 ) -> Vec<OpId> {
-    let (own, events) = rebase(graph, profile, steps);
+    let (own, events) = rebase(graph, profile, runs);
     let mut state = State::new(&own);
     state.set(&events);
     let mut values = Vec::new();
@@ -69,15 +70,15 @@ pub fn tight(
     state.tree().values(&mut values, own.len());
     let place: HashMap<NodeId, OpId> =
         problem.ops.iter().filter_map(|(id, op)| Some((op.node?, id))).collect();
-    let mut stages: Vec<OpId> = own
+    let mut points: Vec<OpId> = own
         .ops
         .iter()
         .filter(|(id, op)| op.node.is_some() && values[id.index()] >= limit - limit / 50)
         .filter_map(|(_, op)| place.get(&op.node?).copied())
         .collect();
-    stages.sort_by_key(|&id| (Reverse(problem.working_set(id)), id));
-    let spread = stages.iter().skip(4).step_by((stages.len() / 8).max(1)).take(4).copied();
-    let mut chosen: Vec<OpId> = stages.iter().take(4).copied().chain(spread).collect();
+    points.sort_by_key(|&id| (Reverse(problem.working_set(id)), id));
+    let spread = points.iter().skip(4).step_by((points.len() / 8).max(1)).take(4).copied();
+    let mut chosen: Vec<OpId> = points.iter().take(4).copied().chain(spread).collect();
     chosen.dedup();
     chosen
 }

@@ -17,13 +17,16 @@
 //!    drop out. Beside it, on a second thread, branch and bound raises the bound.
 //!
 //! Asked again for the same budget or a little less, it goes on with the race.
-//! `doc/theory/recompute.md` tells the whole story.
+//! `doc/theory/recompute.md` describes all of it.
 
+mod attempt;
 mod bound;
 mod instants;
 mod neighbourhood;
 mod order;
 mod prove;
+mod quantity;
+mod race;
 mod repair;
 mod starts;
 mod state;
@@ -31,46 +34,36 @@ mod state;
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use fastrand::Rng;
-
 use crate::effort::Effort;
-use crate::effort::meter::Meter;
 use crate::graph::Graph;
 use crate::id::NodeId;
+use crate::plan::search::attempt::{Attempt, Runner};
 pub use crate::plan::search::bound::BoundOrder;
-use crate::plan::search::bound::Instant;
+use crate::plan::search::bound::CutInstant;
 use crate::plan::search::instants::{add_instants, tight};
-use crate::plan::search::neighbourhood::improve;
 pub use crate::plan::search::prove::lower_bound;
-use crate::plan::search::prove::{News, PREPARATION, peers, prove};
+use crate::plan::search::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::repair::{polish, repair};
-use crate::plan::search::starts::just_in_time;
 use crate::plan::search::state::State;
-use crate::plan::search::state::problem::{OpId, Picoseconds, Problem, Size, picoseconds};
-use crate::plan::search::state::runs::{rebase, steps};
+use crate::plan::search::state::problem::{OpId, Problem};
+use crate::plan::search::state::runs::{rebase, sequence};
 use crate::plan::{Plan, Planner, simulate};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
 
-/// Instants at the highest stages of the unplanned step, and as many spread out over it.
+/// Instants at the highest points of the unplanned step, and as many spread out over it.
 const INSTANTS: usize = 6;
-/// Starts that are improved side by side.
-const RUNNERS: usize = 6;
-/// Work for a first plan, per operator.
-const FIRST_WORK: u64 = 200;
 /// Halvings of the distance between what is known to be feasible and what is not.
-const SQUEEZES: usize = 12;
+const BISECTIONS: usize = 12;
 /// Work for each, per operator.
-const SQUEEZE_WORK: u64 = 100;
-/// Legs of each runner before the worse ones drop out.
-const LEGS: u64 = 8;
+const BISECTION_WORK: u64 = 100;
 
-/// A sequence of runs that fits.
+/// A sequence of runs with its peak, and its time beyond that of all first runs.
 #[derive(Clone, Debug)]
-struct Found {
+struct KnownPlan {
     peak: Bytes,
     extra: Picoseconds,
-    steps: Vec<NodeId>,
+    runs: Vec<NodeId>,
 }
 
 /// What is known about one graph: lines of the bound, and plans.
@@ -79,11 +72,11 @@ pub struct Search<'a> {
     profile: &'a Profile,
     given: Arc<Problem>,
     reordered: Arc<Problem>,
-    instants: Vec<Instant>,
+    instants: Vec<CutInstant>,
     /// No other has both a smaller peak and less time; by rising peak.
-    found: Vec<Found>,
+    found: Vec<KnownPlan>,
     /// Where the last search for a plan ended.
-    last: Option<(Size, Vec<Runner>)>,
+    last: Option<(ByteCount, Vec<Runner>)>,
 }
 
 /// The answer for one budget.
@@ -119,10 +112,10 @@ impl<'a> Search<'a> {
 
     /// Plans one budget.
     pub fn plan(&mut self, budget: Bytes, effort: &Effort<'_>) -> Answer {
-        let mut attempt = Attempt::new(size(budget), effort);
+        let mut attempt = Attempt::new(ByteCount::of(budget), effort);
         let mut first = None;
-        if self.best(budget).is_none_or(|best| best.extra > 0) {
-            attempt.take(self.best(budget).cloned());
+        if self.best(budget).is_none_or(|best| best.extra > Picoseconds::ZERO) {
+            self.recall(&mut attempt);
             let resumed = self.resume(&mut attempt);
             self.sharpen(&mut attempt);
             if !resumed && self.bound(budget).is_some() {
@@ -134,9 +127,8 @@ impl<'a> Search<'a> {
             self.race_and_prove(&mut attempt, !resumed);
         }
         let first = first.unwrap_or(attempt.meter.elapsed());
-        let plan = self
-            .best(budget)
-            .map(|best| Plan { planner: Planner::Auto, steps: best.steps.clone() });
+        let plan =
+            self.best(budget).map(|best| Plan { planner: Planner::Auto, runs: best.runs.clone() });
         Answer { plan, bound: self.bound(budget), first }
     }
 
@@ -146,65 +138,62 @@ impl<'a> Search<'a> {
         let least = self
             .instants
             .iter()
-            .map(|instant| instant.bound(size(budget)))
-            .try_fold(0, |most, bound| Some(bound?.max(most)))?;
+            .map(|instant| instant.bound(ByteCount::of(budget)))
+            .try_fold(Picoseconds::ZERO, |most, bound| Some(bound?.max(most)))?;
         // Costs were rounded down to picoseconds, so the sum of both is below the time of every
         // schedule.
-        Some(Seconds((self.given.total + least) as f64 * 1e-12))
+        Some((self.given.total + least).seconds())
     }
 
     /// No budget below this one suffices, by the cuts known so far.
     pub fn least_budget(&self) -> Bytes {
-        Bytes(
-            self.instants
-                .iter()
-                .map(Instant::least_budget)
-                .max()
-                .unwrap_or(self.given.resting)
-                .max(0) as u64,
-        )
+        let least = self.instants.iter().map(CutInstant::least_budget).max();
+        least.unwrap_or(self.given.resting).bytes()
     }
 
     /// Makes a sequence of runs known, if it is better than what is.
-    pub fn offer(&mut self, steps: Vec<NodeId>) -> Bytes {
-        let peak = simulate(self.graph, self.profile, &steps).curve.peak;
-        let extra = self.extra(&steps);
-        let is_worse = |other: &Found| other.peak <= peak && other.extra <= extra;
+    pub fn offer(&mut self, runs: Vec<NodeId>) -> Bytes {
+        let peak = simulate(self.graph, self.profile, &runs).curve.peak;
+        let extra = self.extra(&runs);
+        let is_worse = |other: &KnownPlan| other.peak <= peak && other.extra <= extra;
         if !self.found.iter().any(is_worse) {
             self.found.retain(|other| other.peak < peak || other.extra < extra);
             let slot = self.found.partition_point(|other| other.peak < peak);
-            self.found.insert(slot, Found { peak, extra, steps });
+            self.found.insert(slot, KnownPlan { peak, extra, runs });
         }
         peak
     }
 
     /// Time of a sequence beyond that of all first runs.
-    fn extra(&self, steps: &[NodeId]) -> Picoseconds {
-        steps.iter().map(|&node| picoseconds(self.profile.seconds[node].0)).sum::<Picoseconds>()
+    fn extra(&self, runs: &[NodeId]) -> Picoseconds {
+        runs.iter()
+            .map(|&node| Picoseconds::round_down(self.profile.seconds[node]))
+            .sum::<Picoseconds>()
             - self.given.total
     }
 
     /// The fastest known plan within a budget.
-    fn best(&self, budget: Bytes) -> Option<&Found> {
+    fn best(&self, budget: Bytes) -> Option<&KnownPlan> {
         self.found.iter().rev().find(|found| found.peak <= budget)
     }
 
     /// The plan with the smallest peak that is found with a fixed amount of work, whatever it
     /// costs; so asking for that peak later finds it again. The deadline is a limit all the same.
     pub fn smallest(&mut self, effort: &Effort<'_>) -> Plan {
-        let mut attempt = Attempt::new(0, effort);
-        let mut refused = 0;
-        for _ in 0..SQUEEZES {
-            let reached = self.found.first().map_or(0, |found| size(found.peak));
-            let floor = size(self.least_budget()).max(refused);
+        let mut attempt = Attempt::new(ByteCount::ZERO, effort);
+        let mut refused = ByteCount::ZERO;
+        for _ in 0..BISECTIONS {
+            let reached =
+                self.found.first().map_or(ByteCount::ZERO, |found| ByteCount::of(found.peak));
+            let floor = ByteCount::of(self.least_budget()).max(refused);
             let target = floor + (reached - floor) / 2;
             if target >= reached || attempt.meter.is_over() {
                 break;
             }
             attempt = Attempt { limit: target, found: Vec::new(), ..attempt };
-            let leg = attempt.meter.leg(SQUEEZE_WORK * self.given.len() as u64);
-            attempt.under(leg, |attempt| self.squeeze(attempt));
-            if self.found.first().is_none_or(|found| size(found.peak) > target) {
+            let leg = attempt.meter.leg(BISECTION_WORK * self.given.len() as u64);
+            attempt.under(leg, |attempt| self.lower_peak(attempt));
+            if self.found.first().is_none_or(|found| ByteCount::of(found.peak) > target) {
                 refused = target;
             }
         }
@@ -213,25 +202,29 @@ impl<'a> Search<'a> {
 
     /// The plan with the smallest peak that is known.
     pub fn lowest(&self) -> Plan {
-        let steps = self.found.first().map_or(Vec::new(), |found| found.steps.clone());
-        Plan { planner: Planner::Auto, steps }
+        let runs = self.found.first().map_or(Vec::new(), |found| found.runs.clone());
+        Plan { planner: Planner::Auto, runs }
     }
 
     /// Looks for any plan within a budget: from the cuts that bind, and from the plan with the
     /// smallest peak.
-    fn squeeze(&mut self, attempt: &mut Attempt<'_>) {
+    fn lower_peak(&mut self, attempt: &mut Attempt<'_>) {
         let limit = attempt.limit;
         for _ in 0..2 {
             let Some(lowest) = self.found.first().cloned() else { return };
-            for at in tight(self.graph, self.profile, &lowest.steps, &self.given, size(lowest.peak))
-                .into_iter()
-                .take(2)
+            for at in tight(
+                self.graph,
+                self.profile,
+                &lowest.runs,
+                &self.given,
+                ByteCount::of(lowest.peak),
+            )
+            .into_iter()
+            .take(2)
             {
                 self.add_instant(at, attempt);
             }
-            if self.finish_steps(&lowest.steps, attempt)
-                || self.bound(Bytes(limit as u64)).is_none()
-            {
+            if self.finish_runs(&lowest.runs, attempt) || self.bound(limit.bytes()).is_none() {
                 return;
             }
             let given = self.given.clone();
@@ -244,7 +237,7 @@ impl<'a> Search<'a> {
             if let Some(at) = binding {
                 self.start_from(at, &mut state, attempt);
             }
-            if self.found.first().is_some_and(|found| size(found.peak) <= limit)
+            if self.found.first().is_some_and(|found| ByteCount::of(found.peak) <= limit)
                 || attempt.meter.is_over()
             {
                 return;
@@ -262,7 +255,7 @@ impl<'a> Search<'a> {
             }
             is_next
         });
-        found.map(|found| Plan { planner: Planner::Auto, steps: found.steps.clone() })
+        found.map(|found| Plan { planner: Planner::Auto, runs: found.runs.clone() })
     }
 
     /// Repairs, polishes and offers what is in `state`.
@@ -273,17 +266,24 @@ impl<'a> Search<'a> {
         }
         attempt.meter.spend(std::mem::take(&mut state.work));
         if fits {
-            let runs = steps(state.problem, &state.events());
+            let runs = sequence(state.problem, &state.events());
             self.offer(runs.clone());
-            attempt.take(self.best(Bytes(attempt.limit as u64)).cloned());
+            self.recall(attempt);
             attempt.push(state.extra(), runs);
         }
         fits
     }
 
-    /// The same for a sequence of runs.
-    fn finish_steps(&mut self, steps: &[NodeId], attempt: &mut Attempt<'_>) -> bool {
-        let (problem, events) = rebase(self.graph, self.profile, steps);
+    /// Notes the fastest known plan that fits.
+    fn recall(&self, attempt: &mut Attempt<'_>) {
+        if let Some(best) = self.best(attempt.limit.bytes()) {
+            attempt.push(best.extra, best.runs.clone());
+        }
+    }
+
+    /// The same as [`Search::finish`] for a sequence of runs.
+    fn finish_runs(&mut self, runs: &[NodeId], attempt: &mut Attempt<'_>) -> bool {
+        let (problem, events) = rebase(self.graph, self.profile, runs);
         let mut state = State::new(&problem);
         state.set(&events);
         self.finish(&mut state, attempt)
@@ -306,127 +306,17 @@ impl<'a> Search<'a> {
     /// Goes on where the last search ended, if its budget was this one or a little more.
     fn resume(&mut self, attempt: &mut Attempt<'_>) -> bool {
         let limit = attempt.limit;
-        let near = |last: &(Size, Vec<Runner>)| limit <= last.0 && last.0 - limit <= limit / 8;
+        let near = |last: &(ByteCount, Vec<Runner>)| limit <= last.0 && last.0 - limit <= limit / 8;
         let Some((_, runners)) = self.last.take().filter(near) else { return false };
         let given = self.given.clone();
         self.start_where_it_binds(&mut State::new(&given), attempt);
-        for (_, steps) in runners {
+        for Runner { runs, .. } in runners {
             if attempt.meter.is_over() && attempt.best().is_some() {
                 break;
             }
-            self.finish_steps(&steps, attempt);
+            self.finish_runs(&runs, attempt);
         }
         attempt.best().is_some()
-    }
-
-    /// Improves the best starts; on a second thread, raises the bound, whose cuts are further
-    /// starts.
-    fn race_and_prove(&mut self, attempt: &mut Attempt<'_>, with_peers: bool) {
-        let limit = attempt.limit;
-        if attempt.meter.is_over()
-            || attempt.best().is_some_and(|best| self.is_optimal(best, self.floor(limit)))
-        {
-            self.last = Some((limit, std::mem::take(&mut attempt.found)));
-            return;
-        }
-        let best = self.best(Bytes(limit as u64)).cloned();
-        let waiting = best.as_ref().map_or(Vec::new(), |best| {
-            tight(self.graph, self.profile, &best.steps, &self.given, limit)
-        });
-        let enough = best.map_or(Picoseconds::MAX, |best| best.extra);
-        let (given, floor) = (self.given.clone(), self.floor(limit));
-        let mut instants = std::mem::take(&mut self.instants);
-        // News come when they come: where the same seed has to give the same plan, nobody listens.
-        let news = attempt.meter.has_deadline().then(|| News::new(floor, enough));
-        std::thread::scope(|scope| {
-            let mut prover = attempt.meter.clone();
-            let (graph, profile) = (self.graph, self.profile);
-            let (instants, given, news) = (&mut instants, &given, news.as_ref());
-            let thread = scope.spawn(move || {
-                add_instants(given, instants, &waiting, limit, &mut prover.until(PREPARATION));
-                let plans = if with_peers {
-                    peers(graph, profile, given, limit, &mut prover)
-                } else {
-                    Vec::new()
-                };
-                prove(given, instants, limit, enough, news, &mut prover);
-                plans
-            });
-            self.race(attempt, given, news, floor);
-            // A thread that panicked leaves a weaker bound, and its message.
-            thread.join().unwrap_or_default().into_iter().for_each(|steps| {
-                self.offer(steps);
-            });
-        });
-        self.instants = instants;
-    }
-
-    /// Improves the best starts side by side; the worse ones drop out.
-    fn race(
-        &mut self,
-        attempt: &mut Attempt<'_>,
-        given: &Problem,
-        news: Option<&News>,
-        mut floor: Picoseconds,
-    ) {
-        let limit = attempt.limit;
-        let mut state = State::new(given);
-        let mut runners = std::mem::take(&mut attempt.found);
-        runners.sort_by_key(|runner| runner.0);
-        runners.truncate(RUNNERS);
-        'race: while !runners.is_empty() {
-            let share = if runners.len() == 1 { 1 } else { 3 };
-            let work = attempt.meter.left() / (share * LEGS * runners.len() as u64);
-            for runner in &mut runners {
-                for _ in 0..LEGS {
-                    if let Some(news) = news {
-                        for (at, late) in news.sets() {
-                            just_in_time(&mut state, at, &late);
-                            self.finish(&mut state, attempt);
-                        }
-                        floor = floor.max(news.race(self.best_extra(limit)));
-                    }
-                    if attempt.meter.is_over() || self.is_optimal(self.best_extra(limit), floor) {
-                        break 'race;
-                    }
-                    self.leg(runner, work.max(1), floor, attempt);
-                }
-            }
-            runners.sort_by_key(|runner| runner.0);
-            runners.truncate(runners.len().div_ceil(3));
-            attempt.found.sort_by_key(|found| found.0);
-            runners.extend(attempt.found.drain(..).take(2));
-        }
-        let best = self.best(Bytes(limit as u64)).map(|best| (best.extra, best.steps.clone()));
-        self.last = Some((limit, best.into_iter().chain(runners).collect()));
-    }
-
-    /// Time of the fastest known plan within a limit.
-    fn best_extra(&self, limit: Size) -> Picoseconds {
-        self.best(Bytes(limit as u64)).map_or(Picoseconds::MAX, |best| best.extra)
-    }
-
-    /// One leg of one runner.
-    fn leg(
-        &mut self,
-        runner: &mut Runner,
-        work: u64,
-        floor: Picoseconds,
-        attempt: &mut Attempt<'_>,
-    ) {
-        let Attempt { limit, random, meter, .. } = attempt;
-        let (problem, events) = rebase(self.graph, self.profile, &runner.1);
-        let mut state = State::new(&problem);
-        state.set(&events);
-        meter.spend(problem.len() as u64);
-        if !repair(&mut state, *limit, 0.0, random, meter) {
-            return;
-        }
-        polish(&mut state, *limit, 0.0, random, meter);
-        improve(&mut state, *limit, random, meter, work, floor);
-        runner.1 = steps(&problem, &state.events());
-        runner.0 = self.extra(&runner.1);
-        self.offer(runner.1.clone());
     }
 
     fn add_instant(&mut self, at: OpId, attempt: &mut Attempt<'_>) {
@@ -434,63 +324,17 @@ impl<'a> Search<'a> {
     }
 
     /// Time of recomputation that no plan within the budget beats.
-    fn floor(&self, limit: Size) -> Picoseconds {
-        self.instants.iter().filter_map(|instant| instant.bound(limit)).max().unwrap_or(0)
+    fn floor(&self, limit: ByteCount) -> Picoseconds {
+        self.instants.iter().filter_map(|instant| instant.bound(limit)).max().unwrap_or_default()
+    }
+
+    /// Time of the fastest known plan within a limit.
+    fn best_extra(&self, limit: ByteCount) -> Picoseconds {
+        self.best(limit.bytes()).map_or(Picoseconds::MAX, |best| best.extra)
     }
 
     /// Nothing more than a millionth of the step is to be gained.
     fn is_optimal(&self, extra: Picoseconds, floor: Picoseconds) -> bool {
         extra - floor <= self.given.total / 1_000_000
     }
-}
-
-/// Time of recomputation, and the sequence of runs that takes it.
-type Runner = (Picoseconds, Vec<NodeId>);
-
-/// A search for one budget: the plans that fit, its dice, and what is left of its effort.
-struct Attempt<'e> {
-    limit: Size,
-    found: Vec<Runner>,
-    random: Rng,
-    meter: Meter<'e>,
-}
-
-impl<'e> Attempt<'e> {
-    fn new(limit: Size, effort: &'e Effort<'_>) -> Attempt<'e> {
-        Attempt {
-            limit,
-            found: Vec::new(),
-            random: Rng::with_seed(effort.seed),
-            meter: Meter::new(effort),
-        }
-    }
-
-    /// Does something under another limit of effort, and books what it took.
-    fn under(&mut self, meter: Meter<'e>, act: impl FnOnce(&mut Attempt<'e>)) {
-        let usual = std::mem::replace(&mut self.meter, meter);
-        act(self);
-        let spent = self.meter.spent() - usual.spent();
-        self.meter = usual;
-        self.meter.spend(spent);
-    }
-
-    fn take(&mut self, found: Option<Found>) {
-        if let Some(found) = found {
-            self.push(found.extra, found.steps);
-        }
-    }
-
-    fn push(&mut self, extra: Picoseconds, steps: Vec<NodeId>) {
-        if self.found.iter().all(|other| other.0 != extra) {
-            self.found.push((extra, steps));
-        }
-    }
-
-    fn best(&self) -> Option<Picoseconds> {
-        self.found.iter().map(|found| found.0).min()
-    }
-}
-
-fn size(bytes: Bytes) -> Size {
-    bytes.0.min(Bytes::LIMIT.0) as Size
 }

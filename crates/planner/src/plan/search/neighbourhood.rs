@@ -7,17 +7,17 @@
 use cranelift_entity::EntityRef;
 use fastrand::Rng;
 
-use crate::effort::meter::Meter;
+use crate::effort::Meter;
+use crate::plan::search::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::repair::{polish, repair};
 use crate::plan::search::state::State;
-use crate::plan::search::state::problem::{Picoseconds, Size};
 
-/// What is taken out: events at random, those of a window of stages, or those of a window of
+/// What is taken out: events at random, those of a window of points, or those of a window of
 /// operators.
 #[derive(Clone, Copy)]
 enum Part {
     Random,
-    Stages,
+    Points,
     Ops,
 }
 
@@ -25,13 +25,13 @@ enum Part {
 /// left of the effort.
 pub fn improve(
     state: &mut State,
-    budget: Size,
+    budget: ByteCount,
     random: &mut Rng,
     meter: &mut Meter,
     work: u64,
     floor: Picoseconds,
 ) {
-    let stages = state.problem.len();
+    let points = state.problem.len();
     let end = meter.spent().saturating_add(work);
     let mut best = (state.extra(), state.events());
     state.commit();
@@ -40,17 +40,17 @@ pub fn improve(
         let mark = state.mark();
         let events = state.events();
         let share = [0.02, 0.05, 0.1, 0.25, 0.5][random.usize(..5)];
-        let part = [Part::Random, Part::Stages, Part::Ops][random.usize(..3)];
-        let reach = ((stages as f64 * share) as usize).max(3) / 2;
+        let part = [Part::Random, Part::Points, Part::Ops][random.usize(..3)];
+        let reach = ((points as f64 * share) as usize).max(3) / 2;
         let centre = events[random.usize(..events.len())];
         let near = |a: usize, b: usize| a + reach >= b && a < b + reach;
         for &event in &events {
-            let goes = match part {
+            let is_in_part = match part {
                 Part::Random => random.f64() < share,
-                Part::Stages => near(event.stage.index(), centre.stage.index()),
+                Part::Points => near(event.point.index(), centre.point.index()),
                 Part::Ops => near(event.op.index(), centre.op.index()),
             };
-            if goes {
+            if is_in_part {
                 state.remove(event);
             }
         }
@@ -59,7 +59,7 @@ pub fn improve(
         if fits {
             polish(state, budget, 0.3, random, meter);
         }
-        meter.spend(std::mem::take(&mut state.work) + (stages + events.len()) as u64 / 16);
+        meter.spend(std::mem::take(&mut state.work) + (points + events.len()) as u64 / 16);
         if fits && state.extra() <= before {
             if state.extra() < best.0 {
                 best = (state.extra(), state.events());

@@ -6,7 +6,8 @@
 use cranelift_entity::{EntityRef, SecondaryMap};
 
 use crate::id::NodeId;
-use crate::plan::search::state::problem::{OpId, Problem, Size};
+use crate::plan::search::quantity::ByteCount;
+use crate::plan::search::state::problem::{OpId, Problem};
 
 /// Passes over the whole order; each moves what the one before made movable.
 const PASSES: usize = 6;
@@ -49,9 +50,10 @@ impl<'a> Order<'a> {
         Order { problem, sequence: problem.ops.keys().collect(), place, followers }
     }
 
-    fn bytes(&self, op: OpId) -> Size {
+    fn bytes(&self, op: OpId) -> ByteCount {
         let op = &self.problem.ops[op];
-        op.kept + op.outputs.iter().map(|&tensor| self.problem.tensors[tensor].bytes).sum::<Size>()
+        op.kept
+            + op.outputs.iter().map(|&tensor| self.problem.tensors[tensor].bytes).sum::<ByteCount>()
     }
 
     /// Moves the operator at a place to just before the first that must follow it, if that saves
@@ -68,7 +70,7 @@ impl<'a> Order<'a> {
         }
         let would_live_on = |&reader: &OpId| reader != id && self.place[reader] >= first;
         let longer = op.inputs.iter().map(|&tensor| &self.problem.tensors[tensor]);
-        let longer: Size = longer
+        let longer: ByteCount = longer
             .filter(|tensor| !tensor.readers.iter().any(would_live_on))
             .map(|tensor| tensor.bytes)
             .sum();
@@ -95,7 +97,7 @@ impl<'a> Order<'a> {
                 .map(|&earlier| self.place[earlier])
                 .max()
                 .unwrap_or(0),
-            0,
+            ByteCount::ZERO,
         );
         for &tensor in &op.inputs {
             let others =

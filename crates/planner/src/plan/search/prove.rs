@@ -5,15 +5,15 @@
 use std::cmp::Reverse;
 use std::sync::Mutex;
 
-use crate::effort::Effort;
-use crate::effort::meter::Meter;
+use crate::effort::{Effort, Meter};
 use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan;
-use crate::plan::search::bound::{BoundOrder, Instant};
+use crate::plan::search::bound::{BoundOrder, CutInstant};
 use crate::plan::search::instants::highest;
+use crate::plan::search::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::state::State;
-use crate::plan::search::state::problem::{OpId, Picoseconds, Problem, Size, picoseconds};
+use crate::plan::search::state::problem::{OpId, Problem};
 use crate::plan::{PlanError, Planner};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
@@ -34,11 +34,11 @@ pub const PREPARATION: f64 = 0.5;
 /// Instants that a bound for the plan of another planner looks at.
 const INSTANTS: usize = 3;
 
-/// Operators that run again after an instant.
+/// An instant, and operators that run again after it.
 pub type LateSet = (OpId, Vec<OpId>);
 
-/// What race and prover tell each other.
-pub struct News(Mutex<Known>);
+/// What race and prover tell each other: the bound, and the best plan so far.
+pub struct SharedBounds(Mutex<Known>);
 
 struct Known {
     /// No plan takes less.
@@ -49,15 +49,15 @@ struct Known {
     sets: Vec<LateSet>,
 }
 
-impl News {
+impl SharedBounds {
     /// The bound and the best plan at the start.
-    pub fn new(floor: Picoseconds, best: Picoseconds) -> News {
-        News(Mutex::new(Known { floor, best, sets: Vec::new() }))
+    pub fn new(floor: Picoseconds, best: Picoseconds) -> SharedBounds {
+        SharedBounds(Mutex::new(Known { floor, best, sets: Vec::new() }))
     }
 
     /// From the prover: a bound, and sets of operators that make plans. To the prover: the best
     /// plan so far.
-    fn prove(&self, floor: Picoseconds, sets: impl Iterator<Item = LateSet>) -> Picoseconds {
+    fn offer_bound(&self, floor: Picoseconds, sets: impl Iterator<Item = LateSet>) -> Picoseconds {
         self.0.lock().map_or(Picoseconds::MAX, |mut known| {
             known.floor = known.floor.max(floor);
             known.sets.extend(sets);
@@ -66,8 +66,8 @@ impl News {
     }
 
     /// From the race: its best plan. To the race: the bound so far.
-    pub fn race(&self, best: Picoseconds) -> Picoseconds {
-        self.0.lock().map_or(0, |mut known| {
+    pub fn offer_plan(&self, best: Picoseconds) -> Picoseconds {
+        self.0.lock().map_or(Picoseconds::ZERO, |mut known| {
             known.best = known.best.min(best);
             known.floor
         })
@@ -84,7 +84,7 @@ pub fn peers(
     graph: &Graph,
     profile: &Profile,
     problem: &Problem,
-    limit: Size,
+    limit: ByteCount,
     meter: &mut Meter,
 ) -> Vec<Vec<NodeId>> {
     let order: Vec<NodeId> = problem.ops.values().filter_map(|op| op.node).collect();
@@ -96,9 +96,9 @@ pub fn peers(
             break;
         }
         meter.spend(work);
-        match plan::plan(graph, profile, &order, Bytes(limit as u64), planner) {
-            Ok(plan) => plans.push(plan.steps),
-            Err(PlanError::Infeasible(proof)) => plans.push(proof.plan.steps),
+        match plan::plan(graph, profile, &order, limit.bytes(), planner) {
+            Ok(plan) => plans.push(plan.runs),
+            Err(PlanError::Infeasible(proof)) => plans.push(proof.plan.runs),
             Err(_) => {}
         }
     }
@@ -109,17 +109,18 @@ pub fn peers(
 /// for half of the time that is left.
 pub fn prove(
     problem: &Problem,
-    instants: &mut [Instant],
-    limit: Size,
+    instants: &mut [CutInstant],
+    limit: ByteCount,
     mut enough: Picoseconds,
-    news: Option<&News>,
+    shared: Option<&SharedBounds>,
     meter: &mut Meter,
 ) {
     let mut branched: Vec<OpId> = Vec::new();
     while !meter.is_over() {
-        let floor = instants.iter().filter_map(|instant| instant.bound(limit)).max().unwrap_or(0);
-        if let Some(news) = news {
-            enough = enough.min(news.prove(floor, [].into_iter()));
+        let floor =
+            instants.iter().filter_map(|instant| instant.bound(limit)).max().unwrap_or_default();
+        if let Some(shared) = shared {
+            enough = enough.min(shared.offer_bound(floor, [].into_iter()));
         }
         let open = instants.iter_mut().filter(|instant| !branched.contains(&instant.at));
         let Some(instant) = open.max_by_key(|instant| (instant.bound(limit), Reverse(instant.at)))
@@ -133,9 +134,9 @@ pub fn prove(
         let mut half = meter.half();
         let sets = instant.branch(problem, limit, enough, &mut half);
         meter.spend(half.spent() - meter.spent());
-        if let (Some(news), Some(floor)) = (news, instant.bound(limit)) {
+        if let (Some(shared), Some(floor)) = (shared, instant.bound(limit)) {
             let at = instant.at;
-            news.prove(floor, sets.into_iter().rev().take(2).map(|set| (at, set)));
+            shared.offer_bound(floor, sets.into_iter().rev().take(2).map(|set| (at, set)));
         }
     }
 }
@@ -154,21 +155,23 @@ pub fn lower_bound(
 ) -> Option<Seconds> {
     let mut meter = Meter::new(effort);
     let problem = Problem::new(graph, profile, order);
-    let limit = budget.0.min(Bytes::LIMIT.0) as Size;
+    let limit = ByteCount::of(budget);
     let mut values = Vec::new();
     let mut state = State::new(&problem);
     state.peak();
     state.tree().values(&mut values, problem.len());
-    let mut instants: Vec<Instant> = Vec::new();
+    let mut instants: Vec<CutInstant> = Vec::new();
     for at in highest(&values, INSTANTS) {
-        let Some(mut instant) = Instant::new(&problem, kind, at, &mut meter) else { break };
+        let Some(mut instant) = CutInstant::new(&problem, kind, at, &mut meter) else { break };
         instant.solve(limit, &mut meter);
         instant.bound(limit)?;
         instants.push(instant);
     }
-    let known: Picoseconds = known.iter().map(|&node| picoseconds(profile.seconds[node].0)).sum();
-    let enough = if known > 0 { known - problem.total } else { Picoseconds::MAX };
+    let known: Picoseconds =
+        known.iter().map(|&node| Picoseconds::round_down(profile.seconds[node])).sum();
+    let enough = if known > Picoseconds::ZERO { known - problem.total } else { Picoseconds::MAX };
     prove(&problem, &mut instants, limit, enough, None, &mut meter);
-    let least = instants.iter().filter_map(|instant| instant.bound(limit)).max().unwrap_or(0);
-    Some(Seconds((problem.total + least) as f64 * 1e-12))
+    let least =
+        instants.iter().filter_map(|instant| instant.bound(limit)).max().unwrap_or_default();
+    Some((problem.total + least).seconds())
 }

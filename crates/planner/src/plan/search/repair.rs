@@ -3,7 +3,7 @@
 //! `polish` never leaves the budget.
 //!
 //! Where the bytes peak, the tensor that is held across for the least seconds per byte and
-//! overloaded stage is dropped there and made again at its next access. What its producer reads is
+//! overloaded point is dropped there and made again at its next access. What its producer reads is
 //! resolved one by one: held for longer at the current price of a byte, or made again too,
 //! whichever is cheaper.
 
@@ -13,27 +13,28 @@ use std::collections::BinaryHeap;
 use cranelift_entity::EntityRef;
 use fastrand::Rng;
 
-use crate::effort::meter::Meter;
-use crate::plan::search::state::problem::{OpId, Size, TensorId};
+use crate::effort::Meter;
+use crate::plan::search::quantity::ByteCount;
+use crate::plan::search::state::problem::{OpId, TensorId};
 use crate::plan::search::state::{Event, State};
 
 /// How deep recomputations are followed through what they read.
 const DEPTH: u32 = 8;
-/// A stage within the budget counts this much of an overloaded one: holding there costs little, but
+/// A point within the budget counts this much of an overloaded one: holding there costs little, but
 /// not nothing.
 const WITHIN: f64 = 0.02;
 
-/// What it costs to hold a byte through stages.
+/// What it costs to hold a byte through points.
 struct Prices {
-    /// Picoseconds per byte and overloaded stage; `None` while nothing has been dropped.
+    /// Picoseconds per byte and overloaded point; `None` while nothing has been dropped.
     price: Option<f64>,
-    /// Weights of the stages before each stage.
+    /// Weights of the points before each point.
     weight: Vec<f64>,
-    values: Vec<Size>,
+    values: Vec<ByteCount>,
 }
 
 impl Prices {
-    fn review(&mut self, state: &State, budget: Size) {
+    fn review(&mut self, state: &State, budget: ByteCount) {
         state.tree().values(&mut self.values, state.problem.len());
         self.weight.clear();
         self.weight.push(0.0);
@@ -44,7 +45,7 @@ impl Prices {
         }
     }
 
-    /// Weight of the stages between two accesses.
+    /// Weight of the points between two accesses.
     fn between(&self, from: OpId, to: OpId) -> f64 {
         if from.index() + 1 < to.index() {
             self.weight[to.index()] - self.weight[from.index() + 1]
@@ -61,17 +62,17 @@ enum Source {
     Again(f64),
 }
 
-fn source(state: &State, prices: &Prices, tensor: TensorId, stage: OpId, depth: u32) -> Source {
-    let Err(index) = state.find(tensor, stage) else { return Source::There };
+fn source(state: &State, prices: &Prices, tensor: TensorId, point: OpId, depth: u32) -> Source {
+    let Err(index) = state.find(tensor, point) else { return Source::There };
     let accesses = state.accesses(tensor);
     if accesses.get(index).is_some_and(|next| !next.made) {
         return Source::There;
     }
     let held = &state.problem.tensors[tensor];
-    let weight = prices.between(accesses[index - 1].stage, stage);
-    let hold = prices.price.unwrap_or(0.0) * held.bytes as f64 * weight;
-    let event = Event { stage, op: held.producer };
-    let cost = state.problem.ops[event.op].cost as f64;
+    let weight = prices.between(accesses[index - 1].point, point);
+    let hold = prices.price.unwrap_or(0.0) * held.bytes.as_f64() * weight;
+    let event = Event { point, op: held.producer };
+    let cost = state.problem.ops[event.op].cost.as_f64();
     if depth == 0 || !state.allows(event) || (hold <= cost && !state.defers(event)) {
         return Source::Hold(hold);
     }
@@ -82,9 +83,9 @@ fn source(state: &State, prices: &Prices, tensor: TensorId, stage: OpId, depth: 
 /// What an event would cost, its inputs included.
 fn estimate(state: &State, prices: &Prices, event: Event, depth: u32) -> f64 {
     let op = &state.problem.ops[event.op];
-    let own = if state.defers(event) { 0.0 } else { op.cost as f64 };
+    let own = if state.defers(event) { 0.0 } else { op.cost.as_f64() };
     let inputs =
-        op.inputs.iter().map(|&tensor| match source(state, prices, tensor, event.stage, depth) {
+        op.inputs.iter().map(|&tensor| match source(state, prices, tensor, event.point, depth) {
             Source::There => 0.0,
             Source::Hold(cost) | Source::Again(cost) => cost,
         });
@@ -98,7 +99,7 @@ fn drop_until(state: &mut State, prices: &Prices, event: Event, depth: u32) -> b
         0 => Vec::new(),
         _ => {
             let is_again = |tensor: &&TensorId| {
-                matches!(source(state, prices, **tensor, event.stage, depth), Source::Again(_))
+                matches!(source(state, prices, **tensor, event.point, depth), Source::Again(_))
             };
             problem.ops[event.op]
                 .inputs
@@ -122,23 +123,23 @@ fn drop_until(state: &mut State, prices: &Prices, event: Event, depth: u32) -> b
 
 /// A tensor that could be dropped, by rising score. The score is a lower bound until it is exact.
 #[derive(Clone, Copy, PartialEq)]
-struct Candidate {
+struct DropCandidate {
     score: f64,
     is_exact: bool,
     event: Event,
     per_score: f64,
 }
 
-impl Eq for Candidate {}
+impl Eq for DropCandidate {}
 
-impl PartialOrd for Candidate {
-    fn partial_cmp(&self, other: &Candidate) -> Option<std::cmp::Ordering> {
+impl PartialOrd for DropCandidate {
+    fn partial_cmp(&self, other: &DropCandidate) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Candidate {
-    fn cmp(&self, other: &Candidate) -> std::cmp::Ordering {
+impl Ord for DropCandidate {
+    fn cmp(&self, other: &DropCandidate) -> std::cmp::Ordering {
         self.score
             .total_cmp(&other.score)
             .then(self.event.cmp(&other.event))
@@ -146,7 +147,7 @@ impl Ord for Candidate {
     }
 }
 
-/// The tensors held across stage `at` that could be dropped there, with the scores that they have
+/// The tensors held across point `at` that could be dropped there, with the scores that they have
 /// at least.
 fn candidates(
     state: &State,
@@ -154,32 +155,35 @@ fn candidates(
     at: usize,
     noise: f64,
     random: &mut Rng,
-) -> Vec<Candidate> {
+) -> Vec<DropCandidate> {
     let mut found = Vec::new();
     for (tensor, held) in &state.problem.tensors {
         let accesses = state.accesses(tensor);
-        if held.bytes == 0 || held.producer.index() > at || held.producer == OpId::SOURCE {
+        if held.bytes == ByteCount::ZERO
+            || held.producer.index() > at
+            || held.producer == OpId::SOURCE
+        {
             continue;
         }
-        if accesses.last().is_none_or(|last| last.stage.index() < at) {
+        if accesses.last().is_none_or(|last| last.point.index() < at) {
             continue;
         }
-        let next = accesses.partition_point(|access| access.stage.index() <= at);
+        let next = accesses.partition_point(|access| access.point.index() <= at);
         let Some(access) = accesses.get(next).filter(|access| next > 0 && !access.made) else {
             continue;
         };
-        let event = Event { stage: access.stage, op: held.producer };
+        let event = Event { point: access.point, op: held.producer };
         if !state.allows(event) {
             continue;
         }
-        let before = accesses[next - 1].stage;
-        let mut weight = prices.between(before, access.stage);
+        let before = accesses[next - 1].point;
+        let mut weight = prices.between(before, access.point);
         if before.index() == at {
             weight = weight.max(0.5);
         }
-        let per_score = held.bytes as f64 * weight.max(WITHIN) / (1.0 + noise * random.f64());
-        let own = if state.defers(event) { 0.0 } else { state.problem.ops[event.op].cost as f64 };
-        found.push(Candidate {
+        let per_score = held.bytes.as_f64() * weight.max(WITHIN) / (1.0 + noise * random.f64());
+        let own = if state.defers(event) { 0.0 } else { state.problem.ops[event.op].cost.as_f64() };
+        found.push(DropCandidate {
             score: (own + 1.0) / per_score,
             is_exact: prices.price.is_none(),
             event,
@@ -192,7 +196,7 @@ fn candidates(
 /// Adds events until the plan fits; `false` where no way was found or the effort was spent.
 pub fn repair(
     state: &mut State,
-    budget: Size,
+    budget: ByteCount,
     noise: f64,
     random: &mut Rng,
     meter: &mut Meter,
@@ -209,7 +213,7 @@ pub fn repair(
         }
         let at = state.tree().argmax();
         prices.review(state, budget);
-        let mut open: BinaryHeap<Reverse<Candidate>> =
+        let mut open: BinaryHeap<Reverse<DropCandidate>> =
             candidates(state, &prices, at, noise, random).into_iter().map(Reverse).collect();
         let (before, here) = (state.tree().max(), prices.values[at]);
         let (mut taken, mut tries) = (0, 200 + state.problem.len() / 20);
@@ -218,7 +222,7 @@ pub fn repair(
             if !candidate.is_exact {
                 let cost = estimate(state, &prices, candidate.event, DEPTH);
                 state.work += 1;
-                open.push(Reverse(Candidate {
+                open.push(Reverse(DropCandidate {
                     score: (cost + 1.0) / candidate.per_score,
                     is_exact: true,
                     ..candidate
@@ -266,15 +270,15 @@ pub fn repair(
     false
 }
 
-/// Where no drop helps by itself: the first one that relieves the stage without raising the peak by
+/// Where no drop helps by itself: the first one that relieves the point without raising the peak by
 /// much.
 fn force(
     state: &mut State,
     prices: &Prices,
-    refused: &[Candidate],
+    refused: &[DropCandidate],
     at: usize,
-    before: Size,
-    here: Size,
+    before: ByteCount,
+    here: ByteCount,
 ) -> bool {
     for candidate in refused {
         let mark = state.mark();
@@ -290,15 +294,22 @@ fn force(
 }
 
 /// Takes out events, most seconds per byte first, while the plan fits.
-pub fn polish(state: &mut State, budget: Size, noise: f64, random: &mut Rng, meter: &mut Meter) {
+pub fn polish(
+    state: &mut State,
+    budget: ByteCount,
+    noise: f64,
+    random: &mut Rng,
+    meter: &mut Meter,
+) {
     let problem = state.problem;
     let mut order: Vec<(f64, Event)> = state
         .events()
         .into_iter()
         .map(|event| {
             let op = &problem.ops[event.op];
-            let bytes: Size = op.outputs.iter().map(|&tensor| problem.tensors[tensor].bytes).sum();
-            (op.cost as f64 / (1.0 + bytes as f64) * (1.0 + noise * random.f64()), event)
+            let bytes: ByteCount =
+                op.outputs.iter().map(|&tensor| problem.tensors[tensor].bytes).sum();
+            (op.cost.as_f64() / (1.0 + bytes.as_f64()) * (1.0 + noise * random.f64()), event)
         })
         .collect();
     order.sort_unstable_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));

@@ -6,12 +6,17 @@ use std::cmp::Reverse;
 use cranelift_entity::{EntityRef, SecondaryMap};
 
 use crate::graph::Graph;
+use crate::plan::search::attempt::Attempt;
 use crate::plan::search::instants::{highest, tight};
+use crate::plan::search::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::repair::repair;
-use crate::plan::search::state::problem::{OpId, Picoseconds, Problem, Size};
+use crate::plan::search::state::problem::{OpId, Problem};
 use crate::plan::search::state::{Event, State};
-use crate::plan::search::{Attempt, FIRST_WORK, INSTANTS, Search, size};
-use crate::units::{Bytes, Seconds};
+use crate::plan::search::{INSTANTS, Search};
+use crate::units::Seconds;
+
+/// Work for a first plan, per operator.
+const FIRST_WORK: u64 = 200;
 
 impl Search<'_> {
     /// Makes plans from cuts and from whatever else is cheap.
@@ -28,13 +33,13 @@ impl Search<'_> {
                 if round == 0 && number == INSTANTS {
                     self.first_start(&mut states[0], attempt, first);
                 }
-                if attempt.meter.is_over() || self.bound(Bytes(attempt.limit as u64)).is_none() {
+                if attempt.meter.is_over() || self.bound(attempt.limit.bytes()).is_none() {
                     break;
                 }
                 self.add_instant(at, attempt);
             }
             self.first_start(&mut states[0], attempt, first);
-            if attempt.meter.is_over() || self.bound(Bytes(attempt.limit as u64)).is_none() {
+            if attempt.meter.is_over() || self.bound(attempt.limit.bytes()).is_none() {
                 return;
             }
             let before = attempt.best();
@@ -65,8 +70,8 @@ impl Search<'_> {
                 break;
             }
             // Where the best plan is tight, other cuts may bind.
-            if let Some(best) = self.best(Bytes(attempt.limit as u64)) {
-                waiting = tight(self.graph, self.profile, &best.steps, &given, attempt.limit);
+            if let Some(best) = self.best(attempt.limit.bytes()) {
+                waiting = tight(self.graph, self.profile, &best.runs, &given, attempt.limit);
                 waiting.retain(|at| self.instants.iter().all(|instant| instant.at != *at));
                 waiting.truncate(8);
             }
@@ -110,9 +115,9 @@ impl Search<'_> {
         attempt: &mut Attempt<'_>,
         first: &mut Option<Seconds>,
     ) {
-        if attempt.best().is_none() && self.bound(Bytes(attempt.limit as u64)).is_some() {
-            let patient = attempt.meter.patient(FIRST_WORK * self.given.len() as u64);
-            attempt.under(patient, |attempt| {
+        if attempt.best().is_none() && self.bound(attempt.limit.bytes()).is_some() {
+            let untimed = attempt.meter.untimed(FIRST_WORK * self.given.len() as u64);
+            attempt.under(untimed, |attempt| {
                 self.start_where_it_binds(state, attempt);
                 if attempt.best().is_none() {
                     self.start_from_neighbour(attempt);
@@ -128,8 +133,8 @@ impl Search<'_> {
     pub(super) fn start_where_it_binds(&mut self, state: &mut State, attempt: &mut Attempt<'_>) {
         let binding = (0..self.instants.len())
             .max_by_key(|&index| (self.instants[index].bound(attempt.limit), Reverse(index)));
-        if let Some(index) =
-            binding.filter(|&index| self.instants[index].bound(attempt.limit) > Some(0))
+        if let Some(index) = binding
+            .filter(|&index| self.instants[index].bound(attempt.limit) > Some(Picoseconds::ZERO))
         {
             self.start_between(index, attempt.limit, false, state, attempt);
         }
@@ -137,11 +142,12 @@ impl Search<'_> {
 
     /// The plan that is known to need the least more than fits, repaired.
     fn start_from_neighbour(&mut self, attempt: &mut Attempt<'_>) {
-        let Some(above) = self.found.iter().find(|found| size(found.peak) > attempt.limit).cloned()
+        let Some(above) =
+            self.found.iter().find(|found| ByteCount::of(found.peak) > attempt.limit).cloned()
         else {
             return;
         };
-        self.finish_steps(&above.steps, attempt);
+        self.finish_runs(&above.runs, attempt);
     }
 
     /// A plan between the two cuts around a target at one instant: how much of their difference,
@@ -149,11 +155,11 @@ impl Search<'_> {
     fn start_between(
         &mut self,
         index: usize,
-        target: Size,
+        target: ByteCount,
         backwards: bool,
         state: &mut State,
         attempt: &mut Attempt<'_>,
-    ) -> Size {
+    ) -> ByteCount {
         let instant = &mut self.instants[index];
         instant.solve(target, &mut attempt.meter);
         let [small, large] = instant.bracket(target).map(|line| line.late.clone());
@@ -167,17 +173,17 @@ impl Search<'_> {
     /// Plans between the two cuts around the budget at one instant, and the cuts as they are.
     pub(super) fn start_from(&mut self, at: OpId, state: &mut State, attempt: &mut Attempt<'_>) {
         let Some(index) = self.instants.iter().position(|instant| instant.at == at) else { return };
-        if self.instants[index].bound(attempt.limit) == Some(0) {
+        if self.instants[index].bound(attempt.limit) == Some(Picoseconds::ZERO) {
             return; // It does not bind: everything can be held there.
         }
         for backwards in [false, true] {
             let mut target = attempt.limit;
             for _ in 0..3 {
                 let over = self.start_between(index, target, backwards, state, attempt);
-                if over <= 0 || attempt.meter.is_over() {
+                if over <= ByteCount::ZERO || attempt.meter.is_over() {
                     break;
                 }
-                target -= over * 7 / 10 + 1;
+                target -= over * 7 / 10 + ByteCount(1);
             }
         }
         for late in self.instants[index].bracket(attempt.limit).map(|line| line.late.clone()) {
@@ -187,18 +193,18 @@ impl Search<'_> {
     }
 }
 
-/// Exactly the events that run each operator of `late` (in order) again in the first stage behind
+/// Exactly the events that run each operator of `late` (in order) again in the first point behind
 /// `instant` that reads what it makes, reads of other recomputations included. Returns the peak.
-pub fn just_in_time(state: &mut State, instant: OpId, late: &[OpId]) -> Size {
+pub fn just_in_time(state: &mut State, instant: OpId, late: &[OpId]) -> ByteCount {
     state.set(&[]);
     for &op in late.iter().rev() {
-        let stages = state.problem.ops[op].outputs.iter().filter_map(|&tensor| {
+        let points = state.problem.ops[op].outputs.iter().filter_map(|&tensor| {
             let accesses = state.accesses(tensor);
-            let next = accesses.partition_point(|access| access.stage <= instant.max(op));
-            accesses[next..].iter().find(|access| !access.made).map(|access| access.stage)
+            let next = accesses.partition_point(|access| access.point <= instant.max(op));
+            accesses[next..].iter().find(|access| !access.made).map(|access| access.point)
         });
-        if let Some(stage) = stages.min() {
-            state.add(Event { stage, op });
+        if let Some(point) = points.min() {
+            state.add(Event { point, op });
         }
     }
     state.commit();
@@ -214,7 +220,7 @@ pub fn interpolate(
     small: &[OpId],
     large: &[OpId],
     rank: impl Fn(OpId) -> f64,
-    budget: Size,
+    budget: ByteCount,
 ) -> bool {
     let mut more: Vec<OpId> =
         large.iter().copied().filter(|op| small.binary_search(op).is_err()).collect();
@@ -280,7 +286,7 @@ fn block_path(path: &str, depth: usize) -> &str {
     ""
 }
 
-/// All forward operators that may run again, and the last stage of the forward pass.
+/// All forward operators that may run again, and the last point of the forward pass.
 pub fn forward(problem: &Problem) -> (Vec<OpId>, OpId) {
     let ops: Vec<OpId> = problem
         .ops
@@ -300,7 +306,11 @@ pub fn forward(problem: &Problem) -> (Vec<OpId>, OpId) {
 /// Picoseconds per byte of what an operator makes.
 pub fn per_byte(problem: &Problem, op: OpId) -> f64 {
     let op = &problem.ops[op];
-    op.cost as f64
+    op.cost.as_f64()
         / (1.0
-            + op.outputs.iter().map(|&tensor| problem.tensors[tensor].bytes).sum::<Size>() as f64)
+            + op.outputs
+                .iter()
+                .map(|&tensor| problem.tensors[tensor].bytes)
+                .sum::<ByteCount>()
+                .as_f64())
 }

@@ -4,7 +4,8 @@
 //! Source: Pisarchyk and Lee, "Efficient Memory Management for Deep Neural Net Inference", 2020
 //! (greedy by size).
 
-use crate::schedule::layout::{Lifetime, Spending};
+use crate::effort::Meter;
+use crate::schedule::layout::Lifetime;
 
 /// Addresses, and the first byte that none of the blocks uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,7 +22,7 @@ pub(super) fn best_fit(
     fixed: &[Option<u64>],
     floor: u64,
     order: &[u32],
-    spending: &mut Spending<'_>,
+    meter: &mut Meter<'_>,
 ) -> Option<Placement> {
     let mut addresses: Vec<u64> = fixed.iter().map(|address| address.unwrap_or(floor)).collect();
     let mut end = floor;
@@ -40,7 +41,7 @@ pub(super) fn best_fit(
         if fixed[i].is_some() || bytes == 0 {
             continue;
         }
-        if !spending.spend(1) {
+        if !meter.take(1) {
             return None;
         }
         near.clear();

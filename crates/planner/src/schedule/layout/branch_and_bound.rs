@@ -6,8 +6,9 @@
 //! exactly on its ground, or above all of it. Both are tried, blocks first. Space that no block can
 //! use any more is waste, and a section has only so much of it.
 
+use crate::effort::Meter;
+use crate::schedule::layout::Lifetime;
 use crate::schedule::layout::sections::Sections;
-use crate::schedule::layout::{Lifetime, Spending};
 
 /// How a search ended.
 #[derive(Debug, PartialEq, Eq)]
@@ -20,7 +21,8 @@ pub(super) enum Outcome {
     Spent,
 }
 
-const NOBODY: u32 = u32::MAX;
+/// Stands for the block that is not there.
+const NO_BLOCK: u32 = u32::MAX;
 
 /// Stands for the lowest address of a block that is placed.
 const PLACED: u64 = u64::MAX;
@@ -56,16 +58,16 @@ struct Frame {
 
 /// Which section of which valley is settled first.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Rule {
+pub(super) struct BranchingRule {
     /// Of any valley, or of the lowest ones only.
     pub any_valley: bool,
     /// Of their sections.
-    pub choice: Choice,
+    pub choice: SectionChoice,
 }
 
 /// Which section of the valleys is settled first; ties go to the earliest.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Choice {
+pub(super) enum SectionChoice {
     /// One that can waste nothing, with the fewest blocks that can lie on its floor.
     FullThenFew,
     /// The one that can waste least.
@@ -77,14 +79,14 @@ pub(super) enum Choice {
 }
 
 /// The state of a search.
-pub(super) struct Search<'a> {
+pub(super) struct ExactSearch<'a> {
     blocks: &'a [Lifetime],
     sections: &'a Sections,
     /// Position of each block in the order in which they are tried.
     rank: Vec<u32>,
     /// The block of the same size and lifetime that comes right before it in that order: it lies
     /// lower.
-    twin: Vec<u32>,
+    equal_before: Vec<u32>,
     /// Height below which nothing more is put, by section.
     floor: Vec<u64>,
     /// Bytes that a section can still waste.
@@ -102,18 +104,18 @@ pub(super) struct Search<'a> {
     trail: Vec<Change>,
     dirty: Vec<u32>,
     is_dirty: Vec<bool>,
-    rule: Rule,
+    rule: BranchingRule,
 }
 
-impl<'a> Search<'a> {
+impl<'a> ExactSearch<'a> {
     /// A search with nothing placed, or `None` where the blocks of one section exceed the capacity.
     pub fn new(
         blocks: &'a [Lifetime],
         sections: &'a Sections,
         rank: Vec<u32>,
-        rule: Rule,
+        rule: BranchingRule,
         capacity: u64,
-    ) -> Option<Search<'a>> {
+    ) -> Option<ExactSearch<'a>> {
         let count = sections.live.len();
         let mut slack = Vec::with_capacity(count);
         for live in &sections.live {
@@ -124,14 +126,14 @@ impl<'a> Search<'a> {
         for &(from, to) in &sections.range {
             (from + 1..to).for_each(|section| crossing[section as usize] += 1);
         }
-        Some(Search {
+        Some(ExactSearch {
             blocks,
             sections,
-            twin: twins(blocks, sections, &rank),
+            equal_before: previous_equals(blocks, sections, &rank),
             rank,
             floor: vec![0; count],
             slack,
-            top: vec![NOBODY; count],
+            top: vec![NO_BLOCK; count],
             lying: sections.live.iter().map(|live| live.len() as u32).collect(),
             waiting: sections.live.iter().map(|live| live.len() as u32).collect(),
             crossing,
@@ -145,7 +147,7 @@ impl<'a> Search<'a> {
     }
 
     /// Searches for at most `nodes` placements.
-    pub fn run(&mut self, mut nodes: u64, spending: &mut Spending<'_>) -> Outcome {
+    pub fn run(&mut self, mut nodes: u64, meter: &mut Meter<'_>) -> Outcome {
         let mut choices: Vec<u32> = Vec::new();
         let mut frames: Vec<Frame> = Vec::new();
         let mut tasks: Vec<Task> = Vec::new();
@@ -164,7 +166,7 @@ impl<'a> Search<'a> {
                     let block = choices[frame.next];
                     frame.next += 1;
                     choices.truncate(frame.end);
-                    if nodes == 0 || !spending.spend(1) {
+                    if nodes == 0 || !meter.take(1) {
                         return Outcome::Spent;
                     }
                     nodes -= 1;
@@ -231,10 +233,10 @@ impl<'a> Search<'a> {
                     let (slack, lying) =
                         (self.slack[section as usize], u64::from(self.lying[section as usize]));
                     let key = match self.rule.choice {
-                        Choice::FullThenFew => (slack.min(1), lying, section),
-                        Choice::LeastSlack => (slack, lying, section),
-                        Choice::Few => (lying, slack, section),
-                        Choice::First => (0, 0, section),
+                        SectionChoice::FullThenFew => (slack.min(1), lying, section),
+                        SectionChoice::LeastSlack => (slack, lying, section),
+                        SectionChoice::Few => (lying, slack, section),
+                        SectionChoice::First => (0, 0, section),
                     };
                     best = Some(best.map_or(key, |known| known.min(key)));
                 }
@@ -275,13 +277,14 @@ impl<'a> Search<'a> {
     fn may_lie(&self, block: u32, level: u64) -> bool {
         let b = block as usize;
         if self.lowest[b] != level
-            || (self.twin[b] != NOBODY && self.address[self.twin[b] as usize].is_none())
+            || (self.equal_before[b] != NO_BLOCK
+                && self.address[self.equal_before[b] as usize].is_none())
         {
             return false;
         }
         // Two blocks with the same lifetime, one upon the other: one order is enough.
         let below = self.top[self.sections.range[b].0 as usize];
-        below == NOBODY
+        below == NO_BLOCK
             || self.sections.range[below as usize] != self.sections.range[b]
             || self.rank[below as usize] < self.rank[b]
     }
@@ -348,7 +351,7 @@ impl<'a> Search<'a> {
         self.trail.push(self.before(section));
         self.floor[s] = height;
         self.slack[s] -= waste;
-        self.top[s] = NOBODY;
+        self.top[s] = NO_BLOCK;
         let sections = self.sections;
         for &block in &sections.live[s] {
             self.lift(block, height);
@@ -418,7 +421,7 @@ impl<'a> Search<'a> {
             if waste > 0 {
                 self.floor[s] = lowest;
                 self.slack[s] -= waste;
-                self.top[s] = NOBODY;
+                self.top[s] = NO_BLOCK;
             }
         }
         fits
@@ -459,13 +462,13 @@ impl<'a> Search<'a> {
 }
 
 /// For each block, the one before it in the order that is its equal.
-fn twins(blocks: &[Lifetime], sections: &Sections, rank: &[u32]) -> Vec<u32> {
+fn previous_equals(blocks: &[Lifetime], sections: &Sections, rank: &[u32]) -> Vec<u32> {
     let kind = |block: u32| (sections.range[block as usize], blocks[block as usize].bytes);
     let mut order: Vec<u32> = (0..blocks.len() as u32).collect();
     order.sort_unstable_by_key(|&block| (kind(block), rank[block as usize]));
-    let mut twin = vec![NOBODY; blocks.len()];
+    let mut equal_before = vec![NO_BLOCK; blocks.len()];
     for pair in order.windows(2).filter(|pair| kind(pair[0]) == kind(pair[1])) {
-        twin[pair[1] as usize] = pair[0];
+        equal_before[pair[1] as usize] = pair[0];
     }
-    twin
+    equal_before
 }

@@ -5,9 +5,10 @@
 
 use std::cmp::Reverse;
 
+use crate::effort::Meter;
+use crate::schedule::layout::Lifetime;
 use crate::schedule::layout::best_fit::{Placement, best_fit};
 use crate::schedule::layout::sections::Sections;
-use crate::schedule::layout::{Lifetime, Spending};
 
 /// The order of greedy by size: the largest first, then the earliest.
 pub(super) fn by_size(blocks: &[Lifetime], free: &[u32]) -> Vec<u32> {
@@ -36,7 +37,7 @@ pub(super) fn by_pressure(
 }
 
 /// Places the blocks again and again; those that stick out above `target` are moved to the front of
-/// the order. Ends after `most_idle` rounds without a lower end.
+/// the order. Ends after `most_failed` rounds without a lower end.
 #[allow(clippy::too_many_arguments)] // the arguments of best fit, and when to stop
 pub(super) fn repair(
     blocks: &[Lifetime],
@@ -45,12 +46,12 @@ pub(super) fn repair(
     target: u64,
     mut order: Vec<u32>,
     mut best: Placement,
-    most_idle: u32,
-    spending: &mut Spending<'_>,
+    most_failed: u32,
+    meter: &mut Meter<'_>,
 ) -> Placement {
     let mut last = best.clone();
-    let mut idle = 0;
-    while best.end > target && idle < most_idle {
+    let mut failed = 0;
+    while best.end > target && failed < most_failed {
         let sticks_out =
             |&block: &u32| last.addresses[block as usize] + blocks[block as usize].bytes.0 > target;
         let (mut front, back): (Vec<u32>, Vec<u32>) =
@@ -60,12 +61,12 @@ pub(super) fn repair(
             break;
         }
         order = front;
-        let Some(placement) = best_fit(blocks, fixed, floor, &order, spending) else { break };
+        let Some(placement) = best_fit(blocks, fixed, floor, &order, meter) else { break };
         last = placement;
-        idle += 1;
+        failed += 1;
         if last.end < best.end {
             best = last.clone();
-            idle = 0;
+            failed = 0;
         }
     }
     best

@@ -9,8 +9,8 @@ mod restarts;
 mod sections;
 mod tight;
 
-use crate::effort::Effort;
-use crate::units::{Bytes, Seconds};
+use crate::effort::{Effort, Meter};
+use crate::units::Bytes;
 use best_fit::{Placement, best_fit};
 use branch_and_bound::Outcome;
 use restarts::restarts;
@@ -68,7 +68,7 @@ pub fn pack(
         .map(|&life| Lifetime { bytes: life.bytes.align_up(alignment), ..life })
         .collect();
     let floor = Bytes(floor).align_up(alignment).0;
-    let mut spending = Spending::new(effort);
+    let mut meter = Meter::new(effort);
     let bound = lower_bound(&blocks, fixed, floor);
     let target = bound.max(capacity);
     let packing = |placement: Placement, bound| Packing {
@@ -81,13 +81,13 @@ pub fn pack(
     let free: Vec<u32> =
         (0..blocks.len() as u32).filter(|&i| fixed[i as usize].is_none()).collect();
     let mut order = local_search::by_size(&blocks, &free);
-    let mut patient = Spending::new(&ALL);
-    let mut best = best_fit(&blocks, fixed, floor, &order, &mut patient)
-        .expect("nothing ends a search with all effort");
+    let mut unlimited = Meter::new(&UNLIMITED);
+    let mut best = best_fit(&blocks, fixed, floor, &order, &mut unlimited)
+        .expect("nothing ends a pass without limits");
     if best.end <= target {
         return packing(best, bound);
     }
-    let Some(cut) = sections(&blocks, &mut spending) else {
+    let Some(cut) = sections(&blocks, &mut meter) else {
         return packing(
             local_search::repair(
                 &blocks,
@@ -96,8 +96,8 @@ pub fn pack(
                 target,
                 order,
                 best,
-                MOST_IDLE,
-                &mut spending,
+                MOST_FAILED_ROUNDS,
+                &mut meter,
             ),
             bound,
         );
@@ -111,15 +111,23 @@ pub fn pack(
         if best.end <= target {
             return packing(best, bound);
         }
-        let Some(placement) = best_fit(&blocks, fixed, floor, &other, &mut spending) else {
+        let Some(placement) = best_fit(&blocks, fixed, floor, &other, &mut meter) else {
             return packing(best, bound);
         };
         if placement.end < best.end {
             (best, order) = (placement, other);
         }
     }
-    let best =
-        local_search::repair(&blocks, fixed, floor, target, order, best, MOST_IDLE, &mut spending);
+    let best = local_search::repair(
+        &blocks,
+        fixed,
+        floor,
+        target,
+        order,
+        best,
+        MOST_FAILED_ROUNDS,
+        &mut meter,
+    );
     // The exact search stacks blocks on an empty floor.
     let clear = blocks
         .iter()
@@ -128,8 +136,7 @@ pub fn pack(
     if best.end <= target || !clear {
         return packing(best, bound);
     }
-    let (best, bound) =
-        exact(&blocks, &free, floor, alignment, capacity, best, bound, &mut spending);
+    let (best, bound) = exact(&blocks, &free, floor, alignment, capacity, best, bound, &mut meter);
     packing(best, bound)
 }
 
@@ -167,12 +174,12 @@ fn exact(
     capacity: u64,
     mut best: Placement,
     mut bound: u64,
-    spending: &mut Spending<'_>,
+    meter: &mut Meter<'_>,
 ) -> (Placement, u64) {
     let free: Vec<u32> =
         free.iter().copied().filter(|&i| blocks[i as usize].bytes > Bytes::ZERO).collect();
     let chosen: Vec<Lifetime> = free.iter().map(|&i| blocks[i as usize]).collect();
-    let Some(cut) = sections(&chosen, spending) else { return (best, bound) };
+    let Some(cut) = sections(&chosen, meter) else { return (best, bound) };
     let smallest = capacity < bound;
     let target = bound.max(capacity);
     // A capacity is searched for with all effort; how low one can get beyond that, with some.
@@ -181,7 +188,7 @@ fn exact(
     let (mut goal, mut low) = (target / alignment * alignment, bound);
     loop {
         let height = goal.saturating_sub(floor);
-        match restarts(&chosen, &cut, height, passes, spending) {
+        match restarts(&chosen, &cut, height, passes, meter) {
             Outcome::Found(addresses) => {
                 best.end = floor;
                 for (&i, address) in free.iter().zip(addresses) {
@@ -193,7 +200,7 @@ fn exact(
             Outcome::Impossible => (bound, low) = (goal + alignment, goal + alignment),
             Outcome::Spent => low = goal + alignment,
         }
-        if best.end <= target || spending.over || low >= best.end {
+        if best.end <= target || meter.has_refused() || low >= best.end {
             return (best, bound);
         }
         passes = 1;
@@ -202,41 +209,10 @@ fn exact(
 }
 
 /// Rounds of repair without a lower end after which it stops.
-const MOST_IDLE: u32 = 3;
-
-/// What a search has used of its effort.
-struct Spending<'a> {
-    effort: &'a Effort<'a>,
-    start: Seconds,
-    spent: u64,
-    over: bool,
-}
+const MOST_FAILED_ROUNDS: u32 = 3;
 
 /// What nothing ends: a greedy pass that must be made.
-const ALL: Effort<'static> = Effort::work(0, u64::MAX);
-
-impl<'a> Spending<'a> {
-    fn new(effort: &'a Effort<'a>) -> Spending<'a> {
-        Spending { effort, start: (effort.clock)(), spent: 0, over: false }
-    }
-
-    /// Takes some steps of work, each the placement of one block; false where they are no longer
-    /// allowed.
-    fn spend(&mut self, work: u64) -> bool {
-        /// Steps between two looks at the clock.
-        const CLOCK: u64 = 4;
-        let before = self.spent / CLOCK;
-        self.spent = self.spent.saturating_add(work);
-        self.over |= self.spent > self.effort.work;
-        if before == self.spent / CLOCK { !self.over } else { self.in_time() }
-    }
-
-    /// Whether nothing is over, after a look at the clock.
-    fn in_time(&mut self) -> bool {
-        self.over |= (self.effort.clock)().0 - self.start.0 >= self.effort.deadline.0;
-        !self.over
-    }
-}
+const UNLIMITED: Effort<'static> = Effort::work(0, u64::MAX);
 
 #[cfg(test)]
 mod tests {

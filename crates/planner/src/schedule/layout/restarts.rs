@@ -5,16 +5,24 @@
 //! rankings, and so do the moments that are hard to pack: many short searches find what a long one
 //! misses.
 
-use crate::schedule::layout::branch_and_bound::{Choice, Outcome, Rule, Search};
+use crate::effort::Meter;
+use crate::schedule::layout::Lifetime;
+use crate::schedule::layout::branch_and_bound::{
+    BranchingRule, ExactSearch, Outcome, SectionChoice,
+};
 use crate::schedule::layout::local_search;
 use crate::schedule::layout::local_search::Ranking;
 use crate::schedule::layout::sections::{Sections, sections};
 use crate::schedule::layout::tight;
 use crate::schedule::layout::tight::Core;
-use crate::schedule::layout::{Lifetime, Spending};
 
 /// Rules by which the next section is chosen, the one that finds most first.
-const CHOICES: [Choice; 4] = [Choice::LeastSlack, Choice::FullThenFew, Choice::Few, Choice::First];
+const CHOICES: [SectionChoice; 4] = [
+    SectionChoice::LeastSlack,
+    SectionChoice::FullThenFew,
+    SectionChoice::Few,
+    SectionChoice::First,
+];
 /// Orders in which blocks are tried.
 const RANKINGS: [Ranking; 4] =
     [Ranking::Length, Ranking::Size, Ranking::PressureArea, Ranking::PressureLength];
@@ -35,9 +43,9 @@ pub(super) fn restarts(
     cut: &Sections,
     capacity: u64,
     passes: u64,
-    spending: &mut Spending<'_>,
+    meter: &mut Meter<'_>,
 ) -> Outcome {
-    let mut random = (spending.effort.seed ^ 0x9E37_79B9_7F4A_7C15).max(1);
+    let mut random = (meter.effort().seed ^ 0x9E37_79B9_7F4A_7C15).max(1);
     let all: Vec<u32> = (0..blocks.len() as u32).collect();
     let order = local_search::by_size(blocks, &all);
     let mut cores: Vec<(Core, Sections)> = Vec::new();
@@ -46,10 +54,10 @@ pub(super) fn restarts(
         let (pass, turn) = (round / TURNS, (round % TURNS) as usize);
         round += 1;
         let (rule, share, ranking) = (turn / 16, turn / 4 % 4, RANKINGS[turn % 4]);
-        let rule = Rule { any_valley: rule / 4 == 1, choice: CHOICES[rule % 4] };
+        let rule = BranchingRule { any_valley: rule / 4 == 1, choice: CHOICES[rule % 4] };
         if cores.len() == share {
             let core = tight::core(blocks, cut, (capacity as f64 * SHARES[share]) as u64);
-            let Some(part) = sections(&core.lives, spending) else { return Outcome::Spent };
+            let Some(part) = sections(&core.lives, meter) else { return Outcome::Spent };
             cores.push((core, part));
         }
         if share > 0 && cores[share - 1].0.members.len() == cores[share].0.members.len() {
@@ -59,13 +67,13 @@ pub(super) fn restarts(
         let noise = if pass == 0 { 0.0 } else { NOISE };
         let rank = local_search::rank(&core.lives, part, ranking, noise, &mut random);
         let nodes = (core.lives.len() as u64 * NODES).max(FEWEST) * luby(pass + 1);
-        let Some(mut search) = Search::new(&core.lives, part, rank, rule, capacity) else {
+        let Some(mut search) = ExactSearch::new(&core.lives, part, rank, rule, capacity) else {
             return Outcome::Impossible;
         };
-        match search.run(nodes, spending) {
+        match search.run(nodes, meter) {
             Outcome::Found(addresses) => {
                 if let Some(placement) =
-                    tight::complete(blocks, core, &addresses, capacity, &order, spending)
+                    tight::complete(blocks, core, &addresses, capacity, &order, meter)
                 {
                     return Outcome::Found(placement.addresses);
                 }
@@ -75,7 +83,7 @@ pub(super) fn restarts(
             Outcome::Impossible => return Outcome::Impossible,
             Outcome::Spent => {}
         }
-        if spending.over {
+        if meter.has_refused() {
             break;
         }
     }

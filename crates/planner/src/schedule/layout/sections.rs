@@ -4,7 +4,8 @@
 //! Only the largest sets of blocks that live together matter: a position whose set is part of a
 //! neighbour's adds nothing to any bound. Source: Moffitt, "MiniMalloc", 2023 (sections).
 
-use crate::schedule::layout::{Lifetime, Spending};
+use crate::effort::Meter;
+use crate::schedule::layout::Lifetime;
 
 /// Blocks and sections, each listed by the other.
 #[derive(Debug)]
@@ -39,7 +40,7 @@ const MOST_ENTRIES: usize = 1 << 24;
 
 /// The sections of some lifetimes, or `None` where their lists would be too long to work with or
 /// the time is over.
-pub(super) fn sections(lifetimes: &[Lifetime], spending: &mut Spending<'_>) -> Option<Sections> {
+pub(super) fn sections(lifetimes: &[Lifetime], meter: &mut Meter<'_>) -> Option<Sections> {
     let mut births: Vec<u32> = (0..lifetimes.len() as u32).collect();
     let mut deaths = births.clone();
     births.sort_by_key(|&i| (lifetimes[i as usize].first, i));
@@ -61,7 +62,7 @@ pub(super) fn sections(lifetimes: &[Lifetime], spending: &mut Spending<'_>) -> O
             let mut set = now.clone();
             set.sort_unstable();
             entries += set.len();
-            if entries > MOST_ENTRIES || !spending.in_time() {
+            if entries > MOST_ENTRIES || !meter.is_in_time() {
                 return None;
             }
             live.push(set);
@@ -88,7 +89,7 @@ mod tests {
         let life = |first, last| Lifetime { first, last, bytes: Bytes(64) };
         let cut = sections(
             &[life(0, 9), life(1, 3), life(2, 3), life(4, 5), life(9, 9)],
-            &mut Spending::new(&Effort::default()),
+            &mut Meter::new(&Effort::default()),
         )
         .unwrap();
         assert_eq!(cut.live, [vec![0, 1, 2], vec![0, 3], vec![0, 4]]);

@@ -5,10 +5,11 @@
 //! Only few moments of a step come near its peak. What lives then is packed exactly, and nearly all
 //! else has room to spare: best fit places it around.
 
+use crate::effort::Meter;
+use crate::schedule::layout::Lifetime;
 use crate::schedule::layout::best_fit::{Placement, best_fit};
 use crate::schedule::layout::local_search;
 use crate::schedule::layout::sections::Sections;
-use crate::schedule::layout::{Lifetime, Spending};
 
 /// The blocks that live in the tightest sections, and their lives.
 pub(super) struct Core {
@@ -43,18 +44,26 @@ pub(super) fn complete(
     addresses: &[u64],
     capacity: u64,
     order: &[u32],
-    spending: &mut Spending<'_>,
+    meter: &mut Meter<'_>,
 ) -> Option<Placement> {
     let mut fixed = vec![None; blocks.len()];
     for (&member, &address) in core.members.iter().zip(addresses) {
         fixed[member as usize] = Some(address);
     }
     let order: Vec<u32> = order.iter().copied().filter(|&i| fixed[i as usize].is_none()).collect();
-    let placement = best_fit(blocks, &fixed, 0, &order, spending)?;
-    let placement =
-        local_search::repair(blocks, &fixed, 0, capacity, order, placement, MOST_IDLE, spending);
+    let placement = best_fit(blocks, &fixed, 0, &order, meter)?;
+    let placement = local_search::repair(
+        blocks,
+        &fixed,
+        0,
+        capacity,
+        order,
+        placement,
+        MOST_FAILED_ROUNDS,
+        meter,
+    );
     (placement.end <= capacity).then_some(placement)
 }
 
 /// Rounds of repair without a lower end around one packing of the core.
-const MOST_IDLE: u32 = 3;
+const MOST_FAILED_ROUNDS: u32 = 3;

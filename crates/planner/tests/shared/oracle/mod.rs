@@ -234,7 +234,7 @@ fn overwritable(graph: &Graph, profile: &Profile, node: NodeId) -> Vec<StorageId
 
 /// Plays a sequence of runs through, freeing each storage as soon as nobody reads it any more, and
 /// says what it costs or why it is illegal.
-pub fn replay(graph: &Graph, profile: &Profile, steps: &[NodeId]) -> Result<Cost, String> {
+pub fn replay(graph: &Graph, profile: &Profile, runs: &[NodeId]) -> Result<Cost, String> {
     let name = |node: NodeId| &graph.nodes()[node].name;
     let mut there: Vec<StorageId> =
         graph.placeholder_storages().map(|(_, storage)| storage).collect();
@@ -242,11 +242,11 @@ pub fn replay(graph: &Graph, profile: &Profile, steps: &[NodeId]) -> Result<Cost
     let bytes =
         |there: &[StorageId]| there.iter().map(|&storage| graph.storages()[storage].0).sum::<u64>();
     let mut cost = Cost { seconds: 0.0, peak: bytes(&there) };
-    for (position, &node) in steps.iter().enumerate() {
+    for (position, &node) in runs.iter().enumerate() {
         if !graph.runs(node) {
             return Err(format!("`{}` does not run", name(node)));
         }
-        if graph.nodes()[node].mutates && steps[..position].contains(&node) {
+        if graph.nodes()[node].mutates && runs[..position].contains(&node) {
             return Err(format!("`{}` writes in place and runs again", name(node)));
         }
         for &input in &graph.nodes()[node].inputs {
@@ -266,7 +266,7 @@ pub fn replay(graph: &Graph, profile: &Profile, steps: &[NodeId]) -> Result<Cost
         }
         // Until it is made anew, is it read again?
         let read_again = |storage: StorageId| {
-            let later = steps[position + 1..].iter();
+            let later = runs[position + 1..].iter();
             later
                 .take_while(|&&later| !graph.fresh(later).contains(&storage))
                 .any(|&later| graph.reads(later).contains(&storage))
@@ -288,7 +288,7 @@ pub fn replay(graph: &Graph, profile: &Profile, steps: &[NodeId]) -> Result<Cost
         }
         there.retain(|&storage| graph.is_kept(storage) || read_again(storage));
     }
-    match graph.program().into_iter().find(|node| !steps.contains(node)) {
+    match graph.program().into_iter().find(|node| !runs.contains(node)) {
         Some(node) => Err(format!("`{}` never runs", name(node))),
         None => Ok(cost),
     }

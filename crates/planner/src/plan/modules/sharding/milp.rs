@@ -6,10 +6,9 @@ use cranelift_entity::EntityRef;
 use good_lp::{Expression, Variable, constraint};
 
 use crate::analysis::modules::{ModuleIndex, ModuleInfo};
-use crate::plan::milp::{Program, Scale};
-use crate::plan::modules::candidate::{Candidate, Checkpointing};
-use crate::plan::modules::checkpointing::Goal;
-use crate::plan::modules::infeasible::ModulePlanError;
+use crate::plan::milp::{Goal, Milp, Scale};
+use crate::plan::modules::ModulePlanError;
+use crate::plan::modules::candidate::{CheckpointCandidate, Checkpointing};
 use crate::plan::modules::memory::MemoryRow;
 use crate::plan::modules::sharding::cost::Costs;
 use crate::plan::modules::sharding::{ShardUnit, ShardVariant};
@@ -20,20 +19,20 @@ use crate::units::Bytes;
 const WORTH_OFFLOADING: u64 = 10_000;
 
 /// What the solver chose.
-pub struct Choice<'a> {
+pub struct ShardingChoice<'a> {
     /// The root first.
     pub units: Vec<ShardUnit>,
-    pub checkpointed: Vec<&'a Candidate>,
+    pub checkpointed: Vec<&'a CheckpointCandidate>,
     /// How far above the optimum it may be, as a share of it; absent where the solver's time was
     /// up.
     pub gap: Option<f64>,
 }
 
-impl Choice<'_> {
+impl ShardingChoice<'_> {
     /// No unit but the root.
-    pub fn root_alone(info: &ModuleInfo) -> Choice<'static> {
+    pub fn root_alone(info: &ModuleInfo) -> ShardingChoice<'static> {
         let root = ShardUnit { module: info.root(), offloaded: false };
-        Choice { units: vec![root], checkpointed: Vec::new(), gap: None }
+        ShardingChoice { units: vec![root], checkpointed: Vec::new(), gap: None }
     }
 }
 
@@ -51,30 +50,30 @@ struct Place {
 /// The best choice; `None` where none fits.
 pub fn solve<'a>(
     costs: &Costs<'_>,
-    candidates: &'a [Candidate],
+    candidates: &'a [CheckpointCandidate],
     goal: Goal,
-) -> Result<Option<Choice<'a>>, ModulePlanError> {
+) -> Result<Option<ShardingChoice<'a>>, ModulePlanError> {
     let scale = Scale::of(costs.info);
-    let mut program = Program::new();
-    let places = places(&mut program, costs);
+    let mut milp = Milp::new();
+    let places = places(&mut milp, costs);
     let limit: Expression = match goal {
         Goal::Fastest(budget) => scale.bytes(budget).into(),
-        Goal::Lowest => program.within(0.0, f64::INFINITY).into(),
+        Goal::Lowest => milp.within(0.0, f64::INFINITY).into(),
     };
-    let root = Root::new(&mut program, costs, &places, &scale);
-    let checkpointing = memory(&mut program, costs, &places, &root, candidates, goal, &limit);
+    let root = Root::new(&mut milp, costs, &places, &scale);
+    let checkpointing = memory(&mut milp, costs, &places, &root, candidates, goal, &limit);
     match goal {
         Goal::Fastest(_) => {
             let beyond_units =
                 (root.seconds(costs) + checkpointing.seconds()) * (1.0 / scale.seconds);
-            program.objective = path(&mut program, costs, &places, &scale) + beyond_units;
+            milp.objective = path(&mut milp, costs, &places, &scale) + beyond_units;
         }
         Goal::Lowest => {
-            no_nested(&mut program, costs.info, &places);
-            program.objective = limit;
+            no_nested(&mut milp, costs.info, &places);
+            milp.objective = limit;
         }
     }
-    let answer = program
+    let answer = milp
         .solve(&goal.limits(&costs.task.limits))
         .map_err(|reason| ModulePlanError::Unsolved { reason })?;
     Ok(answer.map(|answer| {
@@ -84,13 +83,13 @@ pub fn solve<'a>(
             places.iter().filter(|place| answer.is_one(place.chosen)).map(|place| place.unit),
         );
         units.sort_by_key(|unit| unit.module);
-        Choice { units, checkpointed: checkpointing.chosen(&answer), gap: answer.gap }
+        ShardingChoice { units, checkpointed: checkpointing.chosen(&answer), gap: answer.gap }
     }))
 }
 
 /// Every module that may be a unit, with its shard on the device and, where that is asked for, on
 /// the host.
-fn places(program: &mut Program, costs: &Costs<'_>) -> Vec<Place> {
+fn places(milp: &mut Milp, costs: &Costs<'_>) -> Vec<Place> {
     let (info, task) = (costs.info, costs.task);
     let all = info.modules()[info.root()].parameters;
     let mut places = Vec::new();
@@ -108,14 +107,14 @@ fn places(program: &mut Program, costs: &Costs<'_>) -> Vec<Place> {
                 unit: ShardUnit { module, offloaded },
                 parameters: stats.parameters,
                 gradients: stats.gradients,
-                chosen: program.binary(),
+                chosen: milp.binary(),
                 gather: costs.gather(stats.parameters.0 as f64, offloaded),
                 reduce: costs.reduce(stats.gradients.0 as f64),
             });
         }
         if task.units.is_some() && candidate {
             let somewhere: Expression = places[before..].iter().map(|place| place.chosen).sum();
-            program.row(constraint!(somewhere == 1.0));
+            milp.row(constraint!(somewhere == 1.0));
         }
     }
     places
@@ -134,13 +133,13 @@ struct Root {
 }
 
 impl Root {
-    fn new(program: &mut Program, costs: &Costs<'_>, places: &[Place], scale: &Scale) -> Root {
+    fn new(milp: &mut Milp, costs: &Costs<'_>, places: &[Place], scale: &Scale) -> Root {
         let stats = &costs.info.modules()[costs.info.root()];
         let mut left = |all: Bytes, of: &dyn Fn(&Place) -> Bytes| {
-            let left = program.within(0.0, scale.bytes(all));
+            let left = milp.within(0.0, scale.bytes(all));
             let units: Expression =
                 places.iter().map(|place| scale.bytes(of(place)) * place.chosen).sum();
-            program.row(constraint!(left + units == scale.bytes(all)));
+            milp.row(constraint!(left + units == scale.bytes(all)));
             left
         };
         let parameters = left(stats.parameters, &|place| place.parameters);
@@ -149,10 +148,10 @@ impl Root {
         if costs.task.host.is_some() {
             // The product of parameters and choice.
             let most = scale.bytes(stats.parameters);
-            let (choice, product) = (program.binary(), program.within(0.0, most));
-            program.row(constraint!(product <= parameters));
-            program.row(constraint!(product <= most * choice));
-            program.row(constraint!(product >= parameters + most * choice - most));
+            let (choice, product) = (milp.binary(), milp.within(0.0, most));
+            milp.row(constraint!(product <= parameters));
+            milp.row(constraint!(product <= most * choice));
+            milp.row(constraint!(product >= parameters + most * choice - most));
             (offloaded, parameters_offloaded) = (Some(choice), Some(product));
         }
         Root { parameters, gradients, offloaded, parameters_offloaded, bytes: scale.bytes }
@@ -177,11 +176,11 @@ impl Root {
 /// Rows for the bytes during every module's backward pass, as `cost` counts them; and who is
 /// checkpointed.
 fn memory<'a>(
-    program: &mut Program,
+    milp: &mut Milp,
     costs: &Costs<'_>,
     places: &[Place],
     root: &Root,
-    candidates: &'a [Candidate],
+    candidates: &'a [CheckpointCandidate],
     goal: Goal,
     limit: &Expression,
 ) -> Checkpointing<'a> {
@@ -189,22 +188,22 @@ fn memory<'a>(
     let share = 1.0 / f64::from(costs.task.world_size);
     let of_root = |part: Option<Variable>| part.map_or(Expression::from(0.0), |part| share * part);
     // What leaves the device.
-    let offloaded = program.within(0.0, f64::INFINITY);
+    let offloaded = milp.within(0.0, f64::INFINITY);
     let parts = places
         .iter()
         .filter(|place| place.unit.offloaded)
         .map(|place| share * scale.bytes(place.parameters) * place.chosen);
     let parts = parts.sum::<Expression>() + of_root(root.parameters_offloaded);
-    program.row(constraint!(parts == offloaded));
+    milp.row(constraint!(parts == offloaded));
     // The largest unit on the way.
-    let largest = program.within(0.0, f64::INFINITY);
-    program.row(constraint!(root.parameters + of_root(root.parameters_offloaded) <= largest));
+    let largest = milp.within(0.0, f64::INFINITY);
+    milp.row(constraint!(root.parameters + of_root(root.parameters_offloaded) <= largest));
     for variants in places.chunk_by(|a, b| a.unit.module == b.unit.module) {
         let bytes = |place: &Place| {
             scale.bytes(place.parameters) * if place.unit.offloaded { 1.0 + share } else { 1.0 }
         };
         let on_the_way: Expression = variants.iter().map(|place| bytes(place) * place.chosen).sum();
-        program.row(constraint!(on_the_way <= largest));
+        milp.row(constraint!(on_the_way <= largest));
     }
     let mut sharded: Vec<ModuleIndex> = places.iter().map(|place| place.unit.module).collect();
     sharded.dedup();
@@ -213,15 +212,14 @@ fn memory<'a>(
         costs.shard(whole + info.modules()[module].total_gradients)
     });
     let last = rows.iter().map(|row| row.position).max().unwrap_or_default();
-    let checkpointing = Checkpointing::new(program, info, candidates, last, goal, &scale);
+    let checkpointing = Checkpointing::new(milp, info, candidates, last, goal, &scale);
     for row in rows {
         let mut held =
             scale.bytes(row.bytes) + root.parameters + root.gradients + 2.0 * largest - offloaded;
         for place in places.iter().filter(|place| info.contains(place.unit.module, row.module)) {
             held += scale.bytes(place.parameters + place.gradients) * place.chosen;
         }
-        program
-            .row(constraint!(held - checkpointing.discarded_before(row.position) <= limit.clone()));
+        milp.row(constraint!(held - checkpointing.discarded_before(row.position) <= limit.clone()));
     }
     // A checkpointed module contains no unit but itself: on the way from a unit to the root, either
     // one of the upper modules is checkpointed, or one of the lower ones is a unit.
@@ -240,7 +238,7 @@ fn memory<'a>(
             });
             let together: Expression =
                 units.map(|place| place.chosen).chain(above.iter().copied()).sum();
-            program.row(constraint!(together <= 1.0));
+            milp.row(constraint!(together <= 1.0));
         }
     }
     checkpointing
@@ -252,7 +250,7 @@ fn is_lowest(info: &ModuleInfo, modules: &[ModuleIndex], module: ModuleIndex) ->
 }
 
 /// No unit contains another.
-fn no_nested(program: &mut Program, info: &ModuleInfo, places: &[Place]) {
+fn no_nested(milp: &mut Milp, info: &ModuleInfo, places: &[Place]) {
     let modules: Vec<ModuleIndex> = places.iter().map(|place| place.unit.module).collect();
     for &lowest in modules.iter().filter(|&&module| is_lowest(info, &modules, module)) {
         let together: Expression = places
@@ -260,7 +258,7 @@ fn no_nested(program: &mut Program, info: &ModuleInfo, places: &[Place]) {
             .filter(|place| info.contains(place.unit.module, lowest))
             .map(|place| place.chosen)
             .sum();
-        program.row(constraint!(together <= 1.0));
+        milp.row(constraint!(together <= 1.0));
     }
 }
 
@@ -269,7 +267,7 @@ fn no_nested(program: &mut Program, info: &ModuleInfo, places: &[Place]) {
 ///
 /// An arc from one unit to another is there where the second begins after everything in the first
 /// has, so no unit on a path contains another. Choices being whole, so is the path.
-fn path(program: &mut Program, costs: &Costs<'_>, places: &[Place], scale: &Scale) -> Expression {
+fn path(milp: &mut Milp, costs: &Costs<'_>, places: &[Place], scale: &Scale) -> Expression {
     let (info, task) = (costs.info, costs.task);
     let gather_ghost = |is_end| costs.ghost(task.all_gather, is_end) / scale.seconds;
     let reduce_ghost = |is_end| costs.ghost(task.reduce_scatter, is_end) / scale.seconds;
@@ -285,7 +283,7 @@ fn path(program: &mut Program, costs: &Costs<'_>, places: &[Place], scale: &Scal
     }
     let mut seconds = Expression::from(0.0);
     let mut arc = |exposed: f64| {
-        let taken = program.within(0.0, 1.0);
+        let taken = milp.within(0.0, 1.0);
         seconds += exposed * taken;
         taken
     };
@@ -312,21 +310,21 @@ fn path(program: &mut Program, costs: &Costs<'_>, places: &[Place], scale: &Scal
         }
     }
     let one: Expression = first.into_iter().sum();
-    program.row(constraint!(one == 1.0));
+    milp.row(constraint!(one == 1.0));
     let sum =
         |arcs: &[(Variable, f64)]| -> Expression { arcs.iter().map(|&(taken, _)| taken).sum() };
     for (at, place) in places.iter().enumerate() {
-        program.row(constraint!(sum(&into[at]) == place.chosen));
-        program.row(constraint!(sum(&out[at]) == place.chosen));
+        milp.row(constraint!(sum(&into[at]) == place.chosen));
+        milp.row(constraint!(sum(&out[at]) == place.chosen));
         // Beside the backward pass: the gather of the unit before, the reduction of the one behind.
         let backward = info.modules()[place.unit.module].backward.0 / scale.seconds;
         let most =
             |arcs: &[(Variable, f64)]| arcs.iter().map(|&(_, beside)| beside).fold(0.0, f64::max);
         if most(&into[at]) + most(&out[at]) > backward {
-            let exposed = program.within(0.0, f64::INFINITY);
+            let exposed = milp.within(0.0, f64::INFINITY);
             let beside: Expression =
                 into[at].iter().chain(&out[at]).map(|&(taken, beside)| beside * taken).sum();
-            program.row(constraint!(beside - backward * place.chosen <= exposed));
+            milp.row(constraint!(beside - backward * place.chosen <= exposed));
             seconds += exposed;
         }
     }

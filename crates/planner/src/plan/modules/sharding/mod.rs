@@ -10,16 +10,15 @@ mod cost;
 mod milp;
 
 use crate::analysis::modules::{ModuleIndex, ModuleInfo};
-use crate::plan::milp::SolverLimits;
-use crate::plan::modules::candidate::{candidates, fill};
-use crate::plan::modules::checkpointing::{CheckpointedUnit, Goal};
-use crate::plan::modules::infeasible::{ModuleInfeasible, ModulePlanError};
-use crate::plan::modules::memory::units;
+use crate::plan::milp::{Goal, SolverLimits, within_tolerance};
+use crate::plan::modules::candidate::{CheckpointedUnit, candidates, fill};
+use crate::plan::modules::infeasible::ModuleInfeasible;
+use crate::plan::modules::{ModulePlanError, answered};
 use crate::units::{Bytes, Seconds};
 
 use crate::machine::Link;
 use crate::plan::modules::sharding::cost::Costs;
-use crate::plan::modules::sharding::milp::Choice;
+use crate::plan::modules::sharding::milp::ShardingChoice;
 
 /// Which rules say what communication takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -100,7 +99,7 @@ pub fn shard(info: &ModuleInfo, task: &ShardTask) -> Result<ShardPlan, ModulePla
     let candidates = candidates(info, |_| task.checkpointing);
     let evaluate = |units: &[ShardUnit], discards: &[(ModuleIndex, Bytes)], gap| {
         let (peak, binding) = costs.peak(units, discards);
-        let checkpointed = self::units(info, discards);
+        let checkpointed = crate::plan::modules::candidate::units(info, discards);
         let recompute = checkpointed.iter().map(|unit| unit.recompute).sum();
         ShardPlan {
             units: units.to_vec(),
@@ -115,7 +114,7 @@ pub fn shard(info: &ModuleInfo, task: &ShardTask) -> Result<ShardPlan, ModulePla
     let solve = |goal| crate::plan::modules::sharding::milp::solve(&costs, &candidates, goal);
     // Whether anything fits is the smaller question, and its answer is what there is to say where
     // nothing does.
-    let lowest = solve(Goal::Lowest)?.unwrap_or_else(|| Choice::root_alone(info));
+    let lowest = solve(Goal::Lowest)?.unwrap_or_else(|| ShardingChoice::root_alone(info));
     let all: Vec<(ModuleIndex, Bytes)> =
         lowest.checkpointed.iter().map(|unit| (unit.module, unit.most)).collect();
     let least = evaluate(&lowest.units, &all, None);
@@ -128,25 +127,18 @@ pub fn shard(info: &ModuleInfo, task: &ShardTask) -> Result<ShardPlan, ModulePla
             held: costs.held(&lowest.units, &all, least.binding),
         })));
     }
-    // The solver's rows may be exceeded by a tolerance; then it is asked again for as much less.
-    let mut target = task.budget;
-    for _ in 0..3 {
-        let choice = match solve(Goal::Fastest(target)) {
-            Ok(Some(choice)) => choice,
-            Ok(None) | Err(ModulePlanError::Unsolved { .. }) => break,
-            Err(error) => return Err(error),
-        };
-        let discards = fill(
-            info,
-            &choice.checkpointed,
-            |module| costs.persistent(&choice.units, module),
-            target,
-        );
-        let plan = evaluate(&choice.units, &discards, choice.gap);
-        if plan.peak <= task.budget {
-            return Ok(or_without_host(info, task, plan));
-        }
-        target = target.saturating_sub(plan.peak - task.budget);
+    let fastest = within_tolerance(task.budget, |target| {
+        let answer = answered(solve(Goal::Fastest(target)))?;
+        Ok::<_, ModulePlanError>(answer.map(|choice| {
+            let persistent = |module| costs.persistent(&choice.units, module);
+            let discards = fill(info, &choice.checkpointed, persistent, target);
+            let plan = evaluate(&choice.units, &discards, choice.gap);
+            let peak = plan.peak;
+            (plan, peak)
+        }))
+    })?;
+    if let Some(plan) = fastest {
+        return Ok(or_without_host(info, task, plan));
     }
     // Where the solver fails, the plan with the smallest peak fits.
     let discards = fill(

@@ -13,7 +13,7 @@ use crate::analysis::{MemoryCurve, liveness, memory_curve};
 use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan::published::capuchin::msps::Candidates;
-use crate::plan::rematerialize::{Drop, Drops, Readers};
+use crate::plan::rematerialize::{Readers, Retention, Retentions};
 use crate::plan::{Infeasible, Plan, PlanError, Planner, simulate};
 use crate::profile::Profile;
 use crate::units::Bytes;
@@ -27,13 +27,13 @@ pub fn capuchin(
 ) -> Result<Plan, PlanError> {
     let mut candidates = Candidates::new(graph, profile, order);
     let readers = Readers::new(graph, order);
-    let mut drops = Drops::new();
-    let mut steps = order.to_vec();
+    let mut retentions = Retentions::new();
+    let mut runs = order.to_vec();
     loop {
-        let lives = liveness(graph, profile, &steps);
-        let curve = memory_curve(graph, profile, &steps, &lives);
+        let lives = liveness(graph, profile, &runs);
+        let curve = memory_curve(graph, profile, &runs, &lives);
         if curve.peak <= budget {
-            return Ok(Plan { planner: Planner::Capuchin, steps });
+            return Ok(Plan { planner: Planner::Capuchin, runs });
         }
         // Only what is alive where the peak binds, and is not read there, can lower it.
         let mut idle: Vec<NodeId> = Vec::new();
@@ -41,7 +41,7 @@ pub fn capuchin(
             let spans = life.born.is_some_and(|born| (born as usize) < curve.at)
                 && curve.at < life.dies as usize;
             let read =
-                steps.get(curve.at).is_some_and(|&node| graph.reads(node).contains(&life.storage));
+                runs.get(curve.at).is_some_and(|&node| graph.reads(node).contains(&life.storage));
             if let Some(node) = graph.producer(life.storage).filter(|_| spans && !read) {
                 idle.push(node);
             }
@@ -51,16 +51,16 @@ pub fn capuchin(
         idle.retain(|&node| candidates.is_open(node));
         candidates.by_msps(&mut idle);
         let better = idle.into_iter().find_map(|node| {
-            lower(graph, profile, (order, &readers), &mut drops, node, &steps, &curve)
-                .map(|steps| (node, steps))
+            lower(graph, profile, (order, &readers), &mut retentions, node, &runs, &curve)
+                .map(|runs| (node, runs))
         });
         match better {
             Some((node, lowered)) => {
                 candidates.choose(node);
-                steps = lowered;
+                runs = lowered;
             }
             None => {
-                let plan = Plan { planner: Planner::Capuchin, steps };
+                let plan = Plan { planner: Planner::Capuchin, runs };
                 return Err(PlanError::Infeasible(Box::new(Infeasible::new(
                     graph, profile, budget, plan,
                 ))));
@@ -75,31 +75,31 @@ fn lower(
     graph: &Graph,
     profile: &Profile,
     (order, readers): (&[NodeId], &Readers),
-    drops: &mut Drops,
+    retentions: &mut Retentions,
     node: NodeId,
     before: &[NodeId],
     curve: &MemoryCurve,
 ) -> Option<Vec<NodeId>> {
-    for drop in [Drop::Keep, Drop::Again] {
-        drops[node] = drop;
-        let steps = readers.rematerialize(graph, order, drops);
-        let after = simulate(graph, profile, &steps).curve;
+    for retention in [Retention::Recompute, Retention::RecomputeEachUse] {
+        retentions[node] = retention;
+        let runs = readers.rematerialize(graph, order, retentions);
+        let after = simulate(graph, profile, &runs).curve;
         let relieved = || {
-            held_at(&after, &steps, before[curve.at], before, curve.at)
+            held_at(&after, &runs, before[curve.at], before, curve.at)
                 .is_some_and(|held| held < curve.held[curve.at])
         };
         if after.peak < curve.peak || (after.peak == curve.peak && relieved()) {
-            return Some(steps);
+            return Some(runs);
         }
     }
-    drops[node] = Drop::Hold;
+    retentions[node] = Retention::Save;
     None
 }
 
-/// Bytes held in `steps` while the same run of `node` executes that stands at `at` in `before`.
+/// Bytes held in `runs` while the same run of `node` executes that stands at `at` in `before`.
 fn held_at(
     curve: &MemoryCurve,
-    steps: &[NodeId],
+    runs: &[NodeId],
     node: NodeId,
     before: &[NodeId],
     at: usize,
@@ -107,6 +107,6 @@ fn held_at(
     // Runs are matched from the end: what is dropped later only adds runs before an access.
     let later = before[at..].iter().filter(|&&other| other == node).count();
     let position =
-        steps.iter().enumerate().rev().filter(|(_, other)| **other == node).nth(later - 1)?.0;
+        runs.iter().enumerate().rev().filter(|(_, other)| **other == node).nth(later - 1)?.0;
     Some(curve.held[position])
 }

@@ -11,6 +11,7 @@ use std::collections::BTreeSet;
 
 use cranelift_entity::SecondaryMap;
 
+use crate::analysis::accesses;
 use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan::rematerialize::{may_run_again, mutated_storages};
@@ -27,7 +28,7 @@ pub(super) struct Candidate {
     pub parameter_sources: BTreeSet<NodeId>,
     /// Nodes in between, and chosen candidates: they run again with it.
     pub other_sources: BTreeSet<NodeId>,
-    pub last_forward_access: Option<NodeId>,
+    pub last_forward_access: NodeId,
     pub first_backward_access: NodeId,
     pub chosen: bool,
 }
@@ -45,21 +46,11 @@ impl<'a> Candidates<'a> {
     pub fn new(graph: &Graph, profile: &'a Profile, order: &[NodeId]) -> Candidates<'a> {
         let is_mutated = mutated_storages(graph);
         let mut table: SecondaryMap<NodeId, Option<Candidate>> = SecondaryMap::new();
-        let mut accesses: SecondaryMap<NodeId, (Option<NodeId>, Option<NodeId>)> =
-            SecondaryMap::new();
-        for &node in order {
-            for producer in graph.reads(node).iter().filter_map(|&storage| graph.producer(storage))
-            {
-                if graph.nodes()[node].phase.is_forward() {
-                    accesses[producer].0 = Some(node);
-                } else {
-                    accesses[producer].1.get_or_insert(node);
-                }
-            }
-        }
+        let accesses = accesses(graph, order);
         let mut open = Vec::new();
         for &node in order.iter().filter(|&&node| may_run_again(graph, &is_mutated, node)) {
-            if let (Some(last), Some(first)) = accesses[node] {
+            let access = accesses[node];
+            if let (Some(last), Some(first)) = (access.last_forward, access.first_backward) {
                 let bytes = graph
                     .fresh(node)
                     .iter()
@@ -72,7 +63,7 @@ impl<'a> Candidates<'a> {
                     activation_sources: BTreeSet::new(),
                     parameter_sources: BTreeSet::new(),
                     other_sources: BTreeSet::new(),
-                    last_forward_access: Some(last),
+                    last_forward_access: last,
                     first_backward_access: first,
                     chosen: false,
                 });

@@ -1,12 +1,12 @@
 //! Capuchin's choice as published: it sums predicted savings until they cover the need. Invariant:
-//! the arithmetic is that of the corrected rule in `sources`; only the stopping rule is the
+//! the arithmetic is that of the corrected rule in `msps`; only the stopping rule is the
 //! published one, so the peak that results may differ from what was predicted, and asking for more
 //! may peak higher. Kept to compare with; `capuchin` is the default.
 
 use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan::published::capuchin::msps::Candidates;
-use crate::plan::rematerialize::{Drop, Drops, rematerialize};
+use crate::plan::rematerialize::{Retention, Retentions, rematerialize};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
 
@@ -26,7 +26,7 @@ pub struct TableRow {
     /// Bytes per second.
     pub msps: f64,
     /// Last forward node that reads it.
-    pub last_forward_access: Option<NodeId>,
+    pub last_forward_access: NodeId,
     /// First backward node that reads it.
     pub first_backward_access: NodeId,
 }
@@ -81,7 +81,7 @@ pub struct Published {
     /// The predicted savings cover the need.
     pub feasible: bool,
     /// The rewritten sequence.
-    pub steps: Vec<NodeId>,
+    pub runs: Vec<NodeId>,
 }
 
 /// Chooses by highest MSPS until the predicted savings cover `need`.
@@ -108,16 +108,16 @@ pub fn published(graph: &Graph, profile: &Profile, order: &[NodeId], need: Bytes
             table: table(&candidates),
         });
     }
-    let mut drops = Drops::new();
+    let mut retentions = Retentions::new();
     for &node in &candidates.chosen {
-        drops[node] = Drop::Keep;
+        retentions[node] = Retention::Recompute;
     }
     Published {
         initial,
         trace,
         ends: ends(&candidates, order),
         feasible: remaining == Bytes::ZERO,
-        steps: rematerialize(graph, order, &drops),
+        runs: rematerialize(graph, order, &retentions),
     }
 }
 

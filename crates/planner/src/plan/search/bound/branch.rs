@@ -9,18 +9,20 @@
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
-use crate::effort::meter::Meter;
-use crate::plan::search::bound::cuts::{Cuts, Decision, Line, charge_up};
-use crate::plan::search::bound::{Hull, Instant};
-use crate::plan::search::state::problem::{OpId, Picoseconds, Problem, Size};
+use crate::effort::Meter;
+use crate::plan::search::bound::Hull;
+use crate::plan::search::bound::cuts::{Cuts, Decision, Line};
+use crate::plan::search::bound::instant::{CutInstant, Proven};
+use crate::plan::search::quantity::{ByteCount, Picoseconds, Price, WidePicoseconds};
+use crate::plan::search::state::problem::{OpId, Problem};
 
-impl Instant {
+impl CutInstant {
     /// Raises the bound at this budget towards the least time with which the instant can be
     /// crossed, or to `enough`. Returns the sets of late operators of what it found to fit.
     pub fn branch(
         &mut self,
         problem: &Problem,
-        budget: Size,
+        budget: ByteCount,
         enough: Picoseconds,
         meter: &mut Meter,
     ) -> Vec<Vec<OpId>> {
@@ -29,16 +31,16 @@ impl Instant {
         // Recomputing everything once is enough wherever a schedule fits. A cut at the limit is no
         // better than what is known.
         let enough = enough.min(self.most);
-        let limit = (enough as i128 + charge_up(price, room)).min(i64::MAX as i128) as Picoseconds;
+        let limit = (enough.wide() + price.charge_up(room)).narrow();
         let mut found = Vec::new();
         let proven = match self.cuts.settled(price, limit, meter) {
             Some(mut cuts) => {
                 descend(&mut cuts, problem, room, self.hull.at(room), enough, &mut found, meter)
             }
-            None => enough as i128,
+            None => enough.wide(),
         };
-        if proven > 0 {
-            self.proven.push((budget, proven.min(self.most as i128) as Picoseconds));
+        if proven > WidePicoseconds::ZERO {
+            self.proven.push(Proven { budget, least: proven.min(self.most.wide()).narrow() });
         }
         found
     }
@@ -49,41 +51,41 @@ impl Instant {
 fn descend(
     cuts: &mut Cuts,
     problem: &Problem,
-    room: Size,
-    floor: i128,
+    room: ByteCount,
+    floor: WidePicoseconds,
     enough: Picoseconds,
     found: &mut Vec<Vec<OpId>>,
     meter: &mut Meter,
-) -> i128 {
-    let (mut upper, mut proven, mut number) = (enough as i128, floor, 0);
+) -> WidePicoseconds {
+    let (mut upper, mut proven, mut number) = (enough.wide(), floor, 0);
     let mut open = BinaryHeap::new();
     let mut branch = |cuts: &mut Cuts,
-                      parent: &Branch,
+                      parent: &Subproblem,
                       decisions: Vec<Decision>,
-                      upper: &mut i128,
+                      upper: &mut WidePicoseconds,
                       meter: &mut Meter| {
         let agrees = |line: &&Line| {
             decisions.iter().all(|(op, is_late)| line.late.binary_search(op).is_ok() == *is_late)
         };
         let mut hull = Hull::new(parent.hull.lines.iter().filter(agrees).cloned().collect());
         if hull.lines.first().is_none_or(|line| line.bytes <= room) {
-            hull.lines.insert(0, cuts.cut(0, &decisions, meter)?);
+            hull.lines.insert(0, cuts.cut(Price::FREE, &decisions, meter)?);
         }
         if hull.lines.last().is_none_or(|line| line.bytes > room) {
-            hull.lines.push(cuts.cut(cuts.dearest, &decisions, meter)?);
+            hull.lines.push(cuts.cut(cuts.highest_price, &decisions, meter)?);
         }
         hull.close_in(cuts, room, &decisions, meter);
         if let Some(line) = hull.lines.iter().find(|line| line.bytes <= room)
-            && (line.seconds as i128) < *upper
+            && line.seconds.wide() < *upper
         {
-            *upper = line.seconds as i128;
+            *upper = line.seconds.wide();
             found.push(cuts.late(line));
         }
         number += 1;
         // Decisions only add to what the parent asks for.
-        Some(Branch { least: hull.at(room).max(parent.least), number, decisions, hull })
+        Some(Subproblem { least: hull.at(room).max(parent.least), number, decisions, hull })
     };
-    let root = Branch { least: floor, number: 0, decisions: Vec::new(), hull: Hull::default() };
+    let root = Subproblem { least: floor, number: 0, decisions: Vec::new(), hull: Hull::default() };
     match branch(cuts, &root, Vec::new(), &mut upper, meter) {
         Some(root) => open.push(Reverse(root)),
         None => return proven,
@@ -99,8 +101,11 @@ fn descend(
             under.checked_sub(1).and_then(|over| Some((lines.get(over)?, lines.get(under)?)));
         let Some(op) = corners.and_then(|(over, fits)| pivot(problem, over, fits)) else { break };
         let with = |decisions: &[Decision]| [parent.decisions.as_slice(), decisions].concat();
-        let never: Vec<Decision> =
-            cuts.twins(op, &parent.decisions).into_iter().map(|twin| (twin, false)).collect();
+        let never: Vec<Decision> = cuts
+            .symmetric_to(op, &parent.decisions)
+            .into_iter()
+            .map(|other| (other, false))
+            .collect();
         for decisions in [with(&[(op, true)]), with(&never)] {
             match branch(cuts, &parent, decisions, &mut upper, meter) {
                 Some(child) if child.least < upper => open.push(Reverse(child)),
@@ -120,7 +125,11 @@ fn pivot(problem: &Problem, over: &Line, under: &Line) -> Option<OpId> {
     let differs =
         |op: &OpId| over.late.binary_search(op).is_ok() != under.late.binary_search(op).is_ok();
     let made = |op: &OpId| {
-        problem.ops[*op].outputs.iter().map(|&tensor| problem.tensors[tensor].bytes).sum::<Size>()
+        problem.ops[*op]
+            .outputs
+            .iter()
+            .map(|&tensor| problem.tensors[tensor].bytes)
+            .sum::<ByteCount>()
     };
     over.late
         .iter()
@@ -130,30 +139,30 @@ fn pivot(problem: &Problem, over: &Line, under: &Line) -> Option<OpId> {
         .copied()
 }
 
-/// Open decisions, least bound first.
-struct Branch {
-    least: i128,
+/// A node of the search: what is decided, and a bound under it; ordered by least bound.
+struct Subproblem {
+    least: WidePicoseconds,
     number: u64,
     decisions: Vec<Decision>,
     hull: Hull,
 }
 
-impl PartialEq for Branch {
-    fn eq(&self, other: &Branch) -> bool {
+impl PartialEq for Subproblem {
+    fn eq(&self, other: &Subproblem) -> bool {
         self.cmp(other).is_eq()
     }
 }
 
-impl Eq for Branch {}
+impl Eq for Subproblem {}
 
-impl PartialOrd for Branch {
-    fn partial_cmp(&self, other: &Branch) -> Option<std::cmp::Ordering> {
+impl PartialOrd for Subproblem {
+    fn partial_cmp(&self, other: &Subproblem) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Branch {
-    fn cmp(&self, other: &Branch) -> std::cmp::Ordering {
+impl Ord for Subproblem {
+    fn cmp(&self, other: &Subproblem) -> std::cmp::Ordering {
         self.least.cmp(&other.least).then(self.number.cmp(&other.number))
     }
 }

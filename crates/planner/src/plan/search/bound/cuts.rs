@@ -8,68 +8,64 @@
 use std::collections::HashMap;
 
 use crate::analysis::DisjointSets;
-use crate::effort::meter::Meter;
-use crate::plan::search::bound::flow::{Arc, Arcs, ENDLESS, Network, Vertex};
-use crate::plan::search::state::problem::{OpId, Picoseconds, Size};
-
-/// Prices are whole multiples of 2⁻²⁴ picoseconds per byte.
-pub const PRICE_BITS: u32 = 24;
-
-/// Bytes at a price, rounded down.
-pub fn charge(price: i64, bytes: Size) -> i64 {
-    ((price as i128 * bytes as i128) >> PRICE_BITS) as i64
-}
-
-/// `price · room`, rounded up.
-pub fn charge_up(price: i64, room: Size) -> i128 {
-    -((-(price as i128 * room as i128)) >> PRICE_BITS)
-}
+use crate::effort::Meter;
+use crate::plan::search::bound::Tangent;
+use crate::plan::search::bound::flow::{ArcId, ArcList, INFINITE, Network, Vertex};
+use crate::plan::search::quantity::{ByteCount, Picoseconds, Price};
+use crate::plan::search::state::problem::OpId;
 
 /// Recomputation takes at least `value − price · room`, where `room` is the budget less what the
 /// instant itself needs.
 #[derive(Clone, Debug)]
 pub struct Line {
     /// Of a byte held.
-    pub price: i64,
+    pub price: Price,
     /// Of the cut.
     pub value: Picoseconds,
     /// Time of the operators that run again.
     pub seconds: Picoseconds,
     /// Bytes held across the instant.
-    pub bytes: Size,
+    pub bytes: ByteCount,
     /// Operators that run after the instant though they could have, or must have, run before it; in
     /// order. Without those that are settled.
     pub late: Vec<OpId>,
 }
 
+impl Line {
+    /// What it says of time and room.
+    pub fn tangent(&self) -> Tangent {
+        Tangent { price: self.price, value: self.value }
+    }
+}
+
 /// A decision: does the operator run after the instant?
 pub type Decision = (OpId, bool);
 
-/// What an arc of the network stands for.
+/// What crossing an arc of the network costs.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Toll {
+pub enum Capacity {
     /// Time to run again.
     Time(Picoseconds),
     /// Bytes held, at the price.
-    Held(Size),
+    Held(ByteCount),
     /// Never crossed.
-    Endless,
+    Infinite,
 }
 
 /// An arc of the network.
 #[derive(Clone, Copy)]
-pub struct Link {
+pub struct PricedArc {
     /// Where it begins.
     pub from: Vertex,
     /// Where it ends.
     pub to: Vertex,
-    /// What crossing it costs.
-    pub toll: Toll,
+    /// At any price.
+    pub capacity: Capacity,
 }
 
-/// An operator that may run after the instant: its vertex is on the sink's side where it does.
+/// The vertex of an operator that may run after the instant: on the sink's side where it does.
 #[derive(Clone, Copy)]
-pub struct Choice {
+pub struct DecisionVertex {
     /// The operator.
     pub op: OpId,
     /// Its vertex.
@@ -79,27 +75,34 @@ pub struct Choice {
 /// The network of an instant.
 pub struct Cuts {
     network: Network,
-    links: Vec<Link>,
-    choices: Vec<Choice>,
-    /// The arcs of the links, and two for each choice: endless where it is decided that it runs
-    /// after the instant, and where it is decided that it does not.
-    arcs: Vec<Arc>,
+    arcs: Vec<PricedArc>,
+    decidable: Vec<DecisionVertex>,
+    /// Each arc in the network, and two for each vertex that may be decided: infinite where it is
+    /// decided that its operator runs after the instant, and where that it does not.
+    ids: Vec<ArcId>,
     source: Vertex,
     sink: Vertex,
-    /// As dear as arithmetic allows: next to nothing is held.
-    pub dearest: i64,
-    /// Price and value of the flow in the network, and the decisions that it obeys.
-    flow: Option<(i64, i64, Vec<Decision>)>,
+    /// As high as arithmetic allows: next to nothing is held.
+    pub highest_price: Price,
+    /// What is in the network, unless that is not a maximum flow.
+    flow: Option<Flow>,
     /// Time, bytes and late operators of what has left the network.
     time: Picoseconds,
-    bytes: Size,
+    bytes: ByteCount,
     late: Vec<OpId>,
-    twins: Twins,
+    symmetry: Symmetry,
+}
+
+/// The flow in a network: at which price and under which decisions it is a maximum one.
+struct Flow {
+    price: Price,
+    value: Picoseconds,
+    decisions: Vec<Decision>,
 }
 
 /// Parts of a network that do not touch, and which of them are alike.
 #[derive(Default)]
-struct Twins {
+struct Symmetry {
     /// The part that an operator belongs to, and its place among the operators of that part.
     place: HashMap<OpId, (usize, usize)>,
     /// The operators of each part, in order.
@@ -109,93 +112,101 @@ struct Twins {
 }
 
 impl Cuts {
-    /// A network over vertices of which `choices` (in order) may be decided. Source and sink come
+    /// A network over vertices of which `decidable` (in order) may be decided. Source and sink come
     /// last.
-    pub fn new(vertices: u32, links: Vec<Link>, choices: Vec<Choice>) -> Cuts {
+    pub fn new(vertices: u32, arcs: Vec<PricedArc>, decidable: Vec<DecisionVertex>) -> Cuts {
         let (source, sink) = (vertices, vertices + 1);
-        let mut drawn = Arcs::default();
-        let mut arcs: Vec<Arc> = links.iter().map(|link| drawn.add(link.from, link.to)).collect();
-        for choice in &choices {
-            arcs.push(drawn.add(choice.vertex, sink));
-            arcs.push(drawn.add(source, choice.vertex));
+        let mut drawn = ArcList::default();
+        let mut ids: Vec<ArcId> = arcs.iter().map(|arc| drawn.add(arc.from, arc.to)).collect();
+        for decision in &decidable {
+            ids.push(drawn.add(decision.vertex, sink));
+            ids.push(drawn.add(source, decision.vertex));
         }
-        let bytes: Size = links
+        let bytes: ByteCount = arcs
             .iter()
-            .map(|link| if let Toll::Held(bytes) = link.toll { bytes } else { 0 })
+            .map(
+                |arc| {
+                    if let Capacity::Held(bytes) = arc.capacity { bytes } else { ByteCount::ZERO }
+                },
+            )
             .sum();
         Cuts {
             network: Network::new(vertices as usize + 2, &drawn),
-            links,
-            choices,
             arcs,
+            decidable,
+            ids,
             source,
             sink,
-            dearest: (((1i128 << 58) << PRICE_BITS) / bytes.max(1) as i128).min(1 << 62) as i64,
+            highest_price: Price::highest(bytes),
             flow: None,
-            time: 0,
-            bytes: 0,
+            time: Picoseconds::ZERO,
+            bytes: ByteCount::ZERO,
             late: Vec::new(),
-            twins: Twins::default(),
+            symmetry: Symmetry::default(),
         }
     }
 
     /// The minimum cut at a price under decisions; `None` where the effort was spent before.
-    pub fn cut(&mut self, price: i64, decisions: &[Decision], meter: &mut Meter) -> Option<Line> {
+    pub fn cut(&mut self, price: Price, decisions: &[Decision], meter: &mut Meter) -> Option<Line> {
         let value = match self.flow.take() {
-            Some((paid, value, obeyed)) if paid <= price && obeyed == decisions => {
-                for (link, &arc) in self.links.iter().zip(&self.arcs) {
-                    if let Toll::Held(bytes) = link.toll {
-                        self.network.raise(arc, charge(price, bytes) - charge(paid, bytes));
+            Some(Flow { price: paid, value, decisions: obeyed })
+                if paid <= price && obeyed == decisions =>
+            {
+                for (arc, &id) in self.arcs.iter().zip(&self.ids) {
+                    if let Capacity::Held(bytes) = arc.capacity {
+                        self.network
+                            .raise(id, (price.charge_down(bytes) - paid.charge_down(bytes)).0);
                     }
                 }
                 value
             }
             _ => {
                 self.network.clear();
-                for (link, &arc) in self.links.iter().zip(&self.arcs) {
+                for (arc, &id) in self.arcs.iter().zip(&self.ids) {
                     self.network.raise(
-                        arc,
-                        match link.toll {
-                            Toll::Time(time) => time,
-                            Toll::Held(bytes) => charge(price, bytes),
-                            Toll::Endless => ENDLESS,
+                        id,
+                        match arc.capacity {
+                            Capacity::Time(time) => time.0,
+                            Capacity::Held(bytes) => price.charge_down(bytes).0,
+                            Capacity::Infinite => INFINITE,
                         },
                     );
                 }
                 for &(op, is_late) in decisions {
-                    if let Ok(index) = self.choices.binary_search_by_key(&op, |choice| choice.op) {
+                    if let Ok(index) =
+                        self.decidable.binary_search_by_key(&op, |decision| decision.op)
+                    {
                         self.network.raise(
-                            self.arcs[self.links.len() + 2 * index + usize::from(!is_late)],
-                            ENDLESS,
+                            self.ids[self.arcs.len() + 2 * index + usize::from(!is_late)],
+                            INFINITE,
                         );
                     }
                 }
-                0
+                Picoseconds::ZERO
             }
         };
-        meter.spend((self.links.len() + self.choices.len()) as u64 * 2);
-        let value =
-            value + self.network.augment(self.source, self.sink, i64::MAX, || meter.is_over())?;
-        self.flow = Some((price, value, decisions.to_vec()));
+        meter.spend((self.arcs.len() + self.decidable.len()) as u64 * 2);
+        let more = self.network.augment(self.source, self.sink, i64::MAX, || meter.is_over())?;
+        let value = value + Picoseconds(more);
+        self.flow = Some(Flow { price, value, decisions: decisions.to_vec() });
         let mut line = Line {
             price,
-            value: value + self.time + charge(price, self.bytes),
+            value: value + self.time + price.charge_down(self.bytes),
             seconds: self.time,
             bytes: self.bytes,
             late: Vec::new(),
         };
-        for link in &self.links {
-            if self.network.is_on_source_side(link.from) && !self.network.is_on_source_side(link.to)
-            {
-                match link.toll {
-                    Toll::Time(time) => line.seconds += time,
-                    Toll::Held(bytes) => line.bytes += bytes,
-                    Toll::Endless => {}
+        for arc in &self.arcs {
+            if self.network.is_on_source_side(arc.from) && !self.network.is_on_source_side(arc.to) {
+                match arc.capacity {
+                    Capacity::Time(time) => line.seconds += time,
+                    Capacity::Held(bytes) => line.bytes += bytes,
+                    Capacity::Infinite => {}
                 }
             }
         }
-        let is_late = |choice: &&Choice| !self.network.is_on_source_side(choice.vertex);
-        line.late = self.choices.iter().filter(is_late).map(|choice| choice.op).collect();
+        let is_late = |decision: &&DecisionVertex| !self.network.is_on_source_side(decision.vertex);
+        line.late = self.decidable.iter().filter(is_late).map(|decision| decision.op).collect();
         Some(line)
     }
 
@@ -211,42 +222,45 @@ impl Cuts {
     ///
     /// The least cut with an operator on its other side is one more flow from where the minimum cut
     /// left it.
-    pub fn settled(&mut self, price: i64, limit: Picoseconds, meter: &mut Meter) -> Option<Cuts> {
+    pub fn settled(&mut self, price: Price, limit: Picoseconds, meter: &mut Meter) -> Option<Cuts> {
         let vertices = self.source;
         let mut sides: Vec<Option<bool>> = vec![None; vertices as usize + 2];
         (sides[self.source as usize], sides[self.sink as usize]) = (Some(false), Some(true));
         if let Some(line) = self.cut(price, &[], meter) {
             let slack = limit.saturating_sub(line.value);
             let before = self.network.flow();
-            let work = (self.links.len() / 2) as u64;
-            for choice in &self.choices {
-                let is_late = line.late.binary_search(&choice.op).is_ok();
-                let (from, to) =
-                    if is_late { (choice.vertex, self.sink) } else { (self.source, choice.vertex) };
+            let work = (self.arcs.len() / 2) as u64;
+            for decision in &self.decidable {
+                let is_late = line.late.binary_search(&decision.op).is_ok();
+                let (from, to) = if is_late {
+                    (decision.vertex, self.sink)
+                } else {
+                    (self.source, decision.vertex)
+                };
                 meter.spend(work);
                 if meter.is_over() {
                     break;
                 }
-                let Some(more) = self.network.augment(from, to, slack, || meter.is_over()) else {
+                let Some(more) = self.network.augment(from, to, slack.0, || meter.is_over()) else {
                     break;
                 };
                 if more > 0 {
                     self.network.set_flow(&before);
                 }
-                if more >= slack {
-                    sides[choice.vertex as usize] = Some(is_late);
+                if more >= slack.0 {
+                    sides[decision.vertex as usize] = Some(is_late);
                 }
             }
             self.flow = None;
         }
-        spread(&mut sides, &self.links)?;
+        spread(&mut sides, &self.arcs)?;
         Some(self.without(&sides))
     }
 
     /// The network without the vertices whose side is known.
     fn without(&self, sides: &[Option<bool>]) -> Cuts {
         let mut is_open = vec![false; sides.len()];
-        let ends = self.links.iter().flat_map(|link| [link.from, link.to]);
+        let ends = self.arcs.iter().flat_map(|arc| [arc.from, arc.to]);
         ends.filter(|&vertex| sides[vertex as usize].is_none())
             .for_each(|vertex| is_open[vertex as usize] = true);
         let mut number = vec![0; sides.len()];
@@ -255,73 +269,78 @@ impl Cuts {
             number[vertex] = vertices;
             vertices += 1;
         }
-        let (mut time, mut bytes, mut links) = (self.time, self.bytes, Vec::new());
+        let (mut time, mut bytes, mut arcs) = (self.time, self.bytes, Vec::new());
         let place = |vertex: Vertex| match sides[vertex as usize] {
             None => number[vertex as usize],
             Some(false) => vertices,
             Some(true) => vertices + 1,
         };
-        for link in &self.links {
-            match (sides[link.from as usize], sides[link.to as usize]) {
+        for arc in &self.arcs {
+            match (sides[arc.from as usize], sides[arc.to as usize]) {
                 (Some(true), _) | (_, Some(false)) => {}
-                (Some(false), Some(true)) => match link.toll {
-                    Toll::Time(more) => time += more,
-                    Toll::Held(more) => bytes += more,
-                    Toll::Endless => {}
+                (Some(false), Some(true)) => match arc.capacity {
+                    Capacity::Time(more) => time += more,
+                    Capacity::Held(more) => bytes += more,
+                    Capacity::Infinite => {}
                 },
-                _ => {
-                    links.push(Link { from: place(link.from), to: place(link.to), toll: link.toll })
-                }
+                _ => arcs.push(PricedArc {
+                    from: place(arc.from),
+                    to: place(arc.to),
+                    capacity: arc.capacity,
+                }),
             }
         }
-        let open = self.choices.iter().filter(|choice| sides[choice.vertex as usize].is_none());
-        let choices =
-            open.map(|choice| Choice { op: choice.op, vertex: place(choice.vertex) }).collect();
+        let open =
+            self.decidable.iter().filter(|decision| sides[decision.vertex as usize].is_none());
+        let decidable = open
+            .map(|decision| DecisionVertex { op: decision.op, vertex: place(decision.vertex) })
+            .collect();
         let late = self
-            .choices
+            .decidable
             .iter()
-            .filter(|choice| sides[choice.vertex as usize] == Some(true))
-            .map(|choice| choice.op);
+            .filter(|decision| sides[decision.vertex as usize] == Some(true))
+            .map(|decision| decision.op);
         let late = self.late.iter().copied().chain(late).collect();
         let mut cuts = Cuts {
             time,
             bytes,
             late,
-            dearest: self.dearest,
-            ..Cuts::new(vertices, links, choices)
+            highest_price: self.highest_price,
+            ..Cuts::new(vertices, arcs, decidable)
         };
-        cuts.twins = Twins::new(vertices, &cuts.links, &cuts.choices);
+        cuts.symmetry = Symmetry::new(vertices, &cuts.arcs, &cuts.decidable);
         cuts
     }
 
     /// With `op`, the operators that stand in its place in parts of the network which are like its
     /// own and of which nothing is decided. Such parts can be exchanged: if none of them has its
     /// operator late, all have not.
-    pub fn twins(&self, op: OpId, decisions: &[Decision]) -> Vec<OpId> {
-        let Some(&(part, place)) = self.twins.place.get(&op) else { return vec![op] };
-        let mut is_open = vec![true; self.twins.parts.len()];
+    pub fn symmetric_to(&self, op: OpId, decisions: &[Decision]) -> Vec<OpId> {
+        let Some(&(part, place)) = self.symmetry.place.get(&op) else { return vec![op] };
+        let mut is_open = vec![true; self.symmetry.parts.len()];
         for (decided, _) in decisions {
-            if let Some(&(part, _)) = self.twins.place.get(decided) {
+            if let Some(&(part, _)) = self.symmetry.place.get(decided) {
                 is_open[part] = false;
             }
         }
         if !is_open[part] {
             return vec![op];
         }
-        let alike = (0..is_open.len())
-            .filter(|&other| is_open[other] && self.twins.class[other] == self.twins.class[part]);
-        alike.map(|other| self.twins.parts[other][place]).collect()
+        let alike = (0..is_open.len()).filter(|&other| {
+            is_open[other] && self.symmetry.class[other] == self.symmetry.class[part]
+        });
+        alike.map(|other| self.symmetry.parts[other][place]).collect()
     }
 }
 
-/// Spreads sides along endless links; `None` where they contradict each other.
-fn spread(sides: &mut [Option<bool>], links: &[Link]) -> Option<()> {
+/// Spreads sides along infinite arcs; `None` where they contradict each other.
+fn spread(sides: &mut [Option<bool>], arcs: &[PricedArc]) -> Option<()> {
     let mut leads: Vec<Vec<(Vertex, bool)>> = vec![Vec::new(); sides.len()];
-    for link in links.iter().filter(|link| link.toll == Toll::Endless) {
+    for arc in arcs.iter().filter(|arc| arc.capacity == Capacity::Infinite) {
         // From the source's side it leads to the source's side; what leads to the sink's side is
         // there too.
-        leads[link.from as usize].push((link.to, false));
-        leads[link.to as usize].push((link.from, true));
+        leads[arc.from as usize].push((arc.to, false));
+        leads[arc.to as usize].push((arc.from, true));
     }
     let mut fresh: Vec<Vertex> =
         (0..sides.len() as Vertex).filter(|&vertex| sides[vertex as usize].is_some()).collect();
@@ -343,12 +362,12 @@ fn spread(sides: &mut [Option<bool>], links: &[Link]) -> Option<()> {
     Some(())
 }
 
-impl Twins {
-    fn new(vertices: u32, links: &[Link], choices: &[Choice]) -> Twins {
+impl Symmetry {
+    fn new(vertices: u32, arcs: &[PricedArc], decidable: &[DecisionVertex]) -> Symmetry {
         // Parts: vertices that are linked, source and sink aside.
         let mut linked = DisjointSets::new(vertices as usize);
-        for link in links.iter().filter(|link| link.from < vertices && link.to < vertices) {
-            linked.join(link.from as usize, link.to as usize);
+        for arc in arcs.iter().filter(|arc| arc.from < vertices && arc.to < vertices) {
+            linked.join(arc.from as usize, arc.to as usize);
         }
         let mut part_of: HashMap<usize, usize> = HashMap::new();
         let mut local = vec![(0, 0); vertices as usize];
@@ -362,8 +381,8 @@ impl Twins {
             local[vertex as usize] = (part, sizes[part]);
             sizes[part] += 1;
         }
-        // What a part looks like: its links and choices, with its vertices numbered in order.
-        let mut looks: Vec<Vec<(u32, u32, Toll)>> = vec![Vec::new(); sizes.len()];
+        // What a part looks like: its arcs and decisions, with its vertices numbered in order.
+        let mut looks: Vec<Vec<(u32, u32, Capacity)>> = vec![Vec::new(); sizes.len()];
         let name = |vertex: Vertex| {
             if vertex < vertices {
                 local[vertex as usize].1
@@ -371,23 +390,23 @@ impl Twins {
                 u32::MAX - (vertex - vertices)
             }
         };
-        for link in links {
-            let inner = if link.from < vertices { link.from } else { link.to };
-            looks[local[inner as usize].0].push((name(link.from), name(link.to), link.toll));
+        for arc in arcs {
+            let inner = if arc.from < vertices { arc.from } else { arc.to };
+            looks[local[inner as usize].0].push((name(arc.from), name(arc.to), arc.capacity));
         }
-        let mut twins = Twins { parts: vec![Vec::new(); sizes.len()], ..Twins::default() };
-        for choice in choices {
-            let (part, index) = local[choice.vertex as usize];
-            looks[part].push((index, index, Toll::Endless));
-            twins.place.insert(choice.op, (part, twins.parts[part].len()));
-            twins.parts[part].push(choice.op);
+        let mut symmetry = Symmetry { parts: vec![Vec::new(); sizes.len()], ..Symmetry::default() };
+        for decision in decidable {
+            let (part, index) = local[decision.vertex as usize];
+            looks[part].push((index, index, Capacity::Infinite));
+            symmetry.place.insert(decision.op, (part, symmetry.parts[part].len()));
+            symmetry.parts[part].push(decision.op);
         }
-        let mut known: HashMap<Vec<(u32, u32, Toll)>, usize> = HashMap::new();
+        let mut known: HashMap<Vec<(u32, u32, Capacity)>, usize> = HashMap::new();
         for mut look in looks {
             look.sort_unstable();
             let next = known.len();
-            twins.class.push(*known.entry(look).or_insert(next));
+            symmetry.class.push(*known.entry(look).or_insert(next));
         }
-        twins
+        symmetry
     }
 }

@@ -5,26 +5,26 @@
 //! estimation", 1970.
 
 /// A capacity that no cut crosses.
-pub const ENDLESS: i64 = 1 << 61;
+pub const INFINITE: i64 = 1 << 61;
 
 /// A vertex.
 pub type Vertex = u32;
 
 /// A network under construction.
 #[derive(Default)]
-pub struct Arcs {
+pub struct ArcList {
     ends: Vec<(Vertex, Vertex)>,
 }
 
 /// An arc, by the order in which it was added.
 #[derive(Clone, Copy)]
-pub struct Arc(u32);
+pub struct ArcId(u32);
 
-impl Arcs {
+impl ArcList {
     /// Adds an arc.
-    pub fn add(&mut self, from: Vertex, to: Vertex) -> Arc {
+    pub fn add(&mut self, from: Vertex, to: Vertex) -> ArcId {
         self.ends.push((from, to));
-        Arc(self.ends.len() as u32 - 1)
+        ArcId(self.ends.len() as u32 - 1)
     }
 }
 
@@ -34,7 +34,7 @@ pub struct Network {
     first: Vec<u32>,
     head: Vec<Vertex>,
     /// The reversed arc of each.
-    twin: Vec<u32>,
+    reverse: Vec<u32>,
     residual: Vec<i64>,
     /// Where each added arc lies.
     place: Vec<u32>,
@@ -48,7 +48,7 @@ const UNREACHED: u32 = u32::MAX;
 
 impl Network {
     /// A network of `vertices`, with all capacities 0.
-    pub fn new(vertices: usize, arcs: &Arcs) -> Network {
+    pub fn new(vertices: usize, arcs: &ArcList) -> Network {
         let mut first = vec![0u32; vertices + 1];
         for &(from, to) in &arcs.ends {
             first[from as usize + 1] += 1;
@@ -64,18 +64,18 @@ impl Network {
             slot
         };
         let count = 2 * arcs.ends.len();
-        let (mut head, mut twin, mut place) =
+        let (mut head, mut reverse, mut place) =
             (vec![0; count], vec![0; count], Vec::with_capacity(arcs.ends.len()));
         for &(from, to) in &arcs.ends {
             let (forth, back) = (slot(from), slot(to));
             (head[forth as usize], head[back as usize]) = (to, from);
-            (twin[forth as usize], twin[back as usize]) = (back, forth);
+            (reverse[forth as usize], reverse[back as usize]) = (back, forth);
             place.push(forth);
         }
         Network {
             first,
             head,
-            twin,
+            reverse,
             residual: vec![0; count],
             place,
             level: vec![UNREACHED; vertices],
@@ -91,7 +91,7 @@ impl Network {
     }
 
     /// Raises the capacity of an arc; the flow stays.
-    pub fn raise(&mut self, arc: Arc, by: i64) {
+    pub fn raise(&mut self, arc: ArcId, by: i64) {
         self.residual[self.place[arc.0 as usize] as usize] += by;
     }
 
@@ -145,7 +145,7 @@ impl Network {
             next += 1;
             for arc in self.first[vertex] as usize..self.first[vertex + 1] as usize {
                 let from = self.head[arc] as usize;
-                if self.level[from] == UNREACHED && self.residual[self.twin[arc] as usize] > 0 {
+                if self.level[from] == UNREACHED && self.residual[self.reverse[arc] as usize] > 0 {
                     self.level[from] = self.level[vertex] + 1;
                     self.queue.push(from as Vertex);
                 }
@@ -177,7 +177,7 @@ impl Network {
                 let mut full = 0;
                 for (index, &arc) in self.path.iter().enumerate().rev() {
                     self.residual[arc as usize] -= least;
-                    self.residual[self.twin[arc as usize] as usize] += least;
+                    self.residual[self.reverse[arc as usize] as usize] += least;
                     if self.residual[arc as usize] == 0 {
                         full = index;
                     }
@@ -204,7 +204,7 @@ impl Network {
     }
 
     fn tail(&self, arc: u32) -> Vertex {
-        self.head[self.twin[arc as usize] as usize]
+        self.head[self.reverse[arc as usize] as usize]
     }
 
     /// The next arc with room that leads one step nearer to the sink.
@@ -263,8 +263,8 @@ mod tests {
                 })
                 .filter(|(from, to, _)| from != to)
                 .collect();
-            let mut arcs = Arcs::default();
-            let ids: Vec<Arc> = list.iter().map(|&(from, to, _)| arcs.add(from, to)).collect();
+            let mut arcs = ArcList::default();
+            let ids: Vec<ArcId> = list.iter().map(|&(from, to, _)| arcs.add(from, to)).collect();
             let mut network = Network::new(vertices, &arcs);
             list.iter().zip(&ids).for_each(|(arc, &id)| network.raise(id, arc.2));
             let (source, sink) = (0, vertices as Vertex - 1);

@@ -1,7 +1,7 @@
 //! A plan in the making: a set of recompute events, each "run this operator again just before that
-//! stage". Invariant: residency is implied (a tensor is held from each access to the next, unless
+//! point". Invariant: residency is implied (a tensor is held from each access to the next, unless
 //! the next access makes it anew), so every set of events is a legal schedule and only its peak has
-//! to be watched; `peak` is exact, within stages too.
+//! to be watched; `peak` is exact, within points too.
 //!
 //! Toggling an event costs O(degree · log n). A journal takes back whatever was tried.
 
@@ -11,26 +11,27 @@ mod tree;
 
 use cranelift_entity::EntityRef;
 
-use crate::plan::search::state::problem::{OpId, Picoseconds, Problem, Size, TensorId};
+use crate::plan::search::quantity::{ByteCount, Picoseconds};
+use crate::plan::search::state::problem::{OpId, Problem, TensorId};
 use crate::plan::search::state::tree::MaxTree;
 
-/// Run `op` again in `stage`, before the first run that gives the stage its name.
+/// Run `op` again in `point`, before the first run that gives the point its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Event {
     /// When.
-    pub stage: OpId,
+    pub point: OpId,
     /// What.
     pub op: OpId,
 }
 
-/// A stage that touches a tensor.
+/// A point that touches a tensor.
 #[derive(Clone, Copy, Debug)]
 pub struct Access {
-    /// The stage.
-    pub stage: OpId,
-    /// Runs of the stage that read it.
+    /// The point.
+    pub point: OpId,
+    /// Runs of the point that read it.
     pub uses: u16,
-    /// Some run of the stage makes it, rather than finding it there.
+    /// Some run of the point makes it, rather than finding it there.
     pub made: bool,
 }
 
@@ -47,91 +48,87 @@ pub struct Mark(usize);
 pub struct State<'a> {
     /// What is planned.
     pub problem: &'a Problem,
-    /// Steps done so far, in the unit of [`crate::effort::Effort::work`].
+    /// Work done so far, in the unit of [`crate::effort::Effort::work`].
     pub work: u64,
     accesses: Vec<Vec<Access>>,
     again: Vec<Vec<OpId>>,
     tree: MaxTree,
-    within: Vec<Size>,
+    within: Vec<ByteCount>,
     extra: Picoseconds,
     events: usize,
     /// The first run is read by nobody before the operator runs again: it can be left out, so it
     /// costs nothing.
-    is_idle_first: Vec<bool>,
+    is_first_run_dead: Vec<bool>,
     journal: Vec<Toggle>,
     dirty: Vec<OpId>,
     is_dirty: Vec<bool>,
     scratch: Scratch,
 }
 
-/// Memory of [`State::stage_peak`], kept between calls.
+/// Memory of [`State::point_peak`], kept between calls.
+#[derive(Default)]
 struct Scratch {
     touched: Vec<(TensorId, u32)>,
     place: Vec<u32>,
     stamp: Vec<u32>,
     clock: u32,
-    freed: Vec<Size>,
+    freed: Vec<ByteCount>,
 }
 
 impl<'a> State<'a> {
     /// Nothing runs again.
     pub fn new(problem: &'a Problem) -> State<'a> {
-        let (stages, tensors) = (problem.len(), problem.tensors.len());
+        let (points, tensors) = (problem.len(), problem.tensors.len());
         let mut accesses = Vec::with_capacity(tensors);
         let mut held = problem.base.clone();
-        let mut change = vec![0; stages + 1];
+        let mut change = vec![ByteCount::ZERO; points + 1];
         for tensor in problem.tensors.values() {
-            let first = Access { stage: tensor.producer, uses: 0, made: true };
-            let reads = tensor.readers.iter().map(|&stage| Access { stage, uses: 1, made: false });
+            let first = Access { point: tensor.producer, uses: 0, made: true };
+            let reads = tensor.readers.iter().map(|&point| Access { point, uses: 1, made: false });
             accesses.push(std::iter::once(first).chain(reads).collect::<Vec<_>>());
-            // Between its accesses; at them, the stage itself accounts for it.
+            // Between its accesses; at them, the point itself accounts for it.
             for pair in accesses.last().into_iter().flat_map(|list| list.windows(2)) {
-                change[pair[0].stage.index() + 1] += tensor.bytes;
-                change[pair[1].stage.index()] -= tensor.bytes;
+                change[pair[0].point.index() + 1] += tensor.bytes;
+                change[pair[1].point.index()] -= tensor.bytes;
             }
         }
-        let mut now = 0;
+        let mut now = ByteCount::ZERO;
         for (held, change) in held.iter_mut().zip(&change) {
-            now += change;
+            now += *change;
             *held += now;
         }
-        let scratch = Scratch {
-            touched: Vec::new(),
-            place: vec![0; tensors],
-            stamp: vec![0; tensors],
-            clock: 0,
-            freed: Vec::new(),
-        };
+        let scratch =
+            Scratch { place: vec![0; tensors], stamp: vec![0; tensors], ..Scratch::default() };
         let mut state = State {
             problem,
             work: 0,
             accesses,
-            again: vec![Vec::new(); stages],
+            again: vec![Vec::new(); points],
             tree: MaxTree::new(&held),
-            within: vec![0; stages],
-            extra: 0,
+            within: vec![ByteCount::ZERO; points],
+            extra: Picoseconds::ZERO,
             events: 0,
-            is_idle_first: vec![false; stages],
+            is_first_run_dead: vec![false; points],
             journal: Vec::new(),
             dirty: Vec::new(),
-            is_dirty: vec![false; stages],
+            is_dirty: vec![false; points],
             scratch,
         };
-        for (stage, held) in held.iter_mut().enumerate() {
-            state.within[stage] = state.stage_peak(OpId::at(stage));
-            *held += state.within[stage];
+        for (point, held) in held.iter_mut().enumerate() {
+            state.within[point] = state.point_peak(OpId::at(point));
+            *held += state.within[point];
         }
         state.tree = MaxTree::new(&held);
         state
     }
 
-    /// The peak over all stages.
-    pub fn peak(&mut self) -> Size {
+    /// The peak over all points.
+    pub fn peak(&mut self) -> ByteCount {
         self.flush();
         self.tree.max()
     }
 
-    /// Bytes over the stages; exact after [`State::peak`].
+    /// Bytes over the points; exact after [`State::peak`].
     pub fn tree(&self) -> &MaxTree {
         &self.tree
     }
@@ -146,14 +143,14 @@ impl<'a> State<'a> {
         self.events
     }
 
-    /// The accesses of a tensor, by stage.
+    /// The accesses of a tensor, by point.
     pub fn accesses(&self, tensor: TensorId) -> &[Access] {
         &self.accesses[tensor.index()]
     }
 
-    /// The access of a tensor at a stage, or where it would stand.
-    pub fn find(&self, tensor: TensorId, stage: OpId) -> Result<usize, usize> {
-        self.accesses[tensor.index()].binary_search_by_key(&stage, |access| access.stage)
+    /// The access of a tensor at a point, or where it would stand.
+    pub fn find(&self, tensor: TensorId, point: OpId) -> Result<usize, usize> {
+        self.accesses[tensor.index()].binary_search_by_key(&point, |access| access.point)
     }
 
     /// Is a tensor held beyond its access number `index`?
@@ -161,24 +158,24 @@ impl<'a> State<'a> {
         self.accesses[tensor.index()].get(index + 1).is_some_and(|next| !next.made)
     }
 
-    /// Does `op` run again in `stage`?
+    /// Does `op` run again in `point`?
     pub fn has(&self, event: Event) -> bool {
-        self.again[event.stage.index()].binary_search(&event.op).is_ok()
+        self.again[event.point.index()].binary_search(&event.op).is_ok()
     }
 
-    /// May `op` run again in `stage`?
+    /// May `op` run again in `point`?
     pub fn allows(&self, event: Event) -> bool {
         let op = &self.problem.ops[event.op];
-        event.op < event.stage && event.stage.as_u32() <= op.until && !op.outputs.is_empty()
+        event.op < event.point && event.point.as_u32() <= op.until && !op.outputs.is_empty()
     }
 
-    /// Would the event, if added, make the operator's first run idle?
+    /// Would the event, if added, make the operator's first run dead?
     pub fn defers(&self, event: Event) -> bool {
         let op = &self.problem.ops[event.op];
         !op.anchored
             && op.outputs.iter().all(|&tensor| {
                 let next = self.accesses(tensor).get(1);
-                next.is_none_or(|next| next.stage >= event.stage || next.made)
+                next.is_none_or(|next| next.point >= event.point || next.made)
             })
     }
 
@@ -192,7 +189,7 @@ impl<'a> State<'a> {
         true
     }
 
-    /// Takes an event out, and with it each recomputation of that stage that only served it.
+    /// Takes an event out, and with it each recomputation of that point that only served it.
     pub fn remove(&mut self, event: Event) -> bool {
         if !self.has(event) {
             return false;
@@ -205,10 +202,10 @@ impl<'a> State<'a> {
             self.journal.push(Toggle::Removed(event));
             for &tensor in &problem.ops[op].inputs {
                 let source = Event { op: problem.tensors[tensor].producer, ..event };
-                if source.op < event.stage
+                if source.op < event.point
                     && !going.contains(&source.op)
                     && self.has(source)
-                    && self.is_idle(source)
+                    && self.is_dead(source)
                 {
                     going.push(source.op);
                 }
@@ -218,9 +215,9 @@ impl<'a> State<'a> {
     }
 
     /// Does nobody read what this recomputation makes?
-    pub fn is_idle(&self, event: Event) -> bool {
+    pub fn is_dead(&self, event: Event) -> bool {
         self.problem.ops[event.op].outputs.iter().all(|&tensor| {
-            self.find(tensor, event.stage).is_ok_and(|index| {
+            self.find(tensor, event.point).is_ok_and(|index| {
                 self.accesses(tensor)[index].uses == 0 && !self.leaves(tensor, index)
             })
         })
@@ -247,11 +244,11 @@ impl<'a> State<'a> {
         self.journal.clear();
     }
 
-    /// All events, by stage and operator.
+    /// All events, by point and operator.
     pub fn events(&self) -> Vec<Event> {
         let mut events = Vec::with_capacity(self.events);
-        for (stage, again) in self.again.iter().enumerate() {
-            events.extend(again.iter().map(|&op| Event { stage: OpId::at(stage), op }));
+        for (point, again) in self.again.iter().enumerate() {
+            events.extend(again.iter().map(|&op| Event { point: OpId::at(point), op }));
         }
         events
     }
@@ -275,11 +272,11 @@ impl<'a> State<'a> {
     /// Could the plan fit without the event? A cheap necessary condition: its outputs would be held
     /// since their last access, and at most the inputs that are read only here would go. Cascades
     /// are not followed: the answer is yes.
-    pub fn removal_may_fit(&self, event: Event, budget: Size) -> bool {
+    pub fn removal_may_fit(&self, event: Event, budget: ByteCount) -> bool {
         let op = &self.problem.ops[event.op];
-        let mut let_go = 0;
+        let mut let_go = ByteCount::ZERO;
         for &tensor in &op.inputs {
-            let Ok(index) = self.find(tensor, event.stage) else { return true };
+            let Ok(index) = self.find(tensor, event.point) else { return true };
             let access = self.accesses(tensor)[index];
             if access.made {
                 return true;
@@ -289,13 +286,13 @@ impl<'a> State<'a> {
             }
         }
         op.outputs.iter().all(|&tensor| {
-            let Ok(index) = self.find(tensor, event.stage) else { return true };
+            let Ok(index) = self.find(tensor, event.point) else { return true };
             let access = self.accesses(tensor)[index];
             if access.uses == 0 && !self.leaves(tensor, index) {
                 return true;
             }
-            let since = self.accesses(tensor)[index - 1].stage.index() + 1;
-            let until = event.stage.index();
+            let since = self.accesses(tensor)[index - 1].point.index() + 1;
+            let until = event.point.index();
             since >= until
                 || self.tree.max_in(since, until)
                     <= budget - self.problem.tensors[tensor].bytes + let_go
@@ -304,47 +301,44 @@ impl<'a> State<'a> {
 
     fn put(&mut self, event: Event) {
         let problem = self.problem;
-        let (Event { stage, op }, call) = (event, &problem.ops[event.op]);
-        let Err(slot) = self.again[stage.index()].binary_search(&op) else { return };
-        self.again[stage.index()].insert(slot, op);
+        let (Event { point, op }, call) = (event, &problem.ops[event.op]);
+        let Err(slot) = self.again[point.index()].binary_search(&op) else { return };
+        self.again[point.index()].insert(slot, op);
         self.extra += call.cost;
         self.events += 1;
         self.work += 1;
         for &tensor in &call.outputs {
-            match self.find(tensor, stage) {
-                Ok(index) => {
-                    self.hold(tensor, index - 1, -1);
-                    self.accesses[tensor.index()][index].made = true;
-                    self.touch(self.accesses(tensor)[index - 1].stage);
-                }
-                Err(index) => {
-                    self.hold(tensor, index - 1, -1);
-                    self.accesses[tensor.index()]
-                        .insert(index, Access { stage, uses: 0, made: true });
-                    self.hold(tensor, index, 1);
-                    self.touch(self.accesses(tensor)[index - 1].stage);
-                }
+            let found = self.find(tensor, point);
+            let (Ok(index) | Err(index)) = found;
+            self.hold(tensor, index - 1, -1);
+            if found.is_ok() {
+                self.accesses[tensor.index()][index].made = true;
+            } else {
+                let made = Access { point, uses: 0, made: true };
+                self.accesses[tensor.index()].insert(index, made);
+                self.hold(tensor, index, 1);
             }
+            self.touch(self.accesses(tensor)[index - 1].point);
         }
         if let Some(&tensor) = call.outputs.first() {
             self.review_first_run(tensor);
         }
         for &tensor in &call.inputs {
-            self.add_use(tensor, stage);
+            self.add_use(tensor, point);
         }
-        self.touch(stage);
+        self.touch(point);
     }
 
     fn take(&mut self, event: Event) {
         let problem = self.problem;
-        let (Event { stage, op }, call) = (event, &problem.ops[event.op]);
-        let Ok(slot) = self.again[stage.index()].binary_search(&op) else { return };
-        self.again[stage.index()].remove(slot);
+        let (Event { point, op }, call) = (event, &problem.ops[event.op]);
+        let Ok(slot) = self.again[point.index()].binary_search(&op) else { return };
+        self.again[point.index()].remove(slot);
         self.extra -= call.cost;
         self.events -= 1;
         self.work += 1;
         for &tensor in &call.outputs {
-            let Ok(index) = self.find(tensor, stage) else { continue };
+            let Ok(index) = self.find(tensor, point) else { continue };
             self.accesses[tensor.index()][index].made = false;
             if self.accesses(tensor)[index].uses == 0 {
                 self.hold(tensor, index, -1);
@@ -353,46 +347,46 @@ impl<'a> State<'a> {
             } else {
                 self.hold(tensor, index - 1, 1);
             }
-            self.touch(self.accesses(tensor)[index - 1].stage);
+            self.touch(self.accesses(tensor)[index - 1].point);
         }
         if let Some(&tensor) = call.outputs.first() {
             self.review_first_run(tensor);
         }
         for &tensor in &call.inputs {
-            self.drop_use(tensor, stage);
+            self.drop_use(tensor, point);
         }
-        self.touch(stage);
+        self.touch(point);
     }
 
-    fn add_use(&mut self, tensor: TensorId, stage: OpId) {
-        match self.find(tensor, stage) {
+    fn add_use(&mut self, tensor: TensorId, point: OpId) {
+        match self.find(tensor, point) {
             Ok(index) => self.accesses[tensor.index()][index].uses += 1,
             Err(index) => {
                 self.hold(tensor, index - 1, -1);
-                self.accesses[tensor.index()].insert(index, Access { stage, uses: 1, made: false });
+                self.accesses[tensor.index()].insert(index, Access { point, uses: 1, made: false });
                 self.hold(tensor, index - 1, 1);
                 self.hold(tensor, index, 1);
-                self.touch(self.accesses(tensor)[index - 1].stage);
+                self.touch(self.accesses(tensor)[index - 1].point);
                 if index == 1 {
                     self.review_first_run(tensor);
                 }
             }
         }
-        self.touch(stage);
+        self.touch(point);
     }
 
-    fn drop_use(&mut self, tensor: TensorId, stage: OpId) {
-        let Ok(index) = self.find(tensor, stage) else { return };
+    fn drop_use(&mut self, tensor: TensorId, point: OpId) {
+        let Ok(index) = self.find(tensor, point) else { return };
         let access = &mut self.accesses[tensor.index()][index];
         access.uses -= 1;
         let gone = access.uses == 0 && !access.made;
-        self.touch(stage);
+        self.touch(point);
         if gone {
             self.hold(tensor, index - 1, -1);
             self.hold(tensor, index, -1);
             self.accesses[tensor.index()].remove(index);
             self.hold(tensor, index - 1, 1);
-            self.touch(self.accesses(tensor)[index - 1].stage);
+            self.touch(self.accesses(tensor)[index - 1].point);
             if index == 1 {
                 self.review_first_run(tensor);
             }
@@ -400,16 +394,16 @@ impl<'a> State<'a> {
     }
 
     /// Adds (1) or takes away (-1) the residency between an access and the next.
-    fn hold(&mut self, tensor: TensorId, index: usize, sign: Size) {
+    fn hold(&mut self, tensor: TensorId, index: usize, sign: i64) {
         let list = &self.accesses[tensor.index()];
         if let Some(&[from, to]) =
             list.get(index..index + 2).and_then(|pair| pair.first_chunk::<2>())
             && !to.made
         {
             self.tree.add(
-                from.stage.index() + 1,
-                to.stage.index(),
-                sign * self.problem.tensors[tensor].bytes,
+                from.point.index() + 1,
+                to.point.index(),
+                self.problem.tensors[tensor].bytes * sign,
             );
         }
     }
@@ -422,65 +416,56 @@ impl<'a> State<'a> {
             return;
         }
         let runs_again = call.outputs.iter().any(|&output| self.accesses(output).len() > 1);
-        let is_idle = runs_again && call.outputs.iter().all(|&output| !self.leaves(output, 0));
-        if std::mem::replace(&mut self.is_idle_first[op.index()], is_idle) != is_idle {
-            self.extra += if is_idle { -call.cost } else { call.cost };
+        let is_dead = runs_again && call.outputs.iter().all(|&output| !self.leaves(output, 0));
+        if std::mem::replace(&mut self.is_first_run_dead[op.index()], is_dead) != is_dead {
+            self.extra += if is_dead { -call.cost } else { call.cost };
         }
     }
 
-    fn touch(&mut self, stage: OpId) {
-        if !std::mem::replace(&mut self.is_dirty[stage.index()], true) {
-            self.dirty.push(stage);
+    fn touch(&mut self, point: OpId) {
+        if !std::mem::replace(&mut self.is_dirty[point.index()], true) {
+            self.dirty.push(point);
         }
     }
 
     fn flush(&mut self) {
-        while let Some(stage) = self.dirty.pop() {
-            let index = stage.index();
+        while let Some(point) = self.dirty.pop() {
+            let index = point.index();
             self.is_dirty[index] = false;
-            let now = self.stage_peak(stage);
+            let now = self.point_peak(point);
             self.tree.add(index, index + 1, now - self.within[index]);
             self.within[index] = now;
         }
     }
 
-    /// The peak within a stage of the tensors touched there; all others are in the tree already.
-    fn stage_peak(&mut self, stage: OpId) -> Size {
+    /// The peak within a point of the tensors touched there; all others are in the tree already.
+    fn point_peak(&mut self, point: OpId) -> ByteCount {
         let problem = self.problem;
-        let runs = self.again[stage.index()].len() + 1;
+        let runs = self.again[point.index()].len() + 1;
         self.work += 1 + runs as u64 / 2;
-        let mut scratch = std::mem::replace(
-            &mut self.scratch,
-            Scratch {
-                touched: Vec::new(),
-                place: Vec::new(),
-                stamp: Vec::new(),
-                clock: 0,
-                freed: Vec::new(),
-            },
-        );
-        let run = |step: usize| self.again[stage.index()].get(step).copied().unwrap_or(stage);
+        let mut scratch = std::mem::take(&mut self.scratch);
+        let op_of = |run: usize| self.again[point.index()].get(run).copied().unwrap_or(point);
         scratch.clock += 1;
         scratch.touched.clear();
-        for step in 0..runs {
-            let call = &problem.ops[run(step)];
+        for run in 0..runs {
+            let call = &problem.ops[op_of(run)];
             for &tensor in call.inputs.iter().chain(&call.outputs) {
                 let index = tensor.index();
                 if scratch.stamp[index] == scratch.clock {
-                    scratch.touched[scratch.place[index] as usize].1 = step as u32;
+                    scratch.touched[scratch.place[index] as usize].1 = run as u32;
                 } else {
                     scratch.stamp[index] = scratch.clock;
                     scratch.place[index] = scratch.touched.len() as u32;
-                    scratch.touched.push((tensor, step as u32));
+                    scratch.touched.push((tensor, run as u32));
                 }
             }
         }
         scratch.freed.clear();
-        scratch.freed.resize(runs, 0);
-        let mut now = 0;
+        scratch.freed.resize(runs, ByteCount::ZERO);
+        let mut now = ByteCount::ZERO;
         for slot in 0..scratch.touched.len() {
             let (tensor, last) = scratch.touched[slot];
-            let Ok(index) = self.find(tensor, stage) else { continue };
+            let Ok(index) = self.find(tensor, point) else { continue };
             let bytes = problem.tensors[tensor].bytes;
             if !self.accesses(tensor)[index].made {
                 now += bytes;
@@ -491,16 +476,18 @@ impl<'a> State<'a> {
                 scratch.freed[last as usize] += bytes;
             }
         }
-        let mut peak = 0;
-        for step in 0..runs {
-            let call = &problem.ops[run(step)];
-            now += call.outputs.iter().map(|&tensor| problem.tensors[tensor].bytes).sum::<Size>();
+        let mut peak = ByteCount::ZERO;
+        for run in 0..runs {
+            let call = &problem.ops[op_of(run)];
+            now +=
+                call.outputs.iter().map(|&tensor| problem.tensors[tensor].bytes).sum::<ByteCount>();
             let dies_here = |tensor: &TensorId| {
-                scratch.touched[scratch.place[tensor.index()] as usize].1 == step as u32
+                scratch.touched[scratch.place[tensor.index()] as usize].1 == run as u32
             };
-            let taken = if call.takes_over.iter().any(dies_here) { call.taken } else { 0 };
+            let taken =
+                if call.takes_over.iter().any(dies_here) { call.taken } else { ByteCount::ZERO };
             peak = peak.max(now + call.workspace + call.kept - taken);
-            now -= scratch.freed[step];
+            now -= scratch.freed[run];
         }
         self.scratch = scratch;
         peak

@@ -2,7 +2,7 @@
 //! Invariant: what is there whatever the plan (persistent placeholders, kept outputs once they are
 //! made) is folded into `base`, so a tensor here is a storage that can be dropped; views are gone.
 //!
-//! Operator 0 stands for the placeholders that die: the batch and the tangents. Stage `t` is the
+//! Operator 0 stands for the placeholders that die: the batch and the tangents. Point `t` is the
 //! first run of operator `t` together with the recomputations just before it.
 
 use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap, entity_impl};
@@ -10,9 +10,10 @@ use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap, entity_impl};
 use crate::graph::Graph;
 use crate::id::{NodeId, StorageId};
 use crate::plan::rematerialize::mutated_storages;
+use crate::plan::search::quantity::{ByteCount, Picoseconds};
 use crate::profile::Profile;
 
-/// An operator; also the stage of its first run.
+/// An operator; also the point of its first run.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct OpId(u32);
 entity_impl!(OpId, "op");
@@ -32,22 +33,6 @@ impl OpId {
     }
 }
 
-/// Picoseconds: sums and comparisons are exact.
-pub type Picoseconds = i64;
-
-/// The longest time that is told apart, 17 seconds: so that sums over half a million runs do not
-/// wrap around.
-const LONGEST: f64 = (1i64 << 44) as f64;
-
-/// Seconds in whole picoseconds, rounded down; for a run that is longer, the longest that is told
-/// apart.
-pub fn picoseconds(seconds: f64) -> Picoseconds {
-    (seconds * 1e12).min(LONGEST) as Picoseconds
-}
-
-/// Bytes, signed: differences are everywhere.
-pub type Size = i64;
-
 /// One operator.
 #[derive(Clone, Debug, Default)]
 pub struct Op {
@@ -56,7 +41,7 @@ pub struct Op {
     /// Its run time.
     pub cost: Picoseconds,
     /// Transient bytes while it runs.
-    pub workspace: Size,
+    pub workspace: ByteCount,
     /// Tensors that it reads.
     pub inputs: Vec<TensorId>,
     /// Tensors that it makes.
@@ -64,17 +49,17 @@ pub struct Op {
     /// Inputs whose memory its first output may take over where they die, the preferred first.
     pub takes_over: Vec<TensorId>,
     /// Bytes of that output.
-    pub taken: Size,
+    pub taken: ByteCount,
     /// Most bytes that this output can have in common with an input, be their storages of different
     /// sizes.
-    pub shared: Size,
+    pub shared: ByteCount,
     /// Bytes of outputs that outlive the step: there from the first run on, a transient copy in a
     /// recomputation.
-    pub kept: Size,
+    pub kept: ByteCount,
     /// It has outputs that outlive the step, or writes in place, or lets go of a batch that nobody
     /// reads: its first run cannot be left out.
     pub anchored: bool,
-    /// It may run again up to this stage, whose first run ends a version that it reads. 0 = never.
+    /// It may run again up to this point, whose first run ends a version that it reads. 0 = never.
     pub until: u32,
     /// It writes in place: no schedule runs it twice. (Random operators may: see `rematerialize`.)
     pub once: bool,
@@ -92,7 +77,7 @@ pub struct Op {
 #[derive(Clone, Debug)]
 pub struct Tensor {
     /// Its size.
-    pub bytes: Size,
+    pub bytes: ByteCount,
     /// Who makes it.
     pub producer: OpId,
     /// Who reads it, in order.
@@ -106,10 +91,10 @@ pub struct Problem {
     pub ops: PrimaryMap<OpId, Op>,
     /// The tensors.
     pub tensors: PrimaryMap<TensorId, Tensor>,
-    /// Bytes there at each stage whatever the plan.
-    pub base: Vec<Size>,
+    /// Bytes there at each point whatever the plan.
+    pub base: Vec<ByteCount>,
     /// Bytes there before anything runs that never leave.
-    pub resting: Size,
+    pub resting: ByteCount,
     /// Time of all first runs.
     pub total: Picoseconds,
 }
@@ -126,13 +111,13 @@ enum Track {
 impl Problem {
     /// The problem of running all nodes of `order`, inputs before users.
     pub fn new(graph: &Graph, profile: &Profile, order: &[NodeId]) -> Problem {
-        let size = |storage: StorageId| graph.storages()[storage].0 as Size;
+        let size = |storage: StorageId| ByteCount::of(graph.storages()[storage]);
         let is_written = mutated_storages(graph);
         let mut track: SecondaryMap<StorageId, Track> = SecondaryMap::new();
         let mut ops: PrimaryMap<OpId, Op> = PrimaryMap::with_capacity(order.len() + 1);
         let mut tensors: PrimaryMap<TensorId, Tensor> = PrimaryMap::new();
         let mut source = Op { once: true, anchored: true, forward: true, ..Op::default() };
-        let mut resting = 0;
+        let mut resting = ByteCount::ZERO;
         for (_, storage) in graph.placeholder_storages() {
             if graph.is_kept(storage) {
                 track[storage] = Track::Resting;
@@ -157,8 +142,8 @@ impl Problem {
             let call = &graph.nodes()[node];
             let mut op = Op {
                 node: Some(node),
-                cost: picoseconds(profile.seconds[node].0),
-                workspace: profile.workspace[node].0 as Size,
+                cost: Picoseconds::round_down(profile.seconds[node]),
+                workspace: ByteCount::of(profile.workspace[node]),
                 anchored: call.mutates,
                 once: call.mutates,
                 forward: call.phase.is_forward(),
@@ -206,8 +191,8 @@ impl Problem {
         let unread = tensors
             .values()
             .filter(|tensor| tensor.producer == OpId::SOURCE && tensor.readers.is_empty());
-        let unread: Size = unread.map(|tensor| tensor.bytes).sum();
-        if unread > 0 && ops.len() > 1 {
+        let unread: ByteCount = unread.map(|tensor| tensor.bytes).sum();
+        if unread > ByteCount::ZERO && ops.len() > 1 {
             base[1] += unread;
             ops[OpId::at(1)].anchored = true;
         }
@@ -215,16 +200,16 @@ impl Problem {
         Problem { ops, tensors, base, resting, total }
     }
 
-    /// How many stages there are.
+    /// How many points there are.
     pub fn len(&self) -> usize {
         self.ops.len()
     }
 
     /// Bytes of an operator's own tensors, kept outputs and workspace while it runs: no schedule
     /// needs less for it.
-    pub fn working_set(&self, id: OpId) -> Size {
+    pub fn working_set(&self, id: OpId) -> ByteCount {
         let op = &self.ops[id];
-        let touched: Size =
+        let touched: ByteCount =
             op.inputs.iter().chain(&op.outputs).map(|&tensor| self.tensors[tensor].bytes).sum();
         op.kept + op.workspace + touched - op.shared
     }
@@ -248,11 +233,11 @@ fn takes_over(
     if !graph.fresh(node).contains(&made) {
         return;
     }
-    op.taken = graph.storages()[made].0 as Size;
+    op.taken = ByteCount::of(graph.storages()[made]);
     for input in graph.overwritable(node) {
         let storage = graph.values()[input].storage;
         let Track::Tensor(tensor) = track[storage] else { continue };
-        let bytes = graph.storages()[storage].0 as Size;
+        let bytes = ByteCount::of(graph.storages()[storage]);
         op.shared = op.shared.max(bytes.min(op.taken));
         if bytes == op.taken {
             op.takes_over.push(tensor);

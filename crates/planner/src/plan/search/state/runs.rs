@@ -12,14 +12,14 @@ use crate::profile::Profile;
 
 /// The runs that events stand for, without those that nothing reads before the same operator runs
 /// again.
-fn runs(problem: &Problem, events: &[Event]) -> Vec<OpId> {
+fn needed(problem: &Problem, events: &[Event]) -> Vec<OpId> {
     let mut all: Vec<OpId> = Vec::with_capacity(problem.len() + events.len());
     let mut events = events.iter().peekable();
-    for stage in problem.ops.keys().skip(1) {
-        while let Some(event) = events.next_if(|event| event.stage <= stage) {
+    for point in problem.ops.keys().skip(1) {
+        while let Some(event) = events.next_if(|event| event.point <= point) {
             all.push(event.op);
         }
-        all.push(stage);
+        all.push(point);
     }
     // For each run, the runs that made what it reads.
     let mut last_made: SecondaryMap<TensorId, Option<u32>> = SecondaryMap::new();
@@ -51,19 +51,19 @@ fn runs(problem: &Problem, events: &[Event]) -> Vec<OpId> {
 }
 
 /// The same as nodes.
-pub fn steps(problem: &Problem, events: &[Event]) -> Vec<NodeId> {
-    runs(problem, events).into_iter().filter_map(|id| problem.ops[id].node).collect()
+pub fn sequence(problem: &Problem, events: &[Event]) -> Vec<NodeId> {
+    needed(problem, events).into_iter().filter_map(|id| problem.ops[id].node).collect()
 }
 
 /// A sequence of runs as a problem over its own order of first runs, and the events that make it.
 ///
-/// A run that stands between two first runs belongs to the stage of the second; runs behind the
+/// A run that stands between two first runs belongs to the point of the second; runs behind the
 /// last are dropped.
-pub fn rebase(graph: &Graph, profile: &Profile, steps: &[NodeId]) -> (Problem, Vec<Event>) {
+pub fn rebase(graph: &Graph, profile: &Profile, runs: &[NodeId]) -> (Problem, Vec<Event>) {
     let mut place: SecondaryMap<NodeId, u32> = SecondaryMap::with_capacity(graph.nodes().len());
-    let mut order = Vec::with_capacity(steps.len());
+    let mut order = Vec::with_capacity(runs.len());
     let mut again = Vec::new();
-    for &node in steps {
+    for &node in runs {
         if place[node] == 0 {
             order.push(node);
             place[node] = order.len() as u32;
@@ -74,8 +74,8 @@ pub fn rebase(graph: &Graph, profile: &Profile, steps: &[NodeId]) -> (Problem, V
     let last = order.len() as u32;
     let mut events: Vec<Event> = again
         .into_iter()
-        .filter(|&(stage, _)| stage <= last)
-        .map(|(stage, op)| Event { stage: OpId::from_u32(stage), op: OpId::from_u32(op) })
+        .filter(|&(point, _)| point <= last)
+        .map(|(point, op)| Event { point: OpId::from_u32(point), op: OpId::from_u32(op) })
         .collect();
     events.sort_unstable();
     events.dedup();

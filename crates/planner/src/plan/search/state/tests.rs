@@ -8,8 +8,9 @@ use crate::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use crate::id::{NodeId, ValueId};
 use crate::machine::Machine;
 use crate::plan::search::order;
-use crate::plan::search::state::problem::{OpId, Picoseconds, Problem, Size, picoseconds};
-use crate::plan::search::state::runs::{rebase, steps};
+use crate::plan::search::quantity::{ByteCount, Picoseconds};
+use crate::plan::search::state::problem::{OpId, Problem};
+use crate::plan::search::state::runs::{rebase, sequence};
 use crate::plan::search::state::{Event, State};
 use crate::plan::{base_order, simulate};
 use crate::profile::Profile;
@@ -83,32 +84,32 @@ fn graph(random: &mut Rng, most: usize) -> Graph {
     builder.build().expect("the generator obeys the rules")
 }
 
-fn cost(profile: &Profile, steps: &[NodeId]) -> Picoseconds {
-    steps.iter().map(|&node| picoseconds(profile.seconds[node].0)).sum()
+fn cost(profile: &Profile, runs: &[NodeId]) -> Picoseconds {
+    runs.iter().map(|&node| Picoseconds::round_down(profile.seconds[node])).sum()
 }
 
 /// The run of an operator that nothing reads before the same operator runs again, or before the
 /// step ends.
-fn has_idle_run(problem: &Problem, state: &State) -> bool {
-    let idle_event = state.events().into_iter().any(|event| state.is_idle(event));
-    let idle_first = problem.ops.iter().any(|(id, op)| {
-        let stages: Vec<OpId> =
-            state.events().iter().filter(|event| event.op == id).map(|event| event.stage).collect();
-        let read_before = |stage: OpId| {
+fn has_dead_run(problem: &Problem, state: &State) -> bool {
+    let dead_event = state.events().into_iter().any(|event| state.is_dead(event));
+    let dead_first = problem.ops.iter().any(|(id, op)| {
+        let points: Vec<OpId> =
+            state.events().iter().filter(|event| event.op == id).map(|event| event.point).collect();
+        let read_before = |point: OpId| {
             op.outputs.iter().any(|&tensor| {
-                state.accesses(tensor).iter().any(|a| a.stage > id && a.stage <= stage && !a.made)
+                state.accesses(tensor).iter().any(|a| a.point > id && a.point <= point && !a.made)
             })
         };
-        stages.first().is_some_and(|&stage| !read_before(stage))
+        points.first().is_some_and(|&point| !read_before(point))
     });
-    idle_event || idle_first
+    dead_event || dead_first
 }
 
 /// How often what happened.
 #[derive(Debug, Default)]
 struct Tally {
     states: usize,
-    /// No run is idle, so everything is exact.
+    /// No run is dead, so everything is exact.
     exact: usize,
     /// Planned anew, recomputations change places.
     changed: usize,
@@ -122,16 +123,16 @@ struct Tally {
 /// stand for.
 fn is_true(graph: &Graph, profile: &Profile, state: &mut State, tally: &mut Tally) {
     let problem = state.problem;
-    let runs = steps(problem, &state.events());
-    let simulated = simulate(graph, profile, &runs).curve.peak.0 as Size;
+    let runs = sequence(problem, &state.events());
+    let simulated = ByteCount::of(simulate(graph, profile, &runs).curve.peak);
     let extra = cost(profile, &runs) - problem.total;
     assert!(
         state.peak() >= simulated,
-        "the state peaks at {}, the plan at {simulated}",
+        "the state peaks at {:?}, the plan at {simulated:?}",
         state.peak()
     );
-    assert!(state.extra() >= extra, "the state costs {}, the plan {extra}", state.extra());
-    let is_exact = !has_idle_run(problem, state);
+    assert!(state.extra() >= extra, "the state costs {:?}, the plan {extra:?}", state.extra());
+    let is_exact = !has_dead_run(problem, state);
     tally.states += 1;
     tally.exact += usize::from(is_exact);
     if is_exact {
@@ -152,7 +153,7 @@ fn is_true(graph: &Graph, profile: &Profile, state: &mut State, tally: &mut Tall
     let mut rebased = State::new(&own);
     rebased.set(&events);
     assert_eq!(rebased.events(), events, "an event is not allowed in its own order");
-    let again = steps(&own, &events);
+    let again = sequence(&own, &events);
     assert!(cost(profile, &again) <= cost(profile, &runs));
     if again == runs {
         assert_eq!((rebased.extra(), rebased.peak()), (extra, simulated));
@@ -160,7 +161,7 @@ fn is_true(graph: &Graph, profile: &Profile, state: &mut State, tally: &mut Tall
         tally.changed += 1;
         tally.cheaper += usize::from(cost(profile, &again) < cost(profile, &runs));
         tally.higher +=
-            usize::from(simulate(graph, profile, &again).curve.peak.0 as Size > simulated);
+            usize::from(ByteCount::of(simulate(graph, profile, &again).curve.peak) > simulated);
     }
 }
 
@@ -168,8 +169,8 @@ fn toggle(problem: &Problem, state: &mut State, random: &mut Rng) {
     let events = state.events();
     if events.is_empty() || random.usize(..3) > 0 {
         let mut op = || OpId::at(random.usize(..problem.len()));
-        let (stage, op) = (op(), op());
-        state.add(Event { stage: stage.max(op), op: op.min(stage) });
+        let (point, op) = (op(), op());
+        state.add(Event { point: point.max(op), op: op.min(point) });
     } else {
         state.remove(events[random.usize(..events.len())]);
     }

@@ -1,33 +1,36 @@
-//! Bytes over the stages of a step: add to a range, ask for the maximum and where it is. Invariant:
+//! Bytes over the points of a step: add to a range, ask for the maximum and where it is. Invariant:
 //! `max` of an inner node is the maximum of its children plus what was added to the node as a
 //! whole.
 
-use crate::plan::search::state::problem::Size;
+use crate::plan::search::quantity::ByteCount;
 
-/// A segment tree over stages.
+/// Less than any sum, and far from the end of the numbers.
+const LEAST: ByteCount = ByteCount(i64::MIN / 4);
+
+/// A segment tree over points.
 #[derive(Clone, Debug)]
 pub struct MaxTree {
     leaves: usize,
-    max: Vec<Size>,
-    added: Vec<Size>,
+    max: Vec<ByteCount>,
+    added: Vec<ByteCount>,
 }
 
 impl MaxTree {
     /// A tree over `values`.
-    pub fn new(values: &[Size]) -> MaxTree {
+    pub fn new(values: &[ByteCount]) -> MaxTree {
         let leaves = values.len().next_power_of_two();
         // Unused leaves never win.
-        let mut max = vec![Size::MIN / 4; 2 * leaves];
+        let mut max = vec![LEAST; 2 * leaves];
         max[leaves..leaves + values.len()].copy_from_slice(values);
         for node in (1..leaves).rev() {
             max[node] = max[2 * node].max(max[2 * node + 1]);
         }
-        MaxTree { leaves, max, added: vec![0; leaves] }
+        MaxTree { leaves, max, added: vec![ByteCount::ZERO; leaves] }
     }
 
-    /// Adds `bytes` to each stage of `from..to`.
-    pub fn add(&mut self, from: usize, to: usize, bytes: Size) {
-        if from >= to || bytes == 0 {
+    /// Adds `bytes` to each point of `from..to`.
+    pub fn add(&mut self, from: usize, to: usize, bytes: ByteCount) {
+        if from >= to || bytes == ByteCount::ZERO {
             return;
         }
         let (mut low, mut high) = (from + self.leaves, to + self.leaves);
@@ -58,7 +61,7 @@ impl MaxTree {
         }
     }
 
-    fn add_to_node(&mut self, node: usize, bytes: Size) {
+    fn add_to_node(&mut self, node: usize, bytes: ByteCount) {
         self.max[node] += bytes;
         if node < self.leaves {
             self.added[node] += bytes;
@@ -70,11 +73,11 @@ impl MaxTree {
     }
 
     /// The largest value.
-    pub fn max(&self) -> Size {
+    pub fn max(&self) -> ByteCount {
         self.max[1]
     }
 
-    /// The first stage that has it.
+    /// The first point that has it.
     pub fn argmax(&self) -> usize {
         let mut node = 1;
         while node < self.leaves {
@@ -84,9 +87,9 @@ impl MaxTree {
         node - self.leaves
     }
 
-    /// The value of one stage.
-    pub fn at(&self, stage: usize) -> Size {
-        let mut node = stage + self.leaves;
+    /// The value of one point.
+    pub fn at(&self, point: usize) -> ByteCount {
+        let mut node = point + self.leaves;
         let mut value = self.max[node];
         while node > 1 {
             node >>= 1;
@@ -96,7 +99,7 @@ impl MaxTree {
     }
 
     /// The largest value in `from..to`, which must not be empty.
-    pub fn max_in(&self, from: usize, to: usize) -> Size {
+    pub fn max_in(&self, from: usize, to: usize) -> ByteCount {
         // Bottom up: the best of what lies inside, per side, plus what was added above.
         let (mut low, mut high) = (from + self.leaves, to - 1 + self.leaves);
         let (mut left, mut right) = (self.max[low], self.max[high]);
@@ -120,8 +123,8 @@ impl MaxTree {
         best
     }
 
-    /// Writes the value of every stage into `out`.
-    pub fn values(&self, out: &mut Vec<Size>, stages: usize) {
+    /// Writes the value of every point into `out`.
+    pub fn values(&self, out: &mut Vec<ByteCount>, points: usize) {
         let mut carried = self.added.clone();
         for node in 1..self.leaves {
             let above = carried[node];
@@ -132,9 +135,9 @@ impl MaxTree {
             }
         }
         out.clear();
-        out.extend((0..stages).map(|stage| {
-            let leaf = stage + self.leaves;
-            self.max[leaf] + if leaf > 1 { carried[leaf >> 1] } else { 0 }
+        out.extend((0..points).map(|point| {
+            let leaf = point + self.leaves;
+            self.max[leaf] + if leaf > 1 { carried[leaf >> 1] } else { ByteCount::ZERO }
         }));
     }
 }
@@ -150,23 +153,24 @@ mod tests {
             random = random.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
             (random >> 33) as usize % n
         };
-        for stages in [1, 2, 3, 7, 16, 29] {
-            let mut values: Vec<Size> = (0..stages).map(|_| below(50) as Size).collect();
+        for points in [1, 2, 3, 7, 16, 29] {
+            let mut values: Vec<ByteCount> =
+                (0..points).map(|_| ByteCount(below(50) as i64)).collect();
             let mut tree = MaxTree::new(&values);
             for _ in 0..200 {
-                let (from, bytes) = (below(stages), below(9) as Size - 4);
-                let to = from + 1 + below(stages - from);
+                let (from, bytes) = (below(points), ByteCount(below(9) as i64 - 4));
+                let to = from + 1 + below(points - from);
                 values[from..to].iter_mut().for_each(|value| *value += bytes);
                 tree.add(from, to, bytes);
                 let max = values.iter().copied().max().unwrap_or_default();
                 assert_eq!(tree.max(), max);
                 assert_eq!(Some(tree.argmax()), values.iter().position(|&value| value == max));
-                let low = below(stages);
-                let high = low + 1 + below(stages - low);
+                let low = below(points);
+                let high = low + 1 + below(points - low);
                 assert_eq!(Some(tree.max_in(low, high)), values[low..high].iter().copied().max());
                 assert_eq!(tree.at(low), values[low]);
                 let mut all = Vec::new();
-                tree.values(&mut all, stages);
+                tree.values(&mut all, points);
                 assert_eq!(all, values);
             }
         }

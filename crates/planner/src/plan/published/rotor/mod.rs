@@ -6,6 +6,8 @@
 //! heterogeneous chains: how to train deep neural networks with limited memory", 2019 (rotor).
 //! Departures: see `doc/theory/rotor.md`.
 
+mod costs;
+
 use cranelift_entity::SecondaryMap;
 
 use crate::analysis::{liveness, memory_curve};
@@ -13,6 +15,7 @@ use crate::graph::{Graph, Phase};
 use crate::id::{NodeId, StorageId};
 use crate::plan::published::chain::units;
 use crate::plan::published::family::fastest;
+use crate::plan::published::rotor::costs::CostTable;
 use crate::plan::rematerialize::{legal, may_run_again, mutated_storages};
 use crate::plan::{Plan, PlanError, Planner};
 use crate::profile::Profile;
@@ -38,7 +41,7 @@ pub fn rotor(
     let mut family = vec![order.to_vec()];
     if chain.length > 0 {
         let blocks = chain.blocks(graph, profile, order);
-        let table = Table::new(&blocks);
+        let table = CostTable::new(&blocks);
         let amounts = table.amounts();
         let every = amounts.len().div_ceil(SCHEDULES).max(1);
         family.extend(
@@ -47,7 +50,7 @@ pub fn rotor(
                 .rev()
                 .step_by(every)
                 .rev()
-                .map(|&memory| chain.steps(graph, order, &table.schedule(memory))),
+                .map(|&memory| chain.runs(graph, order, &table.schedule(memory))),
         );
     }
     fastest(graph, profile, budget, Planner::Rotor, family)
@@ -150,7 +153,7 @@ impl Chain {
             self.length,
             Bytes((curve.peak.saturating_sub(resting).0 / SLOTS as u64).max(1)),
         );
-        // Bytes of activations that the chain holds, at each step of the unplanned sequence.
+        // Bytes of activations that the chain holds, at each run of the unplanned sequence.
         let mut change = vec![(0, 0); order.len() + 1];
         for life in lives.intervals.values().filter(|life| self.movable[life.storage]) {
             let bytes = graph.storages()[life.storage].0;
@@ -237,36 +240,36 @@ impl Chain {
 
     /// The sequence that a schedule becomes: blocks run again as soon as the backward pass comes to
     /// what they serve.
-    fn steps(&self, graph: &Graph, order: &[NodeId], schedule: &[Move]) -> Vec<NodeId> {
+    fn runs(&self, graph: &Graph, order: &[NodeId], schedule: &[Move]) -> Vec<NodeId> {
         let mut before: Vec<Vec<usize>> = vec![Vec::new(); self.length];
         let mut ran = vec![false; self.length];
         let mut waiting = Vec::new();
-        for &step in schedule {
-            match step {
+        for &next in schedule {
+            match next {
                 Move::Forward(block) if ran[block] => waiting.push(block),
                 Move::Forward(block) => ran[block] = true,
                 Move::Backward(block) => before[block].append(&mut waiting),
             }
         }
         let mut frontier = self.length;
-        let mut steps = Vec::with_capacity(order.len() * 2);
+        let mut runs = Vec::with_capacity(order.len() * 2);
         for &node in order {
             if let Some(block) = Some(node)
                 .filter(|&node| self.block[node].is_none())
                 .and_then(|node| self.needed(graph, node))
             {
                 for passed in (block..frontier).rev() {
-                    steps.extend(before[passed].iter().flat_map(|&again| &self.again[again]));
+                    runs.extend(before[passed].iter().flat_map(|&again| &self.again[again]));
                 }
                 frontier = frontier.min(block);
             }
-            steps.push(node);
+            runs.push(node);
         }
-        legal(graph, &steps)
+        legal(graph, &runs)
     }
 }
 
-/// One step of a schedule of the chain.
+/// One move of a schedule of the chain.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Move {
     Forward(usize),
@@ -315,192 +318,5 @@ impl Blocks {
     /// What is held counts to the nearest slot: rounding each block up would add a slot a block.
     fn held(&self, bytes: u64) -> usize {
         ((bytes + self.slot.0 / 2) / self.slot.0) as usize
-    }
-}
-
-/// What the program decides about a part of the chain.
-#[derive(Clone, Copy, Debug, PartialEq)]
-enum Choice {
-    Infeasible,
-    /// The first block leaves everything.
-    Save,
-    /// The blocks up to this one leave nothing but the input of this one.
-    Checkpoint(u8),
-}
-
-/// cost(first, last, memory): fewest seconds of forward passes for the part `first..=last` of the
-/// chain whose input is there and not counted, within `memory` slots.
-struct Table<'a> {
-    blocks: &'a Blocks,
-    length: usize,
-    memory: usize,
-    cost: Vec<f64>,
-    choice: Vec<Choice>,
-}
-
-impl Table<'_> {
-    fn new(blocks: &Blocks) -> Table<'_> {
-        let length = blocks.forward.len();
-        // Rounding may take some slots more than everything saved really takes.
-        let memory = SLOTS + SLOTS / 10 + 2 * length;
-        let size = length * length * (memory + 1);
-        let mut table = Table {
-            blocks,
-            length,
-            memory,
-            cost: vec![f64::INFINITY; size],
-            choice: vec![Choice::Infeasible; size],
-        };
-        for width in 0..length {
-            for first in 0..length - width {
-                table.fill(first, first + width);
-            }
-        }
-        table
-    }
-
-    fn at(&self, first: usize, last: usize, memory: usize) -> usize {
-        (first * self.length + last) * (self.memory + 1) + memory
-    }
-
-    fn fill(&mut self, first: usize, last: usize) {
-        let blocks = self.blocks;
-        let end = self.memory + 1;
-        let mut best = vec![(f64::INFINITY, Choice::Infeasible); end];
-        let all = blocks.held(blocks.all[first]);
-        let least = blocks
-            .needed(
-                (blocks.all[first] + blocks.backward[first])
-                    .max(blocks.saving[first] + blocks.before[last]),
-            )
-            .max(all);
-        for (memory, best) in best.iter_mut().enumerate().skip(least) {
-            let rest =
-                if first == last { 0.0 } else { self.cost[self.at(first + 1, last, memory - all)] };
-            if rest < f64::INFINITY {
-                *best = (blocks.forward[first] + rest, Choice::Save);
-            }
-        }
-        let (mut pass, mut peak) = (0.0, 0);
-        for border in first + 1..=last {
-            let passed = border - 1;
-            let input = if passed > first { blocks.output[passed - 1] } else { 0 };
-            pass += blocks.forward[passed];
-            peak = peak.max(input + blocks.passing[passed]);
-            let output = blocks.held(blocks.output[passed]);
-            let least = blocks.needed(peak + blocks.before[last]).max(output).min(end);
-            let (right, left) = (self.at(border, last, 0), self.at(first, passed, 0));
-            let (right, left) = (
-                &self.cost[right + least - output..right + end - output],
-                &self.cost[left + least..left + end],
-            );
-            for ((best, right), left) in best[least..].iter_mut().zip(right).zip(left) {
-                let cost = pass + right + left;
-                if cost < best.0 {
-                    *best = (cost, Choice::Checkpoint(border as u8));
-                }
-            }
-        }
-        let now = self.at(first, last, 0);
-        for (memory, (cost, choice)) in best.into_iter().enumerate() {
-            (self.cost[now + memory], self.choice[now + memory]) = (cost, choice);
-        }
-    }
-
-    /// The amounts of memory from which on the whole chain gets faster, rising.
-    fn amounts(&self) -> Vec<usize> {
-        let whole = self.at(0, self.length - 1, 0);
-        let cost = &self.cost[whole..=whole + self.memory];
-        (0..=self.memory)
-            .filter(|&memory| {
-                cost[memory] < if memory == 0 { f64::INFINITY } else { cost[memory - 1] }
-            })
-            .collect()
-    }
-
-    /// The schedule of the whole chain in that much memory.
-    fn schedule(&self, memory: usize) -> Vec<Move> {
-        enum Pending {
-            Part(usize, usize, usize),
-            Backward(usize),
-        }
-        let mut schedule = Vec::new();
-        let mut pending = vec![Pending::Part(0, self.length - 1, memory)];
-        while let Some(next) = pending.pop() {
-            let (first, last, memory) = match next {
-                Pending::Backward(block) => {
-                    schedule.push(Move::Backward(block));
-                    continue;
-                }
-                Pending::Part(first, last, memory) => (first, last, memory),
-            };
-            match self.choice[self.at(first, last, memory)] {
-                Choice::Infeasible => {}
-                Choice::Save => {
-                    schedule.push(Move::Forward(first));
-                    pending.push(Pending::Backward(first));
-                    if first < last {
-                        pending.push(Pending::Part(
-                            first + 1,
-                            last,
-                            memory - self.blocks.held(self.blocks.all[first]),
-                        ));
-                    }
-                }
-                Choice::Checkpoint(border) => {
-                    let border = usize::from(border);
-                    schedule.extend((first..border).map(Move::Forward));
-                    pending.push(Pending::Part(first, border - 1, memory));
-                    pending.push(Pending::Part(
-                        border,
-                        last,
-                        memory - self.blocks.held(self.blocks.output[border - 1]),
-                    ));
-                }
-            }
-        }
-        schedule
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Equal blocks of one second whose output takes one slot, everything three, nothing beside
-    /// them.
-    fn equal(length: usize) -> Blocks {
-        let mut blocks = Blocks::new(length, Bytes(1));
-        blocks.forward.fill(1.0);
-        blocks.output.fill(1);
-        blocks.all.fill(3);
-        blocks.passing.fill(2);
-        blocks.saving.fill(3);
-        blocks
-    }
-
-    fn recomputed(length: usize, memory: usize) -> f64 {
-        let blocks = equal(length);
-        let table = Table::new(&blocks);
-        table.cost[table.at(0, length - 1, memory)] - length as f64
-    }
-
-    #[test]
-    fn a_chain_pays_for_what_it_cannot_save() {
-        assert_eq!(recomputed(4, 12), 0.0);
-        // One checkpoint less than everything: the first block runs twice.
-        assert_eq!(recomputed(4, 11), 1.0);
-        assert_eq!(recomputed(2, 4), 1.0);
-        assert_eq!(recomputed(2, 3), f64::INFINITY);
-    }
-
-    #[test]
-    fn a_schedule_comes_back_to_what_it_passed() {
-        use Move::{Backward as B, Forward as F};
-        let blocks = equal(3);
-        let table = Table::new(&blocks);
-        assert_eq!(table.schedule(9), [F(0), F(1), F(2), B(2), B(1), B(0)]);
-        assert_eq!(table.schedule(7), [F(0), F(1), F(2), B(2), F(1), B(1), B(0)]);
-        assert_eq!(table.schedule(5), [F(0), F(1), F(2), B(2), F(1), B(1), F(0), B(0)]);
     }
 }

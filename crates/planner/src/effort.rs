@@ -1,0 +1,233 @@
+//! How hard a planner looks for something better, and how much of that is left. Invariant: nothing
+//! here knows a clock of its own; with a limit of work and no deadline every answer depends on the
+//! work alone, so the same seed gives the same plan, byte for byte, on every machine.
+
+use crate::units::Seconds;
+
+/// Limits of one search.
+#[derive(Clone, Copy)]
+pub struct Effort<'a> {
+    /// Seeds every random choice.
+    pub seed: u64,
+    /// Elementary operations of the search after which it stops, whatever the time.
+    pub work: u64,
+    /// Time since the search began after which it stops.
+    pub deadline: Seconds,
+    /// The time, from any fixed origin. A clock that jumps to infinity ends the search: so does an
+    /// interruption.
+    pub clock: &'a (dyn Fn() -> Seconds + Sync),
+}
+
+impl Effort<'static> {
+    /// As much work as given, however long it takes.
+    pub const fn work(seed: u64, work: u64) -> Effort<'static> {
+        Effort { seed, work, deadline: Seconds(f64::INFINITY), clock: &|| Seconds(0.0) }
+    }
+}
+
+/// Enough for a good plan of a graph of a few thousand nodes, and deterministic.
+impl Default for Effort<'static> {
+    fn default() -> Self {
+        Effort::work(1, 1_000_000)
+    }
+}
+
+/// Counts the work done under an effort, and asks its clock.
+///
+/// Work may be booked after it was done ([`Meter::spend`], then [`Meter::is_over`]) or asked for
+/// before ([`Meter::take`], then [`Meter::has_refused`]); the second asks the clock less often.
+#[derive(Clone)]
+pub struct Meter<'a> {
+    effort: &'a Effort<'a>,
+    start: Seconds,
+    spent: u64,
+    /// Work at which it ends.
+    limit: u64,
+    /// Time since the start at which it ends; absent where time is of no account.
+    deadline: Option<Seconds>,
+    has_refused: bool,
+}
+
+impl<'a> Meter<'a> {
+    /// Units of work between two looks at the clock where work is asked for.
+    const CLOCK_INTERVAL: u64 = 4;
+
+    /// Starts now.
+    pub fn new(effort: &'a Effort<'a>) -> Meter<'a> {
+        Meter {
+            effort,
+            start: (effort.clock)(),
+            spent: 0,
+            limit: effort.work,
+            deadline: Some(effort.deadline),
+            has_refused: false,
+        }
+    }
+
+    /// The same, ending at a share of the effort.
+    pub fn until(&self, share: f64) -> Meter<'a> {
+        Meter {
+            limit: (self.effort.work as f64 * share) as u64,
+            deadline: Some(Seconds(self.effort.deadline.0 * share)),
+            ..self.clone()
+        }
+    }
+
+    /// The same, ending when half of what is left is spent.
+    pub fn half(&self) -> Meter<'a> {
+        let elapsed = self.elapsed().0;
+        let deadline = self.deadline.map(|deadline| {
+            if deadline.0.is_finite() {
+                Seconds(elapsed + (deadline.0 - elapsed).max(0.0) / 2.0)
+            } else {
+                deadline
+            }
+        });
+        Meter {
+            limit: self.spent + self.limit.saturating_sub(self.spent) / 2,
+            deadline,
+            ..self.clone()
+        }
+    }
+
+    /// The same, ending after so much more work at the latest.
+    pub fn leg(&self, work: u64) -> Meter<'a> {
+        Meter { limit: self.limit.min(self.spent.saturating_add(work)), ..self.clone() }
+    }
+
+    /// So much more work, whatever the limits and the time: for a first plan, without which there
+    /// is no answer.
+    pub fn untimed(&self, work: u64) -> Meter<'a> {
+        Meter { limit: self.spent.saturating_add(work), deadline: None, ..self.clone() }
+    }
+
+    /// What is left of the effort until a share of it is spent; its work counts anew.
+    pub fn rest_until(&self, share: f64) -> Effort<'a> {
+        let deadline = self.effort.deadline.0 * share - self.elapsed().0;
+        Effort {
+            deadline: Seconds(deadline.max(0.0)),
+            work: (self.effort.work as f64 * share) as u64,
+            ..*self.effort
+        }
+    }
+
+    /// The effort as it was given.
+    pub fn effort(&self) -> &'a Effort<'a> {
+        self.effort
+    }
+
+    /// It ends at a time, not only after so much work.
+    pub fn has_deadline(&self) -> bool {
+        self.effort.deadline.0.is_finite()
+    }
+
+    /// Books work that was done.
+    pub fn spend(&mut self, work: u64) {
+        self.spent = self.spent.saturating_add(work);
+    }
+
+    /// Asks for work that is about to be done; false where it is not allowed any more. It is booked
+    /// either way.
+    pub fn take(&mut self, work: u64) -> bool {
+        let looks = self.spent / Self::CLOCK_INTERVAL;
+        self.spend(work);
+        self.has_refused |= self.spent > self.limit;
+        if looks == self.spent / Self::CLOCK_INTERVAL {
+            !self.has_refused
+        } else {
+            self.is_in_time()
+        }
+    }
+
+    /// Whether nothing was refused so far, the time included.
+    pub fn is_in_time(&mut self) -> bool {
+        self.has_refused |= self.is_late();
+        !self.has_refused
+    }
+
+    /// Something was asked for and not allowed.
+    pub fn has_refused(&self) -> bool {
+        self.has_refused
+    }
+
+    /// Work done so far.
+    pub fn spent(&self) -> u64 {
+        self.spent
+    }
+
+    /// Time since the start; endless after an interruption, be it one before the start.
+    pub fn elapsed(&self) -> Seconds {
+        let now = (self.effort.clock)();
+        if now.0.is_infinite() { now } else { Seconds(now.0 - self.start.0) }
+    }
+
+    /// The share of the effort's time that has passed.
+    pub fn share(&self) -> f64 {
+        self.elapsed().0 / self.effort.deadline.0
+    }
+
+    /// Nothing is left.
+    pub fn is_over(&self) -> bool {
+        self.spent >= self.limit || self.is_late()
+    }
+
+    fn is_late(&self) -> bool {
+        self.deadline.is_some_and(|deadline| self.elapsed().0 >= deadline.0)
+    }
+
+    /// The work that is left: until the limit or, at the rate so far, until the deadline.
+    pub fn left(&self) -> u64 {
+        let elapsed = self.elapsed().0;
+        let by_time = match self.deadline {
+            Some(deadline) if deadline.0.is_finite() && elapsed > 0.0 => {
+                (self.spent as f64 * (deadline.0 / elapsed)) as u64
+            }
+            _ => u64::MAX,
+        };
+        self.limit.min(by_time).saturating_sub(self.spent)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, Ordering};
+
+    use super::*;
+
+    #[test]
+    fn work_is_refused_when_the_limit_is_reached_and_from_then_on() {
+        let effort = Effort::work(1, 3);
+        let mut meter = Meter::new(&effort);
+        assert!((0..3).all(|_| meter.take(1)));
+        assert!(meter.is_over() && !meter.has_refused());
+        assert!(!meter.take(1) && meter.has_refused());
+        assert!(!meter.is_in_time());
+    }
+
+    #[test]
+    fn an_untimed_meter_outlasts_deadline_and_interruption() {
+        let clock = || Seconds(f64::INFINITY);
+        let effort = Effort { seed: 1, work: 9, deadline: Seconds(1.0), clock: &clock };
+        let meter = Meter::new(&effort);
+        assert!(meter.is_over());
+        let mut untimed = meter.untimed(2);
+        assert!(!untimed.is_over());
+        untimed.spend(2);
+        assert!(untimed.is_over());
+    }
+
+    #[test]
+    fn parts_end_at_shares_of_work_and_time() {
+        let now = AtomicU64::new(0);
+        let clock = || Seconds(now.load(Ordering::Relaxed) as f64);
+        let effort = Effort { seed: 1, work: 100, deadline: Seconds(100.0), clock: &clock };
+        let mut meter = Meter::new(&effort);
+        meter.spend(20);
+        now.store(10, Ordering::Relaxed);
+        assert_eq!((meter.share(), meter.left()), (0.1, 80));
+        assert_eq!((meter.half().left(), meter.leg(5).left()), (40, 5));
+        assert_eq!(meter.until(0.5).left(), 30);
+        let rest = meter.rest_until(0.5);
+        assert_eq!((rest.work, rest.deadline), (50, Seconds(40.0)));
+    }
+}

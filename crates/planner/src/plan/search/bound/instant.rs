@@ -1,0 +1,183 @@
+//! One instant, the first run of an operator: its network, and what is known of it. Invariant: the
+//! network holds a finite cut for every legal schedule, that of what it makes again after the
+//! instant and of what it holds across; so no minimum cut is above any of them.
+
+use cranelift_entity::{EntityRef, SecondaryMap};
+
+use crate::effort::Meter;
+use crate::plan::search::bound::cuts::{Capacity, Cuts, DecisionVertex, Line, PricedArc};
+use crate::plan::search::bound::flow::Vertex;
+use crate::plan::search::bound::{BoundOrder, Hull, Tangent};
+use crate::plan::search::quantity::{ByteCount, Picoseconds, Price};
+use crate::plan::search::state::problem::{OpId, Problem, TensorId};
+
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+enum Side {
+    Before,
+    #[default]
+    Either,
+    After,
+}
+
+/// No schedule within a budget takes less to recompute.
+pub(super) struct Proven {
+    pub budget: ByteCount,
+    pub least: Picoseconds,
+}
+
+/// One instant with its network and what is known of it.
+pub struct CutInstant {
+    /// The operator whose first run it is.
+    pub at: OpId,
+    /// What holds without decisions.
+    pub hull: Hull,
+    /// What every schedule holds while it runs.
+    pub(super) needed: ByteCount,
+    /// Found by branch and bound.
+    pub(super) proven: Vec<Proven>,
+    /// Recomputing everything once.
+    pub(super) most: Picoseconds,
+    pub(super) cuts: Cuts,
+}
+
+impl CutInstant {
+    /// The instant of an operator in the schedules of an order; `None` where the effort was spent
+    /// before its first cuts were known.
+    pub fn new(
+        problem: &Problem,
+        order: BoundOrder,
+        at: OpId,
+        meter: &mut Meter,
+    ) -> Option<CutInstant> {
+        let side = match order {
+            BoundOrder::Given => positions(problem, at),
+            BoundOrder::Any => sides(problem, at),
+        };
+        let (ops, tensors) = (problem.len(), problem.tensors.len());
+        // An operator's vertex is on the sink's side where it runs after the instant; a tensor's
+        // where it is there after the instant; an operator's second vertex where it does not run
+        // before the instant.
+        let runs = |op: OpId| op.as_u32();
+        let there = |tensor: TensorId| ops as Vertex + tensor.as_u32();
+        let not_before = |op: OpId| (ops + tensors) as Vertex + op.as_u32();
+        let source = (2 * ops + tensors) as Vertex;
+        let sink = source + 1;
+        let (mut arcs, mut decidable) = (Vec::new(), Vec::new());
+        let mut arc = |from: Vertex, to: Vertex, capacity: Capacity| {
+            arcs.push(PricedArc { from, to, capacity })
+        };
+        let mut kept_before = ByteCount::ZERO;
+        for (id, op) in &problem.ops {
+            let before = match side[id] {
+                Side::After => continue,
+                Side::Before => {
+                    kept_before += op.kept;
+                    source
+                }
+                Side::Either => {
+                    arc(runs(id), not_before(id), Capacity::Infinite);
+                    for &earlier in
+                        op.after.iter().filter(|&&earlier| side[earlier] == Side::Either)
+                    {
+                        arc(not_before(id), not_before(earlier), Capacity::Infinite);
+                    }
+                    if op.kept > ByteCount::ZERO {
+                        arc(not_before(id), sink, Capacity::Held(op.kept));
+                    }
+                    not_before(id)
+                }
+            };
+            arc(
+                before,
+                runs(id),
+                if op.once { Capacity::Infinite } else { Capacity::Time(op.cost) },
+            );
+            decidable.push(DecisionVertex { op: id, vertex: runs(id) });
+            for &tensor in &op.outputs {
+                let is_input = problem.ops[at].inputs.contains(&tensor);
+                let bytes = if is_input { ByteCount::ZERO } else { problem.tensors[tensor].bytes };
+                arc(runs(id), there(tensor), Capacity::Held(bytes));
+                if problem.tensors[tensor]
+                    .readers
+                    .iter()
+                    .any(|&reader| reader != at && side[reader] == Side::After)
+                {
+                    arc(there(tensor), sink, Capacity::Infinite);
+                }
+            }
+            // None of them comes from the instant or its descendants: whoever reads those is a
+            // descendant too.
+            op.inputs.iter().for_each(|&tensor| arc(there(tensor), runs(id), Capacity::Infinite));
+        }
+        let needed = problem.resting + kept_before + problem.working_set(at);
+        let mut cuts = Cuts::new(source, arcs, decidable);
+        let all_held = cuts.cut(Price::FREE, &[], meter)?;
+        let none_held = cuts.cut(cuts.highest_price, &[], meter)?;
+        let hull = Hull::new(vec![all_held, none_held]);
+        Some(CutInstant { at, hull, needed, proven: Vec::new(), most: problem.total, cuts })
+    }
+
+    /// Time of recomputation that no plan within the budget beats; `None` where no schedule fits.
+    pub fn bound(&self, budget: ByteCount) -> Option<Picoseconds> {
+        if budget < self.needed {
+            return None;
+        }
+        let proven = self.proven.iter().filter(|proven| budget <= proven.budget);
+        let proven = proven.map(|proven| proven.least.wide()).max().unwrap_or_default();
+        let least = self.hull.at(budget - self.needed).max(proven);
+        // A cut asks for each operator once at most: beyond that, nothing fits.
+        (least <= self.most.wide()).then(|| least.narrow())
+    }
+
+    /// No budget below this many bytes suffices.
+    pub fn least_budget(&self) -> ByteCount {
+        let priced = self.hull.tangents().filter(|tangent| tangent.price > Price::FREE);
+        let room = priced.map(|Tangent { price, value }| {
+            // With less room, value − price · room > most.
+            price.bytes_beyond(value.wide() - self.most.wide() - Picoseconds(1).wide())
+        });
+        self.needed + room.max().unwrap_or_default()
+    }
+
+    /// Adds lines until the hull is exact at this budget, or the effort is spent.
+    pub fn solve(&mut self, budget: ByteCount, meter: &mut Meter) {
+        self.hull.close_in(&mut self.cuts, budget - self.needed, &[], meter);
+    }
+
+    /// The corners around a budget: the first holds more than fits, the second fits. The same one
+    /// twice at the ends.
+    pub fn bracket(&self, budget: ByteCount) -> [&Line; 2] {
+        let lines = &self.hull.lines;
+        let under =
+            lines.partition_point(|line| line.bytes > budget - self.needed).min(lines.len() - 1);
+        [&lines[under.saturating_sub(1)], &lines[under]]
+    }
+}
+
+/// Where each operator runs for the first time if the order of first runs is that of the problem.
+fn positions(problem: &Problem, at: OpId) -> SecondaryMap<OpId, Side> {
+    let mut side: SecondaryMap<OpId, Side> = SecondaryMap::with_capacity(problem.len());
+    problem.ops.keys().for_each(|id| side[id] = if id < at { Side::Before } else { Side::After });
+    side
+}
+
+/// Where each operator runs for the first time, seen from the first run of `at`, in whatever order.
+fn sides(problem: &Problem, at: OpId) -> SecondaryMap<OpId, Side> {
+    let mut side: SecondaryMap<OpId, Side> = SecondaryMap::with_capacity(problem.len());
+    side.resize(problem.len());
+    side[OpId::SOURCE] = Side::Before;
+    side[at] = Side::After;
+    for id in (1..=at.index()).rev().map(OpId::at) {
+        if id == at || side[id] == Side::Before {
+            for &earlier in &problem.ops[id].after {
+                side[earlier] = Side::Before;
+            }
+        }
+    }
+    for id in (at.index() + 1..problem.len()).map(OpId::at) {
+        if problem.ops[id].after.iter().any(|&earlier| side[earlier] == Side::After) {
+            side[id] = Side::After;
+        }
+    }
+    side
+}

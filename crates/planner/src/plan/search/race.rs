@@ -1,0 +1,130 @@
+//! The race: the best starts are improved side by side, in short legs, while a second thread raises
+//! the bound. Invariant: what a runner has reached is offered to the search after each leg, and with
+//! a limit of work alone nothing that the second thread finds changes the race.
+
+use crate::plan::search::Search;
+use crate::plan::search::attempt::{Attempt, Runner};
+use crate::plan::search::instants::{add_instants, tight};
+use crate::plan::search::neighbourhood::improve;
+use crate::plan::search::prove::{PREPARATION, SharedBounds, peers, prove};
+use crate::plan::search::quantity::Picoseconds;
+use crate::plan::search::repair::{polish, repair};
+use crate::plan::search::starts::just_in_time;
+use crate::plan::search::state::State;
+use crate::plan::search::state::problem::Problem;
+use crate::plan::search::state::runs::{rebase, sequence};
+
+/// Starts that are improved side by side.
+const RUNNERS: usize = 6;
+/// Legs of each runner before the worse ones drop out.
+const LEGS: u64 = 8;
+
+impl Search<'_> {
+    /// Improves the best starts; on a second thread, raises the bound, whose cuts are further
+    /// starts.
+    pub(super) fn race_and_prove(&mut self, attempt: &mut Attempt<'_>, with_peers: bool) {
+        let limit = attempt.limit;
+        if attempt.meter.is_over()
+            || attempt.best().is_some_and(|best| self.is_optimal(best, self.floor(limit)))
+        {
+            self.last = Some((limit, std::mem::take(&mut attempt.found)));
+            return;
+        }
+        let best = self.best(limit.bytes()).cloned();
+        let waiting = best.as_ref().map_or(Vec::new(), |best| {
+            tight(self.graph, self.profile, &best.runs, &self.given, limit)
+        });
+        let enough = best.map_or(Picoseconds::MAX, |best| best.extra);
+        let (given, floor) = (self.given.clone(), self.floor(limit));
+        let mut instants = std::mem::take(&mut self.instants);
+        // When the other thread's bounds arrive is left to chance: where the same seed has to give
+        // the same plan, they are not used.
+        let shared = attempt.meter.has_deadline().then(|| SharedBounds::new(floor, enough));
+        std::thread::scope(|scope| {
+            let mut prover = attempt.meter.clone();
+            let (graph, profile) = (self.graph, self.profile);
+            let (instants, given, shared) = (&mut instants, &given, shared.as_ref());
+            let thread = scope.spawn(move || {
+                add_instants(given, instants, &waiting, limit, &mut prover.until(PREPARATION));
+                let plans = if with_peers {
+                    peers(graph, profile, given, limit, &mut prover)
+                } else {
+                    Vec::new()
+                };
+                prove(given, instants, limit, enough, shared, &mut prover);
+                plans
+            });
+            self.race(attempt, given, shared, floor);
+            // A thread that panicked leaves a weaker bound, and its message.
+            thread.join().unwrap_or_default().into_iter().for_each(|runs| {
+                self.offer(runs);
+            });
+        });
+        self.instants = instants;
+    }
+
+    /// Improves the best starts side by side; the worse ones drop out.
+    fn race(
+        &mut self,
+        attempt: &mut Attempt<'_>,
+        given: &Problem,
+        shared: Option<&SharedBounds>,
+        mut floor: Picoseconds,
+    ) {
+        let limit = attempt.limit;
+        let mut state = State::new(given);
+        let mut runners = std::mem::take(&mut attempt.found);
+        runners.sort_by_key(|runner| runner.extra);
+        runners.truncate(RUNNERS);
+        'race: while !runners.is_empty() {
+            let share = if runners.len() == 1 { 1 } else { 3 };
+            let work = attempt.meter.left() / (share * LEGS * runners.len() as u64);
+            for runner in &mut runners {
+                for _ in 0..LEGS {
+                    if let Some(shared) = shared {
+                        for (at, late) in shared.sets() {
+                            just_in_time(&mut state, at, &late);
+                            self.finish(&mut state, attempt);
+                        }
+                        floor = floor.max(shared.offer_plan(self.best_extra(limit)));
+                    }
+                    if attempt.meter.is_over() || self.is_optimal(self.best_extra(limit), floor) {
+                        break 'race;
+                    }
+                    self.leg(runner, work.max(1), floor, attempt);
+                }
+            }
+            runners.sort_by_key(|runner| runner.extra);
+            runners.truncate(runners.len().div_ceil(3));
+            attempt.found.sort_by_key(|found| found.extra);
+            runners.extend(attempt.found.drain(..).take(2));
+        }
+        let best = self
+            .best(limit.bytes())
+            .map(|best| Runner { extra: best.extra, runs: best.runs.clone() });
+        self.last = Some((limit, best.into_iter().chain(runners).collect()));
+    }
+
+    /// One leg of one runner.
+    fn leg(
+        &mut self,
+        runner: &mut Runner,
+        work: u64,
+        floor: Picoseconds,
+        attempt: &mut Attempt<'_>,
+    ) {
+        let Attempt { limit, random, meter, .. } = attempt;
+        let (problem, events) = rebase(self.graph, self.profile, &runner.runs);
+        let mut state = State::new(&problem);
+        state.set(&events);
+        meter.spend(problem.len() as u64);
+        if !repair(&mut state, *limit, 0.0, random, meter) {
+            return;
+        }
+        polish(&mut state, *limit, 0.0, random, meter);
+        improve(&mut state, *limit, random, meter, work, floor);
+        runner.runs = sequence(&problem, &state.events());
+        runner.extra = self.extra(&runner.runs);
+        self.offer(runner.runs.clone());
+    }
+}
