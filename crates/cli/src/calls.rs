@@ -68,7 +68,7 @@ pub fn of_step(
     if table.covers(graph) {
         return table;
     }
-    let step = Profile::new(graph, machine).total(&graph.program());
+    let step = Profile::new(graph, machine).total(&graph.compute_nodes());
     if step.0 > LONGEST.0 {
         eprintln!(
             "note: a step takes about {:.0} s, too long to try it; predicted from the processor's \

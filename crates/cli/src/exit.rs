@@ -52,6 +52,7 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
         return match error {
             FitError::Plan(error) => of(error),
             FitError::Violation(error) => of(error),
+            _ => None,
         };
     }
     if let Some(error) = error.downcast_ref::<PlanError>() {

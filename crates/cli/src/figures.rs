@@ -26,16 +26,16 @@ pub struct Figures {
 impl Figures {
     /// Of a plan, beside the time of the unplanned step.
     pub fn of(fitted: &Fitted, unplanned: Seconds) -> Figures {
-        let step = fitted.timeline.seconds;
-        let bound = fitted.bound.map(|bound| bound.seconds);
+        let step = fitted.timeline().seconds;
+        let bound = fitted.bound().map(|bound| bound.seconds);
         Figures {
             step,
             overhead: step.0 / unplanned.0 - 1.0,
             bound: bound.map(|bound| bound.0 / unplanned.0 - 1.0),
             gap: bound.map(|bound| (step.0 - bound.0) / unplanned.0),
-            peak: fitted.timeline.peak,
-            slab: fitted.schedule.slab,
-            recomputed: fitted.schedule.recomputed(),
+            peak: fitted.timeline().peak,
+            slab: fitted.schedule().slab,
+            recomputed: fitted.schedule().recomputed(),
         }
     }
 }

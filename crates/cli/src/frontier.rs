@@ -6,9 +6,8 @@ use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
-use tightfit::schedule::Residents;
 use tightfit::units::{Bytes, Seconds};
-use tightfit::{BoundOrder, FitError, Fitted, fit_smallest};
+use tightfit::{Bound, BoundOrder, FitError, Fitted};
 use tightfit_report::FrontierPoint;
 
 use crate::figures::Figures;
@@ -34,15 +33,36 @@ pub fn frontier(
     effort: &Effort<'_>,
 ) -> anyhow::Result<Vec<Point>> {
     let reserve = tightfit_engine::reserve(graph, machine);
-    let smallest = fit_smallest(graph, profile, planner, &Residents::default(), effort)?;
-    let slabs = slabs(smallest.schedule.slab, unplanned.schedule.slab, points);
+    let smallest = tightfit::fit(
+        graph,
+        profile,
+        &tightfit::Request {
+            goal: tightfit::Goal::Smallest,
+            planner,
+            effort: *effort,
+            ..tightfit::Request::default()
+        },
+    )?;
+    let slabs = slabs(smallest.schedule().slab, unplanned.schedule().slab, points);
     let mut points = Vec::with_capacity(slabs.len());
-    for point in tightfit::frontier(graph, profile, &slabs, Some(smallest), planner, effort) {
+    for point in tightfit::frontier(
+        graph,
+        profile,
+        &slabs,
+        Some(smallest),
+        &tightfit::Request {
+            goal: tightfit::Goal::Smallest,
+            planner,
+            effort: *effort,
+            ..tightfit::Request::default()
+        },
+    ) {
         let figures = match point.result {
             // A frontier's bound speaks of every schedule.
             Ok(fitted) => {
-                let bound = fitted.bound.filter(|bound| bound.order == BoundOrder::Any);
-                Some(Figures::of(&Fitted { bound, ..fitted }, unplanned.timeline.seconds))
+                let any = |bound: &Bound| bound.class.order == BoundOrder::Any;
+                let fitted = fitted.with_bound(fitted.bound().filter(any));
+                Some(Figures::of(&fitted, unplanned.timeline().seconds))
             }
             Err(FitError::Plan(_)) => None,
             Err(error) => return Err(error.into()),

@@ -7,12 +7,12 @@ use std::path::Path;
 use anyhow::Context;
 use clap::Args;
 use tightfit::analysis::modules::{ModuleInfo, measure};
-use tightfit::check::Timeline;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::profile::Profile;
 use tightfit::schedule;
 use tightfit::schedule::Schedule;
+use tightfit::timeline::Timeline;
 use tightfit_engine::step::read_graph;
 use tightfit_engine::{Dataset, Step, step};
 

@@ -53,7 +53,7 @@ fn a_step_is_measured_once() {
     // Predictions are those of the table.
     let table = table(&calls);
     let predicted = Profile::measured(&step.training, &Machine::unmeasured_cpu(2), &table)
-        .total(&step.training.program());
+        .total(&step.training.compute_nodes());
     let planned = run(folder.path(), &format!("plan {STEP} --budget 100% --json")).done().result();
     let micros = planned["unplanned_step_us"].as_f64().unwrap();
     assert!(

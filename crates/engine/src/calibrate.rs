@@ -5,17 +5,18 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use tightfit::effort::Effort;
+use tightfit::Goal;
+use tightfit::check::Checked;
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::id::{StorageId, ValueId};
 use tightfit::machine::{Hierarchy, Machine, Runtime};
 use tightfit::plan::{Plan, Planner};
 use tightfit::profile::Profile;
-use tightfit::schedule::{Residents, lower};
+use tightfit::schedule::{Lowering, lower};
 use tightfit::tensor::{Argument, DType};
 use tightfit::units::Bytes;
 
-use crate::execute::executable::{Executable, StepSettings};
+use crate::execute::executable::{CompileError, Executable, StepSettings};
 use crate::execute::session::SessionError;
 use crate::memory::slab::Slab;
 
@@ -119,14 +120,11 @@ fn seconds<const N: usize>(graphs: [Graph; N], threads: u32) -> Result<[f64; N],
     for graph in &graphs {
         let profile =
             Profile { in_place: false, ..Profile::new(graph, &Machine::unmeasured_cpu(threads)) };
-        let plan = Plan { planner: Planner::None, runs: graph.program() };
-        let mut schedule =
-            lower(graph, &profile, &plan, Bytes::ZERO, &Residents::default(), &Effort::default());
-        schedule.budget = schedule.slab;
-        programs.push((
-            Executable::compile(graph, &profile, &schedule, &pool)?,
-            Slab::new(schedule.slab)?,
-        ));
+        let plan = Plan::of_runs(Planner::None, graph.compute_nodes());
+        let schedule = lower(graph, &profile, &plan, &Lowering::to(Goal::Smallest));
+        let slab = Slab::new(schedule.slab)?;
+        let checked = Checked::new(graph, &profile, schedule).map_err(CompileError::from)?;
+        programs.push((Executable::compile(graph, &checked, &pool)?, slab));
     }
     let mut runs = [const { Vec::new() }; N];
     for round in 0..=ROUNDS {

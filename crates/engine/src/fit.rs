@@ -3,15 +3,15 @@
 //! the budget, and a refusal names numbers that can be asked for as a budget.
 
 use thiserror::Error;
-use tightfit::check::Violation;
+use tightfit::check::{Checked, Violation};
 use tightfit::effort::Effort;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::plan::{Infeasible, LiveTensor, PlanError, Planner};
 use tightfit::profile::{CallSeconds, Profile};
-use tightfit::schedule::{Residents, Schedule};
+use tightfit::schedule::Residents;
 use tightfit::units::Bytes;
-use tightfit::{FitError, Fitted, fit, fit_smallest};
+use tightfit::{FitError, Fitted, fit};
 
 use crate::budget::{Budget, BudgetError};
 use crate::memory::process;
@@ -73,9 +73,9 @@ pub struct FittedStep {
     pub training: FittedGraph,
     /// What the training graph costs.
     pub profile: Profile,
-    /// The evaluation graph's costs and schedule, in what training leaves free; absent where that
-    /// is too little, or where the step has none.
-    pub evaluation: Option<(Profile, Schedule)>,
+    /// The evaluation graph's schedule, in what training leaves free; absent where that is too
+    /// little, or where the step has none.
+    pub evaluation: Option<Checked>,
 }
 
 /// Fits the training graph of a step, and its evaluation graph where there is room for it. Costs
@@ -87,12 +87,21 @@ pub fn fit_step(
 ) -> Result<FittedStep, FittingError> {
     let profile = Profile::measured(&step.training, task.machine, seconds);
     let training = fit_graph(&step.training, &profile, task)?;
-    let residents = Residents::of(&step.training, &training.fitted.schedule);
+    let residents = Residents::of(&step.training, &training.fitted.schedule());
     let evaluate = |graph: &Graph| {
         let profile = Profile::measured(graph, task.machine, seconds);
-        fit(graph, &profile, training.slab(), task.planner, &residents, &task.effort)
-            .ok()
-            .map(|fitted| (profile, fitted.schedule))
+        fit(
+            graph,
+            &profile,
+            &tightfit::Request {
+                goal: tightfit::Goal::Within(training.slab()),
+                planner: task.planner,
+                residents: &residents,
+                effort: task.effort,
+            },
+        )
+        .ok()
+        .map(|fitted| fitted.checked().clone())
     };
     let evaluation = step.evaluation.as_ref().and_then(evaluate);
     Ok(FittedStep { training, profile, evaluation })
@@ -109,12 +118,30 @@ pub fn fit_graph(
     let unplanned = tightfit::unplanned(graph, profile)?;
     let nowhere = Residents::default();
     let Some(budget) = whole_budget(task, &unplanned, reserve)? else {
-        let fitted = fit_smallest(graph, profile, planner, &nowhere, effort)?;
-        let budget = fitted.schedule.slab + reserve;
+        let fitted = tightfit::fit(
+            graph,
+            profile,
+            &tightfit::Request {
+                goal: tightfit::Goal::Smallest,
+                planner,
+                residents: &nowhere,
+                effort: *effort,
+            },
+        )?;
+        let budget = fitted.schedule().slab + reserve;
         return Ok(FittedGraph { fitted, budget, reserve, unplanned });
     };
-    let fitted = fit(graph, profile, budget - reserve, planner, &nowhere, effort)
-        .map_err(|error| with_reserve(error, reserve))?;
+    let fitted = fit(
+        graph,
+        profile,
+        &tightfit::Request {
+            goal: tightfit::Goal::Within(budget - reserve),
+            planner,
+            residents: &nowhere,
+            effort: *effort,
+        },
+    )
+    .map_err(|error| with_reserve(error, reserve))?;
     Ok(FittedGraph { fitted, budget, reserve, unplanned })
 }
 
@@ -126,13 +153,13 @@ fn whole_budget(
     reserve: Bytes,
 ) -> Result<Option<Bytes>, BudgetError> {
     // What the matrix product packs belongs to the step's peak, so a share is one of both together.
-    let Some(mut budget) = task.budget.bytes(unplanned.timeline.peak + reserve) else {
+    let Some(mut budget) = task.budget.bytes(unplanned.timeline().peak + reserve) else {
         return Ok(None);
     };
     if matches!(task.budget, Budget::Share(share) if share >= 1.0) {
         // Aligned addresses take a few bytes more than the tensors hold; all of it is to be enough
         // for the step itself.
-        budget = budget.max(unplanned.schedule.slab + reserve);
+        budget = budget.max(unplanned.schedule().slab + reserve);
     }
     if budget == Bytes::ZERO {
         return Err(BudgetError::Zero);

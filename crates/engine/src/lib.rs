@@ -18,7 +18,7 @@ pub use budget::{Budget, BudgetError};
 pub use calibrate::calibrate;
 pub use execute::admission::UnknownOperator;
 pub use execute::evaluation::Evaluation;
-pub use execute::executable::{CompileError, Executable, MeasuredCall, StepError, StepSettings};
+pub use execute::executable::{CompileError, Executable, StepError, StepSettings};
 pub use execute::places::{Located, Resident};
 pub use execute::session::{Session, SessionError};
 pub use execute::trial::{FastestStep, Timings, VERSION, trial};

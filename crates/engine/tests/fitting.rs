@@ -34,18 +34,18 @@ fn slab_and_reserve_are_the_budget() {
     assert_eq!(whole.training.reserve, reserve(&step().training, &Machine::unmeasured_cpu(2)));
     assert!(whole.training.reserve > Bytes::ZERO);
     assert_eq!(whole.training.slab() + whole.training.reserve, whole.training.budget);
-    assert!(whole.training.fitted.schedule.slab <= whole.training.slab());
-    assert_eq!(whole.training.fitted.schedule.recomputed(), 0);
-    let (_, evaluation) = whole.evaluation.unwrap();
-    assert!(evaluation.slab <= whole.training.budget - whole.training.reserve);
+    assert!(whole.training.fitted.schedule().slab <= whole.training.slab());
+    assert_eq!(whole.training.fitted.schedule().recomputed(), 0);
+    let evaluation = whole.evaluation.unwrap();
+    assert!(evaluation.schedule().slab <= whole.training.budget - whole.training.reserve);
 }
 
 #[test]
 fn the_smallest_budget_can_be_asked_for() {
     let smallest = fitted(Budget::Smallest).unwrap().training;
-    assert!(smallest.fitted.schedule.slab < smallest.unplanned.schedule.slab);
+    assert!(smallest.fitted.schedule().slab < smallest.unplanned.schedule().slab);
     let again = fitted(Budget::Absolute(smallest.budget)).unwrap().training;
-    assert_eq!(again.fitted.schedule.slab, smallest.fitted.schedule.slab);
+    assert_eq!(again.fitted.schedule().slab, smallest.fitted.schedule().slab);
 }
 
 #[test]

@@ -9,7 +9,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use tightfit::effort::Effort;
+use tightfit::Goal;
+use tightfit::check::Checked;
 use tightfit::graph;
 use tightfit::graph::{Graph, GraphBuilder, Node, NodeSpec, Phase, Value, ValueSpec};
 use tightfit::id::BufferId;
@@ -17,7 +18,7 @@ use tightfit::id::{ModuleId, NodeId, StorageId, ValueId};
 use tightfit::machine::Machine;
 use tightfit::plan::{Plan, Planner};
 use tightfit::profile::Profile;
-use tightfit::schedule::{Residents, Schedule, lower};
+use tightfit::schedule::{Lowering, Schedule, lower};
 use tightfit::tensor::{Argument, DType};
 use tightfit::units::Bytes;
 use tightfit_engine::{CompileError, Executable, Slab, Step, StepError, StepSettings};
@@ -33,10 +34,8 @@ fn pool(threads: usize) -> Arc<ThreadPool> {
 fn lowered(graph: &Graph, threads: usize) -> (Profile, Schedule) {
     let machine = Machine::unmeasured_cpu(threads as u32);
     let profile = Profile { in_place: false, ..Profile::new(graph, &machine) };
-    let plan = Plan { planner: Planner::None, steps: graph.program() };
-    let residents = Residents::default();
-    let mut schedule =
-        lower(graph, &profile, &plan, Bytes(1 << 40), &residents, &Effort::default());
+    let plan = Plan::of_runs(Planner::None, graph.compute_nodes());
+    let mut schedule = lower(graph, &profile, &plan, &Lowering::to(Goal::Within(Bytes(1 << 40))));
     schedule.budget = schedule.slab;
     (profile, schedule)
 }
@@ -63,7 +62,8 @@ fn outcome(
     filler: u8,
 ) -> Result<Result<Vec<u8>, StepError>, CompileError> {
     let (profile, schedule) = lowered(graph, pool.current_num_threads());
-    let program = Executable::compile(graph, &profile, &schedule, pool)?;
+    let checked = Checked::new(graph, &profile, schedule.clone())?;
+    let program = Executable::compile(graph, &checked, pool)?;
     let mut slab = Slab::new(schedule.slab + Bytes(GUARD)).unwrap();
     let end = schedule.slab.0 + GUARD;
     slab.write(0, end).fill(filler);
@@ -254,7 +254,7 @@ fn no_change_of_a_shape_or_a_type_makes_a_kernel_panic_or_stray() {
     let pool = pool(2);
     let (mut refused, mut ran, mut failures) = (0, 0, Vec::new());
     for graph in goldens() {
-        for id in graph.program() {
+        for id in graph.compute_nodes() {
             let node = &graph.nodes()[id];
             let values: Vec<ValueId> =
                 node.inputs.iter().chain(node.outputs.iter().flatten()).copied().collect();
@@ -318,7 +318,7 @@ fn call(
 
 fn compiled(graph: &Graph) -> Result<Executable, CompileError> {
     let (profile, schedule) = lowered(graph, 1);
-    Executable::compile(graph, &profile, &schedule, &pool(1))
+    Executable::compile(graph, &Checked::new(graph, &profile, schedule)?, &pool(1))
 }
 
 fn refused(graph: &Graph) -> String {
@@ -386,7 +386,7 @@ fn each_operator_refuses_what_its_kernel_does_not_expect() {
         call("aten.mm.default", &[float(&[2, 3]), float(&[4, 2])], &plain, &[float(&[2, 2])]),
     ];
     for graph in &graphs {
-        let node = &graph.nodes()[graph.program()[0]];
+        let node = &graph.nodes()[graph.compute_nodes()[0]];
         let reason = refused(graph);
         assert!(!reason.is_empty(), "{}", node.op);
     }
@@ -514,7 +514,8 @@ fn an_executable_runs_on_the_threads_it_was_compiled_for() {
     for threads in [1, 3] {
         let (profile, schedule) = lowered(&graph, threads);
         let pool = pool(threads);
-        let program = Executable::compile(&graph, &profile, &schedule, &pool).unwrap();
+        let checked = Checked::new(&graph, &profile, schedule.clone()).unwrap();
+        let program = Executable::compile(&graph, &checked, &pool).unwrap();
         drop(pool);
         assert_eq!(program.threads(), threads);
         let mut slab = Slab::new(schedule.slab).unwrap();
@@ -530,9 +531,10 @@ fn an_executable_runs_on_the_threads_it_was_compiled_for() {
         &[floats(&[1, 2, 3, 4]), floats(&[1, 2, 3])],
     );
     let (profile, schedule) = lowered(&attention, 1);
-    assert!(Executable::compile(&attention, &profile, &schedule, &pool(1)).is_ok());
+    let checked = Checked::new(&attention, &profile, schedule).unwrap();
+    assert!(Executable::compile(&attention, &checked, &pool(1)).is_ok());
     assert!(matches!(
-        Executable::compile(&attention, &profile, &schedule, &pool(3)),
+        Executable::compile(&attention, &checked, &pool(3)),
         Err(CompileError::Kernel { .. })
     ));
 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use safetensors::SafeTensors;
+use tightfit::check::Checked;
 use tightfit::graph;
 use tightfit::graph::Graph;
 use tightfit::id::BufferId;
@@ -16,7 +17,7 @@ use tightfit::machine::Machine;
 use tightfit::operator::Operator;
 use tightfit::plan::{Plan, Planner};
 use tightfit::profile::Profile;
-use tightfit::schedule::{Residents, lower};
+use tightfit::schedule::lower;
 use tightfit::tensor::DType;
 use tightfit::units::Bytes;
 use tightfit_engine::{Executable, Slab, StepSettings};
@@ -77,19 +78,18 @@ fn execute(
 ) -> Result<Vec<Vec<u8>>, String> {
     let machine = Machine::unmeasured_cpu(threads as u32);
     let profile = Profile { in_place, ..Profile::new(graph, &machine) };
-    let plan = Plan { planner: Planner::None, runs: graph.program() };
+    let plan = Plan::of_runs(Planner::None, graph.compute_nodes());
     let mut schedule = lower(
         graph,
         &profile,
         &plan,
-        Bytes(1 << 40),
-        &Residents::default(),
-        &tightfit::effort::Effort::default(),
+        &tightfit::schedule::Lowering::to(tightfit::Goal::Within(Bytes(1 << 40))),
     );
     schedule.budget = schedule.slab;
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-    let program = Executable::compile(graph, &profile, &schedule, &Arc::new(pool))
-        .map_err(|error| error.to_string())?;
+    let checked = Checked::new(graph, &profile, schedule.clone()).map_err(|e| e.to_string())?;
+    let program =
+        Executable::compile(graph, &checked, &Arc::new(pool)).map_err(|error| error.to_string())?;
     let mut slab = Slab::new(schedule.slab).unwrap();
     let address = |buffer: BufferId| schedule.buffers[buffer].address;
     let mut place: HashMap<tightfit::id::StorageId, BufferId> = HashMap::new();

@@ -12,6 +12,7 @@ use generator::{Recipe, config, recipes};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use rayon::{ThreadPool, ThreadPoolBuilder};
+use tightfit::check::Checked;
 use tightfit::check::check;
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::id::BufferId;
@@ -19,12 +20,12 @@ use tightfit::id::{StorageId, ValueId};
 use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
-use tightfit::schedule::{Instruction, Residents, Schedule};
+use tightfit::schedule::{Instruction, Schedule};
 use tightfit::tensor::{Argument, DType};
 use tightfit::units::Bytes;
-use tightfit::{fit, fit_smallest, unplanned};
+use tightfit::{fit, unplanned};
 use tightfit_engine::philox::{key, philox};
-use tightfit_engine::{CompileError, Executable, Slab, StepSettings};
+use tightfit_engine::{Executable, Slab, StepSettings};
 
 const STEPS: u32 = 2;
 
@@ -42,6 +43,7 @@ fn places(graph: &Graph, schedule: &Schedule) -> BTreeMap<StorageId, BufferId> {
                 held.extend(made.map(|(&value, &buffer)| (buffer, storage(value))));
             }
             Instruction::Free(buffer) => drop(held.remove(buffer)),
+            Instruction::Start(_) | Instruction::Wait(_) => panic!("the engine has no lanes"),
         }
     }
     held.into_iter().map(|(buffer, storage)| (storage, buffer)).collect()
@@ -58,7 +60,8 @@ fn fill(out: &mut [u8], node: u32, step: u32) {
 /// Bytes of all outputs, and of all parameters and states, after each step; storages as a whole,
 /// views included.
 fn execute(graph: &Graph, profile: &Profile, schedule: &Schedule, threads: usize) -> Vec<Vec<u8>> {
-    let program = Executable::compile(graph, profile, schedule, &pool(threads)).unwrap();
+    let checked = Checked::new(graph, profile, schedule.clone()).unwrap();
+    let program = Executable::compile(graph, &checked, &pool(threads)).unwrap();
     let mut slab = Slab::new(schedule.slab).unwrap();
     // Nothing may depend on what lay in the slab before.
     slab.write(0, schedule.slab.0).fill(0xff);
@@ -99,7 +102,7 @@ fn profile(graph: &Graph, threads: usize) -> Profile {
 
 fn as_captured(graph: &Graph) -> Vec<Vec<u8>> {
     let profile = Profile { in_place: false, ..profile(graph, 1) };
-    let schedule = unplanned(graph, &profile).unwrap().schedule;
+    let schedule = unplanned(graph, &profile).unwrap().schedule().clone();
     execute(graph, &profile, &schedule, 1)
 }
 
@@ -111,24 +114,29 @@ fn agrees(recipe: &Recipe, part: f64) -> Result<usize, TestCaseError> {
     for planner in [Planner::Chen, Planner::Capuchin, Planner::Auto] {
         for threads in [1, 3] {
             let profile = profile(&graph, threads);
-            let least = fit_smallest(
+            let least = tightfit::fit(
                 &graph,
                 &profile,
-                planner,
-                &Residents::default(),
-                &tightfit::effort::Effort::work(1, 3_000),
+                &tightfit::Request {
+                    goal: tightfit::Goal::Smallest,
+                    planner,
+                    effort: tightfit::effort::Effort::work(1, 3_000),
+                    ..tightfit::Request::default()
+                },
             )
             .unwrap();
-            let most = unplanned(&graph, &profile).unwrap().schedule.slab;
-            let (low, high) = (least.schedule.slab, most.max(least.schedule.slab));
+            let most = unplanned(&graph, &profile).unwrap().schedule().slab;
+            let (low, high) = (least.schedule().slab, most.max(least.schedule().slab));
             let budget = low + Bytes(((high - low).0 as f64 * part) as u64);
             let between = fit(
                 &graph,
                 &profile,
-                budget,
-                planner,
-                &Residents::default(),
-                &tightfit::effort::Effort::work(1, 3_000),
+                &tightfit::Request {
+                    goal: tightfit::Goal::Within(budget),
+                    planner,
+                    effort: tightfit::effort::Effort::work(1, 3_000),
+                    ..tightfit::Request::default()
+                },
             );
             prop_assert!(
                 between.is_ok(),
@@ -136,9 +144,9 @@ fn agrees(recipe: &Recipe, part: f64) -> Result<usize, TestCaseError> {
                 between.unwrap_err()
             );
             for fitted in [least, between.unwrap()] {
-                recomputed += fitted.schedule.recomputed();
+                recomputed += fitted.schedule().recomputed();
                 prop_assert!(
-                    execute(&graph, &profile, &fitted.schedule, threads) == expected,
+                    execute(&graph, &profile, fitted.schedule(), threads) == expected,
                     "{planner:?} on {threads} threads, {budget}"
                 );
             }
@@ -173,15 +181,19 @@ fn recomputing() -> (Graph, Profile, Schedule) {
         let recipe = recipes(14).new_tree(&mut runner).unwrap().current();
         let graph = recipe.graph();
         let profile = profile(&graph, 1);
-        let schedule = fit_smallest(
+        let schedule = tightfit::fit(
             &graph,
             &profile,
-            Planner::Capuchin,
-            &Residents::default(),
-            &tightfit::effort::Effort::work(1, 3_000),
+            &tightfit::Request {
+                goal: tightfit::Goal::Smallest,
+                planner: Planner::Capuchin,
+                effort: tightfit::effort::Effort::work(1, 3_000),
+                ..tightfit::Request::default()
+            },
         )
         .unwrap()
-        .schedule;
+        .schedule()
+        .clone();
         if schedule.recomputed() > 2 {
             return (graph, profile, schedule);
         }
@@ -191,14 +203,9 @@ fn recomputing() -> (Graph, Profile, Schedule) {
 #[test]
 fn a_wrong_schedule_is_never_executed() {
     let (graph, profile, schedule) = recomputing();
-    assert!(Executable::compile(&graph, &profile, &schedule, &pool(1)).is_ok());
-    let pool = pool(1);
-    let refused = |schedule: &Schedule| {
-        matches!(
-            Executable::compile(&graph, &profile, schedule, &pool),
-            Err(CompileError::Violation(_))
-        )
-    };
+    let checked = Checked::new(&graph, &profile, schedule.clone()).unwrap();
+    assert!(Executable::compile(&graph, &checked, &pool(1)).is_ok());
+    let refused = |schedule: &Schedule| Checked::new(&graph, &profile, schedule.clone()).is_err();
     for index in 0..schedule.instructions.len() {
         let mut left_out = schedule.clone();
         left_out.instructions.remove(index);
@@ -272,8 +279,9 @@ fn drop_out(
 ) -> [(Vec<f32>, Vec<u8>); 2] {
     let graph = dropouts(elements, p);
     let profile = profile(&graph, threads);
-    let schedule = unplanned(&graph, &profile).unwrap().schedule;
-    let program = Executable::compile(&graph, &profile, &schedule, &pool(threads)).unwrap();
+    let schedule = unplanned(&graph, &profile).unwrap().schedule().clone();
+    let checked = Checked::new(&graph, &profile, schedule.clone()).unwrap();
+    let program = Executable::compile(&graph, &checked, &pool(threads)).unwrap();
     let mut slab = Slab::new(schedule.slab).unwrap();
     let input = schedule.buffers[schedule.placeholders[0].1].address;
     slab.write(input, 4 * elements).as_chunks_mut::<4>().0.fill(1.5f32.to_ne_bytes());

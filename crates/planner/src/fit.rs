@@ -8,38 +8,93 @@
 
 use thiserror::Error;
 
-use crate::check::{Timeline, Violation, check};
+use crate::check::{Checked, Violation};
 use crate::effort::{Effort, Meter};
+use crate::goal::Goal;
 use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan;
 use crate::plan::{BoundOrder, Infeasible, Plan, PlanError, Planner, Search};
 use crate::profile::Profile;
-use crate::schedule::{Instruction, Residents, Schedule, lower};
+use crate::schedule::{Instruction, Lowering, Residents, Schedule, lower};
+use crate::timeline::Timeline;
 use crate::units::{Bytes, Seconds};
 
-/// A schedule that passed the checker, and what it does.
+/// A schedule that fits: checked, with what no other schedule can beat.
 #[derive(Clone, Debug)]
 pub struct Fitted {
-    /// The instructions.
-    pub schedule: Schedule,
-    /// Their abstract execution.
-    pub timeline: Timeline,
-    /// No schedule within the budget takes less; absent where the planner proves nothing.
-    pub bound: Option<Bound>,
+    checked: Checked,
+    bound: Option<Bound>,
 }
 
-/// A proven lower bound on the time of every schedule within a budget.
+impl Fitted {
+    /// The token that the engine demands.
+    pub fn checked(&self) -> &Checked {
+        &self.checked
+    }
+
+    /// The instructions.
+    pub fn schedule(&self) -> &Schedule {
+        self.checked.schedule()
+    }
+
+    /// Their abstract execution.
+    pub fn timeline(&self) -> &Timeline {
+        self.checked.timeline()
+    }
+
+    /// No schedule of its class within the budget takes less; absent where the planner proves
+    /// nothing.
+    pub fn bound(&self) -> Option<Bound> {
+        self.bound
+    }
+
+    /// The same schedule beside another bound.
+    pub fn with_bound(&self, bound: Option<Bound>) -> Fitted {
+        Fitted { checked: self.checked.clone(), bound }
+    }
+
+    /// The same schedule under another budget with its bound, where the slab fits into that.
+    pub fn within(&self, budget: Bytes, bound: Option<Bound>) -> Option<Fitted> {
+        Some(Fitted { checked: self.checked.within(budget)?, bound })
+    }
+}
+
+/// A proven lower bound on the time of every schedule of a class within a budget.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound {
     /// Seconds of the whole step.
     pub seconds: Seconds,
     /// Which schedules it speaks of.
+    pub class: ScheduleClass,
+}
+
+/// A class of schedules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScheduleClass {
+    /// The orders of first runs that it holds.
     pub order: BoundOrder,
+    /// What its schedules may do.
+    pub actions: Actions,
+}
+
+/// What the schedules of a class may do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Actions {
+    /// Run, recompute and free; a schedule that moves what it holds may be faster.
+    Runs,
+}
+
+impl Bound {
+    /// A bound for schedules that run and recompute.
+    fn of_runs(seconds: Seconds, order: BoundOrder) -> Bound {
+        Bound { seconds, class: ScheduleClass { order, actions: Actions::Runs } }
+    }
 }
 
 /// Why a step does not fit.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum FitError {
     /// The planner has no plan.
     #[error(transparent)]
@@ -47,6 +102,25 @@ pub enum FitError {
     /// The checker refused a schedule: a bug of this crate, reported instead of executed.
     #[error("the schedule that was made is wrong and was not executed; please report this: {0}")]
     Violation(#[from] Violation),
+}
+
+impl FitError {
+    /// The proof, where the budget is infeasible.
+    pub fn infeasible(&self) -> Option<&Infeasible> {
+        match self {
+            FitError::Plan(PlanError::Infeasible(proof)) => Some(proof),
+            FitError::Plan(_) | FitError::Violation(_) => None,
+        }
+    }
+}
+
+/// What a planner is given beside the budget.
+#[derive(Clone, Copy)]
+pub struct Terms<'a> {
+    /// What stays where it is.
+    pub residents: &'a Residents,
+    /// How hard to look for something better.
+    pub effort: &'a Effort<'a>,
 }
 
 /// One turn of planning and laying out.
@@ -114,17 +188,13 @@ impl<'a> BudgetedPlanner<'a> {
     /// What no schedule within a budget beats, as far as the planner knows.
     pub fn bound(&self, budget: Bytes) -> Option<Bound> {
         let seconds = self.search.as_ref()?.bound(budget)?;
-        Some(Bound { seconds, order: BoundOrder::Any })
+        Some(Bound::of_runs(seconds, BoundOrder::Any))
     }
 
     /// A schedule within the budget, and how long the first plan took.
-    pub fn fit(
-        &mut self,
-        budget: Bytes,
-        residents: &Residents,
-        effort: &Effort<'_>,
-    ) -> (Result<Fitted, FitError>, Seconds) {
-        let meter = Meter::new(effort);
+    pub fn fit(&mut self, budget: Bytes, terms: Terms<'_>) -> (Result<Fitted, FitError>, Seconds) {
+        let meter = Meter::new(terms.effort);
+        let residents = terms.residents;
         let mut first = None;
         let found = match self.search.take() {
             Some(mut search) => {
@@ -156,9 +226,11 @@ impl<'a> BudgetedPlanner<'a> {
         first: &mut Option<Seconds>,
     ) -> Option<Schedule> {
         let lay = |plan: &Plan, until: f64| {
-            lower(self.graph, self.profile, plan, budget, residents, &meter.rest_until(until))
+            let effort = meter.rest_until(until);
+            let task = Lowering { goal: Goal::Within(budget), residents, effort };
+            lower(self.graph, self.profile, plan, &task)
         };
-        let seconds = |plan: &Plan| self.profile.total(&plan.runs);
+        let seconds = |plan: &Plan| self.profile.total(&plan.runs());
         let mut missing = Bytes(u64::MAX);
         // Until here there is time to search, if addresses take as long as they did.
         let mut latest = 1.0 - FINAL_LAYOUT;
@@ -191,7 +263,7 @@ impl<'a> BudgetedPlanner<'a> {
                     faster.map(|faster| lay(&faster, 1.0)).filter(|faster| faster.slab <= budget);
                 return Some(faster.unwrap_or(schedule));
             }
-            let peak = plan::simulate(self.graph, self.profile, &plan.runs).curve.peak;
+            let peak = plan::simulate(self.graph, self.profile, &plan.runs()).curve.peak;
             missing = schedule.slab - peak;
         }
         // What is known to need less may pack, if not as fast.
@@ -216,10 +288,12 @@ impl<'a> BudgetedPlanner<'a> {
             };
             first.get_or_insert(meter.elapsed());
             let lay = |limit: Bytes, until: f64| {
-                lower(self.graph, self.profile, &plan, limit, residents, &meter.rest_until(until))
+                let effort = meter.rest_until(until);
+                let task = Lowering { goal: Goal::Within(limit), residents, effort };
+                lower(self.graph, self.profile, &plan, &task)
             };
             let schedule = lay(budget, 1.0);
-            let peak = plan::simulate(self.graph, self.profile, &plan.runs).curve.peak;
+            let peak = plan::simulate(self.graph, self.profile, &plan.runs()).curve.peak;
             if schedule.slab <= budget {
                 // Addresses that fit may be spread out all the same.
                 let compact = Bytes((peak.0 as f64 * COMPACT) as u64);
@@ -228,8 +302,7 @@ impl<'a> BudgetedPlanner<'a> {
                 let smaller = smaller.filter(|smaller| smaller.slab < schedule.slab);
                 return Ok(Some(Schedule { budget, ..smaller.unwrap_or(schedule) }));
             }
-            // BudgetedPlanner for no less than this plan holds, the planner would answer with this plan
-            // again.
+            // Asked for no less than this plan holds, the planner would answer with this plan again.
             let Some(less) = peak.0.checked_sub(1) else { return Ok(None) };
             target = target.saturating_sub(schedule.slab - budget).min(Bytes(less));
         }
@@ -240,7 +313,10 @@ impl<'a> BudgetedPlanner<'a> {
     fn bound_of(&self, schedule: &Schedule, budget: Bytes, meter: &Meter<'_>) -> Option<Bound> {
         let runs = schedule.instructions.iter().filter_map(|instruction| match instruction {
             Instruction::Run(call) => Some(call.node),
-            Instruction::Recompute(_) | Instruction::Free(_) => None,
+            Instruction::Recompute(_)
+            | Instruction::Free(_)
+            | Instruction::Start(_)
+            | Instruction::Wait(_) => None,
         });
         let order =
             if runs.eq(self.order.iter().copied()) { BoundOrder::Given } else { BoundOrder::Any };
@@ -259,7 +335,7 @@ impl<'a> BudgetedPlanner<'a> {
             &known,
             &effort,
         )?;
-        Some(Bound { seconds, order })
+        Some(Bound::of_runs(seconds, order))
     }
 
     /// The plan with the smallest peak has the last word: either its addresses fit, or its slab is
@@ -276,7 +352,8 @@ impl<'a> BudgetedPlanner<'a> {
             ..left
         };
         let plan = smallest(self.graph, self.profile, self.order, self.planner, &effort);
-        let schedule = lower(self.graph, self.profile, &plan, budget, residents, &effort);
+        let task = Lowering { goal: Goal::Within(budget), residents, effort };
+        let schedule = lower(self.graph, self.profile, &plan, &task);
         if schedule.slab <= budget {
             return Ok(checked(self.graph, self.profile, schedule, self.bound(budget))?);
         }
@@ -312,6 +389,5 @@ pub fn checked(
     schedule: Schedule,
     bound: Option<Bound>,
 ) -> Result<Fitted, Violation> {
-    let timeline: Timeline = check(graph, profile, &schedule, schedule.budget)?;
-    Ok(Fitted { schedule, timeline, bound })
+    Ok(Fitted { checked: Checked::new(graph, profile, schedule)?, bound })
 }

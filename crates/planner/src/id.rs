@@ -37,3 +37,8 @@ ids! {
     /// A process of a run on several devices.
     RankId, "rank";
 }
+
+impl MicroBatchId {
+    /// The whole batch, where a step is not divided.
+    pub const WHOLE: MicroBatchId = MicroBatchId(0);
+}

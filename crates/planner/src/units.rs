@@ -100,6 +100,11 @@ pub struct Flops(pub u64);
 pub struct Seconds(pub f64);
 
 impl Seconds {
+    /// The longer of the two.
+    pub fn max(self, other: Seconds) -> Seconds {
+        Seconds(self.0.max(other.0))
+    }
+
     /// In microseconds.
     pub fn micros(self) -> f64 {
         self.0 * 1e6

@@ -3,29 +3,13 @@
 //! says.
 
 use cranelift_entity::SecondaryMap;
-use tightfit::check::Timeline;
 use tightfit::graph::Graph;
-use tightfit::id::BufferId;
-use tightfit::id::{ModuleId, NodeId, StorageId};
-use tightfit::schedule::{Instruction, Schedule};
+use tightfit::id::{DEVICE, ModuleId, NodeId, StorageId};
+use tightfit::schedule::Schedule;
+use tightfit::timeline::{self, CallInTime, Timeline};
 use tightfit::units::{Bytes, Seconds};
 
 use crate::role::{ByRole, Role, roles};
-
-/// One call of a schedule, in time.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct CallInTime {
-    /// The node that runs.
-    pub node: NodeId,
-    /// It runs again.
-    pub again: bool,
-    /// When it starts.
-    pub start: Seconds,
-    /// How long it takes.
-    pub seconds: Seconds,
-    /// Bytes held while it runs.
-    pub held: Bytes,
-}
 
 /// A tensor, or a call's workspace, from the first to the last call over which it is held.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -74,34 +58,15 @@ pub struct Course<'a> {
 impl<'a> Course<'a> {
     /// The course of a schedule. `timeline` must be what the checker says of it.
     pub fn of(graph: &'a Graph, schedule: &'a Schedule, timeline: &Timeline) -> Course<'a> {
-        let calls: Vec<CallInTime> = timeline
-            .moments
-            .iter()
-            .filter_map(|moment| {
-                let (node, again) = (moment.node?, moment.again);
-                Some(CallInTime {
-                    node,
-                    again,
-                    start: moment.start,
-                    seconds: moment.seconds,
-                    held: moment.held,
-                })
-            })
-            .collect();
-        let (residencies, at_end) = residencies(graph, schedule);
-        let before_peak = timeline
-            .moments
-            .iter()
-            .take(timeline.at)
-            .filter(|moment| moment.node.is_some())
-            .count();
+        let calls = timeline.calls.clone();
+        let (residencies, at_end) = residencies(graph, timeline);
         Course {
             graph,
             planner: &schedule.planner,
             budget: schedule.budget,
             by_role: by_role(&residencies, calls.len()),
             at_end,
-            at: before_peak.min(calls.len().saturating_sub(1)),
+            at: timeline.at,
             calls,
             residencies,
             peak: timeline.peak,
@@ -139,7 +104,7 @@ impl<'a> Course<'a> {
 
     /// Calls that run again.
     pub fn recomputed(&self) -> usize {
-        self.calls.iter().filter(|call| call.again).count()
+        self.calls.iter().filter(|call| call.recomputed).count()
     }
 }
 
@@ -169,78 +134,26 @@ fn homes(graph: &Graph) -> SecondaryMap<StorageId, Option<ModuleId>> {
     homes
 }
 
-/// A buffer in use.
-#[derive(Clone, Copy)]
-struct Held {
-    storage: StorageId,
-    role: Role,
-    first: u32,
-}
-
-/// Replays a schedule: which buffer holds what, from which call to which, and what stays.
-fn residencies(graph: &Graph, schedule: &Schedule) -> (Vec<Residency>, ByRole<Bytes>) {
+/// What the timeline says is held on the device, with what it is there for; and what stays. A
+/// tensor that no call finds is left out.
+fn residencies(graph: &Graph, timeline: &Timeline) -> (Vec<Residency>, ByRole<Bytes>) {
     let roles = roles(graph);
-    let mut held: SecondaryMap<BufferId, Option<Held>> =
-        SecondaryMap::with_capacity(schedule.buffers.len());
-    let mut found: Vec<Residency> = Vec::with_capacity(schedule.buffers.len());
-    for &(node, buffer) in &schedule.placeholders {
-        let storage = graph.fresh(node).first().copied();
-        held[buffer] = storage.map(|storage| Held { storage, role: roles[storage], first: 0 });
-    }
-    let residency = |buffer: BufferId, held: Held, end: u32| {
-        let node = graph.producer(held.storage)?;
-        let (bytes, last) = (
-            schedule.buffers[buffer].bytes,
-            end.checked_sub(1).filter(|&last| last >= held.first)?,
-        );
-        Some(Residency {
-            storage: Some(held.storage),
-            node,
-            role: held.role,
-            bytes,
-            first: held.first,
-            last,
-        })
-    };
-    let mut now = 0;
-    for instruction in &schedule.instructions {
-        let again = matches!(instruction, Instruction::Recompute(_));
-        let call = match instruction {
-            Instruction::Free(buffer) => {
-                found.extend(held[*buffer].take().and_then(|held| residency(*buffer, held, now)));
-                continue;
-            }
-            Instruction::Run(call) | Instruction::Recompute(call) => call,
-        };
-        let outputs = graph.nodes()[call.node].outputs.iter().flatten();
-        for (&value, &buffer) in outputs.zip(&call.outputs) {
-            let storage = graph.values()[value].storage;
-            // A view, or a new version of what lies there already.
-            if held[buffer].is_some_and(|held| held.storage == storage) {
-                continue;
-            }
-            let role = if again { Role::Recomputed } else { roles[storage] };
-            let over = held[buffer].replace(Held { storage, role, first: now });
-            found.extend(over.and_then(|over| residency(buffer, over, now)));
-        }
-        if let Some(buffer) = call.workspace {
-            let bytes = schedule.buffers[buffer].bytes;
-            found.push(Residency {
-                storage: None,
-                node: call.node,
-                role: Role::Workspace,
-                bytes,
-                first: now,
-                last: now,
-            });
-        }
-        now += 1;
-    }
+    let calls = timeline.calls.len() as u32;
+    let mut found: Vec<Residency> = Vec::with_capacity(timeline.residencies.len());
     let mut at_end = ByRole::<Bytes>::default();
-    for buffer in schedule.buffers.keys() {
-        let Some(stays) = held[buffer] else { continue };
-        at_end[stays.role as usize] += schedule.buffers[buffer].bytes;
-        found.extend(residency(buffer, stays, now));
+    for held in timeline.residencies.iter().filter(|held| held.tier == DEVICE) {
+        let role = match held.storage {
+            None => Role::Workspace,
+            Some(_) if held.recomputed => Role::Recomputed,
+            Some(storage) => roles[storage],
+        };
+        if held.end.is_none() {
+            at_end[role as usize] += held.bytes;
+        }
+        let last = held.end.unwrap_or(calls).checked_sub(1);
+        let Some(last) = last.filter(|&last| last >= held.first) else { continue };
+        let timeline::Residency { storage, node, bytes, first, .. } = *held;
+        found.push(Residency { storage, node, role, bytes, first, last });
     }
     found.sort_by_key(|residency| {
         (residency.first, residency.node, residency.storage, residency.last)

@@ -14,7 +14,7 @@ mod trace;
 mod treemap;
 mod words;
 
-pub use course::{CallInTime, Course, Residency};
+pub use course::{Course, Residency};
 pub use frontier::{FrontierPoint, frontier_svg};
 pub use memory::memory_svg;
 pub use page::{Measured, Report, modules_svg, page};

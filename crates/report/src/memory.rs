@@ -3,7 +3,7 @@
 
 use std::fmt::Write;
 
-use tightfit::check::Timeline;
+use tightfit::timeline::Timeline;
 use tightfit::units::{Bytes, Seconds};
 
 use crate::axis::{duration, escape, ticks};
@@ -85,11 +85,11 @@ pub fn memory_svg(title: &str, unplanned: &Timeline, planned: &Timeline, budget:
 /// The area under a timeline; within each half pixel only its largest value is drawn.
 fn area(timeline: &Timeline, x: &impl Fn(Seconds) -> f64, y: &impl Fn(Bytes) -> f64) -> String {
     let mut columns: Vec<(f64, Bytes)> = Vec::new();
-    for moment in &timeline.moments {
-        let at = (x(moment.start) * 2.0).floor() / 2.0;
+    for call in &timeline.calls {
+        let at = (x(call.start) * 2.0).floor() / 2.0;
         match columns.last_mut() {
-            Some((column, held)) if *column == at => *held = (*held).max(moment.held),
-            _ => columns.push((at, moment.held)),
+            Some((column, held)) if *column == at => *held = (*held).max(call.held),
+            _ => columns.push((at, call.held)),
         }
     }
     let floor = y(Bytes::ZERO);
@@ -104,18 +104,22 @@ fn area(timeline: &Timeline, x: &impl Fn(Seconds) -> f64, y: &impl Fn(Bytes) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tightfit::check::Moment;
+    use tightfit::id::NodeId;
+    use tightfit::timeline::CallInTime;
 
     fn timeline(held: &[u64]) -> Timeline {
-        let moments = held.iter().enumerate().map(|(i, &bytes)| Moment {
-            node: None,
-            again: false,
+        let calls = held.iter().enumerate().map(|(i, &bytes)| CallInTime {
+            node: NodeId::from_u32(0),
+            recomputed: false,
             start: Seconds(i as f64),
             seconds: Seconds(1.0),
             held: Bytes(bytes),
         });
         Timeline {
-            moments: moments.collect(),
+            calls: calls.collect(),
+            transfers: Vec::new(),
+            residencies: Vec::new(),
+            held_at_end: Bytes(0),
             peak: Bytes(held.iter().copied().max().unwrap_or(0)),
             at: 0,
             high_water: Bytes(0),

@@ -35,7 +35,7 @@ pub fn savings(unplanned: &Course<'_>, planned: &Course<'_>) -> Vec<Saving> {
         again: 0,
         seconds: Seconds(0.0),
     };
-    for call in planned.calls.iter().filter(|call| call.again) {
+    for call in planned.calls.iter().filter(|call| call.recomputed) {
         let row = rows.entry(call.node).or_insert(nothing(call.node));
         row.again += 1;
         row.seconds = row.seconds + call.seconds;

@@ -125,7 +125,7 @@ impl Trace {
                 op: node.op.clone(),
                 module: graph.module_of(call.node).to_string(),
                 phase: node.phase.name().to_string(),
-                again: call.again,
+                again: call.recomputed,
                 start,
                 seconds,
                 held: call.held,
@@ -169,7 +169,7 @@ impl Trace {
             let planned = course
                 .calls
                 .get(index)
-                .map(|call| (course.graph.nodes()[call.node].name.as_str(), call.again));
+                .map(|call| (course.graph.nodes()[call.node].name.as_str(), call.recomputed));
             if traced != planned {
                 return Err(TraceError::OtherPlan {
                     index,

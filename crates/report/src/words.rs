@@ -17,7 +17,7 @@ pub fn peak(course: &Course<'_>) -> Vec<String> {
         return vec![format!("Nothing runs in this step; it holds {}.", course.peak)];
     };
     let node = &course.graph.nodes()[call.node];
-    let again = if call.again { "runs again" } else { "runs" };
+    let again = if call.recomputed { "runs again" } else { "runs" };
     let first = format!(
         "The peak is {} ({} bytes). It is reached {} into the step, when {} ({}, {}) {again} in \
          {}.",

@@ -5,15 +5,16 @@
 use std::collections::BTreeMap;
 
 use serde_json::Value;
-use tightfit::check::{Timeline, check};
+use tightfit::check::check;
 use tightfit::effort::Effort;
 use tightfit::graph;
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
-use tightfit::schedule::{Residents, Schedule};
+use tightfit::schedule::Schedule;
 use tightfit::tensor::DType;
+use tightfit::timeline::Timeline;
 use tightfit::units::{Bytes, Seconds};
 use tightfit_report::{Course, FrontierPoint, Measured, Report, Role, Trace, page, savings};
 
@@ -34,16 +35,24 @@ fn steps(graph: Graph, in_place: bool, share: f64) -> Steps {
         if in_place { Machine::unmeasured_cpu(2) } else { Machine::preset("a100-80gb").unwrap() };
     let profile = Profile::new(&graph, &machine);
     let unplanned = tightfit::unplanned(&graph, &profile).unwrap();
-    let budget = Bytes((unplanned.timeline.peak.0 as f64 * share) as u64);
+    let budget = Bytes((unplanned.timeline().peak.0 as f64 * share) as u64);
     let effort = Effort { work: 300_000, ..Effort::default() };
-    let fitted =
-        tightfit::fit(&graph, &profile, budget, Planner::Auto, &Residents::default(), &effort)
-            .unwrap();
+    let fitted = tightfit::fit(
+        &graph,
+        &profile,
+        &tightfit::Request {
+            goal: tightfit::Goal::Within(budget),
+            planner: Planner::Auto,
+            effort,
+            ..tightfit::Request::default()
+        },
+    )
+    .unwrap();
     // The judge is asked again, so that what is compared comes from it alone.
-    let timeline = check(&graph, &profile, &fitted.schedule, budget).unwrap();
+    let timeline = check(&graph, &profile, fitted.schedule(), budget).unwrap();
     Steps {
-        unplanned: (unplanned.schedule, unplanned.timeline),
-        planned: (fitted.schedule, timeline),
+        unplanned: (unplanned.schedule().clone(), unplanned.timeline().clone()),
+        planned: (fitted.schedule().clone(), timeline),
         graph,
     }
 }
@@ -97,14 +106,13 @@ fn agrees(graph: &Graph, data: &Value, side: &Value, timeline: &Timeline) {
         }
         assert!(role[index] < Role::ALL.len());
     }
-    let moments: Vec<_> = timeline.moments.iter().filter(|moment| moment.node.is_some()).collect();
-    assert_eq!(moments.len(), calls.len());
+    assert_eq!(timeline.calls.len(), calls.len());
     let mut now = 0.0;
-    for ((moment, call), bytes) in moments.iter().zip(&calls).zip(&bytes) {
-        let name = &graph.nodes()[moment.node.unwrap()].name;
-        assert_eq!((names[call / 2], call % 2 == 1), (name.as_str(), moment.again));
-        assert_eq!(*bytes, moment.held.0, "{name}");
-        assert_eq!(now, moment.start.0, "{name}: to the last bit");
+    for ((judged, call), bytes) in timeline.calls.iter().zip(&calls).zip(&bytes) {
+        let name = &graph.nodes()[judged.node].name;
+        assert_eq!((names[call / 2], call % 2 == 1), (name.as_str(), judged.recomputed));
+        assert_eq!(*bytes, judged.held.0, "{name}");
+        assert_eq!(now, judged.start.0, "{name}: to the last bit");
         now += times[time[call / 2]];
     }
     assert_eq!(now, timeline.seconds.0);
@@ -184,9 +192,9 @@ fn savings_and_seconds_are_those_of_the_plan() {
     // What is gone and what is there instead make up the difference between the two at the same
     // node.
     let node = before.calls[before.at].node;
-    let moment = steps.planned.1.moments.iter().find(|moment| moment.node == Some(node)).unwrap();
+    let call = steps.planned.1.calls.iter().find(|call| call.node == node).unwrap();
     let gone: Bytes = rows.iter().map(|row| row.saved).sum();
-    assert!(gone >= steps.unplanned.1.peak - moment.held);
+    assert!(gone >= steps.unplanned.1.peak - call.held);
 }
 
 /// A step whose names are markup, and look like the end of a script.
@@ -294,11 +302,7 @@ fn every_byte_has_a_role() {
         assert!(most[&role] > Bytes::ZERO, "{}", role.name());
     }
     let stays: Bytes = course.at_end.iter().copied().sum();
-    assert_eq!(
-        stays,
-        steps.planned.1.moments.last().unwrap().held,
-        "what the last instruction leaves"
-    );
+    assert_eq!(stays, steps.planned.1.held_at_end, "what the last instruction leaves");
 }
 
 #[test]

@@ -10,7 +10,7 @@ use tightfit::effort::Effort;
 use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
-use tightfit::schedule::{Instruction, Residents};
+use tightfit::schedule::Instruction;
 use tightfit::units::Bytes;
 use tightfit_report::{Course, Report, Trace, page, savings};
 
@@ -29,25 +29,23 @@ fn every_byte_of_every_call_is_accounted_for() {
         let effort = Effort { work: 10_000, ..Effort::default() };
         let mut courses = vec![unplanned.clone()];
         for planner in [Planner::Auto, Planner::Capuchin, Planner::Chen] {
-            courses.extend(tightfit::fit_smallest(
+            courses.extend(tightfit::fit(
                 &graph,
                 &profile,
-                planner,
-                &Residents::default(),
-                &effort,
+                &tightfit::Request {
+                    goal: tightfit::Goal::Smallest,
+                    planner,
+                    effort,
+                    ..tightfit::Request::default()
+                },
             ));
         }
         planned += courses.len() - 1;
-        recomputed += courses.iter().map(|fitted| fitted.schedule.recomputed()).sum::<usize>();
-        let before = Course::of(&graph, &unplanned.schedule, &unplanned.timeline);
+        recomputed += courses.iter().map(|fitted| fitted.schedule().recomputed()).sum::<usize>();
+        let before = Course::of(&graph, unplanned.schedule(), unplanned.timeline());
         for fitted in &courses {
-            let course = Course::of(&graph, &fitted.schedule, &fitted.timeline);
-            let calls = fitted
-                .schedule
-                .instructions
-                .iter()
-                .filter(|instruction| !matches!(instruction, Instruction::Free(_)))
-                .count();
+            let course = Course::of(&graph, fitted.schedule(), fitted.timeline());
+            let calls = fitted.schedule().instructions.iter().filter_map(Instruction::call).count();
             assert_eq!(course.calls.len(), calls, "seed {seed}");
             for (index, call) in course.calls.iter().enumerate() {
                 assert_eq!(
@@ -61,19 +59,17 @@ fn every_byte_of_every_call_is_accounted_for() {
                     "seed {seed}, call {index}"
                 );
             }
-            if let Some(last) = fitted.timeline.moments.last().filter(|last| last.node.is_none()) {
-                assert_eq!(
-                    course.at_end.iter().copied().sum::<Bytes>(),
-                    last.held,
-                    "seed {seed}: what stays"
-                );
-            }
+            assert_eq!(
+                course.at_end.iter().copied().sum::<Bytes>(),
+                fitted.timeline().held_at_end,
+                "seed {seed}: what stays"
+            );
             let trace = Trace::predicted(&course, "m");
             assert_eq!(Trace::read(trace.write().as_bytes()).unwrap(), trace, "seed {seed}");
             let rows = savings(&before, &course);
             assert_eq!(
                 rows.iter().map(|row| row.again as usize).sum::<usize>(),
-                fitted.schedule.recomputed(),
+                fitted.schedule().recomputed(),
                 "seed {seed}"
             );
             let report = Report {

@@ -4,12 +4,12 @@
 
 use expect_test::{Expect, expect, expect_file};
 use serde_json::{Value, json};
-use tightfit::check::Timeline;
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::machine::Machine;
 use tightfit::profile::Profile;
 use tightfit::schedule::Schedule;
 use tightfit::tensor::DType;
+use tightfit::timeline::Timeline;
 use tightfit::units::{Bytes, Seconds};
 use tightfit_report::{Course, Trace};
 
@@ -39,7 +39,7 @@ fn step(name: &str) -> (Graph, Schedule, Timeline) {
     let graph = builder.build().unwrap();
     let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
     let fitted = tightfit::unplanned(&graph, &profile).unwrap();
-    (graph, fitted.schedule, fitted.timeline)
+    (graph, fitted.schedule().clone(), fitted.timeline().clone())
 }
 
 #[test]

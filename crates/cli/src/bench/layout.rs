@@ -53,8 +53,16 @@ pub fn layout(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         eprintln!("{name}");
         let lifetimes = read(&path).with_context(|| path.display().to_string())?;
         let start = effort::clock();
-        let packing =
-            pack(&lifetimes, &vec![None; lifetimes.len()], 0, 1, arguments.capacity, &search);
+        let packing = pack(
+            &lifetimes,
+            &tightfit::schedule::Shelf {
+                fixed: &vec![None; lifetimes.len()],
+                floor: 0,
+                alignment: 1,
+                goal: tightfit::Goal::Within(Bytes(arguments.capacity)),
+            },
+            &search,
+        );
         let seconds = effort::clock().0 - start.0;
         ensure!(
             is_disjoint(&lifetimes, &packing.addresses),

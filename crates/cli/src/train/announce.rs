@@ -13,7 +13,7 @@ use crate::output;
 /// Prints them.
 pub fn announce(step: &Step, data: &Dataset, planned: &FittedStep, machine: &Machine) {
     let FittedGraph { fitted, budget, reserve, unplanned } = &planned.training;
-    let (schedule, timeline) = (&fitted.schedule, &fitted.timeline);
+    let (schedule, timeline) = (fitted.schedule(), fitted.timeline());
     println!("{}: {}", step.name, step.description);
     println!(
         "{:<16}{} parameters; {} threads; data {}",
@@ -22,7 +22,7 @@ pub fn announce(step: &Step, data: &Dataset, planned: &FittedStep, machine: &Mac
         machine.threads,
         data.path.display()
     );
-    println!("{:<16}{:>12}", "unplanned peak", unplanned.timeline.peak.to_string());
+    println!("{:<16}{:>12}", "unplanned peak", unplanned.timeline().peak.to_string());
     println!(
         "{:<16}{:>12}  slab of {} and a reserve of {reserve} for the matrix product",
         "budget",
@@ -35,7 +35,7 @@ pub fn announce(step: &Step, data: &Dataset, planned: &FittedStep, machine: &Mac
         timeline.peak.to_string(),
         schedule.planner
     );
-    let overhead = timeline.seconds.0 / unplanned.timeline.seconds.0 - 1.0;
+    let overhead = timeline.seconds.0 / unplanned.timeline().seconds.0 - 1.0;
     println!(
         "{:<16}{:>12}  {}",
         "recomputed",

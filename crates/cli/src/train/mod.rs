@@ -125,7 +125,7 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
     let mut session = session(&step, &planned, machine.threads, seed)?;
     let fitted = &planned.training.fitted;
     if let Some(path) = &arguments.output {
-        let plan = schedule::write(&step.training, &fitted.schedule);
+        let plan = schedule::write(&step.training, fitted.schedule());
         output::write_whole(path, format!("{plan}\n").as_bytes())?;
     }
     if let Some(path) = &arguments.resume {
@@ -205,11 +205,10 @@ fn seed(arguments: &Arguments, step: &Step) -> anyhow::Result<u64> {
 }
 
 fn session(step: &Step, planned: &FittedStep, threads: u32, seed: u64) -> anyhow::Result<Session> {
-    let evaluation = planned.evaluation.as_ref().map(|(profile, schedule)| (profile, schedule));
     Ok(Session::new(
         step,
-        (&planned.profile, &planned.training.fitted.schedule),
-        evaluation,
+        planned.training.fitted.checked(),
+        planned.evaluation.as_ref(),
         planned.training.slab(),
         threads as usize,
         seed,

@@ -30,12 +30,12 @@ pub struct Outcome<'a> {
 impl Outcome<'_> {
     /// Predicted seconds of a step.
     fn predicted(&self) -> Seconds {
-        self.training.fitted.timeline.seconds
+        self.training.fitted.timeline().seconds
     }
 
     /// What the plan takes more than the unplanned step, as predicted.
     fn predicted_overhead(&self) -> f64 {
-        self.predicted().0 / self.training.unplanned.timeline.seconds.0 - 1.0
+        self.predicted().0 / self.training.unplanned.timeline().seconds.0 - 1.0
     }
 
     /// A measured step as a multiple of the predicted one.
@@ -50,17 +50,17 @@ impl Outcome<'_> {
             "budget_bytes": budget,
             "reserve_bytes": reserve,
             "slab_bytes": self.session.slab_bytes(),
-            "high_water_bytes": fitted.timeline.high_water,
-            "peak_bytes": fitted.timeline.peak,
-            "unplanned_peak_bytes": unplanned.timeline.peak,
+            "high_water_bytes": fitted.timeline().high_water,
+            "peak_bytes": fitted.timeline().peak,
+            "unplanned_peak_bytes": unplanned.timeline().peak,
             "process_peak_bytes": self.process,
             "predicted_overhead": self.predicted_overhead(),
             "measured_overhead": self.measured.overhead(),
             "step_seconds": self.measured.median(),
             "predicted_step_seconds": self.predicted(),
             "step_ratio": self.ratio(),
-            "recomputed_nodes": fitted.schedule.recomputed(),
-            "planner": fitted.schedule.planner,
+            "recomputed_nodes": fitted.schedule().recomputed(),
+            "planner": fitted.schedule().planner,
             "steps": self.session.next_step,
             "seed": self.session.seed,
             "validation_loss": self.evaluation.map(|evaluation| evaluation.loss),
@@ -81,7 +81,7 @@ impl Outcome<'_> {
         println!(
             "{:<16}{:>12}  slab high-water mark",
             "measured peak",
-            fitted.timeline.high_water.to_string()
+            fitted.timeline().high_water.to_string()
         );
         println!(
             "{:<16}{process:>12}  process (VmHWM at exit less VmRSS at entry); budget {budget}",

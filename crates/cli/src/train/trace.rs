@@ -25,7 +25,7 @@ pub fn write(
         return Ok(());
     };
     let times: Vec<(Seconds, Seconds)> =
-        calls.iter().map(|call| (Seconds(call.start), Seconds(call.seconds))).collect();
-    let course = Course::of(graph, &fitted.schedule, &fitted.timeline);
+        calls.iter().map(|call| (call.start, call.seconds)).collect();
+    let course = Course::of(graph, fitted.schedule(), fitted.timeline());
     output::write_whole(path, Trace::measured(&course, &machine.name, &times).write().as_bytes())
 }

@@ -51,7 +51,7 @@ pub fn analyze(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (graph, is_step) = input::graph(&arguments.graph)?;
     let machine = arguments.on.machine(is_step)?;
     let profile = Profile { in_place: false, ..input::profile(&graph, &machine) };
-    let order = graph.program();
+    let order = graph.compute_nodes();
     let simulation = simulate(&graph, &profile, &order);
     let curve = &simulation.curve;
     let live = live_tensors(&graph, &profile, &order, curve.at);
@@ -167,7 +167,8 @@ fn tensor_json(tensor: &LiveTensor) -> Value {
 fn modules(graph: &Graph, profile: &Profile, depth: usize) -> BTreeMap<String, ModuleRow> {
     let mut saved: BTreeMap<NodeId, Bytes> = BTreeMap::new();
     let mut counted = std::collections::BTreeSet::new();
-    for node in graph.program().into_iter().filter(|&node| !graph.nodes()[node].phase.is_forward())
+    for node in
+        graph.compute_nodes().into_iter().filter(|&node| !graph.nodes()[node].phase.is_forward())
     {
         for &storage in graph.reads(node) {
             let Some(producer) = graph

@@ -101,7 +101,7 @@ fn try_step(
     let fitted = fit_graph(&step.training, &profile, &task)?;
     let mut session = Session::new(
         &step,
-        (&profile, &fitted.fitted.schedule),
+        fitted.fitted.checked(),
         None,
         fitted.slab(),
         machine.threads as usize,

@@ -38,7 +38,8 @@ pub fn check(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let machine = arguments.on.machine(is_step)?;
     let profile = input::profile(&graph, &machine);
     let schedule = input::plan(&arguments.plan, &graph)?;
-    let unplanned = tightfit::unplanned(&graph, &profile)?.timeline;
+    let unplanned = tightfit::unplanned(&graph, &profile)?;
+    let unplanned = unplanned.timeline();
     // A share means to `check` what it means to `plan`: it includes the reserve.
     let reserve = reserve(&graph, &machine);
     let Some(budget) = budget.bytes(unplanned.peak + reserve) else {

@@ -69,13 +69,13 @@ pub fn pareto(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if let Some(path) = &arguments.svg {
         output::write_whole(
             path,
-            drawing(&graph, &machine, &points, unplanned.timeline.seconds).as_bytes(),
+            drawing(&graph, &machine, &points, unplanned.timeline().seconds).as_bytes(),
         )?;
     }
     if arguments.json {
         println!("{}", Value::Array(points.iter().map(point_json).collect()));
     } else {
-        show(&graph, &machine, &points, unplanned.timeline.seconds);
+        show(&graph, &machine, &points, unplanned.timeline().seconds);
     }
     Ok(if interrupt::raised() { ExitCode::from(exit::INTERRUPTED) } else { ExitCode::SUCCESS })
 }

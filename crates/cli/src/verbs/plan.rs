@@ -83,7 +83,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let planned = fit_graph(&graph, &profile, &task)?;
     let seconds = start.elapsed().as_secs_f64();
     let (schedule, timeline, unplanned) =
-        (&planned.fitted.schedule, &planned.fitted.timeline, &planned.unplanned.timeline);
+        (&planned.fitted.schedule(), &planned.fitted.timeline(), &planned.unplanned.timeline());
     if let Some(path) = &arguments.output {
         output::write_whole(path, format!("{}\n", schedule::write(&graph, schedule)).as_bytes())?;
     }
@@ -95,7 +95,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         )?;
     }
     let Figures { overhead, gap, .. } = Figures::of(&planned.fitted, unplanned.seconds);
-    let bound = planned.fitted.bound;
+    let bound = planned.fitted.bound();
     let code =
         if interrupt::raised() { ExitCode::from(exit::INTERRUPTED) } else { ExitCode::SUCCESS };
     if arguments.json {
@@ -112,7 +112,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "step_us": timeline.seconds.micros(),
             "overhead": overhead,
             "bound_us": bound.map(|bound| bound.seconds.micros()),
-            "bound_order": bound.map(|bound| bound.order.name()),
+            "bound_order": bound.map(|bound| bound.class.order.name()),
             "gap": gap.map(|gap| gap * 100.0),
             "recomputed_nodes": schedule.recomputed(),
             "seconds": seconds,
@@ -131,7 +131,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         unplanned.peak,
         format!(
             "{} nodes, {} of parameters, state and batch",
-            graph.program().len(),
+            graph.compute_nodes().len(),
             graph.static_bytes()
         ),
     );
@@ -157,7 +157,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         seconds * 1e3
     );
     if let Some((bound, gap)) = bound.zip(gap) {
-        let whose = match bound.order {
+        let whose = match bound.class.order {
             BoundOrder::Given => "no schedule that keeps this order is faster",
             BoundOrder::Any => "no schedule is faster than this",
         };

@@ -81,7 +81,7 @@ pub fn report(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
         None => None,
     };
-    let before = Course::of(&graph, &unplanned.schedule, &unplanned.timeline);
+    let before = Course::of(&graph, unplanned.schedule(), unplanned.timeline());
     let after = planned.as_ref().map(|(schedule, timeline)| Course::of(&graph, schedule, timeline));
     let trace = match &arguments.measured {
         Some(path) => {
@@ -125,7 +125,7 @@ pub fn report(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
         Some(Drawing::Frontier) => frontier_svg(
             &format!("{} on {}: time of a step by budget", graph.name(), machine.name),
-            unplanned.timeline.seconds,
+            unplanned.timeline().seconds,
             &points,
         ),
         None => page(&Report {

@@ -45,7 +45,7 @@ pub fn trace(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
         None => {
             let unplanned = tightfit::unplanned(&graph, &profile)?;
-            (unplanned.schedule, unplanned.timeline)
+            (unplanned.schedule().clone(), unplanned.timeline().clone())
         }
     };
     let course = Course::of(&graph, &schedule, &timeline);

@@ -52,7 +52,7 @@ pub(super) fn admit(graph: &Graph) -> Result<(), CompileError> {
 
 fn operators_are_known(graph: &Graph) -> Result<(), CompileError> {
     let mut unknown: BTreeMap<&str, UnknownOperator> = BTreeMap::new();
-    for id in graph.program() {
+    for id in graph.compute_nodes() {
         let node = &graph.nodes()[id];
         if node.operator.is_none() {
             let entry = unknown.entry(&node.op).or_insert_with(|| UnknownOperator {

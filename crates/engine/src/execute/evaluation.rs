@@ -38,7 +38,7 @@ impl Session {
             let targets: Vec<i64> =
                 target.as_chunks::<8>().0.iter().map(|&class| i64::from_ne_bytes(class)).collect();
             compiled
-                .program
+                .executable
                 .run(&mut self.slab, &settings)
                 .map_err(|error| SessionError::Step { step: self.next_step, error })?;
             loss += f64::from(loss_of(&self.slab, compiled)) * drawn.rows as f64;

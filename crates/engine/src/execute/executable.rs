@@ -7,22 +7,19 @@ use std::time::Instant;
 
 use rayon::ThreadPool;
 use thiserror::Error;
-use tightfit::check::{Violation, check};
+use tightfit::check::{Checked, Violation};
 use tightfit::graph::Graph;
-use tightfit::id::NodeId;
+use tightfit::id::MicroBatchId;
 use tightfit::operator::Unsuited;
-use tightfit::profile::Profile;
 use tightfit::schedule::{Call, Instruction, Schedule};
-use tightfit::units::Bytes;
+use tightfit::timeline::CallInTime;
+use tightfit::units::{Bytes, Seconds};
 
 use crate::execute::admission::{UnknownOperator, admit, list};
 use crate::kernels;
 use crate::kernels::tensor::Tensor;
 use crate::kernels::{FaultFlag, Kernel, KernelError, Operands, Run, Scratch};
 use crate::memory::slab::Slab;
-
-/// The micro-batch of every call: a schedule is of one micro-batch so far.
-const FIRST_MICRO_BATCH: u32 = 0;
 
 /// What differs from step to step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -53,6 +50,11 @@ pub enum CompileError {
     Unsuited { node: String, op: String, reason: Unsuited },
     #[error("node `{node}`: {what}; this graph is for planning only")]
     NotExecutable { node: String, what: String },
+    #[error(
+        "instruction {index} starts or awaits a transfer, and the engine has no lanes yet; plan \
+         without transfers"
+    )]
+    NoLanes { index: usize },
 }
 
 /// Why a step failed. Parameters and state may have been updated in part.
@@ -63,23 +65,10 @@ pub enum StepError {
     Index,
 }
 
-/// One executed call.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct MeasuredCall {
-    /// The node.
-    pub node: NodeId,
-    /// It is a recomputation.
-    pub again: bool,
-    /// When it started, in seconds from the start of the step.
-    pub start: f64,
-    /// How long it took.
-    pub seconds: f64,
-}
-
 struct Compiled {
-    node: NodeId,
-    again: bool,
-    micro_batch: u32,
+    /// The call, as it was predicted.
+    predicted: CallInTime,
+    micro_batch: MicroBatchId,
     kernel: Kernel,
 }
 
@@ -92,27 +81,36 @@ pub struct Executable {
 }
 
 impl Executable {
-    /// Checks a schedule and compiles it for the threads of `pool`, on which it will run: kernels
-    /// divide their workspace among that many.
+    /// Compiles a checked schedule of `graph` for the threads of `pool`, on which it will run:
+    /// kernels divide their workspace among that many.
+    ///
+    /// # Errors
+    /// Where the graph is another one, or uses what the engine cannot execute.
     pub fn compile(
         graph: &Graph,
-        profile: &Profile,
-        schedule: &Schedule,
+        checked: &Checked,
         pool: &Arc<ThreadPool>,
     ) -> Result<Executable, CompileError> {
-        check(graph, profile, schedule, schedule.budget)?;
+        let schedule = checked.schedule();
+        if schedule.graph != graph.hash() {
+            return Err(Violation::OtherGraph.into());
+        }
         admit(graph)?;
         let threads = pool.current_num_threads();
-        let mut calls = Vec::new();
-        for instruction in &schedule.instructions {
-            if let Some(call) = instruction.call() {
-                let again = matches!(instruction, Instruction::Recompute(_));
-                calls.push(Compiled {
-                    node: call.node,
-                    again,
-                    micro_batch: FIRST_MICRO_BATCH,
+        let mut predicted = checked.timeline().calls.iter();
+        let mut calls = Vec::with_capacity(predicted.len());
+        for (index, instruction) in schedule.instructions.iter().enumerate() {
+            match instruction {
+                Instruction::Run(call) | Instruction::Recompute(call) => calls.push(Compiled {
+                    predicted: *predicted.next().expect("a timeline has every call"),
+                    micro_batch: call.micro_batch,
                     kernel: compile(graph, schedule, call, threads)?,
-                });
+                }),
+                // Buffers have their addresses, so there is nothing to give back.
+                Instruction::Free(_) => {}
+                Instruction::Start(_) | Instruction::Wait(_) => {
+                    return Err(CompileError::NoLanes { index });
+                }
             }
         }
         Ok(Executable {
@@ -141,19 +139,15 @@ impl Executable {
         &self,
         slab: &mut Slab,
         settings: &StepSettings,
-        report: &mut (dyn FnMut(MeasuredCall) + Send),
+        report: &mut (dyn FnMut(CallInTime) + Send),
     ) -> Result<(), StepError> {
         let begun = Instant::now();
         self.execute(slab, settings, |call, run| {
             let start = Instant::now();
             (call.kernel)(run);
-            let seconds = start.elapsed().as_secs_f64();
-            report(MeasuredCall {
-                node: call.node,
-                again: call.again,
-                start: start.duration_since(begun).as_secs_f64(),
-                seconds,
-            });
+            let seconds = Seconds(start.elapsed().as_secs_f64());
+            let start = Seconds(start.duration_since(begun).as_secs_f64());
+            report(CallInTime { start, seconds, ..call.predicted });
         })
     }
 
@@ -175,7 +169,7 @@ impl Executable {
             fault: &self.fault,
             seed: settings.seed,
             step: settings.step,
-            micro_batch: FIRST_MICRO_BATCH,
+            micro_batch: MicroBatchId::WHOLE,
             learning_rate: settings.learning_rate as f32,
         };
         let step = &step;

@@ -6,9 +6,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rayon::ThreadPool;
+use tightfit::check::Checked;
 use tightfit::graph::{Graph, Phase};
 use tightfit::id::{NodeId, ValueId};
-use tightfit::profile::Profile;
 use tightfit::schedule::{Instruction, Schedule};
 use tightfit::tensor::DType;
 
@@ -46,7 +46,7 @@ pub struct Located {
 
 /// One compiled graph with the places that a run reads and writes.
 pub(super) struct Compiled {
-    pub program: Executable,
+    pub executable: Executable,
     pub input: Span,
     pub target: Span,
     /// Rows of a batch.
@@ -64,11 +64,11 @@ pub(super) struct Span {
 /// Compiles a graph of a step and finds its places.
 pub(super) fn compile(
     graph: &Graph,
-    profile: &Profile,
-    schedule: &Schedule,
+    checked: &Checked,
     pool: &Arc<ThreadPool>,
 ) -> Result<Compiled, CompileError> {
-    let program = Executable::compile(graph, profile, schedule, pool)?;
+    let executable = Executable::compile(graph, checked, pool)?;
+    let schedule = checked.schedule();
     let buffers: BTreeMap<NodeId, _> = schedule.placeholders.iter().copied().collect();
     let span = |name: &str| {
         let (node, value) = step::input(graph, name).expect("a step's graphs have both inputs");
@@ -79,7 +79,7 @@ pub(super) fn compile(
         .and_then(|(_, value)| graph.values()[value].tensor.shape.first().copied())
         .unwrap_or(1);
     Ok(Compiled {
-        program,
+        executable,
         input: span("input"),
         target: span("target"),
         rows: rows as usize,

@@ -7,12 +7,12 @@ use std::sync::Arc;
 
 use rayon::ThreadPoolBuilder;
 use thiserror::Error;
-use tightfit::profile::Profile;
-use tightfit::schedule::Schedule;
+use tightfit::check::Checked;
 use tightfit::tensor::DType;
+use tightfit::timeline::CallInTime;
 use tightfit::units::Bytes;
 
-use crate::execute::executable::{CompileError, MeasuredCall, StepError, StepSettings};
+use crate::execute::executable::{CompileError, StepError, StepSettings};
 use crate::execute::places::{Compiled, Resident, compile, gather, loss_of, pair, residents};
 use crate::memory::slab::{Slab, SlabError};
 use crate::step::Step;
@@ -53,8 +53,8 @@ impl Session {
     /// Compiles both schedules, allocates the slab and fills the parameters; state begins at zero.
     pub fn new(
         step: &Step,
-        training: (&Profile, &Schedule),
-        evaluation: Option<(&Profile, &Schedule)>,
+        training: &Checked,
+        evaluation: Option<&Checked>,
         slab: Bytes,
         threads: usize,
         seed: u64,
@@ -65,18 +65,16 @@ impl Session {
             .thread_name(|i| format!("tightfit-{i}"))
             .build()?;
         let pool = Arc::new(pool);
-        let compiled = compile(&step.training, training.0, training.1, &pool)?;
+        let compiled = compile(&step.training, training, &pool)?;
         let evaluation = match (&step.evaluation, evaluation) {
-            (Some(graph), Some((profile, schedule))) => {
-                Some(compile(graph, profile, schedule, &pool)?)
-            }
+            (Some(graph), Some(checked)) => Some(compile(graph, checked, &pool)?),
             _ => None,
         };
         let mut session = Session {
             slab: Slab::new(slab)?,
             training: compiled,
             evaluation,
-            residents: residents(&step.training, training.1),
+            residents: residents(&step.training, training.schedule()),
             seed,
             next_step: 0,
             learning_rate: step.optimizer.learning_rate,
@@ -112,7 +110,7 @@ impl Session {
             learning_rate: self.learning_rate,
         };
         self.training
-            .program
+            .executable
             .run(&mut self.slab, &settings)
             .map_err(|error| SessionError::Step { step: self.next_step + 1, error })?;
         self.next_step += 1;
@@ -123,7 +121,7 @@ impl Session {
     pub fn step_timed(
         &mut self,
         data: &mut Dataset,
-        report: &mut (dyn FnMut(MeasuredCall) + Send),
+        report: &mut (dyn FnMut(CallInTime) + Send),
     ) -> Result<f32, SessionError> {
         self.draw(data);
         let settings = StepSettings {
@@ -132,7 +130,7 @@ impl Session {
             learning_rate: self.learning_rate,
         };
         self.training
-            .program
+            .executable
             .run_timed(&mut self.slab, &settings, report)
             .map_err(|error| SessionError::Step { step: self.next_step + 1, error })?;
         self.next_step += 1;

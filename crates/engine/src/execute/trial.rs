@@ -8,9 +8,9 @@ use std::time::Instant;
 use tightfit::graph::Graph;
 use tightfit::id::NodeId;
 use tightfit::profile::{CallSeconds, Signature};
+use tightfit::timeline::CallInTime;
 use tightfit::units::Seconds;
 
-use crate::execute::executable::MeasuredCall;
 use crate::execute::session::{Session, SessionError};
 use crate::step::data::Dataset;
 
@@ -45,15 +45,15 @@ pub struct Timings {
 
 impl Timings {
     /// Adds a call.
-    pub fn add(&mut self, call: &MeasuredCall) {
-        *(if call.again { &mut self.again } else { &mut self.first }) += call.seconds;
+    pub fn add(&mut self, call: &CallInTime) {
+        *(if call.recomputed { &mut self.again } else { &mut self.first }) += call.seconds.0;
         let node = self.nodes.entry(call.node).or_insert(NodeTimings {
             seconds: 0.0,
             fastest: f64::INFINITY,
             runs: 0,
         });
-        node.seconds += call.seconds;
-        node.fastest = node.fastest.min(call.seconds);
+        node.seconds += call.seconds.0;
+        node.fastest = node.fastest.min(call.seconds.0);
         node.runs += 1;
     }
 
@@ -104,21 +104,21 @@ impl Timings {
 /// The calls of the fastest of several steps. Whatever disturbs a step makes it slower.
 #[derive(Clone, Debug, Default)]
 pub struct FastestStep {
-    calls: Vec<MeasuredCall>,
+    calls: Vec<CallInTime>,
     fastest: Option<f64>,
-    next: Vec<MeasuredCall>,
+    next: Vec<CallInTime>,
 }
 
 impl FastestStep {
     /// Adds a call of the step that runs.
-    pub fn add(&mut self, call: &MeasuredCall) {
+    pub fn add(&mut self, call: &CallInTime) {
         self.next.push(*call);
     }
 
     /// Ends the step that runs; one that does not count only leaves room for the calls of the
     /// others.
     pub fn end(&mut self, counts: bool) {
-        let seconds = self.next.last().map_or(0.0, |last| last.start + last.seconds);
+        let seconds = self.next.last().map_or(0.0, |last| (last.start + last.seconds).0);
         if counts && self.fastest.is_none_or(|fastest| seconds < fastest) {
             self.fastest = Some(seconds);
             std::mem::swap(&mut self.calls, &mut self.next);
@@ -127,7 +127,7 @@ impl FastestStep {
     }
 
     /// Its calls, in order; `None` where no step counted.
-    pub fn calls(&self) -> Option<&[MeasuredCall]> {
+    pub fn calls(&self) -> Option<&[CallInTime]> {
         self.fastest.map(|_| self.calls.as_slice())
     }
 }
@@ -171,16 +171,17 @@ mod tests {
         let mut fastest = FastestStep::default();
         assert!(fastest.calls().is_none());
         for (seconds, counts) in [(1.0, false), (3.0, true), (2.0, true), (4.0, true)] {
-            fastest.add(&MeasuredCall {
+            fastest.add(&CallInTime {
                 node: NodeId::from_u32(0),
-                again: false,
-                start: 0.5,
-                seconds,
+                recomputed: false,
+                start: Seconds(0.5),
+                seconds: Seconds(seconds),
+                held: tightfit::units::Bytes::ZERO,
             });
             fastest.end(counts);
         }
         assert_eq!(
-            fastest.calls().map(|calls| calls.iter().map(|call| call.seconds).collect()),
+            fastest.calls().map(|calls| calls.iter().map(|call| call.seconds.0).collect()),
             Some(vec![2.0])
         );
     }

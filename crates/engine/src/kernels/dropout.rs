@@ -54,7 +54,8 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
             let first = chunk * CHUNK;
             let len = CHUNK.min(elements - first);
             let mut words = [0u32; CHUNK];
-            draw(key(run.seed), (first / 4) as u32, [slot, run.step, run.micro_batch], &mut words);
+            let counter = [slot, run.step, run.micro_batch.as_u32()];
+            draw(key(run.seed), (first / 4) as u32, counter, &mut words);
             // SAFETY: chunks are disjoint parts of contiguous tensors, and input, output and mask
             // are three tensors.
             unsafe {

@@ -258,7 +258,7 @@ mod tests {
 
     /// Compiles the graph's only call with `bytes` of workspace.
     fn compiled(graph: &Graph, bytes: u64) -> Result<(), KernelError> {
-        let node = &graph.nodes()[graph.program()[0]];
+        let node = &graph.nodes()[graph.compute_nodes()[0]];
         let bind = |value: &ValueId| Tensor::bind(&graph.values()[*value], 0);
         let operands = Operands {
             node,
@@ -309,7 +309,7 @@ mod tests {
         );
         for graph in [sum, layer_norm, attention, gradient] {
             let profile = Profile::new(&graph, &Machine::unmeasured_cpu(THREADS as u32));
-            let needed = profile.workspace[graph.program()[0]].0;
+            let needed = profile.workspace[graph.compute_nodes()[0]].0;
             assert!(needed > 0, "{}", graph.name());
             assert!(compiled(&graph, needed).is_ok(), "{}", graph.name());
             for bytes in [needed - 1, 0] {

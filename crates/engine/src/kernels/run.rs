@@ -3,6 +3,8 @@
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use tightfit::id::MicroBatchId;
+
 /// What a kernel found wrong with its input while it ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
@@ -39,7 +41,7 @@ pub(crate) struct Run<'a> {
     /// Number of the step, from 0.
     pub step: u32,
     /// Number of the micro-batch within the step.
-    pub micro_batch: u32,
+    pub micro_batch: MicroBatchId,
     /// Learning rate of the step.
     pub learning_rate: f32,
 }

@@ -99,7 +99,7 @@ pub(super) struct Readers {
 
 /// Analyzes the step as the graph states it: program order, nothing recomputed.
 pub fn dataflow(graph: &Graph, profile: &Profile) -> Dataflow {
-    let (program, tree) = (graph.program(), ModuleTree::new(graph));
+    let (program, tree) = (graph.compute_nodes(), ModuleTree::new(graph));
     let phases = passes(graph, &program);
     let readers = readers(graph, &tree, &phases, &program);
     let unplanned = Profile { in_place: false, ..profile.clone() };

@@ -110,7 +110,7 @@ impl Graph {
     }
 
     /// Nodes that take part in a schedule, in program order.
-    pub fn program(&self) -> Vec<NodeId> {
+    pub fn compute_nodes(&self) -> Vec<NodeId> {
         self.nodes.keys().filter(|&node| self.runs(node)).collect()
     }
 

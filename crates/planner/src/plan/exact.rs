@@ -44,13 +44,13 @@ pub fn exact(
         }))
     })?;
     if let Some(runs) = fastest {
-        return Ok(Plan { planner: Planner::Exact, runs });
+        return Ok(Plan::of_runs(Planner::Exact, runs));
     }
     let lowest = Formulation::new(graph, profile, order, Goal::Lowest)
         .solve()?
         .unwrap_or_else(|| order.to_vec());
-    let plan = Plan { planner: Planner::Exact, runs: lowest };
-    if peak(&plan.runs) <= budget {
+    let plan = Plan::of_runs(Planner::Exact, lowest);
+    if peak(&plan.runs()) <= budget {
         return Ok(plan);
     }
     Err(PlanError::Infeasible(Box::new(Infeasible::new(graph, profile, budget, plan))))

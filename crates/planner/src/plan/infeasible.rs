@@ -49,8 +49,8 @@ pub struct Infeasible {
 impl Infeasible {
     /// Explains that `plan`, the lowest one known, exceeds `budget`.
     pub fn new(graph: &Graph, profile: &Profile, budget: Bytes, plan: Plan) -> Infeasible {
-        let curve = simulate(graph, profile, &plan.runs).curve;
-        let binding = plan.runs.get(curve.at).copied();
+        let curve = simulate(graph, profile, &plan.runs()).curve;
+        let binding = plan.runs().get(curve.at).copied();
         Infeasible {
             budget,
             needed: needed(graph, profile),
@@ -58,7 +58,7 @@ impl Infeasible {
             binding: binding.unwrap_or(NodeId::from_u32(0)),
             binding_name: binding.map_or(String::new(), |node| graph.nodes()[node].name.clone()),
             binding_module: binding.map_or(String::new(), |node| graph.module_of(node).to_string()),
-            live: live_tensors(graph, profile, &plan.runs, curve.at),
+            live: live_tensors(graph, profile, &plan.runs(), curve.at),
             plan,
         }
     }
@@ -117,7 +117,7 @@ fn needed(graph: &Graph, profile: &Profile) -> Bytes {
     let bytes = |storages: &[_]| -> Bytes {
         storages.iter().filter(|&&s| !persistent(s)).map(|&s| graph.storages()[s]).sum()
     };
-    let own = graph.program().into_iter().map(|node| {
+    let own = graph.compute_nodes().into_iter().map(|node| {
         let (reads, fresh) = (bytes(graph.reads(node)), bytes(graph.fresh(node)));
         let touched = if profile.in_place { reads.max(fresh) } else { reads + fresh };
         touched + profile.workspace[node]

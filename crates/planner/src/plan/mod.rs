@@ -5,6 +5,7 @@
 //! A pass is a plain function from graph, profile and budget to a [`Plan`] or to an [`Infeasible`]
 //! that explains.
 
+mod action;
 mod exact;
 mod infeasible;
 mod milp;
@@ -16,6 +17,7 @@ mod search;
 
 use thiserror::Error;
 
+pub use action::{Action, Plan};
 pub use exact::exact;
 pub use infeasible::{Infeasible, LiveTensor, live_tensors};
 pub use milp::{SOLVER, SolverLimits};
@@ -79,15 +81,6 @@ impl Planner {
     pub fn name(self) -> &'static str {
         Self::ALL[self as usize].1
     }
-}
-
-/// A sequence of runs. A node that stands in it again is recomputed.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Plan {
-    /// The planner that made it; never `auto`.
-    pub planner: Planner,
-    /// Nodes in the order in which they run.
-    pub runs: Vec<NodeId>,
 }
 
 /// Why there is no plan.
@@ -160,7 +153,7 @@ pub fn none(
     order: &[NodeId],
     budget: Bytes,
 ) -> Result<Plan, PlanError> {
-    let plan = Plan { planner: Planner::None, runs: order.to_vec() };
+    let plan = Plan::of_runs(Planner::None, order.to_vec());
     if simulate(graph, profile, order).curve.peak <= budget {
         return Ok(plan);
     }
@@ -181,7 +174,7 @@ fn auto(
     }
     let least = search.least_budget();
     let smallest = Search::new(graph, profile, order).smallest(&effort);
-    if simulate(graph, profile, &smallest.runs).curve.peak <= budget {
+    if simulate(graph, profile, &smallest.runs()).curve.peak <= budget {
         return Ok(smallest);
     }
     let proof = Infeasible::new(graph, profile, budget, smallest);
@@ -195,7 +188,7 @@ pub fn smallest(graph: &Graph, profile: &Profile, order: &[NodeId], planner: Pla
         Ok(plan) => plan,
         Err(PlanError::Infeasible(proof)) => proof.plan,
         Err(PlanError::TooLarge { .. } | PlanError::Unsolved { .. }) => {
-            Plan { planner, runs: order.to_vec() }
+            Plan::of_runs(planner, order.to_vec())
         }
     }
 }

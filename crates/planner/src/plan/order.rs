@@ -16,7 +16,7 @@ use crate::units::Bytes;
 /// only where it does not raise the peak.
 pub fn base_order(graph: &Graph, profile: &Profile) -> Vec<NodeId> {
     let peak = |order: &[NodeId]| simulate(graph, profile, order).curve.peak;
-    let mut order = graph.program();
+    let mut order = graph.compute_nodes();
     for pass in [early_updates, late_outputs] {
         let moved = pass(graph, &order);
         if moved != order && peak(&moved) <= peak(&order) {

@@ -81,7 +81,7 @@ impl Versions {
 /// Storages that some node writes in place.
 pub(super) fn mutated_storages(graph: &Graph) -> SecondaryMap<StorageId, bool> {
     let mut mutated = SecondaryMap::new();
-    for node in graph.program() {
+    for node in graph.compute_nodes() {
         for &storage in graph.mutated(node) {
             mutated[storage] = true;
         }

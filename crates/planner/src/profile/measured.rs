@@ -165,7 +165,7 @@ impl CallSeconds {
     /// Knows every call of a graph.
     pub fn covers(&self, graph: &Graph) -> bool {
         graph
-            .program()
+            .compute_nodes()
             .into_iter()
             .all(|node| self.seconds.contains_key(&Signature::of(graph, node)))
     }

@@ -38,7 +38,7 @@ impl Profile {
             in_place: rules.in_place,
             hierarchy: machine.hierarchy.clone(),
         };
-        for node in graph.program() {
+        for node in graph.compute_nodes() {
             profile.seconds[node] =
                 graph.nodes()[node].seconds.unwrap_or_else(|| roofline(graph, machine, node));
             profile.workspace[node] = match graph.nodes()[node].operator {
@@ -56,7 +56,7 @@ impl Profile {
     pub fn measured(graph: &Graph, machine: &Machine, table: &CallSeconds) -> Profile {
         let mut profile = Profile::new(graph, machine);
         if machine.runtime.rules().runs_here {
-            for node in graph.program() {
+            for node in graph.compute_nodes() {
                 if let Some(seconds) = table.get(&Signature::of(graph, node)) {
                     profile.seconds[node] = seconds;
                 }

@@ -3,94 +3,172 @@
 //! Whether the schedule is right is for `check` alone to say.
 //!
 //! ```text
-//! { "format": "tightfit-plan/1", "graph": SHA-256, "graph_name": …, "planner": …, "budget_bytes": …, "slab_bytes": …,
-//!   "buffers": [[bytes, address], …], "placeholders": { NODE NAME: buffer, … },
-//!   "instructions": [["run" | "recompute", NODE NAME, [input buffers], [output buffers], workspace buffer or null] |
-//!                    ["free", buffer], …] }
+//! { "format": "tightfit-plan/1", "graph": SHA-256, "graph_name": …, "planner": …,
+//!   "budget_bytes": …, "slab_bytes": …, "below_bytes": { tier: bytes, … }, "rank": …,
+//!   "buffers": [[bytes, address], [bytes, address, tier], …],
+//!   "placeholders": { NODE NAME: buffer, … },
+//!   "instructions": [
+//!     ["run" | "recompute", NODE NAME, [input buffers], [output buffers], workspace or null],
+//!     ["run" | "recompute", NODE NAME, …, workspace or null, micro-batch],
+//!     ["free", buffer],
+//!     ["start", transfer, lane, "copy", from buffer, to buffer],
+//!     ["wait", transfer], …] }
 //! ```
+//!
+//! Tier 0 (the device), micro-batch 0, rank 0 and tiers without an arena are left out.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
+use cranelift_entity::{EntityRef, SecondaryMap};
 use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
 use thiserror::Error;
 
 use crate::graph::Graph;
-use crate::id::BufferId;
-use crate::id::NodeId;
+use crate::id::{BufferId, DEVICE, LaneId, MicroBatchId, NodeId, RankId, TierId, TransferId};
 use crate::schedule::instruction::{Buffer, Call, Instruction, Schedule};
+use crate::schedule::transfer::{Movement, Transfer};
 use crate::units::Bytes;
 
 /// The format that is read and written.
 pub const FORMAT: &str = "tightfit-plan/1";
 
+/// Tiers, lanes, ranks, transfers and micro-batches have smaller numbers than this, so that tables
+/// indexed by them stay small whatever a file says.
+const MOST_IDS: u64 = 1 << 24;
+
 /// Why bytes are not a plan for a graph.
 #[derive(Debug, Error)]
-#[allow(missing_docs)] // each message says what its fields are
+#[non_exhaustive]
 pub enum PlanFileError {
+    /// It is no JSON, or not of the format's structure.
     #[error("not a {FORMAT} file: {0}")]
     Json(#[from] serde_json::Error),
+    /// It is of another format.
     #[error("the format is {found}, but this program reads \"{FORMAT}\"")]
-    Version { found: String },
+    Version {
+        /// What it says of its format.
+        found: String,
+    },
+    /// It was made for another graph.
     #[error(
         "the plan was made for another graph: it names hash {planned}, the graph's is {actual}; \
          pass that graph, or plan this one"
     )]
-    OtherGraph { planned: String, actual: String },
+    OtherGraph {
+        /// The hash in the plan.
+        planned: String,
+        /// The graph's hash.
+        actual: String,
+    },
+    /// It names a node that does not exist.
     #[error("the plan names node `{node}`, which the graph does not have")]
-    UnknownNode { node: String },
+    UnknownNode {
+        /// The name.
+        node: String,
+    },
+    /// It names a buffer that does not exist.
     #[error("the plan names buffer {buffer}, but has {count} buffers")]
-    UnknownBuffer { buffer: u64, count: usize },
+    UnknownBuffer {
+        /// The number.
+        buffer: u64,
+        /// How many buffers there are.
+        count: usize,
+    },
+    /// A placeholder's buffer is no number.
     #[error("the plan gives placeholder `{node}` no buffer, but {found}")]
-    Placeholder { node: String, found: String },
+    Placeholder {
+        /// The placeholder.
+        node: String,
+        /// What stands there.
+        found: String,
+    },
+    /// An instruction has another structure.
     #[error(
         "instruction {index} is not one of [\"run\"|\"recompute\", node, inputs, outputs, \
-         workspace] and [\"free\", buffer]"
+         workspace], [\"free\", buffer], [\"start\", transfer, lane, \"copy\", from, to] and \
+         [\"wait\", transfer]"
     )]
-    Instruction { index: usize },
+    Instruction {
+        /// Its position.
+        index: usize,
+    },
+    /// Sizes are beyond what any graph may have.
     #[error("sizes of the plan exceed {} bytes", Bytes::LIMIT.0)]
     TooLarge,
+    /// The number of a tier, rank, lane, transfer or micro-batch is no sensible one.
+    #[error("the plan speaks of {what} {number}; such numbers are below {MOST_IDS}")]
+    Number {
+        /// Of what.
+        what: &'static str,
+        /// The number.
+        number: u64,
+    },
 }
 
 /// The schedule as tightfit-plan/1.
 pub fn write(graph: &Graph, schedule: &Schedule) -> Json {
     let name = |node: NodeId| &graph.nodes()[node].name;
-    let ids =
-        |buffers: &[BufferId]| buffers.iter().map(|buffer| buffer.as_u32()).collect::<Vec<_>>();
-    let call = |verb: &str, call: &Call| {
-        json!([
-            verb,
-            name(call.node),
-            ids(&call.inputs),
-            ids(&call.outputs),
-            call.workspace.map(|buffer| buffer.as_u32())
-        ])
-    };
-    let instructions: Vec<Json> = schedule
-        .instructions
-        .iter()
-        .map(|instruction| match instruction {
-            Instruction::Run(run) => call("run", run),
-            Instruction::Recompute(run) => call("recompute", run),
-            Instruction::Free(buffer) => json!(["free", buffer.as_u32()]),
-        })
-        .collect();
     let placeholders: Map<String, Json> = schedule
         .placeholders
         .iter()
         .map(|&(node, buffer)| (name(node).clone(), json!(buffer.as_u32())))
         .collect();
-    json!({
+    let buffer = |buffer: &Buffer| match buffer.tier {
+        DEVICE => json!([buffer.bytes, buffer.address]),
+        tier => json!([buffer.bytes, buffer.address, tier.as_u32()]),
+    };
+    let mut plan = json!({
         "format": FORMAT,
         "graph": schedule.graph,
         "graph_name": graph.name(),
         "planner": schedule.planner,
         "budget_bytes": schedule.budget,
         "slab_bytes": schedule.slab,
-        "buffers": schedule.buffers.values().map(|buffer| json!([buffer.bytes, buffer.address])).collect::<Vec<_>>(),
+        "buffers": schedule.buffers.values().map(buffer).collect::<Vec<_>>(),
         "placeholders": placeholders,
-        "instructions": instructions,
-    })
+        "instructions": schedule
+            .instructions
+            .iter()
+            .map(|instruction| write_instruction(graph, instruction))
+            .collect::<Vec<_>>(),
+    });
+    let below: Map<String, Json> = schedule
+        .below
+        .iter()
+        .filter(|(_, bytes)| **bytes > Bytes::ZERO)
+        .map(|(tier, bytes)| (tier.as_u32().to_string(), json!(bytes)))
+        .collect();
+    if !below.is_empty() {
+        plan["below_bytes"] = Json::Object(below);
+    }
+    if schedule.rank.as_u32() > 0 {
+        plan["rank"] = json!(schedule.rank.as_u32());
+    }
+    plan
+}
+
+fn write_instruction(graph: &Graph, instruction: &Instruction) -> Json {
+    let ids = |buffers: &[BufferId]| buffers.iter().map(|id| id.as_u32()).collect::<Vec<_>>();
+    let verb = instruction.verb();
+    match instruction {
+        Instruction::Run(call) | Instruction::Recompute(call) => {
+            let name = &graph.nodes()[call.node].name;
+            let workspace = call.workspace.map(|buffer| buffer.as_u32());
+            let (inputs, outputs) = (ids(&call.inputs), ids(&call.outputs));
+            match call.micro_batch.as_u32() {
+                0 => json!([verb, name, inputs, outputs, workspace]),
+                number => json!([verb, name, inputs, outputs, workspace, number]),
+            }
+        }
+        Instruction::Free(buffer) => json!([verb, buffer.as_u32()]),
+        Instruction::Start(Transfer { id, lane, movement }) => match movement {
+            Movement::Copy { from, to } => {
+                json!([verb, id.as_u32(), lane.as_u32(), "copy", from.as_u32(), to.as_u32()])
+            }
+        },
+        Instruction::Wait(transfer) => json!([verb, transfer.as_u32()]),
+    }
 }
 
 #[derive(Deserialize)]
@@ -99,9 +177,20 @@ struct RawPlan {
     planner: String,
     budget_bytes: u64,
     slab_bytes: u64,
-    buffers: Vec<(u64, u64)>,
+    #[serde(default)]
+    below_bytes: BTreeMap<u64, u64>,
+    #[serde(default)]
+    rank: u64,
+    buffers: Vec<RawBuffer>,
     placeholders: Map<String, Json>,
     instructions: Vec<Json>,
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum RawBuffer {
+    OnDevice(u64, u64),
+    InTier(u64, u64, u64),
 }
 
 /// Reads a plan that was made for `graph`.
@@ -121,18 +210,15 @@ pub fn read(graph: &Graph, bytes: &[u8]) -> Result<Schedule, PlanFileError> {
     if raw.graph != actual {
         return Err(PlanFileError::OtherGraph { planned: raw.graph, actual });
     }
-    let small = |x: u64| if x <= Bytes::LIMIT.0 { Ok(x) } else { Err(PlanFileError::TooLarge) };
     let reader = Reader {
         nodes: graph.nodes().iter().map(|(id, node)| (node.name.as_str(), id)).collect(),
         buffers: raw.buffers.len(),
     };
-    let buffers = raw
-        .buffers
-        .iter()
-        .map(|&(bytes, address)| {
-            Ok(Buffer { bytes: Bytes(small(bytes)?), address: small(address)? })
-        })
-        .collect::<Result<_, PlanFileError>>()?;
+    let buffers = raw.buffers.iter().map(read_buffer).collect::<Result<_, PlanFileError>>()?;
+    let mut below = SecondaryMap::new();
+    for (tier, bytes) in raw.below_bytes {
+        below[id::<TierId>("tier", tier)?] = Bytes(small(bytes)?);
+    }
     let mut placeholders = Vec::with_capacity(raw.placeholders.len());
     for (name, json) in &raw.placeholders {
         let wrong = || PlanFileError::Placeholder { node: name.clone(), found: json.to_string() };
@@ -147,13 +233,35 @@ pub fn read(graph: &Graph, bytes: &[u8]) -> Result<Schedule, PlanFileError> {
         .collect::<Result<_, _>>()?;
     Ok(Schedule {
         graph: actual,
+        rank: id::<RankId>("rank", raw.rank)?,
         planner: raw.planner,
         budget: Bytes(small(raw.budget_bytes)?),
         slab: Bytes(small(raw.slab_bytes)?),
+        below,
         buffers,
         placeholders,
         instructions,
     })
+}
+
+fn small(x: u64) -> Result<u64, PlanFileError> {
+    if x <= Bytes::LIMIT.0 { Ok(x) } else { Err(PlanFileError::TooLarge) }
+}
+
+fn id<T: EntityRef>(what: &'static str, number: u64) -> Result<T, PlanFileError> {
+    if number < MOST_IDS {
+        Ok(T::new(number as usize))
+    } else {
+        Err(PlanFileError::Number { what, number })
+    }
+}
+
+fn read_buffer(raw: &RawBuffer) -> Result<Buffer, PlanFileError> {
+    let (bytes, address, tier) = match *raw {
+        RawBuffer::OnDevice(bytes, address) => (bytes, address, DEVICE),
+        RawBuffer::InTier(bytes, address, tier) => (bytes, address, id("tier", tier)?),
+    };
+    Ok(Buffer { bytes: Bytes(small(bytes)?), address: small(address)?, tier })
 }
 
 struct Reader<'a> {
@@ -181,32 +289,44 @@ impl Reader<'_> {
 
     fn instruction(&self, index: usize, json: &Json) -> Result<Instruction, PlanFileError> {
         let wrong = || PlanFileError::Instruction { index };
+        let buffer = |json: &Json| self.buffer(json).ok_or_else(wrong)?;
+        let number = |json: &Json| json.as_u64().ok_or_else(wrong);
         let parts = json.as_array().ok_or_else(wrong)?;
-        let list = |json: &Json| -> Result<Vec<BufferId>, PlanFileError> {
-            json.as_array()
-                .ok_or_else(wrong)?
-                .iter()
-                .map(|buffer| self.buffer(buffer).ok_or_else(wrong)?)
-                .collect()
-        };
         let verb = parts.first().and_then(Json::as_str).ok_or_else(wrong)?;
         match (verb, &parts[1..]) {
-            ("free", [buffer]) => Ok(Instruction::Free(self.buffer(buffer).ok_or_else(wrong)??)),
-            ("run" | "recompute", [node, inputs, outputs, workspace]) => {
+            ("free", [freed]) => Ok(Instruction::Free(buffer(freed)?)),
+            ("run" | "recompute", [node, inputs, outputs, workspace, rest @ ..]) => {
+                let micro_batch = match rest {
+                    [] => 0,
+                    [micro_batch] => number(micro_batch)?,
+                    _ => return Err(wrong()),
+                };
+                let list = |json: &Json| -> Result<Vec<BufferId>, PlanFileError> {
+                    json.as_array().ok_or_else(wrong)?.iter().map(buffer).collect()
+                };
                 let call = Call {
                     node: self.node(node.as_str().ok_or_else(wrong)?)?,
+                    micro_batch: id::<MicroBatchId>("micro-batch", micro_batch)?,
                     inputs: list(inputs)?,
                     outputs: list(outputs)?,
-                    workspace: match workspace {
-                        Json::Null => None,
-                        buffer => Some(self.buffer(buffer).ok_or_else(wrong)??),
-                    },
+                    workspace: if workspace.is_null() { None } else { Some(buffer(workspace)?) },
                 };
-                Ok(if verb == "run" {
-                    Instruction::Run(call)
-                } else {
-                    Instruction::Recompute(call)
+                Ok(match verb {
+                    "run" => Instruction::Run(call),
+                    _ => Instruction::Recompute(call),
                 })
+            }
+            ("start", [transfer, lane, movement, from, to]) => {
+                let movement = match movement.as_str() {
+                    Some("copy") => Movement::Copy { from: buffer(from)?, to: buffer(to)? },
+                    _ => return Err(wrong()),
+                };
+                let lane = id::<LaneId>("lane", number(lane)?)?;
+                let id = id::<TransferId>("transfer", number(transfer)?)?;
+                Ok(Instruction::Start(Transfer { id, lane, movement }))
+            }
+            ("wait", [transfer]) => {
+                Ok(Instruction::Wait(id::<TransferId>("transfer", number(transfer)?)?))
             }
             _ => Err(wrong()),
         }

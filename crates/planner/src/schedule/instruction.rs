@@ -76,6 +76,17 @@ pub struct Schedule {
 }
 
 impl Instruction {
+    /// Its name in tightfit-plan/1.
+    pub fn verb(&self) -> &'static str {
+        match self {
+            Instruction::Run(_) => "run",
+            Instruction::Recompute(_) => "recompute",
+            Instruction::Free(_) => "free",
+            Instruction::Start(_) => "start",
+            Instruction::Wait(_) => "wait",
+        }
+    }
+
     /// The call, where it is one.
     pub fn call(&self) -> Option<&Call> {
         match self {

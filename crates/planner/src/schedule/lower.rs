@@ -8,13 +8,15 @@ use cranelift_entity::{PrimaryMap, SecondaryMap};
 
 use crate::analysis::{Interval, IntervalId, liveness};
 use crate::effort::Effort;
+use crate::goal::Goal;
 use crate::graph::Graph;
 use crate::id::BufferId;
-use crate::id::{NodeId, StorageId};
+use crate::id::{DEVICE, MicroBatchId, NodeId, RankId, StorageId};
 use crate::plan::Plan;
 use crate::profile::Profile;
+use crate::schedule::instruction::ALIGNMENT;
 use crate::schedule::instruction::{Buffer, Call, Instruction, Schedule};
-use crate::schedule::layout::{ALIGNMENT, Lifetime, pack};
+use crate::schedule::layout::{Lifetime, Shelf, pack};
 use crate::units::Bytes;
 
 /// What another schedule keeps in the slab between steps: the addresses of its persistent
@@ -28,6 +30,12 @@ pub struct Residents {
 }
 
 impl Residents {
+    /// Nothing is in the slab yet.
+    pub const fn none() -> &'static Residents {
+        const NONE: &Residents = &Residents { addresses: BTreeMap::new(), end: 0 };
+        NONE
+    }
+
     /// The residents of a schedule.
     pub fn of(graph: &Graph, schedule: &Schedule) -> Residents {
         let mut residents = Residents::default();
@@ -36,28 +44,39 @@ impl Residents {
             if let Some(name) =
                 placeholder.parameter.as_ref().filter(|_| placeholder.phase.is_persistent())
             {
-                let Buffer { bytes, address } = schedule.buffers[buffer];
+                let Buffer { bytes, address, .. } = schedule.buffers[buffer];
                 residents.addresses.insert(name.clone(), address);
-                residents.end =
-                    residents.end.max((Bytes(address) + bytes.align_up(super::ALIGNMENT)).0);
+                residents.end = residents.end.max((Bytes(address) + bytes.align_up(ALIGNMENT)).0);
             }
         }
         residents
     }
 }
 
+/// How a plan is laid out.
+#[derive(Clone, Copy)]
+pub struct Lowering<'a> {
+    /// How large the slab may be.
+    pub goal: Goal,
+    /// What stays where it is.
+    pub residents: &'a Residents,
+    /// How hard to look for addresses.
+    pub effort: Effort<'a>,
+}
+
+impl Lowering<'static> {
+    /// For a goal, with nothing in the slab yet and the default effort.
+    pub fn to(goal: Goal) -> Lowering<'static> {
+        Lowering { goal, residents: Residents::none(), effort: Effort::default() }
+    }
+}
+
 /// Lowers a plan and lays it out. Persistent placeholders come first in the slab, or stay where
-/// `residents` has them. The layout's search ends where the slab fits into `budget`; a budget of
-/// zero asks for the smallest slab.
-pub fn lower(
-    graph: &Graph,
-    profile: &Profile,
-    plan: &Plan,
-    budget: Bytes,
-    residents: &Residents,
-    effort: &Effort<'_>,
-) -> Schedule {
-    let lives = liveness(graph, profile, &plan.runs);
+/// the residents have them. The layout's search ends where the slab is within the goal; the budget
+/// of the schedule is the goal's, or else its slab.
+pub fn lower(graph: &Graph, profile: &Profile, plan: &Plan, task: &Lowering<'_>) -> Schedule {
+    let runs = plan.runs();
+    let lives = liveness(graph, profile, &runs);
     let mut lifetimes: PrimaryMap<BufferId, Lifetime> = PrimaryMap::new();
     let mut buffer_of: SecondaryMap<IntervalId, Option<BufferId>> = SecondaryMap::new();
     for (id, life) in &lives.intervals {
@@ -74,15 +93,15 @@ pub fn lower(
     }
     let at = |interval: IntervalId| buffer_of[interval].expect("every life has a buffer");
 
-    let mut instructions = Vec::with_capacity(plan.runs.len() * 2);
+    let mut instructions = Vec::with_capacity(runs.len() * 2);
     let mut workspaces = Vec::new();
     let mut ran: SecondaryMap<NodeId, bool> = SecondaryMap::new();
-    let frees = frees(graph, &lives.intervals, &at, &lifetimes, plan.runs.len().max(1));
-    if plan.runs.is_empty() {
+    let frees = frees(graph, &lives.intervals, &at, &lifetimes, runs.len().max(1));
+    if runs.is_empty() {
         // A batch that nothing reads goes nevertheless.
         instructions.extend(frees[0].iter().map(|&buffer| Instruction::Free(buffer)));
     }
-    for (position, &node) in plan.runs.iter().enumerate() {
+    for (position, &node) in runs.iter().enumerate() {
         let find = |storages: &[StorageId], intervals: &[IntervalId], storage| {
             storages.iter().position(|&other| other == storage).map(|slot| at(intervals[slot]))
         };
@@ -104,6 +123,7 @@ pub fn lower(
         });
         let call = Call {
             node,
+            micro_batch: MicroBatchId::WHOLE,
             inputs: call.inputs.iter().map(|&value| read(graph.values()[value].storage)).collect(),
             outputs: call
                 .outputs
@@ -127,12 +147,18 @@ pub fn lower(
         .zip(lives.intervals.keys())
         .map(|((node, _), interval)| (node, at(interval)))
         .collect();
-    let (buffers, slab) = place(graph, &lifetimes, &placeholders, budget, residents, effort);
+    let (buffers, slab) = place(graph, &lifetimes, &placeholders, task);
+    let budget = match task.goal {
+        Goal::Within(budget) => budget,
+        Goal::Smallest => slab,
+    };
     Schedule {
         graph: graph.hash().to_string(),
+        rank: RankId::from_u32(0),
         planner: plan.planner.name().to_string(),
         budget,
         slab,
+        below: SecondaryMap::new(),
         buffers,
         placeholders,
         instructions,
@@ -178,32 +204,36 @@ fn place(
     graph: &Graph,
     lifetimes: &PrimaryMap<BufferId, Lifetime>,
     placeholders: &[(NodeId, BufferId)],
-    budget: Bytes,
-    residents: &Residents,
-    effort: &Effort<'_>,
+    task: &Lowering<'_>,
 ) -> (PrimaryMap<BufferId, Buffer>, Bytes) {
     let mut fixed: Vec<Option<u64>> = vec![None; lifetimes.len()];
-    let mut floor = residents.end;
+    let mut floor = task.residents.end;
     for &(node, buffer) in placeholders {
         let placeholder = &graph.nodes()[node];
         if !placeholder.phase.is_persistent() {
             continue;
         }
-        let known =
-            placeholder.parameter.as_ref().and_then(|name| residents.addresses.get(name)).copied();
+        let known = placeholder
+            .parameter
+            .as_ref()
+            .and_then(|name| task.residents.addresses.get(name))
+            .copied();
         let address = known.unwrap_or(floor);
         if known.is_none() {
-            floor += lifetimes[buffer].bytes.align_up(super::ALIGNMENT).0;
+            floor += lifetimes[buffer].bytes.align_up(ALIGNMENT).0;
         }
         fixed[buffer.as_u32() as usize] = Some(address);
     }
-    let effort =
-        Effort { work: effort.work.min(lifetimes.len() as u64 * WORK_OF_EACH_BUFFER), ..*effort };
-    let packing = pack(lifetimes.as_values_slice(), &fixed, floor, ALIGNMENT, budget.0, &effort);
+    let effort = Effort {
+        work: task.effort.work.min(lifetimes.len() as u64 * WORK_OF_EACH_BUFFER),
+        ..task.effort
+    };
+    let shelf = Shelf { fixed: &fixed, floor, alignment: ALIGNMENT, goal: task.goal };
+    let packing = pack(lifetimes.as_values_slice(), &shelf, &effort);
     let buffers = lifetimes
         .values()
         .zip(packing.addresses)
-        .map(|(lifetime, address)| Buffer { bytes: lifetime.bytes, address })
+        .map(|(lifetime, address)| Buffer { bytes: lifetime.bytes, address, tier: DEVICE })
         .collect();
     (buffers, packing.end)
 }

@@ -9,6 +9,6 @@ mod transfer;
 
 pub use format::{FORMAT, PlanFileError, read, write};
 pub use instruction::{ALIGNMENT, Buffer, Call, Instruction, Schedule};
-pub use layout::{Lifetime, Packing, pack};
-pub use lower::{Residents, lower};
+pub use layout::{Lifetime, Packing, Shelf, pack};
+pub use lower::{Lowering, Residents, lower};
 pub use transfer::{Movement, Transfer};

@@ -151,7 +151,7 @@ fn later(phase: Phase) -> bool {
 fn laws(graph: &Graph, profile: &Profile, name: &str) -> Dataflow {
     let flow = dataflow(graph, profile);
     let unplanned = tightfit::unplanned(graph, profile).unwrap();
-    assert_eq!(flow.curve.peak, unplanned.timeline.peak, "{name}: what the checker says");
+    assert_eq!(flow.curve.peak, unplanned.timeline().peak, "{name}: what the checker says");
 
     let mut nodes = Figures::default();
     graph.nodes().keys().for_each(|node| nodes += flow.nodes[node]);

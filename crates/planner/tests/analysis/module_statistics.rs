@@ -272,12 +272,10 @@ fn the_baseline_bounds_the_backward_pass() {
         let graph = corpus::graph(name);
         let (profile, nodes) = (profile(&graph), Nodes(&graph, phases(&graph)));
         let info = measure(&graph, &profile).unwrap();
-        let timeline = tightfit::unplanned(&graph, &profile).unwrap().timeline;
+        let unplanned = tightfit::unplanned(&graph, &profile).unwrap();
         // The checker's own bytes, at the node of the backward pass where they are highest.
-        let runs = timeline
-            .moments
-            .iter()
-            .filter_map(|moment| Some((moment.node?.as_u32() as usize, moment.held)));
+        let calls = &unplanned.timeline().calls;
+        let runs = calls.iter().map(|call| (call.node.as_u32() as usize, call.held));
         let (at, peak) = runs
             .filter(|&(node, _)| nodes.phase(node) == Phase::Backward)
             .rev()
@@ -294,7 +292,7 @@ fn the_baseline_bounds_the_backward_pass() {
             "{name}: the root's backward figures are what is held there"
         );
         assert!(info.baseline_peak() + beside(&graph, at) >= peak, "{name}");
-        let seconds = info.baseline_seconds().0 / timeline.seconds.0;
+        let seconds = info.baseline_seconds().0 / unplanned.timeline().seconds.0;
         assert!((seconds - 1.0).abs() < 1e-9, "{name}: these steps end with the backward pass");
     }
 }

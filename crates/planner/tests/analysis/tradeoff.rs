@@ -124,7 +124,7 @@ proptest! {
 
 /// Nodes below a module that run forward and update nothing.
 fn forward_nodes(graph: &Graph, module: &str) -> Vec<NodeId> {
-    let program = graph.program();
+    let program = graph.compute_nodes();
     let phases = passes(graph, &program);
     let below =
         |path: &str| module.is_empty() || path == module || path.starts_with(&format!("{module}."));
@@ -148,7 +148,7 @@ fn runs_again(
     forward: &[NodeId],
     discarded: &BTreeSet<NodeId>,
 ) -> BTreeSet<NodeId> {
-    let program = graph.program();
+    let program = graph.compute_nodes();
     let phases = passes(graph, &program);
     let read_by_backward = |storage: StorageId| {
         program

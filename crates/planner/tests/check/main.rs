@@ -2,4 +2,5 @@
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
+mod transfers;
 mod violations;

@@ -4,12 +4,12 @@
 use expect_test::{Expect, expect};
 use tightfit::check::{Violation, check};
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
-use tightfit::id::BufferId;
+use tightfit::id::{BufferId, DEVICE, MicroBatchId};
 use tightfit::id::{NodeId, StorageId, ValueId};
 use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
-use tightfit::schedule::{Buffer, Call, Instruction, Residents, Schedule};
+use tightfit::schedule::{Buffer, Call, Instruction, Schedule};
 use tightfit::tensor::{Argument, DType};
 use tightfit::units::{Bytes, Seconds};
 
@@ -112,15 +112,18 @@ fn step() -> Case {
 fn case(sketch: Sketch, machine: &Machine) -> Case {
     let graph = sketch.0.build().unwrap();
     let profile = Profile::new(&graph, machine);
-    let schedule = tightfit::fit_smallest(
+    let schedule = tightfit::fit(
         &graph,
         &profile,
-        Planner::Capuchin,
-        &Residents::default(),
-        &tightfit::effort::Effort::default(),
+        &tightfit::Request {
+            goal: tightfit::Goal::Smallest,
+            planner: Planner::Capuchin,
+            ..tightfit::Request::default()
+        },
     )
     .unwrap()
-    .schedule;
+    .schedule()
+    .clone();
     Case { graph, profile, schedule }
 }
 
@@ -154,7 +157,9 @@ impl Case {
     fn call(&mut self, index: usize) -> &mut Call {
         match &mut self.schedule.instructions[index] {
             Instruction::Run(call) | Instruction::Recompute(call) => call,
-            Instruction::Free(_) => panic!("instruction {index} frees"),
+            Instruction::Free(_) | Instruction::Start(_) | Instruction::Wait(_) => {
+                panic!("instruction {index} is no call")
+            }
         }
     }
 
@@ -219,6 +224,18 @@ fn variant(violation: &Violation) -> &'static str {
         Violation::NeverRuns { .. } => "NeverRuns",
         Violation::Missing { .. } => "Missing",
         Violation::Leaked { .. } => "Leaked",
+        Violation::Misaligned { .. } => "Misaligned",
+        Violation::UnknownTier { .. } => "UnknownTier",
+        Violation::UnknownLane { .. } => "UnknownLane",
+        Violation::UnknownMicroBatch { .. } => "UnknownMicroBatch",
+        Violation::StartedBefore { .. } => "StartedBefore",
+        Violation::WaitsForNothing { .. } => "WaitsForNothing",
+        Violation::NeverWaitedFor { .. } => "NeverWaitedFor",
+        Violation::MovesNothing { .. } => "MovesNothing",
+        Violation::WrongTier { .. } => "WrongTier",
+        Violation::OffDevice { .. } => "OffDevice",
+        Violation::InFlight { .. } => "InFlight",
+        Violation::OverCapacity { .. } => "OverCapacity",
     }
 }
 
@@ -238,10 +255,11 @@ fn a_view_written_elsewhere() {
     sketch.0.output(loss);
     let mut case = case(sketch, &Machine::preset("a100-80gb").unwrap());
     let (both, loss) = (case.first("both"), case.first("loss"));
-    let elsewhere = case
-        .schedule
-        .buffers
-        .push(tightfit::schedule::Buffer { bytes: Bytes(256), address: 1 << 20 });
+    let elsewhere = case.schedule.buffers.push(tightfit::schedule::Buffer {
+        bytes: Bytes(256),
+        address: 1 << 20,
+        tier: DEVICE,
+    });
     case.schedule.slab = Bytes(1 << 21);
     case.schedule.budget = case.schedule.slab;
     case.call(both).outputs[1] = elsewhere;
@@ -578,7 +596,8 @@ fn a_workspace_too_small() {
             case.profile.workspace[a] = Bytes(65);
             let address = case.schedule.slab.0;
             case.schedule.slab += Bytes(64);
-            let workspace = case.schedule.buffers.push(Buffer { bytes: Bytes(64), address });
+            let workspace =
+                case.schedule.buffers.push(Buffer { bytes: Bytes(64), address, tier: DEVICE });
             case.call(index).workspace = Some(workspace);
         },
         expect![
@@ -592,7 +611,13 @@ fn a_view_run() {
     broken(
         |case| {
             let (view, b) = (case.id("view"), case.buffer("b"));
-            let call = Call { node: view, inputs: vec![b], outputs: vec![b], workspace: None };
+            let call = Call {
+                node: view,
+                micro_batch: MicroBatchId::WHOLE,
+                inputs: vec![b],
+                outputs: vec![b],
+                workspace: None,
+            };
             let after = case.first("b") + 1;
             case.schedule.instructions.insert(after, Instruction::Run(call));
         },
@@ -664,8 +689,11 @@ fn the_last_version_lost() {
     sketch.0.output(last);
     let mut case = case(sketch, &Machine::unmeasured_cpu(1));
     let (h, index) = (case.buffer("h"), case.first("h"));
-    let copy =
-        case.schedule.buffers.push(Buffer { bytes: Bytes(64), address: case.schedule.slab.0 });
+    let copy = case.schedule.buffers.push(Buffer {
+        bytes: Bytes(64),
+        address: case.schedule.slab.0,
+        tier: DEVICE,
+    });
     case.schedule.slab += Bytes(64);
     let mut again = case.call(index).clone();
     again.outputs = vec![copy];

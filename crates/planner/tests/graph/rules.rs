@@ -770,13 +770,7 @@ proptest! {
             // Whatever was let through can be planned.
             for profile in generator::profiles(&graph) {
                 tightfit::unplanned(&graph, &profile).unwrap();
-                let _ = tightfit::fit_smallest(
-                    &graph,
-                    &profile,
-                    tightfit::plan::Planner::Auto,
-                    &Default::default(),
-                    &tightfit::effort::Effort::work(1, 3_000),
-                )
+                let _ = tightfit::fit(&graph, &profile, &tightfit::Request { goal: tightfit::Goal::Smallest, planner: tightfit::plan::Planner::Auto, residents: &Default::default(), effort: tightfit::effort::Effort::work(1, 3_000) })
                 .unwrap();
             }
         }

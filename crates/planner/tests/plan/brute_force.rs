@@ -26,7 +26,7 @@ const PLANNERS: [Planner; 7] = [
 
 /// Graphs whose every board the oracle can visit.
 fn is_small(graph: &Graph) -> bool {
-    graph.program().len() <= 30 && graph.storages().len() <= 64
+    graph.compute_nodes().len() <= 30 && graph.storages().len() <= 64
 }
 
 /// Budgets that tell plans apart: from below what anybody reaches to the unplanned peak.
@@ -50,10 +50,10 @@ fn planners_obey_the_oracle(
         for planner in PLANNERS {
             match plan::plan(graph, profile, order, Bytes(budget), planner) {
                 Ok(plan) => {
-                    let cost =
-                        oracle::replay(graph, profile, &plan.runs).map_err(TestCaseError::fail)?;
+                    let cost = oracle::replay(graph, profile, &plan.runs())
+                        .map_err(TestCaseError::fail)?;
                     prop_assert_eq!(
-                        plan::simulate(graph, profile, &plan.runs).curve.peak,
+                        plan::simulate(graph, profile, &plan.runs()).curve.peak,
                         Bytes(cost.peak)
                     );
                     prop_assert!(
@@ -74,7 +74,7 @@ fn planners_obey_the_oracle(
                         proof.needed.0
                     );
                     prop_assert!(proof.reached > Bytes(budget) && proof.reached >= Bytes(smallest));
-                    let cost = oracle::replay(graph, profile, &proof.plan.runs)
+                    let cost = oracle::replay(graph, profile, &proof.plan.runs())
                         .map_err(TestCaseError::fail)?;
                     prop_assert_eq!(Bytes(cost.peak), proof.reached);
                 }
@@ -93,7 +93,7 @@ proptest! {
         let graph = recipe.graph();
         prop_assume!(is_small(&graph));
         for profile in generator::profiles(&graph) {
-            planners_obey_the_oracle(&graph, &profile, &graph.program())?;
+            planners_obey_the_oracle(&graph, &profile, &graph.compute_nodes())?;
             planners_obey_the_oracle(&graph, &profile, &plan::base_order(&graph, &profile))?;
         }
     }

@@ -32,13 +32,13 @@ fn graphs() -> Vec<Graph> {
 }
 
 fn unplanned(graph: &Graph, profile: &Profile) -> u64 {
-    plan::simulate(graph, profile, &graph.program()).curve.peak.0
+    plan::simulate(graph, profile, &graph.compute_nodes()).curve.peak.0
 }
 
 /// An answer's plan is legal and fits, and its bound is below it.
 fn is_legal(graph: &Graph, profile: &Profile, budget: u64, answer: &Answer) {
     let Some(plan) = &answer.plan else { return };
-    let cost = oracle::replay(graph, profile, &plan.runs).unwrap();
+    let cost = oracle::replay(graph, profile, &plan.runs()).unwrap();
     assert!(cost.peak <= budget, "{} bytes under {budget}", cost.peak);
     let bound = answer.bound.expect("a budget with a plan is not infeasible").0;
     assert!(
@@ -49,7 +49,7 @@ fn is_legal(graph: &Graph, profile: &Profile, budget: u64, answer: &Answer) {
 }
 
 fn seconds(profile: &Profile, answer: &Answer) -> f64 {
-    answer.plan.as_ref().map_or(f64::INFINITY, |plan| profile.total(&plan.runs).0)
+    answer.plan.as_ref().map_or(f64::INFINITY, |plan| profile.total(&plan.runs()).0)
 }
 
 #[test]
@@ -94,7 +94,7 @@ fn names_do_not_matter() {
         let answers = [&graph, &renamed].map(|graph| {
             let profile = Profile::new(graph, &machine);
             let budget = Bytes(unplanned(graph, &profile) * 3 / 4);
-            let answer = Search::new(graph, &profile, &graph.program())
+            let answer = Search::new(graph, &profile, &graph.compute_nodes())
                 .plan(budget, &Effort::work(7, 5_000));
             (answer.plan, answer.bound)
         });
@@ -117,7 +117,7 @@ fn the_same_seed_gives_the_same_plan() {
             is_legal(&graph, &profile, budget.0, &answer);
             (answer.plan.expect("half the activations"), answer.bound)
         });
-        println!("{name}: {:?}, bound {:?}", profile.total(&answers[0].0.runs), answers[0].1);
+        println!("{name}: {:?}, bound {:?}", profile.total(&answers[0].0.runs()), answers[0].1);
         assert_eq!(answers[0], answers[1]);
     }
 }
@@ -129,7 +129,7 @@ fn next_to_no_effort_is_no_error() {
             let unplanned = unplanned(&graph, &profile);
             for work in [0, 1, 10, 100] {
                 for budget in [0, unplanned / 2, unplanned * 9 / 10, unplanned, u64::MAX] {
-                    let mut search = Search::new(&graph, &profile, &graph.program());
+                    let mut search = Search::new(&graph, &profile, &graph.compute_nodes());
                     is_legal(
                         &graph,
                         &profile,
@@ -193,7 +193,7 @@ fn answers(graph: &Graph, parts: &[u64]) -> Vec<Answer> {
     let mut answers = Vec::new();
     for profile in generator::profiles(graph) {
         let unplanned = unplanned(graph, &profile);
-        let mut search = Search::new(graph, &profile, &graph.program());
+        let mut search = Search::new(graph, &profile, &graph.compute_nodes());
         for part in parts {
             let budget = (unplanned as u128 * u128::from(*part) / 100) as u64;
             let answer = search.plan(Bytes(budget), &Effort::work(1, 20_000));
@@ -210,7 +210,7 @@ fn a_step_without_nodes_is_planned_as_it_is() {
     assert!(
         answers(&graph, &[100])
             .iter()
-            .all(|answer| answer.plan.as_ref().is_some_and(|plan| plan.runs.is_empty()))
+            .all(|answer| answer.plan.as_ref().is_some_and(|plan| plan.runs().is_empty()))
     );
     let mut step = Step::new();
     step.node("x", Phase::Input, &[], 100, 0.0);
@@ -241,7 +241,9 @@ fn one_node_runs_once() {
 fn weightless_tensors_fit_into_nothing() {
     let answers = answers(&Step::chain(8, 0, 1.0), &[100]);
     assert!(
-        answers.iter().all(|answer| answer.plan.as_ref().is_some_and(|plan| plan.runs.len() == 16))
+        answers
+            .iter()
+            .all(|answer| answer.plan.as_ref().is_some_and(|plan| plan.runs().len() == 16))
     );
 }
 
@@ -277,7 +279,7 @@ fn ends_soon_after(deadline: Seconds, graph: &Graph, budget: u64) -> u64 {
     let profile = Profile::new(graph, &Machine::preset("a100-80gb").unwrap());
     let asked = AtomicU64::new(0);
     let clock = || Seconds(asked.fetch_add(1, Ordering::Relaxed) as f64 * 1e-3);
-    let mut search = Search::new(graph, &profile, &graph.program());
+    let mut search = Search::new(graph, &profile, &graph.compute_nodes());
     let answer =
         search.plan(Bytes(budget), &Effort { seed: 1, work: u64::MAX, deadline, clock: &clock });
     is_legal(graph, &profile, budget, &answer);
@@ -303,7 +305,7 @@ fn an_interruption_ends_the_search() {
         let clock = || {
             Seconds(if asked.fetch_add(1, Ordering::Relaxed) < calls { 0.0 } else { f64::INFINITY })
         };
-        let mut search = Search::new(&graph, &profile, &graph.program());
+        let mut search = Search::new(&graph, &profile, &graph.compute_nodes());
         let deadline = Seconds(f64::INFINITY);
         let answer = search
             .plan(Bytes(60_000), &Effort { seed: 1, work: u64::MAX, deadline, clock: &clock });

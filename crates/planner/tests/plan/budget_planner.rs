@@ -125,8 +125,8 @@ fn answers_are_true(
             tally.no_plan_in_order += usize::from(in_order.is_some());
             continue;
         };
-        let cost = oracle::replay(graph, profile, &plan.runs).map_err(at)?;
-        let simulated = plan::simulate(graph, profile, &plan.runs);
+        let cost = oracle::replay(graph, profile, &plan.runs()).map_err(at)?;
+        let simulated = plan::simulate(graph, profile, &plan.runs());
         if cost.peak > budget
             || simulated.curve.peak.0 != cost.peak
             || (simulated.seconds.0 - cost.seconds).abs() > SLACK * cost.seconds
@@ -172,14 +172,15 @@ fn answers_are_true(
 
 fn is_small(graph: &Graph) -> bool {
     let droppable = graph.storages().keys().filter(|&storage| !graph.is_kept(storage)).count();
-    graph.program().len() <= 10 && droppable <= 14
+    graph.compute_nodes().len() <= 10 && droppable <= 14
 }
 
 /// A plan holds a batch that nobody reads until the first node has run; a schedule may let go of it
 /// before. Where there is one, plans miss budgets for that reason alone.
 fn has_unread_batch(graph: &Graph) -> bool {
-    let is_read =
-        |storage| graph.program().into_iter().any(|node| graph.reads(node).contains(&storage));
+    let is_read = |storage| {
+        graph.compute_nodes().into_iter().any(|node| graph.reads(node).contains(&storage))
+    };
     graph.placeholder_storages().any(|(_, storage)| !graph.is_kept(storage) && !is_read(storage))
 }
 
@@ -219,7 +220,7 @@ fn all_answers_are_true(what: &str, graphs: impl Iterator<Item = (String, Graph)
             };
             if let Err(why) = answers_are_true(&graph, &profile, &order, tally) {
                 failures.push((
-                    graph.program().len(),
+                    graph.compute_nodes().len(),
                     format!("{name}: {why}\n{}", describe(&graph, &profile)),
                 ));
             }

@@ -18,7 +18,7 @@ use tightfit::plan;
 use tightfit::plan::published::capuchin::published::{Published, TableRow, published};
 use tightfit::plan::{Plan, PlanError, Planner};
 use tightfit::profile::Profile;
-use tightfit::schedule::{Residents, lower};
+use tightfit::schedule::lower;
 use tightfit::tensor::DType;
 use tightfit::units::{Bytes, Seconds};
 
@@ -127,19 +127,17 @@ impl Case {
     /// Peak, the node where it is reached first, and milliseconds of a sequence, all from the
     /// checker.
     fn run(&self, runs: &[NodeId]) -> (u64, String, f64) {
-        let plan = Plan { planner: Planner::Capuchin, runs: runs.to_vec() };
+        let plan = Plan::of_runs(Planner::Capuchin, runs.to_vec());
         let schedule = lower(
             &self.graph,
             &self.profile,
             &plan,
-            Bytes::LIMIT,
-            &Residents::default(),
-            &tightfit::effort::Effort::default(),
+            &tightfit::schedule::Lowering::to(tightfit::Goal::Within(Bytes::LIMIT)),
         );
         let timeline = check(&self.graph, &self.profile, &schedule, schedule.slab).unwrap();
         let cost = oracle::replay(&self.graph, &self.profile, runs).unwrap();
         assert_eq!(timeline.peak, Bytes(cost.peak), "{}", self.id);
-        let at = timeline.moments[timeline.at].node.unwrap();
+        let at = timeline.calls[timeline.at].node;
         (cost.peak, self.name(at), timeline.seconds.0 * 1e3)
     }
 
@@ -199,9 +197,9 @@ fn keys(object: &Json) -> BTreeSet<String> {
 #[test]
 fn baselines() {
     for case in cases("capuchin/") {
-        case.costs(&case.graph.program(), &case.json["baseline"]);
+        case.costs(&case.graph.compute_nodes(), &case.json["baseline"]);
         let unplanned = tightfit::unplanned(&case.graph, &case.profile).unwrap();
-        assert_eq!(Json::from(unplanned.timeline.peak.0), case.json["baseline"]["peak"]);
+        assert_eq!(Json::from(unplanned.timeline().peak.0), case.json["baseline"]["peak"]);
     }
 }
 
@@ -213,7 +211,7 @@ fn published_reproduces_the_corrected_figures() {
     {
         let expected = &case.json["expected_corrected"];
         let need = Bytes(case.json["input"]["mem_saving_needed"].as_u64().unwrap());
-        let found = published(&case.graph, &case.profile, &case.graph.program(), need);
+        let found = published(&case.graph, &case.profile, &case.graph.compute_nodes(), need);
         candidates(&case, &found);
         trace(&case, &found, expected);
         ends(&case, &found, expected);
@@ -336,7 +334,7 @@ fn published_peaks_higher_when_it_is_asked_for_more() {
     let mut peaks = Vec::new();
     for expected in case.json["greedy_corrected_seed"].as_array().unwrap() {
         let need = Bytes(expected["need"].as_u64().unwrap());
-        let found = published(&case.graph, &case.profile, &case.graph.program(), need);
+        let found = published(&case.graph, &case.profile, &case.graph.compute_nodes(), need);
         assert!(found.feasible);
         assert_eq!(
             found.ends.iter().map(|end| case.name(end.node)).collect::<Vec<_>>(),
@@ -357,7 +355,7 @@ fn published_peaks_higher_when_it_is_asked_for_more() {
 #[test]
 fn ours_keeps_every_budget_and_never_peaks_higher_when_asked_for_less() {
     for case in cases("capuchin/pareto/") {
-        let order = case.graph.program();
+        let order = case.graph.compute_nodes();
         let plan_for =
             |budget| plan::published::capuchin(&case.graph, &case.profile, &order, Bytes(budget));
         let Err(PlanError::Infeasible(proof)) = plan_for(0) else {
@@ -370,7 +368,7 @@ fn ours_keeps_every_budget_and_never_peaks_higher_when_asked_for_less() {
         let mut before = u64::MAX;
         for budget in (smallest..=baseline).rev() {
             let plan = plan_for(budget).unwrap();
-            let (peak, _, milliseconds) = case.run(&plan.runs);
+            let (peak, _, milliseconds) = case.run(&plan.runs());
             assert!(peak <= budget, "{}: {peak} under {budget}", case.id);
             assert!(peak <= before, "{}: {peak} under {budget}, {before} under more", case.id);
             if peak == before {
@@ -422,9 +420,9 @@ fn a_choice_that_raises_the_peak_is_taken_back() {
     ];
     let graph = graph(&nodes);
     let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
-    let order = graph.program();
+    let order = graph.compute_nodes();
     let smallest = plan::smallest(&graph, &profile, &order, Planner::Capuchin);
     let names: Vec<&str> =
-        smallest.runs.iter().map(|&node| graph.nodes()[node].name.as_str()).collect();
+        smallest.runs().iter().map(|&node| graph.nodes()[node].name.as_str()).collect();
     assert_eq!(names, ["t", "p", "q", "r", "sep", "g1", "g2", "q", "g3", "g4"]);
 }

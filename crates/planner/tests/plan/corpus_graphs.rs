@@ -7,7 +7,6 @@ use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::schedule;
-use tightfit::schedule::Residents;
 use tightfit::units::Bytes;
 
 /// Name, unplanned peak in bytes, static gigabytes, milliseconds on an a100-80gb.
@@ -28,10 +27,10 @@ fn peaks_are_exact_and_times_within_a_thousandth() {
         let graph = corpus::graph(name);
         let profile = Profile::new(&graph, &machine);
         let step = tightfit::unplanned(&graph, &profile).unwrap();
-        assert_eq!(step.timeline.peak, Bytes(peak), "{name}");
+        assert_eq!(step.timeline().peak, Bytes(peak), "{name}");
         let gigabytes = graph.static_bytes().0 as f64 / 1e9;
         assert!((gigabytes - static_gigabytes).abs() < 0.001, "{name}: {gigabytes} GB");
-        let ratio = step.timeline.seconds.0 * 1e3 / milliseconds;
+        let ratio = step.timeline().seconds.0 * 1e3 / milliseconds;
         assert!((ratio - 1.0).abs() < 1e-3, "{name}: {ratio} of the published time");
     }
 }
@@ -57,20 +56,21 @@ fn every_planner_meets_its_budget_on_every_graph() {
             match tightfit::fit(
                 &graph,
                 &profile,
-                budget,
-                planner,
-                &Residents::default(),
-                &tightfit::effort::Effort::default(),
+                &tightfit::Request {
+                    goal: tightfit::Goal::Within(budget),
+                    planner,
+                    ..tightfit::Request::default()
+                },
             ) {
                 Ok(fitted) => {
                     assert!(
-                        fitted.timeline.peak <= budget && fitted.schedule.slab <= budget,
+                        fitted.timeline().peak <= budget && fitted.schedule().slab <= budget,
                         "{name}"
                     );
-                    let text = schedule::write(&graph, &fitted.schedule).to_string();
+                    let text = schedule::write(&graph, fitted.schedule()).to_string();
                     assert_eq!(
-                        schedule::read(&graph, text.as_bytes()).unwrap(),
-                        fitted.schedule,
+                        &schedule::read(&graph, text.as_bytes()).unwrap(),
+                        fitted.schedule(),
                         "{name}"
                     );
                 }
@@ -89,13 +89,15 @@ fn planning_twice_gives_the_same_schedule() {
         tightfit::fit(
             &graph,
             &profile,
-            Bytes(3_000_000_000),
-            Planner::Auto,
-            &Residents::default(),
-            &tightfit::effort::Effort::default(),
+            &tightfit::Request {
+                goal: tightfit::Goal::Within(Bytes(3_000_000_000)),
+                planner: Planner::Auto,
+                ..tightfit::Request::default()
+            },
         )
         .unwrap()
-        .schedule
+        .schedule()
+        .clone()
     };
     assert_eq!(fit(), fit());
 }

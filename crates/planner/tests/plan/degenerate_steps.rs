@@ -5,7 +5,6 @@ use tightfit::id::ValueId;
 use tightfit::machine::Machine;
 use tightfit::plan::{PlanError, Planner};
 use tightfit::profile::Profile;
-use tightfit::schedule::Residents;
 use tightfit::tensor::{Argument, DType};
 use tightfit::units::Bytes;
 use tightfit::{FitError, Fitted};
@@ -39,10 +38,12 @@ fn fit(graph: &Graph, budget: Bytes, planner: Planner) -> Result<Fitted, FitErro
     tightfit::fit(
         graph,
         &profile,
-        budget,
-        planner,
-        &Residents::default(),
-        &tightfit::effort::Effort::work(1, 3_000),
+        &tightfit::Request {
+            goal: tightfit::Goal::Within(budget),
+            planner,
+            effort: tightfit::effort::Effort::work(1, 3_000),
+            ..tightfit::Request::default()
+        },
     )
 }
 
@@ -51,7 +52,7 @@ fn a_step_without_nodes_fits_into_nothing() {
     let graph = Step::new().graph();
     for (planner, _) in Planner::ALL {
         let fitted = fit(&graph, Bytes::ZERO, planner).unwrap();
-        assert_eq!((fitted.timeline.peak, fitted.schedule.slab), (Bytes::ZERO, Bytes::ZERO));
+        assert_eq!((fitted.timeline().peak, fitted.schedule().slab), (Bytes::ZERO, Bytes::ZERO));
     }
 }
 
@@ -62,7 +63,7 @@ fn a_step_that_computes_nothing_holds_its_placeholders() {
     step.node("w", Phase::Parameter, &[], 28);
     let graph = step.graph();
     for (planner, _) in Planner::ALL {
-        assert_eq!(fit(&graph, Bytes(192), planner).unwrap().timeline.peak, Bytes(128));
+        assert_eq!(fit(&graph, Bytes(192), planner).unwrap().timeline().peak, Bytes(128));
         let Err(FitError::Plan(PlanError::Infeasible(proof))) = fit(&graph, Bytes(127), planner)
         else {
             panic!("128 bytes in 127")
@@ -84,7 +85,7 @@ fn weightless_tensors_need_nothing() {
     step.0.output(b);
     let graph = step.graph();
     for (planner, _) in Planner::ALL {
-        assert_eq!(fit(&graph, Bytes::ZERO, planner).unwrap().schedule.slab, Bytes::ZERO);
+        assert_eq!(fit(&graph, Bytes::ZERO, planner).unwrap().schedule().slab, Bytes::ZERO);
     }
 }
 
@@ -97,7 +98,7 @@ fn an_enormous_step_does_not_wrap_around() {
     let b = step.node("b", Phase::Backward, &[a], third);
     step.0.output(b);
     let graph = step.graph();
-    assert_eq!(fit(&graph, Bytes::LIMIT, Planner::Auto).unwrap().timeline.peak, Bytes(3 << 58));
+    assert_eq!(fit(&graph, Bytes::LIMIT, Planner::Auto).unwrap().timeline().peak, Bytes(3 << 58));
     assert!(fit(&graph, Bytes(1 << 59), Planner::Auto).is_err());
 }
 
@@ -146,15 +147,18 @@ fn a_slab_that_nearly_fits_is_refused_at_once() {
     }
     let graph = step.graph();
     let profile = Profile::new(&graph, &Machine::unmeasured_cpu(2));
-    let smallest = tightfit::fit_smallest(
+    let smallest = tightfit::fit(
         &graph,
         &profile,
-        Planner::None,
-        &Residents::default(),
-        &tightfit::effort::Effort::work(1, 3_000),
+        &tightfit::Request {
+            goal: tightfit::Goal::Smallest,
+            planner: Planner::None,
+            effort: tightfit::effort::Effort::work(1, 3_000),
+            ..tightfit::Request::default()
+        },
     )
     .unwrap();
-    let (slab, peak) = (smallest.schedule.slab, smallest.timeline.peak);
+    let (slab, peak) = (smallest.schedule().slab, smallest.timeline().peak);
     assert!(slab > peak + Bytes(gigabytes(1)), "these lifetimes pack: {slab} for {peak}");
     let budget = slab.saturating_sub(Bytes(1));
     for (planner, _) in Planner::ALL {

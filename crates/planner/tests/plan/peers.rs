@@ -9,13 +9,12 @@ use crate::oracle;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 use tightfit::check::check;
-use tightfit::effort::Effort;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::plan;
 use tightfit::plan::{PlanError, Planner};
 use tightfit::profile::Profile;
-use tightfit::schedule::{Residents, lower};
+use tightfit::schedule::lower;
 use tightfit::units::Bytes;
 
 /// Static bytes and `share` of what the unplanned peak adds to them.
@@ -40,15 +39,13 @@ fn every_peer_meets_its_budget_or_proves_why_not() {
                             &graph,
                             &profile,
                             &plan,
-                            Bytes::LIMIT,
-                            &Residents::default(),
-                            &Effort::default(),
+                            &tightfit::schedule::Lowering::to(tightfit::Goal::Within(Bytes::LIMIT)),
                         );
                         let timeline = check(&graph, &profile, &schedule, schedule.slab).unwrap();
                         assert!(timeline.peak <= budget, "{name} {planner:?}");
                         assert_eq!(
                             timeline.peak,
-                            plan::simulate(&graph, &profile, &plan.runs).curve.peak
+                            plan::simulate(&graph, &profile, &plan.runs()).curve.peak
                         );
                     }
                     Err(PlanError::Infeasible(proof)) => {
@@ -94,16 +91,16 @@ fn exact_is_as_good_as_the_oracle() {
         let graph = recipes.new_tree(&mut runner).unwrap().current().graph();
         let is_read = |storage| {
             graph.is_kept(storage)
-                || graph.program().iter().any(|&node| graph.reads(node).contains(&storage))
+                || graph.compute_nodes().iter().any(|&node| graph.reads(node).contains(&storage))
         };
-        if graph.program().len() > 14
+        if graph.compute_nodes().len() > 14
             || graph.storages().len() > 64
             || !graph.placeholder_storages().all(|(_, s)| is_read(s))
         {
             continue;
         }
         for profile in generator::profiles(&graph) {
-            let order = graph.program();
+            let order = graph.compute_nodes();
             let frontier = oracle::frontier(&graph, &profile, &order);
             if frontier.len() < 2 {
                 continue;
@@ -111,14 +108,12 @@ fn exact_is_as_good_as_the_oracle() {
             for point in &frontier {
                 match plan::plan(&graph, &profile, &order, Bytes(point.peak), Planner::Exact) {
                     Ok(plan) => {
-                        let cost = oracle::replay(&graph, &profile, &plan.runs).unwrap();
+                        let cost = oracle::replay(&graph, &profile, &plan.runs()).unwrap();
                         let schedule = lower(
                             &graph,
                             &profile,
                             &plan,
-                            Bytes::LIMIT,
-                            &Residents::default(),
-                            &Effort::default(),
+                            &tightfit::schedule::Lowering::to(tightfit::Goal::Within(Bytes::LIMIT)),
                         );
                         assert_eq!(
                             check(&graph, &profile, &schedule, schedule.slab).unwrap().peak,

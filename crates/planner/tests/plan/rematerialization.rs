@@ -63,7 +63,10 @@ fn check(text: &str, decisions: &[(&str, Retention)], expected: Expect) {
     for (name, retention) in decisions {
         retentions[graph.node_named(name).unwrap()] = *retention;
     }
-    expected.assert_eq(&names(&graph, &plan::rematerialize(&graph, &graph.program(), &retentions)));
+    expected.assert_eq(&names(
+        &graph,
+        &plan::rematerialize(&graph, &graph.compute_nodes(), &retentions),
+    ));
 }
 
 fn names(graph: &Graph, runs: &[tightfit::id::NodeId]) -> String {
@@ -189,20 +192,20 @@ fn chen_keeps_the_borders_of_the_square_root_of_the_units() {
         .collect();
     let graph = graph(&format!("{forward} | {}", backward.replace("8.b 8.b", "8.b")));
     let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
-    let plan = plan::smallest(&graph, &profile, &graph.program(), Planner::Chen);
+    let plan = plan::smallest(&graph, &profile, &graph.compute_nodes(), Planner::Chen);
     expect![
         "0.a 0.b 1.a 1.b 2.a 2.b 3.a 3.b 4.a 4.b 5.a 5.b 6.a 6.b 7.a 7.b 8.a 8.b g8 g7 g6 3.a \
         3.b 4.a 4.b 5.a g5 g4 g3 0.a 0.b 1.a 1.b 2.a g2 g1 g0"
     ]
-    .assert_eq(&names(&graph, &plan.runs));
+    .assert_eq(&names(&graph, &plan.runs()));
 }
 
 /// The sequence that a planner makes of a graph under a budget, or the lowest one that it reaches.
 fn plans(text: &str, planner: Planner, budget: u64, expected: Expect) {
     let graph = graph(text);
     let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
-    let found = match plan::plan(&graph, &profile, &graph.program(), Bytes(budget), planner) {
-        Ok(plan) => names(&graph, &plan.runs),
+    let found = match plan::plan(&graph, &profile, &graph.compute_nodes(), Bytes(budget), planner) {
+        Ok(plan) => names(&graph, &plan.runs()),
         Err(PlanError::Infeasible(proof)) => format!("reaches {}", proof.reached.0),
         Err(error) => error.to_string(),
     };

@@ -69,7 +69,16 @@ fn the_hard_set_is_packed_into_its_capacity() {
         };
         let lifetimes: Vec<Lifetime> = text.lines().skip(1).map(row).collect();
         let fixed = vec![None; lifetimes.len()];
-        let packing = pack(&lifetimes, &fixed, 0, ALIGNMENT, CAPACITY, &Effort::default());
+        let packing = pack(
+            &lifetimes,
+            &tightfit::schedule::Shelf {
+                fixed: &fixed,
+                floor: 0,
+                alignment: ALIGNMENT,
+                goal: tightfit::Goal::Within(Bytes(CAPACITY)),
+            },
+            &Effort::default(),
+        );
         judge(&lifetimes, &fixed, 0, &packing);
         assert!(packing.end <= Bytes(CAPACITY), "{name}: {}", packing.end);
     }
@@ -81,14 +90,36 @@ fn without_work_there_is_still_a_packing() {
         .map(|i| life(i * 7 % 100, i * 7 % 100 + i * 13 % 50, u64::from(i * 29 % 37) * 64))
         .collect();
     let fixed = vec![None; lifetimes.len()];
-    judge(&lifetimes, &fixed, 0, &pack(&lifetimes, &fixed, 0, ALIGNMENT, 0, &Effort::work(1, 0)));
+    judge(
+        &lifetimes,
+        &fixed,
+        0,
+        &pack(
+            &lifetimes,
+            &tightfit::schedule::Shelf {
+                fixed: &fixed,
+                floor: 0,
+                alignment: ALIGNMENT,
+                goal: tightfit::Goal::Smallest,
+            },
+            &Effort::work(1, 0),
+        ),
+    );
 }
 
 #[test]
 fn what_never_fits_is_proven() {
     // Two lives of 2 and 3 units beside each other need 5, whatever the capacity.
-    let packing =
-        pack(&[life(0, 2, 128), life(1, 3, 192)], &[None; 2], 0, ALIGNMENT, 64, &Effort::default());
+    let packing = pack(
+        &[life(0, 2, 128), life(1, 3, 192)],
+        &tightfit::schedule::Shelf {
+            fixed: &[None; 2],
+            floor: 0,
+            alignment: ALIGNMENT,
+            goal: tightfit::Goal::Within(Bytes(64)),
+        },
+        &Effort::default(),
+    );
     assert_eq!((packing.end, packing.is_optimal()), (Bytes(320), true));
 }
 
@@ -104,7 +135,7 @@ proptest! {
     #[test]
     fn few_buffers_are_packed_as_brute_force_packs_them(lifetimes in lifetimes(7)) {
         let fixed = vec![None; lifetimes.len()];
-        let packing = pack(&lifetimes, &fixed, 0, ALIGNMENT, 0, &Effort::default());
+        let packing = pack(&lifetimes, &tightfit::schedule::Shelf { fixed: &fixed, floor: 0, alignment: ALIGNMENT, goal: tightfit::Goal::Smallest }, &Effort::default());
         judge(&lifetimes, &fixed, 0, &packing);
         prop_assert_eq!(packing.end, Bytes(least_end(&lifetimes, &mut Vec::new())));
         prop_assert!(packing.is_optimal());
@@ -127,9 +158,9 @@ proptest! {
         let floor = floor * 320;
         for capacity in [0, 2048, u64::MAX] {
             let effort = Effort::work(seed, 20_000);
-            let packing = pack(&lifetimes, &fixed, floor, ALIGNMENT, capacity, &effort);
+            let packing = pack(&lifetimes, &tightfit::schedule::Shelf { fixed: &fixed, floor, alignment: ALIGNMENT, goal: tightfit::Goal::Within(Bytes(capacity)) }, &effort);
             judge(&lifetimes, &fixed, floor, &packing);
-            prop_assert_eq!(pack(&lifetimes, &fixed, floor, ALIGNMENT, capacity, &effort), packing);
+            prop_assert_eq!(pack(&lifetimes, &tightfit::schedule::Shelf { fixed: &fixed, floor, alignment: ALIGNMENT, goal: tightfit::Goal::Within(Bytes(capacity)) }, &effort), packing);
         }
     }
 }

@@ -15,7 +15,7 @@ use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::schedule;
-use tightfit::schedule::{PlanFileError, Residents};
+use tightfit::schedule::PlanFileError;
 
 struct Small {
     graph: Graph,
@@ -53,16 +53,17 @@ static SMALL: LazyLock<Small> = LazyLock::new(|| {
 
 fn plan(planner: Planner) -> Json {
     let Small { graph, profile } = &*SMALL;
-    let schedule = tightfit::fit_smallest(
+    let fitted = tightfit::fit(
         graph,
         profile,
-        planner,
-        &Residents::default(),
-        &tightfit::effort::Effort::default(),
+        &tightfit::Request {
+            goal: tightfit::Goal::Smallest,
+            planner,
+            ..tightfit::Request::default()
+        },
     )
-    .unwrap()
-    .schedule;
-    schedule::write(graph, &schedule)
+    .unwrap();
+    schedule::write(graph, fitted.schedule())
 }
 
 /// Changes a plan that recomputes nothing, so that messages do not depend on how clever a planner
@@ -90,6 +91,8 @@ fn variant(error: &PlanFileError) -> &'static str {
         PlanFileError::Placeholder { .. } => "Placeholder",
         PlanFileError::Instruction { .. } => "Instruction",
         PlanFileError::TooLarge => "TooLarge",
+        PlanFileError::Number { .. } => "Number",
+        other => panic!("a variant without a test: {other}"),
     }
 }
 

@@ -82,7 +82,7 @@ fn side(
     sizes: &mut Table<Bytes>,
 ) -> Json {
     let calls: Vec<u32> =
-        course.calls.iter().map(|call| place[call.node] * 2 + u32::from(call.again)).collect();
+        course.calls.iter().map(|call| place[call.node] * 2 + u32::from(call.recomputed)).collect();
     let (mut node, mut first, mut span, mut size, mut role) =
         (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut before = 0;

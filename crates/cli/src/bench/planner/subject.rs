@@ -42,7 +42,8 @@ impl Subject {
     pub fn read(path: &Path) -> anyhow::Result<Subject> {
         let (graph, is_step) = input::graph(path)?;
         let profile = Profile::new(&graph, &OnMachine::default().machine(is_step)?);
-        let timeline = tightfit::unplanned(&graph, &profile)?.timeline;
+        let unplanned = tightfit::unplanned(&graph, &profile)?;
+        let timeline = unplanned.timeline();
         Ok(Subject {
             name: graph.name().to_string(),
             peak: timeline.peak,
@@ -66,7 +67,18 @@ impl Subject {
         planner: Planner,
     ) -> anyhow::Result<Vec<Planned>> {
         bench.doing(format!("{}, {}", self.name, planner.name()));
-        let points = frontier(&self.graph, &self.profile, budgets, None, planner, &bench.effort);
+        let points = frontier(
+            &self.graph,
+            &self.profile,
+            budgets,
+            None,
+            &tightfit::Request {
+                goal: tightfit::Goal::Smallest,
+                planner,
+                effort: bench.effort,
+                ..tightfit::Request::default()
+            },
+        );
         bench.bar.inc(points.len() as u64);
         points.into_iter().map(|point| self.judged(point, planner)).collect()
     }
@@ -84,9 +96,9 @@ impl Subject {
             || format!("{} at {} bytes with planner {}", self.name, budget.0, planner.name());
         let figures = match result {
             Err(FitError::Plan(_)) => None,
-            Err(error @ FitError::Violation(_)) => return Err(error).with_context(here),
+            Err(error) => return Err(error).with_context(here),
             Ok(fitted) => {
-                check(&self.graph, &self.profile, &fitted.schedule, budget).with_context(here)?;
+                check(&self.graph, &self.profile, fitted.schedule(), budget).with_context(here)?;
                 let figures = Figures::of(&fitted, self.seconds);
                 let least = figures.gap.is_none_or(|gap| gap >= -1e-9);
                 ensure!(

@@ -34,7 +34,7 @@ pub fn optima(bench: &Bench, folder: &Path) -> anyhow::Result<Found> {
         let overhead = plan.figures.map(|figures| figures.overhead);
         rows.push(vec![
             name.clone(),
-            subject.graph.program().len().to_string(),
+            subject.graph.compute_nodes().len().to_string(),
             format!("{optimum:.2}"),
             percent(overhead),
             percent(overhead.map(|overhead| overhead - optimum / 100.0)),

@@ -44,7 +44,7 @@ struct Runs {
 /// called as the graph.
 pub fn measure(graph: &Graph, profile: &Profile) -> Result<ModuleInfo, ModuleInfoError> {
     let flow = dataflow(graph, profile);
-    let program = graph.program();
+    let program = graph.compute_nodes();
     let tree = &flow.tree;
     let curves = curves(graph, profile, &flow, &program);
     let runs = runs(graph, &flow, &program);

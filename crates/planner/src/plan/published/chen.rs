@@ -42,8 +42,8 @@ pub fn chen(
             }
         }
     }
-    let plan = Plan { planner: Planner::Chen, runs: rematerialize(graph, order, &retentions) };
-    if simulate(graph, profile, &plan.runs).curve.peak <= budget {
+    let plan = Plan::of_runs(Planner::Chen, rematerialize(graph, order, &retentions));
+    if simulate(graph, profile, &plan.runs()).curve.peak <= budget {
         return Ok(plan);
     }
     Err(PlanError::Infeasible(Box::new(Infeasible::new(graph, profile, budget, plan))))

@@ -22,13 +22,13 @@ pub(super) fn fastest(
     for runs in family {
         let peak = simulate(graph, profile, &runs).curve.peak;
         if peak <= budget {
-            return Ok(Plan { planner, runs });
+            return Ok(Plan::of_runs(planner, runs));
         }
         if lowest.as_ref().is_none_or(|(least, _)| peak < *least) {
             lowest = Some((peak, runs));
         }
     }
-    let plan = Plan { planner, runs: lowest.map_or(Vec::new(), |(_, runs)| runs) };
+    let plan = Plan::of_runs(planner, lowest.map_or(Vec::new(), |(_, runs)| runs));
     Err(PlanError::Infeasible(Box::new(Infeasible::new(graph, profile, budget, plan))))
 }
 
@@ -50,7 +50,7 @@ pub(super) fn heeding(
     }
     let runs = rule(budget);
     if simulate(graph, profile, &runs).curve.peak <= budget {
-        return Ok(Plan { planner, runs });
+        return Ok(Plan::of_runs(planner, runs));
     }
     let resting = graph.static_bytes();
     let beyond = simulate(graph, profile, order).curve.peak.saturating_sub(resting);

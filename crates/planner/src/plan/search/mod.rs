@@ -127,8 +127,7 @@ impl<'a> Search<'a> {
             self.race_and_prove(&mut attempt, !resumed);
         }
         let first = first.unwrap_or(attempt.meter.elapsed());
-        let plan =
-            self.best(budget).map(|best| Plan { planner: Planner::Auto, runs: best.runs.clone() });
+        let plan = self.best(budget).map(|best| Plan::of_runs(Planner::Auto, best.runs.clone()));
         Answer { plan, bound: self.bound(budget), first }
     }
 
@@ -203,7 +202,7 @@ impl<'a> Search<'a> {
     /// The plan with the smallest peak that is known.
     pub fn lowest(&self) -> Plan {
         let runs = self.found.first().map_or(Vec::new(), |found| found.runs.clone());
-        Plan { planner: Planner::Auto, runs }
+        Plan::of_runs(Planner::Auto, runs)
     }
 
     /// Looks for any plan within a budget: from the cuts that bind, and from the plan with the
@@ -255,7 +254,7 @@ impl<'a> Search<'a> {
             }
             is_next
         });
-        found.map(|found| Plan { planner: Planner::Auto, runs: found.runs.clone() })
+        found.map(|found| Plan::of_runs(Planner::Auto, found.runs.clone()))
     }
 
     /// Repairs, polishes and offers what is in `state`.

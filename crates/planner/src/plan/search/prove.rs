@@ -97,8 +97,8 @@ pub fn peers(
         }
         meter.spend(work);
         match plan::plan(graph, profile, &order, limit.bytes(), planner) {
-            Ok(plan) => plans.push(plan.runs),
-            Err(PlanError::Infeasible(proof)) => plans.push(proof.plan.runs),
+            Ok(plan) => plans.push(plan.runs()),
+            Err(PlanError::Infeasible(proof)) => plans.push(proof.plan.runs()),
             Err(_) => {}
         }
     }

@@ -10,14 +10,12 @@ mod sections;
 mod tight;
 
 use crate::effort::{Effort, Meter};
+use crate::goal::Goal;
 use crate::units::Bytes;
 use best_fit::{Placement, best_fit};
 use branch_and_bound::Outcome;
 use restarts::restarts;
 use sections::sections;
-
-/// Addresses are multiples of this: a cache line, and the widest vector register.
-pub const ALIGNMENT: u64 = 64;
 
 /// When a buffer is held, in positions, both included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -49,20 +47,26 @@ impl Packing {
     }
 }
 
-/// An address for each lifetime: a multiple of `alignment`, a power of two.
+/// Where lifetimes are packed.
+#[derive(Clone, Copy, Debug)]
+pub struct Shelf<'a> {
+    /// The addresses of lifetimes that have theirs already.
+    pub fixed: &'a [Option<u64>],
+    /// No other lifetime is placed below this.
+    pub floor: u64,
+    /// Addresses are multiples of this, a power of two.
+    pub alignment: u64,
+    /// Where all of them should end.
+    pub goal: Goal,
+}
+
+/// An address for each lifetime.
 ///
-/// `fixed` lifetimes have their address already, and no other is placed below `floor`. The search
-/// ends as soon as all addresses lie below `capacity`, or when nothing better is possible, or with
-/// the effort; a capacity of zero asks for the smallest end. Some packing is always returned;
-/// whoever has a capacity looks at its end.
-pub fn pack(
-    lifetimes: &[Lifetime],
-    fixed: &[Option<u64>],
-    floor: u64,
-    alignment: u64,
-    capacity: u64,
-    effort: &Effort<'_>,
-) -> Packing {
+/// The search
+/// ends as soon as all addresses lie within the goal, or when nothing better is possible, or with
+/// the effort. Some packing is always returned; whoever has a capacity looks at its end.
+pub fn pack(lifetimes: &[Lifetime], within: &Shelf<'_>, effort: &Effort<'_>) -> Packing {
+    let &Shelf { fixed, floor, alignment, goal } = within;
     let blocks: Vec<Lifetime> = lifetimes
         .iter()
         .map(|&life| Lifetime { bytes: life.bytes.align_up(alignment), ..life })
@@ -70,6 +74,11 @@ pub fn pack(
     let floor = Bytes(floor).align_up(alignment).0;
     let mut meter = Meter::new(effort);
     let bound = lower_bound(&blocks, fixed, floor);
+    // Below every end, where nothing but the lowest will do.
+    let capacity = match goal {
+        Goal::Within(capacity) => capacity.0,
+        Goal::Smallest => 0,
+    };
     let target = bound.max(capacity);
     let packing = |placement: Placement, bound| Packing {
         addresses: placement.addresses,
@@ -217,13 +226,15 @@ const UNLIMITED: Effort<'static> = Effort::work(0, u64::MAX);
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::schedule::instruction::ALIGNMENT;
 
     fn life(first: u32, last: u32, bytes: u64) -> Lifetime {
         Lifetime { first, last, bytes: Bytes(bytes) }
     }
 
     fn packed(lifetimes: &[Lifetime], fixed: &[Option<u64>], floor: u64) -> Packing {
-        pack(lifetimes, fixed, floor, ALIGNMENT, 0, &Effort::default())
+        let shelf = Shelf { fixed, floor, alignment: ALIGNMENT, goal: Goal::Smallest };
+        pack(lifetimes, &shelf, &Effort::default())
     }
 
     #[test]

@@ -121,15 +121,18 @@ impl Rules {
             }
         }
         assert!(
-            copies.len() <= 64 && graph.program().len() <= 32,
+            copies.len() <= 64 && graph.compute_nodes().len() <= 32,
             "the oracle is for small graphs"
         );
         let bytes = copies.iter().map(|copy| graph.storages()[copy.storage].0).collect();
         let mut rules = Rules { copies, bytes, kept, last, start: 0, plays: Vec::new() };
         rules.start =
             graph.placeholder_storages().fold(0, |set, (_, storage)| set | rules.bit(storage, 0));
-        rules.plays =
-            graph.program().into_iter().map(|node| rules.play(graph, profile, node)).collect();
+        rules.plays = graph
+            .compute_nodes()
+            .into_iter()
+            .map(|node| rules.play(graph, profile, node))
+            .collect();
         rules
     }
 

@@ -288,7 +288,7 @@ pub fn replay(graph: &Graph, profile: &Profile, runs: &[NodeId]) -> Result<Cost,
         }
         there.retain(|&storage| graph.is_kept(storage) || read_again(storage));
     }
-    match graph.program().into_iter().find(|node| !runs.contains(node)) {
+    match graph.compute_nodes().into_iter().find(|node| !runs.contains(node)) {
         Some(node) => Err(format!("`{}` never runs", name(node))),
         None => Ok(cost),
     }

@@ -33,7 +33,7 @@ pub fn capuchin(
         let lives = liveness(graph, profile, &runs);
         let curve = memory_curve(graph, profile, &runs, &lives);
         if curve.peak <= budget {
-            return Ok(Plan { planner: Planner::Capuchin, runs });
+            return Ok(Plan::of_runs(Planner::Capuchin, runs));
         }
         // Only what is alive where the peak binds, and is not read there, can lower it.
         let mut idle: Vec<NodeId> = Vec::new();
@@ -60,7 +60,7 @@ pub fn capuchin(
                 runs = lowered;
             }
             None => {
-                let plan = Plan { planner: Planner::Capuchin, runs };
+                let plan = Plan::of_runs(Planner::Capuchin, runs);
                 return Err(PlanError::Infeasible(Box::new(Infeasible::new(
                     graph, profile, budget, plan,
                 ))));

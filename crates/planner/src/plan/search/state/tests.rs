@@ -186,9 +186,9 @@ fn a_state_agrees_with_the_simulation_and_takes_back_what_was_tried() {
         {
             let profile = Profile::new(&graph, &machine);
             let orders = [
-                graph.program(),
+                graph.compute_nodes(),
                 base_order(&graph, &profile),
-                order::improved(&Problem::new(&graph, &profile, &graph.program())),
+                order::improved(&Problem::new(&graph, &profile, &graph.compute_nodes())),
             ];
             let problem = Problem::new(&graph, &profile, &orders[random.usize(..3)]);
             let mut state = State::new(&problem);

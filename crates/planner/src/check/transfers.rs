@@ -1,0 +1,59 @@
+//! What is in flight. Invariant: from the start of a transfer until it was waited for, its source
+//! may be read, but neither written nor freed, and its destination is neither read, written nor
+//! freed; then the destination holds what the source held when the transfer started.
+
+use crate::check::ends;
+use crate::check::state::{AbstractMachine, Content};
+use crate::check::violation::Violation;
+use crate::id::{BufferId, DEVICE, TransferId};
+use crate::schedule::{Movement, Transfer};
+use crate::units::Bytes;
+
+impl<'a> AbstractMachine<'a> {
+    /// Begins a transfer; the bytes held on the device from here on.
+    pub fn start(&mut self, transfer: &'a Transfer) -> Result<Bytes, Violation> {
+        let (index, id, lane) = (self.index, transfer.id, transfer.lane);
+        if !self.started.insert(id) {
+            return Err(Violation::StartedBefore { index, transfer: id });
+        }
+        for (buffer, end) in ends(self.profile, lane, transfer.movement) {
+            let tier = self.schedule.buffers[buffer].tier;
+            if tier != end {
+                return Err(Violation::WrongTier { index, transfer: id, lane, buffer, tier });
+            }
+        }
+        match transfer.movement {
+            Movement::Copy { from, to } => {
+                let Content::Holds(storage, _) = self.content[from] else {
+                    let (transfer, buffer, found) = (id, from, self.describe(from));
+                    return Err(Violation::MovesNothing { index, transfer, buffer, found });
+                };
+                let name = id.to_string();
+                self.fits(&name, "what it moves", self.graph.storages()[storage], to)?;
+                self.allocate(to, Content::Arriving(id), &name)?;
+            }
+        }
+        self.in_flight.insert(id, transfer);
+        Ok(self.held[DEVICE])
+    }
+
+    /// Ends a transfer; the bytes held on the device.
+    pub fn wait(&mut self, id: TransferId) -> Result<Bytes, Violation> {
+        let Some(transfer) = self.in_flight.remove(&id) else {
+            return Err(Violation::WaitsForNothing { index: self.index, transfer: id });
+        };
+        match transfer.movement {
+            Movement::Copy { from, to } => self.put(to, self.content[from]),
+        }
+        Ok(self.held[DEVICE])
+    }
+
+    /// Refuses to change a buffer that a transfer reads or fills.
+    pub fn stays(&self, user: &str, buffer: BufferId) -> Result<(), Violation> {
+        let touching = self.in_flight.iter().find(|(_, transfer)| match transfer.movement {
+            Movement::Copy { from, to } => from == buffer || to == buffer,
+        });
+        let Some((&transfer, _)) = touching else { return Ok(()) };
+        Err(Violation::InFlight { index: self.index, user: user.to_string(), buffer, transfer })
+    }
+}

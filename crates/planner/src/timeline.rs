@@ -1,0 +1,237 @@
+//! When the instructions of a legal schedule run, and what is held from when to when. Invariant:
+//! calls follow one another on the device; a lane moves one thing after another, each as soon as it
+//! was started and the lane is free; a wait delays the device until its transfer has arrived.
+//!
+//! What is legal is for the checker to say; here are sums over what it let pass.
+
+use cranelift_entity::SecondaryMap;
+
+use crate::graph::Graph;
+use crate::id::{BufferId, LaneId, NodeId, StorageId, TierId, TransferId};
+use crate::profile::Profile;
+use crate::schedule::{Call, Instruction, Movement, Schedule};
+use crate::units::{Bytes, Seconds};
+
+/// One call of a schedule, in time: predicted where it stands in a [`Timeline`], else measured.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CallInTime {
+    /// The node that runs.
+    pub node: NodeId,
+    /// It is a recomputation.
+    pub recomputed: bool,
+    /// When it starts, from the start of the step.
+    pub start: Seconds,
+    /// How long it takes.
+    pub seconds: Seconds,
+    /// Bytes held on the device while it runs, workspace included.
+    pub held: Bytes,
+}
+
+/// One transfer of a schedule, in time.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct TransferInTime {
+    /// The transfer.
+    pub id: TransferId,
+    /// The lane that it occupies.
+    pub lane: LaneId,
+    /// When the lane takes it up.
+    pub start: Seconds,
+    /// How long it occupies the lane.
+    pub seconds: Seconds,
+    /// How long calls waited for it.
+    pub stall: Seconds,
+}
+
+/// A storage, or a call's workspace, from the first to the last call over which it is held.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Residency {
+    /// Where it lies.
+    pub buffer: BufferId,
+    /// The memory in which that is.
+    pub tier: TierId,
+    /// What is held; `None` is a workspace.
+    pub storage: Option<StorageId>,
+    /// The node that brought the storage into being, or that works in the workspace.
+    pub node: NodeId,
+    /// A recomputation made it.
+    pub recomputed: bool,
+    /// The buffer's bytes.
+    pub bytes: Bytes,
+    /// The first call that finds or makes it, counted in calls.
+    pub first: u32,
+    /// The call before which it is freed or written over; `None` where it stays when the step is
+    /// over.
+    pub end: Option<u32>,
+}
+
+/// What a legal schedule does.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Timeline {
+    /// The calls, in order.
+    pub calls: Vec<CallInTime>,
+    /// The transfers, in the order of their starts.
+    pub transfers: Vec<TransferInTime>,
+    /// What is held, in the order in which it appears.
+    pub residencies: Vec<Residency>,
+    /// Most bytes held on the device at any instruction.
+    pub peak: Bytes,
+    /// The first call that holds them, counted in calls.
+    pub at: usize,
+    /// Bytes held on the device when the step is over.
+    pub held_at_end: Bytes,
+    /// Highest byte of the slab that any buffer uses.
+    pub high_water: Bytes,
+    /// Seconds of the whole step, waiting included.
+    pub seconds: Seconds,
+}
+
+/// Bytes held on the device, as the checker counted them.
+pub(crate) struct HeldBytes {
+    /// Before the first instruction.
+    pub at_start: Bytes,
+    /// During each instruction.
+    pub during: Vec<Bytes>,
+    /// After the last one.
+    pub at_end: Bytes,
+}
+
+/// The course of a legal schedule.
+pub(crate) fn timeline(
+    graph: &Graph,
+    profile: &Profile,
+    schedule: &Schedule,
+    held: &HeldBytes,
+) -> Timeline {
+    let mut clock = Clock::default();
+    let mut calls = Vec::with_capacity(schedule.instructions.len());
+    let (mut at, mut peak) = (0, held.at_start);
+    for (instruction, &held) in schedule.instructions.iter().zip(&held.during) {
+        if held > peak {
+            (at, peak) = (calls.len(), held);
+        }
+        let mut call = |call: &Call, recomputed| {
+            let (node, start) = (call.node, clock.now);
+            let seconds = profile.seconds[node];
+            clock.now = start + seconds;
+            calls.push(CallInTime { node, recomputed, start, seconds, held });
+        };
+        match instruction {
+            Instruction::Run(run) => call(run, false),
+            Instruction::Recompute(run) => call(run, true),
+            Instruction::Free(_) => {}
+            Instruction::Start(transfer) => {
+                let bytes = match transfer.movement {
+                    Movement::Copy { from, .. } => schedule.buffers[from].bytes,
+                };
+                let link = profile.hierarchy.lanes[transfer.lane].link;
+                clock.start(transfer.id, transfer.lane, link.seconds(bytes));
+            }
+            Instruction::Wait(transfer) => clock.wait(*transfer),
+        }
+    }
+    let used = |buffer: BufferId| {
+        let place = schedule.buffers[buffer];
+        (place.tier == crate::id::DEVICE).then_some(Bytes(place.address) + place.bytes)
+    };
+    let residencies = residencies(graph, schedule);
+    let high_water = residencies.iter().filter_map(|held| used(held.buffer)).max();
+    Timeline {
+        at: at.min(calls.len().saturating_sub(1)),
+        calls,
+        transfers: clock.transfers,
+        residencies,
+        peak,
+        held_at_end: held.at_end,
+        high_water: high_water.unwrap_or(Bytes::ZERO),
+        seconds: clock.now,
+    }
+}
+
+/// Time on the device and on each lane.
+#[derive(Default)]
+struct Clock {
+    now: Seconds,
+    /// When each lane is free again.
+    free: SecondaryMap<LaneId, Seconds>,
+    transfers: Vec<TransferInTime>,
+}
+
+impl Clock {
+    fn start(&mut self, id: TransferId, lane: LaneId, seconds: Seconds) {
+        let start = self.now.max(self.free[lane]);
+        self.free[lane] = start + seconds;
+        let stall = Seconds(0.0);
+        self.transfers.push(TransferInTime { id, lane, start, seconds, stall });
+    }
+
+    fn wait(&mut self, id: TransferId) {
+        let Some(transfer) = self.transfers.iter_mut().find(|transfer| transfer.id == id) else {
+            return;
+        };
+        let arrives = transfer.start + transfer.seconds;
+        if arrives > self.now {
+            transfer.stall = Seconds(arrives.0 - self.now.0);
+            self.now = arrives;
+        }
+    }
+}
+
+/// Which buffer holds what, from which call to which.
+fn residencies(graph: &Graph, schedule: &Schedule) -> Vec<Residency> {
+    let mut found: Vec<Residency> = Vec::with_capacity(schedule.buffers.len());
+    // The residency of each buffer in use.
+    let mut open: SecondaryMap<BufferId, Option<usize>> =
+        SecondaryMap::with_capacity(schedule.buffers.len());
+    let enter = |buffer: BufferId, storage, node, recomputed, first| {
+        let place = schedule.buffers[buffer];
+        let (tier, bytes) = (place.tier, place.bytes);
+        Residency { buffer, tier, storage, node, recomputed, bytes, first, end: None }
+    };
+    for &(node, buffer) in &schedule.placeholders {
+        open[buffer] = Some(found.len());
+        found.push(enter(buffer, graph.fresh(node).first().copied(), node, false, 0));
+    }
+    let mut now = 0;
+    for instruction in &schedule.instructions {
+        let (call, recomputed) = match instruction {
+            Instruction::Run(call) => (call, false),
+            Instruction::Recompute(call) => (call, true),
+            Instruction::Free(buffer) => {
+                if let Some(ended) = open[*buffer].take() {
+                    found[ended].end = Some(now);
+                }
+                continue;
+            }
+            Instruction::Start(transfer) => {
+                match transfer.movement {
+                    Movement::Copy { from, to } => {
+                        let Some(source) = open[from].map(|open| found[open]) else { continue };
+                        open[to] = Some(found.len());
+                        found.push(enter(to, source.storage, source.node, source.recomputed, now));
+                    }
+                }
+                continue;
+            }
+            Instruction::Wait(_) => continue,
+        };
+        let outputs = graph.nodes()[call.node].outputs.iter().flatten();
+        for (&value, &buffer) in outputs.zip(&call.outputs) {
+            let storage = Some(graph.values()[value].storage);
+            // A view, or a new version of what lies there already.
+            if open[buffer].is_some_and(|open| found[open].storage == storage) {
+                continue;
+            }
+            if let Some(ended) = open[buffer].replace(found.len()) {
+                found[ended].end = Some(now);
+            }
+            let maker = storage.and_then(|storage| graph.producer(storage)).unwrap_or(call.node);
+            found.push(enter(buffer, storage, maker, recomputed, now));
+        }
+        if let Some(buffer) = call.workspace {
+            let end = Some(now + 1);
+            found.push(Residency { end, ..enter(buffer, None, call.node, recomputed, now) });
+        }
+        now += 1;
+    }
+    found
+}
