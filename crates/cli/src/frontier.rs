@@ -7,7 +7,7 @@ use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
-use tightfit::{Bound, BoundOrder, FitError, Fitted};
+use tightfit::{Bound, BoundOrder, FitError, Fitted, Goal, Request};
 use tightfit_report::FrontierPoint;
 
 use crate::figures::Figures;
@@ -36,12 +36,7 @@ pub fn frontier(
     let smallest = tightfit::fit(
         graph,
         profile,
-        &tightfit::Request {
-            goal: tightfit::Goal::Smallest,
-            planner,
-            effort: *effort,
-            ..tightfit::Request::default()
-        },
+        &Request { goal: Goal::Smallest, planner, effort: *effort, ..Request::default() },
     )?;
     let slabs = slabs(smallest.schedule().slab, unplanned.schedule().slab, points);
     let mut points = Vec::with_capacity(slabs.len());
@@ -50,12 +45,7 @@ pub fn frontier(
         profile,
         &slabs,
         Some(smallest),
-        &tightfit::Request {
-            goal: tightfit::Goal::Smallest,
-            planner,
-            effort: *effort,
-            ..tightfit::Request::default()
-        },
+        &Request { goal: Goal::Smallest, planner, effort: *effort, ..Request::default() },
     ) {
         let figures = match point.result {
             // A frontier's bound speaks of every schedule.

@@ -10,11 +10,10 @@ use tightfit::analysis::modules::{ModuleInfo, measure};
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::profile::Profile;
-use tightfit::schedule;
-use tightfit::schedule::Schedule;
+use tightfit::schedule::{self, Schedule};
 use tightfit::timeline::Timeline;
-use tightfit_engine::step::read_graph;
-use tightfit_engine::{Dataset, Step, step};
+use tightfit_engine::step::{self, read_graph};
+use tightfit_engine::{Dataset, Step};
 
 use crate::values::MOST_THREADS;
 use crate::{calls, processor};

@@ -11,7 +11,7 @@ use tightfit::plan::{Infeasible, LiveTensor, PlanError, Planner};
 use tightfit::profile::{CallSeconds, Profile};
 use tightfit::schedule::Residents;
 use tightfit::units::Bytes;
-use tightfit::{FitError, Fitted, fit};
+use tightfit::{FitError, Fitted, Goal, Request, fit};
 
 use crate::budget::{Budget, BudgetError};
 use crate::memory::process;
@@ -93,8 +93,8 @@ pub fn fit_step(
         fit(
             graph,
             &profile,
-            &tightfit::Request {
-                goal: tightfit::Goal::Within(training.slab()),
+            &Request {
+                goal: Goal::Within(training.slab()),
                 planner: task.planner,
                 residents: &residents,
                 effort: task.effort,
@@ -121,12 +121,7 @@ pub fn fit_graph(
         let fitted = tightfit::fit(
             graph,
             profile,
-            &tightfit::Request {
-                goal: tightfit::Goal::Smallest,
-                planner,
-                residents: &nowhere,
-                effort: *effort,
-            },
+            &Request { goal: Goal::Smallest, planner, residents: &nowhere, effort: *effort },
         )?;
         let budget = fitted.schedule().slab + reserve;
         return Ok(FittedGraph { fitted, budget, reserve, unplanned });
@@ -134,8 +129,8 @@ pub fn fit_graph(
     let fitted = fit(
         graph,
         profile,
-        &tightfit::Request {
-            goal: tightfit::Goal::Within(budget - reserve),
+        &Request {
+            goal: Goal::Within(budget - reserve),
             planner,
             residents: &nowhere,
             effort: *effort,

@@ -29,5 +29,4 @@ pub use memory::process;
 pub use memory::slab::{Slab, SlabError};
 pub use reserve::reserve;
 pub use step::Step;
-pub use step::data;
-pub use step::data::Dataset;
+pub use step::data::{self, Dataset};

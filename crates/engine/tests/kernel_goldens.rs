@@ -8,16 +8,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use safetensors::SafeTensors;
+use tightfit::Goal;
 use tightfit::check::Checked;
-use tightfit::graph;
-use tightfit::graph::Graph;
-use tightfit::id::BufferId;
-use tightfit::id::ValueId;
+use tightfit::graph::{self, Graph};
+use tightfit::id::{BufferId, ValueId};
 use tightfit::machine::Machine;
 use tightfit::operator::Operator;
 use tightfit::plan::{Plan, Planner};
 use tightfit::profile::Profile;
-use tightfit::schedule::lower;
+use tightfit::schedule::{Lowering, lower};
 use tightfit::tensor::DType;
 use tightfit::units::Bytes;
 use tightfit_engine::{Executable, Slab, StepSettings};
@@ -79,12 +78,7 @@ fn execute(
     let machine = Machine::unmeasured_cpu(threads as u32);
     let profile = Profile { in_place, ..Profile::new(graph, &machine) };
     let plan = Plan::of_runs(Planner::None, graph.compute_nodes());
-    let mut schedule = lower(
-        graph,
-        &profile,
-        &plan,
-        &tightfit::schedule::Lowering::to(tightfit::Goal::Within(Bytes(1 << 40))),
-    );
+    let mut schedule = lower(graph, &profile, &plan, &Lowering::to(Goal::Within(Bytes(1 << 40))));
     schedule.budget = schedule.slab;
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
     let checked = Checked::new(graph, &profile, schedule.clone()).map_err(|e| e.to_string())?;

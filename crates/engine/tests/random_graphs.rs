@@ -12,18 +12,16 @@ use generator::{Recipe, config, recipes};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use rayon::{ThreadPool, ThreadPoolBuilder};
-use tightfit::check::Checked;
-use tightfit::check::check;
+use tightfit::check::{Checked, check};
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
-use tightfit::id::BufferId;
-use tightfit::id::{StorageId, ValueId};
+use tightfit::id::{BufferId, StorageId, ValueId};
 use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::schedule::{Instruction, Schedule};
 use tightfit::tensor::{Argument, DType};
 use tightfit::units::Bytes;
-use tightfit::{fit, unplanned};
+use tightfit::{Goal, Request, fit, unplanned};
 use tightfit_engine::philox::{key, philox};
 use tightfit_engine::{Executable, Slab, StepSettings};
 
@@ -117,11 +115,11 @@ fn agrees(recipe: &Recipe, part: f64) -> Result<usize, TestCaseError> {
             let least = tightfit::fit(
                 &graph,
                 &profile,
-                &tightfit::Request {
-                    goal: tightfit::Goal::Smallest,
+                &Request {
+                    goal: Goal::Smallest,
                     planner,
                     effort: tightfit::effort::Effort::work(1, 3_000),
-                    ..tightfit::Request::default()
+                    ..Request::default()
                 },
             )
             .unwrap();
@@ -131,11 +129,11 @@ fn agrees(recipe: &Recipe, part: f64) -> Result<usize, TestCaseError> {
             let between = fit(
                 &graph,
                 &profile,
-                &tightfit::Request {
-                    goal: tightfit::Goal::Within(budget),
+                &Request {
+                    goal: Goal::Within(budget),
                     planner,
                     effort: tightfit::effort::Effort::work(1, 3_000),
-                    ..tightfit::Request::default()
+                    ..Request::default()
                 },
             );
             prop_assert!(
@@ -184,11 +182,11 @@ fn recomputing() -> (Graph, Profile, Schedule) {
         let schedule = tightfit::fit(
             &graph,
             &profile,
-            &tightfit::Request {
-                goal: tightfit::Goal::Smallest,
+            &Request {
+                goal: Goal::Smallest,
                 planner: Planner::Capuchin,
                 effort: tightfit::effort::Effort::work(1, 3_000),
-                ..tightfit::Request::default()
+                ..Request::default()
             },
         )
         .unwrap()

@@ -7,8 +7,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 use tightfit::check::check;
 use tightfit::effort::Effort;
-use tightfit::graph;
-use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
+use tightfit::graph::{self, Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
@@ -16,6 +15,7 @@ use tightfit::schedule::Schedule;
 use tightfit::tensor::DType;
 use tightfit::timeline::Timeline;
 use tightfit::units::{Bytes, Seconds};
+use tightfit::{Goal, Request};
 use tightfit_report::{Course, FrontierPoint, Measured, Report, Role, Trace, page, savings};
 
 fn corpus(path: &str) -> Graph {
@@ -40,11 +40,11 @@ fn steps(graph: Graph, in_place: bool, share: f64) -> Steps {
     let fitted = tightfit::fit(
         &graph,
         &profile,
-        &tightfit::Request {
-            goal: tightfit::Goal::Within(budget),
+        &Request {
+            goal: Goal::Within(budget),
             planner: Planner::Auto,
             effort,
-            ..tightfit::Request::default()
+            ..Request::default()
         },
     )
     .unwrap();

@@ -12,6 +12,7 @@ use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::schedule::Instruction;
 use tightfit::units::Bytes;
+use tightfit::{Goal, Request};
 use tightfit_report::{Course, Report, Trace, page, savings};
 
 #[test]
@@ -32,12 +33,7 @@ fn every_byte_of_every_call_is_accounted_for() {
             courses.extend(tightfit::fit(
                 &graph,
                 &profile,
-                &tightfit::Request {
-                    goal: tightfit::Goal::Smallest,
-                    planner,
-                    effort,
-                    ..tightfit::Request::default()
-                },
+                &Request { goal: Goal::Smallest, planner, effort, ..Request::default() },
             ));
         }
         planned += courses.len() - 1;

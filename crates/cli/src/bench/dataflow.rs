@@ -10,8 +10,8 @@ use tightfit::analysis::dataflow;
 use tightfit::analysis::modules::measure;
 
 use super::markdown::table;
-use crate::input::OnMachine;
-use crate::{effort, input};
+use crate::effort;
+use crate::input::{self, OnMachine};
 
 /// Time dataflow analysis and module statistics.
 #[derive(Args)]

@@ -8,12 +8,12 @@ use std::process::ExitCode;
 use anyhow::{Context, ensure};
 use clap::Args;
 use serde_json::{Value, json};
-use tightfit::schedule::{Lifetime, pack};
+use tightfit::Goal;
+use tightfit::schedule::{Lifetime, Shelf, pack};
 use tightfit::units::{Bytes, Seconds};
 
 use super::markdown::table;
-use crate::effort;
-use crate::effort::Limits;
+use crate::effort::{self, Limits};
 
 /// Where no other limit is given.
 const DEADLINE: Seconds = Seconds(60.0);
@@ -55,11 +55,11 @@ pub fn layout(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let start = effort::clock();
         let packing = pack(
             &lifetimes,
-            &tightfit::schedule::Shelf {
+            &Shelf {
                 fixed: &vec![None; lifetimes.len()],
                 floor: 0,
                 alignment: 1,
-                goal: tightfit::Goal::Within(Bytes(arguments.capacity)),
+                goal: Goal::Within(Bytes(arguments.capacity)),
             },
             &search,
         );

@@ -8,14 +8,12 @@ use anyhow::Context;
 use clap::Args;
 use serde_json::{Value, json};
 use tightfit::plan::SOLVER;
-use tightfit::plan::modules::selective;
-use tightfit::plan::modules::{ModulePlanError, SelectiveTask};
+use tightfit::plan::modules::{ModulePlanError, SelectiveTask, selective};
 use tightfit::units::Bytes;
 
 use super::markdown::table;
 use crate::effort::clock;
-use crate::input;
-use crate::input::OnMachine;
+use crate::input::{self, OnMachine};
 use crate::solver::Solver;
 
 /// Shares of the baseline peak that PyTorch's tools were asked for.

@@ -16,15 +16,15 @@ use clap::Args;
 use tightfit::plan::Planner;
 use tightfit::schedule;
 use tightfit::units::Bytes;
-use tightfit_engine::weights;
 use tightfit_engine::{
-    Budget, Dataset, Evaluation, FastestStep, FitTask, FittedStep, Session, Step, fit_step, process,
+    Budget, Dataset, Evaluation, FastestStep, FitTask, FittedStep, Session, Step, fit_step,
+    process, weights,
 };
 
-use crate::calls::{Costs, Subject};
+use crate::calls::{self, Costs, Subject};
 use crate::effort::Limits;
 use crate::values::{MOST_THREADS, learning_rate, planner};
-use crate::{calls, exit, input, interrupt, output, processor};
+use crate::{exit, input, interrupt, output, processor};
 
 /// Train an exported step inside one slab of memory.
 #[derive(Args)]

@@ -14,8 +14,7 @@ use tightfit::plan::{LiveTensor, live_tensors, simulate};
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
 
-use crate::input;
-use crate::input::OnMachine;
+use crate::input::{self, OnMachine};
 
 /// Show the peak of a step, what is alive there, and a table per module.
 #[derive(Args)]

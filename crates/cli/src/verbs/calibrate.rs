@@ -12,10 +12,10 @@ use tightfit::profile::{CallSeconds, Profile};
 use tightfit::units::Bytes;
 use tightfit_engine::{Budget, Dataset, FitTask, Session, Step, fit_graph, trial};
 
-use crate::calls::TRIAL;
+use crate::calls::{self, TRIAL};
 use crate::effort::Limits;
 use crate::values::{MOST_THREADS, planner};
-use crate::{calls, input, processor};
+use crate::{input, processor};
 
 /// Measure this processor's rates, or how long a step's calls take on it, and keep them for
 /// predictions; `train` and `plan` do it by themselves when needed.

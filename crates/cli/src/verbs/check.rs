@@ -8,8 +8,8 @@ use clap::Args;
 use serde_json::json;
 use tightfit_engine::{Budget, BudgetError, reserve};
 
-use crate::input::OnMachine;
-use crate::{input, output};
+use crate::input::{self, OnMachine};
+use crate::output;
 
 /// Execute a plan abstractly and report the first rule that it breaks.
 #[derive(Args)]

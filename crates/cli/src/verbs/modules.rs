@@ -9,8 +9,7 @@ use tightfit::analysis::modules::{ModuleIndex, ModuleInfo, measure};
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
 
-use crate::input;
-use crate::input::OnMachine;
+use crate::input::{self, OnMachine};
 
 /// Show what each module of a step holds in the forward and the backward pass, and how long it
 /// takes.

@@ -12,8 +12,8 @@ use tightfit::units::Seconds;
 
 use crate::effort::Search;
 use crate::frontier::{Point, drawn, frontier};
-use crate::input::OnMachine;
-use crate::{exit, input, interrupt, output};
+use crate::input::{self, OnMachine};
+use crate::{exit, interrupt, output};
 
 /// Plan a step at many budgets: what would half the memory cost, what is the smallest machine for
 /// it.

@@ -7,17 +7,16 @@ use std::time::Instant;
 
 use clap::Args;
 use serde_json::json;
-use tightfit::BoundOrder;
 use tightfit::profile::Profile;
-use tightfit::schedule;
 use tightfit::units::Bytes;
+use tightfit::{BoundOrder, schedule};
 use tightfit_engine::{Budget, FitTask, fit_graph};
 
-use crate::calls::{Costs, Subject};
+use crate::calls::{self, Costs, Subject};
 use crate::effort::Search;
 use crate::figures::Figures;
-use crate::input::OnMachine;
-use crate::{calls, exit, input, interrupt, output};
+use crate::input::{self, OnMachine};
+use crate::{exit, interrupt, output};
 
 /// Plan a training step under a budget in bytes.
 #[derive(Args)]

@@ -12,9 +12,9 @@ use tightfit_report::{
 
 use crate::effort::Search;
 use crate::frontier::{drawn, frontier};
-use crate::input::OnMachine;
+use crate::input::{self, OnMachine};
 use crate::values::points;
-use crate::{exit, input, interrupt, output};
+use crate::{exit, interrupt, output};
 
 /// Show a step as one HTML page: memory over time by role, the peak explained, modules, savings,
 /// time by budget.

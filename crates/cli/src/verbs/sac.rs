@@ -8,12 +8,10 @@ use std::time::Instant;
 use clap::Args;
 use serde_json::{Value, json};
 use tightfit::analysis::modules::{ModuleInfo, operators};
-use tightfit::plan::modules::selective;
-use tightfit::plan::modules::{CheckpointedUnit, SelectiveTask, policy};
+use tightfit::plan::modules::{CheckpointedUnit, SelectiveTask, policy, selective};
 
-use crate::input::OnMachine;
-use crate::solver::{Solver, named, within};
-use crate::{input, solver};
+use crate::input::{self, OnMachine};
+use crate::solver::{self, Solver, named, within};
 
 /// Choose which modules recompute how much of their activations, in the least time, under a budget.
 #[derive(Args)]

@@ -11,8 +11,7 @@ use tightfit::machine::Link;
 use tightfit::plan::modules::{ShardTask, ShardVariant};
 use tightfit::units::{Bytes, Seconds};
 
-use crate::input;
-use crate::input::OnMachine;
+use crate::input::{self, OnMachine};
 use crate::solver::{Solver, named, quality, within};
 use crate::values::{bandwidth, duration};
 use crate::verbs::sac;

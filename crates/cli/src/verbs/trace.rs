@@ -7,8 +7,8 @@ use std::process::ExitCode;
 use clap::Args;
 use tightfit_report::{Course, Trace};
 
-use crate::input::OnMachine;
-use crate::{input, output};
+use crate::input::{self, OnMachine};
+use crate::output;
 
 /// Write one step as predicted as Chrome trace events: what runs when, and memory by role.
 #[derive(Args)]

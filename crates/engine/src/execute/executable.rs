@@ -16,9 +16,8 @@ use tightfit::timeline::CallInTime;
 use tightfit::units::{Bytes, Seconds};
 
 use crate::execute::admission::{UnknownOperator, admit, list};
-use crate::kernels;
 use crate::kernels::tensor::Tensor;
-use crate::kernels::{FaultFlag, Kernel, KernelError, Operands, Run, Scratch};
+use crate::kernels::{self, FaultFlag, Kernel, KernelError, Operands, Run, Scratch};
 use crate::memory::slab::Slab;
 
 /// What differs from step to step.

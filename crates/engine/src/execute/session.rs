@@ -15,9 +15,8 @@ use tightfit::units::Bytes;
 use crate::execute::executable::{CompileError, StepError, StepSettings};
 use crate::execute::places::{Compiled, Resident, compile, gather, loss_of, pair, residents};
 use crate::memory::slab::{Slab, SlabError};
-use crate::step::Step;
 use crate::step::data::Dataset;
-use crate::step::initialise;
+use crate::step::{Step, initialise};
 
 /// Why a run cannot start or go on.
 #[derive(Debug, Error)]

@@ -13,8 +13,7 @@ use thiserror::Error;
 use tightfit::tensor::DType;
 
 use crate::execute::session::Session;
-use crate::step::stream;
-use crate::step::stream::{Piece, Reader, StreamError};
+use crate::step::stream::{self, Piece, Reader, StreamError};
 
 /// The format that is written, in the file's metadata.
 pub const FORMAT: &str = "tightfit-weights/1";

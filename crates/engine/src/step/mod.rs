@@ -12,8 +12,7 @@ use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use thiserror::Error;
-use tightfit::graph;
-use tightfit::graph::{Graph, Phase, ReadError};
+use tightfit::graph::{self, Graph, Phase, ReadError};
 use tightfit::id::{NodeId, ValueId};
 use tightfit::tensor::DType;
 

@@ -8,8 +8,7 @@ use cranelift_entity::{EntityRef, PrimaryMap};
 
 use crate::graph::Graph;
 use crate::graph::node::{Node, Phase, Value};
-use crate::graph::verify;
-use crate::graph::verify::GraphError;
+use crate::graph::verify::{self, GraphError};
 use crate::id::{ModuleId, NodeId, StorageId, ValueId};
 use crate::operator::Operator;
 use crate::tensor::{Argument, DType, TensorType};

@@ -3,9 +3,9 @@
 //! [`OperatorRow`]. Invariant: all columns are there in all rows.
 
 use crate::operator::cost::{Cost, MOVES, per_element};
-use crate::operator::{Kind, OperatorRow};
 use crate::operator::{
-    attention, elementwise, loss, movement, normalization, optimizer, product, reduction, view,
+    Kind, OperatorRow, attention, elementwise, loss, movement, normalization, optimizer, product,
+    reduction, view,
 };
 use crate::tensor::DType;
 

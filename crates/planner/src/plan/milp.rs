@@ -4,12 +4,11 @@
 
 #[cfg(feature = "highs")]
 use good_lp::highs as solver;
-#[cfg(not(feature = "highs"))]
-use good_lp::microlp as solver;
 use good_lp::solvers::SolutionStatus;
+#[cfg(not(feature = "highs"))]
 use good_lp::{
     Constraint, Expression, ProblemVariables, ResolutionError, Solution, SolverModel, Variable,
-    WithMipGap, WithTimeLimit, variable,
+    WithMipGap, WithTimeLimit, microlp as solver, variable,
 };
 
 use crate::analysis::modules::ModuleInfo;

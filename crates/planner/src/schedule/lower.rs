@@ -10,12 +10,10 @@ use crate::analysis::{Interval, IntervalId, liveness};
 use crate::effort::Effort;
 use crate::goal::Goal;
 use crate::graph::Graph;
-use crate::id::BufferId;
-use crate::id::{DEVICE, MicroBatchId, NodeId, RankId, StorageId};
+use crate::id::{BufferId, DEVICE, MicroBatchId, NodeId, RankId, StorageId};
 use crate::plan::Plan;
 use crate::profile::Profile;
-use crate::schedule::instruction::ALIGNMENT;
-use crate::schedule::instruction::{Buffer, Call, Instruction, Schedule};
+use crate::schedule::instruction::{ALIGNMENT, Buffer, Call, Instruction, Schedule};
 use crate::schedule::layout::{Lifetime, Shelf, pack};
 use crate::units::Bytes;
 

@@ -2,8 +2,7 @@
 //! Invariant: the oracle states the definitions of `doc/theory/dataflow.md` set by set and shares
 //! no code with the analysis.
 
-use crate::corpus;
-use crate::generator;
+use crate::{corpus, generator};
 use std::collections::BTreeSet;
 
 use crate::corpus::{GRAPHS, profile, step};

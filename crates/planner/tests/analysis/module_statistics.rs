@@ -1,8 +1,7 @@
 //! Statistics of modules, measured on graphs. Invariant: the oracle states the definitions of
 //! `doc/theory/modules.md` set by set and shares no code with what it judges.
 
-use crate::corpus;
-use crate::generator;
+use crate::{corpus, generator};
 use std::collections::BTreeSet;
 
 use crate::corpus::{GRAPHS, profile, step};

@@ -1,8 +1,7 @@
 //! Tradeoff curves beside brute force: all sets of operators of small modules. Invariant: what a
 //! curve promises is compared with what really has to run again, worked out node by node.
 
-use crate::corpus;
-use crate::generator;
+use crate::{corpus, generator};
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;

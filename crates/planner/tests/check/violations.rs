@@ -4,14 +4,14 @@
 use expect_test::{Expect, expect};
 use tightfit::check::{Violation, check};
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
-use tightfit::id::{BufferId, DEVICE, MicroBatchId};
-use tightfit::id::{NodeId, StorageId, ValueId};
+use tightfit::id::{BufferId, DEVICE, MicroBatchId, NodeId, StorageId, ValueId};
 use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::schedule::{Buffer, Call, Instruction, Schedule};
 use tightfit::tensor::{Argument, DType};
 use tightfit::units::{Bytes, Seconds};
+use tightfit::{Goal, Request};
 
 /// A graph, what it costs, and a legal schedule for it, to be broken.
 struct Case {
@@ -115,11 +115,7 @@ fn case(sketch: Sketch, machine: &Machine) -> Case {
     let schedule = tightfit::fit(
         &graph,
         &profile,
-        &tightfit::Request {
-            goal: tightfit::Goal::Smallest,
-            planner: Planner::Capuchin,
-            ..tightfit::Request::default()
-        },
+        &Request { goal: Goal::Smallest, planner: Planner::Capuchin, ..Request::default() },
     )
     .unwrap()
     .schedule()

@@ -8,11 +8,11 @@ use std::io::Write;
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
-use tightfit::graph;
-use tightfit::graph::{GraphBuilder, GraphError, NodeSpec, Phase, ReadError, ValueSpec};
+use tightfit::graph::{self, GraphBuilder, GraphError, NodeSpec, Phase, ReadError, ValueSpec};
 use tightfit::id::ValueId;
 use tightfit::tensor::DType;
 use tightfit::units::Bytes;
+use tightfit::{Goal, Request};
 
 /// Two placeholders, a product, a loss, its gradient and an update: nodes 0 to 5, values 0 to 5,
 /// and 6 after the update.
@@ -770,7 +770,7 @@ proptest! {
             // Whatever was let through can be planned.
             for profile in generator::profiles(&graph) {
                 tightfit::unplanned(&graph, &profile).unwrap();
-                let _ = tightfit::fit(&graph, &profile, &tightfit::Request { goal: tightfit::Goal::Smallest, planner: tightfit::plan::Planner::Auto, residents: &Default::default(), effort: tightfit::effort::Effort::work(1, 3_000) })
+                let _ = tightfit::fit(&graph, &profile, &Request { goal: Goal::Smallest, planner: tightfit::plan::Planner::Auto, residents: &Default::default(), effort: tightfit::effort::Effort::work(1, 3_000) })
                 .unwrap();
             }
         }

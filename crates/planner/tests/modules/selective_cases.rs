@@ -5,8 +5,7 @@ use crate::corpus;
 use serde_json::{Value, json};
 use tightfit::analysis::modules::{ModuleIndex, ModuleInfo, OperatorStats, operators};
 use tightfit::plan::SolverLimits;
-use tightfit::plan::modules::selective;
-use tightfit::plan::modules::{ModulePlanError, SelectivePlan, SelectiveTask, policy};
+use tightfit::plan::modules::{ModulePlanError, SelectivePlan, SelectiveTask, policy, selective};
 use tightfit::units::{Bytes, Seconds};
 
 fn file(name: &str) -> Value {

@@ -5,8 +5,7 @@ use serde_json::{Value, json};
 use tightfit::analysis::modules::ModuleInfo;
 use tightfit::machine::Link;
 use tightfit::plan::SolverLimits;
-use tightfit::plan::modules::shard;
-use tightfit::plan::modules::{ModulePlanError, ShardTask, ShardVariant};
+use tightfit::plan::modules::{ModulePlanError, ShardTask, ShardVariant, shard};
 use tightfit::units::{Bytes, Seconds};
 
 #[test]

@@ -3,13 +3,13 @@
 //! and how much they discard by linear algebra.
 
 use crate::corpus;
-use crate::module_tree;
-use crate::module_tree::Tree;
+use crate::module_tree::{self, Tree};
 use tightfit::analysis::modules::{ModuleIndex, ModuleInfo, ModuleStats};
 use tightfit::machine::Link;
 use tightfit::plan::SolverLimits;
-use tightfit::plan::modules::{ModulePlanError, SelectiveTask, ShardPlan, ShardTask, ShardVariant};
-use tightfit::plan::modules::{selective, shard};
+use tightfit::plan::modules::{
+    ModulePlanError, SelectiveTask, ShardPlan, ShardTask, ShardVariant, selective, shard,
+};
 use tightfit::units::{Bytes, Seconds};
 
 /// Figures are so large that it does not matter that plans discard whole bytes.

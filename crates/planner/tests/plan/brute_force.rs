@@ -2,14 +2,12 @@
 //! truth. Invariant: no planner ever claims more than is possible, and none is told to be optimal:
 //! how far each one is from the frontier is printed, not asserted.
 
-use crate::generator;
-use crate::oracle;
+use crate::{generator, oracle};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use tightfit::graph::Graph;
 use tightfit::id::NodeId;
-use tightfit::plan;
-use tightfit::plan::{PlanError, Planner};
+use tightfit::plan::{self, PlanError, Planner};
 use tightfit::profile::Profile;
 use tightfit::units::Bytes;
 

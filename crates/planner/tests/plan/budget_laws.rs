@@ -2,9 +2,7 @@
 //! effort, at the edges of what the format allows. Invariant: a law here is asserted for all graphs
 //! of the generators, or names its graph.
 
-use crate::corpus;
-use crate::generator;
-use crate::oracle;
+use crate::{corpus, generator, oracle};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::generator::dag::{self, Freedoms};
@@ -14,8 +12,7 @@ use tightfit::effort::Effort;
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::id::ValueId;
 use tightfit::machine::Machine;
-use tightfit::plan;
-use tightfit::plan::{Answer, Search};
+use tightfit::plan::{self, Answer, Search};
 use tightfit::profile::Profile;
 use tightfit::tensor::DType;
 use tightfit::units::{Bytes, Seconds};

@@ -2,17 +2,15 @@
 //! recomputation can be tried. Invariant: its bound is below every legal schedule, its plans are
 //! what they claim to be; how often either one is optimal is printed, not asserted.
 
-use crate::generator;
 use crate::generator::dag::{self, Freedoms};
-use crate::oracle;
 use crate::oracle::any_order::{fastest_any_order, least_budget_any_order};
+use crate::{generator, oracle};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 use tightfit::effort::Effort;
 use tightfit::graph::Graph;
 use tightfit::id::NodeId;
-use tightfit::plan;
-use tightfit::plan::{BoundOrder, Search};
+use tightfit::plan::{self, BoundOrder, Search};
 use tightfit::profile::Profile;
 use tightfit::units::Bytes;
 

@@ -5,20 +5,19 @@
 //! Left out: `swap_mode_peak` and `idle_time`, which are for a planner that also swaps, and
 //! `expected_seed_arithmetic`, which records what the original code computes where that is wrong.
 
-use crate::corpus;
-use crate::oracle;
+use crate::{corpus, oracle};
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value as Json;
+use tightfit::Goal;
 use tightfit::check::check;
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::id::{NodeId, StorageId, ValueId};
 use tightfit::machine::Machine;
-use tightfit::plan;
 use tightfit::plan::published::capuchin::published::{Published, TableRow, published};
-use tightfit::plan::{Plan, PlanError, Planner};
+use tightfit::plan::{self, Plan, PlanError, Planner};
 use tightfit::profile::Profile;
-use tightfit::schedule::lower;
+use tightfit::schedule::{Lowering, lower};
 use tightfit::tensor::DType;
 use tightfit::units::{Bytes, Seconds};
 
@@ -128,12 +127,8 @@ impl Case {
     /// checker.
     fn run(&self, runs: &[NodeId]) -> (u64, String, f64) {
         let plan = Plan::of_runs(Planner::Capuchin, runs.to_vec());
-        let schedule = lower(
-            &self.graph,
-            &self.profile,
-            &plan,
-            &tightfit::schedule::Lowering::to(tightfit::Goal::Within(Bytes::LIMIT)),
-        );
+        let schedule =
+            lower(&self.graph, &self.profile, &plan, &Lowering::to(Goal::Within(Bytes::LIMIT)));
         let timeline = check(&self.graph, &self.profile, &schedule, schedule.slab).unwrap();
         let cost = oracle::replay(&self.graph, &self.profile, runs).unwrap();
         assert_eq!(timeline.peak, Bytes(cost.peak), "{}", self.id);

@@ -2,12 +2,11 @@
 //! that were verified against PyTorch's own liveness and are held to the byte.
 
 use crate::corpus;
-use tightfit::graph;
 use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
-use tightfit::schedule;
 use tightfit::units::Bytes;
+use tightfit::{Goal, Request, graph, schedule};
 
 /// Name, unplanned peak in bytes, static gigabytes, milliseconds on an a100-80gb.
 const FACTS: [(&str, u64, f64, f64); 7] = [
@@ -56,11 +55,7 @@ fn every_planner_meets_its_budget_on_every_graph() {
             match tightfit::fit(
                 &graph,
                 &profile,
-                &tightfit::Request {
-                    goal: tightfit::Goal::Within(budget),
-                    planner,
-                    ..tightfit::Request::default()
-                },
+                &Request { goal: Goal::Within(budget), planner, ..Request::default() },
             ) {
                 Ok(fitted) => {
                     assert!(
@@ -89,10 +84,10 @@ fn planning_twice_gives_the_same_schedule() {
         tightfit::fit(
             &graph,
             &profile,
-            &tightfit::Request {
-                goal: tightfit::Goal::Within(Bytes(3_000_000_000)),
+            &Request {
+                goal: Goal::Within(Bytes(3_000_000_000)),
                 planner: Planner::Auto,
-                ..tightfit::Request::default()
+                ..Request::default()
             },
         )
         .unwrap()

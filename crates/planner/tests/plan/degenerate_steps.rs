@@ -7,7 +7,7 @@ use tightfit::plan::{PlanError, Planner};
 use tightfit::profile::Profile;
 use tightfit::tensor::{Argument, DType};
 use tightfit::units::Bytes;
-use tightfit::{FitError, Fitted};
+use tightfit::{FitError, Fitted, Goal, Request};
 
 struct Step(GraphBuilder);
 
@@ -38,11 +38,11 @@ fn fit(graph: &Graph, budget: Bytes, planner: Planner) -> Result<Fitted, FitErro
     tightfit::fit(
         graph,
         &profile,
-        &tightfit::Request {
-            goal: tightfit::Goal::Within(budget),
+        &Request {
+            goal: Goal::Within(budget),
             planner,
             effort: tightfit::effort::Effort::work(1, 3_000),
-            ..tightfit::Request::default()
+            ..Request::default()
         },
     )
 }
@@ -150,11 +150,11 @@ fn a_slab_that_nearly_fits_is_refused_at_once() {
     let smallest = tightfit::fit(
         &graph,
         &profile,
-        &tightfit::Request {
-            goal: tightfit::Goal::Smallest,
+        &Request {
+            goal: Goal::Smallest,
             planner: Planner::None,
             effort: tightfit::effort::Effort::work(1, 3_000),
-            ..tightfit::Request::default()
+            ..Request::default()
         },
     )
     .unwrap();

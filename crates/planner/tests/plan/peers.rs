@@ -2,19 +2,17 @@
 //! within the budget or refuses with a plan that it reached; what one costs is printed by `tightfit
 //! bench planner`, never asserted.
 
-use crate::corpus;
-use crate::corpus::GRAPHS;
-use crate::generator;
-use crate::oracle;
+use crate::corpus::{self, GRAPHS};
+use crate::{generator, oracle};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
+use tightfit::Goal;
 use tightfit::check::check;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
-use tightfit::plan;
-use tightfit::plan::{PlanError, Planner};
+use tightfit::plan::{self, PlanError, Planner};
 use tightfit::profile::Profile;
-use tightfit::schedule::lower;
+use tightfit::schedule::{Lowering, lower};
 use tightfit::units::Bytes;
 
 /// Static bytes and `share` of what the unplanned peak adds to them.
@@ -39,7 +37,7 @@ fn every_peer_meets_its_budget_or_proves_why_not() {
                             &graph,
                             &profile,
                             &plan,
-                            &tightfit::schedule::Lowering::to(tightfit::Goal::Within(Bytes::LIMIT)),
+                            &Lowering::to(Goal::Within(Bytes::LIMIT)),
                         );
                         let timeline = check(&graph, &profile, &schedule, schedule.slab).unwrap();
                         assert!(timeline.peak <= budget, "{name} {planner:?}");
@@ -113,7 +111,7 @@ fn exact_is_as_good_as_the_oracle() {
                             &graph,
                             &profile,
                             &plan,
-                            &tightfit::schedule::Lowering::to(tightfit::Goal::Within(Bytes::LIMIT)),
+                            &Lowering::to(Goal::Within(Bytes::LIMIT)),
                         );
                         assert_eq!(
                             check(&graph, &profile, &schedule, schedule.slab).unwrap().peak,

@@ -1,27 +1,23 @@
 //! Laws that hold for every graph, budget, planner and machine. Invariant: a law here is asserted
 //! for all cases of the generator, or is not here.
 
-use crate::generator;
-use crate::oracle;
+use crate::{generator, oracle};
 use std::collections::BTreeMap;
 use std::io::Write;
 
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{TestCaseError, TestRunner};
-use tightfit::FitError;
 use tightfit::analysis::{access_profile, liveness};
 use tightfit::check::check;
-use tightfit::graph;
-use tightfit::graph::Graph;
+use tightfit::graph::{self, Graph};
 use tightfit::id::NodeId;
 use tightfit::machine::Machine;
-use tightfit::plan;
-use tightfit::plan::{Plan, PlanError, Planner, Retention, Retentions};
+use tightfit::plan::{self, Plan, PlanError, Planner, Retention, Retentions};
 use tightfit::profile::Profile;
-use tightfit::schedule;
-use tightfit::schedule::{ALIGNMENT, Instruction, Residents, Schedule, lower};
+use tightfit::schedule::{self, ALIGNMENT, Instruction, Lowering, Residents, Schedule, lower};
 use tightfit::units::Bytes;
+use tightfit::{FitError, Goal, Request};
 
 const MOST_LAYERS: usize = 24;
 
@@ -57,11 +53,11 @@ fn fit(
     tightfit::fit(
         graph,
         profile,
-        &tightfit::Request {
-            goal: tightfit::Goal::Within(budget),
+        &Request {
+            goal: Goal::Within(budget),
             planner,
             effort: tightfit::effort::Effort::work(1, 3_000),
-            ..tightfit::Request::default()
+            ..Request::default()
         },
     )
 }
@@ -73,12 +69,8 @@ fn smallest(
     residents: &Residents,
 ) -> tightfit::Fitted {
     let effort = tightfit::effort::Effort::work(1, 3_000);
-    tightfit::fit(
-        graph,
-        profile,
-        &tightfit::Request { goal: tightfit::Goal::Smallest, planner, residents, effort },
-    )
-    .unwrap()
+    tightfit::fit(graph, profile, &Request { goal: Goal::Smallest, planner, residents, effort })
+        .unwrap()
 }
 
 /// Everything that a fitted schedule promises.
@@ -250,7 +242,7 @@ proptest! {
                 prop_assert!(!runs_in_vain(&graph, &runs, at), "step {at}, `{}`, is made again \
                     for nobody", graph.nodes()[runs[at]].name);
             }
-            let schedule = lower(&graph, &profile, &Plan::of_runs(Planner::None, runs), &tightfit::schedule::Lowering::to(tightfit::Goal::Within(Bytes::LIMIT)));
+            let schedule = lower(&graph, &profile, &Plan::of_runs(Planner::None, runs), &Lowering::to(Goal::Within(Bytes::LIMIT)));
             let timeline = check(&graph, &profile, &schedule, schedule.slab);
             prop_assert!(timeline.is_ok(), "{}", timeline.unwrap_err());
             prop_assert_eq!(timeline.unwrap().peak, Bytes(cost.peak));
@@ -400,11 +392,11 @@ fn the_generator_reaches_what_the_laws_are_about() {
             let smallest = tightfit::fit(
                 &graph,
                 &profile,
-                &tightfit::Request {
-                    goal: tightfit::Goal::Smallest,
+                &Request {
+                    goal: Goal::Smallest,
                     planner: Planner::Auto,
                     effort: tightfit::effort::Effort::work(1, 3_000),
-                    ..tightfit::Request::default()
+                    ..Request::default()
                 },
             )
             .unwrap();

@@ -3,8 +3,9 @@
 
 use crate::corpus;
 use proptest::prelude::*;
+use tightfit::Goal;
 use tightfit::effort::Effort;
-use tightfit::schedule::{ALIGNMENT, Lifetime, Packing, pack};
+use tightfit::schedule::{ALIGNMENT, Lifetime, Packing, Shelf, pack};
 use tightfit::units::Bytes;
 
 fn life(first: u32, last: u32, bytes: u64) -> Lifetime {
@@ -71,11 +72,11 @@ fn the_hard_set_is_packed_into_its_capacity() {
         let fixed = vec![None; lifetimes.len()];
         let packing = pack(
             &lifetimes,
-            &tightfit::schedule::Shelf {
+            &Shelf {
                 fixed: &fixed,
                 floor: 0,
                 alignment: ALIGNMENT,
-                goal: tightfit::Goal::Within(Bytes(CAPACITY)),
+                goal: Goal::Within(Bytes(CAPACITY)),
             },
             &Effort::default(),
         );
@@ -96,12 +97,7 @@ fn without_work_there_is_still_a_packing() {
         0,
         &pack(
             &lifetimes,
-            &tightfit::schedule::Shelf {
-                fixed: &fixed,
-                floor: 0,
-                alignment: ALIGNMENT,
-                goal: tightfit::Goal::Smallest,
-            },
+            &Shelf { fixed: &fixed, floor: 0, alignment: ALIGNMENT, goal: Goal::Smallest },
             &Effort::work(1, 0),
         ),
     );
@@ -112,12 +108,7 @@ fn what_never_fits_is_proven() {
     // Two lives of 2 and 3 units beside each other need 5, whatever the capacity.
     let packing = pack(
         &[life(0, 2, 128), life(1, 3, 192)],
-        &tightfit::schedule::Shelf {
-            fixed: &[None; 2],
-            floor: 0,
-            alignment: ALIGNMENT,
-            goal: tightfit::Goal::Within(Bytes(64)),
-        },
+        &Shelf { fixed: &[None; 2], floor: 0, alignment: ALIGNMENT, goal: Goal::Within(Bytes(64)) },
         &Effort::default(),
     );
     assert_eq!((packing.end, packing.is_optimal()), (Bytes(320), true));
@@ -135,7 +126,7 @@ proptest! {
     #[test]
     fn few_buffers_are_packed_as_brute_force_packs_them(lifetimes in lifetimes(7)) {
         let fixed = vec![None; lifetimes.len()];
-        let packing = pack(&lifetimes, &tightfit::schedule::Shelf { fixed: &fixed, floor: 0, alignment: ALIGNMENT, goal: tightfit::Goal::Smallest }, &Effort::default());
+        let packing = pack(&lifetimes, &Shelf { fixed: &fixed, floor: 0, alignment: ALIGNMENT, goal: Goal::Smallest }, &Effort::default());
         judge(&lifetimes, &fixed, 0, &packing);
         prop_assert_eq!(packing.end, Bytes(least_end(&lifetimes, &mut Vec::new())));
         prop_assert!(packing.is_optimal());
@@ -158,9 +149,9 @@ proptest! {
         let floor = floor * 320;
         for capacity in [0, 2048, u64::MAX] {
             let effort = Effort::work(seed, 20_000);
-            let packing = pack(&lifetimes, &tightfit::schedule::Shelf { fixed: &fixed, floor, alignment: ALIGNMENT, goal: tightfit::Goal::Within(Bytes(capacity)) }, &effort);
+            let packing = pack(&lifetimes, &Shelf { fixed: &fixed, floor, alignment: ALIGNMENT, goal: Goal::Within(Bytes(capacity)) }, &effort);
             judge(&lifetimes, &fixed, floor, &packing);
-            prop_assert_eq!(pack(&lifetimes, &tightfit::schedule::Shelf { fixed: &fixed, floor, alignment: ALIGNMENT, goal: tightfit::Goal::Within(Bytes(capacity)) }, &effort), packing);
+            prop_assert_eq!(pack(&lifetimes, &Shelf { fixed: &fixed, floor, alignment: ALIGNMENT, goal: Goal::Within(Bytes(capacity)) }, &effort), packing);
         }
     }
 }

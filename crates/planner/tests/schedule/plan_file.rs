@@ -14,8 +14,8 @@ use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
-use tightfit::schedule;
-use tightfit::schedule::PlanFileError;
+use tightfit::schedule::{self, PlanFileError};
+use tightfit::{Goal, Request};
 
 struct Small {
     graph: Graph,
@@ -56,11 +56,7 @@ fn plan(planner: Planner) -> Json {
     let fitted = tightfit::fit(
         graph,
         profile,
-        &tightfit::Request {
-            goal: tightfit::Goal::Smallest,
-            planner,
-            ..tightfit::Request::default()
-        },
+        &Request { goal: Goal::Smallest, planner, ..Request::default() },
     )
     .unwrap();
     schedule::write(graph, fitted.schedule())

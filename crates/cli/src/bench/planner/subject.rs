@@ -10,12 +10,11 @@ use tightfit::graph::Graph;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
-use tightfit::{FitError, FittedPoint, frontier};
+use tightfit::{FitError, FittedPoint, Goal, Request, frontier};
 
 use super::Bench;
 use crate::figures::Figures;
-use crate::input;
-use crate::input::OnMachine;
+use crate::input::{self, OnMachine};
 
 /// A graph with what every budget is measured by.
 pub struct Subject {
@@ -72,12 +71,7 @@ impl Subject {
             &self.profile,
             budgets,
             None,
-            &tightfit::Request {
-                goal: tightfit::Goal::Smallest,
-                planner,
-                effort: bench.effort,
-                ..tightfit::Request::default()
-            },
+            &Request { goal: Goal::Smallest, planner, effort: bench.effort, ..Request::default() },
         );
         bench.bar.inc(points.len() as u64);
         points.into_iter().map(|point| self.judged(point, planner)).collect()

@@ -8,13 +8,12 @@ use std::sync::Mutex;
 use crate::effort::{Effort, Meter};
 use crate::graph::Graph;
 use crate::id::NodeId;
-use crate::plan;
 use crate::plan::search::bound::{BoundOrder, CutInstant};
 use crate::plan::search::instants::highest;
 use crate::plan::search::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::state::State;
 use crate::plan::search::state::problem::{OpId, Problem};
-use crate::plan::{PlanError, Planner};
+use crate::plan::{self, PlanError, Planner};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
 

@@ -10,11 +10,9 @@ use crate::schedule::layout::Lifetime;
 use crate::schedule::layout::branch_and_bound::{
     BranchingRule, ExactSearch, Outcome, SectionChoice,
 };
-use crate::schedule::layout::local_search;
-use crate::schedule::layout::local_search::Ranking;
+use crate::schedule::layout::local_search::{self, Ranking};
 use crate::schedule::layout::sections::{Sections, sections};
-use crate::schedule::layout::tight;
-use crate::schedule::layout::tight::Core;
+use crate::schedule::layout::tight::{self, Core};
 
 /// Rules by which the next section is chosen, the one that finds most first.
 const CHOICES: [SectionChoice; 4] = [

@@ -6,10 +6,9 @@
 //! else has room to spare: best fit places it around.
 
 use crate::effort::Meter;
-use crate::schedule::layout::Lifetime;
 use crate::schedule::layout::best_fit::{Placement, best_fit};
-use crate::schedule::layout::local_search;
 use crate::schedule::layout::sections::Sections;
+use crate::schedule::layout::{Lifetime, local_search};
 
 /// The blocks that live in the tightest sections, and their lives.
 pub(super) struct Core {

@@ -3,8 +3,7 @@
 
 use std::path::PathBuf;
 
-use tightfit::graph;
-use tightfit::graph::Graph;
+use tightfit::graph::{self, Graph};
 use tightfit::machine::Machine;
 use tightfit::profile::Profile;
 
