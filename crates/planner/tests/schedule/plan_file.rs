@@ -151,15 +151,42 @@ fn instructions_that_do_not_exist() {
         json!(["free"]),
         json!(["free", -1]),
         json!(["run", "linear_7", [0.5], [], null]),
+        json!(["run", "linear_7", [], [], null, 0, 0]),
+        json!(["start", 0, 0, "fly", 0, 0]),
+        json!(["start", 0, 0, "copy", 0]),
+        json!(["wait"]),
+        json!(["wait", "0"]),
     ] {
         with(
             |plan| plan["instructions"][2] = wrong,
             expect![
                 "Instruction: instruction 2 is not one of [\"run\"|\"recompute\", node, inputs, \
-                 outputs, workspace] and [\"free\", buffer]"
+                 outputs, workspace], [\"free\", buffer], [\"start\", transfer, lane, \"copy\", \
+                 from, to] and [\"wait\", transfer]"
             ],
         );
     }
+}
+
+#[test]
+fn numbers_that_no_table_should_have() {
+    let huge = 1u64 << 24;
+    with(
+        |plan| plan["instructions"][2] = json!(["wait", huge]),
+        expect!["Number: the plan speaks of transfer 16777216; such numbers are below 16777216"],
+    );
+    with(
+        |plan| plan["instructions"][2] = json!(["start", 0, huge, "copy", 0, 0]),
+        expect!["Number: the plan speaks of lane 16777216; such numbers are below 16777216"],
+    );
+    with(
+        |plan| plan["buffers"][0] = json!([4, 0, huge]),
+        expect!["Number: the plan speaks of tier 16777216; such numbers are below 16777216"],
+    );
+    with(
+        |plan| plan["rank"] = json!(huge),
+        expect!["Number: the plan speaks of rank 16777216; such numbers are below 16777216"],
+    );
 }
 
 #[test]
