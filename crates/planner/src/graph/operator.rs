@@ -88,6 +88,8 @@ operators! {
     Log "aten.log.default" 1..=1 -> 1 [0] elementary 1;
     Sqrt "aten.sqrt.default" 1..=1 -> 1 [0];
     Rsqrt "aten.rsqrt.default" 1..=1 -> 1 [0];
+    Sin "aten.sin.default" 1..=1 -> 1 [0] elementary 1;
+    Cos "aten.cos.default" 1..=1 -> 1 [0] elementary 1;
     Tanh "aten.tanh.default" 1..=1 -> 1 [0] elementary 1;
     Sigmoid "aten.sigmoid.default" 1..=1 -> 1 [0] elementary 1;
     Silu "aten.silu.default" 1..=1 -> 1 [0] elementary 1;
@@ -123,12 +125,14 @@ operators! {
     CopyInto "aten.copy_.default" 2..=3 -> 1;
     Gather "aten.gather.default" 3..=4 -> 1;
     ScatterValue "aten.scatter.value" 4..=4 -> 1;
+    SliceScatter "aten.slice_scatter.default" 2..=6 -> 1 [0];
     // reductions
     SumDims "aten.sum.dim_IntList" 1..=3 -> 1;
     Sum "aten.sum.default" 1..=1 -> 1;
     Mean "aten.mean.default" 1..=1 -> 1;
     MeanDims "aten.mean.dim" 2..=3 -> 1;
     Amax "aten.amax.default" 1..=3 -> 1;
+    AnyDim "aten.any.dim" 2..=3 -> 1;
     VarCorrection "aten.var.correction" 1..=2 -> 1;
     Softmax "aten._softmax.default" 3..=3 -> 1 elementary 1;
     SoftmaxBackward "aten._softmax_backward_data.default" 4..=4 -> 1;
