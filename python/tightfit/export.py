@@ -17,6 +17,7 @@ from torch import nn
 from .artifacts import write_all
 from .capture import capture
 from .errors import ExportError
+from .fold import fold
 from .graph import producer, to_gzip, to_json
 from .optimizer import resolve
 from .simplify import simplify
@@ -59,7 +60,7 @@ def export(
     if not execute:
         if not path.name.endswith((".json", ".json.gz")):
             raise ExportError(f"out={path.name!r}; with execute=False name one file ending in .json or .json.gz")
-        graph, _ = _graph(model, loss_fn, example_batch, name, chosen, training=True)
+        graph, _ = _graph(model, loss_fn, example_batch, name, chosen, training=True, execute=False)
         write_all({path: to_json(graph).encode() if path.name.endswith(".json") else to_gzip(graph)})
         return
 
@@ -83,9 +84,12 @@ def export(
     write_all(files, stale=() if weights is not None else (path / WEIGHTS,))
 
 
-def _graph(model, loss_fn, batch, name, optimizer, *, training: bool) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def _graph(model, loss_fn, batch, name, optimizer, *, training: bool,
+           execute: bool = True) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """One graph document, and the tensors that its parameters and buffers start from."""
-    captured = capture(model, loss_fn, batch, training=training)
+    captured = capture(model, loss_fn, batch, training=training, executable=execute)
+    if execute:
+        fold(captured)
     simplify(captured)
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     if isinstance(loss_fn, nn.Module):
