@@ -45,6 +45,7 @@ def decompositions(executable: bool) -> dict[Any, Callable[..., Any]]:
             table.pop(getattr(packet, overload), None)
     if executable:
         table[aten.constant_pad_nd.default] = _padded
+        table[aten.copy.default] = _copied
         table[_attention.default] = _grouped_attention
         table[_attention_backward.default] = _grouped_attention_backward
     return table
@@ -63,6 +64,12 @@ def _padded(x: torch.Tensor, pad: list[int], value: float = 0) -> torch.Tensor:
             whole = aten.full.default(shape, value, dtype=x.dtype, device=x.device)
             x = aten.slice_scatter.default(whole, x, dim, before, before + extent)
     return x
+
+
+def _copied(x: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+    """What an assignment to all of a tensor leaves: the source in the tensor's type and shape."""
+    source = aten.alias.default(source) if source.dtype == x.dtype else aten._to_copy.default(source, dtype=x.dtype)
+    return source if source.shape == x.shape else aten.expand.default(source, x.shape)
 
 
 def _grouped_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from .artifacts import write_all
 from .capture import capture
@@ -69,9 +70,11 @@ def export(
     if data is None:
         raise ExportError("an executable step needs data=…; use execute=False for a graph to plan with")
     _check_executable(model, example_batch)
+    example_batch = _apart(example_batch)
     entry = data_entry(data, path)
     train, tensors = _graph(model, loss_fn, example_batch, name, chosen, training=True)
-    evaluate, more = _graph(model, loss_fn, evaluation_batch or example_batch, f"{name}-eval", None, training=False)
+    evaluation_batch = example_batch if evaluation_batch is None else _apart(evaluation_batch)
+    evaluate, more = _graph(model, loss_fn, evaluation_batch, f"{name}-eval", None, training=False)
     parameters, weights = recipes([train, evaluate], tensors | more, initialisation)
     step = document(name, description, parameters, chosen, entry, {"producer": producer()} | (provenance or {}))
     files = {
@@ -96,6 +99,15 @@ def _graph(model, loss_fn, batch, name, optimizer, *, training: bool,
         tensors |= {f"loss.{key}": tensor for key, tensor in loss_fn.named_buffers()}
     graph = translate(captured, name, optimizer, tensors, keep_unused=training)
     return graph, tensors
+
+
+def _apart(batch: tuple[Any, Any]) -> tuple[Any, Any]:
+    """The batch as the run gives it: contiguous, and no tensor of it a view of another."""
+    def own(leaf: Any) -> Any:
+        is_plain = isinstance(leaf, torch.Tensor) and not leaf.requires_grad
+        return leaf.clone(memory_format=torch.contiguous_format) if is_plain else leaf
+
+    return pytree.tree_map(own, batch)
 
 
 def _check_executable(model: nn.Module, batch: tuple[Any, Any]) -> None:
