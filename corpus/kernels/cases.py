@@ -48,8 +48,8 @@ EDGES = [0.0, -0.0, 1.0, -1.0, 1e-30, -1e-30, 88.0, -88.0, 104.0, -104.0, 1e4, -
 
 def record(goldens: Goldens) -> None:
     """Records every case, operator family by operator family."""
-    for family in (_unary, _binary, _compare, _select, _reduce, _softmax, _matrix, _views, _copies, _constants,
-                   _normalise, _embed, _loss, _attention, _dropout, _optimizers):
+    for family in (_unary, _trigonometry, _binary, _compare, _select, _slices, _reduce, _any, _softmax, _matrix, _views,
+                   _copies, _constants, _normalise, _embed, _loss, _attention, _dropout, _optimizers):
         family(goldens)
 
 
@@ -70,6 +70,11 @@ def _unary(goldens: Goldens) -> None:
         goldens.record(op.default, source.positive(7, 3, 5).permute(1, 2, 0), label="permuted")
         goldens.record(op.default, source.positive(259), label="odd_length")
         goldens.record(op.default, torch.tensor(EDGES), label="edges")
+    for op in (aten.neg, aten.abs):
+        source = _Source(f"{op}_integer")
+        goldens.record(op.default, source.index(19, 5, 7) - 9, label="integer")
+        goldens.record(op.default, (source.index(19, 7, 5) - 9).t(), label="integer_permuted")
+        goldens.record(op.default, torch.tensor([0, 2**62, -(2**62), -(2**63)]), label="integer_edges")
     source = _Source("gelu_variants")
     for approximate in ("none", "tanh"):
         x, grad = source.real(3, 37), source.real(3, 37)
@@ -90,6 +95,28 @@ def _unary(goldens: Goldens) -> None:
         goldens.record(getattr(aten, name).default, _Source(name).mask(3, 17), label="bool")
     goldens.record(aten.logical_not.default, torch.tensor([0.0, -0.0, 1.5, float("nan")]), label="real")
     goldens.record(aten.threshold_backward.default, source.real(3, 19), source.real(3, 19), 0, label="relu")
+
+
+def _trigonometry(goldens: Goldens) -> None:
+    for op in (aten.sin, aten.cos):
+        source = _Source(str(op))
+        for label, tensor in source.layouts().items():
+            goldens.record(op.default, tensor * 3, label=label)
+        goldens.record(op.default, source.real(1031) * 10, label="odd_length")
+        goldens.record(op.default, source.real(67, 33) * 1000, label="many_turns")
+        goldens.record(op.default, source.real(259) * 1e5, label="large")
+        goldens.record(op.default, source.real(259) * 1e30, label="huge")
+        # Multiples of π/2: nearly all of the argument cancels.
+        goldens.record(op.default, (torch.arange(-64, 64, dtype=torch.float64) ** 3 * (torch.pi / 2)).float(), label="zeros")
+        # The angles of rotary positions, in their usual layout.
+        angles = torch.arange(37.0)[:, None] * 10000.0 ** (-torch.arange(0.0, 1.0, 0.125))
+        goldens.record(op.default, torch.cat([angles, angles], 1), label="rotary")
+        goldens.record(op.default, (torch.arange(8.0)[:, None] * torch.arange(5.0)).t().unsqueeze(0), label="rotary_permuted")
+        goldens.record(op.default, source.real(1, 1, 1), label="ones")
+        goldens.record(op.default, source.real(), label="scalar")
+        goldens.record(op.default, torch.empty(0), label="empty")
+        goldens.record(op.default, torch.empty(3, 0, 2), label="empty_inside")
+        goldens.record(op.default, torch.tensor([*EDGES, 102943.0, -102944.0, 3.4e38]), label="edges")
 
 
 def _binary(goldens: Goldens) -> None:
@@ -155,6 +182,36 @@ def _select(goldens: Goldens) -> None:
     goldens.record(aten.scatter.value, torch.zeros(5, 7), 1, source.index(7, 5, 1), -1.0, label="last")
 
 
+def _slices(goldens: Goldens) -> None:
+    op, source = aten.slice_scatter.default, _Source("slice_scatter")
+    end = 9223372036854775807
+    x = source.real(5, 7)
+    for dim, start, stop, step, part in (
+        (0, 1, 3, 1, (2, 7)), (1, 2, 6, 1, (5, 4)), (-1, 2, 6, 1, (5, 4)), (-2, 0, 2, 1, (2, 7)),
+        (1, None, None, 1, (5, 7)), (1, None, 3, 1, (5, 3)), (0, 3, None, 1, (2, 7)), (1, 4, end, 1, (5, 3)),
+        (1, -3, end, 1, (5, 3)), (1, -5, -2, 1, (5, 3)), (0, -99, 2, 1, (2, 7)), (0, 3, 99, 1, (2, 7)),
+        (1, 0, 7, 2, (5, 4)), (1, 1, end, 2, (5, 3)), (0, 1, 5, 3, (2, 7)), (1, -6, -1, 4, (5, 2)), (0, 0, 5, 9, (1, 7)),
+        (1, 3, 3, 1, (5, 0)), (0, 4, 2, 1, (0, 7)), (0, 7, 9, 1, (0, 7)),
+    ):
+        goldens.record(op, x, source.real(*part), dim, start, stop, step, label="slice")
+    goldens.record(op, x, source.real(5, 7), label="all")
+    goldens.record(op, x, source.real(2, 7), 0, 3, label="from")
+    goldens.record(op, x, source.real(2, 7), start=1, end=3, label="by_name")
+    for label, tensor in source.layouts().items():
+        goldens.record(op, tensor, source.real(3, 2, 7), 1, 1, 3, label=f"into_{label}")
+        goldens.record(op, tensor, source.real(3, 5, 3), 2, 1, end, 2, label=f"step_into_{label}")
+        goldens.record(op, source.real(3, 9, 7), tensor, 1, -5, end, label=f"from_{label}")
+        goldens.record(op, source.real(3, 5, 14), tensor, 2, 0, 14, 2, label=f"step_from_{label}")
+    # Half of the last dimension, as the gradient of a rotary rotation has it.
+    goldens.record(op, torch.zeros(2, 3, 5, 8), source.real(2, 5, 3, 4).transpose(1, 2), 3, 4, end, label="half")
+    goldens.record(op, source.index(9, 4, 5), source.index(9, 4, 2), 1, 2, 4, label="integer")
+    goldens.record(op, source.mask(4, 5), source.mask(2, 5), 0, 1, 4, 2, label="bool")
+    goldens.record(op, source.real(1031), source.real(500), 0, 17, 517, label="odd_length")
+    goldens.record(op, source.real(4, 1031), source.real(4, 1000), 1, 31, end, label="many")
+    goldens.record(op, torch.empty(0), torch.empty(0), 0, 0, end, label="empty")
+    goldens.record(op, torch.empty(3, 0), torch.empty(2, 0), 0, 1, 3, label="empty_rows")
+
+
 def _reduce(goldens: Goldens) -> None:
     for name in ("sum", "mean", "amax"):
         op, source = getattr(aten, name), _Source(name)
@@ -181,6 +238,44 @@ def _reduce(goldens: Goldens) -> None:
         for keep in (True, False):
             goldens.record(aten.var.correction, source.real(5, 33), [1], correction=correction, keepdim=keep, label="rows")
     goldens.record(aten.var.correction, source.real(6, 5, 4) + 100.0, [0, 2], correction=0, keepdim=True, label="channels")
+
+
+def _any(goldens: Goldens) -> None:
+    op, source = aten.any.dim, _Source("any")
+
+    def sparse(tensor: torch.Tensor, seldom: float) -> torch.Tensor:
+        """Zero but for a few elements, in the same layout."""
+        tensor = tensor.clone()
+        return tensor.masked_fill_(tensor.abs() < seldom, 0.0)
+
+    for label, tensor in source.layouts().items():
+        for dim in (0, 1, 2, -1, -3):
+            goldens.record(op, sparse(tensor, 1.8), dim, label=label)
+    strided = (source.real(3, 10, 21) > 1.2)[:, ::2, 2:16:2]
+    for dim in (0, 1, 2):
+        goldens.record(op, strided, dim, True, label="bool_strided")
+    for keep in (False, True):
+        for dim in (0, -1):
+            goldens.record(op, sparse(source.real(33, 17), 2.2), dim, keep, label="real")
+            goldens.record(op, source.real(33, 17) > 2.0, dim, keep, label="bool")
+            goldens.record(op, (source.real(33, 17) > 2.0).t(), dim, keep, label="bool_permuted")
+            goldens.record(op, (source.index(40, 33, 17) - 20) // 19, dim, keep, label="integer")
+        goldens.record(op, source.mask(1, 5, 1), 1, keep, label="ones")
+        goldens.record(op, source.mask(3, 1, 5), 1, keep, label="single")
+        goldens.record(op, source.mask(2, 3, 4, 5), 2, keep, label="four")
+        goldens.record(op, torch.tensor(True), 0, keep, label="scalar")
+        for shape in ((0,), (3, 0), (0, 3), (2, 0, 3)):
+            for dim in range(len(shape)):
+                goldens.record(op, torch.empty(shape), dim, keep, label="empty")
+                goldens.record(op, torch.empty(shape, dtype=BOOL), dim, keep, label="empty_bool")
+    # What counts as false: both zeros, and nothing else.
+    rows = torch.tensor([[0.0, -0.0, 0.0], [0.0, float("nan"), 0.0], [float("-inf"), 0.0, 0.0], [0.0, 0.0, 1e-45]])
+    goldens.record(op, rows, 1, label="edges")
+    goldens.record(op, torch.tensor([[0, 0], [0, -1], [2**62, 0], [-(2**63), 0], [2**32, 0]]), 1, label="integer_edges")
+    late = torch.zeros(5, 2049, dtype=BOOL)
+    late[2, 2048] = late[4, 0] = True
+    goldens.record(op, late, -1, label="long_rows")
+    goldens.record(op, late.t(), 0, label="long_columns")
 
 
 def _softmax(goldens: Goldens) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import fx, nn
-from torch._decomp import core_aten_decompositions
 from torch._functorch._aot_autograd.descriptors import (
     BufferAOTInput,
     GradAOTOutput,
@@ -27,32 +26,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils import _pytree as pytree
 
+from .decompositions import decompositions
 from .errors import ExportError
 
 MODULE = "tightfit_module"
 PHASE = "tightfit_phase"
 
 aten = torch.ops.aten
-
-# Operators kept whole although Core ATen decomposes them: each is one pass over memory instead of several.
-KEPT_WHOLE = (
-    aten._log_softmax,
-    aten._log_softmax_backward_data,
-    aten._scaled_dot_product_flash_attention_for_cpu,
-    aten._scaled_dot_product_flash_attention_for_cpu_backward,
-    aten._softmax,
-    aten._softmax_backward_data,
-    aten.addmm,
-    aten.embedding_dense_backward,
-    aten.gelu,
-    aten.gelu_backward,
-    aten.native_dropout,
-    aten.native_dropout_backward,
-    aten.native_layer_norm,
-    aten.native_layer_norm_backward,
-    aten.nll_loss_backward,
-    aten.nll_loss_forward,
-)
 
 
 @dataclass
@@ -76,11 +56,13 @@ class Capture:
         return self.module.graph
 
 
-def capture(model: nn.Module, loss_fn: Callable[..., Any], batch: tuple[Any, Any], *, training: bool) -> Capture:
+def capture(model: nn.Module, loss_fn: Callable[..., Any], batch: tuple[Any, Any], *, training: bool,
+            executable: bool = False) -> Capture:
     """Captures forward, loss and (when `training`) backward.
 
-    Training mode follows `training`; the model's own modes are restored. Raises `ExportError` when PyTorch cannot
-    trace the model.
+    Training mode follows `training`; the model's own modes are restored. `executable` rewrites calls that the
+    engine has no kernel for, where other operators can say the same. Raises `ExportError` when PyTorch cannot trace
+    the model.
     """
     step = _Step(model, loss_fn, returns_prediction=not training)
     arguments = _fake_like(model, _flatten(batch))
@@ -88,10 +70,11 @@ def capture(model: nn.Module, loss_fn: Callable[..., Any], batch: tuple[Any, Any
     with contextlib.ExitStack() as stack:
         stack.enter_context(_mode(model, training))
         stack.enter_context(_scopes(step))
+        stack.enter_context(_compiling())
         stack.enter_context(torch.enable_grad() if training else torch.no_grad())
         try:
             joint = aot_export_joint_with_descriptors(
-                stack, step, arguments, decompositions=_decompositions(), keep_inference_input_mutations=True
+                stack, step, arguments, decompositions=decompositions(executable), keep_inference_input_mutations=True
             )
         except ExportError:
             raise
@@ -142,7 +125,8 @@ class _Step(nn.Module):
             return (loss,)
         if not isinstance(prediction, torch.Tensor):
             raise ExportError(
-                f"the model returns {type(prediction).__name__}; an executable step needs one prediction tensor"
+                f"the model returns {type(prediction).__name__}; an executable step needs one prediction tensor, so "
+                "wrap the model in a module that returns it, for example model(tokens).logits"
             )
         return (loss, prediction)
 
@@ -202,12 +186,15 @@ def _mode(model: nn.Module, training: bool) -> Iterator[None]:
             module.training = mode
 
 
-def _decompositions() -> dict[Any, Callable[..., Any]]:
-    table = dict(core_aten_decompositions())
-    for packet in KEPT_WHOLE:
-        for overload in packet.overloads():
-            table.pop(getattr(packet, overload), None)
-    return table
+@contextlib.contextmanager
+def _compiling() -> Iterator[None]:
+    """Tells the model that it is traced, as `torch.compile` does: models then ask no tensor for its content."""
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
 
 
 def _flatten(batch: tuple[Any, Any]) -> list[torch.Tensor]:

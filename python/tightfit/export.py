@@ -13,10 +13,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils import _pytree as pytree
 
 from .artifacts import write_all
 from .capture import capture
 from .errors import ExportError
+from .fold import fold
 from .graph import producer, to_gzip, to_json
 from .optimizer import resolve
 from .simplify import simplify
@@ -59,7 +61,7 @@ def export(
     if not execute:
         if not path.name.endswith((".json", ".json.gz")):
             raise ExportError(f"out={path.name!r}; with execute=False name one file ending in .json or .json.gz")
-        graph, _ = _graph(model, loss_fn, example_batch, name, chosen, training=True)
+        graph, _ = _graph(model, loss_fn, example_batch, name, chosen, training=True, execute=False)
         write_all({path: to_json(graph).encode() if path.name.endswith(".json") else to_gzip(graph)})
         return
 
@@ -68,9 +70,11 @@ def export(
     if data is None:
         raise ExportError("an executable step needs data=…; use execute=False for a graph to plan with")
     _check_executable(model, example_batch)
+    example_batch = _apart(example_batch)
     entry = data_entry(data, path)
     train, tensors = _graph(model, loss_fn, example_batch, name, chosen, training=True)
-    evaluate, more = _graph(model, loss_fn, evaluation_batch or example_batch, f"{name}-eval", None, training=False)
+    evaluation_batch = example_batch if evaluation_batch is None else _apart(evaluation_batch)
+    evaluate, more = _graph(model, loss_fn, evaluation_batch, f"{name}-eval", None, training=False)
     parameters, weights = recipes([train, evaluate], tensors | more, initialisation)
     step = document(name, description, parameters, chosen, entry, {"producer": producer()} | (provenance or {}))
     files = {
@@ -83,15 +87,27 @@ def export(
     write_all(files, stale=() if weights is not None else (path / WEIGHTS,))
 
 
-def _graph(model, loss_fn, batch, name, optimizer, *, training: bool) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def _graph(model, loss_fn, batch, name, optimizer, *, training: bool,
+           execute: bool = True) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """One graph document, and the tensors that its parameters and buffers start from."""
-    captured = capture(model, loss_fn, batch, training=training)
+    captured = capture(model, loss_fn, batch, training=training, executable=execute)
+    if execute:
+        fold(captured)
     simplify(captured)
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     if isinstance(loss_fn, nn.Module):
         tensors |= {f"loss.{key}": tensor for key, tensor in loss_fn.named_buffers()}
     graph = translate(captured, name, optimizer, tensors, keep_unused=training)
     return graph, tensors
+
+
+def _apart(batch: tuple[Any, Any]) -> tuple[Any, Any]:
+    """The batch as the run gives it: contiguous, and no tensor of it a view of another."""
+    def own(leaf: Any) -> Any:
+        is_plain = isinstance(leaf, torch.Tensor) and not leaf.requires_grad
+        return leaf.clone(memory_format=torch.contiguous_format) if is_plain else leaf
+
+    return pytree.tree_map(own, batch)
 
 
 def _check_executable(model: nn.Module, batch: tuple[Any, Any]) -> None:

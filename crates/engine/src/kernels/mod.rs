@@ -24,6 +24,7 @@ mod run;
 mod softmax;
 mod tasks;
 pub mod tensor;
+mod trigonometry;
 
 use thiserror::Error;
 use tightfit::operator::Operator;
@@ -70,14 +71,16 @@ pub(crate) fn compile(
         Op::Maximum | Op::Minimum => pointwise::extremum(operator, operands),
         Op::PowTensorScalar => pointwise::power(operands),
         Op::Reciprocal => elementwise::unary(operands, math::reciprocal),
-        Op::Neg => elementwise::unary(operands, math::neg),
-        Op::Abs => elementwise::unary(operands, math::abs),
+        Op::Neg => pointwise::real_or_whole(operands, math::neg, i64::wrapping_neg),
+        Op::Abs => pointwise::real_or_whole(operands, math::abs, i64::wrapping_abs),
         Op::Relu => elementwise::unary(operands, math::relu),
         Op::Clamp => pointwise::clamp(operands),
         Op::Exp => elementwise::unary(operands, math::exp_all),
         Op::Log => pointwise::log(operands),
         Op::Sqrt => elementwise::unary(operands, math::sqrt),
         Op::Rsqrt => elementwise::unary(operands, math::rsqrt),
+        Op::Sin => elementwise::unary(operands, trigonometry::sin),
+        Op::Cos => elementwise::unary(operands, trigonometry::cos),
         Op::Tanh => elementwise::unary(operands, math::tanh),
         Op::Sigmoid => elementwise::unary(operands, math::sigmoid),
         Op::Silu => elementwise::unary(operands, math::silu),
@@ -104,9 +107,11 @@ pub(crate) fn compile(
         Op::Cat => movement::cat(operands),
         Op::Gather => indexing::gather(operands),
         Op::ScatterValue => indexing::scatter_value(operands),
+        Op::SliceScatter => movement::slice_scatter(operands),
         Op::SumDims | Op::Sum | Op::Mean | Op::MeanDims | Op::Amax | Op::VarCorrection => {
             reduce::reduce(operator, operands)
         }
+        Op::AnyDim => reduce::any(operands),
         Op::Softmax | Op::LogSoftmax => softmax::forward(operator, operands),
         Op::SoftmaxBackward | Op::LogSoftmaxBackward => softmax::backward(operator, operands),
         Op::Mm => matmul::mm(operands, threads),

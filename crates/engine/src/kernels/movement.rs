@@ -1,5 +1,5 @@
-//! Making and moving tensors: constants, ranges, copies, concatenation. Invariant: only the type
-//! changes on the way, by the rules of a C cast.
+//! Making and moving tensors: constants, ranges, copies, concatenation, slices written. Invariant:
+//! only the type changes on the way, by the rules of a C cast.
 
 use tightfit::tensor::{Argument, DType};
 
@@ -123,4 +123,49 @@ pub(super) fn cat(operands: &Operands) -> Result<Kernel, KernelError> {
         )));
     }
     Ok(Box::new(move |run| parts.iter().for_each(|part| part(run))))
+}
+
+/// A copy of argument 0 whose slice `start..end` with a step along a dimension is argument 1.
+pub(super) fn slice_scatter(operands: &Operands) -> Result<Kernel, KernelError> {
+    let (x, part, out) = (operands.tensor(0)?, operands.tensor(1)?, operands.output(0)?);
+    let dim = dimension(operands.optional_number(2, "dim").unwrap_or(0.0) as i64, out.shape.len())?;
+    let extent = *out
+        .shape
+        .get(dim)
+        .ok_or_else(|| KernelError::Shapes("a slice of a single number".to_string()))?;
+    // As ATen reads a bound: from the end where it is negative, and no further than the tensor.
+    let bound = |index, name, default: usize| match operands.argument(index, name) {
+        Some(Argument::Int(at)) if *at < 0 => {
+            Ok(extent.saturating_sub(usize::try_from(at.unsigned_abs()).unwrap_or(usize::MAX)))
+        }
+        Some(Argument::Int(at)) => Ok(usize::try_from(*at).map_or(extent, |at| at.min(extent))),
+        None | Some(Argument::None) => Ok(default),
+        Some(_) => Err(operands.wrong(index, "a whole number")),
+    };
+    let start = bound(3, "start", 0)?;
+    let end = bound(4, "end", extent)?.max(start);
+    let step = operands.optional_number(5, "step").unwrap_or(1.0) as usize;
+    if step == 0 {
+        return Err(operands.wrong(5, "a positive whole number"));
+    }
+    let mut slice = Tensor {
+        address: out.address + start * out.strides[dim] * out.dtype.size() as usize,
+        ..out.clone()
+    };
+    slice.shape[dim] = (end - start).div_ceil(step);
+    slice.strides[dim] = slice.strides[dim].saturating_mul(step);
+    if part.shape != slice.shape || x.shape != out.shape {
+        return Err(KernelError::Shapes(format!(
+            "{:?} into the slice {:?} of {:?}",
+            part.shape, slice.shape, x.shape
+        )));
+    }
+    let (rest, insert) = (convert(x, out)?, convert(part, &slice)?);
+    if (x.address, &x.strides) == (out.address, &out.strides) {
+        return Ok(insert); // in place: the rest lies there already
+    }
+    Ok(Box::new(move |run| {
+        rest(run);
+        insert(run);
+    }))
 }

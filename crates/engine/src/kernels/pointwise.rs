@@ -22,6 +22,22 @@ pub(super) fn constant(
     })
 }
 
+/// A function of one tensor, of floats or of whole numbers.
+pub(super) fn real_or_whole(
+    operands: &Operands,
+    real: fn(&[f32], &mut [f32]),
+    whole: fn(i64) -> i64,
+) -> Result<Kernel, KernelError> {
+    if operands.tensor(0)?.dtype != DType::I64 {
+        return super::elementwise::unary(operands, real);
+    }
+    map1::<i64, i64>(operands.integer(0)?, operands.output(0)?, move |x, y| {
+        for (y, &x) in y.iter_mut().zip(x) {
+            *y = whole(x);
+        }
+    })
+}
+
 /// A function of two tensors.
 pub(super) fn binary(
     operands: &Operands,

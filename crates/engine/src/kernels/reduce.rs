@@ -1,12 +1,12 @@
-//! Reductions over dimensions: sum, mean, largest, variance. Invariant: an output element is
+//! Reductions over dimensions: sum, mean, largest, variance, any. Invariant: an output element is
 //! computed by one task, over the reduced elements in a fixed order, in blocks, so that its error
 //! grows with the number of blocks only.
 
 use tightfit::operator::Operator;
 use tightfit::tensor::{Argument, DType};
 
-use crate::kernels::tensor::{Raw, Tensor};
-use crate::kernels::{Kernel, KernelError, Operands, dimension, float_bytes, math, tasks};
+use crate::kernels::tensor::{Element, Raw, Tensor};
+use crate::kernels::{Kernel, KernelError, Operands, dimension, float_bytes, math, tasks, typed};
 
 /// Kept and reduced dimensions of the input: extent, step in the input, step in the output.
 struct Split {
@@ -284,4 +284,32 @@ fn integer_sums(x: Tensor, out: Tensor, split: Split) -> Kernel {
             };
         }
     })
+}
+
+/// Whether any element along one dimension differs from zero; NaN does.
+pub(super) fn any(operands: &Operands) -> Result<Kernel, KernelError> {
+    fn by_type<T: Element>(x: Tensor, out: Tensor, split: Split) -> Kernel {
+        Box::new(move |run| {
+            let (from, to) = (x.raw::<T>(run.base), out.raw::<u8>(run.base));
+            let count = split.reduced_count();
+            tasks::for_each(out.elements(), count, |i| {
+                let (a, b) = split.kept_at(i, 0);
+                // SAFETY: the reduced elements lie in the input; output element i belongs to this
+                // task.
+                unsafe {
+                    let differs = |j: usize| *from.at(a + split.reduced_at(j, 0)) != T::default();
+                    *to.at(b) = u8::from((0..count).any(differs));
+                }
+            });
+        })
+    }
+    operands.known_keywords(&["dim", "keepdim"])?;
+    let (x, out) = (operands.tensor(0)?.clone(), operands.output(0)?.clone());
+    let split = split(&x, typed(&out, DType::Bool)?, &operands.integers(1, "dim")?)?;
+    match x.dtype {
+        DType::F32 => Ok(by_type::<f32>(x, out, split)),
+        DType::I64 => Ok(by_type::<i64>(x, out, split)),
+        DType::Bool => Ok(by_type::<u8>(x, out, split)),
+        other => Err(KernelError::DType { found: other.name(), wanted: "f32, i64 and bool" }),
+    }
 }

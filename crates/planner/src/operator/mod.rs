@@ -19,6 +19,7 @@ mod optimizer;
 mod output;
 mod product;
 mod reduction;
+mod slice;
 mod table;
 mod view;
 

@@ -2,6 +2,7 @@
 
 use crate::operator::call::{TypedCall, Unsuited, dimension};
 use crate::operator::output::{Output, promoted};
+use crate::operator::slice::limits;
 use crate::tensor::{Argument, DType};
 
 /// Extents as a call gives them: none is negative.
@@ -104,4 +105,21 @@ pub fn table_gradient(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let columns = gradient.shape.last().copied().unwrap_or(1);
     let rows = extents(&[call.integer(2, "num_weights")?])?[0];
     Ok(vec![Output::computed(&[rows, columns], gradient.dtype)])
+}
+
+/// `slice_scatter(x, patch, dim = 0, start = 0, end = ∞, step = 1)`: x with a slice replaced.
+pub fn patched(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    let (x, patch) = (call.tensor(0)?, call.tensor(1)?);
+    let dim = dimension(call.optional_integer(2, "dim")?.unwrap_or(0), x.shape.len())?;
+    let mut slice = x.shape.clone();
+    if let Some(extent) = slice.get_mut(dim) {
+        *extent = limits(call, 3, *extent)?.count;
+    }
+    if patch.shape != slice {
+        return Err(Unsuited::Shapes(format!(
+            "a patch of shape {:?} for a slice of {slice:?}",
+            patch.shape
+        )));
+    }
+    Ok(vec![Output::like(x)])
 }

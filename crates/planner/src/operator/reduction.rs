@@ -57,6 +57,15 @@ pub fn picked(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     Ok(vec![Output::computed(&shape(call)?, call.tensor(0)?.dtype)])
 }
 
+/// `any(x, dim, keepdim)`: truth values, of bytes a byte.
+pub fn any(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    let dtype = match call.tensor(0)?.dtype {
+        DType::U8 => DType::U8,
+        _ => DType::Bool,
+    };
+    Ok(vec![Output::computed(&shape(call)?, dtype)])
+}
+
 /// `var(x, dims, correction, keepdim)`, the last two by name.
 pub fn variance(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let x = call.tensor(0)?;

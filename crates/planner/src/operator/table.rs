@@ -110,9 +110,9 @@ operators! {
     Reciprocal "aten.reciprocal.default" (1, 1)
         elementwise::function, [FLOAT] [0] MOVES, Pure;
     Neg "aten.neg.default" (1, 1)
-        elementwise::same, [FLOAT] [0] MOVES, Pure;
+        elementwise::same, [NUMBERS] [0] MOVES, Pure;
     Abs "aten.abs.default" (1, 1)
-        elementwise::same, [FLOAT] [0] MOVES, Pure;
+        elementwise::same, [NUMBERS] [0] MOVES, Pure;
     Relu "aten.relu.default" (1, 1)
         elementwise::same, [FLOAT] [0] MOVES, Pure;
     Clamp "aten.clamp.default" (1, 3)
@@ -125,6 +125,10 @@ operators! {
         elementwise::function, [FLOAT] [0] MOVES, Pure;
     Rsqrt "aten.rsqrt.default" (1, 1)
         elementwise::function, [FLOAT] [0] MOVES, Pure;
+    Cos "aten.cos.default" (1, 1)
+        elementwise::function, [FLOAT] [0] per_element::<1>(), Pure;
+    Sin "aten.sin.default" (1, 1)
+        elementwise::function, [FLOAT] [0] per_element::<1>(), Pure;
     Tanh "aten.tanh.default" (1, 1)
         elementwise::function, [FLOAT] [0] per_element::<1>(), Pure;
     Sigmoid "aten.sigmoid.default" (1, 1)
@@ -193,6 +197,8 @@ operators! {
         movement::gathered, [ANY, ANY, INDEX] [] MOVES, Pure;
     ScatterValue "aten.scatter.value" (4, 4)
         elementwise::same, [ANY, ANY, INDEX, ANY] [] MOVES, Pure;
+    SliceScatter "aten.slice_scatter.default" (2, 6)
+        movement::patched, [ANY] [0] MOVES, Pure;
     // reductions
     SumDims "aten.sum.dim_IntList" (1, 3)
         reduction::over_dims, [ANY] [] SUM, Pure;
@@ -206,6 +212,8 @@ operators! {
         reduction::picked, [FLOAT] [] MOVES, Pure;
     VarCorrection "aten.var.correction" (1, 2)
         reduction::variance, [FLOAT] [] MOVES, Pure;
+    AnyDim "aten.any.dim" (2, 3)
+        reduction::any, [ANY] [] MOVES, Pure;
     Softmax "aten._softmax.default" (3, 3)
         reduction::softmax, [FLOAT] [] per_element::<1>(), Pure;
     SoftmaxBackward "aten._softmax_backward_data.default" (4, 4)

@@ -4,6 +4,7 @@
 use crate::operator::call::{TypedCall, Unsuited, dimension};
 use crate::operator::movement::extents;
 use crate::operator::output::{Output, Place};
+use crate::operator::slice::{Slice, limits};
 use crate::tensor::{TensorType, contiguous_strides};
 
 /// Shape and place of a view in the making. Strides of a tensor whose own are not known are kept
@@ -153,31 +154,6 @@ pub fn slice(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let Slice { start, count, step } = limits(call, 2, extent)?;
     view.narrow(dim, start, count, step);
     view.outputs()
-}
-
-/// Which elements of a dimension a slice takes.
-pub struct Slice {
-    /// The first one.
-    pub start: u64,
-    /// How many.
-    pub count: u64,
-    /// From one to the next.
-    pub step: u64,
-}
-
-/// Start, end and step as arguments `first`, `first + 1` and `first + 2`, within `extent`.
-pub fn limits(call: &TypedCall<'_>, first: usize, extent: u64) -> Result<Slice, Unsuited> {
-    let within = |limit: i64| {
-        let limit = if limit < 0 { limit.saturating_add_unsigned(extent) } else { limit };
-        u64::try_from(limit).unwrap_or(0).min(extent)
-    };
-    let start = call.optional_integer(first, "start")?.map_or(0, within);
-    let end = call.optional_integer(first + 1, "end")?.map_or(extent, within);
-    let step = call.optional_integer(first + 2, "step")?.unwrap_or(1);
-    let Some(step) = u64::try_from(step).ok().filter(|&step| step > 0) else {
-        return Err(Unsuited::Shapes(format!("a slice with step {step}")));
-    };
-    Ok(Slice { start, count: end.saturating_sub(start).div_ceil(step), step })
 }
 
 /// `split_with_sizes(x, sizes, dim = 0)`
