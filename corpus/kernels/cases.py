@@ -338,6 +338,11 @@ def _views(goldens: Goldens) -> None:
     goldens.record(aten.split_with_sizes.default, source.real(3, 7, 5), [1, 4, 2], 1, label="uneven")
     goldens.record(aten.split_with_sizes.default, source.real(3, 7, 5), [3, 4], 1, used={1}, label="one_used")
     goldens.record(aten.alias.default, x, label="alias")
+    goldens.record(aten.detach.default, x, label="detach")
+    goldens.record(aten.squeeze.dim, source.real(3, 1, 5), 1, label="squeeze_one")
+    goldens.record(aten.squeeze.dim, source.real(3, 1, 5), -1, label="squeeze_none")
+    goldens.record(aten.as_strided.default, x, [4, 3], [2, 16], 5, label="strided")
+    goldens.record(aten.as_strided.default, source.real(3, 5, 8)[1:], [2, 2], [8, 1], label="strided_sliced")
 
 
 def _copies(goldens: Goldens) -> None:

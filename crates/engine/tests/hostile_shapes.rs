@@ -390,9 +390,13 @@ fn each_operator_refuses_what_its_kernel_does_not_expect() {
     }
     assert_eq!(
         refused(&graphs[0]),
-        "a part of the concatenation has shape [2, 4], but must have [2, 3]"
+        "node `call` (aten.cat.default): [2, 4] beside [2, 3] along dimension 0"
     );
-    assert_eq!(refused(&graphs[5]), "the total weight has shape [2], but must be a scalar");
+    assert_eq!(
+        refused(&graphs[5]),
+        "node `call` (aten.nll_loss_forward.default): output 1 is f32 [2], strides [1] from \
+         element 0, but these inputs give f32 []"
+    );
 }
 
 /// x + x into an output with these strides.
@@ -445,6 +449,8 @@ fn together(offset: u64) -> Graph {
     let node = NodeSpec {
         inputs: vec![x],
         args: vec![Argument::Value(x), Argument::Float(0.0), Argument::Bool(true)],
+        random: true,
+        seed_slot: Some(0),
         ..NodeSpec::new("both", "aten.native_dropout.default", Phase::Forward)
     };
     let outputs = [
@@ -474,11 +480,12 @@ fn within(offset: u64) -> Graph {
         NodeSpec::new("x", "placeholder", Phase::Input),
         &[Some(ValueSpec::contiguous(&[16], DType::F32, storage))],
     )[0];
+    let int = |x: u64| Argument::Int(x as i64);
     let part = |offset| ValueSpec { offset, ..ValueSpec::contiguous(&[8], DType::F32, storage) };
     let mut view = |name: &str, offset: u64| {
         let node = NodeSpec {
             inputs: vec![x],
-            args: vec![Argument::Value(x)],
+            args: [vec![Argument::Value(x)], [0, offset, offset + 8].map(int).to_vec()].concat(),
             ..NodeSpec::new(name, "aten.slice.Tensor", Phase::Forward)
         };
         builder.node(node, &[Some(part(offset))])[0]
