@@ -3,7 +3,6 @@
 //! over as they are, nothing is copied here.
 
 use gemm::Parallelism;
-use tightfit::units::Bytes;
 
 use crate::kernels::elementwise::map1;
 use crate::kernels::tensor::{Element, Tensor};
@@ -11,12 +10,6 @@ use crate::kernels::{Kernel, KernelError, Operands};
 
 /// Multiply-adds below which worker threads cost more than they bring.
 const SERIAL: usize = 48 * 48 * 256;
-
-/// `gemm` packs blocks of at most this many elements along k on x86-64 (`kernel_params` with 32 to
-/// 48 KiB of first-level cache).
-const BLOCK_K: usize = 512;
-/// … and blocks of at most this many rows (8 × 64).
-const BLOCK_M: usize = 512;
 
 /// A matrix inside the slab.
 #[derive(Clone, Copy, Debug)]
@@ -190,19 +183,4 @@ pub(super) fn bmm(operands: &Operands, threads: usize) -> Result<Kernel, KernelE
             unsafe { product(at(&out), false, 1.0, at(&left), at(&right), threads) }
         }
     }))
-}
-
-/// Most bytes that `gemm` allocates of its own for one m × k · k × n product: both operands' packed
-/// blocks, and one block of rows for each thread.
-pub(crate) fn packing_bytes(m: u64, n: u64, k: u64, threads: u64) -> Bytes {
-    const TILE: u64 = 64; // no register tile is higher or wider
-    let depth = k.min(BLOCK_K as u64);
-    let (m, n) = (m.next_multiple_of(TILE), n.next_multiple_of(TILE));
-    // gemm may swap the operands to suit the output's strides.
-    let packed = |rows: u64, columns: u64| {
-        depth * columns
-            + depth * rows.min(2 * BLOCK_M as u64)
-            + threads * depth * rows.min(BLOCK_M as u64)
-    };
-    Bytes(packed(m, n).max(packed(n, m)) * 4)
 }

@@ -17,6 +17,7 @@ mod nest;
 mod normalization;
 mod operands;
 mod optimizer;
+mod packing;
 mod pointwise;
 mod reduce;
 mod rows;
@@ -29,8 +30,8 @@ mod trigonometry;
 use thiserror::Error;
 use tightfit::operator::Operator;
 
-pub(crate) use matmul::packing_bytes;
 pub(crate) use operands::{Operands, Scratch};
+pub(crate) use packing::packing_bytes;
 pub(crate) use run::{Fault, FaultFlag, Run};
 
 use operands::{dimension, float_bytes, shaped, typed};

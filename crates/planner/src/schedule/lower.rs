@@ -2,8 +2,6 @@
 //! memory; it is allocated by the first one's producer and freed right after the last one's last
 //! access.
 
-use std::collections::BTreeMap;
-
 use cranelift_entity::{PrimaryMap, SecondaryMap};
 
 use crate::analysis::{Interval, IntervalId, liveness};
@@ -15,41 +13,8 @@ use crate::plan::Plan;
 use crate::profile::Profile;
 use crate::schedule::instruction::{ALIGNMENT, Buffer, Call, Instruction, Schedule};
 use crate::schedule::layout::{Lifetime, Shelf, pack};
+use crate::schedule::persistent::{Residents, persistent_addresses};
 use crate::units::Bytes;
-
-/// What another schedule keeps in the slab between steps: the addresses of its persistent
-/// placeholders, by the name that they have in the model.
-#[derive(Clone, Debug, Default)]
-pub struct Residents {
-    /// Address of each parameter, buffer and state.
-    pub addresses: BTreeMap<String, u64>,
-    /// First byte behind them all.
-    pub end: u64,
-}
-
-impl Residents {
-    /// Nothing is in the slab yet.
-    pub const fn none() -> &'static Residents {
-        const NONE: &Residents = &Residents { addresses: BTreeMap::new(), end: 0 };
-        NONE
-    }
-
-    /// The residents of a schedule.
-    pub fn of(graph: &Graph, schedule: &Schedule) -> Residents {
-        let mut residents = Residents::default();
-        for &(node, buffer) in &schedule.placeholders {
-            let placeholder = &graph.nodes()[node];
-            if let Some(name) =
-                placeholder.parameter.as_ref().filter(|_| placeholder.phase.is_persistent())
-            {
-                let Buffer { bytes, address, .. } = schedule.buffers[buffer];
-                residents.addresses.insert(name.clone(), address);
-                residents.end = residents.end.max((Bytes(address) + bytes.align_up(ALIGNMENT)).0);
-            }
-        }
-        residents
-    }
-}
 
 /// How a plan is laid out.
 #[derive(Clone, Copy)]
@@ -204,24 +169,7 @@ fn place(
     placeholders: &[(NodeId, BufferId)],
     task: &Lowering<'_>,
 ) -> (PrimaryMap<BufferId, Buffer>, Bytes) {
-    let mut fixed: Vec<Option<u64>> = vec![None; lifetimes.len()];
-    let mut floor = task.residents.end;
-    for &(node, buffer) in placeholders {
-        let placeholder = &graph.nodes()[node];
-        if !placeholder.phase.is_persistent() {
-            continue;
-        }
-        let known = placeholder
-            .parameter
-            .as_ref()
-            .and_then(|name| task.residents.addresses.get(name))
-            .copied();
-        let address = known.unwrap_or(floor);
-        if known.is_none() {
-            floor += lifetimes[buffer].bytes.align_up(ALIGNMENT).0;
-        }
-        fixed[buffer.as_u32() as usize] = Some(address);
-    }
+    let (fixed, floor) = persistent_addresses(graph, lifetimes, placeholders, task.residents);
     let effort = Effort {
         work: task.effort.work.min(lifetimes.len() as u64 * WORK_OF_EACH_BUFFER),
         ..task.effort

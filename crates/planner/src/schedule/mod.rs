@@ -5,10 +5,12 @@ mod format;
 mod instruction;
 mod layout;
 mod lower;
+mod persistent;
 mod transfer;
 
 pub use format::{FORMAT, PlanFileError, read, write};
 pub use instruction::{ALIGNMENT, Buffer, Call, Instruction, Schedule};
 pub use layout::{Lifetime, Packing, Shelf, pack};
-pub use lower::{Lowering, Residents, lower};
+pub use lower::{Lowering, lower};
+pub use persistent::Residents;
 pub use transfer::{Movement, Transfer};

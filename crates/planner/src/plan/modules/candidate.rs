@@ -2,10 +2,7 @@
 //! of a module are convex in the bytes that it discards, so the cheapest bytes first is the optimum
 //! for given modules.
 
-use good_lp::{Expression, Variable, constraint};
-
 use crate::analysis::modules::{ModuleIndex, ModuleInfo, ModuleStats};
-use crate::plan::milp::{Goal, Milp, MilpAnswer, Scale};
 use crate::units::{Bytes, Seconds};
 
 /// A module that may be checkpointed.
@@ -17,16 +14,16 @@ pub struct CheckpointCandidate {
     /// The most that it may discard: what its forward pass leaves.
     pub most: Bytes,
     /// Seconds as soon as it is checkpointed, though it discards nothing that it would keep.
-    fixed: f64,
+    pub fixed: f64,
     /// In rising order of their rates.
-    pieces: Vec<Piece>,
+    pub pieces: Vec<Piece>,
 }
 
 /// Bytes that may be discarded at one rate.
-struct Piece {
-    bytes: f64,
+pub struct Piece {
+    pub bytes: f64,
     /// Seconds per byte.
-    rate: f64,
+    pub rate: f64,
 }
 
 /// All modules that are no leaves, that leave something and that are `allowed`.
@@ -201,104 +198,4 @@ fn discard_ratio(stats: &ModuleStats, discarded: f64) -> f64 {
 /// What a module's operators make, kept or not; at least what it keeps.
 fn made(stats: &ModuleStats) -> Bytes {
     stats.checkpointing_bytes.max(stats.forward_activations)
-}
-
-/// The part of a program that says who is checkpointed and discards how much.
-pub struct Checkpointing<'a> {
-    units: Vec<CheckpointingUnit<'a>>,
-    /// Bytes in a unit of the scale.
-    bytes: f64,
-}
-
-struct CheckpointingUnit<'a> {
-    candidate: &'a CheckpointCandidate,
-    /// y: whether it is checkpointed.
-    chosen: Variable,
-    /// d: what it discards, in units of the scale, with the seconds of each.
-    discards: Vec<(Variable, f64)>,
-}
-
-impl<'a> Checkpointing<'a> {
-    /// Variables for each candidate that ends before `last`.
-    pub fn new(
-        milp: &mut Milp,
-        info: &ModuleInfo,
-        candidates: &'a [CheckpointCandidate],
-        last: usize,
-        goal: Goal,
-        scale: &Scale,
-    ) -> Checkpointing<'a> {
-        let mut units: Vec<CheckpointingUnit> = Vec::new();
-        for candidate in candidates.iter().filter(|candidate| candidate.position < last) {
-            let chosen = milp.binary();
-            let discards = match goal {
-                // d ≤ D·y for each piece: the seconds of a fraction of a unit are that fraction of
-                // the unit's.
-                Goal::Fastest(_) => candidate
-                    .pieces
-                    .iter()
-                    .map(|&Piece { bytes, rate }| {
-                        let most = bytes / scale.bytes;
-                        let piece = milp.within(0.0, most);
-                        milp.row(constraint!(piece <= most * chosen));
-                        (piece, rate * scale.bytes)
-                    })
-                    .collect(),
-                // To discard everything is never higher.
-                Goal::Lowest => Vec::new(),
-            };
-            units.push(CheckpointingUnit { candidate, chosen, discards });
-        }
-        // No unit contains another: at most one on the way from any of them to the root.
-        for lowest in &units {
-            let module = lowest.candidate.module;
-            let contains = |other: &CheckpointingUnit| {
-                other.candidate.module != module && info.contains(module, other.candidate.module)
-            };
-            if !units.iter().any(contains) {
-                let above =
-                    units.iter().filter(|unit| info.contains(unit.candidate.module, module));
-                let together: Expression = above.map(|unit| unit.chosen).sum();
-                milp.row(constraint!(together <= 1.0));
-            }
-        }
-        Checkpointing { units, bytes: scale.bytes }
-    }
-
-    /// What modules that end before a place of the forward post-order discard.
-    pub fn discarded_before(&self, position: usize) -> Expression {
-        let before = self.units.iter().filter(|unit| unit.candidate.position < position);
-        let mut sum = Expression::from(0.0);
-        for unit in before {
-            if unit.discards.is_empty() {
-                sum += unit.candidate.most.0 as f64 / self.bytes * unit.chosen;
-            }
-            unit.discards.iter().for_each(|&(piece, _)| sum += piece);
-        }
-        sum
-    }
-
-    /// All recomputation.
-    pub fn seconds(&self) -> Expression {
-        let mut sum = Expression::from(0.0);
-        for unit in &self.units {
-            sum += unit.candidate.fixed * unit.chosen;
-            unit.discards.iter().for_each(|&(piece, seconds)| sum += seconds * piece);
-        }
-        sum
-    }
-
-    /// Modules and variables of who is checkpointed.
-    pub fn variables(&self) -> impl Iterator<Item = (ModuleIndex, Variable)> {
-        self.units.iter().map(|unit| (unit.candidate.module, unit.chosen))
-    }
-
-    /// Who is checkpointed in an answer.
-    pub fn chosen(&self, answer: &MilpAnswer) -> Vec<&'a CheckpointCandidate> {
-        self.units
-            .iter()
-            .filter(|unit| answer.is_one(unit.chosen))
-            .map(|unit| unit.candidate)
-            .collect()
-    }
 }

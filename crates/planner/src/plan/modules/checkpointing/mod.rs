@@ -6,15 +6,16 @@
 //! Source: PyTorch, `torch/distributed/_tools/sac_ilp.py` (`sac_milp`). Departures: see
 //! `doc/theory/selective.md`.
 
-use good_lp::{Expression, constraint};
+pub mod milp;
 
 use crate::analysis::modules::{ModuleIndex, ModuleInfo, ModuleStats};
-use crate::plan::milp::{Goal, Milp, Scale, SolverLimits, within_tolerance};
+use crate::plan::milp::{Goal, SolverLimits, within_tolerance};
 use crate::plan::modules::candidate::{
-    CheckpointCandidate, CheckpointedUnit, Checkpointing, candidates, fill, units,
+    CheckpointCandidate, CheckpointedUnit, candidates, fill, units,
 };
+use crate::plan::modules::checkpointing::milp::solve;
 use crate::plan::modules::infeasible::ModuleInfeasible;
-use crate::plan::modules::memory::{MemoryRow, activations, binding};
+use crate::plan::modules::memory::{activations, binding};
 use crate::plan::modules::{ModulePlanError, answered};
 use crate::units::{Bytes, Seconds};
 
@@ -115,38 +116,4 @@ pub fn selective(
     })?;
     // Where the solver fails, the modules with the smallest peak fit.
     Ok(fastest.unwrap_or_else(|| evaluate(&filled(&chosen, task.budget), None)))
-}
-
-/// The modules that the solver chooses, and how far above the optimum they may be.
-type Chosen<'a> = (Vec<&'a CheckpointCandidate>, Option<f64>);
-
-/// The solver's choice; `None` where none fits.
-fn solve<'a>(
-    info: &ModuleInfo,
-    candidates: &'a [CheckpointCandidate],
-    goal: Goal,
-    persistent: &impl Fn(&ModuleStats) -> Bytes,
-    limits: &SolverLimits,
-) -> Result<Option<Chosen<'a>>, ModulePlanError> {
-    let scale = Scale::of(info);
-    let mut milp = Milp::new();
-    let limit: Expression = match goal {
-        Goal::Fastest(budget) => scale.bytes(budget).into(),
-        Goal::Lowest => milp.within(0.0, 1.0).into(),
-    };
-    let rows =
-        MemoryRow::binding(info, candidates, &[], |module| persistent(&info.modules()[module]));
-    let last = rows.iter().map(|row| row.position).max().unwrap_or_default();
-    let checkpointing = Checkpointing::new(&mut milp, info, candidates, last, goal, &scale);
-    for row in rows {
-        let held = scale.bytes(row.bytes) - checkpointing.discarded_before(row.position);
-        milp.row(constraint!(held <= limit.clone()));
-    }
-    milp.objective = match goal {
-        Goal::Fastest(_) => checkpointing.seconds() * (1.0 / scale.seconds),
-        Goal::Lowest => limit,
-    };
-    let limits = goal.limits(limits);
-    let answer = milp.solve(&limits).map_err(|reason| ModulePlanError::Unsolved { reason })?;
-    Ok(answer.map(|answer| (checkpointing.chosen(&answer), answer.gap)))
 }
