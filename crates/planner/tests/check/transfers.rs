@@ -126,7 +126,8 @@ impl Case {
     }
 
     fn transfer(&mut self, id: u32) -> &mut Transfer {
-        let is_it = |i: &&mut Instruction| matches!(i, Instruction::Start(t) if t.id == TransferId::from_u32(id));
+        let wanted = TransferId::from_u32(id);
+        let is_it = |i: &&mut Instruction| matches!(i, Instruction::Start(t) if t.id == wanted);
         match self.schedule.instructions.iter_mut().find(is_it) {
             Some(Instruction::Start(transfer)) => transfer,
             _ => panic!("transfer {id} is never started"),

@@ -8,11 +8,12 @@ use std::io::Write;
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
+use tightfit::effort::Effort;
 use tightfit::graph::{self, GraphBuilder, GraphError, NodeSpec, Phase, ReadError, ValueSpec};
 use tightfit::id::ValueId;
 use tightfit::tensor::DType;
 use tightfit::units::Bytes;
-use tightfit::{Goal, Request};
+use tightfit::Request;
 
 /// Two placeholders, a product, a loss, its gradient and an update: nodes 0 to 5, values 0 to 5,
 /// and 6 after the update.
@@ -770,8 +771,9 @@ proptest! {
             // Whatever was let through can be planned.
             for profile in generator::profiles(&graph) {
                 tightfit::unplanned(&graph, &profile).unwrap();
-                let _ = tightfit::fit(&graph, &profile, &Request { goal: Goal::Smallest, planner: tightfit::plan::Planner::Auto, residents: &Default::default(), effort: tightfit::effort::Effort::work(1, 3_000) })
-                .unwrap();
+                let effort = Effort::work(1, 3_000);
+                let request = Request { effort, ..Request::default() };
+                tightfit::fit(&graph, &profile, &request).unwrap();
             }
         }
     }

@@ -13,6 +13,7 @@ use tightfit::check::check;
 use tightfit::graph::{self, Graph};
 use tightfit::id::NodeId;
 use tightfit::machine::Machine;
+use tightfit::plan::published::capuchin::published::published;
 use tightfit::plan::{self, Plan, PlanError, Planner, Retention, Retentions};
 use tightfit::profile::Profile;
 use tightfit::schedule::{self, ALIGNMENT, Instruction, Lowering, Residents, Schedule, lower};
@@ -155,7 +156,8 @@ proptest! {
         for profile in generator::profiles(&graph) {
             let plain = Profile { in_place: false, ..profile.clone() };
             let cost =
-                oracle::replay(&graph, &plain, &graph.compute_nodes()).map_err(TestCaseError::fail)?;
+                oracle::replay(&graph, &plain, &graph.compute_nodes())
+                    .map_err(TestCaseError::fail)?;
             let unplanned = tightfit::unplanned(&graph, &profile).unwrap();
             prop_assert_eq!(unplanned.timeline().peak, Bytes(cost.peak));
         }
@@ -167,8 +169,8 @@ proptest! {
     ) {
         let graph = recipe.graph();
         for profile in generator::profiles(&graph) {
-            let program =
-                oracle::replay(&graph, &profile, &graph.compute_nodes()).map_err(TestCaseError::fail)?;
+            let program = oracle::replay(&graph, &profile, &graph.compute_nodes())
+                .map_err(TestCaseError::fail)?;
             let base = oracle::replay(&graph, &profile, &plan::base_order(&graph, &profile))
                 .map_err(TestCaseError::fail)?;
             prop_assert!(base.peak <= program.peak);
@@ -242,7 +244,9 @@ proptest! {
                 prop_assert!(!runs_in_vain(&graph, &runs, at), "step {at}, `{}`, is made again \
                     for nobody", graph.nodes()[runs[at]].name);
             }
-            let schedule = lower(&graph, &profile, &Plan::of_runs(Planner::None, runs), &Lowering::to(Goal::Within(Bytes::LIMIT)));
+            let plan = Plan::of_runs(Planner::None, runs);
+            let task = Lowering::to(Goal::Within(Bytes::LIMIT));
+            let schedule = lower(&graph, &profile, &plan, &task);
             let timeline = check(&graph, &profile, &schedule, schedule.slab);
             prop_assert!(timeline.is_ok(), "{}", timeline.unwrap_err());
             prop_assert_eq!(timeline.unwrap().peak, Bytes(cost.peak));
@@ -254,7 +258,7 @@ proptest! {
         let graph = recipe.graph();
         for profile in generator::profiles(&graph) {
             let order = graph.compute_nodes();
-            let published = plan::published::capuchin::published::published(&graph, &profile, &order, Bytes(need));
+            let published = published(&graph, &profile, &order, Bytes(need));
             oracle::replay(&graph, &profile, &published.runs).map_err(TestCaseError::fail)?;
             prop_assert_eq!(published.trace.len(), published.ends.len());
             let saved: u64 =
@@ -264,8 +268,9 @@ proptest! {
             let curve = plan::simulate(&graph, &profile, &order).curve;
             let accesses = access_profile(&graph, &profile, &order, &curve, None);
             for row in &published.initial {
-                prop_assert_eq!(accesses[row.node].last_forward_access, Some(row.last_forward_access));
-                prop_assert_eq!(accesses[row.node].first_backward_access, Some(row.first_backward_access));
+                let access = &accesses[row.node];
+                prop_assert_eq!(access.last_forward_access, Some(row.last_forward_access));
+                prop_assert_eq!(access.first_backward_access, Some(row.first_backward_access));
             }
             for (rank, &node) in order.iter().enumerate() {
                 let access = &accesses[node];
@@ -288,7 +293,8 @@ proptest! {
                     (Ok(a), Ok(b)) => {
                         let hash = graph.hash().to_string();
                         prop_assert_eq!(a.timeline(), b.timeline());
-                        prop_assert_eq!(a.schedule(), &Schedule { graph: hash, ..b.schedule().clone() });
+                        let renamed = Schedule { graph: hash, ..b.schedule().clone() };
+                        prop_assert_eq!(a.schedule(), &renamed);
                     }
                     (
                         Err(FitError::Plan(PlanError::Infeasible(a))),
