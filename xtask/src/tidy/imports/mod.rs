@@ -9,10 +9,11 @@ use super::tree::{File, Finding, Tree};
 
 /// The rooms of the planner, each with the rooms that it may import. A room may stand here before
 /// it is built.
-const ROOMS: [(&str, &[&str]); 14] = [
+const ROOMS: [(&str, &[&str]); 15] = [
     ("units", &[]),
     ("id", &["units"]),
     ("effort", &["units"]),
+    ("goal", &["units"]),
     ("tensor", &["units", "id"]),
     ("operator", &["units", "id", "tensor"]),
     ("graph", &["units", "id", "tensor", "operator"]),
@@ -21,12 +22,15 @@ const ROOMS: [(&str, &[&str]); 14] = [
     ("analysis", &["units", "id", "tensor", "operator", "graph", "machine", "profile"]),
     (
         "plan",
-        &["units", "id", "effort", "tensor", "operator", "graph", "machine", "profile", "analysis"],
+        &[
+            "units", "id", "effort", "goal", "tensor", "operator", "graph", "machine", "profile",
+            "analysis",
+        ],
     ),
     (
         "schedule",
         &[
-            "units", "id", "effort", "tensor", "operator", "graph", "machine", "profile",
+            "units", "id", "effort", "goal", "tensor", "operator", "graph", "machine", "profile",
             "analysis", "plan",
         ],
     ),
@@ -41,7 +45,7 @@ const ROOMS: [(&str, &[&str]); 14] = [
     (
         "fit",
         &[
-            "units", "id", "effort", "tensor", "operator", "graph", "machine", "profile",
+            "units", "id", "effort", "goal", "tensor", "operator", "graph", "machine", "profile",
             "analysis", "plan", "schedule", "check", "timeline",
         ],
     ),
