@@ -1,8 +1,8 @@
 //! What a plan costs, in the figures that verbs print. Invariant: all of them are read off checked
 //! timelines; shares are of the unplanned step's time.
 
-use tightfit::Fitted;
 use tightfit::units::{Bytes, Seconds};
+use tightfit::{Bound, BoundOrder, Fitted};
 
 /// The figures of one plan.
 #[derive(Clone, Copy, Debug)]
@@ -26,8 +26,19 @@ pub struct Figures {
 impl Figures {
     /// Of a plan, beside the time of the unplanned step.
     pub fn of(fitted: &Fitted, unplanned: Seconds) -> Figures {
+        Figures::beside(fitted, fitted.bound(), unplanned)
+    }
+
+    /// Of a plan beside a bound of all schedules, in whatever order; none where only a bound in the
+    /// given order is known.
+    pub fn in_any_order(fitted: &Fitted, unplanned: Seconds) -> Figures {
+        let any = |bound: &Bound| bound.class.order == BoundOrder::Any;
+        Figures::beside(fitted, fitted.bound().filter(any), unplanned)
+    }
+
+    fn beside(fitted: &Fitted, bound: Option<Bound>, unplanned: Seconds) -> Figures {
         let step = fitted.timeline().seconds;
-        let bound = fitted.bound().map(|bound| bound.seconds);
+        let bound = bound.map(|bound| bound.seconds);
         Figures {
             step,
             overhead: step.0 / unplanned.0 - 1.0,

@@ -7,7 +7,7 @@ use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
-use tightfit::{Bound, BoundOrder, FitError, Fitted, Goal, Request};
+use tightfit::{FitError, Fitted, Goal, Request};
 use tightfit_report::FrontierPoint;
 
 use crate::figures::Figures;
@@ -48,12 +48,7 @@ pub fn frontier(
         &Request { goal: Goal::Smallest, planner, effort: *effort, ..Request::default() },
     ) {
         let figures = match point.result {
-            // A frontier's bound speaks of every schedule.
-            Ok(fitted) => {
-                let any = |bound: &Bound| bound.class.order == BoundOrder::Any;
-                let fitted = fitted.with_bound(fitted.bound().filter(any));
-                Some(Figures::of(&fitted, unplanned.timeline().seconds))
-            }
+            Ok(fitted) => Some(Figures::in_any_order(&fitted, unplanned.timeline().seconds)),
             Err(FitError::Plan(_)) => None,
             Err(error) => return Err(error.into()),
         };

@@ -48,13 +48,8 @@ impl Fitted {
         self.bound
     }
 
-    /// The same schedule beside another bound.
-    pub fn with_bound(&self, bound: Option<Bound>) -> Fitted {
-        Fitted { checked: self.checked.clone(), bound }
-    }
-
     /// The same schedule under another budget with its bound, where the slab fits into that.
-    pub fn within(&self, budget: Bytes, bound: Option<Bound>) -> Option<Fitted> {
+    pub(crate) fn within(&self, budget: Bytes, bound: Option<Bound>) -> Option<Fitted> {
         Some(Fitted { checked: self.checked.within(budget)?, bound })
     }
 }

@@ -8,12 +8,12 @@ use std::io::Write;
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
+use tightfit::Request;
 use tightfit::effort::Effort;
 use tightfit::graph::{self, GraphBuilder, GraphError, NodeSpec, Phase, ReadError, ValueSpec};
 use tightfit::id::ValueId;
 use tightfit::tensor::DType;
 use tightfit::units::Bytes;
-use tightfit::Request;
 
 /// Two placeholders, a product, a loss, its gradient and an update: nodes 0 to 5, values 0 to 5,
 /// and 6 after the update.
