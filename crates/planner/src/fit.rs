@@ -301,7 +301,7 @@ impl<'a> BudgetedPlanner<'a> {
                 let smaller = smaller.filter(|smaller| smaller.slab < schedule.slab);
                 return Ok(Some(Schedule { budget, ..smaller.unwrap_or(schedule) }));
             }
-            // Asked for no less than this plan holds, the planner would answer with this plan again.
+            // Asked for no less than this plan holds, the planner would give the same plan again.
             let Some(less) = peak.0.checked_sub(1) else { return Ok(None) };
             target = target.saturating_sub(schedule.slab - budget).min(Bytes(less));
         }

@@ -7,8 +7,9 @@
 use cranelift_entity::{EntityRef, PrimaryMap};
 
 use crate::graph::Graph;
+use crate::graph::error::GraphError;
 use crate::graph::node::{Node, Phase, Value};
-use crate::graph::verify::{self, GraphError};
+use crate::graph::verify;
 use crate::id::{ModuleId, NodeId, StorageId, ValueId};
 use crate::operator::Operator;
 use crate::tensor::{Argument, DType, TensorType};

@@ -27,6 +27,7 @@ pub struct TypedCall<'a> {
 
 /// Why a call does not suit its operator.
 #[derive(Clone, Debug, Error, PartialEq)]
+#[non_exhaustive]
 pub enum Unsuited {
     /// The schema takes another number of arguments or gives another number of outputs.
     #[error("{arguments} arguments and {outputs} outputs do not match its schema")]

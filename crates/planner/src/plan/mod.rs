@@ -19,7 +19,7 @@ use thiserror::Error;
 
 pub use action::{Action, Plan};
 pub use exact::exact;
-pub use infeasible::{Infeasible, LiveTensor, live_tensors};
+pub use infeasible::{Binding, Infeasible, LiveTensor, live_tensors};
 pub use milp::{SOLVER, SolverLimits};
 pub use order::base_order;
 pub use rematerialize::{Retention, Retentions, rematerialize};
@@ -35,6 +35,7 @@ use crate::units::{Bytes, Seconds};
 
 /// The planners, by the name that a user gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Planner {
     /// Recomputes nothing.
     None,
@@ -85,6 +86,7 @@ impl Planner {
 
 /// Why there is no plan.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum PlanError {
     /// No plan of this planner fits.
     #[error("{0}")]

@@ -18,6 +18,7 @@ pub use sharding::{ShardPlan, ShardTask, ShardUnit, ShardVariant, shard};
 
 /// Why there is no plan of modules.
 #[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
 pub enum ModulePlanError {
     /// No choice of modules fits.
     #[error("{0}")]

@@ -26,6 +26,7 @@ pub struct OperatorPolicy {
 
 /// Why there is no policy.
 #[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
 pub enum PolicyError {
     /// The share of all bytes that may be saved.
     #[error("a share of {share} of the bytes cannot be saved; give one from 0 to 1")]
