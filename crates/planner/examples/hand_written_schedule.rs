@@ -1,6 +1,6 @@
-//! A schedule written by hand, judged by the checker: an activation goes to the host while two calls
-//! run, and comes back for the gradient. Invariant: the schedule comes from no planner and from no
-//! lowering, so what the checker knows of it is what stands here.
+//! A schedule written by hand, judged by the checker: an activation goes to the host, comes back
+//! for the gradient, and its room is another's in between. Invariant: the schedule comes from no
+//! planner and from no lowering, so all that the checker knows of it stands here.
 //!
 //! ```text
 //! cargo run --example hand_written_schedule

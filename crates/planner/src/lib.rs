@@ -2,11 +2,11 @@
 //!
 //! A step is one graph: forward pass, loss, backward pass and optimizer. Its budget is the peak of
 //! everything that the step touches: parameters, optimizer state, gradients, activations,
-//! workspaces and the batch. [`fit`] answers with a schedule that stays within the budget, and with
-//! a lower bound on the time of every other one; or with a refusal that says what would do.
+//! workspaces and the batch. [`fit()`] answers with a schedule that stays within the budget and a
+//! lower bound on the time of every other one, or with a refusal that says what would do.
 //!
-//! This crate is pure: no files, no clock; its one thread ends before its caller goes on. Nothing
-//! leaves [`fit`] unchecked.
+//! This crate is pure: no files, no clock; its one thread ends before its caller goes on. No
+//! schedule leaves [`fit()`] unchecked.
 //!
 //! # A tour
 //! A perceptron with twelve layers, written down node by node, costed on a machine, and fitted into
@@ -31,7 +31,7 @@
 //! #[derive(Clone, Copy)]
 //! struct Tensor(ValueId, StorageId, Bytes);
 //!
-//! // The graph. A node reads tensors and makes one; an update writes over the weight that it reads.
+//! // The graph. A node reads tensors and makes one; an update writes over the weight it reads.
 //! let mut step = GraphBuilder::new("perceptron");
 //! let mut node = |phase: Phase, name: &str, reads: &[Tensor], shape: [u64; 2], flops| {
 //!     let bytes = Bytes(4 * shape[0] * shape[1]);
@@ -113,40 +113,45 @@
 //! binds at gradient of loss: 20 tensors are alive
 //! ```
 //!
-//! The folder `examples` has a program that plans a graph file, and one that checks a schedule which
-//! was written by hand and moves an activation to the host and back.
+//! The folder `examples` has a program that plans a graph file, and one that checks a schedule
+//! written by hand, which moves an activation to the host and back.
 //!
 //! # The flow
-//! Each of these is plain data, made by a plain function from what stands before it:
+//! Graph → Profile → Plan → Schedule → Checked. Each is plain data, made by a plain function from
+//! what stands before it:
 //!
-//! 1. [`Graph`]: a step, verified once and never changed, from a [`GraphBuilder`] or a
-//!    tightfit-graph/1 file ([`graph::read`]). Analyses and decisions are tables beside it.
-//! 2. [`Profile`]: the seconds and the workspace of each node on a [`Machine`].
-//! 3. [`Plan`]: which nodes run, in which order and how often, by one [`Planner`]
+//! 1. A [`Graph`] is a step, verified once and never changed. It comes from a [`GraphBuilder`] or
+//!    from a tightfit-graph/1 file ([`graph::read`]). Analyses and decisions are tables beside it.
+//! 2. A [`Profile`] has the seconds and the workspace of each node on a [`Machine`].
+//! 3. A [`Plan`] says which nodes run, in which order and how often. Updates move up behind their
+//!    gradients ([`plan::base_order`]), then one [`Planner`] decides what runs again
 //!    ([`plan::plan`]).
-//! 4. [`Schedule`]: the plan as instructions over buffers with addresses in one slab
+//! 4. A [`Schedule`] is the plan as instructions over buffers, each with an address in one slab
 //!    ([`schedule::lower`]).
-//! 5. [`Checked`]: a schedule that the checker executed abstractly and let pass, with its
-//!    [`Timeline`]. The checker shares no code with planners, so its word does not rest on theirs.
+//! 5. A [`Checked`] schedule is one that the checker executed abstractly and let pass; its
+//!    [`Timeline`] says when what runs and what is held. The checker shares no code with the
+//!    planners, with lowering or with layout, so its word does not rest on theirs.
 //!
-//! [`fit`] goes all the way and back again where addresses do not fit; [`frontier`] does it for
-//! several budgets. [`plan::modules`] plans by whole modules from their statistics alone.
+//! [`fit()`] goes all the way, and back to the planner where addresses do not fit; [`frontier`]
+//! does so for several budgets. [`plan::modules`] plans by whole modules, from their statistics
+//! alone.
 //!
 //! # Ids and tables
 //! Nodes, values, storages, buffers and so on have ids of their own types, in [`id`]. An id indexes
 //! a [`PrimaryMap`](id::PrimaryMap), the table of what exists, or a
 //! [`SecondaryMap`](id::SecondaryMap), a table of what is known about it. Both are types of the
-//! crate `cranelift-entity`; [`id`] exports them again, so that nobody needs to depend on that crate
-//! to read a table or to build one.
+//! crate `cranelift-entity`, which also makes the ids; [`id`] exports them again with the trait
+//! [`EntityRef`](id::EntityRef), so that nobody needs to depend on that crate to read a table or to
+//! build one.
 //!
 //! # Errors
 //! Each module has an error enum of its own ([`GraphError`](graph::GraphError),
 //! [`ReadError`](graph::ReadError), [`MachineError`](machine::MachineError),
 //! [`PlanError`](plan::PlanError), [`PlanFileError`](schedule::PlanFileError) and others), in which
 //! each variant is one thing that can be wrong: its documentation says what, and its fields say
-//! where and what was found instead. `Display` makes a sentence of them which says what to do next.
-//! These enums may gain variants, so a `match` needs a last arm. [`Violation`] gains none without a
-//! new instruction to judge, and may be matched in full.
+//! where, and what was found instead. `Display` makes a sentence of them. These enums may gain
+//! variants, so a `match` needs a last arm. [`Violation`] may be matched in full: who judges
+//! schedules is to notice when there is a new way of being wrong.
 //!
 //! A budget that cannot be met is an answer rather than a failure: [`FitError::infeasible`] returns
 //! its proof, an [`Infeasible`](plan::Infeasible), whose figures stand in fields of their own. No
@@ -188,16 +193,16 @@ use profile::Profile;
 use schedule::{Lowering, Residents, lower};
 use units::{Bytes, Seconds};
 
-/// What is asked of a schedule.
+/// What a caller asks of a schedule.
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
     /// How many bytes the slab may have.
     pub goal: Goal,
-    /// Who plans.
+    /// The planner that decides what runs again.
     pub planner: Planner,
-    /// What stays in the slab between steps.
+    /// What stays in the slab between steps, and where.
     pub residents: &'a Residents,
-    /// How hard to look for something better.
+    /// The limits of the search for something better.
     pub effort: Effort<'a>,
 }
 
@@ -223,13 +228,13 @@ impl Default for Request<'static> {
 /// One point of the frontier: a budget, and what became of it.
 #[derive(Debug)]
 pub struct FittedPoint {
-    /// The budget.
+    /// The budget of this point.
     pub budget: Bytes,
-    /// The schedule, or why there is none.
+    /// The schedule within it, or why there is none.
     pub result: Result<Fitted, FitError>,
-    /// Until the first plan within the budget was known, by the effort's clock.
+    /// The time until the first plan within the budget was known, by the effort's clock.
     pub first: Seconds,
-    /// Until the schedule was made and checked.
+    /// The time until the schedule was made and checked, by the same clock.
     pub total: Seconds,
 }
 
@@ -241,6 +246,7 @@ pub struct FittedPoint {
 ///
 /// # Errors
 /// [`FitError::Plan`] where the planner has no plan, with a proof where the budget is infeasible.
+/// [`FitError::Violation`] where the checker refuses the schedule, which is a bug of this crate.
 pub fn fit(graph: &Graph, profile: &Profile, request: &Request<'_>) -> Result<Fitted, FitError> {
     let order = plan::base_order(graph, profile);
     let &Request { goal, planner, residents, ref effort } = request;
@@ -291,6 +297,9 @@ pub fn frontier(
 
 /// The step as the graph states it: program order, nothing recomputed, nothing moved. Its peak is
 /// the unplanned one.
+///
+/// # Errors
+/// The checker refuses the schedule, which is a bug of this crate.
 pub fn unplanned(graph: &Graph, profile: &Profile) -> Result<Fitted, Violation> {
     let profile = Profile { in_place: false, ..profile.clone() };
     let plan = plan::Plan::of_runs(Planner::None, graph.compute_nodes());

@@ -3,13 +3,10 @@
 
 use thiserror::Error;
 
-use crate::graph::format::FORMAT;
+use crate::graph::limits::{DEEPEST_LIST, FORMAT};
 use crate::graph::node::Phase;
 use crate::tensor::DType;
 use crate::units::Bytes;
-
-/// Nesting of lists in arguments; ATen needs two.
-pub(super) const DEEPEST_LIST: usize = 16;
 
 /// A rule of tightfit-graph/1 that a graph breaks.
 #[derive(Debug, Error, PartialEq)]

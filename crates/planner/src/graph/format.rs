@@ -11,18 +11,12 @@ use serde_json::{Map, Number, Value as Json, json};
 
 use crate::graph::Graph;
 use crate::graph::builder::{GraphBuilder, NodeSpec, ValueSpec};
-use crate::graph::error::{DEEPEST_LIST, GraphError, ReadError};
+use crate::graph::error::{GraphError, ReadError};
+use crate::graph::limits::{DEEPEST_LIST, FORMAT, MOST_BYTES};
 use crate::graph::node::Phase;
 use crate::id::{ModuleId, StorageId, ValueId};
 use crate::tensor::{Argument, DType};
 use crate::units::{Bytes, Flops, Seconds};
-
-/// The format that is read and written.
-pub const FORMAT: &str = "tightfit-graph/1";
-
-/// A compressed file may not unfold to more than this: the largest graphs known have some hundred
-/// megabytes.
-const MOST_BYTES: u64 = 4 << 30;
 
 #[derive(Deserialize)]
 struct RawGraph {
@@ -263,8 +257,8 @@ pub fn write(graph: &Graph) -> Json {
     with_nodes(graph, nodes)
 }
 
-/// The text of [`write`], piece by piece: as one value a large graph takes many times the bytes of
-/// its file.
+/// The text of [`write()`], piece by piece: as one value a large graph takes many times the bytes
+/// of its file.
 pub(super) fn write_text(graph: &Graph, sink: &mut impl FnMut(&str)) {
     let Json::Object(object) = with_nodes(graph, Vec::new()) else { return };
     for (index, (key, value)) in object.iter().enumerate() {

@@ -7,6 +7,7 @@
 mod builder;
 mod error;
 mod format;
+mod limits;
 mod node;
 mod verify;
 
@@ -15,7 +16,8 @@ use sha2::{Digest, Sha256};
 
 pub use builder::{GraphBuilder, NodeSpec, ValueSpec};
 pub use error::{GraphError, ReadError};
-pub use format::{FORMAT, read, write};
+pub use format::{read, write};
+pub use limits::FORMAT;
 pub use node::{Node, Phase, Value};
 
 use crate::id::{ModuleId, NodeId, StorageId, ValueId};

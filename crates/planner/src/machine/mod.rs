@@ -15,7 +15,7 @@ pub use runtime::{Rules, Runtime, Workspaces};
 /// A device with its rates.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
-    /// `a100-80gb`, `h100-80gb`, `cpu`.
+    /// The name, such as `a100-80gb`, `h100-80gb` or `cpu`.
     pub name: String,
     /// Floating-point operations per second where every float input has at most 2 bytes.
     pub flops_16: f64,

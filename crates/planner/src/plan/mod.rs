@@ -78,7 +78,7 @@ impl Planner {
         Self::ALL.iter().find(|(_, n)| *n == name).map(|(planner, _)| *planner)
     }
 
-    /// Its name.
+    /// The name that a user gives.
     pub fn name(self) -> &'static str {
         Self::ALL[self as usize].1
     }
@@ -88,27 +88,27 @@ impl Planner {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PlanError {
-    /// No plan of this planner fits.
+    /// The planner has no plan within the budget, and says why.
     #[error("{0}")]
     Infeasible(Box<Infeasible>),
-    /// The planner is for smaller steps.
+    /// The step has more nodes than the planner takes.
     #[error(
         "{nodes} nodes run in this step, and this planner takes {most} at most; choose another \
          planner, such as `auto`"
     )]
     TooLarge {
-        /// Nodes that run.
+        /// The number of nodes that run in the step.
         nodes: usize,
-        /// Nodes that it takes.
+        /// The largest number of nodes that the planner takes.
         most: usize,
     },
-    /// The solver gave up.
+    /// The solver ended without an answer, which proves nothing.
     #[error(
         "the solver found no plan: {reason}; give it more time, or choose another planner, such \
          as `auto`"
     )]
     Unsolved {
-        /// In the solver's words.
+        /// What the solver says of it.
         reason: String,
     },
 }
@@ -116,9 +116,9 @@ pub enum PlanError {
 /// Bytes and seconds of a plan, simulated.
 #[derive(Clone, Debug)]
 pub struct Simulation {
-    /// Bytes at each run.
+    /// The bytes that are held at each run.
     pub curve: MemoryCurve,
-    /// Seconds of all runs.
+    /// The seconds of all runs together.
     pub seconds: Seconds,
 }
 
