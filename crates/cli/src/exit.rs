@@ -56,18 +56,22 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
         };
     }
     if let Some(error) = error.downcast_ref::<PlanError>() {
-        return Some(match error {
-            PlanError::Infeasible(_) => 3,
-            PlanError::TooLarge { .. } => 2,
-            PlanError::Unsolved { .. } => 1,
-        });
+        return match error {
+            PlanError::Infeasible(_) => Some(3),
+            PlanError::TooLarge { .. } => Some(2),
+            PlanError::Unsolved { .. } => Some(1),
+            _ => None,
+        };
     }
     if let Some(error) = error.downcast_ref::<ModulePlanError>() {
-        return Some(match error {
-            ModulePlanError::Infeasible(_) => 3,
-            ModulePlanError::Unsolved { .. } => 1,
-            _ => 2,
-        });
+        return match error {
+            ModulePlanError::Infeasible(_) => Some(3),
+            ModulePlanError::Unsolved { .. } => Some(1),
+            ModulePlanError::WorldSize
+            | ModulePlanError::Link { .. }
+            | ModulePlanError::Nested { .. } => Some(2),
+            _ => None,
+        };
     }
     if error.is::<UnknownModule>() {
         return Some(2);

@@ -7,11 +7,11 @@ use crate::units::Seconds;
 /// Limits of one search.
 #[derive(Clone, Copy)]
 pub struct Effort<'a> {
-    /// Seeds every random choice.
+    /// The seed of every random choice.
     pub seed: u64,
-    /// Elementary operations of the search after which it stops, whatever the time.
+    /// The elementary operations after which the search stops, whatever the time.
     pub work: u64,
-    /// Time since the search began after which it stops.
+    /// The time since the search began after which it stops.
     pub deadline: Seconds,
     /// The time, from any fixed origin. A clock that jumps to infinity ends the search: so does an
     /// interruption.

@@ -19,7 +19,7 @@ use crate::schedule::{Instruction, Lowering, Residents, Schedule, lower};
 use crate::timeline::Timeline;
 use crate::units::{Bytes, Seconds};
 
-/// A schedule that fits: checked, with what no other schedule can beat.
+/// A schedule that fits: checked, and beside it what no other schedule of a class can beat.
 #[derive(Clone, Debug)]
 pub struct Fitted {
     checked: Checked,
@@ -27,23 +27,23 @@ pub struct Fitted {
 }
 
 impl Fitted {
-    /// The token that the engine demands.
+    /// The proof that the schedule was checked; the engine takes nothing else.
     pub fn checked(&self) -> &Checked {
         &self.checked
     }
 
-    /// The instructions.
+    /// The schedule, which the checker let pass.
     pub fn schedule(&self) -> &Schedule {
         self.checked.schedule()
     }
 
-    /// Their abstract execution.
+    /// What the schedule does: its abstract execution by the checker.
     pub fn timeline(&self) -> &Timeline {
         self.checked.timeline()
     }
 
-    /// No schedule of its class within the budget takes less; absent where the planner proves
-    /// nothing.
+    /// The time that no schedule of the bound's class within the budget beats; absent where the
+    /// planner proves nothing.
     pub fn bound(&self) -> Option<Bound> {
         self.bound
     }
@@ -57,25 +57,26 @@ impl Fitted {
 /// A proven lower bound on the time of every schedule of a class within a budget.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Bound {
-    /// Seconds of the whole step.
+    /// The time of the whole step that no schedule of the class beats.
     pub seconds: Seconds,
-    /// Which schedules it speaks of.
+    /// The schedules that the bound speaks of.
     pub class: ScheduleClass,
 }
 
 /// A class of schedules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ScheduleClass {
-    /// The orders of first runs that it holds.
+    /// The orders of first runs that are in the class.
     pub order: BoundOrder,
-    /// What its schedules may do.
+    /// What the schedules of the class may do.
     pub actions: Actions,
 }
 
-/// What the schedules of a class may do.
+/// What the schedules of a class may do to hold less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Actions {
-    /// Run, recompute and free; a schedule that moves what it holds may be faster.
+    /// They run, recompute and free. A schedule that moves what it holds is of another class and
+    /// may be faster.
     Runs,
 }
 
@@ -90,7 +91,7 @@ impl Bound {
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum FitError {
-    /// The planner has no plan.
+    /// The planner has no plan; where the budget is the reason, with a proof.
     #[error(transparent)]
     Plan(#[from] PlanError),
     /// The checker refused a schedule: a bug of this crate, reported instead of executed.
@@ -296,7 +297,7 @@ impl<'a> BudgetedPlanner<'a> {
                 let smaller = smaller.filter(|smaller| smaller.slab < schedule.slab);
                 return Ok(Some(Schedule { budget, ..smaller.unwrap_or(schedule) }));
             }
-            // Asked for no less than this plan holds, the planner would answer with this plan again.
+            // Asked for no less than this plan holds, the planner would give the same plan again.
             let Some(less) = peak.0.checked_sub(1) else { return Ok(None) };
             target = target.saturating_sub(schedule.slab - budget).min(Bytes(less));
         }

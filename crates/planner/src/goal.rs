@@ -5,8 +5,8 @@ use crate::units::Bytes;
 /// How many bytes a step may take.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Goal {
-    /// At most so many; within them as fast as possible.
+    /// The slab takes at most so many bytes; within them the step is as fast as possible.
     Within(Bytes),
-    /// As few as possible, however slow.
+    /// The slab is as small as possible, however slow the step becomes.
     Smallest,
 }

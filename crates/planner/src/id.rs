@@ -1,7 +1,12 @@
-//! Dense ids of a graph's, a machine's and a schedule's parts. Invariant: an id is an index into the table of its own kind, never
-//! a bare number.
+//! Dense ids of the parts of a graph, a machine and a schedule. Invariant: an id is an index into
+//! the table of its own kind, never a bare number.
+//!
+//! Tables indexed by an id are [`PrimaryMap`], where an entry makes the id, and [`SecondaryMap`],
+//! which says something more about ids that exist. Both are those of the crate `cranelift-entity`,
+//! as is [`EntityRef`], which every id implements.
 
 use cranelift_entity::entity_impl;
+pub use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap};
 
 /// The tier that computes.
 pub const DEVICE: TierId = TierId(0);

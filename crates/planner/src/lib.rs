@@ -1,9 +1,168 @@
-//! tightfit plans a training step into a memory budget.
+//! tightfit fits a training step into a budget of bytes, and proves that it does.
 //!
-//! This crate is pure: no files, no clock; its one thread ends before its caller goes on. What
-//! happens to a step, in order, is [`fit`]: the graph is profiled, updates move up behind their
-//! gradients, a planner decides what to recompute, the plan becomes a schedule with addresses, and
-//! an independent checker executes it abstractly. Nothing leaves this function unchecked.
+//! A step is one graph: forward pass, loss, backward pass and optimizer. Its budget is the peak of
+//! everything that the step touches: parameters, optimizer state, gradients, activations,
+//! workspaces and the batch. [`fit()`] answers with a schedule that stays within the budget and a
+//! lower bound on the time of every other one, or with a refusal that says what would do.
+//!
+//! This crate is pure: no files, no clock; its one thread ends before its caller goes on. No
+//! schedule leaves [`fit()`] unchecked.
+//!
+//! # A tour
+//! A perceptron with twelve layers, written down node by node, costed on a machine, and fitted into
+//! 70 % of the memory that it takes where nothing is recomputed:
+//!
+//! ```
+//! use tightfit::graph::{GraphBuilder, NodeSpec, Phase, ValueSpec};
+//! use tightfit::id::{StorageId, ValueId};
+//! use tightfit::machine::Machine;
+//! use tightfit::profile::Profile;
+//! use tightfit::schedule::Instruction;
+//! use tightfit::tensor::DType;
+//! use tightfit::units::{Bytes, Flops};
+//! use tightfit::{Request, fit, unplanned};
+//!
+//! const LAYERS: usize = 12;
+//! const BATCH: [u64; 2] = [8192, 1024];
+//! const WEIGHT: [u64; 2] = [1024, 1024];
+//! const PRODUCT: Flops = Flops(2 * 8192 * 1024 * 1024);
+//! const CHEAP: Flops = Flops(0); // such a node takes as long as its bytes take to move
+//!
+//! #[derive(Clone, Copy)]
+//! struct Tensor(ValueId, StorageId, Bytes);
+//!
+//! // The graph. A node reads tensors and makes one; an update writes over the weight it reads.
+//! let mut step = GraphBuilder::new("perceptron");
+//! let mut node = |phase: Phase, name: &str, reads: &[Tensor], shape: [u64; 2], flops| {
+//!     let bytes = Bytes(4 * shape[0] * shape[1]);
+//!     let mutates = phase == Phase::Optimizer;
+//!     let storage = if mutates { reads[0].1 } else { step.storage(bytes) };
+//!     let op = if phase.is_placeholder() { "placeholder" } else { name };
+//!     let mut spec = NodeSpec::new(name, op, phase);
+//!     spec.inputs = reads.iter().map(|read| read.0).collect();
+//!     spec.bytes_read = reads.iter().map(|read| read.2).sum();
+//!     (spec.bytes_written, spec.flops, spec.mutates) = (bytes, flops, mutates);
+//!     let output = ValueSpec::contiguous(&shape, DType::F32, storage);
+//!     Tensor(step.node(spec, &[Some(output)])[0], storage, bytes)
+//! };
+//! let (mut weights, mut products) = (Vec::new(), Vec::new());
+//! let mut activations = vec![node(Phase::Input, "batch", &[], BATCH, CHEAP)];
+//! for i in 0..LAYERS {
+//!     weights.push(node(Phase::Parameter, &format!("weight{i}"), &[], WEIGHT, CHEAP));
+//!     let mut forward =
+//!         |name: &str, reads: &[_], flops| node(Phase::Forward, name, reads, BATCH, flops);
+//!     products.push(forward(&format!("product{i}"), &[activations[i], weights[i]], PRODUCT));
+//!     activations.push(forward(&format!("gelu{i}"), &[products[i]], CHEAP));
+//! }
+//! let last = activations[LAYERS];
+//! let loss = node(Phase::Loss, "loss", &[last], [1, 1], CHEAP);
+//! let mut gradient = node(Phase::Backward, "gradient of loss", &[last, loss], BATCH, CHEAP);
+//! for i in (0..LAYERS).rev() {
+//!     let mut gradient_of = |what: &str, reads: [_; 2], shape, flops| {
+//!         node(Phase::Backward, &format!("gradient of {what}{i}"), &reads, shape, flops)
+//!     };
+//!     gradient = gradient_of("gelu", [gradient, products[i]], BATCH, CHEAP);
+//!     let change = gradient_of("weight", [gradient, activations[i]], WEIGHT, PRODUCT);
+//!     gradient = gradient_of("product", [gradient, weights[i]], BATCH, PRODUCT);
+//!     node(Phase::Optimizer, &format!("sgd{i}"), &[weights[i], change], WEIGHT, CHEAP);
+//! }
+//! step.output(loss.0);
+//! let graph = step.build()?;
+//!
+//! // What its nodes cost on a machine, and what the step takes as it stands.
+//! let profile = Profile::new(&graph, &Machine::preset("a100-80gb")?);
+//! let whole = unplanned(&graph, &profile)?.timeline().peak;
+//!
+//! // A schedule within the budget.
+//! let budget = Bytes(whole.0 * 7 / 10);
+//! let fitted = fit(&graph, &profile, &Request::within(budget))?;
+//! for instruction in &fitted.schedule().instructions {
+//!     if let Instruction::Recompute(call) = instruction {
+//!         println!("recomputes {}", graph.nodes()[call.node].name);
+//!     }
+//! }
+//! let timeline = fitted.timeline();
+//! println!("holds {} of {whole} for {:.3} ms", timeline.peak, timeline.seconds.0 * 1e3);
+//! let bound = fitted.bound().expect("the budget planner proves a bound");
+//! println!("no schedule that only recomputes takes less than {:.3} ms", bound.seconds.0 * 1e3);
+//! assert!(timeline.peak <= budget && bound.seconds <= timeline.seconds);
+//!
+//! // A refusal: what the step needs at least, what would do, and where it binds.
+//! let refused = fit(&graph, &profile, &Request::within(Bytes(100 << 20))).unwrap_err();
+//! let proof = refused.infeasible().expect("the budget is the reason");
+//! println!("needs {}; {} would do", proof.needed, proof.reached);
+//! if let Some(binding) = &proof.binding {
+//!     println!("binds at {}: {} tensors are alive", binding.name, proof.live.len());
+//! }
+//! assert!(fit(&graph, &profile, &Request::within(proof.reached)).is_ok());
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Nine of the cheap activations are recomputed and none of the products, and to three digits the
+//! bound says that no other choice is faster. [`Bound`] says of which schedules a bound speaks. The
+//! program prints:
+//!
+//! ```text
+//! recomputes gelu8
+//! recomputes gelu7
+//! ...
+//! recomputes gelu0
+//! holds 592.0 MiB of 880.0 MiB for 5.372 ms
+//! no schedule that only recomputes takes less than 5.372 ms
+//! needs 144.0 MiB; 272.0 MiB would do
+//! binds at gradient of loss: 20 tensors are alive
+//! ```
+//!
+//! The folder `examples` has a program that plans a graph file, and one that checks a schedule
+//! written by hand, which moves an activation to the host and back.
+//!
+//! # The flow
+//! Graph → Profile → Plan → Schedule → Checked. Each is plain data, made by a plain function from
+//! what stands before it:
+//!
+//! 1. A [`Graph`] is a step, verified once and never changed. It comes from a [`GraphBuilder`] or
+//!    from a tightfit-graph/1 file ([`graph::read`]). Analyses and decisions are tables beside it.
+//! 2. A [`Profile`] has the seconds and the workspace of each node on a [`Machine`].
+//! 3. A [`Plan`] says which nodes run, in which order and how often. Updates move up behind their
+//!    gradients ([`plan::base_order`]), then one [`Planner`] decides what runs again
+//!    ([`plan::plan`]).
+//! 4. A [`Schedule`] is the plan as instructions over buffers, each with an address in one slab
+//!    ([`schedule::lower`]).
+//! 5. A [`Checked`] schedule is one that the checker executed abstractly and let pass; its
+//!    [`Timeline`] says when what runs and what is held. The checker shares no code with the
+//!    planners, with lowering or with layout, so its word does not rest on theirs.
+//!
+//! [`fit()`] goes all the way, and back to the planner where addresses do not fit; [`frontier`]
+//! does so for several budgets. [`plan::modules`] plans by whole modules, from their statistics
+//! alone.
+//!
+//! # Ids and tables
+//! Nodes, values, storages, buffers and so on have ids of their own types, in [`id`]. An id indexes
+//! a [`PrimaryMap`](id::PrimaryMap), the table of what exists, or a
+//! [`SecondaryMap`](id::SecondaryMap), a table of what is known about it. Both are types of the
+//! crate `cranelift-entity`, which also makes the ids; [`id`] exports them again with the trait
+//! [`EntityRef`](id::EntityRef), so that nobody needs to depend on that crate to read a table or to
+//! build one.
+//!
+//! # Errors
+//! Each module has an error enum of its own ([`GraphError`](graph::GraphError),
+//! [`ReadError`](graph::ReadError), [`MachineError`](machine::MachineError),
+//! [`PlanError`](plan::PlanError), [`PlanFileError`](schedule::PlanFileError) and others), in which
+//! each variant is one thing that can be wrong: its documentation says what, and its fields say
+//! where, and what was found instead. `Display` makes a sentence of them. These enums may gain
+//! variants, so a `match` needs a last arm. [`Violation`] may be matched in full: who judges
+//! schedules is to notice when there is a new way of being wrong.
+//!
+//! A budget that cannot be met is an answer rather than a failure: [`FitError::infeasible`] returns
+//! its proof, an [`Infeasible`](plan::Infeasible), whose figures stand in fields of their own. No
+//! input makes this crate panic.
+//!
+//! [`GraphBuilder`]: graph::GraphBuilder
+//! [`Machine`]: machine::Machine
+//! [`Plan`]: plan::Plan
+//! [`Schedule`]: schedule::Schedule
+//! [`Checked`]: check::Checked
+//! [`Timeline`]: timeline::Timeline
 
 pub mod analysis;
 pub mod check;
@@ -34,16 +193,16 @@ use profile::Profile;
 use schedule::{Lowering, Residents, lower};
 use units::{Bytes, Seconds};
 
-/// What is asked of a schedule.
+/// What a caller asks of a schedule.
 #[derive(Clone, Copy)]
 pub struct Request<'a> {
     /// How many bytes the slab may have.
     pub goal: Goal,
-    /// Who plans.
+    /// The planner that decides what runs again.
     pub planner: Planner,
-    /// What stays in the slab between steps.
+    /// What stays in the slab between steps, and where.
     pub residents: &'a Residents,
-    /// How hard to look for something better.
+    /// The limits of the search for something better.
     pub effort: Effort<'a>,
 }
 
@@ -69,13 +228,13 @@ impl Default for Request<'static> {
 /// One point of the frontier: a budget, and what became of it.
 #[derive(Debug)]
 pub struct FittedPoint {
-    /// The budget.
+    /// The budget of this point.
     pub budget: Bytes,
-    /// The schedule, or why there is none.
+    /// The schedule within it, or why there is none.
     pub result: Result<Fitted, FitError>,
-    /// Until the first plan within the budget was known, by the effort's clock.
+    /// The time until the first plan within the budget was known, by the effort's clock.
     pub first: Seconds,
-    /// Until the schedule was made and checked.
+    /// The time until the schedule was made and checked, by the same clock.
     pub total: Seconds,
 }
 
@@ -87,6 +246,7 @@ pub struct FittedPoint {
 ///
 /// # Errors
 /// [`FitError::Plan`] where the planner has no plan, with a proof where the budget is infeasible.
+/// [`FitError::Violation`] where the checker refuses the schedule, which is a bug of this crate.
 pub fn fit(graph: &Graph, profile: &Profile, request: &Request<'_>) -> Result<Fitted, FitError> {
     let order = plan::base_order(graph, profile);
     let &Request { goal, planner, residents, ref effort } = request;
@@ -137,6 +297,9 @@ pub fn frontier(
 
 /// The step as the graph states it: program order, nothing recomputed, nothing moved. Its peak is
 /// the unplanned one.
+///
+/// # Errors
+/// The checker refuses the schedule, which is a bug of this crate.
 pub fn unplanned(graph: &Graph, profile: &Profile) -> Result<Fitted, Violation> {
     let profile = Profile { in_place: false, ..profile.clone() };
     let plan = plan::Plan::of_runs(Planner::None, graph.compute_nodes());

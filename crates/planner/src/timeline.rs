@@ -17,11 +17,11 @@ use crate::units::{Bytes, Seconds};
 pub struct CallInTime {
     /// The node that runs.
     pub node: NodeId,
-    /// It is a recomputation.
+    /// Whether the call is a recomputation.
     pub recomputed: bool,
     /// When it starts, from the start of the step.
     pub start: Seconds,
-    /// How long it takes.
+    /// How long the call takes.
     pub seconds: Seconds,
     /// Bytes held on the device while it runs, workspace included.
     pub held: Bytes,
@@ -45,17 +45,17 @@ pub struct TransferInTime {
 /// A storage, or a call's workspace, from the first to the last call over which it is held.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Residency {
-    /// Where it lies.
+    /// The buffer in which it lies.
     pub buffer: BufferId,
-    /// The memory in which that is.
+    /// The tier in which the buffer lies.
     pub tier: TierId,
-    /// What is held; `None` is a workspace.
+    /// The storage that is held; `None` for a workspace.
     pub storage: Option<StorageId>,
     /// The node that brought the storage into being, or that works in the workspace.
     pub node: NodeId,
-    /// A recomputation made it.
+    /// Whether a recomputation made it.
     pub recomputed: bool,
-    /// The buffer's bytes.
+    /// The size of the buffer.
     pub bytes: Bytes,
     /// The first call that finds or makes it, counted in calls.
     pub first: u32,
@@ -67,7 +67,7 @@ pub struct Residency {
 /// What a legal schedule does.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Timeline {
-    /// The calls, in order.
+    /// The calls, in the order of the schedule.
     pub calls: Vec<CallInTime>,
     /// The transfers, in the order of their starts.
     pub transfers: Vec<TransferInTime>,

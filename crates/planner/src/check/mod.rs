@@ -41,12 +41,12 @@ impl Checked {
         Ok(Checked { schedule, timeline })
     }
 
-    /// The instructions.
+    /// The schedule that passed.
     pub fn schedule(&self) -> &Schedule {
         &self.schedule
     }
 
-    /// Their abstract execution.
+    /// What the schedule does: its abstract execution.
     pub fn timeline(&self) -> &Timeline {
         &self.timeline
     }
@@ -61,7 +61,8 @@ impl Checked {
     }
 }
 
-/// Executes `schedule` abstractly under `budget`.
+/// Executes `schedule` abstractly under `budget`, and says what it does or why it must not run.
+/// [`Checked::new`] keeps both together.
 pub fn check(
     graph: &Graph,
     profile: &Profile,

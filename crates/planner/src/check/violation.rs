@@ -8,89 +8,347 @@ use crate::units::Bytes;
 
 /// Why a schedule must not run.
 #[derive(Debug, Error, PartialEq)]
-#[allow(missing_docs)] // each message says what its fields are
 pub enum Violation {
+    /// The schedule names the hash of another graph.
     #[error("the schedule was made for another graph")]
     OtherGraph,
+    /// The schedule mentions a buffer that it does not declare.
     #[error("the schedule mentions {buffer}, but has {count} buffers")]
-    UnknownBuffer { buffer: BufferId, count: usize },
+    UnknownBuffer {
+        /// The buffer.
+        buffer: BufferId,
+        /// The number of buffers that it declares.
+        count: usize,
+    },
+    /// The schedule mentions a node that the graph does not have.
     #[error("the schedule mentions node {node}, but the graph has {count} nodes")]
-    UnknownNode { node: u32, count: usize },
+    UnknownNode {
+        /// The number of the node.
+        node: u32,
+        /// The number of nodes of the graph.
+        count: usize,
+    },
+    /// A node that computes has a buffer before the step begins.
     #[error("the schedule gives `{node}` a buffer before the step, but it is no placeholder")]
-    NotPlaceholder { node: String },
+    NotPlaceholder {
+        /// The name of the node.
+        node: String,
+    },
+    /// A placeholder does not have exactly one buffer.
     #[error("placeholder `{node}` has {count} buffers: it must have one")]
-    Placeholder { node: String, count: usize },
+    Placeholder {
+        /// The name of the node.
+        node: String,
+        /// The number of its buffers.
+        count: usize,
+    },
+    /// A placeholder or a view is called.
     #[error("instruction {index}: `{node}` is a placeholder or a view: such nodes do not run")]
-    DoesNotRun { index: usize, node: String },
+    DoesNotRun {
+        /// The position of the instruction in the schedule.
+        index: usize,
+        /// The name of the node.
+        node: String,
+    },
+    /// A first run is marked as a recomputation, or the other way round.
     #[error("instruction {index}: `{node}` is marked as a {marked}, but {history}")]
-    Marked { index: usize, node: String, marked: &'static str, history: &'static str },
+    Marked {
+        /// The position of the instruction in the schedule.
+        index: usize,
+        /// The name of the node.
+        node: String,
+        /// What the instruction is marked as.
+        marked: &'static str,
+        /// Whether the node has run before, in words.
+        history: &'static str,
+    },
+    /// A node that writes in place runs a second time.
     #[error("instruction {index}: `{node}` writes in place and must not run again")]
-    MutatesAgain { index: usize, node: String },
+    MutatesAgain {
+        /// The position of the instruction in the schedule.
+        index: usize,
+        /// The name of the node.
+        node: String,
+    },
+    /// A call has another number of buffers than the node has operands.
     #[error("instruction {index}: `{node}` has {given} {what} buffers, but needs {needed}")]
-    Operands { index: usize, node: String, what: &'static str, given: usize, needed: usize },
+    Operands {
+        /// The position of the instruction in the schedule.
+        index: usize,
+        /// The name of the node.
+        node: String,
+        /// Which operands: `input`, `output` or `workspace`.
+        what: &'static str,
+        /// The number of buffers of the call.
+        given: usize,
+        /// The number that the node needs.
+        needed: usize,
+    },
+    /// A call reads a value from a buffer that does not hold it.
     #[error("instruction {index}: `{node}` reads `{value}` from {buffer}, which holds {found}")]
-    NotThere { index: usize, node: String, value: String, buffer: BufferId, found: String },
+    NotThere {
+        /// The position of the instruction in the schedule.
+        index: usize,
+        /// The name of the node.
+        node: String,
+        /// The value, by the name of its producer.
+        value: String,
+        /// The buffer.
+        buffer: BufferId,
+        /// What the buffer holds instead, in words.
+        found: String,
+    },
+    /// A call or a transfer writes to a buffer that holds something else.
     #[error("instruction {index}: `{node}` writes over {buffer}, which holds {found}")]
-    Overwrites { index: usize, node: String, buffer: BufferId, found: String },
+    Overwrites {
+        /// The position of the instruction in the schedule.
+        index: usize,
+        /// The name of the node, or the transfer.
+        node: String,
+        /// The buffer.
+        buffer: BufferId,
+        /// What the buffer holds, in words.
+        found: String,
+    },
+    /// A call that writes in place leaves its result elsewhere than its operand.
     #[error(
         "instruction {index}: `{node}` must write the new version of `{value}` where the old one \
          lies"
     )]
-    NewVersionElsewhere { index: usize, node: String, value: String },
-    #[error("instruction {index}: `{node}` must leave the view that it makes where its input lies")]
-    ViewElsewhere { index: usize, node: String },
-    #[error("instruction {index}: `{node}` needs {} bytes for {what}, but {buffer} has {}", .needed.0, .given.0)]
-    TooSmall {
+    NewVersionElsewhere {
+        /// The position of the instruction in the schedule.
         index: usize,
+        /// The name of the node.
         node: String,
+        /// The value that is overwritten, by the node that produced its storage.
+        value: String,
+    },
+    /// A call returns a view of an input in another buffer than that input's.
+    #[error("instruction {index}: `{node}` must leave the view that it makes where its input lies")]
+    ViewElsewhere {
+        /// The position of the instruction in the schedule.
+        index: usize,
+        /// The name of the node.
+        node: String,
+    },
+    /// A buffer is smaller than what it is to hold.
+    #[error(
+        "instruction {index}: `{node}` needs {} bytes for {what}, but {buffer} has {}",
+        .needed.0, .given.0
+    )]
+    TooSmall {
+        /// The position of the instruction in the schedule.
+        index: usize,
+        /// The name of the node, or the transfer.
+        node: String,
+        /// What is to be held, in words.
         what: String,
+        /// The bytes that this needs.
         needed: Bytes,
+        /// The buffer.
         buffer: BufferId,
+        /// The bytes of the buffer.
         given: Bytes,
     },
+    /// A buffer begins at an address that kernels cannot rely on.
     #[error("{buffer} lies at byte {address}, which is no multiple of {alignment}")]
-    Misaligned { buffer: BufferId, address: u64, alignment: u64 },
+    Misaligned {
+        /// The buffer.
+        buffer: BufferId,
+        /// The address of its first byte.
+        address: u64,
+        /// The number of bytes that the address must be a multiple of.
+        alignment: u64,
+    },
+    /// A buffer is allocated over another one that is held.
     #[error("instruction {index}: {buffer} overlaps {other}, which is held")]
-    Overlap { index: usize, buffer: BufferId, other: BufferId },
+    Overlap {
+        /// The position of the instruction in the schedule.
+        index: usize,
+        /// The buffer.
+        buffer: BufferId,
+        /// The buffer that is held.
+        other: BufferId,
+    },
+    /// A buffer reaches beyond the end of the slab.
     #[error("{buffer} ends at byte {end}, outside the slab of {slab} bytes")]
-    OutsideSlab { buffer: BufferId, end: u64, slab: u64 },
+    OutsideSlab {
+        /// The buffer.
+        buffer: BufferId,
+        /// The address behind its last byte.
+        end: u64,
+        /// The bytes of the slab, or of the arena in another tier.
+        slab: u64,
+    },
+    /// A buffer is freed that holds nothing.
     #[error("instruction {index} frees {buffer}, which is not held")]
-    FreesNothing { index: usize, buffer: BufferId },
+    FreesNothing {
+        /// The position of the instruction in the schedule.
+        index: usize,
+        /// The buffer.
+        buffer: BufferId,
+    },
+    /// A buffer is freed that must outlive the step.
     #[error("instruction {index} frees {buffer}, which holds {found}: it must outlive the step")]
-    FreesKept { index: usize, buffer: BufferId, found: String },
+    FreesKept {
+        /// The position of the instruction in the schedule.
+        index: usize,
+        /// The buffer.
+        buffer: BufferId,
+        /// What the buffer holds, in words.
+        found: String,
+    },
+    /// More bytes are held on the device than the budget allows.
     #[error(
         "instruction {index} (`{node}`): {held} bytes are held, {over} more than the budget of \
          {budget}"
     )]
-    OverBudget { index: usize, node: String, held: u64, over: u64, budget: u64 },
+    OverBudget {
+        /// The position of the instruction in the schedule.
+        index: usize,
+        /// The name of the node that runs, or the verb of the instruction.
+        node: String,
+        /// The bytes held during the instruction.
+        held: u64,
+        /// The bytes beyond the budget.
+        over: u64,
+        /// The bytes of the budget.
+        budget: u64,
+    },
+    /// The slab is larger than the budget.
     #[error("the slab of {slab} bytes exceeds the budget of {budget}")]
-    SlabOverBudget { slab: u64, budget: u64 },
+    SlabOverBudget {
+        /// The bytes of the slab.
+        slab: u64,
+        /// The bytes of the budget.
+        budget: u64,
+    },
+    /// A node of the graph is never called.
     #[error("`{node}` never runs")]
-    NeverRuns { node: String },
+    NeverRuns {
+        /// The name of the node.
+        node: String,
+    },
+    /// A value that outlives the step is not on the device when the step is over.
     #[error("`{value}` is missing at the end of the step")]
-    Missing { value: String },
+    Missing {
+        /// The value, by the node that produced its storage.
+        value: String,
+    },
+    /// A buffer holds something at the end of the step that does not outlive it.
     #[error("{buffer} still holds {found} at the end of the step")]
-    Leaked { buffer: BufferId, found: String },
+    Leaked {
+        /// The buffer.
+        buffer: BufferId,
+        /// What the buffer holds, in words.
+        found: String,
+    },
+    /// The schedule mentions a memory that the machine does not have.
     #[error("the schedule mentions {tier}, but the machine has {count} tiers")]
-    UnknownTier { tier: TierId, count: usize },
+    UnknownTier {
+        /// The tier.
+        tier: TierId,
+        /// The number of tiers of the machine.
+        count: usize,
+    },
+    /// A transfer occupies a lane that the machine does not have.
     #[error("{transfer} occupies {lane}, but the machine has {count} lanes")]
-    UnknownLane { transfer: TransferId, lane: LaneId, count: usize },
+    UnknownLane {
+        /// The transfer.
+        transfer: TransferId,
+        /// The lane.
+        lane: LaneId,
+        /// The number of lanes of the machine.
+        count: usize,
+    },
+    /// A call belongs to a micro-batch that the step does not have.
     #[error("the schedule mentions {micro_batch}, but the step has one micro-batch, number 0")]
-    UnknownMicroBatch { micro_batch: MicroBatchId },
+    UnknownMicroBatch {
+        /// The micro-batch.
+        micro_batch: MicroBatchId,
+    },
+    /// Two transfers have the same number.
     #[error("instruction {index}: {transfer} was started before")]
-    StartedBefore { index: usize, transfer: TransferId },
+    StartedBefore {
+        /// The position of the instruction in the schedule.
+        index: usize,
+        /// The transfer.
+        transfer: TransferId,
+    },
+    /// An instruction waits for a transfer that was not started or is over.
     #[error("instruction {index} waits for {transfer}, which is not under way")]
-    WaitsForNothing { index: usize, transfer: TransferId },
+    WaitsForNothing {
+        /// The position of the instruction in the schedule.
+        index: usize,
+        /// The transfer.
+        transfer: TransferId,
+    },
+    /// The step ends while a transfer may still be under way.
     #[error("{transfer} is never waited for")]
-    NeverWaitedFor { transfer: TransferId },
+    NeverWaitedFor {
+        /// The transfer.
+        transfer: TransferId,
+    },
+    /// A transfer moves a buffer that holds no storage.
     #[error("instruction {index}: {transfer} moves {buffer}, which holds {found}")]
-    MovesNothing { index: usize, transfer: TransferId, buffer: BufferId, found: String },
+    MovesNothing {
+        /// The position of the instruction in the schedule.
+        index: usize,
+        /// The transfer.
+        transfer: TransferId,
+        /// The buffer.
+        buffer: BufferId,
+        /// What the buffer holds, in words.
+        found: String,
+    },
+    /// A buffer of a transfer does not lie at the end of the lane where it must lie.
     #[error("instruction {index}: {transfer} occupies {lane}, but {buffer} lies in {tier}")]
-    WrongTier { index: usize, transfer: TransferId, lane: LaneId, buffer: BufferId, tier: TierId },
+    WrongTier {
+        /// The position of the instruction in the schedule.
+        index: usize,
+        /// The transfer.
+        transfer: TransferId,
+        /// The lane that the transfer occupies.
+        lane: LaneId,
+        /// The buffer.
+        buffer: BufferId,
+        /// The tier in which the buffer lies.
+        tier: TierId,
+    },
+    /// A call uses a buffer that does not lie on the device.
     #[error("instruction {index}: `{node}` uses {buffer} in {tier}: calls compute on the device")]
-    OffDevice { index: usize, node: String, buffer: BufferId, tier: TierId },
+    OffDevice {
+        /// The position of the instruction in the schedule.
+        index: usize,
+        /// The name of the node.
+        node: String,
+        /// The buffer.
+        buffer: BufferId,
+        /// The tier in which the buffer lies.
+        tier: TierId,
+    },
+    /// A buffer is changed while a transfer reads or fills it.
     #[error("instruction {index} ({user}) changes {buffer} while {transfer} is under way")]
-    InFlight { index: usize, user: String, buffer: BufferId, transfer: TransferId },
+    InFlight {
+        /// The position of the instruction in the schedule.
+        index: usize,
+        /// The name of the node that changes it, or the verb of the instruction.
+        user: String,
+        /// The buffer.
+        buffer: BufferId,
+        /// The transfer.
+        transfer: TransferId,
+    },
+    /// A tier below the device holds more than its capacity.
     #[error("instruction {index}: {tier} holds {held} bytes, more than its capacity of {capacity}")]
-    OverCapacity { index: usize, tier: TierId, held: u64, capacity: u64 },
+    OverCapacity {
+        /// The position of the instruction in the schedule.
+        index: usize,
+        /// The tier.
+        tier: TierId,
+        /// The bytes that it holds.
+        held: u64,
+        /// The bytes that it has.
+        capacity: u64,
+    },
 }

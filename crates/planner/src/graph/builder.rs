@@ -7,47 +7,49 @@
 use cranelift_entity::{EntityRef, PrimaryMap};
 
 use crate::graph::Graph;
+use crate::graph::error::GraphError;
 use crate::graph::node::{Node, Phase, Value};
-use crate::graph::verify::{self, GraphError};
+use crate::graph::verify;
 use crate::id::{ModuleId, NodeId, StorageId, ValueId};
 use crate::operator::Operator;
 use crate::tensor::{Argument, DType, TensorType};
 use crate::units::{Bytes, Flops, Seconds};
 
-/// A node without its outputs. [`NodeSpec::new`] fills in what most nodes do not need.
+/// A node without its outputs. [`NodeSpec::new`] fills in what most nodes do not need; [`Node`]
+/// says what the fields mean.
 #[derive(Clone, Debug)]
 pub struct NodeSpec {
-    /// Unique name.
+    /// The name, which no other node of the graph may have.
     pub name: String,
-    /// Operator name.
+    /// The name of the operator; it need not be one of the operator table.
     pub op: String,
-    /// Part of the step.
+    /// The part of the step that the node belongs to.
     pub phase: Phase,
-    /// Module that it belongs to.
+    /// The module that the node belongs to.
     pub module: ModuleId,
-    /// Name in the model, of parameters, buffers and state.
+    /// The name in the model, for parameters, buffers and state.
     pub parameter: Option<String>,
-    /// Values read, each once.
+    /// The values that the node reads, each once.
     pub inputs: Vec<ValueId>,
-    /// The call, in ATen schema order.
+    /// The positional arguments of the call, in ATen schema order.
     pub args: Vec<Argument>,
-    /// Keyword arguments, in any order.
+    /// The keyword arguments of the call, in any order.
     pub kwargs: Vec<(String, Argument)>,
-    /// Floating-point operations.
+    /// The floating-point operations of the call.
     pub flops: Flops,
-    /// Bytes moved in.
+    /// The bytes that the call reads from memory.
     pub bytes_read: Bytes,
-    /// Bytes moved out.
+    /// The bytes that the call writes to memory.
     pub bytes_written: Bytes,
-    /// Transient bytes.
+    /// The transient bytes that the call takes beyond inputs and outputs.
     pub workspace: Bytes,
-    /// Measured run time.
+    /// The measured run time.
     pub seconds: Option<Seconds>,
-    /// Draws random numbers.
+    /// Whether the call draws random numbers.
     pub random: bool,
-    /// Seed that it draws with.
+    /// The seed that the call draws with.
     pub seed_slot: Option<u32>,
-    /// Writes into its inputs' storages.
+    /// Whether the call writes into storages of its inputs.
     pub mutates: bool,
 }
 
@@ -75,20 +77,20 @@ impl NodeSpec {
     }
 }
 
-/// A tensor to be produced: see [`Value`] for the fields.
+/// A tensor that a node is to produce: its type, and the storage that it lies in.
 #[derive(Clone, Debug)]
 pub struct ValueSpec {
-    /// Extent of each dimension.
+    /// The extent of each dimension, in elements.
     pub shape: Vec<u64>,
-    /// Element type.
+    /// The element type.
     pub dtype: DType,
-    /// Storage that it lives in.
+    /// The storage that the tensor lies in.
     pub storage: StorageId,
-    /// Row-major without gaps.
+    /// Whether the elements lie in row-major order without gaps.
     pub contiguous: bool,
-    /// Step of each dimension, in elements.
+    /// The stride of each dimension, in elements.
     pub strides: Option<Vec<u64>>,
-    /// First element.
+    /// The position of the first element within the storage, in elements.
     pub offset: u64,
 }
 
@@ -157,7 +159,7 @@ impl GraphBuilder {
         self.modules.push(name.into())
     }
 
-    /// Adds a storage.
+    /// Adds a storage of so many bytes.
     pub fn storage(&mut self, bytes: Bytes) -> StorageId {
         self.storages.push(bytes)
     }
@@ -215,7 +217,7 @@ impl GraphBuilder {
         self.outputs.push(value);
     }
 
-    /// Verifies all rules.
+    /// Verifies all rules; the graph never changes after that.
     pub fn build(self) -> Result<Graph, GraphError> {
         verify::verify(self)
     }

@@ -8,72 +8,15 @@ use std::io::Read;
 use cranelift_entity::EntityRef;
 use serde::Deserialize;
 use serde_json::{Map, Number, Value as Json, json};
-use thiserror::Error;
 
 use crate::graph::Graph;
 use crate::graph::builder::{GraphBuilder, NodeSpec, ValueSpec};
+use crate::graph::error::{GraphError, ReadError};
+use crate::graph::limits::{DEEPEST_LIST, FORMAT, MOST_BYTES};
 use crate::graph::node::Phase;
-use crate::graph::verify::GraphError;
 use crate::id::{ModuleId, StorageId, ValueId};
 use crate::tensor::{Argument, DType};
 use crate::units::{Bytes, Flops, Seconds};
-
-/// The format that is read and written.
-pub const FORMAT: &str = "tightfit-graph/1";
-
-/// A compressed file may not unfold to more than this: the largest graphs known have some hundred
-/// megabytes.
-const MOST_BYTES: u64 = 4 << 30;
-/// Nesting of lists in arguments; ATen needs two.
-const DEEPEST_LIST: usize = 16;
-
-/// Why bytes are not a graph.
-#[derive(Debug, Error)]
-#[allow(missing_docs)] // each message says what its fields are
-pub enum ReadError {
-    #[error("the gzip data is damaged or cut short: {0}")]
-    Gzip(std::io::Error),
-    #[error("the gzip data unfolds to more than {most} bytes")]
-    TooLong { most: u64 },
-    #[error("not a {FORMAT} file: {0}")]
-    Json(#[from] serde_json::Error),
-    #[error("the format is {found}, but this program reads \"{FORMAT}\"")]
-    Version { found: String },
-    #[error("node `{node}`: {field} is {found}, but must be a whole number from 0 to {most}")]
-    Size { node: String, field: &'static str, found: String, most: u64 },
-    #[error("storage {index}: its size is {found}, but must be a whole number from 0 to {}", Bytes::LIMIT.0)]
-    StorageSize { index: usize, found: String },
-    #[error("node `{node}`: phase `{found}` does not exist; the phases are {}", phases())]
-    Phase { node: String, found: String },
-    #[error(
-        "node `{node}`, value {value}: element type `{found}` is not supported; the types are {}",
-        dtypes()
-    )]
-    DType { node: String, value: u64, found: String },
-    #[error("node `{node}` reads value {value}, which no node produces")]
-    DanglingInput { node: String, value: u64 },
-    #[error("node `{node}`: value {value} is already produced by another node")]
-    DuplicateValue { node: String, value: u64 },
-    #[error("output {value} of the graph is not produced by any node")]
-    DanglingOutput { value: u64 },
-    #[error(
-        "node `{node}`: an argument is {found}, which is neither a constant, a list nor \
-         {{\"value\": id}}"
-    )]
-    Argument { node: String, found: String },
-    #[error("node `{node}`: the lists of an argument nest more than {DEEPEST_LIST} deep")]
-    Nesting { node: String },
-    #[error(transparent)]
-    Rule(#[from] GraphError),
-}
-
-fn phases() -> String {
-    Phase::ALL.map(|(_, name)| name).join(", ")
-}
-
-fn dtypes() -> String {
-    DType::ALL.map(|(_, name, _)| name).join(", ")
-}
 
 #[derive(Deserialize)]
 struct RawGraph {
@@ -314,8 +257,8 @@ pub fn write(graph: &Graph) -> Json {
     with_nodes(graph, nodes)
 }
 
-/// The text of [`write`], piece by piece: as one value a large graph takes many times the bytes of
-/// its file.
+/// The text of [`write()`], piece by piece: as one value a large graph takes many times the bytes
+/// of its file.
 pub(super) fn write_text(graph: &Graph, sink: &mut impl FnMut(&str)) {
     let Json::Object(object) = with_nodes(graph, Vec::new()) else { return };
     for (index, (key, value)) in object.iter().enumerate() {
@@ -452,11 +395,22 @@ mod tests {
     fn the_text_in_pieces_is_the_text() {
         let output = |id| json!({ "id": id, "shape": [4], "dtype": "f32", "storage": id });
         let graph = json!({
-            "format": FORMAT, "name": "a \"b\"", "source": { "nodes": [] }, "modules": [""], "storages": [16, 16], "outputs": [1],
+            "format": FORMAT,
+            "name": "a \"b\"",
+            "source": { "nodes": [] },
+            "modules": [""],
+            "storages": [16, 16],
             "nodes": [
                 { "name": "x", "op": "placeholder", "phase": "input", "outputs": [output(0)] },
-                { "name": "y", "op": "aten.relu.default", "phase": "forward", "inputs": [0], "outputs": [output(1)] },
+                {
+                    "name": "y",
+                    "op": "aten.relu.default",
+                    "phase": "forward",
+                    "inputs": [0],
+                    "outputs": [output(1)],
+                },
             ],
+            "outputs": [1],
         });
         let graph = read(graph.to_string().as_bytes()).unwrap();
         let mut text = String::new();

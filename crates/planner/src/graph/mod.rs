@@ -5,7 +5,9 @@
 //! never changes; analyses and decisions are side tables indexed by its ids.
 
 mod builder;
+mod error;
 mod format;
+mod limits;
 mod node;
 mod verify;
 
@@ -13,9 +15,10 @@ use cranelift_entity::{PrimaryMap, SecondaryMap};
 use sha2::{Digest, Sha256};
 
 pub use builder::{GraphBuilder, NodeSpec, ValueSpec};
-pub use format::{FORMAT, ReadError, read, write};
+pub use error::{GraphError, ReadError};
+pub use format::{read, write};
+pub use limits::FORMAT;
 pub use node::{Node, Phase, Value};
-pub use verify::GraphError;
 
 use crate::id::{ModuleId, NodeId, StorageId, ValueId};
 use crate::operator::{TypedCall, Types};

@@ -8,23 +8,23 @@ use crate::units::{Bytes, Flops, Seconds};
 /// The part of the training step that a node belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Phase {
-    /// Placeholder: a trained weight.
+    /// A placeholder that holds a trained weight.
     Parameter,
-    /// Placeholder: a constant or a running statistic of the model.
+    /// A placeholder that holds a constant or a running statistic of the model.
     Buffer,
-    /// Placeholder: optimizer state.
+    /// A placeholder that holds optimizer state.
     State,
-    /// Placeholder: a tensor of the batch.
+    /// A placeholder that holds a tensor of the batch.
     Input,
-    /// Placeholder: the gradient that the step starts from.
+    /// A placeholder that holds the gradient that the step starts from.
     Tangent,
-    /// Computes activations.
+    /// A call that computes activations.
     Forward,
-    /// Computes the loss.
+    /// A call that computes the loss.
     Loss,
-    /// Computes gradients.
+    /// A call that computes gradients.
     Backward,
-    /// Updates parameters.
+    /// A call that updates parameters.
     Optimizer,
 }
 
@@ -84,41 +84,43 @@ pub struct Value {
 /// One operator call, or a placeholder.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Node {
-    /// Unique within the graph.
+    /// The name, which no other node of the graph has.
     pub name: String,
-    /// ATen overload name, `placeholder`, or a `tightfit.*` operator.
+    /// The ATen overload name, `placeholder`, or the name of a `tightfit.*` operator.
     pub op: String,
     /// The entry of the operator table, where it knows `op`.
     pub operator: Option<Operator>,
-    /// Part of the step.
+    /// The part of the step that the node belongs to.
     pub phase: Phase,
-    /// Module that the node belongs to.
+    /// The module that the node belongs to.
     pub module: ModuleId,
-    /// Parameters, buffers and state: their name in the model.
+    /// The name in the model, for parameters, buffers and state.
     pub parameter: Option<String>,
-    /// Values read, each once.
+    /// The values that the node reads, each once.
     pub inputs: Vec<ValueId>,
-    /// Values produced; `None` = an output of the operator that nothing uses.
+    /// The values that the node produces; `None` is an output of the operator that nothing uses.
     pub outputs: Vec<Option<ValueId>>,
-    /// The call, in ATen schema order.
+    /// The positional arguments of the call, in ATen schema order.
     pub args: Vec<Argument>,
-    /// The call's keyword arguments, by name.
+    /// The keyword arguments of the call, sorted by name.
     pub kwargs: Vec<(String, Argument)>,
-    /// Floating-point operations.
+    /// The floating-point operations of the call.
     pub flops: Flops,
-    /// Bytes moved in.
+    /// The bytes that the call reads from memory.
     pub bytes_read: Bytes,
-    /// Bytes moved out.
+    /// The bytes that the call writes to memory.
     pub bytes_written: Bytes,
-    /// Transient bytes beyond inputs and outputs, for machines without a table of their own.
+    /// The transient bytes that the call takes beyond inputs and outputs, for machines without a
+    /// table of their own.
     pub workspace: Bytes,
-    /// Measured run time; absent: the machine's roofline.
+    /// The measured run time; where it is absent, the machine's roofline says how long the call
+    /// takes.
     pub seconds: Option<Seconds>,
-    /// Draws random numbers: may run again only with its seed replayed.
+    /// Whether the call draws random numbers; then it runs again only with its seed replayed.
     pub random: bool,
-    /// Which seed it draws with.
+    /// The seed that the call draws with.
     pub seed_slot: Option<u32>,
-    /// Writes into storages of its inputs.
+    /// Whether the call writes into storages of its inputs.
     pub mutates: bool,
 }
 

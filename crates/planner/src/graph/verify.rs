@@ -1,114 +1,16 @@
 //! The rules of tightfit-graph/1. Invariant: what this pass lets through never makes a later pass
-//! panic, and every rule that a graph can break has an error of its own that names the node and the
-//! value.
+//! panic.
 
 use std::collections::HashMap;
 
 use cranelift_entity::{PrimaryMap, SecondaryMap};
-use thiserror::Error;
 
 use crate::graph::builder::GraphBuilder;
+use crate::graph::error::GraphError;
 use crate::graph::node::{Node, Value};
 use crate::graph::{Accesses, Graph};
 use crate::id::{NodeId, StorageId, ValueId};
 use crate::units::Bytes;
-
-/// A rule of tightfit-graph/1 that a graph breaks.
-#[derive(Debug, Error, PartialEq)]
-#[allow(missing_docs)] // each message says what its fields are
-pub enum GraphError {
-    #[error("the graph has no modules: the first one must be the root")]
-    NoModules,
-    #[error("two nodes are called `{name}`: node names are unique")]
-    DuplicateName { name: String },
-    #[error("node `{node}` belongs to module {module}, but the graph has {count} modules")]
-    UnknownModule { node: String, module: u32, count: usize },
-    #[error(
-        "node `{node}`, output {output}: storage {storage} does not exist (the graph has {count} \
-         storages)"
-    )]
-    UnknownStorage { node: String, output: usize, storage: u32, count: usize },
-    #[error(
-        "node `{node}` reads value {value} before it is produced: nodes must come after what they \
-         read (is there a cycle?)"
-    )]
-    ReadBeforeProduced { node: String, value: u64 },
-    #[error("node `{node}` lists {value} twice among its inputs")]
-    DuplicateInput { node: String, value: String },
-    #[error("node `{node}`: its arguments mention {value}, which is not among its inputs")]
-    ArgumentNotInput { node: String, value: String },
-    #[error(
-        "node `{node}`: a placeholder must have op `placeholder`, one output and no inputs, and \
-         must not mutate (op `{op}`, {inputs} inputs, {outputs} outputs)"
-    )]
-    Placeholder { node: String, op: String, inputs: usize, outputs: usize },
-    #[error("node `{node}` has op `placeholder`, but its phase `{phase}` is one that computes")]
-    PlaceholderPhase { node: String, phase: &'static str },
-    #[error(
-        "nodes `{first}` and `{second}` both hold `{parameter}`: names in the model are unique"
-    )]
-    DuplicateParameter { first: String, second: String, parameter: String },
-    #[error(
-        "node `{node}`, output {output}: {tensor} needs {needed} bytes, but storage {storage} \
-         holds {held}"
-    )]
-    DoesNotFit {
-        node: String,
-        output: usize,
-        tensor: String,
-        needed: u128,
-        storage: u32,
-        held: u64,
-    },
-    #[error(
-        "node `{node}`, output {output}: shape {shape:?} is too large: extents other than 0 may \
-         multiply to 2^60 at most"
-    )]
-    TooManyElements { node: String, output: usize, shape: Vec<u64> },
-    #[error(
-        "node `{node}`, output {output}: its {dims} dimensions need as many strides, but there \
-         are {strides}"
-    )]
-    StrideCount { node: String, output: usize, strides: usize, dims: usize },
-    #[error(
-        "node `{node}`, output {output}: it is marked contiguous, but its strides are {strides:?} \
-         for shape {shape:?}"
-    )]
-    NotContiguous { node: String, output: usize, strides: Vec<u64>, shape: Vec<u64> },
-    #[error(
-        "node `{node}`, output {output}: storage {storage} was already produced by `{producer}`, \
-         of which this node reads nothing"
-    )]
-    TwoProducers { node: String, output: usize, storage: u32, producer: String },
-    #[error(
-        "node `{node}` mutates, but its output {output} does not lie in a storage of its inputs"
-    )]
-    MutatesNothing { node: String, output: usize },
-    #[error(
-        "node `{node}` mutates storage {storage}, but has {count} outputs in it: there must be \
-         one, its new version"
-    )]
-    MutatedOutputs { node: String, storage: u32, count: usize },
-    #[error("node `{node}` mutates, but has no outputs: one is needed for each storage written")]
-    MutatesWithoutOutput { node: String },
-    #[error("node `{node}` reads {value}, which `{writer}` has overwritten")]
-    ReadsOverwritten { node: String, value: String, writer: String },
-    #[error("node `{node}`: run time {seconds} is not a finite, non-negative number of seconds")]
-    Seconds { node: String, seconds: f64 },
-    #[error("node `{node}` has seed slot {slot}, but is not marked random")]
-    SeedWithoutRandom { node: String, slot: u32 },
-    #[error("nodes `{first}` and `{second}` draw with the same seed slot {slot}")]
-    DuplicateSeedSlot { first: String, second: String, slot: u32 },
-    #[error("value {value} is to outlive the step, but no node produces it")]
-    UnknownOutput { value: u64 },
-    #[error("{value} is to outlive the step, but `{writer}` overwrites it")]
-    OutputOverwritten { value: String, writer: String },
-    #[error(
-        "the graph's storages and workspaces add up to more than 2^60 bytes, or one node's \
-         operations or traffic exceed 2^60"
-    )]
-    TooLarge,
-}
 
 /// Verifies all rules and derives accesses and versions.
 pub(super) fn verify(parts: GraphBuilder) -> Result<Graph, GraphError> {

@@ -9,29 +9,29 @@ use crate::units::{Bytes, Seconds};
 /// A memory.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Tier {
-    /// `device`, `host`, `disk`.
+    /// The name: `device`, `host` or `disk`.
     pub name: String,
-    /// Its size; absent for the device, whose limit is the budget.
+    /// The number of bytes; absent for the device, whose limit is the budget.
     pub capacity: Option<Bytes>,
 }
 
 /// What moving bytes costs, between tiers or between devices.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Link {
-    /// Before the first byte arrives.
+    /// The time before the first byte arrives.
     pub latency: Seconds,
-    /// Bytes per second.
+    /// The rate from then on, in bytes per second.
     pub bandwidth: f64,
 }
 
 /// A way from one tier to another.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Lane {
-    /// Where it begins.
+    /// The tier where the lane begins.
     pub from: TierId,
-    /// Where it ends.
+    /// The tier where the lane ends.
     pub to: TierId,
-    /// What a transfer costs.
+    /// What a transfer over the lane costs.
     pub link: Link,
 }
 

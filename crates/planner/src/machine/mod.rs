@@ -15,7 +15,7 @@ pub use runtime::{Rules, Runtime, Workspaces};
 /// A device with its rates.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Machine {
-    /// `a100-80gb`, `h100-80gb`, `cpu`.
+    /// The name, such as `a100-80gb`, `h100-80gb` or `cpu`.
     pub name: String,
     /// Floating-point operations per second where every float input has at most 2 bytes.
     pub flops_16: f64,
@@ -39,14 +39,33 @@ pub struct Machine {
 
 /// A machine that cannot be used.
 #[derive(Debug, Error, PartialEq)]
-#[allow(missing_docs)] // each message says what its fields are
+#[non_exhaustive]
 pub enum MachineError {
-    #[error("machine `{name}` is not known; known: cpu, {}", presets().map(|machine| machine.name).join(", "))]
-    Unknown { name: String },
+    /// There is no preset of this name.
+    #[error(
+        "machine `{name}` is not known; known: cpu, {}",
+        presets().map(|machine| machine.name).join(", ")
+    )]
+    Unknown {
+        /// The name that was given.
+        name: String,
+    },
+    /// A rate of a machine cannot be calculated with.
     #[error("machine `{name}`: {field} is {found}, but must be finite and positive")]
-    Rate { name: String, field: &'static str, found: f64 },
+    Rate {
+        /// The name of the machine.
+        name: String,
+        /// The name of the rate.
+        field: &'static str,
+        /// The rate.
+        found: f64,
+    },
+    /// A machine has no worker threads.
     #[error("machine `{name}` has no threads: it needs at least one")]
-    NoThreads { name: String },
+    NoThreads {
+        /// The name of the machine.
+        name: String,
+    },
 }
 
 impl Machine {

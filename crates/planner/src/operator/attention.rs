@@ -7,7 +7,7 @@ use crate::operator::{Product, Workers};
 use crate::tensor::{DType, TensorType};
 use crate::units::{Bytes, Flops};
 
-/// Rows of queries that the attention kernels hold scores for at a time; see [`workspace`].
+/// Rows of queries that the attention kernels hold scores for at a time.
 pub const QUERY_BLOCK: u64 = 64;
 
 /// Queries, keys and values from argument `first` on, with extents that agree.

@@ -17,7 +17,7 @@ pub trait Types {
 pub struct TypedCall<'a> {
     /// Positional arguments, in the order of the schema.
     pub args: &'a [Argument],
-    /// Keyword arguments.
+    /// The keyword arguments, by name.
     pub kwargs: &'a [(String, Argument)],
     /// Outputs in the order of the schema; `None` where nothing uses one.
     pub outputs: &'a [Option<ValueId>],
@@ -27,47 +27,48 @@ pub struct TypedCall<'a> {
 
 /// Why a call does not suit its operator.
 #[derive(Clone, Debug, Error, PartialEq)]
+#[non_exhaustive]
 pub enum Unsuited {
-    /// The schema takes another number of arguments or gives another number of outputs.
+    /// The call has another number of arguments or outputs than the schema.
     #[error("{arguments} arguments and {outputs} outputs do not match its schema")]
     Schema {
-        /// Positional arguments given.
+        /// The number of positional arguments of the call.
         arguments: usize,
-        /// Outputs given.
+        /// The number of outputs of the call.
         outputs: usize,
     },
-    /// An argument is missing or of another kind.
+    /// An argument is missing or is of another kind than in the schema.
     #[error("argument {index} must be {wanted}")]
     Argument {
-        /// Its position.
+        /// The position of the argument.
         index: usize,
-        /// What the schema has there.
+        /// The kind that the schema has there.
         wanted: &'static str,
     },
     /// A tensor argument has an element type that the engine's kernel does not take.
     #[error("argument {index} is a tensor of {found}; the engine takes {} there", names(.legal))]
     Type {
-        /// Its position.
+        /// The position of the argument.
         index: usize,
-        /// Its element type.
+        /// The name of its element type.
         found: &'static str,
-        /// Element types that the engine takes.
+        /// The element types that the engine takes there.
         legal: &'static [DType],
     },
-    /// Shapes of the inputs contradict each other.
+    /// The shapes of the inputs contradict each other, as the sentence says.
     #[error("{0}")]
     Shapes(String),
-    /// An output is not what the inputs make it.
+    /// An output does not have the type that the inputs give it.
     #[error("output {index} is {found}, but these inputs give {derived}")]
     Output {
-        /// Its position.
+        /// The position of the output.
         index: usize,
-        /// What the graph says it is.
+        /// The type that the graph gives it.
         found: String,
-        /// What the operator makes.
+        /// The type that follows from the inputs.
         derived: String,
     },
-    /// The operator draws random numbers and the node does not say so.
+    /// The operator draws random numbers, but the node is not marked random.
     #[error("it draws random numbers, but the node is not marked random")]
     NotMarkedRandom,
 }

@@ -6,7 +6,7 @@ use crate::operator::output::Output;
 use crate::tensor::{DType, TensorType};
 use crate::units::Bytes;
 
-/// Rows that a task sums down columns; see [`partial_sums`].
+/// Rows that a task sums down columns.
 pub const ROW_BLOCK: u64 = 128;
 
 /// The shape of `x` without its dimensions `dims`; all of them where the list is empty.

@@ -247,7 +247,8 @@ operators! {
         loss::negative_log_likelihood_gradient, [FLOAT, FLOAT, INDEX, FLOAT] [] MOVES, Pure;
     FlashAttention "aten._scaled_dot_product_flash_attention_for_cpu.default" (3, 5)
         attention::forward, [FLOAT] [] ATTENTION, Pure;
-    FlashAttentionBackward "aten._scaled_dot_product_flash_attention_for_cpu_backward.default" (8, 8)
+    FlashAttentionBackward
+        "aten._scaled_dot_product_flash_attention_for_cpu_backward.default" (8, 8)
         attention::backward, [FLOAT] [] ATTENTION_GRADIENT, Pure;
     // optimizers
     Adamw "tightfit.adamw" (4, 4)

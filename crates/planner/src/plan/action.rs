@@ -12,7 +12,7 @@ pub enum Action {
     Run(NodeId),
 }
 
-/// What a planner decided.
+/// What a planner decided: a sequence of actions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// The planner that made it; never `auto`.

@@ -1,7 +1,7 @@
-//! A budget refused, with a proof that a person can read. Invariant: `needed` is a true lower bound
-//! for every schedule, `reached` bytes suffice for `plan`, which exists.
+//! A budget refused, as data. Invariant: `needed` is a true lower bound for every schedule,
+//! `reached` bytes suffice for `plan`, which exists. What the data says in words stands in `words`.
 
-use std::fmt;
+mod words;
 
 use crate::analysis::liveness;
 use crate::graph::Graph;
@@ -10,20 +10,23 @@ use crate::plan::{Plan, simulate};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
-/// A tensor alive at some node.
-#[derive(Clone, Debug, PartialEq)]
+/// A tensor that is alive at some node, or the workspace of that node.
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LiveTensor {
-    /// The node that produced it.
+    /// Its name in the model, or else the name of the node that produced it.
     pub name: String,
-    /// Its module.
+    /// The fully qualified name of that node's module; empty for the root.
     pub module: String,
-    /// Its phase, as tightfit-graph/1 calls it.
+    /// The phase of that node, as tightfit-graph/1 calls it; `workspace` for a workspace.
     pub phase: &'static str,
-    /// Its bytes.
+    /// The size of its storage.
     pub bytes: Bytes,
 }
 
-/// Why a budget cannot be met.
+/// Why a budget cannot be met: the witness for a reader, and the figures for a program.
+///
+/// Where `budget < needed`, no schedule of any planner fits. Otherwise none was found, and a budget
+/// of `reached` is one that the same planner meets. `Display` says all of it in sentences.
 #[derive(Clone, Debug)]
 pub struct Infeasible {
     /// The budget that was asked for.
@@ -36,70 +39,37 @@ pub struct Infeasible {
     pub reached: Bytes,
     /// The plan with the smallest peak that the planner knows.
     pub plan: Plan,
-    /// The node where that plan peaks.
-    pub binding: NodeId,
-    /// Its name.
-    pub binding_name: String,
-    /// Its module.
-    pub binding_module: String,
-    /// What is alive there, largest first.
+    /// The node where that plan peaks; absent where the plan runs nothing, because then the
+    /// placeholders alone exceed the budget.
+    pub binding: Option<Binding>,
+    /// What is alive where the plan peaks, largest first.
     pub live: Vec<LiveTensor>,
+}
+
+/// The node at which a plan holds the most bytes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Binding {
+    /// The node.
+    pub node: NodeId,
+    /// Its name.
+    pub name: String,
+    /// The fully qualified name of its module; empty for the root.
+    pub module: String,
 }
 
 impl Infeasible {
     /// Explains that `plan`, the lowest one known, exceeds `budget`.
     pub fn new(graph: &Graph, profile: &Profile, budget: Bytes, plan: Plan) -> Infeasible {
-        let curve = simulate(graph, profile, &plan.runs()).curve;
-        let binding = plan.runs().get(curve.at).copied();
-        Infeasible {
-            budget,
-            needed: needed(graph, profile),
-            reached: curve.peak,
-            binding: binding.unwrap_or(NodeId::from_u32(0)),
-            binding_name: binding.map_or(String::new(), |node| graph.nodes()[node].name.clone()),
-            binding_module: binding.map_or(String::new(), |node| graph.module_of(node).to_string()),
-            live: live_tensors(graph, profile, &plan.runs(), curve.at),
-            plan,
-        }
-    }
-}
-
-/// A module as a sentence names it.
-fn place(module: &str) -> String {
-    if module.is_empty() { "the root module".to_string() } else { format!("module `{module}`") }
-}
-
-impl fmt::Display for Infeasible {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let claim =
-            if self.budget < self.needed { "no plan fits" } else { "no plan was found that fits" };
-        writeln!(
-            f,
-            "{claim} {} ({} bytes); the smallest budget known to be feasible is {} ({} bytes), \
-             and no schedule needs less than {}",
-            self.budget, self.budget.0, self.reached, self.reached.0, self.needed
-        )?;
-        writeln!(
-            f,
-            "it binds at node `{}` ({}), where these are alive:",
-            self.binding_name,
-            place(&self.binding_module)
-        )?;
-        for tensor in self.live.iter().take(10) {
-            writeln!(
-                f,
-                "  {:>10}  {} ({}, {})",
-                tensor.bytes.to_string(),
-                tensor.name,
-                tensor.phase,
-                place(&tensor.module)
-            )?;
-        }
-        if self.live.len() > 10 {
-            let rest: Bytes = self.live[10..].iter().map(|tensor| tensor.bytes).sum();
-            writeln!(f, "  {:>10}  in {} smaller ones", rest.to_string(), self.live.len() - 10)?;
-        }
-        Ok(())
+        let runs = plan.runs();
+        let curve = simulate(graph, profile, &runs).curve;
+        let binding = runs.get(curve.at).map(|&node| Binding {
+            node,
+            name: graph.nodes()[node].name.clone(),
+            module: graph.module_of(node).to_string(),
+        });
+        let live = live_tensors(graph, profile, &runs, curve.at);
+        let (needed, reached) = (needed(graph, profile), curve.peak);
+        Infeasible { budget, needed, reached, plan, binding, live }
     }
 }
 

@@ -19,7 +19,7 @@ use thiserror::Error;
 
 pub use action::{Action, Plan};
 pub use exact::exact;
-pub use infeasible::{Infeasible, LiveTensor, live_tensors};
+pub use infeasible::{Binding, Infeasible, LiveTensor, live_tensors};
 pub use milp::{SOLVER, SolverLimits};
 pub use order::base_order;
 pub use rematerialize::{Retention, Retentions, rematerialize};
@@ -35,6 +35,7 @@ use crate::units::{Bytes, Seconds};
 
 /// The planners, by the name that a user gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Planner {
     /// Recomputes nothing.
     None,
@@ -77,7 +78,7 @@ impl Planner {
         Self::ALL.iter().find(|(_, n)| *n == name).map(|(planner, _)| *planner)
     }
 
-    /// Its name.
+    /// The name that a user gives.
     pub fn name(self) -> &'static str {
         Self::ALL[self as usize].1
     }
@@ -85,28 +86,29 @@ impl Planner {
 
 /// Why there is no plan.
 #[derive(Debug, Error)]
+#[non_exhaustive]
 pub enum PlanError {
-    /// No plan of this planner fits.
+    /// The planner has no plan within the budget, and says why.
     #[error("{0}")]
     Infeasible(Box<Infeasible>),
-    /// The planner is for smaller steps.
+    /// The step has more nodes than the planner takes.
     #[error(
         "{nodes} nodes run in this step, and this planner takes {most} at most; choose another \
          planner, such as `auto`"
     )]
     TooLarge {
-        /// Nodes that run.
+        /// The number of nodes that run in the step.
         nodes: usize,
-        /// Nodes that it takes.
+        /// The largest number of nodes that the planner takes.
         most: usize,
     },
-    /// The solver gave up.
+    /// The solver ended without an answer, which proves nothing.
     #[error(
         "the solver found no plan: {reason}; give it more time, or choose another planner, such \
          as `auto`"
     )]
     Unsolved {
-        /// In the solver's words.
+        /// What the solver says of it.
         reason: String,
     },
 }
@@ -114,9 +116,9 @@ pub enum PlanError {
 /// Bytes and seconds of a plan, simulated.
 #[derive(Clone, Debug)]
 pub struct Simulation {
-    /// Bytes at each run.
+    /// The bytes that are held at each run.
     pub curve: MemoryCurve,
-    /// Seconds of all runs.
+    /// The seconds of all runs together.
     pub seconds: Seconds,
 }
 

@@ -19,8 +19,8 @@ pub enum Retention {
     /// They go after the last forward access, and stay from the first time that they are made
     /// again.
     Recompute,
-    /// Like `Recompute`, but made again as the source of another they go at once, and are made anew at
-    /// their own access.
+    /// Like `Recompute`, but made again as the source of another they go at once, and are made anew
+    /// at their own access.
     RecomputeEachUse,
 }
 

@@ -81,16 +81,33 @@ fn list(numbers: &[u64]) -> String {
 
 /// A file that holds no seconds of this engine on this many threads.
 #[derive(Debug, Error)]
-#[allow(missing_docs)] // each message says what its fields are
+#[non_exhaustive]
 pub enum CallSecondsError {
+    /// The text is no JSON, or does not have the structure of the format.
     #[error("it cannot be read: {0}")]
     Json(#[from] serde_json::Error),
+    /// The file is of another format.
     #[error("its format is `{found}`, not `{FORMAT}`")]
-    Format { found: String },
+    Format {
+        /// The format that the file names.
+        found: String,
+    },
+    /// The seconds hold for another version of the engine or another number of threads.
     #[error("it was measured with engine {engine} on {threads} threads")]
-    Other { engine: String, threads: u32 },
+    Other {
+        /// The version of the engine that was measured.
+        engine: String,
+        /// The number of threads that it ran on.
+        threads: u32,
+    },
+    /// A call takes a time that no clock gives.
     #[error("`{signature}` takes {found} seconds, but must take a finite and positive time")]
-    Seconds { signature: String, found: f64 },
+    Seconds {
+        /// The signature of the call.
+        signature: String,
+        /// The time, in seconds.
+        found: f64,
+    },
 }
 
 /// Seconds of calls, measured with one version of the engine on one number of threads.

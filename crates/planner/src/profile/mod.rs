@@ -17,11 +17,11 @@ use crate::units::{Bytes, Seconds};
 /// Costs of every node on one machine.
 #[derive(Clone, Debug)]
 pub struct Profile {
-    /// Run time.
+    /// The run time of each node.
     pub seconds: SecondaryMap<NodeId, Seconds>,
-    /// Transient bytes beyond inputs and outputs.
+    /// The transient bytes of each node beyond inputs and outputs.
     pub workspace: SecondaryMap<NodeId, Bytes>,
-    /// Operators may write their output over a dying input of the same layout.
+    /// Whether operators may write their output over a dying input of the same layout.
     pub in_place: bool,
     /// The memories of the machine and the lanes between them.
     pub hierarchy: Hierarchy,

@@ -41,67 +41,67 @@ const MOST_IDS: u64 = 1 << 24;
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum PlanFileError {
-    /// It is no JSON, or not of the format's structure.
+    /// The text is no JSON, or does not have the structure of the format.
     #[error("not a {FORMAT} file: {0}")]
     Json(#[from] serde_json::Error),
-    /// It is of another format.
+    /// The file is of another format, or of another version of it.
     #[error("the format is {found}, but this program reads \"{FORMAT}\"")]
     Version {
-        /// What it says of its format.
+        /// The format that the file names, as JSON.
         found: String,
     },
-    /// It was made for another graph.
+    /// The plan was made for another graph.
     #[error(
         "the plan was made for another graph: it names hash {planned}, the graph's is {actual}; \
          pass that graph, or plan this one"
     )]
     OtherGraph {
-        /// The hash in the plan.
+        /// The hash of the graph that the plan was made for.
         planned: String,
-        /// The graph's hash.
+        /// The hash of the graph that was given.
         actual: String,
     },
-    /// It names a node that does not exist.
+    /// The plan names a node that the graph does not have.
     #[error("the plan names node `{node}`, which the graph does not have")]
     UnknownNode {
-        /// The name.
+        /// The name of the node.
         node: String,
     },
-    /// It names a buffer that does not exist.
+    /// The plan names a buffer that it does not declare.
     #[error("the plan names buffer {buffer}, but has {count} buffers")]
     UnknownBuffer {
-        /// The number.
+        /// The number of the buffer.
         buffer: u64,
-        /// How many buffers there are.
+        /// The number of buffers that it declares.
         count: usize,
     },
-    /// A placeholder's buffer is no number.
+    /// The buffer of a placeholder is no number.
     #[error("the plan gives placeholder `{node}` no buffer, but {found}")]
     Placeholder {
-        /// The placeholder.
+        /// The name of the placeholder.
         node: String,
-        /// What stands there.
+        /// What stands in the place of the number, as JSON.
         found: String,
     },
-    /// An instruction has another structure.
+    /// An instruction does not have the structure of any instruction.
     #[error(
         "instruction {index} is not one of [\"run\"|\"recompute\", node, inputs, outputs, \
          workspace], [\"free\", buffer], [\"start\", transfer, lane, \"copy\", from, to] and \
          [\"wait\", transfer]"
     )]
     Instruction {
-        /// Its position.
+        /// The position of the instruction in the schedule.
         index: usize,
     },
-    /// Sizes are beyond what any graph may have.
+    /// The sizes of the plan are beyond what any graph may have.
     #[error("sizes of the plan exceed {} bytes", Bytes::LIMIT.0)]
     TooLarge,
-    /// The number of a tier, rank, lane, transfer or micro-batch is no sensible one.
+    /// The number of a tier, rank, lane, transfer or micro-batch is too large for a table.
     #[error("the plan speaks of {what} {number}; such numbers are below {MOST_IDS}")]
     Number {
-        /// Of what.
+        /// The kind of thing that has the number.
         what: &'static str,
-        /// The number.
+        /// The number that the plan gives.
         number: u64,
     },
 }

@@ -24,7 +24,7 @@ pub struct Buffer {
 /// One execution of a node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
-    /// The node.
+    /// The node that is called.
     pub node: NodeId,
     /// The part of the batch that it computes; a step of one micro-batch has number 0.
     pub micro_batch: MicroBatchId,
@@ -44,7 +44,7 @@ pub enum Instruction {
     Run(Call),
     /// Executes a node again.
     Recompute(Call),
-    /// Gives a buffer back.
+    /// Gives a buffer back; what it held is lost.
     Free(BufferId),
     /// Begins a transfer as soon as its lane is free, and goes on.
     Start(Transfer),
@@ -59,7 +59,7 @@ pub struct Schedule {
     pub graph: String,
     /// The process that executes it; 0 where there is one.
     pub rank: RankId,
-    /// Name of the planner.
+    /// The name of the planner.
     pub planner: String,
     /// The budget that it was made for.
     pub budget: Bytes,
@@ -67,11 +67,11 @@ pub struct Schedule {
     pub slab: Bytes,
     /// Size of the arena in each tier below the device; nothing for the device itself.
     pub below: SecondaryMap<TierId, Bytes>,
-    /// All buffers.
+    /// All buffers, with their sizes and addresses.
     pub buffers: PrimaryMap<BufferId, Buffer>,
     /// The buffer of each placeholder, filled before the first instruction.
     pub placeholders: Vec<(NodeId, BufferId)>,
-    /// The instructions.
+    /// The instructions, in the order in which they are executed.
     pub instructions: Vec<Instruction>,
 }
 

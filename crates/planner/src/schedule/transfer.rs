@@ -21,8 +21,8 @@ pub struct Transfer {
 /// What a transfer moves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Movement {
-    /// What lies in one buffer, into another one at the other end of the lane: offload and prefetch.
-    /// The source keeps what it holds.
+    /// What lies in one buffer goes into another one at the other end of the lane: offload and
+    /// prefetch. The source keeps what it holds.
     Copy {
         /// Where it is read; nothing may overwrite or free it until the transfer was waited for.
         from: BufferId,

@@ -28,7 +28,7 @@ pub enum DType {
     I8,
     /// 8-bit unsigned integer.
     U8,
-    /// One byte, 0 or 1.
+    /// A truth value in one byte, 0 or 1.
     Bool,
 }
 
@@ -62,7 +62,7 @@ impl DType {
         Self::ALL[self as usize].2
     }
 
-    /// A floating-point type.
+    /// Whether it is a floating-point type.
     pub fn is_float(self) -> bool {
         self <= DType::Bf16
     }
@@ -71,16 +71,16 @@ impl DType {
 /// Shape and element type of a tensor, and where it lies in its storage.
 #[derive(Clone, Debug, PartialEq)]
 pub struct TensorType {
-    /// Extent of each dimension, in elements.
+    /// The extent of each dimension, in elements.
     pub shape: Vec<u64>,
-    /// Element type.
+    /// The element type.
     pub dtype: DType,
-    /// Row-major without gaps.
+    /// Whether the elements lie in row-major order without gaps.
     pub contiguous: bool,
     /// Step of each dimension, in elements; absent in planning-only graphs and for contiguous
     /// tensors.
     pub strides: Option<Vec<u64>>,
-    /// First element within the storage, in elements.
+    /// The position of the first element within the storage, in elements.
     pub offset: u64,
 }
 

@@ -114,7 +114,9 @@ fn variant(error: &ReadError) -> &'static str {
             GraphError::UnknownOutput { .. } => "UnknownOutput",
             GraphError::OutputOverwritten { .. } => "OutputOverwritten",
             GraphError::TooLarge => "TooLarge",
+            other => panic!("a rule without a test: {other}"),
         },
+        other => panic!("a variant without a test: {other}"),
     }
 }
 

@@ -73,6 +73,8 @@ fn a_step_that_computes_nothing_holds_its_placeholders() {
             Bytes(192),
             "{planner:?}: the slab, whose addresses are multiples of 64"
         );
+        assert_eq!(proof.binding, None, "{planner:?}: nothing runs");
+        assert_eq!(proof.live.len(), 2, "{planner:?}: both placeholders are alive");
     }
 }
 

@@ -46,6 +46,7 @@ pub fn write(info: &ModuleInfo) -> String {
     let pre: Vec<_> = info.modules().keys().collect();
     let stats = info.modules().values().map(|stats| {
         let curve = &stats.tradeoff;
+        let intercepts = curve.segments.iter().map(|segment| segment.intercept);
         json!({
             "fqn": stats.name,
             "param_per_module": stats.parameters.0,
@@ -64,7 +65,7 @@ pub fn write(info: &ModuleInfo) -> String {
             "sac_memory": stats.checkpointing_bytes.0,
             "n_segments": curve.segments.len(),
             "slopes": curve.segments.iter().map(|segment| segment.slope).collect::<Vec<_>>(),
-            "intercepts": curve.segments.iter().map(|segment| segment.intercept).collect::<Vec<_>>(),
+            "intercepts": intercepts.collect::<Vec<_>>(),
             "breakpoints": curve.breakpoints,
             "tradeoff_curve": curve.points,
         })

@@ -5,6 +5,7 @@
 //!
 //! Source of the fields: PyTorch, `torch/distributed/_tools/ilp_utils.py` (`ModStats`).
 
+mod error;
 mod format;
 mod measure;
 mod operators;
@@ -15,8 +16,8 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
 use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap, entity_impl};
-use thiserror::Error;
 
+pub use error::ModuleInfoError;
 pub use measure::measure;
 pub use operators::{OperatorStats, OperatorStatsError, operators};
 pub use tradeoff::{Group, Groups, Tradeoff, groups, tradeoff};
@@ -114,47 +115,6 @@ pub struct ModuleInfo {
     position: SecondaryMap<ModuleIndex, u32>,
     /// The nearest module above it.
     parent: SecondaryMap<ModuleIndex, Option<ModuleIndex>>,
-}
-
-/// What is wrong with statistics of modules.
-#[derive(Clone, Debug, PartialEq, Error)]
-#[allow(missing_docs)] // each message says what its fields are
-pub enum ModuleInfoError {
-    #[error(
-        "it is no JSON of module statistics: {reason}; `mod_order` and `mod_stats` are expected, \
-         bare or under `module_info`"
-    )]
-    Json { reason: String },
-    #[error("there is no module: `mod_stats` is empty; record at least the root")]
-    Empty,
-    #[error("`mod_stats` has an entry without `fqn` at place {at}; name its module")]
-    Unnamed { at: usize },
-    #[error("module `{module}` has no figure `{field}`; record it")]
-    Missing { module: String, field: &'static str },
-    #[error("module `{module}`: `{field}` is {found}; expected {expected}")]
-    Figure { module: String, field: &'static str, found: String, expected: &'static str },
-    #[error("module `{module}` has {segments} slopes, but {found} {what}; expected {expected}")]
-    Curve { module: String, segments: usize, found: usize, what: &'static str, expected: usize },
-    #[error("module `{module}` stands twice in {place}; list every module once")]
-    Duplicate { module: String, place: &'static str },
-    #[error("module `{module}` has statistics but does not stand in {order}; add it there")]
-    NotOrdered { module: String, order: &'static str },
-    #[error("module `{module}` stands in {order} but has no statistics; add them to `mod_stats`")]
-    NoStatistics { module: String, order: &'static str },
-    #[error(
-        "`{module}` is no fully qualified name: a component is empty; join components by single \
-         dots"
-    )]
-    Name { module: String },
-    #[error(
-        "module `{module}` is not below the root `{root}`; one module has to contain all others"
-    )]
-    SecondRoot { module: String, root: String },
-    #[error(
-        "module `{module}` comes {when} its ancestor `{ancestor}` in {order}, so each would \
-         contain the other; record the order anew"
-    )]
-    Cycle { module: String, ancestor: String, when: &'static str, order: &'static str },
 }
 
 /// More bytes than any figure may have, 16 TiB; sums over tens of thousands of modules stay below

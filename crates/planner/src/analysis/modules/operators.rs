@@ -26,12 +26,30 @@ pub struct OperatorStats {
 
 /// What is wrong with statistics of operators.
 #[derive(Clone, Debug, PartialEq, Error)]
-#[allow(missing_docs)] // each message says what its fields are
+#[non_exhaustive]
 pub enum OperatorStatsError {
+    /// A field is missing or of the wrong kind.
     #[error("module `{module}`: its operators' `{field}` is not {expected}")]
-    Field { module: String, field: &'static str, expected: &'static str },
+    Field {
+        /// The fully qualified name of the module.
+        module: String,
+        /// The name of the field.
+        field: &'static str,
+        /// What the field must be.
+        expected: &'static str,
+    },
+    /// A field names an operator that is not in the list.
     #[error("module `{module}`: `{field}` names operator {found} of {operators}")]
-    Place { module: String, field: &'static str, found: u64, operators: usize },
+    Place {
+        /// The fully qualified name of the module.
+        module: String,
+        /// The name of the field.
+        field: &'static str,
+        /// The place that it names.
+        found: u64,
+        /// The number of operators in the list.
+        operators: usize,
+    },
 }
 
 /// Operators of one module from the JSON of PyTorch's tools (`SACStats`; milliseconds there are

@@ -18,41 +18,42 @@ pub use sharding::{ShardPlan, ShardTask, ShardUnit, ShardVariant, shard};
 
 /// Why there is no plan of modules.
 #[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
 pub enum ModulePlanError {
-    /// No choice of modules fits.
+    /// No choice of modules fits into the budget.
     #[error("{0}")]
     Infeasible(Box<ModuleInfeasible>),
-    /// The solver gave up.
+    /// The solver ended without an answer, which proves nothing.
     #[error("the solver found no plan: {reason}; give it more time, or accept a larger gap")]
     Unsolved {
-        /// In the solver's words.
+        /// What the solver says of it.
         reason: String,
     },
-    /// No device.
+    /// The modules are to be sharded over no device at all.
     #[error("a world size of 0 is no device; give 1 or more")]
     WorldSize,
-    /// A link that nothing passes.
+    /// A link between devices has a bandwidth or a latency that no link has.
     #[error(
         "the bandwidth of {link} is {bytes_per_second} bytes/s and its latency {latency} s; give \
          a bandwidth above 0 and a latency of 0 or more"
     )]
     Link {
-        /// Which one.
+        /// The name of the link.
         link: &'static str,
-        /// As given.
+        /// The bandwidth that was given, in bytes per second.
         bytes_per_second: f64,
-        /// As given.
+        /// The latency that was given, in seconds.
         latency: f64,
     },
-    /// Units of sharding that were asked for.
+    /// Of two modules that are to be sharded by themselves, one contains the other.
     #[error(
         "units `{upper}` and `{lower}` cannot both be sharded: one contains the other; name one \
          of them"
     )]
     Nested {
-        /// The module above.
+        /// The fully qualified name of the module that contains the other.
         upper: String,
-        /// The module below.
+        /// The fully qualified name of the module inside.
         lower: String,
     },
 }

@@ -26,19 +26,20 @@ pub struct OperatorPolicy {
 
 /// Why there is no policy.
 #[derive(Clone, Debug, PartialEq, Error)]
+#[non_exhaustive]
 pub enum PolicyError {
-    /// The share of all bytes that may be saved.
+    /// The share of all bytes that may be saved is no share.
     #[error("a share of {share} of the bytes cannot be saved; give one from 0 to 1")]
     Share {
-        /// As given.
+        /// The share that was given.
         share: f64,
     },
-    /// Something has to be saved.
+    /// What has to be saved exceeds what may be saved.
     #[error("{needed} have to be saved, and {capacity} may be; give a larger share")]
     Forced {
-        /// Outputs that cannot be made again.
+        /// The bytes of the outputs that cannot be made again.
         needed: Bytes,
-        /// What the share comes to.
+        /// The bytes that the share comes to.
         capacity: Bytes,
     },
 }

@@ -1,4 +1,4 @@
-//! What one call to the search works with: its budget, what fits into it, random numbers and effort.
+//! What one call to the search works with: its budget, what fits into it, random numbers, effort.
 //! Invariant: the work of a part under other limits counts for the whole.
 
 use fastrand::Rng;

@@ -1,6 +1,6 @@
 //! The race: the best starts are improved side by side, in short legs, while a second thread raises
-//! the bound. Invariant: what a runner has reached is offered to the search after each leg, and with
-//! a limit of work alone nothing that the second thread finds changes the race.
+//! the bound. Invariant: what a runner has reached is offered to the search after each leg, and
+//! with a limit of work alone nothing that the second thread finds changes the race.
 
 use crate::plan::search::Search;
 use crate::plan::search::attempt::{Attempt, Runner};

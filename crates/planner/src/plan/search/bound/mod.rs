@@ -95,17 +95,17 @@ impl Hull {
     }
 }
 
-/// The schedules that a bound speaks of.
+/// The orders of first runs that a bound speaks of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BoundOrder {
-    /// Those that run every node for the first time in the order that was given.
+    /// The bound speaks of schedules that run every node for the first time in the given order.
     Given,
-    /// All.
+    /// The bound speaks of schedules in every order.
     Any,
 }
 
 impl BoundOrder {
-    /// As it is printed.
+    /// The name under which it is printed.
     pub fn name(self) -> &'static str {
         match self {
             BoundOrder::Given => "given",

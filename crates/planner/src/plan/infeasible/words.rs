@@ -1,0 +1,53 @@
+//! A refusal in words. Invariant: every figure of a sentence is a field of the data; nothing is
+//! computed here but the sum of what is too small to be listed.
+
+use std::fmt;
+
+use crate::plan::infeasible::Infeasible;
+use crate::units::Bytes;
+
+/// Live tensors that are listed one by one.
+const LISTED: usize = 10;
+
+/// A module as a sentence names it.
+fn place(module: &str) -> String {
+    if module.is_empty() { "the root module".to_string() } else { format!("module `{module}`") }
+}
+
+impl fmt::Display for Infeasible {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let claim =
+            if self.budget < self.needed { "no plan fits" } else { "no plan was found that fits" };
+        writeln!(
+            f,
+            "{claim} {} ({} bytes); the smallest budget known to be feasible is {} ({} bytes), \
+             and no schedule needs less than {}",
+            self.budget, self.budget.0, self.reached, self.reached.0, self.needed
+        )?;
+        match &self.binding {
+            Some(binding) => writeln!(
+                f,
+                "it binds at node `{}` ({}), where these are alive:",
+                binding.name,
+                place(&binding.module)
+            )?,
+            None => writeln!(f, "the step computes nothing; these are alive from the start:")?,
+        }
+        for tensor in self.live.iter().take(LISTED) {
+            writeln!(
+                f,
+                "  {:>10}  {} ({}, {})",
+                tensor.bytes.to_string(),
+                tensor.name,
+                tensor.phase,
+                place(&tensor.module)
+            )?;
+        }
+        if self.live.len() > LISTED {
+            let rest: Bytes = self.live[LISTED..].iter().map(|tensor| tensor.bytes).sum();
+            let count = self.live.len() - LISTED;
+            writeln!(f, "  {:>10}  in {count} smaller ones", rest.to_string())?;
+        }
+        Ok(())
+    }
+}
