@@ -33,31 +33,63 @@ pub struct StepSettings {
 
 /// Why a schedule cannot be executed here.
 #[derive(Debug, Error)]
-#[allow(missing_docs)] // each message says what its fields are
+#[non_exhaustive]
 pub enum CompileError {
+    /// The checker refused the schedule, or it is one of another graph.
     #[error("the schedule is wrong and was not executed: {0}")]
     Violation(#[from] Violation),
+    /// The graph calls operators that have no kernel.
     #[error(
         "{} not implemented by the engine: {}; such a graph can be planned, but not trained",
         if operators.len() == 1 { "1 operator is" } else { "some operators are" },
         list(operators)
     )]
-    UnknownOperators { operators: Vec<UnknownOperator> },
+    UnknownOperators {
+        /// These, with their first nodes.
+        operators: Vec<UnknownOperator>,
+    },
+    /// A kernel cannot compute the node.
     #[error("node `{node}` ({op}): {reason}")]
-    Kernel { node: String, op: String, reason: KernelError },
+    Kernel {
+        /// The node's name.
+        node: String,
+        /// Its operator.
+        op: String,
+        /// Why its kernel cannot.
+        reason: KernelError,
+    },
+    /// A call is not one that its row of the operator table describes.
     #[error("node `{node}` ({op}): {reason}")]
-    Unsuited { node: String, op: String, reason: Unsuited },
+    Unsuited {
+        /// The node's name.
+        node: String,
+        /// Its operator.
+        op: String,
+        /// What does not suit the row.
+        reason: Unsuited,
+    },
+    /// A node whose strides, element types or places in memory suit no kernel at all.
     #[error("node `{node}`: {what}; this graph is for planning only")]
-    NotExecutable { node: String, what: String },
+    NotExecutable {
+        /// The node's name.
+        node: String,
+        /// What keeps it from being executed.
+        what: String,
+    },
+    /// The schedule has transfers, and the engine computes on one device without lanes.
     #[error(
         "instruction {index} starts or awaits a transfer, and the engine has no lanes yet; plan \
          without transfers"
     )]
-    NoLanes { index: usize },
+    NoLanes {
+        /// The first such instruction, counted from 0.
+        index: usize,
+    },
 }
 
 /// Why a step failed. Parameters and state may have been updated in part.
 #[derive(Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum StepError {
     /// The data does not suit the model.
     #[error("the batch holds an index outside its table, or a class that the model does not have")]

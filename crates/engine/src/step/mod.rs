@@ -23,21 +23,55 @@ pub const FORMAT: &str = "tightfit-step/1";
 
 /// Why a folder is not a step.
 #[derive(Debug, Error)]
-#[allow(missing_docs)] // each message says what its fields are
+#[non_exhaustive]
 pub enum StepFileError {
+    /// A file cannot be read.
     #[error("{}: {error}", path.display())]
-    Read { path: PathBuf, error: std::io::Error },
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        error: std::io::Error,
+    },
+    /// A graph's file does not hold a graph.
     #[error("{}: {error}", path.display())]
-    Graph { path: PathBuf, error: ReadError },
+    Graph {
+        /// The file.
+        path: PathBuf,
+        /// Why it is not a graph.
+        error: ReadError,
+    },
+    /// `step.json` is not JSON, or lacks a field.
     #[error("{}: not a {FORMAT} file: {error}", path.display())]
-    Json { path: PathBuf, error: serde_json::Error },
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// Where and why reading ended.
+        error: serde_json::Error,
+    },
+    /// `step.json` is of another format or version.
     #[error("{}: the format is \"{found}\", but this program reads \"{FORMAT}\"", path.display())]
-    Version { path: PathBuf, found: String },
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// The format that it names.
+        found: String,
+    },
+    /// A file stands where the step's folder should.
     #[error("{}: a step is a folder, as `tightfit.export` writes it; a graph alone can be \
         planned, but not trained", path.display())]
-    NotAFolder { path: PathBuf },
+    NotAFolder {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The graphs cannot be trained with what the step says.
     #[error("{}: {what}", path.display())]
-    Incomplete { path: PathBuf, what: String },
+    Incomplete {
+        /// The step's `step.json`.
+        path: PathBuf,
+        /// What is missing or wrong.
+        what: String,
+    },
 }
 
 /// How a parameter begins.
