@@ -16,7 +16,8 @@ use tightfit::schedule::{Lowering, lower};
 use tightfit::tensor::{Argument, DType};
 use tightfit::units::Bytes;
 
-use crate::execute::executable::{CompileError, Executable, StepSettings};
+use crate::execute::error::CompileError;
+use crate::execute::executable::{Executable, StepSettings};
 use crate::execute::session::SessionError;
 use crate::memory::slab::Slab;
 

@@ -6,18 +6,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rayon::ThreadPool;
-use thiserror::Error;
 use tightfit::check::{Checked, Violation};
 use tightfit::graph::Graph;
 use tightfit::id::MicroBatchId;
-use tightfit::operator::Unsuited;
 use tightfit::schedule::{Call, Instruction, Schedule};
 use tightfit::timeline::CallInTime;
 use tightfit::units::{Bytes, Seconds};
 
-use crate::execute::admission::{UnknownOperator, admit, list};
+use crate::execute::admission::admit;
+use crate::execute::error::{CompileError, StepError};
 use crate::kernels::tensor::Tensor;
-use crate::kernels::{self, FaultFlag, Kernel, KernelError, Operands, Run, Scratch};
+use crate::kernels::{self, FaultFlag, Kernel, Operands, Run, Scratch};
 use crate::memory::slab::Slab;
 
 /// What differs from step to step.
@@ -29,71 +28,6 @@ pub struct StepSettings {
     pub step: u32,
     /// Learning rate.
     pub learning_rate: f64,
-}
-
-/// Why a schedule cannot be executed here.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum CompileError {
-    /// The checker refused the schedule, or it is one of another graph.
-    #[error("the schedule is wrong and was not executed: {0}")]
-    Violation(#[from] Violation),
-    /// The graph calls operators that have no kernel.
-    #[error(
-        "{} not implemented by the engine: {}; such a graph can be planned, but not trained",
-        if operators.len() == 1 { "1 operator is" } else { "some operators are" },
-        list(operators)
-    )]
-    UnknownOperators {
-        /// These, with their first nodes.
-        operators: Vec<UnknownOperator>,
-    },
-    /// A kernel cannot compute the node.
-    #[error("node `{node}` ({op}): {reason}")]
-    Kernel {
-        /// The node's name.
-        node: String,
-        /// Its operator.
-        op: String,
-        /// Why its kernel cannot.
-        reason: KernelError,
-    },
-    /// A call is not one that its row of the operator table describes.
-    #[error("node `{node}` ({op}): {reason}")]
-    Unsuited {
-        /// The node's name.
-        node: String,
-        /// Its operator.
-        op: String,
-        /// What does not suit the row.
-        reason: Unsuited,
-    },
-    /// A node whose strides, element types or places in memory suit no kernel at all.
-    #[error("node `{node}`: {what}; this graph is for planning only")]
-    NotExecutable {
-        /// The node's name.
-        node: String,
-        /// What keeps it from being executed.
-        what: String,
-    },
-    /// The schedule has transfers, and the engine computes on one device without lanes.
-    #[error(
-        "instruction {index} starts or awaits a transfer, and the engine has no lanes yet; plan \
-         without transfers"
-    )]
-    NoLanes {
-        /// The first such instruction, counted from 0.
-        index: usize,
-    },
-}
-
-/// Why a step failed. Parameters and state may have been updated in part.
-#[derive(Debug, Error, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum StepError {
-    /// The data does not suit the model.
-    #[error("the batch holds an index outside its table, or a class that the model does not have")]
-    Index,
 }
 
 struct Compiled {

@@ -12,7 +12,8 @@ use tightfit::id::{DEVICE, NodeId, ValueId};
 use tightfit::schedule::Schedule;
 use tightfit::tensor::DType;
 
-use crate::execute::executable::{CompileError, Executable};
+use crate::execute::error::CompileError;
+use crate::execute::executable::Executable;
 use crate::memory::slab::Slab;
 use crate::step;
 

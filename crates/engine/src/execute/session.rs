@@ -12,7 +12,8 @@ use tightfit::tensor::DType;
 use tightfit::timeline::CallInTime;
 use tightfit::units::Bytes;
 
-use crate::execute::executable::{CompileError, Executable, StepError, StepSettings};
+use crate::execute::error::{CompileError, StepError};
+use crate::execute::executable::{Executable, StepSettings};
 use crate::execute::places::{Compiled, Resident, compile, gather, loss_of, pair, residents};
 use crate::memory::slab::{Slab, SlabError};
 use crate::step::data::Dataset;

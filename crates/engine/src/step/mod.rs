@@ -5,6 +5,7 @@
 
 pub mod data;
 pub(crate) mod initialise;
+mod spec;
 pub(crate) mod stream;
 
 use std::collections::BTreeMap;
@@ -16,7 +17,7 @@ use tightfit::graph::{self, Graph, Phase, ReadError};
 use tightfit::id::{NodeId, ValueId};
 use tightfit::tensor::DType;
 
-use crate::step::data::DataSpec;
+pub use spec::{DataSpec, EveryRow, Initialisation, LastFraction, OptimizerSpec};
 
 /// The format that is read.
 pub const FORMAT: &str = "tightfit-step/1";
@@ -72,39 +73,6 @@ pub enum StepFileError {
         /// What is missing or wrong.
         what: String,
     },
-}
-
-/// How a parameter begins.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Initialisation {
-    /// Normally distributed.
-    Normal {
-        /// Mean.
-        mean: f64,
-        /// Standard deviation.
-        std: f64,
-    },
-    /// Uniformly distributed over [low, high).
-    Uniform {
-        /// Lower end.
-        low: f64,
-        /// Upper end.
-        high: f64,
-    },
-    /// All elements alike.
-    Constant(f64),
-    /// Read from a safetensors file of the step's folder.
-    File(String),
-}
-
-/// Optimizer defaults that a run may change.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-pub struct OptimizerSpec {
-    /// `adamw` or `sgd`; its constants are on the graph's nodes.
-    pub kind: String,
-    /// Learning rate, constant over the run.
-    pub learning_rate: f64,
 }
 
 #[derive(Deserialize)]
