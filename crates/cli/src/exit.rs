@@ -139,4 +139,11 @@ mod tests {
         }
         assert_eq!(code(&FittingError::from(BudgetError::Zero).into()), 8);
     }
+
+    #[test]
+    fn the_engine_cannot_execute_transfers() {
+        let refused = || CompileError::NoLanes { index: 3 };
+        assert_eq!(code(&refused().into()), 6);
+        assert_eq!(code(&SessionError::from(refused()).into()), 6);
+    }
 }
