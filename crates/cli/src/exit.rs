@@ -9,7 +9,7 @@ use tightfit::plan::modules::ModulePlanError;
 use tightfit::schedule::PlanFileError;
 use tightfit_engine::step::StepFileError;
 use tightfit_engine::step::data::DataError;
-use tightfit_engine::weights::CheckpointError;
+use tightfit_engine::weights::WeightsError;
 use tightfit_engine::{BudgetError, CompileError, FittingError, SessionError, SlabError};
 use tightfit_report::TraceError;
 
@@ -82,8 +82,8 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if let Some(error) = error.downcast_ref::<StepFileError>() {
         return Some(if matches!(error, StepFileError::Read { .. }) { 4 } else { 5 });
     }
-    if let Some(error) = error.downcast_ref::<CheckpointError>() {
-        return Some(if matches!(error, CheckpointError::Io { .. }) { 4 } else { 5 });
+    if let Some(error) = error.downcast_ref::<WeightsError>() {
+        return Some(if matches!(error, WeightsError::Io { .. }) { 4 } else { 5 });
     }
     if let Some(error) = error.downcast_ref::<DataError>() {
         return Some(if matches!(error, DataError::Read { .. }) { 4 } else { 7 });
@@ -94,11 +94,19 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
             SessionError::Slab(error) => of(error),
             SessionError::Step { .. } => Some(7),
             SessionError::Initialise(_) => Some(5),
-            SessionError::Threads(_) => Some(1),
+            _ => None,
         };
     }
     if let Some(error) = error.downcast_ref::<CompileError>() {
-        return Some(if matches!(error, CompileError::Violation(_)) { 9 } else { 6 });
+        return match error {
+            CompileError::Violation(_) => Some(9),
+            CompileError::UnknownOperators { .. }
+            | CompileError::Kernel { .. }
+            | CompileError::Unsuited { .. }
+            | CompileError::NotExecutable { .. }
+            | CompileError::NoLanes { .. } => Some(6),
+            _ => None,
+        };
     }
     if error.is::<PlanFileError>() || error.is::<TraceError>() || error.is::<serde_json::Error>() {
         return Some(5);
@@ -134,5 +142,12 @@ mod tests {
             assert_eq!(code(&anyhow::Error::from(error).context("while planning")), expected);
         }
         assert_eq!(code(&FittingError::from(BudgetError::Zero).into()), 8);
+    }
+
+    #[test]
+    fn the_engine_cannot_execute_transfers() {
+        let refused = || CompileError::NoLanes { index: 3 };
+        assert_eq!(code(&refused().into()), 6);
+        assert_eq!(code(&SessionError::from(refused()).into()), 6);
     }
 }

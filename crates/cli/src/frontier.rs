@@ -1,15 +1,14 @@
 //! What each of several budgets costs. Invariant: budgets fall evenly from what the unplanned step
 //! needs to the smallest one known to be feasible, and a larger one is never slower.
 
-use tightfit::effort::Effort;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
-use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
 use tightfit::{FitError, Fitted, Goal, Request};
 use tightfit_report::FrontierPoint;
 
+use crate::effort::Search;
 use crate::figures::Figures;
 
 /// One budget.
@@ -22,31 +21,26 @@ pub struct Point {
     pub seconds: Seconds,
 }
 
-/// The points of a frontier, the largest budget first; `effort` is that of each.
+/// The points of a frontier, the largest budget first; the search is that of each.
 pub fn frontier(
     graph: &Graph,
     machine: &Machine,
     profile: &Profile,
     unplanned: &Fitted,
-    planner: Planner,
+    search: &Search,
     points: u32,
-    effort: &Effort<'_>,
 ) -> anyhow::Result<Vec<Point>> {
     let reserve = tightfit_engine::reserve(graph, machine);
-    let smallest = tightfit::fit(
-        graph,
-        profile,
-        &Request { goal: Goal::Smallest, planner, effort: *effort, ..Request::default() },
-    )?;
+    let request = Request {
+        goal: Goal::Smallest,
+        planner: search.planner,
+        effort: search.effort(),
+        ..Request::default()
+    };
+    let smallest = tightfit::fit(graph, profile, &request)?;
     let slabs = slabs(smallest.schedule().slab, unplanned.schedule().slab, points);
     let mut points = Vec::with_capacity(slabs.len());
-    for point in tightfit::frontier(
-        graph,
-        profile,
-        &slabs,
-        Some(smallest),
-        &Request { goal: Goal::Smallest, planner, effort: *effort, ..Request::default() },
-    ) {
+    for point in tightfit::frontier(graph, profile, &slabs, Some(smallest), &request) {
         let figures = match point.result {
             Ok(fitted) => Some(Figures::in_any_order(&fitted, unplanned.timeline().seconds)),
             Err(FitError::Plan(_)) => None,

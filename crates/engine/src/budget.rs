@@ -21,21 +21,34 @@ pub enum Budget {
 /// Why a budget makes no sense.
 #[derive(Debug, Error, PartialEq)]
 #[non_exhaustive]
-#[allow(missing_docs)] // each message says what its fields are
 pub enum BudgetError {
+    /// No bytes at all, or a share that comes to none.
     #[error(
         "a budget of zero leaves no memory for anything; write bytes, 320MiB, 2.5GB, 60% or min"
     )]
     Zero,
+    /// The text is no budget.
     #[error("`{0}` is not a budget; write bytes, 320MiB, 2.5GB, 60% or min")]
     Unreadable(String),
+    /// The step is to run here, where there is less memory than that.
     #[error("a budget of {budget} is more than this machine's memory of {memory}")]
-    BeyondMemory { budget: Bytes, memory: Bytes },
+    BeyondMemory {
+        /// The whole budget.
+        budget: Bytes,
+        /// This machine's physical memory.
+        memory: Bytes,
+    },
+    /// The reserve alone takes all of it.
     #[error(
         "a budget of {budget} is less than the {reserve} that the matrix product needs beside the \
          slab"
     )]
-    BelowReserve { budget: Bytes, reserve: Bytes },
+    BelowReserve {
+        /// The whole budget.
+        budget: Bytes,
+        /// What the matrix product packs at the most.
+        reserve: Bytes,
+    },
 }
 
 impl Budget {

@@ -16,7 +16,8 @@ use tightfit::schedule::{Lowering, lower};
 use tightfit::tensor::{Argument, DType};
 use tightfit::units::Bytes;
 
-use crate::execute::executable::{CompileError, Executable, StepSettings};
+use crate::execute::error::CompileError;
+use crate::execute::executable::{Executable, StepSettings};
 use crate::execute::session::SessionError;
 use crate::memory::slab::Slab;
 
@@ -116,7 +117,7 @@ fn seconds<const N: usize>(graphs: [Graph; N], threads: u32) -> Result<[f64; N],
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads as usize).build()?;
     let pool = Arc::new(pool);
     let settings = StepSettings { seed: 0, step: 0, learning_rate: 0.0 };
-    let mut programs = Vec::with_capacity(N);
+    let mut executables = Vec::with_capacity(N);
     for graph in &graphs {
         let profile =
             Profile { in_place: false, ..Profile::new(graph, &Machine::unmeasured_cpu(threads)) };
@@ -124,13 +125,15 @@ fn seconds<const N: usize>(graphs: [Graph; N], threads: u32) -> Result<[f64; N],
         let schedule = lower(graph, &profile, &plan, &Lowering::to(Goal::Smallest));
         let slab = Slab::new(schedule.slab)?;
         let checked = Checked::new(graph, &profile, schedule).map_err(CompileError::from)?;
-        programs.push((Executable::compile(graph, &checked, &pool)?, slab));
+        executables.push((Executable::compile(graph, &checked, &pool)?, slab));
     }
     let mut runs = [const { Vec::new() }; N];
     for round in 0..=ROUNDS {
-        for ((program, slab), runs) in programs.iter_mut().zip(&mut runs) {
+        for ((executable, slab), runs) in executables.iter_mut().zip(&mut runs) {
             let start = Instant::now();
-            program.run(slab, &settings).map_err(|error| SessionError::Step { step: 0, error })?;
+            executable
+                .run(slab, &settings)
+                .map_err(|error| SessionError::Step { step: 0, error })?;
             runs.extend((round > 0).then(|| start.elapsed().as_secs_f64()));
         }
     }

@@ -16,12 +16,12 @@ pub mod step;
 
 pub use budget::{Budget, BudgetError};
 pub use calibrate::calibrate;
-pub use execute::admission::UnknownOperator;
+pub use execute::error::{CompileError, StepError, UnknownOperator};
 pub use execute::evaluation::Evaluation;
-pub use execute::executable::{CompileError, Executable, StepError, StepSettings};
+pub use execute::executable::{Executable, StepSettings};
 pub use execute::places::{Located, Resident};
 pub use execute::session::{Session, SessionError};
-pub use execute::trial::{FastestStep, Timings, VERSION, trial};
+pub use execute::trial::{FastestStep, NodeTimings, Timings, VERSION, trial};
 pub use execute::weights;
 pub use fit::{FitTask, FittedGraph, FittedStep, FittingError, fit_graph, fit_step};
 pub use kernels::KernelError;

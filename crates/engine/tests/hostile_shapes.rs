@@ -61,7 +61,7 @@ fn outcome(
 ) -> Result<Result<Vec<u8>, StepError>, CompileError> {
     let (profile, schedule) = lowered(graph, pool.current_num_threads());
     let checked = Checked::new(graph, &profile, schedule.clone())?;
-    let program = Executable::compile(graph, &checked, pool)?;
+    let executable = Executable::compile(graph, &checked, pool)?;
     let mut slab = Slab::new(schedule.slab + Bytes(GUARD)).unwrap();
     let end = schedule.slab.0 + GUARD;
     slab.write(0, end).fill(filler);
@@ -89,7 +89,7 @@ fn outcome(
     }
     mine.iter().for_each(|&place| written[place as usize] = true);
     let before = slab.read(0, end).to_vec();
-    if let Err(error) = program.run(&mut slab, &SETTINGS) {
+    if let Err(error) = executable.run(&mut slab, &SETTINGS) {
         return Ok(Err(error));
     }
     let after = slab.read(0, end);
@@ -520,11 +520,11 @@ fn an_executable_runs_on_the_threads_it_was_compiled_for() {
         let (profile, schedule) = lowered(&graph, threads);
         let pool = pool(threads);
         let checked = Checked::new(&graph, &profile, schedule.clone()).unwrap();
-        let program = Executable::compile(&graph, &checked, &pool).unwrap();
+        let executable = Executable::compile(&graph, &checked, &pool).unwrap();
         drop(pool);
-        assert_eq!(program.threads(), threads);
+        assert_eq!(executable.threads(), threads);
         let mut slab = Slab::new(schedule.slab).unwrap();
-        assert!(program.run(&mut slab, &SETTINGS).is_ok());
+        assert!(executable.run(&mut slab, &SETTINGS).is_ok());
     }
     // A workspace for one thread is too small for three.
     let floats = |shape: &'static [u64]| (shape, DType::F32);

@@ -82,7 +82,7 @@ fn execute(
     schedule.budget = schedule.slab;
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
     let checked = Checked::new(graph, &profile, schedule.clone()).map_err(|e| e.to_string())?;
-    let program =
+    let executable =
         Executable::compile(graph, &checked, &Arc::new(pool)).map_err(|error| error.to_string())?;
     let mut slab = Slab::new(schedule.slab).unwrap();
     let address = |buffer: BufferId| schedule.buffers[buffer].address;
@@ -103,7 +103,7 @@ fn execute(
             place.insert(graph.values()[value].storage, buffer);
         }
     }
-    program.run(&mut slab, settings).unwrap();
+    executable.run(&mut slab, settings).unwrap();
     let outputs = graph
         .outputs()
         .iter()

@@ -59,7 +59,7 @@ fn fill(out: &mut [u8], node: u32, step: u32) {
 /// views included.
 fn execute(graph: &Graph, profile: &Profile, schedule: &Schedule, threads: usize) -> Vec<Vec<u8>> {
     let checked = Checked::new(graph, profile, schedule.clone()).unwrap();
-    let program = Executable::compile(graph, &checked, &pool(threads)).unwrap();
+    let executable = Executable::compile(graph, &checked, &pool(threads)).unwrap();
     let mut slab = Slab::new(schedule.slab).unwrap();
     // Nothing may depend on what lay in the slab before.
     slab.write(0, schedule.slab.0).fill(0xff);
@@ -74,7 +74,7 @@ fn execute(graph: &Graph, profile: &Profile, schedule: &Schedule, threads: usize
                 if phase == Phase::State { out.fill(0) } else { fill(out, id.as_u32(), step) }
             }
         }
-        program.run(&mut slab, &StepSettings { seed: 3, step, learning_rate: 0.01 }).unwrap();
+        executable.run(&mut slab, &StepSettings { seed: 3, step, learning_rate: 0.01 }).unwrap();
         let outputs = graph.outputs().iter().map(|&value| graph.values()[value].storage);
         let persistent = graph
             .placeholder_storages()
@@ -279,11 +279,11 @@ fn drop_out(
     let profile = profile(&graph, threads);
     let schedule = unplanned(&graph, &profile).unwrap().schedule().clone();
     let checked = Checked::new(&graph, &profile, schedule.clone()).unwrap();
-    let program = Executable::compile(&graph, &checked, &pool(threads)).unwrap();
+    let executable = Executable::compile(&graph, &checked, &pool(threads)).unwrap();
     let mut slab = Slab::new(schedule.slab).unwrap();
     let input = schedule.buffers[schedule.placeholders[0].1].address;
     slab.write(input, 4 * elements).as_chunks_mut::<4>().0.fill(1.5f32.to_ne_bytes());
-    program.run(&mut slab, &settings).unwrap();
+    executable.run(&mut slab, &settings).unwrap();
     let places = places(&graph, &schedule);
     let bytes = |output: usize| {
         let storage = graph.values()[graph.outputs()[output]].storage;

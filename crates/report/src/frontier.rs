@@ -7,7 +7,7 @@ use std::fmt::Write;
 use tightfit::units::{Bytes, Seconds};
 
 use crate::axis::{duration, escape, percents, ticks};
-use crate::svg::Opening;
+use crate::svg::{Opening, centred, level};
 
 const WIDTH: f64 = 900.0;
 const HEIGHT: f64 = 400.0;
@@ -52,19 +52,8 @@ pub fn frontier_svg(title: &str, unplanned: Seconds, points: &[FrontierPoint]) -
     let mut svg =
         Opening { size: (WIDTH, HEIGHT), title, at: (LEFT, 22.0), light: LIGHT, dark: DARK }.svg();
     for share in percents(top) {
-        let at = y(share);
-        let _ = write!(
-            svg,
-            r#"<line class="grid" x1="{LEFT}" x2="{:.1}" y1="{at:.1}" y2="{at:.1}"/>"#,
-            WIDTH - RIGHT
-        );
-        let _ = writeln!(
-            svg,
-            r#"<text class="soft" x="{:.1}" y="{:.1}" text-anchor="end">{}</text>"#,
-            LEFT - 8.0,
-            at + 4.0,
-            percent(share)
-        );
+        level(&mut svg, (LEFT, WIDTH - RIGHT), y(share), percent(share));
+        svg.push('\n');
     }
     for tick in ticks(low, high) {
         let at = x(tick);
@@ -72,11 +61,8 @@ pub fn frontier_svg(title: &str, unplanned: Seconds, points: &[FrontierPoint]) -
             svg,
             r#"<line class="grid" x1="{at:.1}" x2="{at:.1}" y1="{TOP}" y2="{floor}"/>"#
         );
-        let _ = writeln!(
-            svg,
-            r#"<text class="soft" x="{at:.1}" y="{:.1}" text-anchor="middle">{tick}</text>"#,
-            floor + 18.0
-        );
+        centred(&mut svg, (at, floor + 18.0), tick);
+        svg.push('\n');
     }
     let plan: Vec<(f64, f64)> =
         points.iter().map(|point| (x(point.budget), y(point.overhead))).collect();
@@ -100,17 +86,13 @@ pub fn frontier_svg(title: &str, unplanned: Seconds, points: &[FrontierPoint]) -
         );
     }
     legend(&mut svg, &points, slowest);
-    let _ = write!(
-        svg,
-        r#"<text class="soft" x="{:.1}" y="{:.1}" text-anchor="middle">"#,
-        (LEFT + WIDTH - RIGHT) / 2.0,
-        HEIGHT - 14.0
+    let unplanned = duration(unplanned.0);
+    centred(
+        &mut svg,
+        ((LEFT + WIDTH - RIGHT) / 2.0, HEIGHT - 14.0),
+        format_args!("budget; time is predicted, more than the {unplanned} of the unplanned step"),
     );
-    let _ = write!(
-        svg,
-        "budget; time is predicted, more than the {} of the unplanned step</text>\n</svg>\n",
-        duration(unplanned.0)
-    );
+    svg.push_str("\n</svg>\n");
     svg
 }
 

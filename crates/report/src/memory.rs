@@ -7,7 +7,7 @@ use tightfit::timeline::Timeline;
 use tightfit::units::{Bytes, Seconds};
 
 use crate::axis::{duration, escape, ticks};
-use crate::svg::Opening;
+use crate::svg::{Opening, centred, level};
 
 const WIDTH: f64 = 900.0;
 const HEIGHT: f64 = 360.0;
@@ -32,18 +32,8 @@ pub fn memory_svg(title: &str, unplanned: &Timeline, planned: &Timeline, budget:
     let mut svg =
         Opening { size: (WIDTH, HEIGHT), title, at: (LEFT, 22.0), light: LIGHT, dark: DARK }.svg();
     for tick in ticks(0.0, highest) {
-        let at = y(tick);
-        let _ = write!(
-            svg,
-            r#"<line class="grid" x1="{LEFT}" x2="{:.1}" y1="{at:.1}" y2="{at:.1}"/>"#,
-            WIDTH - RIGHT
-        );
-        let _ = writeln!(
-            svg,
-            r#"<text class="soft" x="{:.1}" y="{:.1}" text-anchor="end">{tick}</text>"#,
-            LEFT - 8.0,
-            at + 4.0
-        );
+        level(&mut svg, (LEFT, WIDTH - RIGHT), y(tick), tick);
+        svg.push('\n');
     }
     for (class, timeline) in [("before", unplanned), ("after", planned)] {
         let _ = writeln!(svg, r#"<path class="{class}" d="{}"/>"#, area(timeline, &x, &y));
@@ -72,13 +62,12 @@ pub fn memory_svg(title: &str, unplanned: &Timeline, planned: &Timeline, budget:
         );
         at += 34.0 + text.len() as f64 * 7.0;
     }
-    let _ = write!(
-        svg,
-        r#"<text class="soft" x="{:.1}" y="{:.1}" text-anchor="middle">"#,
-        (LEFT + WIDTH - RIGHT) / 2.0,
-        HEIGHT - 14.0
+    centred(
+        &mut svg,
+        ((LEFT + WIDTH - RIGHT) / 2.0, HEIGHT - 14.0),
+        format_args!("time within one step (predicted, {})", duration(longest)),
     );
-    let _ = write!(svg, "time within one step (predicted, {})</text>\n</svg>\n", duration(longest));
+    svg.push_str("\n</svg>\n");
     svg
 }
 

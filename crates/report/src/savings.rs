@@ -19,7 +19,7 @@ pub struct Saving {
     /// Bytes held at the peak as captured, and not at the same node under the plan.
     pub saved: Bytes,
     /// How often the node runs again.
-    pub again: u32,
+    pub recomputed: u32,
     /// Seconds of these runs.
     pub seconds: Seconds,
 }
@@ -32,12 +32,12 @@ pub fn savings(unplanned: &Course<'_>, planned: &Course<'_>) -> Vec<Saving> {
         node,
         bytes: Bytes::ZERO,
         saved: Bytes::ZERO,
-        again: 0,
+        recomputed: 0,
         seconds: Seconds(0.0),
     };
     for call in planned.calls.iter().filter(|call| call.recomputed) {
         let row = rows.entry(call.node).or_insert(nothing(call.node));
-        row.again += 1;
+        row.recomputed += 1;
         row.seconds = row.seconds + call.seconds;
     }
     let tensors = |course: &Course<'_>, call: usize| -> Vec<(StorageId, Residency)> {

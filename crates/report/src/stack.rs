@@ -9,7 +9,7 @@ use tightfit::units::{Bytes, Seconds};
 use crate::axis::{duration, escape, moments, ticks};
 use crate::course::Course;
 use crate::role::Role;
-use crate::svg::Opening;
+use crate::svg::{Opening, centred, level};
 
 /// Width and height of the drawings' inner coordinates.
 pub const SIDE: u32 = 1000;
@@ -197,26 +197,11 @@ pub fn stack_svg(title: &str, courses: &[(&str, &Course<'_>)]) -> String {
         let x = |share: f64| LEFT + share * inner;
         let y = |share: f64| top + (1.0 - share) * HEIGHT;
         for tick in ticks(0.0, scale.top.0 as f64) {
-            let at = y(scale.y(tick));
-            let _ = write!(
-                svg,
-                r#"<line class="grid" x1="{LEFT}" x2="{:.1}" y1="{at:.1}" y2="{at:.1}"/>"#,
-                WIDTH - RIGHT
-            );
-            let _ = write!(
-                svg,
-                r#"<text class="soft" x="{:.1}" y="{:.1}" text-anchor="end">{tick}</text>"#,
-                LEFT - 8.0,
-                at + 4.0
-            );
+            level(&mut svg, (LEFT, WIDTH - RIGHT), y(scale.y(tick)), tick);
         }
         for (moment, label) in moments(scale.longest.0, 8) {
-            let _ = write!(
-                svg,
-                r#"<text class="soft" x="{:.1}" y="{:.1}" text-anchor="middle">{label}</text>"#,
-                x(scale.x(Seconds(moment))).min(WIDTH - RIGHT - 12.0),
-                top + HEIGHT + 18.0
-            );
+            let at = x(scale.x(Seconds(moment))).min(WIDTH - RIGHT - 12.0);
+            centred(&mut svg, (at, top + HEIGHT + 18.0), label);
         }
         let _ = write!(svg, r#"<svg x="{LEFT}" y="{top}" width="{inner}" height="{HEIGHT}""#);
         let _ = write!(svg, r#" viewBox="0 0 {SIDE} {SIDE}" preserveAspectRatio="none">"#);

@@ -1,5 +1,8 @@
-//! The opening of a self-contained SVG. Invariant: every drawing has a title, which a screen reader
-//! says too, and style rules for light and for dark ground; it needs no other file.
+//! What self-contained SVGs are made of: their opening, grid lines and labels. Invariant: every
+//! drawing has a title, which a screen reader says too, and style rules for light and for dark
+//! ground; it needs no other file.
+
+use std::fmt::{Display, Write};
 
 use crate::axis::escape;
 
@@ -34,4 +37,26 @@ impl Opening<'_> {
         ]
         .concat()
     }
+}
+
+/// A horizontal line of the grid from `left` to `right`, with its label before it.
+pub fn level(svg: &mut String, (left, right): (f64, f64), at: f64, label: impl Display) {
+    let _ = write!(
+        svg,
+        r#"<line class="grid" x1="{left}" x2="{right:.1}" y1="{at:.1}" y2="{at:.1}"/>"#
+    );
+    let _ = write!(
+        svg,
+        r#"<text class="soft" x="{:.1}" y="{:.1}" text-anchor="end">{label}</text>"#,
+        left - 8.0,
+        at + 4.0
+    );
+}
+
+/// A label with its middle at `x`.
+pub fn centred(svg: &mut String, (x, y): (f64, f64), label: impl Display) {
+    let _ = write!(
+        svg,
+        r#"<text class="soft" x="{x:.1}" y="{y:.1}" text-anchor="middle">{label}</text>"#
+    );
 }

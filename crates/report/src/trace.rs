@@ -43,7 +43,7 @@ pub struct TracedCall {
     /// Its phase.
     pub phase: String,
     /// It is a recomputation.
-    pub again: bool,
+    pub recomputed: bool,
     /// When it starts.
     pub start: Seconds,
     /// How long it takes.
@@ -82,24 +82,51 @@ pub struct Trace {
 
 /// Why bytes are not a trace, or not a trace of what is shown.
 #[derive(Debug, Error)]
-#[allow(missing_docs)] // each message says what its fields are
+#[non_exhaustive]
 pub enum TraceError {
+    /// The bytes are not JSON, or lack a field.
     #[error("not a trace: {0}")]
     Json(#[from] serde_json::Error),
+    /// The trace is of another format or version.
     #[error(
         "the trace's format is {found}, but this program reads \"{FORMAT}\", as `tightfit train \
          --trace` writes it"
     )]
-    Version { found: String },
+    Version {
+        /// The format that it names.
+        found: String,
+    },
+    /// An event cannot be read.
     #[error("event {index} of the trace (`{name}`): {what}")]
-    Event { index: usize, name: String, what: &'static str },
+    Event {
+        /// Its place among the events, from 0.
+        index: usize,
+        /// Its name.
+        name: String,
+        /// What is wrong with it.
+        what: &'static str,
+    },
+    /// The trace was taken from a step of another graph.
     #[error("the trace is of another graph: it names hash {traced}, the graph's is {actual}")]
-    OtherGraph { traced: String, actual: String },
+    OtherGraph {
+        /// The hash that it names.
+        traced: String,
+        /// The hash of the graph that is shown.
+        actual: String,
+    },
+    /// The trace was taken from another plan of the graph.
     #[error(
         "the trace is of another plan: its call {index} is {traced}, the plan's is {planned}; \
          pass the plan that ran, as `tightfit train --trace … -o PLAN` writes it"
     )]
-    OtherPlan { index: usize, traced: String, planned: String },
+    OtherPlan {
+        /// The first call that differs, counted in calls.
+        index: usize,
+        /// That call in the trace.
+        traced: String,
+        /// That call in the plan.
+        planned: String,
+    },
 }
 
 impl Trace {
@@ -125,7 +152,7 @@ impl Trace {
                 op: node.op.clone(),
                 module: graph.module_of(call.node).to_string(),
                 phase: node.phase.name().to_string(),
-                again: call.recomputed,
+                recomputed: call.recomputed,
                 start,
                 seconds,
                 held: call.held,
@@ -159,13 +186,13 @@ impl Trace {
             });
         }
         let shown = |call: Option<(&str, bool)>| match call {
-            Some((node, again)) => {
-                format!("a {} of `{node}`", if again { "recomputation" } else { "first run" })
+            Some((node, recomputed)) => {
+                format!("a {} of `{node}`", if recomputed { "recomputation" } else { "first run" })
             }
             None => "missing".to_string(),
         };
         for index in 0..self.calls.len().max(course.calls.len()) {
-            let traced = self.calls.get(index).map(|call| (call.node.as_str(), call.again));
+            let traced = self.calls.get(index).map(|call| (call.node.as_str(), call.recomputed));
             let planned = course
                 .calls
                 .get(index)
@@ -205,7 +232,7 @@ impl Trace {
             }
         }
         for call in &self.calls {
-            let lane = usize::from(call.again);
+            let lane = usize::from(call.recomputed);
             let mut event = json!({
                 "ph": "X", "name": call.node, "cat": LANES[lane].0, "pid": 1, "tid": lane + 1,
                 "ts": micros(call.start), "dur": micros(call.seconds),
@@ -213,7 +240,7 @@ impl Trace {
                     "op": call.op, "module": call.module, "phase": call.phase, "bytes": call.held
                 },
             });
-            if call.again {
+            if call.recomputed {
                 event["cname"] = json!("terrible");
             }
             push(event);
@@ -328,7 +355,7 @@ impl RawEvent {
                 self.wrong(index, "a call needs op, module, phase and bytes among its arguments")
             );
         };
-        let again = match LANES.iter().position(|(category, _)| *category == self.cat) {
+        let recomputed = match LANES.iter().position(|(category, _)| *category == self.cat) {
             Some(lane) => lane == 1,
             None => return Err(self.wrong(index, "its category is neither `run` nor `recompute`")),
         };
@@ -337,7 +364,7 @@ impl RawEvent {
             op,
             module,
             phase,
-            again,
+            recomputed,
             start,
             seconds,
             held: Bytes(held),

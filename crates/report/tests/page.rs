@@ -185,7 +185,7 @@ fn savings_and_seconds_are_those_of_the_plan() {
         "recomputation is all that takes longer"
     );
     assert_eq!(
-        rows.iter().map(|row| row.again as usize).sum::<usize>(),
+        rows.iter().map(|row| row.recomputed as usize).sum::<usize>(),
         steps.planned.0.recomputed()
     );
     assert!(rows.windows(2).all(|pair| pair[0].saved >= pair[1].saved));

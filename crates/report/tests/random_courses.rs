@@ -64,7 +64,7 @@ fn every_byte_of_every_call_is_accounted_for() {
             assert_eq!(Trace::read(trace.write().as_bytes()).unwrap(), trace, "seed {seed}");
             let rows = savings(&before, &course);
             assert_eq!(
-                rows.iter().map(|row| row.again as usize).sum::<usize>(),
+                rows.iter().map(|row| row.recomputed as usize).sum::<usize>(),
                 fitted.schedule().recomputed(),
                 "seed {seed}"
             );

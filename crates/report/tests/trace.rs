@@ -78,7 +78,7 @@ fn a_trace_suits_its_own_course_only() {
         expect!["the trace is of another graph: it names hash 0, the graph's is HASH"],
     );
     let mut other = trace.clone();
-    other.calls[1].again = true;
+    other.calls[1].recomputed = true;
     refused(
         &other,
         expect![

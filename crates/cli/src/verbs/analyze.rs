@@ -1,5 +1,5 @@
 //! `tightfit analyze`: where the bytes of the unplanned step are. Invariant: every figure is one of
-//! the step as captured, in program order; nothing is planned.
+//! the step as captured, in the graph's order; nothing is planned.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;

@@ -56,16 +56,8 @@ pub fn pareto(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     interrupt::listen();
     let profile = input::profile(&graph, &machine);
     let unplanned = tightfit::unplanned(&graph, &profile)?;
-    let effort = arguments.search.effort();
-    let points = frontier(
-        &graph,
-        &machine,
-        &profile,
-        &unplanned,
-        arguments.search.planner,
-        arguments.points,
-        &effort,
-    )?;
+    let (search, points) = (&arguments.search, arguments.points);
+    let points = frontier(&graph, &machine, &profile, &unplanned, search, points)?;
     if let Some(path) = &arguments.svg {
         output::write_whole(
             path,

@@ -100,16 +100,8 @@ pub fn report(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         arguments.points > 0 && arguments.svg.is_none_or(|drawing| drawing == Drawing::Frontier);
     let points: Vec<FrontierPoint> = if is_wanted {
         interrupt::listen();
-        let effort = arguments.search.effort();
-        drawn(&frontier(
-            &graph,
-            &machine,
-            &profile,
-            &unplanned,
-            arguments.search.planner,
-            arguments.points,
-            &effort,
-        )?)
+        let (search, points) = (&arguments.search, arguments.points);
+        drawn(&frontier(&graph, &machine, &profile, &unplanned, search, points)?)
     } else {
         Vec::new()
     };

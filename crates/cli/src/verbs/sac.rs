@@ -62,12 +62,8 @@ pub fn sac(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     })?;
     let seconds = start.elapsed().as_secs_f64();
     if arguments.json {
-        // Operators are recorded beside the statistics of some files.
-        let sac_stats =
-            serde_json::from_slice::<Value>(&text).unwrap_or_default()["sac_stats"].take();
-        let units = plan.units.iter().map(|unit| unit_json(&info, unit, &sac_stats));
         let result = json!({
-            "units": units.collect::<Result<Vec<_>, _>>()?,
+            "units": units_json(&info, &plan.units, &text)?,
             "recompute_ms": plan.recompute.0 * 1e3,
             "peak_bytes": plan.peak,
             "peak_module": info.modules()[plan.binding].name,
@@ -110,8 +106,18 @@ pub fn print_units(info: &ModuleInfo, units: &[CheckpointedUnit]) {
     }
 }
 
-/// A unit, with the operators that it saves where they are known.
-pub fn unit_json(
+/// Units, with the operators that each saves where `text`, which the statistics were read from,
+/// records them beside.
+pub fn units_json(
+    info: &ModuleInfo,
+    units: &[CheckpointedUnit],
+    text: &[u8],
+) -> anyhow::Result<Vec<Value>> {
+    let sac_stats = serde_json::from_slice::<Value>(text).unwrap_or_default()["sac_stats"].take();
+    units.iter().map(|unit| unit_json(info, unit, &sac_stats)).collect()
+}
+
+fn unit_json(
     info: &ModuleInfo,
     unit: &CheckpointedUnit,
     sac_stats: &Value,

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
-use serde_json::{Value, json};
+use serde_json::json;
 use tightfit::machine::Link;
 use tightfit::plan::modules::{ShardTask, ShardVariant};
 use tightfit::units::{Bytes, Seconds};
@@ -106,17 +106,13 @@ pub fn shard(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let seconds = start.elapsed().as_secs_f64();
     let name = |module| info.modules()[module].name.as_str();
     if arguments.json {
-        let sac_stats =
-            serde_json::from_slice::<Value>(&text).unwrap_or_default()["sac_stats"].take();
-        let checkpointed =
-            plan.checkpointed.iter().map(|unit| sac::unit_json(&info, unit, &sac_stats));
         let units = plan
             .units
             .iter()
             .map(|unit| json!({ "module": name(unit.module), "offloaded": unit.offloaded }));
         let result = json!({
             "units": units.collect::<Vec<_>>(),
-            "checkpointed": checkpointed.collect::<Result<Vec<_>, _>>()?,
+            "checkpointed": sac::units_json(&info, &plan.checkpointed, &text)?,
             "exposed_ms": plan.exposed.0 * 1e3,
             "recompute_ms": plan.recompute.0 * 1e3,
             "peak_bytes": plan.peak,

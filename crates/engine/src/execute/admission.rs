@@ -11,28 +11,7 @@ use tightfit::id::{NodeId, ValueId};
 use tightfit::operator::{Kind, Operator, Unsuited};
 use tightfit::tensor::{Argument, DType};
 
-use crate::execute::executable::CompileError;
-
-/// An operator without a kernel.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UnknownOperator {
-    /// Its name.
-    pub op: String,
-    /// How many nodes call it.
-    pub count: usize,
-    /// The first of them.
-    pub first: String,
-}
-
-/// Unknown operators in words.
-pub(super) fn list(operators: &[UnknownOperator]) -> String {
-    let times =
-        |count: usize| if count == 1 { "once".to_string() } else { format!("{count} times") };
-    let each = operators
-        .iter()
-        .map(|o| format!("{} ({}, first in node `{}`)", o.op, times(o.count), o.first));
-    each.collect::<Vec<_>>().join(", ")
-}
+use crate::execute::error::{CompileError, UnknownOperator};
 
 /// Refuses a graph that cannot be executed.
 pub(super) fn admit(graph: &Graph) -> Result<(), CompileError> {

@@ -6,18 +6,17 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use rayon::ThreadPool;
-use thiserror::Error;
 use tightfit::check::{Checked, Violation};
 use tightfit::graph::Graph;
 use tightfit::id::MicroBatchId;
-use tightfit::operator::Unsuited;
 use tightfit::schedule::{Call, Instruction, Schedule};
 use tightfit::timeline::CallInTime;
 use tightfit::units::{Bytes, Seconds};
 
-use crate::execute::admission::{UnknownOperator, admit, list};
+use crate::execute::admission::admit;
+use crate::execute::error::{CompileError, StepError};
 use crate::kernels::tensor::Tensor;
-use crate::kernels::{self, FaultFlag, Kernel, KernelError, Operands, Run, Scratch};
+use crate::kernels::{self, FaultFlag, Kernel, Operands, Run, Scratch};
 use crate::memory::slab::Slab;
 
 /// What differs from step to step.
@@ -29,39 +28,6 @@ pub struct StepSettings {
     pub step: u32,
     /// Learning rate.
     pub learning_rate: f64,
-}
-
-/// Why a schedule cannot be executed here.
-#[derive(Debug, Error)]
-#[allow(missing_docs)] // each message says what its fields are
-pub enum CompileError {
-    #[error("the schedule is wrong and was not executed: {0}")]
-    Violation(#[from] Violation),
-    #[error(
-        "{} not implemented by the engine: {}; such a graph can be planned, but not trained",
-        if operators.len() == 1 { "1 operator is" } else { "some operators are" },
-        list(operators)
-    )]
-    UnknownOperators { operators: Vec<UnknownOperator> },
-    #[error("node `{node}` ({op}): {reason}")]
-    Kernel { node: String, op: String, reason: KernelError },
-    #[error("node `{node}` ({op}): {reason}")]
-    Unsuited { node: String, op: String, reason: Unsuited },
-    #[error("node `{node}`: {what}; this graph is for planning only")]
-    NotExecutable { node: String, what: String },
-    #[error(
-        "instruction {index} starts or awaits a transfer, and the engine has no lanes yet; plan \
-         without transfers"
-    )]
-    NoLanes { index: usize },
-}
-
-/// Why a step failed. Parameters and state may have been updated in part.
-#[derive(Debug, Error, PartialEq, Eq)]
-pub enum StepError {
-    /// The data does not suit the model.
-    #[error("the batch holds an index outside its table, or a class that the model does not have")]
-    Index,
 }
 
 struct Compiled {

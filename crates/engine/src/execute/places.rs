@@ -8,11 +8,12 @@ use std::sync::Arc;
 use rayon::ThreadPool;
 use tightfit::check::Checked;
 use tightfit::graph::{Graph, Phase};
-use tightfit::id::{NodeId, ValueId};
-use tightfit::schedule::{Instruction, Schedule};
+use tightfit::id::{DEVICE, NodeId, ValueId};
+use tightfit::schedule::Schedule;
 use tightfit::tensor::DType;
 
-use crate::execute::executable::{CompileError, Executable};
+use crate::execute::error::CompileError;
+use crate::execute::executable::Executable;
 use crate::memory::slab::Slab;
 use crate::step;
 
@@ -83,31 +84,25 @@ pub(super) fn compile(
         input: span("input"),
         target: span("target"),
         rows: rows as usize,
-        outputs: graph.outputs().iter().map(|&value| locate(graph, schedule, value)).collect(),
+        outputs: graph.outputs().iter().map(|&value| locate(graph, checked, value)).collect(),
     })
 }
 
-/// Where an output of the graph lies at the end of the step: its storage's first buffer, which is
-/// kept.
-fn locate(graph: &Graph, schedule: &Schedule, output: ValueId) -> Located {
+/// Where an output of the graph lies at the end of the step: on the device, where its storage
+/// stays.
+fn locate(graph: &Graph, checked: &Checked, output: ValueId) -> Located {
     let value = &graph.values()[output];
-    let calls = schedule.instructions.iter().filter_map(Instruction::call);
-    let made = calls.filter_map(|call| {
-        let outputs = graph.nodes()[call.node].outputs.iter().flatten();
-        outputs
-            .zip(&call.outputs)
-            .find(|(made, _)| graph.values()[**made].storage == value.storage)
-            .map(|(_, &buffer)| buffer)
-    });
-    let given = schedule
-        .placeholders
+    let residency = checked
+        .timeline()
+        .residencies
         .iter()
-        .find(|(node, _)| graph.fresh(*node).contains(&value.storage))
-        .map(|&(_, buffer)| buffer);
-    let buffer =
-        given.or_else(|| made.into_iter().next()).expect("the checker found every output in place");
+        .find(|held| {
+            held.end.is_none() && held.tier == DEVICE && held.storage == Some(value.storage)
+        })
+        .expect("the checker found every output in place");
+    let buffer = checked.schedule().buffers[residency.buffer];
     Located {
-        address: schedule.buffers[buffer].address + value.tensor.offset * value.tensor.dtype.size(),
+        address: buffer.address + value.tensor.offset * value.tensor.dtype.size(),
         shape: value.tensor.shape.clone(),
         strides: value.tensor.strides_or_contiguous(),
         dtype: value.tensor.dtype,

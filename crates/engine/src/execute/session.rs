@@ -12,7 +12,8 @@ use tightfit::tensor::DType;
 use tightfit::timeline::CallInTime;
 use tightfit::units::Bytes;
 
-use crate::execute::executable::{CompileError, StepError, StepSettings};
+use crate::execute::error::{CompileError, StepError};
+use crate::execute::executable::{Executable, StepSettings};
 use crate::execute::places::{Compiled, Resident, compile, gather, loss_of, pair, residents};
 use crate::memory::slab::{Slab, SlabError};
 use crate::step::data::Dataset;
@@ -20,18 +21,28 @@ use crate::step::{Step, initialise};
 
 /// Why a run cannot start or go on.
 #[derive(Debug, Error)]
-#[allow(missing_docs)] // each message says what its fields are
+#[non_exhaustive]
 pub enum SessionError {
+    /// A schedule cannot be executed here.
     #[error(transparent)]
     Compile(#[from] CompileError),
+    /// The system refused the slab's memory.
     #[error(transparent)]
     Slab(#[from] SlabError),
+    /// The system refused the worker threads.
     #[error("the worker threads could not be started: {0}")]
     Threads(#[from] rayon::ThreadPoolBuildError),
+    /// A parameter's first values are not of its type, or their file cannot be read.
     #[error("a parameter could not be initialised: {0}")]
     Initialise(String),
+    /// A step failed.
     #[error("step {step}: {error}")]
-    Step { step: u32, error: StepError },
+    Step {
+        /// Number of the step, from 1.
+        step: u32,
+        /// Why it failed.
+        error: StepError,
+    },
 }
 
 /// A running training.
@@ -102,18 +113,7 @@ impl Session {
 
     /// Draws a batch, executes one step and returns the loss before the update.
     pub fn step(&mut self, data: &mut Dataset) -> Result<f32, SessionError> {
-        self.draw(data);
-        let settings = StepSettings {
-            seed: self.seed,
-            step: self.next_step,
-            learning_rate: self.learning_rate,
-        };
-        self.training
-            .executable
-            .run(&mut self.slab, &settings)
-            .map_err(|error| SessionError::Step { step: self.next_step + 1, error })?;
-        self.next_step += 1;
-        Ok(loss_of(&self.slab, &self.training))
+        self.advance(data, |executable, slab, settings| executable.run(slab, settings))
     }
 
     /// Like [`Session::step`], with the seconds of every call.
@@ -122,23 +122,28 @@ impl Session {
         data: &mut Dataset,
         report: &mut (dyn FnMut(CallInTime) + Send),
     ) -> Result<f32, SessionError> {
-        self.draw(data);
+        self.advance(data, |executable, slab, settings| {
+            executable.run_timed(slab, settings, report)
+        })
+    }
+
+    /// Draws a batch, has `run` execute the step and goes on to the next one.
+    fn advance(
+        &mut self,
+        data: &mut Dataset,
+        run: impl FnOnce(&Executable, &mut Slab, &StepSettings) -> Result<(), StepError>,
+    ) -> Result<f32, SessionError> {
+        let (input, target) = pair(&mut self.slab, self.training.input, self.training.target);
+        data.training_batch(self.seed, self.next_step, input, target);
         let settings = StepSettings {
             seed: self.seed,
             step: self.next_step,
             learning_rate: self.learning_rate,
         };
-        self.training
-            .executable
-            .run_timed(&mut self.slab, &settings, report)
+        run(&self.training.executable, &mut self.slab, &settings)
             .map_err(|error| SessionError::Step { step: self.next_step + 1, error })?;
         self.next_step += 1;
         Ok(loss_of(&self.slab, &self.training))
-    }
-
-    fn draw(&mut self, data: &mut Dataset) {
-        let (input, target) = pair(&mut self.slab, self.training.input, self.training.target);
-        data.training_batch(self.seed, self.next_step, input, target);
     }
 
     /// Everything that stays in the slab, by name.

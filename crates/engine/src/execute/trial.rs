@@ -36,7 +36,7 @@ pub struct Timings {
     /// Seconds of each step.
     pub steps: Vec<f64>,
     /// Seconds of recomputations, over all steps.
-    pub again: f64,
+    pub recomputed: f64,
     /// Seconds of first runs, over all steps.
     pub first: f64,
     /// Each node's runs, over all steps.
@@ -46,7 +46,7 @@ pub struct Timings {
 impl Timings {
     /// Adds a call.
     pub fn add(&mut self, call: &CallInTime) {
-        *(if call.recomputed { &mut self.again } else { &mut self.first }) += call.seconds.0;
+        *(if call.recomputed { &mut self.recomputed } else { &mut self.first }) += call.seconds.0;
         let node = self.nodes.entry(call.node).or_insert(NodeTimings {
             seconds: 0.0,
             fastest: f64::INFINITY,
@@ -68,7 +68,7 @@ impl Timings {
 
     /// Seconds of recomputations over seconds of all else.
     pub fn overhead(&self) -> Option<f64> {
-        (self.first > 0.0).then(|| self.again / self.first)
+        (self.first > 0.0).then(|| self.recomputed / self.first)
     }
 
     /// A step that nothing disturbed: the lower quartile, since whatever disturbs a step makes it

@@ -20,26 +20,60 @@ pub const FORMAT: &str = "tightfit-weights/1";
 
 /// Why weights cannot be written or read.
 #[derive(Debug, Error)]
-#[allow(missing_docs)] // each message says what its fields are
-pub enum CheckpointError {
+#[non_exhaustive]
+pub enum WeightsError {
+    /// The file cannot be written or read.
     #[error("{}: {error}", path.display())]
-    Io { path: PathBuf, error: io::Error },
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// The file is not whole, or not safetensors.
     #[error("{}: {what}", path.display())]
-    Format { path: PathBuf, what: String },
+    Format {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The file's metadata are not those that [`save`] writes.
     #[error("{}: these are not weights that this program saved ({what})", path.display())]
-    Metadata { path: PathBuf, what: String },
+    Metadata {
+        /// The file.
+        path: PathBuf,
+        /// What is missing or wrong.
+        what: String,
+    },
+    /// The weights were saved by a run of another step.
     #[error("{}: the weights are of `{found}`, the step is `{expected}`", path.display())]
-    OtherStep { path: PathBuf, found: String, expected: String },
+    OtherStep {
+        /// The file.
+        path: PathBuf,
+        /// The step that they are of.
+        found: String,
+        /// The step that they are for.
+        expected: String,
+    },
+    /// A tensor of the step is missing, or has another shape or type.
     #[error("{}: `{name}`: {what}", path.display())]
-    Tensor { path: PathBuf, name: String, what: String },
+    Tensor {
+        /// The file.
+        path: PathBuf,
+        /// The tensor's name.
+        name: String,
+        /// What is wrong with it.
+        what: String,
+    },
 }
 
-impl CheckpointError {
-    fn at(path: &Path, error: StreamError) -> CheckpointError {
+impl WeightsError {
+    fn at(path: &Path, error: StreamError) -> WeightsError {
         let path = path.to_path_buf();
         match error {
-            StreamError::Io(error) => CheckpointError::Io { path, error },
-            error => CheckpointError::Format { path, what: error.to_string() },
+            StreamError::Io(error) => WeightsError::Io { path, error },
+            error => WeightsError::Format { path, what: error.to_string() },
         }
     }
 }
@@ -75,8 +109,8 @@ pub fn write_tensors(
     path: &Path,
     tensors: &[(String, Bytes)],
     metadata: &BTreeMap<&str, String>,
-) -> Result<(), CheckpointError> {
-    let failed = |error| CheckpointError::Io { path: path.to_path_buf(), error };
+) -> Result<(), WeightsError> {
+    let failed = |error| WeightsError::Io { path: path.to_path_buf(), error };
     let folder =
         path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut file = NamedTempFile::new_in(folder).map_err(failed)?;
@@ -109,7 +143,7 @@ fn readable_by_all(path: &Path) -> io::Result<()> {
 }
 
 /// Saves weights, buffers and optimizer state with the numbers that a resumed run needs.
-pub fn save(path: &Path, session: &Session, step_name: &str) -> Result<(), CheckpointError> {
+pub fn save(path: &Path, session: &Session, step_name: &str) -> Result<(), WeightsError> {
     let tensors: Vec<(String, Bytes)> = session
         .residents()
         .iter()
@@ -143,17 +177,13 @@ pub struct Progress {
 }
 
 /// Reads only the numbers of a saved run.
-pub fn progress(path: &Path, step_name: &str) -> Result<Progress, CheckpointError> {
-    let reader = Reader::open(path).map_err(|error| CheckpointError::at(path, error))?;
+pub fn progress(path: &Path, step_name: &str) -> Result<Progress, WeightsError> {
+    let reader = Reader::open(path).map_err(|error| WeightsError::at(path, error))?;
     read_progress(path, &reader, step_name)
 }
 
-fn read_progress(
-    path: &Path,
-    reader: &Reader,
-    step_name: &str,
-) -> Result<Progress, CheckpointError> {
-    let wrong = |what: String| CheckpointError::Metadata { path: path.to_path_buf(), what };
+fn read_progress(path: &Path, reader: &Reader, step_name: &str) -> Result<Progress, WeightsError> {
+    let wrong = |what: String| WeightsError::Metadata { path: path.to_path_buf(), what };
     let metadata = reader.metadata();
     let get = |key: &str| {
         metadata.get(key).cloned().ok_or_else(|| wrong(format!("its metadata has no `{key}`")))
@@ -164,7 +194,7 @@ fn read_progress(
     }
     let found = get("step_name")?;
     if found != step_name {
-        return Err(CheckpointError::OtherStep {
+        return Err(WeightsError::OtherStep {
             path: path.to_path_buf(),
             found,
             expected: step_name.to_string(),
@@ -177,14 +207,10 @@ fn read_progress(
 
 /// Puts saved weights and state into a session and sets its next step; nothing is changed unless
 /// everything fits.
-pub fn load(
-    path: &Path,
-    session: &mut Session,
-    step_name: &str,
-) -> Result<Progress, CheckpointError> {
-    let mut reader = Reader::open(path).map_err(|error| CheckpointError::at(path, error))?;
+pub fn load(path: &Path, session: &mut Session, step_name: &str) -> Result<Progress, WeightsError> {
+    let mut reader = Reader::open(path).map_err(|error| WeightsError::at(path, error))?;
     let progress = read_progress(path, &reader, step_name)?;
-    let wrong = |name: &str, what: String| CheckpointError::Tensor {
+    let wrong = |name: &str, what: String| WeightsError::Tensor {
         path: path.to_path_buf(),
         name: name.to_string(),
         what,
@@ -205,7 +231,7 @@ pub fn load(
     let names: Vec<String> = session.residents().keys().cloned().collect();
     for name in names {
         if let Some(out) = session.resident_bytes_mut(&name) {
-            reader.read(&name, out).map_err(|error| CheckpointError::at(path, error))?;
+            reader.read(&name, out).map_err(|error| WeightsError::at(path, error))?;
         }
     }
     session.next_step = progress.steps;

@@ -6,13 +6,16 @@
 //! recomputation from the logarithm of the row sums; a block here sees all its keys at once, so no
 //! running maximum is needed.
 
-use tightfit::operator::Operator;
+use tightfit::operator::QUERY_BLOCK;
 use tightfit::tensor::DType;
 
 use crate::kernels::matmul::{Matrix, product};
 use crate::kernels::operands::Workspace;
 use crate::kernels::tensor::{Raw, Tensor};
 use crate::kernels::{Kernel, KernelError, Operands, float_bytes, math, shaped, tasks, typed};
+
+/// Rows of queries whose scores are held at a time.
+const BLOCK: usize = QUERY_BLOCK as usize;
 
 /// What both passes need to know.
 #[derive(Clone, Debug)]
@@ -66,7 +69,7 @@ impl Shape {
             })
         });
         // A slice for each thread.
-        let rows = Operator::attention_block().saturating_mul(threads);
+        let rows = BLOCK.saturating_mul(threads);
         Ok(Shape {
             mask: mask.transpose()?,
             batch: q.shape[0],
@@ -87,7 +90,7 @@ impl Shape {
         buffers: usize,
         body: impl Fn(usize, usize, Raw<f32>) + Sync,
     ) {
-        let slice = buffers * Operator::attention_block() * self.keys;
+        let slice = buffers * BLOCK * self.keys;
         let scores: Raw<f32> = self.scores.raw(base);
         let weight = self.queries.saturating_mul(self.keys);
         tasks::for_each(self.batch * self.heads, weight, |head| {
@@ -136,8 +139,8 @@ pub(super) fn forward(operands: &Operands, threads: usize) -> Result<Kernel, Ker
         shape.for_each_head(run.base, 1, |b, h, scores| {
             let at = |tensor: &Tensor| head(tensor, run.base, b, h);
             let (q, k, v, out) = (at(&q), at(&k), at(&v), at(&out));
-            for first in (0..shape.queries).step_by(Operator::attention_block()) {
-                let rows = Operator::attention_block().min(shape.queries - first);
+            for first in (0..shape.queries).step_by(BLOCK) {
+                let rows = BLOCK.min(shape.queries - first);
                 let keys = shape.visible(first, rows);
                 let block = Matrix {
                     data: scores.0,
@@ -180,7 +183,7 @@ pub(super) fn forward(operands: &Operands, threads: usize) -> Result<Kernel, Ker
     }))
 }
 
-/// (dq, dk, dv) from the gradient of the output: P is made again from q, k and logsumexp.
+/// (dq, dk, dv) from the gradient of the output: P is recomputed from q, k and logsumexp.
 pub(super) fn backward(operands: &Operands, threads: usize) -> Result<Kernel, KernelError> {
     let shape = Shape::new(operands, 1, threads, 2)?;
     let read = |index: usize| operands.float(index).cloned();
@@ -199,13 +202,13 @@ pub(super) fn backward(operands: &Operands, threads: usize) -> Result<Kernel, Ke
             let at = |tensor: &Tensor| head(tensor, run.base, b, h);
             let (q, k, v, dq, dk, dv) = (at(&q), at(&k), at(&v), at(&dq), at(&dk), at(&dv));
             let (gradient, out) = (at(&gradient), at(&out));
-            let gradients = scores.shifted(Operator::attention_block() * shape.keys);
+            let gradients = scores.shifted(BLOCK * shape.keys);
             // SAFETY: as in `forward`; this head's dq, dk and dv belong to this task alone.
             unsafe {
                 clear(dk);
                 clear(dv);
-                for first in (0..shape.queries).step_by(Operator::attention_block()) {
-                    let rows = Operator::attention_block().min(shape.queries - first);
+                for first in (0..shape.queries).step_by(BLOCK) {
+                    let rows = BLOCK.min(shape.queries - first);
                     let keys = shape.visible(first, rows);
                     let block = |data| Matrix {
                         data,

@@ -41,14 +41,30 @@ pub(crate) type Kernel = Box<dyn Fn(&Run<'_>) + Send + Sync>;
 
 /// Why a node cannot be compiled.
 #[derive(Debug, Error)]
-#[allow(missing_docs)] // each message says what its fields are
+#[non_exhaustive]
 pub enum KernelError {
+    /// An argument is not of the kind that the kernel takes there.
     #[error("argument {index} is {found}, but must be {wanted}")]
-    Argument { index: usize, found: String, wanted: &'static str },
+    Argument {
+        /// Its place among the arguments, from 0.
+        index: usize,
+        /// What it is.
+        found: String,
+        /// What it must be.
+        wanted: &'static str,
+    },
+    /// The kernel does not compute with this element type.
     #[error("element type {found} is not implemented here; it takes {wanted}")]
-    DType { found: &'static str, wanted: &'static str },
+    DType {
+        /// The tensor's element type.
+        found: &'static str,
+        /// The types that it computes with.
+        wanted: &'static str,
+    },
+    /// Shapes do not go together; the message says which.
     #[error("{0}")]
     Shapes(String),
+    /// A variant of the operator that has no kernel; the message names it.
     #[error("{0} is not implemented")]
     Unsupported(String),
 }

@@ -32,7 +32,7 @@ impl<const N: usize> Nest<N> {
             .map(|d| (shape[d], tensors.map(|tensor| tensor.strides[d])))
             .filter(|(extent, _)| *extent != 1)
             .collect();
-        // stable: ties keep program order
+        // Stable: dimensions of equal strides keep their order.
         dims.sort_by_key(|&(_, strides)| std::cmp::Reverse(strides[0]));
         let mut merged: Vec<(usize, [usize; N])> = Vec::new();
         for (extent, strides) in dims {

@@ -5,7 +5,7 @@
 //! y = (x − mean) · rstd · weight + bias; dx = rstd (g − mean(g) − x̂ mean(g x̂)) with g = dy ·
 //! weight, x̂ = (x − mean) rstd (Ba, Kiros, Hinton 2016).
 
-use tightfit::operator::Operator;
+use tightfit::operator::ROW_BLOCK;
 
 use crate::kernels::rows::Rows;
 use crate::kernels::tensor::{Raw, Tensor};
@@ -105,7 +105,7 @@ pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
     let affine = |index: usize| vector(operands.optional_float_output(index)?, x_rows.len);
     let (dweight, dbias) = (affine(1)?, affine(2)?);
     let (len, count) = (x_rows.len, x_rows.count);
-    let block = Operator::row_block();
+    let block = ROW_BLOCK as usize;
     let blocks = count.div_ceil(block).max(1);
     let partial = blocks > 1 && (dweight.is_some() || dbias.is_some());
     let workspace = operands.workspace(if partial { float_bytes(2, blocks, len) } else { 0 })?;

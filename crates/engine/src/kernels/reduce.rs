@@ -2,7 +2,7 @@
 //! computed by one task, over the reduced elements in a fixed order, in blocks, so that its error
 //! grows with the number of blocks only.
 
-use tightfit::operator::Operator;
+use tightfit::operator::{Operator, ROW_BLOCK};
 use tightfit::tensor::{Argument, DType};
 
 use crate::kernels::tensor::{Element, Raw, Tensor};
@@ -178,7 +178,7 @@ fn down_columns(
     let width = split.kept.last().map_or(1, |k| k.0);
     let outer = out.elements().checked_div(width).unwrap_or(0);
     let count = split.reduced_count();
-    let block = Operator::row_block();
+    let block = ROW_BLOCK as usize;
     let blocks = count.div_ceil(block).max(1);
     let needed = if blocks > 1 { float_bytes(1, blocks, out.elements()) } else { 0 };
     let workspace = operands.workspace(needed)?;

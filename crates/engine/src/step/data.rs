@@ -4,88 +4,70 @@
 
 use std::path::{Path, PathBuf};
 
-use serde::Deserialize;
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 use tightfit::graph::Value;
 use tightfit::tensor::DType;
 
 use crate::philox::{below, key, philox};
+use crate::step::spec::{DataSpec, EveryRow};
 
 /// The random stream of batches; streams of nodes are their seed slots.
 const STREAM: u32 = u32::MAX;
 
-/// How batches are drawn, as `step.json` says.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(tag = "kind", rename_all = "snake_case")]
-pub enum DataSpec {
-    /// Windows of a byte sequence; the target is the window one byte later.
-    Bytes {
-        /// Path from the step's folder.
-        file: String,
-        /// Bytes of a window.
-        window: usize,
-        /// Windows of a batch.
-        batch: usize,
-        /// Seed of the sampling.
-        sampling_seed: u32,
-        /// The end that is held back.
-        validation: LastFraction,
-        /// SHA-256 of the file that the step was made with.
-        sha256: Option<String>,
-    },
-    /// Rows of numbers, comma-separated under a header line, the class last.
-    Table {
-        /// Path from the step's folder.
-        file: String,
-        /// Columns before the class.
-        features: usize,
-        /// Factor for each feature.
-        scale: f32,
-        /// Rows of a batch.
-        batch: usize,
-        /// Rows of an evaluation batch.
-        evaluation_batch: Option<usize>,
-        /// Seed of the shuffling.
-        sampling_seed: u32,
-        /// The rows that are held back.
-        validation: EveryRow,
-        /// SHA-256 of the file that the step was made with.
-        sha256: Option<String>,
-    },
-}
-
-/// The last part of a sequence.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
-pub struct LastFraction {
-    /// Between 0 and 1.
-    pub last_fraction: f64,
-}
-
-/// The rows whose number leaves this remainder.
-#[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
-pub struct EveryRow {
-    /// Divisor.
-    pub every: usize,
-    /// Remainder.
-    pub remainder: usize,
-}
-
 /// Why a file cannot serve as data.
 #[derive(Debug, Error)]
-#[allow(missing_docs)] // each message says what its fields are
+#[non_exhaustive]
 pub enum DataError {
+    /// The file cannot be read.
     #[error("{}: {error}", path.display())]
-    Read { path: PathBuf, error: std::io::Error },
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        error: std::io::Error,
+    },
+    /// The file's hash is not the one that the step states.
     #[error("{}: not the file that the step was made with (SHA-256 {found}, expected {expected}); \
         pass it with --data to use it all the same", path.display())]
-    OtherFile { path: PathBuf, found: String, expected: String },
+    OtherFile {
+        /// The file.
+        path: PathBuf,
+        /// Its SHA-256.
+        found: String,
+        /// The SHA-256 that the step states.
+        expected: String,
+    },
+    /// The file as a whole does not give batches.
     #[error("{}: {what}", path.display())]
-    Content { path: PathBuf, what: String },
+    Content {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// A line of a table cannot be read.
     #[error("line {line} of {}: {what}", path.display())]
-    Line { path: PathBuf, line: usize, what: String },
+    Line {
+        /// The file.
+        path: PathBuf,
+        /// Number of the line, from 1.
+        line: usize,
+        /// What is wrong with it.
+        what: String,
+    },
+    /// The data's rows are not what the model takes.
     #[error("the model's `{name}` is {shape:?} of {dtype}, but the data gives {given}")]
-    Shape { name: &'static str, shape: Vec<u64>, dtype: &'static str, given: String },
+    Shape {
+        /// The model's placeholder: `input` or `target`.
+        name: &'static str,
+        /// Its shape.
+        shape: Vec<u64>,
+        /// Its element type.
+        dtype: &'static str,
+        /// What the data gives.
+        given: String,
+    },
 }
 
 #[derive(Clone, Debug)]

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use crate::philox::{key, normal, philox, uniform};
-use crate::step::Initialisation;
+use crate::step::spec::Initialisation;
 use crate::step::stream::Reader;
 
 /// The random stream of initialisations; streams of nodes are their seed slots.

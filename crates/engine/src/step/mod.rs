@@ -5,6 +5,7 @@
 
 pub mod data;
 pub(crate) mod initialise;
+mod spec;
 pub(crate) mod stream;
 
 use std::collections::BTreeMap;
@@ -16,61 +17,62 @@ use tightfit::graph::{self, Graph, Phase, ReadError};
 use tightfit::id::{NodeId, ValueId};
 use tightfit::tensor::DType;
 
-use crate::step::data::DataSpec;
+pub use spec::{DataSpec, EveryRow, Initialisation, LastFraction, OptimizerSpec};
 
 /// The format that is read.
 pub const FORMAT: &str = "tightfit-step/1";
 
 /// Why a folder is not a step.
 #[derive(Debug, Error)]
-#[allow(missing_docs)] // each message says what its fields are
+#[non_exhaustive]
 pub enum StepFileError {
+    /// A file cannot be read.
     #[error("{}: {error}", path.display())]
-    Read { path: PathBuf, error: std::io::Error },
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        error: std::io::Error,
+    },
+    /// A graph's file does not hold a graph.
     #[error("{}: {error}", path.display())]
-    Graph { path: PathBuf, error: ReadError },
+    Graph {
+        /// The file.
+        path: PathBuf,
+        /// Why it is not a graph.
+        error: ReadError,
+    },
+    /// `step.json` is not JSON, or lacks a field.
     #[error("{}: not a {FORMAT} file: {error}", path.display())]
-    Json { path: PathBuf, error: serde_json::Error },
+    Json {
+        /// The file.
+        path: PathBuf,
+        /// Where and why reading ended.
+        error: serde_json::Error,
+    },
+    /// `step.json` is of another format or version.
     #[error("{}: the format is \"{found}\", but this program reads \"{FORMAT}\"", path.display())]
-    Version { path: PathBuf, found: String },
+    Version {
+        /// The file.
+        path: PathBuf,
+        /// The format that it names.
+        found: String,
+    },
+    /// A file stands where the step's folder should.
     #[error("{}: a step is a folder, as `tightfit.export` writes it; a graph alone can be \
         planned, but not trained", path.display())]
-    NotAFolder { path: PathBuf },
+    NotAFolder {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The graphs cannot be trained with what the step says.
     #[error("{}: {what}", path.display())]
-    Incomplete { path: PathBuf, what: String },
-}
-
-/// How a parameter begins.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Initialisation {
-    /// Normally distributed.
-    Normal {
-        /// Mean.
-        mean: f64,
-        /// Standard deviation.
-        std: f64,
+    Incomplete {
+        /// The step's `step.json`.
+        path: PathBuf,
+        /// What is missing or wrong.
+        what: String,
     },
-    /// Uniformly distributed over [low, high).
-    Uniform {
-        /// Lower end.
-        low: f64,
-        /// Upper end.
-        high: f64,
-    },
-    /// All elements alike.
-    Constant(f64),
-    /// Read from a safetensors file of the step's folder.
-    File(String),
-}
-
-/// Optimizer defaults that a run may change.
-#[derive(Clone, Debug, PartialEq, Deserialize)]
-pub struct OptimizerSpec {
-    /// `adamw` or `sgd`; its constants are on the graph's nodes.
-    pub kind: String,
-    /// Learning rate, constant over the run.
-    pub learning_rate: f64,
 }
 
 #[derive(Deserialize)]

@@ -56,7 +56,7 @@ pub fn short(number: f64) -> String {
 pub fn savings(planned: &Course<'_>, all: &[Saving]) -> String {
     let graph = planned.graph;
     let row = |saving: &Saving| {
-        let how = match (saving.again, saving.saved > Bytes::ZERO) {
+        let how = match (saving.recomputed, saving.saved > Bytes::ZERO) {
             (0, _) => "gone earlier or made later".to_string(),
             (1, _) => "recomputed".to_string(),
             (times, _) => format!("recomputed {times} times"),
@@ -68,7 +68,7 @@ pub fn savings(planned: &Course<'_>, all: &[Saving]) -> String {
             format!("{}\n{module}", one_line(tensor_name(graph, saving.node))),
             format!("{how}\n{}", saving.bytes),
             saving.saved.to_string(),
-            if saving.again > 0 { duration(saving.seconds.0) } else { "–".to_string() },
+            if saving.recomputed > 0 { duration(saving.seconds.0) } else { "–".to_string() },
         ]
     };
     let mut rows: Vec<Vec<String>> = all.iter().take(ROWS).map(row).collect();

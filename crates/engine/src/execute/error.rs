@@ -1,0 +1,94 @@
+//! Why a schedule cannot be executed, and why a step of it failed. Invariant: a message names the
+//! node, the instruction or the operators, and what to do about them where something can be done.
+
+use thiserror::Error;
+use tightfit::check::Violation;
+use tightfit::operator::Unsuited;
+
+use crate::kernels::KernelError;
+
+/// Why a schedule cannot be executed here.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum CompileError {
+    /// The checker refused the schedule, or it is one of another graph.
+    #[error("the schedule is wrong and was not executed: {0}")]
+    Violation(#[from] Violation),
+    /// The graph calls operators that have no kernel.
+    #[error(
+        "{} not implemented by the engine: {}; such a graph can be planned, but not trained",
+        if operators.len() == 1 { "1 operator is" } else { "some operators are" },
+        list(operators)
+    )]
+    UnknownOperators {
+        /// These, with their first nodes.
+        operators: Vec<UnknownOperator>,
+    },
+    /// A kernel cannot compute the node.
+    #[error("node `{node}` ({op}): {reason}")]
+    Kernel {
+        /// The node's name.
+        node: String,
+        /// Its operator.
+        op: String,
+        /// Why its kernel cannot.
+        reason: KernelError,
+    },
+    /// A call is not one that its row of the operator table describes.
+    #[error("node `{node}` ({op}): {reason}")]
+    Unsuited {
+        /// The node's name.
+        node: String,
+        /// Its operator.
+        op: String,
+        /// What does not suit the row.
+        reason: Unsuited,
+    },
+    /// A node whose strides, element types or places in memory suit no kernel at all.
+    #[error("node `{node}`: {what}; this graph is for planning only")]
+    NotExecutable {
+        /// The node's name.
+        node: String,
+        /// What keeps it from being executed.
+        what: String,
+    },
+    /// The schedule has transfers, and the engine computes on one device without lanes.
+    #[error(
+        "instruction {index} starts or awaits a transfer, and the engine has no lanes yet; plan \
+         without transfers"
+    )]
+    NoLanes {
+        /// The first such instruction, counted from 0.
+        index: usize,
+    },
+}
+
+/// An operator without a kernel.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UnknownOperator {
+    /// Its name.
+    pub op: String,
+    /// How many nodes call it.
+    pub count: usize,
+    /// The first of them.
+    pub first: String,
+}
+
+/// Unknown operators in words.
+fn list(operators: &[UnknownOperator]) -> String {
+    let times =
+        |count: usize| if count == 1 { "once".to_string() } else { format!("{count} times") };
+    let each = operators
+        .iter()
+        .map(|o| format!("{} ({}, first in node `{}`)", o.op, times(o.count), o.first));
+    each.collect::<Vec<_>>().join(", ")
+}
+
+/// Why a step failed. Parameters and state may have been updated in part.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum StepError {
+    /// The data does not suit the model.
+    #[error("the batch holds an index outside its table, or a class that the model does not have")]
+    Index,
+}

@@ -1,0 +1,140 @@
+//! Schedules with transfers, which the checker knows and the engine does not. Invariant: a legal
+//! schedule that starts or awaits a transfer is refused by name of the instruction; without its
+//! transfers it compiles.
+#![allow(clippy::unwrap_used)] // a test that cannot go on panics
+
+use std::sync::Arc;
+
+use tightfit::Goal;
+use tightfit::check::Checked;
+use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
+use tightfit::id::{BufferId, DEVICE, LaneId, TierId, TransferId, ValueId};
+use tightfit::machine::{Lane, Link, Machine, Runtime, Tier};
+use tightfit::plan::{Plan, Planner};
+use tightfit::profile::Profile;
+use tightfit::schedule::{Buffer, Instruction, Lowering, Movement, Schedule, Transfer, lower};
+use tightfit::tensor::{Argument, DType};
+use tightfit::units::{Bytes, Seconds};
+use tightfit_engine::{CompileError, Executable};
+
+const ELEMENTS: u64 = 64;
+const BYTES: u64 = ELEMENTS * 4;
+
+/// The tier below the device.
+fn host() -> TierId {
+    TierId::from_u32(1)
+}
+
+/// x → a → b → c → d: each the rectified one before, except d = c + a.
+fn graph() -> Graph {
+    let mut builder = GraphBuilder::new("away");
+    let mut node = |name: &str, op: &str, inputs: &[ValueId]| {
+        let phase = if inputs.is_empty() { Phase::Input } else { Phase::Forward };
+        let args = inputs.iter().map(|&value| Argument::Value(value)).collect();
+        let spec = NodeSpec { inputs: inputs.to_vec(), args, ..NodeSpec::new(name, op, phase) };
+        let storage = builder.storage(Bytes(BYTES));
+        let output = ValueSpec::contiguous(&[ELEMENTS], DType::F32, storage);
+        builder.node(spec, &[Some(output)])[0]
+    };
+    let x = node("x", "placeholder", &[]);
+    let a = node("a", "aten.relu.default", &[x]);
+    let b = node("b", "aten.relu.default", &[a]);
+    let c = node("c", "aten.relu.default", &[b]);
+    let d = node("d", "aten.add.Tensor", &[c, a]);
+    builder.output(d);
+    builder.build().unwrap()
+}
+
+/// A processor with a host tier, and a lane there and one back.
+fn machine() -> Machine {
+    let mut machine = Machine::unmeasured_cpu(1);
+    assert_eq!(machine.runtime, Runtime::Engine);
+    machine.hierarchy.tiers.push(Tier { name: "host".to_string(), capacity: None });
+    let link = Link { latency: Seconds(0.0), bandwidth: 1e9 };
+    machine.hierarchy.lanes.push(Lane { from: DEVICE, to: host(), link });
+    machine.hierarchy.lanes.push(Lane { from: host(), to: DEVICE, link });
+    machine
+}
+
+fn unplanned(graph: &Graph, profile: &Profile) -> Schedule {
+    let plan = Plan::of_runs(Planner::None, graph.compute_nodes());
+    lower(graph, profile, &plan, &Lowering::to(Goal::Smallest))
+}
+
+/// The schedule in which `a` leaves before `c` and comes back for `d`, and where that begins.
+fn away(graph: &Graph, profile: &Profile) -> (Schedule, usize) {
+    let mut schedule = unplanned(graph, profile);
+    let place = |schedule: &Schedule, name: &str| {
+        let id = graph.node_named(name).unwrap();
+        let is_it = |i: &Instruction| i.call().is_some_and(|call| call.node == id);
+        schedule.instructions.iter().position(is_it).unwrap()
+    };
+    let [a, c, d] = ["a", "c", "d"].map(|name| place(&schedule, name));
+    let device = schedule.instructions[a].call().unwrap().outputs[0];
+    let (bytes, behind) = (Bytes(BYTES), schedule.slab.0);
+    let below = schedule.buffers.push(Buffer { bytes, address: 0, tier: host() });
+    let back = schedule.buffers.push(Buffer { bytes, address: behind, tier: DEVICE });
+    schedule.slab += bytes;
+    schedule.budget = schedule.slab;
+    schedule.below[host()] = bytes;
+    for instruction in &mut schedule.instructions[d..] {
+        match instruction {
+            Instruction::Run(call) | Instruction::Recompute(call) => {
+                let read = call.inputs.iter_mut().filter(|input| **input == device);
+                read.for_each(|input| *input = back);
+            }
+            Instruction::Free(freed) if *freed == device => *freed = back,
+            Instruction::Free(_) | Instruction::Start(_) | Instruction::Wait(_) => {}
+        }
+    }
+    // From the end, so that positions before stay what they are.
+    let returns = [copy(1, below, back), wait(1), Instruction::Free(below)];
+    schedule.instructions.splice(d..d, returns);
+    let leaves = [copy(0, device, below), wait(0), Instruction::Free(device)];
+    schedule.instructions.splice(c..c, leaves);
+    (schedule, c)
+}
+
+/// The copy of this number, over the lane of this number.
+fn copy(number: u32, from: BufferId, to: BufferId) -> Instruction {
+    Instruction::Start(Transfer {
+        id: TransferId::from_u32(number),
+        lane: LaneId::from_u32(number),
+        movement: Movement::Copy { from, to },
+    })
+}
+
+fn wait(number: u32) -> Instruction {
+    Instruction::Wait(TransferId::from_u32(number))
+}
+
+fn compiled(graph: &Graph, checked: &Checked) -> Result<Executable, CompileError> {
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
+    Executable::compile(graph, checked, &Arc::new(pool))
+}
+
+#[test]
+fn the_engine_has_no_lanes() {
+    let graph = graph();
+    let profile = Profile { in_place: false, ..Profile::new(&graph, &machine()) };
+    let (schedule, first) = away(&graph, &profile);
+    let checked = Checked::new(&graph, &profile, schedule).unwrap();
+    assert_eq!(checked.timeline().transfers.len(), 2);
+    let error = compiled(&graph, &checked).err().unwrap();
+    assert!(matches!(error, CompileError::NoLanes { index } if index == first), "{error}");
+    assert_eq!(
+        error.to_string(),
+        format!(
+            "instruction {first} starts or awaits a transfer, and the engine has no lanes yet; \
+             plan without transfers"
+        )
+    );
+}
+
+#[test]
+fn without_transfers_it_compiles() {
+    let graph = graph();
+    let profile = Profile { in_place: false, ..Profile::new(&graph, &machine()) };
+    let checked = Checked::new(&graph, &profile, unplanned(&graph, &profile)).unwrap();
+    assert!(compiled(&graph, &checked).is_ok());
+}
