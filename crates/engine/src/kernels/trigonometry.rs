@@ -3,7 +3,8 @@
 
 use multiversion::multiversion;
 
-/// π/2 in three parts of 24 bits (Cody and Waite 1980), each rounded down; it exceeds them by 3e-22.
+/// π/2 in three parts of 24 bits (Cody and Waite 1980), each rounded down; it exceeds them by
+/// 3e-22.
 const HALF_PI: [f32; 3] = [f32::from_bits(0x3FC9_0FDA), 7.549_789_4e-8, 5.390_302_5e-15];
 /// Where the quotient by π/2 has 16 bits: its product with the first part, subtracted in a fused
 /// multiply-add, then leaves an exact remainder.

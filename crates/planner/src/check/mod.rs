@@ -12,8 +12,8 @@
 //! [`timeline`](crate::timeline) to say.
 
 mod calls;
+mod in_flight;
 mod state;
-mod transfers;
 mod violation;
 
 pub use violation::Violation;

@@ -9,8 +9,9 @@ use cranelift_entity::{EntityRef, PrimaryMap};
 use crate::graph::Graph;
 use crate::graph::error::GraphError;
 use crate::graph::node::{Node, Phase, Value};
+use crate::graph::parts::Parts;
 use crate::graph::verify;
-use crate::id::{ModuleId, NodeId, StorageId, ValueId};
+use crate::id::{ModuleId, StorageId, ValueId};
 use crate::operator::Operator;
 use crate::tensor::{Argument, DType, TensorType};
 use crate::units::{Bytes, Flops, Seconds};
@@ -110,22 +111,14 @@ impl ValueSpec {
 
 /// Collects the parts of a graph.
 #[derive(Clone, Debug)]
-pub struct GraphBuilder {
-    pub(super) name: String,
-    pub(super) source: serde_json::Value,
-    pub(super) modules: PrimaryMap<ModuleId, String>,
-    pub(super) storages: PrimaryMap<StorageId, Bytes>,
-    pub(super) nodes: PrimaryMap<NodeId, Node>,
-    pub(super) values: PrimaryMap<ValueId, Value>,
-    pub(super) outputs: Vec<ValueId>,
-}
+pub struct GraphBuilder(Parts);
 
 impl GraphBuilder {
     /// An empty graph whose module table holds just the root.
     pub fn new(name: impl Into<String>) -> GraphBuilder {
         let mut modules = PrimaryMap::new();
         modules.push(String::new());
-        GraphBuilder {
+        GraphBuilder(Parts {
             name: name.into(),
             source: serde_json::Value::Null,
             modules,
@@ -133,12 +126,12 @@ impl GraphBuilder {
             nodes: PrimaryMap::new(),
             values: PrimaryMap::new(),
             outputs: Vec::new(),
-        }
+        })
     }
 
     /// The parts of an existing graph, to be extended or changed.
     pub fn from_graph(graph: &Graph) -> GraphBuilder {
-        GraphBuilder {
+        GraphBuilder(Parts {
             name: graph.name.clone(),
             source: graph.source.clone(),
             modules: graph.modules.clone(),
@@ -146,34 +139,40 @@ impl GraphBuilder {
             nodes: graph.nodes.clone(),
             values: graph.values.clone(),
             outputs: graph.outputs.clone(),
-        }
+        })
+    }
+
+    /// No modules, not even the root: for a file, which lists them all.
+    pub(super) fn without_modules(mut self) -> GraphBuilder {
+        self.0.modules.clear();
+        self
     }
 
     /// Records where the graph came from.
     pub fn source(&mut self, source: serde_json::Value) {
-        self.source = source;
+        self.0.source = source;
     }
 
     /// Adds a module by its fully qualified name.
     pub fn module(&mut self, name: impl Into<String>) -> ModuleId {
-        self.modules.push(name.into())
+        self.0.modules.push(name.into())
     }
 
     /// Adds a storage of so many bytes.
     pub fn storage(&mut self, bytes: Bytes) -> StorageId {
-        self.storages.push(bytes)
+        self.0.storages.push(bytes)
     }
 
     /// Adds a node with its outputs (`None` = unused) and returns the ids of those that exist.
     pub fn node(&mut self, mut spec: NodeSpec, outputs: &[Option<ValueSpec>]) -> Vec<ValueId> {
         // A file does not order them, and a graph must equal what is read back.
         spec.kwargs.sort_by(|(a, _), (b, _)| a.cmp(b));
-        let producer = self.nodes.next_key();
+        let producer = self.0.nodes.next_key();
         let outputs: Vec<Option<ValueId>> = outputs
             .iter()
             .map(|output| {
                 output.as_ref().map(|value| {
-                    self.values.push(Value {
+                    self.0.values.push(Value {
                         producer,
                         tensor: TensorType {
                             shape: value.shape.clone(),
@@ -189,7 +188,7 @@ impl GraphBuilder {
             })
             .collect();
         let produced = outputs.iter().flatten().copied().collect();
-        self.nodes.push(Node {
+        self.0.nodes.push(Node {
             operator: Operator::from_name(&spec.op),
             name: spec.name,
             op: spec.op,
@@ -214,11 +213,11 @@ impl GraphBuilder {
 
     /// Declares a value that outlives the step.
     pub fn output(&mut self, value: ValueId) {
-        self.outputs.push(value);
+        self.0.outputs.push(value);
     }
 
     /// Verifies all rules; the graph never changes after that.
     pub fn build(self) -> Result<Graph, GraphError> {
-        verify::verify(self)
+        verify::verify(self.0)
     }
 }

@@ -126,10 +126,11 @@ fn bounded(number: Option<&Number>, most: u64) -> Result<u64, String> {
 }
 
 fn build(raw: RawGraph) -> Result<Graph, ReadError> {
-    let mut builder = GraphBuilder::new(raw.name);
+    let mut builder = GraphBuilder::new(raw.name).without_modules();
     builder.source(raw.source);
-    builder.modules.clear();
-    builder.modules.extend(raw.modules);
+    for module in raw.modules {
+        builder.module(module);
+    }
     for (index, number) in raw.storages.iter().enumerate() {
         let bytes = bounded(Some(number), Bytes::LIMIT.0)
             .map_err(|found| ReadError::StorageSize { index, found })?;

@@ -9,6 +9,7 @@ mod error;
 mod format;
 mod limits;
 mod node;
+mod parts;
 mod verify;
 
 use cranelift_entity::{PrimaryMap, SecondaryMap};

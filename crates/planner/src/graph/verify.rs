@@ -5,16 +5,16 @@ use std::collections::HashMap;
 
 use cranelift_entity::{PrimaryMap, SecondaryMap};
 
-use crate::graph::builder::GraphBuilder;
 use crate::graph::error::GraphError;
 use crate::graph::node::{Node, Value};
+use crate::graph::parts::Parts;
 use crate::graph::{Accesses, Graph};
 use crate::id::{NodeId, StorageId, ValueId};
 use crate::units::Bytes;
 
 /// Verifies all rules and derives accesses and versions.
-pub(super) fn verify(parts: GraphBuilder) -> Result<Graph, GraphError> {
-    let GraphBuilder { name, source, modules, storages, nodes, mut values, outputs } = parts;
+pub(super) fn verify(parts: Parts) -> Result<Graph, GraphError> {
+    let Parts { name, source, modules, storages, nodes, mut values, outputs } = parts;
     if modules.is_empty() {
         return Err(GraphError::NoModules);
     }

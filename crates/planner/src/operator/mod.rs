@@ -70,14 +70,4 @@ impl Operator {
     pub fn name(self) -> &'static str {
         self.row().name
     }
-
-    /// Rows of queries whose scores the attention kernels hold at a time.
-    pub fn attention_block() -> usize {
-        QUERY_BLOCK as usize
-    }
-
-    /// Rows that one task sums down columns.
-    pub fn row_block() -> usize {
-        ROW_BLOCK as usize
-    }
 }

@@ -303,7 +303,7 @@ proptest! {
                         Err(FitError::Plan(PlanError::Infeasible(b))),
                     ) => {
                         prop_assert_eq!((a.needed, a.reached), (b.needed, b.reached));
-                        let node = |binding: &Option<Binding>| binding.as_ref().map(|binding| binding.node);
+                        let node = |binding: &Option<Binding>| Some(binding.as_ref()?.node);
                         prop_assert_eq!((node(&a.binding), a.plan), (node(&b.binding), b.plan));
                     }
                     (a, b) => prop_assert!(false, "{a:?} {b:?}"),

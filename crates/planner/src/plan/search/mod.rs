@@ -20,8 +20,8 @@
 //! `doc/theory/recompute.md` describes all of it.
 
 mod attempt;
+mod binding_instants;
 mod bound;
-mod instants;
 mod neighbourhood;
 mod order;
 mod prove;
@@ -38,9 +38,9 @@ use crate::effort::Effort;
 use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan::search::attempt::{Attempt, Runner};
+use crate::plan::search::binding_instants::{add_instants, tight};
 pub use crate::plan::search::bound::BoundOrder;
 use crate::plan::search::bound::CutInstant;
-use crate::plan::search::instants::{add_instants, tight};
 pub use crate::plan::search::prove::lower_bound;
 use crate::plan::search::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::repair::{polish, repair};

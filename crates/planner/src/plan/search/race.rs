@@ -4,7 +4,7 @@
 
 use crate::plan::search::Search;
 use crate::plan::search::attempt::{Attempt, Runner};
-use crate::plan::search::instants::{add_instants, tight};
+use crate::plan::search::binding_instants::{add_instants, tight};
 use crate::plan::search::neighbourhood::improve;
 use crate::plan::search::prove::{PREPARATION, SharedBounds, peers, prove};
 use crate::plan::search::quantity::Picoseconds;
