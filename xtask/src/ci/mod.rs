@@ -21,10 +21,11 @@ struct Workspace {
 
 type Step = fn(&Workspace, &mut Log) -> Result<()>;
 
-const STEPS: [(&str, Step); 6] = [
+const STEPS: [(&str, Step); 7] = [
     ("fmt", fmt),
     ("clippy", clippy),
     ("tidy", tidy),
+    ("doc", doc),
     ("test", test),
     ("browser", browser::browser),
     ("python", python::python),
@@ -68,6 +69,13 @@ fn clippy(workspace: &Workspace, log: &mut Log) -> Result<()> {
     log.run(workspace.cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
 }
 
+/// Documentation that links to nothing, or to what nobody sees, is a warning.
+fn doc(workspace: &Workspace, log: &mut Log) -> Result<()> {
+    let mut command = workspace.cargo(&["doc", "--workspace", "--no-deps"]);
+    command.env("RUSTDOCFLAGS", "-D warnings");
+    log.run(command)
+}
+
 fn tidy(workspace: &Workspace, _: &mut Log) -> Result<()> {
     crate::tidy::tidy(&workspace.root)
 }
@@ -99,7 +107,7 @@ mod tests {
         let error = ci(Path::new("."), &["fmt".to_string(), "tests".to_string()]).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "there is no step `tests`; the steps are fmt, clippy, tidy, test, browser, python"
+            "there is no step `tests`; the steps are fmt, clippy, tidy, doc, test, browser, python"
         );
     }
 }
