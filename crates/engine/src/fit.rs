@@ -87,7 +87,7 @@ pub fn fit_step(
 ) -> Result<FittedStep, FittingError> {
     let profile = Profile::measured(&step.training, task.machine, seconds);
     let training = fit_graph(&step.training, &profile, task)?;
-    let residents = Residents::of(&step.training, &training.fitted.schedule());
+    let residents = Residents::of(&step.training, training.fitted.schedule());
     let evaluate = |graph: &Graph| {
         let profile = Profile::measured(graph, task.machine, seconds);
         fit(
