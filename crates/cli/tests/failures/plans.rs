@@ -81,7 +81,8 @@ fn a_tampered_plan() {
         5,
         expect![[r#"
         error: FOLDER/plan: instruction 0 is not one of ["run"|"recompute", node, \
-        inputs, outputs, workspace] and ["free", buffer]
+        inputs, outputs, workspace], ["free", buffer], ["start", transfer, lane, \
+        "copy", from, to] and ["wait", transfer]
     "#]],
     );
     tampered(&|plan| plan["format"] = json!("tightfit-plan/9")).fails(
