@@ -54,6 +54,7 @@ enum Verb {
 fn main() -> ExitCode {
     let entered = tightfit_engine::process::resident();
     output::end_with_the_reader();
+    output::end_with_the_disk();
     let result = match Cli::parse().verb {
         Verb::Train(arguments) => train::train(&arguments, entered),
         Verb::Plan(arguments) => plan::plan(&arguments),

@@ -18,6 +18,22 @@ pub fn end_with_the_reader() {
     }
 }
 
+/// From now on a standard output that takes no more (a full disk) ends the program with one message
+/// and the exit code of files that cannot be written, where Rust's own would be a panic.
+pub fn end_with_the_disk() {
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |info| {
+        let message = info.payload_as_str().unwrap_or_default();
+        match message.strip_prefix("failed printing to stdout: ") {
+            Some(cause) => {
+                let _ = writeln!(io::stderr(), "error: standard output: {cause}");
+                std::process::exit(4);
+            }
+            None => usual(info),
+        }
+    }));
+}
+
 /// Writes beside `path` and renames. A link is followed, a file's permissions stay, and what is no
 /// file (a device, a pipe) is written to as it is.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {

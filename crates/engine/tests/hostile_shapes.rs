@@ -14,6 +14,7 @@ use tightfit::check::Checked;
 use tightfit::graph::{self, Graph, GraphBuilder, Node, NodeSpec, Phase, Value, ValueSpec};
 use tightfit::id::{BufferId, ModuleId, NodeId, StorageId, ValueId};
 use tightfit::machine::Machine;
+use tightfit::operator::Unsuited;
 use tightfit::plan::{Plan, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::{Lowering, Schedule, lower};
@@ -562,4 +563,45 @@ fn the_steps_of_the_corpus_are_compiled() {
         }
     }
     assert!(graphs > 3, "only {graphs} graphs");
+}
+
+/// One call over `x`, whose output lies where the case says.
+fn one(op: &str, args: &[Argument], marks: impl Fn(&mut NodeSpec), over_input: bool) -> Graph {
+    let mut builder = GraphBuilder::new("one");
+    let (from, to) = (builder.storage(Bytes(64)), builder.storage(Bytes(64)));
+    let x = builder.node(
+        NodeSpec::new("x", "placeholder", Phase::Input),
+        &[Some(ValueSpec::contiguous(&[16], DType::F32, from))],
+    )[0];
+    let mut node = NodeSpec {
+        inputs: vec![x],
+        args: [&[Argument::Value(x)], args].concat(),
+        ..NodeSpec::new("call", op, Phase::Forward)
+    };
+    marks(&mut node);
+    let storage = if over_input { from } else { to };
+    let y = builder.node(node, &[Some(ValueSpec::contiguous(&[16], DType::F32, storage))])[0];
+    builder.output(y);
+    builder.build().unwrap()
+}
+
+/// A call that computes is never skipped because it looks like a view, and one that writes is never
+/// run again because it is not marked.
+#[test]
+fn calls_are_marked_as_what_they_are() {
+    let refused = |graph: &Graph| match compiled(graph).err() {
+        Some(CompileError::Unsuited { reason, .. }) => Some(reason),
+        _ => None,
+    };
+    let scalar = [Argument::Float(0.0)];
+    let disguised = one("aten.mul.Scalar", &scalar, |_| {}, true);
+    assert_eq!(refused(&disguised), Some(Unsuited::TakenForView));
+    let marked = one("aten.mul.Scalar", &scalar, |node| node.mutates = true, true);
+    assert_eq!(refused(&marked), Some(Unsuited::MarkedMutating));
+    assert_eq!(refused(&one("aten.mul.Scalar", &scalar, |_| {}, false)), None);
+    let dropout = [Argument::Float(0.5), Argument::Bool(true)];
+    let unmarked = one("aten.native_dropout.default", &dropout, |_| {}, false);
+    assert_eq!(refused(&unmarked), Some(Unsuited::NotMarkedRandom));
+    let sgd = one("tightfit.sgd", &[], |_| {}, true);
+    assert_eq!(refused(&sgd), Some(Unsuited::NotMarkedMutating));
 }

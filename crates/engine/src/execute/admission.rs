@@ -53,13 +53,39 @@ fn operators_are_known(graph: &Graph) -> Result<(), CompileError> {
 fn conforms(graph: &Graph, id: NodeId) -> Result<(), CompileError> {
     let node = &graph.nodes()[id];
     let Some(operator) = node.operator else { return Ok(()) };
-    let draws_unmarked = operator.row().kind == Kind::Random && !node.random;
-    let result = match draws_unmarked {
-        true => Err(Unsuited::NotMarkedRandom),
-        false => operator.conform(&graph.call(id)),
-    };
+    let result = marked(graph, id, operator).and_then(|()| operator.conform(&graph.call(id)));
     let (name, op) = (node.name.clone(), node.op.clone());
     result.map_err(|reason| CompileError::Unsuited { node: name, op, reason })
+}
+
+/// The graph treats a call as its row says: what computes is run, what writes is known to write,
+/// what draws random numbers is replayed.
+fn marked(graph: &Graph, id: NodeId, operator: Operator) -> Result<(), Unsuited> {
+    let node = &graph.nodes()[id];
+    let kind = operator.row().kind;
+    match kind {
+        Kind::Random if !node.random => Err(Unsuited::NotMarkedRandom),
+        Kind::Mutating if !node.mutates => Err(Unsuited::NotMarkedMutating),
+        Kind::Pure | Kind::Random | Kind::View if node.mutates => Err(Unsuited::MarkedMutating),
+        Kind::Pure | Kind::Random if graph.is_view(id) => Err(Unsuited::TakenForView),
+        Kind::Pure | Kind::Random | Kind::Mutating | Kind::View => Ok(()),
+    }
+}
+
+/// Refuses a graph whose batch and weights cannot be written as a whole: from a placeholder's first
+/// byte on, without gaps.
+pub(super) fn placeholders_are_whole(graph: &Graph) -> Result<(), CompileError> {
+    for node in graph.nodes().values().filter(|node| node.phase.is_placeholder()) {
+        for &value in node.outputs.iter().flatten() {
+            let tensor = &graph.values()[value].tensor;
+            if !tensor.contiguous || tensor.offset > 0 {
+                let what = "a placeholder is not contiguous from the start of its storage";
+                let (node, what) = (node.name.clone(), what.to_string());
+                return Err(CompileError::NotExecutable { node, what });
+            }
+        }
+    }
+    Ok(())
 }
 
 fn is_computable(value: &Value) -> Result<(), String> {
@@ -165,4 +191,32 @@ fn in_place(node: &Node, index: usize, output: &Value, input: ValueId, graph: &G
     graph.values()[input].tensor.same_layout(&output.tensor)
         && !node.kwargs.iter().any(|(_, argument)| named(argument))
         && (node.args.iter().enumerate()).all(|(place, argument)| !named(argument) || may(place))
+}
+
+#[cfg(test)]
+mod tests {
+    use tightfit::graph::{GraphBuilder, NodeSpec, Phase, ValueSpec};
+    use tightfit::units::Bytes;
+
+    use super::*;
+
+    #[test]
+    fn placeholders_with_strides_or_an_offset_are_refused() {
+        for (strides, offset) in [(vec![1, 4], 0), (vec![0, 0], 0), (vec![4, 1], 8)] {
+            let mut builder = GraphBuilder::new("strided");
+            let storage = builder.storage(Bytes(128));
+            let spec = ValueSpec {
+                contiguous: strides == [4, 1],
+                strides: Some(strides),
+                offset,
+                ..ValueSpec::contiguous(&[4, 4], DType::F32, storage)
+            };
+            builder.node(NodeSpec::new("x", "placeholder", Phase::Input), &[Some(spec)]);
+            let refused = placeholders_are_whole(&builder.build().unwrap());
+            let named = |node: &str| node == "x";
+            assert!(
+                matches!(refused, Err(CompileError::NotExecutable { node, .. }) if named(&node))
+            );
+        }
+    }
 }

@@ -12,6 +12,7 @@ use tightfit::id::{DEVICE, NodeId, ValueId};
 use tightfit::schedule::Schedule;
 use tightfit::tensor::DType;
 
+use crate::execute::admission::placeholders_are_whole;
 use crate::execute::error::CompileError;
 use crate::execute::executable::Executable;
 use crate::memory::slab::Slab;
@@ -68,6 +69,7 @@ pub(super) fn compile(
     checked: &Checked,
     pool: &Arc<ThreadPool>,
 ) -> Result<Compiled, CompileError> {
+    placeholders_are_whole(graph)?;
     let executable = Executable::compile(graph, checked, pool)?;
     let schedule = checked.schedule();
     let buffers: BTreeMap<NodeId, _> = schedule.placeholders.iter().copied().collect();

@@ -35,6 +35,15 @@ pub enum SessionError {
     /// A parameter's first values are not of its type, or their file cannot be read.
     #[error("a parameter could not be initialised: {0}")]
     Initialise(String),
+    /// The evaluation's schedule was made for another layout than the training's.
+    #[error(
+        "`{name}` lies elsewhere in the evaluation's schedule than in the training's; plan the \
+         evaluation with the residents of the training"
+    )]
+    Moved {
+        /// The parameter, buffer or state.
+        name: String,
+    },
     /// A step failed.
     #[error("step {step}: {error}")]
     Step {
@@ -76,15 +85,25 @@ impl Session {
             .build()?;
         let pool = Arc::new(pool);
         let compiled = compile(&step.training, training, &pool)?;
+        let evaluation_plan = evaluation;
         let evaluation = match (&step.evaluation, evaluation) {
             (Some(graph), Some(checked)) => Some(compile(graph, checked, &pool)?),
             _ => None,
         };
+        let stay = residents(&step.training, training.schedule());
+        if let (Some(graph), Some(checked)) = (&step.evaluation, evaluation_plan) {
+            let moved = residents(graph, checked.schedule()).into_iter().find(|(name, here)| {
+                stay.get(name).is_some_and(|there| there.address != here.address)
+            });
+            if let Some((name, _)) = moved {
+                return Err(SessionError::Moved { name });
+            }
+        }
         let mut session = Session {
             slab: Slab::new(slab)?,
             training: compiled,
             evaluation,
-            residents: residents(&step.training, training.schedule()),
+            residents: stay,
             seed,
             next_step: 0,
             learning_rate: step.optimizer.learning_rate,

@@ -111,8 +111,18 @@ pub fn write_tensors(
     metadata: &BTreeMap<&str, String>,
 ) -> Result<(), WeightsError> {
     let failed = |error| WeightsError::Io { path: path.to_path_buf(), error };
+    let known = std::fs::metadata(path).ok();
+    if known.as_ref().is_some_and(|known| !known.is_file()) {
+        let what = "it is no file, and weights replace what is there";
+        return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, what)));
+    }
+    // A link is followed, so that what it leads to is replaced and not the link.
+    let target = match known {
+        Some(_) => path.canonicalize().map_err(failed)?,
+        None => path.to_path_buf(),
+    };
     let folder =
-        path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
+        target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut file = NamedTempFile::new_in(folder).map_err(failed)?;
     let pieces: Vec<Piece> = tensors
         .iter()
@@ -125,8 +135,11 @@ pub fn write_tensors(
         .collect();
     stream::write(file.as_file_mut(), &pieces, metadata).map_err(failed)?;
     file.as_file().sync_all().map_err(failed)?;
-    readable_by_all(file.path()).map_err(failed)?;
-    file.persist(path).map_err(|error| failed(error.error))?;
+    match known {
+        Some(known) => file.as_file().set_permissions(known.permissions()).map_err(failed)?,
+        None => readable_by_all(file.path()).map_err(failed)?,
+    }
+    file.persist(&target).map_err(|error| failed(error.error))?;
     Ok(())
 }
 

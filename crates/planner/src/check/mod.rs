@@ -120,6 +120,10 @@ fn mentions_only_what_exists(
         false => Err(Violation::UnknownTier { tier, count: tiers }),
     };
     let buffer = |buffer: BufferId| match schedule.buffers.get(buffer) {
+        Some(place) if place.bytes > Bytes::LIMIT || place.address > Bytes::LIMIT.0 => {
+            let end = place.address.saturating_add(place.bytes.0);
+            Err(Violation::OutsideSlab { buffer, end, slab: schedule.arena(place.tier).0 })
+        }
         Some(place) => tier(place.tier),
         None => Err(Violation::UnknownBuffer { buffer, count: schedule.buffers.len() }),
     };

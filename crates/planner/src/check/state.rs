@@ -252,10 +252,16 @@ impl<'a> AbstractMachine<'a> {
                 return Err(Violation::Missing { value });
             }
         }
+        // Of what is kept the last version stays, once on the device; copies of it may lie below.
+        let mut stays: BTreeSet<StorageId> = BTreeSet::new();
         for buffer in self.schedule.buffers.keys() {
+            let on_device = self.schedule.buffers[buffer].tier == DEVICE;
             match self.content[buffer] {
                 Content::Free => {}
-                Content::Holds(storage, _) if graph.is_kept(storage) => {}
+                Content::Holds(storage, version)
+                    if graph.is_kept(storage)
+                        && version == last[storage]
+                        && (!on_device || stays.insert(storage)) => {}
                 Content::Holds(..) | Content::Scratch | Content::Arriving(_) => {
                     return Err(Violation::Leaked { buffer, found: self.describe(buffer) });
                 }

@@ -68,6 +68,15 @@ pub enum Unsuited {
         /// The type that follows from the inputs.
         derived: String,
     },
+    /// The operator writes into its inputs, and the node does not say so.
+    #[error("it writes into its inputs, but the node is not marked as mutating")]
+    NotMarkedMutating,
+    /// The operator writes into none of its inputs, and the node says that it does.
+    #[error("it writes into none of its inputs, but the node is marked as mutating")]
+    MarkedMutating,
+    /// The operator computes, but its outputs lie in its inputs' storages as those of a view do.
+    #[error("it computes, but its outputs lie in its inputs' storages, as if it were a view")]
+    TakenForView,
     /// The operator draws random numbers, but the node is not marked random.
     #[error("it draws random numbers, but the node is not marked random")]
     NotMarkedRandom,

@@ -7,7 +7,11 @@ use crate::tensor::{Argument, DType, TensorType};
 
 /// The type of a number as PyTorch sees it, where argument `index` is one.
 fn number(call: &TypedCall<'_>, index: usize) -> Option<DType> {
-    match call.args.get(index)? {
+    of_number(call.args.get(index)?)
+}
+
+fn of_number(argument: &Argument) -> Option<DType> {
+    match argument {
         Argument::Bool(_) => Some(DType::Bool),
         Argument::Int(_) => Some(DType::I64),
         Argument::Float(_) | Argument::Text(_) => Some(DType::F32),
@@ -66,7 +70,14 @@ pub fn function(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
 /// Argument 0 within limits that are numbers.
 pub fn clamp(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let x = call.tensor(0)?;
-    let limits = [1, 2].into_iter().filter_map(|index| number(call, index));
+    let limits: Vec<DType> = [(1, "min"), (2, "max")]
+        .into_iter()
+        .filter_map(|(index, name)| of_number(call.argument(index, name)?))
+        .collect();
+    if limits.is_empty() {
+        return Err(Unsuited::Argument { index: 1, wanted: "a number, or the one after it" });
+    }
+    let limits = limits.into_iter();
     Ok(vec![Output::computed(&x.shape, limits.fold(x.dtype, promoted_with))])
 }
 

@@ -50,13 +50,24 @@ pub fn range(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     };
     let (start, end) = (number(0)?, number(1)?);
     let step = if call.args.len() > 2 { number(2)? } else { 1.0 };
-    let count = ((end - start) / step).ceil();
-    if !(0.0..=(1u64 << 60) as f64).contains(&count) {
-        return Err(Unsuited::Shapes(format!("a range of {count} elements")));
-    }
     let whole = call.args.iter().all(|argument| matches!(argument, Argument::Int(_)));
     let implied = if whole { DType::I64 } else { DType::F32 };
     let dtype = call.dtype(usize::MAX, "dtype")?.unwrap_or(implied);
+    // Of whole numbers limits and step are cast before they are counted.
+    let integer = |index: usize| match call.args.get(index) {
+        Some(Argument::Int(x)) => i128::from(*x),
+        Some(other) => other.number().unwrap_or(0.0) as i64 as i128,
+        None => 1,
+    };
+    let count = if dtype.is_float() {
+        ((end - start) / step).ceil()
+    } else {
+        let (span, step) = (integer(1) - integer(0), integer(2));
+        if step == 0 { f64::NAN } else { (span + step - step.signum()).div_euclid(step) as f64 }
+    };
+    if !(0.0..=(1u64 << 53) as f64).contains(&count) {
+        return Err(Unsuited::Shapes(format!("a range of {count} elements")));
+    }
     Ok(vec![Output::computed(&[count as u64], dtype)])
 }
 
@@ -68,6 +79,9 @@ pub fn concatenation(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let parts: Vec<_> = tensors.into_iter().filter(|tensor| tensor.shape != [0]).collect();
     let Some(first) = parts.first() else { return Ok(vec![Output::computed(&[0], dtype)]) };
     let dim = dimension(call.optional_integer(1, "dim")?.unwrap_or(0), first.shape.len())?;
+    if first.shape.is_empty() {
+        return Err(Unsuited::Shapes("tensors without dimensions side by side".to_string()));
+    }
     let mut shape = first.shape.clone();
     for part in &parts[1..] {
         let agrees = part.shape.len() == shape.len()

@@ -15,8 +15,10 @@ fn reduced(x: &TensorType, dims: &[i64], keep: bool) -> Result<Vec<u64>, Unsuite
     let mut is_reduced = vec![dims.is_empty(); rank];
     for &dim in dims {
         let dim = dimension(dim, rank)?;
-        if let Some(is_reduced) = is_reduced.get_mut(dim) {
-            *is_reduced = true;
+        if let Some(is_reduced) = is_reduced.get_mut(dim)
+            && std::mem::replace(is_reduced, true)
+        {
+            return Err(Unsuited::Shapes(format!("dimension {dim} reduced twice")));
         }
     }
     let extents = x.shape.iter().zip(is_reduced).filter_map(|(&extent, is_reduced)| {
@@ -59,11 +61,13 @@ pub fn picked(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
 
 /// `any(x, dim, keepdim)`: truth values, of bytes a byte.
 pub fn any(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
-    let dtype = match call.tensor(0)?.dtype {
+    let x = call.tensor(0)?;
+    let dtype = match x.dtype {
         DType::U8 => DType::U8,
         _ => DType::Bool,
     };
-    Ok(vec![Output::computed(&shape(call)?, dtype)])
+    let shape = reduced(x, &[call.integer(1, "dim")?], call.flag(2, "keepdim"))?;
+    Ok(vec![Output::computed(&shape, dtype)])
 }
 
 /// `var(x, dims, correction, keepdim)`, the last two by name.
@@ -78,6 +82,9 @@ pub fn variance(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
 pub fn softmax(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let x = call.tensor(0)?;
     dimension(call.integer(1, "dim")?, x.shape.len())?;
+    if call.flag(2, "half_to_float") && x.dtype != DType::F16 {
+        return Err(Unsuited::Argument { index: 2, wanted: "false but for 16-bit floats" });
+    }
     Ok(vec![Output::like(x)])
 }
 

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use tightfit::graph::{self, Graph};
 use tightfit::id::{NodeId, ValueId};
 use tightfit::operator::{Kind, Operator, TypedCall, Types, Unsuited};
-use tightfit::tensor::{DType, TensorType};
+use tightfit::tensor::{Argument, DType, TensorType};
 
 use crate::corpus;
 
@@ -127,4 +127,37 @@ fn an_output_of_another_shape_or_type_is_refused() {
             }
         }
     }
+}
+
+/// Shape and type of the first output of a call of constants alone.
+fn made(operator: Operator, args: &[Argument], dtype: Option<&str>) -> Option<(Vec<u64>, DType)> {
+    struct None_;
+    impl Types for None_ {
+        fn type_of(&self, _: ValueId) -> &TensorType {
+            unreachable!("constants mention no tensor")
+        }
+    }
+    let kwargs: Vec<(String, Argument)> =
+        dtype.map(|d| ("dtype".to_string(), Argument::Text(d.to_string()))).into_iter().collect();
+    let call = TypedCall { args, kwargs: &kwargs, outputs: &[None], types: &None_ };
+    let output = (operator.row().outputs)(&call).ok()?.remove(0);
+    Some((output.shape, output.dtype))
+}
+
+/// As PyTorch counts them.
+#[test]
+fn ranges() {
+    use Argument::{Float, Int};
+    let range = |args: &[Argument], dtype| made(Operator::ArangeStartStep, args, dtype);
+    let whole = Some("torch.int64");
+    let large = (1i64 << 53) + 1;
+    let count = |n: u64, dtype| Some((vec![n], dtype));
+    assert_eq!(range(&[Int(0), Int(10), Int(3)], None), count(4, DType::I64));
+    assert_eq!(range(&[Int(10), Int(0), Int(-3)], None), count(4, DType::I64));
+    assert_eq!(range(&[Int(3), Int(3)], None), count(0, DType::I64));
+    assert_eq!(range(&[Int(1 << 62), Int((1 << 62) + 3)], None), count(3, DType::I64));
+    assert_eq!(range(&[Int(large), Int(large + 2)], None), count(2, DType::I64));
+    assert_eq!(range(&[Float(0.2), Float(3.5)], whole), count(3, DType::I64));
+    assert_eq!(range(&[Int(0), Int(10), Float(0.5)], whole), None);
+    assert_eq!(range(&[Float(0.0), Float(1.0), Float(0.25)], None), count(4, DType::F32));
 }

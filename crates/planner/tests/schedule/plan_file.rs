@@ -170,22 +170,22 @@ fn instructions_that_do_not_exist() {
 
 #[test]
 fn numbers_that_no_table_should_have() {
-    let huge = 1u64 << 24;
+    let huge = 1u64 << 16;
     with(
         |plan| plan["instructions"][2] = json!(["wait", huge]),
-        expect!["Number: the plan speaks of transfer 16777216; such numbers are below 16777216"],
+        expect!["Number: the plan speaks of transfer 65536; such numbers are below 65536"],
     );
     with(
         |plan| plan["instructions"][2] = json!(["start", 0, huge, "copy", 0, 0]),
-        expect!["Number: the plan speaks of lane 16777216; such numbers are below 16777216"],
+        expect!["Number: the plan speaks of lane 65536; such numbers are below 65536"],
     );
     with(
         |plan| plan["buffers"][0] = json!([4, 0, huge]),
-        expect!["Number: the plan speaks of tier 16777216; such numbers are below 16777216"],
+        expect!["Number: the plan speaks of tier 65536; such numbers are below 65536"],
     );
     with(
         |plan| plan["rank"] = json!(huge),
-        expect!["Number: the plan speaks of rank 16777216; such numbers are below 16777216"],
+        expect!["Number: the plan speaks of rank 65536; such numbers are below 65536"],
     );
 }
 
