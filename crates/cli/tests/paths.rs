@@ -52,3 +52,25 @@ fn paths_need_not_be_unicode() {
     ran(folder, "trace @step --plan @plan --threads 2 -o @trace");
     ran(folder, "analyze @step --threads 2");
 }
+
+/// Weights follow a link and refuse what is no file, before any step is taken.
+#[test]
+fn weights_replace_files_alone() {
+    let folder = folder();
+    let (link, file) = (folder.path().join("link"), folder.path().join("file"));
+    std::fs::write(&file, "before").unwrap();
+    std::os::unix::fs::symlink("file", &link).unwrap();
+    let save = |place: &Path| {
+        let options = "--budget 100% --steps 1 --threads 2 --roofline --save";
+        let mut train = tightfit();
+        train.arg("train").arg(corpus().join("steps/mlp-digits"));
+        train.args(options.split(' ')).arg(place).output().unwrap()
+    };
+    assert!(save(&link).status.success());
+    assert!(link.is_symlink() && std::fs::read(&file).unwrap() != b"before");
+    let socket = folder.path().join("socket");
+    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let refused = save(&socket);
+    assert_eq!(refused.status.code(), Some(4));
+    assert!(refused.stdout.is_empty(), "refused before any step");
+}

@@ -2,7 +2,7 @@
 //! checker counted.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
-#[path = "../../planner/tests/shared/generator/dag.rs"]
+#[path = "../../planner/tests/fixtures/generator/dag.rs"]
 mod dag;
 
 use dag::{Freedoms, graph};

@@ -106,6 +106,9 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
     {
         output::writable(path)?;
     }
+    for path in [&arguments.save, &arguments.dump].into_iter().flatten() {
+        weights::replaceable(path)?;
+    }
     if arguments.dump.is_some() {
         step.training = dump::with_gradients(&step.training)?;
     }

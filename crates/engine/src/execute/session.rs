@@ -85,20 +85,14 @@ impl Session {
             .build()?;
         let pool = Arc::new(pool);
         let compiled = compile(&step.training, training, &pool)?;
-        let evaluation_plan = evaluation;
+        let stay = residents(&step.training, training.schedule());
         let evaluation = match (&step.evaluation, evaluation) {
-            (Some(graph), Some(checked)) => Some(compile(graph, checked, &pool)?),
+            (Some(graph), Some(checked)) => {
+                stays_in_place(&stay, residents(graph, checked.schedule()))?;
+                Some(compile(graph, checked, &pool)?)
+            }
             _ => None,
         };
-        let stay = residents(&step.training, training.schedule());
-        if let (Some(graph), Some(checked)) = (&step.evaluation, evaluation_plan) {
-            let moved = residents(graph, checked.schedule()).into_iter().find(|(name, here)| {
-                stay.get(name).is_some_and(|there| there.address != here.address)
-            });
-            if let Some((name, _)) = moved {
-                return Err(SessionError::Moved { name });
-            }
-        }
         let mut session = Session {
             slab: Slab::new(slab)?,
             training: compiled,
@@ -194,5 +188,19 @@ impl Session {
     /// The training graph's outputs after a step, contiguous.
     pub fn training_output(&self, index: usize) -> Option<Vec<u8>> {
         self.training.outputs.get(index).map(|located| gather(&self.slab, located))
+    }
+}
+
+/// Evaluation finds parameters and state where training keeps them.
+fn stays_in_place(
+    training: &BTreeMap<String, Resident>,
+    evaluation: BTreeMap<String, Resident>,
+) -> Result<(), SessionError> {
+    let is_moved = |name: &String, here: &Resident| {
+        training.get(name).is_some_and(|there| there.address != here.address)
+    };
+    match evaluation.into_iter().find(|(name, here)| is_moved(name, here)) {
+        Some((name, _)) => Err(SessionError::Moved { name }),
+        None => Ok(()),
     }
 }

@@ -111,11 +111,8 @@ pub fn write_tensors(
     metadata: &BTreeMap<&str, String>,
 ) -> Result<(), WeightsError> {
     let failed = |error| WeightsError::Io { path: path.to_path_buf(), error };
+    replaceable(path)?;
     let known = std::fs::metadata(path).ok();
-    if known.as_ref().is_some_and(|known| !known.is_file()) {
-        let what = "it is no file, and weights replace what is there";
-        return Err(failed(io::Error::new(io::ErrorKind::InvalidInput, what)));
-    }
     // A link is followed, so that what it leads to is replaced and not the link.
     let target = match known {
         Some(_) => path.canonicalize().map_err(failed)?,
@@ -140,6 +137,16 @@ pub fn write_tensors(
         None => readable_by_all(file.path()).map_err(failed)?,
     }
     file.persist(&target).map_err(|error| failed(error.error))?;
+    Ok(())
+}
+
+/// Refuses a place where weights would replace what is no file: a folder, a device, a pipe.
+pub fn replaceable(path: &Path) -> Result<(), WeightsError> {
+    if std::fs::metadata(path).is_ok_and(|known| !known.is_file()) {
+        let what = "it is no file, and weights replace what is there";
+        let error = io::Error::new(io::ErrorKind::InvalidInput, what);
+        return Err(WeightsError::Io { path: path.to_path_buf(), error });
+    }
     Ok(())
 }
 

@@ -8,9 +8,9 @@ mod module_info;
 mod module_statistics;
 mod tradeoff;
 
-#[path = "../shared/corpus/mod.rs"]
+#[path = "../fixtures/corpus/mod.rs"]
 mod corpus;
-#[path = "../shared/generator/mod.rs"]
+#[path = "../fixtures/generator/mod.rs"]
 mod generator;
-#[path = "../shared/oracle/mod.rs"]
+#[path = "../fixtures/oracle/mod.rs"]
 mod oracle;

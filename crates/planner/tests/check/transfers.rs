@@ -202,7 +202,7 @@ fn what_is_away_is_not_held() {
     let timeline = away().verdict().unwrap();
     let held: Vec<u64> = timeline.calls.iter().map(|call| call.held.0).collect();
     // x and a; a and b; a, b and c; c, the loss and the room for a; a, the loss and d.
-    assert_eq!(held, [512, 512, 768, 516, 264].map(|bytes: u64| bytes), "{held:?}");
+    assert_eq!(held, [512, 512, 768, 516, 264]);
     let away: Vec<_> = timeline.residencies.iter().filter(|r| r.tier == below_device()).collect();
     assert_eq!(away.len(), 1);
     assert_eq!((away[0].first, away[0].end), (1, Some(4)));
@@ -220,10 +220,8 @@ fn reads_before_arrival() {
     );
     broken(
         |case| {
-            let [device, _, back] = case.buffers;
-            let call = case.call("loss");
-            call.inputs[0] = back;
-            let _ = device;
+            let [.., back] = case.buffers;
+            case.call("loss").inputs[0] = back;
         },
         expect![
             "instruction 9: `loss` reads `c` from buffer7, which holds what transfer1 is bringing"
@@ -257,23 +255,18 @@ fn numbers_of_transfers() {
     );
     broken(
         |case| {
-            let [device, host, _] = case.buffers;
-            case.schedule
-                .instructions
-                .retain(|i| ![wait(0), Instruction::Free(device)].contains(i));
-            let _ = host;
+            let gone = [wait(0), Instruction::Free(case.buffers[0])];
+            case.schedule.instructions.retain(|i| !gone.contains(i));
         },
         expect!["instruction 6: transfer1 moves buffer6, which holds what transfer0 is bringing"],
     );
     broken(
         |case| {
-            let [device, _, _] = case.buffers;
+            let [_, host, back] = case.buffers;
             let more = Buffer { bytes: Bytes(BYTES), address: 0, tier: below_device() };
-            let host = case.schedule.buffers.push(more);
-            let freed = case.at(|i| *i == Instruction::Free(case.buffers[1]));
-            let _ = (device, freed);
-            let back = case.buffers[2];
-            case.schedule.instructions.insert(freed + 1, copy(2, 0, back, host));
+            let second = case.schedule.buffers.push(more);
+            let freed = case.at(|i| *i == Instruction::Free(host));
+            case.schedule.instructions.insert(freed + 1, copy(2, 0, back, second));
             let at = case.at(|i| *i == Instruction::Free(back));
             case.schedule.instructions.remove(at);
         },

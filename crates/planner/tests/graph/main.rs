@@ -4,5 +4,5 @@
 
 mod rules;
 
-#[path = "../shared/generator/mod.rs"]
+#[path = "../fixtures/generator/mod.rs"]
 mod generator;

@@ -6,7 +6,7 @@ mod selective_cases;
 mod shard_cases;
 mod shard_laws;
 
-#[path = "../shared/corpus/mod.rs"]
+#[path = "../fixtures/corpus/mod.rs"]
 mod corpus;
-#[path = "../shared/module_tree/mod.rs"]
+#[path = "../fixtures/module_tree/mod.rs"]
 mod module_tree;

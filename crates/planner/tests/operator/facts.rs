@@ -131,15 +131,15 @@ fn an_output_of_another_shape_or_type_is_refused() {
 
 /// Shape and type of the first output of a call of constants alone.
 fn made(operator: Operator, args: &[Argument], dtype: Option<&str>) -> Option<(Vec<u64>, DType)> {
-    struct None_;
-    impl Types for None_ {
+    struct NoTensors;
+    impl Types for NoTensors {
         fn type_of(&self, _: ValueId) -> &TensorType {
             unreachable!("constants mention no tensor")
         }
     }
     let kwargs: Vec<(String, Argument)> =
         dtype.map(|d| ("dtype".to_string(), Argument::Text(d.to_string()))).into_iter().collect();
-    let call = TypedCall { args, kwargs: &kwargs, outputs: &[None], types: &None_ };
+    let call = TypedCall { args, kwargs: &kwargs, outputs: &[None], types: &NoTensors };
     let output = (operator.row().outputs)(&call).ok()?.remove(0);
     Some((output.shape, output.dtype))
 }

@@ -4,5 +4,5 @@
 
 mod facts;
 
-#[path = "../shared/corpus/mod.rs"]
+#[path = "../fixtures/corpus/mod.rs"]
 mod corpus;

@@ -12,9 +12,9 @@ mod peers;
 mod properties;
 mod rematerialization;
 
-#[path = "../shared/corpus/mod.rs"]
+#[path = "../fixtures/corpus/mod.rs"]
 mod corpus;
-#[path = "../shared/generator/mod.rs"]
+#[path = "../fixtures/generator/mod.rs"]
 mod generator;
-#[path = "../shared/oracle/mod.rs"]
+#[path = "../fixtures/oracle/mod.rs"]
 mod oracle;

@@ -5,7 +5,7 @@
 mod layout;
 mod plan_file;
 
-#[path = "../shared/corpus/mod.rs"]
+#[path = "../fixtures/corpus/mod.rs"]
 mod corpus;
-#[path = "../shared/generator/mod.rs"]
+#[path = "../fixtures/generator/mod.rs"]
 mod generator;
