@@ -7,6 +7,7 @@ afterwards what it was before.
 
 from __future__ import annotations
 
+import copy
 import json
 import tempfile
 from collections import OrderedDict
@@ -16,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from . import program
@@ -70,7 +72,7 @@ def module_info(
     program.find()
     with tempfile.TemporaryDirectory(prefix="tightfit-") as folder:
         graph = Path(folder) / "step.json"
-        export(model, _own_loss if loss_fn is None else loss_fn, _beside(model, batch), optimizer=None, out=graph,
+        export(_without_meta(model), _own_loss if loss_fn is None else loss_fn, _own(batch), optimizer=None, out=graph,
                name=type(model).__name__, execute=False)
         printed = program.run("modules", graph, "--machine", machine, "--json")
     info = json.loads(printed)["module_info"]
@@ -87,18 +89,41 @@ def _stats(written: dict[str, Any]) -> dict[str, Any]:
     return stats
 
 
-def _beside(model: nn.Module, batch: tuple[Any, Any]) -> tuple[Any, Any]:
-    """The batch where the model is, on the `meta` device if that is there, with no tensor in it twice (as labels often
-    are). Targets of `None` are no tensor."""
+def _without_meta(model: nn.Module) -> nn.Module:
+    """A model on the `meta` device as one of fake tensors on the CPU, since operators behave there as on an accelerator;
+    others as they are."""
+    if all(parameter.device.type != "meta" for parameter in model.parameters()):
+        return model
+    copied = copy.deepcopy(model)
+    fakes: dict[int, torch.Tensor] = {}
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device.type != "meta":
+            return tensor
+        if id(tensor) not in fakes:  # tied weights stay tied
+            made = torch.empty_like(tensor, device="cpu", requires_grad=False)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            fakes[id(tensor)] = nn.Parameter(made, tensor.requires_grad) if is_parameter else made
+        return fakes[id(tensor)]
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for module in copied.modules():
+            for table in (module._parameters, module._buffers):
+                table.update({name: fake(tensor) for name, tensor in table.items() if tensor is not None})
+    return copied
+
+
+def _own(batch: tuple[Any, Any]) -> tuple[Any, Any]:
+    """The batch off the `meta` device, with no tensor in it twice (as labels often are). Targets of `None` are no tensor."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise ExportError("batch must be a pair (inputs, targets)")
-    inputs, targets = batch
-    is_meta = any(parameter.device.type == "meta" for parameter in model.parameters())
 
     def own(leaf: Any) -> Any:
         is_plain = isinstance(leaf, torch.Tensor) and not leaf.requires_grad
-        return torch.empty_like(leaf, device="meta" if is_meta else leaf.device) if is_plain else leaf
+        device = "cpu" if isinstance(leaf, torch.Tensor) and leaf.device.type == "meta" else None
+        return torch.empty_like(leaf, device=device) if is_plain else leaf
 
+    inputs, targets = batch
     return pytree.tree_map(own, (inputs, [] if targets is None else targets))
 
 

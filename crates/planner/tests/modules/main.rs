@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
+mod called;
 mod selective_cases;
 mod shard_cases;
 mod shard_laws;
