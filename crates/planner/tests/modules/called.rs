@@ -4,6 +4,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use crate::corpus::{self, GRAPHS, profile};
+use crate::generator;
 use proptest::prelude::*;
 use tightfit::analysis::modules::{ModuleInfo, measure};
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
@@ -142,7 +143,7 @@ fn chosen(info: &ModuleInfo, shares: &[f64]) -> Vec<String> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(200) })]
+    #![proptest_config(generator::config(200))]
 
     #[test]
     fn plans_name_modules_that_are_called(recipe in recipes()) {
@@ -154,7 +155,8 @@ proptest! {
             prop_assert!(called.contains(path), "{}", unit);
         }
         // And what is written reads the same.
-        prop_assert_eq!(&ModuleInfo::from_json(info.to_json().as_bytes()).unwrap(), &info);
+        let written = info.to_json();
+        prop_assert_eq!(ModuleInfo::from_json(written.as_bytes()).unwrap().to_json(), written);
     }
 }
 

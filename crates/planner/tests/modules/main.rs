@@ -9,5 +9,7 @@ mod shard_laws;
 
 #[path = "../fixtures/corpus/mod.rs"]
 mod corpus;
+#[path = "../fixtures/generator/mod.rs"]
+mod generator;
 #[path = "../fixtures/module_tree/mod.rs"]
 mod module_tree;
