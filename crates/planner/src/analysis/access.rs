@@ -43,6 +43,9 @@ pub struct AccessProfile {
     pub swap: Option<Seconds>,
 }
 
+/// The rows of all nodes.
+pub type AccessTable = SecondaryMap<NodeId, AccessProfile>;
+
 /// From when to when the outputs of a node are held, in ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Life {
@@ -100,9 +103,9 @@ pub fn access_profile(
     order: &[NodeId],
     curve: &MemoryCurve,
     budget: Option<Bytes>,
-) -> SecondaryMap<NodeId, AccessProfile> {
+) -> AccessTable {
     let phases = passes(graph, order);
-    let mut table: SecondaryMap<NodeId, AccessProfile> = SecondaryMap::new();
+    let mut table: AccessTable = SecondaryMap::new();
     for (node, row) in readers(graph, order, |node| phases[node].is_forward()).iter() {
         table[node].first_forward_access = row.first_forward;
         table[node].last_forward_access = row.last_forward;
@@ -123,12 +126,7 @@ pub fn access_profile(
 }
 
 /// Bytes of outputs, how long they are held, and what moving them takes.
-fn lives(
-    graph: &Graph,
-    profile: &Profile,
-    order: &[NodeId],
-    table: &mut SecondaryMap<NodeId, AccessProfile>,
-) {
+fn lives(graph: &Graph, profile: &Profile, order: &[NodeId], table: &mut AccessTable) {
     for interval in liveness(graph, profile, order).intervals.values() {
         let Some(maker) = graph.producer(interval.storage) else { continue };
         let row = &mut table[maker];
@@ -147,7 +145,7 @@ fn idle(
     graph: &Graph,
     phases: &SecondaryMap<NodeId, Phase>,
     order: &[NodeId],
-    table: &mut SecondaryMap<NodeId, AccessProfile>,
+    table: &mut AccessTable,
 ) {
     // The end of the last access in the forward pass, until there is one behind it.
     let mut since: SecondaryMap<NodeId, Seconds> = SecondaryMap::new();

@@ -8,7 +8,7 @@ mod liveness;
 pub mod modules;
 mod passes;
 
-pub use access::{AccessProfile, Accesses, Life, access_profile, accesses};
+pub use access::{AccessProfile, AccessTable, Accesses, Life, access_profile, accesses};
 pub use dataflow::{Dataflow, Figures, ModuleFigures, Operator, Work, dataflow, operators};
 pub(crate) use disjoint_sets::DisjointSets;
 pub use liveness::{

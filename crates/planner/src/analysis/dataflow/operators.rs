@@ -166,9 +166,8 @@ impl Judge<'_> {
 
     /// What its backward nodes read that the forward pass makes, or the batch brings, outside.
     fn saved_outside(&self, head: NodeId, nodes: &[NodeId]) -> Vec<StorageId> {
-        let runs = |&node: &NodeId| {
-            self.graph.runs(node) && self.flow.pass(node) == Phase::Backward
-        };
+        let runs =
+            |&node: &NodeId| self.graph.runs(node) && self.flow.pass(node) == Phase::Backward;
         let reads = nodes.iter().copied().filter(runs).flat_map(|node| self.graph.reads(node));
         let is_charged = |&storage: &StorageId| {
             let is_saved = |maker: NodeId| {
@@ -203,8 +202,7 @@ impl Judge<'_> {
         for &node in nodes.iter().filter(|&&node| self.graph.runs(node)) {
             if self.flow.pass(node) == Phase::Backward {
                 for &storage in self.graph.fresh(node) {
-                    let (bytes, readers) =
-                        (self.graph.storages()[storage], &self.readers[storage]);
+                    let (bytes, readers) = (self.graph.storages()[storage], &self.readers[storage]);
                     let stays = !self.graph.is_kept(storage)
                         && !self.flow.readers[storage].optimizer
                         && readers.all.are_within(head);
