@@ -37,7 +37,7 @@ pub struct AccessProfile {
     /// Last node behind the forward pass that reads one of its outputs.
     pub last_backward_access: Option<NodeId>,
     /// From the end of the last access in the forward pass, its own run included, to the start of
-    /// the first one behind it. None for what the backward pass makes, or does not read.
+    /// the first one behind it; none where one of the two is missing.
     pub idle: Option<Seconds>,
     /// Moving its outputs to the tier below and back; none where no lanes lead there.
     pub swap: Option<Seconds>,
@@ -147,22 +147,19 @@ fn idle(
     order: &[NodeId],
     table: &mut AccessTable,
 ) {
-    // The end of the last access in the forward pass, until there is one behind it.
-    let mut since: SecondaryMap<NodeId, Seconds> = SecondaryMap::new();
+    // The end of the last access in the forward pass.
+    let mut since: SecondaryMap<NodeId, Option<Seconds>> = SecondaryMap::new();
     let mut now = Seconds(0.0);
     for &node in order {
-        let end = now + table[node].seconds;
-        let made = graph.reads(node).iter().filter_map(|&storage| graph.producer(storage));
-        for maker in made {
-            if phases[node].is_forward() {
-                since[maker] = end;
-            } else if table[maker].first_backward_access == Some(node)
-                && (phases[maker].is_placeholder() || phases[maker].is_forward())
-            {
-                table[maker].idle = Some(Seconds(now.0 - since[maker].0));
+        let (end, is_forward) = (now + table[node].seconds, phases[node].is_forward());
+        for maker in graph.reads(node).iter().filter_map(|&storage| graph.producer(storage)) {
+            if is_forward {
+                since[maker] = Some(end);
+            } else if table[maker].first_backward_access == Some(node) {
+                table[maker].idle = since[maker].map(|since| Seconds(now.0 - since.0));
             }
         }
-        since[node] = end;
+        since[node] = is_forward.then_some(end);
         now = end;
     }
 }
