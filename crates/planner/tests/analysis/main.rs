@@ -8,6 +8,7 @@ mod dataflow_laws;
 mod module_info;
 mod module_statistics;
 mod operators;
+mod parameters;
 mod tradeoff;
 
 #[path = "../fixtures/corpus/mod.rs"]

@@ -82,7 +82,7 @@ pub fn analyze(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 table.sort(column)?;
             }
             summary(&facts);
-            println!("{legend}\n");
+            println!("\n{legend}\n");
             table.print(arguments.top.unwrap_or(usize::MAX));
         }
         None => {
@@ -109,11 +109,14 @@ fn summary(facts: &Facts) {
     );
     let at = facts.order.get(curve.at).copied();
     println!(
-        "peak {} ({} bytes) at `{}` in module `{}`; {} of it is parameters, state and batch",
+        "peak {} ({} bytes) at `{}` in {}; {} of it is parameters, state and batch",
         curve.peak,
         curve.peak.0,
         at.map_or("", |node| facts.name(node)),
-        at.map_or("", |node| facts.module(node)),
+        match at.map_or("", |node| facts.module(node)) {
+            "" => "the root module".to_string(),
+            module => format!("module `{module}`"),
+        },
         graph.static_bytes()
     );
     if let Some(limit) = facts.limit {
@@ -171,16 +174,16 @@ fn node_legend(facts: &Facts) -> String {
 /// What is alive at the peak, and the modules.
 fn overview(facts: &Facts, top: usize, depth: usize) {
     let live = facts.live();
-    println!("\nalive there, the {} largest of {}:", top.min(live.len()), live.len());
+    let within = match facts.flow.tree.branches()[facts.within].path.as_str() {
+        "" => String::new(),
+        module => format!(" in module `{module}`"),
+    };
+    println!("\nalive there{within}, the {} largest of {}:", top.min(live.len()), live.len());
     println!("{:>12}  {:<10} {:<40} module", "size", "phase", "tensor");
     for tensor in live.iter().take(top) {
-        println!(
-            "{:>12}  {:<10} {:<40} {}",
-            tensor.bytes.to_string(),
-            tensor.phase,
-            tensor.name,
-            tensor.module
-        );
+        let (size, phase) = (tensor.bytes.to_string(), tensor.phase);
+        let row = format!("{size:>12}  {phase:<10} {:<40} {}", tensor.name, tensor.module);
+        println!("{}", row.trim_end());
     }
     println!("\n{FIGURE_LEGEND} the module\n");
     rows::modules(facts, depth).print(usize::MAX);

@@ -73,7 +73,7 @@ pub fn operators(facts: &Facts) -> Table {
 fn operator(facts: &Facts, operator: &Operator) -> Vec<Cell> {
     let alone = &operator.alone;
     let mut row = vec![
-        Cell::name(facts.name(operator.node), 26),
+        Cell::name(facts.name(operator.node), 22),
         Cell::count(operator.backward.len()),
         Cell::flops(alone.fwd_flop),
         Cell::flops(alone.bwd_flop),

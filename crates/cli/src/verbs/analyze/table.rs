@@ -77,9 +77,10 @@ impl Cell {
         Cell::number(bytes.0 as f64, bytes.to_string())
     }
 
-    /// A time.
+    /// A time, in four significant digits or so.
     pub fn milliseconds(seconds: Seconds) -> Cell {
-        Cell::number(seconds.0, format!("{:.3}", seconds.0 * 1e3))
+        let digits = (3.0 - (seconds.0 * 1e3).log10().floor()).clamp(1.0, 4.0) as usize;
+        Cell::number(seconds.0, format!("{:.digits$}", seconds.0 * 1e3))
     }
 
     /// Operations, by thousands.
