@@ -222,7 +222,7 @@ fn analyze_agrees_with_plan() {
             "{graph}: depth 1"
         );
         // The root sums up its children and what belongs to no child.
-        for key in ["nodes", "parameter_bytes", "saved_bytes"] {
+        for key in ["nodes", "saved_bytes"] {
             let children: u64 =
                 modules.iter().filter(|row| row["module"] != "").map(|row| bytes(row, key)).sum();
             let own = |node: &&Value| runs(node) && node["module"] == "";
@@ -233,6 +233,9 @@ fn analyze_agrees_with_plan() {
                 "{graph}: {key} {all} {children}"
             );
         }
+        // What two children share counts for both of them, and once for the root.
+        let largest = modules.iter().map(|row| bytes(row, "parameter_bytes")).max();
+        assert_eq!(largest, Some(bytes(root, "parameter_bytes")), "{graph}");
         let seconds: f64 = list("nodes").iter().map(|node| node["seconds"].as_f64().unwrap()).sum();
         assert!((seconds / root["seconds"].as_f64().unwrap() - 1.0).abs() < 1e-9, "{graph}");
     }
