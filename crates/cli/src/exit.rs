@@ -13,7 +13,7 @@ use tightfit_engine::weights::WeightsError;
 use tightfit_engine::{BudgetError, CompileError, FittingError, SessionError, SlabError};
 use tightfit_report::TraceError;
 
-use crate::values::UnknownModule;
+use crate::values::{NoVariants, UnknownModule};
 
 /// Part of `--help`.
 pub const HELP: &str = "\
@@ -73,7 +73,7 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
             _ => None,
         };
     }
-    if error.is::<UnknownModule>() {
+    if error.is::<UnknownModule>() || error.is::<NoVariants>() {
         return Some(2);
     }
     if error.is::<ModuleInfoError>() || error.is::<OperatorStatsError>() {
