@@ -279,7 +279,7 @@ impl<'a> BudgetedPlanner<'a> {
             {
                 Ok(plan) => plan,
                 Err(PlanError::Infeasible(proof)) if proof.prediction.is_some() => {
-                    return Err(self.broken_promise(*proof, budget, residents, meter));
+                    return Err(self.mispredicted(*proof, budget, residents, meter));
                 }
                 Err(PlanError::Infeasible(_)) => return Ok(None),
                 Err(error) => return Err(error),
@@ -308,7 +308,7 @@ impl<'a> BudgetedPlanner<'a> {
 
     /// The refusal of a planner that goes by predictions: another plan of it that happens to fit
     /// would not be its answer. The budget that it names is one for addresses, too.
-    fn broken_promise(
+    fn mispredicted(
         &self,
         proof: Infeasible,
         budget: Bytes,

@@ -156,3 +156,14 @@ fn a_solver_without_an_answer_has_proven_nothing() {
     assert_eq!(ran.code, Some(1), "{}", ran.stderr);
     assert_eq!(ran.stdout, "");
 }
+
+/// The published rule of Capuchin predicts that its choices suffice, and they do not.
+#[test]
+fn a_wrong_prediction_is_refused_with_what_happens() {
+    let message = expect![[""]];
+    Case::new().fails(
+        "plan corpus/synthetic/unet2_1.json.gz --budget 80% --planner capuchin --variant published",
+        3,
+        message,
+    );
+}

@@ -1,13 +1,13 @@
 //! What a legal schedule computes again, node by node. Invariant: every recomputation is counted
-//! once, and bytes count as saved only where no call between the last use before a recomputation
-//! and that recomputation finds them held.
+//! once, and bytes count as saved only where the step as captured holds them and no call between the
+//! last use before a recomputation and that recomputation does.
 
 use std::collections::BTreeMap;
 
 use cranelift_entity::SecondaryMap;
 
 use crate::id::{DEVICE, NodeId, StorageId};
-use crate::timeline::{CallInTime, Timeline};
+use crate::timeline::{CallInTime, Residency, Timeline};
 use crate::units::{Bytes, Seconds};
 
 /// How often a node runs again, and for how long.
@@ -28,6 +28,9 @@ pub struct Recomputed {
     pub again: Again,
     /// Bytes of its tensors that are not held between their last use before a recomputation and
     /// that recomputation; of several recomputations the most.
+    pub absent: Bytes,
+    /// Those of them that the step as captured holds there, because it reads them later. A
+    /// temporary that runs again on the way to something else saves nothing by itself.
     pub saved: Bytes,
 }
 
@@ -43,10 +46,14 @@ pub fn again(calls: &[CallInTime]) -> BTreeMap<NodeId, Again> {
 }
 
 impl Timeline {
-    /// The nodes that run again; the largest savings first, among equal ones the quickest.
-    pub fn recomputed(&self) -> Vec<Recomputed> {
-        let saved = self.saved();
-        let row = |(node, again)| Recomputed { node, again, saved: saved[node] };
+    /// The nodes that run again, beside the same step as captured; the largest savings first, among
+    /// equal ones the quickest.
+    pub fn recomputed(&self, unplanned: &Timeline) -> Vec<Recomputed> {
+        let gaps = self.gaps(unplanned);
+        let row = |(node, again)| {
+            let Gap { absent, saved } = gaps[node];
+            Recomputed { node, again, absent, saved }
+        };
         let mut rows: Vec<Recomputed> = again(&self.calls).into_iter().map(row).collect();
         rows.sort_by(|a, b| {
             let quickest = || a.again.seconds.0.total_cmp(&b.again.seconds.0);
@@ -55,27 +62,54 @@ impl Timeline {
         rows
     }
 
-    /// For each node the most bytes that are absent right before one of its recomputations.
-    fn saved(&self) -> SecondaryMap<NodeId, Bytes> {
+    /// For each node what is absent right before its recomputations.
+    fn gaps(&self, unplanned: &Timeline) -> SecondaryMap<NodeId, Gap> {
+        let mut first_run: SecondaryMap<NodeId, u32> = SecondaryMap::new();
+        for (at, call) in self.calls.iter().enumerate().filter(|(_, call)| !call.recomputed) {
+            first_run[call.node] = at as u32;
+        }
+        // Until which call here the step as captured holds each storage; absent: to the end.
+        let mut needed: SecondaryMap<StorageId, Option<u32>> = SecondaryMap::new();
+        for (storage, held) in unplanned.on_device() {
+            let last = held.end.and_then(|end| unplanned.calls.get((end as usize).checked_sub(1)?));
+            needed[storage] = last.map(|call| first_run[call.node]);
+        }
         // The call before which the newest copy of each storage went.
         let mut went: SecondaryMap<StorageId, Option<u32>> = SecondaryMap::new();
-        let mut absent: BTreeMap<u32, Bytes> = BTreeMap::new();
-        for held in self.residencies.iter().filter(|held| held.tier == DEVICE) {
-            let Some(storage) = held.storage else { continue };
+        let mut before: BTreeMap<u32, Gap> = BTreeMap::new();
+        for (storage, held) in self.on_device() {
             let made_again = self
                 .calls
                 .get(held.first as usize)
                 .is_some_and(|call| call.recomputed && call.node == held.node);
             if made_again && went[storage].is_some_and(|went| went < held.first) {
-                *absent.entry(held.first).or_default() += held.bytes;
+                let gap = before.entry(held.first).or_default();
+                gap.absent += held.bytes;
+                if needed[storage].is_none_or(|needed| held.first <= needed) {
+                    gap.saved += held.bytes;
+                }
             }
             went[storage] = held.end;
         }
-        let mut saved: SecondaryMap<NodeId, Bytes> = SecondaryMap::new();
-        for (call, bytes) in absent {
-            let node = self.calls[call as usize].node;
-            saved[node] = saved[node].max(bytes);
+        let mut gaps: SecondaryMap<NodeId, Gap> = SecondaryMap::new();
+        for (call, Gap { absent, saved }) in before {
+            let gap = &mut gaps[self.calls[call as usize].node];
+            (gap.absent, gap.saved) = (gap.absent.max(absent), gap.saved.max(saved));
         }
-        saved
+        gaps
     }
+
+    /// Storages on the device, in the order in which they appear there.
+    fn on_device(&self) -> impl Iterator<Item = (StorageId, &Residency)> {
+        let there = self.residencies.iter().filter(|held| held.tier == DEVICE);
+        there.filter_map(|held| Some((held.storage?, held)))
+    }
+}
+
+/// Bytes that are not held between a last use and the recomputation after it.
+#[derive(Clone, Copy, Default)]
+struct Gap {
+    absent: Bytes,
+    /// Those of them that the step as captured holds there.
+    saved: Bytes,
 }

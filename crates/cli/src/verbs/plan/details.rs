@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use tightfit::graph::Graph;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
+use tightfit::timeline::Recomputed;
 use tightfit_engine::{FittedGraph, FittingError};
 
 use super::explain::{self, Explained};
@@ -104,10 +105,13 @@ impl Details {
 }
 
 impl Shown<'_> {
+    fn recomputed(&self) -> Vec<Recomputed> {
+        self.planned.fitted.timeline().recomputed(self.planned.unplanned.timeline())
+    }
+
     /// Adds what is known to the result in JSON.
     pub fn add_to(&self, result: &mut Value) {
-        let timeline = self.planned.fitted.timeline();
-        result["recomputed"] = json!(recomputed_json(self.graph, timeline));
+        result["recomputed"] = json!(recomputed_json(self.graph, &self.recomputed()));
         if let Some(explained) = &self.explained {
             result["explanation"] = explained.json();
         }
@@ -119,7 +123,7 @@ impl Shown<'_> {
             explained.print(self.details.top);
         }
         if self.details.explain || self.details.recomputed {
-            print_recomputed(self.graph, self.planned.fitted.timeline(), self.details.top);
+            print_recomputed(self.graph, &self.recomputed(), self.details.top);
         }
     }
 }

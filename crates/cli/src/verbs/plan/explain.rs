@@ -189,13 +189,14 @@ impl Explained<'_> {
         if !self.explanation.ends.is_empty() {
             println!("\n{:<24} {:<12} {:<40} intermediates", "chosen", "recomputed", "yields");
             for end in &self.explanation.ends {
-                println!(
+                let line = format!(
                     "{:<24} {:<12} {:<40} {}",
                     self.name(end.node),
                     if end.is_top { "on its own" } else { "with another" },
                     listed(&self.names(&end.outputs)),
                     listed(&self.names(&end.intermediates))
                 );
+                println!("{}", line.trim_end());
             }
         }
     }

@@ -3,11 +3,11 @@
 
 use serde_json::{Value, json};
 use tightfit::graph::Graph;
-use tightfit::timeline::{Recomputed, Timeline};
+use tightfit::timeline::Recomputed;
 
 /// A row for each node that runs again.
-pub fn recomputed_json(graph: &Graph, timeline: &Timeline) -> Vec<Value> {
-    let row = |row: Recomputed| {
+pub fn recomputed_json(graph: &Graph, rows: &[Recomputed]) -> Vec<Value> {
+    let row = |row: &Recomputed| {
         let node = &graph.nodes()[row.node];
         json!({
             "node": node.name,
@@ -15,15 +15,15 @@ pub fn recomputed_json(graph: &Graph, timeline: &Timeline) -> Vec<Value> {
             "module": graph.module_of(row.node),
             "times": row.again.times,
             "saved_bytes": row.saved,
+            "absent_bytes": row.absent,
             "seconds": row.again.seconds,
         })
     };
-    timeline.recomputed().into_iter().map(row).collect()
+    rows.iter().map(row).collect()
 }
 
 /// A table of the `top` largest savings.
-pub fn print_recomputed(graph: &Graph, timeline: &Timeline, top: usize) {
-    let rows = timeline.recomputed();
+pub fn print_recomputed(graph: &Graph, rows: &[Recomputed], top: usize) {
     if rows.is_empty() {
         return println!("\nnothing is recomputed");
     }
@@ -32,9 +32,9 @@ pub fn print_recomputed(graph: &Graph, timeline: &Timeline, top: usize) {
         "{:<24} {:>11} {:>6} {:>9} {:<32} module",
         "node", "saved", "times", "ms again", "operator"
     );
-    for row in rows.into_iter().take(top) {
+    for row in rows.iter().take(top) {
         let node = &graph.nodes()[row.node];
-        println!(
+        let line = format!(
             "{:<24} {:>11} {:>6} {:>9.3} {:<32} {}",
             node.name,
             row.saved.to_string(),
@@ -43,5 +43,6 @@ pub fn print_recomputed(graph: &Graph, timeline: &Timeline, top: usize) {
             node.op,
             graph.module_of(row.node)
         );
+        println!("{}", line.trim_end());
     }
 }

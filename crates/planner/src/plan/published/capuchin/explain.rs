@@ -6,7 +6,7 @@ use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan::published::capuchin::msps::{Candidates, Choosing, Chosen, Figures};
 use crate::plan::published::capuchin::ours::Greedy;
-use crate::plan::published::capuchin::published::{End, Promises};
+use crate::plan::published::capuchin::published::{End, PredictedSavings};
 use crate::plan::rematerialize::Retention;
 use crate::plan::simulate;
 use crate::profile::Profile;
@@ -117,11 +117,11 @@ pub fn explain(
             follow(&step, &mut Greedy::new(graph, profile, order), None, ends_at)
         }
         Rule::Published { need } => {
-            let mut promises = Promises::new(graph, profile, order);
+            let mut savings = PredictedSavings::new(graph, profile, order);
             let ends_at =
                 |now: &Now| now.saved >= need && shown.is_none_or(|shown| now.runs == shown);
-            let explanation = follow(&step, &mut promises, Some(need), ends_at);
-            Explanation { ends: promises.ends(), ..explanation }
+            let explanation = follow(&step, &mut savings, Some(need), ends_at);
+            Explanation { ends: savings.ends(), ..explanation }
         }
     }
 }

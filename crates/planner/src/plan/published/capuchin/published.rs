@@ -42,23 +42,23 @@ pub fn capuchin_published(
 ) -> Result<Plan, PlanError> {
     let unplanned = simulate(graph, profile, order).curve.peak;
     let need = unplanned.saturating_sub(budget);
-    let mut promises = Promises::new(graph, profile, order);
-    while promises.saved() < need {
-        if promises.choose().is_none() {
+    let mut savings = PredictedSavings::new(graph, profile, order);
+    while savings.sum() < need {
+        if savings.choose().is_none() {
             break;
         }
     }
-    let runs = promises.runs();
+    let runs = savings.runs();
     let simulated = simulate(graph, profile, &runs).curve.peak;
-    if promises.saved() >= need && simulated <= budget {
+    if savings.sum() >= need && simulated <= budget {
         return Ok(Plan::of_runs(Planner::CapuchinPublished, runs));
     }
-    let (reached, runs) = promises.least_kept(unplanned);
+    let (reached, runs) = savings.least_met(unplanned);
     let plan = Plan::of_runs(Planner::CapuchinPublished, runs);
     let prediction = Prediction {
         need,
-        choices: promises.candidates.chosen.len(),
-        predicted: unplanned.saturating_sub(promises.saved()),
+        choices: savings.candidates.chosen.len(),
+        predicted: unplanned.saturating_sub(savings.sum()),
         simulated,
     };
     let proof = Infeasible::new(graph, profile, budget, plan);
@@ -70,7 +70,7 @@ pub fn capuchin_published(
 }
 
 /// The choices so far, and what they are predicted to save.
-pub(super) struct Promises<'a> {
+pub(super) struct PredictedSavings<'a> {
     graph: &'a Graph,
     profile: &'a Profile,
     order: &'a [NodeId],
@@ -80,9 +80,13 @@ pub(super) struct Promises<'a> {
     sums: Vec<Bytes>,
 }
 
-impl<'a> Promises<'a> {
-    pub fn new(graph: &'a Graph, profile: &'a Profile, order: &'a [NodeId]) -> Promises<'a> {
-        Promises {
+impl<'a> PredictedSavings<'a> {
+    pub fn new(
+        graph: &'a Graph,
+        profile: &'a Profile,
+        order: &'a [NodeId],
+    ) -> PredictedSavings<'a> {
+        PredictedSavings {
             graph,
             profile,
             order,
@@ -93,7 +97,7 @@ impl<'a> Promises<'a> {
     }
 
     /// The bytes of all chosen candidates.
-    fn saved(&self) -> Bytes {
+    fn sum(&self) -> Bytes {
         self.sums[self.candidates.chosen.len()]
     }
 
@@ -106,17 +110,17 @@ impl<'a> Promises<'a> {
     }
 
     /// The smallest budget that stops the rule after at most as many choices as were made, and that
-    /// the plan so reached keeps.
-    fn least_kept(&self, unplanned: Bytes) -> (Bytes, Vec<NodeId>) {
+    /// that plan meets.
+    fn least_met(&self, unplanned: Bytes) -> (Bytes, Vec<NodeId>) {
         for choices in (1..=self.candidates.chosen.len()).rev() {
             // The budgets that stop the rule here: below the first, from the second on.
             let [ceiling, floor] =
                 [choices - 1, choices].map(|at| unplanned.saturating_sub(self.sums[at]));
             if floor < ceiling {
                 let runs = self.runs_after(choices);
-                let kept = simulate(self.graph, self.profile, &runs).curve.peak.max(floor);
-                if kept < ceiling {
-                    return (kept, runs);
+                let met = simulate(self.graph, self.profile, &runs).curve.peak.max(floor);
+                if met < ceiling {
+                    return (met, runs);
                 }
             }
         }
@@ -166,14 +170,14 @@ impl<'a> Promises<'a> {
     }
 }
 
-impl Choosing for Promises<'_> {
+impl Choosing for PredictedSavings<'_> {
     fn candidates(&self) -> &Candidates<'_> {
         &self.candidates
     }
 
     /// The candidate with the highest MSPS.
     fn choose(&mut self) -> Option<Chosen> {
-        let saved = self.saved();
+        let sum = self.sum();
         let candidates = &mut self.candidates;
         let mut open: Vec<NodeId> =
             candidates.open.iter().copied().filter(|&node| candidates.is_open(node)).collect();
@@ -181,7 +185,7 @@ impl Choosing for Promises<'_> {
         let node = *open.first()?;
         let (figures, bytes) = (candidates.figures(node), candidates.candidate(node).bytes);
         let changed = candidates.choose(node);
-        self.sums.push(saved + bytes);
+        self.sums.push(sum + bytes);
         Some(Chosen { node, figures, retention: Retention::Recompute, changed })
     }
 
