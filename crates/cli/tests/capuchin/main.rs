@@ -4,8 +4,8 @@
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod cases;
-#[path = "../../../planner/tests/fixtures/generator/dag.rs"]
-mod dag;
+#[path = "../../../planner/tests/fixtures/generator/mod.rs"]
+mod generator;
 mod oracle;
 mod page;
 #[path = "../program/mod.rs"]

@@ -23,7 +23,11 @@ fn wrong_usage() {
         let name = planner.strip_prefix(" --planner ").unwrap_or("auto");
         let ran = run(case.folder.path(), &arguments);
         assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""));
-        assert!(ran.stderr.contains(&format!("planner `{name}` has no variants")), "{}", ran.stderr);
+        assert!(
+            ran.stderr.contains(&format!("planner `{name}` has no variants")),
+            "{}",
+            ran.stderr
+        );
     }
     refused(
         "plan corpus/steps/gpt-nano --budget 80% --planner exact --variant published",
