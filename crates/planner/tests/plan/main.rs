@@ -12,6 +12,7 @@ mod explanations;
 mod peers;
 mod properties;
 mod rematerialization;
+mod rewriting;
 
 #[path = "../fixtures/corpus/mod.rs"]
 mod corpus;
