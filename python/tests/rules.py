@@ -13,7 +13,9 @@ def check(graph: dict[str, Any]) -> None:
     """Asserts every rule; the message names the node."""
     assert graph["format"] == "tightfit-graph/1"
     assert graph["modules"][0] == "" and len(set(graph["modules"])) == len(graph["modules"])
+    uncalled = set(graph["uncalled"])
     produced: dict[int, dict] = {}
+    phase_of: dict[str, str] = {}
     latest: dict[int, int] = {}
     newest: dict[int, int] = {}
     version: dict[int, int] = {}
@@ -24,6 +26,12 @@ def check(graph: dict[str, Any]) -> None:
         names.add(name)
         assert node["phase"] in PHASES, f"{name}: phase {node['phase']}"
         assert 0 <= node.get("module", 0) < len(graph["modules"]), f"{name}: module"
+        module = graph["modules"][node.get("module", 0)]
+        assert node["phase"] not in ("forward", "loss", "backward") or module not in uncalled, f"{name}: runs in {module!r}, which is never called"
+        if "differentiates" in node:
+            linked = phase_of.get(node["differentiates"])
+            assert node["phase"] == "backward" and linked in ("forward", "loss"), f"{name}: differentiates a {linked} node"
+        phase_of[name] = node["phase"]
         assert node["op"] == "placeholder" or node["op"].startswith(("aten.", "tightfit.")), f"{name}: {node['op']}"
         assert node["inputs"] == _mentioned(node), f"{name}: inputs differ from args"
         for value in node["inputs"]:

@@ -49,6 +49,31 @@ def test_module_paths_are_the_models_own_in_forward_and_backward(corpus):
         assert {"wte", "h.0.attn.qkv", "h.0.attn", "h.1.mlp.proj", "h.1.ln_2", "ln_f", "lm_head", "h.0.dropout"} <= paths
 
 
+def test_backward_nodes_are_linked_to_the_operator_that_they_differentiate(corpus):
+    graph = interpreter.read(corpus / "steps/gpt-nano-dropout/train.json.gz")
+    nodes = {node["name"]: node for node in graph["nodes"]}
+    backward = [node for node in graph["nodes"] if node["phase"] == "backward"]
+    of = {
+        "aten.embedding_dense_backward.default": {"aten.embedding.default"},
+        "aten.gelu_backward.default": {"aten.gelu.default"},
+        "aten.mm.default": {"aten.addmm.default", "aten.mm.default"},
+        "aten.native_dropout_backward.default": {"aten.native_dropout.default"},
+        "aten.native_layer_norm_backward.default": {"aten.native_layer_norm.default"},
+        "aten.nll_loss_backward.default": {"aten.nll_loss_forward.default"},
+    }
+    for op, operators in of.items():
+        linked = [nodes[node["differentiates"]]["op"] for node in backward if node["op"] == op]
+        assert linked and set(linked) <= operators, op
+    for node in backward:
+        if "differentiates" in node:
+            assert node.get("module", 0) == nodes[node["differentiates"]].get("module", 0), node["name"]
+    # What differentiates nothing is the gradient that the step starts from, sums of gradients, and the inverse of a
+    # view that showed its input as it was.
+    unlinked = {node["op"] for node in backward if "differentiates" not in node}
+    assert unlinked == {"aten.full.default", "aten.add.Tensor", "aten.view.default"}
+    assert graph["uncalled"] == ["h"] and "h" not in graph["modules"] and "h.0.mlp" in graph["modules"]
+
+
 def test_dropout_has_seed_slots_and_evaluation_draws_nothing(corpus):
     folder = corpus / "steps/gpt-nano-dropout"
     random = [node for node in interpreter.read(folder / "train.json.gz")["nodes"] if node.get("random")]

@@ -31,6 +31,7 @@ from .errors import ExportError
 
 MODULE = "tightfit_module"
 PHASE = "tightfit_phase"
+DIFFERENTIATES = "tightfit_differentiates"
 
 aten = torch.ops.aten
 
@@ -39,7 +40,9 @@ aten = torch.ops.aten
 class Capture:
     """One captured graph and what its placeholders and outputs are.
 
-    `graph` holds call_function nodes with `meta["val"]`, `meta[MODULE]` and `meta[PHASE]`.
+    `graph` holds call_function nodes with `meta["val"]`, `meta[MODULE]` and `meta[PHASE]`; a backward node's
+    `meta[DIFFERENTIATES]` is the forward node whose derivative it computes, where PyTorch says so. `called` and
+    `uncalled` are the model's modules, as they were first called and as the model lists them.
     """
 
     module: fx.GraphModule
@@ -50,6 +53,8 @@ class Capture:
     loss: fx.Node
     prediction: fx.Node | None
     gradients: dict[str, fx.Node]
+    called: list[str]
+    uncalled: list[str]
 
     @property
     def graph(self) -> fx.Graph:
@@ -85,7 +90,7 @@ def capture(model: nn.Module, loss_fn: Callable[..., Any], batch: tuple[Any, Any
             ) from error
         module = joint.graph_module
     _finish_tags(module.graph)
-    return _describe(module, _canonical_names(step), training)
+    return _describe(module, step, training)
 
 
 class _Step(nn.Module):
@@ -137,6 +142,7 @@ class _Scopes:
     def __init__(self) -> None:
         self.stack = [""]
         self.phase = "forward"
+        self.called: dict[str, None] = {"": None}
 
     def flush(self) -> None:
         mode = get_proxy_mode()
@@ -156,6 +162,7 @@ def _scopes(step: _Step) -> Iterator[None]:
     def enter(name: str) -> Callable[..., None]:
         def hook(*_: Any) -> None:
             scopes.flush()
+            scopes.called[name] = None
             scopes.stack.append(name)
 
         return hook
@@ -217,19 +224,28 @@ def _fake_like(model: nn.Module, flat: list[torch.Tensor]) -> tuple[torch.Tensor
 
 
 def _finish_tags(graph: fx.Graph) -> None:
-    """Gives backward nodes the module of the forward node with the same autograd sequence number."""
-    module_of: dict[int, str] = {}
+    """Links backward nodes to the forward node with the same autograd sequence number, and gives them its module.
+
+    Several forward nodes have one number: what an operator was taken apart into, and calls behind it that autograd does
+    not record. The operator is the first of them.
+    """
+    first: dict[int, fx.Node] = {}
     for node in graph.nodes:
         if node.op == "call_function" and PHASE in node.meta and "seq_nr" in node.meta:
-            module_of.setdefault(node.meta["seq_nr"], node.meta[MODULE])
+            first.setdefault(node.meta["seq_nr"], node)
     for node in graph.nodes:
         if node.op != "call_function" or PHASE in node.meta:
             continue
         if node.target is aten.copy_.default:
             node.meta[PHASE], node.meta[MODULE] = "forward", ""
         else:
+            # A sum of gradients, which autograd makes between two operators, differentiates none of them.
+            accumulates = node.meta.get("is_gradient_acc", False)
+            operator = None if accumulates else first.get(node.meta.get("seq_nr"))
             node.meta[PHASE] = "backward"
-            node.meta[MODULE] = module_of.get(node.meta.get("seq_nr"), "")
+            node.meta[MODULE] = "" if operator is None else operator.meta[MODULE]
+            if operator is not None:
+                node.meta[DIFFERENTIATES] = operator
 
 
 def _canonical_names(step: _Step) -> dict[str, str]:
@@ -244,7 +260,8 @@ def _canonical_names(step: _Step) -> dict[str, str]:
     return names
 
 
-def _describe(module: fx.GraphModule, names: dict[str, str], training: bool) -> Capture:
+def _describe(module: fx.GraphModule, step: _Step, training: bool) -> Capture:
+    names = _canonical_names(step)
     parameters: dict[str, fx.Node] = {}
     buffers: dict[str, fx.Node] = {}
     inputs: list[fx.Node] = []
@@ -285,7 +302,9 @@ def _describe(module: fx.GraphModule, names: dict[str, str], training: bool) -> 
     if training and (tangent is None or not gradients):
         raise ExportError("no parameter receives a gradient; check requires_grad and that the loss depends on the model")
     output.args = ([loss, *([] if prediction is None else [prediction]), *gradients.values()],)
-    return Capture(module, parameters, buffers, inputs, tangent, loss, prediction, gradients)
+    called = step.scopes.called
+    uncalled = [name for name, _ in step.model.named_modules() if name not in called]
+    return Capture(module, parameters, buffers, inputs, tangent, loss, prediction, gradients, list(called), uncalled)
 
 
 def _register(named: dict[str, fx.Node], name: str, node: fx.Node) -> None:

@@ -92,6 +92,7 @@ class GraphBuilder:
         self._source = source
         self._strides = strides
         self._modules: dict[str, int] = {"": 0}
+        self._uncalled: list[str] = []
         self._storages: list[int] = []
         self._storage_of: dict[int, int] = {}
         self._tensors: list[torch.Tensor] = []  # keeps storages alive, so that their addresses stay theirs
@@ -104,6 +105,16 @@ class GraphBuilder:
         """The tensor that stands for a value."""
         return self._tensors[value.index]
 
+    def modules(self, called: list[str], uncalled: list[str]) -> None:
+        """Names the modules of the model: those that are called, in the order of the module table, and the others."""
+        for module in called:
+            self._modules.setdefault(module, len(self._modules))
+        self._uncalled = uncalled
+
+    def latest(self) -> str:
+        """The name of the node that was appended last."""
+        return self._nodes[-1]["name"]
+
     def placeholder(self, name: str, phase: str, tensor: torch.Tensor, *, parameter: str | None = None,
                     module: str = "") -> ValueId:
         """A value that is there before the step begins."""
@@ -114,7 +125,8 @@ class GraphBuilder:
 
     def node(self, name: str, op: str, phase: str, args: list[Any], kwargs: dict[str, Any],
              outputs: list[torch.Tensor | None], *, module: str = "", parameter: str | None = None, flops: int = 0,
-             random: bool = False, mutates: bool = False, cost: bool = True) -> list[ValueId | None]:
+             random: bool = False, mutates: bool = False, cost: bool = True,
+             differentiates: str | None = None) -> list[ValueId | None]:
         """Appends one call and returns its outputs' values (`None` where nothing uses the output).
 
         `cost=False` leaves bytes and FLOPs at zero, as views and placeholders have them.
@@ -147,6 +159,8 @@ class GraphBuilder:
             self._seed_slots += 1
         if mutates:
             record["mutates"] = True
+        if differentiates is not None:
+            record["differentiates"] = differentiates
         self._nodes.append(record)
         return values
 
@@ -161,6 +175,7 @@ class GraphBuilder:
             "name": self._name,
             "source": self._source,
             "modules": list(self._modules),
+            "uncalled": self._uncalled,
             "storages": self._storages,
             "nodes": self._nodes,
             "outputs": self._outputs,

@@ -13,7 +13,7 @@ import torch
 from torch import fx
 from torch.utils.flop_counter import flop_registry
 
-from .capture import MODULE, PHASE, Capture
+from .capture import DIFFERENTIATES, MODULE, PHASE, Capture
 from .errors import ExportError
 from .graph import GraphBuilder, ValueId, producer
 from .optimizer import Optimizer
@@ -45,8 +45,10 @@ class _Translation:
         self.keep_unused = keep_unused
         self.values: dict[fx.Node, ValueId | list[ValueId | None]] = {}
         self.states: dict[str, list[ValueId]] = {}
+        self.names: dict[fx.Node, str] = {}
 
     def run(self) -> dict[str, Any]:
+        self.builder.modules(self.captured.called, self.captured.uncalled)
         self._placeholders()
         for node in self.captured.graph.nodes:
             if node.op == "call_function" and node.target is not operator.getitem:
@@ -114,7 +116,9 @@ class _Translation:
             node.name, str(overload), node.meta[PHASE],
             list(args), kwargs, outputs, module=node.meta[MODULE], flops=0 if view else _flops(node),
             random=_draws(node), mutates=mutates, cost=not view,
+            differentiates=self.names.get(node.meta.get(DIFFERENTIATES)),
         )
+        self.names[node] = self.builder.latest()
         self.values[node] = values if several else values[0]
 
     def _is_view(self, node: fx.Node, outputs: list[torch.Tensor | None]) -> bool:

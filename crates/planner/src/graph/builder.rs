@@ -11,7 +11,7 @@ use crate::graph::error::GraphError;
 use crate::graph::node::{Node, Phase, Value};
 use crate::graph::parts::Parts;
 use crate::graph::verify;
-use crate::id::{ModuleId, StorageId, ValueId};
+use crate::id::{ModuleId, NodeId, StorageId, ValueId};
 use crate::operator::Operator;
 use crate::tensor::{Argument, DType, TensorType};
 use crate::units::{Bytes, Flops, Seconds};
@@ -52,6 +52,10 @@ pub struct NodeSpec {
     pub seed_slot: Option<u32>,
     /// Whether the call writes into storages of its inputs.
     pub mutates: bool,
+    /// The forward node whose derivative the call computes, all of it or a part.
+    pub differentiates: Option<NodeId>,
+    /// The node that the call computes a second time.
+    pub recomputes: Option<NodeId>,
 }
 
 impl NodeSpec {
@@ -74,6 +78,8 @@ impl NodeSpec {
             random: false,
             seed_slot: None,
             mutates: false,
+            differentiates: None,
+            recomputes: None,
         }
     }
 }
@@ -122,6 +128,7 @@ impl GraphBuilder {
             name: name.into(),
             source: serde_json::Value::Null,
             modules,
+            uncalled: None,
             storages: PrimaryMap::new(),
             nodes: PrimaryMap::new(),
             values: PrimaryMap::new(),
@@ -135,6 +142,7 @@ impl GraphBuilder {
             name: graph.name.clone(),
             source: graph.source.clone(),
             modules: graph.modules.clone(),
+            uncalled: graph.uncalled.clone(),
             storages: graph.storages.clone(),
             nodes: graph.nodes.clone(),
             values: graph.values.clone(),
@@ -156,6 +164,11 @@ impl GraphBuilder {
     /// Adds a module by its fully qualified name.
     pub fn module(&mut self, name: impl Into<String>) -> ModuleId {
         self.0.modules.push(name.into())
+    }
+
+    /// Says which modules are never called.
+    pub fn uncalled(&mut self, modules: Vec<String>) {
+        self.0.uncalled = Some(modules);
     }
 
     /// Adds a storage of so many bytes.
@@ -207,6 +220,8 @@ impl GraphBuilder {
             random: spec.random,
             seed_slot: spec.seed_slot,
             mutates: spec.mutates,
+            differentiates: spec.differentiates,
+            recomputes: spec.recomputes,
         });
         produced
     }

@@ -240,6 +240,36 @@ pub enum GraphError {
         /// The seed slot.
         slot: u32,
     },
+    /// A node says that it differentiates what no backward node can.
+    #[error(
+        "node `{node}` says that it differentiates `{target}`: only a backward node does, and what \
+         it names is a forward or loss node before it"
+    )]
+    Differentiates {
+        /// The name of the node.
+        node: String,
+        /// The name of what it is to differentiate.
+        target: String,
+    },
+    /// A node says that it recomputes what it does not.
+    #[error(
+        "node `{node}` says that it recomputes `{target}`: that is a node before it of the same \
+         operator and seed slot, no recomputation itself, and neither of them mutates"
+    )]
+    Recomputes {
+        /// The name of the node.
+        node: String,
+        /// The name of what it is to recompute.
+        target: String,
+    },
+    /// A node of the forward or the backward pass belongs to a module that is never called.
+    #[error("node `{node}` belongs to module `{module}`, which is listed as never called")]
+    Uncalled {
+        /// The name of the node.
+        node: String,
+        /// The fully qualified name of the module.
+        module: String,
+    },
     /// Two nodes draw with the same seed slot.
     #[error("nodes `{first}` and `{second}` draw with the same seed slot {slot}")]
     DuplicateSeedSlot {
@@ -292,6 +322,16 @@ pub enum ReadError {
     #[error("the format is {found}, but this program reads \"{FORMAT}\"")]
     Version {
         /// The format that the file names, as JSON.
+        found: String,
+    },
+    /// A node names another, but no node before it is called so.
+    #[error("node `{node}`: {field} names `{found}`, but no node before it is called so")]
+    UnknownLink {
+        /// The name of the node.
+        node: String,
+        /// The name of the field.
+        field: &'static str,
+        /// The name that the field has.
         found: String,
     },
     /// A number of a node is out of range.

@@ -14,7 +14,7 @@ use crate::graph::builder::{GraphBuilder, NodeSpec, ValueSpec};
 use crate::graph::error::{GraphError, ReadError};
 use crate::graph::limits::{DEEPEST_LIST, FORMAT, MOST_BYTES};
 use crate::graph::node::Phase;
-use crate::id::{ModuleId, StorageId, ValueId};
+use crate::id::{ModuleId, NodeId, StorageId, ValueId};
 use crate::tensor::{Argument, DType};
 use crate::units::{Bytes, Flops, Seconds};
 
@@ -25,6 +25,7 @@ struct RawGraph {
     #[serde(default)]
     source: Json,
     modules: Vec<String>,
+    uncalled: Option<Vec<String>>,
     storages: Vec<Number>,
     nodes: Vec<RawNode>,
     outputs: Vec<u64>,
@@ -55,6 +56,8 @@ struct RawNode {
     seed_slot: Option<u32>,
     #[serde(default)]
     mutates: bool,
+    differentiates: Option<String>,
+    recomputes: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -131,6 +134,9 @@ fn build(raw: RawGraph) -> Result<Graph, ReadError> {
     for module in raw.modules {
         builder.module(module);
     }
+    if let Some(uncalled) = raw.uncalled {
+        builder.uncalled(uncalled);
+    }
     for (index, number) in raw.storages.iter().enumerate() {
         let bytes = bounded(Some(number), Bytes::LIMIT.0)
             .map_err(|found| ReadError::StorageSize { index, found })?;
@@ -143,7 +149,8 @@ fn build(raw: RawGraph) -> Result<Graph, ReadError> {
         .flat_map(|(i, node)| node.outputs.iter().flatten().map(move |value| (value.id, i)))
         .collect();
     let mut ids: HashMap<u64, ValueId> = HashMap::new();
-    for node in raw.nodes {
+    let mut named: HashMap<String, NodeId> = HashMap::new();
+    for (index, node) in raw.nodes.into_iter().enumerate() {
         let name = node.name.clone();
         let resolve = |value: u64| match ids.get(&value) {
             Some(&id) => Ok(id),
@@ -172,6 +179,14 @@ fn build(raw: RawGraph) -> Result<Graph, ReadError> {
         let phase = Phase::from_name(&node.phase)
             .ok_or_else(|| ReadError::Phase { node: name.clone(), found: node.phase.clone() })?;
         let module = id(node.module.as_ref(), &name, "module")?;
+        let linked = |field, found: Option<String>| match found {
+            None => Ok(None),
+            Some(found) => named.get(&found).copied().map(Some).ok_or(ReadError::UnknownLink {
+                node: name.clone(),
+                field,
+                found,
+            }),
+        };
         let spec = NodeSpec {
             op: node.op,
             phase,
@@ -188,8 +203,11 @@ fn build(raw: RawGraph) -> Result<Graph, ReadError> {
             random: node.random,
             seed_slot: node.seed_slot,
             mutates: node.mutates,
+            differentiates: linked("differentiates", node.differentiates)?,
+            recomputes: linked("recomputes", node.recomputes)?,
             name: node.name,
         };
+        named.insert(name.clone(), NodeId::new(index));
         let made = builder.node(spec, &outputs);
         for (value, id) in node.outputs.iter().flatten().zip(made) {
             if ids.insert(value.id, id).is_some() {
@@ -281,7 +299,7 @@ pub(super) fn write_text(graph: &Graph, sink: &mut impl FnMut(&str)) {
 }
 
 fn with_nodes(graph: &Graph, nodes: Vec<Json>) -> Json {
-    json!({
+    let mut file = json!({
         "format": FORMAT,
         "name": graph.name(),
         "source": graph.source(),
@@ -289,7 +307,11 @@ fn with_nodes(graph: &Graph, nodes: Vec<Json>) -> Json {
         "storages": graph.storages().values().collect::<Vec<_>>(),
         "nodes": nodes,
         "outputs": graph.outputs().iter().map(|value| value.as_u32()).collect::<Vec<_>>(),
-    })
+    });
+    if let Some(uncalled) = graph.uncalled() {
+        file["uncalled"] = json!(uncalled);
+    }
+    file
 }
 
 fn node_json(graph: &Graph, id: super::NodeId) -> Json {
@@ -348,6 +370,12 @@ fn node_json(graph: &Graph, id: super::NodeId) -> Json {
     }
     if node.mutates {
         set("mutates", json!(true));
+    }
+    let links = [("differentiates", node.differentiates), ("recomputes", node.recomputes)];
+    for (key, target) in links {
+        if let Some(target) = target {
+            set(key, json!(graph.nodes()[target].name));
+        }
     }
     Json::Object(object)
 }

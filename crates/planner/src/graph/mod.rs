@@ -41,6 +41,7 @@ pub struct Graph {
     name: String,
     source: serde_json::Value,
     modules: PrimaryMap<ModuleId, String>,
+    uncalled: Option<Vec<String>>,
     storages: PrimaryMap<StorageId, Bytes>,
     nodes: PrimaryMap<NodeId, Node>,
     values: PrimaryMap<ValueId, Value>,
@@ -65,6 +66,12 @@ impl Graph {
     /// Fully qualified module names; the first is the root's, empty.
     pub fn modules(&self) -> &PrimaryMap<ModuleId, String> {
         &self.modules
+    }
+
+    /// Fully qualified names of modules that are never called: they hold others, as a list of layers
+    /// does, or only their parameters are read. `None` where the graph does not say.
+    pub fn uncalled(&self) -> Option<&[String]> {
+        self.uncalled.as_deref()
     }
 
     /// Bytes of each storage.

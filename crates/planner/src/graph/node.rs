@@ -122,6 +122,11 @@ pub struct Node {
     pub seed_slot: Option<u32>,
     /// Whether the call writes into storages of its inputs.
     pub mutates: bool,
+    /// The forward node whose derivative the call computes, all of it or a part, where that is
+    /// known.
+    pub differentiates: Option<NodeId>,
+    /// The node that the call computes a second time.
+    pub recomputes: Option<NodeId>,
 }
 
 impl Node {

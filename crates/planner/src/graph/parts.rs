@@ -13,6 +13,7 @@ pub(super) struct Parts {
     pub name: String,
     pub source: serde_json::Value,
     pub modules: PrimaryMap<ModuleId, String>,
+    pub uncalled: Option<Vec<String>>,
     pub storages: PrimaryMap<StorageId, Bytes>,
     pub nodes: PrimaryMap<NodeId, Node>,
     pub values: PrimaryMap<ValueId, Value>,

@@ -1,25 +1,26 @@
 //! The rules of tightfit-graph/1. Invariant: what this pass lets through never makes a later pass
 //! panic.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, HashSet};
 
 use cranelift_entity::{PrimaryMap, SecondaryMap};
 
 use crate::graph::error::GraphError;
-use crate::graph::node::{Node, Value};
+use crate::graph::node::{Node, Phase, Value};
 use crate::graph::parts::Parts;
 use crate::graph::{Accesses, Graph};
-use crate::id::{NodeId, StorageId, ValueId};
+use crate::id::{ModuleId, NodeId, StorageId, ValueId};
 use crate::units::Bytes;
 
 /// Verifies all rules and derives accesses and versions.
 pub(super) fn verify(parts: Parts) -> Result<Graph, GraphError> {
-    let Parts { name, source, modules, storages, nodes, mut values, outputs } = parts;
+    let Parts { name, source, modules, uncalled, storages, nodes, mut values, outputs } = parts;
     if modules.is_empty() {
         return Err(GraphError::NoModules);
     }
     bounded(&storages, &nodes)?;
     unique(&nodes)?;
+    called(&modules, uncalled.as_deref().unwrap_or_default(), &nodes)?;
     let mut accesses = SecondaryMap::with_default(Accesses::default());
     let mut producer: SecondaryMap<StorageId, Option<NodeId>> = SecondaryMap::new();
     let mut version: SecondaryMap<StorageId, (u32, Option<NodeId>)> = SecondaryMap::new();
@@ -33,6 +34,7 @@ pub(super) fn verify(parts: Parts) -> Result<Graph, GraphError> {
         }
         placeholder(node)?;
         numbers(node)?;
+        links(id, node, &nodes)?;
         inputs(id, node, &nodes, &values, &version)?;
         for (output, value) in produced(node) {
             fits(node, output, &values[value], &storages)?;
@@ -72,6 +74,7 @@ pub(super) fn verify(parts: Parts) -> Result<Graph, GraphError> {
         name,
         source,
         modules,
+        uncalled,
         storages,
         nodes,
         values,
@@ -147,9 +150,63 @@ fn unique(nodes: &PrimaryMap<NodeId, Node>) -> Result<(), GraphError> {
         if !node.random {
             return Err(GraphError::SeedWithoutRandom { node: node.name.clone(), slot });
         }
-        if let Some(first) = slots.insert(slot, id) {
+        // A recomputation draws what the first run drew.
+        let first = *slots.entry(slot).or_insert(id);
+        if first != id && node.recomputes != Some(first) {
             let first = nodes[first].name.clone();
             return Err(GraphError::DuplicateSeedSlot { first, second: node.name.clone(), slot });
+        }
+    }
+    Ok(())
+}
+
+/// What forward and backward pass run belongs to modules that are called; parameters and their
+/// updates may belong to any.
+fn called(
+    modules: &PrimaryMap<ModuleId, String>,
+    uncalled: &[String],
+    nodes: &PrimaryMap<NodeId, Node>,
+) -> Result<(), GraphError> {
+    let uncalled: HashSet<&str> = uncalled.iter().map(String::as_str).collect();
+    let runs = |node: &&Node| node.phase.is_forward() || node.phase == Phase::Backward;
+    let mut computing = nodes.values().filter(runs);
+    let belongs = |node: &&Node| {
+        modules.get(node.module).is_some_and(|module| uncalled.contains(module.as_str()))
+    };
+    match computing.find(belongs) {
+        Some(node) => Err(GraphError::Uncalled {
+            node: node.name.clone(),
+            module: modules[node.module].clone(),
+        }),
+        None => Ok(()),
+    }
+}
+
+/// What a node says of others: whose derivative it computes, what it computes again.
+fn links(id: NodeId, node: &Node, nodes: &PrimaryMap<NodeId, Node>) -> Result<(), GraphError> {
+    let name = |other: NodeId| {
+        nodes.get(other).map_or(format!("node {}", other.as_u32()), |other| other.name.clone())
+    };
+    if let Some(target) = node.differentiates {
+        let before = nodes.get(target).filter(|other| target < id && other.phase.is_forward());
+        if node.phase != Phase::Backward || before.is_none() {
+            let target = name(target);
+            return Err(GraphError::Differentiates { node: node.name.clone(), target });
+        }
+    }
+    if let Some(target) = node.recomputes {
+        let same = |first: &&Node| {
+            target < id
+                && (&first.op, first.random, first.seed_slot)
+                    == (&node.op, node.random, node.seed_slot)
+                && first.recomputes.is_none()
+                && !first.phase.is_placeholder()
+                && !first.mutates
+                && !node.mutates
+        };
+        if nodes.get(target).filter(same).is_none() {
+            let target = name(target);
+            return Err(GraphError::Recomputes { node: node.name.clone(), target });
         }
     }
     Ok(())

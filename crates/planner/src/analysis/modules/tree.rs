@@ -4,9 +4,11 @@
 //!
 //! Modules that no node names, such as the list that layers stand in, are there too: every prefix
 //! of a path is one. Children stand in the order in which they first run in the forward pass; those
-//! that never do come last, as the graph names them.
+//! that never do come last, as the graph names them. A graph that does not say which modules are
+//! called names all that run nodes of their own; of the others, those whose children are numbered
+//! are taken for lists.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap};
 
@@ -29,6 +31,8 @@ pub struct Branch {
     pub depth: u32,
     /// How many modules are below, at any depth.
     pub below: u32,
+    /// Whether it is ever called. A list of layers is not: it only holds them.
+    pub is_called: bool,
 }
 
 /// All modules of a graph.
@@ -84,6 +88,10 @@ impl ModuleTree {
                 })
             });
         }
+        let mut is_named = vec![false; drafts.len()];
+        draft_of.values().for_each(|&draft| is_named[draft] = true);
+        let uncalled: BTreeSet<&str> =
+            graph.uncalled().unwrap_or_default().iter().map(String::as_str).collect();
         for (id, node) in graph.nodes() {
             let first = &mut drafts[draft_of[node.module]].first;
             first.0 = if node.phase.is_forward() { first.0.min(id.index()) } else { first.0 };
@@ -115,7 +123,16 @@ impl ModuleTree {
             } else {
                 format!("{above}.{component}")
             };
-            place[draft] = branches.push(Branch { path, parent, depth, below: 0 });
+            let is_called = match graph.uncalled() {
+                Some(_) => !uncalled.contains(path.as_str()),
+                // What is in the table is called, and so is what holds more than a list does.
+                None => {
+                    let is_number = |&child: &usize| drafts[child].component.parse::<u32>().is_ok();
+                    is_named[draft] || !children[draft].iter().all(is_number)
+                }
+            };
+            let is_called = is_called || draft == 0;
+            place[draft] = branches.push(Branch { path, parent, depth, below: 0, is_called });
             open.extend(children[draft].iter().rev());
         }
         for module in branches.keys().rev() {
