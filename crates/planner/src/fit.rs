@@ -316,11 +316,7 @@ impl<'a> BudgetedPlanner<'a> {
         let order =
             if runs.eq(self.order.iter().copied()) { BoundOrder::Given } else { BoundOrder::Any };
         let effort = meter.rest_until((meter.share() + BOUND).min(1.0));
-        let known: Vec<NodeId> = schedule
-            .instructions
-            .iter()
-            .filter_map(|instruction| Some(instruction.call()?.node))
-            .collect();
+        let known = schedule.runs();
         let seconds = plan::lower_bound(
             self.graph,
             self.profile,

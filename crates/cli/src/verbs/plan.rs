@@ -1,13 +1,16 @@
 //! `tightfit plan`: fit a step into a budget and show what it costs. Invariant: a step is planned
 //! as `train` would run it, so a budget means the same to both.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde_json::json;
+use tightfit::graph::{self, Graph};
+use tightfit::plan::rewrite;
 use tightfit::profile::Profile;
+use tightfit::schedule::Schedule;
 use tightfit::units::Bytes;
 use tightfit::{BoundOrder, schedule};
 use tightfit_engine::{Budget, FitTask, fit_graph};
@@ -25,6 +28,7 @@ Examples:
   tightfit plan corpus/graphs/llama_1b_b2_s2048.json.gz --budget 12GiB
   tightfit plan corpus/steps/gpt-small --budget 60% -o plan.json --svg memory.svg
   tightfit plan corpus/steps/gpt-small --budget min --json
+  tightfit plan corpus/graphs/resnet50_b32.json.gz --budget 70% --emit graph -o planned.json.gz
   tightfit plan corpus/graphs/vit_b16_b32.json.gz --budget 50% --iterations 1000000 --seed 7")]
 pub struct Arguments {
     /// A graph file (tightfit-graph/1, plain or gzip) or a step's folder
@@ -38,15 +42,40 @@ pub struct Arguments {
     costs: Costs,
     #[command(flatten)]
     on: OnMachine,
-    /// Write the plan (tightfit-plan/1) here
+    /// Write the result here
     #[arg(short, long)]
     output: Option<PathBuf>,
+    /// What to write: the plan (tightfit-plan/1), or the graph (tightfit-graph/1) in the plan's order
+    /// with recomputed nodes as nodes of their own
+    #[arg(long, value_enum, default_value_t = Emit::Plan, requires = "output")]
+    emit: Emit,
     /// Draw memory over the step, before and after, into this SVG file
     #[arg(long)]
     svg: Option<PathBuf>,
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
+}
+
+/// What a plan is written as.
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Emit {
+    /// tightfit-plan/1: instructions with addresses
+    Plan,
+    /// tightfit-graph/1: the rewritten graph, packed where the name ends in .gz
+    Graph,
+}
+
+impl Emit {
+    fn bytes(self, graph: &Graph, schedule: &Schedule, path: &Path) -> anyhow::Result<Vec<u8>> {
+        Ok(match self {
+            Emit::Plan => format!("{}\n", schedule::write(graph, schedule)).into_bytes(),
+            Emit::Graph => {
+                let packed = path.extension().is_some_and(|extension| extension == "gz");
+                graph::write_file(&rewrite(graph, &schedule.runs())?, packed)
+            }
+        })
+    }
 }
 
 /// Plans, writes and prints.
@@ -84,7 +113,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (schedule, timeline, unplanned) =
         (&planned.fitted.schedule(), &planned.fitted.timeline(), &planned.unplanned.timeline());
     if let Some(path) = &arguments.output {
-        output::write_whole(path, format!("{}\n", schedule::write(&graph, schedule)).as_bytes())?;
+        output::write_whole(path, &arguments.emit.bytes(&graph, schedule, path)?)?;
     }
     if let Some(path) = &arguments.svg {
         let title = format!("Memory over one training step of {}", graph.name());

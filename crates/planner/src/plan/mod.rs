@@ -13,6 +13,7 @@ pub mod modules;
 mod order;
 pub mod published;
 mod rematerialize;
+mod rewrite;
 mod search;
 
 use thiserror::Error;
@@ -23,6 +24,7 @@ pub use infeasible::{Binding, Infeasible, LiveTensor, live_tensors};
 pub use milp::{SOLVER, SolverLimits};
 pub use order::base_order;
 pub use rematerialize::{Retention, Retentions, rematerialize};
+pub use rewrite::{RewriteError, rewrite};
 pub use search::{Answer, BoundOrder, Search, lower_bound};
 
 use crate::analysis::{MemoryCurve, held};

@@ -26,7 +26,8 @@ fn valid() -> Json {
             { "name": "grad", "op": "test.grad", "phase": "backward", "inputs": [3],
               "outputs": [value(4)], "differentiates": "drop" },
         ],
-        "outputs": [2, 4]
+        "outputs": [2, 4],
+        "output_names": ["loss", "x"]
     })
 }
 
@@ -53,6 +54,15 @@ fn links_are_read_and_written() {
     assert_eq!(graph.nodes()[id("again").unwrap()].recomputes, id("drop"));
     assert_eq!(graph.uncalled(), Some(&["layers".to_string()][..]));
     assert_eq!(read(write(&graph).to_string().as_bytes()).unwrap(), graph);
+}
+
+#[test]
+fn names_of_outputs() {
+    let graph = read(valid().to_string().as_bytes()).unwrap();
+    assert_eq!(graph.output_names().unwrap(), ["loss", "x"]);
+    let mut graph = valid();
+    graph["output_names"] = json!(["loss"]);
+    expect!["the graph names 1 outputs, but has 2"].assert_eq(&verdict(&graph));
 }
 
 #[test]

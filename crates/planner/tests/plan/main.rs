@@ -11,6 +11,7 @@ mod degenerate_steps;
 mod peers;
 mod properties;
 mod rematerialization;
+mod rewriting;
 
 #[path = "../fixtures/corpus/mod.rs"]
 mod corpus;

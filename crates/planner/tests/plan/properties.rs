@@ -90,8 +90,7 @@ fn keeps_its_promises(
         "an address is not aligned"
     );
 
-    let runs: Vec<_> =
-        schedule.instructions.iter().filter_map(Instruction::call).map(|call| call.node).collect();
+    let runs = schedule.runs();
     let cost = oracle::replay(graph, profile, &runs).map_err(TestCaseError::fail)?;
     prop_assert_eq!(fitted.timeline().peak, Bytes(cost.peak));
     prop_assert!((fitted.timeline().seconds.0 - cost.seconds).abs() <= 1e-9 * cost.seconds);
