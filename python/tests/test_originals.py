@@ -78,7 +78,9 @@ def ran(tmp_path_factory) -> Path:
                 target = words[words.index(">") + 1] if ">" in words else None
                 words = words[1 : words.index(">")] if ">" in words else words[1:]
                 done = subprocess.run([os.environ["TIGHTFIT_BIN"], *words], capture_output=True, text=True, timeout=300)
-                assert done.returncode == 0 and done.stdout, f"{line}\n{done.stderr}"
+                assert done.returncode == 0, f"{line}\n{done.stderr}"
+                written = Path(words[words.index("-o") + 1]).stat().st_size if "-o" in words else len(done.stdout)
+                assert written, line
                 if target:
                     Path(target).write_text(done.stdout, encoding="utf-8")
     return folder
