@@ -1,4 +1,4 @@
-"""The exporter's one exception.
+"""The package's exceptions.
 
 Invariant: every message says what was found and what to do next.
 """
@@ -6,3 +6,7 @@ Invariant: every message says what was found and what to do next.
 
 class ExportError(Exception):
     """A model, batch or option that cannot be written as a training step."""
+
+
+class GraphFileError(Exception):
+    """A file that is no graph, or whose graph does not suit what it is used with."""

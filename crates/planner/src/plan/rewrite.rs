@@ -3,8 +3,8 @@
 //! what the plan holds and takes as long.
 //!
 //! Each run makes storages of its own; whoever reads a storage reads its newest copy. Views are in
-//! no plan: one follows what it shows, and is made anew for each copy that is read through it. So
-//! whatever executes graphs node by node, and lets go of a tensor behind its last use, executes the
+//! no plan: one stands before the first node that reads it, and is made anew for each copy that is
+//! read through it. So whatever executes graphs node by node, and lets go of a tensor behind its last use, executes the
 //! plan.
 //!
 //! Source: Peng et al., "Capuchin", ASPLOS 2020, section 5.3, and the graph passes after it, which
@@ -62,14 +62,13 @@ pub fn rewrite(graph: &Graph, runs: &[NodeId]) -> Result<Graph, RewriteError> {
         first: SecondaryMap::new(),
         next: 0,
         names: graph.nodes().values().map(|node| node.name.clone()).collect(),
-        unseen: views(graph),
     };
     for (placeholder, _) in graph.nodes().iter().filter(|(_, node)| node.phase.is_placeholder()) {
-        rewriting.run(placeholder, graph.nodes()[placeholder].phase)?;
+        rewriting.append(placeholder, graph.nodes()[placeholder].phase)?;
     }
     let phases = phases(graph, runs);
     for (&node, phase) in runs.iter().zip(phases) {
-        rewriting.run(node, phase)?;
+        rewriting.append(node, phase)?;
     }
     for &output in graph.outputs() {
         let output = rewriting.value(output, "the end of the step")?;
@@ -97,28 +96,6 @@ fn phases(graph: &Graph, runs: &[NodeId]) -> Vec<Phase> {
     phases
 }
 
-/// The views that show what each node makes, directly or through others, in program order.
-fn views(graph: &Graph) -> SecondaryMap<NodeId, Vec<NodeId>> {
-    let mut shown: SecondaryMap<NodeId, Vec<NodeId>> = SecondaryMap::new();
-    for view in graph.nodes().keys().filter(|&node| graph.is_view(node)) {
-        for maker in graph.nodes()[view].inputs.iter().map(|&input| made_by(graph, input)) {
-            shown[maker].push(view);
-        }
-    }
-    shown
-}
-
-/// The node that is no view and whose run a value comes from.
-fn made_by(graph: &Graph, value: ValueId) -> NodeId {
-    let mut producer = graph.values()[value].producer;
-    while graph.is_view(producer) {
-        // The storage is one of an input's, so there is one.
-        let Some(&input) = graph.nodes()[producer].inputs.first() else { break };
-        producer = graph.values()[input].producer;
-    }
-    producer
-}
-
 struct Rewriting<'a> {
     graph: &'a Graph,
     builder: GraphBuilder,
@@ -131,24 +108,9 @@ struct Rewriting<'a> {
     /// How many nodes there are.
     next: u32,
     names: BTreeSet<String>,
-    /// Views of what each node makes that were not there yet.
-    unseen: SecondaryMap<NodeId, Vec<NodeId>>,
 }
 
 impl Rewriting<'_> {
-    /// One run, and the views that show for the first time what it made.
-    fn run(&mut self, node: NodeId, phase: Phase) -> Result<(), RewriteError> {
-        self.append(node, phase)?;
-        for view in std::mem::take(&mut self.unseen[node]) {
-            let inputs = &self.graph.nodes()[view].inputs;
-            let ready = inputs.iter().all(|&input| self.current(input).is_some());
-            if ready && self.first[view].is_none() {
-                self.append(view, self.graph.nodes()[view].phase)?;
-            }
-        }
-        Ok(())
-    }
-
     /// What stands for a value in the newest copy of its storage.
     fn current(&self, value: ValueId) -> Option<ValueId> {
         let (copy, made) = self.made[value]?;
