@@ -21,6 +21,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from .errors import ExportError
 from .graph import DTYPES
+from .optimizer import adamw, sgd
 
 aten = torch.ops.aten
 
@@ -38,7 +39,7 @@ _TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 # What these read has to be a probability.
 _PROBABILITIES = {aten.bernoulli, aten.binary_cross_entropy, aten.binary_cross_entropy_backward, aten.multinomial}
 
-_OPTIMIZERS = ("tightfit.adamw", "tightfit.sgd")
+_OPTIMIZERS = {"tightfit.adamw": adamw, "tightfit.sgd": sgd}
 
 
 def measured(document: dict[str, Any], device: torch.device) -> dict[str, Any]:
@@ -272,7 +273,8 @@ def _prepared(call: _Call, device: torch.device) -> Callable[[], Any]:
     """The call on tensors made for it."""
     tensors = _tensors(call, device)
     if call.op in _OPTIMIZERS:
-        return _optimizer(call, tensors, device)
+        update = _OPTIMIZERS[call.op]
+        return lambda: update(1e-3, 1, *tensors, **call.kwargs)
     namespace, name, overload = call.op.split(".")
     operator = getattr(getattr(getattr(torch.ops, namespace), name), overload)
     schema = operator._schema.arguments
@@ -300,21 +302,6 @@ def _decoded(item: Any, argument: Any, tensors: list[torch.Tensor], device: torc
         return getattr(torch, item.removeprefix("torch."))
     is_text = "str" in str(argument.type)
     return float(item) if item in ("inf", "-inf", "nan") and not is_text else item
-
-
-def _optimizer(call: _Call, tensors: list[torch.Tensor], device: torch.device) -> Callable[[], Any]:
-    """PyTorch's fused update of one parameter; the learning rate and the step's number change no time."""
-    parameter, gradient, *states = ([tensor] for tensor in tensors)
-    if call.op == "tightfit.adamw":
-        options = {"lr": 1e-3, "amsgrad": False, "maximize": False, "eps": call.kwargs["eps"]}
-        options |= dict(zip(("beta1", "beta2"), call.kwargs["betas"], strict=True))
-        options |= {"weight_decay": call.kwargs["weight_decay"]}
-        steps = [torch.ones((), dtype=torch.float32, device=device)]
-        return lambda: aten._fused_adamw_.default(parameter, gradient, *states, [], steps, **options)
-    options = {"lr": 1e-3, "dampening": 0.0, "nesterov": False, "maximize": False, "is_first_step": False}
-    options |= {key: call.kwargs[key] for key in ("momentum", "weight_decay")}
-    momentum = states[0] if states else []
-    return lambda: aten._fused_sgd_.default(parameter, gradient, momentum, **options)
 
 
 def _tensors(call: _Call, device: torch.device) -> list[torch.Tensor]:
