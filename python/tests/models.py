@@ -67,3 +67,31 @@ def tokens() -> tuple[torch.Tensor, torch.Tensor]:
 
 def rows() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randn(9, 6), torch.randint(0, 3, (9,))
+
+
+class UNet(nn.Module):
+    """Two levels down and up, with skips, group normalisation and transposed convolutions (Ronneberger et al. 2015)."""
+
+    def __init__(self, width: int = 8) -> None:
+        super().__init__()
+        self.down = nn.ModuleList([self._block(3, width), self._block(width, 2 * width)])
+        self.middle = self._block(2 * width, 4 * width)
+        self.raise_ = nn.ModuleList([nn.ConvTranspose2d(4 * width, 2 * width, 2, 2), nn.ConvTranspose2d(2 * width, width, 2, 2)])
+        self.up = nn.ModuleList([self._block(4 * width, 2 * width), self._block(2 * width, width)])
+        self.head = nn.Conv2d(width, 4, 1)
+
+    @staticmethod
+    def _block(inputs: int, outputs: int) -> nn.Sequential:
+        return nn.Sequential(nn.Conv2d(inputs, outputs, 3, padding=1), nn.GroupNorm(4, outputs), nn.SiLU(),
+                             nn.Conv2d(outputs, outputs, 3, padding=1), nn.GroupNorm(4, outputs), nn.SiLU())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        skips = []
+        for block in self.down:
+            x = block(x)
+            skips.append(x)
+            x = functional.max_pool2d(x, 2)
+        x = self.middle(x)
+        for raise_, block in zip(self.raise_, self.up, strict=True):
+            x = block(torch.cat([raise_(x), skips.pop()], 1))
+        return self.head(x)

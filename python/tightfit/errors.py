@@ -10,3 +10,7 @@ class ExportError(Exception):
 
 class ProgramError(ExportError):
     """The `tightfit` program is not there, or refused what it was given."""
+
+
+class GraphFileError(Exception):
+    """A file that is no graph, or whose graph does not suit what it is used with."""

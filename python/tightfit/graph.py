@@ -9,6 +9,7 @@ from __future__ import annotations
 import gzip
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -99,6 +100,7 @@ class GraphBuilder:
         self._names: set[str] = set()
         self._nodes: list[dict[str, Any]] = []
         self._outputs: list[int] = []
+        self._output_names: list[str] = []
         self._seed_slots = 0
 
     def tensor(self, value: ValueId) -> torch.Tensor:
@@ -126,16 +128,20 @@ class GraphBuilder:
     def node(self, name: str, op: str, phase: str, args: list[Any], kwargs: dict[str, Any],
              outputs: list[torch.Tensor | None], *, module: str = "", parameter: str | None = None, flops: int = 0,
              random: bool = False, mutates: bool = False, cost: bool = True,
-             differentiates: str | None = None) -> list[ValueId | None]:
+             differentiates: str | None = None, dropped: Sequence[torch.Tensor] = ()) -> list[ValueId | None]:
         """Appends one call and returns its outputs' values (`None` where nothing uses the output).
 
-        `cost=False` leaves bytes and FLOPs at zero, as views and placeholders have them.
+        `cost=False` leaves bytes and FLOPs at zero, as views and placeholders have them. `dropped` are outputs that
+        nothing uses: PyTorch makes them all the same, so they are workspace.
         """
         inputs = list(dict.fromkeys(value.index for value in values_in([args, kwargs])))
         for index in inputs:
             if index >= len(self._tensors):
                 raise ExportError(f"node {name!r} reads value {index} before it is produced; report this graph")
         read = [self._tensors[index] for index in inputs]
+        unused = {
+            tensor.untyped_storage()._cdata: int(tensor.untyped_storage().nbytes()) for tensor in dropped
+        }
         values = [None if tensor is None else self._value(name, tensor) for tensor in outputs]
         record: dict[str, Any] = {"name": self._unique(name), "op": op, "phase": phase}
         if module:
@@ -153,6 +159,8 @@ class GraphBuilder:
                 record["flops"] = int(flops)
             record["bytes_read"] = sum(map(size_in_bytes, read))
             record["bytes_written"] = sum(size_in_bytes(tensor) for tensor in outputs if tensor is not None)
+            if any(unused.values()):
+                record["workspace"] = sum(unused.values())
         if random:
             record["random"] = True
             record["seed_slot"] = self._seed_slots
@@ -164,9 +172,10 @@ class GraphBuilder:
         self._nodes.append(record)
         return values
 
-    def output(self, value: ValueId) -> None:
-        """Marks a value as outliving the step."""
+    def output(self, value: ValueId, name: str) -> None:
+        """Marks a value as outliving the step; the name says what it is."""
         self._outputs.append(value.index)
+        self._output_names.append(name)
 
     def document(self) -> dict[str, Any]:
         """The whole graph as a JSON object."""
@@ -179,6 +188,7 @@ class GraphBuilder:
             "storages": self._storages,
             "nodes": self._nodes,
             "outputs": self._outputs,
+            "output_names": self._output_names,
         }
 
     def _unique(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""The optimizers a step can end with: their options, the state they keep and their graph operator.
+"""The optimizers a step can end with: their options, the state they keep, their graph operator, and that by PyTorch.
 
 Invariant: `args` of an optimizer node are the parameter, its gradient, then the states in the order of `states`; the
 learning rate is not part of the node, since the run gives it.
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
+
+import torch
 
 from .errors import ExportError
 
@@ -56,3 +58,20 @@ def resolve(optimizer: str | dict[str, Any] | None, learning_rate: float | None)
     if not rate > 0.0:
         raise ExportError(f"learning_rate is {rate}; it must be positive")
     return Optimizer(kind, options, rate)
+
+
+def adamw(learning_rate: float, step: int, parameter: torch.Tensor, gradient: torch.Tensor, exp_avg: torch.Tensor,
+          exp_avg_sq: torch.Tensor, *, betas: list[float], eps: float, weight_decay: float) -> list[torch.Tensor]:
+    """`tightfit.adamw` by PyTorch's fused kernel, which makes no tensor of its own; the first step is 1."""
+    count = torch.full((), float(step), device=parameter.device)
+    torch._fused_adamw_([parameter], [gradient], [exp_avg], [exp_avg_sq], [], [count], lr=learning_rate, beta1=betas[0],
+                        beta2=betas[1], weight_decay=weight_decay, eps=eps, amsgrad=False, maximize=False)
+    return [parameter, exp_avg, exp_avg_sq]
+
+
+def sgd(learning_rate: float, step: int, parameter: torch.Tensor, gradient: torch.Tensor, *momentum_buffer: torch.Tensor,
+        momentum: float, weight_decay: float) -> list[torch.Tensor]:
+    """`tightfit.sgd` by PyTorch's fused kernel; a momentum buffer starts at zero."""
+    torch._fused_sgd_([parameter], [gradient], list(momentum_buffer), weight_decay=weight_decay, momentum=momentum,
+                      lr=learning_rate, dampening=0.0, nesterov=False, maximize=False, is_first_step=False)
+    return [parameter, *momentum_buffer]

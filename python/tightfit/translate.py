@@ -53,12 +53,12 @@ class _Translation:
         for node in self.captured.graph.nodes:
             if node.op == "call_function" and node.target is not operator.getitem:
                 self._call(node)
-        self.builder.output(self._value(self.captured.loss))
+        self.builder.output(self._value(self.captured.loss), "loss")
         if self.captured.prediction is not None:
-            self.builder.output(self._value(self.captured.prediction))
+            self.builder.output(self._value(self.captured.prediction), "prediction")
         for parameter, gradient in self.captured.gradients.items():
             if self.optimizer is None:
-                self.builder.output(self._value(gradient))
+                self.builder.output(self._value(gradient), parameter)
             else:
                 self._optimizer_node(self.optimizer, parameter, self._value(gradient))
         return self.builder.document()
@@ -107,6 +107,8 @@ class _Translation:
         mutates = overload._schema.is_mutable
         outputs = [tensor if index in used and isinstance(tensor, torch.Tensor) else None
                    for index, tensor in enumerate(tensors)]
+        dropped = [tensor for index, tensor in enumerate(tensors)
+                   if index not in used and isinstance(tensor, torch.Tensor)]
         if mutates:
             outputs = [self.builder.tensor(self._value(node.args[0]))]
         args = fx.node.map_arg(node.args, self._value)
@@ -116,7 +118,7 @@ class _Translation:
             node.name, str(overload), node.meta[PHASE],
             list(args), kwargs, outputs, module=node.meta[MODULE], flops=0 if view else _flops(node),
             random=_draws(node), mutates=mutates, cost=not view,
-            differentiates=self.names.get(node.meta.get(DIFFERENTIATES)),
+            differentiates=self.names.get(node.meta.get(DIFFERENTIATES)), dropped=dropped,
         )
         self.names[node] = self.builder.latest()
         self.values[node] = values if several else values[0]

@@ -278,6 +278,9 @@ impl<'a> BudgetedPlanner<'a> {
             let plan = match plan::plan(self.graph, self.profile, self.order, target, self.planner)
             {
                 Ok(plan) => plan,
+                Err(PlanError::Infeasible(proof)) if proof.prediction.is_some() => {
+                    return Err(self.mispredicted(*proof, budget, residents, meter));
+                }
                 Err(PlanError::Infeasible(_)) => return Ok(None),
                 Err(error) => return Err(error),
             };
@@ -303,6 +306,22 @@ impl<'a> BudgetedPlanner<'a> {
         }
     }
 
+    /// The refusal of a planner that goes by predictions: another plan of it that happens to fit
+    /// would not be its answer. The budget that it names is one for addresses, too.
+    fn mispredicted(
+        &self,
+        proof: Infeasible,
+        budget: Bytes,
+        residents: &Residents,
+        meter: &Meter<'_>,
+    ) -> PlanError {
+        let (goal, effort) = (Goal::Within(proof.reached), meter.rest_until(1.0));
+        let task = Lowering { goal, residents, effort };
+        let slab = lower(self.graph, self.profile, &proof.plan, &task).slab;
+        let reached = proof.reached.max(slab);
+        PlanError::Infeasible(Box::new(Infeasible { budget, reached, ..proof }))
+    }
+
     /// What no schedule beats that runs everything for the first time in the order of this one, if
     /// that is the order that the planner was given, or else in any.
     fn bound_of(&self, schedule: &Schedule, budget: Bytes, meter: &Meter<'_>) -> Option<Bound> {
@@ -316,11 +335,7 @@ impl<'a> BudgetedPlanner<'a> {
         let order =
             if runs.eq(self.order.iter().copied()) { BoundOrder::Given } else { BoundOrder::Any };
         let effort = meter.rest_until((meter.share() + BOUND).min(1.0));
-        let known: Vec<NodeId> = schedule
-            .instructions
-            .iter()
-            .filter_map(|instruction| Some(instruction.call()?.node))
-            .collect();
+        let known = schedule.runs();
         let seconds = plan::lower_bound(
             self.graph,
             self.profile,

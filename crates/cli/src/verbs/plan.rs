@@ -1,13 +1,20 @@
 //! `tightfit plan`: fit a step into a budget and show what it costs. Invariant: a step is planned
 //! as `train` would run it, so a budget means the same to both.
 
-use std::path::PathBuf;
+mod details;
+mod explain;
+mod recomputed;
+
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use clap::Args;
+use clap::{Args, ValueEnum};
 use serde_json::json;
+use tightfit::graph::{self, Graph};
+use tightfit::plan::rewrite;
 use tightfit::profile::Profile;
+use tightfit::schedule::Schedule;
 use tightfit::units::Bytes;
 use tightfit::{BoundOrder, schedule};
 use tightfit_engine::{Budget, FitTask, fit_graph};
@@ -16,6 +23,7 @@ use crate::calls::{self, Costs, Subject};
 use crate::effort::Search;
 use crate::figures::Figures;
 use crate::input::{self, OnMachine};
+use crate::verbs::plan::details::Details;
 use crate::{exit, interrupt, output};
 
 /// Plan a training step under a budget in bytes.
@@ -25,7 +33,9 @@ Examples:
   tightfit plan corpus/graphs/llama_1b_b2_s2048.json.gz --budget 12GiB
   tightfit plan corpus/steps/gpt-small --budget 60% -o plan.json --svg memory.svg
   tightfit plan corpus/steps/gpt-small --budget min --json
-  tightfit plan corpus/graphs/vit_b16_b32.json.gz --budget 50% --iterations 1000000 --seed 7")]
+  tightfit plan corpus/graphs/resnet50_b32.json.gz --budget 70% --emit graph -o planned.json.gz
+  tightfit plan corpus/graphs/vit_b16_b32.json.gz --budget 50% --iterations 1000000 --seed 7
+  tightfit plan corpus/graphs/llama_1b_b2_s2048.json.gz --budget 60% --planner capuchin --explain")]
 pub struct Arguments {
     /// A graph file (tightfit-graph/1, plain or gzip) or a step's folder
     graph: PathBuf,
@@ -35,12 +45,18 @@ pub struct Arguments {
     #[command(flatten)]
     search: Search,
     #[command(flatten)]
+    details: Details,
+    #[command(flatten)]
     costs: Costs,
     #[command(flatten)]
     on: OnMachine,
-    /// Write the plan (tightfit-plan/1) here
+    /// Write the result here
     #[arg(short, long)]
     output: Option<PathBuf>,
+    /// What to write: the plan (tightfit-plan/1), or the graph (tightfit-graph/1) in the plan's
+    /// order with recomputed nodes as nodes of their own
+    #[arg(long, value_enum, default_value_t = Emit::Plan, requires = "output")]
+    emit: Emit,
     /// Draw memory over the step, before and after, into this SVG file
     #[arg(long)]
     svg: Option<PathBuf>,
@@ -49,9 +65,31 @@ pub struct Arguments {
     json: bool,
 }
 
+/// What a plan is written as.
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Emit {
+    /// tightfit-plan/1: instructions with addresses
+    Plan,
+    /// tightfit-graph/1: the rewritten graph, packed where the name ends in .gz
+    Graph,
+}
+
+impl Emit {
+    fn bytes(self, graph: &Graph, schedule: &Schedule, path: &Path) -> anyhow::Result<Vec<u8>> {
+        Ok(match self {
+            Emit::Plan => format!("{}\n", schedule::write(graph, schedule)).into_bytes(),
+            Emit::Graph => {
+                let packed = path.extension().is_some_and(|extension| extension == "gz");
+                graph::write_file(&rewrite(graph, &schedule.runs())?, packed)
+            }
+        })
+    }
+}
+
 /// Plans, writes and prints.
 pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let budget: Budget = arguments.budget.parse()?;
+    let planner = arguments.details.planner(arguments.search.planner)?;
     for path in [&arguments.output, &arguments.svg].into_iter().flatten() {
         output::writable(path)?;
     }
@@ -73,18 +111,16 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         false => Profile::new(&graph, &machine),
     };
     let start = Instant::now();
-    let task = FitTask {
-        machine: &machine,
-        budget,
-        planner: arguments.search.planner,
-        effort: arguments.search.effort(),
-    };
-    let planned = fit_graph(&graph, &profile, &task)?;
+    let task = FitTask { machine: &machine, budget, planner, effort: arguments.search.effort() };
+    let planned = fit_graph(&graph, &profile, &task).inspect_err(|error| {
+        let refused = (error, arguments.json);
+        arguments.details.print_refusal(&graph, &profile, planner, refused);
+    })?;
     let seconds = start.elapsed().as_secs_f64();
     let (schedule, timeline, unplanned) =
         (&planned.fitted.schedule(), &planned.fitted.timeline(), &planned.unplanned.timeline());
     if let Some(path) = &arguments.output {
-        output::write_whole(path, format!("{}\n", schedule::write(&graph, schedule)).as_bytes())?;
+        output::write_whole(path, &arguments.emit.bytes(&graph, schedule, path)?)?;
     }
     if let Some(path) = &arguments.svg {
         let title = format!("Memory over one training step of {}", graph.name());
@@ -95,10 +131,11 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let Figures { overhead, gap, .. } = Figures::of(&planned.fitted, unplanned.seconds);
     let bound = planned.fitted.bound();
+    let details = arguments.details.of_plan(&graph, &profile, planner, &planned)?;
     let code =
         if interrupt::raised() { ExitCode::from(exit::INTERRUPTED) } else { ExitCode::SUCCESS };
     if arguments.json {
-        let result = json!({
+        let mut result = json!({
             "graph": graph.name(),
             "machine": machine.name,
             "planner": schedule.planner,
@@ -118,6 +155,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "slab_bytes": schedule.slab,
             "interrupted": interrupt::raised(),
         });
+        details.add_to(&mut result);
         println!("{result}");
         return Ok(code);
     }
@@ -170,5 +208,6 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if interrupt::raised() {
         println!("{:<16}{:>12}  the best plan so far", "search", "interrupted");
     }
+    details.print();
     Ok(code)
 }

@@ -133,6 +133,7 @@ impl GraphBuilder {
             nodes: PrimaryMap::new(),
             values: PrimaryMap::new(),
             outputs: Vec::new(),
+            output_names: None,
         })
     }
 
@@ -147,6 +148,7 @@ impl GraphBuilder {
             nodes: graph.nodes.clone(),
             values: graph.values.clone(),
             outputs: graph.outputs.clone(),
+            output_names: graph.output_names.clone(),
         })
     }
 
@@ -229,6 +231,11 @@ impl GraphBuilder {
     /// Declares a value that outlives the step.
     pub fn output(&mut self, value: ValueId) {
         self.0.outputs.push(value);
+    }
+
+    /// Says what each of the outputs is.
+    pub fn output_names(&mut self, names: Vec<String>) {
+        self.0.output_names = Some(names);
     }
 
     /// Verifies all rules; the graph never changes after that.

@@ -280,6 +280,14 @@ pub enum GraphError {
         /// The seed slot.
         slot: u32,
     },
+    /// There are more or fewer names of outputs than outputs.
+    #[error("the graph names {names} outputs, but has {outputs}")]
+    OutputNames {
+        /// How many outputs are named.
+        names: usize,
+        /// How many there are.
+        outputs: usize,
+    },
     /// A value is declared to outlive the step, but no node produces it.
     #[error("value {value} is to outlive the step, but no node produces it")]
     UnknownOutput {

@@ -3,9 +3,11 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
-use std::io::Read;
+use std::io::{Read, Write};
 
 use cranelift_entity::EntityRef;
+use flate2::Compression;
+use flate2::write::GzEncoder;
 use serde::Deserialize;
 use serde_json::{Map, Number, Value as Json, json};
 
@@ -29,6 +31,7 @@ struct RawGraph {
     storages: Vec<Number>,
     nodes: Vec<RawNode>,
     outputs: Vec<u64>,
+    output_names: Option<Vec<String>>,
 }
 
 #[derive(Deserialize)]
@@ -218,6 +221,9 @@ fn build(raw: RawGraph) -> Result<Graph, ReadError> {
     for value in raw.outputs {
         builder.output(*ids.get(&value).ok_or(ReadError::DanglingOutput { value })?);
     }
+    if let Some(names) = raw.output_names {
+        builder.output_names(names);
+    }
     Ok(builder.build()?)
 }
 
@@ -298,6 +304,21 @@ pub(super) fn write_text(graph: &Graph, sink: &mut impl FnMut(&str)) {
     sink("}");
 }
 
+/// The text of [`write()`] as the bytes of a file, packed by gzip or not. The same graph gives the
+/// same bytes.
+pub fn write_file(graph: &Graph, packed: bool) -> Vec<u8> {
+    let mut text = Vec::new();
+    if !packed {
+        write_text(graph, &mut |piece| text.extend_from_slice(piece.as_bytes()));
+        text.push(b'\n');
+        return text;
+    }
+    let mut packer = GzEncoder::new(text, Compression::best());
+    // What is written to memory is written.
+    write_text(graph, &mut |piece| drop(packer.write_all(piece.as_bytes())));
+    packer.finish().unwrap_or_default()
+}
+
 fn with_nodes(graph: &Graph, nodes: Vec<Json>) -> Json {
     let mut file = json!({
         "format": FORMAT,
@@ -308,6 +329,9 @@ fn with_nodes(graph: &Graph, nodes: Vec<Json>) -> Json {
         "nodes": nodes,
         "outputs": graph.outputs().iter().map(|value| value.as_u32()).collect::<Vec<_>>(),
     });
+    if let Some(names) = graph.output_names() {
+        file["output_names"] = json!(names);
+    }
     if let Some(uncalled) = graph.uncalled() {
         file["uncalled"] = json!(uncalled);
     }
@@ -416,8 +440,6 @@ fn argument_json(argument: &Argument) -> Json {
 
 #[cfg(test)]
 mod tests {
-    use std::io::Write;
-
     use super::*;
 
     #[test]
@@ -445,11 +467,15 @@ mod tests {
         let mut text = String::new();
         write_text(&graph, &mut |piece| text += piece);
         assert_eq!(text, write(&graph).to_string());
+        for packed in [false, true] {
+            assert_eq!(read(&write_file(&graph, packed)).unwrap(), graph);
+        }
+        assert!(write_file(&graph, true).starts_with(&[0x1f, 0x8b]));
     }
 
     #[test]
     fn a_small_file_may_not_unfold_without_bound() {
-        let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+        let mut packed = GzEncoder::new(Vec::new(), Compression::fast());
         packed.write_all(&[b' '; 10_000]).unwrap();
         let packed = packed.finish().unwrap();
         assert_eq!(unfold(&packed, 10_000).unwrap().len(), 10_000);

@@ -17,7 +17,7 @@ use sha2::{Digest, Sha256};
 
 pub use builder::{GraphBuilder, NodeSpec, ValueSpec};
 pub use error::{GraphError, ReadError};
-pub use format::{read, write};
+pub use format::{read, write, write_file};
 pub use limits::FORMAT;
 pub use node::{Node, Phase, Value};
 
@@ -46,6 +46,7 @@ pub struct Graph {
     nodes: PrimaryMap<NodeId, Node>,
     values: PrimaryMap<ValueId, Value>,
     outputs: Vec<ValueId>,
+    output_names: Option<Vec<String>>,
     accesses: SecondaryMap<NodeId, Accesses>,
     kept: SecondaryMap<StorageId, bool>,
     producer: SecondaryMap<StorageId, Option<NodeId>>,
@@ -68,8 +69,8 @@ impl Graph {
         &self.modules
     }
 
-    /// Fully qualified names of modules that are never called: they hold others, as a list of layers
-    /// does, or only their parameters are read. `None` where the graph does not say.
+    /// Fully qualified names of modules that are never called: they hold others, as a list of
+    /// layers does, or only their parameters are read. `None` where the graph does not say.
     pub fn uncalled(&self) -> Option<&[String]> {
         self.uncalled.as_deref()
     }
@@ -92,6 +93,12 @@ impl Graph {
     /// Values that outlive the step.
     pub fn outputs(&self) -> &[ValueId] {
         &self.outputs
+    }
+
+    /// What each of the outputs is, where the graph says so: the loss, the prediction, the gradient
+    /// of the parameter of that name.
+    pub fn output_names(&self) -> Option<&[String]> {
+        self.output_names.as_deref()
     }
 
     /// Storages that a node reads, each once (also those it overwrites).

@@ -18,4 +18,5 @@ pub(super) struct Parts {
     pub nodes: PrimaryMap<NodeId, Node>,
     pub values: PrimaryMap<ValueId, Value>,
     pub outputs: Vec<ValueId>,
+    pub output_names: Option<Vec<String>>,
 }

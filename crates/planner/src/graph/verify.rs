@@ -14,7 +14,17 @@ use crate::units::Bytes;
 
 /// Verifies all rules and derives accesses and versions.
 pub(super) fn verify(parts: Parts) -> Result<Graph, GraphError> {
-    let Parts { name, source, modules, uncalled, storages, nodes, mut values, outputs } = parts;
+    let Parts {
+        name,
+        source,
+        modules,
+        uncalled,
+        storages,
+        nodes,
+        mut values,
+        outputs,
+        output_names,
+    } = parts;
     if modules.is_empty() {
         return Err(GraphError::NoModules);
     }
@@ -51,6 +61,9 @@ pub(super) fn verify(parts: Parts) -> Result<Graph, GraphError> {
         }
         accesses[id] = access;
     }
+    if let Some(names) = output_names.as_ref().filter(|names| names.len() != outputs.len()) {
+        return Err(GraphError::OutputNames { names: names.len(), outputs: outputs.len() });
+    }
     let mut kept: SecondaryMap<StorageId, bool> = SecondaryMap::new();
     for &value in &outputs {
         if !values.is_valid(value) {
@@ -79,6 +92,7 @@ pub(super) fn verify(parts: Parts) -> Result<Graph, GraphError> {
         nodes,
         values,
         outputs,
+        output_names,
         accesses,
         kept,
         producer,

@@ -109,6 +109,11 @@ impl Schedule {
         self.instructions.iter().filter(is_recomputation).count()
     }
 
+    /// The nodes that it runs, in order; one that runs again stands there again.
+    pub fn runs(&self) -> Vec<NodeId> {
+        self.instructions.iter().filter_map(Instruction::call).map(|call| call.node).collect()
+    }
+
     /// Size of a tier's arena.
     pub fn arena(&self, tier: TierId) -> Bytes {
         if tier == DEVICE { self.slab } else { self.below[tier] }

@@ -26,7 +26,8 @@ fn valid() -> Json {
             { "name": "grad", "op": "test.grad", "phase": "backward", "inputs": [3],
               "outputs": [value(4)], "differentiates": "drop" },
         ],
-        "outputs": [2, 4]
+        "outputs": [2, 4],
+        "output_names": ["loss", "x"]
     })
 }
 
@@ -56,6 +57,15 @@ fn links_are_read_and_written() {
 }
 
 #[test]
+fn names_of_outputs() {
+    let graph = read(valid().to_string().as_bytes()).unwrap();
+    assert_eq!(graph.output_names().unwrap(), ["loss", "x"]);
+    let mut graph = valid();
+    graph["output_names"] = json!(["loss"]);
+    expect!["the graph names 1 outputs, but has 2"].assert_eq(&verdict(&graph));
+}
+
+#[test]
 fn derivatives() {
     node(
         4,
@@ -68,8 +78,8 @@ fn derivatives() {
         "differentiates",
         json!("x"),
         expect![[
-            "node `grad` says that it differentiates `x`: only a backward node does, and what it names \
-         is a forward or loss node before it"
+            "node `grad` says that it differentiates `x`: only a backward node does, and what it \
+         names is a forward or loss node before it"
         ]],
     );
     node(
@@ -77,8 +87,8 @@ fn derivatives() {
         "differentiates",
         json!("drop"),
         expect![[
-            "node `loss` says that it differentiates `drop`: only a backward node does, and what it \
-         names is a forward or loss node before it"
+            "node `loss` says that it differentiates `drop`: only a backward node does, and what \
+         it names is a forward or loss node before it"
         ]],
     );
     node(
@@ -119,10 +129,8 @@ fn recomputations() {
         4,
         "recomputes",
         json!("x"),
-        expect![[
-            "node `grad` says that it recomputes `x`: that is a node before it of the same operator \
-         and seed slot, no recomputation itself, and neither of them mutates"
-        ]],
+        expect![["node `grad` says that it recomputes `x`: that is a node before it of the same \
+         operator and seed slot, no recomputation itself, and neither of them mutates"]],
     );
     node(
         0,

@@ -8,9 +8,11 @@ mod budget_planner;
 mod capuchin_cases;
 mod corpus_graphs;
 mod degenerate_steps;
+mod explanations;
 mod peers;
 mod properties;
 mod rematerialization;
+mod rewriting;
 
 #[path = "../fixtures/corpus/mod.rs"]
 mod corpus;

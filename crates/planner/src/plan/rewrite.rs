@@ -1,0 +1,277 @@
+//! A plan as a graph: nodes in the plan's order, and what runs again as a node of its own.
+//! Invariant: over its own nodes, in their order and nothing recomputed, the rewritten graph holds
+//! what the plan holds and takes as long.
+//!
+//! Each run makes storages of its own; whoever reads a storage reads its newest copy. Views are in
+//! no plan: one stands before the first node that reads it, and is made anew for each copy that is
+//! read through it. So whatever executes graphs node by node, and lets go of a tensor behind its
+//! last use, executes the plan.
+//!
+//! Source: Peng et al., "Capuchin", ASPLOS 2020, section 5.3, and the graph passes after it, which
+//! copy what is recomputed in front of its first backward access. `doc/theory/rewritten.md` says
+//! more.
+
+use std::collections::BTreeSet;
+
+use cranelift_entity::SecondaryMap;
+use thiserror::Error;
+
+use crate::graph::{Graph, GraphBuilder, GraphError, NodeSpec, Phase, Value, ValueSpec};
+use crate::id::{NodeId, StorageId, ValueId};
+use crate::tensor::Argument;
+
+/// Why a plan has no graph.
+#[derive(Debug, Error, PartialEq)]
+#[non_exhaustive]
+pub enum RewriteError {
+    /// What is read lies in a storage that ran again, but only the node that ran before shows it.
+    #[error(
+        "`{node}` reads what `{shows}` shows of a tensor that is recomputed in between; a graph \
+         can say that of views only, and `{shows}` computes too"
+    )]
+    Shown {
+        /// The name of the node that reads, or `the end of the step`.
+        node: String,
+        /// The name of the node whose output is read.
+        shows: String,
+    },
+    /// The runs are those of no plan.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+}
+
+/// The graph that `runs` make of `graph`. They are those of a plan: every node that runs is among
+/// them, and finds what it reads.
+pub fn rewrite(graph: &Graph, runs: &[NodeId]) -> Result<Graph, RewriteError> {
+    let mut builder = GraphBuilder::new(graph.name());
+    builder.source(graph.source().clone());
+    if let Some(names) = graph.output_names() {
+        builder.output_names(names.to_vec());
+    }
+    for module in graph.modules().values().skip(1) {
+        builder.module(module.clone());
+    }
+    if let Some(uncalled) = graph.uncalled() {
+        builder.uncalled(uncalled.to_vec());
+    }
+    let mut rewriting = Rewriting {
+        graph,
+        builder,
+        copy: SecondaryMap::new(),
+        made: SecondaryMap::new(),
+        first: SecondaryMap::new(),
+        next: 0,
+        names: graph.nodes().values().map(|node| node.name.clone()).collect(),
+    };
+    for (placeholder, _) in graph.nodes().iter().filter(|(_, node)| node.phase.is_placeholder()) {
+        rewriting.append(placeholder, graph.nodes()[placeholder].phase)?;
+    }
+    let phases = phases(graph, runs);
+    for (&node, phase) in runs.iter().zip(phases) {
+        rewriting.append(node, phase)?;
+    }
+    for &output in graph.outputs() {
+        let output = rewriting.value(output, "the end of the step", Phase::Backward)?;
+        rewriting.builder.output(output);
+    }
+    Ok(rewriting.builder.build()?)
+}
+
+/// The phase of each run: a node that runs again serves whichever node runs for the first time
+/// next, and belongs to its pass.
+fn phases(graph: &Graph, runs: &[NodeId]) -> Vec<Phase> {
+    let mut ran: SecondaryMap<NodeId, bool> = SecondaryMap::new();
+    let again: Vec<bool> =
+        runs.iter().map(|&node| std::mem::replace(&mut ran[node], true)).collect();
+    let mut next = Phase::Backward;
+    let mut phases: Vec<Phase> = Vec::with_capacity(runs.len());
+    for (&node, again) in runs.iter().zip(again).rev() {
+        let own = graph.nodes()[node].phase;
+        if !again {
+            next = own;
+        }
+        phases.push(if again && !next.is_forward() { Phase::Backward } else { own });
+    }
+    phases.reverse();
+    phases
+}
+
+struct Rewriting<'a> {
+    graph: &'a Graph,
+    builder: GraphBuilder,
+    /// The newest copy of each storage.
+    copy: SecondaryMap<StorageId, Option<StorageId>>,
+    /// What stands for each value, and the copy of its storage that it lies in.
+    made: SecondaryMap<ValueId, Option<(StorageId, ValueId)>>,
+    /// The first run of each node, and of each view.
+    first: SecondaryMap<NodeId, Option<NodeId>>,
+    /// How many nodes there are.
+    next: u32,
+    names: BTreeSet<String>,
+}
+
+impl Rewriting<'_> {
+    /// What stands for a value in the newest copy of its storage.
+    fn current(&self, value: ValueId) -> Option<ValueId> {
+        let (copy, made) = self.made[value]?;
+        (Some(copy) == self.copy[self.graph.values()[value].storage]).then_some(made)
+    }
+
+    /// The same, for a reader of some phase; views that are missing are made.
+    fn value(
+        &mut self,
+        value: ValueId,
+        reader: &str,
+        phase: Phase,
+    ) -> Result<ValueId, RewriteError> {
+        // Views of views: the outermost is asked for, the innermost comes first.
+        let mut missing = vec![value];
+        while let Some(&wanted) = missing.last() {
+            if self.current(wanted).is_some() {
+                missing.pop();
+                continue;
+            }
+            let producer = self.graph.values()[wanted].producer;
+            let inputs = &self.graph.nodes()[producer].inputs;
+            let below = inputs.iter().copied().find(|&input| self.current(input).is_none());
+            match below {
+                _ if !self.graph.is_view(producer) => return Err(self.unreadable(wanted, reader)),
+                Some(input) => missing.push(input),
+                None => self.append(producer, self.of_pass(producer, phase))?,
+            }
+        }
+        self.current(value).ok_or_else(|| self.unreadable(value, reader))
+    }
+
+    /// Why a value is not there: its storage is, but what made the value did not run since; or
+    /// nothing is.
+    fn unreadable(&self, value: ValueId, reader: &str) -> RewriteError {
+        let (node, made) = (reader.to_string(), &self.graph.values()[value]);
+        match self.copy[made.storage] {
+            Some(_) if self.first[made.producer].is_some() => {
+                RewriteError::Shown { node, shows: self.graph.nodes()[made.producer].name.clone() }
+            }
+            _ => GraphError::ReadBeforeProduced { node, value: value.as_u32().into() }.into(),
+        }
+    }
+
+    /// The phase of a view that is made for a reader: its own, and where it was made before and the
+    /// forward pass is over, that of the backward pass.
+    fn of_pass(&self, view: NodeId, reader: Phase) -> Phase {
+        match self.first[view] {
+            Some(_) if !reader.is_forward() => Phase::Backward,
+            _ => self.graph.nodes()[view].phase,
+        }
+    }
+
+    /// Appends a node that reads the newest copies.
+    fn append(&mut self, id: NodeId, phase: Phase) -> Result<(), RewriteError> {
+        let node = &self.graph.nodes()[id];
+        let mut inputs = Vec::with_capacity(node.inputs.len());
+        for &input in &node.inputs {
+            inputs.push(self.value(input, &node.name, phase)?);
+        }
+        let renamed = |value: ValueId| {
+            let at = node.inputs.iter().position(|&input| input == value);
+            // The verifier lets no argument mention what is not among the inputs.
+            at.map_or(value, |at| inputs[at])
+        };
+        let kwargs = node.kwargs.iter();
+        let mut spec = NodeSpec {
+            name: node.name.clone(),
+            op: node.op.clone(),
+            phase,
+            module: node.module,
+            parameter: node.parameter.clone(),
+            args: node.args.iter().map(|argument| replaced(argument, &renamed)).collect(),
+            kwargs: kwargs.map(|(key, value)| (key.clone(), replaced(value, &renamed))).collect(),
+            inputs,
+            flops: node.flops,
+            bytes_read: node.bytes_read,
+            bytes_written: node.bytes_written,
+            workspace: node.workspace,
+            seconds: node.seconds,
+            random: node.random,
+            seed_slot: node.seed_slot,
+            mutates: node.mutates,
+            differentiates: node.differentiates.and_then(|target| self.first[target]),
+            recomputes: node.recomputes.and_then(|target| self.first[target]),
+        };
+        match self.first[id] {
+            None => self.first[id] = Some(NodeId::from_u32(self.next)),
+            first => {
+                spec.name = self.unused(&node.name);
+                spec.differentiates = None;
+                spec.recomputes = spec.recomputes.or(first);
+            }
+        }
+        self.next += 1;
+
+        // What is kept stays from its first run and serves all reads; the same in a second run is
+        // for nobody.
+        let mut fresh: Vec<(StorageId, StorageId)> = Vec::new();
+        for &storage in self.graph.fresh(id) {
+            let copy = self.builder.storage(self.graph.storages()[storage]);
+            fresh.push((storage, copy));
+            if self.copy[storage].is_none() || !self.graph.is_kept(storage) {
+                self.copy[storage] = Some(copy);
+            }
+        }
+        let place = |value: &Value| {
+            let made = fresh.iter().find(|(storage, _)| *storage == value.storage);
+            made.map(|&(_, copy)| copy).or(self.copy[value.storage])
+        };
+        let mut outputs = Vec::with_capacity(node.outputs.len());
+        let mut lies = Vec::new();
+        for output in &node.outputs {
+            let Some(output) = *output else {
+                outputs.push(None);
+                continue;
+            };
+            let value = &self.graph.values()[output];
+            let storage = place(value).ok_or_else(|| self.unreadable(output, &node.name))?;
+            lies.push((output, storage));
+            outputs.push(Some(ValueSpec {
+                shape: value.tensor.shape.clone(),
+                dtype: value.tensor.dtype,
+                storage,
+                contiguous: value.tensor.contiguous,
+                strides: value.tensor.strides.clone(),
+                offset: value.tensor.offset,
+            }));
+        }
+        let made = self.builder.node(spec, &outputs);
+        for ((output, storage), made) in lies.into_iter().zip(made) {
+            if self.copy[self.graph.values()[output].storage] == Some(storage) {
+                self.made[output] = Some((storage, made));
+            }
+        }
+        Ok(())
+    }
+
+    /// A name for a further run of the node called `name`.
+    fn unused(&mut self, name: &str) -> String {
+        let mut again = format!("{name}_recomputed");
+        let mut count = 1;
+        while !self.names.insert(again.clone()) {
+            count += 1;
+            again = format!("{name}_recomputed_{count}");
+        }
+        again
+    }
+}
+
+/// The argument with other values in place of its own.
+fn replaced(argument: &Argument, renamed: &impl Fn(ValueId) -> ValueId) -> Argument {
+    match argument {
+        Argument::Value(value) => Argument::Value(renamed(*value)),
+        Argument::List(list) => {
+            Argument::List(list.iter().map(|item| replaced(item, renamed)).collect())
+        }
+        Argument::None
+        | Argument::Bool(_)
+        | Argument::Int(_)
+        | Argument::Float(_)
+        | Argument::Text(_) => argument.clone(),
+    }
+}
