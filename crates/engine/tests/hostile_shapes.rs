@@ -118,6 +118,9 @@ fn spec(node: &Node) -> NodeSpec {
         random: node.random,
         seed_slot: node.seed_slot,
         mutates: node.mutates,
+        // The graph that is made has this node alone.
+        differentiates: None,
+        recomputes: None,
     }
 }
 

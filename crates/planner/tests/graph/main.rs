@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
+mod documented;
 mod links;
 mod rules;
 

@@ -268,7 +268,9 @@ proptest! {
             let last = published.choices.last();
             let remaining = last.map_or(need, |last| last.remaining.unwrap().0);
             prop_assert_eq!(remaining, need.saturating_sub(saved));
-            prop_assert!(saved >= need || published.choices.len() == published.candidates.len());
+            prop_assert!(
+                saved >= need || published.choices.len() == published.candidates.len()
+            );
             // The profile finds the same accesses, where nodes run in the pass that they are
             // marked with.
             let passes = passes(&graph, &order);

@@ -1,0 +1,180 @@
+"""`doc/originals.md`: its commands and its Python run, and what it names here and in PyTorch exists.
+
+Invariant: nothing on the page is skipped. A fenced block is `sh` or `python` or fails; a line of `sh` calls the program;
+a term in a column *here* is a command, a field, a Python name or a page, or fails; every public name of PyTorch's tools
+is on the page.
+"""
+
+import ast
+import contextlib
+import importlib
+import inspect
+import json
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+import tightfit
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = (ROOT / "doc/originals.md").read_text(encoding="utf-8")
+
+pytestmark = pytest.mark.skipif(
+    "TIGHTFIT_BIN" not in os.environ, reason="TIGHTFIT_BIN does not name the program; `cargo xtask ci python` does"
+)
+
+
+def blocks() -> list[tuple[str, str]]:
+    """Every fenced block with its language, in the page's order."""
+    found, language, lines = [], None, []
+    for line in PAGE.splitlines():
+        if line.startswith("```") and language is None:
+            language, lines = line.removeprefix("```"), []
+        elif line.startswith("```"):
+            found.append((language, "\n".join(lines)))
+            language = None
+        else:
+            lines.append(line)
+    assert language is None, "the last block has no end"
+    return found
+
+
+def tables() -> list[list[str]]:
+    """The rows of all tables, without their headings, as cells."""
+    rows, heading = [], None
+    for line in PAGE.splitlines():
+        if not line.startswith("|"):
+            heading = None
+        elif heading is None:
+            heading = [cell.strip() for cell in line.strip("|").split("|")]
+        elif not line.startswith("|---"):
+            rows.append([*heading, *(cell.strip() for cell in line.strip("|").split("|"))])
+    return rows
+
+
+def terms(text: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", text)
+
+
+@pytest.fixture(scope="module")
+def ran(tmp_path_factory) -> Path:
+    """The folder in which all blocks of the page have run, one after the other."""
+    folder = tmp_path_factory.mktemp("originals")
+    (folder / "corpus").symlink_to(ROOT / "corpus")
+    names: dict = {"__name__": "page"}
+    with contextlib.chdir(folder):
+        for number, (language, text) in enumerate(blocks()):
+            assert language in ("sh", "python"), f"block {number} is of language {language!r}, which nothing runs"
+            if language == "python":
+                exec(compile(text, f"doc/originals.md, block {number}", "exec"), names)
+                continue
+            for line in text.splitlines():
+                words = shlex.split(line)
+                assert words[0] == "tightfit", line
+                target = words[words.index(">") + 1] if ">" in words else None
+                words = words[1 : words.index(">")] if ">" in words else words[1:]
+                done = subprocess.run([os.environ["TIGHTFIT_BIN"], *words], capture_output=True, text=True, timeout=300)
+                assert done.returncode == 0, f"{line}\n{done.stderr}"
+                written = Path(words[words.index("-o") + 1]).stat().st_size if "-o" in words else len(done.stdout)
+                assert written, line
+                if target:
+                    Path(target).write_text(done.stdout, encoding="utf-8")
+    return folder
+
+
+def test_every_block_runs(ran):
+    count = PAGE.count("\n```") // 2
+    assert len(blocks()) == count >= 6
+    assert {language for language, _ in blocks()} == {"sh", "python"}
+
+
+def has(document, path: str) -> bool:
+    """Whether a field is there; `[]` is any element of a list."""
+    if not path:
+        return True
+    head, _, rest = path.partition(".")
+    if head.endswith("[]"):
+        return has(document, head[:-2]) and any(has(item, rest) for item in document[head[:-2]])
+    return isinstance(document, dict) and head in document and has(document[head], rest)
+
+
+def here() -> list[str]:
+    cells = [row[3] for row in tables() if row[:2] == ["original", "here"]]
+    assert len(cells) > 80 and not any("OPEN" in cell for cell in cells)
+    return list(dict.fromkeys(term for cell in cells for term in terms(cell)))
+
+
+def test_what_is_named_here_exists(ran):
+    documents: dict = {}
+    helps: dict = {}
+    for term in here():
+        if field := re.fullmatch(r"(\w+): ([\w.\[\]]+)", term):
+            stem, path = field.groups()
+            documents.setdefault(stem, json.loads((ran / f"{stem}.json").read_text(encoding="utf-8")))
+            assert has(documents[stem], path), term
+        elif function := re.fullmatch(r"tightfit\.(\w+)(?:\((.*)\))?", term):
+            assert function[1] in tightfit.__all__, term
+            arguments = [name.strip() for name in (function[2] or "").split(",") if name]
+            assert set(arguments) <= set(inspect.signature(getattr(tightfit, function[1])).parameters), term
+        elif command := re.fullmatch(r"([a-z]+)((?: --[a-z-]+)+)", term):
+            verb, options = command[1], command[2].split()
+            if verb not in helps:
+                asked = [os.environ["TIGHTFIT_BIN"], verb, "--help"]
+                helps[verb] = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
+            for option in options:
+                assert re.search(rf"{option}\b(?!-)", helps[verb]), term
+        else:
+            assert term == "capuchin" or (ROOT / term).is_file(), f"`{term}` is no command, field, function or page"
+
+
+def test_pages_that_are_named_exist():
+    for page in re.findall(r"doc/[\w/-]+\.md", PAGE):
+        assert (ROOT / page).is_file(), page
+
+
+TOOLS = "torch.distributed._tools"
+
+
+def public(path: Path) -> set[str]:
+    """Public functions and classes of a file, with their methods, fields and attributes."""
+    def own(name: str) -> bool:
+        return not name.startswith("_")
+
+    found: set[str] = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.FunctionDef) and own(node.name):
+            found.add(node.name)
+        if not isinstance(node, ast.ClassDef) or not own(node.name):
+            continue
+        found.add(node.name)
+        for item in node.body:
+            if isinstance(item, ast.FunctionDef) and own(item.name):
+                found.add(item.name)
+            if isinstance(item, ast.AnnAssign) and own(item.target.id):
+                found.add(item.target.id)
+        for item in ast.walk(node):
+            if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Attribute) and own(item.target.attr):
+                found.add(item.target.attr)
+    return found
+
+
+def test_every_public_name_of_pytorchs_tools_is_on_the_page():
+    section = re.sub(r"```.*?```", "", PAGE.split("\n## 3.")[1], flags=re.DOTALL)
+    named = {part for term in terms(section) for part in re.findall(r"\w+", term)}
+    folder = Path(importlib.import_module(TOOLS).__file__).parent
+    files = sorted(folder.glob("*.py"))
+    assert len(files) >= 10
+    missing = {name for file in files for name in public(file)} - named
+    assert not missing
+
+
+def test_what_is_named_of_pytorchs_modules_is_there():
+    from torch.distributed._tools import ilp_utils
+
+    stats = set(ilp_utils.ModStats.__annotations__)
+    row = [cell for row in tables() for cell in row[2:3] if "`ModStats`" in cell or "its `sac_runtime`" in cell]
+    assert set(terms(" ".join(row))) - {"ModStats"} == stats

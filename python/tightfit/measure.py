@@ -1,0 +1,372 @@
+"""Measures how long each call of a graph takes in PyTorch on a device, for `export(measure=True)`.
+
+Invariant: the graph's own tensors are not needed and nothing but `seconds` is added; one call's tensors are alive at a
+time; equal calls (operator, constants, types, shapes, strides) are run once and share the figure; the global state of
+PyTorch's random numbers is afterwards what it was before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import _disable_current_modes
+
+from .errors import ExportError
+from .graph import DTYPES
+from .optimizer import adamw, sgd
+
+aten = torch.ops.aten
+
+# A call runs until it has taken this many seconds in all, at least and at most so often.
+_SECONDS, _LEAST, _MOST = 0.1, 3, 100
+# Calls that are run before they count: libraries choose and prepare their kernels then.
+_WARM_UP = 2
+# Random numbers are drawn for so many elements, and repeated in larger tensors.
+_BLOCK = 1 << 20
+# How many nodes a warning names.
+_NAMED = 5
+
+_TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+
+# What these read has to be a probability.
+_PROBABILITIES = {aten.bernoulli, aten.binary_cross_entropy, aten.binary_cross_entropy_backward, aten.multinomial}
+
+_OPTIMIZERS = {"tightfit.adamw": adamw, "tightfit.sgd": sgd}
+
+
+def measured(document: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """The graph with `seconds` in each node that runs, as measured on `device` (`cpu` or `cuda`).
+
+    Views and placeholders have none, and neither has a call that cannot be run on made-up inputs; a warning names
+    those. Raises `ExportError` where a call's tensors do not fit the device's memory.
+    """
+    values = _values(document)
+    known: dict[str, float | _Refused] = {}
+    nodes, refused = [], []
+    with _undisturbed(device):
+        for node in document["nodes"]:
+            if _runs(node, values):
+                call = _Call.of(node, values)
+                if call.key not in known:
+                    known[call.key] = _measure(call, device, document["storages"])
+                found = known[call.key]
+                if isinstance(found, _Refused):
+                    refused.append(f"{node['name']!r} ({node['op']}: {found.reason})")
+                else:
+                    node = node | {"seconds": found}
+            nodes.append(node)
+    if refused:
+        listed = ", ".join(refused[:_NAMED]) + (f" and {len(refused) - _NAMED} more" if len(refused) > _NAMED else "")
+        warnings.warn(
+            f"{len(refused)} of the graph's nodes could not be run on made-up inputs on {device} and have no seconds, "
+            f"so the planner predicts those by roofline: {listed}",
+            stacklevel=3,
+        )
+    return document | {"nodes": nodes}
+
+
+@dataclass(frozen=True)
+class _Refused:
+    """Why a call could not be measured."""
+
+    reason: str
+
+
+@dataclass(frozen=True)
+class _Value:
+    """One tensor of a graph: what is needed to make another like it."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    strides: tuple[int, ...]
+    offset: int
+    storage: int
+
+    @property
+    def end(self) -> int:
+        """One behind the last element that it touches."""
+        if 0 in self.shape:
+            return self.offset
+        return self.offset + 1 + sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True))
+
+
+def _values(document: dict[str, Any]) -> dict[int, _Value]:
+    found = {}
+    for node in document["nodes"]:
+        for output in node["outputs"]:
+            if output is not None:
+                shape = tuple(output["shape"])
+                strides = tuple(output.get("strides", _row_major(shape)))
+                found[output["id"]] = _Value(shape, output["dtype"], strides, output.get("offset", 0), output["storage"])
+    return found
+
+
+def _row_major(shape: tuple[int, ...]) -> list[int]:
+    strides, step = [], 1
+    for extent in reversed(shape):
+        strides.append(step)
+        step *= max(extent, 1)
+    return strides[::-1]
+
+
+def _runs(node: dict[str, Any], values: dict[int, _Value]) -> bool:
+    """Whether a node takes time: placeholders are there from the start, and views only look."""
+    if node["op"] == "placeholder":
+        return False
+    read = {values[index].storage for index in node["inputs"]}
+    made = [output["storage"] for output in node["outputs"] if output is not None]
+    is_view = bool(made) and all(storage in read for storage in made)
+    return bool(node.get("mutates")) or not is_view
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One node with its tensors numbered from zero, so that equal calls of different nodes have one key."""
+
+    node: str
+    op: str
+    args: list[Any]
+    kwargs: dict[str, Any]
+    inputs: list[_Value]
+    fresh: list[int]
+
+    @staticmethod
+    def of(node: dict[str, Any], values: dict[int, _Value]) -> _Call:
+        number = {index: {"value": local} for local, index in enumerate(node["inputs"])}
+        inputs = [values[index] for index in node["inputs"]]
+        read = {value.storage for value in inputs}
+        fresh = {output["storage"] for output in node["outputs"] if output is not None} - read
+        return _Call(
+            node["name"], node["op"], _renumbered(node.get("args", []), number),
+            {key: _renumbered(item, number) for key, item in node.get("kwargs", {}).items()}, inputs, sorted(fresh),
+        )
+
+    def spans(self) -> dict[tuple[int, str], tuple[int, int]]:
+        """By storage and type, the elements of it that the call's inputs touch: first, and one behind the last."""
+        spans: dict[tuple[int, str], tuple[int, int]] = {}
+        for value in self.inputs:
+            first, end = spans.get((value.storage, value.dtype), (value.offset, value.end))
+            spans[value.storage, value.dtype] = min(first, value.offset), max(end, value.end)
+        return spans
+
+    @property
+    def key(self) -> str:
+        """Everything that decides how long the call takes, as text."""
+        spans = self.spans()
+        order = {part: index for index, part in enumerate(spans)}
+        tensors = []
+        for value in self.inputs:
+            part = value.storage, value.dtype
+            tensors.append([value.shape, value.dtype, value.strides, value.offset - spans[part][0], order[part]])
+        return json.dumps([self.op, self.args, self.kwargs, tensors], sort_keys=True)
+
+
+def _renumbered(argument: Any, number: dict[int, Any]) -> Any:
+    if isinstance(argument, dict):
+        return number[argument["value"]]
+    if isinstance(argument, list):
+        return [_renumbered(item, number) for item in argument]
+    return argument
+
+
+@contextlib.contextmanager
+def _undisturbed(device: torch.device) -> Iterator[None]:
+    """Real tensors, no gradients, no automatic casts, and the random state as it was afterwards."""
+    devices = [device] if device.type == "cuda" else []
+    with (
+        _disable_current_modes(), torch.no_grad(), torch.autocast(device.type, enabled=False),
+        torch.random.fork_rng(devices),
+    ):
+        yield
+
+
+def _measure(call: _Call, device: torch.device, storages: list[int]) -> float | _Refused:
+    """The lower quartile of a call's seconds (what disturbs a run makes it slower), or why it cannot be run."""
+    spans = call.spans()
+    needed = sum((end - first) * _TORCH_DTYPES[dtype].itemsize for (_, dtype), (first, end) in spans.items())
+    needed += sum(storages[storage] for storage in call.fresh)
+    free = _free(device)
+    if free is not None and needed > free:
+        raise _too_large(call, device, f"takes {needed} bytes, and {free} are free")
+    try:
+        run = _prepared(call, device)
+        samples = _cuda_samples(run, device) if device.type == "cuda" else _cpu_samples(run)
+    except (MemoryError, torch.OutOfMemoryError) as error:
+        raise _too_large(call, device, f"takes {needed} bytes and its workspace") from error
+    except torch.AcceleratorError as error:
+        raise ExportError(
+            f"node {call.node!r} ({call.op}) stopped {device}: {_first_line(error)}; "
+            "export without measure=True, or from a model whose operators run on it"
+        ) from error
+    except Exception as error:
+        if "can't allocate memory" in str(error):
+            raise _too_large(call, device, f"takes {needed} bytes and its workspace") from error
+        return _Refused(f"{type(error).__name__}: {_first_line(error)}")
+    return max(round(sorted(samples)[(len(samples) - 1) // 4], 9), 1e-9)
+
+
+def _too_large(call: _Call, device: torch.device, what: str) -> ExportError:
+    return ExportError(
+        f"node {call.node!r} ({call.op}) cannot be measured on {device}: its call alone {what}; "
+        "measure a smaller batch, give a device with more memory, or export without measure=True"
+    )
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).strip().splitlines() or [""])[0][:120]
+
+
+def _free(device: torch.device) -> int | None:
+    """Bytes that a call may take, where that can be known."""
+    if device.type == "cuda":
+        # What PyTorch keeps for later is as good as free.
+        kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + kept
+    found = []
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        found.append(next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")))
+    with contextlib.suppress(OSError, ValueError):
+        group = Path("/sys/fs/cgroup")
+        most, used = ((group / name).read_text(encoding="ascii") for name in ("memory.max", "memory.current"))
+        found.append(int(most) - int(used))
+    return min(found, default=None)
+
+
+def _cpu_samples(run: Callable[[], Any]) -> list[float]:
+    for _ in range(_WARM_UP):
+        run()
+    samples: list[float] = []
+    while len(samples) < _LEAST or (sum(samples) < _SECONDS and len(samples) < _MOST):
+        began = time.perf_counter()
+        run()
+        samples.append(time.perf_counter() - began)
+    return samples
+
+
+def _cuda_samples(run: Callable[[], Any], device: torch.device) -> list[float]:
+    with torch.cuda.device(device):
+        for _ in range(_WARM_UP):
+            run()
+        torch.cuda.synchronize(device)
+        samples: list[float] = []
+        while len(samples) < _LEAST or (sum(samples) < _SECONDS and len(samples) < _MOST):
+            pairs = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(_LEAST)]
+            for began, ended in pairs:
+                began.record()
+                run()
+                ended.record()
+            torch.cuda.synchronize(device)
+            samples += [began.elapsed_time(ended) / 1e3 for began, ended in pairs]
+        return samples
+
+
+def _prepared(call: _Call, device: torch.device) -> Callable[[], Any]:
+    """The call on tensors made for it."""
+    tensors = _tensors(call, device)
+    if call.op in _OPTIMIZERS:
+        update = _OPTIMIZERS[call.op]
+        return lambda: update(1e-3, 1, *tensors, **call.kwargs)
+    namespace, name, overload = call.op.split(".")
+    operator = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+    schema = operator._schema.arguments
+    args = [_decoded(item, argument, tensors, device) for item, argument in zip(call.args, schema, strict=False)]
+    by_name = {argument.name: argument for argument in schema}
+    kwargs = {key: _decoded(item, by_name[key], tensors, device) for key, item in call.kwargs.items()}
+    if not tensors and "device" in by_name:
+        position = [argument.name for argument in schema].index("device")
+        if position >= len(args):
+            kwargs["device"] = device
+    return lambda: operator(*args, **kwargs)
+
+
+def _decoded(item: Any, argument: Any, tensors: list[torch.Tensor], device: torch.device) -> Any:
+    """One argument of a document as PyTorch's operator takes it."""
+    if isinstance(item, dict):
+        return tensors[item["value"]]
+    if isinstance(item, list):
+        return [_decoded(one, argument, tensors, device) for one in item]
+    if not isinstance(item, str):
+        return item
+    if argument.name == "device":
+        return device
+    if item.startswith("torch."):
+        return getattr(torch, item.removeprefix("torch."))
+    is_text = "str" in str(argument.type)
+    return float(item) if item in ("inf", "-inf", "nan") and not is_text else item
+
+
+def _tensors(call: _Call, device: torch.device) -> list[torch.Tensor]:
+    """Inputs with the step's shapes and strides; those that share a storage share one here."""
+    generator = torch.Generator(device=device).manual_seed(0)
+    extents = _extents(call)
+    packet = _packet(call.op)
+    spans = call.spans()
+    buffers: dict[tuple[int, str], torch.Tensor] = {}
+    tensors = []
+    for value in call.inputs:
+        part = value.storage, value.dtype
+        first, end = spans[part]
+        if part not in buffers:
+            extent = min(extents.get(other, 1) for other, also in enumerate(call.inputs) if (also.storage, also.dtype) == part)
+            dtype = _TORCH_DTYPES[value.dtype]
+            buffers[part] = _filled(end - first, dtype, device, generator, extent, packet in _PROBABILITIES)
+        tensors.append(torch.as_strided(buffers[part], value.shape, value.strides, value.offset - first))
+    return tensors
+
+
+def _packet(op: str) -> Any:
+    namespace, name, *_ = op.split(".")
+    return getattr(aten, name, None) if namespace == "aten" else None
+
+
+def _filled(count: int, dtype: torch.dtype, device: torch.device, generator: torch.Generator, extent: int,
+            probability: bool) -> torch.Tensor:
+    """Elements like those of a step: normal numbers, truth values half and half, indices below `extent`."""
+    block = torch.empty(min(count, _BLOCK), dtype=dtype, device=device)
+    if dtype == torch.bool:
+        block.random_(0, 2, generator=generator)
+    elif not dtype.is_floating_point:
+        block.random_(0, max(min(extent, torch.iinfo(dtype).max), 1), generator=generator)
+    elif probability:
+        block.uniform_(0.0, 1.0, generator=generator)
+    else:
+        block.normal_(generator=generator)
+    if count <= _BLOCK:
+        return block
+    whole = torch.empty(count, dtype=dtype, device=device)
+    for begin in range(0, count, _BLOCK):
+        piece = whole[begin : begin + _BLOCK]
+        piece.copy_(block[: piece.numel()])
+    return whole
+
+
+def _extents(call: _Call) -> dict[int, int]:
+    """How many different indices an input may hold, for operators that look things up; elsewhere they are zero."""
+    packet, args = _packet(call.op), call.args
+
+    def shape(position: int) -> tuple[int, ...]:
+        return call.inputs[args[position]["value"]].shape or (1,)
+
+    if packet is aten.embedding:
+        return {args[1]["value"]: shape(0)[0]}
+    if packet is aten.embedding_dense_backward:
+        return {args[1]["value"]: args[2]}
+    if packet in (aten.nll_loss_forward, aten.nll_loss2d_forward):
+        return {args[1]["value"]: shape(0)[min(1, len(shape(0)) - 1)]}
+    if packet in (aten.nll_loss_backward, aten.nll_loss2d_backward):
+        return {args[2]["value"]: shape(1)[min(1, len(shape(1)) - 1)]}
+    if packet in (aten.gather, aten.scatter, aten.scatter_add, aten.scatter_reduce, aten.index_select, aten.index_add):
+        return {args[2]["value"]: shape(0)[args[1]]}
+    if packet in (aten.index, aten.index_put, aten._unsafe_index, aten._unsafe_index_put):
+        indexed = zip(args[1], shape(0), strict=False)
+        return {index["value"]: extent for index, extent in indexed if index is not None}
+    return {}
