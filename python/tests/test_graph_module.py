@@ -151,6 +151,32 @@ def test_names_that_are_none_in_python_and_names_that_the_run_gives():
     assert module(torch.ones(2), torch.ones(2))[0].item() == 2.0
 
 
+class Constant(nn.Module):
+    """Multiplies by a tensor that is made in the forward pass."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor([2.0, 3.0]))
+
+    def forward(self, x):
+        return x * self.w * torch.tensor([1.0, -1.0])
+
+
+def test_what_the_model_does_not_have_comes_from_the_export(tmp_path):
+    model, loss = Constant(), nn.CrossEntropyLoss(weight=torch.tensor([0.25, 0.75]))
+    batch = torch.randn(5, 2), torch.tensor([0, 1, 1, 0, 1])
+    constants = tightfit.export(model, loss, batch, optimizer=None, execute=False, out=tmp_path / "step.json", name="constant")
+    assert sorted(constants) == ["constant._tensor_constant0", "loss.weight"]
+    module = tightfit.to_fx(tmp_path / "step.json")
+    found, gradient = module(*tightfit.arguments(module, model, batch, constants=constants))
+    expected = loss(model(batch[0]), batch[1])
+    expected.backward()
+    torch.testing.assert_close(found, expected.detach())
+    torch.testing.assert_close(gradient, model.w.grad)
+    with pytest.raises(tightfit.GraphFileError, match="is missing"):
+        tightfit.arguments(module, model, batch)
+
+
 def refused(graph, message):
     with pytest.raises(tightfit.GraphFileError, match=message):
         tightfit.to_fx(graph)

@@ -45,7 +45,7 @@ def export(
     execute: bool = True,
     measure: bool = False,
     device: str | torch.device | None = None,
-) -> None:
+) -> dict[str, torch.Tensor]:
     """Writes one training step of `model` under the loss `loss_fn(model(inputs), targets)`.
 
     `example_batch` is `(inputs, targets)`; its shapes are fixed in the graphs. `optimizer` is `"adamw"`, `"sgd"` or a
@@ -64,6 +64,10 @@ def export(
     the memory of the largest one. Updates of parameters are measured as PyTorch's fused updates, one parameter each.
     A warning names the calls that cannot be run so; they have no seconds, and the planner predicts theirs.
 
+    Returns the tensors that the graph reads and the model does not have, by the name that the graph gives them: buffers
+    of the loss (`loss.weight`), and constants that the forward pass makes out of thin air (`constant.…`). `arguments`
+    takes them; most models have none.
+
     Raises `ExportError`.
     """
     chosen = resolve(optimizer, learning_rate)
@@ -72,11 +76,11 @@ def export(
     if not execute:
         if not path.name.endswith((".json", ".json.gz")):
             raise ExportError(f"out={path.name!r}; with execute=False name one file ending in .json or .json.gz")
-        graph, _ = _graph(model, loss_fn, example_batch, name, chosen, training=True, execute=False)
+        graph, tensors = _graph(model, loss_fn, example_batch, name, chosen, training=True, execute=False)
         if where is not None:
             graph = measured(graph, where)
         write_all({path: to_json(graph).encode() if path.name.endswith(".json") else to_gzip(graph)})
-        return
+        return _foreign(graph, tensors, model)
 
     if chosen is None:
         raise ExportError("an executable step needs an optimizer; use execute=False for a graph that ends in gradients")
@@ -98,6 +102,13 @@ def export(
     if weights is not None:
         files[path / WEIGHTS] = weights
     write_all(files, stale=() if weights is not None else (path / WEIGHTS,))
+    return _foreign(train, tensors, model)
+
+
+def _foreign(graph: dict[str, Any], tensors: dict[str, torch.Tensor], model: nn.Module) -> dict[str, torch.Tensor]:
+    own = dict(model.named_parameters(remove_duplicate=False)) | dict(model.named_buffers(remove_duplicate=False))
+    read = {node["parameter"] for node in graph["nodes"] if node["phase"] == "buffer"}
+    return {name: tensor for name, tensor in tensors.items() if name in read and name not in own}
 
 
 def _graph(model, loss_fn, batch, name, optimizer, *, training: bool,

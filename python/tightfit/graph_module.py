@@ -61,8 +61,8 @@ def arguments(module: fx.GraphModule, model: nn.Module, batch: Any, *, state: di
     """What `to_fx(…)` is called with: the model's own tensors, detached, and the batch's.
 
     `batch` is nested as it was for `export`. `state` is the optimizer's, by name: what is missing starts at zero and is
-    added to the dict, so the same dict serves all steps. `constants` are tensors that the forward pass makes out of
-    thin air, by the name that the file gives them.
+    added to the dict, so the same dict serves all steps. `constants` are tensors of the graph that the model does not
+    have, by the name that the graph gives them: what `export` returns.
 
     Raises `GraphFileError` where model or batch are not those of the graph.
     """

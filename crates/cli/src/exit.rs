@@ -14,6 +14,7 @@ use tightfit_engine::{BudgetError, CompileError, FittingError, SessionError, Sla
 use tightfit_report::TraceError;
 
 use crate::values::UnknownModule;
+use crate::verbs::analyze::{Refused, UnknownColumn};
 
 /// Part of `--help`.
 pub const HELP: &str = "\
@@ -73,8 +74,14 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
             _ => None,
         };
     }
-    if error.is::<UnknownModule>() {
+    if error.is::<UnknownModule>() || error.is::<UnknownColumn>() {
         return Some(2);
+    }
+    if let Some(error) = error.downcast_ref::<Refused>() {
+        return match error {
+            Refused::Module { .. } => Some(2),
+            Refused::Smallest => Some(8),
+        };
     }
     if error.is::<ModuleInfoError>() || error.is::<OperatorStatsError>() {
         return Some(5);

@@ -45,8 +45,8 @@ pub struct Arguments {
     /// Write the result here
     #[arg(short, long)]
     output: Option<PathBuf>,
-    /// What to write: the plan (tightfit-plan/1), or the graph (tightfit-graph/1) in the plan's order
-    /// with recomputed nodes as nodes of their own
+    /// What to write: the plan (tightfit-plan/1), or the graph (tightfit-graph/1) in the plan's
+    /// order with recomputed nodes as nodes of their own
     #[arg(long, value_enum, default_value_t = Emit::Plan, requires = "output")]
     emit: Emit,
     /// Draw memory over the step, before and after, into this SVG file

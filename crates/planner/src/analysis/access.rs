@@ -1,5 +1,5 @@
-//! Capuchin's profile: when each activation is accessed, and what is active around each node of the
-//! unplanned step. Invariant: ranks are positions in the unplanned program; a node without forward
+//! Capuchin's profile: how long each node runs, from when to when what it makes is held, and who
+//! accesses that. Invariant: ranks are positions in the unplanned program; a node without forward
 //! users has no last forward access.
 //!
 //! Source: Peng et al., "Capuchin: Tensor-based GPU Memory Management for Deep Learning", ASPLOS
@@ -7,8 +7,8 @@
 
 use cranelift_entity::SecondaryMap;
 
-use crate::analysis::MemoryCurve;
-use crate::graph::Graph;
+use crate::analysis::{MemoryCurve, liveness, passes};
+use crate::graph::{Graph, Phase};
 use crate::id::NodeId;
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
@@ -16,22 +16,44 @@ use crate::units::{Bytes, Seconds};
 /// One node's row.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct AccessProfile {
-    /// Position among the nodes that run.
-    pub rank: u32,
+    /// Position among the nodes that run; none for placeholders and views.
+    pub rank: Option<u32>,
     /// Run time.
     pub seconds: Seconds,
+    /// Bytes of the storages that it makes, or brings as a placeholder.
+    pub output: Bytes,
+    /// From when to when these are held; none where there are none.
+    pub life: Option<Life>,
     /// Bytes held while it runs.
     pub active: Bytes,
     /// The bytes held exceed the budget here; without a budget: they equal the peak.
     pub in_peak_interval: bool,
-    /// First forward node that reads one of its outputs.
+    /// First node of the forward pass that reads one of its outputs.
     pub first_forward_access: Option<NodeId>,
-    /// Last forward node that reads one of its outputs.
+    /// Last node of the forward pass that reads one of its outputs.
     pub last_forward_access: Option<NodeId>,
-    /// First backward node that reads one of its outputs.
+    /// First node behind the forward pass that reads one of its outputs.
     pub first_backward_access: Option<NodeId>,
-    /// Last backward (or optimizer) node that reads one of its outputs.
+    /// Last node behind the forward pass that reads one of its outputs.
     pub last_backward_access: Option<NodeId>,
+    /// From the end of the last access in the forward pass, its own run included, to the start of
+    /// the first one behind it; none where one of the two is missing.
+    pub idle: Option<Seconds>,
+    /// Moving its outputs to the tier below and back; none where no lanes lead there.
+    pub swap: Option<Seconds>,
+}
+
+/// The rows of all nodes.
+pub type AccessTable = SecondaryMap<NodeId, AccessProfile>;
+
+/// From when to when the outputs of a node are held, in ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Life {
+    /// The run that makes them; none for placeholders, which are there before the first one.
+    pub birth: Option<u32>,
+    /// The run that uses the last of them for the last time; the last one of the step for what
+    /// outlives it.
+    pub death: u32,
 }
 
 /// The first and the last to read one of a node's outputs, by pass.
@@ -47,13 +69,21 @@ pub struct Accesses {
     pub last_backward: Option<NodeId>,
 }
 
-/// Who reads each node's outputs in `order`. Reads through views count as reads.
+/// Who reads each node's outputs in `order`, by phase. Reads through views count as reads.
 pub fn accesses(graph: &Graph, order: &[NodeId]) -> SecondaryMap<NodeId, Accesses> {
+    readers(graph, order, |node| graph.nodes()[node].phase.is_forward())
+}
+
+fn readers(
+    graph: &Graph,
+    order: &[NodeId],
+    is_forward: impl Fn(NodeId) -> bool,
+) -> SecondaryMap<NodeId, Accesses> {
     let mut table: SecondaryMap<NodeId, Accesses> = SecondaryMap::new();
     for &node in order {
         for producer in graph.reads(node).iter().filter_map(|&storage| graph.producer(storage)) {
             let row = &mut table[producer];
-            if graph.nodes()[node].phase.is_forward() {
+            if is_forward(node) {
                 row.first_forward.get_or_insert(node);
                 row.last_forward = Some(node);
             } else {
@@ -65,16 +95,18 @@ pub fn accesses(graph: &Graph, order: &[NodeId]) -> SecondaryMap<NodeId, Accesse
     table
 }
 
-/// The table over `order`, the unplanned sequence, with its curve.
+/// The table over `order`, the unplanned sequence, with its curve; accesses are told apart by the
+/// pass that a node takes part in.
 pub fn access_profile(
     graph: &Graph,
     profile: &Profile,
     order: &[NodeId],
     curve: &MemoryCurve,
     budget: Option<Bytes>,
-) -> SecondaryMap<NodeId, AccessProfile> {
-    let mut table: SecondaryMap<NodeId, AccessProfile> = SecondaryMap::new();
-    for (node, row) in accesses(graph, order).iter() {
+) -> AccessTable {
+    let phases = passes(graph, order);
+    let mut table: AccessTable = SecondaryMap::new();
+    for (node, row) in readers(graph, order, |node| phases[node].is_forward()).iter() {
         table[node].first_forward_access = row.first_forward;
         table[node].last_forward_access = row.last_forward;
         table[node].first_backward_access = row.first_backward;
@@ -83,10 +115,51 @@ pub fn access_profile(
     for (rank, &node) in order.iter().enumerate() {
         let over =
             budget.map_or(curve.held[rank] == curve.peak, |budget| curve.held[rank] > budget);
-        table[node].rank = rank as u32;
+        table[node].rank = Some(rank as u32);
         table[node].seconds = profile.seconds[node];
         table[node].active = curve.held[rank];
         table[node].in_peak_interval = over;
     }
+    lives(graph, profile, order, &mut table);
+    idle(graph, &phases, order, &mut table);
     table
+}
+
+/// Bytes of outputs, how long they are held, and what moving them takes.
+fn lives(graph: &Graph, profile: &Profile, order: &[NodeId], table: &mut AccessTable) {
+    for interval in liveness(graph, profile, order).intervals.values() {
+        let Some(maker) = graph.producer(interval.storage) else { continue };
+        let row = &mut table[maker];
+        let death = row.life.map_or(interval.dies, |life| life.death.max(interval.dies));
+        row.life = Some(Life { birth: interval.born, death });
+        row.output += graph.storages()[interval.storage];
+    }
+    for node in graph.nodes().keys() {
+        let row = &mut table[node];
+        row.swap = (row.output > Bytes::ZERO).then(|| profile.hierarchy.swap(row.output)).flatten();
+    }
+}
+
+/// How long outputs wait between the passes.
+fn idle(
+    graph: &Graph,
+    phases: &SecondaryMap<NodeId, Phase>,
+    order: &[NodeId],
+    table: &mut AccessTable,
+) {
+    // The end of the last access in the forward pass.
+    let mut since: SecondaryMap<NodeId, Option<Seconds>> = SecondaryMap::new();
+    let mut now = Seconds(0.0);
+    for &node in order {
+        let (end, is_forward) = (now + table[node].seconds, phases[node].is_forward());
+        for maker in graph.reads(node).iter().filter_map(|&storage| graph.producer(storage)) {
+            if is_forward {
+                since[maker] = Some(end);
+            } else if table[maker].first_backward_access == Some(node) {
+                table[maker].idle = since[maker].map(|since| Seconds(now.0 - since.0));
+            }
+        }
+        since[node] = is_forward.then_some(end);
+        now = end;
+    }
 }

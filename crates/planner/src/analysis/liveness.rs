@@ -54,6 +54,38 @@ pub struct MemoryCurve {
     pub at: usize,
 }
 
+/// Positions, one after another, at which more is held than a limit.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PeakInterval {
+    /// The first of them.
+    pub first: u32,
+    /// The last of them.
+    pub last: u32,
+    /// The first of those at which the most is held.
+    pub at: u32,
+    /// Bytes held there.
+    pub held: Bytes,
+}
+
+impl MemoryCurve {
+    /// Where more than `limit` is held, in rising order.
+    pub fn above(&self, limit: Bytes) -> Vec<PeakInterval> {
+        let mut intervals: Vec<PeakInterval> = Vec::new();
+        for (at, &held) in (0..).zip(&self.held).filter(|&(_, &held)| held > limit) {
+            match intervals.last_mut().filter(|interval| interval.last + 1 == at) {
+                Some(interval) => {
+                    interval.last = at;
+                    if held > interval.held {
+                        (interval.at, interval.held) = (at, held);
+                    }
+                }
+                None => intervals.push(PeakInterval { first: at, last: at, at, held }),
+            }
+        }
+        intervals
+    }
+}
+
 /// The lives of all storages over `runs`, which must produce everything before reading it.
 pub fn liveness(graph: &Graph, profile: &Profile, runs: &[NodeId]) -> Liveness {
     let mut intervals: PrimaryMap<IntervalId, Interval> = PrimaryMap::with_capacity(runs.len() * 2);

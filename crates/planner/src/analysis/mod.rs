@@ -8,8 +8,10 @@ mod liveness;
 pub mod modules;
 mod passes;
 
-pub use access::{AccessProfile, Accesses, access_profile, accesses};
-pub use dataflow::{Dataflow, Figures, ModuleFigures, dataflow};
+pub use access::{AccessProfile, AccessTable, Accesses, Life, access_profile, accesses};
+pub use dataflow::{Dataflow, Figures, ModuleFigures, Operator, Work, dataflow, operators};
 pub(crate) use disjoint_sets::DisjointSets;
-pub use liveness::{Interval, IntervalId, Liveness, MemoryCurve, held, liveness, memory_curve};
+pub use liveness::{
+    Interval, IntervalId, Liveness, MemoryCurve, PeakInterval, held, liveness, memory_curve,
+};
 pub use passes::passes;

@@ -69,8 +69,8 @@ impl Graph {
         &self.modules
     }
 
-    /// Fully qualified names of modules that are never called: they hold others, as a list of layers
-    /// does, or only their parameters are read. `None` where the graph does not say.
+    /// Fully qualified names of modules that are never called: they hold others, as a list of
+    /// layers does, or only their parameters are read. `None` where the graph does not say.
     pub fn uncalled(&self) -> Option<&[String]> {
         self.uncalled.as_deref()
     }

@@ -51,6 +51,20 @@ impl Link {
     }
 }
 
+impl Hierarchy {
+    /// How long `bytes` take from the device to a tier below and back, over the fastest lanes that
+    /// lead there and back; none where there are none.
+    pub fn swap(&self, bytes: Bytes) -> Option<Seconds> {
+        let device = self.tiers.keys().next()?;
+        let out = self.lanes.values().filter(|lane| lane.from == device && lane.to != device);
+        let both = out.flat_map(|out| {
+            let back = self.lanes.values().filter(|back| back.from == out.to && back.to == device);
+            back.map(|back| out.link.seconds(bytes) + back.link.seconds(bytes))
+        });
+        both.min_by(|a, b| a.0.total_cmp(&b.0))
+    }
+}
+
 /// The device alone.
 impl Default for Hierarchy {
     fn default() -> Hierarchy {

@@ -4,8 +4,8 @@
 //!
 //! Each run makes storages of its own; whoever reads a storage reads its newest copy. Views are in
 //! no plan: one stands before the first node that reads it, and is made anew for each copy that is
-//! read through it. So whatever executes graphs node by node, and lets go of a tensor behind its last use, executes the
-//! plan.
+//! read through it. So whatever executes graphs node by node, and lets go of a tensor behind its
+//! last use, executes the plan.
 //!
 //! Source: Peng et al., "Capuchin", ASPLOS 2020, section 5.3, and the graph passes after it, which
 //! copy what is recomputed in front of its first backward access. `doc/theory/rewritten.md` says
@@ -26,8 +26,8 @@ use crate::tensor::Argument;
 pub enum RewriteError {
     /// What is read lies in a storage that ran again, but only the node that ran before shows it.
     #[error(
-        "`{node}` reads what `{shows}` shows of a tensor that is recomputed in between; a graph can \
-         say that of views only, and `{shows}` computes too"
+        "`{node}` reads what `{shows}` shows of a tensor that is recomputed in between; a graph \
+         can say that of views only, and `{shows}` computes too"
     )]
     Shown {
         /// The name of the node that reads, or `the end of the step`.
@@ -71,7 +71,7 @@ pub fn rewrite(graph: &Graph, runs: &[NodeId]) -> Result<Graph, RewriteError> {
         rewriting.append(node, phase)?;
     }
     for &output in graph.outputs() {
-        let output = rewriting.value(output, "the end of the step")?;
+        let output = rewriting.value(output, "the end of the step", Phase::Backward)?;
         rewriting.builder.output(output);
     }
     Ok(rewriting.builder.build()?)
@@ -117,8 +117,13 @@ impl Rewriting<'_> {
         (Some(copy) == self.copy[self.graph.values()[value].storage]).then_some(made)
     }
 
-    /// The same; views that are missing are made.
-    fn value(&mut self, value: ValueId, reader: &str) -> Result<ValueId, RewriteError> {
+    /// The same, for a reader of some phase; views that are missing are made.
+    fn value(
+        &mut self,
+        value: ValueId,
+        reader: &str,
+        phase: Phase,
+    ) -> Result<ValueId, RewriteError> {
         // Views of views: the outermost is asked for, the innermost comes first.
         let mut missing = vec![value];
         while let Some(&wanted) = missing.last() {
@@ -132,7 +137,7 @@ impl Rewriting<'_> {
             match below {
                 _ if !self.graph.is_view(producer) => return Err(self.unreadable(wanted, reader)),
                 Some(input) => missing.push(input),
-                None => self.append(producer, self.graph.nodes()[producer].phase)?,
+                None => self.append(producer, self.of_pass(producer, phase))?,
             }
         }
         self.current(value).ok_or_else(|| self.unreadable(value, reader))
@@ -150,12 +155,21 @@ impl Rewriting<'_> {
         }
     }
 
+    /// The phase of a view that is made for a reader: its own, and where it was made before and the
+    /// forward pass is over, that of the backward pass.
+    fn of_pass(&self, view: NodeId, reader: Phase) -> Phase {
+        match self.first[view] {
+            Some(_) if !reader.is_forward() => Phase::Backward,
+            _ => self.graph.nodes()[view].phase,
+        }
+    }
+
     /// Appends a node that reads the newest copies.
     fn append(&mut self, id: NodeId, phase: Phase) -> Result<(), RewriteError> {
         let node = &self.graph.nodes()[id];
         let mut inputs = Vec::with_capacity(node.inputs.len());
         for &input in &node.inputs {
-            inputs.push(self.value(input, &node.name)?);
+            inputs.push(self.value(input, &node.name, phase)?);
         }
         let renamed = |value: ValueId| {
             let at = node.inputs.iter().position(|&input| input == value);

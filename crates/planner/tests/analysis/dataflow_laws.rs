@@ -11,7 +11,7 @@ use proptest::prelude::*;
 use tightfit::analysis::modules::ModuleTree;
 use tightfit::analysis::{Dataflow, Figures, dataflow};
 use tightfit::graph::{Graph, Phase};
-use tightfit::id::NodeId;
+use tightfit::id::{NodeId, StorageId};
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Flops};
 
@@ -23,8 +23,16 @@ struct Storage {
     stays: bool,
 }
 
+/// What a set of nodes is charged for, with what the three figures of saved bytes are of.
+pub struct Alone {
+    pub figures: Figures,
+    pub saved_in: Vec<StorageId>,
+    pub saved_tmp: Vec<StorageId>,
+    pub saved_out: Vec<StorageId>,
+}
+
 /// The step as sets.
-struct Oracle<'a> {
+pub struct Oracle<'a> {
     graph: &'a Graph,
     phases: Vec<Phase>,
     paths: Vec<&'a str>,
@@ -32,7 +40,7 @@ struct Oracle<'a> {
 }
 
 impl<'a> Oracle<'a> {
-    fn new(graph: &'a Graph) -> Oracle<'a> {
+    pub fn new(graph: &'a Graph) -> Oracle<'a> {
         let of = |value: &tightfit::id::ValueId| graph.values()[*value].storage;
         let mut storages: Vec<Storage> = graph
             .storages()
@@ -74,10 +82,15 @@ impl<'a> Oracle<'a> {
 
     /// The figures of a module as if it were the graph.
     fn alone(&self, module: &str, profile: &Profile) -> Figures {
-        let inside = |node: usize| below(self.paths[node], module);
+        self.of(&|node: usize| below(self.paths[node], module), profile).figures
+    }
+
+    /// The figures of any set of nodes as if it were the graph, and what they are of.
+    pub fn of(&self, inside: &dyn Fn(usize) -> bool, profile: &Profile) -> Alone {
         let forward = |node: usize| matches!(self.phases[node], Phase::Forward | Phase::Loss);
         let backward = |node: usize| self.phases[node] == Phase::Backward;
         let mut figures = Figures::default();
+        let (mut saved_in, mut saved_tmp, mut saved_out) = (vec![], vec![], vec![]);
         for (index, node) in
             self.graph.nodes().values().enumerate().filter(|&(index, _)| inside(index))
         {
@@ -91,7 +104,7 @@ impl<'a> Oracle<'a> {
         // From first to last position: held by the backward pass of this module, and by nothing
         // else.
         let mut temporary: Vec<(usize, usize, u64)> = Vec::new();
-        for storage in &self.storages {
+        for (place, storage) in self.storages.iter().enumerate() {
             let Some(maker) = storage.maker else { continue };
             let loss = self.phases[maker] == Phase::Loss
                 || self.any(storage, |reader| self.phases[reader] == Phase::Loss);
@@ -102,14 +115,16 @@ impl<'a> Oracle<'a> {
                         || self
                             .any(storage, |reader| !inside(reader) && !later(self.phases[reader]));
                     if self.any(storage, backward) {
-                        *(if handed_on {
-                            &mut figures.fwd_mem_out
-                        } else {
-                            &mut figures.fwd_mem_tmp
-                        }) += Bytes(storage.bytes);
+                        let (sum, list) = match handed_on {
+                            true => (&mut figures.fwd_mem_out, &mut saved_out),
+                            false => (&mut figures.fwd_mem_tmp, &mut saved_tmp),
+                        };
+                        *sum += Bytes(storage.bytes);
+                        list.push(StorageId::from_u32(place as u32));
                     }
                 } else if !loss && self.any(storage, |reader| backward(reader) && inside(reader)) {
                     figures.fwd_mem_in += Bytes(storage.bytes);
+                    saved_in.push(StorageId::from_u32(place as u32));
                 }
             }
             if backward(maker) && inside(maker) {
@@ -137,7 +152,7 @@ impl<'a> Oracle<'a> {
                 .sum();
             figures.bwd_mem_tmp = figures.bwd_mem_tmp.max(Bytes(held) + profile.workspace[id]);
         }
-        figures
+        Alone { figures, saved_in, saved_tmp, saved_out }
     }
 }
 

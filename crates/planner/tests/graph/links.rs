@@ -78,8 +78,8 @@ fn derivatives() {
         "differentiates",
         json!("x"),
         expect![[
-            "node `grad` says that it differentiates `x`: only a backward node does, and what it names \
-         is a forward or loss node before it"
+            "node `grad` says that it differentiates `x`: only a backward node does, and what it \
+         names is a forward or loss node before it"
         ]],
     );
     node(
@@ -87,8 +87,8 @@ fn derivatives() {
         "differentiates",
         json!("drop"),
         expect![[
-            "node `loss` says that it differentiates `drop`: only a backward node does, and what it \
-         names is a forward or loss node before it"
+            "node `loss` says that it differentiates `drop`: only a backward node does, and what \
+         it names is a forward or loss node before it"
         ]],
     );
     node(
@@ -129,10 +129,8 @@ fn recomputations() {
         4,
         "recomputes",
         json!("x"),
-        expect![[
-            "node `grad` says that it recomputes `x`: that is a node before it of the same operator \
-         and seed slot, no recomputation itself, and neither of them mutates"
-        ]],
+        expect![["node `grad` says that it recomputes `x`: that is a node before it of the same \
+         operator and seed slot, no recomputation itself, and neither of them mutates"]],
     );
     node(
         0,

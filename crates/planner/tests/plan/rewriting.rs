@@ -82,7 +82,8 @@ fn keeps_its_promises(
 ) -> Result<usize, TestCaseError> {
     let rewritten = match rewrite(graph, runs) {
         Ok(rewritten) => rewritten,
-        // An output that lies in an input, of a node that computes another: real operators have none.
+        // An output that lies in an input, of a node that computes another: of real operators none
+        // has that.
         Err(RewriteError::Shown { shows, .. }) => {
             let shows = graph.node_named(&shows).unwrap();
             prop_assert!(!graph.fresh(shows).is_empty() && !graph.is_view(shows));

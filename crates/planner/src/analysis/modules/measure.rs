@@ -7,6 +7,7 @@
 
 use cranelift_entity::{PrimaryMap, SecondaryMap};
 
+use crate::analysis::modules::parameters::{forward_reads, owned};
 use crate::analysis::modules::tradeoff::{groups, tradeoff};
 use crate::analysis::modules::{
     ModuleIndex, ModuleInfo, ModuleInfoError, ModuleOrders, ModuleStats, ModuleTree,
@@ -73,6 +74,8 @@ pub fn measure(graph: &Graph, profile: &Profile) -> Result<ModuleInfo, ModuleInf
             backward_activations: peak(&curves.activations),
             activation_gradients: peak(&curves.temporaries),
             total_activations: behind.max(peak(&curves.activations)),
+            forward: flow.modules[module].work.forward,
+            backward: flow.modules[module].work.backward,
             is_leaf: checkpointed.is_none(),
             ..ModuleStats::default()
         });
@@ -83,18 +86,7 @@ pub fn measure(graph: &Graph, profile: &Profile) -> Result<ModuleInfo, ModuleInf
             stats.tradeoff = tradeoff.curve;
         }
     }
-    for &id in &program {
-        let node = &graph.nodes()[id];
-        for module in tree.lineage(tree.of(node.module)) {
-            let stats = &mut stats[module];
-            match flow.phases[id] {
-                Phase::Backward => stats.backward = stats.backward + profile.seconds[id],
-                phase if phase.is_forward() => stats.forward = stats.forward + profile.seconds[id],
-                _ => {}
-            }
-        }
-    }
-    borders(graph, &flow, &program, &mut stats);
+    borders(graph, &flow, &mut stats);
     let orders = orders(tree, &runs, &stats);
     ModuleInfo::new(stats.into_iter().map(|(_, stats)| stats).collect(), &orders)
 }
@@ -157,34 +149,13 @@ fn runs(graph: &Graph, flow: &Dataflow, program: &[NodeId]) -> SecondaryMap<Modu
 }
 
 /// Parameters, inputs and outputs.
-fn borders(
-    graph: &Graph,
-    flow: &Dataflow,
-    program: &[NodeId],
-    stats: &mut PrimaryMap<ModuleIndex, ModuleStats>,
-) {
+fn borders(graph: &Graph, flow: &Dataflow, stats: &mut PrimaryMap<ModuleIndex, ModuleStats>) {
     let tree = &flow.tree;
-    let forward =
-        program.iter().copied().filter(|&id| flow.phases[id].is_forward() && !is_update(graph, id));
-    let read = flow.reads(graph, forward);
-
-    let is_parameter = |storage| {
-        graph.producer(storage).is_some_and(|maker| graph.nodes()[maker].phase == Phase::Parameter)
-    };
-    let mut parameters: Vec<_> =
-        read.iter().copied().filter(|&(storage, _)| is_parameter(storage)).collect();
-    let placeholders = graph.placeholder_storages().filter(|&(_, storage)| is_parameter(storage));
-    parameters
-        .extend(placeholders.map(|(id, storage)| (storage, tree.of(graph.nodes()[id].module))));
-    parameters.sort_unstable();
-    tree.across_borders(
-        &parameters,
-        |_, _| false,
-        |module, storage| {
-            stats[module].parameters += graph.storages()[storage];
-            stats[module].gradients += graph.storages()[storage];
-        },
-    );
+    let read = forward_reads(graph, flow);
+    for (module, &bytes) in owned(graph, flow, &read).bytes.iter() {
+        stats[module].parameters = bytes;
+        stats[module].gradients = bytes;
+    }
 
     let made = |storage| flow.made_forward(graph, storage);
     let inputs: Vec<_> = read

@@ -9,6 +9,7 @@ mod error;
 mod format;
 mod measure;
 mod operators;
+mod parameters;
 mod tradeoff;
 mod tree;
 
@@ -20,6 +21,7 @@ use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap, entity_impl};
 pub use error::ModuleInfoError;
 pub use measure::measure;
 pub use operators::{OperatorStats, OperatorStatsError, operators};
+pub use parameters::{Parameters, parameters};
 pub use tradeoff::{Group, Groups, Tradeoff, groups, tradeoff};
 pub use tree::{Branch, ModuleTree, Span};
 

@@ -55,6 +55,11 @@ impl Span {
         let span = span.unwrap_or(Span { first: module, last: module });
         Some(Span { first: span.first.min(module), last: span.last.max(module) })
     }
+
+    /// From the first module of both to the last.
+    pub fn join(self, other: Span) -> Span {
+        Span { first: self.first.min(other.first), last: self.last.max(other.last) }
+    }
 }
 
 /// A module before its place is known.
@@ -172,6 +177,12 @@ impl ModuleTree {
         span.is_none_or(|span| {
             self.contains(module, span.first) && self.contains(module, span.last)
         })
+    }
+
+    /// The lowest module that all of it happened within.
+    pub fn lowest(&self, span: Span) -> ModuleIndex {
+        let encloses = |&module: &ModuleIndex| self.encloses(module, Some(span));
+        self.lineage(span.first).find(encloses).unwrap_or(self.root())
     }
 
     /// Tells, once each, of which storages modules are the reader: for every read, the reading

@@ -1,14 +1,17 @@
 //! Where the bytes of a step come from: what the backward pass needs of the forward pass, what it
 //! holds itself, and what leaves it. For each node, each module and the graph. Invariant: a storage
-//! is charged once, whatever aliases it and however many read it; a module is judged by the same
-//! rules as the whole graph, which is its root.
+//! is charged once, whatever aliases it and however many read it; a module, or an operator with the
+//! backward nodes that differentiate it, is judged by the same rules as the whole graph.
 //!
 //! Source: ColossalAI, `fx/profiler/dataflow.py` (`autograd_graph_analysis`).
 //! `doc/theory/dataflow.md` lists departures.
 
+mod operators;
+
 use std::ops::AddAssign;
 
 use cranelift_entity::SecondaryMap;
+pub use operators::{Operator, operators};
 use serde::Serialize;
 
 use crate::analysis::modules::{ModuleIndex, ModuleTree, Span};
@@ -16,7 +19,7 @@ use crate::analysis::{MemoryCurve, held, passes};
 use crate::graph::{Graph, Phase};
 use crate::id::{NodeId, StorageId};
 use crate::profile::Profile;
-use crate::units::{Bytes, Flops};
+use crate::units::{Bytes, Flops, Seconds};
 
 /// Operations and bytes of the forward and the backward pass of a node, of a module or of the
 /// graph.
@@ -52,9 +55,24 @@ impl AddAssign for Figures {
     }
 }
 
-/// The figures of a module.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+/// What of a module runs, and how long.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
+pub struct Work {
+    /// Nodes that run.
+    pub nodes: u32,
+    /// Seconds of the forward pass, with the loss.
+    pub forward: Seconds,
+    /// Seconds of the backward pass.
+    pub backward: Seconds,
+    /// Seconds of all nodes, those of the optimizer among them.
+    pub all: Seconds,
+}
+
+/// The figures of a module, of its nodes and those below it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub struct ModuleFigures {
+    /// What runs.
+    pub work: Work,
     /// Its part of the graph's figures: those of its nodes, and of the nodes below it, put
     /// together.
     pub share: Figures,
@@ -112,7 +130,7 @@ pub fn dataflow(graph: &Graph, profile: &Profile) -> Dataflow {
         phases,
         readers,
     };
-    flow.operations(graph, &program);
+    flow.operations(graph, profile, &program);
     flow.saved(graph);
     flow.saved_outside(graph, &program);
     flow.gradients(graph, profile, &program);
@@ -160,6 +178,23 @@ fn readers(
 }
 
 impl Dataflow {
+    /// The pass that a node takes part in: a phase, that of the file but for backward nodes that
+    /// run in the forward pass.
+    pub fn pass(&self, node: NodeId) -> Phase {
+        self.phases[node]
+    }
+
+    /// Of the storages that a node makes or brings, those that are saved for the backward pass.
+    pub fn saved_by<'a>(
+        &'a self,
+        graph: &'a Graph,
+        node: NodeId,
+    ) -> impl Iterator<Item = StorageId> + 'a {
+        let may = self.phases[node] == Phase::Input || self.phases[node].is_forward();
+        let made = graph.fresh(node).iter().copied();
+        made.filter(move |&storage| may && self.readers[storage].backward)
+    }
+
     /// Whether a storage that the forward pass of `module` makes stays within it: nobody outside
     /// needs it but its own backward pass. What the loss holds, no checkpointing of the model
     /// frees.
@@ -194,18 +229,26 @@ impl Dataflow {
         graph.producer(storage).is_some_and(|maker| self.phases[maker] == Phase::Input)
     }
 
-    fn operations(&mut self, graph: &Graph, program: &[NodeId]) {
+    fn operations(&mut self, graph: &Graph, profile: &Profile, program: &[NodeId]) {
         for &id in program {
-            let node = &graph.nodes()[id];
+            let (node, seconds) = (&graph.nodes()[id], profile.seconds[id]);
             let mut figures = Figures::default();
+            let (mut forward, mut backward) = (Seconds(0.0), Seconds(0.0));
             match self.phases[id] {
-                Phase::Backward => figures.bwd_flop = node.flops,
-                phase if phase.is_forward() => figures.fwd_flop = node.flops,
+                Phase::Backward => (figures.bwd_flop, backward) = (node.flops, seconds),
+                phase if phase.is_forward() => (figures.fwd_flop, forward) = (node.flops, seconds),
                 _ => {}
             }
             self.nodes[id] += figures;
             for module in self.tree.lineage(self.tree.of(node.module)) {
-                self.modules[module].alone += figures;
+                let ModuleFigures { work, alone, .. } = &mut self.modules[module];
+                *alone += figures;
+                *work = Work {
+                    nodes: work.nodes + 1,
+                    forward: work.forward + forward,
+                    backward: work.backward + backward,
+                    all: work.all + seconds,
+                };
             }
         }
     }
