@@ -13,7 +13,7 @@ use tightfit_engine::weights::WeightsError;
 use tightfit_engine::{BudgetError, CompileError, FittingError, SessionError, SlabError};
 use tightfit_report::TraceError;
 
-use crate::values::UnknownModule;
+use crate::values::{NoVariants, UnknownModule};
 use crate::verbs::analyze::{Refused, UnknownColumn};
 
 /// Part of `--help`.
@@ -74,7 +74,7 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
             _ => None,
         };
     }
-    if error.is::<UnknownModule>() || error.is::<UnknownColumn>() {
+    if error.is::<UnknownModule>() || error.is::<UnknownColumn>() || error.is::<NoVariants>() {
         return Some(2);
     }
     if let Some(error) = error.downcast_ref::<Refused>() {

@@ -17,6 +17,17 @@ pub struct UnknownModule {
     pub name: String,
 }
 
+/// A variant of a planner that has no variants.
+#[derive(Debug, Error)]
+#[error(
+    "planner `{planner}` has no variants; `--variant` chooses between those of capuchin and goes \
+     with `--planner capuchin`"
+)]
+pub struct NoVariants {
+    /// The planner.
+    pub planner: &'static str,
+}
+
 /// The planner called `name`.
 pub fn planner(name: &str) -> Result<Planner, String> {
     Planner::from_name(name)

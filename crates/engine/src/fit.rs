@@ -7,7 +7,7 @@ use tightfit::check::{Checked, Violation};
 use tightfit::effort::Effort;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
-use tightfit::plan::{Infeasible, LiveTensor, PlanError, Planner};
+use tightfit::plan::{Infeasible, LiveTensor, PlanError, Planner, Prediction};
 use tightfit::profile::{CallSeconds, Profile};
 use tightfit::schedule::Residents;
 use tightfit::units::Bytes;
@@ -177,6 +177,11 @@ fn with_reserve(error: FitError, reserve: Bytes) -> FitError {
         budget: proof.budget + reserve,
         needed: proof.needed + reserve,
         reached: proof.reached + reserve,
+        prediction: proof.prediction.map(|prediction| Prediction {
+            predicted: prediction.predicted + reserve,
+            simulated: prediction.simulated + reserve,
+            ..prediction
+        }),
         ..*proof
     };
     if reserve > Bytes::ZERO {

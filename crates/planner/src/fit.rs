@@ -278,6 +278,9 @@ impl<'a> BudgetedPlanner<'a> {
             let plan = match plan::plan(self.graph, self.profile, self.order, target, self.planner)
             {
                 Ok(plan) => plan,
+                Err(PlanError::Infeasible(proof)) if proof.prediction.is_some() => {
+                    return Err(self.mispredicted(*proof, budget, residents, meter));
+                }
                 Err(PlanError::Infeasible(_)) => return Ok(None),
                 Err(error) => return Err(error),
             };
@@ -301,6 +304,22 @@ impl<'a> BudgetedPlanner<'a> {
             let Some(less) = peak.0.checked_sub(1) else { return Ok(None) };
             target = target.saturating_sub(schedule.slab - budget).min(Bytes(less));
         }
+    }
+
+    /// The refusal of a planner that goes by predictions: another plan of it that happens to fit
+    /// would not be its answer. The budget that it names is one for addresses, too.
+    fn mispredicted(
+        &self,
+        proof: Infeasible,
+        budget: Bytes,
+        residents: &Residents,
+        meter: &Meter<'_>,
+    ) -> PlanError {
+        let (goal, effort) = (Goal::Within(proof.reached), meter.rest_until(1.0));
+        let task = Lowering { goal, residents, effort };
+        let slab = lower(self.graph, self.profile, &proof.plan, &task).slab;
+        let reached = proof.reached.max(slab);
+        PlanError::Infeasible(Box::new(Infeasible { budget, reached, ..proof }))
     }
 
     /// What no schedule beats that runs everything for the first time in the order of this one, if

@@ -4,6 +4,10 @@
 //!
 //! What is legal is for the checker to say; here are sums over what it let pass.
 
+mod recomputed;
+
+pub use recomputed::{Again, Recomputed, again};
+
 use cranelift_entity::SecondaryMap;
 
 use crate::graph::Graph;

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 
 use tightfit::id::{NodeId, StorageId};
+use tightfit::timeline::again;
 use tightfit::units::{Bytes, Seconds};
 
 use crate::course::{Course, Residency};
@@ -35,10 +36,11 @@ pub fn savings(unplanned: &Course<'_>, planned: &Course<'_>) -> Vec<Saving> {
         recomputed: 0,
         seconds: Seconds(0.0),
     };
-    for call in planned.calls.iter().filter(|call| call.recomputed) {
-        let row = rows.entry(call.node).or_insert(nothing(call.node));
-        row.recomputed += 1;
-        row.seconds = row.seconds + call.seconds;
+    for (node, again) in again(&planned.calls) {
+        rows.insert(
+            node,
+            Saving { recomputed: again.times, seconds: again.seconds, ..nothing(node) },
+        );
     }
     let tensors = |course: &Course<'_>, call: usize| -> Vec<(StorageId, Residency)> {
         let mut alive: Vec<_> = course

@@ -1,6 +1,10 @@
 //! `tightfit plan`: fit a step into a budget and show what it costs. Invariant: a step is planned
 //! as `train` would run it, so a budget means the same to both.
 
+mod details;
+mod explain;
+mod recomputed;
+
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::Instant;
@@ -19,6 +23,7 @@ use crate::calls::{self, Costs, Subject};
 use crate::effort::Search;
 use crate::figures::Figures;
 use crate::input::{self, OnMachine};
+use crate::verbs::plan::details::Details;
 use crate::{exit, interrupt, output};
 
 /// Plan a training step under a budget in bytes.
@@ -29,7 +34,8 @@ Examples:
   tightfit plan corpus/steps/gpt-small --budget 60% -o plan.json --svg memory.svg
   tightfit plan corpus/steps/gpt-small --budget min --json
   tightfit plan corpus/graphs/resnet50_b32.json.gz --budget 70% --emit graph -o planned.json.gz
-  tightfit plan corpus/graphs/vit_b16_b32.json.gz --budget 50% --iterations 1000000 --seed 7")]
+  tightfit plan corpus/graphs/vit_b16_b32.json.gz --budget 50% --iterations 1000000 --seed 7
+  tightfit plan corpus/graphs/llama_1b_b2_s2048.json.gz --budget 60% --planner capuchin --explain")]
 pub struct Arguments {
     /// A graph file (tightfit-graph/1, plain or gzip) or a step's folder
     graph: PathBuf,
@@ -38,6 +44,8 @@ pub struct Arguments {
     budget: String,
     #[command(flatten)]
     search: Search,
+    #[command(flatten)]
+    details: Details,
     #[command(flatten)]
     costs: Costs,
     #[command(flatten)]
@@ -81,6 +89,7 @@ impl Emit {
 /// Plans, writes and prints.
 pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let budget: Budget = arguments.budget.parse()?;
+    let planner = arguments.details.planner(arguments.search.planner)?;
     for path in [&arguments.output, &arguments.svg].into_iter().flatten() {
         output::writable(path)?;
     }
@@ -102,13 +111,11 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         false => Profile::new(&graph, &machine),
     };
     let start = Instant::now();
-    let task = FitTask {
-        machine: &machine,
-        budget,
-        planner: arguments.search.planner,
-        effort: arguments.search.effort(),
-    };
-    let planned = fit_graph(&graph, &profile, &task)?;
+    let task = FitTask { machine: &machine, budget, planner, effort: arguments.search.effort() };
+    let planned = fit_graph(&graph, &profile, &task).inspect_err(|error| {
+        let refused = (error, arguments.json);
+        arguments.details.print_refusal(&graph, &profile, planner, refused);
+    })?;
     let seconds = start.elapsed().as_secs_f64();
     let (schedule, timeline, unplanned) =
         (&planned.fitted.schedule(), &planned.fitted.timeline(), &planned.unplanned.timeline());
@@ -124,10 +131,11 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let Figures { overhead, gap, .. } = Figures::of(&planned.fitted, unplanned.seconds);
     let bound = planned.fitted.bound();
+    let details = arguments.details.of_plan(&graph, &profile, planner, &planned)?;
     let code =
         if interrupt::raised() { ExitCode::from(exit::INTERRUPTED) } else { ExitCode::SUCCESS };
     if arguments.json {
-        let result = json!({
+        let mut result = json!({
             "graph": graph.name(),
             "machine": machine.name,
             "planner": schedule.planner,
@@ -147,6 +155,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "slab_bytes": schedule.slab,
             "interrupted": interrupt::raised(),
         });
+        details.add_to(&mut result);
         println!("{result}");
         return Ok(code);
     }
@@ -199,5 +208,6 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if interrupt::raised() {
         println!("{:<16}{:>12}  the best plan so far", "search", "interrupted");
     }
+    details.print();
     Ok(code)
 }

@@ -156,3 +156,32 @@ fn a_solver_without_an_answer_has_proven_nothing() {
     assert_eq!(ran.code, Some(1), "{}", ran.stderr);
     assert_eq!(ran.stdout, "");
 }
+
+/// The published rule of Capuchin predicts that its choices suffice, and they do not.
+#[test]
+fn a_wrong_prediction_is_refused_with_what_happens() {
+    let message = expect![[r#"
+        error: no plan was found that fits 2.4 GiB (2603823923 bytes); the smallest \
+        budget known to be feasible is 2.9 GiB (3120562176 bytes), and no schedule \
+        needs less than 1.2 GiB
+        activations chosen: 5; the predicted peak is 2.4 GiB (2550136832 bytes); the \
+        simulated peak is 2.6 GiB (2818572288 bytes)
+        it binds at node `n25` (the root module), where these are alive:
+           512.0 MiB  n18 (forward, the root module)
+           256.0 MiB  n1 (forward, the root module)
+           256.0 MiB  n13 (forward, the root module)
+           256.0 MiB  n19 (forward, the root module)
+           256.0 MiB  n21 (forward, the root module)
+           256.0 MiB  n24 (backward, the root module)
+           256.0 MiB  n25 (backward, the root module)
+           256.0 MiB  n3 (forward, the root module)
+           128.0 MiB  n14 (forward, the root module)
+           128.0 MiB  n16 (forward, the root module)
+           416.0 MiB  in 5 smaller ones
+    "#]];
+    Case::new().fails(
+        "plan corpus/synthetic/unet2_1.json.gz --budget 80% --planner capuchin --variant published",
+        3,
+        message,
+    );
+}

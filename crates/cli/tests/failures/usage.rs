@@ -18,6 +18,33 @@ fn wrong_usage() {
             For more information, try '--help'.
         "#]],
     );
+    for planner in ["", " --planner auto", " --planner chen", " --planner none"] {
+        let arguments = format!("plan corpus/steps/gpt-nano --budget 1MiB --variant ours{planner}");
+        let name = planner.strip_prefix(" --planner ").unwrap_or("auto");
+        let ran = run(case.folder.path(), &arguments);
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""));
+        assert!(
+            ran.stderr.contains(&format!("planner `{name}` has no variants")),
+            "{}",
+            ran.stderr
+        );
+    }
+    refused(
+        "plan corpus/steps/gpt-nano --budget 80% --planner exact --variant published",
+        expect![[r#"
+            error: planner `exact` has no variants; `--variant` chooses between those of \
+            capuchin and goes with `--planner capuchin`
+        "#]],
+    );
+    refused(
+        "plan corpus/steps/gpt-nano --budget 80% --planner capuchin --variant cleverest",
+        expect![[r#"
+            error: invalid value 'cleverest' for '--variant <VARIANT>'
+              [possible values: ours, published]
+
+            For more information, try '--help'.
+        "#]],
+    );
     refused(
         "plan corpus/steps/gpt-nano --budget 1MiB --machine abacus",
         expect![[r#"

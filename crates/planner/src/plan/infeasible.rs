@@ -26,7 +26,8 @@ pub struct LiveTensor {
 /// Why a budget cannot be met: the witness for a reader, and the figures for a program.
 ///
 /// Where `budget < needed`, no schedule of any planner fits. Otherwise none was found, and a budget
-/// of `reached` is one that the same planner meets. `Display` says all of it in sentences.
+/// of `reached` is one that the same planner meets; where it goes by predictions, addresses that
+/// pack badly may need a little more. `Display` says all of it in sentences.
 #[derive(Clone, Debug)]
 pub struct Infeasible {
     /// The budget that was asked for.
@@ -44,6 +45,21 @@ pub struct Infeasible {
     pub binding: Option<Binding>,
     /// What is alive where the plan peaks, largest first.
     pub live: Vec<LiveTensor>,
+    /// What the planner predicted, where it goes by predictions and not by simulated peaks.
+    pub prediction: Option<Prediction>,
+}
+
+/// What a planner predicted of its plan for a refused budget, and what the plan does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Prediction {
+    /// What the plan was to save.
+    pub need: Bytes,
+    /// How many activations were chosen.
+    pub choices: usize,
+    /// The peak as predicted; more than the budget where no candidates were left.
+    pub predicted: Bytes,
+    /// The peak of the same plan, simulated.
+    pub simulated: Bytes,
 }
 
 /// The node at which a plan holds the most bytes.
@@ -69,7 +85,7 @@ impl Infeasible {
         });
         let live = live_tensors(graph, profile, &runs, curve.at);
         let (needed, reached) = (needed(graph, profile), curve.peak);
-        Infeasible { budget, needed, reached, plan, binding, live }
+        Infeasible { budget, needed, reached, plan, binding, live, prediction: None }
     }
 }
 

@@ -20,7 +20,7 @@ use thiserror::Error;
 
 pub use action::{Action, Plan};
 pub use exact::exact;
-pub use infeasible::{Binding, Infeasible, LiveTensor, live_tensors};
+pub use infeasible::{Binding, Infeasible, LiveTensor, Prediction, live_tensors};
 pub use milp::{SOLVER, SolverLimits};
 pub use order::base_order;
 pub use rematerialize::{Retention, Retentions, rematerialize};
@@ -31,7 +31,7 @@ use crate::analysis::{MemoryCurve, held};
 use crate::effort::Effort;
 use crate::graph::Graph;
 use crate::id::NodeId;
-use crate::plan::published::{capuchin, chen, dtr, knapsack, rotor, xla};
+use crate::plan::published::{capuchin, capuchin_published, chen, dtr, knapsack, rotor, xla};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
 
@@ -59,10 +59,13 @@ pub enum Planner {
     /// The budget planner: searches, takes the plan of another where that is faster, and proves how
     /// far it is from optimal.
     Auto,
+    /// Greedy by bytes saved per second until the predicted savings suffice: Peng et al. 2020, as
+    /// published. A variant of `Capuchin`, to compare with; no other planner asks it.
+    CapuchinPublished,
 }
 
 impl Planner {
-    /// Every planner with its name.
+    /// Every planner with its name; of Capuchin, which has two variants, the default.
     pub const ALL: [(Planner, &'static str); 9] = [
         (Planner::None, "none"),
         (Planner::Chen, "chen"),
@@ -82,7 +85,10 @@ impl Planner {
 
     /// The name that a user gives.
     pub fn name(self) -> &'static str {
-        Self::ALL[self as usize].1
+        match Self::ALL.iter().find(|(planner, _)| *planner == self) {
+            Some((_, name)) => name,
+            None => "capuchin-published",
+        }
     }
 }
 
@@ -147,6 +153,7 @@ pub fn plan(
         Planner::Rotor => rotor(graph, profile, order, budget),
         Planner::Exact => exact(graph, profile, order, budget),
         Planner::Auto => auto(graph, profile, order, budget),
+        Planner::CapuchinPublished => capuchin_published(graph, profile, order, budget),
     }
 }
 

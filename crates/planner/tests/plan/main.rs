@@ -8,6 +8,7 @@ mod budget_planner;
 mod capuchin_cases;
 mod corpus_graphs;
 mod degenerate_steps;
+mod explanations;
 mod peers;
 mod properties;
 mod rematerialization;

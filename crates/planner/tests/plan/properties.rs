@@ -13,7 +13,7 @@ use tightfit::check::check;
 use tightfit::graph::{self, Graph};
 use tightfit::id::NodeId;
 use tightfit::machine::Machine;
-use tightfit::plan::published::capuchin::published::published;
+use tightfit::plan::published::capuchin::{Rule, explain};
 use tightfit::plan::{self, Binding, Plan, PlanError, Planner, Retention, Retentions};
 use tightfit::profile::Profile;
 use tightfit::schedule::{self, ALIGNMENT, Instruction, Lowering, Residents, Schedule, lower};
@@ -259,19 +259,25 @@ proptest! {
         let graph = recipe.graph();
         for profile in generator::profiles(&graph) {
             let order = graph.compute_nodes();
-            let published = published(&graph, &profile, &order, Bytes(need));
+            let rule = Rule::Published { need: Bytes(need) };
+            let published = explain(&graph, &profile, &order, rule, None);
             oracle::replay(&graph, &profile, &published.runs).map_err(TestCaseError::fail)?;
-            prop_assert_eq!(published.trace.len(), published.ends.len());
+            prop_assert_eq!(published.choices.len(), published.ends.len());
             let saved: u64 =
-                published.trace.iter().map(|choice| bytes_made(&graph, choice.node)).sum();
-            prop_assert_eq!(published.feasible, saved >= need);
+                published.choices.iter().map(|choice| bytes_made(&graph, choice.node)).sum();
+            let last = published.choices.last();
+            let remaining = last.map_or(need, |last| last.remaining.unwrap().0);
+            prop_assert_eq!(remaining, need.saturating_sub(saved));
+            prop_assert!(
+                saved >= need || published.choices.len() == published.candidates.len()
+            );
             // The profile finds the same accesses, where nodes run in the pass that they are
             // marked with.
             let passes = passes(&graph, &order);
             let is_marked = graph.nodes().iter().all(|(id, node)| node.phase == passes[id]);
             let curve = plan::simulate(&graph, &profile, &order).curve;
             let accesses = access_profile(&graph, &profile, &order, &curve, None);
-            for row in published.initial.iter().filter(|_| is_marked) {
+            for row in published.candidates.iter().filter(|_| is_marked) {
                 let access = &accesses[row.node];
                 prop_assert_eq!(access.last_forward_access, Some(row.last_forward_access));
                 prop_assert_eq!(access.first_backward_access, Some(row.first_backward_access));

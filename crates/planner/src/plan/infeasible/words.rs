@@ -3,7 +3,7 @@
 
 use std::fmt;
 
-use crate::plan::infeasible::Infeasible;
+use crate::plan::infeasible::{Infeasible, Prediction};
 use crate::units::Bytes;
 
 /// Live tensors that are listed one by one.
@@ -24,6 +24,16 @@ impl fmt::Display for Infeasible {
              and no schedule needs less than {}",
             self.budget, self.budget.0, self.reached, self.reached.0, self.needed
         )?;
+        if let Some(prediction) = &self.prediction {
+            let Prediction { choices, predicted, simulated, .. } = prediction;
+            let end = if *predicted > self.budget { ", and no candidate is left" } else { "" };
+            writeln!(
+                f,
+                "activations chosen: {choices}; the predicted peak is {predicted} ({} bytes){end}; \
+                 the simulated peak is {simulated} ({} bytes)",
+                predicted.0, simulated.0
+            )?;
+        }
         match &self.binding {
             Some(binding) => writeln!(
                 f,

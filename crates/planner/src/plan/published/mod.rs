@@ -11,7 +11,7 @@ mod knapsack;
 mod rotor;
 mod xla;
 
-pub use capuchin::capuchin;
+pub use capuchin::{capuchin, capuchin_published};
 pub use chen::chen;
 pub use dtr::dtr;
 pub use knapsack::knapsack;

@@ -14,13 +14,47 @@ use cranelift_entity::SecondaryMap;
 use crate::analysis::accesses;
 use crate::graph::Graph;
 use crate::id::NodeId;
-use crate::plan::rematerialize::{may_run_again, mutated_storages};
+use crate::plan::rematerialize::{Retention, may_run_again, mutated_storages};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
 
-/// A forward node whose output is read by forward and backward nodes.
+/// What it costs to make a candidate again, and what that is worth, at some point of the choices.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Figures {
+    /// Seconds of one recomputation: its own, and those of its other sources.
+    pub recompute_time: Seconds,
+    /// How often it runs again.
+    pub executions: usize,
+    /// Seconds of all its executions.
+    pub execution_time: Seconds,
+    /// Memory saved per second of recomputation, in bytes per second.
+    pub msps: f64,
+}
+
+/// One choice of a rule.
+pub(super) struct Chosen {
+    pub node: NodeId,
+    /// Its figures when it was chosen.
+    pub figures: Figures,
+    /// How it is dropped.
+    pub retention: Retention,
+    /// Open candidates whose sources or executions the choice changes, in program order.
+    pub changed: Vec<NodeId>,
+}
+
+/// A rule that chooses one candidate after the other.
+pub(super) trait Choosing {
+    fn candidates(&self) -> &Candidates<'_>;
+    /// The next choice; `None` where the rule has none left.
+    fn choose(&mut self) -> Option<Chosen>;
+    /// The sequence that the choices so far make.
+    fn runs(&self) -> Vec<NodeId>;
+}
+
+/// A forward node whose output is read by forward and backward nodes, as far as the choices have
+/// come.
 #[derive(Clone, Debug)]
-pub(super) struct Candidate {
+pub(super) struct CandidateState {
     pub bytes: Bytes,
     /// Candidates that it is made from.
     pub activation_sources: BTreeSet<NodeId>,
@@ -35,7 +69,7 @@ pub(super) struct Candidate {
 
 pub(super) struct Candidates<'a> {
     profile: &'a Profile,
-    pub table: SecondaryMap<NodeId, Option<Candidate>>,
+    pub table: SecondaryMap<NodeId, Option<CandidateState>>,
     /// All candidates in program order.
     pub open: Vec<NodeId>,
     /// In the order of the choices.
@@ -45,7 +79,7 @@ pub(super) struct Candidates<'a> {
 impl<'a> Candidates<'a> {
     pub fn new(graph: &Graph, profile: &'a Profile, order: &[NodeId]) -> Candidates<'a> {
         let is_mutated = mutated_storages(graph);
-        let mut table: SecondaryMap<NodeId, Option<Candidate>> = SecondaryMap::new();
+        let mut table: SecondaryMap<NodeId, Option<CandidateState>> = SecondaryMap::new();
         let accesses = accesses(graph, order);
         let mut open = Vec::new();
         for &node in order.iter().filter(|&&node| may_run_again(graph, &is_mutated, node)) {
@@ -58,7 +92,7 @@ impl<'a> Candidates<'a> {
                     .map(|&storage| graph.storages()[storage])
                     .sum();
                 open.push(node);
-                table[node] = Some(Candidate {
+                table[node] = Some(CandidateState {
                     bytes,
                     activation_sources: BTreeSet::new(),
                     parameter_sources: BTreeSet::new(),
@@ -98,11 +132,11 @@ impl<'a> Candidates<'a> {
         candidate.other_sources = others;
     }
 
-    pub fn candidate(&self, node: NodeId) -> &Candidate {
+    pub fn candidate(&self, node: NodeId) -> &CandidateState {
         self.table[node].as_ref().expect("only candidates are asked for")
     }
 
-    fn candidate_mut(&mut self, node: NodeId) -> &mut Candidate {
+    fn candidate_mut(&mut self, node: NodeId) -> &mut CandidateState {
         self.table[node].as_mut().expect("only candidates are asked for")
     }
 
@@ -111,8 +145,19 @@ impl<'a> Candidates<'a> {
         self.table[node].as_ref().is_some_and(|candidate| !candidate.chosen)
     }
 
+    /// The figures of a candidate after the choices so far.
+    pub fn figures(&self, node: NodeId) -> Figures {
+        let (recompute_time, executions) = (self.recompute_time(node), self.executions(node));
+        Figures {
+            recompute_time,
+            executions,
+            execution_time: Seconds(recompute_time.0 * executions as f64),
+            msps: self.bytes_per_second(node, executions),
+        }
+    }
+
     /// How often it runs in all: once for itself, once for each chosen node that it is a source of.
-    pub fn executions(&self, node: NodeId) -> usize {
+    fn executions(&self, node: NodeId) -> usize {
         1 + self
             .chosen
             .iter()
@@ -121,19 +166,9 @@ impl<'a> Candidates<'a> {
     }
 
     /// One recomputation: its own time and that of its other sources, each once.
-    pub fn recompute_time(&self, node: NodeId) -> Seconds {
+    fn recompute_time(&self, node: NodeId) -> Seconds {
         let others = self.candidate(node).other_sources.iter();
         self.profile.seconds[node] + others.map(|&source| self.profile.seconds[source]).sum()
-    }
-
-    /// All its executions.
-    pub fn execution_time(&self, node: NodeId) -> Seconds {
-        Seconds(self.recompute_time(node).0 * self.executions(node) as f64)
-    }
-
-    /// Memory saved per second of recomputation, in bytes per second.
-    pub fn msps(&self, node: NodeId) -> f64 {
-        self.bytes_per_second(node, self.executions(node))
     }
 
     fn bytes_per_second(&self, node: NodeId, executions: usize) -> f64 {
@@ -156,9 +191,12 @@ impl<'a> Candidates<'a> {
         nodes.sort_by(|&a, &b| msps[b].total_cmp(&msps[a]).then(a.cmp(&b)));
     }
 
-    /// Chooses a candidate: wherever it was a source, its own sources take its place.
-    pub fn choose(&mut self, node: NodeId) {
+    /// Chooses a candidate: wherever it was a source, its own sources take its place. Returns the
+    /// open candidates whose sources or executions that changes, in program order: those that it
+    /// was a source of, and its own sources.
+    pub fn choose(&mut self, node: NodeId) -> Vec<NodeId> {
         let chosen = self.candidate(node).clone();
+        let mut changed = chosen.activation_sources.clone();
         for &other in &self.open {
             let candidate = self.table[other].as_mut().expect("only candidates are open");
             if candidate.activation_sources.remove(&node) {
@@ -166,9 +204,13 @@ impl<'a> Candidates<'a> {
                 candidate.parameter_sources.extend(&chosen.parameter_sources);
                 candidate.other_sources.extend(&chosen.other_sources);
                 candidate.other_sources.insert(node);
+                if !candidate.chosen {
+                    changed.insert(other);
+                }
             }
         }
         self.candidate_mut(node).chosen = true;
         self.chosen.push(node);
+        changed.into_iter().collect()
     }
 }

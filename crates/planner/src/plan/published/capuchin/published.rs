@@ -1,59 +1,22 @@
 //! Capuchin's choice as published: it sums predicted savings until they cover the need. Invariant:
 //! the arithmetic is that of the corrected rule in `msps`; only the stopping rule is the
 //! published one, so the peak that results may differ from what was predicted, and asking for more
-//! may peak higher. Kept to compare with; `capuchin` is the default.
+//! may peak higher. A plan whose simulated peak exceeds the budget is refused, whatever was
+//! predicted. Kept to compare with; `capuchin` is the default.
+
+use cranelift_entity::SecondaryMap;
 
 use crate::graph::Graph;
 use crate::id::NodeId;
-use crate::plan::published::capuchin::msps::Candidates;
-use crate::plan::rematerialize::{Retention, Retentions, rematerialize};
+use crate::plan::published::capuchin::msps::{Candidates, Choosing, Chosen};
+use crate::plan::rematerialize::{Readers, Retention, Retentions};
+use crate::plan::{Infeasible, Plan, PlanError, Planner, Prediction, simulate};
 use crate::profile::Profile;
-use crate::units::{Bytes, Seconds};
-
-/// One candidate's figures.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TableRow {
-    /// The candidate.
-    pub node: NodeId,
-    /// Candidates that it is made from, in program order.
-    pub activation_sources: Vec<NodeId>,
-    /// Placeholders that it is made from, in program order.
-    pub parameter_sources: Vec<NodeId>,
-    /// What else runs again with it, in program order.
-    pub other_sources: Vec<NodeId>,
-    /// Seconds of all its executions.
-    pub execution_time: Seconds,
-    /// Bytes per second.
-    pub msps: f64,
-    /// Last forward node that reads it.
-    pub last_forward_access: NodeId,
-    /// First backward node that reads it.
-    pub first_backward_access: NodeId,
-}
-
-/// The figures of all open candidates, in program order.
-pub type Table = Vec<TableRow>;
-
-/// One choice.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Choice {
-    /// The candidate with the highest MSPS.
-    pub node: NodeId,
-    /// Its MSPS.
-    pub msps: f64,
-    /// Seconds of all its executions.
-    pub execution_time: Seconds,
-    /// How often it runs again.
-    pub executions: usize,
-    /// Bytes still to be saved, as predicted.
-    pub remaining: Bytes,
-    /// The table after the choice.
-    pub table: Table,
-}
+use crate::units::Bytes;
 
 /// What becomes of a chosen node once all choices are made.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Final {
+pub struct End {
     /// The node.
     pub node: NodeId,
     /// What it is made from.
@@ -69,114 +32,164 @@ pub struct Final {
     pub is_top: bool,
 }
 
-/// The whole run.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Published {
-    /// The table before the first choice.
-    pub initial: Table,
-    /// The choices.
-    pub trace: Vec<Choice>,
-    /// The chosen nodes' ends, in the order of the choices.
-    pub ends: Vec<Final>,
-    /// The predicted savings cover the need.
-    pub feasible: bool,
-    /// The rewritten sequence.
-    pub runs: Vec<NodeId>,
+/// Chooses by highest MSPS until the predicted savings cover what the peak of `order` is above the
+/// budget.
+pub fn capuchin_published(
+    graph: &Graph,
+    profile: &Profile,
+    order: &[NodeId],
+    budget: Bytes,
+) -> Result<Plan, PlanError> {
+    let unplanned = simulate(graph, profile, order).curve.peak;
+    let need = unplanned.saturating_sub(budget);
+    let mut savings = PredictedSavings::new(graph, profile, order);
+    while savings.sum() < need {
+        if savings.choose().is_none() {
+            break;
+        }
+    }
+    let runs = savings.runs();
+    let simulated = simulate(graph, profile, &runs).curve.peak;
+    if savings.sum() >= need && simulated <= budget {
+        return Ok(Plan::of_runs(Planner::CapuchinPublished, runs));
+    }
+    let (reached, runs) = savings.least_met(unplanned);
+    let plan = Plan::of_runs(Planner::CapuchinPublished, runs);
+    let prediction = Prediction {
+        need,
+        choices: savings.candidates.chosen.len(),
+        predicted: unplanned.saturating_sub(savings.sum()),
+        simulated,
+    };
+    let proof = Infeasible::new(graph, profile, budget, plan);
+    Err(PlanError::Infeasible(Box::new(Infeasible {
+        reached,
+        prediction: Some(prediction),
+        ..proof
+    })))
 }
 
-/// Chooses by highest MSPS until the predicted savings cover `need`.
-pub fn published(graph: &Graph, profile: &Profile, order: &[NodeId], need: Bytes) -> Published {
-    let mut candidates = Candidates::new(graph, profile, order);
-    let initial = table(&candidates);
-    let mut remaining = need;
-    let mut trace = Vec::new();
-    while remaining > Bytes::ZERO {
+/// The choices so far, and what they are predicted to save.
+pub(super) struct PredictedSavings<'a> {
+    graph: &'a Graph,
+    profile: &'a Profile,
+    order: &'a [NodeId],
+    readers: Readers,
+    candidates: Candidates<'a>,
+    /// Predicted after each number of choices, none included.
+    sums: Vec<Bytes>,
+}
+
+impl<'a> PredictedSavings<'a> {
+    pub fn new(
+        graph: &'a Graph,
+        profile: &'a Profile,
+        order: &'a [NodeId],
+    ) -> PredictedSavings<'a> {
+        PredictedSavings {
+            graph,
+            profile,
+            order,
+            readers: Readers::new(graph, order),
+            candidates: Candidates::new(graph, profile, order),
+            sums: vec![Bytes::ZERO],
+        }
+    }
+
+    /// The bytes of all chosen candidates.
+    fn sum(&self) -> Bytes {
+        self.sums[self.candidates.chosen.len()]
+    }
+
+    fn runs_after(&self, choices: usize) -> Vec<NodeId> {
+        let mut retentions = Retentions::new();
+        for &node in &self.candidates.chosen[..choices] {
+            retentions[node] = Retention::Recompute;
+        }
+        self.readers.rematerialize(self.graph, self.order, &retentions)
+    }
+
+    /// The smallest budget that stops the rule after at most as many choices as were made, and that
+    /// that plan meets.
+    fn least_met(&self, unplanned: Bytes) -> (Bytes, Vec<NodeId>) {
+        for choices in (1..=self.candidates.chosen.len()).rev() {
+            // The budgets that stop the rule here: below the first, from the second on.
+            let [ceiling, floor] =
+                [choices - 1, choices].map(|at| unplanned.saturating_sub(self.sums[at]));
+            if floor < ceiling {
+                let runs = self.runs_after(choices);
+                let met = simulate(self.graph, self.profile, &runs).curve.peak.max(floor);
+                if met < ceiling {
+                    return (met, runs);
+                }
+            }
+        }
+        (unplanned, self.order.to_vec())
+    }
+
+    /// Merges nested recomputations into the one that runs earliest.
+    pub fn ends(&self) -> Vec<End> {
+        let candidates = &self.candidates;
+        let mut position: SecondaryMap<NodeId, u32> = SecondaryMap::new();
+        for (at, &node) in self.order.iter().enumerate() {
+            position[node] = at as u32;
+        }
+        let is_chosen = |node| candidates.table[node].as_ref().is_some_and(|found| found.chosen);
+        let intermediates = |node: NodeId| -> Vec<NodeId> {
+            let others = &candidates.candidate(node).other_sources;
+            others.iter().copied().filter(|&other| is_chosen(other)).collect()
+        };
+        let mut by_access = candidates.chosen.clone();
+        by_access.sort_by_key(|&node| {
+            (position[candidates.candidate(node).first_backward_access], node)
+        });
+        let mut is_yielded: SecondaryMap<NodeId, bool> = SecondaryMap::new();
+        let mut is_top: SecondaryMap<NodeId, bool> = SecondaryMap::new();
+        for &node in &by_access {
+            if !is_yielded[node] {
+                is_top[node] = true;
+                is_yielded[node] = true;
+                intermediates(node).into_iter().for_each(|inner| is_yielded[inner] = true);
+            }
+        }
+        let end = |&node: &NodeId| {
+            let candidate = candidates.candidate(node);
+            let inner = intermediates(node);
+            End {
+                node,
+                activation_sources: candidate.activation_sources.iter().copied().collect(),
+                parameter_sources: candidate.parameter_sources.iter().copied().collect(),
+                outputs: std::iter::once(node)
+                    .chain(inner.iter().copied().filter(|_| is_top[node]))
+                    .collect(),
+                intermediates: inner,
+                is_top: is_top[node],
+            }
+        };
+        candidates.chosen.iter().map(end).collect()
+    }
+}
+
+impl Choosing for PredictedSavings<'_> {
+    fn candidates(&self) -> &Candidates<'_> {
+        &self.candidates
+    }
+
+    /// The candidate with the highest MSPS.
+    fn choose(&mut self) -> Option<Chosen> {
+        let sum = self.sum();
+        let candidates = &mut self.candidates;
         let mut open: Vec<NodeId> =
             candidates.open.iter().copied().filter(|&node| candidates.is_open(node)).collect();
         candidates.by_msps(&mut open);
-        let Some(&node) = open.first() else { break };
-        let (msps, execution_time, executions) =
-            (candidates.msps(node), candidates.execution_time(node), candidates.executions(node));
-        candidates.choose(node);
-        remaining = remaining.saturating_sub(candidates.candidate(node).bytes);
-        trace.push(Choice {
-            node,
-            msps,
-            execution_time,
-            executions,
-            remaining,
-            table: table(&candidates),
-        });
+        let node = *open.first()?;
+        let (figures, bytes) = (candidates.figures(node), candidates.candidate(node).bytes);
+        let changed = candidates.choose(node);
+        self.sums.push(sum + bytes);
+        Some(Chosen { node, figures, retention: Retention::Recompute, changed })
     }
-    let mut retentions = Retentions::new();
-    for &node in &candidates.chosen {
-        retentions[node] = Retention::Recompute;
-    }
-    Published {
-        initial,
-        trace,
-        ends: ends(&candidates, order),
-        feasible: remaining == Bytes::ZERO,
-        runs: rematerialize(graph, order, &retentions),
-    }
-}
 
-fn table(candidates: &Candidates) -> Table {
-    let open = candidates.open.iter().copied().filter(|&node| candidates.is_open(node));
-    open.map(|node| {
-        let candidate = candidates.candidate(node);
-        TableRow {
-            node,
-            activation_sources: candidate.activation_sources.iter().copied().collect(),
-            parameter_sources: candidate.parameter_sources.iter().copied().collect(),
-            other_sources: candidate.other_sources.iter().copied().collect(),
-            execution_time: candidates.execution_time(node),
-            msps: candidates.msps(node),
-            last_forward_access: candidate.last_forward_access,
-            first_backward_access: candidate.first_backward_access,
-        }
-    })
-    .collect()
-}
-
-/// Merges nested recomputations into the one that runs earliest.
-fn ends(candidates: &Candidates, order: &[NodeId]) -> Vec<Final> {
-    let position = |node: NodeId| order.iter().position(|&other| other == node);
-    let mut by_access = candidates.chosen.clone();
-    by_access
-        .sort_by_key(|&node| (position(candidates.candidate(node).first_backward_access), node));
-    let intermediates = |node: NodeId| -> Vec<NodeId> {
-        candidates
-            .candidate(node)
-            .other_sources
-            .iter()
-            .copied()
-            .filter(|other| candidates.chosen.contains(other))
-            .collect()
-    };
-    let mut yielded: Vec<NodeId> = Vec::new();
-    let mut tops: Vec<NodeId> = Vec::new();
-    for &node in &by_access {
-        if !yielded.contains(&node) {
-            tops.push(node);
-            yielded.push(node);
-            yielded.extend(intermediates(node));
-        }
+    fn runs(&self) -> Vec<NodeId> {
+        self.runs_after(self.candidates.chosen.len())
     }
-    let end = |&node: &NodeId| {
-        let candidate = candidates.candidate(node);
-        let is_top = tops.contains(&node);
-        let inner = intermediates(node);
-        Final {
-            node,
-            activation_sources: candidate.activation_sources.iter().copied().collect(),
-            parameter_sources: candidate.parameter_sources.iter().copied().collect(),
-            outputs: std::iter::once(node)
-                .chain(inner.iter().copied().filter(|_| is_top))
-                .collect(),
-            intermediates: inner,
-            is_top,
-        }
-    };
-    candidates.chosen.iter().map(end).collect()
 }

@@ -1,0 +1,129 @@
+//! What `tightfit plan` shows beside the figures of a plan. Invariant: a variant is refused where
+//! the planner has none, and a refused budget is explained before the refusal is.
+
+use clap::{Args, ValueEnum};
+use serde_json::{Value, json};
+use tightfit::graph::Graph;
+use tightfit::plan::Planner;
+use tightfit::profile::Profile;
+use tightfit::timeline::Recomputed;
+use tightfit_engine::{FittedGraph, FittingError};
+
+use super::explain::{self, Explained};
+use super::recomputed::{print_recomputed, recomputed_json};
+use crate::values::NoVariants;
+
+/// What to show beside the figures.
+#[derive(Args)]
+pub struct Details {
+    /// Which rule of capuchin chooses [default: ours]
+    #[arg(long, value_enum)]
+    variant: Option<Variant>,
+    /// List what is recomputed, with its saving and its cost
+    #[arg(long)]
+    recomputed: bool,
+    /// Explain what is recomputed: with capuchin, its candidates and its choices in their order
+    #[arg(long)]
+    explain: bool,
+    /// How many rows a list shows of what is recomputed, or of candidates
+    #[arg(long, value_name = "N", default_value_t = 20)]
+    top: usize,
+}
+
+/// The variants of capuchin.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Variant {
+    /// Until the simulated peak fits
+    Ours,
+    /// Until the predicted savings cover what is over the budget
+    Published,
+}
+
+/// What is shown of a plan.
+pub struct Shown<'a> {
+    details: &'a Details,
+    graph: &'a Graph,
+    planned: &'a FittedGraph,
+    explained: Option<Explained<'a>>,
+}
+
+impl Details {
+    /// The planner in the variant that was asked for.
+    pub fn planner(&self, planner: Planner) -> Result<Planner, NoVariants> {
+        match (self.variant, planner) {
+            (None, planner) => Ok(planner),
+            (Some(Variant::Ours), Planner::Capuchin) => Ok(Planner::Capuchin),
+            (Some(Variant::Published), Planner::Capuchin) => Ok(Planner::CapuchinPublished),
+            (Some(_), planner) => Err(NoVariants { planner: planner.name() }),
+        }
+    }
+
+    /// Of a plan.
+    pub fn of_plan<'a>(
+        &'a self,
+        graph: &'a Graph,
+        profile: &Profile,
+        planner: Planner,
+        planned: &'a FittedGraph,
+    ) -> anyhow::Result<Shown<'a>> {
+        let explained = match self.explain {
+            true => explain::of_plan(graph, profile, planner, planned)?,
+            false => None,
+        };
+        Ok(Shown { details: self, graph, planned, explained })
+    }
+
+    /// Prints how far the planner came before it refused a budget, where an explanation was asked
+    /// for and there is one.
+    pub fn print_refusal(
+        &self,
+        graph: &Graph,
+        profile: &Profile,
+        planner: Planner,
+        (error, json): (&FittingError, bool),
+    ) {
+        let refused =
+            self.explain.then(|| explain::of_refusal(graph, profile, planner, error)).flatten();
+        let Some((explained, proof)) = refused else { return };
+        if !json {
+            println!("{}: no plan of {} fits", graph.name(), planner.name());
+            return explained.print(self.top);
+        }
+        let result = json!({
+            "graph": graph.name(),
+            "planner": planner.name(),
+            "infeasible": true,
+            "budget_bytes": proof.budget,
+            "needed_bytes": proof.needed,
+            "reached_bytes": proof.reached,
+            "predicted_peak_bytes": proof.prediction.map(|prediction| prediction.predicted),
+            "simulated_peak_bytes": proof.prediction.map(|prediction| prediction.simulated),
+            "explanation": explained.json(),
+        });
+        println!("{result}");
+    }
+}
+
+impl Shown<'_> {
+    fn recomputed(&self) -> Vec<Recomputed> {
+        self.planned.fitted.timeline().recomputed(self.planned.unplanned.timeline())
+    }
+
+    /// Adds what is known to the result in JSON.
+    pub fn add_to(&self, result: &mut Value) {
+        result["recomputed"] = json!(recomputed_json(self.graph, &self.recomputed()));
+        if let Some(explained) = &self.explained {
+            result["explanation"] = explained.json();
+        }
+    }
+
+    /// Prints what was asked for.
+    pub fn print(&self) {
+        if let Some(explained) = &self.explained {
+            explained.print(self.details.top);
+        }
+        if self.details.explain || self.details.recomputed {
+            print_recomputed(self.graph, &self.recomputed(), self.details.top);
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! Capuchin's choices, as table and as JSON. Invariant: the choices shown are those of the plan that
+//! is shown: they end with its sequence of runs, and with its peak.
+
+use anyhow::ensure;
+use serde_json::{Value, json};
+use tightfit::FitError;
+use tightfit::graph::Graph;
+use tightfit::id::NodeId;
+use tightfit::plan::published::capuchin::{
+    Candidate, Choice, End, Explanation, Figures, Rule, explain,
+};
+use tightfit::plan::{Infeasible, Planner, Retention, base_order, simulate};
+use tightfit::profile::Profile;
+use tightfit::schedule::{Instruction, Schedule};
+use tightfit::units::{Bytes, Seconds};
+use tightfit_engine::{FittedGraph, FittingError};
+
+/// Names of a list that a table shows.
+const LISTED: usize = 3;
+
+/// An explanation, with what it is about.
+pub struct Explained<'a> {
+    graph: &'a Graph,
+    rule: Rule,
+    explanation: Explanation,
+}
+
+/// Why the planner recomputes what a plan recomputes; `None` for planners other than Capuchin.
+pub fn of_plan<'a>(
+    graph: &'a Graph,
+    profile: &Profile,
+    planner: Planner,
+    planned: &FittedGraph,
+) -> anyhow::Result<Option<Explained<'a>>> {
+    let order = base_order(graph, profile);
+    let budget = planned.slab();
+    let rule = match planner {
+        Planner::Capuchin => Rule::Ours { budget },
+        Planner::CapuchinPublished => {
+            let unplanned = simulate(graph, profile, &order).curve.peak;
+            Rule::Published { need: unplanned.saturating_sub(budget) }
+        }
+        _ => return Ok(None),
+    };
+    let runs = runs(planned.fitted.schedule());
+    let explanation = explain(graph, profile, &order, rule, Some(&runs));
+    ensure!(
+        explanation.runs == runs && explanation.peak() == planned.fitted.timeline().peak,
+        "the choices that were found do not make the plan; please report this"
+    );
+    Ok(Some(Explained { graph, rule, explanation }))
+}
+
+/// How far the planner came where it refused a budget; `None` where the refusal has another reason,
+/// and for planners other than Capuchin.
+pub fn of_refusal<'a>(
+    graph: &'a Graph,
+    profile: &Profile,
+    planner: Planner,
+    error: &FittingError,
+) -> Option<(Explained<'a>, Infeasible)> {
+    let FittingError::Fit(error) = error else { return None };
+    let proof = FitError::infeasible(error)?;
+    let rule = match (planner, proof.prediction) {
+        (Planner::Capuchin, _) => Rule::Ours { budget: Bytes::ZERO },
+        (Planner::CapuchinPublished, Some(prediction)) => Rule::Published { need: prediction.need },
+        _ => return None,
+    };
+    let order = base_order(graph, profile);
+    let explanation = explain(graph, profile, &order, rule, None);
+    Some((Explained { graph, rule, explanation }, proof.clone()))
+}
+
+/// The nodes of a schedule, in the order in which they run.
+fn runs(schedule: &Schedule) -> Vec<NodeId> {
+    schedule.instructions.iter().filter_map(Instruction::call).map(|call| call.node).collect()
+}
+
+impl Explained<'_> {
+    fn name(&self, node: NodeId) -> &str {
+        &self.graph.nodes()[node].name
+    }
+
+    fn names(&self, nodes: &[NodeId]) -> Vec<&str> {
+        nodes.iter().map(|&node| self.name(node)).collect()
+    }
+
+    /// All of it.
+    pub fn json(&self) -> Value {
+        let explanation = &self.explanation;
+        let candidates: Vec<Value> =
+            explanation.candidates.iter().map(|row| self.candidate_json(row)).collect();
+        let choices: Vec<Value> =
+            explanation.choices.iter().map(|choice| self.choice_json(choice)).collect();
+        let mut result = json!({
+            "variant": match self.rule {
+                Rule::Ours { .. } => "ours",
+                Rule::Published { .. } => "published",
+            },
+            "unplanned_peak_bytes": explanation.unplanned_peak,
+            "unplanned_step_seconds": explanation.unplanned_step,
+            "candidates": candidates,
+            "choices": choices,
+            "peak_bytes": explanation.peak(),
+        });
+        if let Rule::Published { need } = self.rule {
+            result["need_bytes"] = json!(need);
+            result["ends"] = explanation.ends.iter().map(|end| self.end_json(end)).collect();
+        }
+        result
+    }
+
+    fn candidate_json(&self, row: &Candidate) -> Value {
+        let mut result = self.figures_json(row.node, &row.figures);
+        let node = &self.graph.nodes()[row.node];
+        result["op"] = json!(node.op);
+        result["module"] = json!(self.graph.module_of(row.node));
+        result["bytes"] = json!(row.bytes);
+        result["activation_sources"] = json!(self.names(&row.activation_sources));
+        result["parameter_sources"] = json!(self.names(&row.parameter_sources));
+        result["other_sources"] = json!(self.names(&row.other_sources));
+        result["last_forward_access"] = json!(self.name(row.last_forward_access));
+        result["first_backward_access"] = json!(self.name(row.first_backward_access));
+        result
+    }
+
+    /// Infinitely many bytes per second are no number in JSON, but `null`.
+    fn figures_json(&self, node: NodeId, figures: &Figures) -> Value {
+        json!({
+            "node": self.name(node),
+            "recompute_seconds": figures.recompute_time,
+            "executions": figures.executions,
+            "execution_seconds": figures.execution_time,
+            "msps": figures.msps,
+        })
+    }
+
+    fn choice_json(&self, choice: &Choice) -> Value {
+        let mut result = self.figures_json(choice.node, &choice.figures);
+        result["bytes"] = json!(choice.bytes);
+        result["saved_bytes"] = json!(saved(choice));
+        result["peak_bytes"] = json!(choice.peak);
+        result["step_seconds"] = json!(choice.step);
+        result["mode"] = json!(mode(choice.retention));
+        let changed =
+            choice.changed.iter().map(|(node, figures)| self.figures_json(*node, figures));
+        result["changed"] = changed.collect();
+        if let Some((remaining, predicted)) = choice.remaining.zip(choice.predicted) {
+            result["remaining_bytes"] = json!(remaining);
+            result["predicted_peak_bytes"] = json!(predicted);
+        }
+        result
+    }
+
+    fn end_json(&self, end: &End) -> Value {
+        json!({
+            "node": self.name(end.node),
+            "activation_sources": self.names(&end.activation_sources),
+            "parameter_sources": self.names(&end.parameter_sources),
+            "intermediates": self.names(&end.intermediates),
+            "outputs": self.names(&end.outputs),
+            "is_top": end.is_top,
+        })
+    }
+
+    /// The `top` largest candidates, and all choices.
+    pub fn print(&self, top: usize) {
+        let all = &self.explanation.candidates;
+        let mut largest: Vec<&Candidate> = all.iter().collect();
+        largest.sort_by(|a, b| b.bytes.cmp(&a.bytes).then(a.node.cmp(&b.node)));
+        println!("\ncandidates, the {} largest of {}:", top.min(all.len()), all.len());
+        println!(
+            "{:<24} {:>11} {:>13} {:>9} {:<20} {:<20} made from",
+            "candidate", "size", "MSPS", "ms again", "last forward", "first backward"
+        );
+        for row in largest.into_iter().take(top) {
+            println!(
+                "{:<24} {:>11} {:>13} {:>9} {:<20} {:<20} {}",
+                self.name(row.node),
+                row.bytes.to_string(),
+                msps(&row.figures),
+                milliseconds(row.figures.recompute_time),
+                self.name(row.last_forward_access),
+                self.name(row.first_backward_access),
+                self.sources(row)
+            );
+        }
+        self.print_choices();
+        if !self.explanation.ends.is_empty() {
+            println!("\n{:<24} {:<12} {:<40} intermediates", "chosen", "recomputed", "yields");
+            for end in &self.explanation.ends {
+                let line = format!(
+                    "{:<24} {:<12} {:<40} {}",
+                    self.name(end.node),
+                    if end.is_top { "on its own" } else { "with another" },
+                    listed(&self.names(&end.outputs)),
+                    listed(&self.names(&end.intermediates))
+                );
+                println!("{}", line.trim_end());
+            }
+        }
+    }
+
+    fn print_choices(&self) {
+        let explanation = &self.explanation;
+        let need = match self.rule {
+            Rule::Ours { .. } => String::new(),
+            Rule::Published { need } => format!(", of which {need} are to be saved"),
+        };
+        println!(
+            "\nchoices: {}; the peak before them is {}{need}",
+            explanation.choices.len(),
+            explanation.unplanned_peak
+        );
+        let last = match self.rule {
+            Rule::Ours { .. } => "mode".to_string(),
+            Rule::Published { .. } => format!("{:>11} {:>11}", "remaining", "predicted"),
+        };
+        println!(
+            "{:<24} {:>11} {:>13} {:>9} {:>6} {:>9} {:>11} {:>11}  {last}",
+            "choice", "size", "MSPS", "ms again", "times", "ms in all", "saved", "peak"
+        );
+        for choice in &explanation.choices {
+            let last = match choice.remaining.zip(choice.predicted) {
+                None => mode(choice.retention).to_string(),
+                Some((remaining, predicted)) => {
+                    format!("{:>11} {:>11}", remaining.to_string(), predicted.to_string())
+                }
+            };
+            println!(
+                "{:<24} {:>11} {:>13} {:>9} {:>6} {:>9} {:>11} {:>11}  {last}",
+                self.name(choice.node),
+                choice.bytes.to_string(),
+                msps(&choice.figures),
+                milliseconds(choice.figures.recompute_time),
+                choice.figures.executions,
+                milliseconds(choice.figures.execution_time),
+                signed(saved(choice)),
+                choice.peak.to_string()
+            );
+        }
+    }
+
+    fn sources(&self, row: &Candidate) -> String {
+        let kinds = [
+            ("activations", &row.activation_sources),
+            ("parameters", &row.parameter_sources),
+            ("others", &row.other_sources),
+        ];
+        let kinds = kinds.into_iter().filter(|(_, nodes)| !nodes.is_empty());
+        let parts: Vec<String> =
+            kinds.map(|(kind, nodes)| format!("{kind} {}", listed(&self.names(nodes)))).collect();
+        parts.join("; ")
+    }
+}
+
+/// What a choice takes off the peak; negative where it adds to it.
+fn saved(choice: &Choice) -> i64 {
+    choice.peak_before.0 as i64 - choice.peak.0 as i64
+}
+
+fn signed(bytes: i64) -> String {
+    let sign = if bytes < 0 { "-" } else { "" };
+    format!("{sign}{}", Bytes(bytes.unsigned_abs()))
+}
+
+fn mode(retention: Retention) -> &'static str {
+    match retention {
+        Retention::Save => "save",
+        Retention::Recompute => "recompute",
+        Retention::RecomputeEachUse => "recompute each use",
+    }
+}
+
+fn msps(figures: &Figures) -> String {
+    match figures.msps {
+        msps if msps.is_finite() => format!("{}/s", Bytes(msps as u64)),
+        _ => "free".to_string(),
+    }
+}
+
+fn milliseconds(seconds: Seconds) -> String {
+    format!("{:.3}", seconds.0 * 1e3)
+}
+
+fn listed(names: &[&str]) -> String {
+    match names.len().saturating_sub(LISTED) {
+        0 => names.join(", "),
+        more => format!("{} and {more} more", names[..LISTED].join(", ")),
+    }
+}

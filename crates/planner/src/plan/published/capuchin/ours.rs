@@ -1,0 +1,142 @@
+//! Capuchin: drop the activation that saves the most bytes per second of recomputation, until the
+//! peak fits. Invariant: the peak is re-simulated after every choice, and a choice that does not
+//! lower the bytes where the peak binds is not kept; so the peak never rises, and it is the
+//! simulated one, never a sum of predicted savings.
+
+use crate::analysis::{Liveness, MemoryCurve, liveness, memory_curve};
+use crate::graph::Graph;
+use crate::id::NodeId;
+use crate::plan::published::capuchin::msps::{Candidates, Choosing, Chosen};
+use crate::plan::rematerialize::{Readers, Retention, Retentions};
+use crate::plan::{Infeasible, Plan, PlanError, Planner, simulate};
+use crate::profile::Profile;
+use crate::units::Bytes;
+
+/// The greedy planner with the simulated peak as its judge.
+pub fn capuchin(
+    graph: &Graph,
+    profile: &Profile,
+    order: &[NodeId],
+    budget: Bytes,
+) -> Result<Plan, PlanError> {
+    let mut greedy = Greedy::new(graph, profile, order);
+    while greedy.curve.peak > budget {
+        if greedy.choose().is_none() {
+            let plan = Plan::of_runs(Planner::Capuchin, greedy.runs);
+            return Err(PlanError::Infeasible(Box::new(Infeasible::new(
+                graph, profile, budget, plan,
+            ))));
+        }
+    }
+    Ok(Plan::of_runs(Planner::Capuchin, greedy.runs))
+}
+
+/// The choices so far, and the sequence that they make.
+pub(super) struct Greedy<'a> {
+    graph: &'a Graph,
+    profile: &'a Profile,
+    order: &'a [NodeId],
+    readers: Readers,
+    candidates: Candidates<'a>,
+    retentions: Retentions,
+    runs: Vec<NodeId>,
+    lives: Liveness,
+    curve: MemoryCurve,
+}
+
+impl<'a> Greedy<'a> {
+    pub fn new(graph: &'a Graph, profile: &'a Profile, order: &'a [NodeId]) -> Greedy<'a> {
+        let lives = liveness(graph, profile, order);
+        Greedy {
+            graph,
+            profile,
+            order,
+            readers: Readers::new(graph, order),
+            candidates: Candidates::new(graph, profile, order),
+            retentions: Retentions::new(),
+            runs: order.to_vec(),
+            curve: memory_curve(graph, profile, order, &lives),
+            lives,
+        }
+    }
+
+    /// Open candidates by falling MSPS that are alive where the peak binds, and are not read there:
+    /// only they can lower it.
+    fn idle(&self) -> Vec<NodeId> {
+        let Greedy { graph, runs, curve, candidates, .. } = self;
+        let mut idle: Vec<NodeId> = Vec::new();
+        for life in self.lives.intervals.values() {
+            let spans = life.born.is_some_and(|born| (born as usize) < curve.at)
+                && curve.at < life.dies as usize;
+            let read =
+                runs.get(curve.at).is_some_and(|&node| graph.reads(node).contains(&life.storage));
+            if let Some(node) = graph.producer(life.storage).filter(|_| spans && !read) {
+                idle.push(node);
+            }
+        }
+        idle.sort_unstable();
+        idle.dedup();
+        idle.retain(|&node| candidates.is_open(node));
+        candidates.by_msps(&mut idle);
+        idle
+    }
+
+    /// Drops one more node and returns the sequence, if that lowers the bytes where the peak binds
+    /// without raising the peak anywhere else; otherwise the decision is taken back.
+    fn lowered_by(&mut self, node: NodeId) -> Option<Vec<NodeId>> {
+        for retention in [Retention::Recompute, Retention::RecomputeEachUse] {
+            self.retentions[node] = retention;
+            let runs = self.readers.rematerialize(self.graph, self.order, &self.retentions);
+            let after = simulate(self.graph, self.profile, &runs).curve;
+            let (before, curve) = (&self.runs, &self.curve);
+            let relieved = || {
+                held_at(&after, &runs, before[curve.at], before, curve.at)
+                    .is_some_and(|held| held < curve.held[curve.at])
+            };
+            if after.peak < curve.peak || (after.peak == curve.peak && relieved()) {
+                return Some(runs);
+            }
+        }
+        self.retentions[node] = Retention::Save;
+        None
+    }
+}
+
+impl Choosing for Greedy<'_> {
+    fn candidates(&self) -> &Candidates<'_> {
+        &self.candidates
+    }
+
+    /// The first that lowers the bytes where the peak binds.
+    fn choose(&mut self) -> Option<Chosen> {
+        let (node, runs) = self
+            .idle()
+            .into_iter()
+            .find_map(|node| self.lowered_by(node).map(|runs| (node, runs)))?;
+        let figures = self.candidates.figures(node);
+        let changed = self.candidates.choose(node);
+        self.lives = liveness(self.graph, self.profile, &runs);
+        self.curve = memory_curve(self.graph, self.profile, &runs, &self.lives);
+        self.runs = runs;
+        Some(Chosen { node, figures, retention: self.retentions[node], changed })
+    }
+
+    fn runs(&self) -> Vec<NodeId> {
+        self.runs.clone()
+    }
+}
+
+/// Bytes held in `runs` while the same run of `node` executes that stands at `at` in `before`.
+fn held_at(
+    curve: &MemoryCurve,
+    runs: &[NodeId],
+    node: NodeId,
+    before: &[NodeId],
+    at: usize,
+) -> Option<Bytes> {
+    // Runs are matched from the end: what is dropped later only adds runs before an access.
+    let later = before[at..].iter().filter(|&&other| other == node).count();
+    let position =
+        runs.iter().enumerate().rev().filter(|(_, other)| **other == node).nth(later - 1)?.0;
+    Some(curve.held[position])
+}
