@@ -1,5 +1,5 @@
-//! The acceptance cases of Capuchin, through the program. Invariant: the file says what is expected;
-//! sizes are multiplied by the alignment of addresses, so that they pack as the bytes do.
+//! The acceptance cases of Capuchin, through the program. Invariant: the file says what is
+//! expected; sizes are multiplied by the alignment of addresses, so that they pack as the bytes do.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -297,8 +297,8 @@ fn published_is_right_at_times_on_the_chain_of_six() {
     assert_eq!(right, [100, 200]);
 }
 
-/// Our rule at the budgets of the file's frontiers: within each budget or refused, never faster than
-/// the fastest plan that needs no more, and never higher than for a larger budget.
+/// Our rule at the budgets of the file's frontiers: within each budget or refused, and never higher
+/// than for a larger budget.
 #[test]
 fn ours_keeps_the_budgets_of_the_frontiers() {
     let mut plans = 0;

@@ -1,6 +1,6 @@
-//! Capuchin through the program: what `plan --explain` prints is what replaying it gives. Invariant:
-//! figures are read from the program's own output, and judged by what shares no code with it but the
-//! graph, the simulation and the rewriting.
+//! Capuchin through the program: what `plan --explain` prints is what replaying it gives.
+//! Invariant: figures are read from the program's own output, and judged by what shares no code
+//! with it but the graph, the simulation and the rewriting.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod cases;

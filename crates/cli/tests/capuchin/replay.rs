@@ -11,7 +11,7 @@ use tightfit::id::NodeId;
 use tightfit::machine::Machine;
 use tightfit::plan::{self, Retention, Retentions, rematerialize, simulate};
 use tightfit::profile::Profile;
-use tightfit::schedule::{self, Instruction};
+use tightfit::schedule;
 
 use crate::generator;
 use crate::oracle::Oracle;
@@ -162,7 +162,8 @@ impl Step {
         }
     }
 
-    /// The list of what is recomputed, from the sequence of runs alone. The machine reuses no input.
+    /// The list of what is recomputed, from the sequence of runs alone. The machine reuses no
+    /// input.
     fn recomputed(&self, rows: &Json, runs: &[NodeId]) {
         assert!(!self.profile.in_place);
         let graph = &self.graph;
@@ -211,8 +212,7 @@ impl Step {
     /// What the program planned, in its order.
     fn planned(&self, folder: &Path) -> Vec<NodeId> {
         let file = std::fs::read(folder.join("plan.json")).unwrap();
-        let schedule = schedule::read(&self.graph, &file).unwrap();
-        schedule.instructions.iter().filter_map(Instruction::call).map(|call| call.node).collect()
+        schedule::read(&self.graph, &file).unwrap().runs()
     }
 
     /// One answer of the program, replayed; whether there is a plan.

@@ -1,6 +1,6 @@
 //! What a legal schedule computes again, node by node. Invariant: every recomputation is counted
-//! once, and bytes count as saved only where the step as captured holds them and no call between the
-//! last use before a recomputation and that recomputation does.
+//! once, and bytes count as saved only where the step as captured holds them and no call between
+//! the last use before a recomputation and that recomputation does.
 
 use std::collections::BTreeMap;
 

@@ -111,7 +111,8 @@ proptest! {
                     let said = proof.prediction.unwrap();
                     prop_assert_eq!((said.need, said.choices), (need, explanation.choices.len()));
                     let predicted = last.map_or(unplanned, |last| last.predicted.unwrap());
-                    prop_assert_eq!((said.predicted, said.simulated), (predicted, explanation.peak()));
+                    let said = (said.predicted, said.simulated);
+                    prop_assert_eq!(said, (predicted, explanation.peak()));
                     prop_assert!(proof.needed <= proof.reached && budget < proof.reached);
                     prop_assert_eq!(plan(proof.reached).unwrap().runs(), proof.plan.runs());
                     let less = proof.reached - Bytes(1);

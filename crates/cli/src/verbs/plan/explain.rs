@@ -1,5 +1,5 @@
-//! Capuchin's choices, as table and as JSON. Invariant: the choices shown are those of the plan that
-//! is shown: they end with its sequence of runs, and with its peak.
+//! Capuchin's choices, as table and as JSON. Invariant: the choices shown are those of the plan
+//! that is shown: they end with its sequence of runs, and with its peak.
 
 use anyhow::ensure;
 use serde_json::{Value, json};
@@ -11,7 +11,6 @@ use tightfit::plan::published::capuchin::{
 };
 use tightfit::plan::{Infeasible, Planner, Retention, base_order, simulate};
 use tightfit::profile::Profile;
-use tightfit::schedule::{Instruction, Schedule};
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::{FittedGraph, FittingError};
 
@@ -42,7 +41,7 @@ pub fn of_plan<'a>(
         }
         _ => return Ok(None),
     };
-    let runs = runs(planned.fitted.schedule());
+    let runs = planned.fitted.schedule().runs();
     let explanation = explain(graph, profile, &order, rule, Some(&runs));
     ensure!(
         explanation.runs == runs && explanation.peak() == planned.fitted.timeline().peak,
@@ -69,11 +68,6 @@ pub fn of_refusal<'a>(
     let order = base_order(graph, profile);
     let explanation = explain(graph, profile, &order, rule, None);
     Some((Explained { graph, rule, explanation }, proof.clone()))
-}
-
-/// The nodes of a schedule, in the order in which they run.
-fn runs(schedule: &Schedule) -> Vec<NodeId> {
-    schedule.instructions.iter().filter_map(Instruction::call).map(|call| call.node).collect()
 }
 
 impl Explained<'_> {

@@ -98,8 +98,8 @@ impl Explanation {
     }
 }
 
-/// The choices of a rule over `order`: as far as they make the sequence `shown`, or, without one, as
-/// far as the rule itself goes.
+/// The choices of a rule over `order`: as far as they make the sequence `shown`, or, without one,
+/// as far as the rule itself goes.
 pub fn explain(
     graph: &Graph,
     profile: &Profile,
