@@ -404,7 +404,8 @@ fn a_person_can_read_the_overview() {
 #[test]
 fn a_person_can_read_the_nodes() {
     shows(
-        "corpus/steps/gpt-nano --machine a100-80gb --nodes --module h.0.attn --sort idle_ms --top 8",
+        "corpus/steps/gpt-nano --machine a100-80gb --nodes --module h.0.attn --sort idle_ms \
+         --top 8",
         expect![[r#"
             gpt-nano: 104 nodes, 0.01 ms on a100-80gb: 0.00 ms forward and 0.01 ms backward
             peak 4.3 MiB (4478468 bytes) at `_log_softmax_backward_data` in the root \

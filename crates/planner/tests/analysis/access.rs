@@ -1,5 +1,6 @@
-//! Capuchin's profile: lives, idle seconds, swapping, the peak interval. Invariant: the oracle asks,
-//! for each node and each run, what the definitions ask, and shares no code with the analysis.
+//! Capuchin's profile: lives, idle seconds, swapping, the peak interval. Invariant: the oracle
+//! asks, for each node and each run, what the definitions ask, and shares no code with the
+//! analysis.
 
 use proptest::prelude::*;
 use tightfit::analysis::{MemoryCurve, PeakInterval, access_profile, held, passes};

@@ -1,5 +1,5 @@
-//! Operators with the backward nodes that differentiate them. Invariant: alone, one is judged by the
-//! sets that `doc/theory/dataflow.md` defines; shares of all add up to the graph's figures.
+//! Operators with the backward nodes that differentiate them. Invariant: alone, one is judged by
+//! the sets that `doc/theory/dataflow.md` defines; shares of all add up to the graph's figures.
 
 use fastrand::Rng;
 use proptest::prelude::*;

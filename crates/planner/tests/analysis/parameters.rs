@@ -1,4 +1,5 @@
-//! Whose parameters are whose. Invariant: what owns one is asked of paths and readers, node by node.
+//! Whose parameters are whose. Invariant: what owns one is asked of paths and readers, node by
+//! node.
 
 use tightfit::analysis::modules::{measure, parameters};
 use tightfit::analysis::{dataflow, passes};

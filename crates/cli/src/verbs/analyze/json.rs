@@ -16,6 +16,7 @@ pub fn json(facts: &Facts, depth: usize) -> Value {
     let at = facts.order.get(curve.at).copied();
     let nodes = graph.nodes().keys().filter(|&node| facts.is_shown(node));
     let operators = facts.operators.iter().filter(|operator| facts.is_shown(operator.node));
+    let intervals = facts.intervals.iter().map(|row| interval(facts, row));
     json!({
         "graph": graph.name(),
         "machine": facts.machine.name,
@@ -26,7 +27,7 @@ pub fn json(facts: &Facts, depth: usize) -> Value {
         "peak_module": at.map(|node| facts.module(node)),
         "budget_bytes": facts.limit.map(|limit| limit.budget),
         "reserve_bytes": facts.limit.map(|limit| limit.reserve),
-        "peak_intervals": facts.intervals.iter().map(|row| interval(facts, row)).collect::<Vec<_>>(),
+        "peak_intervals": intervals.collect::<Vec<_>>(),
         "within_module": flow.tree.branches()[facts.within].path,
         "live": facts.live().iter().map(tensor).collect::<Vec<_>>(),
         "modules": modules(facts, depth),
