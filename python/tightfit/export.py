@@ -43,13 +43,9 @@ def export(
     evaluation_batch: tuple[Any, Any] | None = None,
     provenance: dict[str, Any] | None = None,
     execute: bool = True,
-<<<<<<< HEAD
     measure: bool = False,
     device: str | torch.device | None = None,
-) -> None:
-=======
 ) -> dict[str, torch.Tensor]:
->>>>>>> main
     """Writes one training step of `model` under the loss `loss_fn(model(inputs), targets)`.
 
     `example_batch` is `(inputs, targets)`; its shapes are fixed in the graphs. `optimizer` is `"adamw"`, `"sgd"` or a
@@ -62,17 +58,15 @@ def export(
     With `execute=False`, `out` is one file ending in `.json` or `.json.gz` and receives the training graph alone, for
     planning: the model may live on fake tensors and have any dtype; `optimizer=None` makes the gradients outputs.
 
-<<<<<<< HEAD
     With `measure=True` as well, each call of that graph is run on `device` (where the model lives, or `"cpu"` for a
     model of fake tensors) with made-up inputs, one call at a time, and its seconds are written into the graph, where
     they take the place of the planner's prediction. This takes about a tenth of a second for each different call and
     the memory of the largest one. Updates of parameters are measured as PyTorch's fused updates, one parameter each.
     A warning names the calls that cannot be run so; they have no seconds, and the planner predicts theirs.
-=======
+
     Returns the tensors that the graph reads and the model does not have, by the name that the graph gives them: buffers
     of the loss (`loss.weight`), and constants that the forward pass makes out of thin air (`constant.…`). `arguments`
     takes them; most models have none.
->>>>>>> main
 
     Raises `ExportError`.
     """
@@ -82,13 +76,9 @@ def export(
     if not execute:
         if not path.name.endswith((".json", ".json.gz")):
             raise ExportError(f"out={path.name!r}; with execute=False name one file ending in .json or .json.gz")
-<<<<<<< HEAD
-        graph, _ = _graph(model, loss_fn, example_batch, name, chosen, training=True, execute=False)
+        graph, tensors = _graph(model, loss_fn, example_batch, name, chosen, training=True, execute=False)
         if where is not None:
             graph = measured(graph, where)
-=======
-        graph, tensors = _graph(model, loss_fn, example_batch, name, chosen, training=True, execute=False)
->>>>>>> main
         write_all({path: to_json(graph).encode() if path.name.endswith(".json") else to_gzip(graph)})
         return _foreign(graph, tensors, model)
 

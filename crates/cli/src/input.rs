@@ -27,9 +27,18 @@ pub fn graph(path: &Path) -> anyhow::Result<(Graph, bool)> {
     }
 }
 
+/// Statistics of a model's modules, and where they come from.
+pub struct Statistics {
+    pub info: ModuleInfo,
+    /// The file that holds them; empty where they are those of a graph.
+    pub text: Vec<u8>,
+    /// The machine that a graph was measured for.
+    pub machine: Option<String>,
+}
+
 /// Statistics of a model's modules: from a file that holds them, or of a graph or a step on a
-/// machine; and the text of the file. Files are told apart by what is in them.
-pub fn modules(path: &Path, on: &OnMachine) -> anyhow::Result<(ModuleInfo, Vec<u8>)> {
+/// machine. Files are told apart by what is in them.
+pub fn modules(path: &Path, on: &OnMachine) -> anyhow::Result<Statistics> {
     let text = if path.is_dir() {
         Vec::new()
     } else {
@@ -40,12 +49,13 @@ pub fn modules(path: &Path, on: &OnMachine) -> anyhow::Result<(ModuleInfo, Vec<u
         && ["\"mod_stats\"", "\"mod_order\"", "\"module_info\""].into_iter().any(has)
     {
         let info = ModuleInfo::from_json(&text).with_context(|| path.display().to_string())?;
-        return Ok((info, text));
+        return Ok(Statistics { info, text, machine: None });
     }
     let (graph, is_step) = self::graph(path)?;
     let machine = on.machine(is_step)?;
     let profile = Profile { in_place: false, ..self::profile(&graph, &machine) };
-    Ok((measure(&graph, &profile)?, Vec::new()))
+    let info = measure(&graph, &profile)?;
+    Ok(Statistics { info, text: Vec::new(), machine: Some(machine.name) })
 }
 
 /// The machine that a step is planned for, as it is given on the command line.

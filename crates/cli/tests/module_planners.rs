@@ -35,6 +35,30 @@ fn sac_reads_statistics_and_prints_what_it_chose() {
 }
 
 #[test]
+fn a_plan_is_printed_in_the_terms_of_pytorch() {
+    let here = folder();
+    let verb = format!("sac {} --budget 70%", statistics("llama_tiny_4l"));
+    let result = run(here.path(), &format!("{verb} --json")).done().result();
+    let decisions = result["sac_milp"]["ac_decisions"].as_object().unwrap();
+    let units = result["units"].as_array().unwrap();
+    assert_eq!(decisions.len(), units.len());
+    for unit in units {
+        assert_eq!(decisions[unit["module"].as_str().unwrap()], unit["discard_ratio"]);
+    }
+    assert_eq!(result["sac_milp"]["recomputation_time"], result["recompute_ms"]);
+    assert_eq!(result["sac_milp"]["peak_mem"], result["peak_bytes"]);
+    let text = run(here.path(), &verb).done().stdout;
+    let peak = result["peak_bytes"].as_u64().unwrap();
+    let returned = format!("recomputation_time 0.35 (ms), peak_mem {peak} (bytes), ac_decisions:");
+    assert!(text.contains(&returned), "{text}");
+    for (module, ratio) in decisions {
+        let ratio = format!("{:.4}", ratio.as_f64().unwrap());
+        let line = text.lines().find(|line| line.split_whitespace().next() == Some(module));
+        assert_eq!(line.unwrap().split_whitespace().nth(1), Some(ratio.as_str()), "{text}");
+    }
+}
+
+#[test]
 fn what_cannot_be_met_ends_with_code_3_and_its_proof() {
     let here = folder();
     let ran = run(here.path(), &format!("sac {} --budget 35% --json", statistics("llama_tiny_4l")));

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use tightfit::Goal;
 use tightfit::check::Checked;
-use tightfit::graph::{self, Graph, GraphBuilder, Node, NodeSpec, Phase, Value, ValueSpec};
+use tightfit::graph::{self, Graph, GraphBuilder, NodeSpec, Phase, Value, ValueSpec};
 use tightfit::id::{BufferId, ModuleId, NodeId, StorageId, ValueId};
 use tightfit::machine::Machine;
 use tightfit::operator::Unsuited;
@@ -100,30 +100,6 @@ fn outcome(
     Ok(Ok(mine.into_iter().map(|place| after[place as usize]).collect()))
 }
 
-fn spec(node: &Node) -> NodeSpec {
-    NodeSpec {
-        name: node.name.clone(),
-        op: node.op.clone(),
-        phase: node.phase,
-        module: node.module,
-        parameter: node.parameter.clone(),
-        inputs: node.inputs.clone(),
-        args: node.args.clone(),
-        kwargs: node.kwargs.clone(),
-        flops: node.flops,
-        bytes_read: node.bytes_read,
-        bytes_written: node.bytes_written,
-        workspace: node.workspace,
-        seconds: node.seconds,
-        random: node.random,
-        seed_slot: node.seed_slot,
-        mutates: node.mutates,
-        // The graph that is made has this node alone.
-        differentiates: None,
-        recomputes: None,
-    }
-}
-
 fn renamed(argument: &Argument, names: &BTreeMap<ValueId, ValueId>) -> Argument {
     match argument {
         Argument::Value(value) => Argument::Value(names[value]),
@@ -153,14 +129,7 @@ fn alone(
         let storage = *storages.entry(value.storage).or_insert_with(|| {
             builder.storage(Bytes(graph.storages()[value.storage].0 * 16 + 256))
         });
-        let mut spec = ValueSpec {
-            shape: value.tensor.shape.clone(),
-            dtype: value.tensor.dtype,
-            storage,
-            contiguous: value.tensor.contiguous,
-            strides: value.tensor.strides.clone(),
-            offset: value.tensor.offset,
-        };
+        let mut spec = ValueSpec { storage, ..ValueSpec::from(value) };
         if position == changed {
             change(&mut spec);
         }
@@ -181,7 +150,7 @@ fn alone(
         kwargs: (call.kwargs.iter())
             .map(|(name, argument)| (name.clone(), rename(argument)))
             .collect(),
-        ..spec(call)
+        ..NodeSpec::from(call)
     };
     let outputs: Vec<Option<ValueSpec>> = (call.outputs.iter())
         .map(|output| output.map(|value| specified(value, &mut builder)))

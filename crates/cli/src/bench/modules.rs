@@ -49,7 +49,7 @@ pub fn modules(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let (mut rows, mut results): (Vec<Vec<String>>, Vec<Value>) = (Vec::new(), Vec::new());
     for path in paths {
-        let (info, _) = input::modules(&path, &OnMachine::default())?;
+        let info = input::modules(&path, &OnMachine::default())?.info;
         let name =
             path.file_name().map_or_else(String::new, |name| name.to_string_lossy().into_owned());
         let answers = answers(

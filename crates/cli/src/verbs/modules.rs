@@ -1,34 +1,41 @@
 //! `tightfit modules`: what each module of a model holds, and how long it takes. Invariant: the
-//! table and the JSON show the same statistics.
+//! table and the JSON show the same statistics; statistics that were given are printed as they were.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
-use tightfit::analysis::modules::{ModuleIndex, ModuleInfo, measure};
-use tightfit::profile::Profile;
+use serde_json::{Value, json};
+use tightfit::analysis::modules::{ModuleIndex, ModuleInfo};
 use tightfit::units::{Bytes, Seconds};
 
-use crate::input::{self, OnMachine};
+use crate::input::{self, OnMachine, Statistics};
 
 /// Show what each module of a step holds in the forward and the backward pass, and how long it
 /// takes.
 #[derive(Args)]
-#[command(
-    after_help = "Example:\n  tightfit modules corpus/graphs/llama_1b_b2_s2048.json.gz --depth \
-        4\n  tightfit modules corpus/steps/gpt-small --json > modules.json"
-)]
+#[command(after_help = "\
+Examples:
+  tightfit modules corpus/graphs/llama_1b_b2_s2048.json.gz --depth 4
+  tightfit modules corpus/steps/gpt-small --json > modules.json
+  tightfit modules corpus/cases/module_info/module_info_llama_tiny_4l.json --depth 2")]
 pub struct Arguments {
-    /// A graph file or a step's folder
-    graph: PathBuf,
+    /// A graph file, a step's folder, or statistics of modules as JSON (`tightfit modules --json`,
+    /// or PyTorch's tools)
+    input: PathBuf,
     #[command(flatten)]
     on: OnMachine,
     /// How many levels of modules to show below the root [default: all]
     #[arg(long)]
     depth: Option<usize>,
-    /// Print the statistics of all modules as JSON, as PyTorch's tools write them
+    /// Print the statistics of all modules as JSON, as PyTorch's tools write them, each with its
+    /// places in the forward pre-order and post-order
     #[arg(long)]
     json: bool,
+    /// Add to the JSON who contains whom, a matrix of all modules by all modules: `ad_matrix` of
+    /// PyTorch's `parse_module_info`
+    #[arg(long, requires = "json")]
+    ancestors: bool,
 }
 
 /// A column of the table.
@@ -52,16 +59,14 @@ saved: made inside for the backward pass, freed by checkpointing; held: all acti
 forward pass of the\nmodule ends; held back, gradients, temporary: all activations, gradients and \
 temporaries at the peak of its backward pass";
 
-/// Measures and prints.
+/// Reads or measures, and prints.
 pub fn modules(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let (graph, is_step) = input::graph(&arguments.graph)?;
-    let machine = arguments.on.machine(is_step)?;
-    let profile = Profile { in_place: false, ..input::profile(&graph, &machine) };
-    let info = measure(&graph, &profile)?;
+    let statistics = input::modules(&arguments.input, &arguments.on)?;
     if arguments.json {
-        println!("{}", info.to_json());
+        println!("{}", document(&statistics, arguments.ancestors));
         return Ok(ExitCode::SUCCESS);
     }
+    let Statistics { info, machine, .. } = statistics;
     let deepest = arguments.depth.unwrap_or(usize::MAX);
     let shown: Vec<(ModuleIndex, usize)> = info
         .modules()
@@ -69,17 +74,19 @@ pub fn modules(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         .map(|module| (module, info.lineage(module).count() - 1))
         .filter(|&(_, depth)| depth <= deepest)
         .collect();
+    let root = &info.modules()[info.root()];
     println!(
-        "{}: {} modules, {} ms forward and {} ms backward on {}",
-        graph.name(),
+        "{}: {} modules, {} ms forward and {} ms backward {}",
+        root.name,
         info.modules().len(),
-        milliseconds(info.modules()[info.root()].forward),
-        milliseconds(info.modules()[info.root()].backward),
-        machine.name
+        milliseconds(root.forward),
+        milliseconds(root.backward),
+        machine.map_or("as recorded".to_string(), |machine| format!("on {machine}"))
     );
     println!(
-        "peak {} ({} bytes) of parameters, gradients and activations, without batch, buffers and \
-         optimizer state",
+        "baseline {} ms, peak {} ({} bytes) of parameters, gradients and activations, without \
+         batch, buffers and optimizer state",
+        milliseconds(info.baseline_seconds()),
         info.baseline_peak(),
         info.baseline_peak().0
     );
@@ -112,7 +119,23 @@ pub fn modules(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The last component of a module's name; for the root all of it.
+/// The statistics as JSON, with the baseline, and with what else was recorded of operators.
+fn document(statistics: &Statistics, ancestors: bool) -> Value {
+    let info = &statistics.info;
+    let mut document = info.document();
+    document["baseline_peak_bytes"] = json!(info.baseline_peak());
+    document["baseline_ms"] = json!(info.baseline_seconds().0 * 1e3);
+    if ancestors {
+        document["ad_matrix"] = json!(info.ancestor_matrix());
+    }
+    let given: Value = serde_json::from_slice(&statistics.text).unwrap_or_default();
+    if let Some(operators) = given.get("sac_stats") {
+        document["sac_stats"] = operators.clone();
+    }
+    document
+}
+
+/// What is behind the name of the nearest module above; for the root all of its name.
 fn name(info: &ModuleInfo, module: ModuleIndex) -> &str {
     let name = &info.modules()[module].name;
     info.parent(module).map_or(name, |parent| &name[info.modules()[parent].name.len() + 1..])

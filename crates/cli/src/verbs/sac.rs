@@ -6,11 +6,11 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Args;
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tightfit::analysis::modules::{ModuleInfo, operators};
 use tightfit::plan::modules::{CheckpointedUnit, SelectiveTask, policy, selective};
 
-use crate::input::{self, OnMachine};
+use crate::input::{self, OnMachine, Statistics};
 use crate::solver::{self, Solver, named, within};
 
 /// Choose which modules recompute how much of their activations, in the least time, under a budget.
@@ -48,7 +48,7 @@ pub struct Arguments {
 /// Plans and prints.
 pub fn sac(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let budget = arguments.budget.parse()?;
-    let (info, text) = input::modules(&arguments.input, &arguments.on)?;
+    let Statistics { info, text, .. } = input::modules(&arguments.input, &arguments.on)?;
     let allowed = arguments.units.as_ref().map(|names| named(&info, names)).transpose()?;
     let sharded = named(&info, &arguments.sharded)?;
     let limits = arguments.solver.limits();
@@ -62,8 +62,18 @@ pub fn sac(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     })?;
     let seconds = start.elapsed().as_secs_f64();
     if arguments.json {
+        let decisions: Map<String, Value> = plan
+            .units
+            .iter()
+            .map(|unit| (info.modules()[unit.module].name.clone(), json!(unit.discard_ratio)))
+            .collect();
         let result = json!({
             "units": units_json(&info, &plan.units, &text)?,
+            "sac_milp": {
+                "ac_decisions": decisions,
+                "recomputation_time": plan.recompute.0 * 1e3,
+                "peak_mem": plan.peak,
+            },
             "recompute_ms": plan.recompute.0 * 1e3,
             "peak_bytes": plan.peak,
             "peak_module": info.modules()[plan.binding].name,
@@ -86,6 +96,11 @@ pub fn sac(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         info.baseline_seconds().0 * 1e3,
         solver::quality(plan.gap),
     );
+    println!(
+        "as sac_milp returns it: recomputation_time {:.2} (ms), peak_mem {} (bytes), ac_decisions:",
+        plan.recompute.0 * 1e3,
+        plan.peak.0,
+    );
     print_units(&info, &plan.units);
     Ok(ExitCode::SUCCESS)
 }
@@ -95,11 +110,15 @@ pub fn print_units(info: &ModuleInfo, units: &[CheckpointedUnit]) {
     if units.is_empty() {
         return println!("nothing is recomputed");
     }
-    println!("\n{:<48} {:>9} {:>12} {:>12}", "checkpointed", "discarded", "freed", "recompute ms");
+    println!(
+        "\n{:<48} {:>13} {:>12} {:>12}",
+        "checkpointed", "discard ratio", "freed", "recompute ms"
+    );
     for unit in units {
-        let (name, share) = (&info.modules()[unit.module].name, unit.discard_ratio * 100.0);
         println!(
-            "{name:<48} {share:>8.2}% {:>12} {:>12.3}",
+            "{:<48} {:>13.4} {:>12} {:>12.3}",
+            info.modules()[unit.module].name,
+            unit.discard_ratio,
             unit.discarded.to_string(),
             unit.recompute.0 * 1e3
         );

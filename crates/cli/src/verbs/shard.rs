@@ -11,7 +11,7 @@ use tightfit::machine::Link;
 use tightfit::plan::modules::{ShardTask, ShardVariant};
 use tightfit::units::{Bytes, Seconds};
 
-use crate::input::{self, OnMachine};
+use crate::input::{self, OnMachine, Statistics};
 use crate::solver::{Solver, named, quality, within};
 use crate::values::{bandwidth, duration};
 use crate::verbs::sac;
@@ -80,7 +80,7 @@ enum Variant {
 /// Plans and prints.
 pub fn shard(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let budget = arguments.budget.parse()?;
-    let (info, text) = input::modules(&arguments.input, &arguments.on)?;
+    let Statistics { info, text, .. } = input::modules(&arguments.input, &arguments.on)?;
     let units = arguments.units.as_ref().map(|names| named(&info, names)).transpose()?;
     let link = Link { latency: arguments.latency, bandwidth: arguments.bandwidth };
     let start = Instant::now();

@@ -84,6 +84,32 @@ impl NodeSpec {
     }
 }
 
+impl From<&Node> for NodeSpec {
+    /// The same node, without its outputs.
+    fn from(node: &Node) -> NodeSpec {
+        NodeSpec {
+            name: node.name.clone(),
+            op: node.op.clone(),
+            phase: node.phase,
+            module: node.module,
+            parameter: node.parameter.clone(),
+            inputs: node.inputs.clone(),
+            args: node.args.clone(),
+            kwargs: node.kwargs.clone(),
+            flops: node.flops,
+            bytes_read: node.bytes_read,
+            bytes_written: node.bytes_written,
+            workspace: node.workspace,
+            seconds: node.seconds,
+            random: node.random,
+            seed_slot: node.seed_slot,
+            mutates: node.mutates,
+            differentiates: node.differentiates,
+            recomputes: node.recomputes,
+        }
+    }
+}
+
 /// A tensor that a node is to produce: its type, and the storage that it lies in.
 #[derive(Clone, Debug)]
 pub struct ValueSpec {
@@ -111,6 +137,20 @@ impl ValueSpec {
             contiguous: true,
             strides: None,
             offset: 0,
+        }
+    }
+}
+
+impl From<&Value> for ValueSpec {
+    /// The same tensor, in the same storage.
+    fn from(value: &Value) -> ValueSpec {
+        ValueSpec {
+            shape: value.tensor.shape.clone(),
+            dtype: value.tensor.dtype,
+            storage: value.storage,
+            contiguous: value.tensor.contiguous,
+            strides: value.tensor.strides.clone(),
+            offset: value.tensor.offset,
         }
     }
 }

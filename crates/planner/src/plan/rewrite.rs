@@ -178,24 +178,13 @@ impl Rewriting<'_> {
         };
         let kwargs = node.kwargs.iter();
         let mut spec = NodeSpec {
-            name: node.name.clone(),
-            op: node.op.clone(),
             phase,
-            module: node.module,
-            parameter: node.parameter.clone(),
             args: node.args.iter().map(|argument| replaced(argument, &renamed)).collect(),
             kwargs: kwargs.map(|(key, value)| (key.clone(), replaced(value, &renamed))).collect(),
             inputs,
-            flops: node.flops,
-            bytes_read: node.bytes_read,
-            bytes_written: node.bytes_written,
-            workspace: node.workspace,
-            seconds: node.seconds,
-            random: node.random,
-            seed_slot: node.seed_slot,
-            mutates: node.mutates,
             differentiates: node.differentiates.and_then(|target| self.first[target]),
             recomputes: node.recomputes.and_then(|target| self.first[target]),
+            ..NodeSpec::from(node)
         };
         match self.first[id] {
             None => self.first[id] = Some(NodeId::from_u32(self.next)),
@@ -231,14 +220,7 @@ impl Rewriting<'_> {
             let value = &self.graph.values()[output];
             let storage = place(value).ok_or_else(|| self.unreadable(output, &node.name))?;
             lies.push((output, storage));
-            outputs.push(Some(ValueSpec {
-                shape: value.tensor.shape.clone(),
-                dtype: value.tensor.dtype,
-                storage,
-                contiguous: value.tensor.contiguous,
-                strides: value.tensor.strides.clone(),
-                offset: value.tensor.offset,
-            }));
+            outputs.push(Some(ValueSpec { storage, ..ValueSpec::from(value) }));
         }
         let made = self.builder.node(spec, &outputs);
         for ((output, storage), made) in lies.into_iter().zip(made) {

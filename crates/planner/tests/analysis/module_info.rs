@@ -1,7 +1,8 @@
 //! Statistics of modules, read and written: the recorded ones, and what must be refused. Invariant:
 //! a refusal names the module.
 
-use crate::corpus;
+use crate::{corpus, generator};
+use proptest::prelude::*;
 use serde_json::{Value, json};
 use tightfit::analysis::modules::{ModuleIndex, ModuleInfo};
 
@@ -36,6 +37,15 @@ fn the_tree_and_the_baseline_are_those_of_the_recorded_case() {
         .map(|&i| modules.iter().map(|&j| u8::from(info.contains(i, j))).collect())
         .collect();
     assert_eq!(json!(contains), expected["ad_matrix"]);
+    assert_eq!(json!(info.ancestor_matrix()), expected["ad_matrix"]);
+    for (at, stats) in
+        info.document()["module_info"]["mod_stats"].as_array().unwrap().iter().enumerate()
+    {
+        assert_eq!(
+            (&stats["index"], &stats["pos_fw_post_order"]),
+            (&json!(at), &json!(positions[at]))
+        );
+    }
     assert_eq!(json!(info.baseline_peak().0), expected["baseline_peak"]);
     assert!(
         (info.baseline_seconds().0 * 1e3 - expected["baseline_runtime"].as_f64().unwrap()).abs()
@@ -157,11 +167,7 @@ fn what_is_written_reads_the_same() {
                 .unwrap();
             for (field, value) in stats.as_object().unwrap() {
                 match (value.as_f64(), again[field].as_f64()) {
-                    // Two numbers of milliseconds may be the same number of seconds.
-                    (Some(a), Some(b)) => assert!(
-                        a == b || (b / 1e3 == a / 1e3 && field.contains("runtime")),
-                        "{field}: {a} {b}"
-                    ),
+                    (Some(a), Some(b)) => assert_eq!(a.to_bits(), b.to_bits(), "{field}"),
                     _ => assert_eq!(again[field], *value, "{field}"),
                 }
             }
@@ -171,6 +177,45 @@ fn what_is_written_reads_the_same() {
                 written["module_info"]["mod_order"][order], given["mod_order"][order],
                 "{order}"
             );
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(generator::config(300))]
+
+    #[test]
+    fn every_number_is_written_as_it_was_read(
+        times in prop::collection::vec(0u64..0x412e_8480_0000_0000, 3), // up to a million
+        points in prop::collection::vec((0.0..=1.1f64, 0.0..=1.0f64), 0..6),
+        bytes in 0u64..1 << 44,
+    ) {
+        let mut given = tree(&["M", "M.a"]);
+        let fields = ["fw_runtime_per_module", "bw_runtime_per_module", "sac_runtime"];
+        let times: Vec<f64> = times.into_iter().map(f64::from_bits).collect();
+        for (field, &milliseconds) in fields.into_iter().zip(&times) {
+            given["mod_stats"][1][field] = json!(milliseconds);
+        }
+        let mut points = points;
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        given["mod_stats"][1]["act_total"] = json!(bytes);
+        given["mod_stats"][1]["tradeoff_curve"] = json!(points);
+        let info = read(&given);
+        let written = info.to_json();
+        prop_assert_eq!(&ModuleInfo::from_json(written.as_bytes()).unwrap(), &info);
+        let written: Value = serde_json::from_str(&written).unwrap();
+        let again = &written["module_info"]["mod_stats"][1];
+        for (field, milliseconds) in fields.into_iter().zip(times) {
+            prop_assert_eq!(again[field].as_f64().map(f64::to_bits), Some(milliseconds.to_bits()));
+        }
+        prop_assert_eq!(&again["tradeoff_curve"], &json!(points));
+        prop_assert_eq!(&again["act_total"], &json!(bytes));
+        // As the table that Python writes of an `OrderedDict`, the curve is the same.
+        let table: serde_json::Map<String, Value> =
+            points.iter().map(|&(x, y)| (format!("{x:?}"), json!(y))).collect();
+        if table.len() == points.len() {
+            given["mod_stats"][1]["tradeoff_curve"] = json!(table);
+            prop_assert_eq!(&read(&given), &info);
         }
     }
 }

@@ -333,49 +333,49 @@ fn the_seven_graphs_have_these_baselines() {
         text += &row(&info.modules()[info.root()]);
     }
     expect![[r#"
-        222 modules, baseline 11745315968 bytes, 110.077 ms; bert_base_drop_b16_s512:
+        221 modules, baseline 11745315968 bytes, 110.077 ms; bert_base_drop_b16_s512:
             parameters 219028596, gradients 219028596
             total gradients 0, forward activations 9525923844
             backward activations 9525923844, activation gradients 2000363524
             total activations 9525923848, input 131072
             output 4, checkpointing 24979730976
             30.988 + 79.089 + 30.988 ms; 25 segments
-        248 modules, baseline 8849328140 bytes, 86.441 ms; gpt2_medium_b4_s1024:
+        247 modules, baseline 8849328140 bytes, 86.441 ms; gpt2_medium_b4_s1024:
             parameters 709646336, gradients 709646336
             total gradients 0, forward activations 6492823556
             backward activations 6492823556, activation gradients 1646858244
             total activations 6492823560, input 65536
             output 4, checkpointing 11379429505
             20.611 + 65.829 + 20.611 ms; 23 segments
-        128 modules, baseline 4852627980 bytes, 35.640 ms; gpt2_small_b8_s512:
+        127 modules, baseline 4852627980 bytes, 35.640 ms; gpt2_small_b8_s512:
             parameters 248879616, gradients 248879616
             total gradients 0, forward activations 2956890116
             backward activations 2956890116, activation gradients 1646858244
             total activations 2956890120, input 65536
             output 4, checkpointing 5566763233
             8.411 + 27.230 + 8.411 ms; 24 segments
-        216 modules, baseline 19606462476 bytes, 198.094 ms; llama_1b_b2_s2048:
+        215 modules, baseline 19606462476 bytes, 198.094 ms; llama_1b_b2_s2048:
             parameters 2471628800, gradients 2471628800
             total gradients 0, forward activations 12932104196
             backward activations 12932104196, activation gradients 4202729476
             total activations 12932104200, input 65536
             output 4, checkpointing 24292544593
             58.586 + 139.507 + 58.586 ms; 25 segments
-        256 modules, baseline 2863889144 bytes, 24.750 ms; mobilenet_v3_large_b64:
+        193 modules, baseline 2851846904 bytes, 24.750 ms; mobilenet_v3_large_b64:
             parameters 21932128, gradients 21932128
             total gradients 10044320, forward activations 2785111364
             backward activations 2783724532, activation gradients 30105608
             total activations 2785209336, input 38535680
             output 4, checkpointing 5437145484
             5.681 + 19.069 + 5.681 ms; 61 segments
-        152 modules, baseline 2897199604 bytes, 24.079 ms; resnet50_b32:
+        144 modules, baseline 2897199604 bytes, 24.079 ms; resnet50_b32:
             parameters 102228128, gradients 102228128
             total gradients 26046368, forward activations 2730177028
             backward activations 2691440044, activation gradients 38535172
             total activations 2730389936, input 19267840
             output 4, checkpointing 4859586692
             5.842 + 18.237 + 5.842 ms; 29 segments
-        104 modules, baseline 2459277864 bytes, 38.345 ms; vit_b16_b32:
+        92 modules, baseline 2459277864 bytes, 38.345 ms; vit_b16_b32:
             parameters 173135312, gradients 173135312
             total gradients 6261200, forward activations 1882880644
             backward activations 1785897988, activation gradients 397000704

@@ -78,7 +78,10 @@ fn all_parameters_are_the_models_and_statistics_say_the_same() {
             graph.nodes().iter().filter(|(_, node)| node.phase == Phase::Parameter).map(of).sum();
         assert_eq!(owners.bytes[flow.tree.root()], all, "{}", graph.name());
         let info = measure(&graph, &profile(&graph)).unwrap();
-        for (module, stats) in info.modules() {
+        let called = flow.tree.branches().iter().filter(|(_, branch)| branch.is_called);
+        let called: Vec<_> = called.map(|(module, _)| module).collect();
+        assert_eq!(called.len(), info.modules().len(), "{}", graph.name());
+        for (module, stats) in called.into_iter().zip(info.modules().values()) {
             assert_eq!(owners.bytes[module], stats.parameters, "{} {}", graph.name(), stats.name);
         }
     }

@@ -77,10 +77,15 @@ impl Cell {
         Cell::number(bytes.0 as f64, bytes.to_string())
     }
 
-    /// A time, in four significant digits or so.
+    /// A time, in four significant digits or so, down to a tenth of a microsecond.
     pub fn milliseconds(seconds: Seconds) -> Cell {
-        let digits = (3.0 - (seconds.0 * 1e3).log10().floor()).clamp(1.0, 4.0) as usize;
-        Cell::number(seconds.0, format!("{:.digits$}", seconds.0 * 1e3))
+        let milliseconds = seconds.0 * 1e3;
+        let digits = (3.0 - milliseconds.log10().floor()).clamp(1.0, 4.0) as usize;
+        let text = match milliseconds < 0.00005 {
+            true => "<0.0001".to_string(),
+            false => format!("{milliseconds:.digits$}"),
+        };
+        Cell::number(seconds.0, text)
     }
 
     /// Operations, by thousands.

@@ -1,10 +1,13 @@
 //! Module statistics in the JSON of PyTorch's tools. Invariant: what is wrong with a figure is said
 //! with the name of its module; what was read is written so that it reads the same, bit for bit.
 
+use std::collections::BTreeMap;
+
+use cranelift_entity::EntityRef;
 use serde_json::{Map, Value, json};
 
 use crate::analysis::modules::{
-    ModuleInfo, ModuleInfoError, ModuleOrders, ModuleStats, Segment, TradeoffCurve,
+    Milliseconds, ModuleInfo, ModuleInfoError, ModuleOrders, ModuleStats, Segment, TradeoffCurve,
 };
 use crate::units::{Bytes, Seconds};
 
@@ -34,17 +37,29 @@ pub fn read(text: &[u8]) -> Result<ModuleInfo, ModuleInfoError> {
         backward_post: names("bw_post_order")?,
     };
     let stats = stats.as_array().ok_or_else(|| json("`mod_stats` is no list".to_string()))?;
-    let stats: Result<_, _> =
-        stats.iter().enumerate().map(|(at, stats)| module(at, stats)).collect();
-    ModuleInfo::new(stats?, &orders)
+    let mut read = Vec::with_capacity(stats.len());
+    let mut times = BTreeMap::new();
+    for (at, stats) in stats.iter().enumerate() {
+        let (stats, milliseconds) = module(at, stats)?;
+        times.insert(stats.name.clone(), milliseconds);
+        read.push(stats);
+    }
+    let mut info = ModuleInfo::new(read, &orders)?;
+    for (module, stats) in &info.modules {
+        if let Some(&given) = times.get(&stats.name) {
+            info.milliseconds[module] = given;
+        }
+    }
+    Ok(info)
 }
 
-pub fn write(info: &ModuleInfo) -> String {
+pub fn document(info: &ModuleInfo) -> Value {
     let names = |order: &[_]| -> Vec<&str> {
         order.iter().map(|&module| info.modules()[module].name.as_str()).collect()
     };
     let pre: Vec<_> = info.modules().keys().collect();
-    let stats = info.modules().values().map(|stats| {
+    let stats = info.modules().iter().map(|(module, stats)| {
+        let [forward, backward, checkpointing] = info.milliseconds[module];
         let curve = &stats.tradeoff;
         let intercepts = curve.segments.iter().map(|segment| segment.intercept);
         json!({
@@ -58,19 +73,21 @@ pub fn write(info: &ModuleInfo) -> String {
             "act_total": stats.total_activations.0,
             "input_per_module": stats.input.0,
             "output_per_module": stats.output.0,
-            "fw_runtime_per_module": milliseconds(stats.forward),
-            "bw_runtime_per_module": milliseconds(stats.backward),
+            "fw_runtime_per_module": forward,
+            "bw_runtime_per_module": backward,
             "is_leaf": stats.is_leaf,
-            "sac_runtime": milliseconds(stats.checkpointing_seconds),
+            "sac_runtime": checkpointing,
             "sac_memory": stats.checkpointing_bytes.0,
             "n_segments": curve.segments.len(),
             "slopes": curve.segments.iter().map(|segment| segment.slope).collect::<Vec<_>>(),
             "intercepts": intercepts.collect::<Vec<_>>(),
             "breakpoints": curve.breakpoints,
             "tradeoff_curve": curve.points,
+            "index": module.index(),
+            "pos_fw_post_order": info.forward_post_position(module),
         })
     });
-    let file = json!({ "module_info": {
+    json!({ "module_info": {
         "mod_order": {
             "fw_pre_order": names(&pre),
             "bw_pre_order": names(info.backward_pre_order()),
@@ -78,12 +95,11 @@ pub fn write(info: &ModuleInfo) -> String {
             "bw_post_order": names(info.backward_post_order()),
         },
         "mod_stats": stats.collect::<Vec<_>>(),
-    }});
-    file.to_string()
+    }})
 }
 
 /// Milliseconds that read as these seconds, where there are such.
-fn milliseconds(seconds: Seconds) -> f64 {
+pub fn milliseconds(seconds: Seconds) -> f64 {
     let near = seconds.0 * 1e3;
     let exact =
         [near, near.next_up(), near.next_down()].into_iter().find(|near| near / 1e3 == seconds.0);
@@ -96,11 +112,16 @@ struct Figures<'a> {
     fields: &'a Map<String, Value>,
 }
 
-fn module(at: usize, stats: &Value) -> Result<ModuleStats, ModuleInfoError> {
+/// A module's statistics, and its times as they were given.
+fn module(at: usize, stats: &Value) -> Result<(ModuleStats, Milliseconds), ModuleInfoError> {
     let fields = stats.as_object().ok_or(ModuleInfoError::Unnamed { at })?;
     let module =
         fields.get("fqn").and_then(Value::as_str).ok_or(ModuleInfoError::Unnamed { at })?;
     let figures = Figures { module, fields };
+    let [forward, backward] = [
+        figures.milliseconds("fw_runtime_per_module")?,
+        figures.milliseconds("bw_runtime_per_module")?,
+    ];
     let stats = ModuleStats {
         name: module.to_string(),
         parameters: figures.bytes("param_per_module")?,
@@ -112,22 +133,24 @@ fn module(at: usize, stats: &Value) -> Result<ModuleStats, ModuleInfoError> {
         total_activations: figures.bytes("act_total")?,
         input: figures.bytes("input_per_module")?,
         output: figures.bytes("output_per_module")?,
-        forward: figures.seconds("fw_runtime_per_module")?,
-        backward: figures.seconds("bw_runtime_per_module")?,
+        forward: Seconds(forward / 1e3),
+        backward: Seconds(backward / 1e3),
         is_leaf: true,
         ..ModuleStats::default()
     };
     // Statistics made for sharding alone say nothing of checkpointing.
     if !figures.checkpointed()? {
-        return Ok(stats);
+        return Ok((stats, [forward, backward, 0.0]));
     }
-    Ok(ModuleStats {
+    let checkpointing = figures.milliseconds("sac_runtime")?;
+    let stats = ModuleStats {
         is_leaf: false,
-        checkpointing_seconds: figures.seconds("sac_runtime")?,
+        checkpointing_seconds: Seconds(checkpointing / 1e3),
         checkpointing_bytes: figures.bytes("sac_memory")?,
         tradeoff: figures.curve()?,
         ..stats
-    })
+    };
+    Ok((stats, [forward, backward, checkpointing]))
 }
 
 impl Figures<'_> {
@@ -160,12 +183,10 @@ impl Figures<'_> {
             .ok_or_else(|| self.refused(field, value, "a whole number of bytes, 0 or more"))
     }
 
-    fn seconds(&self, field: &'static str) -> Result<Seconds, ModuleInfoError> {
+    fn milliseconds(&self, field: &'static str) -> Result<f64, ModuleInfoError> {
         let value = self.field(field)?;
         let milliseconds = value.as_f64().filter(|&x| x >= 0.0);
-        milliseconds
-            .map(|x| Seconds(x / 1e3))
-            .ok_or_else(|| self.refused(field, value, "milliseconds, 0 or more"))
+        milliseconds.ok_or_else(|| self.refused(field, value, "milliseconds, 0 or more"))
     }
 
     /// Whether the module has something to checkpoint.

@@ -41,8 +41,9 @@ struct Runs {
     peak: Option<usize>,
 }
 
-/// Statistics of every module that the graph names, and of the modules above them, under a root
-/// called as the graph.
+/// Statistics of every module that is called, under a root named as the graph. A module that only
+/// holds others, such as a list of layers, has no passes of its own to speak of; those in it hang
+/// below the nearest module above that is called.
 pub fn measure(graph: &Graph, profile: &Profile) -> Result<ModuleInfo, ModuleInfoError> {
     let flow = dataflow(graph, profile);
     let program = graph.compute_nodes();
@@ -53,12 +54,16 @@ pub fn measure(graph: &Graph, profile: &Profile) -> Result<ModuleInfo, ModuleInf
         name if name.is_empty() => "model".to_string(),
         name => name,
     };
+    let mut holds_called: SecondaryMap<ModuleIndex, bool> = SecondaryMap::new();
+    for (module, _) in tree.branches().iter().filter(|(_, branch)| branch.is_called) {
+        tree.lineage(module).skip(1).for_each(|above| holds_called[above] = true);
+    }
     let mut stats: PrimaryMap<ModuleIndex, ModuleStats> =
         PrimaryMap::with_capacity(tree.branches().len());
     for (module, branch) in tree.branches() {
         let runs = &runs[module];
         let peak = |curve: &[Bytes]| runs.peak.map_or(Bytes::ZERO, |peak| curve[peak]);
-        let checkpointed = (branch.below > 0)
+        let checkpointed = (branch.is_called && holds_called[module])
             .then(|| groups(graph, profile, &flow, module, &runs.forward))
             .flatten();
         let checkpointed = checkpointed
@@ -88,7 +93,8 @@ pub fn measure(graph: &Graph, profile: &Profile) -> Result<ModuleInfo, ModuleInf
     }
     borders(graph, &flow, &mut stats);
     let orders = orders(tree, &runs, &stats);
-    ModuleInfo::new(stats.into_iter().map(|(_, stats)| stats).collect(), &orders)
+    let called = stats.into_iter().filter(|&(module, _)| tree.branches()[module].is_called);
+    ModuleInfo::new(called.map(|(_, stats)| stats).collect(), &orders)
 }
 
 fn curves(graph: &Graph, profile: &Profile, flow: &Dataflow, program: &[NodeId]) -> Curves {
@@ -193,7 +199,8 @@ fn orders(
     let names = |order: Vec<ModuleIndex>| {
         order.into_iter().map(|module| stats[module].name.clone()).collect()
     };
-    let pre: Vec<ModuleIndex> = tree.branches().keys().collect();
+    let called = tree.branches().iter().filter(|(_, branch)| branch.is_called);
+    let pre: Vec<ModuleIndex> = called.map(|(module, _)| module).collect();
     // Where nodes of several modules begin or end at once, one contains the other.
     let mut post = pre.clone();
     post.sort_by_key(|&module| (runs[module].last_forward, std::cmp::Reverse(depth(module))));

@@ -117,7 +117,12 @@ pub struct ModuleInfo {
     position: SecondaryMap<ModuleIndex, u32>,
     /// The nearest module above it.
     parent: SecondaryMap<ModuleIndex, Option<ModuleIndex>>,
+    /// Its times as the JSON has them: two numbers of milliseconds may be one number of seconds.
+    milliseconds: SecondaryMap<ModuleIndex, Milliseconds>,
 }
+
+/// Forward pass, backward pass and checkpointing of one module, in milliseconds.
+type Milliseconds = [f64; 3];
 
 /// More bytes than any figure may have, 16 TiB; sums over tens of thousands of modules stay below
 /// [`Bytes::LIMIT`].
@@ -212,7 +217,20 @@ impl ModuleInfo {
                 });
             }
         }
-        Ok(ModuleInfo { modules, forward_post, backward_pre, backward_post, position, parent })
+        let mut milliseconds = SecondaryMap::new();
+        for (module, stats) in &modules {
+            let times = [stats.forward, stats.backward, stats.checkpointing_seconds];
+            milliseconds[module] = times.map(format::milliseconds);
+        }
+        Ok(ModuleInfo {
+            modules,
+            forward_post,
+            backward_pre,
+            backward_post,
+            position,
+            parent,
+            milliseconds,
+        })
     }
 
     /// Reads the JSON of PyTorch's tools: `mod_order` and `mod_stats`, bare or under `module_info`;
@@ -223,7 +241,24 @@ impl ModuleInfo {
 
     /// The same JSON, under `module_info`. Reading it gives the same figures again.
     pub fn to_json(&self) -> String {
-        format::write(self)
+        self.document().to_string()
+    }
+
+    /// That JSON as a value, for who adds to it. Each module has its places in the forward pre-order
+    /// and post-order as well, `index` and `pos_fw_post_order`, as PyTorch's `parse_module_info`
+    /// adds them.
+    pub fn document(&self) -> serde_json::Value {
+        format::document(self)
+    }
+
+    /// Who contains whom: the row of each module has a 1 for itself and for all modules below it, in
+    /// the order of their indices. PyTorch's `ad_matrix`.
+    pub fn ancestor_matrix(&self) -> Vec<Vec<u8>> {
+        let mut matrix = vec![vec![0; self.modules.len()]; self.modules.len()];
+        for module in self.modules.keys() {
+            self.lineage(module).for_each(|above| matrix[above.index()][module.index()] = 1);
+        }
+        matrix
     }
 
     /// Statistics of all modules, in forward pre-order.

@@ -20,6 +20,7 @@ pub struct CheckpointCandidate {
 }
 
 /// Bytes that may be discarded at one rate.
+#[derive(Clone, Copy)]
 pub struct Piece {
     pub bytes: f64,
     /// Seconds per byte.

@@ -1,11 +1,12 @@
 //! Selective checkpointing of modules: which modules recompute how much of what they make, in the
-//! least time, within a budget. Invariant: the solver chooses modules only; how much each discards
-//! follows exactly, and peak and seconds of a plan are sums over the statistics, not what the
-//! solver says of them.
+//! least time, within a budget. Invariant: the search and the solver choose modules only; how much
+//! each discards follows exactly, and peak and seconds of a plan are sums over the statistics, not
+//! what the solver says of them.
 //!
 //! Source: PyTorch, `torch/distributed/_tools/sac_ilp.py` (`sac_milp`). Departures: see
 //! `doc/theory/selective.md`.
 
+mod labels;
 pub mod milp;
 
 use crate::analysis::modules::{ModuleIndex, ModuleInfo, ModuleStats};
@@ -13,9 +14,10 @@ use crate::plan::milp::{Goal, SolverLimits, within_tolerance};
 use crate::plan::modules::candidate::{
     CheckpointCandidate, CheckpointedUnit, candidates, fill, units,
 };
+use crate::plan::modules::checkpointing::labels::cheapest;
 use crate::plan::modules::checkpointing::milp::solve;
 use crate::plan::modules::infeasible::ModuleInfeasible;
-use crate::plan::modules::memory::{activations, binding};
+use crate::plan::modules::memory::{MemoryRow, activations, binding};
 use crate::plan::modules::{ModulePlanError, answered};
 use crate::units::{Bytes, Seconds};
 
@@ -80,6 +82,19 @@ pub fn selective(
         let named = task.allowed.as_ref().is_none_or(|allowed| allowed.contains(&module));
         named && !task.sharded.iter().any(|&unit| unit != module && info.contains(module, unit))
     });
+    let of = |module| persistent(&info.modules()[module]);
+    let filled = |chosen: &[&CheckpointCandidate], target| fill(info, chosen, of, target);
+    let rows = MemoryRow::binding(info, &candidates, &[], of);
+    let optimum = within_tolerance(task.budget, |target| {
+        Ok::<_, ModulePlanError>(cheapest(info, &candidates, &rows, target).map(|chosen| {
+            let plan = evaluate(&filled(&chosen, target), Some(0.0));
+            let peak = plan.peak;
+            (plan, peak)
+        }))
+    })?;
+    if let Some(plan) = optimum {
+        return Ok(plan);
+    }
     let solve = |goal| solve(info, &candidates, goal, &persistent, &task.limits);
     // Whether anything fits is the smaller question, and its answer is what there is to say where
     // nothing does.
@@ -103,9 +118,6 @@ pub fn selective(
             ],
         })));
     }
-    let filled = |chosen: &[&CheckpointCandidate], target| {
-        fill(info, chosen, |module| persistent(&info.modules()[module]), target)
-    };
     let fastest = within_tolerance(task.budget, |target| {
         let answer = answered(solve(Goal::Fastest(target)))?;
         Ok::<_, ModulePlanError>(answer.map(|(chosen, gap)| {

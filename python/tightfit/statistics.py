@@ -1,0 +1,137 @@
+"""`tightfit.module_info`: statistics of a model's modules, in the form of PyTorch's own tools.
+
+Invariant: keys and types are those of `torch.distributed._tools.ilp_utils.ModuleInfo`, so `parse_module_info`,
+`sac_milp` and `fsdp_milp` take the result as it is; nothing is computed on the model's tensors, and the model is
+afterwards what it was before.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import tempfile
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from . import program
+from .errors import ExportError
+from .export import export
+
+# Keys of PyTorch's `ModOrder` and `ModStats`.
+ORDERS = ("fw_pre_order", "bw_pre_order", "fw_post_order", "bw_post_order")
+FIGURES = (
+    "fqn", "param_per_module", "grad_per_module", "grad_total", "act_fw_per_module", "act_bw_per_module",
+    "act_grad_per_module", "act_total", "input_per_module", "output_per_module", "fw_runtime_per_module",
+    "bw_runtime_per_module", "is_leaf", "sac_runtime", "sac_memory", "n_segments", "slopes", "intercepts",
+    "breakpoints", "tradeoff_curve",
+)
+
+
+def module_info(
+    model: nn.Module,
+    batch: tuple[Any, Any],
+    *,
+    loss_fn: Callable[[Any, Any], torch.Tensor] | None = None,
+    machine: str = "a100-80gb",
+) -> dict[str, Any]:
+    """Statistics of every module of one training step, as PyTorch's `aggregate_stats` returns them.
+
+    Where PyTorch runs `MemTracker`, `RuntimeEstimator` and `SACEstimator` over a step on an accelerator, this captures
+    the step once, on fake tensors, and computes the statistics from the graph: the model may live on the CPU, on the
+    `meta` device or in a `FakeTensorMode`, and no accelerator is needed.
+
+    `batch` is `(inputs, targets)`. The model is called as `model(inputs)`, or `model(*inputs)` for a tuple or list, or
+    `model(**inputs)` for a dict; the loss is `loss_fn(prediction, targets)`, a scalar. Without `loss_fn` it is what the
+    model says itself (an output with a field `loss`), or the sum of the predicted tensor; `targets` are not read then,
+    and may be `None`. The step is in training mode, without an optimizer.
+
+    `machine` is the one whose roofline the times are of: `"a100-80gb"`, `"h100-80gb"` or `"cpu"`.
+
+    Returns `{"mod_order": …, "mod_stats": […]}`:
+
+    - `mod_order`: lists of fully qualified names, `fw_pre_order`, `bw_pre_order`, `fw_post_order`, `bw_post_order`;
+    - `mod_stats`: one dict for each module that is called, in forward pre-order, with the keys of PyTorch's `ModStats`.
+      Bytes are `int`, milliseconds `float`; `slopes`, `intercepts` and `breakpoints` are lists of `float`, one more
+      breakpoint than segments; `tradeoff_curve` is an `OrderedDict` from discard ratio to the share of `sac_runtime`
+      that is recomputed. Of a leaf, all of checkpointing is 0 or empty.
+
+    Names begin with the class of the model, as they do there; the root stands for the whole step, the loss included.
+    Modules that are never called, such as a `ModuleList`, have no statistics, and neither have they there.
+    `doc/theory/modules.md` defines every figure, and lists where it departs from PyTorch's.
+
+    Raises `ExportError` where the step cannot be captured, and `ProgramError` (an `ExportError`) where the `tightfit`
+    program is not there or refuses the machine.
+    """
+    program.find()
+    with tempfile.TemporaryDirectory(prefix="tightfit-") as folder:
+        graph = Path(folder) / "step.json"
+        export(_without_meta(model), _own_loss if loss_fn is None else loss_fn, _own(batch), optimizer=None, out=graph,
+               name=type(model).__name__, execute=False)
+        printed = program.run("modules", graph, "--machine", machine, "--json")
+    info = json.loads(printed)["module_info"]
+    return {
+        "mod_order": {order: info["mod_order"][order] for order in ORDERS},
+        "mod_stats": [_stats(stats) for stats in info["mod_stats"]],
+    }
+
+
+def _stats(written: dict[str, Any]) -> dict[str, Any]:
+    """One module's statistics with exactly the keys of PyTorch's, and a table for its curve."""
+    stats = {key: written[key] for key in FIGURES}
+    stats["tradeoff_curve"] = OrderedDict((float(ratio), float(share)) for ratio, share in stats["tradeoff_curve"])
+    return stats
+
+
+def _without_meta(model: nn.Module) -> nn.Module:
+    """A model on the `meta` device as one of fake tensors on the CPU, since operators behave there as on an accelerator;
+    others as they are."""
+    if all(parameter.device.type != "meta" for parameter in model.parameters()):
+        return model
+    copied = copy.deepcopy(model)
+    fakes: dict[int, torch.Tensor] = {}
+
+    def fake(tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.device.type != "meta":
+            return tensor
+        if id(tensor) not in fakes:  # tied weights stay tied
+            made = torch.empty_like(tensor, device="cpu", requires_grad=False)
+            is_parameter = isinstance(tensor, nn.Parameter)
+            fakes[id(tensor)] = nn.Parameter(made, tensor.requires_grad) if is_parameter else made
+        return fakes[id(tensor)]
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for module in copied.modules():
+            for table in (module._parameters, module._buffers):
+                table.update({name: fake(tensor) for name, tensor in table.items() if tensor is not None})
+    return copied
+
+
+def _own(batch: tuple[Any, Any]) -> tuple[Any, Any]:
+    """The batch off the `meta` device, with no tensor in it twice (as labels often are). Targets of `None` are no tensor."""
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        raise ExportError("batch must be a pair (inputs, targets)")
+
+    def own(leaf: Any) -> Any:
+        is_plain = isinstance(leaf, torch.Tensor) and not leaf.requires_grad
+        device = "cpu" if isinstance(leaf, torch.Tensor) and leaf.device.type == "meta" else None
+        return torch.empty_like(leaf, device=device) if is_plain else leaf
+
+    inputs, targets = batch
+    return pytree.tree_map(own, (inputs, [] if targets is None else targets))
+
+
+def _own_loss(prediction: Any, _targets: Any) -> torch.Tensor:
+    """The loss of a step that gives none: the model's own, or the sum of what it predicts."""
+    own = getattr(prediction, "loss", None)
+    if isinstance(own, torch.Tensor):
+        return own
+    if isinstance(prediction, torch.Tensor):
+        return prediction.sum()
+    raise ExportError(f"the model returns {type(prediction).__name__}, without a loss; give loss_fn=…")
