@@ -1,6 +1,6 @@
 //! The acceptance cases of Capuchin: an explanation of the published rule reproduces every figure
-//! of it that is right, and `plan::capuchin` is held to the frontiers. Invariant: the file says what
-//! is expected; nothing is recorded here.
+//! of it that is right, and `plan::capuchin` is held to the frontiers. Invariant: the file says
+//! what is expected; nothing is recorded here.
 //!
 //! Left out: `swap_mode_peak` and `idle_time`, which are for a planner that also swaps, and
 //! `expected_seed_arithmetic`, which records what the original code computes where that is wrong.
