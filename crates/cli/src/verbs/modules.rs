@@ -1,5 +1,6 @@
 //! `tightfit modules`: what each module of a model holds, and how long it takes. Invariant: the
-//! table and the JSON show the same statistics; statistics that were given are printed as they were.
+//! table and the JSON show the same statistics; statistics that were given are printed as they
+//! were.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -244,15 +244,15 @@ impl ModuleInfo {
         self.document().to_string()
     }
 
-    /// That JSON as a value, for who adds to it. Each module has its places in the forward pre-order
-    /// and post-order as well, `index` and `pos_fw_post_order`, as PyTorch's `parse_module_info`
-    /// adds them.
+    /// That JSON as a value, for who adds to it. Each module has its places in the forward
+    /// pre-order and post-order as well, `index` and `pos_fw_post_order`, as PyTorch's
+    /// `parse_module_info` adds them.
     pub fn document(&self) -> serde_json::Value {
         format::document(self)
     }
 
-    /// Who contains whom: the row of each module has a 1 for itself and for all modules below it, in
-    /// the order of their indices. PyTorch's `ad_matrix`.
+    /// Who contains whom: the row of each module has a 1 for itself and for all modules below it,
+    /// in the order of their indices. PyTorch's `ad_matrix`.
     pub fn ancestor_matrix(&self) -> Vec<Vec<u8>> {
         let mut matrix = vec![vec![0; self.modules.len()]; self.modules.len()];
         for module in self.modules.keys() {
