@@ -1,52 +1,36 @@
 """`doc/originals.md`: its commands and its Python run, and what it names here and in PyTorch exists.
 
-Invariant: nothing on the page is skipped. A fenced block is `sh` or `python` or fails; a line of `sh` calls the program;
-a term in a column *here* is a command, a field, a Python name or a page, or fails; every public name of PyTorch's tools
-is on the page.
+Invariant: nothing on the page is skipped. Every fenced block runs; a term in a column *here* is a command, a field, a
+Python name or a page, or fails; every public name of PyTorch's tools is on the page.
 """
 
 import ast
-import contextlib
 import importlib
 import inspect
 import json
 import os
 import re
-import shlex
 import subprocess
 from pathlib import Path
 
+import pages
 import pytest
 
 import tightfit
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "doc/originals.md").read_text(encoding="utf-8")
+PAGE = "doc/originals.md"
+TEXT = pages.text(PAGE)
 
 pytestmark = pytest.mark.skipif(
     "TIGHTFIT_BIN" not in os.environ, reason="TIGHTFIT_BIN does not name the program; `cargo xtask ci python` does"
 )
 
 
-def blocks() -> list[tuple[str, str]]:
-    """Every fenced block with its language, in the page's order."""
-    found, language, lines = [], None, []
-    for line in PAGE.splitlines():
-        if line.startswith("```") and language is None:
-            language, lines = line.removeprefix("```"), []
-        elif line.startswith("```"):
-            found.append((language, "\n".join(lines)))
-            language = None
-        else:
-            lines.append(line)
-    assert language is None, "the last block has no end"
-    return found
-
-
 def tables() -> list[list[str]]:
     """The rows of all tables, without their headings, as cells."""
     rows, heading = [], None
-    for line in PAGE.splitlines():
+    for line in TEXT.splitlines():
         if not line.startswith("|"):
             heading = None
         elif heading is None:
@@ -64,32 +48,14 @@ def terms(text: str) -> list[str]:
 def ran(tmp_path_factory) -> Path:
     """The folder in which all blocks of the page have run, one after the other."""
     folder = tmp_path_factory.mktemp("originals")
-    (folder / "corpus").symlink_to(ROOT / "corpus")
-    names: dict = {"__name__": "page"}
-    with contextlib.chdir(folder):
-        for number, (language, text) in enumerate(blocks()):
-            assert language in ("sh", "python"), f"block {number} is of language {language!r}, which nothing runs"
-            if language == "python":
-                exec(compile(text, f"doc/originals.md, block {number}", "exec"), names)
-                continue
-            for line in text.splitlines():
-                words = shlex.split(line)
-                assert words[0] == "tightfit", line
-                target = words[words.index(">") + 1] if ">" in words else None
-                words = words[1 : words.index(">")] if ">" in words else words[1:]
-                done = subprocess.run([os.environ["TIGHTFIT_BIN"], *words], capture_output=True, text=True, timeout=300)
-                assert done.returncode == 0, f"{line}\n{done.stderr}"
-                written = Path(words[words.index("-o") + 1]).stat().st_size if "-o" in words else len(done.stdout)
-                assert written, line
-                if target:
-                    Path(target).write_text(done.stdout, encoding="utf-8")
+    pages.run(PAGE, folder, {"__name__": "page"})
     return folder
 
 
 def test_every_block_runs(ran):
-    count = PAGE.count("\n```") // 2
-    assert len(blocks()) == count >= 6
-    assert {language for language, _ in blocks()} == {"sh", "python"}
+    count = TEXT.count("\n```") // 2
+    assert len(pages.blocks(PAGE)) == count >= 6
+    assert {language for language, _ in pages.blocks(PAGE)} == {"sh", "python"}
 
 
 def has(document, path: str) -> bool:
@@ -132,7 +98,7 @@ def test_what_is_named_here_exists(ran):
 
 
 def test_pages_that_are_named_exist():
-    for page in re.findall(r"doc/[\w/-]+\.md", PAGE):
+    for page in re.findall(r"doc/[\w/-]+\.md", TEXT):
         assert (ROOT / page).is_file(), page
 
 
@@ -163,7 +129,7 @@ def public(path: Path) -> set[str]:
 
 
 def test_every_public_name_of_pytorchs_tools_is_on_the_page():
-    section = re.sub(r"```.*?```", "", PAGE.split("\n## 3.")[1], flags=re.DOTALL)
+    section = re.sub(r"```.*?```", "", TEXT.split("\n## 3.")[1], flags=re.DOTALL)
     named = {part for term in terms(section) for part in re.findall(r"\w+", term)}
     folder = Path(importlib.import_module(TOOLS).__file__).parent
     files = sorted(folder.glob("*.py"))

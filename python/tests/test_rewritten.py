@@ -3,6 +3,7 @@
 Invariant: what is alive is counted from the storages that PyTorch's dispatcher hands out, not from any graph.
 """
 
+import copy
 import functools
 import json
 import os
@@ -10,6 +11,7 @@ import subprocess
 import weakref
 
 import models
+import pages
 import pytest
 import tightfit
 import torch
@@ -192,3 +194,24 @@ def test_the_unplanned_graph_is_the_capture_and_near_eager(make, tmp_path):
     torch.testing.assert_close(ours["loss"], loss.detach())
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(ours[name], parameter.grad, msg=lambda text, name=name: f"{name}: {text}")
+
+
+def test_the_page_runs_and_its_loop_is_eagers(tmp_path):
+    """Dropout is off, so that eager PyTorch computes the same."""
+    torch.manual_seed(0)
+    model, batch, loss_fn = gpt2()
+    batches = [tuple(tensor.roll(shift, 0) for tensor in batch) for shift in range(3)]
+    reference = copy.deepcopy(model).train()
+    tightfit.export(model, loss_fn, batch, optimizer=None, execute=False, out=tmp_path / "step.json.gz", name="gpt2")
+    names = {"torch": torch, "model": model, "inputs": batch[0], "targets": batch[1], "batches": batches}
+    names = pages.run("doc/theory/rewritten.md", tmp_path, names)
+
+    optimizer = torch.optim.AdamW(reference.parameters())
+    for inputs, targets in batches:
+        optimizer.zero_grad()
+        loss = loss_fn(reference(inputs), targets)
+        loss.backward()
+        optimizer.step()
+    torch.testing.assert_close(names["loss"], loss.detach())
+    for (name, ours), theirs in zip(model.named_parameters(), reference.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-5, msg=lambda text, name=name: f"{name}: {text}")
