@@ -19,14 +19,12 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from . import calls
+from .calls import OPTIMIZERS, TORCH_DTYPES
 from .errors import GraphFileError
-from .graph import DTYPES, FORMAT
-from .optimizer import adamw, sgd
+from .graph import FORMAT
 
 META = "tightfit"
-
-_OPTIMIZERS = {"tightfit.adamw": adamw, "tightfit.sgd": sgd}
-_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 
 def to_fx(graph: str | Path | Mapping[str, Any], *, boxed: bool = False) -> fx.GraphModule:
@@ -37,10 +35,10 @@ def to_fx(graph: str | Path | Mapping[str, Any], *, boxed: bool = False) -> fx.G
     results are the graph's outputs, which `module.meta["output_names"]` names: the loss, then the gradient of each
     parameter. Buffers, and with an optimizer parameters and its state, are written in place.
 
-    Each node's `meta["tightfit"]` holds its `name` in the file, its `phase` and `module`, and where they are known `parameter`, `recomputes`
-    and `differentiates`. Call it without autograd (`torch.no_grad()`), or with tensors that are detached. Called as
-    usual, the caller's references keep the batch to the end. With `boxed=True` the module is called with one list of
-    all arguments, which it empties, so that the batch goes behind its last use, as the file says.
+    Each node's `meta["tightfit"]` holds its `name` in the file, its `phase` and `module`, and where they are known
+    `parameter`, `recomputes` and `differentiates`. Call it without autograd (`torch.no_grad()`), or with tensors that
+    are detached. Called as usual, the caller's references keep the batch to the end. With `boxed=True` the module is
+    called with one list of all arguments, which it empties, so that the batch goes behind its last use, as the file says.
 
     Raises `GraphFileError` where the file is none, or calls an operator that this PyTorch does not have.
     """
@@ -137,7 +135,7 @@ class _Translation:
         placeholders = [node for node in nodes if node["op"] == "placeholder"]
         for node in placeholders:
             self._placeholder(node)
-        if any(node["op"] in _OPTIMIZERS for node in nodes):
+        if any(node["op"] in OPTIMIZERS for node in nodes):
             self.run_time = tuple(self._given(name) for name in ("learning_rate", "step"))
         if any(node.get("random") for node in nodes):
             self.seed = self.graph.call_function(new_seed)
@@ -154,7 +152,7 @@ class _Translation:
     def _placeholder(self, node: Mapping[str, Any]) -> None:
         [value] = node["outputs"]
         made = self._argument(node["name"])
-        made.meta[META] = self._about(node) | {"shape": list(value["shape"]), "dtype": _DTYPES[value["dtype"]]}
+        made.meta[META] = self._about(node) | {"shape": list(value["shape"]), "dtype": TORCH_DTYPES[value["dtype"]]}
         self.values[value["id"]] = made
 
     def _given(self, name: str) -> fx.Node:
@@ -172,11 +170,9 @@ class _Translation:
         return self.graph.placeholder(target)
 
     def _call(self, node: Mapping[str, Any]) -> None:
-        args = self._decoded(node.get("args", []))
-        kwargs = {key: torch.device(item) if key == "device" and isinstance(item, str) else self._decoded(item)
-                  for key, item in node.get("kwargs", {}).items()}
-        if node["op"] in _OPTIMIZERS:
-            target, args = _OPTIMIZERS[node["op"]], [*self.run_time, *args]
+        args, kwargs = calls.arguments(node, self._value)
+        if node["op"] in OPTIMIZERS:
+            target, args = OPTIMIZERS[node["op"]], [*self.run_time, *args]
         elif node.get("random"):
             target, args = draw, [self.seed, node.get("seed_slot", node["name"]), _overload(node), *args]
         else:
@@ -184,7 +180,7 @@ class _Translation:
         made = self.graph.create_node("call_function", target, tuple(args), kwargs, name=node["name"])
         made.meta[META] = self._about(node)
         outputs = node["outputs"]
-        if node["op"] in _OPTIMIZERS or len(outputs) > 1:
+        if node["op"] in OPTIMIZERS or len(outputs) > 1:
             for index, output in enumerate(outputs):
                 if output is not None:
                     part = self.graph.call_function(operator.getitem, (made, index))
@@ -202,24 +198,10 @@ class _Translation:
             raise GraphFileError(f"value {value} is read before it is produced")
         return self.values[value]
 
-    def _decoded(self, argument: Any) -> Any:
-        if isinstance(argument, Mapping):
-            return self._value(argument["value"])
-        if isinstance(argument, list):
-            return [self._decoded(item) for item in argument]
-        if isinstance(argument, str):
-            if argument.startswith("torch."):
-                return getattr(torch, argument.removeprefix("torch."))
-            if argument in ("inf", "-inf", "nan"):
-                return float(argument)
-        return argument
-
 
 def _overload(node: Mapping[str, Any]) -> Callable[..., Any]:
-    found: Any = torch.ops
-    for part in node["op"].split("."):
-        found = getattr(found, part, None)
-    if not isinstance(found, torch._ops.OpOverload):
+    found = calls.overload(node["op"])
+    if found is None:
         raise GraphFileError(f"node {node['name']!r} calls {node['op']!r}, which PyTorch {torch.__version__} does not have")
     return found
 

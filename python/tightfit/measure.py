@@ -19,9 +19,9 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
+from . import calls
+from .calls import OPTIMIZERS, TORCH_DTYPES
 from .errors import ExportError
-from .graph import DTYPES
-from .optimizer import adamw, sgd
 
 aten = torch.ops.aten
 
@@ -34,12 +34,8 @@ _BLOCK = 1 << 20
 # How many nodes a warning names.
 _NAMED = 5
 
-_TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
-
 # What these read has to be a probability.
 _PROBABILITIES = {aten.bernoulli, aten.binary_cross_entropy, aten.binary_cross_entropy_backward, aten.multinomial}
-
-_OPTIMIZERS = {"tightfit.adamw": adamw, "tightfit.sgd": sgd}
 
 
 def measured(document: dict[str, Any], device: torch.device) -> dict[str, Any]:
@@ -191,7 +187,7 @@ def _undisturbed(device: torch.device) -> Iterator[None]:
 def _measure(call: _Call, device: torch.device, storages: list[int]) -> float | _Refused:
     """The lower quartile of a call's seconds (what disturbs a run makes it slower), or why it cannot be run."""
     spans = call.spans()
-    needed = sum((end - first) * _TORCH_DTYPES[dtype].itemsize for (_, dtype), (first, end) in spans.items())
+    needed = sum((end - first) * TORCH_DTYPES[dtype].itemsize for (_, dtype), (first, end) in spans.items())
     needed += sum(storages[storage] for storage in call.fresh)
     free = _free(device)
     if free is not None and needed > free:
@@ -272,36 +268,18 @@ def _cuda_samples(run: Callable[[], Any], device: torch.device) -> list[float]:
 def _prepared(call: _Call, device: torch.device) -> Callable[[], Any]:
     """The call on tensors made for it."""
     tensors = _tensors(call, device)
-    if call.op in _OPTIMIZERS:
-        update = _OPTIMIZERS[call.op]
-        return lambda: update(1e-3, 1, *tensors, **call.kwargs)
-    namespace, name, overload = call.op.split(".")
-    operator = getattr(getattr(getattr(torch.ops, namespace), name), overload)
-    schema = operator._schema.arguments
-    args = [_decoded(item, argument, tensors, device) for item, argument in zip(call.args, schema, strict=False)]
-    by_name = {argument.name: argument for argument in schema}
-    kwargs = {key: _decoded(item, by_name[key], tensors, device) for key, item in call.kwargs.items()}
-    if not tensors and "device" in by_name:
-        position = [argument.name for argument in schema].index("device")
-        if position >= len(args):
-            kwargs["device"] = device
+    node = {"op": call.op, "args": call.args, "kwargs": call.kwargs}
+    args, kwargs = calls.arguments(node, tensors.__getitem__, device)
+    if call.op in OPTIMIZERS:
+        update = OPTIMIZERS[call.op]
+        return lambda: update(1e-3, 1, *args, **kwargs)
+    operator = calls.overload(call.op)
+    if operator is None:
+        raise LookupError(f"PyTorch has no operator {call.op!r}")
+    names = [argument.name for argument in operator._schema.arguments]
+    if not tensors and "device" in names and names.index("device") >= len(args):
+        kwargs["device"] = device
     return lambda: operator(*args, **kwargs)
-
-
-def _decoded(item: Any, argument: Any, tensors: list[torch.Tensor], device: torch.device) -> Any:
-    """One argument of a document as PyTorch's operator takes it."""
-    if isinstance(item, dict):
-        return tensors[item["value"]]
-    if isinstance(item, list):
-        return [_decoded(one, argument, tensors, device) for one in item]
-    if not isinstance(item, str):
-        return item
-    if argument.name == "device":
-        return device
-    if item.startswith("torch."):
-        return getattr(torch, item.removeprefix("torch."))
-    is_text = "str" in str(argument.type)
-    return float(item) if item in ("inf", "-inf", "nan") and not is_text else item
 
 
 def _tensors(call: _Call, device: torch.device) -> list[torch.Tensor]:
@@ -317,7 +295,7 @@ def _tensors(call: _Call, device: torch.device) -> list[torch.Tensor]:
         first, end = spans[part]
         if part not in buffers:
             extent = min(extents.get(other, 1) for other, also in enumerate(call.inputs) if (also.storage, also.dtype) == part)
-            dtype = _TORCH_DTYPES[value.dtype]
+            dtype = TORCH_DTYPES[value.dtype]
             buffers[part] = _filled(end - first, dtype, device, generator, extent, packet in _PROBABILITIES)
         tensors.append(torch.as_strided(buffers[part], value.shape, value.strides, value.offset - first))
     return tensors

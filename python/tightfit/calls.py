@@ -1,0 +1,55 @@
+"""What the calls of a graph file mean in PyTorch: operators by their names, arguments from JSON.
+
+Invariant: knows neither models nor captures; whoever runs or measures a graph's calls reads them here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from .graph import DTYPES
+from .optimizer import adamw, sgd
+
+TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
+
+# They take the learning rate and the number of the step before the node's own arguments.
+OPTIMIZERS: dict[str, Callable[..., list[torch.Tensor]]] = {"tightfit.adamw": adamw, "tightfit.sgd": sgd}
+
+
+def overload(op: str) -> torch._ops.OpOverload | None:
+    """The operator called so, where this PyTorch has it."""
+    found: Any = torch.ops
+    for part in op.split("."):
+        found = getattr(found, part, None)
+    return found if isinstance(found, torch._ops.OpOverload) else None
+
+
+def arguments(node: Mapping[str, Any], value: Callable[[int], Any],
+              device: torch.device | None = None) -> tuple[list[Any], dict[str, Any]]:
+    """A node's positional and keyword arguments; `value` says what stands for a value.
+
+    Where a call names a device, that is `device`, or the one of the file where none is given.
+    """
+    called = None if node["op"] in OPTIMIZERS else overload(node["op"])
+    names = [] if called is None else [argument.name for argument in called._schema.arguments]
+    given = node.get("args", [])
+    named = zip([*names, *[""] * len(given)], given, strict=False)
+    args = [_decoded(item, name, value, device) for name, item in named]
+    return args, {name: _decoded(item, name, value, device) for name, item in node.get("kwargs", {}).items()}
+
+
+def _decoded(item: Any, name: str, value: Callable[[int], Any], device: torch.device | None) -> Any:
+    if isinstance(item, Mapping):
+        return value(item["value"])
+    if isinstance(item, list):
+        return [_decoded(one, name, value, device) for one in item]
+    if not isinstance(item, str):
+        return item
+    if name == "device":
+        return torch.device(item) if device is None else device
+    if item.startswith("torch."):
+        return getattr(torch, item.removeprefix("torch."))
+    return float(item) if item in ("inf", "-inf", "nan") else item
