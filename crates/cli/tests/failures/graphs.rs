@@ -24,9 +24,9 @@ fn a_truncated_file() {
         PLAN_SMALL,
         5,
         expect![[r#"
-        error: FOLDER/graph.json: not a tightfit-graph/1 file: EOF while parsing a \
-        list at line 6 column N
-    "#]],
+            error: FOLDER/graph.json: not a tightfit-graph/1 file: EOF while parsing a \
+            list at line 7 column N
+        "#]],
     );
     Case::new().file("graph.json", "").fails(
         PLAN_SMALL,

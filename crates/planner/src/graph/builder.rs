@@ -268,9 +268,12 @@ impl GraphBuilder {
         produced
     }
 
-    /// Declares a value that outlives the step.
+    /// Declares a value that outlives the step. Where the outputs have names, its own is empty.
     pub fn output(&mut self, value: ValueId) {
         self.0.outputs.push(value);
+        if let Some(names) = &mut self.0.output_names {
+            names.push(String::new());
+        }
     }
 
     /// Says what each of the outputs is.

@@ -45,9 +45,6 @@ pub enum RewriteError {
 pub fn rewrite(graph: &Graph, runs: &[NodeId]) -> Result<Graph, RewriteError> {
     let mut builder = GraphBuilder::new(graph.name());
     builder.source(graph.source().clone());
-    if let Some(names) = graph.output_names() {
-        builder.output_names(names.to_vec());
-    }
     for module in graph.modules().values().skip(1) {
         builder.module(module.clone());
     }
@@ -73,6 +70,9 @@ pub fn rewrite(graph: &Graph, runs: &[NodeId]) -> Result<Graph, RewriteError> {
     for &output in graph.outputs() {
         let output = rewriting.value(output, "the end of the step", Phase::Backward)?;
         rewriting.builder.output(output);
+    }
+    if let Some(names) = graph.output_names() {
+        rewriting.builder.output_names(names.to_vec());
     }
     Ok(rewriting.builder.build()?)
 }
