@@ -203,6 +203,34 @@ def test_what_is_no_graph_is_refused(tmp_path):
     damaged(lambda graph: graph["nodes"][0].update(outputs=[]), "damaged")
 
 
+@pytest.mark.parametrize("field", ["name", "op", "key", "text", "constant"])
+def test_a_file_is_not_code(field, tmp_path, monkeypatch):
+    """What a file says never becomes Python, wherever it stands."""
+    monkeypatch.chdir(tmp_path)
+    code = "a=__import__('os').mkdir('run'), b"
+    graph = small()
+    node = graph["nodes"][4]
+    match field:
+        case "name":
+            for other in graph["nodes"][:4]:
+                other["name"] += code + "\n" + code
+            del node["differentiates"]
+        case "op":
+            node["op"] = f"aten.clone.{code}"
+        case "key":
+            node["kwargs"] = {code: None}
+        case "text":
+            node["kwargs"] = {"memory_format": code}
+        case "constant":
+            node["kwargs"] = {"memory_format": "torch.load"}
+    try:
+        module = tightfit.to_fx(graph)
+        module(torch.ones(2), torch.ones(2))
+    except (tightfit.GraphFileError, RuntimeError, TypeError):
+        assert field != "name"
+    assert not (tmp_path / "run").exists()
+
+
 def test_arguments_that_do_not_suit_the_graph_are_refused():
     module = tightfit.to_fx(small())
 

@@ -18,6 +18,9 @@ TORCH_DTYPES = {name: dtype for dtype, name in DTYPES.items()}
 # They take the learning rate and the number of the step before the node's own arguments.
 OPTIMIZERS: dict[str, Callable[..., list[torch.Tensor]]] = {"tightfit.adamw": adamw, "tightfit.sgd": sgd}
 
+# The options that they have in a graph.
+_OPTIONS = ("betas", "eps", "momentum", "weight_decay")
+
 
 def overload(op: str) -> torch._ops.OpOverload | None:
     """The operator called so, where this PyTorch has it."""
@@ -31,10 +34,15 @@ def arguments(node: Mapping[str, Any], value: Callable[[int], Any],
               device: torch.device | None = None) -> tuple[list[Any], dict[str, Any]]:
     """A node's positional and keyword arguments; `value` says what stands for a value.
 
-    Where a call names a device, that is `device`, or the one of the file where none is given.
+    Where a call names a device, that is `device`, or the one of the file where none is given. Raises `ValueError` where
+    the operator has no such argument, or a constant is none of PyTorch's: a file is not code.
     """
     called = None if node["op"] in OPTIMIZERS else overload(node["op"])
     names = [] if called is None else [argument.name for argument in called._schema.arguments]
+    known = _OPTIONS if called is None else names
+    unknown = next((name for name in node.get("kwargs", {}) if name not in known), None)
+    if unknown is not None:
+        raise ValueError(f"{node['op']} has no argument {unknown!r}")
     given = node.get("args", [])
     named = zip([*names, *[""] * len(given)], given, strict=False)
     args = [_decoded(item, name, value, device) for name, item in named]
@@ -51,5 +59,8 @@ def _decoded(item: Any, name: str, value: Callable[[int], Any], device: torch.de
     if name == "device":
         return torch.device(item) if device is None else device
     if item.startswith("torch."):
-        return getattr(torch, item.removeprefix("torch."))
+        constant = getattr(torch, item.removeprefix("torch."), None)
+        if not isinstance(constant, (torch.dtype, torch.layout, torch.memory_format)):
+            raise ValueError(f"{item!r} is no type, layout or memory format")
+        return constant
     return float(item) if item in ("inf", "-inf", "nan") else item
