@@ -232,11 +232,25 @@ fn tables_of_modules_agree() {
         let info = run(Path::new("."), &format!("modules {graph} --json")).done().result();
         let stats = rows(&info["module_info"], "mod_stats");
         let (table, figures) = (rows(&all, "modules"), rows(&all["dataflow"], "modules"));
-        assert_eq!(table.len(), stats.len(), "{graph}");
-        for ((row, figures), stats) in table.iter().zip(figures).zip(stats) {
-            let name = text(stats, "fqn");
+        let statistics_of: BTreeMap<&str, &Value> = stats
+            .iter()
+            .map(|stats| (text(stats, "fqn").split_once('.').map_or("", |(_, path)| path), stats))
+            .collect();
+        let mut found = 0;
+        for (row, figures) in table.iter().zip(figures) {
             assert_eq!(row["module"], figures["module"]);
-            assert_eq!(name.split_once('.').map_or("", |(_, path)| path), text(row, "module"));
+            let name = text(row, "module");
+            // What is never called holds numbered modules alone, and has no statistics.
+            let Some(stats) = statistics_of.get(name) else {
+                let below = table.iter().filter_map(|row| {
+                    text(row, "module").strip_prefix(name)?.strip_prefix('.')?.split('.').next()
+                });
+                let below: Vec<&str> = below.collect();
+                assert!(!below.is_empty(), "{graph} {name}");
+                assert!(below.iter().all(|path| path.parse::<u32>().is_ok()), "{graph} {name}");
+                continue;
+            };
+            found += 1;
             assert_eq!(row["parameter_bytes"], stats["param_per_module"], "{graph} {name}");
             let alone = &figures["alone"];
             assert_eq!(alone["fwd_mem_tmp"], stats["act_fw_per_module"], "{graph} {name}");
@@ -252,6 +266,7 @@ fn tables_of_modules_agree() {
                 assert!((ours * 1e3 - theirs).abs() <= 1e-9 * theirs, "{graph} {name}");
             }
         }
+        assert_eq!(found, stats.len(), "{graph}");
     }
 }
 
