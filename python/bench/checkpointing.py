@@ -75,7 +75,7 @@ def peak(graph: Graph, decisions: dict[str, float]) -> int:
 
 def statistics(path: Path) -> dict[str, Any]:
     """Statistics of a graph or of a file of statistics, as PyTorch's `aggregate_stats` has them."""
-    return in_memory(json.loads(program.run("modules", path, "--json"))["module_info"])
+    return in_memory(program.run("modules", path, "--json")["module_info"])
 
 
 def in_memory(info: dict[str, Any]) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def on_disk(info: dict[str, Any]) -> str:
 
 def sac(path: Path, budget: int | str) -> dict[str, Any]:
     """What `tightfit sac` answers."""
-    return json.loads(program.run("sac", path, "--budget", str(budget), "--json"))
+    return program.run("sac", path, "--budget", str(budget), "--json")
 
 
 def budgets(path: Path, points: int) -> list[int]:

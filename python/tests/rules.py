@@ -13,7 +13,7 @@ def check(graph: dict[str, Any]) -> None:
     """Asserts every rule; the message names the node."""
     assert graph["format"] == "tightfit-graph/1"
     assert graph["modules"][0] == "" and len(set(graph["modules"])) == len(graph["modules"])
-    uncalled = set(graph["uncalled"])
+    uncalled = set(graph.get("uncalled", []))
     produced: dict[int, dict] = {}
     phase_of: dict[str, str] = {}
     latest: dict[int, int] = {}

@@ -184,7 +184,11 @@ def refused(graph, message):
 
 def test_what_is_no_graph_is_refused(tmp_path):
     refused(tmp_path / "missing.json", "No such file")
-    for content in (b"", b"{", b"[1]", b"\x1f\x8b", gzip.compress(b"{}"), b"[" * 100_000):
+    packed = bytearray(gzip.compress(json.dumps(small()).encode()))
+    packed[20] ^= 0xFF
+    for graph in (None, 5, []):
+        refused(graph, "is no graph")
+    for content in (bytes(packed), b"", b"{", b"[1]", b"\x1f\x8b", gzip.compress(b"{}"), b"[" * 100_000):
         (tmp_path / "bad.json").write_bytes(content)
         refused(tmp_path / "bad.json", "not a tightfit-graph/1 file")
 
@@ -196,6 +200,9 @@ def test_what_is_no_graph_is_refused(tmp_path):
     damaged(lambda graph: graph["nodes"][2].update(op="aten.nothing.default"), "'mul' calls 'aten.nothing.default'")
     damaged(lambda graph: graph["nodes"][2].update(op="os.system"), "'mul' calls 'os.system'")
     damaged(lambda graph: graph["nodes"][2].update(args=[{"value": 7}]), "value 7 is read before it is produced")
+    damaged(lambda graph: graph["nodes"][2].update(op="aten.from_file.default", args=["here", True, 1]), "from_file")
+    damaged(lambda graph: graph["nodes"][2].update(random=True, seed_slot=[]), r"seed slot \[\]")
+    damaged(lambda graph: graph["nodes"][2].update(random=True, seed_slot=-1), "seed slot -1")
     damaged(lambda graph: graph.pop("nodes"), "damaged: KeyError: 'nodes'")
     damaged(lambda graph: graph["nodes"][2].update(module=3), "damaged")
     damaged(lambda graph: graph["nodes"][4].update(kwargs={"memory_format": "torch.no_format"}), "damaged")
@@ -232,6 +239,8 @@ def test_a_file_is_not_code(field, tmp_path, monkeypatch):
 
 
 def test_arguments_that_do_not_suit_the_graph_are_refused():
+    with pytest.raises(tightfit.GraphFileError, match="none that to_fx made"):
+        tightfit.arguments(torch.fx.symbolic_trace(nn.Linear(2, 2)), Scale(), torch.ones(2))
     module = tightfit.to_fx(small())
 
     def refused(model, batch, message):

@@ -123,7 +123,7 @@ def test_the_program_gives_the_same_matrix_and_places(tmp_path):
     info = info_of("gpt2")
     path = tmp_path / "statistics.json"
     path.write_text(json.dumps({"module_info": info}))  # a table, as json writes an OrderedDict
-    written = json.loads(program.run("modules", path, "--json", "--ancestors"))
+    written = program.run("modules", path, "--json", "--ancestors")
     parsed = parse_module_info(copy.deepcopy(info))
     assert written["ad_matrix"] == parsed.ad_matrix.tolist()
     assert (written["baseline_peak_bytes"], written["baseline_ms"]) == pytest.approx(get_peak_memory_runtime_baseline(parsed), rel=1e-12)
@@ -187,3 +187,16 @@ def test_what_cannot_be_done_says_what_to_do(monkeypatch):
     monkeypatch.setenv("PATH", "")
     with pytest.raises(tightfit.ProgramError, match="no `tightfit` on the PATH"):
         program.find()
+
+
+@pytest.mark.parametrize("printed", ["", "words", "{}", "[]", '{"module_info": {"mod_order": {}}}', "\\377\\376"])
+def test_a_program_that_prints_something_else_is_refused(printed, tmp_path, monkeypatch):
+    script = tmp_path / "tightfit"
+    script.write_text(f"#!/bin/sh\nprintf '{printed}'\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("TIGHTFIT_BIN", str(script))
+    with pytest.raises(tightfit.ProgramError, match="are both of one version"):
+        tightfit.module_info(torch.nn.Linear(3, 3), (torch.randn(2, 3), torch.randn(2, 3)))
+    script.write_text("#!/bin/sh\nkill -9 $$\n")
+    with pytest.raises(tightfit.ProgramError, match="ended by signal 9"):
+        tightfit.module_info(torch.nn.Linear(3, 3), (torch.randn(2, 3), torch.randn(2, 3)))

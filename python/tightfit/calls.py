@@ -23,11 +23,13 @@ _OPTIONS = ("betas", "eps", "momentum", "weight_decay")
 
 
 def overload(op: str) -> torch._ops.OpOverload | None:
-    """The operator called so, where this PyTorch has it."""
+    """The operator called so, where this PyTorch has it; one that takes the name of a file is no part of a step."""
     found: Any = torch.ops
     for part in op.split("."):
         found = getattr(found, part, None)
-    return found if isinstance(found, torch._ops.OpOverload) else None
+    if not isinstance(found, torch._ops.OpOverload):
+        return None
+    return None if any("file" in argument.name for argument in found._schema.arguments) else found
 
 
 def arguments(node: Mapping[str, Any], value: Callable[[int], Any],

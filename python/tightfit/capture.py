@@ -26,8 +26,11 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 from torch.utils import _pytree as pytree
 
+from .batch import ordered
+from .checkpointed import noticed
 from .decompositions import decompositions
 from .errors import ExportError
+from .recurrent import composed
 
 MODULE = "tightfit_module"
 PHASE = "tightfit_phase"
@@ -65,10 +68,12 @@ def capture(model: nn.Module, loss_fn: Callable[..., Any], batch: tuple[Any, Any
             executable: bool = False) -> Capture:
     """Captures forward, loss and (when `training`) backward.
 
-    Training mode follows `training`; the model's own modes are restored. `executable` rewrites calls that the
+    A model in training mode keeps the modes of its modules for training (a frozen normalisation stays in evaluation
+    mode); otherwise all of them follow `training`. The model's own modes are restored. `executable` rewrites calls that the
     engine has no kernel for, where other operators can say the same. Raises `ExportError` when PyTorch cannot trace
     the model.
     """
+    batch = ordered(batch)
     step = _Step(model, loss_fn, returns_prediction=not training)
     arguments = _fake_like(model, _flatten(batch))
     step.structure = pytree.tree_structure(batch)
@@ -76,6 +81,8 @@ def capture(model: nn.Module, loss_fn: Callable[..., Any], batch: tuple[Any, Any
         stack.enter_context(_mode(model, training))
         stack.enter_context(_scopes(step))
         stack.enter_context(_compiling())
+        stack.enter_context(composed())
+        stack.enter_context(noticed())
         stack.enter_context(torch.enable_grad() if training else torch.no_grad())
         try:
             joint = aot_export_joint_with_descriptors(
@@ -85,12 +92,20 @@ def capture(model: nn.Module, loss_fn: Callable[..., Any], batch: tuple[Any, Any
             raise
         except Exception as error:
             raise ExportError(
-                f"PyTorch could not trace {type(model).__name__}: {type(error).__name__}: {error}; "
-                "make the forward free of data-dependent control flow and check that the batch fits the model"
+                f"PyTorch could not trace {type(model).__name__}: {type(error).__name__}: {error}; {_advice(error)}"
             ) from error
         module = joint.graph_module
     _finish_tags(module.graph)
     return _describe(module, step, training)
+
+
+def _advice(error: Exception) -> str:
+    if "convert all Tensors to FakeTensors" in str(error):
+        return (
+            "it uses a tensor that is no parameter and no buffer of the model and not in the batch; register it with "
+            "register_buffer, or pass it in the batch"
+        )
+    return "make the forward free of data-dependent control flow and check that the batch fits the model"
 
 
 class _Step(nn.Module):
@@ -185,7 +200,8 @@ def _scopes(step: _Step) -> Iterator[None]:
 @contextlib.contextmanager
 def _mode(model: nn.Module, training: bool) -> Iterator[None]:
     before = [(module, module.training) for module in model.modules()]
-    model.train(training)
+    if not (training and model.training):
+        model.train(training)
     try:
         yield
     finally:
@@ -210,7 +226,10 @@ def _flatten(batch: tuple[Any, Any]) -> list[torch.Tensor]:
     flat = pytree.tree_leaves(batch)
     for leaf in flat:
         if not isinstance(leaf, torch.Tensor):
-            raise ExportError(f"the batch holds a {type(leaf).__name__}; pass tensors only and bind constants in the model")
+            raise ExportError(
+                f"the batch holds a {type(leaf).__name__}; pass tensors only, () where there are none, and bind constants "
+                "in the model"
+            )
     return flat
 
 

@@ -48,7 +48,9 @@ def export(
 ) -> dict[str, torch.Tensor]:
     """Writes one training step of `model` under the loss `loss_fn(model(inputs), targets)`.
 
-    `example_batch` is `(inputs, targets)`; its shapes are fixed in the graphs. `optimizer` is `"adamw"`, `"sgd"` or a
+    `example_batch` is `(inputs, targets)`; its shapes are fixed in the graphs. A model in training mode is captured with
+    the modes that its modules have, one in evaluation mode as if `model.train()` had been called. Activation
+    checkpointing that the model does by itself is not part of the graph: a plan decides what is recomputed. `optimizer` is `"adamw"`, `"sgd"` or a
     dict `{"kind": …, option: …}`. `initialisation(fqn, tensor)` returns a recipe for how a parameter or buffer starts,
     or `None` to store the tensor's present contents.
 
@@ -72,6 +74,7 @@ def export(
     """
     chosen = resolve(optimizer, learning_rate)
     path = Path(out)
+    example_batch = _apart(example_batch)
     where = _measuring_device(device, model, example_batch, measure=measure, execute=execute)
     if not execute:
         if not path.name.endswith((".json", ".json.gz")):
@@ -87,7 +90,6 @@ def export(
     if data is None:
         raise ExportError("an executable step needs data=…; use execute=False for a graph to plan with")
     _check_executable(model, example_batch)
-    example_batch = _apart(example_batch)
     entry = data_entry(data, path)
     train, tensors = _graph(model, loss_fn, example_batch, name, chosen, training=True)
     evaluation_batch = example_batch if evaluation_batch is None else _apart(evaluation_batch)

@@ -11,6 +11,7 @@ import gzip
 import json
 import operator
 import re
+import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from . import calls
+from .batch import leaves
 from .calls import OPTIMIZERS, TORCH_DTYPES
 from .errors import GraphFileError
 from .graph import FORMAT
@@ -33,22 +35,27 @@ def to_fx(graph: str | Path | Mapping[str, Any], *, boxed: bool = False) -> fx.G
     Its arguments are the graph's placeholders in the file's order, then `learning_rate` (a float) and `step` (an int,
     the first is 1) where the graph has an optimizer; `arguments` puts them together from a model and a batch. Its
     results are the graph's outputs, which `module.meta["output_names"]` names: the loss, then the gradient of each
-    parameter. Buffers, and with an optimizer parameters and its state, are written in place.
+    parameter that has one, by the parameter's name. Buffers, and with an optimizer parameters and its state, are written in place.
 
     Each node's `meta["tightfit"]` holds its `name` in the file, its `phase` and `module`, and where they are known
     `parameter`, `recomputes` and `differentiates`. Call it without autograd (`torch.no_grad()`), or with tensors that
     are detached. Called as usual, the caller's references keep the batch to the end. With `boxed=True` the module is
     called with one list of all arguments, which it empties, so that the batch goes behind its last use, as the file says.
 
+    A file is data: nothing in it becomes code, and an operator that reads or writes files is refused. But it may call
+    any other operator that PyTorch has, those of extensions included.
+
     Raises `GraphFileError` where the file is none, or calls an operator that this PyTorch does not have.
     """
+    if not isinstance(graph, (str, Path, Mapping)):
+        raise GraphFileError(f"a {type(graph).__name__} is no graph; give the file's path, or what was read from it")
     document = graph if isinstance(graph, Mapping) else _read(Path(graph))
     try:
         module = _Translation(document).run()
     except (KeyError, IndexError, TypeError, AttributeError, ValueError, RecursionError, RuntimeError) as error:
         raise GraphFileError(f"the graph is damaged: {type(error).__name__}: {error}; `tightfit analyze` says where") from error
     if boxed:
-        module.graph.set_codegen(_Boxed())
+        module.graph.set_codegen(_Boxed({node.target for node in module.graph.find_nodes(op="placeholder") if not node.users}))
         module.recompile()
     return module
 
@@ -64,11 +71,13 @@ def arguments(module: fx.GraphModule, model: nn.Module, batch: Any, *, state: di
 
     Raises `GraphFileError` where model or batch are not those of the graph.
     """
+    if META not in next(iter(module.graph.find_nodes(op="placeholder")), module.graph._root).meta:
+        raise GraphFileError("the module is none that to_fx made; its placeholders do not say what they are")
     tensors = {name: tensor.detach() for name, tensor in
                [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]}
     tensors |= constants or {}
     state = {} if state is None else state
-    leaves = iter(pytree.tree_leaves(batch))
+    given_leaves = iter(leaves(batch))
     given: list[Any] = []
     for node in module.graph.find_nodes(op="placeholder"):
         meta = node.meta[META]
@@ -80,7 +89,9 @@ def arguments(module: fx.GraphModule, model: nn.Module, batch: Any, *, state: di
                 given.append(value)
                 continue
             case "input":
-                tensor = next(leaves, None)
+                # The graph's batch is contiguous, as it was exported.
+                tensor = next(given_leaves, None)
+                tensor = tensor.contiguous() if isinstance(tensor, torch.Tensor) else tensor
                 where = f"tensor {meta['name']!r} of the batch"
             case "state":
                 tensor = state.setdefault(meta["parameter"], torch.zeros(meta["shape"], dtype=meta["dtype"], device=_device(model)))
@@ -94,7 +105,7 @@ def arguments(module: fx.GraphModule, model: nn.Module, batch: Any, *, state: di
         if found != (meta["shape"], meta["dtype"]):
             raise GraphFileError(f"{where} is {_described(found)}, but the graph's is {_described((meta['shape'], meta['dtype']))}")
         given.append(tensor)
-    if next(leaves, None) is not None:
+    if next(given_leaves, None) is not None:
         raise GraphFileError("the batch has more tensors than the graph")
     return given
 
@@ -105,16 +116,23 @@ def _read(path: Path) -> Any:
         return json.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)
     except OSError as error:
         raise GraphFileError(f"{path}: {error.strerror or error}") from error
-    except (EOFError, ValueError, RecursionError) as error:
+    except (EOFError, ValueError, RecursionError, zlib.error) as error:
         raise GraphFileError(f"{path}: not a {FORMAT} file: {error}") from error
 
 
 class _Boxed(fx.graph.CodeGen):
-    """Code of a function of one list, which it empties: nobody else then holds what it was given."""
+    """Code of a function of one list, which it empties: nobody else then holds what it was given.
+
+    `unread` are the arguments that nothing reads; they are held by nobody.
+    """
+
+    def __init__(self, unread: set[str]) -> None:
+        super().__init__()
+        self.unread = unread
 
     def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, **_: Any) -> str:
         names = [variable.split(":")[0].split("=")[0].strip() for variable in free_vars if variable != "self"]
-        taken = [f"    {name} = arguments.pop(0)" for name in names]
+        taken = [f"    {'' if name in self.unread else f'{name} = '}arguments.pop(0)" for name in names]
         return "\n".join([f"def forward(self, arguments){maybe_return_annotation}:", *taken])
 
 
@@ -127,6 +145,7 @@ class _Translation:
         self.document = document
         self.graph = fx.Graph()
         self.values: dict[int, fx.Node] = {}
+        self.taken: set[str] = set()
         self.seed: fx.Node | None = None
         self.run_time: tuple[fx.Node, ...] = ()
 
@@ -163,10 +182,10 @@ class _Translation:
     def _argument(self, name: str) -> fx.Node:
         """A placeholder; what the file calls it need not be a name in Python, nor be unlike what the run gives."""
         plain = "argument_" + re.sub(r"\W", "_", name, flags=re.ASCII)
-        taken = {node.target for node in self.graph.find_nodes(op="placeholder")}
         count = 0
-        while (target := plain if count == 0 else f"{plain}_{count}") in taken:
+        while (target := plain if count == 0 else f"{plain}_{count}") in self.taken:
             count += 1
+        self.taken.add(target)
         return self.graph.placeholder(target)
 
     def _call(self, node: Mapping[str, Any]) -> None:
@@ -174,7 +193,7 @@ class _Translation:
         if node["op"] in OPTIMIZERS:
             target, args = OPTIMIZERS[node["op"]], [*self.run_time, *args]
         elif node.get("random"):
-            target, args = draw, [self.seed, node.get("seed_slot", node["name"]), _overload(node), *args]
+            target, args = draw, [self.seed, _slot(node), _overload(node), *args]
         else:
             target = _overload(node)
         made = self.graph.create_node("call_function", target, tuple(args), kwargs, name=node["name"])
@@ -197,6 +216,16 @@ class _Translation:
         if value not in self.values:
             raise GraphFileError(f"value {value} is read before it is produced")
         return self.values[value]
+
+
+def _slot(node: Mapping[str, Any]) -> int | str:
+    """What a random node's numbers go by: its seed slot, or its name where it has none."""
+    slot = node.get("seed_slot")
+    if slot is None:
+        return str(node["name"])
+    if type(slot) is not int or not 0 <= slot < 2**32:
+        raise GraphFileError(f"node {node['name']!r} has seed slot {slot!r}; it is a whole number below 2^32")
+    return slot
 
 
 def _overload(node: Mapping[str, Any]) -> Callable[..., Any]:

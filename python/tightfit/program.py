@@ -6,9 +6,11 @@ environment's `TIGHTFIT_BIN` and `PATH`.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
+from typing import Any
 
 from .errors import ProgramError
 
@@ -26,13 +28,24 @@ def find() -> str:
     return found
 
 
-def run(*arguments: str | os.PathLike[str]) -> str:
-    """What the program prints, given these arguments. Raises `ProgramError` where it refuses them."""
+def run(*arguments: str | os.PathLike[str]) -> Any:
+    """The JSON that the program prints, given these arguments. Raises `ProgramError` where it refuses them."""
     command = [find(), *map(os.fspath, arguments)]
     try:
-        ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, encoding="utf-8", check=False)
+        ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     except OSError as error:
         raise ProgramError(f"cannot run {command[0]}: {error.strerror}; check that it was built for this computer") from error
+    said = ran.stderr.decode("utf-8", "replace").strip()
+    if ran.returncode < 0:
+        raise ProgramError(f"`tightfit {arguments[0]}` was ended by signal {-ran.returncode}; {said or 'is memory short?'}")
     if ran.returncode != 0:
-        raise ProgramError(f"`tightfit {arguments[0]}` ended with code {ran.returncode}: {ran.stderr.strip()}")
-    return ran.stdout
+        raise ProgramError(f"`tightfit {arguments[0]}` ended with code {ran.returncode}: {said}")
+    try:
+        return json.loads(ran.stdout)
+    except ValueError as error:
+        raise foreign(arguments[0]) from error
+
+
+def foreign(verb: str | os.PathLike[str]) -> ProgramError:
+    """The error for a program that ends well and prints something else."""
+    return ProgramError(f"`{find()} {verb}` printed something else than this package expects; are both of one version?")

@@ -8,7 +8,6 @@ afterwards what it was before.
 from __future__ import annotations
 
 import copy
-import json
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable
@@ -75,11 +74,14 @@ def module_info(
         export(_without_meta(model), _own_loss if loss_fn is None else loss_fn, _own(batch), optimizer=None, out=graph,
                name=type(model).__name__, execute=False)
         printed = program.run("modules", graph, "--machine", machine, "--json")
-    info = json.loads(printed)["module_info"]
-    return {
-        "mod_order": {order: info["mod_order"][order] for order in ORDERS},
-        "mod_stats": [_stats(stats) for stats in info["mod_stats"]],
-    }
+    try:
+        info = printed["module_info"]
+        return {
+            "mod_order": {order: info["mod_order"][order] for order in ORDERS},
+            "mod_stats": [_stats(stats) for stats in info["mod_stats"]],
+        }
+    except (KeyError, TypeError, ValueError) as error:
+        raise program.foreign("modules") from error
 
 
 def _stats(written: dict[str, Any]) -> dict[str, Any]:

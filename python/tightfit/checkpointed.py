@@ -1,0 +1,45 @@
+"""Tells whether a model checkpoints activations by itself while it is captured.
+
+Invariant: `torch.utils.checkpoint` is afterwards what it was before.
+
+A capture traces through `torch.utils.checkpoint`: the graph holds the step as it would be without, and what to recompute
+is for the plan to say.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Iterator
+
+from torch.utils import checkpoint as library
+
+
+@contextlib.contextmanager
+def noticed() -> Iterator[None]:
+    """Warns behind the block if something within it was checkpointed."""
+    without_reentrant = library._checkpoint_without_reentrant_generator_impl
+    apply = library.CheckpointFunction.apply
+    seen: list[str] = []
+
+    def generator(*args, **kwargs):
+        seen.append("checkpoint")
+        return without_reentrant(*args, **kwargs)
+
+    def function(*args, **kwargs):
+        seen.append("checkpoint")
+        return apply(*args, **kwargs)
+
+    library._checkpoint_without_reentrant_generator_impl = generator
+    library.CheckpointFunction.apply = function
+    try:
+        yield
+    finally:
+        library._checkpoint_without_reentrant_generator_impl = without_reentrant
+        del library.CheckpointFunction.apply
+    if seen:
+        warnings.warn(
+            "the model checkpoints activations by itself; the graph holds its step without that, and so does the "
+            "unplanned peak: plan it under a budget, which decides what is recomputed",
+            stacklevel=4,
+        )
