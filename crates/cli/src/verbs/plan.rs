@@ -183,13 +183,13 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     );
     row("planned peak", timeline.peak, format!("checked; {} slab after layout", schedule.slab));
     println!(
-        "{:<16}{:>12}  {} nodes recomputed; {:.2} ms instead of {:.2} ms (predicted; planner {}, \
+        "{:<16}{:>12}  {} nodes recomputed; {} instead of {} (predicted; planner {}, \
          {:.0} ms)",
         "slowdown",
         output::percent(overhead),
         schedule.recomputed(),
-        timeline.seconds.0 * 1e3,
-        unplanned.seconds.0 * 1e3,
+        output::milliseconds(timeline.seconds),
+        output::milliseconds(unplanned.seconds),
         schedule.planner,
         seconds * 1e3
     );
