@@ -98,15 +98,16 @@ pub fn in_milliseconds(seconds: Seconds) -> String {
     decimal(seconds.0 * 1e3, 2)
 }
 
-/// A number with `usual` decimals, or as many more as three significant digits take; nanoseconds
-/// keep all three where the number is one of milliseconds.
+/// A number with `usual` decimals, or as many more as three significant digits take; with an
+/// exponent where those would be more than eight.
 pub fn decimal(number: f64, usual: usize) -> String {
-    const MOST: usize = 8;
-    let decimals = match number == 0.0 || !number.is_finite() {
-        true => usual,
-        // At most 8, and a cast of less than nothing is 0.
-        false => (2.0 - number.abs().log10().floor()).min(MOST as f64) as usize,
-    };
-    let decimals = decimals.max(usual);
+    if number == 0.0 || !number.is_finite() {
+        return format!("{number:.usual$}");
+    }
+    if number.abs() < 1e-6 {
+        return format!("{number:.2e}");
+    }
+    // A cast of less than nothing is 0.
+    let decimals = usual.max((2.0 - number.abs().log10().floor()) as usize);
     format!("{number:.decimals$}")
 }

@@ -4,6 +4,7 @@
 use std::fmt;
 
 use crate::plan::infeasible::{Infeasible, Prediction};
+use crate::schedule::ALIGNMENT;
 use crate::units::Bytes;
 
 /// Live tensors that are listed one by one.
@@ -38,7 +39,7 @@ impl fmt::Display for Infeasible {
             writeln!(
                 f,
                 "{} ({} bytes) are alive at most, which is within the budget; it is addresses that \
-                 do not fit: tensors leave gaps, since sizes are rounded up and lifetimes overlap",
+                 do not fit: they are multiples of {ALIGNMENT} bytes, and gaps remain",
                 self.peak, self.peak.0
             )?;
         }

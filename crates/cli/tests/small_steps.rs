@@ -1,0 +1,127 @@
+//! Steps of nanoseconds and bytes, with long names. Invariant: what is printed of them says as much
+//! as of large ones, in rows that a terminal holds.
+#![allow(clippy::unwrap_used)] // a test that cannot go on panics
+
+mod program;
+
+use program::{folder, run};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+/// A chain whose backward pass reads every activation; a node takes some hundredths of a
+/// nanosecond, times `scale`.
+fn chain(scale: f64) -> TempDir {
+    const NODES: usize = 6;
+    let (mut storages, mut nodes) = (vec![40], vec![]);
+    nodes.push(json!({
+        "name": "p", "op": "placeholder", "phase": "parameter", "inputs": [],
+        "outputs": [{ "id": 0, "shape": [40], "dtype": "u8", "storage": 0 }],
+    }));
+    let mut add = |phase: &str, at: usize, inputs: Vec<usize>| {
+        let (id, bytes) = (storages.len(), 100 + at);
+        storages.push(bytes);
+        nodes.push(json!({
+            "name": format!("a_rather_long_name_of_a_{phase}_node_{at}"),
+            "op": "an_operator_of_a_library_with_a_name_that_is_long",
+            "phase": phase, "inputs": inputs, "module": 1,
+            "outputs": [{ "id": id, "shape": [bytes], "dtype": "u8", "storage": id }],
+            "seconds": 3.37e-11 * scale * (at + 1) as f64,
+        }));
+        id
+    };
+    let mut made = vec![0];
+    for at in 0..NODES {
+        made.push(add("forward", at, vec![made[at]]));
+    }
+    let mut gradient = made[NODES];
+    for at in (0..NODES).rev() {
+        gradient = add("backward", at, vec![gradient, made[at + 1]]);
+    }
+    let module = "a_model.of_many.layers.17.attention.with_a_very_long_name.projection";
+    let graph = json!({
+        "format": "tightfit-graph/1", "name": "small", "modules": ["", module],
+        "storages": storages, "nodes": nodes, "outputs": [gradient],
+    });
+    let here = folder();
+    std::fs::write(here.path().join("graph.json"), graph.to_string()).unwrap();
+    here
+}
+
+fn printed(here: &TempDir, verb: &str, options: &str) -> String {
+    run(here.path(), &format!("{verb} FOLDER/graph.json {options}")).done().stdout
+}
+
+#[test]
+fn times_have_three_digits() {
+    let here = chain(1.0);
+    let text = printed(&here, "plan", "--budget min --iterations 1000 --recomputed");
+    let seconds = |key: &str| {
+        let options = "--budget min --iterations 1000 --json";
+        let result: Value = serde_json::from_str(&printed(&here, "plan", options)).unwrap();
+        result[key].as_f64().unwrap() / 1e3
+    };
+    let times =
+        format!("{:.2e} ms instead of {:.2e} ms", seconds("step_us"), seconds("unplanned_step_us"));
+    assert!(text.contains(&times), "{times}\n{text}");
+    // One nanosecond, or a thousand, without an exponent.
+    for (scale, first) in [(30.0, "0.00000101"), (3e4, "0.00101")] {
+        let text = printed(&chain(scale), "analyze", "--nodes");
+        let row = text.lines().find(|line| line.contains("forward_node_0")).unwrap();
+        assert!(row.contains(first), "{row}");
+    }
+}
+
+#[test]
+fn rows_are_aligned_and_fit_a_terminal() {
+    let here = chain(1.0);
+    for (verb, options) in [
+        ("plan", "--budget min --iterations 1000 --recomputed"),
+        ("plan", "--budget 75% --planner capuchin --explain"),
+        ("analyze", "--nodes"),
+        ("analyze", "--operators"),
+        ("analyze", ""),
+        ("sac", "--budget 100%"),
+        ("shard", "--budget 100% --world-size 2 --bandwidth 1GB/s --latency 1us"),
+        ("modules", ""),
+    ] {
+        let text = printed(&here, verb, options);
+        let tables = text.split("\n\n").skip(1).flat_map(str::lines);
+        for line in tables.filter(|line| line.contains("  ")) {
+            assert!(line.chars().count() <= 120, "{verb} {options}: {line}");
+        }
+        // Names share a beginning and an end; what is printed of both is the same length.
+        let ends = text.lines().filter(|line| line.starts_with("a_rather"));
+        let ends: Vec<usize> = ends.map(|line| line.find("_node_").unwrap_or(0)).collect();
+        let shortened = ends.iter().filter(|&&end| end == 0).count();
+        assert!(shortened == 0, "{verb} {options}: {text}");
+    }
+}
+
+#[test]
+fn addresses_that_do_not_fit_are_named() {
+    let here = chain(1.0);
+    let least = printed(&here, "plan", "--budget min --iterations 1000 --json");
+    let least: Value = serde_json::from_str(&least).unwrap();
+    let (peak, slab) = (&least["peak_bytes"], least["slab_bytes"].as_u64().unwrap());
+    assert!(peak.as_u64().unwrap() < slab - 1, "{least}");
+    let plan = |budget: u64| {
+        let verb = format!("plan FOLDER/graph.json --iterations 1000 --budget {budget}");
+        run(here.path(), &verb)
+    };
+    let said = "it is addresses that do not fit";
+    let ran = plan(slab - 1);
+    let alive = format!("({peak} bytes) are alive at most, which is within the budget; {said}");
+    assert!(ran.code == Some(3) && ran.stderr.contains(&alive), "{}", ran.stderr);
+    let ran = plan(peak.as_u64().unwrap() - 1);
+    assert!(ran.code == Some(3) && !ran.stderr.contains(said), "{}", ran.stderr);
+}
+
+#[test]
+fn a_bound_below_the_unplanned_step_says_why() {
+    let why = "(of times rounded down to picoseconds)";
+    for (scale, is_below) in [(1.0, true), (1e6, false)] {
+        let text = printed(&chain(scale), "plan", "--budget 100% --planner capuchin");
+        let bound = text.lines().find(|line| line.starts_with("bound ")).unwrap();
+        assert_eq!((bound.contains(" -"), bound.contains(why)), (is_below, is_below), "{bound}");
+    }
+}
