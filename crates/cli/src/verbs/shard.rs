@@ -131,8 +131,8 @@ pub fn shard(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     println!(
-        "peak {} of {} on each of {} devices ({} on one), {} of communication exposed and {} recomputed \
-         beside {}; {}, in {seconds:.2} s",
+        "peak {} of {} on each of {} devices ({} on one), {} of communication exposed and {} \
+         recomputed beside {}; {}, in {seconds:.2} s",
         plan.peak,
         budget,
         arguments.world_size,

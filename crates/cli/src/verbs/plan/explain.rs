@@ -231,7 +231,7 @@ impl Explained<'_> {
                 Cell::bytes(choice.bytes),
                 msps(&choice.figures),
                 Cell::milliseconds(choice.figures.recompute_time),
-                Cell::count(choice.figures.executions as usize),
+                Cell::count(choice.figures.executions),
                 Cell::milliseconds(choice.figures.execution_time),
                 Cell::figure(saved as f64, signed(saved)),
                 Cell::bytes(choice.peak),

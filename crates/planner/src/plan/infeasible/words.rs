@@ -4,7 +4,6 @@
 use std::fmt;
 
 use crate::plan::infeasible::{Infeasible, Prediction};
-use crate::schedule::ALIGNMENT;
 use crate::units::Bytes;
 
 /// Live tensors that are listed one by one.
@@ -39,7 +38,7 @@ impl fmt::Display for Infeasible {
             writeln!(
                 f,
                 "{} ({} bytes) are alive at most, which is within the budget; it is addresses that \
-                 do not fit: they are multiples of {ALIGNMENT} bytes, and gaps remain",
+                 do not fit: they are aligned, and gaps remain",
                 self.peak, self.peak.0
             )?;
         }
