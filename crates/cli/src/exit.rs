@@ -13,8 +13,9 @@ use tightfit_engine::weights::WeightsError;
 use tightfit_engine::{BudgetError, CompileError, FittingError, SessionError, SlabError};
 use tightfit_report::TraceError;
 
+use crate::table::UnknownColumn;
 use crate::values::{NoVariants, UnknownModule};
-use crate::verbs::analyze::{Refused, UnknownColumn};
+use crate::verbs::analyze::Refused;
 
 /// Part of `--help`.
 pub const HELP: &str = "\

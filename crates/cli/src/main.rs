@@ -12,6 +12,7 @@ mod interrupt;
 mod output;
 mod processor;
 mod solver;
+mod table;
 mod train;
 mod values;
 mod verbs;

@@ -6,6 +6,7 @@ use std::path::Path;
 
 use anyhow::Context;
 use tempfile::NamedTempFile;
+use tightfit::units::Seconds;
 
 /// From now on a pipe whose reader has gone (`| head`) ends the program, as it ends other tools,
 /// instead of failing a write.
@@ -87,8 +88,26 @@ pub fn percent(share: f64) -> String {
     format!("{:+.1} %", (share * 1e3).round() / 10.0 + 0.0)
 }
 
-/// Milliseconds, with three digits or more.
-pub fn milliseconds(seconds: f64) -> String {
-    let digits = (2.0 - (seconds * 1e3).log10().floor()).clamp(0.0, 4.0) as usize;
-    format!("{:.digits$} ms", seconds * 1e3)
+/// A time as sentences give it: `35.64 ms`, `0.00123 ms`.
+pub fn milliseconds(seconds: Seconds) -> String {
+    format!("{} ms", in_milliseconds(seconds))
+}
+
+/// The number of [`milliseconds`] alone: two decimals, or what three significant digits take.
+pub fn in_milliseconds(seconds: Seconds) -> String {
+    decimal(seconds.0 * 1e3, 2)
+}
+
+/// A number with `usual` decimals, or as many more as three significant digits take; with an
+/// exponent where those would be more than eight.
+pub fn decimal(number: f64, usual: usize) -> String {
+    if number == 0.0 || !number.is_finite() {
+        return format!("{number:.usual$}");
+    }
+    if number.abs() < 1e-6 {
+        return format!("{number:.2e}");
+    }
+    // A cast of less than nothing is 0.
+    let decimals = usual.max((2.0 - number.abs().log10().floor()) as usize);
+    format!("{number:.decimals$}")
 }

@@ -49,7 +49,7 @@ fn a_plan_is_printed_in_the_terms_of_pytorch() {
     assert_eq!(result["sac_milp"]["peak_mem"], result["peak_bytes"]);
     let text = run(here.path(), &verb).done().stdout;
     let peak = result["peak_bytes"].as_u64().unwrap();
-    let returned = format!("recomputation_time 0.35 (ms), peak_mem {peak} (bytes), ac_decisions:");
+    let returned = format!("recomputation_time 0.350 (ms), peak_mem {peak} (bytes), ac_decisions:");
     assert!(text.contains(&returned), "{text}");
     for (module, ratio) in decisions {
         let ratio = format!("{:.4}", ratio.as_f64().unwrap());

@@ -45,9 +45,9 @@ fn a_person_can_read_the_table() {
         .stdout;
     let (head, table) = text.split_once("\n\n").unwrap();
     expect![[r#"
-        gpt2_small_b8_s512: 127 modules, 8.411 ms forward and 27.230 ms backward on \
+        gpt2_small_b8_s512: 127 modules, 8.41 ms forward and 27.23 ms backward on \
         a100-80gb
-        baseline 35.640 ms, peak 4.5 GiB (4852627980 bytes) of parameters, gradients \
+        baseline 35.64 ms, peak 4.5 GiB (4852627980 bytes) of parameters, gradients \
         and activations, without batch, buffers and optimizer state
         saved: made inside for the backward pass, freed by checkpointing; held: all \
         activations when the forward pass of the
@@ -57,49 +57,49 @@ fn a_person_can_read_the_table() {
     .assert_eq(&folded(&format!("{head}\n")));
     let (left, right) = halves(table, "  held back");
     expect![[r#"
-        module              parameters     input      saved     output        held
-        gpt2_small_b8_s512   237.4 MiB  64.0 KiB    2.8 GiB        4 B     2.8 GiB
-          model              237.4 MiB  32.0 KiB    2.0 GiB  392.6 MiB     2.4 GiB
-            transformer      237.4 MiB  32.0 KiB    2.0 GiB    6.0 MiB     2.0 GiB
-              wte             73.6 MiB  32.0 KiB          –    6.0 MiB     6.0 MiB
-              wpe              1.5 MiB   4.0 KiB          –  768.0 KiB     6.8 MiB
-              h.0             13.5 MiB   8.0 MiB  162.2 MiB   10.0 MiB   178.2 MiB
-              h.1             13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB   346.4 MiB
-              h.2             13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB   514.7 MiB
-              h.3             13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB   682.9 MiB
-              h.4             13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB   851.1 MiB
-              h.5             13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB  1019.3 MiB
-              h.6             13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB     1.2 GiB
-              h.7             13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB     1.3 GiB
-              h.8             13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB     1.5 GiB
-              h.9             13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB     1.7 GiB
-              h.10            13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB     1.8 GiB
-              h.11            13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB     2.0 GiB
-              ln_f             3.0 KiB   6.0 MiB   16.0 KiB    6.0 MiB     2.0 GiB
-            lm_head           73.6 MiB   6.0 MiB          –  392.6 MiB     2.4 GiB
+        module              params     input      saved     output        held
+        gpt2_sm…b8_s512  237.4 MiB  64.0 KiB    2.8 GiB        4 B     2.8 GiB
+         model           237.4 MiB  32.0 KiB    2.0 GiB  392.6 MiB     2.4 GiB
+          transformer    237.4 MiB  32.0 KiB    2.0 GiB    6.0 MiB     2.0 GiB
+           wte            73.6 MiB  32.0 KiB          –    6.0 MiB     6.0 MiB
+           wpe             1.5 MiB   4.0 KiB          –  768.0 KiB     6.8 MiB
+           h.0            13.5 MiB   8.0 MiB  162.2 MiB   10.0 MiB   178.2 MiB
+           h.1            13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB   346.4 MiB
+           h.2            13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB   514.7 MiB
+           h.3            13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB   682.9 MiB
+           h.4            13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB   851.1 MiB
+           h.5            13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB  1019.3 MiB
+           h.6            13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB     1.2 GiB
+           h.7            13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB     1.3 GiB
+           h.8            13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB     1.5 GiB
+           h.9            13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB     1.7 GiB
+           h.10           13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB     1.8 GiB
+           h.11           13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB     2.0 GiB
+           ln_f            3.0 KiB   6.0 MiB   16.0 KiB    6.0 MiB     2.0 GiB
+          lm_head         73.6 MiB   6.0 MiB          –  392.6 MiB     2.4 GiB
     "#]]
     .assert_eq(&left);
     expect![[r#"
-        held back  gradients  temporary  forward ms  backward ms
-          2.8 GiB          –    1.5 GiB       8.411       27.230
-          2.0 GiB          –  466.3 MiB       6.593       19.746
-          1.9 GiB    4.5 MiB  247.6 MiB       5.580       17.719
-              4 B  163.7 MiB  380.1 MiB       0.041        0.369
-              4 B  162.2 MiB   87.1 MiB       0.001        0.010
-         76.2 MiB  153.2 MiB  247.6 MiB       0.463        1.428
-        244.4 MiB  139.7 MiB  247.6 MiB       0.460        1.428
-        412.7 MiB  126.2 MiB  247.6 MiB       0.460        1.428
-        580.9 MiB  112.7 MiB  247.6 MiB       0.460        1.428
-        749.1 MiB   99.1 MiB  247.6 MiB       0.460        1.428
-        917.3 MiB   85.6 MiB  247.6 MiB       0.460        1.428
-          1.1 GiB   72.1 MiB  247.6 MiB       0.460        1.428
-          1.2 GiB   58.6 MiB  247.6 MiB       0.460        1.428
-          1.4 GiB   45.1 MiB  247.6 MiB       0.460        1.428
-          1.6 GiB   31.5 MiB  247.6 MiB       0.460        1.428
-          1.7 GiB   18.0 MiB  247.6 MiB       0.460        1.428
-          1.9 GiB    4.5 MiB  247.6 MiB       0.460        1.428
-          2.0 GiB          –  133.6 MiB       0.006        0.194
-          2.0 GiB          –  466.3 MiB       1.013        2.027
+        held back  gradients  temporary   fwd ms  bwd ms
+          2.8 GiB          –    1.5 GiB    8.411   27.23
+          2.0 GiB          –  466.3 MiB    6.593   19.75
+          1.9 GiB    4.5 MiB  247.6 MiB    5.580   17.72
+              4 B  163.7 MiB  380.1 MiB   0.0410  0.3686
+              4 B  162.2 MiB   87.1 MiB  0.00116  0.0104
+         76.2 MiB  153.2 MiB  247.6 MiB   0.4626   1.428
+        244.4 MiB  139.7 MiB  247.6 MiB   0.4595   1.428
+        412.7 MiB  126.2 MiB  247.6 MiB   0.4595   1.428
+        580.9 MiB  112.7 MiB  247.6 MiB   0.4595   1.428
+        749.1 MiB   99.1 MiB  247.6 MiB   0.4595   1.428
+        917.3 MiB   85.6 MiB  247.6 MiB   0.4595   1.428
+          1.1 GiB   72.1 MiB  247.6 MiB   0.4595   1.428
+          1.2 GiB   58.6 MiB  247.6 MiB   0.4595   1.428
+          1.4 GiB   45.1 MiB  247.6 MiB   0.4595   1.428
+          1.6 GiB   31.5 MiB  247.6 MiB   0.4595   1.428
+          1.7 GiB   18.0 MiB  247.6 MiB   0.4595   1.428
+          1.9 GiB    4.5 MiB  247.6 MiB   0.4595   1.428
+          2.0 GiB          –  133.6 MiB  0.00618  0.1945
+          2.0 GiB          –  466.3 MiB    1.013   2.027
     "#]]
     .assert_eq(&right);
 }
@@ -135,7 +135,7 @@ fn statistics_that_are_given_are_given_back() {
         let text = run(here.path(), &format!("modules {}", path.display())).done().stdout;
         let info = ModuleInfo::from_json(given.to_string().as_bytes()).unwrap();
         let peak = info.baseline_peak().0;
-        let baseline = format!("baseline {:.3} ms", info.baseline_seconds().0 * 1e3);
+        let baseline = format!("baseline {:.2} ms", info.baseline_seconds().0 * 1e3);
         assert!(text.contains(&baseline) && text.contains(&format!("({peak} bytes)")), "{text}");
         assert_eq!(text.lines().count(), info.modules().len() + 6, "a line for each module");
         let matrix = printed["ad_matrix"].as_array().unwrap();

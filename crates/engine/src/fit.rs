@@ -177,6 +177,7 @@ fn with_reserve(error: FitError, reserve: Bytes) -> FitError {
         budget: proof.budget + reserve,
         needed: proof.needed + reserve,
         reached: proof.reached + reserve,
+        peak: proof.peak + reserve,
         prediction: proof.prediction.map(|prediction| Prediction {
             predicted: prediction.predicted + reserve,
             simulated: prediction.simulated + reserve,

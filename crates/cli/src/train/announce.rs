@@ -46,7 +46,7 @@ pub fn announce(step: &Step, data: &Dataset, planned: &FittedStep, machine: &Mac
         "{:<16}{:>12}  predicted ({} a step)",
         "slowdown",
         output::percent(overhead),
-        output::milliseconds(timeline.seconds.0)
+        output::milliseconds(timeline.seconds)
     );
     if planned.evaluation.is_none() && step.evaluation.is_some() {
         println!("{:<16}{:>12}  it does not fit beside the parameters", "evaluation", "left out");

@@ -99,8 +99,8 @@ impl Outcome<'_> {
             println!(
                 "{:<16}{:>12}  measured (median), {} predicted: {ratio:.2} times as long",
                 "time of a step",
-                output::milliseconds(median),
-                output::milliseconds(self.predicted().0)
+                output::milliseconds(Seconds(median)),
+                output::milliseconds(self.predicted())
             );
         }
         if let Some(evaluation) = &self.evaluation {

@@ -8,9 +8,10 @@ use std::process::ExitCode;
 use clap::Args;
 use serde_json::{Value, json};
 use tightfit::analysis::modules::{ModuleIndex, ModuleInfo};
-use tightfit::units::{Bytes, Seconds};
 
 use crate::input::{self, OnMachine, Statistics};
+use crate::output::milliseconds;
+use crate::table::{Cell, Table};
 
 /// Show what each module of a step holds in the forward and the backward pass, and how long it
 /// takes.
@@ -39,20 +40,18 @@ pub struct Arguments {
     ancestors: bool,
 }
 
-/// A column of the table.
-type Column = (&'static str, fn(&ModuleInfo, ModuleIndex) -> String);
-
-const COLUMNS: [Column; 10] = [
-    ("parameters", |info, module| bytes(info.modules()[module].parameters)),
-    ("input", |info, module| bytes(info.modules()[module].input)),
-    ("saved", |info, module| bytes(info.modules()[module].forward_activations)),
-    ("output", |info, module| bytes(info.modules()[module].output)),
-    ("held", |info, module| bytes(info.modules()[module].total_activations)),
-    ("held back", |info, module| bytes(info.modules()[module].backward_activations)),
-    ("gradients", |info, module| bytes(info.modules()[module].total_gradients)),
-    ("temporary", |info, module| bytes(info.modules()[module].activation_gradients)),
-    ("forward ms", |info, module| milliseconds(info.modules()[module].forward)),
-    ("backward ms", |info, module| milliseconds(info.modules()[module].backward)),
+const HEADS: [&str; 11] = [
+    "module",
+    "params",
+    "input",
+    "saved",
+    "output",
+    "held",
+    "held back",
+    "gradients",
+    "temporary",
+    "fwd ms",
+    "bwd ms",
 ];
 
 const LEGEND: &str = "\
@@ -77,7 +76,7 @@ pub fn modules(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         .collect();
     let root = &info.modules()[info.root()];
     println!(
-        "{}: {} modules, {} ms forward and {} ms backward {}",
+        "{}: {} modules, {} forward and {} backward {}",
         root.name,
         info.modules().len(),
         milliseconds(root.forward),
@@ -85,39 +84,35 @@ pub fn modules(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         machine.map_or("as recorded".to_string(), |machine| format!("on {machine}"))
     );
     println!(
-        "baseline {} ms, peak {} ({} bytes) of parameters, gradients and activations, without \
+        "baseline {}, peak {} ({} bytes) of parameters, gradients and activations, without \
          batch, buffers and optimizer state",
         milliseconds(info.baseline_seconds()),
         info.baseline_peak(),
         info.baseline_peak().0
     );
     println!("{LEGEND}\n");
-    let names: Vec<String> =
-        shown.iter().map(|&(module, depth)| "  ".repeat(depth) + name(&info, module)).collect();
-    let widest =
-        names.iter().map(|name| name.chars().count()).max().unwrap_or(0).max("module".len());
-    let cells: Vec<Vec<String>> = COLUMNS
-        .iter()
-        .map(|(_, cell)| shown.iter().map(|&(module, _)| cell(&info, module)).collect())
-        .collect();
-    let widths: Vec<usize> = COLUMNS
-        .iter()
-        .zip(&cells)
-        .map(|((head, _), cells)| cells.iter().map(String::len).max().unwrap_or(0).max(head.len()))
-        .collect();
-    let line = |name: &str, cell: &dyn Fn(usize) -> String| {
-        let cells: String = widths
-            .iter()
-            .enumerate()
-            .map(|(column, &width)| format!("  {:>width$}", cell(column)))
-            .collect();
-        println!("{name:<widest$}{cells}");
-    };
-    line("module", &|column| COLUMNS[column].0.to_string());
-    for (row, name) in names.iter().enumerate() {
-        line(name, &|column| cells[column][row].clone());
-    }
+    let rows = shown.iter().map(|&(module, depth)| row(&info, module, depth));
+    Table::new(&HEADS, rows.collect()).print(usize::MAX);
     Ok(ExitCode::SUCCESS)
+}
+
+/// One module; the indent says how deep it is.
+fn row(info: &ModuleInfo, module: ModuleIndex, depth: usize) -> Vec<Cell> {
+    let figures = &info.modules()[module];
+    let sizes = [
+        figures.parameters,
+        figures.input,
+        figures.forward_activations,
+        figures.output,
+        figures.total_activations,
+        figures.backward_activations,
+        figures.total_gradients,
+        figures.activation_gradients,
+    ];
+    let mut row = vec![Cell::branch(name(info, module), depth)];
+    row.extend(sizes.map(Cell::bytes));
+    row.extend([figures.forward, figures.backward].map(Cell::milliseconds));
+    row
 }
 
 /// The statistics as JSON, with the baseline, and with what else was recorded of operators.
@@ -140,13 +135,4 @@ fn document(statistics: &Statistics, ancestors: bool) -> Value {
 fn name(info: &ModuleInfo, module: ModuleIndex) -> &str {
     let name = &info.modules()[module].name;
     info.parent(module).map_or(name, |parent| &name[info.modules()[parent].name.len() + 1..])
-}
-
-/// A dash where there is nothing, so that what there is stands out.
-fn bytes(bytes: Bytes) -> String {
-    if bytes == Bytes::ZERO { "–".to_string() } else { bytes.to_string() }
-}
-
-fn milliseconds(seconds: Seconds) -> String {
-    format!("{:.3}", seconds.0 * 1e3)
 }

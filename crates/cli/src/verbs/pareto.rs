@@ -74,10 +74,10 @@ pub fn pareto(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 fn show(graph: &Graph, machine: &Machine, points: &[Point], unplanned: Seconds) {
     println!(
-        "{} on {}: {:.2} ms unplanned; predicted slowdown by budget",
+        "{} on {}: {} unplanned; predicted slowdown by budget",
         graph.name(),
         machine.name,
-        unplanned.0 * 1e3
+        output::milliseconds(unplanned)
     );
     println!(
         "{:>12} {:>16} {:>9} {:>9} {:>8} {:>14} {:>8}",

@@ -183,13 +183,13 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     );
     row("planned peak", timeline.peak, format!("checked; {} slab after layout", schedule.slab));
     println!(
-        "{:<16}{:>12}  {} nodes recomputed; {:.2} ms instead of {:.2} ms (predicted; planner {}, \
+        "{:<16}{:>12}  {} nodes recomputed; {} instead of {} (predicted; planner {}, \
          {:.0} ms)",
         "slowdown",
         output::percent(overhead),
         schedule.recomputed(),
-        timeline.seconds.0 * 1e3,
-        unplanned.seconds.0 * 1e3,
+        output::milliseconds(timeline.seconds),
+        output::milliseconds(unplanned.seconds),
         schedule.planner,
         seconds * 1e3
     );
@@ -199,8 +199,11 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             BoundOrder::Any => "no schedule is faster than this",
         };
         let least = output::percent(overhead - gap);
+        // Every node runs, so it is only by rounding that a bound is below the unplanned step.
+        let rounded =
+            if least.starts_with('-') { " (of times rounded down to picoseconds)" } else { "" };
         println!(
-            "{:<16}{least:>12}  {whose}; the plan is within {:.2} points of it",
+            "{:<16}{least:>12}  {whose}{rounded}; the plan is within {:.2} points of it",
             "bound",
             gap * 100.0
         );

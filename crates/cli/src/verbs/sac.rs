@@ -11,7 +11,11 @@ use tightfit::analysis::modules::{ModuleInfo, operators};
 use tightfit::plan::modules::{CheckpointedUnit, SelectiveTask, policy, selective};
 
 use crate::input::{self, OnMachine, Statistics};
+use crate::output::{in_milliseconds, milliseconds};
 use crate::solver::{self, Solver, named, within};
+use crate::table::{Cell, Table};
+
+const HEADS: [&str; 4] = ["checkpointed", "discard ratio", "freed", "recompute ms"];
 
 /// Choose which modules recompute how much of their activations, in the least time, under a budget.
 #[derive(Args)]
@@ -87,18 +91,18 @@ pub fn sac(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     println!(
-        "peak {} of {} ({} without checkpointing), {:.3} ms recomputed beside {:.3} ms; {}, in \
+        "peak {} of {} ({} without checkpointing), {} recomputed beside {}; {}, in \
          {seconds:.2} s",
         plan.peak,
         budget,
         info.baseline_peak(),
-        plan.recompute.0 * 1e3,
-        info.baseline_seconds().0 * 1e3,
+        milliseconds(plan.recompute),
+        milliseconds(info.baseline_seconds()),
         solver::quality(plan.gap),
     );
     println!(
-        "as sac_milp returns it: recomputation_time {:.2} (ms), peak_mem {} (bytes), ac_decisions:",
-        plan.recompute.0 * 1e3,
+        "as sac_milp returns it: recomputation_time {} (ms), peak_mem {} (bytes), ac_decisions:",
+        in_milliseconds(plan.recompute),
         plan.peak.0,
     );
     print_units(&info, &plan.units);
@@ -110,19 +114,16 @@ pub fn print_units(info: &ModuleInfo, units: &[CheckpointedUnit]) {
     if units.is_empty() {
         return println!("nothing is recomputed");
     }
-    println!(
-        "\n{:<48} {:>13} {:>12} {:>12}",
-        "checkpointed", "discard ratio", "freed", "recompute ms"
-    );
-    for unit in units {
-        println!(
-            "{:<48} {:>13.4} {:>12} {:>12.3}",
-            info.modules()[unit.module].name,
-            unit.discard_ratio,
-            unit.discarded.to_string(),
-            unit.recompute.0 * 1e3
-        );
-    }
+    println!();
+    let rows = units.iter().map(|unit| {
+        vec![
+            Cell::path(&info.modules()[unit.module].name),
+            Cell::figure(unit.discard_ratio, format!("{:.4}", unit.discard_ratio)),
+            Cell::bytes(unit.discarded),
+            Cell::milliseconds(unit.recompute),
+        ]
+    });
+    Table::new(&HEADS, rows.collect()).print(usize::MAX);
 }
 
 /// Units, with the operators that each saves where `text`, which the statistics were read from,

@@ -12,9 +12,13 @@ use tightfit::plan::modules::{ShardTask, ShardVariant};
 use tightfit::units::{Bytes, Seconds};
 
 use crate::input::{self, OnMachine, Statistics};
+use crate::output::milliseconds;
 use crate::solver::{Solver, named, quality, within};
+use crate::table::{Cell, Table};
 use crate::values::{bandwidth, duration};
 use crate::verbs::sac;
+
+const HEADS: [&str; 3] = ["unit", "gathers", ""];
 
 /// Choose units of sharding, in the least exposed communication, under a budget for each device.
 ///
@@ -127,31 +131,30 @@ pub fn shard(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return Ok(ExitCode::SUCCESS);
     }
     println!(
-        "peak {} of {} on each of {} devices ({} on one), {:.3} ms of communication exposed and \
-         {:.3} ms recomputed beside {:.3} ms; \
-         {}, in {seconds:.2} s",
+        "peak {} of {} on each of {} devices ({} on one), {} of communication exposed and {} \
+         recomputed beside {}; {}, in {seconds:.2} s",
         plan.peak,
         budget,
         arguments.world_size,
         info.baseline_peak(),
-        plan.exposed.0 * 1e3,
-        plan.recompute.0 * 1e3,
-        info.baseline_seconds().0 * 1e3,
+        milliseconds(plan.exposed),
+        milliseconds(plan.recompute),
+        milliseconds(info.baseline_seconds()),
         quality(plan.gap),
     );
     // The root gathers what no other unit does.
     let parameters = |module| info.modules()[module].parameters;
     let others: Bytes = plan.units.iter().skip(1).map(|unit| parameters(unit.module)).sum();
-    println!("\n{:<48} {:>12}", "unit", "gathers");
-    for unit in &plan.units {
+    let rows = plan.units.iter().map(|unit| {
         let rest = if unit.module == info.root() { others } else { Bytes::ZERO };
-        let place = if unit.offloaded { "  shard on the host" } else { "" };
-        println!(
-            "{:<48} {:>12}{place}",
-            name(unit.module),
-            parameters(unit.module).saturating_sub(rest).to_string()
-        );
-    }
+        vec![
+            Cell::path(name(unit.module)),
+            Cell::bytes(parameters(unit.module).saturating_sub(rest)),
+            Cell::word(if unit.offloaded { "shard on the host" } else { "" }),
+        ]
+    });
+    println!();
+    Table::new(&HEADS, rows.collect()).print(usize::MAX);
     if arguments.checkpoint {
         sac::print_units(&info, &plan.checkpointed);
     }

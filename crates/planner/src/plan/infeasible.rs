@@ -40,6 +40,8 @@ pub struct Infeasible {
     pub reached: Bytes,
     /// The plan with the smallest peak that the planner knows.
     pub plan: Plan,
+    /// That peak; where the budget is no less, addresses are what does not fit.
+    pub peak: Bytes,
     /// The node where that plan peaks; absent where the plan runs nothing, because then the
     /// placeholders alone exceed the budget.
     pub binding: Option<Binding>,
@@ -84,8 +86,9 @@ impl Infeasible {
             module: graph.module_of(node).to_string(),
         });
         let live = live_tensors(graph, profile, &runs, curve.at);
-        let (needed, reached) = (needed(graph, profile), curve.peak);
-        Infeasible { budget, needed, reached, plan, binding, live, prediction: None }
+        let (needed, peak) = (needed(graph, profile), curve.peak);
+        let reached = peak;
+        Infeasible { budget, needed, reached, plan, peak, binding, live, prediction: None }
     }
 }
 

@@ -4,19 +4,18 @@
 mod facts;
 mod json;
 mod rows;
-mod table;
 
 use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Args;
 use tightfit::analysis::PeakInterval;
-use tightfit::units::{Bytes, Seconds};
+use tightfit::units::Bytes;
 
 pub use facts::Refused;
-pub use table::UnknownColumn;
 
 use crate::input::OnMachine;
+use crate::output::milliseconds;
 use facts::{Facts, Limit};
 use rows::{FIGURE_LEGEND, NODE_LEGEND};
 
@@ -97,9 +96,8 @@ pub fn analyze(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 fn summary(facts: &Facts) {
     let (graph, curve) = (&facts.graph, facts.curve());
     let work = facts.flow.modules[facts.flow.tree.root()].work;
-    let milliseconds = |seconds: Seconds| format!("{:.2} ms", seconds.0 * 1e3);
     println!(
-        "{}: {} nodes, {} on {}: {} forward and {} backward",
+        "{}: {} nodes run, {} on {}: {} forward and {} backward",
         graph.name(),
         facts.order.len(),
         milliseconds(work.all),
@@ -179,12 +177,7 @@ fn overview(facts: &Facts, top: usize, depth: usize) {
         module => format!(" in module `{module}`"),
     };
     println!("\nalive there{within}, the {} largest of {}:", top.min(live.len()), live.len());
-    println!("{:>12}  {:<10} {:<40} module", "size", "phase", "tensor");
-    for tensor in live.iter().take(top) {
-        let (size, phase) = (tensor.bytes.to_string(), tensor.phase);
-        let row = format!("{size:>12}  {phase:<10} {:<40} {}", tensor.name, tensor.module);
-        println!("{}", row.trim_end());
-    }
+    rows::tensors(&live[..top.min(live.len())]).print(usize::MAX);
     println!("\n{FIGURE_LEGEND} the module\n");
     rows::modules(facts, depth).print(usize::MAX);
 }

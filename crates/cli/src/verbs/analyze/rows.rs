@@ -3,13 +3,16 @@
 
 use tightfit::analysis::{Figures, Operator};
 use tightfit::id::NodeId;
+use tightfit::plan::LiveTensor;
 use tightfit::units::Bytes;
 
 use super::facts::Facts;
-use super::table::{Cell, Table};
+use crate::table::{Cell, Table};
 
 const NODES: [&str; 10] =
     ["node", "pass", "rank", "until", "output", "saved", "held", "ms", "idle ms", "module"];
+
+const TENSORS: [&str; 4] = ["size", "phase", "tensor", "module"];
 
 const OPERATORS: [&str; 11] = [
     "operator", "bwd", "fwd_flop", "bwd_flop", "fwd ms", "bwd ms", "fwd_in", "fwd_tmp", "fwd_out",
@@ -51,8 +54,8 @@ fn node(facts: &Facts, node: NodeId) -> Vec<Cell> {
     let saved = facts.flow.saved_by(&facts.graph, node);
     let saved: Bytes = saved.map(|storage| facts.graph.storages()[storage]).sum();
     vec![
-        Cell::name(facts.name(node), 22),
-        Cell::text(facts.flow.pass(node).name()),
+        Cell::name(facts.name(node)),
+        Cell::word(facts.flow.pass(node).name()),
         Cell::rank(row.rank),
         Cell::rank(row.life.map(|life| life.death)),
         Cell::bytes(row.output),
@@ -60,8 +63,21 @@ fn node(facts: &Facts, node: NodeId) -> Vec<Cell> {
         Cell::bytes(row.active).marked(row.in_peak_interval),
         Cell::milliseconds(row.seconds),
         row.idle.map_or_else(Cell::nothing, Cell::milliseconds),
-        Cell::path(facts.module(node), 22),
+        Cell::path(facts.module(node)),
     ]
+}
+
+/// Tensors that are alive.
+pub fn tensors(live: &[LiveTensor]) -> Table {
+    let rows = live.iter().map(|tensor| {
+        vec![
+            Cell::bytes(tensor.bytes),
+            Cell::word(tensor.phase),
+            Cell::name(&tensor.name),
+            Cell::path(&tensor.module),
+        ]
+    });
+    Table::new(&TENSORS, rows.collect())
 }
 
 /// Every operator that is asked for, with the backward nodes that differentiate it.
@@ -73,7 +89,7 @@ pub fn operators(facts: &Facts) -> Table {
 fn operator(facts: &Facts, operator: &Operator) -> Vec<Cell> {
     let alone = &operator.alone;
     let mut row = vec![
-        Cell::name(facts.name(operator.node), 22),
+        Cell::name(facts.name(operator.node)),
         Cell::count(operator.backward.len()),
         Cell::flops(alone.fwd_flop),
         Cell::flops(alone.bwd_flop),
@@ -89,7 +105,7 @@ pub fn modules(facts: &Facts, depth: usize) -> Table {
     let rows = facts.modules(depth).map(|module| {
         let figures = &facts.flow.modules[module];
         let mut row = vec![
-            Cell::path(&facts.flow.tree.branches()[module].path, 40),
+            Cell::path(&facts.flow.tree.branches()[module].path),
             Cell::count(figures.work.nodes as usize),
             Cell::bytes(facts.parameters.bytes[module]),
         ];

@@ -11,11 +11,34 @@ use tightfit::plan::published::capuchin::{
 };
 use tightfit::plan::{Infeasible, Planner, Retention, base_order, simulate};
 use tightfit::profile::Profile;
-use tightfit::units::{Bytes, Seconds};
+use tightfit::units::Bytes;
 use tightfit_engine::{FittedGraph, FittingError};
+
+use crate::table::{Cell, Table};
 
 /// Names of a list that a table shows.
 const LISTED: usize = 3;
+
+const CANDIDATES: [&str; 7] =
+    ["candidate", "size", "MSPS", "ms again", "last forward", "first backward", "made from"];
+
+const CHOICES: [&str; 9] =
+    ["choice", "size", "MSPS", "ms again", "times", "ms in all", "saved", "peak", "mode"];
+
+const PUBLISHED_CHOICES: [&str; 10] = [
+    "choice",
+    "size",
+    "MSPS",
+    "ms again",
+    "times",
+    "ms in all",
+    "saved",
+    "peak",
+    "remaining",
+    "predicted",
+];
+
+const ENDS: [&str; 4] = ["chosen", "recomputed", "yields", "intermediates"];
 
 /// An explanation, with what it is about.
 pub struct Explained<'a> {
@@ -163,35 +186,30 @@ impl Explained<'_> {
         let mut largest: Vec<&Candidate> = all.iter().collect();
         largest.sort_by(|a, b| b.bytes.cmp(&a.bytes).then(a.node.cmp(&b.node)));
         println!("\ncandidates, the {} largest of {}:", top.min(all.len()), all.len());
-        println!(
-            "{:<24} {:>11} {:>13} {:>9} {:<20} {:<20} made from",
-            "candidate", "size", "MSPS", "ms again", "last forward", "first backward"
-        );
-        for row in largest.into_iter().take(top) {
-            println!(
-                "{:<24} {:>11} {:>13} {:>9} {:<20} {:<20} {}",
-                self.name(row.node),
-                row.bytes.to_string(),
+        let rows = largest.into_iter().take(top).map(|row| {
+            vec![
+                Cell::name(self.name(row.node)),
+                Cell::bytes(row.bytes),
                 msps(&row.figures),
-                milliseconds(row.figures.recompute_time),
-                self.name(row.last_forward_access),
-                self.name(row.first_backward_access),
-                self.sources(row)
-            );
-        }
+                Cell::milliseconds(row.figures.recompute_time),
+                Cell::name(self.name(row.last_forward_access)),
+                Cell::name(self.name(row.first_backward_access)),
+                Cell::words(&self.sources(row)),
+            ]
+        });
+        Table::new(&CANDIDATES, rows.collect()).print(usize::MAX);
         self.print_choices();
         if !self.explanation.ends.is_empty() {
-            println!("\n{:<24} {:<12} {:<40} intermediates", "chosen", "recomputed", "yields");
-            for end in &self.explanation.ends {
-                let line = format!(
-                    "{:<24} {:<12} {:<40} {}",
-                    self.name(end.node),
-                    if end.is_top { "on its own" } else { "with another" },
-                    listed(&self.names(&end.outputs)),
-                    listed(&self.names(&end.intermediates))
-                );
-                println!("{}", line.trim_end());
-            }
+            println!();
+            let rows = self.explanation.ends.iter().map(|end| {
+                vec![
+                    Cell::name(self.name(end.node)),
+                    Cell::word(if end.is_top { "on its own" } else { "with another" }),
+                    Cell::words(&listed(&self.names(&end.outputs))),
+                    Cell::words(&listed(&self.names(&end.intermediates))),
+                ]
+            });
+            Table::new(&ENDS, rows.collect()).print(usize::MAX);
         }
     }
 
@@ -206,33 +224,32 @@ impl Explained<'_> {
             explanation.choices.len(),
             explanation.unplanned_peak
         );
-        let last = match self.rule {
-            Rule::Ours { .. } => "mode".to_string(),
-            Rule::Published { .. } => format!("{:>11} {:>11}", "remaining", "predicted"),
-        };
-        println!(
-            "{:<24} {:>11} {:>13} {:>9} {:>6} {:>9} {:>11} {:>11}  {last}",
-            "choice", "size", "MSPS", "ms again", "times", "ms in all", "saved", "peak"
-        );
-        for choice in &explanation.choices {
-            let last = match choice.remaining.zip(choice.predicted) {
-                None => mode(choice.retention).to_string(),
-                Some((remaining, predicted)) => {
-                    format!("{:>11} {:>11}", remaining.to_string(), predicted.to_string())
-                }
-            };
-            println!(
-                "{:<24} {:>11} {:>13} {:>9} {:>6} {:>9} {:>11} {:>11}  {last}",
-                self.name(choice.node),
-                choice.bytes.to_string(),
+        let rows = explanation.choices.iter().map(|choice| {
+            let saved = saved(choice);
+            let mut row = vec![
+                Cell::name(self.name(choice.node)),
+                Cell::bytes(choice.bytes),
                 msps(&choice.figures),
-                milliseconds(choice.figures.recompute_time),
-                choice.figures.executions,
-                milliseconds(choice.figures.execution_time),
-                signed(saved(choice)),
-                choice.peak.to_string()
-            );
-        }
+                Cell::milliseconds(choice.figures.recompute_time),
+                Cell::count(choice.figures.executions),
+                Cell::milliseconds(choice.figures.execution_time),
+                Cell::figure(saved as f64, signed(saved)),
+                Cell::bytes(choice.peak),
+            ];
+            match choice.remaining.zip(choice.predicted) {
+                None => row.push(Cell::word(mode(choice.retention))),
+                Some((left, predicted)) => {
+                    row.push(Cell::figure(left.0 as f64, left.to_string()));
+                    row.push(Cell::bytes(predicted));
+                }
+            }
+            row
+        });
+        let heads: &[&str] = match self.rule {
+            Rule::Ours { .. } => &CHOICES,
+            Rule::Published { .. } => &PUBLISHED_CHOICES,
+        };
+        Table::new(heads, rows.collect()).print(usize::MAX);
     }
 
     fn sources(&self, row: &Candidate) -> String {
@@ -266,15 +283,12 @@ fn mode(retention: Retention) -> &'static str {
     }
 }
 
-fn msps(figures: &Figures) -> String {
-    match figures.msps {
+fn msps(figures: &Figures) -> Cell {
+    let text = match figures.msps {
         msps if msps.is_finite() => format!("{}/s", Bytes(msps as u64)),
         _ => "free".to_string(),
-    }
-}
-
-fn milliseconds(seconds: Seconds) -> String {
-    format!("{:.3}", seconds.0 * 1e3)
+    };
+    Cell::figure(figures.msps, text)
 }
 
 fn listed(names: &[&str]) -> String {

@@ -5,6 +5,10 @@ use serde_json::{Value, json};
 use tightfit::graph::Graph;
 use tightfit::timeline::Recomputed;
 
+use crate::table::{Cell, Table};
+
+const HEADS: [&str; 6] = ["node", "saved", "times", "ms again", "operator", "module"];
+
 /// A row for each node that runs again.
 pub fn recomputed_json(graph: &Graph, rows: &[Recomputed]) -> Vec<Value> {
     let row = |row: &Recomputed| {
@@ -28,21 +32,16 @@ pub fn print_recomputed(graph: &Graph, rows: &[Recomputed], top: usize) {
         return println!("\nnothing is recomputed");
     }
     println!("\nrecomputed, the {} largest savings of {}:", top.min(rows.len()), rows.len());
-    println!(
-        "{:<24} {:>11} {:>6} {:>9} {:<32} module",
-        "node", "saved", "times", "ms again", "operator"
-    );
-    for row in rows.iter().take(top) {
+    let cells = rows.iter().take(top).map(|row| {
         let node = &graph.nodes()[row.node];
-        let line = format!(
-            "{:<24} {:>11} {:>6} {:>9.3} {:<32} {}",
-            node.name,
-            row.saved.to_string(),
-            row.again.times,
-            row.again.seconds.0 * 1e3,
-            node.op,
-            graph.module_of(row.node)
-        );
-        println!("{}", line.trim_end());
-    }
+        vec![
+            Cell::name(&node.name),
+            Cell::bytes(row.saved),
+            Cell::count(row.again.times as usize),
+            Cell::milliseconds(row.again.seconds),
+            Cell::name(&node.op),
+            Cell::path(graph.module_of(row.node)),
+        ]
+    });
+    Table::new(&HEADS, cells.collect()).print(usize::MAX);
 }

@@ -34,6 +34,14 @@ impl fmt::Display for Infeasible {
                 predicted.0, simulated.0
             )?;
         }
+        if self.peak <= self.budget && self.budget < self.reached {
+            writeln!(
+                f,
+                "{} ({} bytes) are alive at most, which is within the budget; it is addresses that \
+                 do not fit: they are aligned, and gaps remain",
+                self.peak, self.peak.0
+            )?;
+        }
         match &self.binding {
             Some(binding) => writeln!(
                 f,

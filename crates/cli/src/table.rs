@@ -1,0 +1,248 @@
+//! Tables for people. Invariant: what a column sorts by is what it shows, before it was rounded or
+//! shortened; rows that tie, or have nothing there, stay in their order; a row is one line of 120
+//! columns at most, unless figures and the least that is left of names need more.
+
+use std::cmp::Ordering;
+
+use thiserror::Error;
+use tightfit::units::{Bytes, Flops, Seconds};
+
+use crate::output;
+
+/// A row is to be no wider.
+const WIDTH: usize = 120;
+/// Text is not shortened to less.
+const LEAST: usize = 12;
+/// Between two columns.
+const GAP: &str = "  ";
+
+/// No column has this name.
+#[derive(Debug, Error)]
+#[error("there is no column `{name}`; the columns are {}", known.join(", "))]
+pub struct UnknownColumn {
+    name: String,
+    known: Vec<String>,
+}
+
+/// One entry.
+pub struct Cell {
+    text: String,
+    key: Key,
+    shorten: Shorten,
+}
+
+/// Where an entry that is too wide loses characters.
+#[derive(Clone, Copy)]
+enum Shorten {
+    /// Nowhere.
+    Never,
+    /// In its middle, but behind an indent of so many characters.
+    Middle(usize),
+    /// At its front, by whole components.
+    Front,
+    /// At its end.
+    End,
+}
+
+enum Key {
+    Nothing,
+    Number(f64),
+    Text(String),
+}
+
+/// Rows under the names of columns.
+pub struct Table {
+    heads: &'static [&'static str],
+    rows: Vec<Vec<Cell>>,
+}
+
+impl Cell {
+    /// What does not apply, or is zero: a dash, so that what there is stands out.
+    pub fn nothing() -> Cell {
+        Cell { text: "–".to_string(), key: Key::Nothing, shorten: Shorten::Never }
+    }
+
+    fn shortened(text: String, key: &str, shorten: Shorten) -> Cell {
+        Cell { text, key: Key::Text(key.to_string()), shorten }
+    }
+
+    /// A word, which is always whole.
+    pub fn word(text: &str) -> Cell {
+        Cell::shortened(text.to_string(), text, Shorten::Never)
+    }
+
+    /// A list or a sentence, whose end is left out where there is no room for it.
+    pub fn words(text: &str) -> Cell {
+        Cell::shortened(text.to_string(), text, Shorten::End)
+    }
+
+    /// A name; what is too much is left out of its middle, since names of nodes end in a number.
+    pub fn name(name: &str) -> Cell {
+        Cell::branch(name, 0)
+    }
+
+    /// A name at a depth of a tree.
+    pub fn branch(name: &str, depth: usize) -> Cell {
+        Cell::shortened(format!("{:depth$}{name}", ""), name, Shorten::Middle(depth))
+    }
+
+    /// A path, of which the last components are kept.
+    pub fn path(path: &str) -> Cell {
+        let text = if path.is_empty() { "(whole model)" } else { path };
+        Cell::shortened(text.to_string(), path, Shorten::Front)
+    }
+
+    /// A figure in words of its own, zero included.
+    pub fn figure(number: f64, text: String) -> Cell {
+        Cell { text, key: Key::Number(number), shorten: Shorten::Never }
+    }
+
+    fn number(number: f64, text: String) -> Cell {
+        if number == 0.0 { Cell::nothing() } else { Cell::figure(number, text) }
+    }
+
+    /// A size.
+    pub fn bytes(bytes: Bytes) -> Cell {
+        Cell::number(bytes.0 as f64, bytes.to_string())
+    }
+
+    /// A time in milliseconds, in four significant digits or so, and three where they are many.
+    pub fn milliseconds(seconds: Seconds) -> Cell {
+        let milliseconds = seconds.0 * 1e3;
+        let usual = (3.0 - milliseconds.log10().floor()).clamp(1.0, 4.0) as usize;
+        Cell::number(seconds.0, output::decimal(milliseconds, usual))
+    }
+
+    /// Operations, by thousands.
+    pub fn flops(flops: Flops) -> Cell {
+        let (mut value, mut units) = (flops.0 as f64, ["", "k", "M", "G", "T", "P", "E"].iter());
+        let mut unit = units.next();
+        while value >= 1000.0 {
+            (value, unit) = (value / 1000.0, units.next());
+        }
+        let digits = usize::from(flops.0 >= 1000);
+        Cell::number(flops.0 as f64, format!("{value:.digits$} {}", unit.unwrap_or(&"")))
+    }
+
+    /// A place in the program; the first one is 0.
+    pub fn rank(rank: Option<u32>) -> Cell {
+        rank.map_or_else(Cell::nothing, |rank| Cell::figure(rank.into(), rank.to_string()))
+    }
+
+    /// How many.
+    pub fn count(count: usize) -> Cell {
+        Cell::number(count as f64, count.to_string())
+    }
+
+    /// With a mark behind it, or room for one.
+    pub fn marked(mut self, is_marked: bool) -> Cell {
+        self.text.push_str(if is_marked { " *" } else { "  " });
+        self
+    }
+
+    fn width(&self) -> usize {
+        self.text.chars().count()
+    }
+
+    /// In `most` characters, where that is possible.
+    fn within(&self, most: usize) -> String {
+        let length = self.width();
+        if length <= most {
+            return self.text.clone();
+        }
+        let text = || self.text.chars();
+        let kept = most.saturating_sub(1);
+        match self.shorten {
+            Shorten::Never => self.text.clone(),
+            Shorten::Middle(indent) => {
+                // A deep indent leaves room for less of the name, but always for half.
+                let tail = kept.saturating_sub(indent).max(kept / 2) / 2;
+                text().take(kept - tail).chain(['…']).chain(text().skip(length - tail)).collect()
+            }
+            Shorten::Front => {
+                let tail: String = text().skip(length - kept).collect();
+                let whole = tail.find('.').map_or(tail.as_str(), |at| &tail[at..]);
+                format!("…{whole}")
+            }
+            Shorten::End => text().take(kept).chain(['…']).collect(),
+        }
+    }
+
+    /// Numbers fall, words rise, and what has nothing comes last.
+    fn order(&self, other: &Cell) -> Ordering {
+        match (&self.key, &other.key) {
+            (Key::Number(a), Key::Number(b)) => b.total_cmp(a),
+            (Key::Text(a), Key::Text(b)) => a.cmp(b),
+            (Key::Nothing, Key::Nothing) => Ordering::Equal,
+            (Key::Nothing, _) | (Key::Text(_), Key::Number(_)) => Ordering::Greater,
+            (_, Key::Nothing) | (Key::Number(_), Key::Text(_)) => Ordering::Less,
+        }
+    }
+}
+
+impl Table {
+    /// Every row has a cell for each head.
+    pub fn new(heads: &'static [&'static str], rows: Vec<Vec<Cell>>) -> Table {
+        Table { heads, rows }
+    }
+
+    /// Sorts by a column, given its name in any case, words joined as one likes.
+    pub fn sort(&mut self, column: &str) -> Result<(), UnknownColumn> {
+        let plain = |name: &str| name.to_lowercase().replace(['_', '-'], " ");
+        let found = self.heads.iter().position(|head| plain(head) == plain(column));
+        let column = found.ok_or_else(|| UnknownColumn {
+            name: column.to_string(),
+            known: self.heads.iter().map(|head| head.replace(' ', "_")).collect(),
+        })?;
+        self.rows.sort_by(|a, b| a[column].order(&b[column]));
+        Ok(())
+    }
+
+    /// Prints the first rows under the heads; numbers stand to the right.
+    pub fn print(&self, top: usize) {
+        let rows = &self.rows[..top.min(self.rows.len())];
+        let is_text: Vec<bool> = (0..self.heads.len())
+            .map(|column| rows.iter().any(|row| matches!(row[column].key, Key::Text(_))))
+            .collect();
+        let widths = self.widths(rows);
+        let line = |cell: &dyn Fn(usize) -> String| {
+            let cells = widths.iter().enumerate().map(|(column, &width)| match is_text[column] {
+                true => format!("{:<width$}", cell(column)),
+                false => format!("{:>width$}", cell(column)),
+            });
+            println!("{}", cells.collect::<Vec<_>>().join(GAP).trim_end());
+        };
+        // A head stands over the digits of its column, not over marks behind them.
+        line(&|column| {
+            let marks = rows.first().is_some_and(|row| row[column].text.ends_with([' ', '*']));
+            format!("{}{}", self.heads[column], if marks { "  " } else { "" })
+        });
+        rows.iter().for_each(|row| line(&|column| row[column].within(widths[column])));
+        if rows.len() < self.rows.len() {
+            println!("… and {} more rows", self.rows.len() - rows.len());
+        }
+    }
+
+    /// As wide as the widest entry or the head; where that is too much for a line, the widest
+    /// columns of text give way first.
+    fn widths(&self, rows: &[Vec<Cell>]) -> Vec<usize> {
+        let columns = 0..self.heads.len();
+        let head = |column: usize| self.heads[column].chars().count();
+        let widest = |column: usize, counts: fn(&Cell) -> bool| {
+            let cells = rows.iter().map(|row| &row[column]).filter(|cell| counts(cell));
+            cells.map(Cell::width).max().unwrap_or(0).max(head(column))
+        };
+        let mut widths: Vec<usize> = columns.clone().map(|c| widest(c, |_| true)).collect();
+        let is_whole = |cell: &Cell| matches!(cell.shorten, Shorten::Never);
+        let least: Vec<usize> = columns.map(|c| widest(c, is_whole).max(LEAST)).collect();
+        let gaps = GAP.len() * self.heads.len().saturating_sub(1);
+        while widths.iter().sum::<usize>() + gaps > WIDTH {
+            let yielding = (0..widths.len()).filter(|&column| widths[column] > least[column]);
+            match yielding.max_by_key(|&column| widths[column]) {
+                Some(column) => widths[column] -= 1,
+                None => break,
+            }
+        }
+        widths
+    }
+}
