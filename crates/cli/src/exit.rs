@@ -14,7 +14,7 @@ use tightfit_engine::{BudgetError, CompileError, FittingError, SessionError, Sla
 use tightfit_report::TraceError;
 
 use crate::table::UnknownColumn;
-use crate::values::{NoVariants, UnknownModule};
+use crate::values::{NoVariants, OneFile, UnknownModule};
 use crate::verbs::analyze::Refused;
 
 /// Part of `--help`.
@@ -75,7 +75,11 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
             _ => None,
         };
     }
-    if error.is::<UnknownModule>() || error.is::<UnknownColumn>() || error.is::<NoVariants>() {
+    if error.is::<UnknownModule>()
+        || error.is::<UnknownColumn>()
+        || error.is::<NoVariants>()
+        || error.is::<OneFile>()
+    {
         return Some(2);
     }
     if let Some(error) = error.downcast_ref::<Refused>() {

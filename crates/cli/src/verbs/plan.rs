@@ -23,6 +23,7 @@ use crate::calls::{self, Costs, Subject};
 use crate::effort::Search;
 use crate::figures::Figures;
 use crate::input::{self, OnMachine};
+use crate::values::OneFile;
 use crate::verbs::plan::details::Details;
 use crate::{exit, interrupt, output};
 
@@ -90,6 +91,9 @@ impl Emit {
 pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let budget: Budget = arguments.budget.parse()?;
     let planner = arguments.details.planner(arguments.search.planner)?;
+    if arguments.output.is_some() && arguments.output == arguments.svg {
+        return Err(OneFile.into());
+    }
     for path in [&arguments.output, &arguments.svg].into_iter().flatten() {
         output::writable(path)?;
     }

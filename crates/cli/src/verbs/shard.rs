@@ -62,7 +62,13 @@ pub struct Arguments {
     #[arg(long, value_parser = bandwidth)]
     host_bandwidth: Option<f64>,
     /// Of one transfer from the host
-    #[arg(long, value_parser = duration, default_value = "0s", allow_hyphen_values = true)]
+    #[arg(
+        long,
+        value_parser = duration,
+        default_value = "0s",
+        allow_hyphen_values = true,
+        requires = "host_bandwidth"
+    )]
     host_latency: Seconds,
     #[command(flatten)]
     solver: Solver,

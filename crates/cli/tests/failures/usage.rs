@@ -72,6 +72,27 @@ fn wrong_usage() {
 }
 
 #[test]
+fn two_results_need_two_files() {
+    let folder = folder();
+    let ran = run(
+        folder.path(),
+        "plan corpus/steps/gpt-nano --budget 80% -o FOLDER/one --svg FOLDER/one",
+    );
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.stderr.contains("--output and --svg name the same file"), "{}", ran.stderr);
+    assert!(!folder.path().join("one").exists());
+}
+
+#[test]
+fn a_latency_of_the_host_needs_its_bandwidth() {
+    let shard = "shard corpus/steps/gpt-nano --budget 80% --world-size 2 --bandwidth 1GB/s \
+                 --latency 1us --host-latency 1us";
+    let ran = run(folder().path(), shard);
+    assert_eq!(ran.code, Some(2));
+    assert!(ran.stderr.contains("--host-bandwidth <HOST_BANDWIDTH>"), "{}", ran.stderr);
+}
+
+#[test]
 fn a_graph_cannot_be_trained_without_its_step() {
     Case::new().fails(
         "train corpus/graphs/resnet50_b32.json.gz --budget 100%",
