@@ -24,10 +24,10 @@ use crate::tensor::Argument;
 #[derive(Debug, Error, PartialEq)]
 #[non_exhaustive]
 pub enum RewriteError {
-    /// What is read lies in a storage that ran again, but only the node that ran before shows it.
+    /// What is read lies in a storage that is there, but what shows it there did not run since.
     #[error(
-        "`{node}` reads what `{shows}` shows of a tensor that is recomputed in between; a graph \
-         can say that of views only, and `{shows}` computes too"
+        "`{node}` reads what `{shows}` shows of a tensor that was made since `{shows}` ran; a \
+         graph can say that of views only, and `{shows}` computes too"
     )]
     Shown {
         /// The name of the node that reads, or `the end of the step`.
@@ -148,10 +148,10 @@ impl Rewriting<'_> {
     fn unreadable(&self, value: ValueId, reader: &str) -> RewriteError {
         let (node, made) = (reader.to_string(), &self.graph.values()[value]);
         match self.copy[made.storage] {
-            Some(_) if self.first[made.producer].is_some() => {
+            Some(_) => {
                 RewriteError::Shown { node, shows: self.graph.nodes()[made.producer].name.clone() }
             }
-            _ => GraphError::ReadBeforeProduced { node, value: value.as_u32().into() }.into(),
+            None => GraphError::ReadBeforeProduced { node, value: value.as_u32().into() }.into(),
         }
     }
 
