@@ -71,7 +71,8 @@ def arguments(module: fx.GraphModule, model: nn.Module, batch: Any, *, state: di
 
     Raises `GraphFileError` where model or batch are not those of the graph.
     """
-    if META not in next(iter(module.graph.find_nodes(op="placeholder")), module.graph._root).meta:
+    placeholders = module.graph.find_nodes(op="placeholder")
+    if any(META not in node.meta for node in placeholders):
         raise GraphFileError("the module is none that to_fx made; its placeholders do not say what they are")
     tensors = {name: tensor.detach() for name, tensor in
                [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]}
@@ -79,7 +80,7 @@ def arguments(module: fx.GraphModule, model: nn.Module, batch: Any, *, state: di
     state = {} if state is None else state
     given_leaves = iter(leaves(batch))
     given: list[Any] = []
-    for node in module.graph.find_nodes(op="placeholder"):
+    for node in placeholders:
         meta = node.meta[META]
         match meta["phase"]:
             case "run":
@@ -94,7 +95,9 @@ def arguments(module: fx.GraphModule, model: nn.Module, batch: Any, *, state: di
                 tensor = tensor.contiguous() if isinstance(tensor, torch.Tensor) else tensor
                 where = f"tensor {meta['name']!r} of the batch"
             case "state":
-                tensor = state.setdefault(meta["parameter"], torch.zeros(meta["shape"], dtype=meta["dtype"], device=_device(model)))
+                if meta["parameter"] not in state:
+                    state[meta["parameter"]] = torch.zeros(meta["shape"], dtype=meta["dtype"], device=_device(model))
+                tensor = state[meta["parameter"]]
                 where = f"state {meta['parameter']!r}"
             case "tangent":
                 raise GraphFileError(f"the graph starts its backward pass from {meta['name']!r}; call the module yourself")

@@ -71,7 +71,7 @@ def module_info(
     program.find()
     with tempfile.TemporaryDirectory(prefix="tightfit-") as folder:
         graph = Path(folder) / "step.json"
-        export(_without_meta(model), _own_loss if loss_fn is None else loss_fn, _own(batch), optimizer=None, out=graph,
+        export(_without_meta(model), _own_loss if loss_fn is None else loss_fn, _off_meta(batch), optimizer=None, out=graph,
                name=type(model).__name__, execute=False)
         printed = program.run("modules", graph, "--machine", machine, "--json")
     try:
@@ -115,18 +115,17 @@ def _without_meta(model: nn.Module) -> nn.Module:
     return copied
 
 
-def _own(batch: tuple[Any, Any]) -> tuple[Any, Any]:
-    """The batch off the `meta` device, with no tensor in it twice (as labels often are). Targets of `None` are no tensor."""
+def _off_meta(batch: tuple[Any, Any]) -> tuple[Any, Any]:
+    """The batch off the `meta` device. Targets of `None` are no tensor."""
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise ExportError("batch must be a pair (inputs, targets)")
 
-    def own(leaf: Any) -> Any:
-        is_plain = isinstance(leaf, torch.Tensor) and not leaf.requires_grad
-        device = "cpu" if isinstance(leaf, torch.Tensor) and leaf.device.type == "meta" else None
-        return torch.empty_like(leaf, device=device) if is_plain else leaf
+    def off(leaf: Any) -> Any:
+        is_meta = isinstance(leaf, torch.Tensor) and leaf.device.type == "meta"
+        return torch.empty_like(leaf, device="cpu") if is_meta else leaf
 
     inputs, targets = batch
-    return pytree.tree_map(own, (inputs, [] if targets is None else targets))
+    return pytree.tree_map(off, (inputs, [] if targets is None else targets))
 
 
 def _own_loss(prediction: Any, _targets: Any) -> torch.Tensor:

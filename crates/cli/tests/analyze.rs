@@ -11,20 +11,9 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use expect_test::{Expect, expect};
-use program::{Ran, corpus, folded, folder, run};
+use program::{GRAPHS, Ran, corpus, folded, folder, run};
 use serde_json::Value;
 use tightfit::graph::write;
-
-/// The planning graphs.
-const GRAPHS: [&str; 7] = [
-    "bert_base_drop_b16_s512",
-    "gpt2_medium_b4_s1024",
-    "gpt2_small_b8_s512",
-    "llama_1b_b2_s2048",
-    "mobilenet_v3_large_b64",
-    "resnet50_b32",
-    "vit_b16_b32",
-];
 
 /// Those of the figures that are sums, and the one that is a peak.
 const SUMS: [&str; 6] =

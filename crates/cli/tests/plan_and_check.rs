@@ -6,19 +6,10 @@ mod program;
 
 use std::path::Path;
 
-use program::{Ran, corpus, folder, run, tags};
+use program::{GRAPHS, Ran, corpus, folder, run, tags};
 use serde_json::Value;
 
 const STEPS: [&str; 3] = ["gpt-nano", "gpt-nano-dropout", "mlp-digits"];
-const GRAPHS: [&str; 7] = [
-    "bert_base_drop_b16_s512",
-    "gpt2_medium_b4_s1024",
-    "gpt2_small_b8_s512",
-    "llama_1b_b2_s2048",
-    "mobilenet_v3_large_b64",
-    "resnet50_b32",
-    "vit_b16_b32",
-];
 
 fn plan(arguments: &str) -> Value {
     run(Path::new("."), &format!("plan {arguments} --json")).done().result()

@@ -11,6 +11,17 @@ use serde_json::Value;
 use tempfile::{NamedTempFile, TempDir};
 use tightfit::machine::Machine;
 
+/// The planning graphs of the corpus.
+pub const GRAPHS: [&str; 7] = [
+    "bert_base_drop_b16_s512",
+    "gpt2_medium_b4_s1024",
+    "gpt2_small_b8_s512",
+    "llama_1b_b2_s2048",
+    "mobilenet_v3_large_b64",
+    "resnet50_b32",
+    "vit_b16_b32",
+];
+
 /// What the program did.
 #[derive(Debug)]
 pub struct Ran {

@@ -218,11 +218,16 @@ impl GraphBuilder {
         self.0.storages.push(bytes)
     }
 
+    /// The id of the node that is added next.
+    pub fn next_node(&self) -> NodeId {
+        self.0.nodes.next_key()
+    }
+
     /// Adds a node with its outputs (`None` = unused) and returns the ids of those that exist.
     pub fn node(&mut self, mut spec: NodeSpec, outputs: &[Option<ValueSpec>]) -> Vec<ValueId> {
         // A file does not order them, and a graph must equal what is read back.
         spec.kwargs.sort_by(|(a, _), (b, _)| a.cmp(b));
-        let producer = self.0.nodes.next_key();
+        let producer = self.next_node();
         let outputs: Vec<Option<ValueId>> = outputs
             .iter()
             .map(|output| {

@@ -57,7 +57,6 @@ pub fn rewrite(graph: &Graph, runs: &[NodeId]) -> Result<Graph, RewriteError> {
         copy: SecondaryMap::new(),
         made: SecondaryMap::new(),
         first: SecondaryMap::new(),
-        next: 0,
         names: graph.nodes().values().map(|node| node.name.clone()).collect(),
     };
     for (placeholder, _) in graph.nodes().iter().filter(|(_, node)| node.phase.is_placeholder()) {
@@ -105,8 +104,6 @@ struct Rewriting<'a> {
     made: SecondaryMap<ValueId, Option<(StorageId, ValueId)>>,
     /// The first run of each node, and of each view.
     first: SecondaryMap<NodeId, Option<NodeId>>,
-    /// How many nodes there are.
-    next: u32,
     names: BTreeSet<String>,
 }
 
@@ -187,14 +184,13 @@ impl Rewriting<'_> {
             ..NodeSpec::from(node)
         };
         match self.first[id] {
-            None => self.first[id] = Some(NodeId::from_u32(self.next)),
+            None => self.first[id] = Some(self.builder.next_node()),
             first => {
                 spec.name = self.unused(&node.name);
                 spec.differentiates = None;
                 spec.recomputes = spec.recomputes.or(first);
             }
         }
-        self.next += 1;
 
         // What is kept stays from its first run and serves all reads; the same in a second run is
         // for nobody.

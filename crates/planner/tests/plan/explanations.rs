@@ -10,7 +10,6 @@ use tightfit::id::NodeId;
 use tightfit::plan::published::capuchin::{Explanation, Rule, explain};
 use tightfit::plan::{self, PlanError, Planner, Retentions, rematerialize, simulate};
 use tightfit::profile::Profile;
-use tightfit::schedule::Instruction;
 use tightfit::units::Bytes;
 use tightfit::{FitError, Goal, Request};
 
@@ -68,8 +67,7 @@ proptest! {
                     let Ok(fitted) = tightfit::fit(&graph, &profile, &request) else { continue };
                     let schedule = fitted.schedule();
                     prop_assert_eq!(&schedule.planner, planner.name());
-                    let calls = schedule.instructions.iter().filter_map(Instruction::call);
-                    let runs: Vec<NodeId> = calls.map(|call| call.node).collect();
+                    let runs = schedule.runs();
                     let need = unplanned.saturating_sub(schedule.slab);
                     let rule = rule(planner, unplanned, need);
                     let explanation = explain(&graph, &profile, &order, rule, Some(&runs));
