@@ -82,7 +82,7 @@ pub enum Actions {
 
 impl Bound {
     /// A bound for schedules that run and recompute.
-    fn of_runs(seconds: Seconds, order: BoundOrder) -> Bound {
+    pub(crate) fn of_runs(seconds: Seconds, order: BoundOrder) -> Bound {
         Bound { seconds, class: ScheduleClass { order, actions: Actions::Runs } }
     }
 }

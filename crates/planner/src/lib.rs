@@ -133,7 +133,8 @@
 //!    planners, with lowering or with layout, so its word does not rest on theirs.
 //!
 //! [`fit()`] goes all the way, and back to the planner where addresses do not fit; [`frontier`]
-//! does so for several budgets. [`plan::modules`] plans by whole modules, from their statistics
+//! does so for several budgets, and [`hold()`] stops short of addresses, for runtimes whose
+//! allocator places tensors. [`plan::modules`] plans by whole modules, from their statistics
 //! alone.
 //!
 //! # Ids and tables
@@ -170,6 +171,7 @@ pub mod effort;
 mod fit;
 pub mod goal;
 pub mod graph;
+mod hold;
 pub mod id;
 pub mod machine;
 pub mod operator;
@@ -182,6 +184,7 @@ pub mod units;
 
 pub use fit::{Actions, Bound, FitError, Fitted, ScheduleClass};
 pub use goal::Goal;
+pub use hold::{Held, hold};
 pub use plan::BoundOrder;
 
 use check::Violation;

@@ -26,6 +26,13 @@ impl AbstractMachine<'_> {
         if again && graph.nodes()[node].mutates {
             return Err(Violation::MutatesAgain { index, node: name.clone() });
         }
+        if graph.nodes()[node].stream && !again {
+            if let Some(later) = self.drew.filter(|&last| last > node) {
+                let (node, later) = (name.clone(), graph.nodes()[later].name.clone());
+                return Err(Violation::DrawsOutOfOrder { index, node, later });
+            }
+            self.drew = Some(node);
+        }
         self.ran[node] = true;
         for &buffer in call.inputs.iter().chain(&call.outputs).chain(&call.workspace) {
             self.on_device(name, buffer)?;

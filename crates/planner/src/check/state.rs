@@ -38,6 +38,8 @@ pub struct AbstractMachine<'a> {
     by_address: BTreeSet<(TierId, u64, BufferId)>,
     /// Nodes that ran.
     pub ran: SecondaryMap<NodeId, bool>,
+    /// The last of them that drew from the running generator.
+    pub drew: Option<NodeId>,
     /// Transfers under way.
     pub in_flight: BTreeMap<TransferId, &'a Transfer>,
     /// Transfers that were started.
@@ -58,6 +60,7 @@ impl<'a> AbstractMachine<'a> {
             copies: SecondaryMap::new(),
             by_address: BTreeSet::new(),
             ran: SecondaryMap::new(),
+            drew: None,
             in_flight: BTreeMap::new(),
             started: BTreeSet::new(),
             held: SecondaryMap::new(),

@@ -70,6 +70,19 @@ pub enum Violation {
         /// The name of the node.
         node: String,
     },
+    /// Nodes draw from the running generator in another order than the graph's.
+    #[error(
+        "instruction {index}: `{node}` draws from the running generator after `{later}`, which \
+         comes after it in the graph"
+    )]
+    DrawsOutOfOrder {
+        /// The position of the instruction in the schedule.
+        index: usize,
+        /// The name of the node.
+        node: String,
+        /// The node that drew before it.
+        later: String,
+    },
     /// A call has another number of buffers than the node has operands.
     #[error("instruction {index}: `{node}` has {given} {what} buffers, but needs {needed}")]
     Operands {

@@ -50,6 +50,8 @@ pub struct NodeSpec {
     pub random: bool,
     /// The seed that the call draws with.
     pub seed_slot: Option<u32>,
+    /// Whether the call draws from the device's running generator.
+    pub stream: bool,
     /// Whether the call writes into storages of its inputs.
     pub mutates: bool,
     /// The forward node whose derivative the call computes, all of it or a part.
@@ -77,6 +79,7 @@ impl NodeSpec {
             seconds: None,
             random: false,
             seed_slot: None,
+            stream: false,
             mutates: false,
             differentiates: None,
             recomputes: None,
@@ -103,6 +106,7 @@ impl From<&Node> for NodeSpec {
             seconds: node.seconds,
             random: node.random,
             seed_slot: node.seed_slot,
+            stream: node.stream,
             mutates: node.mutates,
             differentiates: node.differentiates,
             recomputes: node.recomputes,
@@ -266,6 +270,7 @@ impl GraphBuilder {
             seconds: spec.seconds,
             random: spec.random,
             seed_slot: spec.seed_slot,
+            stream: spec.stream,
             mutates: spec.mutates,
             differentiates: spec.differentiates,
             recomputes: spec.recomputes,

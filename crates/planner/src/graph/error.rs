@@ -232,6 +232,15 @@ pub enum GraphError {
         /// The run time, in seconds.
         seconds: f64,
     },
+    /// A node says that it draws from the running generator, but draws none or has its own seed.
+    #[error(
+        "node `{node}` says that it draws from the running generator; such a node is random and \
+         has no seed slot"
+    )]
+    Stream {
+        /// The name of the node.
+        node: String,
+    },
     /// A node has a seed slot, but draws no random numbers.
     #[error("node `{node}` has seed slot {slot}, but is not marked random")]
     SeedWithoutRandom {

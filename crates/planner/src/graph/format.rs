@@ -58,6 +58,8 @@ struct RawNode {
     random: bool,
     seed_slot: Option<u32>,
     #[serde(default)]
+    stream: bool,
+    #[serde(default)]
     mutates: bool,
     differentiates: Option<String>,
     recomputes: Option<String>,
@@ -205,6 +207,7 @@ fn build(raw: RawGraph) -> Result<Graph, ReadError> {
             seconds: node.seconds.map(Seconds),
             random: node.random,
             seed_slot: node.seed_slot,
+            stream: node.stream,
             mutates: node.mutates,
             differentiates: linked("differentiates", node.differentiates)?,
             recomputes: linked("recomputes", node.recomputes)?,
@@ -391,6 +394,9 @@ fn node_json(graph: &Graph, id: super::NodeId) -> Json {
     }
     if let Some(slot) = node.seed_slot {
         set("seed_slot", json!(slot));
+    }
+    if node.stream {
+        set("stream", json!(true));
     }
     if node.mutates {
         set("mutates", json!(true));

@@ -160,6 +160,9 @@ fn unique(nodes: &PrimaryMap<NodeId, Node>) -> Result<(), GraphError> {
                 parameter: parameter.to_string(),
             });
         }
+        if node.stream && (!node.random || node.seed_slot.is_some()) {
+            return Err(GraphError::Stream { node: node.name.clone() });
+        }
         let Some(slot) = node.seed_slot else { continue };
         if !node.random {
             return Err(GraphError::SeedWithoutRandom { node: node.name.clone(), slot });
@@ -211,8 +214,8 @@ fn links(id: NodeId, node: &Node, nodes: &PrimaryMap<NodeId, Node>) -> Result<()
     if let Some(target) = node.recomputes {
         let same = |first: &&Node| {
             target < id
-                && (&first.op, first.random, first.seed_slot)
-                    == (&node.op, node.random, node.seed_slot)
+                && (&first.op, first.random, first.seed_slot, first.stream)
+                    == (&node.op, node.random, node.seed_slot, node.stream)
                 && first.recomputes.is_none()
                 && !first.phase.is_placeholder()
                 && !first.mutates

@@ -51,7 +51,9 @@ fn late_outputs(graph: &Graph, program: &[NodeId]) -> Vec<NodeId> {
             fresh.iter().copied().filter(|&storage| graph.is_kept(storage)).collect();
         let is_last = !fresh.iter().any(|&storage| is_touched[storage])
             && !reads.iter().any(|&storage| is_ended[storage]);
-        if is_last && !graph.nodes()[node].mutates && bytes(&stays) > bytes(&holds) {
+        let call = &graph.nodes()[node];
+        let may_move = is_last && !call.mutates && !call.stream;
+        if may_move && bytes(&stays) > bytes(&holds) {
             holds.into_iter().for_each(|storage| is_held[storage] = true);
             late.push(node);
         } else {

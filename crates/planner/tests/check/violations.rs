@@ -205,6 +205,7 @@ fn variant(violation: &Violation) -> &'static str {
         Violation::DoesNotRun { .. } => "DoesNotRun",
         Violation::Marked { .. } => "Marked",
         Violation::MutatesAgain { .. } => "MutatesAgain",
+        Violation::DrawsOutOfOrder { .. } => "DrawsOutOfOrder",
         Violation::Operands { .. } => "Operands",
         Violation::NotThere { .. } => "NotThere",
         Violation::Overwrites { .. } => "Overwrites",
@@ -734,4 +735,27 @@ fn in_place_where_it_is_not_allowed() {
         (version 0)"
     ]
     .assert_eq(&kept.verdict(kept.schedule.slab));
+}
+
+/// Two calls that draw from the running generator, the second one first.
+#[test]
+fn drawn_out_of_order() {
+    let mut sketch = Sketch(GraphBuilder::new("drawing"));
+    let mut made = Vec::new();
+    for name in ["first", "second"] {
+        let storage = sketch.0.storage(Bytes(256));
+        let output = Some(ValueSpec::contiguous(&[64], DType::F32, storage));
+        let draw = |node: &mut NodeSpec| (node.random, node.stream) = (true, true);
+        made.extend(sketch.spec(name, "test.draw", Phase::Forward, &[], &[output], draw));
+    }
+    let loss = sketch.node("loss", "test.loss", Phase::Loss, &made, &[1])[0];
+    sketch.0.output(loss);
+    let mut case = case(sketch, &Machine::preset("a100-80gb").unwrap());
+    assert_eq!(case.verdict(case.schedule.slab), "legal");
+    case.schedule.instructions.swap(0, 1);
+    expect![[
+        "DrawsOutOfOrder: instruction 1: `first` draws from the running generator after `second`, \
+         which comes after it in the graph"
+    ]]
+    .assert_eq(&case.verdict(case.schedule.slab));
 }

@@ -40,7 +40,7 @@ fn the_example_is_a_graph_and_is_written_as_it_was_read() {
     for (given, written) in given.unwrap().iter().zip(written.unwrap()) {
         assert_eq!(given, written);
     }
-    assert_eq!(graph.nodes().len(), 14);
+    assert_eq!(graph.nodes().len(), 15);
 }
 
 #[test]

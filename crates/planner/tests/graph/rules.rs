@@ -109,6 +109,7 @@ fn variant(error: &ReadError) -> &'static str {
             GraphError::MutatesWithoutOutput { .. } => "MutatesWithoutOutput",
             GraphError::ReadsOverwritten { .. } => "ReadsOverwritten",
             GraphError::Seconds { .. } => "Seconds",
+            GraphError::Stream { .. } => "Stream",
             GraphError::SeedWithoutRandom { .. } => "SeedWithoutRandom",
             GraphError::DuplicateSeedSlot { .. } => "DuplicateSeedSlot",
             GraphError::UnknownOutput { .. } => "UnknownOutput",
@@ -618,6 +619,17 @@ fn seeds() {
     }
     expect!["DuplicateSeedSlot: nodes `mul` and `loss` draw with the same seed slot 3"]
         .assert_eq(&verdict(&bytes(&graph)));
+    let mut graph = valid();
+    set(&mut graph, "/nodes/2/stream", json!(true));
+    let refused = expect![[
+        "Stream: node `mul` says that it draws from the running generator; such a node is random \
+         and has no seed slot"
+    ]];
+    refused.assert_eq(&verdict(&bytes(&graph)));
+    set(&mut graph, "/nodes/2/random", json!(true));
+    assert_eq!(verdict(&bytes(&graph)), "a graph");
+    set(&mut graph, "/nodes/2/seed_slot", json!(3));
+    refused.assert_eq(&verdict(&bytes(&graph)));
 }
 
 /// A file cannot name such a value: its ids are looked up first.

@@ -9,6 +9,7 @@ mod capuchin_cases;
 mod corpus_graphs;
 mod degenerate_steps;
 mod explanations;
+mod holding;
 mod peers;
 mod properties;
 mod rematerialization;

@@ -49,6 +49,13 @@ const ROOMS: [(&str, &[&str]); 15] = [
             "analysis", "plan", "schedule", "check", "timeline",
         ],
     ),
+    (
+        "hold",
+        &[
+            "units", "id", "effort", "goal", "tensor", "operator", "graph", "machine", "profile",
+            "analysis", "plan", "schedule", "check", "timeline", "fit",
+        ],
+    ),
 ];
 
 /// Rooms that may know of `schedule` only what is defined in [`DATA`].

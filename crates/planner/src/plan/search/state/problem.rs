@@ -56,8 +56,8 @@ pub struct Op {
     /// Bytes of outputs that outlive the step: there from the first run on, a transient copy in a
     /// recomputation.
     pub kept: ByteCount,
-    /// It has outputs that outlive the step, or writes in place, or lets go of a batch that nobody
-    /// reads: its first run cannot be left out.
+    /// It has outputs that outlive the step, or writes in place, or draws from the running
+    /// generator, or lets go of a batch that nobody reads: its first run cannot be left out.
     pub anchored: bool,
     /// It may run again up to this point, whose first run ends a version that it reads. 0 = never.
     pub until: u32,
@@ -65,8 +65,8 @@ pub struct Op {
     pub once: bool,
     /// It belongs to the forward pass.
     pub forward: bool,
-    /// Operators that must have run before, in any schedule: makers of what it reads, and readers
-    /// of versions that it ends for good.
+    /// Operators that must have run before, in any schedule: makers of what it reads, readers of
+    /// versions that it ends for good, and who draws from the running generator before it.
     pub after: Vec<OpId>,
     /// Readers of other versions that it ends. They run before, unless a schedule made a second
     /// copy for them, which no plan does.
@@ -144,7 +144,7 @@ impl Problem {
                 node: Some(node),
                 cost: Picoseconds::round_down(profile.seconds[node]),
                 workspace: ByteCount::of(profile.workspace[node]),
-                anchored: call.mutates,
+                anchored: call.mutates || call.stream,
                 once: call.mutates,
                 forward: call.phase.is_forward(),
                 until: u32::MAX,
@@ -254,6 +254,8 @@ struct Accesses {
     readers: SecondaryMap<StorageId, Vec<OpId>>,
     /// A reader of a version, and the operator that overwrites that version.
     ended: Vec<(OpId, OpId)>,
+    /// Who drew last from the running generator.
+    drew: Option<OpId>,
 }
 
 impl Accesses {
@@ -263,6 +265,9 @@ impl Accesses {
         let (mut after, mut behind) = (Vec::new(), Vec::new());
         for &storage in graph.reads(node) {
             after.extend(self.last_write[storage]);
+        }
+        if graph.nodes()[node].stream {
+            after.extend(self.drew.replace(id));
         }
         for &storage in graph.mutated(node) {
             let readers = std::mem::take(&mut self.readers[storage]);

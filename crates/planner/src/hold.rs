@@ -1,0 +1,119 @@
+//! Plans for runtimes whose allocator places tensors: no addresses, so the budget bounds the bytes
+//! that are held. Invariant: what leaves this room was checked, and holds no more than its budget.
+
+use crate::check::held;
+use crate::effort::{Effort, Meter};
+use crate::fit::{Bound, FitError, smallest};
+use crate::goal::Goal;
+use crate::graph::Graph;
+use crate::id::NodeId;
+use crate::plan::{self, BoundOrder, Infeasible, Plan, PlanError, Planner, Search};
+use crate::profile::Profile;
+use crate::schedule::{Lowering, Schedule, lower};
+use crate::timeline::Timeline;
+use crate::units::Bytes;
+
+/// The part of the effort that a refusal gets at least, to name a budget that is feasible.
+const REFUSAL: f64 = 0.25;
+
+/// A plan that was checked, and that holds no more than a budget.
+///
+/// Its schedule has addresses, too, in which nothing overlaps; they are as good as any, and nobody
+/// who holds a plan in this way should care about its slab.
+#[derive(Clone, Debug)]
+pub struct Held {
+    schedule: Schedule,
+    timeline: Timeline,
+    budget: Bytes,
+    bound: Option<Bound>,
+}
+
+impl Held {
+    /// The budget that it was made for; the bytes that it holds where as few as possible were
+    /// asked for.
+    pub fn budget(&self) -> Bytes {
+        self.budget
+    }
+
+    /// The nodes that it runs, in order; one that runs again stands there again.
+    pub fn runs(&self) -> Vec<NodeId> {
+        self.schedule.runs()
+    }
+
+    /// What it does, and what is held meanwhile.
+    pub fn timeline(&self) -> &Timeline {
+        &self.timeline
+    }
+
+    /// The time that no plan of the bound's class within the budget beats; absent where the planner
+    /// proves nothing.
+    pub fn bound(&self) -> Option<Bound> {
+        self.bound
+    }
+}
+
+/// Plans one step so that it holds no more bytes than are asked for, wherever tensors are placed.
+///
+/// # Errors
+/// [`FitError::Plan`] where the planner has no plan, with a proof where the budget is infeasible.
+/// [`FitError::Violation`] where the checker refuses what was planned, which is a bug of this
+/// crate.
+pub fn hold(
+    graph: &Graph,
+    profile: &Profile,
+    goal: Goal,
+    planner: Planner,
+    effort: &Effort<'_>,
+) -> Result<Held, FitError> {
+    let order = plan::base_order(graph, profile);
+    let Goal::Within(budget) = goal else {
+        let plan = smallest(graph, profile, &order, planner, effort);
+        let budget = plan::simulate(graph, profile, &plan.runs()).curve.peak;
+        return checked(graph, profile, &plan, (budget, None));
+    };
+    let (plan, bound) = within(graph, profile, &order, (budget, planner), effort)?;
+    checked(graph, profile, &plan, (budget, bound))
+}
+
+fn within(
+    graph: &Graph,
+    profile: &Profile,
+    order: &[NodeId],
+    (budget, planner): (Bytes, Planner),
+    effort: &Effort<'_>,
+) -> Result<(Plan, Option<Bound>), PlanError> {
+    if planner != Planner::Auto {
+        return Ok((plan::plan(graph, profile, order, budget, planner)?, None));
+    }
+    let meter = Meter::new(effort);
+    let mut search = Search::new(graph, profile, order);
+    let answer = search.plan(budget, &meter.rest_until(1.0 - REFUSAL));
+    let plan = match answer.plan {
+        Some(plan) => plan,
+        None => {
+            // The same plan whatever was looked for before, so that what it holds can be asked for.
+            let deadline = meter.rest_until(1.0).deadline;
+            let plan = smallest(graph, profile, order, planner, &Effort { deadline, ..*effort });
+            let proof = Infeasible::new(graph, profile, budget, plan);
+            if proof.peak > budget {
+                let needed = proof.needed.max(search.least_budget());
+                return Err(PlanError::Infeasible(Box::new(Infeasible { needed, ..proof })));
+            }
+            proof.plan
+        }
+    };
+    let bound = search.bound(budget).map(|seconds| Bound::of_runs(seconds, BoundOrder::Any));
+    Ok((plan, bound))
+}
+
+/// The plan as the checker let it pass, at addresses that are as good as any.
+fn checked(
+    graph: &Graph,
+    profile: &Profile,
+    plan: &Plan,
+    (budget, bound): (Bytes, Option<Bound>),
+) -> Result<Held, FitError> {
+    let schedule = lower(graph, profile, plan, &Lowering::to(Goal::Within(Bytes::LIMIT)));
+    let timeline = held(graph, profile, &schedule, budget)?;
+    Ok(Held { schedule, timeline, budget, bound })
+}
