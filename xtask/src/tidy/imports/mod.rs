@@ -9,7 +9,7 @@ use super::tree::{File, Finding, Tree};
 
 /// The rooms of the planner, each with the rooms that it may import. A room may stand here before
 /// it is built.
-const ROOMS: [(&str, &[&str]); 15] = [
+const ROOMS: [(&str, &[&str]); 16] = [
     ("units", &[]),
     ("id", &["units"]),
     ("effort", &["units"]),
