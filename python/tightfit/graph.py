@@ -127,12 +127,14 @@ class GraphBuilder:
 
     def node(self, name: str, op: str, phase: str, args: list[Any], kwargs: dict[str, Any],
              outputs: list[torch.Tensor | None], *, module: str = "", parameter: str | None = None, flops: int = 0,
-             random: bool = False, mutates: bool = False, cost: bool = True,
-             differentiates: str | None = None, dropped: Sequence[torch.Tensor] = ()) -> list[ValueId | None]:
+             random: bool = False, stream: bool = False, mutates: bool = False, cost: bool = True,
+             differentiates: str | None = None, dropped: Sequence[torch.Tensor] = (),
+             workspace: int = 0) -> list[ValueId | None]:
         """Appends one call and returns its outputs' values (`None` where nothing uses the output).
 
         `cost=False` leaves bytes and FLOPs at zero, as views and placeholders have them. `dropped` are outputs that
-        nothing uses: PyTorch makes them all the same, so they are workspace.
+        nothing uses: PyTorch makes them all the same, so they are workspace, beside what the call takes otherwise. A
+        call that is `random` has a seed of its own, or with `stream` draws from PyTorch's running generator.
         """
         inputs = list(dict.fromkeys(value.index for value in values_in([args, kwargs])))
         for index in inputs:
@@ -159,12 +161,16 @@ class GraphBuilder:
                 record["flops"] = int(flops)
             record["bytes_read"] = sum(map(size_in_bytes, read))
             record["bytes_written"] = sum(size_in_bytes(tensor) for tensor in outputs if tensor is not None)
-            if any(unused.values()):
-                record["workspace"] = sum(unused.values())
+            workspace += sum(unused.values())
+        if workspace:
+            record["workspace"] = workspace
         if random:
             record["random"] = True
-            record["seed_slot"] = self._seed_slots
-            self._seed_slots += 1
+            if stream:
+                record["stream"] = True
+            else:
+                record["seed_slot"] = self._seed_slots
+                self._seed_slots += 1
         if mutates:
             record["mutates"] = True
         if differentiates is not None:

@@ -11,14 +11,12 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils.flop_counter import flop_registry
 
 from .capture import DIFFERENTIATES, MODULE, PHASE, Capture
 from .errors import ExportError
 from .graph import GraphBuilder, ValueId, producer
+from .nodes import draws, flops, is_view, used_outputs
 from .optimizer import Optimizer
-
-aten = torch.ops.aten
 
 
 def translate(captured: Capture, name: str, optimizer: Optimizer | None, constants: dict[str, torch.Tensor], *,
@@ -103,7 +101,7 @@ class _Translation:
         raw = node.meta["val"]
         tensors = list(raw) if isinstance(raw, (tuple, list)) else [raw]
         several = isinstance(raw, (tuple, list))
-        used = _used_outputs(node) if several else {0}
+        used = used_outputs(node) if several else {0}
         mutates = overload._schema.is_mutable
         outputs = [tensor if index in used and isinstance(tensor, torch.Tensor) else None
                    for index, tensor in enumerate(tensors)]
@@ -113,21 +111,15 @@ class _Translation:
             outputs = [self.builder.tensor(self._value(node.args[0]))]
         args = fx.node.map_arg(node.args, self._value)
         kwargs = fx.node.map_arg(dict(node.kwargs), self._value)
-        view = not mutates and self._is_view(node, outputs)
+        view = not mutates and is_view(node, outputs)
         values = self.builder.node(
             node.name, str(overload), node.meta[PHASE],
-            list(args), kwargs, outputs, module=node.meta[MODULE], flops=0 if view else _flops(node),
-            random=_draws(node), mutates=mutates, cost=not view,
+            list(args), kwargs, outputs, module=node.meta[MODULE], flops=0 if view else flops(node),
+            random=draws(node), mutates=mutates, cost=not view,
             differentiates=self.names.get(node.meta.get(DIFFERENTIATES)), dropped=dropped,
         )
         self.names[node] = self.builder.latest()
         self.values[node] = values if several else values[0]
-
-    def _is_view(self, node: fx.Node, outputs: list[torch.Tensor | None]) -> bool:
-        inputs = {tensor.untyped_storage()._cdata
-                  for source in node.all_input_nodes for tensor in _tensors(source.meta["val"])}
-        made = [tensor.untyped_storage()._cdata for tensor in outputs if tensor is not None]
-        return bool(made) and all(storage in inputs for storage in made)
 
     def _value(self, node: fx.Node) -> ValueId:
         if node.op == "call_function" and node.target is operator.getitem:
@@ -167,39 +159,3 @@ def _state_like(parameter: torch.Tensor) -> torch.Tensor:
 
 def _is_read(node: fx.Node) -> bool:
     return any(user.op != "output" for user in node.users)
-
-
-def _tensors(value: Any) -> list[torch.Tensor]:
-    if isinstance(value, torch.Tensor):
-        return [value]
-    return [item for item in value if isinstance(item, torch.Tensor)] if isinstance(value, (tuple, list)) else []
-
-
-def _used_outputs(node: fx.Node) -> set[int]:
-    return {user.args[1] for user in node.users if user.target is operator.getitem}
-
-
-def _draws(node: fx.Node) -> bool:
-    """Whether a call really draws random numbers, rather than merely being able to."""
-    overload, args = node.target, {}
-    for argument, given in zip(overload._schema.arguments, node.args, strict=False):
-        args[argument.name] = given
-    args.update(node.kwargs)
-    if overload is aten.native_dropout.default:
-        return bool(args.get("train")) and args["p"] > 0.0
-    if "dropout_p" in {argument.name for argument in overload._schema.arguments}:
-        return torch.Tag.nondeterministic_seeded in overload.tags and args.get("dropout_p", 0.0) > 0.0 \
-            and "backward" not in overload.__name__
-    return torch.Tag.nondeterministic_seeded in overload.tags
-
-
-def _flops(node: fx.Node) -> int:
-    """Multiply-adds counted as two, by PyTorch's own formulas; 0 where it has none."""
-    packet = node.target.overloadpacket
-
-    def value(argument: Any) -> Any:
-        return fx.node.map_arg(argument, lambda source: source.meta["val"])
-
-    args, kwargs = value(node.args), value(dict(node.kwargs))
-    formula = flop_registry.get(packet)
-    return 0 if formula is None else int(formula(*args, **kwargs, out_val=node.meta["val"]))

@@ -1,0 +1,343 @@
+"""A joint graph of AOTAutograd, forward and backward pass in one, as a graph to plan with.
+
+Invariant: the graph says what separate calls of forward and backward pass hold. A barrier stands between them: it reads
+everything that the forward pass owes its caller, outputs and new contents of buffers alike, and makes the tangents. The
+batch is held to the end, as the caller holds it, and so are outputs and tangents. Random nodes draw from PyTorch's
+running generator, in their order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..errors import ExportError
+from ..graph import GraphBuilder, ValueId, producer
+from ..nodes import draws, flops, is_call, is_view, used_outputs
+
+aten = torch.ops.aten
+
+BARRIER = "tightfit.barrier"
+
+# They check what was checked while the graph was captured, and compute nothing.
+_CHECKS = {aten._assert_tensor_metadata.default}
+_ALIASES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
+
+
+@dataclass(frozen=True)
+class Argument:
+    """What an argument of the joint graph is: its name for readers, and whether a gradient of it is accumulated."""
+
+    name: str
+    is_parameter: bool
+    is_buffer: bool
+
+    @property
+    def phase(self) -> str:
+        return "parameter" if self.is_parameter else "buffer" if self.is_buffer else "input"
+
+
+@dataclass(frozen=True)
+class Joint:
+    """A joint graph whose forward pass comes first.
+
+    `outputs` are those of the forward pass, in its order, and `gradients` one for each argument; both may hold `None`,
+    and `outputs` constants.
+    """
+
+    module: fx.GraphModule
+    arguments: tuple[Argument, ...]
+    primals: tuple[fx.Node, ...]
+    tangents: tuple[fx.Node, ...]
+    outputs: tuple[Any, ...]
+    gradients: tuple[fx.Node | None, ...]
+
+    @staticmethod
+    def of(module: fx.GraphModule, arguments: Sequence[Argument], outputs: int) -> Joint:
+        """The joint graph of a partitioner's arguments; `outputs` is how many of its results the forward pass has."""
+        placeholders = module.graph.find_nodes(op="placeholder")
+        tangents = tuple(node for node in placeholders if "tangents" in str(node.target))
+        primals = tuple(node for node in placeholders if node not in tangents)
+        if len(primals) != len(arguments):
+            raise ExportError(f"the captured graph has {len(primals)} inputs where the model was given {len(arguments)}; "
+                              "tensor subclasses and side effects such as prints are not supported: take them out")
+        _simplify(module, outputs)
+        _forward_first(module.graph, tangents)
+        _keep_old_versions(module.graph)
+        [output] = module.graph.find_nodes(op="output")
+        results = list(output.args[0])
+        gradients = results[outputs:] or [None] * len(primals)
+        return Joint(module, tuple(arguments), primals, tangents, tuple(results[:outputs]), tuple(gradients))
+
+    @property
+    def has_backward(self) -> bool:
+        """Whether there is a backward pass."""
+        return any(gradient is not None for gradient in self.gradients)
+
+
+def _simplify(module: fx.GraphModule, outputs: int) -> None:
+    """Takes out what computes nothing. What is drawn at random is drawn though nobody reads it: the next one who draws
+    would draw something else."""
+    graph = module.graph
+    [output] = graph.find_nodes(op="output")
+    owed = set(output.args[0][:outputs])
+    for node in reversed(list(graph.nodes)):
+        if node.op == "get_attr" and not node.users:
+            graph.erase_node(node)
+        elif node.op == "call_function" and not node.users:
+            is_operator = isinstance(node.target, torch._ops.OpOverload)
+            acts = is_operator and node.target not in _CHECKS and (node.target._schema.is_mutable or draws(node))
+            if not acts and not _asserts(node):
+                graph.erase_node(node)
+        elif node.op == "call_function" and node.target in _ALIASES and node not in owed:
+            node.replace_all_uses_with(node.args[0])
+            graph.erase_node(node)
+
+
+def _asserts(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and node.target not in _CHECKS \
+        and not node.target._schema.returns
+
+
+def _forward_first(graph: fx.Graph, tangents: Sequence[fx.Node]) -> None:
+    """Moves what does not follow from a tangent before what does."""
+    follows = set(tangents)
+    late: list[fx.Node] = []
+    for node in graph.nodes:
+        if node.op == "call_function" and any(source in follows for source in node.all_input_nodes):
+            follows.add(node)
+            late.append(node)
+    [output] = graph.find_nodes(op="output")
+    for node in late:
+        output.prepend(node)
+
+
+def _keep_old_versions(graph: fx.Graph) -> None:
+    """Copies what a buffer held for whoever reads it behind the call that writes it."""
+    order = {node: index for index, node in enumerate(graph.nodes)}
+    for write in graph.find_nodes(op="call_function", target=aten.copy_.default):
+        source = write.args[0]
+        late = [user for user in source.users if user is not write and user.op != "output" and order[user] > order[write]]
+        if late:
+            with graph.inserting_before(write):
+                kept = graph.call_function(aten.clone.default, (source,))
+            with torch.no_grad():
+                kept.meta.update({"val": source.meta["val"].clone(), "seq_nr": write.meta.get("seq_nr")})
+            order[kept] = order[write] - 0.5
+            for user in late:
+                user.replace_input_with(source, kept)
+
+
+def is_backward(joint: Joint) -> set[fx.Node]:
+    """The nodes that follow from a tangent."""
+    follows = set(joint.tangents)
+    for node in joint.module.graph.nodes:
+        if node.op == "call_function" and any(source in follows for source in node.all_input_nodes):
+            follows.add(node)
+    return follows
+
+
+def document(joint: Joint, name: str, *, accumulated: frozenset[int] = frozenset(),
+             between: int = 0) -> dict[str, Any]:
+    """The joint graph as tightfit-graph/1.
+
+    `accumulated` are the arguments whose gradients are there when the step begins: what the backward pass computes is
+    added to them where it stands. All other gradients are results. `between` are bytes that are taken between the two
+    calls and given back before the second, as by a loss outside of the model.
+
+    Arguments are called `argument_0` and so on, tangents `tangent_0` and so on, accumulated gradients `gradient_0` and
+    so on, by their positions. Results are called `output i` and `gradient i`, and what is held besides `held`.
+    """
+    return _Document(joint, name, accumulated, between).run()
+
+
+class _Document:
+    """The state of one translation: where each node's values are."""
+
+    def __init__(self, joint: Joint, name: str, accumulated: frozenset[int], between: int) -> None:
+        self.joint = joint
+        self.builder = GraphBuilder(name, {"producer": producer(), "decompositions": "none"})
+        self.accumulated = accumulated
+        self.between = between
+        self.backward = is_backward(joint)
+        self.values: dict[fx.Node, ValueId | list[ValueId | None]] = {}
+        self.names: dict[int, str] = {}
+        # The version that a written buffer has last.
+        self.written: dict[fx.Node, ValueId] = {}
+        self.own: set[int] = set()
+
+    def run(self) -> dict[str, Any]:
+        joint, builder = self.joint, self.builder
+        sums = self._placeholders()
+        entered = False
+        for node in joint.module.graph.nodes:
+            if not is_call(node):
+                continue
+            if node in self.backward and not entered:
+                self._barrier()
+                entered = True
+            self._call(node)
+        if joint.has_backward and not entered:
+            self._barrier()
+        for index, output in enumerate(joint.outputs):
+            if isinstance(output, fx.Node) and isinstance(output.meta["val"], torch.Tensor):
+                self.builder.output(self._current(output), f"output {index}")
+                self.own.add(_storage(output.meta["val"]))
+        for node in joint.tangents:
+            self.own.add(_storage(node.meta["val"]))
+        for index, gradient in enumerate(joint.gradients):
+            if gradient is not None and index not in sums:
+                builder.output(self._owned(index, gradient), f"gradient {index}")
+        for index, gradient in enumerate(joint.gradients):
+            if gradient is not None and index in sums:
+                self._add(index, sums[index], gradient)
+        for node in [*joint.primals, *joint.tangents]:
+            if node in self.values and node not in self.written:
+                builder.output(self._value(node), "held")
+        return builder.document()
+
+    def _placeholders(self) -> dict[int, ValueId]:
+        """Placeholders of the arguments, of constants, and of gradients that are there; returns the last ones."""
+        joint, builder = self.joint, self.builder
+        first: dict[int, ValueId] = {}
+        for index, (argument, node) in enumerate(zip(joint.arguments, joint.primals, strict=True)):
+            value = node.meta["val"]
+            if not isinstance(value, torch.Tensor):
+                continue
+            storage, name = _storage(value), f"argument_{index}"
+            if storage in first:
+                # It shows what another argument brought.
+                [made] = builder.node(name, "aten.alias.default", "forward", [first[storage]], {}, [value], cost=False)
+                self.values[node] = made
+            else:
+                parameter = argument.name if argument.phase != "input" else None
+                self.values[node] = first[storage] = builder.placeholder(name, argument.phase, value, parameter=parameter)
+        for node in joint.module.graph.find_nodes(op="get_attr"):
+            value = getattr(joint.module, str(node.target))
+            node.meta.setdefault("val", value)
+            self.values[node] = builder.placeholder(f"constant_{node.target}", "buffer", value,
+                                                    parameter=f"constant.{node.target}")
+        sums = {}
+        for index in sorted(self.accumulated):
+            if joint.gradients[index] is not None:
+                like = torch.empty_like(joint.primals[index].meta["val"], requires_grad=False)
+                sums[index] = builder.placeholder(f"gradient_{index}", "buffer", like,
+                                                  parameter=f"{joint.arguments[index].name}.grad")
+        return sums
+
+    def _barrier(self) -> None:
+        joint = self.joint
+        owed = [self._current(node) for node in joint.outputs if isinstance(node, fx.Node) and node in self._tensors()]
+        owed += [value for node, value in self.written.items()]
+        made = self.builder.node("barrier", BARRIER, "backward", list(dict.fromkeys(owed)), {},
+                                 [node.meta["val"] for node in joint.tangents], cost=False, workspace=self.between)
+        self.values.update(zip(joint.tangents, made, strict=True))
+
+    def _tensors(self) -> set[fx.Node]:
+        return {node for node in self.joint.outputs if isinstance(node, fx.Node)
+                and isinstance(node.meta["val"], torch.Tensor)}
+
+    def _call(self, node: fx.Node) -> None:
+        overload = node.target
+        if not isinstance(overload, torch._ops.OpOverload):
+            raise ExportError(f"node {node.name!r} calls {overload}, which is no operator of PyTorch's dispatcher; take "
+                              "control flow operators and other higher-order calls out of the model")
+        raw = node.meta.get("val")
+        several = isinstance(raw, (tuple, list))
+        found = list(raw) if several else [raw]
+        used = used_outputs(node) if several else {0}
+        mutates = overload._schema.is_mutable
+        outputs = [tensor if index in used and isinstance(tensor, torch.Tensor) else None
+                   for index, tensor in enumerate(found)]
+        dropped = [tensor for index, tensor in enumerate(found)
+                   if index not in used and isinstance(tensor, torch.Tensor)]
+        if mutates:
+            target = node.args[0]
+            outputs = [target.meta["val"]]
+        args, kwargs = (fx.node.map_arg(given, self._value) for given in (node.args, dict(node.kwargs)))
+        view = not mutates and is_view(node, outputs)
+        random = draws(node)
+        is_late = node in self.backward
+        values = self.builder.node(
+            node.name, str(overload), "backward" if is_late else "forward", list(args), kwargs, outputs,
+            module=_module(node), flops=0 if view else flops(node), random=random, stream=random, mutates=mutates,
+            cost=not view, differentiates=self._differentiated(node) if is_late else None, dropped=dropped,
+        )
+        if not is_late and "seq_nr" in node.meta:
+            self.names.setdefault(node.meta["seq_nr"], self.builder.latest())
+        if mutates:
+            self.written[target] = values[0]
+        self.values[node] = values if several else values[0]
+
+    def _differentiated(self, node: fx.Node) -> str | None:
+        """The forward node with the same autograd sequence number; a sum of gradients differentiates none."""
+        return None if node.meta.get("is_gradient_acc") else self.names.get(node.meta.get("seq_nr"))
+
+    def _value(self, node: fx.Node) -> ValueId:
+        is_part = node.op == "call_function" and not is_call(node)
+        found = self.values[node.args[0]][node.args[1]] if is_part else self.values[node]
+        if not isinstance(found, ValueId):
+            raise ExportError(f"node {node.name!r} is used as one tensor but is none; please report this model")
+        return found
+
+    def _current(self, node: fx.Node) -> ValueId:
+        return self.written.get(node) or self._value(node)
+
+    def _owned(self, index: int, gradient: fx.Node) -> ValueId:
+        """The gradient in memory of its own, laid out as autograd lays gradients out: like the parameter."""
+        value, like = gradient.meta["val"], self.joint.primals[index].meta["val"]
+        storage = _storage(value)
+        given = {_storage(node.meta["val"]) for node in self.joint.primals if isinstance(node.meta["val"], torch.Tensor)}
+        if _obeys_layout(value, like) and storage not in self.own and storage not in given:
+            self.own.add(storage)
+            return self._value(gradient)
+        dense = torch._prims_common.is_non_overlapping_and_dense(like)
+        with torch.no_grad():
+            made = torch.empty_strided(like.shape, like.stride(), dtype=value.dtype, device=value.device) if dense \
+                else value.new_empty(like.shape)
+        name = f"gradient_{index}"
+        [empty] = self.builder.node(f"{name}_empty", "aten.new_empty_strided.default", "backward",
+                                    [self._value(gradient), list(made.shape), list(made.stride())], {}, [made])
+        [filled] = self.builder.node(f"{name}_own", "aten.copy_.default", "backward",
+                                     [empty, self._value(gradient)], {}, [made], mutates=True)
+        self.own.add(_storage(made))
+        return filled
+
+    def _add(self, index: int, there: ValueId, gradient: fx.Node) -> None:
+        self.builder.node(f"gradient_{index}_sum", "aten.add_.Tensor", "backward", [there, self._value(gradient)], {},
+                          [self.builder.tensor(there)], mutates=True)
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage()._cdata
+
+
+def _obeys_layout(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:
+    """Whether autograd would keep a gradient as it is: strides like a dense parameter's, or else in row-major order."""
+    if not torch._prims_common.is_non_overlapping_and_dense(parameter):
+        return gradient.is_contiguous()
+    return all(own == wanted for own, wanted, extent in zip(gradient.stride(), parameter.stride(), parameter.shape,
+                                                            strict=True) if extent != 1)
+
+
+_PATH = re.compile(r"""_modules\[['"]([^'"]+)['"]\]|_(?:parameters|buffers)\[['"]([^'"]+)['"]\]|\.?([A-Za-z0-9_]+)""")
+
+
+def path(source: str) -> str:
+    """The path in the model of what Dynamo found in a source such as `L['self']._modules['h']._parameters['w']`."""
+    inside = re.sub(r"^L\[['\"]\w+['\"]\]", "", source)
+    parts = [next(part for part in found if part) for found in _PATH.findall(inside)]
+    return ".".join(parts)
+
+
+def _module(node: fx.Node) -> str:
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack") or {}
+    innermost = list(stack.values())[-1:]
+    return path(innermost[0][0]) if innermost else ""
+
+
