@@ -1,12 +1,77 @@
-"""tightfit's door into PyTorch: writes one training step of a model as files that the `tightfit` program reads, runs
-graphs that it wrote, and says what the model's modules hold and take.
+"""tightfit fits a training step into a budget of bytes.
 
-Invariant: importing this package has no side effects; everything public is named in `__all__`.
+Graphs that are files are planned by compiled functions, and need nothing but this package. What takes a model of
+PyTorch (`export`, `to_fx`, `module_info`) needs `torch`, and loads it when it is used for the first time.
+
+Invariant: importing this package has no side effects and loads no `torch`; everything public is named in `__all__`.
 """
 
-from .errors import ExportError, GraphFileError, ProgramError
-from .export import export
-from .graph_module import arguments, to_fx
-from .statistics import module_info
+from __future__ import annotations
 
-__all__ = ["ExportError", "GraphFileError", "ProgramError", "arguments", "export", "module_info", "to_fx"]
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .errors import (
+        ExportError,
+        GraphFileError,
+        InfeasibleBudget,
+        OptionError,
+        PlanError,
+        ProgramError,
+        TightfitError,
+    )
+    from .exporting import export
+    from .graph_module import arguments, to_fx
+    from .planning import Fitted, Graph, fit, read_graph
+    from .statistics import module_info
+
+# Where each public name is defined. No file is called like a name that it defines: loading it would hide the name.
+_DEFINED_IN = {
+    "ExportError": "errors",
+    "Fitted": "planning",
+    "Graph": "planning",
+    "GraphFileError": "errors",
+    "InfeasibleBudget": "errors",
+    "OptionError": "errors",
+    "PlanError": "errors",
+    "ProgramError": "errors",
+    "TightfitError": "errors",
+    "arguments": "graph_module",
+    "export": "exporting",
+    "fit": "planning",
+    "module_info": "statistics",
+    "read_graph": "planning",
+    "to_fx": "graph_module",
+}
+
+__all__ = [
+    "ExportError",
+    "Fitted",
+    "Graph",
+    "GraphFileError",
+    "InfeasibleBudget",
+    "OptionError",
+    "PlanError",
+    "ProgramError",
+    "TightfitError",
+    "arguments",
+    "export",
+    "fit",
+    "module_info",
+    "read_graph",
+    "to_fx",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """A public name, from the file that defines it."""
+    if name not in _DEFINED_IN:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f".{_DEFINED_IN[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

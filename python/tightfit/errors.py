@@ -1,10 +1,16 @@
 """The package's exceptions.
 
-Invariant: every message says what was found and what to do next.
+Invariant: all of them are `TightfitError`s, and every message says what was found and what to do next.
 """
 
+from __future__ import annotations
 
-class ExportError(Exception):
+
+class TightfitError(Exception):
+    """Whatever this package refuses, or fails at."""
+
+
+class ExportError(TightfitError):
     """A model, batch or option that cannot be written as a training step."""
 
 
@@ -12,5 +18,42 @@ class ProgramError(ExportError):
     """The `tightfit` program is not there, or refused what it was given."""
 
 
-class GraphFileError(Exception):
-    """A file that is no graph, or whose graph does not suit what it is used with."""
+class GraphFileError(TightfitError):
+    """A file that is not there or holds no graph, or whose graph does not suit what it is used with."""
+
+
+class PlanError(TightfitError):
+    """A plan that cannot be read, is for another graph, or breaks a rule of the checker."""
+
+
+class OptionError(TightfitError, ValueError):
+    """A budget, machine, planner or other option that makes no sense."""
+
+
+class InfeasibleBudget(TightfitError):
+    """A budget that no plan fits. The message is the proof in sentences; the attributes are its figures, in bytes:
+
+    - `budget`: what was asked for;
+    - `needed`: no schedule whatever needs less (0 where nothing is proven);
+    - `smallest`: the smallest budget that is known to be feasible;
+    - `binding`: the name of the node, or of the module where modules are planned, that holds the most at that budget;
+      `None` where parameters, state and batch alone exceed the budget;
+    - `live`: what is held there, as pairs of a name and bytes, the largest first.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        budget: int = 0,
+        needed: int = 0,
+        smallest: int = 0,
+        binding: str | None = None,
+        live: list[tuple[str, int]] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.budget = budget
+        self.needed = needed
+        self.smallest = smallest
+        self.binding = binding
+        self.live = [] if live is None else live

@@ -1,7 +1,7 @@
-"""Finds the `tightfit` program and runs it.
+"""The `tightfit` program: found, run from Python, and as the command that this package installs.
 
-Invariant: what the program refuses is an error with the program's own message; nothing is searched beyond the
-environment's `TIGHTFIT_BIN` and `PATH`.
+Invariant: what the program refuses is an error with the program's own message. `TIGHTFIT_BIN` names the program where
+it is set; else it is the one inside this package; nothing else is searched.
 """
 
 from __future__ import annotations
@@ -9,28 +9,43 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
+import sys
 from typing import Any
 
+from . import _native
 from .errors import ProgramError
 
 
-def find() -> str:
-    """The path of the program: what `TIGHTFIT_BIN` names where that is set, else `tightfit` on the `PATH`."""
+def find() -> list[str]:
+    """The words that start the program: what `TIGHTFIT_BIN` names where that is set, else this package's own."""
     named = os.environ.get("TIGHTFIT_BIN")
-    found = shutil.which(named or "tightfit")
+    if not named:
+        return _own()
+    found = shutil.which(named)
     if found is None:
-        where = f"TIGHTFIT_BIN={named!r} is no program" if named else "there is no `tightfit` on the PATH"
-        raise ProgramError(
-            f"{where}; build it with `cargo build --release` in the project's folder, and put target/release on the "
-            "PATH or set TIGHTFIT_BIN to target/release/tightfit"
-        )
-    return found
+        raise ProgramError(f"TIGHTFIT_BIN={named!r} is no program; unset it to run the one inside this package")
+    return [found]
+
+
+def main() -> int:
+    """The command `tightfit`: does what the process's arguments say, and returns the exit code."""
+    # The program knows what to do about them; Python would notice a signal only after the program's end.
+    for name in ("SIGINT", "SIGXFSZ"):
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_DFL)
+    _native.starts_by(_own())
+    return _native.run(["tightfit", *sys.argv[1:]])
+
+
+def _own() -> list[str]:
+    return [sys.executable, "-m", "tightfit"]
 
 
 def run(*arguments: str | os.PathLike[str]) -> Any:
     """The JSON that the program prints, given these arguments. Raises `ProgramError` where it refuses them."""
-    command = [find(), *map(os.fspath, arguments)]
+    command = [*find(), *map(os.fspath, arguments)]
     try:
         ran = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, check=False)
     except OSError as error:
@@ -48,4 +63,4 @@ def run(*arguments: str | os.PathLike[str]) -> Any:
 
 def foreign(verb: str | os.PathLike[str]) -> ProgramError:
     """The error for a program that ends well and prints something else."""
-    return ProgramError(f"`{find()} {verb}` printed something else than this package expects; are both of one version?")
+    return ProgramError(f"`{' '.join(find())} {verb}` printed something else than this package expects; are both of one version?")

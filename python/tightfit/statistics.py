@@ -21,7 +21,7 @@ from torch.utils import _pytree as pytree
 
 from . import program
 from .errors import ExportError
-from .export import export
+from .exporting import export
 
 # Keys of PyTorch's `ModOrder` and `ModStats`.
 ORDERS = ("fw_pre_order", "bw_pre_order", "fw_post_order", "bw_post_order")

@@ -3,7 +3,7 @@
 //! measuring takes no more memory than the run and counts against none.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use clap::Args;
 use tightfit::graph::Graph;
@@ -13,7 +13,7 @@ use tightfit::profile::{CallSeconds, CallSecondsError, Profile};
 use tightfit::units::Seconds;
 use tightfit_engine::VERSION;
 
-use crate::{output, processor};
+use crate::{output, processor, program};
 
 /// A step that is predicted to take longer is not tried: its own run will tell.
 const LONGEST: Seconds = Seconds(5.0);
@@ -102,7 +102,7 @@ pub fn remember(machine: &Machine, measured: CallSeconds) {
 }
 
 fn measure(machine: &Machine, subject: &Subject<'_>) -> Option<CallSeconds> {
-    let mut command = Command::new(std::env::current_exe().ok()?);
+    let mut command = program::command().ok()?;
     command.arg("calibrate").arg(subject.folder).args(["--budget", subject.budget, "--json"]);
     command.args(["--threads", &machine.threads.to_string(), "--planner", subject.planner.name()]);
     if let Some(data) = subject.data {

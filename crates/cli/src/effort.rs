@@ -30,12 +30,17 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The search's effort.
+    /// The search's effort, on the program's clock.
     pub fn effort(self, seed: u64) -> Effort<'static> {
+        self.timed(seed, &clock)
+    }
+
+    /// The search's effort, on a clock of the caller.
+    pub fn timed(self, seed: u64, clock: &(dyn Fn() -> Seconds + Sync)) -> Effort<'_> {
         let endless = Seconds(f64::INFINITY);
         let deadline =
             self.deadline.unwrap_or(if self.iterations.is_some() { endless } else { DEADLINE });
-        Effort { seed, work: self.iterations.unwrap_or(u64::MAX), deadline, clock: &clock }
+        Effort { seed, work: self.iterations.unwrap_or(u64::MAX), deadline, clock }
     }
 }
 
@@ -45,6 +50,7 @@ pub struct Search {
     /// One planner by name, or auto for the best plan of all
     #[arg(long, default_value = "auto", value_parser = planner)]
     pub planner: Planner,
+    /// When the search ends.
     #[command(flatten)]
     pub limits: Limits,
     /// Seed of the search

@@ -32,8 +32,38 @@ Exit codes:
   9    a schedule breaks a rule of the checker
   130  interrupted; what was asked to be saved was saved";
 
+/// The arguments make no sense.
+pub const USAGE: u8 = 2;
 /// The run ended early because it was asked to.
 pub const INTERRUPTED: u8 = 130;
+
+/// What the program says to whoever started it. Unlike the one of the standard library, it can be
+/// read, so that a program which is not the whole process may be asked for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExitCode(u8);
+
+impl ExitCode {
+    /// All that was asked for was done.
+    pub const SUCCESS: ExitCode = ExitCode(0);
+}
+
+impl From<u8> for ExitCode {
+    fn from(code: u8) -> ExitCode {
+        ExitCode(code)
+    }
+}
+
+impl From<ExitCode> for u8 {
+    fn from(code: ExitCode) -> u8 {
+        code.0
+    }
+}
+
+impl From<ExitCode> for std::process::ExitCode {
+    fn from(code: ExitCode) -> std::process::ExitCode {
+        code.0.into()
+    }
+}
 
 /// The exit code for a failure.
 pub fn code(error: &anyhow::Error) -> u8 {

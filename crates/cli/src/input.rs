@@ -29,6 +29,7 @@ pub fn graph(path: &Path) -> anyhow::Result<(Graph, bool)> {
 
 /// Statistics of a model's modules, and where they come from.
 pub struct Statistics {
+    /// The statistics.
     pub info: ModuleInfo,
     /// The file that holds them; empty where they are those of a graph.
     pub text: Vec<u8>,
@@ -70,6 +71,11 @@ pub struct OnMachine {
 }
 
 impl OnMachine {
+    /// A machine by name, and threads where it is the processor.
+    pub fn named(machine: Option<String>, threads: Option<u32>) -> OnMachine {
+        OnMachine { machine, threads }
+    }
+
     /// The machine called so; without a name the processor for steps, an A100 for graphs.
     pub fn machine(&self, is_step: bool) -> anyhow::Result<Machine> {
         match self.machine.as_deref().unwrap_or(if is_step { "cpu" } else { "a100-80gb" }) {

@@ -3,11 +3,10 @@
 //! never counts against a budget.
 
 use std::path::PathBuf;
-use std::process::Command;
 
 use tightfit::machine::Machine;
 
-use crate::output;
+use crate::{output, program};
 
 /// Worker threads: as asked, or one for each processor.
 pub fn threads(asked: Option<u32>) -> u32 {
@@ -38,8 +37,8 @@ pub fn remember(threads: u32, machine: &str) {
 
 fn measure(threads: u32) -> Option<Machine> {
     eprintln!("measuring this processor once (about a second) …");
-    let program = std::env::current_exe().ok()?;
-    let output = Command::new(program)
+    let output = program::command()
+        .ok()?
         .args(["calibrate", "--json", "--threads", &threads.to_string()])
         .output()
         .ok()?;

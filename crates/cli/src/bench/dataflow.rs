@@ -1,8 +1,8 @@
 //! `tightfit bench dataflow`: how long it takes to see where the bytes of a step are. Invariant:
 //! every time is the best of several runs, and every run analyzes anew.
 
+use crate::exit::ExitCode;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::{Value, json};

@@ -3,13 +3,14 @@
 //! medians.
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, ExitCode};
+use std::process::Command;
 
 use anyhow::{Context, bail};
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::processor;
+use crate::exit::ExitCode;
+use crate::{processor, program};
 
 /// Time training steps at several budgets beside PyTorch eager and PyTorch with per-block
 /// checkpointing.
@@ -119,10 +120,9 @@ fn sides(arguments: &Arguments, threads: u32) -> anyhow::Result<Vec<Side>> {
         seconds: Vec::new(),
         process_peaks: Vec::new(),
     };
-    let program = std::env::current_exe()?;
     let mut sides = Vec::new();
     for budget in &arguments.budgets {
-        let mut command = Command::new(&program);
+        let mut command = program::command()?;
         command.arg("train").arg(&arguments.step).args([
             "--budget",
             budget,

@@ -2,8 +2,8 @@
 //! packing counts as fitting only where no two of its buffers overlap, which is tested here and not
 //! believed.
 
+use crate::exit::ExitCode;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use anyhow::{Context, ensure};
 use clap::Args;

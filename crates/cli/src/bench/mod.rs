@@ -8,7 +8,7 @@ mod markdown;
 mod modules;
 mod planner;
 
-use std::process::ExitCode;
+use crate::exit::ExitCode;
 
 use clap::{Args, Subcommand};
 

@@ -1,8 +1,8 @@
 //! `tightfit bench modules`: selective checkpointing of modules beside what PyTorch's tools
 //! answered. Invariant: nothing is judged; an answer that was recorded stands beside ours.
 
+use crate::exit::ExitCode;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use anyhow::Context;
 use clap::Args;

@@ -8,8 +8,8 @@ mod report;
 mod run;
 mod trace;
 
+use crate::exit::ExitCode;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use anyhow::bail;
 use clap::Args;

@@ -2,8 +2,8 @@
 //! verbs measure in a process of its own, this one, so that its memory never counts against a
 //! budget.
 
+use crate::exit::ExitCode;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 
 use clap::Args;
 use tightfit::machine::Machine;

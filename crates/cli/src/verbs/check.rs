@@ -1,8 +1,8 @@
 //! `tightfit check`: hold a plan file to the rules. Invariant: who made the plan does not matter;
 //! the checker alone decides.
 
+use crate::exit::ExitCode;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::json;

@@ -2,8 +2,8 @@
 //! table and the JSON show the same statistics; statistics that were given are printed as they
 //! were.
 
+use crate::exit::ExitCode;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::{Value, json};

@@ -1,8 +1,8 @@
 //! `tightfit pareto`: what each budget costs. Invariant: table, JSON and drawing show the same
 //! points.
 
+use crate::exit::ExitCode;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use clap::Args;
 use serde_json::{Value, json};

@@ -5,8 +5,8 @@ mod details;
 mod explain;
 mod recomputed;
 
+use crate::exit::ExitCode;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};

@@ -1,8 +1,8 @@
 //! `tightfit report`: where the bytes and the seconds go, as one page or as one drawing. Invariant:
 //! a plan is shown only where the checker lets it pass.
 
+use crate::exit::ExitCode;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};

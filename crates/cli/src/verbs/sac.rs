@@ -1,8 +1,8 @@
 //! `tightfit sac`: which modules to checkpoint under a budget, and how much each discards.
 //! Invariant: table and JSON show the same plan.
 
+use crate::exit::ExitCode;
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::Args;

@@ -1,8 +1,8 @@
 //! `tightfit shard`: which modules gather their parameters by themselves when a model is sharded
 //! over devices. Invariant: table and JSON show the same plan.
 
+use crate::exit::ExitCode;
 use std::path::PathBuf;
-use std::process::ExitCode;
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};

@@ -1,8 +1,8 @@
 //! `tightfit trace`: one step over time, for Perfetto. Invariant: a plan is drawn only where the
 //! checker lets it pass.
 
+use crate::exit::ExitCode;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use clap::Args;
 use tightfit_report::{Course, Trace};

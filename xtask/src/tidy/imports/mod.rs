@@ -71,7 +71,7 @@ const CRATES: [(&str, &[&str]); 5] = [
     ("engine", &["tightfit"]),
     ("report", &["tightfit"]),
     ("cli", &["tightfit", "tightfit-engine", "tightfit-report"]),
-    ("python", &["tightfit", "tightfit-engine", "tightfit-report"]),
+    ("python", &["tightfit", "tightfit-engine", "tightfit-report", "tightfit-cli"]),
 ];
 
 const PLANNER: &str = "crates/planner/src/";

@@ -7,8 +7,8 @@ mod grid;
 mod subject;
 mod synthetic;
 
+use crate::exit::ExitCode;
 use std::path::{Path, PathBuf};
-use std::process::ExitCode;
 use std::time::Duration;
 
 use anyhow::Context;

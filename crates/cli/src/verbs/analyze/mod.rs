@@ -5,8 +5,8 @@ mod facts;
 mod json;
 mod rows;
 
+use crate::exit::ExitCode;
 use std::path::PathBuf;
-use std::process::ExitCode;
 
 use clap::Args;
 use tightfit::analysis::PeakInterval;

@@ -1,0 +1,80 @@
+//! Work outside of Python's lock. Invariant: other Python threads run while Rust works, Ctrl-C is
+//! noticed within a moment, and neither a signal nor a panic leaves a thread behind.
+
+use std::any::Any;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use pyo3::prelude::*;
+use tightfit::units::Seconds;
+
+use crate::errors;
+
+/// Time between two looks at Python's signals.
+const PATIENCE: Duration = Duration::from_millis(50);
+/// As much as a program's first thread has.
+const STACK: usize = 8 << 20;
+
+/// Asks work to come to its end.
+pub struct Stop {
+    start: Instant,
+    raised: AtomicBool,
+}
+
+impl Stop {
+    /// The clock of a search: time since the work began; infinite once it is to end.
+    pub fn clock(&self) -> Seconds {
+        if self.raised.load(Ordering::Relaxed) {
+            Seconds(f64::INFINITY)
+        } else {
+            Seconds(self.start.elapsed().as_secs_f64())
+        }
+    }
+}
+
+/// Does work on a thread of its own, while this one waits for its end or for an exception that a
+/// signal raises. Then the work ends in order, and the exception is the result.
+///
+/// Python handles signals on its main thread alone, and work may not ask in a loop that it has not:
+/// so this thread is the one that asks.
+pub fn attended<T: Send>(
+    py: Python<'_>,
+    work: impl FnOnce(&Stop) -> anyhow::Result<T> + Send,
+) -> PyResult<T> {
+    let stop = Stop { start: Instant::now(), raised: AtomicBool::new(false) };
+    let (raised, result) = py.detach(|| {
+        thread::scope(|scope| -> PyResult<_> {
+            let (working, ended) = mpsc::channel::<()>();
+            let stop = &stop;
+            let worker =
+                thread::Builder::new().stack_size(STACK).spawn_scoped(scope, move || {
+                    // Dropped at the end, be it a panic.
+                    let _working = working;
+                    work(stop)
+                })?;
+            let mut raised = None;
+            while let Err(RecvTimeoutError::Timeout) = ended.recv_timeout(PATIENCE) {
+                // An interpreter that is about to end wants nothing more.
+                let signalled = Python::try_attach(|py| py.check_signals().err());
+                if raised.is_none() && !matches!(signalled, Some(None)) {
+                    stop.raised.store(true, Ordering::Relaxed);
+                    raised = signalled.flatten();
+                }
+            }
+            Ok((raised, worker.join()))
+        })
+    })?;
+    match (raised, result) {
+        (Some(raised), _) => Err(raised),
+        (None, Ok(result)) => result.map_err(|error| errors::exception(py, &error)),
+        (None, Err(panic)) => Err(errors::of_panic(py, said(&*panic))),
+    }
+}
+
+/// What a panic said.
+fn said(panic: &(dyn Any + Send)) -> &str {
+    let owned = || panic.downcast_ref::<String>().map(String::as_str);
+    panic.downcast_ref::<&str>().copied().or_else(owned).unwrap_or("no message")
+}

@@ -1,0 +1,234 @@
+//! `fit` for Python: a step fitted into a budget. Invariant: what `tightfit plan` says of a graph
+//! and a budget is said here, by the same functions.
+
+use std::collections::HashSet;
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::PyTuple;
+use tightfit::graph::Graph;
+use tightfit::id::NodeId;
+use tightfit::plan::Planner;
+use tightfit::profile::Profile;
+use tightfit::schedule::{self, Schedule};
+use tightfit_cli::calls::{self, Costs};
+use tightfit_cli::effort::Limits;
+use tightfit_cli::figures::Figures;
+use tightfit_cli::input::OnMachine;
+use tightfit_cli::values;
+use tightfit_engine::{Budget, FitTask, FittedGraph, fit_graph};
+
+use crate::attend::attended;
+use crate::given::{BudgetText, Quantity, Whole, parsed, threads};
+use crate::graph::GivenGraph;
+
+/// The seed of a search that names none: the program's own.
+const SEED: u64 = 1;
+
+/// How to look for a plan.
+#[derive(Clone, Copy)]
+pub struct Search {
+    pub planner: Planner,
+    limits: Limits,
+    seed: u64,
+}
+
+impl Search {
+    /// As Python gives it.
+    pub fn given(
+        py: Python<'_>,
+        planner: &str,
+        deadline: Option<Quantity>,
+        iterations: Option<Whole>,
+        seed: Option<Whole>,
+    ) -> PyResult<Search> {
+        let deadline = deadline.map(|Quantity(text)| parsed(py, &text, values::duration));
+        let limits = Limits {
+            deadline: deadline.transpose()?,
+            iterations: iterations.map(|Whole(number)| number),
+        };
+        let seed = seed.map_or(SEED, |Whole(number)| number);
+        Ok(Search { planner: parsed(py, planner, values::planner)?, limits, seed })
+    }
+}
+
+/// A step's schedule within a budget, checked, and what it costs.
+#[pyclass(frozen, module = "tightfit")]
+pub struct Fitted {
+    pub step: Arc<Graph>,
+    pub schedule: Schedule,
+    /// The machine that it is planned for.
+    #[pyo3(get)]
+    machine: String,
+    /// The whole budget in bytes.
+    #[pyo3(get)]
+    budget: u64,
+    /// The part of the budget that the engine's matrix products need beside the slab.
+    #[pyo3(get)]
+    reserve: u64,
+    /// The most bytes held at any time.
+    #[pyo3(get)]
+    peak: u64,
+    /// Predicted time of the step.
+    #[pyo3(get)]
+    seconds: f64,
+    /// The most bytes held by the step as captured.
+    #[pyo3(get)]
+    unplanned_peak: u64,
+    /// Predicted time of the step as captured.
+    #[pyo3(get)]
+    unplanned_seconds: f64,
+    /// What it takes more than the step as captured, as a share of that.
+    #[pyo3(get)]
+    overhead: f64,
+    /// The time that no schedule within the budget beats; absent where nothing is proven.
+    #[pyo3(get)]
+    bound_seconds: Option<f64>,
+    /// Of which schedules the bound speaks: of those in any order, or in the order as given.
+    #[pyo3(get)]
+    bound_order: Option<&'static str>,
+    /// What it may lose to the best schedule, as a share of the time as captured.
+    #[pyo3(get)]
+    gap: Option<f64>,
+    runs: PyOnceLock<Py<PyTuple>>,
+    recomputed: PyOnceLock<Py<PyTuple>>,
+}
+
+#[pymethods]
+impl Fitted {
+    /// The graph's name.
+    #[getter]
+    fn graph(&self) -> &str {
+        self.step.name()
+    }
+
+    /// The planner that found the schedule.
+    #[getter]
+    fn planner(&self) -> &str {
+        &self.schedule.planner
+    }
+
+    /// Bytes of the slab in which every buffer has its address.
+    #[getter]
+    fn slab(&self) -> u64 {
+        self.schedule.slab.0
+    }
+
+    /// Names of nodes in the order in which they run; one that stands there again is recomputed.
+    #[getter]
+    fn runs(&self, py: Python<'_>) -> PyResult<Py<PyTuple>> {
+        self.names(py, &self.runs, |runs| runs)
+    }
+
+    /// Names of the nodes that run again, in the order in which they do.
+    #[getter]
+    fn recomputed(&self, py: Python<'_>) -> PyResult<Py<PyTuple>> {
+        self.names(py, &self.recomputed, |mut runs| {
+            let mut seen = HashSet::new();
+            runs.retain(|&node| !seen.insert(node));
+            runs
+        })
+    }
+
+    /// The schedule as a document: tightfit-plan/1.
+    fn to_json(&self, py: Python<'_>) -> PyResult<String> {
+        attended(py, |_| Ok(schedule::write(&self.step, &self.schedule).to_string()))
+    }
+
+    fn __repr__(&self) -> String {
+        format!(
+            "<tightfit.Fitted {:?}: peak {} of {} bytes, {:+.2} % time>",
+            self.step.name(),
+            self.peak,
+            self.budget,
+            self.overhead * 100.0 + 0.0,
+        )
+    }
+}
+
+impl Fitted {
+    fn names(
+        &self,
+        py: Python<'_>,
+        kept: &PyOnceLock<Py<PyTuple>>,
+        choose: fn(Vec<NodeId>) -> Vec<NodeId>,
+    ) -> PyResult<Py<PyTuple>> {
+        let made = kept.get_or_try_init(py, || -> PyResult<_> {
+            let runs = choose(self.schedule.runs());
+            let name = |&node: &NodeId| self.step.nodes()[node].name.as_str();
+            Ok(PyTuple::new(py, runs.iter().map(name).collect::<Vec<_>>())?.unbind())
+        })?;
+        Ok(made.clone_ref(py))
+    }
+
+    fn of(step: Arc<Graph>, machine: String, planned: FittedGraph) -> Fitted {
+        let FittedGraph { fitted, budget, reserve, unplanned } = planned;
+        let unplanned = unplanned.timeline();
+        let bound = fitted.bound();
+        let Figures { overhead, gap, .. } = Figures::of(&fitted, unplanned.seconds);
+        Fitted {
+            step,
+            schedule: fitted.schedule().clone(),
+            machine,
+            budget: budget.0,
+            reserve: reserve.0,
+            peak: fitted.timeline().peak.0,
+            seconds: fitted.timeline().seconds.0,
+            unplanned_peak: unplanned.peak.0,
+            unplanned_seconds: unplanned.seconds.0,
+            overhead,
+            bound_seconds: bound.map(|bound| bound.seconds.0),
+            bound_order: bound.map(|bound| bound.class.order.name()),
+            gap,
+            runs: PyOnceLock::new(),
+            recomputed: PyOnceLock::new(),
+        }
+    }
+}
+
+/// Fits a step into a budget of bytes.
+#[pyfunction]
+#[pyo3(signature = (
+    graph, budget, *, machine = None, threads = None, planner = "auto", deadline = None,
+    iterations = None, seed = None, roofline = false
+))]
+#[expect(clippy::too_many_arguments, reason = "Python names each of them")]
+pub fn fit(
+    py: Python<'_>,
+    graph: GivenGraph,
+    budget: BudgetText,
+    machine: Option<String>,
+    threads: Option<Whole>,
+    planner: &str,
+    deadline: Option<Quantity>,
+    iterations: Option<Whole>,
+    seed: Option<Whole>,
+    roofline: bool,
+) -> PyResult<Fitted> {
+    let on = OnMachine::named(machine, self::threads(py, threads)?);
+    let search = Search::given(py, planner, deadline, iterations, seed)?;
+    attended(py, |stop| {
+        let asked: Budget = budget.0.parse()?;
+        let subject = graph.read()?;
+        let machine = subject.machine(&on)?;
+        let profile = match &subject.folder {
+            Some(folder) => {
+                let tried = calls::Subject {
+                    folder,
+                    data: None,
+                    budget: &budget.0,
+                    planner: search.planner,
+                };
+                let seconds = calls::of_step(&subject.graph, &machine, Costs { roofline }, &tried);
+                Profile::measured(&subject.graph, &machine, &seconds)
+            }
+            None => Profile::new(&subject.graph, &machine),
+        };
+        let clock = || stop.clock();
+        let effort = search.limits.timed(search.seed, &clock);
+        let task = FitTask { machine: &machine, budget: asked, planner: search.planner, effort };
+        let planned = fit_graph(&subject.graph, &profile, &task)?;
+        Ok(Fitted::of(subject.graph, machine.name, planned))
+    })
+}

@@ -1,0 +1,100 @@
+//! Graphs for Python. Invariant: a graph is read and verified once; who holds it holds the same
+//! tables, so nothing is read again for a second plan.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+use tightfit::graph::{self, Graph};
+use tightfit::machine::Machine;
+use tightfit_cli::input::{self, OnMachine};
+
+use crate::attend::attended;
+use crate::given::{Document, Whole, threads};
+
+/// A training step as one graph of operator calls, verified when it was read.
+#[pyclass(frozen, from_py_object, name = "Graph", module = "tightfit")]
+#[derive(Clone)]
+pub struct Subject {
+    pub graph: Arc<Graph>,
+    /// The step's folder, where it is one of a step that can be trained.
+    pub folder: Option<PathBuf>,
+}
+
+#[pymethods]
+impl Subject {
+    /// The name that the graph has.
+    #[getter]
+    fn name(&self) -> &str {
+        self.graph.name()
+    }
+
+    /// How many nodes compute: all but parameters, state and batch.
+    #[getter]
+    fn nodes(&self) -> usize {
+        self.graph.compute_nodes().len()
+    }
+
+    /// Bytes of parameters, optimizer state and batch.
+    #[getter]
+    fn static_bytes(&self) -> u64 {
+        self.graph.static_bytes().0
+    }
+
+    /// Bytes that the step takes as captured, with nothing recomputed.
+    #[pyo3(signature = (machine = None, *, threads = None))]
+    fn unplanned_peak(
+        &self,
+        py: Python<'_>,
+        machine: Option<String>,
+        threads: Option<Whole>,
+    ) -> PyResult<u64> {
+        let on = OnMachine::named(machine, self::threads(py, threads)?);
+        attended(py, |_| {
+            let machine = self.machine(&on)?;
+            let profile = input::profile(&self.graph, &machine);
+            let unplanned = tightfit::unplanned(&self.graph, &profile)?;
+            Ok(unplanned.timeline().peak.0)
+        })
+    }
+
+    fn __repr__(&self) -> String {
+        let (name, nodes) = (self.graph.name(), self.graph.compute_nodes().len());
+        format!("<tightfit.Graph {name:?}: {nodes} nodes, {} static>", self.graph.static_bytes())
+    }
+}
+
+impl Subject {
+    /// The machine that it is planned for.
+    pub fn machine(&self, on: &OnMachine) -> anyhow::Result<Machine> {
+        on.machine(self.folder.is_some())
+    }
+}
+
+/// A graph, or where to read one.
+#[derive(FromPyObject)]
+pub enum GivenGraph {
+    Read(Subject),
+    Unread(Document),
+}
+
+impl GivenGraph {
+    /// The graph.
+    pub fn read(self) -> anyhow::Result<Subject> {
+        let (graph, folder) = match self {
+            GivenGraph::Read(subject) => return Ok(subject),
+            GivenGraph::Unread(Document::Bytes(bytes)) => (graph::read(&bytes)?, None),
+            GivenGraph::Unread(Document::Path(path)) => {
+                let (graph, is_step) = input::graph(&path)?;
+                (graph, is_step.then_some(path))
+            }
+        };
+        Ok(Subject { graph: Arc::new(graph), folder })
+    }
+}
+
+/// Reads a graph, and verifies it.
+#[pyfunction]
+pub fn read_graph(py: Python<'_>, source: GivenGraph) -> PyResult<Subject> {
+    attended(py, |_| source.read())
+}

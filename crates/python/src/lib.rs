@@ -1,0 +1,39 @@
+//! `tightfit._native`: the planner and the program for Python.
+//!
+//! Invariant: no algorithm lives here; what Python gives becomes arguments of the crates below, and
+//! what they answer becomes Python's objects or exceptions. No panic crosses, and Python's lock is
+//! not held while a crate below works.
+
+mod attend;
+mod errors;
+mod fit;
+mod given;
+mod graph;
+
+use std::ffi::OsString;
+
+use pyo3::prelude::*;
+
+/// The planner and the program of tightfit, compiled.
+#[pymodule]
+mod _native {
+    #[pymodule_export]
+    use super::fit::{Fitted, fit};
+    #[pymodule_export]
+    use super::graph::{Subject, read_graph};
+    #[pymodule_export]
+    use super::{run, starts_by};
+}
+
+/// Runs the program with the arguments, its own name first, and returns its exit code. The program
+/// takes the process over: its signals, its standard output, and its end where nobody reads that.
+#[pyfunction]
+fn run(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
+    py.detach(|| tightfit_cli::run(arguments)).into()
+}
+
+/// Says how the program is started in a process of its own, where something is to be measured.
+#[pyfunction]
+fn starts_by(words: Vec<OsString>) {
+    tightfit_cli::program::starts_by(words);
+}
