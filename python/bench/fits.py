@@ -19,8 +19,8 @@ sys.path[:0] = [str(ROOT / "python" / "tests")]
 import measured  # noqa: E402
 import zoo  # noqa: E402
 
-HEAD = ("model", "eager peak", "min", "share", "budget", "planned peak", "measured peak", "first step", "fits", "bits are eager's",
-        "s/step", "÷ eager", "first call s")
+HEAD = ("model", "eager peak", "min", "share", "budget", "planned peak", "measured peak", "first step", "fits",
+        "bits are eager's", "s/step", "÷ eager", "first call s")
 
 
 def mb(count: int | None) -> str:
@@ -37,6 +37,11 @@ def planned(run: dict[str, Any]) -> int:
     return max(plan["peak"] for plan in run["plans"])
 
 
+def refusal(run: dict[str, Any]) -> str:
+    """The exception and its first line."""
+    return ": ".join([run["error"], *run["message"].splitlines()[:1]])
+
+
 def differences(run: dict[str, Any], eager: dict[str, Any]) -> str:
     """`yes`, or how many tensors differ and the first of them."""
     found = measured.differing(run, eager)
@@ -45,7 +50,7 @@ def differences(run: dict[str, Any], eager: dict[str, Any]) -> str:
 
 def model(name: str, options: argparse.Namespace) -> list[tuple[bool, bool]]:
     """Prints the rows of one model; returns for each budget whether it fitted, and whether the bits were equal."""
-    settings = {"steps": options.steps, "tiny": options.tiny, "optimizer": options.optimizer, "threads": options.threads}
+    settings = {name: getattr(options, name) for name in ("steps", "tiny", "optimizer", "threads")}
     eager = measured.measure(name, "eager", **settings)
     row(name, mb(eager["peak"]), *["eager"] * 2, "–", "–", mb(eager["peak"]), mb(eager["first_peak"]), "–", "–",
         f"{eager['seconds']:.3f}", "1.000", f"{eager['first_seconds']:.2f}")
@@ -53,20 +58,20 @@ def model(name: str, options: argparse.Namespace) -> list[tuple[bool, bool]]:
         return []
     least = measured.measure(name, "tightfit", budget="min", **{**settings, "steps": 2})
     if "error" in least:
-        row(name, mb(eager["peak"]), f"{least['error']}: {least['message'].splitlines()[0]}", *["–"] * 10)
+        row(name, mb(eager["peak"]), refusal(least), *["–"] * 10)
         return [(False, False)] * len(options.shares)
     smallest, verdicts = planned(least), []
     for share in options.shares:
         budget = smallest + int(share * (eager["peak"] - smallest))
         run = measured.measure(name, "tightfit", budget=budget, **settings)
         if "error" in run:
-            row(name, mb(eager["peak"]), mb(smallest), share, budget, f"{run['error']}: {run['message'].splitlines()[0]}", *["–"] * 7)
+            row(name, mb(eager["peak"]), mb(smallest), share, mb(budget), refusal(run), *["–"] * 7)
             verdicts.append((False, False))
             continue
         fits, bits = run["peak"] <= budget, differences(run, eager)
-        row(name, mb(eager["peak"]), mb(smallest), share, mb(budget), mb(planned(run)), mb(run["peak"]), mb(run["first_peak"]),
-            "yes" if fits else f"no: {run['peak'] - budget} B over", bits, f"{run['seconds']:.3f}",
-            f"{run['seconds'] / eager['seconds']:.3f}", f"{run['first_seconds']:.2f}")
+        row(name, mb(eager["peak"]), mb(smallest), share, mb(budget), mb(planned(run)), mb(run["peak"]),
+            mb(run["first_peak"]), "yes" if fits else f"no: {run['peak'] - budget} B over", bits,
+            f"{run['seconds']:.3f}", f"{run['seconds'] / eager['seconds']:.3f}", f"{run['first_seconds']:.2f}")
         verdicts.append((fits, bits == "yes"))
     return verdicts
 
@@ -74,8 +79,8 @@ def model(name: str, options: argparse.Namespace) -> list[tuple[bool, bool]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", default=list(zoo.TWELVE), help="all twelve, where none is named")
-    parser.add_argument("--shares", type=lambda text: [float(share) for share in text.split(",")], default=[0.75, 0.5, 0.25],
-                        help="where budgets lie between the smallest and eager's peak")
+    parser.add_argument("--shares", type=lambda text: [float(share) for share in text.split(",")],
+                        default=[0.75, 0.5, 0.25], help="where budgets lie between the smallest and eager's peak")
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--optimizer", choices=["none", *measured.OPTIMIZERS], default="none")
     parser.add_argument("--threads", type=int, default=2)
@@ -88,8 +93,8 @@ def main() -> None:
     verdicts = [verdict for name in options.models for verdict in model(name, options)]
     if verdicts:
         fitted, equal = (sum(column) for column in zip(*verdicts, strict=True))
-        print(f"\n{fitted} of {len(verdicts)} within the budget on every step; {equal} of {len(verdicts)} equal to eager in "
-              "every bit of gradients, buffers and losses.")
+        print(f"\n{fitted} of {len(verdicts)} within the budget on every step; {equal} of {len(verdicts)} equal to "
+              "eager in every bit of gradients, buffers and losses.")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
 """Peak and time of a training step under `tightfit.compile`, beside eager, checkpointing and torch.compile's budgets.
 
-Invariant: prints figures and judges none but `tightfit` against the points of torch.compile that gave it its budgets. Every row is a
-process of its own that measures its peak in its first steps and then waits; eager and the rows of a group take turns, one
-step each a round, in both directions, so that each time is paired with one of eager from the same round. Eager
-without the counting allocator is a row too: what counting costs.
+Invariant: prints figures and judges none but `tightfit` against the points of torch.compile that gave it its budgets.
+Every row is a process of its own that measures its peak in its first steps and then waits; eager and the rows of a
+group take turns, one step each a round, in both directions, so that each time is paired with one of eager from the same
+round. Eager without the counting allocator is a row too: what counting costs.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ sys.path[:0] = [str(ROOT / "python" / "tests")]
 import measured  # noqa: E402
 import zoo  # noqa: E402
 
-HEAD = ("step", "budget MB", "first call's peak MB", "peak MB", "s/step", "÷ eager", "÷ the point it is held to", "unlike eager",
-        "first call s")
+HEAD = ("step", "budget MB", "first call's peak MB", "peak MB", "s/step", "÷ eager", "÷ the point it is held to",
+        "unlike eager", "first call s")
 
 
 @dataclass
@@ -62,8 +62,8 @@ class Bench:
 
     def start(self, label: str, mode: str, rival: Row | None = None, **settings: object) -> Row:
         """A variant whose first steps are done: the first compiles it, the others have shown its peak."""
-        worker = measured.Worker(self.name, mode, steps=4, tiny=self.options.tiny, threads=self.options.threads, **settings)
-        return Row(label, worker, rival)
+        options = {"steps": 4, "tiny": self.options.tiny, "threads": self.options.threads, **settings}
+        return Row(label, measured.Worker(self.name, mode, **options), rival)
 
     def held(self, rival: Row) -> list[Row]:
         """tightfit within the peak of another row, where there is a tightfit that compiles."""
@@ -86,7 +86,8 @@ class Bench:
     def show(self, row: Row) -> None:
         report = row.worker.report
         if row.worker.failed:
-            self.print(row.label, f"{report['error']}: {report['message'].splitlines()[0]}", *["–"] * 7)
+            said = ": ".join([report["error"], *report["message"].splitlines()[:1]])
+            self.print(row.label, said, *["–"] * 7)
             self.tally.points += row.rival is not None and row.rival.worker.report["mode"] == "aot"
             return
         unlike = len(measured.differing(report, self.eager.worker.report)) or "–"
@@ -99,7 +100,8 @@ class Bench:
                 self.tally.lower += row.peak() <= row.rival.peak()
                 self.tally.faster += ratio <= self.options.allowed
         budget = int(report["budget"]) if report["mode"] == "tightfit" else None
-        self.print(row.label, mb(budget), mb(report["first_peak"]), mb(row.peak()), f"{statistics.median(row.seconds):.3f}",
+        seconds = statistics.median(row.seconds)
+        self.print(row.label, mb(budget), mb(report["first_peak"]), mb(row.peak()), f"{seconds:.3f}",
                    f"{row.over(self.eager):.3f}", held, unlike, f"{report['first_seconds']:.1f}")
 
     @staticmethod
@@ -108,8 +110,9 @@ class Bench:
 
     def run(self) -> None:
         options = self.options
-        print(f"\n{self.name}: {self.eager.worker.report['parameters'] / 1e6:.1f} MB of parameters, {options.threads} threads, "
-              f"medians of {options.rounds} rounds, torch {self.eager.worker.report['torch']}\n")
+        report = self.eager.worker.report
+        print(f"\n{self.name}: {mb(report['parameters'])} MB of parameters, {options.threads} threads, "
+              f"medians of {options.rounds} rounds, torch {report['torch']}\n")
         self.print(*HEAD)
         self.print(*["---"] * len(HEAD))
         checkpointed = self.start("checkpoint, per block", "checkpoint")
@@ -126,8 +129,8 @@ class Bench:
         self.eager.worker.close()
         tally = self.tally
         if tally.points:
-            print(f"\n{self.name}: at {tally.points} points of activation_memory_budget tightfit's peak was no higher at "
-                  f"{tally.lower}, and its time ≤ {options.allowed} × torch.compile's at {tally.faster}.")
+            print(f"\n{self.name}: at {tally.points} points of activation_memory_budget tightfit's peak was no higher "
+                  f"at {tally.lower}, and its time ≤ {options.allowed} × torch.compile's at {tally.faster}.")
 
 
 def mb(count: int | None) -> str:
@@ -144,7 +147,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--shares", type=_shares, default=[at / 10 for at in range(11)],
                         help="points of activation_memory_budget under aot_eager_decomp_partition")
-    parser.add_argument("--inductor", type=_shares, default=[1.0, 0.5, 0.0], help="the same for Inductor; 1 is its default")
+    parser.add_argument("--inductor", type=_shares, default=[1.0, 0.5, 0.0],
+                        help="the same for Inductor; 1 is its default")
     parser.add_argument("--together", type=int, default=3, help="points whose processes take turns in one group")
     parser.add_argument("--allowed", type=float, default=1.02, help="how much longer than the point a step may take")
     parser.add_argument("--threads", type=int, default=2)

@@ -113,9 +113,8 @@ class Loop:
 
 
 def _plans(model: nn.Module) -> list[dict[str, Any]]:
-    return [
-        {field: getattr(plan, field, None) for field in ("budget", "peak", "static")} for plan in zoo.use_tightfit().plans(model)
-    ]
+    plans = zoo.use_tightfit().plans(model)
+    return [{field: getattr(plan, field, None) for field in ("budget", "peak", "static")} for plan in plans]
 
 
 def report(loop: Loop, options: argparse.Namespace) -> dict[str, Any]:
@@ -172,7 +171,8 @@ class Worker:
             elif value is not None:
                 command += [f"--{key}", str(value)]
         self.errors = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors, text=True)
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
+                                        text=True)
         self.report = self._read()
 
     def _read(self) -> dict[str, Any]:
@@ -180,7 +180,8 @@ class Worker:
         if not line:
             self.process.wait()
             self.errors.seek(0)
-            raise RuntimeError(f"the measuring process ended with {self.process.returncode}:\n{self.errors.read()[-4000:]}")
+            said = self.errors.read()[-4000:]
+            raise RuntimeError(f"the measuring process ended with {self.process.returncode}:\n{said}")
         return json.loads(line)
 
     @property
@@ -216,7 +217,7 @@ def measure(name: str, mode: str, **options: Any) -> dict[str, Any]:
 
 
 def differing(run: dict[str, Any], eager: dict[str, Any]) -> list[str]:
-    """Every gradient, buffer, loss and state of the generator in which two runs differ, as `step 2: wte.weight.grad`."""
+    """Every gradient, buffer, loss and generator's state in which two runs differ, as `step 2: wte.weight.grad`."""
     found = []
     for index, (ours, theirs) in enumerate(zip(run["steps"], eager["steps"], strict=False), 1):
         for kind, suffix in (("gradients", ".grad"), ("buffers", "")):

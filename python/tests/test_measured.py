@@ -118,5 +118,5 @@ def test_an_exception_is_reported():
 def test_every_parameter_of_the_zoo_is_trained(name):
     work = zoo.build(name, tiny=True)
     work.loss(work.model(**work.batch(0))).backward()
-    still = [fqn for fqn, parameter in work.model.named_parameters() if parameter.grad is None or not parameter.grad.any()]
-    assert still == []
+    parameters = work.model.named_parameters()
+    assert [fqn for fqn, parameter in parameters if parameter.grad is None or not parameter.grad.any()] == []

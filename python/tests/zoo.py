@@ -1,10 +1,10 @@
 """Twelve models that people train, small enough for two cores and large enough that activations matter, and one model
 that is to be refused: what the executed plans are measured on.
 
-Invariant: the same name, size and seed give the same weights and the same batches bit for bit, in every process; nothing
-is downloaded. Dropout stays on where the model has it. Every forward takes its batch by keywords and contains the loss,
-so that the whole step is one graph and the budget speaks of all of it: models of transformers return (loss, logits),
-and those of torchvision, which return logits only, stand inside a `WithLoss`.
+Invariant: the same name, size and seed give the same weights and the same batches bit for bit, in every process;
+nothing is downloaded. Dropout stays on where the model has it. Every forward takes its batch by keywords and contains
+the loss, so that the whole step is one graph and the budget speaks of all of it: models of transformers return (loss,
+logits), and those of torchvision, which return logits only, stand inside a `WithLoss`.
 """
 
 from __future__ import annotations
@@ -138,7 +138,8 @@ def t5(tiny: bool) -> Workload:
     model = T5ForConditionalGeneration(config)
 
     def draw() -> Batch:
-        return {"input_ids": torch.randint(1, VOCABULARY, (6, source)), "labels": torch.randint(1, VOCABULARY, (6, target))}
+        tokens, labels = (torch.randint(1, VOCABULARY, (6, length)) for length in (source, target))
+        return {"input_ids": tokens, "labels": labels}
 
     return _language(model, [*model.encoder.block, *model.decoder.block], draw)
 

@@ -37,7 +37,7 @@ def unavailable() -> str | None:
     if sys.platform not in ("linux", "darwin"):
         return f"bytes of PyTorch's allocator are counted on Linux and macOS, not on {sys.platform}"
     if compiler() is None:
-        return "bytes of PyTorch's allocator are counted by a small C++ library, and no C++ compiler was found (set CXX)"
+        return "bytes of PyTorch's allocator are counted by a library in C++, and no C++ compiler was found (set CXX)"
     return None
 
 
@@ -58,7 +58,8 @@ def build() -> Path:
     # Several processes may compile at once: each into a file of its own, and the name appears with the whole library.
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = Path(scratch) / library.name
-        done = subprocess.run([*command, str(SOURCE), "-o", str(made), *link], capture_output=True, text=True, check=False)
+        command += [str(SOURCE), "-o", str(made), *link]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
             raise Unavailable(f"{command[0]} could not compile {SOURCE.name}:\n{done.stderr.strip()[-2000:]}")
         os.replace(made, library)
@@ -66,7 +67,7 @@ def build() -> Path:
 
 
 def install() -> None:
-    """Puts the counting allocator in place of c10's. To be called right after `import torch`; again, it does nothing."""
+    """Puts the counting allocator in place of c10's, right after `import torch`. Called again, it does nothing."""
     global _library
     if _library is None:
         library = ctypes.CDLL(str(build()))
