@@ -24,7 +24,7 @@ HEAD = ("model", "eager peak", "min", "share", "budget", "planned peak", "measur
 
 
 def mb(count: int | None) -> str:
-    """Bytes in MB; one decimal is for reading, judgements use the bytes."""
+    """Bytes in MB, for reading; what is judged are the bytes."""
     return "–" if count is None else f"{count / 1e6:.2f}"
 
 
@@ -52,7 +52,7 @@ def model(name: str, options: argparse.Namespace) -> list[tuple[bool, bool]]:
     """Prints the rows of one model; returns for each budget whether it fitted, and whether the bits were equal."""
     settings = {name: getattr(options, name) for name in ("steps", "tiny", "optimizer", "threads")}
     eager = measured.measure(name, "eager", **settings)
-    row(name, mb(eager["peak"]), *["eager"] * 2, "–", "–", mb(eager["peak"]), mb(eager["first_peak"]), "–", "–",
+    row(name, mb(eager["peak"]), "–", "eager", "–", "–", mb(eager["peak"]), mb(eager["first_peak"]), "–", "–",
         f"{eager['seconds']:.3f}", "1.000", f"{eager['first_seconds']:.2f}")
     if options.eager:
         return []

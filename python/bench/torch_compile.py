@@ -3,7 +3,8 @@
 Invariant: prints figures and judges none but `tightfit` against the points of torch.compile that gave it its budgets.
 Every row is a process of its own that measures its peak in its first steps and then waits; eager and the rows of a
 group take turns, one step each a round, in both directions, so that each time is paired with one of eager from the same
-round. Eager without the counting allocator is a row too: what counting costs.
+round. Eager without the counting allocator is a row too: what counting costs. Seconds are of the clock; ratios of
+the processor's seconds stand beside them, because those change less where others use the machine as well.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ sys.path[:0] = [str(ROOT / "python" / "tests")]
 import measured  # noqa: E402
 import zoo  # noqa: E402
 
-HEAD = ("step", "budget MB", "first call's peak MB", "peak MB", "s/step", "÷ eager", "÷ the point it is held to",
-        "unlike eager", "first call s")
+HEAD = ("step", "budget MB", "first call's peak MB", "peak MB", "s/step", "÷ eager", "CPU ÷ eager",
+        "÷ the point it is held to", "unlike eager", "first call s")
 
 
 @dataclass
@@ -32,6 +33,7 @@ class Row:
     worker: measured.Worker
     rival: Row | None = None
     seconds: list[float] = field(default_factory=list)
+    busy: list[float] = field(default_factory=list)
 
     def peak(self) -> int | None:
         """After the first call, in which torch.compile compiles; where a budget was promised, the first call counts."""
@@ -39,8 +41,12 @@ class Row:
         return report.get("peak" if report["mode"] == "tightfit" else "later_peak")
 
     def over(self, other: Row) -> float:
-        """The median of the ratios of times from the same round."""
-        return statistics.median(ours / theirs for ours, theirs in zip(self.seconds, other.seconds, strict=True))
+        """The median of the ratios of seconds from the same round."""
+        return _paired(self.seconds, other.seconds)
+
+
+def _paired(ours: list[float], theirs: list[float]) -> float:
+    return statistics.median(mine / other for mine, other in zip(ours, theirs, strict=True))
 
 
 @dataclass
@@ -76,9 +82,12 @@ class Bench:
         running = [row for row in [self.eager, *rows] if not row.worker.failed]
         for row in running:
             row.seconds.clear()
+            row.busy.clear()
         for at in range(self.options.rounds):
             for row in running if at % 2 == 0 else reversed(running):
-                row.seconds.append(row.worker.step()["seconds"])
+                step = row.worker.step()
+                row.seconds.append(step["seconds"])
+                row.busy.append(step["cpu_seconds"])
         for row in rows:
             self.show(row)
             row.worker.close()
@@ -87,7 +96,7 @@ class Bench:
         report = row.worker.report
         if row.worker.failed:
             said = ": ".join([report["error"], *report["message"].splitlines()[:1]])
-            self.print(row.label, said, *["–"] * 7)
+            self.print(row.label, said, *["–"] * 8)
             self.tally.points += row.rival is not None and row.rival.worker.report["mode"] == "aot"
             return
         unlike = len(measured.differing(report, self.eager.worker.report)) or "–"
@@ -102,7 +111,8 @@ class Bench:
         budget = int(report["budget"]) if report["mode"] == "tightfit" else None
         seconds = statistics.median(row.seconds)
         self.print(row.label, mb(budget), mb(report["first_peak"]), mb(row.peak()), f"{seconds:.3f}",
-                   f"{row.over(self.eager):.3f}", held, unlike, f"{report['first_seconds']:.1f}")
+                   f"{row.over(self.eager):.3f}", f"{_paired(row.busy, self.eager.busy):.3f}", held, unlike,
+                   f"{report['first_seconds']:.1f}")
 
     @staticmethod
     def print(*cells: object) -> None:

@@ -85,10 +85,11 @@ class Loop:
         model.zero_grad(set_to_none=True)
         batch = self.work.batch(self.seed + self.done)
         before = self._reset()
-        began = time.perf_counter()
+        began, busy = time.perf_counter(), time.process_time()
         loss = self.work.loss(model(**batch))
         loss.backward()
-        record: dict[str, Any] = {"seconds": time.perf_counter() - began, "before": before, "peak": self._peak()}
+        record: dict[str, Any] = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - busy}
+        record.update(before=before, peak=self._peak())
         record["loss"] = loss.item()
         if digests:
             record["gradients"] = {name: digest(parameter.grad) for name, parameter in model.named_parameters()}
