@@ -1,0 +1,172 @@
+"""Peak and time of a training step under `tightfit.compile`, beside eager, checkpointing and torch.compile's budgets.
+
+Invariant: prints figures and judges none but `tightfit` against the points of torch.compile that gave it its budgets.
+Every row is a process of its own that measures its peak in its first steps and then waits; eager and the rows of a
+group take turns, one step each a round, in both directions, so that each time is paired with one of eager from the same
+round. Eager without the counting allocator is a row too: what counting costs. Seconds are of the clock; ratios of
+the processor's seconds stand beside them, because those change less where others use the machine as well.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT / "python" / "tests")]
+
+import measured  # noqa: E402
+import zoo  # noqa: E402
+
+HEAD = ("step", "budget MB", "first call's peak MB", "peak MB", "s/step", "÷ eager", "CPU ÷ eager",
+        "÷ the point it is held to", "unlike eager", "first call s")
+
+
+@dataclass
+class Row:
+    """A variant: its process, what it has to be no worse than, and the seconds of its rounds."""
+
+    label: str
+    worker: measured.Worker
+    rival: Row | None = None
+    seconds: list[float] = field(default_factory=list)
+    busy: list[float] = field(default_factory=list)
+
+    def peak(self) -> int | None:
+        """After the first call, in which torch.compile compiles; where a budget was promised, the first call counts."""
+        report = self.worker.report
+        return report.get("peak" if report["mode"] == "tightfit" else "later_peak")
+
+    def over(self, other: Row) -> float:
+        """The median of the ratios of seconds from the same round."""
+        return _paired(self.seconds, other.seconds)
+
+
+def _paired(ours: list[float], theirs: list[float]) -> float:
+    return statistics.median(mine / other for mine, other in zip(ours, theirs, strict=True))
+
+
+@dataclass
+class Tally:
+    """At how many points of the memory budget tightfit was held to torch.compile, and was no higher and no slower."""
+
+    points: int = 0
+    lower: int = 0
+    faster: int = 0
+
+
+class Bench:
+    """The table of one model. `eager` lives through all groups."""
+
+    def __init__(self, name: str, options: argparse.Namespace) -> None:
+        self.name, self.options = name, options
+        self.eager = self.start("eager", "eager")
+        self.tally = Tally()
+
+    def start(self, label: str, mode: str, rival: Row | None = None, **settings: object) -> Row:
+        """A variant whose first steps are done: the first compiles it, the others have shown its peak."""
+        options = {"steps": 4, "tiny": self.options.tiny, "threads": self.options.threads, **settings}
+        return Row(label, measured.Worker(self.name, mode, **options), rival)
+
+    def held(self, rival: Row) -> list[Row]:
+        """tightfit within the peak of another row, where there is a tightfit that compiles."""
+        if rival.worker.failed or not hasattr(zoo.use_tightfit(), "compile"):
+            return []
+        return [self.start(f"tightfit at the peak of: {rival.label}", "tightfit", rival, budget=rival.peak())]
+
+    def rounds(self, rows: list[Row]) -> None:
+        """One group: its rows take turns with eager, then are printed, and their processes end."""
+        running = [row for row in [self.eager, *rows] if not row.worker.failed]
+        for row in running:
+            row.seconds.clear()
+            row.busy.clear()
+        for at in range(self.options.rounds):
+            for row in running if at % 2 == 0 else reversed(running):
+                step = row.worker.step()
+                row.seconds.append(step["seconds"])
+                row.busy.append(step["cpu_seconds"])
+        for row in rows:
+            self.show(row)
+            row.worker.close()
+
+    def show(self, row: Row) -> None:
+        report = row.worker.report
+        if row.worker.failed:
+            said = ": ".join([report["error"], *report["message"].splitlines()[:1]])
+            self.print(row.label, said, *["–"] * 8)
+            self.tally.points += row.rival is not None and row.rival.worker.report["mode"] == "aot"
+            return
+        unlike = len(measured.differing(report, self.eager.worker.report)) or "–"
+        held = "–"
+        if row.rival is not None:
+            ratio = row.over(row.rival)
+            held = f"{ratio:.3f}"
+            if row.rival.worker.report["mode"] == "aot":
+                self.tally.points += 1
+                self.tally.lower += row.peak() <= row.rival.peak()
+                self.tally.faster += ratio <= self.options.allowed
+        budget = int(report["budget"]) if report["mode"] == "tightfit" else None
+        seconds = statistics.median(row.seconds)
+        self.print(row.label, mb(budget), mb(report["first_peak"]), mb(row.peak()), f"{seconds:.3f}",
+                   f"{row.over(self.eager):.3f}", f"{_paired(row.busy, self.eager.busy):.3f}", held, unlike,
+                   f"{report['first_seconds']:.1f}")
+
+    @staticmethod
+    def print(*cells: object) -> None:
+        print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
+
+    def run(self) -> None:
+        options = self.options
+        report = self.eager.worker.report
+        print(f"\n{self.name}: {mb(report['parameters'])} MB of parameters, {options.threads} threads, "
+              f"medians of {options.rounds} rounds, torch {report['torch']}\n")
+        self.print(*HEAD)
+        self.print(*["---"] * len(HEAD))
+        checkpointed = self.start("checkpoint, per block", "checkpoint")
+        uncounted = self.start("eager, bytes not counted", "eager", counted=False)
+        self.rounds([uncounted, checkpointed, *self.held(checkpointed), *self.held(self.eager)])
+        self.show(self.eager)
+        for mode, shares in (("aot", options.shares), ("inductor", options.inductor)):
+            for at in range(0, len(shares), options.together):
+                points = [self.start(f"{mode}, memory budget {share:g}", mode, share=share)
+                          for share in shares[at : at + options.together]]
+                # Only the points without fusion are a yardstick for calls of the same kernels.
+                rows = [row for point in points for row in ([point, *self.held(point)] if mode == "aot" else [point])]
+                self.rounds(rows)
+        self.eager.worker.close()
+        tally = self.tally
+        if tally.points:
+            print(f"\n{self.name}: at {tally.points} points of activation_memory_budget tightfit's peak was no higher "
+                  f"at {tally.lower}, and its time ≤ {options.allowed} × torch.compile's at {tally.faster}.")
+
+
+def mb(count: int | None) -> str:
+    return "–" if count is None else f"{count / 1e6:.2f}"
+
+
+def _shares(text: str) -> list[float]:
+    return [float(share) for share in text.split(",") if share]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("models", nargs="*", default=["gpt_small", "resnet50"])
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--shares", type=_shares, default=[at / 10 for at in range(11)],
+                        help="points of activation_memory_budget under aot_eager_decomp_partition")
+    parser.add_argument("--inductor", type=_shares, default=[1.0, 0.5, 0.0],
+                        help="the same for Inductor; 1 is its default")
+    parser.add_argument("--together", type=int, default=3, help="points whose processes take turns in one group")
+    parser.add_argument("--allowed", type=float, default=1.02, help="how much longer than the point a step may take")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--tiny", action="store_true", help="the sizes of the tests")
+    options = parser.parse_args()
+    for name in options.models:
+        Bench(name, options).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,255 @@
+"""Training steps of one model of the zoo in a fresh process: the bytes at their peak, the bits of every gradient and
+buffer, and the seconds. `python measured.py gpt2 --mode eager` prints them as JSON; `measure` and `Worker` do that from
+another process.
+
+Invariant: bytes are counted by an allocator that stands before the first tensor exists, so a peak is absolute: it has
+parameters, gradients, buffers, batch, the optimizer's state and whatever else PyTorch's allocator handed out in this
+process. A peak is that of forward and backward; the optimizer's own step has a figure of its own. The seed is set once,
+before the first step, and each step has another batch, so runs of different modes have the same random numbers only
+where they draw the same. Nothing here knows what a mode should reach.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import hashlib
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import allocator
+import zoo
+
+MODES = ("eager", "checkpoint", "tightfit", "aot", "inductor")
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-2),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=1e-2, momentum=0.9),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+}
+
+
+# In the measuring process.
+
+
+def digest(tensor: torch.Tensor | None) -> str | None:
+    """SHA-256 of a tensor's bits in the order of its elements, shortened; `None` where there is none."""
+    if tensor is None:
+        return None
+    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    return hashlib.sha256(flat.numpy()).hexdigest()[:24]
+
+
+def prepare(work: zoo.Workload, options: argparse.Namespace, optimizer: torch.optim.Optimizer | None) -> None:
+    """Makes the model run in the mode that was asked for. Only `tightfit` may do anything before the first call."""
+    if options.mode == "checkpoint":
+        for block in work.blocks:
+            block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+    elif options.mode == "tightfit":
+        budget = int(options.budget) if options.budget.isdecimal() else options.budget
+        zoo.use_tightfit().compile(work.model, budget=budget, **({"optimizer": optimizer} if optimizer else {}))
+    elif options.mode in ("aot", "inductor"):
+        torch._dynamo.config.fail_on_recompile_limit_hit = True
+        if options.share is not None:
+            torch._functorch.config.activation_memory_budget = options.share
+        work.model.compile(backend={"aot": "aot_eager_decomp_partition"}.get(options.mode, options.mode), dynamic=False)
+
+
+class Loop:
+    """A plain training loop, a step at a time."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.seed = options.seed
+        self.work = zoo.build(options.name, tiny=options.tiny, seed=options.seed)
+        make = OPTIMIZERS.get(options.optimizer)
+        self.optimizer = make(self.work.model.parameters()) if make else None
+        prepare(self.work, options, self.optimizer)
+        self.done = 0
+        self.counted = options.counted
+        torch.manual_seed(options.seed + 1)
+
+    def step(self, digests: bool) -> dict[str, Any]:
+        """One training step and what it was measured to take."""
+        model = self.work.model
+        model.zero_grad(set_to_none=True)
+        batch = self.work.batch(self.seed + self.done)
+        before = self._reset()
+        began, busy = time.perf_counter(), time.process_time()
+        loss = self.work.loss(model(**batch))
+        loss.backward()
+        record: dict[str, Any] = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - busy}
+        record.update(before=before, peak=self._peak())
+        record["loss"] = loss.item()
+        if digests:
+            record["gradients"] = {name: digest(parameter.grad) for name, parameter in model.named_parameters()}
+            record["buffers"] = {name: digest(buffer) for name, buffer in model.named_buffers()}
+            record["generator"] = digest(torch.get_rng_state())
+        del loss
+        if self.optimizer is not None:
+            self._reset()
+            self.optimizer.step()
+            record["update_peak"] = self._peak()
+        self.done += 1
+        return record
+
+    def _reset(self) -> int | None:
+        if not self.counted:
+            return None
+        allocator.reset_peak()
+        return allocator.current()
+
+    def _peak(self) -> int | None:
+        return allocator.peak() if self.counted else None
+
+
+def _plans(model: nn.Module) -> list[dict[str, Any]]:
+    plans = zoo.use_tightfit().plans(model)
+    return [{field: getattr(plan, field, None) for field in ("budget", "peak", "static")} for plan in plans]
+
+
+def report(loop: Loop, options: argparse.Namespace) -> dict[str, Any]:
+    """The first steps of a loop, with everything that they are compared by."""
+    steps = [loop.step(digests=True) for _ in range(options.steps)]
+    later = steps[1:] or steps
+    summary: dict[str, Any] = {
+        "model": options.name, "mode": options.mode, "budget": options.budget, "share": options.share,
+        "torch": torch.__version__, "threads": torch.get_num_threads(),
+        "parameters": sum(parameter.nbytes for parameter in loop.work.model.parameters()),
+        "first_peak": steps[0]["peak"], "first_seconds": steps[0]["seconds"],
+        "seconds": statistics.median(step["seconds"] for step in later), "steps": steps,
+        "graphs": torch._dynamo.utils.counters["stats"]["unique_graphs"] if "torch._dynamo" in sys.modules else 0,
+    }
+    if options.counted:
+        summary["later_peak"] = max(step["peak"] for step in later)
+        summary["peak"] = max(step["peak"] for step in steps)
+    if options.mode == "tightfit":
+        summary["plans"] = _plans(loop.work.model)
+    return summary
+
+
+def _failure(error: Exception) -> dict[str, Any]:
+    """What was refused, with the figures that the exception carries."""
+    figures = {name: getattr(error, name) for name in ("budget", "needed", "smallest") if hasattr(error, name)}
+    return {"error": type(error).__name__, "message": str(error), **figures}
+
+
+def _serve(options: argparse.Namespace, out: IO[str]) -> None:
+    """Prints the report of the first steps, then one step's seconds for each line that comes in."""
+    try:
+        loop = Loop(options)
+        print(json.dumps(report(loop, options)), file=out, flush=True)
+    except Exception as error:  # noqa: BLE001: whatever it is, it is the answer
+        traceback.print_exc()
+        print(json.dumps({"model": options.name, "mode": options.mode, **_failure(error)}), file=out, flush=True)
+        return
+    if options.serve:
+        for _ in sys.stdin:
+            print(json.dumps(loop.step(digests=False)), file=out, flush=True)
+
+
+# In the process that asks.
+
+
+class Worker:
+    """A fresh process that has done the first steps of one run (`report`) and does another whenever it is told to."""
+
+    def __init__(self, name: str, mode: str, **options: Any) -> None:
+        command = [sys.executable, str(Path(__file__).resolve()), name, "--mode", mode, "--serve"]
+        for key, value in options.items():
+            if isinstance(value, bool):
+                command += [f"--{key}"] if value else [f"--no-{key}"] if key == "counted" else []
+            elif value is not None:
+                command += [f"--{key}", str(value)]
+        self.errors = tempfile.TemporaryFile("w+")
+        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
+                                        text=True)
+        self.report = self._read()
+
+    def _read(self) -> dict[str, Any]:
+        line = self.process.stdout.readline()
+        if not line:
+            self.process.wait()
+            self.errors.seek(0)
+            said = self.errors.read()[-4000:]
+            raise RuntimeError(f"the measuring process ended with {self.process.returncode}:\n{said}")
+        return json.loads(line)
+
+    @property
+    def failed(self) -> bool:
+        return "error" in self.report
+
+    def step(self) -> dict[str, Any]:
+        """One more step."""
+        self.process.stdin.write("step\n")
+        self.process.stdin.flush()
+        return self._read()
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait()
+        self.process.stdout.close()
+        self.errors.close()
+
+    def __enter__(self) -> Worker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def measure(name: str, mode: str, **options: Any) -> dict[str, Any]:
+    """The report of a run in a fresh process: `budget`, `share`, `steps`, `seed`, `optimizer`, `tiny`, `counted`.
+
+    A run that raised has `error`, `message` and the exception's figures instead.
+    """
+    with Worker(name, mode, **options) as worker:
+        return worker.report
+
+
+def differing(run: dict[str, Any], eager: dict[str, Any]) -> list[str]:
+    """Every gradient, buffer, loss and generator's state in which two runs differ, as `step 2: wte.weight.grad`."""
+    found = []
+    for index, (ours, theirs) in enumerate(zip(run["steps"], eager["steps"], strict=False), 1):
+        for kind, suffix in (("gradients", ".grad"), ("buffers", "")):
+            names = theirs[kind].keys() | ours[kind].keys()
+            found += [f"step {index}: {n}{suffix}" for n in sorted(names) if ours[kind].get(n) != theirs[kind].get(n)]
+        found += [f"step {index}: {what}" for what in ("loss", "generator") if ours[what] != theirs[what]]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
+    parser.add_argument("name", choices=zoo.MODELS)
+    parser.add_argument("--mode", choices=MODES, default="eager")
+    parser.add_argument("--budget", default="min", help="bytes, `min`, or what else tightfit.compile takes")
+    parser.add_argument("--share", type=float, help="torch.compile's activation_memory_budget, from 0 to 1")
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--optimizer", choices=["none", *OPTIMIZERS], default="none")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--tiny", action="store_true", help="the size for tests")
+    parser.add_argument("--counted", action=argparse.BooleanOptionalAction, default=True, help="count bytes")
+    parser.add_argument("--serve", action="store_true", help="do another step for each line of input")
+    options = parser.parse_args()
+    # What else is printed in this process goes where errors go.
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    torch.set_num_threads(options.threads)
+    if options.counted:
+        allocator.install()
+    _serve(options, out)
+
+
+if __name__ == "__main__":
+    main()
