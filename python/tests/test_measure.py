@@ -121,7 +121,7 @@ def test_a_layout_or_a_constant_makes_another_call():
 
     def key(**changes):
         document = graph(**changes)
-        return measure._Call.of(document["nodes"][-1], measure._values(document)).key
+        return measure.Call.of(document["nodes"][-1], measure.values_of(document)).key
 
     assert key() == key() == key(offset=16)
     assert len({key(), key(strides=(1, 4)), key(storage=0, offset=0), key(storage=0, offset=16), key(alpha=2)}) == 5

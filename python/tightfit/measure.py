@@ -44,13 +44,13 @@ def measured(document: dict[str, Any], device: torch.device) -> dict[str, Any]:
     Views and placeholders have none, and neither has a call that cannot be run on made-up inputs; a warning names
     those. Raises `ExportError` where a call's tensors do not fit the device's memory.
     """
-    values = _values(document)
+    values = values_of(document)
     known: dict[str, float | _Refused] = {}
     nodes, refused = [], []
-    with _undisturbed(device):
+    with undisturbed(device):
         for node in document["nodes"]:
-            if _runs(node, values):
-                call = _Call.of(node, values)
+            if takes_time(node, values):
+                call = Call.of(node, values)
                 if call.key not in known:
                     known[call.key] = _measure(call, device, document["storages"])
                 found = known[call.key]
@@ -94,7 +94,7 @@ class _Value:
         return self.offset + 1 + sum((extent - 1) * stride for extent, stride in zip(self.shape, self.strides, strict=True))
 
 
-def _values(document: dict[str, Any]) -> dict[int, _Value]:
+def values_of(document: dict[str, Any]) -> dict[int, _Value]:
     found = {}
     for node in document["nodes"]:
         for output in node["outputs"]:
@@ -113,7 +113,7 @@ def _row_major(shape: tuple[int, ...]) -> list[int]:
     return strides[::-1]
 
 
-def _runs(node: dict[str, Any], values: dict[int, _Value]) -> bool:
+def takes_time(node: dict[str, Any], values: dict[int, _Value]) -> bool:
     """Whether a node takes time: placeholders are there from the start, and views only look."""
     if node["op"] == "placeholder":
         return False
@@ -124,7 +124,7 @@ def _runs(node: dict[str, Any], values: dict[int, _Value]) -> bool:
 
 
 @dataclass(frozen=True)
-class _Call:
+class Call:
     """One node with its tensors numbered from zero, so that equal calls of different nodes have one key."""
 
     node: str
@@ -135,12 +135,12 @@ class _Call:
     fresh: list[int]
 
     @staticmethod
-    def of(node: dict[str, Any], values: dict[int, _Value]) -> _Call:
+    def of(node: dict[str, Any], values: dict[int, _Value]) -> Call:
         number = {index: {"value": local} for local, index in enumerate(node["inputs"])}
         inputs = [values[index] for index in node["inputs"]]
         read = {value.storage for value in inputs}
         fresh = {output["storage"] for output in node["outputs"] if output is not None} - read
-        return _Call(
+        return Call(
             node["name"], node["op"], _renumbered(node.get("args", []), number),
             {key: _renumbered(item, number) for key, item in node.get("kwargs", {}).items()}, inputs, sorted(fresh),
         )
@@ -174,7 +174,7 @@ def _renumbered(argument: Any, number: dict[int, Any]) -> Any:
 
 
 @contextlib.contextmanager
-def _undisturbed(device: torch.device) -> Iterator[None]:
+def undisturbed(device: torch.device) -> Iterator[None]:
     """Real tensors, no gradients, no automatic casts, and the random state as it was afterwards."""
     devices = [device] if device.type == "cuda" else []
     with (
@@ -184,16 +184,16 @@ def _undisturbed(device: torch.device) -> Iterator[None]:
         yield
 
 
-def _measure(call: _Call, device: torch.device, storages: list[int]) -> float | _Refused:
+def _measure(call: Call, device: torch.device, storages: list[int]) -> float | _Refused:
     """The lower quartile of a call's seconds (what disturbs a run makes it slower), or why it cannot be run."""
     spans = call.spans()
     needed = sum((end - first) * TORCH_DTYPES[dtype].itemsize for (_, dtype), (first, end) in spans.items())
     needed += sum(storages[storage] for storage in call.fresh)
-    free = _free(device)
+    free = free_bytes(device)
     if free is not None and needed > free:
         raise _too_large(call, device, f"takes {needed} bytes, and {free} are free")
     try:
-        run = _prepared(call, device)
+        run = prepared(call, device)
         samples = _cuda_samples(run, device) if device.type == "cuda" else _cpu_samples(run)
     except (MemoryError, torch.OutOfMemoryError) as error:
         raise _too_large(call, device, f"takes {needed} bytes and its workspace") from error
@@ -209,7 +209,7 @@ def _measure(call: _Call, device: torch.device, storages: list[int]) -> float | 
     return max(round(sorted(samples)[(len(samples) - 1) // 4], 9), 1e-9)
 
 
-def _too_large(call: _Call, device: torch.device, what: str) -> ExportError:
+def _too_large(call: Call, device: torch.device, what: str) -> ExportError:
     return ExportError(
         f"node {call.node!r} ({call.op}) cannot be measured on {device}: its call alone {what}; "
         "measure a smaller batch, give a device with more memory, or export without measure=True"
@@ -220,7 +220,7 @@ def _first_line(error: BaseException) -> str:
     return (str(error).strip().splitlines() or [""])[0][:120]
 
 
-def _free(device: torch.device) -> int | None:
+def free_bytes(device: torch.device) -> int | None:
     """Bytes that a call may take, where that can be known."""
     if device.type == "cuda":
         # What PyTorch keeps for later is as good as free.
@@ -265,7 +265,7 @@ def _cuda_samples(run: Callable[[], Any], device: torch.device) -> list[float]:
         return samples
 
 
-def _prepared(call: _Call, device: torch.device) -> Callable[[], Any]:
+def prepared(call: Call, device: torch.device) -> Callable[[], Any]:
     """The call on tensors made for it."""
     tensors = _tensors(call, device)
     node = {"op": call.op, "args": call.args, "kwargs": call.kwargs}
@@ -282,7 +282,7 @@ def _prepared(call: _Call, device: torch.device) -> Callable[[], Any]:
     return lambda: operator(*args, **kwargs)
 
 
-def _tensors(call: _Call, device: torch.device) -> list[torch.Tensor]:
+def _tensors(call: Call, device: torch.device) -> list[torch.Tensor]:
     """Inputs with the step's shapes and strides; those that share a storage share one here."""
     generator = torch.Generator(device=device).manual_seed(0)
     extents = _extents(call)
@@ -327,7 +327,7 @@ def _filled(count: int, dtype: torch.dtype, device: torch.device, generator: tor
     return whole
 
 
-def _extents(call: _Call) -> dict[int, int]:
+def _extents(call: Call) -> dict[int, int]:
     """How many different indices an input may hold, for operators that look things up; elsewhere they are zero."""
     packet, args = _packet(call.op), call.args
 

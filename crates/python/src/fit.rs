@@ -30,8 +30,8 @@ const SEED: u64 = 1;
 #[derive(Clone, Copy)]
 pub struct Search {
     pub planner: Planner,
-    limits: Limits,
-    seed: u64,
+    pub limits: Limits,
+    pub seed: u64,
 }
 
 impl Search {

@@ -9,6 +9,7 @@ mod errors;
 mod fit;
 mod given;
 mod graph;
+mod hold;
 
 use std::ffi::OsString;
 
@@ -21,6 +22,8 @@ mod _native {
     use super::fit::{Fitted, fit};
     #[pymodule_export]
     use super::graph::{Subject, read_graph};
+    #[pymodule_export]
+    use super::hold::{HeldStep, hold};
     #[pymodule_export]
     use super::{run, starts_by};
 }

@@ -133,6 +133,11 @@ def _keep_old_versions(graph: fx.Graph) -> None:
                 user.replace_input_with(source, kept)
 
 
+def is_tensor(output: Any) -> bool:
+    """Whether a result of the graph is a tensor that it computes or was given."""
+    return isinstance(output, fx.Node) and isinstance(output.meta["val"], torch.Tensor)
+
+
 def is_backward(joint: Joint) -> set[fx.Node]:
     """The nodes that follow from a tangent."""
     follows = set(joint.tangents)
@@ -170,22 +175,21 @@ class _Document:
         # The version that a written buffer has last.
         self.written: dict[fx.Node, ValueId] = {}
         self.own: set[int] = set()
+        self.entered = False
 
     def run(self) -> dict[str, Any]:
         joint, builder = self.joint, self.builder
         sums = self._placeholders()
-        entered = False
         for node in joint.module.graph.nodes:
             if not is_call(node):
                 continue
-            if node in self.backward and not entered:
+            if node in self.backward and not self.entered:
                 self._barrier()
-                entered = True
             self._call(node)
-        if joint.has_backward and not entered:
+        if not self.entered:
             self._barrier()
         for index, output in enumerate(joint.outputs):
-            if isinstance(output, fx.Node) and isinstance(output.meta["val"], torch.Tensor):
+            if is_tensor(output):
                 self.builder.output(self._current(output), f"output {index}")
                 self.own.add(_storage(output.meta["val"]))
         for node in joint.tangents:
@@ -232,15 +236,11 @@ class _Document:
 
     def _barrier(self) -> None:
         joint = self.joint
-        owed = [self._current(node) for node in joint.outputs if isinstance(node, fx.Node) and node in self._tensors()]
-        owed += [value for node, value in self.written.items()]
-        made = self.builder.node("barrier", BARRIER, "backward", list(dict.fromkeys(owed)), {},
+        owed = [self._current(output) if is_tensor(output) else None for output in joint.outputs]
+        made = self.builder.node("barrier", BARRIER, "backward", [owed, list(self.written.values())], {},
                                  [node.meta["val"] for node in joint.tangents], cost=False, workspace=self.between)
         self.values.update(zip(joint.tangents, made, strict=True))
-
-    def _tensors(self) -> set[fx.Node]:
-        return {node for node in self.joint.outputs if isinstance(node, fx.Node)
-                and isinstance(node.meta["val"], torch.Tensor)}
+        self.entered = True
 
     def _call(self, node: fx.Node) -> None:
         overload = node.target
@@ -296,7 +296,7 @@ class _Document:
         if _obeys_layout(value, like) and storage not in self.own and storage not in given:
             self.own.add(storage)
             return self._value(gradient)
-        dense = torch._prims_common.is_non_overlapping_and_dense(like)
+        dense = _is_dense(like)
         with torch.no_grad():
             made = torch.empty_strided(like.shape, like.stride(), dtype=value.dtype, device=value.device) if dense \
                 else value.new_empty(like.shape)
@@ -319,10 +319,21 @@ def _storage(tensor: torch.Tensor) -> int:
 
 def _obeys_layout(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:
     """Whether autograd would keep a gradient as it is: strides like a dense parameter's, or else in row-major order."""
-    if not torch._prims_common.is_non_overlapping_and_dense(parameter):
+    if not _is_dense(parameter):
         return gradient.is_contiguous()
     return all(own == wanted for own, wanted, extent in zip(gradient.stride(), parameter.stride(), parameter.shape,
                                                             strict=True) if extent != 1)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    """Whether the elements lie in one block without gaps, in whatever order of dimensions."""
+    expected = 1
+    for stride, extent in sorted((stride, extent) for stride, extent in zip(tensor.stride(), tensor.shape, strict=True)
+                                 if extent != 1):
+        if stride != expected:
+            return False
+        expected *= extent
+    return True
 
 
 _PATH = re.compile(r"""_modules\[['"]([^'"]+)['"]\]|_(?:parameters|buffers)\[['"]([^'"]+)['"]\]|\.?([A-Za-z0-9_]+)""")

@@ -1,0 +1,272 @@
+"""The forward and the backward pass of a plan as two functions of Python.
+
+Invariant: calls stand in the plan's order, one a line, and every tensor is let go behind its last use; so the functions
+hold what the plan's graph says. A call that runs again draws the random numbers that it drew before, and the generator
+goes on afterwards as if it had not.
+"""
+
+from __future__ import annotations
+
+import linecache
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import calls
+from ..errors import ExportError
+from .joint import BARRIER
+
+
+@dataclass(frozen=True)
+class Code:
+    """The two functions.
+
+    `forward(arguments)` empties the list of the graph's arguments and returns the outputs and the list of what the
+    backward pass needs. `backward(saved, tangents, gradients)` empties the list `saved` and returns the gradients that
+    are results, by the positions of their arguments; those in `gradients` are added to where they stand.
+    """
+
+    forward: Callable[[list[Any]], tuple[list[Any], list[Any]]]
+    backward: Callable[[list[Any], list[Any], Mapping[int, torch.Tensor]], dict[int, torch.Tensor]] | None
+    source: str
+
+
+def generate(document: Mapping[str, Any], constants: Mapping[str, torch.Tensor], outputs: list[Any]) -> Code:
+    """The functions of a planned graph. `outputs` are the forward pass's results: `None` stands for a tensor of the
+    graph, and everything else for itself."""
+    return _Generator(document, constants, outputs).run()
+
+
+class _Generator:
+    """The state of one generation: the names that constants and operators have in the functions."""
+
+    def __init__(self, document: Mapping[str, Any], constants: Mapping[str, torch.Tensor], outputs: list[Any]) -> None:
+        self.document = document
+        self.outputs = outputs
+        self.constants = constants
+        self.names: dict[str, Any] = {"state_of": _state_of, "go_back": _go_back, "go_on": _go_on}
+        self.bound: dict[Any, str] = {}
+        self.again = {node["recomputes"] for node in document["nodes"] if node.get("stream") and "recomputes" in node}
+
+    def run(self) -> Code:
+        nodes = self.document["nodes"]
+        placeholders = {node["name"]: node["outputs"][0]["id"] for node in nodes if node["op"] == "placeholder"}
+        running = [node for node in nodes if node["op"] != "placeholder"]
+        barrier = next(index for index, node in enumerate(running) if node["op"] == BARRIER)
+        early, late = running[:barrier], running[barrier + 1:]
+        owed = running[barrier]["args"][0]
+        tangents = [value["id"] for value in running[barrier]["outputs"]]
+
+        needed = _read(late)
+        results = {}
+        for value, name in zip(self.document["outputs"], self.document["output_names"], strict=True):
+            if name.startswith("gradient "):
+                results[int(name.removeprefix("gradient "))] = value
+                needed.add(value)
+        made = {value["id"] for node in early for value in node["outputs"] if value is not None}
+        given = {value: name for name, value in placeholders.items()}
+        saved = [_variable(value) for value in sorted(needed)
+                 if value in made or given.get(value, "").startswith("argument_")]
+        states = [_state(node) for node in early if node["name"] in self._draws_again(late)]
+
+        text = self._forward(early, placeholders, owed, saved + states)
+        if running[barrier]["outputs"] or late:
+            text += "\n\n" + self._backward(late, placeholders, tangents, saved + states, results)
+        return self._compiled(text)
+
+    def _draws_again(self, late: list[Mapping[str, Any]]) -> set[str]:
+        return {node["recomputes"] for node in late if node.get("stream") and "recomputes" in node}
+
+    def _forward(self, early: list[Mapping[str, Any]], placeholders: dict[str, int], owed: list[Any],
+                 saved: list[str]) -> str:
+        outputs = []
+        for constant, value in zip(self.outputs, owed, strict=True):
+            outputs.append(self._constant(constant) if value is None else _variable(value["value"]))
+        lines = ["def forward(arguments):"]
+        used = _read(early) | {value["value"] for value in owed if value is not None}
+        kept = {*outputs, *saved}
+        count = 1 + max((int(name.removeprefix("argument_")) for name in placeholders if name.startswith("argument_")),
+                        default=-1)
+        for index in range(count):
+            name = f"argument_{index}"
+            variable = _variable(placeholders[name]) if name in placeholders else ""
+            if variable and (placeholders[name] in used or variable in kept):
+                lines.append(f"{variable} = arguments[{index}]")
+        lines.append("arguments.clear()")
+        lines += self._constants(placeholders, used)
+        lines += self._body(early, kept)
+        lines.append(f"return [{', '.join(outputs)}], [{', '.join(saved)}]")
+        return "\n    ".join(lines)
+
+    def _backward(self, late: list[Mapping[str, Any]], placeholders: dict[str, int], tangents: list[int],
+                  saved: list[str], results: dict[int, int]) -> str:
+        lines = ["def backward(saved, tangents, gradients):"]
+        if saved:
+            lines.append(f"{', '.join(saved)}, = saved")
+        lines.append("saved.clear()")
+        used = _read(late) | set(results.values())
+        lines += [f"{_variable(value)} = tangents[{index}]" for index, value in enumerate(tangents) if value in used]
+        lines += [f"{_variable(value)} = gradients[{name.removeprefix('gradient_')}]"
+                  for name, value in placeholders.items() if name.startswith("gradient_")]
+        lines += self._constants(placeholders, used)
+        lines += self._body(late, {_variable(value) for value in results.values()})
+        pairs = ", ".join(f"{index}: {_variable(value)}" for index, value in sorted(results.items()))
+        lines.append(f"return {{{pairs}}}")
+        return "\n    ".join(lines)
+
+    def _constants(self, placeholders: dict[str, int], used: set[int]) -> Iterator[str]:
+        for name, value in placeholders.items():
+            if name.startswith("constant_") and value in used:
+                yield f"{_variable(value)} = {self._bound(self.constants[name.removeprefix('constant_')], 'tensor')}"
+
+    def _body(self, nodes: list[Mapping[str, Any]], kept: set[str]) -> Iterator[str]:
+        """The calls, and behind each what it was the last to use."""
+        last: dict[str, int] = {}
+        for index, node in enumerate(nodes):
+            for value in _values(node):
+                last[_variable(value)] = index
+            if node.get("stream") and "recomputes" in node:
+                last[_state_named(node["recomputes"])] = index
+            elif node["name"] in self.again:
+                last[_state(node)] = index
+        dying: dict[int, list[str]] = {}
+        for variable, index in last.items():
+            if variable not in kept:
+                dying.setdefault(index, []).append(variable)
+        for index, node in enumerate(nodes):
+            if node["name"].startswith("gradient_") and node["name"].endswith("_sum"):
+                there, value = (_variable(item["value"]) for item in node["args"])
+                yield f"{there} = add({there}, {value})"
+                yield f"gradients[{node['name'].split('_')[1]}] = {there}"
+            else:
+                yield from self._call(node)
+            if index in dying:
+                yield f"del {', '.join(dying[index])}"
+
+    def _call(self, node: Mapping[str, Any]) -> Iterator[str]:
+        outputs = node["outputs"]
+        if node["op"].startswith("aten.alias."):
+            yield f"{_variable(outputs[0]['id'])} = {self._value(node['args'][0])}"
+            return
+        call = f"{self._operator(node['op'])}({self._given(node)})"
+        goes_back = node.get("stream") and "recomputes" in node
+        if goes_back:
+            yield f"now = go_back({_state_named(node['recomputes'])})"
+        elif node["name"] in self.again:
+            # The random state before the first run.
+            yield f"{_state(node)} = state_of({self._device(node)})"
+        if len(outputs) == 1:
+            target = "" if outputs[0] is None else f"{_variable(outputs[0]['id'])} = "
+            yield f"{target}{call}"
+        elif all(output is None for output in outputs):
+            yield call
+        else:
+            yield f"results = {call}"
+            yield "; ".join(f"{_variable(output['id'])} = results[{index}]"
+                            for index, output in enumerate(outputs) if output is not None)
+            yield "del results"
+        if goes_back:
+            yield "go_on(now); del now"
+
+    def _device(self, node: Mapping[str, Any]) -> str:
+        """A tensor on the device whose generator a call draws from, or the call's device."""
+        read = _values(node)
+        if read:
+            return f"{_variable(read[0])}.device"
+        return self._constant(torch.device(node.get("kwargs", {}).get("device", "cpu")))
+
+    def _given(self, node: Mapping[str, Any]) -> str:
+        args, kwargs = calls.arguments(node, _Named)
+        parts = [self._argument(item) for item in args]
+        parts += [f"{name}={self._argument(item)}" for name, item in kwargs.items()]
+        return ", ".join(parts)
+
+    def _argument(self, item: Any) -> str:
+        if isinstance(item, _Named):
+            return _variable(item.value)
+        if isinstance(item, list):
+            return f"[{', '.join(self._argument(one) for one in item)}]"
+        return self._constant(item)
+
+    def _value(self, item: Any) -> str:
+        return _variable(item["value"])
+
+    def _constant(self, item: Any) -> str:
+        if item is None or isinstance(item, (bool, int)):
+            return repr(item)
+        if isinstance(item, float) and abs(item) < float("inf"):
+            return repr(item)
+        return self._bound(item, "c")
+
+    def _operator(self, name: str) -> str:
+        found = calls.overload(name)
+        if found is None:
+            raise ExportError(f"PyTorch {torch.__version__} has no operator {name!r}; please report this model")
+        return self._bound(found, "op")
+
+    def _bound(self, item: Any, prefix: str) -> str:
+        key = (type(item), repr(item)) if prefix == "c" else id(item)
+        if key not in self.bound:
+            self.bound[key] = f"{prefix}{len(self.bound)}"
+            self.names[self.bound[key]] = item
+        return self.bound[key]
+
+    def _compiled(self, text: str) -> Code:
+        name = f"<tightfit {self.document['name']} {id(self):x}>"
+        # A traceback shows the line.
+        linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
+        exec(compile(text, name, "exec"), self.names)  # noqa: S102
+        return Code(self.names["forward"], self.names.get("backward"), text)
+
+
+@dataclass(frozen=True)
+class _Named:
+    """Stands for a value in a call's arguments."""
+
+    value: int
+
+
+def _variable(value: int) -> str:
+    return f"v{value}"
+
+
+def _state(node: Mapping[str, Any]) -> str:
+    return _state_named(node["name"])
+
+
+def _state_named(name: str) -> str:
+    return f"state_{name}"
+
+
+def _values(node: Mapping[str, Any]) -> list[int]:
+    """What a call reads, and what it makes: both are let go behind it, if nobody uses them later."""
+    made = [output["id"] for output in node["outputs"] if output is not None]
+    return list(dict.fromkeys([*node.get("inputs", []), *made]))
+
+
+def _read(nodes: list[Mapping[str, Any]]) -> set[int]:
+    return {value for node in nodes for value in node.get("inputs", [])}
+
+
+def _state_of(device: torch.device) -> torch.Generator:
+    """PyTorch's generator of a device as it is now."""
+    return _generator(device).clone_state()
+
+
+def _generator(device: torch.device) -> torch.Generator:
+    return torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
+
+
+def _go_back(state: torch.Generator) -> torch.Generator:
+    """Sets the generator of a device back to a state that it had before; returns the one that it has now."""
+    generator = _generator(state.device)
+    now = generator.clone_state()
+    generator.set_state(state.get_state())
+    return now
+
+
+def _go_on(now: torch.Generator) -> None:
+    """Lets the generator go on as if it had not been set back."""
+    _generator(now.device).set_state(now.get_state())

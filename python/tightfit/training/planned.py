@@ -1,0 +1,64 @@
+"""From a joint graph and bytes to the two functions that run it within them.
+
+Invariant: what is generated was planned and checked by the compiled planner; the same graph, costs and budget give the
+plan that was kept on disk, where it was.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from .. import _native, cache
+from .code import Code, generate
+
+# How many plans are kept on disk.
+_PLANS = 64
+
+
+@dataclass(frozen=True)
+class Held:
+    """A plan: the most bytes that its graph holds, its predicted seconds, and what else is known of it."""
+
+    peak: int
+    seconds: float
+    unplanned_peak: int
+    unplanned_seconds: float
+    bound_seconds: float | None
+    recomputed: int
+    document: dict[str, Any]
+
+
+def held(document: Mapping[str, Any], budget: int | None, deadline: float) -> Held:
+    """The fastest plan of a graph that holds no more than the budget, or as few bytes as possible without one.
+
+    Raises `InfeasibleBudget`.
+    """
+    text = json.dumps(document, sort_keys=True)
+    asked = f"{_native.__version__} {budget} {deadline} {text}"
+    name = f"plans/{hashlib.sha256(asked.encode()).hexdigest()}.json"
+    if (found := _kept(name)) is not None:
+        return found
+    made = _native.hold(text.encode(), budget, deadline=deadline)
+    facts = {key: getattr(made, key) for key in ("peak", "seconds", "unplanned_peak", "unplanned_seconds", "bound_seconds",
+                                                 "recomputed")}
+    cache.keep(name, json.dumps(facts | {"document": json.loads(made.document)}), most=_PLANS)
+    return Held(**facts, document=json.loads(made.document))
+
+
+def _kept(name: str) -> Held | None:
+    text = cache.read(name)
+    try:
+        return None if text is None else Held(**json.loads(text))
+    except (ValueError, TypeError):
+        return None
+
+
+def code(plan: Held, constants: Mapping[str, torch.Tensor], outputs: list[Any]) -> Code:
+    """The functions of a plan."""
+    return generate(plan.document, constants, outputs)
