@@ -9,6 +9,9 @@ mod errors;
 mod fit;
 mod given;
 mod graph;
+mod modules;
+mod plan;
+mod verbs;
 
 use std::ffi::OsString;
 
@@ -21,6 +24,10 @@ mod _native {
     use super::fit::{Fitted, fit};
     #[pymodule_export]
     use super::graph::{Subject, read_graph};
+    #[pymodule_export]
+    use super::modules::{modules, sac, shard};
+    #[pymodule_export]
+    use super::verbs::{check, pareto, report};
     #[pymodule_export]
     use super::{run, starts_by};
 }
