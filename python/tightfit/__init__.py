@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     )
     from .exporting import export
     from .graph_module import arguments, to_fx
-    from .planning import Fitted, Graph, fit, read_graph
+    from .planning import Fitted, Graph, check, fit, modules, pareto, read_graph, report, sac, shard
     from .statistics import module_info
 
 # Where each public name is defined. No file is called like a name that it defines: loading it would hide the name.
@@ -38,10 +38,16 @@ _DEFINED_IN = {
     "ProgramError": "errors",
     "TightfitError": "errors",
     "arguments": "graph_module",
+    "check": "planning",
     "export": "exporting",
     "fit": "planning",
     "module_info": "statistics",
+    "modules": "planning",
+    "pareto": "planning",
     "read_graph": "planning",
+    "report": "planning",
+    "sac": "planning",
+    "shard": "planning",
     "to_fx": "graph_module",
 }
 
@@ -56,10 +62,16 @@ __all__ = [
     "ProgramError",
     "TightfitError",
     "arguments",
+    "check",
     "export",
     "fit",
     "module_info",
+    "modules",
+    "pareto",
     "read_graph",
+    "report",
+    "sac",
+    "shard",
     "to_fx",
 ]
 

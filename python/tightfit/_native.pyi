@@ -1,0 +1,171 @@
+"""The compiled module. `tightfit.planning` says what its functions do; use those.
+
+Invariant: what stands here is what `crates/python` exports.
+"""
+
+import os
+from collections.abc import Sequence
+from typing import Any, Literal, final
+
+@final
+class Graph:
+    """A training step as one graph of operator calls, verified when it was read."""
+
+    @property
+    def name(self) -> str:
+        """The name that the graph has."""
+    @property
+    def nodes(self) -> int:
+        """How many nodes compute: all but parameters, state and batch."""
+    @property
+    def static_bytes(self) -> int:
+        """Bytes of parameters, optimizer state and batch."""
+    def unplanned_peak(self, machine: str | None = None, *, threads: int | None = None) -> int:
+        """The most bytes that the step holds as captured, with nothing recomputed."""
+
+@final
+class Fitted:
+    """A step's schedule within a budget, checked, and what it costs."""
+
+    @property
+    def graph(self) -> str:
+        """The graph's name."""
+    @property
+    def machine(self) -> str:
+        """The machine that it is planned for."""
+    @property
+    def planner(self) -> str:
+        """The planner that found the schedule."""
+    @property
+    def budget(self) -> int:
+        """The whole budget in bytes."""
+    @property
+    def reserve(self) -> int:
+        """The part of the budget that the engine's matrix products need beside the slab."""
+    @property
+    def peak(self) -> int:
+        """The most bytes held at any time."""
+    @property
+    def slab(self) -> int:
+        """Bytes of the slab in which every buffer has its address."""
+    @property
+    def seconds(self) -> float:
+        """Predicted time of the step."""
+    @property
+    def unplanned_peak(self) -> int:
+        """The most bytes held by the step as captured."""
+    @property
+    def unplanned_seconds(self) -> float:
+        """Predicted time of the step as captured."""
+    @property
+    def overhead(self) -> float:
+        """What the step takes more than as captured, as a share of that."""
+    @property
+    def bound_seconds(self) -> float | None:
+        """The time that no schedule within the budget beats; `None` where nothing is proven."""
+    @property
+    def bound_order(self) -> Literal["any", "given"] | None:
+        """Of which schedules the bound speaks: of those in any order, or in the order of this graph."""
+    @property
+    def gap(self) -> float | None:
+        """What the schedule may lose to the best one, as a share of the time as captured."""
+    @property
+    def runs(self) -> tuple[str, ...]:
+        """Names of nodes in the order in which they run; one that stands there again is recomputed."""
+    @property
+    def recomputed(self) -> tuple[str, ...]:
+        """Names of the nodes that run again, in the order in which they do."""
+    def to_json(self) -> str:
+        """The schedule as a document: tightfit-plan/1."""
+
+_Graph = Graph | str | os.PathLike[str] | bytes | dict[str, Any]
+_Plan = Fitted | str | os.PathLike[str] | bytes | dict[str, Any]
+
+def read_graph(source: _Graph) -> Graph: ...
+def fit(
+    graph: _Graph,
+    budget: int | str,
+    *,
+    machine: str | None = None,
+    threads: int | None = None,
+    planner: str = "auto",
+    deadline: float | str | None = None,
+    iterations: int | None = None,
+    seed: int | None = None,
+    roofline: bool = False,
+) -> Fitted: ...
+def check(
+    graph: _Graph,
+    plan: _Plan,
+    budget: int | str | None = None,
+    *,
+    machine: str | None = None,
+    threads: int | None = None,
+) -> str: ...
+def pareto(
+    graph: _Graph,
+    *,
+    points: int | None = None,
+    machine: str | None = None,
+    threads: int | None = None,
+    planner: str = "auto",
+    deadline: float | str | None = None,
+    iterations: int | None = None,
+    seed: int | None = None,
+) -> str: ...
+def report(
+    graph: _Graph,
+    out: str | os.PathLike[str],
+    *,
+    plan: _Plan | None = None,
+    points: int | None = None,
+    machine: str | None = None,
+    threads: int | None = None,
+    planner: str = "auto",
+    deadline: float | str | None = None,
+    iterations: int | None = None,
+    seed: int | None = None,
+) -> None: ...
+def modules(
+    graph: _Graph,
+    *,
+    machine: str | None = None,
+    threads: int | None = None,
+    ancestors: bool = False,
+) -> str: ...
+def sac(
+    graph: _Graph,
+    budget: int | str,
+    *,
+    world_size: int | None = None,
+    units: Sequence[str] | None = None,
+    sharded: Sequence[str] | None = None,
+    gap: float | str | None = None,
+    deadline: float | str | None = None,
+    machine: str | None = None,
+    threads: int | None = None,
+) -> str: ...
+def shard(
+    graph: _Graph,
+    budget: int | str,
+    *,
+    world_size: int,
+    bandwidth: float | str,
+    latency: float | str,
+    variant: str = "ours",
+    units: Sequence[str] | None = None,
+    checkpoint: bool = False,
+    host_bandwidth: float | str | None = None,
+    host_latency: float | str | None = None,
+    gap: float | str | None = None,
+    deadline: float | str | None = None,
+    machine: str | None = None,
+    threads: int | None = None,
+) -> str: ...
+def run(arguments: Sequence[str]) -> int:
+    """Runs the program with the arguments, its own name first, and returns its exit code. The program takes the process
+    over: its signals, its standard output, and its end where nobody reads that."""
+
+def starts_by(words: Sequence[str]) -> None:
+    """Says how the program is started in a process of its own, where something is to be measured. The first word on it
+    counts."""

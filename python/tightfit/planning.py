@@ -1,10 +1,195 @@
-"""Planning graphs that are files: `tightfit.fit` and its kin.
+"""Planning steps that are written down: `read_graph`, `fit`, `check`, `pareto`, `modules`, `sac`, `shard`, `report`.
 
-Invariant: pure arguments and results; every figure is the compiled module's.
+A graph is given as a path (of a tightfit-graph/1 file or of a step's folder), as the bytes of a graph file, as its JSON
+in a `str` or a `dict`, or as a `Graph` that was read before. A budget is an `int` of bytes, or text: `"6GiB"`,
+`"2.5GB"`, `"60%"` of the unplanned peak, `"min"`. A machine is `"cpu"` (this processor, with `threads` workers),
+`"a100-80gb"` or `"h100-80gb"`; without one, the processor for a step's folder and an A100 for a graph.
+
+While these functions work, other threads run, and Ctrl-C ends a search in order and raises `KeyboardInterrupt`. They
+raise `InfeasibleBudget`, `GraphFileError`, `PlanError` or `OptionError`, all of them `TightfitError`s.
+
+Invariant: every figure is the compiled module's, and the same as the program `tightfit` prints; nothing is computed
+here.
 """
 
 from __future__ import annotations
 
-from ._native import Fitted, Graph, fit, read_graph
+import json
+import os
+import sys
+from collections.abc import Iterable
+from typing import Any, TypeAlias
 
-__all__ = ["Fitted", "Graph", "fit", "read_graph"]
+from . import _native
+from ._native import Fitted, Graph
+
+__all__ = ["Fitted", "Graph", "check", "fit", "modules", "pareto", "read_graph", "report", "sac", "shard"]
+
+GraphLike: TypeAlias = "Graph | str | os.PathLike[str] | bytes | dict[str, Any]"
+PlanLike: TypeAlias = "Fitted | str | os.PathLike[str] | bytes | dict[str, Any]"
+
+# What has to be measured for the processor's machine is measured in a process of its own.
+_native.starts_by([sys.executable, "-m", "tightfit"])
+
+
+def read_graph(source: GraphLike) -> Graph:
+    """Reads a graph and verifies it, so that several plans of it need not."""
+    return _native.read_graph(source)
+
+
+def fit(
+    graph: GraphLike,
+    budget: int | str,
+    *,
+    machine: str | None = None,
+    threads: int | None = None,
+    planner: str = "auto",
+    deadline: float | str | None = None,
+    iterations: int | None = None,
+    seed: int = 1,
+    roofline: bool = False,
+) -> Fitted:
+    """Fits a step into a budget of bytes: what `tightfit plan` answers, as an object.
+
+    The search ends after `deadline` seconds (1, where neither limit is given) or `iterations` elementary steps; without
+    a deadline the same seed gives the same plan on every computer. `planner` is one by name, or `"auto"` for the best
+    plan of all. With `roofline=True` a step's calls on the processor are predicted, not measured once.
+    """
+    return _native.fit(
+        graph, budget, machine=machine, threads=threads, planner=planner, deadline=deadline, iterations=iterations, seed=seed,
+        roofline=roofline,
+    )
+
+
+def check(
+    graph: GraphLike,
+    plan: PlanLike,
+    budget: int | str | None = None,
+    *,
+    machine: str | None = None,
+    threads: int | None = None,
+) -> dict[str, Any]:
+    """Executes a plan (tightfit-plan/1, or what `fit` returned) abstractly, and says what it holds and takes, as
+    `tightfit check --json` does. Without a budget it is held to the one that it was made for.
+
+    Raises `PlanError` where it breaks a rule.
+    """
+    return json.loads(_native.check(graph, plan, budget, machine=machine, threads=threads))
+
+
+def pareto(
+    graph: GraphLike,
+    *,
+    points: int = 12,
+    machine: str | None = None,
+    threads: int | None = None,
+    planner: str = "auto",
+    deadline: float | str | None = None,
+    iterations: int | None = None,
+    seed: int = 1,
+) -> list[dict[str, Any]]:
+    """What each of several budgets costs, the largest first, as `tightfit pareto --json` says it. The limits of the
+    search are those of each point."""
+    return json.loads(
+        _native.pareto(
+            graph, points=points, machine=machine, threads=threads, planner=planner, deadline=deadline, iterations=iterations,
+            seed=seed,
+        )
+    )
+
+
+def modules(
+    graph: GraphLike,
+    *,
+    machine: str | None = None,
+    threads: int | None = None,
+    ancestors: bool = False,
+) -> dict[str, Any]:
+    """Statistics of every module of a step, as `tightfit modules --json` prints them. `graph` may also be such
+    statistics, or those of PyTorch's tools. `module_info` has those of a model of PyTorch."""
+    return json.loads(_native.modules(graph, machine=machine, threads=threads, ancestors=ancestors))
+
+
+def sac(
+    graph: GraphLike,
+    budget: int | str,
+    *,
+    world_size: int = 1,
+    units: Iterable[str] | None = None,
+    sharded: Iterable[str] = (),
+    gap: float = 0.0,
+    deadline: float | str = 10.0,
+    machine: str | None = None,
+    threads: int | None = None,
+) -> dict[str, Any]:
+    """Which modules to checkpoint under a budget, and how much each discards, as `tightfit sac --json` says it.
+
+    `units` are the only modules that may be checkpointed, `sharded` those that nothing around them may contain.
+    The solver ends after `deadline` seconds, or when no plan can be better by more than the share `gap`.
+    """
+    return json.loads(
+        _native.sac(
+            graph, budget, world_size=world_size, units=_names(units), sharded=_names(sharded), gap=gap, deadline=deadline,
+            machine=machine, threads=threads,
+        )
+    )
+
+
+def shard(
+    graph: GraphLike,
+    budget: int | str,
+    *,
+    world_size: int,
+    bandwidth: float | str,
+    latency: float | str,
+    variant: str = "ours",
+    units: Iterable[str] | None = None,
+    checkpoint: bool = False,
+    host_bandwidth: float | str | None = None,
+    host_latency: float | str | None = None,
+    gap: float = 0.0,
+    deadline: float | str = 10.0,
+    machine: str | None = None,
+    threads: int | None = None,
+) -> dict[str, Any]:
+    """Which modules gather their parameters by themselves where a model is sharded over `world_size` devices, as
+    `tightfit shard --json` says it.
+
+    `bandwidth` is in bytes per second (or text, `"100GB/s"`), `latency` in seconds (or `"20us"`). With `checkpoint` one
+    program also chooses what is recomputed; with `host_bandwidth` also which shards wait on the host.
+    """
+    return json.loads(
+        _native.shard(
+            graph, budget, world_size=world_size, bandwidth=bandwidth, latency=latency, variant=variant, units=_names(units),
+            checkpoint=checkpoint, host_bandwidth=host_bandwidth, host_latency=host_latency, gap=gap, deadline=deadline,
+            machine=machine, threads=threads,
+        )
+    )
+
+
+def report(
+    graph: GraphLike,
+    *,
+    out: str | os.PathLike[str],
+    plan: PlanLike | None = None,
+    points: int = 8,
+    machine: str | None = None,
+    threads: int | None = None,
+    planner: str = "auto",
+    deadline: float | str | None = None,
+    iterations: int | None = None,
+    seed: int = 1,
+) -> None:
+    """Writes a page of HTML to `out`: memory over time by role, the peak explained, modules, time by budget; and beside
+    them what a plan makes of it. `points=0` leaves the budgets out, and plans nothing."""
+    _native.report(
+        graph, out, plan=plan, points=points, machine=machine, threads=threads, planner=planner, deadline=deadline,
+        iterations=iterations, seed=seed,
+    )
+
+
+def _names(names: Iterable[str] | None) -> list[str] | None:
+    """Names of modules; one alone is no list of letters."""
+    if isinstance(names, str):
+        raise TypeError("modules are given as a list of names, not as one str")
+    return None if names is None else list(names)

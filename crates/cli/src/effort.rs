@@ -10,8 +10,8 @@ use tightfit::effort::Effort;
 use tightfit::plan::Planner;
 use tightfit::units::Seconds;
 
-use crate::interrupt;
 use crate::values::{duration, planner};
+use crate::{frontier, interrupt};
 
 /// Of a search that nothing else limits.
 const DEADLINE: Seconds = Seconds(1.0);
@@ -62,6 +62,11 @@ impl Search {
     /// The search's effort.
     pub fn effort(self) -> Effort<'static> {
         self.limits.effort(self.seed)
+    }
+
+    /// For each budget of a frontier.
+    pub fn of_each(self) -> frontier::Search<'static> {
+        frontier::Search { planner: self.planner, effort: self.effort() }
     }
 }
 

@@ -1,14 +1,15 @@
 //! What each of several budgets costs. Invariant: budgets fall evenly from what the unplanned step
 //! needs to the smallest one known to be feasible, and a larger one is never slower.
 
+use tightfit::effort::Effort;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
+use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
 use tightfit::{FitError, Fitted, Goal, Request};
 use tightfit_report::FrontierPoint;
 
-use crate::effort::Search;
 use crate::figures::Figures;
 
 /// One budget.
@@ -21,20 +22,29 @@ pub struct Point {
     pub seconds: Seconds,
 }
 
+/// How each budget is searched.
+#[derive(Clone, Copy)]
+pub struct Search<'a> {
+    /// Who plans.
+    pub planner: Planner,
+    /// How hard to look for something better.
+    pub effort: Effort<'a>,
+}
+
 /// The points of a frontier, the largest budget first; the search is that of each.
 pub fn frontier(
     graph: &Graph,
     machine: &Machine,
     profile: &Profile,
     unplanned: &Fitted,
-    search: &Search,
+    search: Search<'_>,
     points: u32,
 ) -> anyhow::Result<Vec<Point>> {
     let reserve = tightfit_engine::reserve(graph, machine);
     let request = Request {
         goal: Goal::Smallest,
         planner: search.planner,
-        effort: search.effort(),
+        effort: search.effort,
         ..Request::default()
     };
     let smallest = tightfit::fit(graph, profile, &request)?;

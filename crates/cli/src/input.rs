@@ -40,23 +40,37 @@ pub struct Statistics {
 /// Statistics of a model's modules: from a file that holds them, or of a graph or a step on a
 /// machine. Files are told apart by what is in them.
 pub fn modules(path: &Path, on: &OnMachine) -> anyhow::Result<Statistics> {
-    let text = if path.is_dir() {
-        Vec::new()
-    } else {
-        std::fs::read(path).with_context(|| path.display().to_string())?
-    };
-    let has = |key: &str| text.windows(key.len()).any(|window| window == key.as_bytes());
-    if !has("tightfit-graph/")
-        && ["\"mod_stats\"", "\"mod_order\"", "\"module_info\""].into_iter().any(has)
-    {
-        let info = ModuleInfo::from_json(&text).with_context(|| path.display().to_string())?;
-        return Ok(Statistics { info, text, machine: None });
+    if !path.is_dir() {
+        let file = || path.display().to_string();
+        let text = std::fs::read(path).with_context(file)?;
+        if Statistics::stand_in(&text) {
+            return Statistics::read(text).with_context(file);
+        }
     }
     let (graph, is_step) = self::graph(path)?;
-    let machine = on.machine(is_step)?;
-    let profile = Profile { in_place: false, ..self::profile(&graph, &machine) };
-    let info = measure(&graph, &profile)?;
-    Ok(Statistics { info, text: Vec::new(), machine: Some(machine.name) })
+    Statistics::of(&graph, on.machine(is_step)?)
+}
+
+impl Statistics {
+    /// A text holds statistics rather than a graph.
+    pub fn stand_in(text: &[u8]) -> bool {
+        let has = |key: &str| text.windows(key.len()).any(|window| window == key.as_bytes());
+        !has("tightfit-graph/")
+            && ["\"mod_stats\"", "\"mod_order\"", "\"module_info\""].into_iter().any(has)
+    }
+
+    /// Those that stand in a text.
+    pub fn read(text: Vec<u8>) -> anyhow::Result<Statistics> {
+        let info = ModuleInfo::from_json(&text)?;
+        Ok(Statistics { info, text, machine: None })
+    }
+
+    /// Those of a graph on a machine.
+    pub fn of(graph: &Graph, machine: Machine) -> anyhow::Result<Statistics> {
+        let profile = Profile { in_place: false, ..profile(graph, &machine) };
+        let info = measure(graph, &profile)?;
+        Ok(Statistics { info, text: Vec::new(), machine: Some(machine.name) })
+    }
 }
 
 /// The machine that a step is planned for, as it is given on the command line.

@@ -14,7 +14,7 @@ pub mod figures;
 pub mod frontier;
 pub mod input;
 mod interrupt;
-mod output;
+pub mod output;
 mod processor;
 pub mod program;
 pub mod solver;

@@ -7,11 +7,13 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyTuple;
+use tightfit::effort::Effort;
 use tightfit::graph::Graph;
 use tightfit::id::NodeId;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::schedule::{self, Schedule};
+use tightfit::units::Seconds;
 use tightfit_cli::calls::{self, Costs};
 use tightfit_cli::effort::Limits;
 use tightfit_cli::figures::Figures;
@@ -29,6 +31,7 @@ const SEED: u64 = 1;
 /// How to look for a plan.
 #[derive(Clone, Copy)]
 pub struct Search {
+    /// Who plans.
     pub planner: Planner,
     pub limits: Limits,
     pub seed: u64,
@@ -51,13 +54,18 @@ impl Search {
         let seed = seed.map_or(SEED, |Whole(number)| number);
         Ok(Search { planner: parsed(py, planner, values::planner)?, limits, seed })
     }
+
+    /// Its effort, on a clock that ends it.
+    pub fn effort(self, clock: &(dyn Fn() -> Seconds + Sync)) -> Effort<'_> {
+        self.limits.timed(self.seed, clock)
+    }
 }
 
 /// A step's schedule within a budget, checked, and what it costs.
 #[pyclass(frozen, module = "tightfit")]
 pub struct Fitted {
-    pub step: Arc<Graph>,
-    pub schedule: Schedule,
+    step: Arc<Graph>,
+    schedule: Schedule,
     /// The machine that it is planned for.
     #[pyo3(get)]
     machine: String,
@@ -133,7 +141,7 @@ impl Fitted {
 
     /// The schedule as a document: tightfit-plan/1.
     fn to_json(&self, py: Python<'_>) -> PyResult<String> {
-        attended(py, |_| Ok(schedule::write(&self.step, &self.schedule).to_string()))
+        attended(py, |_| Ok(self.document()))
     }
 
     fn __repr__(&self) -> String {
@@ -148,6 +156,11 @@ impl Fitted {
 }
 
 impl Fitted {
+    /// The schedule as a document: tightfit-plan/1.
+    pub fn document(&self) -> String {
+        schedule::write(&self.step, &self.schedule).to_string()
+    }
+
     fn names(
         &self,
         py: Python<'_>,
@@ -226,7 +239,7 @@ pub fn fit(
             None => Profile::new(&subject.graph, &machine),
         };
         let clock = || stop.clock();
-        let effort = search.limits.timed(search.seed, &clock);
+        let effort = search.effort(&clock);
         let task = FitTask { machine: &machine, budget: asked, planner: search.planner, effort };
         let planned = fit_graph(&subject.graph, &profile, &task)?;
         Ok(Fitted::of(subject.graph, machine.name, planned))

@@ -3,7 +3,7 @@
 
 use std::path::PathBuf;
 
-use pyo3::exceptions::{PyOverflowError, PyTypeError};
+use pyo3::exceptions::{PyOverflowError, PyRecursionError, PyTypeError};
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyString};
 use tightfit_cli::values;
@@ -32,10 +32,10 @@ impl FromPyObject<'_, '_> for Whole {
 }
 
 impl Whole {
-    /// The number where it is at most `most`.
-    pub fn at_most(self, py: Python<'_>, name: &str, most: u32) -> PyResult<u32> {
-        let number = u32::try_from(self.0).ok().filter(|&number| number <= most);
-        number.ok_or_else(|| errors::option(py, &format!("{name} is at most {most}")))
+    /// The number where it is one that programs count with.
+    pub fn small(&self, py: Python<'_>, name: &str) -> PyResult<u32> {
+        let refused = |_| errors::option(py, &format!("{name}={} is too large", self.0));
+        u32::try_from(self.0).map_err(refused)
     }
 }
 
@@ -121,7 +121,12 @@ impl FromPyObject<'_, '_> for Document {
             return Ok(Document::Bytes(bytes.as_bytes().to_vec()));
         }
         if object.is_instance_of::<PyDict>() {
-            let text = py.import("json")?.getattr("dumps")?.call1((object,))?;
+            let text = py.import("json")?.getattr("dumps")?.call1((object,)).map_err(|error| {
+                match error.is_instance_of::<PyRecursionError>(py) {
+                    true => errors::option(py, "this dict is nested too deep for JSON"),
+                    false => error,
+                }
+            })?;
             return Ok(Document::Bytes(text.cast::<PyString>()?.to_str()?.as_bytes().to_vec()));
         }
         if let Ok(text) = object.cast::<PyString>() {

@@ -13,9 +13,10 @@ use crate::attend::attended;
 use crate::given::{Document, Whole, threads};
 
 /// A training step as one graph of operator calls, verified when it was read.
-#[pyclass(frozen, from_py_object, name = "Graph", module = "tightfit")]
+#[pyclass(frozen, name = "Graph", module = "tightfit")]
 #[derive(Clone)]
 pub struct Subject {
+    /// The graph.
     pub graph: Arc<Graph>,
     /// The step's folder, where it is one of a step that can be trained.
     pub folder: Option<PathBuf>,
@@ -72,10 +73,22 @@ impl Subject {
 }
 
 /// A graph, or where to read one.
-#[derive(FromPyObject)]
 pub enum GivenGraph {
+    /// It was read before.
     Read(Subject),
+    /// It is to be read.
     Unread(Document),
+}
+
+impl FromPyObject<'_, '_> for GivenGraph {
+    type Error = PyErr;
+
+    fn extract(object: Borrowed<'_, '_, PyAny>) -> PyResult<GivenGraph> {
+        match object.cast::<Subject>() {
+            Ok(subject) => Ok(GivenGraph::Read(subject.get().clone())),
+            Err(_) => Ok(GivenGraph::Unread(object.extract()?)),
+        }
+    }
 }
 
 impl GivenGraph {

@@ -10,6 +10,9 @@ mod fit;
 mod given;
 mod graph;
 mod hold;
+mod modules;
+mod plan;
+mod verbs;
 
 use std::ffi::OsString;
 
@@ -18,12 +21,20 @@ use pyo3::prelude::*;
 /// The planner and the program of tightfit, compiled.
 #[pymodule]
 mod _native {
+    /// The package's version.
+    #[pymodule_export]
+    #[expect(non_upper_case_globals, reason = "Python's name for it")]
+    const __version__: &str = env!("CARGO_PKG_VERSION");
     #[pymodule_export]
     use super::fit::{Fitted, fit};
     #[pymodule_export]
     use super::graph::{Subject, read_graph};
     #[pymodule_export]
     use super::hold::{HeldStep, hold};
+    #[pymodule_export]
+    use super::modules::{modules, sac, shard};
+    #[pymodule_export]
+    use super::verbs::{check, pareto, report};
     #[pymodule_export]
     use super::{run, starts_by};
 }

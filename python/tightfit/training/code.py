@@ -16,7 +16,7 @@ import torch
 
 from .. import calls
 from ..errors import ExportError
-from .joint import BARRIER
+from .joint import BARRIER, SHOWN
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,7 @@ class _Generator:
         self.constants = constants
         self.names: dict[str, Any] = {"state_of": _state_of, "go_back": _go_back, "go_on": _go_on}
         self.bound: dict[Any, str] = {}
+        self.shown = {f"argument_{node['args'][1]}" for node in document["nodes"] if node["op"] == SHOWN}
         self.again = {node["recomputes"] for node in document["nodes"] if node.get("stream") and "recomputes" in node}
 
     def run(self) -> Code:
@@ -71,6 +72,8 @@ class _Generator:
                  if value in made or given.get(value, "").startswith("argument_")]
         states = [_state(node) for node in early if node["name"] in self._draws_again(late)]
 
+        shown = [f"argument_{node['args'][1]}" for node in late if node["op"] == SHOWN]
+        saved += list(dict.fromkeys(shown))
         text = self._forward(early, placeholders, owed, saved + states)
         if running[barrier]["outputs"] or late:
             text += "\n\n" + self._backward(late, placeholders, tangents, saved + states, results)
@@ -94,6 +97,8 @@ class _Generator:
             variable = _variable(placeholders[name]) if name in placeholders else ""
             if variable and (placeholders[name] in used or variable in kept):
                 lines.append(f"{variable} = arguments[{index}]")
+        shown = {f"argument_{node['args'][1]}" for node in early if node["op"] == SHOWN} | (kept & self.shown)
+        lines += [f"{name} = arguments[{name.removeprefix('argument_')}]" for name in sorted(shown)]
         lines.append("arguments.clear()")
         lines += self._constants(placeholders, used)
         lines += self._body(early, kept)
@@ -147,8 +152,8 @@ class _Generator:
 
     def _call(self, node: Mapping[str, Any]) -> Iterator[str]:
         outputs = node["outputs"]
-        if node["op"].startswith("aten.alias."):
-            yield f"{_variable(outputs[0]['id'])} = {self._value(node['args'][0])}"
+        if node["op"] == SHOWN:
+            yield f"{_variable(outputs[0]['id'])} = argument_{node['args'][1]}"
             return
         call = f"{self._operator(node['op'])}({self._given(node)})"
         goes_back = node.get("stream") and "recomputes" in node
@@ -189,9 +194,6 @@ class _Generator:
         if isinstance(item, list):
             return f"[{', '.join(self._argument(one) for one in item)}]"
         return self._constant(item)
-
-    def _value(self, item: Any) -> str:
-        return _variable(item["value"])
 
     def _constant(self, item: Any) -> str:
         if item is None or isinstance(item, (bool, int)):

@@ -23,6 +23,8 @@ from ..nodes import draws, flops, is_call, is_view, used_outputs
 aten = torch.ops.aten
 
 BARRIER = "tightfit.barrier"
+# An argument that shows a part of what another argument brings; its number stands behind that.
+SHOWN = "tightfit.argument"
 
 # They check what was checked while the graph was captured, and compute nothing.
 _CHECKS = {aten._assert_tensor_metadata.default}
@@ -216,7 +218,7 @@ class _Document:
             storage, name = _storage(value), f"argument_{index}"
             if storage in first:
                 # It shows what another argument brought.
-                [made] = builder.node(name, "aten.alias.default", "forward", [first[storage]], {}, [value], cost=False)
+                [made] = builder.node(name, SHOWN, "forward", [first[storage], index], {}, [value], cost=False)
                 self.values[node] = made
             else:
                 parameter = argument.name if argument.phase != "input" else None

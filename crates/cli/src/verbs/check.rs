@@ -5,7 +5,12 @@ use crate::exit::ExitCode;
 use std::path::PathBuf;
 
 use clap::Args;
-use serde_json::json;
+use serde_json::{Value, json};
+use tightfit::graph::Graph;
+use tightfit::machine::Machine;
+use tightfit::schedule::Schedule;
+use tightfit::timeline::Timeline;
+use tightfit::units::Bytes;
 use tightfit_engine::{Budget, BudgetError, reserve};
 
 use crate::input::{self, OnMachine};
@@ -31,42 +36,74 @@ pub struct Arguments {
     json: bool,
 }
 
+/// What the checker says of a plan that breaks no rule.
+pub struct Legal {
+    /// The whole budget.
+    pub budget: Bytes,
+    /// What the plan does.
+    pub timeline: Timeline,
+    /// What it takes more than the step as captured, as a share.
+    pub overhead: f64,
+}
+
+/// Holds a plan to the rules, within its own budget where none is given.
+pub fn judge(
+    graph: &Graph,
+    machine: &Machine,
+    schedule: &Schedule,
+    budget: Option<Budget>,
+) -> anyhow::Result<Legal> {
+    let profile = input::profile(graph, machine);
+    let unplanned = tightfit::unplanned(graph, &profile)?;
+    let unplanned = unplanned.timeline();
+    // A share means to `check` what it means to `plan`: it includes the reserve.
+    let reserve = reserve(graph, machine);
+    let budget = match budget {
+        Some(budget) => budget.bytes(unplanned.peak + reserve),
+        None => Some(schedule.budget),
+    };
+    let Some(budget) = budget else {
+        return Err(BudgetError::Unreadable("min".to_string()).into());
+    };
+    let timeline = tightfit::check::check(graph, &profile, schedule, budget)?;
+    let overhead = timeline.seconds.0 / unplanned.seconds.0 - 1.0;
+    Ok(Legal { budget, timeline, overhead })
+}
+
+impl Legal {
+    /// As JSON.
+    pub fn document(&self, graph: &Graph, schedule: &Schedule) -> Value {
+        json!({
+            "graph": graph.name(),
+            "planner": schedule.planner,
+            "budget_bytes": self.budget,
+            "peak_bytes": self.timeline.peak,
+            "slab_bytes": schedule.slab,
+            "recomputed_nodes": schedule.recomputed(),
+            "step_us": self.timeline.seconds.micros(),
+            "overhead": self.overhead,
+            "legal": true,
+        })
+    }
+}
+
 /// Checks and prints.
 pub fn check(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let budget: Budget = arguments.budget.parse()?;
     let (graph, is_step) = input::graph(&arguments.graph)?;
     let machine = arguments.on.machine(is_step)?;
-    let profile = input::profile(&graph, &machine);
     let schedule = input::plan(&arguments.plan, &graph)?;
-    let unplanned = tightfit::unplanned(&graph, &profile)?;
-    let unplanned = unplanned.timeline();
-    // A share means to `check` what it means to `plan`: it includes the reserve.
-    let reserve = reserve(&graph, &machine);
-    let Some(budget) = budget.bytes(unplanned.peak + reserve) else {
-        return Err(BudgetError::Unreadable("min".to_string()).into());
-    };
-    let timeline = tightfit::check::check(&graph, &profile, &schedule, budget)?;
-    let overhead = timeline.seconds.0 / unplanned.seconds.0 - 1.0;
+    let legal = judge(&graph, &machine, &schedule, Some(budget))?;
     if arguments.json {
-        let result = json!({
-            "graph": graph.name(),
-            "planner": schedule.planner,
-            "budget_bytes": budget,
-            "peak_bytes": timeline.peak,
-            "slab_bytes": schedule.slab,
-            "recomputed_nodes": schedule.recomputed(),
-            "step_us": timeline.seconds.micros(),
-            "overhead": overhead,
-            "legal": true,
-        });
-        println!("{result}");
+        println!("{}", legal.document(&graph, &schedule));
     } else {
         println!(
-            "legal: peak {} within {budget}, slab {}, {} nodes recomputed, {} time (predicted)",
-            timeline.peak,
+            "legal: peak {} within {}, slab {}, {} nodes recomputed, {} time (predicted)",
+            legal.timeline.peak,
+            legal.budget,
             schedule.slab,
             schedule.recomputed(),
-            output::percent(overhead)
+            output::percent(legal.overhead)
         );
     }
     Ok(ExitCode::SUCCESS)

@@ -116,7 +116,7 @@ fn row(info: &ModuleInfo, module: ModuleIndex, depth: usize) -> Vec<Cell> {
 }
 
 /// The statistics as JSON, with the baseline, and with what else was recorded of operators.
-fn document(statistics: &Statistics, ancestors: bool) -> Value {
+pub fn document(statistics: &Statistics, ancestors: bool) -> Value {
     let info = &statistics.info;
     let mut document = info.document();
     document["baseline_peak_bytes"] = json!(info.baseline_peak());

@@ -56,7 +56,7 @@ pub fn pareto(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     interrupt::listen();
     let profile = input::profile(&graph, &machine);
     let unplanned = tightfit::unplanned(&graph, &profile)?;
-    let (search, points) = (&arguments.search, arguments.points);
+    let (search, points) = (arguments.search.of_each(), arguments.points);
     let points = frontier(&graph, &machine, &profile, &unplanned, search, points)?;
     if let Some(path) = &arguments.svg {
         output::write_whole(
@@ -65,7 +65,7 @@ pub fn pareto(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         )?;
     }
     if arguments.json {
-        println!("{}", Value::Array(points.iter().map(point_json).collect()));
+        println!("{}", document(&points));
     } else {
         show(&graph, &machine, &points, unplanned.timeline().seconds);
     }
@@ -105,6 +105,11 @@ fn show(graph: &Graph, machine: &Machine, points: &[Point], unplanned: Seconds) 
             if seconds.0.is_finite() { format!("{:.2}", seconds.0) } else { "–".to_string() }
         );
     }
+}
+
+/// The points as JSON.
+pub fn document(points: &[Point]) -> Value {
+    Value::Array(points.iter().map(point_json).collect())
 }
 
 fn point_json(point: &Point) -> Value {

@@ -6,12 +6,15 @@ use std::path::PathBuf;
 
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
+use tightfit::graph::Graph;
+use tightfit::machine::Machine;
+use tightfit::schedule::Schedule;
 use tightfit_report::{
     Course, FrontierPoint, Measured, Report, Trace, frontier_svg, modules_svg, page, stack_svg,
 };
 
 use crate::effort::Search;
-use crate::frontier::{drawn, frontier};
+use crate::frontier::{self, drawn, frontier};
 use crate::input::{self, OnMachine};
 use crate::values::points;
 use crate::{exit, interrupt, output};
@@ -54,7 +57,7 @@ pub struct Arguments {
 
 /// One drawing of a report.
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
-enum Drawing {
+pub enum Drawing {
     /// Memory over the step, by role
     Memory,
     /// Time by budget, with the bound
@@ -63,52 +66,53 @@ enum Drawing {
     Modules,
 }
 
-/// Reads, checks, plans the frontier and writes.
-pub fn report(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    if arguments.svg == Some(Drawing::Frontier) && arguments.points == 0 {
-        bail!("--svg frontier draws points; leave --points 0 out");
-    }
-    output::writable(&arguments.output)?;
-    let (graph, is_step) = input::graph(&arguments.graph)?;
-    let machine = arguments.on.machine(is_step)?;
-    let profile = input::profile(&graph, &machine);
-    let unplanned = tightfit::unplanned(&graph, &profile)?;
-    let planned = match &arguments.plan {
-        Some(path) => {
-            let schedule = input::plan(path, &graph)?;
-            let timeline = input::checked(&graph, &profile, &machine, &schedule)?;
+/// What is to be shown.
+pub struct Task<'a> {
+    /// The step.
+    pub graph: &'a Graph,
+    /// The machine that it is planned for.
+    pub machine: &'a Machine,
+    /// A plan, to be shown beside the step as captured.
+    pub plan: Option<Schedule>,
+    /// A trace of the plan, to be shown beside the prediction.
+    pub measured: Option<Trace>,
+    /// One drawing instead of the page.
+    pub svg: Option<Drawing>,
+    /// Budgets of the frontier, or none of them.
+    pub points: u32,
+    /// How each of them is searched.
+    pub search: frontier::Search<'a>,
+}
+
+/// The page, or the drawing. A plan is checked, and the frontier planned.
+pub fn text(task: Task<'_>) -> anyhow::Result<String> {
+    let Task { graph, machine, .. } = task;
+    let profile = input::profile(graph, machine);
+    let unplanned = tightfit::unplanned(graph, &profile)?;
+    let planned = match task.plan {
+        Some(schedule) => {
+            let timeline = input::checked(graph, &profile, machine, &schedule)?;
             Some((schedule, timeline))
         }
         None => None,
     };
-    let before = Course::of(&graph, unplanned.schedule(), unplanned.timeline());
-    let after = planned.as_ref().map(|(schedule, timeline)| Course::of(&graph, schedule, timeline));
-    let trace = match &arguments.measured {
-        Some(path) => {
-            let file = || path.display().to_string();
-            Some(Trace::read(&std::fs::read(path).with_context(file)?).with_context(file)?)
-        }
-        None => None,
-    };
-    let measured = match &trace {
+    let before = Course::of(graph, unplanned.schedule(), unplanned.timeline());
+    let after = planned.as_ref().map(|(schedule, timeline)| Course::of(graph, schedule, timeline));
+    let measured = match &task.measured {
         Some(trace) => {
             Some(Measured { trace, times: trace.times(after.as_ref().unwrap_or(&before))? })
         }
         None => None,
     };
-    let is_wanted =
-        arguments.points > 0 && arguments.svg.is_none_or(|drawing| drawing == Drawing::Frontier);
-    let points: Vec<FrontierPoint> = if is_wanted {
-        interrupt::listen();
-        let (search, points) = (&arguments.search, arguments.points);
-        drawn(&frontier(&graph, &machine, &profile, &unplanned, search, points)?)
+    let points: Vec<FrontierPoint> = if has_frontier(task.points, task.svg) {
+        drawn(&frontier(graph, machine, &profile, &unplanned, task.search, task.points)?)
     } else {
         Vec::new()
     };
     let sides: Vec<(&str, &Course<'_>)> = std::iter::once(("as captured", &before))
         .chain(after.as_ref().map(|after| ("as planned", after)))
         .collect();
-    let text = match arguments.svg {
+    Ok(match task.svg {
         Some(Drawing::Memory) => {
             stack_svg(&format!("Memory over one training step of {}", graph.name()), &sides)
         }
@@ -124,11 +128,46 @@ pub fn report(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             machine: &machine.name,
             unplanned: &before,
             planned: after.as_ref(),
-            reserve: tightfit_engine::reserve(&graph, &machine),
+            reserve: tightfit_engine::reserve(graph, machine),
             frontier: &points,
             measured,
         }),
+    })
+}
+
+/// A frontier is planned.
+fn has_frontier(points: u32, svg: Option<Drawing>) -> bool {
+    points > 0 && svg.is_none_or(|drawing| drawing == Drawing::Frontier)
+}
+
+/// Reads, checks, plans the frontier and writes.
+pub fn report(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    if arguments.svg == Some(Drawing::Frontier) && arguments.points == 0 {
+        bail!("--svg frontier draws points; leave --points 0 out");
+    }
+    output::writable(&arguments.output)?;
+    let (graph, is_step) = input::graph(&arguments.graph)?;
+    let machine = arguments.on.machine(is_step)?;
+    let plan = arguments.plan.as_ref().map(|path| input::plan(path, &graph)).transpose()?;
+    let measured = match &arguments.measured {
+        Some(path) => {
+            let file = || path.display().to_string();
+            Some(Trace::read(&std::fs::read(path).with_context(file)?).with_context(file)?)
+        }
+        None => None,
     };
+    if has_frontier(arguments.points, arguments.svg) {
+        interrupt::listen();
+    }
+    let text = text(Task {
+        graph: &graph,
+        machine: &machine,
+        plan,
+        measured,
+        svg: arguments.svg,
+        points: arguments.points,
+        search: arguments.search.of_each(),
+    })?;
     output::write_whole(&arguments.output, text.as_bytes())?;
     Ok(if interrupt::raised() { ExitCode::from(exit::INTERRUPTED) } else { ExitCode::SUCCESS })
 }

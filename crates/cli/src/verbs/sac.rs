@@ -8,7 +8,10 @@ use std::time::Instant;
 use clap::Args;
 use serde_json::{Map, Value, json};
 use tightfit::analysis::modules::{ModuleInfo, operators};
-use tightfit::plan::modules::{CheckpointedUnit, SelectiveTask, policy, selective};
+use tightfit::plan::SolverLimits;
+use tightfit::plan::modules::{CheckpointedUnit, SelectivePlan, SelectiveTask, policy, selective};
+use tightfit::units::Bytes;
+use tightfit_engine::Budget;
 
 use crate::input::{self, OnMachine, Statistics};
 use crate::output::{in_milliseconds, milliseconds};
@@ -49,30 +52,54 @@ pub struct Arguments {
     json: bool,
 }
 
-/// Plans and prints.
-pub fn sac(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let budget = arguments.budget.parse()?;
-    let Statistics { info, text, .. } = input::modules(&arguments.input, &arguments.on)?;
-    let allowed = arguments.units.as_ref().map(|names| named(&info, names)).transpose()?;
-    let sharded = named(&info, &arguments.sharded)?;
-    let limits = arguments.solver.limits();
+/// What is asked for.
+pub struct Task<'a> {
+    /// The peak of every device, at most.
+    pub budget: Budget,
+    /// Devices that parameters and gradients are divided among.
+    pub world_size: u32,
+    /// The only modules that may be checkpointed; absent: all that are no leaves.
+    pub units: Option<&'a [String]>,
+    /// Modules that are sharded.
+    pub sharded: &'a [String],
+    /// For the solver.
+    pub limits: SolverLimits,
+}
+
+/// A plan beside the budget that it was made for.
+pub struct Answer {
+    /// The budget in bytes.
+    pub budget: Bytes,
+    /// The plan.
+    pub plan: SelectivePlan,
+    /// How long planning took.
+    pub seconds: f64,
+}
+
+/// Plans.
+pub fn answer(info: &ModuleInfo, task: &Task<'_>) -> anyhow::Result<Answer> {
+    let &Task { budget, world_size, limits, .. } = task;
+    let allowed = task.units.map(|names| named(info, names)).transpose()?;
+    let sharded = named(info, task.sharded)?;
     let start = Instant::now();
-    let (budget, plan) = within(&info, budget, |budget| {
+    let (budget, plan) = within(info, budget, |budget| {
         let (allowed, sharded) = (allowed.clone(), sharded.clone());
-        selective(
-            &info,
-            &SelectiveTask { budget, world_size: arguments.world_size, allowed, sharded, limits },
-        )
+        selective(info, &SelectiveTask { budget, world_size, allowed, sharded, limits })
     })?;
-    let seconds = start.elapsed().as_secs_f64();
-    if arguments.json {
+    Ok(Answer { budget, plan, seconds: start.elapsed().as_secs_f64() })
+}
+
+impl Answer {
+    /// As JSON, for the statistics that it was made from.
+    pub fn document(&self, statistics: &Statistics) -> anyhow::Result<Value> {
+        let (info, plan) = (&statistics.info, &self.plan);
         let decisions: Map<String, Value> = plan
             .units
             .iter()
             .map(|unit| (info.modules()[unit.module].name.clone(), json!(unit.discard_ratio)))
             .collect();
-        let result = json!({
-            "units": units_json(&info, &plan.units, &text)?,
+        Ok(json!({
+            "units": units_json(info, &plan.units, &statistics.text)?,
             "sac_milp": {
                 "ac_decisions": decisions,
                 "recomputation_time": plan.recompute.0 * 1e3,
@@ -81,15 +108,32 @@ pub fn sac(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "recompute_ms": plan.recompute.0 * 1e3,
             "peak_bytes": plan.peak,
             "peak_module": info.modules()[plan.binding].name,
-            "budget_bytes": budget,
+            "budget_bytes": self.budget,
             "baseline_peak_bytes": info.baseline_peak(),
             "baseline_ms": info.baseline_seconds().0 * 1e3,
             "gap": plan.gap,
-            "seconds": seconds,
-        });
-        println!("{result}");
+            "seconds": self.seconds,
+        }))
+    }
+}
+
+/// Plans and prints.
+pub fn sac(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let budget = arguments.budget.parse()?;
+    let statistics = input::modules(&arguments.input, &arguments.on)?;
+    let task = Task {
+        budget,
+        world_size: arguments.world_size,
+        units: arguments.units.as_deref(),
+        sharded: &arguments.sharded,
+        limits: arguments.solver.limits(),
+    };
+    let answer = answer(&statistics.info, &task)?;
+    if arguments.json {
+        println!("{}", answer.document(&statistics)?);
         return Ok(ExitCode::SUCCESS);
     }
+    let (info, Answer { budget, plan, seconds }) = (&statistics.info, &answer);
     println!(
         "peak {} of {} ({} without checkpointing), {} recomputed beside {}; {}, in \
          {seconds:.2} s",
@@ -105,7 +149,7 @@ pub fn sac(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         in_milliseconds(plan.recompute),
         plan.peak.0,
     );
-    print_units(&info, &plan.units);
+    print_units(info, &plan.units);
     Ok(ExitCode::SUCCESS)
 }
 

@@ -6,10 +6,12 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::{Args, ValueEnum};
-use serde_json::json;
+use serde_json::{Value, json};
+use tightfit::analysis::modules::ModuleInfo;
 use tightfit::machine::Link;
-use tightfit::plan::modules::{ShardTask, ShardVariant};
+use tightfit::plan::modules::{ShardPlan, ShardTask, ShardVariant};
 use tightfit::units::{Bytes, Seconds};
+use tightfit_engine::Budget;
 
 use crate::input::{self, OnMachine, Statistics};
 use crate::output::milliseconds;
@@ -87,55 +89,96 @@ enum Variant {
     Ours,
 }
 
-/// Plans and prints.
-pub fn shard(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let budget = arguments.budget.parse()?;
-    let Statistics { info, text, .. } = input::modules(&arguments.input, &arguments.on)?;
-    let units = arguments.units.as_ref().map(|names| named(&info, names)).transpose()?;
-    let link = Link { latency: arguments.latency, bandwidth: arguments.bandwidth };
+/// What is asked for.
+pub struct Task<'a> {
+    /// The peak of every device, at most.
+    pub budget: Budget,
+    /// Exactly these modules and the root are units; absent: chosen.
+    pub units: Option<&'a [String]>,
+    /// Everything else; its budget and its units are not read.
+    pub rest: ShardTask,
+}
+
+/// A plan beside the budget that it was made for.
+pub struct Answer {
+    /// The budget in bytes.
+    pub budget: Bytes,
+    /// The plan.
+    pub plan: ShardPlan,
+    /// How long planning took.
+    pub seconds: f64,
+}
+
+/// Plans.
+pub fn answer(info: &ModuleInfo, task: &Task<'_>) -> anyhow::Result<Answer> {
+    let units = task.units.map(|names| named(info, names)).transpose()?;
     let start = Instant::now();
-    let (budget, plan) = within(&info, budget, |budget| {
-        let task = ShardTask {
-            budget,
-            world_size: arguments.world_size,
-            all_gather: link,
-            reduce_scatter: link,
-            variant: match arguments.variant {
-                Variant::Published => ShardVariant::Published,
-                Variant::Ours => ShardVariant::Ours,
-            },
-            units: units.clone(),
-            checkpointing: arguments.checkpoint,
-            host: arguments
-                .host_bandwidth
-                .map(|bandwidth| Link { latency: arguments.host_latency, bandwidth }),
-            limits: arguments.solver.limits(),
-        };
-        tightfit::plan::modules::shard(&info, &task)
+    let (budget, plan) = within(info, task.budget, |budget| {
+        let task = ShardTask { budget, units: units.clone(), ..task.rest.clone() };
+        tightfit::plan::modules::shard(info, &task)
     })?;
-    let seconds = start.elapsed().as_secs_f64();
-    let name = |module| info.modules()[module].name.as_str();
-    if arguments.json {
+    Ok(Answer { budget, plan, seconds: start.elapsed().as_secs_f64() })
+}
+
+impl Answer {
+    /// As JSON, for the statistics that it was made from.
+    pub fn document(&self, statistics: &Statistics) -> anyhow::Result<Value> {
+        let (info, plan) = (&statistics.info, &self.plan);
+        let name = |module| info.modules()[module].name.as_str();
         let units = plan
             .units
             .iter()
             .map(|unit| json!({ "module": name(unit.module), "offloaded": unit.offloaded }));
-        let result = json!({
+        Ok(json!({
             "units": units.collect::<Vec<_>>(),
-            "checkpointed": sac::units_json(&info, &plan.checkpointed, &text)?,
+            "checkpointed": sac::units_json(info, &plan.checkpointed, &statistics.text)?,
             "exposed_ms": plan.exposed.0 * 1e3,
             "recompute_ms": plan.recompute.0 * 1e3,
             "peak_bytes": plan.peak,
             "peak_module": name(plan.binding),
-            "budget_bytes": budget,
+            "budget_bytes": self.budget,
             "baseline_peak_bytes": info.baseline_peak(),
             "baseline_ms": info.baseline_seconds().0 * 1e3,
             "gap": plan.gap,
-            "seconds": seconds,
-        });
-        println!("{result}");
+            "seconds": self.seconds,
+        }))
+    }
+}
+
+impl Arguments {
+    fn task(&self) -> anyhow::Result<Task<'_>> {
+        let link = Link { latency: self.latency, bandwidth: self.bandwidth };
+        let host =
+            self.host_bandwidth.map(|bandwidth| Link { latency: self.host_latency, bandwidth });
+        let rest = ShardTask {
+            budget: Bytes::ZERO,
+            world_size: self.world_size,
+            all_gather: link,
+            reduce_scatter: link,
+            variant: match self.variant {
+                Variant::Published => ShardVariant::Published,
+                Variant::Ours => ShardVariant::Ours,
+            },
+            units: None,
+            checkpointing: self.checkpoint,
+            host,
+            limits: self.solver.limits(),
+        };
+        Ok(Task { budget: self.budget.parse()?, units: self.units.as_deref(), rest })
+    }
+}
+
+/// Plans and prints.
+pub fn shard(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let task = arguments.task()?;
+    let statistics = input::modules(&arguments.input, &arguments.on)?;
+    let answer = answer(&statistics.info, &task)?;
+    if arguments.json {
+        println!("{}", answer.document(&statistics)?);
         return Ok(ExitCode::SUCCESS);
     }
+    let (info, Answer { budget, plan, seconds }) = (&statistics.info, &answer);
+    let name = |module| info.modules()[module].name.as_str();
     println!(
         "peak {} of {} on each of {} devices ({} on one), {} of communication exposed and {} \
          recomputed beside {}; {}, in {seconds:.2} s",
@@ -162,7 +205,7 @@ pub fn shard(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     println!();
     Table::new(&HEADS, rows.collect()).print(usize::MAX);
     if arguments.checkpoint {
-        sac::print_units(&info, &plan.checkpointed);
+        sac::print_units(info, &plan.checkpointed);
     }
     Ok(ExitCode::SUCCESS)
 }

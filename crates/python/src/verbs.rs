@@ -1,0 +1,119 @@
+//! The program's other verbs about steps, for Python: `check`, `pareto`, `report`. Invariant: each
+//! answers with the document that the program prints, made by the same function.
+
+use std::path::PathBuf;
+
+use pyo3::prelude::*;
+use tightfit::units::Seconds;
+use tightfit_cli::input::{self, OnMachine};
+use tightfit_cli::verbs::{check as checking, pareto as frontier_verb, report as reporting};
+use tightfit_cli::{frontier, output, values};
+use tightfit_engine::Budget;
+
+use crate::attend::attended;
+use crate::errors;
+use crate::fit::Search;
+use crate::given::{BudgetText, Quantity, Whole, parsed, threads};
+use crate::graph::GivenGraph;
+use crate::plan::GivenPlan;
+
+/// Holds a plan to the rules, within a budget or the one that it was made for.
+#[pyfunction]
+#[pyo3(signature = (graph, plan, budget = None, *, machine = None, threads = None))]
+pub fn check(
+    py: Python<'_>,
+    graph: GivenGraph,
+    plan: GivenPlan,
+    budget: Option<BudgetText>,
+    machine: Option<String>,
+    threads: Option<Whole>,
+) -> PyResult<String> {
+    let on = OnMachine::named(machine, self::threads(py, threads)?);
+    attended(py, |_| {
+        let budget: Option<Budget> = budget.map(|BudgetText(text)| text.parse()).transpose()?;
+        let subject = graph.read()?;
+        let machine = subject.machine(&on)?;
+        let schedule = plan.read(&subject.graph)?;
+        let legal = checking::judge(&subject.graph, &machine, &schedule, budget)?;
+        Ok(legal.document(&subject.graph, &schedule).to_string())
+    })
+}
+
+/// What each of several budgets costs.
+#[pyfunction]
+#[pyo3(signature = (
+    graph, *, points = None, machine = None, threads = None, planner = "auto",
+    deadline = None, iterations = None, seed = None
+))]
+#[expect(clippy::too_many_arguments, reason = "Python names each of them")]
+pub fn pareto(
+    py: Python<'_>,
+    graph: GivenGraph,
+    points: Option<Whole>,
+    machine: Option<String>,
+    threads: Option<Whole>,
+    planner: &str,
+    deadline: Option<Quantity>,
+    iterations: Option<Whole>,
+    seed: Option<Whole>,
+) -> PyResult<String> {
+    let on = OnMachine::named(machine, self::threads(py, threads)?);
+    let search = Search::given(py, planner, deadline, iterations, seed)?;
+    let points = points.map_or(12, |Whole(number)| number);
+    let points = match parsed(py, &points.to_string(), values::points)? {
+        0 => return Err(errors::option(py, "a frontier has 2 to 1000 points")),
+        points => points,
+    };
+    attended(py, |stop| {
+        let subject = graph.read()?;
+        let (graph, machine) = (&subject.graph, &subject.machine(&on)?);
+        let profile = input::profile(graph, machine);
+        let unplanned = tightfit::unplanned(graph, &profile)?;
+        let clock = || stop.clock();
+        let search = of_each(search, &clock);
+        let points = frontier::frontier(graph, machine, &profile, &unplanned, search, points)?;
+        Ok(frontier_verb::document(&points).to_string())
+    })
+}
+
+/// Writes a page that shows where the bytes and the seconds go.
+#[pyfunction]
+#[pyo3(signature = (
+    graph, out, *, plan = None, points = None, machine = None, threads = None,
+    planner = "auto", deadline = None, iterations = None, seed = None
+))]
+#[expect(clippy::too_many_arguments, reason = "Python names each of them")]
+pub fn report(
+    py: Python<'_>,
+    graph: GivenGraph,
+    out: PathBuf,
+    plan: Option<GivenPlan>,
+    points: Option<Whole>,
+    machine: Option<String>,
+    threads: Option<Whole>,
+    planner: &str,
+    deadline: Option<Quantity>,
+    iterations: Option<Whole>,
+    seed: Option<Whole>,
+) -> PyResult<()> {
+    let on = OnMachine::named(machine, self::threads(py, threads)?);
+    let search = Search::given(py, planner, deadline, iterations, seed)?;
+    let points = points.map_or(8, |Whole(number)| number);
+    let points = parsed(py, &points.to_string(), values::points)?;
+    attended(py, |stop| {
+        output::writable(&out)?;
+        let subject = graph.read()?;
+        let (graph, machine) = (&subject.graph, &subject.machine(&on)?);
+        let plan = plan.map(|plan| plan.read(graph)).transpose()?;
+        let clock = || stop.clock();
+        let search = of_each(search, &clock);
+        let task =
+            reporting::Task { graph, machine, plan, measured: None, svg: None, points, search };
+        let text = reporting::text(task)?;
+        output::write_whole(&out, text.as_bytes())
+    })
+}
+
+fn of_each<'a>(search: Search, clock: &'a (dyn Fn() -> Seconds + Sync)) -> frontier::Search<'a> {
+    frontier::Search { planner: search.planner, effort: search.effort(clock) }
+}
