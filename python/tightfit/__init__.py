@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .errors import (
+        BudgetExceeded,
+        CompileError,
         ExportError,
         GraphFileError,
         InfeasibleBudget,
@@ -25,9 +27,12 @@ if TYPE_CHECKING:
     from .graph_module import arguments, to_fx
     from .planning import Fitted, Graph, check, fit, modules, pareto, read_graph, report, sac, shard
     from .statistics import module_info
+    from .training.compiling import compile, plans
 
 # Where each public name is defined. No file is called like a name that it defines: loading it would hide the name.
 _DEFINED_IN = {
+    "BudgetExceeded": "errors",
+    "CompileError": "errors",
     "ExportError": "errors",
     "Fitted": "planning",
     "Graph": "planning",
@@ -39,11 +44,13 @@ _DEFINED_IN = {
     "TightfitError": "errors",
     "arguments": "graph_module",
     "check": "planning",
+    "compile": "training.compiling",
     "export": "exporting",
     "fit": "planning",
     "module_info": "statistics",
     "modules": "planning",
     "pareto": "planning",
+    "plans": "training.compiling",
     "read_graph": "planning",
     "report": "planning",
     "sac": "planning",
@@ -52,6 +59,8 @@ _DEFINED_IN = {
 }
 
 __all__ = [
+    "BudgetExceeded",
+    "CompileError",
     "ExportError",
     "Fitted",
     "Graph",
@@ -63,11 +72,13 @@ __all__ = [
     "TightfitError",
     "arguments",
     "check",
+    "compile",
     "export",
     "fit",
     "module_info",
     "modules",
     "pareto",
+    "plans",
     "read_graph",
     "report",
     "sac",

@@ -57,3 +57,19 @@ class InfeasibleBudget(TightfitError):
         self.smallest = smallest
         self.binding = binding
         self.live = [] if live is None else live
+
+
+class BudgetExceeded(TightfitError):
+    """A call that would hold more than the budget, because of what the loop holds beside it; nothing was computed.
+
+    `budget` and `needed` are bytes.
+    """
+
+    def __init__(self, message: str, *, budget: int = 0, needed: int = 0) -> None:
+        super().__init__(message)
+        self.budget = budget
+        self.needed = needed
+
+
+class CompileError(TightfitError):
+    """A model that cannot be compiled as one graph, or was compiled otherwise already."""

@@ -25,12 +25,16 @@ class Code:
 
     `forward(arguments)` empties the list of the graph's arguments and returns the outputs and the list of what the
     backward pass needs. `backward(saved, tangents, gradients)` empties the list `saved` and returns the gradients that
-    are results, by the positions of their arguments; those in `gradients` are added to where they stand.
+    are results, by the positions of their arguments. The others are added to what `gradients` has for them, which then has
+    the sums; where it has `None`, they become that.
     """
 
     forward: Callable[[list[Any]], tuple[list[Any], list[Any]]]
-    backward: Callable[[list[Any], list[Any], Mapping[int, torch.Tensor]], dict[int, torch.Tensor]] | None
+    backward: Callable[[list[Any], list[Any], dict[int, torch.Tensor | None]], dict[int, torch.Tensor]] | None
     source: str
+    # The arguments among what is saved, by position, and the bytes of the rest.
+    saved_arguments: tuple[int, ...]
+    saved_bytes: int
 
 
 def generate(document: Mapping[str, Any], constants: Mapping[str, torch.Tensor], outputs: list[Any]) -> Code:
@@ -46,7 +50,7 @@ class _Generator:
         self.document = document
         self.outputs = outputs
         self.constants = constants
-        self.names: dict[str, Any] = {"state_of": _state_of, "go_back": _go_back, "go_on": _go_on}
+        self.names: dict[str, Any] = {"state_of": _state_of, "go_back": _go_back, "go_on": _go_on, "add": _add}
         self.bound: dict[Any, str] = {}
         self.shown = {f"argument_{node['args'][1]}" for node in document["nodes"] if node["op"] == SHOWN}
         self.again = {node["recomputes"] for node in document["nodes"] if node.get("stream") and "recomputes" in node}
@@ -77,7 +81,13 @@ class _Generator:
         text = self._forward(early, placeholders, owed, saved + states)
         if running[barrier]["outputs"] or late:
             text += "\n\n" + self._backward(late, placeholders, tangents, saved + states, results)
-        return self._compiled(text)
+        arguments = [int(name.removeprefix("argument_")) for value, name in given.items()
+                     if name.startswith("argument_") and _variable(value) in saved]
+        arguments += [int(name.removeprefix("argument_")) for name in shown]
+        own = {value["storage"] for node in early for value in node["outputs"]
+               if value is not None and _variable(value["id"]) in saved}
+        own -= {node["outputs"][0]["storage"] for node in nodes if node["op"] == "placeholder"}
+        return self._compiled(text, tuple(arguments), sum(self.document["storages"][storage] for storage in own))
 
     def _draws_again(self, late: list[Mapping[str, Any]]) -> set[str]:
         return {node["recomputes"] for node in late if node.get("stream") and "recomputes" in node}
@@ -215,12 +225,12 @@ class _Generator:
             self.names[self.bound[key]] = item
         return self.bound[key]
 
-    def _compiled(self, text: str) -> Code:
+    def _compiled(self, text: str, arguments: tuple[int, ...], size: int) -> Code:
         name = f"<tightfit {self.document['name']} {id(self):x}>"
         # A traceback shows the line.
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
         exec(compile(text, name, "exec"), self.names)  # noqa: S102
-        return Code(self.names["forward"], self.names.get("backward"), text)
+        return Code(self.names["forward"], self.names.get("backward"), text, arguments, size)
 
 
 @dataclass(frozen=True)
@@ -250,6 +260,11 @@ def _values(node: Mapping[str, Any]) -> list[int]:
 
 def _read(nodes: list[Mapping[str, Any]]) -> set[int]:
     return {value for node in nodes for value in node.get("inputs", [])}
+
+
+def _add(there: torch.Tensor | None, gradient: torch.Tensor) -> torch.Tensor:
+    """A gradient added to what is there; where nothing is, it is kept in memory of its own."""
+    return gradient.clone() if there is None else there.add_(gradient)
 
 
 def _state_of(device: torch.device) -> torch.Generator:

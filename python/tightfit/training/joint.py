@@ -149,28 +149,31 @@ def is_backward(joint: Joint) -> set[fx.Node]:
     return follows
 
 
-def document(joint: Joint, name: str, *, accumulated: frozenset[int] = frozenset(),
-             between: int = 0) -> dict[str, Any]:
+def document(joint: Joint, name: str, *, accumulated: frozenset[int] = frozenset(), between: int = 0,
+             holds_outputs: bool = True) -> dict[str, Any]:
     """The joint graph as tightfit-graph/1.
 
     `accumulated` are the arguments whose gradients are there when the step begins: what the backward pass computes is
     added to them where it stands. All other gradients are results. `between` are bytes that are taken between the two
-    calls and given back before the second, as by a loss outside of the model.
+    calls and given back before the second, as by a loss outside of the model. `holds_outputs` says that the caller holds
+    the outputs during the backward pass, and not only until it begins.
 
     Arguments are called `argument_0` and so on, tangents `tangent_0` and so on, accumulated gradients `gradient_0` and
     so on, by their positions. Results are called `output i` and `gradient i`, and what is held besides `held`.
     """
-    return _Document(joint, name, accumulated, between).run()
+    return _Document(joint, name, accumulated, between, holds_outputs).run()
 
 
 class _Document:
     """The state of one translation: where each node's values are."""
 
-    def __init__(self, joint: Joint, name: str, accumulated: frozenset[int], between: int) -> None:
+    def __init__(self, joint: Joint, name: str, accumulated: frozenset[int], between: int,
+                 holds_outputs: bool) -> None:
         self.joint = joint
         self.builder = GraphBuilder(name, {"producer": producer(), "decompositions": "none"})
         self.accumulated = accumulated
         self.between = between
+        self.holds_outputs = holds_outputs
         self.backward = is_backward(joint)
         self.values: dict[fx.Node, ValueId | list[ValueId | None]] = {}
         self.names: dict[int, str] = {}
@@ -191,7 +194,7 @@ class _Document:
         if not self.entered:
             self._barrier()
         for index, output in enumerate(joint.outputs):
-            if is_tensor(output):
+            if is_tensor(output) and self.holds_outputs:
                 self.builder.output(self._current(output), f"output {index}")
                 self.own.add(_storage(output.meta["val"]))
         for node in joint.tangents:

@@ -6,7 +6,7 @@ Invariant: nothing is kept alive by being counted here; what the user's code let
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,18 +19,23 @@ _SMALL = 4096
 
 @dataclass(eq=False)
 class Pending:
-    """A forward pass whose backward pass has not come: what it saved, and how it is to go on."""
+    """A forward pass whose backward pass may come: what it saved, and how it is to go on.
 
+    `parameters` are those whose gradients it computes, `given` the arguments among what it saved, with the `versions`
+    that they had, and `returns` says that all gradients are to be returned to autograd.
+    """
+
+    step: Any
     plan: Any
     saved: list[Any] | None
-    arguments: list[torch.Tensor]
-    versions: list[int]
+    parameters: Mapping[int, torch.Tensor]
+    given: Mapping[int, torch.Tensor]
+    versions: Mapping[int, int]
     returns: bool
-    bytes: int = 0
 
     def held(self) -> int:
         """Bytes that only its saved tensors hold."""
-        return 0 if self.saved is None else self.bytes
+        return 0 if self.saved is None else self.plan.saved
 
 
 @dataclass
@@ -38,29 +43,35 @@ class Ledger:
     """The bytes of one model's training, by who holds them."""
 
     pending: weakref.WeakSet[Pending] = field(default_factory=weakref.WeakSet)
-    outputs: list[tuple[StorageWeakRef, int]] = field(default_factory=list)
-    # Bytes of optimizer state on the model's device: what is there, or what is reserved for it.
-    state: int = 0
+    outputs: list[tuple[StorageWeakRef, int, Any]] = field(default_factory=list)
+    # Bytes of optimizer state on the model's device: what is reserved for it, and what is there.
+    reserved: int = 0
+    states: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
 
-    def enter(self, pending: Pending) -> None:
-        """A forward pass saved something."""
+    def enter(self, pending: Pending, outputs: Iterable[Any]) -> None:
+        """A forward pass saved something, and gave its outputs to its caller."""
         self.pending.add(pending)
+        self.hand_out(outputs, weakref.ref(pending))
 
-    def hand_out(self, outputs: Iterable[Any]) -> None:
+    def hand_out(self, outputs: Iterable[Any], pending: Any = None) -> None:
         """A forward pass gave these to its caller."""
         for output in outputs:
             if isinstance(output, torch.Tensor):
                 storage = output.untyped_storage()
                 if (size := storage.nbytes()) >= _SMALL:
-                    self.outputs.append((StorageWeakRef(storage), size))
+                    self.outputs.append((StorageWeakRef(storage), size, pending))
+
+    def holds_outputs(self, pending: Pending) -> int:
+        """Bytes of the outputs of a forward pass that somebody still holds."""
+        return sum(size for storage, size, owner in self.outputs
+                   if owner is not None and owner() is pending and not storage.expired())
 
     def others(self, own: Pending | None = None) -> dict[str, int]:
         """What is held beside a call and what it works on, by reason; `own` is the call's own forward pass."""
-        self.outputs = [(storage, size) for storage, size in self.outputs if not storage.expired()]
-        found = {"optimizer state": self.state}
-        found["forward passes whose backward pass has not come"] = sum(
-            other.held() for other in self.pending if other is not own
-        )
-        if own is None:
-            found["outputs of earlier calls"] = sum(size for _, size in self.outputs)
+        self.outputs = [found for found in self.outputs if not found[0].expired()]
+        waiting = sum(other.held() for other in self.pending if other is not own)
+        given = sum(size for _, size, pending in self.outputs if own is None or pending is None or pending() is not own)
+        state = max(self.reserved, sum(self.states.values()))
+        found = {"of optimizer state": state, "of forward passes whose backward pass has not come": waiting,
+                 "of outputs of other calls": given}
         return {reason: size for reason, size in found.items() if size}

@@ -1,0 +1,212 @@
+"""The backend of `torch.compile`: what Dynamo captured becomes a step that runs within a budget.
+
+Invariant: a graph is captured raw, without decompositions, so that its operators are those that PyTorch would run; the
+partition is the planner's, and what runs are the plan's functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch._dynamo.backends.common import aot_autograd
+
+from ..errors import CompileError
+from .execution import Step
+from .joint import Argument, Joint, is_tensor, path
+from .ledger import Ledger
+from .settings import Settings, device_of
+
+
+class Backend:
+    """Makes a step of each graph that Dynamo captures of a model, and knows them all.
+
+    `model` is where it is known: its tensors that a graph does not use count too.
+    """
+
+    def __init__(self, settings: Settings, model: nn.Module | None, name: str) -> None:
+        self.settings = settings
+        self.model = model
+        self.name = name
+        self.ledger = Ledger()
+        self.steps: list[Step] = []
+
+    def __call__(self, module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
+        """Compiles one graph, as `torch.compile` asks a backend to."""
+        arguments = [_argument(node, example) for node, example in
+                     zip(module.graph.find_nodes(op="placeholder"), examples, strict=True)]
+        detached = [] if self.settings.differentiable_outputs else _detach_all_but_losses(module)
+        compilation = _Compilation(self, arguments, [item for item in examples if isinstance(item, torch.Tensor)])
+        run = aot_autograd(
+            fw_compiler=compilation.forward, bw_compiler=compilation.backward, partition_fn=compilation.partition,
+            inference_compiler=compilation.inference, decompositions={}, keep_inference_input_mutations=True,
+        )(module, examples)
+        return _with_guards(run, detached) if detached else run
+
+    @property
+    def calls(self) -> int:
+        """How many forward passes its steps have run."""
+        return sum(step.calls for step in self.steps)
+
+
+class _Compilation:
+    """What AOTAutograd asks for while it compiles one graph."""
+
+    def __init__(self, backend: Backend, arguments: list[Argument], examples: list[torch.Tensor]) -> None:
+        self.backend = backend
+        self.arguments = arguments
+        self.examples = examples
+        self.step: Step | None = None
+
+    def partition(self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int,
+                  **_: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
+        """The forward and the backward pass as AOTAutograd is to see them: between them goes one token."""
+        self._made(joint, num_fwd_outputs)
+        return _stand_ins(self.step.joint)
+
+    def forward(self, module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        """What runs the forward pass."""
+        return _boxed(self.step.forward)
+
+    def backward(self, module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        """What runs the backward pass."""
+        return _boxed(self.step.backward)
+
+    def inference(self, module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        """What runs a graph of which nothing is differentiated."""
+        [output] = module.graph.find_nodes(op="output")
+        self._made(module, len(output.args[0]))
+        return _boxed(self.step.forward)
+
+    def _made(self, module: fx.GraphModule, outputs: int) -> None:
+        backend, device = self.backend, device_of(self.examples)
+        joint = Joint.of(module, self.arguments, outputs)
+        self.step = Step(joint, backend.settings, backend.ledger, device, backend.name,
+                         _outside(backend.model, self.examples, device))
+        backend.steps.append(self.step)
+
+
+def _boxed(run: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
+    def boxed(arguments: list[Any]) -> list[Any]:
+        return run(arguments)
+
+    boxed._boxed_call = True
+    return boxed
+
+
+def _argument(node: fx.Node, example: Any) -> Argument:
+    source = node.meta["grapharg"].source.name if node.meta.get("grapharg") is not None else ""
+    source = source() if callable(source) else source
+    return Argument(path(source) or node.name, isinstance(example, nn.Parameter), "_buffers[" in source)
+
+
+def _outside(model: nn.Module | None, examples: list[torch.Tensor], device: torch.device) -> int:
+    """Bytes of a model's tensors on a device that are not among the examples."""
+    if model is None:
+        return 0
+    seen = {tensor.untyped_storage()._cdata for tensor in examples}
+    outside = 0
+    for tensor in [*model.parameters(), *model.buffers()]:
+        storage = tensor.untyped_storage()
+        if tensor.device == device and storage._cdata not in seen:
+            seen.add(storage._cdata)
+            outside += storage.nbytes()
+    return outside
+
+
+def _stand_ins(joint: Joint) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """Two graphs with the arguments and results of the two passes, and nothing that would be run."""
+    forward, backward = fx.Graph(), fx.Graph()
+    given: dict[fx.Node, fx.Node] = {}
+    for primal in joint.primals:
+        given[primal] = _like(forward.placeholder(str(primal.target)), primal)
+    token = _empty(forward, joint)
+    results = [_result(forward, output, given) for output in joint.outputs]
+    forward.output((*results, token))
+    saved = backward.placeholder("token")
+    saved.meta.update(token.meta)
+    for tangent in joint.tangents:
+        given[tangent] = _like(backward.placeholder(str(tangent.target)), tangent)
+    backward.output(tuple(_result(backward, gradient, given) for gradient in joint.gradients))
+    return fx.GraphModule({}, forward), fx.GraphModule({}, backward)
+
+
+def _like(node: fx.Node, other: fx.Node) -> fx.Node:
+    node.meta.update(other.meta)
+    return node
+
+
+def _empty(graph: fx.Graph, joint: Joint) -> fx.Node:
+    node = graph.call_function(torch.ops.aten.empty.memory_format, ([0],), {"device": "cpu"})
+    mode = next(primal.meta["val"].fake_mode for primal in joint.primals if is_tensor(primal))
+    with mode:
+        node.meta["val"] = torch.empty(0)
+    return node
+
+
+def _result(graph: fx.Graph, result: Any, given: dict[fx.Node, fx.Node]) -> Any:
+    if not isinstance(result, fx.Node):
+        return result
+    if result in given and given[result].graph is graph:
+        return given[result]
+    return _like(graph.call_function(torch.ops.aten.empty.memory_format, ([0],)), result)
+
+
+def _detach_all_but_losses(module: fx.GraphModule) -> list[int]:
+    """Detaches the outputs that are no losses, if there is a loss: a single number that has a gradient. Otherwise a
+    loss outside of the model is to differentiate the outputs, and all stay. Returns which were detached."""
+    [output] = module.graph.find_nodes(op="output")
+    results = list(output.args[0])
+    differentiable = {index: result for index, result in enumerate(results) if _requires_grad(result)}
+    others = {index: result for index, result in differentiable.items() if result.meta["example_value"].numel() > 1}
+    if not others or len(others) == len(differentiable):
+        return []
+    with module.graph.inserting_before(output):
+        for index, result in others.items():
+            detached = module.graph.call_method("detach", (result,))
+            detached.meta.update(result.meta)
+            detached.meta["example_value"] = result.meta["example_value"].detach()
+            results[index] = detached
+    output.args = (tuple(results),)
+    module.recompile()
+    return list(others)
+
+
+def _requires_grad(result: Any) -> bool:
+    value = result.meta.get("example_value") if isinstance(result, fx.Node) and result.op != "placeholder" else None
+    return isinstance(value, torch.Tensor) and value.requires_grad
+
+
+def _with_guards(run: Callable[..., Any], detached: list[int]) -> Callable[..., Any]:
+    def guarded(*arguments: Any) -> Any:
+        results = list(run(*arguments))
+        if torch.is_grad_enabled():
+            for index in detached:
+                results[index] = _NotTheLoss.apply(results[index], _anchor())
+        return tuple(results)
+
+    return guarded
+
+
+def _anchor() -> torch.Tensor:
+    return torch.empty(0, requires_grad=True)
+
+
+class _NotTheLoss(torch.autograd.Function):
+    """An output that was detached: whoever differentiates it is told so."""
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+        return output.view_as(output)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise CompileError(
+            "a loss was computed from an output that has no gradient: this model returns a loss, so its other outputs were "
+            "detached, which saves the memory of their gradients; give differentiable_outputs=True to tightfit.compile to "
+            "train through them"
+        )
+
+

@@ -1,0 +1,269 @@
+"""One captured graph of a model, run within the budget: forward and backward pass as AOTAutograd calls them.
+
+Invariant: before anything is computed, what the plan holds and what is held beside it are within the budget, or an
+exception says what is too much. A gradient is added to a parameter's `.grad` inside the backward pass, unless somebody
+waits for it: hooks, `torch.autograd.grad`, or data parallelism.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import BudgetExceeded, InfeasibleBudget
+from .code import Code
+from .costs import costed
+from .joint import Joint, document, is_tensor
+from .ledger import Ledger, Pending
+from .planned import Held, code, held
+from .settings import Settings
+
+# What PyTorch itself allocates around a step: random states, views, tokens of a few bytes.
+RESERVE = 64 << 10
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan that can run: its figures, its functions, and what it expects: the gradients that are there when the step
+    begins, and whether the caller holds the outputs during the backward pass."""
+
+    held: Held
+    code: Code
+    accumulated: frozenset[int]
+    holds_outputs: bool
+
+    @property
+    def peak(self) -> int:
+        """The most bytes that its graph holds."""
+        return self.held.peak
+
+    @property
+    def saved(self) -> int:
+        """The bytes that it holds between forward and backward pass, and that nobody else has."""
+        return self.code.saved_bytes
+
+
+class Step:
+    """A captured graph with its plans, one for each set of gradients that are there when a step begins."""
+
+    def __init__(self, joint: Joint, settings: Settings, ledger: Ledger, device: torch.device, name: str,
+                 outside: int) -> None:
+        self.joint = joint
+        self.settings = settings
+        self.ledger = ledger
+        self.device = device
+        self.name = name
+        # Bytes of the model's tensors that this graph does not see.
+        self.outside = outside
+        self.plans: dict[tuple[frozenset[int], bool], list[Plan]] = {}
+        # Whether the caller held the outputs during the last backward pass.
+        self.holds_outputs: bool | None = None
+        self.refused: dict[str, str] = {}
+        self.calls = 0
+        self._gradients = [index for index, gradient in enumerate(joint.gradients) if gradient is not None]
+        self._accumulating = [index for index in self._gradients if joint.arguments[index].is_parameter]
+        self._nodes: dict[int, tuple[torch.Tensor, Any]] = {}
+
+    # What AOTAutograd calls.
+
+    def forward(self, arguments: list[Any]) -> list[Any]:
+        """The forward pass: empties `arguments`; returns the outputs, and what the backward pass starts from."""
+        parameters = {index: arguments[index] for index in self._accumulating}
+        awaits = _awaits_gradients()
+        there = {index: tensor for index, tensor in parameters.items() if tensor.grad is not None}
+        accumulated = frozenset(index for index, tensor in there.items() if not awaits and not _has_hooks(tensor))
+        others = self.ledger.others()
+        if len(accumulated) < len(there):
+            others["of gradients that hooks wait for"] = sum(
+                _size(tensor.grad) for index, tensor in there.items() if index not in accumulated
+            )
+        plan = self.plan(accumulated, others)
+        self.calls += 1
+        if plan.code.backward is None:
+            outputs, _ = plan.code.forward(arguments)
+            self.ledger.hand_out(outputs)
+            return outputs
+        given = {index: arguments[index] for index in plan.code.saved_arguments}
+        outputs, saved = plan.code.forward(arguments)
+        versions = {index: tensor._version for index, tensor in given.items()}
+        pending = Pending(self, plan, saved, parameters, given, versions, awaits)
+        self.ledger.enter(pending, outputs)
+        token = torch.empty(0)
+        token.tightfit = pending
+        return [*outputs, token]
+
+    def backward(self, arguments: list[Any]) -> list[Any]:
+        """The backward pass of a token and tangents: empties `arguments`; returns a gradient for each argument of the
+        graph, or `None` where there is none, or where it was added to the parameter's."""
+        token, *tangents = arguments
+        arguments.clear()
+        pending: Pending = token.tightfit
+        plan: Plan = pending.plan
+        if pending.saved is None:
+            raise RuntimeError("this backward pass has run, and what it needs was let go; run the forward pass again, or "
+                               "give retain_graph=True to the first backward pass")
+        self._unchanged(pending)
+        results: list[Any] = [None] * len(self.joint.gradients)
+        returned = self._returned(pending)
+        there = {index: None if index in returned else tensor.grad for index, tensor in pending.parameters.items()}
+        held = self.ledger.holds_outputs(pending)
+        self.holds_outputs = held > 0
+        self._room(pending, there, 0 if plan.holds_outputs else held)
+        saved = pending.saved
+        if torch._C._autograd._get_current_graph_task_keep_graph():
+            saved = list(saved)
+        else:
+            pending.saved = None
+        gradients: dict[int, torch.Tensor | None] = {index: there[index] for index in plan.accumulated}
+        made = plan.code.backward(saved, tangents, gradients)
+        for index in self._gradients:
+            gradient = made.pop(index) if index in made else gradients.pop(index)
+            if index not in pending.parameters or index in returned:
+                results[index] = gradient
+            elif there[index] is None:
+                pending.parameters[index].grad = gradient
+            elif index not in plan.accumulated:
+                there[index].add_(gradient)
+            del gradient
+        return results
+
+    # Plans.
+
+    def plan(self, accumulated: frozenset[int], others: Mapping[str, int]) -> Plan:
+        """The fastest plan that fits beside what else is held; a new one where none does.
+
+        Before it is known whether the caller holds the outputs during the backward pass, a plan that does not mind is
+        taken, if there is one. Raises `InfeasibleBudget`.
+        """
+        beside = self.outside + RESERVE + sum(others.values())
+        room = self.settings.budget - beside if self.settings.budget is not None else None
+        choices = [True, False] if self.holds_outputs is None and self.joint.has_backward else [self.holds_outputs or False]
+        for holds in choices:
+            plans = self.plans.setdefault((accumulated, holds), [])
+            for plan in plans:
+                if room is None or plan.peak <= room:
+                    return plan
+            try:
+                plan = self._planned(accumulated, holds, room)
+            except InfeasibleBudget as error:
+                if holds is choices[-1]:
+                    raise self._refusal(error, others) from None
+                continue
+            plans.append(plan)
+            plans.sort(key=lambda plan: plan.held.seconds)
+            return plan
+        raise AssertionError("the last choice returns or raises")
+
+    def _planned(self, accumulated: frozenset[int], holds: bool, room: int | None) -> Plan:
+        graph = document(self.joint, self.name, accumulated=accumulated, between=self.settings.between(self.joint),
+                         holds_outputs=holds)
+        found = costed(graph, self.device)
+        self.refused = found.refused
+        if room is not None and room <= 0:
+            least = held(found.document, None, self.settings.deadline)
+            raise InfeasibleBudget("", budget=room, needed=least.peak, smallest=least.peak)
+        plan = held(found.document, room, self.settings.deadline)
+        outputs = [None if is_tensor(output) else output for output in self.joint.outputs]
+        constants = {str(node.target): getattr(self.joint.module, str(node.target))
+                     for node in self.joint.module.graph.find_nodes(op="get_attr")}
+        made = code(plan, constants, outputs)
+        return Plan(plan, made, accumulated, holds)
+
+    def _refusal(self, error: InfeasibleBudget, others: Mapping[str, int]) -> InfeasibleBudget:
+        """The same refusal in bytes of the whole budget."""
+        beside = self.outside + RESERVE + sum(others.values())
+        smallest, needed = error.smallest + beside, error.needed + beside
+        reasons = {"parameters and buffers that this call does not use": self.outside, **others, "reserve": RESERVE}
+        listed = ", ".join(f"{size:,} {reason}" for reason, size in reasons.items() if size)
+        binding = f" It binds at {error.binding!r}." if error.binding else ""
+        return InfeasibleBudget(
+            f"{self.settings.budget:,} bytes are too few for a step of {self.name} ({self.shapes()}): no schedule needs "
+            f"less than {needed:,}, and {smallest:,} are known to suffice.{binding} Beside the graph's own tensors this "
+            f"counts {listed}. Give budget={smallest} or more, or a smaller batch",
+            budget=self.settings.budget or 0, needed=needed, smallest=smallest, binding=error.binding, live=error.live,
+        )
+
+    def shapes(self) -> str:
+        """The shapes of the batch, for messages."""
+        found = [str(list(node.meta["val"].shape)) for node, argument in
+                 zip(self.joint.primals, self.joint.arguments, strict=True)
+                 if argument.phase == "input" and isinstance(node.meta["val"], torch.Tensor)]
+        return "batch of " + " and ".join(found or ["nothing"])
+
+    # Gradients.
+
+    def _returned(self, pending: Pending) -> set[int]:
+        """The parameters whose gradients somebody waits for, and those whose gradients nobody asked for."""
+        if pending.returns:
+            return set(pending.parameters)
+        asked = set()
+        for index, tensor in pending.parameters.items():
+            node = self._node(index, tensor)
+            try:
+                wanted = torch._C._will_engine_execute_node(node)
+            except RuntimeError:  # of torch.autograd.grad: it waits for this one
+                wanted = False
+            if not wanted or _has_hooks(tensor):
+                asked.add(index)
+        return asked
+
+    def _node(self, index: int, tensor: torch.Tensor) -> Any:
+        """The node of autograd that accumulates a parameter's gradient."""
+        known = self._nodes.get(index)
+        if known is None or known[0] is not tensor:
+            known = self._nodes[index] = tensor, torch.autograd.graph.get_gradient_edge(tensor).node
+        return known[1]
+
+    def _room(self, pending: Pending, there: Mapping[int, torch.Tensor | None], outputs: int) -> None:
+        """Refuses a backward pass for which more is held than its plan was made for; `outputs` are bytes of outputs that
+        it took for gone."""
+        if self.settings.budget is None:
+            return
+        plan: Plan = pending.plan
+        others = self.ledger.others(pending) | ({"of outputs of this call": outputs} if outputs else {})
+        for index, tensor in pending.parameters.items():
+            if index not in plan.accumulated and tensor.grad is not None:
+                others["gradients that came since"] = others.get("gradients that came since", 0) + _size(tensor.grad)
+            elif index in plan.accumulated and there[index] is None and tensor.grad is not None:
+                others["gradients that are returned"] = others.get("gradients that are returned", 0) + _size(tensor.grad)
+        if torch._C._autograd._get_current_graph_task_keep_graph():
+            others["what retain_graph=True keeps"] = plan.saved
+        beside = self.outside + RESERVE + sum(others.values())
+        if plan.peak + beside > self.settings.budget:
+            listed = ", ".join(f"{size:,} {reason}" for reason, size in others.items())
+            raise BudgetExceeded(
+                f"this backward pass would hold {plan.peak + beside:,} bytes, {plan.peak + beside - self.settings.budget:,} "
+                f"more than the budget: beside its plan's {plan.peak:,} there are {listed}. Nothing was computed. Run each "
+                "backward pass behind its forward pass, without retain_graph, or raise the budget",
+                budget=self.settings.budget, needed=plan.peak + beside,
+            )
+
+    def _unchanged(self, pending: Pending) -> None:
+        for index, tensor in pending.given.items():
+            if tensor._version != pending.versions[index]:
+                raise RuntimeError(
+                    f"{self.joint.arguments[index].name!r}, which this backward pass needs, was changed in place since its "
+                    "forward pass (it is at version "
+                    f"{tensor._version}, expected {pending.versions[index]}); change it behind the backward pass"
+                )
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().nbytes()
+
+
+def _has_hooks(tensor: torch.Tensor) -> bool:
+    return bool(tensor._backward_hooks) or bool(tensor._post_accumulate_grad_hooks)
+
+
+def _awaits_gradients() -> bool:
+    """Whether data parallelism waits for the gradients of the forward pass that is running."""
+    if not torch.distributed.is_available():
+        return False
+    return nn.parallel.DistributedDataParallel._get_active_ddp_module() is not None
+
+

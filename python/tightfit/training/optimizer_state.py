@@ -1,0 +1,91 @@
+"""Bytes of the state that optimizers keep: what is there, or what a class of optimizers will make.
+
+Invariant: what is there is counted as it is; what is not there yet is reserved by PyTorch's own rules for the class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import torch
+
+from ..errors import OptionError
+
+
+def _adam(options: Mapping[str, Any]) -> int:
+    return 3 if options.get("amsgrad") else 2
+
+
+def _rmsprop(options: Mapping[str, Any]) -> int:
+    return 1 + bool(options.get("momentum")) + bool(options.get("centered"))
+
+
+# Copies of a parameter that its state has, by the class's name and the options of its group (torch.optim, 2.15).
+_COPIES: dict[str, Callable[[Mapping[str, Any]], int]] = {
+    "adadelta": lambda options: 2,
+    "adagrad": lambda options: 1,
+    "adam": _adam,
+    "adamax": lambda options: 2,
+    "adamw": _adam,
+    "asgd": lambda options: 1,
+    "lbfgs": lambda options: 2 * int(options.get("history_size", 100)) + 5,
+    "muon": lambda options: 1,
+    "nadam": lambda options: 2,
+    "radam": lambda options: 2,
+    "rmsprop": _rmsprop,
+    "rprop": lambda options: 2,
+    "sgd": lambda options: 1 if options.get("momentum") else 0,
+    "sparseadam": lambda options: 2,
+}
+
+# Of the count of steps that a parameter's state has beside its copies.
+_STEP = 8
+
+
+def state_bytes(optimizer: Any, parameters: Iterable[torch.Tensor]) -> int:
+    """Bytes of the state of an optimizer for these parameters on their device.
+
+    `optimizer` is an optimizer, its class, or the name of one of PyTorch's classes. Of an optimizer of another class
+    only what is there counts. Raises `OptionError`.
+    """
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    if isinstance(optimizer, torch.optim.Optimizer):
+        return _of_instance(optimizer, trained)
+    name = optimizer if isinstance(optimizer, str) else getattr(optimizer, "__name__", "")
+    copies = _COPIES.get(name.lower())
+    if copies is None:
+        raise OptionError(f"optimizer={optimizer!r} is no optimizer of PyTorch's; give the optimizer itself, its class, or "
+                          f"one of {', '.join(sorted(_COPIES))}")
+    return sum(copies({}) * _size(parameter) + _STEP for parameter in trained)
+
+
+def _of_instance(optimizer: torch.optim.Optimizer, trained: list[torch.Tensor]) -> int:
+    wanted = {id(parameter) for parameter in trained}
+    copies = _COPIES.get(type(optimizer).__name__.lower(), lambda options: 0)
+    total = 0
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if id(parameter) not in wanted:
+                continue
+            state = optimizer.state.get(parameter)
+            if state:
+                total += sum(_size(item) for item in _tensors(state) if item.device == parameter.device)
+            else:
+                total += copies(group) * _size(parameter) + _STEP
+    return total
+
+
+def _tensors(item: Any) -> Iterable[torch.Tensor]:
+    if isinstance(item, torch.Tensor):
+        yield item
+    elif isinstance(item, Mapping):
+        for inner in item.values():
+            yield from _tensors(inner)
+    elif isinstance(item, (list, tuple)):
+        for inner in item:
+            yield from _tensors(inner)
+
+
+def _size(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().nbytes()

@@ -1,0 +1,70 @@
+"""What a user asks of a model's training: the budget, and what it is to count.
+
+Invariant: every value was checked; sizes are bytes.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from ..errors import OptionError
+
+_UNITS = {"": 1, "B": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40,
+          "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """A budget in bytes (`None`: as few as possible) and the options of `tightfit.compile`."""
+
+    budget: int | None
+    deadline: float = 1.0
+    differentiable_outputs: bool = False
+    loss_memory: int | None = None
+
+    def between(self, joint: Any) -> int:
+        """Bytes that a loss outside of the model takes between the two calls: as declared, or twice what the outputs
+        that it may differentiate take in 32 bits, which is what a softmax with cross-entropy does."""
+        if self.loss_memory is not None:
+            return self.loss_memory
+        sizes = [tangent.meta["val"].numel() * max(4, tangent.meta["val"].element_size()) for tangent in joint.tangents
+                 if isinstance(tangent, fx.Node) and tangent.meta["val"].numel() > 1]
+        return 2 * sum(sizes)
+
+
+def budget(given: Any) -> int | None:
+    """A budget as people write it: an `int` of bytes, `"6GiB"`, `"2.5GB"`, or `"min"` (`None`)."""
+    return None if given == "min" else size(given, "budget")
+
+
+def size(given: Any, name: str) -> int:
+    """So many bytes: an `int`, or text with a unit."""
+    advice = f"{name}={given!r} is no number of bytes; write an int, or text such as \"6GiB\" or \"2.5GB\""
+    if isinstance(given, bool) or not isinstance(given, (int, str)):
+        raise OptionError(advice)
+    if isinstance(given, int):
+        number, unit = float(given), ""
+    else:
+        found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", given)
+        if found is None or found[2].upper() not in _UNITS:
+            raise OptionError(advice)
+        number, unit = float(found[1]), found[2].upper()
+    total = number * _UNITS[unit]
+    if not math.isfinite(total) or not 0 <= total < 2**60:
+        raise OptionError(f"{name}={given!r} is out of range; write between 0 and 2**60 bytes")
+    return given if isinstance(given, int) else int(total)
+
+
+def device_of(tensors: list[torch.Tensor]) -> torch.device:
+    """The one device that tensors are on. Raises `OptionError` where they are on several, or none."""
+    devices = sorted({str(tensor.device) for tensor in tensors})
+    if len(devices) != 1:
+        raise OptionError(f"the model and its batch are on {' and '.join(devices) or 'no device'}; a budget is for one "
+                          "device: move all of them there")
+    return torch.device(devices[0])
