@@ -60,7 +60,7 @@ def model(name: str, options: argparse.Namespace) -> list[tuple[bool, bool]]:
     if "error" in least:
         row(name, mb(eager["peak"]), refusal(least), *["–"] * 10)
         return [(False, False)] * len(options.shares)
-    smallest, verdicts = planned(least), []
+    smallest, verdicts = min(plan["peak"] for plan in least["plans"]), []
     for share in options.shares:
         budget = smallest + int(share * (eager["peak"] - smallest))
         run = measured.measure(name, "tightfit", budget=budget, **settings)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from .graph_module import arguments, to_fx
     from .planning import Fitted, Graph, check, fit, modules, pareto, read_graph, report, sac, shard
     from .statistics import module_info
-    from .training.compiling import compile, plans
+    from .training.compiling import PlanInfo, compile, plans
 
 # Where each public name is defined. No file is called like a name that it defines: loading it would hide the name.
 _DEFINED_IN = {
@@ -40,6 +40,7 @@ _DEFINED_IN = {
     "InfeasibleBudget": "errors",
     "OptionError": "errors",
     "PlanError": "errors",
+    "PlanInfo": "training.compiling",
     "ProgramError": "errors",
     "TightfitError": "errors",
     "arguments": "graph_module",
@@ -68,6 +69,7 @@ __all__ = [
     "InfeasibleBudget",
     "OptionError",
     "PlanError",
+    "PlanInfo",
     "ProgramError",
     "TightfitError",
     "arguments",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import traceback
 import weakref
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +19,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..errors import CompileError, OptionError, TightfitError
 from .backend import Backend
-from .execution import Plan
+from .execution import Plan, Step
 from .optimizer_state import state_bytes
 from .settings import Settings, budget as budget_of, size
 
@@ -78,12 +79,46 @@ def compile(
     return model
 
 
-def plans(model: nn.Module) -> list[Plan]:
-    """The plans that a compiled model has, in the order in which its graphs were captured."""
+@dataclass(frozen=True)
+class PlanInfo:
+    """One plan of a compiled model.
+
+    `peak` are the most bytes that a step holds under it, all that the budget counts included, and `unplanned_peak` the
+    same with nothing computed again; `seconds` and `unplanned_seconds` are predicted from measured calls, and no plan
+    within the budget takes less than `bound_seconds` (`None` where nothing is proven). `recomputed` is how many calls
+    run again. `batch` are the shapes of the batch, `accumulates` says that gradients were there when the step began,
+    `trains` that there is a backward pass, and `unmeasured` names the operators that could not be measured, so that what
+    they take while they run is not known.
+    """
+
+    budget: int | None
+    peak: int
+    unplanned_peak: int
+    seconds: float
+    unplanned_seconds: float
+    bound_seconds: float | None
+    recomputed: int
+    batch: list[list[int]]
+    accumulates: bool
+    trains: bool
+    unmeasured: list[str]
+
+
+def plans(model: nn.Module) -> list[PlanInfo]:
+    """The plans that a compiled model has made so far, in their order."""
     call = model._compiled_call_impl
     if not isinstance(call, _Call):
         raise CompileError("the model was not compiled by tightfit.compile")
-    return [plan for step in call.backend.steps for kept in step.plans.values() for plan in kept]
+    return [_info(step, plan) for step in call.backend.steps for plan in step.made]
+
+
+def _info(step: Step, plan: Plan) -> PlanInfo:
+    held = plan.held
+    return PlanInfo(
+        step.settings.budget, held.peak + plan.beside, held.unplanned_peak + plan.beside, held.seconds,
+        held.unplanned_seconds, held.bound_seconds, held.recomputed, step.batch(), bool(plan.accumulated),
+        step.joint.has_backward, sorted(step.refused),
+    )
 
 
 class _Call:

@@ -29,17 +29,14 @@ RESERVE = 64 << 10
 @dataclass(frozen=True)
 class Plan:
     """A plan that can run: its figures, its functions, and what it expects: the gradients that are there when the step
-    begins, and whether the caller holds the outputs during the backward pass."""
+    begins, and whether the caller holds the outputs during the backward pass. `beside` are the bytes beside its graph
+    that it was made for."""
 
     held: Held
     code: Code
     accumulated: frozenset[int]
     holds_outputs: bool
-
-    @property
-    def peak(self) -> int:
-        """The most bytes that its graph holds."""
-        return self.held.peak
+    beside: int
 
     @property
     def saved(self) -> int:
@@ -60,6 +57,7 @@ class Step:
         # Bytes of the model's tensors that this graph does not see.
         self.outside = outside
         self.plans: dict[tuple[frozenset[int], bool], list[Plan]] = {}
+        self.made: list[Plan] = []
         # Whether the caller held the outputs during the last backward pass.
         self.holds_outputs: bool | None = None
         self.refused: dict[str, str] = {}
@@ -145,20 +143,21 @@ class Step:
         for holds in choices:
             plans = self.plans.setdefault((accumulated, holds), [])
             for plan in plans:
-                if room is None or plan.peak <= room:
+                if room is None or plan.held.peak <= room:
                     return plan
             try:
-                plan = self._planned(accumulated, holds, room)
+                plan = self._planned(accumulated, holds, room, beside)
             except InfeasibleBudget as error:
                 if holds is choices[-1]:
                     raise self._refusal(error, others) from None
                 continue
             plans.append(plan)
+            self.made.append(plan)
             plans.sort(key=lambda plan: plan.held.seconds)
             return plan
         raise AssertionError("the last choice returns or raises")
 
-    def _planned(self, accumulated: frozenset[int], holds: bool, room: int | None) -> Plan:
+    def _planned(self, accumulated: frozenset[int], holds: bool, room: int | None, beside: int) -> Plan:
         graph = document(self.joint, self.name, accumulated=accumulated, between=self.settings.between(self.joint),
                          holds_outputs=holds)
         found = costed(graph, self.device)
@@ -171,7 +170,7 @@ class Step:
         constants = {str(node.target): getattr(self.joint.module, str(node.target))
                      for node in self.joint.module.graph.find_nodes(op="get_attr")}
         made = code(plan, constants, outputs)
-        return Plan(plan, made, accumulated, holds)
+        return Plan(plan, made, accumulated, holds, beside)
 
     def _refusal(self, error: InfeasibleBudget, others: Mapping[str, int]) -> InfeasibleBudget:
         """The same refusal in bytes of the whole budget."""
@@ -179,20 +178,19 @@ class Step:
         smallest, needed = error.smallest + beside, error.needed + beside
         reasons = {"parameters and buffers that this call does not use": self.outside, **others, "reserve": RESERVE}
         listed = ", ".join(f"{size:,} {reason}" for reason, size in reasons.items() if size)
+        listed_shapes = " and ".join(map(str, self.batch())) or "nothing"
         binding = f" It binds at {error.binding!r}." if error.binding else ""
         return InfeasibleBudget(
-            f"{self.settings.budget:,} bytes are too few for a step of {self.name} ({self.shapes()}): no schedule needs "
+            f"{self.settings.budget:,} bytes are too few for a step of {self.name} on a batch of {listed_shapes}: no schedule needs "
             f"less than {needed:,}, and {smallest:,} are known to suffice.{binding} Beside the graph's own tensors this "
             f"counts {listed}. Give budget={smallest} or more, or a smaller batch",
             budget=self.settings.budget or 0, needed=needed, smallest=smallest, binding=error.binding, live=error.live,
         )
 
-    def shapes(self) -> str:
-        """The shapes of the batch, for messages."""
-        found = [str(list(node.meta["val"].shape)) for node, argument in
-                 zip(self.joint.primals, self.joint.arguments, strict=True)
-                 if argument.phase == "input" and isinstance(node.meta["val"], torch.Tensor)]
-        return "batch of " + " and ".join(found or ["nothing"])
+    def batch(self) -> list[list[int]]:
+        """The shapes of the batch."""
+        given = zip(self.joint.primals, self.joint.arguments, strict=True)
+        return [list(node.meta["val"].shape) for node, argument in given if argument.phase == "input" and is_tensor(node)]
 
     # Gradients.
 
@@ -233,13 +231,14 @@ class Step:
         if torch._C._autograd._get_current_graph_task_keep_graph():
             others["what retain_graph=True keeps"] = plan.saved
         beside = self.outside + RESERVE + sum(others.values())
-        if plan.peak + beside > self.settings.budget:
+        total = plan.held.peak + beside
+        if total > self.settings.budget:
             listed = ", ".join(f"{size:,} {reason}" for reason, size in others.items())
             raise BudgetExceeded(
-                f"this backward pass would hold {plan.peak + beside:,} bytes, {plan.peak + beside - self.settings.budget:,} "
-                f"more than the budget: beside its plan's {plan.peak:,} there are {listed}. Nothing was computed. Run each "
+                f"this backward pass would hold {total:,} bytes, {total - self.settings.budget:,} "
+                f"more than the budget: beside its plan's {plan.held.peak:,} there are {listed}. Nothing was computed. Run each "
                 "backward pass behind its forward pass, without retain_graph, or raise the budget",
-                budget=self.settings.budget, needed=plan.peak + beside,
+                budget=self.settings.budget, needed=total,
             )
 
     def _unchanged(self, pending: Pending) -> None:
