@@ -10,7 +10,7 @@ import pytest
 import torch
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT / "corpus" / "steps"), str(ROOT / "python")]
+sys.path.insert(0, str(ROOT / "corpus" / "steps"))
 
 
 @pytest.fixture(autouse=True)

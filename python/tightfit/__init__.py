@@ -88,12 +88,21 @@ __all__ = [
     "to_fx",
 ]
 
+# What the extra `torch` installs.
+_EXTRA = ("torch", "numpy", "safetensors")
+
 
 def __getattr__(name: str) -> Any:
     """A public name, from the file that defines it."""
     if name not in _DEFINED_IN:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f".{_DEFINED_IN[name]}", __name__), name)
+    try:
+        value = getattr(import_module(f".{_DEFINED_IN[name]}", __name__), name)
+    except ModuleNotFoundError as error:
+        if error.name not in _EXTRA:
+            raise
+        advice = f"tightfit.{name} needs {error.name}, which is not installed; install tightfit[torch]"
+        raise ModuleNotFoundError(advice, name=error.name) from error
     globals()[name] = value
     return value
 

@@ -16,7 +16,7 @@ class Graph:
         """The name that the graph has."""
     @property
     def nodes(self) -> int:
-        """How many nodes compute: all but parameters, state and batch."""
+        """How many nodes compute: all but parameters, state, batch and views."""
     @property
     def static_bytes(self) -> int:
         """Bytes of parameters, optimizer state and batch."""

@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
-from . import _native
+from . import _native, program
 from ._native import Fitted, Graph
 
 __all__ = ["Fitted", "Graph", "check", "fit", "modules", "pareto", "read_graph", "report", "sac", "shard"]
@@ -29,7 +28,7 @@ GraphLike: TypeAlias = "Graph | str | os.PathLike[str] | bytes | dict[str, Any]"
 PlanLike: TypeAlias = "Fitted | str | os.PathLike[str] | bytes | dict[str, Any]"
 
 # What has to be measured for the processor's machine is measured in a process of its own.
-_native.starts_by([sys.executable, "-m", "tightfit"])
+_native.starts_by(program.own())
 
 
 def read_graph(source: GraphLike) -> Graph:

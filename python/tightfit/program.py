@@ -14,7 +14,6 @@ import subprocess
 import sys
 from typing import Any
 
-from . import _native
 from .errors import ProgramError
 
 
@@ -22,7 +21,7 @@ def find() -> list[str]:
     """The words that start the program: what `TIGHTFIT_BIN` names where that is set, else this package's own."""
     named = os.environ.get("TIGHTFIT_BIN")
     if not named:
-        return _own()
+        return own()
     found = shutil.which(named)
     if found is None:
         raise ProgramError(f"TIGHTFIT_BIN={named!r} is no program; unset it to run the one inside this package")
@@ -31,16 +30,21 @@ def find() -> list[str]:
 
 def main() -> int:
     """The command `tightfit`: does what the process's arguments say, and returns the exit code."""
-    # The program knows what to do about them; Python would notice a signal only after the program's end.
-    for name in ("SIGINT", "SIGXFSZ"):
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_DFL)
-    _native.starts_by(_own())
+    from . import _native  # the rest of this file does without
+
+    # As other programs are started: Python would handle Ctrl-C only after the program's end, and a file that may not
+    # grow would be no news. Who had Ctrl-C ignored goes on ignoring it.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    if hasattr(signal, "SIGXFSZ"):
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+    _native.starts_by(own())
     return _native.run(["tightfit", *sys.argv[1:]])
 
 
-def _own() -> list[str]:
-    return [sys.executable, "-m", "tightfit"]
+def own() -> list[str]:
+    """The words that start the program inside this package."""
+    return [sys.executable or "python3", "-m", "tightfit"]
 
 
 def run(*arguments: str | os.PathLike[str]) -> Any:

@@ -30,7 +30,7 @@ impl Subject {
         self.graph.name()
     }
 
-    /// How many nodes compute: all but parameters, state and batch.
+    /// How many nodes compute: all but parameters, state, batch and views.
     #[getter]
     fn nodes(&self) -> usize {
         self.graph.compute_nodes().len()

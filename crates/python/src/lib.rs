@@ -15,8 +15,12 @@ mod plan;
 mod verbs;
 
 use std::ffi::OsString;
+use std::panic::catch_unwind;
 
 use pyo3::prelude::*;
+
+/// The exit code of a Rust program that panics.
+const PANICKED: u8 = 101;
 
 /// The planner and the program of tightfit, compiled.
 #[pymodule]
@@ -43,7 +47,8 @@ mod _native {
 /// takes the process over: its signals, its standard output, and its end where nobody reads that.
 #[pyfunction]
 fn run(py: Python<'_>, arguments: Vec<OsString>) -> u8 {
-    py.detach(|| tightfit_cli::run(arguments)).into()
+    // What a panic said is on standard error; the code is the one of a binary that panics.
+    py.detach(|| catch_unwind(|| tightfit_cli::run(arguments)).map_or(PANICKED, u8::from))
 }
 
 /// Says how the program is started in a process of its own, where something is to be measured.

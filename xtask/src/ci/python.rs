@@ -13,26 +13,40 @@ use super::command::Log;
 
 const REQUIREMENTS: &str = "python/requirements-dev.txt";
 
-/// Installs what the tests need, builds the `tightfit` program, and runs the tests with both.
+/// Installs what the tests need, builds the package into the environment, and runs the tests with
+/// it and with the program inside it.
 pub fn python(workspace: &Workspace, log: &mut Log) -> Result<()> {
-    let interpreter = environment(workspace, log)?;
-    log.run(workspace.cargo(&["build", "--release", "--package", "tightfit-cli"]))?;
-    let mut pytest = workspace.command(interpreter);
+    let scripts = environment(workspace, log)?;
+    log.run(build(workspace, &scripts))?;
+    let mut pytest = workspace.command(scripts.join("python"));
     // Tests that were skipped are named, with the reason.
     pytest.args(["-m", "pytest", "-rs", "python/tests"]);
-    pytest.env("TIGHTFIT_BIN", workspace.target.join("release").join("tightfit"));
+    pytest.env("TIGHTFIT_BIN", scripts.join("tightfit"));
+    // As the tests in Rust left it.
+    pytest.env("TIGHTFIT_BINARY", workspace.target.join("debug").join("tightfit"));
     log.run(pytest)
 }
 
-/// The interpreter of the environment, which is made where it is missing or stale.
+/// The package as it lies in its folder, with the compiled module put into it, so that an edited
+/// Python file counts at once.
+fn build(workspace: &Workspace, scripts: &Path) -> Command {
+    let mut maturin = workspace.command(scripts.join("maturin"));
+    maturin.args(["develop", "--release", "--quiet"]);
+    maturin.current_dir(workspace.root.join("python"));
+    maturin.env("VIRTUAL_ENV", workspace.target.join("python-venv"));
+    maturin.env("CARGO_TARGET_DIR", &workspace.target);
+    maturin
+}
+
+/// The folder of the environment's programs; the environment is made where it is missing or stale.
 fn environment(workspace: &Workspace, log: &mut Log) -> Result<PathBuf> {
     let folder = workspace.target.join("python-venv");
-    let (interpreter, stamp) =
-        (folder.join("bin").join("python"), folder.join("requirements-installed.txt"));
+    let (scripts, stamp) = (folder.join("bin"), folder.join("requirements-installed.txt"));
+    let interpreter = scripts.join("python");
     let wanted = fs::read_to_string(workspace.root.join(REQUIREMENTS)).context(REQUIREMENTS)?;
     if is_fresh(&stamp, &wanted) && interpreter.exists() {
         println!("{} is up to date", folder.display());
-        return Ok(interpreter);
+        return Ok(scripts);
     }
     usable_python()?;
     let mut create = workspace.command("python3");
@@ -50,7 +64,7 @@ fn environment(workspace: &Workspace, log: &mut Log) -> Result<PathBuf> {
     ]);
     log.run(install)?;
     fs::write(&stamp, wanted).with_context(|| stamp.display().to_string())?;
-    Ok(interpreter)
+    Ok(scripts)
 }
 
 fn is_fresh(stamp: &Path, wanted: &str) -> bool {
