@@ -51,11 +51,11 @@ def costed(document: dict[str, Any], device: torch.device) -> Costed:
         for node in document["nodes"]:
             if takes_time(node, values) and not node["op"].startswith("tightfit."):
                 call = Call.of(node, values)
-                cost = known.of(call)
+                results = sum(storages[storage] for storage in call.fresh)
+                cost = known.of(call, results)
                 if isinstance(cost, str):
                     refused[node["name"]] = cost
                 else:
-                    results = sum(storages[storage] for storage in call.fresh)
                     workspace = max(cost.peak - results, 0)
                     node = {key: item for key, item in node.items() if key != "workspace"} | {"seconds": cost.seconds}
                     node |= {"workspace": workspace} if workspace else {}
@@ -80,12 +80,15 @@ class _Known:
         except (ValueError, TypeError, AttributeError):
             pass  # a file that was damaged is written anew
 
-    def of(self, call: Call) -> Cost | str:
-        """The cost of a call, or why it cannot be measured."""
+    def of(self, call: Call, results: int) -> Cost | str:
+        """The cost of a call with so many bytes of results, or why it cannot be measured."""
         key = call.key
         if key not in self.costs and key not in self.refused:
             try:
-                self.costs[key] = _measured(prepared(call, self.device), self.device)
+                cost = _measured(prepared(call, self.device), self.device)
+                if cost.peak == 0 and results > 0:
+                    raise LookupError("the allocator in use does not tell PyTorch's profiler what it hands out")
+                self.costs[key] = cost
                 self.is_new = True
             except Exception as error:  # whatever an operator makes of made-up inputs
                 first = (str(error).strip().splitlines() or [""])[0][:120]

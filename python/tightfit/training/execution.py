@@ -115,7 +115,8 @@ class Step:
         if torch._C._autograd._get_current_graph_task_keep_graph():
             saved = list(saved)
         else:
-            pending.saved = None
+            # Whoever still holds the loss holds nothing of what it was computed from.
+            pending.saved, pending.given = None, {}
         gradients: dict[int, torch.Tensor | None] = {index: there[index] for index in plan.accumulated}
         made = plan.code.backward(saved, tangents, gradients)
         for index in self._gradients:
