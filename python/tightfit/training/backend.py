@@ -38,7 +38,9 @@ class Backend:
         arguments = [_argument(node, example) for node, example in
                      zip(module.graph.find_nodes(op="placeholder"), examples, strict=True)]
         detached = [] if self.settings.differentiable_outputs else _detach_all_but_losses(module)
-        compilation = _Compilation(self, arguments, [item for item in examples if isinstance(item, torch.Tensor)])
+        tensors = [item for item in examples if isinstance(item, torch.Tensor)]
+        device = device_of(tensors)
+        compilation = _Compilation(self, arguments, device, _outside(self.model, tensors, device))
         run = aot_autograd(
             fw_compiler=compilation.forward, bw_compiler=compilation.backward, partition_fn=compilation.partition,
             inference_compiler=compilation.inference, decompositions={}, keep_inference_input_mutations=True,
@@ -54,10 +56,11 @@ class Backend:
 class _Compilation:
     """What AOTAutograd asks for while it compiles one graph."""
 
-    def __init__(self, backend: Backend, arguments: list[Argument], examples: list[torch.Tensor]) -> None:
+    def __init__(self, backend: Backend, arguments: list[Argument], device: torch.device, outside: int) -> None:
         self.backend = backend
         self.arguments = arguments
-        self.examples = examples
+        self.device = device
+        self.outside = outside
         self.step: Step | None = None
 
     def partition(self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int,
@@ -81,10 +84,9 @@ class _Compilation:
         return _boxed(self.step.forward)
 
     def _made(self, module: fx.GraphModule, outputs: int) -> None:
-        backend, device = self.backend, device_of(self.examples)
+        backend = self.backend
         joint = Joint.of(module, self.arguments, outputs)
-        self.step = Step(joint, backend.settings, backend.ledger, device, backend.name,
-                         _outside(backend.model, self.examples, device))
+        self.step = Step(joint, backend.settings, backend.ledger, self.device, backend.name, self.outside)
         backend.steps.append(self.step)
 
 

@@ -153,8 +153,8 @@ class _Generator:
         for index, node in enumerate(nodes):
             if node["name"].startswith("gradient_") and node["name"].endswith("_sum"):
                 there, value = (_variable(item["value"]) for item in node["args"])
-                yield f"{there} = add({there}, {value})"
-                yield f"gradients[{node['name'].split('_')[1]}] = {there}"
+                total = _variable(node["outputs"][0]["id"])
+                yield f"{total} = gradients[{node['name'].split('_')[1]}] = add({there}, {value})"
             else:
                 yield from self._call(node)
             if index in dying:
