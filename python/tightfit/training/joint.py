@@ -69,6 +69,7 @@ class Joint:
             raise ExportError(f"the captured graph has {len(primals)} inputs where the model was given {len(arguments)}; "
                               "tensor subclasses and side effects such as prints are not supported: take them out")
         _simplify(module, outputs)
+        _dropout_as_eager(module.graph)
         _forward_first(module.graph, tangents)
         _keep_old_versions(module.graph)
         [output] = module.graph.find_nodes(op="output")
@@ -104,6 +105,32 @@ def _simplify(module: fx.GraphModule, outputs: int) -> None:
 def _asserts(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target not in _CHECKS \
         and not node.target._schema.returns
+
+
+def _dropout_as_eager(graph: fx.Graph) -> None:
+    """Rewrites the backward pass of dropout in 16 bits on processors as what eager runs there.
+
+    Eager has no dropout operator on processors: it multiplies by the mask divided by the share that is kept, which is
+    rounded to 16 bits. `native_dropout_backward` multiplies by the scale in 32 bits instead.
+    """
+    for node in graph.find_nodes(op="call_function", target=aten.native_dropout_backward.default):
+        gradient, mask, scale = node.args
+        value, source = gradient.meta["val"], mask.args[0]
+        if value.device.type != "cpu" or value.element_size() != 2 or scale == 0 or \
+                source.target is not aten.native_dropout.default:
+            continue
+        with graph.inserting_before(node):
+            kept = graph.call_function(aten._to_copy.default, (mask,), {"dtype": value.dtype})
+            noise = graph.call_function(aten.div.Tensor, (kept, 1.0 - source.args[1]))
+            product = graph.call_function(aten.mul.Tensor, (gradient, noise))
+        for made in (kept, noise, product):
+            made.meta.update(node.meta)
+        with torch.no_grad():
+            kept.meta["val"] = mask.meta["val"].to(value.dtype)
+            noise.meta["val"] = torch.empty_like(kept.meta["val"])
+            product.meta["val"] = value * noise.meta["val"]
+        node.replace_all_uses_with(product)
+        graph.erase_node(node)
 
 
 def _forward_first(graph: fx.Graph, tangents: Sequence[fx.Node]) -> None:
