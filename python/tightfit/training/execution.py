@@ -2,7 +2,7 @@
 
 Invariant: before anything is computed, what the plan holds and what is held beside it are within the budget, or an
 exception says what is too much. A gradient is added to a parameter's `.grad` inside the backward pass, unless somebody
-waits for it: hooks, `torch.autograd.grad`, or data parallelism.
+waits for it: hooks of the parameter, `torch.autograd.grad`, or the mixed precision of data parallelism.
 """
 
 from __future__ import annotations
@@ -213,14 +213,18 @@ class Step:
         return others | {"of gradients that this call does not compute": size} if size else others
 
     def _awaits_gradients(self) -> bool:
-        """Whether data parallelism waits for the gradients of the forward pass that is running."""
+        """Whether data parallelism waits for gradients of the forward pass that is running to come from autograd.
+
+        Its reducer runs behind autograd's node of each parameter, and reads `.grad` there: it does not matter who put the
+        gradient in. Only its mixed precision replaces parameters before that.
+        """
         if not torch.distributed.is_available():
             return False
         parallel = nn.parallel.DistributedDataParallel._get_active_ddp_module()
         if parallel is None:
             return False
         self.ledger.join(parallel)
-        return parallel.require_backward_grad_sync
+        return parallel.mixed_precision is not None
 
     def _asked(self, pending: Pending) -> tuple[set[int], set[int]]:
         """The parameters whose gradients somebody waits for, and those whose gradients nobody asked for."""
