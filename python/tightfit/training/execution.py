@@ -128,6 +128,9 @@ class Step:
         made = plan.code.backward(saved, tangents, gradients)
         for index in self._gradients:
             gradient = made.pop(index) if index in made else gradients.pop(index)
+            if gradient is not None and gradient._is_view() and index not in plan.accumulated:
+                # Gradients are nobody's views, so that whoever converts the model can put other data into them.
+                gradient = gradient.detach()
             if index not in pending.parameters or index in returned:
                 results[index] = gradient
             elif index in unasked:

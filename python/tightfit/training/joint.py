@@ -368,7 +368,9 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-_PATH = re.compile(r"""_modules\[['"]([^'"]+)['"]\]|_(?:parameters|buffers)\[['"]([^'"]+)['"]\]|\.?([A-Za-z0-9_]+)""")
+_PATH = re.compile(
+    r"""\.?_modules\[['"]([^'"]+)['"]\]|\.?_(?:parameters|buffers)\[['"]([^'"]+)['"]\]|\.?([A-Za-z0-9_]+)"""
+)
 
 
 def path(source: str) -> str:
