@@ -19,6 +19,7 @@ from torch import fx
 from ..errors import ExportError
 from ..graph import GraphBuilder, ValueId, producer
 from ..nodes import draws, flops, is_call, is_view, used_outputs
+from ..simplify import equivalent, shorten
 
 aten = torch.ops.aten
 
@@ -28,7 +29,6 @@ SHOWN = "tightfit.argument"
 
 # They check what was checked while the graph was captured, and compute nothing.
 _CHECKS = {aten._assert_tensor_metadata.default}
-_ALIASES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,14 @@ def _simplify(module: fx.GraphModule, outputs: int) -> None:
     would draw something else."""
     graph = module.graph
     [output] = graph.find_nodes(op="output")
-    owed = set(output.args[0][:outputs])
+    owed = {result for result in output.args[0][:outputs] if isinstance(result, fx.Node)}
+    for node in list(graph.nodes):
+        if is_call(node) and isinstance(node.target, torch._ops.OpOverload) and node not in owed:
+            shorten(node)
+            source = equivalent(node)
+            if source is not None:
+                node.replace_all_uses_with(source)
+                graph.erase_node(node)
     for node in reversed(list(graph.nodes)):
         if node.op == "get_attr" and not node.users:
             graph.erase_node(node)
@@ -97,9 +104,6 @@ def _simplify(module: fx.GraphModule, outputs: int) -> None:
             acts = is_operator and node.target not in _CHECKS and (node.target._schema.is_mutable or draws(node))
             if not acts and not _asserts(node):
                 graph.erase_node(node)
-        elif node.op == "call_function" and node.target in _ALIASES and node not in owed:
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
 
 
 def _asserts(node: fx.Node) -> bool:

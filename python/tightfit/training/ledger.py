@@ -45,7 +45,8 @@ class Ledger:
     """The bytes of one model's training, by who holds them."""
 
     pending: weakref.WeakSet[Pending] = field(default_factory=weakref.WeakSet)
-    outputs: list[tuple[StorageWeakRef, int, Any]] = field(default_factory=list)
+    # Storages that were given to callers, with their bytes, the forward pass whose they are, and whether it saved them.
+    outputs: list[tuple[StorageWeakRef, int, Any, bool]] = field(default_factory=list)
     # Bytes of optimizer state on the model's device: what is reserved for it, and what is there.
     reserved: int = 0
     states: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
@@ -70,27 +71,27 @@ class Ledger:
     def enter(self, pending: Pending, outputs: Iterable[Any]) -> None:
         """A forward pass saved something, and gave its outputs to its caller."""
         self.pending.add(pending)
-        self.hand_out(outputs, weakref.ref(pending))
+        self.hand_out(outputs, weakref.ref(pending), pending.plan.code.saved_outputs)
 
-    def hand_out(self, outputs: Iterable[Any], pending: Any = None) -> None:
-        """A forward pass gave these to its caller."""
-        for output in outputs:
+    def hand_out(self, outputs: Iterable[Any], pending: Any = None, saved: frozenset[int] = frozenset()) -> None:
+        """A forward pass gave these to its caller; those at the positions in `saved` it keeps as well."""
+        for index, output in enumerate(outputs):
             if isinstance(output, torch.Tensor):
                 storage = output.untyped_storage()
                 if (size := storage.nbytes()) >= _SMALL:
-                    self.outputs.append((StorageWeakRef(storage), size, pending))
+                    self.outputs.append((StorageWeakRef(storage), size, pending, index in saved))
 
     def holds_outputs(self, pending: Pending) -> int:
-        """Bytes of the outputs of a forward pass that somebody still holds."""
-        return sum(size for storage, size, owner in self.outputs
-                   if owner is not None and owner() is pending and not storage.expired())
+        """Bytes of the outputs of a forward pass that its caller alone holds, and still does."""
+        return sum(size for storage, size, owner, saved in self.outputs
+                   if not saved and owner is not None and owner() is pending and not storage.expired())
 
     def others(self, own: Pending | None = None, accumulated: Iterable[torch.Tensor] = ()) -> dict[str, int]:
         """What is held beside a call and what it works on, by reason; `own` is the call's own forward pass, and
         `accumulated` the parameters whose gradients its plan counts."""
         self.outputs = [found for found in self.outputs if not found[0].expired()]
         waiting = sum(other.held() for other in self.pending if other is not own)
-        given = sum(size for _, size, pending in self.outputs if own is None or pending is None or pending() is not own)
+        given = sum(size for _, size, pending, _ in self.outputs if own is None or pending is None or pending() is not own)
         state = max(self.reserved, sum(self.states.values()))
         buckets = sum(self.buckets.values())
         if buckets:
