@@ -21,12 +21,14 @@ from ..errors import CompileError, OptionError, TightfitError
 from .backend import Backend
 from .execution import Plan, Step
 from .optimizer_state import state_bytes
-from .settings import Settings, budget as budget_of, size
+from .settings import settings
 
 Module = TypeVar("Module", bound=nn.Module)
 
 # How many shapes, modes and types of batches a model may be compiled for.
 _SHAPES = 64
+# What Dynamo raises when there are more, by the releases of PyTorch.
+_TOO_MANY = ("FailOnRecompileLimitHit", "RecompileLimitExceeded")
 
 
 def compile(
@@ -66,11 +68,8 @@ def compile(
     if isinstance(model, torch._dynamo.OptimizedModule) or model._compiled_call_impl is not None:
         raise CompileError("the model is compiled already; give tightfit.compile a model as it was built, and leave "
                            "torch.compile, model.compile and torch_compile=True out")
-    if not isinstance(deadline, (int, float)) or not 0 < deadline < float("inf"):
-        raise OptionError(f"deadline={deadline!r} is no time; write a number of seconds such as 1.0")
-    memory = None if loss_memory is None else size(loss_memory, "loss_memory")
-    settings = Settings(budget_of(budget), float(deadline), differentiable_outputs, memory)
-    backend = Backend(settings, model, type(model).__name__)
+    asked = settings(budget, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory, deadline=deadline)
+    backend = Backend(asked, model, type(model).__name__)
     if optimizer is not None:
         backend.ledger.reserved = state_bytes(optimizer, model.parameters())
     model.compile(backend=backend, dynamic=False, fullgraph=True)
@@ -140,7 +139,7 @@ class _Call:
         try:
             with self.options:
                 result = self.compiled(*args, **kwargs)
-        except exc.TorchDynamoException as error:
+        except (exc.TorchDynamoException, exc.FailOnRecompileLimitHit) as error:
             raise _translated(error) from None
         if self.backend.calls == before:
             raise CompileError("PyTorch ran this call without the plan; the result was thrown away. Call the model itself, "
@@ -148,7 +147,7 @@ class _Call:
         return result
 
 
-def _translated(error: exc.TorchDynamoException) -> TightfitError:
+def _translated(error: Exception) -> TightfitError:
     """The exception for what Dynamo says."""
     inner = getattr(error, "inner_exception", None)
     if isinstance(inner, TightfitError):
@@ -156,9 +155,12 @@ def _translated(error: exc.TorchDynamoException) -> TightfitError:
     said = [line.strip() for line in str(inner or error).splitlines() if line.strip()]
     reason = said[0] if said else type(error).__name__
     hint = next((line.removeprefix("Explanation:").strip() for line in said if line.startswith("Explanation:")), "")
-    if isinstance(error, (exc.RecompileLimitExceeded, exc.FailOnRecompileLimitHit)):
+    if type(error).__name__ in _TOO_MANY:
         return CompileError(f"the model was called with more than {_SHAPES} kinds of batches, each of which needs a plan of its "
                             "own; pad batches to a few lengths")
+    if isinstance(error, exc.TorchRuntimeError):
+        cause = next((line for line in reversed(said) if "Error" in line), reason)
+        return CompileError(f"the model's forward fails on this batch: {cause}{_place(error)}")
     return CompileError(
         f"the model cannot be captured as one graph: {reason}{_place(error)}. {hint + ' ' if hint else ''}Make that part "
         "of the forward free of control flow that depends on the contents of tensors, and of calls that leave PyTorch; "
@@ -166,7 +168,7 @@ def _translated(error: exc.TorchDynamoException) -> TightfitError:
     )
 
 
-def _place(error: exc.TorchDynamoException) -> str:
+def _place(error: Exception) -> str:
     stack = getattr(error, "real_stack", None)
     if not stack:
         return ""
