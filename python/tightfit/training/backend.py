@@ -7,6 +7,7 @@ partition is the planner's, and what runs are the plan's functions.
 from __future__ import annotations
 
 import weakref
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -24,13 +25,15 @@ from .settings import Settings, device_of
 class Backend:
     """Makes a step of each graph that Dynamo captures of a model, and knows them all.
 
-    `model` is where it is known: its tensors that a graph does not use count too.
+    `model` is where it is known: its tensors that a graph does not use count too. `step` is the class of its steps.
     """
 
-    def __init__(self, settings: Settings, model: nn.Module | None, name: str) -> None:
+    def __init__(self, settings: Settings, model: nn.Module | None, name: str, *, step: type[Step] = Step) -> None:
         self.settings = settings
-        self.model = model
+        # The model knows its backend; this way it goes when nobody else knows it.
+        self.model = None if model is None else weakref.ref(model)
         self.name = name
+        self.step = step
         self.ledger = Ledger()
         self.steps: list[Step] = []
 
@@ -41,7 +44,7 @@ class Backend:
         detached = [] if self.settings.differentiable_outputs else _detach_all_but_losses(module)
         tensors = [item for item in examples if isinstance(item, torch.Tensor)]
         device = device_of(tensors)
-        compilation = _Compilation(self, arguments, device, *_outside(self.model, tensors, device))
+        compilation = _Compilation(self, arguments, device, *_outside(None if self.model is None else self.model(), tensors, device))
         run = aot_autograd(
             fw_compiler=compilation.forward, bw_compiler=compilation.backward, partition_fn=compilation.partition,
             inference_compiler=compilation.inference, decompositions={}, keep_inference_input_mutations=True,
@@ -92,7 +95,7 @@ class _Compilation:
     def _made(self, module: fx.GraphModule, outputs: int) -> None:
         backend = self.backend
         joint = Joint.of(module, self.arguments, outputs)
-        self.step = Step(joint, backend.settings, backend.ledger, self.device, backend.name, self.outside,
+        self.step = backend.step(joint, backend.settings, backend.ledger, self.device, backend.name, self.outside,
                          self.outside_parameters)
         backend.steps.append(self.step)
 
