@@ -236,7 +236,9 @@ class Step:
         returned, unasked = set(), set()
         for index, tensor in pending.parameters.items():
             try:
-                if not torch._C._will_engine_execute_node(self._node(index, tensor)):
+                # What is known may be out of date: a parameter that was moved has another node.
+                if not torch._C._will_engine_execute_node(self._node(index, tensor)) \
+                        and not torch._C._will_engine_execute_node(self._node(index, tensor, anew=True)):
                     unasked.add(index)
                 elif _has_hooks(tensor):
                     returned.add(index)
@@ -244,10 +246,10 @@ class Step:
                 returned.add(index)
         return returned, unasked
 
-    def _node(self, index: int, tensor: torch.Tensor) -> Any:
+    def _node(self, index: int, tensor: torch.Tensor, *, anew: bool = False) -> Any:
         """The node of autograd that accumulates a parameter's gradient."""
         known = self._nodes.get(index)
-        if known is None or known[0] is not tensor:
+        if anew or known is None or known[0] is not tensor:
             known = self._nodes[index] = tensor, torch.autograd.graph.get_gradient_edge(tensor).node
         return known[1]
 
