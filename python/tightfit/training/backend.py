@@ -29,7 +29,8 @@ class Backend:
 
     def __init__(self, settings: Settings, model: nn.Module | None, name: str) -> None:
         self.settings = settings
-        self.model = model
+        # The model knows its backend, and dies when its user lets it go.
+        self._model = None if model is None else weakref.ref(model)
         self.name = name
         self.ledger = Ledger()
         self.steps: list[Step] = []
@@ -50,6 +51,11 @@ class Backend:
         with torch._functorch.config.patch(backward_pass_autocast="off"):
             run = run(module, examples)
         return _with_guards(run, detached) if detached else run
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The model, where it is known."""
+        return None if self._model is None else self._model()
 
     @property
     def calls(self) -> int:
