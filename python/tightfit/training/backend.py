@@ -7,7 +7,6 @@ partition is the planner's, and what runs are the plan's functions.
 from __future__ import annotations
 
 import weakref
-import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -30,8 +29,8 @@ class Backend:
 
     def __init__(self, settings: Settings, model: nn.Module | None, name: str, *, step: type[Step] = Step) -> None:
         self.settings = settings
-        # The model knows its backend; this way it goes when nobody else knows it.
-        self.model = None if model is None else weakref.ref(model)
+        # The model knows its backend, and dies when its user lets it go.
+        self._model = None if model is None else weakref.ref(model)
         self.name = name
         self.step = step
         self.ledger = Ledger()
@@ -44,7 +43,7 @@ class Backend:
         detached = [] if self.settings.differentiable_outputs else _detach_all_but_losses(module)
         tensors = [item for item in examples if isinstance(item, torch.Tensor)]
         device = device_of(tensors)
-        compilation = _Compilation(self, arguments, device, *_outside(None if self.model is None else self.model(), tensors, device))
+        compilation = _Compilation(self, arguments, device, *_outside(self.model, tensors, device))
         run = aot_autograd(
             fw_compiler=compilation.forward, bw_compiler=compilation.backward, partition_fn=compilation.partition,
             inference_compiler=compilation.inference, decompositions={}, keep_inference_input_mutations=True,
@@ -53,6 +52,11 @@ class Backend:
         with torch._functorch.config.patch(backward_pass_autocast="off"):
             run = run(module, examples)
         return _with_guards(run, detached) if detached else run
+
+    @property
+    def model(self) -> nn.Module | None:
+        """The model, where it is known."""
+        return None if self._model is None else self._model()
 
     @property
     def calls(self) -> int:

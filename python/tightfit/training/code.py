@@ -86,10 +86,12 @@ class _Generator:
         text = self._forward(early, placeholders, owed, saved + states)
         if running[barrier]["outputs"] or late:
             text += "\n\n" + self._backward(late, placeholders, tangents, saved + states, results)
-        arguments = [int(name.removeprefix("argument_")) for value, name in given.items()
-                     if name.startswith("argument_") and _variable(value) in saved]
-        arguments += [int(name.removeprefix("argument_")) for name in shown]
         stored = {value["id"]: value["storage"] for node in nodes for value in node["outputs"] if value is not None}
+        # Of an argument a view may be saved instead of itself.
+        read = {storage for value, storage in stored.items() if _variable(value) in saved}
+        arguments = [int(name.removeprefix("argument_")) for value, name in given.items()
+                     if name.startswith("argument_") and stored[value] in read]
+        arguments += [int(name.removeprefix("argument_")) for name in shown]
         own = {value["storage"] for node in early for value in node["outputs"]
                if value is not None and _variable(value["id"]) in saved}
         shared = frozenset(index for index, value in enumerate(owed) if value is not None and stored[value["value"]] in own)

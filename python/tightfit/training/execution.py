@@ -69,13 +69,13 @@ class Step:
         # Parameters whose gradients this graph does not compute: what is there of them stays.
         self._idle = [index for index, argument in enumerate(joint.arguments)
                       if argument.is_parameter and joint.gradients[index] is None]
-        self._nodes: dict[int, tuple[torch.Tensor, Any]] = {}
 
     # What AOTAutograd calls.
 
     def forward(self, arguments: list[Any]) -> list[Any]:
         """The forward pass: empties `arguments`; returns the outputs, and what the backward pass starts from."""
         parameters = {index: arguments[index] for index in self._accumulating}
+        self._forget_others(parameters)
         idle = [arguments[index] for index in self._idle]
         awaits = self._awaits_gradients()
         there = {index: tensor for index, tensor in parameters.items() if tensor.grad is not None}
@@ -128,13 +128,13 @@ class Step:
         made = plan.code.backward(saved, tangents, gradients)
         for index in self._gradients:
             gradient = made.pop(index) if index in made else gradients.pop(index)
-            if gradient is not None and gradient._is_view() and index not in plan.accumulated:
+            if index in unasked:
+                continue
+            if index not in plan.accumulated and gradient._is_view():
                 # Gradients are nobody's views, so that whoever converts the model can put other data into them.
                 gradient = gradient.detach()
             if index not in pending.parameters or index in returned:
                 results[index] = gradient
-            elif index in unasked:
-                pass
             elif there[index] is None:
                 pending.parameters[index].grad = gradient
             elif index not in plan.accumulated:
@@ -236,7 +236,9 @@ class Step:
         returned, unasked = set(), set()
         for index, tensor in pending.parameters.items():
             try:
-                if not torch._C._will_engine_execute_node(self._node(index, tensor)):
+                # What is known may be out of date: a parameter that was moved has another node.
+                if not torch._C._will_engine_execute_node(self._node(index, tensor)) \
+                        and not torch._C._will_engine_execute_node(self._node(index, tensor, anew=True)):
                     unasked.add(index)
                 elif _has_hooks(tensor):
                     returned.add(index)
@@ -244,12 +246,20 @@ class Step:
                 returned.add(index)
         return returned, unasked
 
-    def _node(self, index: int, tensor: torch.Tensor) -> Any:
+    def _node(self, index: int, tensor: torch.Tensor, *, anew: bool = False) -> Any:
         """The node of autograd that accumulates a parameter's gradient."""
-        known = self._nodes.get(index)
-        if known is None or known[0] is not tensor:
-            known = self._nodes[index] = tensor, torch.autograd.graph.get_gradient_edge(tensor).node
-        return known[1]
+        nodes, name = self.ledger.nodes, self.joint.arguments[index].name
+        if anew or name not in nodes:
+            nodes[name] = tensor, torch.autograd.graph.get_gradient_edge(tensor).node
+        return nodes[name][1]
+
+    def _forget_others(self, parameters: Mapping[int, torch.Tensor]) -> None:
+        """Lets go of the nodes of parameters that were replaced, which hold them."""
+        nodes = self.ledger.nodes
+        for index, tensor in parameters.items():
+            name = self.joint.arguments[index].name
+            if name in nodes and nodes[name][0] is not tensor:
+                del nodes[name]
 
     def _room(self, pending: Pending, there: Mapping[int, torch.Tensor | None], outputs: int) -> None:
         """Refuses a backward pass for which more is held than its plan was made for; `outputs` are bytes of outputs that

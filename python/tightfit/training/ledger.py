@@ -52,6 +52,8 @@ class Ledger:
     states: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
     # Bytes of the buckets in which data parallelism sums gradients, by the module that does.
     buckets: weakref.WeakKeyDictionary[nn.Module, int] = field(default_factory=weakref.WeakKeyDictionary)
+    # The nodes of autograd that accumulate gradients, with their parameters, by name: they hold the parameters.
+    nodes: dict[str, tuple[torch.Tensor, Any]] = field(default_factory=dict)
 
     def join(self, parallel: nn.parallel.DistributedDataParallel) -> None:
         """The model is trained by data parallelism: each of its gradients has a place in a bucket, all the time."""
@@ -97,6 +99,6 @@ class Ledger:
         if buckets:
             buckets -= sum(parameter.grad.nbytes for parameter in accumulated
                            if parameter.grad is not None and self._lies_in_bucket(parameter.grad))
-        found = {"of optimizer state": state, "of buckets of data parallelism": buckets, "of forward passes whose backward pass has not come": waiting,
-                 "of outputs of other calls": given}
+        found = {"of optimizer state": state, "of buckets of data parallelism": buckets,
+                 "of forward passes whose backward pass has not come": waiting, "of outputs of other calls": given}
         return {reason: size for reason, size in found.items() if size}

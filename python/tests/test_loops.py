@@ -1,0 +1,291 @@
+"""Loops that people write, unchanged, around a compiled model: eager's own bits, within the budget on every step.
+
+Invariant: each loop is run by the same code in eager and compiled, in a fresh process that counts every byte, and
+everything that it records is compared; a call that no plan runs is an exception, so none is eager's. Every change runs
+each loop at one budget; `TIGHTFIT_LOOPS=all` runs each with as few bytes as possible, too.
+"""
+
+import copy
+import gc
+import io
+import os
+import pickle
+import weakref
+
+import allocator
+import data_parallel
+import loops
+import pytest
+import torch
+import zoo
+from torch import nn
+from torch.nn import functional
+
+tightfit = zoo.use_tightfit()
+if not hasattr(tightfit, "compile"):
+    pytest.skip("this tightfit has no `compile`", allow_module_level=True)
+REASON = allocator.unavailable()
+counted = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+
+ALL = os.environ.get("TIGHTFIT_LOOPS", "") == "all"
+TRAINER = [name for name in loops.LOOPS if name.startswith(("trainer", "resumed"))]
+PLAIN = [name for name in loops.LOOPS if name not in TRAINER]
+
+
+@pytest.fixture(scope="module")
+def plain():
+    return loops.seen(PLAIN, ALL)
+
+
+@pytest.fixture(scope="module")
+def trainers():
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    return loops.seen(TRAINER, ALL)
+
+
+def judge(found: dict) -> None:
+    """A loop's runs have eager's records, and each step of the one under a budget stays within it."""
+    eager = found["eager"]
+    assert "error" not in eager and eager["records"] and eager["peaks"], eager.get("trace")
+    for mode in ("fitted", "min") if "min" in found else ("fitted",):
+        run = found[mode]
+        assert "error" not in run, f"{mode}: {run['trace']}"
+        assert run["plans"] > 0
+        differing = [theirs[0] for ours, theirs in zip(run["records"], eager["records"], strict=True) if ours != theirs]
+        assert differing == [], f"{mode}: {len(differing)} records differ from eager's"
+    over = [peak for peak in found["fitted"]["peaks"] if peak > found["budget"]]
+    assert over == [], f"steps over the budget of {found['budget']}"
+    assert found["fitted"]["planned"] <= found["budget"]
+
+
+@counted
+@pytest.mark.parametrize("name", PLAIN)
+def test_a_loop_is_eagers_and_fits(plain, name):
+    judge(plain[name])
+
+
+@counted
+@pytest.mark.parametrize("name", TRAINER)
+def test_transformers_trainer_is_eagers_and_fits(trainers, name):
+    judge(trainers[name])
+    if name != "resumed":
+        steps = [what for what, _ in trainers[name]["eager"]["records"]]
+        assert "loss at 20" in steps and "eval_loss at 20" in steps
+
+
+@counted
+@pytest.mark.skipif(not torch.distributed.is_available(), reason="this PyTorch has no distributed package")
+def test_data_parallelism_of_two_processes_is_eagers_and_fits():
+    ranks = data_parallel.seen()
+    for views in ("False", "True"):
+        for rank in ranks:
+            judge(rank[views])
+        # The ranks have other batches, and the same parameters.
+        first, second = (dict(rank[views]["fitted"]["records"]) for rank in ranks)
+        assert first["first.weight"] == second["first.weight"] and first["loss"] != second["loss"]
+
+
+# What loops do now and then, compared in this process.
+
+
+def made(*, budget=None, **options) -> nn.Module:
+    """A model of the seed, and the seed of what it draws; compiled if there is a budget."""
+    torch.manual_seed(0)
+    model = loops.Net(**options)
+    return model if budget is None else tightfit.compile(model, budget=budget, deadline=0.1)
+
+
+def loss_of(model: nn.Module, seed: int = 0) -> torch.Tensor:
+    x, y = loops.batch(seed)
+    return functional.cross_entropy(model(x.to(next(model.parameters()).dtype)), y)
+
+
+def gradients(model: nn.Module) -> dict[str, torch.Tensor | None]:
+    return {name: parameter.grad for name, parameter in model.named_parameters()}
+
+
+def assert_same(model: nn.Module, eager: nn.Module) -> None:
+    """Gradients and state are equal bit for bit."""
+    for ours, theirs in ((gradients(model), gradients(eager)), (model.state_dict(), eager.state_dict())):
+        assert list(ours) == list(theirs)
+        for name, tensor in theirs.items():
+            assert (ours[name] is None) == (tensor is None), name
+            assert tensor is None or torch.equal(ours[name], tensor), name
+
+
+def test_a_retained_graph_runs_twice_where_the_budget_suffices():
+    eager, model = made(), made(budget="1GiB")
+    for one in (eager, model):
+        torch.manual_seed(1)
+        loss = loss_of(one)
+        loss.backward(retain_graph=True)
+        loss.backward()
+        with pytest.raises(RuntimeError, match="second time"):
+            loss.backward()
+    assert_same(model, eager)
+
+
+def test_a_retained_graph_beyond_the_budget_is_refused_and_the_step_goes_on():
+    least = made(budget="min")
+    loss_of(least).backward()
+    eager, model = made(), made(budget=tightfit.plans(least)[0].peak)
+    for one in (eager, model):
+        torch.manual_seed(1)
+        loss = loss_of(one)
+        if one is model:
+            with pytest.raises(tightfit.BudgetExceeded, match="retain_graph"):
+                loss.backward(retain_graph=True)
+        loss.backward()
+    assert_same(model, eager)
+
+
+def saved_and_loaded(model: nn.Module) -> nn.Module:
+    buffer = io.BytesIO()
+    torch.save(model, buffer)
+    buffer.seek(0)
+    return torch.load(buffer, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model)), saved_and_loaded])
+def test_a_copy_is_the_model_as_it_was_built(copied):
+    model = made(budget="1GiB")
+    loss_of(model).backward()
+    other = copied(model)
+    assert type(other) is loops.Net and list(other.state_dict()) == list(made().state_dict())
+    with pytest.raises(tightfit.CompileError, match="not compiled"):
+        tightfit.plans(other)
+    for one in (other, model):
+        one.zero_grad()
+        torch.manual_seed(1)
+        loss_of(one).backward()
+    assert_same(model, other)
+
+
+@pytest.mark.parametrize("where", ["gradient", "forward"])
+def test_a_loop_goes_on_after_an_interrupt(where):
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    def run(model):
+        torch.manual_seed(1)
+        for step in range(3):
+            model.zero_grad()
+            hook = None
+            if step == 1:
+                hook = model.first.weight.register_hook(interrupt) if where == "gradient" else None
+            try:
+                loss = loss_of(model, step)
+                if step == 1 and where == "forward":
+                    interrupt()
+                loss.backward()
+            except KeyboardInterrupt:
+                loss = None
+            if hook is not None:
+                hook.remove()
+        loss = None
+        return model
+
+    model = run(made(budget="min"))
+    assert_same(model, run(made()))
+    gc.collect()
+    assert model._compiled_call_impl.backend.ledger.others() == {}
+
+
+def test_a_model_is_loaded_and_converted_between_steps():
+    def run(model):
+        torch.manual_seed(1)
+        loss_of(model, 0).backward()
+        state = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+        model.load_state_dict(state, assign=True)
+        loss_of(model, 1).backward()
+        model.double()
+        loss_of(model, 2).backward()
+        model.float()
+        loss_of(model, 3).backward()
+        return model
+
+    assert_same(run(made(budget="min")), run(made()))
+
+
+def test_a_parameter_changed_before_its_backward_pass_is_an_error():
+    for model in (made(), made(budget="min")):
+        loss = loss_of(model)
+        with torch.no_grad():
+            model.head.weight.add_(1)
+        with pytest.raises(RuntimeError, match="version 2"):
+            loss.backward()
+
+
+def test_state_of_optimizers_counts_once_it_is_there():
+    model = made(budget="1GiB")
+    held = model._compiled_call_impl.backend.ledger.others
+    optimizer = torch.optim.AdamW(model.parameters())
+    loss_of(model).backward()
+    assert held() == {}
+    optimizer.step()
+    trained = sum(parameter.nbytes for parameter in model.parameters())
+    [(reason, size)] = held().items()
+    assert "optimizer" in reason and 2 * trained <= size <= 2 * trained + 64 * len(list(model.parameters()))
+    del optimizer
+    gc.collect()
+    assert held() == {}
+
+
+def test_gradients_that_a_call_does_not_compute_count():
+    model = made(budget="1GiB")
+    loss_of(model).backward()
+    before = tightfit.plans(model)[-1].peak
+    model.first.requires_grad_(False)
+    with torch.no_grad():
+        loss_of(model)
+    held = sum(parameter.nbytes for parameter in model.parameters())
+    # Parameters, and a gradient of each of them, are there during an evaluation, too.
+    assert 2 * held < tightfit.plans(model)[-1].peak < before
+
+
+def test_a_second_derivative_is_refused():
+    model = made(budget="1GiB")
+    [gradient] = torch.autograd.grad(loss_of(model), [model.head.weight], create_graph=True)
+    with pytest.raises(RuntimeError, match="double backward"):
+        gradient.sum().backward()
+
+
+@pytest.mark.parametrize("precision", ["no", "bf16"])
+def test_accelerate_prepares_a_compiled_model(precision):
+    accelerate = pytest.importorskip("accelerate")
+
+    def run(model):
+        accelerate.state.AcceleratorState._reset_state(True)
+        accelerator = accelerate.Accelerator(cpu=True, mixed_precision=precision, gradient_accumulation_steps=2)
+        prepared, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters()))
+        torch.manual_seed(1)
+        for step in range(4):
+            with accelerator.accumulate(prepared):
+                accelerator.backward(loss_of(prepared, step))
+                if accelerator.sync_gradients:
+                    accelerator.clip_grad_norm_(prepared.parameters(), 0.1)
+                optimizer.step()
+                optimizer.zero_grad()
+        return accelerator.unwrap_model(prepared)
+
+    model = made(budget="min")
+    assert_same(run(model), run(made()))
+    assert len(tightfit.plans(model)) > 1
+
+
+def test_a_model_that_is_let_go_is_gone():
+    model = made(budget="1GiB")
+    loss_of(model).backward()
+    with torch.no_grad():
+        loss_of(model)
+    gone = [weakref.ref(tensor) for tensor in (model.first.weight, model.first.weight.grad, model.statistics.running_mean)]
+    replaced = weakref.ref(model.head.weight)
+    model.load_state_dict({name: tensor.clone() for name, tensor in model.state_dict().items()}, assign=True)
+    loss_of(model)
+    assert replaced() is None
+    gone.append(weakref.ref(model.head.weight))
+    del model
+    torch._dynamo.reset()
+    gc.collect()
+    assert [reference() for reference in gone] == [None] * len(gone)
