@@ -29,10 +29,10 @@ class Backend:
 
     def __init__(self, settings: Settings, model: nn.Module | None, name: str) -> None:
         self.settings = settings
-        # The model knows its backend, and dies when its user lets it go.
-        self._model = None if model is None else weakref.ref(model)
         self.name = name
-        self.ledger = Ledger()
+        self.ledger = ledger = Ledger()
+        # The model knows its backend, and dies when its user lets it go; Dynamo may keep the backend.
+        self._model = None if model is None else weakref.ref(model, lambda _: ledger.nodes.clear())
         self.steps: list[Step] = []
 
     def __call__(self, module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
