@@ -457,7 +457,7 @@ def trainer_of(run: Run, kind: str, folder: str, **options: Any) -> Any:
                 return super().training_step(*args, **kwargs)
 
     arguments = transformers.TrainingArguments(**{
-        "output_dir": folder, "per_device_train_batch_size": 4, "per_device_eval_batch_size": 6,
+        "output_dir": folder, "per_device_train_batch_size": 4, "per_device_eval_batch_size": 8,
         "gradient_accumulation_steps": 4, "max_grad_norm": 0.5, "learning_rate": 1e-3, "warmup_steps": 5,
         "max_steps": 20, "eval_strategy": "steps", "eval_steps": 5, "save_steps": 10, "logging_steps": 1,
         "use_cpu": True, "report_to": [], "disable_tqdm": True, "seed": 0, "dataloader_pin_memory": False, **options,
