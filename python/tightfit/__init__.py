@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .planning import Fitted, Graph, check, fit, modules, pareto, read_graph, report, sac, shard
     from .statistics import module_info
     from .training.compiling import PlanInfo, compile, plans
+    from .training.studying import capture_step, explain, plan
 
 # Where each public name is defined. No file is called like a name that it defines: loading it would hide the name.
 _DEFINED_IN = {
@@ -44,13 +45,16 @@ _DEFINED_IN = {
     "ProgramError": "errors",
     "TightfitError": "errors",
     "arguments": "graph_module",
+    "capture_step": "training.studying",
     "check": "planning",
     "compile": "training.compiling",
+    "explain": "training.studying",
     "export": "exporting",
     "fit": "planning",
     "module_info": "statistics",
     "modules": "planning",
     "pareto": "planning",
+    "plan": "training.studying",
     "plans": "training.compiling",
     "read_graph": "planning",
     "report": "planning",
@@ -73,13 +77,16 @@ __all__ = [
     "ProgramError",
     "TightfitError",
     "arguments",
+    "capture_step",
     "check",
     "compile",
+    "explain",
     "export",
     "fit",
     "module_info",
     "modules",
     "pareto",
+    "plan",
     "plans",
     "read_graph",
     "report",

@@ -24,12 +24,13 @@ from .settings import Settings, device_of
 class Backend:
     """Makes a step of each graph that Dynamo captures of a model, and knows them all.
 
-    `model` is where it is known: its tensors that a graph does not use count too.
+    `model` is where it is known: its tensors that a graph does not use count too. `step` is the class of its steps.
     """
 
-    def __init__(self, settings: Settings, model: nn.Module | None, name: str) -> None:
+    def __init__(self, settings: Settings, model: nn.Module | None, name: str, *, step: type[Step] = Step) -> None:
         self.settings = settings
         self.name = name
+        self.step = step
         self.ledger = ledger = Ledger()
         # The model knows its backend, and dies when its user lets it go; Dynamo may keep the backend.
         self._model = None if model is None else weakref.ref(model, lambda _: ledger.nodes.clear())
@@ -98,7 +99,7 @@ class _Compilation:
     def _made(self, module: fx.GraphModule, outputs: int) -> None:
         backend = self.backend
         joint = Joint.of(module, self.arguments, outputs)
-        self.step = Step(joint, backend.settings, backend.ledger, self.device, backend.name, self.outside,
+        self.step = backend.step(joint, backend.settings, backend.ledger, self.device, backend.name, self.outside,
                          self.outside_parameters)
         backend.steps.append(self.step)
 
