@@ -288,3 +288,8 @@ def test_a_model_that_is_let_go_is_gone():
     del model
     gc.collect()
     assert [reference() for reference in gone] == [None] * len(gone)
+
+
+def test_what_stands_around_the_model_is_refused():
+    with pytest.raises(tightfit.CompileError, match="model.module"):
+        tightfit.compile(nn.DataParallel(made()), budget="1GiB")
