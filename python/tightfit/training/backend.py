@@ -119,7 +119,7 @@ def _argument(node: fx.Node, example: Any) -> Argument:
 
 
 def _outside(model: nn.Module | None, examples: list[torch.Tensor], device: torch.device) -> tuple[int, list[Any]]:
-    """Bytes of a model's tensors on a device that are not among the examples, and references to its parameters there."""
+    """Bytes of a model's tensors on a device that are not among the examples, and references to the parameters."""
     if model is None:
         return 0, []
     seen = {tensor.untyped_storage()._cdata for tensor in examples}
