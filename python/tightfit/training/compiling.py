@@ -58,6 +58,9 @@ def compile(
     """
     if not isinstance(model, nn.Module):
         raise OptionError(f"{type(model).__name__} is no torch.nn.Module; give the model itself")
+    if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+        raise CompileError("data parallelism stands around the model already; give tightfit.compile the model inside, "
+                           "model.module, and go on with what stands around it")
     if isinstance(model, torch._dynamo.OptimizedModule) or model._compiled_call_impl is not None:
         raise CompileError("the model is compiled already; give tightfit.compile a model as it was built, and leave "
                            "torch.compile, model.compile and torch_compile=True out")
