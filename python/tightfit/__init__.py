@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .planning import Fitted, Graph, check, fit, modules, pareto, read_graph, report, sac, shard
     from .statistics import module_info
     from .training.compiling import PlanInfo, compile, plans
+    from .training.stepping import TrainingStep, step
 
 # Where each public name is defined. No file is called like a name that it defines: loading it would hide the name.
 _DEFINED_IN = {
@@ -43,6 +44,7 @@ _DEFINED_IN = {
     "PlanInfo": "training.compiling",
     "ProgramError": "errors",
     "TightfitError": "errors",
+    "TrainingStep": "training.stepping",
     "arguments": "graph_module",
     "check": "planning",
     "compile": "training.compiling",
@@ -56,6 +58,7 @@ _DEFINED_IN = {
     "report": "planning",
     "sac": "planning",
     "shard": "planning",
+    "step": "training.stepping",
     "to_fx": "graph_module",
 }
 
@@ -72,6 +75,7 @@ __all__ = [
     "PlanInfo",
     "ProgramError",
     "TightfitError",
+    "TrainingStep",
     "arguments",
     "check",
     "compile",
@@ -85,6 +89,7 @@ __all__ = [
     "report",
     "sac",
     "shard",
+    "step",
     "to_fx",
 ]
 

@@ -47,6 +47,10 @@ class Backend:
         )(module, examples)
         return _with_guards(run, detached) if detached else run
 
+    def made(self, joint: Joint, device: torch.device, outside: int) -> Step:
+        """The step of a captured graph; `outside` are bytes of the model's tensors that the graph does not see."""
+        return Step(joint, self.settings, self.ledger, device, self.name, outside)
+
     @property
     def calls(self) -> int:
         """How many forward passes its steps have run."""
@@ -86,7 +90,7 @@ class _Compilation:
     def _made(self, module: fx.GraphModule, outputs: int) -> None:
         backend = self.backend
         joint = Joint.of(module, self.arguments, outputs)
-        self.step = Step(joint, backend.settings, backend.ledger, self.device, backend.name, self.outside)
+        self.step = backend.made(joint, self.device, self.outside)
         backend.steps.append(self.step)
 
 

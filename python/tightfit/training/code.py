@@ -16,7 +16,7 @@ import torch
 
 from .. import calls
 from ..errors import ExportError
-from .joint import BARRIER, SHOWN
+from .joint import BARRIER, SHOWN, UPDATE
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,20 @@ class Code:
     saved_bytes: int
 
 
-def generate(document: Mapping[str, Any], constants: Mapping[str, torch.Tensor], outputs: list[Any]) -> Code:
+def generate(document: Mapping[str, Any], constants: Mapping[str, torch.Tensor], outputs: list[Any],
+             update: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None) -> Code:
     """The functions of a planned graph. `outputs` are the forward pass's results: `None` stands for a tensor of the
-    graph, and everything else for itself."""
-    return _Generator(document, constants, outputs).run()
+    graph, and everything else for itself. `update` is what updates a parameter by its gradient and returns it, where
+    that is part of the graph."""
+    return _Generator(document, constants, outputs, update).run()
 
 
 class _Generator:
     """The state of one generation: the names that constants and operators have in the functions."""
 
-    def __init__(self, document: Mapping[str, Any], constants: Mapping[str, torch.Tensor], outputs: list[Any]) -> None:
+    def __init__(self, document: Mapping[str, Any], constants: Mapping[str, torch.Tensor], outputs: list[Any],
+                 update: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None) -> None:
+        self.update = update
         self.document = document
         self.outputs = outputs
         self.constants = constants
@@ -213,7 +217,7 @@ class _Generator:
         return self._bound(item, "c")
 
     def _operator(self, name: str) -> str:
-        found = calls.overload(name)
+        found = self.update if name == UPDATE else calls.overload(name)
         if found is None:
             raise ExportError(f"PyTorch {torch.__version__} has no operator {name!r}; please report this model")
         return self._bound(found, "op")

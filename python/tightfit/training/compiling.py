@@ -74,7 +74,7 @@ def compile(
     if optimizer is not None:
         backend.ledger.reserved = state_bytes(optimizer, model.parameters())
     model.compile(backend=backend, dynamic=False, fullgraph=True)
-    model._compiled_call_impl = _Call(model._compiled_call_impl, backend)
+    model._compiled_call_impl = Call(model._compiled_call_impl, backend)
     _Watch.over(model, backend)
     return model
 
@@ -107,12 +107,13 @@ class PlanInfo:
 def plans(model: nn.Module) -> list[PlanInfo]:
     """The plans that a compiled model has made so far, in their order."""
     call = model._compiled_call_impl
-    if not isinstance(call, _Call):
+    if not isinstance(call, Call):
         raise CompileError("the model was not compiled by tightfit.compile")
-    return [_info(step, plan) for step in call.backend.steps for plan in step.made]
+    return [info(step, plan) for step in call.backend.steps for plan in step.made]
 
 
-def _info(step: Step, plan: Plan) -> PlanInfo:
+def info(step: Step, plan: Plan) -> PlanInfo:
+    """What is to be said of a plan."""
     held = plan.held
     return PlanInfo(
         step.settings.budget, held.peak + plan.beside, held.unplanned_peak + plan.beside, held.seconds,
@@ -121,7 +122,7 @@ def _info(step: Step, plan: Plan) -> PlanInfo:
     )
 
 
-class _Call:
+class Call:
     """A call of a compiled model."""
 
     def __init__(self, compiled: Any, backend: Backend) -> None:
