@@ -112,7 +112,9 @@ def _report(options: argparse.Namespace) -> dict[str, Any]:
         torch.save({"model": loop.model.state_dict(), "optimizer": loop.optimizer.state_dict()}, options.save)
     plans = loop.plan_peaks() if options.mode != "eager" else []
     return {"steps": steps, "peak": max(step["peak"] for step in steps), "plans": plans,
-            "parameters": sum(parameter.nbytes for parameter in loop.model.parameters())}
+            "parameters": sum(parameter.nbytes for parameter in loop.model.parameters()),
+            "state": sum(item.nbytes for state in loop.optimizer.state.values() for item in state.values()
+                         if isinstance(item, torch.Tensor))}
 
 
 def run(name: str, mode: str, **options: Any) -> dict[str, Any]:

@@ -28,6 +28,10 @@ if not hasattr(tightfit, "step"):
 REASON = allocator.unavailable()
 counted = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
+# Every change runs two models; `TIGHTFIT_MODELS` set to anything runs the others too.
+MODELS = [("gpt2", "adamw"), ("unet", "sgd")]
+MODELS += [("mobilenet_v3", "momentum"), ("bert", "nadam"), ("llama", "rmsprop")] if os.environ.get("TIGHTFIT_MODELS") else []
+
 Make = Callable[[Any], torch.optim.Optimizer]
 
 SIX: dict[str, Make] = {
@@ -280,31 +284,29 @@ def test_either_mode_goes_on_where_the_other_stopped(name: str):
 
 
 @counted
-@pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adam", "adamw", "fused", "foreach", "rmsprop", "adagrad", "nadam"])
+@pytest.mark.parametrize("optimizer", ["momentum", "adam", "adamw", "fused", "foreach", "rmsprop", "adagrad", "nadam"])
 def test_gradients_die_and_the_smallest_budget_holds(optimizer: str):
-    eager = stepped.run("wide", "eager", optimizer=optimizer)
     least = stepped.run("wide", "step", optimizer=optimizer)
     assert "error" not in least, least
     assert least["peak"] <= max(least["plans"])
-    assert stepped.differing(least, eager) == []
-    # Of all gradients together only a few are there at any time.
-    assert least["peak"] < eager["peak"] - least["parameters"] // 2
+    # Parameters and state are there all the time; of the gradients, which are as large as the parameters, only a few are.
+    assert least["state"] + least["parameters"] < least["peak"] < least["state"] + 1.5 * least["parameters"]
 
 
 @counted
-@pytest.mark.parametrize(("name", "optimizer"), [("gpt2", "adamw"), ("mobilenet_v3", "momentum"), ("unet", "sgd")])
+@pytest.mark.parametrize(("name", "optimizer"), MODELS)
 def test_every_step_fits_every_budget(name: str, optimizer: str):
     eager = stepped.run(name, "eager", optimizer=optimizer)
     least = stepped.run(name, "step", optimizer=optimizer)
     assert "error" not in least, least
     smallest = max(least["plans"])
     assert smallest < eager["peak"], "the smallest budget saves nothing: choose other sizes"
-    for share in (0.0, 0.25, 0.5, 0.75):
-        budget = smallest + int(share * (eager["peak"] - smallest))
-        run = stepped.run(name, "step", optimizer=optimizer, budget=budget)
+    budgets = [smallest + int(share * (eager["peak"] - smallest)) for share in (0.25, 0.75)]
+    runs = [least, *(stepped.run(name, "step", optimizer=optimizer, budget=budget) for budget in budgets)]
+    for budget, run in zip([smallest, *budgets], runs, strict=True):
         assert "error" not in run, run
         peaks = [step["peak"] for step in run["steps"]]
-        assert all(peak <= budget for peak in peaks), f"at {share}: {peaks} over {budget}"
+        assert all(peak <= budget for peak in peaks), f"{peaks} over {budget}"
         assert stepped.differing(run, eager) == []
 
 
@@ -520,10 +522,10 @@ def test_control_flow_on_data_is_refused():
 
 
 def test_under_no_grad_a_step_is_a_step():
-    pair = Pair(network(), SIX["sgd"])
-    with torch.no_grad():
-        found = pair.step(*batch(0))
+    with_grad, without = Pair(network(), SIX["sgd"]), Pair(network(), SIX["sgd"])
     torch.manual_seed(0)
-    pair = Pair(network(), SIX["sgd"])
-    assert found.shape == () and not found.requires_grad
-    assert "fitted" not in os.environ
+    expected = with_grad.step(*batch(0))
+    torch.manual_seed(0)
+    with torch.no_grad():
+        found = without.step(*batch(0))
+    assert same(found, expected) and same(without.ours.state_dict(), with_grad.ours.state_dict())

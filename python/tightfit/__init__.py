@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from .statistics import module_info
     from .training.compiling import PlanInfo, compile, plans
     from .training.stepping import TrainingStep, step
+    from .training.studying import capture_step, explain, plan
 
 # Where each public name is defined. No file is called like a name that it defines: loading it would hide the name.
 _DEFINED_IN = {
@@ -46,13 +47,16 @@ _DEFINED_IN = {
     "TightfitError": "errors",
     "TrainingStep": "training.stepping",
     "arguments": "graph_module",
+    "capture_step": "training.studying",
     "check": "planning",
     "compile": "training.compiling",
+    "explain": "training.studying",
     "export": "exporting",
     "fit": "planning",
     "module_info": "statistics",
     "modules": "planning",
     "pareto": "planning",
+    "plan": "training.studying",
     "plans": "training.compiling",
     "read_graph": "planning",
     "report": "planning",
@@ -77,13 +81,16 @@ __all__ = [
     "TightfitError",
     "TrainingStep",
     "arguments",
+    "capture_step",
     "check",
     "compile",
+    "explain",
     "export",
     "fit",
     "module_info",
     "modules",
     "pareto",
+    "plan",
     "plans",
     "read_graph",
     "report",

@@ -31,8 +31,8 @@ def simplify(captured: Capture) -> None:
     replaced: dict[fx.Node, fx.Node] = {}
     for node in list(graph.nodes):
         if node.op == "call_function":
-            _shorten(node)
-            source = _equivalent(node)
+            shorten(node)
+            source = equivalent(node)
             if source is not None:
                 node.replace_all_uses_with(source)
                 replaced[node] = source
@@ -66,11 +66,13 @@ def _same(node: fx.Node, source: fx.Node) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and a.stride() == b.stride() and a.device == b.device
 
 
-def _equivalent(node: fx.Node) -> fx.Node | None:
+def equivalent(node: fx.Node) -> fx.Node | None:
     """An earlier node with the same elements in the same layout."""
     target = node.target
     if target in _IDENTITIES:
         return node.args[0]
+    if target is aten.t.default and isinstance(node.args[0], fx.Node) and node.args[0].target is target:
+        return node.args[0].args[0]
     if target in (aten.view.default, aten._unsafe_view.default, aten.reshape.default, aten.expand.default,
                   aten._to_copy.default, aten.permute.default, aten.slice.Tensor, aten.squeeze.dims):
         return node.args[0] if _same(node, node.args[0]) else None
@@ -82,7 +84,7 @@ def _composed(inner: fx.Node, outer: fx.Node) -> list[int]:
     return [inner.args[1][dim % rank] % rank for dim in outer.args[1]]
 
 
-def _shorten(node: fx.Node) -> None:
+def shorten(node: fx.Node) -> None:
     """Lets a view of a view read the first one's source, where that is the same view."""
     source = node.args[0] if node.args else None
     if not isinstance(source, fx.Node) or source.op != "call_function" or source.target is not node.target:

@@ -6,6 +6,7 @@ partition is the planner's, and what runs are the plan's functions.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,13 +24,16 @@ from .settings import Settings, device_of
 class Backend:
     """Makes a step of each graph that Dynamo captures of a model, and knows them all.
 
-    `model` is where it is known: its tensors that a graph does not use count too.
+    `model` is where it is known: its tensors that a graph does not use count too. `step` makes its steps, as
+    their class does.
     """
 
-    def __init__(self, settings: Settings, model: nn.Module | None, name: str) -> None:
+    def __init__(self, settings: Settings, model: nn.Module | None, name: str, *, step: Callable[..., Step] = Step) -> None:
         self.settings = settings
-        self.model = model
+        # The model knows its backend; this way it goes when nobody else knows it.
+        self.model = None if model is None else weakref.ref(model)
         self.name = name
+        self.step = step
         self.ledger = Ledger()
         self.steps: list[Step] = []
 
@@ -40,16 +44,15 @@ class Backend:
         detached = [] if self.settings.differentiable_outputs else _detach_all_but_losses(module)
         tensors = [item for item in examples if isinstance(item, torch.Tensor)]
         device = device_of(tensors)
-        compilation = _Compilation(self, arguments, device, _outside(self.model, tensors, device))
+        compilation = _Compilation(self, arguments, device, *_outside(None if self.model is None else self.model(), tensors, device))
         run = aot_autograd(
             fw_compiler=compilation.forward, bw_compiler=compilation.backward, partition_fn=compilation.partition,
             inference_compiler=compilation.inference, decompositions={}, keep_inference_input_mutations=True,
-        )(module, examples)
+        )
+        # Loops call `backward` outside of autocast, and then eager's backward pass casts nothing by itself.
+        with torch._functorch.config.patch(backward_pass_autocast="off"):
+            run = run(module, examples)
         return _with_guards(run, detached) if detached else run
-
-    def made(self, joint: Joint, device: torch.device, outside: int) -> Step:
-        """The step of a captured graph; `outside` are bytes of the model's tensors that the graph does not see."""
-        return Step(joint, self.settings, self.ledger, device, self.name, outside)
 
     @property
     def calls(self) -> int:
@@ -60,11 +63,13 @@ class Backend:
 class _Compilation:
     """What AOTAutograd asks for while it compiles one graph."""
 
-    def __init__(self, backend: Backend, arguments: list[Argument], device: torch.device, outside: int) -> None:
+    def __init__(self, backend: Backend, arguments: list[Argument], device: torch.device, outside: int,
+                 outside_parameters: Sequence[Any]) -> None:
         self.backend = backend
         self.arguments = arguments
         self.device = device
         self.outside = outside
+        self.outside_parameters = outside_parameters
         self.step: Step | None = None
 
     def partition(self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int,
@@ -90,7 +95,8 @@ class _Compilation:
     def _made(self, module: fx.GraphModule, outputs: int) -> None:
         backend = self.backend
         joint = Joint.of(module, self.arguments, outputs)
-        self.step = backend.made(joint, self.device, self.outside)
+        self.step = backend.step(joint, backend.settings, backend.ledger, self.device, backend.name, self.outside,
+                         self.outside_parameters)
         backend.steps.append(self.step)
 
 
@@ -108,18 +114,20 @@ def _argument(node: fx.Node, example: Any) -> Argument:
     return Argument(path(source) or node.name, isinstance(example, nn.Parameter), "_buffers[" in source)
 
 
-def _outside(model: nn.Module | None, examples: list[torch.Tensor], device: torch.device) -> int:
-    """Bytes of a model's tensors on a device that are not among the examples."""
+def _outside(model: nn.Module | None, examples: list[torch.Tensor], device: torch.device) -> tuple[int, list[Any]]:
+    """Bytes of a model's tensors on a device that are not among the examples, and references to its parameters there."""
     if model is None:
-        return 0
+        return 0, []
     seen = {tensor.untyped_storage()._cdata for tensor in examples}
-    outside = 0
+    outside, parameters = 0, []
     for tensor in [*model.parameters(), *model.buffers()]:
         storage = tensor.untyped_storage()
         if tensor.device == device and storage._cdata not in seen:
             seen.add(storage._cdata)
             outside += storage.nbytes()
-    return outside
+            if isinstance(tensor, nn.Parameter):
+                parameters.append(weakref.ref(tensor))
+    return outside, parameters
 
 
 def _stand_ins(joint: Joint) -> tuple[fx.GraphModule, fx.GraphModule]:

@@ -16,6 +16,7 @@ import torch
 
 from .. import calls
 from ..errors import ExportError
+from .binding import quickest
 from .joint import BARRIER, SHOWN, UPDATE
 
 
@@ -35,6 +36,8 @@ class Code:
     # The arguments among what is saved, by position, and the bytes of the rest.
     saved_arguments: tuple[int, ...]
     saved_bytes: int
+    # The outputs that lie in memory which is saved, by position.
+    saved_outputs: frozenset[int]
 
 
 def generate(document: Mapping[str, Any], constants: Mapping[str, torch.Tensor], outputs: list[Any],
@@ -56,6 +59,8 @@ class _Generator:
         self.constants = constants
         self.names: dict[str, Any] = {"state_of": _state_of, "go_back": _go_back, "go_on": _go_on, "add": _add}
         self.bound: dict[Any, str] = {}
+        self.described = {value["id"]: value for node in document["nodes"] for value in node["outputs"] if value is not None}
+        self.quickest: dict[Any, tuple[str, Any]] = {}
         self.shown = {f"argument_{node['args'][1]}" for node in document["nodes"] if node["op"] == SHOWN}
         self.again = {node["recomputes"] for node in document["nodes"] if node.get("stream") and "recomputes" in node}
 
@@ -88,10 +93,12 @@ class _Generator:
         arguments = [int(name.removeprefix("argument_")) for value, name in given.items()
                      if name.startswith("argument_") and _variable(value) in saved]
         arguments += [int(name.removeprefix("argument_")) for name in shown]
+        stored = {value["id"]: value["storage"] for node in nodes for value in node["outputs"] if value is not None}
         own = {value["storage"] for node in early for value in node["outputs"]
                if value is not None and _variable(value["id"]) in saved}
+        shared = frozenset(index for index, value in enumerate(owed) if value is not None and stored[value["value"]] in own)
         own -= {node["outputs"][0]["storage"] for node in nodes if node["op"] == "placeholder"}
-        return self._compiled(text, tuple(arguments), sum(self.document["storages"][storage] for storage in own))
+        return self._compiled(text, tuple(arguments), sum(self.document["storages"][storage] for storage in own), shared)
 
     def _draws_again(self, late: list[Mapping[str, Any]]) -> set[str]:
         return {node["recomputes"] for node in late if node.get("stream") and "recomputes" in node}
@@ -169,7 +176,7 @@ class _Generator:
         if node["op"] == SHOWN:
             yield f"{_variable(outputs[0]['id'])} = argument_{node['args'][1]}"
             return
-        call = f"{self._operator(node['op'])}({self._given(node)})"
+        call = self._called(node)
         goes_back = node.get("stream") and "recomputes" in node
         if goes_back:
             yield f"now = go_back({_state_named(node['recomputes'])})"
@@ -196,11 +203,46 @@ class _Generator:
             return f"{_variable(read[0])}.device"
         return self._constant(torch.device(node.get("kwargs", {}).get("device", "cpu")))
 
-    def _given(self, node: Mapping[str, Any]) -> str:
+    def _called(self, node: Mapping[str, Any]) -> str:
         args, kwargs = calls.arguments(node, _Named)
+        kind, what = self._quickest(node["op"], args, kwargs)
         parts = [self._argument(item) for item in args]
         parts += [f"{name}={self._argument(item)}" for name, item in kwargs.items()]
-        return ", ".join(parts)
+        if kind == "method":
+            return f"{parts[0]}.{what}({', '.join(parts[1:])})"
+        return f"{self._bound(what, 'op')}({', '.join(parts)})"
+
+    def _quickest(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[str, Any]:
+        """How an operator is called with arguments of these kinds."""
+        if name == UPDATE and self.update is not None:
+            return "function", self.update
+        overload = calls.overload(name)
+        if overload is None:
+            raise ExportError(f"PyTorch {torch.__version__} has no operator {name!r}; please report this model")
+        key = name, self._kinds(args), self._kinds(list(kwargs.items()))
+        if key not in self.quickest:
+            self.quickest[key] = quickest(overload, self._like(args), self._like(kwargs))
+        return self.quickest[key]
+
+    def _kinds(self, item: Any) -> Any:
+        """What decides which operator a call with such an argument is."""
+        if isinstance(item, (list, tuple)):
+            return tuple(self._kinds(one) for one in item)
+        if isinstance(item, _Named):
+            value = self.described[item.value]
+            return "tensor", value["dtype"], len(value["shape"])
+        return item if isinstance(item, str) else type(item)
+
+    def _like(self, item: Any) -> Any:
+        """The same with tensors that have no memory."""
+        if isinstance(item, dict):
+            return {key: self._like(one) for key, one in item.items()}
+        if isinstance(item, list):
+            return [self._like(one) for one in item]
+        if isinstance(item, _Named):
+            value = self.described[item.value]
+            return torch.empty(value["shape"], dtype=calls.TORCH_DTYPES[value["dtype"]], device="meta")
+        return item
 
     def _argument(self, item: Any) -> str:
         if isinstance(item, _Named):
@@ -216,12 +258,6 @@ class _Generator:
             return repr(item)
         return self._bound(item, "c")
 
-    def _operator(self, name: str) -> str:
-        found = self.update if name == UPDATE else calls.overload(name)
-        if found is None:
-            raise ExportError(f"PyTorch {torch.__version__} has no operator {name!r}; please report this model")
-        return self._bound(found, "op")
-
     def _bound(self, item: Any, prefix: str) -> str:
         key = (type(item), repr(item)) if prefix == "c" else id(item)
         if key not in self.bound:
@@ -229,12 +265,13 @@ class _Generator:
             self.names[self.bound[key]] = item
         return self.bound[key]
 
-    def _compiled(self, text: str, arguments: tuple[int, ...], size: int) -> Code:
+    def _compiled(self, text: str, arguments: tuple[int, ...], size: int,
+                  shared: frozenset[int]) -> Code:
         name = f"<tightfit {self.document['name']} {id(self):x}>"
         # A traceback shows the line.
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
         exec(compile(text, name, "exec"), self.names)  # noqa: S102
-        return Code(self.names["forward"], self.names.get("backward"), text, arguments, size)
+        return Code(self.names["forward"], self.names.get("backward"), text, arguments, size, shared)
 
 
 @dataclass(frozen=True)

@@ -6,27 +6,22 @@ that no plan ran is an exception: nothing falls back to PyTorch's own execution 
 
 from __future__ import annotations
 
-import logging
-import traceback
 import weakref
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
 from torch import nn
-from torch._dynamo import exc
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
-from ..errors import CompileError, OptionError, TightfitError
+from ..errors import CompileError, OptionError
 from .backend import Backend
+from .dynamo import FAILURES, capturing, isolated, translated
 from .execution import Plan, Step
 from .optimizer_state import state_bytes
-from .settings import Settings, budget as budget_of, size
+from .settings import settings
 
 Module = TypeVar("Module", bound=nn.Module)
-
-# How many shapes, modes and types of batches a model may be compiled for.
-_SHAPES = 64
 
 
 def compile(
@@ -66,14 +61,11 @@ def compile(
     if isinstance(model, torch._dynamo.OptimizedModule) or model._compiled_call_impl is not None:
         raise CompileError("the model is compiled already; give tightfit.compile a model as it was built, and leave "
                            "torch.compile, model.compile and torch_compile=True out")
-    if not isinstance(deadline, (int, float)) or not 0 < deadline < float("inf"):
-        raise OptionError(f"deadline={deadline!r} is no time; write a number of seconds such as 1.0")
-    memory = None if loss_memory is None else size(loss_memory, "loss_memory")
-    settings = Settings(budget_of(budget), float(deadline), differentiable_outputs, memory)
-    backend = Backend(settings, model, type(model).__name__)
+    asked = settings(budget, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory, deadline=deadline)
+    backend = Backend(asked, model, type(model).__name__)
     if optimizer is not None:
         backend.ledger.reserved = state_bytes(optimizer, model.parameters())
-    model.compile(backend=backend, dynamic=False, fullgraph=True)
+    model.compile(backend=backend, dynamic=False, fullgraph=True, **isolated())
     model._compiled_call_impl = Call(model._compiled_call_impl, backend)
     _Watch.over(model, backend)
     return model
@@ -109,14 +101,14 @@ def plans(model: nn.Module) -> list[PlanInfo]:
     call = model._compiled_call_impl
     if not isinstance(call, Call):
         raise CompileError("the model was not compiled by tightfit.compile")
-    return [info(step, plan) for step in call.backend.steps for plan in step.made]
+    return [info(step, plan, step.settings.budget) for step in call.backend.steps for plan in step.made]
 
 
-def info(step: Step, plan: Plan) -> PlanInfo:
-    """What is to be said of a plan."""
+def info(step: Step, plan: Plan, budget: int | None) -> PlanInfo:
+    """The record of a plan that was made for a budget."""
     held = plan.held
     return PlanInfo(
-        step.settings.budget, held.peak + plan.beside, held.unplanned_peak + plan.beside, held.seconds,
+        budget, held.peak + plan.beside, held.unplanned_peak + plan.beside, held.seconds,
         held.unplanned_seconds, held.bound_seconds, held.recomputed, step.batch(), bool(plan.accumulated),
         step.joint.has_backward, sorted(step.refused),
     )
@@ -128,51 +120,19 @@ class Call:
     def __init__(self, compiled: Any, backend: Backend) -> None:
         self.compiled = compiled
         self.backend = backend
-        ignored = {getattr(logging.Logger, name) for name in dir(logging.Logger)
-                   if name in ("debug", "info", "warning", "warn", "error", "exception", "critical", "log",
-                               "warning_once", "info_once", "warning_advice")}
-        self.options = torch._dynamo.config.patch(
-            recompile_limit=_SHAPES, accumulated_recompile_limit=4 * _SHAPES, optimize_ddp=False,
-            ignore_logging_functions=ignored | set(torch._dynamo.config.ignore_logging_functions),
-        )
+        self.options = capturing()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         before = self.backend.calls
         try:
             with self.options:
                 result = self.compiled(*args, **kwargs)
-        except exc.TorchDynamoException as error:
-            raise _translated(error) from None
+        except FAILURES as error:
+            raise translated(error) from None
         if self.backend.calls == before:
             raise CompileError("PyTorch ran this call without the plan; the result was thrown away. Call the model itself, "
                                "outside of torch.compile and of torch.compiler.disable")
         return result
-
-
-def _translated(error: exc.TorchDynamoException) -> TightfitError:
-    """The exception for what Dynamo says."""
-    inner = getattr(error, "inner_exception", None)
-    if isinstance(inner, TightfitError):
-        return inner
-    said = [line.strip() for line in str(inner or error).splitlines() if line.strip()]
-    reason = said[0] if said else type(error).__name__
-    hint = next((line.removeprefix("Explanation:").strip() for line in said if line.startswith("Explanation:")), "")
-    if isinstance(error, (exc.RecompileLimitExceeded, exc.FailOnRecompileLimitHit)):
-        return CompileError(f"the model was called with more than {_SHAPES} kinds of batches, each of which needs a plan of its "
-                            "own; pad batches to a few lengths")
-    return CompileError(
-        f"the model cannot be captured as one graph: {reason}{_place(error)}. {hint + ' ' if hint else ''}Make that part "
-        "of the forward free of control flow that depends on the contents of tensors, and of calls that leave PyTorch; "
-        "recurrent layers (LSTM, GRU) are not supported"
-    )
-
-
-def _place(error: exc.TorchDynamoException) -> str:
-    stack = getattr(error, "real_stack", None)
-    if not stack:
-        return ""
-    frame: traceback.FrameSummary = stack[-1]
-    return f", at {frame.filename}:{frame.lineno} in {frame.name}"
 
 
 class _Watch:

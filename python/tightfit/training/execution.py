@@ -2,12 +2,12 @@
 
 Invariant: before anything is computed, what the plan holds and what is held beside it are within the budget, or an
 exception says what is too much. A gradient is added to a parameter's `.grad` inside the backward pass, unless somebody
-waits for it: hooks, `torch.autograd.grad`, or data parallelism.
+waits for it: hooks of the parameter, `torch.autograd.grad`, or the mixed precision of data parallelism.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +51,7 @@ class Step:
     update: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
     def __init__(self, joint: Joint, settings: Settings, ledger: Ledger, device: torch.device, name: str,
-                 outside: int) -> None:
+                 outside: int, outside_parameters: Sequence[Any] = ()) -> None:
         self.joint = joint
         self.settings = settings
         self.ledger = ledger
@@ -59,6 +59,8 @@ class Step:
         self.name = name
         # Bytes of the model's tensors that this graph does not see.
         self.outside = outside
+        # References to its parameters among them.
+        self.outside_parameters = outside_parameters
         self.plans: dict[tuple[frozenset[int], bool], list[Plan]] = {}
         self.made: list[Plan] = []
         # Whether the caller held the outputs during the last backward pass.
@@ -67,6 +69,9 @@ class Step:
         self.calls = 0
         self._gradients = [index for index, gradient in enumerate(joint.gradients) if gradient is not None]
         self._accumulating = [index for index in self._gradients if joint.arguments[index].is_parameter]
+        # Parameters whose gradients this graph does not compute: what is there of them stays.
+        self._idle = [index for index, argument in enumerate(joint.arguments)
+                      if argument.is_parameter and joint.gradients[index] is None]
         self._nodes: dict[int, tuple[torch.Tensor, Any]] = {}
 
     # What AOTAutograd calls.
@@ -74,13 +79,14 @@ class Step:
     def forward(self, arguments: list[Any]) -> list[Any]:
         """The forward pass: empties `arguments`; returns the outputs, and what the backward pass starts from."""
         parameters = {index: arguments[index] for index in self._accumulating}
-        awaits = _awaits_gradients()
+        idle = [arguments[index] for index in self._idle]
+        awaits = self._awaits_gradients()
         there = {index: tensor for index, tensor in parameters.items() if tensor.grad is not None}
         accumulated = frozenset(index for index, tensor in there.items() if not awaits and not _has_hooks(tensor))
-        others = self.ledger.others()
+        others = self._others(None, idle, [there[index] for index in accumulated])
         if len(accumulated) < len(there):
             others["of gradients that hooks wait for"] = sum(
-                _size(tensor.grad) for index, tensor in there.items() if index not in accumulated
+                self.ledger.size(tensor.grad) for index, tensor in there.items() if index not in accumulated
             )
         plan = self.plan(accumulated, others)
         self.calls += 1
@@ -91,7 +97,7 @@ class Step:
         given = {index: arguments[index] for index in plan.code.saved_arguments}
         outputs, saved = plan.code.forward(arguments)
         versions = {index: tensor._version for index, tensor in given.items()}
-        pending = Pending(self, plan, saved, parameters, given, versions, awaits)
+        pending = Pending(self, plan, saved, parameters, idle, given, versions, awaits)
         self.ledger.enter(pending, outputs)
         token = torch.empty(0)
         token.tightfit = pending
@@ -109,8 +115,9 @@ class Step:
                                "give retain_graph=True to the first backward pass")
         self._unchanged(pending)
         results: list[Any] = [None] * len(self.joint.gradients)
-        returned = self._returned(pending)
-        there = {index: None if index in returned else tensor.grad for index, tensor in pending.parameters.items()}
+        returned, unasked = self._asked(pending)
+        there = {index: None if index in returned else NOWHERE if index in unasked else tensor.grad
+                 for index, tensor in pending.parameters.items()}
         held = self.ledger.holds_outputs(pending)
         self.holds_outputs = held > 0
         self._room(pending, there, 0 if plan.holds_outputs else held)
@@ -124,8 +131,13 @@ class Step:
         made = plan.code.backward(saved, tangents, gradients)
         for index in self._gradients:
             gradient = made.pop(index) if index in made else gradients.pop(index)
+            if gradient is not None and gradient._is_view() and index not in plan.accumulated:
+                # Gradients are nobody's views, so that whoever converts the model can put other data into them.
+                gradient = gradient.detach()
             if index not in pending.parameters or index in returned:
                 results[index] = gradient
+            elif index in unasked:
+                pass
             elif there[index] is None:
                 pending.parameters[index].grad = gradient
             elif index not in plan.accumulated:
@@ -201,20 +213,42 @@ class Step:
 
     # Gradients.
 
-    def _returned(self, pending: Pending) -> set[int]:
+    def _others(self, pending: Pending | None, idle: list[torch.Tensor], accumulated: list[torch.Tensor]) -> dict[str, int]:
+        """What is held beside a call and its plan, by reason, in bytes. `idle` are parameters whose gradients the graph
+        does not compute, `accumulated` those whose gradients the plan knows to be there."""
+        others = self.ledger.others(pending, accumulated)
+        beside = [*idle, *(tensor for tensor in map(_referent, self.outside_parameters) if tensor is not None)]
+        size = sum(self.ledger.size(tensor.grad) for tensor in beside if tensor.grad is not None)
+        return others | {"of gradients that this call does not compute": size} if size else others
+
+    def _awaits_gradients(self) -> bool:
+        """Whether data parallelism waits for gradients of the forward pass that is running to come from autograd.
+
+        Its reducer runs behind autograd's node of each parameter, and reads `.grad` there: it does not matter who put the
+        gradient in. Only its mixed precision replaces parameters before that.
+        """
+        if not torch.distributed.is_available():
+            return False
+        parallel = nn.parallel.DistributedDataParallel._get_active_ddp_module()
+        if parallel is None:
+            return False
+        self.ledger.join(parallel)
+        return parallel.mixed_precision is not None
+
+    def _asked(self, pending: Pending) -> tuple[set[int], set[int]]:
         """The parameters whose gradients somebody waits for, and those whose gradients nobody asked for."""
         if pending.returns:
-            return set(pending.parameters)
-        asked = set()
+            return set(pending.parameters), set()
+        returned, unasked = set(), set()
         for index, tensor in pending.parameters.items():
-            node = self._node(index, tensor)
             try:
-                wanted = torch._C._will_engine_execute_node(node)
+                if not torch._C._will_engine_execute_node(self._node(index, tensor)):
+                    unasked.add(index)
+                elif _has_hooks(tensor):
+                    returned.add(index)
             except RuntimeError:  # of torch.autograd.grad: it waits for this one
-                wanted = False
-            if not wanted or _has_hooks(tensor):
-                asked.add(index)
-        return asked
+                returned.add(index)
+        return returned, unasked
 
     def _node(self, index: int, tensor: torch.Tensor) -> Any:
         """The node of autograd that accumulates a parameter's gradient."""
@@ -229,12 +263,19 @@ class Step:
         if self.settings.budget is None:
             return
         plan: Plan = pending.plan
-        others = self.ledger.others(pending) | ({"of outputs of this call": outputs} if outputs else {})
+        others = self._others(pending, pending.idle, [pending.parameters[index] for index in plan.accumulated])
+        if outputs:
+            others["of outputs of this call"] = outputs
         for index, tensor in pending.parameters.items():
-            if index not in plan.accumulated and tensor.grad is not None:
-                others["gradients that came since"] = others.get("gradients that came since", 0) + _size(tensor.grad)
-            elif index in plan.accumulated and there[index] is None and tensor.grad is not None:
-                others["gradients that are returned"] = others.get("gradients that are returned", 0) + _size(tensor.grad)
+            if tensor.grad is None:
+                continue
+            if index not in plan.accumulated:
+                reason, size = "of gradients that came since", self.ledger.size(tensor.grad)
+            elif there[index] is None:
+                reason, size = "of gradients that are returned", _size(tensor.grad)
+            else:
+                continue
+            others[reason] = others.get(reason, 0) + size
         if torch._C._autograd._get_current_graph_task_keep_graph():
             others["what retain_graph=True keeps"] = plan.saved
         beside = self.outside + RESERVE + sum(others.values())
@@ -266,10 +307,15 @@ def _has_hooks(tensor: torch.Tensor) -> bool:
     return bool(tensor._backward_hooks) or bool(tensor._post_accumulate_grad_hooks)
 
 
-def _awaits_gradients() -> bool:
-    """Whether data parallelism waits for the gradients of the forward pass that is running."""
-    if not torch.distributed.is_available():
-        return False
-    return nn.parallel.DistributedDataParallel._get_active_ddp_module() is not None
+def _referent(reference: Any) -> Any:
+    return reference()
 
 
+class _Nowhere:
+    """Takes the place of a gradient that nobody asked for: what is added to it is let go."""
+
+    def add_(self, gradient: torch.Tensor) -> _Nowhere:
+        return self
+
+
+NOWHERE = _Nowhere()

@@ -22,6 +22,7 @@ from torch import fx
 from ..errors import ExportError
 from ..graph import GraphBuilder, ValueId, producer
 from ..nodes import draws, flops, is_call, is_view, tensors, used_outputs
+from ..simplify import equivalent, shorten
 
 aten = torch.ops.aten
 
@@ -33,7 +34,6 @@ UPDATE = "tightfit.update"
 
 # They check what was checked while the graph was captured, and compute nothing.
 _CHECKS = {aten._assert_tensor_metadata.default}
-_ALIASES = {aten.detach.default, aten.alias.default, aten.lift_fresh.default}
 
 
 @dataclass(frozen=True)
@@ -82,6 +82,7 @@ class Joint:
             raise ExportError(f"the captured graph has {len(primals)} inputs where the model was given {len(arguments)}; "
                               "tensor subclasses and side effects such as prints are not supported: take them out")
         _simplify(module, outputs)
+        _dropout_as_eager(module.graph)
         _forward_first(module.graph, tangents)
         _keep_old_versions(module.graph)
         [output] = module.graph.find_nodes(op="output")
@@ -100,7 +101,14 @@ def _simplify(module: fx.GraphModule, outputs: int) -> None:
     would draw something else."""
     graph = module.graph
     [output] = graph.find_nodes(op="output")
-    owed = set(output.args[0][:outputs])
+    owed = {result for result in output.args[0][:outputs] if isinstance(result, fx.Node)}
+    for node in list(graph.nodes):
+        if is_call(node) and isinstance(node.target, torch._ops.OpOverload) and node not in owed:
+            shorten(node)
+            source = equivalent(node)
+            if source is not None:
+                node.replace_all_uses_with(source)
+                graph.erase_node(node)
     for node in reversed(list(graph.nodes)):
         if node.op == "get_attr" and not node.users:
             graph.erase_node(node)
@@ -109,14 +117,37 @@ def _simplify(module: fx.GraphModule, outputs: int) -> None:
             acts = is_operator and node.target not in _CHECKS and (node.target._schema.is_mutable or draws(node))
             if not acts and not _asserts(node):
                 graph.erase_node(node)
-        elif node.op == "call_function" and node.target in _ALIASES and node not in owed:
-            node.replace_all_uses_with(node.args[0])
-            graph.erase_node(node)
 
 
 def _asserts(node: fx.Node) -> bool:
     return isinstance(node.target, torch._ops.OpOverload) and node.target not in _CHECKS \
         and not node.target._schema.returns
+
+
+def _dropout_as_eager(graph: fx.Graph) -> None:
+    """Rewrites the backward pass of dropout in 16 bits on processors as what eager runs there.
+
+    Eager has no dropout operator on processors: it multiplies by the mask divided by the share that is kept, which is
+    rounded to 16 bits. `native_dropout_backward` multiplies by the scale in 32 bits instead.
+    """
+    for node in graph.find_nodes(op="call_function", target=aten.native_dropout_backward.default):
+        gradient, mask, scale = node.args
+        value, source = gradient.meta["val"], mask.args[0]
+        if value.device.type != "cpu" or value.element_size() != 2 or scale == 0 or \
+                source.target is not aten.native_dropout.default:
+            continue
+        with graph.inserting_before(node):
+            kept = graph.call_function(aten._to_copy.default, (mask,), {"dtype": value.dtype})
+            noise = graph.call_function(aten.div.Tensor, (kept, 1.0 - source.args[1]))
+            product = graph.call_function(aten.mul.Tensor, (gradient, noise))
+        for made in (kept, noise, product):
+            made.meta.update(node.meta)
+        with torch.no_grad():
+            kept.meta["val"] = mask.meta["val"].to(value.dtype)
+            noise.meta["val"] = torch.empty_like(kept.meta["val"])
+            product.meta["val"] = value * noise.meta["val"]
+        node.replace_all_uses_with(product)
+        graph.erase_node(node)
 
 
 def _forward_first(graph: fx.Graph, tangents: Sequence[fx.Node]) -> None:
@@ -401,7 +432,9 @@ def _is_dense(tensor: torch.Tensor) -> bool:
     return True
 
 
-_PATH = re.compile(r"""_modules\[['"]([^'"]+)['"]\]|_(?:parameters|buffers)\[['"]([^'"]+)['"]\]|\.?([A-Za-z0-9_]+)""")
+_PATH = re.compile(
+    r"""\.?_modules\[['"]([^'"]+)['"]\]|\.?_(?:parameters|buffers)\[['"]([^'"]+)['"]\]|\.?([A-Za-z0-9_]+)"""
+)
 
 
 def path(source: str) -> str:

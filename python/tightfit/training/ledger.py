@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
 # Results of a call that are smaller than this are held by the reserve.
@@ -21,14 +22,15 @@ _SMALL = 4096
 class Pending:
     """A forward pass whose backward pass may come: what it saved, and how it is to go on.
 
-    `parameters` are those whose gradients it computes, `given` the arguments among what it saved, with the `versions`
-    that they had, and `returns` says that all gradients are to be returned to autograd.
+    `parameters` are those whose gradients it computes and `idle` the other ones that it reads, `given` the arguments among
+    what it saved, with the `versions` that they had, and `returns` says that all gradients are to be returned to autograd.
     """
 
     step: Any
     plan: Any
     saved: list[Any] | None
     parameters: Mapping[int, torch.Tensor]
+    idle: list[torch.Tensor]
     given: Mapping[int, torch.Tensor]
     versions: Mapping[int, int]
     returns: bool
@@ -43,35 +45,58 @@ class Ledger:
     """The bytes of one model's training, by who holds them."""
 
     pending: weakref.WeakSet[Pending] = field(default_factory=weakref.WeakSet)
-    outputs: list[tuple[StorageWeakRef, int, Any]] = field(default_factory=list)
+    # Storages that were given to callers, with their bytes, the forward pass whose they are, and whether it saved them.
+    outputs: list[tuple[StorageWeakRef, int, Any, bool]] = field(default_factory=list)
     # Bytes of optimizer state on the model's device: what is reserved for it, and what is there.
     reserved: int = 0
     states: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
+    # Bytes of the buckets in which data parallelism sums gradients, by the module that does.
+    buckets: weakref.WeakKeyDictionary[nn.Module, int] = field(default_factory=weakref.WeakKeyDictionary)
+
+    def join(self, parallel: nn.parallel.DistributedDataParallel) -> None:
+        """The model is trained by data parallelism: each of its gradients has a place in a bucket, all the time."""
+        if parallel not in self.buckets:
+            self.buckets[parallel] = sum(parameter.nbytes for parameter in parallel.module.parameters()
+                                         if parameter.requires_grad)
+
+    def size(self, gradient: torch.Tensor) -> int:
+        """Bytes that a gradient holds; one that lies in a bucket counts with the bucket."""
+        return 0 if self._lies_in_bucket(gradient) else gradient.untyped_storage().nbytes()
+
+    def _lies_in_bucket(self, gradient: torch.Tensor) -> bool:
+        # With gradient_as_bucket_view=True gradients are views of flat tensors.
+        return any(parallel.gradient_as_bucket_view for parallel in self.buckets) and gradient._is_view() \
+            and gradient._base.dim() == 1
 
     def enter(self, pending: Pending, outputs: Iterable[Any]) -> None:
         """A forward pass saved something, and gave its outputs to its caller."""
         self.pending.add(pending)
-        self.hand_out(outputs, weakref.ref(pending))
+        self.hand_out(outputs, weakref.ref(pending), pending.plan.code.saved_outputs)
 
-    def hand_out(self, outputs: Iterable[Any], pending: Any = None) -> None:
-        """A forward pass gave these to its caller."""
-        for output in outputs:
+    def hand_out(self, outputs: Iterable[Any], pending: Any = None, saved: frozenset[int] = frozenset()) -> None:
+        """A forward pass gave these to its caller; those at the positions in `saved` it keeps as well."""
+        for index, output in enumerate(outputs):
             if isinstance(output, torch.Tensor):
                 storage = output.untyped_storage()
                 if (size := storage.nbytes()) >= _SMALL:
-                    self.outputs.append((StorageWeakRef(storage), size, pending))
+                    self.outputs.append((StorageWeakRef(storage), size, pending, index in saved))
 
     def holds_outputs(self, pending: Pending) -> int:
-        """Bytes of the outputs of a forward pass that somebody still holds."""
-        return sum(size for storage, size, owner in self.outputs
-                   if owner is not None and owner() is pending and not storage.expired())
+        """Bytes of the outputs of a forward pass that its caller alone holds, and still does."""
+        return sum(size for storage, size, owner, saved in self.outputs
+                   if not saved and owner is not None and owner() is pending and not storage.expired())
 
-    def others(self, own: Pending | None = None) -> dict[str, int]:
-        """What is held beside a call and what it works on, by reason; `own` is the call's own forward pass."""
+    def others(self, own: Pending | None = None, accumulated: Iterable[torch.Tensor] = ()) -> dict[str, int]:
+        """What is held beside a call and what it works on, by reason; `own` is the call's own forward pass, and
+        `accumulated` the parameters whose gradients its plan counts."""
         self.outputs = [found for found in self.outputs if not found[0].expired()]
         waiting = sum(other.held() for other in self.pending if other is not own)
-        given = sum(size for _, size, pending in self.outputs if own is None or pending is None or pending() is not own)
+        given = sum(size for _, size, pending, _ in self.outputs if own is None or pending is None or pending() is not own)
         state = max(self.reserved, sum(self.states.values()))
-        found = {"of optimizer state": state, "of forward passes whose backward pass has not come": waiting,
+        buckets = sum(self.buckets.values())
+        if buckets:
+            buckets -= sum(parameter.grad.nbytes for parameter in accumulated
+                           if parameter.grad is not None and self._lies_in_bucket(parameter.grad))
+        found = {"of optimizer state": state, "of buckets of data parallelism": buckets, "of forward passes whose backward pass has not come": waiting,
                  "of outputs of other calls": given}
         return {reason: size for reason, size in found.items() if size}

@@ -34,17 +34,18 @@ class Held:
     document: dict[str, Any]
 
 
-def held(document: Mapping[str, Any], budget: int | None, deadline: float) -> Held:
-    """The fastest plan of a graph that holds no more than the budget, or as few bytes as possible without one.
+def held(document: Mapping[str, Any], budget: int | None, deadline: float, machine: str = "a100-80gb") -> Held:
+    """The fastest plan of a graph that holds no more than the budget, or as few bytes as possible without one. Calls that
+    the graph has no seconds for are predicted for the machine.
 
     Raises `InfeasibleBudget`.
     """
     text = json.dumps(document, sort_keys=True)
-    asked = f"{_native.__version__} {budget} {deadline} {text}"
+    asked = f"{_native.__version__} {budget} {deadline} {machine} {text}"
     name = f"plans/{hashlib.sha256(asked.encode()).hexdigest()}.json"
     if (found := _kept(name)) is not None:
         return found
-    made = _native.hold(text.encode(), budget, deadline=deadline)
+    made = _native.hold(text.encode(), budget, deadline=deadline, machine=machine)
     facts = {key: getattr(made, key) for key in ("peak", "seconds", "unplanned_peak", "unplanned_seconds", "bound_seconds",
                                                  "recomputed")}
     cache.keep(name, json.dumps(facts | {"document": json.loads(made.document)}), most=_PLANS)

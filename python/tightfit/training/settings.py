@@ -38,7 +38,18 @@ class Settings:
         return 2 * sum(sizes)
 
 
-def budget(given: Any) -> int | None:
+def settings(budget: Any, *, differentiable_outputs: bool = False, loss_memory: Any = None,
+             deadline: Any = 1.0) -> Settings:
+    """Settings as people write them. Raises `OptionError`."""
+    if isinstance(deadline, bool) or not isinstance(deadline, (int, float)) or not 0 < deadline < math.inf:
+        raise OptionError(f"deadline={deadline!r} is no time; write a number of seconds such as 1.0")
+    if not isinstance(differentiable_outputs, bool):
+        raise OptionError(f"differentiable_outputs={differentiable_outputs!r} is neither True nor False")
+    memory = None if loss_memory is None else size(loss_memory, "loss_memory")
+    return Settings(budget_bytes(budget), float(deadline), differentiable_outputs, memory)
+
+
+def budget_bytes(given: Any) -> int | None:
     """A budget as people write it: an `int` of bytes, `"6GiB"`, `"2.5GB"`, or `"min"` (`None`)."""
     return None if given == "min" else size(given, "budget")
 

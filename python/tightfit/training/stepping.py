@@ -7,7 +7,8 @@ plan ran is an exception.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,10 +18,11 @@ from torch import nn
 from ..errors import CompileError, OptionError
 from .backend import Backend
 from .compiling import Call, PlanInfo, info
+from .dynamo import isolated
 from .execution import Step
 from .joint import Joint, document, is_tensor
 from .ledger import Ledger
-from .settings import Settings, budget as budget_of
+from .settings import Settings, settings
 from .updates import Updates
 
 # What people look for that needs all gradients at once, by the option's name.
@@ -92,19 +94,18 @@ def step(
     if loss_fn is not None and not callable(loss_fn):
         raise OptionError(f"loss_fn={loss_fn!r} is no function of the model's output and the targets; give one, or None where "
                           "the model returns its loss")
-    if not isinstance(deadline, (int, float)) or not 0 < deadline < float("inf"):
-        raise OptionError(f"deadline={deadline!r} is no time; write a number of seconds such as 1.0")
     updates = Updates(optimizer)
-    return TrainingStep(model, loss_fn, updates, Settings(budget_of(budget), float(deadline)), outputs)
+    return TrainingStep(model, loss_fn, updates, settings(budget, deadline=deadline), outputs)
 
 
 class TrainingStep:
     """One training step, to be called with a batch; `tightfit.step` makes it."""
 
-    def __init__(self, model: nn.Module, loss_fn: Any, updates: Updates, settings: Settings, outputs: bool) -> None:
-        self._backend = _Backend(settings, model, type(model).__name__, updates)
+    def __init__(self, model: nn.Module, loss_fn: Any, updates: Updates, asked: Settings, outputs: bool) -> None:
+        # The backend refers to the model weakly; the module that is compiled holds it.
+        self._backend = Backend(asked, model, type(model).__name__, step=functools.partial(_WholeStep, updates))
         whole = _Whole(model, loss_fn, outputs)
-        whole.compile(backend=self._backend, dynamic=False, fullgraph=True)
+        whole.compile(backend=self._backend, dynamic=False, fullgraph=True, **isolated())
         self._call = Call(whole._compiled_call_impl, self._backend)
         self._takes_targets = loss_fn is not None
 
@@ -122,7 +123,7 @@ class TrainingStep:
     @property
     def plans(self) -> list[PlanInfo]:
         """The plans that were made so far, in their order."""
-        return [info(found, plan) for found in self._backend.steps for plan in found.made]
+        return [info(found, plan, found.settings.budget) for found in self._backend.steps for plan in found.made]
 
 
 class _Whole(nn.Module):
@@ -158,41 +159,12 @@ def _detached(output: Any) -> Any:
     return output
 
 
-class _Backend(Backend):
-    """The backend of whole steps."""
-
-    def __init__(self, settings: Settings, model: nn.Module, name: str, updates: Updates) -> None:
-        super().__init__(settings, model, name)
-        self.updates = updates
-
-    def made(self, joint: Joint, device: torch.device, outside: int) -> Step:
-        """The step of a captured graph. Raises `CompileError` where it cannot be one."""
-        arguments = tuple(replace(argument, name=argument.name.removeprefix("model.")) for argument in joint.arguments)
-        joint = replace(joint, arguments=arguments)
-        loss = joint.outputs[0] if joint.outputs else None
-        if not joint.has_backward:
-            raise CompileError("no parameter gets a gradient from this loss; unfreeze what is to be trained, and compute the "
-                               "loss from it, outside of torch.inference_mode")
-        if not is_tensor(loss) or loss.meta["val"].numel() != 1 or len(joint.tangents) != 1:
-            raise CompileError("the loss is not one number; return the mean or the sum of the losses, first in a tuple or as "
-                               "'loss' in a mapping, from the model or the loss_fn")
-        inputs = [argument.name for argument, gradient in zip(arguments, joint.gradients, strict=True)
-                  if gradient is not None and not argument.is_parameter]
-        if inputs:
-            raise CompileError(f"{inputs[0]!r} asks for a gradient and is no parameter, and here gradients go once their "
-                               "parameters are updated; detach it, make it a parameter, or use tightfit.compile")
-        if scales := [argument.name for argument in arguments if argument.name.rpartition(".")[2] == "_scale"]:
-            raise CompileError(f"the loss is multiplied by {scales[0]!r}, as a GradScaler does, which looks at all gradients "
-                               "before it decides whether to update; use tightfit.compile, or leave the scaler out")
-        return _WholeStep(joint, self.settings, self.ledger, device, self.name, outside, self.updates)
-
-
 class _WholeStep(Step):
     """A captured graph whose plans run to the last update."""
 
-    def __init__(self, joint: Joint, settings: Settings, ledger: Ledger, device: torch.device, name: str, outside: int,
-                 updates: Updates) -> None:
-        super().__init__(joint, settings, ledger, device, name, outside)
+    def __init__(self, updates: Updates, joint: Joint, settings: Settings, ledger: Ledger, device: torch.device, name: str,
+                 outside: int, outside_parameters: Sequence[Any] = ()) -> None:
+        super().__init__(_checked(joint), settings, ledger, device, name, outside, outside_parameters)
         self.updates = updates
         self.update = updates.run
         self.holds_outputs = True
@@ -202,12 +174,13 @@ class _WholeStep(Step):
     def forward(self, arguments: list[Any]) -> list[Any]:
         """The whole step: empties `arguments`, updates the parameters, and returns the outputs."""
         updates = self.updates
-        self._trained = {index: arguments[index] for index in self._accumulating}
-        names = self.joint.arguments
-        updates.begin({names[index].name: tensor for index, tensor in self._trained.items()})
-        self.ledger.reserved = updates.state_bytes(self._trained.values(), self.device)
+        trained = {index: arguments[index] for index in self._accumulating}
+        updates.begin({self.joint.arguments[index].name: tensor for index, tensor in trained.items()})
+        self.ledger.reserved = updates.state_bytes(trained.values(), self.device)
         self.plans = self._plans_by.setdefault(updates.signature(), {})
-        plan = self.plan(frozenset(), self.ledger.others())
+        self._trained = trained
+        plan = self.plan(frozenset(), self._others(None, [arguments[index] for index in self._idle], []))
+        self._trained = {}
         self.calls += 1
         outputs, _ = plan.code.forward(arguments)
         updates.end()
@@ -222,3 +195,21 @@ class _WholeStep(Step):
         """What is planned: the updates are part of it."""
         costs = {index: self.updates.update(tensor) for index, tensor in self._trained.items()}
         return document(self.joint, self.name, updates=costs)
+
+
+def _checked(joint: Joint) -> Joint:
+    """A graph that can be a whole step, with the names that parameters have in the model. Raises `CompileError`."""
+    arguments = tuple(replace(argument, name=argument.name.removeprefix("model.")) for argument in joint.arguments)
+    loss = joint.outputs[0] if joint.outputs else None
+    if not joint.has_backward:
+        raise CompileError("no parameter gets a gradient from this loss; unfreeze what is to be trained, and compute the loss "
+                           "from it, outside of torch.inference_mode")
+    if not is_tensor(loss) or loss.meta["val"].numel() != 1 or len(joint.tangents) != 1:
+        raise CompileError("the loss is not one number; return the mean or the sum of the losses, first in a tuple or as "
+                           "'loss' in a mapping, from the model or the loss_fn")
+    inputs = [argument.name for argument, gradient in zip(arguments, joint.gradients, strict=True)
+              if gradient is not None and not argument.is_parameter]
+    if inputs:
+        raise CompileError(f"{inputs[0]!r} asks for a gradient and is no parameter, and here gradients go once their "
+                           "parameters are updated; detach it, make it a parameter, or use tightfit.compile")
+    return replace(joint, arguments=arguments)

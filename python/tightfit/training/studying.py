@@ -1,0 +1,152 @@
+"""What a model's training step holds and takes, without running it: `tightfit.capture_step`, `plan` and `explain`.
+
+Invariant: the model is not called on real data, and nothing of it changes; operators are measured on made-up tensors
+where the model is on a device, and predicted for a named machine where it is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch.utils import _pytree as pytree
+
+from .. import planning
+from ..errors import CompileError, InfeasibleBudget, OptionError
+from .backend import Backend
+from .compiling import PlanInfo, capturing, info, translated
+from .costs import costed
+from .execution import RESERVE, Plan, Step
+from .joint import document
+from .optimizer_state import state_bytes
+from .planned import held
+from .settings import budget_bytes, settings
+
+
+class _Captured(Exception):
+    """Carries a step out of the call that would run it."""
+
+    def __init__(self, step: Step) -> None:
+        super().__init__()
+        self.step = step
+
+
+class _Studied(Step):
+    """A step that is looked at."""
+
+    def forward(self, arguments: list[Any]) -> list[Any]:
+        raise _Captured(self)
+
+
+def capture_step(model: nn.Module, batch: Any, *, differentiable_outputs: bool = False,
+            loss_memory: int | str | None = None, measure: bool = True) -> dict[str, Any]:
+    """The training step of `model` on a batch as a graph: tightfit-graph/1, as `fit`, `pareto`, `report` and the other
+    functions for graphs take it.
+
+    `batch` is a tuple of positional arguments, a dict of keyword arguments, or one tensor. The model computes its loss,
+    or its outputs are what is differentiated. Model and batch may be on the meta device or fake: then nothing is
+    measured, and planning needs a `machine`. The graph has forward and backward pass, as separate calls of PyTorch hold
+    them; optimizers are not part of it. Raises `CompileError` where the model cannot be captured as one graph.
+    """
+    step = _step(model, batch, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory)
+    return _costed(step, measure=measure and _is_real(model, batch))
+
+
+def plan(model: nn.Module, batch: Any, budget: int | str = "min", *, machine: str | None = None,
+         optimizer: torch.optim.Optimizer | type | str | None = None, differentiable_outputs: bool = False,
+         loss_memory: int | str | None = None, deadline: float = 1.0) -> PlanInfo:
+    """What `tightfit.compile` would plan for this batch, without running anything of it.
+
+    With `machine` (such as `"h100-80gb"`) times are predicted for that machine, so models larger than the memory at
+    hand can be planned from the meta device; else they are measured where the model is. Raises `InfeasibleBudget`.
+    """
+    step = _step(model, batch, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory)
+    graph = _costed(step, measure=machine is None and _is_real(model, batch))
+    beside = step.outside + RESERVE + (0 if optimizer is None else state_bytes(optimizer, model.parameters()))
+    asked = budget_bytes(budget)
+    room = None if asked is None else max(asked - beside, 0)
+    try:
+        found = held(graph, room, deadline, machine or "a100-80gb")
+    except InfeasibleBudget as error:
+        raise InfeasibleBudget(
+            f"{asked:,} bytes are too few for {type(model).__name__} on a batch of {step.batch()}: no schedule needs less "
+            f"than {error.needed + beside:,}, and {error.smallest + beside:,} are known to suffice",
+            budget=asked or 0, needed=error.needed + beside, smallest=error.smallest + beside, binding=error.binding,
+            live=error.live,
+        ) from None
+    return info(step, Plan(found, None, frozenset(), True, beside), asked)
+
+
+def explain(model: nn.Module, batch: Any, out: str | os.PathLike[str] = "report.html", *, machine: str | None = None,
+            differentiable_outputs: bool = False, loss_memory: int | str | None = None, points: int | None = None) -> str:
+    """Writes a page about the training step of `model` on a batch, and returns its path: memory over the step by what it
+    is there for, what is alive at each instant, bytes by module, and the time that each budget costs."""
+    graph = capture_step(model, batch, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory,
+                    measure=machine is None)
+    planning.report(graph, out=out, machine=machine, points=points)
+    return os.fspath(out)
+
+
+def _step(model: nn.Module, batch: Any, *, differentiable_outputs: bool, loss_memory: Any) -> Step:
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"{type(model).__name__} is no torch.nn.Module; give the model itself")
+    if model._compiled_call_impl is not None:
+        raise CompileError("the model is compiled already; give the model as it was built")
+    model, batch = _fake_where_meta(model, batch)
+    asked = settings("min", differentiable_outputs=differentiable_outputs, loss_memory=loss_memory)
+    backend = Backend(asked, model, type(model).__name__, step=_Studied)
+    args, kwargs = ((), batch) if isinstance(batch, Mapping) else (tuple(batch), {}) if isinstance(batch, (tuple, list)) \
+        else ((batch,), {})
+    call = torch.compile(model, backend=backend, dynamic=False, fullgraph=True)
+    try:
+        with capturing(), _modes(model):
+            call(*args, **kwargs)
+    except _Captured as captured:
+        return captured.step
+    except Exception as error:
+        raise translated(error) from None
+    raise CompileError("the model computes nothing that could be captured")
+
+
+def _fake_where_meta(model: nn.Module, batch: Any) -> tuple[nn.Module, Any]:
+    """A model and a batch of the meta device as fake ones of the processor, whose operators know their derivatives."""
+    tensors = [*model.parameters(), *model.buffers()]
+    if not any(tensor.is_meta for tensor in tensors):
+        return model, batch
+    twin, made = copy.deepcopy(model), {}
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        for module in twin.modules():
+            for kept in (module._parameters, module._buffers):
+                for name, tensor in kept.items():
+                    if tensor is not None and id(tensor) not in made:
+                        fake = torch.empty_like(tensor, device="cpu", requires_grad=False)
+                        is_parameter = isinstance(tensor, nn.Parameter)
+                        made[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
+                    kept[name] = None if tensor is None else made[id(tensor)]
+        batch = pytree.tree_map_only(torch.Tensor, lambda tensor: torch.empty_like(tensor, device="cpu"), batch)
+    return twin, batch
+
+
+def _modes(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
+    """The fake mode that a model was built in."""
+    fakes = (parameter for parameter in model.parameters() if isinstance(parameter, FakeTensor))
+    first = next(fakes, None)
+    return contextlib.nullcontext() if first is None else first.fake_mode
+
+
+def _costed(step: Step, *, measure: bool) -> dict[str, Any]:
+    graph = document(step.joint, step.name, between=step.settings.between(step.joint))
+    return costed(graph, step.device).document if measure else graph
+
+
+def _is_real(model: nn.Module, batch: Any) -> bool:
+    """Whether there is memory behind a model and its batch."""
+    tensors = [*model.parameters(), *model.buffers(), *pytree.tree_leaves(batch)]
+    return not any(isinstance(tensor, torch.Tensor) and (tensor.is_meta or isinstance(tensor, FakeTensor))
+                   for tensor in tensors)
