@@ -24,10 +24,11 @@ from .settings import Settings, device_of
 class Backend:
     """Makes a step of each graph that Dynamo captures of a model, and knows them all.
 
-    `model` is where it is known: its tensors that a graph does not use count too. `step` is the class of its steps.
+    `model` is where it is known: its tensors that a graph does not use count too. `step` makes its steps, as
+    their class does.
     """
 
-    def __init__(self, settings: Settings, model: nn.Module | None, name: str, *, step: type[Step] = Step) -> None:
+    def __init__(self, settings: Settings, model: nn.Module | None, name: str, *, step: Callable[..., Step] = Step) -> None:
         self.settings = settings
         self.name = name
         self.step = step

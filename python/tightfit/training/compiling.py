@@ -69,7 +69,7 @@ def compile(
     if optimizer is not None:
         backend.ledger.reserved = state_bytes(optimizer, model.parameters())
     model.compile(backend=backend, dynamic=False, fullgraph=True, **isolated())
-    model._compiled_call_impl = _Call(model._compiled_call_impl, backend)
+    model._compiled_call_impl = Call(model._compiled_call_impl, backend)
     _Watch.over(model, backend)
     return model
 
@@ -102,7 +102,7 @@ class PlanInfo:
 def plans(model: nn.Module) -> list[PlanInfo]:
     """The plans that a compiled model has made so far, in their order."""
     call = model._compiled_call_impl
-    if not isinstance(call, _Call):
+    if not isinstance(call, Call):
         raise CompileError("the model was not compiled by tightfit.compile")
     return [info(step, plan, step.settings.budget) for step in call.backend.steps for plan in step.made]
 
@@ -117,7 +117,7 @@ def info(step: Step, plan: Plan, budget: int | None) -> PlanInfo:
     )
 
 
-class _Call:
+class Call:
     """A call of a compiled model."""
 
     def __init__(self, compiled: Any, backend: Backend) -> None:
