@@ -1,10 +1,10 @@
-"""Whole training steps, the optimizer's update included, of one model in a fresh process: the bytes at their peak and the
-bits of everything that they leave. `python stepped.py gpt2 --mode step --budget min` prints them as JSON; `run` does that
-from another process.
+"""Whole training steps, the optimizer's update included, of one model in a fresh process: the bytes at their peak and
+the bits of everything that they leave. `python stepped.py gpt2 --mode step --budget min` prints them as JSON; `run`
+does that from another process.
 
-Invariant: bytes are counted by an allocator that stands before the first tensor exists, and the peak is that of the whole
-step, from the batch to the last update. All modes draw the same batches and the same random numbers. Nothing here knows
-what a mode should reach.
+Invariant: bytes are counted by an allocator that stands before the first tensor exists, and the peak is that of the
+whole step, from the batch to the last update. All modes draw the same batches and the same random numbers. Nothing
+here knows what a mode should reach.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 import allocator
 import zoo
@@ -49,6 +48,18 @@ def wide() -> zoo.Workload:
                         lambda loss: loss, [])
 
 
+def frozen() -> zoo.Workload:
+    """A large layer that is not trained below a small one that is."""
+    model = nn.Sequential(nn.Linear(768, 768), nn.Linear(768, 8))
+    model[0].requires_grad_(False)
+    return zoo.Workload(zoo.WithLoss(model).train(),
+                        lambda: {"inputs": torch.randn(4, 768), "targets": torch.randint(0, 8, (4,))},
+                        lambda loss: loss, [])
+
+
+OWN = {"wide": wide, "frozen": frozen}
+
+
 def _loss(output: Any) -> torch.Tensor:
     return output if isinstance(output, torch.Tensor) else output["loss"]
 
@@ -58,7 +69,7 @@ class Loop:
 
     def __init__(self, options: argparse.Namespace) -> None:
         torch.manual_seed(0)
-        self.work = wide() if options.name == "wide" else zoo.build(options.name, tiny=True)
+        self.work = OWN[options.name]() if options.name in OWN else zoo.build(options.name, tiny=True)
         self.model = self.work.model
         self.optimizer = OPTIMIZERS[options.optimizer](self.model.parameters())
         budget = int(options.budget) if options.budget.isdecimal() else options.budget
@@ -144,7 +155,7 @@ def differing(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
-    parser.add_argument("name", choices=["wide", *zoo.MODELS])
+    parser.add_argument("name", choices=[*OWN, *zoo.MODELS])
     parser.add_argument("--mode", choices=MODES, default="eager")
     parser.add_argument("--budget", default="min")
     parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")

@@ -1,8 +1,8 @@
 """`tightfit.step`: the plain loop's own bits within a hard bound, and what it refuses.
 
-Invariant: the oracle is PyTorch's eager loop with the same optimizer: losses, random numbers, parameters, buffers and the
-optimizer's state have to be equal bit for bit. Bytes are counted in fresh processes, the first step included, and at the
-smallest budget too, where nothing is left over.
+Invariant: the oracle is PyTorch's eager loop with the same optimizer: losses, random numbers, parameters, buffers and
+the optimizer's state have to be equal bit for bit. Bytes are counted in fresh processes, the first step included, and
+at the smallest budget too, where nothing is left over.
 """
 
 import copy
@@ -30,7 +30,8 @@ counted = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
 # Every change runs two models; `TIGHTFIT_MODELS` set to anything runs the others too.
 MODELS = [("gpt2", "adamw"), ("unet", "sgd")]
-MODELS += [("mobilenet_v3", "momentum"), ("bert", "nadam"), ("llama", "rmsprop")] if os.environ.get("TIGHTFIT_MODELS") else []
+if os.environ.get("TIGHTFIT_MODELS"):
+    MODELS += [("mobilenet_v3", "momentum"), ("bert", "nadam"), ("llama", "rmsprop")]
 
 Make = Callable[[Any], torch.optim.Optimizer]
 
@@ -44,7 +45,8 @@ SIX: dict[str, Make] = {
 }
 OTHERS: dict[str, Make] = {
     "plain sgd": lambda groups: torch.optim.SGD(groups, lr=0.1),
-    "nesterov": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1, maximize=True),
+    "nesterov": lambda groups: torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1,
+                                               maximize=True),
     "amsgrad": lambda groups: torch.optim.Adam(groups, lr=0.01, amsgrad=True, weight_decay=0.1),
     "foreach": lambda groups: torch.optim.AdamW(groups, lr=0.01, foreach=True),
     "fused": lambda groups: torch.optim.AdamW(groups, lr=0.01, fused=True),
@@ -66,8 +68,8 @@ def _one_thread() -> Iterator[None]:
 
 def network() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(12, 32), nn.BatchNorm1d(32), nn.GELU(), nn.Dropout(0.2), nn.Linear(32, 32), nn.GELU(),
-                         nn.Linear(32, 5))
+    return nn.Sequential(nn.Linear(12, 32), nn.BatchNorm1d(32), nn.GELU(), nn.Dropout(0.2), nn.Linear(32, 32),
+                         nn.GELU(), nn.Linear(32, 5))
 
 
 def batch(index: int, size: int = 16) -> tuple[torch.Tensor, torch.Tensor]:
@@ -252,7 +254,8 @@ def test_outputs_are_there_where_they_are_asked_for():
     model = network().eval()
     twin, optimizer = copy.deepcopy(model), torch.optim.SGD(model.parameters(), lr=0.1)
     inputs, targets = batch(0)
-    loss, output = tightfit.step(model, functional.cross_entropy, optimizer, budget="min", outputs=True)(inputs, targets)
+    step = tightfit.step(model, functional.cross_entropy, optimizer, budget="min", outputs=True)
+    loss, output = step(inputs, targets)
     assert same(output, twin(inputs).detach()) and not output.requires_grad
     assert same(loss, functional.cross_entropy(twin(inputs), targets).detach())
 
@@ -289,7 +292,8 @@ def test_gradients_die_and_the_smallest_budget_holds(optimizer: str):
     least = stepped.run("wide", "step", optimizer=optimizer)
     assert "error" not in least, least
     assert least["peak"] <= max(least["plans"])
-    # Parameters and state are there all the time; of the gradients, which are as large as the parameters, only a few are.
+    # Parameters and state are there all the time; of the gradients, which are as large as the parameters, only a few
+    # are.
     assert least["state"] + least["parameters"] < least["peak"] < least["state"] + 1.5 * least["parameters"]
 
 
@@ -331,6 +335,17 @@ def test_a_start_without_anything_kept_and_with_state_fits_too(tmp_path: Path, m
     assert resumed["peak"] <= smallest
     eager = stepped.run("wide", "eager", optimizer="adamw", steps=2, first=2, load=checkpoint)
     assert stepped.differing(resumed, eager) == []
+
+
+@counted
+@pytest.mark.parametrize("mode", ["step", "compile"])
+def test_what_is_not_trained_is_not_copied_to_be_measured(mode: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    library = allocator.build()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    shutil.copytree(library.parent, tmp_path / "tightfit" / "allocator")
+    run = stepped.run("frozen", mode, optimizer="sgd")
+    assert "error" not in run, run
+    assert run["steps"][0]["peak"] <= max(run["plans"]) < 1.5 * run["parameters"]
 
 
 @counted
@@ -414,7 +429,8 @@ def test_an_option_that_nobody_knows_is_a_type_error():
 
 def test_an_optimizer_without_a_parameter_is_refused():
     model = network()
-    step = _made(model, torch.optim.SGD([*model[0].parameters(), *model[1].parameters(), *model[4].parameters()], lr=0.1))
+    some = [parameter for index in (0, 1, 4) for parameter in model[index].parameters()]
+    step = _made(model, torch.optim.SGD(some, lr=0.1))
     with pytest.raises(tightfit.OptionError, match=r"'6\.weight' and 1 more"):
         step(*batch(0))
 

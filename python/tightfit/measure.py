@@ -11,7 +11,7 @@ import contextlib
 import json
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -265,9 +265,9 @@ def _cuda_samples(run: Callable[[], Any], device: torch.device) -> list[float]:
         return samples
 
 
-def prepared(call: Call, device: torch.device) -> Callable[[], Any]:
-    """The call on tensors made for it."""
-    tensors = _tensors(call, device)
+def prepared(call: Call, device: torch.device, there: Mapping[int, torch.Tensor] | None = None) -> Callable[[], Any]:
+    """The call on tensors made for it, or on those that are there, by the positions of its inputs."""
+    tensors = _tensors(call, device, there or {})
     node = {"op": call.op, "args": call.args, "kwargs": call.kwargs}
     args, kwargs = calls.arguments(node, tensors.__getitem__, device)
     if call.op in OPTIMIZERS:
@@ -282,7 +282,7 @@ def prepared(call: Call, device: torch.device) -> Callable[[], Any]:
     return lambda: operator(*args, **kwargs)
 
 
-def _tensors(call: Call, device: torch.device) -> list[torch.Tensor]:
+def _tensors(call: Call, device: torch.device, there: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:
     """Inputs with the step's shapes and strides; those that share a storage share one here."""
     generator = torch.Generator(device=device).manual_seed(0)
     extents = _extents(call)
@@ -290,7 +290,10 @@ def _tensors(call: Call, device: torch.device) -> list[torch.Tensor]:
     spans = call.spans()
     buffers: dict[tuple[int, str], torch.Tensor] = {}
     tensors = []
-    for value in call.inputs:
+    for position, value in enumerate(call.inputs):
+        if position in there:
+            tensors.append(there[position])
+            continue
         part = value.storage, value.dtype
         first, end = spans[part]
         if part not in buffers:

@@ -9,13 +9,14 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from .. import cache
+from ..calls import TORCH_DTYPES
 from ..graph import producer
 from ..measure import Call, prepared, takes_time, undisturbed, values_of
 
@@ -39,20 +40,25 @@ class Costed:
     refused: dict[str, str]
 
 
-def costed(document: dict[str, Any], device: torch.device) -> Costed:
+def costed(document: dict[str, Any], device: torch.device, arguments: Sequence[Any] = ()) -> Costed:
     """The graph with the seconds and the workspace of each call that runs, as measured on `device`.
+
+    `arguments` are the step's own, where they are there: calls that only read parameters or buffers are measured with
+    those, and not with copies, for which a tight budget has no room.
 
     A call that cannot be run on made-up inputs keeps the workspace that the graph records, and has no seconds.
     """
     values, storages = values_of(document), document["storages"]
     known, refused = _Known(device), {}
+    there = _static(document, arguments)
     nodes = []
     with undisturbed(device):
         for node in document["nodes"]:
             if takes_time(node, values) and not node["op"].startswith("tightfit."):
                 call = Call.of(node, values)
                 results = sum(storages[storage] for storage in call.fresh)
-                cost = known.of(call, results)
+                mine = {} if node.get("mutates") else _read(node, values, there)
+                cost = known.of(call, results, mine)
                 if isinstance(cost, str):
                     refused[node["name"]] = cost
                 else:
@@ -62,6 +68,29 @@ def costed(document: dict[str, Any], device: torch.device) -> Costed:
             nodes.append(node)
     known.keep()
     return Costed(document | {"nodes": nodes}, refused)
+
+
+def _static(document: dict[str, Any], arguments: Sequence[Any]) -> dict[int, torch.Tensor]:
+    """By storage, the parameters and buffers among the arguments."""
+    found = {}
+    for node in document["nodes"]:
+        is_static = node["op"] == "placeholder" and node["phase"] in ("parameter", "buffer")
+        if is_static and node["name"].startswith("argument_"):
+            index = int(node["name"].removeprefix("argument_"))
+            if index < len(arguments):
+                found[node["outputs"][0]["storage"]] = arguments[index].detach()
+    return found
+
+
+def _read(node: Mapping[str, Any], values: Mapping[int, Any],
+          there: Mapping[int, torch.Tensor]) -> dict[int, torch.Tensor]:
+    """The inputs of a call, by position, that lie in tensors which are there."""
+    found = {}
+    for position, value in ((position, values[value]) for position, value in enumerate(node["inputs"])):
+        tensor = there.get(value.storage)
+        if tensor is not None and tensor.dtype == TORCH_DTYPES[value.dtype]:
+            found[position] = tensor.as_strided(value.shape, value.strides, value.offset)
+    return found
 
 
 class _Known:
@@ -80,12 +109,13 @@ class _Known:
         except (ValueError, TypeError, AttributeError):
             pass  # a file that was damaged is written anew
 
-    def of(self, call: Call, results: int) -> Cost | str:
-        """The cost of a call with so many bytes of results, or why it cannot be measured."""
+    def of(self, call: Call, results: int, there: Mapping[int, torch.Tensor]) -> Cost | str:
+        """The cost of a call with so many bytes of results, or why it cannot be measured; `there` are inputs that need
+        not be made."""
         key = call.key
         if key not in self.costs and key not in self.refused:
             try:
-                cost = _measured(prepared(call, self.device), self.device)
+                cost = _measured(prepared(call, self.device, there), self.device)
                 if cost.peak == 0 and results > 0:
                     raise LookupError("the allocator in use does not tell PyTorch's profiler what it hands out")
                 self.costs[key] = cost

@@ -66,6 +66,8 @@ class Step:
         # Whether the caller held the outputs during the last backward pass.
         self.holds_outputs: bool | None = None
         self.refused: dict[str, str] = {}
+        # The arguments of the call that is planned for.
+        self.given: list[Any] = []
         self.calls = 0
         self._gradients = [index for index, gradient in enumerate(joint.gradients) if gradient is not None]
         self._accumulating = [index for index in self._gradients if joint.arguments[index].is_parameter]
@@ -88,7 +90,11 @@ class Step:
             others["of gradients that hooks wait for"] = sum(
                 self.ledger.size(tensor.grad) for index, tensor in there.items() if index not in accumulated
             )
-        plan = self.plan(accumulated, others)
+        self.given = arguments
+        try:
+            plan = self.plan(accumulated, others)
+        finally:
+            self.given = []
         self.calls += 1
         if plan.code.backward is None:
             outputs, _ = plan.code.forward(arguments)
@@ -174,7 +180,7 @@ class Step:
         raise AssertionError("the last choice returns or raises")
 
     def _planned(self, accumulated: frozenset[int], holds: bool, room: int | None, beside: int) -> Plan:
-        found = costed(self._graph(accumulated, holds), self.device)
+        found = costed(self._graph(accumulated, holds), self.device, self.given)
         self.refused = found.refused
         if room is not None and room <= 0:
             least = held(found.document, None, self.settings.deadline)

@@ -1,8 +1,8 @@
 """`tightfit.step`: forward pass, backward pass and update as one function within a budget of bytes.
 
-Invariant: a parameter is updated as soon as its gradient is there and nothing reads its old value any more, by the user's
-own optimizer; then the gradient goes. Nothing is kept between the passes but what the plan keeps, and a step that no
-plan ran is an exception.
+Invariant: a parameter is updated as soon as its gradient is there and nothing reads its old value any more, by the
+user's own optimizer; then the gradient goes. Nothing is kept between the passes but what the plan keeps, and a step
+that no plan ran is an exception.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ _NOT_HERE = {
     "scaler": "a GradScaler looks at all gradients before it decides whether to update",
     "grad_scaler": "a GradScaler looks at all gradients before it decides whether to update",
     "accumulate": "accumulated gradients stay from one batch to the next, and here each is gone after its update",
-    "accumulation_steps": "accumulated gradients stay from one batch to the next, and here each is gone after its update",
+    "accumulation_steps": "accumulated gradients stay from one batch to the next, and here each is gone after its "
+                          "update",
     "gradient_accumulation_steps":
         "accumulated gradients stay from one batch to the next, and here each is gone after its update",
     "closure": "a closure computes the loss several times in one step",
@@ -59,8 +60,8 @@ def step(
         step = tightfit.step(model, functional.cross_entropy, optimizer, budget="6GiB")
         loss = step(inputs, targets)          # loss_fn(model(inputs), targets)
 
-    With `loss_fn=None` the model computes its loss: it returns it, alone, first in a tuple, or as `loss` in a mapping, as
-    models of transformers do. A batch that is one dict is taken apart:
+    With `loss_fn=None` the model computes its loss: it returns it, alone, first in a tuple, or as `loss` in a mapping,
+    as models of transformers do. A batch that is one dict is taken apart:
 
         loss = step(**batch)                  # or step(batch)
 
@@ -69,31 +70,33 @@ def step(
     `load_state_dict()` and schedulers of the learning rate work between steps as ever. `.grad` is empty before and
     afterwards. `step.plans` says what was planned.
 
-    `budget` is an `int`, text such as `"6GiB"`, or `"min"` for the smallest that the planner reaches. It counts what the
-    model's device holds at any time of the step: parameters, buffers, batch, the optimizer's state, gradients while they
-    are there, what is saved and what is computed again, and what operators and updates take while they run. `deadline`
-    is how many seconds a plan may take to be found.
+    `budget` is an `int`, text such as `"6GiB"`, or `"min"` for the smallest that the planner reaches. It counts what
+    the model's device holds at any time of the step: parameters, buffers, batch, the optimizer's state, gradients
+    while they are there, what is saved and what is computed again, and what operators and updates take while they run.
+    `deadline` is how many seconds a plan may take to be found.
 
-    What needs all gradients at once is refused, and tightfit.compile is there for it: clipping, GradScaler, accumulation,
-    closures, and optimizers that are not known to update each parameter by itself.
+    What needs all gradients at once is refused, and tightfit.compile is there for it: clipping, GradScaler,
+    accumulation, closures, and optimizers that are not known to update each parameter by itself.
 
-    Raises `OptionError` for options and optimizers that cannot be, `CompileError` where the model is compiled already or
-    cannot be captured, and when the function is called `InfeasibleBudget` where the budget is too small, with the proof.
+    Raises `OptionError` for options and optimizers that cannot be, `CompileError` where the model is compiled already
+    or cannot be captured, and when the function is called `InfeasibleBudget` where the budget is too small, with the
+    proof.
     """
     for name in others:
         if name in _NOT_HERE:
-            raise OptionError(f"{name}= is no option of tightfit.step: {_NOT_HERE[name]}; use tightfit.compile, which leaves "
-                              "the update to your loop")
+            raise OptionError(f"{name}= is no option of tightfit.step: {_NOT_HERE[name]}; use tightfit.compile, which "
+                              "leaves the update to your loop")
         raise TypeError(f"step() got an unexpected keyword argument {name!r}")
     if not isinstance(model, nn.Module):
         raise OptionError(f"{type(model).__name__} is no torch.nn.Module; give the model itself")
     if isinstance(model, nn.parallel.DistributedDataParallel):
-        raise OptionError("DistributedDataParallel sums gradients of several processes before any update; use tightfit.compile")
+        raise OptionError("DistributedDataParallel sums gradients of several processes before any update; use "
+                          "tightfit.compile")
     if isinstance(model, torch._dynamo.OptimizedModule) or model._compiled_call_impl is not None:
         raise CompileError("the model is compiled already; give tightfit.step a model as it was built")
     if loss_fn is not None and not callable(loss_fn):
-        raise OptionError(f"loss_fn={loss_fn!r} is no function of the model's output and the targets; give one, or None where "
-                          "the model returns its loss")
+        raise OptionError(f"loss_fn={loss_fn!r} is no function of the model's output and the targets; give one, or "
+                          "None where the model returns its loss")
     updates = Updates(optimizer)
     return TrainingStep(model, loss_fn, updates, settings(budget, deadline=deadline), outputs)
 
@@ -112,7 +115,8 @@ class TrainingStep:
     def __call__(self, *batch: Any, **named: Any) -> Any:
         """Makes a step and returns the loss, and the model's outputs where they were asked for."""
         if self._takes_targets and len(batch) < 1:
-            raise OptionError("a step with a loss_fn takes the targets as its last positional argument: step(inputs, targets)")
+            raise OptionError("a step with a loss_fn takes the targets as its last positional argument: step(inputs, "
+                              "targets)")
         if not self._takes_targets and len(batch) == 1 and isinstance(batch[0], Mapping) and not named:
             batch, named = (), dict(batch[0])
         with torch.enable_grad():
@@ -162,8 +166,8 @@ def _detached(output: Any) -> Any:
 class _WholeStep(Step):
     """A captured graph whose plans run to the last update."""
 
-    def __init__(self, updates: Updates, joint: Joint, settings: Settings, ledger: Ledger, device: torch.device, name: str,
-                 outside: int, outside_parameters: Sequence[Any] = ()) -> None:
+    def __init__(self, updates: Updates, joint: Joint, settings: Settings, ledger: Ledger, device: torch.device,
+                 name: str, outside: int, outside_parameters: Sequence[Any] = ()) -> None:
         super().__init__(_checked(joint), settings, ledger, device, name, outside, outside_parameters)
         self.updates = updates
         self.update = updates.run
@@ -178,9 +182,11 @@ class _WholeStep(Step):
         updates.begin({self.joint.arguments[index].name: tensor for index, tensor in trained.items()})
         self.ledger.reserved = updates.state_bytes(trained.values(), self.device)
         self.plans = self._plans_by.setdefault(updates.signature(), {})
-        self._trained = trained
-        plan = self.plan(frozenset(), self._others(None, [arguments[index] for index in self._idle], []))
-        self._trained = {}
+        self._trained, self.given = trained, arguments
+        try:
+            plan = self.plan(frozenset(), self._others(None, [arguments[index] for index in self._idle], []))
+        finally:
+            self._trained, self.given = {}, []
         self.calls += 1
         outputs, _ = plan.code.forward(arguments)
         updates.end()
@@ -202,11 +208,11 @@ def _checked(joint: Joint) -> Joint:
     arguments = tuple(replace(argument, name=argument.name.removeprefix("model.")) for argument in joint.arguments)
     loss = joint.outputs[0] if joint.outputs else None
     if not joint.has_backward:
-        raise CompileError("no parameter gets a gradient from this loss; unfreeze what is to be trained, and compute the loss "
-                           "from it, outside of torch.inference_mode")
+        raise CompileError("no parameter gets a gradient from this loss; unfreeze what is to be trained, and compute "
+                           "the loss from it, outside of torch.inference_mode")
     if not is_tensor(loss) or loss.meta["val"].numel() != 1 or len(joint.tangents) != 1:
-        raise CompileError("the loss is not one number; return the mean or the sum of the losses, first in a tuple or as "
-                           "'loss' in a mapping, from the model or the loss_fn")
+        raise CompileError("the loss is not one number; return the mean or the sum of the losses, first in a tuple or "
+                           "as 'loss' in a mapping, from the model or the loss_fn")
     inputs = [argument.name for argument, gradient in zip(arguments, joint.gradients, strict=True)
               if gradient is not None and not argument.is_parameter]
     if inputs:

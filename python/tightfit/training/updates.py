@@ -1,8 +1,8 @@
 """The user's own optimizer, run for one parameter at a time, and what such an update costs.
 
 Invariant: parameters, state and its keys are afterwards what `optimizer.step()` on all parameters leaves, bit for bit:
-the same code ran with the same options. Only optimizers that treat each parameter by itself, element by element, are let
-in, so what an update takes is a line over the number of elements, which two small parameters tell.
+the same code ran with the same options. Only optimizers that treat each parameter by itself, element by element, are
+let in, so what an update takes is a line over the number of elements, which two small parameters tell.
 """
 
 from __future__ import annotations
@@ -84,22 +84,24 @@ class Updates:
         missing = [name for name, tensor in parameters.items() if id(tensor) not in self._group_of]
         if missing:
             raise OptionError(
-                f"the optimizer does not hold {_listed(missing)}, which would get a gradient that nobody uses; add it to the "
-                "optimizer, or freeze it with requires_grad_(False)"
+                f"the optimizer does not hold {_listed(missing)}, which would get a gradient that nobody uses; add it "
+                "to the optimizer, or freeze it with requires_grad_(False)"
             )
         if any(tensor.grad is not None for group in self._groups for tensor in group["params"]):
             raise OptionError(
-                "a parameter has a gradient already, and this step would replace it, not add to it: an update comes as soon "
+                "a parameter has a gradient already, and this step would replace it, not add to it: an update comes "
+                "as soon "
                 f"as its gradient is there. Call optimizer.zero_grad() first; to accumulate gradients, {_COMPILE}"
             )
         hooked = [name for name, tensor in parameters.items()
                   if tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None)]
         if hooked:
-            raise OptionError(f"{_listed(hooked)} has a hook on its gradient, which would not be called; take it out, or "
-                              f"{_COMPILE}")
+            raise OptionError(f"{_listed(hooked)} has a hook on its gradient, which would not be called; take it out, "
+                              f"or {_COMPILE}")
         storages = {tensor.untyped_storage()._cdata for tensor in parameters.values()}
         if len(storages) < len(parameters):
-            raise OptionError("two of the model's parameters share memory without being one parameter, so the update of one "
+            raise OptionError("two of the model's parameters share memory without being one parameter, so the update "
+                              "of one "
                               f"would be seen by the other; tie them by assigning the same parameter, or {_COMPILE}")
 
     def run(self, parameter: torch.Tensor, gradient: torch.Tensor) -> torch.Tensor:
@@ -198,22 +200,24 @@ def _check(optimizer: Any) -> None:
     """Refuses an optimizer whose updates cannot come one by one."""
     kind = type(optimizer).__name__
     if not isinstance(optimizer, torch.optim.Optimizer):
-        raise OptionError(f"optimizer={kind} is no torch.optim.Optimizer; give the optimizer itself, not a class, a name or "
-                          "what wraps it")
+        raise OptionError(f"optimizer={kind} is no torch.optim.Optimizer; give the optimizer itself, not a class, a "
+                          "name or what wraps it")
     if isinstance(optimizer, torch.optim.LBFGS):
-        raise OptionError(f"LBFGS asks for the loss several times in one step, and needs all gradients at once; {_COMPILE}")
+        raise OptionError("LBFGS asks for the loss several times in one step, and needs all gradients at once; "
+                          f"{_COMPILE}")
     known = [_unwrapped(getattr(torch.optim, name)) for name in _KNOWN]
     if _unwrapped(type(optimizer)) not in known:
-        raise OptionError(f"{kind} is not known to update each parameter by itself, so its updates cannot come early; use one "
-                          f"of {', '.join(_KNOWN)}, or {_COMPILE}")
+        raise OptionError(f"{kind} is not known to update each parameter by itself, so its updates cannot come early; "
+                          f"use one of {', '.join(_KNOWN)}, or {_COMPILE}")
     patched = vars(optimizer).get("step")
     if patched is not None and not getattr(patched, "_wrapped_by_lr_sched", False):
         raise OptionError(f"the step of this {kind} was replaced, and the replacement would not run; {_COMPILE}")
     if any(group.get("differentiable") for group in optimizer.param_groups):
         raise OptionError(f"differentiable=True keeps what {kind} computes, so no gradient can go early; leave it out")
     if optimizer._optimizer_step_pre_hooks or hooks._global_optimizer_pre_hooks:
-        raise OptionError("a hook is registered that runs before the optimizer's step and may look at all gradients, as those "
-                          f"that clip do; updates come as soon as each gradient is there. Take the hook out, or {_COMPILE}")
+        raise OptionError("a hook is registered that runs before the optimizer's step and may look at all gradients, "
+                          "as those that clip do; updates come as soon as each gradient is there. Take the hook out, "
+                          f"or {_COMPILE}")
 
 
 def _inner(kind: type) -> Any:
