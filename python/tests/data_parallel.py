@@ -74,7 +74,8 @@ def seen() -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         command = [sys.executable, str(Path(__file__).resolve()), f"file://{folder}/store"]
         files = [(open(f"{folder}/{rank}.out", "w+"), open(f"{folder}/{rank}.err", "w+")) for rank in range(2)]
-        ranks = [subprocess.Popen([*command, str(rank)], stdout=out, stderr=err) for rank, (out, err) in enumerate(files)]
+        ranks = [subprocess.Popen([*command, str(rank)], stdout=out, stderr=err)
+                 for rank, (out, err) in enumerate(files)]
         try:
             for rank, process in enumerate(ranks):
                 if process.wait(timeout=600) != 0:

@@ -1,5 +1,5 @@
-"""Training loops as people write them, each once: run in eager, and with the model compiled under a budget, in one fresh
-process whose every byte is counted. `python loops.py clipping scaler` prints what was seen as JSON; `seen` does that
+"""Training loops as people write them, each once: run in eager, and with the model compiled under a budget, in one
+fresh process whose every byte is counted. `python loops.py clipping scaler` prints what was seen as JSON; `seen` does that
 from another process.
 
 Invariant: a loop is the same code in both modes; it knows of the compilation only where it calls `Run.compiled`, which
@@ -457,7 +457,7 @@ def trainer_of(run: Run, kind: str, folder: str, **options: Any) -> Any:
                 return super().training_step(*args, **kwargs)
 
     arguments = transformers.TrainingArguments(**{
-        "output_dir": folder, "per_device_train_batch_size": 4, "per_device_eval_batch_size": 6,
+        "output_dir": folder, "per_device_train_batch_size": 4, "per_device_eval_batch_size": 8,
         "gradient_accumulation_steps": 4, "max_grad_norm": 0.5, "learning_rate": 1e-3, "warmup_steps": 5,
         "max_steps": 20, "eval_strategy": "steps", "eval_steps": 5, "save_steps": 10, "logging_steps": 1,
         "use_cpu": True, "report_to": [], "disable_tqdm": True, "seed": 0, "dataloader_pin_memory": False, **options,
@@ -509,8 +509,8 @@ LOOPS: dict[str, Callable[[Run], None]] = {loop.__name__: loop for loop in (
     shapes, held_outputs, batch_gradient, hooks, asked, trainer_gpt2, trainer_bert, resumed,
 )}
 
-# The budget of a loop as a share of eager's peak, where it is not the usual one: some hold two forward passes at once, or
-# gradients beside `.grad`, and where everything is small the room that is kept for small things is not.
+# The budget of a loop as a share of eager's peak, where it is not the usual one: some hold two forward passes at once,
+# or gradients beside `.grad`, and where everything is small the room that is kept for small things is not.
 SHARE = 0.95
 SHARES = {"half": 1.25, "two_forwards": 1.1, "asked": 1.3, "batch_gradient": 1.0, "frozen": 1.1, "trainer_gpt2": 0.85,
           "trainer_bert": 0.85, "resumed": 0.85}

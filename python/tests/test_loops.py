@@ -279,13 +279,18 @@ def test_a_model_that_is_let_go_is_gone():
     loss_of(model).backward()
     with torch.no_grad():
         loss_of(model)
-    gone = [weakref.ref(tensor) for tensor in (model.first.weight, model.first.weight.grad, model.statistics.running_mean)]
+    gone = [weakref.ref(model.first.weight), weakref.ref(model.first.weight.grad),
+            weakref.ref(model.statistics.running_mean)]
     replaced = weakref.ref(model.head.weight)
     model.load_state_dict({name: tensor.clone() for name, tensor in model.state_dict().items()}, assign=True)
     loss_of(model)
     assert replaced() is None
     gone.append(weakref.ref(model.head.weight))
     del model
-    torch._dynamo.reset()
     gc.collect()
     assert [reference() for reference in gone] == [None] * len(gone)
+
+
+def test_what_stands_around_the_model_is_refused():
+    with pytest.raises(tightfit.CompileError, match="model.module"):
+        tightfit.compile(nn.DataParallel(made()), budget="1GiB")

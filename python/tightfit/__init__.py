@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from .planning import Fitted, Graph, check, fit, modules, pareto, read_graph, report, sac, shard
     from .statistics import module_info
     from .training.compiling import PlanInfo, compile, plans
+    from .training.stepping import TrainingStep, step
     from .training.studying import capture_step, explain, plan
 
 # Where each public name is defined. No file is called like a name that it defines: loading it would hide the name.
@@ -44,6 +45,7 @@ _DEFINED_IN = {
     "PlanInfo": "training.compiling",
     "ProgramError": "errors",
     "TightfitError": "errors",
+    "TrainingStep": "training.stepping",
     "arguments": "graph_module",
     "capture_step": "training.studying",
     "check": "planning",
@@ -60,6 +62,7 @@ _DEFINED_IN = {
     "report": "planning",
     "sac": "planning",
     "shard": "planning",
+    "step": "training.stepping",
     "to_fx": "graph_module",
 }
 
@@ -76,6 +79,7 @@ __all__ = [
     "PlanInfo",
     "ProgramError",
     "TightfitError",
+    "TrainingStep",
     "arguments",
     "capture_step",
     "check",
@@ -92,6 +96,7 @@ __all__ = [
     "report",
     "sac",
     "shard",
+    "step",
     "to_fx",
 ]
 

@@ -24,7 +24,7 @@ from .graph import producer, to_gzip, to_json
 from .measure import measured
 from .optimizer import resolve
 from .simplify import simplify
-from .step import WEIGHTS, Initialisation, data_entry, document, recipes
+from .step_json import WEIGHTS, Initialisation, data_entry, document, recipes
 from .translate import translate
 
 

@@ -129,7 +129,7 @@ class GraphBuilder:
              outputs: list[torch.Tensor | None], *, module: str = "", parameter: str | None = None, flops: int = 0,
              random: bool = False, stream: bool = False, mutates: bool = False, cost: bool = True,
              differentiates: str | None = None, dropped: Sequence[torch.Tensor] = (),
-             workspace: int = 0) -> list[ValueId | None]:
+             workspace: int = 0, seconds: float | None = None) -> list[ValueId | None]:
         """Appends one call and returns its outputs' values (`None` where nothing uses the output).
 
         `cost=False` leaves bytes and FLOPs at zero, as views and placeholders have them. `dropped` are outputs that
@@ -164,6 +164,8 @@ class GraphBuilder:
             workspace += sum(unused.values())
         if workspace:
             record["workspace"] = workspace
+        if seconds is not None:
+            record["seconds"] = seconds
         if random:
             record["random"] = True
             if stream:

@@ -24,16 +24,17 @@ from .settings import Settings, device_of
 class Backend:
     """Makes a step of each graph that Dynamo captures of a model, and knows them all.
 
-    `model` is where it is known: its tensors that a graph does not use count too. `step` is the class of its steps.
+    `model` is where it is known: its tensors that a graph does not use count too. `step` makes its steps, as
+    their class does.
     """
 
-    def __init__(self, settings: Settings, model: nn.Module | None, name: str, *, step: type[Step] = Step) -> None:
+    def __init__(self, settings: Settings, model: nn.Module | None, name: str, *, step: Callable[..., Step] = Step) -> None:
         self.settings = settings
-        # The model knows its backend, and dies when its user lets it go.
-        self._model = None if model is None else weakref.ref(model)
         self.name = name
         self.step = step
-        self.ledger = Ledger()
+        self.ledger = ledger = Ledger()
+        # The model knows its backend, and dies when its user lets it go; Dynamo may keep the backend.
+        self._model = None if model is None else weakref.ref(model, lambda _: ledger.nodes.clear())
         self.steps: list[Step] = []
 
     def __call__(self, module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
@@ -128,7 +129,7 @@ def _argument(node: fx.Node, example: Any) -> Argument:
 
 
 def _outside(model: nn.Module | None, examples: list[torch.Tensor], device: torch.device) -> tuple[int, list[Any]]:
-    """Bytes of a model's tensors on a device that are not among the examples, and references to its parameters there."""
+    """Bytes of a model's tensors on a device that are not among the examples, and references to the parameters."""
     if model is None:
         return 0, []
     seen = {tensor.untyped_storage()._cdata for tensor in examples}

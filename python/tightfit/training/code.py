@@ -17,7 +17,7 @@ import torch
 from .. import calls
 from ..errors import ExportError
 from .binding import quickest
-from .joint import BARRIER, SHOWN
+from .joint import BARRIER, SHOWN, UPDATE
 
 
 @dataclass(frozen=True)
@@ -40,16 +40,20 @@ class Code:
     saved_outputs: frozenset[int]
 
 
-def generate(document: Mapping[str, Any], constants: Mapping[str, torch.Tensor], outputs: list[Any]) -> Code:
+def generate(document: Mapping[str, Any], constants: Mapping[str, torch.Tensor], outputs: list[Any],
+             update: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None) -> Code:
     """The functions of a planned graph. `outputs` are the forward pass's results: `None` stands for a tensor of the
-    graph, and everything else for itself."""
-    return _Generator(document, constants, outputs).run()
+    graph, and everything else for itself. `update` is what updates a parameter by its gradient and returns it, where
+    that is part of the graph."""
+    return _Generator(document, constants, outputs, update).run()
 
 
 class _Generator:
     """The state of one generation: the names that constants and operators have in the functions."""
 
-    def __init__(self, document: Mapping[str, Any], constants: Mapping[str, torch.Tensor], outputs: list[Any]) -> None:
+    def __init__(self, document: Mapping[str, Any], constants: Mapping[str, torch.Tensor], outputs: list[Any],
+                 update: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None) -> None:
+        self.update = update
         self.document = document
         self.outputs = outputs
         self.constants = constants
@@ -212,6 +216,8 @@ class _Generator:
 
     def _quickest(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[str, Any]:
         """How an operator is called with arguments of these kinds."""
+        if name == UPDATE and self.update is not None:
+            return "function", self.update
         overload = calls.overload(name)
         if overload is None:
             raise ExportError(f"PyTorch {torch.__version__} has no operator {name!r}; please report this model")

@@ -58,6 +58,9 @@ def compile(
     """
     if not isinstance(model, nn.Module):
         raise OptionError(f"{type(model).__name__} is no torch.nn.Module; give the model itself")
+    if isinstance(model, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+        raise CompileError("data parallelism stands around the model already; give tightfit.compile the model inside, "
+                           "model.module, and go on with what stands around it")
     if isinstance(model, torch._dynamo.OptimizedModule) or model._compiled_call_impl is not None:
         raise CompileError("the model is compiled already; give tightfit.compile a model as it was built, and leave "
                            "torch.compile, model.compile and torch_compile=True out")
@@ -66,7 +69,7 @@ def compile(
     if optimizer is not None:
         backend.ledger.reserved = state_bytes(optimizer, model.parameters())
     model.compile(backend=backend, dynamic=False, fullgraph=True, **isolated())
-    model._compiled_call_impl = _Call(model._compiled_call_impl, backend)
+    model._compiled_call_impl = Call(model._compiled_call_impl, backend)
     _Watch.over(model, backend)
     return model
 
@@ -99,7 +102,7 @@ class PlanInfo:
 def plans(model: nn.Module) -> list[PlanInfo]:
     """The plans that a compiled model has made so far, in their order."""
     call = model._compiled_call_impl
-    if not isinstance(call, _Call):
+    if not isinstance(call, Call):
         raise CompileError("the model was not compiled by tightfit.compile")
     return [info(step, plan, step.settings.budget) for step in call.backend.steps for plan in step.made]
 
@@ -114,7 +117,7 @@ def info(step: Step, plan: Plan, budget: int | None) -> PlanInfo:
     )
 
 
-class _Call:
+class Call:
     """A call of a compiled model."""
 
     def __init__(self, compiled: Any, backend: Backend) -> None:

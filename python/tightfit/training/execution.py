@@ -47,6 +47,9 @@ class Plan:
 class Step:
     """A captured graph with its plans, one for each set of gradients that are there when a step begins."""
 
+    # What updates a parameter by its gradient, where that is part of the graph.
+    update: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+
     def __init__(self, joint: Joint, settings: Settings, ledger: Ledger, device: torch.device, name: str,
                  outside: int, outside_parameters: Sequence[Any] = ()) -> None:
         self.joint = joint
@@ -171,9 +174,7 @@ class Step:
         raise AssertionError("the last choice returns or raises")
 
     def _planned(self, accumulated: frozenset[int], holds: bool, room: int | None, beside: int) -> Plan:
-        graph = document(self.joint, self.name, accumulated=accumulated, between=self.settings.between(self.joint),
-                         holds_outputs=holds)
-        found = costed(graph, self.device)
+        found = costed(self._graph(accumulated, holds), self.device)
         self.refused = found.refused
         if room is not None and room <= 0:
             least = held(found.document, None, self.settings.deadline)
@@ -182,8 +183,13 @@ class Step:
         outputs = [None if is_tensor(output) else output for output in self.joint.outputs]
         constants = {str(node.target): getattr(self.joint.module, str(node.target))
                      for node in self.joint.module.graph.find_nodes(op="get_attr")}
-        made = code(plan, constants, outputs)
+        made = code(plan, constants, outputs, self.update)
         return Plan(plan, made, accumulated, holds, beside)
+
+    def _graph(self, accumulated: frozenset[int], holds: bool) -> dict[str, Any]:
+        """What is planned."""
+        return document(self.joint, self.name, accumulated=accumulated, between=self.settings.between(self.joint),
+                        holds_outputs=holds)
 
     def _refusal(self, error: InfeasibleBudget, others: Mapping[str, int]) -> InfeasibleBudget:
         """The same refusal in bytes of the whole budget."""

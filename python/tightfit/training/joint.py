@@ -4,12 +4,15 @@ Invariant: the graph says what separate calls of forward and backward pass hold.
 everything that the forward pass owes its caller, outputs and new contents of buffers alike, and makes the tangents. The
 batch is held to the end, as the caller holds it, and so are outputs and tangents. Random nodes draw from PyTorch's
 running generator, in their order.
+
+Where the updates of the parameters are part of it, nothing stands between: the graph is one sequence, in which a
+parameter is updated behind everything that reads what it was, and the barrier is its end.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +21,7 @@ from torch import fx
 
 from ..errors import ExportError
 from ..graph import GraphBuilder, ValueId, producer
-from ..nodes import draws, flops, is_call, is_view, used_outputs
+from ..nodes import draws, flops, is_call, is_view, tensors, used_outputs
 from ..simplify import equivalent, shorten
 
 aten = torch.ops.aten
@@ -26,6 +29,8 @@ aten = torch.ops.aten
 BARRIER = "tightfit.barrier"
 # An argument that shows a part of what another argument brings; its number stands behind that.
 SHOWN = "tightfit.argument"
+# The update of a parameter by its gradient: its arguments.
+UPDATE = "tightfit.update"
 
 # They check what was checked while the graph was captured, and compute nothing.
 _CHECKS = {aten._assert_tensor_metadata.default}
@@ -42,6 +47,14 @@ class Argument:
     @property
     def phase(self) -> str:
         return "parameter" if self.is_parameter else "buffer" if self.is_buffer else "input"
+
+
+@dataclass(frozen=True)
+class Update:
+    """What the update of a parameter costs: bytes beside the parameter, its gradient and its state, and seconds."""
+
+    workspace: int
+    seconds: float
 
 
 @dataclass(frozen=True)
@@ -181,7 +194,7 @@ def is_backward(joint: Joint) -> set[fx.Node]:
 
 
 def document(joint: Joint, name: str, *, accumulated: frozenset[int] = frozenset(), between: int = 0,
-             holds_outputs: bool = True) -> dict[str, Any]:
+             holds_outputs: bool = True, updates: Mapping[int, Update] | None = None) -> dict[str, Any]:
     """The joint graph as tightfit-graph/1.
 
     `accumulated` are the arguments whose gradients are there when the step begins: what the backward pass computes is
@@ -189,22 +202,26 @@ def document(joint: Joint, name: str, *, accumulated: frozenset[int] = frozenset
     calls and given back before the second, as by a loss outside of the model. `holds_outputs` says that the caller holds
     the outputs during the backward pass, and not only until it begins.
 
+    `updates` are the parameters that are updated by their gradients, by their positions; where it is given, there are no
+    tangents but the constant 1, and all outputs are held to the end.
+
     Arguments are called `argument_0` and so on, tangents `tangent_0` and so on, accumulated gradients `gradient_0` and
     so on, by their positions. Results are called `output i` and `gradient i`, and what is held besides `held`.
     """
-    return _Document(joint, name, accumulated, between, holds_outputs).run()
+    return _Document(joint, name, accumulated, between, holds_outputs, updates).run()
 
 
 class _Document:
     """The state of one translation: where each node's values are."""
 
     def __init__(self, joint: Joint, name: str, accumulated: frozenset[int], between: int,
-                 holds_outputs: bool) -> None:
+                 holds_outputs: bool, updates: Mapping[int, Update] | None) -> None:
         self.joint = joint
         self.builder = GraphBuilder(name, {"producer": producer(), "decompositions": "none"})
         self.accumulated = accumulated
         self.between = between
         self.holds_outputs = holds_outputs
+        self.updates = updates
         self.backward = is_backward(joint)
         self.values: dict[fx.Node, ValueId | list[ValueId | None]] = {}
         self.names: dict[int, str] = {}
@@ -216,13 +233,16 @@ class _Document:
     def run(self) -> dict[str, Any]:
         joint, builder = self.joint, self.builder
         sums = self._placeholders()
+        enter = self._barrier if self.updates is None else self._ones
+        due = {} if self.updates is None else _due(joint, self.updates)
         for node in joint.module.graph.nodes:
-            if not is_call(node):
-                continue
-            if node in self.backward and not self.entered:
-                self._barrier()
-            self._call(node)
-        if not self.entered:
+            if is_call(node):
+                if node in self.backward and not self.entered:
+                    enter()
+                self._call(node)
+            for index in due.get(node, ()):
+                self._update(index, self.updates[index])
+        if not self.entered or self.updates is not None:
             self._barrier()
         for index, output in enumerate(joint.outputs):
             if is_tensor(output) and self.holds_outputs:
@@ -231,12 +251,12 @@ class _Document:
         for node in joint.tangents:
             self.own.add(_storage(node.meta["val"]))
         for index, gradient in enumerate(joint.gradients):
-            if gradient is not None and index not in sums:
+            if gradient is not None and index not in sums and self.updates is None:
                 builder.output(self._owned(index, gradient), f"gradient {index}")
         for index, gradient in enumerate(joint.gradients):
             if gradient is not None and index in sums:
                 self._add(index, sums[index], gradient)
-        for node in [*joint.primals, *joint.tangents]:
+        for node in [*joint.primals, *(joint.tangents if self.updates is None else ())]:
             if node in self.values and node not in self.written:
                 builder.output(self._value(node), "held")
         return builder.document()
@@ -273,10 +293,31 @@ class _Document:
     def _barrier(self) -> None:
         joint = self.joint
         owed = [self._current(output) if is_tensor(output) else None for output in joint.outputs]
+        entering = [] if self.entered else joint.tangents
         made = self.builder.node("barrier", BARRIER, "backward", [owed, list(self.written.values())], {},
-                                 [node.meta["val"] for node in joint.tangents], cost=False, workspace=self.between)
-        self.values.update(zip(joint.tangents, made, strict=True))
+                                 [node.meta["val"] for node in entering], cost=False, workspace=self.between)
+        self.values.update(zip(entering, made, strict=True))
         self.entered = True
+
+    def _ones(self) -> None:
+        """The gradients of losses by themselves."""
+        for node in self.joint.tangents:
+            value = node.meta["val"]
+            [self.values[node]] = self.builder.node(
+                str(node.target), "aten.full.default", "backward", [list(value.shape), 1.0],
+                {"dtype": value.dtype, "layout": torch.strided, "device": value.device, "pin_memory": False}, [value],
+            )
+        self.entered = True
+
+    def _update(self, index: int, update: Update) -> None:
+        primal, gradient = self.joint.primals[index], self.joint.gradients[index]
+        like = primal.meta["val"]
+        is_laid_out = _obeys_layout(gradient.meta["val"], like)
+        value = self._value(gradient) if is_laid_out else self._owned(index, gradient)
+        [self.written[primal]] = self.builder.node(
+            f"update_{index}", UPDATE, "optimizer", [self._value(primal), value], {}, [like], mutates=True,
+            workspace=update.workspace, seconds=update.seconds,
+        )
 
     def _call(self, node: fx.Node) -> None:
         overload = node.target
@@ -347,6 +388,25 @@ class _Document:
     def _add(self, index: int, there: ValueId, gradient: fx.Node) -> None:
         self.builder.node(f"gradient_{index}_sum", "aten.add_.Tensor", "backward", [there, self._value(gradient)], {},
                           [self.builder.tensor(there)], mutates=True)
+
+
+def _due(joint: Joint, updates: Mapping[int, Update]) -> dict[fx.Node, list[int]]:
+    """Behind which node each parameter may be updated: its gradient is there, and nobody reads what it was any more."""
+    read = {_storage(joint.primals[index].meta["val"]): index for index in updates}
+    last: dict[int, fx.Node] = {}
+    for node in joint.module.graph.nodes:
+        if node.op == "output":
+            continue
+        for tensor in (tensor for source in node.all_input_nodes for tensor in tensors(source.meta.get("val"))):
+            if (index := read.get(_storage(tensor))) is not None:
+                last[index] = node
+        for index in updates:
+            if joint.gradients[index] is node:
+                last[index] = node
+    due: dict[fx.Node, list[int]] = {}
+    for index, node in last.items():
+        due.setdefault(node, []).append(index)
+    return due
 
 
 def _storage(tensor: torch.Tensor) -> int:

@@ -22,8 +22,9 @@ _SMALL = 4096
 class Pending:
     """A forward pass whose backward pass may come: what it saved, and how it is to go on.
 
-    `parameters` are those whose gradients it computes and `idle` the other ones that it reads, `given` the arguments among
-    what it saved, with the `versions` that they had, and `returns` says that all gradients are to be returned to autograd.
+    `parameters` are those whose gradients it computes and `idle` the other ones that it reads, `given` the arguments
+    among what it saved, with the `versions` that they had, and `returns` says that all gradients are to be returned to
+    autograd.
     """
 
     step: Any

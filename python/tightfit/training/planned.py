@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,6 +60,7 @@ def _kept(name: str) -> Held | None:
         return None
 
 
-def code(plan: Held, constants: Mapping[str, torch.Tensor], outputs: list[Any]) -> Code:
-    """The functions of a plan."""
-    return generate(plan.document, constants, outputs)
+def code(plan: Held, constants: Mapping[str, torch.Tensor], outputs: list[Any],
+         update: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None) -> Code:
+    """The functions of a plan; `update` runs its updates."""
+    return generate(plan.document, constants, outputs, update)

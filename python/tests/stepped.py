@@ -1,0 +1,171 @@
+"""Whole training steps, the optimizer's update included, of one model in a fresh process: the bytes at their peak and the
+bits of everything that they leave. `python stepped.py gpt2 --mode step --budget min` prints them as JSON; `run` does that
+from another process.
+
+Invariant: bytes are counted by an allocator that stands before the first tensor exists, and the peak is that of the whole
+step, from the batch to the last update. All modes draw the same batches and the same random numbers. Nothing here knows
+what a mode should reach.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn import functional
+
+import allocator
+import zoo
+from measured import digest
+
+MODES = ("eager", "compile", "step")
+OPTIMIZERS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-2),
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=1e-2, momentum=0.9, weight_decay=0.01),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=1e-3),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3),
+    "fused": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, fused=True),
+    "foreach": lambda parameters: torch.optim.AdamW(parameters, lr=1e-3, foreach=True),
+    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=1e-3),
+    "adagrad": lambda parameters: torch.optim.Adagrad(parameters, lr=1e-2),
+    "nadam": lambda parameters: torch.optim.NAdam(parameters, lr=1e-3),
+}
+
+
+def wide() -> zoo.Workload:
+    """Many parameters and few activations: what a step holds are gradients."""
+    model = nn.Sequential(*(layer for _ in range(8) for layer in (nn.Linear(256, 256), nn.GELU())), nn.Linear(256, 10))
+    return zoo.Workload(zoo.WithLoss(model).train(),
+                        lambda: {"inputs": torch.randn(4, 256), "targets": torch.randint(0, 10, (4,))},
+                        lambda loss: loss, [])
+
+
+def _loss(output: Any) -> torch.Tensor:
+    return output if isinstance(output, torch.Tensor) else output["loss"]
+
+
+class Loop:
+    """A training loop of one mode, a step at a time."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        torch.manual_seed(0)
+        self.work = wide() if options.name == "wide" else zoo.build(options.name, tiny=True)
+        self.model = self.work.model
+        self.optimizer = OPTIMIZERS[options.optimizer](self.model.parameters())
+        budget = int(options.budget) if options.budget.isdecimal() else options.budget
+        tightfit = zoo.use_tightfit()
+        self.whole = None
+        if options.mode == "step":
+            self.whole = tightfit.step(self.model, None, self.optimizer, budget=budget)
+        elif options.mode == "compile":
+            tightfit.compile(self.model, budget, optimizer=self.optimizer)
+        if options.load:
+            found = torch.load(options.load)
+            self.model.load_state_dict(found["model"])
+            self.optimizer.load_state_dict(found["optimizer"])
+        self.done = options.first
+        torch.manual_seed(1 + options.first)
+
+    def plan_peaks(self) -> list[int]:
+        """The most bytes of each plan that was made."""
+        if self.whole is not None:
+            return [plan.peak for plan in self.whole.plans]
+        return [plan.peak for plan in zoo.use_tightfit().plans(self.model)]
+
+    def step(self) -> dict[str, Any]:
+        """One training step."""
+        batch = self.work.batch(self.done)
+        self.done += 1
+        allocator.reset_peak()
+        began = time.perf_counter()
+        if self.whole is not None:
+            loss = self.whole(**batch)
+        else:
+            loss = _loss(self.model(**batch))
+            loss.backward()
+            self.optimizer.step()
+            self.optimizer.zero_grad()
+        seconds = time.perf_counter() - began
+        states = self.optimizer.state_dict()["state"]
+        return {
+            "peak": allocator.peak(), "seconds": seconds, "loss": loss.item(),
+            "generator": digest(torch.get_rng_state()),
+            "tensors": {name: digest(tensor) for name, tensor in self.model.state_dict().items()},
+            "states": {f"{index} {name}": digest(item) if isinstance(item, torch.Tensor) else item
+                       for index, state in states.items() for name, item in state.items()},
+        }
+
+
+def _report(options: argparse.Namespace) -> dict[str, Any]:
+    loop = Loop(options)
+    steps = [loop.step() for _ in range(options.steps)]
+    if options.save:
+        torch.save({"model": loop.model.state_dict(), "optimizer": loop.optimizer.state_dict()}, options.save)
+    plans = loop.plan_peaks() if options.mode != "eager" else []
+    return {"steps": steps, "peak": max(step["peak"] for step in steps), "plans": plans,
+            "parameters": sum(parameter.nbytes for parameter in loop.model.parameters()),
+            "state": sum(item.nbytes for state in loop.optimizer.state.values() for item in state.values()
+                         if isinstance(item, torch.Tensor))}
+
+
+def run(name: str, mode: str, **options: Any) -> dict[str, Any]:
+    """The report of a run in a fresh process: `budget`, `optimizer`, `steps`, `first`, `load`, `save`.
+
+    A run that raised has `error`, `message` and the exception's figures instead.
+    """
+    command = [sys.executable, str(Path(__file__).resolve()), name, "--mode", mode]
+    for key, value in options.items():
+        command += [f"--{key}", str(value)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise RuntimeError(f"the measuring process ended with {done.returncode}:\n{done.stderr[-4000:]}")
+    return json.loads(done.stdout)
+
+
+def differing(ours: dict[str, Any], theirs: dict[str, Any]) -> list[str]:
+    """Everything in which two runs differ, as `step 2: tensors head.weight`."""
+    found = []
+    for index, (one, other) in enumerate(zip(ours["steps"], theirs["steps"], strict=True), 1):
+        found += [f"step {index}: {what}" for what in ("loss", "generator") if one[what] != other[what]]
+        for kind in ("tensors", "states"):
+            names = sorted(one[kind].keys() | other[kind].keys())
+            found += [f"step {index}: {kind} {name}" for name in names if one[kind].get(name) != other[kind].get(name)]
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
+    parser.add_argument("name", choices=["wide", *zoo.MODELS])
+    parser.add_argument("--mode", choices=MODES, default="eager")
+    parser.add_argument("--budget", default="min")
+    parser.add_argument("--optimizer", choices=OPTIMIZERS, default="adamw")
+    parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--first", type=int, default=0, help="the number of the first step")
+    parser.add_argument("--load", default="")
+    parser.add_argument("--save", default="")
+    options = parser.parse_args()
+    # What else is printed in this process goes where errors go.
+    out = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
+    torch.set_num_threads(2)
+    allocator.install()
+    try:
+        answer = _report(options)
+    except Exception as error:  # noqa: BLE001: whatever it is, it is the answer
+        traceback.print_exc()
+        figures = {name: getattr(error, name) for name in ("budget", "needed", "smallest") if hasattr(error, name)}
+        answer = {"error": type(error).__name__, "message": str(error), **figures}
+    print(json.dumps(answer), file=out, flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,312 @@
+"""`tightfit.compile` and its kin as a user meets them: options, refusals, records, planning without running.
+
+Invariant: a refusal is one exception of the package that says what to do; what is planned without running is what is
+planned when it runs.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import weakref
+
+import pytest
+import torch
+import transformers
+from torch import nn
+from torch.nn import functional
+
+import tightfit
+from tightfit import calls, measure
+from tightfit.training import binding, costs
+from tightfit.training.joint import path
+from tightfit.training.optimizer_state import state_bytes
+
+BIG = "1GiB"
+
+
+class Perceptron(nn.Module):
+    """A model that returns its loss; `trouble` says what it does besides."""
+
+    def __init__(self, trouble: str = "") -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 4)
+        self.trouble = trouble
+        self.recurrent = nn.LSTM(16, 16) if trouble == "lstm" else None
+
+    def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        hidden = functional.gelu(self.first(inputs))
+        if self.trouble == "print":
+            print("a call that leaves PyTorch")
+        if self.trouble == "branch" and hidden.sum() > 0:
+            hidden = hidden * 2
+        if self.recurrent is not None:
+            hidden = self.recurrent(hidden)[0]
+        return functional.cross_entropy(self.second(hidden), targets)
+
+
+class Both(nn.Module):
+    """Returns a loss and what it was computed from."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 16)
+
+    def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.layer(inputs)
+        return hidden.square().mean(), hidden
+
+
+def batch(rows: int = 50) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.randn(rows, 8), torch.randint(0, 4, (rows,))
+
+
+def gpt(layers: int = 2) -> transformers.GPT2Config:
+    return transformers.GPT2Config(n_layer=layers, n_embd=32, n_head=2, vocab_size=64, n_positions=32, use_cache=False,
+                                   bos_token_id=None, eos_token_id=None)
+
+
+@pytest.mark.parametrize(("budget", "size"), [("6 GiB", 6 << 30), ("2.5gb", 2_500_000_000), (12345678, 12345678)])
+def test_budgets_as_people_write_them(budget: int | str, size: int) -> None:
+    model = tightfit.compile(Perceptron(), budget=budget)
+    model(*batch()).backward()
+    assert [plan.budget for plan in tightfit.plans(model)] == [size]
+
+
+@pytest.mark.parametrize("budget", [-1, "x", 1.5, None, True, "60%", 10**30, "1e3", "GiB", "", [1]])
+def test_budgets_that_are_none(budget: object) -> None:
+    with pytest.raises(tightfit.OptionError, match="budget="):
+        tightfit.compile(Perceptron(), budget=budget)
+
+
+@pytest.mark.parametrize("options", [{"deadline": 0}, {"deadline": "1s"}, {"deadline": float("nan")}, {"loss_memory": "much"},
+                                     {"optimizer": "adamwx"}, {"differentiable_outputs": 1}])
+def test_options_that_make_no_sense(options: dict[str, object]) -> None:
+    with pytest.raises(tightfit.OptionError, match=next(iter(options))):
+        tightfit.compile(Perceptron(), budget=BIG, **options)
+
+
+def test_a_model_that_is_compiled_already() -> None:
+    inside = Perceptron()
+    inside.compile()
+    for model in (inside, torch.compile(Perceptron()), tightfit.compile(Perceptron(), budget=BIG)):
+        with pytest.raises(tightfit.CompileError, match="compiled already"):
+            tightfit.compile(model, budget=BIG)
+    with pytest.raises(tightfit.OptionError, match="function"):
+        tightfit.compile(lambda inputs: inputs, budget=BIG)
+
+
+@pytest.mark.parametrize(("trouble", "said"), [("print", "print"), ("branch", "Data-dependent"), ("lstm", "LSTM")])
+def test_what_cannot_be_captured_is_refused_with_its_place(trouble: str, said: str) -> None:
+    model = tightfit.compile(Perceptron(trouble), budget=BIG)
+    with pytest.raises(tightfit.CompileError, match=said) as refused:
+        model(*batch())
+    assert f"{__file__}:" in str(refused.value) and "one graph" in str(refused.value)
+
+
+def test_a_batch_that_does_not_fit_the_model() -> None:
+    model = tightfit.compile(Perceptron(), budget=BIG)
+    with pytest.raises(tightfit.CompileError, match="forward fails"):
+        model(torch.randn(50, 3), batch()[1])
+    model(*batch()).backward()
+
+
+def test_a_refused_budget_names_one_that_suffices() -> None:
+    work = batch()
+    with pytest.raises(tightfit.InfeasibleBudget) as refused:
+        tightfit.compile(Perceptron(), budget=70_000)(*work)
+    proof = refused.value
+    assert proof.budget == 70_000 < proof.needed <= proof.smallest
+    assert f"budget={proof.smallest}" in str(proof)
+    model = tightfit.compile(Perceptron(), budget=proof.smallest)
+    model(*work).backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    with pytest.raises(tightfit.InfeasibleBudget):
+        tightfit.compile(Perceptron(), budget=proof.needed - 1)(*work)
+
+
+def test_state_of_an_optimizer_is_reserved() -> None:
+    work = batch()
+    sizes = {}
+    for optimizer in (None, "sgd", "adamw", torch.optim.AdamW):
+        with pytest.raises(tightfit.InfeasibleBudget) as refused:
+            tightfit.compile(Perceptron(), budget=1, optimizer=optimizer)(*work)
+        sizes[optimizer] = refused.value.smallest
+    parameters = sum(parameter.nbytes for parameter in Perceptron().parameters())
+    assert 2 * parameters <= sizes["adamw"] - sizes[None] <= 2 * parameters + 100
+    assert sizes["adamw"] == sizes[torch.optim.AdamW] and sizes["sgd"] - sizes[None] <= 100
+
+
+@pytest.mark.parametrize("make", [
+    lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    lambda parameters: torch.optim.AdamW(parameters),
+    lambda parameters: torch.optim.AdamW(parameters, amsgrad=True),
+    lambda parameters: torch.optim.RMSprop(parameters, momentum=0.9, centered=True),
+    lambda parameters: torch.optim.Adagrad(parameters),
+    lambda parameters: torch.optim.Adadelta(parameters),
+    lambda parameters: torch.optim.NAdam(parameters),
+    lambda parameters: torch.optim.Rprop(parameters),
+])
+def test_what_is_reserved_for_state_is_what_is_there_later(make) -> None:
+    model = Perceptron()
+    optimizer = make(model.parameters())
+    reserved = state_bytes(optimizer, model.parameters())
+    model(*batch()).backward()
+    optimizer.step()
+    there = state_bytes(optimizer, model.parameters())
+    assert there <= reserved <= there + 16 * len(list(model.parameters()))
+
+
+def test_outputs_beside_the_loss_have_no_gradient_unless_asked() -> None:
+    inputs = torch.randn(4, 8)
+    model = tightfit.compile(Both(), budget=BIG)
+    loss, hidden = model(inputs)
+    assert hidden.requires_grad
+    loss.backward()
+    with pytest.raises(tightfit.CompileError, match="differentiable_outputs=True"):
+        hidden.mean().backward()
+    eager = Both()
+    model = tightfit.compile(Both(), budget=BIG, differentiable_outputs=True)
+    model.load_state_dict(eager.state_dict())
+    for one in (eager, model):
+        loss, hidden = one(inputs)
+        (loss + hidden.mean()).backward()
+    assert torch.equal(eager.layer.weight.grad, model.layer.weight.grad)
+
+
+def test_models_of_one_class_have_budgets_of_their_own() -> None:
+    work = batch()
+    roomy, tight = tightfit.compile(Perceptron(), budget=BIG), tightfit.compile(Perceptron(), budget=1)
+    roomy(*work).backward()
+    with pytest.raises(tightfit.InfeasibleBudget):
+        tight(*work)
+    roomy(*work).backward()
+
+
+def test_a_compiled_model_dies_when_its_user_lets_it_go() -> None:
+    model = tightfit.compile(Perceptron(), budget=BIG)
+    model(*batch()).backward()
+    gone = weakref.ref(model)
+    del model
+    gc.collect()
+    assert gone() is None
+
+
+def test_the_backend_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    work = batch()
+    eager, model = Perceptron(), Perceptron()
+    model.load_state_dict(eager.state_dict())
+    compiled = torch.compile(model, backend="tightfit", options={"budget": BIG}, dynamic=False)
+    compiled(*work).backward()
+    eager(*work).backward()
+    assert all(torch.equal(one.grad, other.grad)
+               for one, other in zip(eager.parameters(), model.parameters(), strict=True))
+    monkeypatch.setenv("TIGHTFIT_BUDGET", "1KiB")
+    with pytest.raises(tightfit.InfeasibleBudget):
+        torch.compile(Perceptron(), backend="tightfit")(*work)
+    monkeypatch.delenv("TIGHTFIT_BUDGET")
+    for options, said in ((None, "budget is missing"), ({"budgit": 1}, "budgit"), ({"budget": "x"}, "no number of bytes")):
+        torch._dynamo.reset()
+        with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match=said):
+            torch.compile(Perceptron(), backend="tightfit", options=options)(*work)
+    torch._dynamo.reset()
+    with pytest.raises(torch._dynamo.exc.BackendCompilerFailed, match="several graphs"):
+        torch.compile(Perceptron("print"), backend="tightfit", options={"budget": BIG})(*work)
+
+
+def test_planning_without_running_says_what_running_plans() -> None:
+    tokens = torch.randint(0, 64, (2, 16))
+    given = {"input_ids": tokens, "labels": tokens}
+    model = transformers.GPT2LMHeadModel(gpt())
+    least = tightfit.plan(model, given)
+    whole = tightfit.plan(model, given, BIG)
+    assert least.peak < whole.peak <= whole.unplanned_peak and whole.recomputed == 0
+    budget = (least.peak + whole.peak) // 2
+    planned = tightfit.plan(model, given, budget)
+    assert planned.peak <= budget and planned.recomputed > 0
+    tightfit.compile(model, budget=budget)
+    out = model(**given)
+    out.loss.backward()
+    [made] = tightfit.plans(model)
+    assert (made.peak, made.recomputed, made.unplanned_peak) == (planned.peak, planned.recomputed, planned.unplanned_peak)
+    with pytest.raises(tightfit.CompileError, match="compiled already"):
+        tightfit.plan(model, given)
+    with pytest.raises(tightfit.InfeasibleBudget):
+        tightfit.plan(transformers.GPT2LMHeadModel(gpt()), given, 1000)
+
+
+def test_models_without_memory_are_planned_for_a_machine() -> None:
+    with torch.device("meta"):
+        model = transformers.GPT2LMHeadModel(gpt(4))
+        tokens = torch.zeros(4, 32, dtype=torch.int64)
+    given = {"input_ids": tokens, "labels": tokens}
+    whole = tightfit.plan(model, given, "1TiB", machine="h100-80gb")
+    least = tightfit.plan(model, given, machine="h100-80gb", optimizer="adamw")
+    assert whole.trains and whole.recomputed == 0 and least.recomputed > 0
+    assert whole.unplanned_seconds < 1e-3
+    real = transformers.GPT2LMHeadModel(gpt(4))
+    counted = {"input_ids": torch.zeros(4, 32, dtype=torch.int64), "labels": torch.zeros(4, 32, dtype=torch.int64)}
+    there = tightfit.plan(real, counted, "1TiB", machine="h100-80gb")
+    assert there.unplanned_peak == whole.unplanned_peak
+    with pytest.raises(tightfit.TightfitError, match="machine"):
+        tightfit.plan(model, given, machine="abacus")
+
+
+def test_a_captured_step_is_a_graph_like_any_other(tmp_path) -> None:
+    model, work = Perceptron(), batch()
+    graph = tightfit.capture_step(model, work)
+    assert tightfit.read_graph(graph).name == "Perceptron"
+    assert tightfit.pareto(graph, points=3)
+    page = tightfit.explain(model, work, tmp_path / "step.html", points=2)
+    assert "<svg" in (tmp_path / "step.html").read_text() and page == str(tmp_path / "step.html")
+    model(*work).backward()  # nothing of it has changed
+
+
+def test_quick_calls_are_the_same_calls() -> None:
+    matrix, bias = torch.empty(4, 4, device="meta"), torch.empty(4, device="meta")
+    aten = torch.ops.aten
+    for overload, args, kwargs in (
+        (aten.mm.default, [matrix, matrix], {}), (aten.add.Tensor, [matrix, bias], {}), (aten.add.Tensor, [matrix, 1], {}),
+        (aten.add.Scalar, [matrix, 1], {}), (aten.sum.dim_IntList, [matrix, [0], True], {}), (aten.t.default, [matrix], {}),
+        (aten.gelu.default, [matrix], {"approximate": "tanh"}), (aten.native_layer_norm.default, [matrix, [4], bias, bias, 1e-5], {}),
+        (aten.view.default, [matrix, [2, 8]], {}), (aten._to_copy.default, [matrix], {"dtype": torch.bfloat16}),
+    ):
+        kind, what = binding.quickest(overload, args, kwargs)
+        call = getattr(args[0], what) if kind == "method" else what
+        with pytest.raises(binding._Seen) as seen, torch.no_grad(), binding._Look():
+            call(*(args[1:] if kind == "method" else args), **kwargs)
+        assert seen.value.operator is overload
+
+
+def test_costs_are_those_of_the_allocator() -> None:
+    inputs = torch.randn(1 << 10, 1 << 8)
+    device = torch.device("cpu")
+    assert costs.peak_of(lambda: inputs + inputs, device) == inputs.nbytes
+    assert costs.peak_of(lambda: (inputs + inputs).exp().view(-1), device) == 2 * inputs.nbytes
+    assert costs.peak_of(lambda: inputs.view(-1), device) == 0
+
+
+def test_what_is_known_of_costs_is_kept(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    graph = tightfit.capture_step(Perceptron(), batch(), measure=False)
+    device = torch.device("cpu")
+    first = costs.costed(graph, device)
+    monkeypatch.setattr(costs, "_measured", lambda run, device: pytest.fail("measured twice"))
+    assert costs.costed(graph, device) == first and not first.refused
+    [kept] = (tmp_path / "tightfit" / "costs").iterdir()
+    for damage in ("", "[]", "{", json.dumps({"key": 1})):
+        kept.write_text(damage)
+        with pytest.raises(pytest.fail.Exception):
+            costs.costed(graph, device)
+    assert {node["op"] for node in first.document["nodes"] if measure.takes_time(node, measure.values_of(graph))
+            and "seconds" not in node} <= {"tightfit.barrier"}
+    assert calls.overload("aten.mm.default") is torch.ops.aten.mm.default
+
+
+@pytest.mark.parametrize(("source", "found"), [
+    ("L['self']._modules['h']._modules['0']._parameters['weight']", "h.0.weight"),
+    ("L['self'].h.0.attn", "h.0.attn"), ("L['inputs']", ""), ("", ""),
+])
+def test_paths_of_what_dynamo_found(source: str, found: str) -> None:
+    assert path(source) == found

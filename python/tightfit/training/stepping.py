@@ -1,0 +1,215 @@
+"""`tightfit.step`: forward pass, backward pass and update as one function within a budget of bytes.
+
+Invariant: a parameter is updated as soon as its gradient is there and nothing reads its old value any more, by the user's
+own optimizer; then the gradient goes. Nothing is kept between the passes but what the plan keeps, and a step that no
+plan ran is an exception.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from ..errors import CompileError, OptionError
+from .backend import Backend
+from .compiling import Call, PlanInfo, info
+from .dynamo import isolated
+from .execution import Step
+from .joint import Joint, document, is_tensor
+from .ledger import Ledger
+from .settings import Settings, settings
+from .updates import Updates
+
+# What people look for that needs all gradients at once, by the option's name.
+_NOT_HERE = {
+    "clip_grad_norm": "clipping needs the norm of all gradients before the first update",
+    "clip_grad_value": "clipping is done to gradients before an update, and here each is gone right after it",
+    "max_norm": "clipping needs the norm of all gradients before the first update",
+    "max_grad_norm": "clipping needs the norm of all gradients before the first update",
+    "scaler": "a GradScaler looks at all gradients before it decides whether to update",
+    "grad_scaler": "a GradScaler looks at all gradients before it decides whether to update",
+    "accumulate": "accumulated gradients stay from one batch to the next, and here each is gone after its update",
+    "accumulation_steps": "accumulated gradients stay from one batch to the next, and here each is gone after its update",
+    "gradient_accumulation_steps":
+        "accumulated gradients stay from one batch to the next, and here each is gone after its update",
+    "closure": "a closure computes the loss several times in one step",
+}
+
+
+def step(
+    model: nn.Module,
+    loss_fn: Callable[[Any, Any], torch.Tensor] | None,
+    optimizer: torch.optim.Optimizer,
+    *,
+    budget: int | str,
+    outputs: bool = False,
+    deadline: float = 1.0,
+    **others: Any,
+) -> TrainingStep:
+    """A function that makes one training step of `model` within `budget` bytes: forward pass, backward pass and the
+    updates by `optimizer`, each as soon as its gradient is there, which then goes.
+
+    With a `loss_fn` the last of the function's positional arguments are the targets, and all others go to the model:
+
+        step = tightfit.step(model, functional.cross_entropy, optimizer, budget="6GiB")
+        loss = step(inputs, targets)          # loss_fn(model(inputs), targets)
+
+    With `loss_fn=None` the model computes its loss: it returns it, alone, first in a tuple, or as `loss` in a mapping, as
+    models of transformers do. A batch that is one dict is taken apart:
+
+        loss = step(**batch)                  # or step(batch)
+
+    It returns the loss, detached; with `outputs=True` the loss and what the model returned, detached too. Parameters,
+    buffers, the optimizer's state and the loss are those of the plain loop, bit for bit, and `optimizer.state_dict()`,
+    `load_state_dict()` and schedulers of the learning rate work between steps as ever. `.grad` is empty before and
+    afterwards. `step.plans` says what was planned.
+
+    `budget` is an `int`, text such as `"6GiB"`, or `"min"` for the smallest that the planner reaches. It counts what the
+    model's device holds at any time of the step: parameters, buffers, batch, the optimizer's state, gradients while they
+    are there, what is saved and what is computed again, and what operators and updates take while they run. `deadline`
+    is how many seconds a plan may take to be found.
+
+    What needs all gradients at once is refused, and tightfit.compile is there for it: clipping, GradScaler, accumulation,
+    closures, and optimizers that are not known to update each parameter by itself.
+
+    Raises `OptionError` for options and optimizers that cannot be, `CompileError` where the model is compiled already or
+    cannot be captured, and when the function is called `InfeasibleBudget` where the budget is too small, with the proof.
+    """
+    for name in others:
+        if name in _NOT_HERE:
+            raise OptionError(f"{name}= is no option of tightfit.step: {_NOT_HERE[name]}; use tightfit.compile, which leaves "
+                              "the update to your loop")
+        raise TypeError(f"step() got an unexpected keyword argument {name!r}")
+    if not isinstance(model, nn.Module):
+        raise OptionError(f"{type(model).__name__} is no torch.nn.Module; give the model itself")
+    if isinstance(model, nn.parallel.DistributedDataParallel):
+        raise OptionError("DistributedDataParallel sums gradients of several processes before any update; use tightfit.compile")
+    if isinstance(model, torch._dynamo.OptimizedModule) or model._compiled_call_impl is not None:
+        raise CompileError("the model is compiled already; give tightfit.step a model as it was built")
+    if loss_fn is not None and not callable(loss_fn):
+        raise OptionError(f"loss_fn={loss_fn!r} is no function of the model's output and the targets; give one, or None where "
+                          "the model returns its loss")
+    updates = Updates(optimizer)
+    return TrainingStep(model, loss_fn, updates, settings(budget, deadline=deadline), outputs)
+
+
+class TrainingStep:
+    """One training step, to be called with a batch; `tightfit.step` makes it."""
+
+    def __init__(self, model: nn.Module, loss_fn: Any, updates: Updates, asked: Settings, outputs: bool) -> None:
+        # The backend refers to the model weakly; the module that is compiled holds it.
+        self._backend = Backend(asked, model, type(model).__name__, step=functools.partial(_WholeStep, updates))
+        whole = _Whole(model, loss_fn, outputs)
+        whole.compile(backend=self._backend, dynamic=False, fullgraph=True, **isolated())
+        self._call = Call(whole._compiled_call_impl, self._backend)
+        self._takes_targets = loss_fn is not None
+
+    def __call__(self, *batch: Any, **named: Any) -> Any:
+        """Makes a step and returns the loss, and the model's outputs where they were asked for."""
+        if self._takes_targets and len(batch) < 1:
+            raise OptionError("a step with a loss_fn takes the targets as its last positional argument: step(inputs, targets)")
+        if not self._takes_targets and len(batch) == 1 and isinstance(batch[0], Mapping) and not named:
+            batch, named = (), dict(batch[0])
+        with torch.enable_grad():
+            results = self._call(*batch, **named)
+        loss, *given = results
+        return (loss.detach(), given[0]) if given else loss.detach()
+
+    @property
+    def plans(self) -> list[PlanInfo]:
+        """The plans that were made so far, in their order."""
+        return [info(found, plan, found.settings.budget) for found in self._backend.steps for plan in found.made]
+
+
+class _Whole(nn.Module):
+    """A model with its loss, as one module."""
+
+    def __init__(self, model: nn.Module, loss_fn: Any, outputs: bool) -> None:
+        super().__init__()
+        self.model, self.loss_fn, self.outputs = model, loss_fn, outputs
+
+    def forward(self, *batch: Any, **named: Any) -> tuple[Any, ...]:
+        if self.loss_fn is None:
+            output = self.model(*batch, **named)
+            loss = _loss(output)
+        else:
+            output = self.model(*batch[:-1], **named)
+            loss = self.loss_fn(output, batch[-1])
+        return (loss, _detached(output)) if self.outputs else (loss,)
+
+
+def _loss(output: Any) -> torch.Tensor:
+    if isinstance(output, torch.Tensor):
+        return output
+    return output["loss"] if isinstance(output, Mapping) else output[0]
+
+
+def _detached(output: Any) -> Any:
+    if isinstance(output, torch.Tensor):
+        return output.detach()
+    if isinstance(output, Mapping):
+        return {name: _detached(item) for name, item in output.items()}
+    if isinstance(output, (tuple, list)):
+        return tuple(_detached(item) for item in output)
+    return output
+
+
+class _WholeStep(Step):
+    """A captured graph whose plans run to the last update."""
+
+    def __init__(self, updates: Updates, joint: Joint, settings: Settings, ledger: Ledger, device: torch.device, name: str,
+                 outside: int, outside_parameters: Sequence[Any] = ()) -> None:
+        super().__init__(_checked(joint), settings, ledger, device, name, outside, outside_parameters)
+        self.updates = updates
+        self.update = updates.run
+        self.holds_outputs = True
+        self._trained: dict[int, torch.Tensor] = {}
+        self._plans_by: dict[Hashable, Any] = {}
+
+    def forward(self, arguments: list[Any]) -> list[Any]:
+        """The whole step: empties `arguments`, updates the parameters, and returns the outputs."""
+        updates = self.updates
+        trained = {index: arguments[index] for index in self._accumulating}
+        updates.begin({self.joint.arguments[index].name: tensor for index, tensor in trained.items()})
+        self.ledger.reserved = updates.state_bytes(trained.values(), self.device)
+        self.plans = self._plans_by.setdefault(updates.signature(), {})
+        self._trained = trained
+        plan = self.plan(frozenset(), self._others(None, [arguments[index] for index in self._idle], []))
+        self._trained = {}
+        self.calls += 1
+        outputs, _ = plan.code.forward(arguments)
+        updates.end()
+        self.ledger.hand_out(outputs)
+        return [*outputs, torch.empty(0)]
+
+    def backward(self, arguments: list[Any]) -> list[Any]:
+        """There is none: the loss of a step is detached."""
+        raise RuntimeError("the backward pass of this step has run, and its updates have been made")
+
+    def _graph(self, accumulated: frozenset[int], holds: bool) -> dict[str, Any]:
+        """What is planned: the updates are part of it."""
+        costs = {index: self.updates.update(tensor) for index, tensor in self._trained.items()}
+        return document(self.joint, self.name, updates=costs)
+
+
+def _checked(joint: Joint) -> Joint:
+    """A graph that can be a whole step, with the names that parameters have in the model. Raises `CompileError`."""
+    arguments = tuple(replace(argument, name=argument.name.removeprefix("model.")) for argument in joint.arguments)
+    loss = joint.outputs[0] if joint.outputs else None
+    if not joint.has_backward:
+        raise CompileError("no parameter gets a gradient from this loss; unfreeze what is to be trained, and compute the loss "
+                           "from it, outside of torch.inference_mode")
+    if not is_tensor(loss) or loss.meta["val"].numel() != 1 or len(joint.tangents) != 1:
+        raise CompileError("the loss is not one number; return the mean or the sum of the losses, first in a tuple or as "
+                           "'loss' in a mapping, from the model or the loss_fn")
+    inputs = [argument.name for argument, gradient in zip(arguments, joint.gradients, strict=True)
+              if gradient is not None and not argument.is_parameter]
+    if inputs:
+        raise CompileError(f"{inputs[0]!r} asks for a gradient and is no parameter, and here gradients go once their "
+                           "parameters are updated; detach it, make it a parameter, or use tightfit.compile")
+    return replace(joint, arguments=arguments)
