@@ -1,13 +1,17 @@
 """Pages of the documentation, run as a reader would run them.
 
-Invariant: nothing on a page is skipped. A fenced block is `sh` or `python` or fails; a line of `sh` calls the program,
-whose name `TIGHTFIT_BIN` says, and ends well with something to show for it.
+Invariant: nothing on a page is skipped. A fenced block is `sh`, `python` or `text`, or fails. A line of `sh` calls the
+program, whose name `TIGHTFIT_BIN` says, or Python, and ends well with something to show for it. A block of Python that
+begins with `# name.py` is that file. `text` is what the block before it printed, numbers and quoted names apart.
 """
 
 import contextlib
+import io
 import os
+import re
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -37,24 +41,46 @@ def run(page: str, folder: Path, names: dict[str, Any]) -> dict[str, Any]:
     """Runs all blocks one after the other, in a folder where `corpus` is the project's; Python shares `names`."""
     (folder / "corpus").symlink_to(ROOT / "corpus")
     with contextlib.chdir(folder):
+        said = ""
         for number, (language, code) in enumerate(blocks(page)):
-            assert language in ("sh", "python"), f"block {number} is of language {language!r}, which nothing runs"
-            if language == "python":
-                exec(compile(code, f"{page}, block {number}", "exec"), names)
-                continue
-            for line in code.splitlines():
-                _command(line)
+            assert language in ("sh", "python", "text"), f"block {number} is of language {language!r}, which nothing runs"
+            if language == "text":
+                assert _shape(code) == _shape(said), f"{page}, block {number}: not this was printed, but\n{said}"
+            elif language == "sh":
+                said = "".join(map(_command, code.splitlines()))
+            elif file := re.match(r"# (\w+\.py)\n", code):
+                Path(file[1]).write_text(code, encoding="utf-8")
+            else:
+                with contextlib.redirect_stdout(io.StringIO()) as out:
+                    exec(compile(code, f"{page}, block {number}", "exec"), names)
+                said = out.getvalue()
     return names
 
 
-def _command(line: str) -> None:
+def _shape(text: str) -> str:
+    """What a text says without its numbers, quoted names and line breaks."""
+    return " ".join(re.sub(r"\d[\d.,]*\d|\d", "0", re.sub(r"'\w+'", "'…'", text)).split())
+
+
+def _command(line: str) -> str:
+    """Runs a line and returns what it printed."""
     words = shlex.split(line)
-    assert words[0] == "tightfit", line
+    environment = dict(os.environ)
+    while "=" in words[0]:
+        name, _, environment[name] = words.pop(0).partition("=")
     target = words[words.index(">") + 1] if ">" in words else None
-    words = words[1 : words.index(">")] if ">" in words else words[1:]
-    done = subprocess.run([os.environ["TIGHTFIT_BIN"], *words], capture_output=True, text=True, timeout=300, check=False)
+    words = words[: words.index(">")] if ">" in words else words
+    done = subprocess.run([*_program(words[0]), *words[1:]], capture_output=True, text=True, timeout=300, check=False,
+                          env=environment)
     assert done.returncode == 0, f"{line}\n{done.stderr}"
     written = Path(words[words.index("-o") + 1]).stat().st_size if "-o" in words else len(done.stdout)
     assert written, line
     if target:
         Path(target).write_text(done.stdout, encoding="utf-8")
+    return done.stdout
+
+
+def _program(name: str) -> list[str]:
+    if name == "tightfit":
+        return [os.environ["TIGHTFIT_BIN"]]
+    return {"python": [sys.executable], "torchrun": [sys.executable, "-m", "torch.distributed.run"]}[name]

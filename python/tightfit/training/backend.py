@@ -39,6 +39,10 @@ class Backend:
 
     def __call__(self, module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
         """Compiles one graph, as `torch.compile` asks a backend to."""
+        if any(_is_symbolic(example) for example in examples):
+            raise CompileError("torch.compile made a size of the batch symbolic, and a plan is for one shape; give "
+                               "dynamic=False to torch.compile, call torch._dynamo.reset() if the model was compiled without "
+                               "it before, and mark no dimension as dynamic")
         arguments = [_argument(node, example) for node, example in
                      zip(module.graph.find_nodes(op="placeholder"), examples, strict=True)]
         detached = [] if self.settings.differentiable_outputs else _detach_all_but_losses(module)
@@ -111,6 +115,11 @@ def _boxed(run: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[
 
     boxed._boxed_call = True
     return boxed
+
+
+def _is_symbolic(example: Any) -> bool:
+    sizes = example.shape if isinstance(example, torch.Tensor) else [example]
+    return any(isinstance(size, torch.SymInt) for size in sizes)
 
 
 def _argument(node: fx.Node, example: Any) -> Argument:

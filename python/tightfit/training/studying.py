@@ -45,7 +45,7 @@ class _Studied(Step):
 
 
 def capture_step(model: nn.Module, batch: Any, *, differentiable_outputs: bool = False,
-            loss_memory: int | str | None = None, measure: bool = True) -> dict[str, Any]:
+                 loss_memory: int | str | None = None, measure: bool = True) -> dict[str, Any]:
     """The training step of `model` on a batch as a graph: tightfit-graph/1, as `fit`, `pareto`, `report` and the other
     functions for graphs take it.
 
@@ -66,17 +66,19 @@ def plan(model: nn.Module, batch: Any, budget: int | str = "min", *, machine: st
     With `machine` (such as `"h100-80gb"`) times are predicted for that machine, so models larger than the memory at
     hand can be planned from the meta device; else they are measured where the model is. Raises `InfeasibleBudget`.
     """
-    step = _step(model, batch, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory)
-    graph = _costed(step, measure=machine is None and _is_real(model, batch))
-    beside = step.outside + RESERVE + (0 if optimizer is None else state_bytes(optimizer, model.parameters()))
     asked = budget_bytes(budget)
+    _can_be_timed(model, batch, machine)
+    step = _step(model, batch, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory)
+    graph = _costed(step, measure=machine is None)
+    beside = step.outside + RESERVE + (0 if optimizer is None else state_bytes(optimizer, model.parameters()))
     room = None if asked is None else max(asked - beside, 0)
     try:
         found = held(graph, room, deadline, machine or "a100-80gb")
     except InfeasibleBudget as error:
         raise InfeasibleBudget(
-            f"{asked:,} bytes are too few for {type(model).__name__} on a batch of {step.batch()}: no schedule needs less "
-            f"than {error.needed + beside:,}, and {error.smallest + beside:,} are known to suffice",
+            f"{asked:,} bytes are too few for {type(model).__name__} on a batch of {' and '.join(map(str, step.batch()))}: no "
+            f"schedule needs less than {error.needed + beside:,}, and {error.smallest + beside:,} are known to suffice. Give "
+            f"budget={error.smallest + beside} or more, or a smaller batch",
             budget=asked or 0, needed=error.needed + beside, smallest=error.smallest + beside, binding=error.binding,
             live=error.live,
         ) from None
@@ -86,9 +88,11 @@ def plan(model: nn.Module, batch: Any, budget: int | str = "min", *, machine: st
 def explain(model: nn.Module, batch: Any, out: str | os.PathLike[str] = "report.html", *, machine: str | None = None,
             differentiable_outputs: bool = False, loss_memory: int | str | None = None, points: int | None = None) -> str:
     """Writes a page about the training step of `model` on a batch, and returns its path: memory over the step by what it
-    is there for, what is alive at each instant, bytes by module, and the time that each budget costs."""
+    is there for, what is alive at each instant, bytes by module, and the time that each budget costs. A model on the
+    meta device needs a `machine`, as for `plan`."""
+    _can_be_timed(model, batch, machine)
     graph = capture_step(model, batch, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory,
-                    measure=machine is None)
+                         measure=machine is None)
     planning.report(graph, out=out, machine=machine, points=points)
     return os.fspath(out)
 
@@ -143,6 +147,12 @@ def _modes(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
 def _costed(step: Step, *, measure: bool) -> dict[str, Any]:
     graph = document(step.joint, step.name, between=step.settings.between(step.joint))
     return costed(graph, step.device).document if measure else graph
+
+
+def _can_be_timed(model: nn.Module, batch: Any, machine: str | None) -> None:
+    if machine is None and isinstance(model, nn.Module) and not _is_real(model, batch):
+        raise OptionError('a model without memory cannot be measured; give the machine whose times are to be predicted, '
+                          'such as machine="h100-80gb"')
 
 
 def _is_real(model: nn.Module, batch: Any) -> bool:

@@ -1,0 +1,43 @@
+"""The pages in `doc/pytorch`: their Python and their commands run, and print what the pages say.
+
+Invariant: nothing on a page is skipped, but for pages about packages that are not installed.
+"""
+
+import re
+from importlib.util import find_spec
+
+import pages
+import pytest
+
+import tightfit
+
+if not hasattr(tightfit, "compile"):
+    pytest.skip("this tightfit has no `compile`", allow_module_level=True)
+
+FOLDER = "doc/pytorch"
+PAGES = sorted(path.name for path in (pages.ROOT / FOLDER).glob("*.md"))
+# What a page needs beyond PyTorch.
+NEEDS = {"loops.md": ("transformers", "accelerate")}
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if pages.blocks(f"{FOLDER}/{page}")])
+def test_every_block_of_a_page_runs(page, tmp_path):
+    missing = [name for name in NEEDS.get(page, ()) if find_spec(name) is None]
+    if missing:
+        pytest.skip(f"{' and '.join(missing)} not installed")
+    pages.run(f"{FOLDER}/{page}", tmp_path, {"__name__": "page"})
+
+
+def test_the_pages_are_there_and_lead_to_each_other():
+    assert {"quickstart.md", "loops.md", "guarantee.md", "comparison.md"} <= set(PAGES)
+    readme = pages.text("README.md")
+    for page in PAGES:
+        assert f"{FOLDER}/{page}" in readme, page
+        for link in re.findall(r"\]\(([\w./-]+)\)", pages.text(f"{FOLDER}/{page}")):
+            assert (pages.ROOT / FOLDER / link).exists(), f"{page}: {link}"
+
+
+def test_names_of_the_package_on_the_pages_exist():
+    for page in PAGES:
+        for name in re.findall(r"\btightfit\.([a-zA-Z_]\w*)", pages.text(f"{FOLDER}/{page}")):
+            assert name in tightfit.__all__, f"{page}: tightfit.{name}"
