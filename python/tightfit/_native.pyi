@@ -7,6 +7,8 @@ import os
 from collections.abc import Sequence
 from typing import Any, Literal, final
 
+__version__: str
+
 @final
 class Graph:
     """A training step as one graph of operator calls, verified when it was read."""
@@ -22,6 +24,35 @@ class Graph:
         """Bytes of parameters, optimizer state and batch."""
     def unplanned_peak(self, machine: str | None = None, *, threads: int | None = None) -> int:
         """The most bytes that the step holds as captured, with nothing recomputed."""
+
+@final
+class Held:
+    """A step whose bytes held stay within a budget, checked, and what it costs."""
+
+    @property
+    def budget(self) -> int:
+        """The budget in bytes; what it holds where as little as possible was asked for."""
+    @property
+    def peak(self) -> int:
+        """The most bytes held at any time."""
+    @property
+    def seconds(self) -> float:
+        """Predicted time of the step."""
+    @property
+    def unplanned_peak(self) -> int:
+        """The most bytes held by the step as captured."""
+    @property
+    def unplanned_seconds(self) -> float:
+        """Predicted time of the step as captured."""
+    @property
+    def bound_seconds(self) -> float | None:
+        """The time that no plan within the budget beats; absent where nothing is proven."""
+    @property
+    def recomputed(self) -> int:
+        """How many nodes run again, counting repetitions."""
+    @property
+    def document(self) -> str:
+        """The plan as a graph: nodes in the plan's order, with what runs again as nodes of their own."""
 
 @final
 class Fitted:
@@ -113,6 +144,16 @@ def pareto(
     iterations: int | None = None,
     seed: int | None = None,
 ) -> str: ...
+def hold(
+    graph: _Graph,
+    budget: int | None,
+    *,
+    machine: str = "a100-80gb",
+    planner: str = "auto",
+    deadline: float | str | None = None,
+    iterations: int | None = None,
+    seed: int | None = None,
+) -> Held: ...
 def report(
     graph: _Graph,
     out: str | os.PathLike[str],
