@@ -29,7 +29,7 @@ def test_every_block_of_a_page_runs(page, tmp_path):
 
 
 def test_the_pages_are_there_and_lead_to_each_other():
-    assert {"quickstart.md", "loops.md", "guarantee.md", "comparison.md"} <= set(PAGES)
+    assert {"quickstart.md", "loops.md", "step.md", "guarantee.md", "comparison.md"} <= set(PAGES)
     readme = pages.text("README.md")
     for page in PAGES:
         assert f"{FOLDER}/{page}" in readme, page
