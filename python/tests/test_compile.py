@@ -310,3 +310,40 @@ def test_what_is_known_of_costs_is_kept(tmp_path, monkeypatch: pytest.MonkeyPatc
 ])
 def test_paths_of_what_dynamo_found(source: str, found: str) -> None:
     assert path(source) == found
+
+
+def test_a_refusal_holds_whether_or_not_outputs_are_held() -> None:
+    work = torch.randn(64, 8)
+    with pytest.raises(tightfit.InfeasibleBudget) as refused:
+        tightfit.compile(Both(), budget=1)(work)
+    proof = refused.value
+    for holds in (True, False):
+        model = tightfit.compile(Both(), budget=proof.smallest)
+        for _ in range(3):
+            model.zero_grad()
+            loss, hidden = model(work)
+            if not holds:
+                del hidden
+            loss.backward()
+            if holds:
+                del hidden
+    with pytest.raises(tightfit.InfeasibleBudget):
+        tightfit.compile(Both(), budget=proof.needed - 1)(work)
+
+
+def test_an_optimizer_that_has_stepped_before_is_counted() -> None:
+    model = Perceptron()
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(*batch()).backward()
+    optimizer.step()
+    other = tightfit.compile(Perceptron(), budget=BIG)
+    other(*batch()).backward()
+    torch.optim.SGD(other.parameters(), lr=0.1).step()
+    optimizer.step()
+    tightfit.compile(model, budget=BIG)
+    model(*batch()).backward()
+    optimizer.step()
+    [plan] = tightfit.plans(model)
+    assert model._compiled_call_impl.backend.ledger.states[optimizer] >= 2 * sum(
+        parameter.nbytes for parameter in model.parameters())
+    assert plan.trains

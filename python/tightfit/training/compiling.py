@@ -147,8 +147,9 @@ class _Watch:
 
     @classmethod
     def over(cls, model: nn.Module, backend: Backend) -> None:
-        """Watches what optimizers keep for a model."""
+        """Watches what optimizers keep for a model; one that has made steps before is counted at its next."""
         cls.models[model] = backend
+        cls.counted.clear()
         if cls.handle is None:
             cls.handle = register_optimizer_step_post_hook(cls.stepped)
 

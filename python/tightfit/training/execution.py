@@ -7,7 +7,7 @@ waits for it: hooks of the parameter, `torch.autograd.grad`, or the mixed precis
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -66,8 +66,6 @@ class Step:
         # Whether the caller held the outputs during the last backward pass.
         self.holds_outputs: bool | None = None
         self.refused: dict[str, str] = {}
-        # The arguments of the call that is planned for.
-        self.given: list[Any] = []
         self.calls = 0
         self._gradients = [index for index, gradient in enumerate(joint.gradients) if gradient is not None]
         self._accumulating = [index for index in self._gradients if joint.arguments[index].is_parameter]
@@ -90,11 +88,7 @@ class Step:
             others["of gradients that hooks wait for"] = sum(
                 self.ledger.size(tensor.grad) for index, tensor in there.items() if index not in accumulated
             )
-        self.given = arguments
-        try:
-            plan = self.plan(accumulated, others)
-        finally:
-            self.given = []
+        plan = self.plan(accumulated, others, arguments)
         self.calls += 1
         if plan.code.backward is None:
             outputs, _ = plan.code.forward(arguments)
@@ -153,34 +147,36 @@ class Step:
 
     # Plans.
 
-    def plan(self, accumulated: frozenset[int], others: Mapping[str, int]) -> Plan:
-        """The fastest plan that fits beside what else is held; a new one where none does.
+    def plan(self, accumulated: frozenset[int], others: Mapping[str, int], arguments: Sequence[Any]) -> Plan:
+        """The fastest plan that fits beside what else is held; a new one, measured with the arguments, where none does.
 
         Before it is known whether the caller holds the outputs during the backward pass, a plan that does not mind is
-        taken, if there is one. Raises `InfeasibleBudget`.
+        taken, if there is one. Raises `InfeasibleBudget`: less than it says is needed fits in neither case, and what it
+        says suffices does in both.
         """
         beside = self.outside + RESERVE + sum(others.values())
         room = self.settings.budget - beside if self.settings.budget is not None else None
         choices = [True, False] if self.holds_outputs is None and self.joint.has_backward else [self.holds_outputs or False]
+        refused: list[InfeasibleBudget] = []
         for holds in choices:
             plans = self.plans.setdefault((accumulated, holds), [])
             for plan in plans:
                 if room is None or plan.held.peak <= room:
                     return plan
             try:
-                plan = self._planned(accumulated, holds, room, beside)
+                plan = self._planned(accumulated, holds, room, beside, arguments)
             except InfeasibleBudget as error:
-                if holds is choices[-1]:
-                    raise self._refusal(error, others) from None
+                refused.append(error)
                 continue
             plans.append(plan)
             self.made.append(plan)
             plans.sort(key=lambda plan: plan.held.seconds)
             return plan
-        raise AssertionError("the last choice returns or raises")
+        raise self._refusal(refused[0], min(error.needed for error in refused), others)
 
-    def _planned(self, accumulated: frozenset[int], holds: bool, room: int | None, beside: int) -> Plan:
-        found = costed(self._graph(accumulated, holds), self.device, self.given)
+    def _planned(self, accumulated: frozenset[int], holds: bool, room: int | None, beside: int,
+                 arguments: Sequence[Any]) -> Plan:
+        found = costed(self._graph(accumulated, holds, arguments), self.device, arguments)
         self.refused = found.refused
         if room is not None and room <= 0:
             least = held(found.document, None, self.settings.deadline)
@@ -192,15 +188,15 @@ class Step:
         made = code(plan, constants, outputs, self.update)
         return Plan(plan, made, accumulated, holds, beside)
 
-    def _graph(self, accumulated: frozenset[int], holds: bool) -> dict[str, Any]:
-        """What is planned."""
+    def _graph(self, accumulated: frozenset[int], holds: bool, arguments: Sequence[Any]) -> dict[str, Any]:
+        """What is planned for a call with these arguments."""
         return document(self.joint, self.name, accumulated=accumulated, between=self.settings.between(self.joint),
                         holds_outputs=holds)
 
-    def _refusal(self, error: InfeasibleBudget, others: Mapping[str, int]) -> InfeasibleBudget:
-        """The same refusal in bytes of the whole budget."""
+    def _refusal(self, error: InfeasibleBudget, needed: int, others: Mapping[str, int]) -> InfeasibleBudget:
+        """The same refusal in bytes of the whole budget, of which so many are needed for the graph."""
         beside = self.outside + RESERVE + sum(others.values())
-        smallest, needed = error.smallest + beside, error.needed + beside
+        smallest, needed = error.smallest + beside, needed + beside
         reasons = {"parameters and buffers that this call does not use": self.outside, **others, "reserve": RESERVE}
         listed = ", ".join(f"{size:,} {reason}" for reason, size in reasons.items() if size)
         listed_shapes = " and ".join(map(str, self.batch())) or "nothing"

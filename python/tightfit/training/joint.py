@@ -150,16 +150,19 @@ def _dropout_as_eager(graph: fx.Graph) -> None:
         graph.erase_node(node)
 
 
-def _forward_first(graph: fx.Graph, tangents: Sequence[fx.Node]) -> None:
-    """Moves what does not follow from a tangent before what does."""
-    follows = set(tangents)
-    late: list[fx.Node] = []
+def _following(graph: fx.Graph, tangents: Sequence[fx.Node]) -> list[fx.Node]:
+    """The calls that follow from a tangent, in their order."""
+    follows = dict.fromkeys(tangents)
     for node in graph.nodes:
         if node.op == "call_function" and any(source in follows for source in node.all_input_nodes):
-            follows.add(node)
-            late.append(node)
+            follows[node] = None
+    return list(follows)[len(tangents):]
+
+
+def _forward_first(graph: fx.Graph, tangents: Sequence[fx.Node]) -> None:
+    """Moves what does not follow from a tangent before what does."""
     [output] = graph.find_nodes(op="output")
-    for node in late:
+    for node in _following(graph, tangents):
         output.prepend(node)
 
 
@@ -182,15 +185,6 @@ def _keep_old_versions(graph: fx.Graph) -> None:
 def is_tensor(output: Any) -> bool:
     """Whether a result of the graph is a tensor that it computes or was given."""
     return isinstance(output, fx.Node) and isinstance(output.meta["val"], torch.Tensor)
-
-
-def is_backward(joint: Joint) -> set[fx.Node]:
-    """The nodes that follow from a tangent."""
-    follows = set(joint.tangents)
-    for node in joint.module.graph.nodes:
-        if node.op == "call_function" and any(source in follows for source in node.all_input_nodes):
-            follows.add(node)
-    return follows
 
 
 def document(joint: Joint, name: str, *, accumulated: frozenset[int] = frozenset(), between: int = 0,
@@ -222,7 +216,7 @@ class _Document:
         self.between = between
         self.holds_outputs = holds_outputs
         self.updates = updates
-        self.backward = is_backward(joint)
+        self.backward = set(_following(joint.module.graph, joint.tangents))
         self.values: dict[fx.Node, ValueId | list[ValueId | None]] = {}
         self.names: dict[int, str] = {}
         # The version that a written buffer has last.

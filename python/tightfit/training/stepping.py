@@ -172,7 +172,6 @@ class _WholeStep(Step):
         self.updates = updates
         self.update = updates.run
         self.holds_outputs = True
-        self._trained: dict[int, torch.Tensor] = {}
         self._plans_by: dict[Hashable, Any] = {}
 
     def forward(self, arguments: list[Any]) -> list[Any]:
@@ -182,11 +181,7 @@ class _WholeStep(Step):
         updates.begin({self.joint.arguments[index].name: tensor for index, tensor in trained.items()})
         self.ledger.reserved = updates.state_bytes(trained.values(), self.device)
         self.plans = self._plans_by.setdefault(updates.signature(), {})
-        self._trained, self.given = trained, arguments
-        try:
-            plan = self.plan(frozenset(), self._others(None, [arguments[index] for index in self._idle], []))
-        finally:
-            self._trained, self.given = {}, []
+        plan = self.plan(frozenset(), self._others(None, [arguments[index] for index in self._idle], []), arguments)
         self.calls += 1
         outputs, _ = plan.code.forward(arguments)
         updates.end()
@@ -197,9 +192,9 @@ class _WholeStep(Step):
         """There is none: the loss of a step is detached."""
         raise RuntimeError("the backward pass of this step has run, and its updates have been made")
 
-    def _graph(self, accumulated: frozenset[int], holds: bool) -> dict[str, Any]:
+    def _graph(self, accumulated: frozenset[int], holds: bool, arguments: Sequence[Any]) -> dict[str, Any]:
         """What is planned: the updates are part of it."""
-        costs = {index: self.updates.update(tensor) for index, tensor in self._trained.items()}
+        costs = {index: self.updates.update(arguments[index]) for index in self._accumulating}
         return document(self.joint, self.name, updates=costs)
 
 
