@@ -267,9 +267,7 @@ def _cuda_samples(run: Callable[[], Any], device: torch.device) -> list[float]:
 
 def prepared(call: Call, device: torch.device, there: Mapping[int, torch.Tensor] | None = None) -> Callable[[], Any]:
     """The call on tensors made for it, or on those that are there, by the positions of its inputs."""
-    tensors = _tensors(call, device, there or {})
-    node = {"op": call.op, "args": call.args, "kwargs": call.kwargs}
-    args, kwargs = calls.arguments(node, tensors.__getitem__, device)
+    args, kwargs = arguments(call, device, there)
     if call.op in OPTIMIZERS:
         update = OPTIMIZERS[call.op]
         return lambda: update(1e-3, 1, *args, **kwargs)
@@ -277,9 +275,17 @@ def prepared(call: Call, device: torch.device, there: Mapping[int, torch.Tensor]
     if operator is None:
         raise LookupError(f"PyTorch has no operator {call.op!r}")
     names = [argument.name for argument in operator._schema.arguments]
-    if not tensors and "device" in names and names.index("device") >= len(args):
+    if not call.inputs and "device" in names and names.index("device") >= len(args):
         kwargs["device"] = device
     return lambda: operator(*args, **kwargs)
+
+
+def arguments(call: Call, device: torch.device,
+              there: Mapping[int, torch.Tensor] | None = None) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call, made for it or there, always the same."""
+    tensors = _tensors(call, device, there or {})
+    node = {"op": call.op, "args": call.args, "kwargs": call.kwargs}
+    return calls.arguments(node, tensors.__getitem__, device)
 
 
 def _tensors(call: Call, device: torch.device, there: Mapping[int, torch.Tensor]) -> list[torch.Tensor]:

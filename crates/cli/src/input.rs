@@ -67,7 +67,7 @@ impl Statistics {
 
     /// Those of a graph on a machine.
     pub fn of(graph: &Graph, machine: Machine) -> anyhow::Result<Statistics> {
-        let profile = Profile { in_place: false, ..profile(graph, &machine) };
+        let profile = profile(graph, &machine).without_reuse();
         let info = measure(graph, &profile)?;
         Ok(Statistics { info, text: Vec::new(), machine: Some(machine.name) })
     }

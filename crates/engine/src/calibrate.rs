@@ -119,8 +119,7 @@ fn seconds<const N: usize>(graphs: [Graph; N], threads: u32) -> Result<[f64; N],
     let settings = StepSettings { seed: 0, step: 0, learning_rate: 0.0 };
     let mut executables = Vec::with_capacity(N);
     for graph in &graphs {
-        let profile =
-            Profile { in_place: false, ..Profile::new(graph, &Machine::unmeasured_cpu(threads)) };
+        let profile = Profile::new(graph, &Machine::unmeasured_cpu(threads)).without_reuse();
         let plan = Plan::of_runs(Planner::None, graph.compute_nodes());
         let schedule = lower(graph, &profile, &plan, &Lowering::to(Goal::Smallest));
         let slab = Slab::new(schedule.slab)?;

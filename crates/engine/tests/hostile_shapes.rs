@@ -32,7 +32,7 @@ fn pool(threads: usize) -> Arc<ThreadPool> {
 
 fn lowered(graph: &Graph, threads: usize) -> (Profile, Schedule) {
     let machine = Machine::unmeasured_cpu(threads as u32);
-    let profile = Profile { in_place: false, ..Profile::new(graph, &machine) };
+    let profile = Profile::new(graph, &machine).without_reuse();
     let plan = Plan::of_runs(Planner::None, graph.compute_nodes());
     let mut schedule = lower(graph, &profile, &plan, &Lowering::to(Goal::Within(Bytes(1 << 40))));
     schedule.budget = schedule.slab;

@@ -12,7 +12,7 @@ use tightfit::Goal;
 use tightfit::check::Checked;
 use tightfit::graph::{self, Graph};
 use tightfit::id::{BufferId, ValueId};
-use tightfit::machine::Machine;
+use tightfit::machine::{Machine, Reuse};
 use tightfit::operator::Operator;
 use tightfit::plan::{Plan, Planner};
 use tightfit::profile::Profile;
@@ -76,7 +76,8 @@ fn execute(
     threads: usize,
 ) -> Result<Vec<Vec<u8>>, String> {
     let machine = Machine::unmeasured_cpu(threads as u32);
-    let profile = Profile { in_place, ..Profile::new(graph, &machine) };
+    let reuse = if in_place { Reuse::OfTable } else { Reuse::Nothing };
+    let profile = Profile { reuse, ..Profile::new(graph, &machine) };
     let plan = Plan::of_runs(Planner::None, graph.compute_nodes());
     let mut schedule = lower(graph, &profile, &plan, &Lowering::to(Goal::Within(Bytes(1 << 40))));
     schedule.budget = schedule.slab;

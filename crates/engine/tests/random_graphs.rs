@@ -99,7 +99,7 @@ fn profile(graph: &Graph, threads: usize) -> Profile {
 }
 
 fn as_captured(graph: &Graph) -> Vec<Vec<u8>> {
-    let profile = Profile { in_place: false, ..profile(graph, 1) };
+    let profile = profile(graph, 1).without_reuse();
     let schedule = unplanned(graph, &profile).unwrap().schedule().clone();
     execute(graph, &profile, &schedule, 1)
 }

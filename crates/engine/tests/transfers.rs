@@ -116,7 +116,7 @@ fn compiled(graph: &Graph, checked: &Checked) -> Result<Executable, CompileError
 #[test]
 fn the_engine_has_no_lanes() {
     let graph = graph();
-    let profile = Profile { in_place: false, ..Profile::new(&graph, &machine()) };
+    let profile = Profile::new(&graph, &machine()).without_reuse();
     let (schedule, first) = away(&graph, &profile);
     let checked = Checked::new(&graph, &profile, schedule).unwrap();
     assert_eq!(checked.timeline().transfers.len(), 2);
@@ -134,7 +134,7 @@ fn the_engine_has_no_lanes() {
 #[test]
 fn without_transfers_it_compiles() {
     let graph = graph();
-    let profile = Profile { in_place: false, ..Profile::new(&graph, &machine()) };
+    let profile = Profile::new(&graph, &machine()).without_reuse();
     let checked = Checked::new(&graph, &profile, unplanned(&graph, &profile)).unwrap();
     assert!(compiled(&graph, &checked).is_ok());
 }

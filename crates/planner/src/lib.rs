@@ -304,7 +304,7 @@ pub fn frontier(
 /// # Errors
 /// The checker refuses the schedule, which is a bug of this crate.
 pub fn unplanned(graph: &Graph, profile: &Profile) -> Result<Fitted, Violation> {
-    let profile = Profile { in_place: false, ..profile.clone() };
+    let profile = profile.clone().without_reuse();
     let plan = plan::Plan::of_runs(Planner::None, graph.compute_nodes());
     // The first addresses will do.
     let mut schedule = lower(graph, &profile, &plan, &Lowering::to(Goal::Within(Bytes::LIMIT)));

@@ -49,7 +49,7 @@ impl HeldStep {
         let runs = held.runs();
         let first = graph.compute_nodes().len();
         let unplanned = tightfit::plan::simulate(graph, profile, &graph.compute_nodes());
-        let document = graph::write(&rewrite(graph, &runs)?).to_string();
+        let document = graph::write(&rewrite(graph, profile, &runs)?).to_string();
         Ok(HeldStep {
             budget: held.budget().0,
             peak: held.timeline().peak.0,

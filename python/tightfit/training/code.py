@@ -1,14 +1,14 @@
 """The forward and the backward pass of a plan as two functions of Python.
 
 Invariant: calls stand in the plan's order, one a line, and every tensor is let go behind its last use; so the functions
-hold what the plan's graph says. A call that runs again draws the random numbers that it drew before, and the generator
-goes on afterwards as if it had not.
+hold what the plan's graph says. A call is written over an input where the plan's graph says so. A call that runs again
+draws the random numbers that it drew before, and the generator goes on afterwards as if it had not.
 """
 
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ import torch
 from .. import calls
 from ..errors import ExportError
 from .binding import quickest
+from .inplace import overwriting
 from .joint import BARRIER, SHOWN, UPDATE
 
 
@@ -207,21 +208,32 @@ class _Generator:
 
     def _called(self, node: Mapping[str, Any]) -> str:
         args, kwargs = calls.arguments(node, _Named)
-        kind, what = self._quickest(node["op"], args, kwargs)
+        overload, args, kwargs = self._overload(node, args, kwargs)
+        kind, what = self._quickest(overload, args, kwargs)
         parts = [self._argument(item) for item in args]
         parts += [f"{name}={self._argument(item)}" for name, item in kwargs.items()]
         if kind == "method":
             return f"{parts[0]}.{what}({', '.join(parts[1:])})"
         return f"{self._bound(what, 'op')}({', '.join(parts)})"
 
-    def _quickest(self, name: str, args: list[Any], kwargs: dict[str, Any]) -> tuple[str, Any]:
-        """How an operator is called with arguments of these kinds."""
-        if name == UPDATE and self.update is not None:
-            return "function", self.update
-        overload = calls.overload(name)
+    def _overload(self, node: Mapping[str, Any], args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
+        """The operator of a call with its arguments; where the call overwrites one of them, the operator that does."""
+        if node["op"] == UPDATE and self.update is not None:
+            return None, args, kwargs
+        overload = calls.overload(node["op"])
         if overload is None:
-            raise ExportError(f"PyTorch {torch.__version__} has no operator {name!r}; please report this model")
-        key = name, self._kinds(args), self._kinds(list(kwargs.items()))
+            raise ExportError(f"PyTorch {torch.__version__} has no operator {node['op']!r}; please report this model")
+        for value in node.get("overwrites", ()):
+            how = overwriting(overload, args.index(_Named(value)))
+            return how.overload, *how.call(args, kwargs)
+        return overload, args, kwargs
+
+    def _quickest(self, overload: torch._ops.OpOverload | None, args: Sequence[Any],
+                  kwargs: Mapping[str, Any]) -> tuple[str, Any]:
+        """How an operator is called with arguments of these kinds; the update of a parameter is none."""
+        if overload is None:
+            return "function", self.update
+        key = overload, self._kinds(args), self._kinds(list(kwargs.items()))
         if key not in self.quickest:
             self.quickest[key] = quickest(overload, self._like(args), self._like(kwargs))
         return self.quickest[key]

@@ -1,7 +1,7 @@
 """What each call of a step costs on the device that runs it: seconds, and the bytes that it holds meanwhile.
 
 Invariant: one call's tensors are alive at a time; equal calls (operator, constants, types, shapes, strides) are run once;
-what was measured on a device by one version of PyTorch with one number of threads is kept in a file for the next start.
+a call may overwrite what nobody but the step itself has, and only where that was tried; what was measured on a device by one version of PyTorch with one number of threads is kept in a file for the next start.
 """
 
 from __future__ import annotations
@@ -10,15 +10,17 @@ import json
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
-from .. import cache
+from .. import cache, calls
 from ..calls import TORCH_DTYPES
 from ..graph import producer
-from ..measure import Call, prepared, takes_time, undisturbed, values_of
+from ..measure import Call, arguments, prepared, takes_time, undisturbed, values_of
+from .inplace import tried
+from .joint import BARRIER
 
 # A call runs until it has taken this many seconds, at least and at most so often, and once before that counts.
 _SECONDS, _LEAST, _MOST = 0.004, 2, 12
@@ -26,10 +28,12 @@ _SECONDS, _LEAST, _MOST = 0.004, 2, 12
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of a call, and the most bytes that it holds beyond its inputs, results included."""
+    """Seconds of a call, the most bytes that it holds beyond its inputs, results included, and the positions of the
+    arguments that its result can be written over."""
 
     seconds: float
     peak: int
+    overwrites: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -40,17 +44,18 @@ class Costed:
     refused: dict[str, str]
 
 
-def costed(document: dict[str, Any], device: torch.device, arguments: Sequence[Any] = ()) -> Costed:
+def costed(document: dict[str, Any], device: torch.device, given: Sequence[Any] = ()) -> Costed:
     """The graph with the seconds and the workspace of each call that runs, as measured on `device`.
 
-    `arguments` are the step's own, where they are there: calls that only read parameters or buffers are measured with
+    `given` are the step's own arguments, where they are there: calls that only read parameters or buffers are measured with
     those, and not with copies, for which a tight budget has no room.
 
     A call that cannot be run on made-up inputs keeps the workspace that the graph records, and has no seconds.
     """
     values, storages = values_of(document), document["storages"]
     known, refused = _Known(device), {}
-    there = _static(document, arguments)
+    there = _static(document, given)
+    shared = _shared(document, values)
     nodes = []
     with undisturbed(device):
         for node in document["nodes"]:
@@ -65,9 +70,20 @@ def costed(document: dict[str, Any], device: torch.device, arguments: Sequence[A
                     workspace = max(cost.peak - results, 0)
                     node = {key: item for key, item in node.items() if key != "workspace"} | {"seconds": cost.seconds}
                     node |= {"workspace": workspace} if workspace else {}
+                    over = [node["args"][position]["value"] for position in cost.overwrites]
+                    over = [value for value in over if values[value].storage not in shared]
+                    node |= {"overwrites": over} if over else {}
             nodes.append(node)
     known.keep()
     return Costed(document | {"nodes": nodes}, refused)
+
+
+def _shared(document: dict[str, Any], values: Mapping[int, Any]) -> set[int]:
+    """Storages that others see: what the step is given, and what it owes."""
+    seen = {values[output["id"]].storage for node in document["nodes"] for output in node["outputs"]
+            if node["op"] in ("placeholder", BARRIER)}
+    owed = [value for node in document["nodes"] if node["op"] == BARRIER for value in node["inputs"]]
+    return seen | {values[value].storage for value in [*owed, *document["outputs"]]}
 
 
 def _static(document: dict[str, Any], arguments: Sequence[Any]) -> dict[int, torch.Tensor]:
@@ -105,7 +121,8 @@ class _Known:
         self.is_new = False
         try:
             found = json.loads(cache.read(self.name) or "{}")
-            self.costs = {key: Cost(float(seconds), int(peak)) for key, (seconds, peak) in found.items()}
+            self.costs = {key: Cost(float(seconds), int(peak), tuple(map(int, over)))
+                          for key, (seconds, peak, over) in found.items()}
         except (ValueError, TypeError, AttributeError):
             pass  # a file that was damaged is written anew
 
@@ -118,17 +135,24 @@ class _Known:
                 cost = _measured(prepared(call, self.device, there), self.device)
                 if cost.peak == 0 and results > 0:
                     raise LookupError("the allocator in use does not tell PyTorch's profiler what it hands out")
-                self.costs[key] = cost
+                self.costs[key] = replace(cost, overwrites=self._overwrites(call, max(cost.peak - results, 0)))
                 self.is_new = True
             except Exception as error:  # whatever an operator makes of made-up inputs
                 first = (str(error).strip().splitlines() or [""])[0][:120]
                 self.refused[key] = f"{type(error).__name__}: {first}"
         return self.costs.get(key) or self.refused[key]
 
+    def _overwrites(self, call: Call, most: int) -> tuple[int, ...]:
+        """The arguments that a call's result can be written over, if it takes so many bytes beside at most."""
+        overload = calls.overload(call.op)
+        if overload is None or torch.Tag.nondeterministic_seeded in overload.tags:
+            return ()
+        return tuple(tried(overload, lambda: arguments(call, self.device), lambda run: peak_of(run, self.device), most))
+
     def keep(self) -> None:
         """Writes what is known to the file."""
         if self.is_new:
-            cache.keep(self.name, json.dumps({key: [cost.seconds, cost.peak] for key, cost in self.costs.items()}))
+            cache.keep(self.name, json.dumps({key: [cost.seconds, cost.peak, cost.overwrites] for key, cost in self.costs.items()}))
 
 
 def _measured(run: Callable[[], Any], device: torch.device) -> Cost:

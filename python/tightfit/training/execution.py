@@ -8,7 +8,7 @@ waits for it: hooks of the parameter, `torch.autograd.grad`, or the mixed precis
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from .code import Code
 from .costs import costed
 from .joint import Joint, document, is_tensor
 from .ledger import Ledger, Pending
-from .planned import Held, code, held
+from .planned import Held, apart, code, held
 from .settings import Settings
 
 # What PyTorch itself allocates around a step: random states, views, tokens of a few bytes.
@@ -63,6 +63,8 @@ class Step:
         self.outside_parameters = outside_parameters
         self.plans: dict[tuple[frozenset[int], bool], list[Plan]] = {}
         self.made: list[Plan] = []
+        # Of plans, the same where nothing is overwritten.
+        self.apart: dict[int, Plan] = {}
         # Whether the caller held the outputs during the last backward pass.
         self.holds_outputs: bool | None = None
         self.refused: dict[str, str] = {}
@@ -120,15 +122,17 @@ class Step:
                  for index, tensor in pending.parameters.items()}
         held = self.ledger.holds_outputs(pending)
         self.holds_outputs = held > 0
-        self._room(pending, there, 0 if plan.holds_outputs else held)
+        keeps = torch._C._autograd._get_current_graph_task_keep_graph()
+        runs = self._apart(plan) if keeps else plan
+        self._room(pending, runs, there, 0 if plan.holds_outputs else held, keeps=keeps)
         saved = pending.saved
-        if torch._C._autograd._get_current_graph_task_keep_graph():
+        if keeps:
             saved = list(saved)
         else:
             # Whoever still holds the loss holds nothing of what it was computed from.
             pending.saved, pending.given = None, {}
         gradients: dict[int, torch.Tensor | None] = {index: there[index] for index in plan.accumulated}
-        made = plan.code.backward(saved, tangents, gradients)
+        made = runs.code.backward(saved, tangents, gradients)
         for index in self._gradients:
             gradient = made.pop(index) if index in made else gradients.pop(index)
             if index in unasked:
@@ -183,11 +187,20 @@ class Step:
             least = held(found.document, None, self.settings.deadline)
             raise InfeasibleBudget("", budget=room, needed=least.peak, smallest=least.peak)
         plan = held(found.document, room, self.settings.deadline)
+        return Plan(plan, self._code(plan), accumulated, holds, beside)
+
+    def _code(self, plan: Held) -> Code:
         outputs = [None if is_tensor(output) else output for output in self.joint.outputs]
         constants = {str(node.target): getattr(self.joint.module, str(node.target))
                      for node in self.joint.module.graph.find_nodes(op="get_attr")}
-        made = code(plan, constants, outputs, self.update)
-        return Plan(plan, made, accumulated, holds, beside)
+        return code(plan, constants, outputs, self.update)
+
+    def _apart(self, plan: Plan) -> Plan:
+        """The same plan where nothing is overwritten: the next backward pass finds what this one found."""
+        if id(plan) not in self.apart:
+            same = apart(plan.held)
+            self.apart[id(plan)] = replace(plan, held=same, code=self._code(same))
+        return self.apart[id(plan)]
 
     def _graph(self, accumulated: frozenset[int], holds: bool, arguments: Sequence[Any]) -> dict[str, Any]:
         """What is planned for a call with these arguments."""
@@ -270,12 +283,12 @@ class Step:
             if name in nodes and nodes[name][0] is not tensor:
                 del nodes[name]
 
-    def _room(self, pending: Pending, there: Mapping[int, torch.Tensor | None], outputs: int) -> None:
-        """Refuses a backward pass for which more is held than its plan was made for; `outputs` are bytes of outputs that
-        it took for gone."""
+    def _room(self, pending: Pending, plan: Plan, there: Mapping[int, torch.Tensor | None], outputs: int, *,
+              keeps: bool) -> None:
+        """Refuses a backward pass of a plan for which more is held than that was made for; `outputs` are bytes of outputs
+        that it took for gone, and `keeps` says that what it starts from is there for another pass."""
         if self.settings.budget is None:
             return
-        plan: Plan = pending.plan
         others = self._others(pending, pending.idle, [pending.parameters[index] for index in plan.accumulated])
         if outputs:
             others["of outputs of this call"] = outputs
@@ -289,7 +302,7 @@ class Step:
             else:
                 continue
             others[reason] = others.get(reason, 0) + size
-        if torch._C._autograd._get_current_graph_task_keep_graph():
+        if keeps:
             others["what retain_graph=True keeps"] = plan.saved
         beside = self.outside + RESERVE + sum(others.values())
         total = plan.held.peak + beside

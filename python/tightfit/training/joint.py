@@ -125,20 +125,22 @@ def _asserts(node: fx.Node) -> bool:
 
 
 def _dropout_as_eager(graph: fx.Graph) -> None:
-    """Rewrites the backward pass of dropout in 16 bits on processors as what eager runs there.
+    """Rewrites the backward pass of dropout on processors as what eager runs there.
 
-    Eager has no dropout operator on processors: it multiplies by the mask divided by the share that is kept, which is
-    rounded to 16 bits. `native_dropout_backward` multiplies by the scale in 32 bits instead.
+    Eager has no dropout operator on processors: it multiplies by the mask divided by the share that is kept, which in 16
+    bits is rounded; `native_dropout_backward` multiplies by the scale in 32 bits instead. In more bits both are the same,
+    and the operator holds the scaled mask twice, which calls of their own need not.
     """
     for node in graph.find_nodes(op="call_function", target=aten.native_dropout_backward.default):
         gradient, mask, scale = node.args
         value, source = gradient.meta["val"], mask.args[0]
-        if value.device.type != "cpu" or value.element_size() != 2 or scale == 0 or \
-                source.target is not aten.native_dropout.default:
+        is_rounded = value.element_size() == 2
+        if value.device.type != "cpu" or (is_rounded and (scale == 0 or source.target is not aten.native_dropout.default)):
             continue
         with graph.inserting_before(node):
             kept = graph.call_function(aten._to_copy.default, (mask,), {"dtype": value.dtype})
-            noise = graph.call_function(aten.div.Tensor, (kept, 1.0 - source.args[1]))
+            scaled = (aten.div.Tensor, 1.0 - source.args[1]) if is_rounded else (aten.mul.Tensor, scale)
+            noise = graph.call_function(scaled[0], (kept, scaled[1]))
             product = graph.call_function(aten.mul.Tensor, (gradient, noise))
         for made in (kept, noise, product):
             made.meta.update(node.meta)

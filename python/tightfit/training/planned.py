@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -58,6 +58,14 @@ def _kept(name: str) -> Held | None:
         return None if text is None else Held(**json.loads(text))
     except (ValueError, TypeError):
         return None
+
+
+def apart(plan: Held) -> Held:
+    """The same plan where nothing is overwritten, as a graph that is kept for another backward pass needs it."""
+    nodes = [{key: item for key, item in node.items() if key != "overwrites"} for node in plan.document["nodes"]]
+    document = plan.document | {"nodes": nodes}
+    peak = _native.read_graph(json.dumps(document).encode()).unplanned_peak(machine="a100-80gb")
+    return replace(plan, peak=peak, document=document)
 
 
 def code(plan: Held, constants: Mapping[str, torch.Tensor], outputs: list[Any],

@@ -76,12 +76,17 @@ enum Emit {
 }
 
 impl Emit {
-    fn bytes(self, graph: &Graph, schedule: &Schedule, path: &Path) -> anyhow::Result<Vec<u8>> {
+    fn bytes(
+        self,
+        (graph, profile): (&Graph, &Profile),
+        schedule: &Schedule,
+        path: &Path,
+    ) -> anyhow::Result<Vec<u8>> {
         Ok(match self {
             Emit::Plan => format!("{}\n", schedule::write(graph, schedule)).into_bytes(),
             Emit::Graph => {
                 let packed = path.extension().is_some_and(|extension| extension == "gz");
-                graph::write_file(&rewrite(graph, &schedule.runs())?, packed)
+                graph::write_file(&rewrite(graph, profile, &schedule.runs())?, packed)
             }
         })
     }
@@ -124,7 +129,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (schedule, timeline, unplanned) =
         (&planned.fitted.schedule(), &planned.fitted.timeline(), &planned.unplanned.timeline());
     if let Some(path) = &arguments.output {
-        output::write_whole(path, &arguments.emit.bytes(&graph, schedule, path)?)?;
+        output::write_whole(path, &arguments.emit.bytes((&graph, &profile), schedule, path)?)?;
     }
     if let Some(path) = &arguments.svg {
         let title = format!("Memory over one training step of {}", graph.name());

@@ -165,7 +165,7 @@ impl Step {
     /// The list of what is recomputed, from the sequence of runs alone. The machine reuses no
     /// input.
     fn recomputed(&self, rows: &Json, runs: &[NodeId]) {
-        assert!(!self.profile.in_place);
+        assert!(!self.profile.reuse.is_any());
         let graph = &self.graph;
         let touches = |at: NodeId, storage| {
             graph.reads(at).contains(storage) || graph.fresh(at).contains(storage)

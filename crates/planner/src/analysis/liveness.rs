@@ -125,21 +125,21 @@ pub fn liveness(graph: &Graph, profile: &Profile, runs: &[NodeId]) -> Liveness {
         fresh.push(made.collect());
     }
     let mut liveness = Liveness { intervals, reads, fresh };
-    if profile.in_place {
-        reuse_dying_inputs(graph, runs, &mut liveness);
+    if profile.reuse.is_any() {
+        reuse_dying_inputs(graph, profile, runs, &mut liveness);
     }
     liveness
 }
 
 /// Lets an output take over the memory of an input that dies at the same node, where the operator
 /// allows it.
-fn reuse_dying_inputs(graph: &Graph, runs: &[NodeId], liveness: &mut Liveness) {
+fn reuse_dying_inputs(graph: &Graph, profile: &Profile, runs: &[NodeId], liveness: &mut Liveness) {
     for (position, &node) in runs.iter().enumerate() {
         let Some(&Some(output)) = graph.nodes()[node].outputs.first() else { continue };
         let storage = graph.values()[output].storage;
         let Some(slot) = graph.fresh(node).iter().position(|&s| s == storage) else { continue };
         let made = liveness.fresh[position][slot];
-        let taken = graph.overwritable(node).into_iter().find_map(|input| {
+        let taken = profile.overwritable(graph, node).into_iter().find_map(|input| {
             let from = graph.values()[input].storage;
             let slot = graph.reads(node).iter().position(|&s| s == from)?;
             let read = liveness.reads[position][slot];
@@ -153,7 +153,7 @@ fn reuse_dying_inputs(graph: &Graph, runs: &[NodeId], liveness: &mut Liveness) {
 /// The curve of `runs` at once, for planners that ask for many: what [`memory_curve`] says of
 /// [`liveness`], without a table of lives where no output may take over an input.
 pub fn held(graph: &Graph, profile: &Profile, runs: &[NodeId]) -> MemoryCurve {
-    if profile.in_place {
+    if profile.reuse.is_any() {
         return memory_curve(graph, profile, runs, &liveness(graph, profile, runs));
     }
     // For each storage the last access to its newest copy; nothing before its first run.

@@ -136,10 +136,10 @@ impl AbstractMachine<'_> {
     /// `buffer` holds one that is not kept.
     fn may_overwrite(&self, call: &Call, output: ValueId, buffer: BufferId) -> bool {
         let (graph, node) = (self.graph, &self.graph.nodes()[call.node]);
-        if !self.profile.in_place || node.outputs.first() != Some(&Some(output)) {
+        if node.outputs.first() != Some(&Some(output)) {
             return false;
         }
-        let allowed = graph.overwritable(call.node);
+        let allowed = self.profile.overwritable(graph, call.node);
         node.inputs.iter().zip(&call.inputs).any(|(input, &from)| {
             from == buffer
                 && allowed.contains(input)

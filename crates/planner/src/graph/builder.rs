@@ -58,6 +58,8 @@ pub struct NodeSpec {
     pub differentiates: Option<NodeId>,
     /// The node that the call computes a second time.
     pub recomputes: Option<NodeId>,
+    /// Inputs whose memory the first output may take over where they die with the call.
+    pub overwrites: Vec<ValueId>,
 }
 
 impl NodeSpec {
@@ -83,6 +85,7 @@ impl NodeSpec {
             mutates: false,
             differentiates: None,
             recomputes: None,
+            overwrites: Vec::new(),
         }
     }
 }
@@ -110,6 +113,7 @@ impl From<&Node> for NodeSpec {
             mutates: node.mutates,
             differentiates: node.differentiates,
             recomputes: node.recomputes,
+            overwrites: node.overwrites.clone(),
         }
     }
 }
@@ -274,6 +278,7 @@ impl GraphBuilder {
             mutates: spec.mutates,
             differentiates: spec.differentiates,
             recomputes: spec.recomputes,
+            overwrites: spec.overwrites,
         });
         produced
     }

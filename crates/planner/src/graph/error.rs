@@ -241,6 +241,16 @@ pub enum GraphError {
         /// The name of the node.
         node: String,
     },
+    /// A node may overwrite what it does not read, or names that twice.
+    #[error(
+        "node `{node}` may overwrite {value}; such values are inputs of the node, each named once"
+    )]
+    Overwrites {
+        /// The name of the node.
+        node: String,
+        /// The value, by its place in the graph.
+        value: String,
+    },
     /// A node has a seed slot, but draws no random numbers.
     #[error("node `{node}` has seed slot {slot}, but is not marked random")]
     SeedWithoutRandom {

@@ -63,6 +63,8 @@ struct RawNode {
     mutates: bool,
     differentiates: Option<String>,
     recomputes: Option<String>,
+    #[serde(default)]
+    overwrites: Vec<u64>,
 }
 
 #[derive(Deserialize)]
@@ -166,6 +168,8 @@ fn build(raw: RawGraph) -> Result<Graph, ReadError> {
         };
         let inputs =
             node.inputs.iter().map(|&value| resolve(value)).collect::<Result<Vec<_>, _>>()?;
+        let overwrites =
+            node.overwrites.iter().map(|&value| resolve(value)).collect::<Result<Vec<_>, _>>()?;
         let args = node
             .args
             .iter()
@@ -211,6 +215,7 @@ fn build(raw: RawGraph) -> Result<Graph, ReadError> {
             mutates: node.mutates,
             differentiates: linked("differentiates", node.differentiates)?,
             recomputes: linked("recomputes", node.recomputes)?,
+            overwrites,
             name: node.name,
         };
         named.insert(name.clone(), NodeId::new(index));
@@ -406,6 +411,10 @@ fn node_json(graph: &Graph, id: super::NodeId) -> Json {
         if let Some(target) = target {
             set(key, json!(graph.nodes()[target].name));
         }
+    }
+    if !node.overwrites.is_empty() {
+        let values = node.overwrites.iter().map(|value| value.as_u32());
+        set("overwrites", values.collect::<Vec<_>>().into());
     }
     Json::Object(object)
 }

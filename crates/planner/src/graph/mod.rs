@@ -23,7 +23,7 @@ pub use node::{Node, Phase, Value};
 
 use crate::id::{ModuleId, NodeId, StorageId, ValueId};
 use crate::operator::{TypedCall, Types};
-use crate::tensor::{Argument, TensorType};
+use crate::tensor::TensorType;
 use crate::units::Bytes;
 
 /// How a node touches storages. Derived once by the verifier.
@@ -162,26 +162,17 @@ impl Graph {
         TypedCall { args, kwargs, outputs, types: self }
     }
 
-    /// Inputs of a node that its first output may overwrite: the operator allows it, shape, type
-    /// and strides are the same, and no other input sees the same storage differently.
-    pub fn overwritable(&self, node: NodeId) -> Vec<ValueId> {
-        let Node { operator, args, inputs, outputs, .. } = &self.nodes[node];
-        let (Some(operator), Some(&Some(output))) = (operator, outputs.first()) else {
-            return Vec::new();
-        };
-        let may = |input: &ValueId| {
-            let (from, to) = (&self.values[*input], &self.values[output]);
-            let alone = inputs.iter().all(|&other| {
-                let other = &self.values[other];
-                other.storage != from.storage || other.tensor.same_layout(&from.tensor)
-            });
-            alone && from.tensor.same_layout(&to.tensor)
-        };
-        let allowed = operator.row().in_place.iter().filter_map(|&index| match args.get(index) {
-            Some(Argument::Value(value)) => Some(*value),
-            _ => None,
+    /// Whether an input of a node has the shape, type and strides of its first output, and no other
+    /// input sees the same storage differently; so that one could lie where the other does.
+    pub fn has_layout_of_output(&self, node: NodeId, input: ValueId) -> bool {
+        let Node { inputs, outputs, .. } = &self.nodes[node];
+        let Some(&Some(output)) = outputs.first() else { return false };
+        let (from, to) = (&self.values[input], &self.values[output]);
+        let alone = inputs.iter().all(|&other| {
+            let other = &self.values[other];
+            other.storage != from.storage || other.tensor.same_layout(&from.tensor)
         });
-        allowed.filter(may).collect()
+        alone && from.tensor.same_layout(&to.tensor)
     }
 
     /// Fully qualified name of a node's module.

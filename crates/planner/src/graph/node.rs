@@ -131,6 +131,9 @@ pub struct Node {
     pub differentiates: Option<NodeId>,
     /// The node that the call computes a second time.
     pub recomputes: Option<NodeId>,
+    /// Inputs whose memory the first output may take over where they die with the call, the
+    /// preferred one first, for runtimes that the graph speaks of.
+    pub overwrites: Vec<ValueId>,
 }
 
 impl Node {

@@ -286,6 +286,12 @@ fn inputs(
             return Err(GraphError::ReadsOverwritten { node: node.name.clone(), value, writer });
         }
     }
+    for (position, &value) in node.overwrites.iter().enumerate() {
+        if !seen.contains(&value) || node.overwrites[..position].contains(&value) {
+            let value = describe(value, nodes, values);
+            return Err(GraphError::Overwrites { node: node.name.clone(), value });
+        }
+    }
     let arguments = node.args.iter().chain(node.kwargs.iter().map(|(_, argument)| argument));
     match arguments.flat_map(|argument| argument.values()).find(|value| !seen.contains(value)) {
         Some(value) => Err(GraphError::ArgumentNotInput {

@@ -10,7 +10,7 @@ use thiserror::Error;
 
 pub use hierarchy::{Hierarchy, Lane, Link, Tier};
 pub use presets::presets;
-pub use runtime::{Rules, Runtime, Workspaces};
+pub use runtime::{Reuse, Rules, Runtime, Workspaces};
 
 /// A device with its rates.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

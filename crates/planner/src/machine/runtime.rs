@@ -12,10 +12,8 @@ use crate::units::Bytes;
 pub enum Runtime {
     /// The engine of this project: the operator table says what its kernels need.
     Engine,
-    /// PyTorch's kernels: the graph says what they were measured to need, and an output may be
-    /// written over a dying input where the operator table allows it.
-    Torch,
-    /// Unknown kernels: nothing holds but what the graph records.
+    /// Kernels that the graph speaks of, such as PyTorch's: what it records holds, and nothing
+    /// else.
     Recorded,
 }
 
@@ -28,13 +26,32 @@ pub enum Workspaces {
     OfGraph,
 }
 
+/// Where it is said which inputs a call's first output may take over the memory of, where they die
+/// with the call.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Reuse {
+    /// Nowhere: every output has memory of its own.
+    Nothing,
+    /// In the operator table, for the engine's kernels.
+    OfTable,
+    /// In the graph, as it was tried.
+    OfGraph,
+}
+
+impl Reuse {
+    /// Whether any output may take over an input.
+    pub const fn is_any(self) -> bool {
+        !matches!(self, Reuse::Nothing)
+    }
+}
+
 /// What holds for memory and time under a runtime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rules {
     /// Where workspaces are found.
     pub workspaces: Workspaces,
-    /// An output may take over the memory of a dying input where the operator allows it.
-    pub in_place: bool,
+    /// Where reuse of dying inputs is found.
+    pub reuse: Reuse,
     /// The operands of matrix products are packed into memory beside the slab.
     pub packs: bool,
     /// The budget is memory of this computer, and seconds measured for the engine's calls hold.
@@ -48,7 +65,7 @@ impl Runtime {
     pub const fn rules(self) -> Rules {
         let recorded = Rules {
             workspaces: Workspaces::OfGraph,
-            in_place: false,
+            reuse: Reuse::OfGraph,
             packs: false,
             runs_here: false,
             base: Bytes::ZERO,
@@ -56,12 +73,11 @@ impl Runtime {
         match self {
             Runtime::Engine => Rules {
                 workspaces: Workspaces::OfTable,
-                in_place: true,
+                reuse: Reuse::OfTable,
                 packs: true,
                 runs_here: true,
                 ..recorded
             },
-            Runtime::Torch => Rules { in_place: true, ..recorded },
             Runtime::Recorded => recorded,
         }
     }

@@ -199,7 +199,7 @@ impl<'a> Formulation<'a> {
     /// Bytes at each moment, and what is minimised.
     fn memory(&mut self, goal: Goal) {
         let decided = self.decided();
-        let plain = Profile { in_place: false, ..self.profile.clone() };
+        let plain = self.profile.clone().without_reuse();
         let lives = liveness(self.graph, &plain, self.order);
         let unplanned = simulate(self.graph, self.profile, self.order).curve.peak;
         let (limit, scale) = match goal {
@@ -244,9 +244,11 @@ impl<'a> Formulation<'a> {
                     }
                 }
             }
-            if self.profile.in_place {
+            if self.profile.reuse.is_any() {
                 let mut taken = Expression::from(0.0);
-                for (storage, most) in overwritable(self.graph, &lives, moment, &decided) {
+                for (storage, most) in
+                    overwritable((self.graph, self.profile), &lives, moment, &decided)
+                {
                     let take = self.milp.within(0.0, most);
                     if let Some(run) = moment.run {
                         self.milp.row(constraint!(take <= run));
@@ -300,21 +302,21 @@ fn others(
 /// Storages whose bytes the first output of a node may take over if they are not held any more,
 /// with 0 where they are.
 fn overwritable(
-    graph: &Graph,
+    (graph, profile): (&Graph, &Profile),
     lives: &Liveness,
     moment: &PossibleRun,
     decided: &SecondaryMap<StorageId, bool>,
 ) -> Vec<(StorageId, f64)> {
     let call = &graph.nodes()[moment.node];
-    let (Some(_), Some(&Some(output))) = (call.operator, call.outputs.first()) else {
-        return Vec::new();
-    };
+    let Some(&Some(output)) = call.outputs.first() else { return Vec::new() };
     let made = graph.values()[output].storage;
     if !graph.fresh(moment.node).contains(&made) {
         return Vec::new();
     }
-    let inputs =
-        graph.overwritable(moment.node).into_iter().map(|input| graph.values()[input].storage);
+    let inputs = profile
+        .overwritable(graph, moment.node)
+        .into_iter()
+        .map(|input| graph.values()[input].storage);
     let fits = inputs
         .filter(|&from| !graph.is_kept(from) && graph.storages()[from] == graph.storages()[made]);
     let dies = |from| {

@@ -108,7 +108,7 @@ fn needed(graph: &Graph, profile: &Profile) -> Bytes {
     };
     let own = graph.compute_nodes().into_iter().map(|node| {
         let (reads, fresh) = (bytes(graph.reads(node)), bytes(graph.fresh(node)));
-        let touched = if profile.in_place { reads.max(fresh) } else { reads + fresh };
+        let touched = if profile.reuse.is_any() { reads.max(fresh) } else { reads + fresh };
         touched + profile.workspace[node]
     });
     resting + own.max().unwrap_or(Bytes::ZERO)

@@ -16,8 +16,10 @@ use std::collections::BTreeSet;
 use cranelift_entity::SecondaryMap;
 use thiserror::Error;
 
+use crate::analysis::{IntervalId, liveness};
 use crate::graph::{Graph, GraphBuilder, GraphError, NodeSpec, Phase, Value, ValueSpec};
 use crate::id::{NodeId, StorageId, ValueId};
+use crate::profile::Profile;
 use crate::tensor::Argument;
 
 /// Why a plan has no graph.
@@ -41,8 +43,9 @@ pub enum RewriteError {
 }
 
 /// The graph that `runs` make of `graph`. They are those of a plan: every node that runs is among
-/// them, and finds what it reads.
-pub fn rewrite(graph: &Graph, runs: &[NodeId]) -> Result<Graph, RewriteError> {
+/// them, and finds what it reads. A node of it overwrites what its run takes over, and nothing
+/// else.
+pub fn rewrite(graph: &Graph, profile: &Profile, runs: &[NodeId]) -> Result<Graph, RewriteError> {
     let mut builder = GraphBuilder::new(graph.name());
     builder.source(graph.source().clone());
     for module in graph.modules().values().skip(1) {
@@ -60,11 +63,12 @@ pub fn rewrite(graph: &Graph, runs: &[NodeId]) -> Result<Graph, RewriteError> {
         names: graph.nodes().values().map(|node| node.name.clone()).collect(),
     };
     for (placeholder, _) in graph.nodes().iter().filter(|(_, node)| node.phase.is_placeholder()) {
-        rewriting.append(placeholder, graph.nodes()[placeholder].phase)?;
+        rewriting.append(placeholder, graph.nodes()[placeholder].phase, None)?;
     }
     let phases = phases(graph, runs);
-    for (&node, phase) in runs.iter().zip(phases) {
-        rewriting.append(node, phase)?;
+    let taken = taken(graph, profile, runs);
+    for ((&node, phase), taken) in runs.iter().zip(phases).zip(taken) {
+        rewriting.append(node, phase, taken)?;
     }
     for &output in graph.outputs() {
         let output = rewriting.value(output, "the end of the step", Phase::Backward)?;
@@ -93,6 +97,18 @@ fn phases(graph: &Graph, runs: &[NodeId]) -> Vec<Phase> {
     }
     phases.reverse();
     phases
+}
+
+/// The input that each run takes over, if any.
+fn taken(graph: &Graph, profile: &Profile, runs: &[NodeId]) -> Vec<Option<ValueId>> {
+    let lives = liveness(graph, profile, runs);
+    let of_run = |(&node, made): (&NodeId, &Vec<IntervalId>)| {
+        let from = made.iter().find_map(|&made| lives.intervals[made].in_place_of)?;
+        let storage = lives.intervals[from].storage;
+        let inputs = profile.overwritable(graph, node);
+        inputs.into_iter().find(|&input| graph.values()[input].storage == storage)
+    };
+    runs.iter().zip(&lives.fresh).map(of_run).collect()
 }
 
 struct Rewriting<'a> {
@@ -134,7 +150,7 @@ impl Rewriting<'_> {
             match below {
                 _ if !self.graph.is_view(producer) => return Err(self.unreadable(wanted, reader)),
                 Some(input) => missing.push(input),
-                None => self.append(producer, self.of_pass(producer, phase))?,
+                None => self.append(producer, self.of_pass(producer, phase), None)?,
             }
         }
         self.current(value).ok_or_else(|| self.unreadable(value, reader))
@@ -161,8 +177,13 @@ impl Rewriting<'_> {
         }
     }
 
-    /// Appends a node that reads the newest copies.
-    fn append(&mut self, id: NodeId, phase: Phase) -> Result<(), RewriteError> {
+    /// Appends a node that reads the newest copies, and overwrites what it takes over.
+    fn append(
+        &mut self,
+        id: NodeId,
+        phase: Phase,
+        taken: Option<ValueId>,
+    ) -> Result<(), RewriteError> {
         let node = &self.graph.nodes()[id];
         let mut inputs = Vec::with_capacity(node.inputs.len());
         for &input in &node.inputs {
@@ -178,6 +199,7 @@ impl Rewriting<'_> {
             phase,
             args: node.args.iter().map(|argument| replaced(argument, &renamed)).collect(),
             kwargs: kwargs.map(|(key, value)| (key.clone(), replaced(value, &renamed))).collect(),
+            overwrites: taken.map(&renamed).into_iter().collect(),
             inputs,
             differentiates: node.differentiates.and_then(|target| self.first[target]),
             recomputes: node.recomputes.and_then(|target| self.first[target]),

@@ -10,8 +10,9 @@ pub use measured::{CallSeconds, CallSecondsError, Signature};
 pub use roofline::roofline;
 
 use crate::graph::Graph;
-use crate::id::NodeId;
-use crate::machine::{Hierarchy, Machine, Workspaces};
+use crate::id::{NodeId, ValueId};
+use crate::machine::{Hierarchy, Machine, Reuse, Workspaces};
+use crate::tensor::Argument;
 use crate::units::{Bytes, Seconds};
 
 /// Costs of every node on one machine.
@@ -21,8 +22,8 @@ pub struct Profile {
     pub seconds: SecondaryMap<NodeId, Seconds>,
     /// The transient bytes of each node beyond inputs and outputs.
     pub workspace: SecondaryMap<NodeId, Bytes>,
-    /// Whether operators may write their output over a dying input of the same layout.
-    pub in_place: bool,
+    /// Which dying inputs of the same layout a call may write its first output over.
+    pub reuse: Reuse,
     /// The memories of the machine and the lanes between them.
     pub hierarchy: Hierarchy,
 }
@@ -35,7 +36,7 @@ impl Profile {
         let mut profile = Profile {
             seconds: SecondaryMap::new(),
             workspace: SecondaryMap::new(),
-            in_place: rules.in_place,
+            reuse: reuse(graph, rules.reuse),
             hierarchy: machine.hierarchy.clone(),
         };
         for node in graph.compute_nodes() {
@@ -65,8 +66,41 @@ impl Profile {
         profile
     }
 
+    /// The same costs where every output has memory of its own, as in a step that nobody planned.
+    pub fn without_reuse(self) -> Profile {
+        Profile { reuse: Reuse::Nothing, ..self }
+    }
+
     /// Seconds of a sequence of runs.
     pub fn total(&self, runs: &[NodeId]) -> Seconds {
         runs.iter().map(|&node| self.seconds[node]).sum()
+    }
+
+    /// Inputs of a node that its first output may take over where they die with it, the preferred
+    /// one first: they have its layout, and no other input sees the same storage differently.
+    pub fn overwritable(&self, graph: &Graph, node: NodeId) -> Vec<ValueId> {
+        let call = &graph.nodes()[node];
+        let named: Vec<ValueId> = match (self.reuse, call.operator) {
+            (Reuse::Nothing, _) | (Reuse::OfTable, None) => Vec::new(),
+            (Reuse::OfTable, Some(operator)) => {
+                let argument = |&position: &usize| match call.args.get(position) {
+                    Some(Argument::Value(value)) => Some(*value),
+                    _ => None,
+                };
+                operator.row().in_place.iter().filter_map(argument).collect()
+            }
+            (Reuse::OfGraph, _) => call.overwrites.clone(),
+        };
+        named.into_iter().filter(|&input| graph.has_layout_of_output(node, input)).collect()
+    }
+}
+
+/// What a graph says of reuse counts only where it says anything: without, nothing is looked for.
+fn reuse(graph: &Graph, rule: Reuse) -> Reuse {
+    match rule {
+        Reuse::OfGraph if graph.nodes().values().all(|node| node.overwrites.is_empty()) => {
+            Reuse::Nothing
+        }
+        rule => rule,
     }
 }

@@ -30,7 +30,7 @@ fn tiers() -> Hierarchy {
 }
 
 fn agrees_with_the_oracle(graph: &Graph, profile: &Profile, name: &str) {
-    let profile = Profile { in_place: false, ..profile.clone() };
+    let profile = profile.clone().without_reuse();
     let profile = Profile { hierarchy: tiers(), ..profile };
     let order = graph.compute_nodes();
     let curve = held(graph, &profile, &order);

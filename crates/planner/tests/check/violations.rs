@@ -5,7 +5,7 @@ use expect_test::{Expect, expect};
 use tightfit::check::{Violation, check};
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::id::{BufferId, DEVICE, MicroBatchId, NodeId, StorageId, ValueId};
-use tightfit::machine::Machine;
+use tightfit::machine::{Machine, Reuse};
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::schedule::{Buffer, Call, Instruction, Schedule};
@@ -723,7 +723,7 @@ fn in_place_where_it_is_not_allowed() {
     };
     let mut allowed = relu(Phase::Input);
     assert_eq!(allowed.verdict(allowed.schedule.slab), "legal");
-    allowed.profile.in_place = false;
+    allowed.profile.reuse = Reuse::Nothing;
     expect![
         "Overwrites: instruction 0: `out` writes over buffer0, which holds what `x` made \
         (version 0)"

@@ -1,5 +1,6 @@
 //! What nodes say of each other, and a graph of its modules: whose derivative a node computes, what
-//! it computes again, which modules are never called. Invariant: each rule is broken once.
+//! it computes again, what it may overwrite, which modules are never called. Invariant: each rule
+//! is broken once.
 
 use expect_test::{Expect, expect};
 use serde_json::{Value as Json, json};
@@ -54,6 +55,22 @@ fn links_are_read_and_written() {
     assert_eq!(graph.nodes()[id("again").unwrap()].recomputes, id("drop"));
     assert_eq!(graph.uncalled(), Some(&["layers".to_string()][..]));
     assert_eq!(read(write(&graph).to_string().as_bytes()).unwrap(), graph);
+}
+
+#[test]
+fn what_may_be_overwritten() {
+    node(4, "overwrites", json!([3]), expect!["a graph"]);
+    let twice = expect![[
+        "node `grad` may overwrite output 0 of `again`; such values are inputs of the node, each \
+         named once"
+    ]];
+    node(4, "overwrites", json!([3, 3]), twice);
+    let other = expect![[
+        "node `grad` may overwrite output 0 of `drop`; such values are inputs of the node, each \
+         named once"
+    ]];
+    node(4, "overwrites", json!([1]), other);
+    node(4, "overwrites", json!([9]), expect!["node `grad` reads value 9, which no node produces"]);
 }
 
 #[test]

@@ -184,7 +184,7 @@ fn has_unread_batch(graph: &Graph) -> bool {
 
 /// What fails, in words.
 fn describe(graph: &Graph, profile: &Profile) -> String {
-    let mut text = format!("in place: {}\n", profile.in_place);
+    let mut text = format!("in place: {}\n", profile.reuse.is_any());
     for (id, node) in graph.nodes() {
         let value = |&value: &tightfit::id::ValueId| {
             let v = &graph.values()[value];
@@ -214,7 +214,7 @@ fn all_answers_are_true(what: &str, graphs: impl Iterator<Item = (String, Graph)
             let tally = if has_unread_batch(&graph) {
                 &mut with_unread
             } else {
-                &mut tallies[usize::from(profile.in_place)]
+                &mut tallies[usize::from(profile.reuse.is_any())]
             };
             if let Err(why) = answers_are_true(&graph, &profile, &order, tally) {
                 failures.push((

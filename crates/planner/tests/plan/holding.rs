@@ -80,9 +80,9 @@ proptest! {
 
     #[test]
     fn held_bytes_stay_within_the_budget_and_draws_in_order(
-        recipe in generator::recipes(MOST_LAYERS),
+        graph in generator::graphs(MOST_LAYERS),
     ) {
-        let graph = streaming(&recipe.graph());
+        let graph = streaming(&graph);
         for profile in generator::profiles(&graph) {
             keeps_its_promises(&graph, &profile)?;
         }
@@ -90,7 +90,8 @@ proptest! {
 
     #[test]
     fn the_same_in_graphs_of_no_particular_shape(seed in any::<u64>()) {
-        let graph = streaming(&dag::graph(seed, 14, Freedoms { writes: true, uneven: true }));
+        let graph = dag::graph(seed, 14, Freedoms { writes: true, uneven: true });
+        let graph = streaming(&generator::with_reuse(&graph));
         for profile in generator::profiles(&graph) {
             keeps_its_promises(&graph, &profile)?;
         }

@@ -104,8 +104,7 @@ proptest! {
     #![proptest_config(generator::config(400))]
 
     #[test]
-    fn every_schedule_keeps_its_promises(recipe in generator::recipes(MOST_LAYERS)) {
-        let graph = recipe.graph();
+    fn every_schedule_keeps_its_promises(graph in generator::graphs(MOST_LAYERS)) {
         for profile in generator::profiles(&graph) {
             for planner in planners() {
                 for budget in budgets(&graph, &profile) {
@@ -153,7 +152,7 @@ proptest! {
     fn the_unplanned_peak_is_that_of_plain_liveness(recipe in generator::recipes(MOST_LAYERS)) {
         let graph = recipe.graph();
         for profile in generator::profiles(&graph) {
-            let plain = Profile { in_place: false, ..profile.clone() };
+            let plain = profile.clone().without_reuse();
             let cost =
                 oracle::replay(&graph, &plain, &graph.compute_nodes())
                     .map_err(TestCaseError::fail)?;

@@ -80,7 +80,7 @@ fn keeps_its_promises(
     profile_of: impl Fn(&Graph) -> Profile,
     runs: &[tightfit::id::NodeId],
 ) -> Result<usize, TestCaseError> {
-    let rewritten = match rewrite(graph, runs) {
+    let rewritten = match rewrite(graph, profile, runs) {
         Ok(rewritten) => rewritten,
         // An output that lies in an input, of a node that computes another: of real operators none
         // has that.
@@ -112,7 +112,7 @@ fn keeps_its_promises(
     let text = graph::write(&rewritten).to_string();
     prop_assert_eq!(&graph::read(text.as_bytes()).unwrap(), &rewritten);
     // Nothing is done twice by rewriting twice.
-    let twice = rewrite(&rewritten, &order).unwrap();
+    let twice = rewrite(&rewritten, &profile_of(&rewritten), &order).unwrap();
     prop_assert_eq!(terms.of(graph), terms.of(&twice));
     prop_assert_eq!(twice.nodes().len(), rewritten.nodes().len());
     Ok(again)
@@ -122,8 +122,7 @@ proptest! {
     #![proptest_config(generator::config(300))]
 
     #[test]
-    fn a_rewritten_graph_is_the_plan(recipe in generator::recipes(24)) {
-        let graph = recipe.graph();
+    fn a_rewritten_graph_is_the_plan(graph in generator::graphs(24)) {
         for (at, profile) in generator::profiles(&graph).into_iter().enumerate() {
             let profile_of =
                 |rewritten: &Graph| generator::profiles(rewritten).into_iter().nth(at).unwrap();
@@ -179,7 +178,7 @@ fn graphs_of_real_models() {
         let fitted = tightfit::fit(&graph, &profile, &request).unwrap();
         let runs = fitted.schedule().runs();
         recomputed += keeps_its_promises(&graph, &profile, corpus::profile, &runs).unwrap();
-        let rewritten = rewrite(&graph, &runs).unwrap();
+        let rewritten = rewrite(&graph, &profile, &runs).unwrap();
         let phase = |phase| rewritten.nodes().values().filter(|node| node.phase == phase).count();
         assert!(phase(Phase::Backward) > 0 && rewritten.modules() == graph.modules());
     }

@@ -100,7 +100,7 @@ impl Facts {
         }
         let (graph, is_step) = input::graph(path)?;
         let machine = on.machine(is_step)?;
-        let profile = Profile { in_place: false, ..input::profile(&graph, &machine) };
+        let profile = input::profile(&graph, &machine).without_reuse();
         let order = graph.compute_nodes();
         let flow = dataflow(&graph, &profile);
         let within = module(&flow, within.unwrap_or_default())?;

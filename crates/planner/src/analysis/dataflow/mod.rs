@@ -120,7 +120,7 @@ pub fn dataflow(graph: &Graph, profile: &Profile) -> Dataflow {
     let (program, tree) = (graph.compute_nodes(), ModuleTree::new(graph));
     let phases = passes(graph, &program);
     let readers = readers(graph, &tree, &phases, &program);
-    let unplanned = Profile { in_place: false, ..profile.clone() };
+    let unplanned = profile.clone().without_reuse();
     let mut flow = Dataflow {
         tree,
         nodes: SecondaryMap::with_capacity(graph.nodes().len()),

@@ -98,7 +98,7 @@ pub fn measure(graph: &Graph, profile: &Profile) -> Result<ModuleInfo, ModuleInf
 }
 
 fn curves(graph: &Graph, profile: &Profile, flow: &Dataflow, program: &[NodeId]) -> Curves {
-    let unplanned = Profile { in_place: false, ..profile.clone() };
+    let unplanned = profile.clone().without_reuse();
     // Born and freed at each position, of each of the three kinds.
     let mut changes = vec![[(Bytes::ZERO, Bytes::ZERO); 3]; program.len()];
     for interval in liveness(graph, &unplanned, program).intervals.values() {

@@ -224,17 +224,14 @@ fn takes_over(
     track: &SecondaryMap<StorageId, Track>,
     op: &mut Op,
 ) {
-    let Some(node) = op.node.filter(|_| profile.in_place) else { return };
-    let call = &graph.nodes()[node];
-    let (Some(_), Some(&Some(output))) = (call.operator, call.outputs.first()) else {
-        return;
-    };
+    let Some(node) = op.node.filter(|_| profile.reuse.is_any()) else { return };
+    let Some(&Some(output)) = graph.nodes()[node].outputs.first() else { return };
     let made = graph.values()[output].storage;
     if !graph.fresh(node).contains(&made) {
         return;
     }
     op.taken = ByteCount::of(graph.storages()[made]);
-    for input in graph.overwritable(node) {
+    for input in profile.overwritable(graph, node) {
         let storage = graph.values()[input].storage;
         let Track::Tensor(tensor) = track[storage] else { continue };
         let bytes = ByteCount::of(graph.storages()[storage]);

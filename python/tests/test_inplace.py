@@ -1,0 +1,139 @@
+"""Calls that are written over an input: where PyTorch can, where the plan may, and what nobody outside ever sees.
+
+Invariant: whatever is overwritten, losses, gradients and all that a loop holds are eager's, bit for bit.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+import tightfit
+from tightfit import _native
+from tightfit.training.costs import peak_of
+from tightfit.training.inplace import overwriting, tried
+
+aten = torch.ops.aten
+ROWS, COLUMNS = torch.randn(64, 32), torch.randn(64, 32)
+TRUTH = torch.rand(64, 32) > 0.5
+
+
+def positions(overload: torch._ops.OpOverload, *args: object, most: int = 0) -> list[int]:
+    def made() -> tuple[list[object], dict[str, object]]:
+        return [item.clone() if isinstance(item, torch.Tensor) else item for item in args], {}
+
+    return tried(overload, made, lambda run: peak_of(run, torch.device("cpu")), most)
+
+
+@pytest.mark.parametrize(("overload", "args", "found"), [
+    (aten.add.Tensor, (ROWS, COLUMNS), [0, 1]),
+    (aten.mul.Tensor, (ROWS, COLUMNS[0]), [0]),  # broadcast: only what has the result's shape
+    (aten.mul.Tensor, (ROWS[:1], COLUMNS), [1]),
+    (aten.relu.default, (ROWS,), [0]),
+    (aten.gelu_backward.default, (ROWS, COLUMNS), [0, 1]),
+    (aten.where.self, (TRUTH, ROWS, COLUMNS), [1, 2]),
+    (aten._log_softmax.default, (ROWS, 1, False), [0]),
+    (aten._log_softmax_backward_data.default, (ROWS, COLUMNS, 1, torch.float32), [0, 1]),
+    (aten.mm.default, (ROWS, COLUMNS.T), []),  # reads what it has written
+    (aten.clone.default, (ROWS,), []),  # is there to be a copy
+    (aten.add.Tensor, (ROWS, COLUMNS.double()), []),  # another type comes out
+    (aten.lt.Tensor, (ROWS, COLUMNS), []),
+    (aten.native_dropout.default, (ROWS, 0.5, True), []),
+])
+def test_what_a_call_can_be_written_over(overload, args, found) -> None:
+    assert positions(overload, *args) == found
+
+
+def test_a_tensor_that_is_read_twice_is_not_written() -> None:
+    shared = ROWS.clone()
+    found = tried(aten.mul.Tensor, lambda: ([shared, shared], {}), lambda run: peak_of(run, torch.device("cpu")), 0)
+    assert found == []
+
+
+def test_a_way_that_takes_more_memory_is_none() -> None:
+    assert overwriting(aten.mul.Scalar, 0) is not None
+    assert positions(aten.mul.Scalar, ROWS, 2.0, most=0) == []  # makes a tensor of the number
+    assert positions(aten.mul.Scalar, ROWS, 2.0, most=16) == [0]
+
+
+class Gated(nn.Module):
+    """Gates, residuals and dropout: much of its backward pass can be written over something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(32, 64), nn.Linear(32, 64), nn.Linear(64, 32)
+        self.head = nn.Linear(32, 16)
+
+    def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        for _ in range(3):
+            hidden = functional.silu(self.gate(inputs)) * self.up(inputs)
+            inputs = inputs + functional.dropout(self.down(hidden), 0.1)
+        scores = self.head(functional.relu(inputs))
+        return functional.cross_entropy(scores, targets), scores
+
+
+def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(256, 32, generator=generator), torch.randint(0, 16, (256,), generator=generator)
+
+
+def steps(model: nn.Module, *, retain: bool = False, count: int = 3) -> list[torch.Tensor]:
+    """Losses, outputs that are held, and gradients."""
+    seen = []
+    torch.manual_seed(5)
+    for seed in range(count):
+        inputs, targets = batch(seed)
+        loss, scores = model(inputs, targets)
+        if retain:
+            loss.backward(retain_graph=True)
+        loss.backward()
+        seen += [loss.detach(), scores.detach(), inputs, targets]
+        seen += [parameter.grad.clone() for parameter in model.parameters()]
+        if seed == 1:
+            model.zero_grad()
+    return seen
+
+
+def smallest() -> int:
+    """The smallest budget that is known for a step of the model whose outputs are held and gradients are there."""
+    model = tightfit.compile(Gated(), budget="min")
+    steps(model)
+    return max(plan.peak for plan in tightfit.plans(model))
+
+
+@pytest.mark.parametrize("retain", [False, True])
+@pytest.mark.parametrize("room", [0, 60_000, None])
+def test_losses_outputs_and_gradients_are_eagers(retain: bool, room: int | None) -> None:
+    torch.manual_seed(0)
+    eager = Gated()
+    least = smallest()
+    # A graph that is kept takes more than a plan that overwrites.
+    budget = "1GiB" if room is None else least + room + (2_000_000 if retain else 0)
+    model = tightfit.compile(copy.deepcopy(eager), budget=budget)
+    for ours, theirs in zip(steps(model, retain=retain), steps(eager, retain=retain), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_plans_overwrite_only_what_the_step_has_to_itself() -> None:
+    graph = tightfit.capture_step(Gated(), batch(0))
+    assert any(node.get("overwrites") for node in graph["nodes"])
+    held = _native.hold(json.dumps(graph).encode(), None)
+    apart = {"nodes": [{key: item for key, item in node.items() if key != "overwrites"} for node in graph["nodes"]]}
+    assert held.peak < _native.hold(json.dumps(graph | apart).encode(), None).peak
+    plan = json.loads(held.document)
+    storage = {value["id"]: value["storage"] for node in plan["nodes"] for value in node["outputs"] if value}
+    overwritten = [(node, *node["overwrites"]) for node in plan["nodes"] if node.get("overwrites")]
+    assert overwritten
+    [barrier] = [node for node in plan["nodes"] if node["op"] == "tightfit.barrier"]
+    given = [value["id"] for node in plan["nodes"] if node["op"] == "placeholder" for value in node["outputs"]]
+    owed = [*given, *barrier["inputs"], *(value["id"] for value in barrier["outputs"]), *plan["outputs"]]
+    order = {node["name"]: index for index, node in enumerate(plan["nodes"])}
+    for node, value in overwritten:
+        assert storage[value] not in {storage[other] for other in owed}
+        later = [other for other in plan["nodes"][order[node["name"]] + 1:]]
+        assert all(storage[read] != storage[value] for other in later for read in other.get("inputs", ()))

@@ -1,0 +1,118 @@
+"""Calls that write their result over an input that nobody needs any more: PyTorch's own in-place methods and `out=`.
+
+Invariant: a call is written over an input only where that was tried on tensors of its shapes, types and strides, on its
+device: the same bits came out, and no more memory was taken beside. Only operators that compute element by element, or row by row
+as softmax does, are tried at all, since what others do with overlapping memory is not defined.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+aten = torch.ops.aten
+
+# Each row of theirs is read before it is written.
+_ROWS = {aten._softmax.default, aten._log_softmax.default, aten._softmax_backward_data.default,
+         aten._log_softmax_backward_data.default}
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+@dataclass(frozen=True)
+class Overwriting:
+    """An operator that computes the same, and writes it over the argument at a position."""
+
+    overload: torch._ops.OpOverload
+    position: int
+    # The keyword of the result; an operator that always writes over its first argument has none.
+    keyword: str | None
+
+    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Sequence[Any], dict[str, Any]]:
+        """The arguments of the call that overwrites, from those of the call that does not."""
+        return args, dict(kwargs) if self.keyword is None else {**kwargs, self.keyword: args[self.position]}
+
+
+def overwriting(overload: torch._ops.OpOverload, position: int) -> Overwriting | None:
+    """How an operator is written over the argument at a position, where PyTorch has a way that needs no memory."""
+    if torch.Tag.pointwise not in overload.tags and overload not in _ROWS:
+        return None
+    schema = overload._schema
+    if len(schema.returns) != 1 or schema.is_mutable:
+        return None
+    namespace, name = schema.name.split("::")
+    if namespace != "aten":
+        return None
+    for found in _overloads(f"{name}_") if position == 0 else []:
+        if _takes(found._schema.arguments, schema):
+            return Overwriting(found, 0, None)
+    for found in _overloads(name):
+        keyword = _result(found, schema)
+        # What is generated from an operator without `out=` computes somewhere else, and copies.
+        if keyword is not None and torch.Tag.generated not in found.tags:
+            return Overwriting(found, position, keyword)
+    return None
+
+
+def _result(overload: torch._ops.OpOverload, schema: torch._C.FunctionSchema) -> str | None:
+    """The keyword for the result of an operator that takes the arguments of a schema, and a tensor to write into."""
+    *others, last = overload._schema.arguments or [None]
+    if last is None or not last.is_out or any(argument.is_out for argument in others):
+        return None
+    return last.name if _takes(others, schema) else None
+
+
+def _takes(arguments: Sequence[torch._C.Argument], schema: torch._C.FunctionSchema) -> bool:
+    """Whether arguments are those of a schema."""
+    described = [[(argument.name, str(argument.type)) for argument in each] for each in (arguments, schema.arguments)]
+    return described[0] == described[1]
+
+
+def _overloads(name: str) -> Iterator[torch._ops.OpOverload]:
+    packet = getattr(aten, name, None)
+    return (getattr(packet, overload) for overload in packet.overloads()) if packet is not None else iter(())
+
+
+def tried(overload: torch._ops.OpOverload, made: Callable[[], tuple[list[Any], dict[str, Any]]],
+          peak_of: Callable[[Callable[[], Any]], int], most: int) -> list[int]:
+    """The positions of arguments that a call can be written over. `made` makes its arguments anew; `peak_of` says how
+    many bytes a call takes, which may be `most`."""
+    positions = []
+    for position in range(len(overload._schema.arguments)):
+        how = overwriting(overload, position)
+        if how is None:
+            continue
+        args, kwargs = made()
+        if position < len(args) and isinstance(args[position], torch.Tensor):
+            taken = _taken(overload, how, args, kwargs, peak_of)
+            positions += [position] if taken is not None and taken <= most else []
+    return positions
+
+
+def _taken(overload: torch._ops.OpOverload, how: Overwriting, args: list[Any], kwargs: dict[str, Any],
+           peak_of: Callable[[Callable[[], Any]], int]) -> int | None:
+    """The bytes that a call takes where it overwrites an argument; `None` where that is not the same call."""
+    over = args[how.position]
+    others = [item for index, item in enumerate(args) if index != how.position and isinstance(item, torch.Tensor)]
+    if any(item.untyped_storage()._cdata == over.untyped_storage()._cdata for item in others):
+        return None
+    expected = overload(*args, **kwargs)
+    if not _laid_out_alike(expected, over):
+        return None
+    args, kwargs = how.call(args, kwargs)
+    try:
+        taken = peak_of(lambda: how.overload(*args, **kwargs))
+    except (RuntimeError, TypeError, NotImplementedError):
+        return None
+    return taken if torch.equal(_bits(over), _bits(expected)) else None
+
+
+def _laid_out_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return one.dtype == other.dtype and one.shape == other.shape and one.stride() == other.stride() \
+        and not one.is_complex()
+
+
+def _bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(_BITS[tensor.element_size()])
