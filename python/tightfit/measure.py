@@ -267,7 +267,7 @@ def _cuda_samples(run: Callable[[], Any], device: torch.device) -> list[float]:
 
 def prepared(call: Call, device: torch.device, there: Mapping[int, torch.Tensor] | None = None) -> Callable[[], Any]:
     """The call on tensors made for it, or on those that are there, by the positions of its inputs."""
-    tensors = _tensors(call, device, there or {})
+    tensors = _as_read(call, _tensors(call, device, there or {}))
     node = {"op": call.op, "args": call.args, "kwargs": call.kwargs}
     args, kwargs = calls.arguments(node, tensors.__getitem__, device)
     if call.op in OPTIMIZERS:
@@ -301,6 +301,15 @@ def _tensors(call: Call, device: torch.device, there: Mapping[int, torch.Tensor]
             dtype = TORCH_DTYPES[value.dtype]
             buffers[part] = _filled(end - first, dtype, device, generator, extent, packet in _PROBABILITIES)
         tensors.append(torch.as_strided(buffers[part], value.shape, value.strides, value.offset - first))
+    return tensors
+
+
+def _as_read(call: Call, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The inputs with the types that the operator asks for: the format has no integers without sign."""
+    if _packet(call.op) is aten._scaled_dot_product_flash_attention_backward and torch.version.hip is None:
+        state = {argument["value"] for argument in call.args[12:14]}
+        return [tensor.view(torch.uint64) if index in state and tensor.dtype == torch.int64 else tensor
+                for index, tensor in enumerate(tensors)]
     return tensors
 
 

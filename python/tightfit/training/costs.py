@@ -6,6 +6,7 @@ what was measured on a device by one version of PyTorch with one number of threa
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
@@ -17,11 +18,16 @@ import torch
 
 from .. import cache
 from ..calls import TORCH_DTYPES
+from ..errors import CompileError
 from ..graph import producer
 from ..measure import Call, prepared, takes_time, undisturbed, values_of
 
 # A call runs until it has taken this many seconds, at least and at most so often, and once before that counts.
 _SECONDS, _LEAST, _MOST = 0.004, 2, 12
+# What CUDA's caching allocator rounds sizes up to.
+_BLOCK = 512
+# The largest workspace that cuBLAS has by default, where PyTorch does not tell.
+_WORKSPACE = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -47,12 +53,14 @@ def costed(document: dict[str, Any], device: torch.device, arguments: Sequence[A
     those, and not with copies, for which a tight budget has no room.
 
     A call that cannot be run on made-up inputs keeps the workspace that the graph records, and has no seconds.
+    On CUDA sizes of tensors are those of the blocks that the allocator hands out for them.
     """
+    document = document | {"storages": [block(size, device) for size in document["storages"]]}
     values, storages = values_of(document), document["storages"]
     known, refused = _Known(device), {}
     there = _static(document, arguments)
     nodes = []
-    with undisturbed(device):
+    with undisturbed(device), _current(device):
         for node in document["nodes"]:
             if takes_time(node, values) and not node["op"].startswith("tightfit."):
                 call = Call.of(node, values)
@@ -68,6 +76,29 @@ def costed(document: dict[str, Any], device: torch.device, arguments: Sequence[A
             nodes.append(node)
     known.keep()
     return Costed(document | {"nodes": nodes}, refused)
+
+
+def block(size: int, device: torch.device) -> int:
+    """Bytes that PyTorch's allocator hands out for so many: CUDA's rounds up."""
+    return -(-size // _BLOCK) * _BLOCK if device.type == "cuda" else size
+
+
+def libraries(device: torch.device) -> int:
+    """Bytes that libraries keep on a device once they were called: cuBLAS and cuBLASLt have a workspace each for each
+    thread that calls them, and forward and backward pass are two; they may share it, which is not counted on."""
+    if device.type != "cuda":
+        return 0
+    names = ("_cuda_getCublasWorkspaceSize", "_cuda_getCublasLtWorkspaceSize")
+    sizes = [getattr(torch._C, name, None) for name in names]
+    if None in sizes or not torch.cuda.is_available():  # a model of fake tensors is planned without a device
+        return 2 * len(names) * _WORKSPACE
+    with _current(device):
+        return 2 * sum(size() for size in sizes)
+
+
+def _current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Events of CUDA are recorded on the device that is current."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def _static(document: dict[str, Any], arguments: Sequence[Any]) -> dict[int, torch.Tensor]:
@@ -120,13 +151,20 @@ class _Known:
                     raise LookupError("the allocator in use does not tell PyTorch's profiler what it hands out")
                 self.costs[key] = cost
                 self.is_new = True
+            except torch.AcceleratorError as error:
+                # Nothing runs on the device from here on.
+                first = (str(error).strip().splitlines() or [""])[0][:120]
+                raise CompileError(f"measuring {call.op!r} on made-up inputs stopped {self.device}: {first}; please report "
+                                   "this model") from error
             except Exception as error:  # whatever an operator makes of made-up inputs
                 first = (str(error).strip().splitlines() or [""])[0][:120]
                 self.refused[key] = f"{type(error).__name__}: {first}"
         return self.costs.get(key) or self.refused[key]
 
     def keep(self) -> None:
-        """Writes what is known to the file."""
+        """Writes what is known to the file, and gives back what the allocator keeps of the measuring."""
+        if self.is_new and self.device.type == "cuda":
+            torch.cuda.empty_cache()
         if self.is_new:
             cache.keep(self.name, json.dumps({key: [cost.seconds, cost.peak] for key, cost in self.costs.items()}))
 

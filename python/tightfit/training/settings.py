@@ -73,8 +73,12 @@ def size(given: Any, name: str) -> int:
 
 
 def device_of(tensors: list[torch.Tensor]) -> torch.device:
-    """The one device that tensors are on. Raises `OptionError` where they are on several, or none."""
-    devices = sorted({str(tensor.device) for tensor in tensors})
+    """The one device that tensors are on. Raises `OptionError` where they are on several, or none.
+
+    A single number of the processor may take part in what runs elsewhere.
+    """
+    devices = sorted({str(tensor.device) for tensor in tensors if tensor.dim() or tensor.device.type != "cpu"}
+                     or {str(tensor.device) for tensor in tensors})
     if len(devices) != 1:
         raise OptionError(f"the model and its batch are on {' and '.join(devices) or 'no device'}; a budget is for one "
                           "device: move all of them there")
