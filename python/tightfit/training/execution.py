@@ -168,7 +168,8 @@ class Step:
             try:
                 plan = self._planned(accumulated, holds, room, beside, arguments)
             except InfeasibleBudget as error:
-                refused.append(error)
+                # Its traceback knows this frame and the forward pass that goes on behind it, outputs included.
+                refused.append(error.with_traceback(None))
                 continue
             plans.append(plan)
             self.made.append(plan)

@@ -145,7 +145,9 @@ def _dropout_as_eager(graph: fx.Graph) -> None:
         with torch.no_grad():
             kept.meta["val"] = mask.meta["val"].to(value.dtype)
             noise.meta["val"] = torch.empty_like(kept.meta["val"])
-            product.meta["val"] = value * noise.meta["val"]
+            made = value * noise.meta["val"]
+            # Views of the result lie in the memory that it has.
+            product.meta["val"] = node.meta["val"] if node.meta["val"].stride() == made.stride() else made
         node.replace_all_uses_with(product)
         graph.erase_node(node)
 
