@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from .. import notebook
 from ..errors import CompileError, OptionError
 from .backend import Backend
 from .dynamo import FAILURES, capturing, isolated, translated
@@ -83,7 +84,7 @@ class PlanInfo:
     within the budget takes less than `bound_seconds` (`None` where nothing is proven). `recomputed` is how many calls
     run again. `batch` are the shapes of the batch, `accumulates` says that gradients were there when the step began,
     `trains` that there is a backward pass, and `unmeasured` names the operators that could not be measured, so that what
-    they take while they run is not known.
+    they take while they run is not known. `model` is the name of the model's class.
     """
 
     budget: int | None
@@ -97,6 +98,22 @@ class PlanInfo:
     accumulates: bool
     trains: bool
     unmeasured: list[str]
+    model: str = ""
+
+    def _repr_html_(self) -> str:
+        return notebook.table(self._title(), notebook.HEAD, notebook.figures(self))
+
+    def _title(self) -> str:
+        kind = "training" if self.trains else "evaluation"
+        added = ", gradients are added to" if self.accumulates else ""
+        return f"{self.model}, {kind} on {' and '.join(map(str, self.batch)) or 'nothing'}{added}"
+
+
+class Plans(list[PlanInfo]):
+    """Plans in the order in which they were made."""
+
+    def _repr_html_(self) -> str:
+        return "".join(plan._repr_html_() for plan in self) or notebook.table("no plans yet", (), [])
 
 
 def plans(model: nn.Module) -> list[PlanInfo]:
@@ -104,7 +121,7 @@ def plans(model: nn.Module) -> list[PlanInfo]:
     call = model._compiled_call_impl
     if not isinstance(call, Call):
         raise CompileError("the model was not compiled by tightfit.compile")
-    return [info(step, plan, step.settings.budget) for step in call.backend.steps for plan in step.made]
+    return Plans(info(step, plan, step.settings.budget) for step in call.backend.steps for plan in step.made)
 
 
 def info(step: Step, plan: Plan, budget: int | None) -> PlanInfo:
@@ -113,7 +130,7 @@ def info(step: Step, plan: Plan, budget: int | None) -> PlanInfo:
     return PlanInfo(
         budget, held.peak + plan.beside, held.unplanned_peak + plan.beside, held.seconds,
         held.unplanned_seconds, held.bound_seconds, held.recomputed, step.batch(), bool(plan.accumulated),
-        step.joint.has_backward, sorted(step.refused),
+        step.joint.has_backward, sorted(step.refused), step.name,
     )
 
 
