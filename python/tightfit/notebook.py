@@ -45,9 +45,11 @@ def figures(plan: Any) -> list[tuple[str, str, str]]:
     gap = "nothing is proven" if plan.bound_seconds is None else \
         f"{(plan.seconds - plan.bound_seconds) / plan.unplanned_seconds:.2%}" if plan.unplanned_seconds else "–"
     again = plan.recomputed if isinstance(plan.recomputed, int) else len(plan.recomputed)
+    measured = getattr(plan, "measured_peak", None)
     return [
         ("budget", bytes_(plan.budget) if plan.budget is not None else "as little as possible", ""),
         ("peak", bytes_(plan.peak), bytes_(plan.unplanned_peak)),
+        *([("peak, as measured", bytes_(measured), "")] if measured is not None else []),
         ("time of a step", seconds(plan.seconds), seconds(plan.unplanned_seconds)),
         ("no plan takes less than", seconds(plan.bound_seconds), ""),
         ("gap to that", gap, ""),

@@ -33,6 +33,7 @@ def compile(
     differentiable_outputs: bool = False,
     loss_memory: int | str | None = None,
     deadline: float = 1.0,
+    fused: bool = False,
 ) -> Module:
     """Makes each forward and backward pass of `model` stay within `budget` bytes, and returns the model.
 
@@ -53,6 +54,10 @@ def compile(
     and backward pass; by default twice what the outputs that it reads take in 32 bits. `deadline` is how many seconds
     a plan may take to be found.
 
+    With `fused=True` Inductor runs the plan's partition with fused kernels. Then gradients are equal up to rounding, and
+    **the budget is no guarantee**: it decides what is saved. The first steps are measured (`measured_peak` of `plans`),
+    and where they hold more, a warning says so once, and nothing is refused.
+
     Raises `OptionError` where an option makes no sense and `CompileError` where the model is compiled already. Calls of
     the model raise `InfeasibleBudget` where the budget is too small, with the proof, `CompileError` where the model
     cannot be captured as one graph, and `BudgetExceeded` where the loop holds what leaves too little.
@@ -65,7 +70,8 @@ def compile(
     if isinstance(model, torch._dynamo.OptimizedModule) or model._compiled_call_impl is not None:
         raise CompileError("the model is compiled already; give tightfit.compile a model as it was built, and leave "
                            "torch.compile, model.compile and torch_compile=True out")
-    asked = settings(budget, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory, deadline=deadline)
+    asked = settings(budget, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory, deadline=deadline,
+                     fused=fused)
     backend = Backend(asked, model, type(model).__name__)
     if optimizer is not None:
         backend.ledger.reserved = state_bytes(optimizer, model.parameters())
@@ -85,6 +91,7 @@ class PlanInfo:
     run again. `batch` are the shapes of the batch, `accumulates` says that gradients were there when the step began,
     `trains` that there is a backward pass, and `unmeasured` names the operators that could not be measured, so that what
     they take while they run is not known. `model` is the name of the model's class.
+    `measured_peak` are the most bytes that the first steps held, where they are measured: with `fused=True`.
     """
 
     budget: int | None
@@ -99,6 +106,7 @@ class PlanInfo:
     trains: bool
     unmeasured: list[str]
     model: str = ""
+    measured_peak: int | None = None
 
     def _repr_html_(self) -> str:
         return notebook.table(self._title(), notebook.HEAD, notebook.figures(self))
@@ -130,7 +138,7 @@ def info(step: Step, plan: Plan, budget: int | None) -> PlanInfo:
     return PlanInfo(
         budget, held.peak + plan.beside, held.unplanned_peak + plan.beside, held.seconds,
         held.unplanned_seconds, held.bound_seconds, held.recomputed, step.batch(), bool(plan.accumulated),
-        step.joint.has_backward, sorted(step.refused), step.name,
+        step.joint.has_backward, sorted(step.refused), step.name, step.measured_peak,
     )
 
 

@@ -204,12 +204,28 @@ def peak_of(run: Callable[[], Any], device: torch.device) -> int:
         run()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
+    return _followed(run)[1]
+
+
+def course_of(run: Callable[[], Any], device: torch.device) -> tuple[Any, int | None]:
+    """What a call returns, and the most bytes that it holds: on CUDA all that PyTorch has handed out there, elsewhere
+    beyond what was there when it began; `None` where somebody else profiles already."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        result = run()
+        return result, torch.cuda.max_memory_allocated(device)
+    if torch._C._autograd._profiler_enabled():
+        return run(), None
+    return _followed(run)
+
+
+def _followed(run: Callable[[], Any]) -> tuple[Any, int]:
     profiler = torch._C._profiler
     config = profiler.ProfilerConfig(profiler.ProfilerState.CPU, False, True, False, False, False,
                                      profiler._ExperimentalConfig())
     torch._C._autograd._enable_profiler_legacy(config)
     try:
-        run()
+        result = run()
     finally:
         threads = torch._C._autograd._disable_profiler_legacy()
     held = peak = 0
@@ -217,6 +233,6 @@ def peak_of(run: Callable[[], Any], device: torch.device) -> int:
         if event.kind() == "memory_alloc":
             held += event.cpu_memory_usage()
             peak = max(peak, held)
-    return peak
+    return result, peak
 
 

@@ -47,6 +47,8 @@ class Plan:
 class Step:
     """A captured graph with its plans, one for each set of gradients that are there when a step begins."""
 
+    # The most bytes that a step was seen to hold, where steps are measured.
+    measured_peak: int | None = None
     # What updates a parameter by its gradient, where that is part of the graph.
     update: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
