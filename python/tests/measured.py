@@ -148,7 +148,7 @@ class Loop:
 
 def _plans(model: nn.Module) -> list[dict[str, Any]]:
     plans = zoo.use_tightfit().plans(model)
-    fields = ("budget", "peak", "static", "unmeasured")
+    fields = ("budget", "peak", "static", "unmeasured", "measured_peak")
     return [{field: getattr(plan, field, None) for field in fields} for plan in plans]
 
 

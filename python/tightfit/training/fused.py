@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import fx
 from torch._functorch import partitioners
+from torch._guards import detect_fake_mode
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomPartitionerFn
+from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..errors import InfeasibleBudget
@@ -69,8 +71,8 @@ class FusedStep(Step):
         if self._steps >= _MEASURED:
             return run(arguments)
         given = _storages(arguments)
-        self._static = self.outside + self.reserve + sum(self._others(None, [], []).values()) + sum(
-            size for _, size in given.values()) + _gradients(arguments)
+        self._static = self.outside + sum(self._others(None, [], []).values()) + _gradients(arguments) + sum(
+            size for _, size in given.values())
         results, peak = course_of(lambda: run(arguments), self.device)
         self._made = [found for key, found in _storages(results).items() if key not in given]
         self._seen(peak, self._static)
@@ -130,6 +132,9 @@ class _Partitioner(CustomPartitionerFn):
                  static_lifetime_input_indices: Iterable[int] | None = None,
                  **_: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
         backend = self.backend
+        given = [node.meta["val"] for node in gm.graph.find_nodes(op="placeholder")]
+        # Inductor's passes leave results that lie elsewhere than their views say.
+        FakeTensorProp(gm, detect_fake_mode(given)).propagate_dont_convert_inputs(*given)
         joint = Joint.of(gm, self.arguments, num_fwd_outputs)
         self.step = step = FusedStep(joint, backend.settings, backend.ledger, self.device, backend.name, *self.outside)
         backend.steps.append(step)
