@@ -1,5 +1,5 @@
 """Reserved memory and throughput of GPT-2 medium and a Llama of a billion parameters in bfloat16 under
-`tightfit.compile`, beside eager, checkpointing of blocks, and torch.compile's memory budgets, with and without Inductor.
+`tightfit.compile`, beside eager, checkpointing of blocks, and torch.compile's memory budgets, also by Inductor.
 
 Invariant: prints figures and judges only `reserved ≤ budget`. Every row is a process of its own that has the device to
 itself, with random weights and no optimizer; processes do not take turns, since their memory would add up, so eager
@@ -92,11 +92,12 @@ class Bench:
             said = " ".join([f"{run['error']}:", *run["message"].splitlines()[:1]])
             line(self.name, label, mb(budget), share, said, *["–"] * (len(HEAD) - 5))
             return
-        reserved = max(run["first_reserved"], run["later_reserved"]) if run["mode"] == "tightfit" else run["later_reserved"]
+        is_ours = run["mode"] == "tightfit"
+        reserved = max(run["first_reserved"], run["later_reserved"]) if is_ours else run["later_reserved"]
         fits = "–" if budget is None else "yes" if reserved <= budget else f"no: {mb(reserved - budget)} MB over"
         plans = run.get("plans", [])
         line(self.name, label, mb(budget), share, mb(reserved), f"{reserved / whole:.1%}", mb(run["first_reserved"]),
-             mb(run["peak"] if run["mode"] == "tightfit" else run["later_peak"]), fits,
+             mb(run["peak"] if is_ours else run["later_peak"]), fits,
              f"{run['tokens'] / run['seconds']:,.0f}", f"{self.eager['seconds'] / run['seconds']:.3f}",
              f"{run['first_seconds']:.1f}", mb(max((plan["peak"] for plan in plans), default=None)))
         unmeasured = sorted({name for plan in plans for name in plan["unmeasured"]})
@@ -113,7 +114,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition(".")[0])
     parser.add_argument("models", nargs="*", default=list(zoo.BFLOAT16), choices=[*zoo.MODELS, []])
     parser.add_argument("--device", default="cuda")
-    parser.add_argument("--at", type=shares, default=[0.7, 0.5, 0.35], help="where budgets lie between min and eager's peak")
+    parser.add_argument("--at", type=shares, default=[0.7, 0.5, 0.35],
+                        help="where budgets lie between min and eager's peak")
     parser.add_argument("--margin", type=int, default=0,
                         help="bytes of each budget that tightfit is not told of, for what the caching allocator keeps")
     parser.add_argument("--shares", type=shares, default=[1.0, 0.5, 0.2, 0.0],
@@ -126,7 +128,8 @@ def main() -> None:
     options = parser.parse_args()
     # Blocks that cannot be split cost up to 1 MiB each; segments that grow can be split everywhere.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
-    about = measured.measure(next(iter(zoo.BFLOAT16)), "eager", tiny=True, steps=1, device=options.device, digests=False)
+    about = measured.measure(next(iter(zoo.BFLOAT16)), "eager", tiny=True, steps=1, device=options.device,
+                             digests=False)
     if "error" in about:
         raise SystemExit(f"nothing runs on {options.device}: {about['message']}")
     segments = f", {os.environ['PYTORCH_CUDA_ALLOC_CONF']}" if options.device.startswith("cuda") else ""

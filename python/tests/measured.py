@@ -159,7 +159,8 @@ def _device(device: torch.device) -> dict[str, str]:
     found = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True,
                            text=True, check=False) if shutil.which("nvidia-smi") else None
     lines = found.stdout.split() if found is not None else []
-    return {"device": torch.cuda.get_device_name(device), "driver": f"{lines[0] if lines else '?'}, CUDA {torch.version.cuda}"}
+    driver = f"{lines[0] if lines else '?'}, CUDA {torch.version.cuda}"
+    return {"device": torch.cuda.get_device_name(device), "driver": driver}
 
 
 def report(loop: Loop, options: argparse.Namespace) -> dict[str, Any]:

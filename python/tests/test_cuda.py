@@ -48,8 +48,8 @@ def joint(attention) -> Joint:
     with FakeTensorMode():
         *primals, tangent = (torch.empty(2, 4, 128, 64, device=CUDA, dtype=torch.bfloat16) for _ in range(4))
         module = make_fx(whole)(primals, [tangent])
-    for node, name in zip(module.graph.find_nodes(op="placeholder"), ["primals_1", "primals_2", "primals_3", "tangents_1"],
-                          strict=True):
+    names = ["primals_1", "primals_2", "primals_3", "tangents_1"]
+    for node, name in zip(module.graph.find_nodes(op="placeholder"), names, strict=True):
         node.name = node.target = name
     return Joint.of(module, [Argument(name, True, False) for name in "qkv"], 1)
 

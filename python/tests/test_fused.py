@@ -1,4 +1,4 @@
-"""Plans run by Inductor: gradients up to rounding, a peak that is measured, and a warning where that is above the budget.
+"""Plans run by Inductor: gradients up to rounding, a peak that is measured, and a warning where it is above the budget.
 
 Invariant: expected gradients and peaks are eager's and the counting allocator's, which know nothing of plans.
 """

@@ -19,13 +19,14 @@ import tightfit
 
 
 class Tied(nn.Module):
-    """A perceptron with a weight that is there twice, a frozen layer, buffers that are read and are not, that are in its
-    state and are not, and a layer that is called like a loss."""
+    """A perceptron with a weight that is there twice, a frozen layer, buffers that are read and are not, that are in
+    its state and are not, and a layer that is called like a loss."""
 
     def __init__(self):
         super().__init__()
         self.first, self.norm, self.frozen = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 8).requires_grad_(False)
-        self.middle, self.again, self.last, self.loss = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3), nn.Linear(3, 3)
+        self.middle, self.again = nn.Linear(8, 8), nn.Linear(8, 8)
+        self.last, self.loss = nn.Linear(8, 3), nn.Linear(3, 3)
         self.again.weight = self.middle.weight
         self.register_buffer("scale", torch.linspace(0.5, 1.5, 8), persistent=False)
         self.register_buffer("shift", torch.linspace(-1.0, 1.0, 8))
@@ -119,7 +120,8 @@ def test_what_is_not_there_or_damaged_is_said(tmp_path):
     (step / "again.safetensors").write_bytes(whole)
     assert "again.safetensors, trained.safetensors" in refused(step)
 
-    tensors, metadata = load_file(saved), {"format": "tightfit-weights/1", "step_name": "tied", "steps": "1", "seed": "1"}
+    tensors = load_file(saved)
+    metadata = {"format": "tightfit-weights/1", "step_name": "tied", "steps": "1", "seed": "1"}
     del tensors["last.bias"]
     save_file(tensors, saved, metadata)
     assert "'last.bias'" in refused(step, saved)

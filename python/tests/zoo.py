@@ -152,7 +152,8 @@ def gpt2_medium(tiny: bool) -> Workload:
     """GPT-2 medium, 355 million parameters, on 8 windows of 1,024 tokens; dropout stays on."""
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    layers, width, heads, window, batch, words = (2, 64, 2, 32, 4, VOCABULARY) if tiny else (24, 1024, 16, 1024, 8, 50257)
+    layers, width, heads, window, batch, words = (2, 64, 2, 32, 4, VOCABULARY) if tiny else \
+        (24, 1024, 16, 1024, 8, 50257)
     config = GPT2Config(n_layer=layers, n_embd=width, n_head=heads, n_positions=window, vocab_size=words,
                         bos_token_id=0, eos_token_id=0, use_cache=False)
     model = GPT2LMHeadModel(config)
@@ -165,9 +166,8 @@ def llama_1b(tiny: bool) -> Workload:
 
     layers, width, heads, inner, window, words = (2, 64, 2, 176, 32, VOCABULARY) if tiny else \
         (16, 2048, 32, 8192, 2048, 128256)
-    config = LlamaConfig(num_hidden_layers=layers, hidden_size=width, intermediate_size=inner, num_attention_heads=heads,
-                         num_key_value_heads=heads // 4 or 1, vocab_size=words, max_position_embeddings=window,
-                         tie_word_embeddings=True, use_cache=False)
+    config = LlamaConfig(num_hidden_layers=layers, hidden_size=width, intermediate_size=inner,
+                         num_attention_heads=heads, num_key_value_heads=heads // 4 or 1, vocab_size=words, max_position_embeddings=window, tie_word_embeddings=True, use_cache=False)
     model = LlamaForCausalLM(config)
     return _causal(model, model.model.layers, 4, window, words)
 
@@ -363,7 +363,8 @@ MODELS: Mapping[str, Callable[[bool], Workload]] = {**TWELVE, "gpt_small": gpt_s
 
 
 def build(name: str, *, tiny: bool = False, seed: int = 0, device: torch.device | str = "cpu") -> Workload:
-    """The model of this name on a device, with weights of this seed; `tiny` is the size that tests run on every change."""
+    """The model of this name on a device, with weights of this seed; `tiny` is the size that tests run on every
+    change."""
     torch.manual_seed(seed)
     before = torch.get_default_dtype()
     try:

@@ -55,8 +55,8 @@ def export(
     or `None` to store the tensor's present contents.
 
     With `execute=True`, `out` is a folder and receives `train.json.gz`, `eval.json.gz` (of `evaluation_batch`'s shape
-    where given), `step.json`, `weights.safetensors` where some tensor has no recipe, and `rest.safetensors` where the model's
-    state has tensors that the step does not read. `tightfit.load` reads what was trained back into a `state_dict`.
+    where given), `step.json`, `weights.safetensors` where some tensor has no recipe, and `rest.safetensors` where the
+    model's state has tensors that the step does not read. `tightfit.load` reads what was trained back into a `state_dict`.
 
     With `execute=False`, `out` is one file ending in `.json` or `.json.gz` and receives the training graph alone, for
     planning: the model may live on fake tensors and have any dtype; `optimizer=None` makes the gradients outputs.
@@ -97,7 +97,8 @@ def export(
     evaluate, more = _graph(model, loss_fn, evaluation_batch, f"{name}-eval", None, training=False)
     parameters, weights = recipes([train, evaluate], tensors | more, initialisation)
     differs, rest = state_dict_of(model, parameters)
-    step = document(name, description, parameters, chosen, entry, {"producer": producer()} | (provenance or {}), differs)
+    made_by = {"producer": producer()} | (provenance or {})
+    step = document(name, description, parameters, chosen, entry, made_by, differs)
     files = {
         path / "train.json.gz": to_gzip(train),
         path / "eval.json.gz": to_gzip(evaluate),

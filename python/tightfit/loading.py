@@ -26,7 +26,7 @@ _SAVED = "tightfit-weights/1"
 def load(step: str | os.PathLike[str], saved: str | os.PathLike[str] | None = None) -> dict[str, torch.Tensor]:
     """The parameters and buffers of an exported step after training, for `model.load_state_dict`.
 
-    `step` is the folder that `tightfit.export` wrote, and `saved` the file that `tightfit train STEP --save FILE` wrote;
+    `step` is the folder that `tightfit.export` wrote, and `saved` the file of `tightfit train STEP --save FILE`;
     without it, the one such file that lies in the folder.
 
         tightfit.export(model, loss_fn, batch, out="my-step", name="my-step", data=…)
@@ -47,8 +47,8 @@ def load(step: str | os.PathLike[str], saved: str | os.PathLike[str] | None = No
     if metadata.get("format") != _SAVED:
         raise WeightsError(f"{path} was not saved by `tightfit train`; name the file that followed --save")
     if metadata.get("step_name") != name:
-        raise WeightsError(f"{path} was saved by a run of {metadata.get('step_name')!r}, and {folder} is {name!r}; name the "
-                           "weights of this step")
+        raise WeightsError(f"{path} was saved by a run of {metadata.get('step_name')!r}, and {folder} is {name!r}; "
+                           "name the weights of this step")
     own = [key for key in recipes if key not in differs.get("foreign", ())]
     trained = _trained(folder / described.get("training", "train.json.gz"))
     wrong = [key for key in own if key in trained and (key not in found or list(found[key].shape) != trained[key])]
@@ -56,13 +56,14 @@ def load(step: str | os.PathLike[str], saved: str | os.PathLike[str] | None = No
         said = f"has no {wrong[0]!r}" if wrong[0] not in found else \
             f"has {wrong[0]!r} as {list(found[wrong[0]].shape)} and not as {trained[wrong[0]]}"
         more = f", and {len(wrong) - 1} more differ" if len(wrong) > 1 else ""
-        raise WeightsError(f"{path} {said}, which {folder} trains{more}; name the weights that this step saved, or train it "
-                           "again if it was exported anew")
+        raise WeightsError(f"{path} {said}, which {folder} trains{more}; name the weights that this step saved, or "
+                           "train it again if it was exported anew")
     # What only the evaluation reads is no part of what is trained.
     initial = {} if all(key in found for key in own) else _tensors(folder / WEIGHTS)[1]
     lost = [key for key in own if key not in found and key not in initial]
     if lost:
-        raise WeightsError(f"neither {path} nor {folder / WEIGHTS} has {lost[0]!r}; export the step again, and train it")
+        raise WeightsError(f"neither {path} nor {folder / WEIGHTS} has {lost[0]!r}; export the step again, and "
+                           "train it")
     state = {key: found[key] if key in found else initial[key] for key in own}
     state |= {key: state[first] for key, first in differs.get("tied", {}).items()}
     if (folder / REST).is_file():
@@ -89,7 +90,8 @@ def _trained(path: Path) -> dict[str, list[int]]:
     """The shapes of the parameters and buffers that a training graph reads, by name."""
     try:
         nodes = json.loads(gzip.decompress(path.read_bytes()))["nodes"]
-        return {node["parameter"]: node["outputs"][0]["shape"] for node in nodes if node["phase"] in ("parameter", "buffer")}
+        return {node["parameter"]: node["outputs"][0]["shape"] for node in nodes
+                if node["phase"] in ("parameter", "buffer")}
     except OSError as error:
         raise WeightsError(f"{path}: {error.strerror or error}; export the step again") from error
     except (ValueError, LookupError, TypeError, EOFError, zlib.error) as error:
@@ -104,7 +106,7 @@ def _only_saved(folder: Path, name: str) -> Path:
             found.append(path)
     if not found:
         raise WeightsError(f"no trained weights lie in {folder}; train with `tightfit train {folder} --save "
-                           f"{folder / 'trained.safetensors'}`, or name the file: tightfit.load({str(folder)!r}, saved=…)")
+                           f"{folder / 'trained.safetensors'}`, or name the file: tightfit.load(…, saved=…)")
     if len(found) > 1:
         names = ", ".join(path.name for path in found)
         raise WeightsError(f"several runs were saved in {folder}: {names}; name one of them: tightfit.load(…, saved=…)")

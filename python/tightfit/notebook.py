@@ -16,7 +16,8 @@ def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str
     """A table with a title: its first column are labels, and the others figures."""
     def line(tag: str, cells: Sequence[str]) -> str:
         styles = [_LEFT, *[_RIGHT] * (len(cells) - 1)]
-        return "".join(f'<{tag} style="{style}">{escape(cell)}</{tag}>' for style, cell in zip(styles, cells, strict=True))
+        return "".join(f'<{tag} style="{style}">{escape(cell)}</{tag}>'
+                       for style, cell in zip(styles, cells, strict=True))
 
     heading = f"<thead><tr>{line('th', head)}</tr></thead>" if head else ""
     body = "".join(f"<tr>{line('td', row)}</tr>" for row in rows)

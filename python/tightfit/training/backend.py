@@ -58,8 +58,9 @@ class Backend:
             else:
                 compilation = _Compilation(self, arguments, device, *outside)
                 run = aot_autograd(
-                    fw_compiler=compilation.forward, bw_compiler=compilation.backward, partition_fn=compilation.partition,
-                    inference_compiler=compilation.inference, decompositions={}, keep_inference_input_mutations=True,
+                    fw_compiler=compilation.forward, bw_compiler=compilation.backward,
+                    partition_fn=compilation.partition, inference_compiler=compilation.inference, decompositions={},
+                    keep_inference_input_mutations=True,
                 )(module, examples)
         return _with_guards(run, detached) if detached else run
 

@@ -54,7 +54,7 @@ def compile(
     and backward pass; by default twice what the outputs that it reads take in 32 bits. `deadline` is how many seconds
     a plan may take to be found.
 
-    With `fused=True` Inductor runs the plan's partition with fused kernels. Then gradients are equal up to rounding, and
+    With `fused=True` Inductor runs the plan's partition with fused kernels. Gradients are equal up to rounding, and
     **the budget is no guarantee**: it decides what is saved. The first steps are measured (`measured_peak` of `plans`),
     and where they hold more, a warning says so once, and nothing is refused.
 

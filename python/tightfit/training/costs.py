@@ -154,8 +154,8 @@ class _Known:
             except torch.AcceleratorError as error:
                 # Nothing runs on the device from here on.
                 first = (str(error).strip().splitlines() or [""])[0][:120]
-                raise CompileError(f"measuring {call.op!r} on made-up inputs stopped {self.device}: {first}; please report "
-                                   "this model") from error
+                raise CompileError(f"measuring {call.op!r} on made-up inputs stopped {self.device}: {first}; please "
+                                   "report this model") from error
             except Exception as error:  # whatever an operator makes of made-up inputs
                 first = (str(error).strip().splitlines() or [""])[0][:120]
                 self.refused[key] = f"{type(error).__name__}: {first}"

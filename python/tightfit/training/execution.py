@@ -202,7 +202,8 @@ class Step:
         """The same refusal in bytes of the whole budget, of which so many are needed for the graph."""
         beside = self.outside + self.reserve + sum(others.values())
         smallest, needed = error.smallest + beside, needed + beside
-        reasons = {"parameters and buffers that this call does not use": self.outside, **others, "reserve": self.reserve}
+        reasons = {"parameters and buffers that this call does not use": self.outside, **others,
+                   "reserve": self.reserve}
         listed = ", ".join(f"{size:,} {reason}" for reason, size in reasons.items() if size)
         listed_shapes = " and ".join(map(str, self.batch())) or "nothing"
         binding = f" It binds at {error.binding!r}." if error.binding else ""
