@@ -167,7 +167,8 @@ def llama_1b(tiny: bool) -> Workload:
     layers, width, heads, inner, window, words = (2, 64, 2, 176, 32, VOCABULARY) if tiny else \
         (16, 2048, 32, 8192, 2048, 128256)
     config = LlamaConfig(num_hidden_layers=layers, hidden_size=width, intermediate_size=inner,
-                         num_attention_heads=heads, num_key_value_heads=heads // 4 or 1, vocab_size=words, max_position_embeddings=window, tie_word_embeddings=True, use_cache=False)
+                         num_attention_heads=heads, num_key_value_heads=heads // 4 or 1, vocab_size=words,
+                         max_position_embeddings=window, tie_word_embeddings=True, use_cache=False)
     model = LlamaForCausalLM(config)
     return _causal(model, model.model.layers, 4, window, words)
 

@@ -56,7 +56,8 @@ def export(
 
     With `execute=True`, `out` is a folder and receives `train.json.gz`, `eval.json.gz` (of `evaluation_batch`'s shape
     where given), `step.json`, `weights.safetensors` where some tensor has no recipe, and `rest.safetensors` where the
-    model's state has tensors that the step does not read. `tightfit.load` reads what was trained back into a `state_dict`.
+    model's state has tensors that the step does not read. `tightfit.load` reads what was trained back into a
+    `state_dict`.
 
     With `execute=False`, `out` is one file ending in `.json` or `.json.gz` and receives the training graph alone, for
     planning: the model may live on fake tensors and have any dtype; `optimizer=None` makes the gradients outputs.

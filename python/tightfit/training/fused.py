@@ -96,9 +96,9 @@ class FusedStep(Step):
         if budget is not None and self.measured_peak > budget and not self._warned:
             self._warned = True
             warnings.warn(
-                f"a step of {self.name} held {self.measured_peak:,} bytes, {self.measured_peak - budget:,} more than the "
-                f"budget of {budget:,}: with fused=True a budget is aimed at and not guaranteed. Give a smaller one, or "
-                "leave fused=True out", RuntimeWarning, stacklevel=2,
+                f"a step of {self.name} held {self.measured_peak:,} bytes, {self.measured_peak - budget:,} more than "
+                f"the budget of {budget:,}: with fused=True a budget is aimed at and not guaranteed. Give a smaller one, "
+                "or leave fused=True out", RuntimeWarning, stacklevel=2,
             )
 
 
