@@ -97,7 +97,7 @@ class FusedStep(Step):
             self._warned = True
             warnings.warn(
                 f"a step of {self.name} held {self.measured_peak:,} bytes, {self.measured_peak - budget:,} more than "
-                f"the budget of {budget:,}: with fused=True a budget is aimed at and not guaranteed. Give a smaller one, "
+                f"the budget of {budget:,}: with fused=True a budget is aimed at, not guaranteed. Give a smaller one, "
                 "or leave fused=True out", RuntimeWarning, stacklevel=2,
             )
 
