@@ -7,6 +7,10 @@ parameters, gradients, buffers, batch, the optimizer's state and whatever else P
 process. A peak is that of forward and backward; the optimizer's own step has a figure of its own. The seed is set once,
 before the first step, and each step has another batch, so runs of different modes have the same random numbers only
 where they draw the same. Nothing here knows what a mode should reach.
+
+On CUDA the bytes are the figures of PyTorch's caching allocator, allocated and reserved; after the first step what it
+keeps for later is given back, in every mode, so that what a compiler tried out counts in the first step alone. The
+clock stops when the device is done.
 """
 
 from __future__ import annotations
@@ -16,6 +20,8 @@ import functools
 import hashlib
 import json
 import os
+import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -32,7 +38,8 @@ from torch.utils.checkpoint import checkpoint
 import allocator
 import zoo
 
-MODES = ("eager", "checkpoint", "tightfit", "aot", "inductor")
+# `blocks` is what models of transformers call gradient checkpointing.
+MODES = ("eager", "checkpoint", "blocks", "tightfit", "aot", "inductor")
 OPTIMIZERS = {
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=1e-2),
     "momentum": lambda parameters: torch.optim.SGD(parameters, lr=1e-2, momentum=0.9),
@@ -47,7 +54,7 @@ def digest(tensor: torch.Tensor | None) -> str | None:
     """SHA-256 of a tensor's bits in the order of its elements, shortened; `None` where there is none."""
     if tensor is None:
         return None
-    flat = tensor.detach().contiguous().reshape(-1).view(torch.uint8)
+    flat = tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
     return hashlib.sha256(flat.numpy()).hexdigest()[:24]
 
 
@@ -56,9 +63,12 @@ def prepare(work: zoo.Workload, options: argparse.Namespace, optimizer: torch.op
     if options.mode == "checkpoint":
         for block in work.blocks:
             block.forward = functools.partial(checkpoint, block.forward, use_reentrant=False)
+    elif options.mode == "blocks":
+        work.model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     elif options.mode == "tightfit":
         budget = int(options.budget) if options.budget.isdecimal() else options.budget
-        zoo.use_tightfit().compile(work.model, budget=budget, **({"optimizer": optimizer} if optimizer else {}))
+        more = ({"optimizer": optimizer} if optimizer else {}) | json.loads(options.more)
+        zoo.use_tightfit().compile(work.model, budget=budget, **more)
     elif options.mode in ("aot", "inductor"):
         torch._dynamo.config.fail_on_recompile_limit_hit = True
         if options.share is not None:
@@ -71,7 +81,8 @@ class Loop:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.seed = options.seed
-        self.work = zoo.build(options.name, tiny=options.tiny, seed=options.seed)
+        self.device = torch.device(options.device)
+        self.work = zoo.build(options.name, tiny=options.tiny, seed=options.seed, device=self.device)
         make = OPTIMIZERS.get(options.optimizer)
         self.optimizer = make(self.work.model.parameters()) if make else None
         prepare(self.work, options, self.optimizer)
@@ -83,13 +94,15 @@ class Loop:
         """One training step and what it was measured to take."""
         model = self.work.model
         model.zero_grad(set_to_none=True)
-        batch = self.work.batch(self.seed + self.done)
+        batch = {name: tensor.to(self.device) for name, tensor in self.work.batch(self.seed + self.done).items()}
         before = self._reset()
+        self._wait()
         began, busy = time.perf_counter(), time.process_time()
         loss = self.work.loss(model(**batch))
         loss.backward()
+        self._wait()
         record: dict[str, Any] = {"seconds": time.perf_counter() - began, "cpu_seconds": time.process_time() - busy}
-        record.update(before=before, peak=self._peak())
+        record.update(before=before, peak=self._peak(), reserved=self._reserved())
         record["loss"] = loss.item()
         if digests:
             record["gradients"] = {name: digest(parameter.grad) for name, parameter in model.named_parameters()}
@@ -103,28 +116,63 @@ class Loop:
         self.done += 1
         return record
 
+    def settle(self) -> None:
+        """Gives back what CUDA's allocator keeps and nothing uses."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _wait(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+
     def _reset(self) -> int | None:
         if not self.counted:
             return None
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+            return torch.cuda.memory_allocated(self.device)
         allocator.reset_peak()
         return allocator.current()
 
     def _peak(self) -> int | None:
-        return allocator.peak() if self.counted else None
+        if not self.counted:
+            return None
+        return torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else allocator.peak()
+
+    def _reserved(self) -> int | None:
+        """The most bytes that the allocator took of the device; on a processor it keeps nothing for later."""
+        if self.counted and self.device.type == "cuda":
+            return torch.cuda.max_memory_reserved(self.device)
+        return self._peak()
 
 
 def _plans(model: nn.Module) -> list[dict[str, Any]]:
     plans = zoo.use_tightfit().plans(model)
-    return [{field: getattr(plan, field, None) for field in ("budget", "peak", "static")} for plan in plans]
+    fields = ("budget", "peak", "static", "unmeasured", "measured_peak")
+    return [{field: getattr(plan, field, None) for field in fields} for plan in plans]
+
+
+def _device(device: torch.device) -> dict[str, str]:
+    """What the device is called, and what drives it."""
+    if device.type != "cuda":
+        return {"device": f"{platform.machine()}, {torch.get_num_threads()} threads", "driver": "–"}
+    found = subprocess.run(["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"], capture_output=True,
+                           text=True, check=False) if shutil.which("nvidia-smi") else None
+    lines = found.stdout.split() if found is not None else []
+    driver = f"{lines[0] if lines else '?'}, CUDA {torch.version.cuda}"
+    return {"device": torch.cuda.get_device_name(device), "driver": driver}
 
 
 def report(loop: Loop, options: argparse.Namespace) -> dict[str, Any]:
     """The first steps of a loop, with everything that they are compared by."""
-    steps = [loop.step(digests=True) for _ in range(options.steps)]
+    steps = [loop.step(digests=options.digests)]
+    loop.settle()
+    steps += [loop.step(digests=options.digests) for _ in range(options.steps - 1)]
     later = steps[1:] or steps
     summary: dict[str, Any] = {
         "model": options.name, "mode": options.mode, "budget": options.budget, "share": options.share,
-        "torch": torch.__version__, "threads": torch.get_num_threads(),
+        "torch": torch.__version__, "threads": torch.get_num_threads(), **_device(loop.device),
+        "tokens": sum(tensor.numel() for name, tensor in loop.work.batch(0).items() if name == "input_ids"),
         "parameters": sum(parameter.nbytes for parameter in loop.work.model.parameters()),
         "first_peak": steps[0]["peak"], "first_seconds": steps[0]["seconds"],
         "seconds": statistics.median(step["seconds"] for step in later), "steps": steps,
@@ -133,6 +181,8 @@ def report(loop: Loop, options: argparse.Namespace) -> dict[str, Any]:
     if options.counted:
         summary["later_peak"] = max(step["peak"] for step in later)
         summary["peak"] = max(step["peak"] for step in steps)
+        summary["first_reserved"] = steps[0]["reserved"]
+        summary["later_reserved"] = max(step["reserved"] for step in later)
     if options.mode == "tightfit":
         summary["plans"] = _plans(loop.work.model)
     return summary
@@ -168,7 +218,7 @@ class Worker:
         command = [sys.executable, str(Path(__file__).resolve()), name, "--mode", mode, "--serve"]
         for key, value in options.items():
             if isinstance(value, bool):
-                command += [f"--{key}"] if value else [f"--no-{key}"] if key == "counted" else []
+                command += [f"--{key}"] if value else [f"--no-{key}"] if key in ("counted", "digests") else []
             elif value is not None:
                 command += [f"--{key}", str(value)]
         self.errors = tempfile.TemporaryFile("w+")
@@ -209,7 +259,8 @@ class Worker:
 
 
 def measure(name: str, mode: str, **options: Any) -> dict[str, Any]:
-    """The report of a run in a fresh process: `budget`, `share`, `steps`, `seed`, `optimizer`, `tiny`, `counted`.
+    """The report of a run in a fresh process: `budget`, `share`, `steps`, `seed`, `optimizer`, `tiny`, `counted`,
+    `digests`, `device`, `more`.
 
     A run that raised has `error`, `message` and the exception's figures instead.
     """
@@ -240,13 +291,16 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--tiny", action="store_true", help="the size for tests")
     parser.add_argument("--counted", action=argparse.BooleanOptionalAction, default=True, help="count bytes")
+    parser.add_argument("--digests", action=argparse.BooleanOptionalAction, default=True, help="what steps computed")
+    parser.add_argument("--device", default="cpu", help="where the model is: cpu, cuda, cuda:1")
+    parser.add_argument("--more", default="{}", help="further options of tightfit.compile, as JSON")
     parser.add_argument("--serve", action="store_true", help="do another step for each line of input")
     options = parser.parse_args()
     # What else is printed in this process goes where errors go.
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)
     torch.set_num_threads(options.threads)
-    if options.counted:
+    if options.counted and torch.device(options.device).type == "cpu":
         allocator.install()
     _serve(options, out)
 

@@ -347,3 +347,28 @@ def test_an_optimizer_that_has_stepped_before_is_counted() -> None:
     assert model._compiled_call_impl.backend.ledger.states[optimizer] >= 2 * sum(
         parameter.nbytes for parameter in model.parameters())
     assert plan.trains
+
+
+def test_a_budget_for_loops_that_drop_the_outputs_holds_in_the_first_step():
+    """No plan holds the outputs, and what refused that one does not hold them either."""
+    class Classes(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.head = nn.Linear(16, 4096)
+
+        def forward(self, inputs, targets):
+            logits = self.head(inputs)
+            return functional.cross_entropy(logits, targets), logits
+
+    batch = torch.randn(256, 16), torch.randint(0, 4096, (256,))
+    model = Classes()
+    held = tightfit.plan(model, batch, "min").peak
+    tightfit.compile(model, budget=held - 4096)
+    gc.collect()
+    gc.disable()
+    try:
+        loss = model(*batch)[0]
+        loss.backward()
+    finally:
+        gc.enable()
+    assert [plan.peak < held for plan in tightfit.plans(model)] == [True]

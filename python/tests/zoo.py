@@ -9,6 +9,7 @@ logits), and those of torchvision, which return logits only, stand inside a `Wit
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -64,11 +65,11 @@ def _language(model: nn.Module, blocks: list[nn.Module], draw: Callable[[], Batc
     return Workload(model.train(), draw, lambda output: output.loss, blocks)
 
 
-def _causal(model: nn.Module, blocks: nn.ModuleList, batch: int, window: int) -> Workload:
+def _causal(model: nn.Module, blocks: nn.ModuleList, batch: int, window: int, words: int = VOCABULARY) -> Workload:
     """A language model that predicts its own input; it shifts the labels by itself."""
 
     def draw() -> Batch:
-        tokens = torch.randint(0, VOCABULARY, (batch, window))
+        tokens = torch.randint(0, words, (batch, window))
         return {"input_ids": tokens, "labels": tokens.clone()}
 
     return _language(model, list(blocks), draw)
@@ -142,6 +143,34 @@ def t5(tiny: bool) -> Workload:
         return {"input_ids": tokens, "labels": labels}
 
     return _language(model, [*model.encoder.block, *model.decoder.block], draw)
+
+
+# The two for GPUs, in bfloat16.
+
+
+def gpt2_medium(tiny: bool) -> Workload:
+    """GPT-2 medium, 355 million parameters, on 8 windows of 1,024 tokens; dropout stays on."""
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    layers, width, heads, window, batch, words = (2, 64, 2, 32, 4, VOCABULARY) if tiny else \
+        (24, 1024, 16, 1024, 8, 50257)
+    config = GPT2Config(n_layer=layers, n_embd=width, n_head=heads, n_positions=window, vocab_size=words,
+                        bos_token_id=0, eos_token_id=0, use_cache=False)
+    model = GPT2LMHeadModel(config)
+    return _causal(model, model.transformer.h, batch, window, words)
+
+
+def llama_1b(tiny: bool) -> Workload:
+    """A Llama of 1.24 billion parameters, whose embedding and head are one, on 4 windows of 2,048 tokens."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    layers, width, heads, inner, window, words = (2, 64, 2, 176, 32, VOCABULARY) if tiny else \
+        (16, 2048, 32, 8192, 2048, 128256)
+    config = LlamaConfig(num_hidden_layers=layers, hidden_size=width, intermediate_size=inner,
+                         num_attention_heads=heads, num_key_value_heads=heads // 4 or 1, vocab_size=words,
+                         max_position_embeddings=window, tie_word_embeddings=True, use_cache=False)
+    model = LlamaForCausalLM(config)
+    return _causal(model, model.model.layers, 4, window, words)
 
 
 # Models of torchvision, and others that return logits.
@@ -330,13 +359,21 @@ TWELVE: Mapping[str, Callable[[bool], Workload]] = {
     "gpt2": gpt2, "llama": llama, "qwen2": qwen2, "bert": bert, "t5": t5, "vit_b_16": vit_b_16, "resnet50": resnet50,
     "mobilenet_v3": mobilenet_v3, "convnext": convnext, "efficientnet": efficientnet, "unet": unet, "experts": experts,
 }
-MODELS: Mapping[str, Callable[[bool], Workload]] = {**TWELVE, "gpt_small": gpt_small, "lstm": lstm}
+BFLOAT16: Mapping[str, Callable[[bool], Workload]] = {"gpt2_medium": gpt2_medium, "llama_1b": llama_1b}
+MODELS: Mapping[str, Callable[[bool], Workload]] = {**TWELVE, "gpt_small": gpt_small, "lstm": lstm, **BFLOAT16}
 
 
-def build(name: str, *, tiny: bool = False, seed: int = 0) -> Workload:
-    """The model of this name with weights of this seed; `tiny` is the size that tests run on every change."""
+def build(name: str, *, tiny: bool = False, seed: int = 0, device: torch.device | str = "cpu") -> Workload:
+    """The model of this name on a device, with weights of this seed; `tiny` is the size that tests run on every
+    change."""
     torch.manual_seed(seed)
-    return MODELS[name](tiny)
+    before = torch.get_default_dtype()
+    try:
+        torch.set_default_dtype(torch.bfloat16 if name in BFLOAT16 else before)
+        with contextlib.nullcontext() if torch.device(device).type == "cpu" else torch.device(device):
+            return MODELS[name](tiny)
+    finally:
+        torch.set_default_dtype(before)
 
 
 def use_tightfit() -> Any:

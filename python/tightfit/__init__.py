@@ -22,9 +22,11 @@ if TYPE_CHECKING:
         PlanError,
         ProgramError,
         TightfitError,
+        WeightsError,
     )
     from .exporting import export
     from .graph_module import arguments, to_fx
+    from .loading import load
     from .planning import Fitted, Graph, check, fit, modules, pareto, read_graph, report, sac, shard
     from .statistics import module_info
     from .training.compiling import PlanInfo, compile, plans
@@ -46,6 +48,7 @@ _DEFINED_IN = {
     "ProgramError": "errors",
     "TightfitError": "errors",
     "TrainingStep": "training.stepping",
+    "WeightsError": "errors",
     "arguments": "graph_module",
     "capture_step": "training.studying",
     "check": "planning",
@@ -53,6 +56,7 @@ _DEFINED_IN = {
     "explain": "training.studying",
     "export": "exporting",
     "fit": "planning",
+    "load": "loading",
     "module_info": "statistics",
     "modules": "planning",
     "pareto": "planning",
@@ -80,6 +84,7 @@ __all__ = [
     "ProgramError",
     "TightfitError",
     "TrainingStep",
+    "WeightsError",
     "arguments",
     "capture_step",
     "check",
@@ -87,6 +92,7 @@ __all__ = [
     "explain",
     "export",
     "fit",
+    "load",
     "module_info",
     "modules",
     "pareto",

@@ -22,6 +22,10 @@ class GraphFileError(TightfitError):
     """A file that is not there or holds no graph, or whose graph does not suit what it is used with."""
 
 
+class WeightsError(TightfitError):
+    """Trained weights that are not there, are damaged, or are of another step."""
+
+
 class PlanError(TightfitError):
     """A plan that cannot be read, is for another graph, or breaks a rule of the checker."""
 

@@ -24,7 +24,7 @@ from .graph import producer, to_gzip, to_json
 from .measure import measured
 from .optimizer import resolve
 from .simplify import simplify
-from .step_json import WEIGHTS, Initialisation, data_entry, document, recipes
+from .step_json import REST, WEIGHTS, Initialisation, data_entry, document, recipes, state_dict_of
 from .translate import translate
 
 
@@ -55,7 +55,9 @@ def export(
     or `None` to store the tensor's present contents.
 
     With `execute=True`, `out` is a folder and receives `train.json.gz`, `eval.json.gz` (of `evaluation_batch`'s shape
-    where given), `step.json`, and `weights.safetensors` where some tensor has no recipe.
+    where given), `step.json`, `weights.safetensors` where some tensor has no recipe, and `rest.safetensors` where the
+    model's state has tensors that the step does not read. `tightfit.load` reads what was trained back into a
+    `state_dict`.
 
     With `execute=False`, `out` is one file ending in `.json` or `.json.gz` and receives the training graph alone, for
     planning: the model may live on fake tensors and have any dtype; `optimizer=None` makes the gradients outputs.
@@ -95,15 +97,17 @@ def export(
     evaluation_batch = example_batch if evaluation_batch is None else _apart(evaluation_batch)
     evaluate, more = _graph(model, loss_fn, evaluation_batch, f"{name}-eval", None, training=False)
     parameters, weights = recipes([train, evaluate], tensors | more, initialisation)
-    step = document(name, description, parameters, chosen, entry, {"producer": producer()} | (provenance or {}))
+    differs, rest = state_dict_of(model, parameters)
+    made_by = {"producer": producer()} | (provenance or {})
+    step = document(name, description, parameters, chosen, entry, made_by, differs)
     files = {
         path / "train.json.gz": to_gzip(train),
         path / "eval.json.gz": to_gzip(evaluate),
         path / "step.json": (json.dumps(step, indent=2, allow_nan=False) + "\n").encode(),
     }
-    if weights is not None:
-        files[path / WEIGHTS] = weights
-    write_all(files, stale=() if weights is not None else (path / WEIGHTS,))
+    perhaps = {path / WEIGHTS: weights, path / REST: rest}
+    files |= {file: content for file, content in perhaps.items() if content is not None}
+    write_all(files, stale=tuple(file for file, content in perhaps.items() if content is None))
     return _foreign(train, tensors, model)
 
 

@@ -283,7 +283,7 @@ def prepared(call: Call, device: torch.device, there: Mapping[int, torch.Tensor]
 def arguments(call: Call, device: torch.device,
               there: Mapping[int, torch.Tensor] | None = None) -> tuple[list[Any], dict[str, Any]]:
     """The arguments of a call, made for it or there, always the same."""
-    tensors = _tensors(call, device, there or {})
+    tensors = _as_read(call, _tensors(call, device, there or {}))
     node = {"op": call.op, "args": call.args, "kwargs": call.kwargs}
     return calls.arguments(node, tensors.__getitem__, device)
 
@@ -307,6 +307,15 @@ def _tensors(call: Call, device: torch.device, there: Mapping[int, torch.Tensor]
             dtype = TORCH_DTYPES[value.dtype]
             buffers[part] = _filled(end - first, dtype, device, generator, extent, packet in _PROBABILITIES)
         tensors.append(torch.as_strided(buffers[part], value.shape, value.strides, value.offset - first))
+    return tensors
+
+
+def _as_read(call: Call, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The inputs with the types that the operator asks for: the format has no integers without sign."""
+    if _packet(call.op) is aten._scaled_dot_product_flash_attention_backward and torch.version.hip is None:
+        state = {argument["value"] for argument in call.args[12:14]}
+        return [tensor.view(torch.uint64) if index in state and tensor.dtype == torch.int64 else tensor
+                for index, tensor in enumerate(tensors)]
     return tensors
 
 

@@ -19,7 +19,7 @@ import os
 from collections.abc import Iterable
 from typing import Any, TypeAlias
 
-from . import _native, program
+from . import _native, notebook, program
 from ._native import Fitted, Graph
 
 __all__ = ["Fitted", "Graph", "check", "fit", "modules", "pareto", "read_graph", "report", "sac", "shard"]
@@ -29,6 +29,10 @@ PlanLike: TypeAlias = "Fitted | str | os.PathLike[str] | bytes | dict[str, Any]"
 
 # What has to be measured for the processor's machine is measured in a process of its own.
 _native.starts_by(program.own())
+
+# What notebooks ask the compiled classes for.
+Fitted._repr_html_ = notebook.fitted  # type: ignore[attr-defined]
+Graph._repr_html_ = notebook.graph  # type: ignore[attr-defined]
 
 
 def read_graph(source: GraphLike) -> Graph:

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save
+from torch import nn
 
 from .errors import ExportError
 from .optimizer import Optimizer
 
 FORMAT = "tightfit-step/1"
 WEIGHTS = "weights.safetensors"
+# What a model's `state_dict` has and neither graph reads.
+REST = "rest.safetensors"
 
 Recipe = dict[str, Any]
 Initialisation = Callable[[str, torch.Tensor], Recipe | None]
@@ -46,6 +49,21 @@ def recipes(graphs: list[dict[str, Any]], tensors: dict[str, torch.Tensor],
         if "file" in chosen[name]:
             stored[name] = tensor.detach().to("cpu").contiguous().clone()
     return chosen, save(stored) if stored else None
+
+
+def state_dict_of(model: nn.Module, names: Iterable[str]) -> tuple[dict[str, Any], bytes | None]:
+    """How the `state_dict` of a model differs from what the graphs read by these names: `tied`, keys whose tensor has
+    another name there, and `foreign`, names that are no keys; and what no graph reads as a file's bytes."""
+    state = model.state_dict(keep_vars=True)
+    known = {id(tensor): name for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
+    names = list(names)
+    name_of = {key: known.get(id(tensor), key) for key, tensor in state.items()}
+    tied = {key: name for key, name in name_of.items() if name != key and name in names}
+    foreign = [name for name in names if name_of.get(name) != name]
+    rest = {key: tensor.detach().to("cpu").contiguous().clone() for key, tensor in state.items()
+            if isinstance(tensor, torch.Tensor) and name_of[key] not in names}
+    differs = {key: part for key, part in (("tied", tied), ("foreign", foreign)) if part}
+    return differs, save(rest) if rest else None
 
 
 def _checked(name: str, recipe: Recipe) -> Recipe:
@@ -78,7 +96,7 @@ def data_entry(data: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def document(name: str, description: str, parameters: dict[str, Recipe], optimizer: Optimizer,
-             data: dict[str, Any], provenance: dict[str, Any]) -> dict[str, Any]:
+             data: dict[str, Any], provenance: dict[str, Any], state_dict: dict[str, Any]) -> dict[str, Any]:
     """The whole of `step.json`."""
     return {
         "format": FORMAT,
@@ -87,6 +105,7 @@ def document(name: str, description: str, parameters: dict[str, Recipe], optimiz
         "training": "train.json.gz",
         "evaluation": "eval.json.gz",
         "parameters": parameters,
+        **({"state_dict": state_dict} if state_dict else {}),
         "optimizer": {"kind": optimizer.kind, "learning_rate": optimizer.learning_rate},
         "data": data,
         "provenance": provenance,

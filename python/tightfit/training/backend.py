@@ -48,14 +48,20 @@ class Backend:
         detached = [] if self.settings.differentiable_outputs else _detach_all_but_losses(module)
         tensors = [item for item in examples if isinstance(item, torch.Tensor)]
         device = device_of(tensors)
-        compilation = _Compilation(self, arguments, device, *_outside(self.model, tensors, device))
-        run = aot_autograd(
-            fw_compiler=compilation.forward, bw_compiler=compilation.backward, partition_fn=compilation.partition,
-            inference_compiler=compilation.inference, decompositions={}, keep_inference_input_mutations=True,
-        )
+        outside = _outside(self.model, tensors, device)
         # Loops call `backward` outside of autocast, and then eager's backward pass casts nothing by itself.
         with torch._functorch.config.patch(backward_pass_autocast="off"):
-            run = run(module, examples)
+            if self.settings.fused:
+                from .fused import fused  # it loads Inductor
+
+                run = fused(self, module, examples, arguments, device, *outside)
+            else:
+                compilation = _Compilation(self, arguments, device, *outside)
+                run = aot_autograd(
+                    fw_compiler=compilation.forward, bw_compiler=compilation.backward,
+                    partition_fn=compilation.partition, inference_compiler=compilation.inference, decompositions={},
+                    keep_inference_input_mutations=True,
+                )(module, examples)
         return _with_guards(run, detached) if detached else run
 
     @property

@@ -328,7 +328,10 @@ def _state_of(device: torch.device) -> torch.Generator:
 
 
 def _generator(device: torch.device) -> torch.Generator:
-    return torch.default_generator if device.type == "cpu" else torch.cuda.default_generators[device.index or 0]
+    if device.type == "cpu":
+        return torch.default_generator
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return torch.cuda.default_generators[index]
 
 
 def _go_back(state: torch.Generator) -> torch.Generator:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from .. import notebook
 from ..errors import CompileError, OptionError
 from .backend import Backend
 from .dynamo import FAILURES, capturing, isolated, translated
@@ -32,6 +33,7 @@ def compile(
     differentiable_outputs: bool = False,
     loss_memory: int | str | None = None,
     deadline: float = 1.0,
+    fused: bool = False,
 ) -> Module:
     """Makes each forward and backward pass of `model` stay within `budget` bytes, and returns the model.
 
@@ -52,6 +54,10 @@ def compile(
     and backward pass; by default twice what the outputs that it reads take in 32 bits. `deadline` is how many seconds
     a plan may take to be found.
 
+    With `fused=True` Inductor runs the plan's partition with fused kernels. Gradients are equal up to rounding, and
+    **the budget is no guarantee**: it decides what is saved. The first steps are measured (`measured_peak` of `plans`),
+    and where they hold more, a warning says so once, and nothing is refused.
+
     Raises `OptionError` where an option makes no sense and `CompileError` where the model is compiled already. Calls of
     the model raise `InfeasibleBudget` where the budget is too small, with the proof, `CompileError` where the model
     cannot be captured as one graph, and `BudgetExceeded` where the loop holds what leaves too little.
@@ -64,7 +70,8 @@ def compile(
     if isinstance(model, torch._dynamo.OptimizedModule) or model._compiled_call_impl is not None:
         raise CompileError("the model is compiled already; give tightfit.compile a model as it was built, and leave "
                            "torch.compile, model.compile and torch_compile=True out")
-    asked = settings(budget, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory, deadline=deadline)
+    asked = settings(budget, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory, deadline=deadline,
+                     fused=fused)
     backend = Backend(asked, model, type(model).__name__)
     if optimizer is not None:
         backend.ledger.reserved = state_bytes(optimizer, model.parameters())
@@ -83,7 +90,8 @@ class PlanInfo:
     within the budget takes less than `bound_seconds` (`None` where nothing is proven). `recomputed` is how many calls
     run again. `batch` are the shapes of the batch, `accumulates` says that gradients were there when the step began,
     `trains` that there is a backward pass, and `unmeasured` names the operators that could not be measured, so that what
-    they take while they run is not known.
+    they take while they run is not known. `model` is the name of the model's class.
+    `measured_peak` are the most bytes that the first steps held, where they are measured: with `fused=True`.
     """
 
     budget: int | None
@@ -97,6 +105,23 @@ class PlanInfo:
     accumulates: bool
     trains: bool
     unmeasured: list[str]
+    model: str = ""
+    measured_peak: int | None = None
+
+    def _repr_html_(self) -> str:
+        return notebook.table(self._title(), notebook.HEAD, notebook.figures(self))
+
+    def _title(self) -> str:
+        kind = "training" if self.trains else "evaluation"
+        added = ", gradients are added to" if self.accumulates else ""
+        return f"{self.model}, {kind} on {' and '.join(map(str, self.batch)) or 'nothing'}{added}"
+
+
+class Plans(list[PlanInfo]):
+    """Plans in the order in which they were made."""
+
+    def _repr_html_(self) -> str:
+        return "".join(plan._repr_html_() for plan in self) or notebook.table("no plans yet", (), [])
 
 
 def plans(model: nn.Module) -> list[PlanInfo]:
@@ -104,7 +129,7 @@ def plans(model: nn.Module) -> list[PlanInfo]:
     call = model._compiled_call_impl
     if not isinstance(call, Call):
         raise CompileError("the model was not compiled by tightfit.compile")
-    return [info(step, plan, step.settings.budget) for step in call.backend.steps for plan in step.made]
+    return Plans(info(step, plan, step.settings.budget) for step in call.backend.steps for plan in step.made)
 
 
 def info(step: Step, plan: Plan, budget: int | None) -> PlanInfo:
@@ -113,7 +138,7 @@ def info(step: Step, plan: Plan, budget: int | None) -> PlanInfo:
     return PlanInfo(
         budget, held.peak + plan.beside, held.unplanned_peak + plan.beside, held.seconds,
         held.unplanned_seconds, held.bound_seconds, held.recomputed, step.batch(), bool(plan.accumulated),
-        step.joint.has_backward, sorted(step.refused),
+        step.joint.has_backward, sorted(step.refused), step.name, step.measured_peak,
     )
 
 

@@ -6,6 +6,7 @@ a call may overwrite what nobody but the step itself has, and only where that wa
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import time
@@ -17,6 +18,7 @@ import torch
 
 from .. import cache, calls
 from ..calls import TORCH_DTYPES
+from ..errors import CompileError
 from ..graph import producer
 from ..measure import Call, arguments, prepared, takes_time, undisturbed, values_of
 from .inplace import tried
@@ -24,6 +26,10 @@ from .joint import BARRIER
 
 # A call runs until it has taken this many seconds, at least and at most so often, and once before that counts.
 _SECONDS, _LEAST, _MOST = 0.004, 2, 12
+# What CUDA's caching allocator rounds sizes up to.
+_BLOCK = 512
+# The largest workspace that cuBLAS has by default, where PyTorch does not tell.
+_WORKSPACE = 32 << 20
 
 
 @dataclass(frozen=True)
@@ -51,13 +57,15 @@ def costed(document: dict[str, Any], device: torch.device, given: Sequence[Any] 
     those, and not with copies, for which a tight budget has no room.
 
     A call that cannot be run on made-up inputs keeps the workspace that the graph records, and has no seconds.
+    On CUDA sizes of tensors are those of the blocks that the allocator hands out for them.
     """
+    document = document | {"storages": [block(size, device) for size in document["storages"]]}
     values, storages = values_of(document), document["storages"]
     known, refused = _Known(device), {}
     there = _static(document, given)
     shared = _shared(document, values)
     nodes = []
-    with undisturbed(device):
+    with undisturbed(device), _current(device):
         for node in document["nodes"]:
             if takes_time(node, values) and not node["op"].startswith("tightfit."):
                 call = Call.of(node, values)
@@ -84,6 +92,29 @@ def _shared(document: dict[str, Any], values: Mapping[int, Any]) -> set[int]:
             if node["op"] in ("placeholder", BARRIER)}
     owed = [value for node in document["nodes"] if node["op"] == BARRIER for value in node["inputs"]]
     return seen | {values[value].storage for value in [*owed, *document["outputs"]]}
+
+
+def block(size: int, device: torch.device) -> int:
+    """Bytes that PyTorch's allocator hands out for so many: CUDA's rounds up."""
+    return -(-size // _BLOCK) * _BLOCK if device.type == "cuda" else size
+
+
+def libraries(device: torch.device) -> int:
+    """Bytes that libraries keep on a device once they were called: cuBLAS and cuBLASLt have a workspace each for each
+    thread that calls them, and forward and backward pass are two; they may share it, which is not counted on."""
+    if device.type != "cuda":
+        return 0
+    names = ("_cuda_getCublasWorkspaceSize", "_cuda_getCublasLtWorkspaceSize")
+    sizes = [getattr(torch._C, name, None) for name in names]
+    if None in sizes or not torch.cuda.is_available():  # a model of fake tensors is planned without a device
+        return 2 * len(names) * _WORKSPACE
+    with _current(device):
+        return 2 * sum(size() for size in sizes)
+
+
+def _current(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Events of CUDA are recorded on the device that is current."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def _static(document: dict[str, Any], arguments: Sequence[Any]) -> dict[int, torch.Tensor]:
@@ -137,6 +168,11 @@ class _Known:
                     raise LookupError("the allocator in use does not tell PyTorch's profiler what it hands out")
                 self.costs[key] = replace(cost, overwrites=self._overwrites(call, max(cost.peak - results, 0)))
                 self.is_new = True
+            except torch.AcceleratorError as error:
+                # Nothing runs on the device from here on.
+                first = (str(error).strip().splitlines() or [""])[0][:120]
+                raise CompileError(f"measuring {call.op!r} on made-up inputs stopped {self.device}: {first}; please "
+                                   "report this model") from error
             except Exception as error:  # whatever an operator makes of made-up inputs
                 first = (str(error).strip().splitlines() or [""])[0][:120]
                 self.refused[key] = f"{type(error).__name__}: {first}"
@@ -150,9 +186,12 @@ class _Known:
         return tuple(tried(overload, lambda: arguments(call, self.device), lambda run: peak_of(run, self.device), most))
 
     def keep(self) -> None:
-        """Writes what is known to the file."""
+        """Writes what is known to the file, and gives back what the allocator keeps of the measuring."""
+        if self.is_new and self.device.type == "cuda":
+            torch.cuda.empty_cache()
         if self.is_new:
-            cache.keep(self.name, json.dumps({key: [cost.seconds, cost.peak, cost.overwrites] for key, cost in self.costs.items()}))
+            costs = {key: [cost.seconds, cost.peak, cost.overwrites] for key, cost in self.costs.items()}
+            cache.keep(self.name, json.dumps(costs))
 
 
 def _measured(run: Callable[[], Any], device: torch.device) -> Cost:
@@ -190,12 +229,28 @@ def peak_of(run: Callable[[], Any], device: torch.device) -> int:
         run()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
+    return _followed(run)[1]
+
+
+def course_of(run: Callable[[], Any], device: torch.device) -> tuple[Any, int | None]:
+    """What a call returns, and the most bytes that it holds: on CUDA all that PyTorch has handed out there, elsewhere
+    beyond what was there when it began; `None` where somebody else profiles already."""
+    if device.type == "cuda":
+        torch.cuda.reset_peak_memory_stats(device)
+        result = run()
+        return result, torch.cuda.max_memory_allocated(device)
+    if torch._C._autograd._profiler_enabled():
+        return run(), None
+    return _followed(run)
+
+
+def _followed(run: Callable[[], Any]) -> tuple[Any, int]:
     profiler = torch._C._profiler
     config = profiler.ProfilerConfig(profiler.ProfilerState.CPU, False, True, False, False, False,
                                      profiler._ExperimentalConfig())
     torch._C._autograd._enable_profiler_legacy(config)
     try:
-        run()
+        result = run()
     finally:
         threads = torch._C._autograd._disable_profiler_legacy()
     held = peak = 0
@@ -203,6 +258,6 @@ def peak_of(run: Callable[[], Any], device: torch.device) -> int:
         if event.kind() == "memory_alloc":
             held += event.cpu_memory_usage()
             peak = max(peak, held)
-    return peak
+    return result, peak
 
 

@@ -16,7 +16,7 @@ from torch import nn
 
 from ..errors import BudgetExceeded, InfeasibleBudget
 from .code import Code
-from .costs import costed
+from .costs import costed, libraries
 from .joint import Joint, document, is_tensor
 from .ledger import Ledger, Pending
 from .planned import Held, apart, code, held
@@ -47,6 +47,8 @@ class Plan:
 class Step:
     """A captured graph with its plans, one for each set of gradients that are there when a step begins."""
 
+    # The most bytes that a step was seen to hold, where steps are measured.
+    measured_peak: int | None = None
     # What updates a parameter by its gradient, where that is part of the graph.
     update: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
 
@@ -57,6 +59,8 @@ class Step:
         self.ledger = ledger
         self.device = device
         self.name = name
+        # Bytes that PyTorch and its libraries hold around a step.
+        self.reserve = RESERVE + libraries(device)
         # Bytes of the model's tensors that this graph does not see.
         self.outside = outside
         # References to its parameters among them.
@@ -158,7 +162,7 @@ class Step:
         taken, if there is one. Raises `InfeasibleBudget`: less than it says is needed fits in neither case, and what it
         says suffices does in both.
         """
-        beside = self.outside + RESERVE + sum(others.values())
+        beside = self.outside + self.reserve + sum(others.values())
         room = self.settings.budget - beside if self.settings.budget is not None else None
         choices = [True, False] if self.holds_outputs is None and self.joint.has_backward else [self.holds_outputs or False]
         refused: list[InfeasibleBudget] = []
@@ -170,7 +174,7 @@ class Step:
             try:
                 plan = self._planned(accumulated, holds, room, beside, arguments)
             except InfeasibleBudget as error:
-                # Its traceback would hold the frames below, and what they hold.
+                # Its traceback knows this frame and the forward pass that goes on behind it, outputs included.
                 refused.append(error.with_traceback(None))
                 continue
             plans.append(plan)
@@ -209,9 +213,10 @@ class Step:
 
     def _refusal(self, error: InfeasibleBudget, needed: int, others: Mapping[str, int]) -> InfeasibleBudget:
         """The same refusal in bytes of the whole budget, of which so many are needed for the graph."""
-        beside = self.outside + RESERVE + sum(others.values())
+        beside = self.outside + self.reserve + sum(others.values())
         smallest, needed = error.smallest + beside, needed + beside
-        reasons = {"parameters and buffers that this call does not use": self.outside, **others, "reserve": RESERVE}
+        reasons = {"parameters and buffers that this call does not use": self.outside, **others,
+                   "reserve": self.reserve}
         listed = ", ".join(f"{size:,} {reason}" for reason, size in reasons.items() if size)
         listed_shapes = " and ".join(map(str, self.batch())) or "nothing"
         binding = f" It binds at {error.binding!r}." if error.binding else ""
@@ -304,7 +309,7 @@ class Step:
             others[reason] = others.get(reason, 0) + size
         if keeps:
             others["what retain_graph=True keeps"] = plan.saved
-        beside = self.outside + RESERVE + sum(others.values())
+        beside = self.outside + self.reserve + sum(others.values())
         total = plan.held.peak + beside
         if total > self.settings.budget:
             listed = ", ".join(f"{size:,} {reason}" for reason, size in others.items())

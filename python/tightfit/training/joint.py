@@ -147,7 +147,9 @@ def _dropout_as_eager(graph: fx.Graph) -> None:
         with torch.no_grad():
             kept.meta["val"] = mask.meta["val"].to(value.dtype)
             noise.meta["val"] = torch.empty_like(kept.meta["val"])
-            product.meta["val"] = value * noise.meta["val"]
+            made = value * noise.meta["val"]
+            # Views of the result lie in the memory that it has.
+            product.meta["val"] = node.meta["val"] if node.meta["val"].stride() == made.stride() else made
         node.replace_all_uses_with(product)
         graph.erase_node(node)
 
@@ -322,7 +324,7 @@ class _Document:
                               "control flow operators and other higher-order calls out of the model")
         raw = node.meta.get("val")
         several = isinstance(raw, (tuple, list))
-        found = list(raw) if several else [raw]
+        found = [_as_written(item) for item in raw] if several else [raw]
         used = used_outputs(node) if several else {0}
         mutates = overload._schema.is_mutable
         outputs = [tensor if index in used and isinstance(tensor, torch.Tensor) else None
@@ -371,8 +373,7 @@ class _Document:
             return self._value(gradient)
         dense = _is_dense(like)
         with torch.no_grad():
-            made = torch.empty_strided(like.shape, like.stride(), dtype=value.dtype, device=value.device) if dense \
-                else value.new_empty(like.shape)
+            made = value.new_empty_strided(like.shape, like.stride()) if dense else value.new_empty(like.shape)
         name = f"gradient_{index}"
         [empty] = self.builder.node(f"{name}_empty", "aten.new_empty_strided.default", "backward",
                                     [self._value(gradient), list(made.shape), list(made.stride())], {}, [made])
@@ -403,6 +404,14 @@ def _due(joint: Joint, updates: Mapping[int, Update]) -> dict[fx.Node, list[int]
     for index, node in last.items():
         due.setdefault(node, []).append(index)
     return due
+
+
+def _as_written(result: Any) -> Any:
+    """One of several results, as the format has it: on CUDA the random state that attention returns has no sign."""
+    if isinstance(result, torch.Tensor) and result.dtype == torch.uint64:
+        with torch.no_grad():
+            return result.view(torch.int64)
+    return result
 
 
 def _storage(tensor: torch.Tensor) -> int:

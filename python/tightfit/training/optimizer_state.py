@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ..errors import OptionError
+from .costs import block
 
 
 def _adam(options: Mapping[str, Any]) -> int:
@@ -57,7 +58,7 @@ def state_bytes(optimizer: Any, parameters: Iterable[torch.Tensor]) -> int:
     if copies is None:
         raise OptionError(f"optimizer={optimizer!r} is no optimizer of PyTorch's; give the optimizer itself, its class, or "
                           f"one of {', '.join(sorted(_COPIES))}")
-    return sum(copies({}) * _size(parameter) + _STEP for parameter in trained)
+    return sum(copies({}) * _size(parameter) + block(_STEP, parameter.device) for parameter in trained)
 
 
 def _of_instance(optimizer: torch.optim.Optimizer, trained: list[torch.Tensor]) -> int:
@@ -72,7 +73,7 @@ def _of_instance(optimizer: torch.optim.Optimizer, trained: list[torch.Tensor]) 
             if state:
                 total += sum(_size(item) for item in _tensors(state) if item.device == parameter.device)
             else:
-                total += copies(group) * _size(parameter) + _STEP
+                total += copies(group) * _size(parameter) + block(_STEP, parameter.device)
     return total
 
 
@@ -88,4 +89,4 @@ def _tensors(item: Any) -> Iterable[torch.Tensor]:
 
 
 def _size(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().nbytes()
+    return block(tensor.untyped_storage().nbytes(), tensor.device)

@@ -27,6 +27,7 @@ class Settings:
     deadline: float = 1.0
     differentiable_outputs: bool = False
     loss_memory: int | None = None
+    fused: bool = False
 
     def between(self, joint: Any) -> int:
         """Bytes that a loss outside of the model takes between the two calls: as declared, or twice what the outputs
@@ -39,14 +40,16 @@ class Settings:
 
 
 def settings(budget: Any, *, differentiable_outputs: bool = False, loss_memory: Any = None,
-             deadline: Any = 1.0) -> Settings:
+             deadline: Any = 1.0, fused: Any = False) -> Settings:
     """Settings as people write them. Raises `OptionError`."""
     if isinstance(deadline, bool) or not isinstance(deadline, (int, float)) or not 0 < deadline < math.inf:
         raise OptionError(f"deadline={deadline!r} is no time; write a number of seconds such as 1.0")
     if not isinstance(differentiable_outputs, bool):
         raise OptionError(f"differentiable_outputs={differentiable_outputs!r} is neither True nor False")
+    if not isinstance(fused, bool):
+        raise OptionError(f"fused={fused!r} is neither True nor False")
     memory = None if loss_memory is None else size(loss_memory, "loss_memory")
-    return Settings(budget_bytes(budget), float(deadline), differentiable_outputs, memory)
+    return Settings(budget_bytes(budget), float(deadline), differentiable_outputs, memory, fused)
 
 
 def budget_bytes(given: Any) -> int | None:
@@ -73,8 +76,12 @@ def size(given: Any, name: str) -> int:
 
 
 def device_of(tensors: list[torch.Tensor]) -> torch.device:
-    """The one device that tensors are on. Raises `OptionError` where they are on several, or none."""
-    devices = sorted({str(tensor.device) for tensor in tensors})
+    """The one device that tensors are on. Raises `OptionError` where they are on several, or none.
+
+    A single number of the processor may take part in what runs elsewhere.
+    """
+    devices = sorted({str(tensor.device) for tensor in tensors if tensor.dim() or tensor.device.type != "cpu"}
+                     or {str(tensor.device) for tensor in tensors})
     if len(devices) != 1:
         raise OptionError(f"the model and its batch are on {' and '.join(devices) or 'no device'}; a budget is for one "
                           "device: move all of them there")

@@ -22,7 +22,7 @@ from ..errors import CompileError, InfeasibleBudget, OptionError
 from .backend import Backend
 from .compiling import PlanInfo, capturing, info, translated
 from .costs import costed
-from .execution import RESERVE, Plan, Step
+from .execution import Plan, Step
 from .joint import document
 from .optimizer_state import state_bytes
 from .planned import held
@@ -70,7 +70,7 @@ def plan(model: nn.Module, batch: Any, budget: int | str = "min", *, machine: st
     _can_be_timed(model, batch, machine)
     step = _step(model, batch, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory)
     graph = _costed(step, measure=machine is None)
-    beside = step.outside + RESERVE + (0 if optimizer is None else state_bytes(optimizer, model.parameters()))
+    beside = step.outside + step.reserve + (0 if optimizer is None else state_bytes(optimizer, model.parameters()))
     room = None if asked is None else max(asked - beside, 0)
     try:
         found = held(graph, room, deadline, machine or "a100-80gb")

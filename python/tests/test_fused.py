@@ -1,0 +1,92 @@
+"""Plans run by Inductor: gradients up to rounding, a peak that is measured, and a warning where it is above the budget.
+
+Invariant: expected gradients and peaks are eager's and the counting allocator's, which know nothing of plans.
+"""
+
+import copy
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import allocator
+import pytest
+import torch
+from torch import nn
+
+import tightfit
+
+pytestmark = pytest.mark.skipif(allocator.unavailable() is not None, reason="Inductor needs a C++ compiler")
+
+
+class Net(nn.Module):
+    """Blocks with much to save and little to compute again, and buffers that a step changes."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(16)
+        self.layers = nn.Sequential(*(nn.Sequential(nn.Linear(16, 64), nn.GELU(), nn.Linear(64, 16)) for _ in range(3)))
+
+    def forward(self, inputs):
+        return self.layers(self.norm(inputs)).square().mean()
+
+
+def test_gradients_buffers_and_accumulation_are_eagers_up_to_rounding():
+    model, (first, second) = Net(), torch.randn(2, 512, 16)
+    eager = copy.deepcopy(model)
+    least = tightfit.plan(copy.deepcopy(model), first, "min")
+    tightfit.compile(model, budget=(least.peak + least.unplanned_peak) // 2, fused=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        for batch in (first, second):
+            for one in (model, eager):
+                (one(batch) / 2).backward()
+    for (name, ours), theirs in zip(model.named_parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-7, msg=name)
+    for ours, theirs in zip(model.buffers(), eager.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    [plan] = tightfit.plans(model)
+    assert plan.recomputed > 0 and plan.measured_peak > sum(item.nbytes for item in model.parameters())
+    model.eval()
+    eager.eval()
+    with torch.no_grad():
+        torch.testing.assert_close(model(first), eager(first))
+
+
+def test_a_peak_above_the_budget_is_said_once_and_nothing_is_refused():
+    model = tightfit.compile(Net(), budget=100_000, fused=True)
+    with pytest.warns(RuntimeWarning, match="100,000") as seen:
+        for _ in range(3):
+            model(torch.randn(512, 16)).backward()
+    [plan] = tightfit.plans(model)
+    said = [str(warning.message) for warning in seen if "fused=True" in str(warning.message)]
+    assert len(said) == 1 and plan.measured_peak > plan.budget == 100_000
+    with pytest.raises(tightfit.OptionError, match="fused"):
+        tightfit.compile(Net(), budget="1GiB", fused="yes")
+
+
+COUNTS = """
+import allocator
+allocator.install()
+import torch, tightfit
+from test_fused import Net
+model, peaks = tightfit.compile(Net(), budget=10**8, fused=True), []
+batches = torch.randn(3, 512, 16).unbind()
+for batch in batches:
+    batch = batch.clone()
+    model.zero_grad()
+    allocator.reset_peak()
+    model(batch).backward()
+    peaks.append(allocator.peak())
+    del batch
+[plan] = tightfit.plans(model)
+print(max(peaks[1:]) - torch.stack(batches).nbytes, plan.measured_peak)
+"""
+
+
+def test_the_measured_peak_is_what_the_allocator_counted():
+    ran = subprocess.run([sys.executable, "-c", COUNTS], capture_output=True, text=True, check=False,
+                         cwd=Path(__file__).parent)
+    assert ran.returncode == 0, ran.stderr
+    counted, reported = map(int, ran.stdout.split())
+    assert abs(counted - reported) <= 2048
