@@ -270,13 +270,17 @@ def test_quick_calls_are_the_same_calls() -> None:
         (aten.mm.default, [matrix, matrix], {}), (aten.add.Tensor, [matrix, bias], {}), (aten.add.Tensor, [matrix, 1], {}),
         (aten.add.Scalar, [matrix, 1], {}), (aten.sum.dim_IntList, [matrix, [0], True], {}), (aten.t.default, [matrix], {}),
         (aten.gelu.default, [matrix], {"approximate": "tanh"}), (aten.native_layer_norm.default, [matrix, [4], bias, bias, 1e-5], {}),
-        (aten.view.default, [matrix, [2, 8]], {}), (aten._to_copy.default, [matrix], {"dtype": torch.bfloat16}),
+        (aten.view.default, [matrix, [2, 8]], {}), (aten.view.default, [matrix, [16]], {}),
+        (aten.permute.default, [matrix, [1, 0]], {}), (aten.sum.dim_IntList, [matrix, [0, 1]], {}), (aten.amax.default, [matrix, [1]], {}),
+        (aten._unsafe_view.default, [matrix, [2, 8]], {}), (aten.squeeze.dims, [matrix, [0]], {}),
+        (aten.split_with_sizes.default, [matrix, [1, 3]], {}), (aten.flip.default, [matrix, [0]], {}), (aten._to_copy.default, [matrix], {"dtype": torch.bfloat16}),
     ):
-        kind, what = binding.quickest(overload, args, kwargs)
-        call = getattr(args[0], what) if kind == "method" else what
+        way = binding.quickest(overload, args, kwargs)
         with pytest.raises(binding._Seen) as seen, torch.no_grad(), binding._Look():
-            call(*(args[1:] if kind == "method" else args), **kwargs)
+            way.call(args, kwargs)
         assert seen.value.operator is overload
+        given = seen.value.args_seen
+        assert [list(one) if isinstance(one, (list, tuple)) else one for one in given[1:]] == args[1:len(given)]
 
 
 def test_costs_are_those_of_the_allocator() -> None:
