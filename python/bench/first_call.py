@@ -26,8 +26,8 @@ sys.path[:0] = [str(ROOT / "python" / "tests")]
 # What tightfit does in a first call beside the capture, and where it calls that.
 STAGES = {"costs": "costed", "plan": "held", "code": "code"}
 KINDS = ("aot_eager", "tightfit", "second start")
-HEAD = ("model", "budget", "eager s", "aot_eager s", "tightfit s", "÷ aot_eager", "CPU ÷ aot_eager", "second start s", "÷ aot_eager",
-        "CPU ÷ aot_eager", "of it costs and plan s", "first start: capture s", *(f"{stage} s" for stage in STAGES))
+HEAD = ("model", "budget", "eager s", "aot_eager s", "tightfit s", "÷ aot_eager", "CPU ÷ aot_eager", "second start s",
+        "÷ aot_eager", "CPU ÷ aot_eager", "of it costs and plan s", "first start: capture s", *(f"{stage} s" for stage in STAGES))
 
 
 # In the process that is measured.
@@ -125,12 +125,16 @@ def rounds(name: str, options: argparse.Namespace) -> None:
     cells = [name, f"{budget / 1e6:.2f} MB", f"{_median(theirs, 'eager'):.2f}", f"{_median(theirs, 'seconds'):.2f}"]
     for kind in KINDS[1:]:
         ours = found[kind]
-        cells += [f"{_median(ours, 'seconds'):.2f}", f"{_paired(ours, theirs, 'seconds'):.2f}", f"{_paired(ours, theirs, 'cpu'):.2f}"]
-    first, second = ({stage: statistics.median(run["stages"].get(stage, 0.0) for run in found[kind]) for stage in STAGES}
-                     for kind in KINDS[1:])
+        ratios = (_paired(ours, theirs, key) for key in ("seconds", "cpu"))
+        cells += [f"{_median(ours, 'seconds'):.2f}", *(f"{ratio:.2f}" for ratio in ratios)]
+    first, second = (_stages(found[kind]) for kind in KINDS[1:])
     rest = [run["seconds"] - sum(run["stages"].values()) for run in found["tightfit"]]
     row(*cells, f"{second['costs'] + second['plan']:.2f}", f"{statistics.median(rest):.2f}",
         *(f"{seconds:.2f}" for seconds in first.values()))
+
+
+def _stages(runs: list[dict[str, Any]]) -> dict[str, float]:
+    return {stage: statistics.median(run["stages"].get(stage, 0.0) for run in runs) for stage in STAGES}
 
 
 def _median(runs: list[dict[str, Any]], key: str) -> float:
@@ -160,9 +164,10 @@ def main() -> None:
         [options.name] = options.models
         print(json.dumps(first_call(options)))
         return
-    print(f"First calls, forward and backward pass, {options.threads} threads, medians of {options.rounds} rounds; budgets at "
-          f"{options.share:g} between the smallest and the peak of the step as it is. `capture` is all of a first call of "
-          "tightfit that is no other stage, the step itself included.\n")
+    print(f"First calls, forward and backward pass, {options.threads} threads, medians of {options.rounds} rounds; budgets "
+          f"at {options.share:g} between the smallest and the peak of the step as it is. `capture` is all of a first call "
+          "of tightfit that is no other stage, the step itself included. `eager` is the step that each process runs "
+          "before: PyTorch's own first call of its kernels is no part of the others.\n")
     row(*HEAD)
     row(*["---"] * len(HEAD))
     for name in options.models:

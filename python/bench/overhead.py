@@ -1,7 +1,7 @@
 """What a compiled step takes beside eager's where the tensors are so small that calling operators is all the work.
 
-Invariant: prints figures and judges none. Both models have the same weights and batches, in one process, and take turns,
-a few steps each a round, in changing order: each ratio is of steps of the same round. What is timed is forward and
+Invariant: prints figures and judges none. Both models have the same weights and batches, in one process, and take
+turns, a few steps each a round, in changing order: each ratio is of steps of the same round. What is timed is forward and
 backward pass; gradients are let go in between. Seconds of the processor stand beside those of the clock, because those
 change less where others use the machine as well.
 """
@@ -26,7 +26,8 @@ import gpt  # noqa: E402
 import tightfit  # noqa: E402
 import zoo  # noqa: E402
 
-HEAD = ("threads", "calls", "of these views", "eager ms", "tightfit ms", "÷ eager", "eager CPU ms", "tightfit CPU ms", "CPU ÷ eager")
+HEAD = ("threads", "calls", "of these views", "eager ms", "tightfit ms", "÷ eager", "eager CPU ms", "tightfit CPU ms",
+        "CPU ÷ eager")
 
 
 def both(options: argparse.Namespace) -> tuple[torch.nn.Module, torch.nn.Module]:
@@ -100,8 +101,8 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=20, help="steps of a turn")
     parser.add_argument("--rounds", type=int, default=40)
     options = parser.parse_args()
-    print(f"A GPT of {options.layers} layers, width {options.width}, window {options.window}, batch {options.batch}, without "
-          f"dropout; medians of {options.rounds} rounds of {options.steps} steps, torch {torch.__version__}.\n")
+    print(f"A GPT of {options.layers} layers, width {options.width}, window {options.window}, batch {options.batch}, "
+          f"without dropout; medians of {options.rounds} rounds of {options.steps} steps, torch {torch.__version__}.\n")
     row(*HEAD)
     row(*["---"] * len(HEAD))
     for threads in options.threads:
