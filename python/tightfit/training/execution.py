@@ -166,7 +166,8 @@ class Step:
             try:
                 plan = self._planned(accumulated, holds, room, beside, arguments)
             except InfeasibleBudget as error:
-                refused.append(error)
+                # Its frames would hold what this call is to return.
+                refused.append(error.with_traceback(None))
                 continue
             plans.append(plan)
             self.made.append(plan)
