@@ -30,7 +30,7 @@ _SECONDS, _LEAST, _MOST = 0.1, 3, 100
 # Calls that are run before they count: libraries choose and prepare their kernels then.
 _WARM_UP = 2
 # Random numbers are drawn for so many elements, and repeated in larger tensors.
-_BLOCK = 1 << 20
+_BLOCK = 1 << 16
 # How many nodes a warning names.
 _NAMED = 5
 
@@ -339,9 +339,12 @@ def _filled(count: int, dtype: torch.dtype, device: torch.device, generator: tor
     if count <= _BLOCK:
         return block
     whole = torch.empty(count, dtype=dtype, device=device)
-    for begin in range(0, count, _BLOCK):
-        piece = whole[begin : begin + _BLOCK]
-        piece.copy_(block[: piece.numel()])
+    whole[:_BLOCK] = block
+    there = _BLOCK
+    while there < count:
+        # Twice as much with each copy: many small ones wait for each other's threads.
+        whole[there : 2 * there] = whole[: min(there, count - there)]
+        there *= 2
     return whole
 
 

@@ -6,10 +6,38 @@ Invariant: whatever is chosen was seen to call the same operator with the same a
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+
+@dataclass(frozen=True)
+class Way:
+    """A way to call an operator: a method of its first argument, by its name, or a function.
+
+    PyTorch reads numbers more quickly than a list of them. `lists` says what becomes of a list of numbers that stands
+    behind the first argument: it stays as it is (`"kept"`), its numbers stand by themselves (`"spread"`), or its only
+    number does (`"number"`).
+    """
+
+    method: str | None = None
+    function: Callable[..., Any] | None = None
+    lists: str = "kept"
+
+    def given(self, args: Sequence[Any]) -> list[Any]:
+        """The arguments as they are written, the first one included."""
+        if self.lists == "kept":
+            return list(args)
+        return [args[0], *args[1], *args[2:]]
+
+    def call(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Calls the operator."""
+        given = self.given(args)
+        if self.method is not None:
+            return getattr(given[0], self.method)(*given[1:], **kwargs)
+        return self.function(*given, **kwargs)
 
 
 class _Seen(Exception):
@@ -25,37 +53,42 @@ class _Look(TorchDispatchMode):
         raise _Seen(func, args, kwargs or {})
 
 
-def candidates(overload: torch._ops.OpOverload, first_is_tensor: bool) -> list[tuple[str, Any]]:
-    """Ways to call an operator, the quickest first: `("method", name)` of the first argument, or `("function", …)`."""
+def candidates(overload: torch._ops.OpOverload, args: Sequence[Any]) -> list[Way]:
+    """Ways to call an operator, the quickest first."""
     name = overload._schema.name.removeprefix("aten::")
-    found: list[tuple[str, Any]] = []
     if not overload._schema.name.startswith("aten::"):
-        return found
-    if first_is_tensor and isinstance(getattr(torch.Tensor, name, None), type(torch.Tensor.view)):
-        found.append(("method", name))
+        return []
+    found = []
+    is_method = isinstance(getattr(torch.Tensor, name, None), type(torch.Tensor.view))
+    if args and isinstance(args[0], torch.Tensor) and is_method:
+        if len(args) > 1 and isinstance(args[1], list) and args[1] and all(type(one) is int for one in args[1]):
+            if len(args) == 2:
+                found.append(Way(method=name, lists="spread"))
+            elif len(args[1]) == 1:
+                found.append(Way(method=name, lists="number"))
+        found.append(Way(method=name))
     for namespace in (torch._C._VariableFunctions, torch._C._nn):
         function = getattr(namespace, name, None)
         if function is not None:
-            found.append(("function", function))
+            found.append(Way(function=function))
     return found
 
 
-def quickest(overload: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, Any]:
+def quickest(overload: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Way:
     """The quickest way to make this call, whose tensors may be meta tensors."""
-    first_is_tensor = bool(args) and isinstance(args[0], torch.Tensor)
     wanted = _complete(overload, args, kwargs)
-    for kind, what in candidates(overload, first_is_tensor):
-        call: Callable[..., Any] = getattr(args[0], what) if kind == "method" else what
-        given = args[1:] if kind == "method" else args
+    for way in candidates(overload, args):
         try:
             with torch.no_grad(), _Look():
-                call(*given, **kwargs)
+                way.call(args, kwargs)
         except _Seen as seen:
             if seen.operator is overload and _same(_complete(overload, seen.args_seen, seen.kwargs_seen), wanted):
-                return kind, what
+                return way
         except (TypeError, RuntimeError, ValueError, NotImplementedError):
             continue
-    return "function", overload
+    # What `torch.ops` itself calls, without the frame of Python around it.
+    is_plain = type(overload) is torch._ops.OpOverload
+    return Way(function=getattr(overload, "_op", overload) if is_plain else overload)
 
 
 def _complete(overload: torch._ops.OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[Any]:

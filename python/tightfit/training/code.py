@@ -16,7 +16,7 @@ import torch
 
 from .. import calls
 from ..errors import ExportError
-from .binding import quickest
+from .binding import Way, quickest
 from .inplace import overwriting
 from .joint import BARRIER, SHOWN, UPDATE
 
@@ -61,8 +61,11 @@ class _Generator:
         self.names: dict[str, Any] = {"state_of": _state_of, "go_back": _go_back, "go_on": _go_on, "add": _add}
         self.bound: dict[Any, str] = {}
         self.described = {value["id"]: value for node in document["nodes"] for value in node["outputs"] if value is not None}
-        self.quickest: dict[Any, tuple[str, Any]] = {}
+        self.quickest: dict[Any, Way] = {}
         self.shown = {f"argument_{node['args'][1]}" for node in document["nodes"] if node["op"] == SHOWN}
+        # Values that somebody else is given.
+        self.returned = set(document["outputs"]) | {value for node in document["nodes"] if node["op"] == BARRIER
+                                                    for value in node.get("inputs", [])}
         self.again = {node["recomputes"] for node in document["nodes"] if node.get("stream") and "recomputes" in node}
 
     def run(self) -> Code:
@@ -192,10 +195,10 @@ class _Generator:
         elif all(output is None for output in outputs):
             yield call
         else:
-            yield f"results = {call}"
-            yield "; ".join(f"{_variable(output['id'])} = results[{index}]"
-                            for index, output in enumerate(outputs) if output is not None)
-            yield "del results"
+            made = [_variable(output["id"]) if output is not None else "unread" for output in outputs]
+            yield f"{', '.join(made)}, = {call}"
+            if "unread" in made:
+                yield "del unread"
         if goes_back:
             yield "go_on(now); del now"
 
@@ -209,30 +212,34 @@ class _Generator:
     def _called(self, node: Mapping[str, Any]) -> str:
         args, kwargs = calls.arguments(node, _Named)
         overload, args, kwargs = self._overload(node, args, kwargs)
-        kind, what = self._quickest(overload, args, kwargs)
-        parts = [self._argument(item) for item in args]
+        way = self._quickest(overload, args, kwargs)
+        parts = [self._argument(item) for item in way.given(args)]
         parts += [f"{name}={self._argument(item)}" for name, item in kwargs.items()]
-        if kind == "method":
-            return f"{parts[0]}.{what}({', '.join(parts[1:])})"
-        return f"{self._bound(what, 'op')}({', '.join(parts)})"
+        if way.method is not None:
+            return f"{parts[0]}.{way.method}({', '.join(parts[1:])})"
+        return f"{self._bound(way.function, 'op')}({', '.join(parts)})"
 
     def _overload(self, node: Mapping[str, Any], args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
         """The operator of a call with its arguments; where the call overwrites one of them, the operator that does."""
         if node["op"] == UPDATE and self.update is not None:
             return None, args, kwargs
-        overload = calls.overload(node["op"])
+        name = node["op"]
+        if name == "aten._unsafe_view.default" and self.returned.isdisjoint(_made(node)):
+            # The same, which is told apart by nobody but whoever is given the result.
+            name = "aten.view.default"
+        overload = calls.overload(name)
         if overload is None:
-            raise ExportError(f"PyTorch {torch.__version__} has no operator {node['op']!r}; please report this model")
+            raise ExportError(f"PyTorch {torch.__version__} has no operator {name!r}; please report this model")
         for value in node.get("overwrites", ()):
             how = overwriting(overload, args.index(_Named(value)))
             return how.overload, *how.call(args, kwargs)
         return overload, args, kwargs
 
     def _quickest(self, overload: torch._ops.OpOverload | None, args: Sequence[Any],
-                  kwargs: Mapping[str, Any]) -> tuple[str, Any]:
+                  kwargs: Mapping[str, Any]) -> Way:
         """How an operator is called with arguments of these kinds; the update of a parameter is none."""
         if overload is None:
-            return "function", self.update
+            return Way(function=self.update)
         key = overload, self._kinds(args), self._kinds(list(kwargs.items()))
         if key not in self.quickest:
             self.quickest[key] = quickest(overload, self._like(args), self._like(kwargs))
@@ -309,8 +316,11 @@ def _state_named(name: str) -> str:
 
 def _values(node: Mapping[str, Any]) -> list[int]:
     """What a call reads, and what it makes: both are let go behind it, if nobody uses them later."""
-    made = [output["id"] for output in node["outputs"] if output is not None]
-    return list(dict.fromkeys([*node.get("inputs", []), *made]))
+    return list(dict.fromkeys([*node.get("inputs", []), *_made(node)]))
+
+
+def _made(node: Mapping[str, Any]) -> list[int]:
+    return [output["id"] for output in node["outputs"] if output is not None]
 
 
 def _read(nodes: list[Mapping[str, Any]]) -> set[int]:
