@@ -39,6 +39,9 @@ def positions(overload: torch._ops.OpOverload, *args: object, most: int = 0) -> 
     (aten.where.self, (TRUTH, ROWS, COLUMNS), [1, 2]),
     (aten._log_softmax.default, (ROWS, 1, False), [0]),
     (aten._log_softmax_backward_data.default, (ROWS, COLUMNS, 1, torch.float32), [0, 1]),
+    (aten.hardswish.default, (ROWS,), [0]),  # not tagged as computing element by element
+    (aten.hardtanh_backward.default, (ROWS, COLUMNS, -1.0, 1.0), [0, 1]),
+    (aten.mse_loss_backward.default, (torch.tensor(1.0), ROWS, COLUMNS, 1), [1, 2]),
     (aten.mm.default, (ROWS, COLUMNS.T), []),  # reads what it has written
     (aten.clone.default, (ROWS,), []),  # is there to be a copy
     (aten.add.Tensor, (ROWS, COLUMNS.double()), []),  # another type comes out

@@ -15,6 +15,11 @@ import torch
 
 aten = torch.ops.aten
 
+# They compute element by element, and are not tagged so.
+_ELEMENTS = {aten.elu_backward.default, aten.hardsigmoid_backward.default, aten.hardswish.default,
+             aten.hardtanh_backward.default, aten.huber_loss_backward.default, aten.leaky_relu_backward.default,
+             aten.masked_fill.Tensor, aten.mse_loss_backward.default, aten.smooth_l1_loss_backward.default,
+             aten.softplus_backward.default}
 # Each row of theirs is read before it is written.
 _ROWS = {aten._softmax.default, aten._log_softmax.default, aten._softmax_backward_data.default,
          aten._log_softmax_backward_data.default}
@@ -37,7 +42,7 @@ class Overwriting:
 
 def overwriting(overload: torch._ops.OpOverload, position: int) -> Overwriting | None:
     """How an operator is written over the argument at a position, where PyTorch has a way that needs no memory."""
-    if torch.Tag.pointwise not in overload.tags and overload not in _ROWS:
+    if torch.Tag.pointwise not in overload.tags and overload not in _ELEMENTS | _ROWS:
         return None
     schema = overload._schema
     if len(schema.returns) != 1 or schema.is_mutable:
