@@ -58,9 +58,9 @@ mod tests {
     #[test]
     fn claims_succeed_exactly_where_every_byte_is_free() {
         const BYTES: usize = 9;
-        for (first, first_size, second, second_size) in (0..BYTES * BYTES * 16).map(|case| {
-            (case / 16 / BYTES, case / 4 % 4 + 1, case / 16 % BYTES, case % 4 + 1)
-        }) {
+        for (first, first_size, second, second_size) in (0..BYTES * BYTES * 16)
+            .map(|case| (case / 16 / BYTES, case / 4 % 4 + 1, case / 16 % BYTES, case % 4 + 1))
+        {
             let mut tenants = Tenants::default();
             assert_eq!(tenants.claim(Offset(first), Size(first_size)), Ok(()));
             let bytes: Vec<usize> = (first..first + first_size).collect();
