@@ -154,6 +154,11 @@ impl Addresses {
         self.tried(py, Allocator::close)
     }
 
+    /// The step is given up; why it was stopped, if the allocator stopped it.
+    fn stop(&self) -> Option<String> {
+        self.with(Allocator::stop).map(|error| error.to_string())
+    }
+
     /// Makes the slab as large as this, or lets it go.
     fn reserve(&self, py: Python<'_>, size: usize) -> PyResult<()> {
         self.tried(py, |allocator| allocator.reserve(Size(size)))

@@ -210,6 +210,13 @@ impl<B: Backing> Allocator<B> {
         }
     }
 
+    /// The step is given up. Returns why it was stopped, if it was stopped here.
+    pub fn stop(&mut self) -> Option<ReplayError> {
+        let failure = self.failure.take();
+        self.leave();
+        failure
+    }
+
     /// Makes the slab as large as this, or lets it go. It has to be empty.
     pub fn reserve(&mut self, size: Size) -> Result<(), ReplayError> {
         if !self.tenants.is_empty() {

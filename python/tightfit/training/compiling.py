@@ -15,6 +15,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from ..errors import CompileError, OptionError
+from .addresses import install
 from .backend import Backend
 from .dynamo import FAILURES, capturing, isolated, translated
 from .execution import Plan, Step
@@ -32,6 +33,7 @@ def compile(
     differentiable_outputs: bool = False,
     loss_memory: int | str | None = None,
     deadline: float = 1.0,
+    addresses: bool = False,
 ) -> Module:
     """Makes each forward and backward pass of `model` stay within `budget` bytes, and returns the model.
 
@@ -52,6 +54,10 @@ def compile(
     and backward pass; by default twice what the outputs that it reads take in 32 bits. `deadline` is how many seconds
     a plan may take to be found.
 
+    With `addresses=True` the budget is of the bytes *reserved* of a GPU: PyTorch's allocator is replaced for the whole
+    process, the allocations of a plan's first steps are recorded, and those of all later ones lie at planned addresses in
+    one slab. This has to be asked for before anything is on the GPU; move the model afterwards.
+
     Raises `OptionError` where an option makes no sense and `CompileError` where the model is compiled already. Calls of
     the model raise `InfeasibleBudget` where the budget is too small, with the proof, `CompileError` where the model
     cannot be captured as one graph, and `BudgetExceeded` where the loop holds what leaves too little.
@@ -64,7 +70,10 @@ def compile(
     if isinstance(model, torch._dynamo.OptimizedModule) or model._compiled_call_impl is not None:
         raise CompileError("the model is compiled already; give tightfit.compile a model as it was built, and leave "
                            "torch.compile, model.compile and torch_compile=True out")
-    asked = settings(budget, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory, deadline=deadline)
+    asked = settings(budget, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory, deadline=deadline,
+                     addresses=addresses)
+    if asked.addresses:
+        install()
     backend = Backend(asked, model, type(model).__name__)
     if optimizer is not None:
         backend.ledger.reserved = state_bytes(optimizer, model.parameters())
@@ -83,7 +92,8 @@ class PlanInfo:
     within the budget takes less than `bound_seconds` (`None` where nothing is proven). `recomputed` is how many calls
     run again. `batch` are the shapes of the batch, `accumulates` says that gradients were there when the step began,
     `trains` that there is a backward pass, and `unmeasured` names the operators that could not be measured, so that what
-    they take while they run is not known.
+    they take while they run is not known. `slab` are the bytes in which what the step makes has its addresses, once they
+    are planned.
     """
 
     budget: int | None
@@ -97,6 +107,7 @@ class PlanInfo:
     accumulates: bool
     trains: bool
     unmeasured: list[str]
+    slab: int | None = None
 
 
 def plans(model: nn.Module) -> list[PlanInfo]:
@@ -113,7 +124,7 @@ def info(step: Step, plan: Plan, budget: int | None) -> PlanInfo:
     return PlanInfo(
         budget, held.peak + plan.beside, held.unplanned_peak + plan.beside, held.seconds,
         held.unplanned_seconds, held.bound_seconds, held.recomputed, step.batch(), bool(plan.accumulated),
-        step.joint.has_backward, sorted(step.refused),
+        step.joint.has_backward, sorted(step.refused), plan.course.slab,
     )
 
 

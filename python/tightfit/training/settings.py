@@ -27,6 +27,7 @@ class Settings:
     deadline: float = 1.0
     differentiable_outputs: bool = False
     loss_memory: int | None = None
+    addresses: bool = False
 
     def between(self, joint: Any) -> int:
         """Bytes that a loss outside of the model takes between the two calls: as declared, or twice what the outputs
@@ -39,14 +40,16 @@ class Settings:
 
 
 def settings(budget: Any, *, differentiable_outputs: bool = False, loss_memory: Any = None,
-             deadline: Any = 1.0) -> Settings:
+             deadline: Any = 1.0, addresses: Any = False) -> Settings:
     """Settings as people write them. Raises `OptionError`."""
     if isinstance(deadline, bool) or not isinstance(deadline, (int, float)) or not 0 < deadline < math.inf:
         raise OptionError(f"deadline={deadline!r} is no time; write a number of seconds such as 1.0")
     if not isinstance(differentiable_outputs, bool):
         raise OptionError(f"differentiable_outputs={differentiable_outputs!r} is neither True nor False")
+    if not isinstance(addresses, bool):
+        raise OptionError(f"addresses={addresses!r} is neither True nor False")
     memory = None if loss_memory is None else size(loss_memory, "loss_memory")
-    return Settings(budget_bytes(budget), float(deadline), differentiable_outputs, memory)
+    return Settings(budget_bytes(budget), float(deadline), differentiable_outputs, memory, addresses)
 
 
 def budget_bytes(given: Any) -> int | None:
