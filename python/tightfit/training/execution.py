@@ -71,7 +71,7 @@ class Step:
         self.holds_outputs: bool | None = None
         self.refused: dict[str, str] = {}
         # Bytes of the budget that plans leave to the gaps between addresses.
-        self.margin = 0
+        self.gaps = 0
         self.calls = 0
         self._gradients = [index for index, gradient in enumerate(joint.gradients) if gradient is not None]
         self._accumulating = [index for index in self._gradients if joint.arguments[index].is_parameter]
@@ -170,11 +170,11 @@ class Step:
         passes = 2 if self.joint.has_backward else 1
         while excess := slab.begin(plan.course, passes, budget, plan.held.peak + beside):
             less = max(excess, budget // 256)
-            self.margin += less
+            self.gaps += less
             try:
                 plan = self.plan(accumulated, others, arguments)
             except InfeasibleBudget:
-                self.margin -= less
+                self.gaps -= less
                 raise too_large(self.name, budget, excess) from None
         return plan
 
@@ -195,7 +195,7 @@ class Step:
         says suffices does in both.
         """
         beside = self.outside + RESERVE + sum(others.values())
-        room = self.settings.budget - self.margin - beside if self.settings.budget is not None else None
+        room = self.settings.budget - self.gaps - beside if self.settings.budget is not None else None
         choices = [True, False] if self.holds_outputs is None and self.joint.has_backward else [self.holds_outputs or False]
         refused: list[InfeasibleBudget] = []
         for holds in choices:

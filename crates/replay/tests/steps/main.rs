@@ -1,0 +1,7 @@
+//! Steps that are recorded and replayed, against a device that keeps a table of every block.
+//! Invariant: what is judged here is judged pair by pair, by addresses alone.
+
+mod device;
+mod hostile;
+mod placed;
+mod script;
