@@ -4,7 +4,6 @@
 
 use std::sync::Arc;
 
-use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use tightfit::effort::Effort;
@@ -120,11 +119,11 @@ impl Addresses {
 #[pymethods]
 impl Addresses {
     #[new]
-    fn new(device: i32) -> PyResult<Addresses> {
+    fn new(py: Python<'_>, device: i32) -> PyResult<Addresses> {
         if !process::throws() {
             let advice = "planned addresses need the C++ standard library of GNU, by which a step \
                           is stopped; leave addresses=True out";
-            return Err(PyRuntimeError::new_err(advice));
+            return Err(errors::compilation(py, advice));
         }
         Ok(Addresses { device: Device(device) })
     }
