@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import gc
 import json
 import os
 import sys
@@ -82,10 +83,12 @@ def runs(name: str, counted: ctypes.CDLL, steps: int, shares: list[float]) -> It
     found = [eager.step(index) for index in range(steps)]
     yield "eager", found
     del eager
+    _forget()
     probe = Loop(name, counted, budget="min")
     probe.step(0)
     smallest = probe.plans()[0]["peak"]
     del probe
+    _forget()
     peak = max(step["peak"] for step in found)
     for share in shares:
         budget = smallest + int(share * (peak - smallest))
@@ -93,6 +96,13 @@ def runs(name: str, counted: ctypes.CDLL, steps: int, shares: list[float]) -> It
         steps_done = [loop.step(index) for index in range(steps)]
         yield str(share), {"budget": budget, "steps": steps_done, "plans": loop.plans()}
         del loop
+        _forget()
+
+
+def _forget() -> None:
+    """Lets go of what was compiled: its models count in what is reserved."""
+    torch._dynamo.reset()
+    gc.collect()
 
 
 def main() -> None:

@@ -131,10 +131,10 @@ impl<B: Backing> Allocator<B> {
             return;
         };
         self.counters.beside = self.counters.beside.minus(block.size);
-        let is_own = self.window.is_some_and(|window| window.thread == thread);
+        let is_beside = self.window.is_some_and(|window| window.thread != thread);
         if let Course::Record(recording) = &mut self.course {
             let recorded = block.recorded.filter(|(number, _)| *number == self.recordings);
-            recording.went(block.size, recorded.map(|(_, index)| index), is_own);
+            recording.went(block.size, recorded.map(|(_, index)| index), is_beside);
         }
         self.backing.free(address, block.size);
     }

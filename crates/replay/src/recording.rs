@@ -25,11 +25,11 @@ impl Recording {
         of
     }
 
-    /// Bytes were given back, by the step's own window or by somebody else.
-    pub fn went(&mut self, size: Size, of: Option<usize>, is_own: bool) {
+    /// Bytes were given back; by another thread than the one whose window is open, or not.
+    pub fn went(&mut self, size: Size, of: Option<usize>, is_beside: bool) {
         let made = self.allocations.len();
         if let Some((_, life)) = of.and_then(|index| self.allocations.get_mut(index)) {
-            *life = if is_own { Life::Until(made) } else { Life::Step };
+            *life = if is_beside { Life::Step } else { Life::Until(made) };
         }
         self.changes.push(Change { of, comes: false, size });
     }

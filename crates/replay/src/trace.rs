@@ -7,9 +7,11 @@ use crate::backing::Size;
 /// How long an allocation of a step is held.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Life {
-    /// It is given back within a pass, when so many allocations of the step were made.
+    /// It is given back when so many allocations of the step were made: by the pass that runs, or
+    /// while none runs.
     Until(usize),
-    /// It is given back between the passes, or behind the last one and before the next step begins.
+    /// It is given back before the next step begins, by another thread than the pass's that runs:
+    /// the next time it may be later.
     Step,
     /// It is still there when the next step begins.
     Lasting,

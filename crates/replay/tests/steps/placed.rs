@@ -128,7 +128,7 @@ fn steps_that_ask_for_other_sizes_do_not_settle() {
     let (mut allocator, _) = allocator();
     let first = record(&mut allocator, &[Request::Allocate(8)], |_| false);
     let second = record(&mut allocator, &[Request::Allocate(9)], |_| false);
-    let longer = record(&mut allocator, &[Request::Allocate(8), Request::Turn], |_| false);
+    let longer = record(&mut allocator, &[Request::Allocate(8), Request::Turn(0)], |_| false);
     assert_eq!(Settled::of(&first, &second), None);
     assert_eq!(Settled::of(&first, &longer), None);
     assert!(Settled::of(&first, &first).is_some());
@@ -142,8 +142,14 @@ fn the_longer_life_counts() {
     let held = record(&mut allocator, &script, |_| false);
     let short = record(&mut allocator, &frees, |_| false);
     let kept = record(&mut allocator, &script, |position| position == 0);
+    let beside = [Request::Allocate(8), Request::FreeBeside(0), Request::Allocate(16)];
+    let unsure = record(&mut allocator, &beside, |_| false);
+    let between = [Request::Allocate(8), Request::Turn(0), Request::Allocate(16)];
+    let turned = record(&mut allocator, &between, |_| false);
     let intervals = |one, other| Settled::of(one, other).unwrap().intervals().collect::<Vec<_>>();
     assert_eq!(intervals(&short, &short), [(0, 0, Size(8)), (1, 1, Size(16))]);
+    assert_eq!(intervals(&unsure, &unsure), [(0, 1, Size(8)), (1, 1, Size(16))]);
+    assert_eq!(intervals(&turned, &turned), [(0, 0, Size(8)), (1, 1, Size(16))]);
     assert_eq!(intervals(&held, &short), [(0, 1, Size(8)), (1, 1, Size(16))]);
     assert_eq!(intervals(&held, &kept), [(1, 1, Size(16))]);
     assert_eq!(Settled::of(&held, &kept).unwrap().beside(), Size(8));

@@ -15,8 +15,10 @@ pub enum Request {
     Beside(usize),
     /// One of the blocks that are out is given back, by its number among them.
     Free(usize),
-    /// The first pass ends, and the second begins.
-    Turn,
+    /// The same, by another thread.
+    FreeBeside(usize),
+    /// The first pass ends, one of the blocks is given back, and the second begins.
+    Turn(usize),
 }
 
 /// A tensor that is out: its position among the step's own allocations, if it is one of them.
@@ -39,7 +41,8 @@ pub fn scripts() -> impl Strategy<Value = Vec<Request>> {
         6 => (1_usize..5000).prop_map(Request::Allocate),
         1 => (1_usize..5000).prop_map(Request::Beside),
         5 => any::<usize>().prop_map(Request::Free),
-        1 => Just(Request::Turn),
+        1 => any::<usize>().prop_map(Request::FreeBeside),
+        1 => any::<usize>().prop_map(Request::Turn),
     ];
     prop::collection::vec(request, 1..60)
 }
@@ -65,15 +68,20 @@ pub fn play<B: Backing>(
                 let address = allocator.allocate(Size(size), OTHER.0, OTHER.1)?.unwrap();
                 played.out.push(Tensor { position: None, address, size });
             }
-            Request::Free(index) => {
+            Request::Free(index) | Request::FreeBeside(index) => {
                 if !played.out.is_empty() {
                     let tensor = played.out.remove(index % played.out.len());
-                    allocator.free(tensor.address, OWN.0);
+                    let is_own = matches!(request, Request::Free(_));
+                    allocator.free(tensor.address, if is_own { OWN.0 } else { OTHER.0 });
                 }
             }
-            Request::Turn => {
+            Request::Turn(index) => {
                 if !turned {
                     allocator.close()?;
+                    if !played.out.is_empty() {
+                        let tensor = played.out.remove(index % played.out.len());
+                        allocator.free(tensor.address, OTHER.0);
+                    }
                     allocator.open(OWN.0, OWN.1)?;
                     turned = true;
                 }
