@@ -8,9 +8,9 @@ use std::sync::Arc;
 
 use crate::backing::{Address, Backing, Size};
 use crate::error::ReplayError;
-use crate::placement::{Offset, Placement};
+use crate::placement::Placement;
 use crate::recording::Recording;
-use crate::tenants::Tenants;
+use crate::tenants::{Offset, Tenants};
 use crate::trace::Trace;
 
 /// A thread of the process.

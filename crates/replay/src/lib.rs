@@ -28,5 +28,6 @@ pub use allocator::{Allocator, Counters, Stream, Thread};
 pub use backing::{Address, Backing, OutOfMemory, Size};
 pub use error::ReplayError;
 pub use host::Host;
-pub use placement::{ALIGNMENT, MisplacedError, Offset, Placement};
+pub use placement::{ALIGNMENT, MisplacedError, Placement};
+pub use tenants::Offset;
 pub use trace::{Life, Settled, Trace};

@@ -5,16 +5,12 @@
 use thiserror::Error;
 
 use crate::backing::Size;
-use crate::tenants::Tenants;
+use crate::tenants::{Offset, Tenants};
 use crate::trace::{Life, Settled};
 
 /// Offsets are multiples of this: PyTorch's own allocator for CUDA aligns to as much, and kernels
 /// choose their code by it.
 pub const ALIGNMENT: usize = 512;
-
-/// A place in the slab, in bytes from its beginning.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Offset(pub usize);
 
 /// Why offsets are none for these allocations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Error)]

@@ -3,7 +3,10 @@
 use std::collections::BTreeMap;
 
 use crate::backing::Size;
-use crate::placement::Offset;
+
+/// A place in the slab, in bytes from its beginning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Offset(pub usize);
 
 /// Ranges of the slab that somebody holds.
 #[derive(Debug, Default)]

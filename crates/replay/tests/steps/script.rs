@@ -47,7 +47,8 @@ pub fn scripts() -> impl Strategy<Value = Vec<Request>> {
     prop::collection::vec(request, 1..60)
 }
 
-/// Plays a step; what it leaves behind is in the result. After each request `look` sees what is out.
+/// Plays a step; what it leaves behind is in the result. After each request `look` sees what is
+/// out.
 pub fn play<B: Backing>(
     allocator: &mut Allocator<B>,
     script: &[Request],
