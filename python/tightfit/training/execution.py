@@ -206,7 +206,8 @@ class Step:
             try:
                 plan = self._planned(accumulated, holds, room, beside, arguments)
             except InfeasibleBudget as error:
-                refused.append(error)
+                # Its traceback would hold the frames below, and what they hold.
+                refused.append(error.with_traceback(None))
                 continue
             plans.append(plan)
             self.made.append(plan)
