@@ -35,7 +35,7 @@ class Loop:
         self.work = zoo.build(name, tiny=True, seed=0)
         self.optimizer = torch.optim.SGD(self.work.model.parameters(), lr=1e-2)
         if options:
-            tightfit.compile(self.work.model, addresses=True, **options)
+            tightfit.compile(self.work.model, addresses=True, deadline=0.2, **options)
         torch.manual_seed(1)
 
     def step(self, index: int, batch: dict[str, torch.Tensor] | None = None) -> dict[str, Any]:

@@ -62,8 +62,9 @@ class Course:
         self.last = trace if self.placement is None else None
 
     def forget(self) -> None:
-        """The step does other things than it was recorded to do."""
+        """The step does other things than it was recorded to do: it is to be recorded anew."""
         self.last = self.placement = None
+        self.recorded = 0
 
     @property
     def slab(self) -> int | None:
@@ -87,6 +88,9 @@ class Slab:
         many bytes its addresses are too many for the budget: then it has not begun."""
         self._end()
         now = self.native.counters()
+        if now["held"]:
+            # What the last step left there outlasts it.
+            self._course.forget()
         placement = course.placement
         if placement is None:
             self._record(course, passes, budget, planned, now)
