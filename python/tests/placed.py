@@ -98,7 +98,7 @@ def _forget() -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition(":")[0])
     parser.add_argument("name", choices=zoo.MODELS)
-    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--share", type=float, default=0.9, help="the budget, as a share of eager's peak")
     options = parser.parse_args()
     out = os.fdopen(os.dup(1), "w")
