@@ -226,6 +226,11 @@ def test_accumulation_goes_on_beside_what_lasts(loops: dict[str, Any]):
     assert all(loops["same"]) and all(loops["accumulated"])
 
 
+def test_addresses_are_asked_for_with_true_or_false():
+    with pytest.raises(tightfit.OptionError, match="addresses='yes' is neither True nor False"):
+        tightfit.compile(torch.nn.Linear(4, 1), budget="1MiB", addresses="yes")
+
+
 def test_without_cuda_nobody_is_promised_addresses():
     model = tightfit.compile(torch.nn.Linear(4, 1), budget="1MiB", addresses=True)
     if torch.cuda.is_available():
