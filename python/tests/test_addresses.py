@@ -139,6 +139,22 @@ def refusal(call):
 
 found = {}
 
+# What the ledger of the model does not know of takes room from its slab.
+model = compiled("640KiB")
+found["alone"] = [step(model, 256) for _ in range(4)]
+extra = torch.empty(120_000, dtype=torch.uint8)
+model.zero_grad()
+found["beside"] = [step(model, 256) for _ in range(8)]
+_native.Addresses(-1).reset_peak()
+found["beside"].append(step(model, 256))
+found["peak"] = counters()["peak"]
+extra = torch.empty(1 << 20, dtype=torch.uint8)
+model.zero_grad()
+found["too large"] = refusal(lambda: step(model, 256))
+model.zero_grad()
+del model, extra
+placed._forget()
+
 # The first step of a shape finds out whether its outputs are held.
 model = compiled("600KiB")
 found["first"] = [step(model, 256) for _ in range(5)]
@@ -197,6 +213,14 @@ def loops() -> dict[str, Any]:
 
 def test_nothing_overlaps_in_any_loop(loops: dict[str, Any]):
     assert loops["overlaps"] == loops["strays"] == 0
+
+
+def test_a_plan_of_fewer_bytes_is_made_where_the_slab_is_too_large(loops: dict[str, Any]):
+    assert loops["alone"] == [False, False, False, True]
+    # Each plan is recorded twice before it is known whether its slab fits.
+    assert loops["beside"][:2] == [False, False] and loops["beside"][-2:] == [True, True]
+    assert loops["peak"] <= 640 << 10
+    assert loops["too large"].startswith("BudgetExceeded: a step of Sequential would reserve ")
 
 
 def test_a_step_over_what_another_one_left_is_refused(loops: dict[str, Any]):
