@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .errors import (
+        AllocationError,
         BudgetExceeded,
         CompileError,
         ExportError,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
 
 # Where each public name is defined. No file is called like a name that it defines: loading it would hide the name.
 _DEFINED_IN = {
+    "AllocationError": "errors",
     "BudgetExceeded": "errors",
     "CompileError": "errors",
     "ExportError": "errors",
@@ -71,6 +73,7 @@ _DEFINED_IN = {
 }
 
 __all__ = [
+    "AllocationError",
     "BudgetExceeded",
     "CompileError",
     "ExportError",

@@ -109,6 +109,61 @@ class Fitted:
     def to_json(self) -> str:
         """The schedule as a document: tightfit-plan/1."""
 
+@final
+class Trace:
+    """What a recorded step asked for."""
+
+    @property
+    def passes(self) -> int:
+        """How many passes the step had."""
+    @property
+    def allocations(self) -> int:
+        """How many allocations it made."""
+
+@final
+class Placement:
+    """Where each allocation of a step lies, checked."""
+
+    @property
+    def slab(self) -> int:
+        """Bytes of the slab that it needs."""
+    @property
+    def placed(self) -> int:
+        """How many allocations lie in it."""
+    @property
+    def beside(self) -> int:
+        """The most bytes that the step takes beside the slab."""
+    @property
+    def peak(self) -> int:
+        """The most bytes that the step takes without a slab."""
+
+@final
+class Addresses:
+    """The allocator of one device: the number of a device of CUDA, or -1 for the memory of this computer."""
+
+    def __init__(self, device: int) -> None: ...
+    def record(self) -> None:
+        """A step begins that is to be recorded."""
+    def replay(self, placement: Placement) -> None:
+        """A step begins that is to be replayed."""
+    def leave(self) -> Trace | None:
+        """The step that was begun is over; what was recorded of it."""
+    def open(self, stream: int) -> None:
+        """A pass of the step begins on the calling thread and on this stream."""
+    def close(self) -> None:
+        """The pass has ended."""
+    def stop(self) -> str | None:
+        """The step is given up; why it was stopped, if the allocator stopped it."""
+    def reserve(self, size: int) -> None:
+        """Makes the slab as large as this, or lets it go."""
+    def reset_peak(self) -> None:
+        """The peak starts again from what is reserved now."""
+    def counters(self) -> dict[str, int]:
+        """What is reserved, and what was done so far."""
+
+def lay_out(first: Trace, second: Trace) -> Placement | None:
+    """Lays out two recordings of a step that agree; `None` where they do not."""
+
 _Graph = Graph | str | os.PathLike[str] | bytes | dict[str, Any]
 _Plan = Fitted | str | os.PathLike[str] | bytes | dict[str, Any]
 

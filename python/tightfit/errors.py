@@ -75,5 +75,10 @@ class BudgetExceeded(TightfitError):
         self.needed = needed
 
 
+class AllocationError(TightfitError):
+    """A step with planned addresses that asked for other memory than it did when it was recorded, or found its place
+    taken. It was stopped before anything was overwritten."""
+
+
 class CompileError(TightfitError):
     """A model that cannot be compiled as one graph, or was compiled otherwise already."""

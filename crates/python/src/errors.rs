@@ -37,6 +37,16 @@ pub fn option(py: Python<'_>, message: &str) -> PyErr {
     raise(py, "OptionError", message)
 }
 
+/// A step that asks for other memory than it did when it was recorded.
+pub fn allocation(py: Python<'_>, message: &str) -> PyErr {
+    raise(py, "AllocationError", message)
+}
+
+/// A model that cannot be compiled as it was asked for.
+pub fn compilation(py: Python<'_>, message: &str) -> PyErr {
+    raise(py, "CompileError", message)
+}
+
 /// A panic: a mistake in this package, whatever the input was.
 pub fn of_panic(py: Python<'_>, said: &str) -> PyErr {
     raise(py, "TightfitError", &format!("tightfit made a mistake; please report this: {said}"))

@@ -4,6 +4,7 @@
 //! what they answer becomes Python's objects or exceptions. No panic crosses, and Python's lock is
 //! not held while a crate below works.
 
+mod addresses;
 mod attend;
 mod errors;
 mod fit;
@@ -29,6 +30,8 @@ mod _native {
     #[pymodule_export]
     #[expect(non_upper_case_globals, reason = "Python's name for it")]
     const __version__: &str = env!("CARGO_PKG_VERSION");
+    #[pymodule_export]
+    use super::addresses::{Addresses, Placement, Trace, lay_out};
     #[pymodule_export]
     use super::fit::{Fitted, fit};
     #[pymodule_export]

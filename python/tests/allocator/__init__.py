@@ -19,6 +19,7 @@ from pathlib import Path
 import torch
 
 SOURCE = Path(__file__).with_name("counting.cpp")
+PLACING = SOURCE.with_name("placing.cpp")
 _library: ctypes.CDLL | None = None
 
 
@@ -41,7 +42,7 @@ def unavailable() -> str | None:
     return None
 
 
-def build() -> Path:
+def build(source: Path = SOURCE) -> Path:
     """The compiled library, made if it is not in the cache."""
     if reason := unavailable():
         raise Unavailable(reason)
@@ -49,7 +50,7 @@ def build() -> Path:
     command = [compiler(), "-std=c++20", "-O2", "-shared", "-fPIC", f"-I{package / 'include'}"]
     command += ["-undefined", "dynamic_lookup"] if sys.platform == "darwin" else []
     link = [f"-L{package / 'lib'}", "-lc10", f"-Wl,-rpath,{package / 'lib'}"]
-    key = hashlib.sha256("\0".join([*command, *link, torch.__version__]).encode() + SOURCE.read_bytes()).hexdigest()
+    key = hashlib.sha256("\0".join([*command, *link, torch.__version__]).encode() + source.read_bytes()).hexdigest()
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "tightfit" / "allocator"
     library = folder / f"{key[:32]}.so"
     if library.exists():
@@ -58,11 +59,22 @@ def build() -> Path:
     # Several processes may compile at once: each into a file of its own, and the name appears with the whole library.
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
         made = Path(scratch) / library.name
-        command += [str(SOURCE), "-o", str(made), *link]
+        command += [str(source), "-o", str(made), *link]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         if done.returncode != 0:
-            raise Unavailable(f"{command[0]} could not compile {SOURCE.name}:\n{done.stderr.strip()[-2000:]}")
+            raise Unavailable(f"{command[0]} could not compile {source.name}:\n{done.stderr.strip()[-2000:]}")
         os.replace(made, library)
+    return library
+
+
+def place(alloc: int, free: int) -> ctypes.CDLL:
+    """Puts the functions at these addresses in place of c10's allocator. The library's `tightfit_overlaps` says how many
+    blocks they gave out where another one lay, and `tightfit_live` how many bytes are out."""
+    library = ctypes.CDLL(str(build(PLACING)))
+    library.tightfit_place.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
+    for name in ("live", "overlaps"):
+        getattr(library, f"tightfit_{name}").restype = ctypes.c_int64
+    library.tightfit_place(alloc, free)
     return library
 
 

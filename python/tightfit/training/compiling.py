@@ -16,6 +16,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from .. import notebook
 from ..errors import CompileError, OptionError
+from .addresses import install
 from .backend import Backend
 from .dynamo import FAILURES, capturing, isolated, translated
 from .execution import Plan, Step
@@ -34,6 +35,7 @@ def compile(
     loss_memory: int | str | None = None,
     deadline: float = 1.0,
     fused: bool = False,
+    addresses: bool = False,
 ) -> Module:
     """Makes each forward and backward pass of `model` stay within `budget` bytes, and returns the model.
 
@@ -58,6 +60,10 @@ def compile(
     **the budget is no guarantee**: it decides what is saved. The first steps are measured (`measured_peak` of `plans`),
     and where they hold more, a warning says so once, and nothing is refused.
 
+    With `addresses=True` the budget is of the bytes *reserved* of a GPU: PyTorch's allocator is replaced for the whole
+    process, the allocations of a plan's first steps are recorded, and those of all later ones lie at planned addresses in
+    one slab. This has to be asked for before anything is on the GPU; move the model afterwards.
+
     Raises `OptionError` where an option makes no sense and `CompileError` where the model is compiled already. Calls of
     the model raise `InfeasibleBudget` where the budget is too small, with the proof, `CompileError` where the model
     cannot be captured as one graph, and `BudgetExceeded` where the loop holds what leaves too little.
@@ -71,7 +77,9 @@ def compile(
         raise CompileError("the model is compiled already; give tightfit.compile a model as it was built, and leave "
                            "torch.compile, model.compile and torch_compile=True out")
     asked = settings(budget, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory, deadline=deadline,
-                     fused=fused)
+                     fused=fused, addresses=addresses)
+    if asked.addresses:
+        install()
     backend = Backend(asked, model, type(model).__name__)
     if optimizer is not None:
         backend.ledger.reserved = state_bytes(optimizer, model.parameters())
@@ -91,7 +99,8 @@ class PlanInfo:
     run again. `batch` are the shapes of the batch, `accumulates` says that gradients were there when the step began,
     `trains` that there is a backward pass, and `unmeasured` names the operators that could not be measured, so that what
     they take while they run is not known. `model` is the name of the model's class.
-    `measured_peak` are the most bytes that the first steps held, where they are measured: with `fused=True`.
+    `measured_peak` are the most bytes that the first steps held, where they are measured: with `fused=True`. `slab` are the
+    bytes in which what the step makes has its addresses, once they are planned: with `addresses=True`.
     """
 
     budget: int | None
@@ -107,6 +116,7 @@ class PlanInfo:
     unmeasured: list[str]
     model: str = ""
     measured_peak: int | None = None
+    slab: int | None = None
 
     def _repr_html_(self) -> str:
         return notebook.table(self._title(), notebook.HEAD, notebook.figures(self))
@@ -138,7 +148,7 @@ def info(step: Step, plan: Plan, budget: int | None) -> PlanInfo:
     return PlanInfo(
         budget, held.peak + plan.beside, held.unplanned_peak + plan.beside, held.seconds,
         held.unplanned_seconds, held.bound_seconds, held.recomputed, step.batch(), bool(plan.accumulated),
-        step.joint.has_backward, sorted(step.refused), step.name, step.measured_peak,
+        step.joint.has_backward, sorted(step.refused), step.name, step.measured_peak, plan.course.slab,
     )
 
 

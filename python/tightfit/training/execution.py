@@ -7,14 +7,16 @@ waits for it: hooks of the parameter, `torch.autograd.grad`, or the mixed precis
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..errors import BudgetExceeded, InfeasibleBudget
+from ..errors import BudgetExceeded, CompileError, InfeasibleBudget
+from .addresses import Course, slab_of, too_large
 from .code import Code
 from .costs import costed, libraries
 from .joint import Joint, document, is_tensor
@@ -37,6 +39,8 @@ class Plan:
     accumulated: frozenset[int]
     holds_outputs: bool
     beside: int
+    # The addresses of what it allocates.
+    course: Course = field(default_factory=Course)
 
     @property
     def saved(self) -> int:
@@ -72,6 +76,8 @@ class Step:
         # Whether the caller held the outputs during the last backward pass.
         self.holds_outputs: bool | None = None
         self.refused: dict[str, str] = {}
+        # Bytes of the budget that plans leave to the gaps between addresses.
+        self.gaps = 0
         self.calls = 0
         self._gradients = [index for index, gradient in enumerate(joint.gradients) if gradient is not None]
         self._accumulating = [index for index in self._gradients if joint.arguments[index].is_parameter]
@@ -95,15 +101,20 @@ class Step:
                 self.ledger.size(tensor.grad) for index, tensor in there.items() if index not in accumulated
             )
         plan = self.plan(accumulated, others, arguments)
+        if self.settings.addresses:
+            plan = self._begun(plan, accumulated, others, arguments)
         self.calls += 1
         if plan.code.backward is None:
-            outputs, _ = plan.code.forward(arguments)
+            with self._window():
+                outputs, _ = plan.code.forward(arguments)
             self.ledger.hand_out(outputs)
             return outputs
         given = {index: arguments[index] for index in plan.code.saved_arguments}
-        outputs, saved = plan.code.forward(arguments)
+        with self._window():
+            outputs, saved = plan.code.forward(arguments)
         versions = {index: tensor._version for index, tensor in given.items()}
         pending = Pending(self, plan, saved, parameters, idle, given, versions, awaits)
+        pending.begun = slab_of(self.device).step if self.settings.addresses else None
         self.ledger.enter(pending, outputs)
         token = torch.empty(0)
         token.tightfit = pending
@@ -119,6 +130,9 @@ class Step:
         if pending.saved is None:
             raise RuntimeError("this backward pass has run, and what it needs was let go; run the forward pass again, or "
                                "give retain_graph=True to the first backward pass")
+        if self.settings.addresses and torch._C._autograd._get_current_graph_task_keep_graph():
+            raise CompileError("with addresses=True a backward pass runs once, since what it needs is written over; leave "
+                               "retain_graph=True out")
         self._unchanged(pending)
         results: list[Any] = [None] * len(self.joint.gradients)
         returned, unasked = self._asked(pending)
@@ -136,7 +150,8 @@ class Step:
             # Whoever still holds the loss holds nothing of what it was computed from.
             pending.saved, pending.given = None, {}
         gradients: dict[int, torch.Tensor | None] = {index: there[index] for index in plan.accumulated}
-        made = runs.code.backward(saved, tangents, gradients)
+        with self._window(pending):
+            made = runs.code.backward(saved, tangents, gradients)
         for index in self._gradients:
             gradient = made.pop(index) if index in made else gradients.pop(index)
             if index in unasked:
@@ -153,6 +168,31 @@ class Step:
             del gradient
         return results
 
+    # Addresses.
+
+    def _begun(self, plan: Plan, accumulated: frozenset[int], others: Mapping[str, int], arguments: Sequence[Any]) -> Plan:
+        """Begins a step with planned addresses. Where those of a plan are too many for the budget, another plan is made
+        for so much less, and recorded in its turn."""
+        slab, budget = slab_of(self.device), self.settings.budget
+        beside = self.outside + self.reserve + sum(others.values())
+        passes = 2 if self.joint.has_backward else 1
+        while excess := slab.begin(plan.course, passes, budget, plan.held.peak + beside):
+            less = max(excess, budget // 256)
+            self.gaps += less
+            try:
+                plan = self.plan(accumulated, others, arguments)
+            except InfeasibleBudget:
+                self.gaps -= less
+                raise too_large(self.name, budget, excess) from None
+        return plan
+
+    def _window(self, pending: Pending | None = None) -> contextlib.AbstractContextManager[None]:
+        """What a pass runs in: the one that begins, or one that goes on."""
+        if not self.settings.addresses:
+            return contextlib.nullcontext()
+        slab = slab_of(self.device)
+        return slab.window(slab.step if pending is None else pending.begun)
+
     # Plans.
 
     def plan(self, accumulated: frozenset[int], others: Mapping[str, int], arguments: Sequence[Any]) -> Plan:
@@ -163,7 +203,7 @@ class Step:
         says suffices does in both.
         """
         beside = self.outside + self.reserve + sum(others.values())
-        room = self.settings.budget - beside if self.settings.budget is not None else None
+        room = self.settings.budget - self.gaps - beside if self.settings.budget is not None else None
         choices = [True, False] if self.holds_outputs is None and self.joint.has_backward else [self.holds_outputs or False]
         refused: list[InfeasibleBudget] = []
         for holds in choices:
@@ -185,6 +225,8 @@ class Step:
 
     def _planned(self, accumulated: frozenset[int], holds: bool, room: int | None, beside: int,
                  arguments: Sequence[Any]) -> Plan:
+        if self.settings.addresses:
+            slab_of(self.device).make_room()
         found = costed(self._graph(accumulated, holds, arguments), self.device, arguments)
         self.refused = found.refused
         if room is not None and room <= 0:

@@ -35,6 +35,8 @@ class Pending:
     given: Mapping[int, torch.Tensor]
     versions: Mapping[int, int]
     returns: bool
+    # The number of its step where that has planned addresses.
+    begun: int | None = None
 
     def held(self) -> int:
         """Bytes that only its saved tensors hold."""

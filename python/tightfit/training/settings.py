@@ -28,6 +28,7 @@ class Settings:
     differentiable_outputs: bool = False
     loss_memory: int | None = None
     fused: bool = False
+    addresses: bool = False
 
     def between(self, joint: Any) -> int:
         """Bytes that a loss outside of the model takes between the two calls: as declared, or twice what the outputs
@@ -40,16 +41,19 @@ class Settings:
 
 
 def settings(budget: Any, *, differentiable_outputs: bool = False, loss_memory: Any = None,
-             deadline: Any = 1.0, fused: Any = False) -> Settings:
+             deadline: Any = 1.0, fused: Any = False, addresses: Any = False) -> Settings:
     """Settings as people write them. Raises `OptionError`."""
     if isinstance(deadline, bool) or not isinstance(deadline, (int, float)) or not 0 < deadline < math.inf:
         raise OptionError(f"deadline={deadline!r} is no time; write a number of seconds such as 1.0")
     if not isinstance(differentiable_outputs, bool):
         raise OptionError(f"differentiable_outputs={differentiable_outputs!r} is neither True nor False")
-    if not isinstance(fused, bool):
-        raise OptionError(f"fused={fused!r} is neither True nor False")
+    for name, option in (("fused", fused), ("addresses", addresses)):
+        if not isinstance(option, bool):
+            raise OptionError(f"{name}={option!r} is neither True nor False")
+    if fused and addresses:
+        raise OptionError("fused=True leaves order and memory to Inductor, and addresses=True plans both; give one of them")
     memory = None if loss_memory is None else size(loss_memory, "loss_memory")
-    return Settings(budget_bytes(budget), float(deadline), differentiable_outputs, memory, fused)
+    return Settings(budget_bytes(budget), float(deadline), differentiable_outputs, memory, fused, addresses)
 
 
 def budget_bytes(given: Any) -> int | None:

@@ -66,12 +66,16 @@ const DATA: [&str; 2] =
     ["crates/planner/src/schedule/instruction.rs", "crates/planner/src/schedule/transfer.rs"];
 
 /// Crates below `crates/`, each with the packages of this workspace that it may depend on.
-const CRATES: [(&str, &[&str]); 5] = [
+const CRATES: [(&str, &[&str]); 6] = [
     ("planner", &[]),
     ("engine", &["tightfit"]),
     ("report", &["tightfit"]),
+    ("replay", &[]),
     ("cli", &["tightfit", "tightfit-engine", "tightfit-report"]),
-    ("python", &["tightfit", "tightfit-engine", "tightfit-report", "tightfit-cli"]),
+    (
+        "python",
+        &["tightfit", "tightfit-engine", "tightfit-report", "tightfit-replay", "tightfit-cli"],
+    ),
 ];
 
 const PLANNER: &str = "crates/planner/src/";

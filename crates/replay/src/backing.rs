@@ -1,0 +1,43 @@
+//! Where memory comes from. Invariant: what a backing gives out is its caller's alone, until the
+//! caller gives it back with the size that was asked for.
+
+use std::num::NonZeroUsize;
+
+use thiserror::Error;
+
+/// An address in the memory of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Address(pub NonZeroUsize);
+
+/// A number of bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Size(pub usize);
+
+impl Size {
+    /// No bytes.
+    pub const ZERO: Size = Size(0);
+
+    /// The sum, or the largest size where it is larger.
+    pub fn plus(self, other: Size) -> Size {
+        Size(self.0.saturating_add(other.0))
+    }
+
+    /// The difference, or none where the other is larger.
+    pub fn minus(self, other: Size) -> Size {
+        Size(self.0.saturating_sub(other.0))
+    }
+}
+
+/// A backing that has no more, and what it says of it.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{0}")]
+pub struct OutOfMemory(pub String);
+
+/// The raw memory of a device.
+pub trait Backing {
+    /// So many bytes, more than none.
+    fn allocate(&mut self, size: Size) -> Result<Address, OutOfMemory>;
+
+    /// Takes back what [`Backing::allocate`] gave out for this size.
+    fn free(&mut self, address: Address, size: Size);
+}

@@ -1,0 +1,124 @@
+//! The allocators of this process, and the two functions by which PyTorch calls them. Invariant: no
+//! panic crosses; what fails is thrown as an exception of C++, which PyTorch turns into one of
+//! Python, since it would take an address of null for memory.
+
+use std::collections::BTreeMap;
+use std::ffi::{CStr, CString, c_char, c_int, c_void};
+use std::mem::transmute;
+use std::num::NonZeroUsize;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::ptr;
+use std::sync::{Mutex, PoisonError};
+
+use crate::allocator::{Allocator, Stream, Thread};
+use crate::backing::{Address, Backing, OutOfMemory, Size};
+use crate::cuda::Cuda;
+use crate::host::Host;
+use crate::library::function;
+
+/// A device: the number of one of CUDA's; negative for this computer's own memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Device(pub c_int);
+
+/// The memory of a device.
+#[derive(Debug)]
+pub enum Memory {
+    /// This computer's.
+    Host(Host),
+    /// The one of a device of CUDA.
+    Cuda(Cuda),
+}
+
+impl Memory {
+    fn of(Device(number): Device) -> Memory {
+        if number < 0 { Memory::Host(Host) } else { Memory::Cuda(Cuda::default()) }
+    }
+}
+
+impl Backing for Memory {
+    fn allocate(&mut self, size: Size) -> Result<Address, OutOfMemory> {
+        match self {
+            Memory::Host(host) => host.allocate(size),
+            Memory::Cuda(cuda) => cuda.allocate(size),
+        }
+    }
+
+    fn free(&mut self, address: Address, size: Size) {
+        match self {
+            Memory::Host(host) => host.free(address, size),
+            Memory::Cuda(cuda) => cuda.free(address, size),
+        }
+    }
+}
+
+static DEVICES: Mutex<BTreeMap<Device, Allocator<Memory>>> = Mutex::new(BTreeMap::new());
+
+/// Does something with the allocator of a device, while nobody else does.
+pub fn with<T>(device: Device, work: impl FnOnce(&mut Allocator<Memory>) -> T) -> T {
+    let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+    work(devices.entry(device).or_insert_with(|| Allocator::new(Memory::of(device))))
+}
+
+/// The calling thread.
+pub fn this_thread() -> Thread {
+    thread_local! {
+        // Nothing is built and nothing dropped, so it is there to a thread's very end.
+        static PLACE: u8 = const { 0 };
+    }
+    Thread(PLACE.with(|place| ptr::from_ref(place).addr()))
+}
+
+/// Memory for a tensor, as `torch.cuda.memory.CUDAPluggableAllocator` asks for it. Throws an
+/// exception of C++ where there is none.
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn tightfit_alloc(
+    size: isize,
+    device: c_int,
+    stream: *mut c_void,
+) -> *mut c_void {
+    let (thread, stream) = (this_thread(), Stream(stream.addr()));
+    // A negative size is one that nobody has.
+    let size = Size(usize::try_from(size).unwrap_or(usize::MAX));
+    let work = || with(Device(device), |allocator| allocator.allocate(size, thread, stream));
+    let failure = match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(None)) => return ptr::null_mut(),
+        Ok(Ok(Some(address))) => return ptr::with_exposed_provenance_mut(address.0.get()),
+        Ok(Err(error)) => error.to_string(),
+        Err(_) => "the allocator made a mistake; please report this".to_string(),
+    };
+    throw(&format!("tightfit: {failure}"));
+    ptr::null_mut()
+}
+
+/// Takes back what [`tightfit_alloc`] gave out. What is not known is left alone.
+#[unsafe(no_mangle)]
+pub extern "C" fn tightfit_free(block: *mut c_void, _: isize, device: c_int, _: *mut c_void) {
+    let Some(address) = NonZeroUsize::new(block.expose_provenance()) else { return };
+    let work = || with(Device(device), |allocator| allocator.free(Address(address), this_thread()));
+    // Destructors of C++ must not throw: a panic ends here, and was printed.
+    let _ = catch_unwind(AssertUnwindSafe(work));
+}
+
+/// What throws C++'s `std::runtime_error` with a message, in the standard library of GNU.
+const THROW: &CStr = c"_ZSt21__throw_runtime_errorPKc";
+
+/// Whether failures can be thrown in this process.
+pub fn throws() -> bool {
+    thrower().is_some()
+}
+
+type Throw = unsafe extern "C-unwind" fn(*const c_char);
+
+fn thrower() -> Option<Throw> {
+    let found = function(THROW, &[c"libstdc++.so.6"])?;
+    // SAFETY: that is the function's signature; it never returns.
+    Some(unsafe { transmute::<*mut c_void, Throw>(found.as_ptr()) })
+}
+
+/// Throws an exception of C++; returns where that is not possible.
+fn throw(message: &str) {
+    let Some(throw) = thrower() else { return };
+    let message = CString::new(message.replace('\0', " ")).unwrap_or_default();
+    // SAFETY: the message is a string that ends, and is copied before the exception flies.
+    unsafe { throw(message.as_ptr()) }
+}

@@ -1,0 +1,275 @@
+"""Planned addresses, on the processor through the functions by which CUDA would call them (`placed.py`).
+
+Invariant: what is judged is what C++ saw outside of the package (bytes that are out, blocks that overlap) and eager's
+bits; every run is in a process of its own, since PyTorch's allocator is one for all.
+"""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import allocator
+import pytest
+import torch
+import zoo
+
+tightfit = zoo.use_tightfit()
+REASON = allocator.unavailable()
+pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+HERE = Path(__file__).resolve().parent
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=HERE, check=False)
+
+
+def printed(code: str) -> str:
+    """What a program prints that starts under the package's allocator."""
+    opening = "import placed, torch\nfrom torch import nn\nfrom placed import tightfit, _native\nCOUNTED = placed.install()\n"
+    done = run("-c", opening + code)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return done.stdout.strip()
+
+
+def placed(name: str, *words: str) -> dict[str, Any]:
+    done = run("placed.py", name, *words)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("name", ["gpt2", "resnet50"])
+def test_replayed_steps_lie_at_their_addresses_with_eagers_bits(name: str):
+    found = placed(name)
+    eager, ours = found["eager"], found["tightfit"]
+    budget, steps = ours["budget"], ours["steps"]
+    assert [step["bits"] for step in steps] == [step["bits"] for step in eager]
+    assert all(step["overlaps"] == step["strays"] == 0 for step in [*eager, *steps])
+    assert all(step["peak"] <= budget for step in steps), [step["peak"] - budget for step in steps]
+    # All bytes that are out lie in the slab, or in blocks beside it.
+    assert all(step["live"] == step["held"] + step["reserved"] - step["slab"] for step in steps)
+    plan = ours["plans"][-1]
+    replayed = [step for step in steps if step["placed"]]
+    assert len(replayed) >= 2 and steps[-1] in replayed
+    for step in replayed:
+        assert step["placed"] == plan["placed"]
+        assert step["slab"] == plan["slab"]
+        assert step["peak"] == step["static"] + plan["slab"] + plan["beside"]
+
+
+STEPS = """
+addresses = _native.Addresses(-1)
+
+def step(sizes, again=None):
+    again() if again else addresses.record()
+    addresses.open(0)
+    tensors = [torch.empty(size, dtype=torch.uint8) for size in sizes]
+    places = [tensor.data_ptr() for tensor in tensors]
+    del tensors
+    addresses.close()
+    return places, addresses.leave()
+
+first, second = step([4096, 8192])[1], step([4096, 8192])[1]
+placement = _native.lay_out(first, second)
+addresses.reserve(placement.slab)
+
+def replay():
+    addresses.replay(placement)
+
+places, _ = step([4096, 8192], replay)
+assert [place - min(places) for place in places] in ([0, 4096], [8192, 0]), places
+for sizes in ([4096, 8191], [4096, 8192, 1], [1 << 62]):
+    try:
+        step(sizes, replay)
+    except RuntimeError as error:
+        print(str(error).splitlines()[0])
+        print(addresses.stop())
+replay()
+addresses.open(0)
+kept = torch.full([4096], 7, dtype=torch.uint8)
+gone = torch.empty(8192, dtype=torch.uint8)
+addresses.close()
+try:
+    replay()
+except tightfit.AllocationError as error:
+    print(error)
+print(kept.sum().item())
+del kept, gone
+step([4096, 8192], replay)
+print(addresses.counters()["held"], addresses.counters()["strays"], COUNTED.tightfit_overlaps())
+"""
+
+
+def test_a_step_that_asks_for_something_else_is_stopped_with_an_exception_of_pythons():
+    said = printed(STEPS).splitlines()
+    asks = "allocation 1 of this step asks for 8191 bytes, and when the step was recorded it asked for 8192"
+    assert said[:2] == [f"tightfit: {asks}", asks]
+    assert "behind the last of the 2 allocations" in said[2]
+    assert "asks for 4611686018427387904 bytes" in said[4]
+    assert said[6] == "12288 bytes of tensors of an earlier step still lie in the slab"
+    assert said[7] == str(7 * 4096)
+    assert said[8] == "0 0 0"
+
+
+LOOPS = """
+import contextlib, json
+from tightfit.training import addresses
+counters = _native.Addresses(-1).counters
+
+def network():
+    torch.manual_seed(0)
+    return nn.Sequential(*(layer for _ in range(4) for layer in (nn.Linear(64, 64), nn.GELU())))
+
+def compiled(budget):
+    return tightfit.compile(network(), budget=budget, addresses=True, deadline=0.1)
+
+def step(model, rows, zero=True):
+    before = counters()["placed"]
+    if zero:
+        model.zero_grad()
+    model(torch.ones(rows, 64)).sum().backward()
+    return counters()["placed"] > before
+
+def refusal(call):
+    try:
+        call()
+    except (RuntimeError, tightfit.TightfitError) as error:
+        return f"{type(error).__name__}: {error}"
+
+found = {}
+
+# What the ledger of the model does not know of takes room from its slab.
+model = compiled("600KiB")
+found["alone"] = [step(model, 256) for _ in range(4)]
+extra = torch.empty(120_000, dtype=torch.uint8)
+model.zero_grad()
+found["beside"] = [step(model, 256) for _ in range(8)]
+_native.Addresses(-1).reset_peak()
+found["beside"].append(step(model, 256))
+found["peak"] = counters()["peak"]
+extra = torch.empty(1 << 20, dtype=torch.uint8)
+model.zero_grad()
+found["too large"] = refusal(lambda: step(model, 256))
+model.zero_grad()
+del model, extra
+placed._forget()
+
+# The first step of a shape finds out whether its outputs are held.
+model = compiled("600KiB")
+found["first"] = [step(model, 256) for _ in range(5)]
+found["over"] = refusal(lambda: model(torch.ones(256, 64)))
+found["after"] = [step(model, 256) for _ in range(4)]
+model.zero_grad()
+waiting = model(torch.ones(256, 64)).sum()
+found["waiting"] = refusal(lambda: model(torch.ones(256, 64)))
+waiting.backward()
+model.zero_grad()
+found["twice"] = refusal(lambda: model(torch.ones(256, 64)).sum().backward(retain_graph=True))
+for _ in range(4):
+    step(model, 256)
+
+@contextlib.contextmanager
+def disturbed(self, step, window=addresses.Slab.window):
+    with window(self, step):
+        torch.empty(77)
+        yield
+
+kept = addresses.Slab.window
+addresses.Slab.window = disturbed
+found["disturbed"] = refusal(lambda: step(model, 256))
+addresses.Slab.window = kept
+found["anew"] = [step(model, 256) for _ in range(4)]
+model.zero_grad()
+del model, waiting
+placed._forget()
+
+model = compiled("8MiB")
+step(model, 256), step(model, 128)
+found["shapes"] = [step(model, rows) for rows in (256, 256, 256, 128, 256, 128, 128, 256, 128)]
+model.zero_grad()
+with torch.no_grad():
+    found["evaluation"] = [counters()["placed"] for _ in range(5) if model(torch.ones(256, 64)) is not None]
+
+model, eager = compiled("8MiB"), network()
+for batch in range(6):
+    found["accumulated"] = [step(model, 64, zero=index == 0) for index in range(3)]
+    eager.zero_grad()
+    for _ in range(3):
+        eager(torch.ones(64, 64)).sum().backward()
+    found.setdefault("same", []).append(all(
+        torch.equal(one.grad, other.grad) for one, other in zip(model.parameters(), eager.parameters())
+    ))
+found["overlaps"], found["strays"] = COUNTED.tightfit_overlaps(), counters()["strays"]
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def loops() -> dict[str, Any]:
+    """What came of several loops in one process."""
+    return json.loads(printed(LOOPS).splitlines()[-1])
+
+
+def test_nothing_overlaps_in_any_loop(loops: dict[str, Any]):
+    assert loops["overlaps"] == loops["strays"] == 0
+
+
+def test_a_plan_of_fewer_bytes_is_made_where_the_slab_is_too_large(loops: dict[str, Any]):
+    assert loops["alone"] == [False, False, False, True]
+    # Each plan is recorded twice before it is known whether its slab fits.
+    assert loops["beside"][:2] == [False, False] and loops["beside"][-2:] == [True, True]
+    assert loops["peak"] <= 600 << 10
+    assert loops["too large"].startswith("BudgetExceeded: a step of Sequential would reserve ")
+
+
+def test_a_step_over_what_another_one_left_is_refused(loops: dict[str, Any]):
+    assert loops["first"] == [False, False, False, True, True]
+    assert loops["over"].startswith("BudgetExceeded: ")
+    assert "still lie where this one is to be placed" in loops["over"]
+    # By PyTorch where it has given away what the first backward pass needs, or else here.
+    assert "retain_graph" in loops["twice"]
+    # The step that left it is recorded anew.
+    assert loops["after"] == [False, False, True, True]
+    assert loops["waiting"] is not None
+
+
+def test_a_step_that_changes_is_stopped_and_recorded_anew(loops: dict[str, Any]):
+    assert loops["disturbed"].startswith("AllocationError: allocation 0 of this step asks for 308 bytes")
+    assert loops["anew"] == [False, False, True, True]
+
+
+def test_each_shape_and_evaluation_are_steps_of_their_own(loops: dict[str, Any]):
+    # Two steps of a shape are recorded.
+    assert loops["shapes"] == [False, False, True, False, True, False, True, True, True]
+    first, second, *replayed = loops["evaluation"]
+    assert first == second < replayed[0] < replayed[1] < replayed[2]
+
+
+def test_accumulation_goes_on_beside_what_lasts(loops: dict[str, Any]):
+    assert all(loops["same"]) and all(loops["accumulated"])
+
+
+def test_addresses_are_asked_for_with_true_or_false():
+    with pytest.raises(tightfit.OptionError, match="addresses='yes' is neither True nor False"):
+        tightfit.compile(torch.nn.Linear(4, 1), budget="1MiB", addresses="yes")
+
+
+def test_without_cuda_nobody_is_promised_addresses():
+    model = tightfit.compile(torch.nn.Linear(4, 1), budget="1MiB", addresses=True)
+    if torch.cuda.is_available():
+        pytest.skip("says what happens without CUDA")
+    with pytest.raises(tightfit.CompileError, match="addresses=True is for CUDA"):
+        model(torch.ones(2, 4))
+
+
+@pytest.mark.skipif(not hasattr(torch._C, "_cuda_customAllocator"), reason="this PyTorch was built without CUDA")
+def test_pytorch_takes_the_functions_as_cudas_allocator():
+    done = run("-c", "from placed import tightfit\nfrom tightfit.training import addresses\naddresses.replace_allocator()\n"
+                     "import torch\nprint(torch.cuda.memory._get_current_allocator() is not None)\n"
+                     "from tightfit import _native\n"
+                     "try:\n    _native.Addresses(0).reserve(1 << 50)\n"
+                     "except tightfit.AllocationError as error:\n    print(error)\n")
+    assert done.returncode == 0, done.stderr[-2000:]
+    said = done.stdout.splitlines()
+    assert said[0] == "True" and "cudaMalloc fails with error" in said[1]
