@@ -1,10 +1,12 @@
 """Files that spare a later start some time: what was measured, and what was planned.
 
-Invariant: a file is whole or not there; a folder that cannot be read or written costs time and nothing else.
+Invariant: a file is read only as it was written, under the name that it was written under; a folder that cannot be read
+or written costs time and nothing else.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -26,10 +28,17 @@ def folder() -> Path | None:
 def read(name: str) -> str | None:
     """What was kept under a name such as `plans/….json`, if anything was."""
     where = folder()
+    if where is None or not (where / name).is_file():
+        return None
     try:
-        return None if where is None else (where / name).read_text(encoding="utf-8")
+        digest, _, text = (where / name).read_text(encoding="utf-8").partition("\n")
     except (OSError, ValueError):
         return None
+    return text if digest == _digest(name, text) else None
+
+
+def _digest(name: str, text: str) -> str:
+    return hashlib.sha256(f"{name}\n{text}".encode()).hexdigest()
 
 
 def keep(name: str, text: str, *, most: int | None = None) -> None:
@@ -39,7 +48,7 @@ def keep(name: str, text: str, *, most: int | None = None) -> None:
         return
     path = where / name
     try:
-        write_all({path: text.encode()})
+        write_all({path: f"{_digest(name, text)}\n{text}".encode()})
         if most is not None:
             beside = sorted(path.parent.glob(f"*{path.suffix}"), key=lambda file: file.stat().st_mtime)
             for old in beside[:-most]:

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx, nn
 from torch._dynamo.backends.common import aot_autograd
+from torch._guards import TracingContext
 
 from ..errors import CompileError
 from .execution import Step
@@ -95,6 +96,10 @@ class _Compilation:
 
     def forward(self, module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
         """What runs the forward pass."""
+        # No saved tensor is the backward pass's alone: what is saved is the plan's, and may be asked for twice.
+        metadata = TracingContext.get().fw_metadata
+        if metadata is not None:
+            metadata.bw_donated_idxs = []
         return _boxed(self.step.forward)
 
     def backward(self, module: fx.GraphModule, inputs: Any) -> Callable[..., Any]:
@@ -189,13 +194,15 @@ def _result(graph: fx.Graph, result: Any, given: dict[fx.Node, fx.Node]) -> Any:
 
 
 def _detach_all_but_losses(module: fx.GraphModule) -> list[int]:
-    """Detaches the outputs that are no losses, if there is a loss: a single number that has a gradient. Otherwise a
-    loss outside of the model is to differentiate the outputs, and all stay. Returns which were detached."""
+    """Detaches the outputs that a loss was computed from: a number that has a gradient. Other outputs may be for a loss
+    outside of the model, and stay. Returns which were detached."""
     [output] = module.graph.find_nodes(op="output")
     results = list(output.args[0])
     differentiable = {index: result for index, result in enumerate(results) if _requires_grad(result)}
-    others = {index: result for index, result in differentiable.items() if result.meta["example_value"].numel() > 1}
-    if not others or len(others) == len(differentiable):
+    losses = [result for result in differentiable.values() if result.meta["example_value"].dim() == 0]
+    behind = _behind(losses)
+    others = {index: result for index, result in differentiable.items() if result in behind}
+    if not others:
         return []
     with module.graph.inserting_before(output):
         for index, result in others.items():
@@ -206,6 +213,18 @@ def _detach_all_but_losses(module: fx.GraphModule) -> list[int]:
     output.args = (tuple(results),)
     module.recompile()
     return list(others)
+
+
+def _behind(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """The nodes that some nodes were computed from."""
+    found: set[fx.Node] = set()
+    ahead = list(nodes)
+    while ahead:
+        for source in ahead.pop().all_input_nodes:
+            if source not in found:
+                found.add(source)
+                ahead.append(source)
+    return found
 
 
 def _requires_grad(result: Any) -> bool:
@@ -238,8 +257,8 @@ class _NotTheLoss(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
         raise CompileError(
-            "a loss was computed from an output that has no gradient: this model returns a loss, so its other outputs were "
-            "detached, which saves the memory of their gradients; give differentiable_outputs=True to tightfit.compile to "
+            "a loss was computed from an output that has no gradient: this model returns a loss, so the outputs that it was "
+            "computed from were detached, which saves the memory of their gradients; give differentiable_outputs=True to tightfit.compile to "
             "train through them"
         )
 

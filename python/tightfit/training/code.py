@@ -189,18 +189,19 @@ class _Generator:
         elif node["name"] in self.again:
             # The random state before the first run.
             yield f"{_state(node)} = state_of({self._device(node)})"
+        made = [_variable(output["id"]) if output is not None else "unread" for output in outputs]
         if len(outputs) == 1:
-            target = "" if outputs[0] is None else f"{_variable(outputs[0]['id'])} = "
-            yield f"{target}{call}"
-        elif all(output is None for output in outputs):
-            yield call
+            target = "" if outputs[0] is None else f"{made[0]} = "
         else:
-            made = [_variable(output["id"]) if output is not None else "unread" for output in outputs]
-            yield f"{', '.join(made)}, = {call}"
-            if "unread" in made:
-                yield "del unread"
+            target = "" if all(output is None for output in outputs) else f"{', '.join(made)}, = "
         if goes_back:
-            yield "go_on(now); del now"
+            # Whatever happens, nobody is given random numbers that were drawn before.
+            yield f"try: {target}{call}"
+            yield "finally: go_on(now); del now"
+        else:
+            yield f"{target}{call}"
+        if len(outputs) > 1 and target and "unread" in made:
+            yield "del unread"
 
     def _device(self, node: Mapping[str, Any]) -> str:
         """A tensor on the device whose generator a call draws from, or the call's device."""

@@ -167,6 +167,11 @@ class Call:
                 result = self.compiled(*args, **kwargs)
         except FAILURES as error:
             raise translated(error) from None
+        except RuntimeError as error:
+            if "found no compiled frames" not in str(error):
+                raise
+            raise CompileError("a mode for dispatched operators is active (a FLOP counter, a TorchDispatchMode, saved tensors "
+                               "that may be changed), and PyTorch compiles nothing there; call the model outside of it") from None
         if self.backend.calls == before:
             raise CompileError("PyTorch ran this call without the plan; the result was thrown away. Call the model itself, "
                                "outside of torch.compile and of torch.compiler.disable")

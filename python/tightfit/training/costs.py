@@ -28,6 +28,8 @@ from .joint import BARRIER
 # A call runs until it has taken this many seconds, at least and at most so often. The run that shows what it holds is one
 # of them: what it takes more than others, in calls that are long enough to run no more than twice, is nothing beside them.
 _SECONDS, _LEAST, _MOST = 0.004, 2, 12
+# What operators raise.
+_REFUSALS = (RuntimeError, TypeError, ValueError, LookupError, AssertionError, ArithmeticError)
 # What CUDA's caching allocator rounds sizes up to.
 _BLOCK = 512
 # The largest workspace that cuBLAS has by default, where PyTorch does not tell.
@@ -36,11 +38,12 @@ _WORKSPACE = 32 << 20
 
 @dataclass(frozen=True)
 class Cost:
-    """Seconds of a call, the most bytes that it holds beyond its inputs, results included, and the positions of the
-    arguments that its result can be written over."""
+    """Seconds of a call, the most bytes that it holds beyond its inputs, results included, the bytes behind each of its
+    results, and the positions of the arguments that its result can be written over."""
 
     seconds: float
     peak: int
+    results: tuple[int, ...]
     overwrites: tuple[int, ...] = ()
 
 
@@ -61,8 +64,8 @@ def costed(document: dict[str, Any], device: torch.device, given: Sequence[Any] 
     A call that cannot be run on made-up inputs keeps the workspace that the graph records, and has no seconds.
     On CUDA sizes of tensors are those of the blocks that the allocator hands out for them.
     """
-    document = document | {"storages": [block(size, device) for size in document["storages"]]}
-    values, storages = values_of(document), document["storages"]
+    storages = [block(size, device) for size in document["storages"]]
+    values = values_of(document)
     known, refused = _Known(device), {}
     there = _static(document, given)
     shared = _shared(document, values)
@@ -77,7 +80,8 @@ def costed(document: dict[str, Any], device: torch.device, given: Sequence[Any] 
                 if isinstance(cost, str):
                     refused[node["name"]] = cost
                 else:
-                    workspace = max(cost.peak - results, 0)
+                    _enlarge(storages, node, call, cost, device)
+                    workspace = max(cost.peak - sum(storages[storage] for storage in call.fresh), 0)
                     node = {key: item for key, item in node.items() if key != "workspace"} | {"seconds": cost.seconds}
                     node |= {"workspace": workspace} if workspace else {}
                     over = [node["args"][position]["value"] for position in cost.overwrites]
@@ -85,7 +89,15 @@ def costed(document: dict[str, Any], device: torch.device, given: Sequence[Any] 
                     node |= {"overwrites": over} if over else {}
             nodes.append(node)
     known.keep()
-    return Costed(document | {"nodes": nodes}, refused)
+    return Costed(document | {"nodes": nodes, "storages": storages}, refused)
+
+
+def _enlarge(storages: list[int], node: Mapping[str, Any], call: Call, cost: Cost, device: torch.device) -> None:
+    """Counts what is behind the results of a call: some keep the memory that they were computed in, as the sum over a
+    `mse_loss` does."""
+    for output, size in zip(node["outputs"], cost.results, strict=False):
+        if output is not None and output["storage"] in call.fresh:
+            storages[output["storage"]] = max(storages[output["storage"]], block(size, device))
 
 
 def _shared(document: dict[str, Any], values: Mapping[int, Any]) -> set[int]:
@@ -154,8 +166,8 @@ class _Known:
         self.is_new = False
         try:
             found = json.loads(cache.read(self.name) or "{}")
-            self.costs = {key: Cost(float(seconds), int(peak), tuple(map(int, over)))
-                          for key, (seconds, peak, over) in found.items()}
+            self.costs = {key: Cost(float(seconds), int(peak), tuple(map(int, results)), tuple(map(int, over)))
+                          for key, (seconds, peak, results, over) in found.items()}
         except (ValueError, TypeError, AttributeError):
             pass  # a file that was damaged is written anew
 
@@ -164,19 +176,26 @@ class _Known:
         not be made."""
         key = call.key
         if key not in self.costs and key not in self.refused:
+            if self.device.type != "cuda" and torch._C._autograd._profiler_enabled():
+                raise CompileError("a profiler is active, and what operators take is measured by PyTorch's profiler before the "
+                                   "first step; begin to profile behind the first step of each kind of batch")
             try:
                 cost = _measured(prepared(call, self.device, there), self.device)
                 if cost.peak == 0 and results > 0:
                     raise LookupError("the allocator in use does not tell PyTorch's profiler what it hands out")
-                self.costs[key] = replace(cost, overwrites=self._overwrites(call, max(cost.peak - results, 0)))
+                beside = max(cost.peak - max(results, sum(cost.results)), 0)
+                self.costs[key] = replace(cost, overwrites=self._overwrites(call, beside))
                 self.is_new = True
             except torch.AcceleratorError as error:
                 # Nothing runs on the device from here on.
                 first = (str(error).strip().splitlines() or [""])[0][:120]
                 raise CompileError(f"measuring {call.op!r} on made-up inputs stopped {self.device}: {first}; please "
                                    "report this model") from error
-            except Exception as error:  # whatever an operator makes of made-up inputs
+            except _REFUSALS as error:  # whatever an operator makes of made-up inputs
                 first = (str(error).strip().splitlines() or [""])[0][:120]
+                if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+                    raise CompileError(f"there is not enough memory on {self.device} to measure {call.op!r} before the first "
+                                       f"step: {first}; give a smaller batch") from None
                 self.refused[key] = f"{type(error).__name__}: {first}"
         return self.costs.get(key) or self.refused[key]
 
@@ -192,18 +211,26 @@ class _Known:
         if self.is_new and self.device.type == "cuda":
             torch.cuda.empty_cache()
         if self.is_new:
-            costs = {key: [cost.seconds, cost.peak, cost.overwrites] for key, cost in self.costs.items()}
+            costs = {key: [cost.seconds, cost.peak, cost.results, cost.overwrites] for key, cost in self.costs.items()}
             cache.keep(self.name, json.dumps(costs))
 
 
 def _measured(run: Callable[[], Any], device: torch.device) -> Cost:
+    results: list[int] = []
+
+    def watched() -> Any:
+        made = run()
+        results[:] = [one.untyped_storage().nbytes() if isinstance(one, torch.Tensor) else 0
+                      for one in (made if isinstance(made, (list, tuple)) else [made])]
+        return made
+
     began = time.perf_counter()
-    peak = peak_of(run, device)
+    peak = peak_of(watched, device)
     # On CUDA the run that shows it is one of two, and waits.
     samples = [time.perf_counter() - began] if device.type != "cuda" else []
     while len(samples) < _LEAST or (sum(samples) < _SECONDS and len(samples) < _MOST):
         samples.append(_seconds(run, device))
-    return Cost(max(round(min(samples), 9), 1e-9), peak)
+    return Cost(max(round(min(samples), 9), 1e-9), peak, tuple(results))
 
 
 def _seconds(run: Callable[[], Any], device: torch.device) -> float:

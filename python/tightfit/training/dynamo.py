@@ -55,7 +55,7 @@ def translated(error: Exception) -> TightfitError:
     hint = next((line.removeprefix("Explanation:").strip() for line in said if line.startswith("Explanation:")), "")
     if type(error).__name__ in _TOO_MANY:
         return CompileError(f"the model was called with more than {_SHAPES} kinds of batches, each of which needs a plan of its "
-                            "own; pad batches to a few lengths")
+                            "own; pad batches to a few lengths, and make numbers that change from call to call tensors")
     if isinstance(error, exc.TorchRuntimeError):
         cause = next((line for line in reversed(said) if "Error" in line), reason)
         return CompileError(f"the model's forward fails on this batch: {cause}{_place(error)}")

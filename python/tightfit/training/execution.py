@@ -97,9 +97,8 @@ class Step:
         accumulated = frozenset(index for index, tensor in there.items() if not awaits and not _has_hooks(tensor))
         others = self._others(None, idle, [there[index] for index in accumulated])
         if len(accumulated) < len(there):
-            others["of gradients that hooks wait for"] = sum(
-                self.ledger.size(tensor.grad) for index, tensor in there.items() if index not in accumulated
-            )
+            others["of gradients that hooks wait for"] = self.ledger.size(
+                tensor.grad for index, tensor in there.items() if index not in accumulated)
         plan = self.plan(accumulated, others, arguments)
         if self.settings.addresses:
             plan = self._begun(plan, accumulated, others, arguments)
@@ -141,7 +140,8 @@ class Step:
         held = self.ledger.holds_outputs(pending)
         self.holds_outputs = held > 0
         keeps = torch._C._autograd._get_current_graph_task_keep_graph()
-        runs = self._apart(plan) if keeps else plan
+        # Operators that overwrite have no batched form.
+        runs = self._apart(plan) if keeps or any(map(torch._C._functorch.is_batchedtensor, tangents)) else plan
         self._room(pending, runs, there, 0 if plan.holds_outputs else held, keeps=keeps)
         saved = pending.saved
         if keeps:
@@ -221,7 +221,7 @@ class Step:
             self.made.append(plan)
             plans.sort(key=lambda plan: plan.held.seconds)
             return plan
-        raise self._refusal(refused[0], min(error.needed for error in refused), others)
+        raise self._refusal(refused[0], min(error.needed for error in refused), others, self._coming(arguments))
 
     def _planned(self, accumulated: frozenset[int], holds: bool, room: int | None, beside: int,
                  arguments: Sequence[Any]) -> Plan:
@@ -253,10 +253,16 @@ class Step:
         return document(self.joint, self.name, accumulated=accumulated, between=self.settings.between(self.joint),
                         holds_outputs=holds)
 
-    def _refusal(self, error: InfeasibleBudget, needed: int, others: Mapping[str, int]) -> InfeasibleBudget:
-        """The same refusal in bytes of the whole budget, of which so many are needed for the graph."""
+    def _coming(self, arguments: Sequence[Any]) -> int:
+        """Bytes of gradients that this graph does not compute, are not there yet, and may come in the loop."""
+        idle = [*(arguments[index] for index in self._idle), *map(_referent, self.outside_parameters)]
+        return sum(_size(tensor) for tensor in idle if tensor is not None and tensor.requires_grad and tensor.grad is None)
+
+    def _refusal(self, error: InfeasibleBudget, needed: int, others: Mapping[str, int], coming: int) -> InfeasibleBudget:
+        """The same refusal in bytes of the whole budget, of which so many are needed for the graph; what is known to
+        suffice has room for what is `coming`."""
         beside = self.outside + self.reserve + sum(others.values())
-        smallest, needed = error.smallest + beside, needed + beside
+        smallest, needed = error.smallest + beside + coming, needed + beside
         reasons = {"parameters and buffers that this call does not use": self.outside, **others,
                    "reserve": self.reserve}
         listed = ", ".join(f"{size:,} {reason}" for reason, size in reasons.items() if size)
@@ -281,7 +287,7 @@ class Step:
         does not compute, `accumulated` those whose gradients the plan knows to be there."""
         others = self.ledger.others(pending, accumulated)
         beside = [*idle, *(tensor for tensor in map(_referent, self.outside_parameters) if tensor is not None)]
-        size = sum(self.ledger.size(tensor.grad) for tensor in beside if tensor.grad is not None)
+        size = self.ledger.size(tensor.grad for tensor in beside if tensor.grad is not None)
         return others | {"of gradients that this call does not compute": size} if size else others
 
     def _awaits_gradients(self) -> bool:
@@ -299,8 +305,13 @@ class Step:
         return parallel.mixed_precision is not None
 
     def _asked(self, pending: Pending) -> tuple[set[int], set[int]]:
-        """The parameters whose gradients somebody waits for, and those whose gradients nobody asked for."""
-        if pending.returns:
+        """The parameters whose gradients somebody waits for, and those whose gradients nobody asked for.
+
+        Where gradients are there and one backward pass goes through several calls, autograd adds up what the calls bring
+        before it adds that to what is there, and so it is to be here: it rounds differently.
+        """
+        is_added = any(tensor.grad is not None for tensor in pending.parameters.values())
+        if pending.returns or (is_added and self.ledger.is_joined(pending)):
             return set(pending.parameters), set()
         returned, unasked = set(), set()
         for index, tensor in pending.parameters.items():
@@ -339,16 +350,12 @@ class Step:
         others = self._others(pending, pending.idle, [pending.parameters[index] for index in plan.accumulated])
         if outputs:
             others["of outputs of this call"] = outputs
-        for index, tensor in pending.parameters.items():
-            if tensor.grad is None:
-                continue
-            if index not in plan.accumulated:
-                reason, size = "of gradients that came since", self.ledger.size(tensor.grad)
-            elif there[index] is None:
-                reason, size = "of gradients that are returned", _size(tensor.grad)
-            else:
-                continue
-            others[reason] = others.get(reason, 0) + size
+        gradients = {index: tensor.grad for index, tensor in pending.parameters.items() if tensor.grad is not None}
+        since = [gradient for index, gradient in gradients.items() if index not in plan.accumulated]
+        returned = [gradient for index, gradient in gradients.items() if index in plan.accumulated and there[index] is None]
+        others["of gradients that came since"] = self.ledger.size(since)
+        others["of gradients that are returned"] = sum(gradient.nbytes for gradient in returned)
+        others = {reason: size for reason, size in others.items() if size}
         if keeps:
             others["what retain_graph=True keeps"] = plan.saved
         beside = self.outside + self.reserve + sum(others.values())
@@ -358,7 +365,7 @@ class Step:
             raise BudgetExceeded(
                 f"this backward pass would hold {total:,} bytes, {total - self.settings.budget:,} "
                 f"more than the budget: beside its plan's {plan.held.peak:,} there are {listed}. Nothing was computed. Run each "
-                "backward pass behind its forward pass, without retain_graph, or raise the budget",
+                f"backward pass behind its forward pass{', without retain_graph' if keeps else ''}, or raise the budget",
                 budget=self.settings.budget, needed=total,
             )
 

@@ -55,6 +55,8 @@ class Ledger:
     states: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
     # Bytes of the buckets in which data parallelism sums gradients, by the module that does.
     buckets: weakref.WeakKeyDictionary[nn.Module, int] = field(default_factory=weakref.WeakKeyDictionary)
+    # The backward pass that was last seen while other calls waited for theirs.
+    joined: int = -1
     # The nodes of autograd that accumulate gradients, with their parameters, by name: they hold the parameters.
     nodes: dict[str, tuple[torch.Tensor, Any]] = field(default_factory=dict)
 
@@ -64,9 +66,17 @@ class Ledger:
             self.buckets[parallel] = sum(parameter.nbytes for parameter in parallel.module.parameters()
                                          if parameter.requires_grad)
 
-    def size(self, gradient: torch.Tensor) -> int:
-        """Bytes that a gradient holds; one that lies in a bucket counts with the bucket."""
-        return 0 if self._lies_in_bucket(gradient) else gradient.untyped_storage().nbytes()
+    def size(self, gradients: Iterable[torch.Tensor]) -> int:
+        """Bytes that gradients hold, several in one storage once; those that lie in a bucket count with the bucket."""
+        storages = (gradient.untyped_storage() for gradient in gradients if not self._lies_in_bucket(gradient))
+        return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+
+    def is_joined(self, pending: Pending) -> bool:
+        """Whether the backward pass that runs may go through other calls of the model as well."""
+        task = torch._C._current_graph_task_id()
+        if any(other is not pending and other.saved is not None for other in self.pending):
+            self.joined = task
+        return self.joined == task
 
     def _lies_in_bucket(self, gradient: torch.Tensor) -> bool:
         # With gradient_as_bucket_view=True gradients are views of flat tensors.
