@@ -314,11 +314,12 @@ class Step:
         if pending.returns or (is_added and self.ledger.is_joined(pending)):
             return set(pending.parameters), set()
         returned, unasked = set(), set()
+        nodes, arguments, runs = self.ledger.nodes, self.joint.arguments, torch._C._will_engine_execute_node
         for index, tensor in pending.parameters.items():
+            found = nodes.get(arguments[index].name)
             try:
                 # What is known may be out of date: a parameter that was moved has another node.
-                if not torch._C._will_engine_execute_node(self._node(index, tensor)) \
-                        and not torch._C._will_engine_execute_node(self._node(index, tensor, anew=True)):
+                if (found is None or not runs(found[1])) and not runs(self._node(index, tensor)):
                     unasked.add(index)
                 elif _has_hooks(tensor):
                     returned.add(index)
@@ -326,12 +327,11 @@ class Step:
                 returned.add(index)
         return returned, unasked
 
-    def _node(self, index: int, tensor: torch.Tensor, *, anew: bool = False) -> Any:
-        """The node of autograd that accumulates a parameter's gradient."""
-        nodes, name = self.ledger.nodes, self.joint.arguments[index].name
-        if anew or name not in nodes:
-            nodes[name] = tensor, torch.autograd.graph.get_gradient_edge(tensor).node
-        return nodes[name][1]
+    def _node(self, index: int, tensor: torch.Tensor) -> Any:
+        """The node of autograd that accumulates a parameter's gradient, which is known from then on."""
+        node = torch.autograd.graph.get_gradient_edge(tensor).node
+        self.ledger.nodes[self.joint.arguments[index].name] = tensor, node
+        return node
 
     def _forget_others(self, parameters: Mapping[int, torch.Tensor]) -> None:
         """Lets go of the nodes of parameters that were replaced, which hold them."""
