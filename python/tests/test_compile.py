@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import weakref
 
 import pytest
@@ -17,7 +18,7 @@ from torch import nn
 from torch.nn import functional
 
 import tightfit
-from tightfit import calls, measure
+from tightfit import cache, calls, measure
 from tightfit.training import binding, costs
 from tightfit.training.joint import path
 from tightfit.training.optimizer_state import state_bytes
@@ -407,3 +408,127 @@ def test_a_budget_for_loops_that_drop_the_outputs_holds_in_the_first_step():
     finally:
         gc.enable()
     assert [plan.peak < held for plan in tightfit.plans(model)] == [True]
+
+
+def test_memory_behind_a_result_counts() -> None:
+    """The mean over squares keeps the memory that they were computed in."""
+    class Regression(nn.Module):
+        def forward(self, inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return functional.mse_loss(inputs * self.scale, targets)
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(64))
+
+    given = torch.randn(128, 64), torch.randn(128, 64)
+    graph = tightfit.capture_step(Regression(), given)
+    [loss] = [node["outputs"][0] for node in graph["nodes"] if node["op"] == "aten.mse_loss.default"]
+    kept = functional.mse_loss(*given).untyped_storage().nbytes()
+    assert graph["storages"][loss["storage"]] == kept > 4
+
+
+@pytest.mark.parametrize(("outputs", "trains"), [
+    (lambda hidden, scale: (hidden.square().mean(), hidden), False),  # a loss, and what it was computed from
+    (lambda hidden, scale: (hidden, hidden.square().mean()), False),
+    (lambda hidden, scale: (hidden, scale.exp()), True),  # a number that is no loss of the other output
+    (lambda hidden, scale: (hidden, hidden.square().mean(1)), True),
+])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_outputs_that_a_loss_was_computed_from_are_detached(outputs, trains: bool, rows: int) -> None:
+    class Several(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.scale = nn.Linear(4, 3), nn.Parameter(torch.ones(()))
+
+        def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+            return outputs(self.layer(inputs), self.scale)
+
+    model = tightfit.compile(Several(), budget=BIG)
+    hidden = next(item for item in model(torch.randn(rows, 4)) if item.dim() == 2)
+    if trains:
+        hidden.sum().backward()
+        assert model.layer.weight.grad is not None
+    else:
+        with pytest.raises(tightfit.CompileError, match="differentiable_outputs=True"):
+            hidden.sum().backward()
+
+
+def test_a_file_of_the_cache_counts_only_as_it_was_written(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    cache.keep("plans/one.json", "1")
+    cache.keep("plans/two.json", "2")
+    one, two = (tmp_path / "tightfit" / "plans" / f"{name}.json" for name in ("one", "two"))
+    assert cache.read("plans/one.json") == "1"
+    text = one.read_text()
+    for changed in (text + " ", text.replace("1", "3"), "1", "", two.read_text()):
+        one.write_text(changed)
+        assert cache.read("plans/one.json") is None
+    one.unlink()
+    os.mkfifo(one)
+    assert cache.read("plans/one.json") is None
+
+
+def test_nothing_is_measured_under_a_profiler(tmp_path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model, given = tightfit.compile(Perceptron(), budget=BIG), batch()
+    with torch.autograd.profiler.profile(), pytest.raises(tightfit.CompileError, match="a profiler is active"):
+        model(*given)
+    for _ in range(3):
+        model.zero_grad()
+        model(*given).backward()
+    model.zero_grad()
+    with torch.autograd.profiler.profile():
+        model(*given).backward()
+
+
+@pytest.mark.parametrize(("make", "given", "said"), [
+    (lambda: nn.Embedding(8, 4, sparse=True), torch.arange(4), "is a sparse tensor"),
+    (lambda: nn.Linear(4, 2, dtype=torch.complex64), torch.randn(3, 4, dtype=torch.complex64), "torch.complex64"),
+])
+def test_tensors_that_plans_do_not_know_are_refused(make, given: torch.Tensor, said: str) -> None:
+    class Around(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = make()
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.inner(inputs).abs().sum()
+
+    with pytest.raises(tightfit.CompileError, match=said):
+        tightfit.compile(Around(), budget=BIG)(given)
+
+
+def test_a_number_that_changes_is_warned_about() -> None:
+    class Warmed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer, self.share = nn.Linear(2, 2), 0.0
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return (self.layer(inputs) * self.share).sum()
+
+    model = tightfit.compile(Warmed(), budget=BIG, deadline=0.05)
+    with pytest.warns(UserWarning, match="changes from call to call"):
+        for step in range(10):
+            model.share = step / 10
+            model(torch.ones(1, 2)).backward()
+
+
+def test_what_is_known_to_suffice_has_room_for_gradients_of_the_loops_own() -> None:
+    class Features(nn.Module):
+        """The loop applies the head."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.body, self.head = nn.Linear(16, 16), nn.Linear(16, 500)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.body(inputs)
+
+    def step(budget: int) -> None:
+        model = tightfit.compile(Features(), budget=budget, loss_memory="256KiB")
+        model.head(model(torch.ones(4, 16))).square().mean().backward()
+
+    with pytest.raises(tightfit.InfeasibleBudget) as refused:
+        step(1000)
+    step(refused.value.smallest)

@@ -8,8 +8,10 @@ each loop at one budget; `TIGHTFIT_LOOPS=all` runs each with as few bytes as pos
 import copy
 import gc
 import io
+import linecache
 import os
 import pickle
+import sys
 import weakref
 
 import allocator
@@ -17,6 +19,7 @@ import data_parallel
 import loops
 import pytest
 import torch
+import transformers
 import zoo
 from torch import nn
 from torch.nn import functional
@@ -124,6 +127,68 @@ def test_a_retained_graph_runs_twice_where_the_budget_suffices():
         with pytest.raises(RuntimeError, match="second time"):
             loss.backward()
     assert_same(model, eager)
+
+
+def test_a_graph_is_retained_behind_one_that_was_not():
+    model = made(budget="1GiB")
+    loss_of(model).backward()
+    loss = loss_of(model)
+    loss.backward(retain_graph=True)
+    loss.backward()
+
+
+def test_two_calls_in_one_backward_pass_are_added_up_as_autograd_does():
+    eager, model = made(), made(budget="1GiB")
+    for one in (eager, model):
+        torch.manual_seed(1)
+        for seed in range(3):
+            (loss_of(one, seed) + loss_of(one, seed + 7)).backward()
+    assert_same(model, eager)
+
+
+def test_an_interrupt_leaves_the_random_numbers_where_they_are():
+    """At each line of the generated backward pass."""
+    torch.manual_seed(0)
+    config = transformers.GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=32, n_positions=16, use_cache=False,
+                                     bos_token_id=None, eos_token_id=None)
+    model = tightfit.compile(transformers.GPT2LMHeadModel(config), budget="min")
+    tokens = torch.randint(0, 32, (4, 16))
+
+    def interrupted(at: int) -> bool:
+        lines = 0
+
+        def line(frame, event, argument):
+            nonlocal lines
+            text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+            if event == "line" and not text.startswith("finally"):
+                lines += 1
+                if lines == at:
+                    raise KeyboardInterrupt
+            return line
+
+        def call(frame, event, argument):
+            return line if frame.f_code.co_filename.startswith("<tightfit") else None
+
+        loss = model(input_ids=tokens, labels=tokens).loss
+        before = torch.get_rng_state()
+        kept = sys.gettrace()
+        sys.settrace(call)
+        try:
+            loss.backward()
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(kept)
+        assert torch.equal(torch.get_rng_state(), before), at
+        return lines >= at
+
+    interrupted(10**9)
+    [step] = model._compiled_call_impl.backend.steps
+    assert any("go_back" in plan.code.source for plan in step.made)
+    count = 1
+    while interrupted(count):
+        count += 7
+    assert count > 50
 
 
 def test_a_retained_graph_beyond_the_budget_is_refused_and_the_step_goes_on():

@@ -6,7 +6,9 @@ partition is the planner's, and what runs are the plan's functions.
 
 from __future__ import annotations
 
+import warnings
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +22,11 @@ from .execution import Step
 from .joint import Argument, Joint, is_tensor, path
 from .ledger import Ledger
 from .settings import Settings, device_of
+
+
+# How often batches of the same shapes are captured before that is worth a word: training, evaluation, without gradients, in
+# and out of autocast are few.
+_OFTEN = 8
 
 
 class Backend:
@@ -37,6 +44,7 @@ class Backend:
         # The model knows its backend, and dies when its user lets it go; Dynamo may keep the backend.
         self._model = None if model is None else weakref.ref(model, lambda _: ledger.nodes.clear())
         self.steps: list[Step] = []
+        self.kinds: Counter[Any] = Counter()
 
     def __call__(self, module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
         """Compiles one graph, as `torch.compile` asks a backend to."""
@@ -46,6 +54,7 @@ class Backend:
                                "it before, and mark no dimension as dynamic")
         arguments = [_argument(node, example) for node, example in
                      zip(module.graph.find_nodes(op="placeholder"), examples, strict=True)]
+        self._count(examples)
         detached = [] if self.settings.differentiable_outputs else _detach_all_but_losses(module)
         tensors = [item for item in examples if isinstance(item, torch.Tensor)]
         device = device_of(tensors)
@@ -64,6 +73,18 @@ class Backend:
                     keep_inference_input_mutations=True,
                 )(module, examples)
         return _with_guards(run, detached) if detached else run
+
+    def _count(self, examples: Sequence[Any]) -> None:
+        """Warns where one kind of batch is captured again and again."""
+        kind = tuple((example.shape, example.dtype, example.requires_grad) for example in examples
+                     if isinstance(example, torch.Tensor))
+        self.kinds[kind] += 1
+        if self.kinds[kind] == _OFTEN:
+            warnings.warn(
+                f"{self.name} was captured and planned {_OFTEN} times for batches of the same shapes: its forward reads a number "
+                "that changes from call to call (an argument, an attribute, a schedule). Make it a tensor",
+                stacklevel=2,
+            )
 
     @property
     def model(self) -> nn.Module | None:

@@ -58,7 +58,7 @@ class _Generator:
         self.document = document
         self.outputs = outputs
         self.constants = constants
-        self.names: dict[str, Any] = {"state_of": _state_of, "go_back": _go_back, "go_on": _go_on, "add": _add}
+        self.names: dict[str, Any] = {"state_of": _state_of, "now_of": _now_of, "go_back": _go_back, "go_on": _go_on, "add": _add}
         self.bound: dict[Any, str] = {}
         self.described = {value["id"]: value for node in document["nodes"] for value in node["outputs"] if value is not None}
         self.quickest: dict[Any, Way] = {}
@@ -185,7 +185,8 @@ class _Generator:
         call = self._called(node)
         goes_back = node.get("stream") and "recomputes" in node
         if goes_back:
-            yield f"now = go_back({_state_named(node['recomputes'])})"
+            state = _state_named(node["recomputes"])
+            yield f"now = now_of({state})"
         elif node["name"] in self.again:
             # The random state before the first run.
             yield f"{_state(node)} = state_of({self._device(node)})"
@@ -196,7 +197,7 @@ class _Generator:
             target = "" if all(output is None for output in outputs) else f"{', '.join(made)}, = "
         if goes_back:
             # Whatever happens, nobody is given random numbers that were drawn before.
-            yield f"try: {target}{call}"
+            yield f"try: go_back({state}); {target}{call}"
             yield "finally: go_on(now); del now"
         else:
             yield f"{target}{call}"
@@ -345,12 +346,14 @@ def _generator(device: torch.device) -> torch.Generator:
     return torch.cuda.default_generators[index]
 
 
-def _go_back(state: torch.Generator) -> torch.Generator:
-    """Sets the generator of a device back to a state that it had before; returns the one that it has now."""
-    generator = _generator(state.device)
-    now = generator.clone_state()
-    generator.set_state(state.get_state())
-    return now
+def _now_of(state: torch.Generator) -> torch.Generator:
+    """The generator of a state's device as it is now."""
+    return _state_of(state.device)
+
+
+def _go_back(state: torch.Generator) -> None:
+    """Sets the generator of a device back to a state that it had before."""
+    _generator(state.device).set_state(state.get_state())
 
 
 def _go_on(now: torch.Generator) -> None:

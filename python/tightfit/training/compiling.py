@@ -18,7 +18,7 @@ from .. import notebook
 from ..errors import CompileError, OptionError
 from .addresses import install
 from .backend import Backend
-from .dynamo import FAILURES, capturing, isolated, translated
+from .dynamo import FAILURES, NOTHING, capturing, isolated, translated, uncaptured
 from .execution import Plan, Step
 from .optimizer_state import state_bytes
 from .settings import settings
@@ -168,10 +168,9 @@ class Call:
         except FAILURES as error:
             raise translated(error) from None
         except RuntimeError as error:
-            if "found no compiled frames" not in str(error):
+            if NOTHING not in str(error):
                 raise
-            raise CompileError("a mode for dispatched operators is active (a FLOP counter, a TorchDispatchMode, saved tensors "
-                               "that may be changed), and PyTorch compiles nothing there; call the model outside of it") from None
+            raise uncaptured() from None
         if self.backend.calls == before:
             raise CompileError("PyTorch ran this call without the plan; the result was thrown away. Call the model itself, "
                                "outside of torch.compile and of torch.compiler.disable")

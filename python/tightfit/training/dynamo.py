@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch._dynamo import exc
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ..errors import CompileError, TightfitError
 
@@ -25,6 +26,8 @@ _TOO_MANY = ("FailOnRecompileLimitHit", "RecompileLimitExceeded")
 _LOGGING = ("debug", "info", "warning", "warn", "error", "exception", "critical", "log", "warning_once", "info_once",
             "warning_advice")
 
+# What it says where a call went by without it.
+NOTHING = "found no compiled frames"
 FAILURES = (exc.TorchDynamoException, exc.FailOnRecompileLimitHit)
 
 
@@ -64,6 +67,15 @@ def translated(error: Exception) -> TightfitError:
         "of the forward free of control flow that depends on the contents of tensors, and of calls that leave PyTorch; "
         "recurrent layers (LSTM, GRU) are not supported"
     )
+
+
+def uncaptured() -> CompileError:
+    """The exception for a call of which Dynamo captured nothing."""
+    if _get_current_dispatch_mode_stack():
+        return CompileError("a mode for dispatched operators is active (a FLOP counter, a TorchDispatchMode, saved tensors that "
+                            "may be changed), and PyTorch captures nothing there; call the model outside of it")
+    return CompileError("PyTorch captures nothing of this model: its forward is PyTorch's own code, which this release does not "
+                        "capture by itself; give a module of yours that calls it")
 
 
 def _place(error: Exception) -> str:

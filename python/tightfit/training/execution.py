@@ -141,7 +141,7 @@ class Step:
         self.holds_outputs = held > 0
         keeps = torch._C._autograd._get_current_graph_task_keep_graph()
         # Operators that overwrite have no batched form.
-        runs = self._apart(plan) if keeps or any(map(torch._C._functorch.is_batchedtensor, tangents)) else plan
+        runs = self._apart(plan) if keeps or any(map(_is_batched, tangents)) else plan
         self._room(pending, runs, there, 0 if plan.holds_outputs else held, keeps=keeps)
         saved = pending.saved
         if keeps:
@@ -385,6 +385,10 @@ def _size(tensor: torch.Tensor) -> int:
 
 def _has_hooks(tensor: torch.Tensor) -> bool:
     return bool(tensor._backward_hooks) or bool(tensor._post_accumulate_grad_hooks)
+
+
+def _is_batched(tensor: torch.Tensor) -> bool:
+    return torch._C._functorch.is_batchedtensor(tensor) or torch._C._functorch.is_legacy_batchedtensor(tensor)
 
 
 def _referent(reference: Any) -> Any:

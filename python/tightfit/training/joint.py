@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from ..errors import ExportError
+from ..errors import CompileError, ExportError
 from ..graph import GraphBuilder, ValueId, producer
 from ..nodes import draws, flops, is_call, is_view, tensors, used_outputs
 from ..simplify import equivalent, shorten
@@ -81,6 +81,7 @@ class Joint:
         if len(primals) != len(arguments):
             raise ExportError(f"the captured graph has {len(primals)} inputs where the model was given {len(arguments)}; "
                               "tensor subclasses and side effects such as prints are not supported: take them out")
+        _known(module, dict(zip(primals, arguments, strict=True)))
         _simplify(module, outputs)
         _dropout_as_eager(module.graph)
         _forward_first(module.graph, tangents)
@@ -94,6 +95,19 @@ class Joint:
     def has_backward(self) -> bool:
         """Whether there is a backward pass."""
         return any(gradient is not None for gradient in self.gradients)
+
+
+def _known(module: fx.GraphModule, arguments: Mapping[fx.Node, Argument]) -> None:
+    """Refuses tensors of kinds that plans do not know."""
+    for node in module.graph.nodes:
+        for value in tensors(node.meta.get("val")):
+            what = repr(arguments[node].name) if node in arguments else f"the result of {node.target}"
+            if value.layout is not torch.strided:
+                raise CompileError(f"{what} is a sparse tensor, whose bytes depend on its contents; make it dense (such as "
+                                   "nn.Embedding(…, sparse=False))")
+            if value.is_complex():
+                raise CompileError(f"{what} is of {value.dtype}, and complex tensors are not supported; keep real and "
+                                   "imaginary part as real tensors")
 
 
 def _simplify(module: fx.GraphModule, outputs: int) -> None:
