@@ -532,3 +532,18 @@ def test_what_is_known_to_suffice_has_room_for_gradients_of_the_loops_own() -> N
     with pytest.raises(tightfit.InfeasibleBudget) as refused:
         step(1000)
     step(refused.value.smallest)
+
+
+def test_assertions_that_fail_on_made_up_inputs_are_no_gap() -> None:
+    class Chosen(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return self.layer(functional.one_hot(inputs, 4).float()).sum()
+
+    model = tightfit.compile(Chosen(), budget=BIG)
+    model(torch.tensor([0, 3, 1])).backward()
+    [plan, *_] = tightfit.plans(model)
+    assert plan.unmeasured == []

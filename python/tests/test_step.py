@@ -545,3 +545,12 @@ def test_under_no_grad_a_step_is_a_step():
     with torch.no_grad():
         found = without.step(*batch(0))
     assert same(found, expected) and same(without.ours.state_dict(), with_grad.ours.state_dict())
+
+
+def test_forgotten_targets_are_asked_for() -> None:
+    model = nn.Linear(4, 2)
+    step = tightfit.step(model, functional.mse_loss, torch.optim.SGD(model.parameters(), 0.1), budget="1MiB")
+    for batch in ((), (torch.ones(3, 4),)):
+        with pytest.raises(tightfit.OptionError, match="the targets as its last"):
+            step(*batch)
+    step(torch.ones(3, 4), torch.ones(3, 2))

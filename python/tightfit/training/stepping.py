@@ -114,7 +114,7 @@ class TrainingStep:
 
     def __call__(self, *batch: Any, **named: Any) -> Any:
         """Makes a step and returns the loss, and the model's outputs where they were asked for."""
-        if self._takes_targets and len(batch) < 1:
+        if self._takes_targets and (not batch or len(batch) + len(named) < 2):
             raise OptionError("a step with a loss_fn takes the targets as its last positional argument: step(inputs, "
                               "targets)")
         if not self._takes_targets and len(batch) == 1 and isinstance(batch[0], Mapping) and not named:
