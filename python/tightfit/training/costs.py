@@ -1,7 +1,8 @@
 """What each call of a step costs on the device that runs it: seconds, and the bytes that it holds meanwhile.
 
 Invariant: one call's tensors are alive at a time; equal calls (operator, constants, types, shapes, strides) are run once;
-a call may overwrite what nobody but the step itself has, and only where that was tried; what was measured on a device by one version of PyTorch with one number of threads is kept in a file for the next start.
+a call may overwrite what nobody but the step itself has, and only where that was tried; what was measured on a device by
+one version of PyTorch with one number of threads is kept in a file for the next start.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Calls that write their result over an input that nobody needs any more: PyTorch's own in-place methods and `out=`.
 
 Invariant: a call is written over an input only where that was tried on tensors of its shapes, types and strides, on its
-device: the same bits came out, and no more memory was taken beside. Only operators that compute element by element, or row by row
-as softmax does, are tried at all, since what others do with overlapping memory is not defined.
+device: the same bits came out, and no more memory was taken beside. Only operators that compute element by element, or
+row by row as softmax does, are tried at all, since what others do with overlapping memory is not defined.
 """
 
 from __future__ import annotations
