@@ -142,7 +142,10 @@ found = {}
 # What the ledger of the model does not know of takes room from its slab.
 model = compiled("600KiB")
 found["alone"] = [step(model, 256) for _ in range(4)]
-extra = torch.empty(120_000, dtype=torch.uint8)
+_native.Addresses(-1).reset_peak()
+step(model, 256)
+# So much that the slab of this plan does not fit any more.
+extra = torch.empty((600 << 10) - counters()["peak"] + 20_000, dtype=torch.uint8)
 model.zero_grad()
 found["beside"] = [step(model, 256) for _ in range(8)]
 _native.Addresses(-1).reset_peak()

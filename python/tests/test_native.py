@@ -5,6 +5,7 @@ Invariant: the program runs in a process of its own, as whoever installs this pa
 """
 
 import gzip
+import functools
 import json
 import os
 import pickle
@@ -321,7 +322,10 @@ except KeyboardInterrupt:
     fitted = tightfit.fit(graph, "60%", iterations=1000)  # nothing is left behind that would stop this one
     print("interrupted", fitted.peak <= fitted.budget, flush=True)
 """
-    with subprocess.Popen([sys.executable, "-c", script, str(RESNET)], stdout=subprocess.PIPE, text=True) as child:
+    # What runs in the background may have been told to ignore the signal, and its children with it.
+    heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    with subprocess.Popen([sys.executable, "-c", script, str(RESNET)], stdout=subprocess.PIPE, text=True,
+                          preexec_fn=heeds) as child:
         assert child.stdout.readline() == "ready\n"
         time.sleep(0.5)
         child.send_signal(signal.SIGINT)

@@ -89,17 +89,19 @@ def tried(overload: torch._ops.OpOverload, made: Callable[[], tuple[list[Any], d
         how = overwriting(overload, position)
         if how is None:
             continue
-        args, kwargs = made()
-        if position < len(args) and isinstance(args[position], torch.Tensor):
-            taken = _taken(overload, how, args, kwargs, peak_of)
-            positions += [position] if taken is not None and taken <= most else []
+        # One call's tensors at a time: those of the last position are gone.
+        taken = _taken(overload, how, made, peak_of)
+        positions += [position] if taken is not None and taken <= most else []
     return positions
 
 
-def _taken(overload: torch._ops.OpOverload, how: Overwriting, args: list[Any], kwargs: dict[str, Any],
+def _taken(overload: torch._ops.OpOverload, how: Overwriting, made: Callable[[], tuple[list[Any], dict[str, Any]]],
            peak_of: Callable[[Callable[[], Any]], int]) -> int | None:
     """The bytes that a call takes where it overwrites an argument; `None` where that is not the same call."""
-    over = args[how.position]
+    args, kwargs = made()
+    over = args[how.position] if how.position < len(args) else None
+    if not isinstance(over, torch.Tensor):
+        return None
     others = [item for index, item in enumerate(args) if index != how.position and isinstance(item, torch.Tensor)]
     if any(item.untyped_storage()._cdata == over.untyped_storage()._cdata for item in others):
         return None
