@@ -4,8 +4,8 @@ are given they refuse in order, and Python goes on while they work.
 Invariant: the program runs in a process of its own, as whoever installs this package runs it; no time is asserted.
 """
 
-import gzip
 import functools
+import gzip
 import json
 import os
 import pickle
