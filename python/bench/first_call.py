@@ -23,6 +23,8 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python" / "tests")]
 
+from tables import head, paired, row  # noqa: E402
+
 # What tightfit does in a first call beside the capture, and where it calls that.
 STAGES = {"costs": "costed", "plan": "held", "code": "code"}
 KINDS = ("aot_eager", "tightfit", "second start")
@@ -125,7 +127,7 @@ def rounds(name: str, options: argparse.Namespace) -> None:
     cells = [name, f"{budget / 1e6:.2f} MB", f"{_median(theirs, 'eager'):.2f}", f"{_median(theirs, 'seconds'):.2f}"]
     for kind in KINDS[1:]:
         ours = found[kind]
-        ratios = (_paired(ours, theirs, key) for key in ("seconds", "cpu"))
+        ratios = (paired([run[key] for run in ours], [run[key] for run in theirs]) for key in ("seconds", "cpu"))
         cells += [f"{_median(ours, 'seconds'):.2f}", *(f"{ratio:.2f}" for ratio in ratios)]
     first, second = (_stages(found[kind]) for kind in KINDS[1:])
     rest = [run["seconds"] - sum(run["stages"].values()) for run in found["tightfit"]]
@@ -139,14 +141,6 @@ def _stages(runs: list[dict[str, Any]]) -> dict[str, float]:
 
 def _median(runs: list[dict[str, Any]], key: str) -> float:
     return statistics.median(run[key] for run in runs)
-
-
-def _paired(ours: list[dict[str, Any]], theirs: list[dict[str, Any]], key: str) -> float:
-    return statistics.median(mine[key] / other[key] for mine, other in zip(ours, theirs, strict=True))
-
-
-def row(*cells: object) -> None:
-    print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
 
 
 def main() -> None:
@@ -168,8 +162,7 @@ def main() -> None:
           f"at {options.share:g} between the smallest and the peak of the step as it is. `capture` is all of a first call "
           "of tightfit that is no other stage, the step itself included. `eager` is the step that each process runs "
           "before: PyTorch's own first call of its kernels is no part of the others.\n")
-    row(*HEAD)
-    row(*["---"] * len(HEAD))
+    head(HEAD)
     for name in options.models:
         rounds(name, options)
 

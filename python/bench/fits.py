@@ -18,18 +18,10 @@ sys.path[:0] = [str(ROOT / "python" / "tests")]
 
 import measured  # noqa: E402
 import zoo  # noqa: E402
+from tables import head, mb, row  # noqa: E402
 
 HEAD = ("model", "eager peak", "min", "share", "budget", "planned peak", "measured peak", "first step", "fits",
         "bits are eager's", "s/step", "÷ eager", "first call s")
-
-
-def mb(count: int | None) -> str:
-    """Bytes in MB, for reading; what is judged are the bytes."""
-    return "–" if count is None else f"{count / 1e6:.2f}"
-
-
-def row(*cells: object) -> None:
-    print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
 
 
 def planned(run: dict[str, Any]) -> int:
@@ -88,8 +80,7 @@ def main() -> None:
     parser.add_argument("--eager", action="store_true", help="eager's rows only")
     options = parser.parse_args()
     print("Peaks in MB (10^6 bytes) of PyTorch's allocator, parameters, gradients and batch included.\n")
-    row(*HEAD)
-    row(*["---"] * len(HEAD))
+    head(HEAD)
     verdicts = [verdict for name in options.models for verdict in model(name, options)]
     if verdicts:
         fitted, equal = (sum(column) for column in zip(*verdicts, strict=True))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import functools
 import os
 import shlex
 import sys
@@ -26,20 +27,16 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python" / "tests")]
 
 import measured  # noqa: E402
+import tables  # noqa: E402
 import zoo  # noqa: E402
+from tables import row  # noqa: E402
 
 HEAD = ("model", "step", "budget MB", "of eager's reserved", "reserved MB", "of eager's", "first call's reserved MB",
         "allocated MB", "fits", "tokens/s", "÷ eager", "first call s", "planned MB")
 COMPILERS = {"aot": "torch.compile, aot_eager_decomp_partition", "inductor": "torch.compile, Inductor"}
 
 
-def mb(count: int | None) -> str:
-    """Bytes in MB, for reading; what is judged are the bytes."""
-    return "–" if count is None else f"{count / 1e6:.1f}"
-
-
-def line(*cells: object) -> None:
-    print("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |", flush=True)
+mb = functools.partial(tables.mb, digits=1)
 
 
 class Bench:
@@ -90,13 +87,13 @@ class Bench:
         share = f"{budget / whole:.1%}" if budget is not None else "–"
         if "error" in run:
             said = " ".join([f"{run['error']}:", *run["message"].splitlines()[:1]])
-            line(self.name, label, mb(budget), share, said, *["–"] * (len(HEAD) - 5))
+            row(self.name, label, mb(budget), share, said, *["–"] * (len(HEAD) - 5))
             return
         is_ours = run["mode"] == "tightfit"
         reserved = max(run["first_reserved"], run["later_reserved"]) if is_ours else run["later_reserved"]
         fits = "–" if budget is None else "yes" if reserved <= budget else f"no: {mb(reserved - budget)} MB over"
         plans = run.get("plans", [])
-        line(self.name, label, mb(budget), share, mb(reserved), f"{reserved / whole:.1%}", mb(run["first_reserved"]),
+        row(self.name, label, mb(budget), share, mb(reserved), f"{reserved / whole:.1%}", mb(run["first_reserved"]),
              mb(run["peak"] if is_ours else run["later_peak"]), fits,
              f"{run['tokens'] / run['seconds']:,.0f}", f"{self.eager['seconds'] / run['seconds']:.3f}",
              f"{run['first_seconds']:.1f}", mb(max((plan["peak"] for plan in plans), default=None)))
@@ -135,8 +132,7 @@ def main() -> None:
     segments = f", {os.environ['PYTORCH_CUDA_ALLOC_CONF']}" if options.device.startswith("cuda") else ""
     print(f"{datetime.date.today().isoformat()}, {about['device']}, torch {about['torch']}, driver {about['driver']}"
           f"{segments}: `{shlex.join(['python', 'python/bench/gpu.py', *sys.argv[1:]])}`. MB are 10^6 bytes.\n")
-    line(*HEAD)
-    line(*["---"] * len(HEAD))
+    tables.head(HEAD)
     for name in options.models:
         Bench(name, options).run()
 

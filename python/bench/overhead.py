@@ -25,6 +25,8 @@ import torch  # noqa: E402
 import gpt  # noqa: E402
 import tightfit  # noqa: E402
 import zoo  # noqa: E402
+from tables import head, paired, row  # noqa: E402
+from tightfit import measure  # noqa: E402
 
 HEAD = ("threads", "calls", "of these views", "eager ms", "tightfit ms", "÷ eager", "eager CPU ms", "tightfit CPU ms",
         "CPU ÷ eager")
@@ -41,14 +43,11 @@ def both(options: argparse.Namespace) -> tuple[torch.nn.Module, torch.nn.Module]
 def calls(model: torch.nn.Module) -> tuple[int, int]:
     """How many operators a step of a compiled model calls, and how many of these only view."""
     [step] = model._compiled_call_impl.backend.steps
-    nodes = [node for node in step.made[-1].held.document["nodes"]
+    document = step.made[-1].held.document
+    values = measure.values_of(document)
+    nodes = [node for node in document["nodes"]
              if node["op"] != "placeholder" and not node["op"].startswith("tightfit.")]
-    home = {value["id"]: value["storage"] for node in step.made[-1].held.document["nodes"]
-            for value in node["outputs"] if value is not None}
-    views = sum(not node.get("mutates") and any(value is not None for value in node["outputs"])
-                and {value["storage"] for value in node["outputs"] if value is not None}
-                <= {home[value] for value in node.get("inputs", [])} for node in nodes)
-    return len(nodes), views
+    return len(nodes), sum(not measure.takes_time(node, values) for node in nodes)
 
 
 def timed(model: torch.nn.Module, batch: zoo.Batch, steps: int) -> tuple[float, float]:
@@ -81,13 +80,8 @@ def compare(threads: int, options: argparse.Namespace) -> None:
     cells: list[str] = []
     for column in (0, 1):
         eager, ours = ([pair[column] for pair in rounds] for rounds in found)
-        ratio = statistics.median(mine / other for mine, other in zip(ours, eager, strict=True))
-        cells += [f"{statistics.median(eager):.3f}", f"{statistics.median(ours):.3f}", f"{ratio:.3f}"]
+        cells += [f"{statistics.median(eager):.3f}", f"{statistics.median(ours):.3f}", f"{paired(ours, eager):.3f}"]
     row(threads, *calls(models[1]), *cells)
-
-
-def row(*cells: object) -> None:
-    print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
 
 
 def main() -> None:
@@ -103,8 +97,7 @@ def main() -> None:
     options = parser.parse_args()
     print(f"A GPT of {options.layers} layers, width {options.width}, window {options.window}, batch {options.batch}, "
           f"without dropout; medians of {options.rounds} rounds of {options.steps} steps, torch {torch.__version__}.\n")
-    row(*HEAD)
-    row(*["---"] * len(HEAD))
+    head(HEAD)
     for threads in options.threads:
         compare(threads, options)
 

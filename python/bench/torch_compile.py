@@ -19,7 +19,9 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "python" / "tests")]
 
 import measured  # noqa: E402
+import tables  # noqa: E402
 import zoo  # noqa: E402
+from tables import mb, paired  # noqa: E402
 
 HEAD = ("step", "budget MB", "first call's peak MB", "peak MB", "s/step", "÷ eager", "CPU ÷ eager",
         "÷ the point it is held to", "unlike eager", "first call s")
@@ -42,11 +44,7 @@ class Row:
 
     def over(self, other: Row) -> float:
         """The median of the ratios of seconds from the same round."""
-        return _paired(self.seconds, other.seconds)
-
-
-def _paired(ours: list[float], theirs: list[float]) -> float:
-    return statistics.median(mine / other for mine, other in zip(ours, theirs, strict=True))
+        return paired(self.seconds, other.seconds)
 
 
 @dataclass
@@ -96,7 +94,7 @@ class Bench:
         report = row.worker.report
         if row.worker.failed:
             said = ": ".join([report["error"], *report["message"].splitlines()[:1]])
-            self.print(row.label, said, *["–"] * 8)
+            tables.row(row.label, said, *["–"] * 8)
             self.tally.points += row.rival is not None and row.rival.worker.report["mode"] == "aot"
             return
         unlike = len(measured.differing(report, self.eager.worker.report)) or "–"
@@ -110,21 +108,16 @@ class Bench:
                 self.tally.faster += ratio <= self.options.allowed
         budget = int(report["budget"]) if report["mode"] == "tightfit" else None
         seconds = statistics.median(row.seconds)
-        self.print(row.label, mb(budget), mb(report["first_peak"]), mb(row.peak()), f"{seconds:.3f}",
-                   f"{row.over(self.eager):.3f}", f"{_paired(row.busy, self.eager.busy):.3f}", held, unlike,
+        tables.row(row.label, mb(budget), mb(report["first_peak"]), mb(row.peak()), f"{seconds:.3f}",
+                   f"{row.over(self.eager):.3f}", f"{paired(row.busy, self.eager.busy):.3f}", held, unlike,
                    f"{report['first_seconds']:.1f}")
-
-    @staticmethod
-    def print(*cells: object) -> None:
-        print("| " + " | ".join(str(cell) for cell in cells) + " |", flush=True)
 
     def run(self) -> None:
         options = self.options
         report = self.eager.worker.report
         print(f"\n{self.name}: {mb(report['parameters'])} MB of parameters, {options.threads} threads, "
               f"medians of {options.rounds} rounds, torch {report['torch']}\n")
-        self.print(*HEAD)
-        self.print(*["---"] * len(HEAD))
+        tables.head(HEAD)
         checkpointed = self.start("checkpoint, per block", "checkpoint")
         uncounted = self.start("eager, bytes not counted", "eager", counted=False)
         self.rounds([uncounted, checkpointed, *self.held(checkpointed), *self.held(self.eager)])
@@ -141,10 +134,6 @@ class Bench:
         if tally.points:
             print(f"\n{self.name}: at {tally.points} points of activation_memory_budget tightfit's peak was no higher "
                   f"at {tally.lower}, and its time ≤ {options.allowed} × torch.compile's at {tally.faster}.")
-
-
-def mb(count: int | None) -> str:
-    return "–" if count is None else f"{count / 1e6:.2f}"
 
 
 def _shares(text: str) -> list[float]:

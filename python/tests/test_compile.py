@@ -367,6 +367,24 @@ def test_outputs_that_are_dropped_at_once_are_gone_though_nothing_collects_garba
     assert plan.peak <= (dropped + held) // 2
 
 
+def test_an_output_that_is_held_counts_in_later_plans_though_it_is_saved_as_well() -> None:
+    class Sine(Exponential):
+        def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            hidden = self.layer(inputs)
+            return hidden.sin().mean(), hidden
+
+    def trained(budget: int | str) -> nn.Module:
+        model = tightfit.compile(Sine(), budget=budget)
+        for _ in range(2):  # gradients are there the second time, which is another plan
+            loss, hidden = model(torch.randn(1024, 8))
+            hidden = hidden.view(-1)
+            loss.backward()
+        return model
+
+    least = max(plan.peak for plan in tightfit.plans(trained("min")))
+    assert all(plan.peak <= least for plan in tightfit.plans(trained(least)))
+
+
 def test_an_optimizer_that_has_stepped_before_is_counted() -> None:
     model = Perceptron()
     optimizer = torch.optim.AdamW(model.parameters())

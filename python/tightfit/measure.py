@@ -117,7 +117,7 @@ def takes_time(node: dict[str, Any], values: dict[int, _Value]) -> bool:
     """Whether a node takes time: placeholders are there from the start, and views only look."""
     if node["op"] == "placeholder":
         return False
-    read = {values[index].storage for index in node["inputs"]}
+    read = {values[index].storage for index in node.get("inputs", ())}
     made = [output["storage"] for output in node["outputs"] if output is not None]
     is_view = bool(made) and all(storage in read for storage in made)
     return bool(node.get("mutates")) or not is_view
@@ -195,17 +195,17 @@ def _measure(call: Call, device: torch.device, storages: list[int]) -> float | _
     try:
         run = prepared(call, device)
         samples = _cuda_samples(run, device) if device.type == "cuda" else _cpu_samples(run)
-    except (MemoryError, torch.OutOfMemoryError) as error:
+    except MemoryError as error:
         raise _too_large(call, device, f"takes {needed} bytes and its workspace") from error
     except torch.AcceleratorError as error:
         raise ExportError(
-            f"node {call.node!r} ({call.op}) stopped {device}: {_first_line(error)}; "
+            f"node {call.node!r} ({call.op}) stopped {device}: {first_line(error)}; "
             "export without measure=True, or from a model whose operators run on it"
         ) from error
     except Exception as error:
-        if "can't allocate memory" in str(error):
+        if is_out_of_memory(error):
             raise _too_large(call, device, f"takes {needed} bytes and its workspace") from error
-        return _Refused(f"{type(error).__name__}: {_first_line(error)}")
+        return _Refused(f"{type(error).__name__}: {first_line(error)}")
     return max(round(sorted(samples)[(len(samples) - 1) // 4], 9), 1e-9)
 
 
@@ -216,7 +216,13 @@ def _too_large(call: Call, device: torch.device, what: str) -> ExportError:
     )
 
 
-def _first_line(error: BaseException) -> str:
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether PyTorch's allocators say that there is not enough memory."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def first_line(error: BaseException) -> str:
+    """The beginning of what an error says."""
     return (str(error).strip().splitlines() or [""])[0][:120]
 
 

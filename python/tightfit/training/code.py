@@ -58,7 +58,8 @@ class _Generator:
         self.document = document
         self.outputs = outputs
         self.constants = constants
-        self.names: dict[str, Any] = {"state_of": _state_of, "now_of": _now_of, "go_back": _go_back, "go_on": _go_on, "add": _add}
+        self.names: dict[str, Any] = {"state_of": _state_of, "now_of": _now_of, "go_back": _go_back, "go_on": _go_on,
+                                      "add": _add}
         self.bound: dict[Any, str] = {}
         self.described = {value["id"]: value for node in document["nodes"] for value in node["outputs"] if value is not None}
         self.quickest: dict[Any, Way] = {}
@@ -232,10 +233,11 @@ class _Generator:
         overload = calls.overload(name)
         if overload is None:
             raise ExportError(f"PyTorch {torch.__version__} has no operator {name!r}; please report this model")
-        for value in node.get("overwrites", ()):
-            how = overwriting(overload, args.index(_Named(value)))
-            return how.overload, *how.call(args, kwargs)
-        return overload, args, kwargs
+        if not node.get("overwrites"):
+            return overload, args, kwargs
+        [value] = node["overwrites"]
+        how = overwriting(overload, args.index(_Named(value)))
+        return how.overload, *how.call(args, kwargs)
 
     def _quickest(self, overload: torch._ops.OpOverload | None, args: Sequence[Any],
                   kwargs: Mapping[str, Any]) -> Way:

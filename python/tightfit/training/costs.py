@@ -21,7 +21,9 @@ from .. import cache, calls
 from ..calls import TORCH_DTYPES
 from ..errors import CompileError
 from ..graph import producer
-from ..measure import Call, arguments, prepared, takes_time, undisturbed, values_of
+from ..measure import (
+    Call, arguments, first_line, is_out_of_memory, prepared, takes_time, undisturbed, values_of,
+)
 from . import addresses
 from .inplace import tried
 from .joint import BARRIER
@@ -190,15 +192,13 @@ class _Known:
                 self.is_new = True
             except torch.AcceleratorError as error:
                 # Nothing runs on the device from here on.
-                first = (str(error).strip().splitlines() or [""])[0][:120]
-                raise CompileError(f"measuring {call.op!r} on made-up inputs stopped {self.device}: {first}; please "
-                                   "report this model") from error
+                raise CompileError(f"measuring {call.op!r} on made-up inputs stopped {self.device}: {first_line(error)}; "
+                                   "please report this model") from error
             except _REFUSALS as error:  # whatever an operator makes of made-up inputs
-                first = (str(error).strip().splitlines() or [""])[0][:120]
-                if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+                if is_out_of_memory(error):
                     raise CompileError(f"there is not enough memory on {self.device} to measure {call.op!r} before the first "
-                                       f"step: {first}; give a smaller batch") from None
-                self.refused[key] = f"{type(error).__name__}: {first}"
+                                       f"step: {first_line(error)}; give a smaller batch") from None
+                self.refused[key] = f"{type(error).__name__}: {first_line(error)}"
         return self.costs.get(key) or self.refused[key]
 
     def _overwrites(self, call: Call, most: int) -> tuple[int, ...]:

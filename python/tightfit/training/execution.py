@@ -137,12 +137,12 @@ class Step:
         returned, unasked = self._asked(pending)
         there = {index: None if index in returned else NOWHERE if index in unasked else tensor.grad
                  for index, tensor in pending.parameters.items()}
-        held = self.ledger.holds_outputs(pending)
-        self.holds_outputs = held > 0
+        self.holds_outputs = self.ledger.is_held(pending)
         keeps = torch._C._autograd._get_current_graph_task_keep_graph()
         # Operators that overwrite have no batched form.
         runs = self._apart(plan) if keeps or any(map(_is_batched, tangents)) else plan
-        self._room(pending, runs, there, 0 if plan.holds_outputs else held, keeps=keeps)
+        outputs = 0 if plan.holds_outputs else self.ledger.held_alone(pending)
+        self._room(pending, runs, there, outputs, keeps=keeps)
         saved = pending.saved
         if keeps:
             saved = list(saved)
@@ -256,7 +256,7 @@ class Step:
     def _coming(self, arguments: Sequence[Any]) -> int:
         """Bytes of gradients that this graph does not compute, are not there yet, and may come in the loop."""
         idle = [*(arguments[index] for index in self._idle), *map(_referent, self.outside_parameters)]
-        return sum(_size(tensor) for tensor in idle if tensor is not None and tensor.requires_grad and tensor.grad is None)
+        return sum(tensor.nbytes for tensor in idle if tensor is not None and tensor.requires_grad and tensor.grad is None)
 
     def _refusal(self, error: InfeasibleBudget, needed: int, others: Mapping[str, int], coming: int) -> InfeasibleBudget:
         """The same refusal in bytes of the whole budget, of which so many are needed for the graph; what is known to
@@ -377,10 +377,6 @@ class Step:
                     "forward pass (it is at version "
                     f"{tensor._version}, expected {pending.versions[index]}); change it behind the backward pass"
                 )
-
-
-def _size(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().nbytes()
 
 
 def _has_hooks(tensor: torch.Tensor) -> bool:

@@ -25,7 +25,7 @@ from ..errors import InfeasibleBudget
 from ..nodes import draws, is_call
 from .costs import costed, course_of
 from .execution import Plan, Step
-from .joint import BARRIER, Argument, Joint
+from .joint import BARRIER, Argument, Joint, following
 from .planned import held
 
 # How many steps of each graph are measured.
@@ -71,7 +71,9 @@ class FusedStep(Step):
         if self._steps >= _MEASURED:
             return run(arguments)
         given = _storages(arguments)
-        self._static = self.outside + sum(self._others(None, [], []).values()) + _gradients(arguments) + sum(
+        gradients = self.ledger.size(item.grad for item in arguments
+                                     if isinstance(item, torch.Tensor) and item.is_leaf and item.grad is not None)
+        self._static = self.outside + sum(self._others(None, [], []).values()) + gradients + sum(
             size for _, size in given.values())
         results, peak = course_of(lambda: run(arguments), self.device)
         self._made = [found for key, found in _storages(results).items() if key not in given]
@@ -176,10 +178,11 @@ def saved(joint: Joint, document: Mapping[str, Any]) -> list[fx.Node]:
     """
     graph = joint.module.graph
     kept = _kept(document, {node.name: node for node in graph.nodes})
-    follows = _follows(joint)
+    follows = set(following(graph, joint.tangents))
     found: dict[fx.Node, None] = {}
     seen: set[fx.Node] = set()
-    waiting = [source for node in follows for source in node.all_input_nodes if source not in follows]
+    waiting = [source for node in graph.nodes if node in follows for source in node.all_input_nodes
+               if source not in follows]
     waiting += [gradient for gradient in joint.gradients if gradient is not None and gradient not in follows]
     while waiting:
         node = waiting.pop()
@@ -216,15 +219,6 @@ def _kept(document: Mapping[str, Any], named: Mapping[str, fx.Node]) -> set[fx.N
     return found
 
 
-def _follows(joint: Joint) -> dict[fx.Node, None]:
-    """The calls that follow from a tangent."""
-    follows = dict.fromkeys(joint.tangents)
-    for node in joint.module.graph.nodes:
-        if node.op == "call_function" and any(source in follows for source in node.all_input_nodes):
-            follows[node] = None
-    return {node: None for node in follows if node.op != "placeholder"}
-
-
 def _storages(items: Iterable[Any]) -> dict[int, tuple[StorageWeakRef, int]]:
     found = {}
     for item in items:
@@ -232,9 +226,3 @@ def _storages(items: Iterable[Any]) -> dict[int, tuple[StorageWeakRef, int]]:
             storage = item.untyped_storage()
             found[storage._cdata] = StorageWeakRef(storage), storage.nbytes()
     return found
-
-
-def _gradients(arguments: Iterable[Any]) -> int:
-    """Bytes of the gradients that parameters among the arguments have."""
-    return sum(item.grad.untyped_storage().nbytes() for item in arguments
-               if isinstance(item, torch.Tensor) and item.is_leaf and item.grad is not None)

@@ -168,7 +168,7 @@ def _dropout_as_eager(graph: fx.Graph) -> None:
         graph.erase_node(node)
 
 
-def _following(graph: fx.Graph, tangents: Sequence[fx.Node]) -> list[fx.Node]:
+def following(graph: fx.Graph, tangents: Sequence[fx.Node]) -> list[fx.Node]:
     """The calls that follow from a tangent, in their order."""
     follows = dict.fromkeys(tangents)
     for node in graph.nodes:
@@ -180,7 +180,7 @@ def _following(graph: fx.Graph, tangents: Sequence[fx.Node]) -> list[fx.Node]:
 def _forward_first(graph: fx.Graph, tangents: Sequence[fx.Node]) -> None:
     """Moves what does not follow from a tangent before what does."""
     [output] = graph.find_nodes(op="output")
-    for node in _following(graph, tangents):
+    for node in following(graph, tangents):
         output.prepend(node)
 
 
@@ -234,7 +234,7 @@ class _Document:
         self.between = between
         self.holds_outputs = holds_outputs
         self.updates = updates
-        self.backward = set(_following(joint.module.graph, joint.tangents))
+        self.backward = set(following(joint.module.graph, joint.tangents))
         self.values: dict[fx.Node, ValueId | list[ValueId | None]] = {}
         self.names: dict[int, str] = {}
         # The version that a written buffer has last.

@@ -96,10 +96,18 @@ class Ledger:
                 if (size := storage.nbytes()) >= _SMALL:
                     self.outputs.append((StorageWeakRef(storage), size, pending, index in saved))
 
-    def holds_outputs(self, pending: Pending) -> int:
+    def held_alone(self, pending: Pending) -> int:
         """Bytes of the outputs of a forward pass that its caller alone holds, and still does."""
-        return sum(size for storage, size, owner, saved in self.outputs
-                   if not saved and owner is not None and owner() is pending and not storage.expired())
+        return sum(size for _, size, saved in self._outputs_of(pending) if not saved)
+
+    def is_held(self, pending: Pending) -> bool:
+        """Whether the caller of a forward pass still holds one of its outputs, saved ones among them."""
+        return any(not saved or _has_other_owners(storage, pending.saved or ())
+                   for storage, _, saved in self._outputs_of(pending))
+
+    def _outputs_of(self, pending: Pending) -> list[tuple[StorageWeakRef, int, bool]]:
+        return [(storage, size, saved) for storage, size, owner, saved in self.outputs
+                if owner is not None and owner() is pending and not storage.expired()]
 
     def others(self, own: Pending | None = None, accumulated: Iterable[torch.Tensor] = ()) -> dict[str, int]:
         """What is held beside a call and what it works on, by reason; `own` is the call's own forward pass, and
@@ -115,3 +123,14 @@ class Ledger:
         found = {"of optimizer state": state, "of buckets of data parallelism": buckets,
                  "of forward passes whose backward pass has not come": waiting, "of outputs of other calls": given}
         return {reason: size for reason, size in found.items() if size}
+
+
+def _has_other_owners(storage: StorageWeakRef, tensors: Iterable[Any]) -> bool:
+    """Whether a storage belongs to other tensors than these and those that they are views of."""
+    found, own = None, set()
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor) and (behind := tensor.untyped_storage())._cdata == storage.cdata:
+            found = behind
+            own |= {tensor._cdata, tensor._base._cdata} if tensor._is_view() else {tensor._cdata}
+    # Python's object, `found`, is an owner too.
+    return torch._C._storage_Use_Count(storage.cdata) > len(own) + (found is not None)

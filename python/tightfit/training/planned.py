@@ -17,6 +17,8 @@ import torch
 from .. import _native, cache
 from .code import Code, generate
 
+# One of those that take what a graph records: for calls without seconds, where nobody names one.
+_MACHINE = "a100-80gb"
 # How many plans are kept on disk.
 _PLANS = 64
 
@@ -34,12 +36,14 @@ class Held:
     document: dict[str, Any]
 
 
-def held(document: Mapping[str, Any], budget: int | None, deadline: float, machine: str = "a100-80gb") -> Held:
+def held(document: Mapping[str, Any], budget: int | None, deadline: float,
+         machine: str | None = None) -> Held:
     """The fastest plan of a graph that holds no more than the budget, or as few bytes as possible without one. Calls that
     the graph has no seconds for are predicted for the machine.
 
     Raises `InfeasibleBudget`.
     """
+    machine = machine or _MACHINE
     text = json.dumps(document, sort_keys=True)
     asked = f"{_native.__version__} {budget} {deadline} {machine} {text}"
     name = f"plans/{hashlib.sha256(asked.encode()).hexdigest()}.json"
@@ -64,7 +68,7 @@ def apart(plan: Held) -> Held:
     """The same plan where nothing is overwritten, as a graph that is kept for another backward pass needs it."""
     nodes = [{key: item for key, item in node.items() if key != "overwrites"} for node in plan.document["nodes"]]
     document = plan.document | {"nodes": nodes}
-    peak = _native.read_graph(json.dumps(document).encode()).unplanned_peak(machine="a100-80gb")
+    peak = _native.read_graph(json.dumps(document).encode()).unplanned_peak(machine=_MACHINE)
     return replace(plan, peak=peak, document=document)
 
 

@@ -73,7 +73,7 @@ def plan(model: nn.Module, batch: Any, budget: int | str = "min", *, machine: st
     beside = step.outside + step.reserve + (0 if optimizer is None else state_bytes(optimizer, model.parameters()))
     room = None if asked is None else max(asked - beside, 0)
     try:
-        found = held(graph, room, deadline, machine or "a100-80gb")
+        found = held(graph, room, deadline, machine)
     except InfeasibleBudget as error:
         raise InfeasibleBudget(
             f"{asked:,} bytes are too few for {type(model).__name__} on a batch of {' and '.join(map(str, step.batch()))}: no "

@@ -1,0 +1,29 @@
+"""Markdown tables that benches print. Invariant: a row is printed at once, so what was measured stands there whatever comes
+after it.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+
+
+def head(names: Sequence[str]) -> None:
+    """The first two lines of a table."""
+    row(*names)
+    row(*["---"] * len(names))
+
+
+def row(*cells: object) -> None:
+    """A line of a table."""
+    print("| " + " | ".join(str(cell).replace("|", "\\|") for cell in cells) + " |", flush=True)
+
+
+def mb(count: int | None, digits: int = 2) -> str:
+    """Bytes in MB, for reading; what is judged are the bytes."""
+    return "–" if count is None else f"{count / 1e6:.{digits}f}"
+
+
+def paired(ours: Sequence[float], theirs: Sequence[float]) -> float:
+    """The median of the ratios of figures from the same round."""
+    return statistics.median(mine / other for mine, other in zip(ours, theirs, strict=True))
