@@ -18,7 +18,7 @@ from .. import notebook
 from ..errors import CompileError, OptionError
 from .addresses import install
 from .backend import Backend
-from .dynamo import FAILURES, NOTHING, capturing, isolated, translated, uncaptured
+from .dynamo import FAILURES, NOTHING, Capturing, isolated, translated, uncaptured
 from .execution import Plan, Step
 from .optimizer_state import state_bytes
 from .settings import settings
@@ -158,7 +158,7 @@ class Call:
     def __init__(self, compiled: Any, backend: Backend) -> None:
         self.compiled = compiled
         self.backend = backend
-        self.options = capturing()
+        self.options = Capturing()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         before = self.backend.calls

@@ -6,9 +6,10 @@ are afterwards what they were before.
 
 from __future__ import annotations
 
-import contextlib
 import inspect
 import logging
+import os
+import re
 import traceback
 from typing import Any
 
@@ -26,18 +27,36 @@ _TOO_MANY = ("FailOnRecompileLimitHit", "RecompileLimitExceeded")
 _LOGGING = ("debug", "info", "warning", "warn", "error", "exception", "critical", "log", "warning_once", "info_once",
             "warning_advice")
 
+# What it says of recurrent layers, and of branches that it cannot follow.
+_RECURRENT = "RNN, GRU, or LSTM"
+_DATA_DEPENDENT = "data-dependent"
+# Logs with a traceback what is raised as well.
+_FAKES = logging.getLogger("torch._subclasses.fake_tensor")
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+
 # What it says where a call went by without it.
 NOTHING = "found no compiled frames"
 FAILURES = (exc.TorchDynamoException, exc.FailOnRecompileLimitHit)
 
 
-def capturing() -> contextlib.AbstractContextManager[Any]:
-    """Dynamo's settings while a model may be captured; may be entered again and again."""
-    ignored = {getattr(logging.Logger, name) for name in _LOGGING if hasattr(logging.Logger, name)}
-    return torch._dynamo.config.patch(
-        recompile_limit=_SHAPES, accumulated_recompile_limit=4 * _SHAPES, optimize_ddp=False,
-        ignore_logging_functions=ignored | set(torch._dynamo.config.ignore_logging_functions),
-    )
+class Capturing:
+    """Dynamo's settings while a model may be captured; a context that may be entered again and again."""
+
+    def __init__(self) -> None:
+        ignored = {getattr(logging.Logger, name) for name in _LOGGING if hasattr(logging.Logger, name)}
+        self.settings = torch._dynamo.config.patch(
+            recompile_limit=_SHAPES, accumulated_recompile_limit=4 * _SHAPES, optimize_ddp=False,
+            ignore_logging_functions=ignored | set(torch._dynamo.config.ignore_logging_functions),
+        )
+        self.was_silent = False
+
+    def __enter__(self) -> None:
+        self.settings.__enter__()
+        self.was_silent, _FAKES.disabled = _FAKES.disabled, True
+
+    def __exit__(self, *raised: object) -> None:
+        _FAKES.disabled = self.was_silent
+        self.settings.__exit__(*raised)
 
 
 def isolated() -> dict[str, bool]:
@@ -53,20 +72,26 @@ def translated(error: Exception) -> TightfitError:
         return error
     if isinstance(inner, TightfitError):
         return inner
-    said = [line.strip() for line in str(inner or error).splitlines() if line.strip()]
-    reason = said[0] if said else type(error).__name__
-    hint = next((line.removeprefix("Explanation:").strip() for line in said if line.startswith("Explanation:")), "")
+    text = str(inner or error)
+    said = [line.strip() for line in text.splitlines() if line.strip()]
+    reason = said[0].rstrip(".") if said else type(error).__name__
     if type(error).__name__ in _TOO_MANY:
         return CompileError(f"the model was called with more than {_SHAPES} kinds of batches, each of which needs a plan of its "
                             "own; pad batches to a few lengths, and make numbers that change from call to call tensors")
     if isinstance(error, exc.TorchRuntimeError):
-        cause = next((line for line in reversed(said) if "Error" in line), reason)
-        return CompileError(f"the model's forward fails on this batch: {cause}{_place(error)}")
-    return CompileError(
-        f"the model cannot be captured as one graph: {reason}{_place(error)}. {hint + ' ' if hint else ''}Make that part "
-        "of the forward free of control flow that depends on the contents of tensors, and of calls that leave PyTorch; "
-        "recurrent layers (LSTM, GRU) are not supported"
-    )
+        own = re.search(r"got (\w+)\((['\"])(.*)\2\)", text)
+        cause = own[3].rstrip(".") if own else next((line for line in reversed(said) if "Error" in line), reason)
+        return CompileError(f"the model's forward fails on this batch{_place(error)}: {cause}")
+    if _RECURRENT in text:
+        return CompileError(f"the model calls a recurrent layer (RNN, GRU, LSTM){_place(error)}, and those are not supported. "
+                            "Write its recurrence as a loop of operators, or train it without tightfit")
+    if _DATA_DEPENDENT in text:
+        return CompileError(f"the model cannot be captured as one graph{_place(error)}: its control flow depends on the contents "
+                            "of a tensor. Compute both ways and choose with torch.where, or compute that part outside of the "
+                            "model")
+    explained = next((line.removeprefix("Explanation:").strip(" .") for line in said if line.startswith("Explanation:")), reason)
+    return CompileError(f"the model cannot be captured as one graph{_place(error)}: {explained}. Leave what PyTorch cannot "
+                        "capture out of the forward: calls that leave PyTorch, and control flow that depends on what tensors hold")
 
 
 def uncaptured() -> CompileError:
@@ -79,8 +104,10 @@ def uncaptured() -> CompileError:
 
 
 def _place(error: Exception) -> str:
-    stack = getattr(error, "real_stack", None)
+    """Where in the model's own code that was, if that is known."""
+    stack: list[traceback.FrameSummary] = list(getattr(error, "real_stack", None) or [])
     if not stack:
         return ""
-    frame: traceback.FrameSummary = stack[-1]
+    own = [frame for frame in stack if not frame.filename.startswith(_TORCH)]
+    frame = (own or stack)[-1]
     return f", at {frame.filename}:{frame.lineno} in {frame.name}"

@@ -20,8 +20,9 @@ from torch.utils import _pytree as pytree
 from .. import planning
 from ..errors import CompileError, InfeasibleBudget, OptionError
 from .backend import Backend
-from .compiling import PlanInfo, capturing, info, translated
+from .compiling import PlanInfo, info
 from .costs import costed
+from .dynamo import Capturing, translated
 from .execution import Plan, Step
 from .joint import document
 from .optimizer_state import state_bytes
@@ -109,7 +110,7 @@ def _step(model: nn.Module, batch: Any, *, differentiable_outputs: bool, loss_me
         else ((batch,), {})
     call = torch.compile(model, backend=backend, dynamic=False, fullgraph=True)
     try:
-        with capturing(), _modes(model):
+        with Capturing(), _modes(model):
             call(*args, **kwargs)
     except _Captured as captured:
         return captured.step
