@@ -112,7 +112,7 @@ def test_a_step_that_asks_for_something_else_is_stopped_with_an_exception_of_pyt
     assert said[8] == "0 0 0"
 
 
-LOOPS = """
+HELPERS = """
 import contextlib, json
 from tightfit.training import addresses
 counters = _native.Addresses(-1).counters
@@ -138,7 +138,9 @@ def refusal(call):
         return f"{type(error).__name__}: {error}"
 
 found = {}
+"""
 
+LOOPS = HELPERS + """
 # What the ledger of the model does not know of takes room from its slab.
 model = compiled("600KiB")
 found["alone"] = [step(model, 256) for _ in range(4)]
@@ -173,8 +175,8 @@ for _ in range(4):
     step(model, 256)
 
 @contextlib.contextmanager
-def disturbed(self, step, window=addresses.Slab.window):
-    with window(self, step):
+def disturbed(self, step, window=addresses.Slab.window, **which):
+    with window(self, step, **which):
         torch.empty(77)
         yield
 
@@ -203,6 +205,76 @@ for batch in range(6):
     found.setdefault("same", []).append(all(
         torch.equal(one.grad, other.grad) for one, other in zip(model.parameters(), eager.parameters())
     ))
+model.zero_grad()
+del model
+placed._forget()
+found["slab of none"] = counters()["slab"]
+found["overlaps"], found["strays"] = COUNTED.tightfit_overlaps(), counters()["strays"]
+print(json.dumps(found))
+"""
+
+BETWEEN = HELPERS + """
+def in_turn(rows, between, count):
+    # Steps with something between forward and backward pass: allocations that are placed, the peak, and what was said.
+    came = []
+    for _ in range(count):
+        _native.Addresses(-1).reset_peak()
+        before = counters()["placed"]
+        model.zero_grad()
+        loss = model(torch.ones(rows, 64)).sum()
+        said = refusal(between)
+        loss.backward()
+        came.append((counters()["placed"] - before, counters()["peak"], said))
+    return came
+
+def evaluation(rows):
+    with torch.no_grad():
+        model(torch.ones(rows, 64))
+
+# Calls between the passes of a step: accepted beside its slab where there is room, refused where there is none.
+model = compiled("600KiB")
+for _ in range(3):
+    evaluation(16)
+found["plain"] = in_turn(256, lambda: None, 5)
+found["between"] = in_turn(256, lambda: evaluation(16), 12)
+found["refused"] = in_turn(256, lambda: evaluation(2048), 4)
+model.zero_grad()
+del model
+placed._forget()
+
+# Gradients that go between the passes now and then.
+model, eager = compiled("2MiB"), network()
+found["gone"] = []
+for index in range(12):
+    before = counters()["placed"]
+    losses = [one(torch.ones(64, 64)).sum() for one in (model, eager)]
+    if index % 4 == 0:
+        model.zero_grad(), eager.zero_grad()
+    for loss in losses:
+        loss.backward()
+    found["gone"].append((counters()["placed"] > before, all(
+        torch.equal(one.grad, other.grad) for one, other in zip(model.parameters(), eager.parameters())
+    )))
+model.zero_grad()
+del model, loss, losses
+placed._forget()
+
+# A tensor that went between the passes while the step was recorded, and stays afterwards.
+model = compiled("900KiB")
+extra, kept = [], []
+def keep():
+    kept.extend(extra)
+    extra.clear()
+for _ in range(6):
+    extra.append(torch.empty(100_000, dtype=torch.uint8))
+    came = in_turn(256, extra.clear, 1)
+found["let go"] = came
+hold = torch.empty((900 << 10) - came[0][1], dtype=torch.uint8)
+extra.append(torch.empty(100_000, dtype=torch.uint8))
+found["stays"] = refusal(lambda: in_turn(256, keep, 1))
+model.zero_grad()
+del model, hold
+placed._forget()
 found["overlaps"], found["strays"] = COUNTED.tightfit_overlaps(), counters()["strays"]
 print(json.dumps(found))
 """
@@ -214,8 +286,14 @@ def loops() -> dict[str, Any]:
     return json.loads(printed(LOOPS).splitlines()[-1])
 
 
-def test_nothing_overlaps_in_any_loop(loops: dict[str, Any]):
-    assert loops["overlaps"] == loops["strays"] == 0
+@pytest.fixture(scope="module")
+def between() -> dict[str, Any]:
+    """What came of loops in which something happens between the passes of a step."""
+    return json.loads(printed(BETWEEN).splitlines()[-1])
+
+
+def test_nothing_overlaps_in_any_loop(loops: dict[str, Any], between: dict[str, Any]):
+    assert loops["overlaps"] == loops["strays"] == between["overlaps"] == between["strays"] == 0
 
 
 def test_a_plan_of_fewer_bytes_is_made_where_the_slab_is_too_large(loops: dict[str, Any]):
@@ -232,8 +310,8 @@ def test_a_step_over_what_another_one_left_is_refused(loops: dict[str, Any]):
     assert "still lie where this one is to be placed" in loops["over"]
     # By PyTorch where it has given away what the first backward pass needs, or else here.
     assert "retain_graph" in loops["twice"]
-    # The step that left it is recorded anew.
-    assert loops["after"] == [False, False, True, True]
+    # A refusal leaves all as it was.
+    assert loops["after"] == [True] * 4
     assert loops["waiting"] is not None
 
 
@@ -251,6 +329,29 @@ def test_each_shape_and_evaluation_are_steps_of_their_own(loops: dict[str, Any])
 
 def test_accumulation_goes_on_beside_what_lasts(loops: dict[str, Any]):
     assert all(loops["same"]) and all(loops["accumulated"])
+
+
+def test_a_slab_goes_with_the_last_model_that_has_its_addresses_there(loops: dict[str, Any]):
+    assert loops["slab of none"] == 0
+
+
+def test_calls_between_the_passes_of_a_step_leave_it_its_place_and_the_budget(between: dict[str, Any]):
+    placed = between["plain"][-1][0]
+    assert placed > 0 and [step[2] for step in between["between"]] == [None] * 12
+    assert all("BudgetExceeded" in step[2] or "InfeasibleBudget" in step[2] for step in between["refused"])
+    assert all(count >= placed for count, _, _ in (*between["between"], *between["refused"]))
+    # What is refused was measured first, the first time, and its batch is there.
+    assert max(peak for _, peak, _ in between["between"]) <= 600 << 10
+    assert max(peak for _, peak, _ in between["refused"][1:]) - 4 * 64 * 2048 <= 600 << 10, between["refused"]
+
+
+def test_gradients_that_go_between_the_passes_now_and_then_are_eagers(between: dict[str, Any]):
+    assert all(same for _, same in between["gone"]) and any(placed for placed, _ in between["gone"])
+
+
+def test_what_went_while_a_step_was_recorded_and_stays_is_refused(between: dict[str, Any]):
+    assert between["let go"][0][0] > 0
+    assert between["stays"].startswith("BudgetExceeded: with this backward pass ")
 
 
 def test_addresses_are_asked_for_with_true_or_false():

@@ -6,6 +6,7 @@ planned when it runs.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import os
@@ -389,6 +390,33 @@ def test_an_output_that_is_held_counts_in_later_plans_though_it_is_saved_as_well
 
     least = max(plan.peak for plan in tightfit.plans(trained("min")))
     assert all(plan.peak <= least for plan in tightfit.plans(trained(least)))
+
+
+@pytest.mark.parametrize("hold", [lambda output: output, lambda output: output.detach(), lambda output: output[0]])
+def test_an_output_that_is_held_where_no_plan_has_room_for_it_is_refused_and_dropped_it_is_not(hold) -> None:
+    def build() -> nn.Module:
+        # The backward pass of a sigmoid reads its result, which is saved and an output.
+        return nn.Sequential(nn.Linear(16, 1024), nn.GELU(), nn.Linear(1024, 16), nn.GELU(), nn.Linear(16, 512), nn.Sigmoid())
+
+    work, plans = torch.randn(512, 16), []
+    for drops in (False, True):
+        least = tightfit.compile(build(), budget="min", loss_memory=4096)
+        for _ in range(2):
+            least.zero_grad()
+            output = least(work)
+            loss = output.mean()
+            output = None if drops else output
+            loss.backward()
+        plans.append(tightfit.plans(least)[-1].peak)
+    held, dropped = plans
+    model = tightfit.compile(build(), budget=(held + dropped) // 2, loss_memory=4096)
+    for holds in (False, True, False, True):
+        model.zero_grad()
+        output = loss = None
+        output = model(work)
+        loss, output = output.mean(), hold(output) if holds else None
+        with pytest.raises(tightfit.BudgetExceeded, match="Let outputs go") if holds else contextlib.nullcontext():
+            loss.backward()
 
 
 def test_an_optimizer_that_has_stepped_before_is_counted() -> None:

@@ -134,6 +134,9 @@ class Placement:
     def beside(self) -> int:
         """The most bytes that the step takes beside the slab."""
     @property
+    def rises(self) -> list[int]:
+        """For each pass the most bytes that it takes beside the slab, above those that are there when it begins."""
+    @property
     def peak(self) -> int:
         """The most bytes that the step takes without a slab."""
 

@@ -59,6 +59,13 @@ impl Placement {
         self.0.settled().beside().0
     }
 
+    /// For each pass the most bytes that it takes beside the slab, above those that are there when
+    /// it begins.
+    #[getter]
+    fn rises(&self) -> Vec<usize> {
+        self.0.settled().rises().iter().map(|size| size.0).collect()
+    }
+
     /// The most bytes that the step takes without a slab.
     #[getter]
     fn peak(&self) -> usize {

@@ -54,12 +54,12 @@ enum Course {
     Replay { placement: Arc<Placement>, next: usize, pass: usize },
 }
 
-/// Bytes that were passed on, and whether they are an allocation of a recorded step: the number of
-/// the recording, and the position.
+/// Bytes that were passed on; if that was recorded, the number of the recording, and the position
+/// of those that are an allocation of the step.
 #[derive(Clone, Copy, Debug)]
 struct Block {
     size: Size,
-    recorded: Option<(u64, usize)>,
+    recorded: Option<(u64, Option<usize>)>,
 }
 
 /// The allocator of one device.
@@ -133,8 +133,12 @@ impl<B: Backing> Allocator<B> {
         self.counters.beside = self.counters.beside.minus(block.size);
         let is_beside = self.window.is_some_and(|window| window.thread != thread);
         if let Course::Record(recording) = &mut self.course {
-            let recorded = block.recorded.filter(|(number, _)| *number == self.recordings);
-            recording.went(block.size, recorded.map(|(_, index)| index), is_beside);
+            match block.recorded {
+                Some((number, index)) if number == self.recordings => {
+                    recording.went(block.size, index, is_beside);
+                }
+                Some(_) | None => recording.left(block.size),
+            }
         }
         self.backing.free(address, block.size);
     }
@@ -179,6 +183,9 @@ impl<B: Backing> Allocator<B> {
             && placement.end(*pass).is_none()
         {
             return Err(ReplayError::OneMorePass(*pass));
+        }
+        if let Course::Record(recording) = &mut self.course {
+            recording.begins();
         }
         self.window = Some(Window { thread, stream });
         Ok(())
@@ -296,11 +303,10 @@ impl<B: Backing> Allocator<B> {
         self.counters.passed_on += 1;
         self.counters.beside = self.counters.beside.plus(size);
         self.counters.peak = self.counters.peak.max(self.reserved());
-        let index = match &mut self.course {
-            Course::Record(recording) => recording.came(size, is_own),
+        let recorded = match &mut self.course {
+            Course::Record(recording) => Some((self.recordings, recording.came(size, is_own))),
             Course::PassOn | Course::Replay { .. } => None,
         };
-        let recorded = index.map(|index| (self.recordings, index));
         self.blocks.insert(address, Block { size, recorded });
         Ok(address)
     }

@@ -1,5 +1,6 @@
 //! A step while it is recorded. Invariant: every change of the bytes that are passed on is in it,
-//! those of the step's own windows with the position of their allocation.
+//! those of the step's own windows with the position of their allocation; but what was there before
+//! the step and goes during a pass is not: it need not go the next time, and nobody asks then.
 
 use crate::backing::Size;
 use crate::trace::{Change, Life, Trace};
@@ -10,8 +11,10 @@ pub struct Recording {
     allocations: Vec<(Size, Life)>,
     passes: Vec<usize>,
     changes: Vec<Change>,
-    /// How many changes there were when the last pass ended.
-    end: usize,
+    /// For each pass how many changes there were when it began, and when it ended.
+    spans: Vec<(usize, usize)>,
+    /// How many there were when the pass began that runs.
+    begun: Option<usize>,
 }
 
 impl Recording {
@@ -25,7 +28,8 @@ impl Recording {
         of
     }
 
-    /// Bytes were given back; by another thread than the one whose window is open, or not.
+    /// Bytes were given back that came during the step; by another thread than the one whose window
+    /// is open, or not.
     pub fn went(&mut self, size: Size, of: Option<usize>, is_beside: bool) {
         let made = self.allocations.len();
         if let Some((_, life)) = of.and_then(|index| self.allocations.get_mut(index)) {
@@ -34,15 +38,29 @@ impl Recording {
         self.changes.push(Change { of, comes: false, size });
     }
 
-    /// A pass ended.
+    /// Bytes were given back that were there before the step.
+    pub fn left(&mut self, size: Size) {
+        if self.begun.is_none() {
+            self.changes.push(Change { of: None, comes: false, size });
+        }
+    }
+
+    /// A pass begins.
+    pub fn begins(&mut self) {
+        self.begun = Some(self.changes.len());
+    }
+
+    /// The pass ended.
     pub fn passed(&mut self) {
         self.passes.push(self.allocations.len());
-        self.end = self.changes.len();
+        let end = self.changes.len();
+        self.spans.push((self.begun.take().unwrap_or(end), end));
     }
 
     /// What was recorded.
     pub fn trace(mut self) -> Trace {
-        self.changes.truncate(self.end);
-        Trace { allocations: self.allocations, passes: self.passes, changes: self.changes }
+        self.changes.truncate(self.spans.last().map_or(0, |&(_, end)| end));
+        let Recording { allocations, passes, changes, spans, .. } = self;
+        Trace { allocations, passes, changes, spans }
     }
 }

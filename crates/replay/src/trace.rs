@@ -37,6 +37,8 @@ pub struct Trace {
     pub(crate) passes: Vec<usize>,
     /// All changes to the end of the last pass.
     pub(crate) changes: Vec<Change>,
+    /// For each pass how many changes there were when it began, and when it ended.
+    pub(crate) spans: Vec<(usize, usize)>,
 }
 
 impl Trace {
@@ -57,17 +59,21 @@ impl Trace {
         self.passes == other.passes && ours == theirs
     }
 
-    /// The most bytes at once above those that were there when the step began, of the changes that
-    /// are chosen.
-    fn most(&self, chosen: impl Fn(Option<usize>) -> bool) -> Size {
-        let (mut now, mut most) = (0_i128, 0_i128);
-        for change in self.changes.iter().filter(|change| chosen(change.of)) {
-            let size = i128::try_from(change.size.0).unwrap_or(i128::MAX / 4);
-            now = if change.comes { now.saturating_add(size) } else { now.saturating_sub(size) };
-            most = most.max(now);
-        }
-        Size(usize::try_from(most).unwrap_or(usize::MAX))
+    /// The changes of a pass; none where there is no such pass.
+    fn during(&self, pass: usize) -> &[Change] {
+        self.spans.get(pass).and_then(|&(begun, end)| self.changes.get(begun..end)).unwrap_or(&[])
     }
+}
+
+/// The most bytes at once above those that were there before, of the changes that are chosen.
+fn most(changes: &[Change], chosen: impl Fn(Option<usize>) -> bool) -> Size {
+    let (mut now, mut most) = (0_i128, 0_i128);
+    for change in changes.iter().filter(|change| chosen(change.of)) {
+        let size = i128::try_from(change.size.0).unwrap_or(i128::MAX / 4);
+        now = if change.comes { now.saturating_add(size) } else { now.saturating_sub(size) };
+        most = most.max(now);
+    }
+    Size(usize::try_from(most).unwrap_or(usize::MAX))
 }
 
 /// Two recordings of one step that agree.
@@ -81,6 +87,8 @@ pub struct Settled {
     pub(crate) beside: Size,
     /// The most bytes, whether in the slab or beside it.
     pub(crate) peak: Size,
+    /// For each pass the most bytes beside the slab, above those that are there when it begins.
+    pub(crate) rises: Vec<Size>,
 }
 
 impl Settled {
@@ -96,9 +104,12 @@ impl Settled {
             let life = of.and_then(|index| allocations.get(index)).map(|&(_, life)| life);
             life.is_none_or(|life| life == Life::Lasting)
         };
-        let beside = first.most(is_beside).max(second.most(is_beside));
-        let peak = first.most(|_| true).max(second.most(|_| true));
-        Some(Settled { passes: first.passes.clone(), allocations, beside, peak })
+        let beside = most(&first.changes, is_beside).max(most(&second.changes, is_beside));
+        let peak = most(&first.changes, |_| true).max(most(&second.changes, |_| true));
+        let rise =
+            |pass| most(first.during(pass), is_beside).max(most(second.during(pass), is_beside));
+        let rises = (0..first.passes()).map(rise).collect();
+        Some(Settled { passes: first.passes.clone(), allocations, beside, peak, rises })
     }
 
     /// The allocations that can lie in the slab: the positions of the first and the last allocation
@@ -123,5 +134,11 @@ impl Settled {
     /// begins.
     pub fn peak(&self) -> Size {
         self.peak
+    }
+
+    /// For each pass the most bytes that it takes beside the slab, above those that are there when
+    /// the pass begins.
+    pub fn rises(&self) -> &[Size] {
+        &self.rises
     }
 }

@@ -8,6 +8,8 @@ lies beside it are more than the budget does not begin.
 from __future__ import annotations
 
 import contextlib
+import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +18,7 @@ import torch
 
 from .. import _native
 from ..errors import AllocationError, BudgetExceeded, CompileError
+from .ledger import Pending
 
 # How many steps are recorded before two in a row have to agree.
 _RECORDED = 8
@@ -30,6 +33,7 @@ def install() -> None:
     if _is_installed or not torch.cuda.is_available():
         return
     try:
+        _native.Addresses(-1)  # says so where a step could not be stopped
         if torch.cuda.is_initialized():
             raise RuntimeError("CUDA has started")
         replace_allocator()
@@ -54,10 +58,14 @@ class Course:
     last: _native.Trace | None = None
     placement: _native.Placement | None = None
     recorded: int = 0
+    # Gradients that were there in the forward pass, and gone in the backward pass.
+    gone: frozenset[int] = frozenset()
+    is_warned: bool = False
 
-    def add(self, trace: _native.Trace) -> None:
+    def add(self, trace: _native.Trace, gone: frozenset[int]) -> None:
         """One more step was recorded."""
         self.recorded += 1
+        self.gone = gone
         self.placement = None if self.last is None else _native.lay_out(self.last, trace)
         self.last = trace if self.placement is None else None
 
@@ -78,38 +86,87 @@ class Slab:
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.native = _native.Addresses(device.index if device.type == "cuda" else -1)
-        # The step that was begun last: its number, and while it is recorded what it is to be added to.
+        # The number of the step that was begun last, and of that which the last call belongs to: 0 for a call beside it.
         self.step = 0
-        self._course = Course()
+        self.call = 0
+        # What that step is replayed by, or recorded for: then with its passes and the gradients that it found gone.
+        self._replayed: Course | None = None
         self._recorded: tuple[Course, int] | None = None
+        self._gone: frozenset[int] = frozenset()
+        # Its forward pass, while the backward pass may come.
+        self._awaited: Callable[[], Pending | None] = lambda: None
+        # What lies in the slab was put there by this one.
+        self._last_replayed: Course | None = None
+        weakref.finalize(self, _release, self.native)
 
-    def begin(self, course: Course, passes: int, budget: int | None, planned: int) -> int:
-        """A step of so many passes begins, which holds `planned` bytes in all where it is not placed. Returns 0, or by how
-        many bytes its addresses are too many for the budget: then it has not begun."""
-        self._end()
+    def begin(self, course: Course, passes: int, budget: int | None, planned: int, own: int) -> int:
+        """A step of so many passes begins, or a call beside the one that is under way. It holds `planned` bytes in all where
+        it is not placed, of which it makes `own`. Returns 0, or by how many bytes its addresses are too many for the budget:
+        then it has not begun. Raises `BudgetExceeded` where what lies in the slab leaves no room; all goes on as before."""
         now = self.native.counters()
+        is_under_way = self._is_under_way()
+        if is_under_way and passes == 1:
+            if now["slab"]:
+                self._refuse(budget, now["reserved"] + own, now["held"])
+            self.call = 0
+            return 0
         if now["held"]:
+            self._refuse(budget, now["slab"] + planned, now["held"])
+        self._end()
+        if now["held"] and not is_under_way and self._last_replayed is not None:
             # What the last step left there outlasts it.
-            self._course.forget()
+            self._last_replayed.forget()
         placement = course.placement
         if placement is None:
-            self._record(course, passes, budget, planned, now)
-        elif now["held"]:
-            self._refuse(budget, now["reserved"] + placement.peak, now["held"])
-        else:
+            self._record(course, passes, now)
+        elif not now["held"]:
             needed = now["reserved"] - now["slab"] + placement.beside
             if budget is not None and needed + placement.slab > budget:
                 return needed + placement.slab - budget
             if now["slab"] < placement.slab or (budget is not None and needed + now["slab"] > budget):
                 self._reserve(placement.slab)
             self.native.replay(placement)
+            self._replayed = self._last_replayed = course
         self.step += 1
-        self._course = course
+        self.call = self.step
         return 0
 
+    def awaits(self, pending: Pending) -> None:
+        """The forward pass of the step that was begun last is through."""
+        if pending.begun == self.step:
+            self._awaited = weakref.ref(pending)
+
+    def goes_on(self, step: int, gone: frozenset[int], budget: int | None) -> bool:
+        """Whether the backward pass of a step finds its addresses. Gradients that are `gone` were there in its forward pass.
+
+        Raises `BudgetExceeded` where something came since that was not there when the step was recorded.
+        """
+        if step != self.step:
+            return False
+        if self._replayed is None:
+            self._gone = gone
+            return False
+        if gone != self._replayed.gone:
+            self._abandon()
+            return False
+        now = self.native.counters()
+        needed = now["reserved"] + self._replayed.placement.rises[-1]
+        if budget is not None and needed > budget:
+            raise BudgetExceeded(
+                f"with this backward pass {needed:,} bytes would be reserved, {needed - budget:,} more than the budget: since "
+                "the forward pass tensors came, or stayed, that were not there when the step was recorded. Nothing was computed. "
+                "Let them go, or raise the budget", budget=budget, needed=needed,
+            )
+        return True
+
+    @property
+    def reserved(self) -> int:
+        """Bytes of the slab."""
+        return self.native.counters()["slab"]
+
     @contextlib.contextmanager
-    def window(self, step: int) -> Iterator[None]:
-        """One pass of a step, on the calling thread. What another step began in the meantime is left alone."""
+    def window(self, step: int, *, is_backward: bool) -> Iterator[None]:
+        """One pass of a step, on the calling thread. What is no pass of the step that was begun last is left alone."""
         if step != self.step:
             yield
             return
@@ -117,22 +174,45 @@ class Slab:
         try:
             self.native.open(stream)
             yield
-            self.native.close()
         except BaseException as error:
             said = self.native.stop() or (str(error) if isinstance(error, AllocationError) else None)
-            self._recorded = None
+            course = self._replayed
+            self._abandon()
             if said is None:
                 raise
-            self._course.forget()
-            raise AllocationError(f"{said}. The step was stopped, and nothing was overwritten; the next one is recorded "
-                                  "anew") from None
+            if course is not None:
+                course.forget()
+            advice = "; gradients that it had computed may be there, so call zero_grad()" if is_backward else ""
+            raise AllocationError(f"{said}. The step was stopped, and no tensor was written over; the next one is recorded "
+                                  f"anew{advice}") from None
+        try:
+            self.native.close()
+        except AllocationError:
+            # It made fewer allocations than it was recorded with, which did no harm.
+            if self._replayed is not None:
+                self._replayed.forget()
+            self._abandon()
 
     def make_room(self) -> None:
-        """The step that was begun last is over; its slab goes, if it is empty."""
+        """Before operators are measured: the step that was begun last is over, and its slab goes, if it is empty; one that
+        is under way stays where it is, and is not recorded."""
+        if self._is_under_way():
+            self._recorded = None
+            return
         self._end()
         now = self.native.counters()
         if now["slab"] and not now["held"]:
             self._reserve(0)
+
+    def _is_under_way(self) -> bool:
+        pending = self._awaited()
+        return pending is not None and pending.begun == self.step and pending.saved is not None
+
+    def _abandon(self) -> None:
+        """The step that was begun last has lost its addresses: what comes of it lies beside the slab."""
+        self.native.leave()
+        self._replayed = self._recorded = None
+        self.step += 1
 
     def _end(self) -> None:
         """The step that was begun last is over."""
@@ -141,28 +221,32 @@ class Slab:
             course, passes = self._recorded
             # A forward pass whose backward pass never came is no step.
             if trace.passes == passes:
-                course.add(trace)
-        self._recorded = None
+                course.add(trace, self._gone)
+        self._replayed = self._recorded = None
+        self._gone = frozenset()
 
-    def _record(self, course: Course, passes: int, budget: int | None, planned: int, now: dict[str, int]) -> None:
-        if course.recorded >= _RECORDED:
-            raise AllocationError(f"of {_RECORDED} steps no two in a row made the same allocations, so they cannot be given "
-                                  "addresses; leave addresses=True out: " + _REMAINS)
-        if now["held"]:
-            self._refuse(budget, now["slab"] + planned, now["held"])
-        elif now["slab"]:
+    def _record(self, course: Course, passes: int, now: dict[str, int]) -> None:
+        if now["slab"] and not now["held"]:
             self._reserve(0)
+        if course.recorded >= _RECORDED:
+            if not course.is_warned:
+                course.is_warned = True
+                warnings.warn(f"of {_RECORDED} steps no two in a row made the same allocations, so they are given no addresses: the "
+                              "budget holds, and each allocation asks the device for memory, which takes time. Call zero_grad() "
+                              "at the same place of every step, before the forward pass, or leave addresses=True out: "
+                              + _REMAINS, RuntimeWarning, stacklevel=2)
+            return
         self.native.record()
         self._recorded = course, passes
 
     def _refuse(self, budget: int | None, needed: int, held: int) -> None:
-        """Refuses a step without the slab, in which something still lies, if there is no room for it beside."""
+        """Refuses a call without the slab, in which something still lies, if there is no room for it beside."""
         if budget is not None and needed > budget:
             raise BudgetExceeded(
-                f"{held:,} bytes of an earlier step still lie where this one is to be placed, and beside them it would make "
+                f"{held:,} bytes of an earlier call still lie where this one is to be placed, and beside them it would make "
                 f"{needed:,} bytes reserved, {needed - budget:,} more than the budget. Nothing was computed. Run each "
-                "backward pass behind its forward pass, call zero_grad() before the next step and before evaluation, and "
-                "keep no outputs",
+                "backward pass behind its forward pass, other calls before or behind both, call zero_grad() before the next "
+                "step and before evaluation, and keep no outputs",
                 budget=budget, needed=needed,
             )
 
@@ -171,12 +255,19 @@ class Slab:
             self.native.reserve(size)
 
 
-_slabs: dict[torch.device, Slab] = {}
+def _release(native: _native.Addresses) -> None:
+    """The slab of models that are gone goes with them, if it is empty."""
+    if not native.counters()["held"]:
+        native.reserve(0)
+
+
+_slabs: weakref.WeakValueDictionary[torch.device, Slab] = weakref.WeakValueDictionary()
 
 
 def slab_of(device: torch.device) -> Slab:
     """The slab of a device. Raises `CompileError` where its memory is not given out by this package."""
-    if device not in _slabs:
+    slab = _slabs.get(device)
+    if slab is None:
         slab = Slab(device)
         before = slab.native.counters()["passed_on"]
         torch.empty(1, device=device)
@@ -184,7 +275,7 @@ def slab_of(device: torch.device) -> Slab:
             raise CompileError(f"addresses=True is for CUDA, and the memory of {device} is given out by PyTorch's own "
                                "allocator; leave it out: " + _REMAINS)
         _slabs[device] = slab
-    return _slabs[device]
+    return slab
 
 
 def too_large(name: str, budget: int, excess: int) -> BudgetExceeded:

@@ -90,28 +90,33 @@ class _Generator:
                  if value in made or given.get(value, "").startswith("argument_")]
         states = [_state(node) for node in early if node["name"] in self._draws_again(late)]
 
+        stored = {value["id"]: value["storage"] for node in nodes for value in node["outputs"] if value is not None}
+        own = {value["storage"] for node in early for value in node["outputs"]
+               if value is not None and _variable(value["id"]) in saved}
+        shared = {index: stored[value["value"]] for index, value in enumerate(owed)
+                  if value is not None and stored[value["value"]] in own}
+        # What outputs lie in is saved as a tensor apart, so that it can be told whether the caller still holds them.
+        apart = {_variable(value) for value in needed & made if stored[value] in shared.values()}
         shown = [f"argument_{node['args'][1]}" for node in late if node["op"] == SHOWN]
         saved += list(dict.fromkeys(shown))
-        text = self._forward(early, placeholders, owed, saved + states)
+        kept = [f"{name}.detach()" if name in apart else name for name in saved]
+        text = self._forward(early, placeholders, owed, saved + states, kept + states)
         if running[barrier]["outputs"] or late:
             text += "\n\n" + self._backward(late, placeholders, tangents, saved + states, results)
-        stored = {value["id"]: value["storage"] for node in nodes for value in node["outputs"] if value is not None}
         # Of an argument a view may be saved instead of itself.
         read = {storage for value, storage in stored.items() if _variable(value) in saved}
         arguments = [int(name.removeprefix("argument_")) for value, name in given.items()
                      if name.startswith("argument_") and stored[value] in read]
         arguments += [int(name.removeprefix("argument_")) for name in shown]
-        own = {value["storage"] for node in early for value in node["outputs"]
-               if value is not None and _variable(value["id"]) in saved}
-        shared = frozenset(index for index, value in enumerate(owed) if value is not None and stored[value["value"]] in own)
         own -= {node["outputs"][0]["storage"] for node in nodes if node["op"] == "placeholder"}
-        return self._compiled(text, tuple(arguments), sum(self.document["storages"][storage] for storage in own), shared)
+        return self._compiled(text, tuple(arguments), sum(self.document["storages"][storage] for storage in own),
+                              frozenset(shared))
 
     def _draws_again(self, late: list[Mapping[str, Any]]) -> set[str]:
         return {node["recomputes"] for node in late if node.get("stream") and "recomputes" in node}
 
     def _forward(self, early: list[Mapping[str, Any]], placeholders: dict[str, int], owed: list[Any],
-                 saved: list[str]) -> str:
+                 saved: list[str], returned: list[str]) -> str:
         outputs = []
         for constant, value in zip(self.outputs, owed, strict=True):
             outputs.append(self._constant(constant) if value is None else _variable(value["value"]))
@@ -130,7 +135,7 @@ class _Generator:
         lines.append("arguments.clear()")
         lines += self._constants(placeholders, used)
         lines += self._body(early, kept)
-        lines.append(f"return [{', '.join(outputs)}], [{', '.join(saved)}]")
+        lines.append(f"return [{', '.join(outputs)}], [{', '.join(returned)}]")
         return "\n    ".join(lines)
 
     def _backward(self, late: list[Mapping[str, Any]], placeholders: dict[str, int], tangents: list[int],

@@ -82,6 +82,8 @@ def translated(error: Exception) -> TightfitError:
         own = re.search(r"got (\w+)\((['\"])(.*)\2\)", text)
         cause = own[3].rstrip(".") if own else next((line for line in reversed(said) if "Error" in line), reason)
         return CompileError(f"the model's forward fails on this batch{_place(error)}: {cause}")
+    if isinstance(error, exc.BackendCompilerFailed):
+        return CompileError(f"compiling the model fails with {type(inner).__name__ if inner else 'this'}: {reason}")
     if _RECURRENT in text:
         return CompileError(f"the model calls a recurrent layer (RNN, GRU, LSTM){_place(error)}, and those are not supported. "
                             "Write its recurrence as a loop of operators, or train it without tightfit")

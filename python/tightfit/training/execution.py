@@ -8,6 +8,7 @@ waits for it: hooks of the parameter, `torch.autograd.grad`, or the mixed precis
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,7 +17,7 @@ import torch
 from torch import nn
 
 from ..errors import BudgetExceeded, CompileError, InfeasibleBudget
-from .addresses import Course, slab_of, too_large
+from .addresses import Course, Slab, slab_of, too_large
 from .code import Code
 from .costs import costed, libraries
 from .joint import Joint, document, is_tensor
@@ -100,8 +101,8 @@ class Step:
             others["of gradients that hooks wait for"] = self.ledger.size(
                 tensor.grad for index, tensor in there.items() if index not in accumulated)
         plan = self.plan(accumulated, others, arguments)
-        if self.settings.addresses:
-            plan = self._begun(plan, accumulated, others, arguments)
+        if self.slab is not None:
+            plan = self._begun(self.slab, plan, accumulated, others, arguments)
         self.calls += 1
         if plan.code.backward is None:
             with self._window():
@@ -113,7 +114,9 @@ class Step:
             outputs, saved = plan.code.forward(arguments)
         versions = {index: tensor._version for index, tensor in given.items()}
         pending = Pending(self, plan, saved, parameters, idle, given, versions, awaits)
-        pending.begun = slab_of(self.device).step if self.settings.addresses else None
+        if self.slab is not None:
+            pending.begun = self.slab.call
+            self.slab.awaits(pending)
         self.ledger.enter(pending, outputs)
         token = torch.empty(0)
         token.tightfit = pending
@@ -129,7 +132,7 @@ class Step:
         if pending.saved is None:
             raise RuntimeError("this backward pass has run, and what it needs was let go; run the forward pass again, or "
                                "give retain_graph=True to the first backward pass")
-        if self.settings.addresses and torch._C._autograd._get_current_graph_task_keep_graph():
+        if self.slab is not None and torch._C._autograd._get_current_graph_task_keep_graph():
             raise CompileError("with addresses=True a backward pass runs once, since what it needs is written over; leave "
                                "retain_graph=True out")
         self._unchanged(pending)
@@ -137,12 +140,17 @@ class Step:
         returned, unasked = self._asked(pending)
         there = {index: None if index in returned else NOWHERE if index in unasked else tensor.grad
                  for index, tensor in pending.parameters.items()}
-        self.holds_outputs = self.ledger.is_held(pending)
+        held = self.ledger.held_outputs(pending)
+        self.holds_outputs = held > 0
         keeps = torch._C._autograd._get_current_graph_task_keep_graph()
         # Operators that overwrite have no batched form.
         runs = self._apart(plan) if keeps or any(map(_is_batched, tangents)) else plan
-        outputs = 0 if plan.holds_outputs else self.ledger.held_alone(pending)
-        self._room(pending, runs, there, outputs, keeps=keeps)
+        beside = {} if plan.holds_outputs else {"of outputs of this call": held}
+        if self.slab is not None:
+            gone = frozenset(index for index in plan.accumulated if there[index] is None)
+            if not self.slab.goes_on(pending.begun, gone, self.settings.budget):
+                beside["of a slab that this step has no place in"] = self.slab.reserved
+        self._room(pending, runs, there, beside, keeps=keeps)
         saved = pending.saved
         if keeps:
             saved = list(saved)
@@ -170,13 +178,20 @@ class Step:
 
     # Addresses.
 
-    def _begun(self, plan: Plan, accumulated: frozenset[int], others: Mapping[str, int], arguments: Sequence[Any]) -> Plan:
+    @functools.cached_property
+    def slab(self) -> Slab | None:
+        """What places its allocations, if anything does; not to be asked for while the step is captured."""
+        return slab_of(self.device) if self.settings.addresses else None
+
+    def _begun(self, slab: Slab, plan: Plan, accumulated: frozenset[int], others: Mapping[str, int],
+               arguments: Sequence[Any]) -> Plan:
         """Begins a step with planned addresses. Where those of a plan are too many for the budget, another plan is made
         for so much less, and recorded in its turn."""
-        slab, budget = slab_of(self.device), self.settings.budget
+        budget = self.settings.budget
         beside = self.outside + self.reserve + sum(others.values())
         passes = 2 if self.joint.has_backward else 1
-        while excess := slab.begin(plan.course, passes, budget, plan.held.peak + beside):
+        there = self.ledger.size(argument for argument in arguments if isinstance(argument, torch.Tensor))
+        while excess := slab.begin(plan.course, passes, budget, plan.held.peak + beside, max(plan.held.peak - there, 0)):
             less = max(excess, budget // 256)
             self.gaps += less
             try:
@@ -188,23 +203,24 @@ class Step:
 
     def _window(self, pending: Pending | None = None) -> contextlib.AbstractContextManager[None]:
         """What a pass runs in: the one that begins, or one that goes on."""
-        if not self.settings.addresses:
+        if self.slab is None:
             return contextlib.nullcontext()
-        slab = slab_of(self.device)
-        return slab.window(slab.step if pending is None else pending.begun)
+        if pending is None:
+            return self.slab.window(self.slab.call, is_backward=False)
+        return self.slab.window(pending.begun, is_backward=True)
 
     # Plans.
 
     def plan(self, accumulated: frozenset[int], others: Mapping[str, int], arguments: Sequence[Any]) -> Plan:
         """The fastest plan that fits beside what else is held; a new one, measured with the arguments, where none does.
 
-        Before it is known whether the caller holds the outputs during the backward pass, a plan that does not mind is
-        taken, if there is one. Raises `InfeasibleBudget`: less than it says is needed fits in neither case, and what it
+        Unless the caller let the outputs go before the last backward pass, a plan that does not mind is taken, if there
+        is one. Raises `InfeasibleBudget`: less than it says is needed fits in neither case, and what it
         says suffices does in both.
         """
         beside = self.outside + self.reserve + sum(others.values())
         room = self.settings.budget - self.gaps - beside if self.settings.budget is not None else None
-        choices = [True, False] if self.holds_outputs is None and self.joint.has_backward else [self.holds_outputs or False]
+        choices = [False] if self.holds_outputs is False or not self.joint.has_backward else [True, False]
         refused: list[InfeasibleBudget] = []
         for holds in choices:
             plans = self.plans.setdefault((accumulated, holds), [])
@@ -225,8 +241,8 @@ class Step:
 
     def _planned(self, accumulated: frozenset[int], holds: bool, room: int | None, beside: int,
                  arguments: Sequence[Any]) -> Plan:
-        if self.settings.addresses:
-            slab_of(self.device).make_room()
+        if self.slab is not None:
+            self.slab.make_room()
         found = costed(self._graph(accumulated, holds, arguments), self.device, arguments)
         self.refused = found.refused
         if room is not None and room <= 0:
@@ -341,15 +357,14 @@ class Step:
             if name in nodes and nodes[name][0] is not tensor:
                 del nodes[name]
 
-    def _room(self, pending: Pending, plan: Plan, there: Mapping[int, torch.Tensor | None], outputs: int, *,
+    def _room(self, pending: Pending, plan: Plan, there: Mapping[int, torch.Tensor | None], beside: Mapping[str, int], *,
               keeps: bool) -> None:
-        """Refuses a backward pass of a plan for which more is held than that was made for; `outputs` are bytes of outputs
-        that it took for gone, and `keeps` says that what it starts from is there for another pass."""
+        """Refuses a backward pass of a plan for which more is held than that was made for: `beside` are bytes that it took
+        for gone, by reason, and `keeps` says that what it starts from is there for another pass."""
         if self.settings.budget is None:
             return
         others = self._others(pending, pending.idle, [pending.parameters[index] for index in plan.accumulated])
-        if outputs:
-            others["of outputs of this call"] = outputs
+        others |= beside
         gradients = {index: tensor.grad for index, tensor in pending.parameters.items() if tensor.grad is not None}
         since = [gradient for index, gradient in gradients.items() if index not in plan.accumulated]
         returned = [gradient for index, gradient in gradients.items() if index in plan.accumulated and there[index] is None]
@@ -358,14 +373,15 @@ class Step:
         others = {reason: size for reason, size in others.items() if size}
         if keeps:
             others["what retain_graph=True keeps"] = plan.saved
-        beside = self.outside + self.reserve + sum(others.values())
-        total = plan.held.peak + beside
+        total = plan.held.peak + self.outside + self.reserve + sum(others.values())
         if total > self.settings.budget:
             listed = ", ".join(f"{size:,} {reason}" for reason, size in others.items())
+            advice = ["let outputs go before it"] if beside.get("of outputs of this call") else []
+            advice += ["run each backward pass behind its forward pass", *(["without retain_graph"] if keeps else [])]
             raise BudgetExceeded(
                 f"this backward pass would hold {total:,} bytes, {total - self.settings.budget:,} "
-                f"more than the budget: beside its plan's {plan.held.peak:,} there are {listed}. Nothing was computed. Run each "
-                f"backward pass behind its forward pass{', without retain_graph' if keeps else ''}, or raise the budget",
+                f"more than the budget: beside its plan's {plan.held.peak:,} there are {listed}. Nothing was computed. "
+                f"{', '.join(advice).capitalize()}, or raise the budget",
                 budget=self.settings.budget, needed=total,
             )
 

@@ -96,18 +96,11 @@ class Ledger:
                 if (size := storage.nbytes()) >= _SMALL:
                     self.outputs.append((StorageWeakRef(storage), size, pending, index in saved))
 
-    def held_alone(self, pending: Pending) -> int:
-        """Bytes of the outputs of a forward pass that its caller alone holds, and still does."""
-        return sum(size for _, size, saved in self._outputs_of(pending) if not saved)
-
-    def is_held(self, pending: Pending) -> bool:
-        """Whether the caller of a forward pass still holds one of its outputs, saved ones among them."""
-        return any(not saved or _has_other_owners(storage, pending.saved or ())
-                   for storage, _, saved in self._outputs_of(pending))
-
-    def _outputs_of(self, pending: Pending) -> list[tuple[StorageWeakRef, int, bool]]:
-        return [(storage, size, saved) for storage, size, owner, saved in self.outputs
-                if owner is not None and owner() is pending and not storage.expired()]
+    def held_outputs(self, pending: Pending) -> int:
+        """Bytes of the outputs of a forward pass that its caller still holds."""
+        return sum(size for storage, size, owner, saved in self.outputs
+                   if owner is not None and owner() is pending and not storage.expired()
+                   and not (saved and _is_all(storage, pending.saved or ())))
 
     def others(self, own: Pending | None = None, accumulated: Iterable[torch.Tensor] = ()) -> dict[str, int]:
         """What is held beside a call and what it works on, by reason; `own` is the call's own forward pass, and
@@ -125,12 +118,9 @@ class Ledger:
         return {reason: size for reason, size in found.items() if size}
 
 
-def _has_other_owners(storage: StorageWeakRef, tensors: Iterable[Any]) -> bool:
-    """Whether a storage belongs to other tensors than these and those that they are views of."""
-    found, own = None, set()
-    for tensor in tensors:
-        if isinstance(tensor, torch.Tensor) and (behind := tensor.untyped_storage())._cdata == storage.cdata:
-            found = behind
-            own |= {tensor._cdata, tensor._base._cdata} if tensor._is_view() else {tensor._cdata}
-    # Python's object, `found`, is an owner too.
-    return torch._C._storage_Use_Count(storage.cdata) > len(own) + (found is not None)
+def _is_all(storage: StorageWeakRef, tensors: Iterable[Any]) -> bool:
+    """Whether nothing but these tensors has a storage."""
+    behind = [tensor.untyped_storage() for tensor in tensors if isinstance(tensor, torch.Tensor)]
+    found = [other for other in behind if other._cdata == storage.cdata]
+    # Python's object for a storage is an owner too, and there is one.
+    return bool(found) and torch._C._storage_Use_Count(storage.cdata) <= len(found) + 1
