@@ -90,3 +90,37 @@ def test_the_measured_peak_is_what_the_allocator_counted():
     assert ran.returncode == 0, ran.stderr
     counted, reported = map(int, ran.stdout.split())
     assert abs(counted - reported) <= 2048
+
+
+class Normed(nn.Module):
+    """A backward pass that may write over what it needs for the gradient of the norm's weight."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.last = nn.BatchNorm1d(16), nn.Linear(16, 8)
+
+    def forward(self, inputs):
+        return self.last(nn.functional.gelu(self.norm(inputs))).square().sum()
+
+
+def gradients(model, batch, *, times):
+    """The gradients of each of several backward passes of one forward pass."""
+    loss, found = model(batch), []
+    for left in reversed(range(times)):
+        model.zero_grad()
+        loss.backward(retain_graph=left > 0)
+        found.append([parameter.grad.clone() for parameter in model.parameters()])
+    return found
+
+
+def test_a_backward_pass_that_runs_again_is_not_one_kept_of_a_model_whose_runs_once(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    eager, batch = Normed(), torch.randn(64, 16)
+    [expected] = gradients(copy.deepcopy(eager), batch, times=1)
+    for times in (1, 2):
+        # As in another process: nothing but the folder is left.
+        torch.compiler.reset()
+        model = tightfit.compile(copy.deepcopy(eager), "1GiB", fused=True)
+        for found in gradients(model, batch, times=times):
+            for ours, theirs in zip(found, expected, strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)

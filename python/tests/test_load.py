@@ -4,7 +4,9 @@ Invariant: steps are trained by the program inside the package; the engine's los
 what PyTorch has to compute with the loaded weights.
 """
 
+import gzip
 import json
+import shutil
 import subprocess
 import sys
 
@@ -128,10 +130,127 @@ def test_what_is_not_there_or_damaged_is_said(tmp_path):
     save_file(tensors, saved, metadata | {"step_name": "another"})
     assert "'another'" in refused(step, saved)
     save_file(tensors | {"last.bias": torch.ones(4)}, saved, metadata)
-    assert "as [4] and not as [3]" in refused(step, saved)
+    assert "as float32 [4] and not as float32 [3]" in refused(step, saved)
     (step / "train.json.gz").write_bytes((step / "train.json.gz").read_bytes()[:99])
     assert "train.json.gz is damaged" in refused(step, saved)
     (step / "step.json").write_text("{")
     assert "damaged" in refused(step, saved)
     (step / "step.json").write_text("[]")
     assert "describes no step" in refused(step, saved)
+
+
+METADATA = {"format": "tightfit-weights/1", "step_name": "tied", "steps": "1", "seed": "1"}
+
+
+class Renamed(Tied):
+    """What its state has under a name that its parameters have not, and what no graph reads."""
+
+    def state_dict(self, *arguments, **options):
+        state = super().state_dict(*arguments, **options)
+        state["renamed.weight"] = state.pop("first.weight")
+        return state | {"counter": torch.tensor(7)}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    """A step and what a run of it could have saved; it is copied before it is damaged."""
+    step = exported(tmp_path_factory.mktemp("whole"), Renamed())
+    save_file(load_file(step / "weights.safetensors"), step / "trained.safetensors", METADATA)
+    return step
+
+
+def test_what_the_state_calls_otherwise_or_no_graph_reads_is_there(whole):
+    state, own = tightfit.load(whole), Renamed().state_dict()
+    assert {key: (item.dtype, item.shape) for key, item in state.items()} == \
+        {key: (item.dtype, item.shape) for key, item in own.items()}
+    assert torch.equal(state["renamed.weight"], load_file(whole / "trained.safetensors")["first.weight"])
+    assert torch.equal(state["counter"], torch.tensor(7))
+
+
+DEEP = b"[" * 200_000
+DAMAGED = {
+    "a number for a file": lambda step: step.update(training=5),
+    "no file": lambda step: step.pop("training"),
+    "a list for a file": lambda step: step.update(evaluation=["eval.json.gz"]),
+    "a file whose name no system has": lambda step: step.update(training="a\0b"),
+    "no name": lambda step: step.pop("name"),
+    "no state": lambda step: step.update(state_dict=None),
+    "a list for a state": lambda step: step.update(state_dict=[]),
+    "no foreign names": lambda step: step["state_dict"].update(foreign=None),
+    "a number for foreign names": lambda step: step["state_dict"].update(foreign=3),
+    "foreign names that are none": lambda step: step["state_dict"].update(foreign=[["first.weight"]]),
+    "a foreign name of nothing": lambda step: step["state_dict"].update(foreign=["nothing"]),
+    "ties in a list": lambda step: step["state_dict"].update(tied=["again.weight"]),
+    "a tie to nothing": lambda step: step["state_dict"]["tied"].update({"again.weight": "nothing"}),
+    "a tie to a list": lambda step: step["state_dict"]["tied"].update({"again.weight": []}),
+    "a tie of what is there": lambda step: step["state_dict"]["tied"].update({"last.bias": "loss.bias"}),
+    "no parameters": lambda step: step.update(parameters={}),
+    "a parameter too few": lambda step: step["parameters"].pop("last.bias"),
+    "a parameter too many": lambda step: step["parameters"].update(more={"constant": 0.0}),
+}
+DAMAGED_GRAPHS = {
+    "null for nodes": lambda graph: graph.update(nodes=None),
+    "a number for an output": lambda graph: graph["nodes"][0].update(outputs=[1]),
+    "a list for a name": lambda graph: graph["nodes"][0].update(parameter=["first.weight"]),
+    "a type that is none": lambda graph: graph["nodes"][0]["outputs"][0].update(dtype="f99"),
+    "a shape that is none": lambda graph: graph["nodes"][0]["outputs"][0].update(shape="86"),
+}
+
+
+@pytest.mark.parametrize("file, damage", [
+    *(pytest.param("step.json", damage, id=name) for name, damage in DAMAGED.items()),
+    *(pytest.param(file, damage, id=f"{name}, {file}") for name, damage in DAMAGED_GRAPHS.items()
+      for file in ("train.json.gz", "eval.json.gz")),
+    pytest.param("train.json.gz", lambda graph: graph.update(nodes=[]), id="no nodes, train.json.gz"),
+    *(pytest.param(file, None, id=f"deep, {file}") for file in ("step.json", "train.json.gz", "eval.json.gz")),
+])
+def test_whatever_is_damaged_is_an_error_of_weights_and_nothing_else(whole, tmp_path, file, damage):
+    step = shutil.copytree(whole, tmp_path / "step")
+    path, (pack, unpack) = step / file, (gzip.compress, gzip.decompress) if file.endswith(".gz") else (bytes, bytes)
+    content = DEEP
+    if damage is not None:
+        described = json.loads(unpack(path.read_bytes()))
+        damage(described)
+        content = json.dumps(described).encode()
+    path.write_bytes(pack(content))
+    assert "export the step again" in refused(step)
+
+
+def test_tensors_have_the_type_that_was_exported(whole, tmp_path):
+    step = shutil.copytree(whole, tmp_path / "step")
+    tensors = load_file(whole / "trained.safetensors")
+    for key, dtype in (("last.bias", torch.float16), ("last.bias", torch.int64), ("unread", torch.float32)):
+        save_file(tensors | {key: tensors[key].to(dtype)}, step / "trained.safetensors", METADATA)
+        was, is_now = (str(item).removeprefix("torch.") for item in (tensors[key].dtype, dtype))
+        assert f"{key!r} as {is_now} [3] and not as {was} [3]" in refused(step)
+
+
+def test_what_only_the_evaluation_reads_is_as_it_was_exported(whole, tmp_path):
+    step = shutil.copytree(whole, tmp_path / "step")
+    graph = json.loads(gzip.decompress((step / "train.json.gz").read_bytes()))
+    graph["nodes"] = [node for node in graph["nodes"] if node.get("parameter") != "shift"]
+    (step / "train.json.gz").write_bytes(gzip.compress(json.dumps(graph).encode()))
+    initial, tensors = load_file(whole / "weights.safetensors"), load_file(whole / "trained.safetensors")
+    shift = tensors.pop("shift")
+    save_file(tensors, step / "trained.safetensors", METADATA)
+    assert torch.equal(tightfit.load(step)["shift"], shift)
+    for other in (shift.double(), shift[:5]):
+        save_file(initial | {"shift": other}, step / "weights.safetensors")
+        assert "weights.safetensors has 'shift' as" in refused(step)
+        save_file(tensors | {"shift": other}, step / "trained.safetensors", METADATA)
+        assert "trained.safetensors has 'shift' as" in refused(step)
+        save_file(tensors, step / "trained.safetensors", METADATA)
+    (step / "weights.safetensors").unlink()
+    assert "weights.safetensors is not there; export the step again" in refused(step)
+
+
+def test_what_no_graph_reads_takes_the_place_of_nothing(whole, tmp_path):
+    for key in ("last.bias", "again.weight", "renamed.weight"):
+        step = shutil.copytree(whole, tmp_path / key)
+        save_file({key: torch.ones(3)}, step / "rest.safetensors")
+        assert f"rest.safetensors is damaged: it has {key!r}" in refused(step)
+    (step / "rest.safetensors").write_bytes(b"x" * 20)
+    assert "rest.safetensors cannot be read" in refused(step)
+    (step / "rest.safetensors").unlink()
+    (step / "rest.safetensors").mkdir()
+    assert "export the step again" in refused(step)

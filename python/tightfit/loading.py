@@ -1,7 +1,7 @@
 """`tightfit.load`: what `tightfit train` saved, as the `state_dict` of the model that was exported.
 
-Invariant: every key of the model's `state_dict` is there, tied parameters included, with the type and the shape that it
-was exported with, or an exception says what is missing; no file changes.
+Invariant: every key of the model's `state_dict` that the step names is there, tied parameters included, with the type
+and the shape that it was exported with, or a `WeightsError` says what is missing or damaged; no file changes.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import gzip
 import json
 import os
 import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +19,30 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from .errors import WeightsError
+from .graph import DTYPES
 from .step_json import FORMAT, REST, WEIGHTS
 
 # What the program writes into the files that it saves.
 _SAVED = "tightfit-weights/1"
+_TYPES = {name: dtype for dtype, name in DTYPES.items()}
+
+# A tensor's type and shape.
+_Kind = tuple[torch.dtype, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What `step.json` says of its graphs and of the model's state."""
+
+    name: str
+    training: Path
+    evaluation: Path | None
+    # What the graphs read, by their names for it.
+    parameters: tuple[str, ...]
+    # Keys of the model's state whose tensor has another name in the graphs.
+    tied: Mapping[str, str]
+    # Names in the graphs that are no keys of the model's state.
+    foreign: frozenset[str]
 
 
 def load(step: str | os.PathLike[str], saved: str | os.PathLike[str] | None = None) -> dict[str, torch.Tensor]:
@@ -40,62 +62,125 @@ def load(step: str | os.PathLike[str], saved: str | os.PathLike[str] | None = No
     Raises `WeightsError`.
     """
     folder = Path(step)
-    described = _described(folder)
-    name, recipes, differs = described["name"], described["parameters"], described.get("state_dict", {})
-    path = _only_saved(folder, name) if saved is None else Path(saved)
-    metadata, found = _tensors(path)
+    described = _described(folder / "step.json")
+    path = _only_saved(folder, described.name) if saved is None else Path(saved)
+    metadata, found = _tensors(path, f"train with `tightfit train {folder} --save {path}`", "save it again")
     if metadata.get("format") != _SAVED:
         raise WeightsError(f"{path} was not saved by `tightfit train`; name the file that followed --save")
-    if metadata.get("step_name") != name:
-        raise WeightsError(f"{path} was saved by a run of {metadata.get('step_name')!r}, and {folder} is {name!r}; "
-                           "name the weights of this step")
-    own = [key for key in recipes if key not in differs.get("foreign", ())]
-    trained = _trained(folder / described.get("training", "train.json.gz"))
-    wrong = [key for key in own if key in trained and (key not in found or list(found[key].shape) != trained[key])]
-    if wrong:
-        said = f"has no {wrong[0]!r}" if wrong[0] not in found else \
-            f"has {wrong[0]!r} as {list(found[wrong[0]].shape)} and not as {trained[wrong[0]]}"
-        more = f", and {len(wrong) - 1} more differ" if len(wrong) > 1 else ""
-        raise WeightsError(f"{path} {said}, which {folder} trains{more}; name the weights that this step saved, or "
-                           "train it again if it was exported anew")
+    if metadata.get("step_name") != described.name:
+        raise WeightsError(f"{path} was saved by a run of {metadata.get('step_name')!r}, and {folder} is "
+                           f"{described.name!r}; name the weights of this step")
+    own = [name for name in described.parameters if name not in described.foreign]
+    needed = dict.fromkeys([*own, *described.tied.values()])
+    trained, kinds = _kinds(described, needed, folder)
     # What only the evaluation reads is no part of what is trained.
-    initial = {} if all(key in found for key in own) else _tensors(folder / WEIGHTS)[1]
-    lost = [key for key in own if key not in found and key not in initial]
-    if lost:
-        raise WeightsError(f"neither {path} nor {folder / WEIGHTS} has {lost[0]!r}; export the step again, and "
-                           "train it")
-    state = {key: found[key] if key in found else initial[key] for key in own}
-    state |= {key: state[first] for key, first in differs.get("tied", {}).items()}
-    if (folder / REST).is_file():
-        state |= _tensors(folder / REST)[1]
-    return state
+    _check(path, found, {key: kinds[key] for key in needed if key in trained or key in found},
+           f"which {folder} reads", "name the weights that this step saved, or train it again if it was exported anew")
+    untrained = [key for key in needed if key not in found]
+    if untrained:
+        again = "export the step again, and train it"
+        initial = _tensors(folder / WEIGHTS, again, again)[1]
+        _check(folder / WEIGHTS, initial, {key: kinds[key] for key in untrained}, f"which {path} does not have either",
+               again)
+        found |= {key: initial[key] for key in untrained}
+    state = {key: found[key] for key in own} | {key: found[name] for key, name in described.tied.items()}
+    return state | _unread(folder / REST, state)
 
 
-def _described(folder: Path) -> dict[str, Any]:
-    path = folder / "step.json"
-    try:
-        described = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise WeightsError(f"{path}: {error.strerror}; give the folder that tightfit.export wrote") from error
-    except ValueError as error:
-        raise WeightsError(f"{path} is damaged ({error}); export the step again") from error
-    parts = {"name": str, "parameters": dict}
-    if not isinstance(described, dict) or described.get("format") != FORMAT \
-            or not all(isinstance(described.get(part), kind) for part, kind in parts.items()):
+def _described(path: Path) -> _Step:
+    """What a `step.json` says, all of it checked here: nothing of another structure goes further."""
+    content = _json(path, "give the folder that tightfit.export wrote")
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise WeightsError(f"{path} describes no step of the format {FORMAT}; export the step again")
-    return described
+    name, training, evaluation = content.get("name"), content.get("training"), content.get("evaluation")
+    parameters, differs = content.get("parameters"), content.get("state_dict", {})
+    tied, foreign = (differs.get("tied", {}), differs.get("foreign", [])) if isinstance(differs, dict) else ({}, [])
+    parts = [("name", str, name), ("training", str, training), ("evaluation", str | None, evaluation),
+             ("parameters", dict, parameters), ("state_dict", dict, differs), ("tied", dict, tied),
+             ("foreign", list, foreign)]
+    wrong = [f"{part!r} is {'missing' if value is None else 'of the type ' + type(value).__name__}"
+             for part, kind, value in parts if not isinstance(value, kind)]
+    if not wrong:
+        # Values may be anything, also what has no hash.
+        wrong = [f"{key!r} is tied to what 'parameters' lacks" for key, value in tied.items()
+                 if not isinstance(value, str) or value not in parameters]
+        wrong += ["'foreign' names what 'parameters' lacks" for value in foreign
+                  if not isinstance(value, str) or value not in parameters]
+        wrong += [f"{key!r} is in 'parameters' and tied to another" for key in tied
+                  if key in parameters and key not in foreign]
+    if wrong:
+        raise WeightsError(f"{path} is damaged: {wrong[0]}; export the step again")
+    return _Step(name, path.parent / training, path.parent / evaluation if evaluation is not None else None,
+                 tuple(parameters), tied, frozenset(foreign))
 
 
-def _trained(path: Path) -> dict[str, list[int]]:
-    """The shapes of the parameters and buffers that a training graph reads, by name."""
+def _kinds(described: _Step, needed: Iterable[str], folder: Path) -> tuple[dict[str, _Kind], dict[str, _Kind]]:
+    """What the training graph reads, and what either graph does; nothing of it is missing in `step.json`."""
+    known, trained = set(described.parameters), _read_by(described.training)
+    kinds = trained if described.evaluation is None else _read_by(described.evaluation) | trained
+    for name in kinds:
+        if name not in known:
+            raise WeightsError(f"{folder / 'step.json'} is damaged: 'parameters' lacks {name!r}, which a graph of the "
+                               "step reads; export the step again")
+    for name in needed:
+        if name not in kinds:
+            raise WeightsError(f"{described.training} is damaged: it does not read {name!r}, which step.json names; "
+                               "export the step again")
+    return trained, kinds
+
+
+def _read_by(path: Path) -> dict[str, _Kind]:
+    """The type and the shape of the parameters and buffers that a graph reads, by name."""
+    content = _json(path, "export the step again")
+    found: dict[str, _Kind] = {}
     try:
-        nodes = json.loads(gzip.decompress(path.read_bytes()))["nodes"]
-        return {node["parameter"]: node["outputs"][0]["shape"] for node in nodes
-                if node["phase"] in ("parameter", "buffer")}
-    except OSError as error:
-        raise WeightsError(f"{path}: {error.strerror or error}; export the step again") from error
-    except (ValueError, LookupError, TypeError, EOFError, zlib.error) as error:
+        for node in content["nodes"]:
+            if node["phase"] in ("parameter", "buffer"):
+                name, output = node["parameter"], node["outputs"][0]
+                shape = tuple(output["shape"])
+                if not isinstance(name, str) or not all(type(size) is int for size in shape):
+                    raise TypeError("a tensor's name or shape is none")
+                found[name] = _TYPES[output["dtype"]], shape
+    except (LookupError, TypeError) as error:
         raise WeightsError(f"{path} is damaged ({error}); export the step again") from error
+    return found
+
+
+def _json(path: Path, otherwise: str) -> Any:
+    """What a file holds, compressed or not; `otherwise` says what to do where it cannot be read."""
+    try:
+        content = path.read_bytes()
+        return json.loads((gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).decode("utf-8"))
+    except (ValueError, RecursionError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise WeightsError(f"{path} is damaged ({error}); export the step again") from error
+    except OSError as error:
+        raise WeightsError(f"{path}: {error.strerror or error}; {otherwise}") from error
+
+
+def _check(path: Path, found: Mapping[str, torch.Tensor], kinds: Mapping[str, _Kind], which: str, advice: str) -> None:
+    """Refuses tensors that are not there, or of another type or shape."""
+    wrong = [key for key, kind in kinds.items()
+             if key not in found or (found[key].dtype, tuple(found[key].shape)) != kind]
+    if wrong:
+        key, more = wrong[0], f", and {len(wrong) - 1} more differ" if len(wrong) > 1 else ""
+        said = f"has no {key!r}" if key not in found else \
+            f"has {key!r} as {_said(found[key].dtype, found[key].shape)} and not as {_said(*kinds[key])}"
+        raise WeightsError(f"{path} {said}, {which}{more}; {advice}")
+
+
+def _said(dtype: torch.dtype, shape: Iterable[int]) -> str:
+    return f"{str(dtype).removeprefix('torch.')} {list(shape)}"
+
+
+def _unread(path: Path, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """What a model's state has and no graph reads; there is no file where it has nothing more."""
+    if not os.path.lexists(path):
+        return {}
+    found = _tensors(path, "export the step again", "export the step again")[1]
+    both = [key for key in found if key in state]
+    if both:
+        raise WeightsError(f"{path} is damaged: it has {both[0]!r}, which the step reads; export the step again")
+    return found
 
 
 def _only_saved(folder: Path, name: str) -> Path:
@@ -121,13 +206,13 @@ def _metadata(path: Path) -> dict[str, str]:
         return {}
 
 
-def _tensors(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
-    """The metadata and the tensors of a file."""
+def _tensors(path: Path, absent: str, damaged: str) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
+    """The metadata and the tensors of a file, and what to do where it is absent or damaged."""
     try:
         with safe_open(path, framework="pt") as file:
             return file.metadata() or {}, {key: file.get_tensor(key) for key in file.keys()}
     except FileNotFoundError:
-        raise WeightsError(f"{path} is not there; train with `tightfit train STEP --save {path}`") from None
+        raise WeightsError(f"{path} is not there; {absent}") from None
     except (OSError, SafetensorError) as error:
-        raise WeightsError(f"{path} cannot be read as safetensors ({error}); it is damaged or no file of weights, save "
-                           "it again") from error
+        raise WeightsError(f"{path} cannot be read as safetensors ({error}); it is damaged or no file of weights, "
+                           f"{damaged}") from error

@@ -31,6 +31,11 @@ from .planned import held
 # How many steps of each graph are measured.
 _MEASURED = 3
 
+# How Inductor compiles one pass. The partition is made. Passes are not kept on disk: the name of one that is kept does
+# not say which saved tensors it may write over, and a backward pass that was compiled to run once would be taken for
+# one that runs again. Kernels are kept by their source, and stay so.
+_COMPILING = {"custom_partitioner_fn": None, "fx_graph_cache": False, "fx_graph_remote_cache": False}
+
 
 def fused(backend: Any, module: fx.GraphModule, examples: Sequence[Any], arguments: Sequence[Argument],
           device: torch.device, outside: int, outside_parameters: Sequence[Any]) -> Callable[..., Any]:
@@ -127,7 +132,7 @@ class _Partitioner(CustomPartitionerFn):
         return self
 
     def uuid(self) -> Any:
-        """What Inductor keeps its kernels by: they follow from the graphs alone."""
+        """A name for what Inductor keeps on disk; of passes with a plan that is nothing."""
         return "tightfit"
 
     def __call__(self, gm: fx.GraphModule, joint_inputs: Sequence[object], *, num_fwd_outputs: int,
@@ -151,8 +156,7 @@ class _Partitioner(CustomPartitionerFn):
 
     def compile(self, gm: fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         """Inductor's own compilation of one pass, whose calls are counted and measured."""
-        # Settings are part of the name that kernels are kept by, and the partition is made.
-        with torch._inductor.config.patch(custom_partitioner_fn=None):
+        with torch._inductor.config.patch(_COMPILING):
             made = compile_fx_inner(gm, inputs, **options)
         run, step = made.current_callable, self.step
         if options.get("is_backward"):
