@@ -97,7 +97,8 @@ class Slab:
         self._awaited: Callable[[], Pending | None] = lambda: None
         # What lies in the slab was put there by this one.
         self._last_replayed: Course | None = None
-        weakref.finalize(self, _release, self.native)
+        # A process that ends needs no slab to go.
+        weakref.finalize(self, _release, self.native, device).atexit = False
 
     def begin(self, course: Course, passes: int, budget: int | None, planned: int, own: int) -> int:
         """A step of so many passes begins, or a call beside the one that is under way. It holds `planned` bytes in all where
@@ -251,14 +252,18 @@ class Slab:
             )
 
     def _reserve(self, size: int) -> None:
-        with torch.cuda.device(self.device) if self.device.type == "cuda" else contextlib.nullcontext():
-            self.native.reserve(size)
+        _resize(self.native, self.device, size)
 
 
-def _release(native: _native.Addresses) -> None:
+def _resize(native: _native.Addresses, device: torch.device, size: int) -> None:
+    with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
+        native.reserve(size)
+
+
+def _release(native: _native.Addresses, device: torch.device) -> None:
     """The slab of models that are gone goes with them, if it is empty."""
     if not native.counters()["held"]:
-        native.reserve(0)
+        _resize(native, device, 0)
 
 
 _slabs: weakref.WeakValueDictionary[torch.device, Slab] = weakref.WeakValueDictionary()
