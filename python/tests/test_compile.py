@@ -392,15 +392,22 @@ def test_an_output_that_is_held_counts_in_later_plans_though_it_is_saved_as_well
     assert all(plan.peak <= least for plan in tightfit.plans(trained(least)))
 
 
+class Squashed(nn.Module):
+    """The backward pass of its sigmoid reads what that returned, which is saved and an output."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = nn.Sequential(nn.Linear(16, 1024), nn.GELU(), nn.Linear(1024, 16), nn.GELU(), nn.Linear(16, 512))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return torch.sigmoid(self.inner(inputs))
+
+
 @pytest.mark.parametrize("hold", [lambda output: output, lambda output: output.detach(), lambda output: output[0]])
 def test_an_output_that_is_held_where_no_plan_has_room_for_it_is_refused_and_dropped_it_is_not(hold) -> None:
-    def build() -> nn.Module:
-        # The backward pass of a sigmoid reads its result, which is saved and an output.
-        return nn.Sequential(nn.Linear(16, 1024), nn.GELU(), nn.Linear(1024, 16), nn.GELU(), nn.Linear(16, 512), nn.Sigmoid())
-
     work, plans = torch.randn(512, 16), []
     for drops in (False, True):
-        least = tightfit.compile(build(), budget="min", loss_memory=4096)
+        least = tightfit.compile(Squashed(), budget="min", loss_memory=4096)
         for _ in range(2):
             least.zero_grad()
             output = least(work)
@@ -409,7 +416,7 @@ def test_an_output_that_is_held_where_no_plan_has_room_for_it_is_refused_and_dro
             loss.backward()
         plans.append(tightfit.plans(least)[-1].peak)
     held, dropped = plans
-    model = tightfit.compile(build(), budget=(held + dropped) // 2, loss_memory=4096)
+    model = tightfit.compile(Squashed(), budget=(held + dropped) // 2, loss_memory=4096)
     for holds in (False, True, False, True):
         model.zero_grad()
         output = loss = None
