@@ -370,7 +370,11 @@ def test_addresses_are_asked_for_with_true_or_false():
 
 
 def test_without_cuda_nobody_is_promised_addresses():
-    model = tightfit.compile(torch.nn.Linear(4, 1), budget="1MiB", addresses=True)
+    class Doubled(torch.nn.Linear):
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return 2 * super().forward(inputs)
+
+    model = tightfit.compile(Doubled(4, 1), budget="1MiB", addresses=True)
     if torch.cuda.is_available():
         pytest.skip("says what happens without CUDA")
     with pytest.raises(tightfit.CompileError, match="addresses=True is for CUDA"):
