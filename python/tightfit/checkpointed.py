@@ -14,11 +14,15 @@ from collections.abc import Iterator
 
 from torch.utils import checkpoint as library
 
+# What `checkpoint` calls where it is not reentrant: the second is PyTorch 2.13's.
+_NAMES = ("_checkpoint_without_reentrant_generator_impl", "_checkpoint_without_reentrant_generator")
+_GENERATOR = next(name for name in _NAMES if hasattr(library, name))
+
 
 @contextlib.contextmanager
 def noticed() -> Iterator[None]:
     """Warns behind the block if something within it was checkpointed."""
-    without_reentrant = library._checkpoint_without_reentrant_generator_impl
+    without_reentrant = getattr(library, _GENERATOR)
     apply = library.CheckpointFunction.apply
     seen: list[str] = []
 
@@ -30,12 +34,12 @@ def noticed() -> Iterator[None]:
         seen.append("checkpoint")
         return apply(*args, **kwargs)
 
-    library._checkpoint_without_reentrant_generator_impl = generator
+    setattr(library, _GENERATOR, generator)
     library.CheckpointFunction.apply = function
     try:
         yield
     finally:
-        library._checkpoint_without_reentrant_generator_impl = without_reentrant
+        setattr(library, _GENERATOR, without_reentrant)
         del library.CheckpointFunction.apply
     if seen:
         warnings.warn(
