@@ -41,6 +41,8 @@ def test_re_export_gives_the_same_bytes(tmp_path):
     assert set(first) == {"train.json.gz", "eval.json.gz", "step.json", "weights.safetensors"}
 
 
+@pytest.mark.skipif(not torch.__version__.startswith("2.15."), reason="the corpus was written with PyTorch 2.15, "
+                    "and other releases trace other operators")
 @pytest.mark.parametrize("step", ["mlp-digits", "gpt-nano", "gpt-nano-dropout"])
 def test_the_corpus_is_what_the_exporter_writes_today(corpus, tmp_path, step):
     folder = tmp_path / "corpus" / "steps" / step
