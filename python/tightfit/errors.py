@@ -77,7 +77,7 @@ class BudgetExceeded(TightfitError):
 
 class AllocationError(TightfitError):
     """A step with planned addresses that asked for other memory than it did when it was recorded, or found its place
-    taken. It was stopped before anything was overwritten."""
+    taken. It was stopped, and no tensor was written over; gradients that a backward pass had added by then stay."""
 
 
 class CompileError(TightfitError):

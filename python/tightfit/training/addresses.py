@@ -20,7 +20,7 @@ from .. import _native
 from ..errors import AllocationError, BudgetExceeded, CompileError
 from .ledger import Pending
 
-# How many steps are recorded before two in a row have to agree.
+# How many steps are recorded where no two in a row agree.
 _RECORDED = 8
 _REMAINS = ("without addresses=True the plan's calls run in the plan's order, and the budget bounds the bytes that PyTorch's "
             "allocator hands out, not those that it reserves")
@@ -138,7 +138,8 @@ class Slab:
             self._awaited = weakref.ref(pending)
 
     def goes_on(self, step: int, gone: frozenset[int], budget: int | None) -> bool:
-        """Whether the backward pass of a step finds its addresses. Gradients that are `gone` were there in its forward pass.
+        """Whether the backward pass of a step is replayed in the slab. Gradients that are `gone` were there in its forward
+        pass.
 
         Raises `BudgetExceeded` where something came since that was not there when the step was recorded.
         """

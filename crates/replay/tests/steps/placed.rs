@@ -5,7 +5,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use tightfit_replay::{ALIGNMENT, Offset, Placement, Settled, Size};
 
-use super::device::{OWN, allocator};
+use super::device::{OTHER, OWN, allocator};
 use super::script::{Request, Tensor, play, record, scripts};
 
 /// Offsets one by one, each the lowest that collides with none before it that is held with it.
@@ -153,4 +153,29 @@ fn the_longer_life_counts() {
     assert_eq!(intervals(&held, &short), [(0, 1, Size(8)), (1, 1, Size(16))]);
     assert_eq!(intervals(&held, &kept), [(1, 1, Size(16))]);
     assert_eq!(Settled::of(&held, &kept).unwrap().beside(), Size(8));
+}
+
+#[test]
+fn what_was_there_before_makes_room_only_where_it_goes_between_passes() {
+    for (goes_between, beside) in [(true, Size(0)), (false, Size(60))] {
+        let (mut allocator, _) = allocator();
+        let before = allocator.allocate(Size(100), OTHER.0, OTHER.1).unwrap().unwrap();
+        allocator.record();
+        allocator.open(OWN.0, OWN.1).unwrap();
+        if goes_between {
+            allocator.close().unwrap();
+            allocator.free(before, OTHER.0);
+        } else {
+            allocator.free(before, OTHER.0);
+            allocator.close().unwrap();
+        }
+        allocator.open(OWN.0, OWN.1).unwrap();
+        allocator.allocate(Size(60), OTHER.0, OTHER.1).unwrap();
+        allocator.close().unwrap();
+        let trace = allocator.leave().unwrap();
+        let settled = Settled::of(&trace, &trace).unwrap();
+        assert_eq!(settled.beside(), beside);
+        // Whatever went before it, the second pass needs its bytes when it begins.
+        assert_eq!(settled.rises(), [Size(0), Size(60)]);
+    }
 }
