@@ -23,17 +23,22 @@ Exit codes:
   0    done
   1    something else failed: the message says what
   2    wrong usage
-  3    infeasible: no plan fits the budget
+  3    infeasible: it is proven that no plan fits the budget
   4    a file is missing or cannot be read or written
   5    a file is not what it should be: a damaged or wrong graph, step, plan, trace or weights file
   6    the engine cannot execute the graph: an unknown operator, or a planning-only graph
   7    the data does not suit the step
   8    the budget makes no sense: zero, unreadable, or more than this machine's memory
   9    a schedule breaks a rule of the checker
+  10   no plan within the budget was found, which does not prove that there is none
   130  interrupted; what was asked to be saved was saved";
 
 /// The arguments make no sense.
 pub const USAGE: u8 = 2;
+/// It is proven that no plan fits.
+const INFEASIBLE: u8 = 3;
+/// No plan was found; there may be one.
+const NOT_FOUND: u8 = 10;
 /// The run ended early because it was asked to.
 pub const INTERRUPTED: u8 = 130;
 
@@ -70,6 +75,11 @@ pub fn code(error: &anyhow::Error) -> u8 {
     error.chain().find_map(of).unwrap_or(1)
 }
 
+/// The exit code of a refused budget.
+fn refusal(is_proven: bool) -> u8 {
+    if is_proven { INFEASIBLE } else { NOT_FOUND }
+}
+
 fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if let Some(error) = error.downcast_ref::<FittingError>() {
         // What it wraps is not in the chain: it speaks with the wrapped one's voice.
@@ -89,16 +99,16 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
     }
     if let Some(error) = error.downcast_ref::<PlanError>() {
         return match error {
-            PlanError::Infeasible(_) => Some(3),
+            PlanError::Infeasible(proof) => Some(refusal(proof.is_proven())),
+            PlanError::NotFound(_) | PlanError::Unsolved { .. } => Some(NOT_FOUND),
             PlanError::TooLarge { .. } => Some(2),
-            PlanError::Unsolved { .. } => Some(1),
             _ => None,
         };
     }
     if let Some(error) = error.downcast_ref::<ModulePlanError>() {
         return match error {
-            ModulePlanError::Infeasible(_) => Some(3),
-            ModulePlanError::Unsolved { .. } => Some(1),
+            ModulePlanError::Infeasible(proof) => Some(refusal(proof.proven)),
+            ModulePlanError::Unsolved { .. } => Some(NOT_FOUND),
             ModulePlanError::WorldSize
             | ModulePlanError::Link { .. }
             | ModulePlanError::Nested { .. } => Some(2),
@@ -173,13 +183,13 @@ mod tests {
     fn a_planner_that_does_not_answer_proves_nothing() {
         let large = || PlanError::TooLarge { nodes: 81, most: 80 };
         let unsolved = || PlanError::Unsolved { reason: "time was up".to_string() };
-        for (error, expected) in [(large(), 2), (unsolved(), 1)] {
+        for (error, expected) in [(large(), 2), (unsolved(), 10)] {
             assert_eq!(code(&error.into()), expected);
         }
-        for (error, expected) in [(large(), 2), (unsolved(), 1)] {
+        for (error, expected) in [(large(), 2), (unsolved(), 10)] {
             assert_eq!(code(&FitError::from(error).into()), expected);
         }
-        for (error, expected) in [(large(), 2), (unsolved(), 1)] {
+        for (error, expected) in [(large(), 2), (unsolved(), 10)] {
             let error = FittingError::from(FitError::from(error));
             assert_eq!(code(&anyhow::Error::from(error).context("while planning")), expected);
         }

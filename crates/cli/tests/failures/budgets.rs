@@ -153,7 +153,7 @@ fn a_solver_without_an_answer_has_proven_nothing() {
     );
     // The reason is in the solver's words.
     assert!(ran.stderr.starts_with("error: the solver found no plan: "), "{}", ran.stderr);
-    assert_eq!(ran.code, Some(1), "{}", ran.stderr);
+    assert_eq!(ran.code, Some(10), "{}", ran.stderr);
     assert_eq!(ran.stdout, "");
 }
 
@@ -181,7 +181,7 @@ fn a_wrong_prediction_is_refused_with_what_happens() {
     "#]];
     Case::new().fails(
         "plan corpus/synthetic/unet2_1.json.gz --budget 80% --planner capuchin --variant published",
-        3,
+        10,
         message,
     );
 }

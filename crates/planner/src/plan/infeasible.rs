@@ -90,6 +90,11 @@ impl Infeasible {
         let reached = peak;
         Infeasible { budget, needed, reached, plan, peak, binding, live, prediction: None }
     }
+
+    /// Whether no schedule whatever fits the budget; otherwise none was found.
+    pub fn is_proven(&self) -> bool {
+        self.budget < self.needed
+    }
 }
 
 /// A lower bound for every schedule in every order: persistent bytes and one node's own storages

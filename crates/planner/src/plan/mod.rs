@@ -10,6 +10,7 @@ mod exact;
 mod infeasible;
 mod milp;
 pub mod modules;
+mod not_found;
 mod order;
 pub mod published;
 mod rematerialize;
@@ -22,6 +23,7 @@ pub use action::{Action, Plan};
 pub use exact::exact;
 pub use infeasible::{Binding, Infeasible, LiveTensor, Prediction, live_tensors};
 pub use milp::{SOLVER, SolverLimits};
+pub use not_found::NotFound;
 pub use order::base_order;
 pub use rematerialize::{Retention, Retentions, rematerialize};
 pub use rewrite::{RewriteError, rewrite};
@@ -99,6 +101,9 @@ pub enum PlanError {
     /// The planner has no plan within the budget, and says why.
     #[error("{0}")]
     Infeasible(Box<Infeasible>),
+    /// The planner's time was up before it had a plan within the budget, which proves nothing.
+    #[error("{0}")]
+    NotFound(Box<NotFound>),
     /// The step has more nodes than the planner takes.
     #[error(
         "{nodes} nodes run in this step, and this planner takes {most} at most; choose another \
@@ -198,7 +203,7 @@ pub fn smallest(graph: &Graph, profile: &Profile, order: &[NodeId], planner: Pla
     match plan(graph, profile, order, Bytes::ZERO, planner) {
         Ok(plan) => plan,
         Err(PlanError::Infeasible(proof)) => proof.plan,
-        Err(PlanError::TooLarge { .. } | PlanError::Unsolved { .. }) => {
+        Err(PlanError::NotFound(_) | PlanError::TooLarge { .. } | PlanError::Unsolved { .. }) => {
             Plan::of_runs(planner, order.to_vec())
         }
     }

@@ -16,8 +16,7 @@ fn place(module: &str) -> String {
 
 impl fmt::Display for Infeasible {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let claim =
-            if self.budget < self.needed { "no plan fits" } else { "no plan was found that fits" };
+        let claim = if self.is_proven() { "no plan fits" } else { "no plan was found that fits" };
         writeln!(
             f,
             "{claim} {} ({} bytes); the smallest budget known to be feasible is {} ({} bytes), \

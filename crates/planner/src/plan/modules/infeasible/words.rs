@@ -8,6 +8,7 @@ use crate::units::Bytes;
 
 impl fmt::Display for ModuleInfeasible {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let claim = if self.proven { "no plan fits" } else { "no plan was found that fits" };
         let least = if self.proven {
             "the least that any choice of modules reaches"
         } else {
@@ -15,7 +16,7 @@ impl fmt::Display for ModuleInfeasible {
         };
         writeln!(
             f,
-            "no plan fits {} ({} bytes); {least} is {} ({} bytes)",
+            "{claim} {} ({} bytes); {least} is {} ({} bytes)",
             self.budget, self.budget.0, self.least, self.least.0
         )?;
         writeln!(
