@@ -5,7 +5,7 @@ use crate::operator::call::{TypedCall, Unsuited};
 use crate::operator::movement::extents;
 use crate::operator::output::Output;
 use crate::operator::reduction::partial_sums;
-use crate::tensor::{DType, TensorType};
+use crate::tensor::{Argument, DType, TensorType};
 use crate::units::Bytes;
 
 /// The normalised shape, argument `index`: the last dimensions of `x`.
@@ -17,10 +17,24 @@ fn normalised(call: &TypedCall<'_>, x: &TensorType, index: usize) -> Result<Vec<
     Ok(shape)
 }
 
+/// Weight and bias, arguments from `first` on, of the normalised shape where they are given.
+fn affine_parameters(call: &TypedCall<'_>, first: usize, shape: &[u64]) -> Result<(), Unsuited> {
+    for index in [first, first + 1] {
+        if let Some(parameter) = call.optional_tensor(index).filter(|p| p.shape != shape) {
+            return Err(Unsuited::Shapes(format!(
+                "a weight or bias of shape {:?} for {shape:?}",
+                parameter.shape
+            )));
+        }
+    }
+    Ok(())
+}
+
 /// `native_layer_norm(x, shape, weight, bias, eps)`: output, mean, reciprocal deviation.
 pub fn layer_norm(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let x = call.tensor(0)?;
     let shape = normalised(call, x, 1)?;
+    affine_parameters(call, 2, &shape)?;
     let mut statistics = x.shape.clone();
     let kept = statistics.len() - shape.len();
     statistics[kept..].fill(1);
@@ -32,6 +46,16 @@ pub fn layer_norm(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
 pub fn layer_norm_gradient(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let x = call.tensor(1)?;
     let shape = normalised(call, x, 2)?;
+    affine_parameters(call, 5, &shape)?;
+    let masks = match call.args.get(7) {
+        Some(Argument::List(masks)) => masks.as_slice(),
+        _ => &[],
+    };
+    for (output, mask) in call.outputs.iter().zip(masks) {
+        if output.is_some() && *mask == Argument::Bool(false) {
+            return Err(Unsuited::Argument { index: 7, wanted: "true for each output in use" });
+        }
+    }
     let affine = Output::computed(&shape, x.dtype);
     Ok(vec![Output::like(x), affine.clone(), affine])
 }
