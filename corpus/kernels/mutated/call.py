@@ -184,13 +184,15 @@ def calls_of(path: Path) -> list[Call]:
         patterns: set[str] = set()
         nodes = [node for node in document["nodes"] if node["op"] != "placeholder"]
         for node in sorted(nodes, key=lambda node: _size(node, by_value)):
-            pattern = str([len(node["args"]), sorted(node.get("kwargs", {})), [len(by_value[v]["shape"]) for v in node["inputs"]],
-                           [by_value[v]["dtype"] for v in node["inputs"]]])
+            tensors = [(len(by_value[value]["shape"]), by_value[value]["dtype"]) for value in node["inputs"]]
+            pattern = str([len(node["args"]), sorted(node.get("kwargs", {})), tensors])
             if pattern in patterns or len(found) == 3:
                 continue
             patterns.add(pattern)
             storages = {by_value[value]["storage"]: value for value in node["inputs"]}
-            outputs = [output and _plain(output) | {"over": storages.get(output["storage"])} for output in node["outputs"]]
+            outputs = [
+                output and _plain(output) | {"over": storages.get(output["storage"])} for output in node["outputs"]
+            ]
             record = {key: node[key] for key in ("mutates", "random", "seed_slot") if key in node}
             found.append(Call(
                 node["op"], node["args"], node.get("kwargs", {}), record,

@@ -10,10 +10,12 @@ from call import Call
 
 ARGUMENTS = [None, True, False, -1, 0, 1, 2, 7, -9, 2**40, 0.5, -0.5, "nan", "inf", "text", "torch.int64",
              "torch.float64", [], [0], [-1], [0, 0], [99], [0.5]]
-KEYWORDS = [("nonsense", 1), ("alpha", 2), ("alpha", 0.5), ("beta", 3), ("dtype", "torch.int64"), ("dtype", "torch.bool"),
-            ("dtype", "torch.float64"), ("out", None), ("maximize", True), ("nesterov", True), ("dampening", 0.5),
-            ("keepdim", True), ("correction", 0), ("layout", "torch.sparse_coo"), ("implicit", True),
-            ("memory_format", "torch.channels_last"), ("memory_format", "torch.contiguous_format")]
+KEYWORDS = [
+    ("nonsense", 1), ("alpha", 2), ("alpha", 0.5), ("beta", 3), ("dtype", "torch.int64"), ("dtype", "torch.bool"),
+    ("dtype", "torch.float64"), ("out", None), ("maximize", True), ("nesterov", True), ("dampening", 0.5),
+    ("keepdim", True), ("correction", 0), ("layout", "torch.sparse_coo"), ("implicit", True),
+    ("memory_format", "torch.channels_last"), ("memory_format", "torch.contiguous_format"),
+]
 
 
 def changes(base: Call) -> Iterator[tuple[str, Call]]:

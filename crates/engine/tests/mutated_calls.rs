@@ -30,9 +30,6 @@ const TOLERANCE: f64 = 1e-5;
 const NODE: &str = "`changed`";
 
 fn folder() -> PathBuf {
-    if let Some(f) = std::env::var_os("MUT") {
-        return f.into();
-    }
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../corpus/kernels/mutated")
 }
 

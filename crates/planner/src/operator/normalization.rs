@@ -56,6 +56,13 @@ pub fn layer_norm_gradient(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited
             return Err(Unsuited::Argument { index: 7, wanted: "true for each output in use" });
         }
     }
+    for (output, parameter) in [(1, 5), (2, 6)] {
+        let used = call.outputs.get(output).is_some_and(Option::is_some);
+        if used && call.optional_tensor(parameter).is_none() {
+            let wanted = "a tensor, since its gradient is used";
+            return Err(Unsuited::Argument { index: parameter, wanted });
+        }
+    }
     let affine = Output::computed(&shape, x.dtype);
     Ok(vec![Output::like(x), affine.clone(), affine])
 }
@@ -78,6 +85,10 @@ pub fn dropout(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
 /// `native_dropout_backward(gradient, mask, scale)`
 pub fn dropout_gradient(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let (gradient, mask) = (call.tensor(0)?, call.tensor(1)?);
+    let scale = call.args.get(2).and_then(Argument::number);
+    if scale.is_none_or(|scale| !scale.is_finite()) {
+        return Err(Unsuited::Argument { index: 2, wanted: "a finite number" });
+    }
     if gradient.shape != mask.shape {
         return Err(Unsuited::Shapes(format!(
             "a gradient of shape {:?} under a mask of {:?}",
