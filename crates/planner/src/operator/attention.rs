@@ -24,9 +24,9 @@ fn operands<'a>(call: &TypedCall<'a>, first: usize) -> Result<[&'a TensorType; 3
         return Err(Unsuited::Keyword { name: "scale".to_string(), wanted: "a finite number" });
     }
     if agree {
-        suits_mask(call, q, k)?;
-        let tensors = (0..call.args.len()).filter_map(|index| call.optional_tensor(index));
-        return match tensors.into_iter().find(|tensor| !has_rows(tensor)) {
+        suits_mask(call, q, k, first == 0)?;
+        let mut tensors = (0..call.args.len()).filter_map(|index| call.optional_tensor(index));
+        return match tensors.find(|tensor| !has_rows(tensor)) {
             Some(strided) => Err(Unsuited::Shapes(format!(
                 "elements of the last dimension of {:?} lie apart, with strides {:?}",
                 strided.shape,
@@ -51,9 +51,14 @@ fn has_rows(tensor: &TensorType) -> bool {
     step == 1 || tensor.elements() == 0 || tensor.shape.last() == Some(&1)
 }
 
-/// A mask has two dimensions or four: the last is that of the keys, the one before that of the
-/// queries or of extent one.
-fn suits_mask(call: &TypedCall<'_>, q: &TensorType, k: &TensorType) -> Result<(), Unsuited> {
+/// A mask has two dimensions or four: the last two are those of queries and keys or of extent one,
+/// but PyTorch's gradient wants the last one whole.
+fn suits_mask(
+    call: &TypedCall<'_>,
+    q: &TensorType,
+    k: &TensorType,
+    is_forward: bool,
+) -> Result<(), Unsuited> {
     let Some(Argument::Value(mask)) = call.argument(usize::MAX, "attn_mask") else {
         return Ok(());
     };
@@ -63,15 +68,14 @@ fn suits_mask(call: &TypedCall<'_>, q: &TensorType, k: &TensorType) -> Result<()
         _ => None,
     };
     let suits = scores.is_some_and(|(rows, keys)| {
-        (rows == q.shape[2] || rows == 1) && keys == k.shape[2] && has_rows(mask)
+        (rows == q.shape[2] || rows == 1) && (keys == k.shape[2] || is_forward && keys == 1)
     });
     if suits {
         return Ok(());
     }
-    let (mask, strides) = (&mask.shape, mask.strides_or_contiguous());
     Err(Unsuited::Shapes(format!(
-        "a mask of {mask:?} with strides {strides:?} for queries {:?} and keys {:?}",
-        q.shape, k.shape
+        "a mask of {:?} for queries {:?} and keys {:?}",
+        mask.shape, q.shape, k.shape
     )))
 }
 

@@ -46,7 +46,9 @@ pub enum Form {
     Number,
     /// A number.
     Real,
-    /// Two numbers.
+    /// A number with a fraction, if only of zero.
+    Fraction,
+    /// Two numbers with a fraction.
     Pair,
     /// A truth value.
     Flag,
@@ -158,7 +160,8 @@ impl Form {
             Form::IntegerOrMore => all(Form::Integer) || Form::Integer.matches(argument),
             Form::Number => argument.number().is_some(),
             Form::Real => argument.number().is_some() && !Form::Flag.matches(argument),
-            Form::Pair => count() == 2 && all(Form::Real),
+            Form::Fraction => matches!(argument, Argument::Float(_)),
+            Form::Pair => count() == 2 && all(Form::Fraction),
             Form::Flag => matches!(argument, Argument::Bool(_)),
             Form::Flags => count() == 3 && all(Form::Flag),
             Form::Type => matches!(argument, Argument::Text(x) if from_torch(x).is_some()),
@@ -185,7 +188,8 @@ impl Form {
             Form::IntegerOrMore => "a whole number or a list of them",
             Form::Number => "a number or a truth value",
             Form::Real => "a number",
-            Form::Pair => "a list of two numbers",
+            Form::Fraction => "a number with a fraction",
+            Form::Pair => "a list of two numbers with fractions",
             Form::Flag => "a truth value",
             Form::Flags => "a list of three truth values",
             Form::Type => "an element type",
