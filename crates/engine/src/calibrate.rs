@@ -109,7 +109,9 @@ fn transposed(
         strides: Some(vec![1, columns]),
         ..ValueSpec::contiguous(&[columns, rows], DType::F32, storage)
     };
-    builder.node(call(name, "aten.t.default", &[matrix]), &[Some(view)])[0]
+    let mut permuted = call(name, "aten.permute.default", &[matrix]);
+    permuted.args.push(Argument::List(vec![Argument::Int(1), Argument::Int(0)]));
+    builder.node(permuted, &[Some(view)])[0]
 }
 
 /// Seconds of each graph: the lower quartile of its runs.

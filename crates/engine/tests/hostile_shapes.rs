@@ -486,6 +486,81 @@ fn an_output_over_an_input_that_is_read_meanwhile_is_refused() {
     assert!(compiled(&within(8)).is_ok());
 }
 
+/// A view of `x`, 16 floats in a storage of 32, from element `offset` on.
+fn strided(op: &str, offset: u64) -> Graph {
+    let mut builder = GraphBuilder::new("strided");
+    let (from, to) = (builder.storage(Bytes(128)), builder.storage(Bytes(16)));
+    let x = builder.node(
+        NodeSpec::new("x", "placeholder", Phase::Input),
+        &[Some(ValueSpec::contiguous(&[16], DType::F32, from))],
+    )[0];
+    let list = |x: i64| Argument::List(vec![Argument::Int(x)]);
+    let node = NodeSpec {
+        inputs: vec![x],
+        args: vec![Argument::Value(x), list(4), list(1), Argument::Int(offset as i64)],
+        ..NodeSpec::new("view", op, Phase::Forward)
+    };
+    let part = ValueSpec { offset, ..ValueSpec::contiguous(&[4], DType::F32, from) };
+    let view = builder.node(node, &[Some(part)])[0];
+    let node = NodeSpec {
+        inputs: vec![view],
+        args: vec![Argument::Value(view)],
+        ..NodeSpec::new("read", "aten.exp.default", Phase::Forward)
+    };
+    let y = builder.node(node, &[Some(ValueSpec::contiguous(&[4], DType::F32, to))])[0];
+    builder.output(y);
+    builder.build().unwrap()
+}
+
+/// What lies in bytes that nothing writes depends on what lay there before, and so on the budget.
+#[test]
+fn a_view_of_what_nothing_wrote_is_refused() {
+    assert!(compiled(&strided("aten.as_strided.default", 12)).is_ok());
+    for offset in [13, 16, 28] {
+        assert!(matches!(
+            compiled(&strided("aten.as_strided.default", offset)),
+            Err(CompileError::NotExecutable { node, .. }) if node == "view"
+        ));
+    }
+}
+
+/// Nobody knows which elements an operator without a row would show.
+#[test]
+fn a_view_by_an_operator_without_a_row_is_refused() {
+    let error = compiled(&strided("aten.unfold.default", 12)).err().unwrap();
+    let CompileError::UnknownOperators { operators } = &error else { panic!("{error}") };
+    assert_eq!(
+        (operators[0].op.as_str(), operators[0].first.as_str()),
+        ("aten.unfold.default", "view")
+    );
+}
+
+/// A copy whose new version is said to lie elsewhere than what was copied into.
+#[test]
+fn a_new_version_lies_where_the_old_one_did() {
+    let mut builder = GraphBuilder::new("moved");
+    let (to, from) = (builder.storage(Bytes(64)), builder.storage(Bytes(16)));
+    let mut input = |name: &str, storage| {
+        let node = NodeSpec::new(name, "placeholder", Phase::Input);
+        builder.node(node, &[Some(ValueSpec::contiguous(&[4], DType::F32, storage))])[0]
+    };
+    let (x, y) = (input("x", to), input("y", from));
+    let node = NodeSpec {
+        inputs: vec![x, y],
+        args: vec![Argument::Value(x), Argument::Value(y)],
+        mutates: true,
+        ..NodeSpec::new("copied", "aten.copy_.default", Phase::Forward)
+    };
+    let spec = ValueSpec { offset: 4, ..ValueSpec::contiguous(&[4], DType::F32, to) };
+    let moved = builder.node(node, &[Some(spec)])[0];
+    builder.output(moved);
+    let refused = compiled(&builder.build().unwrap()).err();
+    assert!(matches!(
+        refused,
+        Some(CompileError::Unsuited { reason: Unsuited::Output { index: 0, .. }, .. })
+    ));
+}
+
 #[test]
 fn an_executable_runs_on_the_threads_it_was_compiled_for() {
     let graph = into(&[4, 8], &[8, 1]);

@@ -7,6 +7,7 @@ mod budgets;
 mod data;
 mod files;
 mod graphs;
+mod hostile;
 mod plans;
 #[path = "../program/mod.rs"]
 mod program;

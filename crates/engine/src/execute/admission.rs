@@ -1,7 +1,8 @@
 //! What planning does without but execution needs. Invariant: in an admitted graph every node that
 //! runs has an operator, strides and types that kernels know, and what it writes has places of its
 //! own: no two elements of an output share a byte, nor do two outputs, nor an output and an input,
-//! except where the operator reads an element before it writes that very element.
+//! except where the operator reads an element before it writes that very element. And what is read
+//! was written: a view shows no byte that the node behind it left as it was.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -24,6 +25,8 @@ pub(super) fn admit(graph: &Graph) -> Result<(), CompileError> {
         conforms(graph, id)?;
         if graph.runs(id) {
             writes_places_of_its_own(graph, id).map_err(refuse)?;
+        } else if node.operator == Some(Operator::AsStrided) {
+            shows_what_was_written(graph, id).map_err(refuse)?;
         }
     }
     Ok(())
@@ -31,8 +34,8 @@ pub(super) fn admit(graph: &Graph) -> Result<(), CompileError> {
 
 fn operators_are_known(graph: &Graph) -> Result<(), CompileError> {
     let mut unknown: BTreeMap<&str, UnknownOperator> = BTreeMap::new();
-    for id in graph.compute_nodes() {
-        let node = &graph.nodes()[id];
+    // Views too: whether one shows the elements that its operator means is for the table to say.
+    for node in graph.nodes().values().filter(|node| !node.phase.is_placeholder()) {
         if node.operator.is_none() {
             let entry = unknown.entry(&node.op).or_insert_with(|| UnknownOperator {
                 op: node.op.clone(),
@@ -174,6 +177,32 @@ fn span(value: &Value) -> Range<u64> {
 fn share_bytes(a: &Value, b: &Value) -> bool {
     let (x, y) = (span(a), span(b));
     a.storage == b.storage && x.start < y.end && y.start < x.end
+}
+
+/// `as_strided` leads to any byte of a storage; all other views show elements of their input. What
+/// it shows must lie within what the storage's producer writes, without gaps or exactly so.
+fn shows_what_was_written(graph: &Graph, id: NodeId) -> Result<(), String> {
+    let values = graph.values();
+    for &view in graph.nodes()[id].outputs.iter().flatten() {
+        let (view, shown) = (&values[view], span(&values[view]));
+        let producer = graph.producer(view.storage).map(|node| &graph.nodes()[node]);
+        let mut written = producer.into_iter().flat_map(|node| node.outputs.iter().flatten());
+        let covers = |value: &ValueId| {
+            let value = &values[*value];
+            let place = span(value);
+            let gapless = place.end - place.start == value.tensor.bytes().0;
+            let inside = place.start <= shown.start && shown.end <= place.end;
+            value.storage == view.storage
+                && (gapless && inside || value.tensor.same_layout(&view.tensor))
+        };
+        if !shown.is_empty() && !written.any(covers) {
+            return Err(format!(
+                "it shows bytes {} to {} of its storage, not all of which anything writes",
+                shown.start, shown.end
+            ));
+        }
+    }
+    Ok(())
 }
 
 /// The operator may write `output` where `input` lies: it reads each element, if at all, before it

@@ -60,6 +60,20 @@ pub(super) fn exp_negative(x: f32) -> f32 {
     }
 }
 
+/// eˣ, 0 below −87.3, with the bits of [`exp_negative`] where x ≤ 0. NaN stays NaN.
+#[inline(always)]
+fn exp_flushed(x: f32) -> f32 {
+    let (n, p) = exp_parts(x.max(-87.3).min(89.0));
+    let half = n >> 1;
+    if x < -87.3 {
+        0.0
+    } else if x.is_nan() {
+        x
+    } else {
+        p * power_of_two(half) * power_of_two(n - half)
+    }
+}
+
 /// The standard normal's density (times √2π) and distribution function at x.
 ///
 /// Φ(x) = (1 + erf(x/√2)) / 2 with erf by Abramowitz and Stegun 7.1.26, |error| ≤ 1.5e-7; the
@@ -269,7 +283,7 @@ pub(super) fn shifted(x: &[f32], shift: f32, y: &mut [f32]) {
 #[multiversion(targets("x86_64+avx512f+avx512bw+avx512dq+avx512vl+avx2+fma", "x86_64+avx2+fma"))]
 pub(super) fn softmax_gradient(p: &mut [f32], dp: &mut [f32], shift: f32, total: f32, scale: f32) {
     for (p, dp) in p.iter_mut().zip(dp) {
-        *p = exp_negative((*p - shift).min(0.0));
+        *p = exp_flushed(*p - shift);
         *dp = *p * (*dp - total) * scale;
     }
 }

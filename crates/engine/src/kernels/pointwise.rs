@@ -65,7 +65,7 @@ pub(super) fn log(operands: &Operands) -> Result<Kernel, KernelError> {
     constant(operands.float(0)?, operands.output(0)?, f32::ln)
 }
 
-/// Within two limits, of which one may be missing; NaN stays.
+/// Within two limits, of which one may be missing; NaN stays, and a limit of NaN gives NaN.
 pub(super) fn clamp(operands: &Operands) -> Result<Kernel, KernelError> {
     let low = operands.optional_number(1, "min");
     let high = operands.optional_number(2, "max");
@@ -79,6 +79,9 @@ pub(super) fn clamp(operands: &Operands) -> Result<Kernel, KernelError> {
     }
     let (low, high) =
         (low.unwrap_or(f64::NEG_INFINITY) as f32, high.unwrap_or(f64::INFINITY) as f32);
+    if low.is_nan() || high.is_nan() {
+        return constant(operands.float(0)?, operands.output(0)?, |_| f32::NAN);
+    }
     constant(operands.float(0)?, operands.output(0)?, move |x| {
         let x = if x < low { low } else { x };
         if x > high { high } else { x }

@@ -244,7 +244,7 @@ fn each(
     })
 }
 
-/// Σ (x − mean)² / (n − correction), in two passes in double precision.
+/// Σ (x − mean)² / max(n − correction, 0), in two passes in double precision.
 fn variance(x: Tensor, out: Tensor, split: Split, correction: f64) -> Kernel {
     Box::new(move |run| {
         let (from, to) = (x.raw::<f32>(run.base), out.raw::<f32>(run.base));
@@ -256,7 +256,7 @@ fn variance(x: Tensor, out: Tensor, split: Split, correction: f64) -> Kernel {
                 let value = |j: usize| f64::from(*from.at(a + split.reduced_at(j, 0)));
                 let mean = (0..count).map(value).sum::<f64>() / count as f64;
                 let squares: f64 = (0..count).map(|j| (value(j) - mean).powi(2)).sum();
-                *to.at(b) = (squares / (count as f64 - correction)) as f32;
+                *to.at(b) = (squares / (count as f64 - correction).max(0.0)) as f32;
             }
         });
     })

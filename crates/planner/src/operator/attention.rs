@@ -4,7 +4,7 @@
 use crate::operator::call::{TypedCall, Unsuited};
 use crate::operator::output::Output;
 use crate::operator::{Product, Workers};
-use crate::tensor::{DType, TensorType};
+use crate::tensor::{Argument, DType, TensorType};
 use crate::units::{Bytes, Flops};
 
 /// Rows of queries that the attention kernels hold scores for at a time.
@@ -19,12 +19,63 @@ fn operands<'a>(call: &TypedCall<'a>, first: usize) -> Result<[&'a TensorType; 3
         }
         _ => false,
     };
+    let scale = call.argument(usize::MAX, "scale").and_then(Argument::number);
+    if scale.is_some_and(|scale| !scale.is_finite()) {
+        return Err(Unsuited::Keyword { name: "scale".to_string(), wanted: "a finite number" });
+    }
     if agree {
-        return Ok([q, k, v]);
+        suits_mask(call, q, k, first == 0)?;
+        let mut tensors = (0..call.args.len()).filter_map(|index| call.optional_tensor(index));
+        return match tensors.find(|tensor| !has_rows(tensor)) {
+            Some(strided) => Err(Unsuited::Shapes(format!(
+                "elements of the last dimension of {:?} lie apart, with strides {:?}",
+                strided.shape,
+                strided.strides_or_contiguous()
+            ))),
+            None => Ok([q, k, v]),
+        };
     }
     Err(Unsuited::Shapes(format!(
         "queries {:?}, keys {:?} and values {:?}",
         q.shape, k.shape, v.shape
+    )))
+}
+
+/// Elements of the last dimension of four lie side by side: PyTorch's kernel reads others as if
+/// they did. The sums have three, in any order.
+fn has_rows(tensor: &TensorType) -> bool {
+    if tensor.shape.len() == 3 {
+        return true;
+    }
+    let step = tensor.strides_or_contiguous().last().copied().unwrap_or(1);
+    step == 1 || tensor.elements() == 0 || tensor.shape.last() == Some(&1)
+}
+
+/// A mask has two dimensions or four: the last two are those of queries and keys or of extent one,
+/// but PyTorch's gradient wants the last one whole.
+fn suits_mask(
+    call: &TypedCall<'_>,
+    q: &TensorType,
+    k: &TensorType,
+    is_forward: bool,
+) -> Result<(), Unsuited> {
+    let Some(Argument::Value(mask)) = call.argument(usize::MAX, "attn_mask") else {
+        return Ok(());
+    };
+    let mask = call.types.type_of(*mask);
+    let scores = match &mask.shape[..] {
+        &[rows, keys] | &[_, _, rows, keys] => Some((rows, keys)),
+        _ => None,
+    };
+    let suits = scores.is_some_and(|(rows, keys)| {
+        (rows == q.shape[2] || rows == 1) && (keys == k.shape[2] || is_forward && keys == 1)
+    });
+    if suits {
+        return Ok(());
+    }
+    Err(Unsuited::Shapes(format!(
+        "a mask of {:?} for queries {:?} and keys {:?}",
+        mask.shape, q.shape, k.shape
     )))
 }
 

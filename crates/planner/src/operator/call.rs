@@ -45,6 +45,26 @@ pub enum Unsuited {
         /// The kind that the schema has there.
         wanted: &'static str,
     },
+    /// An argument by name is of another kind than in the schema.
+    #[error("argument `{name}` must be {wanted}")]
+    Keyword {
+        /// The name of the argument.
+        name: String,
+        /// The kind that the schema has there.
+        wanted: &'static str,
+    },
+    /// An argument by name is given twice, or the schema has none of that name.
+    #[error("argument `{name}` is given twice, or its schema has none of that name")]
+    UnknownKeyword {
+        /// The name of the argument.
+        name: String,
+    },
+    /// An argument without a default is not given.
+    #[error("argument `{name}` is missing")]
+    Missing {
+        /// The name of the argument.
+        name: &'static str,
+    },
     /// A tensor argument has an element type that the engine's kernel does not take.
     #[error("argument {index} is a tensor of {found}; the engine takes {} there", names(.legal))]
     Type {
@@ -183,7 +203,7 @@ impl<'a> TypedCall<'a> {
 }
 
 /// The element type that PyTorch prints so.
-fn from_torch(text: &str) -> Option<DType> {
+pub fn from_torch(text: &str) -> Option<DType> {
     Some(match text.strip_prefix("torch.")? {
         "float64" | "double" => DType::F64,
         "float32" | "float" => DType::F32,

@@ -11,11 +11,11 @@ impl Operator {
     /// not take, or whose outputs are not what the inputs make them.
     pub fn conform(self, call: &TypedCall<'_>) -> Result<(), Unsuited> {
         let row = self.row();
-        let (least, most) = row.arguments;
         let schema = Unsuited::Schema { arguments: call.args.len(), outputs: call.outputs.len() };
-        if !(least..=most).contains(&call.args.len()) || call.outputs.is_empty() {
+        if call.outputs.is_empty() {
             return Err(schema);
         }
+        row.signature.check(call)?;
         for index in 0..call.args.len() {
             let Some(&legal) = row.legal.get(index).or(row.legal.last()) else { break };
             if let Some(other) = call.tensors(index).iter().find(|t| !legal.contains(&t.dtype)) {

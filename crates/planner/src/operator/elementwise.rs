@@ -39,6 +39,42 @@ pub fn arithmetic(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     Ok(vec![Output::computed(&shape, dtype)])
 }
 
+/// Sums: what scales the second operand is whole where the result is.
+pub fn sum(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    let (shape, dtype) = two(call)?;
+    match call.argument(2, "alpha") {
+        Some(Argument::Int(_)) | None => {}
+        Some(_) if dtype.is_float() => {}
+        Some(_) => {
+            return Err(Unsuited::Keyword { name: "alpha".to_string(), wanted: "a whole number" });
+        }
+    }
+    Ok(vec![Output::computed(&shape, dtype)])
+}
+
+/// Differences, of which truth values have none.
+pub fn difference(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    for index in [0, 1] {
+        let tensor = call.optional_tensor(index).map(|tensor| tensor.dtype);
+        if tensor.or(number(call, index)) == Some(DType::Bool) {
+            return Err(Unsuited::Argument { index, wanted: "a number, or a tensor of numbers" });
+        }
+    }
+    sum(call)
+}
+
+/// The gradient of a function of argument 1, whose shape argument 0 has too.
+pub fn gradient(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    let (incoming, x) = (call.tensor(0)?, call.tensor(1)?);
+    if incoming.shape != x.shape {
+        return Err(Unsuited::Shapes(format!(
+            "a gradient of shape {:?} for {:?}",
+            incoming.shape, x.shape
+        )));
+    }
+    arithmetic(call)
+}
+
 /// Division: whole numbers give floats.
 pub fn quotient(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let (shape, dtype) = two(call)?;
@@ -54,6 +90,15 @@ pub fn truth(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
 /// Shape and type of argument 0.
 pub fn same(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     Ok(vec![Output::like(call.tensor(0)?)])
+}
+
+/// Argument 0, overwritten where it lies by what broadcasts to it.
+pub fn overwritten(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    let (to, from) = (call.tensor(0)?, call.tensor(1)?);
+    if broadcast([to.shape.as_slice(), from.shape.as_slice()])? != to.shape {
+        return Err(Unsuited::Shapes(format!("{:?} copied into {:?}", from.shape, to.shape)));
+    }
+    Ok(vec![Output::in_place(to)])
 }
 
 /// Shape of argument 0, as truth values.

@@ -19,6 +19,8 @@ mod optimizer;
 mod output;
 mod product;
 mod reduction;
+mod schema;
+mod signature;
 mod slice;
 mod table;
 mod view;
@@ -28,6 +30,7 @@ pub use call::{TypedCall, Types, Unsuited};
 pub use cost::{Cost, Product, Workers};
 pub use output::{Derive, Output, Place};
 pub use reduction::ROW_BLOCK;
+pub use signature::{Form, Parameter, Signature};
 pub use table::Operator;
 
 use crate::tensor::DType;
@@ -37,8 +40,8 @@ use crate::tensor::DType;
 pub struct OperatorRow {
     /// ATen overload name or `tightfit.*`.
     pub name: &'static str,
-    /// Fewest and most positional arguments of the schema.
-    pub arguments: (usize, usize),
+    /// What a call may be given.
+    pub signature: Signature,
     /// Shape, element type and, for views, place of every output.
     pub outputs: Derive,
     /// Element types that the engine takes, for each positional argument that is a tensor or a list

@@ -39,6 +39,15 @@ pub fn scalar(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
 pub fn converted(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let x = call.tensor(0)?;
     let dtype = call.dtype(usize::MAX, "dtype")?.unwrap_or(x.dtype);
+    let rank = match call.argument(usize::MAX, "memory_format") {
+        Some(Argument::Text(format)) if format == "torch.channels_last" => Some(4),
+        Some(Argument::Text(format)) if format == "torch.channels_last_3d" => Some(5),
+        _ => None,
+    };
+    if rank.is_some_and(|rank| rank != x.shape.len()) {
+        let name = "memory_format".to_string();
+        return Err(Unsuited::Keyword { name, wanted: "one for so many dimensions" });
+    }
     Ok(vec![Output::computed(&x.shape, dtype)])
 }
 

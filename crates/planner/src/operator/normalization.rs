@@ -5,7 +5,7 @@ use crate::operator::call::{TypedCall, Unsuited};
 use crate::operator::movement::extents;
 use crate::operator::output::Output;
 use crate::operator::reduction::partial_sums;
-use crate::tensor::{DType, TensorType};
+use crate::tensor::{Argument, DType, TensorType};
 use crate::units::Bytes;
 
 /// The normalised shape, argument `index`: the last dimensions of `x`.
@@ -17,10 +17,24 @@ fn normalised(call: &TypedCall<'_>, x: &TensorType, index: usize) -> Result<Vec<
     Ok(shape)
 }
 
+/// Weight and bias, arguments from `first` on, of the normalised shape where they are given.
+fn affine_parameters(call: &TypedCall<'_>, first: usize, shape: &[u64]) -> Result<(), Unsuited> {
+    for index in [first, first + 1] {
+        if let Some(parameter) = call.optional_tensor(index).filter(|p| p.shape != shape) {
+            return Err(Unsuited::Shapes(format!(
+                "a weight or bias of shape {:?} for {shape:?}",
+                parameter.shape
+            )));
+        }
+    }
+    Ok(())
+}
+
 /// `native_layer_norm(x, shape, weight, bias, eps)`: output, mean, reciprocal deviation.
 pub fn layer_norm(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let x = call.tensor(0)?;
     let shape = normalised(call, x, 1)?;
+    affine_parameters(call, 2, &shape)?;
     let mut statistics = x.shape.clone();
     let kept = statistics.len() - shape.len();
     statistics[kept..].fill(1);
@@ -32,6 +46,23 @@ pub fn layer_norm(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
 pub fn layer_norm_gradient(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let x = call.tensor(1)?;
     let shape = normalised(call, x, 2)?;
+    affine_parameters(call, 5, &shape)?;
+    let masks = match call.args.get(7) {
+        Some(Argument::List(masks)) => masks.as_slice(),
+        _ => &[],
+    };
+    for (output, mask) in call.outputs.iter().zip(masks) {
+        if output.is_some() && *mask == Argument::Bool(false) {
+            return Err(Unsuited::Argument { index: 7, wanted: "true for each output in use" });
+        }
+    }
+    for (output, parameter) in [(1, 5), (2, 6)] {
+        let used = call.outputs.get(output).is_some_and(Option::is_some);
+        if used && call.optional_tensor(parameter).is_none() {
+            let wanted = "a tensor, since its gradient is used";
+            return Err(Unsuited::Argument { index: parameter, wanted });
+        }
+    }
     let affine = Output::computed(&shape, x.dtype);
     Ok(vec![Output::like(x), affine.clone(), affine])
 }
@@ -54,6 +85,10 @@ pub fn dropout(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
 /// `native_dropout_backward(gradient, mask, scale)`
 pub fn dropout_gradient(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let (gradient, mask) = (call.tensor(0)?, call.tensor(1)?);
+    let scale = call.args.get(2).and_then(Argument::number);
+    if scale.is_none_or(|scale| !scale.is_finite()) {
+        return Err(Unsuited::Argument { index: 2, wanted: "a finite number" });
+    }
     if gradient.shape != mask.shape {
         return Err(Unsuited::Shapes(format!(
             "a gradient of shape {:?} under a mask of {:?}",

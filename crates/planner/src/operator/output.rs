@@ -1,6 +1,6 @@
 //! What a call makes of its inputs, as PyTorch's meta functions say it. Invariant: shapes and
-//! element types are derived from the inputs alone; only views have a place, since an operator that
-//! computes may leave its output in any layout.
+//! element types are derived from the inputs alone. Views have a place, and so has what is written
+//! over an input; what is computed anew has none, since it may lie in any layout.
 
 use crate::operator::call::{TypedCall, Unsuited};
 use crate::tensor::{DType, TensorType};
@@ -12,8 +12,8 @@ pub struct Output {
     pub shape: Vec<u64>,
     /// Element type.
     pub dtype: DType,
-    /// Where a view lies in its storage; `None` for everything that computes, and for views of
-    /// tensors whose own strides are not known.
+    /// Where a view lies in its storage, or what is written over an input; `None` for everything
+    /// that is computed anew, and where the strides of that input are not known.
     pub place: Option<Place>,
 }
 
@@ -38,6 +38,14 @@ impl Output {
     /// A computed output of the type and shape of `tensor`.
     pub fn like(tensor: &TensorType) -> Output {
         Output::computed(&tensor.shape, tensor.dtype)
+    }
+
+    /// The new version of `tensor`, which is written where it lies.
+    pub fn in_place(tensor: &TensorType) -> Output {
+        let known = tensor.contiguous || tensor.strides.is_some();
+        let place =
+            known.then(|| Place { strides: tensor.strides_or_contiguous(), offset: tensor.offset });
+        Output { place, ..Output::like(tensor) }
     }
 }
 

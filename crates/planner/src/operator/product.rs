@@ -4,7 +4,7 @@
 use crate::operator::call::{TypedCall, Unsuited};
 use crate::operator::output::Output;
 use crate::operator::{Product, Workers};
-use crate::tensor::TensorType;
+use crate::tensor::{Argument, TensorType};
 use crate::units::Flops;
 
 fn mismatch(a: &TensorType, b: &TensorType) -> Unsuited {
@@ -18,6 +18,12 @@ pub fn matrices(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
 
 /// `addmm(bias, a, b)`
 pub fn biased(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    for name in ["beta", "alpha"] {
+        let factor = call.argument(usize::MAX, name).and_then(Argument::number);
+        if factor.is_some_and(|factor| !factor.is_finite()) {
+            return Err(Unsuited::Keyword { name: name.to_string(), wanted: "a finite number" });
+        }
+    }
     product(call, 1)
 }
 

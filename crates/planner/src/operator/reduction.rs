@@ -56,7 +56,11 @@ pub fn over_dims(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
 
 /// `amax(x, dims, keepdim)`: an element of x.
 pub fn picked(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
-    Ok(vec![Output::computed(&shape(call)?, call.tensor(0)?.dtype)])
+    let (x, shape) = (call.tensor(0)?, shape(call)?);
+    if x.elements() == 0 && shape.iter().product::<u64>() > 0 {
+        return Err(Unsuited::Shapes(format!("the largest of no elements, in {:?}", x.shape)));
+    }
+    Ok(vec![Output::computed(&shape, x.dtype)])
 }
 
 /// `any(x, dim, keepdim)`: truth values, of bytes a byte.

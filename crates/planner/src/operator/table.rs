@@ -1,11 +1,11 @@
-//! The table itself. Each row reads: name of the variant, name of the operator, fewest and most
-//! arguments, outputs, legal element types, arguments that may be overwritten, cost, kind; see
+//! The table itself. Each row reads: name of the variant, name of the operator, schema,
+//! outputs, legal element types, arguments that may be overwritten, cost, kind; see
 //! [`OperatorRow`]. Invariant: all columns are there in all rows.
 
 use crate::operator::cost::{Cost, MOVES, per_element};
 use crate::operator::{
     Kind, OperatorRow, attention, elementwise, loss, movement, normalization, optimizer, product,
-    reduction, view,
+    reduction, schema, view,
 };
 use crate::tensor::DType;
 
@@ -40,7 +40,7 @@ const fn product<const LEFT: usize>() -> Cost {
 
 macro_rules! operators {
     ($(
-        $variant:ident $name:literal ($least:literal, $most:literal)
+        $variant:ident $name:literal $schema:path:
         $outputs:path, $legal:tt $in_place:tt $cost:expr, $kind:ident;
     )*) => {
         /// An operator that the engine executes or a view, named after its ATen overload.
@@ -60,7 +60,7 @@ macro_rules! operators {
                     Operator::$variant => {
                         const ROW: OperatorRow = OperatorRow {
                             name: $name,
-                            arguments: ($least, $most),
+                            signature: $schema,
                             outputs: $outputs,
                             legal: &$legal,
                             in_place: &$in_place,
@@ -85,201 +85,201 @@ macro_rules! operators {
 
 operators! {
     // arithmetic, element by element
-    AddTensor "aten.add.Tensor" (2, 2)
+    AddTensor "aten.add.Tensor" schema::SUM:
+        elementwise::sum, [NUMBERS, ANY] [0, 1] MOVES, Pure;
+    AddScalar "aten.add.Scalar" schema::SUM_SCALAR:
+        elementwise::sum, [NUMBERS] [0] MOVES, Pure;
+    SubTensor "aten.sub.Tensor" schema::SUM:
+        elementwise::difference, [NUMBERS, ANY] [0, 1] MOVES, Pure;
+    SubScalar "aten.sub.Scalar" schema::SUM_SCALAR:
+        elementwise::difference, [NUMBERS] [0] MOVES, Pure;
+    MulTensor "aten.mul.Tensor" schema::PRODUCT:
         elementwise::arithmetic, [NUMBERS, ANY] [0, 1] MOVES, Pure;
-    AddScalar "aten.add.Scalar" (2, 3)
+    MulScalar "aten.mul.Scalar" schema::WITH_SCALAR:
         elementwise::arithmetic, [NUMBERS] [0] MOVES, Pure;
-    SubTensor "aten.sub.Tensor" (2, 2)
-        elementwise::arithmetic, [NUMBERS, ANY] [0, 1] MOVES, Pure;
-    SubScalar "aten.sub.Scalar" (2, 3)
-        elementwise::arithmetic, [NUMBERS] [0] MOVES, Pure;
-    MulTensor "aten.mul.Tensor" (2, 2)
-        elementwise::arithmetic, [NUMBERS, ANY] [0, 1] MOVES, Pure;
-    MulScalar "aten.mul.Scalar" (2, 2)
-        elementwise::arithmetic, [NUMBERS] [0] MOVES, Pure;
-    DivTensor "aten.div.Tensor" (2, 2)
+    DivTensor "aten.div.Tensor" schema::PRODUCT:
         elementwise::quotient, [NUMBERS] [0, 1] MOVES, Pure;
-    DivScalar "aten.div.Scalar" (2, 2)
+    DivScalar "aten.div.Scalar" schema::WITH_SCALAR:
         elementwise::quotient, [NUMBERS] [0] MOVES, Pure;
-    Maximum "aten.maximum.default" (2, 2)
+    Maximum "aten.maximum.default" schema::BINARY:
         elementwise::arithmetic, [NUMBERS] [0, 1] MOVES, Pure;
-    Minimum "aten.minimum.default" (2, 2)
+    Minimum "aten.minimum.default" schema::BINARY:
         elementwise::arithmetic, [NUMBERS] [0, 1] MOVES, Pure;
-    PowTensorScalar "aten.pow.Tensor_Scalar" (2, 2)
+    PowTensorScalar "aten.pow.Tensor_Scalar" schema::POWER:
         elementwise::arithmetic, [FLOAT] [0] per_element::<1>(), Pure;
-    Reciprocal "aten.reciprocal.default" (1, 1)
+    Reciprocal "aten.reciprocal.default" schema::UNARY:
         elementwise::function, [FLOAT] [0] MOVES, Pure;
-    Neg "aten.neg.default" (1, 1)
+    Neg "aten.neg.default" schema::UNARY:
         elementwise::same, [NUMBERS] [0] MOVES, Pure;
-    Abs "aten.abs.default" (1, 1)
+    Abs "aten.abs.default" schema::UNARY:
         elementwise::same, [NUMBERS] [0] MOVES, Pure;
-    Relu "aten.relu.default" (1, 1)
+    Relu "aten.relu.default" schema::UNARY:
         elementwise::same, [FLOAT] [0] MOVES, Pure;
-    Clamp "aten.clamp.default" (1, 3)
+    Clamp "aten.clamp.default" schema::CLAMP:
         elementwise::clamp, [NUMBERS] [0] MOVES, Pure;
-    Exp "aten.exp.default" (1, 1)
+    Exp "aten.exp.default" schema::UNARY:
         elementwise::function, [FLOAT] [0] per_element::<1>(), Pure;
-    Log "aten.log.default" (1, 1)
+    Log "aten.log.default" schema::UNARY:
         elementwise::function, [FLOAT] [0] per_element::<1>(), Pure;
-    Sqrt "aten.sqrt.default" (1, 1)
+    Sqrt "aten.sqrt.default" schema::UNARY:
         elementwise::function, [FLOAT] [0] MOVES, Pure;
-    Rsqrt "aten.rsqrt.default" (1, 1)
+    Rsqrt "aten.rsqrt.default" schema::UNARY:
         elementwise::function, [FLOAT] [0] MOVES, Pure;
-    Cos "aten.cos.default" (1, 1)
+    Cos "aten.cos.default" schema::UNARY:
         elementwise::function, [FLOAT] [0] per_element::<1>(), Pure;
-    Sin "aten.sin.default" (1, 1)
+    Sin "aten.sin.default" schema::UNARY:
         elementwise::function, [FLOAT] [0] per_element::<1>(), Pure;
-    Tanh "aten.tanh.default" (1, 1)
+    Tanh "aten.tanh.default" schema::UNARY:
         elementwise::function, [FLOAT] [0] per_element::<1>(), Pure;
-    Sigmoid "aten.sigmoid.default" (1, 1)
+    Sigmoid "aten.sigmoid.default" schema::UNARY:
         elementwise::function, [FLOAT] [0] per_element::<1>(), Pure;
-    Silu "aten.silu.default" (1, 1)
+    Silu "aten.silu.default" schema::UNARY:
         elementwise::same, [FLOAT] [0] per_element::<1>(), Pure;
-    Gelu "aten.gelu.default" (1, 1)
+    Gelu "aten.gelu.default" schema::GELU:
         elementwise::same, [FLOAT] [0] per_element::<1>(), Pure;
-    GeluBackward "aten.gelu_backward.default" (2, 2)
-        elementwise::arithmetic, [FLOAT] [0, 1] per_element::<2>(), Pure;
+    GeluBackward "aten.gelu_backward.default" schema::GELU_BACKWARD:
+        elementwise::gradient, [FLOAT] [0, 1] per_element::<2>(), Pure;
     // comparison and selection, element by element
-    EqScalar "aten.eq.Scalar" (2, 2)
+    EqScalar "aten.eq.Scalar" schema::WITH_SCALAR:
         elementwise::truth, [ANY] [] MOVES, Pure;
-    NeScalar "aten.ne.Scalar" (2, 2)
+    NeScalar "aten.ne.Scalar" schema::WITH_SCALAR:
         elementwise::truth, [ANY] [] MOVES, Pure;
-    LtScalar "aten.lt.Scalar" (2, 2)
+    LtScalar "aten.lt.Scalar" schema::WITH_SCALAR:
         elementwise::truth, [ANY] [] MOVES, Pure;
-    LeScalar "aten.le.Scalar" (2, 2)
+    LeScalar "aten.le.Scalar" schema::WITH_SCALAR:
         elementwise::truth, [ANY] [] MOVES, Pure;
-    GtScalar "aten.gt.Scalar" (2, 2)
+    GtScalar "aten.gt.Scalar" schema::WITH_SCALAR:
         elementwise::truth, [ANY] [] MOVES, Pure;
-    GeScalar "aten.ge.Scalar" (2, 2)
+    GeScalar "aten.ge.Scalar" schema::WITH_SCALAR:
         elementwise::truth, [ANY] [] MOVES, Pure;
-    EqTensor "aten.eq.Tensor" (2, 2)
+    EqTensor "aten.eq.Tensor" schema::PRODUCT:
         elementwise::truth, [ANY] [] MOVES, Pure;
-    NeTensor "aten.ne.Tensor" (2, 2)
+    NeTensor "aten.ne.Tensor" schema::PRODUCT:
         elementwise::truth, [ANY] [] MOVES, Pure;
-    LtTensor "aten.lt.Tensor" (2, 2)
+    LtTensor "aten.lt.Tensor" schema::PRODUCT:
         elementwise::truth, [ANY] [] MOVES, Pure;
-    LeTensor "aten.le.Tensor" (2, 2)
+    LeTensor "aten.le.Tensor" schema::PRODUCT:
         elementwise::truth, [ANY] [] MOVES, Pure;
-    GtTensor "aten.gt.Tensor" (2, 2)
+    GtTensor "aten.gt.Tensor" schema::PRODUCT:
         elementwise::truth, [ANY] [] MOVES, Pure;
-    GeTensor "aten.ge.Tensor" (2, 2)
+    GeTensor "aten.ge.Tensor" schema::PRODUCT:
         elementwise::truth, [ANY] [] MOVES, Pure;
-    LogicalNot "aten.logical_not.default" (1, 1)
+    LogicalNot "aten.logical_not.default" schema::UNARY:
         elementwise::negation, [ANY] [] MOVES, Pure;
-    LogicalAnd "aten.logical_and.default" (2, 2)
+    LogicalAnd "aten.logical_and.default" schema::BINARY:
         elementwise::truth, [ANY] [] MOVES, Pure;
-    BitwiseAnd "aten.bitwise_and.Tensor" (2, 2)
+    BitwiseAnd "aten.bitwise_and.Tensor" schema::BINARY:
         elementwise::arithmetic, [WHOLE] [0, 1] MOVES, Pure;
-    BitwiseNot "aten.bitwise_not.default" (1, 1)
+    BitwiseNot "aten.bitwise_not.default" schema::UNARY:
         elementwise::same, [WHOLE] [0] MOVES, Pure;
-    ThresholdBackward "aten.threshold_backward.default" (3, 3)
+    ThresholdBackward "aten.threshold_backward.default" schema::THRESHOLD_BACKWARD:
         elementwise::arithmetic, [FLOAT] [0, 1] MOVES, Pure;
-    Where "aten.where.self" (3, 3)
+    Where "aten.where.self" schema::WHERE:
         elementwise::choice, [TRUTH, ANY] [1, 2] MOVES, Pure;
     // making and moving
-    Full "aten.full.default" (2, 2)
+    Full "aten.full.default" schema::FULL:
         movement::full, [ANY] [] MOVES, Pure;
-    FullLike "aten.full_like.default" (2, 2)
+    FullLike "aten.full_like.default" schema::FULL_LIKE:
         movement::converted, [ANY] [] MOVES, Pure;
-    ScalarTensor "aten.scalar_tensor.default" (1, 1)
+    ScalarTensor "aten.scalar_tensor.default" schema::SCALAR_TENSOR:
         movement::scalar, [ANY] [] MOVES, Pure;
-    ArangeStartStep "aten.arange.start_step" (2, 3)
+    ArangeStartStep "aten.arange.start_step" schema::ARANGE:
         movement::range, [ANY] [] MOVES, Pure;
-    Clone "aten.clone.default" (1, 1)
+    Clone "aten.clone.default" schema::CLONE:
         movement::converted, [ANY] [] MOVES, Pure;
-    ToCopy "aten._to_copy.default" (1, 1)
+    ToCopy "aten._to_copy.default" schema::TO_COPY:
         movement::converted, [ANY] [] MOVES, Pure;
-    Cat "aten.cat.default" (1, 2)
+    Cat "aten.cat.default" schema::CAT:
         movement::concatenation, [ANY] [] MOVES, Pure;
-    CopyInto "aten.copy_.default" (2, 3)
-        elementwise::same, [ANY] [] MOVES, Mutating;
-    Gather "aten.gather.default" (3, 4)
+    CopyInto "aten.copy_.default" schema::COPY_INTO:
+        elementwise::overwritten, [ANY] [] MOVES, Mutating;
+    Gather "aten.gather.default" schema::GATHER:
         movement::gathered, [ANY, ANY, INDEX] [] MOVES, Pure;
-    ScatterValue "aten.scatter.value" (4, 4)
+    ScatterValue "aten.scatter.value" schema::SCATTER:
         elementwise::same, [ANY, ANY, INDEX, ANY] [] MOVES, Pure;
-    SliceScatter "aten.slice_scatter.default" (2, 6)
+    SliceScatter "aten.slice_scatter.default" schema::SLICE_SCATTER:
         movement::patched, [ANY] [0] MOVES, Pure;
     // reductions
-    SumDims "aten.sum.dim_IntList" (1, 3)
+    SumDims "aten.sum.dim_IntList" schema::SUM_DIMS:
         reduction::over_dims, [ANY] [] SUM, Pure;
-    Sum "aten.sum.default" (1, 1)
+    Sum "aten.sum.default" schema::TOTAL:
         reduction::total, [ANY] [] MOVES, Pure;
-    Mean "aten.mean.default" (1, 1)
+    Mean "aten.mean.default" schema::TOTAL:
         reduction::total, [FLOAT] [] MOVES, Pure;
-    MeanDims "aten.mean.dim" (2, 3)
+    MeanDims "aten.mean.dim" schema::SUM_DIMS:
         reduction::over_dims, [FLOAT] [] SUM, Pure;
-    Amax "aten.amax.default" (1, 3)
+    Amax "aten.amax.default" schema::AMAX:
         reduction::picked, [FLOAT] [] MOVES, Pure;
-    VarCorrection "aten.var.correction" (1, 2)
+    VarCorrection "aten.var.correction" schema::VARIANCE:
         reduction::variance, [FLOAT] [] MOVES, Pure;
-    AnyDim "aten.any.dim" (2, 3)
+    AnyDim "aten.any.dim" schema::ANY:
         reduction::any, [ANY] [] MOVES, Pure;
-    Softmax "aten._softmax.default" (3, 3)
+    Softmax "aten._softmax.default" schema::SOFTMAX:
         reduction::softmax, [FLOAT] [] per_element::<1>(), Pure;
-    SoftmaxBackward "aten._softmax_backward_data.default" (4, 4)
+    SoftmaxBackward "aten._softmax_backward_data.default" schema::SOFTMAX_BACKWARD:
         reduction::softmax_gradient, [FLOAT] [] MOVES, Pure;
-    LogSoftmax "aten._log_softmax.default" (3, 3)
+    LogSoftmax "aten._log_softmax.default" schema::SOFTMAX:
         reduction::softmax, [FLOAT] [] per_element::<1>(), Pure;
-    LogSoftmaxBackward "aten._log_softmax_backward_data.default" (4, 4)
+    LogSoftmaxBackward "aten._log_softmax_backward_data.default" schema::SOFTMAX_BACKWARD:
         reduction::softmax_gradient, [FLOAT] [] per_element::<1>(), Pure;
     // layers
-    Mm "aten.mm.default" (2, 2)
+    Mm "aten.mm.default" schema::MATRICES:
         product::matrices, [FLOAT] [] product::<0>(), Pure;
-    Addmm "aten.addmm.default" (3, 3)
+    Addmm "aten.addmm.default" schema::ADDMM:
         product::biased, [FLOAT] [] product::<1>(), Pure;
-    Bmm "aten.bmm.default" (2, 2)
+    Bmm "aten.bmm.default" schema::MATRICES:
         product::batched, [FLOAT] [] product::<0>(), Pure;
-    Embedding "aten.embedding.default" (2, 5)
+    Embedding "aten.embedding.default" schema::EMBEDDING:
         movement::rows, [FLOAT, INDEX] [] MOVES, Pure;
-    EmbeddingDenseBackward "aten.embedding_dense_backward.default" (5, 5)
+    EmbeddingDenseBackward "aten.embedding_dense_backward.default" schema::EMBEDDING_BACKWARD:
         movement::table_gradient, [FLOAT, INDEX] [] MOVES, Pure;
-    NativeLayerNorm "aten.native_layer_norm.default" (5, 5)
+    NativeLayerNorm "aten.native_layer_norm.default" schema::LAYER_NORM:
         normalization::layer_norm, [FLOAT] [] per_element::<1>(), Pure;
-    NativeLayerNormBackward "aten.native_layer_norm_backward.default" (8, 8)
+    NativeLayerNormBackward "aten.native_layer_norm_backward.default" schema::LAYER_NORM_BACKWARD:
         normalization::layer_norm_gradient, [FLOAT] [] LAYER_NORM_GRADIENT, Pure;
-    NativeDropout "aten.native_dropout.default" (3, 3)
+    NativeDropout "aten.native_dropout.default" schema::DROPOUT:
         normalization::dropout, [FLOAT] [] per_element::<3>(), Random;
-    NativeDropoutBackward "aten.native_dropout_backward.default" (3, 3)
+    NativeDropoutBackward "aten.native_dropout_backward.default" schema::DROPOUT_BACKWARD:
         normalization::dropout_gradient, [FLOAT, TRUTH] [0] per_element::<2>(), Pure;
-    NllLossForward "aten.nll_loss_forward.default" (5, 5)
+    NllLossForward "aten.nll_loss_forward.default" schema::NLL_LOSS:
         loss::negative_log_likelihood, [FLOAT, INDEX, FLOAT] [] MOVES, Pure;
-    NllLossBackward "aten.nll_loss_backward.default" (7, 7)
+    NllLossBackward "aten.nll_loss_backward.default" schema::NLL_LOSS_BACKWARD:
         loss::negative_log_likelihood_gradient, [FLOAT, FLOAT, INDEX, FLOAT] [] MOVES, Pure;
-    FlashAttention "aten._scaled_dot_product_flash_attention_for_cpu.default" (3, 5)
+    FlashAttention "aten._scaled_dot_product_flash_attention_for_cpu.default" schema::ATTENTION:
         attention::forward, [FLOAT] [] ATTENTION, Pure;
     FlashAttentionBackward
-        "aten._scaled_dot_product_flash_attention_for_cpu_backward.default" (8, 8)
+        "aten._scaled_dot_product_flash_attention_for_cpu_backward.default" schema::ATTENTION_BACKWARD:
         attention::backward, [FLOAT] [] ATTENTION_GRADIENT, Pure;
     // optimizers
-    Adamw "tightfit.adamw" (4, 4)
+    Adamw "tightfit.adamw" schema::ADAMW:
         optimizer::adamw, [FLOAT] [] MOVES, Mutating;
-    Sgd "tightfit.sgd" (2, 3)
+    Sgd "tightfit.sgd" schema::SGD:
         optimizer::sgd, [FLOAT] [] MOVES, Mutating;
     // views
-    Alias "aten.alias.default" (1, 1)
+    Alias "aten.alias.default" schema::UNARY:
         view::alias, [ANY] [] MOVES, View;
-    AsStrided "aten.as_strided.default" (3, 4)
+    AsStrided "aten.as_strided.default" schema::AS_STRIDED:
         view::as_strided, [ANY] [] MOVES, View;
-    Detach "aten.detach.default" (1, 1)
+    Detach "aten.detach.default" schema::UNARY:
         view::alias, [ANY] [] MOVES, View;
-    Expand "aten.expand.default" (2, 2)
+    Expand "aten.expand.default" schema::EXPAND:
         view::expand, [ANY] [] MOVES, View;
-    Permute "aten.permute.default" (2, 2)
+    Permute "aten.permute.default" schema::PERMUTE:
         view::permute, [ANY] [] MOVES, View;
-    SelectInt "aten.select.int" (3, 3)
+    SelectInt "aten.select.int" schema::SELECT:
         view::select, [ANY] [] MOVES, View;
-    SliceTensor "aten.slice.Tensor" (1, 5)
+    SliceTensor "aten.slice.Tensor" schema::SLICE:
         view::slice, [ANY] [] MOVES, View;
-    SplitWithSizes "aten.split_with_sizes.default" (2, 3)
+    SplitWithSizes "aten.split_with_sizes.default" schema::SPLIT:
         view::split, [ANY] [] MOVES, View;
-    SqueezeDim "aten.squeeze.dim" (2, 2)
+    SqueezeDim "aten.squeeze.dim" schema::SQUEEZE_DIM:
         view::squeeze, [ANY] [] MOVES, View;
-    SqueezeDims "aten.squeeze.dims" (2, 2)
+    SqueezeDims "aten.squeeze.dims" schema::SQUEEZE_DIMS:
         view::squeeze, [ANY] [] MOVES, View;
-    TransposeInt "aten.transpose.int" (3, 3)
+    TransposeInt "aten.transpose.int" schema::TRANSPOSE:
         view::transpose, [ANY] [] MOVES, View;
-    Unsqueeze "aten.unsqueeze.default" (2, 2)
+    Unsqueeze "aten.unsqueeze.default" schema::SQUEEZE_DIM:
         view::unsqueeze, [ANY] [] MOVES, View;
-    View "aten.view.default" (2, 2)
+    View "aten.view.default" schema::VIEW:
         view::view, [ANY] [] MOVES, View;
 }

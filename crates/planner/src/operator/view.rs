@@ -186,7 +186,9 @@ pub fn squeeze(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
         .map(|&dim| dimension(dim, rank))
         .collect::<Result<_, _>>()?;
     dims.sort_unstable();
-    dims.dedup();
+    if rank > 0 && dims.windows(2).any(|pair| pair[0] == pair[1]) {
+        return Err(Unsuited::Shapes(format!("a dimension of {dims:?} squeezed twice")));
+    }
     for dim in dims.into_iter().rev() {
         if view.shape.get(dim) == Some(&1) {
             view.remove(dim);
