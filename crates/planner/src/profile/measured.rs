@@ -101,7 +101,10 @@ pub enum CallSecondsError {
         threads: u32,
     },
     /// A call takes a time that no clock gives.
-    #[error("`{signature}` takes {found} seconds, but must take a finite and positive time")]
+    #[error(
+        "`{signature}` takes {found:e} seconds, but must take a positive time of at most {:e} seconds",
+        Seconds::LIMIT.0
+    )]
     Seconds {
         /// The signature of the call.
         signature: String,
@@ -189,5 +192,5 @@ impl CallSeconds {
 }
 
 fn sensible(seconds: Seconds) -> bool {
-    seconds.0.is_finite() && seconds.0 > 0.0
+    seconds.0 > 0.0 && seconds <= Seconds::LIMIT
 }
