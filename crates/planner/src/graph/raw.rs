@@ -8,7 +8,7 @@ use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visi
 use serde_json::{Map, Number, Value as Json};
 
 use crate::graph::limits::{DEEPEST_LIST, LONGEST_NAME, MOST_DIMENSIONS, MOST_OF_A_NODE};
-use crate::reading::{AtMost, Parts, Text};
+use crate::reading::{AtMost, Bounded, Parts, Text};
 
 pub(super) type Name = Text<LONGEST_NAME>;
 pub(super) type Extents = AtMost<Number, MOST_DIMENSIONS>;
@@ -214,12 +214,12 @@ impl<'de> Visitor<'de> for OneArgument<'_> {
         let mut value = None;
         let mut others = Map::new();
         while let Some(key) = map.next_key::<Key>()? {
-            let found = map.next_value_seed(Parts { left: &mut *self.left })?;
             match key {
-                Key::Value => value = Some(found),
+                // A number, which is counted already.
+                Key::Value => value = Some(map.next_value::<Bounded<OF_A_NUMBER>>()?.0),
                 Key::Other(key) => {
                     Parts::take_text::<A::Error>(self.left, &key)?;
-                    others.insert(key, found);
+                    others.insert(key, map.next_value_seed(Parts { left: &mut *self.left })?);
                 }
             }
         }
@@ -234,6 +234,8 @@ impl<'de> Visitor<'de> for OneArgument<'_> {
 }
 
 const VALUE: &str = "value";
+/// Parts of what should be a number, where it is none and the message shows it.
+const OF_A_NUMBER: usize = 16;
 
 /// A key of an argument that is an object.
 enum Key {

@@ -35,9 +35,11 @@ impl Signature {
             };
             format!("{}[{}]{strides}", value.tensor.dtype.name(), list(&value.tensor.shape))
         };
+        let mut places: Vec<(ValueId, usize)> = call.inputs.iter().copied().zip(0..).collect();
+        places.sort_unstable();
         let input = |value: ValueId| {
-            let index = call.inputs.iter().position(|&input| input == value).unwrap_or_default();
-            format!("%{index} {}", tensor(value))
+            let place = places.binary_search_by_key(&value, |&(input, _)| input);
+            format!("%{} {}", place.map_or(0, |place| places[place].1), tensor(value))
         };
         let mut text = format!("{}(", call.op);
         let keywords = call.kwargs.iter().map(|(key, argument)| (Some(key), argument));
