@@ -75,8 +75,8 @@ fn set(graph: &mut Json, pointer: &str, value: Json) {
 fn variant(error: &ReadError) -> &'static str {
     match error {
         ReadError::Gzip(_) => "Gzip",
-        // 4 GiB are too much for a test of the whole reader: it has one of its own in its file.
-        ReadError::TooLong { .. } => "TooLong",
+        ReadError::Excess(_) => "Excess",
+        ReadError::Operands { .. } => "Operands",
         ReadError::Json(_) => "Json",
         ReadError::Version { .. } => "Version",
         ReadError::Size { .. } => "Size",
@@ -109,6 +109,7 @@ fn variant(error: &ReadError) -> &'static str {
             GraphError::MutatesWithoutOutput { .. } => "MutatesWithoutOutput",
             GraphError::ReadsOverwritten { .. } => "ReadsOverwritten",
             GraphError::Seconds { .. } => "Seconds",
+            GraphError::TotalSeconds { .. } => "TotalSeconds",
             GraphError::Stream { .. } => "Stream",
             GraphError::SeedWithoutRandom { .. } => "SeedWithoutRandom",
             GraphError::DuplicateSeedSlot { .. } => "DuplicateSeedSlot",
@@ -585,6 +586,16 @@ fn seconds_are_finite() {
             "Seconds: node `mul`: run time -0.001 is not a finite, non-negative number of seconds"
         ],
     );
+    // Each is finite, and what any two take is not.
+    with(
+        "/nodes/2/seconds",
+        json!(1e308),
+        expect![
+            "TotalSeconds: node `mul`: with its run time of 1e308 seconds those of the graph add \
+             up to more than 1e12 seconds; no step takes as long"
+        ],
+    );
+    with("/nodes/2/seconds", json!(1e12), expect!["a graph"]);
     // JSON has no NaN; a number that is too large for a double is not one either.
     let seconds = |text: &str| {
         valid().to_string().replacen(
