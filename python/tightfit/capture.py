@@ -97,7 +97,7 @@ def capture(model: nn.Module, loss_fn: Callable[..., Any] | None, batch: tuple[A
 
 
 def _advice(error: Exception) -> str:
-    if "convert all Tensors to FakeTensors" in str(error):
+    if "convert all Tensors to FakeTensors" in str(error) or "Unexpected fake buffer" in str(error):
         return (
             "it uses a tensor that is no parameter and no buffer of the model and not in the batch; register it with "
             "register_buffer, or pass it in the batch"

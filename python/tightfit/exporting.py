@@ -23,7 +23,7 @@ from .executable import check_model, packed
 from .fold import fold
 from .graph import producer, to_gzip, to_json
 from .measure import measured
-from .memoryless import is_memoryless, off_meta
+from .memoryless import is_memoryless, made_fake
 from .optimizer import resolve
 from .simplify import simplify
 from .step_json import REST, WEIGHTS, Initialisation, data_entry, document, recipes, state_dict_of
@@ -95,7 +95,7 @@ def export(
     path = Path(out)
     batch = _apart(ordered(pair(example_batch)))
     where = _measuring_device(device, model, batch, measure=measure, execute=execute)
-    traced, batch = off_meta(model, batch)
+    traced, batch = made_fake(model, batch)
     if not execute:
         if not path.name.endswith((".json", ".json.gz")):
             raise ExportError(f"out={path.name!r}; with execute=False name one file ending in .json or .json.gz")
@@ -113,7 +113,7 @@ def export(
     entry = data_entry(data, path)
     train, tensors = _graph(traced, loss_fn, batch, name, chosen, training=True)
     files: dict[Path, Any] = {path / "train.json.gz": packed(train)}
-    evaluation = batch if evaluation_batch is None else off_meta(traced, _apart(ordered(pair(evaluation_batch))))[1]
+    evaluation = batch if evaluation_batch is None else made_fake(traced, _apart(ordered(pair(evaluation_batch))))[1]
     evaluate, more = _graph(traced, loss_fn, evaluation, f"{name}-eval", None, training=False)
     files[path / "eval.json.gz"] = packed(evaluate)
     parameters, initial = recipes([train, evaluate], tensors | more, initialisation)

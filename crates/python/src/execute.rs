@@ -42,7 +42,9 @@ fn described(error: &CompileError) -> Obstacle {
         CompileError::Unsuited { node, reason, .. } => {
             (Vec::new(), Some(node.clone()), reason.to_string())
         }
-        CompileError::NotExecutable { node, what } => (Vec::new(), Some(node.clone()), what.clone()),
+        CompileError::NotExecutable { node, what } => {
+            (Vec::new(), Some(node.clone()), what.clone())
+        }
         // Whatever else it is, it is told in its own words.
         _ => (Vec::new(), None, said),
     }

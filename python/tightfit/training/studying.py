@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 
 from .. import planning
 from ..errors import CompileError, InfeasibleBudget, OptionError
-from ..memoryless import is_memoryless, off_meta
+from ..memoryless import is_memoryless, made_fake
 from .backend import Backend
 from .compiling import PlanInfo, info
 from .costs import costed
@@ -103,7 +103,7 @@ def _step(model: nn.Module, batch: Any, *, differentiable_outputs: bool, loss_me
         raise OptionError(f"{type(model).__name__} is no torch.nn.Module; give the model itself")
     if model._compiled_call_impl is not None:
         raise CompileError("the model is compiled already; give the model as it was built")
-    model, batch = off_meta(model, batch)
+    model, batch = made_fake(model, batch)
     asked = settings("min", differentiable_outputs=differentiable_outputs, loss_memory=loss_memory)
     backend = Backend(asked, model, type(model).__name__, step=_Studied)
     args, kwargs = ((), batch) if isinstance(batch, Mapping) else (tuple(batch), {}) if isinstance(batch, (tuple, list)) \
