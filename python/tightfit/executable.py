@@ -14,7 +14,7 @@ from torch import nn
 
 from . import _native
 from .batch import leaves
-from .errors import ExportError
+from .errors import ExportError, TightfitError
 from .graph import to_gzip
 
 _INSTEAD = "or export with execute=False, a graph to plan with"
@@ -41,19 +41,29 @@ def check_model(model: nn.Module, batch: tuple[Any, Any]) -> None:
 def packed(graph: dict[str, Any]) -> bytes:
     """The graph's file, once the engine is known to execute it."""
     content = to_gzip(graph)
-    for node in graph["nodes"]:
-        if node["op"] == "placeholder" and not _is_whole(node["outputs"][0]):
-            raise ExportError(f"{node.get('parameter', node['name'])!r} does not lie in memory as one piece from its start; "
-                              f"make it one of its own with .contiguous() or .clone(), {_INSTEAD}")
-    found = _native.obstacle(content)
+    _check_memory(graph)
+    try:
+        found = _native.obstacle(content)
+    except TightfitError as error:
+        raise ExportError(f"the engine cannot read this step: {error}; {_INSTEAD.removeprefix('or ')}") from error
     if found is not None:
         lacking, name, reason = found
         raise ExportError(_lacks(graph, lacking) if lacking else _cannot(graph, name, reason))
     return content
 
 
-def _is_whole(output: dict[str, Any]) -> bool:
-    return output.get("contiguous", True) and not output.get("offset", 0)
+def _check_memory(graph: dict[str, Any]) -> None:
+    """The engine writes each parameter, buffer and input as one piece, and nothing else there."""
+    owner: dict[int, str] = {}
+    for node in graph["nodes"]:
+        if node["op"] == "placeholder":
+            output, name = node["outputs"][0], node.get("parameter", node["name"])
+            if not output.get("contiguous", True) or output.get("offset", 0):
+                raise ExportError(f"{name!r} does not lie in memory as one piece from its start; make it one of its own with "
+                                  f".contiguous() or .clone(), {_INSTEAD}")
+            if owner.setdefault(output["storage"], name) != name:
+                raise ExportError(f"{owner[output['storage']]!r} and {name!r} lie in the same memory; give one of them its own "
+                                  f"with .clone(), {_INSTEAD}")
 
 
 def _lacks(graph: dict[str, Any], operators: Iterable[str]) -> str:
