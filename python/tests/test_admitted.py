@@ -54,7 +54,8 @@ def in_evaluation_alone(does):
 
 
 REFUSED = {
-    r"lacks aten\.cumsum\.default \(2 calls, first 'cumsum'; in module 'blocks\.1'\)": lambda: Outer(lambda x: x.cumsum(-1)),
+    r"lacks aten\.cumsum\.default \(2 calls, first 'cumsum'; in module 'blocks\.1'\)": lambda: Outer(
+        lambda x: x.cumsum(-1)),
     r"lacks aten\.cumsum\.default \(1 call, .* and aten\.flip\.default \(\d calls, .*'blocks\.1'": lambda: Outer(
         lambda x: x.detach().cumsum(-1) + x.flip(-1).flip(0)),
     r"cannot execute '_to_copy', a call of aten\._to_copy\.default in module 'blocks\.1': .*f64": lambda: Outer(
@@ -80,7 +81,7 @@ def test_the_advice_of_a_refusal_works(tmp_path):
 
 def test_an_operator_of_the_loss_is_said_to_be_there(tmp_path):
     with pytest.raises(tightfit.ExportError, match=r"aten\.cumsum\.default .*in the loss"):
-        export(tmp_path, Outer(torch.tanh), lambda output, targets: functional.cross_entropy(output.cumsum(-1), targets))
+        export(tmp_path, Outer(torch.tanh), lambda output, target: functional.cross_entropy(output.cumsum(-1), target))
 
 
 class Recurrent(nn.Module):
@@ -102,7 +103,8 @@ def test_recurrent_layers_are_executable_in_training_and_evaluation(tmp_path, la
 
 @pytest.mark.skipif(not BIN, reason="TIGHTFIT_BIN does not name the tightfit program")
 @pytest.mark.parametrize("build", [
-    lambda: Recurrent(nn.LSTM), lambda: Outer(lambda x: functional.pad(x, (1, -1)).unsqueeze(0).expand(2, 9, 6).mean(0)),
+    lambda: Recurrent(nn.LSTM),
+    lambda: Outer(lambda x: functional.pad(x, (1, -1)).unsqueeze(0).expand(2, 9, 6).mean(0)),
 ], ids=["lstm", "views"])
 def test_what_is_exported_is_trained(tmp_path, build):
     rows = (f"{row},1,2,3,4,5,{row % 3}" for row in range(60))

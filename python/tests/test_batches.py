@@ -114,7 +114,8 @@ def test_an_output_of_transformers_has_the_loss(tmp_path):
     config = transformers.LlamaConfig(vocab_size=64, hidden_size=16, intermediate_size=32, num_hidden_layers=1,
                                       num_attention_heads=2, num_key_value_heads=2, use_cache=False)
     model, tokens = transformers.LlamaForCausalLM(config), torch.randint(0, 64, (2, 8))
-    batch = transformers.BatchEncoding({"input_ids": tokens, "labels": tokens, "attention_mask": torch.ones_like(tokens)})
+    mask = torch.ones_like(tokens)
+    batch = transformers.BatchEncoding({"input_ids": tokens, "labels": tokens, "attention_mask": mask})
     for loss_fn, given in ((None, batch), (lambda output, targets: output.loss, (batch, None))):
         model.zero_grad()
         computes(planned(tmp_path, model, loss_fn, given), model, given, model(**batch).loss)
@@ -122,8 +123,8 @@ def test_an_output_of_transformers_has_the_loss(tmp_path):
 
 @pytest.mark.parametrize(("model", "loss_fn", "batch", "message"), [
     (Several(), functional.mse_loss, (CALLS["dict"], torch.randn(9, 3)), "3 tensors of inputs and 1 tensor of targets"),
-    (Several(), functional.mse_loss, ((X, SCALE), torch.randn(9, 3)), "2 tensors of inputs .* wrap the model .*execute=False"),
-    (OwnLoss(Output), None, {"x": X, "scale": SCALE, "labels": torch.arange(9) % 3}, "3 tensors of inputs and 0 tensors"),
+    (Several(), functional.mse_loss, ((X, SCALE), torch.randn(9, 3)), "2 tensors of inputs.*wrap the model.*execute="),
+    (OwnLoss(Output), None, {"x": X, "scale": SCALE, "labels": torch.arange(9)}, "3 tensors of inputs and 0 tensors"),
     (nn.Linear(6, 3), functional.cross_entropy, X, r"a pair \(inputs, targets\)"),
     (nn.Linear(6, 3), None, (X, None), "one tensor each"),
 ], ids=["dict", "tuple", "own", "one", "no target"])
@@ -161,7 +162,8 @@ def test_halves_of_one_tensor_are_tensors_of_their_own(tmp_path):
     (tmp_path / "text").write_bytes(bytes(100))
     data = {"kind": "bytes", "file": "../text", "window": 5, "batch": 2, "sampling_seed": 1,
             "validation": {"last_fraction": 0.2}}
-    tightfit.export(Shifted(), models.token_loss, (ids[:, :-1], ids[:, 1:]), out=tmp_path / "step", name="shifted", data=data)
+    batch = ids[:, :-1], ids[:, 1:]
+    tightfit.export(Shifted(), models.token_loss, batch, out=tmp_path / "step", name="shifted", data=data)
     for name in ("train", "eval"):
         graph = interpreter.read(tmp_path / "step" / f"{name}.json.gz")
         given = [node["outputs"][0] for node in graph["nodes"] if node["phase"] == "input"]

@@ -187,7 +187,8 @@ def test_a_tensor_of_nobody_is_explained(tmp_path):
     else:
         assert module is not None
     with pytest.raises(tightfit.ExportError, match="the batch holds a object; pass tensors"):
-        captured(nn.Linear(6, 6), lambda prediction, _: prediction.sum(), (torch.randn(5, 6), object()), tmp_path / "step.json")
+        batch = torch.randn(5, 6), object()
+        captured(nn.Linear(6, 6), lambda prediction, _: prediction.sum(), batch, tmp_path / "step.json")
 
 
 class Two(nn.Module):

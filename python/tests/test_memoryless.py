@@ -72,7 +72,8 @@ def test_a_model_larger_than_any_memory_is_planned(tmp_path):
     """Half a trillion parameters in two layers."""
     model = meta(lambda: nn.Sequential(nn.Linear(1 << 19, 1 << 19), nn.ReLU(), nn.Linear(1 << 19, 1 << 19)))
     batch = meta(lambda: (torch.empty(4, 1 << 19), torch.empty(4, 1 << 19)))
-    tightfit.export(model, functional.mse_loss, batch, optimizer="sgd", out=tmp_path / "graph.json", name="large", execute=False)
+    tightfit.export(model, functional.mse_loss, batch, optimizer="sgd", out=tmp_path / "graph.json", name="large",
+                    execute=False)
     read = tightfit.read_graph(tmp_path / "graph.json")
     assert read.static_bytes > 4 * 2 * (1 << 38)
     assert tightfit.fit(tmp_path / "graph.json", "min", machine="h100-80gb").peak >= read.static_bytes

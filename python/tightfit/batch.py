@@ -31,7 +31,7 @@ def pair(batch: Any) -> tuple[Any, Any]:
 
 
 def ordered(batch: Any) -> Any:
-    """The batch with the keys of its dicts in order; whatever has keys is a dict, as `BatchEncoding` of transformers."""
+    """The batch with the keys of its dicts in order; transformers' `BatchEncoding` and the like become dicts."""
     if isinstance(batch, Mapping):
         return {key: ordered(batch[key]) for key in sorted(batch, key=str)}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):

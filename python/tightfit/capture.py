@@ -220,7 +220,7 @@ def _compiling() -> Iterator[None]:
 
 
 def own_loss(output: Any) -> Any:
-    """The loss that a model computes itself: what it returns, the first of several results, or `loss` among named ones."""
+    """The loss that a model computes itself: what it returns, the first result, or the one called `loss`."""
     if isinstance(output, Mapping):
         found = output.get("loss")
     elif isinstance(output, (tuple, list)):

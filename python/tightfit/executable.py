@@ -27,15 +27,15 @@ def check_model(model: nn.Module, batch: tuple[Any, Any]) -> None:
         found = [len(leaves(part)) for part in batch]
         raise ExportError(
             "an executable step needs example_batch = (inputs, targets), one tensor each, and this one has "
-            f"{_counted(found[0], 'tensor')} of inputs and {_counted(found[1], 'tensor')} of targets: wrap the model in a "
-            f"module whose forward makes the others from its one input, {_INSTEAD}"
+            f"{_counted(found[0], 'tensor')} of inputs and {_counted(found[1], 'tensor')} of targets: wrap the model "
+            f"in a module whose forward makes the others from its one input, {_INSTEAD}"
         )
     for name, tensor in [*model.named_parameters(), *model.named_buffers()]:
         if tensor.device.type != "cpu":
             raise ExportError(f"{name!r} lives on {tensor.device}; move the model to the CPU with .cpu()")
         if tensor.dtype in _FLOATS:
-            raise ExportError(f"{name!r} has dtype {tensor.dtype}; executable steps are float32, convert with .float(), "
-                              f"{_INSTEAD}")
+            raise ExportError(f"{name!r} has dtype {tensor.dtype}; executable steps are float32, convert with "
+                              f".float(), {_INSTEAD}")
 
 
 def packed(graph: dict[str, Any]) -> bytes:
@@ -59,11 +59,11 @@ def _check_memory(graph: dict[str, Any]) -> None:
         if node["op"] == "placeholder":
             output, name = node["outputs"][0], node.get("parameter", node["name"])
             if not output.get("contiguous", True) or output.get("offset", 0):
-                raise ExportError(f"{name!r} does not lie in memory as one piece from its start; make it one of its own with "
-                                  f".contiguous() or .clone(), {_INSTEAD}")
+                raise ExportError(f"{name!r} does not lie in memory as one piece from its start; make it one of its "
+                                  f"own with .contiguous() or .clone(), {_INSTEAD}")
             if owner.setdefault(output["storage"], name) != name:
-                raise ExportError(f"{owner[output['storage']]!r} and {name!r} lie in the same memory; give one of them its own "
-                                  f"with .clone(), {_INSTEAD}")
+                raise ExportError(f"{owner[output['storage']]!r} and {name!r} lie in the same memory; give one of them "
+                                  f"its own with .clone(), {_INSTEAD}")
 
 
 def _lacks(graph: dict[str, Any], operators: Iterable[str]) -> str:
@@ -81,8 +81,8 @@ def _cannot(graph: dict[str, Any], name: str | None, reason: str) -> str:
     node = next((node for node in graph["nodes"] if node["name"] == name), None)
     if node is None:
         return f"the engine cannot execute this step: {reason}; {_INSTEAD.removeprefix('or ')}"
-    return (f"the engine cannot execute {name!r}, a call of {node['op']} in {_module(graph, node)}: {reason}; write that "
-            f"module with other operators or types, {_INSTEAD}")
+    return (f"the engine cannot execute {name!r}, a call of {node['op']} in {_module(graph, node)}: {reason}; write "
+            f"that module with other operators or types, {_INSTEAD}")
 
 
 def _module(graph: dict[str, Any], node: dict[str, Any]) -> str:

@@ -51,10 +51,10 @@ def export(
 ) -> dict[str, torch.Tensor]:
     """Writes one training step of `model` under the loss `loss_fn(model(inputs), targets)`.
 
-    `example_batch` is `(inputs, targets)`; its shapes are fixed in the graphs. Inputs that are a tuple or a list are the
-    model's arguments, those of a dict its keyword arguments; a dict alone is `(inputs, None)`. Numbers, text and `None`
-    in it are part of the step. With `loss_fn=None` the model computes its loss: it returns it, alone, first of several
-    results, or as `loss`, as models of transformers do.
+    `example_batch` is `(inputs, targets)`; its shapes are fixed in the graphs. Inputs that are a tuple or a list are
+    the model's arguments, those of a dict its keyword arguments; a dict alone is `(inputs, None)`. Numbers, text and
+    `None` in it are part of the step. With `loss_fn=None` the model computes its loss: it returns it, alone, first of
+    several results, or as `loss`, as models of transformers do.
 
     A model in training mode is captured with the modes that its modules have, one in evaluation mode as if
     `model.train()` had been called. Activation checkpointing that the model does by itself is not part of the graph: a
@@ -67,8 +67,8 @@ def export(
 
     With `execute=True`, inputs and targets are one tensor each, and a step that the engine cannot execute is refused.
     `out` is a folder and receives `train.json.gz`, `eval.json.gz` (of `evaluation_batch`'s shape where given),
-    `step.json`, `weights.safetensors` where some tensor has no recipe, and `rest.safetensors` where the model's state has
-    tensors that the step does not read. `tightfit.load` reads what was trained back into a `state_dict`.
+    `step.json`, `weights.safetensors` where some tensor has no recipe, and `rest.safetensors` where the model's state
+    has tensors that the step does not read. `tightfit.load` reads what was trained back into a `state_dict`.
 
     With `execute=False`, `out` is one file ending in `.json` or `.json.gz` and receives the training graph alone, for
     planning: the model may live on the `meta` device or on fake tensors, without memory behind it, and have any dtype;
@@ -89,8 +89,8 @@ def export(
     if not isinstance(model, nn.Module):
         raise ExportError(f"{type(model).__name__} is no torch.nn.Module; give the model itself")
     if loss_fn is not None and not callable(loss_fn):
-        raise ExportError(f"loss_fn is {type(loss_fn).__name__}; give a function of what the model returns and the targets, "
-                          "or None where the model returns its loss")
+        raise ExportError(f"loss_fn is {type(loss_fn).__name__}; give a function of what the model returns and the "
+                          "targets, or None where the model returns its loss")
     chosen = resolve(optimizer, learning_rate, model, execute=execute)
     path = Path(out)
     batch = _apart(ordered(pair(example_batch)))

@@ -25,8 +25,8 @@ def made_fake(model: nn.Module, batch: Any) -> tuple[nn.Module, Any]:
     Tensors of the `meta` device go to the device that the others are on, the CPU where there are none: operators know
     their derivatives there, and behave as on an accelerator. The model is a copy, which shares what has memory.
     """
-    own = [*model.parameters(), *model.buffers()]
-    own += [tensor for module in model.modules() for tensor in vars(module).values() if isinstance(tensor, torch.Tensor)]
+    held = [value for module in model.modules() for value in vars(module).values()]
+    own = [*model.parameters(), *model.buffers(), *(value for value in held if isinstance(value, torch.Tensor))]
     given = [leaf for leaf in pytree.tree_leaves(batch) if isinstance(leaf, torch.Tensor)]
     if not any(map(is_memoryless, [*own, *given])):
         return model, batch

@@ -1,7 +1,7 @@
 """An optimizer of `torch.optim` in the words of a step: its kind, its options by parameter, its learning rate.
 
-Invariant: what is accepted updates parameters as PyTorch's optimizer does, but for rounding; whatever the step could not
-express is refused, and the refusal says what to do.
+Invariant: what is accepted updates parameters as PyTorch's optimizer does, but for rounding; whatever the step could
+not express is refused, and the refusal says what to do.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ def described(optimizer: Any, model: nn.Module, learning_rate: float | None, *, 
         return Described(_KNOWN[type(optimizer)], _options(optimizer, group), float(group["lr"]), {})
     if isinstance(optimizer, lr_scheduler.LRScheduler):
         raise ExportError(
-            f"{type(optimizer).__name__} is a schedule of learning rates and no optimizer, and an exported step has one "
-            "learning rate: give the optimizer and learning_rate=…; a schedule is followed by training in pieces, each "
-            "with its own rate: `tightfit train STEP --lr RATE --steps N --resume FILE --save FILE`"
+            f"{type(optimizer).__name__} is a schedule of learning rates and no optimizer, and an exported step has "
+            "one learning rate: give the optimizer and learning_rate=…; a schedule is followed by training in "
+            "pieces, each with its own rate: `tightfit train STEP --lr RATE --steps N --resume FILE --save FILE`"
         )
     if not isinstance(optimizer, torch.optim.Optimizer):
         what = optimizer.__name__ if inspect.isclass(optimizer) else type(optimizer).__name__
@@ -84,8 +84,8 @@ def _check_kind(optimizer: torch.optim.Optimizer) -> None:
 def _check_run(optimizer: torch.optim.Optimizer, learning_rate: float | None) -> None:
     """Refuses what an engine that starts anew, with one learning rate, would not go on with."""
     if optimizer.state:
-        raise ExportError(f"this {type(optimizer).__name__} has made updates already, and its state would be lost, since a "
-                          f"step starts with a state of zero; give a fresh optimizer, or {_BY_NAME}")
+        raise ExportError(f"this {type(optimizer).__name__} has made updates already, and its state would be lost, "
+                          f"since a step starts with a state of zero; give a fresh optimizer, or {_BY_NAME}")
     rates = {float(group["lr"]) for group in optimizer.param_groups}
     if len(rates) > 1:
         raise ExportError(f"the optimizer's groups have {len(rates)} learning rates, and a step has one for all of its "
@@ -102,13 +102,13 @@ def _by_parameter(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[st
     for group in optimizer.param_groups:
         for parameter in group["params"]:
             if id(parameter) not in names:
-                raise ExportError(f"the optimizer holds a parameter of shape {list(parameter.shape)} that is none of the "
-                                  "model's; build it anew from model.parameters()")
+                raise ExportError(f"the optimizer holds a parameter of shape {list(parameter.shape)} that is none of "
+                                  "the model's; build it anew from model.parameters()")
             found[names[id(parameter)]] = _options(optimizer, group)
     for name, parameter in model.named_parameters():
         if parameter.requires_grad and name not in found:
-            raise ExportError(f"{name!r} requires a gradient, and the optimizer does not hold it; add it to a group, or "
-                              "freeze it with requires_grad_(False)")
+            raise ExportError(f"{name!r} requires a gradient, and the optimizer does not hold it; add it to a group, "
+                              "or freeze it with requires_grad_(False)")
     return found
 
 

@@ -139,7 +139,8 @@ class _Translation:
             raise ExportError(f"the gradient of {fqn!r} has shape {tuple(found.shape)}, not {tuple(before.shape)}")
         self.builder.node(
             f"{optimizer.kind}_{_identifier(fqn)}", optimizer.operator, "optimizer", [parameter, gradient, *states],
-            optimizer.options_of(fqn), [self.builder.tensor(value) for value in written], module=_owner(fqn), mutates=True,
+            optimizer.options_of(fqn), [self.builder.tensor(value) for value in written], module=_owner(fqn),
+            mutates=True,
         )
 
 
