@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch._guards import detect_fake_mode
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils import _pytree as pytree
 
@@ -33,7 +34,8 @@ def made_fake(model: nn.Module, batch: Any) -> tuple[nn.Module, Any]:
     devices = (tensor.device for tensor in [*own, *given] if tensor.device.type != "meta")
     device = next(devices, torch.device("cpu"))
     twins: dict[int, Any] = {id(tensor): tensor for tensor in own}  # tied weights stay tied
-    with FakeTensorMode(allow_non_fake_inputs=True):
+    # Where the caller is in a fake mode, the capture is in it as well.
+    with detect_fake_mode() or FakeTensorMode(allow_non_fake_inputs=True):
         for tensor in filter(is_memoryless, own):
             if twins[id(tensor)] is tensor:
                 fake = _fake(tensor, device)
