@@ -39,10 +39,15 @@ def blocks(page: str) -> list[tuple[str, str]]:
 
 def run(page: str, folder: Path, names: dict[str, Any]) -> dict[str, Any]:
     """Runs all blocks one after the other, in a folder where `corpus` is the project's; Python shares `names`."""
+    return run_blocks(blocks(page), page, folder, names)
+
+
+def run_blocks(chosen: list[tuple[str, str]], page: str, folder: Path, names: dict[str, Any]) -> dict[str, Any]:
+    """Runs these blocks of a page."""
     (folder / "corpus").symlink_to(ROOT / "corpus")
     with contextlib.chdir(folder):
         said = ""
-        for number, (language, code) in enumerate(blocks(page)):
+        for number, (language, code) in enumerate(chosen):
             assert language in ("sh", "python", "text"), f"block {number} is of language {language!r}, which nothing runs"
             if language == "text":
                 assert _shape(code) == _shape(said), f"{page}, block {number}: not this was printed, but\n{said}"

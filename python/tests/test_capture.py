@@ -186,8 +186,9 @@ def test_a_tensor_of_nobody_is_explained(tmp_path):
         assert "register_buffer" in str(error)
     else:
         assert module is not None
-    with pytest.raises(tightfit.ExportError, match="pass tensors only"):
-        captured(nn.Linear(6, 6), lambda prediction, _: prediction.sum(), (torch.randn(5, 6), None), tmp_path / "step.json")
+    with pytest.raises(tightfit.ExportError, match="the batch holds a object; pass tensors"):
+        batch = torch.randn(5, 6), object()
+        captured(nn.Linear(6, 6), lambda prediction, _: prediction.sum(), batch, tmp_path / "step.json")
 
 
 class Two(nn.Module):

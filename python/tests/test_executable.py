@@ -49,6 +49,13 @@ def assigns(x):
     return y
 
 
+def broadcasts(x):
+    """Writes one row into all of them, and reads them as one."""
+    y = x.new_zeros(x.shape)
+    y.copy_(x[0])
+    return y.view(-1).sin().view(x.shape)
+
+
 def grouped(is_causal):
     def attend(x):
         """Four heads of queries, two of keys and values."""
@@ -70,8 +77,8 @@ def packed(x):
 
 
 CASES = {
-    "pads": (pads, 11 + 10 + 6), "assigns": (assigns, 12), "grouped": (grouped(False), 32),
-    "grouped_causal": (grouped(True), 32), "packed": (packed, 8),
+    "pads": (pads, 11 + 10 + 6), "assigns": (assigns, 12), "broadcasts": (broadcasts, 8),
+    "grouped": (grouped(False), 32), "grouped_causal": (grouped(True), 32), "packed": (packed, 8),
 }
 
 

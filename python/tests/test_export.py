@@ -5,6 +5,10 @@ Invariant: a refused export names what was found and what to do, and leaves no f
 
 import hashlib
 import json
+import os
+import stat
+import subprocess
+import sys
 
 import interpreter
 import models
@@ -26,17 +30,30 @@ def options(folder):
     return {"out": folder / "step", "name": "test", "data": data}
 
 
-def export_normed(folder, **changes):
+class Scaled(nn.Module):
+    """A perceptron with normalisation, a non-persistent buffer and a frozen layer, all of it for the engine."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, 8), nn.LayerNorm(8), nn.Linear(8, 3)
+        self.frozen = nn.Linear(8, 8).requires_grad_(False)
+        self.register_buffer("scale", torch.linspace(0.5, 1.5, 8), persistent=False)
+
+    def forward(self, x):
+        return self.last(self.frozen(functional.relu(self.norm(self.first(x))) * self.scale))
+
+
+def export_scaled(folder, **changes):
     torch.manual_seed(7)
-    model = models.Normed()
+    model = Scaled()
     tightfit.export(model, functional.cross_entropy, models.rows(), **(options(folder) | changes))
     return model
 
 
 def test_re_export_gives_the_same_bytes(tmp_path):
-    export_normed(tmp_path)
+    export_scaled(tmp_path)
     first = {path.name: path.read_bytes() for path in (tmp_path / "step").iterdir()}
-    export_normed(tmp_path)
+    export_scaled(tmp_path)
     assert first == {path.name: path.read_bytes() for path in (tmp_path / "step").iterdir()}
     assert set(first) == {"train.json.gz", "eval.json.gz", "step.json", "weights.safetensors"}
 
@@ -63,24 +80,25 @@ def test_the_corpus_is_what_the_exporter_writes_today(corpus, tmp_path, step):
 
 def test_weights_without_a_recipe_are_stored(tmp_path):
     recipe = {"constant": 0.0}
-    model = export_normed(tmp_path, initialisation=lambda fqn, tensor: recipe if fqn.endswith("bias") else None)
+    model = export_scaled(tmp_path, initialisation=lambda fqn, tensor: recipe if fqn.endswith("bias") else None)
     step = json.loads((tmp_path / "step" / "step.json").read_text())
     stored = load_file(tmp_path / "step" / "weights.safetensors")
     assert step["parameters"]["last.bias"] == recipe
     assert step["parameters"]["scale"] == {"file": "weights.safetensors"}
     assert set(stored) == {name for name, entry in step["parameters"].items() if "file" in entry}
-    assert torch.equal(stored["norm.running_var"], torch.ones(8)) and torch.equal(stored["last.weight"], model.last.weight)
+    assert torch.equal(stored["scale"], torch.linspace(0.5, 1.5, 8))
+    assert torch.equal(stored["last.weight"], model.last.weight)
     assert step["data"]["sha256"] == hashlib.sha256((tmp_path / "table.csv").read_bytes()).hexdigest()
 
 
 def test_a_stale_weights_file_is_removed(tmp_path):
-    export_normed(tmp_path)
-    export_normed(tmp_path, initialisation=lambda fqn, tensor: {"uniform": {"low": -1.0, "high": 1.0}})
+    export_scaled(tmp_path)
+    export_scaled(tmp_path, initialisation=lambda fqn, tensor: {"uniform": {"low": -1.0, "high": 1.0}})
     assert not (tmp_path / "step" / "weights.safetensors").exists()
 
 
 def test_a_tensor_made_in_forward_becomes_a_buffer(tmp_path):
-    class Scaled(nn.Module):
+    class Constant(nn.Module):
         def __init__(self):
             super().__init__()
             self.layer = nn.Linear(6, 3)
@@ -88,7 +106,7 @@ def test_a_tensor_made_in_forward_becomes_a_buffer(tmp_path):
         def forward(self, x):
             return self.layer(x) * torch.tensor([1.0, 2.0, 3.0])
 
-    tightfit.export(Scaled(), functional.cross_entropy, models.rows(), **options(tmp_path))
+    tightfit.export(Constant(), functional.cross_entropy, models.rows(), **options(tmp_path))
     stored = load_file(tmp_path / "step" / "weights.safetensors")
     constants = [tensor for name, tensor in stored.items() if name.startswith("constant.")]
     assert constants and torch.equal(constants[0], torch.tensor([1.0, 2.0, 3.0]))
@@ -117,7 +135,7 @@ def test_the_batch_keeps_its_names_beside_parameters_called_alike(tmp_path):
 
 
 def test_the_model_is_left_as_it_was(tmp_path):
-    model = models.Normed()
+    model = Scaled()
     model.norm.eval()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     tightfit.export(model, functional.cross_entropy, models.rows(), **options(tmp_path))
@@ -149,7 +167,7 @@ REFUSED = {
     "needs data": {"data": None},
     "is not known": {"data": {"kind": "images"}},
     "lacks": {"data": {"kind": "bytes", "file": "x"}},
-    "needs example_batch": {"example_batch": torch.zeros(9, 6)},
+    "must be a pair": {"example_batch": torch.zeros(9, 6)},
     "has dtype": {"model": lambda: nn.Linear(6, 3).double()},
     "returned": {"initialisation": lambda fqn, tensor: {"gaussian": 1}},
     "needs exactly": {"initialisation": lambda fqn, tensor: {"normal": {"std": 1}}},
@@ -167,11 +185,95 @@ def test_refusals_say_what_to_do_and_write_nothing(tmp_path, message):
     assert not (tmp_path / "step").exists()
 
 
-def test_a_missing_data_file_is_refused(tmp_path):
+def test_a_missing_data_file_is_refused(tmp_path, monkeypatch):
     call = options(tmp_path)
     call["data"] = call["data"] | {"file": "../absent.csv"}
-    with pytest.raises(tightfit.ExportError, match="is not there"):
+    seen = f"is not there: seen from the step's folder it is {tmp_path}/absent.csv"
+    with pytest.raises(tightfit.ExportError, match=seen):
+        tightfit.export(nn.Linear(6, 3), functional.cross_entropy, models.rows(), **call)
+    monkeypatch.chdir(tmp_path)
+    call["data"] = call["data"] | {"file": "table.csv"}
+    with pytest.raises(tightfit.ExportError, match=r"write '\.\./table\.csv' for the one that lies in this folder"):
         tightfit.export(nn.Linear(6, 3), functional.cross_entropy, models.rows(), **call)
     call["data"] = call["data"] | {"file": "../table.csv", "sha256": "0"}
     with pytest.raises(tightfit.ExportError, match="SHA-256"):
         tightfit.export(nn.Linear(6, 3), functional.cross_entropy, models.rows(), **call)
+
+
+def test_files_keep_their_permissions_and_links(tmp_path):
+    plan = {"optimizer": None, "name": "graph", "execute": False}
+    before = os.umask(0o077)
+    try:
+        tightfit.export(Scaled(), functional.cross_entropy, models.rows(), out=tmp_path / "private.json", **plan)
+        export_scaled(tmp_path)
+    finally:
+        os.umask(before)
+    made = [tmp_path / "private.json", tmp_path / "step" / "step.json", tmp_path / "step" / "weights.safetensors"]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in made] == [0o600] * 3
+    (tmp_path / "private.json").chmod(0o640)
+    (tmp_path / "link.json").symlink_to("private.json")
+    tightfit.export(nn.Linear(6, 3), functional.cross_entropy, models.rows(), out=tmp_path / "link.json", **plan)
+    assert (tmp_path / "link.json").is_symlink() and b"norm" not in (tmp_path / "private.json").read_bytes()
+    assert stat.S_IMODE((tmp_path / "private.json").stat().st_mode) == 0o640
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(".")]
+
+
+# Weights of 48 MB, in a process whose peak is what one small export takes, and how much more they take when exported.
+PEAK = """
+import resource, sys, torch, tightfit
+from torch import nn
+from torch.nn import functional
+
+def peak():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+def export(model):
+    data = {"kind": "table", "file": "../table.csv", "features": 1024, "scale": 1.0, "batch": 2, "evaluation_batch": 2,
+            "sampling_seed": 1, "validation": {"every": 5, "remainder": 0}}
+    batch = torch.zeros(2, 1024), torch.zeros(2, dtype=torch.int64)
+    tightfit.export(model, functional.cross_entropy, batch, out="step", name="large", data=data)
+
+export(nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(12)))[:2])
+model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(12)))
+for parameter in model.parameters():
+    parameter.data.fill_(1.0)
+before = peak()
+export(model)
+print((peak() - before) / sum(parameter.nbytes for parameter in model.parameters()))
+"""
+
+
+def test_weights_are_written_from_where_they_lie(tmp_path):
+    (tmp_path / "table.csv").write_text("a,b\n")
+    (tmp_path / "in").mkdir()
+    ran = subprocess.run([sys.executable, "-c", PEAK.replace("../table.csv", str(tmp_path / "table.csv"))],
+                         cwd=tmp_path / "in", capture_output=True, text=True, check=False)
+    assert ran.returncode == 0, ran.stderr
+    assert float(ran.stdout) < 0.5, f"{float(ran.stdout):.2f} times the weights beside them"
+    stored = load_file(tmp_path / "in" / "step" / "weights.safetensors")
+    assert len(stored) == 24 and all(bool((tensor == 1.0).all()) for tensor in stored.values())
+
+
+def shares(**parts):
+    """A model with buffers of these parts of one tensor."""
+    model, whole = nn.Linear(6, 3), torch.arange(12.0)
+    for name, part in parts.items():
+        model.register_buffer(name, whole[part])
+    model.forward = lambda x: functional.linear(x + model.first, model.weight, model.bias)
+    return model
+
+
+@pytest.mark.parametrize(("parts", "message"), [
+    ({"first": slice(6, 12)}, "'first' does not lie in memory as one piece"),
+    ({"first": slice(0, 12, 2)}, r"'first' does not lie in memory as one piece .* \.clone\(\), .*execute=False"),
+    ({"first": slice(0, 6), "again": slice(0, 6)}, "'first' and 'again' lie in the same memory; .*clone"),
+], ids=["end", "every other", "twice"])
+def test_buffers_that_are_parts_of_something_are_refused(tmp_path, parts, message):
+    with pytest.raises(tightfit.ExportError, match=message):
+        tightfit.export(shares(**parts), functional.cross_entropy, models.rows(), **options(tmp_path))
+    assert not (tmp_path / "step").exists()
+
+
+def test_the_beginning_of_a_tensor_is_stored_alone(tmp_path):
+    tightfit.export(shares(first=slice(0, 6)), functional.cross_entropy, models.rows(), **options(tmp_path))
+    assert torch.equal(load_file(tmp_path / "step" / "weights.safetensors")["first"], torch.arange(6.0))

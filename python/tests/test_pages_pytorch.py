@@ -8,6 +8,9 @@ from importlib.util import find_spec
 
 import pages
 import pytest
+import torch
+from torch import nn
+from torch.nn import functional
 
 import tightfit
 
@@ -17,7 +20,7 @@ if not hasattr(tightfit, "compile"):
 FOLDER = "doc/pytorch"
 PAGES = sorted(path.name for path in (pages.ROOT / FOLDER).glob("*.md"))
 # What a page needs beyond PyTorch.
-NEEDS = {"loops.md": ("transformers", "accelerate")}
+NEEDS = {"loops.md": ("transformers", "accelerate"), "large.md": ("transformers",)}
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if pages.blocks(f"{FOLDER}/{page}")])
@@ -28,8 +31,23 @@ def test_every_block_of_a_page_runs(page, tmp_path):
     pages.run(f"{FOLDER}/{page}", tmp_path, {"__name__": "page"})
 
 
+def test_the_readmes_model_of_ones_own_is_exported_trained_and_loaded(tmp_path):
+    found = pages.blocks("README.md")
+    first = next(index for index, (_, code) in enumerate(found) if "tightfit.export(" in code)
+    chosen = [(language, code) for language, code in found[first:] if language]
+    assert [language for language, _ in chosen] == ["python", "sh", "python"]
+    model, tokens = nn.Sequential(nn.Embedding(256, 16), nn.Tanh(), nn.Linear(16, 256)), torch.randint(0, 256, (8, 257))
+    before = model[0].weight.clone()
+    names = {"tightfit": tightfit, "model": model, "optimizer": torch.optim.AdamW(model.parameters()),
+             "loss_fn": lambda logits, targets: functional.cross_entropy(logits.flatten(0, 1), targets.flatten()),
+             "inputs": tokens[:, :-1], "targets": tokens[:, 1:]}
+    pages.run_blocks(chosen, "README.md", tmp_path, names)
+    assert not torch.equal(model[0].weight, before)
+
+
 def test_the_pages_are_there_and_lead_to_each_other():
-    assert {"quickstart.md", "loops.md", "step.md", "guarantee.md", "comparison.md"} <= set(PAGES)
+    expected = {"quickstart.md", "export.md", "large.md", "loops.md", "step.md", "guarantee.md", "comparison.md"}
+    assert expected <= set(PAGES)
     readme = pages.text("README.md")
     for page in PAGES:
         assert f"{FOLDER}/{page}" in readme, page

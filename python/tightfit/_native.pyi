@@ -170,6 +170,9 @@ def lay_out(first: Trace, second: Trace) -> Placement | None:
 _Graph = Graph | str | os.PathLike[str] | bytes | dict[str, Any]
 _Plan = Fitted | str | os.PathLike[str] | bytes | dict[str, Any]
 
+def obstacle(graph: _Graph) -> tuple[list[str], str | None, str] | None:
+    """What keeps the engine from executing a graph: operators that it lacks, or a node, and why; else `None`."""
+
 def read_graph(source: _Graph) -> Graph: ...
 def fit(
     graph: _Graph,

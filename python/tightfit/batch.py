@@ -1,19 +1,38 @@
-"""A batch as a list of its tensors.
+"""A batch as what a model is called with, and as a list of its tensors.
 
 Invariant: a dict goes by its keys, in whatever order they were put in, so a batch means the same to a graph and to
-whoever runs it.
+whoever runs it. What is no tensor is part of the call and not of the list.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch.utils import _pytree as pytree
+
+from .errors import ExportError
+
+# What a batch may hold beside tensors; a graph has it as it was when it was captured.
+_CONSTANTS = (bool, int, float, str, type(None))
+
+
+def pair(batch: Any) -> tuple[Any, Any]:
+    """Inputs and targets. A dict alone is what the model is called with, and has no targets."""
+    if isinstance(batch, Mapping):
+        return batch, None
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        return batch[0], batch[1]
+    raise ExportError(
+        "example_batch must be a pair (inputs, targets), or a dict of what the model is called with; where the model "
+        "computes its loss itself, give (inputs, None) and loss_fn=None"
+    )
 
 
 def ordered(batch: Any) -> Any:
-    """The batch with the keys of its dicts in order."""
-    if isinstance(batch, dict):
+    """The batch with the keys of its dicts in order; transformers' `BatchEncoding` and the like become dicts."""
+    if isinstance(batch, Mapping):
         return {key: ordered(batch[key]) for key in sorted(batch, key=str)}
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):
         return type(batch)(*map(ordered, batch))
@@ -22,6 +41,26 @@ def ordered(batch: Any) -> Any:
     return batch
 
 
-def leaves(batch: Any) -> list[Any]:
-    """What an ordered batch is made of."""
-    return pytree.tree_leaves(ordered(batch))
+def leaves(batch: Any) -> list[torch.Tensor]:
+    """The tensors of an ordered batch."""
+    return [leaf for leaf in pytree.tree_leaves(ordered(batch)) if isinstance(leaf, torch.Tensor)]
+
+
+class Shape:
+    """An ordered batch without its tensors: how to put it together again."""
+
+    def __init__(self, batch: Any) -> None:
+        flat, self._structure = pytree.tree_flatten(batch)
+        for leaf in flat:
+            if not isinstance(leaf, (torch.Tensor, *_CONSTANTS)):
+                raise ExportError(
+                    f"the batch holds a {type(leaf).__name__}; pass tensors, numbers, text, or None where there is "
+                    "nothing, and bind what else the model needs in the model"
+                )
+        self._constants = [None if isinstance(leaf, torch.Tensor) else (leaf,) for leaf in flat]
+
+    def filled(self, tensors: tuple[torch.Tensor, ...]) -> Any:
+        """The batch with these tensors, in the order of `leaves`."""
+        given = iter(tensors)
+        parts = [next(given) if constant is None else constant[0] for constant in self._constants]
+        return pytree.tree_unflatten(parts, self._structure)

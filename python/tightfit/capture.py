@@ -7,7 +7,7 @@ fully qualified name of the module that ran it, and every backward node that of 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,9 +24,8 @@ from torch._functorch._aot_autograd.descriptors import (
 from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
-from torch.utils import _pytree as pytree
 
-from .batch import ordered
+from .batch import Shape, leaves, ordered
 from .checkpointed import noticed
 from .decompositions import decompositions
 from .errors import ExportError
@@ -64,19 +63,17 @@ class Capture:
         return self.module.graph
 
 
-def capture(model: nn.Module, loss_fn: Callable[..., Any], batch: tuple[Any, Any], *, training: bool,
+def capture(model: nn.Module, loss_fn: Callable[..., Any] | None, batch: tuple[Any, Any], *, training: bool,
             executable: bool = False) -> Capture:
-    """Captures forward, loss and (when `training`) backward.
+    """Captures forward, loss and (when `training`) backward of a batch of inputs and targets.
 
     A model in training mode keeps the modes of its modules for training (a frozen normalisation stays in evaluation
     mode); otherwise all of them follow `training`. The model's own modes are restored. `executable` rewrites calls that the
     engine has no kernel for, where other operators can say the same. Raises `ExportError` when PyTorch cannot trace
     the model.
     """
-    batch = ordered(batch)
-    step = _Step(model, loss_fn, returns_prediction=not training)
-    arguments = _fake_like(model, _flatten(batch))
-    step.structure = pytree.tree_structure(batch)
+    step = _Step(model, loss_fn, Shape(ordered(batch)), returns_prediction=not training)
+    arguments = _fake_like(model, leaves(batch))
     with contextlib.ExitStack() as stack:
         stack.enter_context(_mode(model, training))
         stack.enter_context(_scopes(step))
@@ -100,7 +97,7 @@ def capture(model: nn.Module, loss_fn: Callable[..., Any], batch: tuple[Any, Any
 
 
 def _advice(error: Exception) -> str:
-    if "convert all Tensors to FakeTensors" in str(error):
+    if "convert all Tensors to FakeTensors" in str(error) or "Unexpected fake buffer" in str(error):
         return (
             "it uses a tensor that is no parameter and no buffer of the model and not in the batch; register it with "
             "register_buffer, or pass it in the batch"
@@ -109,9 +106,10 @@ def _advice(error: Exception) -> str:
 
 
 class _Step(nn.Module):
-    """The model followed by its loss; the forward is `loss_fn(model(inputs), targets)`."""
+    """The model followed by its loss; the forward is `loss_fn(model(inputs), targets)`, or the model's own loss."""
 
-    def __init__(self, model: nn.Module, loss_fn: Callable[..., Any], *, returns_prediction: bool) -> None:
+    def __init__(self, model: nn.Module, loss_fn: Callable[..., Any] | None, shape: Shape, *,
+                 returns_prediction: bool) -> None:
         super().__init__()
         self.model = model
         if isinstance(loss_fn, nn.Module):
@@ -119,12 +117,12 @@ class _Step(nn.Module):
                 raise ExportError("the loss function has parameters of its own; move them into the model")
             self.loss = loss_fn
         self.returns_prediction = returns_prediction
-        self.structure: Any = None
+        self.shape = shape
         self.scopes = _Scopes()
         self._loss_fn = (loss_fn,)
 
     def forward(self, *flat: torch.Tensor) -> Any:
-        inputs, targets = pytree.tree_unflatten(list(flat), self.structure)
+        inputs, targets = self.shape.filled(flat)
         if isinstance(inputs, dict):
             prediction = self.model(**inputs)
         elif isinstance(inputs, (tuple, list)):
@@ -133,7 +131,8 @@ class _Step(nn.Module):
             prediction = self.model(inputs)
         self.scopes.flush()
         self.scopes.phase = "loss"
-        loss = self._loss_fn[0](prediction, targets)
+        loss_fn = self._loss_fn[0]
+        loss = own_loss(prediction) if loss_fn is None else loss_fn(prediction, targets)
         self.scopes.flush()
         self.scopes.phase = "forward"
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1 or loss.dim() != 0:
@@ -220,23 +219,26 @@ def _compiling() -> Iterator[None]:
         torch.compiler._is_compiling_flag = before
 
 
-def _flatten(batch: tuple[Any, Any]) -> list[torch.Tensor]:
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        raise ExportError("example_batch must be a pair (inputs, targets)")
-    flat = pytree.tree_leaves(batch)
-    for leaf in flat:
-        if not isinstance(leaf, torch.Tensor):
-            raise ExportError(
-                f"the batch holds a {type(leaf).__name__}; pass tensors only, () where there are none, and bind constants "
-                "in the model"
-            )
-    return flat
+def own_loss(output: Any) -> Any:
+    """The loss that a model computes itself: what it returns, the first result, or the one called `loss`."""
+    if isinstance(output, Mapping):
+        found = output.get("loss")
+    elif isinstance(output, (tuple, list)):
+        found = output[0] if output else None
+    else:
+        found = output if isinstance(output, torch.Tensor) else getattr(output, "loss", None)
+    if not isinstance(found, torch.Tensor):
+        raise ExportError(
+            f"the model returns {type(output).__name__} without a loss; give loss_fn=…, or the batch what the model "
+            "computes its loss from, such as labels"
+        )
+    return found
 
 
 def _fake_like(model: nn.Module, flat: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
     """The batch in the model's fake mode, where the model was built in one."""
     for parameter in model.parameters():
-        if isinstance(parameter.data, FakeTensor) or isinstance(parameter, FakeTensor):
+        if isinstance(parameter, FakeTensor):
             mode = parameter.fake_mode
             return tuple(leaf if isinstance(leaf, FakeTensor) else mode.from_tensor(leaf) for leaf in flat)
     return tuple(flat)

@@ -69,7 +69,10 @@ def _padded(x: torch.Tensor, pad: list[int], value: float = 0) -> torch.Tensor:
 def _copied(x: torch.Tensor, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
     """What an assignment to all of a tensor leaves: the source in the tensor's type and shape."""
     source = aten.alias.default(source) if source.dtype == x.dtype else aten._to_copy.default(source, dtype=x.dtype)
-    return source if source.shape == x.shape else aten.expand.default(source, x.shape)
+    if source.shape == x.shape:
+        return source
+    # What was assigned to has an element for each of its places.
+    return aten.clone.default(aten.expand.default(source, x.shape), memory_format=torch.contiguous_format)
 
 
 def _grouped_attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *args: Any, **kwargs: Any) -> Any:

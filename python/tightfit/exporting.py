@@ -7,33 +7,36 @@ has changed; the same model and options give the same bytes.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from .artifacts import write_all
+from .batch import ordered, pair
 from .capture import capture
 from .errors import ExportError
+from .executable import check_model, packed
 from .fold import fold
 from .graph import producer, to_gzip, to_json
 from .measure import measured
+from .memoryless import is_memoryless, made_fake
 from .optimizer import resolve
 from .simplify import simplify
 from .step_json import REST, WEIGHTS, Initialisation, data_entry, document, recipes, state_dict_of
 from .translate import translate
+from .weights import writing
 
 
 def export(
     model: nn.Module,
-    loss_fn: Callable[..., Any],
-    example_batch: tuple[Any, Any],
+    loss_fn: Callable[..., Any] | None,
+    example_batch: tuple[Any, Any] | Mapping[str, Any],
     *,
-    optimizer: str | dict[str, Any] | None = "adamw",
+    optimizer: str | dict[str, Any] | torch.optim.Optimizer | type[torch.optim.Optimizer] | None = "adamw",
     out: str | Path,
     name: str,
     description: str = "",
@@ -48,19 +51,28 @@ def export(
 ) -> dict[str, torch.Tensor]:
     """Writes one training step of `model` under the loss `loss_fn(model(inputs), targets)`.
 
-    `example_batch` is `(inputs, targets)`; its shapes are fixed in the graphs. A model in training mode is captured with
-    the modes that its modules have, one in evaluation mode as if `model.train()` had been called. Activation
-    checkpointing that the model does by itself is not part of the graph: a plan decides what is recomputed. `optimizer` is `"adamw"`, `"sgd"` or a
-    dict `{"kind": …, option: …}`. `initialisation(fqn, tensor)` returns a recipe for how a parameter or buffer starts,
-    or `None` to store the tensor's present contents.
+    `example_batch` is `(inputs, targets)`; its shapes are fixed in the graphs. Inputs that are a tuple or a list are
+    the model's arguments, those of a dict its keyword arguments; a dict alone is `(inputs, None)`. Numbers, text and
+    `None` in it are part of the step. With `loss_fn=None` the model computes its loss: it returns it, alone, first of
+    several results, or as `loss`, as models of transformers do.
 
-    With `execute=True`, `out` is a folder and receives `train.json.gz`, `eval.json.gz` (of `evaluation_batch`'s shape
-    where given), `step.json`, `weights.safetensors` where some tensor has no recipe, and `rest.safetensors` where the
-    model's state has tensors that the step does not read. `tightfit.load` reads what was trained back into a
-    `state_dict`.
+    A model in training mode is captured with the modes that its modules have, one in evaluation mode as if
+    `model.train()` had been called. Activation checkpointing that the model does by itself is not part of the graph: a
+    plan decides what is recomputed.
+
+    `optimizer` is `"adamw"`, `"sgd"`, a dict `{"kind": …, option: …}`, or AdamW, Adam or SGD of `torch.optim`, as an
+    instance or a class: options then go by its groups, and the learning rate is its own unless `learning_rate` says
+    another. What the engine would compute otherwise is refused. `initialisation(fqn, tensor)` returns a recipe for how
+    a parameter or buffer starts, or `None` to store the tensor's present contents.
+
+    With `execute=True`, inputs and targets are one tensor each, and a step that the engine cannot execute is refused.
+    `out` is a folder and receives `train.json.gz`, `eval.json.gz` (of `evaluation_batch`'s shape where given),
+    `step.json`, `weights.safetensors` where some tensor has no recipe, and `rest.safetensors` where the model's state
+    has tensors that the step does not read. `tightfit.load` reads what was trained back into a `state_dict`.
 
     With `execute=False`, `out` is one file ending in `.json` or `.json.gz` and receives the training graph alone, for
-    planning: the model may live on fake tensors and have any dtype; `optimizer=None` makes the gradients outputs.
+    planning: the model may live on the `meta` device or on fake tensors, without memory behind it, and have any dtype;
+    `optimizer=None` makes the gradients outputs.
 
     With `measure=True` as well, each call of that graph is run on `device` (where the model lives, or `"cpu"` for a
     model of fake tensors) with made-up inputs, one call at a time, and its seconds are written into the graph, where
@@ -74,14 +86,20 @@ def export(
 
     Raises `ExportError`.
     """
-    chosen = resolve(optimizer, learning_rate)
+    if not isinstance(model, nn.Module):
+        raise ExportError(f"{type(model).__name__} is no torch.nn.Module; give the model itself")
+    if loss_fn is not None and not callable(loss_fn):
+        raise ExportError(f"loss_fn is {type(loss_fn).__name__}; give a function of what the model returns and the "
+                          "targets, or None where the model returns its loss")
+    chosen = resolve(optimizer, learning_rate, model, execute=execute)
     path = Path(out)
-    example_batch = _apart(example_batch)
-    where = _measuring_device(device, model, example_batch, measure=measure, execute=execute)
+    batch = _apart(ordered(pair(example_batch)))
+    where = _measuring_device(device, model, batch, measure=measure, execute=execute)
+    traced, batch = made_fake(model, batch)
     if not execute:
         if not path.name.endswith((".json", ".json.gz")):
             raise ExportError(f"out={path.name!r}; with execute=False name one file ending in .json or .json.gz")
-        graph, tensors = _graph(model, loss_fn, example_batch, name, chosen, training=True, execute=False)
+        graph, tensors = _graph(traced, loss_fn, batch, name, chosen, training=True, execute=False)
         if where is not None:
             graph = measured(graph, where)
         write_all({path: to_json(graph).encode() if path.name.endswith(".json") else to_gzip(graph)})
@@ -91,23 +109,21 @@ def export(
         raise ExportError("an executable step needs an optimizer; use execute=False for a graph that ends in gradients")
     if data is None:
         raise ExportError("an executable step needs data=…; use execute=False for a graph to plan with")
-    _check_executable(model, example_batch)
+    check_model(traced, batch)
     entry = data_entry(data, path)
-    train, tensors = _graph(model, loss_fn, example_batch, name, chosen, training=True)
-    evaluation_batch = example_batch if evaluation_batch is None else _apart(evaluation_batch)
-    evaluate, more = _graph(model, loss_fn, evaluation_batch, f"{name}-eval", None, training=False)
-    parameters, weights = recipes([train, evaluate], tensors | more, initialisation)
-    differs, rest = state_dict_of(model, parameters)
+    train, tensors = _graph(traced, loss_fn, batch, name, chosen, training=True)
+    files: dict[Path, Any] = {path / "train.json.gz": packed(train)}
+    evaluation = batch if evaluation_batch is None else made_fake(traced, _apart(ordered(pair(evaluation_batch))))[1]
+    evaluate, more = _graph(traced, loss_fn, evaluation, f"{name}-eval", None, training=False)
+    files[path / "eval.json.gz"] = packed(evaluate)
+    parameters, initial = recipes([train, evaluate], tensors | more, initialisation)
+    differs, rest = state_dict_of(traced, parameters)
     made_by = {"producer": producer()} | (provenance or {})
     step = document(name, description, parameters, chosen, entry, made_by, differs)
-    files = {
-        path / "train.json.gz": to_gzip(train),
-        path / "eval.json.gz": to_gzip(evaluate),
-        path / "step.json": (json.dumps(step, indent=2, allow_nan=False) + "\n").encode(),
-    }
-    perhaps = {path / WEIGHTS: weights, path / REST: rest}
-    files |= {file: content for file, content in perhaps.items() if content is not None}
-    write_all(files, stale=tuple(file for file, content in perhaps.items() if content is None))
+    files[path / "step.json"] = (json.dumps(step, indent=2, allow_nan=False) + "\n").encode()
+    stored = {path / WEIGHTS: initial, path / REST: rest}
+    files |= {file: writing(held) for file, held in stored.items() if held}
+    write_all(files, stale=tuple(file for file, held in stored.items() if not held))
     return _foreign(train, tensors, model)
 
 
@@ -146,7 +162,7 @@ def _measuring_device(device: str | torch.device | None, model: nn.Module, batch
     if device is None:
         tensors = [*model.parameters(), *model.buffers(), *pytree.tree_leaves(batch)]
         tensors = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
-        is_real = not any(isinstance(tensor, FakeTensor) or tensor.is_meta for tensor in tensors)
+        is_real = not any(map(is_memoryless, tensors))
         devices = sorted({str(tensor.device) for tensor in tensors}) if is_real else []
         if len(devices) > 1:
             raise ExportError(f"the model and its batch live on {' and '.join(devices)}; say device=… where to measure")
@@ -170,14 +186,3 @@ def _apart(batch: tuple[Any, Any]) -> tuple[Any, Any]:
         return leaf.clone(memory_format=torch.contiguous_format) if is_plain else leaf
 
     return pytree.tree_map(own, batch)
-
-
-def _check_executable(model: nn.Module, batch: tuple[Any, Any]) -> None:
-    if not (isinstance(batch, (tuple, list)) and len(batch) == 2
-            and all(isinstance(part, torch.Tensor) for part in batch)):
-        raise ExportError("an executable step needs example_batch = (inputs, targets), one tensor each")
-    for fqn, tensor in [*model.named_parameters(), *model.named_buffers()]:
-        if tensor.device.type != "cpu":
-            raise ExportError(f"{fqn!r} lives on {tensor.device}; move the model to the CPU with .cpu()")
-        if tensor.dtype in (torch.float16, torch.bfloat16, torch.float64):
-            raise ExportError(f"{fqn!r} has dtype {tensor.dtype}; executable steps are float32, convert with .float()")

@@ -92,7 +92,7 @@ def arguments(module: fx.GraphModule, model: nn.Module, batch: Any, *, state: di
             case "input":
                 # The graph's batch is contiguous, as it was exported.
                 tensor = next(given_leaves, None)
-                tensor = tensor.contiguous() if isinstance(tensor, torch.Tensor) else tensor
+                tensor = None if tensor is None else tensor.contiguous()
                 where = f"tensor {meta['name']!r} of the batch"
             case "state":
                 if meta["parameter"] not in state:

@@ -6,12 +6,16 @@ learning rate is not part of the node, since the run gives it.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from torch import nn
 
 from .errors import ExportError
+from .torch_optimizer import described
 
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "adamw": {"betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.01},
@@ -22,42 +26,73 @@ _LEARNING_RATES = {"adamw": 1e-3, "sgd": 1e-2}
 
 @dataclass(frozen=True)
 class Optimizer:
-    """One optimizer with its options resolved."""
+    """One optimizer with its options resolved; `groups` are those of parameters that have options of their own."""
 
     kind: str
     options: dict[str, Any]
     learning_rate: float
+    groups: Mapping[str, dict[str, Any]] = field(default_factory=dict)
 
     @property
     def operator(self) -> str:
         return f"tightfit.{self.kind}"
 
-    @property
-    def states(self) -> list[str]:
-        """Names of the state tensors kept per parameter, each of the parameter's shape."""
+    def options_of(self, fqn: str) -> dict[str, Any]:
+        """The options of one parameter's update."""
+        return self.groups.get(fqn, self.options)
+
+    def states_of(self, fqn: str) -> list[str]:
+        """Names of the state tensors kept for a parameter, each of the parameter's shape."""
         if self.kind == "adamw":
             return ["exp_avg", "exp_avg_sq"]
-        return ["momentum"] if self.options["momentum"] else []
+        return ["momentum"] if self.options_of(fqn)["momentum"] else []
 
 
-def resolve(optimizer: str | dict[str, Any] | None, learning_rate: float | None) -> Optimizer | None:
-    """Reads `"adamw"`, `{"kind": "adamw", "weight_decay": 0.1, …}` or `None` (gradients become outputs)."""
+def resolve(optimizer: Any, learning_rate: float | None, model: nn.Module, *, execute: bool) -> Optimizer | None:
+    """Reads `"adamw"`, `{"kind": "adamw", "weight_decay": 0.1, …}`, an optimizer of `torch.optim` or its class, or
+    `None` (gradients become outputs)."""
     if optimizer is None:
         return None
-    given = {"kind": optimizer} if isinstance(optimizer, str) else dict(optimizer)
+    groups: dict[str, dict[str, Any]] = {}
+    if isinstance(optimizer, str):
+        given: dict[str, Any] = {"kind": optimizer}
+    elif isinstance(optimizer, Mapping):
+        given = dict(optimizer)
+    else:
+        found = described(optimizer, model, learning_rate, execute=execute)
+        given, groups = {"kind": found.kind} | found.options, found.groups
+        learning_rate = found.learning_rate if learning_rate is None else learning_rate
     kind = given.pop("kind", None)
-    if kind not in _DEFAULTS:
+    if not isinstance(kind, str) or kind not in _DEFAULTS:
         raise ExportError(f"optimizer {kind!r} is not known; use one of {', '.join(sorted(_DEFAULTS))} or None")
-    unknown = sorted(set(given) - set(_DEFAULTS[kind]))
+    rate = _LEARNING_RATES[kind] if learning_rate is None else _number("learning_rate", learning_rate)
+    if execute and not 0.0 < rate < math.inf:
+        raise ExportError(f"learning_rate is {rate}; it must be positive and finite")
+    own = {fqn: _options(kind, options) for fqn, options in groups.items()}
+    return Optimizer(kind, _options(kind, given), rate, own)
+
+
+def _options(kind: str, given: Mapping[str, Any]) -> dict[str, Any]:
+    unknown = sorted(map(str, set(given) - set(_DEFAULTS[kind])))
     if unknown:
         raise ExportError(f"optimizer {kind!r} has no option {unknown[0]!r}; it has {', '.join(_DEFAULTS[kind])}")
     options = {key: given.get(key, default) for key, default in _DEFAULTS[kind].items()}
-    if "betas" in options:
-        options["betas"] = [float(beta) for beta in options["betas"]]
-    rate = _LEARNING_RATES[kind] if learning_rate is None else float(learning_rate)
-    if not rate > 0.0:
-        raise ExportError(f"learning_rate is {rate}; it must be positive")
-    return Optimizer(kind, options, rate)
+    for key, value in options.items():
+        if key == "betas":
+            if not isinstance(value, (list, tuple)) or len(value) != 2:
+                raise ExportError(f"betas are {value!r}; give two numbers from 0 to below 1")
+            options[key] = [_number(key, beta) for beta in value]
+            if not all(0.0 <= beta < 1.0 for beta in options[key]):
+                raise ExportError(f"betas are {options[key]}; both lie from 0 to below 1")
+        elif not 0.0 <= _number(key, value) < math.inf:
+            raise ExportError(f"{key} is {value}; it must be finite and not negative")
+    return options
+
+
+def _number(name: str, value: Any) -> float:
+    if isinstance(value, bool) or not isinstance(value, (int, float, torch.Tensor)):
+        raise ExportError(f"{name} is {value!r}; give a number")
+    return float(value)
 
 
 def adamw(learning_rate: float, step: int, parameter: torch.Tensor, gradient: torch.Tensor, exp_avg: torch.Tensor,

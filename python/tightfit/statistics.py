@@ -7,7 +7,6 @@ afterwards what it was before.
 
 from __future__ import annotations
 
-import copy
 import tempfile
 from collections import OrderedDict
 from collections.abc import Callable
@@ -16,8 +15,6 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.utils import _pytree as pytree
 
 from . import program
 from .errors import ExportError
@@ -71,7 +68,7 @@ def module_info(
     program.find()
     with tempfile.TemporaryDirectory(prefix="tightfit-") as folder:
         graph = Path(folder) / "step.json"
-        export(_without_meta(model), _own_loss if loss_fn is None else loss_fn, _off_meta(batch), optimizer=None, out=graph,
+        export(model, _own_loss if loss_fn is None else loss_fn, batch, optimizer=None, out=graph,
                name=type(model).__name__, execute=False)
         printed = program.run("modules", graph, "--machine", machine, "--json")
     try:
@@ -89,43 +86,6 @@ def _stats(written: dict[str, Any]) -> dict[str, Any]:
     stats = {key: written[key] for key in FIGURES}
     stats["tradeoff_curve"] = OrderedDict((float(ratio), float(share)) for ratio, share in stats["tradeoff_curve"])
     return stats
-
-
-def _without_meta(model: nn.Module) -> nn.Module:
-    """A model on the `meta` device as one of fake tensors on the CPU, since operators behave there as on an accelerator;
-    others as they are."""
-    if all(parameter.device.type != "meta" for parameter in model.parameters()):
-        return model
-    copied = copy.deepcopy(model)
-    fakes: dict[int, torch.Tensor] = {}
-
-    def fake(tensor: torch.Tensor) -> torch.Tensor:
-        if tensor.device.type != "meta":
-            return tensor
-        if id(tensor) not in fakes:  # tied weights stay tied
-            made = torch.empty_like(tensor, device="cpu", requires_grad=False)
-            is_parameter = isinstance(tensor, nn.Parameter)
-            fakes[id(tensor)] = nn.Parameter(made, tensor.requires_grad) if is_parameter else made
-        return fakes[id(tensor)]
-
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        for module in copied.modules():
-            for table in (module._parameters, module._buffers):
-                table.update({name: fake(tensor) for name, tensor in table.items() if tensor is not None})
-    return copied
-
-
-def _off_meta(batch: tuple[Any, Any]) -> tuple[Any, Any]:
-    """The batch off the `meta` device. Targets of `None` are no tensor."""
-    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
-        raise ExportError("batch must be a pair (inputs, targets)")
-
-    def off(leaf: Any) -> Any:
-        is_meta = isinstance(leaf, torch.Tensor) and leaf.device.type == "meta"
-        return torch.empty_like(leaf, device="cpu") if is_meta else leaf
-
-    inputs, targets = batch
-    return pytree.tree_map(off, (inputs, [] if targets is None else targets))
 
 
 def _own_loss(prediction: Any, _targets: Any) -> torch.Tensor:

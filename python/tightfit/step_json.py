@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save
 from torch import nn
 
 from .errors import ExportError
+from .memoryless import is_memoryless
 from .optimizer import Optimizer
 
 FORMAT = "tightfit-step/1"
@@ -35,8 +35,8 @@ _DATA_KEYS = {
 
 
 def recipes(graphs: list[dict[str, Any]], tensors: dict[str, torch.Tensor],
-            initialisation: Initialisation | None) -> tuple[dict[str, Recipe], bytes | None]:
-    """The recipe of every parameter and buffer of `graphs`, and the weights file's bytes if some recipe needs one."""
+            initialisation: Initialisation | None) -> tuple[dict[str, Recipe], dict[str, torch.Tensor]]:
+    """The recipe of every parameter and buffer of `graphs`, and the tensors that are stored as they are."""
     names = dict.fromkeys(
         node["parameter"] for graph in graphs for node in graph["nodes"] if node["phase"] in ("parameter", "buffer")
     )
@@ -47,23 +47,33 @@ def recipes(graphs: list[dict[str, Any]], tensors: dict[str, torch.Tensor],
         recipe = initialisation(name, tensor) if initialisation is not None else None
         chosen[name] = {"file": WEIGHTS} if recipe is None else _checked(name, recipe)
         if "file" in chosen[name]:
-            stored[name] = tensor.detach().to("cpu").contiguous().clone()
-    return chosen, save(stored) if stored else None
+            stored[name] = _stored(name, tensor)
+    return chosen, stored
 
 
-def state_dict_of(model: nn.Module, names: Iterable[str]) -> tuple[dict[str, Any], bytes | None]:
+def state_dict_of(model: nn.Module, names: Iterable[str]) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """How the `state_dict` of a model differs from what the graphs read by these names: `tied`, keys whose tensor has
-    another name there, and `foreign`, names that are no keys; and what no graph reads as a file's bytes."""
+    another name there, and `foreign`, names that are no keys; and the tensors that no graph reads."""
     state = model.state_dict(keep_vars=True)
     known = {id(tensor): name for name, tensor in [*model.named_parameters(), *model.named_buffers()]}
     names = list(names)
     name_of = {key: known.get(id(tensor), key) for key, tensor in state.items()}
     tied = {key: name for key, name in name_of.items() if name != key and name in names}
     foreign = [name for name in names if name_of.get(name) != name]
-    rest = {key: tensor.detach().to("cpu").contiguous().clone() for key, tensor in state.items()
+    rest = {key: _stored(key, tensor) for key, tensor in state.items()
             if isinstance(tensor, torch.Tensor) and name_of[key] not in names}
     differs = {key: part for key, part in (("tied", tied), ("foreign", foreign)) if part}
-    return differs, save(rest) if rest else None
+    return differs, rest
+
+
+def _stored(name: str, tensor: torch.Tensor) -> torch.Tensor:
+    if is_memoryless(tensor):
+        raise ExportError(
+            f"{name!r} has no memory behind it, so there are no values to begin with: build the model on the CPU, or "
+            "give it memory with to_empty(device=\"cpu\") and load its weights; or let initialisation=… give every "
+            "tensor a recipe; or export with execute=False, a graph to plan with"
+        )
+    return tensor.detach()
 
 
 def _checked(name: str, recipe: Recipe) -> Recipe:
@@ -80,19 +90,35 @@ def _checked(name: str, recipe: Recipe) -> Recipe:
 
 def data_entry(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The step's data, with the file's SHA-256; its path is relative to the step's folder."""
-    kind = data.get("kind")
-    if kind not in _DATA_KEYS:
+    kind = data.get("kind") if isinstance(data, dict) else data
+    if not isinstance(kind, str) or kind not in _DATA_KEYS:
         raise ExportError(f"data kind {kind!r} is not known; use one of {', '.join(_DATA_KEYS)}")
     missing = sorted(_DATA_KEYS[kind] - set(data))
     if missing:
         raise ExportError(f"data of kind {kind!r} lacks {', '.join(missing)}")
     path = Path(os.path.normpath(folder.absolute() / data["file"]))  # the folder need not be there yet
     if not path.is_file():
-        raise ExportError(f"the data file {data['file']!r} is not there, seen from the step's folder; write it first")
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
+        raise ExportError(f"the data file {data['file']!r} is not there: seen from the step's folder it is {path}; "
+                          f"{_where_else(data['file'], folder)}")
+    found = _digest(path)
     if data.get("sha256", found) != found:
         raise ExportError(f"the data file {data['file']!r} has SHA-256 {found}, not {data['sha256']}; check its version")
     return {**data, "sha256": found}
+
+
+def _where_else(file: str, folder: Path) -> str:
+    """Advice where a data file is not where it is said to be: it may be meant as seen from the working folder."""
+    if not Path(file).is_file():
+        return "write it first, or name the one that there is"
+    return f"write {os.path.relpath(Path(file).absolute(), folder.absolute())!r} for the one that lies in this folder"
+
+
+def _digest(path: Path) -> str:
+    found = hashlib.sha256()
+    with path.open("rb") as stream:
+        while block := stream.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()
 
 
 def document(name: str, description: str, parameters: dict[str, Recipe], optimizer: Optimizer,

@@ -78,7 +78,7 @@ class _Translation:
                 self.states[fqn] = [
                     self.builder.placeholder(f"{_identifier(fqn)}_{state}", "state", _state_like(tensor),
                                              parameter=f"{fqn}.{state}", module=_owner(fqn))
-                    for state in self.optimizer.states
+                    for state in self.optimizer.states_of(fqn)
                 ]
         names = ["input", "target"]
         if len(captured.inputs) != 2:
@@ -139,7 +139,8 @@ class _Translation:
             raise ExportError(f"the gradient of {fqn!r} has shape {tuple(found.shape)}, not {tuple(before.shape)}")
         self.builder.node(
             f"{optimizer.kind}_{_identifier(fqn)}", optimizer.operator, "optimizer", [parameter, gradient, *states],
-            optimizer.options, [self.builder.tensor(value) for value in written], module=_owner(fqn), mutates=True,
+            optimizer.options_of(fqn), [self.builder.tensor(value) for value in written], module=_owner(fqn),
+            mutates=True,
         )
 
 

@@ -7,6 +7,7 @@
 mod addresses;
 mod attend;
 mod errors;
+mod execute;
 mod fit;
 mod given;
 mod graph;
@@ -32,6 +33,8 @@ mod _native {
     const __version__: &str = env!("CARGO_PKG_VERSION");
     #[pymodule_export]
     use super::addresses::{Addresses, Placement, Trace, lay_out};
+    #[pymodule_export]
+    use super::execute::obstacle;
     #[pymodule_export]
     use super::fit::{Fitted, fit};
     #[pymodule_export]

@@ -7,18 +7,18 @@ where the model is on a device, and predicted for a named machine where it is no
 from __future__ import annotations
 
 import contextlib
-import copy
 import os
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils import _pytree as pytree
 
 from .. import planning
 from ..errors import CompileError, InfeasibleBudget, OptionError
+from ..memoryless import is_memoryless, made_fake
 from .backend import Backend
 from .compiling import PlanInfo, info
 from .costs import costed
@@ -103,7 +103,7 @@ def _step(model: nn.Module, batch: Any, *, differentiable_outputs: bool, loss_me
         raise OptionError(f"{type(model).__name__} is no torch.nn.Module; give the model itself")
     if model._compiled_call_impl is not None:
         raise CompileError("the model is compiled already; give the model as it was built")
-    model, batch = _fake_where_meta(model, batch)
+    model, batch = made_fake(model, batch)
     asked = settings("min", differentiable_outputs=differentiable_outputs, loss_memory=loss_memory)
     backend = Backend(asked, model, type(model).__name__, step=_Studied)
     args, kwargs = ((), batch) if isinstance(batch, Mapping) else (tuple(batch), {}) if isinstance(batch, (tuple, list)) \
@@ -117,25 +117,6 @@ def _step(model: nn.Module, batch: Any, *, differentiable_outputs: bool, loss_me
     except Exception as error:
         raise translated(error) from None
     raise CompileError("the model computes nothing that could be captured")
-
-
-def _fake_where_meta(model: nn.Module, batch: Any) -> tuple[nn.Module, Any]:
-    """A model and a batch of the meta device as fake ones of the processor, whose operators know their derivatives."""
-    tensors = [*model.parameters(), *model.buffers()]
-    if not any(tensor.is_meta for tensor in tensors):
-        return model, batch
-    twin, made = copy.deepcopy(model), {}
-    with FakeTensorMode(allow_non_fake_inputs=True):
-        for module in twin.modules():
-            for kept in (module._parameters, module._buffers):
-                for name, tensor in kept.items():
-                    if tensor is not None and id(tensor) not in made:
-                        fake = torch.empty_like(tensor, device="cpu", requires_grad=False)
-                        is_parameter = isinstance(tensor, nn.Parameter)
-                        made[id(tensor)] = nn.Parameter(fake, tensor.requires_grad) if is_parameter else fake
-                    kept[name] = None if tensor is None else made[id(tensor)]
-        batch = pytree.tree_map_only(torch.Tensor, lambda tensor: torch.empty_like(tensor, device="cpu"), batch)
-    return twin, batch
 
 
 def _modes(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
@@ -159,5 +140,4 @@ def _can_be_timed(model: nn.Module, batch: Any, machine: str | None) -> None:
 def _is_real(model: nn.Module, batch: Any) -> bool:
     """Whether there is memory behind a model and its batch."""
     tensors = [*model.parameters(), *model.buffers(), *pytree.tree_leaves(batch)]
-    return not any(isinstance(tensor, torch.Tensor) and (tensor.is_meta or isinstance(tensor, FakeTensor))
-                   for tensor in tensors)
+    return not any(map(is_memoryless, tensors))

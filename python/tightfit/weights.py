@@ -1,0 +1,41 @@
+"""Writes tensors into a file of safetensors, from where they lie.
+
+Invariant: a tensor that is contiguous on the processor, with memory of its own, is written without a copy of it.
+"""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import save_file
+
+
+def writing(tensors: Mapping[str, torch.Tensor]) -> Callable[[Path], None]:
+    """What writes these tensors into a file of a given name."""
+
+    def write(path: Path) -> None:
+        try:
+            save_file(_apart(tensors), path)
+        except SafetensorError as error:
+            raise OSError(errno.EIO, str(error), str(path)) from error
+
+    return write
+
+
+def _apart(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """The tensors as the format has them: on the processor, contiguous, none in the memory of another."""
+    seen: set[int] = set()
+    apart = {}
+    for name, tensor in tensors.items():
+        found = tensor.to("cpu").contiguous()
+        storage = found.untyped_storage()
+        is_whole = storage.nbytes() == found.numel() * found.element_size()
+        if not is_whole or storage.data_ptr() in seen:
+            found = found.clone()
+        seen.add(found.untyped_storage().data_ptr())
+        apart[name] = found
+    return apart
