@@ -31,7 +31,7 @@ use thiserror::Error;
 use tightfit::operator::Operator;
 
 pub(crate) use operands::{Operands, Scratch};
-pub(crate) use packing::packing_bytes;
+pub(crate) use packing::{packing_bytes, panel_bytes};
 pub(crate) use run::{Fault, FaultFlag, Run};
 
 use operands::{dimension, float_bytes, shaped, typed};
