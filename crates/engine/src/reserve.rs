@@ -7,7 +7,7 @@ use tightfit::machine::Machine;
 use tightfit::operator::{Product, Workers};
 use tightfit::units::Bytes;
 
-use crate::kernels::{packing_bytes, panel_bytes};
+use crate::kernels::{Packed, packed};
 use crate::memory::base::base;
 
 /// The parts of a budget that are not the slab's; none of a machine that is not this process's.
@@ -40,24 +40,23 @@ pub fn reserve(graph: &Graph, machine: &Machine) -> Reserve {
     Reserve { base: base(graph, machine.threads), packing: packing(graph, machine.threads) }
 }
 
-/// Most bytes that the calls of a graph make the matrix product hold: what one call packs, and the
-/// panels that threads keep from one product to the next.
+/// Most bytes that the calls of a graph make the matrix product hold: what one call packs at once,
+/// and the threads' panels, which stay from one product to the next.
 fn packing(graph: &Graph, threads: u32) -> Bytes {
     let threads = u64::from(threads);
-    let packed = |product: Product| {
-        let Product { m, n, k, workers } = product;
-        match workers {
-            Workers::Together => packing_bytes(m, n, k, threads),
-            Workers::Alone => Bytes(packing_bytes(m, n, k, 1).0.saturating_mul(threads)),
-        }
-    };
     let products = graph.nodes().keys().flat_map(|node| match graph.nodes()[node].operator {
         Some(operator) => (operator.row().cost.packing)(&graph.call(node)),
         None => Vec::new(),
     });
-    let at_once = products.map(packed).max().unwrap_or(Bytes::ZERO);
-    if at_once == Bytes::ZERO {
-        return at_once;
+    let (mut at_once, mut panel) = (0, 0);
+    for Product { m, n, k, workers } in products {
+        let (alone, together) = match workers {
+            Workers::Together => (1, threads),
+            Workers::Alone => (threads, 1),
+        };
+        let product: Packed = packed(m, n, k, together);
+        at_once = at_once.max(product.at_once.0.saturating_mul(alone));
+        panel = panel.max(product.panel.0);
     }
-    Bytes(at_once.0.saturating_add(panel_bytes().0 * threads).min(Bytes::LIMIT.0))
+    Bytes(at_once.saturating_add(panel.saturating_mul(threads)).min(Bytes::LIMIT.0))
 }

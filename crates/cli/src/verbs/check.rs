@@ -6,6 +6,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::{Value, json};
+use tightfit::check::Violation;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::schedule::Schedule;
@@ -78,8 +79,10 @@ pub fn judge(
         )
     };
     let timeline = match tightfit::check::check(graph, &profile, schedule, slab) {
-        Err(broken) if reserve.total() > Bytes::ZERO => {
-            return Err(anyhow::Error::from(broken).context(beside()));
+        Err(over @ (Violation::OverBudget { .. } | Violation::SlabOverBudget { .. }))
+            if reserve.total() > Bytes::ZERO =>
+        {
+            return Err(anyhow::Error::from(over).context(beside()));
         }
         checked => checked?,
     };

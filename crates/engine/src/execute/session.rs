@@ -17,6 +17,7 @@ use crate::execute::error::{CompileError, StepError};
 use crate::execute::executable::{Executable, StepSettings};
 use crate::execute::places::{Compiled, Resident, compile, loss_of, pair, residents};
 use crate::execute::settle::{gather, settle};
+use crate::kernels::take_panel;
 use crate::memory::slab::{Slab, SlabError};
 use crate::step::data::{DataError, Dataset};
 use crate::step::{Step, initialise};
@@ -89,6 +90,7 @@ impl Session {
             .thread_name(|i| format!("tightfit-{i}"))
             .build()?;
         let pool = Arc::new(pool);
+        pool.broadcast(|_| take_panel());
         let compiled = compile(&step.training, training, &pool)?;
         let stay = residents(&step.training, training.schedule());
         let evaluation = match (&step.evaluation, evaluation) {

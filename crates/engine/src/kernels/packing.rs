@@ -46,32 +46,49 @@ fn tile() -> Tile {
     Tile { rows: scalar::f32::MR_DIV_N, columns: scalar::f32::NR }
 }
 
-/// Most bytes that the library allocates, until it returns, for one m × k · k × n product on so
-/// many threads.
-pub(crate) fn packing_bytes(m: u64, n: u64, k: u64, threads: u64) -> Bytes {
+/// What a product takes beside its operands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Packed {
+    /// Bytes allocated until the library returns.
+    pub at_once: Bytes,
+    /// Bytes that are written of each thread's panel: memory as large as the second-level cache,
+    /// which a thread allocates at its first product and keeps.
+    pub panel: Bytes,
+}
+
+/// Most that one m × k · k × n product on so many threads takes.
+pub(crate) fn packed(m: u64, n: u64, k: u64, threads: u64) -> Packed {
     let extent = |extent: u64| usize::try_from(extent).unwrap_or(usize::MAX);
     let (m, n, k) = (extent(m), extent(n), extent(k));
     if m == 0 || n == 0 || k == 0 {
-        return Bytes::ZERO;
+        return Packed::default();
     }
     // The operands are exchanged where that suits the result's strides.
     let tile = tile();
-    let bytes = packed(tile, [m, n, k], threads).max(packed(tile, [n, m, k], threads));
-    Bytes((bytes as u64).min(Bytes::LIMIT.0))
+    let (as_given, exchanged) = (one(tile, [m, n, k], threads), one(tile, [n, m, k], threads));
+    Packed {
+        at_once: as_given.at_once.max(exchanged.at_once),
+        panel: as_given.panel.max(exchanged.panel),
+    }
 }
 
-/// Bytes that one product packs whose left operand is the first.
-fn packed(tile: Tile, [m, n, k]: [usize; 3], threads: u64) -> usize {
+/// What one product takes whose left operand is the first.
+fn one(tile: Tile, [m, n, k]: [usize; 3], threads: u64) -> Packed {
     let KernelParams { kc, mc, nc } = blocks(tile, [m, n, k], threads);
+    let rows = m.checked_next_multiple_of(tile.rows).unwrap_or(usize::MAX);
     // One slice of the depth of the right operand, as wide as a block, where it has rows to serve.
     let right = if m > 2 * tile.rows { kc.saturating_mul(nc) } else { 0 };
     // The same of the left operand, where that has two blocks of rows at most; one of more is
     // packed into the threads' panels.
-    let left = if m <= 2 * mc { kc.saturating_mul(m.next_multiple_of(tile.rows)) } else { 0 };
-    // Whether a tile of rows was packed: a byte for each.
-    let marks = mc / tile.rows;
+    let left = if m <= 2 * mc { kc.saturating_mul(rows) } else { 0 };
+    // Whether a tile of rows was packed: a byte for each, for each thread.
+    let marks = (mc / tile.rows).saturating_mul(threads as usize);
     let elements = right.saturating_add(left).saturating_mul(ELEMENT);
-    elements.saturating_add(marks + 2 * CACHELINE_ALIGN + PAGE)
+    let at_once = elements.saturating_add(marks).saturating_add(2 * CACHELINE_ALIGN + PAGE);
+    let panel = kc.saturating_mul(mc.min(rows)).saturating_mul(ELEMENT);
+    let panel = panel.min(CACHE_INFO[1].cache_bytes) + CACHELINE_ALIGN + 2 * PAGE;
+    let bounded = |bytes: usize| Bytes((bytes as u64).min(Bytes::LIMIT.0));
+    Packed { at_once: bounded(at_once), panel: bounded(panel) }
 }
 
 /// The library's block sizes.
@@ -91,12 +108,6 @@ fn blocks(tile: Tile, [m, n, k]: [usize; 3], threads: u64) -> KernelParams {
     }
 }
 
-/// What each thread allocates at its first product of many rows and keeps: a panel as large as the
-/// second-level cache.
-pub(crate) fn panel_bytes() -> Bytes {
-    Bytes((CACHE_INFO[1].cache_bytes + CACHELINE_ALIGN + PAGE) as u64)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -104,7 +115,7 @@ mod tests {
     #[test]
     fn a_product_of_nothing_packs_nothing() {
         for [m, n, k] in [[0, 5, 5], [5, 0, 5], [5, 5, 0]] {
-            assert_eq!(packing_bytes(m, n, k, 2), Bytes::ZERO);
+            assert_eq!(packed(m, n, k, 2), Packed::default());
         }
     }
 
@@ -113,7 +124,8 @@ mod tests {
         for extents in [[u64::MAX; 3], [1 << 40, 3, 1 << 40], [1, 1 << 50, 700]] {
             let [m, n, k] = extents;
             for threads in [1, 256] {
-                assert!(packing_bytes(m, n, k, threads) <= Bytes::LIMIT, "{extents:?}");
+                let Packed { at_once, panel } = packed(m, n, k, threads);
+                assert!(at_once <= Bytes::LIMIT && panel <= Bytes::LIMIT, "{extents:?}");
             }
         }
     }

@@ -26,6 +26,8 @@ pub fn json(facts: &Facts, depth: usize) -> Value {
         "peak_node": at.map(|node| facts.name(node)),
         "peak_module": at.map(|node| facts.module(node)),
         "budget_bytes": facts.limit.map(|limit| limit.budget),
+        "base_bytes": facts.limit.map(|limit| limit.reserve.base),
+        "packing_bytes": facts.limit.map(|limit| limit.reserve.packing),
         "reserve_bytes": facts.limit.map(|limit| limit.reserve.total()),
         "peak_intervals": intervals.collect::<Vec<_>>(),
         "within_module": flow.tree.branches()[facts.within].path,
