@@ -60,7 +60,8 @@ impl Located {
         self.settled
             || self.bytes() == 0
             || self.shape.iter().zip(&self.strides).rev().all(|(&extent, &stride)| {
-                let expected = std::mem::replace(&mut next, next * extent);
+                let expected = next;
+                next *= extent;
                 extent == 1 || stride == expected
             })
     }

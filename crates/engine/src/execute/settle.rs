@@ -28,9 +28,11 @@ fn is_dense(output: &Located) -> bool {
         .collect();
     dimensions.sort_unstable();
     let mut next = 1;
-    dimensions
-        .into_iter()
-        .all(|(stride, extent)| std::mem::replace(&mut next, next * extent) == stride)
+    dimensions.into_iter().all(|(stride, extent)| {
+        let expected = next;
+        next *= extent;
+        stride == expected
+    })
 }
 
 /// No other output has a byte of its span.
