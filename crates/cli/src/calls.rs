@@ -1,6 +1,6 @@
 //! Seconds of a step's calls: from the cache, else from a trial. Invariant: a trial runs in a
-//! process of its own, `tightfit calibrate`, in a slab within the budget that was asked for, so
-//! measuring takes no more memory than the run and counts against none.
+//! process of its own, `tightfit calibrate`, within the budget that was asked for less what this
+//! process holds meanwhile, so measuring takes no more memory than the run and counts against none.
 
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
@@ -11,7 +11,7 @@ use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::{CallSeconds, CallSecondsError, Profile};
 use tightfit::units::Seconds;
-use tightfit_engine::VERSION;
+use tightfit_engine::{Budget, VERSION};
 
 use crate::{output, processor, program};
 
@@ -81,7 +81,7 @@ pub fn of_step(
         "measuring the calls of this step once (about {:.0} s) …",
         1.0 + step.0 + (3.0 * step.0).max(TRIAL.0.min(100.0 * step.0))
     );
-    match measure(machine, subject) {
+    match measure(graph, machine, subject) {
         Some(measured) => table.update(measured),
         None => {
             eprintln!("note: the step could not be tried; predicted from the processor's rates")
@@ -101,9 +101,19 @@ pub fn remember(machine: &Machine, measured: CallSeconds) {
     output::write_whole(&path, table.write().as_bytes()).ok();
 }
 
-fn measure(machine: &Machine, subject: &Subject<'_>) -> Option<CallSeconds> {
+/// Tries the step in what its budget leaves beside this process, which waits; where that is too
+/// little, in the least memory that the step runs in.
+fn measure(graph: &Graph, machine: &Machine, subject: &Subject<'_>) -> Option<CallSeconds> {
+    let budget: Budget = subject.budget.parse().ok()?;
+    let beside = processor::bytes(graph, machine, budget)
+        .and_then(|budget| budget.0.checked_sub(processor::own().0))
+        .and_then(|left| attempt(machine, subject, &left.to_string()));
+    beside.or_else(|| attempt(machine, subject, "min"))
+}
+
+fn attempt(machine: &Machine, subject: &Subject<'_>, budget: &str) -> Option<CallSeconds> {
     let mut command = program::command().ok()?;
-    command.arg("calibrate").arg(subject.folder).args(["--budget", subject.budget, "--json"]);
+    command.arg("calibrate").arg(subject.folder).args(["--budget", budget, "--json"]);
     command.args(["--threads", &machine.threads.to_string(), "--planner", subject.planner.name()]);
     if let Some(data) = subject.data {
         command.arg("--data").arg(data);

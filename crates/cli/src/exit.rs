@@ -148,6 +148,7 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
         return match error {
             SessionError::Compile(error) => of(error),
             SessionError::Slab(error) => of(error),
+            SessionError::Data(error) => of(error),
             SessionError::Step { .. } => Some(7),
             SessionError::Initialise(_) => Some(5),
             SessionError::InitialValues { .. } => Some(4),

@@ -56,7 +56,11 @@ pub fn frontier(
             Err(FitError::Plan(_)) => None,
             Err(error) => return Err(error.into()),
         };
-        points.push(Point { budget: point.budget + reserve, figures, seconds: point.total });
+        points.push(Point {
+            budget: point.budget + reserve.total(),
+            figures,
+            seconds: point.total,
+        });
     }
     points.reverse();
     Ok(points)

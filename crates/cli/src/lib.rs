@@ -30,7 +30,7 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 
 use clap::{Parser, Subcommand};
-use tightfit::units::Bytes;
+use tightfit_engine::process;
 
 use crate::exit::ExitCode;
 use crate::verbs::{analyze, calibrate, check, modules, pareto, plan, report, sac, shard, trace};
@@ -67,11 +67,11 @@ enum Verb {
 /// Does what the arguments say, the name of the program first, as the whole of a process: a pipe
 /// whose reader has gone, a full disk and a second Ctrl-C end the process.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
-    let entered = tightfit_engine::process::resident();
+    process::begins_with(process::resident());
     output::end_with_the_reader();
     output::end_with_the_disk();
     let code = match Cli::try_parse_from(arguments) {
-        Ok(Cli { verb }) => dispatch(verb, entered),
+        Ok(Cli { verb }) => dispatch(verb),
         Err(refused) => {
             // As clap's own `exit` has it: nobody is left to tell that nothing could be printed.
             let _ = refused.print();
@@ -83,9 +83,9 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     code
 }
 
-fn dispatch(verb: Verb, entered: Option<Bytes>) -> ExitCode {
+fn dispatch(verb: Verb) -> ExitCode {
     let result = match verb {
-        Verb::Train(arguments) => train::train(&arguments, entered),
+        Verb::Train(arguments) => train::train(&arguments),
         Verb::Plan(arguments) => plan::plan(&arguments),
         Verb::Pareto(arguments) => pareto::pareto(&arguments),
         Verb::Check(arguments) => check::check(&arguments),

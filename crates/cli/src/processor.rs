@@ -4,7 +4,11 @@
 
 use std::path::PathBuf;
 
+use tightfit::graph::Graph;
 use tightfit::machine::Machine;
+use tightfit::profile::Profile;
+use tightfit::units::Bytes;
+use tightfit_engine::{Budget, Extent, process, reserve};
 
 use crate::{output, program};
 
@@ -19,27 +23,77 @@ pub fn threads(asked: Option<u32>) -> u32 {
 /// This processor: from the cache, else measured in a child process, else a plausible guess.
 pub fn machine(asked: Option<u32>) -> Machine {
     let threads = threads(asked);
-    let cached = cache(threads)
-        .and_then(|path| std::fs::read(path).ok())
-        .and_then(|bytes| parse(&bytes, threads));
-    cached.or_else(|| measure(threads)).unwrap_or_else(|| Machine::unmeasured_cpu(threads))
+    kept(threads, Extent::Usual)
+        .or_else(|| measure(threads, Extent::Usual))
+        .unwrap_or_else(|| Machine::unmeasured_cpu(threads))
+}
+
+/// The same, where measuring may take no more memory than a run of the graph within `budget`. What
+/// is known from larger measurements is used; where those take too much, smaller ones are made.
+pub fn machine_within(asked: Option<u32>, graph: &Graph, budget: Budget) -> Machine {
+    let threads = threads(asked);
+    if let Some(machine) = kept(threads, Extent::Usual) {
+        return machine;
+    }
+    let guessed = Machine::unmeasured_cpu(threads);
+    let extent = match least(graph, &guessed, budget).saturating_sub(own()) {
+        room if room >= Extent::MEMORY => Extent::Usual,
+        _ => Extent::Small,
+    };
+    let kept = if extent == Extent::Small { kept(threads, extent) } else { None };
+    kept.or_else(|| measure(threads, extent)).unwrap_or(guessed)
+}
+
+/// The bytes of a budget, or fewer where it is the smallest one, which is not known yet.
+fn least(graph: &Graph, machine: &Machine, budget: Budget) -> Bytes {
+    match bytes(graph, machine, budget) {
+        Some(budget) => budget,
+        None => reserve(graph, machine).total() + graph.static_bytes(),
+    }
+}
+
+/// The bytes of a budget for running a graph on this processor; `None` for the smallest.
+pub fn bytes(graph: &Graph, machine: &Machine, budget: Budget) -> Option<Bytes> {
+    let peak = match budget {
+        Budget::Share(_) => {
+            let unplanned = tightfit::unplanned(graph, &Profile::new(graph, machine));
+            unplanned.map_or(Bytes::ZERO, |unplanned| unplanned.timeline().peak)
+        }
+        Budget::Absolute(_) | Budget::Smallest => Bytes::ZERO,
+    };
+    budget.bytes(peak, reserve(graph, machine))
+}
+
+/// What this process holds while it waits for another one, which runs the same program; nothing of
+/// a process that no budget is meant for.
+pub fn own() -> Bytes {
+    if !process::is_program() {
+        return Bytes::ZERO;
+    }
+    process::give_back();
+    process::own().unwrap_or(Bytes::ZERO)
+}
+
+fn kept(threads: u32, extent: Extent) -> Option<Machine> {
+    parse(&std::fs::read(cache(threads, extent)?).ok()?, threads)
 }
 
 /// Keeps what was measured, as JSON. Without a cache the next run measures again: no reason to
 /// fail.
-pub fn remember(threads: u32, machine: &str) {
-    let Some(path) = cache(threads) else { return };
+pub fn remember(threads: u32, extent: Extent, machine: &str) {
+    let Some(path) = cache(threads, extent) else { return };
     if let Some(folder) = path.parent() {
         std::fs::create_dir_all(folder).ok();
     }
     output::write_whole(&path, machine.as_bytes()).ok();
 }
 
-fn measure(threads: u32) -> Option<Machine> {
+fn measure(threads: u32, extent: Extent) -> Option<Machine> {
     eprintln!("measuring this processor once (about a second) …");
     let output = program::command()
         .ok()?
         .args(["calibrate", "--json", "--threads", &threads.to_string()])
+        .args((extent == Extent::Small).then_some("--small"))
         .output()
         .ok()?;
     parse(&output.stdout, threads)
@@ -54,8 +108,9 @@ fn parse(bytes: &[u8], threads: u32) -> Option<Machine> {
 }
 
 /// Where the rates are kept.
-fn cache(threads: u32) -> Option<PathBuf> {
-    Some(folder()?.join(format!("cpu-{}-{threads}.json", env!("CARGO_PKG_VERSION"))))
+fn cache(threads: u32, extent: Extent) -> Option<PathBuf> {
+    let small = if extent == Extent::Small { "-small" } else { "" };
+    Some(folder()?.join(format!("cpu-{}-{threads}{small}.json", env!("CARGO_PKG_VERSION"))))
 }
 
 /// Where measurements are kept: the user's cache folder.

@@ -313,9 +313,12 @@ fn a_budget_marks_what_is_over_it() {
             let (whole, reserve) = (number(&all, "budget_bytes"), number(&all, "reserve_bytes"));
             assert_eq!(reserve > 0, reserved, "{graph}");
             if let Some(percent) = budget.strip_suffix('%') {
-                let peak = (number(&all, "peak_bytes") + reserve) as f64;
+                let peak = (number(&all, "peak_bytes") + number(&all, "packing_bytes")) as f64;
                 let share = percent.parse::<f64>().unwrap() / 100.0;
-                assert_eq!(whole, (peak * share) as u64, "{graph}: of peak and reserve");
+                let base = number(&all, "base_bytes");
+                assert_eq!(base > 0, reserved, "{graph}");
+                let expected = base + (peak * share) as u64;
+                assert_eq!(whole, expected, "{graph}: base, and a share of peak and packing");
             }
             let intervals = rows(&all, "peak_intervals");
             let (mut over, mut most) = (0, 0);

@@ -7,12 +7,14 @@ use std::str::FromStr;
 use thiserror::Error;
 use tightfit::units::Bytes;
 
+use crate::reserve::Reserve;
+
 /// A budget before it is known what it is a share of.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Budget {
     /// Bytes.
     Absolute(Bytes),
-    /// Share of the unplanned peak.
+    /// Share of the unplanned peak and of what the matrix product packs; the base comes on top.
     Share(f64),
     /// The smallest that the planner can reach.
     Smallest,
@@ -40,23 +42,24 @@ pub enum BudgetError {
     },
     /// The reserve alone takes all of it.
     #[error(
-        "a budget of {budget} is less than the {reserve} that the matrix product needs beside the \
-         slab"
+        "a budget of {budget} leaves nothing for a slab: the process itself takes {}, and the \
+         matrix product packs {} beside it", reserve.base, reserve.packing
     )]
     BelowReserve {
         /// The whole budget.
         budget: Bytes,
-        /// What the matrix product packs at the most.
-        reserve: Bytes,
+        /// What the process takes beside the slab.
+        reserve: Reserve,
     },
 }
 
 impl Budget {
-    /// The bytes, given the unplanned peak; `None` for the smallest.
-    pub fn bytes(self, unplanned: Bytes) -> Option<Bytes> {
+    /// The bytes, given the unplanned peak and what the process takes beside the slab; `None` for
+    /// the smallest. A share is of what a plan can make smaller, so the base is added to it.
+    pub fn bytes(self, unplanned: Bytes, reserve: Reserve) -> Option<Bytes> {
         match self {
             Budget::Absolute(bytes) => Some(bytes),
-            Budget::Share(share) => Some(Bytes((unplanned.0 as f64 * share) as u64)),
+            Budget::Share(share) => Some(reserve.with_share(share, unplanned)),
             Budget::Smallest => None,
         }
     }

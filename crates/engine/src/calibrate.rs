@@ -24,14 +24,30 @@ use crate::memory::slab::Slab;
 /// Timed runs of each graph, after one that faults its pages in.
 const ROUNDS: usize = 24;
 
-/// Measures rates on `threads` threads: about a second, and 200 MiB of memory.
-pub fn calibrate(threads: u32) -> Result<Machine, SessionError> {
-    let (rows, width) = (2048u64, 512u64);
-    let long = 1u64 << 24;
+/// On how large tensors rates are measured.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Extent {
+    /// Larger than caches: about a second, and less than [`Extent::MEMORY`] for the whole process.
+    Usual,
+    /// As a step of a few MiB has them, in little more memory than the program takes itself.
+    Small,
+}
+
+impl Extent {
+    /// What measuring on tensors of the usual size may take.
+    pub const MEMORY: Bytes = Bytes(256 << 20);
+}
+
+/// Measures rates on `threads` threads.
+pub fn calibrate(threads: u32, extent: Extent) -> Result<Machine, SessionError> {
+    let [rows, width, long, curve] = match extent {
+        Extent::Usual => [2048, 512, 1 << 24, 1 << 18],
+        Extent::Small => [512, 128, 1 << 16, 1 << 14],
+    };
     let graphs = [
         layer(rows, width),
         chain("aten.add.Tensor", &[long], 1),
-        chain("aten.gelu.default", &[1 << 18], 1),
+        chain("aten.gelu.default", &[curve], 1),
         chain("aten.relu.default", &[16], 64),
     ];
     let [products, copied, curved, tiny] = seconds(graphs, threads)?;
@@ -41,7 +57,7 @@ pub fn calibrate(threads: u32) -> Result<Machine, SessionError> {
         flops_16: flops,
         flops_32: flops,
         bandwidth: 3.0 * 4.0 * long as f64 / copied,
-        elementary: Some((1u64 << 18) as f64 / curved),
+        elementary: Some(curve as f64 / curved),
         launch: tiny / 64.0,
         threads,
         runtime: Runtime::Engine,

@@ -15,7 +15,7 @@ use tightfit::{FitError, Fitted, Goal, Request, fit};
 
 use crate::budget::{Budget, BudgetError};
 use crate::memory::process;
-use crate::reserve::reserve;
+use crate::reserve::{Reserve, reserve};
 use crate::step::Step;
 
 /// What is asked of fitting.
@@ -25,6 +25,9 @@ pub struct FitTask<'a> {
     pub machine: &'a Machine,
     /// The whole budget; on the engine's machine the reserve is part of it.
     pub budget: Budget,
+    /// What this process holds beside what every process that runs the step does, such as the index
+    /// of a large data file: it counts to the base.
+    pub beside: Bytes,
     /// Who plans.
     pub planner: Planner,
     /// How hard to look for something better.
@@ -54,7 +57,7 @@ pub struct FittedGraph {
     /// The whole budget.
     pub budget: Bytes,
     /// The part of it that is not the slab's.
-    pub reserve: Bytes,
+    pub reserve: Reserve,
     /// The graph as captured.
     pub unplanned: Fitted,
 }
@@ -62,7 +65,7 @@ pub struct FittedGraph {
 impl FittedGraph {
     /// The slab: the budget less the reserve.
     pub fn slab(&self) -> Bytes {
-        self.budget - self.reserve
+        self.budget - self.reserve.total()
     }
 }
 
@@ -114,7 +117,10 @@ pub fn fit_graph(
     task: &FitTask<'_>,
 ) -> Result<FittedGraph, FittingError> {
     let &FitTask { machine, planner, ref effort, .. } = task;
-    let reserve = reserve(graph, machine);
+    let mut reserve = reserve(graph, machine);
+    if machine.runtime.rules().runs_here {
+        reserve.base = reserve.base + task.beside;
+    }
     let unplanned = tightfit::unplanned(graph, profile)?;
     let nowhere = Residents::default();
     let Some(budget) = whole_budget(task, &unplanned, reserve)? else {
@@ -123,14 +129,14 @@ pub fn fit_graph(
             profile,
             &Request { goal: Goal::Smallest, planner, residents: &nowhere, effort: *effort },
         )?;
-        let budget = fitted.schedule().slab + reserve;
+        let budget = fitted.schedule().slab + reserve.total();
         return Ok(FittedGraph { fitted, budget, reserve, unplanned });
     };
     let fitted = fit(
         graph,
         profile,
         &Request {
-            goal: Goal::Within(budget - reserve),
+            goal: Goal::Within(budget - reserve.total()),
             planner,
             residents: &nowhere,
             effort: *effort,
@@ -145,16 +151,15 @@ pub fn fit_graph(
 fn whole_budget(
     task: &FitTask<'_>,
     unplanned: &Fitted,
-    reserve: Bytes,
+    reserve: Reserve,
 ) -> Result<Option<Bytes>, BudgetError> {
-    // What the matrix product packs belongs to the step's peak, so a share is one of both together.
-    let Some(mut budget) = task.budget.bytes(unplanned.timeline().peak + reserve) else {
+    let Some(mut budget) = task.budget.bytes(unplanned.timeline().peak, reserve) else {
         return Ok(None);
     };
     if matches!(task.budget, Budget::Share(share) if share >= 1.0) {
         // Aligned addresses take a few bytes more than the tensors hold; all of it is to be enough
         // for the step itself.
-        budget = budget.max(unplanned.schedule().slab + reserve);
+        budget = budget.max(unplanned.schedule().slab + reserve.total());
     }
     if budget == Bytes::ZERO {
         return Err(BudgetError::Zero);
@@ -164,32 +169,37 @@ fn whole_budget(
     if let Some(memory) = memory.filter(|&memory| budget > memory) {
         return Err(BudgetError::BeyondMemory { budget, memory });
     }
-    if budget <= reserve {
+    if budget <= reserve.total() {
         return Err(BudgetError::BelowReserve { budget, reserve });
     }
     Ok(Some(budget))
 }
 
 /// The proof in terms of the whole budget, so that the number it names can be asked for.
-fn with_reserve(error: FitError, reserve: Bytes) -> FitError {
+fn with_reserve(error: FitError, reserve: Reserve) -> FitError {
     let FitError::Plan(PlanError::Infeasible(proof)) = error else { return error };
+    let all = reserve.total();
     let mut proof = Infeasible {
-        budget: proof.budget + reserve,
-        needed: proof.needed + reserve,
-        reached: proof.reached + reserve,
-        peak: proof.peak + reserve,
+        budget: proof.budget + all,
+        needed: proof.needed + all,
+        reached: proof.reached + all,
+        peak: proof.peak + all,
         prediction: proof.prediction.map(|prediction| Prediction {
-            predicted: prediction.predicted + reserve,
-            simulated: prediction.simulated + reserve,
+            predicted: prediction.predicted + all,
+            simulated: prediction.simulated + all,
             ..prediction
         }),
         ..*proof
     };
-    if reserve > Bytes::ZERO {
-        let name = "what the matrix product packs".to_string();
-        let tensor = LiveTensor { name, module: String::new(), phase: "reserve", bytes: reserve };
-        let place = proof.live.partition_point(|other| other.bytes >= reserve);
-        proof.live.insert(place, tensor);
+    for (name, bytes) in
+        [("the process itself", reserve.base), ("what the matrix product packs", reserve.packing)]
+    {
+        if bytes > Bytes::ZERO {
+            let (name, module) = (name.to_string(), String::new());
+            let tensor = LiveTensor { name, module, phase: "reserve", bytes };
+            let place = proof.live.partition_point(|other| other.bytes >= bytes);
+            proof.live.insert(place, tensor);
+        }
     }
     PlanError::Infeasible(Box::new(proof)).into()
 }

@@ -1,7 +1,8 @@
 //! The engine executes a checked schedule inside one slab of memory.
 //!
-//! The budget is the only memory there is: slab = budget − reserve, every buffer's address comes
-//! from the schedule, and kernels write into the slab and nowhere else. [`Step`] is what an export
+//! The budget is the only memory there is: slab = budget − reserve, where the reserve is what the
+//! process itself takes; every buffer's address comes from the schedule, and kernels write into the
+//! slab and nowhere else. [`Step`] is what an export
 //! gives, [`Session`] a run of it.
 
 mod budget;
@@ -15,7 +16,7 @@ mod reserve;
 pub mod step;
 
 pub use budget::{Budget, BudgetError};
-pub use calibrate::calibrate;
+pub use calibrate::{Extent, calibrate};
 pub use execute::error::{CompileError, StepError, UnknownOperator};
 pub use execute::evaluation::Evaluation;
 pub use execute::executable::{Executable, StepSettings};
@@ -27,6 +28,6 @@ pub use fit::{FitTask, FittedGraph, FittedStep, FittingError, fit_graph, fit_ste
 pub use kernels::KernelError;
 pub use memory::process;
 pub use memory::slab::{Slab, SlabError};
-pub use reserve::reserve;
+pub use reserve::{Reserve, reserve};
 pub use step::Step;
 pub use step::data::{self, Dataset};

@@ -1,31 +1,62 @@
-//! The reserve: what libraries allocate of their own beside the slab. Invariant: the budget is slab
-//! plus reserve, and the reserve follows from the products that the operator table states for the
-//! graph's calls.
+//! The reserve: what the process takes beside the slab. Invariant: the budget is slab plus reserve;
+//! the reserve follows from graph, machine and the process alone, so `plan`, `check` and `train`
+//! take the same off the same budget.
 
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::operator::{Product, Workers};
 use tightfit::units::Bytes;
 
-use crate::kernels::packing_bytes;
+use crate::kernels::{Packed, packed};
+use crate::memory::base::base;
 
-/// Most bytes that any call of the graph makes the matrix product pack on a machine; none where
-/// products are not packed.
-pub fn reserve(graph: &Graph, machine: &Machine) -> Bytes {
-    if !machine.runtime.rules().packs {
-        return Bytes::ZERO;
+/// The parts of a budget that are not the slab's; none of a machine that is not this process's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Reserve {
+    /// What the process takes before slab and packing: code, stacks, tables of graph and plan.
+    pub base: Bytes,
+    /// Most bytes that the matrix product packs at once.
+    pub packing: Bytes,
+}
+
+impl Reserve {
+    /// All of it.
+    pub fn total(self) -> Bytes {
+        self.base + self.packing
     }
-    let threads = u64::from(machine.threads);
-    let packed = |product: Product| {
-        let Product { m, n, k, workers } = product;
-        match workers {
-            Workers::Together => packing_bytes(m, n, k, threads),
-            Workers::Alone => Bytes(packing_bytes(m, n, k, 1).0 * threads),
-        }
-    };
+
+    /// The budget that is a share of a peak: the base, which no plan makes smaller, and that share
+    /// of peak and packing together.
+    pub fn with_share(self, share: f64, peak: Bytes) -> Bytes {
+        self.base + Bytes(((peak + self.packing).0 as f64 * share) as u64)
+    }
+}
+
+/// What executing the step on a machine takes beside the slab.
+pub fn reserve(graph: &Graph, machine: &Machine) -> Reserve {
+    if !machine.runtime.rules().packs {
+        return Reserve::default();
+    }
+    Reserve { base: base(graph, machine.threads), packing: packing(graph, machine.threads) }
+}
+
+/// Most bytes that the calls of a graph make the matrix product hold: what one call packs at once,
+/// and the threads' panels, which stay from one product to the next.
+fn packing(graph: &Graph, threads: u32) -> Bytes {
+    let threads = u64::from(threads);
     let products = graph.nodes().keys().flat_map(|node| match graph.nodes()[node].operator {
         Some(operator) => (operator.row().cost.packing)(&graph.call(node)),
         None => Vec::new(),
     });
-    products.map(packed).max().unwrap_or(Bytes::ZERO)
+    let (mut at_once, mut panel) = (0, 0);
+    for Product { m, n, k, workers } in products {
+        let (alone, together) = match workers {
+            Workers::Together => (1, threads),
+            Workers::Alone => (threads, 1),
+        };
+        let product: Packed = packed(m, n, k, together);
+        at_once = at_once.max(product.at_once.0.saturating_mul(alone));
+        panel = panel.max(product.panel.0);
+    }
+    Bytes(at_once.saturating_add(panel.saturating_mul(threads)).min(Bytes::LIMIT.0))
 }

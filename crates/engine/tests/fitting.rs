@@ -11,8 +11,8 @@ use tightfit::plan::{PlanError, Planner};
 use tightfit::profile::{CallSeconds, Profile};
 use tightfit::units::Bytes;
 use tightfit_engine::{
-    Budget, BudgetError, FitTask, FittedStep, FittingError, Step, VERSION, fit_graph, fit_step,
-    reserve,
+    Budget, BudgetError, FitTask, FittedStep, FittingError, Reserve, Step, VERSION, fit_graph,
+    fit_step, reserve,
 };
 
 fn step() -> Step {
@@ -21,7 +21,8 @@ fn step() -> Step {
 }
 
 fn task(machine: &Machine, budget: Budget) -> FitTask<'_> {
-    FitTask { machine, budget, planner: Planner::Capuchin, effort: Effort::work(1, 100_000) }
+    let (beside, planner, effort) = (Bytes::ZERO, Planner::Capuchin, Effort::work(1, 100_000));
+    FitTask { machine, budget, beside, planner, effort }
 }
 
 fn fitted(budget: Budget) -> Result<FittedStep, FittingError> {
@@ -33,12 +34,39 @@ fn fitted(budget: Budget) -> Result<FittedStep, FittingError> {
 fn slab_and_reserve_are_the_budget() {
     let whole = fitted(Budget::Share(1.0)).unwrap();
     assert_eq!(whole.training.reserve, reserve(&step().training, &Machine::unmeasured_cpu(2)));
-    assert!(whole.training.reserve > Bytes::ZERO);
-    assert_eq!(whole.training.slab() + whole.training.reserve, whole.training.budget);
+    let Reserve { base, packing } = whole.training.reserve;
+    assert!(base > Bytes::ZERO && packing > Bytes::ZERO);
+    assert_eq!(whole.training.slab() + base + packing, whole.training.budget);
     assert!(whole.training.fitted.schedule().slab <= whole.training.slab());
     assert_eq!(whole.training.fitted.schedule().recomputed(), 0);
     let evaluation = whole.evaluation.unwrap();
-    assert!(evaluation.schedule().slab <= whole.training.budget - whole.training.reserve);
+    assert!(evaluation.schedule().slab <= whole.training.slab());
+}
+
+#[test]
+fn a_share_is_the_base_and_a_share_of_what_a_plan_can_save() {
+    let machine = Machine::unmeasured_cpu(2);
+    let reserve = reserve(&step().training, &machine);
+    for share in [0.8, 0.9] {
+        let fitted = fitted(Budget::Share(share)).unwrap().training;
+        let peak = fitted.unplanned.timeline().peak + reserve.packing;
+        assert_eq!(fitted.budget, reserve.base + Bytes((peak.0 as f64 * share) as u64));
+    }
+    let smallest = fitted(Budget::Smallest).unwrap().training;
+    assert_eq!(smallest.budget, reserve.total() + smallest.fitted.schedule().slab);
+}
+
+#[test]
+fn what_a_process_holds_beside_counts_to_the_base() {
+    let (step, machine, more) = (step(), Machine::unmeasured_cpu(2), Bytes(12_345));
+    let profile = Profile::new(&step.training, &machine);
+    let fit = |beside| {
+        let task = FitTask { beside, ..task(&machine, Budget::Smallest) };
+        fit_graph(&step.training, &profile, &task).unwrap()
+    };
+    let (without, with) = (fit(Bytes::ZERO), fit(more));
+    assert_eq!(with.reserve.base, without.reserve.base + more);
+    assert_eq!(with.budget, without.budget + more);
 }
 
 #[test]
@@ -57,7 +85,7 @@ fn a_refusal_names_whole_budgets() {
         Err(FittingError::Fit(FitError::Plan(PlanError::Infeasible(proof)))) => {
             assert_eq!((proof.budget, proof.reached), (asked, least));
             assert!(proof.needed <= least);
-            assert_eq!(proof.live.iter().filter(|live| live.phase == "reserve").count(), 1);
+            assert_eq!(proof.live.iter().filter(|live| live.phase == "reserve").count(), 2);
         }
         other => panic!("{:?}", other.map(|fitted| fitted.training.budget)),
     }
@@ -70,7 +98,8 @@ fn budgets_that_make_no_sense_are_told_apart() {
         other => panic!("{:?}", other.map(|fitted| fitted.training.budget)),
     };
     assert_eq!(refused(Budget::Absolute(Bytes::ZERO)), BudgetError::Zero);
-    assert_eq!(refused(Budget::Share(1e-12)), BudgetError::Zero);
+    let little = refused(Budget::Share(1e-12));
+    assert!(matches!(little, BudgetError::BelowReserve { .. }), "{little}");
     let few = refused(Budget::Absolute(Bytes(1)));
     assert!(matches!(few, BudgetError::BelowReserve { budget: Bytes(1), .. }), "{few}");
     let many = refused(Budget::Absolute(Bytes::LIMIT));
@@ -82,6 +111,6 @@ fn a_graph_for_another_machine_has_no_reserve() {
     let (step, machine) = (step(), Machine::preset("a100-80gb").unwrap());
     let profile = Profile::new(&step.training, &machine);
     let fitted = fit_graph(&step.training, &profile, &task(&machine, Budget::Share(0.9))).unwrap();
-    assert_eq!(fitted.reserve, Bytes::ZERO);
+    assert_eq!(fitted.reserve, Reserve::default());
     assert_eq!(fitted.slab(), fitted.budget);
 }

@@ -13,7 +13,7 @@ use tightfit::id::NodeId;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::schedule::{self, Schedule};
-use tightfit::units::Seconds;
+use tightfit::units::{Bytes, Seconds};
 use tightfit_cli::calls::{self, Costs};
 use tightfit_cli::effort::Limits;
 use tightfit_cli::figures::Figures;
@@ -72,7 +72,8 @@ pub struct Fitted {
     /// The whole budget in bytes.
     #[pyo3(get)]
     budget: u64,
-    /// The part of the budget that the engine's matrix products need beside the slab.
+    /// The part of the budget that is not the slab's: what the engine's process takes itself, and
+    /// what its matrix products pack.
     #[pyo3(get)]
     reserve: u64,
     /// The most bytes held at any time.
@@ -185,7 +186,7 @@ impl Fitted {
             schedule: fitted.schedule().clone(),
             machine,
             budget: budget.0,
-            reserve: reserve.0,
+            reserve: reserve.total().0,
             peak: fitted.timeline().peak.0,
             seconds: fitted.timeline().seconds.0,
             unplanned_peak: unplanned.peak.0,
@@ -240,7 +241,13 @@ pub fn fit(
         };
         let clock = || stop.clock();
         let effort = search.effort(&clock);
-        let task = FitTask { machine: &machine, budget: asked, planner: search.planner, effort };
+        let task = FitTask {
+            machine: &machine,
+            budget: asked,
+            beside: Bytes::ZERO,
+            planner: search.planner,
+            effort,
+        };
         let planned = fit_graph(&subject.graph, &profile, &task)?;
         Ok(Fitted::of(subject.graph, machine.name, planned))
     })

@@ -24,10 +24,12 @@ pub fn announce(step: &Step, data: &Dataset, planned: &FittedStep, machine: &Mac
     );
     println!("{:<16}{:>12}", "unplanned peak", unplanned.timeline().peak.to_string());
     println!(
-        "{:<16}{:>12}  slab of {} and a reserve of {reserve} for the matrix product",
+        "{:<16}{:>12}  base {} (the process itself), packing {}, slab {}",
         "budget",
         budget.to_string(),
-        *budget - *reserve
+        reserve.base,
+        reserve.packing,
+        planned.training.slab()
     );
     println!(
         "{:<16}{:>12}  checked; planner {}",

@@ -8,7 +8,8 @@ use std::path::Path;
 use tightfit::graph::{Graph, GraphBuilder, Phase};
 use tightfit::id::ValueId;
 use tightfit::tensor::DType;
-use tightfit_engine::weights::{Bytes, write_tensors};
+use tightfit::units::Bytes;
+use tightfit_engine::weights::{Bytes as Tensor, write_tensors};
 use tightfit_engine::{Dataset, Session, Step, step};
 
 /// Parameter and gradient of each optimizer node.
@@ -31,17 +32,24 @@ pub fn with_gradients(graph: &Graph) -> anyhow::Result<Graph> {
     Ok(builder.build()?)
 }
 
+/// What it takes in memory to bring the largest gradient into the order of its indices: a bit an
+/// element.
+pub fn scratch(graph: &Graph) -> Bytes {
+    let elements = |(_, value): (String, ValueId)| graph.values()[value].tensor.elements();
+    Bytes(gradients(graph).into_iter().map(elements).max().unwrap_or(0).div_ceil(8))
+}
+
 /// Writes the last step's batch, gradients and updated weights; the weights alone where this run
 /// has done no step.
 pub fn write(
     path: &Path,
     step: &Step,
-    session: &Session,
+    session: &mut Session,
     data: &mut Dataset,
     stepped: bool,
 ) -> anyhow::Result<()> {
     let graph = &step.training;
-    let mut tensors: Vec<(String, Bytes)> = Vec::new();
+    let mut tensors: Vec<(String, Tensor)> = Vec::new();
     let shape = |value: ValueId| {
         graph.values()[value].tensor.shape.iter().map(|&x| x as usize).collect::<Vec<_>>()
     };
@@ -53,11 +61,11 @@ pub fn write(
         // A batch depends on seed and step alone, so it is drawn again.
         let bytes = |value: ValueId| vec![0; graph.values()[value].tensor.bytes().0 as usize];
         let (mut x, mut y) = (bytes(input), bytes(target));
-        data.training_batch(session.seed, last, &mut x, &mut y);
+        data.training_batch(session.seed, last, &mut x, &mut y)?;
         for (name, value, data) in [("batch.input", input, x), ("batch.target", target, y)] {
             tensors.push((
                 name.to_string(),
-                Bytes {
+                Tensor {
                     dtype: graph.values()[value].tensor.dtype,
                     shape: shape(value),
                     data: Cow::Owned(data),
@@ -66,11 +74,12 @@ pub fn write(
         }
         let outputs = gradients(graph);
         let first = graph.outputs().len() - outputs.len();
+        session.settle_outputs(first);
         for (index, (name, value)) in outputs.into_iter().enumerate() {
             if let Some(data) = session.training_output(first + index) {
                 tensors.push((
                     format!("gradient.{name}"),
-                    Bytes { dtype: DType::F32, shape: shape(value), data: Cow::Owned(data) },
+                    Tensor { dtype: DType::F32, shape: shape(value), data },
                 ));
             }
         }
@@ -79,7 +88,7 @@ pub fn write(
         let data = Cow::Borrowed(session.resident_bytes(resident));
         tensors.push((
             format!("updated.{name}"),
-            Bytes { dtype: resident.dtype, shape: resident.shape.clone(), data },
+            Tensor { dtype: resident.dtype, shape: resident.shape.clone(), data },
         ));
     }
     Ok(write_tensors(path, &tensors, &BTreeMap::new())?)

@@ -15,7 +15,6 @@ use anyhow::bail;
 use clap::Args;
 use tightfit::plan::Planner;
 use tightfit::schedule;
-use tightfit::units::Bytes;
 use tightfit_engine::{
     Budget, Dataset, Evaluation, Executable, FastestStep, FitTask, FittedStep, Session, Step,
     fit_step, process, weights,
@@ -36,7 +35,8 @@ Examples:
 pub struct Arguments {
     /// A step's folder, as `tightfit.export` writes it
     step: PathBuf,
-    /// Bytes, 320MiB, 2.5GB, 60% of the unplanned peak, or min
+    /// Bytes of the whole process: 1000000, 320MiB, 2.5GB; 60%: the base, which is what the process
+    /// itself takes, and 60% of unplanned peak and packing; or min
     #[arg(long, allow_hyphen_values = true)]
     budget: String,
     /// How many steps to run, after those of --resume
@@ -96,9 +96,10 @@ pub struct Arguments {
 /// Counted steps from which the next prediction learns.
 const ENOUGH: usize = 3;
 
-/// Trains and reports. `entered`: resident bytes when the program started.
-pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<ExitCode> {
+/// Trains and reports.
+pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let budget: Budget = arguments.budget.parse()?;
+    process::one_heap();
     let (mut step, mut data) = open(arguments)?;
     for path in [&arguments.save, &arguments.dump, &arguments.output, &arguments.trace]
         .into_iter()
@@ -112,7 +113,7 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
     if arguments.dump.is_some() {
         step.training = dump::with_gradients(&step.training)?;
     }
-    let machine = processor::machine(arguments.threads);
+    let machine = processor::machine_within(arguments.threads, &step.training, budget);
     let seed = seed(arguments, &step)?;
     interrupt::listen();
     let subject = Subject {
@@ -123,17 +124,25 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
     };
     let seconds = calls::of_step(&step.training, &machine, arguments.costs, &subject);
     let effort = arguments.limits.effort(seed);
-    let task = FitTask { machine: &machine, budget, planner: arguments.planner, effort };
+    let mut beside = data.beside();
+    if arguments.dump.is_some() {
+        beside = beside + dump::scratch(&step.training);
+    }
+    let task = FitTask { machine: &machine, budget, beside, planner: arguments.planner, effort };
     let planned = fit_step(&step, &seconds, &task)?;
-    let mut session = session(&step, &planned, machine.threads, seed)?;
+    drop(seconds);
     let fitted = &planned.training.fitted;
     if let Some(path) = &arguments.output {
         let plan = schedule::write(&step.training, fitted.schedule());
         output::write_whole(path, format!("{plan}\n").as_bytes())?;
     }
+    // Reading and planning are over: what they took is the slab's from here on.
+    process::give_back();
+    let mut session = session(&step, &planned, machine.threads, seed)?;
     if let Some(path) = &arguments.resume {
         weights::load(path, &mut session, &step.name)?;
     }
+    process::give_back();
     if interrupt::raised() {
         eprintln!("interrupted before the first step; nothing was saved");
         return Ok(ExitCode::from(exit::INTERRUPTED));
@@ -152,12 +161,15 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
     let stepped = session.next_step > begun;
     // Before the evaluation, which computes where gradients lie.
     if let Some(path) = &arguments.dump {
-        dump::write(path, &step, &session, &mut data, stepped)?;
+        dump::write(path, &step, &mut session, &mut data, stepped)?;
     }
-    let evaluation = evaluation(arguments, &mut session, &data, stepped)?;
+    let evaluation = evaluation(arguments, &mut session, &mut data, stepped)?;
     if let Some(path) = &arguments.save {
         weights::save(path, &session, &step.name)?;
     }
+    let process = process::peak_resident();
+    // What is written from here on may take what the slab held.
+    session.release();
     if let (Some(path), Some(fastest)) = (&arguments.trace, &fastest) {
         trace::write(path, &step.training, fitted, &machine, fastest)?;
     }
@@ -172,9 +184,7 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
         session: &session,
         measured: &measured,
         evaluation,
-        process: process::peak_resident()
-            .zip(entered)
-            .map(|(peak, entered)| peak.saturating_sub(entered)),
+        process,
         saved: arguments.save.as_deref(),
         interrupted: interrupt::raised(),
     };
@@ -226,7 +236,7 @@ fn session(step: &Step, planned: &FittedStep, threads: u32, seed: u64) -> anyhow
 fn evaluation(
     arguments: &Arguments,
     session: &mut Session,
-    data: &Dataset,
+    data: &mut Dataset,
     stepped: bool,
 ) -> anyhow::Result<Option<Evaluation>> {
     Ok(match arguments.eval_batches {

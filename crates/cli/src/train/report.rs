@@ -19,7 +19,7 @@ pub struct Outcome<'a> {
     pub measured: &'a Timings,
     /// The last evaluation.
     pub evaluation: Option<Evaluation>,
-    /// Most resident bytes of the process beyond those when it started.
+    /// Most resident bytes of the process, or of one that measured for it.
     pub process: Option<Bytes>,
     /// Where the weights were saved.
     pub saved: Option<&'a Path>,
@@ -48,7 +48,9 @@ impl Outcome<'_> {
         let FittedGraph { fitted, budget, reserve, unplanned } = self.training;
         json!({
             "budget_bytes": budget,
-            "reserve_bytes": reserve,
+            "base_bytes": reserve.base,
+            "packing_bytes": reserve.packing,
+            "reserve_bytes": reserve.total(),
             "slab_bytes": self.session.slab_bytes(),
             "high_water_bytes": fitted.timeline().high_water,
             "peak_bytes": fitted.timeline().peak,
@@ -84,7 +86,7 @@ impl Outcome<'_> {
             fitted.timeline().high_water.to_string()
         );
         println!(
-            "{:<16}{process:>12}  process (VmHWM at exit less VmRSS at entry); budget {budget}",
+            "{:<16}{process:>12}  process, the largest that was resident; budget {budget}",
             ""
         );
         if let (Some(median), Some(overhead), Some(ratio)) =

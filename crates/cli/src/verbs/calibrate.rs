@@ -10,7 +10,7 @@ use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::{CallSeconds, Profile};
 use tightfit::units::Bytes;
-use tightfit_engine::{Budget, Dataset, FitTask, Session, Step, fit_graph, trial};
+use tightfit_engine::{Budget, Dataset, Extent, FitTask, Session, Step, fit_graph, process, trial};
 
 use crate::calls::{self, TRIAL};
 use crate::effort::Limits;
@@ -27,7 +27,8 @@ Examples:
 pub struct Arguments {
     /// A step's folder: measure its calls by running a few steps
     step: Option<PathBuf>,
-    /// Memory that the step is run in: bytes, 320MiB, 2.5GB, 60% of the unplanned peak, or min
+    /// Memory of the whole process that runs the step: bytes, 320MiB, 2.5GB, 60%, or min, as of
+    /// `tightfit train`
     #[arg(long, default_value = "100%", requires = "step", allow_hyphen_values = true)]
     budget: String,
     /// The planner of the step
@@ -39,6 +40,10 @@ pub struct Arguments {
     /// Worker threads [default: all processors]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=MOST_THREADS))]
     threads: Option<u32>,
+    /// Measure the processor on tensors of less than a MiB, as small steps have them, and in as
+    /// little memory; kept for budgets that are smaller than what the usual measurement takes
+    #[arg(long, conflicts_with = "step")]
+    small: bool,
     /// Print what was measured as JSON
     #[arg(long)]
     json: bool,
@@ -49,9 +54,11 @@ pub fn calibrate(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if let Some(step) = &arguments.step {
         return calibrate_calls(arguments, step);
     }
-    let machine = tightfit_engine::calibrate(processor::threads(arguments.threads))?;
+    process::one_heap();
+    let extent = if arguments.small { Extent::Small } else { Extent::Usual };
+    let machine = tightfit_engine::calibrate(processor::threads(arguments.threads), extent)?;
     let text = serde_json::to_string_pretty(&machine)?;
-    processor::remember(machine.threads, &text);
+    processor::remember(machine.threads, extent, &text);
     if arguments.json {
         println!("{text}");
     } else {
@@ -69,8 +76,8 @@ pub fn calibrate(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 fn calibrate_calls(arguments: &Arguments, step: &Path) -> anyhow::Result<ExitCode> {
-    let machine = processor::machine(arguments.threads);
-    let (measured, budget) = try_step(&machine, arguments, step)?;
+    process::one_heap();
+    let (machine, measured, budget) = try_step(arguments, step)?;
     calls::remember(&machine, measured.clone());
     if arguments.json {
         println!("{}", measured.write());
@@ -84,21 +91,20 @@ fn calibrate_calls(arguments: &Arguments, step: &Path) -> anyhow::Result<ExitCod
     Ok(ExitCode::SUCCESS)
 }
 
-/// Tries a step inside a budget, in this process: seconds of its calls, and the whole budget in
-/// bytes.
-fn try_step(
-    machine: &Machine,
-    arguments: &Arguments,
-    folder: &Path,
-) -> anyhow::Result<(CallSeconds, Bytes)> {
+/// Tries a step inside a budget, in this process: the machine, seconds of the step's calls, and the
+/// whole budget in bytes.
+fn try_step(arguments: &Arguments, folder: &Path) -> anyhow::Result<(Machine, CallSeconds, Bytes)> {
     let budget: Budget = arguments.budget.parse()?;
     let step = Step::open(folder)?;
     let mut data = Dataset::open(&step.data, &step.folder, arguments.data.as_deref())?;
     input::suits(&data, &step)?;
-    let profile = Profile::new(&step.training, machine);
+    let machine = processor::machine_within(arguments.threads, &step.training, budget);
+    let profile = Profile::new(&step.training, &machine);
     let effort = Limits::default().effort(1);
-    let task = FitTask { machine, budget, planner: arguments.planner, effort };
+    let (beside, planner) = (data.beside(), arguments.planner);
+    let task = FitTask { machine: &machine, budget, beside, planner, effort };
     let fitted = fit_graph(&step.training, &profile, &task)?;
+    process::give_back();
     let mut session = Session::new(
         &step,
         fitted.fitted.checked(),
@@ -107,6 +113,8 @@ fn try_step(
         machine.threads as usize,
         1,
     )?;
+    process::give_back();
     let measured = trial(&mut session, &mut data, TRIAL)?;
-    Ok((measured.call_seconds(&step.training, machine.threads), fitted.budget))
+    let seconds = measured.call_seconds(&step.training, machine.threads);
+    Ok((machine, seconds, fitted.budget))
 }

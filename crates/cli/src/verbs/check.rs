@@ -6,12 +6,13 @@ use std::path::PathBuf;
 
 use clap::Args;
 use serde_json::{Value, json};
+use tightfit::check::Violation;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::schedule::Schedule;
 use tightfit::timeline::Timeline;
 use tightfit::units::Bytes;
-use tightfit_engine::{Budget, BudgetError, reserve};
+use tightfit_engine::{Budget, BudgetError, Reserve, reserve};
 
 use crate::figures::overhead;
 use crate::input::{self, OnMachine};
@@ -27,7 +28,7 @@ pub struct Arguments {
     graph: PathBuf,
     /// A plan (tightfit-plan/1) for that graph
     plan: PathBuf,
-    /// Bytes, 320MiB, 2.5GB, or 60% of the unplanned peak
+    /// Bytes of the whole process: 1000000, 320MiB, 2.5GB; or 60%, as of `tightfit plan`
     #[arg(long, allow_hyphen_values = true)]
     budget: String,
     #[command(flatten)]
@@ -41,6 +42,8 @@ pub struct Arguments {
 pub struct Legal {
     /// The whole budget.
     pub budget: Bytes,
+    /// The part of it that is not the slab's.
+    pub reserve: Reserve,
     /// What the plan does.
     pub timeline: Timeline,
     /// What it takes more than the step as captured, as a share.
@@ -57,18 +60,35 @@ pub fn judge(
     let profile = input::profile(graph, machine);
     let unplanned = tightfit::unplanned(graph, &profile)?;
     let unplanned = unplanned.timeline();
-    // A share means to `check` what it means to `plan`: it includes the reserve.
+    // A budget means to `check` what it means to `plan`: slab and reserve together.
     let reserve = reserve(graph, machine);
     let budget = match budget {
-        Some(budget) => budget.bytes(unplanned.peak + reserve),
-        None => Some(schedule.budget),
+        Some(budget) => budget.bytes(unplanned.peak, reserve),
+        None => Some(schedule.budget + reserve.total()),
     };
     let Some(budget) = budget else {
         return Err(BudgetError::Unreadable("min".to_string()).into());
     };
-    let timeline = tightfit::check::check(graph, &profile, schedule, budget)?;
+    if budget <= reserve.total() && reserve.total() > Bytes::ZERO {
+        return Err(BudgetError::BelowReserve { budget, reserve }.into());
+    }
+    let slab = budget - reserve.total();
+    let beside = || {
+        format!(
+            "{budget} less a base of {} and packing of {} leave {slab} for the slab",
+            reserve.base, reserve.packing
+        )
+    };
+    let timeline = match tightfit::check::check(graph, &profile, schedule, slab) {
+        Err(over @ (Violation::OverBudget { .. } | Violation::SlabOverBudget { .. }))
+            if reserve.total() > Bytes::ZERO =>
+        {
+            return Err(anyhow::Error::from(over).context(beside()));
+        }
+        checked => checked?,
+    };
     let overhead = overhead(timeline.seconds, unplanned.seconds);
-    Ok(Legal { budget, timeline, overhead })
+    Ok(Legal { budget, reserve, timeline, overhead })
 }
 
 impl Legal {
@@ -78,6 +98,9 @@ impl Legal {
             "graph": graph.name(),
             "planner": schedule.planner,
             "budget_bytes": self.budget,
+            "base_bytes": self.reserve.base,
+            "packing_bytes": self.reserve.packing,
+            "reserve_bytes": self.reserve.total(),
             "peak_bytes": self.timeline.peak,
             "slab_bytes": schedule.slab,
             "recomputed_nodes": schedule.recomputed(),

@@ -40,7 +40,8 @@ Examples:
 pub struct Arguments {
     /// A graph file (tightfit-graph/1, plain or gzip) or a step's folder
     graph: PathBuf,
-    /// Bytes, 320MiB, 2.5GB, 60% of the unplanned peak, or min
+    /// Bytes of the whole process: 1000000, 320MiB, 2.5GB; 60% of the unplanned peak, with a
+    /// step on cpu the base and 60% of peak and packing; or min
     #[arg(long, allow_hyphen_values = true)]
     budget: String,
     #[command(flatten)]
@@ -120,7 +121,8 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         false => Profile::new(&graph, &machine),
     };
     let start = Instant::now();
-    let task = FitTask { machine: &machine, budget, planner, effort: arguments.search.effort() };
+    let effort = arguments.search.effort();
+    let task = FitTask { machine: &machine, budget, beside: Bytes::ZERO, planner, effort };
     let planned = fit_graph(&graph, &profile, &task).inspect_err(|error| {
         let refused = (error, arguments.json);
         arguments.details.print_refusal(&graph, &profile, planner, refused);
@@ -149,7 +151,9 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "machine": machine.name,
             "planner": schedule.planner,
             "budget_bytes": planned.budget,
-            "reserve_bytes": planned.reserve,
+            "base_bytes": planned.reserve.base,
+            "packing_bytes": planned.reserve.packing,
+            "reserve_bytes": planned.reserve.total(),
             "peak_bytes": timeline.peak,
             "static_bytes": graph.static_bytes(),
             "unplanned_peak_bytes": unplanned.peak,
@@ -184,8 +188,13 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     row(
         "budget",
         planned.budget,
-        if planned.reserve > Bytes::ZERO {
-            format!("of which {} reserve", planned.reserve)
+        if planned.reserve.total() > Bytes::ZERO {
+            format!(
+                "base {} (the process itself), packing {}, slab {}",
+                planned.reserve.base,
+                planned.reserve.packing,
+                planned.slab()
+            )
         } else {
             String::new()
         },

@@ -129,7 +129,7 @@ pub fn text(task: Task<'_>) -> anyhow::Result<String> {
             machine: &machine.name,
             unplanned: &before,
             planned: after.as_ref(),
-            reserve: tightfit_engine::reserve(graph, machine),
+            reserve: tightfit_engine::reserve(graph, machine).total(),
             frontier: &points,
             measured,
         }),

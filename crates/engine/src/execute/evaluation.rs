@@ -25,7 +25,7 @@ impl Session {
     /// the step has no evaluation that fits.
     pub fn evaluate(
         &mut self,
-        data: &Dataset,
+        data: &mut Dataset,
         most: usize,
     ) -> Result<Option<Evaluation>, SessionError> {
         let Some(compiled) = &self.evaluation else { return Ok(None) };
@@ -34,7 +34,7 @@ impl Session {
         let (mut loss, mut rows, mut hits, mut predictions) = (0.0, 0.0, 0u64, 0u64);
         for index in 0..all.min(most) {
             let (input, target) = pair(&mut self.slab, compiled.input, compiled.target);
-            let drawn = data.validation_batch(index, input, target);
+            let drawn = data.validation_batch(index, input, target)?;
             let targets: Vec<i64> =
                 target.as_chunks::<8>().0.iter().map(|&class| i64::from_ne_bytes(class)).collect();
             compiled

@@ -7,5 +7,6 @@ pub mod evaluation;
 pub mod executable;
 pub mod places;
 pub mod session;
+mod settle;
 pub mod trial;
 pub mod weights;

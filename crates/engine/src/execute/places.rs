@@ -44,6 +44,27 @@ pub struct Located {
     pub strides: Vec<u64>,
     /// Element type.
     pub dtype: DType,
+    /// Its elements were brought into the order of their indices since the last step.
+    pub(super) settled: bool,
+}
+
+impl Located {
+    /// Its size in bytes, as contiguous elements.
+    pub fn bytes(&self) -> u64 {
+        self.shape.iter().product::<u64>() * self.dtype.size()
+    }
+
+    /// Its elements lie one behind the other, in the order of their indices.
+    pub fn is_contiguous(&self) -> bool {
+        let mut next = 1;
+        self.settled
+            || self.bytes() == 0
+            || self.shape.iter().zip(&self.strides).rev().all(|(&extent, &stride)| {
+                let expected = next;
+                next *= extent;
+                extent == 1 || stride == expected
+            })
+    }
 }
 
 /// One compiled graph with the places that a run reads and writes.
@@ -108,6 +129,7 @@ fn locate(graph: &Graph, checked: &Checked, output: ValueId) -> Located {
         shape: value.tensor.shape.clone(),
         strides: value.tensor.strides_or_contiguous(),
         dtype: value.tensor.dtype,
+        settled: false,
     }
 }
 
@@ -162,11 +184,4 @@ pub(super) fn offsets(located: &Located) -> impl Iterator<Item = u64> + '_ {
         }
         offset * located.dtype.size()
     })
-}
-
-/// The bytes of a value, contiguous.
-pub(super) fn gather(slab: &Slab, located: &Located) -> Vec<u8> {
-    offsets(located)
-        .flat_map(|offset| slab.read(located.address + offset, located.dtype.size()).to_vec())
-        .collect()
 }

@@ -2,6 +2,7 @@
 //! Invariant: parameters and state stay at their addresses from the first step to the last;
 //! evaluation runs in what training leaves free.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,10 +16,12 @@ use tightfit::units::Bytes;
 
 use crate::execute::error::{CompileError, StepError};
 use crate::execute::executable::{Executable, StepSettings};
-use crate::execute::places::{Compiled, Resident, compile, gather, loss_of, pair, residents};
+use crate::execute::places::{Compiled, Resident, compile, loss_of, pair, residents};
+use crate::execute::settle::{gather, settle};
+use crate::kernels::take_panel;
 use crate::memory::slab::{Slab, SlabError};
 use crate::step::Step;
-use crate::step::data::Dataset;
+use crate::step::data::{DataError, Dataset};
 use crate::step::initialise::{self, Unfilled};
 
 /// Why a run cannot start or go on.
@@ -54,6 +57,9 @@ pub enum SessionError {
         /// The parameter, buffer or state.
         name: String,
     },
+    /// A batch could not be read.
+    #[error(transparent)]
+    Data(#[from] DataError),
     /// A step failed.
     #[error("step {step}: {error}")]
     Step {
@@ -94,6 +100,7 @@ impl Session {
             .thread_name(|i| format!("tightfit-{i}"))
             .build()?;
         let pool = Arc::new(pool);
+        pool.broadcast(|_| take_panel());
         let compiled = compile(&step.training, training, &pool)?;
         let stay = residents(&step.training, training.schedule());
         let evaluation = match (&step.evaluation, evaluation) {
@@ -160,16 +167,24 @@ impl Session {
         run: impl FnOnce(&Executable, &mut Slab, &StepSettings) -> Result<(), StepError>,
     ) -> Result<f32, SessionError> {
         let (input, target) = pair(&mut self.slab, self.training.input, self.training.target);
-        data.training_batch(self.seed, self.next_step, input, target);
+        data.training_batch(self.seed, self.next_step, input, target)?;
         let settings = StepSettings {
             seed: self.seed,
             step: self.next_step,
             learning_rate: self.learning_rate,
         };
+        for output in &mut self.training.outputs {
+            output.settled = false;
+        }
         run(&self.training.executable, &mut self.slab, &settings)
             .map_err(|error| SessionError::Step { step: self.next_step + 1, error })?;
         self.next_step += 1;
         Ok(loss_of(&self.slab, &self.training))
+    }
+
+    /// Ends the run: gives the slab's memory back, and with it every weight.
+    pub fn release(&mut self) {
+        self.slab.clear();
     }
 
     /// Everything that stays in the slab, by name.
@@ -198,9 +213,21 @@ impl Session {
         self.slab.bytes()
     }
 
-    /// The training graph's outputs after a step, contiguous.
-    pub fn training_output(&self, index: usize) -> Option<Vec<u8>> {
-        self.training.outputs.get(index).map(|located| gather(&self.slab, located))
+    /// A training graph's output after a step, contiguous: as it lies in the slab where
+    /// [`Session::settle_outputs`] could bring it into that order, else a copy.
+    pub fn training_output(&self, index: usize) -> Option<Cow<'_, [u8]>> {
+        let located = self.training.outputs.get(index)?;
+        Some(match located.is_contiguous() {
+            true => Cow::Borrowed(self.slab.read(located.address, located.bytes())),
+            false => Cow::Owned(gather(&self.slab, located)),
+        })
+    }
+
+    /// Brings the elements of the training graph's outputs from the number `first` on into the
+    /// order of their indices, each where it lies, so that they can be read without a copy. The
+    /// next step finds nothing of it.
+    pub fn settle_outputs(&mut self, first: usize) {
+        settle(&mut self.slab, &mut self.training.outputs, first);
     }
 }
 

@@ -87,6 +87,29 @@ pub(super) unsafe fn product(
     }
 }
 
+/// Has this thread allocate the panel that its products pack rows into, which it keeps: before
+/// anything was packed, so that only what is written of it takes memory.
+pub(crate) fn take_panel() {
+    // Sixteen rows that lie side by side are a multiple of every register's lanes, so that nothing
+    // but a panel is taken for them.
+    const ROWS: usize = 16;
+    const COLUMNS: usize = 20;
+    const DEPTH: usize = 3;
+    let mut operands = [0.0f32; ROWS * DEPTH + DEPTH * COLUMNS + ROWS * COLUMNS];
+    let (left, rest) = operands.split_at_mut(ROWS * DEPTH);
+    let (right, out) = rest.split_at_mut(DEPTH * COLUMNS);
+    let matrix = |data: &mut [f32], rows, columns| Matrix {
+        data: data.as_mut_ptr(),
+        rows,
+        columns,
+        row_stride: 1,
+        column_stride: rows,
+    };
+    let (left, right) = (matrix(left, ROWS, DEPTH), matrix(right, DEPTH, COLUMNS));
+    // SAFETY: three matrices of matching shapes in memory of their own.
+    unsafe { product(matrix(out, ROWS, COLUMNS), false, 1.0, left, right, 1) }
+}
+
 /// The last two dimensions as a matrix, `offset` elements into the tensor.
 pub(super) fn matrix(tensor: &Tensor, base: *mut u8, offset: usize) -> Matrix {
     let dims = tensor.shape.len();

@@ -30,8 +30,9 @@ mod trigonometry;
 use thiserror::Error;
 use tightfit::operator::Operator;
 
+pub(crate) use matmul::take_panel;
 pub(crate) use operands::{Operands, Scratch};
-pub(crate) use packing::packing_bytes;
+pub(crate) use packing::{Packed, packed};
 pub(crate) use run::{Fault, FaultFlag, Run};
 
 use operands::{dimension, float_bytes, shaped, typed};

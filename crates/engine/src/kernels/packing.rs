@@ -1,26 +1,132 @@
 //! What a matrix product packs: memory that the `gemm` crate allocates beside the slab. Invariant:
-//! the figure follows from the extents, the threads and the library's block sizes, which are copied
-//! here; `doc/theory/reserve.md` says where they come from and where they may be exceeded.
+//! block sizes are those that the library itself computes for this processor, its tiles are those
+//! of its own kernels, and every figure is at least what the library allocates.
 
+use gemm_common::cache::{CACHE_INFO, KernelParams, kernel_params};
+use gemm_common::gemm::CACHELINE_ALIGN;
+use gemm_f32::microkernel;
 use tightfit::units::Bytes;
 
-/// `gemm` packs blocks of at most this many elements along k on x86-64 (`kernel_params` with 32 to
-/// 48 KiB of first-level cache).
-const BLOCK_K: usize = 512;
-/// … and blocks of at most this many rows (8 × 64).
-const BLOCK_M: usize = 512;
+/// An allocation takes whole pages where it is large, and a header.
+const PAGE: usize = 4096;
+/// Bytes of an element.
+const ELEMENT: usize = size_of::<f32>();
+/// Up to this many rows and columns the library does not ask for block sizes…
+const SMALL: usize = 64;
+/// … but takes this depth.
+const SMALL_DEPTH: usize = 512;
 
-/// Most bytes that `gemm` allocates of its own for one m × k · k × n product: both operands' packed
-/// blocks, and one block of rows for each thread.
-pub(crate) fn packing_bytes(m: u64, n: u64, k: u64, threads: u64) -> Bytes {
-    const TILE: u64 = 64; // no register tile is higher or wider
-    let depth = k.min(BLOCK_K as u64);
-    let (m, n) = (m.next_multiple_of(TILE), n.next_multiple_of(TILE));
-    // gemm may swap the operands to suit the output's strides.
-    let packed = |rows: u64, columns: u64| {
-        depth * columns
-            + depth * rows.min(2 * BLOCK_M as u64)
-            + threads * depth * rows.min(BLOCK_M as u64)
-    };
-    Bytes(packed(m, n).max(packed(n, m)) * 4)
+/// A register tile: rows and columns of the result that the innermost loop holds.
+#[derive(Clone, Copy)]
+struct Tile {
+    rows: usize,
+    columns: usize,
+}
+
+/// The tile of the kernel that the library chooses on this processor.
+fn tile() -> Tile {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use microkernel::{avx512f, fma};
+        if std::arch::is_x86_feature_detected!("avx512f") {
+            return Tile { rows: 16 * avx512f::f32::MR_DIV_N, columns: avx512f::f32::NR };
+        }
+        if std::arch::is_x86_feature_detected!("fma") {
+            return Tile { rows: 8 * fma::f32::MR_DIV_N, columns: fma::f32::NR };
+        }
+    }
+    #[cfg(target_arch = "aarch64")]
+    {
+        use microkernel::neon;
+        if std::arch::is_aarch64_feature_detected!("neon") {
+            return Tile { rows: 4 * neon::f32::MR_DIV_N, columns: neon::f32::NR };
+        }
+    }
+    use microkernel::scalar;
+    Tile { rows: scalar::f32::MR_DIV_N, columns: scalar::f32::NR }
+}
+
+/// What a product takes beside its operands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Packed {
+    /// Bytes allocated until the library returns.
+    pub at_once: Bytes,
+    /// Bytes that are written of each thread's panel: memory as large as the second-level cache,
+    /// which a thread allocates at its first product and keeps.
+    pub panel: Bytes,
+}
+
+/// Most that one m × k · k × n product on so many threads takes.
+pub(crate) fn packed(m: u64, n: u64, k: u64, threads: u64) -> Packed {
+    let extent = |extent: u64| usize::try_from(extent).unwrap_or(usize::MAX);
+    let (m, n, k) = (extent(m), extent(n), extent(k));
+    if m == 0 || n == 0 || k == 0 {
+        return Packed::default();
+    }
+    // The operands are exchanged where that suits the result's strides.
+    let tile = tile();
+    let (as_given, exchanged) = (one(tile, [m, n, k], threads), one(tile, [n, m, k], threads));
+    Packed {
+        at_once: as_given.at_once.max(exchanged.at_once),
+        panel: as_given.panel.max(exchanged.panel),
+    }
+}
+
+/// What one product takes whose left operand is the first.
+fn one(tile: Tile, [m, n, k]: [usize; 3], threads: u64) -> Packed {
+    let KernelParams { kc, mc, nc } = blocks(tile, [m, n, k], threads);
+    let rows = m.checked_next_multiple_of(tile.rows).unwrap_or(usize::MAX);
+    // One slice of the depth of the right operand, as wide as a block, where it has rows to serve.
+    let right = if m > 2 * tile.rows { kc.saturating_mul(nc) } else { 0 };
+    // The same of the left operand, where that has two blocks of rows at most; one of more is
+    // packed into the threads' panels.
+    let left = if m <= 2 * mc { kc.saturating_mul(rows) } else { 0 };
+    // Whether a tile of rows was packed: a byte for each, for each thread.
+    let marks = (mc / tile.rows).saturating_mul(threads as usize);
+    let elements = right.saturating_add(left).saturating_mul(ELEMENT);
+    let at_once = elements.saturating_add(marks).saturating_add(2 * CACHELINE_ALIGN + PAGE);
+    let panel = kc.saturating_mul(mc.min(rows)).saturating_mul(ELEMENT);
+    let panel = panel.min(CACHE_INFO[1].cache_bytes) + CACHELINE_ALIGN + 2 * PAGE;
+    let bounded = |bytes: usize| Bytes((bytes as u64).min(Bytes::LIMIT.0));
+    Packed { at_once: bounded(at_once), panel: bounded(panel) }
+}
+
+/// The library's block sizes.
+fn blocks(tile: Tile, [m, n, k]: [usize; 3], threads: u64) -> KernelParams {
+    let all_columns = n.checked_next_multiple_of(tile.columns).unwrap_or(usize::MAX);
+    if m <= SMALL && n <= SMALL {
+        let kc = k.min(SMALL_DEPTH);
+        let mc = CACHE_INFO[1].cache_bytes / ELEMENT / kc / tile.rows * tile.rows;
+        return KernelParams { kc, mc, nc: all_columns };
+    }
+    let blocks = kernel_params(m, n, k, tile.rows, tile.columns, ELEMENT);
+    match (blocks.nc, threads) {
+        // Without a third-level cache.
+        (0, 1) => KernelParams { nc: 128 * tile.columns, ..blocks },
+        (0, _) => KernelParams { nc: all_columns, ..blocks },
+        _ => blocks,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_product_of_nothing_packs_nothing() {
+        for [m, n, k] in [[0, 5, 5], [5, 0, 5], [5, 5, 0]] {
+            assert_eq!(packed(m, n, k, 2), Packed::default());
+        }
+    }
+
+    #[test]
+    fn what_is_packed_is_bounded_whatever_the_extents() {
+        for extents in [[u64::MAX; 3], [1 << 40, 3, 1 << 40], [1, 1 << 50, 700]] {
+            let [m, n, k] = extents;
+            for threads in [1, 256] {
+                let Packed { at_once, panel } = packed(m, n, k, threads);
+                assert!(at_once <= Bytes::LIMIT && panel <= Bytes::LIMIT, "{extents:?}");
+            }
+        }
+    }
 }

@@ -1,7 +1,6 @@
 //! The slab: the only memory that a step computes in. Invariant: it is allocated once, never grows,
 //! and nothing on the hot path allocates beside it.
 
-use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
 use thiserror::Error;
@@ -9,6 +8,8 @@ use tightfit::units::Bytes;
 
 /// Huge pages begin at multiples of this.
 const HUGE_PAGE: usize = 2 << 20;
+/// No system has larger pages.
+const PAGE: usize = 64 << 10;
 
 /// The system refused the memory.
 #[derive(Debug, Error)]
@@ -19,7 +20,8 @@ pub struct SlabError(pub Bytes);
 #[derive(Debug)]
 pub struct Slab {
     base: NonNull<u8>,
-    layout: Layout,
+    /// Bytes that are mapped: the size in whole pages.
+    mapped: usize,
     bytes: Bytes,
 }
 
@@ -32,15 +34,15 @@ impl Slab {
     /// Allocates `bytes`.
     pub fn new(bytes: Bytes) -> Result<Slab, SlabError> {
         let size = usize::try_from(bytes.0).map_err(|_| SlabError(bytes))?.max(1);
-        let layout = Layout::from_size_align(size, HUGE_PAGE).map_err(|_| SlabError(bytes))?;
-        // SAFETY: the layout's size is not zero.
-        let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(SlabError(bytes))?;
-        #[cfg(target_os = "linux")]
-        // SAFETY: advice about memory that was just allocated; failure is harmless.
-        unsafe {
-            libc::madvise(base.as_ptr().cast(), size, libc::MADV_HUGEPAGE);
-        }
-        Ok(Slab { base, layout, bytes })
+        let mapped = size.checked_next_multiple_of(PAGE).ok_or(SlabError(bytes))?;
+        let base = pages::map(mapped).ok_or(SlabError(bytes))?;
+        Ok(Slab { base, mapped, bytes })
+    }
+
+    /// Gives all of its memory back to the system; what is read afterwards is zero.
+    pub fn clear(&mut self) {
+        // SAFETY: all of what was mapped, which nobody else uses.
+        unsafe { pages::clear(self.base, self.mapped) }
     }
 
     /// Its size.
@@ -87,8 +89,104 @@ impl Slab {
 
 impl Drop for Slab {
     fn drop(&mut self) {
-        // SAFETY: allocated with this layout in `new`.
-        unsafe { dealloc(self.base.as_ptr(), self.layout) }
+        // SAFETY: mapped in `new`, and used by nobody else.
+        unsafe { pages::unmap(self.base, self.mapped) }
+    }
+}
+
+/// Zeroed memory by the system's own call: an allocator of aligned memory writes the zeros itself,
+/// and with them takes every page.
+#[cfg(unix)]
+mod pages {
+    use std::ptr::{self, NonNull};
+
+    use super::HUGE_PAGE;
+
+    /// Maps `size` bytes at a multiple of [`HUGE_PAGE`].
+    pub fn map(size: usize) -> Option<NonNull<u8>> {
+        let all = size.checked_add(HUGE_PAGE)?;
+        // SAFETY: a new mapping of no file at a place that the system chooses.
+        let first = unsafe {
+            libc::mmap(
+                ptr::null_mut(),
+                all,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if first == libc::MAP_FAILED {
+            return None;
+        }
+        let before = first.align_offset(HUGE_PAGE);
+        let base = first.wrapping_byte_add(before);
+        // SAFETY: both ends of what was just mapped, around the part that is kept; advice about
+        // that part. All in whole pages, but for the end of the size, which the system rounds up.
+        unsafe {
+            if before > 0 {
+                libc::munmap(first, before);
+            }
+            if before < HUGE_PAGE {
+                libc::munmap(base.byte_add(size), HUGE_PAGE - before);
+            }
+            #[cfg(target_os = "linux")]
+            libc::madvise(base, size, libc::MADV_HUGEPAGE);
+        }
+        NonNull::new(base.cast())
+    }
+
+    /// # Safety
+    /// `base` and `size` are those of [`map`], and nobody uses the memory meanwhile.
+    pub unsafe fn clear(base: NonNull<u8>, size: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            #[cfg(target_os = "linux")]
+            libc::madvise(base.as_ptr().cast(), size, libc::MADV_DONTNEED);
+            #[cfg(not(target_os = "linux"))]
+            base.as_ptr().write_bytes(0, size);
+        }
+    }
+
+    /// # Safety
+    /// `base` and `size` are those of [`map`], and nobody uses the memory any more.
+    pub unsafe fn unmap(base: NonNull<u8>, size: usize) {
+        // SAFETY: the caller's promise.
+        unsafe {
+            libc::munmap(base.as_ptr().cast(), size);
+        }
+    }
+}
+
+/// Zeroed memory by the allocator.
+#[cfg(not(unix))]
+mod pages {
+    use std::alloc::{Layout, alloc_zeroed, dealloc};
+    use std::ptr::NonNull;
+
+    use super::HUGE_PAGE;
+
+    /// Allocates `size` bytes at a multiple of [`HUGE_PAGE`].
+    pub fn map(size: usize) -> Option<NonNull<u8>> {
+        let layout = Layout::from_size_align(size, HUGE_PAGE).ok()?;
+        // SAFETY: the layout's size is not zero.
+        NonNull::new(unsafe { alloc_zeroed(layout) })
+    }
+
+    /// # Safety
+    /// `base` and `size` are those of [`map`], and nobody uses the memory meanwhile.
+    pub unsafe fn clear(base: NonNull<u8>, size: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { base.as_ptr().write_bytes(0, size) }
+    }
+
+    /// # Safety
+    /// `base` and `size` are those of [`map`], and nobody uses the memory any more.
+    pub unsafe fn unmap(base: NonNull<u8>, size: usize) {
+        if let Ok(layout) = Layout::from_size_align(size, HUGE_PAGE) {
+            // SAFETY: the layout of `map`.
+            unsafe { dealloc(base.as_ptr(), layout) }
+        }
     }
 }
 
@@ -102,6 +200,8 @@ mod tests {
         assert!(slab.read(0, 128).iter().all(|&byte| byte == 0));
         slab.write(64, 64).fill(7);
         assert_eq!(slab.read(127, 1), [7]);
+        slab.clear();
+        assert_eq!(slab.read(127, 1), [0]);
         assert!(std::panic::catch_unwind(|| slab.read(1, 128).len()).is_err());
         assert!(std::panic::catch_unwind(|| slab.read(u64::MAX, 2).len()).is_err());
     }

@@ -5,6 +5,7 @@
 
 pub mod data;
 pub(crate) mod initialise;
+mod rows;
 mod spec;
 pub(crate) mod stream;
 

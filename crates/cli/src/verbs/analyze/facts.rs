@@ -15,7 +15,7 @@ use tightfit::machine::Machine;
 use tightfit::plan::{LiveTensor, live_tensors};
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
-use tightfit_engine::{Budget, BudgetError};
+use tightfit_engine::{Budget, BudgetError, Reserve};
 
 use crate::input::{self, OnMachine};
 
@@ -56,8 +56,8 @@ fn some(names: &[String]) -> String {
 pub struct Limit {
     /// The whole budget.
     pub budget: Bytes,
-    /// The part of it that is not the step's own, since the matrix product packs there.
-    pub reserve: Bytes,
+    /// The part of it that is not the slab's: the process itself, and what products pack.
+    pub reserve: Reserve,
 }
 
 /// What analyses say of a step, in its own order.
@@ -106,15 +106,15 @@ impl Facts {
         let within = module(&flow, within.unwrap_or_default())?;
         let peak = flow.curve.peak;
         let reserve = tightfit_engine::reserve(&graph, &machine);
-        let limit = match budget.and_then(|budget| budget.bytes(peak + reserve)) {
+        let limit = match budget.and_then(|budget| budget.bytes(peak, reserve)) {
             None => None,
             Some(Bytes::ZERO) => return Err(BudgetError::Zero.into()),
-            Some(budget) if budget <= reserve => {
+            Some(budget) if budget <= reserve.total() => {
                 return Err(BudgetError::BelowReserve { budget, reserve }.into());
             }
             Some(budget) => Some(Limit { budget, reserve }),
         };
-        let slab = limit.map(|limit| limit.budget - limit.reserve);
+        let slab = limit.map(|limit| limit.budget - limit.reserve.total());
         let intervals = flow.curve.above(slab.unwrap_or(peak.saturating_sub(Bytes(1))));
         Ok(Facts {
             access: access_profile(&graph, &profile, &order, &flow.curve, slab),

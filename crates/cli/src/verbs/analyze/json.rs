@@ -26,7 +26,9 @@ pub fn json(facts: &Facts, depth: usize) -> Value {
         "peak_node": at.map(|node| facts.name(node)),
         "peak_module": at.map(|node| facts.module(node)),
         "budget_bytes": facts.limit.map(|limit| limit.budget),
-        "reserve_bytes": facts.limit.map(|limit| limit.reserve),
+        "base_bytes": facts.limit.map(|limit| limit.reserve.base),
+        "packing_bytes": facts.limit.map(|limit| limit.reserve.packing),
+        "reserve_bytes": facts.limit.map(|limit| limit.reserve.total()),
         "peak_intervals": intervals.collect::<Vec<_>>(),
         "within_module": flow.tree.branches()[facts.within].path,
         "live": facts.live().iter().map(tensor).collect::<Vec<_>>(),
@@ -39,7 +41,7 @@ pub fn json(facts: &Facts, depth: usize) -> Value {
 
 fn interval(facts: &Facts, interval: &PeakInterval) -> Value {
     let name = |rank: u32| facts.order.get(rank as usize).map(|&node| facts.name(node));
-    let over = facts.limit.map(|limit| interval.held + limit.reserve - limit.budget);
+    let over = facts.limit.map(|limit| interval.held + limit.reserve.total() - limit.budget);
     json!({
         "first": name(interval.first),
         "last": name(interval.last),

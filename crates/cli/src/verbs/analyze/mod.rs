@@ -125,15 +125,15 @@ fn summary(facts: &Facts) {
 /// From where to where the step is over the budget, and by how much.
 fn over(facts: &Facts, limit: Limit) {
     const SHOWN: usize = 8;
-    let reserve = match limit.reserve {
+    let reserve = match limit.reserve.total() {
         Bytes::ZERO => String::new(),
-        reserve => format!(", {reserve} of it reserved for the matrix product"),
+        reserve => format!(", {reserve} of it for the process itself and the matrix product"),
     };
     let budget = format!("budget {} ({} bytes){reserve}", limit.budget, limit.budget.0);
     let nodes: u32 =
         facts.intervals.iter().map(|interval| interval.last - interval.first + 1).sum();
     if nodes == 0 {
-        let left = limit.budget - limit.reserve - facts.curve().peak;
+        let left = limit.budget - limit.reserve.total() - facts.curve().peak;
         return println!("{budget}: never exceeded, {left} are left at the peak");
     }
     println!(
@@ -155,7 +155,7 @@ fn over(facts: &Facts, limit: Limit) {
             interval.first,
             name(interval.last),
             interval.last,
-            interval.held + limit.reserve - limit.budget,
+            interval.held + limit.reserve.total() - limit.budget,
             name(interval.at),
         );
     }
