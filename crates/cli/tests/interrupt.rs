@@ -167,11 +167,12 @@ fn a_second_signal_ends_the_run_at_once_and_claims_nothing() {
     let pipe = folder.path().join("weights");
     assert!(Command::new("mkfifo").arg(pipe).status().unwrap().success());
     let (mut child, _output, _) = started(&folder, true);
-    // Of two signals that wait, the one with the smaller number comes first.
     send(&child, libc::SIGINT);
     send(&child, libc::SIGTERM);
     let said = stderr(&mut child);
-    assert_eq!(child.wait().unwrap().code(), Some(143), "{said}");
+    // Where both wait, the system says which one is the second.
+    let code = child.wait().unwrap().code();
+    assert!(matches!(code, Some(130 | 143)), "{code:?}: {said}");
     assert!(said.contains("ended at once") && !said.contains("saved to"), "{said}");
     assert_eq!(program::listing(folder.path()), ["weights"]);
 }

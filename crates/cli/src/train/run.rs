@@ -1,4 +1,4 @@
-//! The steps of a run, one after the other. Invariant: a step that has begun ends, and whatever keeps
+//! The steps of a run, one after the other. Invariant: a step that has begun ends, and what keeps
 //! others from following is left to the caller, who has weights to save; the first one is not
 //! measured where others follow, since it also faults the slab's pages in.
 

@@ -252,40 +252,29 @@ mod tests {
 
     #[test]
     fn every_changed_bit_is_noticed() {
-        let bytes = written();
-        let mut out = [0; 8];
-        let mut read = |bytes: &[u8]| -> Result<_, StreamError> {
+        // Types and shapes have no checksum: whoever reads knows what they have to be.
+        let read = |bytes: &[u8]| -> Result<_, StreamError> {
             let mut reader = opened(bytes)?;
-            let mut all =
-                vec![reader.metadata()["seed"].clone(), reader.metadata()["format"].clone()];
-            for (name, size) in [("z", 8), ("count", 8), ("flag", 3)] {
+            let mut tensors = [[0; 8]; 3];
+            for (out, (name, size)) in tensors.iter_mut().zip([("z", 8), ("count", 8), ("flag", 3)])
+            {
                 reader.read(name, &mut out[..size])?;
-                let info = reader.info(name).unwrap();
-                all.push(format!("{name} {:?} {:?} {out:?}", info.dtype, info.shape));
             }
-            Ok(all)
+            Ok((reader.metadata(), tensors))
         };
+        let bytes = written();
         let right = read(&bytes).unwrap();
+        let mut unread = 0;
         for bit in 0..8 * bytes.len() {
             let mut changed = bytes.clone();
             changed[bit / 8] ^= 1 << (bit % 8);
             match read(&changed) {
                 Err(StreamError::Io(error)) => panic!("bit {bit}: {error}"),
-                Err(StreamError::Format(_) | StreamError::Damaged(_)) => {}
-                // Types and shapes have no checksum: whoever reads knows what they have to be. And
-                // a space behind the header may be another one.
-                Ok(read) => {
-                    let kinds = |read: &[String]| {
-                        read[2..]
-                            .iter()
-                            .map(|text| text.split('[').next_back().map(String::from))
-                            .collect::<Vec<_>>()
-                    };
-                    assert_eq!(read[..2], right[..2], "bit {bit}");
-                    assert_eq!(kinds(&read), kinds(&right), "bit {bit}");
-                }
+                Err(StreamError::Format(_) | StreamError::Damaged(_)) => unread += 1,
+                Ok(read) => assert_eq!(read, right, "bit {bit}"),
             }
         }
+        assert!(unread > 8 * (3 + 8 + 8), "{unread}");
     }
 
     #[test]
