@@ -66,6 +66,7 @@ fn every_code_that_is_documented_is_produced() {
     let mut plan: serde_json::Value = serde_json::from_str(&plan).unwrap();
     plan["instructions"].as_array_mut().unwrap().remove(0);
     std::fs::write(folder.join("plan"), plan.to_string()).unwrap();
+    let published = "corpus/synthetic/unet2_1.json.gz";
     let answers = [
         (0, "--version".to_string()),
         (1, format!("{train} --resume FOLDER/weights --seed 2")),
@@ -77,6 +78,7 @@ fn every_code_that_is_documented_is_produced() {
         (7, format!("{train} --data FOLDER/table.csv")),
         (8, format!("plan {STEP} --budget 0")),
         (9, format!("check {STEP} FOLDER/plan --budget 1GiB --threads 2")),
+        (10, format!("plan {published} --budget 80% --planner capuchin --variant published")),
         (11, format!("{train} --lr 1e30 --steps 40").replace("--steps 3 ", "")),
     ];
     let mut produced = BTreeMap::new();
