@@ -118,6 +118,8 @@ def test_what_is_not_there_or_damaged_is_said(tmp_path):
     whole = saved.read_bytes()
     saved.write_bytes(whole[:-7])
     assert "damaged" in refused(step, saved)
+    saved.write_bytes(whole[:-1] + bytes([whole[-1] ^ 1]))
+    assert "bit for bit" in refused(step, saved)
     saved.write_bytes(whole)
     (step / "again.safetensors").write_bytes(whole)
     assert "again.safetensors, trained.safetensors" in refused(step)

@@ -7,6 +7,7 @@ and the shape that it was exported with, or a `WeightsError` says what is missin
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import os
 import zlib
@@ -24,6 +25,8 @@ from .step_json import FORMAT, REST, WEIGHTS
 
 # What the program writes into the files that it saves.
 _SAVED = "tightfit-weights/1"
+# Begins the key of a tensor's checksum among the metadata; its name follows.
+_CHECKSUM = "sha256."
 _TYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 # A tensor's type and shape.
@@ -210,9 +213,19 @@ def _tensors(path: Path, absent: str, damaged: str) -> tuple[dict[str, str], dic
     """The metadata and the tensors of a file, and what to do where it is absent or damaged."""
     try:
         with safe_open(path, framework="pt") as file:
-            return file.metadata() or {}, {key: file.get_tensor(key) for key in file.keys()}
+            metadata, tensors = file.metadata() or {}, {key: file.get_tensor(key) for key in file.keys()}
     except FileNotFoundError:
         raise WeightsError(f"{path} is not there; {absent}") from None
     except (OSError, SafetensorError) as error:
         raise WeightsError(f"{path} cannot be read as safetensors ({error}); it is damaged or no file of weights, "
                            f"{damaged}") from error
+    for key, tensor in tensors.items():
+        # What other programs or earlier versions wrote has none.
+        expected = metadata.get(_CHECKSUM + key)
+        if expected is not None and hashlib.sha256(_bytes(tensor)).hexdigest() != expected:
+            raise WeightsError(f"{path} is damaged: {key!r} is not what was saved, bit for bit; {damaged}")
+    return metadata, tensors
+
+
+def _bytes(tensor: torch.Tensor) -> memoryview:
+    return memoryview(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())

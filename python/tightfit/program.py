@@ -32,12 +32,9 @@ def main() -> int:
     """The command `tightfit`: does what the process's arguments say, and returns the exit code."""
     from . import _native  # the rest of this file does without
 
-    # As other programs are started: Python would handle Ctrl-C only after the program's end, and a file that may not
-    # grow would be no news. Who had Ctrl-C ignored goes on ignoring it.
+    # As other programs are started: Python would handle Ctrl-C only after the program's end.
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
-    if hasattr(signal, "SIGXFSZ"):
-        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
     _native.starts_by(own())
     return _native.run(["tightfit", *sys.argv[1:]])
 

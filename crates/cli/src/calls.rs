@@ -49,7 +49,7 @@ pub fn known(machine: &Machine) -> CallSeconds {
     };
     let Ok(bytes) = std::fs::read(&path) else { return nothing };
     read(&bytes, machine.threads).unwrap_or_else(|error| {
-        eprintln!("note: {} is not used: {error}", path.display());
+        note!("note: {} is not used: {error}", path.display());
         nothing
     })
 }
@@ -70,21 +70,21 @@ pub fn of_step(
     }
     let step = Profile::new(graph, machine).total(&graph.compute_nodes());
     if step.0 > LONGEST.0 {
-        eprintln!(
+        note!(
             "note: a step takes about {:.0} s, too long to try it; predicted from the processor's \
              rates",
             step.0
         );
         return table;
     }
-    eprintln!(
+    note!(
         "measuring the calls of this step once (about {:.0} s) …",
         1.0 + step.0 + (3.0 * step.0).max(TRIAL.0.min(100.0 * step.0))
     );
     match measure(graph, machine, subject) {
         Some(measured) => table.update(measured),
         None => {
-            eprintln!("note: the step could not be tried; predicted from the processor's rates")
+            note!("note: the step could not be tried; predicted from the processor's rates")
         }
     }
     table

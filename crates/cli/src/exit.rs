@@ -14,7 +14,9 @@ use tightfit_engine::weights::WeightsError;
 use tightfit_engine::{BudgetError, CompileError, FittingError, SessionError, SlabError};
 use tightfit_report::TraceError;
 
+use crate::output::Unprinted;
 use crate::table::UnknownColumn;
+use crate::train::{LossNotFinite, TooManySteps};
 use crate::values::{NoVariants, OneFile, UnknownModule};
 use crate::verbs::analyze::Refused;
 
@@ -25,14 +27,17 @@ Exit codes:
   1    something else failed: the message says what
   2    wrong usage
   3    infeasible: it is proven that no plan fits the budget
-  4    a file is missing or cannot be read or written
+  4    a file is missing or cannot be read or written, standard output included
   5    a file is not what it should be: a damaged or wrong graph, step, plan, trace or weights file
   6    the engine cannot execute the graph: an unknown operator, or a planning-only graph
   7    the data does not suit the step
   8    the budget makes no sense: zero, unreadable, or more than this machine's memory
   9    a schedule breaks a rule of the checker
   10   no plan within the budget was found, which does not prove that there is none
-  130  interrupted; what was asked to be saved was saved";
+  11   the loss of a step is NaN or infinite: nothing was saved after it
+  129  ended early by SIGHUP; the output says what was saved, and where
+  130  ended early by Ctrl-C; the output says what was saved, and where
+  143  ended early by SIGTERM; the output says what was saved, and where";
 
 /// The arguments make no sense.
 pub const USAGE: u8 = 2;
@@ -40,8 +45,13 @@ pub const USAGE: u8 = 2;
 const INFEASIBLE: u8 = 3;
 /// No plan was found; there may be one.
 const NOT_FOUND: u8 = 10;
-/// The run ended early because it was asked to.
-pub const INTERRUPTED: u8 = 130;
+/// A loss is not finite.
+const NOT_FINITE: u8 = 11;
+
+/// The run ended early because a signal asked it to: shells count these from 128.
+pub fn asked_by(signal: i32) -> ExitCode {
+    ExitCode(u8::try_from(128 + signal).unwrap_or(1))
+}
 
 /// What the program says to whoever started it. Unlike the one of the standard library, it can be
 /// read, so that a program which is not the whole process may be asked for it.
@@ -116,7 +126,14 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
             _ => None,
         };
     }
+    if error.is::<Unprinted>() {
+        return Some(4);
+    }
+    if error.is::<LossNotFinite>() {
+        return Some(NOT_FINITE);
+    }
     if error.is::<UnknownModule>()
+        || error.is::<TooManySteps>()
         || error.is::<UnknownColumn>()
         || error.is::<NoVariants>()
         || error.is::<OneFile>()
@@ -152,6 +169,7 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
             SessionError::Step { .. } => Some(7),
             SessionError::Initialise(_) => Some(5),
             SessionError::InitialValues { .. } => Some(4),
+            SessionError::NoMoreSteps => Some(2),
             _ => None,
         };
     }

@@ -1,29 +1,106 @@
-//! Ctrl-C. Invariant: the first one asks whatever runs to come to its end in order, the second one
-//! ends the program.
+//! Requests to come to an end: Ctrl-C, and the signals SIGTERM and SIGHUP, which batch systems and
+//! closed terminals send. Invariant: the first one asks whatever runs to come to its end in order,
+//! the second one ends the program at once; the exit code names the first.
 
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 
-use crate::exit;
+use crate::exit::{self, ExitCode};
 
-static RAISED: AtomicBool = AtomicBool::new(false);
+/// The number of the signal that asked; 0 for none.
+static RAISED: AtomicI32 = AtomicI32::new(0);
 
-/// From now on Ctrl-C asks instead of killing; without effect when done again.
+/// From now on requests ask instead of killing; without effect when done again.
 pub fn listen() {
     static LISTENING: Once = Once::new();
     LISTENING.call_once(|| {
-        let handler = || {
-            if RAISED.swap(true, Ordering::SeqCst) {
-                std::process::exit(i32::from(exit::INTERRUPTED))
-            }
-        };
-        if ctrlc::set_handler(handler).is_err() {
-            eprintln!("note: Ctrl-C will end the run at once, without saving");
+        if !signals::listen() {
+            note!("note: Ctrl-C will end the run at once, without saving");
         }
     });
 }
 
 /// The program was asked to come to its end.
 pub fn raised() -> bool {
-    RAISED.load(Ordering::SeqCst)
+    RAISED.load(Ordering::SeqCst) != 0
+}
+
+/// The exit code of what ended in order, whether it was asked to or not.
+pub fn code() -> ExitCode {
+    match RAISED.load(Ordering::SeqCst) {
+        0 => ExitCode::SUCCESS,
+        signal => exit::asked_by(signal),
+    }
+}
+
+/// From now on a file that may not grow (`ulimit -f`) fails a write, where it would end the
+/// program.
+pub fn outlive_full_files() {
+    signals::outlive_full_files();
+}
+
+#[cfg(unix)]
+mod signals {
+    use super::{Ordering, RAISED};
+
+    /// Takes SIGINT, SIGTERM and SIGHUP as requests, and says whether that worked.
+    pub fn listen() -> bool {
+        let handler: extern "C" fn(libc::c_int) = ask;
+        let listens = |signal: libc::c_int| {
+            // SAFETY: an all-zero `sigaction` is a valid one, and both calls get pointers to those
+            // on this stack, or none. The handler does only what handlers may do.
+            unsafe {
+                let mut known: libc::sigaction = std::mem::zeroed();
+                if libc::sigaction(signal, std::ptr::null(), &mut known) != 0 {
+                    return false;
+                }
+                // `nohup` has it ignored.
+                if signal == libc::SIGHUP && known.sa_sigaction == libc::SIG_IGN {
+                    return true;
+                }
+                let mut action: libc::sigaction = std::mem::zeroed();
+                action.sa_sigaction = handler as libc::sighandler_t;
+                action.sa_flags = libc::SA_RESTART;
+                libc::sigaction(signal, &action, std::ptr::null_mut()) == 0
+            }
+        };
+        [libc::SIGINT, libc::SIGTERM, libc::SIGHUP].into_iter().all(listens)
+    }
+
+    pub fn outlive_full_files() {
+        // SAFETY: no handler is called: the signal is ignored, and the write says what is wrong.
+        unsafe {
+            libc::signal(libc::SIGXFSZ, libc::SIG_IGN);
+        }
+    }
+
+    extern "C" fn ask(signal: libc::c_int) {
+        const ENDED: &[u8] = b"\nended at once; what was not saved before is lost\n";
+        if RAISED.compare_exchange(0, signal, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            return;
+        }
+        // SAFETY: POSIX lets a handler call both; the text is a constant of that length.
+        unsafe {
+            libc::write(libc::STDERR_FILENO, ENDED.as_ptr().cast(), ENDED.len());
+            libc::_exit(128 + signal);
+        }
+    }
+}
+
+#[cfg(not(unix))]
+mod signals {
+    use super::{Ordering, RAISED};
+
+    const CTRL_C: i32 = 2;
+
+    pub fn listen() -> bool {
+        let handler = || {
+            if RAISED.swap(CTRL_C, Ordering::SeqCst) != 0 {
+                std::process::exit(128 + CTRL_C)
+            }
+        };
+        ctrlc::set_handler(handler).is_ok()
+    }
+
+    pub fn outlive_full_files() {}
 }

@@ -3,11 +3,13 @@
 //! and results is public for the Python package alone.
 //!
 //! Invariant: every failure of the program is one clear message on standard error and an exit code
-//! of its own; standard output holds results only. Nothing but [`run`] changes how the process
-//! treats signals and panics.
+//! of its own; standard output holds results only, through one writer whose failures are failures
+//! like others. Nothing but [`run`] changes how the process treats signals.
+
+#![deny(clippy::print_stdout, clippy::print_stderr)]
 
 #[macro_use]
-mod shown;
+pub mod output;
 
 mod bench;
 pub mod calls;
@@ -17,9 +19,9 @@ pub mod figures;
 pub mod frontier;
 pub mod input;
 mod interrupt;
-pub mod output;
 mod processor;
 pub mod program;
+mod shown;
 pub mod solver;
 mod table;
 mod train;
@@ -27,12 +29,12 @@ pub mod values;
 pub mod verbs;
 
 use std::ffi::OsString;
-use std::io::{self, Write};
 
 use clap::{Parser, Subcommand};
 use tightfit_engine::process;
 
 use crate::exit::ExitCode;
+use crate::output::Unprinted;
 use crate::verbs::{analyze, calibrate, check, modules, pareto, plan, report, sac, shard, trace};
 
 #[derive(Parser)]
@@ -64,27 +66,41 @@ enum Verb {
     Bench(bench::Arguments),
 }
 
-/// Does what the arguments say, the name of the program first, as the whole of a process: a pipe
-/// whose reader has gone, a full disk and a second Ctrl-C end the process.
+/// Does what the arguments say, the name of the program first, as the whole of a process: a second
+/// Ctrl-C ends the process.
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     process::begins_with(process::resident());
-    output::end_with_the_reader();
-    output::end_with_the_disk();
-    let code = match Cli::try_parse_from(arguments) {
+    output::open_streams();
+    interrupt::outlive_full_files();
+    let result = match Cli::try_parse_from(arguments) {
         Ok(Cli { verb }) => dispatch(verb),
-        Err(refused) => {
-            // As clap's own `exit` has it: nobody is left to tell that nothing could be printed.
-            let _ = refused.print();
-            ExitCode::from(u8::try_from(refused.exit_code()).unwrap_or(exit::USAGE))
-        }
+        Err(refused) => show(&refused),
     };
-    // Rust's runtime does this where it has the last word; here it may be Python's.
-    let _ = io::stdout().flush();
-    code
+    // What is still held back may find no place either.
+    match result.and_then(|code| Ok(output::flush().map(|()| code)?)) {
+        Ok(code) => code,
+        Err(error) => {
+            // Nothing is lost that anybody still waits for (`| head`).
+            let outermost = error.chain().next().and_then(|error| error.downcast_ref());
+            if !outermost.is_some_and(Unprinted::is_unread) {
+                note!("error: {}", message(&error));
+            }
+            exit::code(&error).into()
+        }
+    }
 }
 
-fn dispatch(verb: Verb) -> ExitCode {
-    let result = match verb {
+/// Prints help, or why the arguments make no sense.
+fn show(refused: &clap::Error) -> anyhow::Result<ExitCode> {
+    match refused.print() {
+        Err(error) if !refused.use_stderr() => Err(Unprinted::from(error).into()),
+        // Nobody is left to tell that nothing could be said on standard error.
+        _ => Ok(ExitCode::from(u8::try_from(refused.exit_code()).unwrap_or(exit::USAGE))),
+    }
+}
+
+fn dispatch(verb: Verb) -> anyhow::Result<ExitCode> {
+    match verb {
         Verb::Train(arguments) => train::train(&arguments),
         Verb::Plan(arguments) => plan::plan(&arguments),
         Verb::Pareto(arguments) => pareto::pareto(&arguments),
@@ -97,13 +113,6 @@ fn dispatch(verb: Verb) -> ExitCode {
         Verb::Trace(arguments) => trace::trace(&arguments),
         Verb::Calibrate(arguments) => calibrate::calibrate(&arguments),
         Verb::Bench(arguments) => bench::bench(&arguments),
-    };
-    match result {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("error: {}", message(&error));
-            exit::code(&error).into()
-        }
     }
 }
 

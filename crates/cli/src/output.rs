@@ -1,85 +1,85 @@
-//! Writing results. Invariant: a file appears whole or not at all; a reader that goes away ends the
-//! program quietly.
+//! Writing results. Invariant: a file appears whole or not at all; standard output that takes no
+//! more is an error like any other, so that whoever prints decides what is still to be saved.
 
+use std::fmt;
 use std::io::{self, Write};
 use std::path::Path;
 
 use anyhow::Context;
-use tempfile::NamedTempFile;
+use thiserror::Error;
 use tightfit::units::Seconds;
+use tightfit_engine::file;
 
-/// From now on a pipe whose reader has gone (`| head`) ends the program, as it ends other tools,
-/// instead of failing a write.
-pub fn end_with_the_reader() {
-    #[cfg(unix)]
-    // SAFETY: called once, before any thread is started; the default action replaces what Rust's
-    // runtime set up.
-    unsafe {
-        libc::signal(libc::SIGPIPE, libc::SIG_DFL);
+use crate::shown::shown;
+
+/// Prints a line to standard output, or says why not.
+macro_rules! say {
+    () => { $crate::output::line(format_args!("")) };
+    ($($text:tt)*) => { $crate::output::line(format_args!($($text)*)) };
+}
+
+/// Prints a line to standard error; where that takes nothing, nobody is left to be told.
+macro_rules! note {
+    ($($text:tt)*) => { $crate::output::aside(format_args!($($text)*)) };
+}
+
+/// Standard output took no more.
+#[derive(Debug, Error)]
+#[error("standard output: {0}")]
+pub struct Unprinted(#[from] io::Error);
+
+impl Unprinted {
+    /// Its reader has gone, as that of `| head` does.
+    pub fn is_unread(&self) -> bool {
+        self.0.kind() == io::ErrorKind::BrokenPipe
     }
 }
 
-/// From now on a standard output that takes no more (a full disk) ends the program with one message
-/// and the exit code of files that cannot be written, where Rust's own would be a panic.
-pub fn end_with_the_disk() {
-    let usual = std::panic::take_hook();
-    std::panic::set_hook(Box::new(move |info| {
-        let message = info.payload_as_str().unwrap_or_default();
-        match message.strip_prefix("failed printing to stdout: ") {
-            Some(cause) => {
-                let _ = writeln!(io::stderr(), "error: standard output: {cause}");
-                std::process::exit(4);
-            }
-            None => usual(info),
-        }
-    }));
+/// What came of printing.
+pub type Printed = Result<(), Unprinted>;
+
+/// A line on standard output.
+pub fn line(text: fmt::Arguments<'_>) -> Printed {
+    let mut output = io::stdout().lock();
+    writeln!(output, "{}", shown(text)).map_err(Unprinted)
 }
 
-/// Writes beside `path` and renames. A link is followed, a file's permissions stay, and what is no
-/// file (a device, a pipe) is written to as it is.
-pub fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
-    let write = || -> io::Result<()> {
-        let known = std::fs::metadata(path).ok();
-        if known.as_ref().is_some_and(|known| !known.is_file() && !known.is_dir()) {
-            return std::fs::OpenOptions::new().write(true).open(path)?.write_all(bytes);
-        }
-        let target = if known.is_some() { path.canonicalize()? } else { path.to_path_buf() };
-        let mut file = beside(&target)?;
-        file.write_all(bytes)?;
-        #[cfg(unix)]
+/// What was printed has reached whoever reads it.
+pub fn flush() -> Printed {
+    io::stdout().flush().map_err(Unprinted)
+}
+
+/// A line on standard error.
+pub fn aside(text: fmt::Arguments<'_>) {
+    let _ = writeln!(io::stderr().lock(), "{}", shown(text));
+}
+
+/// Standard streams that were closed lead nowhere from now on; else the next file that is opened
+/// would become one, and get what is printed.
+pub fn open_streams() {
+    #[cfg(unix)]
+    {
+        use std::os::fd::{AsRawFd, IntoRawFd};
+
+        let nowhere = || std::fs::OpenOptions::new().read(true).write(true).open("/dev/null");
+        while let Ok(file) = nowhere()
+            && file.as_raw_fd() <= 2
         {
-            use std::os::unix::fs::PermissionsExt;
-            let permissions =
-                known.map_or(std::fs::Permissions::from_mode(0o644), |known| known.permissions());
-            file.as_file().set_permissions(permissions)?;
+            let _stays_open = file.into_raw_fd();
         }
-        file.persist(&target).map_err(|error| error.error)?;
-        Ok(())
-    };
-    write().with_context(|| format!("{} could not be written", path.display()))
+    }
+}
+
+/// Writes a whole file, as [`file::write`] does it.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    file::write(path, |file| file.write_all(bytes))
+        .with_context(|| format!("{} could not be written", path.display()))
 }
 
 /// Refuses a place where nothing can be written, before minutes are spent on what is to be written
 /// there.
 pub fn writable(path: &Path) -> anyhow::Result<()> {
-    if std::fs::metadata(path).is_ok_and(|known| !known.is_file() && !known.is_dir()) {
-        return Ok(());
-    }
-    let probe = if path.is_dir() { Err(io::ErrorKind::IsADirectory.into()) } else { beside(path) };
-    probe.map(drop).with_context(|| format!("{} could not be written", path.display()))
-}
-
-/// A file of no name yet in the folder of `path`.
-fn beside(path: &Path) -> io::Result<NamedTempFile> {
-    let folder =
-        path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    if !folder.is_dir() {
-        return Err(io::Error::new(
-            io::ErrorKind::NotFound,
-            format!("there is no folder {}", folder.display()),
-        ));
-    }
-    NamedTempFile::new_in(folder)
+    file::writable(path).with_context(|| format!("{} could not be written", path.display()))
 }
 
 /// `+12.3 %`

@@ -89,7 +89,7 @@ pub fn remember(threads: u32, extent: Extent, machine: &str) {
 }
 
 fn measure(threads: u32, extent: Extent) -> Option<Machine> {
-    eprintln!("measuring this processor once (about a second) …");
+    note!("measuring this processor once (about a second) …");
     let output = program::command()
         .ok()?
         .args(["calibrate", "--json", "--threads", &threads.to_string()])

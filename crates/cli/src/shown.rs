@@ -1,19 +1,8 @@
 //! Text as it is shown. Invariant: what reaches standard output or standard error holds no control
 //! characters but the ends of lines, whatever the names in files hold: a terminal obeys nobody but
-//! its user. `println!` and `eprintln!` of this crate are those of this file.
+//! its user. `say!` and `note!` pass through here.
 
 use std::fmt::{self, Write};
-
-/// As the standard library's, with all text shown.
-macro_rules! println {
-    () => { std::println!() };
-    ($($text:tt)*) => { std::println!("{}", $crate::shown::shown(format_args!($($text)*))) };
-}
-
-/// As the standard library's, with all text shown.
-macro_rules! eprintln {
-    ($($text:tt)*) => { std::eprintln!("{}", $crate::shown::shown(format_args!($($text)*))) };
-}
 
 /// The text with what a terminal would obey written out, as JSON writes it: so a document stays one
 /// that reads the same.

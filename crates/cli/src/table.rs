@@ -199,7 +199,7 @@ impl Table {
     }
 
     /// Prints the first rows under the heads; numbers stand to the right.
-    pub fn print(&self, top: usize) {
+    pub fn print(&self, top: usize) -> output::Printed {
         let rows = &self.rows[..top.min(self.rows.len())];
         let is_text: Vec<bool> = (0..self.heads.len())
             .map(|column| rows.iter().any(|row| matches!(row[column].key, Key::Text(_))))
@@ -210,17 +210,20 @@ impl Table {
                 true => format!("{:<width$}", cell(column)),
                 false => format!("{:>width$}", cell(column)),
             });
-            println!("{}", cells.collect::<Vec<_>>().join(GAP).trim_end());
+            say!("{}", cells.collect::<Vec<_>>().join(GAP).trim_end())
         };
         // A head stands over the digits of its column, not over marks behind them.
         line(&|column| {
             let marks = rows.first().is_some_and(|row| row[column].text.ends_with([' ', '*']));
             format!("{}{}", self.heads[column], if marks { "  " } else { "" })
-        });
-        rows.iter().for_each(|row| line(&|column| row[column].within(widths[column])));
-        if rows.len() < self.rows.len() {
-            println!("… and {} more rows", self.rows.len() - rows.len());
+        })?;
+        for row in rows {
+            line(&|column| row[column].within(widths[column]))?;
         }
+        if rows.len() < self.rows.len() {
+            say!("… and {} more rows", self.rows.len() - rows.len())?;
+        }
+        Ok(())
     }
 
     /// As wide as the widest entry or the head; where that is too much for a line, the widest

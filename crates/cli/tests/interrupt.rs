@@ -1,4 +1,5 @@
-//! A run that is interrupted. Invariant: it ends in order after the step at hand, with what it had
+//! A run that is asked to end: by Ctrl-C, by a batch system, by a terminal that closes, by the
+//! reader of its output. Invariant: it ends in order after the step at hand, with what it had
 //! learned on disk; who resumes it gets the losses of a run that was never interrupted.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 #![cfg(unix)]
@@ -6,7 +7,7 @@
 mod program;
 
 use std::io::{BufRead, BufReader, Read};
-use std::process::{Child, ChildStdout, Stdio};
+use std::process::{Child, ChildStdout, Command, Stdio};
 
 use program::{folder, tightfit, train};
 use serde_json::Value;
@@ -16,14 +17,26 @@ use tempfile::TempDir;
 const ENDLESS: &str = "4000000000";
 
 fn interrupt(child: &Child) {
+    send(child, libc::SIGINT);
+}
+
+fn send(child: &Child, signal: libc::c_int) {
     let id = libc::pid_t::try_from(child.id()).unwrap();
     // SAFETY: the process is a child that has not been waited for, so its id is its own.
-    assert_eq!(unsafe { libc::kill(id, libc::SIGINT) }, 0);
+    assert_eq!(unsafe { libc::kill(id, signal) }, 0);
 }
 
 /// A run without end that has just printed its first line.
 fn started(folder: &TempDir, json: bool) -> (Child, BufReader<ChildStdout>, String) {
-    let mut command = tightfit();
+    endless(tightfit(), folder, json)
+}
+
+/// [`started`], by a command that ends in the program.
+fn endless(
+    mut command: Command,
+    folder: &TempDir,
+    json: bool,
+) -> (Child, BufReader<ChildStdout>, String) {
     command.args([
         "train",
         "corpus/steps/gpt-nano",
@@ -44,7 +57,7 @@ fn started(folder: &TempDir, json: bool) -> (Child, BufReader<ChildStdout>, Stri
     if json {
         command.arg("--json");
     }
-    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
     let mut output = BufReader::new(child.stdout.take().unwrap());
     let mut first = String::new();
     output.read_line(&mut first).unwrap();
@@ -91,6 +104,76 @@ fn people_are_told_that_the_run_was_interrupted() {
     output.read_to_string(&mut text).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{text}");
     assert!(text.contains("interrupted after step"), "{text}");
+    assert_eq!(program::listing(folder.path()), ["weights"]);
+}
+
+fn stderr(child: &mut Child) -> String {
+    let mut text = String::new();
+    child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+    text
+}
+
+#[test]
+fn what_ends_a_process_from_outside_is_a_request_like_ctrl_c() {
+    for (signal, code) in [(libc::SIGINT, 130), (libc::SIGTERM, 143), (libc::SIGHUP, 129)] {
+        let folder = folder();
+        let (mut child, mut output, mut text) = started(&folder, true);
+        send(&child, signal);
+        output.read_to_string(&mut text).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(code));
+        let result: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+        assert_eq!(result["interrupted"], true, "{signal}");
+        assert!(result["saved"].as_str().unwrap().ends_with("/weights"), "{signal}");
+        assert_eq!(program::listing(folder.path()), ["weights"], "{signal}");
+    }
+}
+
+/// `nohup` has the signal ignored, and whoever uses it wants the run to go on.
+#[test]
+fn a_signal_that_is_ignored_from_the_start_stays_ignored() {
+    let folder = folder();
+    let inner = tightfit();
+    let mut command = Command::new("sh");
+    command.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]).arg(inner.get_program());
+    command.envs(inner.get_envs().filter_map(|(key, value)| Some((key, value?))));
+    let (mut child, mut output, mut text) = endless(command, &folder, true);
+    send(&child, libc::SIGHUP);
+    for _ in 0..20 {
+        output.read_line(&mut text).unwrap();
+    }
+    assert_eq!(text.lines().count(), 21);
+    interrupt(&child);
+    output.read_to_string(&mut text).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(130));
+}
+
+#[test]
+fn a_run_whose_reader_goes_away_saves() {
+    let folder = folder();
+    let (mut child, output, _) = started(&folder, true);
+    drop(output);
+    let said = stderr(&mut child);
+    assert_eq!(child.wait().unwrap().code(), Some(4), "{said}");
+    assert!(said.contains("were saved to") && said.contains("weights"), "{said}");
+    assert_eq!(program::listing(folder.path()), ["weights"]);
+    let resumed = "corpus/steps/gpt-nano --budget 90% --steps 1 --eval-batches 0 --resume";
+    train(folder.path(), &format!("{resumed} FOLDER/weights")).done();
+}
+
+/// The end in order takes for ever here: it waits for a reader of the pipe that is to be saved to.
+#[test]
+fn a_second_signal_ends_the_run_at_once_and_claims_nothing() {
+    let folder = folder();
+    let pipe = folder.path().join("weights");
+    assert!(Command::new("mkfifo").arg(pipe).status().unwrap().success());
+    let (mut child, _output, _) = started(&folder, true);
+    send(&child, libc::SIGINT);
+    send(&child, libc::SIGTERM);
+    let said = stderr(&mut child);
+    // Where both wait, the system says which one is the second.
+    let code = child.wait().unwrap().code();
+    assert!(matches!(code, Some(130 | 143)), "{code:?}: {said}");
+    assert!(said.contains("ended at once") && !said.contains("saved to"), "{said}");
     assert_eq!(program::listing(folder.path()), ["weights"]);
 }
 

@@ -53,9 +53,9 @@ fn paths_need_not_be_unicode() {
     ran(folder, "analyze @step --threads 2");
 }
 
-/// Weights follow a link and refuse what is no file, before any step is taken.
+/// Weights follow a link and refuse what no program can open, before any step is taken.
 #[test]
-fn weights_replace_files_alone() {
+fn weights_follow_links_and_refuse_sockets() {
     let folder = folder();
     let (link, file) = (folder.path().join("link"), folder.path().join("file"));
     std::fs::write(&file, "before").unwrap();

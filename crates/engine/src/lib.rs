@@ -8,6 +8,7 @@
 mod budget;
 mod calibrate;
 mod execute;
+pub mod file;
 mod fit;
 mod kernels;
 mod memory;

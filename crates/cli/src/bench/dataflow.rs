@@ -48,7 +48,7 @@ pub fn analyses(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (mut rows, mut results): (Vec<Vec<String>>, Vec<Value>) = (Vec::new(), Vec::new());
     for path in paths {
         let (graph, is_step) = input::graph(&path)?;
-        eprintln!("{}", graph.name());
+        note!("{}", graph.name());
         let profile = input::profile(&graph, &OnMachine::default().machine(is_step)?);
         let (mut analysis, mut statistics) = (f64::INFINITY, f64::INFINITY);
         let mut flow = dataflow(&graph, &profile);
@@ -80,9 +80,9 @@ pub fn analyses(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }));
     }
     if arguments.json {
-        println!("{}", Value::Array(results));
+        say!("{}", Value::Array(results))?;
     } else {
-        print!(
+        say!(
             "{}",
             table(
                 &[
@@ -95,7 +95,8 @@ pub fn analyses(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 ],
                 &rows
             )
-        );
+            .trim_end()
+        )?;
     }
     Ok(ExitCode::SUCCESS)
 }

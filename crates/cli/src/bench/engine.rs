@@ -58,7 +58,7 @@ pub fn engine(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut sides = sides(arguments, threads)?;
     for round in 0..arguments.rounds {
         for side in &mut sides {
-            eprintln!("round {} of {}: {}", round + 1, arguments.rounds, side.name);
+            note!("round {} of {}: {}", round + 1, arguments.rounds, side.name);
             measure(side)?;
         }
     }
@@ -80,7 +80,7 @@ pub fn engine(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "rounds": arguments.rounds,
             "sides": results,
         });
-        println!("{result}");
+        say!("{result}")?;
         return Ok(ExitCode::SUCCESS);
     }
     let number = |result: &Value, key: &str| result[key].as_f64().unwrap_or(f64::NAN);
@@ -89,25 +89,26 @@ pub fn engine(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         .find(|result| result["name"] == EAGER)
         .or(results.first())
         .map_or(f64::NAN, |result| number(result, "median_seconds"));
-    println!(
+    say!(
         "| run | ms per step (median) | against {} | process peak above entry |",
         if results.iter().any(|result| result["name"] == EAGER) { EAGER } else { "the first" }
-    );
-    println!("|---|---:|---:|---:|");
+    )?;
+    say!("|---|---:|---:|---:|")?;
     for result in &results {
         let seconds = number(result, "median_seconds");
         let name = result["name"].as_str().unwrap_or("?");
-        println!(
+        say!(
             "| {name} | {:.0} | {:.2} × | {:.0} MiB |",
             seconds * 1e3,
             seconds / reference,
             number(result, "process_peak_bytes") / 1_048_576.0
-        );
+        )?;
     }
-    println!(
+    say!(
         "\n{threads} threads, {} rounds in alternation, {} steps each, the first not counted",
-        arguments.rounds, arguments.steps
-    );
+        arguments.rounds,
+        arguments.steps
+    )?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -136,7 +137,7 @@ fn sides(arguments: &Arguments, threads: u32) -> anyhow::Result<Vec<Side>> {
     let made_by_tests = PathBuf::from("target/python-venv/bin/python");
     let python = arguments.python.clone().or(Some(made_by_tests).filter(|path| path.exists()));
     if python.is_none() {
-        eprintln!("note: PyTorch is left out; pass --python, or run `cargo xtask ci python` first");
+        note!("note: PyTorch is left out; pass --python, or run `cargo xtask ci python` first");
     }
     if let Some(python) = &python {
         if !arguments.script.exists() {

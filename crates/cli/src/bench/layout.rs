@@ -50,7 +50,7 @@ pub fn layout(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     for path in files(&arguments.folder)? {
         let name =
             path.file_name().map_or(String::new(), |name| name.to_string_lossy().into_owned());
-        eprintln!("{name}");
+        note!("{name}");
         let lifetimes = read(&path).with_context(|| path.display().to_string())?;
         let start = effort::clock();
         let packing = pack(
@@ -88,10 +88,11 @@ pub fn layout(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }));
     }
     if arguments.json {
-        println!("{}", Value::Array(results));
+        say!("{}", Value::Array(results))?;
     } else {
-        println!("Capacity {} bytes.\n", arguments.capacity);
-        print!("{}", table(&["buffers", "count", "lower bound", "end", "fits", "seconds"], &rows));
+        say!("Capacity {} bytes.\n", arguments.capacity)?;
+        let heads = ["buffers", "count", "lower bound", "end", "fits", "seconds"];
+        say!("{}", table(&heads, &rows).trim_end())?;
     }
     Ok(ExitCode::SUCCESS)
 }

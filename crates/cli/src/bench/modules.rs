@@ -106,11 +106,11 @@ pub fn modules(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
     }
     if arguments.json {
-        println!("{}", Value::Array(results));
+        say!("{}", Value::Array(results))?;
     } else {
-        println!(
+        say!(
             "Solver: {SOLVER}. Recomputation in ms; – where nothing fits or nothing was recorded.\n"
-        );
+        )?;
         let head = [
             "statistics",
             "modules",
@@ -121,7 +121,7 @@ pub fn modules(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "seconds",
             "PyTorch's seconds",
         ];
-        print!("{}", table(&head, &rows));
+        say!("{}", table(&head, &rows).trim_end())?;
     }
     Ok(ExitCode::SUCCESS)
 }

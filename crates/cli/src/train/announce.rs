@@ -11,48 +11,54 @@ use tightfit_engine::{Dataset, FittedGraph, FittedStep, Step};
 use crate::output;
 
 /// Prints them.
-pub fn announce(step: &Step, data: &Dataset, planned: &FittedStep, machine: &Machine) {
+pub fn announce(
+    step: &Step,
+    data: &Dataset,
+    planned: &FittedStep,
+    machine: &Machine,
+) -> output::Printed {
     let FittedGraph { fitted, budget, reserve, unplanned } = &planned.training;
     let (schedule, timeline) = (fitted.schedule(), fitted.timeline());
-    println!("{}: {}", step.name, step.description);
-    println!(
+    say!("{}: {}", step.name, step.description)?;
+    say!(
         "{:<16}{} parameters; {} threads; data {}",
         "",
         count(step.parameter_count()),
         machine.threads,
         data.path.display()
-    );
-    println!("{:<16}{:>12}", "unplanned peak", unplanned.timeline().peak.to_string());
-    println!(
+    )?;
+    say!("{:<16}{:>12}", "unplanned peak", unplanned.timeline().peak.to_string())?;
+    say!(
         "{:<16}{:>12}  base {} (the process itself), packing {}, slab {}",
         "budget",
         budget.to_string(),
         reserve.base,
         reserve.packing,
         planned.training.slab()
-    );
-    println!(
+    )?;
+    say!(
         "{:<16}{:>12}  checked; planner {}",
         "planned peak",
         timeline.peak.to_string(),
         schedule.planner
-    );
+    )?;
     let overhead = timeline.seconds.0 / unplanned.timeline().seconds.0 - 1.0;
-    println!(
+    say!(
         "{:<16}{:>12}  {}",
         "recomputed",
         format!("{} nodes", schedule.recomputed()),
         recomputed_operators(&step.training, schedule)
-    );
-    println!(
+    )?;
+    say!(
         "{:<16}{:>12}  predicted ({} a step)",
         "slowdown",
         output::percent(overhead),
         output::milliseconds(timeline.seconds)
-    );
+    )?;
     if planned.evaluation.is_none() && step.evaluation.is_some() {
-        println!("{:<16}{:>12}  it does not fit beside the parameters", "evaluation", "left out");
+        say!("{:<16}{:>12}  it does not fit beside the parameters", "evaluation", "left out")?;
     }
+    Ok(())
 }
 
 /// Which operators are recomputed, by how often.

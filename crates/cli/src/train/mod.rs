@@ -3,6 +3,7 @@
 
 mod announce;
 mod dump;
+mod ending;
 mod profile;
 mod report;
 mod run;
@@ -11,7 +12,7 @@ mod trace;
 use crate::exit::ExitCode;
 use std::path::PathBuf;
 
-use anyhow::bail;
+use anyhow::{Context, bail};
 use clap::Args;
 use tightfit::plan::Planner;
 use tightfit::schedule;
@@ -23,7 +24,10 @@ use tightfit_engine::{
 use crate::calls::{self, Costs, Subject};
 use crate::effort::Limits;
 use crate::values::{MOST_THREADS, learning_rate, planner};
-use crate::{exit, input, interrupt, output, processor};
+use crate::{input, interrupt, output, processor};
+use ending::{Ending, said};
+
+pub use ending::{LossNotFinite, TooManySteps};
 
 /// Train an exported step inside one slab of memory.
 #[derive(Args)]
@@ -58,6 +62,10 @@ pub struct Arguments {
     /// Go on from weights, optimizer state, step number and seed of this file
     #[arg(long)]
     resume: Option<PathBuf>,
+    /// Go on where the loss is NaN or infinite, and save such weights too; else the run ends there
+    /// with exit code 11, and nothing is saved
+    #[arg(long)]
+    keep_going: bool,
     /// Evaluate on the validation data every N steps, besides at the end
     #[arg(long, value_name = "N")]
     eval_every: Option<u32>,
@@ -107,9 +115,6 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     {
         output::writable(path)?;
     }
-    for path in [&arguments.save, &arguments.dump].into_iter().flatten() {
-        weights::replaceable(path)?;
-    }
     if arguments.dump.is_some() {
         step.training = dump::with_gradients(&step.training)?;
     }
@@ -144,56 +149,84 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     process::give_back();
     if interrupt::raised() {
-        eprintln!("interrupted before the first step; nothing was saved");
-        return Ok(ExitCode::from(exit::INTERRUPTED));
+        note!("interrupted before the first step; nothing was saved");
+        return Ok(interrupt::code());
     }
     // Only now is it certain that the run can start.
     if !arguments.json {
-        announce::announce(&step, &data, &planned, &machine);
-        if let Some(path) = &arguments.resume {
-            println!("resuming after {} steps from {}", session.next_step, path.display());
-        }
+        announce::announce(&step, &data, &planned, &machine)
+            .and_then(|()| match &arguments.resume {
+                Some(path) => {
+                    say!("resuming after {} steps from {}", session.next_step, path.display())
+                }
+                None => Ok(()),
+            })
+            .context("no step was run, and nothing was saved")?;
     }
 
     let begun = session.next_step;
     let mut fastest = arguments.trace.as_ref().map(|_| FastestStep::default());
-    let measured = run::run(arguments, &mut session, &mut data, fastest.as_mut())?;
+    let course = run::run(arguments, &mut session, &mut data, fastest.as_mut())?;
     let stepped = session.next_step > begun;
-    // Before the evaluation, which computes where gradients lie.
-    if let Some(path) = &arguments.dump {
-        dump::write(path, &step, &mut session, &mut data, stepped)?;
+    // First of all: whatever fails from here on, the weights are safe.
+    let is_good = !matches!(course.ending, Ending::NotFinite(_));
+    let saved = arguments.save.as_deref().filter(|_| is_good);
+    if let Some(path) = saved {
+        weights::save(path, &session, &step.name).with_context(|| {
+            format!("the weights after step {} could not be saved", session.next_step)
+        })?;
     }
-    let evaluation = evaluation(arguments, &mut session, &mut data, stepped)?;
-    if let Some(path) = &arguments.save {
-        weights::save(path, &session, &step.name)?;
-    }
-    let process = process::peak_resident();
-    // What is written from here on may take what the slab held.
-    session.release();
-    if let (Some(path), Some(fastest)) = (&arguments.trace, &fastest) {
-        trace::write(path, &step.training, fitted, &machine, fastest)?;
-    }
-    if !arguments.costs.roofline && measured.steps.len() >= ENOUGH {
-        calls::remember(&machine, measured.call_seconds(&step.training, machine.threads));
-    }
-    if arguments.profile && !arguments.json {
-        profile::show(&step.training, &planned.profile, &measured);
-    }
-    let outcome = report::Outcome {
-        training: &planned.training,
-        session: &session,
-        measured: &measured,
-        evaluation,
-        process,
-        saved: arguments.save.as_deref(),
-        interrupted: interrupt::raised(),
+    let done = session.next_step;
+    let rest = || -> anyhow::Result<()> {
+        // Before the evaluation, which computes where gradients lie.
+        if let Some(path) = &arguments.dump {
+            dump::write(path, &step, &mut session, &mut data, stepped)?;
+        }
+        let evaluation = match course.ending {
+            Ending::InOrder => evaluation(arguments, &mut session, &mut data, stepped)?,
+            Ending::NotFinite(_) | Ending::Unprinted(_) => None,
+        };
+        let process = process::peak_resident();
+        // What is written from here on may take what the slab held.
+        session.release();
+        let measured = &course.measured;
+        if let (Some(path), Some(fastest)) = (&arguments.trace, &fastest) {
+            trace::write(path, &step.training, fitted, &machine, fastest)?;
+        }
+        if !arguments.costs.roofline && measured.steps.len() >= ENOUGH {
+            calls::remember(&machine, measured.call_seconds(&step.training, machine.threads));
+        }
+        if let Ending::Unprinted(error) = course.ending {
+            return Err(error.into());
+        }
+        if arguments.profile && !arguments.json {
+            profile::show(&step.training, &planned.profile, measured)?;
+        }
+        let outcome = report::Outcome {
+            training: &planned.training,
+            session: &session,
+            measured,
+            evaluation,
+            process,
+            saved,
+            interrupted: interrupt::raised(),
+            ended_early: !is_good,
+            not_finite: course.not_finite,
+        };
+        match arguments.json {
+            true => say!("{}", outcome.json())?,
+            false => outcome.show()?,
+        }
+        match course.ending {
+            Ending::NotFinite(error) => Err(error.into()),
+            Ending::InOrder | Ending::Unprinted(_) => Ok(output::flush()?),
+        }
     };
-    if arguments.json {
-        println!("{}", outcome.json());
-    } else {
-        outcome.show();
+    match rest() {
+        Ok(()) => Ok(interrupt::code()),
+        Err(error) if error.is::<LossNotFinite>() => Err(error),
+        Err(error) => Err(error.context(said(saved, done))),
     }
-    Ok(if outcome.interrupted { ExitCode::from(exit::INTERRUPTED) } else { ExitCode::SUCCESS })
 }
 
 /// The step and data that suit it, with the learning rate that was asked for.
@@ -211,12 +244,17 @@ fn open(arguments: &Arguments) -> anyhow::Result<(Step, Dataset)> {
     Ok((step, data))
 }
 
-/// The run's seed: that of the run that goes on, else as asked.
+/// The run's seed: that of the run that goes on, which has numbers left for its steps, else as
+/// asked.
 fn seed(arguments: &Arguments, step: &Step) -> anyhow::Result<u64> {
     let Some(path) = &arguments.resume else { return Ok(arguments.seed.unwrap_or(1)) };
     let progress = weights::progress(path, &step.name)?;
     if let Some(seed) = arguments.seed.filter(|&seed| seed != progress.seed) {
         bail!("--seed {seed} contradicts {}, whose run has seed {}", path.display(), progress.seed);
+    }
+    if progress.steps.checked_add(arguments.steps).is_none() {
+        let (path, done, steps) = (path.clone(), progress.steps, arguments.steps);
+        return Err(TooManySteps { path, done, steps }.into());
     }
     Ok(progress.seed)
 }

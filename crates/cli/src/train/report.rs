@@ -7,6 +7,7 @@ use serde_json::{Value, json};
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::{Evaluation, FittedGraph, Session, Timings};
 
+use super::ending::NotFinite;
 use crate::output;
 
 /// A run that has ended.
@@ -25,6 +26,10 @@ pub struct Outcome<'a> {
     pub saved: Option<&'a Path>,
     /// It was asked to end early.
     pub interrupted: bool,
+    /// It ended at a loss that is not finite.
+    pub ended_early: bool,
+    /// Losses that were not finite.
+    pub not_finite: NotFinite,
 }
 
 impl Outcome<'_> {
@@ -70,47 +75,46 @@ impl Outcome<'_> {
             // JSON is Unicode, a path need not be.
             "saved": self.saved.map(|path| path.to_string_lossy()),
             "interrupted": self.interrupted,
+            "first_not_finite_step": self.not_finite.first,
         })
     }
 
     /// For people.
-    pub fn show(&self) {
+    pub fn show(&self) -> output::Printed {
         let FittedGraph { fitted, budget, .. } = self.training;
         if self.interrupted {
-            println!("interrupted after step {}", self.session.next_step);
+            say!("interrupted after step {}", self.session.next_step)?;
         }
         let process = self.process.map_or("unknown".to_string(), |bytes| bytes.to_string());
-        println!(
+        say!(
             "{:<16}{:>12}  slab high-water mark",
             "measured peak",
             fitted.timeline().high_water.to_string()
-        );
-        println!(
-            "{:<16}{process:>12}  process, the largest that was resident; budget {budget}",
-            ""
-        );
+        )?;
+        say!("{:<16}{process:>12}  process, the largest that was resident; budget {budget}", "")?;
         if let (Some(median), Some(overhead), Some(ratio)) =
             (self.measured.median(), self.measured.overhead(), self.ratio())
         {
-            println!(
+            say!(
                 "{:<16}{:>12}  measured, {} predicted",
                 "slowdown",
                 output::percent(overhead),
                 output::percent(self.predicted_overhead())
-            );
-            println!(
+            )?;
+            say!(
                 "{:<16}{:>12}  measured (median), {} predicted: {ratio:.2} times as long",
                 "time of a step",
                 output::milliseconds(Seconds(median)),
                 output::milliseconds(self.predicted())
-            );
+            )?;
         }
         if let Some(evaluation) = &self.evaluation {
-            println!("{:<16}{}", "", describe(evaluation));
+            say!("{:<16}{}", "", describe(evaluation))?;
         }
         match self.saved {
-            Some(path) => println!("{:<16}{}", "weights saved", path.display()),
-            None => println!("{:<16}pass --save FILE to keep them", "weights dropped"),
+            Some(path) => say!("{:<16}{}", "weights saved", path.display()),
+            None if self.ended_early => say!("{:<16}{}", "weights", "not saved"),
+            None => say!("{:<16}pass --save FILE to keep them", "weights dropped"),
         }
     }
 }

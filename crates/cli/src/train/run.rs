@@ -1,5 +1,6 @@
-//! The steps of a run, one after the other. Invariant: a step that has begun ends; the first one is
-//! not measured where others follow, since it also faults the slab's pages in.
+//! The steps of a run, one after the other. Invariant: a step that has begun ends, and what keeps
+//! others from following is left to the caller, who has weights to save; the first one is not
+//! measured where others follow, since it also faults the slab's pages in.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -9,19 +10,32 @@ use serde_json::json;
 use tightfit_engine::{Dataset, FastestStep, Session, Timings};
 
 use super::Arguments;
+use super::ending::{Ending, LossNotFinite, NotFinite};
 use super::report::describe;
 use crate::interrupt;
 
+/// What came of the steps.
+pub struct Course {
+    /// What they took.
+    pub measured: Timings,
+    /// Why they ended.
+    pub ending: Ending,
+    /// Their losses that were not finite.
+    pub not_finite: NotFinite,
+}
+
 /// Runs the steps, shows how they go, and evaluates when it is due; ends early where it is asked
-/// to.
+/// to, at a loss that is not finite, and where standard output takes no more.
 pub fn run(
     arguments: &Arguments,
     session: &mut Session,
     data: &mut Dataset,
     mut fastest: Option<&mut FastestStep>,
-) -> anyhow::Result<Timings> {
+) -> anyhow::Result<Course> {
     let bar = progress_bar(arguments);
     let mut measured = Timings::default();
+    let mut not_finite = NotFinite::default();
+    let mut ending = Ending::InOrder;
     for done in 0..arguments.steps {
         if interrupt::raised() {
             break;
@@ -42,8 +56,12 @@ pub fn run(
             fastest.end(counts);
         }
         measured.steps.extend(counts.then_some(seconds));
-        if arguments.json {
-            println!("{}", json!({ "step": session.next_step, "loss": loss, "seconds": seconds }));
+        let number = session.next_step;
+        if arguments.json
+            && let Err(error) =
+                say!("{}", json!({ "step": number, "loss": loss, "seconds": seconds }))
+        {
+            ending = Ending::Unprinted(error);
         }
         bar.set_message(format!(
             "loss {loss:.4}  {:.0} {}/s",
@@ -52,25 +70,45 @@ pub fn run(
         ));
         bar.inc(1);
         if !loss.is_finite() {
-            bar.println(format!("step {}: the loss is {loss}", session.next_step));
+            not_finite.add(number);
+            if !arguments.keep_going {
+                let save = arguments.save.clone();
+                ending = Ending::NotFinite(LossNotFinite { step: number, loss, save });
+            } else if not_finite.count == 1 {
+                bar.suspend(|| note!("step {number}: the loss is {loss}; going on, as asked"));
+            }
+        }
+        if !matches!(ending, Ending::InOrder) {
+            break;
         }
         if is_due(arguments, done + 1)
             && let Some(evaluation) = session.evaluate(data, arguments.eval_batches)?
         {
             if arguments.json {
                 let result = json!({
-                    "step": session.next_step,
+                    "step": number,
                     "validation_loss": evaluation.loss,
                     "validation_accuracy": evaluation.accuracy,
                 });
-                println!("{result}");
+                if let Err(error) = say!("{result}") {
+                    ending = Ending::Unprinted(error);
+                    break;
+                }
             } else {
-                bar.println(format!("step {}: {}", session.next_step, describe(&evaluation)));
+                bar.println(format!("step {number}: {}", describe(&evaluation)));
             }
         }
     }
     bar.finish();
-    Ok(measured)
+    if arguments.keep_going
+        && let Some(first) = not_finite.first
+    {
+        let NotFinite { count, .. } = not_finite;
+        note!(
+            "{count} losses of this run were NaN or infinite, the first one that of step {first}"
+        );
+    }
+    Ok(Course { measured, ending, not_finite })
 }
 
 /// Whether an evaluation follows this step; the one at the end of the run comes anyway.

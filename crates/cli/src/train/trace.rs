@@ -21,7 +21,7 @@ pub fn write(
     fastest: &FastestStep,
 ) -> anyhow::Result<()> {
     let Some(calls) = fastest.calls() else {
-        eprintln!("note: no step was measured, so {} was not written", path.display());
+        note!("note: no step was measured, so {} was not written", path.display());
         return Ok(());
     };
     let times: Vec<(Seconds, Seconds)> =

@@ -60,9 +60,9 @@ pub fn calibrate(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let text = serde_json::to_string_pretty(&machine)?;
     processor::remember(machine.threads, extent, &text);
     if arguments.json {
-        println!("{text}");
+        say!("{text}")?;
     } else {
-        println!(
+        say!(
             "{} threads: {:.1} GFLOP/s in matrix products, {:.1} GB/s, {:.2} G exponentials/s, \
              {:.1} µs per call",
             machine.threads,
@@ -70,7 +70,7 @@ pub fn calibrate(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             machine.bandwidth / 1e9,
             machine.elementary.unwrap_or(0.0) / 1e9,
             machine.launch * 1e6
-        );
+        )?;
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -80,13 +80,13 @@ fn calibrate_calls(arguments: &Arguments, step: &Path) -> anyhow::Result<ExitCod
     let (machine, measured, budget) = try_step(arguments, step)?;
     calls::remember(&machine, measured.clone());
     if arguments.json {
-        println!("{}", measured.write());
+        say!("{}", measured.write())?;
     } else {
-        println!(
+        say!(
             "{} threads: {} kinds of calls measured within {budget}",
             machine.threads,
             measured.len()
-        );
+        )?;
     }
     Ok(ExitCode::SUCCESS)
 }

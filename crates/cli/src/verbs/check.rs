@@ -119,16 +119,16 @@ pub fn check(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let schedule = input::plan(&arguments.plan, &graph)?;
     let legal = judge(&graph, &machine, &schedule, Some(budget))?;
     if arguments.json {
-        println!("{}", legal.document(&graph, &schedule));
+        say!("{}", legal.document(&graph, &schedule))?;
     } else {
-        println!(
+        say!(
             "legal: peak {} within {}, slab {}, {} nodes recomputed, {} time (predicted)",
             legal.timeline.peak,
             legal.budget,
             schedule.slab,
             schedule.recomputed(),
             output::percent(legal.overhead)
-        );
+        )?;
     }
     Ok(ExitCode::SUCCESS)
 }

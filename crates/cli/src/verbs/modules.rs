@@ -63,7 +63,7 @@ temporaries at the peak of its backward pass";
 pub fn modules(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let statistics = input::modules(&arguments.input, &arguments.on)?;
     if arguments.json {
-        println!("{}", document(&statistics, arguments.ancestors));
+        say!("{}", document(&statistics, arguments.ancestors))?;
         return Ok(ExitCode::SUCCESS);
     }
     let Statistics { info, machine, .. } = statistics;
@@ -75,24 +75,24 @@ pub fn modules(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         .filter(|&(_, depth)| depth <= deepest)
         .collect();
     let root = &info.modules()[info.root()];
-    println!(
+    say!(
         "{}: {} modules, {} forward and {} backward {}",
         root.name,
         info.modules().len(),
         milliseconds(root.forward),
         milliseconds(root.backward),
         machine.map_or("as recorded".to_string(), |machine| format!("on {machine}"))
-    );
-    println!(
+    )?;
+    say!(
         "baseline {}, peak {} ({} bytes) of parameters, gradients and activations, without \
          batch, buffers and optimizer state",
         milliseconds(info.baseline_seconds()),
         info.baseline_peak(),
         info.baseline_peak().0
-    );
-    println!("{LEGEND}\n");
+    )?;
+    say!("{LEGEND}\n")?;
     let rows = shown.iter().map(|&(module, depth)| row(&info, module, depth));
-    Table::new(&HEADS, rows.collect()).print(usize::MAX);
+    Table::new(&HEADS, rows.collect()).print(usize::MAX)?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -13,7 +13,7 @@ use tightfit::units::Seconds;
 use crate::effort::Search;
 use crate::frontier::{Point, drawn, frontier};
 use crate::input::{self, OnMachine};
-use crate::{exit, interrupt, output};
+use crate::{interrupt, output};
 
 /// Plan a step at many budgets: what would half the memory cost, what is the smallest machine for
 /// it.
@@ -65,24 +65,30 @@ pub fn pareto(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         )?;
     }
     if arguments.json {
-        println!("{}", document(&points));
+        say!("{}", document(&points))?;
     } else {
-        show(&graph, &machine, &points, unplanned.timeline().seconds);
+        show(&graph, &machine, &points, unplanned.timeline().seconds)?;
     }
-    Ok(if interrupt::raised() { ExitCode::from(exit::INTERRUPTED) } else { ExitCode::SUCCESS })
+    Ok(interrupt::code())
 }
 
-fn show(graph: &Graph, machine: &Machine, points: &[Point], unplanned: Seconds) {
-    println!(
+fn show(graph: &Graph, machine: &Machine, points: &[Point], unplanned: Seconds) -> output::Printed {
+    say!(
         "{} on {}: {} unplanned; predicted slowdown by budget",
         graph.name(),
         machine.name,
         output::milliseconds(unplanned)
-    );
-    println!(
+    )?;
+    say!(
         "{:>12} {:>16} {:>9} {:>9} {:>8} {:>14} {:>8}",
-        "budget", "bytes", "slowdown", "bound", "gap", "planned peak", "seconds"
-    );
+        "budget",
+        "bytes",
+        "slowdown",
+        "bound",
+        "gap",
+        "planned peak",
+        "seconds"
+    )?;
     // Sums in another order leave a trace of nothing, which is no reason for a sign.
     let hundredths = |share: f64| (share * 1e4).round() / 1e2 + 0.0;
     let known = |share: Option<f64>| {
@@ -90,11 +96,11 @@ fn show(graph: &Graph, machine: &Machine, points: &[Point], unplanned: Seconds) 
     };
     for Point { budget, figures, seconds } in points {
         let Some(figures) = figures else {
-            println!("{:>12} {:>16} {:>9}", budget.to_string(), budget.0, "no plan");
+            say!("{:>12} {:>16} {:>9}", budget.to_string(), budget.0, "no plan")?;
             continue;
         };
         let gap = figures.gap.map_or("–".to_string(), |gap| format!("{:.2} pp", hundredths(gap)));
-        println!(
+        say!(
             "{:>12} {:>16} {:>9} {:>9} {gap:>8} {:>14} {:>8}",
             budget.to_string(),
             budget.0,
@@ -103,8 +109,9 @@ fn show(graph: &Graph, machine: &Machine, points: &[Point], unplanned: Seconds) 
             figures.peak.to_string(),
             // Not known where Ctrl-C ended the search.
             if seconds.0.is_finite() { format!("{:.2}", seconds.0) } else { "–".to_string() }
-        );
+        )?;
     }
+    Ok(())
 }
 
 /// The points as JSON.

@@ -25,7 +25,7 @@ use crate::figures::Figures;
 use crate::input::{self, OnMachine};
 use crate::values::OneFile;
 use crate::verbs::plan::details::Details;
-use crate::{exit, interrupt, output};
+use crate::{interrupt, output};
 
 /// Plan a training step under a budget in bytes.
 #[derive(Args)]
@@ -123,10 +123,14 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
     let effort = arguments.search.effort();
     let task = FitTask { machine: &machine, budget, beside: Bytes::ZERO, planner, effort };
-    let planned = fit_graph(&graph, &profile, &task).inspect_err(|error| {
-        let refused = (error, arguments.json);
-        arguments.details.print_refusal(&graph, &profile, planner, refused);
-    })?;
+    let planned = match fit_graph(&graph, &profile, &task) {
+        Ok(planned) => planned,
+        Err(error) => {
+            let refused = (&error, arguments.json);
+            arguments.details.print_refusal(&graph, &profile, planner, refused)?;
+            return Err(error.into());
+        }
+    };
     let seconds = start.elapsed().as_secs_f64();
     let (schedule, timeline, unplanned) =
         (&planned.fitted.schedule(), &planned.fitted.timeline(), &planned.unplanned.timeline());
@@ -143,8 +147,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let Figures { overhead, gap, .. } = Figures::of(&planned.fitted, unplanned.seconds);
     let bound = planned.fitted.bound();
     let details = arguments.details.of_plan(&graph, &profile, planner, &planned)?;
-    let code =
-        if interrupt::raised() { ExitCode::from(exit::INTERRUPTED) } else { ExitCode::SUCCESS };
+    let code = interrupt::code();
     if arguments.json {
         let mut result = json!({
             "graph": graph.name(),
@@ -169,13 +172,13 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "interrupted": interrupt::raised(),
         });
         details.add_to(&mut result);
-        println!("{result}");
+        say!("{result}")?;
         return Ok(code);
     }
     let row = |name: &str, bytes: Bytes, note: String| {
-        println!("{name:<16}{:>12}  {note}", bytes.to_string())
+        say!("{name:<16}{:>12}  {note}", bytes.to_string())
     };
-    println!("{} on {}", graph.name(), machine.name);
+    say!("{} on {}", graph.name(), machine.name)?;
     row(
         "unplanned peak",
         unplanned.peak,
@@ -184,7 +187,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             graph.compute_nodes().len(),
             graph.static_bytes()
         ),
-    );
+    )?;
     row(
         "budget",
         planned.budget,
@@ -198,9 +201,9 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         } else {
             String::new()
         },
-    );
-    row("planned peak", timeline.peak, format!("checked; {} slab after layout", schedule.slab));
-    println!(
+    )?;
+    row("planned peak", timeline.peak, format!("checked; {} slab after layout", schedule.slab))?;
+    say!(
         "{:<16}{:>12}  {} nodes recomputed; {} instead of {} (predicted; planner {}, \
          {:.0} ms)",
         "slowdown",
@@ -210,7 +213,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         output::milliseconds(unplanned.seconds),
         schedule.planner,
         seconds * 1e3
-    );
+    )?;
     if let Some((bound, gap)) = bound.zip(gap) {
         let whose = match bound.class.order {
             BoundOrder::Given => "no schedule that keeps this order is faster",
@@ -220,15 +223,15 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         // Every node runs, so it is only by rounding that a bound is below the unplanned step.
         let rounded =
             if least.starts_with('-') { " (of times rounded down to picoseconds)" } else { "" };
-        println!(
+        say!(
             "{:<16}{least:>12}  {whose}{rounded}; the plan is within {:.2} points of it",
             "bound",
             gap * 100.0
-        );
+        )?;
     }
     if interrupt::raised() {
-        println!("{:<16}{:>12}  the best plan so far", "search", "interrupted");
+        say!("{:<16}{:>12}  the best plan so far", "search", "interrupted")?;
     }
-    details.print();
+    details.print()?;
     Ok(code)
 }

@@ -18,7 +18,7 @@ use crate::effort::Search;
 use crate::frontier::{self, drawn, frontier};
 use crate::input::{self, OnMachine};
 use crate::values::points;
-use crate::{exit, interrupt, output};
+use crate::{interrupt, output};
 
 /// Show a step as one HTML page: memory over time by role, the peak explained, modules, savings,
 /// time by budget.
@@ -171,5 +171,5 @@ pub fn report(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         search: arguments.search.of_each(),
     })?;
     output::write_whole(&arguments.output, text.as_bytes())?;
-    Ok(if interrupt::raised() { ExitCode::from(exit::INTERRUPTED) } else { ExitCode::SUCCESS })
+    Ok(interrupt::code())
 }

@@ -14,7 +14,7 @@ use tightfit::units::Bytes;
 use tightfit_engine::Budget;
 
 use crate::input::{self, OnMachine, Statistics};
-use crate::output::{in_milliseconds, milliseconds};
+use crate::output::{Printed, in_milliseconds, milliseconds};
 use crate::solver::{self, Solver, named, within};
 use crate::table::{Cell, Table};
 
@@ -130,11 +130,11 @@ pub fn sac(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     let answer = answer(&statistics.info, &task)?;
     if arguments.json {
-        println!("{}", answer.document(&statistics)?);
+        say!("{}", answer.document(&statistics)?)?;
         return Ok(ExitCode::SUCCESS);
     }
     let (info, Answer { budget, plan, seconds }) = (&statistics.info, &answer);
-    println!(
+    say!(
         "peak {} of {} ({} without checkpointing), {} recomputed beside {}; {}, in \
          {seconds:.2} s",
         plan.peak,
@@ -143,22 +143,22 @@ pub fn sac(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         milliseconds(plan.recompute),
         milliseconds(info.baseline_seconds()),
         solver::quality(plan.gap),
-    );
-    println!(
+    )?;
+    say!(
         "as sac_milp returns it: recomputation_time {} (ms), peak_mem {} (bytes), ac_decisions:",
         in_milliseconds(plan.recompute),
         plan.peak.0,
-    );
-    print_units(info, &plan.units);
+    )?;
+    print_units(info, &plan.units)?;
     Ok(ExitCode::SUCCESS)
 }
 
 /// A table of modules that recompute.
-pub fn print_units(info: &ModuleInfo, units: &[CheckpointedUnit]) {
+pub fn print_units(info: &ModuleInfo, units: &[CheckpointedUnit]) -> Printed {
     if units.is_empty() {
-        return println!("nothing is recomputed");
+        return say!("nothing is recomputed");
     }
-    println!();
+    say!()?;
     let rows = units.iter().map(|unit| {
         vec![
             Cell::path(&info.modules()[unit.module].name),
@@ -167,7 +167,7 @@ pub fn print_units(info: &ModuleInfo, units: &[CheckpointedUnit]) {
             Cell::milliseconds(unit.recompute),
         ]
     });
-    Table::new(&HEADS, rows.collect()).print(usize::MAX);
+    Table::new(&HEADS, rows.collect()).print(usize::MAX)
 }
 
 /// Units, with the operators that each saves where `text`, which the statistics were read from,

@@ -174,12 +174,12 @@ pub fn shard(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let statistics = input::modules(&arguments.input, &arguments.on)?;
     let answer = answer(&statistics.info, &task)?;
     if arguments.json {
-        println!("{}", answer.document(&statistics)?);
+        say!("{}", answer.document(&statistics)?)?;
         return Ok(ExitCode::SUCCESS);
     }
     let (info, Answer { budget, plan, seconds }) = (&statistics.info, &answer);
     let name = |module| info.modules()[module].name.as_str();
-    println!(
+    say!(
         "peak {} of {} on each of {} devices ({} on one), {} of communication exposed and {} \
          recomputed beside {}; {}, in {seconds:.2} s",
         plan.peak,
@@ -190,7 +190,7 @@ pub fn shard(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         milliseconds(plan.recompute),
         milliseconds(info.baseline_seconds()),
         quality(plan.gap),
-    );
+    )?;
     // The root gathers what no other unit does.
     let parameters = |module| info.modules()[module].parameters;
     let others: Bytes = plan.units.iter().skip(1).map(|unit| parameters(unit.module)).sum();
@@ -202,10 +202,10 @@ pub fn shard(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             Cell::word(if unit.offloaded { "shard on the host" } else { "" }),
         ]
     });
-    println!();
-    Table::new(&HEADS, rows.collect()).print(usize::MAX);
+    say!()?;
+    Table::new(&HEADS, rows.collect()).print(usize::MAX)?;
     if arguments.checkpoint {
-        sac::print_units(info, &plan.checkpointed);
+        sac::print_units(info, &plan.checkpointed)?;
     }
     Ok(ExitCode::SUCCESS)
 }

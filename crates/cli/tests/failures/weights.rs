@@ -102,6 +102,54 @@ fn damaged_weights() {
     );
 }
 
+/// Tensors and metadata as another program writes them, without checksums.
+fn without_checksums(saved: &[u8], steps: &str) -> Vec<u8> {
+    let mut metadata = SafeTensors::read_metadata(saved).unwrap().1.metadata().clone().unwrap();
+    metadata.retain(|key, _| !key.starts_with("sha256"));
+    metadata.insert("steps".to_string(), steps.to_string());
+    let tensors = SafeTensors::deserialize(saved).unwrap();
+    safetensors::serialize(tensors.iter(), Some(metadata)).unwrap()
+}
+
+#[test]
+fn changed_bits_are_noticed_and_files_without_checksums_are_read() {
+    let case = Case::new().given(&format!("{TRAIN_DIGITS} --save FOLDER/weights"));
+    let saved = std::fs::read(case.path("weights")).unwrap();
+    let arguments = format!("{TRAIN_DIGITS} --resume FOLDER/weights --save FOLDER/again");
+    let header = 8 + usize::try_from(u64::from_le_bytes(saved[..8].try_into().unwrap())).unwrap();
+    let changed = |at: usize| {
+        let mut changed = saved.clone();
+        changed[at] ^= 4;
+        changed
+    };
+    // The tensors' names are sorted by type, then by name.
+    let case = case.file("weights", changed(header));
+    case.fails(&arguments, 5, expect![[r#""#]]);
+    let case = case.file("weights", changed(saved.len() - 1));
+    case.fails(&arguments, 5, expect![[r#""#]]);
+    // One of the run's own numbers.
+    let seed = saved.windows(9).position(|part| part == b"\"seed\":\"1").unwrap() + 8;
+    let case = case.file("weights", changed(seed));
+    case.fails(&arguments, 5, expect![[r#""#]]);
+    case.file("weights", without_checksums(&saved, "1")).given(&arguments);
+}
+
+#[test]
+fn a_run_that_no_numbers_are_left_for() {
+    let case = Case::new().given(&format!("{TRAIN_DIGITS} --save FOLDER/weights"));
+    let saved = std::fs::read(case.path("weights")).unwrap();
+    let case = case.file("weights", without_checksums(&saved, "4294967295"));
+    case.fails(&format!("{TRAIN_DIGITS} --resume FOLDER/weights"), 2, expect![[r#""#]]);
+    let case = case.file("weights", without_checksums(&saved, "4294967294"));
+    case.given(&format!("{TRAIN_DIGITS} --eval-batches 0 --resume FOLDER/weights"));
+}
+
+#[test]
+#[cfg(unix)]
+fn weights_are_read_from_files() {
+    Case::new().fails(&format!("{TRAIN_DIGITS} --resume /dev/zero"), 4, expect![[r#""#]]);
+}
+
 #[test]
 fn a_seed_that_contradicts_the_run_that_is_resumed() {
     let case = Case::new().given(&format!("{TRAIN_DIGITS} --save FOLDER/weights"));

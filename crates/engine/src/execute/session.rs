@@ -60,6 +60,9 @@ pub enum SessionError {
     /// A batch could not be read.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// No number is left for another step.
+    #[error("the run has done {} steps, and there are no numbers for more", u32::MAX)]
+    NoMoreSteps,
     /// A step failed.
     #[error("step {step}: {error}")]
     Step {
@@ -166,6 +169,7 @@ impl Session {
         data: &mut Dataset,
         run: impl FnOnce(&Executable, &mut Slab, &StepSettings) -> Result<(), StepError>,
     ) -> Result<f32, SessionError> {
+        let number = self.next_step.checked_add(1).ok_or(SessionError::NoMoreSteps)?;
         let (input, target) = pair(&mut self.slab, self.training.input, self.training.target);
         data.training_batch(self.seed, self.next_step, input, target)?;
         let settings = StepSettings {
@@ -177,8 +181,8 @@ impl Session {
             output.settled = false;
         }
         run(&self.training.executable, &mut self.slab, &settings)
-            .map_err(|error| SessionError::Step { step: self.next_step + 1, error })?;
-        self.next_step += 1;
+            .map_err(|error| SessionError::Step { step: number, error })?;
+        self.next_step = number;
         Ok(loss_of(&self.slab, &self.training))
     }
 

@@ -1,6 +1,5 @@
-//! Weights and optimizer state on disk, as safetensors. Invariant: a file appears whole or not at
-//! all (it is written beside its place and renamed), and tensors stream between file and slab:
-//! nothing is copied on the way.
+//! Weights and optimizer state on disk, as safetensors. Invariant: tensors stream between file and
+//! slab, nothing is copied on the way; and what is read is, bit for bit, what was saved.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -8,11 +7,11 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use safetensors::Dtype;
-use tempfile::NamedTempFile;
 use thiserror::Error;
 use tightfit::tensor::DType;
 
 use crate::execute::session::Session;
+use crate::file;
 use crate::step::stream::{self, Piece, Reader, StreamError};
 
 /// The format that is written, in the file's metadata.
@@ -104,23 +103,12 @@ fn dtype(dtype: DType) -> Dtype {
     }
 }
 
-/// Writes tensors beside `path` and renames the file when it is whole.
+/// Writes tensors as a file of weights, with their checksums.
 pub fn write_tensors(
     path: &Path,
     tensors: &[(String, Bytes)],
     metadata: &BTreeMap<&str, String>,
 ) -> Result<(), WeightsError> {
-    let failed = |error| WeightsError::Io { path: path.to_path_buf(), error };
-    replaceable(path)?;
-    let known = std::fs::metadata(path).ok();
-    // A link is followed, so that what it leads to is replaced and not the link.
-    let target = match known {
-        Some(_) => path.canonicalize().map_err(failed)?,
-        None => path.to_path_buf(),
-    };
-    let folder =
-        target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    let mut file = NamedTempFile::new_in(folder).map_err(failed)?;
     let pieces: Vec<Piece> = tensors
         .iter()
         .map(|(name, bytes)| Piece {
@@ -130,36 +118,8 @@ pub fn write_tensors(
             data: &bytes.data,
         })
         .collect();
-    stream::write(file.as_file_mut(), &pieces, metadata).map_err(failed)?;
-    file.as_file().sync_all().map_err(failed)?;
-    match known {
-        Some(known) => file.as_file().set_permissions(known.permissions()).map_err(failed)?,
-        None => readable_by_all(file.path()).map_err(failed)?,
-    }
-    file.persist(&target).map_err(|error| failed(error.error))?;
-    Ok(())
-}
-
-/// Refuses a place where weights would replace what is no file: a folder, a device, a pipe.
-pub fn replaceable(path: &Path) -> Result<(), WeightsError> {
-    if std::fs::metadata(path).is_ok_and(|known| !known.is_file()) {
-        let what = "it is no file, and weights replace what is there";
-        let error = io::Error::new(io::ErrorKind::InvalidInput, what);
-        return Err(WeightsError::Io { path: path.to_path_buf(), error });
-    }
-    Ok(())
-}
-
-/// Temporary files are private; weights are ordinary files.
-fn readable_by_all(path: &Path) -> io::Result<()> {
-    #[cfg(unix)]
-    {
-        use std::os::unix::fs::PermissionsExt;
-        std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o644))?;
-    }
-    #[cfg(not(unix))]
-    let _ = path;
-    Ok(())
+    file::write(path, |file| stream::write(file, &pieces, metadata))
+        .map_err(|error| WeightsError::Io { path: path.to_path_buf(), error })
 }
 
 /// Saves weights, buffers and optimizer state with the numbers that a resumed run needs.
@@ -225,8 +185,9 @@ fn read_progress(path: &Path, reader: &Reader, step_name: &str) -> Result<Progre
     Ok(Progress { steps, seed })
 }
 
-/// Puts saved weights and state into a session and sets its next step; nothing is changed unless
-/// everything fits.
+/// Puts saved weights and state into a session and sets its next step. Nothing is changed unless
+/// all names, types and shapes are the session's; where a tensor turns out to be damaged, those
+/// before it have been read, and the session is not to be trained.
 pub fn load(path: &Path, session: &mut Session, step_name: &str) -> Result<Progress, WeightsError> {
     let mut reader = Reader::open(path).map_err(|error| WeightsError::at(path, error))?;
     let progress = read_progress(path, &reader, step_name)?;

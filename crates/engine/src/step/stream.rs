@@ -1,6 +1,6 @@
 //! Safetensors files, read and written tensor by tensor. Invariant: nothing of a tensor is held in
-//! between, so that saving and loading take no memory beside the slab; and the same tensors with
-//! the same metadata give the same bytes.
+//! between, so that saving and loading take no memory beside the slab; the same tensors with the
+//! same metadata give the same bytes; and of what was written here no changed bit is read.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::File;
@@ -10,11 +10,14 @@ use std::path::Path;
 use safetensors::tensor::{Metadata, TensorInfo};
 use safetensors::{Dtype, SafeTensorError};
 use serde_json::json;
+use sha2::{Digest, Sha256};
 use thiserror::Error;
 use tightfit::graph::limits::LONGEST_HEADER;
 
 /// The size of the header comes first, in this many bytes.
 const PREFIX: u64 = 8;
+/// The metadata's checksum, under this key; that of a tensor under this key, a dot and its name.
+const CHECKSUM: &str = "sha256";
 
 /// Why a file is not read.
 #[derive(Debug, Error)]
@@ -23,6 +26,10 @@ pub(crate) enum StreamError {
     Io(#[from] io::Error),
     #[error("not a whole safetensors file: {0}")]
     Format(String),
+    #[error(
+        "{0} is damaged: its bytes are not those that were saved; take another copy of the file"
+    )]
+    Damaged(String),
 }
 
 /// A file whose header was read.
@@ -31,11 +38,18 @@ pub(crate) struct Reader {
     /// First byte behind the header.
     data: u64,
     header: Metadata,
+    /// Its tensors have checksums.
+    is_sealed: bool,
 }
 
 impl Reader {
     /// Opens a file that is as long as its header says.
     pub fn open(path: &Path) -> Result<Reader, StreamError> {
+        let known = std::fs::metadata(path)?;
+        if !known.is_file() && !known.is_dir() {
+            let what = "it is a device or a pipe; weights are read from a file";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what).into());
+        }
         let mut file = File::open(path)?;
         let length = file.metadata()?.len();
         let mut prefix = [0; PREFIX as usize];
@@ -46,7 +60,7 @@ impl Reader {
             _ => error.into(),
         })?;
         let size = u64::from_le_bytes(prefix);
-        if size > LONGEST_HEADER.min(length - PREFIX) {
+        if size > LONGEST_HEADER.min(length.saturating_sub(PREFIX)) {
             return Err(StreamError::Format(format!(
                 "its header should have {size} bytes, the file has {length}"
             )));
@@ -61,7 +75,8 @@ impl Reader {
                 "it should have {whole} bytes, but has {length}"
             )));
         }
-        Ok(Reader { file, data: PREFIX + size, header })
+        let is_sealed = is_sealed(header.metadata().iter().flatten())?;
+        Ok(Reader { file, data: PREFIX + size, header, is_sealed })
     }
 
     /// What the file says of itself.
@@ -89,8 +104,39 @@ impl Reader {
             )));
         }
         self.file.seek(SeekFrom::Start(self.data + from as u64))?;
-        Ok(self.file.read_exact(out)?)
+        self.file.read_exact(out)?;
+        let metadata = self.header.metadata().as_ref();
+        let expected = metadata.and_then(|metadata| metadata.get(&key(name)));
+        if self.is_sealed && expected != Some(&checksum(out)) {
+            return Err(StreamError::Damaged(format!("`{name}`")));
+        }
+        Ok(())
     }
+}
+
+/// Whether metadata have checksums, which then are right for the metadata themselves.
+fn is_sealed<'a>(
+    metadata: impl Iterator<Item = (&'a String, &'a String)>,
+) -> Result<bool, StreamError> {
+    let mut rest: BTreeMap<&str, &str> = metadata.map(|(k, v)| (k.as_str(), v.as_str())).collect();
+    if !rest.keys().any(|key| key.starts_with(CHECKSUM)) {
+        return Ok(false);
+    }
+    let expected = rest.remove(CHECKSUM);
+    match expected == Some(checksum(json!(rest).to_string().as_bytes()).as_str()) {
+        true => Ok(true),
+        false => Err(StreamError::Damaged("its header".to_string())),
+    }
+}
+
+/// SHA-256 in hexadecimal digits.
+fn checksum(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// Where a tensor's checksum stands among the metadata.
+fn key(name: &str) -> String {
+    format!("{CHECKSUM}.{name}")
 }
 
 impl From<SafeTensorError> for StreamError {
@@ -107,10 +153,10 @@ pub(crate) struct Piece<'a> {
     pub data: &'a [u8],
 }
 
-/// Writes a whole file: types of large elements first, so that every element is aligned, then by
-/// name.
+/// Writes a whole file with its checksums: types of large elements first, so that every element is
+/// aligned, then by name.
 pub(crate) fn write(
-    file: &mut impl Write,
+    file: &mut (impl Write + ?Sized),
     pieces: &[Piece],
     metadata: &BTreeMap<&str, String>,
 ) -> io::Result<()> {
@@ -119,9 +165,12 @@ pub(crate) fn write(
         .sort_by(|a, b| b.dtype.bitsize().cmp(&a.dtype.bitsize()).then_with(|| a.name.cmp(b.name)));
     // A map of serde_json is sorted, one of the standard library is not.
     let mut header = serde_json::Map::new();
-    if !metadata.is_empty() {
-        header.insert("__metadata__".to_string(), json!(metadata));
-    }
+    let mut metadata: BTreeMap<String, String> =
+        metadata.iter().map(|(&key, value)| (key.to_string(), value.clone())).collect();
+    metadata.extend(order.iter().map(|piece| (key(piece.name), checksum(piece.data))));
+    let seal = checksum(json!(metadata).to_string().as_bytes());
+    metadata.insert(CHECKSUM.to_string(), seal);
+    header.insert("__metadata__".to_string(), json!(metadata));
     let mut end = 0;
     for piece in &order {
         let from = end;
@@ -198,6 +247,53 @@ mod tests {
             .read("w", &mut out)
             .unwrap();
         assert_eq!(out, [1, 2, 3, 4, 5, 6, 7, 8]);
+    }
+
+    #[test]
+    fn every_changed_bit_is_noticed() {
+        // Types and shapes have no checksum: whoever reads knows what they have to be.
+        let read = |bytes: &[u8]| -> Result<_, StreamError> {
+            let mut reader = opened(bytes)?;
+            let mut tensors = [[0; 8]; 3];
+            for (out, (name, size)) in tensors.iter_mut().zip([("z", 8), ("count", 8), ("flag", 3)])
+            {
+                reader.read(name, &mut out[..size])?;
+            }
+            Ok((reader.metadata(), tensors))
+        };
+        let bytes = written();
+        let right = read(&bytes).unwrap();
+        let mut unread = 0;
+        for bit in 0..8 * bytes.len() {
+            let mut changed = bytes.clone();
+            changed[bit / 8] ^= 1 << (bit % 8);
+            match read(&changed) {
+                Err(StreamError::Io(error)) => panic!("bit {bit}: {error}"),
+                Err(StreamError::Format(_) | StreamError::Damaged(_)) => unread += 1,
+                Ok(read) => assert_eq!(read, right, "bit {bit}"),
+            }
+        }
+        assert!(unread > 8 * (3 + 8 + 8), "{unread}");
+    }
+
+    #[test]
+    fn a_checksum_that_is_taken_away_is_missed() {
+        let text = |from: &str, to: &str| {
+            let bytes = written();
+            let at = bytes.windows(from.len()).position(|part| part == from.as_bytes()).unwrap();
+            [&bytes[..at], to.as_bytes(), &bytes[at + from.len()..]].concat()
+        };
+        for (from, to) in [("\"sha256\"", "\"sha255\""), ("\"sha256.z\"", "\"sha256.y\"")] {
+            let error = opened(&text(from, to)).err().unwrap();
+            assert!(matches!(error, StreamError::Damaged(_)), "{error}");
+        }
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn a_device_is_no_file_of_weights() {
+        let error = Reader::open(Path::new("/dev/zero")).err().unwrap();
+        assert!(matches!(error, StreamError::Io(_)), "{error}");
     }
 
     #[test]

@@ -139,13 +139,13 @@ pub fn planner(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         json.insert(name.to_string(), found.json);
     }
     bench.bar.finish_and_clear();
-    print!("{markdown}");
     if let Some(path) = &arguments.markdown {
         output::write_whole(path, markdown.as_bytes())?;
     }
     if let Some(path) = &arguments.json {
         output::write_whole(path, format!("{}\n", Value::Object(json)).as_bytes())?;
     }
+    say!("{}", markdown.trim_end_matches('\n'))?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -15,7 +15,7 @@ use tightfit::units::Bytes;
 pub use facts::Refused;
 
 use crate::input::OnMachine;
-use crate::output::milliseconds;
+use crate::output::{Printed, milliseconds};
 use facts::{Facts, Limit};
 use rows::{FIGURE_LEGEND, NODE_LEGEND};
 
@@ -67,7 +67,7 @@ pub fn analyze(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (budget, module) = (arguments.budget.as_deref(), arguments.module.as_deref());
     let facts = Facts::new(&arguments.graph, &arguments.on, budget, module)?;
     if arguments.json {
-        println!("{}", json::json(&facts, arguments.depth));
+        say!("{}", json::json(&facts, arguments.depth))?;
         return Ok(ExitCode::SUCCESS);
     }
     let rows = match (arguments.nodes, arguments.operators) {
@@ -80,23 +80,23 @@ pub fn analyze(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             if let Some(column) = &arguments.sort {
                 table.sort(column)?;
             }
-            summary(&facts);
-            println!("\n{legend}\n");
-            table.print(arguments.top.unwrap_or(usize::MAX));
+            summary(&facts)?;
+            say!("\n{legend}\n")?;
+            table.print(arguments.top.unwrap_or(usize::MAX))?;
         }
         None => {
-            summary(&facts);
-            overview(&facts, arguments.top.unwrap_or(20), arguments.depth);
+            summary(&facts)?;
+            overview(&facts, arguments.top.unwrap_or(20), arguments.depth)?;
         }
     }
     Ok(ExitCode::SUCCESS)
 }
 
 /// How long the step takes, its peak, and where it is over the budget.
-fn summary(facts: &Facts) {
+fn summary(facts: &Facts) -> Printed {
     let (graph, curve) = (&facts.graph, facts.curve());
     let work = facts.flow.modules[facts.flow.tree.root()].work;
-    println!(
+    say!(
         "{}: {} nodes run, {} on {}: {} forward and {} backward",
         graph.name(),
         facts.order.len(),
@@ -104,9 +104,9 @@ fn summary(facts: &Facts) {
         facts.machine.name,
         milliseconds(work.forward),
         milliseconds(work.backward),
-    );
+    )?;
     let at = facts.order.get(curve.at).copied();
-    println!(
+    say!(
         "peak {} ({} bytes) at `{}` in {}; {} of it is parameters, state and batch",
         curve.peak,
         curve.peak.0,
@@ -116,14 +116,15 @@ fn summary(facts: &Facts) {
             module => format!("module `{module}`"),
         },
         graph.static_bytes()
-    );
+    )?;
     if let Some(limit) = facts.limit {
-        over(facts, limit);
+        over(facts, limit)?;
     }
+    Ok(())
 }
 
 /// From where to where the step is over the budget, and by how much.
-fn over(facts: &Facts, limit: Limit) {
+fn over(facts: &Facts, limit: Limit) -> Printed {
     const SHOWN: usize = 8;
     let reserve = match limit.reserve.total() {
         Bytes::ZERO => String::new(),
@@ -134,14 +135,14 @@ fn over(facts: &Facts, limit: Limit) {
         facts.intervals.iter().map(|interval| interval.last - interval.first + 1).sum();
     if nodes == 0 {
         let left = limit.budget - limit.reserve.total() - facts.curve().peak;
-        return println!("{budget}: never exceeded, {left} are left at the peak");
+        return say!("{budget}: never exceeded, {left} are left at the peak");
     }
-    println!(
+    say!(
         "{budget}: exceeded while {nodes} of {} nodes run, in {} interval{}:",
         facts.order.len(),
         facts.intervals.len(),
         if facts.intervals.len() == 1 { "" } else { "s" }
-    );
+    )?;
     let name = |rank: u32| facts.order.get(rank as usize).map_or("", |&node| facts.name(node));
     // Those that are over it by most, in the order in which they run.
     let mut shown: Vec<&PeakInterval> = facts.intervals.iter().collect();
@@ -149,7 +150,7 @@ fn over(facts: &Facts, limit: Limit) {
     shown.truncate(SHOWN);
     shown.sort_by_key(|interval| interval.first);
     for interval in &shown {
-        println!(
+        say!(
             "  from `{}` ({}) to `{}` ({}), by {} at most, at `{}`",
             name(interval.first),
             interval.first,
@@ -157,11 +158,12 @@ fn over(facts: &Facts, limit: Limit) {
             interval.last,
             interval.held + limit.reserve.total() - limit.budget,
             name(interval.at),
-        );
+        )?;
     }
     if facts.intervals.len() > SHOWN {
-        println!("  and {} where it is less", facts.intervals.len() - SHOWN);
+        say!("  and {} where it is less", facts.intervals.len() - SHOWN)?;
     }
+    Ok(())
 }
 
 fn node_legend(facts: &Facts) -> String {
@@ -170,14 +172,14 @@ fn node_legend(facts: &Facts) -> String {
 }
 
 /// What is alive at the peak, and the modules.
-fn overview(facts: &Facts, top: usize, depth: usize) {
+fn overview(facts: &Facts, top: usize, depth: usize) -> Printed {
     let live = facts.live();
     let within = match facts.flow.tree.branches()[facts.within].path.as_str() {
         "" => String::new(),
         module => format!(" in module `{module}`"),
     };
-    println!("\nalive there{within}, the {} largest of {}:", top.min(live.len()), live.len());
-    rows::tensors(&live[..top.min(live.len())]).print(usize::MAX);
-    println!("\n{FIGURE_LEGEND} the module\n");
-    rows::modules(facts, depth).print(usize::MAX);
+    say!("\nalive there{within}, the {} largest of {}:", top.min(live.len()), live.len())?;
+    rows::tensors(&live[..top.min(live.len())]).print(usize::MAX)?;
+    say!("\n{FIGURE_LEGEND} the module\n")?;
+    rows::modules(facts, depth).print(usize::MAX)
 }

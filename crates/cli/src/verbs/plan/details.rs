@@ -11,6 +11,7 @@ use tightfit_engine::{FittedGraph, FittingError};
 
 use super::explain::{self, Explained};
 use super::recomputed::{print_recomputed, recomputed_json};
+use crate::output;
 use crate::values::NoVariants;
 
 /// What to show beside the figures.
@@ -81,12 +82,12 @@ impl Details {
         profile: &Profile,
         planner: Planner,
         (error, json): (&FittingError, bool),
-    ) {
+    ) -> output::Printed {
         let refused =
             self.explain.then(|| explain::of_refusal(graph, profile, planner, error)).flatten();
-        let Some((explained, proof)) = refused else { return };
+        let Some((explained, proof)) = refused else { return Ok(()) };
         if !json {
-            println!("{}: no plan of {} fits", graph.name(), planner.name());
+            say!("{}: no plan of {} fits", graph.name(), planner.name())?;
             return explained.print(self.top);
         }
         let result = json!({
@@ -100,7 +101,7 @@ impl Details {
             "simulated_peak_bytes": proof.prediction.map(|prediction| prediction.simulated),
             "explanation": explained.json(),
         });
-        println!("{result}");
+        say!("{result}")
     }
 }
 
@@ -118,12 +119,13 @@ impl Shown<'_> {
     }
 
     /// Prints what was asked for.
-    pub fn print(&self) {
+    pub fn print(&self) -> output::Printed {
         if let Some(explained) = &self.explained {
-            explained.print(self.details.top);
+            explained.print(self.details.top)?;
         }
         if self.details.explain || self.details.recomputed {
-            print_recomputed(self.graph, &self.recomputed(), self.details.top);
+            print_recomputed(self.graph, &self.recomputed(), self.details.top)?;
         }
+        Ok(())
     }
 }

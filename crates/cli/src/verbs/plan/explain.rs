@@ -14,6 +14,7 @@ use tightfit::profile::Profile;
 use tightfit::units::Bytes;
 use tightfit_engine::{FittedGraph, FittingError};
 
+use crate::output;
 use crate::table::{Cell, Table};
 
 /// Names of a list that a table shows.
@@ -181,11 +182,11 @@ impl Explained<'_> {
     }
 
     /// The `top` largest candidates, and all choices.
-    pub fn print(&self, top: usize) {
+    pub fn print(&self, top: usize) -> output::Printed {
         let all = &self.explanation.candidates;
         let mut largest: Vec<&Candidate> = all.iter().collect();
         largest.sort_by(|a, b| b.bytes.cmp(&a.bytes).then(a.node.cmp(&b.node)));
-        println!("\ncandidates, the {} largest of {}:", top.min(all.len()), all.len());
+        say!("\ncandidates, the {} largest of {}:", top.min(all.len()), all.len())?;
         let rows = largest.into_iter().take(top).map(|row| {
             vec![
                 Cell::name(self.name(row.node)),
@@ -197,10 +198,10 @@ impl Explained<'_> {
                 Cell::words(&self.sources(row)),
             ]
         });
-        Table::new(&CANDIDATES, rows.collect()).print(usize::MAX);
-        self.print_choices();
+        Table::new(&CANDIDATES, rows.collect()).print(usize::MAX)?;
+        self.print_choices()?;
         if !self.explanation.ends.is_empty() {
-            println!();
+            say!()?;
             let rows = self.explanation.ends.iter().map(|end| {
                 vec![
                     Cell::name(self.name(end.node)),
@@ -209,21 +210,22 @@ impl Explained<'_> {
                     Cell::words(&listed(&self.names(&end.intermediates))),
                 ]
             });
-            Table::new(&ENDS, rows.collect()).print(usize::MAX);
+            Table::new(&ENDS, rows.collect()).print(usize::MAX)?;
         }
+        Ok(())
     }
 
-    fn print_choices(&self) {
+    fn print_choices(&self) -> output::Printed {
         let explanation = &self.explanation;
         let need = match self.rule {
             Rule::Ours { .. } => String::new(),
             Rule::Published { need } => format!(", of which {need} are to be saved"),
         };
-        println!(
+        say!(
             "\nchoices: {}; the peak before them is {}{need}",
             explanation.choices.len(),
             explanation.unplanned_peak
-        );
+        )?;
         let rows = explanation.choices.iter().map(|choice| {
             let saved = saved(choice);
             let mut row = vec![
@@ -249,7 +251,7 @@ impl Explained<'_> {
             Rule::Ours { .. } => &CHOICES,
             Rule::Published { .. } => &PUBLISHED_CHOICES,
         };
-        Table::new(heads, rows.collect()).print(usize::MAX);
+        Table::new(heads, rows.collect()).print(usize::MAX)
     }
 
     fn sources(&self, row: &Candidate) -> String {

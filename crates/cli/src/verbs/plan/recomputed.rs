@@ -5,6 +5,7 @@ use serde_json::{Value, json};
 use tightfit::graph::Graph;
 use tightfit::timeline::Recomputed;
 
+use crate::output;
 use crate::table::{Cell, Table};
 
 const HEADS: [&str; 6] = ["node", "saved", "times", "ms again", "operator", "module"];
@@ -27,11 +28,11 @@ pub fn recomputed_json(graph: &Graph, rows: &[Recomputed]) -> Vec<Value> {
 }
 
 /// A table of the `top` largest savings.
-pub fn print_recomputed(graph: &Graph, rows: &[Recomputed], top: usize) {
+pub fn print_recomputed(graph: &Graph, rows: &[Recomputed], top: usize) -> output::Printed {
     if rows.is_empty() {
-        return println!("\nnothing is recomputed");
+        return say!("\nnothing is recomputed");
     }
-    println!("\nrecomputed, the {} largest savings of {}:", top.min(rows.len()), rows.len());
+    say!("\nrecomputed, the {} largest savings of {}:", top.min(rows.len()), rows.len())?;
     let cells = rows.iter().take(top).map(|row| {
         let node = &graph.nodes()[row.node];
         vec![
@@ -43,5 +44,5 @@ pub fn print_recomputed(graph: &Graph, rows: &[Recomputed], top: usize) {
             Cell::path(graph.module_of(row.node)),
         ]
     });
-    Table::new(&HEADS, cells.collect()).print(usize::MAX);
+    Table::new(&HEADS, cells.collect()).print(usize::MAX)
 }

@@ -1,0 +1,83 @@
+//! How a run of steps came to its end, and what is said of it. Invariant: a file is only called
+//! saved once it was, and what ends in an error says in it what was saved before.
+
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+use crate::output::Unprinted;
+
+/// Why no further step was run.
+#[derive(Debug)]
+pub enum Ending {
+    /// All steps were done, or a signal asked to come to an end.
+    InOrder,
+    /// A loss is no number to go on from.
+    NotFinite(LossNotFinite),
+    /// Nobody can be told of further steps.
+    Unprinted(Unprinted),
+}
+
+/// The loss of a step is NaN or infinite.
+#[derive(Clone, Debug, Error)]
+#[error(
+    "step {step}: the loss is {loss}; the run ended there{}; a smaller --lr may help, and \
+     --keep-going goes on all the same", kept(save.as_deref())
+)]
+pub struct LossNotFinite {
+    /// The step, from 1.
+    pub step: u32,
+    /// Its loss.
+    pub loss: f32,
+    /// Where its weights would have been saved.
+    pub save: Option<PathBuf>,
+}
+
+fn kept(save: Option<&Path>) -> String {
+    match save {
+        Some(path) if path.exists() => format!(", and {} stays as it was", path.display()),
+        Some(path) => format!(", and {} was not written", path.display()),
+        None => String::new(),
+    }
+}
+
+/// The losses of a run that were NaN or infinite.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct NotFinite {
+    /// The first such step, from 1.
+    pub first: Option<u32>,
+    /// How many there were.
+    pub count: u32,
+}
+
+impl NotFinite {
+    /// One more.
+    pub fn add(&mut self, step: u32) {
+        self.first.get_or_insert(step);
+        self.count += 1;
+    }
+}
+
+/// A run has no numbers for so many steps.
+#[derive(Debug, Error)]
+#[error(
+    "{}: {done} steps were done, so at most {} more can be counted; --steps {steps} is too many",
+    path.display(),
+    u32::MAX - done
+)]
+pub struct TooManySteps {
+    /// The weights that are resumed.
+    pub path: PathBuf,
+    /// Steps that they have behind them.
+    pub done: u32,
+    /// Steps that were asked for.
+    pub steps: u32,
+}
+
+/// What is true of the weights when something fails after the last step.
+pub fn said(saved: Option<&Path>, steps: u32) -> String {
+    match saved {
+        Some(path) => format!("the weights after step {steps} were saved to {}", path.display()),
+        None => format!("the run ended after step {steps}, and no weights were saved"),
+    }
+}
