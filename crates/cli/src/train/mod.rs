@@ -175,7 +175,7 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
         }
         let evaluation = match course.ending {
             Ending::InOrder => evaluation(arguments, &mut session, &data, stepped)?,
-            Ending::NotFinite(_) | Ending::Unprinted(_) => None,
+            Ending::NotFinite(_) | Ending::Failed(_) => None,
         };
         let measured = &course.measured;
         if let (Some(path), Some(fastest)) = (&arguments.trace, &fastest) {
@@ -184,8 +184,8 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
         if !arguments.costs.roofline && measured.steps.len() >= ENOUGH {
             calls::remember(&machine, measured.call_seconds(&step.training, machine.threads));
         }
-        if let Ending::Unprinted(error) = course.ending {
-            return Err(error.into());
+        if let Ending::Failed(error) = course.ending {
+            return Err(error);
         }
         if arguments.profile && !arguments.json {
             profile::show(&step.training, &planned.profile, measured)?;
@@ -209,7 +209,7 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
         }
         match course.ending {
             Ending::NotFinite(error) => Err(error.into()),
-            Ending::InOrder | Ending::Unprinted(_) => Ok(output::flush()?),
+            Ending::InOrder | Ending::Failed(_) => Ok(output::flush()?),
         }
     };
     match rest() {

@@ -61,7 +61,7 @@ pub fn run(
             && let Err(error) =
                 say!("{}", json!({ "step": number, "loss": loss, "seconds": seconds }))
         {
-            ending = Ending::Unprinted(error);
+            ending = Ending::Failed(error.into());
         }
         bar.set_message(format!(
             "loss {loss:.4}  {:.0} {}/s",
@@ -91,7 +91,7 @@ pub fn run(
                     "validation_accuracy": evaluation.accuracy,
                 });
                 if let Err(error) = say!("{result}") {
-                    ending = Ending::Unprinted(error);
+                    ending = Ending::Failed(error.into());
                     break;
                 }
             } else {
