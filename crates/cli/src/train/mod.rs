@@ -160,7 +160,11 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
     let course = run::run(arguments, &mut session, &mut data, fastest.as_mut())?;
     let stepped = session.next_step > begun;
     // First of all: whatever fails from here on, the weights are safe.
-    let is_good = !matches!(course.ending, Ending::NotFinite(_));
+    let is_good = match course.ending {
+        Ending::InOrder => true,
+        Ending::NotFinite(_) => false,
+        Ending::Failed(_) => stepped,
+    };
     let saved = arguments.save.as_deref().filter(|_| is_good);
     if let Some(path) = saved {
         weights::save(path, &session, &step.name).with_context(|| {
