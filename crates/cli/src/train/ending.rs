@@ -5,8 +5,6 @@ use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
-use crate::output::Unprinted;
-
 /// Why no further step was run.
 #[derive(Debug)]
 pub enum Ending {
@@ -14,8 +12,9 @@ pub enum Ending {
     InOrder,
     /// A loss is no number to go on from.
     NotFinite(LossNotFinite),
-    /// Nobody can be told of further steps.
-    Unprinted(Unprinted),
+    /// Something failed between two steps: nobody can be told of the next one, say. The weights
+    /// are those after the last one.
+    Failed(anyhow::Error),
 }
 
 /// The loss of a step is NaN or infinite.

@@ -169,7 +169,11 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let course = run::run(arguments, &mut session, &mut data, fastest.as_mut())?;
     let stepped = session.next_step > begun;
     // First of all: whatever fails from here on, the weights are safe.
-    let is_good = !matches!(course.ending, Ending::NotFinite(_));
+    let is_good = match course.ending {
+        Ending::InOrder => true,
+        Ending::NotFinite(_) => false,
+        Ending::Failed(_) => stepped,
+    };
     let saved = arguments.save.as_deref().filter(|_| is_good);
     if let Some(path) = saved {
         weights::save(path, &session, &step.name).with_context(|| {
@@ -184,7 +188,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
         let evaluation = match course.ending {
             Ending::InOrder => evaluation(arguments, &mut session, &mut data, stepped)?,
-            Ending::NotFinite(_) | Ending::Unprinted(_) => None,
+            Ending::NotFinite(_) | Ending::Failed(_) => None,
         };
         let process = process::peak_resident();
         // What is written from here on may take what the slab held.
@@ -196,8 +200,8 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         if !arguments.costs.roofline && measured.steps.len() >= ENOUGH {
             calls::remember(&machine, measured.call_seconds(&step.training, machine.threads));
         }
-        if let Ending::Unprinted(error) = course.ending {
-            return Err(error.into());
+        if let Ending::Failed(error) = course.ending {
+            return Err(error);
         }
         if arguments.profile && !arguments.json {
             profile::show(&step.training, &planned.profile, measured)?;
@@ -219,7 +223,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
         match course.ending {
             Ending::NotFinite(error) => Err(error.into()),
-            Ending::InOrder | Ending::Unprinted(_) => Ok(output::flush()?),
+            Ending::InOrder | Ending::Failed(_) => Ok(output::flush()?),
         }
     };
     match rest() {

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
-use tightfit_engine::{Dataset, FastestStep, Session, Timings};
+use tightfit_engine::{Dataset, FastestStep, Session, SessionError, Timings};
 
 use super::Arguments;
 use super::ending::{Ending, LossNotFinite, NotFinite};
@@ -43,14 +43,23 @@ pub fn run(
         let start = Instant::now();
         // The first step also faults the slab's pages in.
         let counts = done > 0 || arguments.steps == 1;
-        let loss = session.step_timed(data, &mut |call| {
+        let stepped = session.step_timed(data, &mut |call| {
             if counts {
                 measured.add(&call);
             }
             if let Some(fastest) = &mut fastest {
                 fastest.add(&call);
             }
-        })?;
+        });
+        let loss = match stepped {
+            Ok(loss) => loss,
+            Err(error @ (SessionError::NoMoreSteps | SessionError::Data(_))) => {
+                ending = Ending::Failed(error.into());
+                break;
+            }
+            // It may have updated some of the weights.
+            Err(error) => return Err(error.into()),
+        };
         let seconds = start.elapsed().as_secs_f64();
         if let Some(fastest) = &mut fastest {
             fastest.end(counts);
@@ -61,7 +70,7 @@ pub fn run(
             && let Err(error) =
                 say!("{}", json!({ "step": number, "loss": loss, "seconds": seconds }))
         {
-            ending = Ending::Unprinted(error);
+            ending = Ending::Failed(error.into());
         }
         bar.set_message(format!(
             "loss {loss:.4}  {:.0} {}/s",
@@ -81,9 +90,17 @@ pub fn run(
         if !matches!(ending, Ending::InOrder) {
             break;
         }
-        if is_due(arguments, done + 1)
-            && let Some(evaluation) = session.evaluate(data, arguments.eval_batches)?
-        {
+        if !is_due(arguments, done + 1) {
+            continue;
+        }
+        let evaluation = match session.evaluate(data, arguments.eval_batches) {
+            Ok(evaluation) => evaluation,
+            Err(error) => {
+                ending = Ending::Failed(error.into());
+                break;
+            }
+        };
+        if let Some(evaluation) = evaluation {
             if arguments.json {
                 let result = json!({
                     "step": number,
@@ -91,7 +108,7 @@ pub fn run(
                     "validation_accuracy": evaluation.accuracy,
                 });
                 if let Err(error) = say!("{result}") {
-                    ending = Ending::Unprinted(error);
+                    ending = Ending::Failed(error.into());
                     break;
                 }
             } else {
