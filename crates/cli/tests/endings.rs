@@ -66,6 +66,7 @@ fn printing(folder: &Path) -> Vec<String> {
     run(folder, &format!("plan {STEP} --budget 90% --threads 2 --iterations 1 -o FOLDER/plan"))
         .done();
     let quick = "--threads 2 --iterations 1";
+    let link = "--bandwidth 10GB/s --latency 1us";
     vec![
         format!("plan {STEP} --budget 90% {quick}"),
         format!("plan {STEP} --budget 90% {quick} --json"),
@@ -77,8 +78,8 @@ fn printing(folder: &Path) -> Vec<String> {
         format!("modules {STEP} --threads 2"),
         format!("modules {STEP} --threads 2 --json"),
         format!("pareto {STEP} --points 2 {quick}"),
-        format!("sac {STEP} --budget 90% --threads 2"),
-        format!("shard {STEP} --budget 90% --world-size 2 --threads 2"),
+        format!("sac {STEP} --budget 100% --threads 2"),
+        format!("shard {STEP} --budget 100% --world-size 2 --threads 2 {link}"),
         "--help".to_string(),
         "train --help".to_string(),
         "--version".to_string(),

@@ -71,7 +71,7 @@ fn every_code_that_is_documented_is_produced() {
         (0, "--version".to_string()),
         (1, format!("{train} --resume FOLDER/weights --seed 2")),
         (2, "fly".to_string()),
-        (3, format!("plan {STEP} --budget 1KiB --threads 2")),
+        (3, format!("plan {published} --budget 1KiB")),
         (4, "analyze FOLDER/nowhere".to_string()),
         (5, "analyze FOLDER/damaged".to_string()),
         (6, train.replace(STEP, "FOLDER/step") + " --data corpus/data/digits.csv"),
