@@ -63,15 +63,15 @@ const STEP: &str = "corpus/steps/mlp-digits";
 
 /// A command of each verb that prints, with whatever it reads.
 fn printing(folder: &Path) -> Vec<String> {
-    run(folder, &format!("plan {STEP} --budget 90% --threads 2 --iterations 1 -o FOLDER/plan"))
+    run(folder, &format!("plan {STEP} --budget 100% --threads 2 --iterations 1 -o FOLDER/plan"))
         .done();
     let quick = "--threads 2 --iterations 1";
     let link = "--bandwidth 10GB/s --latency 1us";
     vec![
-        format!("plan {STEP} --budget 90% {quick}"),
-        format!("plan {STEP} --budget 90% {quick} --json"),
-        format!("plan {STEP} --budget 90% {quick} --planner capuchin --explain"),
-        format!("check {STEP} FOLDER/plan --budget 90% --threads 2"),
+        format!("plan {STEP} --budget 100% {quick}"),
+        format!("plan {STEP} --budget 100% {quick} --json"),
+        format!("plan {STEP} --budget 100% {quick} --planner capuchin --explain"),
+        format!("check {STEP} FOLDER/plan --budget 100% --threads 2"),
         format!("analyze {STEP} --threads 2"),
         format!("analyze {STEP} --threads 2 --nodes --budget 90%"),
         format!("analyze {STEP} --threads 2 --json"),

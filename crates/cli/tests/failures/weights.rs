@@ -69,18 +69,18 @@ fn damaged_weights() {
         &arguments,
         5,
         expect![[r#"
-        error: FOLDER/weights: not a whole safetensors file: it should have 613488 \
-        bytes, but has 613484
-    "#]],
+            error: FOLDER/weights: not a whole safetensors file: it should have 621144 \
+            bytes, but has 621140
+        "#]],
     );
     let case = case.file("weights", &whole[..100]);
     case.fails(
         &arguments,
         5,
         expect![[r#"
-        error: FOLDER/weights: not a whole safetensors file: its header should have \
-        6640 bytes, the file has 100
-    "#]],
+            error: FOLDER/weights: not a whole safetensors file: its header should have \
+            14296 bytes, the file has 100
+        "#]],
     );
     let case = case.file("weights", "");
     case.fails(
@@ -124,13 +124,34 @@ fn changed_bits_are_noticed_and_files_without_checksums_are_read() {
     };
     // The tensors' names are sorted by type, then by name.
     let case = case.file("weights", changed(header));
-    case.fails(&arguments, 5, expect![[r#""#]]);
+    case.fails(
+        &arguments,
+        5,
+        expect![[r#"
+        error: FOLDER/weights: `head.bias` is damaged: its bytes are not those that \
+        were saved; take another copy of the file
+    "#]],
+    );
     let case = case.file("weights", changed(saved.len() - 1));
-    case.fails(&arguments, 5, expect![[r#""#]]);
+    case.fails(
+        &arguments,
+        5,
+        expect![[r#"
+        error: FOLDER/weights: `layers.9.weight.exp_avg_sq` is damaged: its bytes are \
+        not those that were saved; take another copy of the file
+    "#]],
+    );
     // One of the run's own numbers.
     let seed = saved.windows(9).position(|part| part == b"\"seed\":\"1").unwrap() + 8;
     let case = case.file("weights", changed(seed));
-    case.fails(&arguments, 5, expect![[r#""#]]);
+    case.fails(
+        &arguments,
+        5,
+        expect![[r#"
+        error: FOLDER/weights: its header is damaged: its bytes are not those that \
+        were saved; take another copy of the file
+    "#]],
+    );
     case.file("weights", without_checksums(&saved, "1")).given(&arguments);
 }
 
@@ -139,7 +160,14 @@ fn a_run_that_no_numbers_are_left_for() {
     let case = Case::new().given(&format!("{TRAIN_DIGITS} --save FOLDER/weights"));
     let saved = std::fs::read(case.path("weights")).unwrap();
     let case = case.file("weights", without_checksums(&saved, "4294967295"));
-    case.fails(&format!("{TRAIN_DIGITS} --resume FOLDER/weights"), 2, expect![[r#""#]]);
+    case.fails(
+        &format!("{TRAIN_DIGITS} --resume FOLDER/weights"),
+        2,
+        expect![[r#"
+        error: FOLDER/weights: 4294967295 steps were done, so at most 0 more can be \
+        counted; --steps 1 is too many
+    "#]],
+    );
     let case = case.file("weights", without_checksums(&saved, "4294967294"));
     case.given(&format!("{TRAIN_DIGITS} --eval-batches 0 --resume FOLDER/weights"));
 }
@@ -147,7 +175,13 @@ fn a_run_that_no_numbers_are_left_for() {
 #[test]
 #[cfg(unix)]
 fn weights_are_read_from_files() {
-    Case::new().fails(&format!("{TRAIN_DIGITS} --resume /dev/zero"), 4, expect![[r#""#]]);
+    Case::new().fails(
+        &format!("{TRAIN_DIGITS} --resume /dev/zero"),
+        4,
+        expect![[r#"
+        error: /dev/zero: it is a device or a pipe; weights are read from a file
+    "#]],
+    );
 }
 
 #[test]

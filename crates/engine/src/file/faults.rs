@@ -128,8 +128,8 @@ mod tests {
         (folder, path)
     }
 
-    /// The file is old or new, and new where that was said; afterwards a writer without faults leaves
-    /// nothing else.
+    /// The file is old or new, and new where that was said; afterwards a writer without faults
+    /// leaves nothing else.
     fn judge(path: &Path, is_new: bool, done: bool, case: &str) {
         let found = std::fs::read(path).ok();
         let old = if is_new { None } else { Some(OLD.to_vec()) };
@@ -149,7 +149,7 @@ mod tests {
                 let disk = Faulty::failing(at);
                 let done = put(&disk, &path, NEW).is_ok();
                 if !done {
-                    // The one that was there stays where it could not be removed, and none joins it.
+                    // What was left before stays where it could not be removed; none joins it.
                     let left = std::fs::read_dir(folder.path()).unwrap().count();
                     assert!(left <= 1, "call {at}: {left} names");
                 }
