@@ -111,6 +111,17 @@ impl<'a> Meter<'a> {
         }
     }
 
+    /// So much work, in a share of the time that is left.
+    pub fn round(&self, work: u64, share: f64) -> Effort<'a> {
+        let left = self.effort.deadline.0 - self.elapsed().0;
+        Effort { deadline: Seconds(left.max(0.0) * share), work, ..*self.effort }
+    }
+
+    /// Nothing is left for so much work: with a limit of work alone, all of it or nothing is done.
+    pub fn would_exceed(&self, work: u64) -> bool {
+        self.is_over() || !self.has_deadline() && self.spent.saturating_add(work) > self.limit
+    }
+
     /// The effort as it was given.
     pub fn effort(&self) -> &'a Effort<'a> {
         self.effort

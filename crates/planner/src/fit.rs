@@ -118,45 +118,17 @@ pub struct Terms<'a> {
     pub effort: &'a Effort<'a>,
 }
 
-/// One turn of planning and laying out.
-struct Turn {
-    /// The planner is asked for this part of the budget less.
-    slack: f64,
-    /// The part of the effort at which its search ends.
-    search: f64,
-    /// The part of the effort at which the search for addresses ends.
-    layout: f64,
-}
-
-/// Less slack costs less time of the step, more slack packs sooner. How these and the figures below
-/// were chosen: `doc/theory/recompute.md`.
-const TURNS: [Turn; 8] = [
-    Turn { slack: 0.0, search: 0.4, layout: 0.5 },
-    Turn { slack: 0.003, search: 0.62, layout: 0.76 },
-    Turn { slack: 0.008, search: 0.82, layout: 0.88 },
-    Turn { slack: 0.02, search: 0.91, layout: 0.94 },
-    Turn { slack: 0.045, search: 0.96, layout: 0.975 },
-    Turn { slack: 0.08, search: 0.985, layout: 0.99 },
-    Turn { slack: 0.13, search: 0.992, layout: 0.995 },
-    Turn { slack: 0.2, search: 0.997, layout: 1.0 },
-];
-/// The part of the effort that the first turn spends on addresses before it looks again in earnest.
-const FIRST_LAYOUT: f64 = 0.03;
-/// Once addresses are found, the search for a faster plan ends when what is left of the effort is
-/// this many times what the last layout took, so that the faster plan's addresses can be found too.
-const FINAL_LAYOUT_MARGIN: f64 = 1.5;
-/// The part of the effort that is left for those addresses at least.
-const FINAL_LAYOUT: f64 = 0.03;
-/// A plan that is faster by less than this part of the step is not worth new addresses.
-const LEAST_GAIN: f64 = 1e-6;
 /// A slab of at most this many times the bytes held is compact.
 const COMPACT: f64 = 1.02;
 /// The part of the effort that is spent on making a slab compact that fits already.
 const COMPACTION: f64 = 0.3;
 /// The part of the effort that the bound gets for the plan of a planner that proves nothing.
 const BOUND: f64 = 0.1;
-/// The part of the effort that a refusal gets at least, to name a budget that is feasible.
-const REFUSAL: f64 = 0.08;
+/// The part of the effort in which the smallest plan is searched for, where that is all that is asked
+/// for: a search within its budget has to find it again, after other attempts.
+const SMALLEST: f64 = 0.5;
+/// The part of what is left then that goes into the addresses of each of the smallest plans.
+const LAST: f64 = 0.5;
 
 /// A planner that is asked for one budget after another, and remembers what it found.
 pub struct BudgetedPlanner<'a> {
@@ -193,7 +165,7 @@ impl<'a> BudgetedPlanner<'a> {
         let mut first = None;
         let found = match self.search.take() {
             Some(mut search) => {
-                let found = self.in_turns(&mut search, budget, residents, &meter, &mut first);
+                let found = self.in_rounds(&mut search, budget, terms, &mut first);
                 self.search = Some(search);
                 Ok(found)
             }
@@ -205,64 +177,31 @@ impl<'a> BudgetedPlanner<'a> {
                 let bound = self.bound(budget).or_else(|| self.bound_of(&schedule, budget, &meter));
                 checked(self.graph, self.profile, schedule, bound).map_err(FitError::from)
             }
-            Ok(None) => self.smallest(budget, residents, &meter),
+            Ok(None) => self.refuse(budget, residents, &meter),
             Err(error) => Err(error.into()),
         };
         (result, first)
     }
 
-    /// Turn by turn with less of the budget, as long as addresses do not pack.
-    fn in_turns(
+    /// In rounds, each plan with addresses of its own; the fastest that pack.
+    fn in_rounds(
         &self,
         search: &mut Search<'_>,
         budget: Bytes,
-        residents: &Residents,
-        meter: &Meter<'_>,
+        terms: Terms<'_>,
         first: &mut Option<Seconds>,
     ) -> Option<Schedule> {
-        let lay = |plan: &Plan, until: f64| {
-            let effort = meter.rest_until(until);
-            let task = Lowering { goal: Goal::Within(budget), residents, effort };
-            lower(self.graph, self.profile, plan, &task)
-        };
-        let seconds = |plan: &Plan| self.profile.total(&plan.runs());
-        let mut missing = Bytes(u64::MAX);
-        // Until here there is time to search, if addresses take as long as they did.
-        let mut latest = 1.0 - FINAL_LAYOUT;
-        for (number, turn) in TURNS.iter().enumerate() {
-            // What was missing in the turn before, and a tenth of it, may be less than the turn
-            // would leave.
-            let slack = Bytes((budget.0 as f64 * turn.slack) as u64)
-                .min(Bytes(missing.0.saturating_add(missing.0 / 10)));
-            let answer = search
-                .plan(budget.saturating_sub(slack), &meter.rest_until(turn.search.min(latest)));
-            first.get_or_insert(answer.first);
-            let Some(plan) = answer.plan else { break };
-            let before = meter.share();
-            let mut schedule =
-                lay(&plan, if number == 0 { turn.search + FIRST_LAYOUT } else { turn.layout });
-            latest = latest.min(1.0 - FINAL_LAYOUT_MARGIN * (meter.share() - before));
-            if number == 0 && schedule.slab > budget && meter.share() < turn.layout {
-                schedule = lay(&plan, turn.layout);
-            }
+        let rounds = search.in_rounds(budget, terms.effort, |plan, &effort| {
+            let task = Lowering { goal: Goal::Within(budget), residents: terms.residents, effort };
+            let schedule = lower(self.graph, self.profile, plan, &task);
             if schedule.slab <= budget {
-                // What is left of the effort may find a faster one, that packs too.
-                if meter.share() >= latest {
-                    return Some(schedule);
-                }
-                let faster =
-                    search.plan(budget.saturating_sub(slack), &meter.rest_until(latest)).plan;
-                let faster = faster
-                    .filter(|faster| seconds(faster).0 < seconds(&plan).0 * (1.0 - LEAST_GAIN));
-                let faster =
-                    faster.map(|faster| lay(&faster, 1.0)).filter(|faster| faster.slab <= budget);
-                return Some(faster.unwrap_or(schedule));
+                return Ok(schedule);
             }
             let peak = plan::simulate(self.graph, self.profile, &plan.runs()).curve.peak;
-            missing = schedule.slab - peak;
-        }
-        // What is known to need less may pack, if not as fast.
-        search.within(budget).map(|plan| lay(&plan, 1.0)).find(|schedule| schedule.slab <= budget)
+            Err(schedule.slab - peak)
+        });
+        *first = Some(rounds.first);
+        rounds.taken
     }
 
     /// As much less as was missing, until addresses pack.
@@ -348,22 +287,22 @@ impl<'a> BudgetedPlanner<'a> {
         Some(Bound::of_runs(seconds, order))
     }
 
-    /// The plan with the smallest peak has the last word: either its addresses fit, or its slab is
-    /// the smallest budget known to be feasible.
-    fn smallest(
-        &self,
+    /// The smallest slab that the planner reaches.
+    pub fn smallest(&mut self, terms: Terms<'_>) -> Result<Fitted, FitError> {
+        let meter = Meter::new(terms.effort);
+        let (schedule, _) = self.lowest(Goal::Smallest, terms.residents, &meter);
+        Ok(checked(self.graph, self.profile, schedule, None)?)
+    }
+
+    /// The smallest slab has the last word: either it fits, or it is the smallest budget known to
+    /// be feasible.
+    fn refuse(
+        &mut self,
         budget: Bytes,
         residents: &Residents,
         meter: &Meter<'_>,
     ) -> Result<Fitted, FitError> {
-        let left = meter.rest_until(1.0);
-        let effort = Effort {
-            deadline: Seconds(left.deadline.0.max(meter.effort().deadline.0 * REFUSAL)),
-            ..left
-        };
-        let plan = smallest(self.graph, self.profile, self.order, self.planner, &effort);
-        let task = Lowering { goal: Goal::Within(budget), residents, effort };
-        let schedule = lower(self.graph, self.profile, &plan, &task);
+        let (schedule, plan) = self.lowest(Goal::Within(budget), residents, meter);
         if schedule.slab <= budget {
             return Ok(checked(self.graph, self.profile, schedule, self.bound(budget))?);
         }
@@ -375,20 +314,40 @@ impl<'a> BudgetedPlanner<'a> {
         Err(PlanError::Infeasible(Box::new(Infeasible { reached: schedule.slab, needed, ..proof }))
             .into())
     }
-}
 
-/// The plan with the smallest peak that a planner reaches: the same one whatever was planned
-/// before.
-pub fn smallest(
-    graph: &Graph,
-    profile: &Profile,
-    order: &[NodeId],
-    planner: Planner,
-    effort: &Effort<'_>,
-) -> Plan {
-    match planner {
-        Planner::Auto => Search::new(graph, profile, order).smallest(effort),
-        planner => plan::smallest(graph, profile, order, planner),
+    /// Of the plans with small peaks, the fastest whose slab is within a goal, or else the one with
+    /// the smallest slab.
+    fn lowest(&mut self, goal: Goal, residents: &Residents, meter: &Meter<'_>) -> (Schedule, Plan) {
+        let plans = match &mut self.search {
+            Some(search) => search.smallest(&meter.round(meter.effort().work, SMALLEST)),
+            None => vec![plan::smallest(self.graph, self.profile, self.order, self.planner)],
+        };
+        let lay = |plan: &Plan| {
+            let task = Lowering { goal, residents, effort: meter.round(meter.effort().work, LAST) };
+            lower(self.graph, self.profile, plan, &task)
+        };
+        let capacity = match goal {
+            Goal::Within(capacity) => capacity,
+            Goal::Smallest => Bytes::ZERO,
+        };
+        // What is beyond the goal, and then the time.
+        let rank = |schedule: &Schedule, plan: &Plan| {
+            (schedule.slab.max(capacity), self.profile.total(&plan.runs()).0)
+        };
+        let mut plans = plans.into_iter();
+        let first =
+            plans.next().unwrap_or_else(|| Plan::of_runs(self.planner, self.order.to_vec()));
+        let mut best = (lay(&first), first);
+        for plan in plans {
+            let peak = plan::simulate(self.graph, self.profile, &plan.runs()).curve.peak;
+            if peak <= best.0.slab.max(capacity) {
+                let schedule = lay(&plan);
+                if rank(&schedule, &plan) < rank(&best.0, &best.1) {
+                    best = (schedule, plan);
+                }
+            }
+        }
+        best
     }
 }
 

@@ -3,7 +3,7 @@
 
 use crate::check::held;
 use crate::effort::{Effort, Meter};
-use crate::fit::{Bound, FitError, smallest};
+use crate::fit::{Bound, FitError};
 use crate::goal::Goal;
 use crate::graph::Graph;
 use crate::id::NodeId;
@@ -12,9 +12,6 @@ use crate::profile::Profile;
 use crate::schedule::{Lowering, Schedule, lower};
 use crate::timeline::Timeline;
 use crate::units::Bytes;
-
-/// The part of the effort that a refusal gets at least, to name a budget that is feasible.
-const REFUSAL: f64 = 0.25;
 
 /// A plan that was checked, and that holds no more than a budget.
 ///
@@ -66,44 +63,34 @@ pub fn hold(
     effort: &Effort<'_>,
 ) -> Result<Held, FitError> {
     let order = plan::base_order(graph, profile);
-    let Goal::Within(budget) = goal else {
-        let plan = smallest(graph, profile, &order, planner, effort);
-        let budget = plan::simulate(graph, profile, &plan.runs()).curve.peak;
-        return checked(graph, profile, &plan, (budget, None));
+    let smallest = |search: &mut Option<Search<'_>>, effort: &Effort<'_>| match search {
+        Some(search) => search.smallest(effort).swap_remove(0),
+        None => plan::smallest(graph, profile, &order, planner),
     };
-    let (plan, bound) = within(graph, profile, &order, (budget, planner), effort)?;
-    checked(graph, profile, &plan, (budget, bound))
-}
-
-fn within(
-    graph: &Graph,
-    profile: &Profile,
-    order: &[NodeId],
-    (budget, planner): (Bytes, Planner),
-    effort: &Effort<'_>,
-) -> Result<(Plan, Option<Bound>), PlanError> {
-    if planner != Planner::Auto {
-        return Ok((plan::plan(graph, profile, order, budget, planner)?, None));
-    }
+    let peak = |plan: &Plan| plan::simulate(graph, profile, &plan.runs()).curve.peak;
+    let mut search = (planner == Planner::Auto).then(|| Search::new(graph, profile, &order));
+    let Goal::Within(budget) = goal else {
+        let plan = smallest(&mut search, effort);
+        return checked(graph, profile, &plan, (peak(&plan), None));
+    };
     let meter = Meter::new(effort);
-    let mut search = Search::new(graph, profile, order);
-    let answer = search.plan(budget, &meter.rest_until(1.0 - REFUSAL));
-    let plan = match answer.plan {
+    let plan = match &mut search {
+        Some(search) => search.in_rounds(budget, effort, |plan, _| Ok(plan.clone())).taken,
+        None => Some(plan::plan(graph, profile, &order, budget, planner)?),
+    };
+    let plan = match plan {
         Some(plan) => plan,
         None => {
-            // The same plan whatever was looked for before, so that what it holds can be asked for.
-            let deadline = meter.rest_until(1.0).deadline;
-            let plan = smallest(graph, profile, order, planner, &Effort { deadline, ..*effort });
+            let plan = smallest(&mut search, &meter.round(effort.work, 1.0));
             let proof = Infeasible::new(graph, profile, budget, plan);
-            if proof.peak > budget {
-                let needed = proof.needed.max(search.least_budget());
-                return Err(PlanError::Infeasible(Box::new(Infeasible { needed, ..proof })));
-            }
-            proof.plan
+            let least = search.as_ref().map_or(Bytes::ZERO, Search::least_budget);
+            let needed = proof.needed.max(least);
+            return Err(PlanError::Infeasible(Box::new(Infeasible { needed, ..proof })).into());
         }
     };
-    let bound = search.bound(budget).map(|seconds| Bound::of_runs(seconds, BoundOrder::Any));
-    Ok((plan, bound))
+    let bound = search.and_then(|search| search.bound(budget));
+    let bound = bound.map(|seconds| Bound::of_runs(seconds, BoundOrder::Any));
+    checked(graph, profile, &plan, (budget, bound))
 }
 
 /// The plan as the checker let it pass, at addresses that are as good as any.

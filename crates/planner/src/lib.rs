@@ -190,7 +190,7 @@ pub use plan::BoundOrder;
 
 use check::Violation;
 use effort::Effort;
-use fit::{BudgetedPlanner, Terms, checked, smallest};
+use fit::{BudgetedPlanner, Terms, checked};
 use graph::Graph;
 use plan::Planner;
 use profile::Profile;
@@ -254,16 +254,11 @@ pub struct FittedPoint {
 pub fn fit(graph: &Graph, profile: &Profile, request: &Request<'_>) -> Result<Fitted, FitError> {
     let order = plan::base_order(graph, profile);
     let &Request { goal, planner, residents, ref effort } = request;
+    let mut planner = BudgetedPlanner::new(graph, profile, &order, planner);
+    let terms = Terms { residents, effort };
     match goal {
-        Goal::Within(budget) => {
-            let mut budgeted = BudgetedPlanner::new(graph, profile, &order, planner);
-            budgeted.fit(budget, Terms { residents, effort }).0
-        }
-        Goal::Smallest => {
-            let plan = smallest(graph, profile, &order, planner, effort);
-            let task = Lowering { goal, residents, effort: *effort };
-            Ok(checked(graph, profile, lower(graph, profile, &plan, &task), None)?)
-        }
+        Goal::Within(budget) => planner.fit(budget, terms).0,
+        Goal::Smallest => planner.smallest(terms),
     }
 }
 

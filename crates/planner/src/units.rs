@@ -70,20 +70,49 @@ impl Sum for Bytes {
     }
 }
 
+/// Names of binary multiples, each 1024 of the one before.
+const MULTIPLES: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
+
 /// Binary multiples with one decimal (`1.5 MiB`): exact enough to recognise, short enough to read.
 impl fmt::Display for Bytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        const UNITS: [&str; 5] = ["KiB", "MiB", "GiB", "TiB", "PiB"];
         if self.0 < 1024 {
             return f.pad(&format!("{} B", self.0));
         }
         let mut value = self.0 as f64 / 1024.0;
         let mut unit = 0;
-        while value >= 1024.0 && unit + 1 < UNITS.len() {
+        while value >= 1024.0 && unit + 1 < MULTIPLES.len() {
             value /= 1024.0;
             unit += 1;
         }
-        f.pad(&format!("{value:.1} {}", UNITS[unit]))
+        f.pad(&format!("{value:.1} {}", MULTIPLES[unit]))
+    }
+}
+
+impl Bytes {
+    /// In words for a limit from below: never more than it is.
+    pub fn rounded_down(self) -> String {
+        self.in_tenths(|bytes, tenth| bytes / tenth)
+    }
+
+    /// In words for something that suffices: never less than it is.
+    pub fn rounded_up(self) -> String {
+        self.in_tenths(u128::div_ceil)
+    }
+
+    /// As `Display` has it, with the tenths of a multiple as `divide` gives them.
+    fn in_tenths(self, divide: impl Fn(u128, u128) -> u128) -> String {
+        let mut name = None;
+        let mut multiple: u64 = 1;
+        for next in MULTIPLES {
+            if self.0 / 1024 < multiple {
+                break;
+            }
+            (multiple, name) = (multiple * 1024, Some(next));
+        }
+        let Some(name) = name else { return self.to_string() };
+        let tenths = divide(u128::from(self.0) * 10, u128::from(multiple));
+        format!("{}.{} {name}", tenths / 10, tenths % 10)
     }
 }
 
@@ -138,6 +167,30 @@ mod tests {
         assert_eq!(Bytes(1023).to_string(), "1023 B");
         assert_eq!(Bytes(1536).to_string(), "1.5 KiB");
         assert_eq!(Bytes(320 << 20).to_string(), "320.0 MiB");
+    }
+
+    /// What a number in words stands for, in tenths of its multiple, times that multiple.
+    fn read_back(words: &str) -> u128 {
+        let (number, name) = words.split_once(' ').unwrap();
+        let power = MULTIPLES.iter().position(|&multiple| multiple == name);
+        let multiple = power.map_or(1, |power| 1 << (10 * (power as u32 + 1)));
+        let (whole, tenths) = number.split_once('.').unwrap_or((number, "0"));
+        (whole.parse::<u128>().unwrap() * 10 + tenths.parse::<u128>().unwrap()) * multiple
+    }
+
+    #[test]
+    fn limits_round_to_the_safe_side() {
+        let mut random = fastrand::Rng::with_seed(1);
+        let edges = [0, 1, 1023, 1024, 1025, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, u64::MAX];
+        let draws = std::iter::repeat_with(|| random.u64(..) >> random.u32(..64)).take(10_000);
+        for bytes in edges.into_iter().chain(draws) {
+            let (down, up) = (Bytes(bytes).rounded_down(), Bytes(bytes).rounded_up());
+            let exact = u128::from(bytes) * 10;
+            assert!(read_back(&down) <= exact && exact <= read_back(&up), "{down}, {bytes}, {up}");
+            assert!(read_back(&up) - read_back(&down) <= exact / 500 + 1, "{down}, {up}");
+        }
+        assert_eq!(Bytes((1 << 20) - 1).rounded_up(), "1024.0 KiB");
+        assert_eq!(Bytes(3 << 19).rounded_down(), "1.5 MiB");
     }
 
     #[test]

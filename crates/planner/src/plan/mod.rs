@@ -27,7 +27,7 @@ pub use not_found::NotFound;
 pub use order::base_order;
 pub use rematerialize::{Retention, Retentions, rematerialize};
 pub use rewrite::{RewriteError, rewrite};
-pub use search::{Answer, BoundOrder, Search, lower_bound};
+pub use search::{Answer, BoundOrder, Lowest, Search, lower_bound};
 
 use crate::analysis::{MemoryCurve, held};
 use crate::effort::Effort;
@@ -185,16 +185,13 @@ fn auto(
 ) -> Result<Plan, PlanError> {
     let effort = Effort::default();
     let mut search = Search::new(graph, profile, order);
-    if let Some(plan) = search.plan(budget, &effort).plan {
+    if let Some(plan) = search.in_rounds(budget, &effort, |plan, _| Ok(plan.clone())).taken {
         return Ok(plan);
     }
-    let least = search.least_budget();
-    let smallest = Search::new(graph, profile, order).smallest(&effort);
-    if simulate(graph, profile, &smallest.runs()).curve.peak <= budget {
-        return Ok(smallest);
-    }
+    let smallest = search.smallest(&effort).swap_remove(0);
     let proof = Infeasible::new(graph, profile, budget, smallest);
-    Err(PlanError::Infeasible(Box::new(Infeasible { needed: proof.needed.max(least), ..proof })))
+    let needed = proof.needed.max(search.least_budget());
+    Err(PlanError::Infeasible(Box::new(Infeasible { needed, ..proof })))
 }
 
 /// The plan with the smallest peak that a planner reaches, whatever it costs; the order itself

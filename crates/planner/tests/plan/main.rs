@@ -14,6 +14,7 @@ mod peers;
 mod properties;
 mod rematerialization;
 mod rewriting;
+mod smallest;
 
 #[path = "../fixtures/corpus/mod.rs"]
 mod corpus;

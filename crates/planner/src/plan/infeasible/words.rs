@@ -20,8 +20,13 @@ impl fmt::Display for Infeasible {
         writeln!(
             f,
             "{claim} {} ({} bytes); the smallest budget known to be feasible is {} ({} bytes), \
-             and no schedule needs less than {}",
-            self.budget, self.budget.0, self.reached, self.reached.0, self.needed
+             and no schedule needs less than {} ({} bytes)",
+            self.budget,
+            self.budget.0,
+            self.reached.rounded_up(),
+            self.reached.0,
+            self.needed.rounded_down(),
+            self.needed.0
         )?;
         if let Some(prediction) = &self.prediction {
             let Prediction { choices, predicted, simulated, .. } = prediction;

@@ -22,12 +22,16 @@
 mod attempt;
 mod binding_instants;
 mod bound;
+mod lowest;
 mod neighbourhood;
 mod order;
+mod peers;
 mod prove;
 mod quantity;
 mod race;
 mod repair;
+mod rounds;
+mod squeeze;
 mod starts;
 mod state;
 
@@ -38,9 +42,10 @@ use crate::effort::Effort;
 use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan::search::attempt::{Attempt, Runner};
-use crate::plan::search::binding_instants::{add_instants, tight};
+use crate::plan::search::binding_instants::add_instants;
 pub use crate::plan::search::bound::BoundOrder;
 use crate::plan::search::bound::CutInstant;
+pub use crate::plan::search::lowest::Lowest;
 pub use crate::plan::search::prove::lower_bound;
 use crate::plan::search::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::repair::{polish, repair};
@@ -53,17 +58,22 @@ use crate::units::{Bytes, Seconds};
 
 /// Instants at the highest points of the unplanned step, and as many spread out over it.
 const INSTANTS: usize = 6;
-/// Halvings of the distance between what is known to be feasible and what is not.
-const BISECTIONS: usize = 12;
-/// Work for each, per operator.
-const BISECTION_WORK: u64 = 100;
-
 /// A sequence of runs with its peak, and its time beyond that of all first runs.
 #[derive(Clone, Debug)]
 struct KnownPlan {
     peak: Bytes,
     extra: Picoseconds,
     runs: Vec<NodeId>,
+}
+
+/// Where a search ended.
+struct Stand {
+    /// Its budget.
+    limit: ByteCount,
+    /// Who was still in the race.
+    runners: Vec<Runner>,
+    /// There was effort for all starts.
+    has_started: bool,
 }
 
 /// What is known about one graph: lines of the bound, and plans.
@@ -76,7 +86,9 @@ pub struct Search<'a> {
     /// No other has both a smaller peak and less time; by rising peak.
     found: Vec<KnownPlan>,
     /// Where the last search for a plan ended.
-    last: Option<(ByteCount, Vec<Runner>)>,
+    last: Option<Stand>,
+    /// Goes for the smallest peak, once that is asked for.
+    lowest: Option<Box<Lowest<'a>>>,
 }
 
 /// The answer for one budget.
@@ -104,6 +116,7 @@ impl<'a> Search<'a> {
             instants: Vec::new(),
             found: Vec::new(),
             last: None,
+            lowest: None,
         };
         search.offer(order.to_vec());
         search.offer(moved);
@@ -116,15 +129,17 @@ impl<'a> Search<'a> {
         let mut first = None;
         if self.best(budget).is_none_or(|best| best.extra > Picoseconds::ZERO) {
             self.recall(&mut attempt);
-            let resumed = self.resume(&mut attempt);
+            let mut has_started = self.resume(&mut attempt);
             self.sharpen(&mut attempt);
-            if !resumed && self.bound(budget).is_some() {
+            if !has_started && self.bound(budget).is_some() {
                 self.starts(&mut attempt, &mut first);
+                has_started = !attempt.meter.is_over();
             }
             if self.bound(budget).is_none() {
                 return Answer { plan: None, bound: None, first: attempt.meter.elapsed() };
             }
-            self.race_and_prove(&mut attempt, !resumed);
+            let runners = self.race_and_prove(&mut attempt);
+            self.last = Some(Stand { limit: attempt.limit, runners, has_started });
         }
         let first = first.unwrap_or(attempt.meter.elapsed());
         let plan = self.best(budget).map(|best| Plan::of_runs(Planner::Auto, best.runs.clone()));
@@ -176,81 +191,39 @@ impl<'a> Search<'a> {
         self.found.iter().rev().find(|found| found.peak <= budget)
     }
 
-    /// The plan with the smallest peak that is found with a fixed amount of work, whatever it
-    /// costs; so asking for that peak later finds it again. The deadline is a limit all the same.
-    pub fn smallest(&mut self, effort: &Effort<'_>) -> Plan {
-        let mut attempt = Attempt::new(ByteCount::ZERO, effort);
-        let mut refused = ByteCount::ZERO;
-        for _ in 0..BISECTIONS {
-            let reached =
-                self.found.first().map_or(ByteCount::ZERO, |found| ByteCount::of(found.peak));
-            let floor = ByteCount::of(self.least_budget()).max(refused);
-            let target = floor + (reached - floor) / 2;
-            if target >= reached || attempt.meter.is_over() {
-                break;
-            }
-            attempt = Attempt { limit: target, found: Vec::new(), ..attempt };
-            let leg = attempt.meter.leg(BISECTION_WORK * self.given.len() as u64);
-            attempt.under(leg, |attempt| self.lower_peak(attempt));
-            if self.found.first().is_none_or(|found| ByteCount::of(found.peak) > target) {
-                refused = target;
-            }
-        }
-        self.lowest()
+    /// Goes on with the search for the smallest peak until a plan is within the budget; then that
+    /// plan is known.
+    fn reach(&mut self, budget: Bytes, effort: &Effort<'_>) -> bool {
+        let order = || self.given.ops.values().filter_map(|op| op.node).collect::<Vec<_>>();
+        let (graph, profile) = (self.graph, self.profile);
+        let mut lowest = self
+            .lowest
+            .take()
+            .unwrap_or_else(|| Box::new(Lowest::new(graph, profile, &order(), effort.seed)));
+        let reached = lowest.reach(budget, effort);
+        lowest.plans().for_each(|plan| {
+            self.offer(plan.runs());
+        });
+        self.lowest = Some(lowest);
+        reached
     }
 
-    /// The plan with the smallest peak that is known.
-    pub fn lowest(&self) -> Plan {
-        let runs = self.found.first().map_or(Vec::new(), |found| found.runs.clone());
-        Plan::of_runs(Planner::Auto, runs)
-    }
-
-    /// Looks for any plan within a budget: from the cuts that bind, and from the plan with the
-    /// smallest peak.
-    fn lower_peak(&mut self, attempt: &mut Attempt<'_>) {
-        let limit = attempt.limit;
-        for _ in 0..2 {
-            let Some(lowest) = self.found.first().cloned() else { return };
-            for at in tight(
-                self.graph,
-                self.profile,
-                &lowest.runs,
-                &self.given,
-                ByteCount::of(lowest.peak),
-            )
-            .into_iter()
-            .take(2)
-            {
-                self.add_instant(at, attempt);
-            }
-            if self.finish_runs(&lowest.runs, attempt) || self.bound(limit.bytes()).is_none() {
-                return;
-            }
-            let given = self.given.clone();
-            let mut state = State::new(&given);
-            let binding = self
-                .instants
-                .iter()
-                .max_by_key(|instant| (instant.bound(limit), Reverse(instant.at)))
-                .map(|instant| instant.at);
-            if let Some(at) = binding {
-                self.start_from(at, &mut state, attempt);
-            }
-            if self.found.first().is_some_and(|found| ByteCount::of(found.peak) <= limit)
-                || attempt.meter.is_over()
-            {
-                return;
-            }
+    /// Plans with small peaks, the smallest first, as the search for the smallest peak has found
+    /// them with effort to spare; it is made with this effort, unless it was made before.
+    pub fn smallest(&mut self, effort: &Effort<'_>) -> Vec<Plan> {
+        if self.lowest.is_none() {
+            self.reach(Bytes::ZERO, effort);
         }
+        self.lowest.as_ref().map_or(Vec::new(), |lowest| lowest.named().to_vec())
     }
 
     /// The known plans within a budget, fastest first, with some distance between their peaks.
     pub fn within(&self, budget: Bytes) -> impl Iterator<Item = Plan> {
-        let mut above = budget;
+        let mut most = budget;
         let found = self.found.iter().rev().filter(move |found| {
-            let is_next = found.peak <= Bytes(above.0 - above.0 / 128);
+            let is_next = found.peak <= most;
             if is_next {
-                above = found.peak;
+                most = Bytes(found.peak.0 - found.peak.0 / 128);
             }
             is_next
         });
@@ -302,20 +275,25 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Goes on where the last search ended, if its budget was this one or a little more.
+    /// Goes on where the last search ended, if its budget was this one or a little more. Whether all
+    /// starts were made then, and a plan is known now.
     fn resume(&mut self, attempt: &mut Attempt<'_>) -> bool {
         let limit = attempt.limit;
-        let near = |last: &(ByteCount, Vec<Runner>)| limit <= last.0 && last.0 - limit <= limit / 8;
-        let Some((_, runners)) = self.last.take().filter(near) else { return false };
-        let given = self.given.clone();
-        self.start_where_it_binds(&mut State::new(&given), attempt);
-        for Runner { runs, .. } in runners {
-            if attempt.meter.is_over() && attempt.best().is_some() {
-                break;
+        let near = |last: &Stand| limit <= last.limit && last.limit - limit <= limit / 8;
+        let Some(last) = self.last.take().filter(near) else { return false };
+        if limit == last.limit {
+            last.runners.into_iter().for_each(|runner| attempt.push(runner.extra, runner.runs));
+        } else {
+            let given = self.given.clone();
+            self.start_where_it_binds(&mut State::new(&given), attempt);
+            for Runner { runs, .. } in last.runners {
+                if attempt.meter.is_over() && attempt.best().is_some() {
+                    break;
+                }
+                self.finish_runs(&runs, attempt);
             }
-            self.finish_runs(&runs, attempt);
         }
-        attempt.best().is_some()
+        last.has_started && attempt.best().is_some()
     }
 
     fn add_instant(&mut self, at: OpId, attempt: &mut Attempt<'_>) {

@@ -1,4 +1,4 @@
-//! What happens beside the race, on a second thread: the bound rises, and the other planners plan.
+//! What happens beside the race, on a second thread: the bound rises.
 //! Invariant: nothing here waits for the race, and with a limit of work alone nothing here depends
 //! on how fast the race is.
 
@@ -13,21 +13,10 @@ use crate::plan::search::bound::{BoundOrder, CutInstant};
 use crate::plan::search::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::state::State;
 use crate::plan::search::state::problem::{OpId, Problem};
-use crate::plan::{self, PlanError, Planner};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
 
-/// The other planners, the quicker ones first.
-const PEERS: [Planner; 6] = [
-    Planner::Chen,
-    Planner::Dtr,
-    Planner::Knapsack,
-    Planner::Rotor,
-    Planner::Capuchin,
-    Planner::Xla,
-];
-/// The other planners, and the instants where the best start is tight, get this part of the effort
-/// at most.
+/// The instants where the best start is tight get this part of the effort at most.
 pub const PREPARATION: f64 = 0.5;
 
 /// Instants that a bound for the plan of another planner looks at.
@@ -76,32 +65,6 @@ impl SharedBounds {
     pub fn sets(&self) -> Vec<LateSet> {
         self.0.lock().map_or(Vec::new(), |mut known| std::mem::take(&mut known.sets))
     }
-}
-
-/// The plans of the other planners, as far as there is time for them.
-pub fn peers(
-    graph: &Graph,
-    profile: &Profile,
-    problem: &Problem,
-    limit: ByteCount,
-    meter: &mut Meter,
-) -> Vec<Vec<NodeId>> {
-    let order: Vec<NodeId> = problem.ops.values().filter_map(|op| op.node).collect();
-    // None of them takes much more than this.
-    let work = (order.len() * order.len()) as u64 / 32;
-    let mut plans = Vec::new();
-    for planner in PEERS {
-        if meter.left() / 8 < work || meter.until(PREPARATION).is_over() {
-            break;
-        }
-        meter.spend(work);
-        match plan::plan(graph, profile, &order, limit.bytes(), planner) {
-            Ok(plan) => plans.push(plan.runs()),
-            Err(PlanError::Infeasible(proof)) => plans.push(proof.plan.runs()),
-            Err(_) => {}
-        }
-    }
-    plans
 }
 
 /// Raises the bound at one budget by branch and bound, instant by instant: where it binds most, and

@@ -6,7 +6,7 @@ use crate::plan::search::Search;
 use crate::plan::search::attempt::{Attempt, Runner};
 use crate::plan::search::binding_instants::{add_instants, tight};
 use crate::plan::search::neighbourhood::improve;
-use crate::plan::search::prove::{PREPARATION, SharedBounds, peers, prove};
+use crate::plan::search::prove::{PREPARATION, SharedBounds, prove};
 use crate::plan::search::quantity::Picoseconds;
 use crate::plan::search::repair::{polish, repair};
 use crate::plan::search::starts::just_in_time;
@@ -21,14 +21,13 @@ const LEGS: u64 = 8;
 
 impl Search<'_> {
     /// Improves the best starts; on a second thread, raises the bound, whose cuts are further
-    /// starts.
-    pub(super) fn race_and_prove(&mut self, attempt: &mut Attempt<'_>, with_peers: bool) {
+    /// starts. Returns who is still in the race.
+    pub(super) fn race_and_prove(&mut self, attempt: &mut Attempt<'_>) -> Vec<Runner> {
         let limit = attempt.limit;
         if attempt.meter.is_over()
             || attempt.best().is_some_and(|best| self.is_optimal(best, self.floor(limit)))
         {
-            self.last = Some((limit, std::mem::take(&mut attempt.found)));
-            return;
+            return std::mem::take(&mut attempt.found);
         }
         let best = self.best(limit.bytes()).cloned();
         let waiting = best.as_ref().map_or(Vec::new(), |best| {
@@ -40,27 +39,20 @@ impl Search<'_> {
         // When the other thread's bounds arrive is left to chance: where the same seed has to give
         // the same plan, they are not used.
         let shared = attempt.meter.has_deadline().then(|| SharedBounds::new(floor, enough));
-        std::thread::scope(|scope| {
+        let runners = std::thread::scope(|scope| {
             let mut prover = attempt.meter.clone();
-            let (graph, profile) = (self.graph, self.profile);
             let (instants, given, shared) = (&mut instants, &given, shared.as_ref());
             let thread = scope.spawn(move || {
                 add_instants(given, instants, &waiting, limit, &mut prover.until(PREPARATION));
-                let plans = if with_peers {
-                    peers(graph, profile, given, limit, &mut prover)
-                } else {
-                    Vec::new()
-                };
                 prove(given, instants, limit, enough, shared, &mut prover);
-                plans
             });
-            self.race(attempt, given, shared, floor);
+            let runners = self.race(attempt, given, shared, floor);
             // A thread that panicked leaves a weaker bound, and its message.
-            thread.join().unwrap_or_default().into_iter().for_each(|runs| {
-                self.offer(runs);
-            });
+            let _ = thread.join();
+            runners
         });
         self.instants = instants;
+        runners
     }
 
     /// Improves the best starts side by side; the worse ones drop out.
@@ -70,7 +62,7 @@ impl Search<'_> {
         given: &Problem,
         shared: Option<&SharedBounds>,
         mut floor: Picoseconds,
-    ) {
+    ) -> Vec<Runner> {
         let limit = attempt.limit;
         let mut state = State::new(given);
         let mut runners = std::mem::take(&mut attempt.found);
@@ -102,7 +94,7 @@ impl Search<'_> {
         let best = self
             .best(limit.bytes())
             .map(|best| Runner { extra: best.extra, runs: best.runs.clone() });
-        self.last = Some((limit, best.into_iter().chain(runners).collect()));
+        best.into_iter().chain(runners).collect()
     }
 
     /// One leg of one runner.

@@ -17,7 +17,10 @@ impl fmt::Display for ModuleInfeasible {
         writeln!(
             f,
             "{claim} {} ({} bytes); {least} is {} ({} bytes)",
-            self.budget, self.budget.0, self.least, self.least.0
+            self.budget,
+            self.budget.0,
+            self.least.rounded_up(),
+            self.least.0
         )?;
         writeln!(
             f,

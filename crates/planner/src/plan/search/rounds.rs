@@ -1,0 +1,256 @@
+//! One budget, planned in rounds. Invariant: what a round does depends on the rounds before it, not
+//! on how much of the effort is left; so more work contains all that less has found, and what is
+//! answered is the fastest of all plans that were taken.
+//!
+//! A round asks the search for a faster plan, with twice the work of the round before, and hands it
+//! to whoever asked: an engine looks for addresses, and where there are none, says how many bytes
+//! are missing. Then a little less of the budget is asked for, because a little slack makes packing
+//! much easier.
+//!
+//! The floor: a first round, and the plans of all other planners, which are made beside it. They
+//! are done whatever the effort.
+
+use std::sync::mpsc;
+
+use crate::effort::{Effort, Meter};
+use crate::id::NodeId;
+use crate::plan::search::Search;
+use crate::plan::search::peers::{PEERS, peer};
+use crate::plan::search::quantity::{ByteCount, Picoseconds};
+use crate::plan::{Plan, Planner, simulate};
+use crate::units::{Bytes, Seconds};
+
+/// Work of the first round, per operator.
+const FIRST_ROUND: u64 = 100;
+/// Of the work of a round, that of the next.
+const GROWTH: u64 = 3;
+/// Parts of the budget that are left free, one after the other, where addresses do not pack. Less
+/// slack costs less time of the step, more slack packs sooner. How these and the figures below were
+/// chosen: `doc/theory/recompute.md`.
+const SLACK: [f64; 8] = [0.0, 0.003, 0.008, 0.02, 0.045, 0.08, 0.13, 0.2];
+/// The part of the time that is left which a round gets while no plan is known.
+const UNKNOWN: f64 = 0.4;
+/// The same while a plan is known but none was taken.
+const UNTAKEN: f64 = 0.5;
+/// The part of the time that is left for the addresses of what is found last.
+const LAST: f64 = 0.04;
+/// Plans that are laid out in earnest where first addresses did not do.
+const MOST_LAST: usize = 32;
+/// A plan that is faster by less than this part of the step is not worth new addresses.
+const LEAST_GAIN: f64 = 1e-6;
+
+/// What became of a budget.
+pub struct InRounds<T> {
+    /// The fastest plan that was taken, as it was taken.
+    pub taken: Option<T>,
+    /// Until the first plan was found.
+    pub first: Seconds,
+}
+
+/// Whoever takes plans, and the fastest that it took.
+struct Taker<T, Take> {
+    take: Take,
+    best: Option<(Picoseconds, T)>,
+    least_gain: Picoseconds,
+    /// Times of plans whose first addresses do not do.
+    refused: Vec<Picoseconds>,
+}
+
+impl<T, Take: FnMut(&Plan, &Effort<'_>) -> Result<T, Bytes>> Taker<T, Take> {
+    /// Whether a plan of this time is worth a look.
+    fn wants(&self, extra: Picoseconds) -> bool {
+        self.best.as_ref().is_none_or(|(least, _)| extra < *least - self.least_gain)
+    }
+
+    /// Has a plan looked at, unless it is not faster; by how many bytes it is too large.
+    fn offer(&mut self, extra: Picoseconds, plan: &Plan, effort: &Effort<'_>) -> Result<(), Bytes> {
+        if self.wants(extra) {
+            self.best = Some((extra, (self.take)(plan, effort)?));
+        }
+        Ok(())
+    }
+}
+
+impl Search<'_> {
+    /// Plans one budget in rounds. `take` is handed plans within the budget, each faster than what
+    /// it has taken before, with the effort that it may spend on it; where it cannot take one, it
+    /// answers by how many bytes it is too large.
+    pub fn in_rounds<T>(
+        &mut self,
+        budget: Bytes,
+        effort: &Effort<'_>,
+        take: impl FnMut(&Plan, &Effort<'_>) -> Result<T, Bytes>,
+    ) -> InRounds<T> {
+        let meter = Meter::new(effort);
+        let least_gain =
+            Picoseconds::round_down(Seconds(self.given.total.seconds().0 * LEAST_GAIN));
+        let mut taker = Taker { take, best: None, least_gain, refused: Vec::new() };
+        let (graph, profile) = (self.graph, self.profile);
+        let order: Vec<NodeId> = self.given.ops.values().filter_map(|op| op.node).collect();
+        let mut first = None;
+        std::thread::scope(|scope| {
+            let (send, peers) = mpsc::channel();
+            let clock = effort.clock;
+            if self.best(budget).is_none_or(|best| best.extra > Picoseconds::ZERO) {
+                scope.spawn(move || {
+                    for planner in PEERS {
+                        let is_interrupted = clock().0.is_infinite();
+                        let runs = peer(graph, profile, &order, budget, planner);
+                        if is_interrupted || send.send(runs).is_err() {
+                            return;
+                        }
+                    }
+                });
+            } else {
+                drop(send);
+            }
+            let mut heard = Vec::new();
+            if !meter.has_deadline() {
+                // Nothing may depend on how fast the peers are.
+                self.hear(peers.iter(), &mut heard);
+            }
+            self.rounds(budget, &mut meter.clone(), &mut taker, &mut first, |search| {
+                search.hear(peers.try_iter(), &mut heard);
+            });
+            self.hear(peers.into_iter(), &mut heard);
+            self.offer_known(budget, &mut taker, &meter.round(0, 1.0));
+            if !taker.refused.is_empty() {
+                self.offer_all(budget, &heard, &mut taker, &meter.round(effort.work, 1.0));
+            }
+        });
+        let first = first.unwrap_or(meter.elapsed());
+        InRounds { taken: taker.best.map(|(_, taken)| taken), first }
+    }
+
+    /// Plans of other planners become known.
+    fn hear(
+        &mut self,
+        plans: impl Iterator<Item = Option<Vec<NodeId>>>,
+        heard: &mut Vec<Vec<NodeId>>,
+    ) {
+        for runs in plans.flatten() {
+            self.offer(runs.clone());
+            heard.push(runs);
+        }
+    }
+
+    fn rounds<T>(
+        &mut self,
+        budget: Bytes,
+        meter: &mut Meter<'_>,
+        taker: &mut Taker<T, impl FnMut(&Plan, &Effort<'_>) -> Result<T, Bytes>>,
+        first: &mut Option<Seconds>,
+        mut hear: impl FnMut(&mut Self),
+    ) {
+        let mut work = FIRST_ROUND * self.given.len() as u64;
+        let (mut turn, mut turns) = (0, SLACK.len());
+        let mut missing = Bytes(u64::MAX);
+        loop {
+            // What was missing before, and a tenth of it, may be less than the slack would be.
+            let slack = Bytes((budget.0 as f64 * SLACK[turn]) as u64)
+                .min(Bytes(missing.0.saturating_add(missing.0 / 10)));
+            let aim = budget.saturating_sub(slack);
+            let share = match (&taker.best, self.best(aim)) {
+                (Some(_), _) => 1.0 - LAST,
+                (None, Some(_)) => UNTAKEN,
+                (None, None) => UNKNOWN,
+            };
+            let round = meter.round(work, share);
+            let seed = round.seed.wrapping_add(meter.spent());
+            let answer = self.plan(aim, &Effort { seed, ..round });
+            meter.spend(work);
+            if answer.plan.is_some() {
+                first.get_or_insert(answer.first);
+            }
+            match answer.plan {
+                Some(plan) => {
+                    let share = if taker.best.is_some() { 1.0 } else { UNTAKEN };
+                    let extra = self.extra(&plan.runs());
+                    match taker.offer(extra, &plan, &meter.round(work, share)) {
+                        Ok(()) => work = work.saturating_mul(GROWTH),
+                        Err(more) => {
+                            missing = more;
+                            if turn + 1 < turns {
+                                turn += 1;
+                            } else {
+                                work = work.saturating_mul(GROWTH);
+                            }
+                        }
+                    }
+                }
+                // Nothing fits with so much slack.
+                None if turn > 0 => {
+                    turns = turn;
+                    turn -= 1;
+                    work = work.saturating_mul(GROWTH);
+                }
+                None if self.bound(aim).is_none()
+                    || !self.reach(aim, &meter.round(meter.effort().work, 1.0)) =>
+                {
+                    return;
+                }
+                None => {}
+            }
+            hear(self);
+            // What may be worth more than what later rounds find.
+            self.offer_known(budget, taker, &meter.round(0, 1.0));
+            let is_optimal =
+                |extra: Picoseconds| self.is_optimal(extra, self.floor(ByteCount::of(budget)));
+            if meter.would_exceed(work)
+                || taker.best.as_ref().is_some_and(|(extra, _)| is_optimal(*extra))
+            {
+                return;
+            }
+        }
+    }
+
+    /// Has all plans looked at that are known to be within the budget and faster than what was taken,
+    /// the fastest first, until one is taken. A plan of another planner may pack where one that
+    /// holds less does not.
+    fn offer_all<T>(
+        &mut self,
+        budget: Bytes,
+        peers: &[Vec<NodeId>],
+        taker: &mut Taker<T, impl FnMut(&Plan, &Effort<'_>) -> Result<T, Bytes>>,
+        effort: &Effort<'_>,
+    ) {
+        let lowest = self.lowest.as_ref().map_or(&[][..], |lowest| lowest.peers());
+        let peak = |runs: &[NodeId]| simulate(self.graph, self.profile, runs).curve.peak;
+        let known = self.found.iter().filter(|known| known.peak <= budget);
+        let mut known: Vec<(Picoseconds, &[NodeId])> = peers
+            .iter()
+            .chain(lowest)
+            .filter(|runs| peak(runs) <= budget)
+            .map(|runs| (self.extra(runs), &runs[..]))
+            .chain(known.map(|known| (known.extra, &known.runs[..])))
+            .collect();
+        known.sort_by_key(|&(extra, _)| extra);
+        known.dedup();
+        for (extra, runs) in known.into_iter().take(MOST_LAST) {
+            let plan = Plan::of_runs(Planner::Auto, runs.to_vec());
+            if !taker.wants(extra) || taker.offer(extra, &plan, effort).is_ok() {
+                return;
+            }
+        }
+    }
+
+    /// Has a first look taken at the plans that are known to be within the budget, the fastest first,
+    /// until one is taken.
+    fn offer_known<T>(
+        &mut self,
+        budget: Bytes,
+        taker: &mut Taker<T, impl FnMut(&Plan, &Effort<'_>) -> Result<T, Bytes>>,
+        effort: &Effort<'_>,
+    ) {
+        for plan in self.within(budget) {
+            let extra = self.extra(&plan.runs());
+            if taker.refused.contains(&extra) {
+                continue;
+            }
+            if !taker.wants(extra) || taker.offer(extra, &plan, effort).is_ok() {
+                return;
+            }
+            taker.refused.push(extra);
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! From a plan to one with a smaller peak, whatever that costs in seconds. Invariant: the state that
+//! is left behind has the smallest peak seen, and what a leg does depends on nothing but the plan,
+//! the target and the random numbers; the effort only says where it ends.
+//!
+//! One leg plans the order that the plan really has. It repairs the plan to a little less than its
+//! peak; where that fails, it asks for less of a saving, and takes parts of the plan out, at the
+//! point that binds or elsewhere, to repair them with noise.
+
+use cranelift_entity::EntityRef;
+use fastrand::Rng;
+
+use crate::effort::Meter;
+use crate::graph::Graph;
+use crate::id::NodeId;
+use crate::plan::search::quantity::ByteCount;
+use crate::plan::search::repair::{polish, repair};
+use crate::plan::search::state::runs::{rebase, sequence};
+use crate::plan::search::state::{Event, State};
+use crate::profile::Profile;
+
+/// The part of the peak that a leg tries to save at first.
+const FIRST_STEP: i64 = 16;
+/// Attempts of a leg in a row that save nothing.
+const FAILURES: usize = 24;
+
+/// One leg: from a sequence of runs to one that peaks no higher, down to `target`.
+pub fn squeeze(
+    graph: &Graph,
+    profile: &Profile,
+    runs: &[NodeId],
+    target: ByteCount,
+    random: &mut Rng,
+    meter: &mut Meter,
+) -> Vec<NodeId> {
+    let (problem, events) = rebase(graph, profile, runs);
+    let mut state = State::new(&problem);
+    state.set(&events);
+    meter.spend(problem.len() as u64);
+    let mut best: (ByteCount, Vec<Event>) = (state.peak(), state.events());
+    let mut step = best.0 / FIRST_STEP;
+    let mut failures = 0;
+    while failures < FAILURES && best.0 > target && !meter.is_over() {
+        step = step.max(ByteCount(1));
+        let goal = best.0 - step;
+        let mark = state.mark();
+        let noise = if failures == 0 { 0.0 } else { [0.1, 0.3, 0.6, 1.5][random.usize(..4)] };
+        if failures > 1 {
+            kick(&mut state, random);
+        }
+        let fits = repair(&mut state, goal, noise, random, meter);
+        meter.spend(std::mem::take(&mut state.work) + problem.len() as u64 / 16);
+        if state.peak() < best.0 {
+            let saved = best.0 - state.peak();
+            best = (state.peak(), state.events());
+            state.commit();
+            failures = 0;
+            step = if fits { step.max(saved) * 2 } else { step / 2 };
+        } else {
+            state.undo_to(mark);
+            failures += 1;
+            step = step / 2;
+        }
+    }
+    state.set(&best.1);
+    polish(&mut state, best.0, 0.0, random, meter);
+    meter.spend(std::mem::take(&mut state.work));
+    sequence(&problem, &state.events())
+}
+
+/// Takes out a part of the plan: the events of points near one of those that bind, or of operators
+/// near one that runs again there.
+fn kick(state: &mut State, random: &mut Rng) {
+    let points = state.problem.len();
+    state.peak();
+    let events = state.events();
+    if events.is_empty() {
+        return;
+    }
+    let at = state.tree().argmax();
+    let share = [0.002, 0.01, 0.05, 0.1, 0.3][random.usize(..5)];
+    let reach = ((points as f64 * share) as usize).max(2);
+    let part = random.usize(..4);
+    let centre = events[random.usize(..events.len())];
+    for &event in &events {
+        let near = |a: usize, b: usize| a.abs_diff(b) <= reach;
+        let goes = match part {
+            0 => near(event.point.index(), at),
+            1 => near(event.op.index(), centre.op.index()),
+            2 => near(event.point.index(), centre.point.index()),
+            _ => random.f64() < share,
+        };
+        if goes {
+            state.remove(event);
+        }
+    }
+}

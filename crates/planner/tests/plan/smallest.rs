@@ -1,0 +1,162 @@
+//! The smallest budget, and what more work does to it. Invariant: no planner reaches less, more
+//! work is never worse, a proof of infeasibility is true; how near the least possible budget is
+//! reached is printed, not asserted.
+
+use crate::generator::dag::{self, Freedoms};
+use crate::oracle::any_order::least_budget_any_order;
+use crate::{corpus, generator, oracle};
+use proptest::prelude::*;
+use tightfit::effort::Effort;
+use tightfit::graph::Graph;
+use tightfit::plan::{self, PlanError, Planner};
+use tightfit::profile::Profile;
+use tightfit::units::Bytes;
+use tightfit::{FitError, Fitted, Goal, Request, fit, hold};
+
+/// Small graphs of the corpus, where a cut, an eviction and a greedy rule each go furthest once.
+const SMALL: [&str; 5] = ["chain24", "chain50", "tf2", "unet2_1", "unet3_1"];
+
+fn planned(
+    graph: &Graph,
+    profile: &Profile,
+    goal: Goal,
+    planner: Planner,
+    work: u64,
+) -> Result<Fitted, FitError> {
+    let effort = Effort::work(1, work);
+    fit(graph, profile, &Request { goal, planner, effort, ..Request::default() })
+}
+
+fn smallest(graph: &Graph, profile: &Profile, planner: Planner, work: u64) -> Bytes {
+    planned(graph, profile, Goal::Smallest, planner, work).unwrap().schedule().slab
+}
+
+fn synthetic(name: &str) -> Graph {
+    corpus::graph(&format!("../synthetic/{name}"))
+}
+
+/// Planners that take steps of any size.
+fn peers() -> impl Iterator<Item = Planner> {
+    Planner::ALL
+        .into_iter()
+        .map(|(planner, _)| planner)
+        .filter(|planner| ![Planner::Auto, Planner::Exact].contains(planner))
+        .chain([Planner::CapuchinPublished])
+}
+
+#[test]
+fn no_planner_reaches_less_on_graphs_of_the_corpus() {
+    for name in SMALL {
+        let graph = synthetic(name);
+        for profile in generator::profiles(&graph) {
+            let auto = smallest(&graph, &profile, Planner::Auto, 100_000);
+            for planner in peers() {
+                let other = smallest(&graph, &profile, planner, 100_000);
+                assert!(auto <= other, "{name}: {auto}, but {planner:?} reaches {other}");
+            }
+        }
+    }
+}
+
+#[test]
+fn more_work_is_never_worse() {
+    for name in SMALL {
+        let graph = synthetic(name);
+        let profile = Profile::new(&graph, &tightfit::machine::Machine::unmeasured_cpu(1));
+        let works = [1_000, 2_000, 4_000, 8_000, 16_000, 64_000, 256_000];
+        let slabs = works.map(|work| smallest(&graph, &profile, Planner::Auto, work));
+        assert!(slabs.is_sorted_by(|less, more| less >= more), "{name}: {slabs:?}");
+        let unplanned = tightfit::unplanned(&graph, &profile).unwrap().schedule().slab;
+        for part in [0.3, 0.5, 0.7, 0.9] {
+            let room = (unplanned - slabs[6]).0 as f64;
+            let budget = slabs[6] + Bytes((room * part) as u64);
+            let seconds = works.map(|work| {
+                planned(&graph, &profile, Goal::Within(budget), Planner::Auto, work)
+                    .map_or(f64::INFINITY, |fitted| fitted.timeline().seconds.0)
+            });
+            assert!(seconds.is_sorted_by(|less, more| less >= more), "{name}: {seconds:?}");
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(generator::config(40))]
+
+    #[test]
+    fn no_planner_reaches_less(graph in generator::graphs(16)) {
+        for profile in generator::profiles(&graph) {
+            let auto = smallest(&graph, &profile, Planner::Auto, 3_000);
+            let effort = Effort::work(1, 3_000);
+            let held = |planner| {
+                hold(&graph, &profile, Goal::Smallest, planner, &effort).unwrap().budget()
+            };
+            for planner in peers() {
+                let other = smallest(&graph, &profile, planner, 3_000);
+                prop_assert!(auto <= other, "{auto}, but {planner:?} reaches {other}");
+                prop_assert!(held(Planner::Auto) <= held(planner));
+            }
+        }
+    }
+
+    #[test]
+    fn more_work_is_never_worse_on_random_graphs(graph in generator::graphs(16)) {
+        for profile in generator::profiles(&graph) {
+            let works = [0, 500, 1_000, 2_000, 4_000, 8_000];
+            let slabs = works.map(|work| smallest(&graph, &profile, Planner::Auto, work));
+            prop_assert!(slabs.is_sorted_by(|less, more| less >= more), "{slabs:?}");
+            let unplanned = tightfit::unplanned(&graph, &profile).unwrap().schedule().slab;
+            for part in [0.0, 0.2, 0.5, 0.8] {
+                let room = unplanned.saturating_sub(slabs[5]).0 as f64;
+                let budget = slabs[5] + Bytes((room * part) as u64);
+                let seconds = works.map(|work| {
+                    planned(&graph, &profile, Goal::Within(budget), Planner::Auto, work)
+                        .map_or(f64::INFINITY, |fitted| fitted.timeline().seconds.0)
+                });
+                prop_assert!(seconds.is_sorted_by(|less, more| less >= more), "{seconds:?}");
+            }
+        }
+    }
+}
+
+/// Beside the least budget of any legal schedule.
+#[test]
+fn a_proof_is_true_and_what_is_named_exists() {
+    let (mut graphs, mut exact, mut refused, mut wrongly, mut above) = (0, 0, 0, 0, 0.0);
+    for seed in 0..200 {
+        let freedoms = Freedoms { writes: seed % 2 == 1, uneven: seed % 3 == 1 };
+        let graph = dag::graph(seed, 10, freedoms);
+        for profile in generator::profiles(&graph) {
+            let order = plan::base_order(&graph, &profile);
+            let unplanned = plan::simulate(&graph, &profile, &order).curve.peak;
+            let least = Bytes(least_budget_any_order(&graph, &profile, unplanned.0));
+            let effort = Effort::work(1, 20_000);
+            let lowest = hold(&graph, &profile, Goal::Smallest, Planner::Auto, &effort).unwrap();
+            let cost = oracle::replay(&graph, &profile, &lowest.runs()).unwrap();
+            assert_eq!(Bytes(cost.peak), lowest.budget());
+            assert!(lowest.budget() >= least);
+            graphs += 1;
+            exact += usize::from(lowest.budget() == least);
+            above += lowest.budget().0 as f64 / least.0.max(1) as f64 - 1.0;
+            for budget in [least, Bytes(least.0.saturating_sub(1)), Bytes(least.0 / 2)] {
+                let within = Goal::Within(budget);
+                match hold(&graph, &profile, within, Planner::Auto, &effort) {
+                    Ok(held) => assert!(held.timeline().peak <= budget && budget >= least),
+                    Err(FitError::Plan(PlanError::Infeasible(proof))) => {
+                        assert!(!proof.is_proven() || budget < least, "{proof}");
+                        assert!(proof.needed <= least, "{proof}");
+                        let named = Goal::Within(proof.reached);
+                        hold(&graph, &profile, named, Planner::Auto, &effort).unwrap();
+                        refused += 1;
+                        wrongly += usize::from(budget >= least);
+                    }
+                    Err(error) => panic!("{error}"),
+                }
+            }
+        }
+    }
+    println!(
+        "of {graphs} graphs {exact} reach the least budget, all together {:.2} % above it; \
+         {wrongly} of {refused} refusals were of a budget that suffices",
+        100.0 * above / f64::from(graphs)
+    );
+}
