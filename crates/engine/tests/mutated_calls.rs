@@ -43,7 +43,7 @@ enum Outcome {
     /// Refused by its data: an index outside its table.
     Unsuited,
     /// Executed: the content of each output that is used.
-    Ran(Graph, Vec<Vec<u8>>),
+    Ran(Box<Graph>, Vec<Vec<u8>>),
 }
 
 /// Offsets of a value's elements in its storage, in bytes, in logical order.
@@ -116,7 +116,7 @@ fn outcome(call: &Json, tensors: &SafeTensors, pool: &Arc<ThreadPool>) -> Outcom
         offsets(value).into_iter().flat_map(read).collect::<Vec<u8>>()
     };
     let contents = graph.outputs().iter().map(|&value| content(value)).collect();
-    Outcome::Ran(graph, contents)
+    Outcome::Ran(Box::new(graph), contents)
 }
 
 fn same_type(ours: DType, theirs: Dtype) -> bool {

@@ -63,7 +63,7 @@ pub(super) fn exp_negative(x: f32) -> f32 {
 /// eˣ, 0 below −87.3, with the bits of [`exp_negative`] where x ≤ 0. NaN stays NaN.
 #[inline(always)]
 fn exp_flushed(x: f32) -> f32 {
-    let (n, p) = exp_parts(x.max(-87.3).min(89.0));
+    let (n, p) = exp_parts(x.clamp(-87.3, 89.0));
     let half = n >> 1;
     if x < -87.3 {
         0.0

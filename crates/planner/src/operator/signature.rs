@@ -1,6 +1,6 @@
 //! What a call may be given: the parameters of its operator's schema, and which of them it gives.
-//! Invariant: in a call that passes, every argument is of its parameter's form, none is missing, and
-//! none is there that the schema does not have.
+//! Invariant: in a call that passes, every argument is of its parameter's form, none is missing,
+//! and none is there that the schema does not have.
 
 use crate::operator::call::{TypedCall, Unsuited, from_torch};
 use crate::tensor::Argument;

@@ -248,7 +248,8 @@ operators! {
     FlashAttention "aten._scaled_dot_product_flash_attention_for_cpu.default" schema::ATTENTION:
         attention::forward, [FLOAT] [] ATTENTION, Pure;
     FlashAttentionBackward
-        "aten._scaled_dot_product_flash_attention_for_cpu_backward.default" schema::ATTENTION_BACKWARD:
+        "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
+        schema::ATTENTION_BACKWARD:
         attention::backward, [FLOAT] [] ATTENTION_GRADIENT, Pure;
     // optimizers
     Adamw "tightfit.adamw" schema::ADAMW:
