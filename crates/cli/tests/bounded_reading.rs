@@ -109,7 +109,7 @@ fn what_no_field_asks_for_is_passed_over() {
     let folder = folder();
     let path = folder.path().join("graph.json.gz");
     for (pointer, open, piece, close) in
-        [("/junk", "[", "[],", "[]]"), ("/junk", "\"", "spaces ", "\""), ("/junk", "0", " ", " ")]
+        [("/junk", "[", "[],", "[]]"), ("/junk", "[", "\"\\\"\",", "0]"), ("/junk", "0", " ", " ")]
     {
         let (before, after) = around(pointer);
         packed(&path, &(before + open), piece, &(close.to_string() + &after));

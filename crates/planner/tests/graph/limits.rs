@@ -81,6 +81,26 @@ fn a_wide_node_that_mutates_writes_each_storage_once() {
 }
 
 #[test]
+fn run_times_add_up_to_what_a_step_may_take() {
+    let node = |id: usize, seconds: f64| {
+        json!({
+            "name": format!("x{id}"), "op": "test.make", "phase": "forward",
+            "outputs": [value(id)], "seconds": seconds,
+        })
+    };
+    let of = |seconds: [f64; 2]| verdict(&file(vec![node(0, seconds[0]), node(1, seconds[1])], 2));
+    assert_eq!(of([5e11, 5e11]), "a graph");
+    // Each is finite, and so large that their sum is not.
+    for seconds in [[1e308, 1e308], [6e11, 5e11]] {
+        let refused = of(seconds);
+        assert!(
+            refused.contains("those of the graph add up to more than 1e12 seconds"),
+            "{refused}"
+        );
+    }
+}
+
+#[test]
 fn what_is_beyond_a_limit_is_refused_with_it() {
     let node = |key: &str, part: Json, count: usize| {
         let mut node =

@@ -1,5 +1,5 @@
-//! Module statistics from the JSON of PyTorch's tools. Invariant: what is wrong with a figure is said
-//! with the name of its module; a module at a time is held as JSON, and nothing else is.
+//! Module statistics from the JSON of PyTorch's tools. Invariant: what is wrong with a figure is
+//! said with the name of its module; a module at a time is held as JSON, and nothing else is.
 
 use std::collections::BTreeMap;
 use std::fmt;
