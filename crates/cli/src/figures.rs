@@ -41,12 +41,22 @@ impl Figures {
         let bound = bound.map(|bound| bound.seconds);
         Figures {
             step,
-            overhead: step.0 / unplanned.0 - 1.0,
-            bound: bound.map(|bound| bound.0 / unplanned.0 - 1.0),
-            gap: bound.map(|bound| (step.0 - bound.0) / unplanned.0),
+            overhead: overhead(step, unplanned),
+            bound: bound.map(|bound| overhead(bound, unplanned)),
+            gap: bound.map(|bound| share(Seconds(step.0 - bound.0), unplanned)),
             peak: fitted.timeline().peak,
             slab: fitted.schedule().slab,
             recomputed: fitted.schedule().recomputed(),
         }
     }
+}
+
+/// What a step takes more than the unplanned one, as a share of that.
+pub fn overhead(step: Seconds, unplanned: Seconds) -> f64 {
+    if unplanned.0 > 0.0 { step.0 / unplanned.0 - 1.0 } else { 0.0 }
+}
+
+/// A share of a step; of one that takes no time there are none.
+fn share(part: Seconds, of: Seconds) -> f64 {
+    if of.0 > 0.0 { part.0 / of.0 } else { 0.0 }
 }

@@ -100,6 +100,10 @@ pub struct Flops(pub u64);
 pub struct Seconds(pub f64);
 
 impl Seconds {
+    /// No step and no call may take longer than this, some thirty thousand years: sums over any
+    /// plan stay finite.
+    pub const LIMIT: Seconds = Seconds(1e12);
+
     /// The longer of the two.
     pub fn max(self, other: Seconds) -> Seconds {
         Seconds(self.0.max(other.0))

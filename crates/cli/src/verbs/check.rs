@@ -13,6 +13,7 @@ use tightfit::timeline::Timeline;
 use tightfit::units::Bytes;
 use tightfit_engine::{Budget, BudgetError, reserve};
 
+use crate::figures::overhead;
 use crate::input::{self, OnMachine};
 use crate::output;
 
@@ -66,7 +67,7 @@ pub fn judge(
         return Err(BudgetError::Unreadable("min".to_string()).into());
     };
     let timeline = tightfit::check::check(graph, &profile, schedule, budget)?;
-    let overhead = timeline.seconds.0 / unplanned.seconds.0 - 1.0;
+    let overhead = overhead(timeline.seconds, unplanned.seconds);
     Ok(Legal { budget, timeline, overhead })
 }
 

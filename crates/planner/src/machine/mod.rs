@@ -1,5 +1,5 @@
 //! Machines: what a node costs on them, whose kernels run there, and which memories they have.
-//! Invariant: every rate is finite and positive, so a cost never divides by zero.
+//! Invariant: every rate is finite and at least one a second, so every cost is a finite time.
 
 mod hierarchy;
 mod presets;
@@ -51,7 +51,7 @@ pub enum MachineError {
         name: String,
     },
     /// A rate of a machine cannot be calculated with.
-    #[error("machine `{name}`: {field} is {found}, but must be finite and positive")]
+    #[error("machine `{name}`: {field} is {found}, but must be {expected}")]
     Rate {
         /// The name of the machine.
         name: String,
@@ -59,6 +59,8 @@ pub enum MachineError {
         field: &'static str,
         /// The rate.
         found: f64,
+        /// What it must be.
+        expected: &'static str,
     },
     /// A machine has no worker threads.
     #[error("machine `{name}` has no threads: it needs at least one")]
@@ -103,12 +105,19 @@ impl Machine {
             ("bandwidth", self.bandwidth),
             ("elementary", self.elementary.unwrap_or(1.0)),
         ];
-        let wrong = rates.into_iter().find(|(_, rate)| !(rate.is_finite() && *rate > 0.0));
-        let launch = Some(("launch", self.launch))
-            .filter(|(_, seconds)| !(seconds.is_finite() && *seconds >= 0.0));
+        // What is finite may be so slow that no sum of its times is.
+        let wrong = rates
+            .into_iter()
+            .find(|(_, rate)| !(rate.is_finite() && *rate >= 1.0))
+            .map(|(field, rate)| (field, rate, "finite and at least 1 a second"));
+        let launch = Some(self.launch)
+            .filter(|seconds| !(0.0..=1.0).contains(seconds))
+            .map(|seconds| ("launch", seconds, "from 0 to 1 seconds"));
         match wrong.or(launch) {
             None if self.threads == 0 => Err(MachineError::NoThreads { name: self.name }),
-            Some((field, found)) => Err(MachineError::Rate { name: self.name, field, found }),
+            Some((field, found, expected)) => {
+                Err(MachineError::Rate { name: self.name, field, found, expected })
+            }
             None => Ok(self),
         }
     }

@@ -35,9 +35,11 @@ impl Signature {
             };
             format!("{}[{}]{strides}", value.tensor.dtype.name(), list(&value.tensor.shape))
         };
+        let mut places: Vec<(ValueId, usize)> = call.inputs.iter().copied().zip(0..).collect();
+        places.sort_unstable();
         let input = |value: ValueId| {
-            let index = call.inputs.iter().position(|&input| input == value).unwrap_or_default();
-            format!("%{index} {}", tensor(value))
+            let place = places.binary_search_by_key(&value, |&(input, _)| input);
+            format!("%{} {}", place.map_or(0, |place| places[place].1), tensor(value))
         };
         let mut text = format!("{}(", call.op);
         let keywords = call.kwargs.iter().map(|(key, argument)| (Some(key), argument));
@@ -101,7 +103,10 @@ pub enum CallSecondsError {
         threads: u32,
     },
     /// A call takes a time that no clock gives.
-    #[error("`{signature}` takes {found} seconds, but must take a finite and positive time")]
+    #[error(
+        "`{signature}` takes {found:e} seconds, but must take a positive time of at most {:e} seconds",
+        Seconds::LIMIT.0
+    )]
     Seconds {
         /// The signature of the call.
         signature: String,
@@ -189,5 +194,5 @@ impl CallSeconds {
 }
 
 fn sensible(seconds: Seconds) -> bool {
-    seconds.0.is_finite() && seconds.0 > 0.0
+    seconds.0 > 0.0 && seconds <= Seconds::LIMIT
 }

@@ -171,8 +171,10 @@ fn other_files_are_refused() {
     );
     refused(
         &file("tightfit-seconds/1", "1", "-0.5"),
-        expect!["`f()` takes -0.5 seconds, but must take a finite and positive time"],
+        expect!["`f()` takes -5e-1 seconds, but must take a positive time of at most 1e12 seconds"],
     );
+    let endless = file("tightfit-seconds/1", "1", "1e308");
+    assert!(CallSeconds::read(endless.as_bytes(), "1", 2).is_err());
     refused(
         &file("tightfit-seconds/1", "1", "null"),
         expect!["it cannot be read: invalid type: null, expected f64 at line 1 column 77"],
