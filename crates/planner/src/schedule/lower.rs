@@ -64,19 +64,19 @@ pub fn lower(graph: &Graph, profile: &Profile, plan: &Plan, task: &Lowering<'_>)
         // A batch that nothing reads goes nevertheless.
         instructions.extend(frees[0].iter().map(|&buffer| Instruction::Free(buffer)));
     }
+    // Where each storage lay when a node last read or made it.
+    let mut lies: SecondaryMap<StorageId, Option<BufferId>> = SecondaryMap::new();
     for (position, &node) in runs.iter().enumerate() {
-        let find = |storages: &[StorageId], intervals: &[IntervalId], storage| {
-            storages.iter().position(|&other| other == storage).map(|slot| at(intervals[slot]))
-        };
-        let buffer = |storage| {
-            find(graph.fresh(node), &lives.fresh[position], storage)
-                .or_else(|| find(graph.reads(node), &lives.reads[position], storage))
+        let read = graph.reads(node).iter().zip(&lives.reads[position]);
+        let made = graph.fresh(node).iter().zip(&lives.fresh[position]);
+        for (&storage, &interval) in read.chain(made) {
+            lies[storage] = Some(at(interval));
+        }
+        let buffer = |value| {
+            lies[graph.values()[value].storage]
                 .expect("a node's values lie in storages that it reads or makes")
         };
         let call = &graph.nodes()[node];
-        let read = |storage| {
-            find(graph.reads(node), &lives.reads[position], storage).expect("inputs are read")
-        };
         let bytes = profile.workspace[node];
         let workspace = (bytes > Bytes::ZERO).then(|| {
             let here = position as u32;
@@ -87,13 +87,8 @@ pub fn lower(graph: &Graph, profile: &Profile, plan: &Plan, task: &Lowering<'_>)
         let call = Call {
             node,
             micro_batch: MicroBatchId::WHOLE,
-            inputs: call.inputs.iter().map(|&value| read(graph.values()[value].storage)).collect(),
-            outputs: call
-                .outputs
-                .iter()
-                .flatten()
-                .map(|&value| buffer(graph.values()[value].storage))
-                .collect(),
+            inputs: call.inputs.iter().map(|&value| buffer(value)).collect(),
+            outputs: call.outputs.iter().flatten().map(|&value| buffer(value)).collect(),
             workspace,
         };
         instructions.push(if ran[node] {
