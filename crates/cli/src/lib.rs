@@ -6,6 +6,9 @@
 //! of its own; standard output holds results only. Nothing but [`run`] changes how the process
 //! treats signals and panics.
 
+#[macro_use]
+mod shown;
+
 mod bench;
 pub mod calls;
 pub mod effort;
