@@ -17,8 +17,8 @@ use tightfit::plan::Planner;
 use tightfit::schedule;
 use tightfit::units::Bytes;
 use tightfit_engine::{
-    Budget, Dataset, Evaluation, FastestStep, FitTask, FittedStep, Session, Step, fit_step,
-    process, weights,
+    Budget, Dataset, Evaluation, Executable, FastestStep, FitTask, FittedStep, Session, Step,
+    fit_step, process, weights,
 };
 
 use crate::calls::{self, Costs, Subject};
@@ -191,6 +191,10 @@ fn open(arguments: &Arguments) -> anyhow::Result<(Step, Dataset)> {
     let mut step = Step::open(&arguments.step)?;
     let data = Dataset::open(&step.data, &step.folder, arguments.data.as_deref())?;
     input::suits(&data, &step)?;
+    // What cannot be executed is said before anything is measured or planned.
+    for graph in [Some(&step.training), step.evaluation.as_ref()].into_iter().flatten() {
+        Executable::admits(graph)?;
+    }
     if let Some(rate) = arguments.lr {
         step.optimizer.learning_rate = rate;
     }

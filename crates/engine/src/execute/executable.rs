@@ -46,6 +46,11 @@ pub struct Executable {
 }
 
 impl Executable {
+    /// Refuses a graph that no schedule makes executable, before one is looked for.
+    pub fn admits(graph: &Graph) -> Result<(), CompileError> {
+        admit(graph)
+    }
+
     /// Compiles a checked schedule of `graph` for the threads of `pool`, on which it will run:
     /// kernels divide their workspace among that many.
     ///
