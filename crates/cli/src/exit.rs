@@ -6,9 +6,10 @@ use tightfit::check::Violation;
 use tightfit::machine::MachineError;
 use tightfit::plan::PlanError;
 use tightfit::plan::modules::ModulePlanError;
+use tightfit::reading::excess;
 use tightfit::schedule::PlanFileError;
-use tightfit_engine::step::StepFileError;
 use tightfit_engine::step::data::DataError;
+use tightfit_engine::step::{OtherBatch, StepFileError};
 use tightfit_engine::weights::WeightsError;
 use tightfit_engine::{BudgetError, CompileError, FittingError, SessionError, SlabError};
 use tightfit_report::TraceError;
@@ -127,6 +128,9 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if let Some(error) = error.downcast_ref::<WeightsError>() {
         return Some(if matches!(error, WeightsError::Io { .. }) { 4 } else { 5 });
     }
+    if error.is::<OtherBatch>() {
+        return Some(7);
+    }
     if let Some(error) = error.downcast_ref::<DataError>() {
         return Some(if matches!(error, DataError::Read { .. }) { 4 } else { 7 });
     }
@@ -136,6 +140,7 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
             SessionError::Slab(error) => of(error),
             SessionError::Step { .. } => Some(7),
             SessionError::Initialise(_) => Some(5),
+            SessionError::InitialValues { .. } => Some(4),
             _ => None,
         };
     }
@@ -162,7 +167,11 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if error.is::<MachineError>() {
         return Some(2);
     }
-    error.is::<std::io::Error>().then_some(4)
+    if let Some(error) = error.downcast_ref::<std::io::Error>() {
+        // A file that is too long was read well enough.
+        return Some(if excess(error).is_some() { 5 } else { 4 });
+    }
+    None
 }
 
 #[cfg(test)]

@@ -2,14 +2,18 @@
 //! by name. Invariant: nothing is measured beyond this processor's rates, and what is read was
 //! verified by the room that reads it.
 
+use std::fs::File;
 use std::path::Path;
 
 use anyhow::Context;
 use clap::Args;
+use serde::Deserialize;
 use tightfit::analysis::modules::{ModuleInfo, measure};
 use tightfit::graph::Graph;
+use tightfit::graph::limits::{MOST_OPERATOR_FIGURES, MOST_PLAN, MOST_STATISTICS};
 use tightfit::machine::Machine;
 use tightfit::profile::Profile;
+use tightfit::reading::{Bounded, excess, in_full};
 use tightfit::schedule::{self, Schedule};
 use tightfit::timeline::Timeline;
 use tightfit_engine::step::{self, read_graph};
@@ -27,6 +31,11 @@ pub fn graph(path: &Path) -> anyhow::Result<(Graph, bool)> {
     }
 }
 
+/// All bytes of a file that should hold `what`, where they are at most `most`.
+pub fn bytes(path: &Path, most: u64, what: &'static str) -> std::io::Result<Vec<u8>> {
+    in_full(File::open(path)?, most, what)
+}
+
 /// Statistics of a model's modules, and where they come from.
 pub struct Statistics {
     /// The statistics.
@@ -42,13 +51,28 @@ pub struct Statistics {
 pub fn modules(path: &Path, on: &OnMachine) -> anyhow::Result<Statistics> {
     if !path.is_dir() {
         let file = || path.display().to_string();
-        let text = std::fs::read(path).with_context(file)?;
-        if Statistics::stand_in(&text) {
-            return Statistics::read(text).with_context(file);
+        match bytes(path, MOST_STATISTICS, "a file of statistics") {
+            Ok(text) if Statistics::stand_in(&text) => {
+                return Statistics::read(text).with_context(file);
+            }
+            Err(error) if excess(&error).is_none() => return Err(error).with_context(file),
+            // What is too long for statistics may be a graph.
+            Ok(_) | Err(_) => {}
         }
     }
     let (graph, is_step) = self::graph(path)?;
     Statistics::of(&graph, on.machine(is_step)?)
+}
+
+/// What a file of statistics says of the operators under each module, beside what it says of
+/// modules.
+pub fn operators(text: &[u8]) -> Option<serde_json::Value> {
+    #[derive(Deserialize)]
+    struct Recorded {
+        sac_stats: Option<Bounded<MOST_OPERATOR_FIGURES>>,
+    }
+    let recorded: Option<Recorded> = serde_json::from_slice(text).ok();
+    recorded?.sac_stats.map(|stats| stats.0)
 }
 
 impl Statistics {
@@ -107,7 +131,8 @@ pub fn profile(graph: &Graph, machine: &Machine) -> Profile {
 /// The plan of a file, for `graph`.
 pub fn plan(path: &Path, graph: &Graph) -> anyhow::Result<Schedule> {
     let file = || path.display().to_string();
-    schedule::read(graph, &std::fs::read(path).with_context(file)?).with_context(file)
+    let text = bytes(path, MOST_PLAN, "a plan").with_context(file)?;
+    schedule::read(graph, &text).with_context(file)
 }
 
 /// A plan executed abstractly, in the budget that it was made for.
@@ -135,5 +160,6 @@ pub fn suits(data: &Dataset, step: &Step) -> anyhow::Result<()> {
             data.suits(&graph.values()[input], &graph.values()[target])?;
         }
     }
+    step.data.suits(&step.training, step.evaluation.as_ref())?;
     Ok(())
 }

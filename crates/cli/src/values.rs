@@ -78,7 +78,9 @@ pub fn bandwidth(text: &str) -> Result<f64, String> {
 
 /// A learning rate.
 pub fn learning_rate(text: &str) -> Result<f64, String> {
-    let rate = text.parse().ok().filter(|rate: &f64| rate.is_finite() && *rate >= 0.0);
+    // Kernels compute in 32 bits.
+    let is_finite = |rate: &f64| (*rate as f32).is_finite();
+    let rate = text.parse().ok().filter(|rate: &f64| is_finite(rate) && *rate >= 0.0);
     rate.ok_or_else(|| "a learning rate is a finite number that is not negative".to_string())
 }
 

@@ -177,6 +177,7 @@ pub mod machine;
 pub mod operator;
 pub mod plan;
 pub mod profile;
+pub mod reading;
 pub mod schedule;
 pub mod tensor;
 pub mod timeline;

@@ -15,9 +15,16 @@
 //!     { "ph": "C", "name": "memory in total", "pid": 1, "ts": µs, "args": { "bytes": … } }, … ] }
 //! ```
 
+use std::fmt;
+
 use serde::Deserialize;
+use serde::de::{
+    DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor,
+};
 use serde_json::{Map, Value as Json, json};
 use thiserror::Error;
+use tightfit::graph::limits::{LONGEST_NAME, MOST_EVENTS, MOST_OF_AN_EVENT, MOST_TRACE};
+use tightfit::reading::{Bounded, Excess, Text};
 use tightfit::units::{Bytes, Seconds};
 
 use crate::course::Course;
@@ -87,6 +94,9 @@ pub enum TraceError {
     /// The bytes are not JSON, or lack a field.
     #[error("not a trace: {0}")]
     Json(#[from] serde_json::Error),
+    /// The text is longer than any trace.
+    #[error(transparent)]
+    Excess(#[from] Excess),
     /// The trace is of another format or version.
     #[error(
         "the trace's format is {found}, but this program reads \"{FORMAT}\", as `tightfit train \
@@ -272,30 +282,89 @@ impl Trace {
         #[derive(Deserialize)]
         struct Header {
             #[serde(rename = "otherData", default)]
-            about: Map<String, Json>,
+            about: Format,
         }
-        let header: Header = serde_json::from_slice(bytes)?;
-        let format = header.about.get("format");
-        if format.and_then(Json::as_str) != Some(FORMAT) {
+        #[derive(Default, Deserialize)]
+        struct Format {
+            format: Option<Bounded<MOST_OF_AN_EVENT>>,
+        }
+        if bytes.len() as u64 > MOST_TRACE {
+            return Err(Excess { what: "a trace", most: MOST_TRACE }.into());
+        }
+        let Header { about: Format { format } } = serde_json::from_slice(bytes)?;
+        if format.as_ref().is_none_or(|format| format.0 != FORMAT) {
             return Err(TraceError::Version {
-                found: format.map_or("missing".to_string(), Json::to_string),
+                found: format.map_or("missing".to_string(), |format| format.0.to_string()),
             });
         }
-        let raw: RawTrace = serde_json::from_slice(bytes)?;
-        let (mut calls, mut memory) = (Vec::new(), Vec::new());
-        for (index, event) in raw.events.into_iter().enumerate() {
-            match event.ph.as_str() {
-                "X" => calls.push(event.call(index)?),
-                "C" if event.name == MEMORY => memory.push(event.mark(index)?),
-                _ => {}
+        let mut refusal = None;
+        let parsed =
+            Whole(&mut refusal).deserialize(&mut serde_json::Deserializer::from_slice(bytes));
+        match refusal {
+            Some(refusal) => Err(refusal),
+            None => Ok(parsed?),
+        }
+    }
+}
+
+type Name = Text<LONGEST_NAME>;
+
+/// A whole trace; what is wrong with an event goes where this leads.
+struct Whole<'a>(&'a mut Option<TraceError>);
+
+#[derive(Deserialize)]
+#[serde(field_identifier)]
+enum Field {
+    #[serde(rename = "otherData")]
+    About,
+    #[serde(rename = "traceEvents")]
+    Events,
+    #[serde(other)]
+    Other,
+}
+
+#[derive(Deserialize)]
+struct RawAbout {
+    graph: Name,
+    name: Name,
+    machine: Name,
+    planner: Name,
+    measured: bool,
+}
+
+impl<'de> DeserializeSeed<'de> for Whole<'_> {
+    type Value = Trace;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Trace, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Whole<'_> {
+    type Value = Trace;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a trace")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Trace, A::Error> {
+        let (mut about, mut events) = (None, None);
+        while let Some(field) = map.next_key()? {
+            match field {
+                Field::About => about = Some(map.next_value::<RawAbout>()?),
+                Field::Events => events = Some(map.next_value_seed(Events(&mut *self.0))?),
+                Field::Other => {
+                    map.next_value::<IgnoredAny>()?;
+                }
             }
         }
-        let about = raw.about;
+        let about = about.ok_or_else(|| A::Error::missing_field("otherData"))?;
+        let (calls, memory) = events.ok_or_else(|| A::Error::missing_field("traceEvents"))?;
         Ok(Trace {
-            graph: about.graph,
-            name: about.name,
-            machine: about.machine,
-            planner: about.planner,
+            graph: about.graph.0,
+            name: about.name.0,
+            machine: about.machine.0,
+            planner: about.planner.0,
             measured: about.measured,
             calls,
             memory,
@@ -303,51 +372,75 @@ impl Trace {
     }
 }
 
-#[derive(Deserialize)]
-struct RawTrace {
-    #[serde(rename = "otherData")]
-    about: RawAbout,
-    #[serde(rename = "traceEvents")]
-    events: Vec<RawEvent>,
+/// The events of a trace, each read into what it says at once.
+struct Events<'a>(&'a mut Option<TraceError>);
+
+impl<'de> DeserializeSeed<'de> for Events<'_> {
+    type Value = (Vec<TracedCall>, Vec<MemoryMark>);
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_seq(self)
+    }
 }
 
-#[derive(Deserialize)]
-struct RawAbout {
-    graph: String,
-    name: String,
-    machine: String,
-    planner: String,
-    measured: bool,
+impl<'de> Visitor<'de> for Events<'_> {
+    type Value = (Vec<TracedCall>, Vec<MemoryMark>);
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of events")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let (mut calls, mut memory) = (Vec::new(), Vec::new());
+        let mut index = 0;
+        while let Some(event) = list.next_element::<RawEvent>()? {
+            let read = match event.ph.0.as_str() {
+                _ if index == MOST_EVENTS => {
+                    Err(event.wrong(index, "a trace has fewer events than that"))
+                }
+                "X" => event.call(index).map(|call| calls.push(call)),
+                "C" if event.name.0 == MEMORY => event.mark(index).map(|mark| memory.push(mark)),
+                _ => Ok(()),
+            };
+            if let Err(refusal) = read {
+                *self.0 = Some(refusal);
+                return Err(A::Error::custom("refused"));
+            }
+            index += 1;
+        }
+        Ok((calls, memory))
+    }
 }
 
 #[derive(Deserialize)]
 struct RawEvent {
-    ph: String,
-    name: String,
+    ph: Name,
+    name: Name,
     #[serde(default)]
-    cat: String,
+    cat: Name,
     ts: Option<f64>,
     dur: Option<f64>,
     #[serde(default)]
-    args: Map<String, Json>,
+    args: Bounded<MOST_OF_AN_EVENT>,
 }
 
 impl RawEvent {
     fn wrong(&self, index: usize, what: &'static str) -> TraceError {
-        TraceError::Event { index, name: self.name.clone(), what }
+        TraceError::Event { index, name: self.name.0.clone(), what }
     }
 
     fn time(&self, index: usize, micros: Option<f64>) -> Result<Seconds, TraceError> {
-        let time = micros.filter(|micros| micros.is_finite() && *micros >= 0.0);
+        let most = Seconds::LIMIT.micros();
+        let time = micros.filter(|micros| (0.0..=most).contains(micros));
         time.map(|micros| nanoseconds(Seconds(micros / 1e6)))
             .ok_or_else(|| self.wrong(index, "its time is missing, negative or not a number"))
     }
 
     fn call(self, index: usize) -> Result<TracedCall, TraceError> {
         let (start, seconds) = (self.time(index, self.ts)?, self.time(index, self.dur)?);
-        let text = |key: &str| self.args.get(key).and_then(Json::as_str).map(str::to_string);
-        let held =
-            self.args.get("bytes").and_then(Json::as_u64).filter(|&held| held <= Bytes::LIMIT.0);
+        let args = &self.args.0;
+        let text = |key: &str| args.get(key).and_then(Json::as_str).map(str::to_string);
+        let held = args.get("bytes").and_then(Json::as_u64).filter(|&held| held <= Bytes::LIMIT.0);
         let (Some(op), Some(module), Some(phase), Some(held)) =
             (text("op"), text("module"), text("phase"), held)
         else {
@@ -355,12 +448,12 @@ impl RawEvent {
                 self.wrong(index, "a call needs op, module, phase and bytes among its arguments")
             );
         };
-        let recomputed = match LANES.iter().position(|(category, _)| *category == self.cat) {
+        let recomputed = match LANES.iter().position(|(category, _)| *category == self.cat.0) {
             Some(lane) => lane == 1,
             None => return Err(self.wrong(index, "its category is neither `run` nor `recompute`")),
         };
         Ok(TracedCall {
-            node: self.name,
+            node: self.name.0,
             op,
             module,
             phase,
@@ -374,7 +467,7 @@ impl RawEvent {
     fn mark(self, index: usize) -> Result<MemoryMark, TraceError> {
         let at = self.time(index, self.ts)?;
         let mut bytes = ByRole::<Bytes>::default();
-        for (name, value) in &self.args {
+        for (name, value) in self.args.0.as_object().into_iter().flatten() {
             let role = Role::ALL.into_iter().find(|role| role.name() == name);
             let value =
                 value.as_u64().filter(|&value| value <= Bytes::LIMIT.0 / Role::ALL.len() as u64);

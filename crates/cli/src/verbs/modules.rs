@@ -124,9 +124,8 @@ pub fn document(statistics: &Statistics, ancestors: bool) -> Value {
     if ancestors {
         document["ad_matrix"] = json!(info.ancestor_matrix());
     }
-    let given: Value = serde_json::from_slice(&statistics.text).unwrap_or_default();
-    if let Some(operators) = given.get("sac_stats") {
-        document["sac_stats"] = operators.clone();
+    if let Some(operators) = input::operators(&statistics.text) {
+        document["sac_stats"] = operators;
     }
     document
 }

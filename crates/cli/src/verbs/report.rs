@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Context, bail};
 use clap::{Args, ValueEnum};
 use tightfit::graph::Graph;
+use tightfit::graph::limits::MOST_TRACE;
 use tightfit::machine::Machine;
 use tightfit::schedule::Schedule;
 use tightfit_report::{
@@ -152,7 +153,8 @@ pub fn report(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let measured = match &arguments.measured {
         Some(path) => {
             let file = || path.display().to_string();
-            Some(Trace::read(&std::fs::read(path).with_context(file)?).with_context(file)?)
+            let text = input::bytes(path, MOST_TRACE, "a trace").with_context(file)?;
+            Some(Trace::read(&text).with_context(file)?)
         }
         None => None,
     };

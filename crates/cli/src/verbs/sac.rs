@@ -177,7 +177,7 @@ pub fn units_json(
     units: &[CheckpointedUnit],
     text: &[u8],
 ) -> anyhow::Result<Vec<Value>> {
-    let sac_stats = serde_json::from_slice::<Value>(text).unwrap_or_default()["sac_stats"].take();
+    let sac_stats = input::operators(text).unwrap_or_default();
     units.iter().map(|unit| unit_json(info, unit, &sac_stats)).collect()
 }
 

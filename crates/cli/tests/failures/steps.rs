@@ -3,6 +3,7 @@
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
 
+use crate::program::run;
 use crate::{Case, TRAIN, node};
 
 #[test]
@@ -68,13 +69,6 @@ fn a_step_that_lacks_something() {
     "#]],
     );
     lacks(
-        |step, _| step["parameters"]["head.bias"] = json!({ "file": "weights.safetensors" }),
-        expect![[r#"
-        error: a parameter could not be initialised: FOLDER/step/weights.safetensors: \
-        No such file or directory (os error 2)
-    "#]],
-    );
-    lacks(
         |step, _| step["parameters"]["head.bias"] = json!({ "lucky": 7 }),
         expect![[r#"
         error: FOLDER/step/step.json: not a tightfit-step/1 file: unknown variant \
@@ -86,6 +80,81 @@ fn a_step_that_lacks_something() {
         |_, graph| node(graph, "input")["name"] = json!("pixels"),
         expect![[r#"
         error: FOLDER/step/step.json: the training graph has no input called `input`
+    "#]],
+    );
+}
+
+#[test]
+fn a_file_of_parameters_that_is_not_there() {
+    let case = Case::new().step(|step, _| {
+        step["parameters"]["head.bias"] = json!({ "file": "weights.safetensors" });
+    });
+    case.fails(
+        TRAIN,
+        4,
+        expect![[r#"
+        error: a parameter could not be initialised: FOLDER/step/weights.safetensors: \
+        No such file or directory (os error 2)
+    "#]],
+    );
+}
+
+#[test]
+fn numbers_that_no_step_has() {
+    let refused = |change: fn(&mut Value), expected: &str| {
+        let case = Case::new().step(|step, _| change(step));
+        let ran = run(case.folder.path(), TRAIN);
+        assert_eq!(ran.code, Some(5), "{}", ran.stderr);
+        assert!(ran.stderr.contains(expected), "{}", ran.stderr);
+    };
+    refused(
+        |step| step["optimizer"]["kind"] = json!("lion"),
+        "`optimizer`: `kind` is \"lion\"; the engine has adamw and sgd",
+    );
+    for rate in [json!(-1e-3), json!(1e300)] {
+        let case = Case::new().step(|step, _| step["optimizer"]["learning_rate"] = rate);
+        let ran = run(case.folder.path(), TRAIN);
+        assert_eq!(ran.code, Some(5), "{}", ran.stderr);
+        assert!(ran.stderr.contains("a learning rate is a finite number that is not negative"));
+    }
+    refused(
+        |step| step["parameters"]["head.bias"] = json!({ "normal": { "mean": 0.0, "std": -1.0 } }),
+        "`head.bias`: `std` is -1; a standard deviation is not negative",
+    );
+    refused(
+        |step| step["parameters"]["head.bias"] = json!({ "uniform": { "low": 2.0, "high": 1.0 } }),
+        "`head.bias`: `low` is 2 and above `high`, which is 1; swap them",
+    );
+    refused(
+        |step| step["parameters"]["head.bias"] = json!({ "constant": 1e300 }),
+        "`head.bias`: `constant` is 1e300, which is no finite number in 32 bits",
+    );
+}
+
+#[test]
+fn batches_of_another_size_than_the_graphs_take() {
+    for (field, rows) in [("batch", 0), ("batch", 1_000_000_000), ("evaluation_batch", 7)] {
+        let case = Case::new().step(|step, _| step["data"][field] = json!(rows));
+        let ran = run(case.folder.path(), TRAIN);
+        assert_eq!(ran.code, Some(7), "{}", ran.stderr);
+        assert!(ran.stderr.contains(&format!("the step's data has `{field}` {rows}, but")));
+    }
+}
+
+#[test]
+fn missing_operators_are_named_before_a_plan_is_looked_for() {
+    let train = TRAIN.replace("100%", "1MiB");
+    let case = Case::new().step(|_, _| {});
+    assert_ne!(run(case.folder.path(), &train).code, Some(0), "this budget is too small");
+    let case = Case::new().step(|_, graph| {
+        node(graph, "relu")["op"] = json!("aten.hardswish.default");
+    });
+    case.fails(
+        &train,
+        6,
+        expect![[r#"
+        error: 1 operator is not implemented by the engine: aten.hardswish.default \
+        (once, first in node `relu`); such a graph can be planned, but not trained
     "#]],
     );
 }

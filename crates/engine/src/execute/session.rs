@@ -3,6 +3,7 @@
 //! evaluation runs in what training leaves free.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use rayon::ThreadPoolBuilder;
@@ -16,8 +17,9 @@ use crate::execute::error::{CompileError, StepError};
 use crate::execute::executable::{Executable, StepSettings};
 use crate::execute::places::{Compiled, Resident, compile, gather, loss_of, pair, residents};
 use crate::memory::slab::{Slab, SlabError};
+use crate::step::Step;
 use crate::step::data::Dataset;
-use crate::step::{Step, initialise};
+use crate::step::initialise::{self, Unfilled};
 
 /// Why a run cannot start or go on.
 #[derive(Debug, Error)]
@@ -32,9 +34,17 @@ pub enum SessionError {
     /// The system refused the worker threads.
     #[error("the worker threads could not be started: {0}")]
     Threads(#[from] rayon::ThreadPoolBuildError),
-    /// A parameter's first values are not of its type, or their file cannot be read.
+    /// A parameter's first values are not of its type, or their file is damaged.
     #[error("a parameter could not be initialised: {0}")]
     Initialise(String),
+    /// The file of a parameter's first values cannot be read.
+    #[error("a parameter could not be initialised: {}: {error}", path.display())]
+    InitialValues {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        error: std::io::Error,
+    },
     /// The evaluation's schedule was made for another layout than the training's.
     #[error(
         "`{name}` lies elsewhere in the evaluation's schedule than in the training's; plan the \
@@ -119,7 +129,10 @@ impl Session {
                 out,
                 resident.dtype == DType::F32,
             )
-            .map_err(SessionError::Initialise)?;
+            .map_err(|unfilled| match unfilled {
+                Unfilled::Read { path, error } => SessionError::InitialValues { path, error },
+                Unfilled::Wrong(what) => SessionError::Initialise(what),
+            })?;
         }
         Ok(())
     }

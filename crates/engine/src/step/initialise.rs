@@ -1,14 +1,23 @@
 //! First values of parameters. Invariant: an element depends on the run's seed, the parameter's
 //! place among the step's names and its own position alone.
 
-use std::path::Path;
+use std::io;
+use std::path::{Path, PathBuf};
 
 use crate::philox::{key, normal, philox, uniform};
 use crate::step::spec::Initialisation;
-use crate::step::stream::Reader;
+use crate::step::stream::{Reader, StreamError};
 
 /// The random stream of initialisations; streams of nodes are their seed slots.
 const STREAM: u32 = u32::MAX - 1;
+
+/// Why a parameter has no first values.
+pub(crate) enum Unfilled {
+    /// Their file cannot be read.
+    Read { path: PathBuf, error: io::Error },
+    /// They are not of its type or its size, or their file is damaged.
+    Wrong(String),
+}
 
 /// Fills a contiguous parameter of 32-bit floats (other types: constants and files only).
 pub(crate) fn fill(
@@ -19,7 +28,7 @@ pub(crate) fn fill(
     folder: &Path,
     out: &mut [u8],
     is_float: bool,
-) -> Result<(), String> {
+) -> Result<(), Unfilled> {
     let block = |i: usize| philox(key(seed), [i as u32, STREAM, index, 0]);
     let floats = |out: &mut [u8], value: &dyn Fn(usize) -> f32| {
         for (i, slot) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
@@ -43,14 +52,16 @@ pub(crate) fn fill(
         }
         Initialisation::File(file) => {
             let path = folder.join(file);
-            Reader::open(&path)
-                .and_then(|mut reader| reader.read(name, out))
-                .map_err(|error| format!("{}: {error}", path.display()))?;
+            let read = Reader::open(&path).and_then(|mut reader| reader.read(name, out));
+            read.map_err(|error| match error {
+                StreamError::Io(error) => Unfilled::Read { path, error },
+                error => Unfilled::Wrong(format!("{}: {error}", path.display())),
+            })?;
         }
         Initialisation::Normal { .. } | Initialisation::Uniform { .. } => {
-            return Err(format!(
+            return Err(Unfilled::Wrong(format!(
                 "`{name}` is not of type f32: it can only be constant or come from a file"
-            ));
+            )));
         }
     }
     Ok(())

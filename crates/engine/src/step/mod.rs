@@ -9,15 +9,18 @@ mod spec;
 pub(crate) mod stream;
 
 use std::collections::BTreeMap;
+use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 use thiserror::Error;
+use tightfit::graph::limits::{LONGEST_NAME, MOST_OF_A_SOURCE, MOST_PARAMETERS, MOST_STEP};
 use tightfit::graph::{self, Graph, Phase, ReadError};
 use tightfit::id::{NodeId, ValueId};
+use tightfit::reading::{Bounded, Excess, Table, Text, excess, in_full};
 use tightfit::tensor::DType;
 
-pub use spec::{DataSpec, EveryRow, Initialisation, LastFraction, OptimizerSpec};
+pub use spec::{DataSpec, EveryRow, Initialisation, LastFraction, OptimizerSpec, OtherBatch};
 
 /// The format that is read.
 pub const FORMAT: &str = "tightfit-step/1";
@@ -41,6 +44,14 @@ pub enum StepFileError {
         path: PathBuf,
         /// Why it is not a graph.
         error: ReadError,
+    },
+    /// `step.json` is longer than any.
+    #[error("{}: {excess}", path.display())]
+    Excess {
+        /// The file.
+        path: PathBuf,
+        /// The limit that it exceeds.
+        excess: Excess,
     },
     /// `step.json` is not JSON, or lacks a field.
     #[error("{}: not a {FORMAT} file: {error}", path.display())]
@@ -77,18 +88,21 @@ pub enum StepFileError {
 
 #[derive(Deserialize)]
 struct RawStep {
-    format: String,
-    name: String,
+    format: Name,
+    name: Name,
     #[serde(default)]
-    description: String,
-    training: String,
-    evaluation: Option<String>,
-    parameters: BTreeMap<String, Initialisation>,
+    description: Name,
+    training: Name,
+    evaluation: Option<Name>,
+    parameters: Table<Name, Initialisation, MOST_PARAMETERS>,
     optimizer: OptimizerSpec,
+    #[serde(deserialize_with = "spec::data")]
     data: DataSpec,
     #[serde(default)]
-    provenance: serde_json::Value,
+    provenance: Bounded<MOST_OF_A_SOURCE>,
 }
+
+type Name = Text<LONGEST_NAME>;
 
 /// A training step, ready to be planned.
 #[derive(Clone, Debug)]
@@ -113,14 +127,17 @@ pub struct Step {
     pub provenance: serde_json::Value,
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, StepFileError> {
-    std::fs::read(path).map_err(|error| StepFileError::Read { path: path.to_path_buf(), error })
+fn opened(path: &Path) -> Result<File, StepFileError> {
+    File::open(path).map_err(|error| StepFileError::Read { path: path.to_path_buf(), error })
 }
 
 /// Reads a graph file.
 pub fn read_graph(path: &Path) -> Result<Graph, StepFileError> {
-    graph::read(&read(path)?)
-        .map_err(|error| StepFileError::Graph { path: path.to_path_buf(), error })
+    let at = || path.to_path_buf();
+    graph::read_from(opened(path)?).map_err(|error| match error {
+        ReadError::Io(error) => StepFileError::Read { path: at(), error },
+        error => StepFileError::Graph { path: at(), error },
+    })
 }
 
 impl Step {
@@ -133,33 +150,49 @@ impl Step {
         #[derive(Deserialize)]
         struct Header {
             #[serde(default)]
-            format: String,
+            format: Name,
         }
-        let bytes = read(&path)?;
+        let bytes = in_full(opened(&path)?, MOST_STEP, "a step.json").map_err(|error| {
+            let path = path.clone();
+            match excess(&error).cloned() {
+                Some(excess) => StepFileError::Excess { path, excess },
+                None => StepFileError::Read { path, error },
+            }
+        })?;
         let wrong = |error| StepFileError::Json { path: path.clone(), error };
         let header: Header = serde_json::from_slice(&bytes).map_err(wrong)?;
-        if header.format != FORMAT {
-            return Err(StepFileError::Version { path, found: header.format });
+        if header.format.0 != FORMAT {
+            return Err(StepFileError::Version { path, found: header.format.0 });
         }
         let raw: RawStep = serde_json::from_slice(&bytes).map_err(wrong)?;
-        debug_assert_eq!(raw.format, FORMAT);
-        let training = read_graph(&folder.join(raw.training))?;
-        let evaluation = raw.evaluation.map(|file| read_graph(&folder.join(file))).transpose()?;
+        debug_assert_eq!(raw.format.0, FORMAT);
+        let training = read_graph(&folder.join(raw.training.0))?;
+        let evaluation = raw.evaluation.map(|file| read_graph(&folder.join(file.0))).transpose()?;
         let step = Step {
             folder: folder.to_path_buf(),
-            name: raw.name,
-            description: raw.description,
+            name: raw.name.0,
+            description: raw.description.0,
             training,
             evaluation,
-            parameters: raw.parameters,
+            parameters: raw.parameters.0.into_iter().map(|(name, how)| (name.0, how)).collect(),
             optimizer: raw.optimizer,
             data: raw.data,
-            provenance: raw.provenance,
+            provenance: raw.provenance.0,
         };
-        match step.missing() {
+        match step.senseless().or_else(|| step.missing()) {
             Some(what) => Err(StepFileError::Incomplete { path, what }),
             None => Ok(step),
         }
+    }
+
+    /// What of `step.json` makes no sense whatever the graphs are, if anything.
+    fn senseless(&self) -> Option<String> {
+        let optimizer = self.optimizer.senseless().map(|what| format!("`optimizer`: {what}"));
+        optimizer.or_else(|| {
+            self.parameters.iter().find_map(|(name, how)| {
+                how.senseless().map(|what| format!("`parameters`: `{name}`: {what}"))
+            })
+        })
     }
 
     /// What keeps the step from being trained, if anything.

@@ -1,8 +1,12 @@
 //! What `step.json` says beside its graphs: how parameters begin, what the optimizer is told, how
-//! batches are drawn. Invariant: plain data, as written; whether it suits graphs and files is for
-//! their readers to say.
+//! batches are drawn. Invariant: plain data, as written; which of it makes no sense by itself is
+//! said here, whether it suits graphs and files is for their readers to say.
 
-use serde::Deserialize;
+use serde::{Deserialize, Deserializer, de::Error};
+use thiserror::Error as Message;
+use tightfit::graph::Graph;
+use tightfit::graph::limits::MOST_OF_AN_EVENT;
+use tightfit::reading::Bounded;
 
 /// How a parameter begins.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
@@ -28,6 +32,38 @@ pub enum Initialisation {
     File(String),
 }
 
+/// Kernels compute in 32 bits: what becomes infinite there is no number for them.
+fn is_finite(number: f64) -> bool {
+    (number as f32).is_finite()
+}
+
+impl Initialisation {
+    /// What is wrong with it, if anything.
+    pub(super) fn senseless(&self) -> Option<String> {
+        let numbers = match *self {
+            Initialisation::Normal { mean, std } => [("mean", mean), ("std", std)],
+            Initialisation::Uniform { low, high } => [("low", low), ("high", high)],
+            Initialisation::Constant(value) => [("constant", value); 2],
+            Initialisation::File(_) => return None,
+        };
+        if let Some((field, number)) = numbers.into_iter().find(|&(_, x)| !is_finite(x)) {
+            return Some(format!("`{field}` is {number:e}, which is no finite number in 32 bits"));
+        }
+        match *self {
+            Initialisation::Normal { std, .. } if std < 0.0 => {
+                Some(format!("`std` is {std}; a standard deviation is not negative"))
+            }
+            Initialisation::Uniform { low, high } if low > high => {
+                Some(format!("`low` is {low} and above `high`, which is {high}; swap them"))
+            }
+            Initialisation::Normal { .. }
+            | Initialisation::Uniform { .. }
+            | Initialisation::Constant(_)
+            | Initialisation::File(_) => None,
+        }
+    }
+}
+
 /// Optimizer defaults that a run may change.
 #[derive(Clone, Debug, PartialEq, Deserialize)]
 pub struct OptimizerSpec {
@@ -35,6 +71,26 @@ pub struct OptimizerSpec {
     pub kind: String,
     /// Learning rate, constant over the run.
     pub learning_rate: f64,
+}
+
+impl OptimizerSpec {
+    /// The optimizers that there are nodes for.
+    const KINDS: [&str; 2] = ["adamw", "sgd"];
+
+    /// What is wrong with it, if anything.
+    pub(super) fn senseless(&self) -> Option<String> {
+        if !OptimizerSpec::KINDS.contains(&self.kind.as_str()) {
+            let known = OptimizerSpec::KINDS.join(" and ");
+            return Some(format!("`kind` is \"{}\"; the engine has {known}", self.kind));
+        }
+        if is_finite(self.learning_rate) && self.learning_rate >= 0.0 {
+            return None;
+        }
+        Some(format!(
+            "`learning_rate` is {:e}; a learning rate is a finite number that is not negative",
+            self.learning_rate
+        ))
+    }
 }
 
 /// How batches are drawn, as `step.json` says.
@@ -91,4 +147,56 @@ pub struct EveryRow {
     pub every: usize,
     /// Remainder.
     pub remainder: usize,
+}
+
+/// A step says batches of another size than its graphs take.
+#[derive(Clone, Debug, PartialEq, Eq, Message)]
+#[error(
+    "the step's data has `{field}` {said}, but the input of its {kind} graph has {rows} rows; \
+     export the step again with batches of one size"
+)]
+pub struct OtherBatch {
+    /// The field of the step's data.
+    pub field: &'static str,
+    /// What it says.
+    pub said: usize,
+    /// Which of the graphs it speaks of.
+    pub kind: &'static str,
+    /// The rows that the graph takes.
+    pub rows: u64,
+}
+
+impl DataSpec {
+    /// Refuses batches of another size than the graphs take, which is what runs.
+    pub fn suits(&self, training: &Graph, evaluation: Option<&Graph>) -> Result<(), OtherBatch> {
+        let (batch, evaluated) = match *self {
+            DataSpec::Bytes { batch, .. } => (batch, None),
+            DataSpec::Table { batch, evaluation_batch, .. } => (batch, evaluation_batch),
+        };
+        let said = [
+            ("batch", "training", Some(batch), Some(training)),
+            ("evaluation_batch", "evaluation", evaluated, evaluation),
+        ];
+        for (field, kind, said, graph) in said {
+            let (Some(said), Some(rows)) = (said, graph.and_then(rows)) else { continue };
+            if said as u64 != rows {
+                return Err(OtherBatch { field, said, kind, rows });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The rows of the batch that a graph takes.
+fn rows(graph: &Graph) -> Option<u64> {
+    let input = &graph.nodes()[graph.node_named("input")?];
+    let &value = input.outputs.first()?.as_ref()?;
+    graph.values()[value].tensor.shape.first().copied()
+}
+
+/// Reads it; what no field of it asks for is not held.
+pub(super) fn data<'de, D: Deserializer<'de>>(deserializer: D) -> Result<DataSpec, D::Error> {
+    // Which fields there are depends on the kind, which need not come first.
+    let Bounded(json) = Bounded::<MOST_OF_AN_EVENT>::deserialize(deserializer)?;
+    DataSpec::deserialize(json).map_err(D::Error::custom)
 }

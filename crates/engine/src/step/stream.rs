@@ -11,11 +11,10 @@ use safetensors::tensor::{Metadata, TensorInfo};
 use safetensors::{Dtype, SafeTensorError};
 use serde_json::json;
 use thiserror::Error;
+use tightfit::graph::limits::LONGEST_HEADER;
 
 /// The size of the header comes first, in this many bytes.
 const PREFIX: u64 = 8;
-/// A longer header is damage: the format allows no more.
-const LONGEST_HEADER: u64 = 100_000_000;
 
 /// Why a file is not read.
 #[derive(Debug, Error)]

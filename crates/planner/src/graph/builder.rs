@@ -206,6 +206,11 @@ impl GraphBuilder {
         self
     }
 
+    /// Calls the graph so.
+    pub(super) fn name(&mut self, name: String) {
+        self.0.name = name;
+    }
+
     /// Records where the graph came from.
     pub fn source(&mut self, source: serde_json::Value) {
         self.0.source = source;

@@ -3,10 +3,11 @@
 
 use thiserror::Error;
 
-use crate::graph::limits::{DEEPEST_LIST, FORMAT};
+use crate::graph::limits::{DEEPEST_LIST, FORMAT, MOST_OPERANDS};
 use crate::graph::node::Phase;
+use crate::reading::Excess;
 use crate::tensor::DType;
-use crate::units::Bytes;
+use crate::units::{Bytes, Seconds};
 
 /// A rule of tightfit-graph/1 that a graph breaks.
 #[derive(Debug, Error, PartialEq)]
@@ -232,6 +233,18 @@ pub enum GraphError {
         /// The run time, in seconds.
         seconds: f64,
     },
+    /// The measured run times add up to more than any step takes.
+    #[error(
+        "node `{node}`: with its run time of {seconds:e} seconds those of the graph add up to more \
+         than {:e} seconds; no step takes as long",
+        Seconds::LIMIT.0
+    )]
+    TotalSeconds {
+        /// The name of the node.
+        node: String,
+        /// Its run time, in seconds.
+        seconds: f64,
+    },
     /// A node says that it draws from the running generator, but draws none or has its own seed.
     #[error(
         "node `{node}` says that it draws from the running generator; such a node is random and \
@@ -336,11 +349,20 @@ pub enum ReadError {
     /// The bytes begin like gzip, but cannot be unpacked.
     #[error("the gzip data is damaged or cut short: {0}")]
     Gzip(std::io::Error),
-    /// The compressed data unfolds to more than the reader takes.
-    #[error("the gzip data unfolds to more than {most} bytes")]
-    TooLong {
-        /// The most bytes that the reader takes.
-        most: u64,
+    /// The file cannot be read.
+    #[error("{0}")]
+    Io(std::io::Error),
+    /// The text, unpacked where it is packed, is longer than any that is read, or a name in it is.
+    #[error(transparent)]
+    Excess(#[from] Excess),
+    /// The nodes of the file take more operands than any graph that is read.
+    #[error(
+        "with node `{node}` the graph has more than {MOST_OPERANDS} inputs, outputs, extents and \
+         arguments; no real one has so many"
+    )]
+    Operands {
+        /// The name of the node.
+        node: String,
     },
     /// The text is no JSON, or does not have the structure of the format.
     #[error("not a {FORMAT} file: {0}")]
@@ -447,6 +469,24 @@ pub enum ReadError {
     /// The file has the right structure, but its graph breaks a rule.
     #[error(transparent)]
     Rule(#[from] GraphError),
+}
+
+impl ReadError {
+    /// The refusal of a format that is not read.
+    pub(super) fn version(found: &serde_json::Value) -> ReadError {
+        let found = if found.is_null() { "missing".to_string() } else { found.to_string() };
+        ReadError::Version { found }
+    }
+
+    /// A value that is read and not known is one that comes later.
+    pub(super) fn too_early(self) -> ReadError {
+        match self {
+            ReadError::DanglingInput { node, value } => {
+                GraphError::ReadBeforeProduced { node, value }.into()
+            }
+            other => other,
+        }
+    }
 }
 
 fn phases() -> String {

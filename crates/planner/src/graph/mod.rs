@@ -4,12 +4,16 @@
 //! Invariant: a [`Graph`] exists only verified. Every rule of tightfit-graph/1 holds for it, and it
 //! never changes; analyses and decisions are side tables indexed by its ids.
 
+mod assembly;
 mod builder;
+mod document;
 mod error;
 mod format;
-mod limits;
+pub mod limits;
 mod node;
 mod parts;
+mod raw;
+mod read;
 mod verify;
 
 use cranelift_entity::{PrimaryMap, SecondaryMap};
@@ -17,9 +21,10 @@ use sha2::{Digest, Sha256};
 
 pub use builder::{GraphBuilder, NodeSpec, ValueSpec};
 pub use error::{GraphError, ReadError};
-pub use format::{read, write, write_file};
+pub use format::{write, write_file};
 pub use limits::FORMAT;
 pub use node::{Node, Phase, Value};
+pub use read::{read, read_from};
 
 use crate::id::{ModuleId, NodeId, StorageId, ValueId};
 use crate::operator::{TypedCall, Types};

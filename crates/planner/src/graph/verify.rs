@@ -10,7 +10,7 @@ use crate::graph::node::{Node, Phase, Value};
 use crate::graph::parts::Parts;
 use crate::graph::{Accesses, Graph};
 use crate::id::{ModuleId, NodeId, StorageId, ValueId};
-use crate::units::Bytes;
+use crate::units::{Bytes, Seconds};
 
 /// Verifies all rules and derives accesses and versions.
 pub(super) fn verify(parts: Parts) -> Result<Graph, GraphError> {
@@ -34,6 +34,8 @@ pub(super) fn verify(parts: Parts) -> Result<Graph, GraphError> {
     let mut accesses = SecondaryMap::with_default(Accesses::default());
     let mut producer: SecondaryMap<StorageId, Option<NodeId>> = SecondaryMap::new();
     let mut version: SecondaryMap<StorageId, (u32, Option<NodeId>)> = SecondaryMap::new();
+    let mut last = Last::default();
+    let mut seconds = Seconds(0.0);
     for (id, node) in &nodes {
         if node.module.as_u32() as usize >= modules.len() {
             return Err(GraphError::UnknownModule {
@@ -43,13 +45,13 @@ pub(super) fn verify(parts: Parts) -> Result<Graph, GraphError> {
             });
         }
         placeholder(node)?;
-        numbers(node)?;
+        numbers(node, &mut seconds)?;
         links(id, node, &nodes)?;
-        inputs(id, node, &nodes, &values, &version)?;
+        inputs(id, node, &nodes, &values, &version, &mut last)?;
         for (output, value) in produced(node) {
             fits(node, output, &values[value], &storages)?;
         }
-        let access = access(node, &values, &producer, &nodes)?;
+        let access = access(id, node, &values, &producer, &nodes, &mut last)?;
         for &storage in &access.fresh {
             producer[storage] = Some(id);
         }
@@ -99,6 +101,25 @@ pub(super) fn verify(parts: Parts) -> Result<Graph, GraphError> {
         hash: String::new(),
     }
     .with_hash())
+}
+
+/// The last node that did something with a value or a storage: whether a node has done it before is
+/// known at once, however much it reads and writes.
+#[derive(Default)]
+struct Last {
+    listed: SecondaryMap<ValueId, Option<NodeId>>,
+    overwriting: SecondaryMap<ValueId, Option<NodeId>>,
+    reader: SecondaryMap<StorageId, Option<NodeId>>,
+    maker: SecondaryMap<StorageId, Option<NodeId>>,
+    writer: SecondaryMap<StorageId, Option<NodeId>>,
+}
+
+impl Last {
+    /// Whether a node lists a value among its inputs. The table does not grow to an id that no
+    /// value has.
+    fn lists(&self, node: NodeId, value: ValueId) -> bool {
+        self.listed.get(value) == Some(&Some(node))
+    }
 }
 
 /// The outputs that exist, with their positions.
@@ -249,13 +270,17 @@ fn placeholder(node: &Node) -> Result<(), GraphError> {
     Ok(())
 }
 
-fn numbers(node: &Node) -> Result<(), GraphError> {
-    match node.seconds {
-        Some(seconds) if !(seconds.0.is_finite() && seconds.0 >= 0.0) => {
-            Err(GraphError::Seconds { node: node.name.clone(), seconds: seconds.0 })
-        }
-        _ => Ok(()),
+/// Run times are durations, and so is their sum; `before` is that of the nodes before.
+fn numbers(node: &Node, before: &mut Seconds) -> Result<(), GraphError> {
+    let Some(seconds) = node.seconds else { return Ok(()) };
+    if !(seconds.0.is_finite() && seconds.0 >= 0.0) {
+        return Err(GraphError::Seconds { node: node.name.clone(), seconds: seconds.0 });
     }
+    *before = *before + seconds;
+    if *before > Seconds::LIMIT {
+        return Err(GraphError::TotalSeconds { node: node.name.clone(), seconds: seconds.0 });
+    }
+    Ok(())
 }
 
 fn inputs(
@@ -264,8 +289,8 @@ fn inputs(
     nodes: &PrimaryMap<NodeId, Node>,
     values: &PrimaryMap<ValueId, Value>,
     version: &SecondaryMap<StorageId, (u32, Option<NodeId>)>,
+    last: &mut Last,
 ) -> Result<(), GraphError> {
-    let mut seen = Vec::with_capacity(node.inputs.len());
     for &value in &node.inputs {
         if !values.is_valid(value) || values[value].producer >= id {
             return Err(GraphError::ReadBeforeProduced {
@@ -273,27 +298,26 @@ fn inputs(
                 value: value.as_u32().into(),
             });
         }
-        if seen.contains(&value) {
+        if last.listed[value].replace(id) == Some(id) {
             return Err(GraphError::DuplicateInput {
                 node: node.name.clone(),
                 value: describe(value, nodes, values),
             });
         }
-        seen.push(value);
         let (current, writer) = version[values[value].storage];
         if let Some(writer) = writer.filter(|_| values[value].version != current) {
             let (value, writer) = (describe(value, nodes, values), nodes[writer].name.clone());
             return Err(GraphError::ReadsOverwritten { node: node.name.clone(), value, writer });
         }
     }
-    for (position, &value) in node.overwrites.iter().enumerate() {
-        if !seen.contains(&value) || node.overwrites[..position].contains(&value) {
+    for &value in &node.overwrites {
+        if !last.lists(id, value) || last.overwriting[value].replace(id) == Some(id) {
             let value = describe(value, nodes, values);
             return Err(GraphError::Overwrites { node: node.name.clone(), value });
         }
     }
     let arguments = node.args.iter().chain(node.kwargs.iter().map(|(_, argument)| argument));
-    match arguments.flat_map(|argument| argument.values()).find(|value| !seen.contains(value)) {
+    match arguments.flat_map(|argument| argument.values()).find(|&value| !last.lists(id, value)) {
         Some(value) => Err(GraphError::ArgumentNotInput {
             node: node.name.clone(),
             value: describe(value, nodes, values),
@@ -407,21 +431,28 @@ fn row_major(shape: &[u64], strides: &[u64]) -> bool {
 }
 
 fn access(
+    id: NodeId,
     node: &Node,
     values: &PrimaryMap<ValueId, Value>,
     producer: &SecondaryMap<StorageId, Option<NodeId>>,
     nodes: &PrimaryMap<NodeId, Node>,
+    last: &mut Last,
 ) -> Result<Accesses, GraphError> {
     let mut reads: Vec<StorageId> = Vec::new();
     for &value in &node.inputs {
-        if !reads.contains(&values[value].storage) {
-            reads.push(values[value].storage);
+        let storage = values[value].storage;
+        if last.reader[storage].replace(id) != Some(id) {
+            reads.push(storage);
         }
     }
     let (mut fresh, mut touched): (Vec<StorageId>, Vec<StorageId>) = (Vec::new(), Vec::new());
+    let mut written_twice = None;
     for (output, value) in produced(node) {
         let storage = values[value].storage;
-        if reads.contains(&storage) {
+        if last.reader[storage] == Some(id) {
+            if last.writer[storage].replace(id) == Some(id) {
+                written_twice = written_twice.or(Some(storage));
+            }
             touched.push(storage);
             continue;
         }
@@ -436,24 +467,19 @@ fn access(
                 producer: nodes[first].name.clone(),
             });
         }
-        if !fresh.contains(&storage) {
+        if last.maker[storage].replace(id) != Some(id) {
             fresh.push(storage);
         }
     }
     if node.mutates && touched.is_empty() {
         return Err(GraphError::MutatesWithoutOutput { node: node.name.clone() });
     }
-    if node.mutates {
-        for &storage in &touched {
-            let count = touched.iter().filter(|&&other| other == storage).count();
-            if count > 1 {
-                return Err(GraphError::MutatedOutputs {
-                    node: node.name.clone(),
-                    storage: storage.as_u32(),
-                    count,
-                });
-            }
-        }
+    if let Some(storage) = written_twice.filter(|_| node.mutates) {
+        return Err(GraphError::MutatedOutputs {
+            node: node.name.clone(),
+            storage: storage.as_u32(),
+            count: touched.iter().filter(|&&other| other == storage).count(),
+        });
     }
     let is_view =
         !node.phase.is_placeholder() && !node.mutates && fresh.is_empty() && !touched.is_empty();

@@ -104,7 +104,8 @@ pub enum CallSecondsError {
     },
     /// A call takes a time that no clock gives.
     #[error(
-        "`{signature}` takes {found:e} seconds, but must take a positive time of at most {:e} seconds",
+        "`{signature}` takes {found:e} seconds, but must take a positive time of at most {:e} \
+         seconds",
         Seconds::LIMIT.0
     )]
     Seconds {

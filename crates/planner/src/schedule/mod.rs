@@ -6,11 +6,13 @@ mod instruction;
 mod layout;
 mod lower;
 mod persistent;
+mod read;
 mod transfer;
 
-pub use format::{FORMAT, PlanFileError, read, write};
+pub use format::{FORMAT, PlanFileError, write};
 pub use instruction::{ALIGNMENT, Buffer, Call, Instruction, Schedule};
 pub use layout::{Lifetime, Packing, Shelf, pack};
 pub use lower::{Lowering, lower};
 pub use persistent::Residents;
+pub use read::read;
 pub use transfer::{Movement, Transfer};

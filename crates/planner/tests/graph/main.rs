@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod documented;
+mod limits;
 mod links;
 mod rules;
 

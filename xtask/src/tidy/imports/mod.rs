@@ -9,17 +9,18 @@ use super::tree::{File, Finding, Tree};
 
 /// The rooms of the planner, each with the rooms that it may import. A room may stand here before
 /// it is built.
-const ROOMS: [(&str, &[&str]); 16] = [
+const ROOMS: [(&str, &[&str]); 17] = [
     ("units", &[]),
+    ("reading", &[]),
     ("id", &["units"]),
     ("effort", &["units"]),
     ("goal", &["units"]),
     ("tensor", &["units", "id"]),
     ("operator", &["units", "id", "tensor"]),
-    ("graph", &["units", "id", "tensor", "operator"]),
+    ("graph", &["units", "id", "reading", "tensor", "operator"]),
     ("machine", &["units", "id"]),
     ("profile", &["units", "id", "tensor", "operator", "graph", "machine"]),
-    ("analysis", &["units", "id", "tensor", "operator", "graph", "machine", "profile"]),
+    ("analysis", &["units", "id", "reading", "tensor", "operator", "graph", "machine", "profile"]),
     (
         "plan",
         &[
@@ -30,8 +31,8 @@ const ROOMS: [(&str, &[&str]); 16] = [
     (
         "schedule",
         &[
-            "units", "id", "effort", "goal", "tensor", "operator", "graph", "machine", "profile",
-            "analysis", "plan",
+            "units", "id", "reading", "effort", "goal", "tensor", "operator", "graph", "machine",
+            "profile", "analysis", "plan",
         ],
     ),
     (

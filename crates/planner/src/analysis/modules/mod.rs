@@ -10,6 +10,7 @@ mod format;
 mod measure;
 mod operators;
 mod parameters;
+mod read;
 mod tradeoff;
 mod tree;
 
@@ -236,7 +237,7 @@ impl ModuleInfo {
     /// Reads the JSON of PyTorch's tools: `mod_order` and `mod_stats`, bare or under `module_info`;
     /// milliseconds there are seconds here. Unknown keys are ignored.
     pub fn from_json(text: &[u8]) -> Result<ModuleInfo, ModuleInfoError> {
-        format::read(text)
+        read::read(text)
     }
 
     /// The same JSON, under `module_info`. Reading it gives the same figures again.

@@ -1,0 +1,262 @@
+//! A node as a file has it: numbers that are yet to be held to their ranges, values by the file's
+//! own ids. Invariant: what one node takes has a bound, whatever its text says.
+
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Number, Value as Json};
+
+use crate::graph::limits::{DEEPEST_LIST, LONGEST_NAME, MOST_DIMENSIONS, MOST_OF_A_NODE};
+use crate::reading::{AtMost, Bounded, Parts, Text};
+
+pub(super) type Name = Text<LONGEST_NAME>;
+pub(super) type Extents = AtMost<Number, MOST_DIMENSIONS>;
+type OfANode<T> = AtMost<T, MOST_OF_A_NODE>;
+
+#[derive(Deserialize)]
+pub(super) struct RawNode {
+    pub name: Name,
+    pub op: Name,
+    pub phase: Name,
+    pub module: Option<Number>,
+    pub parameter: Option<Name>,
+    #[serde(default)]
+    pub inputs: OfANode<u64>,
+    #[serde(default)]
+    pub outputs: OfANode<Option<RawValue>>,
+    #[serde(default)]
+    pub args: RawArguments,
+    #[serde(default)]
+    pub kwargs: RawKeywords,
+    pub flops: Option<Number>,
+    pub bytes_read: Option<Number>,
+    pub bytes_written: Option<Number>,
+    pub workspace: Option<Number>,
+    pub seconds: Option<f64>,
+    #[serde(default)]
+    pub random: bool,
+    pub seed_slot: Option<u32>,
+    #[serde(default)]
+    pub stream: bool,
+    #[serde(default)]
+    pub mutates: bool,
+    pub differentiates: Option<Name>,
+    pub recomputes: Option<Name>,
+    #[serde(default)]
+    pub overwrites: OfANode<u64>,
+}
+
+#[derive(Deserialize)]
+pub(super) struct RawValue {
+    pub id: u64,
+    pub shape: Extents,
+    pub dtype: Name,
+    pub storage: Number,
+    pub contiguous: Option<bool>,
+    pub strides: Option<Extents>,
+    pub offset: Option<Number>,
+}
+
+/// Of a node only which values it makes.
+#[derive(Deserialize)]
+pub(super) struct RawOutputs {
+    #[serde(default)]
+    outputs: OfANode<Option<RawId>>,
+}
+
+#[derive(Deserialize)]
+struct RawId {
+    id: u64,
+}
+
+impl RawOutputs {
+    pub fn contain(&self, value: u64) -> bool {
+        self.outputs.0.iter().flatten().any(|output| output.id == value)
+    }
+}
+
+/// One argument.
+pub(super) enum RawArgument {
+    Value(u64),
+    None,
+    Bool(bool),
+    Int(i64),
+    Float(f64),
+    Text(String),
+    List(Vec<RawArgument>),
+    /// A list inside of too many others.
+    Deep,
+    /// An object that is no value, as JSON.
+    Unknown(String),
+}
+
+/// The arguments of one call by position.
+#[derive(Default)]
+pub(super) struct RawArguments(pub Vec<RawArgument>);
+
+/// The arguments of one call by name, in the order of their names.
+#[derive(Default)]
+pub(super) struct RawKeywords(pub Vec<(String, RawArgument)>);
+
+impl<'de> Deserialize<'de> for RawArguments {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<RawArguments, D::Error> {
+        struct List;
+        impl<'de> Visitor<'de> for List {
+            type Value = RawArguments;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a sequence")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<RawArguments, A::Error> {
+                let mut left = MOST_OF_A_NODE;
+                let mut arguments = Vec::new();
+                while let Some(argument) =
+                    list.next_element_seed(OneArgument { left: &mut left, depth: 0 })?
+                {
+                    arguments.push(argument);
+                }
+                Ok(RawArguments(arguments))
+            }
+        }
+        deserializer.deserialize_seq(List)
+    }
+}
+
+impl<'de> Deserialize<'de> for RawKeywords {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<RawKeywords, D::Error> {
+        struct Entries;
+        impl<'de> Visitor<'de> for Entries {
+            type Value = RawKeywords;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawKeywords, A::Error> {
+                let mut left = MOST_OF_A_NODE;
+                // The last of several of one name counts.
+                let mut arguments = std::collections::BTreeMap::new();
+                while let Some(Text(key)) = map.next_key::<Name>()? {
+                    let seed = OneArgument { left: &mut left, depth: 0 };
+                    arguments.insert(key, map.next_value_seed(seed)?);
+                }
+                Ok(RawKeywords(arguments.into_iter().collect()))
+            }
+        }
+        deserializer.deserialize_map(Entries)
+    }
+}
+
+/// Reads one argument with all that is in it.
+struct OneArgument<'a> {
+    /// How many more parts the call may have.
+    left: &'a mut usize,
+    /// In how many lists it stands.
+    depth: usize,
+}
+
+impl<'de> DeserializeSeed<'de> for OneArgument<'_> {
+    type Value = RawArgument;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<RawArgument, D::Error> {
+        Parts::take::<D::Error>(self.left, 1)?;
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for OneArgument<'_> {
+    type Value = RawArgument;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an argument")
+    }
+
+    fn visit_bool<E: Error>(self, truth: bool) -> Result<RawArgument, E> {
+        Ok(RawArgument::Bool(truth))
+    }
+
+    fn visit_i64<E: Error>(self, number: i64) -> Result<RawArgument, E> {
+        Ok(RawArgument::Int(number))
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<RawArgument, E> {
+        let float = RawArgument::Float(number as f64);
+        Ok(i64::try_from(number).map_or(float, RawArgument::Int))
+    }
+
+    fn visit_f64<E: Error>(self, number: f64) -> Result<RawArgument, E> {
+        Ok(RawArgument::Float(number))
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<RawArgument, E> {
+        Parts::take_text::<E>(self.left, text)?;
+        Ok(RawArgument::Text(text.to_string()))
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<RawArgument, E> {
+        Ok(RawArgument::None)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<RawArgument, A::Error> {
+        let mut parts = Vec::new();
+        let depth = self.depth + 1;
+        while let Some(part) =
+            list.next_element_seed(OneArgument { left: &mut *self.left, depth })?
+        {
+            parts.push(part);
+        }
+        Ok(if depth > DEEPEST_LIST { RawArgument::Deep } else { RawArgument::List(parts) })
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<RawArgument, A::Error> {
+        let mut value = None;
+        let mut others = Map::new();
+        while let Some(key) = map.next_key::<Key>()? {
+            match key {
+                // A number, which is counted already.
+                Key::Value => value = Some(map.next_value::<Bounded<OF_A_NUMBER>>()?.0),
+                Key::Other(key) => {
+                    Parts::take_text::<A::Error>(self.left, &key)?;
+                    others.insert(key, map.next_value_seed(Parts { left: &mut *self.left })?);
+                }
+            }
+        }
+        Ok(match value.as_ref().and_then(Json::as_u64) {
+            Some(value) => RawArgument::Value(value),
+            None => {
+                others.extend(value.map(|value| (VALUE.to_string(), value)));
+                RawArgument::Unknown(Json::Object(others).to_string())
+            }
+        })
+    }
+}
+
+const VALUE: &str = "value";
+/// Parts of what should be a number, where it is none and the message shows it.
+const OF_A_NUMBER: usize = 16;
+
+/// A key of an argument that is an object.
+enum Key {
+    Value,
+    Other(String),
+}
+
+impl<'de> Deserialize<'de> for Key {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Key, D::Error> {
+        struct Name;
+        impl Visitor<'_> for Name {
+            type Value = Key;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a key")
+            }
+
+            fn visit_str<E: Error>(self, key: &str) -> Result<Key, E> {
+                Ok(if key == VALUE { Key::Value } else { Key::Other(key.to_string()) })
+            }
+        }
+        deserializer.deserialize_identifier(Name)
+    }
+}

@@ -1,0 +1,106 @@
+//! A graph from the bytes of a file, plain or gzip. Invariant: reading what was written gives the
+//! same graph; no bytes whatever make the reader panic, or hold more than [`HELD_TEXT`] beside the
+//! file's own bytes and the graph that it is about to accept.
+
+use std::io::{self, BufReader, Cursor, Read};
+
+use flate2::read::MultiGzDecoder;
+use serde::Deserialize;
+use serde::de::DeserializeSeed;
+use serde_json::Deserializer;
+
+use crate::graph::Graph;
+use crate::graph::assembly::Assembly;
+use crate::graph::document::Document;
+use crate::graph::error::ReadError;
+use crate::graph::limits::{FORMAT, HELD_TEXT, LONGEST_NAME, MOST_OF_AN_EVENT, MOST_TEXT};
+use crate::reading::{Bounded, Excess, ShortStrings, Within, excess};
+
+/// What gzip begins with.
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+/// The most bytes in which JSON writes one byte of a name.
+const ESCAPED: usize = 6;
+
+/// Reads a graph from the bytes of a file.
+pub fn read(bytes: &[u8]) -> Result<Graph, ReadError> {
+    if bytes.starts_with(&GZIP) {
+        return read_from(bytes);
+    }
+    if bytes.len() as u64 > MOST_TEXT {
+        return Err(Excess { what: "a graph", most: MOST_TEXT }.into());
+    }
+    held(bytes)
+}
+
+/// Reads a graph from a file that is not in memory. Of a long one only a window ever is.
+pub fn read_from(mut source: impl Read) -> Result<Graph, ReadError> {
+    let mut start = Vec::new();
+    source.by_ref().take(GZIP.len() as u64).read_to_end(&mut start).map_err(ReadError::Io)?;
+    let is_packed = start == GZIP;
+    let whole = Cursor::new(start).chain(source);
+    if is_packed { text(MultiGzDecoder::new(whole), damaged) } else { text(whole, ReadError::Io) }
+}
+
+/// What decompression complains of, and what the system does.
+fn damaged(error: io::Error) -> ReadError {
+    match error.kind() {
+        io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput | io::ErrorKind::UnexpectedEof => {
+            ReadError::Gzip(error)
+        }
+        _ => ReadError::Io(error),
+    }
+}
+
+fn text(source: impl Read, failed: fn(io::Error) -> ReadError) -> Result<Graph, ReadError> {
+    let refused = |error: io::Error| match excess(&error) {
+        Some(excess) => excess.clone().into(),
+        None => failed(error),
+    };
+    let mut text = Within::new(source, MOST_TEXT, "a graph");
+    let mut start = Vec::new();
+    (&mut text).take(HELD_TEXT).read_to_end(&mut start).map_err(refused)?;
+    if (start.len() as u64) < HELD_TEXT {
+        return held(&start);
+    }
+    let text = ShortStrings::new(Cursor::new(start).chain(text), ESCAPED * LONGEST_NAME);
+    let mut json = Deserializer::from_reader(BufReader::with_capacity(1 << 16, text));
+    match parsed(&mut json, &mut Assembly::default()) {
+        Err(ReadError::Json(error)) if error.is_io() => Err(refused(error.into())),
+        result => result,
+    }
+}
+
+/// A text that is in memory.
+fn held(text: &[u8]) -> Result<Graph, ReadError> {
+    let mut assembly = Assembly::default();
+    match parsed(&mut Deserializer::from_slice(text), &mut assembly) {
+        // What is of another format need not have the structure of this one.
+        Err(error @ ReadError::Json(_)) if !assembly.is_named => {
+            #[derive(Deserialize)]
+            struct Header {
+                #[serde(default)]
+                format: Bounded<MOST_OF_AN_EVENT>,
+            }
+            let header: Option<Header> = serde_json::from_slice(text).ok();
+            match header.filter(|header| header.format.0 != FORMAT) {
+                Some(header) => Err(ReadError::version(&header.format.0)),
+                None => Err(error),
+            }
+        }
+        result => result,
+    }
+}
+
+fn parsed<'de, R: serde_json::de::Read<'de>>(
+    json: &mut Deserializer<R>,
+    assembly: &mut Assembly,
+) -> Result<Graph, ReadError> {
+    let parsed = Document(assembly).deserialize(&mut *json).and_then(|()| json.end());
+    match assembly.refusal.take() {
+        Some(refusal) => Err(refusal),
+        None => {
+            parsed?;
+            std::mem::take(assembly).graph()
+        }
+    }
+}

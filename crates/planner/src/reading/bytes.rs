@@ -1,0 +1,144 @@
+//! Bytes within limits. Invariant: of a source that goes on for ever no more is read than its limit
+//! and one byte, and of one string no more is passed on than its limit.
+
+use std::io::{self, Read};
+
+use thiserror::Error;
+
+/// A source is longer than what reads it allows.
+#[derive(Clone, Debug, PartialEq, Eq, Error)]
+#[error("{what} of more than {most} bytes is not read; no real one is that long")]
+pub struct Excess {
+    /// What is too long.
+    pub what: &'static str,
+    /// The most bytes that it may have.
+    pub most: u64,
+}
+
+impl From<Excess> for io::Error {
+    fn from(excess: Excess) -> io::Error {
+        io::Error::new(io::ErrorKind::InvalidData, excess)
+    }
+}
+
+/// The limit that an error of reading speaks of, if it does.
+pub fn excess(error: &io::Error) -> Option<&Excess> {
+    error.get_ref()?.downcast_ref()
+}
+
+/// All of a source of at most `most` bytes; `what` is what it should hold, with its article.
+pub fn in_full(source: impl Read, most: u64, what: &'static str) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    source.take(most + 1).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > most {
+        return Err(Excess { what, most }.into());
+    }
+    Ok(bytes)
+}
+
+/// A source that fails where it has given more bytes than it may.
+pub(crate) struct Within<R> {
+    source: R,
+    left: u64,
+    excess: Excess,
+}
+
+impl<R> Within<R> {
+    /// `what` is what it should hold, with its article.
+    pub fn new(source: R, most: u64, what: &'static str) -> Within<R> {
+        Within { source, left: most, excess: Excess { what, most } }
+    }
+}
+
+impl<R: Read> Read for Within<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let count = self.source.read(out)?;
+        self.left = self.left.checked_sub(count as u64).ok_or_else(|| self.excess.clone())?;
+        Ok(count)
+    }
+}
+
+/// A text of JSON that fails where a string has more bytes than it may: whoever parses it holds one
+/// string at a time.
+pub(crate) struct ShortStrings<R> {
+    text: R,
+    most: u64,
+    /// Bytes of the string so far, where the text is inside of one.
+    inside: Option<u64>,
+    /// The next byte stands behind a backslash.
+    escaped: bool,
+}
+
+impl<R> ShortStrings<R> {
+    pub fn new(text: R, most: usize) -> ShortStrings<R> {
+        ShortStrings { text, most: most as u64, inside: None, escaped: false }
+    }
+
+    fn step(&mut self, byte: u8) -> Result<(), Excess> {
+        self.inside = match (self.inside, byte) {
+            (None, b'"') => Some(0),
+            (None, _) => None,
+            (Some(_), b'"') if !self.escaped => None,
+            (Some(length), _) if length == self.most => {
+                return Err(Excess { what: "a string", most: self.most });
+            }
+            (Some(length), _) => Some(length + 1),
+        };
+        self.escaped = self.inside.is_some() && byte == b'\\' && !self.escaped;
+        Ok(())
+    }
+}
+
+impl<R: Read> Read for ShortStrings<R> {
+    fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
+        let count = self.text.read(out)?;
+        out[..count].iter().try_for_each(|&byte| self.step(byte))?;
+        Ok(count)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all(mut source: impl Read) -> Result<String, String> {
+        let mut text = String::new();
+        source.read_to_string(&mut text).map_err(|error| error.to_string())?;
+        Ok(text)
+    }
+
+    #[test]
+    fn a_source_is_read_up_to_its_limit() {
+        let text = |most| all(Within::new(&b"12345"[..], most, "a text"));
+        assert_eq!(text(5), Ok("12345".to_string()));
+        assert_eq!(
+            text(4).unwrap_err(),
+            "a text of more than 4 bytes is not read; no real one is that long"
+        );
+        assert_eq!(in_full(&b"12345"[..], 5, "a text").unwrap(), b"12345");
+        let error = in_full(io::repeat(0), 1000, "a text").unwrap_err();
+        assert_eq!(excess(&error), Some(&Excess { what: "a text", most: 1000 }));
+    }
+
+    #[test]
+    fn strings_are_measured_wherever_they_are_cut() {
+        for (text, most, passes) in [
+            (r#"["abc", "de"]"#, 3, true),
+            (r#"["abc", "de"]"#, 2, false),
+            (r#"["\"\\", 1000000]"#, 4, true),
+            (r#"["\"\\", 1000000]"#, 3, false),
+            (r#"["a\\", "b\\", "c"]"#, 3, true),
+            (r#"["a\"b\"c"]"#, 6, false),
+            (r#"["a\"b\"c"]"#, 7, true),
+        ] {
+            for chunk in 1..=text.len() {
+                let pieces = text.as_bytes().chunks(chunk).map(io::Cursor::new);
+                let source = pieces.fold(Box::new(io::empty()) as Box<dyn Read>, |all, piece| {
+                    Box::new(all.chain(piece))
+                });
+                let read = all(ShortStrings::new(source, most));
+                assert_eq!(read.is_ok(), passes, "{text} within {most}, by {chunk}");
+            }
+        }
+    }
+}

@@ -1,0 +1,251 @@
+//! JSON within limits, for the fields of files. Invariant: a list, a table, a text or a value is
+//! refused at the first part beyond its limit, so that what is held is never more than the limit.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, Error, MapAccess, SeqAccess, Visitor};
+use serde_json::{Map, Number, Value};
+
+/// A list of at most `MOST` parts.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AtMost<T, const MOST: usize>(pub Vec<T>);
+
+impl<T, const MOST: usize> Default for AtMost<T, MOST> {
+    fn default() -> Self {
+        AtMost(Vec::new())
+    }
+}
+
+impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for AtMost<T, MOST> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct List<T, const MOST: usize>(PhantomData<T>);
+        impl<'de, T: Deserialize<'de>, const MOST: usize> Visitor<'de> for List<T, MOST> {
+            type Value = Vec<T>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a sequence")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Vec<T>, A::Error> {
+                let mut parts = Vec::new();
+                while let Some(part) = list.next_element()? {
+                    if parts.len() == MOST {
+                        return Err(too_many("a list", MOST));
+                    }
+                    parts.push(part);
+                }
+                Ok(parts)
+            }
+        }
+        deserializer.deserialize_seq(List::<T, MOST>(PhantomData)).map(AtMost)
+    }
+}
+
+/// A table of at most `MOST` entries, in the order of the file; a key may stand there twice.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Table<K, V, const MOST: usize>(pub Vec<(K, V)>);
+
+impl<K, V, const MOST: usize> Default for Table<K, V, MOST> {
+    fn default() -> Self {
+        Table(Vec::new())
+    }
+}
+
+impl<'de, K, V, const MOST: usize> Deserialize<'de> for Table<K, V, MOST>
+where
+    K: Deserialize<'de>,
+    V: Deserialize<'de>,
+{
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Entries<K, V, const MOST: usize>(PhantomData<(K, V)>);
+        impl<'de, K, V, const MOST: usize> Visitor<'de> for Entries<K, V, MOST>
+        where
+            K: Deserialize<'de>,
+            V: Deserialize<'de>,
+        {
+            type Value = Vec<(K, V)>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a map")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Vec<(K, V)>, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    if entries.len() == MOST {
+                        return Err(too_many("a table", MOST));
+                    }
+                    entries.push(entry);
+                }
+                Ok(entries)
+            }
+        }
+        deserializer.deserialize_map(Entries::<K, V, MOST>(PhantomData)).map(Table)
+    }
+}
+
+/// A string of at most `MOST` bytes.
+#[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Text<const MOST: usize>(pub String);
+
+impl<'de, const MOST: usize> Deserialize<'de> for Text<MOST> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Short<const MOST: usize>;
+        impl<const MOST: usize> Visitor<'_> for Short<MOST> {
+            type Value = String;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a string")
+            }
+
+            fn visit_str<E: Error>(self, text: &str) -> Result<String, E> {
+                if text.len() > MOST {
+                    return Err(E::custom(format_args!(
+                        "a string has more than {MOST} bytes, the most that are read"
+                    )));
+                }
+                Ok(text.to_string())
+            }
+        }
+        deserializer.deserialize_str(Short::<MOST>).map(Text)
+    }
+}
+
+/// Any value, of at most `MOST` parts: itself, and whatever is in it. A long string counts for as
+/// many parts as it would take room for.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Bounded<const MOST: usize>(pub Value);
+
+impl<'de, const MOST: usize> Deserialize<'de> for Bounded<MOST> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let mut left = MOST;
+        Parts { left: &mut left }.deserialize(deserializer).map(Bounded)
+    }
+}
+
+/// Bytes that one part takes room for.
+const PART: usize = 64;
+
+/// Takes a value apart, and counts.
+pub(crate) struct Parts<'a> {
+    /// How many parts may follow.
+    pub left: &'a mut usize,
+}
+
+impl Parts<'_> {
+    /// So many parts less; as many may follow.
+    pub fn take<E: Error>(left: &mut usize, parts: usize) -> Result<(), E> {
+        let fewer = left.checked_sub(parts);
+        *left = fewer.ok_or_else(|| E::custom("a value has more parts than are read"))?;
+        Ok(())
+    }
+
+    /// As many parts less as a text takes room for.
+    pub fn take_text<E: Error>(left: &mut usize, text: &str) -> Result<(), E> {
+        Parts::take(left, text.len() / PART)
+    }
+}
+
+impl<'de> DeserializeSeed<'de> for Parts<'_> {
+    type Value = Value;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+        Parts::take::<D::Error>(self.left, 1)?;
+        deserializer.deserialize_any(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Parts<'_> {
+    type Value = Value;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("any valid JSON value")
+    }
+
+    fn visit_bool<E: Error>(self, truth: bool) -> Result<Value, E> {
+        Ok(Value::Bool(truth))
+    }
+
+    fn visit_i64<E: Error>(self, number: i64) -> Result<Value, E> {
+        Ok(Value::Number(number.into()))
+    }
+
+    fn visit_u64<E: Error>(self, number: u64) -> Result<Value, E> {
+        Ok(Value::Number(number.into()))
+    }
+
+    fn visit_f64<E: Error>(self, number: f64) -> Result<Value, E> {
+        Ok(Number::from_f64(number).map_or(Value::Null, Value::Number))
+    }
+
+    fn visit_str<E: Error>(self, text: &str) -> Result<Value, E> {
+        Parts::take_text::<E>(self.left, text)?;
+        Ok(Value::String(text.to_string()))
+    }
+
+    fn visit_unit<E: Error>(self) -> Result<Value, E> {
+        Ok(Value::Null)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Value, A::Error> {
+        let mut parts = Vec::new();
+        while let Some(part) = list.next_element_seed(Parts { left: &mut *self.left })? {
+            parts.push(part);
+        }
+        Ok(Value::Array(parts))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+        let mut entries = Map::new();
+        while let Some(key) = map.next_key::<String>()? {
+            Parts::take_text::<A::Error>(self.left, &key)?;
+            entries.insert(key, map.next_value_seed(Parts { left: &mut *self.left })?);
+        }
+        Ok(Value::Object(entries))
+    }
+}
+
+/// The refusal of a list or a table that goes on.
+pub(crate) fn too_many<E: Error>(what: &str, most: usize) -> E {
+    E::custom(format_args!("{what} has more than {most} parts, the most that are read"))
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{from_str, json};
+
+    use super::*;
+
+    #[test]
+    fn lists_and_tables_end_at_their_limit() {
+        assert_eq!(from_str::<AtMost<u64, 3>>("[1, 2, 3]").unwrap().0, [1, 2, 3]);
+        // What follows is not even looked at.
+        let error = from_str::<AtMost<u64, 3>>("[1, 2, 3, 4, ?").unwrap_err().to_string();
+        assert!(error.contains("a list has more than 3 parts"), "{error}");
+        let table = from_str::<Table<String, u8, 2>>(r#"{"b": 1, "a": 2}"#).unwrap();
+        assert_eq!(table.0, [("b".to_string(), 1), ("a".to_string(), 2)]);
+        let error = from_str::<Table<String, u8, 1>>(r#"{"b": 1, "a": 2, ?"#).unwrap_err();
+        assert!(error.to_string().contains("a table has more than 1 parts"), "{error}");
+    }
+
+    #[test]
+    fn a_value_is_the_one_that_others_read() {
+        let text = r#"{"a": [null, true, -1, 1.5, 18446744073709551615, {"b": "\u001b"}], "": {}}"#;
+        assert_eq!(from_str::<Bounded<10>>(text).unwrap().0, from_str::<Value>(text).unwrap());
+        assert!(from_str::<Bounded<9>>(text).is_err());
+        assert_eq!(from_str::<Bounded<1>>("3").unwrap().0, json!(3));
+        assert!(from_str::<Bounded<1>>("[[[").unwrap_err().to_string().contains("more parts"));
+    }
+
+    #[test]
+    fn strings_end_at_their_limit() {
+        let quoted = |length: usize| format!("\"{}\"", "x".repeat(length));
+        assert_eq!(from_str::<Text<5>>(&quoted(5)).unwrap().0, "xxxxx");
+        assert!(from_str::<Text<5>>(&quoted(6)).is_err());
+        assert!(from_str::<Bounded<3>>(&quoted(191)).is_ok());
+        assert!(from_str::<Bounded<3>>(&quoted(192)).is_err());
+        assert!(from_str::<Bounded<3>>(&format!("{{{}: 0}}", quoted(192))).is_err());
+    }
+}

@@ -1,0 +1,10 @@
+//! Reading what others wrote. Invariant: no bytes whatever make a reader hold more than its limits
+//! and what it has accepted so far; what goes beyond is refused where it begins, unread.
+
+mod bytes;
+mod json;
+
+pub use bytes::{Excess, excess, in_full};
+pub(crate) use bytes::{ShortStrings, Within};
+pub use json::{AtMost, Bounded, Table, Text};
+pub(crate) use json::{Parts, too_many};

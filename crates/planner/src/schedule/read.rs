@@ -1,0 +1,330 @@
+//! A schedule from the bytes of a plan. Invariant: a file that names nodes or buffers that do not
+//! exist is an error that says which; what is read becomes an instruction at once, and nothing is
+//! held of what no field asks for. Whether the schedule is right is for `check` alone to say.
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+
+use cranelift_entity::{EntityRef, SecondaryMap};
+use serde::Deserialize;
+use serde::de::{DeserializeSeed, Deserializer, Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde_json::Value as Json;
+
+use crate::graph::Graph;
+use crate::graph::limits::{
+    LONGEST_NAME, MOST_BUFFERS, MOST_INSTRUCTIONS, MOST_OF_A_CALL, MOST_OF_AN_EVENT, MOST_PLAN,
+};
+use crate::id::{BufferId, LaneId, MicroBatchId, NodeId, RankId, TierId, TransferId};
+use crate::reading::{AtMost, Bounded, Excess, Table, Text, too_many};
+use crate::schedule::format::{FORMAT, MOST_IDS, PlanFileError};
+use crate::schedule::instruction::{Buffer, Call, Instruction, Schedule};
+use crate::schedule::transfer::{Movement, Transfer};
+use crate::units::Bytes;
+
+/// All of a plan but what names parts of the graph.
+#[derive(Deserialize)]
+struct RawPlan {
+    #[serde(default)]
+    format: RawFormat,
+    graph: Text<LONGEST_NAME>,
+    planner: Text<LONGEST_NAME>,
+    budget_bytes: u64,
+    slab_bytes: u64,
+    #[serde(default)]
+    below_bytes: Table<u64, u64, { MOST_IDS as usize }>,
+    #[serde(default)]
+    rank: u64,
+    buffers: AtMost<RawBuffer, MOST_BUFFERS>,
+    #[serde(rename = "placeholders")]
+    _placeholders: IgnoredAny,
+    #[serde(rename = "instructions")]
+    _instructions: IgnoredAny,
+}
+
+type RawFormat = Bounded<MOST_OF_AN_EVENT>;
+
+struct RawBuffer {
+    bytes: u64,
+    address: u64,
+    tier: u64,
+}
+
+impl<'de> Deserialize<'de> for RawBuffer {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<RawBuffer, D::Error> {
+        match AtMost::<u64, 3>::deserialize(deserializer)?.0[..] {
+            [bytes, address] => Ok(RawBuffer { bytes, address, tier: 0 }),
+            [bytes, address, tier] => Ok(RawBuffer { bytes, address, tier }),
+            _ => Err(D::Error::custom("a buffer is [bytes, address] or [bytes, address, tier]")),
+        }
+    }
+}
+
+/// Reads a plan that was made for `graph`.
+pub fn read(graph: &Graph, bytes: &[u8]) -> Result<Schedule, PlanFileError> {
+    if bytes.len() as u64 > MOST_PLAN {
+        return Err(Excess { what: "a plan", most: MOST_PLAN }.into());
+    }
+    let raw = raw(bytes)?;
+    let actual = graph.hash().to_string();
+    if raw.graph.0 != actual {
+        return Err(PlanFileError::OtherGraph { planned: raw.graph.0, actual });
+    }
+    let buffers = raw.buffers.0.iter().map(read_buffer).collect::<Result<_, PlanFileError>>()?;
+    let mut below = SecondaryMap::new();
+    for (tier, bytes) in raw.below_bytes.0 {
+        below[id::<TierId>("tier", tier)?] = Bytes(small(bytes)?);
+    }
+    let mut reader = Reader {
+        nodes: graph.nodes().iter().map(|(id, node)| (node.name.as_str(), id)).collect(),
+        buffers: raw.buffers.0.len(),
+        placeholders: BTreeMap::new(),
+        instructions: Vec::new(),
+        refusal: None,
+    };
+    let mut text = serde_json::Deserializer::from_slice(bytes);
+    let parsed = Parts(&mut reader).deserialize(&mut text);
+    match reader.refusal {
+        Some(refusal) => return Err(refusal),
+        None => parsed?,
+    }
+    Ok(Schedule {
+        graph: actual,
+        rank: id::<RankId>("rank", raw.rank)?,
+        planner: raw.planner.0,
+        budget: Bytes(small(raw.budget_bytes)?),
+        slab: Bytes(small(raw.slab_bytes)?),
+        below,
+        buffers,
+        placeholders: reader.placeholders.into_iter().collect(),
+        instructions: reader.instructions,
+    })
+}
+
+/// The plan, of the format that is read.
+fn raw(bytes: &[u8]) -> Result<RawPlan, PlanFileError> {
+    #[derive(Deserialize)]
+    struct Header {
+        #[serde(default)]
+        format: RawFormat,
+    }
+    let (raw, format) = match serde_json::from_slice::<RawPlan>(bytes) {
+        Ok(mut raw) => {
+            let format = std::mem::take(&mut raw.format.0);
+            (Ok(raw), format)
+        }
+        // What is of another format need not have the structure of this one.
+        Err(error) => match serde_json::from_slice::<Header>(bytes) {
+            Ok(header) => (Err(error.into()), header.format.0),
+            Err(_) => return Err(error.into()),
+        },
+    };
+    if format == FORMAT {
+        return raw;
+    }
+    let found = if format.is_null() { "missing".to_string() } else { format.to_string() };
+    Err(PlanFileError::Version { found })
+}
+
+fn small(x: u64) -> Result<u64, PlanFileError> {
+    if x <= Bytes::LIMIT.0 { Ok(x) } else { Err(PlanFileError::TooLarge) }
+}
+
+fn id<T: EntityRef>(what: &'static str, number: u64) -> Result<T, PlanFileError> {
+    if number < MOST_IDS {
+        Ok(T::new(number as usize))
+    } else {
+        Err(PlanFileError::Number { what, number })
+    }
+}
+
+fn read_buffer(raw: &RawBuffer) -> Result<Buffer, PlanFileError> {
+    let tier = id("tier", raw.tier)?;
+    Ok(Buffer { bytes: Bytes(small(raw.bytes)?), address: small(raw.address)?, tier })
+}
+
+/// Reads what names parts of the graph.
+struct Reader<'a> {
+    nodes: HashMap<&'a str, NodeId>,
+    buffers: usize,
+    placeholders: BTreeMap<NodeId, BufferId>,
+    instructions: Vec<Instruction>,
+    /// The first thing that is wrong with them.
+    refusal: Option<PlanFileError>,
+}
+
+/// The placeholders and the instructions of a plan, one by one.
+struct Parts<'a, 'g>(&'a mut Reader<'g>);
+
+#[derive(Deserialize)]
+#[serde(field_identifier, rename_all = "snake_case")]
+enum Part {
+    Placeholders,
+    Instructions,
+    #[serde(other)]
+    Other,
+}
+
+impl<'de> DeserializeSeed<'de> for Parts<'_, '_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Parts<'_, '_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a plan")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some(part) = map.next_key()? {
+            match part {
+                Part::Placeholders => map.next_value_seed(Placeholders(&mut *self.0))?,
+                Part::Instructions => map.next_value_seed(Instructions(&mut *self.0))?,
+                Part::Other => {
+                    map.next_value::<IgnoredAny>()?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Placeholders<'a, 'g>(&'a mut Reader<'g>);
+
+impl<'de> DeserializeSeed<'de> for Placeholders<'_, '_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Placeholders<'_, '_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a map from placeholders to buffers")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<(), A::Error> {
+        while let Some(Text(node)) = map.next_key::<Text<LONGEST_NAME>>()? {
+            let Bounded(found) = map.next_value::<Bounded<MOST_OF_AN_EVENT>>()?;
+            if let Err(refusal) = self.0.placeholder(node, &found) {
+                self.0.refusal = Some(refusal);
+                return Err(A::Error::custom("refused"));
+            }
+        }
+        Ok(())
+    }
+}
+
+struct Instructions<'a, 'g>(&'a mut Reader<'g>);
+
+impl<'de> DeserializeSeed<'de> for Instructions<'_, '_> {
+    type Value = ();
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Instructions<'_, '_> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a sequence of instructions")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<(), A::Error> {
+        let reader = self.0;
+        while let Some(Bounded(json)) = list.next_element::<Bounded<MOST_OF_A_CALL>>()? {
+            if reader.instructions.len() == MOST_INSTRUCTIONS {
+                return Err(too_many("a plan's list of instructions", MOST_INSTRUCTIONS));
+            }
+            match reader.instruction(reader.instructions.len(), &json) {
+                Ok(instruction) => reader.instructions.push(instruction),
+                Err(refusal) => {
+                    reader.refusal = Some(refusal);
+                    return Err(A::Error::custom("refused"));
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Reader<'_> {
+    fn node(&self, name: &str) -> Result<NodeId, PlanFileError> {
+        self.nodes
+            .get(name)
+            .copied()
+            .ok_or_else(|| PlanFileError::UnknownNode { node: name.to_string() })
+    }
+
+    fn placeholder(&mut self, node: String, found: &Json) -> Result<(), PlanFileError> {
+        let id = self.node(&node)?;
+        let wrong = || PlanFileError::Placeholder { node, found: found.to_string() };
+        let buffer = self.buffer(found).ok_or_else(wrong)??;
+        self.placeholders.insert(id, buffer);
+        Ok(())
+    }
+
+    /// `None` where the JSON is no number at all.
+    fn buffer(&self, json: &Json) -> Option<Result<BufferId, PlanFileError>> {
+        let buffer = json.as_u64()?;
+        Some(if buffer < self.buffers as u64 {
+            Ok(BufferId::from_u32(buffer as u32))
+        } else {
+            Err(PlanFileError::UnknownBuffer { buffer, count: self.buffers })
+        })
+    }
+
+    fn instruction(&self, index: usize, json: &Json) -> Result<Instruction, PlanFileError> {
+        let wrong = || PlanFileError::Instruction { index };
+        let buffer = |json: &Json| self.buffer(json).ok_or_else(wrong)?;
+        let number = |json: &Json| json.as_u64().ok_or_else(wrong);
+        let parts = json.as_array().ok_or_else(wrong)?;
+        let verb = parts.first().and_then(Json::as_str).ok_or_else(wrong)?;
+        match (verb, &parts[1..]) {
+            ("free", [freed]) => Ok(Instruction::Free(buffer(freed)?)),
+            ("run" | "recompute", [node, inputs, outputs, workspace, rest @ ..]) => {
+                let micro_batch = match rest {
+                    [] => 0,
+                    [micro_batch] => number(micro_batch)?,
+                    _ => return Err(wrong()),
+                };
+                let list = |json: &Json| -> Result<Vec<BufferId>, PlanFileError> {
+                    json.as_array().ok_or_else(wrong)?.iter().map(buffer).collect()
+                };
+                let call = Call {
+                    node: self.node(node.as_str().ok_or_else(wrong)?)?,
+                    micro_batch: id::<MicroBatchId>("micro-batch", micro_batch)?,
+                    inputs: list(inputs)?,
+                    outputs: list(outputs)?,
+                    workspace: if workspace.is_null() { None } else { Some(buffer(workspace)?) },
+                };
+                Ok(match verb {
+                    "run" => Instruction::Run(call),
+                    _ => Instruction::Recompute(call),
+                })
+            }
+            ("start", [transfer, lane, movement, from, to]) => {
+                let movement = match movement.as_str() {
+                    Some("copy") => Movement::Copy { from: buffer(from)?, to: buffer(to)? },
+                    _ => return Err(wrong()),
+                };
+                let lane = id::<LaneId>("lane", number(lane)?)?;
+                let id = id::<TransferId>("transfer", number(transfer)?)?;
+                Ok(Instruction::Start(Transfer { id, lane, movement }))
+            }
+            ("wait", [transfer]) => {
+                Ok(Instruction::Wait(id::<TransferId>("transfer", number(transfer)?)?))
+            }
+            _ => Err(wrong()),
+        }
+    }
+}
