@@ -44,8 +44,8 @@ class OwnLoss(Several):
 
 
 class Output(NamedTuple):
-    loss: torch.Tensor
     logits: torch.Tensor
+    loss: torch.Tensor
 
 
 class Keyed(UserDict):
@@ -89,7 +89,7 @@ def test_inputs_are_what_the_model_is_called_with(tmp_path, form):
 
 
 @pytest.mark.parametrize("form", [
-    lambda loss, logits: loss, lambda loss, logits: (loss, logits), Output,
+    lambda loss, logits: loss, lambda loss, logits: (loss, logits), lambda loss, logits: Output(logits, loss),
     lambda loss, logits: {"logits": logits, "loss": loss},
 ], ids=["alone", "first", "named", "dict"])
 @pytest.mark.parametrize("alone", [True, False], ids=["dict", "pair"])
@@ -124,7 +124,8 @@ def test_an_output_of_transformers_has_the_loss(tmp_path):
 @pytest.mark.parametrize(("model", "loss_fn", "batch", "message"), [
     (Several(), functional.mse_loss, (CALLS["dict"], torch.randn(9, 3)), "3 tensors of inputs and 1 tensor of targets"),
     (Several(), functional.mse_loss, ((X, SCALE), torch.randn(9, 3)), "2 tensors of inputs.*wrap the model.*execute="),
-    (OwnLoss(Output), None, {"x": X, "scale": SCALE, "labels": torch.arange(9)}, "3 tensors of inputs and 0 tensors"),
+    (OwnLoss(lambda loss, logits: loss), None, {"x": X, "scale": SCALE, "labels": torch.arange(9)},
+     "3 tensors of inputs and 0 tensors"),
     (nn.Linear(6, 3), functional.cross_entropy, X, r"a pair \(inputs, targets\)"),
     (nn.Linear(6, 3), None, (X, None), "one tensor each"),
 ], ids=["dict", "tuple", "own", "one", "no target"])

@@ -223,7 +223,7 @@ def own_loss(output: Any) -> Any:
     """The loss that a model computes itself: what it returns, the first result, or the one called `loss`."""
     if isinstance(output, Mapping):
         found = output.get("loss")
-    elif isinstance(output, (tuple, list)):
+    elif isinstance(output, (tuple, list)) and not hasattr(output, "loss"):
         found = output[0] if output else None
     else:
         found = output if isinstance(output, torch.Tensor) else getattr(output, "loss", None)

@@ -95,7 +95,8 @@ def export(
     path = Path(out)
     batch = _apart(ordered(pair(example_batch)))
     where = _measuring_device(device, model, batch, measure=measure, execute=execute)
-    traced, batch = made_fake(model, batch)
+    evaluation = batch if evaluation_batch is None else _apart(ordered(pair(evaluation_batch)))
+    traced, (batch, evaluation) = made_fake(model, (batch, evaluation))
     if not execute:
         if not path.name.endswith((".json", ".json.gz")):
             raise ExportError(f"out={path.name!r}; with execute=False name one file ending in .json or .json.gz")
@@ -113,7 +114,6 @@ def export(
     entry = data_entry(data, path)
     train, tensors = _graph(traced, loss_fn, batch, name, chosen, training=True)
     files: dict[Path, Any] = {path / "train.json.gz": packed(train)}
-    evaluation = batch if evaluation_batch is None else made_fake(traced, _apart(ordered(pair(evaluation_batch))))[1]
     evaluate, more = _graph(traced, loss_fn, evaluation, f"{name}-eval", None, training=False)
     files[path / "eval.json.gz"] = packed(evaluate)
     parameters, initial = recipes([train, evaluate], tensors | more, initialisation)

@@ -1,5 +1,5 @@
-//! Whether the engine can execute a graph, asked before anyone relies on it. Invariant: the judge is
-//! the engine's own compiler, given the step as captured; nothing is executed or reserved for it.
+//! Whether the engine can execute a graph, asked before anyone relies on it. Invariant: the judge
+//! is the engine's own compiler, given the step as captured; nothing is executed for it.
 
 use std::sync::Arc;
 
