@@ -15,6 +15,7 @@ use anyhow::bail;
 use clap::Args;
 use tightfit::plan::Planner;
 use tightfit::schedule;
+use tightfit::units::Bytes;
 use tightfit_engine::{
     Budget, Dataset, Evaluation, FastestStep, FitTask, FittedStep, Session, Step, fit_step,
     process, weights,
@@ -168,6 +169,13 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         weights::save(path, &session, &step.name)?;
     }
     let process = process::peak_resident();
+    let over = |peak: Bytes| peak.0.checked_sub(planned.training.budget.0).filter(|&over| over > 0);
+    if let Some(over) = process.and_then(over) {
+        eprintln!(
+            "note: the process took {} more than its budget, beyond what was taken off for it",
+            Bytes(over)
+        );
+    }
     // What is written from here on may take what the slab held.
     session.release();
     if let (Some(path), Some(fastest)) = (&arguments.trace, &fastest) {
