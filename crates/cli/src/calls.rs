@@ -10,7 +10,7 @@ use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::{CallSeconds, CallSecondsError, Profile};
-use tightfit::units::Seconds;
+use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::{Budget, VERSION};
 
 use crate::{output, processor, program};
@@ -101,14 +101,15 @@ pub fn remember(machine: &Machine, measured: CallSeconds) {
     output::write_whole(&path, table.write().as_bytes()).ok();
 }
 
-/// Tries the step in what its budget leaves beside this process, which waits; where that is too
-/// little, in the least memory that the step runs in.
+/// Tries the step in what its budget leaves beside this process, which waits; where no plan fits
+/// into that, in all of the budget.
 fn measure(graph: &Graph, machine: &Machine, subject: &Subject<'_>) -> Option<CallSeconds> {
     let budget: Budget = subject.budget.parse().ok()?;
-    let beside = processor::bytes(graph, machine, budget)
-        .and_then(|budget| budget.0.checked_sub(processor::own().0))
-        .and_then(|left| attempt(machine, subject, &left.to_string()));
-    beside.or_else(|| attempt(machine, subject, "min"))
+    let own = processor::own();
+    processor::bytes(graph, machine, budget)
+        .filter(|&budget| own > Bytes::ZERO && budget > own)
+        .and_then(|budget| attempt(machine, subject, &(budget - own).0.to_string()))
+        .or_else(|| attempt(machine, subject, subject.budget))
 }
 
 fn attempt(machine: &Machine, subject: &Subject<'_>, budget: &str) -> Option<CallSeconds> {

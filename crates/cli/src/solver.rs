@@ -7,7 +7,7 @@ use tightfit::analysis::modules::{ModuleIndex, ModuleInfo};
 use tightfit::plan::SolverLimits;
 use tightfit::plan::modules::ModulePlanError;
 use tightfit::units::{Bytes, Seconds};
-use tightfit_engine::{Budget, BudgetError};
+use tightfit_engine::{Budget, BudgetError, Reserve};
 
 use crate::values::{UnknownModule, duration, share};
 
@@ -55,7 +55,7 @@ pub fn within<P>(
     budget: Budget,
     plan: impl Fn(Bytes) -> Result<P, ModulePlanError>,
 ) -> anyhow::Result<(Bytes, P)> {
-    match budget.bytes(info.baseline_peak()) {
+    match budget.bytes(info.baseline_peak(), Reserve::default()) {
         Some(Bytes::ZERO) => Err(BudgetError::Zero.into()),
         Some(bytes) => Ok((bytes, plan(bytes)?)),
         None => match plan(Bytes::ZERO) {

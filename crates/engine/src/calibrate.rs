@@ -19,6 +19,7 @@ use tightfit::units::Bytes;
 use crate::execute::error::CompileError;
 use crate::execute::executable::{Executable, StepSettings};
 use crate::execute::session::SessionError;
+use crate::memory::process;
 use crate::memory::slab::Slab;
 
 /// Timed runs of each graph, after one that faults its pages in.
@@ -42,7 +43,7 @@ impl Extent {
 pub fn calibrate(threads: u32, extent: Extent) -> Result<Machine, SessionError> {
     let [rows, width, long, curve] = match extent {
         Extent::Usual => [2048, 512, 1 << 24, 1 << 18],
-        Extent::Small => [512, 128, 1 << 16, 1 << 14],
+        Extent::Small => [256, 128, 1 << 15, 1 << 13],
     };
     let graphs = [
         layer(rows, width),
@@ -50,7 +51,7 @@ pub fn calibrate(threads: u32, extent: Extent) -> Result<Machine, SessionError> 
         chain("aten.gelu.default", &[curve], 1),
         chain("aten.relu.default", &[16], 64),
     ];
-    let [products, copied, curved, tiny] = seconds(graphs, threads)?;
+    let [products, copied, curved, tiny] = seconds(graphs, threads, extent == Extent::Small)?;
     let flops = 3.0 * 2.0 * (rows * width * width) as f64 / products;
     Ok(Machine {
         name: "cpu".to_string(),
@@ -131,7 +132,11 @@ fn transposed(
 }
 
 /// Seconds of each graph: the lower quartile of its runs.
-fn seconds<const N: usize>(graphs: [Graph; N], threads: u32) -> Result<[f64; N], SessionError> {
+fn seconds<const N: usize>(
+    graphs: [Graph; N],
+    threads: u32,
+    is_small: bool,
+) -> Result<[f64; N], SessionError> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads as usize).build()?;
     let pool = Arc::new(pool);
     let settings = StepSettings { seed: 0, step: 0, learning_rate: 0.0 };
@@ -143,6 +148,9 @@ fn seconds<const N: usize>(graphs: [Graph; N], threads: u32) -> Result<[f64; N],
         let slab = Slab::new(schedule.slab)?;
         let checked = Checked::new(graph, &profile, schedule).map_err(CompileError::from)?;
         executables.push((Executable::compile(graph, &checked, &pool)?, slab));
+    }
+    if is_small {
+        process::give_back();
     }
     let mut runs = [const { Vec::new() }; N];
     for round in 0..=ROUNDS {

@@ -18,6 +18,9 @@ use crate::memory::process;
 use crate::reserve::{Reserve, reserve};
 use crate::step::Step;
 
+/// Bytes of a page, or of a part of one.
+const PAGE: u64 = 4096;
+
 /// What is asked of fitting.
 #[derive(Clone, Copy)]
 pub struct FitTask<'a> {
@@ -166,7 +169,9 @@ fn whole_budget(
     }
     let memory =
         if task.machine.runtime.rules().runs_here { process::physical_memory() } else { None };
-    if let Some(memory) = memory.filter(|&memory| budget > memory) {
+    // Limits are in whole pages: who limits a group to the budget gets a little less.
+    let pages = Bytes(budget.0 / PAGE * PAGE);
+    if let Some(memory) = memory.filter(|&memory| pages > memory) {
         return Err(BudgetError::BeyondMemory { budget, memory });
     }
     if budget <= reserve.total() {

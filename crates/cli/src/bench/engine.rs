@@ -90,7 +90,7 @@ pub fn engine(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         .or(results.first())
         .map_or(f64::NAN, |result| number(result, "median_seconds"));
     say!(
-        "| run | ms per step (median) | against {} | process peak above entry |",
+        "| run | ms per step (median) | against {} | process peak (PyTorch: above entry) |",
         if results.iter().any(|result| result["name"] == EAGER) { EAGER } else { "the first" }
     )?;
     say!("|---|---:|---:|---:|")?;

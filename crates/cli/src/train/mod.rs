@@ -16,6 +16,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use tightfit::plan::Planner;
 use tightfit::schedule;
+use tightfit::units::Bytes;
 use tightfit_engine::{
     Budget, Dataset, Evaluation, Executable, FastestStep, FitTask, FittedStep, Session, Step,
     fit_step, process, weights,
@@ -191,6 +192,14 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             Ending::NotFinite(_) | Ending::Failed(_) => None,
         };
         let process = process::peak_resident();
+        let over =
+            |peak: Bytes| peak.0.checked_sub(planned.training.budget.0).filter(|&over| over > 0);
+        if let Some(over) = process.and_then(over) {
+            note!(
+                "note: the process took {} more than its budget, beyond what was taken off for it",
+                Bytes(over)
+            );
+        }
         // What is written from here on may take what the slab held.
         session.release();
         let measured = &course.measured;

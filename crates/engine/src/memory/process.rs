@@ -61,8 +61,8 @@ pub fn one_heap() {
     }
 }
 
-/// Gives back what was freed, and the pages of code that ran: they come again from the file when
-/// they are needed.
+/// Gives back what was freed, and the pages of code and constants that were read: they come again
+/// from their files when they are needed.
 pub fn give_back() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     // SAFETY: releases free memory only.
@@ -70,27 +70,42 @@ pub fn give_back() {
         libc::malloc_trim(0);
     }
     #[cfg(target_os = "linux")]
-    give_code_back();
+    give_files_back();
 }
 
-/// Drops the resident pages of the program's own code.
+/// Drops the resident pages of files that are mapped for reading and have nothing of this process
+/// in them: the code and the constants of the program and its libraries.
 #[cfg(target_os = "linux")]
-fn give_code_back() {
-    let here = give_back as fn() as usize;
-    let Ok(maps) = std::fs::read_to_string("/proc/self/maps") else { return };
+fn give_files_back() {
+    let Ok(maps) = std::fs::read_to_string("/proc/self/smaps") else { return };
+    let mut mapping = None;
     for line in maps.lines() {
-        // proc(5): `from-to permissions offset device inode path`.
-        let mut words = line.split_whitespace();
-        let (Some(range), Some("r-xp")) = (words.next(), words.next()) else { continue };
-        let Some((from, to)) = range.split_once('-') else { continue };
-        let address = |text| usize::from_str_radix(text, 16).ok();
-        let (Some(from), Some(to)) = (address(from), address(to)) else { continue };
-        if (from..to).contains(&here) && line.contains('/') {
-            // SAFETY: a private mapping of a file that nobody can have written to, since it is not
-            // writable and code is not relocated: its pages are read again when they are touched.
-            unsafe {
-                libc::madvise(from as *mut libc::c_void, to - from, libc::MADV_DONTNEED);
+        // proc(5): `from-to permissions offset device inode path`, then lines such as
+        // `Anonymous:  4 kB`, which counts the pages that are no longer the file's.
+        if let Some(copied) = line.strip_prefix("Anonymous:") {
+            let whole = copied.trim() == "0 kB";
+            if let Some((from, to)) = mapping.take().filter(|_| whole) {
+                // SAFETY: a private mapping of a file, not writable, with no page that is not the
+                // file's: each is read from there again when it is touched.
+                unsafe {
+                    libc::madvise(from as *mut libc::c_void, to - from, libc::MADV_DONTNEED);
+                }
             }
+        } else if let Some(found) = file_mapped_for_reading(line) {
+            mapping = found;
         }
     }
+}
+
+/// The addresses of a mapping that `line` begins, where a file is mapped for reading alone and
+/// privately; `None` where the line begins no mapping.
+#[cfg(target_os = "linux")]
+fn file_mapped_for_reading(line: &str) -> Option<Option<(usize, usize)>> {
+    let mut words = line.split_whitespace();
+    let (from, to) = words.next()?.split_once('-')?;
+    let address = |text| usize::from_str_radix(text, 16).ok();
+    let (from, to) = (address(from)?, address(to)?);
+    let is_read_only = matches!(words.next(), Some("r-xp" | "r--p"));
+    let is_file = words.nth(3).is_some_and(|path| path.starts_with('/'));
+    Some((is_read_only && is_file).then_some((from, to)))
 }
