@@ -133,7 +133,7 @@ def write_graph(name: str, graph: Json) -> None:
 
 
 def unwritten_bytes() -> Json:
-    """A graph that leaves what lies behind a tensor's elements, in a storage that is larger than the tensor."""
+    """A graph that reads what lies behind a tensor's elements, in a storage that is larger than the tensor."""
     graph = graph_of("perceptron")
     producer = node_of(graph, "aten.gelu.default")
     made = producer["outputs"][0]
@@ -153,6 +153,9 @@ def unwritten_bytes() -> Json:
     }
     place = graph["nodes"].index(producer)
     graph["nodes"][place + 1 : place + 1] = [view, reader]
+    graph["outputs"].append(1_000_001)
+    if "output_names" in graph:
+        graph["output_names"].append("beyond")
     return graph
 
 

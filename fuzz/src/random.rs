@@ -12,7 +12,7 @@ use tightfit::graph::{Graph, write};
 mod planned;
 
 /// Graphs of operators that the engine executes.
-#[allow(clippy::unwrap_used)] // the files of tests
+#[allow(clippy::unwrap_used, dead_code)] // the files of tests
 #[path = "../../crates/engine/tests/generator/mod.rs"]
 mod executed;
 

@@ -153,8 +153,8 @@ fn argument(graph: &mut Json, draw: &mut Draw) -> bool {
 /// Another argument: a number, a list, one more or one less.
 pub(super) fn change_argument(node: &mut Json, draw: &mut Draw) -> bool {
     if draw.chance(10) {
-        node["kwargs"] =
-            json!({ draw.one(["dtype", "scale", "alpha", "x"]): json::anything(draw) });
+        let named = json!({ draw.one(["dtype", "scale", "alpha", "x"]): json::anything(draw) });
+        json::set(node, "kwargs", named);
         return true;
     }
     let named = node.get_mut("kwargs").and_then(Json::as_object_mut);

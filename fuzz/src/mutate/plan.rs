@@ -21,6 +21,73 @@ pub fn hostile(plan: &mut Json, draw: &mut Draw) -> bool {
     }
 }
 
+/// One change that most plans stand: other places, more room, another order of what nobody orders.
+pub fn legal(plan: &mut Json, draw: &mut Draw) -> bool {
+    match draw.below(4) {
+        0 => move_buffer(plan, draw),
+        1 => shift(plan, draw),
+        2 => late_free(plan, draw),
+        _ => {
+            let room = draw.below(1 << 16) as u64;
+            grow(plan, room);
+            true
+        }
+    }
+}
+
+/// Makes slab and budget larger; where the slab ended before.
+fn grow(plan: &mut Json, room: u64) -> u64 {
+    let size = |plan: &Json, field: &str| plan.get(field).and_then(Json::as_u64).unwrap_or(0);
+    let end = size(plan, "slab_bytes");
+    let slab = end.saturating_add(room);
+    let budget = size(plan, "budget_bytes").max(slab);
+    json::set(plan, "slab_bytes", json!(slab));
+    json::set(plan, "budget_bytes", json!(budget));
+    end
+}
+
+/// Gives a buffer a place of its own behind all others.
+fn move_buffer(plan: &mut Json, draw: &mut Draw) -> bool {
+    let buffers = list(plan, "buffers");
+    let at = draw.below(buffers.len());
+    let Some(bytes) = buffers.get(at).and_then(|buffer| buffer[0].as_u64()) else { return false };
+    let end = (grow(plan, bytes.saturating_add(128)) / 64 * 64).saturating_add(64);
+    let Some(buffer) = list(plan, "buffers").get_mut(at).and_then(Json::as_array_mut) else {
+        return false;
+    };
+    if let Some(address) = buffer.get_mut(1) {
+        *address = json!(end);
+    }
+    true
+}
+
+/// Moves all buffers by as much.
+fn shift(plan: &mut Json, draw: &mut Draw) -> bool {
+    let by = 64 * (1 + draw.below(8)) as u64;
+    grow(plan, by);
+    for buffer in list(plan, "buffers") {
+        let buffer = buffer.as_array_mut().map_or(&mut [][..], Vec::as_mut_slice);
+        if let Some(address) = buffer.get_mut(1) {
+            *address = json!(address.as_u64().unwrap_or(0).saturating_add(by));
+        }
+    }
+    true
+}
+
+/// Frees a buffer later, which is legal where nothing else lies there meanwhile.
+fn late_free(plan: &mut Json, draw: &mut Draw) -> bool {
+    let Some(all) = plan.get_mut("instructions").and_then(Json::as_array_mut) else {
+        return false;
+    };
+    let frees: Vec<usize> =
+        (0..all.len().saturating_sub(1)).filter(|&at| all[at][0] == "free").collect();
+    let Some(&at) = draw.pick(&frees) else { return false };
+    let to = at + 1 + draw.below((all.len() - at - 1).min(4));
+    let moved = all.remove(at);
+    all.insert(to.min(all.len()), moved);
+    true
+}
+
 /// Order and number of instructions.
 fn instructions(plan: &mut Json, draw: &mut Draw) -> bool {
     let Some(all) = plan.get_mut("instructions").and_then(Json::as_array_mut) else {

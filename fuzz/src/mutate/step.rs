@@ -61,8 +61,8 @@ pub fn hostile(step: &mut Json, draw: &mut Draw) -> bool {
                 "file",
                 "kind",
             ]);
-            step["data"][field] =
-                if draw.chance(60) { json!(draw.near(8)) } else { json::anything(draw) };
+            let value = if draw.chance(60) { json!(draw.near(8)) } else { json::anything(draw) };
+            json::set_in(step, "data", field, value);
         }
         3 => {
             let field = draw.one(["last_fraction", "every", "remainder"]);

@@ -1,6 +1,6 @@
 //! An accepted step trains alike at 100 % and at `min`. Invariant: losses, evaluation and all that
 //! stays are compared bit for bit; a step that only one budget takes is as wrong as one that
-//! differs.
+//! differs, and so is a smallest budget that is refused when it is asked for in bytes.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,10 +19,11 @@ use crate::verdict::Verdict;
 const STEPS: u32 = 2;
 const SEED: u64 = 1;
 
-/// What a run leaves: the bits of its losses, its evaluation, its weights and state.
+/// What a run leaves: the bits of its losses, its evaluation, its outputs, its weights and state.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trained {
     losses: Vec<u32>,
+    outputs: Vec<Option<Vec<u8>>>,
     evaluation: Option<u64>,
     residents: BTreeMap<String, Vec<u8>>,
 }
@@ -85,6 +86,9 @@ fn equal(whole: Trained, smallest: &Trained) -> Result<Trained, Verdict> {
     if whole.losses != smallest.losses {
         return wrong("losses differ between the budgets".to_string());
     }
+    if whole.outputs != smallest.outputs {
+        return wrong("outputs differ between the budgets".to_string());
+    }
     // Where training leaves too little, there is no evaluation.
     let both = whole.evaluation.zip(smallest.evaluation);
     if both.is_some_and(|(whole, smallest)| whole != smallest) {
@@ -122,6 +126,12 @@ fn train(step: &Step, data: &Dataset, budget: Budget, threads: u32) -> Result<Tr
     let task = FitTask { machine: &machine, budget, planner: Planner::Auto, effort: EFFORT };
     let planned = fit_step(step, &CallSeconds::new("", threads), &task)
         .map_err(|error| refused("planning", &error))?;
+    if budget == Budget::Smallest {
+        // What is named as enough has to be enough when it is asked for.
+        let named = FitTask { budget: Budget::Absolute(planned.training.budget), ..task };
+        fit_step(step, &CallSeconds::new("", threads), &named)
+            .map_err(|error| Verdict::Wrong(format!("min in bytes is refused: {error}")))?;
+    }
     let mut session = Session::new(
         step,
         planned.training.fitted.checked(),
@@ -137,6 +147,8 @@ fn train(step: &Step, data: &Dataset, budget: Budget, threads: u32) -> Result<Tr
         let loss = session.step(&mut data).map_err(|error| refused("running", &error))?;
         losses.push(loss.to_bits());
     }
+    let outputs = step.training.outputs().iter().enumerate();
+    let outputs = outputs.map(|(index, _)| session.training_output(index)).collect();
     let residents = session.residents();
     let residents = residents
         .iter()
@@ -146,5 +158,5 @@ fn train(step: &Step, data: &Dataset, budget: Budget, threads: u32) -> Result<Tr
         .evaluate(&data, 1)
         .map_err(|error| refused("evaluating", &error))?
         .map(|evaluation| evaluation.loss.to_bits());
-    Ok(Trained { losses, evaluation, residents })
+    Ok(Trained { losses, outputs, evaluation, residents })
 }

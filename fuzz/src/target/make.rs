@@ -65,9 +65,9 @@ pub fn case(target: Target, seed: u64, number: u64, kept: Kept<'_>) -> anyhow::R
     match target {
         Target::Graph => {
             let mut document = any_graph(&mut draw)?;
-            let changes = parts.change(&mut draw, 6, |draw| {
+            let changes = parts.change(&mut draw, 4, |draw| {
                 match draw.below(10) {
-                    0 | 1 => legal::legal(&mut document, false, draw),
+                    0..4 => legal::legal(&mut document, false, draw),
                     _ => graph::hostile(&mut document, draw),
                 };
             });
@@ -135,6 +135,11 @@ fn parse(path: &Path) -> anyhow::Result<Json> {
     Ok(serde_json::from_slice(&unpacked(file)?)?)
 }
 
+/// A file of a case that holds a document, packed or not.
+fn document_of(case: &Case, name: &str) -> anyhow::Result<Json> {
+    Ok(serde_json::from_slice(&unpacked(case.bytes(name).to_vec())?)?)
+}
+
 fn unpacked(bytes: Vec<u8>) -> io::Result<Vec<u8>> {
     if bytes.starts_with(&[0x1f, 0x8b]) {
         let mut text = Vec::new();
@@ -159,8 +164,7 @@ fn any_graph(draw: &mut Draw) -> anyhow::Result<Json> {
 fn step_case(draw: &mut Draw, parts: &Parts<'_>) -> anyhow::Result<Made> {
     let mut case = Case::read(&tiny(draw.one(TINY)))?;
     let mut document: Json = serde_json::from_slice(case.bytes("step.json"))?;
-    let mut training: Json =
-        serde_json::from_slice(&unpacked(case.bytes("train.json.gz").into())?)?;
+    let mut training = document_of(&case, "train.json.gz")?;
     unpin(&mut document);
     let changes = parts.change(draw, 4, |draw| {
         match draw.below(10) {
@@ -204,7 +208,11 @@ fn plan_case(target: Target, draw: &mut Draw, parts: &Parts<'_>) -> anyhow::Resu
     };
     let mut document = schedule::write(&graph, planned.schedule());
     let changes = parts.change(draw, 3, |draw| {
-        plan::hostile(&mut document, draw);
+        if draw.chance(50) {
+            plan::legal(&mut document, draw);
+        } else {
+            plan::hostile(&mut document, draw);
+        }
     });
     let mut text = document.to_string().into_bytes();
     if target == Target::Plan && draw.chance(20) {
@@ -241,17 +249,17 @@ fn execute_case(draw: &mut Draw, parts: &Parts<'_>) -> anyhow::Result<Made> {
     case.files.remove("make.py");
     let mut document: Json = serde_json::from_slice(case.bytes("step.json"))?;
     bring_data(&mut case, &mut document, &folder)?;
-    let mut training: Json =
-        serde_json::from_slice(&unpacked(case.bytes("train.json.gz").into())?)?;
-    let changes = parts.change(draw, 6, |draw| {
-        if manner != Neutral && draw.chance(15) {
-            step::legal(&mut document, draw);
-        } else {
-            change_graph(&mut training, manner, draw);
-        }
+    let mut training = document_of(&case, "train.json.gz")?;
+    let mut evaluation = document_of(&case, "eval.json.gz")?;
+    let changes = parts.change(draw, 6, |draw| match draw.below(20) {
+        0..3 if manner != Neutral => drop(step::legal(&mut document, draw)),
+        3 if manner == Hostile => drop(step::data(&mut case, draw)),
+        4 | 5 => change_graph(&mut evaluation, manner, draw),
+        _ => change_graph(&mut training, manner, draw),
     });
-    let text = bytes::packed(training.to_string().as_bytes());
-    case.files.insert("train.json.gz".to_string(), text);
+    for (name, graph) in [("train.json.gz", training), ("eval.json.gz", evaluation)] {
+        case.files.insert(name.to_string(), bytes::packed(graph.to_string().as_bytes()));
+    }
     case.files.insert("step.json".to_string(), format!("{document:#}\n").into_bytes());
     if manner == Neutral {
         case.files.insert(ORIGINAL.to_string(), name.as_bytes().to_vec());
