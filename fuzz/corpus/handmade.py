@@ -125,9 +125,10 @@ def write_step(name: str, seed: str, graph: Json, step: Json | None = None) -> N
     (folder / "step.json").write_text(json.dumps(document, indent=1) + "\n")
 
 
-def write_graph(name: str, graph: Json) -> None:
-    """Writes a graph for its reader."""
-    folder = HERE / "graph" / name
+def write_graph(target: str, name: str, graph: Json) -> None:
+    """Writes a graph alone."""
+    folder = HERE / target / name
+    shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "graph.json").write_bytes(packed(graph))
 
@@ -165,7 +166,7 @@ def main() -> None:
         graph = graph_of(seed)
         add_copy(graph, op, change)
         write_step(name, seed, graph)
-    write_step("bytes-that-nobody-wrote", "perceptron", unwritten_bytes())
+    write_graph("execute", "bytes-that-nobody-wrote", unwritten_bytes())
     graph = graph_of("transformer")
     next(node for node in graph["nodes"] if node["name"] == "target")["outputs"][0]["shape"] = [1, 6]
     write_step("fewer-targets-than-windows", "transformer", graph)
@@ -180,10 +181,10 @@ def main() -> None:
     for node in graph["nodes"]:
         if node["op"] != "placeholder":
             node["seconds"] = 1e308
-    write_graph("seconds-beyond-any-sum", graph)
+    write_graph("graph", "seconds-beyond-any-sum", graph)
     graph = graph_of("perceptron")
     graph["name"] = graph["nodes"][0]["name"] = "\x1b[2Jname\u202e\u0000"
-    write_graph("names-with-escapes", graph)
+    write_graph("graph", "names-with-escapes", graph)
 
 
 if __name__ == "__main__":

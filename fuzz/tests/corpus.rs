@@ -7,11 +7,14 @@ use std::time::Duration;
 
 use tightfit_fuzz::child::Workers;
 use tightfit_fuzz::target::Target;
+use tightfit_fuzz::verdict::Verdict;
 
-fn cases(target: Target) -> Vec<PathBuf> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target.name());
+/// The folders in a folder of the workspace; none where it is not there.
+fn cases(folder: &Path) -> Vec<PathBuf> {
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("..").join(folder);
     let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
-    let mut cases: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    let mut cases: Vec<PathBuf> =
+        entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_dir()).collect();
     cases.sort();
     cases
 }
@@ -20,11 +23,17 @@ fn cases(target: Target) -> Vec<PathBuf> {
 fn nothing_that_was_found_is_a_finding_again() {
     let mut tried = 0;
     for (target, name) in Target::ALL {
+        let mut cases = cases(Path::new(&format!("fuzz/corpus/{name}")));
+        if target == Target::Execute {
+            cases.extend(self::cases(Path::new("corpus/hostile")));
+        }
         let program = env!("CARGO_BIN_EXE_tightfit-fuzz").into();
         let workers = Workers { program, target, seed: 1, limit: Duration::from_secs(120) };
-        for case in cases(target) {
+        for case in cases {
             let verdict = workers.folder(&case).unwrap();
             assert!(!verdict.is_finding(), "{name}: {}: {verdict}", case.display());
+            let is_judged = !matches!(verdict, Verdict::Skipped(_));
+            assert!(is_judged, "{name}: {}: {verdict}", case.display());
             tried += 1;
         }
     }

@@ -22,9 +22,9 @@ use crate::verdict::Verdict;
 /// Search for plans ends after so much work, so that a case takes milliseconds.
 pub const EFFORT: Effort<'static> = Effort::work(1, 600);
 /// Bytes of all storages of a graph that is executed.
-pub const MOST_BYTES: u128 = 64 << 20;
+pub const MOST_BYTES: u128 = 256 << 20;
 /// Elements that its nodes read and write.
-pub const MOST_OPERATIONS: u128 = 1 << 25;
+pub const MOST_OPERATIONS: u128 = 1 << 26;
 
 /// A part of the program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

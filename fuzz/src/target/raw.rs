@@ -53,8 +53,8 @@ pub fn judge(graph: &Graph) -> Verdict {
         Ok(fitted) => fitted.schedule().clone(),
         Err(error) => return Verdict::Wrong(format!("no smallest plan: {error}")),
     };
-    let first = execute(graph, &one, &captured, 1);
-    same(&first, &execute(graph, &two, &smallest, 2))
+    let first = execute(graph, &one, &captured, 1, 0xff);
+    same(&first, &execute(graph, &two, &smallest, 2, 0x00))
 }
 
 /// Both ways have to end alike: refused by the same part, or with the same bits.
@@ -70,12 +70,14 @@ pub fn same(first: &Result<Left, Verdict>, second: &Result<Left, Verdict>) -> Ve
     }
 }
 
-/// Runs some steps of a schedule and gathers what they leave.
+/// Runs some steps of a schedule in a slab of `filler` and gathers what they leave; nothing may
+/// depend on what lay in the slab before.
 pub fn execute(
     graph: &Graph,
     profile: &Profile,
     schedule: &Schedule,
     threads: usize,
+    filler: u8,
 ) -> Result<Left, Verdict> {
     let checked = Checked::new(graph, profile, schedule.clone())
         .map_err(|violation| Verdict::Wrong(format!("a plan that was made: {violation}")))?;
@@ -85,8 +87,7 @@ pub fn execute(
     let executable = Executable::compile(graph, &checked, &Arc::new(pool))
         .map_err(|error| refused("compiling", &error))?;
     let mut slab = Slab::new(schedule.slab).map_err(|error| refused("the slab", &error))?;
-    // Nothing may depend on what lay in the slab before.
-    slab.write(0, schedule.slab.0).fill(0xff);
+    slab.write(0, schedule.slab.0).fill(filler);
     let places = places(graph, schedule);
     let mut left = Vec::new();
     for step in 0..STEPS {
