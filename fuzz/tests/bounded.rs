@@ -32,37 +32,37 @@ fn holds(target: Target, cases: u64, far: u64) {
 
 #[test]
 fn graphs_are_read_or_refused() {
-    holds(Target::Graph, 300, 60);
+    holds(Target::Graph, 1000, 200);
 }
 
 #[test]
 fn steps_are_read_or_refused() {
-    holds(Target::Step, 200, 20);
+    holds(Target::Step, 1000, 100);
 }
 
 #[test]
 fn plans_are_read_or_refused() {
-    holds(Target::Plan, 200, 40);
+    holds(Target::Plan, 1000, 400);
 }
 
 #[test]
 fn module_statistics_are_read_or_refused() {
-    holds(Target::Modules, 300, 30);
+    holds(Target::Modules, 1000, 80);
 }
 
 #[test]
 fn weights_are_read_whole_or_refused() {
-    holds(Target::Weights, 200, 5);
+    holds(Target::Weights, 1000, 20);
 }
 
 #[test]
 fn what_the_checker_lets_pass_computes_what_the_step_computes() {
-    holds(Target::Check, 200, 20);
+    holds(Target::Check, 1000, 200);
 }
 
 #[test]
 fn an_accepted_step_trains_alike_at_both_budgets() {
-    holds(Target::Execute, 200, 60);
+    holds(Target::Execute, 1000, 400);
 }
 
 #[test]
