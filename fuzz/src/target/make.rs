@@ -1,5 +1,5 @@
-//! How the cases of each target are made: a seed, and a list of changes. Invariant: the changes of a
-//! case are drawn apart from each other, so each can be left out while the others stay.
+//! How the cases of each target are made: a seed, and a list of changes. Invariant: the changes of
+//! a case are drawn apart from each other, so each can be left out while the others stay.
 
 use std::io;
 use std::path::{Path, PathBuf};

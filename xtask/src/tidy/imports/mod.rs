@@ -104,7 +104,8 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
     }
     for file in &tree.files {
         let path = file.path.strip_prefix("crates/").unwrap_or(&file.path);
-        if let Some((name, "Cargo.toml")) = path.split_once('/').filter(|(name, _)| *name != "xtask")
+        if let Some((name, "Cargo.toml")) =
+            path.split_once('/').filter(|(name, _)| *name != "xtask")
         {
             dependencies(file, name, &mut findings);
         }
