@@ -27,6 +27,10 @@ doc:
 bench-planner *arguments:
     cargo run --release --package tightfit-cli -- bench planner {{arguments}}
 
+# hostile input for a target: graph, step, plan, modules, weights, check or execute
+fuzz target *arguments:
+    cargo run --release --package tightfit-fuzz -- {{target}} {{arguments}}
+
 # times the engine on a step of the corpus
 bench-engine step="corpus/steps/gpt-small":
     cargo run --release --package tightfit-cli -- bench engine {{step}}

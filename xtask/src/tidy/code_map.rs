@@ -61,7 +61,7 @@ fn path(file: &File) -> &str {
 fn is_source(file: &File) -> bool {
     let inside = match file.path.strip_prefix("crates/") {
         Some(path) => path.split_once('/').map(|(_, path)| path),
-        None => file.path.strip_prefix("xtask/"),
+        None => ["xtask/", "fuzz/"].iter().find_map(|root| file.path.strip_prefix(root)),
     };
     inside.is_some_and(|path| {
         path.starts_with("src/") && !path.split('/').any(|part| part == "tests.rs")

@@ -66,8 +66,9 @@ const JUDGES: [&str; 2] = ["check", "timeline"];
 const DATA: [&str; 2] =
     ["crates/planner/src/schedule/instruction.rs", "crates/planner/src/schedule/transfer.rs"];
 
-/// Crates below `crates/`, each with the packages of this workspace that it may depend on.
-const CRATES: [(&str, &[&str]); 6] = [
+/// Crates below `crates/`, and `fuzz`, each with the packages of this workspace that it may depend
+/// on.
+const CRATES: [(&str, &[&str]); 7] = [
     ("planner", &[]),
     ("engine", &["tightfit"]),
     ("report", &["tightfit"]),
@@ -77,6 +78,7 @@ const CRATES: [(&str, &[&str]); 6] = [
         "python",
         &["tightfit", "tightfit-engine", "tightfit-report", "tightfit-replay", "tightfit-cli"],
     ),
+    ("fuzz", &["tightfit", "tightfit-engine"]),
 ];
 
 const PLANNER: &str = "crates/planner/src/";
@@ -102,8 +104,9 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
         room(&planner, module, &mut findings);
     }
     for file in &tree.files {
+        let path = file.path.strip_prefix("crates/").unwrap_or(&file.path);
         if let Some((name, "Cargo.toml")) =
-            file.path.strip_prefix("crates/").and_then(|path| path.split_once('/'))
+            path.split_once('/').filter(|(name, _)| *name != "xtask")
         {
             dependencies(file, name, &mut findings);
         }
