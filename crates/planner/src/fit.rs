@@ -188,7 +188,7 @@ impl<'a> BudgetedPlanner<'a> {
 
     /// A schedule within the budget, and how long the first plan took.
     pub fn fit(&mut self, budget: Bytes, terms: Terms<'_>) -> (Result<Fitted, FitError>, Seconds) {
-        let meter = Meter::new(terms.effort);
+        let mut meter = Meter::new(terms.effort);
         let residents = terms.residents;
         let mut first = None;
         let found = match self.search.take() {
@@ -197,7 +197,7 @@ impl<'a> BudgetedPlanner<'a> {
                 self.search = Some(search);
                 Ok(found)
             }
-            None => self.by_rule(budget, residents, &meter, &mut first),
+            None => self.by_rule(budget, residents, &mut meter, &mut first),
         };
         let first = first.unwrap_or(meter.elapsed());
         let result = match found {
@@ -270,13 +270,13 @@ impl<'a> BudgetedPlanner<'a> {
         &self,
         budget: Bytes,
         residents: &Residents,
-        meter: &Meter<'_>,
+        meter: &mut Meter<'_>,
         first: &mut Option<Seconds>,
     ) -> Result<Option<Schedule>, PlanError> {
         let mut target = budget;
         loop {
-            let plan = match plan::plan(self.graph, self.profile, self.order, target, self.planner)
-            {
+            let &BudgetedPlanner { graph, profile, order, planner, .. } = self;
+            let plan = match plan::plan_within(graph, profile, order, target, planner, meter) {
                 Ok(plan) => plan,
                 Err(PlanError::Infeasible(proof)) if proof.prediction.is_some() => {
                     return Err(self.mispredicted(*proof, budget, residents, meter));
@@ -359,9 +359,10 @@ impl<'a> BudgetedPlanner<'a> {
         let left = meter.rest_until(1.0);
         let effort = Effort {
             deadline: Seconds(left.deadline.0.max(meter.effort().deadline.0 * REFUSAL)),
+            floor: meter.floor_left(),
             ..left
         };
-        let plan = smallest(self.graph, self.profile, self.order, self.planner, &effort);
+        let plan = smallest(self.graph, self.profile, self.order, self.planner, &effort)?;
         let task = Lowering { goal: Goal::Within(budget), residents, effort };
         let schedule = lower(self.graph, self.profile, &plan, &task);
         if schedule.slab <= budget {
@@ -385,10 +386,13 @@ pub fn smallest(
     order: &[NodeId],
     planner: Planner,
     effort: &Effort<'_>,
-) -> Plan {
+) -> Result<Plan, PlanError> {
     match planner {
-        Planner::Auto => Search::new(graph, profile, order).smallest(effort),
-        planner => plan::smallest(graph, profile, order, planner),
+        Planner::Auto => {
+            let effort = Effort { floor: 0, ..*effort };
+            Ok(Search::new(graph, profile, order).smallest(&effort))
+        }
+        planner => plan::smallest(graph, profile, order, planner, &mut Meter::new(effort)),
     }
 }
 

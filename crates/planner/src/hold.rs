@@ -67,7 +67,7 @@ pub fn hold(
 ) -> Result<Held, FitError> {
     let order = plan::base_order(graph, profile);
     let Goal::Within(budget) = goal else {
-        let plan = smallest(graph, profile, &order, planner, effort);
+        let plan = smallest(graph, profile, &order, planner, effort)?;
         let budget = plan::simulate(graph, profile, &plan.runs()).curve.peak;
         return checked(graph, profile, &plan, (budget, None));
     };
@@ -83,7 +83,8 @@ fn within(
     effort: &Effort<'_>,
 ) -> Result<(Plan, Option<Bound>), PlanError> {
     if planner != Planner::Auto {
-        return Ok((plan::plan(graph, profile, order, budget, planner)?, None));
+        let mut meter = Meter::new(effort);
+        return Ok((plan::plan_within(graph, profile, order, budget, planner, &mut meter)?, None));
     }
     let meter = Meter::new(effort);
     let mut search = Search::new(graph, profile, order);
@@ -93,7 +94,7 @@ fn within(
         None => {
             // The same plan whatever was looked for before, so that what it holds can be asked for.
             let deadline = meter.rest_until(1.0).deadline;
-            let plan = smallest(graph, profile, order, planner, &Effort { deadline, ..*effort });
+            let plan = smallest(graph, profile, order, planner, &Effort { deadline, ..*effort })?;
             let proof = Infeasible::new(graph, profile, budget, plan);
             if proof.peak > budget {
                 let needed = proof.needed.max(search.least_budget());

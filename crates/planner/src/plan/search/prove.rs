@@ -95,9 +95,11 @@ pub fn peers(
             break;
         }
         meter.spend(work);
-        match plan::plan(graph, profile, &order, limit.bytes(), planner) {
+        let mut own = meter.until(PREPARATION);
+        match plan::plan_within(graph, profile, &order, limit.bytes(), planner, &mut own) {
             Ok(plan) => plans.push(plan.runs()),
             Err(PlanError::Infeasible(proof)) => plans.push(proof.plan.runs()),
+            Err(PlanError::NotFound(ended)) => plans.push(ended.plan.runs()),
             Err(_) => {}
         }
     }
