@@ -38,7 +38,7 @@ pub const USAGE: u8 = 2;
 /// It is proven that no plan fits.
 const INFEASIBLE: u8 = 3;
 /// No plan was found; there may be one.
-const NOT_FOUND: u8 = 10;
+pub const NOT_FOUND: u8 = 10;
 /// The run ended early because it was asked to.
 pub const INTERRUPTED: u8 = 130;
 

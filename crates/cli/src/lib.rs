@@ -99,7 +99,11 @@ fn dispatch(verb: Verb, entered: Option<Bytes>) -> ExitCode {
         Ok(code) => code,
         Err(error) => {
             eprintln!("error: {}", message(&error));
-            exit::code(&error).into()
+            // What was not found might have been, had the search not been interrupted.
+            match exit::code(&error) {
+                exit::NOT_FOUND if interrupt::raised() => exit::INTERRUPTED.into(),
+                code => code.into(),
+            }
         }
     }
 }

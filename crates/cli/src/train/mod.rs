@@ -122,7 +122,7 @@ pub fn train(arguments: &Arguments, entered: Option<Bytes>) -> anyhow::Result<Ex
         planner: arguments.planner,
     };
     let seconds = calls::of_step(&step.training, &machine, arguments.costs, &subject);
-    let effort = arguments.limits.effort(seed);
+    let effort = arguments.limits.effort(arguments.planner, seed);
     let task = FitTask { machine: &machine, budget, planner: arguments.planner, effort };
     let planned = fit_step(&step, &seconds, &task)?;
     let mut session = session(&step, &planned, machine.threads, seed)?;

@@ -11,7 +11,7 @@ use tightfit::machine::Machine;
 use tightfit::units::Seconds;
 
 use crate::effort::Search;
-use crate::frontier::{Point, drawn, frontier};
+use crate::frontier::{Point, Refusal, drawn, frontier};
 use crate::input::{self, OnMachine};
 use crate::{exit, interrupt, output};
 
@@ -69,7 +69,14 @@ pub fn pareto(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     } else {
         show(&graph, &machine, &points, unplanned.timeline().seconds);
     }
-    Ok(if interrupt::raised() { ExitCode::from(exit::INTERRUPTED) } else { ExitCode::SUCCESS })
+    let is_unproven = |point: &Point| point.figures.err() == Some(Refusal::NotFound);
+    Ok(if interrupt::raised() {
+        ExitCode::from(exit::INTERRUPTED)
+    } else if points.iter().any(is_unproven) {
+        ExitCode::from(exit::NOT_FOUND)
+    } else {
+        ExitCode::SUCCESS
+    })
 }
 
 fn show(graph: &Graph, machine: &Machine, points: &[Point], unplanned: Seconds) {
@@ -89,9 +96,12 @@ fn show(graph: &Graph, machine: &Machine, points: &[Point], unplanned: Seconds) 
         share.map_or("–".to_string(), |share| format!("{:.2} %", hundredths(share)))
     };
     for Point { budget, figures, seconds } in points {
-        let Some(figures) = figures else {
-            println!("{:>12} {:>16} {:>9}", budget.to_string(), budget.0, "no plan");
-            continue;
+        let figures = match figures {
+            Ok(figures) => figures,
+            Err(refusal) => {
+                println!("{:>12} {:>16} {:>9}", budget.to_string(), budget.0, refusal.words());
+                continue;
+            }
         };
         let gap = figures.gap.map_or("–".to_string(), |gap| format!("{:.2} pp", hundredths(gap)));
         println!(
@@ -113,10 +123,11 @@ pub fn document(points: &[Point]) -> Value {
 }
 
 fn point_json(point: &Point) -> Value {
-    let figures = point.figures;
+    let (figures, refusal) = (point.figures.ok(), point.figures.err());
     json!({
         "budget_bytes": point.budget,
         "feasible": figures.is_some(),
+        "refusal": refusal.map(Refusal::words),
         "step_us": figures.map(|figures| figures.step.micros()),
         "overhead": figures.map(|figures| figures.overhead),
         "bound": figures.and_then(|figures| figures.bound),

@@ -12,7 +12,7 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use tightfit::graph::{self, Graph};
-use tightfit::plan::rewrite;
+use tightfit::plan::{Planner, rewrite};
 use tightfit::profile::Profile;
 use tightfit::schedule::Schedule;
 use tightfit::units::Bytes;
@@ -120,7 +120,8 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         false => Profile::new(&graph, &machine),
     };
     let start = Instant::now();
-    let task = FitTask { machine: &machine, budget, planner, effort: arguments.search.effort() };
+    let effort = arguments.search.effort();
+    let task = FitTask { machine: &machine, budget, planner, effort };
     let planned = fit_graph(&graph, &profile, &task).inspect_err(|error| {
         let refused = (error, arguments.json);
         arguments.details.print_refusal(&graph, &profile, planner, refused);
@@ -162,6 +163,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "recomputed_nodes": schedule.recomputed(),
             "seconds": seconds,
             "slab_bytes": schedule.slab,
+            "floor": (planner != Planner::Auto && effort.floor < u64::MAX).then_some(effort.floor),
             "interrupted": interrupt::raised(),
         });
         details.add_to(&mut result);

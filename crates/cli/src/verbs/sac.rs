@@ -9,16 +9,20 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 use tightfit::analysis::modules::{ModuleInfo, operators};
 use tightfit::plan::SolverLimits;
-use tightfit::plan::modules::{CheckpointedUnit, SelectivePlan, SelectiveTask, policy, selective};
+use tightfit::plan::modules::{
+    CheckpointedUnit, SelectivePlan, SelectiveTask, policy, selective_on,
+};
 use tightfit::units::Bytes;
 use tightfit_engine::Budget;
 
+use crate::effort::clock;
 use crate::input::{self, OnMachine, Statistics};
 use crate::output::{in_milliseconds, milliseconds};
-use crate::solver::{self, Solver, named, within};
+use crate::solver::{self, Clock, Solver, named, within};
 use crate::table::{Cell, Table};
 
 const HEADS: [&str; 4] = ["checkpointed", "discard ratio", "freed", "recompute ms"];
+use crate::{exit, interrupt};
 
 /// Choose which modules recompute how much of their activations, in the least time, under a budget.
 #[derive(Args)]
@@ -77,14 +81,15 @@ pub struct Answer {
 }
 
 /// Plans.
-pub fn answer(info: &ModuleInfo, task: &Task<'_>) -> anyhow::Result<Answer> {
+pub fn answer(info: &ModuleInfo, task: &Task<'_>, clock: Clock<'_>) -> anyhow::Result<Answer> {
     let &Task { budget, world_size, limits, .. } = task;
     let allowed = task.units.map(|names| named(info, names)).transpose()?;
     let sharded = named(info, task.sharded)?;
     let start = Instant::now();
-    let (budget, plan) = within(info, budget, |budget| {
+    let (budget, plan) = within(info, budget, (limits, clock), |budget, limits| {
         let (allowed, sharded) = (allowed.clone(), sharded.clone());
-        selective(info, &SelectiveTask { budget, world_size, allowed, sharded, limits })
+        let task = SelectiveTask { budget, world_size, allowed, sharded, limits };
+        selective_on(info, &task, clock)
     })?;
     Ok(Answer { budget, plan, seconds: start.elapsed().as_secs_f64() })
 }
@@ -128,10 +133,13 @@ pub fn sac(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         sharded: &arguments.sharded,
         limits: arguments.solver.limits(),
     };
-    let answer = answer(&statistics.info, &task)?;
+    interrupt::listen();
+    let answer = answer(&statistics.info, &task, &clock)?;
+    let code =
+        if interrupt::raised() { ExitCode::from(exit::INTERRUPTED) } else { ExitCode::SUCCESS };
     if arguments.json {
         println!("{}", answer.document(&statistics)?);
-        return Ok(ExitCode::SUCCESS);
+        return Ok(code);
     }
     let (info, Answer { budget, plan, seconds }) = (&statistics.info, &answer);
     println!(
@@ -150,7 +158,7 @@ pub fn sac(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         plan.peak.0,
     );
     print_units(info, &plan.units);
-    Ok(ExitCode::SUCCESS)
+    Ok(code)
 }
 
 /// A table of modules that recompute.
