@@ -9,6 +9,7 @@ use anyhow::{Context, ensure};
 use clap::Args;
 use serde_json::{Value, json};
 use tightfit::Goal;
+use tightfit::plan::Planner;
 use tightfit::schedule::{Lifetime, Shelf, pack};
 use tightfit::units::{Bytes, Seconds};
 

@@ -96,7 +96,7 @@ fn try_step(
     let mut data = Dataset::open(&step.data, &step.folder, arguments.data.as_deref())?;
     input::suits(&data, &step)?;
     let profile = Profile::new(&step.training, machine);
-    let effort = Limits::default().effort(1);
+    let effort = Limits::default().effort(arguments.planner, 1);
     let task = FitTask { machine, budget, planner: arguments.planner, effort };
     let fitted = fit_graph(&step.training, &profile, &task)?;
     let mut session = Session::new(
