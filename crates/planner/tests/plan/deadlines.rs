@@ -123,6 +123,7 @@ fn the_floor_is_enough_for_every_rule_on_real_graphs() {
                 let looks = AtomicU64::new(0);
                 let clock = jumping(&looks, 1, 2.0);
                 let (answer, spent) = subject.plan(budget, planner, &late(Effort::FLOOR, &clock));
+                println!("{name} {planner:?} at {percent} %: {spent} operations");
                 assert!(spent < Effort::FLOOR, "{name} {planner:?}: {spent}");
                 let endless =
                     plan::plan(&subject.graph, &subject.profile, &subject.order, budget, planner);

@@ -275,7 +275,7 @@ impl<'a> Tracker<'a> {
     /// ones.
     fn rematerialize_best(&mut self, current: Item, meter: &mut Meter<'_>) -> bool {
         let (mut least, mut most) = (1, 1);
-        while most <= LARGEST_BLOCK {
+        while most <= LARGEST_BLOCK && !meter.is_late() {
             if let Some(block) = self.pick(current, least, most, meter) {
                 for &item in block.iter().rev() {
                     self.clone_item(item);
