@@ -20,9 +20,9 @@ use crate::input::{self, OnMachine, Statistics};
 use crate::output::{in_milliseconds, milliseconds};
 use crate::solver::{self, Clock, Solver, named, within};
 use crate::table::{Cell, Table};
+use crate::{exit, interrupt};
 
 const HEADS: [&str; 4] = ["checkpointed", "discard ratio", "freed", "recompute ms"];
-use crate::{exit, interrupt};
 
 /// Choose which modules recompute how much of their activations, in the least time, under a budget.
 #[derive(Args)]

@@ -20,9 +20,9 @@ use crate::solver::{Clock, Solver, named, quality, within};
 use crate::table::{Cell, Table};
 use crate::values::{bandwidth, duration};
 use crate::verbs::sac;
+use crate::{exit, interrupt};
 
 const HEADS: [&str; 3] = ["unit", "gathers", ""];
-use crate::{exit, interrupt};
 
 /// Choose units of sharding, in the least exposed communication, under a budget for each device.
 ///
