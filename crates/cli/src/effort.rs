@@ -19,28 +19,39 @@ const DEADLINE: Seconds = Seconds(1.0);
 /// Limits of a search.
 #[derive(Args, Clone, Copy, Default)]
 pub struct Limits {
-    /// Search no longer than this for a better plan: 10, 10s or 500ms [default: 1s, or none with
-    /// --iterations]
+    /// Search no longer than this for a better plan: 10, 10s or 500ms; planners other than auto and
+    /// exact may do 20 million elementary steps all the same, a second or two, and end by
+    /// themselves where no deadline is given [default: 1s, or none with --iterations]
     #[arg(long, value_name = "SECONDS", value_parser = duration, allow_hyphen_values = true)]
     pub deadline: Option<Seconds>,
     /// Search no more than this many elementary steps; without --deadline the result is the same on
-    /// every machine
+    /// every machine; planners other than auto end by themselves
     #[arg(long, value_name = "N")]
     pub iterations: Option<u64>,
 }
 
 impl Limits {
-    /// The search's effort, on the program's clock.
-    pub fn effort(self, seed: u64) -> Effort<'static> {
-        self.timed(seed, &clock)
+    /// The effort of a planner, on the program's clock.
+    pub fn effort(self, planner: Planner, seed: u64) -> Effort<'static> {
+        self.timed(planner, seed, &clock)
     }
 
-    /// The search's effort, on a clock of the caller.
-    pub fn timed(self, seed: u64, clock: &(dyn Fn() -> Seconds + Sync)) -> Effort<'_> {
-        let endless = Seconds(f64::INFINITY);
-        let deadline =
-            self.deadline.unwrap_or(if self.iterations.is_some() { endless } else { DEADLINE });
-        Effort { seed, work: self.iterations.unwrap_or(u64::MAX), deadline, clock }
+    /// The effort of a planner, on a clock of the caller.
+    pub fn timed(
+        self,
+        planner: Planner,
+        seed: u64,
+        clock: &(dyn Fn() -> Seconds + Sync),
+    ) -> Effort<'_> {
+        let default = if self.iterations.is_some() { Seconds(f64::INFINITY) } else { DEADLINE };
+        let ends_by_itself = self.deadline.is_none() && planner != Planner::Auto;
+        Effort {
+            seed,
+            work: self.iterations.unwrap_or(u64::MAX),
+            floor: if ends_by_itself { u64::MAX } else { Effort::FLOOR },
+            deadline: self.deadline.unwrap_or(default),
+            clock,
+        }
     }
 }
 
@@ -61,7 +72,7 @@ pub struct Search {
 impl Search {
     /// The search's effort.
     pub fn effort(self) -> Effort<'static> {
-        self.limits.effort(self.seed)
+        self.limits.effort(self.planner, self.seed)
     }
 
     /// For each budget of a frontier.
@@ -86,9 +97,20 @@ mod tests {
 
     #[test]
     fn work_alone_knows_no_deadline() {
-        let limits = |deadline, iterations| Limits { deadline, iterations }.effort(1).deadline.0;
+        let limits = |deadline, iterations| {
+            Limits { deadline, iterations }.effort(Planner::Auto, 1).deadline.0
+        };
         assert_eq!(limits(None, None), 1.0);
         assert_eq!(limits(None, Some(7)), f64::INFINITY);
         assert_eq!(limits(Some(Seconds(3.0)), Some(7)), 3.0);
+    }
+
+    #[test]
+    fn a_rule_ends_by_itself_unless_somebody_chose_a_deadline() {
+        let floor =
+            |planner, deadline| Limits { deadline, iterations: None }.effort(planner, 1).floor;
+        assert_eq!(floor(Planner::Capuchin, None), u64::MAX);
+        assert_eq!(floor(Planner::Capuchin, Some(Seconds(0.3))), Effort::FLOOR);
+        assert_eq!(floor(Planner::Auto, None), Effort::FLOOR);
     }
 }

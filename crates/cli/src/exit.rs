@@ -44,7 +44,7 @@ pub const USAGE: u8 = 2;
 /// It is proven that no plan fits.
 const INFEASIBLE: u8 = 3;
 /// No plan was found; there may be one.
-const NOT_FOUND: u8 = 10;
+pub const NOT_FOUND: u8 = 10;
 /// A loss is not finite.
 const NOT_FINITE: u8 = 11;
 

@@ -4,7 +4,7 @@
 use tightfit::effort::Effort;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
-use tightfit::plan::Planner;
+use tightfit::plan::{PlanError, Planner};
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
 use tightfit::{FitError, Fitted, Goal, Request};
@@ -16,10 +16,40 @@ use crate::figures::Figures;
 pub struct Point {
     /// The whole budget, reserve included.
     pub budget: Bytes,
-    /// Absent where the planner has no plan.
-    pub figures: Option<Figures>,
+    /// What the plan costs, or why there is none.
+    pub figures: Result<Figures, Refusal>,
     /// How long planning took.
     pub seconds: Seconds,
+}
+
+/// Why there is no plan for a budget.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// It is proven that none fits.
+    Proven,
+    /// None was found, which proves nothing.
+    NotFound,
+}
+
+impl Refusal {
+    /// Of an error of the planner; an error that is about the step, not about the budget, is none.
+    fn of(error: PlanError) -> Result<Refusal, PlanError> {
+        match error {
+            PlanError::Infeasible(proof) if proof.is_proven() => Ok(Refusal::Proven),
+            PlanError::Infeasible(_) | PlanError::NotFound(_) | PlanError::Unsolved { .. } => {
+                Ok(Refusal::NotFound)
+            }
+            error => Err(error),
+        }
+    }
+
+    /// In a table.
+    pub fn words(self) -> &'static str {
+        match self {
+            Refusal::Proven => "no plan",
+            Refusal::NotFound => "not found",
+        }
+    }
 }
 
 /// How each budget is searched.
@@ -52,8 +82,8 @@ pub fn frontier(
     let mut points = Vec::with_capacity(slabs.len());
     for point in tightfit::frontier(graph, profile, &slabs, Some(smallest), &request) {
         let figures = match point.result {
-            Ok(fitted) => Some(Figures::in_any_order(&fitted, unplanned.timeline().seconds)),
-            Err(FitError::Plan(_)) => None,
+            Ok(fitted) => Ok(Figures::in_any_order(&fitted, unplanned.timeline().seconds)),
+            Err(FitError::Plan(error)) => Err(Refusal::of(error)?),
             Err(error) => return Err(error.into()),
         };
         points.push(Point {
@@ -69,7 +99,7 @@ pub fn frontier(
 /// The points that have a plan, to be drawn.
 pub fn drawn(points: &[Point]) -> Vec<FrontierPoint> {
     let drawn = points.iter().filter_map(|point| {
-        let figures = point.figures?;
+        let figures = point.figures.ok()?;
         Some(FrontierPoint {
             budget: point.budget,
             overhead: figures.overhead,

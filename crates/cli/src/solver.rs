@@ -23,7 +23,7 @@ pub struct Solver {
         allow_hyphen_values = true
     )]
     gap: f64,
-    /// Let the solver take no longer than this for one program
+    /// Let the solver take no longer than this, for all programs of the plan together
     #[arg(
         long,
         value_name = "SECONDS",
@@ -49,12 +49,21 @@ pub fn named(info: &ModuleInfo, names: &[String]) -> Result<Vec<ModuleIndex>, Un
         .collect()
 }
 
-/// Plans within a budget, or within the smallest that can be met.
+/// A clock; one that jumps to infinity ends a plan.
+pub type Clock<'a> = &'a (dyn Fn() -> Seconds + Sync);
+
+/// Plans within a budget, or within the smallest that can be met, in the time of `limits` in all.
 pub fn within<P>(
     info: &ModuleInfo,
     budget: Budget,
-    plan: impl Fn(Bytes) -> Result<P, ModulePlanError>,
+    (limits, clock): (SolverLimits, Clock<'_>),
+    plan: impl Fn(Bytes, SolverLimits) -> Result<P, ModulePlanError>,
 ) -> anyhow::Result<(Bytes, P)> {
+    let start = clock();
+    let plan = |budget| {
+        let left = |seconds: Seconds| Seconds((seconds.0 - (clock().0 - start.0)).max(0.0));
+        plan(budget, SolverLimits { seconds: limits.seconds.map(left), ..limits })
+    };
     match budget.bytes(info.baseline_peak(), Reserve::default()) {
         Some(Bytes::ZERO) => Err(BudgetError::Zero.into()),
         Some(bytes) => Ok((bytes, plan(bytes)?)),

@@ -119,9 +119,10 @@ fn addresses_that_do_not_fit_are_named() {
     let said = "it is addresses that do not fit";
     let ran = plan(slab - 1);
     let alive = format!("({peak} bytes) are alive at most, which is within the budget; {said}");
-    assert!(ran.code == Some(3) && ran.stderr.contains(&alive), "{}", ran.stderr);
+    assert!(ran.code == Some(10) && ran.stderr.contains(&alive), "{}", ran.stderr);
     let ran = plan(peak.as_u64().unwrap() - 1);
-    assert!(ran.code == Some(3) && !ran.stderr.contains(said), "{}", ran.stderr);
+    assert_eq!(ran.code, Some(program::code_of_refusal(&ran.stderr)));
+    assert!(!ran.stderr.contains(said), "{}", ran.stderr);
 }
 
 #[test]

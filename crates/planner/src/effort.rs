@@ -11,6 +11,10 @@ pub struct Effort<'a> {
     pub seed: u64,
     /// The elementary operations after which the search stops, whatever the time.
     pub work: u64,
+    /// The elementary operations of a planner with a fixed rule that come before the deadline
+    /// counts: so much of its answer does not depend on how busy the machine is. An interruption
+    /// counts at once. With [`u64::MAX`] such a planner, or a solver, ends by itself.
+    pub floor: u64,
     /// The time since the search began after which it stops.
     pub deadline: Seconds,
     /// The time, from any fixed origin. A clock that jumps to infinity ends the search: so does an
@@ -19,9 +23,16 @@ pub struct Effort<'a> {
 }
 
 impl Effort<'static> {
+    /// The floor of a planner with a fixed rule whose deadline somebody chose.
+    ///
+    /// An operation is a run looked at while a sequence is made, walked along or simulated, which
+    /// takes some 30 to 100 ns: so the floor is one to two seconds of a processor. Every rule comes
+    /// to its end within it on graphs of up to 4,000 nodes, those of `corpus/graphs`.
+    pub const FLOOR: u64 = 20_000_000;
+
     /// As much work as given, however long it takes.
     pub const fn work(seed: u64, work: u64) -> Effort<'static> {
-        Effort { seed, work, deadline: Seconds(f64::INFINITY), clock: &|| Seconds(0.0) }
+        Effort { seed, work, floor: 0, deadline: Seconds(f64::INFINITY), clock: &|| Seconds(0.0) }
     }
 }
 
@@ -43,6 +54,8 @@ pub struct Meter<'a> {
     spent: u64,
     /// Work at which it ends.
     limit: u64,
+    /// Work before which the deadline does not count.
+    floor: u64,
     /// Time since the start at which it ends; absent where time is of no account.
     deadline: Option<Seconds>,
     has_refused: bool,
@@ -59,6 +72,7 @@ impl<'a> Meter<'a> {
             start: (effort.clock)(),
             spent: 0,
             limit: effort.work,
+            floor: effort.floor,
             deadline: Some(effort.deadline),
             has_refused: false,
         }
@@ -101,20 +115,37 @@ impl<'a> Meter<'a> {
         Meter { limit: self.spent.saturating_add(work), deadline: None, ..self.clone() }
     }
 
-    /// What is left of the effort until a share of it is spent; its work counts anew.
+    /// The same, with a deadline that does not count before so much more work is done.
+    pub fn above(&self, floor: u64) -> Meter<'a> {
+        Meter { floor: self.spent.saturating_add(floor), ..self.clone() }
+    }
+
+    /// The same for work that cannot be counted: the deadline counts at once, or, where the floor is
+    /// endless, never.
+    pub fn uncounted(&self) -> Meter<'a> {
+        if self.floor < u64::MAX {
+            Meter { floor: 0, ..self.clone() }
+        } else {
+            Meter { deadline: Some(Seconds(f64::INFINITY)), ..self.clone() }
+        }
+    }
+
+    /// What is left of the effort until a share of it is spent; its work counts anew, and it has no
+    /// floor.
     pub fn rest_until(&self, share: f64) -> Effort<'a> {
         let deadline = self.effort.deadline.0 * share - self.elapsed().0;
         Effort {
             deadline: Seconds(deadline.max(0.0)),
             work: (self.effort.work as f64 * share) as u64,
+            floor: 0,
             ..*self.effort
         }
     }
 
-    /// So much work, in a share of the time that is left.
+    /// So much work, in a share of the time that is left; without a floor.
     pub fn round(&self, work: u64, share: f64) -> Effort<'a> {
         let left = self.effort.deadline.0 - self.elapsed().0;
-        Effort { deadline: Seconds(left.max(0.0) * share), work, ..*self.effort }
+        Effort { deadline: Seconds(left.max(0.0) * share), work, floor: 0, ..*self.effort }
     }
 
     /// Nothing is left for so much work: with a limit of work alone, all of it or nothing is done.
@@ -182,8 +213,23 @@ impl<'a> Meter<'a> {
         self.spent >= self.limit || self.is_late()
     }
 
-    fn is_late(&self) -> bool {
-        self.deadline.is_some_and(|deadline| self.elapsed().0 >= deadline.0)
+    /// Whether time is up, whatever work is left: what a planner asks whose rule ends by itself.
+    pub fn is_late(&self) -> bool {
+        self.deadline.is_some_and(|deadline| {
+            let elapsed = self.elapsed().0;
+            elapsed >= deadline.0 && (self.spent >= self.floor || elapsed.is_infinite())
+        })
+    }
+
+    /// The time that is left, the floor of no account; absent where there is no deadline.
+    pub fn time_left(&self) -> Option<Seconds> {
+        let deadline = self.deadline.filter(|deadline| deadline.0.is_finite())?;
+        Some(Seconds((deadline.0 - self.elapsed().0).max(0.0)))
+    }
+
+    /// What is left of the floor.
+    pub fn floor_left(&self) -> u64 {
+        if self.floor == u64::MAX { u64::MAX } else { self.floor.saturating_sub(self.spent) }
     }
 
     /// The work that is left: until the limit or, at the rate so far, until the deadline.
@@ -195,7 +241,7 @@ impl<'a> Meter<'a> {
             }
             _ => u64::MAX,
         };
-        self.limit.min(by_time).saturating_sub(self.spent)
+        self.limit.min(by_time.max(self.floor)).saturating_sub(self.spent)
     }
 }
 
@@ -218,7 +264,7 @@ mod tests {
     #[test]
     fn an_untimed_meter_outlasts_deadline_and_interruption() {
         let clock = || Seconds(f64::INFINITY);
-        let effort = Effort { seed: 1, work: 9, deadline: Seconds(1.0), clock: &clock };
+        let effort = Effort { seed: 1, work: 9, floor: 0, deadline: Seconds(1.0), clock: &clock };
         let meter = Meter::new(&effort);
         assert!(meter.is_over());
         let mut untimed = meter.untimed(2);
@@ -231,7 +277,8 @@ mod tests {
     fn parts_end_at_shares_of_work_and_time() {
         let now = AtomicU64::new(0);
         let clock = || Seconds(now.load(Ordering::Relaxed) as f64);
-        let effort = Effort { seed: 1, work: 100, deadline: Seconds(100.0), clock: &clock };
+        let effort =
+            Effort { seed: 1, work: 100, floor: 0, deadline: Seconds(100.0), clock: &clock };
         let mut meter = Meter::new(&effort);
         meter.spend(20);
         now.store(10, Ordering::Relaxed);
@@ -240,5 +287,26 @@ mod tests {
         assert_eq!(meter.until(0.5).left(), 30);
         let rest = meter.rest_until(0.5);
         assert_eq!((rest.work, rest.deadline), (50, Seconds(40.0)));
+    }
+
+    #[test]
+    fn a_floor_outlasts_the_deadline_but_no_interruption() {
+        let now = AtomicU64::new(0);
+        let clock = || match now.load(Ordering::Relaxed) {
+            u64::MAX => Seconds(f64::INFINITY),
+            seconds => Seconds(seconds as f64),
+        };
+        let effort =
+            Effort { seed: 1, work: u64::MAX, floor: 10, deadline: Seconds(5.0), clock: &clock };
+        let mut meter = Meter::new(&effort);
+        now.store(7, Ordering::Relaxed);
+        meter.spend(9);
+        assert!(!meter.is_late() && meter.floor_left() == 1 && meter.left() == 1);
+        now.store(u64::MAX, Ordering::Relaxed);
+        assert!(meter.is_late());
+        now.store(7, Ordering::Relaxed);
+        meter.spend(1);
+        assert!(meter.is_late() && !meter.above(1).is_late());
+        assert_eq!((meter.time_left(), meter.rest_until(1.0).floor), (Some(Seconds(0.0)), 0));
     }
 }

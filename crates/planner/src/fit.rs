@@ -160,7 +160,7 @@ impl<'a> BudgetedPlanner<'a> {
 
     /// A schedule within the budget, and how long the first plan took.
     pub fn fit(&mut self, budget: Bytes, terms: Terms<'_>) -> (Result<Fitted, FitError>, Seconds) {
-        let meter = Meter::new(terms.effort);
+        let mut meter = Meter::new(terms.effort);
         let residents = terms.residents;
         let mut first = None;
         let found = match self.search.take() {
@@ -169,7 +169,7 @@ impl<'a> BudgetedPlanner<'a> {
                 self.search = Some(search);
                 Ok(found)
             }
-            None => self.by_rule(budget, residents, &meter, &mut first),
+            None => self.by_rule(budget, residents, &mut meter, &mut first),
         };
         let first = first.unwrap_or(meter.elapsed());
         let result = match found {
@@ -209,13 +209,13 @@ impl<'a> BudgetedPlanner<'a> {
         &self,
         budget: Bytes,
         residents: &Residents,
-        meter: &Meter<'_>,
+        meter: &mut Meter<'_>,
         first: &mut Option<Seconds>,
     ) -> Result<Option<Schedule>, PlanError> {
         let mut target = budget;
         loop {
-            let plan = match plan::plan(self.graph, self.profile, self.order, target, self.planner)
-            {
+            let &BudgetedPlanner { graph, profile, order, planner, .. } = self;
+            let plan = match plan::plan_within(graph, profile, order, target, planner, meter) {
                 Ok(plan) => plan,
                 Err(PlanError::Infeasible(proof)) if proof.prediction.is_some() => {
                     return Err(self.mispredicted(*proof, budget, residents, meter));
@@ -290,7 +290,7 @@ impl<'a> BudgetedPlanner<'a> {
     /// The smallest slab that the planner reaches.
     pub fn smallest(&mut self, terms: Terms<'_>) -> Result<Fitted, FitError> {
         let meter = Meter::new(terms.effort);
-        let (schedule, _) = self.lowest(Goal::Smallest, terms.residents, &meter);
+        let (schedule, _) = self.lowest(Goal::Smallest, terms.residents, &meter)?;
         Ok(checked(self.graph, self.profile, schedule, None)?)
     }
 
@@ -302,7 +302,7 @@ impl<'a> BudgetedPlanner<'a> {
         residents: &Residents,
         meter: &Meter<'_>,
     ) -> Result<Fitted, FitError> {
-        let (schedule, plan) = self.lowest(Goal::Within(budget), residents, meter);
+        let (schedule, plan) = self.lowest(Goal::Within(budget), residents, meter)?;
         if schedule.slab <= budget {
             return Ok(checked(self.graph, self.profile, schedule, self.bound(budget))?);
         }
@@ -317,10 +317,24 @@ impl<'a> BudgetedPlanner<'a> {
 
     /// Of the plans with small peaks, the fastest whose slab is within a goal, or else the one with
     /// the smallest slab.
-    fn lowest(&mut self, goal: Goal, residents: &Residents, meter: &Meter<'_>) -> (Schedule, Plan) {
+    fn lowest(
+        &mut self,
+        goal: Goal,
+        residents: &Residents,
+        meter: &Meter<'_>,
+    ) -> Result<(Schedule, Plan), PlanError> {
         let plans = match &mut self.search {
             Some(search) => search.smallest(&meter.round(meter.effort().work, SMALLEST)),
-            None => vec![plan::smallest(self.graph, self.profile, self.order, self.planner)],
+            None => {
+                let mut meter = meter.clone();
+                vec![plan::smallest(
+                    self.graph,
+                    self.profile,
+                    self.order,
+                    self.planner,
+                    &mut meter,
+                )?]
+            }
         };
         let lay = |plan: &Plan| {
             let task = Lowering { goal, residents, effort: meter.round(meter.effort().work, LAST) };
@@ -347,7 +361,7 @@ impl<'a> BudgetedPlanner<'a> {
                 }
             }
         }
-        best
+        Ok(best)
     }
 }
 

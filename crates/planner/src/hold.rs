@@ -64,24 +64,26 @@ pub fn hold(
 ) -> Result<Held, FitError> {
     let order = plan::base_order(graph, profile);
     let smallest = |search: &mut Option<Search<'_>>, effort: &Effort<'_>| match search {
-        Some(search) => search.smallest(effort).swap_remove(0),
-        None => plan::smallest(graph, profile, &order, planner),
+        Some(search) => Ok(search.smallest(effort).swap_remove(0)),
+        None => plan::smallest(graph, profile, &order, planner, &mut Meter::new(effort)),
     };
     let peak = |plan: &Plan| plan::simulate(graph, profile, &plan.runs()).curve.peak;
     let mut search = (planner == Planner::Auto).then(|| Search::new(graph, profile, &order));
     let Goal::Within(budget) = goal else {
-        let plan = smallest(&mut search, effort);
+        let plan = smallest(&mut search, effort)?;
         return checked(graph, profile, &plan, (peak(&plan), None));
     };
     let meter = Meter::new(effort);
     let plan = match &mut search {
         Some(search) => search.in_rounds(budget, effort, |plan, _| Ok(plan.clone())).taken,
-        None => Some(plan::plan(graph, profile, &order, budget, planner)?),
+        None => {
+            Some(plan::plan_within(graph, profile, &order, budget, planner, &mut meter.clone())?)
+        }
     };
     let plan = match plan {
         Some(plan) => plan,
         None => {
-            let plan = smallest(&mut search, &meter.round(effort.work, 1.0));
+            let plan = smallest(&mut search, &meter.round(effort.work, 1.0))?;
             let proof = Infeasible::new(graph, profile, budget, plan);
             let least = search.as_ref().map_or(Bytes::ZERO, Search::least_budget);
             let needed = proof.needed.max(least);

@@ -5,8 +5,9 @@
 //! workspaces and the batch. [`fit()`] answers with a schedule that stays within the budget and a
 //! lower bound on the time of every other one, or with a refusal that says what would do.
 //!
-//! This crate is pure: no files, no clock; its one thread ends before its caller goes on. No
-//! schedule leaves [`fit()`] unchecked.
+//! This crate is pure: no files, no clock. The thread of a search ends before its caller goes on;
+//! that of a mixed integer solver ends by itself, soon after its time. No schedule leaves [`fit()`]
+//! unchecked.
 //!
 //! # A tour
 //! A perceptron with twelve layers, written down node by node, costed on a machine, and fitted into

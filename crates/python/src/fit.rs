@@ -57,7 +57,7 @@ impl Search {
 
     /// Its effort, on a clock that ends it.
     pub fn effort(self, clock: &(dyn Fn() -> Seconds + Sync)) -> Effort<'_> {
-        self.limits.timed(self.seed, clock)
+        self.limits.timed(self.planner, self.seed, clock)
     }
 }
 

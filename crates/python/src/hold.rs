@@ -87,7 +87,7 @@ pub fn hold(
         let graph = graph.read()?.graph;
         let profile = Profile::new(&graph, &Machine::preset(machine)?);
         let clock = || stop.clock();
-        let effort = search.limits.timed(search.seed, &clock);
+        let effort = search.limits.timed(search.planner, search.seed, &clock);
         let held = tightfit::hold(&graph, &profile, goal, search.planner, &effort)?;
         HeldStep::of(&graph, &profile, &held)
     })

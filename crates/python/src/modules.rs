@@ -79,7 +79,7 @@ pub fn sac(
     let on = OnMachine::named(machine, self::threads(py, threads)?);
     let limits = limits(py, gap, deadline)?;
     let world_size = world_size.map_or(Ok(1), |number| number.small(py, "world_size"))?;
-    attended(py, |_| {
+    attended(py, |stop| {
         let task = checkpointing::Task {
             budget: budget.0.parse()?,
             world_size,
@@ -88,7 +88,7 @@ pub fn sac(
             limits,
         };
         let statistics = read(graph, &on)?;
-        let answer = checkpointing::answer(&statistics.info, &task)?;
+        let answer = checkpointing::answer(&statistics.info, &task, &|| stop.clock())?;
         Ok(answer.document(&statistics)?.to_string())
     })
 }
@@ -143,10 +143,10 @@ pub fn shard(
         host: host_bandwidth.map(|bandwidth| link(bandwidth, host_latency)).transpose()?,
         limits: limits(py, gap, deadline)?,
     };
-    attended(py, |_| {
+    attended(py, |stop| {
         let task = sharding::Task { budget: budget.0.parse()?, units: units.as_deref(), rest };
         let statistics = read(graph, &on)?;
-        let answer = sharding::answer(&statistics.info, &task)?;
+        let answer = sharding::answer(&statistics.info, &task, &|| stop.clock())?;
         Ok(answer.document(&statistics)?.to_string())
     })
 }

@@ -2,6 +2,7 @@
 //! stays are compared bit for bit; a step that only one budget takes is as wrong as one that
 //! differs, and so is a smallest budget that is refused when it is asked for in bytes.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -9,6 +10,7 @@ use tightfit::graph::read;
 use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::CallSeconds;
+use tightfit::units::Bytes;
 use tightfit_engine::step::input;
 use tightfit_engine::{Budget, Dataset, FitTask, Session, Step, fit_step};
 
@@ -62,13 +64,13 @@ pub fn judge(folder: &Path, originals: &mut BTreeMap<String, Trained>) -> Verdic
 }
 
 fn train_both(folder: &Path) -> Result<Trained, Verdict> {
-    let (step, data) = open(folder)?;
+    let (step, mut data) = open(folder)?;
     let graphs = [Some(&step.training), step.evaluation.as_ref()];
     if let Some(verdict) = graphs.into_iter().flatten().find_map(raw::too_large) {
         return Err(verdict);
     }
-    let whole = train(&step, &data, Budget::Share(1.0), 1);
-    let smallest = train(&step, &data, Budget::Smallest, 2);
+    let whole = train(&step, &mut data, Budget::Share(1.0), 1);
+    let smallest = train(&step, &mut data, Budget::Smallest, 2);
     match (whole, smallest) {
         (Ok(whole), Ok(smallest)) => equal(whole, &smallest),
         (Err(whole), Err(smallest)) if whole.cause() == smallest.cause() => Err(whole),
@@ -121,9 +123,15 @@ pub fn open(folder: &Path) -> Result<(Step, Dataset), Verdict> {
     Ok((step, data))
 }
 
-fn train(step: &Step, data: &Dataset, budget: Budget, threads: u32) -> Result<Trained, Verdict> {
+fn train(
+    step: &Step,
+    data: &mut Dataset,
+    budget: Budget,
+    threads: u32,
+) -> Result<Trained, Verdict> {
     let machine = Machine::unmeasured_cpu(threads);
-    let task = FitTask { machine: &machine, budget, planner: Planner::Auto, effort: EFFORT };
+    let (beside, planner) = (Bytes::ZERO, Planner::Auto);
+    let task = FitTask { machine: &machine, budget, beside, planner, effort: EFFORT };
     let planned = fit_step(step, &CallSeconds::new("", threads), &task)
         .map_err(|error| refused("planning", &error))?;
     if budget == Budget::Smallest {
@@ -141,21 +149,21 @@ fn train(step: &Step, data: &Dataset, budget: Budget, threads: u32) -> Result<Tr
         SEED,
     )
     .map_err(|error| refused("compiling", &error))?;
-    let mut data = data.clone();
     let mut losses = Vec::new();
     for _ in 0..STEPS {
-        let loss = session.step(&mut data).map_err(|error| refused("running", &error))?;
+        let loss = session.step(data).map_err(|error| refused("running", &error))?;
         losses.push(loss.to_bits());
     }
     let outputs = step.training.outputs().iter().enumerate();
-    let outputs = outputs.map(|(index, _)| session.training_output(index)).collect();
+    let outputs =
+        outputs.map(|(index, _)| session.training_output(index).map(Cow::into_owned)).collect();
     let residents = session.residents();
     let residents = residents
         .iter()
         .map(|(name, resident)| (name.clone(), session.resident_bytes(resident).to_vec()))
         .collect();
     let evaluation = session
-        .evaluate(&data, 1)
+        .evaluate(data, 1)
         .map_err(|error| refused("evaluating", &error))?
         .map(|evaluation| evaluation.loss.to_bits());
     Ok(Trained { losses, outputs, evaluation, residents })

@@ -12,6 +12,7 @@ use tightfit::graph::{read, write};
 use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::CallSeconds;
+use tightfit::units::Bytes;
 use tightfit::{Goal, Request, fit, schedule, unplanned};
 use tightfit_engine::{Budget, FitTask, Session, Step, fit_step, weights};
 
@@ -295,7 +296,8 @@ pub fn session() -> anyhow::Result<Session> {
     let step = Step::open(&tiny(WEIGHTS_OF))?;
     let machine = Machine::unmeasured_cpu(1);
     let budget = Budget::Share(1.0);
-    let task = FitTask { machine: &machine, budget, planner: Planner::None, effort: EFFORT };
+    let (beside, planner) = (Bytes::ZERO, Planner::None);
+    let task = FitTask { machine: &machine, budget, beside, planner, effort: EFFORT };
     let planned = fit_step(&step, &CallSeconds::new("", 1), &task)?;
     let training = planned.training.fitted.checked();
     Ok(Session::new(&step, training, None, planned.training.slab(), 1, 1)?)

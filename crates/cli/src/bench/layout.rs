@@ -9,6 +9,7 @@ use anyhow::{Context, ensure};
 use clap::Args;
 use serde_json::{Value, json};
 use tightfit::Goal;
+use tightfit::plan::Planner;
 use tightfit::schedule::{Lifetime, Shelf, pack};
 use tightfit::units::{Bytes, Seconds};
 
@@ -45,7 +46,7 @@ pub fn layout(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if limits.deadline.is_none() && limits.iterations.is_none() {
         limits.deadline = Some(DEADLINE);
     }
-    let search = limits.effort(arguments.seed);
+    let search = limits.effort(Planner::Auto, arguments.seed);
     let (mut rows, mut results): (Vec<Vec<String>>, Vec<Value>) = (Vec::new(), Vec::new());
     for path in files(&arguments.folder)? {
         let name =

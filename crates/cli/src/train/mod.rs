@@ -129,7 +129,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         planner: arguments.planner,
     };
     let seconds = calls::of_step(&step.training, &machine, arguments.costs, &subject);
-    let effort = arguments.limits.effort(seed);
+    let effort = arguments.limits.effort(arguments.planner, seed);
     let mut beside = data.beside();
     if arguments.dump.is_some() {
         beside = beside + dump::scratch(&step.training);

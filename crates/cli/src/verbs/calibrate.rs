@@ -100,7 +100,7 @@ fn try_step(arguments: &Arguments, folder: &Path) -> anyhow::Result<(Machine, Ca
     input::suits(&data, &step)?;
     let machine = processor::machine_within(arguments.threads, &step.training, budget);
     let profile = Profile::new(&step.training, &machine);
-    let effort = Limits::default().effort(1);
+    let effort = Limits::default().effort(arguments.planner, 1);
     let (beside, planner) = (data.beside(), arguments.planner);
     let task = FitTask { machine: &machine, budget, beside, planner, effort };
     let fitted = fit_graph(&step.training, &profile, &task)?;

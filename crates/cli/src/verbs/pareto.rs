@@ -11,9 +11,9 @@ use tightfit::machine::Machine;
 use tightfit::units::Seconds;
 
 use crate::effort::Search;
-use crate::frontier::{Point, drawn, frontier};
+use crate::frontier::{Point, Refusal, drawn, frontier};
 use crate::input::{self, OnMachine};
-use crate::{interrupt, output};
+use crate::{exit, interrupt, output};
 
 /// Plan a step at many budgets: what would half the memory cost, what is the smallest machine for
 /// it.
@@ -69,7 +69,12 @@ pub fn pareto(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     } else {
         show(&graph, &machine, &points, unplanned.timeline().seconds)?;
     }
-    Ok(interrupt::code())
+    let is_unproven = |point: &Point| point.figures.err() == Some(Refusal::NotFound);
+    Ok(if !interrupt::raised() && points.iter().any(is_unproven) {
+        ExitCode::from(exit::NOT_FOUND)
+    } else {
+        interrupt::code()
+    })
 }
 
 fn show(graph: &Graph, machine: &Machine, points: &[Point], unplanned: Seconds) -> output::Printed {
@@ -95,9 +100,12 @@ fn show(graph: &Graph, machine: &Machine, points: &[Point], unplanned: Seconds) 
         share.map_or("–".to_string(), |share| format!("{:.2} %", hundredths(share)))
     };
     for Point { budget, figures, seconds } in points {
-        let Some(figures) = figures else {
-            say!("{:>12} {:>16} {:>9}", budget.to_string(), budget.0, "no plan")?;
-            continue;
+        let figures = match figures {
+            Ok(figures) => figures,
+            Err(refusal) => {
+                say!("{:>12} {:>16} {:>9}", budget.to_string(), budget.0, refusal.words())?;
+                continue;
+            }
         };
         let gap = figures.gap.map_or("–".to_string(), |gap| format!("{:.2} pp", hundredths(gap)));
         say!(
@@ -120,10 +128,11 @@ pub fn document(points: &[Point]) -> Value {
 }
 
 fn point_json(point: &Point) -> Value {
-    let figures = point.figures;
+    let (figures, refusal) = (point.figures.ok(), point.figures.err());
     json!({
         "budget_bytes": point.budget,
         "feasible": figures.is_some(),
+        "refusal": refusal.map(Refusal::words),
         "step_us": figures.map(|figures| figures.step.micros()),
         "overhead": figures.map(|figures| figures.overhead),
         "bound": figures.and_then(|figures| figures.bound),

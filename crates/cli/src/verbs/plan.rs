@@ -12,7 +12,7 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use tightfit::graph::{self, Graph};
-use tightfit::plan::rewrite;
+use tightfit::plan::{Planner, rewrite};
 use tightfit::profile::Profile;
 use tightfit::schedule::Schedule;
 use tightfit::units::Bytes;
@@ -169,6 +169,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "recomputed_nodes": schedule.recomputed(),
             "seconds": seconds,
             "slab_bytes": schedule.slab,
+            "floor": (planner != Planner::Auto && effort.floor < u64::MAX).then_some(effort.floor),
             "interrupted": interrupt::raised(),
         });
         details.add_to(&mut result);

@@ -9,13 +9,17 @@ use clap::Args;
 use serde_json::{Map, Value, json};
 use tightfit::analysis::modules::{ModuleInfo, operators};
 use tightfit::plan::SolverLimits;
-use tightfit::plan::modules::{CheckpointedUnit, SelectivePlan, SelectiveTask, policy, selective};
+use tightfit::plan::modules::{
+    CheckpointedUnit, SelectivePlan, SelectiveTask, policy, selective_on,
+};
 use tightfit::units::Bytes;
 use tightfit_engine::Budget;
 
+use crate::effort::clock;
 use crate::input::{self, OnMachine, Statistics};
+use crate::interrupt;
 use crate::output::{Printed, in_milliseconds, milliseconds};
-use crate::solver::{self, Solver, named, within};
+use crate::solver::{self, Clock, Solver, named, within};
 use crate::table::{Cell, Table};
 
 const HEADS: [&str; 4] = ["checkpointed", "discard ratio", "freed", "recompute ms"];
@@ -77,14 +81,15 @@ pub struct Answer {
 }
 
 /// Plans.
-pub fn answer(info: &ModuleInfo, task: &Task<'_>) -> anyhow::Result<Answer> {
+pub fn answer(info: &ModuleInfo, task: &Task<'_>, clock: Clock<'_>) -> anyhow::Result<Answer> {
     let &Task { budget, world_size, limits, .. } = task;
     let allowed = task.units.map(|names| named(info, names)).transpose()?;
     let sharded = named(info, task.sharded)?;
     let start = Instant::now();
-    let (budget, plan) = within(info, budget, |budget| {
+    let (budget, plan) = within(info, budget, (limits, clock), |budget, limits| {
         let (allowed, sharded) = (allowed.clone(), sharded.clone());
-        selective(info, &SelectiveTask { budget, world_size, allowed, sharded, limits })
+        let task = SelectiveTask { budget, world_size, allowed, sharded, limits };
+        selective_on(info, &task, clock)
     })?;
     Ok(Answer { budget, plan, seconds: start.elapsed().as_secs_f64() })
 }
@@ -128,10 +133,11 @@ pub fn sac(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         sharded: &arguments.sharded,
         limits: arguments.solver.limits(),
     };
-    let answer = answer(&statistics.info, &task)?;
+    interrupt::listen();
+    let answer = answer(&statistics.info, &task, &clock)?;
     if arguments.json {
         say!("{}", answer.document(&statistics)?)?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(interrupt::code());
     }
     let (info, Answer { budget, plan, seconds }) = (&statistics.info, &answer);
     say!(
@@ -150,7 +156,7 @@ pub fn sac(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         plan.peak.0,
     )?;
     print_units(info, &plan.units)?;
-    Ok(ExitCode::SUCCESS)
+    Ok(interrupt::code())
 }
 
 /// A table of modules that recompute.

@@ -9,13 +9,15 @@ use clap::{Args, ValueEnum};
 use serde_json::{Value, json};
 use tightfit::analysis::modules::ModuleInfo;
 use tightfit::machine::Link;
-use tightfit::plan::modules::{ShardPlan, ShardTask, ShardVariant};
+use tightfit::plan::modules::{ShardPlan, ShardTask, ShardVariant, shard_on};
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::Budget;
 
+use crate::effort::clock;
 use crate::input::{self, OnMachine, Statistics};
+use crate::interrupt;
 use crate::output::milliseconds;
-use crate::solver::{Solver, named, quality, within};
+use crate::solver::{Clock, Solver, named, quality, within};
 use crate::table::{Cell, Table};
 use crate::values::{bandwidth, duration};
 use crate::verbs::sac;
@@ -110,12 +112,12 @@ pub struct Answer {
 }
 
 /// Plans.
-pub fn answer(info: &ModuleInfo, task: &Task<'_>) -> anyhow::Result<Answer> {
+pub fn answer(info: &ModuleInfo, task: &Task<'_>, clock: Clock<'_>) -> anyhow::Result<Answer> {
     let units = task.units.map(|names| named(info, names)).transpose()?;
     let start = Instant::now();
-    let (budget, plan) = within(info, task.budget, |budget| {
-        let task = ShardTask { budget, units: units.clone(), ..task.rest.clone() };
-        tightfit::plan::modules::shard(info, &task)
+    let (budget, plan) = within(info, task.budget, (task.rest.limits, clock), |budget, limits| {
+        let task = ShardTask { budget, limits, units: units.clone(), ..task.rest.clone() };
+        shard_on(info, &task, clock)
     })?;
     Ok(Answer { budget, plan, seconds: start.elapsed().as_secs_f64() })
 }
@@ -172,10 +174,11 @@ impl Arguments {
 pub fn shard(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let task = arguments.task()?;
     let statistics = input::modules(&arguments.input, &arguments.on)?;
-    let answer = answer(&statistics.info, &task)?;
+    interrupt::listen();
+    let answer = answer(&statistics.info, &task, &clock)?;
     if arguments.json {
         say!("{}", answer.document(&statistics)?)?;
-        return Ok(ExitCode::SUCCESS);
+        return Ok(interrupt::code());
     }
     let (info, Answer { budget, plan, seconds }) = (&statistics.info, &answer);
     let name = |module| info.modules()[module].name.as_str();
@@ -207,5 +210,5 @@ pub fn shard(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.checkpoint {
         sac::print_units(info, &plan.checkpointed)?;
     }
-    Ok(ExitCode::SUCCESS)
+    Ok(interrupt::code())
 }

@@ -197,3 +197,31 @@ fn a_wrong_prediction_is_refused_with_what_happens() {
         message,
     );
 }
+
+/// Time that is up proves nothing, whoever plans.
+#[test]
+fn a_planner_that_runs_out_of_time_has_proved_nothing() {
+    let folder = folder();
+    for arguments in [
+        "plan corpus/synthetic/chain24.json.gz --budget 30% --planner exact --deadline 0s",
+        "pareto corpus/synthetic/chain24.json.gz --planner exact --deadline 0s",
+        "shard corpus/synthetic/modules-24.json --budget 50% --deadline 0s --world-size 8 \
+         --bandwidth 100GB/s --latency 20us",
+    ] {
+        let ran = run(folder.path(), arguments);
+        assert!(ran.stderr.contains("give it more time"), "{arguments}: {}", ran.stderr);
+        assert_eq!(ran.code, Some(10), "{arguments}: {}", ran.stderr);
+        assert_eq!(ran.stdout, "", "{arguments}");
+    }
+}
+
+/// A table of one unplanned point would say that nothing smaller is possible.
+#[test]
+fn a_frontier_of_a_planner_that_refuses_the_step_is_refused() {
+    let ran = run(
+        folder().path(),
+        "pareto corpus/graphs/resnet50_b32.json.gz --planner exact --points 3",
+    );
+    assert!(ran.stderr.contains("this planner takes 80 at most"), "{}", ran.stderr);
+    assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""));
+}

@@ -60,6 +60,17 @@ impl Ran {
     }
 }
 
+/// The exit code that goes with what a refusal claims: that no plan fits, or that none was found.
+#[allow(dead_code)] // each test binary uses its part
+pub fn code_of_refusal(stderr: &str) -> i32 {
+    let claims = |claim| stderr.contains(claim);
+    match (claims("no plan fits "), claims("no plan was found ")) {
+        (true, false) => 3,
+        (false, true) => 10,
+        _ => panic!("no refusal: {stderr}"),
+    }
+}
+
 /// The program; its cache holds machines of up to four threads.
 pub fn tightfit() -> Command {
     static CACHE: OnceLock<PathBuf> = OnceLock::new();

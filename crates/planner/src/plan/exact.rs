@@ -11,9 +11,10 @@ use cranelift_entity::SecondaryMap;
 use good_lp::{Expression, Variable, constraint};
 
 use crate::analysis::{Liveness, liveness};
+use crate::effort::Meter;
 use crate::graph::Graph;
 use crate::id::{NodeId, StorageId};
-use crate::plan::milp::{Goal, Milp, SolverLimits, within_tolerance};
+use crate::plan::milp::{Goal, Milp, within_tolerance};
 use crate::plan::rematerialize::{Versions, legal};
 use crate::plan::{Infeasible, Plan, PlanError, Planner, none, simulate};
 use crate::profile::Profile;
@@ -22,12 +23,14 @@ use crate::units::Bytes;
 /// Most nodes that run; the program grows with their square.
 const MOST_NODES: usize = 80;
 
-/// The fastest plan, or the proof that the lowest one does not fit.
+/// The fastest plan, or the proof that the lowest one does not fit. The work of a solver cannot be
+/// counted, so the deadline has no floor; the best plan until then need not be the fastest.
 pub fn exact(
     graph: &Graph,
     profile: &Profile,
     order: &[NodeId],
     budget: Bytes,
+    meter: &Meter<'_>,
 ) -> Result<Plan, PlanError> {
     if let Ok(plan) = none(graph, profile, order, budget) {
         return Ok(Plan { planner: Planner::Exact, ..plan });
@@ -35,9 +38,10 @@ pub fn exact(
     if order.len() > MOST_NODES {
         return Err(PlanError::TooLarge { nodes: order.len(), most: MOST_NODES });
     }
+    let meter = meter.uncounted();
     let peak = |runs: &[NodeId]| simulate(graph, profile, runs).curve.peak;
     let fastest = within_tolerance(budget, |target| {
-        let runs = Formulation::new(graph, profile, order, Goal::Fastest(target)).solve()?;
+        let runs = Formulation::new(graph, profile, order, Goal::Fastest(target)).solve(&meter)?;
         Ok(runs.map(|runs| {
             let reached = peak(&runs);
             (runs, reached)
@@ -47,7 +51,7 @@ pub fn exact(
         return Ok(Plan::of_runs(Planner::Exact, runs));
     }
     let lowest = Formulation::new(graph, profile, order, Goal::Lowest)
-        .solve()?
+        .solve(&meter)?
         .unwrap_or_else(|| order.to_vec());
     let plan = Plan::of_runs(Planner::Exact, lowest);
     if peak(&plan.runs()) <= budget {
@@ -266,11 +270,9 @@ impl<'a> Formulation<'a> {
     }
 
     /// The optimum as a sequence of runs; `None` where there is none.
-    fn solve(self) -> Result<Option<Vec<NodeId>>, PlanError> {
-        let answer = self
-            .milp
-            .solve(&SolverLimits::default())
-            .map_err(|reason| PlanError::Unsolved { reason })?;
+    fn solve(self, meter: &Meter<'_>) -> Result<Option<Vec<NodeId>>, PlanError> {
+        let answer =
+            self.milp.solve(0.0, meter).map_err(|reason| PlanError::Unsolved { reason })?;
         let Some(answer) = answer else { return Ok(None) };
         let runs =
             self.moments.iter().filter(|moment| moment.run.is_none_or(|run| answer.is_one(run)));

@@ -1,6 +1,15 @@
 //! Mixed integer programs: variables, rows, what is minimised, and the solver behind it. Invariant:
 //! the solver is named here and nowhere else; without a limit of seconds, the same program has the
-//! same answer on every machine.
+//! same answer on every machine; and whoever asks goes on when time is up, whatever the solver does.
+//!
+//! The solver looks at its own clock once in a thousand pivots, which may take seconds, and hears
+//! of no interruption. So it works on a thread of its own, which is told the time that is left, and
+//! is left alone when time is up: it then ends at its next look at the clock, or with the process.
+
+use std::collections::HashMap;
+use std::sync::mpsc::{RecvTimeoutError, sync_channel};
+use std::thread;
+use std::time::{Duration, Instant};
 
 #[cfg(feature = "highs")]
 use good_lp::highs as solver;
@@ -8,10 +17,11 @@ use good_lp::solvers::SolutionStatus;
 #[cfg(not(feature = "highs"))]
 use good_lp::{
     Constraint, Expression, ProblemVariables, ResolutionError, Solution, SolverModel, Variable,
-    WithMipGap, WithTimeLimit, microlp as solver, variable,
+    VariableDefinition, WithMipGap, WithTimeLimit, microlp as solver, variable,
 };
 
 use crate::analysis::modules::ModuleInfo;
+use crate::effort::{Effort, Meter};
 use crate::units::{Bytes, Seconds};
 
 /// The solver of this build.
@@ -22,9 +32,24 @@ pub const SOLVER: &str = if cfg!(feature = "highs") { "HiGHS" } else { "microlp"
 pub struct SolverLimits {
     /// How far above the optimum an answer may be, as a share of it.
     pub gap: f64,
-    /// Time that the solver may take for one program, by its own clock; absent: as long as it
-    /// needs. The best answer until then is no optimum, and not the same on every machine.
+    /// Time that a plan may take, all of its programs together; absent: as long as they need. The
+    /// best answer until then is no optimum, and not the same on every machine.
     pub seconds: Option<Seconds>,
+}
+
+impl SolverLimits {
+    /// The effort of a plan, on the clock of whoever asks for it.
+    pub(super) fn effort<'a>(&self, clock: &'a (dyn Fn() -> Seconds + Sync)) -> Effort<'a> {
+        let deadline = self.seconds.unwrap_or(Seconds(f64::INFINITY));
+        Effort { deadline, clock, work: u64::MAX, ..Effort::default() }
+    }
+}
+
+/// Time since an origin of its own, for plans that nobody interrupts: the clock that the solver has
+/// anyway.
+pub(super) fn own_clock() -> impl Fn() -> Seconds + Sync {
+    let start = Instant::now();
+    move || Seconds(start.elapsed().as_secs_f64())
 }
 
 /// What gap is asked for where the solver fails with a smaller one.
@@ -32,6 +57,10 @@ const LARGER_GAPS: [f64; 7] = [0.0, 0.0, 0.0, 1e-4, 1e-3, 1e-2, 0.1];
 
 /// The longest time that solvers can be told, in seconds: thirty years.
 const LONGEST: f64 = 1e9;
+/// The part of the time that is left which the solver is told, so that its answer comes in time.
+const TOLD: f64 = 0.9;
+/// Between two looks at whether time is up while the solver works.
+const LOOK: Duration = Duration::from_millis(5);
 /// The gap of the coarse question that comes first where time is limited.
 const COARSE: f64 = 0.01;
 
@@ -69,10 +98,10 @@ pub enum Goal {
 
 impl Goal {
     /// What is least is asked for exactly, whatever gap is accepted in seconds.
-    pub fn limits(self, limits: &SolverLimits) -> SolverLimits {
+    pub fn gap(self, accepted: f64) -> f64 {
         match self {
-            Goal::Fastest(_) => *limits,
-            Goal::Lowest => SolverLimits { gap: 0.0, ..*limits },
+            Goal::Fastest(_) => accepted,
+            Goal::Lowest => 0.0,
         }
     }
 }
@@ -101,6 +130,7 @@ pub fn within_tolerance<P, E>(
 /// A mixed integer program in the making.
 pub struct Milp {
     variables: ProblemVariables,
+    added: Vec<Variable>,
     rows: Vec<Constraint>,
     /// What is minimised.
     pub objective: Expression,
@@ -112,37 +142,44 @@ impl Milp {
         // HiGHS has no answer to a program without variables, though there may be nothing to
         // decide.
         variables.add(variable().min(0.0).max(0.0));
-        Milp { variables, rows: Vec::new(), objective: Expression::from(0.0) }
+        let objective = Expression::from(0.0);
+        Milp { variables, added: Vec::new(), rows: Vec::new(), objective }
     }
 
     /// A variable that is 0 or 1.
     pub fn binary(&mut self) -> Variable {
-        self.variables.add(variable().binary())
+        self.add(variable().binary())
     }
 
     /// A variable between two bounds.
     pub fn within(&mut self, least: f64, most: f64) -> Variable {
-        self.variables.add(variable().min(least).max(most))
+        self.add(variable().min(least).max(most))
+    }
+
+    fn add(&mut self, definition: VariableDefinition) -> Variable {
+        let variable = self.variables.add(definition);
+        self.added.push(variable);
+        variable
     }
 
     pub fn row(&mut self, row: Constraint) {
         self.rows.push(row);
     }
 
-    /// The minimum; `None` where nothing satisfies all rows; else why the solver has no answer.
+    /// The minimum, up to a gap; `None` where nothing satisfies all rows; else why the solver has no
+    /// answer.
     ///
     /// Where time is limited, a coarse question comes first, for half of it: that is often answered
-    /// in a hundredth of what the fine one takes, and what the fine one does not prove in its half,
-    /// the coarse one has.
-    pub fn solve(self, limits: &SolverLimits) -> Result<Option<MilpAnswer>, String> {
-        let Some(Seconds(seconds)) = limits.seconds.filter(|_| limits.gap < COARSE) else {
-            return self.insist(limits);
-        };
-        let half = Some(Seconds(seconds / 2.0));
-        let Some(coarse) = self.insist(&SolverLimits { gap: COARSE, seconds: half })? else {
+    /// in a hundredth of what the fine one takes, and what the fine one does not prove in half of
+    /// the rest, the coarse one has. The rest of the time is for the caller's next program.
+    pub fn solve(self, gap: f64, meter: &Meter<'_>) -> Result<Option<MilpAnswer>, String> {
+        if gap >= COARSE || meter.time_left().is_none() {
+            return self.insist(gap, meter);
+        }
+        let Some(coarse) = self.insist(COARSE, &meter.half())? else {
             return Ok(None);
         };
-        let fine = match self.insist(&SolverLimits { seconds: half, ..*limits }) {
+        let fine = match self.insist(gap, &meter.half()) {
             Ok(Some(fine)) if fine.gap.is_some_and(|gap| gap <= COARSE) => return Ok(Some(fine)),
             Ok(Some(fine)) => fine,
             Ok(None) | Err(_) => return Ok(Some(coarse)),
@@ -158,23 +195,21 @@ impl Milp {
     /// A solver in floating-point numbers may run into a basis that it cannot factor; then it is
     /// asked the same with the rows in another order, which takes it another way, and with a larger
     /// gap, which ends it sooner.
-    fn insist(&self, limits: &SolverLimits) -> Result<Option<MilpAnswer>, String> {
-        let mut failed = String::new();
+    fn insist(&self, accepted: f64, meter: &Meter<'_>) -> Result<Option<MilpAnswer>, String> {
+        let mut failed = TIME_IS_UP.to_string();
         for (turn, least) in LARGER_GAPS.into_iter().enumerate() {
+            if meter.is_late() {
+                break;
+            }
             let mut rows = self.rows.clone();
             let middle = rows.len() * turn / LARGER_GAPS.len();
             rows.rotate_left(middle);
-            let gap = limits.gap.max(least);
-            // A failure may be that time was up, so another turn gets little of it.
-            let seconds = limits
-                .seconds
-                .map(|Seconds(seconds)| Seconds(if turn == 0 { seconds } else { seconds / 16.0 }));
-            match self.attempt(rows, &SolverLimits { gap, seconds }) {
-                Ok(solution) => {
-                    let proven = !matches!(solution.status(), SolutionStatus::TimeLimit);
-                    let minimum = solution.eval(&self.objective);
-                    let value = Box::new(move |variable| solution.value(variable));
-                    return Ok(Some(MilpAnswer { gap: proven.then_some(gap), minimum, value }));
+            let gap = accepted.max(least);
+            match self.attempt(rows, gap, meter) {
+                Ok((is_proven, values)) => {
+                    let minimum = self.objective.eval_with(&values);
+                    let gap = is_proven.then_some(gap);
+                    return Ok(Some(MilpAnswer { gap, minimum, values }));
                 }
                 Err(ResolutionError::Infeasible) => return Ok(None),
                 Err(error) => failed = error.to_string(),
@@ -183,24 +218,53 @@ impl Milp {
         Err(failed)
     }
 
+    /// Asks the solver once: whether it proved its answer, and the values of all variables.
     fn attempt(
         &self,
         rows: Vec<Constraint>,
-        limits: &SolverLimits,
-    ) -> Result<impl Solution + 'static, ResolutionError> {
+        gap: f64,
+        meter: &Meter<'_>,
+    ) -> Result<(bool, HashMap<Variable, f64>), ResolutionError> {
         let mut model = self.variables.clone().minimise(self.objective.clone()).using(solver);
         model = model
-            .with_mip_gap(limits.gap as f32)
+            .with_mip_gap(gap as f32)
             .map_err(|error| ResolutionError::Str(error.to_string()))?;
-        if let Some(Seconds(seconds)) = limits.seconds {
-            model = model.with_time_limit(seconds.clamp(0.0, LONGEST));
+        if let Some(Seconds(seconds)) = meter.time_left() {
+            model = model.with_time_limit((seconds * TOLD).clamp(0.0, LONGEST));
         }
         for row in rows {
             model.add_constraint(row);
         }
-        model.solve()
+        let (answer, answered) = sync_channel(1);
+        let added = self.added.clone();
+        let work = move || {
+            let solved = model.solve().map(|solution| {
+                let is_proven = !matches!(solution.status(), SolutionStatus::TimeLimit);
+                let value = |variable| (variable, solution.value(variable));
+                (is_proven, added.into_iter().map(value).collect())
+            });
+            // Where nobody waits any more, the answer is of no use.
+            answer.send(solved).unwrap_or_default();
+        };
+        let failed = |error: std::io::Error| ResolutionError::Str(error.to_string());
+        thread::Builder::new().name("solver".to_string()).spawn(work).map_err(failed)?;
+        loop {
+            match answered.recv_timeout(LOOK) {
+                Ok(solved) => return solved,
+                Err(RecvTimeoutError::Timeout) if meter.is_late() => {
+                    return Err(ResolutionError::Other(TIME_IS_UP));
+                }
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => {
+                    return Err(ResolutionError::Other("it stopped without an answer"));
+                }
+            }
+        }
     }
 }
+
+/// Why there is no answer where time is up.
+const TIME_IS_UP: &str = "time is up";
 
 /// Values of the variables.
 pub struct MilpAnswer {
@@ -208,12 +272,13 @@ pub struct MilpAnswer {
     pub gap: Option<f64>,
     /// What the objective comes to.
     minimum: f64,
-    value: Box<dyn Fn(Variable) -> f64>,
+    values: HashMap<Variable, f64>,
 }
 
 impl MilpAnswer {
+    /// The value of a variable of the program.
     pub fn value(&self, variable: Variable) -> f64 {
-        (self.value)(variable)
+        self.values.get(&variable).copied().unwrap_or_default()
     }
 
     /// Whether a binary variable is 1.

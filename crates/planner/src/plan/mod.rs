@@ -30,7 +30,7 @@ pub use rewrite::{RewriteError, rewrite};
 pub use search::{Answer, BoundOrder, Lowest, Search, lower_bound};
 
 use crate::analysis::{MemoryCurve, held};
-use crate::effort::Effort;
+use crate::effort::{Effort, Meter};
 use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan::published::{capuchin, capuchin_published, chen, dtr, knapsack, rotor, xla};
@@ -140,7 +140,8 @@ pub fn simulate(graph: &Graph, profile: &Profile, runs: &[NodeId]) -> Simulation
     Simulation { curve: held(graph, profile, runs), seconds: profile.total(runs) }
 }
 
-/// Plans the sequence `order` under a budget with one planner.
+/// Plans the sequence `order` under a budget with one planner, however long it takes; the budget
+/// planner with the default effort.
 pub fn plan(
     graph: &Graph,
     profile: &Profile,
@@ -148,17 +149,33 @@ pub fn plan(
     budget: Bytes,
     planner: Planner,
 ) -> Result<Plan, PlanError> {
+    let effort = Effort::default();
+    plan_within(graph, profile, order, budget, planner, &mut Meter::new(&effort))
+}
+
+/// The same within the time of `meter`.
+///
+/// A rule ends by itself, so its work is counted, but has no limit. Where its time is up before, it
+/// answers with the best plan so far that fits, or with [`PlanError::NotFound`].
+pub fn plan_within(
+    graph: &Graph,
+    profile: &Profile,
+    order: &[NodeId],
+    budget: Bytes,
+    planner: Planner,
+    meter: &mut Meter<'_>,
+) -> Result<Plan, PlanError> {
     match planner {
         Planner::None => none(graph, profile, order, budget),
-        Planner::Chen => chen(graph, profile, order, budget),
-        Planner::Capuchin => capuchin(graph, profile, order, budget),
-        Planner::Xla => xla(graph, profile, order, budget),
-        Planner::Dtr => dtr(graph, profile, order, budget),
-        Planner::Knapsack => knapsack(graph, profile, order, budget),
-        Planner::Rotor => rotor(graph, profile, order, budget),
-        Planner::Exact => exact(graph, profile, order, budget),
-        Planner::Auto => auto(graph, profile, order, budget),
-        Planner::CapuchinPublished => capuchin_published(graph, profile, order, budget),
+        Planner::Chen => chen(graph, profile, order, budget, meter),
+        Planner::Capuchin => capuchin(graph, profile, order, budget, meter),
+        Planner::Xla => xla(graph, profile, order, budget, meter),
+        Planner::Dtr => dtr(graph, profile, order, budget, meter),
+        Planner::Knapsack => knapsack(graph, profile, order, budget, meter),
+        Planner::Rotor => rotor(graph, profile, order, budget, meter),
+        Planner::Exact => exact(graph, profile, order, budget, meter),
+        Planner::Auto => auto(graph, profile, order, budget, &meter.rest_until(1.0)),
+        Planner::CapuchinPublished => capuchin_published(graph, profile, order, budget, meter),
     }
 }
 
@@ -176,32 +193,37 @@ pub fn none(
     Err(PlanError::Infeasible(Box::new(Infeasible::new(graph, profile, budget, plan))))
 }
 
-/// The budget planner with the default effort; [`Search`] takes others.
+/// The budget planner, for one budget; [`Search`] goes on from one to the next.
 fn auto(
     graph: &Graph,
     profile: &Profile,
     order: &[NodeId],
     budget: Bytes,
+    effort: &Effort<'_>,
 ) -> Result<Plan, PlanError> {
-    let effort = Effort::default();
     let mut search = Search::new(graph, profile, order);
-    if let Some(plan) = search.in_rounds(budget, &effort, |plan, _| Ok(plan.clone())).taken {
+    if let Some(plan) = search.in_rounds(budget, effort, |plan, _| Ok(plan.clone())).taken {
         return Ok(plan);
     }
-    let smallest = search.smallest(&effort).swap_remove(0);
+    let smallest = search.smallest(effort).swap_remove(0);
     let proof = Infeasible::new(graph, profile, budget, smallest);
     let needed = proof.needed.max(search.least_budget());
     Err(PlanError::Infeasible(Box::new(Infeasible { needed, ..proof })))
 }
 
-/// The plan with the smallest peak that a planner reaches, whatever it costs; the order itself
-/// where it does not answer.
-pub fn smallest(graph: &Graph, profile: &Profile, order: &[NodeId], planner: Planner) -> Plan {
-    match plan(graph, profile, order, Bytes::ZERO, planner) {
-        Ok(plan) => plan,
-        Err(PlanError::Infeasible(proof)) => proof.plan,
-        Err(PlanError::NotFound(_) | PlanError::TooLarge { .. } | PlanError::Unsolved { .. }) => {
-            Plan::of_runs(planner, order.to_vec())
-        }
+/// The plan with the smallest peak that a planner reaches within the time of `meter`, whatever it
+/// costs; an error where it does not plan such steps, or its solver has no answer.
+pub fn smallest(
+    graph: &Graph,
+    profile: &Profile,
+    order: &[NodeId],
+    planner: Planner,
+    meter: &mut Meter<'_>,
+) -> Result<Plan, PlanError> {
+    match plan_within(graph, profile, order, Bytes::ZERO, planner, meter) {
+        Ok(plan) => Ok(plan),
+        Err(PlanError::Infeasible(proof)) => Ok(proof.plan),
+        Err(PlanError::NotFound(ended)) => Ok(ended.plan),
+        Err(error @ (PlanError::TooLarge { .. } | PlanError::Unsolved { .. })) => Err(error),
     }
 }

@@ -1,43 +1,55 @@
-//! A search that ended without a plan. Invariant: it proves nothing, and says so; what is proven
-//! stands in `infeasible`.
+//! A planner whose time was up. Invariant: it proves nothing, and says so; what is proven stands in
+//! `infeasible`.
 
 use std::fmt;
 
-use crate::plan::Planner;
+use crate::graph::Graph;
+use crate::id::NodeId;
+use crate::plan::{Plan, PlanError, Planner, simulate};
+use crate::profile::Profile;
 use crate::units::Bytes;
 
 /// What a planner had tried when its time was up, none of which fits.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct NotFound {
-    /// The planner.
-    pub planner: Planner,
     /// The budget that it was asked for.
     pub budget: Bytes,
-    /// Plans that it simulated.
+    /// Plans that it had simulated.
     pub tried: usize,
-    /// The smallest peak among them; absent where it simulated none.
-    pub reached: Option<Bytes>,
+    /// The one with the smallest peak; the order that it was given where none is lower.
+    pub plan: Plan,
+    /// That peak.
+    pub reached: Bytes,
+}
+
+impl NotFound {
+    /// `runs` is the lowest that `planner` had when its time was up.
+    pub(super) fn error(
+        graph: &Graph,
+        profile: &Profile,
+        budget: Bytes,
+        planner: Planner,
+        (tried, runs): (usize, Vec<NodeId>),
+    ) -> PlanError {
+        let reached = simulate(graph, profile, &runs).curve.peak;
+        let plan = Plan::of_runs(planner, runs);
+        PlanError::NotFound(Box::new(NotFound { budget, tried, plan, reached }))
+    }
 }
 
 impl fmt::Display for NotFound {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let NotFound { planner, budget, tried, reached } = self;
+        let NotFound { budget, tried, plan, reached } = self;
         write!(
             f,
             "`{}` found no plan that fits {budget} ({} bytes) before its time was up, which does \
-             not prove that there is none; ",
-            planner.name(),
-            budget.0
+             not prove that there is none; plans tried: {tried}, of which the lowest takes \
+             {reached} ({} bytes); give it more time (a longer --deadline), or choose another \
+             planner",
+            plan.planner.name(),
+            budget.0,
+            reached.0
         )?;
-        match reached {
-            Some(reached) => write!(
-                f,
-                "plans tried: {tried}, of which the lowest takes {reached} ({} bytes); ",
-                reached.0
-            )?,
-            None => write!(f, "it had tried none; ")?,
-        }
-        f.write_str("give it more time (a longer --deadline), or choose another planner")?;
-        if *planner == Planner::Auto { Ok(()) } else { f.write_str(", such as `auto`") }
+        if plan.planner == Planner::Auto { Ok(()) } else { f.write_str(", such as `auto`") }
     }
 }

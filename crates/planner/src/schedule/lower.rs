@@ -167,6 +167,7 @@ fn place(
     let (fixed, floor) = persistent_addresses(graph, lifetimes, placeholders, task.residents);
     let effort = Effort {
         work: task.effort.work.min(lifetimes.len() as u64 * WORK_OF_EACH_BUFFER),
+        floor: 0,
         ..task.effort
     };
     let shelf = Shelf { fixed: &fixed, floor, alignment: ALIGNMENT, goal: task.goal };

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod called;
+mod deadlines;
 mod selective_cases;
 mod shard_cases;
 mod shard_laws;

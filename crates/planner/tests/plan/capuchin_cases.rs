@@ -11,6 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde_json::Value as Json;
 use tightfit::Goal;
 use tightfit::check::check;
+use tightfit::effort::{Effort, Meter};
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::id::{NodeId, StorageId, ValueId};
 use tightfit::machine::Machine;
@@ -359,8 +360,9 @@ fn published_peaks_higher_when_it_is_asked_for_more() {
 fn ours_keeps_every_budget_and_never_peaks_higher_when_asked_for_less() {
     for case in cases("capuchin/pareto/") {
         let order = case.graph.compute_nodes();
-        let plan_for =
-            |budget| plan::published::capuchin(&case.graph, &case.profile, &order, Bytes(budget));
+        let plan_for = |budget| {
+            plan::plan(&case.graph, &case.profile, &order, Bytes(budget), Planner::Capuchin)
+        };
         let Err(PlanError::Infeasible(proof)) = plan_for(0) else {
             panic!("{}: nothing runs in no memory", case.id)
         };
@@ -424,7 +426,9 @@ fn a_choice_that_raises_the_peak_is_taken_back() {
     let graph = graph(&nodes);
     let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
     let order = graph.compute_nodes();
-    let smallest = plan::smallest(&graph, &profile, &order, Planner::Capuchin);
+    let effort = Effort::default();
+    let mut meter = Meter::new(&effort);
+    let smallest = plan::smallest(&graph, &profile, &order, Planner::Capuchin, &mut meter).unwrap();
     let names: Vec<&str> =
         smallest.runs().iter().map(|&node| graph.nodes()[node].name.as_str()).collect();
     assert_eq!(names, ["t", "p", "q", "r", "sep", "g1", "g2", "q", "g3", "g4"]);

@@ -7,6 +7,7 @@ mod budget_laws;
 mod budget_planner;
 mod capuchin_cases;
 mod corpus_graphs;
+mod deadlines;
 mod degenerate_steps;
 mod explanations;
 mod holding;

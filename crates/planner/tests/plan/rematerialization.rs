@@ -5,6 +5,7 @@
 use std::collections::HashMap;
 
 use expect_test::{Expect, expect};
+use tightfit::effort::{Effort, Meter};
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::id::{StorageId, ValueId};
 use tightfit::machine::Machine;
@@ -191,7 +192,9 @@ fn chen_keeps_the_borders_of_the_square_root_of_the_units() {
         .collect();
     let graph = graph(&format!("{forward} | {}", backward.replace("8.b 8.b", "8.b")));
     let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
-    let plan = plan::smallest(&graph, &profile, &graph.compute_nodes(), Planner::Chen);
+    let effort = Effort::default();
+    let (order, mut meter) = (graph.compute_nodes(), Meter::new(&effort));
+    let plan = plan::smallest(&graph, &profile, &order, Planner::Chen, &mut meter).unwrap();
     expect![
         "0.a 0.b 1.a 1.b 2.a 2.b 3.a 3.b 4.a 4.b 5.a 5.b 6.a 6.b 7.a 7.b 8.a 8.b g8 g7 g6 3.a \
         3.b 4.a 4.b 5.a g5 g4 g3 0.a 0.b 1.a 1.b 2.a g2 g1 g0"

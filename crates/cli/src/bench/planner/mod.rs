@@ -112,7 +112,7 @@ pub fn planner(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.quick && limits.deadline.is_none() && limits.iterations.is_none() {
         limits.deadline = Some(Seconds(0.2));
     }
-    let effort = limits.effort(arguments.seed);
+    let effort = limits.effort(Planner::Auto, arguments.seed);
     let bench = Bench { effort, quick: arguments.quick, bar: progress() };
     let mut markdown = heading(&effort);
     let mut json = Map::new();

@@ -11,10 +11,10 @@ mod sharding;
 use thiserror::Error;
 
 pub use candidate::CheckpointedUnit;
-pub use checkpointing::{SelectivePlan, SelectiveTask, selective};
+pub use checkpointing::{SelectivePlan, SelectiveTask, selective, selective_on};
 pub use infeasible::ModuleInfeasible;
 pub use policy::{OperatorPolicy, PolicyError, policy};
-pub use sharding::{ShardPlan, ShardTask, ShardUnit, ShardVariant, shard};
+pub use sharding::{ShardPlan, ShardTask, ShardUnit, ShardVariant, shard, shard_on};
 
 /// Why there is no plan of modules.
 #[derive(Clone, Debug, PartialEq, Error)]

@@ -5,6 +5,7 @@
 //! Source: Chen, Xu, Zhang, Guestrin, "Training Deep Nets with Sublinear Memory Cost", 2016. Its n
 //! layers are here the units of the model.
 
+use crate::effort::Meter;
 use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan::published::chain::units;
@@ -13,12 +14,14 @@ use crate::plan::{Infeasible, Plan, PlanError, Planner, simulate};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
-/// √n segments, of about the same number of units each; the last segment's activations stay.
+/// √n segments, of about the same number of units each; the last segment's activations stay. One
+/// look at each node, so it does not ask whether there is time.
 pub fn chen(
     graph: &Graph,
     profile: &Profile,
     order: &[NodeId],
     budget: Bytes,
+    meter: &mut Meter<'_>,
 ) -> Result<Plan, PlanError> {
     let forward: Vec<NodeId> =
         order.iter().copied().filter(|&node| graph.nodes()[node].phase.is_forward()).collect();
@@ -42,6 +45,7 @@ pub fn chen(
             }
         }
     }
+    meter.spend(4 * order.len() as u64);
     let plan = Plan::of_runs(Planner::Chen, rematerialize(graph, order, &retentions));
     if simulate(graph, profile, &plan.runs()).curve.peak <= budget {
         return Ok(plan);

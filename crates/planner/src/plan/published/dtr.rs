@@ -9,6 +9,7 @@
 
 use cranelift_entity::SecondaryMap;
 
+use crate::effort::Meter;
 use crate::graph::Graph;
 use crate::id::{NodeId, StorageId};
 use crate::plan::published::family::heeding;
@@ -21,20 +22,25 @@ use crate::units::Bytes;
 /// grow exponentially.
 const MOST_RUNS: usize = 6;
 
+/// Storages of the pool that one operation looks at.
+const POOL_PER_OPERATION: u64 = 8;
+
 /// The step as it runs online with `budget` bytes.
 pub fn dtr(
     graph: &Graph,
     profile: &Profile,
     order: &[NodeId],
     budget: Bytes,
+    meter: &mut Meter<'_>,
 ) -> Result<Plan, PlanError> {
-    heeding(graph, profile, order, budget, Planner::Dtr, |limit| {
+    let rule = |limit: Bytes, meter: &mut Meter<'_>| {
         let mut runtime = Runtime::new(graph, profile, order, limit);
         for &node in order {
-            runtime.run_first(node);
+            runtime.run_first(node, meter);
         }
         legal(graph, &runtime.runs)
-    })
+    };
+    heeding(graph, profile, order, budget, Planner::Dtr, rule, meter)
 }
 
 /// What the runtime knows of a storage.
@@ -121,7 +127,7 @@ impl<'a> Runtime<'a> {
     }
 
     /// Runs a node of the step, after whatever it reads and cannot find.
-    fn run_first(&mut self, node: NodeId) {
+    fn run_first(&mut self, node: NodeId, meter: &mut Meter<'_>) {
         let graph = self.graph;
         let mut pending = vec![(node, 0)];
         while let Some((next, operand)) = pending.pop() {
@@ -137,7 +143,7 @@ impl<'a> Runtime<'a> {
                         }
                     }
                 }
-                None => self.run(next),
+                None => self.run(next, meter),
             }
         }
         for &storage in graph.mutated(node) {
@@ -158,10 +164,12 @@ impl<'a> Runtime<'a> {
     }
 
     /// Runs a node whose operands are there and locked.
-    fn run(&mut self, node: NodeId) {
+    fn run(&mut self, node: NodeId, meter: &mut Meter<'_>) {
         let (reads, fresh) = (self.graph.reads(node), self.graph.fresh(node));
         let made: u64 = fresh.iter().map(|&storage| self.graph.storages()[storage].0).sum();
-        self.evict_until(self.limit.saturating_sub(made + self.profile.workspace[node].0));
+        let limit = self.limit.saturating_sub(made + self.profile.workspace[node].0);
+        self.evict_until(limit, meter);
+        meter.spend(1);
         self.runs.push(node);
         self.clock += self.profile.seconds[node].0;
         for &storage in fresh {
@@ -212,8 +220,10 @@ impl<'a> Runtime<'a> {
         }
     }
 
-    fn evict_until(&mut self, limit: u64) {
-        while self.held > limit && self.runs.len() < self.most_runs {
+    /// Once time is up nothing is evicted any more, so that the step runs to its end at once.
+    fn evict_until(&mut self, limit: u64, meter: &mut Meter<'_>) {
+        while self.held > limit && self.runs.len() < self.most_runs && !meter.is_late() {
+            meter.spend(1 + self.pool.len() as u64 / POOL_PER_OPERATION);
             let Some(storage) = self.least() else { return };
             self.evict(storage);
         }

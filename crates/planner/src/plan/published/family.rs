@@ -2,33 +2,49 @@
 //! that does not depend on the budget, so whatever a proof says is feasible, is found when it is
 //! asked for.
 
+use crate::effort::Meter;
 use crate::graph::Graph;
 use crate::id::NodeId;
-use crate::plan::{Infeasible, Plan, PlanError, Planner, none, simulate};
+use crate::plan::{Infeasible, NotFound, Plan, PlanError, Planner, none, simulate};
 use crate::profile::Profile;
-use crate::units::Bytes;
+use crate::units::{Bytes, Seconds};
 
-/// The fastest of `family` that fits; so more memory is never slower.
+/// The fastest of `family` that fits; so more memory is never slower. Its members are made and
+/// tried one after the other while there is time.
 pub(super) fn fastest(
     graph: &Graph,
     profile: &Profile,
     budget: Bytes,
     planner: Planner,
-    mut family: Vec<Vec<NodeId>>,
+    mut make: impl FnMut(usize, &mut Meter<'_>) -> Option<Vec<NodeId>>,
+    meter: &mut Meter<'_>,
 ) -> Result<Plan, PlanError> {
-    family.sort_by(|a, b| profile.total(a).0.total_cmp(&profile.total(b).0));
-    family.dedup();
-    let mut lowest: Option<(Bytes, Vec<NodeId>)> = None;
-    for runs in family {
-        let peak = simulate(graph, profile, &runs).curve.peak;
-        if peak <= budget {
-            return Ok(Plan::of_runs(planner, runs));
+    let mut best: Option<(Seconds, Vec<NodeId>)> = None;
+    let mut lowest: Option<(Bytes, Seconds, Vec<NodeId>)> = None;
+    let mut tried = 0;
+    let is_complete = loop {
+        if tried > 0 && meter.is_late() {
+            break false;
         }
-        if lowest.as_ref().is_none_or(|(least, _)| peak < *least) {
-            lowest = Some((peak, runs));
+        let Some(runs) = make(tried, meter) else { break true };
+        tried += 1;
+        meter.spend(2 * runs.len() as u64);
+        let (peak, seconds) = (simulate(graph, profile, &runs).curve.peak, profile.total(&runs));
+        if lowest.as_ref().is_none_or(|least| (peak, seconds) < (least.0, least.1)) {
+            lowest = Some((peak, seconds, runs.clone()));
         }
+        if peak <= budget && best.as_ref().is_none_or(|(least, _)| seconds < *least) {
+            best = Some((seconds, runs));
+        }
+    };
+    if let Some((_, runs)) = best {
+        return Ok(Plan::of_runs(planner, runs));
     }
-    let plan = Plan::of_runs(planner, lowest.map_or(Vec::new(), |(_, runs)| runs));
+    let runs = lowest.map_or(Vec::new(), |(_, _, runs)| runs);
+    if !is_complete {
+        return Err(NotFound::error(graph, profile, budget, planner, (tried, runs)));
+    }
+    let plan = Plan::of_runs(planner, runs);
     Err(PlanError::Infeasible(Box::new(Infeasible::new(graph, profile, budget, plan))))
 }
 
@@ -43,18 +59,24 @@ pub(super) fn heeding(
     order: &[NodeId],
     budget: Bytes,
     planner: Planner,
-    rule: impl Fn(Bytes) -> Vec<NodeId>,
+    rule: impl Fn(Bytes, &mut Meter<'_>) -> Vec<NodeId>,
+    meter: &mut Meter<'_>,
 ) -> Result<Plan, PlanError> {
     if let Ok(plan) = none(graph, profile, order, budget) {
         return Ok(Plan { planner, ..plan });
     }
-    let runs = rule(budget);
+    let runs = rule(budget, meter);
     if simulate(graph, profile, &runs).curve.peak <= budget {
         return Ok(Plan::of_runs(planner, runs));
     }
     let resting = graph.static_bytes();
     let beyond = simulate(graph, profile, order).curve.peak.saturating_sub(resting);
-    let limits = RETREATS.iter().map(|percent| resting + Bytes(beyond.0 / 100 * percent));
-    let family = std::iter::once(order.to_vec()).chain(limits.map(rule)).collect();
-    fastest(graph, profile, budget, planner, family)
+    let member = |number: usize, meter: &mut Meter<'_>| match number.checked_sub(1) {
+        None => Some(order.to_vec()),
+        Some(retreat) => {
+            let percent = RETREATS.get(retreat)?;
+            Some(rule(resting + Bytes(beyond.0 / 100 * percent), meter))
+        }
+    };
+    fastest(graph, profile, budget, planner, member, meter)
 }

@@ -9,11 +9,12 @@
 
 use cranelift_entity::SecondaryMap;
 
+use crate::effort::Meter;
 use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan::published::family::fastest;
 use crate::plan::rematerialize::{Readers, Retention, Retentions, may_run_again, mutated_storages};
-use crate::plan::{Plan, PlanError, Planner};
+use crate::plan::{NotFound, Plan, PlanError, Planner};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
 
@@ -23,32 +24,51 @@ const SLOTS: usize = 10_000;
 /// Capacities that are tried, evenly from nothing to everything.
 const CAPACITIES: usize = 40;
 
+/// Capacities of one item that are filled in the time of one operation.
+const CELLS_PER_OPERATION: usize = 32;
+
 /// The fastest plan over all capacities whose peak fits.
 pub fn knapsack(
     graph: &Graph,
     profile: &Profile,
     order: &[NodeId],
     budget: Bytes,
+    meter: &mut Meter<'_>,
 ) -> Result<Plan, PlanError> {
-    let items = items(graph, profile, order);
+    let items = items(graph, profile, order, meter);
     let all: Bytes = items.iter().map(|item| item.bytes).sum();
     let slots =
         |bytes: Bytes| (bytes.0 as f64 / all.0.max(1) as f64 * SLOTS as f64).round() as usize;
     let weights: Vec<usize> = items.iter().map(|item| slots(item.bytes)).collect();
     let values: Vec<f64> = items.iter().map(|item| item.seconds.0).collect();
-    let filled = Filled::new(&weights, &values, SLOTS);
+    let filled = Filled::new(&weights, &values, SLOTS, meter);
     let readers = Readers::new(graph, order);
-    let family = (0..=CAPACITIES).map(|share| {
+    // Where there was no time to fill, everything is saved.
+    let first = if filled.is_some() { 0 } else { CAPACITIES };
+    let member = |number: usize, meter: &mut Meter<'_>| {
+        let share = Some(first + number).filter(|&share| share <= CAPACITIES)?;
         let mut retentions = Retentions::new();
-        if share < CAPACITIES {
+        if let Some(filled) = filled.as_ref().filter(|_| share < CAPACITIES) {
             for (item, saved) in items.iter().zip(filled.best(&weights, SLOTS * share / CAPACITIES))
             {
                 retentions[item.node] = if saved { Retention::Save } else { Retention::Recompute };
             }
         }
-        readers.rematerialize(graph, order, &retentions)
-    });
-    fastest(graph, profile, budget, Planner::Knapsack, family.collect())
+        meter.spend(order.len() as u64);
+        Some(readers.rematerialize(graph, order, &retentions))
+    };
+    let result = fastest(graph, profile, budget, Planner::Knapsack, member, meter);
+    match result {
+        // What was not tried proves nothing.
+        Err(PlanError::Infeasible(refused)) if filled.is_none() => Err(NotFound::error(
+            graph,
+            profile,
+            budget,
+            Planner::Knapsack,
+            (1, refused.plan.runs()),
+        )),
+        result => result,
+    }
 }
 
 /// A forward node that the backward pass reads.
@@ -61,7 +81,8 @@ struct Item {
 
 /// What may be saved or made again, in the order of `order`. The time of an item is its own and
 /// that of the nodes between it and other items: those are held by nobody, and run again with it.
-fn items(graph: &Graph, profile: &Profile, order: &[NodeId]) -> Vec<Item> {
+/// Where time is up, those so far.
+fn items(graph: &Graph, profile: &Profile, order: &[NodeId], meter: &mut Meter<'_>) -> Vec<Item> {
     let is_mutated = mutated_storages(graph);
     let mut read_by_backward: SecondaryMap<NodeId, bool> = SecondaryMap::new();
     for &node in order.iter().filter(|&&node| !graph.nodes()[node].phase.is_forward()) {
@@ -73,10 +94,14 @@ fn items(graph: &Graph, profile: &Profile, order: &[NodeId]) -> Vec<Item> {
     let nodes = order.iter().copied().filter(|&node| read_by_backward[node] && again(node));
     let mut seen: SecondaryMap<NodeId, Option<NodeId>> = SecondaryMap::new();
     nodes
-        .map(|node| {
+        .map_while(|node| {
+            if meter.is_late() {
+                return None;
+            }
             let mut seconds = profile.seconds[node];
             let mut pending = vec![node];
             while let Some(next) = pending.pop() {
+                meter.spend(1);
                 for source in
                     graph.reads(next).iter().filter_map(|&storage| graph.producer(storage))
                 {
@@ -88,7 +113,8 @@ fn items(graph: &Graph, profile: &Profile, order: &[NodeId]) -> Vec<Item> {
                 }
             }
             let free = graph.fresh(node).iter().filter(|&&storage| !graph.is_kept(storage));
-            Item { node, bytes: free.map(|&storage| graph.storages()[storage]).sum(), seconds }
+            let bytes = free.map(|&storage| graph.storages()[storage]).sum();
+            Some(Item { node, bytes, seconds })
         })
         .collect()
 }
@@ -101,10 +127,20 @@ struct Filled {
 }
 
 impl Filled {
-    /// best(i, c) = max(best(i−1, c), best(i−1, c − wᵢ) + vᵢ)
-    fn new(weights: &[usize], values: &[f64], most: usize) -> Filled {
+    /// best(i, c) = max(best(i−1, c), best(i−1, c − wᵢ) + vᵢ); nothing where time is up before all
+    /// items are in.
+    fn new(
+        weights: &[usize],
+        values: &[f64],
+        most: usize,
+        meter: &mut Meter<'_>,
+    ) -> Option<Filled> {
         let mut best = vec![0.0; most + 1];
         let taken = weights.iter().zip(values).map(|(&weight, &value)| {
+            if meter.is_late() {
+                return None;
+            }
+            meter.spend((most / CELLS_PER_OPERATION) as u64);
             let mut taken = vec![false; most + 1];
             for capacity in (weight..=most).rev() {
                 let with = best[capacity - weight] + value;
@@ -113,9 +149,9 @@ impl Filled {
                     taken[capacity] = true;
                 }
             }
-            taken
+            Some(taken)
         });
-        Filled { taken: taken.collect() }
+        Some(Filled { taken: taken.collect::<Option<_>>()? })
     }
 
     /// For each item: whether the best filling of `capacity` has it.
@@ -135,11 +171,13 @@ impl Filled {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::effort::Effort;
 
     #[test]
     fn a_knapsack_takes_what_is_worth_most() {
         let (weights, values) = ([5, 4, 3], [10.0, 40.0, 30.0]);
-        let filled = Filled::new(&weights, &values, 12);
+        let effort = Effort::default();
+        let filled = Filled::new(&weights, &values, 12, &mut Meter::new(&effort)).unwrap();
         assert_eq!(filled.best(&weights, 12), [true, true, true]);
         assert_eq!(filled.best(&weights, 7), [false, true, true]);
         assert_eq!(filled.best(&weights, 5), [false, true, false]);

@@ -8,6 +8,7 @@
 
 use cranelift_entity::{PrimaryMap, SecondaryMap, entity_impl};
 
+use crate::effort::Meter;
 use crate::graph::Graph;
 use crate::id::{NodeId, StorageId};
 use crate::plan::published::family::heeding;
@@ -30,24 +31,30 @@ const MOST_CLONES: usize = 3;
 /// Times that the pass runs over its own result, where that still exceeds the limit.
 const PASSES: usize = 2;
 
+/// Instructions passed by while a block is picked that count as one operation.
+const LOOKS_PER_OPERATION: u64 = 8;
+
 /// The sequence after XLA's pass with `budget` as its memory limit.
 pub fn xla(
     graph: &Graph,
     profile: &Profile,
     order: &[NodeId],
     budget: Bytes,
+    meter: &mut Meter<'_>,
 ) -> Result<Plan, PlanError> {
-    heeding(graph, profile, order, budget, Planner::Xla, |limit| {
+    let rule = |limit: Bytes, meter: &mut Meter<'_>| {
         let mut runs = order.to_vec();
         for _ in 0..PASSES {
             let mut tracker = Tracker::new(graph, profile, &runs, limit);
-            if !tracker.walk() {
+            meter.spend(4 * runs.len() as u64);
+            if !tracker.walk(meter) {
                 break;
             }
             runs = legal(graph, &tracker.sequence());
         }
         runs
-    })
+    };
+    heeding(graph, profile, order, budget, Planner::Xla, rule, meter)
 }
 
 /// An instruction: one run of a node.
@@ -215,8 +222,8 @@ impl<'a> Tracker<'a> {
         self.graph.is_kept(self.buffers[buffer].storage)
     }
 
-    /// Walks along the sequence; says whether that changed it.
-    fn walk(&mut self) -> bool {
+    /// Walks along the sequence; says whether that changed it. Once time is up it only walks.
+    fn walk(&mut self, meter: &mut Meter<'_>) -> bool {
         let before = self.items.len();
         let mut cursor = self.first;
         while let Some(item) = cursor {
@@ -227,7 +234,8 @@ impl<'a> Tracker<'a> {
             let workspace = self.profile.workspace[self.items[item].node].0;
             while self.held + workspace > self.limit
                 && self.items.len() < self.most_items
-                && self.rematerialize_best(item)
+                && !meter.is_late()
+                && self.rematerialize_best(item, meter)
             {}
             for buffer in self.items[item].reads.clone() {
                 self.buffers[buffer].waiting -= 1;
@@ -265,10 +273,10 @@ impl<'a> Tracker<'a> {
 
     /// Rematerializes the block that costs least; single instructions first, then larger and larger
     /// ones.
-    fn rematerialize_best(&mut self, current: Item) -> bool {
+    fn rematerialize_best(&mut self, current: Item, meter: &mut Meter<'_>) -> bool {
         let (mut least, mut most) = (1, 1);
-        while most <= LARGEST_BLOCK {
-            if let Some(block) = self.pick(current, least, most) {
+        while most <= LARGEST_BLOCK && !meter.is_late() {
+            if let Some(block) = self.pick(current, least, most, meter) {
                 for &item in block.iter().rev() {
                     self.clone_item(item);
                 }
@@ -282,12 +290,20 @@ impl<'a> Tracker<'a> {
     /// The block of `least` to `most` placed instructions in a row that frees most while `current`
     /// runs. The published cost is the inverse of what is freed: ⌈limit / bytes⌉; the first block
     /// in the sequence wins a tie.
-    fn pick(&mut self, current: Item, least: usize, most: usize) -> Option<Vec<Item>> {
+    fn pick(
+        &mut self,
+        current: Item,
+        least: usize,
+        most: usize,
+        meter: &mut Meter<'_>,
+    ) -> Option<Vec<Item>> {
+        let mut looks = 0;
         let mut best: Option<(u64, Vec<Item>)> = None;
         let mut block = Vec::new();
         let mut cursor = self.first;
         while let Some(start) = cursor.filter(|&start| start != current) {
             cursor = self.items[start].next;
+            looks += 1;
             if !self.items[start].repeatable
                 || (most == 1
                     && !self.items[start].makes.iter().any(|&buffer| self.buffers[buffer].live))
@@ -303,6 +319,7 @@ impl<'a> Tracker<'a> {
             block.clear();
             let (mut reduced, mut end) = (0i64, Some(start));
             while let Some(item) = end.filter(|&item| item != current && block.len() < most) {
+                looks += 2;
                 let Some(more) = self.reduced_by(item, &block, current) else { break };
                 reduced += more;
                 block.push(item);
@@ -315,6 +332,7 @@ impl<'a> Tracker<'a> {
                 end = self.items[item].next;
             }
         }
+        meter.spend(1 + looks / LOOKS_PER_OPERATION);
         best.map(|(_, block)| block)
     }
 

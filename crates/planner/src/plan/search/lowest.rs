@@ -100,8 +100,9 @@ impl<'a> Lowest<'a> {
         let (graph, profile, order) = (self.graph, self.profile, &self.order);
         let search = &mut self.search;
         let plans = std::thread::scope(|scope| {
+            let mut meter = attempt.meter.above(Effort::FLOOR);
             let peers = scope.spawn(move || {
-                let reach = |planner| peer(graph, profile, order, Bytes::ZERO, planner);
+                let reach = |planner| peer(graph, profile, order, Bytes::ZERO, planner, &mut meter);
                 PEERS.into_iter().filter_map(reach).collect::<Vec<_>>()
             });
             search.bisect(attempt);

@@ -1,6 +1,7 @@
 //! The other planners, beside the search. Invariant: whatever one of them makes of a budget is
 //! known to the search before it answers, so none of them is better.
 
+use crate::effort::Meter;
 use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan::{self, PlanError, Planner};
@@ -24,12 +25,12 @@ pub fn peer(
     order: &[NodeId],
     budget: Bytes,
     planner: Planner,
+    meter: &mut Meter<'_>,
 ) -> Option<Vec<NodeId>> {
-    match plan::plan(graph, profile, order, budget, planner) {
+    match plan::plan_within(graph, profile, order, budget, planner, meter) {
         Ok(plan) => Some(plan.runs()),
         Err(PlanError::Infeasible(proof)) => Some(proof.plan.runs()),
-        Err(PlanError::NotFound(_) | PlanError::TooLarge { .. } | PlanError::Unsolved { .. }) => {
-            None
-        }
+        Err(PlanError::NotFound(ended)) => Some(ended.plan.runs()),
+        Err(PlanError::TooLarge { .. } | PlanError::Unsolved { .. }) => None,
     }
 }

@@ -90,12 +90,12 @@ impl Search<'_> {
         let mut first = None;
         std::thread::scope(|scope| {
             let (send, peers) = mpsc::channel();
-            let clock = effort.clock;
+            let mut clock = meter.above(Effort::FLOOR);
             if self.best(budget).is_none_or(|best| best.extra > Picoseconds::ZERO) {
                 scope.spawn(move || {
                     for planner in PEERS {
-                        let is_interrupted = clock().0.is_infinite();
-                        let runs = peer(graph, profile, &order, budget, planner);
+                        let is_interrupted = clock.elapsed().0.is_infinite();
+                        let runs = peer(graph, profile, &order, budget, planner, &mut clock);
                         if is_interrupted || send.send(runs).is_err() {
                             return;
                         }

@@ -13,7 +13,8 @@
 use good_lp::{Expression, Variable, constraint};
 
 use crate::analysis::modules::{ModuleIndex, ModuleInfo, ModuleStats};
-use crate::plan::milp::{Goal, Milp, MilpAnswer, Scale, SolverLimits};
+use crate::effort::Meter;
+use crate::plan::milp::{Goal, Milp, MilpAnswer, Scale};
 use crate::plan::modules::ModulePlanError;
 use crate::plan::modules::candidate::{CheckpointCandidate, Piece};
 use crate::plan::modules::memory::MemoryRow;
@@ -28,7 +29,7 @@ pub fn solve<'a>(
     candidates: &'a [CheckpointCandidate],
     goal: Goal,
     persistent: &impl Fn(&ModuleStats) -> Bytes,
-    limits: &SolverLimits,
+    (gap, meter): (f64, &Meter<'_>),
 ) -> Result<Option<Chosen<'a>>, ModulePlanError> {
     let scale = Scale::of(info);
     let mut milp = Milp::new();
@@ -48,8 +49,8 @@ pub fn solve<'a>(
         Goal::Fastest(_) => checkpointing.seconds() * (1.0 / scale.seconds),
         Goal::Lowest => limit,
     };
-    let limits = goal.limits(limits);
-    let answer = milp.solve(&limits).map_err(|reason| ModulePlanError::Unsolved { reason })?;
+    let answer =
+        milp.solve(goal.gap(gap), meter).map_err(|reason| ModulePlanError::Unsolved { reason })?;
     Ok(answer.map(|answer| (checkpointing.chosen(&answer), answer.gap)))
 }
 

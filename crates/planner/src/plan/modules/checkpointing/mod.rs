@@ -10,7 +10,8 @@ mod labels;
 pub mod milp;
 
 use crate::analysis::modules::{ModuleIndex, ModuleInfo, ModuleStats};
-use crate::plan::milp::{Goal, SolverLimits, within_tolerance};
+use crate::effort::Meter;
+use crate::plan::milp::{Goal, SolverLimits, own_clock, within_tolerance};
 use crate::plan::modules::candidate::{
     CheckpointCandidate, CheckpointedUnit, candidates, fill, units,
 };
@@ -56,6 +57,17 @@ pub fn selective(
     info: &ModuleInfo,
     task: &SelectiveTask,
 ) -> Result<SelectivePlan, ModulePlanError> {
+    selective_on(info, task, &own_clock())
+}
+
+/// The same on the clock of the caller; one that jumps to infinity ends it.
+pub fn selective_on(
+    info: &ModuleInfo,
+    task: &SelectiveTask,
+    clock: &(dyn Fn() -> Seconds + Sync),
+) -> Result<SelectivePlan, ModulePlanError> {
+    let effort = task.limits.effort(clock);
+    let meter = Meter::new(&effort);
     if task.world_size == 0 {
         return Err(ModulePlanError::WorldSize);
     }
@@ -95,10 +107,12 @@ pub fn selective(
     if let Some(plan) = optimum {
         return Ok(plan);
     }
-    let solve = |goal| solve(info, &candidates, goal, &persistent, &task.limits);
+    let solve = |goal, meter: &Meter<'_>| {
+        solve(info, &candidates, goal, &persistent, (task.limits.gap, meter))
+    };
     // Whether anything fits is the smaller question, and its answer is what there is to say where
     // nothing does.
-    let (chosen, lowest_gap) = solve(Goal::Lowest)?.unwrap_or_default();
+    let (chosen, lowest_gap) = solve(Goal::Lowest, &meter.half())?.unwrap_or_default();
     let all: Vec<(ModuleIndex, Bytes)> =
         chosen.iter().map(|unit| (unit.module, unit.most)).collect();
     let least = evaluate(&all, None);
@@ -119,7 +133,7 @@ pub fn selective(
         })));
     }
     let fastest = within_tolerance(task.budget, |target| {
-        let answer = answered(solve(Goal::Fastest(target)))?;
+        let answer = answered(solve(Goal::Fastest(target), &meter))?;
         Ok::<_, ModulePlanError>(answer.map(|(chosen, gap)| {
             let plan = evaluate(&filled(&chosen, target), gap);
             let peak = plan.peak;

@@ -6,6 +6,7 @@ use cranelift_entity::EntityRef;
 use good_lp::{Expression, Variable, constraint};
 
 use crate::analysis::modules::{ModuleIndex, ModuleInfo};
+use crate::effort::Meter;
 use crate::plan::milp::{Goal, Milp, Scale};
 use crate::plan::modules::ModulePlanError;
 use crate::plan::modules::candidate::CheckpointCandidate;
@@ -53,6 +54,7 @@ pub fn solve<'a>(
     costs: &Costs<'_>,
     candidates: &'a [CheckpointCandidate],
     goal: Goal,
+    meter: &Meter<'_>,
 ) -> Result<Option<ShardingChoice<'a>>, ModulePlanError> {
     let scale = Scale::of(costs.info);
     let mut milp = Milp::new();
@@ -75,7 +77,7 @@ pub fn solve<'a>(
         }
     }
     let answer = milp
-        .solve(&goal.limits(&costs.task.limits))
+        .solve(goal.gap(costs.task.limits.gap), meter)
         .map_err(|reason| ModulePlanError::Unsolved { reason })?;
     Ok(answer.map(|answer| {
         let offloaded = root.offloaded.is_some_and(|offloaded| answer.is_one(offloaded));

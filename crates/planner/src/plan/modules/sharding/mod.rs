@@ -10,7 +10,8 @@ mod cost;
 mod milp;
 
 use crate::analysis::modules::{ModuleIndex, ModuleInfo};
-use crate::plan::milp::{Goal, SolverLimits, within_tolerance};
+use crate::effort::Meter;
+use crate::plan::milp::{Goal, SolverLimits, own_clock, within_tolerance};
 use crate::plan::modules::candidate::{CheckpointedUnit, candidates, fill};
 use crate::plan::modules::infeasible::ModuleInfeasible;
 use crate::plan::modules::{ModulePlanError, answered};
@@ -94,7 +95,32 @@ impl ShardPlan {
 /// The plan that takes the least time beyond computation, or the proof that the lowest one does not
 /// fit.
 pub fn shard(info: &ModuleInfo, task: &ShardTask) -> Result<ShardPlan, ModulePlanError> {
+    shard_on(info, task, &own_clock())
+}
+
+/// The same on the clock of the caller; one that jumps to infinity ends it.
+pub fn shard_on(
+    info: &ModuleInfo,
+    task: &ShardTask,
+    clock: &(dyn Fn() -> Seconds + Sync),
+) -> Result<ShardPlan, ModulePlanError> {
     verify(info, task)?;
+    let effort = task.limits.effort(clock);
+    // A plan without the host gets what a plan with it leaves.
+    let meter = Meter::new(&effort);
+    let first = if task.host.is_some() { meter.until(WITH_HOST) } else { meter.clone() };
+    let plan = best(info, task, &first)?;
+    Ok(or_without_host(info, task, plan, &meter))
+}
+
+/// The part of the time that a plan with the host gets.
+const WITH_HOST: f64 = 0.75;
+
+fn best(
+    info: &ModuleInfo,
+    task: &ShardTask,
+    meter: &Meter<'_>,
+) -> Result<ShardPlan, ModulePlanError> {
     let costs = Costs::new(info, task);
     let candidates = candidates(info, |_| task.checkpointing);
     let evaluate = |units: &[ShardUnit], discards: &[(ModuleIndex, Bytes)], gap| {
@@ -111,10 +137,11 @@ pub fn shard(info: &ModuleInfo, task: &ShardTask) -> Result<ShardPlan, ModulePla
             gap,
         }
     };
-    let solve = |goal| crate::plan::modules::sharding::milp::solve(&costs, &candidates, goal);
+    let solve = |goal, meter: &Meter<'_>| milp::solve(&costs, &candidates, goal, meter);
     // Whether anything fits is the smaller question, and its answer is what there is to say where
     // nothing does.
-    let lowest = solve(Goal::Lowest)?.unwrap_or_else(|| ShardingChoice::root_alone(info));
+    let lowest =
+        solve(Goal::Lowest, &meter.half())?.unwrap_or_else(|| ShardingChoice::root_alone(info));
     let all: Vec<(ModuleIndex, Bytes)> =
         lowest.checkpointed.iter().map(|unit| (unit.module, unit.most)).collect();
     let least = evaluate(&lowest.units, &all, None);
@@ -128,7 +155,7 @@ pub fn shard(info: &ModuleInfo, task: &ShardTask) -> Result<ShardPlan, ModulePla
         })));
     }
     let fastest = within_tolerance(task.budget, |target| {
-        let answer = answered(solve(Goal::Fastest(target)))?;
+        let answer = answered(solve(Goal::Fastest(target), meter))?;
         Ok::<_, ModulePlanError>(answer.map(|choice| {
             let persistent = |module| costs.persistent(&choice.units, module);
             let discards = fill(info, &choice.checkpointed, persistent, target);
@@ -138,7 +165,7 @@ pub fn shard(info: &ModuleInfo, task: &ShardTask) -> Result<ShardPlan, ModulePla
         }))
     })?;
     if let Some(plan) = fastest {
-        return Ok(or_without_host(info, task, plan));
+        return Ok(plan);
     }
     // Where the solver fails, the plan with the smallest peak fits.
     let discards = fill(
@@ -147,16 +174,21 @@ pub fn shard(info: &ModuleInfo, task: &ShardTask) -> Result<ShardPlan, ModulePla
         |module| costs.persistent(&lowest.units, module),
         task.budget,
     );
-    Ok(or_without_host(info, task, evaluate(&lowest.units, &discards, None)))
+    Ok(evaluate(&lowest.units, &discards, None))
 }
 
 /// The plan; or where the solver did not do all that it was asked, and finds a better one without a
 /// host, that one.
-fn or_without_host(info: &ModuleInfo, task: &ShardTask, plan: ShardPlan) -> ShardPlan {
+fn or_without_host(
+    info: &ModuleInfo,
+    task: &ShardTask,
+    plan: ShardPlan,
+    meter: &Meter<'_>,
+) -> ShardPlan {
     if task.host.is_none() || plan.gap.is_some_and(|gap| gap <= task.limits.gap) {
         return plan;
     }
-    match shard(info, &ShardTask { host: None, ..task.clone() }) {
+    match best(info, &ShardTask { host: None, ..task.clone() }, meter) {
         Ok(without) if without.seconds().0 < plan.seconds().0 => {
             ShardPlan { gap: plan.gap, ..without }
         }

@@ -2,6 +2,7 @@
 //! with what it saves, as simulated. Invariant: the choices are made by the rule that plans, so an
 //! explanation of a plan's runs ends with these runs and their peak.
 
+use crate::effort::{Effort, Meter};
 use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan::published::capuchin::msps::{Candidates, Choosing, Chosen, Figures};
@@ -108,19 +109,22 @@ pub fn explain(
     shown: Option<&[NodeId]>,
 ) -> Explanation {
     let step = Step { graph, profile, order };
+    let effort = Effort::default();
+    let mut meter = Meter::new(&effort);
     match rule {
         Rule::Ours { budget } => {
             let ends_at = |now: &Now| match shown {
                 Some(shown) => now.runs == shown,
                 None => now.peak <= budget,
             };
-            follow(&step, &mut Greedy::new(graph, profile, order), None, ends_at)
+            let mut greedy = Greedy::new(graph, profile, order, &mut meter);
+            follow(&step, &mut greedy, None, ends_at, &mut meter)
         }
         Rule::Published { need } => {
-            let mut savings = PredictedSavings::new(graph, profile, order);
+            let mut savings = PredictedSavings::new(graph, profile, order, &mut meter);
             let ends_at =
                 |now: &Now| now.saved >= need && shown.is_none_or(|shown| now.runs == shown);
-            let explanation = follow(&step, &mut savings, Some(need), ends_at);
+            let explanation = follow(&step, &mut savings, Some(need), ends_at, &mut meter);
             Explanation { ends: savings.ends(), ..explanation }
         }
     }
@@ -149,6 +153,7 @@ fn follow(
     rule: &mut impl Choosing,
     need: Option<Bytes>,
     ends_at: impl Fn(&Now) -> bool,
+    meter: &mut Meter<'_>,
 ) -> Explanation {
     let now = |runs: Vec<NodeId>, saved| {
         let simulation = simulate(step.graph, step.profile, &runs);
@@ -159,7 +164,7 @@ fn follow(
     let candidates = table(rule.candidates());
     let mut choices = Vec::new();
     while !ends_at(&before) {
-        let Some(Chosen { node, figures, retention, changed }) = rule.choose() else { break };
+        let Some(Chosen { node, figures, retention, changed }) = rule.choose(meter) else { break };
         let bytes = rule.candidates().candidate(node).bytes;
         let after = now(rule.runs(), before.saved + bytes);
         let figures_of = |node| (node, rule.candidates().figures(node));

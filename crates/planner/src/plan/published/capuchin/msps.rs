@@ -12,6 +12,7 @@ use std::collections::BTreeSet;
 use cranelift_entity::SecondaryMap;
 
 use crate::analysis::accesses;
+use crate::effort::Meter;
 use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan::rematerialize::{Retention, may_run_again, mutated_storages};
@@ -31,6 +32,9 @@ pub struct Figures {
     pub msps: f64,
 }
 
+/// Sources that are looked at in the time of one operation.
+const SOURCES_PER_OPERATION: usize = 4;
+
 /// One choice of a rule.
 pub(super) struct Chosen {
     pub node: NodeId,
@@ -45,8 +49,8 @@ pub(super) struct Chosen {
 /// A rule that chooses one candidate after the other.
 pub(super) trait Choosing {
     fn candidates(&self) -> &Candidates<'_>;
-    /// The next choice; `None` where the rule has none left.
-    fn choose(&mut self) -> Option<Chosen>;
+    /// The next choice; `None` where the rule has none left, or no time.
+    fn choose(&mut self, meter: &mut Meter<'_>) -> Option<Chosen>;
     /// The sequence that the choices so far make.
     fn runs(&self) -> Vec<NodeId>;
 }
@@ -77,7 +81,14 @@ pub(super) struct Candidates<'a> {
 }
 
 impl<'a> Candidates<'a> {
-    pub fn new(graph: &Graph, profile: &'a Profile, order: &[NodeId]) -> Candidates<'a> {
+    /// Nothing is chosen yet. Where time is up the sources of the later candidates are missing, so
+    /// nothing may be chosen any more.
+    pub fn new(
+        graph: &Graph,
+        profile: &'a Profile,
+        order: &[NodeId],
+        meter: &mut Meter<'_>,
+    ) -> Candidates<'a> {
         let is_mutated = mutated_storages(graph);
         let mut table: SecondaryMap<NodeId, Option<CandidateState>> = SecondaryMap::new();
         let accesses = accesses(graph, order);
@@ -105,12 +116,17 @@ impl<'a> Candidates<'a> {
         }
         let mut candidates = Candidates { profile, table, open, chosen: Vec::new() };
         for node in candidates.open.clone() {
-            candidates.find_sources(graph, node);
+            if meter.is_late() {
+                break;
+            }
+            let found = candidates.find_sources(graph, node);
+            meter.spend(found as u64);
         }
         candidates
     }
 
-    fn find_sources(&mut self, graph: &Graph, node: NodeId) {
+    /// Finds the sources of a candidate, and says how many nodes it looked at.
+    fn find_sources(&mut self, graph: &Graph, node: NodeId) -> usize {
         let (mut activations, mut parameters, mut others) =
             (BTreeSet::new(), BTreeSet::new(), BTreeSet::new());
         let mut pending = vec![node];
@@ -126,10 +142,12 @@ impl<'a> Candidates<'a> {
                 }
             }
         }
+        let found = 1 + activations.len() + parameters.len() + others.len();
         let candidate = self.candidate_mut(node);
         candidate.activation_sources = activations;
         candidate.parameter_sources = parameters;
         candidate.other_sources = others;
+        found
     }
 
     pub fn candidate(&self, node: NodeId) -> &CandidateState {
@@ -177,7 +195,13 @@ impl<'a> Candidates<'a> {
     }
 
     /// Sorts nodes by falling MSPS; program order breaks ties.
-    pub fn by_msps(&self, nodes: &mut [NodeId]) {
+    pub fn by_msps(&self, nodes: &mut [NodeId], meter: &mut Meter<'_>) {
+        let sources = |nodes: &[NodeId], of: fn(&CandidateState) -> &BTreeSet<NodeId>| {
+            nodes.iter().map(|&node| 1 + of(self.candidate(node)).len()).sum::<usize>()
+        };
+        let looked_at = sources(&self.chosen, |chosen| &chosen.activation_sources)
+            + sources(nodes, |open| &open.other_sources);
+        meter.spend((looked_at / SOURCES_PER_OPERATION) as u64);
         let mut executions: SecondaryMap<NodeId, usize> = SecondaryMap::with_default(1);
         for &source in
             self.chosen.iter().flat_map(|&chosen| &self.candidate(chosen).activation_sources)
@@ -194,12 +218,15 @@ impl<'a> Candidates<'a> {
     /// Chooses a candidate: wherever it was a source, its own sources take its place. Returns the
     /// open candidates whose sources or executions that changes, in program order: those that it
     /// was a source of, and its own sources.
-    pub fn choose(&mut self, node: NodeId) -> Vec<NodeId> {
+    pub fn choose(&mut self, node: NodeId, meter: &mut Meter<'_>) -> Vec<NodeId> {
         let chosen = self.candidate(node).clone();
         let mut changed = chosen.activation_sources.clone();
+        let sources = chosen.activation_sources.len() + chosen.other_sources.len();
+        meter.spend((self.open.len() / SOURCES_PER_OPERATION) as u64);
         for &other in &self.open {
             let candidate = self.table[other].as_mut().expect("only candidates are open");
             if candidate.activation_sources.remove(&node) {
+                meter.spend(1 + sources as u64);
                 candidate.activation_sources.extend(&chosen.activation_sources);
                 candidate.parameter_sources.extend(&chosen.parameter_sources);
                 candidate.other_sources.extend(&chosen.other_sources);

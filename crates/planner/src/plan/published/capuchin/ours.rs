@@ -4,11 +4,12 @@
 //! simulated one, never a sum of predicted savings.
 
 use crate::analysis::{Liveness, MemoryCurve, liveness, memory_curve};
+use crate::effort::Meter;
 use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan::published::capuchin::msps::{Candidates, Choosing, Chosen};
 use crate::plan::rematerialize::{Readers, Retention, Retentions};
-use crate::plan::{Infeasible, Plan, PlanError, Planner, simulate};
+use crate::plan::{Infeasible, NotFound, Plan, PlanError, Planner, simulate};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
@@ -18,10 +19,16 @@ pub fn capuchin(
     profile: &Profile,
     order: &[NodeId],
     budget: Bytes,
+    meter: &mut Meter<'_>,
 ) -> Result<Plan, PlanError> {
-    let mut greedy = Greedy::new(graph, profile, order);
+    let mut greedy = Greedy::new(graph, profile, order, meter);
     while greedy.curve.peak > budget {
-        if greedy.choose().is_none() {
+        if greedy.choose(meter).is_none() {
+            if meter.is_late() {
+                let (planner, tried) = (Planner::Capuchin, greedy.tried);
+                let lowest = (tried, greedy.runs);
+                return Err(NotFound::error(graph, profile, budget, planner, lowest));
+            }
             let plan = Plan::of_runs(Planner::Capuchin, greedy.runs);
             return Err(PlanError::Infeasible(Box::new(Infeasible::new(
                 graph, profile, budget, plan,
@@ -42,27 +49,36 @@ pub(super) struct Greedy<'a> {
     runs: Vec<NodeId>,
     lives: Liveness,
     curve: MemoryCurve,
+    /// Sequences that were simulated.
+    tried: usize,
 }
 
 impl<'a> Greedy<'a> {
-    pub fn new(graph: &'a Graph, profile: &'a Profile, order: &'a [NodeId]) -> Greedy<'a> {
+    pub fn new(
+        graph: &'a Graph,
+        profile: &'a Profile,
+        order: &'a [NodeId],
+        meter: &mut Meter<'_>,
+    ) -> Greedy<'a> {
+        meter.spend(4 * order.len() as u64);
         let lives = liveness(graph, profile, order);
         Greedy {
             graph,
             profile,
             order,
             readers: Readers::new(graph, order),
-            candidates: Candidates::new(graph, profile, order),
+            candidates: Candidates::new(graph, profile, order, meter),
             retentions: Retentions::new(),
             runs: order.to_vec(),
             curve: memory_curve(graph, profile, order, &lives),
             lives,
+            tried: 1,
         }
     }
 
     /// Open candidates by falling MSPS that are alive where the peak binds, and are not read there:
     /// only they can lower it.
-    fn idle(&self) -> Vec<NodeId> {
+    fn idle(&self, meter: &mut Meter<'_>) -> Vec<NodeId> {
         let Greedy { graph, runs, curve, candidates, .. } = self;
         let mut idle: Vec<NodeId> = Vec::new();
         for life in self.lives.intervals.values() {
@@ -77,16 +93,19 @@ impl<'a> Greedy<'a> {
         idle.sort_unstable();
         idle.dedup();
         idle.retain(|&node| candidates.is_open(node));
-        candidates.by_msps(&mut idle);
+        meter.spend(runs.len() as u64);
+        candidates.by_msps(&mut idle, meter);
         idle
     }
 
     /// Drops one more node and returns the sequence, if that lowers the bytes where the peak binds
     /// without raising the peak anywhere else; otherwise the decision is taken back.
-    fn lowered_by(&mut self, node: NodeId) -> Option<Vec<NodeId>> {
+    fn lowered_by(&mut self, node: NodeId, meter: &mut Meter<'_>) -> Option<Vec<NodeId>> {
         for retention in [Retention::Recompute, Retention::RecomputeEachUse] {
             self.retentions[node] = retention;
             let runs = self.readers.rematerialize(self.graph, self.order, &self.retentions);
+            self.tried += 1;
+            meter.spend(2 * runs.len() as u64);
             let after = simulate(self.graph, self.profile, &runs).curve;
             let (before, curve) = (&self.runs, &self.curve);
             let relieved = || {
@@ -108,13 +127,18 @@ impl Choosing for Greedy<'_> {
     }
 
     /// The first that lowers the bytes where the peak binds.
-    fn choose(&mut self) -> Option<Chosen> {
-        let (node, runs) = self
-            .idle()
-            .into_iter()
-            .find_map(|node| self.lowered_by(node).map(|runs| (node, runs)))?;
+    fn choose(&mut self, meter: &mut Meter<'_>) -> Option<Chosen> {
+        let mut found = None;
+        for node in self.idle(meter) {
+            if found.is_some() || meter.is_late() {
+                break;
+            }
+            found = self.lowered_by(node, meter).map(|runs| (node, runs));
+        }
+        let (node, runs) = found?;
         let figures = self.candidates.figures(node);
-        let changed = self.candidates.choose(node);
+        let changed = self.candidates.choose(node, meter);
+        meter.spend(2 * runs.len() as u64);
         self.lives = liveness(self.graph, self.profile, &runs);
         self.curve = memory_curve(self.graph, self.profile, &runs, &self.lives);
         self.runs = runs;

@@ -6,11 +6,12 @@
 
 use cranelift_entity::SecondaryMap;
 
+use crate::effort::Meter;
 use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan::published::capuchin::msps::{Candidates, Choosing, Chosen};
 use crate::plan::rematerialize::{Readers, Retention, Retentions};
-use crate::plan::{Infeasible, Plan, PlanError, Planner, Prediction, simulate};
+use crate::plan::{Infeasible, NotFound, Plan, PlanError, Planner, Prediction, simulate};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
@@ -39,21 +40,26 @@ pub fn capuchin_published(
     profile: &Profile,
     order: &[NodeId],
     budget: Bytes,
+    meter: &mut Meter<'_>,
 ) -> Result<Plan, PlanError> {
     let unplanned = simulate(graph, profile, order).curve.peak;
     let need = unplanned.saturating_sub(budget);
-    let mut savings = PredictedSavings::new(graph, profile, order);
+    let mut savings = PredictedSavings::new(graph, profile, order, meter);
     while savings.sum() < need {
-        if savings.choose().is_none() {
+        if savings.choose(meter).is_none() {
             break;
         }
+    }
+    if savings.sum() < need && meter.is_late() {
+        let lowest = (1, order.to_vec());
+        return Err(NotFound::error(graph, profile, budget, Planner::CapuchinPublished, lowest));
     }
     let runs = savings.runs();
     let simulated = simulate(graph, profile, &runs).curve.peak;
     if savings.sum() >= need && simulated <= budget {
         return Ok(Plan::of_runs(Planner::CapuchinPublished, runs));
     }
-    let (reached, runs) = savings.least_met(unplanned);
+    let (reached, runs) = savings.least_met(unplanned, meter);
     let plan = Plan::of_runs(Planner::CapuchinPublished, runs);
     let prediction = Prediction {
         need,
@@ -85,13 +91,15 @@ impl<'a> PredictedSavings<'a> {
         graph: &'a Graph,
         profile: &'a Profile,
         order: &'a [NodeId],
+        meter: &mut Meter<'_>,
     ) -> PredictedSavings<'a> {
+        meter.spend(4 * order.len() as u64);
         PredictedSavings {
             graph,
             profile,
             order,
             readers: Readers::new(graph, order),
-            candidates: Candidates::new(graph, profile, order),
+            candidates: Candidates::new(graph, profile, order, meter),
             sums: vec![Bytes::ZERO],
         }
     }
@@ -110,14 +118,18 @@ impl<'a> PredictedSavings<'a> {
     }
 
     /// The smallest budget that stops the rule after at most as many choices as were made, and that
-    /// that plan meets.
-    fn least_met(&self, unplanned: Bytes) -> (Bytes, Vec<NodeId>) {
+    /// that plan meets; where time is up, that of no choices.
+    fn least_met(&self, unplanned: Bytes, meter: &mut Meter<'_>) -> (Bytes, Vec<NodeId>) {
         for choices in (1..=self.candidates.chosen.len()).rev() {
+            if meter.is_late() {
+                break;
+            }
             // The budgets that stop the rule here: below the first, from the second on.
             let [ceiling, floor] =
                 [choices - 1, choices].map(|at| unplanned.saturating_sub(self.sums[at]));
             if floor < ceiling {
                 let runs = self.runs_after(choices);
+                meter.spend(2 * runs.len() as u64);
                 let met = simulate(self.graph, self.profile, &runs).curve.peak.max(floor);
                 if met < ceiling {
                     return (met, runs);
@@ -176,15 +188,19 @@ impl Choosing for PredictedSavings<'_> {
     }
 
     /// The candidate with the highest MSPS.
-    fn choose(&mut self) -> Option<Chosen> {
+    fn choose(&mut self, meter: &mut Meter<'_>) -> Option<Chosen> {
+        if meter.is_late() {
+            return None;
+        }
         let sum = self.sum();
         let candidates = &mut self.candidates;
         let mut open: Vec<NodeId> =
             candidates.open.iter().copied().filter(|&node| candidates.is_open(node)).collect();
-        candidates.by_msps(&mut open);
+        meter.spend((candidates.open.len() / 16) as u64);
+        candidates.by_msps(&mut open, meter);
         let node = *open.first()?;
         let (figures, bytes) = (candidates.figures(node), candidates.candidate(node).bytes);
-        let changed = candidates.choose(node);
+        let changed = candidates.choose(node, meter);
         self.sums.push(sum + bytes);
         Some(Chosen { node, figures, retention: Retention::Recompute, changed })
     }

@@ -3,6 +3,9 @@
 
 use crate::plan::published::rotor::{Blocks, Move, SLOTS};
 
+/// Cells of the table that are filled in the time of one operation.
+const CELLS_PER_OPERATION: usize = 32;
+
 /// What is decided about a part of the chain.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum PartChoice {
@@ -43,6 +46,11 @@ impl CostTable<'_> {
             }
         }
         table
+    }
+
+    /// Operations that filling took; in one of them some cells are filled.
+    pub fn work(&self) -> u64 {
+        (self.length.pow(3) / 6 * self.memory / CELLS_PER_OPERATION) as u64
     }
 
     fn at(&self, first: usize, last: usize, memory: usize) -> usize {

@@ -11,6 +11,7 @@ mod costs;
 use cranelift_entity::SecondaryMap;
 
 use crate::analysis::{liveness, memory_curve};
+use crate::effort::Meter;
 use crate::graph::{Graph, Phase};
 use crate::id::{NodeId, StorageId};
 use crate::plan::published::chain::units;
@@ -36,24 +37,24 @@ pub fn rotor(
     profile: &Profile,
     order: &[NodeId],
     budget: Bytes,
+    meter: &mut Meter<'_>,
 ) -> Result<Plan, PlanError> {
     let chain = Chain::new(graph, order);
-    let mut family = vec![order.to_vec()];
-    if chain.length > 0 {
-        let blocks = chain.blocks(graph, profile, order);
-        let table = CostTable::new(&blocks);
-        let amounts = table.amounts();
-        let every = amounts.len().div_ceil(SCHEDULES).max(1);
-        family.extend(
-            amounts
-                .iter()
-                .rev()
-                .step_by(every)
-                .rev()
-                .map(|&memory| chain.runs(graph, order, &table.schedule(memory))),
-        );
-    }
-    fastest(graph, profile, budget, Planner::Rotor, family)
+    let blocks = (chain.length > 0).then(|| chain.blocks(graph, profile, order));
+    let table = blocks.as_ref().map(CostTable::new);
+    meter.spend(16 * order.len() as u64 + table.as_ref().map_or(0, CostTable::work));
+    let amounts = table.as_ref().map_or(Vec::new(), CostTable::amounts);
+    let every = amounts.len().div_ceil(SCHEDULES).max(1);
+    let mut chosen: Vec<usize> = amounts.into_iter().rev().step_by(every).collect();
+    chosen.reverse();
+    let member = |number: usize, _: &mut Meter<'_>| match (&table, number.checked_sub(1)) {
+        (_, None) => Some(order.to_vec()),
+        (None, Some(_)) => None,
+        (Some(table), Some(number)) => {
+            Some(chain.runs(graph, order, &table.schedule(*chosen.get(number)?)))
+        }
+    };
+    fastest(graph, profile, budget, Planner::Rotor, member, meter)
 }
 
 /// The forward pass, cut into blocks.

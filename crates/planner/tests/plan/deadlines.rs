@@ -1,0 +1,198 @@
+//! What planners do when time is up. Invariant: the clocks here are made up, so that work and looks
+//! at the clock are counted, never seconds.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tightfit::effort::{Effort, Meter};
+use tightfit::graph::{self, Graph};
+use tightfit::id::NodeId;
+use tightfit::machine::Machine;
+use tightfit::plan::{self, PlanError, Planner};
+use tightfit::profile::Profile;
+use tightfit::units::{Bytes, Seconds};
+
+use crate::corpus;
+
+/// The planners whose rule looks at the step more than once.
+const RULES: [Planner; 6] = [
+    Planner::Capuchin,
+    Planner::CapuchinPublished,
+    Planner::Xla,
+    Planner::Dtr,
+    Planner::Knapsack,
+    Planner::Rotor,
+];
+
+/// Operations between two looks at the clock, and of what was begun, for each node of a step.
+const AFTERWARDS: u64 = 400;
+
+/// A step with what it costs, and its budgets as parts of the unplanned peak.
+struct Subject {
+    graph: Graph,
+    profile: Profile,
+    order: Vec<NodeId>,
+}
+
+impl Subject {
+    fn read(name: &str) -> Subject {
+        let graph = graph::read(&std::fs::read(corpus::path(name)).unwrap()).unwrap();
+        let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
+        let order = plan::base_order(&graph, &profile);
+        Subject { graph, profile, order }
+    }
+
+    fn budget(&self, percent: u64) -> Bytes {
+        let peak = plan::simulate(&self.graph, &self.profile, &self.order).curve.peak;
+        Bytes(peak.0 / 100 * percent)
+    }
+
+    /// Plans under an effort: the runs, and the work that was counted.
+    fn plan(
+        &self,
+        budget: Bytes,
+        planner: Planner,
+        effort: &Effort<'_>,
+    ) -> (Result<Vec<NodeId>, PlanError>, u64) {
+        let mut meter = Meter::new(effort);
+        let Subject { graph, profile, order } = self;
+        let plan = plan::plan_within(graph, profile, order, budget, planner, &mut meter);
+        (plan.map(|plan| plan.runs()), meter.spent())
+    }
+
+    fn peak(&self, runs: &[NodeId]) -> Bytes {
+        plan::simulate(&self.graph, &self.profile, runs).curve.peak
+    }
+}
+
+/// An effort whose time is up as soon as `floor` operations are done.
+fn late<'a>(floor: u64, clock: &'a (dyn Fn() -> Seconds + Sync)) -> Effort<'a> {
+    Effort { floor, deadline: Seconds(1.0), clock, ..Effort::work(1, u64::MAX) }
+}
+
+/// A clock that starts at 0 and says 2 from then on.
+fn jumping(looks: &AtomicU64, after: u64, to: f64) -> impl Fn() -> Seconds + Sync {
+    move || {
+        let is_over = looks.fetch_add(1, Ordering::Relaxed) >= after;
+        Seconds(if is_over { to } else { 0.0 })
+    }
+}
+
+#[test]
+fn a_rule_ends_soon_after_its_floor() {
+    for name in ["graphs/mobilenet_v3_large_b64.json.gz", "graphs/llama_1b_b2_s2048.json.gz"] {
+        let subject = Subject::read(name);
+        let most = AFTERWARDS * subject.order.len() as u64;
+        for planner in RULES {
+            for floor in [0, 300_000] {
+                let looks = AtomicU64::new(0);
+                let clock = jumping(&looks, 1, 2.0);
+                // No rule meets so little, so each would go on to its end.
+                let (answer, spent) = subject.plan(Bytes(1), planner, &late(floor, &clock));
+                assert!(spent <= floor + most, "{name} {planner:?}: {spent} after {floor}");
+                assert!(answer.is_err(), "{name} {planner:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn an_interruption_is_heeded_below_the_floor() {
+    let subject = Subject::read("graphs/mobilenet_v3_large_b64.json.gz");
+    let most = AFTERWARDS * subject.order.len() as u64;
+    for planner in RULES {
+        for after in [1, 20] {
+            let looks = AtomicU64::new(0);
+            let clock = jumping(&looks, after, f64::INFINITY);
+            let endless = Effort { deadline: Seconds(f64::INFINITY), ..late(u64::MAX, &clock) };
+            let (answer, spent) = subject.plan(Bytes(1), planner, &endless);
+            // Between two looks a rule does no more than it may do afterwards.
+            assert!(spent <= (after + 1) * most, "{planner:?}: {spent}");
+            assert!(looks.load(Ordering::Relaxed) <= after + 8, "{planner:?} goes on asking");
+            assert!(answer.is_err(), "{planner:?}");
+        }
+    }
+}
+
+#[test]
+fn the_floor_is_enough_for_every_rule_on_real_graphs() {
+    for name in corpus::GRAPHS {
+        let subject = Subject::read(&format!("graphs/{name}.json.gz"));
+        for planner in [Planner::None, Planner::Chen].into_iter().chain(RULES) {
+            for percent in [70, 45] {
+                let budget = subject.budget(percent);
+                let looks = AtomicU64::new(0);
+                let clock = jumping(&looks, 1, 2.0);
+                let (answer, spent) = subject.plan(budget, planner, &late(Effort::FLOOR, &clock));
+                println!("{name} {planner:?} at {percent} %: {spent} operations");
+                assert!(spent < Effort::FLOOR, "{name} {planner:?}: {spent}");
+                let endless =
+                    plan::plan(&subject.graph, &subject.profile, &subject.order, budget, planner);
+                assert_eq!(
+                    answer.ok(),
+                    endless.map(|plan| plan.runs()).ok(),
+                    "{name} {planner:?} at {percent} %"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn what_a_rule_answers_when_time_is_up_fits_or_proves_nothing() {
+    let subject = Subject::read("graphs/resnet50_b32.json.gz");
+    let budget = subject.budget(45);
+    let mut cut = 0;
+    for planner in RULES {
+        for floor in (0..16).map(|power| 1 << (power + 6)) {
+            let looks = AtomicU64::new(0);
+            let clock = jumping(&looks, 1, 2.0);
+            match subject.plan(budget, planner, &late(floor, &clock)).0 {
+                Ok(runs) => assert!(subject.peak(&runs) <= budget, "{planner:?} after {floor}"),
+                Err(PlanError::NotFound(ended)) => {
+                    cut += 1;
+                    assert_eq!(ended.reached, subject.peak(&ended.plan.runs()));
+                    assert!(ended.reached > budget && ended.tried > 0, "{planner:?}");
+                    assert!(ended.to_string().contains("does not prove"), "{ended}");
+                }
+                // The published rule predicts that it is done, and is not.
+                Err(PlanError::Infeasible(proof)) => assert!(!proof.is_proven(), "{planner:?}"),
+                Err(error) => panic!("{planner:?}: {error}"),
+            }
+        }
+    }
+    assert!(cut > 20, "{cut} searches ran out of time");
+}
+
+#[test]
+fn a_family_that_was_cut_short_gives_the_best_so_far() {
+    let subject = Subject::read("graphs/resnet50_b32.json.gz");
+    let budget = subject.budget(70);
+    let seconds = |runs: &[NodeId]| subject.profile.total(runs);
+    let (whole, work) = subject.plan(budget, Planner::Knapsack, &Effort::work(1, u64::MAX));
+    let whole = whole.unwrap();
+    let mut slower = 0;
+    for share in 1..20 {
+        let looks = AtomicU64::new(0);
+        let clock = jumping(&looks, 1, 2.0);
+        let effort = late(work / 20 * share, &clock);
+        if let Ok(runs) = subject.plan(budget, Planner::Knapsack, &effort).0 {
+            assert!(subject.peak(&runs) <= budget && seconds(&runs) >= seconds(&whole));
+            slower += u32::from(seconds(&runs) > seconds(&whole));
+        }
+    }
+    assert!(slower > 0, "no answer was cut short");
+}
+
+#[test]
+fn a_solver_that_does_not_end_is_left_alone() {
+    let subject = Subject::read("synthetic/chain24.json.gz");
+    let budget = subject.budget(30);
+    for (to, deadline) in [(f64::INFINITY, f64::INFINITY), (2.0, 1.0)] {
+        let looks = AtomicU64::new(0);
+        let clock = jumping(&looks, 5, to);
+        let effort = Effort { deadline: Seconds(deadline), ..late(1, &clock) };
+        let (answer, _) = subject.plan(budget, Planner::Exact, &effort);
+        assert!(matches!(answer, Err(PlanError::Unsolved { .. })), "{answer:?}");
+        assert!(looks.load(Ordering::Relaxed) < 20);
+    }
+}
