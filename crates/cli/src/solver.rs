@@ -60,15 +60,17 @@ pub fn within<P>(
     plan: impl Fn(Bytes, SolverLimits) -> Result<P, ModulePlanError>,
 ) -> anyhow::Result<(Bytes, P)> {
     let start = clock();
-    let plan = |budget| {
-        let left = |seconds: Seconds| Seconds((seconds.0 - (clock().0 - start.0)).max(0.0));
+    // In a share of the time that is left.
+    let plan = |budget, share: f64| {
+        let left = |seconds: Seconds| seconds.0 - (clock().0 - start.0);
+        let left = |seconds| Seconds((left(seconds) * share).max(0.0));
         plan(budget, SolverLimits { seconds: limits.seconds.map(left), ..limits })
     };
     match budget.bytes(info.baseline_peak(), Reserve::default()) {
         Some(Bytes::ZERO) => Err(BudgetError::Zero.into()),
-        Some(bytes) => Ok((bytes, plan(bytes)?)),
-        None => match plan(Bytes::ZERO) {
-            Err(ModulePlanError::Infeasible(proof)) => Ok((proof.least, plan(proof.least)?)),
+        Some(bytes) => Ok((bytes, plan(bytes, 1.0)?)),
+        None => match plan(Bytes::ZERO, 0.5) {
+            Err(ModulePlanError::Infeasible(proof)) => Ok((proof.least, plan(proof.least, 1.0)?)),
             other => Ok((Bytes::ZERO, other?)),
         },
     }

@@ -169,14 +169,14 @@ impl Milp {
     /// The minimum, up to a gap; `None` where nothing satisfies all rows; else why the solver has no
     /// answer.
     ///
-    /// Where time is limited, a coarse question comes first, for half of it: that is often answered
-    /// in a hundredth of what the fine one takes, and what the fine one does not prove in half of
-    /// the rest, the coarse one has. The rest of the time is for the caller's next program.
+    /// Where time is limited, a coarse question comes first: that is often answered in a hundredth
+    /// of what the fine one takes, and what the fine one does not prove in half of the rest, the
+    /// coarse one has. What is left then is for the caller's next program.
     pub fn solve(self, gap: f64, meter: &Meter<'_>) -> Result<Option<MilpAnswer>, String> {
         if gap >= COARSE || meter.time_left().is_none() {
             return self.insist(gap, meter);
         }
-        let Some(coarse) = self.insist(COARSE, &meter.half())? else {
+        let Some(coarse) = self.insist(COARSE, meter)? else {
             return Ok(None);
         };
         let fine = match self.insist(gap, &meter.half()) {
@@ -211,8 +211,8 @@ impl Milp {
                     let gap = is_proven.then_some(gap);
                     return Ok(Some(MilpAnswer { gap, minimum, values }));
                 }
-                Err(ResolutionError::Infeasible) => return Ok(None),
-                Err(error) => failed = error.to_string(),
+                Err(Failure::Infeasible) => return Ok(None),
+                Err(Failure::Unanswered(reason)) => failed = reason,
             }
         }
         Err(failed)
@@ -224,11 +224,11 @@ impl Milp {
         rows: Vec<Constraint>,
         gap: f64,
         meter: &Meter<'_>,
-    ) -> Result<(bool, HashMap<Variable, f64>), ResolutionError> {
+    ) -> Result<(bool, HashMap<Variable, f64>), Failure> {
         let mut model = self.variables.clone().minimise(self.objective.clone()).using(solver);
         model = model
             .with_mip_gap(gap as f32)
-            .map_err(|error| ResolutionError::Str(error.to_string()))?;
+            .map_err(|error| Failure::Unanswered(error.to_string()))?;
         if let Some(Seconds(seconds)) = meter.time_left() {
             model = model.with_time_limit((seconds * TOLD).clamp(0.0, LONGEST));
         }
@@ -246,19 +246,37 @@ impl Milp {
             // Where nobody waits any more, the answer is of no use.
             answer.send(solved).unwrap_or_default();
         };
-        let failed = |error: std::io::Error| ResolutionError::Str(error.to_string());
+        let failed = |error: std::io::Error| Failure::Unanswered(error.to_string());
         thread::Builder::new().name("solver".to_string()).spawn(work).map_err(failed)?;
         loop {
             match answered.recv_timeout(LOOK) {
-                Ok(solved) => return solved,
+                Ok(solved) => return solved.map_err(Failure::from),
                 Err(RecvTimeoutError::Timeout) if meter.is_late() => {
-                    return Err(ResolutionError::Other(TIME_IS_UP));
+                    return Err(Failure::Unanswered(TIME_IS_UP.to_string()));
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => {
-                    return Err(ResolutionError::Other("it stopped without an answer"));
+                    let stopped = "it stopped without an answer";
+                    return Err(Failure::Unanswered(stopped.to_string()));
                 }
             }
+        }
+    }
+}
+
+/// Why the solver has no values.
+enum Failure {
+    /// Nothing satisfies all rows.
+    Infeasible,
+    /// It says nothing of that; why not.
+    Unanswered(String),
+}
+
+impl From<ResolutionError> for Failure {
+    fn from(error: ResolutionError) -> Failure {
+        match error {
+            ResolutionError::Infeasible => Failure::Infeasible,
+            error => Failure::Unanswered(error.to_string()),
         }
     }
 }

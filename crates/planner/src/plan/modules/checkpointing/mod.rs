@@ -112,7 +112,7 @@ pub fn selective_on(
     };
     // Whether anything fits is the smaller question, and its answer is what there is to say where
     // nothing does.
-    let (chosen, lowest_gap) = solve(Goal::Lowest, &meter.half())?.unwrap_or_default();
+    let (chosen, lowest_gap) = solve(Goal::Lowest, &meter)?.unwrap_or_default();
     let all: Vec<(ModuleIndex, Bytes)> =
         chosen.iter().map(|unit| (unit.module, unit.most)).collect();
     let least = evaluate(&all, None);

@@ -140,8 +140,7 @@ fn best(
     let solve = |goal, meter: &Meter<'_>| milp::solve(&costs, &candidates, goal, meter);
     // Whether anything fits is the smaller question, and its answer is what there is to say where
     // nothing does.
-    let lowest =
-        solve(Goal::Lowest, &meter.half())?.unwrap_or_else(|| ShardingChoice::root_alone(info));
+    let lowest = solve(Goal::Lowest, meter)?.unwrap_or_else(|| ShardingChoice::root_alone(info));
     let all: Vec<(ModuleIndex, Bytes)> =
         lowest.checkpointed.iter().map(|unit| (unit.module, unit.most)).collect();
     let least = evaluate(&lowest.units, &all, None);
