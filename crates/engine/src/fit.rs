@@ -122,7 +122,7 @@ pub fn fit_graph(
     let &FitTask { machine, planner, ref effort, .. } = task;
     let mut reserve = reserve(graph, machine);
     if machine.runtime.rules().runs_here {
-        reserve.base = reserve.base + task.beside;
+        reserve.base += task.beside;
     }
     let unplanned = tightfit::unplanned(graph, profile)?;
     let nowhere = Residents::default();

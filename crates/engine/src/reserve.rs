@@ -8,7 +8,7 @@ use tightfit::operator::{Product, Workers};
 use tightfit::units::Bytes;
 
 use crate::kernels::{Packed, packed};
-use crate::memory::base::base;
+use crate::memory::footprint::base;
 
 /// The parts of a budget that are not the slab's; none of a machine that is not this process's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -120,8 +120,8 @@ impl<'a> Meter<'a> {
         Meter { floor: self.spent.saturating_add(floor), ..self.clone() }
     }
 
-    /// The same for work that cannot be counted: the deadline counts at once, or, where the floor is
-    /// endless, never.
+    /// The same for work that cannot be counted: the deadline counts at once, or, where the floor
+    /// is endless, never.
     pub fn uncounted(&self) -> Meter<'a> {
         if self.floor < u64::MAX {
             Meter { floor: 0, ..self.clone() }

@@ -124,8 +124,8 @@ const COMPACT: f64 = 1.02;
 const COMPACTION: f64 = 0.3;
 /// The part of the effort that the bound gets for the plan of a planner that proves nothing.
 const BOUND: f64 = 0.1;
-/// The part of the effort in which the smallest plan is searched for, where that is all that is asked
-/// for: a search within its budget has to find it again, after other attempts.
+/// The part of the effort in which the smallest plan is searched for, where that is all that is
+/// asked for: a search within its budget has to find it again, after other attempts.
 const SMALLEST: f64 = 0.5;
 /// The part of what is left then that goes into the addresses of each of the smallest plans.
 const LAST: f64 = 0.5;

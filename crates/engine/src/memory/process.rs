@@ -6,7 +6,7 @@ use tightfit::units::Bytes;
 
 use super::field::field;
 
-pub use super::base::{begins_with, is_program};
+pub use super::footprint::{begins_with, is_program};
 pub use super::limit::physical_memory;
 
 /// Resident bytes of this process now.

@@ -4,7 +4,6 @@
 
 use std::path::{Path, PathBuf};
 
-use thiserror::Error;
 use tightfit::graph::Value;
 use tightfit::tensor::DType;
 use tightfit::units::Bytes;
@@ -12,64 +11,10 @@ use tightfit::units::Bytes;
 use crate::philox::{below, key, philox};
 use crate::step::rows::{DataFile, Table, Windows};
 use crate::step::spec::DataSpec;
+pub use crate::step::unsuitable::DataError;
 
 /// The random stream of batches; streams of nodes are their seed slots.
 const STREAM: u32 = u32::MAX;
-
-/// Why a file cannot serve as data.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum DataError {
-    /// The file cannot be read.
-    #[error("{}: {error}", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system says.
-        error: std::io::Error,
-    },
-    /// The file's hash is not the one that the step states.
-    #[error("{}: not the file that the step was made with (SHA-256 {found}, expected {expected}); \
-        pass it with --data to use it all the same", path.display())]
-    OtherFile {
-        /// The file.
-        path: PathBuf,
-        /// Its SHA-256.
-        found: String,
-        /// The SHA-256 that the step states.
-        expected: String,
-    },
-    /// The file as a whole does not give batches.
-    #[error("{}: {what}", path.display())]
-    Content {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong with it.
-        what: String,
-    },
-    /// A line of a table cannot be read.
-    #[error("line {line} of {}: {what}", path.display())]
-    Line {
-        /// The file.
-        path: PathBuf,
-        /// Number of the line, from 1.
-        line: usize,
-        /// What is wrong with it.
-        what: String,
-    },
-    /// The data's rows are not what the model takes.
-    #[error("the model's `{name}` is {shape:?} of {dtype}, but the data gives {given}")]
-    Shape {
-        /// The model's placeholder: `input` or `target`.
-        name: &'static str,
-        /// Its shape.
-        shape: Vec<u64>,
-        /// Its element type.
-        dtype: &'static str,
-        /// What the data gives.
-        given: String,
-    },
-}
 
 #[derive(Debug)]
 enum Rows {

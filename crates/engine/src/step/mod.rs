@@ -8,6 +8,7 @@ pub(crate) mod initialise;
 mod rows;
 mod spec;
 pub(crate) mod stream;
+mod unsuitable;
 
 use std::collections::BTreeMap;
 use std::fs::File;

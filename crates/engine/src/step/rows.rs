@@ -8,8 +8,8 @@ use std::path::PathBuf;
 
 use sha2::{Digest, Sha256};
 
-use crate::step::data::DataError;
 use crate::step::spec::EveryRow;
+use crate::step::unsuitable::DataError;
 
 /// Bytes that are read at once.
 const BLOCK: usize = 64 << 10;

@@ -1,6 +1,7 @@
 //! Mixed integer programs: variables, rows, what is minimised, and the solver behind it. Invariant:
 //! the solver is named here and nowhere else; without a limit of seconds, the same program has the
-//! same answer on every machine; and whoever asks goes on when time is up, whatever the solver does.
+//! same answer on every machine; and whoever asks goes on when time is up, whatever the solver
+//! does.
 //!
 //! The solver looks at its own clock once in a thousand pivots, which may take seconds, and hears
 //! of no interruption. So it works on a thread of its own, which is told the time that is left, and
@@ -166,8 +167,8 @@ impl Milp {
         self.rows.push(row);
     }
 
-    /// The minimum, up to a gap; `None` where nothing satisfies all rows; else why the solver has no
-    /// answer.
+    /// The minimum, up to a gap; `None` where nothing satisfies all rows; else why the solver has
+    /// no answer.
     ///
     /// Where time is limited, a coarse question comes first: that is often answered in a hundredth
     /// of what the fine one takes, and what the fine one does not prove in half of the rest, the

@@ -1,6 +1,7 @@
 //! The plan with the smallest peak that is found, whatever it costs in seconds. Invariant: what is
 //! reached depends on the graph, the order, the seed and the work alone, not on what was planned
-//! before, nor on what is aimed at; more work contains all that less has found, and no planner's smallest plan is lower.
+//! before, nor on what is aimed at; more work contains all that less has found, and no planner's
+//! smallest plan is lower.
 //!
 //! 1. *Cuts.* Bisection between what is reached and what is refuted, from the cuts that bind.
 //! 2. *Peers*, on a second thread. What every other planner reaches with no budget at all.
@@ -66,8 +67,8 @@ impl<'a> Lowest<'a> {
         }
     }
 
-    /// Goes on until a plan peaks at `target` or less, or until the effort is spent. The peers are a
-    /// floor: they are heard whatever the effort.
+    /// Goes on until a plan peaks at `target` or less, or until the effort is spent. The peers are
+    /// a floor: they are heard whatever the effort.
     pub fn reach(&mut self, target: Bytes, effort: &Effort<'_>) -> bool {
         let mut attempt = Attempt::new(ByteCount::of(target), effort);
         if !self.has_begun {
@@ -89,7 +90,8 @@ impl<'a> Lowest<'a> {
         self.peak() <= target
     }
 
-    /// Of two plans the one that holds less may need the larger slab, so the peers' plans stay, too.
+    /// Of two plans the one that holds less may need the larger slab, so the peers' plans stay,
+    /// too.
     fn name(&mut self) {
         let peers = self.peers.iter().map(|runs| Plan::of_runs(Planner::Auto, runs.clone()));
         self.named = self.plans().take(SMALL_PLANS).chain(peers).collect();

@@ -275,8 +275,8 @@ impl<'a> Search<'a> {
         }
     }
 
-    /// Goes on where the last search ended, if its budget was this one or a little more. Whether all
-    /// starts were made then, and a plan is known now.
+    /// Goes on where the last search ended, if its budget was this one or a little more. Whether
+    /// all starts were made then, and a plan is known now.
     fn resume(&mut self, attempt: &mut Attempt<'_>) -> bool {
         let limit = attempt.limit;
         let near = |last: &Stand| limit <= last.limit && last.limit - limit <= limit / 8;

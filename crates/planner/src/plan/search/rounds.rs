@@ -204,9 +204,9 @@ impl Search<'_> {
         }
     }
 
-    /// Has all plans looked at that are known to be within the budget and faster than what was taken,
-    /// the fastest first, until one is taken. A plan of another planner may pack where one that
-    /// holds less does not.
+    /// Has all plans looked at that are known to be within the budget and faster than what was
+    /// taken, the fastest first, until one is taken. A plan of another planner may pack where one
+    /// that holds less does not.
     fn offer_all<T>(
         &mut self,
         budget: Bytes,
@@ -234,8 +234,8 @@ impl Search<'_> {
         }
     }
 
-    /// Has a first look taken at the plans that are known to be within the budget, the fastest first,
-    /// until one is taken.
+    /// Has a first look taken at the plans that are known to be within the budget, the fastest
+    /// first, until one is taken.
     fn offer_known<T>(
         &mut self,
         budget: Bytes,

@@ -1,6 +1,6 @@
-//! From a plan to one with a smaller peak, whatever that costs in seconds. Invariant: the state that
-//! is left behind has the smallest peak seen, and what a leg does depends on nothing but the plan,
-//! the target and the random numbers; the effort only says where it ends.
+//! From a plan to one with a smaller peak, whatever that costs in seconds. Invariant: the state
+//! that is left behind has the smallest peak seen, and what a leg does depends on nothing but the
+//! plan and the random numbers; target and effort only say where it ends.
 //!
 //! One leg plans the order that the plan really has. It repairs the plan to a little less than its
 //! peak; where that fails, it asks for less of a saving, and takes parts of the plan out, at the
