@@ -30,6 +30,7 @@ fn inner() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_tightfit"));
     command.args(arguments.lines()).current_dir(corpus().parent().unwrap());
     command.stdout(File::create(folder.join("stdout")).unwrap()).stderr(Stdio::inherit());
+    #[allow(clippy::zombie_processes)] // `wait4` waits for it, and says what it took
     let child = command.spawn().unwrap();
     let (mut status, pid) = (0, child.id() as libc::pid_t);
     // SAFETY: the numbers are filled by the call, which waits for the child that was just started.

@@ -132,7 +132,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let effort = arguments.limits.effort(arguments.planner, seed);
     let mut beside = data.beside();
     if arguments.dump.is_some() {
-        beside = beside + dump::scratch(&step.training);
+        beside += dump::scratch(&step.training);
     }
     let task = FitTask { machine: &machine, budget, beside, planner: arguments.planner, effort };
     let planned = fit_step(&step, &seconds, &task)?;
