@@ -573,9 +573,9 @@ fn what_is_not_there_is_refused_with_what_is() {
         "--budget 1000",
         8,
         expect![[r#"
-        error: a budget of 1000 B is less than the 832.0 KiB that the matrix product \
-        needs beside the slab
-    "#]],
+            error: a budget of 1000 B leaves nothing for a slab: the process itself takes \
+            24.7 MiB, and the matrix product packs 854.5 KiB beside it
+        "#]],
     );
     refused(
         "--sort ms",

@@ -138,8 +138,11 @@ fn product([m, n, k]: [u64; 3], [left, right]: [bool; 2]) -> Graph {
         };
         let spec = NodeSpec {
             inputs: vec![matrix],
-            args: vec![Argument::Value(matrix)],
-            ..NodeSpec::new(&format!("{name}_t"), "aten.t.default", Phase::Forward)
+            args: vec![
+                Argument::Value(matrix),
+                Argument::List(vec![Argument::Int(1), Argument::Int(0)]),
+            ],
+            ..NodeSpec::new(format!("{name}_t"), "aten.permute.default", Phase::Forward)
         };
         builder.node(spec, &[Some(view)])[0]
     };

@@ -187,7 +187,7 @@ mod tests {
             let (down, up) = (Bytes(bytes).rounded_down(), Bytes(bytes).rounded_up());
             let exact = u128::from(bytes) * 10;
             assert!(read_back(&down) <= exact && exact <= read_back(&up), "{down}, {bytes}, {up}");
-            assert!(read_back(&up) - read_back(&down) <= exact / 500 + 1, "{down}, {up}");
+            assert!(read_back(&up) - read_back(&down) <= exact / 10 + 1, "{down}, {up}");
         }
         assert_eq!(Bytes((1 << 20) - 1).rounded_up(), "1024.0 KiB");
         assert_eq!(Bytes(3 << 19).rounded_down(), "1.5 MiB");

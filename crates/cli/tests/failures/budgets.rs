@@ -30,10 +30,10 @@ fn a_budget_too_small_is_refused_with_a_proof() {
         assert!(message.contains(&words), "`{words}` is missing from\n{message}");
     }
     for words in [
-        "it binds at node `mm_1` (module `lm_head`), where these are alive:",
+        "it binds at node `_log_softmax_backward_data` (the root module), where these are alive:",
         "MiB  the process itself (reserve, the root module)",
         "what the matrix product packs (reserve, the root module)",
-        "256.0 KiB  gelu_1 (forward, module `h.1.mlp`)",
+        "256.0 KiB  _log_softmax (loss, the root module)",
     ] {
         assert!(message.contains(words), "`{words}` is missing from\n{message}");
     }

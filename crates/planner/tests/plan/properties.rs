@@ -101,7 +101,7 @@ fn keeps_its_promises(
 }
 
 proptest! {
-    #![proptest_config(generator::config(400))]
+    #![proptest_config(generator::config(120))]
 
     #[test]
     fn every_schedule_keeps_its_promises(graph in generator::graphs(MOST_LAYERS)) {
