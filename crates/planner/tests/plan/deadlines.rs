@@ -107,7 +107,9 @@ fn an_interruption_is_heeded_below_the_floor() {
             let (answer, spent) = subject.plan(Bytes(1), planner, &endless);
             // Between two looks a rule does no more than it may do afterwards.
             assert!(spent <= (after + 1) * most, "{planner:?}: {spent}");
-            assert!(looks.load(Ordering::Relaxed) <= after + 8, "{planner:?} goes on asking");
+            // Walking on to the end, twice at most, a rule looks once at each node.
+            let looks = looks.load(Ordering::Relaxed).saturating_sub(after);
+            assert!(looks <= 4 * subject.order.len() as u64, "{planner:?} goes on: {looks}");
             assert!(answer.is_err(), "{planner:?}");
         }
     }
