@@ -21,11 +21,21 @@ pub fn hostile(file: &mut Vec<u8>, draw: &mut Draw) -> bool {
         return true;
     }
     let Some((mut header, data)) = parts(file) else { return false };
+    if draw.chance(50) {
+        unseal(&mut header);
+    }
     let changed = change(&mut header, draw);
     let text = header.to_string().into_bytes();
     let size = if draw.chance(95) { text.len() as u64 } else { draw.near(8) as u64 };
     *file = [&size.to_le_bytes()[..], &text, data].concat();
     changed
+}
+
+/// Takes the checksums out: files of other programs have none, and get further.
+fn unseal(header: &mut Json) {
+    if let Some(metadata) = header.get_mut("__metadata__").and_then(Json::as_object_mut) {
+        metadata.retain(|key, _| !key.starts_with("sha256"));
+    }
 }
 
 fn change(header: &mut Json, draw: &mut Draw) -> bool {

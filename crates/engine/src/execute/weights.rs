@@ -186,8 +186,8 @@ fn read_progress(path: &Path, reader: &Reader, step_name: &str) -> Result<Progre
 }
 
 /// Puts saved weights and state into a session and sets its next step. Nothing is changed unless
-/// all names, types and shapes are the session's; where a tensor turns out to be damaged, those
-/// before it have been read, and the session is not to be trained.
+/// all names, types and shapes are the session's and all checksums are right; so the file is read
+/// twice.
 pub fn load(path: &Path, session: &mut Session, step_name: &str) -> Result<Progress, WeightsError> {
     let mut reader = Reader::open(path).map_err(|error| WeightsError::at(path, error))?;
     let progress = read_progress(path, &reader, step_name)?;
@@ -210,6 +210,9 @@ pub fn load(path: &Path, session: &mut Session, step_name: &str) -> Result<Progr
         }
     }
     let names: Vec<String> = session.residents().keys().cloned().collect();
+    for name in &names {
+        reader.verify(name).map_err(|error| WeightsError::at(path, error))?;
+    }
     for name in names {
         if let Some(out) = session.resident_bytes_mut(&name) {
             reader.read(&name, out).map_err(|error| WeightsError::at(path, error))?;
