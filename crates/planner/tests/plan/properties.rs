@@ -101,7 +101,7 @@ fn keeps_its_promises(
 }
 
 proptest! {
-    #![proptest_config(generator::config(120))]
+    #![proptest_config(generator::config(60))]
 
     #[test]
     fn every_schedule_keeps_its_promises(graph in generator::graphs(MOST_LAYERS)) {

@@ -119,7 +119,7 @@ fn keeps_its_promises(
 }
 
 proptest! {
-    #![proptest_config(generator::config(300))]
+    #![proptest_config(generator::config(100))]
 
     #[test]
     fn a_rewritten_graph_is_the_plan(graph in generator::graphs(24)) {
