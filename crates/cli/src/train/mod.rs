@@ -143,12 +143,12 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         output::write_whole(path, format!("{plan}\n").as_bytes())?;
     }
     // Reading and planning are over: what they took is the slab's from here on.
-    process::give_back();
+    process::settle_heap();
     let mut session = session(&step, &planned, machine.threads, seed)?;
     if let Some(path) = &arguments.resume {
         weights::load(path, &mut session, &step.name)?;
     }
-    process::give_back();
+    process::settle_heap();
     if interrupt::raised() {
         note!("interrupted before the first step; nothing was saved");
         return Ok(interrupt::code());

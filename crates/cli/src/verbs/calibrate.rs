@@ -104,7 +104,7 @@ fn try_step(arguments: &Arguments, folder: &Path) -> anyhow::Result<(Machine, Ca
     let (beside, planner) = (data.beside(), arguments.planner);
     let task = FitTask { machine: &machine, budget, beside, planner, effort };
     let fitted = fit_graph(&step.training, &profile, &task)?;
-    process::give_back();
+    process::settle_heap();
     let mut session = Session::new(
         &step,
         fitted.fitted.checked(),
@@ -113,7 +113,7 @@ fn try_step(arguments: &Arguments, folder: &Path) -> anyhow::Result<(Machine, Ca
         machine.threads as usize,
         1,
     )?;
-    process::give_back();
+    process::settle_heap();
     let measured = trial(&mut session, &mut data, TRIAL)?;
     let seconds = measured.call_seconds(&step.training, machine.threads);
     Ok((machine, seconds, fitted.budget))

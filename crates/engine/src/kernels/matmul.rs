@@ -87,9 +87,20 @@ pub(super) unsafe fn product(
     }
 }
 
-/// Has this thread allocate the panel that its products pack rows into, which it keeps: before
-/// anything was packed, so that only what is written of it takes memory.
+/// Has this thread allocate what it keeps from one product to the next, before anything was packed:
+/// the panel that products pack rows into, so that only what is written of it takes memory; and
+/// small pieces, of which an allocator holds some back for each thread. Were these taken while a
+/// product has its operands packed, they would lie behind them for good, and the next product,
+/// which does not fit between, would take memory of its own.
 pub(crate) fn take_panel() {
+    /// The largest piece that a product takes beside packed operands, but for very shallow ones.
+    const LARGEST: usize = 256;
+    /// More than the allocators at hand hold back of a size.
+    const HELD_BACK: usize = 8;
+    for size in (16..=LARGEST).step_by(16) {
+        let pieces: [Vec<u8>; HELD_BACK] = std::array::from_fn(|_| Vec::with_capacity(size));
+        std::hint::black_box(&pieces);
+    }
     // Sixteen rows that lie side by side are a multiple of every register's lanes, so that nothing
     // but a panel is taken for them.
     const ROWS: usize = 16;

@@ -73,6 +73,33 @@ pub fn give_back() {
     give_files_back();
 }
 
+/// Gives back what there is, and has memory of a quarter of a MiB or more come from the heap's end
+/// from now on. Gaps between what is in use would serve some of it, and larger pieces come from the
+/// end all the same, so that both would stay resident: packing of several sizes would take more than
+/// the largest of them.
+pub fn settle_heap() {
+    give_back();
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    if is_program() {
+        const LARGEST: usize = 16 << 20;
+        const SMALLEST: usize = 256 << 10;
+        // SAFETY: pieces that are never used; those that the allocator took from a gap are kept for
+        // good, which costs addresses and no memory, since their pages were given back.
+        unsafe {
+            let end = libc::sbrk(0) as usize;
+            let mut size = LARGEST;
+            while size >= SMALLEST {
+                let piece = libc::malloc(size);
+                let is_in_a_gap = !piece.is_null() && piece as usize + size <= end;
+                if !is_in_a_gap {
+                    libc::free(piece);
+                    size /= 2;
+                }
+            }
+        }
+    }
+}
+
 /// Drops the resident pages of files that are mapped for reading and have nothing of this process
 /// in them: the code and the constants of the program and its libraries.
 #[cfg(target_os = "linux")]
