@@ -130,6 +130,8 @@ const SMALLEST: f64 = 0.5;
 /// The part of what is left then that goes into a first look for addresses of each of the smallest
 /// plans.
 const LOOK: f64 = 0.08;
+/// Work for it that comes before a deadline counts, per node.
+const LOOK_FLOOR: u64 = 200;
 
 /// A planner that is asked for one budget after another, and remembers what it found.
 pub struct BudgetedPlanner<'a> {
@@ -339,6 +341,7 @@ impl<'a> BudgetedPlanner<'a> {
         };
         let lay = |plan: &Plan, share: f64| {
             let effort = meter.round(meter.effort().work, share);
+            let effort = Effort { floor: LOOK_FLOOR * self.order.len() as u64, ..effort };
             lower(self.graph, self.profile, plan, &Lowering { goal, residents, effort })
         };
         let capacity = match goal {
