@@ -132,7 +132,7 @@ def test_the_other_verbs_say_what_the_program_says(resnet, fitted, tmp_path):
 
 def test_an_infeasible_budget_is_refused_with_its_proof(resnet):
     ran = run("plan", RESNET, "--budget", "400MiB", "--planner", "capuchin", "--explain", "--json")
-    assert ran.returncode == (3 if "no plan fits " in ran.stderr else 10)
+    assert ran.returncode == (3 if b"no plan fits " in ran.stderr else 10)
     says = json.loads(ran.stdout)
     with pytest.raises(tightfit.InfeasibleBudget) as refused:
         tightfit.fit(resnet, "400MiB", planner="capuchin")
