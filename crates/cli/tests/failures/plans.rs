@@ -43,7 +43,7 @@ fn a_tampered_plan() {
         check,
         9,
         expect![[r#"
-        error: buffer163 still holds what `sum_13` made (version 0) at the end of the \
+        error: buffer160 still holds what `sum_13` made (version 0) at the end of the \
         step
     "#]],
     );
