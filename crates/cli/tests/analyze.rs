@@ -569,7 +569,7 @@ fn what_is_not_there_is_refused_with_what_is() {
         2.5GB, 60% or min
     "#]],
     );
-    // How much the process takes depends on how it was built, and packing on the processor's caches.
+    // What the process takes depends on how it was built, and packing on the processor's caches.
     let little = analyze("corpus/steps/gpt-nano --threads 2 --budget 1000");
     assert_eq!((little.code, little.stdout.as_str()), (Some(8), ""), "{}", little.stderr);
     let begin = "error: a budget of 1000 B leaves nothing for a slab: the process itself takes ";

@@ -127,8 +127,9 @@ const BOUND: f64 = 0.1;
 /// The part of the effort in which the smallest plan is searched for, where that is all that is
 /// asked for: a search within its budget has to find it again, after other attempts.
 const SMALLEST: f64 = 0.5;
-/// The part of what is left then that goes into the addresses of each of the smallest plans.
-const LAST: f64 = 0.5;
+/// The part of what is left then that goes into a first look for addresses of each of the smallest
+/// plans.
+const LOOK: f64 = 0.08;
 
 /// A planner that is asked for one budget after another, and remembers what it found.
 pub struct BudgetedPlanner<'a> {
@@ -336,9 +337,9 @@ impl<'a> BudgetedPlanner<'a> {
                 )?]
             }
         };
-        let lay = |plan: &Plan| {
-            let task = Lowering { goal, residents, effort: meter.round(meter.effort().work, LAST) };
-            lower(self.graph, self.profile, plan, &task)
+        let lay = |plan: &Plan, share: f64| {
+            let effort = meter.round(meter.effort().work, share);
+            lower(self.graph, self.profile, plan, &Lowering { goal, residents, effort })
         };
         let capacity = match goal {
             Goal::Within(capacity) => capacity,
@@ -348,19 +349,27 @@ impl<'a> BudgetedPlanner<'a> {
         let rank = |schedule: &Schedule, plan: &Plan| {
             (schedule.slab.max(capacity), self.profile.total(&plan.runs()).0)
         };
-        let mut plans = plans.into_iter();
-        let first =
-            plans.next().unwrap_or_else(|| Plan::of_runs(self.planner, self.order.to_vec()));
-        let mut best = (lay(&first), first);
-        for plan in plans {
+        let none = || Plan::of_runs(self.planner, self.order.to_vec());
+        let mut best: Option<(Schedule, Plan)> = None;
+        let take = |share: f64, plan: Plan, best: &mut Option<(Schedule, Plan)>| {
             let peak = plan::simulate(self.graph, self.profile, &plan.runs()).curve.peak;
-            if peak <= best.0.slab.max(capacity) {
-                let schedule = lay(&plan);
-                if rank(&schedule, &plan) < rank(&best.0, &best.1) {
-                    best = (schedule, plan);
-                }
+            if best.as_ref().is_some_and(|(best, _)| peak > best.slab.max(capacity)) {
+                return;
             }
+            let schedule = lay(&plan, share);
+            let is_better =
+                |(other, of): &(Schedule, Plan)| rank(&schedule, &plan) < rank(other, of);
+            if best.as_ref().is_none_or(is_better) {
+                *best = Some((schedule, plan));
+            }
+        };
+        // A look at each, then the lowest in earnest.
+        let lowest = plans.first().cloned().unwrap_or_else(none);
+        for plan in plans {
+            take(LOOK, plan, &mut best);
         }
+        take(1.0, lowest, &mut best);
+        let best = best.unwrap_or_else(|| (lay(&none(), 1.0), none()));
         Ok(best)
     }
 }

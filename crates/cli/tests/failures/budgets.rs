@@ -72,12 +72,12 @@ fn a_graph_that_fits_nowhere_is_refused_with_a_proof() {
         "plan FOLDER/graph.json --budget 100 -o FOLDER/plan --svg FOLDER/memory.svg",
         3,
         expect![[r#"
-        error: no plan fits 100 B (100 bytes); the smallest budget known to be \
-        feasible is 128 B (128 bytes), and no schedule needs less than 128 B
-        it binds at node `y` (the root module), where these are alive:
-                64 B  x (input, the root module)
-                64 B  y (forward, the root module)
-    "#]],
+            error: no plan fits 100 B (100 bytes); the smallest budget known to be \
+            feasible is 128 B (128 bytes), and no schedule needs less than 128 B (128 bytes)
+            it binds at node `y` (the root module), where these are alive:
+                    64 B  x (input, the root module)
+                    64 B  y (forward, the root module)
+        "#]],
     );
 }
 
@@ -174,8 +174,8 @@ fn a_solver_without_an_answer_has_proven_nothing() {
 fn a_wrong_prediction_is_refused_with_what_happens() {
     let message = expect![[r#"
         error: no plan was found that fits 2.4 GiB (2603823923 bytes); the smallest \
-        budget known to be feasible is 2.9 GiB (3120562176 bytes), and no schedule \
-        needs less than 1.2 GiB
+        budget known to be feasible is 3.0 GiB (3120562176 bytes), and no schedule \
+        needs less than 1.2 GiB (1342177280 bytes)
         activations chosen: 5; the predicted peak is 2.4 GiB (2550136832 bytes); the \
         simulated peak is 2.6 GiB (2818572288 bytes)
         it binds at node `n25` (the root module), where these are alive:

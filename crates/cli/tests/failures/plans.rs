@@ -43,9 +43,9 @@ fn a_tampered_plan() {
         check,
         9,
         expect![[r#"
-        error: buffer160 still holds what `sum_13` made (version 0) at the end of the \
-        step
-    "#]],
+            error: buffer160 still holds what `sum_13` made (version 0) at the end of the \
+            step
+        "#]],
     );
     tampered(&|plan| plan["buffers"][0][0] = json!(4)).fails(
         check,

@@ -11,9 +11,9 @@ use crate::units::Bytes;
 /// The other planners, the quicker ones first.
 pub const PEERS: [Planner; 6] = [
     Planner::Chen,
+    Planner::Rotor,
     Planner::Dtr,
     Planner::Knapsack,
-    Planner::Rotor,
     Planner::Capuchin,
     Planner::Xla,
 ];
