@@ -569,14 +569,11 @@ fn what_is_not_there_is_refused_with_what_is() {
         2.5GB, 60% or min
     "#]],
     );
-    refused(
-        "--budget 1000",
-        8,
-        expect![[r#"
-            error: a budget of 1000 B leaves nothing for a slab: the process itself takes \
-            24.7 MiB, and the matrix product packs 854.5 KiB beside it
-        "#]],
-    );
+    // What the process takes depends on how it was built, and packing on the processor's caches.
+    let little = analyze("corpus/steps/gpt-nano --threads 2 --budget 1000");
+    assert_eq!((little.code, little.stdout.as_str()), (Some(8), ""), "{}", little.stderr);
+    let begin = "error: a budget of 1000 B leaves nothing for a slab: the process itself takes ";
+    assert!(little.stderr.starts_with(begin), "{}", little.stderr);
     refused(
         "--sort ms",
         2,

@@ -135,6 +135,8 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         beside += dump::scratch(&step.training);
     }
     let task = FitTask { machine: &machine, budget, beside, planner: arguments.planner, effort };
+    // The search of a small step takes as much as its run: what reading took does not stay beside.
+    process::give_back();
     let planned = fit_step(&step, &seconds, &task)?;
     drop(seconds);
     let fitted = &planned.training.fitted;

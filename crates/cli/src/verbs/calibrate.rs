@@ -103,6 +103,7 @@ fn try_step(arguments: &Arguments, folder: &Path) -> anyhow::Result<(Machine, Ca
     let effort = Limits::default().effort(arguments.planner, 1);
     let (beside, planner) = (data.beside(), arguments.planner);
     let task = FitTask { machine: &machine, budget, beside, planner, effort };
+    process::give_back();
     let fitted = fit_graph(&step.training, &profile, &task)?;
     process::settle_heap();
     let mut session = Session::new(

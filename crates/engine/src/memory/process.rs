@@ -75,8 +75,8 @@ pub fn give_back() {
 
 /// Gives back what there is, and has memory of a quarter of a MiB or more come from the heap's end
 /// from now on. Gaps between what is in use would serve some of it, and larger pieces come from the
-/// end all the same, so that both would stay resident: packing of several sizes would take more than
-/// the largest of them.
+/// end all the same, so that both would stay resident: packing of several sizes would take more
+/// than the largest of them.
 pub fn settle_heap() {
     give_back();
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
