@@ -337,16 +337,19 @@ except KeyboardInterrupt:
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="nothing tells when the program handles Ctrl-C")
 def test_ctrl_c_ends_the_program_in_order():
-    """The best plan so far is printed, as the program does it without Python around it."""
+    """The best plan so far is printed, as the program does it without Python around it; on a very slow machine there
+    may be none yet."""
     words = [*program.own(), "plan", str(RESNET), "--budget", "50%", "--deadline", "100000s", "--json"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
         handles_it(child)
+        time.sleep(1)
         child.send_signal(signal.SIGINT)
         try:
             out, err = child.communicate(timeout=120)
         finally:
             child.kill()
-    assert child.returncode == 130 and json.loads(out)["interrupted"] is True and "Traceback" not in err
+    assert child.returncode == 130 and "Traceback" not in err
+    assert json.loads(out)["interrupted"] is True if out else "interrupted before a plan was found" in err
 
 
 def handles_it(child: subprocess.Popen) -> None:

@@ -79,6 +79,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     // What is still held back may find no place either.
     match result.and_then(|code| Ok(output::flush().map(|()| code)?)) {
         Ok(code) => code,
+        Err(error) if exit::code(&error) == exit::NOT_FOUND && interrupt::raised() => {
+            note!("error: interrupted before a plan was found; {}", message(&error));
+            interrupt::code()
+        }
         Err(error) => {
             // Nothing is lost that anybody still waits for (`| head`).
             let outermost = error.chain().next().and_then(|error| error.downcast_ref());

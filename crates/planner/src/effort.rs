@@ -144,7 +144,7 @@ impl<'a> Meter<'a> {
 
     /// So much work, in a share of the time that is left; without a floor.
     pub fn round(&self, work: u64, share: f64) -> Effort<'a> {
-        let left = self.effort.deadline.0 - self.elapsed().0;
+        let left = self.deadline.unwrap_or(self.effort.deadline).0 - self.elapsed().0;
         Effort { deadline: Seconds(left.max(0.0) * share), work, floor: 0, ..*self.effort }
     }
 

@@ -13,9 +13,12 @@ use crate::effort::{Effort, Meter};
 use crate::goal::Goal;
 use crate::graph::Graph;
 use crate::id::NodeId;
-use crate::plan::{self, BoundOrder, Infeasible, Plan, PlanError, Planner, Search};
+use crate::plan::{
+    self, BoundOrder, Infeasible, LOWEST, NotFound, Plan, PlanError, Planner, Search,
+};
 use crate::profile::Profile;
 use crate::schedule::{Instruction, Lowering, Residents, Schedule, lower};
+use crate::smallest::{Laid, SmallestSlab};
 use crate::timeline::Timeline;
 use crate::units::{Bytes, Seconds};
 
@@ -124,15 +127,11 @@ const COMPACT: f64 = 1.02;
 const COMPACTION: f64 = 0.3;
 /// The part of the effort that the bound gets for the plan of a planner that proves nothing.
 const BOUND: f64 = 0.1;
-/// The part of the effort in which the smallest plan is searched for, where that is all that is
-/// asked for: a search within its budget has to find it again, after other attempts.
-const SMALLEST: f64 = 0.5;
-/// The part of what is left then that goes into a first look for addresses of each of the smallest
-/// plans.
-const LOOK: f64 = 0.08;
-/// Work for it that comes before a deadline counts, per node.
-const LOOK_FLOOR: u64 = 200;
-
+/// The part of the effort in which a rule plans a budget; the rest is for its smallest slab.
+const BY_RULE: f64 = 0.3;
+/// The part of the effort that goes into the smallest slab of a rule where that is all that is
+/// asked for.
+const LOWEST_BY_RULE: f64 = 0.55;
 /// A planner that is asked for one budget after another, and remembers what it found.
 pub struct BudgetedPlanner<'a> {
     graph: &'a Graph,
@@ -172,36 +171,60 @@ impl<'a> BudgetedPlanner<'a> {
                 self.search = Some(search);
                 Ok(found)
             }
-            None => self.by_rule(budget, residents, &mut meter, &mut first),
+            None => {
+                let lowest = |meter: &Meter<'_>| self.lowest_by_rule(budget, residents, meter);
+                match self.by_rule(budget, residents, &mut meter, &mut first) {
+                    Ok(Some(schedule)) => Ok(Ok(schedule)),
+                    Ok(None) => lowest(&meter),
+                    Err(PlanError::NotFound(ended)) => lowest(&meter).and_then(|found| {
+                        found
+                            .map(Ok)
+                            .map_err(|_| PlanError::NotFound(NotFound { budget, ..*ended }.into()))
+                    }),
+                    Err(error) => Err(error),
+                }
+            }
         };
         let first = first.unwrap_or(meter.elapsed());
         let result = match found {
-            Ok(Some(schedule)) => {
+            Ok(Ok(schedule)) => {
                 let bound = self.bound(budget).or_else(|| self.bound_of(&schedule, budget, &meter));
                 checked(self.graph, self.profile, schedule, bound).map_err(FitError::from)
             }
-            Ok(None) => self.refuse(budget, residents, &meter),
+            Ok(Err((schedule, plan))) => Err(self.refusal(budget, &schedule, plan).into()),
             Err(error) => Err(error.into()),
         };
         (result, first)
     }
 
-    /// In rounds, each plan with addresses of its own; the fastest that pack.
+    /// In rounds, each plan with addresses of its own; the fastest that pack, or else the plan with
+    /// the smallest slab.
     fn in_rounds(
         &self,
         search: &mut Search<'_>,
         budget: Bytes,
         terms: Terms<'_>,
         first: &mut Option<Seconds>,
-    ) -> Option<Schedule> {
-        let rounds = search.in_rounds(budget, terms.effort, |plan, &effort| {
-            let task = Lowering { goal: Goal::Within(budget), residents: terms.residents, effort };
+    ) -> Result<Schedule, Laid> {
+        let take = |plan: &Plan, &effort: &Effort<'_>| {
+            let task = Lowering {
+                residents: terms.residents,
+                effort,
+                ..Lowering::to(Goal::Within(budget))
+            };
             let schedule = lower(self.graph, self.profile, plan, &task);
             if schedule.slab <= budget {
                 return Ok(schedule);
             }
             let peak = plan::simulate(self.graph, self.profile, &plan.runs()).curve.peak;
             Err(schedule.slab - peak)
+        };
+        let rounds = search.in_rounds(budget, terms.effort, take, |search, meter| {
+            let (schedule, plan) = self.lowest(search, budget, terms.residents, meter);
+            if schedule.slab > budget {
+                return Err((schedule, plan));
+            }
+            Ok((plan, Schedule { budget, ..schedule }))
         });
         *first = Some(rounds.first);
         rounds.taken
@@ -218,7 +241,10 @@ impl<'a> BudgetedPlanner<'a> {
         let mut target = budget;
         loop {
             let &BudgetedPlanner { graph, profile, order, planner, .. } = self;
-            let plan = match plan::plan_within(graph, profile, order, target, planner, meter) {
+            let mut turn = meter.until(BY_RULE);
+            let plan = plan::plan_within(graph, profile, order, target, planner, &mut turn);
+            meter.spend(turn.spent() - meter.spent());
+            let plan = match plan {
                 Ok(plan) => plan,
                 Err(PlanError::Infeasible(proof)) if proof.prediction.is_some() => {
                     return Err(self.mispredicted(*proof, budget, residents, meter));
@@ -229,10 +255,10 @@ impl<'a> BudgetedPlanner<'a> {
             first.get_or_insert(meter.elapsed());
             let lay = |limit: Bytes, until: f64| {
                 let effort = meter.rest_until(until);
-                let task = Lowering { goal: Goal::Within(limit), residents, effort };
+                let task = Lowering { residents, effort, ..Lowering::to(Goal::Within(limit)) };
                 lower(self.graph, self.profile, &plan, &task)
             };
-            let schedule = lay(budget, 1.0);
+            let schedule = lay(budget, BY_RULE);
             let peak = plan::simulate(self.graph, self.profile, &plan.runs()).curve.peak;
             if schedule.slab <= budget {
                 // Addresses that fit may be spread out all the same.
@@ -257,8 +283,8 @@ impl<'a> BudgetedPlanner<'a> {
         residents: &Residents,
         meter: &Meter<'_>,
     ) -> PlanError {
-        let (goal, effort) = (Goal::Within(proof.reached), meter.rest_until(1.0));
-        let task = Lowering { goal, residents, effort };
+        let effort = meter.rest_until(1.0);
+        let task = Lowering { residents, effort, ..Lowering::to(Goal::Within(proof.reached)) };
         let slab = lower(self.graph, self.profile, &proof.plan, &task).slab;
         let reached = proof.reached.max(slab);
         PlanError::Infeasible(Box::new(Infeasible { budget, reached, ..proof }))
@@ -293,87 +319,56 @@ impl<'a> BudgetedPlanner<'a> {
     /// The smallest slab that the planner reaches.
     pub fn smallest(&mut self, terms: Terms<'_>) -> Result<Fitted, FitError> {
         let meter = Meter::new(terms.effort);
-        let (schedule, _) = self.lowest(Goal::Smallest, terms.residents, &meter)?;
+        let (any, residents) = (Bytes::ZERO, terms.residents);
+        let found = match self.search.take() {
+            Some(mut search) => {
+                let found = self.lowest(&mut search, any, residents, &meter.until(LOWEST));
+                self.search = Some(search);
+                Err(found)
+            }
+            None => self.lowest_by_rule(any, residents, &meter.until(LOWEST_BY_RULE))?,
+        };
+        let schedule = found.unwrap_or_else(|(schedule, _)| schedule);
         Ok(checked(self.graph, self.profile, schedule, None)?)
     }
 
-    /// The smallest slab has the last word: either it fits, or it is the smallest budget known to
-    /// be feasible.
-    fn refuse(
-        &mut self,
-        budget: Bytes,
-        residents: &Residents,
-        meter: &Meter<'_>,
-    ) -> Result<Fitted, FitError> {
-        let (schedule, plan) = self.lowest(Goal::Within(budget), residents, meter)?;
-        if schedule.slab <= budget {
-            return Ok(checked(self.graph, self.profile, schedule, self.bound(budget))?);
-        }
+    /// The smallest budget known to be feasible is that of the smallest slab.
+    fn refusal(&self, budget: Bytes, schedule: &Schedule, plan: Plan) -> PlanError {
         let proof = Infeasible::new(self.graph, self.profile, budget, plan);
-        let needed = self
-            .search
-            .as_ref()
-            .map_or(proof.needed, |search| proof.needed.max(search.least_budget()));
-        Err(PlanError::Infeasible(Box::new(Infeasible { reached: schedule.slab, needed, ..proof }))
-            .into())
+        let least = self.search.as_ref().map_or(Bytes::ZERO, Search::least_budget);
+        let needed = proof.needed.max(least);
+        PlanError::Infeasible(Box::new(Infeasible { reached: schedule.slab, needed, ..proof }))
     }
 
-    /// Of the plans with small peaks, the fastest whose slab is within a goal, or else the one with
-    /// the smallest slab.
-    fn lowest(
-        &mut self,
-        goal: Goal,
+    /// The smallest plan of a rule; an error where its slab is not within the budget.
+    fn lowest_by_rule(
+        &self,
+        enough: Bytes,
         residents: &Residents,
         meter: &Meter<'_>,
-    ) -> Result<(Schedule, Plan), PlanError> {
-        let plans = match &mut self.search {
-            Some(search) => search.smallest(&meter.round(meter.effort().work, SMALLEST)),
-            None => {
-                let mut meter = meter.clone();
-                vec![plan::smallest(
-                    self.graph,
-                    self.profile,
-                    self.order,
-                    self.planner,
-                    &mut meter,
-                )?]
-            }
-        };
-        let lay = |plan: &Plan, share: f64| {
-            let effort = meter.round(meter.effort().work, share);
-            let effort = Effort { floor: LOOK_FLOOR * self.order.len() as u64, ..effort };
-            lower(self.graph, self.profile, plan, &Lowering { goal, residents, effort })
-        };
-        let capacity = match goal {
-            Goal::Within(capacity) => capacity,
-            Goal::Smallest => Bytes::ZERO,
-        };
-        // What is beyond the goal, and then the time.
-        let rank = |schedule: &Schedule, plan: &Plan| {
-            (schedule.slab.max(capacity), self.profile.total(&plan.runs()).0)
-        };
-        let none = || Plan::of_runs(self.planner, self.order.to_vec());
-        let mut best: Option<(Schedule, Plan)> = None;
-        let take = |share: f64, plan: Plan, best: &mut Option<(Schedule, Plan)>| {
-            let peak = plan::simulate(self.graph, self.profile, &plan.runs()).curve.peak;
-            if best.as_ref().is_some_and(|(best, _)| peak > best.slab.max(capacity)) {
-                return;
-            }
-            let schedule = lay(&plan, share);
-            let is_better =
-                |(other, of): &(Schedule, Plan)| rank(&schedule, &plan) < rank(other, of);
-            if best.as_ref().is_none_or(is_better) {
-                *best = Some((schedule, plan));
-            }
-        };
-        // A look at each, then the lowest in earnest.
-        let lowest = plans.first().cloned().unwrap_or_else(none);
-        for plan in plans {
-            take(LOOK, plan, &mut best);
-        }
-        take(1.0, lowest, &mut best);
-        let best = best.unwrap_or_else(|| (lay(&none(), 1.0), none()));
-        Ok(best)
+    ) -> Result<Result<Schedule, Laid>, PlanError> {
+        let &BudgetedPlanner { graph, profile, order, planner, .. } = self;
+        // As if nothing had been asked for before.
+        let mut anew = meter.above(meter.effort().floor);
+        let plan = plan::smallest(graph, profile, order, planner, &mut anew)?;
+        let slab = SmallestSlab { graph, profile, order, residents, enough, meter };
+        let schedule = slab.lay_out(&plan, slab.rest(1.0));
+        Ok(match schedule.slab <= enough {
+            true => Ok(Schedule { budget: enough, ..schedule }),
+            false => Err((schedule, plan)),
+        })
+    }
+
+    /// The smallest slab that the search reaches, or one that is small enough.
+    fn lowest(
+        &self,
+        search: &mut Search<'_>,
+        enough: Bytes,
+        residents: &Residents,
+        meter: &Meter<'_>,
+    ) -> Laid {
+        let &BudgetedPlanner { graph, profile, order, .. } = self;
+        SmallestSlab { graph, profile, order, residents, enough, meter }.search(search)
     }
 }
 

@@ -7,7 +7,7 @@ use crate::fit::{Bound, FitError};
 use crate::goal::Goal;
 use crate::graph::Graph;
 use crate::id::NodeId;
-use crate::plan::{self, BoundOrder, Infeasible, Plan, PlanError, Planner, Search};
+use crate::plan::{self, BoundOrder, LOWEST, Plan, PlanError, Planner, Search};
 use crate::profile::Profile;
 use crate::schedule::{Lowering, Schedule, lower};
 use crate::timeline::Timeline;
@@ -63,32 +63,21 @@ pub fn hold(
     effort: &Effort<'_>,
 ) -> Result<Held, FitError> {
     let order = plan::base_order(graph, profile);
-    let smallest = |search: &mut Option<Search<'_>>, effort: &Effort<'_>| match search {
-        Some(search) => Ok(search.smallest(effort).swap_remove(0)),
-        None => plan::smallest(graph, profile, &order, planner, &mut Meter::new(effort)),
-    };
     let peak = |plan: &Plan| plan::simulate(graph, profile, &plan.runs()).curve.peak;
     let mut search = (planner == Planner::Auto).then(|| Search::new(graph, profile, &order));
+    let meter = &mut Meter::new(effort);
     let Goal::Within(budget) = goal else {
-        let plan = smallest(&mut search, effort)?;
+        let plan = match &mut search {
+            Some(search) => search.lowest(&meter.round(effort.work, LOWEST)),
+            None => plan::smallest(graph, profile, &order, planner, meter)?,
+        };
         return checked(graph, profile, &plan, (peak(&plan), None));
     };
-    let meter = Meter::new(effort);
     let plan = match &mut search {
-        Some(search) => search.in_rounds(budget, effort, |plan, _| Ok(plan.clone())).taken,
-        None => {
-            Some(plan::plan_within(graph, profile, &order, budget, planner, &mut meter.clone())?)
-        }
-    };
-    let plan = match plan {
-        Some(plan) => plan,
-        None => {
-            let plan = smallest(&mut search, &meter.round(effort.work, 1.0))?;
-            let proof = Infeasible::new(graph, profile, budget, plan);
-            let least = search.as_ref().map_or(Bytes::ZERO, Search::least_budget);
-            let needed = proof.needed.max(least);
-            return Err(PlanError::Infeasible(Box::new(Infeasible { needed, ..proof })).into());
-        }
+        Some(search) => search
+            .fastest(budget, effort)
+            .map_err(|proof| PlanError::Infeasible(Box::new(proof)))?,
+        None => plan::plan_within(graph, profile, &order, budget, planner, meter)?,
     };
     let bound = search.and_then(|search| search.bound(budget));
     let bound = bound.map(|seconds| Bound::of_runs(seconds, BoundOrder::Any));

@@ -180,6 +180,7 @@ pub mod plan;
 pub mod profile;
 pub mod reading;
 pub mod schedule;
+mod smallest;
 pub mod tensor;
 pub mod timeline;
 pub mod units;

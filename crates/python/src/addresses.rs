@@ -87,7 +87,13 @@ pub fn lay_out(py: Python<'_>, first: &Trace, second: &Trace) -> PyResult<Option
             .collect::<anyhow::Result<Vec<Lifetime>>>()?;
         let fixed = vec![None; lifetimes.len()];
         let goal = Goal::Smallest;
-        let shelf = Shelf { fixed: &fixed, floor: 0, alignment: ALIGNMENT as u64, goal };
+        let shelf = Shelf {
+            fixed: &fixed,
+            floor: 0,
+            alignment: ALIGNMENT as u64,
+            goal,
+            enough: Bytes::ZERO,
+        };
         let clock = || stop.clock();
         let packing = pack(&lifetimes, &shelf, &Effort { clock: &clock, ..Effort::default() });
         let offsets = packing

@@ -12,7 +12,7 @@ use tightfit::plan::Planner;
 use tightfit::profile::CallSeconds;
 use tightfit::units::Bytes;
 use tightfit_engine::step::input;
-use tightfit_engine::{Budget, Dataset, FitTask, Session, Step, fit_step};
+use tightfit_engine::{Budget, Dataset, Executable, FitTask, Session, Step, fit_step};
 
 use crate::target::make::{ORIGINAL, original};
 use crate::target::{EFFORT, raw, refused};
@@ -64,13 +64,13 @@ pub fn judge(folder: &Path, originals: &mut BTreeMap<String, Trained>) -> Verdic
 }
 
 fn train_both(folder: &Path) -> Result<Trained, Verdict> {
-    let (step, mut data) = open(folder)?;
+    let (step, _) = open(folder)?;
     let graphs = [Some(&step.training), step.evaluation.as_ref()];
     if let Some(verdict) = graphs.into_iter().flatten().find_map(raw::too_large) {
         return Err(verdict);
     }
-    let whole = train(&step, &mut data, Budget::Share(1.0), 1);
-    let smallest = train(&step, &mut data, Budget::Smallest, 2);
+    let whole = train(&step, Budget::Share(1.0), 1);
+    let smallest = train(&step, Budget::Smallest, 2);
     match (whole, smallest) {
         (Ok(whole), Ok(smallest)) => equal(whole, &smallest),
         (Err(whole), Err(smallest)) if whole.cause() == smallest.cause() => Err(whole),
@@ -119,16 +119,12 @@ pub fn open(folder: &Path) -> Result<(Step, Dataset), Verdict> {
             data.suits(&graph.values()[rows], &graph.values()[target])
                 .map_err(|error| refused("the data's shape", &error))?;
         }
+        Executable::admits(graph).map_err(|error| refused("admission", &error))?;
     }
     Ok((step, data))
 }
 
-fn train(
-    step: &Step,
-    data: &mut Dataset,
-    budget: Budget,
-    threads: u32,
-) -> Result<Trained, Verdict> {
+fn train(step: &Step, budget: Budget, threads: u32) -> Result<Trained, Verdict> {
     let machine = Machine::unmeasured_cpu(threads);
     let (beside, planner) = (Bytes::ZERO, Planner::Auto);
     let task = FitTask { machine: &machine, budget, beside, planner, effort: EFFORT };
@@ -149,9 +145,11 @@ fn train(
         SEED,
     )
     .map_err(|error| refused("compiling", &error))?;
+    let mut data = Dataset::open(&step.data, &step.folder, None)
+        .map_err(|error| refused("the data", &error))?;
     let mut losses = Vec::new();
     for _ in 0..STEPS {
-        let loss = session.step(data).map_err(|error| refused("running", &error))?;
+        let loss = session.step(&mut data).map_err(|error| refused("running", &error))?;
         losses.push(loss.to_bits());
     }
     let outputs = step.training.outputs().iter().enumerate();
@@ -163,7 +161,7 @@ fn train(
         .map(|(name, resident)| (name.clone(), session.resident_bytes(resident).to_vec()))
         .collect();
     let evaluation = session
-        .evaluate(data, 1)
+        .evaluate(&mut data, 1)
         .map_err(|error| refused("evaluating", &error))?
         .map(|evaluation| evaluation.loss.to_bits());
     Ok(Trained { losses, outputs, evaluation, residents })

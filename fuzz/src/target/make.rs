@@ -255,7 +255,7 @@ fn execute_case(draw: &mut Draw, parts: &Parts<'_>) -> anyhow::Result<Made> {
     let changes = parts.change(draw, 6, |draw| match draw.below(20) {
         0..3 if manner != Neutral => drop(step::legal(&mut document, draw)),
         3 if manner == Hostile => drop(step::data(&mut case, draw)),
-        4 | 5 => drop(legal::legal(&mut evaluation, manner == Neutral, draw)),
+        4 | 5 => change_graph(&mut evaluation, manner, draw),
         _ => change_graph(&mut training, manner, draw),
     });
     for (name, graph) in [("train.json.gz", training), ("eval.json.gz", evaluation)] {

@@ -61,6 +61,7 @@ pub fn layout(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 floor: 0,
                 alignment: 1,
                 goal: Goal::Within(Bytes(arguments.capacity)),
+                enough: Bytes::ZERO,
             },
             &search,
         );

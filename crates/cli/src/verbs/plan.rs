@@ -169,7 +169,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "recomputed_nodes": schedule.recomputed(),
             "seconds": seconds,
             "slab_bytes": schedule.slab,
-            "floor": (planner != Planner::Auto && effort.floor < u64::MAX).then_some(effort.floor),
+            "floor": (effort.floor < u64::MAX).then(|| planner.floor(effort.floor)),
             "interrupted": interrupt::raised(),
         });
         details.add_to(&mut result);

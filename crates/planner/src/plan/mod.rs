@@ -27,7 +27,7 @@ pub use not_found::NotFound;
 pub use order::base_order;
 pub use rematerialize::{Retention, Retentions, rematerialize};
 pub use rewrite::{RewriteError, rewrite};
-pub use search::{Answer, BoundOrder, Lowest, Search, lower_bound};
+pub use search::{Answer, BoundOrder, LOWEST, Search, lower_bound, lowest_of_peers};
 
 use crate::analysis::{MemoryCurve, held};
 use crate::effort::{Effort, Meter};
@@ -83,6 +83,14 @@ impl Planner {
     /// The planner called `name`.
     pub fn from_name(name: &str) -> Option<Planner> {
         Self::ALL.iter().find(|(_, n)| *n == name).map(|(planner, _)| *planner)
+    }
+
+    /// The work that may come before a deadline counts where each rule has a floor of so much.
+    pub fn floor(self, of_a_rule: u64) -> u64 {
+        match self {
+            Planner::Auto => of_a_rule.saturating_mul(search::FLOORS),
+            _ => of_a_rule,
+        }
     }
 
     /// The name that a user gives.
@@ -202,13 +210,7 @@ fn auto(
     effort: &Effort<'_>,
 ) -> Result<Plan, PlanError> {
     let mut search = Search::new(graph, profile, order);
-    if let Some(plan) = search.in_rounds(budget, effort, |plan, _| Ok(plan.clone())).taken {
-        return Ok(plan);
-    }
-    let smallest = search.smallest(effort).swap_remove(0);
-    let proof = Infeasible::new(graph, profile, budget, smallest);
-    let needed = proof.needed.max(search.least_budget());
-    Err(PlanError::Infeasible(Box::new(Infeasible { needed, ..proof })))
+    search.fastest(budget, effort).map_err(|proof| PlanError::Infeasible(Box::new(proof)))
 }
 
 /// The plan with the smallest peak that a planner reaches within the time of `meter`, whatever it

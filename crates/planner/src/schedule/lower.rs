@@ -21,6 +21,8 @@ use crate::units::Bytes;
 pub struct Lowering<'a> {
     /// How large the slab may be.
     pub goal: Goal,
+    /// A slab of so many bytes is small enough, whatever the goal.
+    pub enough: Bytes,
     /// What stays where it is.
     pub residents: &'a Residents,
     /// How hard to look for addresses.
@@ -30,7 +32,8 @@ pub struct Lowering<'a> {
 impl Lowering<'static> {
     /// For a goal, with nothing in the slab yet and the default effort.
     pub fn to(goal: Goal) -> Lowering<'static> {
-        Lowering { goal, residents: Residents::none(), effort: Effort::default() }
+        let enough = Bytes::ZERO;
+        Lowering { goal, enough, residents: Residents::none(), effort: Effort::default() }
     }
 }
 
@@ -167,10 +170,10 @@ fn place(
     let (fixed, floor) = persistent_addresses(graph, lifetimes, placeholders, task.residents);
     let effort = Effort {
         work: task.effort.work.min(lifetimes.len() as u64 * WORK_OF_EACH_BUFFER),
-        floor: 0,
         ..task.effort
     };
-    let shelf = Shelf { fixed: &fixed, floor, alignment: ALIGNMENT, goal: task.goal };
+    let &Lowering { goal, enough, .. } = task;
+    let shelf = Shelf { fixed: &fixed, floor, alignment: ALIGNMENT, goal, enough };
     let packing = pack(lifetimes.as_values_slice(), &shelf, &effort);
     let buffers = lifetimes
         .values()

@@ -77,6 +77,7 @@ fn the_hard_set_is_packed_into_its_capacity() {
                 floor: 0,
                 alignment: ALIGNMENT,
                 goal: Goal::Within(Bytes(CAPACITY)),
+                enough: Bytes::ZERO,
             },
             &Effort::default(),
         );
@@ -97,7 +98,13 @@ fn without_work_there_is_still_a_packing() {
         0,
         &pack(
             &lifetimes,
-            &Shelf { fixed: &fixed, floor: 0, alignment: ALIGNMENT, goal: Goal::Smallest },
+            &Shelf {
+                fixed: &fixed,
+                floor: 0,
+                alignment: ALIGNMENT,
+                goal: Goal::Smallest,
+                enough: Bytes::ZERO,
+            },
             &Effort::work(1, 0),
         ),
     );
@@ -108,7 +115,13 @@ fn what_never_fits_is_proven() {
     // Two lives of 2 and 3 units beside each other need 5, whatever the capacity.
     let packing = pack(
         &[life(0, 2, 128), life(1, 3, 192)],
-        &Shelf { fixed: &[None; 2], floor: 0, alignment: ALIGNMENT, goal: Goal::Within(Bytes(64)) },
+        &Shelf {
+            fixed: &[None; 2],
+            floor: 0,
+            alignment: ALIGNMENT,
+            goal: Goal::Within(Bytes(64)),
+            enough: Bytes::ZERO,
+        },
         &Effort::default(),
     );
     assert_eq!((packing.end, packing.is_optimal()), (Bytes(320), true));
@@ -126,7 +139,7 @@ proptest! {
     #[test]
     fn few_buffers_are_packed_as_brute_force_packs_them(lifetimes in lifetimes(7)) {
         let fixed = vec![None; lifetimes.len()];
-        let shelf = Shelf { fixed: &fixed, floor: 0, alignment: ALIGNMENT, goal: Goal::Smallest };
+        let shelf = Shelf { fixed: &fixed, floor: 0, alignment: ALIGNMENT, goal: Goal::Smallest, enough: Bytes::ZERO };
         let packing = pack(&lifetimes, &shelf, &Effort::default());
         judge(&lifetimes, &fixed, 0, &packing);
         prop_assert_eq!(packing.end, Bytes(least_end(&lifetimes, &mut Vec::new())));
@@ -151,7 +164,7 @@ proptest! {
         for capacity in [0, 2048, u64::MAX] {
             let effort = Effort::work(seed, 20_000);
             let goal = Goal::Within(Bytes(capacity));
-            let shelf = Shelf { fixed: &fixed, floor, alignment: ALIGNMENT, goal };
+            let shelf = Shelf { fixed: &fixed, floor, alignment: ALIGNMENT, goal, enough: Bytes::ZERO };
             let packing = pack(&lifetimes, &shelf, &effort);
             judge(&lifetimes, &fixed, floor, &packing);
             prop_assert_eq!(pack(&lifetimes, &shelf, &effort), packing);

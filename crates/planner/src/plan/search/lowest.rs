@@ -1,6 +1,6 @@
 //! The plan with the smallest peak that is found, whatever it costs in seconds. Invariant: what is
-//! reached depends on the graph, the order, the seed and the work alone, not on what was planned
-//! before, nor on what is aimed at; more work contains all that less has found, and no planner's
+//! reached depends on the graph, the order, the seed and the work alone, neither on what was
+//! planned before nor on any budget; more work contains all that less has found, and no planner's
 //! smallest plan is lower.
 //!
 //! 1. *Cuts.* Bisection between what is reached and what is refuted, from the cuts that bind.
@@ -14,139 +14,99 @@ use std::cmp::Reverse;
 use fastrand::Rng;
 
 use crate::effort::Effort;
-use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan::search::Search;
 use crate::plan::search::attempt::Attempt;
 use crate::plan::search::binding_instants::tight;
-use crate::plan::search::peers::{PEERS, peer};
 use crate::plan::search::quantity::ByteCount;
 use crate::plan::search::squeeze::squeeze;
 use crate::plan::search::state::State;
 use crate::plan::{Plan, Planner};
-use crate::profile::Profile;
-use crate::units::Bytes;
 
 /// Halvings of the distance between what is known to be feasible and what is not.
 const BISECTIONS: usize = 12;
 /// Work for each, per operator.
 const BISECTION_WORK: u64 = 100;
 
+/// The part of the effort that goes into the smallest peak and its addresses where they are all
+/// that is asked for: a search within the budget that comes out finds them again, after other
+/// attempts.
+pub const LOWEST: f64 = 0.75;
 /// The part of the effort within which a plan is found that a refusal may name.
 const NAMED: f64 = 0.8;
 /// Plans with small peaks that are worth a look for the smallest slab.
 const SMALL_PLANS: usize = 8;
 
-/// A search for the smallest peak. It goes on where it stopped.
-pub struct Lowest<'a> {
+/// What is known of small peaks.
+struct Lowest<'a> {
     search: Search<'a>,
-    graph: &'a Graph,
-    profile: &'a Profile,
-    order: Vec<NodeId>,
-    /// Cuts and peers are done.
-    has_begun: bool,
     random: Rng,
-    /// The lowest plans of the peers.
-    peers: Vec<Vec<NodeId>>,
-    /// The plans that were known while there was effort to spare.
+    /// What a refusal may name.
     named: Vec<Plan>,
 }
 
-impl<'a> Lowest<'a> {
-    /// Nothing is known yet but the order itself.
-    pub fn new(graph: &'a Graph, profile: &'a Profile, order: &[NodeId], seed: u64) -> Lowest<'a> {
-        Lowest {
-            search: Search::new(graph, profile, order),
-            graph,
-            profile,
-            order: order.to_vec(),
-            has_begun: false,
-            random: Rng::with_seed(seed),
-            peers: Vec::new(),
+impl<'a> Search<'a> {
+    /// Plans with small peaks, the smallest first; but only what is found with effort to spare:
+    /// whoever goes for one of their peaks with the same effort reaches it, even if the machine is
+    /// somewhat slower then. All that is found becomes known.
+    ///
+    /// `peers` waits for what [`lowest_of_peers`] makes, which is a floor: they are heard whatever
+    /// the effort. If the lowest plan of cuts and peers is small enough, nothing is squeezed.
+    pub fn smallest(
+        &mut self,
+        effort: &Effort<'_>,
+        peers: impl FnOnce() -> Vec<Vec<NodeId>>,
+        is_enough: impl FnOnce(&Plan) -> bool,
+    ) -> Vec<Plan> {
+        let order = self.order();
+        let mut lowest = Lowest {
+            search: Search::new(self.graph, self.profile, &order),
+            random: Rng::with_seed(effort.seed),
             named: Vec::new(),
+        };
+        lowest.go(&mut Attempt::new(ByteCount::ZERO, effort), peers, is_enough);
+        let least = lowest.search.least_budget();
+        for known in lowest.search.found {
+            self.offer(known.runs);
         }
+        self.refuted = self.refuted.max(least);
+        lowest.named
     }
+}
 
-    /// Goes on until a plan peaks at `target` or less, or until the effort is spent. The peers are
-    /// a floor: they are heard whatever the effort.
-    pub fn reach(&mut self, target: Bytes, effort: &Effort<'_>) -> bool {
-        let mut attempt = Attempt::new(ByteCount::of(target), effort);
-        if !self.has_begun {
-            self.begin(&mut attempt);
-            self.has_begun = true;
-            self.name();
+impl Lowest<'_> {
+    fn go(
+        &mut self,
+        attempt: &mut Attempt<'_>,
+        peers: impl FnOnce() -> Vec<Vec<NodeId>>,
+        is_enough: impl FnOnce(&Plan) -> bool,
+    ) {
+        self.search.bisect(attempt);
+        for runs in peers() {
+            self.search.offer(runs);
+        }
+        self.name();
+        if self.named.first().is_some_and(is_enough) {
+            return;
         }
         let least = self.search.least_budget();
-        while self.peak() > target.max(least) && !attempt.meter.is_over() {
-            let lowest = self.plan().runs();
+        while !attempt.meter.is_over() {
+            let Some(lowest) = self.search.found.first().filter(|found| found.peak > least) else {
+                return;
+            };
             let (random, meter) = (&mut self.random, &mut attempt.meter);
-            let limit = ByteCount::of(target);
-            let runs = squeeze(self.graph, self.profile, &lowest, limit, random, meter);
+            let runs = squeeze(self.search.graph, self.search.profile, &lowest.runs, random, meter);
             self.search.offer(runs);
             if !attempt.meter.until(NAMED).is_over() {
                 self.name();
             }
         }
-        self.peak() <= target
     }
 
-    /// Of two plans the one that holds less may need the larger slab, so the peers' plans stay,
-    /// too.
+    /// Of two plans the one that holds less may need the larger slab, so there are several.
     fn name(&mut self) {
-        let peers = self.peers.iter().map(|runs| Plan::of_runs(Planner::Auto, runs.clone()));
-        self.named = self.plans().take(SMALL_PLANS).chain(peers).collect();
-    }
-
-    /// Cuts, and the peers beside them.
-    fn begin(&mut self, attempt: &mut Attempt<'_>) {
-        let (graph, profile, order) = (self.graph, self.profile, &self.order);
-        let search = &mut self.search;
-        let plans = std::thread::scope(|scope| {
-            let mut meter = attempt.meter.above(Effort::FLOOR);
-            let peers = scope.spawn(move || {
-                let reach = |planner| peer(graph, profile, order, Bytes::ZERO, planner, &mut meter);
-                PEERS.into_iter().filter_map(reach).collect::<Vec<_>>()
-            });
-            search.bisect(attempt);
-            // A thread that panicked leaves fewer plans, and its message.
-            peers.join().unwrap_or_default()
-        });
-        for runs in &plans {
-            self.search.offer(runs.clone());
-        }
-        self.peers = plans;
-    }
-
-    /// The smallest peak so far.
-    pub fn peak(&self) -> Bytes {
-        self.search.found.first().map_or(Bytes::LIMIT, |found| found.peak)
-    }
-
-    /// The plan with that peak.
-    pub fn plan(&self) -> Plan {
-        self.plans().next().unwrap_or_else(|| Plan::of_runs(Planner::Auto, self.order.clone()))
-    }
-
-    /// Plans with small peaks, the smallest first; each is faster than the one before.
-    pub fn plans(&self) -> impl Iterator<Item = Plan> {
-        self.search.found.iter().map(|found| Plan::of_runs(Planner::Auto, found.runs.clone()))
-    }
-
-    /// The lowest of them, the smallest first, then the peers' own; but only what was found with
-    /// effort to spare: who goes for one of their peaks with the same effort reaches it, even if
-    /// the machine is somewhat slower then.
-    pub fn named(&self) -> &[Plan] {
-        &self.named
-    }
-
-    /// The lowest plans of the peers.
-    pub fn peers(&self) -> &[Vec<NodeId>] {
-        &self.peers
-    }
-
-    /// No schedule whatever needs less, by the cuts known so far.
-    pub fn least_budget(&self) -> Bytes {
-        self.search.least_budget()
+        let found = self.search.found.iter().take(SMALL_PLANS);
+        self.named = found.map(|found| Plan::of_runs(Planner::Auto, found.runs.clone())).collect();
     }
 }
 

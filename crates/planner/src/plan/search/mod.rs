@@ -38,21 +38,22 @@ mod state;
 use std::cmp::Reverse;
 use std::sync::Arc;
 
-use crate::effort::Effort;
+use crate::effort::{Effort, Meter};
 use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan::search::attempt::{Attempt, Runner};
 use crate::plan::search::binding_instants::add_instants;
 pub use crate::plan::search::bound::BoundOrder;
 use crate::plan::search::bound::CutInstant;
-pub use crate::plan::search::lowest::Lowest;
+pub use crate::plan::search::lowest::LOWEST;
+pub use crate::plan::search::peers::{FLOORS, lowest_of_peers};
 pub use crate::plan::search::prove::lower_bound;
 use crate::plan::search::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::repair::{polish, repair};
 use crate::plan::search::state::State;
 use crate::plan::search::state::problem::{OpId, Problem};
 use crate::plan::search::state::runs::{rebase, sequence};
-use crate::plan::{Plan, Planner, simulate};
+use crate::plan::{Infeasible, Plan, Planner, simulate};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
 
@@ -87,8 +88,8 @@ pub struct Search<'a> {
     found: Vec<KnownPlan>,
     /// Where the last search for a plan ended.
     last: Option<Stand>,
-    /// Goes for the smallest peak, once that is asked for.
-    lowest: Option<Box<Lowest<'a>>>,
+    /// No budget below suffices, as the search for the smallest peak has shown.
+    refuted: Bytes,
 }
 
 /// The answer for one budget.
@@ -116,7 +117,7 @@ impl<'a> Search<'a> {
             instants: Vec::new(),
             found: Vec::new(),
             last: None,
-            lowest: None,
+            refuted: Bytes::ZERO,
         };
         search.offer(order.to_vec());
         search.offer(moved);
@@ -146,6 +147,40 @@ impl<'a> Search<'a> {
         Answer { plan, bound: self.bound(budget), first }
     }
 
+    /// The fastest plan within a budget that is found in rounds, wherever tensors are placed; or
+    /// the smallest that is known.
+    pub fn fastest(&mut self, budget: Bytes, effort: &Effort<'_>) -> Result<Plan, Infeasible> {
+        let (graph, profile) = (self.graph, self.profile);
+        let take = |plan: &Plan, _: &Effort<'_>| Ok(plan.clone());
+        let rounds = self.in_rounds(budget, effort, take, |search, meter| {
+            let plan = search.lowest(&meter.round(effort.work, 1.0));
+            let peak = simulate(graph, profile, &plan.runs()).curve.peak;
+            if peak <= budget { Ok((plan.clone(), plan)) } else { Err(plan) }
+        });
+        rounds.taken.map_err(|smallest| {
+            let proof = Infeasible::new(graph, profile, budget, smallest);
+            Infeasible { needed: proof.needed.max(self.least_budget()), ..proof }
+        })
+    }
+
+    /// The plan with the smallest peak that is found.
+    pub fn lowest(&mut self, effort: &Effort<'_>) -> Plan {
+        let (graph, profile, order) = (self.graph, self.profile, self.order());
+        let meter = Meter::new(effort);
+        std::thread::scope(|scope| {
+            let peers = scope.spawn(|| lowest_of_peers(graph, profile, &order, &meter, |_| {}));
+            // A thread that panicked leaves no plans, and its message.
+            let peers = || peers.join().unwrap_or_default();
+            let mut plans = self.smallest(effort, peers, |_| false);
+            plans.swap_remove(0)
+        })
+    }
+
+    /// All nodes, as they were given.
+    fn order(&self) -> Vec<NodeId> {
+        self.given.ops.values().filter_map(|op| op.node).collect()
+    }
+
     /// Time that no schedule within the budget beats, by the cuts known so far; `None` where no
     /// schedule fits.
     pub fn bound(&self, budget: Bytes) -> Option<Seconds> {
@@ -162,7 +197,7 @@ impl<'a> Search<'a> {
     /// No budget below this one suffices, by the cuts known so far.
     pub fn least_budget(&self) -> Bytes {
         let least = self.instants.iter().map(CutInstant::least_budget).max();
-        least.unwrap_or(self.given.resting).bytes()
+        least.unwrap_or(self.given.resting).bytes().max(self.refuted)
     }
 
     /// Makes a sequence of runs known, if it is better than what is.
@@ -189,32 +224,6 @@ impl<'a> Search<'a> {
     /// The fastest known plan within a budget.
     fn best(&self, budget: Bytes) -> Option<&KnownPlan> {
         self.found.iter().rev().find(|found| found.peak <= budget)
-    }
-
-    /// Goes on with the search for the smallest peak until a plan is within the budget; then that
-    /// plan is known.
-    fn reach(&mut self, budget: Bytes, effort: &Effort<'_>) -> bool {
-        let order = || self.given.ops.values().filter_map(|op| op.node).collect::<Vec<_>>();
-        let (graph, profile) = (self.graph, self.profile);
-        let mut lowest = self
-            .lowest
-            .take()
-            .unwrap_or_else(|| Box::new(Lowest::new(graph, profile, &order(), effort.seed)));
-        let reached = lowest.reach(budget, effort);
-        lowest.plans().for_each(|plan| {
-            self.offer(plan.runs());
-        });
-        self.lowest = Some(lowest);
-        reached
-    }
-
-    /// Plans with small peaks, the smallest first, as the search for the smallest peak has found
-    /// them with effort to spare; it is made with this effort, unless it was made before.
-    pub fn smallest(&mut self, effort: &Effort<'_>) -> Vec<Plan> {
-        if self.lowest.is_none() {
-            self.reach(Bytes::ZERO, effort);
-        }
-        self.lowest.as_ref().map_or(Vec::new(), |lowest| lowest.named().to_vec())
     }
 
     /// The known plans within a budget, fastest first, with some distance between their peaks.

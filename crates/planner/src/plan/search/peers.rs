@@ -1,7 +1,7 @@
 //! The other planners, beside the search. Invariant: whatever one of them makes of a budget is
 //! known to the search before it answers, so none of them is better.
 
-use crate::effort::Meter;
+use crate::effort::{Effort, Meter};
 use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan::{self, PlanError, Planner};
@@ -17,6 +17,31 @@ pub const PEERS: [Planner; 6] = [
     Planner::Capuchin,
     Planner::Xla,
 ];
+
+/// Floors of a rule that a search may take: one for all peers at its budget, and one for each at
+/// the smallest.
+pub const FLOORS: u64 = 1 + PEERS.len() as u64;
+
+/// The lowest plan that each of them reaches. Each has a floor of its own, as when it is asked
+/// alone. Each is offered as soon as it is there. The solver, whose work cannot be counted, is asked only where there is a deadline.
+pub fn lowest_of_peers(
+    graph: &Graph,
+    profile: &Profile,
+    order: &[NodeId],
+    meter: &Meter<'_>,
+    mut offer: impl FnMut(&[NodeId]),
+) -> Vec<Vec<NodeId>> {
+    let solver = meter.has_deadline().then_some(Planner::Exact);
+    let reach = |planner| {
+        let mut meter = meter.above(Effort::FLOOR);
+        let is_interrupted = meter.elapsed().0.is_infinite();
+        (!is_interrupted)
+            .then(|| peer(graph, profile, order, Bytes::ZERO, planner, &mut meter))
+            .flatten()
+    };
+    let plans = PEERS.into_iter().chain(solver).filter_map(reach);
+    plans.inspect(|runs| offer(runs)).collect()
+}
 
 /// What a planner makes of a budget, or the lowest that it reaches; `None` where it has no plan.
 pub fn peer(

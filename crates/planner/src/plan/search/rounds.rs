@@ -7,6 +7,10 @@
 //! are missing. Then a little less of the budget is asked for, because a little slack makes packing
 //! much easier.
 //!
+//! Where nothing is taken for a while, the rounds stop, and whoever asked goes for the smallest peak
+//! instead, as if that had been asked for. Once that is within the budget, the rounds go on from
+//! there.
+//!
 //! The floor: a first round, and the plans of all other planners, which are made beside it. They
 //! are done whatever the effort.
 
@@ -28,21 +32,27 @@ const GROWTH: u64 = 3;
 /// slack costs less time of the step, more slack packs sooner. How these and the figures below were
 /// chosen: `doc/theory/recompute.md`.
 const SLACK: [f64; 8] = [0.0, 0.003, 0.008, 0.02, 0.045, 0.08, 0.13, 0.2];
-/// The part of the time that is left which a round gets while no plan is known.
-const UNKNOWN: f64 = 0.4;
-/// The same while a plan is known but none was taken.
+/// The part of the time after which rounds stop while nothing was taken.
+const STOP: f64 = 0.1;
+/// The part of the time until then that a round gets while nothing was taken, and again its
+/// addresses.
 const UNTAKEN: f64 = 0.5;
+/// The part of the time after which plans of other planners are not looked at any more while
+/// nothing was taken.
+const STOP_OFFERS: f64 = 0.15;
 /// The part of the time that is left for the addresses of what is found last.
 const LAST: f64 = 0.04;
 /// Plans that are laid out in earnest where first addresses did not do.
 const MOST_LAST: usize = 32;
+/// As many of them whatever the time.
+const LAST_FLOOR: usize = 4;
 /// A plan that is faster by less than this part of the step is not worth new addresses.
 const LEAST_GAIN: f64 = 1e-6;
 
 /// What became of a budget.
-pub struct InRounds<T> {
-    /// The fastest plan that was taken, as it was taken.
-    pub taken: Option<T>,
+pub struct InRounds<T, R> {
+    /// The fastest plan that was taken, as it was taken; or what became of the smallest.
+    pub taken: Result<T, R>,
     /// Until the first plan was found.
     pub first: Seconds,
 }
@@ -74,20 +84,24 @@ impl<T, Take: FnMut(&Plan, &Effort<'_>) -> Result<T, Bytes>> Taker<T, Take> {
 impl Search<'_> {
     /// Plans one budget in rounds. `take` is handed plans within the budget, each faster than what
     /// it has taken before, with the effort that it may spend on it; where it cannot take one, it
-    /// answers by how many bytes it is too large.
-    pub fn in_rounds<T>(
+    /// answers by how many bytes it is too large. `lowest` is asked where nothing was taken: it goes
+    /// for the smallest peak with what is left of the effort, and takes a plan or refuses.
+    pub fn in_rounds<T, R>(
         &mut self,
         budget: Bytes,
         effort: &Effort<'_>,
         take: impl FnMut(&Plan, &Effort<'_>) -> Result<T, Bytes>,
-    ) -> InRounds<T> {
-        let meter = Meter::new(effort);
+        lowest: impl FnOnce(&mut Self, &Meter<'_>) -> Result<(Plan, T), R>,
+    ) -> InRounds<T, R> {
+        // The floor is in what is done, not in work.
+        let meter = Meter::new(effort).uncounted();
         let least_gain =
             Picoseconds::round_down(Seconds(self.given.total.seconds().0 * LEAST_GAIN));
         let mut taker = Taker { take, best: None, least_gain, refused: Vec::new() };
         let (graph, profile) = (self.graph, self.profile);
-        let order: Vec<NodeId> = self.given.ops.values().filter_map(|op| op.node).collect();
+        let order = self.order();
         let mut first = None;
+        let mut heard = Vec::new();
         std::thread::scope(|scope| {
             let (send, peers) = mpsc::channel();
             let mut clock = meter.above(Effort::FLOOR);
@@ -104,7 +118,6 @@ impl Search<'_> {
             } else {
                 drop(send);
             }
-            let mut heard = Vec::new();
             if !meter.has_deadline() {
                 // Nothing may depend on how fast the peers are.
                 self.hear(peers.iter(), &mut heard);
@@ -113,13 +126,32 @@ impl Search<'_> {
                 search.hear(peers.try_iter(), &mut heard);
             });
             self.hear(peers.into_iter(), &mut heard);
-            self.offer_known(budget, &mut taker, &meter.round(0, 1.0));
-            if !taker.refused.is_empty() {
-                self.offer_all(budget, &heard, &mut taker, &meter.round(effort.work, 1.0));
-            }
         });
-        let first = first.unwrap_or(meter.elapsed());
-        InRounds { taken: taker.best.map(|(_, taken)| taken), first }
+        let until = if taker.best.is_some() { 1.0 } else { STOP_OFFERS };
+        let offers = meter.rest_until(until);
+        self.offer_known(budget, &mut taker, &Effort { work: 0, ..offers });
+        if !taker.refused.is_empty() {
+            self.offer_all(budget, &heard, &mut taker, &Effort { work: effort.work, ..offers });
+        }
+        if taker.best.is_none() {
+            let (plan, taken) = match lowest(self, &meter) {
+                Ok(taken) => taken,
+                Err(refused) => {
+                    let first = first.unwrap_or(meter.elapsed());
+                    return InRounds { taken: Err(refused), first };
+                }
+            };
+            let runs = plan.runs();
+            taker.best = Some((self.extra(&runs), taken));
+            self.offer(runs);
+            first.get_or_insert(meter.elapsed());
+            if !meter.would_exceed(FIRST_ROUND * self.given.len() as u64) {
+                self.rounds(budget, &mut meter.clone(), &mut taker, &mut first, |_| {});
+                self.offer_known(budget, &mut taker, &meter.round(0, 1.0));
+            }
+        }
+        let (_, taken) = taker.best.expect("a plan that was taken stays until a better one is");
+        InRounds { taken: Ok(taken), first: first.unwrap_or(meter.elapsed()) }
     }
 
     /// Plans of other planners become known.
@@ -150,12 +182,10 @@ impl Search<'_> {
             let slack = Bytes((budget.0 as f64 * SLACK[turn]) as u64)
                 .min(Bytes(missing.0.saturating_add(missing.0 / 10)));
             let aim = budget.saturating_sub(slack);
-            let share = match (&taker.best, self.best(aim)) {
-                (Some(_), _) => 1.0 - LAST,
-                (None, Some(_)) => UNTAKEN,
-                (None, None) => UNKNOWN,
+            let round = match taker.best {
+                Some(_) => meter.round(work, 1.0 - LAST),
+                None => meter.until(STOP).round(work, UNTAKEN),
             };
-            let round = meter.round(work, share);
             let seed = round.seed.wrapping_add(meter.spent());
             let answer = self.plan(aim, &Effort { seed, ..round });
             meter.spend(work);
@@ -164,9 +194,12 @@ impl Search<'_> {
             }
             match answer.plan {
                 Some(plan) => {
-                    let share = if taker.best.is_some() { 1.0 } else { UNTAKEN };
                     let extra = self.extra(&plan.runs());
-                    match taker.offer(extra, &plan, &meter.round(work, share)) {
+                    let addresses = match taker.best {
+                        Some(_) => meter.round(work, 1.0),
+                        None => meter.until(STOP).round(work, UNTAKEN),
+                    };
+                    match taker.offer(extra, &plan, &addresses) {
                         Ok(()) => work = work.saturating_mul(GROWTH),
                         Err(more) => {
                             missing = more;
@@ -184,12 +217,8 @@ impl Search<'_> {
                     turn -= 1;
                     work = work.saturating_mul(GROWTH);
                 }
-                None if self.bound(aim).is_none()
-                    || !self.reach(aim, &meter.round(meter.effort().work, 1.0)) =>
-                {
-                    return;
-                }
-                None => {}
+                None if taker.best.is_none() => return,
+                None => work = work.saturating_mul(GROWTH),
             }
             hear(self);
             // What may be worth more than what later rounds find.
@@ -197,6 +226,7 @@ impl Search<'_> {
             let is_optimal =
                 |extra: Picoseconds| self.is_optimal(extra, self.floor(ByteCount::of(budget)));
             if meter.would_exceed(work)
+                || taker.best.is_none() && meter.share() > STOP
                 || taker.best.as_ref().is_some_and(|(extra, _)| is_optimal(*extra))
             {
                 return;
@@ -214,21 +244,23 @@ impl Search<'_> {
         taker: &mut Taker<T, impl FnMut(&Plan, &Effort<'_>) -> Result<T, Bytes>>,
         effort: &Effort<'_>,
     ) {
-        let lowest = self.lowest.as_ref().map_or(&[][..], |lowest| lowest.peers());
         let peak = |runs: &[NodeId]| simulate(self.graph, self.profile, runs).curve.peak;
         let known = self.found.iter().filter(|known| known.peak <= budget);
         let mut known: Vec<(Picoseconds, &[NodeId])> = peers
             .iter()
-            .chain(lowest)
             .filter(|runs| peak(runs) <= budget)
             .map(|runs| (self.extra(runs), &runs[..]))
             .chain(known.map(|known| (known.extra, &known.runs[..])))
             .collect();
         known.sort_by_key(|&(extra, _)| extra);
         known.dedup();
-        for (extra, runs) in known.into_iter().take(MOST_LAST) {
+        let meter = Meter::new(effort);
+        for (number, (extra, runs)) in known.into_iter().take(MOST_LAST).enumerate() {
             let plan = Plan::of_runs(Planner::Auto, runs.to_vec());
-            if !taker.wants(extra) || taker.offer(extra, &plan, effort).is_ok() {
+            if number >= LAST_FLOOR && meter.is_late()
+                || !taker.wants(extra)
+                || taker.offer(extra, &plan, effort).is_ok()
+            {
                 return;
             }
         }
@@ -242,12 +274,16 @@ impl Search<'_> {
         taker: &mut Taker<T, impl FnMut(&Plan, &Effort<'_>) -> Result<T, Bytes>>,
         effort: &Effort<'_>,
     ) {
-        for plan in self.within(budget) {
+        let meter = Meter::new(effort);
+        for (number, plan) in self.within(budget).enumerate() {
             let extra = self.extra(&plan.runs());
             if taker.refused.contains(&extra) {
                 continue;
             }
-            if !taker.wants(extra) || taker.offer(extra, &plan, effort).is_ok() {
+            if number >= LAST_FLOOR && meter.is_late()
+                || !taker.wants(extra)
+                || taker.offer(extra, &plan, effort).is_ok()
+            {
                 return;
             }
             taker.refused.push(extra);

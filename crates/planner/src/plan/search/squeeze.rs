@@ -1,6 +1,6 @@
 //! From a plan to one with a smaller peak, whatever that costs in seconds. Invariant: the state
 //! that is left behind has the smallest peak seen, and what a leg does depends on nothing but the
-//! plan and the random numbers; target and effort only say where it ends.
+//! plan and the random numbers; the effort only says where it ends.
 //!
 //! One leg plans the order that the plan really has. It repairs the plan to a little less than its
 //! peak; where that fails, it asks for less of a saving, and takes parts of the plan out, at the
@@ -23,12 +23,11 @@ const FIRST_STEP: i64 = 16;
 /// Attempts of a leg in a row that save nothing.
 const FAILURES: usize = 24;
 
-/// One leg: from a sequence of runs to one that peaks no higher, down to `target`.
+/// One leg: from a sequence of runs to one that peaks no higher.
 pub fn squeeze(
     graph: &Graph,
     profile: &Profile,
     runs: &[NodeId],
-    target: ByteCount,
     random: &mut Rng,
     meter: &mut Meter,
 ) -> Vec<NodeId> {
@@ -39,7 +38,7 @@ pub fn squeeze(
     let mut best: (ByteCount, Vec<Event>) = (state.peak(), state.events());
     let mut step = best.0 / FIRST_STEP;
     let mut failures = 0;
-    while failures < FAILURES && best.0 > target && !meter.is_over() {
+    while failures < FAILURES && !meter.is_over() {
         step = step.max(ByteCount(1));
         let goal = best.0 - step;
         let mark = state.mark();

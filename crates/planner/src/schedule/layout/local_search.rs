@@ -36,14 +36,15 @@ pub(super) fn by_pressure(
     })
 }
 
-/// Places the blocks again and again; those that stick out above `target` are moved to the front of
-/// the order. Ends after `most_failed` rounds without a lower end.
+/// Places the blocks again and again, until they end at `stop` or lower; those that stick out above
+/// `target` are moved to the front of the order. Ends after `most_failed` rounds without a lower
+/// end.
 #[allow(clippy::too_many_arguments)] // the arguments of best fit, and when to stop
 pub(super) fn repair(
     blocks: &[Lifetime],
     fixed: &[Option<u64>],
     floor: u64,
-    target: u64,
+    (target, stop): (u64, u64),
     mut order: Vec<u32>,
     mut best: Placement,
     most_failed: u32,
@@ -51,7 +52,7 @@ pub(super) fn repair(
 ) -> Placement {
     let mut last = best.clone();
     let mut failed = 0;
-    while best.end > target && failed < most_failed {
+    while best.end > stop && failed < most_failed {
         let sticks_out =
             |&block: &u32| last.addresses[block as usize] + blocks[block as usize].bytes.0 > target;
         let (mut front, back): (Vec<u32>, Vec<u32>) =

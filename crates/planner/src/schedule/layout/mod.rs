@@ -58,6 +58,8 @@ pub struct Shelf<'a> {
     pub alignment: u64,
     /// Where all of them should end.
     pub goal: Goal,
+    /// An end so low does, too; the search is the same until it is reached.
+    pub enough: Bytes,
 }
 
 /// An address for each lifetime.
@@ -66,7 +68,7 @@ pub struct Shelf<'a> {
 /// ends as soon as all addresses lie within the goal, or when nothing better is possible, or with
 /// the effort. Some packing is always returned; whoever has a capacity looks at its end.
 pub fn pack(lifetimes: &[Lifetime], within: &Shelf<'_>, effort: &Effort<'_>) -> Packing {
-    let &Shelf { fixed, floor, alignment, goal } = within;
+    let &Shelf { fixed, floor, alignment, goal, enough } = within;
     let blocks: Vec<Lifetime> = lifetimes
         .iter()
         .map(|&life| Lifetime { bytes: life.bytes.align_up(alignment), ..life })
@@ -80,6 +82,7 @@ pub fn pack(lifetimes: &[Lifetime], within: &Shelf<'_>, effort: &Effort<'_>) -> 
         Goal::Smallest => 0,
     };
     let target = bound.max(capacity);
+    let stop = target.max(enough.0);
     let packing = |placement: Placement, bound| Packing {
         addresses: placement.addresses,
         end: Bytes(placement.end),
@@ -93,7 +96,7 @@ pub fn pack(lifetimes: &[Lifetime], within: &Shelf<'_>, effort: &Effort<'_>) -> 
     let mut unlimited = Meter::new(&UNLIMITED);
     let mut best = best_fit(&blocks, fixed, floor, &order, &mut unlimited)
         .expect("nothing ends a pass without limits");
-    if best.end <= target {
+    if best.end <= stop {
         return packing(best, bound);
     }
     let Some(cut) = sections(&blocks, &mut meter) else {
@@ -102,7 +105,7 @@ pub fn pack(lifetimes: &[Lifetime], within: &Shelf<'_>, effort: &Effort<'_>) -> 
                 &blocks,
                 fixed,
                 floor,
-                target,
+                (target, stop),
                 order,
                 best,
                 MOST_FAILED_ROUNDS,
@@ -117,7 +120,7 @@ pub fn pack(lifetimes: &[Lifetime], within: &Shelf<'_>, effort: &Effort<'_>) -> 
         held[from as usize..to as usize].iter().copied().max().unwrap_or(0)
     };
     for other in local_search::by_pressure(&blocks, &free, pressure) {
-        if best.end <= target {
+        if best.end <= stop {
             return packing(best, bound);
         }
         let Some(placement) = best_fit(&blocks, fixed, floor, &other, &mut meter) else {
@@ -131,7 +134,7 @@ pub fn pack(lifetimes: &[Lifetime], within: &Shelf<'_>, effort: &Effort<'_>) -> 
         &blocks,
         fixed,
         floor,
-        target,
+        (target, stop),
         order,
         best,
         MOST_FAILED_ROUNDS,
@@ -142,10 +145,11 @@ pub fn pack(lifetimes: &[Lifetime], within: &Shelf<'_>, effort: &Effort<'_>) -> 
         .iter()
         .zip(fixed)
         .all(|(block, fixed)| fixed.is_none_or(|address| address + block.bytes.0 <= floor));
-    if best.end <= target || !clear {
+    if best.end <= stop || !clear {
         return packing(best, bound);
     }
-    let (best, bound) = exact(&blocks, &free, floor, alignment, capacity, best, bound, &mut meter);
+    let goal = (capacity, stop);
+    let (best, bound) = exact(&blocks, &free, floor, alignment, goal, best, bound, &mut meter);
     packing(best, bound)
 }
 
@@ -172,15 +176,16 @@ fn lower_bound(blocks: &[Lifetime], fixed: &[Option<u64>], floor: u64) -> u64 {
     bound
 }
 
-/// Searches for a packing within the capacity and, where there is none, for the lowest. Returns the
-/// best packing and the bound, each as far as they were improved.
+/// Searches for a packing within the capacity and, where there is none, for the lowest, until one
+/// ends at `stop` or lower. Returns the best packing and the bound, each as far as they were
+/// improved.
 #[allow(clippy::too_many_arguments)] // the arguments of a packing, and what is known of it
 fn exact(
     blocks: &[Lifetime],
     free: &[u32],
     floor: u64,
     alignment: u64,
-    capacity: u64,
+    (capacity, stop): (u64, u64),
     mut best: Placement,
     mut bound: u64,
     meter: &mut Meter<'_>,
@@ -209,7 +214,7 @@ fn exact(
             Outcome::Impossible => (bound, low) = (goal + alignment, goal + alignment),
             Outcome::Spent => low = goal + alignment,
         }
-        if best.end <= target || meter.has_refused() || low >= best.end {
+        if best.end <= stop || meter.has_refused() || low >= best.end {
             return (best, bound);
         }
         passes = 1;
@@ -233,7 +238,8 @@ mod tests {
     }
 
     fn packed(lifetimes: &[Lifetime], fixed: &[Option<u64>], floor: u64) -> Packing {
-        let shelf = Shelf { fixed, floor, alignment: ALIGNMENT, goal: Goal::Smallest };
+        let shelf =
+            Shelf { fixed, floor, alignment: ALIGNMENT, goal: Goal::Smallest, enough: Bytes::ZERO };
         pack(lifetimes, &shelf, &Effort::default())
     }
 

@@ -55,7 +55,7 @@ pub(super) fn complete(
         blocks,
         &fixed,
         0,
-        capacity,
+        (capacity, capacity),
         order,
         placement,
         MOST_FAILED_ROUNDS,

@@ -1,0 +1,163 @@
+//! The smallest slab of the budget planner. Invariant: no other planner's smallest slab is smaller,
+//! given the same effort; and whoever asks for the slab that comes out, or for more, goes the same
+//! way and ends where it was found.
+//!
+//! Three threads: the search for the smallest peak, the other planners, and addresses for their
+//! plans, as if each had been asked for alone. When the search ends, its own lowest plans get
+//! theirs.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{self, Receiver};
+
+use crate::effort::{Effort, Meter};
+use crate::goal::Goal;
+use crate::graph::Graph;
+use crate::id::NodeId;
+use crate::plan::{self, Plan, Planner, Search};
+use crate::profile::Profile;
+use crate::schedule::{Lowering, Residents, Schedule, lower};
+use crate::units::{Bytes, Seconds};
+
+/// The part of the time in which the smallest peak is searched for; the rest is for addresses.
+const PEAK: f64 = 0.4;
+/// The part of what is left then that goes into a first look for addresses of each of the smallest
+/// plans.
+const LOOK: f64 = 0.08;
+/// Work for addresses in earnest that comes before a deadline counts: all that is worth it for
+/// steps of 5,000 runs, and at most half a second.
+const FLOOR: u64 = 200_000;
+
+/// A plan with addresses.
+pub type Laid = (Schedule, Plan);
+
+/// What the smallest slab is searched for with.
+pub struct SmallestSlab<'a, 'e> {
+    pub graph: &'a Graph,
+    pub profile: &'a Profile,
+    pub order: &'a [NodeId],
+    pub residents: &'a Residents,
+    /// A slab of so many bytes is small enough.
+    pub enough: Bytes,
+    /// The effort.
+    pub meter: &'a Meter<'e>,
+}
+
+impl SmallestSlab<'_, '_> {
+    /// Of the plans with small peaks, the fastest whose slab is small enough, or else the one with
+    /// the smallest slab.
+    pub fn search(&self, search: &mut Search<'_>) -> Laid {
+        let lowest_offered = AtomicU64::new(u64::MAX);
+        let best = std::thread::scope(|scope| {
+            let (offer, offered) = mpsc::channel();
+            let lowest_offered = &lowest_offered;
+            let peers = scope.spawn(move || {
+                plan::lowest_of_peers(self.graph, self.profile, self.order, self.meter, |runs| {
+                    let plan = Plan::of_runs(Planner::Auto, runs.to_vec());
+                    lowest_offered.fetch_min(self.peak(&plan).0, Ordering::Relaxed);
+                    // Nobody listens any more where a thread panicked, which leaves its message.
+                    let _ = offer.send(plan);
+                })
+            });
+            let beside = scope.spawn(move || self.of_peers(offered, lowest_offered));
+            let peers = || peers.join().unwrap_or_default();
+            let mut early = None;
+            let plans = search.smallest(
+                &self.meter.round(self.meter.effort().work, PEAK),
+                peers,
+                |lowest| {
+                    if self.peak(lowest) > self.enough {
+                        return false;
+                    }
+                    let schedule = self.lay_out(lowest, self.rest(LOOK));
+                    let is_enough = schedule.slab <= self.enough;
+                    early = is_enough.then(|| (schedule, lowest.clone()));
+                    is_enough
+                },
+            );
+            let own = early.or_else(|| self.of_search(plans));
+            self.better(own, beside.join().unwrap_or_default())
+        });
+        best.unwrap_or_else(|| {
+            let plan = Plan::of_runs(Planner::Auto, self.order.to_vec());
+            (self.lay_out(&plan, self.rest(1.0)), plan)
+        })
+    }
+
+    /// A look at each, then the lowest in earnest.
+    fn of_search(&self, plans: Vec<Plan>) -> Option<Laid> {
+        let lowest = plans.first().cloned().map(|plan| (plan, 1.0));
+        plans.into_iter().map(|plan| (plan, LOOK)).chain(lowest).fold(
+            None,
+            |best, (plan, share)| {
+                if self.is_hopeless(&best, &plan) {
+                    return best;
+                }
+                let laid = (self.lay_out(&plan, self.rest(share)), plan);
+                self.better(best, Some(laid))
+            },
+        )
+    }
+
+    /// The plans of the other planners, as they come; one that is not the lowest any more has to
+    /// wait until all are there. Without a deadline nothing may depend on how fast they come, so
+    /// all of them wait.
+    fn of_peers(&self, offered: Receiver<Plan>, lowest_offered: &AtomicU64) -> Option<Laid> {
+        let mut best = None;
+        let mut waiting = Vec::new();
+        let lay_out = |plan: &Plan, best: Option<Laid>, clock: &(dyn Fn() -> Seconds + Sync)| {
+            if self.is_hopeless(&best, plan) {
+                return best;
+            }
+            let effort = Effort { clock, ..self.rest(1.0) };
+            self.better(best, Some((self.lay_out(plan, effort), plan.clone())))
+        };
+        let clock = self.meter.effort().clock;
+        for plan in offered {
+            let peak = self.peak(&plan).0;
+            let must_wait =
+                || !self.meter.has_deadline() || lowest_offered.load(Ordering::Relaxed) < peak;
+            if !must_wait() {
+                let impatient = || if must_wait() { Seconds(f64::INFINITY) } else { clock() };
+                best = lay_out(&plan, best, &impatient);
+            }
+            if must_wait() {
+                waiting.push(plan);
+            }
+        }
+        waiting.sort_by_key(|plan| self.peak(plan));
+        waiting.iter().fold(best, |best, plan| lay_out(plan, best, clock))
+    }
+
+    /// The smallest slab for a plan, or one that is small enough.
+    pub fn lay_out(&self, plan: &Plan, effort: Effort<'_>) -> Schedule {
+        let &SmallestSlab { residents, enough, .. } = self;
+        let task = Lowering { goal: Goal::Smallest, enough, residents, effort };
+        lower(self.graph, self.profile, plan, &task)
+    }
+
+    /// A share of the time that is left.
+    pub fn rest(&self, share: f64) -> Effort<'_> {
+        let floor = if share < 1.0 { 0 } else { FLOOR };
+        Effort { floor, ..self.meter.round(self.meter.effort().work, share) }
+    }
+
+    fn peak(&self, plan: &Plan) -> Bytes {
+        plan::simulate(self.graph, self.profile, &plan.runs()).curve.peak
+    }
+
+    /// No addresses of a plan would be better.
+    fn is_hopeless(&self, best: &Option<Laid>, plan: &Plan) -> bool {
+        best.as_ref().is_some_and(|(best, _)| self.peak(plan) > best.slab.max(self.enough))
+    }
+
+    /// The one that takes less beyond what is enough, or else less time.
+    fn better(&self, one: Option<Laid>, other: Option<Laid>) -> Option<Laid> {
+        let rank = |(schedule, plan): &Laid| {
+            (schedule.slab.max(self.enough), self.profile.total(&plan.runs()).0)
+        };
+        match (one, other) {
+            (Some(one), Some(other)) => Some(if rank(&other) < rank(&one) { other } else { one }),
+            (one, other) => one.or(other),
+        }
+    }
+}
