@@ -12,7 +12,7 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use tightfit::graph::{self, Graph};
-use tightfit::plan::{Planner, rewrite};
+use tightfit::plan::rewrite;
 use tightfit::profile::Profile;
 use tightfit::schedule::Schedule;
 use tightfit::units::Bytes;
