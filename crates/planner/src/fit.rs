@@ -169,31 +169,27 @@ impl<'a> BudgetedPlanner<'a> {
             Some(mut search) => {
                 let found = self.in_rounds(&mut search, budget, terms, &mut first);
                 self.search = Some(search);
-                Ok(found)
+                found.map_err(|smallest| self.refusal(budget, *smallest))
             }
             None => {
-                let lowest = |meter: &Meter<'_>| self.lowest_by_rule(budget, residents, meter);
+                let smallest = |meter: &Meter<'_>| {
+                    let laid = self.lowest_by_rule(budget, residents, meter)?;
+                    within(budget, laid).map_err(|smallest| self.refusal(budget, *smallest))
+                };
                 match self.by_rule(budget, residents, &mut meter, &mut first) {
-                    Ok(Some(schedule)) => Ok(Ok(schedule)),
-                    Ok(None) => lowest(&meter),
-                    Err(PlanError::NotFound(ended)) => lowest(&meter).and_then(|found| {
-                        found
-                            .map(Ok)
-                            .map_err(|_| PlanError::NotFound(NotFound { budget, ..*ended }.into()))
-                    }),
+                    Ok(Some(schedule)) => Ok(schedule),
+                    Ok(None) => smallest(&meter),
+                    Err(PlanError::NotFound(ended)) => smallest(&meter)
+                        .map_err(|_| PlanError::NotFound(NotFound { budget, ..*ended }.into())),
                     Err(error) => Err(error),
                 }
             }
         };
         let first = first.unwrap_or(meter.elapsed());
-        let result = match found {
-            Ok(Ok(schedule)) => {
-                let bound = self.bound(budget).or_else(|| self.bound_of(&schedule, budget, &meter));
-                checked(self.graph, self.profile, schedule, bound).map_err(FitError::from)
-            }
-            Ok(Err((schedule, plan))) => Err(self.refusal(budget, &schedule, plan).into()),
-            Err(error) => Err(error.into()),
-        };
+        let result = found.map_err(FitError::from).and_then(|schedule| {
+            let bound = self.bound(budget).or_else(|| self.bound_of(&schedule, budget, &meter));
+            checked(self.graph, self.profile, schedule, bound).map_err(FitError::from)
+        });
         (result, first)
     }
 
@@ -205,7 +201,7 @@ impl<'a> BudgetedPlanner<'a> {
         budget: Bytes,
         terms: Terms<'_>,
         first: &mut Option<Seconds>,
-    ) -> Result<Schedule, Laid> {
+    ) -> Result<Schedule, Box<Laid>> {
         let take = |plan: &Plan, &effort: &Effort<'_>| {
             let task = Lowering {
                 residents: terms.residents,
@@ -220,11 +216,9 @@ impl<'a> BudgetedPlanner<'a> {
             Err(schedule.slab - peak)
         };
         let rounds = search.in_rounds(budget, terms.effort, take, |search, meter| {
-            let (schedule, plan) = self.lowest(search, budget, terms.residents, meter);
-            if schedule.slab > budget {
-                return Err((schedule, plan));
-            }
-            Ok((plan, Schedule { budget, ..schedule }))
+            let smallest = self.lowest(search, budget, terms.residents, meter);
+            let plan = smallest.1.clone();
+            within(budget, smallest).map(|schedule| (plan, schedule))
         });
         *first = Some(rounds.first);
         rounds.taken
@@ -320,43 +314,38 @@ impl<'a> BudgetedPlanner<'a> {
     pub fn smallest(&mut self, terms: Terms<'_>) -> Result<Fitted, FitError> {
         let meter = Meter::new(terms.effort);
         let (any, residents) = (Bytes::ZERO, terms.residents);
-        let found = match self.search.take() {
+        let (schedule, _) = match self.search.take() {
             Some(mut search) => {
                 let found = self.lowest(&mut search, any, residents, &meter.until(LOWEST));
                 self.search = Some(search);
-                Err(found)
+                found
             }
             None => self.lowest_by_rule(any, residents, &meter.until(LOWEST_BY_RULE))?,
         };
-        let schedule = found.unwrap_or_else(|(schedule, _)| schedule);
         Ok(checked(self.graph, self.profile, schedule, None)?)
     }
 
     /// The smallest budget known to be feasible is that of the smallest slab.
-    fn refusal(&self, budget: Bytes, schedule: &Schedule, plan: Plan) -> PlanError {
+    fn refusal(&self, budget: Bytes, (schedule, plan): Laid) -> PlanError {
         let proof = Infeasible::new(self.graph, self.profile, budget, plan);
         let least = self.search.as_ref().map_or(Bytes::ZERO, Search::least_budget);
         let needed = proof.needed.max(least);
         PlanError::Infeasible(Box::new(Infeasible { reached: schedule.slab, needed, ..proof }))
     }
 
-    /// The smallest plan of a rule; an error where its slab is not within the budget.
+    /// The smallest slab for the smallest plan of a rule, or one that is small enough.
     fn lowest_by_rule(
         &self,
         enough: Bytes,
         residents: &Residents,
         meter: &Meter<'_>,
-    ) -> Result<Result<Schedule, Laid>, PlanError> {
+    ) -> Result<Laid, PlanError> {
         let &BudgetedPlanner { graph, profile, order, planner, .. } = self;
         // As if nothing had been asked for before.
         let mut anew = meter.above(meter.effort().floor);
         let plan = plan::smallest(graph, profile, order, planner, &mut anew)?;
         let slab = SmallestSlab { graph, profile, order, residents, enough, meter };
-        let schedule = slab.lay_out(&plan, slab.rest(1.0));
-        Ok(match schedule.slab <= enough {
-            true => Ok(Schedule { budget: enough, ..schedule }),
-            false => Err((schedule, plan)),
-        })
+        Ok((slab.lay_out(&plan, slab.rest(1.0)), plan))
     }
 
     /// The smallest slab that the search reaches, or one that is small enough.
@@ -369,6 +358,14 @@ impl<'a> BudgetedPlanner<'a> {
     ) -> Laid {
         let &BudgetedPlanner { graph, profile, order, .. } = self;
         SmallestSlab { graph, profile, order, residents, enough, meter }.search(search)
+    }
+}
+
+/// The schedule under a budget, where it is within it.
+fn within(budget: Bytes, (schedule, plan): Laid) -> Result<Schedule, Box<Laid>> {
+    match schedule.slab <= budget {
+        true => Ok(Schedule { budget, ..schedule }),
+        false => Err(Box::new((schedule, plan))),
     }
 }
 

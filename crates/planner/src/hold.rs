@@ -74,9 +74,7 @@ pub fn hold(
         return checked(graph, profile, &plan, (peak(&plan), None));
     };
     let plan = match &mut search {
-        Some(search) => search
-            .fastest(budget, effort)
-            .map_err(|proof| PlanError::Infeasible(Box::new(proof)))?,
+        Some(search) => search.fastest(budget, effort).map_err(PlanError::Infeasible)?,
         None => plan::plan_within(graph, profile, &order, budget, planner, meter)?,
     };
     let bound = search.and_then(|search| search.bound(budget));

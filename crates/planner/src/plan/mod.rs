@@ -210,7 +210,7 @@ fn auto(
     effort: &Effort<'_>,
 ) -> Result<Plan, PlanError> {
     let mut search = Search::new(graph, profile, order);
-    search.fastest(budget, effort).map_err(|proof| PlanError::Infeasible(Box::new(proof)))
+    search.fastest(budget, effort).map_err(PlanError::Infeasible)
 }
 
 /// The plan with the smallest peak that a planner reaches within the time of `meter`, whatever it

@@ -149,7 +149,7 @@ impl<'a> Search<'a> {
 
     /// The fastest plan within a budget that is found in rounds, wherever tensors are placed; or
     /// the smallest that is known.
-    pub fn fastest(&mut self, budget: Bytes, effort: &Effort<'_>) -> Result<Plan, Infeasible> {
+    pub fn fastest(&mut self, budget: Bytes, effort: &Effort<'_>) -> Result<Plan, Box<Infeasible>> {
         let (graph, profile) = (self.graph, self.profile);
         let take = |plan: &Plan, _: &Effort<'_>| Ok(plan.clone());
         let rounds = self.in_rounds(budget, effort, take, |search, meter| {
@@ -159,7 +159,7 @@ impl<'a> Search<'a> {
         });
         rounds.taken.map_err(|smallest| {
             let proof = Infeasible::new(graph, profile, budget, smallest);
-            Infeasible { needed: proof.needed.max(self.least_budget()), ..proof }
+            Box::new(Infeasible { needed: proof.needed.max(self.least_budget()), ..proof })
         })
     }
 
