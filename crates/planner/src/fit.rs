@@ -6,10 +6,13 @@
 //! with the layout: a little less is asked of it from turn to turn, because a little slack makes
 //! packing much easier.
 
+mod smallest;
+
 use thiserror::Error;
 
 use crate::check::{Checked, Violation};
 use crate::effort::{Effort, Meter};
+use crate::fit::smallest::{Laid, SmallestSlab};
 use crate::goal::Goal;
 use crate::graph::Graph;
 use crate::id::NodeId;
@@ -18,7 +21,6 @@ use crate::plan::{
 };
 use crate::profile::Profile;
 use crate::schedule::{Instruction, Lowering, Residents, Schedule, lower};
-use crate::smallest::{Laid, SmallestSlab};
 use crate::timeline::Timeline;
 use crate::units::{Bytes, Seconds};
 

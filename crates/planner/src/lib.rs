@@ -180,7 +180,6 @@ pub mod plan;
 pub mod profile;
 pub mod reading;
 pub mod schedule;
-mod smallest;
 pub mod tensor;
 pub mod timeline;
 pub mod units;

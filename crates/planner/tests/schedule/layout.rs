@@ -139,7 +139,8 @@ proptest! {
     #[test]
     fn few_buffers_are_packed_as_brute_force_packs_them(lifetimes in lifetimes(7)) {
         let fixed = vec![None; lifetimes.len()];
-        let shelf = Shelf { fixed: &fixed, floor: 0, alignment: ALIGNMENT, goal: Goal::Smallest, enough: Bytes::ZERO };
+        let (goal, enough) = (Goal::Smallest, Bytes::ZERO);
+        let shelf = Shelf { fixed: &fixed, floor: 0, alignment: ALIGNMENT, goal, enough };
         let packing = pack(&lifetimes, &shelf, &Effort::default());
         judge(&lifetimes, &fixed, 0, &packing);
         prop_assert_eq!(packing.end, Bytes(least_end(&lifetimes, &mut Vec::new())));
@@ -163,8 +164,8 @@ proptest! {
         let floor = floor * 320;
         for capacity in [0, 2048, u64::MAX] {
             let effort = Effort::work(seed, 20_000);
-            let goal = Goal::Within(Bytes(capacity));
-            let shelf = Shelf { fixed: &fixed, floor, alignment: ALIGNMENT, goal, enough: Bytes::ZERO };
+            let (goal, enough) = (Goal::Within(Bytes(capacity)), Bytes::ZERO);
+            let shelf = Shelf { fixed: &fixed, floor, alignment: ALIGNMENT, goal, enough };
             let packing = pack(&lifetimes, &shelf, &effort);
             judge(&lifetimes, &fixed, floor, &packing);
             prop_assert_eq!(pack(&lifetimes, &shelf, &effort), packing);

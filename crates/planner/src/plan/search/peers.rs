@@ -22,8 +22,9 @@ pub const PEERS: [Planner; 6] = [
 /// the smallest.
 pub const FLOORS: u64 = 1 + PEERS.len() as u64;
 
-/// The lowest plan that each of them reaches. Each has a floor of its own, as when it is asked
-/// alone. Each is offered as soon as it is there. The solver, whose work cannot be counted, is asked only where there is a deadline.
+/// The lowest plan that each of them reaches, offered as soon as it is there. Each has a floor of
+/// its own, as when it is asked alone. The solver, whose work cannot be counted, is asked only
+/// where there is a deadline.
 pub fn lowest_of_peers(
     graph: &Graph,
     profile: &Profile,

@@ -7,9 +7,9 @@
 //! are missing. Then a little less of the budget is asked for, because a little slack makes packing
 //! much easier.
 //!
-//! Where nothing is taken for a while, the rounds stop, and whoever asked goes for the smallest peak
-//! instead, as if that had been asked for. Once that is within the budget, the rounds go on from
-//! there.
+//! Where nothing is taken for a while, the rounds stop, and whoever asked goes for the smallest
+//! peak instead, as if that had been asked for. Once that is within the budget, the rounds go on
+//! from there.
 //!
 //! The floor: a first round, and the plans of all other planners, which are made beside it. They
 //! are done whatever the effort.
@@ -84,8 +84,8 @@ impl<T, Take: FnMut(&Plan, &Effort<'_>) -> Result<T, Bytes>> Taker<T, Take> {
 impl Search<'_> {
     /// Plans one budget in rounds. `take` is handed plans within the budget, each faster than what
     /// it has taken before, with the effort that it may spend on it; where it cannot take one, it
-    /// answers by how many bytes it is too large. `lowest` is asked where nothing was taken: it goes
-    /// for the smallest peak with what is left of the effort, and takes a plan or refuses.
+    /// answers by how many bytes it is too large. `lowest` is asked where nothing was taken: it
+    /// goes for the smallest peak with what is left of the effort, and takes a plan or refuses.
     pub fn in_rounds<T, R>(
         &mut self,
         budget: Bytes,
