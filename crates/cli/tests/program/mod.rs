@@ -71,7 +71,8 @@ pub fn code_of_refusal(stderr: &str) -> i32 {
     }
 }
 
-/// The program; its cache holds machines of up to four threads.
+/// The program; its cache holds machines of up to four threads. It does not ignore SIGHUP, be this
+/// test run by `nohup`.
 pub fn tightfit() -> Command {
     static CACHE: OnceLock<PathBuf> = OnceLock::new();
     let cache = CACHE.get_or_init(|| {
@@ -92,8 +93,25 @@ pub fn tightfit() -> Command {
     });
     let mut command = Command::new(env!("CARGO_BIN_EXE_tightfit"));
     command.env("XDG_CACHE_HOME", cache);
+    heed_hangups(&mut command);
     command
 }
+
+#[cfg(unix)]
+fn heed_hangups(command: &mut Command) {
+    use std::os::unix::process::CommandExt;
+    // SAFETY: between fork and exec the child does nothing but this one call, which is allowed
+    // there.
+    unsafe {
+        command.pre_exec(|| {
+            libc::signal(libc::SIGHUP, libc::SIG_DFL);
+            Ok(())
+        });
+    }
+}
+
+#[cfg(not(unix))]
+fn heed_hangups(_: &mut Command) {}
 
 /// Runs the program with arguments separated by spaces; `FOLDER` stands for `folder`. No step is
 /// measured.
