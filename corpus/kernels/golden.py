@@ -77,9 +77,9 @@ class Goldens:
             case, name, "forward", list(fx.node.map_aggregate(given, refer)), dict(fx.node.map_aggregate(named, refer)),
             results, mutates=mutates, cost=not view,
         )
-        for value, result in zip(made, results, strict=True):
+        for index, (value, result) in enumerate(zip(made, results, strict=True)):
             if value is not None and result is not None:
-                builder.output(value)
+                builder.output(value, f"output {index} of {case}")
                 operator.contents[f"value.{value.index}"] = _content(result)
         if metadata is not None:
             operator.metadata[case] = metadata

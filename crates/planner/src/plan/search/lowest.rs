@@ -50,8 +50,9 @@ impl<'a> Search<'a> {
     /// whoever goes for one of their peaks with the same effort reaches it, even if the machine is
     /// somewhat slower then. All that is found becomes known.
     ///
-    /// `peers` waits for what [`super::lowest_of_peers`] makes, which is a floor: they are heard whatever
-    /// the effort. If the lowest plan of cuts and peers is small enough, nothing is squeezed.
+    /// `peers` waits for what [`super::lowest_of_peers`] makes, which is a floor: they are heard
+    /// whatever the effort. If the lowest plan of cuts and peers is small enough, nothing is
+    /// squeezed.
     pub fn smallest(
         &mut self,
         effort: &Effort<'_>,
