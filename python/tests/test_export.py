@@ -156,6 +156,7 @@ def vector_loss(prediction, targets):
     return functional.cross_entropy(prediction, targets, reduction="none")
 
 
+BYTES = {"kind": "bytes", "file": "x", "window": 5, "batch": 2, "sampling_seed": 1, "validation": {"last_fraction": 0.2}}
 REFUSED = {
     "the loss is": {"loss_fn": vector_loss},
     "could not trace": {"model": lambda: Untraceable(6, 3)},
@@ -167,6 +168,11 @@ REFUSED = {
     "needs data": {"data": None},
     "is not known": {"data": {"kind": "images"}},
     "lacks": {"data": {"kind": "bytes", "file": "x"}},
+    "give a whole number above 0": {"data": {**BYTES, "batch": "16"}},
+    "'sampling_seed' is -1": {"data": {**BYTES, "sampling_seed": -1}},
+    "give .*last_fraction": {"data": {**BYTES, "validation": None}},
+    "has no shuffle": {"data": {**BYTES, "shuffle": True}},
+    "is the class CrossEntropyLoss": {"loss_fn": nn.CrossEntropyLoss},
     "must be a pair": {"example_batch": torch.zeros(9, 6)},
     "has dtype": {"model": lambda: nn.Linear(6, 3).double()},
     "returned": {"initialisation": lambda fqn, tensor: {"gaussian": 1}},

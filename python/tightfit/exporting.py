@@ -88,6 +88,8 @@ def export(
     """
     if not isinstance(model, nn.Module):
         raise ExportError(f"{type(model).__name__} is no torch.nn.Module; give the model itself")
+    if isinstance(loss_fn, type):
+        raise ExportError(f"loss_fn is the class {loss_fn.__name__}; give one of it, as in {loss_fn.__name__}()")
     if loss_fn is not None and not callable(loss_fn):
         raise ExportError(f"loss_fn is {type(loss_fn).__name__}; give a function of what the model returns and the "
                           "targets, or None where the model returns its loss")

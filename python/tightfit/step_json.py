@@ -7,6 +7,7 @@ exactly those tensors whose recipe is `{"file": …}`.
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -28,10 +29,37 @@ Recipe = dict[str, Any]
 Initialisation = Callable[[str, torch.Tensor], Recipe | None]
 
 _RECIPES = {"normal": {"mean", "std"}, "uniform": {"low", "high"}, "constant": None, "file": None}
-_DATA_KEYS = {
-    "bytes": {"file", "window", "batch", "sampling_seed", "validation"},
-    "table": {"file", "features", "scale", "batch", "evaluation_batch", "sampling_seed", "validation"},
+# What each field of the data is, in words, and whether a value is that.
+_COUNT = ("a whole number above 0", lambda value: type(value) is int and value > 0)
+_SEED = ("a whole number from 0 to 2^32 - 1", lambda value: type(value) is int and 0 <= value < 1 << 32)
+_PATH = ("a path", lambda value: isinstance(value, str | os.PathLike))
+_DATA_FIELDS = {
+    "bytes": {
+        "file": _PATH, "window": _COUNT, "batch": _COUNT, "sampling_seed": _SEED,
+        "validation": ('{"last_fraction": f} with f between 0 and 1', lambda value: _is_fraction(value)),
+    },
+    "table": {
+        "file": _PATH, "features": _COUNT,
+        "scale": ("a finite number", lambda value: _is_number(value) and math.isfinite(value)),
+        "batch": _COUNT, "evaluation_batch": ("a whole number above 0, or None", lambda value: value is None or _COUNT[1](value)),
+        "sampling_seed": _SEED,
+        "validation": ('{"every": n, "remainder": r} with n above 1 and r below n', lambda value: _is_remainder(value)),
+    },
 }
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_fraction(value: Any) -> bool:
+    return isinstance(value, dict) and set(value) == {"last_fraction"} and _is_number(value["last_fraction"]) and (
+        0 < value["last_fraction"] < 1)
+
+
+def _is_remainder(value: Any) -> bool:
+    return isinstance(value, dict) and set(value) == {"every", "remainder"} and all(
+        type(part) is int for part in value.values()) and 0 <= value["remainder"] < value["every"] > 1
 
 
 def recipes(graphs: list[dict[str, Any]], tensors: dict[str, torch.Tensor],
@@ -91,11 +119,18 @@ def _checked(name: str, recipe: Recipe) -> Recipe:
 def data_entry(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The step's data, with the file's SHA-256; its path is relative to the step's folder."""
     kind = data.get("kind") if isinstance(data, dict) else data
-    if not isinstance(kind, str) or kind not in _DATA_KEYS:
-        raise ExportError(f"data kind {kind!r} is not known; use one of {', '.join(_DATA_KEYS)}")
-    missing = sorted(_DATA_KEYS[kind] - set(data))
+    if not isinstance(kind, str) or kind not in _DATA_FIELDS:
+        raise ExportError(f"data kind {kind!r} is not known; use one of {', '.join(_DATA_FIELDS)}")
+    fields = _DATA_FIELDS[kind]
+    missing = sorted(set(fields) - set(data))
     if missing:
         raise ExportError(f"data of kind {kind!r} lacks {', '.join(missing)}")
+    unknown = sorted(set(data) - set(fields) - {"kind", "sha256"})
+    if unknown:
+        raise ExportError(f"data of kind {kind!r} has no {', '.join(unknown)}; its fields are {', '.join(fields)}")
+    for field, (what, holds) in fields.items():
+        if not holds(data[field]):
+            raise ExportError(f"data field {field!r} is {data[field]!r}; give {what}")
     path = Path(os.path.normpath(folder.absolute() / data["file"]))  # the folder need not be there yet
     if not path.is_file():
         raise ExportError(f"the data file {data['file']!r} is not there: seen from the step's folder it is {path}; "
@@ -103,7 +138,7 @@ def data_entry(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     found = _digest(path)
     if data.get("sha256", found) != found:
         raise ExportError(f"the data file {data['file']!r} has SHA-256 {found}, not {data['sha256']}; check its version")
-    return {**data, "sha256": found}
+    return {**data, "file": os.fspath(data["file"]), "sha256": found}
 
 
 def _where_else(file: str, folder: Path) -> str:

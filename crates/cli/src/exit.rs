@@ -15,9 +15,10 @@ use tightfit_engine::{BudgetError, CompileError, FittingError, SessionError, Sla
 use tightfit_report::TraceError;
 
 use crate::output::Unprinted;
+use crate::places::Replaced;
 use crate::table::UnknownColumn;
 use crate::train::{LossNotFinite, TooManySteps};
-use crate::values::{NoVariants, OneFile, UnknownModule};
+use crate::values::{NoVariants, UnknownModule};
 use crate::verbs::analyze::Refused;
 
 /// Part of `--help`.
@@ -136,7 +137,7 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
         || error.is::<TooManySteps>()
         || error.is::<UnknownColumn>()
         || error.is::<NoVariants>()
-        || error.is::<OneFile>()
+        || error.is::<Replaced>()
     {
         return Some(2);
     }

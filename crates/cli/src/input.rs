@@ -3,7 +3,7 @@
 //! verified by the room that reads it.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
@@ -29,6 +29,11 @@ pub fn graph(path: &Path) -> anyhow::Result<(Graph, bool)> {
     } else {
         Ok((read_graph(path)?, false))
     }
+}
+
+/// The files of a step's folder, or a graph's own.
+pub fn files(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
+    Ok(if path.is_dir() { Step::open(path)?.files } else { vec![path.to_path_buf()] })
 }
 
 /// All bytes of a file that should hold `what`, where they are at most `most`.

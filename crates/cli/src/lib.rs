@@ -19,6 +19,7 @@ pub mod figures;
 pub mod frontier;
 pub mod input;
 mod interrupt;
+mod places;
 mod processor;
 pub mod program;
 mod shown;

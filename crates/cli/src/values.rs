@@ -17,11 +17,6 @@ pub struct UnknownModule {
     pub name: String,
 }
 
-/// Two results are to be written into one file.
-#[derive(Debug, Error)]
-#[error("--output and --svg name the same file; the second would replace the first")]
-pub struct OneFile;
-
 /// A variant of a planner that has no variants.
 #[derive(Debug, Error)]
 #[error(

@@ -44,6 +44,48 @@ fn a_loss_that_is_not_finite_ends_the_run_and_keeps_the_earlier_save() {
     assert_eq!(listing(folder), ["save"]);
 }
 
+/// The update of the last step is the one that no loss of the run has seen.
+#[test]
+fn weights_whose_validation_loss_is_not_finite_replace_no_save() {
+    let folder = folder();
+    let folder = folder.path();
+    std::fs::write(folder.join("save"), "earlier").unwrap();
+    let diverging = DIVERGING.replace(" --eval-batches 0", " --steps 1 --save FOLDER/save");
+    let ran = run(folder, &format!("train {diverging}"));
+    assert_eq!(ran.code, Some(11), "{}", ran.stderr);
+    assert!(ran.stderr.contains("error: step 1: the validation loss is "), "{}", ran.stderr);
+    assert_eq!(read(folder, "save"), "earlier");
+    run(folder, &format!("train {diverging} --keep-going")).done();
+    assert!(std::fs::read(folder.join("save")).unwrap().len() > 1000);
+}
+
+#[test]
+fn no_result_replaces_another_or_what_the_run_begins_from() {
+    let folder = folder();
+    let folder = folder.path();
+    let refused = |arguments: &str, what: &str| {
+        let ran = run(folder, arguments);
+        assert_eq!(ran.code, Some(2), "{arguments}: {}", ran.stderr);
+        assert!(ran.stderr.contains(what), "{arguments}: {}", ran.stderr);
+    };
+    let train = format!("train {STEP} --budget 100% --steps 1");
+    for second in ["dump", "trace", "output"] {
+        let what = format!("--save and --{second} name the same file");
+        refused(&format!("{train} --save FOLDER/x --{second} FOLDER/x"), &what);
+    }
+    refused(&format!("{train} --save FOLDER/x --trace FOLDER/../{}/x", name_of(folder)), "--trace");
+    refused(&format!("{train} --save {STEP}/step.json"), "step.json, which is read here");
+    refused(&format!("{train} --save corpus/data/digits.csv"), "digits.csv, which is read here");
+    let graph = "corpus/synthetic/unet2_1.json.gz";
+    refused(&format!("plan {graph} --budget 90% -o {graph}"), "which is read here");
+    refused(&format!("plan {graph} --budget 90% -o FOLDER/x --svg FOLDER/x"), "--svg");
+    assert!(listing(folder).is_empty());
+}
+
+fn name_of(folder: &Path) -> String {
+    folder.file_name().unwrap().to_string_lossy().into_owned()
+}
+
 #[test]
 fn a_run_goes_on_behind_a_loss_that_is_not_finite_where_that_is_asked_for() {
     let folder = folder();

@@ -32,6 +32,12 @@ pub enum BudgetError {
     /// The text is no budget.
     #[error("`{0}` is not a budget; write bytes, 320MiB, 2.5GB, 60% or min")]
     Unreadable(String),
+    /// The smallest budget of what has its size already.
+    #[error(
+        "`min` asks for the smallest plan, and this one has its size; write bytes, 320MiB, 2.5GB \
+         or 60%, or leave the budget out for the plan's own"
+    )]
+    HasItsSize,
     /// The step is to run here, where there is less memory than that.
     #[error("a budget of {budget} is more than this machine's memory of {memory}")]
     BeyondMemory {

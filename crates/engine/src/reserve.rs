@@ -28,7 +28,8 @@ impl Reserve {
     /// The budget that is a share of a peak: the base, which no plan makes smaller, and that share
     /// of peak and packing together.
     pub fn with_share(self, share: f64, peak: Bytes) -> Bytes {
-        self.base + Bytes(((peak + self.packing).0 as f64 * share) as u64)
+        let shared = ((peak + self.packing).0 as f64 * share) as u64;
+        Bytes(self.base.0.saturating_add(shared).min(Bytes::LIMIT.0))
     }
 }
 

@@ -204,19 +204,7 @@ impl<'a> BudgetedPlanner<'a> {
         terms: Terms<'_>,
         first: &mut Option<Seconds>,
     ) -> Result<Schedule, Box<Laid>> {
-        let take = |plan: &Plan, &effort: &Effort<'_>| {
-            let task = Lowering {
-                residents: terms.residents,
-                effort,
-                ..Lowering::to(Goal::Within(budget))
-            };
-            let schedule = lower(self.graph, self.profile, plan, &task);
-            if schedule.slab <= budget {
-                return Ok(schedule);
-            }
-            let peak = plan::simulate(self.graph, self.profile, &plan.runs()).curve.peak;
-            Err(schedule.slab - peak)
-        };
+        let take = |plan: &Plan, effort: &Effort<'_>| self.packed(plan, budget, terms, effort);
         let rounds = search.in_rounds(budget, terms.effort, take, |search, meter| {
             let smallest = self.lowest(search, budget, terms.residents, meter);
             let plan = smallest.1.clone();
@@ -224,6 +212,39 @@ impl<'a> BudgetedPlanner<'a> {
         });
         *first = Some(rounds.first);
         rounds.taken
+    }
+
+    /// The fastest plan that packs within a slab that is known.
+    fn faster(
+        &self,
+        search: &mut Search<'_>,
+        (schedule, plan): Laid,
+        terms: Terms<'_>,
+    ) -> Schedule {
+        let budget = schedule.slab;
+        let take = |plan: &Plan, effort: &Effort<'_>| self.packed(plan, budget, terms, effort);
+        let known = schedule.clone();
+        let rounds =
+            search.in_rounds(budget, terms.effort, take, |_, _| Ok::<_, ()>((plan, known)));
+        rounds.taken.unwrap_or(schedule)
+    }
+
+    /// A plan with addresses, or by how much its slab exceeds its peak where that does not fit.
+    fn packed(
+        &self,
+        plan: &Plan,
+        budget: Bytes,
+        terms: Terms<'_>,
+        &effort: &Effort<'_>,
+    ) -> Result<Schedule, Bytes> {
+        let residents = terms.residents;
+        let task = Lowering { residents, effort, ..Lowering::to(Goal::Within(budget)) };
+        let schedule = lower(self.graph, self.profile, plan, &task);
+        if schedule.slab <= budget {
+            return Ok(schedule);
+        }
+        let peak = plan::simulate(self.graph, self.profile, &plan.runs()).curve.peak;
+        Err(schedule.slab - peak)
     }
 
     /// As much less as was missing, until addresses pack.
@@ -316,13 +337,16 @@ impl<'a> BudgetedPlanner<'a> {
     pub fn smallest(&mut self, terms: Terms<'_>) -> Result<Fitted, FitError> {
         let meter = Meter::new(terms.effort);
         let (any, residents) = (Bytes::ZERO, terms.residents);
-        let (schedule, _) = match self.search.take() {
+        let schedule = match self.search.take() {
             Some(mut search) => {
-                let found = self.lowest(&mut search, any, residents, &meter.until(LOWEST));
+                let smallest = self.lowest(&mut search, any, residents, &meter.until(LOWEST));
+                let effort = meter.round(terms.effort.work, 1.0);
+                let schedule =
+                    self.faster(&mut search, smallest, Terms { effort: &effort, ..terms });
                 self.search = Some(search);
-                found
+                schedule
             }
-            None => self.lowest_by_rule(any, residents, &meter.until(LOWEST_BY_RULE))?,
+            None => self.lowest_by_rule(any, residents, &meter.until(LOWEST_BY_RULE))?.0,
         };
         Ok(checked(self.graph, self.profile, schedule, None)?)
     }

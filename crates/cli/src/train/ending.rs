@@ -20,14 +20,16 @@ pub enum Ending {
 /// The loss of a step is NaN or infinite.
 #[derive(Clone, Debug, Error)]
 #[error(
-    "step {step}: the loss is {loss}; the run ended there{}; a smaller --lr may help, and \
+    "step {step}: the {what} is {loss}; the run ended there{}; a smaller --lr may help, and \
      --keep-going goes on all the same", kept(save.as_deref())
 )]
 pub struct LossNotFinite {
     /// The step, from 1.
     pub step: u32,
-    /// Its loss.
-    pub loss: f32,
+    /// Which loss: its own, or that of the validation data after it.
+    pub what: &'static str,
+    /// The loss.
+    pub loss: f64,
     /// Where its weights would have been saved.
     pub save: Option<PathBuf>,
 }

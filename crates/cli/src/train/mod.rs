@@ -24,6 +24,7 @@ use tightfit_engine::{
 
 use crate::calls::{self, Costs, Subject};
 use crate::effort::Limits;
+use crate::places::{self, Replaced};
 use crate::values::{MOST_THREADS, learning_rate, planner};
 use crate::{input, interrupt, output, processor};
 use ending::{Ending, said};
@@ -84,10 +85,11 @@ pub struct Arguments {
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=MOST_THREADS))]
     threads: Option<u32>,
     /// Write the last step's batch, gradients and updated weights (safetensors) here; gradients
-    /// then stay to the end of the step and take part in the plan
+    /// then stay to the end of the step and take part in the plan, which --output, --trace and
+    /// --eval-every do not go with
     #[arg(long, conflicts_with_all = ["eval_every", "output", "trace"])]
     dump: Option<PathBuf>,
-    /// Show where the time went, by operator, beside the prediction
+    /// Show where the time went, by operator, beside the prediction; in words, so not with --json
     #[arg(long)]
     profile: bool,
     /// Write the plan that runs (tightfit-plan/1) here
@@ -110,6 +112,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let budget: Budget = arguments.budget.parse()?;
     process::one_heap();
     let (mut step, mut data) = open(arguments)?;
+    distinct(arguments, &step)?;
     for path in [&arguments.save, &arguments.dump, &arguments.output, &arguments.trace]
         .into_iter()
         .flatten()
@@ -169,9 +172,24 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
     let begun = session.next_step;
     let mut fastest = arguments.trace.as_ref().map(|_| FastestStep::default());
-    let course = run::run(arguments, &mut session, &mut data, fastest.as_mut())?;
+    let mut course = run::run(arguments, &mut session, &mut data, fastest.as_mut())?;
     let stepped = session.next_step > begun;
-    // First of all: whatever fails from here on, the weights are safe.
+    // Before the evaluation, which computes where gradients lie.
+    let dumped = match &arguments.dump {
+        Some(path) => dump::write(path, &step, &mut session, &mut data, stepped),
+        None => Ok(()),
+    };
+    let evaluated = match course.ending {
+        Ending::InOrder => evaluation(arguments, &mut session, &mut data, stepped),
+        Ending::NotFinite(_) | Ending::Failed(_) => Ok(None),
+    };
+    if let Ok(Some(Evaluation { loss, .. })) = evaluated
+        && !loss.is_finite()
+        && !arguments.keep_going
+    {
+        course.ending = run::not_finite_at(arguments, session.next_step, run::VALIDATION, loss);
+    }
+    // Before anything is reported: whatever failed, or fails from here on, the weights are safe.
     let is_good = match course.ending {
         Ending::InOrder => true,
         Ending::NotFinite(_) => false,
@@ -185,14 +203,8 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let done = session.next_step;
     let rest = || -> anyhow::Result<()> {
-        // Before the evaluation, which computes where gradients lie.
-        if let Some(path) = &arguments.dump {
-            dump::write(path, &step, &mut session, &mut data, stepped)?;
-        }
-        let evaluation = match course.ending {
-            Ending::InOrder => evaluation(arguments, &mut session, &mut data, stepped)?,
-            Ending::NotFinite(_) | Ending::Failed(_) => None,
-        };
+        dumped?;
+        let evaluation = evaluated?;
         let process = process::peak_resident();
         let over =
             |peak: Bytes| peak.0.checked_sub(planned.training.budget.0).filter(|&over| over > 0);
@@ -242,6 +254,21 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Err(error) if error.is::<LossNotFinite>() => Err(error),
         Err(error) => Err(error.context(said(saved, done))),
     }
+}
+
+/// No result replaces another, or what the run begins from; weights may replace those that it
+/// resumes.
+fn distinct(arguments: &Arguments, step: &Step) -> Result<(), Replaced> {
+    let mut sources = step.files.clone();
+    sources.extend(arguments.data.clone());
+    let others = [
+        ("--dump", arguments.dump.as_ref()),
+        ("--output", arguments.output.as_ref()),
+        ("--trace", arguments.trace.as_ref()),
+    ];
+    let with = |option, path| [[(option, path)].as_slice(), &others].concat();
+    places::distinct(&with("--save", arguments.save.as_ref()), &sources)?;
+    places::distinct(&with("--resume", arguments.resume.as_ref()), &sources)
 }
 
 /// The step and data that suit it, with the learning rate that was asked for.

@@ -81,8 +81,8 @@ pub fn run(
         if !loss.is_finite() {
             not_finite.add(number);
             if !arguments.keep_going {
-                let save = arguments.save.clone();
-                ending = Ending::NotFinite(LossNotFinite { step: number, loss, save });
+                let what = "loss";
+                ending = not_finite_at(arguments, number, what, f64::from(loss));
             } else if not_finite.count == 1 {
                 bar.suspend(|| note!("step {number}: the loss is {loss}; going on, as asked"));
             }
@@ -101,6 +101,10 @@ pub fn run(
             }
         };
         if let Some(evaluation) = evaluation {
+            if !evaluation.loss.is_finite() && !arguments.keep_going {
+                ending = not_finite_at(arguments, number, VALIDATION, evaluation.loss);
+                break;
+            }
             if arguments.json {
                 let result = json!({
                     "step": number,
@@ -126,6 +130,15 @@ pub fn run(
         );
     }
     Ok(Course { measured, ending, not_finite })
+}
+
+/// The loss of validation data, in sentences.
+pub const VALIDATION: &str = "validation loss";
+
+/// The end at a loss that is no number to go on from.
+pub fn not_finite_at(arguments: &Arguments, step: u32, what: &'static str, loss: f64) -> Ending {
+    let save = arguments.save.clone();
+    Ending::NotFinite(LossNotFinite { step, what, loss, save })
 }
 
 /// Whether an evaluation follows this step; the one at the end of the run comes anyway.

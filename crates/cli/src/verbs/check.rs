@@ -67,7 +67,7 @@ pub fn judge(
         None => Some(schedule.budget + reserve.total()),
     };
     let Some(budget) = budget else {
-        return Err(BudgetError::Unreadable("min".to_string()).into());
+        return Err(BudgetError::HasItsSize.into());
     };
     if budget <= reserve.total() && reserve.total() > Bytes::ZERO {
         return Err(BudgetError::BelowReserve { budget, reserve }.into());

@@ -23,9 +23,8 @@ use crate::calls::{self, Costs, Subject};
 use crate::effort::Search;
 use crate::figures::Figures;
 use crate::input::{self, OnMachine};
-use crate::values::OneFile;
 use crate::verbs::plan::details::Details;
-use crate::{interrupt, output};
+use crate::{interrupt, output, places};
 
 /// Plan a training step under a budget in bytes.
 #[derive(Args)]
@@ -97,13 +96,12 @@ impl Emit {
 pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let budget: Budget = arguments.budget.parse()?;
     let planner = arguments.details.planner(arguments.search.planner)?;
-    if arguments.output.is_some() && arguments.output == arguments.svg {
-        return Err(OneFile.into());
-    }
     for path in [&arguments.output, &arguments.svg].into_iter().flatten() {
         output::writable(path)?;
     }
     let (graph, is_step) = input::graph(&arguments.graph)?;
+    let results = [("--output", arguments.output.as_ref()), ("--svg", arguments.svg.as_ref())];
+    places::distinct(&results, &input::files(&arguments.graph)?)?;
     let machine = arguments.on.machine(is_step)?;
     interrupt::listen();
     let subject = Subject {

@@ -125,6 +125,13 @@ fn budgets_that_make_no_sense() {
         error: a budget of 1000.0 TiB is more than this machine's memory of …
     "#]],
     );
+    // More than any number of bytes.
+    plan(
+        "1e300%",
+        expect![[r#"
+            error: a budget of 1024.0 PiB is more than this machine's memory of …
+        "#]],
+    );
     plan(
         "99999999999999999999",
         expect![[r#"

@@ -79,8 +79,9 @@ fn a_step_that_lacks_something() {
     lacks(
         |_, graph| node(graph, "input")["name"] = json!("pixels"),
         expect![[r#"
-        error: FOLDER/step/step.json: the training graph has no input called `input`
-    "#]],
+            error: FOLDER/step/step.json: the training graph has an input called `pixels`, \
+            which no data fill; a step has one called `input` and one called `target`
+        "#]],
     );
 }
 

@@ -78,10 +78,15 @@ pub(super) fn remove_left(disk: &dyn Disk, path: &Path) {
     let Ok(entries) = std::fs::read_dir(folder) else { return };
     let prefix = prefix(path);
     for entry in entries.flatten() {
-        let is_left = is_temporary(&entry.file_name(), &prefix)
-            && entry.file_type().is_ok_and(|kind| kind.is_file())
-            && File::open(entry.path()).is_ok_and(|file| file.try_lock().is_ok());
-        if is_left {
+        let is_temporary = is_temporary(&entry.file_name(), &prefix)
+            && entry.file_type().is_ok_and(|kind| kind.is_file());
+        if !is_temporary {
+            continue;
+        }
+        // The lock is held until the file is gone: its writer may be about to lock it.
+        if let Ok(file) = File::open(entry.path())
+            && file.try_lock().is_ok()
+        {
             let _ = disk.remove(&entry.path());
         }
     }

@@ -10,6 +10,9 @@ use tightfit::units::Bytes;
 /// Pages of the program and its libraries, the heap's floor, and tables of fixed size. Without
 /// optimization the program's code is several times as large.
 const PROGRAM: Bytes = Bytes(if cfg!(debug_assertions) { 24 << 20 } else { 31 << 18 });
+/// The least that program and tables come to: the search for a plan of few nodes takes more than
+/// their tables do later.
+const LEAST: Bytes = Bytes(35 << 18);
 /// What a worker's stack comes to be.
 const STACK: Bytes = Bytes(96 << 10);
 /// Graph, costs, schedule, timeline and kernels of a node, of both graphs of a step.
@@ -37,5 +40,5 @@ pub fn is_program() -> bool {
 pub(crate) fn base(graph: &Graph, threads: u32) -> Bytes {
     let host = HOST_HOLDS.get().copied().unwrap_or(Bytes::ZERO);
     let tables = Bytes(graph.nodes().len() as u64 * NODE.0);
-    PROGRAM + host + Bytes(u64::from(threads) * STACK.0) + tables
+    (PROGRAM + tables).max(LEAST) + host + Bytes(u64::from(threads) * STACK.0)
 }

@@ -127,7 +127,12 @@ pub struct Step {
     pub data: DataSpec,
     /// Where model and data come from.
     pub provenance: serde_json::Value,
+    /// Every file that it is made of; first values and data may be there or not.
+    pub files: Vec<PathBuf>,
 }
+
+/// The inputs of a step's graphs, which its data fill.
+const INPUTS: [&str; 2] = ["input", "target"];
 
 fn opened(path: &Path) -> Result<File, StepFileError> {
     File::open(path).map_err(|error| StepFileError::Read { path: path.to_path_buf(), error })
@@ -168,9 +173,20 @@ impl Step {
         }
         let raw: RawStep = serde_json::from_slice(&bytes).map_err(wrong)?;
         debug_assert_eq!(raw.format.0, FORMAT);
+        let graphs = [Some(&raw.training.0), raw.evaluation.as_ref().map(|file| &file.0)];
+        let values = raw.parameters.0.iter().filter_map(|(_, how)| match how {
+            Initialisation::File(file) => Some(file),
+            _ => None,
+        });
+        let others = graphs.into_iter().flatten().chain(values).chain([raw.data.file()]);
+        let mut files: Vec<PathBuf> = others.map(|file| folder.join(file)).collect();
+        files.push(path.clone());
+        files.sort();
+        files.dedup();
         let training = read_graph(&folder.join(raw.training.0))?;
         let evaluation = raw.evaluation.map(|file| read_graph(&folder.join(file.0))).transpose()?;
         let step = Step {
+            files,
             folder: folder.to_path_buf(),
             name: raw.name.0,
             description: raw.description.0,
@@ -212,6 +228,13 @@ impl Step {
                             node.name
                         ));
                     }
+                    (Phase::Input, _) if !INPUTS.contains(&node.name.as_str()) => {
+                        return Some(format!(
+                            "the {kind} graph has an input called `{}`, which no data fill; a \
+                             step has one called `input` and one called `target`",
+                            node.name
+                        ));
+                    }
                     (Phase::Parameter | Phase::Buffer | Phase::State, None) => {
                         return Some(format!(
                             "the {kind} graph's placeholder `{}` has no name in the model",
@@ -226,7 +249,7 @@ impl Step {
                     _ => {}
                 }
             }
-            for name in ["input", "target"] {
+            for name in INPUTS {
                 if input(graph, name).is_none() {
                     return Some(format!("the {kind} graph has no input called `{name}`"));
                 }

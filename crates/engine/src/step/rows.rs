@@ -28,13 +28,13 @@ pub(super) struct DataFile {
 impl DataFile {
     pub fn open(path: PathBuf) -> Result<DataFile, DataError> {
         let open = || {
-            let file = File::open(&path)?;
-            let known = file.metadata()?;
+            // Opening a pipe would wait for a writer.
+            let known = path.metadata()?;
             if !known.is_file() {
                 let what = "data are read as they are needed, so they have to be in a file";
                 return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
             }
-            Ok((file, known.len()))
+            Ok((File::open(&path)?, known.len()))
         };
         match open() {
             Ok((file, length)) => Ok(DataFile { path, file, length }),

@@ -133,6 +133,14 @@ pub enum DataSpec {
     },
 }
 
+impl DataSpec {
+    /// The path of the data from the step's folder.
+    pub fn file(&self) -> &String {
+        let (DataSpec::Bytes { file, .. } | DataSpec::Table { file, .. }) = self;
+        file
+    }
+}
+
 /// The last part of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Deserialize)]
 pub struct LastFraction {

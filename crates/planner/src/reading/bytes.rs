@@ -7,12 +7,28 @@ use thiserror::Error;
 
 /// A source is longer than what reads it allows.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{what} of more than {most} bytes is not read; no real one is that long")]
+#[error("{}", self.in_words())]
 pub struct Excess {
     /// What is too long.
     pub what: &'static str,
     /// The most bytes that it may have.
     pub most: u64,
+}
+
+/// Brackets within brackets that serde_json reads.
+const MOST_NESTED: u64 = 127;
+
+/// A text whose brackets are nested too deep.
+const NESTED: &str = "a text of brackets within brackets";
+
+impl Excess {
+    fn in_words(&self) -> String {
+        let Excess { what, most } = *self;
+        if what == NESTED {
+            return format!("{what}, more than {most} deep, is not read; no real one is that deep");
+        }
+        format!("{what} of more than {most} bytes is not read; no real one is that long")
+    }
 }
 
 impl From<Excess> for io::Error {
@@ -58,11 +74,14 @@ impl<R: Read> Read for Within<R> {
     }
 }
 
-/// A text of JSON that fails where a string has more bytes than it may: whoever parses it holds one
-/// string at a time.
+/// A text of JSON that fails where a string has more bytes than it may, or where brackets are
+/// nested deeper than serde_json follows them: whoever parses it holds one string at a time, and
+/// each bracket around it, be it in a part that is passed over.
 pub(crate) struct ShortStrings<R> {
     text: R,
     most: u64,
+    /// Brackets that are open.
+    depth: u64,
     /// Bytes of the string so far, where the text is inside of one.
     inside: Option<u64>,
     /// The next byte stands behind a backslash.
@@ -71,10 +90,18 @@ pub(crate) struct ShortStrings<R> {
 
 impl<R> ShortStrings<R> {
     pub fn new(text: R, most: usize) -> ShortStrings<R> {
-        ShortStrings { text, most: most as u64, inside: None, escaped: false }
+        ShortStrings { text, most: most as u64, depth: 0, inside: None, escaped: false }
     }
 
     fn step(&mut self, byte: u8) -> Result<(), Excess> {
+        match (self.inside, byte) {
+            (None, b'[' | b'{') => self.depth += 1,
+            (None, b']' | b'}') => self.depth = self.depth.saturating_sub(1),
+            _ => {}
+        }
+        if self.depth > MOST_NESTED {
+            return Err(Excess { what: NESTED, most: MOST_NESTED });
+        }
         self.inside = match (self.inside, byte) {
             (None, b'"') => Some(0),
             (None, _) => None,
@@ -118,6 +145,18 @@ mod tests {
         assert_eq!(in_full(&b"12345"[..], 5, "a text").unwrap(), b"12345");
         let error = in_full(io::repeat(0), 1000, "a text").unwrap_err();
         assert_eq!(excess(&error), Some(&Excess { what: "a text", most: 1000 }));
+    }
+
+    #[test]
+    fn brackets_are_counted_outside_of_strings() {
+        let nested = |depth: usize| "[".repeat(depth) + &"]".repeat(depth);
+        let read = |text: String| all(ShortStrings::new(text.as_bytes(), 1000));
+        assert!(read(nested(127)).is_ok() && read(format!("\"{}\"", "[".repeat(500))).is_ok());
+        assert_eq!(
+            read(nested(128)).unwrap_err(),
+            "a text of brackets within brackets, more than 127 deep, is not read; no real one is \
+             that deep"
+        );
     }
 
     #[test]

@@ -121,9 +121,9 @@ fn items(graph: &Graph, profile: &Profile, order: &[NodeId], meter: &mut Meter<'
 
 /// 0/1 knapsacks of every capacity at once.
 struct Filled {
-    /// For each item and each capacity: whether a best filling of that capacity with the items up
-    /// to it has it.
-    taken: Vec<Vec<bool>>,
+    /// For each item and each capacity, a bit: whether a best filling of that capacity with the
+    /// items up to it has it.
+    taken: Vec<Vec<u64>>,
 }
 
 impl Filled {
@@ -141,12 +141,12 @@ impl Filled {
                 return None;
             }
             meter.spend((most / CELLS_PER_OPERATION) as u64);
-            let mut taken = vec![false; most + 1];
+            let mut taken = vec![0; most / 64 + 1];
             for capacity in (weight..=most).rev() {
                 let with = best[capacity - weight] + value;
                 if with > best[capacity] {
                     best[capacity] = with;
-                    taken[capacity] = true;
+                    taken[capacity / 64] |= 1 << (capacity % 64);
                 }
             }
             Some(taken)
@@ -159,7 +159,7 @@ impl Filled {
         let mut left = capacity;
         let mut chosen = vec![false; weights.len()];
         for item in (0..weights.len()).rev() {
-            if self.taken[item][left] {
+            if self.taken[item][left / 64] >> (left % 64) & 1 == 1 {
                 chosen[item] = true;
                 left -= weights[item];
             }

@@ -59,12 +59,8 @@ impl<'a> Search<'a> {
         peers: impl FnOnce() -> Vec<Vec<NodeId>>,
         is_enough: impl FnOnce(&Plan) -> bool,
     ) -> Vec<Plan> {
-        let order = self.order();
-        let mut lowest = Lowest {
-            search: Search::new(self.graph, self.profile, &order),
-            random: Rng::with_seed(effort.seed),
-            named: Vec::new(),
-        };
+        let mut lowest =
+            Lowest { search: self.anew(), random: Rng::with_seed(effort.seed), named: Vec::new() };
         lowest.go(&mut Attempt::new(ByteCount::ZERO, effort), peers, is_enough);
         let least = lowest.search.least_budget();
         for known in lowest.search.found {

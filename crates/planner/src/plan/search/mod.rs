@@ -109,6 +109,21 @@ impl<'a> Search<'a> {
         let given = Arc::new(Problem::new(graph, profile, order));
         let moved = order::improved(&given);
         let reordered = Arc::new(Problem::new(graph, profile, &moved));
+        Search::of(graph, profile, given, reordered)
+    }
+
+    /// A search that has yet to begin, of the same step.
+    fn anew(&self) -> Search<'a> {
+        Search::of(self.graph, self.profile, self.given.clone(), self.reordered.clone())
+    }
+
+    fn of(
+        graph: &'a Graph,
+        profile: &'a Profile,
+        given: Arc<Problem>,
+        reordered: Arc<Problem>,
+    ) -> Search<'a> {
+        let orders = [order_of(&given), order_of(&reordered)];
         let mut search = Search {
             graph,
             profile,
@@ -119,8 +134,9 @@ impl<'a> Search<'a> {
             last: None,
             refuted: Bytes::ZERO,
         };
-        search.offer(order.to_vec());
-        search.offer(moved);
+        for order in orders {
+            search.offer(order);
+        }
         search
     }
 
@@ -178,7 +194,7 @@ impl<'a> Search<'a> {
 
     /// All nodes, as they were given.
     fn order(&self) -> Vec<NodeId> {
-        self.given.ops.values().filter_map(|op| op.node).collect()
+        order_of(&self.given)
     }
 
     /// Time that no schedule within the budget beats, by the cuts known so far; `None` where no
@@ -323,4 +339,9 @@ impl<'a> Search<'a> {
     fn is_optimal(&self, extra: Picoseconds, floor: Picoseconds) -> bool {
         extra - floor <= self.given.total / 1_000_000
     }
+}
+
+/// The nodes of a problem, in its order.
+fn order_of(problem: &Problem) -> Vec<NodeId> {
+    problem.ops.values().filter_map(|op| op.node).collect()
 }

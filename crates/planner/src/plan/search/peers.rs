@@ -8,7 +8,8 @@ use crate::plan::{self, PlanError, Planner};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
-/// The other planners, the quicker ones first.
+/// The other planners, the quicker ones first; without the solver, whose work and memory nobody can
+/// bound.
 pub const PEERS: [Planner; 6] = [
     Planner::Chen,
     Planner::Rotor,
@@ -23,8 +24,7 @@ pub const PEERS: [Planner; 6] = [
 pub const FLOORS: u64 = 1 + PEERS.len() as u64;
 
 /// The lowest plan that each of them reaches, offered as soon as it is there. Each has a floor of
-/// its own, as when it is asked alone. The solver, whose work cannot be counted, is asked only
-/// where there is a deadline.
+/// its own, as when it is asked alone.
 pub fn lowest_of_peers(
     graph: &Graph,
     profile: &Profile,
@@ -32,7 +32,6 @@ pub fn lowest_of_peers(
     meter: &Meter<'_>,
     mut offer: impl FnMut(&[NodeId]),
 ) -> Vec<Vec<NodeId>> {
-    let solver = meter.has_deadline().then_some(Planner::Exact);
     let reach = |planner| {
         let mut meter = meter.above(Effort::FLOOR);
         let is_interrupted = meter.elapsed().0.is_infinite();
@@ -40,7 +39,7 @@ pub fn lowest_of_peers(
             .then(|| peer(graph, profile, order, Bytes::ZERO, planner, &mut meter))
             .flatten()
     };
-    let plans = PEERS.into_iter().chain(solver).filter_map(reach);
+    let plans = PEERS.into_iter().filter_map(reach);
     plans.inspect(|runs| offer(runs)).collect()
 }
 

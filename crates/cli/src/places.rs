@@ -1,0 +1,99 @@
+//! Where results go. Invariant: no result replaces another one of the same run, or what it was made
+//! from.
+
+use std::path::{Path, PathBuf};
+
+use thiserror::Error;
+
+/// A result would replace another file of the run.
+#[derive(Debug, PartialEq, Eq, Error)]
+pub enum Replaced {
+    /// Two results go into one file.
+    #[error("{first} and {second} name the same file; the second would replace the first")]
+    Result {
+        /// The option of the one.
+        first: &'static str,
+        /// The option of the other.
+        second: &'static str,
+    },
+    /// A result goes into a file that was read.
+    #[error("{option} would replace {}, which is read here; name another file", path.display())]
+    Source {
+        /// The option.
+        option: &'static str,
+        /// The file.
+        path: PathBuf,
+    },
+}
+
+/// Refuses results that would replace each other, or one of `sources`. What is no file, such as
+/// `/dev/null`, takes any number of results.
+pub fn distinct(
+    results: &[(&'static str, Option<&PathBuf>)],
+    sources: &[PathBuf],
+) -> Result<(), Replaced> {
+    let sources: Vec<PathBuf> = sources.iter().filter_map(|path| file(path)).collect();
+    let mut known: Vec<(&'static str, PathBuf)> = Vec::new();
+    for &(option, path) in results {
+        let Some((path, place)) = path.and_then(|path| Some((path, file(path)?))) else { continue };
+        if sources.contains(&place) {
+            return Err(Replaced::Source { option, path: path.clone() });
+        }
+        if let Some((first, _)) = known.iter().find(|(_, other)| *other == place) {
+            return Err(Replaced::Result { first, second: option });
+        }
+        known.push((option, place));
+    }
+    Ok(())
+}
+
+/// The one name of a file, be it there or not.
+fn file(path: &Path) -> Option<PathBuf> {
+    match path.metadata() {
+        Ok(found) => found.is_file().then(|| path.canonicalize().ok()).flatten(),
+        Err(_) => {
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            let folder = folder.unwrap_or(Path::new(".")).canonicalize().ok()?;
+            Some(folder.join(path.file_name()?))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_file_is_known_by_all_its_names() {
+        let folder = tempfile::tempdir().unwrap();
+        let named = |name: &str| folder.path().join(name);
+        std::fs::write(named("read"), "").unwrap();
+        std::fs::create_dir(named("inner")).unwrap();
+        let around = named("inner/../new");
+        let clash = |one: &PathBuf, other: &PathBuf| {
+            distinct(
+                &[("--one", Some(one)), ("--other", Some(other)), ("--none", None)],
+                &[named("inner/../read")],
+            )
+        };
+        assert_eq!(clash(&named("old"), &named("new")), Ok(()));
+        let both = Replaced::Result { first: "--one", second: "--other" };
+        assert_eq!(clash(&named("new"), &around), Err(both));
+        let source = Replaced::Source { option: "--other", path: named("read") };
+        assert_eq!(clash(&named("new"), &named("read")), Err(source));
+        let nowhere = PathBuf::from("/dev/null");
+        assert_eq!(clash(&nowhere, &nowhere), Ok(()));
+    }
+
+    #[test]
+    #[cfg(unix)]
+    fn links_lead_to_their_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+        std::fs::write(&file, "").unwrap();
+        std::os::unix::fs::symlink(&file, &link).unwrap();
+        let results = [("--save", Some(&link)), ("--trace", Some(&file))];
+        let both = Replaced::Result { first: "--save", second: "--trace" };
+        assert_eq!(distinct(&results, &[]), Err(both));
+    }
+}
