@@ -106,7 +106,8 @@ MODELS = [gpt2, bert, resnet18, unet]
 
 
 def planned(path, budget: str, out) -> dict:
-    command = [os.environ["TIGHTFIT_BIN"], "plan", path, "--budget", budget, "--emit", "graph", "-o", out, "--json"]
+    command = [os.environ["TIGHTFIT_BIN"], "plan", path, "--budget", budget, "--iterations", "200000",
+               "--emit", "graph", "-o", out, "--json"]
     run = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     return json.loads(run.stdout)

@@ -226,7 +226,8 @@ impl<'a> BudgetedPlanner<'a> {
         let known = schedule.clone();
         let rounds =
             search.in_rounds(budget, terms.effort, take, |_, _| Ok::<_, ()>((plan, known)));
-        rounds.taken.unwrap_or(schedule)
+        // One that happens to need less is not found by whoever asks for less.
+        rounds.taken.map_or(schedule, |faster| Schedule { budget, slab: budget, ..faster })
     }
 
     /// A plan with addresses, or by how much its slab exceeds its peak where that does not fit.

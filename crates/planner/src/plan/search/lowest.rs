@@ -31,9 +31,9 @@ const BISECTION_WORK: u64 = 100;
 /// The part of the effort that goes into the smallest peak and its addresses where they are all
 /// that is asked for: a search within the budget that comes out finds them again, after other
 /// attempts.
-pub const LOWEST: f64 = 0.75;
+pub const LOWEST: f64 = 0.7;
 /// The part of the effort within which a plan is found that a refusal may name.
-const NAMED: f64 = 0.8;
+const NAMED: f64 = 0.5;
 /// Plans with small peaks that are worth a look for the smallest slab.
 const SMALL_PLANS: usize = 8;
 
@@ -48,7 +48,7 @@ struct Lowest<'a> {
 impl<'a> Search<'a> {
     /// Plans with small peaks, the smallest first; but only what is found with effort to spare:
     /// whoever goes for one of their peaks with the same effort reaches it, even if the machine is
-    /// somewhat slower then. All that is found becomes known.
+    /// half as fast then. All that is found becomes known.
     ///
     /// `peers` waits for what [`super::lowest_of_peers`] makes, which is a floor: they are heard
     /// whatever the effort. If the lowest plan of cuts and peers is small enough, nothing is
