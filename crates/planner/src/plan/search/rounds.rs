@@ -40,12 +40,17 @@ const UNTAKEN: f64 = 0.5;
 /// The part of the time after which plans of other planners are not looked at any more while
 /// nothing was taken.
 const STOP_OFFERS: f64 = 0.15;
-/// The part of the time that is left for the addresses of what is found last.
-const LAST: f64 = 0.04;
+/// The part of the time that is left for the addresses of known plans, in earnest.
+const LAST: f64 = 0.08;
+/// Work for them that comes before a deadline counts, for each of the first few: per operator, and
+/// at most.
+const ADDRESSES: u64 = 100;
+const MOST_ADDRESSES: u64 = 200_000;
 /// Plans that are laid out in earnest where first addresses did not do.
 const MOST_LAST: usize = 32;
-/// As many of them whatever the time.
-const LAST_FLOOR: usize = 4;
+/// Nodes of all plans together that are looked at whatever the time; and as many plans at least.
+const NODES_OF_LAST: usize = 65_536;
+const LEAST_LAST: usize = 4;
 /// A plan that is faster by less than this part of the step is not worth new addresses.
 const LEAST_GAIN: f64 = 1e-6;
 
@@ -122,7 +127,11 @@ impl Search<'_> {
                 // Nothing may depend on how fast the peers are.
                 self.hear(peers.iter(), &mut heard);
             }
-            self.rounds(budget, &mut meter.clone(), &mut taker, &mut first, |search| {
+            let mut turns = match meter.has_deadline() {
+                true => meter.until(1.0 - LAST),
+                false => meter.clone(),
+            };
+            self.rounds(budget, &mut turns, &mut taker, &mut first, |search| {
                 search.hear(peers.try_iter(), &mut heard);
             });
             self.hear(peers.into_iter(), &mut heard);
@@ -183,7 +192,7 @@ impl Search<'_> {
                 .min(Bytes(missing.0.saturating_add(missing.0 / 10)));
             let aim = budget.saturating_sub(slack);
             let round = match taker.best {
-                Some(_) => meter.round(work, 1.0 - LAST),
+                Some(_) => meter.round(work, 1.0),
                 None => meter.until(STOP).round(work, UNTAKEN),
             };
             let seed = round.seed.wrapping_add(meter.spent());
@@ -254,16 +263,24 @@ impl Search<'_> {
             .collect();
         known.sort_by_key(|&(extra, _)| extra);
         known.dedup();
-        let meter = Meter::new(effort);
+        let (meter, floor) = (Meter::new(effort), self.last_floor());
+        let addresses = (ADDRESSES * self.given.len() as u64).min(MOST_ADDRESSES);
         for (number, (extra, runs)) in known.into_iter().take(MOST_LAST).enumerate() {
             let plan = Plan::of_runs(Planner::Auto, runs.to_vec());
-            if number >= LAST_FLOOR && meter.is_late()
+            let floor_of_this = if number < LEAST_LAST { addresses } else { 0 };
+            let effort = &Effort { floor: floor_of_this, ..meter.round(effort.work, 1.0) };
+            if number >= floor && meter.is_late()
                 || !taker.wants(extra)
                 || taker.offer(extra, &plan, effort).is_ok()
             {
                 return;
             }
         }
+    }
+
+    /// Plans that are looked at whatever the time.
+    fn last_floor(&self) -> usize {
+        (NODES_OF_LAST / self.given.len().max(1)).max(LEAST_LAST)
     }
 
     /// Has a first look taken at the plans that are known to be within the budget, the fastest
@@ -274,13 +291,13 @@ impl Search<'_> {
         taker: &mut Taker<T, impl FnMut(&Plan, &Effort<'_>) -> Result<T, Bytes>>,
         effort: &Effort<'_>,
     ) {
-        let meter = Meter::new(effort);
+        let (meter, floor) = (Meter::new(effort), self.last_floor());
         for (number, plan) in self.within(budget).enumerate() {
             let extra = self.extra(&plan.runs());
             if taker.refused.contains(&extra) {
                 continue;
             }
-            if number >= LAST_FLOOR && meter.is_late()
+            if number >= floor && meter.is_late()
                 || !taker.wants(extra)
                 || taker.offer(extra, &plan, effort).is_ok()
             {
