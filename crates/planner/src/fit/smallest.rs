@@ -24,8 +24,9 @@ const PEAK: f64 = 0.4;
 /// plans.
 const LOOK: f64 = 0.08;
 /// Work for addresses in earnest that comes before a deadline counts: all that is worth it for
-/// steps of 5,000 runs, and at most half a second.
+/// steps of 5,000 runs. The search's own plans are more often hard to pack than those of others.
 const FLOOR: u64 = 200_000;
+const OWN_FLOOR: u64 = 80_000;
 
 /// A plan with addresses.
 pub type Laid = (Schedule, Plan);
@@ -92,8 +93,9 @@ impl SmallestSlab<'_, '_> {
                 if self.is_hopeless(&best, &plan) {
                     return best;
                 }
-                let laid = (self.lay_out(&plan, self.rest(share)), plan);
-                self.better(best, Some(laid))
+                let rest = self.rest(share);
+                let effort = Effort { floor: rest.floor.min(OWN_FLOOR), ..rest };
+                self.better(best, Some((self.lay_out(&plan, effort), plan)))
             },
         )
     }
@@ -104,11 +106,10 @@ impl SmallestSlab<'_, '_> {
     fn of_peers(&self, offered: Receiver<Plan>, lowest_offered: &AtomicU64) -> Option<Laid> {
         let mut best = None;
         let mut waiting = Vec::new();
-        let lay_out = |plan: &Plan, best: Option<Laid>, clock: &(dyn Fn() -> Seconds + Sync)| {
+        let lay_out = |plan: &Plan, best: Option<Laid>, effort: Effort<'_>| {
             if self.is_hopeless(&best, plan) {
                 return best;
             }
-            let effort = Effort { clock, ..self.rest(1.0) };
             self.better(best, Some((self.lay_out(plan, effort), plan.clone())))
         };
         let clock = self.meter.effort().clock;
@@ -118,14 +119,16 @@ impl SmallestSlab<'_, '_> {
                 || !self.meter.has_deadline() || lowest_offered.load(Ordering::Relaxed) < peak;
             if !must_wait() {
                 let impatient = || if must_wait() { Seconds(f64::INFINITY) } else { clock() };
-                best = lay_out(&plan, best, &impatient);
+                best = lay_out(&plan, best, Effort { clock: &impatient, ..self.rest(1.0) });
             }
             if must_wait() {
                 waiting.push(plan);
             }
         }
         waiting.sort_by_key(|plan| self.peak(plan));
-        waiting.iter().fold(best, |best, plan| lay_out(plan, best, clock))
+        // The lowest had its floor; these have only what time is left.
+        let without_floor = || Effort { floor: 0, ..self.rest(1.0) };
+        waiting.iter().fold(best, |best, plan| lay_out(plan, best, without_floor()))
     }
 
     /// The smallest slab for a plan, or one that is small enough.

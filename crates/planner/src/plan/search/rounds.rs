@@ -44,8 +44,8 @@ const STOP_OFFERS: f64 = 0.15;
 const LAST: f64 = 0.08;
 /// Work for them that comes before a deadline counts, for each of the first few: per operator, and
 /// at most.
-const ADDRESSES: u64 = 100;
-const MOST_ADDRESSES: u64 = 200_000;
+const ADDRESSES: u64 = 20;
+const MOST_ADDRESSES: u64 = 20_000;
 /// Plans that are laid out in earnest where first addresses did not do.
 const MOST_LAST: usize = 32;
 /// Nodes of all plans together that are looked at whatever the time; and as many plans at least.
@@ -267,7 +267,7 @@ impl Search<'_> {
         let addresses = (ADDRESSES * self.given.len() as u64).min(MOST_ADDRESSES);
         for (number, (extra, runs)) in known.into_iter().take(MOST_LAST).enumerate() {
             let plan = Plan::of_runs(Planner::Auto, runs.to_vec());
-            let floor_of_this = if number < LEAST_LAST { addresses } else { 0 };
+            let floor_of_this = if number < LEAST_LAST / 2 { addresses } else { 0 };
             let effort = &Effort { floor: floor_of_this, ..meter.round(effort.work, 1.0) };
             if number >= floor && meter.is_late()
                 || !taker.wants(extra)
