@@ -29,37 +29,47 @@ Recipe = dict[str, Any]
 Initialisation = Callable[[str, torch.Tensor], Recipe | None]
 
 _RECIPES = {"normal": {"mean", "std"}, "uniform": {"low", "high"}, "constant": None, "file": None}
-# What each field of the data is, in words, and whether a value is that.
-_COUNT = ("a whole number above 0", lambda value: type(value) is int and value > 0)
-_SEED = ("a whole number from 0 to 2^32 - 1", lambda value: type(value) is int and 0 <= value < 1 << 32)
-_PATH = ("a path", lambda value: isinstance(value, str | os.PathLike))
-_DATA_FIELDS = {
-    "bytes": {
-        "file": _PATH, "window": _COUNT, "batch": _COUNT, "sampling_seed": _SEED,
-        "validation": ('{"last_fraction": f} with f between 0 and 1', lambda value: _is_fraction(value)),
-    },
-    "table": {
-        "file": _PATH, "features": _COUNT,
-        "scale": ("a finite number", lambda value: _is_number(value) and math.isfinite(value)),
-        "batch": _COUNT, "evaluation_batch": ("a whole number above 0, or None", lambda value: value is None or _COUNT[1](value)),
-        "sampling_seed": _SEED,
-        "validation": ('{"every": n, "remainder": r} with n above 1 and r below n', lambda value: _is_remainder(value)),
-    },
-}
-
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
+    return isinstance(value, int | float) and not isinstance(value, bool) and -math.inf < value < math.inf
+
+
+def _is_count(value: Any) -> bool:
+    return type(value) is int and value > 0
 
 
 def _is_fraction(value: Any) -> bool:
-    return isinstance(value, dict) and set(value) == {"last_fraction"} and _is_number(value["last_fraction"]) and (
-        0 < value["last_fraction"] < 1)
+    if not isinstance(value, dict) or set(value) != {"last_fraction"}:
+        return False
+    return _is_number(value["last_fraction"]) and 0 < value["last_fraction"] < 1
 
 
 def _is_remainder(value: Any) -> bool:
-    return isinstance(value, dict) and set(value) == {"every", "remainder"} and all(
-        type(part) is int for part in value.values()) and 0 <= value["remainder"] < value["every"] > 1
+    if not isinstance(value, dict) or set(value) != {"every", "remainder"}:
+        return False
+    every, remainder = value["every"], value["remainder"]
+    return type(every) is int and type(remainder) is int and every > 1 and 0 <= remainder < every
+
+
+# What each field of the data is, in words, and whether a value is that.
+_COUNT = ("a whole number above 0", _is_count)
+_FIELDS = {
+    "file": ("a path", lambda value: isinstance(value, str | os.PathLike)),
+    "batch": _COUNT,
+    "sampling_seed": ("a whole number from 0 to 2^32 - 1", lambda value: type(value) is int and 0 <= value < 1 << 32),
+}
+_DATA_FIELDS = {
+    "bytes": _FIELDS | {
+        "window": _COUNT,
+        "validation": ('{"last_fraction": f} with f between 0 and 1', _is_fraction),
+    },
+    "table": _FIELDS | {
+        "features": _COUNT,
+        "scale": ("a finite number", _is_number),
+        "evaluation_batch": ("a whole number above 0, or None", lambda value: value is None or _is_count(value)),
+        "validation": ('{"every": n, "remainder": r} with n above 1 and r below n', _is_remainder),
+    },
+}
 
 
 def recipes(graphs: list[dict[str, Any]], tensors: dict[str, torch.Tensor],

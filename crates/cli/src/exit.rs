@@ -35,7 +35,7 @@ Exit codes:
   8    the budget makes no sense: zero, unreadable, or more than this machine's memory
   9    a schedule breaks a rule of the checker
   10   no plan within the budget was found, which does not prove that there is none
-  11   the loss of a step is NaN or infinite: nothing was saved after it
+  11   a loss is NaN or infinite: nothing was saved after it
   129  ended early by SIGHUP; the output says what was saved, and where
   130  ended early by Ctrl-C; the output says what was saved, and where
   143  ended early by SIGTERM; the output says what was saved, and where";

@@ -4,7 +4,7 @@
 //! Plans speak of bytes, slabs of addresses, and lifetimes do not always pack. A planner with a
 //! fixed rule is asked again for as much less as was missing. The budget planner shares its effort
 //! with the layout: a little less is asked of it from turn to turn, because a little slack makes
-//! packing much easier.
+//! packing much easier. Where nothing packs, the smallest slab has the last word.
 
 mod smallest;
 
@@ -134,6 +134,7 @@ const BY_RULE: f64 = 0.3;
 /// The part of the effort that goes into the smallest slab of a rule where that is all that is
 /// asked for.
 const LOWEST_BY_RULE: f64 = 0.55;
+
 /// A planner that is asked for one budget after another, and remembers what it found.
 pub struct BudgetedPlanner<'a> {
     graph: &'a Graph,

@@ -289,7 +289,7 @@ impl Trace {
             format: Option<Bounded<MOST_OF_AN_EVENT>>,
         }
         if bytes.len() as u64 > MOST_TRACE {
-            return Err(Excess { what: "a trace", most: MOST_TRACE }.into());
+            return Err(Excess::of_bytes("a trace", MOST_TRACE).into());
         }
         let Header { about: Format { format } } = serde_json::from_slice(bytes)?;
         if format.as_ref().is_none_or(|format| format.0 != FORMAT) {

@@ -17,7 +17,7 @@ pub enum Ending {
     Failed(anyhow::Error),
 }
 
-/// The loss of a step is NaN or infinite.
+/// The loss of a step, or of the validation data after it, is NaN or infinite.
 #[derive(Clone, Debug, Error)]
 #[error(
     "step {step}: the {what} is {loss}; the run ended there{}; a smaller --lr may help, and \

@@ -174,22 +174,23 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut fastest = arguments.trace.as_ref().map(|_| FastestStep::default());
     let mut course = run::run(arguments, &mut session, &mut data, fastest.as_mut())?;
     let stepped = session.next_step > begun;
-    // Before the evaluation, which computes where gradients lie.
-    let dumped = match &arguments.dump {
-        Some(path) => dump::write(path, &step, &mut session, &mut data, stepped),
-        None => Ok(()),
+    let is_over = matches!(course.ending, Ending::InOrder);
+    let mut judge = |session: &mut Session| -> anyhow::Result<Option<Evaluation>> {
+        // Before the evaluation, which computes where gradients lie.
+        if let Some(path) = &arguments.dump {
+            dump::write(path, &step, session, &mut data, stepped)?;
+        }
+        if is_over { evaluation(arguments, session, &mut data, stepped) } else { Ok(None) }
     };
-    let evaluated = match course.ending {
-        Ending::InOrder => evaluation(arguments, &mut session, &mut data, stepped),
-        Ending::NotFinite(_) | Ending::Failed(_) => Ok(None),
-    };
-    if let Ok(Some(Evaluation { loss, .. })) = evaluated
+    // The last update is judged before it replaces a save, unless somebody waits for the end.
+    let judged = (!interrupt::raised()).then(|| judge(&mut session));
+    if let Some(Ok(Some(Evaluation { loss, .. }))) = judged
         && !loss.is_finite()
         && !arguments.keep_going
     {
         course.ending = run::not_finite_at(arguments, session.next_step, run::VALIDATION, loss);
     }
-    // Before anything is reported: whatever failed, or fails from here on, the weights are safe.
+    // Whatever failed, or fails from here on, the weights are safe.
     let is_good = match course.ending {
         Ending::InOrder => true,
         Ending::NotFinite(_) => false,
@@ -203,8 +204,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let done = session.next_step;
     let rest = || -> anyhow::Result<()> {
-        dumped?;
-        let evaluation = evaluated?;
+        let evaluation = judged.unwrap_or_else(|| judge(&mut session))?;
         let process = process::peak_resident();
         let over =
             |peak: Bytes| peak.0.checked_sub(planned.training.budget.0).filter(|&over| over > 0);

@@ -81,8 +81,7 @@ pub fn run(
         if !loss.is_finite() {
             not_finite.add(number);
             if !arguments.keep_going {
-                let what = "loss";
-                ending = not_finite_at(arguments, number, what, f64::from(loss));
+                ending = not_finite_at(arguments, number, "loss", f64::from(loss));
             } else if not_finite.count == 1 {
                 bar.suspend(|| note!("step {number}: the loss is {loss}; going on, as asked"));
             }

@@ -24,8 +24,9 @@ const PEAK: f64 = 0.4;
 /// plans.
 const LOOK: f64 = 0.08;
 /// Work for addresses in earnest that comes before a deadline counts: all that is worth it for
-/// steps of 5,000 runs. The search's own plans are more often hard to pack than those of others.
+/// steps of 5,000 runs.
 const FLOOR: u64 = 200_000;
+/// The same for the search's own plans, which more often cannot be packed at all.
 const OWN_FLOOR: u64 = 80_000;
 
 /// A plan with addresses.
@@ -138,7 +139,7 @@ impl SmallestSlab<'_, '_> {
         lower(self.graph, self.profile, plan, &task)
     }
 
-    /// A share of the time that is left.
+    /// A share of the time that is left; all of it has a floor.
     pub fn rest(&self, share: f64) -> Effort<'_> {
         let floor = if share < 1.0 { 0 } else { FLOOR };
         Effort { floor, ..self.meter.round(self.meter.effort().work, share) }

@@ -14,7 +14,7 @@ use crate::graph::assembly::Assembly;
 use crate::graph::document::Document;
 use crate::graph::error::ReadError;
 use crate::graph::limits::{FORMAT, HELD_TEXT, LONGEST_NAME, MOST_OF_AN_EVENT, MOST_TEXT};
-use crate::reading::{Bounded, Excess, ShortStrings, Within, excess};
+use crate::reading::{Bounded, BoundedText, Excess, Within, excess};
 
 /// What gzip begins with.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
@@ -27,7 +27,7 @@ pub fn read(bytes: &[u8]) -> Result<Graph, ReadError> {
         return read_from(bytes);
     }
     if bytes.len() as u64 > MOST_TEXT {
-        return Err(Excess { what: "a graph", most: MOST_TEXT }.into());
+        return Err(Excess::of_bytes("a graph", MOST_TEXT).into());
     }
     held(bytes)
 }
@@ -62,7 +62,7 @@ fn text(source: impl Read, failed: fn(io::Error) -> ReadError) -> Result<Graph, 
     if (start.len() as u64) < HELD_TEXT {
         return held(&start);
     }
-    let text = ShortStrings::new(Cursor::new(start).chain(text), ESCAPED * LONGEST_NAME);
+    let text = BoundedText::new(Cursor::new(start).chain(text), ESCAPED * LONGEST_NAME);
     let mut json = Deserializer::from_reader(BufReader::with_capacity(1 << 16, text));
     match parsed(&mut json, &mut Assembly::default()) {
         Err(ReadError::Json(error)) if error.is_io() => Err(refused(error.into())),

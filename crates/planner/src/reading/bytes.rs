@@ -1,35 +1,32 @@
 //! Bytes within limits. Invariant: of a source that goes on for ever no more is read than its limit
-//! and one byte, and of one string no more is passed on than its limit.
+//! and one byte, of one string no more is passed on than its limit, and brackets are nested no
+//! deeper than theirs.
 
 use std::io::{self, Read};
 
 use thiserror::Error;
 
-/// A source is longer than what reads it allows.
+/// A source has more of something than what reads it allows.
 #[derive(Clone, Debug, PartialEq, Eq, Error)]
-#[error("{}", self.in_words())]
+#[error("{what} of more than {most} {unit} is not read; no real one is that long")]
 pub struct Excess {
-    /// What is too long.
+    /// What has too much.
     pub what: &'static str,
-    /// The most bytes that it may have.
+    /// The most that it may have.
     pub most: u64,
+    /// Of what: bytes, mostly.
+    pub unit: &'static str,
+}
+
+impl Excess {
+    /// More than `most` bytes.
+    pub fn of_bytes(what: &'static str, most: u64) -> Excess {
+        Excess { what, most, unit: "bytes" }
+    }
 }
 
 /// Brackets within brackets that serde_json reads.
 const MOST_NESTED: u64 = 127;
-
-/// A text whose brackets are nested too deep.
-const NESTED: &str = "a text of brackets within brackets";
-
-impl Excess {
-    fn in_words(&self) -> String {
-        let Excess { what, most } = *self;
-        if what == NESTED {
-            return format!("{what}, more than {most} deep, is not read; no real one is that deep");
-        }
-        format!("{what} of more than {most} bytes is not read; no real one is that long")
-    }
-}
 
 impl From<Excess> for io::Error {
     fn from(excess: Excess) -> io::Error {
@@ -47,7 +44,7 @@ pub fn in_full(source: impl Read, most: u64, what: &'static str) -> io::Result<V
     let mut bytes = Vec::new();
     source.take(most + 1).read_to_end(&mut bytes)?;
     if bytes.len() as u64 > most {
-        return Err(Excess { what, most }.into());
+        return Err(Excess::of_bytes(what, most).into());
     }
     Ok(bytes)
 }
@@ -62,7 +59,7 @@ pub(crate) struct Within<R> {
 impl<R> Within<R> {
     /// `what` is what it should hold, with its article.
     pub fn new(source: R, most: u64, what: &'static str) -> Within<R> {
-        Within { source, left: most, excess: Excess { what, most } }
+        Within { source, left: most, excess: Excess::of_bytes(what, most) }
     }
 }
 
@@ -77,7 +74,7 @@ impl<R: Read> Read for Within<R> {
 /// A text of JSON that fails where a string has more bytes than it may, or where brackets are
 /// nested deeper than serde_json follows them: whoever parses it holds one string at a time, and
 /// each bracket around it, be it in a part that is passed over.
-pub(crate) struct ShortStrings<R> {
+pub(crate) struct BoundedText<R> {
     text: R,
     most: u64,
     /// Brackets that are open.
@@ -88,9 +85,9 @@ pub(crate) struct ShortStrings<R> {
     escaped: bool,
 }
 
-impl<R> ShortStrings<R> {
-    pub fn new(text: R, most: usize) -> ShortStrings<R> {
-        ShortStrings { text, most: most as u64, depth: 0, inside: None, escaped: false }
+impl<R> BoundedText<R> {
+    pub fn new(text: R, most: usize) -> BoundedText<R> {
+        BoundedText { text, most: most as u64, depth: 0, inside: None, escaped: false }
     }
 
     fn step(&mut self, byte: u8) -> Result<(), Excess> {
@@ -100,14 +97,15 @@ impl<R> ShortStrings<R> {
             _ => {}
         }
         if self.depth > MOST_NESTED {
-            return Err(Excess { what: NESTED, most: MOST_NESTED });
+            let unit = "brackets within brackets";
+            return Err(Excess { what: "a text", most: MOST_NESTED, unit });
         }
         self.inside = match (self.inside, byte) {
             (None, b'"') => Some(0),
             (None, _) => None,
             (Some(_), b'"') if !self.escaped => None,
             (Some(length), _) if length == self.most => {
-                return Err(Excess { what: "a string", most: self.most });
+                return Err(Excess::of_bytes("a string", self.most));
             }
             (Some(length), _) => Some(length + 1),
         };
@@ -116,7 +114,7 @@ impl<R> ShortStrings<R> {
     }
 }
 
-impl<R: Read> Read for ShortStrings<R> {
+impl<R: Read> Read for BoundedText<R> {
     fn read(&mut self, out: &mut [u8]) -> io::Result<usize> {
         let count = self.text.read(out)?;
         out[..count].iter().try_for_each(|&byte| self.step(byte))?;
@@ -144,18 +142,17 @@ mod tests {
         );
         assert_eq!(in_full(&b"12345"[..], 5, "a text").unwrap(), b"12345");
         let error = in_full(io::repeat(0), 1000, "a text").unwrap_err();
-        assert_eq!(excess(&error), Some(&Excess { what: "a text", most: 1000 }));
+        assert_eq!(excess(&error), Some(&Excess::of_bytes("a text", 1000)));
     }
 
     #[test]
     fn brackets_are_counted_outside_of_strings() {
         let nested = |depth: usize| "[".repeat(depth) + &"]".repeat(depth);
-        let read = |text: String| all(ShortStrings::new(text.as_bytes(), 1000));
+        let read = |text: String| all(BoundedText::new(text.as_bytes(), 1000));
         assert!(read(nested(127)).is_ok() && read(format!("\"{}\"", "[".repeat(500))).is_ok());
         assert_eq!(
             read(nested(128)).unwrap_err(),
-            "a text of brackets within brackets, more than 127 deep, is not read; no real one is \
-             that deep"
+            "a text of more than 127 brackets within brackets is not read; no real one is that long"
         );
     }
 
@@ -175,7 +172,7 @@ mod tests {
                 let source = pieces.fold(Box::new(io::empty()) as Box<dyn Read>, |all, piece| {
                     Box::new(all.chain(piece))
                 });
-                let read = all(ShortStrings::new(source, most));
+                let read = all(BoundedText::new(source, most));
                 assert_eq!(read.is_ok(), passes, "{text} within {most}, by {chunk}");
             }
         }

@@ -4,7 +4,7 @@
 mod bytes;
 mod json;
 
+pub(crate) use bytes::{BoundedText, Within};
 pub use bytes::{Excess, excess, in_full};
-pub(crate) use bytes::{ShortStrings, Within};
 pub use json::{AtMost, Bounded, Table, Text};
 pub(crate) use json::{Parts, too_many};

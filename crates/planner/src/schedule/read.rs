@@ -62,7 +62,7 @@ impl<'de> Deserialize<'de> for RawBuffer {
 /// Reads a plan that was made for `graph`.
 pub fn read(graph: &Graph, bytes: &[u8]) -> Result<Schedule, PlanFileError> {
     if bytes.len() as u64 > MOST_PLAN {
-        return Err(Excess { what: "a plan", most: MOST_PLAN }.into());
+        return Err(Excess::of_bytes("a plan", MOST_PLAN).into());
     }
     let raw = raw(bytes)?;
     let actual = graph.hash().to_string();

@@ -17,7 +17,7 @@ use crate::units::{Bytes, Seconds};
 pub fn read(text: &[u8]) -> Result<ModuleInfo, ModuleInfoError> {
     let json = |reason: String| ModuleInfoError::Json { reason };
     if text.len() as u64 > MOST_STATISTICS {
-        let excess = Excess { what: "a file of statistics", most: MOST_STATISTICS };
+        let excess = Excess::of_bytes("a file of statistics", MOST_STATISTICS);
         return Err(json(excess.to_string()));
     }
     let file = match parsed(text) {

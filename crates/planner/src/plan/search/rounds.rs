@@ -2,10 +2,10 @@
 //! on how much of the effort is left; so more work contains all that less has found, and what is
 //! answered is the fastest of all plans that were taken.
 //!
-//! A round asks the search for a faster plan, with twice the work of the round before, and hands it
-//! to whoever asked: an engine looks for addresses, and where there are none, says how many bytes
-//! are missing. Then a little less of the budget is asked for, because a little slack makes packing
-//! much easier.
+//! A round asks the search for a faster plan, with three times the work of the round before, and
+//! hands it to whoever asked: an engine looks for addresses, and where there are none, says how
+//! many bytes are missing. Then a little less of the budget is asked for, because a little slack
+//! makes packing much easier.
 //!
 //! Where nothing is taken for a while, the rounds stop, and whoever asked goes for the smallest
 //! peak instead, as if that had been asked for. Once that is within the budget, the rounds go on
@@ -42,10 +42,12 @@ const UNTAKEN: f64 = 0.5;
 const STOP_OFFERS: f64 = 0.15;
 /// The part of the time that is left for the addresses of known plans, in earnest.
 const LAST: f64 = 0.08;
-/// Work for them that comes before a deadline counts, for each of the first few: per operator, and
-/// at most.
+/// Work for the addresses of each of the fastest of them that comes before a deadline counts: per
+/// operator, and at most.
 const ADDRESSES: u64 = 20;
 const MOST_ADDRESSES: u64 = 20_000;
+/// How many these are.
+const FASTEST: usize = 2;
 /// Plans that are laid out in earnest where first addresses did not do.
 const MOST_LAST: usize = 32;
 /// Nodes of all plans together that are looked at whatever the time; and as many plans at least.
@@ -191,10 +193,7 @@ impl Search<'_> {
             let slack = Bytes((budget.0 as f64 * SLACK[turn]) as u64)
                 .min(Bytes(missing.0.saturating_add(missing.0 / 10)));
             let aim = budget.saturating_sub(slack);
-            let round = match taker.best {
-                Some(_) => meter.round(work, 1.0),
-                None => meter.until(STOP).round(work, UNTAKEN),
-            };
+            let round = part(meter, work, &taker.best);
             let seed = round.seed.wrapping_add(meter.spent());
             let answer = self.plan(aim, &Effort { seed, ..round });
             meter.spend(work);
@@ -204,10 +203,7 @@ impl Search<'_> {
             match answer.plan {
                 Some(plan) => {
                     let extra = self.extra(&plan.runs());
-                    let addresses = match taker.best {
-                        Some(_) => meter.round(work, 1.0),
-                        None => meter.until(STOP).round(work, UNTAKEN),
-                    };
+                    let addresses = part(meter, work, &taker.best);
                     match taker.offer(extra, &plan, &addresses) {
                         Ok(()) => work = work.saturating_mul(GROWTH),
                         Err(more) => {
@@ -263,13 +259,13 @@ impl Search<'_> {
             .collect();
         known.sort_by_key(|&(extra, _)| extra);
         known.dedup();
-        let (meter, floor) = (Meter::new(effort), self.last_floor());
+        let (meter, most_late) = (Meter::new(effort), self.most_late());
         let addresses = (ADDRESSES * self.given.len() as u64).min(MOST_ADDRESSES);
         for (number, (extra, runs)) in known.into_iter().take(MOST_LAST).enumerate() {
             let plan = Plan::of_runs(Planner::Auto, runs.to_vec());
-            let floor_of_this = if number < LEAST_LAST / 2 { addresses } else { 0 };
-            let effort = &Effort { floor: floor_of_this, ..meter.round(effort.work, 1.0) };
-            if number >= floor && meter.is_late()
+            let floor = if number < FASTEST { addresses } else { 0 };
+            let effort = &Effort { floor, ..meter.round(effort.work, 1.0) };
+            if number >= most_late && meter.is_late()
                 || !taker.wants(extra)
                 || taker.offer(extra, &plan, effort).is_ok()
             {
@@ -279,7 +275,7 @@ impl Search<'_> {
     }
 
     /// Plans that are looked at whatever the time.
-    fn last_floor(&self) -> usize {
+    fn most_late(&self) -> usize {
         (NODES_OF_LAST / self.given.len().max(1)).max(LEAST_LAST)
     }
 
@@ -291,13 +287,13 @@ impl Search<'_> {
         taker: &mut Taker<T, impl FnMut(&Plan, &Effort<'_>) -> Result<T, Bytes>>,
         effort: &Effort<'_>,
     ) {
-        let (meter, floor) = (Meter::new(effort), self.last_floor());
+        let (meter, most_late) = (Meter::new(effort), self.most_late());
         for (number, plan) in self.within(budget).enumerate() {
             let extra = self.extra(&plan.runs());
             if taker.refused.contains(&extra) {
                 continue;
             }
-            if number >= floor && meter.is_late()
+            if number >= most_late && meter.is_late()
                 || !taker.wants(extra)
                 || taker.offer(extra, &plan, effort).is_ok()
             {
@@ -305,5 +301,14 @@ impl Search<'_> {
             }
             taker.refused.push(extra);
         }
+    }
+}
+
+/// So much work of a round, or of its addresses: in all the time that is left, or, while nothing
+/// was taken, in a part of what is left until the rounds stop.
+fn part<'a, T>(meter: &Meter<'a>, work: u64, taken: &Option<T>) -> Effort<'a> {
+    match taken {
+        Some(_) => meter.round(work, 1.0),
+        None => meter.until(STOP).round(work, UNTAKEN),
     }
 }
