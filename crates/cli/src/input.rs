@@ -156,6 +156,19 @@ pub fn checked(
     tightfit::check::check(graph, profile, schedule, schedule.budget).with_context(wrong)
 }
 
+/// Says that batches are larger than the data.
+pub fn note_repeated_rows(data: &Dataset, step: &Step) {
+    let Some((_, target)) = step::input(&step.training, "target") else { return };
+    let batch = step.training.values()[target].tensor.shape.first().copied().unwrap_or(0);
+    if let Some(rows) = data.training_rows().filter(|&rows| (rows as u64) < batch) {
+        note!(
+            "note: {} has {rows} rows for training, fewer than the {batch} of a batch, so each \
+             batch holds some of them more than once",
+            data.path.display()
+        );
+    }
+}
+
 /// Refuses data that the step's graphs do not take.
 pub fn suits(data: &Dataset, step: &Step) -> anyhow::Result<()> {
     for graph in [Some(&step.training), step.evaluation.as_ref()].into_iter().flatten() {

@@ -54,8 +54,8 @@ mod signals {
                 if libc::sigaction(signal, std::ptr::null(), &mut known) != 0 {
                     return false;
                 }
-                // `nohup` has it ignored.
-                if signal == libc::SIGHUP && known.sa_sigaction == libc::SIG_IGN {
+                // Whoever started the program wants it so: `nohup`, or a shell in the background.
+                if known.sa_sigaction == libc::SIG_IGN {
                     return true;
                 }
                 let mut action: libc::sigaction = std::mem::zeroed();

@@ -128,23 +128,24 @@ fn what_ends_a_process_from_outside_is_a_request_like_ctrl_c() {
     }
 }
 
-/// `nohup` has the signal ignored, and whoever uses it wants the run to go on.
+/// As by `nohup`, or by a shell in the background: whoever wants it so wants the run to go on.
 #[test]
 fn a_signal_that_is_ignored_from_the_start_stays_ignored() {
     let folder = folder();
     let inner = tightfit();
     let mut command = Command::new("sh");
-    command.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]).arg(inner.get_program());
+    command.args(["-c", "trap '' HUP INT; exec \"$0\" \"$@\""]).arg(inner.get_program());
     command.envs(inner.get_envs().filter_map(|(key, value)| Some((key, value?))));
     let (mut child, mut output, mut text) = endless(command, &folder, true);
     send(&child, libc::SIGHUP);
+    interrupt(&child);
     for _ in 0..20 {
         output.read_line(&mut text).unwrap();
     }
     assert_eq!(text.lines().count(), 21);
-    interrupt(&child);
+    send(&child, libc::SIGTERM);
     output.read_to_string(&mut text).unwrap();
-    assert_eq!(child.wait().unwrap().code(), Some(130));
+    assert_eq!(child.wait().unwrap().code(), Some(143));
 }
 
 #[test]

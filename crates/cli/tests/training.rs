@@ -302,3 +302,31 @@ fn people_are_told_what_happened() {
         assert!(ran.stdout.contains(words), "`{words}` is missing from\n{}", ran.stdout);
     }
 }
+
+#[test]
+fn a_batch_that_is_larger_than_the_data_is_told() {
+    let folder = folder();
+    let digits = std::fs::read_to_string(corpus().join("data/digits.csv")).unwrap();
+    let few: Vec<&str> = digits.lines().take(21).collect();
+    std::fs::write(folder.path().join("few.csv"), few.join("\n")).unwrap();
+    let steps = "corpus/steps/mlp-digits --budget 100% --steps 1 --eval-batches 0";
+    let told = |arguments: &str| {
+        let ran = train(folder.path(), &format!("{steps} {arguments}")).done();
+        ran.stderr.contains(" rows for training, fewer than the ")
+    };
+    assert!(told("--data FOLDER/few.csv"));
+    assert!(!told(""));
+}
+
+#[test]
+fn the_profile_of_a_run_adds_up_to_its_calls() {
+    let folder = folder();
+    let steps = "corpus/steps/mlp-digits --budget 100% --steps 3 --eval-batches 0";
+    let result = train(folder.path(), &format!("{steps} --profile")).done().result();
+    let rows = result["profile"].as_array().unwrap();
+    let sum = |key: &str| rows.iter().map(|row| row[key].as_f64().unwrap()).sum::<f64>();
+    assert!(sum("calls") > 40.0 && sum("seconds") > 0.0, "{rows:?}");
+    let predicted = result["predicted_step_seconds"].as_f64().unwrap();
+    assert!((sum("predicted_seconds") / predicted - 1.0).abs() < 1e-6, "{rows:?}");
+    assert!(train(folder.path(), steps).done().result()["profile"].is_null());
+}

@@ -226,13 +226,13 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         if let Ending::Failed(error) = course.ending {
             return Err(error);
         }
-        if arguments.profile && !arguments.json {
-            profile::show(&step.training, &planned.profile, measured)?;
-        }
+        let profile =
+            arguments.profile.then(|| profile::rows(&step.training, &planned.profile, measured));
         let outcome = report::Outcome {
             training: &planned.training,
             session: &session,
             measured,
+            profile,
             evaluation,
             process,
             saved,
@@ -276,6 +276,7 @@ fn open(arguments: &Arguments) -> anyhow::Result<(Step, Dataset)> {
     let mut step = Step::open(&arguments.step)?;
     let data = Dataset::open(&step.data, &step.folder, arguments.data.as_deref())?;
     input::suits(&data, &step)?;
+    input::note_repeated_rows(&data, &step);
     // What cannot be executed is said before anything is measured or planned.
     for graph in [Some(&step.training), step.evaluation.as_ref()].into_iter().flatten() {
         Executable::admits(graph)?;

@@ -2,33 +2,48 @@
 
 use std::collections::BTreeMap;
 
+use serde::Serialize;
 use tightfit::graph::Graph;
 use tightfit::profile::Profile;
 use tightfit_engine::Timings;
 
 use crate::output::Printed;
 
-/// Milliseconds a step by operator, largest first.
-pub fn show(graph: &Graph, profile: &Profile, measured: &Timings) -> Printed {
-    let mut rows: BTreeMap<&str, (f64, f64, u64)> = BTreeMap::new();
-    for (&node, timings) in &measured.nodes {
-        let row = rows.entry(&graph.nodes()[node].op).or_default();
-        *row = (
-            row.0 + timings.seconds,
-            row.1 + profile.seconds[node].0 * timings.runs as f64,
-            row.2 + timings.runs,
-        );
-    }
-    let mut rows: Vec<_> = rows.into_iter().collect();
-    rows.sort_by(|a, b| b.1.0.total_cmp(&a.1.0));
+/// What an operator took of a step, on average.
+#[derive(Serialize)]
+pub struct Row<'a> {
+    operator: &'a str,
+    calls: f64,
+    seconds: f64,
+    predicted_seconds: f64,
+}
+
+/// A row for each operator, that of most seconds first.
+pub fn rows<'a>(graph: &'a Graph, profile: &Profile, measured: &Timings) -> Vec<Row<'a>> {
+    let mut rows: BTreeMap<&str, Row> = BTreeMap::new();
     let steps = measured.steps.len().max(1) as f64;
+    for (&node, timings) in &measured.nodes {
+        let operator = graph.nodes()[node].op.as_str();
+        let none = Row { operator, calls: 0.0, seconds: 0.0, predicted_seconds: 0.0 };
+        let row = rows.entry(operator).or_insert(none);
+        let calls = timings.runs as f64 / steps;
+        row.calls += calls;
+        row.seconds += timings.seconds / steps;
+        row.predicted_seconds += profile.seconds[node].0 * calls;
+    }
+    let mut rows: Vec<_> = rows.into_values().collect();
+    rows.sort_by(|a, b| b.seconds.total_cmp(&a.seconds));
+    rows
+}
+
+/// For people.
+pub fn show(rows: &[Row]) -> Printed {
     say!("{:<64} {:>6} {:>10} {:>10}", "operator", "calls", "ms", "predicted")?;
-    for (op, (seconds, predicted, calls)) in rows {
+    for Row { operator, calls, seconds, predicted_seconds } in rows {
         say!(
-            "{op:<64} {:>6.0} {:>10.2} {:>10.2}",
-            calls as f64 / steps,
-            seconds / steps * 1e3,
-            predicted / steps * 1e3
+            "{operator:<64} {calls:>6.0} {:>10.2} {:>10.2}",
+            seconds * 1e3,
+            predicted_seconds * 1e3
         )?;
     }
     Ok(())

@@ -8,6 +8,7 @@ use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::{Evaluation, FittedGraph, Session, Timings};
 
 use super::ending::NotFinite;
+use super::profile::{self, Row};
 use crate::output;
 
 /// A run that has ended.
@@ -18,6 +19,8 @@ pub struct Outcome<'a> {
     pub session: &'a Session,
     /// What its steps took.
     pub measured: &'a Timings,
+    /// Where the time of these steps went, where that was asked for.
+    pub profile: Option<Vec<Row<'a>>>,
     /// The last evaluation.
     pub evaluation: Option<Evaluation>,
     /// Most resident bytes of the process, or of one that measured for it.
@@ -76,12 +79,16 @@ impl Outcome<'_> {
             "saved": self.saved.map(|path| path.to_string_lossy()),
             "interrupted": self.interrupted,
             "first_not_finite_step": self.not_finite.first,
+            "profile": self.profile,
         })
     }
 
     /// For people.
     pub fn show(&self) -> output::Printed {
         let FittedGraph { fitted, budget, .. } = self.training;
+        if let Some(rows) = &self.profile {
+            profile::show(rows)?;
+        }
         if self.interrupted {
             say!("interrupted after step {}", self.session.next_step)?;
         }

@@ -133,6 +133,14 @@ fn numbers_that_no_step_has() {
 }
 
 #[test]
+fn data_that_is_no_object() {
+    let case = Case::new().step(|step, _| step["data"] = json!(1));
+    let ran = run(case.folder.path(), TRAIN);
+    assert_eq!(ran.code, Some(5), "{}", ran.stderr);
+    assert!(ran.stderr.contains("`data` is an object whose `kind` is \"bytes\" or \"table\""));
+}
+
+#[test]
 fn batches_of_another_size_than_the_graphs_take() {
     for (field, rows) in [("batch", 0), ("batch", 1_000_000_000), ("evaluation_batch", 7)] {
         let case = Case::new().step(|step, _| step["data"][field] = json!(rows));

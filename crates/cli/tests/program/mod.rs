@@ -71,8 +71,8 @@ pub fn code_of_refusal(stderr: &str) -> i32 {
     }
 }
 
-/// The program; its cache holds machines of up to four threads. It does not ignore SIGHUP, be this
-/// test run by `nohup`.
+/// The program; its cache holds machines of up to four threads. It ignores no signal, be this test
+/// run by `nohup` or in the background.
 pub fn tightfit() -> Command {
     static CACHE: OnceLock<PathBuf> = OnceLock::new();
     let cache = CACHE.get_or_init(|| {
@@ -93,25 +93,26 @@ pub fn tightfit() -> Command {
     });
     let mut command = Command::new(env!("CARGO_BIN_EXE_tightfit"));
     command.env("XDG_CACHE_HOME", cache);
-    heed_hangups(&mut command);
+    heed_signals(&mut command);
     command
 }
 
 #[cfg(unix)]
-fn heed_hangups(command: &mut Command) {
+fn heed_signals(command: &mut Command) {
     use std::os::unix::process::CommandExt;
-    // SAFETY: between fork and exec the child does nothing but this one call, which is allowed
-    // there.
+    // SAFETY: between fork and exec the child makes no call but this one, which is allowed there.
     unsafe {
         command.pre_exec(|| {
-            libc::signal(libc::SIGHUP, libc::SIG_DFL);
+            for signal in [libc::SIGINT, libc::SIGTERM, libc::SIGHUP] {
+                libc::signal(signal, libc::SIG_DFL);
+            }
             Ok(())
         });
     }
 }
 
 #[cfg(not(unix))]
-fn heed_hangups(_: &mut Command) {}
+fn heed_signals(_: &mut Command) {}
 
 /// Runs the program with arguments separated by spaces; `FOLDER` stands for `folder`. No step is
 /// measured.

@@ -132,6 +132,14 @@ impl Dataset {
         Ok(())
     }
 
+    /// How many rows of a table there are to train on.
+    pub fn training_rows(&self) -> Option<usize> {
+        match &self.rows {
+            Rows::Bytes(_) => None,
+            Rows::Table(table) => Some(table.training()),
+        }
+    }
+
     /// Units of the data in a batch: bytes (tokens) or rows.
     pub fn unit(&self) -> &'static str {
         match self.rows {

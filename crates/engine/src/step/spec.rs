@@ -206,5 +206,11 @@ fn rows(graph: &Graph) -> Option<u64> {
 pub(super) fn data<'de, D: Deserializer<'de>>(deserializer: D) -> Result<DataSpec, D::Error> {
     // Which fields there are depends on the kind, which need not come first.
     let Bounded(json) = Bounded::<MOST_OF_AN_EVENT>::deserialize(deserializer)?;
+    if !json.is_object() {
+        return Err(D::Error::custom(
+            "`data` is an object whose `kind` is \"bytes\" or \"table\", as `tightfit.export` \
+             writes it",
+        ));
+    }
     DataSpec::deserialize(json).map_err(D::Error::custom)
 }

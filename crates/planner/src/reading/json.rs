@@ -43,7 +43,7 @@ impl<'de, T: Deserialize<'de>, const MOST: usize> Deserialize<'de> for AtMost<T,
     }
 }
 
-/// A table of at most `MOST` entries, in the order of the file; a key may stand there twice.
+/// A table of at most `MOST` entries, in the order of the file; no key stands there twice.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Table<K, V, const MOST: usize>(pub Vec<(K, V)>);
 
@@ -55,14 +55,14 @@ impl<K, V, const MOST: usize> Default for Table<K, V, MOST> {
 
 impl<'de, K, V, const MOST: usize> Deserialize<'de> for Table<K, V, MOST>
 where
-    K: Deserialize<'de>,
+    K: Deserialize<'de> + Ord + fmt::Display,
     V: Deserialize<'de>,
 {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Entries<K, V, const MOST: usize>(PhantomData<(K, V)>);
         impl<'de, K, V, const MOST: usize> Visitor<'de> for Entries<K, V, MOST>
         where
-            K: Deserialize<'de>,
+            K: Deserialize<'de> + Ord + fmt::Display,
             V: Deserialize<'de>,
         {
             type Value = Vec<(K, V)>;
@@ -79,7 +79,12 @@ where
                     }
                     entries.push(entry);
                 }
-                Ok(entries)
+                let mut keys: Vec<&K> = entries.iter().map(|(key, _)| key).collect();
+                keys.sort();
+                match keys.windows(2).find(|pair| pair[0] == pair[1]) {
+                    Some(pair) => Err(stands_twice(pair[0])),
+                    None => Ok(entries),
+                }
             }
         }
         deserializer.deserialize_map(Entries::<K, V, MOST>(PhantomData)).map(Table)
@@ -89,6 +94,12 @@ where
 /// A string of at most `MOST` bytes.
 #[derive(Clone, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Text<const MOST: usize>(pub String);
+
+impl<const MOST: usize> fmt::Display for Text<MOST> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.0)
+    }
+}
 
 impl<'de, const MOST: usize> Deserialize<'de> for Text<MOST> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -201,6 +212,9 @@ impl<'de> Visitor<'de> for Parts<'_> {
         let mut entries = Map::new();
         while let Some(key) = map.next_key::<String>()? {
             Parts::take_text::<A::Error>(self.left, &key)?;
+            if entries.contains_key(&key) {
+                return Err(stands_twice(&key));
+            }
             entries.insert(key, map.next_value_seed(Parts { left: &mut *self.left })?);
         }
         Ok(Value::Object(entries))
@@ -210,6 +224,11 @@ impl<'de> Visitor<'de> for Parts<'_> {
 /// The refusal of a list or a table that goes on.
 pub(crate) fn too_many<E: Error>(what: &str, most: usize) -> E {
     E::custom(format_args!("{what} has more than {most} parts, the most that are read"))
+}
+
+/// The refusal of a table in which it is not clear what a key stands for.
+fn stands_twice<E: Error>(key: &impl fmt::Display) -> E {
+    E::custom(format_args!("the key `{key}` stands twice in a table"))
 }
 
 #[cfg(test)]
@@ -228,6 +247,19 @@ mod tests {
         assert_eq!(table.0, [("b".to_string(), 1), ("a".to_string(), 2)]);
         let error = from_str::<Table<String, u8, 1>>(r#"{"b": 1, "a": 2, ?"#).unwrap_err();
         assert!(error.to_string().contains("a table has more than 1 parts"), "{error}");
+    }
+
+    #[test]
+    fn a_key_that_stands_twice_is_refused() {
+        let twice = r#"{"b": 1, "a": 2, "b": 1}"#;
+        let nested = format!("[{twice}]");
+        let errors = [
+            from_str::<Table<String, u8, 9>>(twice).unwrap_err(),
+            from_str::<Bounded<9>>(&nested).unwrap_err(),
+        ];
+        for error in errors.map(|error| error.to_string()) {
+            assert!(error.contains("the key `b` stands twice"), "{error}");
+        }
     }
 
     #[test]
