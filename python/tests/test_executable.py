@@ -90,9 +90,10 @@ def batch(rows=9):
 def export(folder, model, **options):
     (folder / "table.csv").write_text("a,b,label\n1,2,0\n")
     data = {
-        "kind": "table", "file": "../table.csv", "features": 6, "scale": 1.0, "batch": 9, "evaluation_batch": 9,
+        "kind": "table", "file": "../table.csv", "features": 6, "scale": 1.0, "batch": 9,
         "sampling_seed": 1, "validation": {"every": 5, "remainder": 0},
     }
+    data["evaluation_batch"] = len(options["evaluation_batch"][0]) if "evaluation_batch" in options else 9
     tightfit.export(model, functional.cross_entropy, options.pop("example_batch", batch()), out=folder / "step", name="test",
                     data=data, **options)
 
@@ -184,6 +185,7 @@ def test_a_batch_of_views_is_taken_apart(tmp_path):
     (tmp_path / "text").write_bytes(bytes(100))
     data = {"kind": "bytes", "file": "../text", "window": 5, "batch": 2, "sampling_seed": 1, "validation": {"last_fraction": 0.2}}
     for inputs, targets in ((tokens[:, :-1], tokens[:, 1:]), (tokens, tokens)):
+        data["window"] = inputs.shape[1]
         tightfit.export(model, lambda logits, targets: functional.cross_entropy(logits, targets.flatten()), (inputs, targets),
                         out=tmp_path / "step", name="shifted", data=data)
         graph = interpreter.read(tmp_path / "step" / "train.json.gz")

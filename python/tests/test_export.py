@@ -283,3 +283,16 @@ def test_buffers_that_are_parts_of_something_are_refused(tmp_path, parts, messag
 def test_the_beginning_of_a_tensor_is_stored_alone(tmp_path):
     tightfit.export(shares(first=slice(0, 6)), functional.cross_entropy, models.rows(), **options(tmp_path))
     assert torch.equal(load_file(tmp_path / "step" / "weights.safetensors")["first"], torch.arange(6.0))
+
+
+def test_a_batch_is_what_the_data_gives(tmp_path):
+    def refused(example, evaluation=None):
+        with pytest.raises(tightfit.ExportError) as found:
+            tightfit.export(Scaled(), functional.cross_entropy, example, evaluation_batch=evaluation, **options(tmp_path))
+        return str(found.value)
+
+    rows, classes = torch.randn(9, 6), torch.zeros(9, dtype=torch.int64)
+    assert "the inputs of example_batch are [9, 2, 3] of torch.float32" in refused((rows.view(9, 2, 3), classes))
+    assert "the targets of example_batch are [9] of torch.int32" in refused((rows, classes.int()))
+    assert "data of kind 'table' gives [9, 6] of torch.float32" in refused((rows[:8], classes[:8]))
+    assert "the inputs of evaluation_batch are [8, 6]" in refused((rows, classes), (rows[:8], classes[:8]))

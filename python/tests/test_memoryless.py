@@ -109,6 +109,7 @@ def test_recipes_are_values(tmp_path, place):
     batch = torch.zeros(9, 6), torch.zeros(9, dtype=torch.int64)
     call = options(tmp_path) | {"initialisation": lambda name, tensor: {"uniform": {"low": -0.1, "high": 0.1}}}
     call["evaluation_batch"] = meta(lambda: (torch.zeros(5, 6), torch.zeros(5, dtype=torch.int64)))
+    call["data"] = call["data"] | {"evaluation_batch": 5}
     built = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3))
     tightfit.export(built, functional.cross_entropy, batch, **call)
     expected = {path.name: path.read_bytes() for path in (tmp_path / "step").iterdir()}

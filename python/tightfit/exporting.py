@@ -26,7 +26,7 @@ from .measure import measured
 from .memoryless import is_memoryless, made_fake
 from .optimizer import resolve
 from .simplify import simplify
-from .step_json import REST, WEIGHTS, Initialisation, data_entry, document, recipes, state_dict_of
+from .step_json import REST, WEIGHTS, Initialisation, check_batch, data_entry, document, recipes, state_dict_of
 from .translate import translate
 from .weights import writing
 
@@ -114,6 +114,8 @@ def export(
         raise ExportError("an executable step needs data=…; use execute=False for a graph to plan with")
     check_model(traced, batch)
     entry = data_entry(data, path)
+    check_batch(entry, batch, "example_batch")
+    check_batch(entry, evaluation, "evaluation_batch")
     train, tensors = _graph(traced, loss_fn, batch, name, chosen, training=True)
     files: dict[Path, Any] = {path / "train.json.gz": packed(train)}
     evaluate, more = _graph(traced, loss_fn, evaluation, f"{name}-eval", None, training=False)

@@ -151,6 +151,26 @@ def data_entry(data: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {**data, "file": os.fspath(data["file"]), "sha256": found}
 
 
+def check_batch(data: dict[str, Any], batch: tuple[torch.Tensor, torch.Tensor], of: str) -> None:
+    """Refuses a batch, the argument `of`, that is not what such data gives. Without a batch of its own the evaluation
+    has the example's."""
+    inputs, targets = batch
+    rows = data["batch"] if of == "example_batch" else data.get("evaluation_batch")
+    if rows is None:
+        rows = len(inputs) if inputs.dim() else 0
+    if data["kind"] == "bytes":
+        given = {"inputs": ((rows, data["window"]), torch.int64), "targets": ((rows, data["window"]), torch.int64)}
+    else:
+        given = {"inputs": ((rows, data["features"]), torch.float32), "targets": ((rows,), torch.int64)}
+    for (name, (shape, dtype)), tensor in zip(given.items(), (inputs, targets), strict=True):
+        if tuple(tensor.shape) != shape or tensor.dtype != dtype:
+            raise ExportError(
+                f"the {name} of {of} are {list(tensor.shape)} of {tensor.dtype}, but data of kind {data['kind']!r} gives "
+                f"{list(shape)} of {dtype}: change the fields of data, or give such a batch and have the model's forward "
+                "bring it into the form that it needs"
+            )
+
+
 def _where_else(file: str, folder: Path) -> str:
     """Advice where a data file is not where it is said to be: it may be meant as seen from the working folder."""
     if not Path(file).is_file():

@@ -21,11 +21,11 @@ const DEADLINE: Seconds = Seconds(1.0);
 pub struct Limits {
     /// Search no longer than this for a better plan: 10, 10s or 500ms; planners other than auto and
     /// exact may do 20 million elementary steps all the same, a second or two, and end by
-    /// themselves where no deadline is given [default: 1s, or none with --iterations]
+    /// themselves where no deadline is given [default: 1s; for auto none with --iterations]
     #[arg(long, value_name = "SECONDS", value_parser = duration, allow_hyphen_values = true)]
     pub deadline: Option<Seconds>,
     /// Search no more than this many elementary steps; without --deadline the result is the same on
-    /// every machine; planners other than auto end by themselves
+    /// every machine; planners other than auto count no steps
     #[arg(long, value_name = "N")]
     pub iterations: Option<u64>,
 }
@@ -43,8 +43,11 @@ impl Limits {
         seed: u64,
         clock: &(dyn Fn() -> Seconds + Sync),
     ) -> Effort<'_> {
-        let default = if self.iterations.is_some() { Seconds(f64::INFINITY) } else { DEADLINE };
-        let ends_by_itself = self.deadline.is_none() && planner != Planner::Auto;
+        // A solver counts no steps, and nobody can wait for its end.
+        let is_solver = planner == Planner::Exact;
+        let is_endless = self.iterations.is_some() && !is_solver;
+        let default = if is_endless { Seconds(f64::INFINITY) } else { DEADLINE };
+        let ends_by_itself = self.deadline.is_none() && planner != Planner::Auto && !is_solver;
         Effort {
             seed,
             work: self.iterations.unwrap_or(u64::MAX),
@@ -112,5 +115,8 @@ mod tests {
         assert_eq!(floor(Planner::Capuchin, None), u64::MAX);
         assert_eq!(floor(Planner::Capuchin, Some(Seconds(0.3))), Effort::FLOOR);
         assert_eq!(floor(Planner::Auto, None), Effort::FLOOR);
+        assert_eq!(floor(Planner::Exact, None), Effort::FLOOR);
+        let limits = Limits { deadline: None, iterations: Some(7) };
+        assert_eq!(limits.effort(Planner::Exact, 1).deadline, DEADLINE);
     }
 }

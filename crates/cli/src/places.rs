@@ -4,6 +4,7 @@
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
+use tightfit_engine::file::end_of_links;
 
 /// A result would replace another file of the run.
 #[derive(Debug, PartialEq, Eq, Error)]
@@ -52,6 +53,7 @@ fn file(path: &Path) -> Option<PathBuf> {
     match path.metadata() {
         Ok(found) => found.is_file().then(|| path.canonicalize().ok()).flatten(),
         Err(_) => {
+            let path = end_of_links(path).ok()?;
             let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
             let folder = folder.unwrap_or(Path::new(".")).canonicalize().ok()?;
             Some(folder.join(path.file_name()?))

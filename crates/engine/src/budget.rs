@@ -5,6 +5,7 @@
 use std::str::FromStr;
 
 use thiserror::Error;
+use tightfit::Fitted;
 use tightfit::units::Bytes;
 
 use crate::reserve::Reserve;
@@ -68,6 +69,18 @@ impl Budget {
             Budget::Share(share) => Some(reserve.with_share(share, unplanned)),
             Budget::Smallest => None,
         }
+    }
+
+    /// The same, where 100 % is enough for the step as captured: aligned addresses take a few bytes
+    /// more than the tensors hold.
+    pub fn bytes_of(self, unplanned: &Fitted, reserve: Reserve) -> Option<Bytes> {
+        let bytes = self.bytes(unplanned.timeline().peak, reserve)?;
+        Some(match self {
+            Budget::Share(share) if share >= 1.0 => {
+                bytes.max(unplanned.schedule().slab + reserve.total())
+            }
+            Budget::Share(_) | Budget::Absolute(_) | Budget::Smallest => bytes,
+        })
     }
 }
 

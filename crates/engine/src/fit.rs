@@ -133,19 +133,20 @@ pub fn fit_graph(
             &Request { goal: Goal::Smallest, planner, residents: &nowhere, effort: *effort },
         )?;
         let budget = fitted.schedule().slab + reserve.total();
+        within_memory(budget, task)?;
         return Ok(FittedGraph { fitted, budget, reserve, unplanned });
     };
     let fitted = fit(
         graph,
         profile,
         &Request {
-            goal: Goal::Within(budget - reserve.total()),
+            goal: Goal::Within(budget.saturating_sub(reserve.total())),
             planner,
             residents: &nowhere,
             effort: *effort,
         },
     )
-    .map_err(|error| with_reserve(error, reserve))?;
+    .map_err(|error| with_reserve(error, budget, reserve))?;
     Ok(FittedGraph { fitted, budget, reserve, unplanned })
 }
 
@@ -156,36 +157,38 @@ fn whole_budget(
     unplanned: &Fitted,
     reserve: Reserve,
 ) -> Result<Option<Bytes>, BudgetError> {
-    let Some(mut budget) = task.budget.bytes(unplanned.timeline().peak, reserve) else {
+    let Some(budget) = task.budget.bytes_of(unplanned, reserve) else {
         return Ok(None);
     };
-    if matches!(task.budget, Budget::Share(share) if share >= 1.0) {
-        // Aligned addresses take a few bytes more than the tensors hold; all of it is to be enough
-        // for the step itself.
-        budget = budget.max(unplanned.schedule().slab + reserve.total());
-    }
     if budget == Bytes::ZERO {
         return Err(BudgetError::Zero);
     }
-    let memory =
-        if task.machine.runtime.rules().runs_here { process::physical_memory() } else { None };
-    // Limits are in whole pages: who limits a group to the budget gets a little less.
-    let pages = Bytes(budget.0 / PAGE * PAGE);
-    if let Some(memory) = memory.filter(|&memory| pages > memory) {
-        return Err(BudgetError::BeyondMemory { budget, memory });
-    }
-    if budget <= reserve.total() {
+    within_memory(budget, task)?;
+    // A little more is refused with the smallest budget that can be met.
+    if budget <= reserve.base && reserve.base > Bytes::ZERO {
         return Err(BudgetError::BelowReserve { budget, reserve });
     }
     Ok(Some(budget))
 }
 
+/// Refuses to run with more memory than there is.
+fn within_memory(budget: Bytes, task: &FitTask<'_>) -> Result<(), BudgetError> {
+    let memory =
+        if task.machine.runtime.rules().runs_here { process::physical_memory() } else { None };
+    // Limits are in whole pages: who limits a group to the budget gets a little less.
+    let pages = Bytes(budget.0 / PAGE * PAGE);
+    match memory.filter(|&memory| pages > memory) {
+        Some(memory) => Err(BudgetError::BeyondMemory { budget, memory }),
+        None => Ok(()),
+    }
+}
+
 /// The proof in terms of the whole budget, so that the number it names can be asked for.
-fn with_reserve(error: FitError, reserve: Reserve) -> FitError {
+fn with_reserve(error: FitError, budget: Bytes, reserve: Reserve) -> FitError {
     let FitError::Plan(PlanError::Infeasible(proof)) = error else { return error };
     let all = reserve.total();
     let mut proof = Infeasible {
-        budget: proof.budget + all,
+        budget,
         needed: proof.needed + all,
         reached: proof.reached + all,
         peak: proof.peak + all,

@@ -179,11 +179,21 @@ impl<'a> BudgetedPlanner<'a> {
                     let laid = self.lowest_by_rule(budget, residents, meter)?;
                     within(budget, laid).map_err(|smallest| self.refusal(budget, *smallest))
                 };
-                match self.by_rule(budget, residents, &mut meter, &mut first) {
+                match self.by_rule(budget, residents, (&mut meter, BY_RULE), &mut first) {
                     Ok(Some(schedule)) => Ok(schedule),
                     Ok(None) => smallest(&meter),
                     Err(PlanError::NotFound(ended)) => smallest(&meter)
                         .map_err(|_| PlanError::NotFound(NotFound { budget, ..*ended }.into())),
+                    // A solver whose time was up may still reach its smallest slab, and goes on
+                    // from there.
+                    Err(unsolved @ PlanError::Unsolved { .. }) => match smallest(&meter) {
+                        Ok(lowest) => self
+                            .by_rule(budget, residents, (&mut meter, 1.0), &mut first)
+                            .map(|faster| faster.unwrap_or(lowest.clone()))
+                            .or(Ok(lowest)),
+                        Err(error @ PlanError::Infeasible(_)) => Err(error),
+                        Err(_) => Err(unsolved),
+                    },
                     Err(error) => Err(error),
                 }
             }
@@ -249,18 +259,18 @@ impl<'a> BudgetedPlanner<'a> {
         Err(schedule.slab - peak)
     }
 
-    /// As much less as was missing, until addresses pack.
+    /// As much less as was missing, until addresses pack; in a part of the effort.
     fn by_rule(
         &self,
         budget: Bytes,
         residents: &Residents,
-        meter: &mut Meter<'_>,
+        (meter, part): (&mut Meter<'_>, f64),
         first: &mut Option<Seconds>,
     ) -> Result<Option<Schedule>, PlanError> {
         let mut target = budget;
         loop {
             let &BudgetedPlanner { graph, profile, order, planner, .. } = self;
-            let mut turn = meter.until(BY_RULE);
+            let mut turn = meter.until(part);
             let plan = plan::plan_within(graph, profile, order, target, planner, &mut turn);
             meter.spend(turn.spent() - meter.spent());
             let plan = match plan {
@@ -277,7 +287,7 @@ impl<'a> BudgetedPlanner<'a> {
                 let task = Lowering { residents, effort, ..Lowering::to(Goal::Within(limit)) };
                 lower(self.graph, self.profile, &plan, &task)
             };
-            let schedule = lay(budget, BY_RULE);
+            let schedule = lay(budget, part);
             let peak = plan::simulate(self.graph, self.profile, &plan.runs()).curve.peak;
             if schedule.slab <= budget {
                 // Addresses that fit may be spread out all the same.

@@ -32,11 +32,14 @@ pub fn with_gradients(graph: &Graph) -> anyhow::Result<Graph> {
     Ok(builder.build()?)
 }
 
-/// What it takes in memory to bring the largest gradient into the order of its indices: a bit an
-/// element.
+/// What it takes in memory: the batch, and what brings the largest gradient into the order of its
+/// indices, a bit an element.
 pub fn scratch(graph: &Graph) -> Bytes {
     let elements = |(_, value): (String, ValueId)| graph.values()[value].tensor.elements();
-    Bytes(gradients(graph).into_iter().map(elements).max().unwrap_or(0).div_ceil(8))
+    let bits = gradients(graph).into_iter().map(elements).max().unwrap_or(0);
+    let batch = ["input", "target"].into_iter().filter_map(|name| step::input(graph, name));
+    batch
+        .fold(Bytes(bits.div_ceil(8)), |sum, (_, value)| sum + graph.values()[value].tensor.bytes())
 }
 
 /// Writes the last step's batch, gradients and updated weights; the weights alone where this run

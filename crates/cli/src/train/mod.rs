@@ -142,6 +142,11 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     process::give_back();
     let planned = fit_step(&step, &seconds, &task)?;
     drop(seconds);
+    if arguments.json && planned.evaluation.is_none() && step.evaluation.is_some() {
+        note!(
+            "note: the validation data is left out: its graph does not fit beside the parameters"
+        );
+    }
     let fitted = &planned.training.fitted;
     if let Some(path) = &arguments.output {
         let plan = schedule::write(&step.training, fitted.schedule());

@@ -104,18 +104,19 @@ pub fn run(
                 ending = not_finite_at(arguments, number, VALIDATION, evaluation.loss);
                 break;
             }
-            if arguments.json {
-                let result = json!({
+            let said = if arguments.json {
+                json!({
                     "step": number,
                     "validation_loss": evaluation.loss,
                     "validation_accuracy": evaluation.accuracy,
-                });
-                if let Err(error) = say!("{result}") {
-                    ending = Ending::Failed(error.into());
-                    break;
-                }
+                })
+                .to_string()
             } else {
-                bar.println(format!("step {number}: {}", describe(&evaluation)));
+                format!("step {number}: {}", describe(&evaluation))
+            };
+            if let Err(error) = bar.suspend(|| say!("{said}")) {
+                ending = Ending::Failed(error.into());
+                break;
             }
         }
     }

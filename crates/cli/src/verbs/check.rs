@@ -58,12 +58,12 @@ pub fn judge(
     budget: Option<Budget>,
 ) -> anyhow::Result<Legal> {
     let profile = input::profile(graph, machine);
-    let unplanned = tightfit::unplanned(graph, &profile)?;
-    let unplanned = unplanned.timeline();
+    let captured = tightfit::unplanned(graph, &profile)?;
+    let unplanned = captured.timeline();
     // A budget means to `check` what it means to `plan`: slab and reserve together.
     let reserve = reserve(graph, machine);
     let budget = match budget {
-        Some(budget) => budget.bytes(unplanned.peak, reserve),
+        Some(budget) => budget.bytes_of(&captured, reserve),
         None => Some(schedule.budget + reserve.total()),
     };
     let Some(budget) = budget else {

@@ -35,8 +35,8 @@ impl Session {
         for index in 0..all.min(most) {
             let (input, target) = pair(&mut self.slab, compiled.input, compiled.target);
             let drawn = data.validation_batch(index, input, target)?;
-            let targets: Vec<i64> =
-                target.as_chunks::<8>().0.iter().map(|&class| i64::from_ne_bytes(class)).collect();
+            let mut row =
+                [input.len(), target.len()].map(|bytes| vec![0; bytes / compiled.rows.max(1)]);
             compiled
                 .executable
                 .run(&mut self.slab, &settings)
@@ -44,10 +44,21 @@ impl Session {
             loss += f64::from(loss_of(&self.slab, compiled)) * drawn.rows as f64;
             rows += drawn.rows as f64;
             let prediction = compiled.outputs.get(1);
-            if let Some(prediction) = prediction.filter(|output| output.dtype == DType::F32) {
-                let counted = targets.len() * drawn.rows / compiled.rows.max(1);
-                hits += hits_among(&self.slab, prediction, &targets[..counted]);
-                predictions += counted as u64;
+            let Some(prediction) = prediction.filter(|output| output.dtype == DType::F32) else {
+                continue;
+            };
+            // The batch may be overwritten by now. Its rows are read again one by one: all of its
+            // targets would be memory beside the slab.
+            let mut entries = entries(&self.slab, prediction);
+            let classes = prediction.shape.last().copied().unwrap_or(1) as usize;
+            for number in 0..drawn.rows {
+                let [input, target] = &mut row;
+                data.validation_batch(index * compiled.rows + number, input, target)?;
+                for &target in target.as_chunks::<8>().0 {
+                    let class = largest(entries.by_ref().take(classes));
+                    hits += u64::from(class == Some(i64::from_ne_bytes(target)));
+                    predictions += 1;
+                }
             }
         }
         let accuracy = (predictions > 0).then(|| hits as f64 / predictions as f64);
@@ -55,25 +66,22 @@ impl Session {
     }
 }
 
-/// How many rows of a prediction (classes last) have their largest entry at the target.
-fn hits_among(slab: &Slab, prediction: &Located, targets: &[i64]) -> u64 {
-    let classes = prediction.shape.last().copied().unwrap_or(1) as usize;
-    let at = |offset: u64| {
+/// All entries of a prediction, classes last.
+fn entries<'a>(slab: &'a Slab, prediction: &'a Located) -> impl Iterator<Item = f32> + 'a {
+    offsets(prediction).map(|offset| {
         f32::from_ne_bytes(
             slab.read(prediction.address + offset, 4).try_into().expect("four bytes"),
         )
-    };
-    let mut entries = offsets(prediction).map(at);
-    let mut hits = 0;
-    for &target in targets {
-        let mut best = (0, f32::NEG_INFINITY);
-        for class in 0..classes {
-            let Some(entry) = entries.next() else { return hits };
-            if entry > best.1 {
-                best = (class, entry);
-            }
+    })
+}
+
+/// The index of the largest entry, the first one of equals; `None` where no entry is any number.
+fn largest(entries: impl Iterator<Item = f32>) -> Option<i64> {
+    let mut best = None;
+    for (class, entry) in entries.enumerate() {
+        if best.map_or(entry > f32::NEG_INFINITY, |(_, least)| entry > least) {
+            best = Some((class as i64, entry));
         }
-        hits += u64::from(best.0 as i64 == target);
     }
-    hits
+    best.map(|(class, _)| class)
 }

@@ -17,6 +17,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 pub(crate) use disk::{Disk, System};
+pub use place::end_of_links;
 use place::{Place, folder_of, place};
 use temporary::Temporary;
 

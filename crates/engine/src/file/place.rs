@@ -49,7 +49,7 @@ pub(super) fn place(path: &Path) -> io::Result<Place> {
 }
 
 /// What a link that leads nowhere names; any other path is itself.
-fn end_of_links(path: &Path) -> io::Result<PathBuf> {
+pub fn end_of_links(path: &Path) -> io::Result<PathBuf> {
     let mut path = path.to_path_buf();
     for _ in 0..MOST_LINKS {
         if !path.is_symlink() {

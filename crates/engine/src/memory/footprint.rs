@@ -17,6 +17,13 @@ const LEAST: Bytes = Bytes(35 << 18);
 const STACK: Bytes = Bytes(96 << 10);
 /// Graph, costs, schedule, timeline and kernels of a node, of both graphs of a step.
 const NODE: Bytes = Bytes(2 << 10);
+/// Text that belongs to a node: its own names and what it shares of the modules'.
+const TEXT: u64 = 256;
+/// Of text beyond that, what is held for each byte: in both graphs of a step, while they are read
+/// and as keys of tables.
+const COPIES: u64 = 5;
+/// What a path of a module takes beside its text.
+const PATH: u64 = 24;
 /// What a process of the program alone holds when it begins.
 const ENTERED: Bytes = Bytes(6 << 20);
 /// A host's memory counts in such pieces, so that it is the same in each of its processes.
@@ -39,6 +46,15 @@ pub fn is_program() -> bool {
 /// What the process takes to train a step on so many threads, before slab and packing.
 pub(crate) fn base(graph: &Graph, threads: u32) -> Bytes {
     let host = HOST_HOLDS.get().copied().unwrap_or(Bytes::ZERO);
-    let tables = Bytes(graph.nodes().len() as u64 * NODE.0);
+    let nodes = graph.nodes().len() as u64;
+    let unusual = text(graph).saturating_sub(nodes * TEXT);
+    let tables = Bytes(nodes * NODE.0 + unusual * COPIES);
     (PROGRAM + tables).max(LEAST) + host + Bytes(u64::from(threads) * STACK.0)
+}
+
+/// Bytes of names and of modules' paths.
+fn text(graph: &Graph) -> u64 {
+    let nodes = graph.nodes().values().map(|node| (node.name.len() + node.op.len()) as u64);
+    let modules = graph.modules().values().map(|path| path.len() as u64 + PATH);
+    nodes.sum::<u64>() + modules.sum::<u64>()
 }

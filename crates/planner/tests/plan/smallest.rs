@@ -8,6 +8,7 @@ use crate::{corpus, generator, oracle};
 use proptest::prelude::*;
 use tightfit::effort::Effort;
 use tightfit::graph::Graph;
+use tightfit::machine::Machine;
 use tightfit::plan::{self, PlanError, Planner};
 use tightfit::profile::Profile;
 use tightfit::units::Bytes;
@@ -62,7 +63,7 @@ fn no_planner_reaches_less_on_graphs_of_the_corpus() {
 fn more_work_is_never_worse() {
     for name in SMALL {
         let graph = synthetic(name);
-        let profile = Profile::new(&graph, &tightfit::machine::Machine::unmeasured_cpu(1));
+        let profile = Profile::new(&graph, &Machine::unmeasured_cpu(1));
         let works = [1_000, 2_000, 4_000, 8_000, 16_000, 64_000, 256_000];
         let slabs = works.map(|work| smallest(&graph, &profile, Planner::Auto, work));
         assert!(slabs.is_sorted_by(|less, more| less >= more), "{name}: {slabs:?}");
@@ -75,6 +76,30 @@ fn more_work_is_never_worse() {
                     .map_or(f64::INFINITY, |fitted| fitted.timeline().seconds.0)
             });
             assert!(seconds.is_sorted_by(|less, more| less >= more), "{name}: {seconds:?}");
+        }
+    }
+}
+
+/// Where addresses bind, plans within a budget are many, and few of them pack.
+#[test]
+fn where_addresses_bind_more_work_is_never_worse_and_no_planner_is_faster() {
+    for (name, budget) in [("tight-1", 73_216), ("tight-2", 53_696)] {
+        let graph = synthetic(name);
+        let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
+        let seconds = |budget: Bytes, planner, work| {
+            planned(&graph, &profile, Goal::Within(budget), planner, work)
+                .map_or(f64::INFINITY, |fitted| fitted.timeline().seconds.0)
+        };
+        let lowest = peers().map(|planner| smallest(&graph, &profile, planner, 10_000));
+        for budget in lowest.chain([Bytes(budget)]) {
+            let works = [1, 1_000, 3_000, 10_000, 30_000, 100_000];
+            let auto = works.map(|work| seconds(budget, Planner::Auto, work));
+            assert!(auto.is_sorted_by(|less, more| less >= more), "{name}, {budget}: {auto:?}");
+            for planner in peers() {
+                let other = seconds(budget, planner, 100_000);
+                let is_faster = other < auto[5] * (1.0 - 1e-9);
+                assert!(!is_faster, "{name}, {budget}: {auto:?}, {planner:?} {other}");
+            }
         }
     }
 }

@@ -133,9 +133,14 @@ fn over(facts: &Facts, limit: Limit) -> Printed {
     let budget = format!("budget {} ({} bytes){reserve}", limit.budget, limit.budget.0);
     let nodes: u32 =
         facts.intervals.iter().map(|interval| interval.last - interval.first + 1).sum();
-    if nodes == 0 {
-        let left = limit.budget - limit.reserve.total() - facts.curve().peak;
+    let needed = limit.reserve.total() + facts.curve().peak;
+    if needed <= limit.budget {
+        let left = limit.budget - needed;
         return say!("{budget}: never exceeded, {left} are left at the peak");
+    }
+    if nodes == 0 {
+        let more = needed - limit.budget;
+        return say!("{budget}: exceeded by {more} by what is there before anything runs");
     }
     say!(
         "{budget}: exceeded while {nodes} of {} nodes run, in {} interval{}:",

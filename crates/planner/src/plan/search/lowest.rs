@@ -19,6 +19,7 @@ use crate::plan::search::Search;
 use crate::plan::search::attempt::Attempt;
 use crate::plan::search::binding_instants::tight;
 use crate::plan::search::quantity::ByteCount;
+use crate::plan::search::rounds::FIRST_ROUND;
 use crate::plan::search::squeeze::squeeze;
 use crate::plan::search::state::State;
 use crate::plan::{Plan, Planner};
@@ -61,7 +62,10 @@ impl<'a> Search<'a> {
     ) -> Vec<Plan> {
         let mut lowest =
             Lowest { search: self.anew(), random: Rng::with_seed(effort.seed), named: Vec::new() };
-        lowest.go(&mut Attempt::new(ByteCount::ZERO, effort), peers, is_enough);
+        // Whoever asks for a budget has a first round whatever the effort.
+        let work = effort.work.max(FIRST_ROUND * self.given.len() as u64);
+        let effort = Effort { work, ..*effort };
+        lowest.go(&mut Attempt::new(ByteCount::ZERO, &effort), peers, is_enough);
         let least = lowest.search.least_budget();
         for known in lowest.search.found {
             self.offer(known.runs);

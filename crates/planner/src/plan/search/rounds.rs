@@ -25,7 +25,7 @@ use crate::plan::{Plan, Planner, simulate};
 use crate::units::{Bytes, Seconds};
 
 /// Work of the first round, per operator.
-const FIRST_ROUND: u64 = 100;
+pub const FIRST_ROUND: u64 = 100;
 /// Of the work of a round, that of the next.
 const GROWTH: u64 = 3;
 /// Parts of the budget that are left free, one after the other, where addresses do not pack. Less
@@ -53,8 +53,22 @@ const MOST_LAST: usize = 32;
 /// Nodes of all plans together that are looked at whatever the time; and as many plans at least.
 const NODES_OF_LAST: usize = 65_536;
 const LEAST_LAST: usize = 4;
+/// Rounds after which nothing new is expected of further ones.
+const FRUITLESS: usize = 3;
 /// A plan that is faster by less than this part of the step is not worth new addresses.
 const LEAST_GAIN: f64 = 1e-6;
+
+/// How rounds ended.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Ended {
+    /// The effort was spent, or nothing is left to find.
+    InOrder,
+    /// The same plans came again and again, of which the fastest are not taken.
+    Fruitless,
+    /// Without a deadline, after a first round in which nothing was taken: with less work nothing
+    /// might have been taken at all.
+    Late,
+}
 
 /// What became of a budget.
 pub struct InRounds<T, R> {
@@ -65,15 +79,15 @@ pub struct InRounds<T, R> {
 }
 
 /// Whoever takes plans, and the fastest that it took.
-struct Taker<T, Take> {
-    take: Take,
+struct Taker<'t, T> {
+    take: &'t mut dyn FnMut(&Plan, &Effort<'_>) -> Result<T, Bytes>,
     best: Option<(Picoseconds, T)>,
     least_gain: Picoseconds,
     /// Times of plans whose first addresses do not do.
     refused: Vec<Picoseconds>,
 }
 
-impl<T, Take: FnMut(&Plan, &Effort<'_>) -> Result<T, Bytes>> Taker<T, Take> {
+impl<T> Taker<'_, T> {
     /// Whether a plan of this time is worth a look.
     fn wants(&self, extra: Picoseconds) -> bool {
         self.best.as_ref().is_none_or(|(least, _)| extra < *least - self.least_gain)
@@ -97,26 +111,28 @@ impl Search<'_> {
         &mut self,
         budget: Bytes,
         effort: &Effort<'_>,
-        take: impl FnMut(&Plan, &Effort<'_>) -> Result<T, Bytes>,
+        mut take: impl FnMut(&Plan, &Effort<'_>) -> Result<T, Bytes>,
         lowest: impl FnOnce(&mut Self, &Meter<'_>) -> Result<(Plan, T), R>,
     ) -> InRounds<T, R> {
         // The floor is in what is done, not in work.
         let meter = Meter::new(effort).uncounted();
         let least_gain =
             Picoseconds::round_down(Seconds(self.given.total.seconds().0 * LEAST_GAIN));
-        let mut taker = Taker { take, best: None, least_gain, refused: Vec::new() };
+        let mut taker = Taker { take: &mut take, best: None, least_gain, refused: Vec::new() };
         let (graph, profile) = (self.graph, self.profile);
         let order = self.order();
         let mut first = None;
         let mut heard = Vec::new();
+        let mut ended = Ended::InOrder;
+        let mut clock = meter.above(Effort::FLOOR);
         std::thread::scope(|scope| {
             let (send, peers) = mpsc::channel();
-            let mut clock = meter.above(Effort::FLOOR);
             if self.best(budget).is_none_or(|best| best.extra > Picoseconds::ZERO) {
+                let (order, clock) = (&order, &mut clock);
                 scope.spawn(move || {
                     for planner in PEERS {
                         let is_interrupted = clock.elapsed().0.is_infinite();
-                        let runs = peer(graph, profile, &order, budget, planner, &mut clock);
+                        let runs = peer(graph, profile, order, budget, planner, clock);
                         if is_interrupted || send.send(runs).is_err() {
                             return;
                         }
@@ -133,33 +149,46 @@ impl Search<'_> {
                 true => meter.until(1.0 - LAST),
                 false => meter.clone(),
             };
-            self.rounds(budget, &mut turns, &mut taker, &mut first, |search| {
+            ended = self.rounds(budget, &mut turns, &mut taker, &mut first, |search| {
                 search.hear(peers.try_iter(), &mut heard);
             });
             self.hear(peers.into_iter(), &mut heard);
         });
-        let until = if taker.best.is_some() { 1.0 } else { STOP_OFFERS };
+        let is_taken = taker.best.is_some();
+        let until = if is_taken { 1.0 } else { STOP_OFFERS };
         let offers = meter.rest_until(until);
         self.offer_known(budget, &mut taker, &Effort { work: 0, ..offers });
         if !taker.refused.is_empty() {
-            self.offer_all(budget, &heard, &mut taker, &Effort { work: effort.work, ..offers });
+            let earnest = Effort { work: effort.work, ..offers };
+            self.offer_all(budget, &heard, &mut taker, &earnest);
+            self.press(budget, &order, &mut taker, &earnest, &mut clock);
         }
-        if taker.best.is_none() {
-            let (plan, taken) = match lowest(self, &meter) {
-                Ok(taken) => taken,
-                Err(refused) => {
+        let mut go_on = |search: &mut Self, taker: &mut Taker<'_, T>| {
+            if !meter.would_exceed(FIRST_ROUND * search.given.len() as u64) {
+                search.rounds(budget, &mut meter.clone(), taker, &mut first, |_| {});
+                search.offer_known(budget, taker, &meter.round(0, 1.0));
+            }
+        };
+        if taker.best.is_none() || ended != Ended::InOrder {
+            match lowest(self, &meter) {
+                Ok((plan, taken)) => {
+                    let runs = plan.runs();
+                    let best = Some((self.extra(&runs), taken));
+                    self.offer(runs);
+                    let mut anew =
+                        Taker { take: &mut *taker.take, best, least_gain, refused: Vec::new() };
+                    go_on(self, &mut anew);
+                    let better = anew.best.filter(|&(extra, _)| taker.wants(extra));
+                    taker.best = better.or(taker.best);
+                }
+                Err(refused) if taker.best.is_none() => {
                     let first = first.unwrap_or(meter.elapsed());
                     return InRounds { taken: Err(refused), first };
                 }
-            };
-            let runs = plan.runs();
-            taker.best = Some((self.extra(&runs), taken));
-            self.offer(runs);
-            first.get_or_insert(meter.elapsed());
-            if !meter.would_exceed(FIRST_ROUND * self.given.len() as u64) {
-                self.rounds(budget, &mut meter.clone(), &mut taker, &mut first, |_| {});
-                self.offer_known(budget, &mut taker, &meter.round(0, 1.0));
+                Err(_) => {}
             }
+        } else if !is_taken {
+            go_on(self, &mut taker);
         }
         let (_, taken) = taker.best.expect("a plan that was taken stays until a better one is");
         InRounds { taken: Ok(taken), first: first.unwrap_or(meter.elapsed()) }
@@ -181,14 +210,16 @@ impl Search<'_> {
         &mut self,
         budget: Bytes,
         meter: &mut Meter<'_>,
-        taker: &mut Taker<T, impl FnMut(&Plan, &Effort<'_>) -> Result<T, Bytes>>,
+        taker: &mut Taker<'_, T>,
         first: &mut Option<Seconds>,
         mut hear: impl FnMut(&mut Self),
-    ) {
+    ) -> Ended {
         let mut work = FIRST_ROUND * self.given.len() as u64;
         let (mut turn, mut turns) = (0, SLACK.len());
         let mut missing = Bytes(u64::MAX);
+        let (mut number, mut fruitless, mut is_late) = (0, 0, false);
         loop {
+            let before = (self.peaks(), taker.best.as_ref().map(|&(extra, _)| extra));
             // What was missing before, and a tenth of it, may be less than the slack would be.
             let slack = Bytes((budget.0 as f64 * SLACK[turn]) as u64)
                 .min(Bytes(missing.0.saturating_add(missing.0 / 10)));
@@ -222,7 +253,7 @@ impl Search<'_> {
                     turn -= 1;
                     work = work.saturating_mul(GROWTH);
                 }
-                None if taker.best.is_none() => return,
+                None if taker.best.is_none() => return Ended::InOrder,
                 None => work = work.saturating_mul(GROWTH),
             }
             hear(self);
@@ -230,11 +261,22 @@ impl Search<'_> {
             self.offer_known(budget, taker, &meter.round(0, 1.0));
             let is_optimal =
                 |extra: Picoseconds| self.is_optimal(extra, self.floor(ByteCount::of(budget)));
-            if meter.would_exceed(work)
-                || taker.best.is_none() && meter.share() > STOP
-                || taker.best.as_ref().is_some_and(|(extra, _)| is_optimal(*extra))
-            {
-                return;
+            is_late |= number == 0 && taker.best.is_none();
+            number += 1;
+            let best = taker.best.as_ref().map(|&(extra, _)| extra);
+            fruitless = if before == (self.peaks(), best) { fruitless + 1 } else { 0 };
+            if best.is_some_and(is_optimal) {
+                return Ended::InOrder;
+            }
+            let is_refused = self.best(budget).is_some_and(|known| taker.wants(known.extra));
+            if fruitless == FRUITLESS && is_refused {
+                return Ended::Fruitless;
+            }
+            if meter.would_exceed(work) || best.is_none() && meter.share() > STOP {
+                return match is_late && !meter.has_deadline() {
+                    true => Ended::Late,
+                    false => Ended::InOrder,
+                };
             }
         }
     }
@@ -246,7 +288,7 @@ impl Search<'_> {
         &mut self,
         budget: Bytes,
         peers: &[Vec<NodeId>],
-        taker: &mut Taker<T, impl FnMut(&Plan, &Effort<'_>) -> Result<T, Bytes>>,
+        taker: &mut Taker<'_, T>,
         effort: &Effort<'_>,
     ) {
         let peak = |runs: &[NodeId]| simulate(self.graph, self.profile, runs).curve.peak;
@@ -260,10 +302,9 @@ impl Search<'_> {
         known.sort_by_key(|&(extra, _)| extra);
         known.dedup();
         let (meter, most_late) = (Meter::new(effort), self.most_late());
-        let addresses = (ADDRESSES * self.given.len() as u64).min(MOST_ADDRESSES);
         for (number, (extra, runs)) in known.into_iter().take(MOST_LAST).enumerate() {
             let plan = Plan::of_runs(Planner::Auto, runs.to_vec());
-            let floor = if number < FASTEST { addresses } else { 0 };
+            let floor = if number < FASTEST { self.floor_of_addresses() } else { 0 };
             let effort = &Effort { floor, ..meter.round(effort.work, 1.0) };
             if number >= most_late && meter.is_late()
                 || !taker.wants(extra)
@@ -274,6 +315,51 @@ impl Search<'_> {
         }
     }
 
+    /// The peaks of all known plans, and their times.
+    fn peaks(&self) -> Vec<(Bytes, Picoseconds)> {
+        self.found.iter().map(|known| (known.peak, known.extra)).collect()
+    }
+
+    /// Asks every other planner for as much less as was missing, as if it had been asked alone:
+    /// where its plan within the budget does not pack, another one may.
+    fn press<T>(
+        &mut self,
+        budget: Bytes,
+        order: &[NodeId],
+        taker: &mut Taker<'_, T>,
+        effort: &Effort<'_>,
+        clock: &mut Meter<'_>,
+    ) {
+        let meter = Meter::new(effort);
+        let floor = self.floor_of_addresses();
+        for planner in PEERS {
+            let mut target = budget;
+            while !clock.is_late() {
+                let runs = peer(self.graph, self.profile, order, target, planner, clock);
+                let Some(plan) = runs.map(|runs| Plan::of_runs(Planner::Auto, runs)) else { break };
+                let (runs, extra) = (plan.runs(), self.extra(&plan.runs()));
+                let peak = simulate(self.graph, self.profile, &runs).curve.peak;
+                if peak > budget || !taker.wants(extra) {
+                    break;
+                }
+                let effort = Effort { floor, ..meter.round(effort.work, 1.0) };
+                let Err(beyond) = taker.offer(extra, &plan, &effort) else {
+                    self.offer(runs);
+                    break;
+                };
+                // One that is asked for less than it reaches gives the same plan again.
+                let Some(less) = peak.0.checked_sub(1).filter(|_| peak <= target) else { break };
+                let missing = (peak + beyond).saturating_sub(budget);
+                target = target.saturating_sub(missing).min(Bytes(less));
+            }
+        }
+    }
+
+    /// Work for the addresses of one plan in earnest that comes before a deadline counts.
+    fn floor_of_addresses(&self) -> u64 {
+        (ADDRESSES * self.given.len() as u64).min(MOST_ADDRESSES)
+    }
+
     /// Plans that are looked at whatever the time.
     fn most_late(&self) -> usize {
         (NODES_OF_LAST / self.given.len().max(1)).max(LEAST_LAST)
@@ -281,12 +367,7 @@ impl Search<'_> {
 
     /// Has a first look taken at the plans that are known to be within the budget, the fastest
     /// first, until one is taken.
-    fn offer_known<T>(
-        &mut self,
-        budget: Bytes,
-        taker: &mut Taker<T, impl FnMut(&Plan, &Effort<'_>) -> Result<T, Bytes>>,
-        effort: &Effort<'_>,
-    ) {
+    fn offer_known<T>(&mut self, budget: Bytes, taker: &mut Taker<'_, T>, effort: &Effort<'_>) {
         let (meter, most_late) = (Meter::new(effort), self.most_late());
         for (number, plan) in self.within(budget).enumerate() {
             let extra = self.extra(&plan.runs());
