@@ -7,9 +7,9 @@
 //! many bytes are missing. Then a little less of the budget is asked for, because a little slack
 //! makes packing much easier.
 //!
-//! Where nothing is taken for a while, the rounds stop, and whoever asked goes for the smallest
-//! peak instead, as if that had been asked for. Once that is within the budget, the rounds go on
-//! from there.
+//! Where nothing is taken for a while, or nothing new is found, the rounds stop, and whoever asked
+//! goes for the smallest peak instead, as if that had been asked for. Once that is within the
+//! budget, the rounds go on from there.
 //!
 //! The floor: a first round, and the plans of all other planners, which are made beside it. They
 //! are done whatever the effort.
@@ -53,8 +53,8 @@ const MOST_LAST: usize = 32;
 /// Nodes of all plans together that are looked at whatever the time; and as many plans at least.
 const NODES_OF_LAST: usize = 65_536;
 const LEAST_LAST: usize = 4;
-/// Rounds after which nothing new is expected of further ones.
-const FRUITLESS: usize = 3;
+/// Rounds of ever more work after which nothing new is expected of further ones.
+const FRUITLESS: usize = 5;
 /// A plan that is faster by less than this part of the step is not worth new addresses.
 const LEAST_GAIN: f64 = 1e-6;
 
@@ -169,6 +169,7 @@ impl Search<'_> {
                 search.offer_known(budget, taker, &meter.round(0, 1.0));
             }
         };
+        // Anew from the smallest plan, beside what was taken, if anything.
         if taker.best.is_none() || ended != Ended::InOrder {
             match lowest(self, &meter) {
                 Ok((plan, taken)) => {
@@ -219,6 +220,7 @@ impl Search<'_> {
         let mut missing = Bytes(u64::MAX);
         let (mut number, mut fruitless, mut is_late) = (0, 0, false);
         loop {
+            let spent = work;
             let before = (self.peaks(), taker.best.as_ref().map(|&(extra, _)| extra));
             // What was missing before, and a tenth of it, may be less than the slack would be.
             let slack = Bytes((budget.0 as f64 * SLACK[turn]) as u64)
@@ -264,7 +266,10 @@ impl Search<'_> {
             is_late |= number == 0 && taker.best.is_none();
             number += 1;
             let best = taker.best.as_ref().map(|&(extra, _)| extra);
-            fruitless = if before == (self.peaks(), best) { fruitless + 1 } else { 0 };
+            fruitless = match before == (self.peaks(), best) {
+                true => fruitless + usize::from(work > spent),
+                false => 0,
+            };
             if best.is_some_and(is_optimal) {
                 return Ended::InOrder;
             }
@@ -334,22 +339,25 @@ impl Search<'_> {
         let floor = self.floor_of_addresses();
         for planner in PEERS {
             let mut target = budget;
-            while !clock.is_late() {
+            // Beside the search it was asked for the budget itself.
+            while !clock.is_late() && (target == budget || !meter.is_late()) {
                 let runs = peer(self.graph, self.profile, order, target, planner, clock);
                 let Some(plan) = runs.map(|runs| Plan::of_runs(Planner::Auto, runs)) else { break };
                 let (runs, extra) = (plan.runs(), self.extra(&plan.runs()));
                 let peak = simulate(self.graph, self.profile, &runs).curve.peak;
-                if peak > budget || !taker.wants(extra) {
-                    break;
+                let mut missing = Bytes::ZERO;
+                if peak <= budget && taker.wants(extra) {
+                    let effort = Effort { floor, ..meter.round(effort.work, 1.0) };
+                    match taker.offer(extra, &plan, &effort) {
+                        Ok(()) => {
+                            self.offer(runs);
+                            break;
+                        }
+                        Err(beyond) => missing = (peak + beyond).saturating_sub(budget),
+                    }
                 }
-                let effort = Effort { floor, ..meter.round(effort.work, 1.0) };
-                let Err(beyond) = taker.offer(extra, &plan, &effort) else {
-                    self.offer(runs);
-                    break;
-                };
                 // One that is asked for less than it reaches gives the same plan again.
                 let Some(less) = peak.0.checked_sub(1).filter(|_| peak <= target) else { break };
-                let missing = (peak + beyond).saturating_sub(budget);
                 target = target.saturating_sub(missing).min(Bytes(less));
             }
         }
