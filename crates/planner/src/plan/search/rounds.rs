@@ -124,16 +124,16 @@ impl Search<'_> {
         let mut first = None;
         let mut heard = Vec::new();
         let mut ended = Ended::InOrder;
-        let mut clock = meter.above(Effort::FLOOR);
         std::thread::scope(|scope| {
             let (send, peers) = mpsc::channel();
             if self.best(budget).is_none_or(|best| best.extra > Picoseconds::ZERO) {
-                let (order, clock) = (&order, &mut clock);
+                let order = &order;
+                let mut clock = meter.above(Effort::FLOOR);
                 scope.spawn(move || {
                     for planner in PEERS {
                         let is_interrupted = clock.elapsed().0.is_infinite();
-                        let runs = peer(graph, profile, order, budget, planner, clock);
-                        if is_interrupted || send.send(runs).is_err() {
+                        let runs = peer(graph, profile, order, budget, planner, &mut clock);
+                        if is_interrupted || send.send((planner, runs)).is_err() {
                             return;
                         }
                     }
@@ -161,7 +161,7 @@ impl Search<'_> {
         if !taker.refused.is_empty() {
             let earnest = Effort { work: effort.work, ..offers };
             self.offer_all(budget, &heard, &mut taker, &earnest);
-            self.press(budget, &order, &mut taker, &earnest, &mut clock);
+            self.press(budget, (&order, heard), &mut taker, &earnest);
         }
         let mut go_on = |search: &mut Self, taker: &mut Taker<'_, T>| {
             if !meter.would_exceed(FIRST_ROUND * search.given.len() as u64) {
@@ -198,12 +198,13 @@ impl Search<'_> {
     /// Plans of other planners become known.
     fn hear(
         &mut self,
-        plans: impl Iterator<Item = Option<Vec<NodeId>>>,
-        heard: &mut Vec<Vec<NodeId>>,
+        plans: impl Iterator<Item = (Planner, Option<Vec<NodeId>>)>,
+        heard: &mut Vec<(Planner, Vec<NodeId>)>,
     ) {
-        for runs in plans.flatten() {
+        for (planner, runs) in plans {
+            let Some(runs) = runs else { continue };
             self.offer(runs.clone());
-            heard.push(runs);
+            heard.push((planner, runs));
         }
     }
 
@@ -292,7 +293,7 @@ impl Search<'_> {
     fn offer_all<T>(
         &mut self,
         budget: Bytes,
-        peers: &[Vec<NodeId>],
+        peers: &[(Planner, Vec<NodeId>)],
         taker: &mut Taker<'_, T>,
         effort: &Effort<'_>,
     ) {
@@ -300,8 +301,8 @@ impl Search<'_> {
         let known = self.found.iter().filter(|known| known.peak <= budget);
         let mut known: Vec<(Picoseconds, &[NodeId])> = peers
             .iter()
-            .filter(|runs| peak(runs) <= budget)
-            .map(|runs| (self.extra(runs), &runs[..]))
+            .filter(|(_, runs)| peak(runs) <= budget)
+            .map(|(_, runs)| (self.extra(runs), &runs[..]))
             .chain(known.map(|known| (known.extra, &known.runs[..])))
             .collect();
         known.sort_by_key(|&(extra, _)| extra);
@@ -325,40 +326,35 @@ impl Search<'_> {
         self.found.iter().map(|known| (known.peak, known.extra)).collect()
     }
 
-    /// Asks every other planner for as much less as was missing, as if it had been asked alone:
-    /// where its plan within the budget does not pack, another one may.
+    /// Asks every other planner for ever less than it was heard to hold, as if it had been asked
+    /// alone: where its plan within the budget does not pack, another one may.
     fn press<T>(
         &mut self,
         budget: Bytes,
-        order: &[NodeId],
+        (order, heard): (&[NodeId], Vec<(Planner, Vec<NodeId>)>),
         taker: &mut Taker<'_, T>,
         effort: &Effort<'_>,
-        clock: &mut Meter<'_>,
     ) {
-        let meter = Meter::new(effort);
-        let floor = self.floor_of_addresses();
-        for planner in PEERS {
-            let mut target = budget;
-            // Beside the search it was asked for the budget itself.
-            while !clock.is_late() && (target == budget || !meter.is_late()) {
-                let runs = peer(self.graph, self.profile, order, target, planner, clock);
+        let mut meter = Meter::new(effort);
+        let peak = |runs: &[NodeId]| simulate(self.graph, self.profile, runs).curve.peak;
+        for (planner, runs) in heard {
+            let (mut target, mut reached) = (budget, peak(&runs));
+            // One that is asked for less than it reaches gives the same plan again.
+            while reached <= target && reached > Bytes::ZERO && !meter.is_late() {
+                target = reached - Bytes(1);
+                let runs = peer(self.graph, self.profile, order, target, planner, &mut meter);
                 let Some(plan) = runs.map(|runs| Plan::of_runs(Planner::Auto, runs)) else { break };
                 let (runs, extra) = (plan.runs(), self.extra(&plan.runs()));
-                let peak = simulate(self.graph, self.profile, &runs).curve.peak;
-                let mut missing = Bytes::ZERO;
-                if peak <= budget && taker.wants(extra) {
-                    let effort = Effort { floor, ..meter.round(effort.work, 1.0) };
-                    match taker.offer(extra, &plan, &effort) {
-                        Ok(()) => {
-                            self.offer(runs);
-                            break;
-                        }
-                        Err(beyond) => missing = (peak + beyond).saturating_sub(budget),
-                    }
+                reached = peak(&runs);
+                let effort =
+                    Effort { floor: self.floor_of_addresses(), ..meter.round(effort.work, 1.0) };
+                if reached <= budget
+                    && taker.wants(extra)
+                    && taker.offer(extra, &plan, &effort).is_ok()
+                {
+                    self.offer(runs);
+                    break;
                 }
-                // One that is asked for less than it reaches gives the same plan again.
-                let Some(less) = peak.0.checked_sub(1).filter(|_| peak <= target) else { break };
-                target = target.saturating_sub(missing).min(Bytes(less));
             }
         }
     }
