@@ -32,7 +32,7 @@ impl CostTable<'_> {
         let length = blocks.forward.len();
         // Rounding may take some slots more than everything saved really takes.
         let memory = SLOTS + SLOTS / 10 + 2 * length;
-        let size = length * length * (memory + 1);
+        let size = length * (length + 1) / 2 * (memory + 1);
         let mut table = CostTable {
             blocks,
             length,
@@ -53,8 +53,10 @@ impl CostTable<'_> {
         (self.length.pow(3) / 6 * self.memory / CELLS_PER_OPERATION) as u64
     }
 
+    /// The cell of a part; no part ends before it begins, so the parts make a triangle.
     fn at(&self, first: usize, last: usize, memory: usize) -> usize {
-        (first * self.length + last) * (self.memory + 1) + memory
+        let before = first * (2 * self.length - first + 1) / 2;
+        (before + last - first) * (self.memory + 1) + memory
     }
 
     fn fill(&mut self, first: usize, last: usize) {
