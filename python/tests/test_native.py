@@ -310,6 +310,10 @@ def test_the_stubs_name_what_is_compiled():
         assert parts == {part for part in dir(getattr(_native, name)) if not part.startswith("_")}, name
 
 
+# What runs in the background may have been told to ignore the signal, and its children with it.
+HEEDS = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+
+
 def test_ctrl_c_ends_a_fit_that_would_not_end(resnet):
     """The signal comes from a process that waits until the fit is under way."""
     script = """
@@ -322,10 +326,8 @@ except KeyboardInterrupt:
     fitted = tightfit.fit(graph, "60%", iterations=1000)  # nothing is left behind that would stop this one
     print("interrupted", fitted.peak <= fitted.budget, flush=True)
 """
-    # What runs in the background may have been told to ignore the signal, and its children with it.
-    heeds = functools.partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with subprocess.Popen([sys.executable, "-c", script, str(RESNET)], stdout=subprocess.PIPE, text=True,
-                          preexec_fn=heeds) as child:
+                          preexec_fn=HEEDS) as child:
         assert child.stdout.readline() == "ready\n"
         time.sleep(0.5)
         child.send_signal(signal.SIGINT)
@@ -340,7 +342,7 @@ def test_ctrl_c_ends_the_program_in_order():
     """The best plan so far is printed, as the program does it without Python around it; on a very slow machine there
     may be none yet."""
     words = [*program.own(), "plan", str(RESNET), "--budget", "50%", "--deadline", "100000s", "--json"]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as child:
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=HEEDS) as child:
         handles_it(child)
         time.sleep(1)
         child.send_signal(signal.SIGINT)
