@@ -14,6 +14,7 @@
 //! The floor: a first round, and the plans of all other planners, which are made beside it. They
 //! are done whatever the effort.
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc;
 
 use crate::effort::{Effort, Meter};
@@ -124,11 +125,18 @@ impl Search<'_> {
         let mut first = None;
         let mut heard = Vec::new();
         let mut ended = Ended::InOrder;
+        // Where nothing is taken, nobody waits for more of the other planners than their floor.
+        let is_over = AtomicBool::new(false);
+        let clock = || match (effort.clock)() {
+            now if now.0.is_finite() && is_over.load(Relaxed) => Seconds(f64::MAX),
+            now => now,
+        };
+        let beside = Effort { clock: &clock, ..*effort };
         std::thread::scope(|scope| {
             let (send, peers) = mpsc::channel();
             if self.best(budget).is_none_or(|best| best.extra > Picoseconds::ZERO) {
                 let order = &order;
-                let mut clock = meter.above(Effort::FLOOR);
+                let mut clock = Meter::new(&beside).uncounted().above(Effort::FLOOR);
                 scope.spawn(move || {
                     for planner in PEERS {
                         let is_interrupted = clock.elapsed().0.is_infinite();
@@ -152,6 +160,7 @@ impl Search<'_> {
             ended = self.rounds(budget, &mut turns, &mut taker, &mut first, |search| {
                 search.hear(peers.try_iter(), &mut heard);
             });
+            is_over.store(taker.best.is_none(), Relaxed);
             self.hear(peers.into_iter(), &mut heard);
         });
         let is_taken = taker.best.is_some();
