@@ -588,3 +588,17 @@ fn what_is_not_there_is_refused_with_what_is() {
     "#]],
     );
 }
+
+#[test]
+fn what_is_there_from_the_start_may_exceed_a_budget_by_itself() {
+    let here = folder();
+    let graph = r#"{"format": "tightfit-graph/1", "name": "g", "modules": [""], "storages": [4],
+        "nodes": [{"name": "p", "op": "placeholder", "phase": "parameter",
+        "outputs": [{"id": 0, "shape": [1], "dtype": "f32", "storage": 0}]}], "outputs": [0]}"#;
+    std::fs::write(here.path().join("g.json"), graph).unwrap();
+    let said = |budget: u64| {
+        run(here.path(), &format!("analyze FOLDER/g.json --budget {budget}")).done().stdout
+    };
+    assert!(said(1).contains("exceeded by 3 B by what is there before anything runs"));
+    assert!(said(4).contains("never exceeded, 0 B are left at the peak"));
+}

@@ -141,6 +141,17 @@ fn budgets_that_make_no_sense() {
     );
 }
 
+/// What a share leaves may be less than the matrix product packs; the smallest budget is named.
+#[test]
+fn a_budget_below_what_is_packed() {
+    let step = "corpus/steps/gpt-nano --threads 2";
+    let least = run(folder().path(), &format!("plan {step} --budget min --json")).done().result();
+    let base = least["base_bytes"].as_u64().unwrap();
+    let ran = run(folder().path(), &format!("plan {step} --budget {}", base + 1));
+    assert_eq!(ran.code, Some(3), "{}", ran.stderr);
+    assert!(ran.stderr.contains("the smallest budget known to be feasible is "), "{}", ran.stderr);
+}
+
 /// The process itself takes more: no plan would help.
 #[test]
 fn a_budget_below_what_the_process_takes() {
