@@ -1,6 +1,6 @@
-//! How hard the planner is to look for something better. Invariant: without a deadline the same
-//! options give the same plan; an interruption ends the search like a deadline, and what it had
-//! found counts.
+//! How hard the planner is to look for something better. Invariant: without a deadline, which the
+//! solver always has, the same options give the same plan; an interruption ends the search like a
+//! deadline, and what it had found counts.
 
 use std::sync::LazyLock;
 use std::time::Instant;

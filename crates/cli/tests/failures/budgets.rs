@@ -144,10 +144,9 @@ fn budgets_that_make_no_sense() {
 /// What a share leaves may be less than the matrix product packs; the smallest budget is named.
 #[test]
 fn a_budget_below_what_is_packed() {
-    let step = "corpus/steps/gpt-nano --threads 2";
-    let least = run(folder().path(), &format!("plan {step} --budget min --json")).done().result();
-    let base = least["base_bytes"].as_u64().unwrap();
-    let ran = run(folder().path(), &format!("plan {step} --budget {}", base + 1));
+    let (_, reserve) = smallest("gpt-nano");
+    let arguments = format!("plan corpus/steps/gpt-nano --threads 2 --budget {}", reserve - 1);
+    let ran = run(folder().path(), &arguments);
     assert_eq!(ran.code, Some(3), "{}", ran.stderr);
     assert!(ran.stderr.contains("the smallest budget known to be feasible is "), "{}", ran.stderr);
 }

@@ -35,8 +35,7 @@ impl Session {
         for index in 0..all.min(most) {
             let (input, target) = pair(&mut self.slab, compiled.input, compiled.target);
             let drawn = data.validation_batch(index, input, target)?;
-            let mut row =
-                [input.len(), target.len()].map(|bytes| vec![0; bytes / compiled.rows.max(1)]);
+            let of_row = [input.len(), target.len()].map(|bytes| bytes / compiled.rows.max(1));
             compiled
                 .executable
                 .run(&mut self.slab, &settings)
@@ -51,9 +50,9 @@ impl Session {
             // targets would be memory beside the slab.
             let mut entries = entries(&self.slab, prediction);
             let classes = prediction.shape.last().copied().unwrap_or(1) as usize;
+            let [mut input, mut target] = of_row.map(|bytes| vec![0; bytes]);
             for number in 0..drawn.rows {
-                let [input, target] = &mut row;
-                data.validation_batch(index * compiled.rows + number, input, target)?;
+                data.validation_batch(index * compiled.rows + number, &mut input, &mut target)?;
                 for &target in target.as_chunks::<8>().0 {
                     let class = largest(entries.by_ref().take(classes));
                     hits += u64::from(class == Some(i64::from_ne_bytes(target)));

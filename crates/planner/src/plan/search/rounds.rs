@@ -172,36 +172,53 @@ impl Search<'_> {
             self.offer_all(budget, &heard, &mut taker, &earnest);
             self.press(budget, (&order, heard), &mut taker, &earnest);
         }
-        let mut go_on = |search: &mut Self, taker: &mut Taker<'_, T>| {
-            if !meter.would_exceed(FIRST_ROUND * search.given.len() as u64) {
-                search.rounds(budget, &mut meter.clone(), taker, &mut first, |_| {});
-                search.offer_known(budget, taker, &meter.round(0, 1.0));
-            }
-        };
-        // Anew from the smallest plan, beside what was taken, if anything.
         if taker.best.is_none() || ended != Ended::InOrder {
-            match lowest(self, &meter) {
-                Ok((plan, taken)) => {
-                    let runs = plan.runs();
-                    let best = Some((self.extra(&runs), taken));
-                    self.offer(runs);
-                    let mut anew =
-                        Taker { take: &mut *taker.take, best, least_gain, refused: Vec::new() };
-                    go_on(self, &mut anew);
-                    let better = anew.best.filter(|&(extra, _)| taker.wants(extra));
-                    taker.best = better.or(taker.best);
-                }
-                Err(refused) if taker.best.is_none() => {
-                    let first = first.unwrap_or(meter.elapsed());
-                    return InRounds { taken: Err(refused), first };
-                }
-                Err(_) => {}
+            let anew = self.begin_anew(budget, &meter, &mut taker, &mut first, lowest);
+            if let (Err(refused), None) = (anew, &taker.best) {
+                let first = first.unwrap_or(meter.elapsed());
+                return InRounds { taken: Err(refused), first };
             }
         } else if !is_taken {
-            go_on(self, &mut taker);
+            self.go_on(budget, &meter, &mut taker, &mut first);
         }
         let (_, taken) = taker.best.expect("a plan that was taken stays until a better one is");
         InRounds { taken: Ok(taken), first: first.unwrap_or(meter.elapsed()) }
+    }
+
+    /// From the smallest plan, beside what was taken, if anything; the better of both stays.
+    fn begin_anew<T, R>(
+        &mut self,
+        budget: Bytes,
+        meter: &Meter<'_>,
+        taker: &mut Taker<'_, T>,
+        first: &mut Option<Seconds>,
+        lowest: impl FnOnce(&mut Self, &Meter<'_>) -> Result<(Plan, T), R>,
+    ) -> Result<(), R> {
+        let (plan, taken) = lowest(self, meter)?;
+        let runs = plan.runs();
+        let best = Some((self.extra(&runs), taken));
+        self.offer(runs);
+        first.get_or_insert(meter.elapsed());
+        let Taker { least_gain, .. } = *taker;
+        let mut anew = Taker { take: &mut *taker.take, best, least_gain, refused: Vec::new() };
+        self.go_on(budget, meter, &mut anew, first);
+        let better = anew.best.filter(|&(extra, _)| taker.wants(extra));
+        taker.best = better.or(taker.best.take());
+        Ok(())
+    }
+
+    /// Further rounds, from what was taken.
+    fn go_on<T>(
+        &mut self,
+        budget: Bytes,
+        meter: &Meter<'_>,
+        taker: &mut Taker<'_, T>,
+        first: &mut Option<Seconds>,
+    ) {
+        if !meter.would_exceed(FIRST_ROUND * self.given.len() as u64) {
+            self.rounds(budget, &mut meter.clone(), taker, first, |_| {});
+            self.offer_known(budget, taker, &meter.round(0, 1.0));
+        }
     }
 
     /// Plans of other planners become known.
@@ -228,9 +245,9 @@ impl Search<'_> {
         let mut work = FIRST_ROUND * self.given.len() as u64;
         let (mut turn, mut turns) = (0, SLACK.len());
         let mut missing = Bytes(u64::MAX);
-        let (mut number, mut fruitless, mut is_late) = (0, 0, false);
+        let (mut fruitless, mut had_nothing) = (0, None);
         loop {
-            let spent = work;
+            let of_this_round = work;
             let before = (self.peaks(), taker.best.as_ref().map(|&(extra, _)| extra));
             // What was missing before, and a tenth of it, may be less than the slack would be.
             let slack = Bytes((budget.0 as f64 * SLACK[turn]) as u64)
@@ -273,11 +290,11 @@ impl Search<'_> {
             self.offer_known(budget, taker, &meter.round(0, 1.0));
             let is_optimal =
                 |extra: Picoseconds| self.is_optimal(extra, self.floor(ByteCount::of(budget)));
-            is_late |= number == 0 && taker.best.is_none();
-            number += 1;
+            // Of the first round, however many follow.
+            let had_nothing = *had_nothing.get_or_insert(taker.best.is_none());
             let best = taker.best.as_ref().map(|&(extra, _)| extra);
             fruitless = match before == (self.peaks(), best) {
-                true => fruitless + usize::from(work > spent),
+                true => fruitless + usize::from(work > of_this_round),
                 false => 0,
             };
             if best.is_some_and(is_optimal) {
@@ -288,7 +305,7 @@ impl Search<'_> {
                 return Ended::Fruitless;
             }
             if meter.would_exceed(work) || best.is_none() && meter.share() > STOP {
-                return match is_late && !meter.has_deadline() {
+                return match had_nothing && !meter.has_deadline() {
                     true => Ended::Late,
                     false => Ended::InOrder,
                 };
@@ -316,12 +333,12 @@ impl Search<'_> {
             .collect();
         known.sort_by_key(|&(extra, _)| extra);
         known.dedup();
-        let (meter, most_late) = (Meter::new(effort), self.most_late());
+        let (meter, least_looks) = (Meter::new(effort), self.least_looks());
         for (number, (extra, runs)) in known.into_iter().take(MOST_LAST).enumerate() {
             let plan = Plan::of_runs(Planner::Auto, runs.to_vec());
             let floor = if number < FASTEST { self.floor_of_addresses() } else { 0 };
             let effort = &Effort { floor, ..meter.round(effort.work, 1.0) };
-            if number >= most_late && meter.is_late()
+            if number >= least_looks && meter.is_late()
                 || !taker.wants(extra)
                 || taker.offer(extra, &plan, effort).is_ok()
             {
@@ -374,20 +391,20 @@ impl Search<'_> {
     }
 
     /// Plans that are looked at whatever the time.
-    fn most_late(&self) -> usize {
+    fn least_looks(&self) -> usize {
         (NODES_OF_LAST / self.given.len().max(1)).max(LEAST_LAST)
     }
 
     /// Has a first look taken at the plans that are known to be within the budget, the fastest
     /// first, until one is taken.
     fn offer_known<T>(&mut self, budget: Bytes, taker: &mut Taker<'_, T>, effort: &Effort<'_>) {
-        let (meter, most_late) = (Meter::new(effort), self.most_late());
+        let (meter, least_looks) = (Meter::new(effort), self.least_looks());
         for (number, plan) in self.within(budget).enumerate() {
             let extra = self.extra(&plan.runs());
             if taker.refused.contains(&extra) {
                 continue;
             }
-            if number >= most_late && meter.is_late()
+            if number >= least_looks && meter.is_late()
                 || !taker.wants(extra)
                 || taker.offer(extra, &plan, effort).is_ok()
             {
