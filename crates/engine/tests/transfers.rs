@@ -49,7 +49,11 @@ fn graph() -> Graph {
 fn machine() -> Machine {
     let mut machine = Machine::unmeasured_cpu(1);
     assert_eq!(machine.runtime, Runtime::Engine);
-    machine.hierarchy.tiers.push(Tier { name: "host".to_string(), capacity: None });
+    machine.hierarchy.tiers.push(Tier {
+        name: "host".to_string(),
+        capacity: None,
+        block: Bytes(1),
+    });
     let link = Link { latency: Seconds(0.0), bandwidth: 1e9 };
     machine.hierarchy.lanes.push(Lane { from: DEVICE, to: host(), link });
     machine.hierarchy.lanes.push(Lane { from: host(), to: DEVICE, link });

@@ -50,7 +50,7 @@ fn graph() -> Result<Graph, GraphError> {
 /// A preset with a host below the device, and a lane each way.
 fn machine() -> Result<(Machine, TierId, [LaneId; 2]), Box<dyn Error>> {
     let mut machine = Machine::preset("a100-80gb")?;
-    let host = Tier { name: "host".to_string(), capacity: Some(BYTES) };
+    let host = Tier { name: "host".to_string(), capacity: Some(BYTES), block: Bytes(1) };
     let host = machine.hierarchy.tiers.push(host);
     let link = Link { latency: Seconds(0.0), bandwidth: BYTES.0 as f64 };
     let lanes = [(DEVICE, host), (host, DEVICE)]

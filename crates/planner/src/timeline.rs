@@ -1,6 +1,8 @@
 //! When the instructions of a legal schedule run, and what is held from when to when. Invariant:
 //! calls follow one another on the device; a lane moves one thing after another, each as soon as it
-//! was started and the lane is free; a wait delays the device until its transfer has arrived.
+//! was started and the lane is free; a wait delays the device until its transfer has arrived. Steps
+//! follow one another, and what crosses the border between two of them takes the time of both: the
+//! step that is timed here is one of a run that has settled.
 //!
 //! What is legal is for the checker to say; here are sums over what it let pass.
 
@@ -38,7 +40,7 @@ pub struct TransferInTime {
     pub id: TransferId,
     /// The lane that it occupies.
     pub lane: LaneId,
-    /// When the lane takes it up.
+    /// When the lane takes it up; one that crosses the border may end after the step.
     pub start: Seconds,
     /// How long it occupies the lane.
     pub seconds: Seconds,
@@ -106,31 +108,22 @@ pub(crate) fn timeline(
     schedule: &Schedule,
     held: &HeldBytes,
 ) -> Timeline {
-    let mut clock = Clock::default();
-    let mut calls = Vec::with_capacity(schedule.instructions.len());
+    let Lap { clock, starts } = steady(profile, schedule);
+    let mut calls = Vec::with_capacity(starts.len());
     let (mut at, mut peak) = (0, held.at_start);
     for (instruction, &held) in schedule.instructions.iter().zip(&held.during) {
         if held > peak {
             (at, peak) = (calls.len(), held);
         }
         let mut call = |call: &Call, recomputed| {
-            let (node, start) = (call.node, clock.now);
+            let (node, start) = (call.node, starts[calls.len()]);
             let seconds = profile.seconds[node];
-            clock.now = start + seconds;
             calls.push(CallInTime { node, recomputed, start, seconds, held });
         };
         match instruction {
             Instruction::Run(run) => call(run, false),
             Instruction::Recompute(run) => call(run, true),
-            Instruction::Free(_) => {}
-            Instruction::Start(transfer) => {
-                let bytes = match transfer.movement {
-                    Movement::Copy { from, .. } => schedule.buffers[from].bytes,
-                };
-                let link = profile.hierarchy.lanes[transfer.lane].link;
-                clock.start(transfer.id, transfer.lane, link.seconds(bytes));
-            }
-            Instruction::Wait(transfer) => clock.wait(*transfer),
+            Instruction::Free(_) | Instruction::Start(_) | Instruction::Wait(_) => {}
         }
     }
     let used = |buffer: BufferId| {
@@ -151,12 +144,82 @@ pub(crate) fn timeline(
     }
 }
 
+/// Steps after which what is in flight between two of them is taken to be what it will be from then
+/// on.
+const LAPS: usize = 16;
+
+/// One step, as it is when the run has settled: the first step begins with what crosses the border
+/// starting, each later one with what the step before has left in flight.
+fn steady(profile: &Profile, schedule: &Schedule) -> Lap {
+    let mut before = Vec::new();
+    for _ in 1..LAPS {
+        let lap = lap(profile, schedule, &before);
+        let left = lap.clock.in_flight();
+        if left == before {
+            return lap;
+        }
+        before = left;
+    }
+    lap(profile, schedule, &before)
+}
+
+/// A step in time.
+struct Lap {
+    clock: Clock,
+    /// When each call starts.
+    starts: Vec<Seconds>,
+}
+
+fn lap(profile: &Profile, schedule: &Schedule, before: &[InFlight]) -> Lap {
+    let mut clock = Clock::default();
+    for flight in before {
+        clock.free[flight.lane] = clock.free[flight.lane].max(flight.arrives);
+        clock.arrives[flight.id] = Some(flight.arrives);
+    }
+    let mut starts = Vec::with_capacity(schedule.instructions.len());
+    for instruction in &schedule.instructions {
+        match instruction {
+            Instruction::Run(call) | Instruction::Recompute(call) => {
+                starts.push(clock.now);
+                clock.now = clock.now + profile.seconds[call.node];
+            }
+            Instruction::Free(_) => {}
+            Instruction::Start(transfer) => {
+                let bytes = match transfer.movement {
+                    Movement::Copy { from, .. } => schedule.buffers[from].bytes,
+                };
+                let link = profile.hierarchy.lanes[transfer.lane].link;
+                clock.start(transfer.id, transfer.lane, link.seconds(bytes));
+            }
+            Instruction::Wait(transfer) => clock.wait(*transfer),
+        }
+    }
+    for transfer in &mut clock.transfers {
+        transfer.stall = clock.stalls[transfer.id];
+    }
+    Lap { clock, starts }
+}
+
+/// A transfer that is under way when a step begins.
+#[derive(Clone, Copy, PartialEq)]
+struct InFlight {
+    id: TransferId,
+    lane: LaneId,
+    /// When it arrives, from the start of the step.
+    arrives: Seconds,
+}
+
 /// Time on the device and on each lane.
 #[derive(Default)]
 struct Clock {
     now: Seconds,
     /// When each lane is free again.
     free: SecondaryMap<LaneId, Seconds>,
+    /// When a transfer that is under way arrives.
+    arrives: SecondaryMap<TransferId, Option<Seconds>>,
+    /// How long calls waited for each transfer.
+    stalls: SecondaryMap<TransferId, Seconds>,
+    /// Those that were started, in the order of their starts.
     transfers: Vec<TransferInTime>,
 }
 
@@ -164,19 +227,27 @@ impl Clock {
     fn start(&mut self, id: TransferId, lane: LaneId, seconds: Seconds) {
         let start = self.now.max(self.free[lane]);
         self.free[lane] = start + seconds;
+        self.arrives[id] = Some(start + seconds);
         let stall = Seconds(0.0);
         self.transfers.push(TransferInTime { id, lane, start, seconds, stall });
     }
 
     fn wait(&mut self, id: TransferId) {
-        let Some(transfer) = self.transfers.iter_mut().find(|transfer| transfer.id == id) else {
-            return;
-        };
-        let arrives = transfer.start + transfer.seconds;
+        let Some(arrives) = self.arrives[id].take() else { return };
         if arrives > self.now {
-            transfer.stall = Seconds(arrives.0 - self.now.0);
+            self.stalls[id] = Seconds(arrives.0 - self.now.0);
             self.now = arrives;
         }
+    }
+
+    /// What is under way now, in the order of the starts, with times from now on.
+    fn in_flight(&self) -> Vec<InFlight> {
+        let under_way = |transfer: &TransferInTime| {
+            let arrives = self.arrives[transfer.id]?;
+            let arrives = Seconds((arrives.0 - self.now.0).max(0.0));
+            Some(InFlight { id: transfer.id, lane: transfer.lane, arrives })
+        };
+        self.transfers.iter().filter_map(under_way).collect()
     }
 }
 
@@ -194,6 +265,15 @@ fn residencies(graph: &Graph, schedule: &Schedule) -> Vec<Residency> {
     for &(node, buffer) in &schedule.placeholders {
         open[buffer] = Some(found.len());
         found.push(enter(buffer, graph.fresh(node).first().copied(), node, false, 0));
+    }
+    for movement in schedule.crossing().iter().map(|transfer| transfer.movement) {
+        match movement {
+            Movement::Copy { from, to } => {
+                let Some(source) = open[from].map(|open| found[open]) else { continue };
+                open[to] = Some(found.len());
+                found.push(enter(to, source.storage, source.node, false, 0));
+            }
+        }
     }
     let mut now = 0;
     for instruction in &schedule.instructions {

@@ -5,9 +5,13 @@
 //! A sequence may run a node several times: each run of the producer starts a new interval (a
 //! rematerialization). A read belongs to the newest interval, except that a kept storage's first
 //! interval serves all reads, and copies made by later runs die at once.
+//!
+//! What moves is alive on the device until it is released, and again from its prefetch on. The
+//! sequence is a cycle: a kept storage is there at its beginning exactly if it is there at its end.
 
 use cranelift_entity::{PrimaryMap, SecondaryMap, entity_impl};
 
+use crate::analysis::moves::{Motion, Move};
 use crate::graph::Graph;
 use crate::id::{NodeId, StorageId};
 use crate::profile::Profile;
@@ -23,12 +27,26 @@ entity_impl!(IntervalId, "interval");
 pub struct Interval {
     /// The storage.
     pub storage: StorageId,
-    /// Position that produces it; `None` = a placeholder, there before the first position.
+    /// Position that produces it or before which it is prefetched; `None` = a placeholder, there
+    /// before the first position.
     pub born: Option<u32>,
-    /// Last position that touches it.
+    /// Last position at which it is held.
     pub dies: u32,
     /// It takes over the memory of this interval, which ends where it starts.
     pub in_place_of: Option<IntervalId>,
+    /// How it ends.
+    pub ends: Ends,
+}
+
+/// How a life ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ends {
+    /// With its last access.
+    LastAccess,
+    /// By a move.
+    Released,
+    /// It does not: it is there when the sequence is over.
+    Stays,
 }
 
 /// All lives over a sequence.
@@ -41,6 +59,14 @@ pub struct Liveness {
     pub reads: Vec<Vec<IntervalId>>,
     /// For each position: the interval of each fresh storage, in the order of [`Graph::fresh`].
     pub fresh: Vec<Vec<IntervalId>>,
+    /// For each placeholder, in the order of [`Graph::placeholder_storages`]: the interval with
+    /// which the sequence begins; none where it is away then.
+    pub placeholders: Vec<Option<IntervalId>>,
+    /// For each move: the interval that is copied or ends, or that begins with a prefetch.
+    pub moves: Vec<IntervalId>,
+    /// Intervals at the end of the sequence with those of the same storage at its beginning, where
+    /// these are not the same: together they are one life across the border.
+    pub wraps: Vec<(IntervalId, IntervalId)>,
 }
 
 /// Bytes over a sequence.
@@ -88,47 +114,133 @@ impl MemoryCurve {
 
 /// The lives of all storages over `runs`, which must produce everything before reading it.
 pub fn liveness(graph: &Graph, profile: &Profile, runs: &[NodeId]) -> Liveness {
-    let mut intervals: PrimaryMap<IntervalId, Interval> = PrimaryMap::with_capacity(runs.len() * 2);
-    let mut current: SecondaryMap<StorageId, Option<IntervalId>> =
-        SecondaryMap::with_capacity(graph.storages().len());
-    let end = runs.len().saturating_sub(1) as u32;
-    for (_, storage) in graph.placeholder_storages() {
-        let dies = if graph.is_kept(storage) { end } else { 0 };
-        current[storage] =
-            Some(intervals.push(Interval { storage, born: None, dies, in_place_of: None }));
-    }
+    liveness_with(graph, profile, runs, &[])
+}
+
+/// The same with `moves` between the runs, in rising order. A storage must be on the device where
+/// it is read, offloaded or released, and away where it is prefetched.
+pub fn liveness_with(
+    graph: &Graph,
+    profile: &Profile,
+    runs: &[NodeId],
+    moves: &[Move],
+) -> Liveness {
+    let mut lives = Lives {
+        graph,
+        // Behind the last run there is one more gap to move in.
+        end: (runs.len() + usize::from(!moves.is_empty())).saturating_sub(1) as u32,
+        intervals: PrimaryMap::with_capacity(runs.len() * 2),
+        current: SecondaryMap::with_capacity(graph.storages().len()),
+        moved: Vec::with_capacity(moves.len()),
+    };
+    let placeholders = lives.begin(moves);
     let (mut reads, mut fresh) = (Vec::with_capacity(runs.len()), Vec::with_capacity(runs.len()));
-    for (position, &node) in runs.iter().enumerate() {
-        let position = position as u32;
-        let read: Vec<IntervalId> = graph
-            .reads(node)
-            .iter()
-            .map(|&storage| {
-                current[storage].expect("a sequence produces every storage before it is read")
-            })
-            .collect();
-        for &interval in &read {
-            intervals[interval].dies = intervals[interval].dies.max(position);
+    let mut moves = moves.iter().peekable();
+    for (position, &node) in (0..).zip(runs) {
+        while let Some(next) = moves.next_if(|next| next.before <= position) {
+            lives.move_it(next);
         }
-        reads.push(read);
-        let made = graph.fresh(node).iter().map(|&storage| {
-            let again = current[storage].is_some();
-            let kept = graph.is_kept(storage);
-            let dies = if kept && !again { end } else { position };
-            let interval =
-                intervals.push(Interval { storage, born: Some(position), dies, in_place_of: None });
-            if !(kept && again) {
-                current[storage] = Some(interval);
-            }
-            interval
-        });
-        fresh.push(made.collect());
+        reads.push(lives.read(node, position));
+        fresh.push(lives.make(node, position));
     }
-    let mut liveness = Liveness { intervals, reads, fresh };
+    moves.for_each(|next| lives.move_it(next));
+    let Lives { intervals, current, moved, .. } = lives;
+    let wraps = graph.placeholder_storages().zip(&placeholders).filter_map(|((_, s), &first)| {
+        let (first, last) = (first?, current[s]?);
+        (first != last && graph.is_kept(s)).then_some((last, first))
+    });
+    let wraps = wraps.collect();
+    let mut liveness = Liveness { intervals, reads, fresh, placeholders, moves: moved, wraps };
     if profile.reuse.is_any() {
         reuse_dying_inputs(graph, profile, runs, &mut liveness);
     }
     liveness
+}
+
+/// The lives so far.
+struct Lives<'a> {
+    graph: &'a Graph,
+    /// The position up to which what stays is held.
+    end: u32,
+    intervals: PrimaryMap<IntervalId, Interval>,
+    /// The life to which reads of a storage belong now.
+    current: SecondaryMap<StorageId, Option<IntervalId>>,
+    moved: Vec<IntervalId>,
+}
+
+impl Lives<'_> {
+    fn enter(&mut self, storage: StorageId, born: Option<u32>, stays: bool) -> IntervalId {
+        let (dies, ends) = match stays {
+            true => (self.end, Ends::Stays),
+            false => (born.unwrap_or(0), Ends::LastAccess),
+        };
+        self.intervals.push(Interval { storage, born, dies, in_place_of: None, ends })
+    }
+
+    /// What is there before the first position: placeholders whose first move is no prefetch.
+    fn begin(&mut self, moves: &[Move]) -> Vec<Option<IntervalId>> {
+        let mut first: SecondaryMap<StorageId, Option<Motion>> = SecondaryMap::new();
+        for next in moves {
+            first[next.storage].get_or_insert(next.motion);
+        }
+        let graph = self.graph;
+        let begin = |(_, storage)| {
+            let is_kept = graph.is_kept(storage);
+            let is_away = first[storage] == Some(Motion::Prefetch) && is_kept;
+            self.current[storage] = (!is_away).then(|| self.enter(storage, None, is_kept));
+            self.current[storage]
+        };
+        graph.placeholder_storages().map(begin).collect()
+    }
+
+    fn here(&self, storage: StorageId) -> IntervalId {
+        self.current[storage].expect("a sequence brings every storage before it is read")
+    }
+
+    fn move_it(&mut self, next: &Move) {
+        let &Move { before, storage, motion } = next;
+        let interval = match motion {
+            Motion::Offload => self.here(storage),
+            Motion::Release => {
+                let interval = self.here(storage);
+                let life = &mut self.intervals[interval];
+                life.dies = before.saturating_sub(1).max(life.born.unwrap_or(0));
+                life.ends = Ends::Released;
+                self.current[storage] = None;
+                interval
+            }
+            Motion::Prefetch => {
+                let interval = self.enter(storage, Some(before), self.graph.is_kept(storage));
+                self.current[storage] = Some(interval);
+                interval
+            }
+        };
+        self.moved.push(interval);
+    }
+
+    fn read(&mut self, node: NodeId, position: u32) -> Vec<IntervalId> {
+        let read = self.graph.reads(node).iter().map(|&storage| self.here(storage));
+        let read: Vec<IntervalId> = read.collect();
+        for &interval in &read {
+            let life = &mut self.intervals[interval];
+            life.dies = life.dies.max(position);
+        }
+        read
+    }
+
+    fn make(&mut self, node: NodeId, position: u32) -> Vec<IntervalId> {
+        let graph = self.graph;
+        let make = |&storage: &StorageId| {
+            let again = self.current[storage].is_some();
+            let kept = graph.is_kept(storage);
+            let interval = self.enter(storage, Some(position), kept && !again);
+            if !(kept && again) {
+                self.current[storage] = Some(interval);
+            }
+            interval
+        };
+        graph.fresh(node).iter().map(make).collect()
+    }
 }
 
 /// Lets an output take over the memory of an input that dies at the same node, where the operator
@@ -143,7 +255,9 @@ fn reuse_dying_inputs(graph: &Graph, profile: &Profile, runs: &[NodeId], livenes
             let from = graph.values()[input].storage;
             let slot = graph.reads(node).iter().position(|&s| s == from)?;
             let read = liveness.reads[position][slot];
-            let dying = liveness.intervals[read].dies == position as u32 && !graph.is_kept(from);
+            let life = &liveness.intervals[read];
+            let is_last = life.dies == position as u32 && life.ends == Ends::LastAccess;
+            let dying = is_last && !graph.is_kept(from);
             (dying && graph.storages()[from] == graph.storages()[storage]).then_some(read)
         });
         liveness.intervals[made].in_place_of = taken;
@@ -235,11 +349,16 @@ fn curve(
         held.push(now + profile.workspace[node]);
         now -= freed[position];
     }
-    let (mut peak, mut at) = (now, 0);
+    let (mut peak, mut at) = (Bytes::ZERO, 0);
     for (position, &bytes) in held.iter().enumerate() {
         if bytes > peak || position == 0 {
             (peak, at) = (bytes, position);
         }
+    }
+    // What was brought behind the last run is there, too.
+    now += born[runs.len()];
+    if now > peak {
+        (peak, at) = (now, runs.len().saturating_sub(1));
     }
     MemoryCurve { held, peak, at }
 }

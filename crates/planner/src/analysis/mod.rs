@@ -6,12 +6,15 @@ mod dataflow;
 mod disjoint_sets;
 mod liveness;
 pub mod modules;
+mod moves;
 mod passes;
 
 pub use access::{AccessProfile, AccessTable, Accesses, Life, access_profile, accesses};
 pub use dataflow::{Dataflow, Figures, ModuleFigures, Operator, Work, dataflow, operators};
 pub(crate) use disjoint_sets::DisjointSets;
 pub use liveness::{
-    Interval, IntervalId, Liveness, MemoryCurve, PeakInterval, held, liveness, memory_curve,
+    Ends, Interval, IntervalId, Liveness, MemoryCurve, PeakInterval, held, liveness, liveness_with,
+    memory_curve,
 };
+pub use moves::{Motion, Move};
 pub use passes::passes;

@@ -5,17 +5,21 @@
 //! what a transfer is bringing. An instruction is legal where every operand's buffer holds the
 //! storage and the version that the graph says the operand has, where what it allocates does not
 //! overlap anything held, where nothing in flight is touched, and where the bytes held stay within
-//! the budget and the capacities. At the end everything that outlives the step must be on the
-//! device, at its last version, every node must have run, and every transfer must have arrived.
+//! the budget and the capacities. At the end every node must have run, outputs must be on the
+//! device, and what is kept must lie at its last version where the step found it, since the next
+//! step begins there (`check/border.rs`).
 //!
 //! Whether a schedule is legal is decided here; when its instructions run is for
 //! [`timeline`](crate::timeline) to say.
 
+mod border;
 mod calls;
 mod in_flight;
+mod lanes;
 mod state;
 mod violation;
 
+pub use lanes::lanes;
 pub use violation::Violation;
 
 use crate::check::state::AbstractMachine;
@@ -91,7 +95,7 @@ pub fn held(
     }
     mentions_only_what_exists(graph, profile, schedule)?;
     let mut machine = AbstractMachine::new(graph, profile, schedule);
-    machine.load_placeholders()?;
+    machine.begin()?;
     let at_start = machine.held[DEVICE];
     let mut during = Vec::with_capacity(schedule.instructions.len());
     for (index, instruction) in schedule.instructions.iter().enumerate() {
@@ -117,7 +121,9 @@ pub fn held(
     }
     machine.finish()?;
     let held = HeldBytes { at_start, during, at_end: machine.held[DEVICE] };
-    Ok(timeline(graph, profile, schedule, &held))
+    let timeline = timeline(graph, profile, schedule, &held);
+    lanes(profile, schedule, &timeline)?;
+    Ok(timeline)
 }
 
 /// A schedule is plain data, so its ids may be anything.

@@ -32,7 +32,9 @@ pub struct AbstractMachine<'a> {
     pub profile: &'a Profile,
     pub schedule: &'a Schedule,
     pub content: SecondaryMap<BufferId, Content>,
-    /// How many buffers hold each storage, in whatever version and tier.
+    /// The newest version of each storage.
+    pub newest: SecondaryMap<StorageId, u32>,
+    /// How many buffers hold each storage at its newest version, in whatever tier.
     pub copies: SecondaryMap<StorageId, u32>,
     /// Held buffers by tier and address, for the overlap test.
     by_address: BTreeSet<(TierId, u64, BufferId)>,
@@ -42,8 +44,11 @@ pub struct AbstractMachine<'a> {
     pub drew: Option<NodeId>,
     /// Transfers under way.
     pub in_flight: BTreeMap<TransferId, &'a Transfer>,
-    /// Transfers that were started.
+    /// Transfers that were started in this step.
     pub started: BTreeSet<TransferId>,
+    /// Transfers that are waited for before they are started: under way when the step begins, and
+    /// again when it is over.
+    pub crossing: BTreeSet<TransferId>,
     /// Bytes held in each tier.
     pub held: SecondaryMap<TierId, Bytes>,
     /// The instruction that is executed.
@@ -57,38 +62,17 @@ impl<'a> AbstractMachine<'a> {
             profile,
             schedule,
             content: SecondaryMap::new(),
+            newest: SecondaryMap::new(),
             copies: SecondaryMap::new(),
             by_address: BTreeSet::new(),
             ran: SecondaryMap::new(),
             drew: None,
             in_flight: BTreeMap::new(),
             started: BTreeSet::new(),
+            crossing: BTreeSet::new(),
             held: SecondaryMap::new(),
             index: 0,
         }
-    }
-
-    /// Every placeholder lies in one buffer of the device before the first instruction.
-    pub fn load_placeholders(&mut self) -> Result<(), Violation> {
-        let graph = self.graph;
-        let mut given: SecondaryMap<NodeId, Vec<BufferId>> = SecondaryMap::new();
-        for &(node, buffer) in &self.schedule.placeholders {
-            given[node].push(buffer);
-        }
-        let placeholders = graph.nodes().iter().filter(|(_, node)| node.phase.is_placeholder());
-        for (node, placeholder) in placeholders {
-            let mine = &given[node];
-            let name = &placeholder.name;
-            let [buffer] = mine[..] else {
-                return Err(Violation::Placeholder { node: name.clone(), count: mine.len() });
-            };
-            let output = placeholder.outputs[0].expect("a placeholder has one output");
-            let storage = graph.values()[output].storage;
-            self.on_device(name, buffer)?;
-            self.fits(name, "its value", graph.storages()[storage], buffer)?;
-            self.allocate(buffer, Content::Holds(storage, 0), name)?;
-        }
-        Ok(())
     }
 
     /// What lies in a buffer, in words.
@@ -188,13 +172,20 @@ impl<'a> AbstractMachine<'a> {
 
     /// Changes what lies in a buffer.
     pub fn put(&mut self, buffer: BufferId, content: Content) {
-        if let Content::Holds(storage, _) = self.content[buffer] {
+        if let Content::Holds(storage, version) = self.content[buffer]
+            && version == self.newest[storage]
+        {
             self.copies[storage] -= 1;
         }
-        if let Content::Holds(storage, _) = content {
-            self.copies[storage] += 1;
-        }
         self.content[buffer] = content;
+        if let Content::Holds(storage, version) = content {
+            if version > self.newest[storage] {
+                (self.newest[storage], self.copies[storage]) = (version, 0);
+            }
+            if version == self.newest[storage] {
+                self.copies[storage] += 1;
+            }
+        }
     }
 
     /// Gives a buffer back whose content is not needed any more.
@@ -202,8 +193,10 @@ impl<'a> AbstractMachine<'a> {
         self.stays("free", buffer)?;
         match self.content[buffer] {
             Content::Free => return Err(Violation::FreesNothing { index: self.index, buffer }),
-            Content::Holds(storage, _)
-                if self.graph.is_kept(storage) && self.copies[storage] == 1 =>
+            Content::Holds(storage, version)
+                if self.graph.is_kept(storage)
+                    && version == self.newest[storage]
+                    && self.copies[storage] == 1 =>
             {
                 return Err(Violation::FreesKept {
                     index: self.index,
@@ -214,62 +207,5 @@ impl<'a> AbstractMachine<'a> {
             Content::Holds(..) | Content::Scratch | Content::Arriving(_) => self.release(buffer),
         }
         Ok(self.held[DEVICE])
-    }
-
-    /// Nothing is missing, nothing is left over, and nothing is under way.
-    pub fn finish(&self) -> Result<(), Violation> {
-        let graph = self.graph;
-        if let Some(&transfer) = self.in_flight.keys().next() {
-            return Err(Violation::NeverWaitedFor { transfer });
-        }
-        if let Some(node) = graph.compute_nodes().into_iter().find(|&node| !self.ran[node]) {
-            return Err(Violation::NeverRuns { node: graph.nodes()[node].name.clone() });
-        }
-        let mut last: SecondaryMap<StorageId, u32> = SecondaryMap::new();
-        for value in graph.values().values() {
-            last[value.storage] = last[value.storage].max(value.version);
-        }
-        let on_device = |&buffer: &BufferId| self.schedule.buffers[buffer].tier == DEVICE;
-        let held: BTreeSet<(StorageId, u32)> = self
-            .schedule
-            .buffers
-            .keys()
-            .filter(on_device)
-            .filter_map(|buffer| match self.content[buffer] {
-                Content::Holds(storage, version) => Some((storage, version)),
-                Content::Free | Content::Scratch | Content::Arriving(_) => None,
-            })
-            .collect();
-        let outputs = graph
-            .outputs()
-            .iter()
-            .map(|&value| (graph.values()[value].storage, graph.values()[value].version));
-        let persistent = graph
-            .placeholder_storages()
-            .filter(|(_, storage)| graph.is_kept(*storage))
-            .map(|(_, storage)| (storage, last[storage]));
-        for (storage, version) in outputs.chain(persistent) {
-            if !held.contains(&(storage, version)) {
-                let producer = graph.producer(storage);
-                let value = producer.map_or("?", |node| &graph.nodes()[node].name).to_string();
-                return Err(Violation::Missing { value });
-            }
-        }
-        // Of what is kept the last version stays, once on the device; copies of it may lie below.
-        let mut stays: BTreeSet<StorageId> = BTreeSet::new();
-        for buffer in self.schedule.buffers.keys() {
-            let on_device = self.schedule.buffers[buffer].tier == DEVICE;
-            match self.content[buffer] {
-                Content::Free => {}
-                Content::Holds(storage, version)
-                    if graph.is_kept(storage)
-                        && version == last[storage]
-                        && (!on_device || stays.insert(storage)) => {}
-                Content::Holds(..) | Content::Scratch | Content::Arriving(_) => {
-                    return Err(Violation::Leaked { buffer, found: self.describe(buffer) });
-                }
-            }
-        }
-        Ok(())
     }
 }

@@ -34,8 +34,10 @@ pub enum Violation {
         /// The name of the node.
         node: String,
     },
-    /// A placeholder does not have exactly one buffer.
-    #[error("placeholder `{node}` has {count} buffers: it must have one")]
+    /// A placeholder has no buffer, or one of the batch has several.
+    #[error(
+        "placeholder `{node}` has {count} buffers: it must have one, or several where it is kept"
+    )]
     Placeholder {
         /// The name of the node.
         node: String,
@@ -242,11 +244,25 @@ pub enum Violation {
         /// The name of the node.
         node: String,
     },
-    /// A value that outlives the step is not on the device when the step is over.
+    /// An output is not on the device when the step is over.
     #[error("`{value}` is missing at the end of the step")]
     Missing {
         /// The value, by the node that produced its storage.
         value: String,
+    },
+    /// What is kept is not, at its last version, where the step found it; so the next step would
+    /// not find it there.
+    #[error(
+        "when the step is over, {buffer} holds {found}; the next step looks for the last version \
+         of `{value}` there"
+    )]
+    NotWhereItBegan {
+        /// What is kept, by its placeholder.
+        value: String,
+        /// The buffer.
+        buffer: BufferId,
+        /// What the buffer holds, in words.
+        found: String,
     },
     /// A buffer holds something at the end of the step that does not outlive it.
     #[error("{buffer} still holds {found} at the end of the step")]
@@ -314,6 +330,38 @@ pub enum Violation {
         /// What the buffer holds, in words.
         found: String,
     },
+    /// A transfer moves what a newer version has made useless.
+    #[error(
+        "instruction {index}: {transfer} moves {buffer}, which holds {found}, but version \
+         {newest} is the newest"
+    )]
+    MovesStale {
+        /// The position of the instruction in the schedule.
+        index: usize,
+        /// The transfer.
+        transfer: TransferId,
+        /// The buffer.
+        buffer: BufferId,
+        /// What the buffer holds, in words.
+        found: String,
+        /// The newest version of that.
+        newest: u32,
+    },
+    /// A transfer moves parts of the blocks that a tier has.
+    #[error(
+        "instruction {index}: {transfer} moves {buffer}, whose address and size must be multiples \
+         of {} bytes, the block of the tier", .block.0
+    )]
+    PartOfBlock {
+        /// The position of the instruction in the schedule.
+        index: usize,
+        /// The transfer.
+        transfer: TransferId,
+        /// The buffer.
+        buffer: BufferId,
+        /// The bytes of a block.
+        block: Bytes,
+    },
     /// A buffer of a transfer does not lie at the end of the lane where it must lie.
     #[error("instruction {index}: {transfer} occupies {lane}, but {buffer} lies in {tier}")]
     WrongTier {
@@ -351,6 +399,30 @@ pub enum Violation {
         buffer: BufferId,
         /// The transfer.
         transfer: TransferId,
+    },
+    /// A lane moves two things at once.
+    #[error("{lane} takes up {second} before {first} has arrived: it moves one after another")]
+    LaneTwice {
+        /// The lane.
+        lane: LaneId,
+        /// The transfer that is under way.
+        first: TransferId,
+        /// The one that begins meanwhile.
+        second: TransferId,
+    },
+    /// A transfer begins before it was started, or arrives sooner than its lane allows.
+    #[error("instruction {index}: {transfer} is timed sooner than it can begin or arrive")]
+    OutOfTime {
+        /// The position of the instruction in the schedule.
+        index: usize,
+        /// The transfer.
+        transfer: TransferId,
+    },
+    /// A call begins before the one before it is over, or before what it waits for has arrived.
+    #[error("instruction {index} is timed before what it waits for is over")]
+    CallOutOfTime {
+        /// The position of the instruction in the schedule.
+        index: usize,
     },
     /// A tier below the device holds more than its capacity.
     #[error("instruction {index}: {tier} holds {held} bytes, more than its capacity of {capacity}")]

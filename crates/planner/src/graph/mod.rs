@@ -148,6 +148,11 @@ impl Graph {
         self.kept[storage]
     }
 
+    /// Stays from step to step: it belongs to a persistent placeholder.
+    pub fn is_persistent(&self, storage: StorageId) -> bool {
+        self.producer[storage].is_some_and(|node| self.nodes[node].phase.is_persistent())
+    }
+
     /// Storages that placeholders bring, with the placeholder, in program order.
     pub fn placeholder_storages(&self) -> impl Iterator<Item = (NodeId, StorageId)> + '_ {
         self.nodes

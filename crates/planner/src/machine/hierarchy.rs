@@ -3,7 +3,7 @@
 
 use cranelift_entity::PrimaryMap;
 
-use crate::id::{LaneId, TierId};
+use crate::id::{DEVICE, LaneId, TierId};
 use crate::units::{Bytes, Seconds};
 
 /// A memory.
@@ -13,6 +13,8 @@ pub struct Tier {
     pub name: String,
     /// The number of bytes; absent for the device, whose limit is the budget.
     pub capacity: Option<Bytes>,
+    /// What moves between this tier and another lies in whole blocks of so many bytes at both ends.
+    pub block: Bytes,
 }
 
 /// What moving bytes costs, between tiers or between devices.
@@ -51,17 +53,39 @@ impl Link {
     }
 }
 
+/// The way to a tier below the device and back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The tier.
+    pub tier: TierId,
+    /// The lane that leads there.
+    pub out: LaneId,
+    /// The lane that leads back.
+    pub back: LaneId,
+}
+
 impl Hierarchy {
+    /// The fastest way for `bytes` to a tier below the device and back; none where no lanes lead
+    /// there and back.
+    pub fn route(&self, bytes: Bytes) -> Option<Route> {
+        let seconds = |lane: LaneId| self.lanes[lane].link.seconds(bytes).0;
+        let below = self.lanes.iter().filter(|(_, out)| out.from == DEVICE && out.to != DEVICE);
+        let routes = below.flat_map(|(out, lane)| {
+            let tier = lane.to;
+            let back = self.lanes.iter();
+            let back = back.filter(move |(_, back)| back.from == tier && back.to == DEVICE);
+            back.map(move |(back, _)| Route { tier, out, back })
+        });
+        let swap = |route: &Route| seconds(route.out) + seconds(route.back);
+        routes.min_by(|a, b| swap(a).total_cmp(&swap(b)))
+    }
+
     /// How long `bytes` take from the device to a tier below and back, over the fastest lanes that
     /// lead there and back; none where there are none.
     pub fn swap(&self, bytes: Bytes) -> Option<Seconds> {
-        let device = self.tiers.keys().next()?;
-        let out = self.lanes.values().filter(|lane| lane.from == device && lane.to != device);
-        let both = out.flat_map(|out| {
-            let back = self.lanes.values().filter(|back| back.from == out.to && back.to == device);
-            back.map(|back| out.link.seconds(bytes) + back.link.seconds(bytes))
-        });
-        both.min_by(|a, b| a.0.total_cmp(&b.0))
+        let Route { out, back, .. } = self.route(bytes)?;
+        let seconds = |lane: LaneId| self.lanes[lane].link.seconds(bytes);
+        Some(seconds(out) + seconds(back))
     }
 }
 
@@ -69,7 +93,7 @@ impl Hierarchy {
 impl Default for Hierarchy {
     fn default() -> Hierarchy {
         let mut tiers = PrimaryMap::new();
-        tiers.push(Tier { name: "device".to_string(), capacity: None });
+        tiers.push(Tier { name: "device".to_string(), capacity: None, block: Bytes(1) });
         Hierarchy { tiers, lanes: PrimaryMap::new() }
     }
 }

@@ -8,7 +8,7 @@ mod runtime;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
-pub use hierarchy::{Hierarchy, Lane, Link, Tier};
+pub use hierarchy::{Hierarchy, Lane, Link, Route, Tier};
 pub use presets::presets;
 pub use runtime::{Reuse, Rules, Runtime, Workspaces};
 

@@ -5,7 +5,7 @@
 //! { "format": "tightfit-plan/1", "graph": SHA-256, "graph_name": …, "planner": …,
 //!   "budget_bytes": …, "slab_bytes": …, "below_bytes": { tier: bytes, … }, "rank": …,
 //!   "buffers": [[bytes, address], [bytes, address, tier], …],
-//!   "placeholders": { NODE NAME: buffer, … },
+//!   "placeholders": { NODE NAME: buffer, NODE NAME: [buffers], … },
 //!   "instructions": [
 //!     ["run" | "recompute", NODE NAME, [input buffers], [output buffers], workspace or null],
 //!     ["run" | "recompute", NODE NAME, …, workspace or null, micro-batch],
@@ -14,7 +14,11 @@
 //!     ["wait", transfer], …] }
 //! ```
 //!
-//! Tier 0 (the device), micro-batch 0, rank 0 and tiers without an arena are left out.
+//! Tier 0 (the device), micro-batch 0, rank 0 and tiers without an arena are left out. A
+//! placeholder that lies in several buffers when the step begins, such as on the device and in a
+//! tier below, has a list of them.
+
+use std::collections::BTreeMap;
 
 use serde_json::{Map, Value as Json, json};
 use thiserror::Error;
@@ -74,7 +78,7 @@ pub enum PlanFileError {
         /// The number of buffers that it declares.
         count: usize,
     },
-    /// The buffer of a placeholder is no number.
+    /// The buffer of a placeholder is neither a number nor a list of numbers.
     #[error("the plan gives placeholder `{node}` no buffer, but {found}")]
     Placeholder {
         /// The name of the placeholder.
@@ -108,10 +112,16 @@ pub enum PlanFileError {
 /// The schedule as tightfit-plan/1.
 pub fn write(graph: &Graph, schedule: &Schedule) -> Json {
     let name = |node: NodeId| &graph.nodes()[node].name;
-    let placeholders: Map<String, Json> = schedule
-        .placeholders
-        .iter()
-        .map(|&(node, buffer)| (name(node).clone(), json!(buffer.as_u32())))
+    let mut buffers_of: BTreeMap<NodeId, Vec<u32>> = BTreeMap::new();
+    for &(node, buffer) in &schedule.placeholders {
+        buffers_of.entry(node).or_default().push(buffer.as_u32());
+    }
+    let placeholders: Map<String, Json> = buffers_of
+        .into_iter()
+        .map(|(node, buffers)| match buffers[..] {
+            [buffer] => (name(node).clone(), json!(buffer)),
+            _ => (name(node).clone(), json!(buffers)),
+        })
         .collect();
     let buffer = |buffer: &Buffer| match buffer.tier {
         DEVICE => json!([buffer.bytes, buffer.address]),

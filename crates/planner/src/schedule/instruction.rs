@@ -1,6 +1,8 @@
 //! What a machine is told to do. Invariant: plain data; it says which buffer every operand lies in,
 //! so that neither checker nor interpreter has to guess.
 
+use std::collections::BTreeSet;
+
 use cranelift_entity::{PrimaryMap, SecondaryMap};
 
 use crate::id::{BufferId, DEVICE, MicroBatchId, NodeId, RankId, TierId, TransferId};
@@ -112,6 +114,28 @@ impl Schedule {
     /// The nodes that it runs, in order; one that runs again stands there again.
     pub fn runs(&self) -> Vec<NodeId> {
         self.instructions.iter().filter_map(Instruction::call).map(|call| call.node).collect()
+    }
+
+    /// The transfers that are under way when a step begins: those that are waited for before they
+    /// are started, in the order of their starts.
+    pub fn crossing(&self) -> Vec<&Transfer> {
+        let mut waited: BTreeSet<TransferId> = BTreeSet::new();
+        let mut started: BTreeSet<TransferId> = BTreeSet::new();
+        let mut crossing = Vec::new();
+        for instruction in &self.instructions {
+            match instruction {
+                Instruction::Wait(id) => {
+                    waited.insert(*id);
+                }
+                Instruction::Start(transfer) => {
+                    if started.insert(transfer.id) && waited.contains(&transfer.id) {
+                        crossing.push(transfer);
+                    }
+                }
+                Instruction::Run(_) | Instruction::Recompute(_) | Instruction::Free(_) => {}
+            }
+        }
+        crossing
     }
 
     /// Size of a tier's arena.

@@ -1,184 +1,108 @@
 //! From a plan to a schedule. Invariant: a buffer is one chain of lives that take over each other's
-//! memory; it is allocated by the first one's producer and freed right after the last one's last
-//! access.
+//! memory; it is allocated by the first one's producer or by a prefetch, and freed right after the
+//! last one's last access or when it is released.
 
-use cranelift_entity::{PrimaryMap, SecondaryMap};
+use cranelift_entity::SecondaryMap;
 
-use crate::analysis::{Interval, IntervalId, liveness};
-use crate::effort::Effort;
+use crate::analysis::liveness_with;
 use crate::goal::Goal;
 use crate::graph::Graph;
-use crate::id::{BufferId, DEVICE, MicroBatchId, NodeId, RankId, StorageId};
+use crate::id::{BufferId, MicroBatchId, NodeId, RankId, StorageId, TierId};
 use crate::plan::Plan;
 use crate::profile::Profile;
-use crate::schedule::instruction::{ALIGNMENT, Buffer, Call, Instruction, Schedule};
-use crate::schedule::layout::{Lifetime, Shelf, pack};
-use crate::schedule::persistent::{Residents, persistent_addresses};
+use crate::schedule::buffers::Buffers;
+use crate::schedule::instruction::{ALIGNMENT, Call, Instruction, Schedule};
+use crate::schedule::lowering::Lowering;
 use crate::units::Bytes;
 
-/// How a plan is laid out.
-#[derive(Clone, Copy)]
-pub struct Lowering<'a> {
-    /// How large the slab may be.
-    pub goal: Goal,
-    /// A slab of so many bytes is small enough, whatever the goal.
-    pub enough: Bytes,
-    /// What stays where it is.
-    pub residents: &'a Residents,
-    /// How hard to look for addresses.
-    pub effort: Effort<'a>,
-}
-
-impl Lowering<'static> {
-    /// For a goal, with nothing in the slab yet and the default effort.
-    pub fn to(goal: Goal) -> Lowering<'static> {
-        let enough = Bytes::ZERO;
-        Lowering { goal, enough, residents: Residents::none(), effort: Effort::default() }
-    }
-}
+/// What decides between the ways to a tier below: large transfers.
+const TRANSFER: Bytes = Bytes(16 << 20);
 
 /// Lowers a plan and lays it out. Persistent placeholders come first in the slab, or stay where
 /// the residents have them. The layout's search ends where the slab is within the goal; the budget
-/// of the schedule is the goal's, or else its slab.
+/// of the schedule is the goal's, or else its slab. What the plan moves goes over the fastest lanes
+/// of the profile's machine.
+///
+/// # Panics
+/// Where the plan moves something and no lanes lead below the device and back, or where it reads
+/// what is not there.
 pub fn lower(graph: &Graph, profile: &Profile, plan: &Plan, task: &Lowering<'_>) -> Schedule {
-    let runs = plan.runs();
-    let lives = liveness(graph, profile, &runs);
-    let mut lifetimes: PrimaryMap<BufferId, Lifetime> = PrimaryMap::new();
-    let mut buffer_of: SecondaryMap<IntervalId, Option<BufferId>> = SecondaryMap::new();
-    for (id, life) in &lives.intervals {
-        let buffer = match life.in_place_of.and_then(|taken| buffer_of[taken]) {
-            Some(buffer) => buffer,
-            None => lifetimes.push(Lifetime {
-                first: first(life),
-                last: life.dies,
-                bytes: graph.storages()[life.storage],
-            }),
-        };
-        lifetimes[buffer].last = lifetimes[buffer].last.max(life.dies);
-        buffer_of[id] = Some(buffer);
-    }
-    let at = |interval: IntervalId| buffer_of[interval].expect("every life has a buffer");
+    let (runs, moves) = (plan.runs(), plan.moves());
+    let route = (!moves.is_empty()).then(|| {
+        profile.hierarchy.route(TRANSFER).expect("a plan with moves is for a machine with a tier")
+    });
+    let lives = liveness_with(graph, profile, &runs, &moves);
+    let block = route.map_or(1, |route| profile.hierarchy.tiers[route.tier].block.0.max(1));
+    let mut buffers = Buffers::new(graph, &lives, &moves, block);
+    let (placeholders, mut below) = buffers.begin(graph, &runs, &moves, &lives, route);
 
-    let mut instructions = Vec::with_capacity(runs.len() * 2);
-    let mut workspaces = Vec::new();
+    let mut out = Vec::with_capacity(runs.len() * 2 + moves.len());
     let mut ran: SecondaryMap<NodeId, bool> = SecondaryMap::new();
-    let frees = frees(graph, &lives.intervals, &at, &lifetimes, runs.len().max(1));
+    let frees = buffers.frees(&lives, runs.len().max(1));
     if runs.is_empty() {
         // A batch that nothing reads goes nevertheless.
-        instructions.extend(frees[0].iter().map(|&buffer| Instruction::Free(buffer)));
+        out.extend(frees[0].iter().map(|&buffer| Instruction::Free(buffer)));
     }
     // Where each storage lay when a node last read or made it.
     let mut lies: SecondaryMap<StorageId, Option<BufferId>> = SecondaryMap::new();
+    let mut next = 0;
     for (position, &node) in runs.iter().enumerate() {
+        while let Some(below) = &mut below
+            && moves.get(next).is_some_and(|next| next.before as usize <= position)
+        {
+            below.moved(next, buffers.of(lives.moves[next]), &mut out);
+            next += 1;
+        }
+        if let Some(below) = &mut below {
+            graph.reads(node).iter().for_each(|&storage| below.arrive(storage, &mut out));
+        }
         let read = graph.reads(node).iter().zip(&lives.reads[position]);
         let made = graph.fresh(node).iter().zip(&lives.fresh[position]);
         for (&storage, &interval) in read.chain(made) {
-            lies[storage] = Some(at(interval));
+            lies[storage] = Some(buffers.of(interval));
         }
         let buffer = |value| {
             lies[graph.values()[value].storage]
                 .expect("a node's values lie in storages that it reads or makes")
         };
         let call = &graph.nodes()[node];
-        let bytes = profile.workspace[node];
-        let workspace = (bytes > Bytes::ZERO).then(|| {
-            let here = position as u32;
-            let buffer = lifetimes.push(Lifetime { first: here, last: here, bytes });
-            workspaces.push(buffer);
-            buffer
-        });
         let call = Call {
             node,
             micro_batch: MicroBatchId::WHOLE,
             inputs: call.inputs.iter().map(|&value| buffer(value)).collect(),
             outputs: call.outputs.iter().flatten().map(|&value| buffer(value)).collect(),
-            workspace,
+            workspace: buffers.workspace(profile.workspace[node], position as u32),
         };
-        instructions.push(if ran[node] {
-            Instruction::Recompute(call)
-        } else {
-            Instruction::Run(call)
-        });
+        out.push(if ran[node] { Instruction::Recompute(call) } else { Instruction::Run(call) });
         ran[node] = true;
-        instructions.extend(frees[position].iter().map(|&buffer| Instruction::Free(buffer)));
+        out.extend(frees[position].iter().map(|&buffer| Instruction::Free(buffer)));
+    }
+    if let Some(below) = &mut below {
+        for index in next..moves.len() {
+            below.moved(index, buffers.of(lives.moves[index]), &mut out);
+        }
     }
 
-    let placeholders: Vec<(NodeId, BufferId)> = graph
-        .placeholder_storages()
-        .zip(lives.intervals.keys())
-        .map(|((node, _), interval)| (node, at(interval)))
-        .collect();
-    let (buffers, slab) = place(graph, &lifetimes, &placeholders, task);
+    let alignment = block.max(ALIGNMENT);
+    let placed = buffers.place(graph, &placeholders, task, alignment);
+    let slab = placed.slab;
     let budget = match task.goal {
         Goal::Within(budget) => budget,
         Goal::Smallest => slab,
     };
+    let mut arenas: SecondaryMap<TierId, Bytes> = SecondaryMap::new();
+    if let Some(route) = route {
+        arenas[route.tier] = placed.below;
+    }
     Schedule {
         graph: graph.hash().to_string(),
         rank: RankId::from_u32(0),
         planner: plan.planner.name().to_string(),
         budget,
         slab,
-        below: SecondaryMap::new(),
-        buffers,
+        below: arenas,
+        buffers: placed.buffers,
         placeholders,
-        instructions,
+        instructions: out,
     }
-}
-
-fn first(life: &Interval) -> u32 {
-    life.born.unwrap_or(0)
-}
-
-/// The buffers to free after each position: those that nothing touches later and that are not kept.
-fn frees(
-    graph: &Graph,
-    intervals: &PrimaryMap<IntervalId, Interval>,
-    at: &impl Fn(IntervalId) -> BufferId,
-    lifetimes: &PrimaryMap<BufferId, Lifetime>,
-    positions: usize,
-) -> Vec<Vec<BufferId>> {
-    // A second copy of a kept storage is an exception: it dies where it is born.
-    let mut kept: SecondaryMap<BufferId, bool> = SecondaryMap::new();
-    let mut seen: SecondaryMap<StorageId, bool> = SecondaryMap::new();
-    for (id, life) in intervals {
-        if graph.is_kept(life.storage) && !seen[life.storage] {
-            seen[life.storage] = true;
-            kept[at(id)] = true;
-        }
-    }
-    let mut frees = vec![Vec::new(); positions];
-    for (buffer, lifetime) in lifetimes {
-        if let Some(list) = frees.get_mut(lifetime.last as usize).filter(|_| !kept[buffer]) {
-            list.push(buffer);
-        }
-    }
-    frees
-}
-
-/// Most work of one layout for each buffer: a step is lowered several times, and what is found is
-/// found soon.
-const WORK_OF_EACH_BUFFER: u64 = 32;
-
-/// Persistent placeholders at the bottom of the slab, all else packed above them.
-fn place(
-    graph: &Graph,
-    lifetimes: &PrimaryMap<BufferId, Lifetime>,
-    placeholders: &[(NodeId, BufferId)],
-    task: &Lowering<'_>,
-) -> (PrimaryMap<BufferId, Buffer>, Bytes) {
-    let (fixed, floor) = persistent_addresses(graph, lifetimes, placeholders, task.residents);
-    let effort = Effort {
-        work: task.effort.work.min(lifetimes.len() as u64 * WORK_OF_EACH_BUFFER),
-        ..task.effort
-    };
-    let &Lowering { goal, enough, .. } = task;
-    let shelf = Shelf { fixed: &fixed, floor, alignment: ALIGNMENT, goal, enough };
-    let packing = pack(lifetimes.as_values_slice(), &shelf, &effort);
-    let buffers = lifetimes
-        .values()
-        .zip(packing.addresses)
-        .map(|(lifetime, address)| Buffer { bytes: lifetime.bytes, address, tier: DEVICE })
-        .collect();
-    (buffers, packing.end)
 }

@@ -1,72 +1,129 @@
-//! Where parameters, buffers and optimizer state lie. Invariant: persistent placeholders come first
-//! in the slab, in the order of the graph, unless another schedule has put them somewhere already;
-//! there they stay.
+//! Where parameters, buffers and optimizer state lie. Invariant: what is on the device when a step
+//! begins comes first in the slab, and what is below comes first there, in the order of the graph,
+//! unless another schedule has put it somewhere already; there it stays.
 
 use std::collections::BTreeMap;
 
-use cranelift_entity::PrimaryMap;
+use cranelift_entity::SecondaryMap;
 
 use crate::graph::Graph;
-use crate::id::{BufferId, NodeId};
-use crate::schedule::instruction::{ALIGNMENT, Buffer, Schedule};
-use crate::schedule::layout::Lifetime;
+use crate::id::{BufferId, DEVICE, NodeId};
+use crate::schedule::instruction::{ALIGNMENT, Schedule};
 use crate::units::Bytes;
 
-/// What another schedule keeps in the slab between steps: the addresses of its persistent
-/// placeholders, by the name that they have in the model.
+/// What another schedule keeps between steps: where its persistent placeholders lie when one
+/// begins, by the name that they have in the model.
 #[derive(Clone, Debug, Default)]
 pub struct Residents {
-    /// Address of each parameter, buffer and state.
+    /// Address of each parameter, buffer and state that is on the device.
     pub addresses: BTreeMap<String, u64>,
     /// First byte behind them all.
     pub end: u64,
+    /// Address of each one in the tier below that is not on the device.
+    pub below: BTreeMap<String, u64>,
+    /// First byte behind those.
+    pub end_below: u64,
 }
 
 impl Residents {
-    /// Nothing is in the slab yet.
+    /// Nothing is anywhere yet.
     pub const fn none() -> &'static Residents {
-        const NONE: &Residents = &Residents { addresses: BTreeMap::new(), end: 0 };
+        const NONE: &Residents =
+            &Residents { addresses: BTreeMap::new(), end: 0, below: BTreeMap::new(), end_below: 0 };
         NONE
     }
 
-    /// The residents of a schedule.
+    /// The residents of a schedule. What is on its way to the device when a step begins counts as
+    /// being there.
     pub fn of(graph: &Graph, schedule: &Schedule) -> Residents {
         let mut residents = Residents::default();
+        let arriving: BTreeMap<BufferId, BufferId> = schedule
+            .crossing()
+            .iter()
+            .map(|transfer| {
+                let [from, to] = transfer.movement.buffers();
+                (from, to)
+            })
+            .filter(|&(_, to)| schedule.buffers[to].tier == DEVICE)
+            .collect();
         for &(node, buffer) in &schedule.placeholders {
             let placeholder = &graph.nodes()[node];
-            if let Some(name) =
+            let Some(name) =
                 placeholder.parameter.as_ref().filter(|_| placeholder.phase.is_persistent())
-            {
-                let Buffer { bytes, address, .. } = schedule.buffers[buffer];
-                residents.addresses.insert(name.clone(), address);
-                residents.end = residents.end.max((Bytes(address) + bytes.align_up(ALIGNMENT)).0);
+            else {
+                continue;
+            };
+            let lies = schedule.buffers[*arriving.get(&buffer).unwrap_or(&buffer)];
+            let end = (Bytes(lies.address) + lies.bytes.align_up(ALIGNMENT)).0;
+            if lies.tier == DEVICE {
+                residents.below.remove(name);
+                residents.addresses.insert(name.clone(), lies.address);
+                residents.end = residents.end.max(end);
+            } else {
+                if !residents.addresses.contains_key(name) {
+                    residents.below.insert(name.clone(), lies.address);
+                }
+                residents.end_below = residents.end_below.max(end);
             }
         }
         residents
     }
 }
 
-/// The addresses of persistent placeholders' buffers, and the first byte behind them all.
-pub(super) fn persistent_addresses(
+/// Addresses that are given, and the first byte behind them.
+pub(super) struct Fixed {
+    pub addresses: SecondaryMap<BufferId, Option<u64>>,
+    pub floor: u64,
+}
+
+/// The addresses of persistent placeholders on the device, those of `wrapped` buffers last: these
+/// are not held all the time, so that others may lie where they do. `bytes` says what each takes.
+pub(super) fn on_device(
     graph: &Graph,
-    lifetimes: &PrimaryMap<BufferId, Lifetime>,
+    placeholders: &[(NodeId, BufferId)],
+    wrapped: &[BufferId],
+    residents: &Residents,
+    bytes: impl Fn(BufferId) -> Bytes,
+) -> Fixed {
+    let (passing, staying): (Vec<_>, Vec<_>) =
+        placeholders.iter().partition(|(_, buffer)| wrapped.contains(buffer));
+    let mut fixed = fixed(graph, &staying, (&residents.addresses, residents.end), &bytes);
+    let floor = fixed.floor;
+    for &buffer in passing.iter().map(|(_, buffer)| buffer).chain(wrapped) {
+        if fixed.addresses[buffer].is_none() {
+            fixed.addresses[buffer] = Some(fixed.floor);
+            fixed.floor += bytes(buffer).0;
+        }
+    }
+    Fixed { floor, ..fixed }
+}
+
+/// The addresses of persistent placeholders in the tier below.
+pub(super) fn homes(
+    graph: &Graph,
     placeholders: &[(NodeId, BufferId)],
     residents: &Residents,
-) -> (Vec<Option<u64>>, u64) {
-    let mut fixed: Vec<Option<u64>> = vec![None; lifetimes.len()];
-    let mut floor = residents.end;
+    bytes: impl Fn(BufferId) -> Bytes,
+) -> Fixed {
+    fixed(graph, placeholders, (&residents.below, residents.end_below), &bytes)
+}
+
+/// Where residents are, and the others one behind the other above their end.
+fn fixed(
+    graph: &Graph,
+    placeholders: &[(NodeId, BufferId)],
+    (known, end): (&BTreeMap<String, u64>, u64),
+    bytes: &impl Fn(BufferId) -> Bytes,
+) -> Fixed {
+    let mut fixed = Fixed { addresses: SecondaryMap::new(), floor: end };
     for &(node, buffer) in placeholders {
-        let placeholder = &graph.nodes()[node];
-        if !placeholder.phase.is_persistent() {
-            continue;
-        }
-        let name = placeholder.parameter.as_ref();
-        let known = name.and_then(|name| residents.addresses.get(name)).copied();
-        let address = known.unwrap_or(floor);
-        if known.is_none() {
-            floor += lifetimes[buffer].bytes.align_up(ALIGNMENT).0;
-        }
-        fixed[buffer.as_u32() as usize] = Some(address);
+        let name = graph.nodes()[node].parameter.as_ref();
+        let address = name.and_then(|name| known.get(name)).copied().unwrap_or_else(|| {
+            let address = fixed.floor;
+            fixed.floor += bytes(buffer).0;
+            address
+        });
+        fixed.addresses[buffer] = Some(address);
     }
-    (fixed, floor)
+    fixed
 }

@@ -95,7 +95,11 @@ pub fn read(graph: &Graph, bytes: &[u8]) -> Result<Schedule, PlanFileError> {
         slab: Bytes(small(raw.slab_bytes)?),
         below,
         buffers,
-        placeholders: reader.placeholders.into_iter().collect(),
+        placeholders: reader
+            .placeholders
+            .into_iter()
+            .flat_map(|(node, buffers)| buffers.into_iter().map(move |buffer| (node, buffer)))
+            .collect(),
         instructions: reader.instructions,
     })
 }
@@ -146,7 +150,7 @@ fn read_buffer(raw: &RawBuffer) -> Result<Buffer, PlanFileError> {
 struct Reader<'a> {
     nodes: HashMap<&'a str, NodeId>,
     buffers: usize,
-    placeholders: BTreeMap<NodeId, BufferId>,
+    placeholders: BTreeMap<NodeId, Vec<BufferId>>,
     instructions: Vec<Instruction>,
     /// The first thing that is wrong with them.
     refusal: Option<PlanFileError>,
@@ -267,9 +271,15 @@ impl Reader<'_> {
 
     fn placeholder(&mut self, node: String, found: &Json) -> Result<(), PlanFileError> {
         let id = self.node(&node)?;
-        let wrong = || PlanFileError::Placeholder { node, found: found.to_string() };
-        let buffer = self.buffer(found).ok_or_else(wrong)??;
-        self.placeholders.insert(id, buffer);
+        let wrong = || PlanFileError::Placeholder { node: node.clone(), found: found.to_string() };
+        let buffers = match found.as_array() {
+            None => vec![self.buffer(found).ok_or_else(wrong)??],
+            Some(several) => several
+                .iter()
+                .map(|buffer| self.buffer(buffer).ok_or_else(wrong)?)
+                .collect::<Result<_, PlanFileError>>()?,
+        };
+        self.placeholders.insert(id, buffers);
         Ok(())
     }
 

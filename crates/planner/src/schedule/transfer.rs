@@ -1,6 +1,6 @@
 //! Transfers: everything that goes on beside the computation. Invariant: a transfer occupies one
 //! lane from its start until it arrives, and nobody touches its destination before it was waited
-//! for.
+//! for. One that is waited for before it is started crosses the border of the step.
 //!
 //! There is one notion for all that is asynchronous. What moves is a [`Movement`]; that it begins
 //! and that it is over are two instructions, whatever moves.
@@ -36,6 +36,12 @@ impl Movement {
     pub fn buffers(&self) -> [BufferId; 2] {
         match *self {
             Movement::Copy { from, to } => [from, to],
+        }
+    }
+    /// The buffer that it fills.
+    pub fn target(&self) -> BufferId {
+        match *self {
+            Movement::Copy { to, .. } => to,
         }
     }
 }

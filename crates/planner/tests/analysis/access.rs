@@ -20,7 +20,8 @@ fn tiers() -> Hierarchy {
     let mut hierarchy = Hierarchy::default();
     let device = hierarchy.tiers.keys().next().unwrap();
     for (name, bandwidth, latency) in [("disk", 1e6, 1e-3), ("host", 4e6, 1e-6)] {
-        let tier = hierarchy.tiers.push(Tier { name: name.to_string(), capacity: None });
+        let tier =
+            hierarchy.tiers.push(Tier { name: name.to_string(), capacity: None, block: Bytes(1) });
         for (from, to) in [(device, tier), (tier, device)] {
             let link = Link { latency: Seconds(latency), bandwidth };
             hierarchy.lanes.push(Lane { from, to, link });

@@ -55,7 +55,7 @@ fn graph() -> Graph {
 
 fn profile(graph: &Graph) -> Profile {
     let mut machine = Machine::preset("a100-80gb").unwrap();
-    let host = Tier { name: "host".to_string(), capacity: Some(Bytes(BYTES)) };
+    let host = Tier { name: "host".to_string(), capacity: Some(Bytes(BYTES)), block: Bytes(1) };
     machine.hierarchy.tiers.push(host);
     let link = Link { latency: Seconds(0.0), bandwidth: BYTES as f64 };
     machine.hierarchy.lanes.push(Lane { from: DEVICE, to: below_device(), link });

@@ -233,6 +233,12 @@ fn variant(violation: &Violation) -> &'static str {
         Violation::OffDevice { .. } => "OffDevice",
         Violation::InFlight { .. } => "InFlight",
         Violation::OverCapacity { .. } => "OverCapacity",
+        Violation::NotWhereItBegan { .. } => "NotWhereItBegan",
+        Violation::MovesStale { .. } => "MovesStale",
+        Violation::PartOfBlock { .. } => "PartOfBlock",
+        Violation::LaneTwice { .. } => "LaneTwice",
+        Violation::OutOfTime { .. } => "OutOfTime",
+        Violation::CallOutOfTime { .. } => "CallOutOfTime",
     }
 }
 
@@ -628,11 +634,17 @@ fn a_view_run() {
 fn placeholders_without_a_buffer_of_their_own() {
     broken(
         |case| case.schedule.placeholders.truncate(2),
-        expect!["Placeholder: placeholder `m` has 0 buffers: it must have one"],
+        expect![
+            "Placeholder: placeholder `m` has 0 buffers: it must have one, or several where it is \
+             kept"
+        ],
     );
     broken(
         |case| case.schedule.placeholders.push(case.schedule.placeholders[0]),
-        expect!["Placeholder: placeholder `x` has 2 buffers: it must have one"],
+        expect![
+            "Placeholder: placeholder `x` has 2 buffers: it must have one, or several where it is \
+             kept"
+        ],
     );
     broken(
         |case| {
@@ -704,8 +716,11 @@ fn the_last_version_lost() {
     assert_eq!(case.verdict(case.schedule.slab), "legal");
     std::mem::swap(&mut freed, &mut case.schedule);
     case.schedule.instructions.push(Instruction::Free(h));
-    expect!["Missing: `h` is missing at the end of the step"]
-        .assert_eq(&case.verdict(case.schedule.slab));
+    expect![
+        "FreesKept: instruction 3 frees buffer1, which holds what `h` made (version 1): it must \
+         outlive the step"
+    ]
+    .assert_eq(&case.verdict(case.schedule.slab));
 }
 
 /// Only what the operator table allows, and only over an input that nobody keeps.

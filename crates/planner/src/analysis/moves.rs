@@ -1,0 +1,32 @@
+//! What moves between the runs of a sequence. Invariant: plain data; a move names the gap in which
+//! it happens by the run behind it.
+//!
+//! A storage that is offloaded stays on the device until it is released; one that is released
+//! without having been offloaded is in the tier below at this very version already. What is kept
+//! from step to step may be away when the sequence begins: then its first move is a prefetch.
+
+use crate::id::StorageId;
+
+/// What happens to a storage.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Motion {
+    /// Begins to copy it into the tier below; it stays on the device.
+    Offload,
+    /// Waits until the tier below has it, and gives its memory on the device back.
+    Release,
+    /// Takes memory on the device for it, and begins to bring it back; the next run that reads it
+    /// waits for it.
+    Prefetch,
+}
+
+/// One move of a sequence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// The position of the run before which it happens; the number of runs for what happens behind
+    /// the last one.
+    pub before: u32,
+    /// What moves.
+    pub storage: StorageId,
+    /// What happens to it.
+    pub motion: Motion,
+}

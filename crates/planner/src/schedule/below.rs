@@ -1,0 +1,147 @@
+//! Copies in the tier below the device. Invariant: a copy is held from its offload until nothing
+//! will be prefetched from it any more, so what is held there is never stale; and where it is kept
+//! from step to step, a step ends with the copies with which it began.
+
+use cranelift_entity::{EntityRef, SecondaryMap};
+
+use crate::analysis::{Motion, Move};
+use crate::graph::Graph;
+use crate::id::{BufferId, NodeId, StorageId, TransferId};
+use crate::machine::Route;
+use crate::schedule::instruction::Instruction;
+use crate::schedule::transfer::{Movement, Transfer};
+
+/// Transfers of a sequence, while it becomes instructions.
+pub(super) struct Below<'a> {
+    moves: &'a [Move],
+    route: Route,
+    /// The number of the transfer of each move that has one, and whether a prefetch is the last one
+    /// of a copy.
+    facts: Vec<Fact>,
+    /// The buffer of each storage that moves, in the tier.
+    pub home: SecondaryMap<StorageId, Option<BufferId>>,
+    /// Under way from the device.
+    leaving: SecondaryMap<StorageId, Option<TransferId>>,
+    /// Under way to the device, and whether the copy is needed no more when it has arrived.
+    arriving: SecondaryMap<StorageId, Option<(TransferId, bool)>>,
+}
+
+#[derive(Clone, Copy)]
+struct Fact {
+    transfer: TransferId,
+    /// Nothing is prefetched from this copy later.
+    is_last: bool,
+}
+
+impl<'a> Below<'a> {
+    /// What `moves` do over a route, with a buffer in the tier for each storage.
+    pub fn new(
+        graph: &Graph,
+        runs: &[NodeId],
+        moves: &'a [Move],
+        route: Route,
+        home: SecondaryMap<StorageId, Option<BufferId>>,
+    ) -> Below<'a> {
+        let transfers = |next: &Move| next.motion != Motion::Release;
+        let mut number = 0;
+        let mut facts: Vec<Fact> = Vec::with_capacity(moves.len());
+        for next in moves {
+            facts.push(Fact { transfer: TransferId::new(number), is_last: true });
+            number += usize::from(transfers(next));
+        }
+        // From the end: what happens next to each storage; to what is kept, also in the next step.
+        let mut later: SecondaryMap<StorageId, Option<Motion>> = SecondaryMap::new();
+        for next in moves.iter().rev().filter(|next| transfers(next)) {
+            if graph.is_persistent(next.storage) {
+                later[next.storage] = Some(next.motion);
+            }
+        }
+        for (next, fact) in moves.iter().zip(&mut facts).rev().filter(|(next, _)| transfers(next)) {
+            fact.is_last = later[next.storage] != Some(Motion::Prefetch);
+            later[next.storage] = Some(next.motion);
+        }
+        let mut below = Below {
+            moves,
+            route,
+            facts,
+            home,
+            leaving: SecondaryMap::new(),
+            arriving: SecondaryMap::new(),
+        };
+        below.cross(graph, runs);
+        below
+    }
+
+    /// What the end of one step leaves under way for the next one: offloads that are released
+    /// there, and prefetches of what is read there first.
+    fn cross(&mut self, graph: &Graph, runs: &[NodeId]) {
+        let mut last_read: SecondaryMap<StorageId, Option<u32>> = SecondaryMap::new();
+        for (position, &node) in (0..).zip(runs) {
+            for &storage in graph.reads(node) {
+                last_read[storage] = Some(position);
+            }
+        }
+        for (next, fact) in self.moves.iter().zip(&self.facts) {
+            let storage = next.storage;
+            if !graph.is_persistent(storage) {
+                continue;
+            }
+            match next.motion {
+                Motion::Offload => self.leaving[storage] = Some(fact.transfer),
+                Motion::Release => self.leaving[storage] = None,
+                Motion::Prefetch if last_read[storage] < Some(next.before) => {
+                    self.arriving[storage] = Some((fact.transfer, fact.is_last));
+                }
+                Motion::Prefetch => {}
+            }
+        }
+    }
+
+    /// Whether a storage's copy is in the tier when a step begins: what comes next is a prefetch,
+    /// or one is under way.
+    pub fn begins_below(&self, storage: StorageId) -> bool {
+        let is_copied = |next: &&Move| next.storage == storage && next.motion != Motion::Release;
+        let first = self.moves.iter().find(is_copied);
+        let is_wanted = first.is_some_and(|first| first.motion == Motion::Prefetch);
+        (is_wanted && self.leaving[storage].is_none()) || self.arriving[storage].is_some()
+    }
+
+    /// Whether it is on its way to the device when a step begins.
+    pub fn is_arriving(&self, storage: StorageId) -> bool {
+        self.arriving[storage].is_some()
+    }
+
+    /// The instructions of a move; `device` is the buffer that it concerns there.
+    pub fn moved(&mut self, index: usize, device: BufferId, out: &mut Vec<Instruction>) {
+        let (Move { storage, motion, .. }, fact) = (self.moves[index], self.facts[index]);
+        let home = self.home[storage].expect("what moves has a buffer in the tier");
+        let start = |lane, from, to| {
+            let movement = Movement::Copy { from, to };
+            Instruction::Start(Transfer { id: fact.transfer, lane, movement })
+        };
+        match motion {
+            Motion::Offload => {
+                out.push(start(self.route.out, device, home));
+                self.leaving[storage] = Some(fact.transfer);
+            }
+            Motion::Release => {
+                out.extend(self.leaving[storage].take().map(Instruction::Wait));
+                out.push(Instruction::Free(device));
+            }
+            Motion::Prefetch => {
+                out.push(start(self.route.back, home, device));
+                self.arriving[storage] = Some((fact.transfer, fact.is_last));
+            }
+        }
+    }
+
+    /// What has to be waited for before a storage is read.
+    pub fn arrive(&mut self, storage: StorageId, out: &mut Vec<Instruction>) {
+        let Some((transfer, is_last)) = self.arriving[storage].take() else { return };
+        out.push(Instruction::Wait(transfer));
+        if is_last {
+            let home = self.home[storage].expect("what moves has a buffer in the tier");
+            out.push(Instruction::Free(home));
+        }
+    }
+}

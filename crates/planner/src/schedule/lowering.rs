@@ -1,0 +1,27 @@
+//! What is asked of lowering. Invariant: plain data; where nothing is asked for, nothing is fixed.
+
+use crate::effort::Effort;
+use crate::goal::Goal;
+use crate::schedule::persistent::Residents;
+use crate::units::Bytes;
+
+/// How a plan is laid out.
+#[derive(Clone, Copy)]
+pub struct Lowering<'a> {
+    /// How large the slab may be.
+    pub goal: Goal,
+    /// A slab of so many bytes is small enough, whatever the goal.
+    pub enough: Bytes,
+    /// What stays where it is.
+    pub residents: &'a Residents,
+    /// How hard to look for addresses.
+    pub effort: Effort<'a>,
+}
+
+impl Lowering<'static> {
+    /// For a goal, with nothing in the slab yet and the default effort.
+    pub fn to(goal: Goal) -> Lowering<'static> {
+        let enough = Bytes::ZERO;
+        Lowering { goal, enough, residents: Residents::none(), effort: Effort::default() }
+    }
+}

@@ -1,0 +1,54 @@
+//! Plans that move what they hold. Invariant: whatever is away between two accesses, the schedule
+//! is legal, and holds on the device what the analysis of the sequence says.
+
+use proptest::prelude::*;
+use tightfit::analysis::{liveness_with, memory_curve};
+use tightfit::check::Checked;
+use tightfit::graph::Graph;
+use tightfit::machine::Machine;
+use tightfit::plan::{Plan, Planner};
+use tightfit::profile::Profile;
+use tightfit::schedule::{self, Lowering, lower};
+use tightfit::units::Bytes;
+use tightfit::{Goal, plan};
+
+use crate::generator;
+use crate::moves::{moves, with_host};
+
+/// The checked schedule of random moves, with the peak that was expected.
+fn checked(graph: &Graph, machine: Machine, block: u64, seed: u64) -> Result<(), TestCaseError> {
+    let mut random = fastrand::Rng::with_seed(seed);
+    let profile = Profile::new(graph, &with_host(machine, 1e6, block));
+    let order = plan::base_order(graph, &profile);
+    // Now and then with recomputations.
+    let budget =
+        Bytes(plan::simulate(graph, &profile, &order).curve.peak.0 / 100 * random.u64(60..110));
+    let runs = plan::plan(graph, &profile, &order, budget, Planner::Capuchin);
+    let runs = runs.map_or(order, |plan| plan.runs());
+    let moves = moves(graph, &runs, &mut |below| random.u64(0..below));
+    let plan = Plan::with_moves(Planner::None, &runs, &moves);
+    prop_assert_eq!(plan.moves(), &moves[..]);
+    let schedule = lower(graph, &profile, &plan, &Lowering::to(Goal::Smallest));
+    let text = schedule::write(graph, &schedule).to_string();
+    prop_assert_eq!(&schedule::read(graph, text.as_bytes()).unwrap(), &schedule);
+    let checked = Checked::new(graph, &profile, schedule);
+    let checked = checked.map_err(|violation| TestCaseError::fail(violation.to_string()))?;
+    if block == 1 {
+        let lives = liveness_with(graph, &profile, &runs, &moves);
+        let peak = memory_curve(graph, &profile, &runs, &lives).peak;
+        prop_assert!(checked.timeline().peak <= peak, "{} > {peak}", checked.timeline().peak);
+    }
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(generator::config(256))]
+
+    #[test]
+    fn what_moves_is_legal(graph in generator::graphs(12), seed in any::<u64>()) {
+        for machine in generator::machines() {
+            checked(&graph, machine.clone(), 1, seed)?;
+            checked(&graph, machine, 4096, seed)?;
+        }
+    }
+}
