@@ -19,7 +19,7 @@ use tightfit::timeline::Timeline;
 use tightfit_engine::step::{self, read_graph};
 use tightfit_engine::{Dataset, Step};
 
-use crate::values::MOST_THREADS;
+use crate::values::{self, MOST_THREADS};
 use crate::{calls, processor};
 
 /// The training graph of a step's folder, or the graph of a file; `true` for a step.
@@ -111,20 +111,31 @@ pub struct OnMachine {
     /// Worker threads of the cpu machine [default: all processors]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=MOST_THREADS))]
     threads: Option<u32>,
+    /// A memory below the device that plans may move to and from, and its size where that is
+    /// limited: pcie4, pcie5, nvlink-c2c or nvme, as in pcie4:64GiB
+    #[arg(long, value_name = "TIER[:SIZE]")]
+    tier: Option<String>,
 }
 
 impl OnMachine {
     /// A machine by name, and threads where it is the processor.
     pub fn named(machine: Option<String>, threads: Option<u32>) -> OnMachine {
-        OnMachine { machine, threads }
+        OnMachine { machine, threads, tier: None }
     }
 
     /// The machine called so; without a name the processor for steps, an A100 for graphs.
     pub fn machine(&self, is_step: bool) -> anyhow::Result<Machine> {
-        match self.machine.as_deref().unwrap_or(if is_step { "cpu" } else { "a100-80gb" }) {
-            "cpu" => Ok(processor::machine(self.threads)),
-            name => Ok(Machine::preset(name)?),
-        }
+        let machine = match self.machine.as_deref() {
+            Some("cpu") => processor::machine(self.threads),
+            None if is_step => processor::machine(self.threads),
+            name => Machine::preset(name.unwrap_or("a100-80gb"))?,
+        };
+        let Some(tier) = &self.tier else { return Ok(machine) };
+        let (name, size) = match tier.rsplit_once(':') {
+            Some((name, size)) => (name, Some(values::size(size)?)),
+            None => (tier.as_str(), None),
+        };
+        Ok(machine.with_tier(name, size)?)
     }
 }
 

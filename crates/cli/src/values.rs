@@ -34,6 +34,19 @@ pub fn planner(name: &str) -> Result<Planner, String> {
         .ok_or_else(|| format!("planners are {}", Planner::ALL.map(|(_, name)| name).join(", ")))
 }
 
+/// A size that is no budget, and so no share of anything.
+#[derive(Debug, Error)]
+#[error("`{0}` is not a size; write bytes, 320MiB or 64GB")]
+pub struct NotASize(String);
+
+/// Bytes: 1000000, 320MiB, 64GB.
+pub fn size(text: &str) -> Result<Bytes, NotASize> {
+    match text.parse() {
+        Ok(Budget::Absolute(bytes)) => Ok(bytes),
+        _ => Err(NotASize(text.to_string())),
+    }
+}
+
 /// A duration: 10, 10s, 500ms, 20us.
 pub fn duration(text: &str) -> Result<Seconds, String> {
     let text = text.trim();

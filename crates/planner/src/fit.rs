@@ -7,15 +7,18 @@
 //! packing much easier. Where nothing packs, the smallest slab has the last word.
 
 mod smallest;
+mod tiers;
 
 use thiserror::Error;
 
 use crate::check::{Checked, Violation};
 use crate::effort::{Effort, Meter};
 use crate::fit::smallest::{Laid, SmallestSlab};
+use crate::fit::tiers::Tiered;
 use crate::goal::Goal;
 use crate::graph::Graph;
 use crate::id::NodeId;
+use crate::machine::Route;
 use crate::plan::{
     self, BoundOrder, Infeasible, LOWEST, NotFound, Plan, PlanError, Planner, Search,
 };
@@ -83,12 +86,20 @@ pub enum Actions {
     /// They run, recompute and free. A schedule that moves what it holds is of another class and
     /// may be faster.
     Runs,
+    /// They may also move what they hold between the device and a tier below.
+    RunsAndMoves,
 }
 
 impl Bound {
     /// A bound for schedules that run and recompute.
     pub(crate) fn of_runs(seconds: Seconds, order: BoundOrder) -> Bound {
         Bound { seconds, class: ScheduleClass { order, actions: Actions::Runs } }
+    }
+
+    /// A bound for schedules that may move what they hold, too.
+    pub(crate) fn of_moves(seconds: Seconds) -> Bound {
+        let class = ScheduleClass { order: BoundOrder::Any, actions: Actions::RunsAndMoves };
+        Bound { seconds, class }
     }
 }
 
@@ -134,6 +145,8 @@ const BY_RULE: f64 = 0.3;
 /// The part of the effort that goes into the smallest slab of a rule where that is all that is
 /// asked for.
 const LOWEST_BY_RULE: f64 = 0.55;
+/// The part of the effort that goes into schedules that move nothing where they may.
+const WITHOUT_MOVES: f64 = 0.4;
 
 /// A planner that is asked for one budget after another, and remembers what it found.
 pub struct BudgetedPlanner<'a> {
@@ -159,8 +172,16 @@ impl<'a> BudgetedPlanner<'a> {
 
     /// What no schedule within a budget beats, as far as the planner knows.
     pub fn bound(&self, budget: Bytes) -> Option<Bound> {
+        if self.route().is_some() {
+            return Some(Bound::of_moves(self.profile.total(self.order)));
+        }
         let seconds = self.search.as_ref()?.bound(budget)?;
         Some(Bound::of_runs(seconds, BoundOrder::Any))
+    }
+
+    /// The way over which its plans may move what they hold.
+    fn route(&self) -> Option<Route> {
+        self.profile.hierarchy.main_route().filter(|_| self.planner.moves())
     }
 
     /// A schedule within the budget, and how long the first plan took.
@@ -170,7 +191,12 @@ impl<'a> BudgetedPlanner<'a> {
         let mut first = None;
         let found = match self.search.take() {
             Some(mut search) => {
-                let found = self.in_rounds(&mut search, budget, terms, &mut first);
+                let found = match self.route() {
+                    None => self.in_rounds(&mut search, budget, terms, &mut first),
+                    Some(route) => {
+                        self.with_moves(&mut search, route, (budget, &meter), terms, &mut first)
+                    }
+                };
                 self.search = Some(search);
                 found.map_err(|smallest| self.refusal(budget, *smallest))
             }
@@ -225,6 +251,29 @@ impl<'a> BudgetedPlanner<'a> {
         rounds.taken
     }
 
+    /// The same where what is held may move; first without moves, as if there were less time.
+    fn with_moves(
+        &self,
+        search: &mut Search<'_>,
+        route: Route,
+        (budget, meter): (Bytes, &Meter<'_>),
+        terms: Terms<'_>,
+        first: &mut Option<Seconds>,
+    ) -> Result<Schedule, Box<Laid>> {
+        let &BudgetedPlanner { graph, profile, order, .. } = self;
+        let tiered = Tiered { graph, profile, order, residents: terms.residents, route };
+        let is_possible = budget >= search.least_budget();
+        let known = is_possible.then(|| {
+            let effort = meter.round(terms.effort.work, WITHOUT_MOVES);
+            let terms = Terms { effort: &effort, ..terms };
+            self.in_rounds(search, budget, terms, first)
+        });
+        let known = known.and_then(Result::ok);
+        let found = tiered.within(search, budget, known, meter);
+        first.get_or_insert(meter.elapsed());
+        found.ok_or_else(|| Box::new(tiered.smallest(search, None, meter)))
+    }
+
     /// The fastest plan that packs within a slab that is known.
     fn faster(
         &self,
@@ -255,7 +304,7 @@ impl<'a> BudgetedPlanner<'a> {
         if schedule.slab <= budget {
             return Ok(schedule);
         }
-        let peak = plan::simulate(self.graph, self.profile, &plan.runs()).curve.peak;
+        let peak = plan::simulate_plan(self.graph, self.profile, plan).curve.peak;
         Err(schedule.slab - peak)
     }
 
@@ -351,10 +400,18 @@ impl<'a> BudgetedPlanner<'a> {
         let (any, residents) = (Bytes::ZERO, terms.residents);
         let schedule = match self.search.take() {
             Some(mut search) => {
-                let smallest = self.lowest(&mut search, any, residents, &meter.until(LOWEST));
+                let mut smallest = self.lowest(&mut search, any, residents, &meter.until(LOWEST));
+                if let Some(route) = self.route() {
+                    let &mut BudgetedPlanner { graph, profile, order, .. } = self;
+                    let tiered = Tiered { graph, profile, order, residents, route };
+                    smallest = tiered.smallest(&mut search, Some(smallest), &meter);
+                }
                 let effort = meter.round(terms.effort.work, 1.0);
-                let schedule =
-                    self.faster(&mut search, smallest, Terms { effort: &effort, ..terms });
+                let terms = Terms { effort: &effort, ..terms };
+                let schedule = match self.route() {
+                    None => self.faster(&mut search, smallest, terms),
+                    Some(_) => smallest.0,
+                };
                 self.search = Some(search);
                 schedule
             }
@@ -366,7 +423,8 @@ impl<'a> BudgetedPlanner<'a> {
     /// The smallest budget known to be feasible is that of the smallest slab.
     fn refusal(&self, budget: Bytes, (schedule, plan): Laid) -> PlanError {
         let proof = Infeasible::new(self.graph, self.profile, budget, plan);
-        let least = self.search.as_ref().map_or(Bytes::ZERO, Search::least_budget);
+        let least = self.search.as_ref().filter(|_| self.route().is_none());
+        let least = least.map_or(Bytes::ZERO, Search::least_budget);
         let needed = proof.needed.max(least);
         PlanError::Infeasible(Box::new(Infeasible { reached: schedule.slab, needed, ..proof }))
     }

@@ -8,6 +8,7 @@ mod liveness;
 pub mod modules;
 mod moves;
 mod passes;
+mod stalls;
 
 pub use access::{AccessProfile, AccessTable, Accesses, Life, access_profile, accesses};
 pub use dataflow::{Dataflow, Figures, ModuleFigures, Operator, Work, dataflow, operators};
@@ -18,3 +19,4 @@ pub use liveness::{
 };
 pub use moves::{Motion, Move};
 pub use passes::passes;
+pub use stalls::seconds_with;

@@ -53,6 +53,9 @@ impl Link {
     }
 }
 
+/// A transfer whose latency is of no account.
+const LARGE: Bytes = Bytes(16 << 20);
+
 /// The way to a tier below the device and back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Route {
@@ -65,6 +68,14 @@ pub struct Route {
 }
 
 impl Hierarchy {
+    /// Adds a tier below the device, with a lane there and one back.
+    pub fn add(&mut self, tier: Tier, out: Link, back: Link) -> TierId {
+        let tier = self.tiers.push(tier);
+        self.lanes.push(Lane { from: DEVICE, to: tier, link: out });
+        self.lanes.push(Lane { from: tier, to: DEVICE, link: back });
+        tier
+    }
+
     /// The fastest way for `bytes` to a tier below the device and back; none where no lanes lead
     /// there and back.
     pub fn route(&self, bytes: Bytes) -> Option<Route> {
@@ -78,6 +89,11 @@ impl Hierarchy {
         });
         let swap = |route: &Route| seconds(route.out) + seconds(route.back);
         routes.min_by(|a, b| swap(a).total_cmp(&swap(b)))
+    }
+
+    /// The way that large transfers take.
+    pub fn main_route(&self) -> Option<Route> {
+        self.route(LARGE)
     }
 
     /// How long `bytes` take from the device to a tier below and back, over the fastest lanes that

@@ -8,8 +8,10 @@ mod runtime;
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
 
+use crate::units::Bytes;
+
 pub use hierarchy::{Hierarchy, Lane, Link, Route, Tier};
-pub use presets::presets;
+pub use presets::{TierPreset, presets, tier_presets};
 pub use runtime::{Reuse, Rules, Runtime, Workspaces};
 
 /// A device with its rates.
@@ -62,6 +64,15 @@ pub enum MachineError {
         /// What it must be.
         expected: &'static str,
     },
+    /// There is no preset of a tier of this name.
+    #[error(
+        "tier `{name}` is not known; known: {}",
+        tier_presets().map(|tier| tier.name).join(", ")
+    )]
+    UnknownTier {
+        /// The name that was given.
+        name: String,
+    },
     /// A machine has no worker threads.
     #[error("machine `{name}` has no threads: it needs at least one")]
     NoThreads {
@@ -77,6 +88,19 @@ impl Machine {
             .into_iter()
             .find(|machine| machine.name == name)
             .ok_or_else(|| MachineError::Unknown { name: name.to_string() })
+    }
+
+    /// The same machine with the tier called `name` below the device, of at most `capacity` bytes.
+    pub fn with_tier(
+        mut self,
+        name: &str,
+        capacity: Option<Bytes>,
+    ) -> Result<Machine, MachineError> {
+        let unknown = || MachineError::UnknownTier { name: name.to_string() };
+        let preset = tier_presets().into_iter().find(|tier| tier.name == name);
+        let TierPreset { tier, out, back, .. } = preset.ok_or_else(unknown)?;
+        self.hierarchy.add(Tier { capacity, ..tier }, out, back);
+        Ok(self)
     }
 
     /// A processor that has not been measured: ratios between operators are plausible, absolute

@@ -3,10 +3,10 @@
 
 mod words;
 
-use crate::analysis::liveness;
+use crate::analysis::liveness_with;
 use crate::graph::Graph;
 use crate::id::NodeId;
-use crate::plan::{Plan, simulate};
+use crate::plan::{Plan, simulate_plan};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
@@ -79,14 +79,15 @@ impl Infeasible {
     /// Explains that `plan`, the lowest one known, exceeds `budget`.
     pub fn new(graph: &Graph, profile: &Profile, budget: Bytes, plan: Plan) -> Infeasible {
         let runs = plan.runs();
-        let curve = simulate(graph, profile, &runs).curve;
+        let curve = simulate_plan(graph, profile, &plan).curve;
         let binding = runs.get(curve.at).map(|&node| Binding {
             node,
             name: graph.nodes()[node].name.clone(),
             module: graph.module_of(node).to_string(),
         });
-        let live = live_tensors(graph, profile, &runs, curve.at);
-        let (needed, peak) = (needed(graph, profile), curve.peak);
+        let live = live_tensors(graph, profile, &plan, curve.at);
+        let may_move = plan.planner.moves() && profile.hierarchy.main_route().is_some();
+        let (needed, peak) = (needed(graph, profile, may_move), curve.peak);
         let reached = peak;
         Infeasible { budget, needed, reached, plan, peak, binding, live, prediction: None }
     }
@@ -98,14 +99,12 @@ impl Infeasible {
 }
 
 /// A lower bound for every schedule in every order: persistent bytes and one node's own storages
-/// and workspace.
+/// and workspace; where what is held may move, that node's alone.
 ///
 /// An output written over an input needs no bytes of its own, so where the machine reuses memory
 /// only the larger of inputs and outputs counts.
-fn needed(graph: &Graph, profile: &Profile) -> Bytes {
-    let persistent = |storage| {
-        graph.producer(storage).is_some_and(|node| graph.nodes()[node].phase.is_persistent())
-    };
+fn needed(graph: &Graph, profile: &Profile, may_move: bool) -> Bytes {
+    let persistent = |storage| !may_move && graph.is_persistent(storage);
     let resting: Bytes =
         graph.storages().keys().filter(|&s| persistent(s)).map(|s| graph.storages()[s]).sum();
     let bytes = |storages: &[_]| -> Bytes {
@@ -119,15 +118,11 @@ fn needed(graph: &Graph, profile: &Profile) -> Bytes {
     resting + own.max().unwrap_or(Bytes::ZERO)
 }
 
-/// Everything alive at one position of a sequence, largest first; what a node writes in place is
+/// Everything alive at one run of a plan, largest first; what a node writes in place is
 /// counted once.
-pub fn live_tensors(
-    graph: &Graph,
-    profile: &Profile,
-    runs: &[NodeId],
-    at: usize,
-) -> Vec<LiveTensor> {
-    let lives = liveness(graph, profile, runs);
+pub fn live_tensors(graph: &Graph, profile: &Profile, plan: &Plan, at: usize) -> Vec<LiveTensor> {
+    let runs = plan.runs();
+    let lives = liveness_with(graph, profile, &runs, &plan.moves());
     let here = at as u32;
     let alive = lives.intervals.values().filter(|life| {
         life.born.is_none_or(|born| born <= here)

@@ -11,6 +11,7 @@ mod infeasible;
 mod milp;
 pub mod modules;
 mod not_found;
+pub mod offload;
 mod order;
 pub mod published;
 mod rematerialize;
@@ -29,7 +30,7 @@ pub use rematerialize::{Retention, Retentions, rematerialize};
 pub use rewrite::{RewriteError, rewrite};
 pub use search::{Answer, BoundOrder, LOWEST, Search, lower_bound, lowest_of_peers};
 
-use crate::analysis::{MemoryCurve, held};
+use crate::analysis::{MemoryCurve, held, liveness_with, memory_curve, seconds_with};
 use crate::effort::{Effort, Meter};
 use crate::graph::Graph;
 use crate::id::NodeId;
@@ -93,6 +94,11 @@ impl Planner {
         }
     }
 
+    /// Whether its plans move what they hold, where the machine has a tier below the device.
+    pub fn moves(self) -> bool {
+        self == Planner::Auto
+    }
+
     /// The name that a user gives.
     pub fn name(self) -> &'static str {
         match Self::ALL.iter().find(|(planner, _)| *planner == self) {
@@ -146,6 +152,17 @@ pub struct Simulation {
 /// Simulates a sequence of runs.
 pub fn simulate(graph: &Graph, profile: &Profile, runs: &[NodeId]) -> Simulation {
     Simulation { curve: held(graph, profile, runs), seconds: profile.total(runs) }
+}
+
+/// Simulates a plan with what it moves.
+pub fn simulate_plan(graph: &Graph, profile: &Profile, plan: &Plan) -> Simulation {
+    let (runs, moves) = (plan.runs(), plan.moves());
+    let Some(route) = (!moves.is_empty()).then(|| profile.hierarchy.main_route()).flatten() else {
+        return simulate(graph, profile, &runs);
+    };
+    let lives = liveness_with(graph, profile, &runs, &moves);
+    let curve = memory_curve(graph, profile, &runs, &lives);
+    Simulation { curve, seconds: seconds_with(graph, profile, &runs, &moves, route) }
 }
 
 /// Plans the sequence `order` under a budget with one planner, however long it takes; the budget

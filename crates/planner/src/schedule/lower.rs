@@ -15,9 +15,6 @@ use crate::schedule::instruction::{ALIGNMENT, Call, Instruction, Schedule};
 use crate::schedule::lowering::Lowering;
 use crate::units::Bytes;
 
-/// What decides between the ways to a tier below: large transfers.
-const TRANSFER: Bytes = Bytes(16 << 20);
-
 /// Lowers a plan and lays it out. Persistent placeholders come first in the slab, or stay where
 /// the residents have them. The layout's search ends where the slab is within the goal; the budget
 /// of the schedule is the goal's, or else its slab. What the plan moves goes over the fastest lanes
@@ -29,7 +26,7 @@ const TRANSFER: Bytes = Bytes(16 << 20);
 pub fn lower(graph: &Graph, profile: &Profile, plan: &Plan, task: &Lowering<'_>) -> Schedule {
     let (runs, moves) = (plan.runs(), plan.moves());
     let route = (!moves.is_empty()).then(|| {
-        profile.hierarchy.route(TRANSFER).expect("a plan with moves is for a machine with a tier")
+        profile.hierarchy.main_route().expect("a plan with moves is for a machine with a tier")
     });
     let lives = liveness_with(graph, profile, &runs, &moves);
     let block = route.map_or(1, |route| profile.hierarchy.tiers[route.tier].block.0.max(1));

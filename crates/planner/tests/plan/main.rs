@@ -11,6 +11,7 @@ mod deadlines;
 mod degenerate_steps;
 mod explanations;
 mod holding;
+mod offloading;
 mod peers;
 mod properties;
 mod rematerialization;
@@ -21,5 +22,7 @@ mod smallest;
 mod corpus;
 #[path = "../fixtures/generator/mod.rs"]
 mod generator;
+#[path = "../fixtures/moves/mod.rs"]
+mod moves;
 #[path = "../fixtures/oracle/mod.rs"]
 mod oracle;

@@ -1,0 +1,191 @@
+//! Schedules that also move what they hold. Invariant: none that leaves this file is slower than
+//! the one that was known, which moves nothing, and its slab is within the budget.
+//!
+//! What recomputation does not have to save, transfers do: for several budgets between the one that
+//! is asked for and what the step takes as it stands, the search recomputes that far, and the rest
+//! is away while nobody needs it. The fastest of these is improved, and given addresses.
+
+use crate::effort::{Effort, Meter};
+use crate::fit::smallest::Laid;
+use crate::goal::Goal;
+use crate::graph::Graph;
+use crate::id::NodeId;
+use crate::machine::Route;
+use crate::plan::offload::{Offloaded, Offloading};
+use crate::plan::{Plan, Planner, Search, simulate};
+use crate::profile::Profile;
+use crate::schedule::{Lowering, Residents, Schedule, lower};
+use crate::units::Bytes;
+
+/// Parts into which the bytes between the budget and the peak of the step are divided.
+const LEVELS: u64 = 8;
+/// Work of the search at each of them, per operator.
+const WORK_OF_A_LEVEL: u64 = 60;
+/// The part of the time for all levels, and that for improving the fastest of them.
+const SEARCH: f64 = 0.4;
+const IMPROVE: f64 = 0.4;
+/// Of the levels, so many are improved.
+const IMPROVED: usize = 3;
+/// Work for a first look at a level, in exchanges.
+const LOOK: u64 = 4;
+/// Parts of the budget that are left free, one after the other, where addresses do not pack.
+const SLACK: [f64; 8] = [0.0, 0.004, 0.01, 0.02, 0.04, 0.07, 0.12, 0.2];
+
+/// What schedules with moves are looked for with.
+pub struct Tiered<'a> {
+    pub graph: &'a Graph,
+    pub profile: &'a Profile,
+    pub order: &'a [NodeId],
+    pub residents: &'a Residents,
+    pub route: Route,
+}
+
+/// A sequence of runs with moves.
+struct Candidate {
+    runs: Vec<NodeId>,
+    offloaded: Offloaded,
+}
+
+impl Tiered<'_> {
+    /// The fastest schedule within a budget: the one that is known, or one that also moves.
+    pub fn within(
+        &self,
+        search: &mut Search<'_>,
+        budget: Bytes,
+        known: Option<Schedule>,
+        meter: &Meter<'_>,
+    ) -> Option<Schedule> {
+        let of_known = known.as_ref().map(|known| self.profile.total(&known.runs()).0);
+        let least = self.profile.total(self.order).0;
+        if of_known.is_some_and(|seconds| seconds <= least) {
+            return known;
+        }
+        let levels = self.levels(search, budget, meter);
+        let is_faster = |candidate: &Candidate| {
+            of_known.is_none_or(|seconds| candidate.offloaded.seconds.0 < seconds)
+        };
+        let sequences: Vec<Vec<NodeId>> =
+            self.looked_at(&levels, budget, meter).into_iter().map(|found| found.runs).collect();
+        for slack in SLACK {
+            let target = Bytes((budget.0 as f64 * (1.0 - slack)) as u64);
+            let mut found = self.improved(&sequences, target, meter);
+            found.retain(is_faster);
+            for Candidate { runs, offloaded } in found {
+                let plan = Plan::with_moves(Planner::Auto, &runs, &offloaded.moves);
+                let effort = meter.round(meter.effort().work, 0.2);
+                let task = Lowering {
+                    residents: self.residents,
+                    effort,
+                    ..Lowering::to(Goal::Within(budget))
+                };
+                let schedule = lower(self.graph, self.profile, &plan, &task);
+                if schedule.slab <= budget {
+                    return Some(schedule);
+                }
+            }
+        }
+        known
+    }
+
+    /// The smallest slab that is found.
+    pub fn smallest(
+        &self,
+        search: &mut Search<'_>,
+        known: Option<Laid>,
+        meter: &Meter<'_>,
+    ) -> Laid {
+        let mut sequences = vec![self.order.to_vec()];
+        if let Some((_, plan)) = &known {
+            sequences.push(plan.runs());
+        }
+        let lowest = search.lowest(&meter.round(self.order.len() as u64 * WORK_OF_A_LEVEL, SEARCH));
+        sequences.push(lowest.runs());
+        let mut best = known;
+        for runs in sequences {
+            let offloading = Offloading::new(self.graph, self.profile, &runs, self.route);
+            let least = offloading.least();
+            if best.as_ref().is_some_and(|(best, _)| least >= best.slab) {
+                continue;
+            }
+            let effort = Effort::work(1, 0);
+            let found = offloading.within(least, 1, &mut Meter::new(&effort));
+            let moves = found.map_or(Vec::new(), |found| found.moves);
+            let plan = Plan::with_moves(Planner::Auto, &runs, &moves);
+            let effort = meter.round(meter.effort().work, 0.2);
+            let residents = self.residents;
+            let task = Lowering { residents, effort, ..Lowering::to(Goal::Smallest) };
+            let schedule = lower(self.graph, self.profile, &plan, &task);
+            if best.as_ref().is_none_or(|(best, _)| schedule.slab < best.slab) {
+                best = Some((schedule, plan));
+            }
+        }
+        best.expect("the order itself is a sequence")
+    }
+
+    /// Sequences that recompute so much that what they hold is within several budgets.
+    fn levels(
+        &self,
+        search: &mut Search<'_>,
+        budget: Bytes,
+        meter: &Meter<'_>,
+    ) -> Vec<Vec<NodeId>> {
+        let peak = simulate(self.graph, self.profile, self.order).curve.peak;
+        let mut found: Vec<Vec<NodeId>> = vec![self.order.to_vec()];
+        for level in (0..LEVELS).rev() {
+            let bytes = budget + Bytes(peak.saturating_sub(budget).0 / LEVELS * level);
+            let work = self.order.len() as u64 * WORK_OF_A_LEVEL;
+            let share = SEARCH / LEVELS as f64;
+            let effort = meter.round(work, share);
+            if let Some(plan) = search.plan(bytes, &effort).plan {
+                let runs = plan.runs();
+                if found.last() != Some(&runs) {
+                    found.push(runs);
+                }
+            }
+        }
+        found
+    }
+
+    /// The fastest of some sequences after a first look.
+    fn looked_at(
+        &self,
+        sequences: &[Vec<NodeId>],
+        budget: Bytes,
+        meter: &Meter<'_>,
+    ) -> Vec<Candidate> {
+        let mut found = self.candidates(sequences, budget, &mut |runs| {
+            meter.round(LOOK * runs as u64 * 10, IMPROVE / LEVELS as f64)
+        });
+        found.truncate(IMPROVED);
+        found
+    }
+
+    fn improved(
+        &self,
+        sequences: &[Vec<NodeId>],
+        budget: Bytes,
+        meter: &Meter<'_>,
+    ) -> Vec<Candidate> {
+        self.candidates(sequences, budget, &mut |_| {
+            meter.round(meter.effort().work, IMPROVE / sequences.len().max(1) as f64)
+        })
+    }
+
+    /// What becomes of each sequence under its effort, the fastest first.
+    fn candidates<'e>(
+        &self,
+        sequences: &[Vec<NodeId>],
+        budget: Bytes,
+        effort: &mut dyn FnMut(usize) -> Effort<'e>,
+    ) -> Vec<Candidate> {
+        let mut found = Vec::new();
+        for runs in sequences {
+            let offloading = Offloading::new(self.graph, self.profile, runs, self.route);
+            let effort = effort(runs.len());
+            let offloaded = offloading.within(budget, effort.seed, &mut Meter::new(&effort));
+            found.extend(offloaded.map(|offloaded| Candidate { runs: runs.clone(), offloaded }));
+        }
+        found.sort_by(|a, b| a.offloaded.seconds.0.total_cmp(&b.offloaded.seconds.0));
+        found
+    }
+}

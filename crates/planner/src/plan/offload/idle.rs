@@ -1,0 +1,186 @@
+//! When storages lie idle: from one access to the next. Invariant: what is away over an interval is
+//! read by nobody meanwhile; what is kept from step to step lies idle across the border, too.
+
+use std::collections::BTreeMap;
+
+use cranelift_entity::SecondaryMap;
+
+use crate::analysis::{liveness, memory_curve};
+use crate::graph::Graph;
+use crate::id::{NodeId, StorageId};
+use crate::machine::Route;
+use crate::profile::Profile;
+use crate::units::Bytes;
+
+/// A storage that nobody accesses for a while.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Idle {
+    pub storage: StorageId,
+    pub bytes: u64,
+    /// The position of the access before.
+    pub last: u32,
+    /// The position of the access behind, counted on into the next step.
+    pub next: u32,
+    /// Seconds of its transfer out, and of that back.
+    pub out: f64,
+    pub back: f64,
+}
+
+/// A sequence of runs as offloading sees it.
+pub(super) struct Course {
+    /// Bytes held at each position while nothing is away.
+    pub held: Vec<u64>,
+    /// Seconds of the runs before each position, and of all.
+    pub elapsed: Vec<f64>,
+    /// By storage, and by position.
+    pub idle: Vec<Idle>,
+    /// The idle intervals of one storage, each from the first to behind the last.
+    pub groups: Vec<(usize, usize)>,
+    /// Whether the storage of a group stays from step to step.
+    pub is_persistent: Vec<bool>,
+    /// Positions at which the storage of a group is written over.
+    pub written: Vec<Vec<u32>>,
+}
+
+struct Access {
+    position: u32,
+    is_written: bool,
+    /// A life begins here, so nothing is idle before it.
+    is_made: bool,
+}
+
+impl Course {
+    /// The course of `runs`; what is smaller than `least` stays where it is.
+    pub fn new(
+        graph: &Graph,
+        profile: &Profile,
+        runs: &[NodeId],
+        route: Route,
+        least: Bytes,
+    ) -> Course {
+        let lives = liveness(graph, profile, runs);
+        let curve = memory_curve(graph, profile, runs, &lives);
+        let mut elapsed = vec![0.0; runs.len() + 1];
+        for (position, &node) in runs.iter().enumerate() {
+            elapsed[position + 1] = elapsed[position] + profile.seconds[node].0;
+        }
+        let mut course = Course {
+            held: curve.held.iter().map(|bytes| bytes.0).collect(),
+            elapsed,
+            idle: Vec::new(),
+            groups: Vec::new(),
+            is_persistent: Vec::new(),
+            written: Vec::new(),
+        };
+        let block = profile.hierarchy.tiers[route.tier].block.0.max(1);
+        let link = |lane| profile.hierarchy.lanes[lane].link;
+        let (out, back) = (link(route.out), link(route.back));
+        let mut is_output: SecondaryMap<StorageId, bool> = SecondaryMap::new();
+        for &value in graph.outputs() {
+            is_output[graph.values()[value].storage] = true;
+        }
+        for (storage, mut accesses) in accesses(graph, runs) {
+            let bytes = graph.storages()[storage];
+            if bytes < least || bytes == Bytes::ZERO {
+                continue;
+            }
+            let written = accesses.iter().filter(|access| access.is_written);
+            let written: Vec<u32> = written.map(|access| access.position).collect();
+            let is_persistent = graph.is_persistent(storage);
+            // An output is on the device when a step is over.
+            if is_persistent && !is_output[storage] {
+                let position = accesses[0].position + runs.len() as u32;
+                accesses.push(Access { position, is_written: false, is_made: false });
+            }
+            let from = course.idle.len();
+            let moved = bytes.align_up(block);
+            for pair in accesses.windows(2) {
+                let (last, next) = (pair[0].position, pair[1].position);
+                if !pair[1].is_made && last + 1 < next {
+                    let (out, back) = (out.seconds(moved).0, back.seconds(moved).0);
+                    course.idle.push(Idle { storage, bytes: bytes.0, last, next, out, back });
+                }
+            }
+            if course.idle.len() > from {
+                course.groups.push((from, course.idle.len()));
+                course.is_persistent.push(is_persistent);
+                course.written.push(written);
+            }
+        }
+        course
+    }
+
+    /// Number of runs.
+    pub fn runs(&self) -> usize {
+        self.held.len()
+    }
+
+    /// Bytes held at each position where all that is chosen is away from access to access.
+    pub fn held_without(&self, chosen: &[bool]) -> Vec<i64> {
+        let mut held: Vec<i64> = self.held.iter().map(|&bytes| bytes as i64).collect();
+        for (idle, _) in self.idle.iter().zip(chosen).filter(|&(_, &chosen)| chosen) {
+            self.away(idle, |position| held[position] -= idle.bytes as i64);
+        }
+        held
+    }
+
+    /// The group of an interval.
+    pub fn group(&self, index: usize) -> usize {
+        self.groups.partition_point(|&(_, to)| to <= index)
+    }
+
+    /// Seconds of the runs between the two accesses.
+    pub fn seconds_idle(&self, idle: &Idle) -> f64 {
+        let runs = self.runs();
+        let elapsed = |at: usize| self.elapsed[runs] * (at / runs) as f64 + self.elapsed[at % runs];
+        elapsed(idle.next as usize) - elapsed(idle.last as usize + 1)
+    }
+
+    /// Visits the positions at which a storage is away at most.
+    pub fn away(&self, idle: &Idle, mut visit: impl FnMut(usize)) {
+        let runs = self.runs();
+        for position in idle.last as usize + 1..idle.next as usize {
+            visit(position % runs);
+        }
+    }
+
+    /// Which of the chosen intervals are written out: those before which the copy of the one before
+    /// is not current any more. The choice has an entry for each interval, and so has the answer.
+    pub fn writes(&self, chosen: &[bool]) -> Vec<bool> {
+        let mut writes = vec![false; self.idle.len()];
+        let runs = self.runs() as u32;
+        for (group, &(from, to)) in self.groups.iter().enumerate() {
+            let mine = || (from..to).filter(|&index| chosen[index]);
+            let is_persistent = self.is_persistent[group];
+            // The copy of the step before.
+            let of_before = |last: usize| i64::from(self.idle[last].next) - i64::from(runs);
+            let mut since = mine().next_back().filter(|_| is_persistent).map(of_before);
+            for index in mine() {
+                let idle = &self.idle[index];
+                let within =
+                    |at: i64| since.is_some_and(|since| since <= at) && at <= i64::from(idle.last);
+                let changes =
+                    |&at: &u32| within(at.into()) || within(i64::from(at) - i64::from(runs));
+                writes[index] = since.is_none() || self.written[group].iter().any(changes);
+                since = Some(idle.next.into());
+            }
+        }
+        writes
+    }
+}
+
+fn accesses(graph: &Graph, runs: &[NodeId]) -> BTreeMap<StorageId, Vec<Access>> {
+    let mut accesses: BTreeMap<StorageId, Vec<Access>> = BTreeMap::new();
+    for (position, &node) in (0..).zip(runs) {
+        for &storage in graph.reads(node) {
+            let is_written = graph.mutated(node).contains(&storage);
+            let access = Access { position, is_written, is_made: false };
+            accesses.entry(storage).or_default().push(access);
+        }
+        for &storage in graph.fresh(node) {
+            let access = Access { position, is_written: false, is_made: true };
+            accesses.entry(storage).or_default().push(access);
+        }
+    }
+    accesses
+}

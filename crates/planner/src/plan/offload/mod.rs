@@ -1,0 +1,129 @@
+//! What is away when: parameters, state and activations leave the device while nobody needs them.
+//! Invariant: what leaves this room was simulated; at no run is more held than the budget, and its
+//! seconds have all waiting in them.
+//!
+//! Given is a sequence of runs, recomputations included. First intervals are chosen in which
+//! storages lie idle, so that the budget is met where all of them are away; then two lanes move
+//! them. A search exchanges some of the chosen ones for others, as long as that makes the step
+//! faster. `doc/theory/offload.md` says more.
+
+mod choice;
+mod idle;
+mod lanes;
+mod room;
+
+use fastrand::Rng;
+
+use crate::analysis::{Move, liveness_with, memory_curve, seconds_with};
+use crate::effort::Meter;
+use crate::graph::Graph;
+use crate::id::NodeId;
+use crate::machine::Route;
+use crate::plan::offload::choice::{cover, prune};
+use crate::plan::offload::idle::Course;
+use crate::plan::offload::lanes::{Border, moves};
+use crate::profile::Profile;
+use crate::units::{Bytes, Seconds};
+
+/// Storages smaller than this part of the largest one stay: a transfer of each has a latency.
+const LEAST: u64 = 1 << 14;
+
+/// What is away, and what it costs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Offloaded {
+    /// The moves, in rising order.
+    pub moves: Vec<Move>,
+    /// Most bytes held on the device.
+    pub peak: Bytes,
+    /// Seconds of the step, waiting included.
+    pub seconds: Seconds,
+}
+
+/// A sequence of runs whose storages may be away.
+pub struct Offloading<'a> {
+    graph: &'a Graph,
+    profile: &'a Profile,
+    runs: &'a [NodeId],
+    route: Route,
+    course: Course,
+}
+
+impl<'a> Offloading<'a> {
+    /// A sequence on a machine with a way below the device.
+    pub fn new(
+        graph: &'a Graph,
+        profile: &'a Profile,
+        runs: &'a [NodeId],
+        route: Route,
+    ) -> Offloading<'a> {
+        let largest = graph.storages().values().copied().max().unwrap_or(Bytes::ZERO);
+        let course = Course::new(graph, profile, runs, route, Bytes(largest.0 / LEAST));
+        Offloading { graph, profile, runs, route, course }
+    }
+
+    /// The least that is held at any run, whatever is away.
+    pub fn least(&self) -> Bytes {
+        let held = self.course.held_without(&vec![true; self.course.idle.len()]);
+        Bytes(held.into_iter().max().unwrap_or(0).max(0) as u64)
+    }
+
+    /// The fastest choice that is found within a budget; none where too much is held even with
+    /// everything away.
+    pub fn within(&self, budget: Bytes, seed: u64, meter: &mut Meter<'_>) -> Option<Offloaded> {
+        let mut chosen = vec![false; self.course.idle.len()];
+        if !cover(&self.course, &mut chosen, budget.0, None) {
+            return None;
+        }
+        prune(&self.course, &mut chosen, budget.0);
+        let mut best = self.played(&chosen, budget)?;
+        let mut random = Rng::with_seed(seed);
+        let least = self.course.elapsed[self.runs.len()];
+        let work = (self.runs.len() * 8 + self.course.idle.len()) as u64;
+        while best.seconds.0 > least && meter.take(work) {
+            let mut other = chosen.clone();
+            self.disturb(&mut other, &mut random);
+            if !cover(&self.course, &mut other, budget.0, Some(&mut random)) {
+                continue;
+            }
+            prune(&self.course, &mut other, budget.0);
+            if let Some(played) = self.played(&other, budget)
+                && played.seconds.0 <= best.seconds.0
+            {
+                (best, chosen) = (played, other);
+            }
+        }
+        Some(best)
+    }
+
+    /// Brings some of what is away back, and has something else away.
+    fn disturb(&self, chosen: &mut [bool], random: &mut Rng) {
+        let away: Vec<usize> = (0..chosen.len()).filter(|&index| chosen[index]).collect();
+        let most = (away.len() / 8).max(2);
+        for _ in 0..random.usize(1..=most).min(away.len()) {
+            chosen[away[random.usize(0..away.len())]] = false;
+        }
+        if random.bool() && !chosen.is_empty() {
+            chosen[random.usize(0..chosen.len())] = true;
+        }
+    }
+
+    /// The moves of a choice, simulated; the faster of what may cross the border and what may not.
+    fn played(&self, chosen: &[bool], budget: Bytes) -> Option<Offloaded> {
+        let &Offloading { graph, profile, runs, route, ref course } = self;
+        let writes = course.writes(chosen);
+        let play = |border| {
+            let moves = moves(course, chosen, &writes, budget.0, border);
+            let lives = liveness_with(graph, profile, runs, &moves);
+            let peak = memory_curve(graph, profile, runs, &lives).peak;
+            let seconds = seconds_with(graph, profile, runs, &moves, route);
+            (peak <= budget).then_some(Offloaded { moves, peak, seconds })
+        };
+        let open = play(Border::Open);
+        let least = course.elapsed[runs.len()];
+        if open.as_ref().is_some_and(|open| open.seconds.0 <= least) {
+            return open;
+        }
+        let closed = play(Border::Closed);
+        open.into_iter().chain(closed).min_by(|a, b| a.seconds.0.total_cmp(&b.seconds.0))
+    }
+}

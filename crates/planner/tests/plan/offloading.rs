@@ -1,0 +1,67 @@
+//! What is away when. Invariant: whatever the graph, the lanes and the budget, a choice within the
+//! budget becomes a legal schedule that holds and takes what was said.
+
+use proptest::prelude::*;
+use tightfit::Goal;
+use tightfit::check::Checked;
+use tightfit::effort::{Effort, Meter};
+use tightfit::graph::Graph;
+use tightfit::machine::Machine;
+use tightfit::plan::offload::Offloading;
+use tightfit::plan::{self, Plan, Planner};
+use tightfit::profile::Profile;
+use tightfit::schedule::{Lowering, lower};
+use tightfit::units::Bytes;
+
+use crate::generator;
+use crate::moves::with_host;
+
+/// Bytes a second: from lanes that hide nothing to such that hide all.
+const BANDWIDTHS: [f64; 3] = [1e5, 1e6, 1e8];
+
+fn holds(graph: &Graph, machine: &Machine, bandwidth: f64, part: f64) -> Result<(), TestCaseError> {
+    let machine = with_host(machine.clone(), bandwidth, 1);
+    let profile = Profile::new(graph, &machine);
+    let order = plan::base_order(graph, &profile);
+    let route = machine.hierarchy.route(Bytes(1 << 20)).unwrap();
+    let offloading = Offloading::new(graph, &profile, &order, route);
+    let simulated = plan::simulate(graph, &profile, &order);
+    let least = offloading.least();
+    prop_assert!(least <= simulated.curve.peak);
+    let between = (simulated.curve.peak - least).0 as f64 * part;
+    let budget = least + Bytes(between as u64);
+    let effort = Effort::work(1, 2_000);
+    let found = offloading.within(budget, 1, &mut Meter::new(&effort));
+    let found = found.ok_or_else(|| TestCaseError::fail("nothing is found"))?;
+    let again = offloading.within(budget, 1, &mut Meter::new(&effort));
+    prop_assert_eq!(Some(&found), again.as_ref());
+    prop_assert!(found.seconds.0 >= simulated.seconds.0 * (1.0 - 1e-9));
+    if budget > Bytes::ZERO {
+        let below =
+            offloading.within(Bytes(least.0.saturating_sub(1)), 1, &mut Meter::new(&effort));
+        prop_assert!(least == Bytes::ZERO || below.is_none());
+    }
+    let plan = Plan::with_moves(Planner::None, &order, &found.moves);
+    let schedule = lower(graph, &profile, &plan, &Lowering::to(Goal::Smallest));
+    let checked = Checked::new(graph, &profile, schedule);
+    let checked = checked.map_err(|violation| TestCaseError::fail(violation.to_string()))?;
+    let timeline = checked.timeline();
+    prop_assert!(timeline.peak <= found.peak && found.peak <= budget);
+    let off = (timeline.seconds.0 - found.seconds.0).abs();
+    prop_assert!(off <= 1e-9 * found.seconds.0, "{:?} {:?}", timeline.seconds, found.seconds);
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(generator::config(64))]
+
+    #[test]
+    fn what_is_chosen_fits(graph in generator::graphs(16), part in 0.0..1.0f64) {
+        for machine in generator::machines() {
+            for bandwidth in BANDWIDTHS {
+                holds(&graph, &machine, bandwidth, part)?;
+                holds(&graph, &machine, bandwidth, 0.0)?;
+            }
+        }
+    }
+}
