@@ -11,14 +11,16 @@ use tightfit::schedule::PlanFileError;
 use tightfit_engine::step::data::DataError;
 use tightfit_engine::step::{OtherBatch, StepFileError};
 use tightfit_engine::weights::WeightsError;
-use tightfit_engine::{BudgetError, CompileError, FittingError, SessionError, SlabError};
+use tightfit_engine::{
+    BudgetError, CompileError, FittingError, SessionError, SlabError, StepError, TierError,
+};
 use tightfit_report::TraceError;
 
 use crate::output::Unprinted;
 use crate::places::Replaced;
 use crate::table::UnknownColumn;
 use crate::train::{LossNotFinite, TooManySteps};
-use crate::values::{NoVariants, UnknownModule};
+use crate::values::{NoVariants, NotASize, UnknownModule};
 use crate::verbs::analyze::Refused;
 
 /// Part of `--help`.
@@ -138,6 +140,7 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
         || error.is::<UnknownColumn>()
         || error.is::<NoVariants>()
         || error.is::<Replaced>()
+        || error.is::<NotASize>()
     {
         return Some(2);
     }
@@ -167,6 +170,9 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
             SessionError::Compile(error) => of(error),
             SessionError::Slab(error) => of(error),
             SessionError::Data(error) => of(error),
+            SessionError::Tier(error) => of(error),
+            SessionError::NoTier => Some(2),
+            SessionError::Step { error: StepError::Tier(error), .. } => of(error),
             SessionError::Step { .. } => Some(7),
             SessionError::Initialise(_) => Some(5),
             SessionError::InitialValues { .. } => Some(4),
@@ -180,9 +186,15 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
             CompileError::UnknownOperators { .. }
             | CompileError::Kernel { .. }
             | CompileError::Unsuited { .. }
-            | CompileError::NotExecutable { .. }
-            | CompileError::NoLanes { .. } => Some(6),
+            | CompileError::NotExecutable { .. } => Some(6),
             _ => None,
+        };
+    }
+    if let Some(error) = error.downcast_ref::<TierError>() {
+        return match error {
+            TierError::Memory(error) => of(error),
+            TierError::Damaged { .. } => Some(5),
+            _ => Some(4),
         };
     }
     if error.is::<PlanFileError>() || error.is::<TraceError>() || error.is::<serde_json::Error>() {
@@ -226,9 +238,13 @@ mod tests {
     }
 
     #[test]
-    fn the_engine_cannot_execute_transfers() {
-        let refused = || CompileError::NoLanes { index: 3 };
-        assert_eq!(code(&refused().into()), 6);
-        assert_eq!(code(&SessionError::from(refused()).into()), 6);
+    fn a_tier_that_fails() {
+        let at_start = || SessionError::Tier(TierError::Failed);
+        let in_step = || SessionError::Step { step: 3, error: StepError::Tier(TierError::Failed) };
+        assert_eq!([at_start(), in_step()].map(|error| code(&error.into())), [4, 4]);
+        let damaged = TierError::Damaged { folder: "tier".into(), at: 0, bytes: 4096 };
+        let error = StepError::Tier(damaged);
+        assert_eq!(code(&SessionError::Step { step: 3, error }.into()), 5);
+        assert_eq!(code(&SessionError::NoTier.into()), 2);
     }
 }

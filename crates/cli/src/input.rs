@@ -19,7 +19,8 @@ use tightfit::timeline::Timeline;
 use tightfit_engine::step::{self, read_graph};
 use tightfit_engine::{Dataset, Step};
 
-use crate::values::{self, MOST_THREADS};
+use crate::tier::{self, Folder};
+use crate::values::MOST_THREADS;
 use crate::{calls, processor};
 
 /// The training graph of a step's folder, or the graph of a file; `true` for a step.
@@ -111,8 +112,9 @@ pub struct OnMachine {
     /// Worker threads of the cpu machine [default: all processors]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=MOST_THREADS))]
     threads: Option<u32>,
-    /// A memory below the device that plans may move to and from, and its size where that is
-    /// limited: pcie4, pcie5, nvlink-c2c or nvme, as in pcie4:64GiB
+    /// A memory below the device to which plans may move tensors, and its size where that is
+    /// limited: pcie4, pcie5, nvlink-c2c or nvme, as in pcie4:64GiB; with cpu a folder, which is
+    /// measured
     #[arg(long, value_name = "TIER[:SIZE]")]
     tier: Option<String>,
 }
@@ -130,12 +132,15 @@ impl OnMachine {
             None if is_step => processor::machine(self.threads),
             name => Machine::preset(name.unwrap_or("a100-80gb"))?,
         };
-        let Some(tier) = &self.tier else { return Ok(machine) };
-        let (name, size) = match tier.rsplit_once(':') {
-            Some((name, size)) => (name, Some(values::size(size)?)),
-            None => (tier.as_str(), None),
-        };
-        Ok(machine.with_tier(name, size)?)
+        match &self.tier {
+            None => Ok(machine),
+            Some(folder) if machine.runtime.rules().runs_here => {
+                let mut machine = machine;
+                Folder::parse(folder)?.add_to(&mut machine, None)?;
+                Ok(machine)
+            }
+            Some(preset) => tier::preset(machine, preset),
+        }
     }
 }
 

@@ -25,6 +25,7 @@ pub mod program;
 mod shown;
 pub mod solver;
 mod table;
+mod tier;
 mod train;
 pub mod values;
 pub mod verbs;

@@ -33,12 +33,18 @@ impl Reserve {
     }
 }
 
+/// What two lanes take: the memory through which what stays in the tier is saved and loaded, two
+/// stacks, and tables.
+const LANES: Bytes = Bytes((1 << 20) + (768 << 10));
+
 /// What executing the step on a machine takes beside the slab.
 pub fn reserve(graph: &Graph, machine: &Machine) -> Reserve {
     if !machine.runtime.rules().packs {
         return Reserve::default();
     }
-    Reserve { base: base(graph, machine.threads), packing: packing(graph, machine.threads) }
+    let has_tier = machine.hierarchy.main_route().is_some();
+    let base = base(graph, machine.threads) + if has_tier { LANES } else { Bytes::ZERO };
+    Reserve { base, packing: packing(graph, machine.threads) }
 }
 
 /// Most bytes that the calls of a graph make the matrix product hold: what one call packs at once,

@@ -241,7 +241,9 @@ fn no_change_of_a_shape_or_a_type_makes_a_kernel_panic_or_stray() {
                     }));
                     let what = || format!("{} `{}`, value {position}: {name}", node.op, node.name);
                     match both {
-                        Ok([Ok(first), Ok(second)]) if first == second => ran += 1,
+                        Ok([Ok(Ok(first)), Ok(Ok(second))]) if first == second => ran += 1,
+                        // An index out of its table is said, whatever lies beyond the inputs.
+                        Ok([Ok(Err(_)), Ok(Err(_))]) => ran += 1,
                         Ok([Ok(_), Ok(_)]) => {
                             failures.push(format!("{}: reads beyond its inputs", what()));
                         }

@@ -1,6 +1,5 @@
-//! Schedules with transfers, which the checker knows and the engine does not. Invariant: a legal
-//! schedule that starts or awaits a transfer is refused by name of the instruction; without its
-//! transfers it compiles.
+//! Schedules with transfers, executed where there is no tier. Invariant: such a step fails before
+//! anything is moved; without its transfers it runs.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 use std::sync::Arc;
@@ -15,7 +14,7 @@ use tightfit::profile::Profile;
 use tightfit::schedule::{Buffer, Instruction, Lowering, Movement, Schedule, Transfer, lower};
 use tightfit::tensor::{Argument, DType};
 use tightfit::units::{Bytes, Seconds};
-use tightfit_engine::{CompileError, Executable};
+use tightfit_engine::{CompileError, Executable, Slab, StepError, StepSettings};
 
 const ELEMENTS: u64 = 64;
 const BYTES: u64 = ELEMENTS * 4;
@@ -65,8 +64,8 @@ fn unplanned(graph: &Graph, profile: &Profile) -> Schedule {
     lower(graph, profile, &plan, &Lowering::to(Goal::Smallest))
 }
 
-/// The schedule in which `a` leaves before `c` and comes back for `d`, and where that begins.
-fn away(graph: &Graph, profile: &Profile) -> (Schedule, usize) {
+/// The schedule in which `a` leaves before `c` and comes back for `d`.
+fn away(graph: &Graph, profile: &Profile) -> Schedule {
     let mut schedule = unplanned(graph, profile);
     let place = |schedule: &Schedule, name: &str| {
         let id = graph.node_named(name).unwrap();
@@ -96,7 +95,7 @@ fn away(graph: &Graph, profile: &Profile) -> (Schedule, usize) {
     schedule.instructions.splice(d..d, returns);
     let leaves = [copy(0, device, below), wait(0), Instruction::Free(device)];
     schedule.instructions.splice(c..c, leaves);
-    (schedule, c)
+    schedule
 }
 
 /// The copy of this number, over the lane of this number.
@@ -118,21 +117,17 @@ fn compiled(graph: &Graph, checked: &Checked) -> Result<Executable, CompileError
 }
 
 #[test]
-fn the_engine_has_no_lanes() {
+fn nobody_carries_what_moves() {
     let graph = graph();
     let profile = Profile::new(&graph, &machine()).without_reuse();
-    let (schedule, first) = away(&graph, &profile);
-    let checked = Checked::new(&graph, &profile, schedule).unwrap();
+    let checked = Checked::new(&graph, &profile, away(&graph, &profile)).unwrap();
     assert_eq!(checked.timeline().transfers.len(), 2);
-    let error = compiled(&graph, &checked).err().unwrap();
-    assert!(matches!(error, CompileError::NoLanes { index } if index == first), "{error}");
-    assert_eq!(
-        error.to_string(),
-        format!(
-            "instruction {first} starts or awaits a transfer, and the engine has no lanes yet; \
-             plan without transfers"
-        )
-    );
+    let executable = compiled(&graph, &checked).unwrap();
+    let mut slab = Slab::new(checked.schedule().slab).unwrap();
+    let settings = StepSettings { seed: 0, step: 0, learning_rate: 0.0 };
+    let error = executable.run(&mut slab, &settings).unwrap_err();
+    assert!(matches!(error, StepError::NoLanes), "{error}");
+    assert_eq!(error.to_string(), "the schedule moves tensors to a tier, and this run has none");
 }
 
 #[test]

@@ -262,7 +262,8 @@ impl<'a> BudgetedPlanner<'a> {
     ) -> Result<Schedule, Box<Laid>> {
         let &BudgetedPlanner { graph, profile, order, .. } = self;
         let tiered = Tiered { graph, profile, order, residents: terms.residents, route };
-        let is_possible = budget >= search.least_budget();
+        // What another schedule has away cannot stay.
+        let is_possible = terms.residents.below.is_empty() && budget >= search.least_budget();
         let known = is_possible.then(|| {
             let effort = meter.round(terms.effort.work, WITHOUT_MOVES);
             let terms = Terms { effort: &effort, ..terms };

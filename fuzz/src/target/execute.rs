@@ -158,7 +158,9 @@ fn train(step: &Step, budget: Budget, threads: u32) -> Result<Trained, Verdict> 
     let residents = session.residents();
     let residents = residents
         .iter()
-        .map(|(name, resident)| (name.clone(), session.resident_bytes(resident).to_vec()))
+        .map(|(name, resident)| {
+            (name.clone(), session.resident_bytes(resident).unwrap_or_default())
+        })
         .collect();
     let evaluation = session
         .evaluate(&mut data, 1)

@@ -100,7 +100,9 @@ pub fn modules(bytes: &[u8]) -> Verdict {
 pub fn weights(file: &Path, session: &mut Session, name: &str) -> Verdict {
     let held = |session: &Session| -> Vec<u8> {
         let residents = session.residents().values();
-        residents.flat_map(|resident| session.resident_bytes(resident).to_vec()).collect()
+        residents
+            .flat_map(|resident| session.resident_bytes(resident).unwrap_or_default())
+            .collect()
     };
     let before = (held(session), session.next_step, session.seed);
     match weights::load(file, session, name) {

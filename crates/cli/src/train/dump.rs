@@ -9,7 +9,7 @@ use tightfit::graph::{Graph, GraphBuilder, Phase};
 use tightfit::id::ValueId;
 use tightfit::tensor::DType;
 use tightfit::units::Bytes;
-use tightfit_engine::weights::{Bytes as Tensor, write_tensors};
+use tightfit_engine::weights::{Bytes as Tensor, Elements, write_tensors};
 use tightfit_engine::{Dataset, Session, Step, step};
 
 /// Parameter and gradient of each optimizer node.
@@ -71,7 +71,7 @@ pub fn write(
                 Tensor {
                     dtype: graph.values()[value].tensor.dtype,
                     shape: shape(value),
-                    data: Cow::Owned(data),
+                    data: Elements::Held(Cow::Owned(data)),
                 },
             ));
         }
@@ -82,13 +82,13 @@ pub fn write(
             if let Some(data) = session.training_output(first + index) {
                 tensors.push((
                     format!("gradient.{name}"),
-                    Tensor { dtype: DType::F32, shape: shape(value), data },
+                    Tensor { dtype: DType::F32, shape: shape(value), data: Elements::Held(data) },
                 ));
             }
         }
     }
     for (name, resident) in session.residents() {
-        let data = Cow::Borrowed(session.resident_bytes(resident));
+        let data = Elements::Kept(session, resident);
         tensors.push((
             format!("updated.{name}"),
             Tensor { dtype: resident.dtype, shape: resident.shape.clone(), data },

@@ -19,13 +19,14 @@ use tightfit::schedule;
 use tightfit::units::Bytes;
 use tightfit_engine::{
     Budget, Dataset, Evaluation, Executable, FastestStep, FitTask, FittedStep, Session, Step,
-    fit_step, process, weights,
+    TierFolder, fit_step, process, weights,
 };
 
 use crate::calls::{self, Costs, Subject};
 use crate::effort::Limits;
 use crate::places::{self, Replaced};
-use crate::values::{MOST_THREADS, learning_rate, planner};
+use crate::tier::Folder;
+use crate::values::{MOST_THREADS, bandwidth, learning_rate, planner};
 use crate::{input, interrupt, output, processor};
 use ending::{Ending, said};
 
@@ -84,6 +85,15 @@ pub struct Arguments {
     /// Worker threads [default: all processors]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=MOST_THREADS))]
     threads: Option<u32>,
+    /// A folder for a file below the slab, to which the plan may move tensors while nobody needs
+    /// them, and the file's largest size where that is limited, as in /data:64GiB; nothing is left
+    /// there when the run is over
+    #[arg(long, value_name = "DIR[:SIZE]")]
+    tier: Option<String>,
+    /// Most bytes that go to the tier or come back in a second, as in 100MB/s: to see what a slower
+    /// one would cost
+    #[arg(long, value_parser = bandwidth, requires = "tier")]
+    throttle: Option<f64>,
     /// Write the last step's batch, gradients and updated weights (safetensors) here; gradients
     /// then stay to the end of the step and take part in the plan, which --output, --trace and
     /// --eval-every do not go with
@@ -122,7 +132,11 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.dump.is_some() {
         step.training = dump::with_gradients(&step.training)?;
     }
-    let machine = processor::machine_within(arguments.threads, &step.training, budget);
+    let mut machine = processor::machine_within(arguments.threads, &step.training, budget);
+    let tier = arguments.tier.as_deref().map(Folder::parse).transpose()?;
+    if let Some(folder) = &tier {
+        folder.add_to(&mut machine, arguments.throttle)?;
+    }
     let seed = seed(arguments, &step)?;
     interrupt::listen();
     let subject = Subject {
@@ -154,7 +168,11 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     // Reading and planning are over: what they took is the slab's from here on.
     process::settle_heap();
-    let mut session = session(&step, &planned, machine.threads, seed)?;
+    let tier = tier.map(|Folder { folder, .. }| {
+        let throttle = arguments.throttle;
+        TierFolder { folder, throttle }
+    });
+    let mut session = session(&step, &planned, tier.as_ref(), machine.threads, seed)?;
     if let Some(path) = &arguments.resume {
         weights::load(path, &mut session, &step.name)?;
     }
@@ -307,15 +325,16 @@ fn seed(arguments: &Arguments, step: &Step) -> anyhow::Result<u64> {
     Ok(progress.seed)
 }
 
-fn session(step: &Step, planned: &FittedStep, threads: u32, seed: u64) -> anyhow::Result<Session> {
-    Ok(Session::new(
-        step,
-        planned.training.fitted.checked(),
-        planned.evaluation.as_ref(),
-        planned.training.slab(),
-        threads as usize,
-        seed,
-    )?)
+fn session(
+    step: &Step,
+    planned: &FittedStep,
+    tier: Option<&TierFolder>,
+    threads: u32,
+    seed: u64,
+) -> anyhow::Result<Session> {
+    let schedules = (planned.training.fitted.checked(), planned.evaluation.as_ref());
+    let (slab, threads) = (planned.training.slab(), threads as usize);
+    Ok(Session::with_tier(step, schedules, slab, tier, threads, seed)?)
 }
 
 /// The last evaluation; none after a run that was to step and did not.

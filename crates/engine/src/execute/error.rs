@@ -6,6 +6,7 @@ use tightfit::check::Violation;
 use tightfit::operator::Unsuited;
 
 use crate::kernels::KernelError;
+use crate::memory::tier::TierError;
 
 /// Why a schedule cannot be executed here.
 #[derive(Debug, Error)]
@@ -52,15 +53,6 @@ pub enum CompileError {
         /// What keeps it from being executed.
         what: String,
     },
-    /// The schedule has transfers, and the engine computes on one device without lanes.
-    #[error(
-        "instruction {index} starts or awaits a transfer, and the engine has no lanes yet; plan \
-         without transfers"
-    )]
-    NoLanes {
-        /// The first such instruction, counted from 0.
-        index: usize,
-    },
 }
 
 /// An operator without a kernel.
@@ -85,9 +77,15 @@ fn list(operators: &[UnknownOperator]) -> String {
 }
 
 /// Why a step failed. Parameters and state may have been updated in part.
-#[derive(Debug, Error, PartialEq, Eq)]
+#[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum StepError {
+    /// The tier failed, or what came back from it is not what was written there.
+    #[error(transparent)]
+    Tier(#[from] TierError),
+    /// The schedule moves something, and the run has no tier.
+    #[error("the schedule moves tensors to a tier, and this run has none")]
+    NoLanes,
     /// The data does not suit the model.
     #[error("the batch holds an index outside its table, or a class that the model does not have")]
     Index,

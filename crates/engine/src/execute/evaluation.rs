@@ -28,7 +28,25 @@ impl Session {
         data: &mut Dataset,
         most: usize,
     ) -> Result<Option<Evaluation>, SessionError> {
+        if self.evaluation.is_none() {
+            return Ok(None);
+        }
+        let failed = |step| move |error| SessionError::Step { step, error };
+        self.settle().map_err(failed(self.next_step))?;
+        let evaluated = self.evaluate_settled(data, most);
+        // What it has brought for a batch that does not come lies where training computes.
+        self.rest().map_err(failed(self.next_step))?;
+        evaluated
+    }
+
+    fn evaluate_settled(
+        &mut self,
+        data: &mut Dataset,
+        most: usize,
+    ) -> Result<Option<Evaluation>, SessionError> {
         let Some(compiled) = &self.evaluation else { return Ok(None) };
+        let failed = |error| SessionError::Step { step: self.next_step, error };
+        compiled.executable.begin(&self.slab).map_err(failed)?;
         let settings = StepSettings { seed: self.seed, step: self.next_step, learning_rate: 0.0 };
         let all = data.validation_batches(compiled.rows);
         let (mut loss, mut rows, mut hits, mut predictions) = (0.0, 0.0, 0u64, 0u64);

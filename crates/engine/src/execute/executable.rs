@@ -1,23 +1,27 @@
 //! The interpreter: a checked schedule, compiled, executed step after step. Invariant: only a
 //! schedule that passed the checker for this very graph and profile is compiled, executing it
-//! allocates nothing, and it runs on the threads that it was compiled for and on no others.
+//! allocates nothing, and it runs on the threads that it was compiled for and on no others, but for
+//! transfers, which the lanes carry that it is given.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use rayon::ThreadPool;
 use tightfit::check::{Checked, Violation};
 use tightfit::graph::Graph;
-use tightfit::id::MicroBatchId;
-use tightfit::schedule::{Call, Instruction, Schedule};
+use tightfit::id::{DEVICE, EntityRef, MicroBatchId, SecondaryMap, TransferId};
+use tightfit::schedule::{Call, Instruction, Movement, Schedule, Transfer};
 use tightfit::timeline::CallInTime;
 use tightfit::units::{Bytes, Seconds};
 
 use crate::execute::admission::admit;
 use crate::execute::error::{CompileError, StepError};
+use crate::execute::lanes::{Job, Lanes, Way};
 use crate::kernels::tensor::Tensor;
 use crate::kernels::{self, FaultFlag, Kernel, Operands, Run, Scratch};
 use crate::memory::slab::Slab;
+use crate::memory::tier::Checksums;
 
 /// What differs from step to step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -37,9 +41,32 @@ struct Compiled {
     kernel: Kernel,
 }
 
+/// One instruction that does something.
+enum Op {
+    Call(Compiled),
+    Start(Start),
+    Wait(Way, TransferId),
+}
+
+/// A transfer to be started.
+struct Start {
+    id: TransferId,
+    way: Way,
+    /// First byte of the buffer in the slab, and its size.
+    slab: (u64, u64),
+    /// First byte of the buffer in the tier.
+    below: u64,
+    checksums: Option<Checksums>,
+}
+
 /// A schedule, compiled for the threads of one pool, which it keeps.
 pub struct Executable {
-    calls: Vec<Compiled>,
+    ops: Vec<Op>,
+    /// What is under way when a step begins.
+    crossing: Vec<TransferId>,
+    /// The number that the last transfer of each kind had on its lane.
+    numbers: Vec<AtomicU64>,
+    lanes: Option<Arc<Lanes>>,
     pool: Arc<ThreadPool>,
     slab: Bytes,
     fault: FaultFlag,
@@ -68,23 +95,37 @@ impl Executable {
         admit(graph)?;
         let threads = pool.current_num_threads();
         let mut predicted = checked.timeline().calls.iter();
-        let mut calls = Vec::with_capacity(predicted.len());
-        for (index, instruction) in schedule.instructions.iter().enumerate() {
+        let mut ops = Vec::with_capacity(schedule.instructions.len());
+        let mut ways: SecondaryMap<TransferId, Option<Way>> = SecondaryMap::new();
+        for instruction in &schedule.instructions {
+            if let Instruction::Start(transfer) = instruction {
+                ways[transfer.id] = Some(start(schedule, transfer).way);
+            }
+        }
+        for instruction in &schedule.instructions {
             match instruction {
-                Instruction::Run(call) | Instruction::Recompute(call) => calls.push(Compiled {
-                    predicted: *predicted.next().expect("a timeline has every call"),
-                    micro_batch: call.micro_batch,
-                    kernel: compile(graph, schedule, call, threads)?,
-                }),
+                Instruction::Run(call) | Instruction::Recompute(call) => {
+                    ops.push(Op::Call(Compiled {
+                        predicted: *predicted.next().expect("a timeline has every call"),
+                        micro_batch: call.micro_batch,
+                        kernel: compile(graph, schedule, call, threads)?,
+                    }));
+                }
                 // Buffers have their addresses, so there is nothing to give back.
                 Instruction::Free(_) => {}
-                Instruction::Start(_) | Instruction::Wait(_) => {
-                    return Err(CompileError::NoLanes { index });
+                Instruction::Start(transfer) => ops.push(Op::Start(start(schedule, transfer))),
+                Instruction::Wait(id) => {
+                    let way = ways[*id].expect("the checker found the start of every wait");
+                    ops.push(Op::Wait(way, *id));
                 }
             }
         }
+        let crossing = schedule.crossing().iter().map(|transfer| transfer.id).collect();
         Ok(Executable {
-            calls,
+            ops,
+            crossing,
+            numbers: ways.keys().map(|_| AtomicU64::new(0)).collect(),
+            lanes: None,
             pool: Arc::clone(pool),
             slab: schedule.slab,
             fault: FaultFlag::default(),
@@ -96,7 +137,35 @@ impl Executable {
         self.pool.current_num_threads()
     }
 
+    /// Has its transfers carried by `lanes` from now on.
+    pub(super) fn attach(&mut self, lanes: &Arc<Lanes>) {
+        for op in &mut self.ops {
+            if let Op::Start(start) = op {
+                start.checksums = lanes.file().checksums(start.below);
+            }
+        }
+        self.lanes = Some(Arc::clone(lanes));
+    }
+
+    /// Starts what is under way when a step begins, as the end of the step before would have.
+    ///
+    /// # Errors
+    /// [`StepError::NoLanes`] where the schedule has transfers and nobody carries them.
+    pub(super) fn begin(&self, slab: &Slab) -> Result<(), StepError> {
+        for op in &self.ops {
+            if let Op::Start(start) = op
+                && self.crossing.contains(&start.id)
+            {
+                self.start(slab, start)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Executes one step.
+    ///
+    /// # Errors
+    /// [`StepError`] where the batch does not suit the model, or the tier failed.
     ///
     /// # Panics
     /// Where the slab is smaller than the schedule's.
@@ -105,6 +174,9 @@ impl Executable {
     }
 
     /// Executes one step and reports each call's seconds.
+    ///
+    /// # Errors
+    /// As [`Executable::run`].
     pub fn run_timed(
         &self,
         slab: &mut Slab,
@@ -119,6 +191,21 @@ impl Executable {
             let start = Seconds(start.duration_since(begun).as_secs_f64());
             report(CallInTime { start, seconds, ..call.predicted });
         })
+    }
+
+    fn start(&self, slab: &Slab, start: &Start) -> Result<(), StepError> {
+        let lanes = self.lanes.as_ref().ok_or(StepError::NoLanes)?;
+        let checksums = start.checksums.clone().ok_or(StepError::NoLanes)?;
+        let (address, bytes) = start.slab;
+        let job = Job { slab: slab.part(address, bytes), below: start.below, checksums };
+        let number = lanes.start(start.way, job);
+        self.numbers[start.id.index()].store(number, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn wait(&self, way: Way, id: TransferId) -> Result<(), StepError> {
+        let lanes = self.lanes.as_ref().ok_or(StepError::NoLanes)?;
+        Ok(lanes.wait(way, self.numbers[id.index()].load(Ordering::Relaxed))?)
     }
 
     fn execute(
@@ -142,17 +229,35 @@ impl Executable {
             micro_batch: MicroBatchId::WHOLE,
             learning_rate: settings.learning_rate as f32,
         };
-        let step = &step;
-        self.pool.install(|| {
-            for compiled in &self.calls {
-                call(compiled, &Run { micro_batch: compiled.micro_batch, ..*step });
+        let (step, slab) = (&step, &*slab);
+        self.pool.install(|| -> Result<(), StepError> {
+            for op in &self.ops {
+                match op {
+                    Op::Call(compiled) => {
+                        call(compiled, &Run { micro_batch: compiled.micro_batch, ..*step });
+                    }
+                    Op::Start(start) => self.start(slab, start)?,
+                    Op::Wait(way, id) => self.wait(*way, *id)?,
+                }
             }
-        });
+            Ok(())
+        })?;
         match self.fault.take() {
             Some(kernels::Fault::Index) => Err(StepError::Index),
             None => Ok(()),
         }
     }
+}
+
+/// A transfer with its addresses.
+fn start(schedule: &Schedule, transfer: &Transfer) -> Start {
+    let Movement::Copy { from, to } = transfer.movement;
+    let [from, to] = [from, to].map(|buffer| schedule.buffers[buffer]);
+    let (way, slab, below) =
+        if from.tier == DEVICE { (Way::Out, from, to) } else { (Way::Back, to, from) };
+    let bytes = slab.bytes.0.min(below.bytes.0);
+    let slab = (slab.address, bytes);
+    Start { id: transfer.id, way, slab, below: below.address, checksums: None }
 }
 
 fn compile(

@@ -1,15 +1,14 @@
 //! Where a compiled graph's tensors lie in the slab. Invariant: every place is read off the checked
 //! schedule, so it is inside the slab and holds what it is said to hold: inputs before a step,
-//! outputs and residents after it.
+//! outputs after it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use rayon::ThreadPool;
 use tightfit::check::Checked;
-use tightfit::graph::{Graph, Phase};
-use tightfit::id::{DEVICE, NodeId, ValueId};
-use tightfit::schedule::Schedule;
+use tightfit::graph::Graph;
+use tightfit::id::{BufferId, DEVICE, NodeId, ValueId};
 use tightfit::tensor::DType;
 
 use crate::execute::admission::placeholders_are_whole;
@@ -17,21 +16,6 @@ use crate::execute::error::CompileError;
 use crate::execute::executable::Executable;
 use crate::memory::slab::Slab;
 use crate::step;
-
-/// A tensor that stays in the slab between steps.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Resident {
-    /// Parameter, buffer or state.
-    pub phase: Phase,
-    /// First byte in the slab.
-    pub address: u64,
-    /// Its size in bytes.
-    pub bytes: u64,
-    /// Extent of each dimension.
-    pub shape: Vec<usize>,
-    /// Element type.
-    pub dtype: DType,
-}
 
 /// A value at an address.
 #[derive(Clone, Debug, PartialEq)]
@@ -93,7 +77,7 @@ pub(super) fn compile(
     placeholders_are_whole(graph)?;
     let executable = Executable::compile(graph, checked, pool)?;
     let schedule = checked.schedule();
-    let buffers: BTreeMap<NodeId, _> = schedule.placeholders.iter().copied().collect();
+    let buffers: BTreeMap<NodeId, BufferId> = schedule.placeholders.iter().copied().collect();
     let span = |name: &str| {
         let (node, value) = step::input(graph, name).expect("a step's graphs have both inputs");
         let value = &graph.values()[value];
@@ -131,29 +115,6 @@ fn locate(graph: &Graph, checked: &Checked, output: ValueId) -> Located {
         dtype: value.tensor.dtype,
         settled: false,
     }
-}
-
-/// All tensors that stay in the slab between steps, by name.
-pub(super) fn residents(graph: &Graph, schedule: &Schedule) -> BTreeMap<String, Resident> {
-    let mut residents = BTreeMap::new();
-    for &(id, buffer) in &schedule.placeholders {
-        let node = &graph.nodes()[id];
-        let (Some(name), Some(&Some(value))) = (&node.parameter, node.outputs.first()) else {
-            continue;
-        };
-        let value = &graph.values()[value];
-        if node.phase.is_persistent() {
-            let resident = Resident {
-                phase: node.phase,
-                address: schedule.buffers[buffer].address,
-                bytes: value.tensor.bytes().0,
-                shape: value.tensor.shape.iter().map(|&x| x as usize).collect(),
-                dtype: value.tensor.dtype,
-            };
-            residents.insert(name.clone(), resident);
-        }
-    }
-    residents
 }
 
 /// Two disjoint spans of the slab, to be written.

@@ -1,6 +1,6 @@
-//! A training run: one slab, the compiled step, the compiled evaluation.
-//! Invariant: parameters and state stay at their addresses from the first step to the last;
-//! evaluation runs in what training leaves free.
+//! A training run: one slab, a tier below it where the schedule moves anything, the compiled step,
+//! the compiled evaluation. Invariant: between two steps parameters and state lie where they always
+//! do; evaluation runs in what training leaves free.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -10,16 +10,21 @@ use std::sync::Arc;
 use rayon::ThreadPoolBuilder;
 use thiserror::Error;
 use tightfit::check::Checked;
+use tightfit::id::DEVICE;
+use tightfit::schedule::Schedule;
 use tightfit::tensor::DType;
 use tightfit::timeline::CallInTime;
 use tightfit::units::Bytes;
 
 use crate::execute::error::{CompileError, StepError};
 use crate::execute::executable::{Executable, StepSettings};
-use crate::execute::places::{Compiled, Resident, compile, loss_of, pair, residents};
+use crate::execute::lanes::{Lanes, Throttle};
+use crate::execute::places::{Compiled, compile, loss_of, pair};
+use crate::execute::residents::{Place, Reach, Resident, Staging, moved, residents};
 use crate::execute::settle::{gather, settle};
 use crate::kernels::take_panel;
 use crate::memory::slab::{Slab, SlabError};
+use crate::memory::tier::{TierError, TierFile};
 use crate::step::Step;
 use crate::step::data::{DataError, Dataset};
 use crate::step::initialise::{self, Unfilled};
@@ -34,6 +39,15 @@ pub enum SessionError {
     /// The system refused the slab's memory.
     #[error(transparent)]
     Slab(#[from] SlabError),
+    /// The tier cannot be made, or failed.
+    #[error(transparent)]
+    Tier(#[from] TierError),
+    /// The schedule moves tensors to a tier, and none was named.
+    #[error("the schedule moves tensors to a tier below the slab: name a folder for it")]
+    NoTier,
+    /// The system refused the threads of the lanes.
+    #[error("the lanes' threads could not be started: {0}")]
+    Lanes(std::io::Error),
     /// The system refused the worker threads.
     #[error("the worker threads could not be started: {0}")]
     Threads(#[from] rayon::ThreadPoolBuildError),
@@ -73,12 +87,26 @@ pub enum SessionError {
     },
 }
 
+/// Where the tier of a run is made.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TierFolder {
+    /// The folder.
+    pub folder: PathBuf,
+    /// The most bytes that a lane moves in a second, where it is to be slower than it could be.
+    pub throttle: Option<f64>,
+}
+
 /// A running training.
 pub struct Session {
+    // Before the slab, in which lanes read and write.
+    lanes: Option<Arc<Lanes>>,
     pub(super) slab: Slab,
+    staging: Staging,
     training: Compiled,
     pub(super) evaluation: Option<Compiled>,
     residents: BTreeMap<String, Resident>,
+    /// What is under way between two steps was started.
+    has_begun: bool,
     /// Seed of the run.
     pub seed: u64,
     /// Number of the next step.
@@ -97,6 +125,18 @@ impl Session {
         threads: usize,
         seed: u64,
     ) -> Result<Session, SessionError> {
+        Session::with_tier(step, (training, evaluation), slab, None, threads, seed)
+    }
+
+    /// The same with a tier below the slab, which is made where the schedules move anything.
+    pub fn with_tier(
+        step: &Step,
+        (training, evaluation): (&Checked, Option<&Checked>),
+        slab: Bytes,
+        tier: Option<&TierFolder>,
+        threads: usize,
+        seed: u64,
+    ) -> Result<Session, SessionError> {
         let pool = ThreadPoolBuilder::new()
             .num_threads(threads)
             .stack_size(1 << 20)
@@ -104,20 +144,31 @@ impl Session {
             .build()?;
         let pool = Arc::new(pool);
         pool.broadcast(|_| take_panel());
-        let compiled = compile(&step.training, training, &pool)?;
+        let mut compiled = compile(&step.training, training, &pool)?;
         let stay = residents(&step.training, training.schedule());
-        let evaluation = match (&step.evaluation, evaluation) {
-            (Some(graph), Some(checked)) => {
-                stays_in_place(&stay, residents(graph, checked.schedule()))?;
-                Some(compile(graph, checked, &pool)?)
+        let mut evaluated = None;
+        if let (Some(graph), Some(checked)) = (&step.evaluation, evaluation) {
+            let there = residents(graph, checked.schedule());
+            if let Some(name) = moved((&step.training, training.schedule()), &there) {
+                return Err(SessionError::Moved { name });
             }
-            _ => None,
-        };
+            evaluated = Some(compile(graph, checked, &pool)?);
+        }
+        let schedules = [Some(training), evaluation];
+        let lanes = lanes(schedules.into_iter().flatten().map(Checked::schedule), tier)?;
+        let lanes = lanes.map(Arc::new);
+        if let Some(lanes) = &lanes {
+            let all = [Some(&mut compiled), evaluated.as_mut()];
+            all.into_iter().flatten().for_each(|compiled| compiled.executable.attach(lanes));
+        }
         let mut session = Session {
             slab: Slab::new(slab)?,
+            staging: Staging::new(lanes.is_some())?,
+            lanes,
             training: compiled,
-            evaluation,
+            evaluation: evaluated,
             residents: stay,
+            has_begun: false,
             seed,
             next_step: 0,
             learning_rate: step.optimizer.learning_rate,
@@ -127,22 +178,37 @@ impl Session {
     }
 
     fn initialise(&mut self, step: &Step) -> Result<(), SessionError> {
-        for (index, (name, recipe)) in step.parameters.iter().enumerate() {
-            let Some(resident) = self.residents.get(name) else { continue };
-            let out = self.slab.write(resident.address, resident.bytes);
-            initialise::fill(
-                recipe,
-                name,
-                index as u32,
-                self.seed,
-                &step.folder,
-                out,
-                resident.dtype == DType::F32,
-            )
-            .map_err(|unfilled| match unfilled {
-                Unfilled::Read { path, error } => SessionError::InitialValues { path, error },
-                Unfilled::Wrong(what) => SessionError::Initialise(what),
-            })?;
+        let names: Vec<String> = self.residents.keys().cloned().collect();
+        for name in names {
+            let recipe = step.parameters.iter().enumerate().find(|(_, (other, _))| **other == name);
+            let resident = &self.residents[&name];
+            let (is_float, whole) = (resident.dtype == DType::F32, resident.bytes);
+            let mut unfilled = None;
+            let seed = self.seed;
+            let filled = self.fill(&name, &mut |from, out| {
+                // State begins at zero, and so does what is in the slab.
+                let Some((index, (_, recipe))) = recipe else {
+                    out.fill(0);
+                    return Ok(());
+                };
+                let what = (name.as_str(), index as u32, whole);
+                initialise::fill(recipe, what, seed, &step.folder, (from, out), is_float).map_err(
+                    |refused| {
+                        unfilled = Some(refused);
+                        std::io::Error::other("unfilled")
+                    },
+                )
+            });
+            match (filled, unfilled) {
+                (Ok(()), _) => {}
+                (Err(_), Some(Unfilled::Read { path, error })) => {
+                    return Err(SessionError::InitialValues { path, error });
+                }
+                (Err(_), Some(Unfilled::Wrong(what))) => {
+                    return Err(SessionError::Initialise(what));
+                }
+                (Err(error), None) => return Err(SessionError::Initialise(error.to_string())),
+            }
         }
         Ok(())
     }
@@ -170,6 +236,8 @@ impl Session {
         run: impl FnOnce(&Executable, &mut Slab, &StepSettings) -> Result<(), StepError>,
     ) -> Result<f32, SessionError> {
         let number = self.next_step.checked_add(1).ok_or(SessionError::NoMoreSteps)?;
+        let failed = |error| SessionError::Step { step: number, error };
+        self.begin().map_err(failed)?;
         let (input, target) = pair(&mut self.slab, self.training.input, self.training.target);
         data.training_batch(self.seed, self.next_step, input, target)?;
         let settings = StepSettings {
@@ -180,31 +248,94 @@ impl Session {
         for output in &mut self.training.outputs {
             output.settled = false;
         }
-        run(&self.training.executable, &mut self.slab, &settings)
-            .map_err(|error| SessionError::Step { step: number, error })?;
+        run(&self.training.executable, &mut self.slab, &settings).map_err(failed)?;
         self.next_step = number;
         Ok(loss_of(&self.slab, &self.training))
     }
 
+    /// Starts what is under way when a step begins, unless a step has.
+    fn begin(&mut self) -> Result<(), StepError> {
+        if !self.has_begun {
+            self.training.executable.begin(&self.slab)?;
+            self.has_begun = true;
+        }
+        Ok(())
+    }
+
+    /// Has everything be where it is between two steps, with nothing under way.
+    pub(super) fn settle(&mut self) -> Result<(), StepError> {
+        self.begin()?;
+        self.rest()
+    }
+
+    /// Waits for what is under way.
+    pub(super) fn rest(&self) -> Result<(), StepError> {
+        Ok(self.lanes.as_ref().map_or(Ok(()), |lanes| lanes.settle())?)
+    }
+
     /// Ends the run: gives the slab's memory back, and with it every weight.
     pub fn release(&mut self) {
+        // What the lanes still move nobody will ask for.
+        let _ = self.rest();
         self.slab.clear();
     }
 
-    /// Everything that stays in the slab, by name.
+    /// Everything that stays from step to step, by name.
     pub fn residents(&self) -> &BTreeMap<String, Resident> {
         &self.residents
     }
 
-    /// The bytes of a resident tensor.
-    pub fn resident_bytes(&self, resident: &Resident) -> &[u8] {
-        self.slab.read(resident.address, resident.bytes)
+    /// Hands the bytes of a tensor that stays on, in order and in parts, wherever it lies.
+    ///
+    /// # Errors
+    /// What `sink` answers, or what the tier says.
+    pub fn stream(
+        &self,
+        resident: &Resident,
+        sink: &mut dyn FnMut(&[u8]) -> std::io::Result<()>,
+    ) -> std::io::Result<()> {
+        self.reach().stream(resident, sink)
     }
 
-    /// The bytes of a resident tensor, to be written.
-    pub fn resident_bytes_mut(&mut self, name: &str) -> Option<&mut [u8]> {
-        let resident = self.residents.get(name)?;
-        Some(self.slab.write(resident.address, resident.bytes))
+    /// The bytes of a tensor that stays.
+    ///
+    /// # Errors
+    /// What the tier says.
+    pub fn resident_bytes(&self, resident: &Resident) -> std::io::Result<Vec<u8>> {
+        let mut bytes = Vec::with_capacity(resident.bytes as usize);
+        self.stream(resident, &mut |part| {
+            bytes.extend_from_slice(part);
+            Ok(())
+        })?;
+        Ok(bytes)
+    }
+
+    /// Has a tensor that stays filled in all its places, part by part: `source` is given the first
+    /// byte of each part.
+    pub(super) fn fill(
+        &mut self,
+        name: &str,
+        source: &mut dyn FnMut(u64, &mut [u8]) -> std::io::Result<()>,
+    ) -> std::io::Result<()> {
+        let Some(resident) = self.residents.get(name) else { return Ok(()) };
+        // What is under way would carry what was there before.
+        let lanes = self.lanes.as_ref();
+        lanes.map_or(Ok(()), |lanes| lanes.settle()).map_err(std::io::Error::other)?;
+        self.has_begun = false;
+        for &place in &resident.places {
+            match place {
+                Place::Slab(address) => source(0, self.slab.write(address, resident.bytes))?,
+                Place::Tier(address, buffer) => {
+                    self.reach().fill_below((address, buffer), resident.bytes, source)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn reach(&self) -> Reach<'_> {
+        let tier = self.lanes.as_ref().map(|lanes| lanes.file());
+        Reach { slab: &self.slab, tier, staging: &self.staging }
     }
 
     /// Elements of a batch's targets: tokens, or rows.
@@ -235,16 +366,22 @@ impl Session {
     }
 }
 
-/// Evaluation finds parameters and state where training keeps them.
-fn stays_in_place(
-    training: &BTreeMap<String, Resident>,
-    evaluation: BTreeMap<String, Resident>,
-) -> Result<(), SessionError> {
-    let is_moved = |name: &String, here: &Resident| {
-        training.get(name).is_some_and(|there| there.address != here.address)
+/// The lanes for what schedules move; none where they move nothing.
+fn lanes<'a>(
+    schedules: impl Iterator<Item = &'a Schedule> + Clone,
+    tier: Option<&TierFolder>,
+) -> Result<Option<Lanes>, SessionError> {
+    let buffers = || schedules.clone().flat_map(|schedule| schedule.buffers.values());
+    let below = || buffers().filter(|buffer| buffer.tier != DEVICE);
+    let Some(bytes) = below().map(|buffer| Bytes(buffer.address) + buffer.bytes).max() else {
+        return Ok(None);
     };
-    match evaluation.into_iter().find(|(name, here)| is_moved(name, here)) {
-        Some((name, _)) => Err(SessionError::Moved { name }),
-        None => Ok(()),
+    let TierFolder { folder, throttle } = tier.ok_or(SessionError::NoTier)?;
+    let mut file = TierFile::create(folder, bytes)?;
+    for buffer in below() {
+        file.declare(buffer.address, buffer.bytes.0);
     }
+    let transfers = schedules.map(|schedule| schedule.instructions.len()).max().unwrap_or(0);
+    let lanes = Lanes::new(file, transfers, throttle.map(Throttle));
+    lanes.map(Some).map_err(SessionError::Lanes)
 }

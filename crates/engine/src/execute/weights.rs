@@ -1,5 +1,5 @@
 //! Weights and optimizer state on disk, as safetensors. Invariant: tensors stream between file and
-//! slab, nothing is copied on the way; and what is read is, bit for bit, what was saved.
+//! slab or tier, part by part; and what is read is, bit for bit, what was saved.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -10,9 +10,10 @@ use safetensors::Dtype;
 use thiserror::Error;
 use tightfit::tensor::DType;
 
+use crate::execute::residents::Resident;
 use crate::execute::session::Session;
 use crate::file;
-use crate::step::stream::{self, Piece, Reader, StreamError};
+use crate::step::stream::{self, Data, Piece, Reader, StreamError};
 
 /// The format that is written, in the file's metadata.
 pub const FORMAT: &str = "tightfit-weights/1";
@@ -84,7 +85,24 @@ pub struct Bytes<'a> {
     /// Extent of each dimension.
     pub shape: Vec<usize>,
     /// The elements, row-major.
-    pub data: Cow<'a, [u8]>,
+    pub data: Elements<'a>,
+}
+
+/// The bytes of elements.
+pub enum Elements<'a> {
+    /// In memory.
+    Held(Cow<'a, [u8]>),
+    /// A tensor that a session keeps from step to step, wherever it lies.
+    Kept(&'a Session, &'a Resident),
+}
+
+impl Elements<'_> {
+    fn stream(&self, sink: &mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> {
+        match self {
+            Elements::Held(bytes) => sink(bytes),
+            Elements::Kept(session, resident) => session.stream(resident, sink),
+        }
+    }
 }
 
 /// The type as safetensors calls it.
@@ -104,20 +122,23 @@ fn dtype(dtype: DType) -> Dtype {
 }
 
 /// Writes tensors as a file of weights, with their checksums.
-pub fn write_tensors(
+pub fn write_tensors<'a>(
     path: &Path,
-    tensors: &[(String, Bytes)],
+    tensors: &'a [(String, Bytes<'a>)],
     metadata: &BTreeMap<&str, String>,
 ) -> Result<(), WeightsError> {
-    let pieces: Vec<Piece> = tensors
+    let streams: Vec<_> = tensors
         .iter()
-        .map(|(name, bytes)| Piece {
-            name,
-            dtype: dtype(bytes.dtype),
-            shape: &bytes.shape,
-            data: &bytes.data,
-        })
+        .map(|(_, bytes)| |sink: &mut dyn FnMut(&[u8]) -> io::Result<()>| bytes.data.stream(sink))
         .collect();
+    let piece = |((name, bytes), data): (&'a (String, Bytes<'a>), _)| Piece {
+        name,
+        dtype: dtype(bytes.dtype),
+        shape: &bytes.shape,
+        data,
+    };
+    let pieces: Vec<Piece> =
+        tensors.iter().zip(streams.iter().map(|stream| stream as Data<'_>)).map(piece).collect();
     file::write(path, |file| stream::write(file, &pieces, metadata))
         .map_err(|error| WeightsError::Io { path: path.to_path_buf(), error })
 }
@@ -133,7 +154,7 @@ pub fn save(path: &Path, session: &Session, step_name: &str) -> Result<(), Weigh
                 Bytes {
                     dtype: resident.dtype,
                     shape: resident.shape.clone(),
-                    data: Cow::Borrowed(session.resident_bytes(resident)),
+                    data: Elements::Kept(session, resident),
                 },
             )
         })
@@ -214,8 +235,19 @@ pub fn load(path: &Path, session: &mut Session, step_name: &str) -> Result<Progr
         reader.verify(name).map_err(|error| WeightsError::at(path, error))?;
     }
     for name in names {
-        if let Some(out) = session.resident_bytes_mut(&name) {
-            reader.read(&name, out).map_err(|error| WeightsError::at(path, error))?;
+        let Some(whole) = session.residents().get(&name).map(|resident| resident.bytes) else {
+            continue;
+        };
+        let mut failed = None;
+        let filled = session.fill(&name, &mut |from, out| {
+            reader.read_part(&name, whole, from, out).map_err(|error| {
+                failed = Some(error);
+                io::Error::other("unread")
+            })
+        });
+        if let Err(error) = filled {
+            let error = failed.unwrap_or(StreamError::Io(error));
+            return Err(WeightsError::at(path, error));
         }
     }
     session.next_step = progress.steps;

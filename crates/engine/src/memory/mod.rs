@@ -6,3 +6,4 @@ pub mod footprint;
 pub mod limit;
 pub mod process;
 pub mod slab;
+pub mod tier;

@@ -79,11 +79,58 @@ impl Slab {
         }
     }
 
+    /// `len` bytes from `address`, for whoever moves them while calls compute elsewhere in the
+    /// slab.
+    ///
+    /// # Panics
+    /// Where they do not lie in the slab.
+    pub(crate) fn part(&self, address: u64, len: u64) -> Part {
+        self.assert_inside(address, len);
+        // SAFETY: inside the slab.
+        let first = unsafe { self.base.add(address as usize) };
+        Part { first, len: len as usize }
+    }
+
     fn assert_inside(&self, address: u64, len: u64) {
         assert!(
             address.checked_add(len).is_some_and(|end| end <= self.bytes.0),
             "bytes {address}..+{len} are outside the slab"
         );
+    }
+}
+
+/// A part of the slab that a lane reads or fills. It does not keep the slab: whoever has one uses
+/// it no longer than that.
+pub(crate) struct Part {
+    first: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: a part is a place; who reads and writes there when is settled by the schedule.
+unsafe impl Send for Part {}
+
+impl Part {
+    /// Its size.
+    pub fn len(&self) -> u64 {
+        self.len as u64
+    }
+
+    /// Its bytes.
+    ///
+    /// # Safety
+    /// The slab lives, and nobody writes there meanwhile.
+    pub unsafe fn read(&self) -> &[u8] {
+        // SAFETY: inside the slab, and the caller's promise.
+        unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.len) }
+    }
+
+    /// Its bytes, to be written.
+    ///
+    /// # Safety
+    /// The slab lives, and nobody else reads or writes there meanwhile.
+    pub unsafe fn write(&mut self) -> &mut [u8] {
+        // SAFETY: inside the slab, and the caller's promise.
+        unsafe { std::slice::from_raw_parts_mut(self.first.as_ptr(), self.len) }
     }
 }
 

@@ -19,20 +19,22 @@ pub(crate) enum Unfilled {
     Wrong(String),
 }
 
-/// Fills a contiguous parameter of 32-bit floats (other types: constants and files only).
+/// Fills a part of a contiguous parameter of 32-bit floats (other types: constants and files only),
+/// given with its first byte, a multiple of eight; `name`, its place among the step's names and its
+/// size in bytes say which.
 pub(crate) fn fill(
     recipe: &Initialisation,
-    name: &str,
-    index: u32,
+    (name, index, whole): (&str, u32, u64),
     seed: u64,
     folder: &Path,
-    out: &mut [u8],
+    (from, out): (u64, &mut [u8]),
     is_float: bool,
 ) -> Result<(), Unfilled> {
+    let first = (from / 4) as usize;
     let block = |i: usize| philox(key(seed), [i as u32, STREAM, index, 0]);
     let floats = |out: &mut [u8], value: &dyn Fn(usize) -> f32| {
         for (i, slot) in out.as_chunks_mut::<4>().0.iter_mut().enumerate() {
-            *slot = value(i).to_ne_bytes();
+            *slot = value(first + i).to_ne_bytes();
         }
     };
     match recipe {
@@ -52,7 +54,12 @@ pub(crate) fn fill(
         }
         Initialisation::File(file) => {
             let path = folder.join(file);
-            let read = Reader::open(&path).and_then(|mut reader| reader.read(name, out));
+            let read = Reader::open(&path).and_then(|mut reader| {
+                if from == 0 {
+                    reader.verify(name)?;
+                }
+                reader.read_part(name, whole, from, out)
+            });
             read.map_err(|error| match error {
                 StreamError::Io(error) => Unfilled::Read { path, error },
                 error => Unfilled::Wrong(format!("{}: {error}", path.display())),

@@ -91,28 +91,28 @@ impl Reader {
         self.header.info(name)
     }
 
-    /// Reads the tensor called `name` into `out`, which has its size.
-    pub fn read(&mut self, name: &str, out: &mut [u8]) -> Result<(), StreamError> {
+    /// Reads a part of the tensor called `name`, which has `whole` bytes, from a byte of it on into
+    /// `out`. Whether it is what was saved is for [`Reader::verify`] to say.
+    pub fn read_part(
+        &mut self,
+        name: &str,
+        whole: u64,
+        part: u64,
+        out: &mut [u8],
+    ) -> Result<(), StreamError> {
         let (from, to) = self
             .header
             .info(name)
             .ok_or(SafeTensorError::TensorNotFound(name.to_string()))?
             .data_offsets;
-        if to - from != out.len() {
+        if (to - from) as u64 != whole {
             return Err(StreamError::Format(format!(
-                "`{name}` has {} bytes, {} are needed",
+                "`{name}` has {} bytes, {whole} are needed",
                 to - from,
-                out.len()
             )));
         }
-        self.file.seek(SeekFrom::Start(self.data + from as u64))?;
-        self.file.read_exact(out)?;
-        let metadata = self.header.metadata().as_ref();
-        let expected = metadata.and_then(|metadata| metadata.get(&key(name)));
-        if self.is_sealed && expected != Some(&checksum(out)) {
-            return Err(StreamError::Damaged(format!("`{name}`")));
-        }
-        Ok(())
+        self.file.seek(SeekFrom::Start(self.data + from as u64 + part))?;
+        Ok(self.file.read_exact(out)?)
     }
 
     /// Holds a tensor to its checksum, block by block, and keeps nothing of it.
@@ -157,6 +157,16 @@ fn is_sealed<'a>(
     }
 }
 
+/// SHA-256 of what is streamed, in hexadecimal digits.
+fn checksum_of(data: Data<'_>) -> io::Result<String> {
+    let mut digest = Sha256::new();
+    data(&mut |part| {
+        digest.update(part);
+        Ok(())
+    })?;
+    Ok(hexadecimal(&digest.finalize()))
+}
+
 /// SHA-256 in hexadecimal digits.
 fn checksum(bytes: &[u8]) -> String {
     hexadecimal(&Sha256::digest(bytes))
@@ -177,12 +187,16 @@ impl From<SafeTensorError> for StreamError {
     }
 }
 
+/// Hands bytes on, in order and in parts, as often as it is asked to.
+pub(crate) type Data<'a> =
+    &'a (dyn Fn(&mut dyn FnMut(&[u8]) -> io::Result<()>) -> io::Result<()> + 'a);
+
 /// A tensor to be written.
 pub(crate) struct Piece<'a> {
     pub name: &'a str,
     pub dtype: Dtype,
     pub shape: &'a [usize],
-    pub data: &'a [u8],
+    pub data: Data<'a>,
 }
 
 /// Writes a whole file with its checksums: types of large elements first, so that every element is
@@ -199,14 +213,16 @@ pub(crate) fn write(
     let mut header = serde_json::Map::new();
     let mut metadata: BTreeMap<String, String> =
         metadata.iter().map(|(&key, value)| (key.to_string(), value.clone())).collect();
-    metadata.extend(order.iter().map(|piece| (key(piece.name), checksum(piece.data))));
+    for piece in &order {
+        metadata.insert(key(piece.name), checksum_of(piece.data)?);
+    }
     let seal = checksum(json!(metadata).to_string().as_bytes());
     metadata.insert(CHECKSUM.to_string(), seal);
     header.insert("__metadata__".to_string(), json!(metadata));
     let mut end = 0;
     for piece in &order {
         let from = end;
-        end += piece.data.len();
+        end += piece.shape.iter().product::<usize>() * piece.dtype.bitsize() / 8;
         header.insert(
             piece.name.to_string(),
             json!({ "dtype": piece.dtype, "shape": piece.shape, "data_offsets": [from, end] }),
@@ -216,7 +232,7 @@ pub(crate) fn write(
     text.resize(text.len().next_multiple_of(PREFIX as usize), b' ');
     file.write_all(&(text.len() as u64).to_le_bytes())?;
     file.write_all(&text)?;
-    order.iter().try_for_each(|piece| file.write_all(piece.data))
+    order.iter().try_for_each(|piece| (piece.data)(&mut |part| file.write_all(part)))
 }
 
 #[cfg(test)]
@@ -224,10 +240,15 @@ mod tests {
     use super::*;
 
     fn written() -> Vec<u8> {
+        let [flag, z, count]: [Data<'_>; 3] = [
+            &|sink| sink(&[1, 0, 1]),
+            &|sink| [&[1, 2, 3][..], &[4, 5, 6, 7, 8]].into_iter().try_for_each(sink),
+            &|sink| sink(&[7, 0, 0, 0, 0, 0, 0, 0]),
+        ];
         let pieces = [
-            Piece { name: "flag", dtype: Dtype::BOOL, shape: &[3], data: &[1, 0, 1] },
-            Piece { name: "z", dtype: Dtype::F32, shape: &[1, 2], data: &[1, 2, 3, 4, 5, 6, 7, 8] },
-            Piece { name: "count", dtype: Dtype::I64, shape: &[], data: &[7, 0, 0, 0, 0, 0, 0, 0] },
+            Piece { name: "flag", dtype: Dtype::BOOL, shape: &[3], data: flag },
+            Piece { name: "z", dtype: Dtype::F32, shape: &[1, 2], data: z },
+            Piece { name: "count", dtype: Dtype::I64, shape: &[], data: count },
         ];
         let mut bytes = Vec::new();
         write(
@@ -237,6 +258,11 @@ mod tests {
         )
         .unwrap();
         bytes
+    }
+
+    fn read(reader: &mut Reader, name: &str, out: &mut [u8]) -> Result<(), StreamError> {
+        reader.verify(name)?;
+        reader.read_part(name, out.len() as u64, 0, out)
     }
 
     fn opened(bytes: &[u8]) -> Result<Reader, StreamError> {
@@ -261,11 +287,14 @@ mod tests {
     fn what_is_written_is_read() {
         let mut reader = opened(&written()).unwrap();
         let mut out = [0; 8];
-        reader.read("z", &mut out).unwrap();
+        read(&mut reader, "z", &mut out).unwrap();
+        let mut part = [0; 3];
+        reader.read_part("z", 8, 4, &mut part).unwrap();
+        assert_eq!(part, [5, 6, 7]);
         assert_eq!(out, [1, 2, 3, 4, 5, 6, 7, 8]);
         assert_eq!(reader.metadata()["format"], "x");
         assert!(reader.info("y").is_none());
-        assert!(reader.read("z", &mut out[..4]).is_err());
+        assert!(read(&mut reader, "z", &mut out[..4]).is_err());
     }
 
     #[test]
@@ -274,32 +303,30 @@ mod tests {
             safetensors::tensor::TensorView::new(Dtype::F32, vec![2], &[1, 2, 3, 4, 5, 6, 7, 8])
                 .unwrap();
         let mut out = [0; 8];
-        opened(&safetensors::serialize([("w", view)], None).unwrap())
-            .unwrap()
-            .read("w", &mut out)
-            .unwrap();
+        let written = safetensors::serialize([("w", view)], None).unwrap();
+        read(&mut opened(&written).unwrap(), "w", &mut out).unwrap();
         assert_eq!(out, [1, 2, 3, 4, 5, 6, 7, 8]);
     }
 
     #[test]
     fn every_changed_bit_is_noticed() {
         // Types and shapes have no checksum: whoever reads knows what they have to be.
-        let read = |bytes: &[u8]| -> Result<_, StreamError> {
+        let read_all = |bytes: &[u8]| -> Result<_, StreamError> {
             let mut reader = opened(bytes)?;
             let mut tensors = [[0; 8]; 3];
             for (out, (name, size)) in tensors.iter_mut().zip([("z", 8), ("count", 8), ("flag", 3)])
             {
-                reader.read(name, &mut out[..size])?;
+                read(&mut reader, name, &mut out[..size])?;
             }
             Ok((reader.metadata(), tensors))
         };
         let bytes = written();
-        let right = read(&bytes).unwrap();
+        let right = read_all(&bytes).unwrap();
         let mut unread = 0;
         for bit in 0..8 * bytes.len() {
             let mut changed = bytes.clone();
             changed[bit / 8] ^= 1 << (bit % 8);
-            match read(&changed) {
+            match read_all(&changed) {
                 Err(StreamError::Io(error)) => panic!("bit {bit}: {error}"),
                 Err(StreamError::Format(_) | StreamError::Damaged(_)) => unread += 1,
                 Ok(read) => assert_eq!(read, right, "bit {bit}"),

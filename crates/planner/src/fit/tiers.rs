@@ -11,7 +11,7 @@ use crate::goal::Goal;
 use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::machine::Route;
-use crate::plan::offload::{Offloaded, Offloading};
+use crate::plan::offload::{Home, Offloaded, Offloading};
 use crate::plan::{Plan, Planner, Search, simulate};
 use crate::profile::Profile;
 use crate::schedule::{Lowering, Residents, Schedule, lower};
@@ -102,7 +102,7 @@ impl Tiered<'_> {
         sequences.push(lowest.runs());
         let mut best = known;
         for runs in sequences {
-            let offloading = Offloading::new(self.graph, self.profile, &runs, self.route);
+            let offloading = self.offloading(&runs);
             let least = offloading.least();
             if best.as_ref().is_some_and(|(best, _)| least >= best.slab) {
                 continue;
@@ -120,6 +120,20 @@ impl Tiered<'_> {
             }
         }
         best.expect("the order itself is a sequence")
+    }
+
+    /// A sequence whose storages may be away, but for what stays where another schedule has put it.
+    fn offloading<'s>(&'s self, runs: &'s [NodeId]) -> Offloading<'s> {
+        let Residents { addresses, below, .. } = self.residents;
+        let home = |storage| {
+            let placeholder = self.graph.producer(storage).map(|node| &self.graph.nodes()[node]);
+            match placeholder.and_then(|node| node.parameter.as_ref()) {
+                Some(name) if below.contains_key(name) => Home::Below,
+                Some(name) if addresses.contains_key(name) => Home::Device,
+                Some(_) | None => Home::Anywhere,
+            }
+        };
+        Offloading::with_homes(self.graph, self.profile, runs, self.route, &home)
     }
 
     /// Sequences that recompute so much that what they hold is within several budgets.
@@ -180,7 +194,7 @@ impl Tiered<'_> {
     ) -> Vec<Candidate> {
         let mut found = Vec::new();
         for runs in sequences {
-            let offloading = Offloading::new(self.graph, self.profile, runs, self.route);
+            let offloading = self.offloading(runs);
             let effort = effort(runs.len());
             let offloaded = offloading.within(budget, effort.seed, &mut Meter::new(&effort));
             found.extend(offloaded.map(|offloaded| Candidate { runs: runs.clone(), offloaded }));

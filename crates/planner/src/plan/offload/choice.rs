@@ -56,7 +56,8 @@ pub(super) fn cover(
 /// Takes out of what is chosen whatever the budget is met without, the dearest first.
 pub(super) fn prune(course: &Course, chosen: &mut [bool], budget: u64) {
     let mut held = course.held_without(chosen);
-    let mut order: Vec<usize> = (0..chosen.len()).filter(|&index| chosen[index]).collect();
+    let mut order: Vec<usize> =
+        (0..chosen.len()).filter(|&index| chosen[index] && !course.given[index]).collect();
     let price = |index: usize| cost(course, chosen, index);
     order.sort_by(|&a, &b| price(b).total_cmp(&price(a)));
     for index in order {

@@ -40,6 +40,19 @@ pub(super) struct Course {
     pub is_persistent: Vec<bool>,
     /// Positions at which the storage of a group is written over.
     pub written: Vec<Vec<u32>>,
+    /// Intervals over which their storages are away in any case.
+    pub given: Vec<bool>,
+}
+
+/// What is settled of a storage that stays from step to step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Home {
+    /// Nothing: it lies where the plan has it.
+    Anywhere,
+    /// It never leaves the device.
+    Device,
+    /// It is away when a step begins.
+    Below,
 }
 
 struct Access {
@@ -50,13 +63,15 @@ struct Access {
 }
 
 impl Course {
-    /// The course of `runs`; what is smaller than `least` stays where it is.
+    /// The course of `runs`; what is smaller than `least` stays where it is, unless `home` says
+    /// otherwise.
     pub fn new(
         graph: &Graph,
         profile: &Profile,
         runs: &[NodeId],
         route: Route,
         least: Bytes,
+        home: &dyn Fn(StorageId) -> Home,
     ) -> Course {
         let lives = liveness(graph, profile, runs);
         let curve = memory_curve(graph, profile, runs, &lives);
@@ -71,6 +86,7 @@ impl Course {
             groups: Vec::new(),
             is_persistent: Vec::new(),
             written: Vec::new(),
+            given: Vec::new(),
         };
         let block = profile.hierarchy.tiers[route.tier].block.0.max(1);
         let link = |lane| profile.hierarchy.lanes[lane].link;
@@ -80,8 +96,9 @@ impl Course {
             is_output[graph.values()[value].storage] = true;
         }
         for (storage, mut accesses) in accesses(graph, runs) {
-            let bytes = graph.storages()[storage];
-            if bytes < least || bytes == Bytes::ZERO {
+            let (bytes, home) = (graph.storages()[storage], home(storage));
+            let is_small = bytes < least && home != Home::Below;
+            if is_small || bytes == Bytes::ZERO || home == Home::Device {
                 continue;
             }
             let written = accesses.iter().filter(|access| access.is_written);
@@ -96,9 +113,11 @@ impl Course {
             let moved = bytes.align_up(block);
             for pair in accesses.windows(2) {
                 let (last, next) = (pair[0].position, pair[1].position);
-                if !pair[1].is_made && last + 1 < next {
+                let is_given = home == Home::Below && next as usize >= runs.len();
+                if is_given || !pair[1].is_made && last + 1 < next {
                     let (out, back) = (out.seconds(moved).0, back.seconds(moved).0);
                     course.idle.push(Idle { storage, bytes: bytes.0, last, next, out, back });
+                    course.given.push(is_given);
                 }
             }
             if course.idle.len() > from {

@@ -12,12 +12,14 @@ mod idle;
 mod lanes;
 mod room;
 
+pub use idle::Home;
+
 use fastrand::Rng;
 
 use crate::analysis::{Move, liveness_with, memory_curve, seconds_with};
 use crate::effort::Meter;
 use crate::graph::Graph;
-use crate::id::NodeId;
+use crate::id::{NodeId, StorageId};
 use crate::machine::Route;
 use crate::plan::offload::choice::{cover, prune};
 use crate::plan::offload::idle::Course;
@@ -56,8 +58,19 @@ impl<'a> Offloading<'a> {
         runs: &'a [NodeId],
         route: Route,
     ) -> Offloading<'a> {
+        Offloading::with_homes(graph, profile, runs, route, &|_| Home::Anywhere)
+    }
+
+    /// The same where it is settled what is away when a step begins.
+    pub fn with_homes(
+        graph: &'a Graph,
+        profile: &'a Profile,
+        runs: &'a [NodeId],
+        route: Route,
+        home: &dyn Fn(StorageId) -> Home,
+    ) -> Offloading<'a> {
         let largest = graph.storages().values().copied().max().unwrap_or(Bytes::ZERO);
-        let course = Course::new(graph, profile, runs, route, Bytes(largest.0 / LEAST));
+        let course = Course::new(graph, profile, runs, route, Bytes(largest.0 / LEAST), home);
         Offloading { graph, profile, runs, route, course }
     }
 
@@ -70,7 +83,7 @@ impl<'a> Offloading<'a> {
     /// The fastest choice that is found within a budget; none where too much is held even with
     /// everything away.
     pub fn within(&self, budget: Bytes, seed: u64, meter: &mut Meter<'_>) -> Option<Offloaded> {
-        let mut chosen = vec![false; self.course.idle.len()];
+        let mut chosen = self.course.given.clone();
         if !cover(&self.course, &mut chosen, budget.0, None) {
             return None;
         }
@@ -100,7 +113,8 @@ impl<'a> Offloading<'a> {
         let away: Vec<usize> = (0..chosen.len()).filter(|&index| chosen[index]).collect();
         let most = (away.len() / 8).max(2);
         for _ in 0..random.usize(1..=most).min(away.len()) {
-            chosen[away[random.usize(0..away.len())]] = false;
+            let index = away[random.usize(0..away.len())];
+            chosen[index] = self.course.given[index];
         }
         if random.bool() && !chosen.is_empty() {
             chosen[random.usize(0..chosen.len())] = true;

@@ -1,0 +1,52 @@
+//! Tiers as they are asked for: `pcie4:64GiB` of a machine that is known, `DIR:64GiB` of this one.
+//! Invariant: a folder's rates are measured in that folder.
+
+use std::path::PathBuf;
+
+use tightfit::machine::{Machine, MachineError};
+use tightfit::units::Bytes;
+use tightfit_engine::{TierError, tier};
+
+use crate::values::{NotASize, size};
+
+/// A folder for a tier, with the size of its file where that is limited.
+pub struct Folder {
+    /// The folder.
+    pub folder: PathBuf,
+    /// Most bytes.
+    pub size: Option<Bytes>,
+}
+
+impl Folder {
+    /// A folder, or one and a size behind a colon.
+    pub fn parse(text: &str) -> Result<Folder, NotASize> {
+        let (folder, size) = parts(text)?;
+        Ok(Folder { folder: PathBuf::from(folder), size })
+    }
+
+    /// Gives a machine a tier in the folder, as fast as that is measured to be.
+    pub fn add_to(&self, machine: &mut Machine, throttle: Option<f64>) -> Result<(), TierError> {
+        let (tier, mut links) = tier::measure(&self.folder, self.size)?;
+        for link in &mut links {
+            link.bandwidth = link.bandwidth.min(throttle.unwrap_or(f64::INFINITY));
+        }
+        let [out, back] = links;
+        machine.hierarchy.add(tier, out, back);
+        Ok(())
+    }
+}
+
+/// A machine with the preset of a tier below it.
+pub fn preset(machine: Machine, text: &str) -> anyhow::Result<Machine> {
+    let (name, size) = parts(text)?;
+    let with_tier: Result<Machine, MachineError> = machine.with_tier(name, size);
+    Ok(with_tier?)
+}
+
+/// What stands before the last colon, and the size behind it. A name may have colons, too.
+fn parts(text: &str) -> Result<(&str, Option<Bytes>), NotASize> {
+    match text.rsplit_once(':') {
+        Some((name, bytes)) if !bytes.contains('/') => Ok((name, Some(size(bytes)?))),
+        Some(_) | None => Ok((text, None)),
+    }
+}

@@ -1,0 +1,231 @@
+//! The lanes between slab and tier, each on a thread of its own. Invariant: a lane moves one thing
+//! after another, in the order in which they were started; what went wrong is said by the next
+//! wait.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use crate::memory::slab::Part;
+use crate::memory::tier::{CHUNK, Checksums, TierError, TierFile};
+
+/// What a lane's thread needs for its stack.
+pub(crate) const STACK: usize = 128 << 10;
+
+/// Which way a lane leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Way {
+    /// From the slab to the tier.
+    Out,
+    /// From the tier to the slab.
+    Back,
+}
+
+/// One transfer.
+pub(super) struct Job {
+    pub slab: Part,
+    /// First byte of the buffer in the tier.
+    pub below: u64,
+    pub checksums: Checksums,
+}
+
+/// How fast a lane is at most, in bytes per second: to measure what slower tiers would do.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Throttle(pub f64);
+
+/// Both lanes.
+pub(super) struct Lanes {
+    out: Lane,
+    back: Lane,
+    file: Arc<TierFile>,
+}
+
+struct Lane {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Default)]
+struct Shared {
+    state: Mutex<State>,
+    changed: Condvar,
+}
+
+#[derive(Default)]
+struct State {
+    waiting: VecDeque<Job>,
+    /// Transfers that were started, and those that are over, since the run began.
+    started: u64,
+    done: u64,
+    failed: Option<TierError>,
+    is_closing: bool,
+}
+
+impl Lanes {
+    /// Two threads for a tier; `most` transfers are started at most before one is over.
+    pub fn new(
+        file: TierFile,
+        most: usize,
+        throttle: Option<Throttle>,
+    ) -> Result<Lanes, std::io::Error> {
+        let file = Arc::new(file);
+        let lane = |way| Lane::new(way, &file, most, throttle);
+        Ok(Lanes { out: lane(Way::Out)?, back: lane(Way::Back)?, file: Arc::clone(&file) })
+    }
+
+    /// The tier's file.
+    pub fn file(&self) -> &TierFile {
+        &self.file
+    }
+
+    fn lane(&self, way: Way) -> &Lane {
+        match way {
+            Way::Out => &self.out,
+            Way::Back => &self.back,
+        }
+    }
+
+    /// Starts a transfer; its number on its lane.
+    pub fn start(&self, way: Way, job: Job) -> u64 {
+        let mut state = self.lane(way).shared.lock();
+        state.waiting.push_back(job);
+        state.started += 1;
+        self.lane(way).shared.changed.notify_all();
+        state.started
+    }
+
+    /// Goes on when the transfer of this number is over.
+    ///
+    /// # Errors
+    /// Where something went wrong on the lane, be it with this transfer or with one before.
+    pub fn wait(&self, way: Way, number: u64) -> Result<(), TierError> {
+        self.lane(way).shared.wait(number)
+    }
+
+    /// Goes on when nothing is under way.
+    ///
+    /// # Errors
+    /// Where something went wrong on a lane.
+    pub fn settle(&self) -> Result<(), TierError> {
+        for way in [Way::Out, Way::Back] {
+            let shared = &self.lane(way).shared;
+            let started = shared.lock().started;
+            shared.wait(started)?;
+        }
+        Ok(())
+    }
+}
+
+impl Shared {
+    /// A thread that panicked leaves what it was about to do undone, and its message.
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait(&self, number: u64) -> Result<(), TierError> {
+        let mut state = self.lock();
+        while state.done < number && state.failed.is_none() {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        // Later waits must not go on either.
+        match state.failed.take() {
+            Some(error) => {
+                state.failed = Some(TierError::Failed);
+                Err(error)
+            }
+            None => Ok(()),
+        }
+    }
+}
+
+impl Lane {
+    fn new(
+        way: Way,
+        file: &Arc<TierFile>,
+        most: usize,
+        throttle: Option<Throttle>,
+    ) -> Result<Lane, std::io::Error> {
+        let shared = Arc::new(Shared::default());
+        shared.lock().waiting.reserve(most);
+        let (file, mine) = (Arc::clone(file), Arc::clone(&shared));
+        let name = if way == Way::Out { "tightfit-out" } else { "tightfit-back" };
+        let thread = std::thread::Builder::new()
+            .name(name.to_string())
+            .stack_size(STACK)
+            .spawn(move || serve(way, &file, &mine, throttle))?;
+        Ok(Lane { shared, thread: Some(thread) })
+    }
+}
+
+impl Drop for Lane {
+    fn drop(&mut self) {
+        let mut state = self.shared.lock();
+        state.is_closing = true;
+        state.waiting.clear();
+        drop(state);
+        self.shared.changed.notify_all();
+        if let Some(thread) = self.thread.take() {
+            // One that panicked has said so.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Takes up one transfer after another, until the lane is closed.
+fn serve(way: Way, file: &TierFile, shared: &Shared, throttle: Option<Throttle>) {
+    let mut state = shared.lock();
+    loop {
+        if state.is_closing {
+            return;
+        }
+        let Some(job) = state.waiting.pop_front() else {
+            state = shared.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+            continue;
+        };
+        let has_failed = state.failed.is_some();
+        drop(state);
+        let result = if has_failed { Ok(()) } else { carry(way, file, job, throttle) };
+        state = shared.lock();
+        state.done += 1;
+        if let Err(error) = result {
+            state.failed.get_or_insert(error);
+        }
+        shared.changed.notify_all();
+    }
+}
+
+/// Moves one thing, chunk by chunk.
+fn carry(
+    way: Way,
+    file: &TierFile,
+    mut job: Job,
+    throttle: Option<Throttle>,
+) -> Result<(), TierError> {
+    let begun = Instant::now();
+    let whole = job.slab.len();
+    let mut from = 0;
+    while from < whole {
+        let to = (from + CHUNK).min(whole);
+        let range = from as usize..to as usize;
+        match way {
+            Way::Out => {
+                // SAFETY: the lanes end before the slab does, and the checker let no schedule pass
+                // in which something writes to what is leaving.
+                let bytes = unsafe { job.slab.read() };
+                file.write(job.below, from, &bytes[range], &job.checksums)?;
+            }
+            Way::Back => {
+                // SAFETY: as above; nothing touches what is arriving.
+                let bytes = unsafe { job.slab.write() };
+                file.read(job.below, from, &mut bytes[range], &job.checksums)?;
+            }
+        }
+        from = to;
+        if let Some(Throttle(rate)) = throttle {
+            let due = Duration::from_secs_f64(from as f64 / rate);
+            std::thread::sleep(due.saturating_sub(begun.elapsed()));
+        }
+    }
+    Ok(())
+}
