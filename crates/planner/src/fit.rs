@@ -272,7 +272,11 @@ impl<'a> BudgetedPlanner<'a> {
         let known = known.and_then(Result::ok);
         let found = tiered.within(search, budget, known, meter);
         first.get_or_insert(meter.elapsed());
-        found.ok_or_else(|| Box::new(tiered.smallest(search, None, meter)))
+        match found {
+            Some(schedule) => Ok(schedule),
+            // As if the smallest had been asked for.
+            None => within(budget, tiered.smallest(search, None, meter)),
+        }
     }
 
     /// The fastest plan that packs within a slab that is known.

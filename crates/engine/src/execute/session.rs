@@ -98,12 +98,13 @@ pub struct TierFolder {
 
 /// A running training.
 pub struct Session {
-    // Before the slab, in which lanes read and write.
+    // All who hold the lanes come before the slab, in which these read and write: fields are
+    // dropped in their order, and with the last holder the lanes' threads end.
     lanes: Option<Arc<Lanes>>,
-    pub(super) slab: Slab,
-    staging: Staging,
     training: Compiled,
     pub(super) evaluation: Option<Compiled>,
+    pub(super) slab: Slab,
+    staging: Staging,
     residents: BTreeMap<String, Resident>,
     /// What is under way between two steps was started.
     has_begun: bool,
