@@ -20,7 +20,7 @@ pub use budget::{Budget, BudgetError};
 pub use calibrate::{Extent, calibrate};
 pub use execute::error::{CompileError, StepError, UnknownOperator};
 pub use execute::evaluation::Evaluation;
-pub use execute::executable::{Executable, StepSettings};
+pub use execute::executable::{Executable, Executed, StepSettings};
 pub use execute::places::Located;
 pub use execute::residents::Resident;
 pub use execute::session::{Session, SessionError, TierFolder};

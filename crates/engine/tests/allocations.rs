@@ -15,7 +15,9 @@ use tightfit::profile::Profile;
 use tightfit::tensor::{Argument, DType};
 use tightfit::units::Bytes;
 use tightfit::unplanned;
-use tightfit_engine::{Dataset, Executable, Session, Slab, Step, StepSettings, reserve};
+use tightfit_engine::{
+    Dataset, Executable, Executed, Session, Slab, Step, StepSettings, reserve,
+};
 
 /// The system's allocator, counted.
 struct Counting;
@@ -97,7 +99,8 @@ fn a_step_allocates_within_the_packing() {
         let mut calls: Vec<(NodeId, u64)> = Vec::with_capacity(graph.nodes().len());
         let mut last = ALLOCATED.load(Ordering::SeqCst);
         let most = most_at_once(|| {
-            let loss = session.step_timed(&mut data, &mut |call| {
+            let loss = session.step_timed(&mut data, &mut |executed| {
+                let Executed::Call(call) = executed else { return };
                 let now = ALLOCATED.load(Ordering::SeqCst);
                 calls.push((call.node, now - last));
                 last = now;

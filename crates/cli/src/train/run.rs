@@ -43,12 +43,12 @@ pub fn run(
         let start = Instant::now();
         // The first step also faults the slab's pages in.
         let counts = done > 0 || arguments.steps == 1;
-        let stepped = session.step_timed(data, &mut |call| {
+        let stepped = session.step_timed(data, &mut |executed| {
             if counts {
-                measured.add(&call);
+                measured.add(&executed);
             }
             if let Some(fastest) = &mut fastest {
-                fastest.add(&call);
+                fastest.add(&executed);
             }
         });
         let loss = match stepped {

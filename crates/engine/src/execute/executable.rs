@@ -10,14 +10,14 @@ use std::time::Instant;
 use rayon::ThreadPool;
 use tightfit::check::{Checked, Violation};
 use tightfit::graph::Graph;
-use tightfit::id::{DEVICE, EntityRef, MicroBatchId, SecondaryMap, TransferId};
+use tightfit::id::{DEVICE, EntityRef, LaneId, MicroBatchId, SecondaryMap, TransferId};
 use tightfit::schedule::{Call, Instruction, Movement, Schedule, Transfer};
-use tightfit::timeline::CallInTime;
+use tightfit::timeline::{CallInTime, TransferInTime};
 use tightfit::units::{Bytes, Seconds};
 
 use crate::execute::admission::admit;
 use crate::execute::error::{CompileError, StepError};
-use crate::execute::lanes::{Job, Lanes, Way};
+use crate::execute::lanes::{Job, Lanes, Moved, Way};
 use crate::kernels::tensor::Tensor;
 use crate::kernels::{self, FaultFlag, Kernel, Operands, Run, Scratch};
 use crate::memory::slab::Slab;
@@ -41,11 +41,26 @@ struct Compiled {
     kernel: Kernel,
 }
 
+/// What was measured while a step ran, with times from its start.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Executed {
+    /// A call.
+    Call(CallInTime),
+    /// A transfer, when it was waited for; one that crosses the border of the step began before it.
+    Transfer(TransferInTime),
+}
+
 /// One instruction that does something.
 enum Op {
     Call(Compiled),
     Start(Start),
-    Wait(Way, TransferId),
+    Wait(Way, LaneId, TransferId),
+}
+
+/// An instruction that takes time, while it is executed.
+enum Doing<'a> {
+    Call(&'a Compiled, &'a Run<'a>),
+    Wait(Way, LaneId, TransferId),
 }
 
 /// A transfer to be started.
@@ -96,10 +111,10 @@ impl Executable {
         let threads = pool.current_num_threads();
         let mut predicted = checked.timeline().calls.iter();
         let mut ops = Vec::with_capacity(schedule.instructions.len());
-        let mut ways: SecondaryMap<TransferId, Option<Way>> = SecondaryMap::new();
+        let mut ways: SecondaryMap<TransferId, Option<(Way, LaneId)>> = SecondaryMap::new();
         for instruction in &schedule.instructions {
             if let Instruction::Start(transfer) = instruction {
-                ways[transfer.id] = Some(start(schedule, transfer).way);
+                ways[transfer.id] = Some((start(schedule, transfer).way, transfer.lane));
             }
         }
         for instruction in &schedule.instructions {
@@ -115,8 +130,9 @@ impl Executable {
                 Instruction::Free(_) => {}
                 Instruction::Start(transfer) => ops.push(Op::Start(start(schedule, transfer))),
                 Instruction::Wait(id) => {
-                    let way = ways[*id].expect("the checker found the start of every wait");
-                    ops.push(Op::Wait(way, *id));
+                    let (way, lane) =
+                        ways[*id].expect("the checker found the start of every wait");
+                    ops.push(Op::Wait(way, lane, *id));
                 }
             }
         }
@@ -170,10 +186,18 @@ impl Executable {
     /// # Panics
     /// Where the slab is smaller than the schedule's.
     pub fn run(&self, slab: &mut Slab, settings: &StepSettings) -> Result<(), StepError> {
-        self.execute(slab, settings, |call, run| (call.kernel)(run))
+        self.execute(slab, settings, |what| {
+            match what {
+                Doing::Call(call, run) => (call.kernel)(run),
+                Doing::Wait(way, _, id) => {
+                    self.wait(way, id)?;
+                }
+            }
+            Ok(())
+        })
     }
 
-    /// Executes one step and reports each call's seconds.
+    /// Executes one step and reports the seconds of each call and of each transfer.
     ///
     /// # Errors
     /// As [`Executable::run`].
@@ -181,15 +205,31 @@ impl Executable {
         &self,
         slab: &mut Slab,
         settings: &StepSettings,
-        report: &mut (dyn FnMut(CallInTime) + Send),
+        report: &mut (dyn FnMut(Executed) + Send),
     ) -> Result<(), StepError> {
         let begun = Instant::now();
-        self.execute(slab, settings, |call, run| {
+        self.execute(slab, settings, |what| {
             let start = Instant::now();
-            (call.kernel)(run);
-            let seconds = Seconds(start.elapsed().as_secs_f64());
-            let start = Seconds(start.duration_since(begun).as_secs_f64());
-            report(CallInTime { start, seconds, ..call.predicted });
+            match what {
+                Doing::Call(call, run) => {
+                    (call.kernel)(run);
+                    let seconds = Seconds(start.elapsed().as_secs_f64());
+                    let start = Seconds(start.duration_since(begun).as_secs_f64());
+                    report(Executed::Call(CallInTime { start, seconds, ..call.predicted }));
+                }
+                Doing::Wait(way, lane, id) => {
+                    let moved = self.wait(way, id)?;
+                    let stall = Seconds(start.elapsed().as_secs_f64());
+                    if let Some(Moved { start, seconds }) = moved {
+                        let before = begun.saturating_duration_since(start).as_secs_f64();
+                        let start = start.saturating_duration_since(begun).as_secs_f64() - before;
+                        let (start, seconds) = (Seconds(start), Seconds(seconds));
+                        let transfer = TransferInTime { id, lane, start, seconds, stall };
+                        report(Executed::Transfer(transfer));
+                    }
+                }
+            }
+            Ok(())
         })
     }
 
@@ -203,7 +243,7 @@ impl Executable {
         Ok(())
     }
 
-    fn wait(&self, way: Way, id: TransferId) -> Result<(), StepError> {
+    fn wait(&self, way: Way, id: TransferId) -> Result<Option<Moved>, StepError> {
         let lanes = self.lanes.as_ref().ok_or(StepError::NoLanes)?;
         Ok(lanes.wait(way, self.numbers[id.index()].load(Ordering::Relaxed))?)
     }
@@ -212,7 +252,7 @@ impl Executable {
         &self,
         slab: &mut Slab,
         settings: &StepSettings,
-        mut call: impl FnMut(&Compiled, &Run) + Send,
+        mut act: impl FnMut(Doing<'_>) -> Result<(), StepError> + Send,
     ) -> Result<(), StepError> {
         assert!(
             slab.bytes() >= self.slab,
@@ -234,10 +274,11 @@ impl Executable {
             for op in &self.ops {
                 match op {
                     Op::Call(compiled) => {
-                        call(compiled, &Run { micro_batch: compiled.micro_batch, ..*step });
+                        let run = Run { micro_batch: compiled.micro_batch, ..*step };
+                        act(Doing::Call(compiled, &run))?;
                     }
                     Op::Start(start) => self.start(slab, start)?,
-                    Op::Wait(way, id) => self.wait(*way, *id)?,
+                    Op::Wait(way, lane, id) => act(Doing::Wait(*way, *lane, *id))?,
                 }
             }
             Ok(())

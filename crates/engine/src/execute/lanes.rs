@@ -30,6 +30,13 @@ pub(super) struct Job {
     pub checksums: Checksums,
 }
 
+/// When a lane took a transfer up, and how long it took.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Moved {
+    pub start: Instant,
+    pub seconds: f64,
+}
+
 /// How fast a lane is at most, in bytes per second: to measure what slower tiers would do.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Throttle(pub f64);
@@ -60,6 +67,8 @@ struct State {
     done: u64,
     failed: Option<TierError>,
     is_closing: bool,
+    /// The last transfers that are over, by their numbers; as many as there may be under way.
+    moved: Vec<Option<(u64, Moved)>>,
 }
 
 impl Lanes {
@@ -95,12 +104,18 @@ impl Lanes {
         state.started
     }
 
-    /// Goes on when the transfer of this number is over.
+    /// Goes on when the transfer of this number is over, and says when that was, where it was one of
+    /// the last.
     ///
     /// # Errors
     /// Where something went wrong on the lane, be it with this transfer or with one before.
-    pub fn wait(&self, way: Way, number: u64) -> Result<(), TierError> {
-        self.lane(way).shared.wait(number)
+    pub fn wait(&self, way: Way, number: u64) -> Result<Option<Moved>, TierError> {
+        let shared = &self.lane(way).shared;
+        shared.wait(number)?;
+        let state = shared.lock();
+        let slot = number.checked_rem(state.moved.len() as u64);
+        let moved = slot.and_then(|slot| state.moved[slot as usize]);
+        Ok(moved.filter(|moved| moved.0 == number).map(|moved| moved.1))
     }
 
     /// Goes on when nothing is under way.
@@ -147,7 +162,10 @@ impl Lane {
         throttle: Option<Throttle>,
     ) -> Result<Lane, std::io::Error> {
         let shared = Arc::new(Shared::default());
-        shared.lock().waiting.reserve(most);
+        let mut state = shared.lock();
+        state.waiting.reserve(most);
+        state.moved.resize(most.max(1), None);
+        drop(state);
         let (file, mine) = (Arc::clone(file), Arc::clone(&shared));
         let name = if way == Way::Out { "tightfit-out" } else { "tightfit-back" };
         let thread = std::thread::Builder::new()
@@ -185,9 +203,13 @@ fn serve(way: Way, file: &TierFile, shared: &Shared, throttle: Option<Throttle>)
         };
         let has_failed = state.failed.is_some();
         drop(state);
+        let start = Instant::now();
         let result = if has_failed { Ok(()) } else { carry(way, file, job, throttle) };
         state = shared.lock();
         state.done += 1;
+        let moved = (state.done, Moved { start, seconds: start.elapsed().as_secs_f64() });
+        let slot = state.done % state.moved.len() as u64;
+        state.moved[slot as usize] = Some(moved);
         if let Err(error) = result {
             state.failed.get_or_insert(error);
         }

@@ -13,11 +13,10 @@ use tightfit::check::Checked;
 use tightfit::id::DEVICE;
 use tightfit::schedule::Schedule;
 use tightfit::tensor::DType;
-use tightfit::timeline::CallInTime;
 use tightfit::units::Bytes;
 
 use crate::execute::error::{CompileError, StepError};
-use crate::execute::executable::{Executable, StepSettings};
+use crate::execute::executable::{Executable, Executed, StepSettings};
 use crate::execute::lanes::{Lanes, Throttle};
 use crate::execute::places::{Compiled, compile, loss_of, pair};
 use crate::execute::residents::{Place, Reach, Resident, Staging, moved, residents};
@@ -219,11 +218,11 @@ impl Session {
         self.advance(data, |executable, slab, settings| executable.run(slab, settings))
     }
 
-    /// Like [`Session::step`], with the seconds of every call.
+    /// Like [`Session::step`], with the seconds of every call and of every transfer.
     pub fn step_timed(
         &mut self,
         data: &mut Dataset,
-        report: &mut (dyn FnMut(CallInTime) + Send),
+        report: &mut (dyn FnMut(Executed) + Send),
     ) -> Result<f32, SessionError> {
         self.advance(data, |executable, slab, settings| {
             executable.run_timed(slab, settings, report)

@@ -8,9 +8,10 @@ use std::time::Instant;
 use tightfit::graph::Graph;
 use tightfit::id::NodeId;
 use tightfit::profile::{CallSeconds, Signature};
-use tightfit::timeline::CallInTime;
+use tightfit::timeline::{CallInTime, TransferInTime};
 use tightfit::units::Seconds;
 
+use crate::execute::executable::Executed;
 use crate::execute::session::{Session, SessionError};
 use crate::step::data::Dataset;
 
@@ -39,13 +40,22 @@ pub struct Timings {
     pub recomputed: f64,
     /// Seconds of first runs, over all steps.
     pub first: f64,
+    /// Seconds for which calls waited for transfers, over all steps.
+    pub stalled: f64,
     /// Each node's runs, over all steps.
     pub nodes: BTreeMap<NodeId, NodeTimings>,
 }
 
 impl Timings {
-    /// Adds a call.
-    pub fn add(&mut self, call: &CallInTime) {
+    /// Adds a call or a transfer.
+    pub fn add(&mut self, executed: &Executed) {
+        let call = match executed {
+            Executed::Call(call) => call,
+            Executed::Transfer(transfer) => {
+                self.stalled += transfer.stall.0;
+                return;
+            }
+        };
         *(if call.recomputed { &mut self.recomputed } else { &mut self.first }) += call.seconds.0;
         let node = self.nodes.entry(call.node).or_insert(NodeTimings {
             seconds: 0.0,
@@ -66,9 +76,14 @@ impl Timings {
         Some((low + high) / 2.0)
     }
 
-    /// Seconds of recomputations over seconds of all else.
+    /// Seconds of recomputations and of waiting over seconds of all else.
     pub fn overhead(&self) -> Option<f64> {
-        (self.first > 0.0).then(|| self.recomputed / self.first)
+        (self.first > 0.0).then(|| (self.recomputed + self.stalled) / self.first)
+    }
+
+    /// Seconds of waiting for transfers in a step, on average.
+    pub fn stall(&self) -> Option<f64> {
+        (!self.steps.is_empty()).then(|| self.stalled / self.steps.len() as f64)
     }
 
     /// A step that nothing disturbed: the lower quartile, since whatever disturbs a step makes it
@@ -84,10 +99,10 @@ impl Timings {
     pub fn call_seconds(&self, graph: &Graph, threads: u32) -> CallSeconds {
         let mut table = CallSeconds::new(VERSION, threads);
         let fastest: f64 = self.nodes.values().map(|node| node.fastest * node.runs as f64).sum();
-        let Some(scale) = self.undisturbed().map(|step| step * self.steps.len() as f64 / fastest)
-        else {
-            return table;
-        };
+        // What waits for transfers is not the calls' time.
+        let steps = self.steps.len() as f64;
+        let calls = self.undisturbed().map(|step| (step * steps - self.stalled).max(fastest));
+        let Some(scale) = calls.map(|calls| calls / fastest) else { return table };
         let mut sums: BTreeMap<Signature, (f64, u64)> = BTreeMap::new();
         for (&id, node) in &self.nodes {
             let sum = sums.entry(Signature::of(graph, id)).or_default();
@@ -101,18 +116,24 @@ impl Timings {
     }
 }
 
-/// The calls of the fastest of several steps. Whatever disturbs a step makes it slower.
+/// The calls and transfers of the fastest of several steps. Whatever disturbs a step makes it
+/// slower.
 #[derive(Clone, Debug, Default)]
 pub struct FastestStep {
     calls: Vec<CallInTime>,
+    transfers: Vec<TransferInTime>,
     fastest: Option<f64>,
     next: Vec<CallInTime>,
+    next_transfers: Vec<TransferInTime>,
 }
 
 impl FastestStep {
-    /// Adds a call of the step that runs.
-    pub fn add(&mut self, call: &CallInTime) {
-        self.next.push(*call);
+    /// Adds a call or a transfer of the step that runs.
+    pub fn add(&mut self, executed: &Executed) {
+        match executed {
+            Executed::Call(call) => self.next.push(*call),
+            Executed::Transfer(transfer) => self.next_transfers.push(*transfer),
+        }
     }
 
     /// Ends the step that runs; one that does not count only leaves room for the calls of the
@@ -122,8 +143,15 @@ impl FastestStep {
         if counts && self.fastest.is_none_or(|fastest| seconds < fastest) {
             self.fastest = Some(seconds);
             std::mem::swap(&mut self.calls, &mut self.next);
+            std::mem::swap(&mut self.transfers, &mut self.next_transfers);
         }
         self.next.clear();
+        self.next_transfers.clear();
+    }
+
+    /// Its transfers, in the order in which they were waited for.
+    pub fn transfers(&self) -> &[TransferInTime] {
+        &self.transfers
     }
 
     /// Its calls, in order; `None` where no step counted.
@@ -147,7 +175,7 @@ pub fn trial(
         || (timings.steps.len() < most && start.elapsed().as_secs_f64() < limit.0)
     {
         let step = Instant::now();
-        session.step_timed(data, &mut |call| timings.add(&call))?;
+        session.step_timed(data, &mut |executed| timings.add(&executed))?;
         timings.steps.push(step.elapsed().as_secs_f64());
     }
     Ok(timings)
@@ -171,13 +199,13 @@ mod tests {
         let mut fastest = FastestStep::default();
         assert!(fastest.calls().is_none());
         for (seconds, counts) in [(1.0, false), (3.0, true), (2.0, true), (4.0, true)] {
-            fastest.add(&CallInTime {
+            fastest.add(&Executed::Call(CallInTime {
                 node: NodeId::from_u32(0),
                 recomputed: false,
                 start: Seconds(0.5),
                 seconds: Seconds(seconds),
                 held: tightfit::units::Bytes::ZERO,
-            });
+            }));
             fastest.end(counts);
         }
         assert_eq!(
