@@ -14,6 +14,7 @@ mod kernels;
 mod memory;
 pub mod philox;
 mod reserve;
+pub mod residency;
 pub mod step;
 
 pub use budget::{Budget, BudgetError};
@@ -21,6 +22,7 @@ pub use calibrate::{Extent, calibrate};
 pub use execute::error::{CompileError, StepError, UnknownOperator};
 pub use execute::evaluation::Evaluation;
 pub use execute::executable::{Executable, Executed, StepSettings};
+pub use execute::lanes::Traffic;
 pub use execute::places::Located;
 pub use execute::residents::Resident;
 pub use execute::session::{Session, SessionError, TierFolder};

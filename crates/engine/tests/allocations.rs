@@ -15,9 +15,7 @@ use tightfit::profile::Profile;
 use tightfit::tensor::{Argument, DType};
 use tightfit::units::Bytes;
 use tightfit::unplanned;
-use tightfit_engine::{
-    Dataset, Executable, Executed, Session, Slab, Step, StepSettings, reserve,
-};
+use tightfit_engine::{Dataset, Executable, Executed, Session, Slab, Step, StepSettings, reserve};
 
 /// The system's allocator, counted.
 struct Counting;

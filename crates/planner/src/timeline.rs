@@ -48,6 +48,13 @@ pub struct TransferInTime {
     pub stall: Seconds,
 }
 
+impl Timeline {
+    /// How long calls wait for transfers, over the whole step.
+    pub fn stall(&self) -> Seconds {
+        self.transfers.iter().map(|transfer| transfer.stall).sum()
+    }
+}
+
 /// A storage, or a call's workspace, from the first to the last call over which it is held.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Residency {

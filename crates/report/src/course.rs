@@ -2,11 +2,13 @@
 //! Invariant: at every call the bytes of what is held there sum up to what the checker's timeline
 //! says.
 
+use std::collections::BTreeMap;
+
 use cranelift_entity::SecondaryMap;
 use tightfit::graph::Graph;
-use tightfit::id::{DEVICE, ModuleId, NodeId, StorageId};
-use tightfit::schedule::Schedule;
-use tightfit::timeline::{self, CallInTime, Timeline};
+use tightfit::id::{BufferId, DEVICE, ModuleId, NodeId, StorageId};
+use tightfit::schedule::{Instruction, Schedule, Transfer};
+use tightfit::timeline::{self, CallInTime, Timeline, TransferInTime};
 use tightfit::units::{Bytes, Seconds};
 
 use crate::role::{ByRole, Role, roles};
@@ -28,6 +30,19 @@ pub struct Residency {
     pub last: u32,
 }
 
+/// What a transfer carries, and when.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Carried {
+    /// The node that brought it into being.
+    pub node: NodeId,
+    /// It leaves the device; otherwise it returns.
+    pub leaves: bool,
+    /// Its buffer's bytes.
+    pub bytes: Bytes,
+    /// When.
+    pub time: TransferInTime,
+}
+
 /// One step under one schedule.
 #[derive(Clone, Debug)]
 pub struct Course<'a> {
@@ -39,6 +54,8 @@ pub struct Course<'a> {
     pub budget: Bytes,
     /// What runs, in order.
     pub calls: Vec<CallInTime>,
+    /// What moves, in the order of the starts.
+    pub transfers: Vec<Carried>,
     /// What is held, in the order in which it appears.
     pub residencies: Vec<Residency>,
     /// Bytes at each call, by role.
@@ -68,6 +85,7 @@ impl<'a> Course<'a> {
             at_end,
             at: timeline.at,
             calls,
+            transfers: transfers(schedule, timeline),
             residencies,
             peak: timeline.peak,
             seconds: timeline.seconds,
@@ -106,6 +124,31 @@ impl<'a> Course<'a> {
     pub fn recomputed(&self) -> usize {
         self.calls.iter().filter(|call| call.recomputed).count()
     }
+}
+
+/// The transfers of a schedule with their times.
+fn transfers(schedule: &Schedule, timeline: &Timeline) -> Vec<Carried> {
+    let makers: BTreeMap<BufferId, Vec<&timeline::Residency>> =
+        timeline.residencies.iter().fold(BTreeMap::new(), |mut makers, held| {
+            makers.entry(held.buffer).or_insert_with(Vec::new).push(held);
+            makers
+        });
+    let started = schedule.instructions.iter().filter_map(|instruction| match instruction {
+        Instruction::Start(transfer) => Some(transfer),
+        Instruction::Run(_)
+        | Instruction::Recompute(_)
+        | Instruction::Free(_)
+        | Instruction::Wait(_) => None,
+    });
+    let carried = |(transfer, time): (&Transfer, &TransferInTime)| {
+        let [from, to] = transfer.movement.buffers();
+        let (leaves, bytes) = (schedule.buffers[from].tier == DEVICE, schedule.buffers[from].bytes);
+        // A tier keeps one storage in one buffer.
+        let home = if leaves { to } else { from };
+        let node = makers.get(&home)?.first()?.node;
+        Some(Carried { node, leaves, bytes, time: *time })
+    };
+    started.zip(&timeline.transfers).filter_map(carried).collect()
 }
 
 /// Parameters, buffers and state go by the name that they have in the model.

@@ -11,23 +11,23 @@
 //!     { "ph": "X", "name": NODE, "cat": "run" | "recompute", "pid": 1, "tid": 1 | 2,
 //!       "ts": µs, "dur": µs,
 //!       "args": { "op": …, "module": …, "phase": …, "bytes": held while it runs } },
+//!     { "ph": "X", "name": TENSOR, "cat": "out" | "back", "pid": 1, "tid": 3 | 4,
+//!       "ts": µs, "dur": µs, "args": { "bytes": …, "stall": µs for which calls wait } },
 //!     { "ph": "C", "name": "memory", "pid": 1, "ts": µs, "args": { ROLE: bytes, … } },
 //!     { "ph": "C", "name": "memory in total", "pid": 1, "ts": µs, "args": { "bytes": … } }, … ] }
 //! ```
 
-use std::fmt;
+mod read;
 
 use serde::Deserialize;
-use serde::de::{
-    DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor,
-};
 use serde_json::{Map, Value as Json, json};
 use thiserror::Error;
-use tightfit::graph::limits::{LONGEST_NAME, MOST_EVENTS, MOST_OF_AN_EVENT, MOST_TRACE};
-use tightfit::reading::{Bounded, Excess, Text};
+use tightfit::graph::limits::{MOST_OF_AN_EVENT, MOST_TRACE};
+use tightfit::reading::{Bounded, Excess};
+use tightfit::timeline::TransferInTime;
 use tightfit::units::{Bytes, Seconds};
 
-use crate::course::Course;
+use crate::course::{Course, tensor_name};
 use crate::role::{ByRole, Role};
 
 /// The format that is read and written.
@@ -35,8 +35,9 @@ pub const FORMAT: &str = "tightfit-trace/1";
 
 const MEMORY: &str = "memory";
 const TOTAL: &str = "memory in total";
-/// Lanes of first runs and of recomputations.
-const LANES: [(&str, &str); 2] = [("run", "compute"), ("recompute", "recompute")];
+/// Lanes of first runs and of recomputations, and those of transfers out of the device and back.
+const LANES: [(&str, &str); 4] =
+    [("run", "compute"), ("recompute", "recompute"), ("out", "offload"), ("back", "prefetch")];
 
 /// One call in a trace.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,6 +58,23 @@ pub struct TracedCall {
     pub seconds: Seconds,
     /// Bytes held while it runs.
     pub held: Bytes,
+}
+
+/// One transfer in a trace.
+#[derive(Clone, Debug, PartialEq)]
+pub struct TracedTransfer {
+    /// The tensor's name.
+    pub tensor: String,
+    /// It leaves the device; otherwise it returns.
+    pub leaves: bool,
+    /// What is moved.
+    pub bytes: Bytes,
+    /// When its lane takes it up; at the start of the step for what began before it.
+    pub start: Seconds,
+    /// How long it takes from then on.
+    pub seconds: Seconds,
+    /// How long calls wait for it.
+    pub stall: Seconds,
 }
 
 /// Bytes held from a moment on.
@@ -83,6 +101,8 @@ pub struct Trace {
     pub measured: bool,
     /// What runs, in order.
     pub calls: Vec<TracedCall>,
+    /// What moves beside it.
+    pub transfers: Vec<TracedTransfer>,
     /// Bytes over time: at the start of calls, and at the end of the step.
     pub memory: Vec<MemoryMark>,
 }
@@ -144,11 +164,19 @@ impl Trace {
     pub fn predicted(course: &Course<'_>, machine: &str) -> Trace {
         let times: Vec<(Seconds, Seconds)> =
             course.calls.iter().map(|call| (call.start, call.seconds)).collect();
-        Trace { measured: false, ..Trace::measured(course, machine, &times) }
+        let transfers: Vec<TransferInTime> =
+            course.transfers.iter().map(|carried| carried.time).collect();
+        Trace { measured: false, ..Trace::measured(course, machine, &times, &transfers) }
     }
 
-    /// The trace of a course whose calls started and took what `times` says.
-    pub fn measured(course: &Course<'_>, machine: &str, times: &[(Seconds, Seconds)]) -> Trace {
+    /// The trace of a course whose calls started and took what `times` says, and whose transfers
+    /// what `transfers` says, in any order.
+    pub fn measured(
+        course: &Course<'_>,
+        machine: &str,
+        times: &[(Seconds, Seconds)],
+        transfers: &[TransferInTime],
+    ) -> Trace {
         let graph = course.graph;
         let (mut calls, mut memory) =
             (Vec::with_capacity(times.len()), Vec::with_capacity(times.len() + 1));
@@ -178,6 +206,7 @@ impl Trace {
             planner: course.planner.to_string(),
             measured: true,
             calls,
+            transfers: traced(course, transfers),
             memory,
         }
     }
@@ -233,7 +262,8 @@ impl Trace {
             text.push_str(&event.to_string());
             text.push_str(",\n");
         };
-        for (index, (_, lane)) in LANES.iter().enumerate() {
+        let lanes = if self.transfers.is_empty() { 2 } else { LANES.len() };
+        for (index, (_, lane)) in LANES.iter().take(lanes).enumerate() {
             for (name, args) in [
                 ("thread_name", json!({ "name": lane })),
                 ("thread_sort_index", json!({ "sort_index": index })),
@@ -254,6 +284,14 @@ impl Trace {
                 event["cname"] = json!("terrible");
             }
             push(event);
+        }
+        for transfer in &self.transfers {
+            let lane = if transfer.leaves { 2 } else { 3 };
+            push(json!({
+                "ph": "X", "name": transfer.tensor, "cat": LANES[lane].0, "pid": 1,
+                "tid": lane + 1, "ts": micros(transfer.start), "dur": micros(transfer.seconds),
+                "args": { "bytes": transfer.bytes, "stall": micros(transfer.stall) },
+            }));
         }
         let used: Vec<Role> = Role::ALL
             .into_iter()
@@ -297,187 +335,26 @@ impl Trace {
                 found: format.map_or("missing".to_string(), |format| format.0.to_string()),
             });
         }
-        let mut refusal = None;
-        let parsed =
-            Whole(&mut refusal).deserialize(&mut serde_json::Deserializer::from_slice(bytes));
-        match refusal {
-            Some(refusal) => Err(refusal),
-            None => Ok(parsed?),
-        }
+        read::whole(bytes)
     }
 }
 
-type Name = Text<LONGEST_NAME>;
-
-/// A whole trace; what is wrong with an event goes where this leads.
-struct Whole<'a>(&'a mut Option<TraceError>);
-
-#[derive(Deserialize)]
-#[serde(field_identifier)]
-enum Field {
-    #[serde(rename = "otherData")]
-    About,
-    #[serde(rename = "traceEvents")]
-    Events,
-    #[serde(other)]
-    Other,
-}
-
-#[derive(Deserialize)]
-struct RawAbout {
-    graph: Name,
-    name: Name,
-    machine: Name,
-    planner: Name,
-    measured: bool,
-}
-
-impl<'de> DeserializeSeed<'de> for Whole<'_> {
-    type Value = Trace;
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Trace, D::Error> {
-        deserializer.deserialize_map(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Whole<'_> {
-    type Value = Trace;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a trace")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Trace, A::Error> {
-        let (mut about, mut events) = (None, None);
-        while let Some(field) = map.next_key()? {
-            match field {
-                Field::About => about = Some(map.next_value::<RawAbout>()?),
-                Field::Events => events = Some(map.next_value_seed(Events(&mut *self.0))?),
-                Field::Other => {
-                    map.next_value::<IgnoredAny>()?;
-                }
-            }
-        }
-        let about = about.ok_or_else(|| A::Error::missing_field("otherData"))?;
-        let (calls, memory) = events.ok_or_else(|| A::Error::missing_field("traceEvents"))?;
-        Ok(Trace {
-            graph: about.graph.0,
-            name: about.name.0,
-            machine: about.machine.0,
-            planner: about.planner.0,
-            measured: about.measured,
-            calls,
-            memory,
-        })
-    }
-}
-
-/// The events of a trace, each read into what it says at once.
-struct Events<'a>(&'a mut Option<TraceError>);
-
-impl<'de> DeserializeSeed<'de> for Events<'_> {
-    type Value = (Vec<TracedCall>, Vec<MemoryMark>);
-
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
-        deserializer.deserialize_seq(self)
-    }
-}
-
-impl<'de> Visitor<'de> for Events<'_> {
-    type Value = (Vec<TracedCall>, Vec<MemoryMark>);
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a list of events")
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-        let (mut calls, mut memory) = (Vec::new(), Vec::new());
-        let mut index = 0;
-        while let Some(event) = list.next_element::<RawEvent>()? {
-            let read = match event.ph.0.as_str() {
-                _ if index == MOST_EVENTS => {
-                    Err(event.wrong(index, "a trace has fewer events than that"))
-                }
-                "X" => event.call(index).map(|call| calls.push(call)),
-                "C" if event.name.0 == MEMORY => event.mark(index).map(|mark| memory.push(mark)),
-                _ => Ok(()),
-            };
-            if let Err(refusal) = read {
-                *self.0 = Some(refusal);
-                return Err(A::Error::custom("refused"));
-            }
-            index += 1;
-        }
-        Ok((calls, memory))
-    }
-}
-
-#[derive(Deserialize)]
-struct RawEvent {
-    ph: Name,
-    name: Name,
-    #[serde(default)]
-    cat: Name,
-    ts: Option<f64>,
-    dur: Option<f64>,
-    #[serde(default)]
-    args: Bounded<MOST_OF_AN_EVENT>,
-}
-
-impl RawEvent {
-    fn wrong(&self, index: usize, what: &'static str) -> TraceError {
-        TraceError::Event { index, name: self.name.0.clone(), what }
-    }
-
-    fn time(&self, index: usize, micros: Option<f64>) -> Result<Seconds, TraceError> {
-        let most = Seconds::LIMIT.micros();
-        let time = micros.filter(|micros| (0.0..=most).contains(micros));
-        time.map(|micros| nanoseconds(Seconds(micros / 1e6)))
-            .ok_or_else(|| self.wrong(index, "its time is missing, negative or not a number"))
-    }
-
-    fn call(self, index: usize) -> Result<TracedCall, TraceError> {
-        let (start, seconds) = (self.time(index, self.ts)?, self.time(index, self.dur)?);
-        let args = &self.args.0;
-        let text = |key: &str| args.get(key).and_then(Json::as_str).map(str::to_string);
-        let held = args.get("bytes").and_then(Json::as_u64).filter(|&held| held <= Bytes::LIMIT.0);
-        let (Some(op), Some(module), Some(phase), Some(held)) =
-            (text("op"), text("module"), text("phase"), held)
-        else {
-            return Err(
-                self.wrong(index, "a call needs op, module, phase and bytes among its arguments")
-            );
-        };
-        let recomputed = match LANES.iter().position(|(category, _)| *category == self.cat.0) {
-            Some(lane) => lane == 1,
-            None => return Err(self.wrong(index, "its category is neither `run` nor `recompute`")),
-        };
-        Ok(TracedCall {
-            node: self.name.0,
-            op,
-            module,
-            phase,
-            recomputed,
+/// The transfers of a course at these times; what began before the step begins with it.
+fn traced(course: &Course<'_>, times: &[TransferInTime]) -> Vec<TracedTransfer> {
+    let carried = |time: &TransferInTime| {
+        let known = course.transfers.iter().find(|known| known.time.id == time.id)?;
+        let end = nanoseconds(time.start + time.seconds);
+        let start = nanoseconds(Seconds(time.start.0.max(0.0)));
+        Some(TracedTransfer {
+            tensor: tensor_name(course.graph, known.node).to_string(),
+            leaves: known.leaves,
+            bytes: known.bytes,
             start,
-            seconds,
-            held: Bytes(held),
+            seconds: nanoseconds(Seconds((end.0 - start.0).max(0.0))),
+            stall: nanoseconds(time.stall),
         })
-    }
-
-    fn mark(self, index: usize) -> Result<MemoryMark, TraceError> {
-        let at = self.time(index, self.ts)?;
-        let mut bytes = ByRole::<Bytes>::default();
-        for (name, value) in self.args.0.as_object().into_iter().flatten() {
-            let role = Role::ALL.into_iter().find(|role| role.name() == name);
-            let value =
-                value.as_u64().filter(|&value| value <= Bytes::LIMIT.0 / Role::ALL.len() as u64);
-            let (Some(role), Some(value)) = (role, value) else {
-                return Err(self.wrong(index, "its arguments are not bytes by role"));
-            };
-            bytes[role as usize] = Bytes(value);
-        }
-        Ok(MemoryMark { at, bytes })
-    }
+    };
+    times.iter().filter_map(carried).collect()
 }
 
 /// As exact as a trace is: whole nanoseconds.

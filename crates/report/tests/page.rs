@@ -321,7 +321,7 @@ fn a_measured_trace_stands_beside_the_prediction() {
             (Seconds(start), Seconds(2.0 * call.seconds.0))
         })
         .collect();
-    let trace = Trace::measured(&after, "here", &times);
+    let trace = Trace::measured(&after, "here", &times, &[]);
     let measured = Measured { trace: &trace, times: trace.times(&after).unwrap() };
     let report = Report {
         machine: "cpu",

@@ -57,7 +57,7 @@ fn what_is_written_is_read() {
     let course = Course::of(&graph, &schedule, &timeline);
     for trace in [
         Trace::predicted(&course, "m"),
-        Trace::measured(&course, "m", &[(Seconds(1e-9), Seconds(0.1234567891)); 3]),
+        Trace::measured(&course, "m", &[(Seconds(1e-9), Seconds(0.1234567891)); 3], &[]),
     ] {
         assert_eq!(Trace::read(trace.write().as_bytes()).unwrap(), trace);
     }

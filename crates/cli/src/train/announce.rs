@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::schedule::{Instruction, Schedule};
+use tightfit::units::Bytes;
 use tightfit_engine::{Dataset, FittedGraph, FittedStep, Step};
 
 use crate::output;
@@ -49,6 +50,15 @@ pub fn announce(
         format!("{} nodes", schedule.recomputed()),
         recomputed_operators(&step.training, schedule)
     )?;
+    let [out, back] = schedule.moved();
+    if out + back > Bytes::ZERO {
+        let below: Bytes = schedule.below.values().copied().sum();
+        say!(
+            "{:<16}{:>12}  {below} below the slab; {out} leave it in a step, {back} return",
+            "tier",
+            (out + back).to_string()
+        )?;
+    }
     say!(
         "{:<16}{:>12}  predicted ({} a step)",
         "slowdown",

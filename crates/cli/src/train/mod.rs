@@ -19,7 +19,7 @@ use tightfit::schedule;
 use tightfit::units::Bytes;
 use tightfit_engine::{
     Budget, Dataset, Evaluation, Executable, FastestStep, FitTask, FittedStep, Session, Step,
-    TierFolder, fit_step, process, weights,
+    TierFolder, Traffic, fit_step, process, weights,
 };
 
 use crate::calls::{self, Costs, Subject};
@@ -94,6 +94,9 @@ pub struct Arguments {
     /// one would cost
     #[arg(long, value_parser = bandwidth, requires = "tier")]
     throttle: Option<f64>,
+    /// Have calls wait while something moves: to see what moving it beside them saves
+    #[arg(long, requires = "tier")]
+    no_overlap: bool,
     /// Write the last step's batch, gradients and updated weights (safetensors) here; gradients
     /// then stay to the end of the step and take part in the plan, which --output, --trace and
     /// --eval-every do not go with
@@ -169,8 +172,8 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     // Reading and planning are over: what they took is the slab's from here on.
     process::settle_heap();
     let tier = tier.map(|Folder { folder, .. }| {
-        let throttle = arguments.throttle;
-        TierFolder { folder, throttle }
+        let traffic = Traffic { throttle: arguments.throttle, overlaps: !arguments.no_overlap };
+        TierFolder { folder, traffic }
     });
     let mut session = session(&step, &planned, tier.as_ref(), machine.threads, seed)?;
     if let Some(path) = &arguments.resume {

@@ -51,6 +51,16 @@ impl Outcome<'_> {
         self.measured.median().map(|median| median / self.predicted().0)
     }
 
+    /// Bytes of the tier below the slab.
+    fn tier(&self) -> Bytes {
+        self.training.fitted.schedule().below.values().copied().sum()
+    }
+
+    /// Bytes that leave the slab in a step, and those that return.
+    fn moved(&self) -> [Bytes; 2] {
+        self.training.fitted.schedule().moved()
+    }
+
     /// For programs.
     pub fn json(&self) -> Value {
         let FittedGraph { fitted, budget, reserve, unplanned } = self.training;
@@ -70,6 +80,11 @@ impl Outcome<'_> {
             "predicted_step_seconds": self.predicted(),
             "step_ratio": self.ratio(),
             "recomputed_nodes": fitted.schedule().recomputed(),
+            "tier_bytes": self.tier(),
+            "bytes_out": self.moved()[0],
+            "bytes_back": self.moved()[1],
+            "predicted_stall_seconds": fitted.timeline().stall(),
+            "stall_seconds": self.measured.stall(),
             "planner": fitted.schedule().planner,
             "steps": self.session.next_step,
             "seed": self.session.seed,
@@ -113,6 +128,14 @@ impl Outcome<'_> {
                 "time of a step",
                 output::milliseconds(Seconds(median)),
                 output::milliseconds(self.predicted())
+            )?;
+        }
+        if let Some(stall) = self.measured.stall().filter(|_| self.tier() > Bytes::ZERO) {
+            say!(
+                "{:<16}{:>12}  a step waits for the tier so long, {} predicted",
+                "waiting",
+                output::milliseconds(Seconds(stall)),
+                output::milliseconds(fitted.timeline().stall())
             )?;
         }
         if let Some(evaluation) = &self.evaluation {

@@ -12,7 +12,7 @@ use tightfit_report::{Course, Trace};
 
 use crate::output;
 
-/// Writes the calls of the fastest step.
+/// Writes the calls and transfers of the fastest step.
 pub fn write(
     path: &Path,
     graph: &Graph,
@@ -27,5 +27,6 @@ pub fn write(
     let times: Vec<(Seconds, Seconds)> =
         calls.iter().map(|call| (call.start, call.seconds)).collect();
     let course = Course::of(graph, fitted.schedule(), fitted.timeline());
-    output::write_whole(path, Trace::measured(&course, &machine.name, &times).write().as_bytes())
+    let trace = Trace::measured(&course, &machine.name, &times, fastest.transfers());
+    output::write_whole(path, trace.write().as_bytes())
 }

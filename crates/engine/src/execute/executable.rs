@@ -130,8 +130,7 @@ impl Executable {
                 Instruction::Free(_) => {}
                 Instruction::Start(transfer) => ops.push(Op::Start(start(schedule, transfer))),
                 Instruction::Wait(id) => {
-                    let (way, lane) =
-                        ways[*id].expect("the checker found the start of every wait");
+                    let (way, lane) = ways[*id].expect("the checker found the start of every wait");
                     ops.push(Op::Wait(way, lane, *id));
                 }
             }
@@ -240,6 +239,9 @@ impl Executable {
         let job = Job { slab: slab.part(address, bytes), below: start.below, checksums };
         let number = lanes.start(start.way, job);
         self.numbers[start.id.index()].store(number, Ordering::Relaxed);
+        if !lanes.overlaps() {
+            lanes.wait(start.way, number)?;
+        }
         Ok(())
     }
 

@@ -37,15 +37,28 @@ pub(super) struct Moved {
     pub seconds: f64,
 }
 
-/// How fast a lane is at most, in bytes per second: to measure what slower tiers would do.
+/// How lanes are used; to measure what other tiers, or none of the overlap, would cost.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Throttle(pub f64);
+pub struct Traffic {
+    /// The most bytes that a lane moves in a second.
+    pub throttle: Option<f64>,
+    /// Calls go on while something moves.
+    pub overlaps: bool,
+}
+
+/// As fast as can be, beside the calls.
+impl Default for Traffic {
+    fn default() -> Traffic {
+        Traffic { throttle: None, overlaps: true }
+    }
+}
 
 /// Both lanes.
 pub(super) struct Lanes {
     out: Lane,
     back: Lane,
     file: Arc<TierFile>,
+    overlaps: bool,
 }
 
 struct Lane {
@@ -73,14 +86,16 @@ struct State {
 
 impl Lanes {
     /// Two threads for a tier; `most` transfers are started at most before one is over.
-    pub fn new(
-        file: TierFile,
-        most: usize,
-        throttle: Option<Throttle>,
-    ) -> Result<Lanes, std::io::Error> {
+    pub fn new(file: TierFile, most: usize, traffic: Traffic) -> Result<Lanes, std::io::Error> {
         let file = Arc::new(file);
-        let lane = |way| Lane::new(way, &file, most, throttle);
-        Ok(Lanes { out: lane(Way::Out)?, back: lane(Way::Back)?, file: Arc::clone(&file) })
+        let lane = |way| Lane::new(way, &file, most, traffic.throttle);
+        let (out, back) = (lane(Way::Out)?, lane(Way::Back)?);
+        Ok(Lanes { out, back, file, overlaps: traffic.overlaps })
+    }
+
+    /// Whether calls go on while something moves.
+    pub fn overlaps(&self) -> bool {
+        self.overlaps
     }
 
     /// The tier's file.
@@ -104,8 +119,8 @@ impl Lanes {
         state.started
     }
 
-    /// Goes on when the transfer of this number is over, and says when that was, where it was one of
-    /// the last.
+    /// Goes on when the transfer of this number is over, and says when that was, where it was one
+    /// of the last.
     ///
     /// # Errors
     /// Where something went wrong on the lane, be it with this transfer or with one before.
@@ -159,7 +174,7 @@ impl Lane {
         way: Way,
         file: &Arc<TierFile>,
         most: usize,
-        throttle: Option<Throttle>,
+        throttle: Option<f64>,
     ) -> Result<Lane, std::io::Error> {
         let shared = Arc::new(Shared::default());
         let mut state = shared.lock();
@@ -191,7 +206,7 @@ impl Drop for Lane {
 }
 
 /// Takes up one transfer after another, until the lane is closed.
-fn serve(way: Way, file: &TierFile, shared: &Shared, throttle: Option<Throttle>) {
+fn serve(way: Way, file: &TierFile, shared: &Shared, throttle: Option<f64>) {
     let mut state = shared.lock();
     loop {
         if state.is_closing {
@@ -218,12 +233,7 @@ fn serve(way: Way, file: &TierFile, shared: &Shared, throttle: Option<Throttle>)
 }
 
 /// Moves one thing, chunk by chunk.
-fn carry(
-    way: Way,
-    file: &TierFile,
-    mut job: Job,
-    throttle: Option<Throttle>,
-) -> Result<(), TierError> {
+fn carry(way: Way, file: &TierFile, mut job: Job, throttle: Option<f64>) -> Result<(), TierError> {
     let begun = Instant::now();
     let whole = job.slab.len();
     let mut from = 0;
@@ -244,7 +254,7 @@ fn carry(
             }
         }
         from = to;
-        if let Some(Throttle(rate)) = throttle {
+        if let Some(rate) = throttle {
             let due = Duration::from_secs_f64(from as f64 / rate);
             std::thread::sleep(due.saturating_sub(begun.elapsed()));
         }

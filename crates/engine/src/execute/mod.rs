@@ -5,7 +5,7 @@ pub mod admission;
 pub mod error;
 pub mod evaluation;
 pub mod executable;
-mod lanes;
+pub mod lanes;
 pub mod places;
 pub mod residents;
 pub mod session;

@@ -17,7 +17,7 @@ use tightfit::units::Bytes;
 
 use crate::execute::error::{CompileError, StepError};
 use crate::execute::executable::{Executable, Executed, StepSettings};
-use crate::execute::lanes::{Lanes, Throttle};
+use crate::execute::lanes::{Lanes, Traffic};
 use crate::execute::places::{Compiled, compile, loss_of, pair};
 use crate::execute::residents::{Place, Reach, Resident, Staging, moved, residents};
 use crate::execute::settle::{gather, settle};
@@ -91,8 +91,8 @@ pub enum SessionError {
 pub struct TierFolder {
     /// The folder.
     pub folder: PathBuf,
-    /// The most bytes that a lane moves in a second, where it is to be slower than it could be.
-    pub throttle: Option<f64>,
+    /// How the lanes to it are used.
+    pub traffic: Traffic,
 }
 
 /// A running training.
@@ -376,12 +376,12 @@ fn lanes<'a>(
     let Some(bytes) = below().map(|buffer| Bytes(buffer.address) + buffer.bytes).max() else {
         return Ok(None);
     };
-    let TierFolder { folder, throttle } = tier.ok_or(SessionError::NoTier)?;
+    let TierFolder { folder, traffic } = tier.ok_or(SessionError::NoTier)?;
     let mut file = TierFile::create(folder, bytes)?;
     for buffer in below() {
         file.declare(buffer.address, buffer.bytes.0);
     }
     let transfers = schedules.map(|schedule| schedule.instructions.len()).max().unwrap_or(0);
-    let lanes = Lanes::new(file, transfers, throttle.map(Throttle));
+    let lanes = Lanes::new(file, transfers, *traffic);
     lanes.map(Some).map_err(SessionError::Lanes)
 }

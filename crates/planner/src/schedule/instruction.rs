@@ -138,6 +138,18 @@ impl Schedule {
         crossing
     }
 
+    /// Bytes that leave the device in a step, and those that return.
+    pub fn moved(&self) -> [Bytes; 2] {
+        let mut moved = [Bytes::ZERO; 2];
+        for instruction in &self.instructions {
+            if let Instruction::Start(transfer) = instruction {
+                let [from, _] = transfer.movement.buffers().map(|buffer| self.buffers[buffer]);
+                moved[usize::from(from.tier != DEVICE)] += from.bytes;
+            }
+        }
+        moved
+    }
+
     /// Size of a tier's arena.
     pub fn arena(&self, tier: TierId) -> Bytes {
         if tier == DEVICE { self.slab } else { self.below[tier] }

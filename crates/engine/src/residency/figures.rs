@@ -1,0 +1,62 @@
+//! What one iteration moved, and how long that took. Invariant: every move counts once, in the
+//! direction in which it went.
+
+use std::fmt;
+
+use super::moves::{Move, Place};
+use tightfit::units::{Bytes, Seconds};
+
+/// What one iteration moved, and how long that took.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Figures {
+    /// The accesses that were made.
+    pub accesses: u64,
+    /// The moves that were handed out.
+    pub moves: u64,
+    /// Bytes copied from the host to the device.
+    pub to_device: Bytes,
+    /// Bytes copied from the device to the host.
+    pub to_host: Bytes,
+    /// Bytes evicted without a copy, since the host had them.
+    pub dropped: Bytes,
+    /// Bytes copied from one slot to another, to make room for several chunks in a row.
+    pub within_device: Bytes,
+    /// How long it took to decide on moves and to execute them, as the caller measured it.
+    pub layout: Seconds,
+    /// How much of that was for evictions.
+    pub eviction: Seconds,
+}
+
+impl Figures {
+    /// All bytes that crossed the way between host and device, in either direction.
+    pub fn volume(&self) -> Bytes {
+        Bytes(self.to_device.0.saturating_add(self.to_host.0))
+    }
+
+    /// Counts a move.
+    pub(super) fn count(&mut self, step: &Move) {
+        self.moves += 1;
+        let sum = match (step.from, step.to, step.copies) {
+            (Place::Host, _, true) => &mut self.to_device,
+            (Place::Device(_), Place::Host, true) => &mut self.to_host,
+            (Place::Device(_), Place::Host, false) => &mut self.dropped,
+            (Place::Device(_), Place::Device(_), _) => &mut self.within_device,
+            (Place::Host, _, false) => return,
+        };
+        *sum = Bytes(sum.0.saturating_add(step.bytes.0));
+    }
+}
+
+/// One line of a log.
+impl fmt::Display for Figures {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Figures { accesses, moves, to_device, to_host, dropped, within_device, .. } = self;
+        write!(
+            f,
+            "{accesses} accesses, {moves} moves: {to_device} to the device, {to_host} to the host, \
+             {dropped} dropped, {within_device} within the device; layout {:.6} s, of which \
+             eviction {:.6} s",
+            self.layout.0, self.eviction.0
+        )
+    }
+}

@@ -1,0 +1,47 @@
+//! What the caller is to do with chunks. Invariant: a move names all chunks of a block, and carries
+//! out what it says when moves are executed one after another, in the order in which they came.
+
+use super::id::{BlockId, ChunkId, SlotId};
+use tightfit::units::Bytes;
+
+/// Where a chunk lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In the host tier, where every chunk has a place of its own.
+    Host,
+    /// In the region of the device, from this slot on.
+    Device(SlotId),
+}
+
+/// What a move is made for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Purpose {
+    /// The access that is about to compute: it waits for the move.
+    Demand,
+    /// An access to come: the move may go on beside the access that is about to compute, which
+    /// touches none of its chunks.
+    Prefetch,
+}
+
+/// Consecutive chunks that go from one place to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Move {
+    /// The block that they make up.
+    pub block: BlockId,
+    /// The first of the chunks.
+    pub first: ChunkId,
+    /// How many there are.
+    pub chunks: u32,
+    /// Where they lie.
+    pub from: Place,
+    /// Where they are to lie; the chunks behind the first go to the slots behind it. From slot to
+    /// slot the two places may overlap where the chunks go down: the first is copied first.
+    pub to: Place,
+    /// How many bytes are to be copied, from the beginning of the first chunk; or would have to be.
+    pub bytes: Bytes,
+    /// Whether they are to be copied. An eviction without a copy leaves the host's copy, which is
+    /// still what it should be.
+    pub copies: bool,
+    /// What the move is made for.
+    pub purpose: Purpose,
+}

@@ -1,0 +1,173 @@
+//! Which blocks are brought ahead of their use. Invariant: nothing is evicted for a block that is
+//! used before it; conservatively, an eviction or a load that is made ahead is one that would be
+//! made at the access that needs it, so that what is ahead changes when blocks move, and never
+//! whether.
+//!
+//! Source: Cao, Felten, Karlin, Li, "A study of integrated prefetching and caching strategies",
+//! SIGMETRICS 1995: *conservative* and *aggressive*, with limits on what is ahead.
+
+use super::forecast::{Cursor, Forecast};
+use super::id::BlockId;
+use super::moves::Purpose;
+use super::occupancy::Occupancy;
+use super::ours::{farthest, queue};
+use super::settings::Ahead;
+use tightfit::units::Bytes;
+
+/// How many accesses ahead are looked at: the time of one decision stays bounded.
+const AHEAD: u32 = 32;
+
+/// The accesses from the one that is about to compute to one that is to come.
+struct Window<'a> {
+    rule: Ahead,
+    forecast: &'a Forecast,
+    /// What the access that is about to compute uses.
+    current: &'a [BlockId],
+    /// The access that comes next.
+    first: Cursor,
+    /// The access that blocks are brought for.
+    end: Cursor,
+}
+
+/// Brings what the next accesses need and what is not on the device, one access after another,
+/// by a rule with a budget of bytes that are ahead, within the limits, in slots, that `limit` gives
+/// for an access with so many non-model bytes. `now` is the limit of the access that is about to
+/// compute.
+pub fn bring_ahead(
+    occupancy: &mut Occupancy,
+    forecast: &Forecast,
+    current: &[BlockId],
+    (rule, budget): (Ahead, Bytes),
+    now: u64,
+    limit: impl Fn(Bytes) -> u64,
+) {
+    // The least limit from now to the access that is looked at.
+    let mut least = now;
+    let Some(first) = forecast.coming() else { return };
+    let accesses = std::iter::successors(Some(first), |&cursor| forecast.behind(cursor));
+    for end in accesses.take(AHEAD as usize) {
+        let (blocks, non_model) = forecast.access(end);
+        let then = limit(non_model);
+        let missing: Vec<BlockId> =
+            blocks.iter().copied().filter(|&block| !occupancy.is_on_device(block)).collect();
+        if !missing.is_empty() {
+            let window = Window { rule, forecast, current, first, end };
+            let bytes = missing.iter().map(|&block| occupancy.packing.blocks[block].bytes.0);
+            let bytes = bytes.fold(0, u64::saturating_add);
+            if Bytes(bytes) > budget.saturating_sub(occupancy.ahead())
+                || !window.bring(occupancy, missing, [least, then])
+            {
+                return;
+            }
+        }
+        least = least.min(then);
+    }
+}
+
+impl Window<'_> {
+    /// Brings what the last access misses, and says whether that is sure to be what would be done
+    /// then. `before` is the least limit up to that access, `then` its own.
+    fn bring(
+        &self,
+        occupancy: &mut Occupancy,
+        mut missing: Vec<BlockId>,
+        [before, then]: [u64; 2],
+    ) -> bool {
+        let slots = |occupancy: &Occupancy, blocks: &[BlockId]| -> u64 {
+            blocks.iter().map(|&block| u64::from(occupancy.chunks(block))).sum()
+        };
+        let taken = u64::from(occupancy.region.taken());
+        let with = taken + slots(occupancy, &missing);
+        if taken > before {
+            return false;
+        }
+        let made = occupancy.moves.len();
+        if with > before.min(then) {
+            // Where there will be room only then, nothing may be evicted for it before.
+            let needed = with.saturating_sub(then);
+            if needed == 0 {
+                return false;
+            }
+            let Some(chosen) = self.evictions(occupancy, needed) else { return false };
+            if with - slots(occupancy, &chosen) > before {
+                queue(occupancy, &chosen);
+                return false;
+            }
+            for block in chosen {
+                occupancy.evict(block, Purpose::Prefetch);
+            }
+        }
+        missing.sort_by_key(|&block| std::cmp::Reverse(occupancy.chunks(block)));
+        for block in missing {
+            if !occupancy.bring(block, Purpose::Prefetch) {
+                occupancy.undo(made);
+                return false;
+            }
+            occupancy.queue(block, self.end.time());
+        }
+        true
+    }
+
+    /// What is evicted for the last access, withdrawn from the queue; none where the rule does not
+    /// allow that.
+    fn evictions(&self, occupancy: &mut Occupancy, needed: u64) -> Option<Vec<BlockId>> {
+        let is_conservative = match self.rule {
+            Ahead::Conservative => true,
+            Ahead::Aggressive => false,
+        };
+        if is_conservative && occupancy.packing.has_several_sizes() {
+            return self.evictions_then(occupancy, needed);
+        }
+        // Of one size it is the farthest that go: those are the same then as now if nothing that is
+        // used until then is used again later than they are.
+        let chosen = farthest(occupancy, needed, Some(self.end.time())).ok()?;
+        let key = |&block: &BlockId| occupancy.standing(block).key;
+        let soonest = chosen.iter().map(key).min().unwrap_or(0);
+        let later = |block: BlockId| self.forecast.next_use(self.end, block) > soonest;
+        if soonest <= self.end.time() || is_conservative && self.used().any(later) {
+            queue(occupancy, &chosen);
+            return None;
+        }
+        Some(chosen)
+    }
+
+    /// What the last access would evict, by trying: what is used until then is queued as it will be
+    /// queued then. None where some of that would be evicted.
+    fn evictions_then(&self, occupancy: &mut Occupancy, needed: u64) -> Option<Vec<BlockId>> {
+        let (wanted, _) = self.forecast.access(self.end);
+        let mut used: Vec<BlockId> = self.used().chain(wanted.iter().copied()).collect();
+        used.sort_unstable();
+        used.dedup();
+        used.retain(|&block| occupancy.is_on_device(block));
+        let keys: Vec<u64> = used.iter().map(|&block| occupancy.standing(block).key).collect();
+        for &block in &used {
+            occupancy.farthest.withdraw(block);
+            if !wanted.contains(&block) {
+                let key = self.forecast.next_use(self.end, block);
+                occupancy.standing_mut(block).key = key;
+                occupancy.farthest.push(block, key);
+            }
+        }
+        let chosen = farthest(occupancy, needed, Some(self.end.time()));
+        for (&block, &key) in used.iter().zip(&keys) {
+            occupancy.farthest.withdraw(block);
+            occupancy.queue(block, key);
+        }
+        let (early, sure): (Vec<BlockId>, Vec<BlockId>) =
+            chosen.ok()?.into_iter().partition(|block| used.binary_search(block).is_ok());
+        if early.is_empty() {
+            return Some(sure);
+        }
+        queue(occupancy, &sure);
+        None
+    }
+
+    /// What is used before the last access.
+    fn used(&self) -> impl Iterator<Item = BlockId> {
+        let behind = |&cursor: &Cursor| self.forecast.behind(cursor);
+        let accesses = std::iter::successors(Some(self.first), behind);
+        let before = accesses.take_while(|&cursor| cursor != self.end);
+        let coming = before.flat_map(|cursor| self.forecast.access(cursor).0);
+        self.current.iter().chain(coming).copied()
+    }
+}

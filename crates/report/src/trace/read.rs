@@ -1,0 +1,234 @@
+//! A trace, read event by event. Invariant: each event becomes what it says at once, and an event
+//! that cannot be read is named.
+
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{
+    DeserializeSeed, Deserializer, Error as _, IgnoredAny, MapAccess, SeqAccess, Visitor,
+};
+use serde_json::Value as Json;
+use tightfit::graph::limits::{LONGEST_NAME, MOST_EVENTS, MOST_OF_AN_EVENT};
+use tightfit::reading::{Bounded, Text};
+use tightfit::units::{Bytes, Seconds};
+
+use crate::role::{ByRole, Role};
+use crate::trace::{
+    LANES, MEMORY, MemoryMark, Trace, TraceError, TracedCall, TracedTransfer, nanoseconds,
+};
+
+/// Reads all of a text that is a trace of this version.
+pub(super) fn whole(bytes: &[u8]) -> Result<Trace, TraceError> {
+    let mut refusal = None;
+    let parsed = Whole(&mut refusal).deserialize(&mut serde_json::Deserializer::from_slice(bytes));
+    match refusal {
+        Some(refusal) => Err(refusal),
+        None => Ok(parsed?),
+    }
+}
+
+type Name = Text<LONGEST_NAME>;
+
+/// A whole trace; what is wrong with an event goes where this leads.
+struct Whole<'a>(&'a mut Option<TraceError>);
+
+#[derive(Deserialize)]
+#[serde(field_identifier)]
+enum Field {
+    #[serde(rename = "otherData")]
+    About,
+    #[serde(rename = "traceEvents")]
+    Events,
+    #[serde(other)]
+    Other,
+}
+
+#[derive(Deserialize)]
+struct RawAbout {
+    graph: Name,
+    name: Name,
+    machine: Name,
+    planner: Name,
+    measured: bool,
+}
+
+impl<'de> DeserializeSeed<'de> for Whole<'_> {
+    type Value = Trace;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Trace, D::Error> {
+        deserializer.deserialize_map(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Whole<'_> {
+    type Value = Trace;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a trace")
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Trace, A::Error> {
+        let (mut about, mut events) = (None, None);
+        while let Some(field) = map.next_key()? {
+            match field {
+                Field::About => about = Some(map.next_value::<RawAbout>()?),
+                Field::Events => events = Some(map.next_value_seed(Events(&mut *self.0))?),
+                Field::Other => {
+                    map.next_value::<IgnoredAny>()?;
+                }
+            }
+        }
+        let about = about.ok_or_else(|| A::Error::missing_field("otherData"))?;
+        let Read { calls, transfers, memory } =
+            events.ok_or_else(|| A::Error::missing_field("traceEvents"))?;
+        Ok(Trace {
+            graph: about.graph.0,
+            name: about.name.0,
+            machine: about.machine.0,
+            planner: about.planner.0,
+            measured: about.measured,
+            calls,
+            transfers,
+            memory,
+        })
+    }
+}
+
+/// What the events of a trace say.
+#[derive(Default)]
+struct Read {
+    calls: Vec<TracedCall>,
+    transfers: Vec<TracedTransfer>,
+    memory: Vec<MemoryMark>,
+}
+
+/// The events of a trace, each read into what it says at once.
+struct Events<'a>(&'a mut Option<TraceError>);
+
+impl<'de> DeserializeSeed<'de> for Events<'_> {
+    type Value = Read;
+
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
+        deserializer.deserialize_seq(self)
+    }
+}
+
+impl<'de> Visitor<'de> for Events<'_> {
+    type Value = Read;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of events")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let mut all = Read::default();
+        let mut index = 0;
+        while let Some(event) = list.next_element::<RawEvent>()? {
+            let read = match event.ph.0.as_str() {
+                _ if index == MOST_EVENTS => {
+                    Err(event.wrong(index, "a trace has fewer events than that"))
+                }
+                "X" if [LANES[2].0, LANES[3].0].contains(&event.cat.0.as_str()) => {
+                    event.transfer(index).map(|transfer| all.transfers.push(transfer))
+                }
+                "X" => event.call(index).map(|call| all.calls.push(call)),
+                "C" if event.name.0 == MEMORY => {
+                    event.mark(index).map(|mark| all.memory.push(mark))
+                }
+                _ => Ok(()),
+            };
+            if let Err(refusal) = read {
+                *self.0 = Some(refusal);
+                return Err(A::Error::custom("refused"));
+            }
+            index += 1;
+        }
+        Ok(all)
+    }
+}
+
+#[derive(Deserialize)]
+struct RawEvent {
+    ph: Name,
+    name: Name,
+    #[serde(default)]
+    cat: Name,
+    ts: Option<f64>,
+    dur: Option<f64>,
+    #[serde(default)]
+    args: Bounded<MOST_OF_AN_EVENT>,
+}
+
+impl RawEvent {
+    fn wrong(&self, index: usize, what: &'static str) -> TraceError {
+        TraceError::Event { index, name: self.name.0.clone(), what }
+    }
+
+    fn time(&self, index: usize, micros: Option<f64>) -> Result<Seconds, TraceError> {
+        let most = Seconds::LIMIT.micros();
+        let time = micros.filter(|micros| (0.0..=most).contains(micros));
+        time.map(|micros| nanoseconds(Seconds(micros / 1e6)))
+            .ok_or_else(|| self.wrong(index, "its time is missing, negative or not a number"))
+    }
+
+    fn call(self, index: usize) -> Result<TracedCall, TraceError> {
+        let (start, seconds) = (self.time(index, self.ts)?, self.time(index, self.dur)?);
+        let args = &self.args.0;
+        let text = |key: &str| args.get(key).and_then(Json::as_str).map(str::to_string);
+        let held = args.get("bytes").and_then(Json::as_u64).filter(|&held| held <= Bytes::LIMIT.0);
+        let (Some(op), Some(module), Some(phase), Some(held)) =
+            (text("op"), text("module"), text("phase"), held)
+        else {
+            return Err(
+                self.wrong(index, "a call needs op, module, phase and bytes among its arguments")
+            );
+        };
+        let recomputed = match LANES.iter().position(|(category, _)| *category == self.cat.0) {
+            Some(lane) => lane == 1,
+            None => return Err(self.wrong(index, "its category is neither `run` nor `recompute`")),
+        };
+        Ok(TracedCall {
+            node: self.name.0,
+            op,
+            module,
+            phase,
+            recomputed,
+            start,
+            seconds,
+            held: Bytes(held),
+        })
+    }
+
+    fn transfer(self, index: usize) -> Result<TracedTransfer, TraceError> {
+        let (start, seconds) = (self.time(index, self.ts)?, self.time(index, self.dur)?);
+        let stall = self.time(index, self.args.0.get("stall").and_then(Json::as_f64))?;
+        let bytes = self.args.0.get("bytes").and_then(Json::as_u64);
+        let Some(bytes) = bytes.filter(|&bytes| bytes <= Bytes::LIMIT.0) else {
+            return Err(self.wrong(index, "a transfer needs bytes and stall among its arguments"));
+        };
+        let leaves = self.cat.0 == LANES[2].0;
+        Ok(TracedTransfer {
+            tensor: self.name.0,
+            leaves,
+            bytes: Bytes(bytes),
+            start,
+            seconds,
+            stall,
+        })
+    }
+
+    fn mark(self, index: usize) -> Result<MemoryMark, TraceError> {
+        let at = self.time(index, self.ts)?;
+        let mut bytes = ByRole::<Bytes>::default();
+        for (name, value) in self.args.0.as_object().into_iter().flatten() {
+            let role = Role::ALL.into_iter().find(|role| role.name() == name);
+            let value =
+                value.as_u64().filter(|&value| value <= Bytes::LIMIT.0 / Role::ALL.len() as u64);
+            let (Some(role), Some(value)) = (role, value) else {
+                return Err(self.wrong(index, "its arguments are not bytes by role"));
+            };
+            bytes[role as usize] = Bytes(value);
+        }
+        Ok(MemoryMark { at, bytes })
+    }
+}
