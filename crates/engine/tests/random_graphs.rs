@@ -41,7 +41,7 @@ fn places(graph: &Graph, schedule: &Schedule) -> BTreeMap<StorageId, BufferId> {
                 held.extend(made.map(|(&value, &buffer)| (buffer, storage(value))));
             }
             Instruction::Free(buffer) => drop(held.remove(buffer)),
-            Instruction::Start(_) | Instruction::Wait(_) => panic!("the engine has no lanes"),
+            Instruction::Start(_) | Instruction::Wait(_) => panic!("this plan moves nothing"),
         }
     }
     held.into_iter().map(|(buffer, storage)| (storage, buffer)).collect()

@@ -188,7 +188,7 @@ fn placeholder(plan: &mut Json, draw: &mut Draw) -> bool {
     true
 }
 
-/// Transfers, which no planner makes today.
+/// Transfers, also where the plan has none.
 fn transfer(plan: &mut Json, draw: &mut Draw) -> bool {
     let count = list(plan, "buffers").len();
     let Some(all) = plan.get_mut("instructions").and_then(Json::as_array_mut) else {

@@ -60,13 +60,14 @@ enum Op {
 /// An instruction that takes time, while it is executed.
 enum Doing<'a> {
     Call(&'a Compiled, &'a Run<'a>),
-    Wait(Way, LaneId, TransferId),
+    Wait { way: Way, lane: LaneId, id: TransferId },
 }
 
 /// A transfer to be started.
 struct Start {
     id: TransferId,
     way: Way,
+    lane: LaneId,
     /// First byte of the buffer in the slab, and its size.
     slab: (u64, u64),
     /// First byte of the buffer in the tier.
@@ -114,7 +115,8 @@ impl Executable {
         let mut ways: SecondaryMap<TransferId, Option<(Way, LaneId)>> = SecondaryMap::new();
         for instruction in &schedule.instructions {
             if let Instruction::Start(transfer) = instruction {
-                ways[transfer.id] = Some((start(schedule, transfer).way, transfer.lane));
+                let Start { way, lane, .. } = start(schedule, transfer);
+                ways[transfer.id] = Some((way, lane));
             }
         }
         for instruction in &schedule.instructions {
@@ -172,6 +174,9 @@ impl Executable {
                 && self.crossing.contains(&start.id)
             {
                 self.start(slab, start)?;
+                if !self.overlaps() {
+                    self.wait(start.way, start.id)?;
+                }
             }
         }
         Ok(())
@@ -188,7 +193,7 @@ impl Executable {
         self.execute(slab, settings, |what| {
             match what {
                 Doing::Call(call, run) => (call.kernel)(run),
-                Doing::Wait(way, _, id) => {
+                Doing::Wait { way, id, .. } => {
                     self.wait(way, id)?;
                 }
             }
@@ -216,7 +221,7 @@ impl Executable {
                     let start = Seconds(start.duration_since(begun).as_secs_f64());
                     report(Executed::Call(CallInTime { start, seconds, ..call.predicted }));
                 }
-                Doing::Wait(way, lane, id) => {
+                Doing::Wait { way, lane, id } => {
                     let moved = self.wait(way, id)?;
                     let stall = Seconds(start.elapsed().as_secs_f64());
                     if let Some(Moved { start, seconds }) = moved {
@@ -239,10 +244,12 @@ impl Executable {
         let job = Job { slab: slab.part(address, bytes), below: start.below, checksums };
         let number = lanes.start(start.way, job);
         self.numbers[start.id.index()].store(number, Ordering::Relaxed);
-        if !lanes.overlaps() {
-            lanes.wait(start.way, number)?;
-        }
         Ok(())
+    }
+
+    /// Whether calls go on while something moves.
+    fn overlaps(&self) -> bool {
+        self.lanes.as_ref().is_none_or(|lanes| lanes.overlaps())
     }
 
     fn wait(&self, way: Way, id: TransferId) -> Result<Option<Moved>, StepError> {
@@ -271,7 +278,7 @@ impl Executable {
             micro_batch: MicroBatchId::WHOLE,
             learning_rate: settings.learning_rate as f32,
         };
-        let (step, slab) = (&step, &*slab);
+        let (step, slab, overlaps) = (&step, &*slab, self.overlaps());
         self.pool.install(|| -> Result<(), StepError> {
             for op in &self.ops {
                 match op {
@@ -279,8 +286,16 @@ impl Executable {
                         let run = Run { micro_batch: compiled.micro_batch, ..*step };
                         act(Doing::Call(compiled, &run))?;
                     }
-                    Op::Start(start) => self.start(slab, start)?,
-                    Op::Wait(way, lane, id) => act(Doing::Wait(*way, *lane, *id))?,
+                    Op::Start(start) => {
+                        self.start(slab, start)?;
+                        if !overlaps {
+                            let &Start { way, lane, id, .. } = start;
+                            act(Doing::Wait { way, lane, id })?;
+                        }
+                    }
+                    // Nothing is under way any more where nothing overlaps.
+                    &Op::Wait(way, lane, id) if overlaps => act(Doing::Wait { way, lane, id })?,
+                    Op::Wait(..) => {}
                 }
             }
             Ok(())
@@ -300,7 +315,8 @@ fn start(schedule: &Schedule, transfer: &Transfer) -> Start {
         if from.tier == DEVICE { (Way::Out, from, to) } else { (Way::Back, to, from) };
     let bytes = slab.bytes.0.min(below.bytes.0);
     let slab = (slab.address, bytes);
-    Start { id: transfer.id, way, slab, below: below.address, checksums: None }
+    let Transfer { id, lane, .. } = *transfer;
+    Start { id, way, lane, slab, below: below.address, checksums: None }
 }
 
 fn compile(

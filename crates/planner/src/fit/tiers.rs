@@ -107,9 +107,7 @@ impl Tiered<'_> {
             if best.as_ref().is_some_and(|(best, _)| least >= best.slab) {
                 continue;
             }
-            let effort = Effort::work(1, 0);
-            let found = offloading.within(least, 1, &mut Meter::new(&effort));
-            let moves = found.map_or(Vec::new(), |found| found.moves);
+            let moves = offloading.smallest().map_or(Vec::new(), |found| found.moves);
             let plan = Plan::with_moves(Planner::Auto, &runs, &moves);
             let effort = meter.round(meter.effort().work, 0.2);
             let residents = self.residents;

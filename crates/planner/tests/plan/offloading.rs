@@ -14,7 +14,7 @@ use tightfit::schedule::{Lowering, lower};
 use tightfit::units::Bytes;
 
 use crate::generator;
-use crate::moves::with_host;
+use crate::moves::{host, with_host};
 
 /// Bytes a second: from lanes that hide nothing to such that hide all.
 const BANDWIDTHS: [f64; 3] = [1e5, 1e6, 1e8];
@@ -52,6 +52,25 @@ fn holds(graph: &Graph, machine: &Machine, bandwidth: f64, part: f64) -> Result<
     Ok(())
 }
 
+/// A tier that is too small for all that could be away.
+fn is_within_the_tier(graph: &Graph, machine: &Machine, part: f64) -> Result<(), TestCaseError> {
+    let mut machine = with_host(machine.clone(), 1e6, 64);
+    let capacity = graph.storages().values().copied().sum::<Bytes>().0 as f64 * part;
+    let capacity = Bytes(capacity as u64);
+    machine.hierarchy.tiers[host()].capacity = Some(capacity);
+    let profile = Profile::new(graph, &machine);
+    let order = plan::base_order(graph, &profile);
+    let route = machine.hierarchy.main_route().unwrap();
+    let Some(found) = Offloading::new(graph, &profile, &order, route).smallest() else {
+        return Ok(());
+    };
+    let plan = Plan::with_moves(Planner::None, &order, &found.moves);
+    let schedule = lower(graph, &profile, &plan, &Lowering::to(Goal::Smallest));
+    prop_assert!(schedule.below[host()] <= capacity);
+    let checked = Checked::new(graph, &profile, schedule);
+    checked.map(|_| ()).map_err(|violation| TestCaseError::fail(violation.to_string()))
+}
+
 proptest! {
     #![proptest_config(generator::config(64))]
 
@@ -62,6 +81,7 @@ proptest! {
                 holds(&graph, &machine, bandwidth, part)?;
                 holds(&graph, &machine, bandwidth, 0.0)?;
             }
+            is_within_the_tier(&graph, &machine, part / 2.0)?;
         }
     }
 }

@@ -10,8 +10,8 @@ const STALL: f64 = 4.0;
 
 /// Adds intervals to what is chosen until the budget is met: at the run where the most is missing,
 /// the one that frees the most bytes at runs where too much is held, for the seconds that it takes
-/// the lanes. False where it cannot be met. With a random generator each is weighed a little
-/// differently.
+/// the lanes. False where it cannot be met, or not within the tier. With a random generator each is
+/// weighed a little differently.
 pub(super) fn cover(
     course: &Course,
     chosen: &mut [bool],
@@ -26,6 +26,7 @@ pub(super) fn cover(
         .map(|_| random.as_mut().map_or(1.0, |random| 0.5 + random.f64()))
         .collect();
     let mut crowded = vec![0u32; held.len() + 1];
+    let mut below = course.held_below(chosen);
     loop {
         let Some((at, &most)) = held.iter().enumerate().max_by_key(|&(at, most)| (most, !at))
         else {
@@ -43,11 +44,19 @@ pub(super) fn cover(
             let freed = missing * f64::from(crowded_over(&crowded, idle));
             freed / cost(course, chosen, index) * weights[index]
         };
-        let candidates = (0..course.idle.len())
-            .filter(|&index| !chosen[index] && is_away_at(course, &course.idle[index], at));
+        let has_room = |index: usize| {
+            let group = course.group(index);
+            let (from, to) = course.groups[group];
+            chosen[from..to].contains(&true)
+                || below.saturating_add(course.below[group]) <= course.capacity
+        };
+        let candidates = (0..course.idle.len()).filter(|&index| {
+            !chosen[index] && is_away_at(course, &course.idle[index], at) && has_room(index)
+        });
         let best = candidates.map(|index| (score(index), index)).max_by(|a, b| a.0.total_cmp(&b.0));
         let Some((_, index)) = best else { return false };
         chosen[index] = true;
+        below = course.held_below(chosen);
         let idle = course.idle[index];
         course.away(&idle, |position| held[position] -= idle.bytes as i64);
     }

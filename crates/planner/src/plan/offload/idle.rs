@@ -42,6 +42,10 @@ pub(super) struct Course {
     pub written: Vec<Vec<u32>>,
     /// Intervals over which their storages are away in any case.
     pub given: Vec<bool>,
+    /// What the storage of a group takes in the tier.
+    pub below: Vec<u64>,
+    /// What the tier takes.
+    pub capacity: u64,
 }
 
 /// What is settled of a storage that stays from step to step.
@@ -87,6 +91,8 @@ impl Course {
             is_persistent: Vec::new(),
             written: Vec::new(),
             given: Vec::new(),
+            below: Vec::new(),
+            capacity: profile.hierarchy.tiers[route.tier].capacity.map_or(u64::MAX, |most| most.0),
         };
         let block = profile.hierarchy.tiers[route.tier].block.0.max(1);
         let link = |lane| profile.hierarchy.lanes[lane].link;
@@ -124,6 +130,7 @@ impl Course {
                 course.groups.push((from, course.idle.len()));
                 course.is_persistent.push(is_persistent);
                 course.written.push(written);
+                course.below.push(moved.0);
             }
         }
         course
@@ -141,6 +148,14 @@ impl Course {
             self.away(idle, |position| held[position] -= idle.bytes as i64);
         }
         held
+    }
+
+    /// What the tier holds of everything that is away at some time: each storage has a place of its
+    /// own, so that there is room for all.
+    pub fn held_below(&self, chosen: &[bool]) -> u64 {
+        let is_away = |&(from, to): &(usize, usize)| chosen[from..to].contains(&true);
+        let groups = self.groups.iter().zip(&self.below).filter(|(group, _)| is_away(group));
+        groups.fold(0, |sum, (_, &bytes)| sum.saturating_add(bytes))
     }
 
     /// The group of an interval.

@@ -17,7 +17,7 @@ pub use idle::Home;
 use fastrand::Rng;
 
 use crate::analysis::{Move, liveness_with, memory_curve, seconds_with};
-use crate::effort::Meter;
+use crate::effort::{Effort, Meter};
 use crate::graph::Graph;
 use crate::id::{NodeId, StorageId};
 use crate::machine::Route;
@@ -80,11 +80,36 @@ impl<'a> Offloading<'a> {
         Bytes(held.into_iter().max().unwrap_or(0).max(0) as u64)
     }
 
+    /// The least budget for which a choice is found in the tier, or one of that size.
+    fn least_in_tier(&self) -> Bytes {
+        let least = self.least();
+        if self.course.held_below(&vec![true; self.course.idle.len()]) <= self.course.capacity {
+            return least;
+        }
+        let suffices = |budget: u64| {
+            let mut chosen = self.course.given.clone();
+            cover(&self.course, &mut chosen, budget, None)
+        };
+        let (mut low, mut high) = (least.0, self.course.held.iter().copied().max().unwrap_or(0));
+        while low < high {
+            let middle = low + (high - low) / 2;
+            if suffices(middle) { high = middle } else { low = middle + 1 }
+        }
+        Bytes(high)
+    }
+
+    /// A choice with the smallest peak that is found.
+    pub fn smallest(&self) -> Option<Offloaded> {
+        let effort = Effort::work(1, 0);
+        self.within(self.least_in_tier(), 1, &mut Meter::new(&effort))
+    }
+
     /// The fastest choice that is found within a budget; none where too much is held even with
     /// everything away.
     pub fn within(&self, budget: Bytes, seed: u64, meter: &mut Meter<'_>) -> Option<Offloaded> {
         let mut chosen = self.course.given.clone();
-        if !cover(&self.course, &mut chosen, budget.0, None) {
+        let has_room = self.course.held_below(&chosen) <= self.course.capacity;
+        if !has_room || !cover(&self.course, &mut chosen, budget.0, None) {
             return None;
         }
         prune(&self.course, &mut chosen, budget.0);
@@ -117,7 +142,9 @@ impl<'a> Offloading<'a> {
             chosen[index] = self.course.given[index];
         }
         if random.bool() && !chosen.is_empty() {
-            chosen[random.usize(0..chosen.len())] = true;
+            let index = random.usize(0..chosen.len());
+            let was = std::mem::replace(&mut chosen[index], true);
+            chosen[index] = was || self.course.held_below(chosen) <= self.course.capacity;
         }
     }
 
