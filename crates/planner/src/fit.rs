@@ -272,11 +272,20 @@ impl<'a> BudgetedPlanner<'a> {
         let known = known.and_then(Result::ok);
         let found = tiered.within(search, budget, known, meter);
         first.get_or_insert(meter.elapsed());
-        match found {
-            Some(schedule) => Ok(schedule),
+        let Some(found) = found else {
             // As if the smallest had been asked for.
-            None => within(budget, tiered.smallest(search, None, meter)),
+            return within(budget, tiered.smallest(search, None, meter));
+        };
+        let seconds = |schedule: &Schedule| profile.total(&schedule.runs());
+        let is_done = meter.is_late() || seconds(&found) <= profile.total(order);
+        if found.moved() != [Bytes::ZERO; 2] || is_done {
+            return Ok(found);
         }
+        // Where moving does not help, the time that is left is for recomputation.
+        let effort = meter.round(terms.effort.work, 1.0);
+        let again = self.in_rounds(search, budget, Terms { effort: &effort, ..terms }, first);
+        Ok(again.into_iter().chain([found]).min_by(|a, b| seconds(a).0.total_cmp(&seconds(b).0)))
+            .map(|fastest| fastest.expect("one was found"))
     }
 
     /// The fastest plan that packs within a slab that is known.

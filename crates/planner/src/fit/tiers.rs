@@ -1,15 +1,19 @@
 //! Schedules that also move what they hold. Invariant: none that leaves this file is slower than
 //! the one that was known, which moves nothing, and its slab is within the budget.
 //!
-//! What recomputation does not have to save, transfers do: for several budgets between the one that
-//! is asked for and what the step takes as it stands, the search recomputes that far, and the rest
-//! is away while nobody needs it. The fastest of these is improved, and given addresses.
+//! What recomputation does not have to save, transfers do: for several budgets above the one that
+//! is asked for, the search recomputes that far, and the rest is away while nobody needs it. The
+//! fastest of these are improved, and given addresses.
+//!
+//! How far above: what is away at an instant went out before it and comes back after it, so the
+//! lanes hide at most as many bytes as they move out and back in a step. The budgets lie up to one
+//! and a half times that higher, and the step as it stands is tried, too.
 
 use crate::effort::{Effort, Meter};
 use crate::fit::smallest::Laid;
 use crate::goal::Goal;
 use crate::graph::Graph;
-use crate::id::NodeId;
+use crate::id::{LaneId, NodeId};
 use crate::machine::Route;
 use crate::plan::offload::{Home, Offloaded, Offloading};
 use crate::plan::{Plan, Planner, Search, simulate};
@@ -17,13 +21,13 @@ use crate::profile::Profile;
 use crate::schedule::{Lowering, Residents, Schedule, lower};
 use crate::units::Bytes;
 
-/// Parts into which the bytes between the budget and the peak of the step are divided.
-const LEVELS: u64 = 8;
+/// How far above the budget is recomputed, in parts of what the lanes hide at most.
+const LEVELS: [f64; 8] = [0.1, 0.2, 0.3, 0.4, 0.55, 0.75, 1.0, 1.5];
 /// Work of the search at each of them, per operator.
 const WORK_OF_A_LEVEL: u64 = 60;
 /// The part of the time for all levels, and that for improving the fastest of them.
-const SEARCH: f64 = 0.4;
-const IMPROVE: f64 = 0.4;
+const SEARCH: f64 = 0.35;
+const IMPROVE: f64 = 0.5;
 /// Of the levels, so many are improved.
 const IMPROVED: usize = 3;
 /// Work for a first look at a level, in exchanges.
@@ -142,12 +146,15 @@ impl Tiered<'_> {
         meter: &Meter<'_>,
     ) -> Vec<Vec<NodeId>> {
         let peak = simulate(self.graph, self.profile, self.order).curve.peak;
+        let hidden = self.hidden();
         let mut found: Vec<Vec<NodeId>> = vec![self.order.to_vec()];
-        for level in (0..LEVELS).rev() {
-            let bytes = budget + Bytes(peak.saturating_sub(budget).0 / LEVELS * level);
+        for level in LEVELS.into_iter().rev() {
+            let bytes = budget + Bytes((hidden * level) as u64);
+            if bytes >= peak {
+                continue;
+            }
             let work = self.order.len() as u64 * WORK_OF_A_LEVEL;
-            let share = SEARCH / LEVELS as f64;
-            let effort = meter.round(work, share);
+            let effort = meter.round(work, SEARCH / LEVELS.len() as f64);
             if let Some(plan) = search.plan(bytes, &effort).plan {
                 let runs = plan.runs();
                 if found.last() != Some(&runs) {
@@ -158,6 +165,14 @@ impl Tiered<'_> {
         found
     }
 
+    /// The most bytes that transfers hide behind the runs of a step.
+    fn hidden(&self) -> f64 {
+        let seconds = |lane: LaneId| 1.0 / self.profile.hierarchy.lanes[lane].link.bandwidth;
+        let step = self.profile.total(self.order).0;
+        let bytes = step / (seconds(self.route.out) + seconds(self.route.back));
+        bytes.clamp(0.0, Bytes::LIMIT.0 as f64)
+    }
+
     /// The fastest of some sequences after a first look.
     fn looked_at(
         &self,
@@ -166,7 +181,7 @@ impl Tiered<'_> {
         meter: &Meter<'_>,
     ) -> Vec<Candidate> {
         let mut found = self.candidates(sequences, budget, &mut |runs| {
-            meter.round(LOOK * runs as u64 * 10, IMPROVE / LEVELS as f64)
+            meter.round(LOOK * runs as u64 * 10, IMPROVE / LEVELS.len() as f64)
         });
         found.truncate(IMPROVED);
         found
