@@ -157,7 +157,13 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
         return Some(if matches!(error, StepFileError::Read { .. }) { 4 } else { 5 });
     }
     if let Some(error) = error.downcast_ref::<WeightsError>() {
-        return Some(if matches!(error, WeightsError::Io { .. }) { 4 } else { 5 });
+        return Some(match error {
+            WeightsError::Io { error, .. } => {
+                let tier = error.get_ref().and_then(|inner| inner.downcast_ref::<TierError>());
+                tier.map_or(Some(4), |tier| of(tier)).unwrap_or(4)
+            }
+            _ => 5,
+        });
     }
     if error.is::<OtherBatch>() {
         return Some(7);

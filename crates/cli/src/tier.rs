@@ -46,7 +46,7 @@ pub fn preset(machine: Machine, text: &str) -> anyhow::Result<Machine> {
 /// What stands before the last colon, and the size behind it. A name may have colons, too.
 fn parts(text: &str) -> Result<(&str, Option<Bytes>), NotASize> {
     match text.rsplit_once(':') {
-        Some((name, bytes)) if !bytes.contains('/') => Ok((name, Some(size(bytes)?))),
+        Some((name, bytes)) if !bytes.contains(['/', '\\']) => Ok((name, Some(size(bytes)?))),
         Some(_) | None => Ok((text, None)),
     }
 }

@@ -35,6 +35,8 @@ fn any_budget_gives_the_same_bits() {
         let tier = format!("--budget {budget} --tier FOLDER/tier --save FOLDER/part");
         let ran = train(folder, &tier).done();
         assert!(budget != "min" || slab(&ran) < smallest, "{} of {smallest}", slab(&ran));
+        let moved = ["bytes_out", "bytes_back"].map(|key| ran.result()[key].as_u64().unwrap());
+        assert!(["60%", "80%"].contains(&budget) || moved[0] > 0 && moved[1] > 0, "{moved:?}");
         assert_eq!(ran.losses(), whole.losses(), "{budget}");
         let evaluations = |ran: &program::Ran| {
             let mut lines = ran.lines();

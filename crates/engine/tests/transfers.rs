@@ -16,7 +16,7 @@ use tightfit::tensor::{Argument, DType};
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::{CompileError, Executable, Slab, StepError, StepSettings};
 
-const ELEMENTS: u64 = 64;
+const ELEMENTS: u64 = 1024;
 const BYTES: u64 = ELEMENTS * 4;
 
 /// The tier below the device.

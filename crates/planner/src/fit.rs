@@ -6,9 +6,11 @@
 //! with the layout: a little less is asked of it from turn to turn, because a little slack makes
 //! packing much easier. Where nothing packs, the smallest slab has the last word.
 
+mod bound;
 mod smallest;
 mod tiers;
 
+pub use bound::{Actions, Bound, ScheduleClass};
 use thiserror::Error;
 
 use crate::check::{Checked, Violation};
@@ -59,47 +61,6 @@ impl Fitted {
     /// The same schedule under another budget with its bound, where the slab fits into that.
     pub(crate) fn within(&self, budget: Bytes, bound: Option<Bound>) -> Option<Fitted> {
         Some(Fitted { checked: self.checked.within(budget)?, bound })
-    }
-}
-
-/// A proven lower bound on the time of every schedule of a class within a budget.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Bound {
-    /// The time of the whole step that no schedule of the class beats.
-    pub seconds: Seconds,
-    /// The schedules that the bound speaks of.
-    pub class: ScheduleClass,
-}
-
-/// A class of schedules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ScheduleClass {
-    /// The orders of first runs that are in the class.
-    pub order: BoundOrder,
-    /// What the schedules of the class may do.
-    pub actions: Actions,
-}
-
-/// What the schedules of a class may do to hold less.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Actions {
-    /// They run, recompute and free. A schedule that moves what it holds is of another class and
-    /// may be faster.
-    Runs,
-    /// They may also move what they hold between the device and a tier below.
-    RunsAndMoves,
-}
-
-impl Bound {
-    /// A bound for schedules that run and recompute.
-    pub(crate) fn of_runs(seconds: Seconds, order: BoundOrder) -> Bound {
-        Bound { seconds, class: ScheduleClass { order, actions: Actions::Runs } }
-    }
-
-    /// A bound for schedules that may move what they hold, too.
-    pub(crate) fn of_moves(seconds: Seconds) -> Bound {
-        let class = ScheduleClass { order: BoundOrder::Any, actions: Actions::RunsAndMoves };
-        Bound { seconds, class }
     }
 }
 
@@ -274,7 +235,8 @@ impl<'a> BudgetedPlanner<'a> {
         first.get_or_insert(meter.elapsed());
         let Some(found) = found else {
             // As if the smallest had been asked for.
-            return within(budget, tiered.smallest(search, None, meter));
+            let known = self.lowest_without_moves(search, terms.residents, meter);
+            return within(budget, tiered.smallest(search, known, meter));
         };
         let seconds = |schedule: &Schedule| profile.total(&schedule.runs());
         let is_done = meter.is_late() || seconds(&found) <= profile.total(order);
@@ -286,6 +248,17 @@ impl<'a> BudgetedPlanner<'a> {
         let again = self.in_rounds(search, budget, Terms { effort: &effort, ..terms }, first);
         Ok(again.into_iter().chain([found]).min_by(|a, b| seconds(a).0.total_cmp(&seconds(b).0)))
             .map(|fastest| fastest.expect("one was found"))
+    }
+
+    /// The smallest slab of a schedule that moves nothing; none where something has to.
+    fn lowest_without_moves(
+        &self,
+        search: &mut Search<'_>,
+        residents: &Residents,
+        meter: &Meter<'_>,
+    ) -> Option<Laid> {
+        let may_stay = residents.below.is_empty();
+        may_stay.then(|| self.lowest(search, Bytes::ZERO, residents, &meter.until(LOWEST)))
     }
 
     /// The fastest plan that packs within a slab that is known.
@@ -351,7 +324,7 @@ impl<'a> BudgetedPlanner<'a> {
                 lower(self.graph, self.profile, &plan, &task)
             };
             let schedule = lay(budget, part);
-            let peak = plan::simulate(self.graph, self.profile, &plan.runs()).curve.peak;
+            let peak = plan::simulate_plan(self.graph, self.profile, &plan).curve.peak;
             if schedule.slab <= budget {
                 // Addresses that fit may be spread out all the same.
                 let compact = Bytes((peak.0 as f64 * COMPACT) as u64);
@@ -408,23 +381,37 @@ impl<'a> BudgetedPlanner<'a> {
         Some(Bound::of_runs(seconds, order))
     }
 
+    /// The smallest slab where what is held may move, and the fastest schedule in it.
+    fn smallest_with_moves(
+        &self,
+        search: &mut Search<'_>,
+        route: Route,
+        terms: Terms<'_>,
+        meter: &Meter<'_>,
+    ) -> Schedule {
+        let &BudgetedPlanner { graph, profile, order, .. } = self;
+        let tiered = Tiered { graph, profile, order, residents: terms.residents, route };
+        let known = self.lowest_without_moves(search, terms.residents, meter);
+        let (smallest, _) = tiered.smallest(search, known, meter);
+        let slab = smallest.slab;
+        let faster = tiered.within(search, slab, Some(smallest.clone()), meter);
+        Schedule { budget: slab, slab, ..faster.unwrap_or(smallest) }
+    }
+
     /// The smallest slab that the planner reaches.
     pub fn smallest(&mut self, terms: Terms<'_>) -> Result<Fitted, FitError> {
         let meter = Meter::new(terms.effort);
         let (any, residents) = (Bytes::ZERO, terms.residents);
         let schedule = match self.search.take() {
             Some(mut search) => {
-                let mut smallest = self.lowest(&mut search, any, residents, &meter.until(LOWEST));
-                if let Some(route) = self.route() {
-                    let &mut BudgetedPlanner { graph, profile, order, .. } = self;
-                    let tiered = Tiered { graph, profile, order, residents, route };
-                    smallest = tiered.smallest(&mut search, Some(smallest), &meter);
-                }
-                let effort = meter.round(terms.effort.work, 1.0);
-                let terms = Terms { effort: &effort, ..terms };
                 let schedule = match self.route() {
-                    None => self.faster(&mut search, smallest, terms),
-                    Some(_) => smallest.0,
+                    None => {
+                        let smallest =
+                            self.lowest(&mut search, any, residents, &meter.until(LOWEST));
+                        let effort = meter.round(terms.effort.work, 1.0);
+                        self.faster(&mut search, smallest, Terms { effort: &effort, ..terms })
+                    }
+                    Some(route) => self.smallest_with_moves(&mut search, route, terms, &meter),
                 };
                 self.search = Some(search);
                 schedule

@@ -14,6 +14,7 @@ use cranelift_entity::SecondaryMap;
 
 use crate::graph::Graph;
 use crate::id::{BufferId, LaneId, NodeId, StorageId, TierId, TransferId};
+use crate::machine::steady;
 use crate::profile::Profile;
 use crate::schedule::{Call, Instruction, Movement, Schedule};
 use crate::units::{Bytes, Seconds};
@@ -115,7 +116,7 @@ pub(crate) fn timeline(
     schedule: &Schedule,
     held: &HeldBytes,
 ) -> Timeline {
-    let Lap { clock, starts } = steady(profile, schedule);
+    let Lap { clock, starts } = settled(profile, schedule);
     let mut calls = Vec::with_capacity(starts.len());
     let (mut at, mut peak) = (0, held.at_start);
     for (instruction, &held) in schedule.instructions.iter().zip(&held.during) {
@@ -151,23 +152,13 @@ pub(crate) fn timeline(
     }
 }
 
-/// Steps after which what is in flight between two of them is taken to be what it will be from then
-/// on.
-const LAPS: usize = 16;
-
 /// One step, as it is when the run has settled: the first step begins with what crosses the border
 /// starting, each later one with what the step before has left in flight.
-fn steady(profile: &Profile, schedule: &Schedule) -> Lap {
-    let mut before = Vec::new();
-    for _ in 1..LAPS {
-        let lap = lap(profile, schedule, &before);
-        let left = lap.clock.in_flight();
-        if left == before {
-            return lap;
-        }
-        before = left;
-    }
-    lap(profile, schedule, &before)
+fn settled(profile: &Profile, schedule: &Schedule) -> Lap {
+    steady(|before| {
+        let lap = lap(profile, schedule, before);
+        (lap.clock.in_flight(), lap)
+    })
 }
 
 /// A step in time.
@@ -177,11 +168,14 @@ struct Lap {
     starts: Vec<Seconds>,
 }
 
-fn lap(profile: &Profile, schedule: &Schedule, before: &[InFlight]) -> Lap {
+/// A step that begins with transfers which arrive at these times, those that cross the border in
+/// the order of their starts.
+fn lap(profile: &Profile, schedule: &Schedule, before: &[f64]) -> Lap {
     let mut clock = Clock::default();
-    for flight in before {
-        clock.free[flight.lane] = clock.free[flight.lane].max(flight.arrives);
-        clock.arrives[flight.id] = Some(flight.arrives);
+    for (transfer, &arrives) in schedule.crossing().iter().zip(before) {
+        let lane = &mut clock.free[transfer.lane];
+        *lane = lane.max(Seconds(arrives));
+        clock.arrives[transfer.id] = Some(Seconds(arrives));
     }
     let mut starts = Vec::with_capacity(schedule.instructions.len());
     for instruction in &schedule.instructions {
@@ -205,15 +199,6 @@ fn lap(profile: &Profile, schedule: &Schedule, before: &[InFlight]) -> Lap {
         transfer.stall = clock.stalls[transfer.id];
     }
     Lap { clock, starts }
-}
-
-/// A transfer that is under way when a step begins.
-#[derive(Clone, Copy, PartialEq)]
-struct InFlight {
-    id: TransferId,
-    lane: LaneId,
-    /// When it arrives, from the start of the step.
-    arrives: Seconds,
 }
 
 /// Time on the device and on each lane.
@@ -247,14 +232,11 @@ impl Clock {
         }
     }
 
-    /// What is under way now, in the order of the starts, with times from now on.
-    fn in_flight(&self) -> Vec<InFlight> {
-        let under_way = |transfer: &TransferInTime| {
-            let arrives = self.arrives[transfer.id]?;
-            let arrives = Seconds((arrives.0 - self.now.0).max(0.0));
-            Some(InFlight { id: transfer.id, lane: transfer.lane, arrives })
-        };
-        self.transfers.iter().filter_map(under_way).collect()
+    /// When what is under way arrives, in the order of the starts, in seconds from now on.
+    fn in_flight(&self) -> Vec<f64> {
+        let arrives =
+            |transfer: &TransferInTime| Some((self.arrives[transfer.id]?.0 - self.now.0).max(0.0));
+        self.transfers.iter().filter_map(arrives).collect()
     }
 }
 

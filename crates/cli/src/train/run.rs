@@ -62,9 +62,11 @@ pub fn run(
         };
         let seconds = start.elapsed().as_secs_f64();
         if let Some(fastest) = &mut fastest {
-            fastest.end(counts);
+            fastest.end(counts, seconds);
         }
-        measured.steps.extend(counts.then_some(seconds));
+        if counts {
+            measured.end(seconds);
+        }
         let number = session.next_step;
         if arguments.json
             && let Err(error) =

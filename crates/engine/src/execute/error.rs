@@ -3,10 +3,11 @@
 
 use thiserror::Error;
 use tightfit::check::Violation;
+use tightfit::id::TransferId;
 use tightfit::operator::Unsuited;
 
 use crate::kernels::KernelError;
-use crate::memory::tier::TierError;
+use crate::memory::tier::{BLOCK, TierError};
 
 /// Why a schedule cannot be executed here.
 #[derive(Debug, Error)]
@@ -52,6 +53,18 @@ pub enum CompileError {
         node: String,
         /// What keeps it from being executed.
         what: String,
+    },
+    /// The schedule uses several tiers below the device.
+    #[error("the schedule uses several tiers below the slab; the engine has one, a file")]
+    Tiers,
+    /// A transfer is not one between slab and file.
+    #[error(
+        "{transfer} does not move whole blocks of {} bytes between the slab and a buffer of the \
+         same size below it", BLOCK.0
+    )]
+    Transfer {
+        /// The transfer.
+        transfer: TransferId,
     },
 }
 

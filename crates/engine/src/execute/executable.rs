@@ -11,7 +11,7 @@ use rayon::ThreadPool;
 use tightfit::check::{Checked, Violation};
 use tightfit::graph::Graph;
 use tightfit::id::{DEVICE, EntityRef, LaneId, MicroBatchId, SecondaryMap, TransferId};
-use tightfit::schedule::{Call, Instruction, Movement, Schedule, Transfer};
+use tightfit::schedule::{Buffer, Call, Instruction, Movement, Schedule, Transfer};
 use tightfit::timeline::{CallInTime, TransferInTime};
 use tightfit::units::{Bytes, Seconds};
 
@@ -21,7 +21,7 @@ use crate::execute::lanes::{Job, Lanes, Moved, Way};
 use crate::kernels::tensor::Tensor;
 use crate::kernels::{self, FaultFlag, Kernel, Operands, Run, Scratch};
 use crate::memory::slab::Slab;
-use crate::memory::tier::Checksums;
+use crate::memory::tier::{BLOCK, Checksums};
 
 /// What differs from step to step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -109,6 +109,7 @@ impl Executable {
             return Err(Violation::OtherGraph.into());
         }
         admit(graph)?;
+        transfers_suit(schedule)?;
         let threads = pool.current_num_threads();
         let mut predicted = checked.timeline().calls.iter();
         let mut ops = Vec::with_capacity(schedule.instructions.len());
@@ -307,14 +308,35 @@ impl Executable {
     }
 }
 
+/// There is one tier below the slab, a file, and what moves between both lies in whole blocks of
+/// the same size.
+fn transfers_suit(schedule: &Schedule) -> Result<(), CompileError> {
+    let mut tiers = schedule.buffers.values().map(|buffer| buffer.tier).filter(|&t| t != DEVICE);
+    let first = tiers.next();
+    if tiers.any(|tier| Some(tier) != first) {
+        return Err(CompileError::Tiers);
+    }
+    for instruction in &schedule.instructions {
+        let Instruction::Start(transfer) = instruction else { continue };
+        let ends = transfer.movement.buffers().map(|buffer| schedule.buffers[buffer]);
+        let is_whole = |buffer: &Buffer| {
+            buffer.address.is_multiple_of(BLOCK.0) && buffer.bytes.0.is_multiple_of(BLOCK.0)
+        };
+        let joins_both = (ends[0].tier == DEVICE) != (ends[1].tier == DEVICE);
+        if !joins_both || ends[0].bytes != ends[1].bytes || !ends.iter().all(is_whole) {
+            return Err(CompileError::Transfer { transfer: transfer.id });
+        }
+    }
+    Ok(())
+}
+
 /// A transfer with its addresses.
 fn start(schedule: &Schedule, transfer: &Transfer) -> Start {
     let Movement::Copy { from, to } = transfer.movement;
     let [from, to] = [from, to].map(|buffer| schedule.buffers[buffer]);
     let (way, slab, below) =
         if from.tier == DEVICE { (Way::Out, from, to) } else { (Way::Back, to, from) };
-    let bytes = slab.bytes.0.min(below.bytes.0);
-    let slab = (slab.address, bytes);
+    let slab = (slab.address, slab.bytes.0);
     let Transfer { id, lane, .. } = *transfer;
     Start { id, way, lane, slab, below: below.address, checksums: None }
 }

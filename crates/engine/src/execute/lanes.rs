@@ -1,8 +1,9 @@
 //! The lanes between slab and tier, each on a thread of its own. Invariant: a lane moves one thing
 //! after another, in the order in which they were started; what went wrong is said by the next
-//! wait.
+//! wait on that lane.
 
 use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -138,12 +139,13 @@ impl Lanes {
     /// # Errors
     /// Where something went wrong on a lane.
     pub fn settle(&self) -> Result<(), TierError> {
-        for way in [Way::Out, Way::Back] {
+        let settled = [Way::Out, Way::Back].map(|way| {
             let shared = &self.lane(way).shared;
             let started = shared.lock().started;
-            shared.wait(started)?;
-        }
-        Ok(())
+            shared.drain(started);
+            shared.wait(started)
+        });
+        settled.into_iter().collect()
     }
 }
 
@@ -151,6 +153,14 @@ impl Shared {
     /// A thread that panicked leaves what it was about to do undone, and its message.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Goes on when the transfer of this number is over, whatever went wrong.
+    fn drain(&self, number: u64) {
+        let mut state = self.lock();
+        while state.done < number {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
     }
 
     fn wait(&self, number: u64) -> Result<(), TierError> {
@@ -219,7 +229,9 @@ fn serve(way: Way, file: &TierFile, shared: &Shared, throttle: Option<f64>) {
         let has_failed = state.failed.is_some();
         drop(state);
         let start = Instant::now();
-        let result = if has_failed { Ok(()) } else { carry(way, file, job, throttle) };
+        // A panic would leave others waiting for ever.
+        let carried = || if has_failed { Ok(()) } else { carry(way, file, job, throttle) };
+        let result = catch_unwind(AssertUnwindSafe(carried)).unwrap_or(Err(TierError::Failed));
         state = shared.lock();
         state.done += 1;
         let moved = (state.done, Moved { start, seconds: start.elapsed().as_secs_f64() });
@@ -255,7 +267,7 @@ fn carry(way: Way, file: &TierFile, mut job: Job, throttle: Option<f64>) -> Resu
         }
         from = to;
         if let Some(rate) = throttle {
-            let due = Duration::from_secs_f64(from as f64 / rate);
+            let due = Duration::try_from_secs_f64(from as f64 / rate).unwrap_or_default();
             std::thread::sleep(due.saturating_sub(begun.elapsed()));
         }
     }

@@ -119,12 +119,7 @@ fn locate(graph: &Graph, checked: &Checked, output: ValueId) -> Located {
 
 /// Two disjoint spans of the slab, to be written.
 pub(super) fn pair(slab: &mut Slab, first: Span, second: Span) -> (&mut [u8], &mut [u8]) {
-    let swapped = second.address < first.address;
-    let (low, high) = if swapped { (second, first) } else { (first, second) };
-    let all = slab.write(low.address, high.address + high.bytes - low.address);
-    let (left, right) = all.split_at_mut((high.address - low.address) as usize);
-    let left = &mut left[..low.bytes as usize];
-    if swapped { (right, left) } else { (left, right) }
+    slab.write_both((first.address, first.bytes), (second.address, second.bytes))
 }
 
 /// The loss that the last step left.

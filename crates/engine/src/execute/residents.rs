@@ -75,7 +75,10 @@ pub(super) fn moved(
 ) -> Option<String> {
     let known = Residents::of(training.0, training.1);
     let is_elsewhere = |name: &String, place: &Place| match *place {
-        Place::Slab(address) => known.addresses.get(name).is_some_and(|&there| there != address),
+        Place::Slab(address) => match known.addresses.get(name) {
+            Some(&there) => there != address,
+            None => known.below.contains_key(name),
+        },
         Place::Tier(address, _) => known.below.get(name) != Some(&address),
     };
     let mut moved = evaluation
@@ -123,7 +126,8 @@ impl Reach<'_> {
 
     fn read(&self, address: u64, from: u64, out: &mut [u8]) -> io::Result<()> {
         let tier = self.tier.ok_or_else(|| io::Error::other(TierError::Failed))?;
-        let checksums = tier.checksums(address).unwrap_or_else(|| std::sync::Arc::new([]));
+        let checksums =
+            tier.checksums(address).ok_or_else(|| io::Error::other(TierError::Failed))?;
         tier.read(address, from, out, &checksums).map_err(io::Error::other)
     }
 
@@ -152,7 +156,8 @@ impl Reach<'_> {
         source: &mut dyn FnMut(u64, &mut [u8]) -> io::Result<()>,
     ) -> io::Result<()> {
         let tier = self.tier.ok_or_else(|| io::Error::other(TierError::Failed))?;
-        let checksums = tier.checksums(address).unwrap_or_else(|| std::sync::Arc::new([]));
+        let checksums =
+            tier.checksums(address).ok_or_else(|| io::Error::other(TierError::Failed))?;
         self.chunks(buffer, |staging, from, len| {
             let part = staging.write(0, len);
             let used = bytes.saturating_sub(from).min(len) as usize;

@@ -11,7 +11,7 @@ use rayon::ThreadPoolBuilder;
 use thiserror::Error;
 use tightfit::check::Checked;
 use tightfit::id::DEVICE;
-use tightfit::schedule::Schedule;
+use tightfit::schedule::{Instruction, Schedule};
 use tightfit::tensor::DType;
 use tightfit::units::Bytes;
 
@@ -107,6 +107,8 @@ pub struct Session {
     residents: BTreeMap<String, Resident>,
     /// What is under way between two steps was started.
     has_begun: bool,
+    /// A step failed, so no other may follow.
+    has_failed: bool,
     /// Seed of the run.
     pub seed: u64,
     /// Number of the next step.
@@ -169,6 +171,7 @@ impl Session {
             evaluation: evaluated,
             residents: stay,
             has_begun: false,
+            has_failed: false,
             seed,
             next_step: 0,
             learning_rate: step.optimizer.learning_rate,
@@ -207,7 +210,12 @@ impl Session {
                 (Err(_), Some(Unfilled::Wrong(what))) => {
                     return Err(SessionError::Initialise(what));
                 }
-                (Err(error), None) => return Err(SessionError::Initialise(error.to_string())),
+                (Err(error), None) => {
+                    return Err(match error.downcast::<TierError>() {
+                        Ok(error) => SessionError::Tier(error),
+                        Err(error) => SessionError::Initialise(error.to_string()),
+                    });
+                }
             }
         }
         Ok(())
@@ -237,6 +245,9 @@ impl Session {
     ) -> Result<f32, SessionError> {
         let number = self.next_step.checked_add(1).ok_or(SessionError::NoMoreSteps)?;
         let failed = |error| SessionError::Step { step: number, error };
+        if self.has_failed {
+            return Err(failed(StepError::Tier(TierError::Failed)));
+        }
         self.begin().map_err(failed)?;
         let (input, target) = pair(&mut self.slab, self.training.input, self.training.target);
         data.training_batch(self.seed, self.next_step, input, target)?;
@@ -248,7 +259,9 @@ impl Session {
         for output in &mut self.training.outputs {
             output.settled = false;
         }
-        run(&self.training.executable, &mut self.slab, &settings).map_err(failed)?;
+        let ran = run(&self.training.executable, &mut self.slab, &settings);
+        self.has_failed = matches!(ran, Err(StepError::Tier(_)));
+        ran.map_err(failed)?;
         self.next_step = number;
         Ok(loss_of(&self.slab, &self.training))
     }
@@ -381,7 +394,11 @@ fn lanes<'a>(
     for buffer in below() {
         file.declare(buffer.address, buffer.bytes.0);
     }
-    let transfers = schedules.map(|schedule| schedule.instructions.len()).max().unwrap_or(0);
+    let started = |schedule: &Schedule| {
+        let is_start = |instruction: &&Instruction| matches!(instruction, Instruction::Start(_));
+        schedule.instructions.iter().filter(is_start).count()
+    };
+    let transfers = schedules.map(started).max().unwrap_or(0);
     let lanes = Lanes::new(file, transfers, *traffic);
     lanes.map(Some).map_err(SessionError::Lanes)
 }

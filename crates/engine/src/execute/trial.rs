@@ -40,8 +40,10 @@ pub struct Timings {
     pub recomputed: f64,
     /// Seconds of first runs, over all steps.
     pub first: f64,
-    /// Seconds for which calls waited for transfers, over all steps.
-    pub stalled: f64,
+    /// Seconds for which calls waited for transfers, of each step.
+    pub stalls: Vec<f64>,
+    /// The same of the step that runs.
+    stalling: f64,
     /// Each node's runs, over all steps.
     pub nodes: BTreeMap<NodeId, NodeTimings>,
 }
@@ -52,7 +54,7 @@ impl Timings {
         let call = match executed {
             Executed::Call(call) => call,
             Executed::Transfer(transfer) => {
-                self.stalled += transfer.stall.0;
+                self.stalling += transfer.stall.0;
                 return;
             }
         };
@@ -67,6 +69,12 @@ impl Timings {
         node.runs += 1;
     }
 
+    /// Ends a step that took so long.
+    pub fn end(&mut self, seconds: f64) {
+        self.steps.push(seconds);
+        self.stalls.push(std::mem::take(&mut self.stalling));
+    }
+
     /// Seconds of a step.
     pub fn median(&self) -> Option<f64> {
         let mut steps = self.steps.clone();
@@ -78,18 +86,22 @@ impl Timings {
 
     /// Seconds of recomputations and of waiting over seconds of all else.
     pub fn overhead(&self) -> Option<f64> {
-        (self.first > 0.0).then(|| (self.recomputed + self.stalled) / self.first)
+        let stalled: f64 = self.stalls.iter().sum();
+        (self.first > 0.0).then(|| (self.recomputed + stalled) / self.first)
     }
 
     /// Seconds of waiting for transfers in a step, on average.
     pub fn stall(&self) -> Option<f64> {
-        (!self.steps.is_empty()).then(|| self.stalled / self.steps.len() as f64)
+        let stalled: f64 = self.stalls.iter().sum();
+        (!self.steps.is_empty()).then(|| stalled / self.steps.len() as f64)
     }
 
-    /// A step that nothing disturbed: the lower quartile, since whatever disturbs a step makes it
-    /// slower.
+    /// The calls of a step that nothing disturbed: the lower quartile, since whatever disturbs a
+    /// step makes it slower. Waiting for transfers is not the calls' time.
     fn undisturbed(&self) -> Option<f64> {
-        let mut steps = self.steps.clone();
+        let stalls = self.stalls.iter().copied().chain(std::iter::repeat(0.0));
+        let mut steps: Vec<f64> =
+            self.steps.iter().zip(stalls).map(|(step, stall)| (step - stall).max(0.0)).collect();
         steps.sort_by(f64::total_cmp);
         steps.get(steps.len() / 4).copied()
     }
@@ -99,10 +111,10 @@ impl Timings {
     pub fn call_seconds(&self, graph: &Graph, threads: u32) -> CallSeconds {
         let mut table = CallSeconds::new(VERSION, threads);
         let fastest: f64 = self.nodes.values().map(|node| node.fastest * node.runs as f64).sum();
-        // What waits for transfers is not the calls' time.
         let steps = self.steps.len() as f64;
-        let calls = self.undisturbed().map(|step| (step * steps - self.stalled).max(fastest));
-        let Some(scale) = calls.map(|calls| calls / fastest) else { return table };
+        let Some(scale) = self.undisturbed().map(|step| step * steps / fastest) else {
+            return table;
+        };
         let mut sums: BTreeMap<Signature, (f64, u64)> = BTreeMap::new();
         for (&id, node) in &self.nodes {
             let sum = sums.entry(Signature::of(graph, id)).or_default();
@@ -138,8 +150,7 @@ impl FastestStep {
 
     /// Ends the step that runs; one that does not count only leaves room for the calls of the
     /// others.
-    pub fn end(&mut self, counts: bool) {
-        let seconds = self.next.last().map_or(0.0, |last| (last.start + last.seconds).0);
+    pub fn end(&mut self, counts: bool, seconds: f64) {
         if counts && self.fastest.is_none_or(|fastest| seconds < fastest) {
             self.fastest = Some(seconds);
             std::mem::swap(&mut self.calls, &mut self.next);
@@ -176,7 +187,7 @@ pub fn trial(
     {
         let step = Instant::now();
         session.step_timed(data, &mut |executed| timings.add(&executed))?;
-        timings.steps.push(step.elapsed().as_secs_f64());
+        timings.end(step.elapsed().as_secs_f64());
     }
     Ok(timings)
 }
@@ -206,7 +217,7 @@ mod tests {
                 seconds: Seconds(seconds),
                 held: tightfit::units::Bytes::ZERO,
             }));
-            fastest.end(counts);
+            fastest.end(counts, seconds);
         }
         assert_eq!(
             fastest.calls().map(|calls| calls.iter().map(|call| call.seconds.0).collect()),

@@ -179,16 +179,18 @@ impl TierFile {
 
 /// What a tier in a folder is like, measured with a file of some bytes: for plans.
 pub fn measure(folder: &Path, capacity: Option<Bytes>) -> Result<(Tier, [Link; 2]), TierError> {
-    /// Chunks that are written and read.
+    /// Chunks that are written and read, where there may be so many.
     const CHUNKS: u64 = 48;
-    let mut tier = TierFile::create(folder, Bytes(CHUNKS * CHUNK))?;
+    let room = capacity.map_or(u64::MAX, |most| (most.0 / CHUNK).max(1));
+    let chunks = CHUNKS.min(room);
+    let mut tier = TierFile::create(folder, Bytes(chunks * CHUNK))?;
     let mut staging = Slab::new(Bytes(CHUNK))?;
-    let checksums = tier.declare(0, CHUNKS * CHUNK);
+    let checksums = tier.declare(0, chunks * CHUNK);
     let block = staging.write(0, CHUNK);
     block.iter_mut().enumerate().for_each(|(at, byte)| *byte = (at * 31 / 7) as u8);
     let mut seconds = |is_read: bool, bytes: u64| -> Result<f64, TierError> {
-        let mut times = Vec::with_capacity(CHUNKS as usize);
-        for chunk in 0..CHUNKS {
+        let mut times = Vec::with_capacity(chunks as usize);
+        for chunk in 0..chunks {
             let part = staging.write(0, bytes);
             let begun = Instant::now();
             match is_read {

@@ -7,12 +7,9 @@ use cranelift_entity::SecondaryMap;
 use crate::analysis::moves::{Motion, Move};
 use crate::graph::Graph;
 use crate::id::{NodeId, StorageId};
-use crate::machine::Route;
+use crate::machine::{Route, steady};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
-
-/// Steps after which a run is taken to have settled.
-const LAPS: usize = 16;
 
 /// Seconds of one step of `runs` with `moves`, in rising order, over a route.
 pub fn seconds_with(
@@ -22,68 +19,89 @@ pub fn seconds_with(
     moves: &[Move],
     route: Route,
 ) -> Seconds {
-    let mut clock = Clock {
-        now: 0.0,
-        free: [0.0; 2],
-        leaves: SecondaryMap::new(),
-        arrives: SecondaryMap::new(),
-    };
     let block = profile.hierarchy.tiers[route.tier].block.0.max(1);
     let link = |lane| profile.hierarchy.lanes[lane].link;
     let links = [link(route.out), link(route.back)];
-    let moved = |storage: StorageId| -> Bytes { graph.storages()[storage].align_up(block) };
-    let mut before = (f64::NAN, [f64::NAN; 2]);
-    for _ in 0..LAPS {
-        let begun = clock.now;
+    let seconds_of = |storage: StorageId| -> [f64; 2] {
+        let bytes: Bytes = graph.storages()[storage].align_up(block);
+        links.map(|link| link.seconds(bytes).0)
+    };
+    let crossing = crossing(graph, runs, moves);
+    let seconds = steady(|before| {
+        let mut clock = Clock::default();
+        for (&(storage, motion), &arrives) in crossing.iter().zip(before) {
+            let way = usize::from(motion == Motion::Prefetch);
+            clock.free[way] = clock.free[way].max(arrives);
+            clock.under_way[way][storage] = Some(arrives);
+        }
         let mut moves = moves.iter().peekable();
         for (position, &node) in (0..).zip(runs) {
             while let Some(next) = moves.next_if(|next| next.before <= position) {
-                clock.moved(next, links.map(|link| link.seconds(moved(next.storage)).0));
+                clock.moved(next, seconds_of(next.storage));
             }
             for &storage in graph.reads(node) {
-                if let Some(arrives) = clock.arrives[storage].take() {
-                    clock.now = clock.now.max(arrives);
-                }
+                clock.wait(1, storage);
             }
             clock.now += profile.seconds[node].0;
         }
         for next in moves {
-            clock.moved(next, links.map(|link| link.seconds(moved(next.storage)).0));
+            clock.moved(next, seconds_of(next.storage));
         }
-        // What the lanes have still to do, and how long it took, say all that differs.
-        let after = (clock.now - begun, clock.free.map(|free| (free - clock.now).max(0.0)));
-        if after == before {
-            break;
+        let left = crossing.iter().map(|&(storage, motion)| {
+            let arrives = clock.under_way[usize::from(motion == Motion::Prefetch)][storage];
+            (arrives.unwrap_or(0.0) - clock.now).max(0.0)
+        });
+        (left.collect(), clock.now)
+    });
+    Seconds(seconds)
+}
+
+/// What is under way when a step ends: offloads that are released in the next one, and prefetches
+/// of what is read there first; in the order of their starts.
+fn crossing(graph: &Graph, runs: &[NodeId], moves: &[Move]) -> Vec<(StorageId, Motion)> {
+    let mut last_read: SecondaryMap<StorageId, Option<u32>> = SecondaryMap::new();
+    for (position, &node) in (0..).zip(runs) {
+        for &storage in graph.reads(node) {
+            last_read[storage] = Some(position);
         }
-        before = after;
     }
-    Seconds(before.0)
+    let mut crossing: Vec<(StorageId, Motion)> = Vec::new();
+    for next in moves.iter().filter(|next| graph.is_persistent(next.storage)) {
+        match next.motion {
+            Motion::Offload => crossing.push((next.storage, Motion::Offload)),
+            Motion::Release => crossing.retain(|&other| other != (next.storage, Motion::Offload)),
+            Motion::Prefetch if last_read[next.storage] < Some(next.before) => {
+                crossing.push((next.storage, Motion::Prefetch));
+            }
+            Motion::Prefetch => {}
+        }
+    }
+    crossing
 }
 
 /// Time on the device and on the lanes out and back.
+#[derive(Default)]
 struct Clock {
     now: f64,
     free: [f64; 2],
-    leaves: SecondaryMap<StorageId, Option<f64>>,
-    arrives: SecondaryMap<StorageId, Option<f64>>,
+    /// When what is under way out, or back, arrives.
+    under_way: [SecondaryMap<StorageId, Option<f64>>; 2],
 }
 
 impl Clock {
-    fn moved(&mut self, next: &Move, [out, back]: [f64; 2]) {
-        match next.motion {
-            Motion::Offload => {
-                self.free[0] = self.now.max(self.free[0]) + out;
-                self.leaves[next.storage] = Some(self.free[0]);
-            }
-            Motion::Release => {
-                if let Some(left) = self.leaves[next.storage].take() {
-                    self.now = self.now.max(left);
-                }
-            }
-            Motion::Prefetch => {
-                self.free[1] = self.now.max(self.free[1]) + back;
-                self.arrives[next.storage] = Some(self.free[1]);
-            }
+    fn wait(&mut self, way: usize, storage: StorageId) {
+        if let Some(arrives) = self.under_way[way][storage].take() {
+            self.now = self.now.max(arrives);
         }
+    }
+
+    fn moved(&mut self, next: &Move, seconds: [f64; 2]) {
+        let way = match next.motion {
+            Motion::Offload => 0,
+            Motion::Release => return self.wait(0, next.storage),
+            Motion::Prefetch => 1,
+        };
+        self.free[way] = self.now.max(self.free[way]) + seconds[way];
+        self.under_way[way][next.storage] = Some(self.free[way]);
     }
 }

@@ -42,7 +42,20 @@ impl AbstractMachine<'_> {
                 self.allocate(buffer, Content::Holds(storage, 0), name)?;
             }
         }
+        // What is under way then lies, at the end of every step, where that one found it; only what
+        // is kept does.
+        let kept: BTreeSet<BufferId> = self
+            .schedule
+            .placeholders
+            .iter()
+            .filter(|(node, _)| graph.nodes()[*node].phase.is_persistent())
+            .map(|&(_, buffer)| buffer)
+            .collect();
         for transfer in self.schedule.crossing() {
+            let [buffer, _] = transfer.movement.buffers();
+            if !kept.contains(&buffer) {
+                return Err(Violation::CrossesUnkept { transfer: transfer.id, buffer });
+            }
             self.launch(transfer)?;
             self.crossing.insert(transfer.id);
         }
@@ -77,8 +90,11 @@ impl AbstractMachine<'_> {
                 expected.insert(buffer, content);
             }
         }
-        let arriving = self.crossing.iter().map(|id| (id, self.in_flight[id].movement.target()));
-        expected.extend(arriving.map(|(&id, buffer)| (buffer, Content::Arriving(id))));
+        for &transfer in &self.crossing {
+            let under_way = self.in_flight.get(&transfer);
+            let under_way = under_way.ok_or(Violation::ArrivesTooSoon { transfer })?;
+            expected.insert(under_way.movement.target(), Content::Arriving(transfer));
+        }
         // Beside it, each output once on the device.
         let on_device = |buffer: BufferId| self.schedule.buffers[buffer].tier == DEVICE;
         let held: BTreeSet<(StorageId, u32)> = self

@@ -149,6 +149,13 @@ fn mentions_only_what_exists(
         true => Ok(()),
         false => Err(Violation::UnknownNode { node: node.as_u32(), count: graph.nodes().len() }),
     };
+    for (tier, place) in &profile.hierarchy.tiers {
+        let arena = schedule.below[tier];
+        if let Some(capacity) = place.capacity.filter(|&most| arena > most && tier != DEVICE) {
+            let (arena, capacity) = (arena.0, capacity.0);
+            return Err(Violation::OverCapacity { tier, arena, capacity });
+        }
+    }
     for &(placeholder, place) in &schedule.placeholders {
         node(placeholder)?;
         buffer(place)?;

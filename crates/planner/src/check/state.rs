@@ -137,12 +137,6 @@ impl<'a> AbstractMachine<'a> {
         }
         self.put(buffer, content);
         self.held[tier] += place.bytes;
-        if let Some(capacity) = self.profile.hierarchy.tiers[tier].capacity
-            && self.held[tier] > capacity
-        {
-            let (held, capacity) = (self.held[tier].0, capacity.0);
-            return Err(Violation::OverCapacity { index, tier, held, capacity });
-        }
         if place.bytes == Bytes::ZERO {
             return Ok(());
         }

@@ -264,6 +264,34 @@ pub enum Violation {
         /// What the buffer holds, in words.
         found: String,
     },
+    /// What is under way when a step begins does not come from where something is kept.
+    #[error(
+        "{transfer} is under way when a step begins, and moves {buffer}, in which nothing is kept \
+         from step to step"
+    )]
+    CrossesUnkept {
+        /// The transfer.
+        transfer: TransferId,
+        /// Where it is read.
+        buffer: BufferId,
+    },
+    /// What is under way when a step begins has arrived when it is over, so it is not under way
+    /// when the next one begins.
+    #[error("{transfer} is under way when a step begins, but has arrived when the step is over")]
+    ArrivesTooSoon {
+        /// The transfer.
+        transfer: TransferId,
+    },
+    /// The arena of a tier below the device is larger than the tier.
+    #[error("the schedule takes {arena} bytes of {tier}, more than its capacity of {capacity}")]
+    OverCapacity {
+        /// The tier.
+        tier: TierId,
+        /// The bytes of the arena.
+        arena: u64,
+        /// The bytes that the tier has.
+        capacity: u64,
+    },
     /// A buffer holds something at the end of the step that does not outlive it.
     #[error("{buffer} still holds {found} at the end of the step")]
     Leaked {
@@ -423,17 +451,5 @@ pub enum Violation {
     CallOutOfTime {
         /// The position of the instruction in the schedule.
         index: usize,
-    },
-    /// A tier below the device holds more than its capacity.
-    #[error("instruction {index}: {tier} holds {held} bytes, more than its capacity of {capacity}")]
-    OverCapacity {
-        /// The position of the instruction in the schedule.
-        index: usize,
-        /// The tier.
-        tier: TierId,
-        /// The bytes that it holds.
-        held: u64,
-        /// The bytes that it has.
-        capacity: u64,
     },
 }

@@ -9,6 +9,7 @@
 //! lanes hide at most as many bytes as they move out and back in a step. The budgets lie up to one
 //! and a half times that higher, and the step as it stands is tried, too.
 
+use crate::check::check;
 use crate::effort::{Effort, Meter};
 use crate::fit::smallest::Laid;
 use crate::goal::Goal;
@@ -59,7 +60,7 @@ impl Tiered<'_> {
         known: Option<Schedule>,
         meter: &Meter<'_>,
     ) -> Option<Schedule> {
-        let of_known = known.as_ref().map(|known| self.profile.total(&known.runs()).0);
+        let of_known = known.as_ref().map(|known| self.seconds(known));
         let least = self.profile.total(self.order).0;
         if of_known.is_some_and(|seconds| seconds <= least) {
             return known;
@@ -72,7 +73,10 @@ impl Tiered<'_> {
             self.looked_at(&levels, budget, meter).into_iter().map(|found| found.runs).collect();
         for slack in SLACK {
             let target = Bytes((budget.0 as f64 * (1.0 - slack)) as u64);
-            let mut found = self.improved(&sequences, target, meter);
+            let mut found = match slack {
+                0.0 => self.improved(&sequences, target, meter),
+                _ => self.looked_at(&sequences, target, meter),
+            };
             found.retain(is_faster);
             for Candidate { runs, offloaded } in found {
                 let plan = Plan::with_moves(Planner::Auto, &runs, &offloaded.moves);
@@ -111,7 +115,12 @@ impl Tiered<'_> {
             if best.as_ref().is_some_and(|(best, _)| least >= best.slab) {
                 continue;
             }
-            let moves = offloading.smallest().map_or(Vec::new(), |found| found.moves);
+            let found = offloading.smallest();
+            // Without its moves it would not do what another schedule relies on.
+            if found.is_none() && !self.residents.below.is_empty() && best.is_some() {
+                continue;
+            }
+            let moves = found.map_or(Vec::new(), |found| found.moves);
             let plan = Plan::with_moves(Planner::Auto, &runs, &moves);
             let effort = meter.round(meter.effort().work, 0.2);
             let residents = self.residents;
@@ -122,6 +131,12 @@ impl Tiered<'_> {
             }
         }
         best.expect("the order itself is a sequence")
+    }
+
+    /// Seconds of a schedule, waiting included.
+    fn seconds(&self, schedule: &Schedule) -> f64 {
+        check(self.graph, self.profile, schedule, schedule.slab)
+            .map_or(f64::INFINITY, |timeline| timeline.seconds.0)
     }
 
     /// A sequence whose storages may be away, but for what stays where another schedule has put it.
@@ -135,7 +150,8 @@ impl Tiered<'_> {
                 Some(_) | None => Home::Anywhere,
             }
         };
-        Offloading::with_homes(self.graph, self.profile, runs, self.route, &home)
+        let taken = Bytes(self.residents.end_below);
+        Offloading::with_homes(self.graph, self.profile, runs, self.route, &home, taken)
     }
 
     /// Sequences that recompute so much that what they hold is within several budgets.
@@ -194,7 +210,8 @@ impl Tiered<'_> {
         meter: &Meter<'_>,
     ) -> Vec<Candidate> {
         self.candidates(sequences, budget, &mut |_| {
-            meter.round(meter.effort().work, IMPROVE / sequences.len().max(1) as f64)
+            let share = IMPROVE / sequences.len().max(1) as f64;
+            meter.round((meter.effort().work as f64 * share) as u64, share)
         })
     }
 

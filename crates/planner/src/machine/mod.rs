@@ -4,6 +4,7 @@
 mod hierarchy;
 mod presets;
 mod runtime;
+mod steady;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -13,6 +14,7 @@ use crate::units::Bytes;
 pub use hierarchy::{Hierarchy, Lane, Link, Route, Tier};
 pub use presets::{TierPreset, presets, tier_presets};
 pub use runtime::{Reuse, Rules, Runtime, Workspaces};
+pub(crate) use steady::steady;
 
 /// A device with its rates.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]

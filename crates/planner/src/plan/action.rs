@@ -17,7 +17,7 @@ pub enum Action {
 /// What a planner decided: a sequence of actions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
-    /// The planner that made it; never `auto`.
+    /// The planner that made it.
     pub planner: Planner,
     /// What is done, in order.
     pub actions: Vec<Action>,

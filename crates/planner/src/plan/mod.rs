@@ -30,11 +30,13 @@ pub use rematerialize::{Retention, Retentions, rematerialize};
 pub use rewrite::{RewriteError, rewrite};
 pub use search::{Answer, BoundOrder, LOWEST, Search, lower_bound, lowest_of_peers};
 
-use crate::analysis::{MemoryCurve, held, liveness_with, memory_curve, seconds_with};
+use crate::analysis::{MemoryCurve, Move, held, liveness_with, memory_curve, seconds_with};
 use crate::effort::{Effort, Meter};
 use crate::graph::Graph;
 use crate::id::NodeId;
-use crate::plan::published::{capuchin, capuchin_published, chen, dtr, knapsack, rotor, xla};
+use crate::plan::offload::Offloading;
+use crate::plan::published::capuchin::{capuchin, capuchin_published, capuchin_swap};
+use crate::plan::published::{chen, dtr, knapsack, rotor, xla};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
 
@@ -65,6 +67,12 @@ pub enum Planner {
     /// Greedy by bytes saved per second until the predicted savings suffice: Peng et al. 2020, as
     /// published. A variant of `Capuchin`, to compare with; no other planner asks it.
     CapuchinPublished,
+    /// Swaps what free time hides, and then recomputes: Peng et al. 2020, where the machine has a
+    /// tier below the device. A variant of `Capuchin`, to compare with.
+    CapuchinSwap,
+    /// Moves what it holds and recomputes nothing, where the machine has a tier below the device.
+    /// To compare with.
+    Offload,
 }
 
 impl Planner {
@@ -96,14 +104,16 @@ impl Planner {
 
     /// Whether its plans move what they hold, where the machine has a tier below the device.
     pub fn moves(self) -> bool {
-        self == Planner::Auto
+        matches!(self, Planner::Auto | Planner::CapuchinSwap | Planner::Offload)
     }
 
     /// The name that a user gives.
     pub fn name(self) -> &'static str {
         match Self::ALL.iter().find(|(planner, _)| *planner == self) {
             Some((_, name)) => name,
-            None => "capuchin-published",
+            None if self == Planner::CapuchinPublished => "capuchin-published",
+            None if self == Planner::CapuchinSwap => "capuchin-swap",
+            None => "offload",
         }
     }
 }
@@ -201,6 +211,35 @@ pub fn plan_within(
         Planner::Exact => exact(graph, profile, order, budget, meter),
         Planner::Auto => auto(graph, profile, order, budget, &meter.rest_until(1.0)),
         Planner::CapuchinPublished => capuchin_published(graph, profile, order, budget, meter),
+        Planner::CapuchinSwap => capuchin_swap(graph, profile, order, budget, meter),
+        Planner::Offload => offload_only(graph, profile, order, budget, meter),
+    }
+}
+
+/// Moves what is held and recomputes nothing.
+pub fn offload_only(
+    graph: &Graph,
+    profile: &Profile,
+    order: &[NodeId],
+    budget: Bytes,
+    meter: &mut Meter<'_>,
+) -> Result<Plan, PlanError> {
+    let refused =
+        |plan| PlanError::Infeasible(Box::new(Infeasible::new(graph, profile, budget, plan)));
+    let Some(route) = profile.hierarchy.main_route() else {
+        let plan = Plan::of_runs(Planner::Offload, order.to_vec());
+        let fits = simulate(graph, profile, order).curve.peak <= budget;
+        return if fits { Ok(plan) } else { Err(refused(plan)) };
+    };
+    let offloading = Offloading::new(graph, profile, order, route);
+    let seed = meter.effort().seed;
+    let plan = |moves: &[Move]| Plan::with_moves(Planner::Offload, order, moves);
+    match offloading.within(budget, seed, meter) {
+        Some(found) => Ok(plan(&found.moves)),
+        None => {
+            let moves = offloading.smallest().map_or(Vec::new(), |found| found.moves);
+            Err(refused(plan(&moves)))
+        }
     }
 }
 

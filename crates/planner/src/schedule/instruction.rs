@@ -71,7 +71,7 @@ pub struct Schedule {
     pub below: SecondaryMap<TierId, Bytes>,
     /// All buffers, with their sizes and addresses.
     pub buffers: PrimaryMap<BufferId, Buffer>,
-    /// The buffer of each placeholder, filled before the first instruction.
+    /// The buffers of each placeholder, filled before the first instruction.
     pub placeholders: Vec<(NodeId, BufferId)>,
     /// The instructions, in the order in which they are executed.
     pub instructions: Vec<Instruction>,
@@ -144,7 +144,8 @@ impl Schedule {
         for instruction in &self.instructions {
             if let Instruction::Start(transfer) = instruction {
                 let [from, _] = transfer.movement.buffers().map(|buffer| self.buffers[buffer]);
-                moved[usize::from(from.tier != DEVICE)] += from.bytes;
+                let sum = &mut moved[usize::from(from.tier != DEVICE)];
+                *sum = Bytes(sum.0.saturating_add(from.bytes.0));
             }
         }
         moved

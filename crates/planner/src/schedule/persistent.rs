@@ -46,6 +46,14 @@ impl Residents {
             })
             .filter(|&(_, to)| schedule.buffers[to].tier == DEVICE)
             .collect();
+        // What is on its way out arrives between two steps.
+        for transfer in schedule.crossing() {
+            let home = schedule.buffers[transfer.movement.target()];
+            if home.tier != DEVICE {
+                let end = (Bytes(home.address) + home.bytes.align_up(ALIGNMENT)).0;
+                residents.end_below = residents.end_below.max(end);
+            }
+        }
         for &(node, buffer) in &schedule.placeholders {
             let placeholder = &graph.nodes()[node];
             let Some(name) =

@@ -295,7 +295,50 @@ fn what_is_under_way_at_the_border() {
             let home = below(case);
             *case.at_start("w") = home;
         },
-        expect!["instruction 0: transfer1 moves buffer3, which holds nothing"],
+        expect![
+            "transfer1 is under way when a step begins, and moves buffer3, in which nothing is \
+             kept from step to step"
+        ],
+    );
+}
+
+#[test]
+fn what_crosses_comes_from_where_something_is_kept() {
+    // It arrives within the step, so the next one would wait for nothing.
+    broken(
+        LEAVING,
+        |case| {
+            case.schedule.instructions.push(wait(1));
+        },
+        expect!["transfer1 is under way when a step begins, but has arrived when the step is over"],
+    );
+    // What lies in the batch's buffer at the end of a step is brought into the next one.
+    broken(
+        AWAY,
+        |case| {
+            let x = *case.at_start("x");
+            case.schedule.buffers[x].bytes = Bytes(BYTES);
+            case.schedule.buffers[x].address = 1 << 20;
+            let (bytes, address, tier) = (Bytes(BYTES), BYTES, host());
+            let below = case.schedule.buffers.push(Buffer { bytes, address, tier });
+            (case.schedule.slab, case.schedule.budget) = (Bytes(2 << 20), Bytes(2 << 20));
+            case.schedule.below[host()] = Bytes(2 * BYTES);
+            case.schedule.instructions.insert(0, wait(7));
+            case.schedule.instructions.push(copy(7, 0, x, below));
+        },
+        expect![
+            "transfer7 is under way when a step begins, and moves buffer0, in which nothing is \
+             kept from step to step"
+        ],
+    );
+}
+
+#[test]
+fn an_arena_larger_than_its_tier() {
+    broken(
+        AWAY,
+        |case| case.profile.hierarchy.tiers[host()].capacity = Some(Bytes(BYTES - 1)),
+        expect!["the schedule takes 4096 bytes of tier1, more than its capacity of 4095"],
     );
 }
 

@@ -315,7 +315,7 @@ fn what_a_transfer_finds() {
         |case| {
             case.profile.hierarchy.tiers[below_device()].capacity = Some(Bytes(BYTES - 1));
         },
-        expect!["instruction 1: tier1 holds 256 bytes, more than its capacity of 255"],
+        expect!["the schedule takes 256 bytes of tier1, more than its capacity of 255"],
     );
 }
 

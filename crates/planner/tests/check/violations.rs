@@ -234,6 +234,8 @@ fn variant(violation: &Violation) -> &'static str {
         Violation::InFlight { .. } => "InFlight",
         Violation::OverCapacity { .. } => "OverCapacity",
         Violation::NotWhereItBegan { .. } => "NotWhereItBegan",
+        Violation::CrossesUnkept { .. } => "CrossesUnkept",
+        Violation::ArrivesTooSoon { .. } => "ArrivesTooSoon",
         Violation::MovesStale { .. } => "MovesStale",
         Violation::PartOfBlock { .. } => "PartOfBlock",
         Violation::LaneTwice { .. } => "LaneTwice",

@@ -20,6 +20,9 @@ pub struct Details {
     /// Which rule of capuchin chooses [default: ours]
     #[arg(long, value_enum)]
     variant: Option<Variant>,
+    /// Have capuchin swap what free time hides before it recomputes, where there is a --tier
+    #[arg(long, conflicts_with = "variant")]
+    swap: bool,
     /// List what is recomputed, with its saving and its cost
     #[arg(long)]
     recomputed: bool,
@@ -52,6 +55,8 @@ impl Details {
     /// The planner in the variant that was asked for.
     pub fn planner(&self, planner: Planner) -> Result<Planner, NoVariants> {
         match (self.variant, planner) {
+            (None, Planner::Capuchin) if self.swap => Ok(Planner::CapuchinSwap),
+            (None, planner) if self.swap => Err(NoVariants { planner: planner.name() }),
             (None, planner) => Ok(planner),
             (Some(Variant::Ours), Planner::Capuchin) => Ok(Planner::Capuchin),
             (Some(Variant::Published), Planner::Capuchin) => Ok(Planner::CapuchinPublished),

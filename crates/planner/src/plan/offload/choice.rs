@@ -53,12 +53,25 @@ pub(super) fn cover(
         let candidates = (0..course.idle.len()).filter(|&index| {
             !chosen[index] && is_away_at(course, &course.idle[index], at) && has_room(index)
         });
-        let best = candidates.map(|index| (score(index), index)).max_by(|a, b| a.0.total_cmp(&b.0));
-        let Some((_, index)) = best else { return false };
-        chosen[index] = true;
-        below = course.held_below(chosen);
-        let idle = course.idle[index];
-        course.away(&idle, |position| held[position] -= idle.bytes as i64);
+        let mut by_score: Vec<(f64, usize)> =
+            candidates.map(|index| (score(index), index)).collect();
+        by_score.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        if by_score.is_empty() {
+            return false;
+        }
+        // As many of them as meet the budget at this run; the next look is at another one.
+        for (_, index) in by_score {
+            let group = course.group(index);
+            let (from, to) = course.groups[group];
+            let is_below = chosen[from..to].contains(&true);
+            let more = if is_below { 0 } else { course.below[group] };
+            if held[at] <= budget || below.saturating_add(more) > course.capacity {
+                break;
+            }
+            (chosen[index], below) = (true, below + more);
+            let idle = course.idle[index];
+            course.away(&idle, |position| held[position] -= idle.bytes as i64);
+        }
     }
 }
 

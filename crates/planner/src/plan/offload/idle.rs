@@ -68,13 +68,13 @@ struct Access {
 
 impl Course {
     /// The course of `runs`; what is smaller than `least` stays where it is, unless `home` says
-    /// otherwise.
+    /// otherwise; `taken` bytes of the tier are not to be had.
     pub fn new(
         graph: &Graph,
         profile: &Profile,
         runs: &[NodeId],
         route: Route,
-        least: Bytes,
+        (least, taken): (Bytes, Bytes),
         home: &dyn Fn(StorageId) -> Home,
     ) -> Course {
         let lives = liveness(graph, profile, runs);
@@ -83,6 +83,8 @@ impl Course {
         for (position, &node) in runs.iter().enumerate() {
             elapsed[position + 1] = elapsed[position] + profile.seconds[node].0;
         }
+        let capacity = profile.hierarchy.tiers[route.tier].capacity;
+        let capacity = capacity.map_or(u64::MAX, |most| most.saturating_sub(taken).0);
         let mut course = Course {
             held: curve.held.iter().map(|bytes| bytes.0).collect(),
             elapsed,
@@ -92,7 +94,7 @@ impl Course {
             written: Vec::new(),
             given: Vec::new(),
             below: Vec::new(),
-            capacity: profile.hierarchy.tiers[route.tier].capacity.map_or(u64::MAX, |most| most.0),
+            capacity,
         };
         let block = profile.hierarchy.tiers[route.tier].block.0.max(1);
         let link = |lane| profile.hierarchy.lanes[lane].link;
@@ -130,7 +132,8 @@ impl Course {
                 course.groups.push((from, course.idle.len()));
                 course.is_persistent.push(is_persistent);
                 course.written.push(written);
-                course.below.push(moved.0);
+                // What is settled has its place already.
+                course.below.push(if home == Home::Below { 0 } else { moved.0 });
             }
         }
         course

@@ -58,19 +58,22 @@ impl<'a> Offloading<'a> {
         runs: &'a [NodeId],
         route: Route,
     ) -> Offloading<'a> {
-        Offloading::with_homes(graph, profile, runs, route, &|_| Home::Anywhere)
+        Offloading::with_homes(graph, profile, runs, route, &|_| Home::Anywhere, Bytes::ZERO)
     }
 
-    /// The same where it is settled what is away when a step begins.
+    /// The same where it is settled what is away when a step begins, which takes `taken` bytes of
+    /// the tier.
     pub fn with_homes(
         graph: &'a Graph,
         profile: &'a Profile,
         runs: &'a [NodeId],
         route: Route,
         home: &dyn Fn(StorageId) -> Home,
+        taken: Bytes,
     ) -> Offloading<'a> {
         let largest = graph.storages().values().copied().max().unwrap_or(Bytes::ZERO);
-        let course = Course::new(graph, profile, runs, route, Bytes(largest.0 / LEAST), home);
+        let least = Bytes(largest.0 / LEAST);
+        let course = Course::new(graph, profile, runs, route, (least, taken), home);
         Offloading { graph, profile, runs, route, course }
     }
 
@@ -131,6 +134,30 @@ impl<'a> Offloading<'a> {
             }
         }
         Some(best)
+    }
+
+    /// The choice that has some storages away, each for the longest time that it lies idle within
+    /// the step; none where too much is held all the same.
+    pub fn of_storages(
+        &self,
+        is_away: &dyn Fn(StorageId) -> bool,
+        budget: Bytes,
+    ) -> Option<Offloaded> {
+        let Offloading { course, .. } = self;
+        let mut chosen = course.given.clone();
+        for &(from, to) in &course.groups {
+            let within = |index: &usize| (course.idle[*index].next as usize) < course.runs();
+            let longest = (from..to).filter(within).max_by(|&a, &b| {
+                let idle = |index: usize| course.seconds_idle(&course.idle[index]);
+                idle(a).total_cmp(&idle(b))
+            });
+            if let Some(index) = longest.filter(|_| is_away(course.idle[from].storage)) {
+                chosen[index] = true;
+            }
+        }
+        let held = course.held_without(&chosen).into_iter().max().unwrap_or(0);
+        let has_room = course.held_below(&chosen) <= course.capacity;
+        (held <= budget.0 as i64 && has_room).then(|| self.played(&chosen, budget)).flatten()
     }
 
     /// Brings some of what is away back, and has something else away.

@@ -12,7 +12,7 @@ mod knapsack;
 mod rotor;
 mod xla;
 
-pub use capuchin::{capuchin, capuchin_published};
+pub use capuchin::{capuchin, capuchin_published, capuchin_swap};
 pub use chen::chen;
 pub use dtr::dtr;
 pub use knapsack::knapsack;

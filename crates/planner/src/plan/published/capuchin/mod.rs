@@ -9,8 +9,10 @@ mod explain;
 mod msps;
 mod ours;
 mod published;
+mod swap;
 
 pub use explain::{Candidate, Choice, Explanation, Rule, explain};
 pub use msps::Figures;
 pub use ours::capuchin;
 pub use published::{End, capuchin_published};
+pub use swap::capuchin_swap;

@@ -1,0 +1,45 @@
+//! What no schedule of a class beats. Invariant: a bound names its class, and holds for all of it.
+
+use crate::plan::BoundOrder;
+use crate::units::Seconds;
+
+/// A proven lower bound on the time of every schedule of a class within a budget.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Bound {
+    /// The time of the whole step that no schedule of the class beats.
+    pub seconds: Seconds,
+    /// The schedules that the bound speaks of.
+    pub class: ScheduleClass,
+}
+
+/// A class of schedules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ScheduleClass {
+    /// The orders of first runs that are in the class.
+    pub order: BoundOrder,
+    /// What the schedules of the class may do.
+    pub actions: Actions,
+}
+
+/// What the schedules of a class may do to hold less.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Actions {
+    /// They run, recompute and free. A schedule that moves what it holds is of another class and
+    /// may be faster.
+    Runs,
+    /// They may also move what they hold between the device and a tier below.
+    RunsAndMoves,
+}
+
+impl Bound {
+    /// A bound for schedules that run and recompute.
+    pub(crate) fn of_runs(seconds: Seconds, order: BoundOrder) -> Bound {
+        Bound { seconds, class: ScheduleClass { order, actions: Actions::Runs } }
+    }
+
+    /// A bound for schedules that may move what they hold, too.
+    pub(crate) fn of_moves(seconds: Seconds) -> Bound {
+        let class = ScheduleClass { order: BoundOrder::Any, actions: Actions::RunsAndMoves };
+        Bound { seconds, class }
+    }
+}
