@@ -39,6 +39,8 @@ pub struct Subject<'a> {
     pub budget: &'a str,
     /// Who plans it.
     pub planner: Planner,
+    /// Its tier, as it was written.
+    pub tier: Option<&'a str>,
 }
 
 /// What is known of calls on a machine, without measuring.
@@ -119,6 +121,7 @@ fn attempt(machine: &Machine, subject: &Subject<'_>, budget: &str) -> Option<Cal
     if let Some(data) = subject.data {
         command.arg("--data").arg(data);
     }
+    command.args(subject.tier.into_iter().flat_map(|tier| ["--tier", tier]));
     let output = command.stdin(Stdio::null()).output().ok()?;
     read(&output.stdout, machine.threads).ok().filter(|_| output.status.success())
 }

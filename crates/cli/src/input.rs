@@ -125,6 +125,11 @@ impl OnMachine {
         OnMachine { machine, threads, tier: None }
     }
 
+    /// The tier, as it is given.
+    pub fn tier(&self) -> Option<&str> {
+        self.tier.as_deref()
+    }
+
     /// The machine called so; without a name the processor for steps, an A100 for graphs.
     pub fn machine(&self, is_step: bool) -> anyhow::Result<Machine> {
         let machine = match self.machine.as_deref() {

@@ -30,13 +30,18 @@ pub fn machine(asked: Option<u32>) -> Machine {
 
 /// The same, where measuring may take no more memory than a run of the graph within `budget`. What
 /// is known from larger measurements is used; where those take too much, smaller ones are made.
-pub fn machine_within(asked: Option<u32>, graph: &Graph, budget: Budget) -> Machine {
+pub fn machine_within(
+    asked: Option<u32>,
+    graph: &Graph,
+    budget: Budget,
+    has_tier: bool,
+) -> Machine {
     let threads = threads(asked);
     if let Some(machine) = kept(threads, Extent::Usual) {
         return machine;
     }
     let guessed = Machine::unmeasured_cpu(threads);
-    let extent = match least(graph, &guessed, budget).saturating_sub(own()) {
+    let extent = match least(graph, &guessed, budget, has_tier).saturating_sub(own()) {
         room if room >= Extent::MEMORY => Extent::Usual,
         _ => Extent::Small,
     };
@@ -45,9 +50,11 @@ pub fn machine_within(asked: Option<u32>, graph: &Graph, budget: Budget) -> Mach
 }
 
 /// The bytes of a budget, or fewer where it is the smallest one, which is not known yet.
-fn least(graph: &Graph, machine: &Machine, budget: Budget) -> Bytes {
+fn least(graph: &Graph, machine: &Machine, budget: Budget, has_tier: bool) -> Bytes {
     match bytes(graph, machine, budget) {
         Some(budget) => budget,
+        // Parameters and state may lie below.
+        None if has_tier => reserve(graph, machine).total(),
         None => reserve(graph, machine).total() + graph.static_bytes(),
     }
 }

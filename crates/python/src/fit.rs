@@ -233,6 +233,7 @@ pub fn fit(
                     data: None,
                     budget: &budget.0,
                     planner: search.planner,
+                    tier: None,
                 };
                 let seconds = calls::of_step(&subject.graph, &machine, Costs { roofline }, &tried);
                 Profile::measured(&subject.graph, &machine, &seconds)

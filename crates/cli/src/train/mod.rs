@@ -135,8 +135,10 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.dump.is_some() {
         step.training = dump::with_gradients(&step.training)?;
     }
-    let mut machine = processor::machine_within(arguments.threads, &step.training, budget);
     let tier = arguments.tier.as_deref().map(Folder::parse).transpose()?;
+    let has_tier = tier.is_some();
+    let mut machine =
+        processor::machine_within(arguments.threads, &step.training, budget, has_tier);
     if let Some(folder) = &tier {
         folder.add_to(&mut machine, arguments.throttle)?;
     }
@@ -147,6 +149,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         data: arguments.data.as_deref(),
         budget: &arguments.budget,
         planner: arguments.planner,
+        tier: arguments.tier.as_deref(),
     };
     let seconds = calls::of_step(&step.training, &machine, arguments.costs, &subject);
     let effort = arguments.limits.effort(arguments.planner, seed);

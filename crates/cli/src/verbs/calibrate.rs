@@ -10,10 +10,13 @@ use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::{CallSeconds, Profile};
 use tightfit::units::Bytes;
-use tightfit_engine::{Budget, Dataset, Extent, FitTask, Session, Step, fit_graph, process, trial};
+use tightfit_engine::{
+    Budget, Dataset, Extent, FitTask, Session, Step, TierFolder, Traffic, fit_graph, process, trial,
+};
 
 use crate::calls::{self, TRIAL};
 use crate::effort::Limits;
+use crate::tier::Folder;
 use crate::values::{MOST_THREADS, planner};
 use crate::{input, processor};
 
@@ -37,6 +40,9 @@ pub struct Arguments {
     /// Run on this file instead of the step's own data
     #[arg(long, requires = "step")]
     data: Option<PathBuf>,
+    /// A folder for a tier below the slab, as of `tightfit train`
+    #[arg(long, value_name = "DIR[:SIZE]", requires = "step")]
+    tier: Option<String>,
     /// Worker threads [default: all processors]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=MOST_THREADS))]
     threads: Option<u32>,
@@ -98,7 +104,13 @@ fn try_step(arguments: &Arguments, folder: &Path) -> anyhow::Result<(Machine, Ca
     let step = Step::open(folder)?;
     let mut data = Dataset::open(&step.data, &step.folder, arguments.data.as_deref())?;
     input::suits(&data, &step)?;
-    let machine = processor::machine_within(arguments.threads, &step.training, budget);
+    let tier = arguments.tier.as_deref().map(Folder::parse).transpose()?;
+    let has_tier = tier.is_some();
+    let mut machine =
+        processor::machine_within(arguments.threads, &step.training, budget, has_tier);
+    if let Some(folder) = &tier {
+        folder.add_to(&mut machine, None)?;
+    }
     let profile = Profile::new(&step.training, &machine);
     let effort = Limits::default().effort(arguments.planner, 1);
     let (beside, planner) = (data.beside(), arguments.planner);
@@ -106,14 +118,10 @@ fn try_step(arguments: &Arguments, folder: &Path) -> anyhow::Result<(Machine, Ca
     process::give_back();
     let fitted = fit_graph(&step.training, &profile, &task)?;
     process::settle_heap();
-    let mut session = Session::new(
-        &step,
-        fitted.fitted.checked(),
-        None,
-        fitted.slab(),
-        machine.threads as usize,
-        1,
-    )?;
+    let tier = tier.map(|Folder { folder, .. }| TierFolder { folder, traffic: Traffic::default() });
+    let (schedules, threads) = ((fitted.fitted.checked(), None), machine.threads as usize);
+    let mut session =
+        Session::with_tier(&step, schedules, fitted.slab(), tier.as_ref(), threads, 1)?;
     process::settle_heap();
     let measured = trial(&mut session, &mut data, TRIAL)?;
     let seconds = measured.call_seconds(&step.training, machine.threads);

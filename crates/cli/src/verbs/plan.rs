@@ -109,6 +109,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         data: None,
         budget: &arguments.budget,
         planner: arguments.search.planner,
+        tier: arguments.on.tier(),
     };
     let profile = match is_step {
         true => Profile::measured(
