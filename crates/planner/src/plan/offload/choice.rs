@@ -8,6 +8,10 @@ use crate::plan::offload::idle::{Course, Idle};
 /// A transfer that no idle time hides counts so many times: the step stalls for it.
 const STALL: f64 = 4.0;
 
+/// For so many idle intervals one is chosen at each look at all of them: a look takes as long as
+/// there are many, so that all looks together take a time that grows only with their number.
+const IDLE_OF_A_LOOK: usize = 2048;
+
 /// Adds intervals to what is chosen until the budget is met: at the run where the most is missing,
 /// the one that frees the most bytes at runs where too much is held, for the seconds that it takes
 /// the lanes. False where it cannot be met, or not within the tier. With a random generator each is
@@ -59,7 +63,8 @@ pub(super) fn cover(
         if by_score.is_empty() {
             return false;
         }
-        // As many of them as meet the budget at this run; the next look is at another one.
+        // A few of them at once, where there are very many.
+        by_score.truncate((course.idle.len() / IDLE_OF_A_LOOK).max(1));
         for (_, index) in by_score {
             let group = course.group(index);
             let (from, to) = course.groups[group];
