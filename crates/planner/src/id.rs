@@ -5,18 +5,19 @@
 //! which says something more about ids that exist. Both are those of the crate `cranelift-entity`,
 //! as is [`EntityRef`], which every id implements.
 
-use cranelift_entity::entity_impl;
-pub use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap};
+pub use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap, entity_impl};
 
 /// The tier that computes.
 pub const DEVICE: TierId = TierId(0);
 
+/// Types of ids, each with its documentation and the word before its numbers.
+#[macro_export]
 macro_rules! ids {
     ($($(#[$doc:meta])* $name:ident, $prefix:literal;)*) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
         pub struct $name(u32);
-        entity_impl!($name, $prefix);
+        $crate::id::entity_impl!($name, $prefix);
     )*};
 }
 

@@ -1,16 +1,7 @@
 //! Dense ids of tensors, chunks and their places. Invariant: an id is an index into the table of
 //! its own kind, never a bare number.
 
-use cranelift_entity::entity_impl;
-
-macro_rules! ids {
-    ($($(#[$doc:meta])* $name:ident, $prefix:literal;)*) => {$(
-        $(#[$doc])*
-        #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-        pub struct $name(u32);
-        entity_impl!($name, $prefix);
-    )*};
-}
+use tightfit::ids;
 
 ids! {
     /// A stateful tensor, in the order of registration.

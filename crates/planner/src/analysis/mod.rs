@@ -17,6 +17,7 @@ pub use liveness::{
     Ends, Interval, IntervalId, Liveness, MemoryCurve, PeakInterval, held, liveness, liveness_with,
     memory_curve,
 };
+pub(crate) use moves::crossing;
 pub use moves::{Motion, Move};
 pub use passes::passes;
 pub use stalls::seconds_with;

@@ -5,7 +5,10 @@
 //! without having been offloaded is in the tier below at this very version already. What is kept
 //! from step to step may be away when the sequence begins: then its first move is a prefetch.
 
-use crate::id::StorageId;
+use cranelift_entity::SecondaryMap;
+
+use crate::graph::Graph;
+use crate::id::{NodeId, StorageId};
 
 /// What happens to a storage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -29,4 +32,30 @@ pub struct Move {
     pub storage: StorageId,
     /// What happens to it.
     pub motion: Motion,
+}
+
+/// The moves that are under way when a step of `runs` ends, by their places among `moves`, in rising
+/// order: offloads that are released in the next step, and prefetches of what is read there first.
+pub fn crossing(graph: &Graph, runs: &[NodeId], moves: &[Move]) -> Vec<usize> {
+    let mut last_read: SecondaryMap<StorageId, Option<u32>> = SecondaryMap::new();
+    for (position, &node) in (0..).zip(runs) {
+        for &storage in graph.reads(node) {
+            last_read[storage] = Some(position);
+        }
+    }
+    let mut crossing: Vec<usize> = Vec::new();
+    for (index, next) in moves.iter().enumerate() {
+        if !graph.is_persistent(next.storage) {
+            continue;
+        }
+        let is_same = |&other: &usize| moves[other].storage == next.storage;
+        match next.motion {
+            Motion::Offload => crossing.push(index),
+            Motion::Release => crossing
+                .retain(|other| !(is_same(other) && moves[*other].motion == Motion::Offload)),
+            Motion::Prefetch if last_read[next.storage] < Some(next.before) => crossing.push(index),
+            Motion::Prefetch => {}
+        }
+    }
+    crossing
 }

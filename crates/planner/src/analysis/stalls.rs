@@ -4,7 +4,7 @@
 
 use cranelift_entity::SecondaryMap;
 
-use crate::analysis::moves::{Motion, Move};
+use crate::analysis::moves::{Motion, Move, crossing};
 use crate::graph::Graph;
 use crate::id::{NodeId, StorageId};
 use crate::machine::{Route, steady};
@@ -29,11 +29,12 @@ pub fn seconds_with(
     let crossing = crossing(graph, runs, moves);
     let seconds = steady(|before| {
         let mut clock = Clock::default();
-        for (&(storage, motion), &arrives) in crossing.iter().zip(before) {
-            let way = usize::from(motion == Motion::Prefetch);
+        for (next, &arrives) in crossing.iter().map(|&index| &moves[index]).zip(before) {
+            let way = way(next.motion);
             clock.free[way] = clock.free[way].max(arrives);
-            clock.under_way[way][storage] = Some(arrives);
+            clock.under_way[way][next.storage] = Some(arrives);
         }
+        let left_by = crossing.iter().map(|&index| &moves[index]);
         let mut moves = moves.iter().peekable();
         for (position, &node) in (0..).zip(runs) {
             while let Some(next) = moves.next_if(|next| next.before <= position) {
@@ -47,8 +48,8 @@ pub fn seconds_with(
         for next in moves {
             clock.moved(next, seconds_of(next.storage));
         }
-        let left = crossing.iter().map(|&(storage, motion)| {
-            let arrives = clock.under_way[usize::from(motion == Motion::Prefetch)][storage];
+        let left = left_by.map(|next| {
+            let arrives = clock.under_way[way(next.motion)][next.storage];
             (arrives.unwrap_or(0.0) - clock.now).max(0.0)
         });
         (left.collect(), clock.now)
@@ -56,27 +57,12 @@ pub fn seconds_with(
     Seconds(seconds)
 }
 
-/// What is under way when a step ends: offloads that are released in the next one, and prefetches
-/// of what is read there first; in the order of their starts.
-fn crossing(graph: &Graph, runs: &[NodeId], moves: &[Move]) -> Vec<(StorageId, Motion)> {
-    let mut last_read: SecondaryMap<StorageId, Option<u32>> = SecondaryMap::new();
-    for (position, &node) in (0..).zip(runs) {
-        for &storage in graph.reads(node) {
-            last_read[storage] = Some(position);
-        }
+/// The lane of a move: out, or back.
+fn way(motion: Motion) -> usize {
+    match motion {
+        Motion::Offload | Motion::Release => 0,
+        Motion::Prefetch => 1,
     }
-    let mut crossing: Vec<(StorageId, Motion)> = Vec::new();
-    for next in moves.iter().filter(|next| graph.is_persistent(next.storage)) {
-        match next.motion {
-            Motion::Offload => crossing.push((next.storage, Motion::Offload)),
-            Motion::Release => crossing.retain(|&other| other != (next.storage, Motion::Offload)),
-            Motion::Prefetch if last_read[next.storage] < Some(next.before) => {
-                crossing.push((next.storage, Motion::Prefetch));
-            }
-            Motion::Prefetch => {}
-        }
-    }
-    crossing
 }
 
 /// Time on the device and on the lanes out and back.
@@ -96,11 +82,10 @@ impl Clock {
     }
 
     fn moved(&mut self, next: &Move, seconds: [f64; 2]) {
-        let way = match next.motion {
-            Motion::Offload => 0,
-            Motion::Release => return self.wait(0, next.storage),
-            Motion::Prefetch => 1,
-        };
+        let way = way(next.motion);
+        if next.motion == Motion::Release {
+            return self.wait(way, next.storage);
+        }
         self.free[way] = self.now.max(self.free[way]) + seconds[way];
         self.under_way[way][next.storage] = Some(self.free[way]);
     }

@@ -1,5 +1,5 @@
-//! Schedules that also move what they hold. Invariant: none that leaves this file is slower than
-//! the one that was known, which moves nothing, and its slab is within the budget.
+//! Schedules that also move what they hold. Invariant: within a budget none is slower than the one
+//! that was known, which moves nothing; where the smallest slab is wanted, none is larger.
 //!
 //! What recomputation does not have to save, transfers do: for several budgets above the one that
 //! is asked for, the search recomputes that far, and the rest is away while nobody needs it. The
@@ -29,10 +29,12 @@ const WORK_OF_A_LEVEL: u64 = 60;
 /// The part of the time for all levels, and that for improving the fastest of them.
 const SEARCH: f64 = 0.35;
 const IMPROVE: f64 = 0.5;
+/// The part of the time that is left for the addresses of one plan.
+const ADDRESSES: f64 = 0.2;
 /// Of the levels, so many are improved.
 const IMPROVED: usize = 3;
-/// Work for a first look at a level, in exchanges.
-const LOOK: u64 = 4;
+/// Work for a first look at a level, per run.
+const LOOK: u64 = 40;
 /// Parts of the budget that are left free, one after the other, where addresses do not pack.
 const SLACK: [f64; 8] = [0.0, 0.004, 0.01, 0.02, 0.04, 0.07, 0.12, 0.2];
 
@@ -80,13 +82,7 @@ impl Tiered<'_> {
             found.retain(is_faster);
             for Candidate { runs, offloaded } in found {
                 let plan = Plan::with_moves(Planner::Auto, &runs, &offloaded.moves);
-                let effort = meter.round(meter.effort().work, 0.2);
-                let task = Lowering {
-                    residents: self.residents,
-                    effort,
-                    ..Lowering::to(Goal::Within(budget))
-                };
-                let schedule = lower(self.graph, self.profile, &plan, &task);
+                let schedule = self.lay_out(&plan, Goal::Within(budget), meter);
                 if schedule.slab <= budget {
                     return Some(schedule);
                 }
@@ -122,15 +118,19 @@ impl Tiered<'_> {
             }
             let moves = found.map_or(Vec::new(), |found| found.moves);
             let plan = Plan::with_moves(Planner::Auto, &runs, &moves);
-            let effort = meter.round(meter.effort().work, 0.2);
-            let residents = self.residents;
-            let task = Lowering { residents, effort, ..Lowering::to(Goal::Smallest) };
-            let schedule = lower(self.graph, self.profile, &plan, &task);
+            let schedule = self.lay_out(&plan, Goal::Smallest, meter);
             if best.as_ref().is_none_or(|(best, _)| schedule.slab < best.slab) {
                 best = Some((schedule, plan));
             }
         }
         best.expect("the order itself is a sequence")
+    }
+
+    /// Addresses for a plan, in a part of the time that is left.
+    fn lay_out(&self, plan: &Plan, goal: Goal, meter: &Meter<'_>) -> Schedule {
+        let effort = meter.round(meter.effort().work, ADDRESSES);
+        let task = Lowering { residents: self.residents, effort, ..Lowering::to(goal) };
+        lower(self.graph, self.profile, plan, &task)
     }
 
     /// Seconds of a schedule, waiting included.
@@ -197,12 +197,13 @@ impl Tiered<'_> {
         meter: &Meter<'_>,
     ) -> Vec<Candidate> {
         let mut found = self.candidates(sequences, budget, &mut |runs| {
-            meter.round(LOOK * runs as u64 * 10, IMPROVE / LEVELS.len() as f64)
+            meter.round(LOOK * runs as u64, IMPROVE / LEVELS.len() as f64)
         });
         found.truncate(IMPROVED);
         found
     }
 
+    /// All of some sequences with as much effort as there is.
     fn improved(
         &self,
         sequences: &[Vec<NodeId>],

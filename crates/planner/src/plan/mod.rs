@@ -89,9 +89,17 @@ impl Planner {
         (Planner::Auto, "auto"),
     ];
 
+    /// Those to compare with, which no other planner asks.
+    const TO_COMPARE: [(Planner, &'static str); 3] = [
+        (Planner::CapuchinPublished, "capuchin-published"),
+        (Planner::CapuchinSwap, "capuchin-swap"),
+        (Planner::Offload, "offload"),
+    ];
+
     /// The planner called `name`.
     pub fn from_name(name: &str) -> Option<Planner> {
-        Self::ALL.iter().find(|(_, n)| *n == name).map(|(planner, _)| *planner)
+        let mut known = Self::ALL.iter().chain(&Self::TO_COMPARE);
+        known.find(|(_, n)| *n == name).map(|(planner, _)| *planner)
     }
 
     /// The work that may come before a deadline counts where each rule has a floor of so much.
@@ -109,12 +117,8 @@ impl Planner {
 
     /// The name that a user gives.
     pub fn name(self) -> &'static str {
-        match Self::ALL.iter().find(|(planner, _)| *planner == self) {
-            Some((_, name)) => name,
-            None if self == Planner::CapuchinPublished => "capuchin-published",
-            None if self == Planner::CapuchinSwap => "capuchin-swap",
-            None => "offload",
-        }
+        let mut known = Self::ALL.iter().chain(&Self::TO_COMPARE);
+        known.find(|(planner, _)| *planner == self).map_or("", |(_, name)| name)
     }
 }
 

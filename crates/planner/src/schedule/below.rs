@@ -4,7 +4,7 @@
 
 use cranelift_entity::{EntityRef, SecondaryMap};
 
-use crate::analysis::{Motion, Move};
+use crate::analysis::{Motion, Move, crossing};
 use crate::graph::Graph;
 use crate::id::{BufferId, NodeId, StorageId, TransferId};
 use crate::machine::Route;
@@ -68,33 +68,18 @@ impl<'a> Below<'a> {
             leaving: SecondaryMap::new(),
             arriving: SecondaryMap::new(),
         };
-        below.cross(graph, runs);
-        below
-    }
-
-    /// What the end of one step leaves under way for the next one: offloads that are released
-    /// there, and prefetches of what is read there first.
-    fn cross(&mut self, graph: &Graph, runs: &[NodeId]) {
-        let mut last_read: SecondaryMap<StorageId, Option<u32>> = SecondaryMap::new();
-        for (position, &node) in (0..).zip(runs) {
-            for &storage in graph.reads(node) {
-                last_read[storage] = Some(position);
-            }
-        }
-        for (next, fact) in self.moves.iter().zip(&self.facts) {
-            let storage = next.storage;
-            if !graph.is_persistent(storage) {
-                continue;
-            }
+        for index in crossing(graph, runs, moves) {
+            let (next, fact) = (&moves[index], below.facts[index]);
             match next.motion {
-                Motion::Offload => self.leaving[storage] = Some(fact.transfer),
-                Motion::Release => self.leaving[storage] = None,
-                Motion::Prefetch if last_read[storage] < Some(next.before) => {
-                    self.arriving[storage] = Some((fact.transfer, fact.is_last));
+                Motion::Prefetch => {
+                    below.arriving[next.storage] = Some((fact.transfer, fact.is_last));
                 }
-                Motion::Prefetch => {}
+                Motion::Offload | Motion::Release => {
+                    below.leaving[next.storage] = Some(fact.transfer);
+                }
             }
         }
+        below
     }
 
     /// Whether a storage's copy is in the tier when a step begins: what comes next is a prefetch,

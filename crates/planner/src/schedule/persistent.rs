@@ -37,41 +37,35 @@ impl Residents {
     /// being there.
     pub fn of(graph: &Graph, schedule: &Schedule) -> Residents {
         let mut residents = Residents::default();
-        let arriving: BTreeMap<BufferId, BufferId> = schedule
-            .crossing()
-            .iter()
-            .map(|transfer| {
-                let [from, to] = transfer.movement.buffers();
-                (from, to)
-            })
-            .filter(|&(_, to)| schedule.buffers[to].tier == DEVICE)
-            .collect();
-        // What is on its way out arrives between two steps.
+        let mut arriving: BTreeMap<BufferId, BufferId> = BTreeMap::new();
+        let take = |residents: &mut Residents, buffer: BufferId| {
+            let lies = schedule.buffers[buffer];
+            let end = (Bytes(lies.address) + lies.bytes.align_up(ALIGNMENT)).0;
+            let most = match lies.tier {
+                DEVICE => &mut residents.end,
+                _ => &mut residents.end_below,
+            };
+            *most = (*most).max(end);
+            lies
+        };
+        // What is under way has its place at both ends.
         for transfer in schedule.crossing() {
-            let home = schedule.buffers[transfer.movement.target()];
-            if home.tier != DEVICE {
-                let end = (Bytes(home.address) + home.bytes.align_up(ALIGNMENT)).0;
-                residents.end_below = residents.end_below.max(end);
+            let [from, to] = transfer.movement.buffers();
+            if take(&mut residents, to).tier == DEVICE {
+                arriving.insert(from, to);
             }
         }
         for &(node, buffer) in &schedule.placeholders {
             let placeholder = &graph.nodes()[node];
-            let Some(name) =
-                placeholder.parameter.as_ref().filter(|_| placeholder.phase.is_persistent())
-            else {
-                continue;
-            };
+            let name = placeholder.parameter.as_ref();
+            let Some(name) = name.filter(|_| placeholder.phase.is_persistent()) else { continue };
+            take(&mut residents, buffer);
             let lies = schedule.buffers[*arriving.get(&buffer).unwrap_or(&buffer)];
-            let end = (Bytes(lies.address) + lies.bytes.align_up(ALIGNMENT)).0;
             if lies.tier == DEVICE {
                 residents.below.remove(name);
                 residents.addresses.insert(name.clone(), lies.address);
-                residents.end = residents.end.max(end);
-            } else {
-                if !residents.addresses.contains_key(name) {
-                    residents.below.insert(name.clone(), lies.address);
-                }
-                residents.end_below = residents.end_below.max(end);
+            } else if !residents.addresses.contains_key(name) {
+                residents.below.insert(name.clone(), lies.address);
             }
         }
         residents

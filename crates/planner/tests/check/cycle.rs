@@ -11,7 +11,9 @@ use tightfit::id::{BufferId, DEVICE, LaneId, TransferId};
 use tightfit::machine::Machine;
 use tightfit::plan::{Plan, Planner};
 use tightfit::profile::Profile;
-use tightfit::schedule::{Buffer, Instruction, Lowering, Movement, Schedule, Transfer, lower};
+use tightfit::schedule::{
+    Buffer, Instruction, Lowering, Movement, Residents, Schedule, Transfer, lower,
+};
 use tightfit::tensor::DType;
 use tightfit::timeline::Timeline;
 use tightfit::units::{Bytes, Seconds};
@@ -35,6 +37,7 @@ fn graph() -> Graph {
         spec.inputs = inputs.to_vec();
         spec.seconds = Some(Seconds(1.0));
         spec.mutates = phase == Phase::Optimizer;
+        spec.parameter = (phase == Phase::Parameter).then(|| name.to_owned());
         let storage = if spec.mutates { 1 } else { builder.storage(Bytes(bytes)).as_u32() };
         let storage = tightfit::id::StorageId::from_u32(storage);
         let output = ValueSpec::contiguous(&[bytes / 4], DType::F32, storage);
@@ -300,6 +303,19 @@ fn what_is_under_way_at_the_border() {
              kept from step to step"
         ],
     );
+}
+
+/// Whoever lies beside it, such as an evaluation, stays clear of all its places.
+#[test]
+fn what_is_under_way_has_its_place_at_both_ends() {
+    for moves in [AWAY, LEAVING, COMING] {
+        let case = case(moves);
+        let residents = Residents::of(&case.graph, &case.schedule);
+        let home = case.schedule.buffers[below(&case)];
+        assert_eq!(residents.end_below, home.address + home.bytes.0);
+        let on_device = residents.addresses.len();
+        assert_eq!((on_device, residents.below.len()), if moves == AWAY { (1, 1) } else { (2, 0) });
+    }
 }
 
 #[test]

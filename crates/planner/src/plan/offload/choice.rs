@@ -8,8 +8,8 @@ use crate::plan::offload::idle::{Course, Idle};
 /// A transfer that no idle time hides counts so many times: the step stalls for it.
 const STALL: f64 = 4.0;
 
-/// For so many idle intervals one is chosen at each look at all of them: a look takes as long as
-/// there are many, so that all looks together take a time that grows only with their number.
+/// For so many idle intervals, and at least for all of them, one is chosen at each look at them: a
+/// look takes longer the more there are.
 const IDLE_OF_A_LOOK: usize = 2048;
 
 /// Adds intervals to what is chosen until the budget is met: at the run where the most is missing,
