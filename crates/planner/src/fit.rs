@@ -10,6 +10,9 @@ mod bound;
 mod smallest;
 mod tiers;
 
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread;
+
 pub use bound::{Actions, Bound, ScheduleClass};
 use thiserror::Error;
 
@@ -106,8 +109,6 @@ const BY_RULE: f64 = 0.3;
 /// The part of the effort that goes into the smallest slab of a rule where that is all that is
 /// asked for.
 const LOWEST_BY_RULE: f64 = 0.55;
-/// The part of the effort that goes into schedules that move nothing where they may.
-const WITHOUT_MOVES: f64 = 0.4;
 
 /// A planner that is asked for one budget after another, and remembers what it found.
 pub struct BudgetedPlanner<'a> {
@@ -117,6 +118,8 @@ pub struct BudgetedPlanner<'a> {
     planner: Planner,
     /// What the budget planner remembers.
     search: Option<Search<'a>>,
+    /// Time that no schedule which may move what it holds beats within a budget.
+    proven: Vec<(Bytes, Seconds)>,
 }
 
 impl<'a> BudgetedPlanner<'a> {
@@ -128,13 +131,15 @@ impl<'a> BudgetedPlanner<'a> {
         planner: Planner,
     ) -> BudgetedPlanner<'a> {
         let search = (planner == Planner::Auto).then(|| Search::new(graph, profile, order));
-        BudgetedPlanner { graph, profile, order, planner, search }
+        BudgetedPlanner { graph, profile, order, planner, search, proven: Vec::new() }
     }
 
     /// What no schedule within a budget beats, as far as the planner knows.
     pub fn bound(&self, budget: Bytes) -> Option<Bound> {
         if self.route().is_some() {
-            return Some(Bound::of_moves(self.profile.total(self.order)));
+            let proven = self.proven.iter().filter(|&&(within, _)| budget <= within);
+            let total = self.profile.total(self.order);
+            return Some(Bound::of_moves(proven.fold(total, |most, &(_, least)| most.max(least))));
         }
         let seconds = self.search.as_ref()?.bound(budget)?;
         Some(Bound::of_runs(seconds, BoundOrder::Any))
@@ -148,14 +153,42 @@ impl<'a> BudgetedPlanner<'a> {
     /// A schedule within the budget, and how long the first plan took.
     pub fn fit(&mut self, budget: Bytes, terms: Terms<'_>) -> (Result<Fitted, FitError>, Seconds) {
         let mut meter = Meter::new(terms.effort);
-        let residents = terms.residents;
         let mut first = None;
-        let found = match self.search.take() {
+        let route = self.route();
+        let (found, proven) = thread::scope(|scope| {
+            let &mut BudgetedPlanner { graph, profile, order, .. } = self;
+            let effort = meter.round(terms.effort.work, 1.0);
+            let prove =
+                move || plan::lower_bound_with_moves(graph, profile, order, budget, &effort);
+            let prover = route.map(|_| scope.spawn(prove));
+            let found = self.found(budget, &mut meter, terms, &mut first);
+            // A thread that panicked leaves a weaker bound, and its message.
+            (found, prover.and_then(|prover| prover.join().ok()))
+        });
+        self.proven.extend(proven.map(|least| (budget, least)));
+        let first = first.unwrap_or(meter.elapsed());
+        let result = found.map_err(FitError::from).and_then(|schedule| {
+            let bound = self.bound(budget).or_else(|| self.bound_of(&schedule, budget, &meter));
+            checked(self.graph, self.profile, schedule, bound).map_err(FitError::from)
+        });
+        (result, first)
+    }
+
+    /// A schedule within the budget.
+    fn found(
+        &mut self,
+        budget: Bytes,
+        meter: &mut Meter<'_>,
+        terms: Terms<'_>,
+        first: &mut Option<Seconds>,
+    ) -> Result<Schedule, PlanError> {
+        let residents = terms.residents;
+        match self.search.take() {
             Some(mut search) => {
                 let found = match self.route() {
-                    None => self.in_rounds(&mut search, budget, terms, &mut first),
+                    None => self.in_rounds(&mut search, budget, terms, first),
                     Some(route) => {
-                        self.with_moves(&mut search, route, (budget, &meter), terms, &mut first)
+                        self.with_moves(&mut search, route, (budget, meter), terms, first)
                     }
                 };
                 self.search = Some(search);
@@ -166,16 +199,16 @@ impl<'a> BudgetedPlanner<'a> {
                     let laid = self.lowest_by_rule(budget, residents, meter)?;
                     within(budget, laid).map_err(|smallest| self.refusal(budget, *smallest))
                 };
-                match self.by_rule(budget, residents, (&mut meter, BY_RULE), &mut first) {
+                match self.by_rule(budget, residents, (meter, BY_RULE), first) {
                     Ok(Some(schedule)) => Ok(schedule),
-                    Ok(None) => smallest(&meter),
-                    Err(PlanError::NotFound(ended)) => smallest(&meter)
+                    Ok(None) => smallest(meter),
+                    Err(PlanError::NotFound(ended)) => smallest(meter)
                         .map_err(|_| PlanError::NotFound(NotFound { budget, ..*ended }.into())),
                     // A solver whose time was up may still reach its smallest slab, and goes on
                     // from there.
-                    Err(unsolved @ PlanError::Unsolved { .. }) => match smallest(&meter) {
+                    Err(unsolved @ PlanError::Unsolved { .. }) => match smallest(meter) {
                         Ok(lowest) => self
-                            .by_rule(budget, residents, (&mut meter, 1.0), &mut first)
+                            .by_rule(budget, residents, (meter, 1.0), first)
                             .map(|faster| faster.unwrap_or(lowest.clone()))
                             .or(Ok(lowest)),
                         Err(error @ PlanError::Infeasible(_)) => Err(error),
@@ -184,13 +217,7 @@ impl<'a> BudgetedPlanner<'a> {
                     Err(error) => Err(error),
                 }
             }
-        };
-        let first = first.unwrap_or(meter.elapsed());
-        let result = found.map_err(FitError::from).and_then(|schedule| {
-            let bound = self.bound(budget).or_else(|| self.bound_of(&schedule, budget, &meter));
-            checked(self.graph, self.profile, schedule, bound).map_err(FitError::from)
-        });
-        (result, first)
+        }
     }
 
     /// In rounds, each plan with addresses of its own; the fastest that pack, or else the plan with
@@ -212,7 +239,7 @@ impl<'a> BudgetedPlanner<'a> {
         rounds.taken
     }
 
-    /// The same where what is held may move; first without moves, as if there were less time.
+    /// The same where what is held may move; beside it, on a second thread, what moves nothing.
     fn with_moves(
         &self,
         search: &mut Search<'_>,
@@ -225,29 +252,50 @@ impl<'a> BudgetedPlanner<'a> {
         let tiered = Tiered { graph, profile, order, residents: terms.residents, route };
         // What another schedule has away cannot stay.
         let is_possible = terms.residents.below.is_empty() && budget >= search.least_budget();
-        let known = is_possible.then(|| {
-            let effort = meter.round(terms.effort.work, WITHOUT_MOVES);
-            let terms = Terms { effort: &effort, ..terms };
-            self.in_rounds(search, budget, terms, first)
-        });
-        let known = known.and_then(Result::ok);
-        let found = tiered.within(search, budget, known, meter);
-        first.get_or_insert(meter.elapsed());
-        let Some(found) = found else {
-            // As if the smallest had been asked for.
-            let known = self.lowest_without_moves(search, terms.residents, meter);
-            return within(budget, tiered.smallest(search, known, meter));
+        let seconds = |schedule: &Schedule| tiered.seconds(schedule);
+        let least = profile.total(order).0;
+        // One that takes no longer than all first runs is enough: nobody looks further. Without a
+        // deadline the same seed has to give the same schedule, whoever is first.
+        let is_done = AtomicBool::new(false);
+        let ends = |found: &Option<Schedule>| {
+            let is_least = found.as_ref().is_some_and(|found| seconds(found) <= least);
+            is_done.fetch_or(is_least && meter.has_deadline(), Relaxed);
         };
-        let seconds = |schedule: &Schedule| profile.total(&schedule.runs());
-        let is_done = meter.is_late() || seconds(&found) <= profile.total(order);
-        if found.moved() != [Bytes::ZERO; 2] || is_done {
-            return Ok(found);
-        }
-        // Where moving does not help, the time that is left is for recomputation.
-        let effort = meter.round(terms.effort.work, 1.0);
-        let again = self.in_rounds(search, budget, Terms { effort: &effort, ..terms }, first);
-        Ok(again.into_iter().chain([found]).min_by(|a, b| seconds(a).0.total_cmp(&seconds(b).0)))
-            .map(|fastest| fastest.expect("one was found"))
+        let clock = || match is_done.load(Relaxed) {
+            true => Seconds(f64::INFINITY),
+            false => (terms.effort.clock)(),
+        };
+        let effort = Effort { clock: &clock, ..meter.round(terms.effort.work, 1.0) };
+        let above = search.anew();
+        let (stays, moves) = thread::scope(|scope| {
+            let stays = is_possible.then(|| {
+                scope.spawn(|| {
+                    let mut first = None;
+                    let terms = Terms { effort: &effort, ..terms };
+                    let found = self.in_rounds(search, budget, terms, &mut first).ok();
+                    ends(&found);
+                    (found, first)
+                })
+            });
+            let moves = tiered.within(&above, budget, None, &Meter::new(&effort));
+            ends(&moves);
+            // A thread that panicked leaves no schedule, and its message.
+            let stays = stays.and_then(|stays| stays.join().ok());
+            (stays, moves)
+        });
+        let (stays, of_first) = stays.unwrap_or_default();
+        *first = Some(of_first.unwrap_or(meter.elapsed()));
+        // The first of several that are as fast: the one that moves nothing.
+        let found = stays.into_iter().chain(moves);
+        let fastest = found.min_by(|a, b| seconds(a).total_cmp(&seconds(b)));
+        fastest.map_or_else(
+            || {
+                // As if the smallest had been asked for.
+                let known = self.lowest_without_moves(search, terms.residents, meter);
+                within(budget, tiered.smallest(search, known, meter))
+            },
+            Ok,
+        )
     }
 
     /// The smallest slab of a schedule that moves nothing; none where something has to.

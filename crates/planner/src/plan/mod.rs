@@ -8,12 +8,14 @@
 mod action;
 mod exact;
 mod infeasible;
+mod max_tree;
 mod milp;
 pub mod modules;
 mod not_found;
 pub mod offload;
 mod order;
 pub mod published;
+mod quantity;
 mod rematerialize;
 mod rewrite;
 mod search;
@@ -28,7 +30,10 @@ pub use not_found::NotFound;
 pub use order::base_order;
 pub use rematerialize::{Retention, Retentions, rematerialize};
 pub use rewrite::{RewriteError, rewrite};
-pub use search::{Answer, BoundOrder, LOWEST, Search, lower_bound, lowest_of_peers};
+pub use search::{
+    Answer, BoundOrder, LOWEST, Search, lower_bound, lower_bound_with_moves, lowest_of_peers,
+    relieved,
+};
 
 use crate::analysis::{MemoryCurve, Move, held, liveness_with, memory_curve, seconds_with};
 use crate::effort::{Effort, Meter};
@@ -241,7 +246,7 @@ pub fn offload_only(
     match offloading.within(budget, seed, meter) {
         Some(found) => Ok(plan(&found.moves)),
         None => {
-            let moves = offloading.smallest().map_or(Vec::new(), |found| found.moves);
+            let moves = offloading.smallest(meter).map_or(Vec::new(), |found| found.moves);
             Err(refused(plan(&moves)))
         }
     }

@@ -49,6 +49,11 @@ fn holds(graph: &Graph, machine: &Machine, bandwidth: f64, part: f64) -> Result<
     prop_assert!(timeline.peak <= found.peak && found.peak <= budget);
     let off = (timeline.seconds.0 - found.seconds.0).abs();
     prop_assert!(off <= 1e-9 * found.seconds.0, "{:?} {:?}", timeline.seconds, found.seconds);
+    // Nothing that fits is faster than what is proven.
+    let effort = Effort::work(u64::MAX, 0);
+    let least = plan::lower_bound_with_moves(graph, &profile, &order, found.peak, &effort);
+    let most = timeline.seconds.0 * (1.0 + 1e-9);
+    prop_assert!(least.0 <= most, "{least:?} {:?}", timeline.seconds);
     Ok(())
 }
 
@@ -61,7 +66,9 @@ fn is_within_the_tier(graph: &Graph, machine: &Machine, part: f64) -> Result<(),
     let profile = Profile::new(graph, &machine);
     let order = plan::base_order(graph, &profile);
     let route = machine.hierarchy.main_route().unwrap();
-    let Some(found) = Offloading::new(graph, &profile, &order, route).smallest() else {
+    let effort = Effort::work(1, 0);
+    let offloading = Offloading::new(graph, &profile, &order, route);
+    let Some(found) = offloading.smallest(&Meter::new(&effort)) else {
         return Ok(());
     };
     let plan = Plan::with_moves(Planner::None, &order, &found.moves);

@@ -1,9 +1,13 @@
 //! Which idle intervals a storage is away for. Invariant: with everything chosen away from access
-//! to access, no run finds more held than the budget.
+//! to access, no run finds more held than the budget, and the tier has room for it.
 
 use fastrand::Rng;
 
+use crate::effort::Meter;
+use crate::plan::max_tree::MaxTree;
 use crate::plan::offload::idle::{Course, Idle};
+use crate::plan::quantity::ByteCount;
+use crate::units::Bytes;
 
 /// A transfer that no idle time hides counts so many times: the step stalls for it.
 const STALL: f64 = 4.0;
@@ -11,120 +15,187 @@ const STALL: f64 = 4.0;
 /// For so many idle intervals, and at least for all of them, one is chosen at each look at them: a
 /// look takes longer the more there are.
 const IDLE_OF_A_LOOK: usize = 2048;
+/// So many intervals are looked at whatever the time, one for each look at it.
+const UNTIMED: usize = 1 << 22;
+
+/// What is chosen of the idle intervals of a course.
+#[derive(Clone)]
+pub(super) struct Choice {
+    /// By interval.
+    pub is_chosen: Vec<bool>,
+    /// By group: how many of its intervals are.
+    count: Vec<u32>,
+    /// What the tier holds: each storage that is away at some time has a place of its own.
+    below: u64,
+}
+
+impl Choice {
+    /// What is away in any case.
+    pub fn given(course: &Course) -> Choice {
+        let mut choice = Choice {
+            is_chosen: vec![false; course.idle.len()],
+            count: vec![0; course.groups.len()],
+            below: 0,
+        };
+        let given = course.given.iter().enumerate();
+        given.filter(|&(_, &given)| given).for_each(|(index, _)| choice.add(course, index));
+        choice
+    }
+
+    /// Everything that can be.
+    pub fn all(course: &Course) -> Choice {
+        let mut choice = Choice::given(course);
+        (0..course.idle.len()).for_each(|index| choice.add(course, index));
+        choice
+    }
+
+    /// Has a storage away over an interval.
+    pub fn add(&mut self, course: &Course, index: usize) {
+        if !std::mem::replace(&mut self.is_chosen[index], true) {
+            let group = course.idle[index].group as usize;
+            self.count[group] += 1;
+            if self.count[group] == 1 {
+                self.below = self.below.saturating_add(course.below[group]);
+            }
+        }
+    }
+
+    /// Keeps a storage over an interval, unless it is away in any case.
+    pub fn remove(&mut self, course: &Course, index: usize) {
+        if !course.given[index] && std::mem::replace(&mut self.is_chosen[index], false) {
+            let group = course.idle[index].group as usize;
+            self.count[group] -= 1;
+            if self.count[group] == 0 {
+                self.below -= course.below[group];
+            }
+        }
+    }
+
+    /// Whether the tier has room for what is chosen.
+    pub fn has_room(&self, course: &Course) -> bool {
+        self.below <= course.capacity
+    }
+
+    /// Whether it has room for one interval more.
+    fn has_room_for(&self, course: &Course, index: usize) -> bool {
+        let group = course.idle[index].group as usize;
+        self.count[group] > 0 || self.below.saturating_add(course.below[group]) <= course.capacity
+    }
+
+    /// Seconds of the lanes, and those for which the step waits.
+    fn cost(&self, course: &Course, index: usize) -> f64 {
+        let idle = &course.idle[index];
+        let out = if self.is_written(course, index) { idle.out } else { 0.0 };
+        let lanes = out + idle.back;
+        lanes + STALL * (lanes - idle.seconds).max(0.0) + f64::MIN_POSITIVE
+    }
+
+    /// Whether an interval would be written out: where nothing of its storage is away yet, it is
+    /// unless nobody ever writes it.
+    fn is_written(&self, course: &Course, index: usize) -> bool {
+        let group = course.idle[index].group as usize;
+        let others = self.count[group] > u32::from(self.is_chosen[index]);
+        let is_clean = (others || course.is_persistent[group]) && course.written[group].is_empty();
+        !is_clean
+    }
+}
 
 /// Adds intervals to what is chosen until the budget is met: at the run where the most is missing,
 /// the one that frees the most bytes at runs where too much is held, for the seconds that it takes
-/// the lanes. False where it cannot be met, or not within the tier. With a random generator each is
-/// weighed a little differently.
+/// the lanes. False where it cannot be met, or not within the tier, or not in time. With a random
+/// generator each is weighed a little differently. Bytes that are wanted count as if they were held.
 pub(super) fn cover(
     course: &Course,
-    chosen: &mut [bool],
-    budget: u64,
+    choice: &mut Choice,
+    (budget, wanted): (Bytes, &[ByteCount]),
     mut random: Option<&mut Rng>,
+    meter: &Meter<'_>,
 ) -> bool {
-    let budget = budget as i64;
-    let mut held = course.held_without(chosen);
+    let budget = ByteCount::of(budget);
+    let mut held = held_and_wanted(course, choice, wanted);
     let weights: Vec<f64> = course
         .idle
         .iter()
         .map(|_| random.as_mut().map_or(1.0, |random| 0.5 + random.f64()))
         .collect();
     let mut crowded = vec![0u32; held.len() + 1];
-    let mut below = course.held_below(chosen);
+    let at_once = (course.idle.len() / IDLE_OF_A_LOOK).max(1);
+    let (mut by_score, mut looked_at) = (Vec::<(f64, usize)>::new(), 0);
     loop {
-        let Some((at, &most)) = held.iter().enumerate().max_by_key(|&(at, most)| (most, !at))
-        else {
+        let most = held.iter().copied().max().unwrap_or_default();
+        let Some(at) = held.iter().position(|&bytes| bytes == most && bytes > budget) else {
             return true;
         };
-        if most <= budget {
-            return true;
+        looked_at += course.idle.len();
+        if looked_at > UNTIMED && meter.is_late() {
+            return false;
         }
         for (position, &bytes) in held.iter().enumerate() {
             crowded[position + 1] = crowded[position] + u32::from(bytes > budget);
         }
         let score = |index: usize| {
             let idle = &course.idle[index];
-            let missing = (most - budget).min(idle.bytes as i64) as f64;
-            let freed = missing * f64::from(crowded_over(&crowded, idle));
-            freed / cost(course, chosen, index) * weights[index]
+            let freed: u32 = course.away(idle).map(|(from, to)| crowded[to] - crowded[from]).sum();
+            let missing = (most - budget).min(idle.bytes).as_f64();
+            missing * f64::from(freed) / choice.cost(course, index) * weights[index]
         };
-        let has_room = |index: usize| {
-            let group = course.group(index);
-            let (from, to) = course.groups[group];
-            chosen[from..to].contains(&true)
-                || below.saturating_add(course.below[group]) <= course.capacity
-        };
-        let candidates = (0..course.idle.len()).filter(|&index| {
-            !chosen[index] && is_away_at(course, &course.idle[index], at) && has_room(index)
-        });
-        let mut by_score: Vec<(f64, usize)> =
-            candidates.map(|index| (score(index), index)).collect();
-        by_score.sort_by(|a, b| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1)));
+        by_score.clear();
+        by_score.extend(
+            (0..course.idle.len())
+                .filter(|&index| {
+                    !choice.is_chosen[index]
+                        && is_away_at(course, &course.idle[index], at)
+                        && choice.has_room_for(course, index)
+                })
+                .map(|index| (score(index), index)),
+        );
         if by_score.is_empty() {
             return false;
         }
         // A few of them at once, where there are very many.
-        by_score.truncate((course.idle.len() / IDLE_OF_A_LOOK).max(1));
-        for (_, index) in by_score {
-            let group = course.group(index);
-            let (from, to) = course.groups[group];
-            let is_below = chosen[from..to].contains(&true);
-            let more = if is_below { 0 } else { course.below[group] };
-            if held[at] <= budget || below.saturating_add(more) > course.capacity {
+        let order = |a: &(f64, usize), b: &(f64, usize)| b.0.total_cmp(&a.0).then(a.1.cmp(&b.1));
+        if at_once < by_score.len() {
+            by_score.select_nth_unstable_by(at_once, order);
+            by_score.truncate(at_once);
+        }
+        by_score.sort_by(order);
+        for &(_, index) in &by_score {
+            if held[at] <= budget || !choice.has_room_for(course, index) {
                 break;
             }
-            (chosen[index], below) = (true, below + more);
-            let idle = course.idle[index];
-            course.away(&idle, |position| held[position] -= idle.bytes as i64);
+            choice.add(course, index);
+            let idle = &course.idle[index];
+            for (from, to) in course.away(idle) {
+                held[from..to].iter_mut().for_each(|held| *held -= idle.bytes);
+            }
         }
     }
 }
 
 /// Takes out of what is chosen whatever the budget is met without, the dearest first.
-pub(super) fn prune(course: &Course, chosen: &mut [bool], budget: u64) {
-    let mut held = course.held_without(chosen);
-    let mut order: Vec<usize> =
-        (0..chosen.len()).filter(|&index| chosen[index] && !course.given[index]).collect();
-    let price = |index: usize| cost(course, chosen, index);
-    order.sort_by(|&a, &b| price(b).total_cmp(&price(a)));
-    for index in order {
-        let idle = course.idle[index];
-        let mut most = i64::MIN;
-        course.away(&idle, |position| most = most.max(held[position]));
-        if most + idle.bytes as i64 <= budget as i64 {
-            course.away(&idle, |position| held[position] += idle.bytes as i64);
-            chosen[index] = false;
+pub(super) fn prune(course: &Course, choice: &mut Choice, (budget, wanted): (Bytes, &[ByteCount])) {
+    let budget = ByteCount::of(budget);
+    let mut held = MaxTree::new(&held_and_wanted(course, choice, wanted));
+    let chosen = (0..course.idle.len()).filter(|&index| choice.is_chosen[index]);
+    let mut order: Vec<(f64, usize)> = chosen
+        .filter(|&index| !course.given[index])
+        .map(|index| (choice.cost(course, index), index))
+        .collect();
+    order.sort_by(|a, b| b.0.total_cmp(&a.0));
+    for (_, index) in order {
+        let idle = &course.idle[index];
+        let most = course.away(idle).map(|(from, to)| held.max_in(from, to)).max();
+        if most.is_none_or(|most| most + idle.bytes <= budget) {
+            course.away(idle).for_each(|(from, to)| held.add(from, to, idle.bytes));
+            choice.remove(course, index);
         }
     }
 }
 
-/// Seconds of the lanes, and those for which the step waits.
-fn cost(course: &Course, chosen: &[bool], index: usize) -> f64 {
-    let idle = &course.idle[index];
-    let out = if is_written(course, chosen, index) { idle.out } else { 0.0 };
-    let lanes = out + idle.back;
-    let hidden = course.seconds_idle(idle);
-    lanes + STALL * (lanes - hidden).max(0.0) + f64::MIN_POSITIVE
-}
-
-/// Whether an interval would be written out: where nothing of its storage is away yet, it is unless
-/// nobody ever writes it.
-fn is_written(course: &Course, chosen: &[bool], index: usize) -> bool {
-    let group = course.group(index);
-    let (from, to) = course.groups[group];
-    let others = (from..to).any(|other| other != index && chosen[other]);
-    if others || course.is_persistent[group] { !course.written[group].is_empty() } else { true }
-}
-
-/// Runs over which too much is held while a storage is away.
-fn crowded_over(crowded: &[u32], idle: &Idle) -> u32 {
-    let runs = crowded.len() - 1;
-    let (from, to) = (idle.last as usize + 1, idle.next as usize);
-    let within = |from: usize, to: usize| crowded[to] - crowded[from];
-    match to <= runs {
-        true => within(from, to),
-        false => within(from.min(runs), runs) + within(0, to - runs),
-    }
+/// Bytes held at each run, and those that are to be free beside the budget.
+fn held_and_wanted(course: &Course, choice: &Choice, wanted: &[ByteCount]) -> Vec<ByteCount> {
+    let held = course.held_without(&choice.is_chosen);
+    held.into_iter().zip(wanted).map(|(held, &wanted)| held + wanted).collect()
 }
 
 fn is_away_at(course: &Course, idle: &Idle, at: usize) -> bool {

@@ -9,6 +9,7 @@ use crate::analysis::{liveness, memory_curve};
 use crate::graph::Graph;
 use crate::id::{NodeId, StorageId};
 use crate::machine::Route;
+use crate::plan::quantity::ByteCount;
 use crate::profile::Profile;
 use crate::units::Bytes;
 
@@ -16,7 +17,9 @@ use crate::units::Bytes;
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Idle {
     pub storage: StorageId,
-    pub bytes: u64,
+    pub bytes: ByteCount,
+    /// The group of its storage.
+    pub group: u32,
     /// The position of the access before.
     pub last: u32,
     /// The position of the access behind, counted on into the next step.
@@ -24,12 +27,14 @@ pub(super) struct Idle {
     /// Seconds of its transfer out, and of that back.
     pub out: f64,
     pub back: f64,
+    /// Seconds of the runs between the two accesses.
+    pub seconds: f64,
 }
 
 /// A sequence of runs as offloading sees it.
 pub(super) struct Course {
     /// Bytes held at each position while nothing is away.
-    pub held: Vec<u64>,
+    pub held: Vec<ByteCount>,
     /// Seconds of the runs before each position, and of all.
     pub elapsed: Vec<f64>,
     /// By storage, and by position.
@@ -86,7 +91,7 @@ impl Course {
         let capacity = profile.hierarchy.tiers[route.tier].capacity;
         let capacity = capacity.map_or(u64::MAX, |most| most.saturating_sub(taken).0);
         let mut course = Course {
-            held: curve.held.iter().map(|bytes| bytes.0).collect(),
+            held: curve.held.iter().map(|&bytes| ByteCount::of(bytes)).collect(),
             elapsed,
             idle: Vec::new(),
             groups: Vec::new(),
@@ -124,7 +129,10 @@ impl Course {
                 let is_given = home == Home::Below && next as usize >= runs.len();
                 if is_given || !pair[1].is_made && last + 1 < next {
                     let (out, back) = (out.seconds(moved).0, back.seconds(moved).0);
-                    course.idle.push(Idle { storage, bytes: bytes.0, last, next, out, back });
+                    let seconds = course.elapsed_at(next) - course.elapsed_at(last + 1);
+                    let (bytes, group) = (ByteCount::of(bytes), course.groups.len() as u32);
+                    let idle = Idle { storage, bytes, group, last, next, out, back, seconds };
+                    course.idle.push(idle);
                     course.given.push(is_given);
                 }
             }
@@ -145,40 +153,35 @@ impl Course {
     }
 
     /// Bytes held at each position where all that is chosen is away from access to access.
-    pub fn held_without(&self, chosen: &[bool]) -> Vec<i64> {
-        let mut held: Vec<i64> = self.held.iter().map(|&bytes| bytes as i64).collect();
-        for (idle, _) in self.idle.iter().zip(chosen).filter(|&(_, &chosen)| chosen) {
-            self.away(idle, |position| held[position] -= idle.bytes as i64);
+    pub fn held_without(&self, is_chosen: &[bool]) -> Vec<ByteCount> {
+        let mut change = vec![ByteCount::ZERO; self.runs() + 1];
+        for (idle, _) in self.idle.iter().zip(is_chosen).filter(|&(_, &is_chosen)| is_chosen) {
+            for (from, to) in self.away(idle) {
+                change[from] -= idle.bytes;
+                change[to] += idle.bytes;
+            }
         }
-        held
+        let mut away = ByteCount::ZERO;
+        let held = self.held.iter().zip(change).map(|(&bytes, change)| {
+            away += change;
+            bytes + away
+        });
+        held.collect()
     }
 
-    /// What the tier holds of everything that is away at some time: each storage has a place of its
-    /// own, so that there is room for all.
-    pub fn held_below(&self, chosen: &[bool]) -> u64 {
-        let is_away = |&(from, to): &(usize, usize)| chosen[from..to].contains(&true);
-        let groups = self.groups.iter().zip(&self.below).filter(|(group, _)| is_away(group));
-        groups.fold(0, |sum, (_, &bytes)| sum.saturating_add(bytes))
+    /// Seconds of the runs before a position, counted on into the next step.
+    fn elapsed_at(&self, position: u32) -> f64 {
+        let (runs, position) = (self.runs(), position as usize);
+        self.elapsed[runs] * (position / runs) as f64 + self.elapsed[position % runs]
     }
 
-    /// The group of an interval.
-    pub fn group(&self, index: usize) -> usize {
-        self.groups.partition_point(|&(_, to)| to <= index)
-    }
-
-    /// Seconds of the runs between the two accesses.
-    pub fn seconds_idle(&self, idle: &Idle) -> f64 {
+    /// The positions at which a storage is away at most, in one piece or two: each from the first
+    /// to behind the last.
+    pub fn away(&self, idle: &Idle) -> impl Iterator<Item = (usize, usize)> + use<> {
         let runs = self.runs();
-        let elapsed = |at: usize| self.elapsed[runs] * (at / runs) as f64 + self.elapsed[at % runs];
-        elapsed(idle.next as usize) - elapsed(idle.last as usize + 1)
-    }
-
-    /// Visits the positions at which a storage is away at most.
-    pub fn away(&self, idle: &Idle, mut visit: impl FnMut(usize)) {
-        let runs = self.runs();
-        for position in idle.last as usize + 1..idle.next as usize {
-            visit(position % runs);
-        }
+        let (from, to) = (idle.last as usize + 1, idle.next as usize);
+        let pieces = [(from.min(runs), to.min(runs)), (from.max(runs) - runs, to.max(runs) - runs)];
+        pieces.into_iter().filter(|(from, to)| from < to)
     }
 
     /// Which of the chosen intervals are written out: those before which the copy of the one before

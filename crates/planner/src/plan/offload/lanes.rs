@@ -13,8 +13,10 @@
 use std::collections::VecDeque;
 
 use crate::analysis::{Motion, Move};
+use crate::plan::max_tree::MaxTree;
 use crate::plan::offload::idle::Course;
-use crate::plan::offload::room::Room;
+use crate::plan::quantity::ByteCount;
+use crate::units::Bytes;
 
 /// Whether a transfer may be under way when a step ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -55,32 +57,46 @@ struct Event {
 
 struct Player<'a> {
     course: &'a Course,
-    budget: i64,
+    budget: ByteCount,
     border: Border,
     aways: Vec<Away>,
-    room: Room,
+    held: MaxTree,
     now: f64,
     out_free: f64,
     back_free: f64,
     leaving: VecDeque<Leaving>,
     is_away: Vec<bool>,
+    /// Where each begins to return, and when it arrives.
+    begins: Vec<usize>,
     arrives: Vec<f64>,
     events: Vec<Event>,
+    missing: Vec<(usize, usize, ByteCount)>,
 }
 
-/// The moves of the chosen intervals, in rising order; `writes` says which are written out.
-pub(super) fn moves(
+/// When what is chosen moves, and how long the step takes by that.
+pub(super) struct Played {
+    /// The moves, in rising order.
+    pub moves: Vec<Move>,
+    /// Seconds of the step that is taken.
+    pub seconds: f64,
+    /// Where it waits, and with how many bytes less held it would not: positions from the first to
+    /// behind the last.
+    pub missing: Vec<(usize, usize, ByteCount)>,
+}
+
+/// The chosen intervals, played; `writes` says which are written out.
+pub(super) fn play(
     course: &Course,
-    chosen: &[bool],
+    is_chosen: &[bool],
     writes: &[bool],
-    budget: u64,
+    budget: Bytes,
     border: Border,
-) -> Vec<Move> {
+) -> Played {
     let runs = course.runs();
     let all = (STEPS + 1) * runs;
-    let held = course.held_without(chosen);
+    let held = course.held_without(is_chosen);
     let mut aways = Vec::new();
-    for (index, idle) in course.idle.iter().enumerate().filter(|&(index, _)| chosen[index]) {
+    for (index, idle) in course.idle.iter().enumerate().filter(|&(index, _)| is_chosen[index]) {
         for step in 0..=STEPS {
             let [last, next] = [idle.last, idle.next].map(|at| at as usize + step * runs);
             // Of the step before the first one only what comes back behind it.
@@ -92,24 +108,28 @@ pub(super) fn moves(
     let count = aways.len();
     let mut player = Player {
         course,
-        budget: budget as i64,
+        budget: ByteCount::of(budget),
         border,
         aways,
-        room: Room::new((0..all).map(|at| held[at % runs])),
+        held: MaxTree::new(&(0..all).map(|at| held[at % runs]).collect::<Vec<_>>()),
         now: 0.0,
         out_free: 0.0,
         back_free: 0.0,
         leaving: VecDeque::new(),
         is_away: vec![false; count],
+        begins: vec![0; count],
         arrives: vec![0.0; count],
         events: Vec::new(),
+        missing: Vec::new(),
     };
-    player.play(runs, all);
-    player.fold(runs)
+    let seconds = player.play(runs, all);
+    let missing = std::mem::take(&mut player.missing);
+    Played { moves: player.fold(runs), seconds, missing }
 }
 
 impl Player<'_> {
-    fn play(&mut self, runs: usize, all: usize) {
+    /// Plays all steps; the seconds of the one that is taken.
+    fn play(&mut self, runs: usize, all: usize) -> f64 {
         let mut leaves: Vec<usize> = (0..self.aways.len()).collect();
         let mut returns = leaves.clone();
         leaves.sort_by_key(|&away| (self.aways[away].last, self.aways[away].next));
@@ -121,12 +141,24 @@ impl Player<'_> {
         }
         // The next to return, and the next to be there.
         let (mut returning, mut due) = (0, 0);
+        let mut began = [0.0; STEPS + 2];
         for at in runs..all {
+            if at % runs == 0 {
+                began[at / runs] = self.now;
+            }
             if self.border == Border::Closed && at % runs == 0 {
                 self.now = self.now.max(self.out_free);
             }
             self.release_what_left(at);
-            while self.room.most(at, at + 1) > self.budget && self.release_one(at) {}
+            while self.held.at(at) > self.budget {
+                let waits = self.leaving.front().filter(|leaving| leaving.finish > self.now);
+                if let Some(bytes) = waits.map(|leaving| self.bytes(leaving.away)) {
+                    self.miss(at, at + 1, bytes);
+                }
+                if !self.release_one(at) {
+                    break;
+                }
+            }
             while let Some(&away) = returns.get(returning)
                 && self.may_return(away, at, latest[returning])
             {
@@ -134,7 +166,18 @@ impl Player<'_> {
                 returning += 1;
             }
             while let Some(&away) = returns.get(due).filter(|&&away| self.aways[away].next == at) {
-                self.now = self.now.max(self.arrives[away]);
+                let late = self.arrives[away] - self.now;
+                if late > 0.0 {
+                    // It would have had to begin so much earlier.
+                    let began = self.begins[away];
+                    let early = |at: usize| self.elapsed(at) >= self.elapsed(began) - late;
+                    self.miss(
+                        partition(self.aways[away].last + 1, began, early),
+                        began,
+                        self.bytes(away),
+                    );
+                    self.now = self.arrives[away];
+                }
                 due += 1;
             }
             self.now += self.elapsed(at + 1) - self.elapsed(at);
@@ -142,6 +185,29 @@ impl Player<'_> {
                 self.leave(away, at);
             }
         }
+        began[TAKEN + 2] - began[TAKEN + 1]
+    }
+
+    /// Notes bytes that were missing in the step that is taken.
+    fn miss(&mut self, from: usize, to: usize, bytes: ByteCount) {
+        let runs = self.course.runs();
+        if from < to && from / runs == TAKEN + 1 && (to - 1) / runs == TAKEN + 1 {
+            self.missing.push((from % runs, (to - 1) % runs + 1, bytes));
+        }
+    }
+
+    /// A position, or the end of what is played.
+    fn played(&self, at: usize) -> usize {
+        at.min((STEPS + 1) * self.course.runs())
+    }
+
+    /// Holds bytes from one position to before another.
+    fn hold(&mut self, from: usize, to: usize, bytes: ByteCount) {
+        self.held.add(from, self.played(to), bytes);
+    }
+
+    fn bytes(&self, away: usize) -> ByteCount {
+        self.course.idle[self.aways[away].idle].bytes
     }
 
     /// Seconds of all runs before a position.
@@ -177,7 +243,7 @@ impl Player<'_> {
             return false;
         };
         self.now = self.now.max(finish);
-        self.room.add(at, expected, -(self.course.idle[self.aways[away].idle].bytes as i64));
+        self.hold(at, expected, -self.bytes(away));
         self.is_away[away] = true;
         self.events.push(Event { gap: at, away, motion: Motion::Release });
         true
@@ -185,7 +251,7 @@ impl Player<'_> {
 
     /// Whether the next to return begins to do so here.
     fn may_return(&self, away: usize, at: usize, latest: f64) -> bool {
-        let Away { idle, last, next, .. } = self.aways[away];
+        let Away { last, next, .. } = self.aways[away];
         let runs = self.course.runs();
         if next <= at {
             return true;
@@ -195,10 +261,9 @@ impl Player<'_> {
         }
         let is_in_this_step = next / runs == at / runs;
         let is_time = self.elapsed(at) >= latest - EARLY * self.course.elapsed[runs];
-        let bytes = self.course.idle[idle].bytes as i64;
         (is_in_this_step || self.border == Border::Open)
             && is_time
-            && self.room.most(at, next) + bytes <= self.budget
+            && self.held.max_in(at, self.played(next)) + self.bytes(away) <= self.budget
     }
 
     fn bring_back(&mut self, away: usize, at: usize) {
@@ -207,8 +272,8 @@ impl Player<'_> {
         while !self.is_away[away] && self.release_one(at) {}
         let idle = &self.course.idle[idle];
         self.back_free = self.back_free.max(self.now) + idle.back;
-        self.arrives[away] = self.back_free;
-        self.room.add(at, next, idle.bytes as i64);
+        (self.begins[away], self.arrives[away]) = (at, self.back_free);
+        self.hold(at, next, self.bytes(away));
         self.events.push(Event { gap: at, away, motion: Motion::Prefetch });
     }
 
@@ -225,7 +290,7 @@ impl Player<'_> {
         let has_left =
             |position: usize| self.elapsed(position) - self.elapsed(at + 1) >= finish - self.now;
         let expected = partition(at + 1, next, has_left);
-        self.room.add(at + 1, expected, idle.bytes as i64);
+        self.hold(at + 1, expected, self.bytes(away));
         self.leaving.push_back(Leaving { away, finish, expected });
         self.events.push(Event { gap: at + 1, away, motion: Motion::Offload });
     }

@@ -10,7 +10,6 @@
 mod choice;
 mod idle;
 mod lanes;
-mod room;
 
 pub use idle::Home;
 
@@ -21,14 +20,21 @@ use crate::effort::{Effort, Meter};
 use crate::graph::Graph;
 use crate::id::{NodeId, StorageId};
 use crate::machine::Route;
-use crate::plan::offload::choice::{cover, prune};
+use crate::plan::offload::choice::{Choice, cover, prune};
 use crate::plan::offload::idle::Course;
-use crate::plan::offload::lanes::{Border, moves};
+use crate::plan::offload::lanes::{Border, Played, play};
+use crate::plan::quantity::ByteCount;
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
 
 /// Storages smaller than this part of the largest one stay: a transfer of each has a latency.
 const LEAST: u64 = 1 << 14;
+
+/// So often, more room is wanted where the step waits.
+const MOST_WANTED: usize = 8;
+
+/// What was played is this close to what is simulated.
+const ALMOST: f64 = 1e-6;
 
 /// What is away, and what it costs.
 #[derive(Clone, Debug, PartialEq)]
@@ -79,58 +85,88 @@ impl<'a> Offloading<'a> {
 
     /// The least that is held at any run, whatever is away.
     pub fn least(&self) -> Bytes {
-        let held = self.course.held_without(&vec![true; self.course.idle.len()]);
-        Bytes(held.into_iter().max().unwrap_or(0).max(0) as u64)
+        self.most_held(&Choice::all(&self.course))
+    }
+
+    fn most_held(&self, choice: &Choice) -> Bytes {
+        let held = self.course.held_without(&choice.is_chosen).into_iter().max();
+        held.unwrap_or_default().bytes()
     }
 
     /// The least budget for which a choice is found in the tier, or one of that size.
-    fn least_in_tier(&self) -> Bytes {
+    fn least_in_tier(&self, meter: &Meter<'_>) -> Bytes {
         let least = self.least();
-        if self.course.held_below(&vec![true; self.course.idle.len()]) <= self.course.capacity {
+        if Choice::all(&self.course).has_room(&self.course) {
             return least;
         }
-        let suffices = |budget: u64| {
-            let mut chosen = self.course.given.clone();
-            cover(&self.course, &mut chosen, budget, None)
+        let nothing = vec![ByteCount::ZERO; self.runs.len()];
+        let suffices = |budget: Bytes| {
+            cover(&self.course, &mut Choice::given(&self.course), (budget, &nothing), None, meter)
         };
-        let (mut low, mut high) = (least.0, self.course.held.iter().copied().max().unwrap_or(0));
+        let most = self.course.held.iter().copied().max().unwrap_or_default();
+        let (mut low, mut high) = (least.0, most.bytes().0);
         while low < high {
             let middle = low + (high - low) / 2;
-            if suffices(middle) { high = middle } else { low = middle + 1 }
+            if suffices(Bytes(middle)) { high = middle } else { low = middle + 1 }
         }
         Bytes(high)
     }
 
-    /// A choice with the smallest peak that is found.
-    pub fn smallest(&self) -> Option<Offloaded> {
+    /// A choice with the smallest peak that is found, whatever the time.
+    pub fn smallest(&self, meter: &Meter<'_>) -> Option<Offloaded> {
         let effort = Effort::work(1, 0);
-        self.within(self.least_in_tier(), 1, &mut Meter::new(&effort))
+        self.within(self.least_in_tier(meter), 1, &mut Meter::new(&effort))
     }
 
     /// The fastest choice that is found within a budget; none where too much is held even with
-    /// everything away.
+    /// everything away, or none was found in time.
     pub fn within(&self, budget: Bytes, seed: u64, meter: &mut Meter<'_>) -> Option<Offloaded> {
-        let mut chosen = self.course.given.clone();
-        let has_room = self.course.held_below(&chosen) <= self.course.capacity;
-        if !has_room || !cover(&self.course, &mut chosen, budget.0, None) {
+        let course = &self.course;
+        let given = Choice::given(course);
+        let mut wanted = vec![ByteCount::ZERO; self.runs.len()];
+        let mut choice = given.clone();
+        if !choice.has_room(course) || !cover(course, &mut choice, (budget, &wanted), None, meter) {
             return None;
         }
-        prune(&self.course, &mut chosen, budget.0);
-        let mut best = self.played(&chosen, budget)?;
+        prune(course, &mut choice, (budget, &wanted));
+        let (best, mut missing) = self.simulated(&choice, budget, f64::INFINITY);
+        let mut best = best?;
         let mut random = Rng::with_seed(seed);
-        let least = self.course.elapsed[self.runs.len()];
-        let work = (self.runs.len() * 8 + self.course.idle.len()) as u64;
+        let least = course.elapsed[self.runs.len()];
+        let work = (self.runs.len() * 8 + course.idle.len()) as u64;
+        // Where the step waits, there is to be more room.
+        for _ in 0..MOST_WANTED {
+            if best.seconds.0 <= least || missing.is_empty() || !meter.take(work) {
+                break;
+            }
+            for (from, to, bytes) in missing.drain(..) {
+                wanted[from..to].iter_mut().for_each(|wanted| *wanted += bytes);
+            }
+            let mut other = given.clone();
+            if !cover(course, &mut other, (budget, &wanted), None, meter) {
+                break;
+            }
+            prune(course, &mut other, (budget, &wanted));
+            let (simulated, more) = self.simulated(&other, budget, f64::INFINITY);
+            missing = more;
+            if let Some(simulated) = simulated
+                && simulated.seconds.0 < best.seconds.0
+            {
+                (best, choice) = (simulated, other);
+            }
+        }
+        wanted.fill(ByteCount::ZERO);
         while best.seconds.0 > least && meter.take(work) {
-            let mut other = chosen.clone();
+            let mut other = choice.clone();
             self.disturb(&mut other, &mut random);
-            if !cover(&self.course, &mut other, budget.0, Some(&mut random)) {
+            if !cover(course, &mut other, (budget, &wanted), Some(&mut random), meter) {
                 continue;
             }
-            prune(&self.course, &mut other, budget.0);
-            if let Some(played) = self.played(&other, budget)
-                && played.seconds.0 <= best.seconds.0
+            prune(course, &mut other, (budget, &wanted));
+            if let (Some(simulated), _) = self.simulated(&other, budget, best.seconds.0)
+                && simulated.seconds.0 <= best.seconds.0
             {
-                (best, chosen) = (played, other);
+                (best, choice) = (simulated, other);
             }
         }
         Some(best)
@@ -143,55 +179,66 @@ impl<'a> Offloading<'a> {
         is_away: &dyn Fn(StorageId) -> bool,
         budget: Bytes,
     ) -> Option<Offloaded> {
-        let Offloading { course, .. } = self;
-        let mut chosen = course.given.clone();
+        let course = &self.course;
+        let mut choice = Choice::given(course);
         for &(from, to) in &course.groups {
             let within = |index: &usize| (course.idle[*index].next as usize) < course.runs();
-            let longest = (from..to).filter(within).max_by(|&a, &b| {
-                let idle = |index: usize| course.seconds_idle(&course.idle[index]);
-                idle(a).total_cmp(&idle(b))
-            });
+            let longest = (from..to)
+                .filter(within)
+                .max_by(|&a, &b| course.idle[a].seconds.total_cmp(&course.idle[b].seconds));
             if let Some(index) = longest.filter(|_| is_away(course.idle[from].storage)) {
-                chosen[index] = true;
+                choice.add(course, index);
             }
         }
-        let held = course.held_without(&chosen).into_iter().max().unwrap_or(0);
-        let has_room = course.held_below(&chosen) <= course.capacity;
-        (held <= budget.0 as i64 && has_room).then(|| self.played(&chosen, budget)).flatten()
+        let fits = self.most_held(&choice) <= budget && choice.has_room(course);
+        fits.then(|| self.simulated(&choice, budget, f64::INFINITY).0).flatten()
     }
 
     /// Brings some of what is away back, and has something else away.
-    fn disturb(&self, chosen: &mut [bool], random: &mut Rng) {
-        let away: Vec<usize> = (0..chosen.len()).filter(|&index| chosen[index]).collect();
+    fn disturb(&self, choice: &mut Choice, random: &mut Rng) {
+        let all = choice.is_chosen.len();
+        let away: Vec<usize> = (0..all).filter(|&index| choice.is_chosen[index]).collect();
         let most = (away.len() / 8).max(2);
         for _ in 0..random.usize(1..=most).min(away.len()) {
-            let index = away[random.usize(0..away.len())];
-            chosen[index] = self.course.given[index];
+            choice.remove(&self.course, away[random.usize(0..away.len())]);
         }
-        if random.bool() && !chosen.is_empty() {
-            let index = random.usize(0..chosen.len());
-            let was = std::mem::replace(&mut chosen[index], true);
-            chosen[index] = was || self.course.held_below(chosen) <= self.course.capacity;
+        if random.bool() && all > 0 {
+            let index = random.usize(0..all);
+            let was = choice.is_chosen[index];
+            choice.add(&self.course, index);
+            if !was && !choice.has_room(&self.course) {
+                choice.remove(&self.course, index);
+            }
         }
     }
 
     /// The moves of a choice, simulated; the faster of what may cross the border and what may not.
-    fn played(&self, chosen: &[bool], budget: Bytes) -> Option<Offloaded> {
+    /// None where they would take more than so many seconds.
+    fn simulated(&self, choice: &Choice, budget: Bytes, enough: f64) -> Simulated {
         let &Offloading { graph, profile, runs, route, ref course } = self;
-        let writes = course.writes(chosen);
-        let play = |border| {
-            let moves = moves(course, chosen, &writes, budget.0, border);
+        let writes = course.writes(&choice.is_chosen);
+        let least = course.elapsed[runs.len()];
+        let simulate = |Played { moves, seconds, missing }: Played| {
+            if seconds > enough * (1.0 + ALMOST) {
+                return (None, missing);
+            }
             let lives = liveness_with(graph, profile, runs, &moves);
             let peak = memory_curve(graph, profile, runs, &lives).peak;
             let seconds = seconds_with(graph, profile, runs, &moves, route);
-            (peak <= budget).then_some(Offloaded { moves, peak, seconds })
+            ((peak <= budget).then_some(Offloaded { moves, peak, seconds }), missing)
         };
+        let play = |border| simulate(play(course, &choice.is_chosen, &writes, budget, border));
         let open = play(Border::Open);
-        let least = course.elapsed[runs.len()];
-        if open.as_ref().is_some_and(|open| open.seconds.0 <= least) {
+        if open.0.as_ref().is_some_and(|open| open.seconds.0 <= least) {
             return open;
         }
         let closed = play(Border::Closed);
-        open.into_iter().chain(closed).min_by(|a, b| a.seconds.0.total_cmp(&b.seconds.0))
+        let seconds = |simulated: &Simulated| {
+            simulated.0.as_ref().map_or(f64::INFINITY, |simulated| simulated.seconds.0)
+        };
+        if seconds(&closed) < seconds(&open) { closed } else { open }
     }
 }
+
+/// What a choice comes to, and where bytes were missing.
+type Simulated = (Option<Offloaded>, Vec<(usize, usize, ByteCount)>);

@@ -5,7 +5,7 @@ use fastrand::Rng;
 
 use crate::effort::{Effort, Meter};
 use crate::id::NodeId;
-use crate::plan::search::quantity::{ByteCount, Picoseconds};
+use crate::plan::quantity::{ByteCount, Picoseconds};
 
 /// A plan within the budget.
 pub struct Runner {

@@ -15,10 +15,10 @@ use fastrand::Rng;
 
 use crate::effort::Effort;
 use crate::id::NodeId;
+use crate::plan::quantity::ByteCount;
 use crate::plan::search::Search;
 use crate::plan::search::attempt::Attempt;
 use crate::plan::search::binding_instants::tight;
-use crate::plan::search::quantity::ByteCount;
 use crate::plan::search::rounds::FIRST_ROUND;
 use crate::plan::search::squeeze::squeeze;
 use crate::plan::search::state::State;

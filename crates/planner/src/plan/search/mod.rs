@@ -27,8 +27,8 @@ mod neighbourhood;
 mod order;
 mod peers;
 mod prove;
-mod quantity;
 mod race;
+mod relieved;
 mod repair;
 mod rounds;
 mod squeeze;
@@ -41,14 +41,15 @@ use std::sync::Arc;
 use crate::effort::{Effort, Meter};
 use crate::graph::Graph;
 use crate::id::NodeId;
+use crate::plan::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::attempt::{Attempt, Runner};
 use crate::plan::search::binding_instants::add_instants;
 pub use crate::plan::search::bound::BoundOrder;
 use crate::plan::search::bound::CutInstant;
 pub use crate::plan::search::lowest::LOWEST;
 pub use crate::plan::search::peers::{FLOORS, lowest_of_peers};
-pub use crate::plan::search::prove::lower_bound;
-use crate::plan::search::quantity::{ByteCount, Picoseconds};
+pub use crate::plan::search::prove::{lower_bound, lower_bound_with_moves};
+pub use crate::plan::search::relieved::relieved;
 use crate::plan::search::repair::{polish, repair};
 use crate::plan::search::state::State;
 use crate::plan::search::state::problem::{OpId, Problem};
@@ -113,7 +114,7 @@ impl<'a> Search<'a> {
     }
 
     /// A search that has yet to begin, of the same step.
-    fn anew(&self) -> Search<'a> {
+    pub(crate) fn anew(&self) -> Search<'a> {
         Search::of(self.graph, self.profile, self.given.clone(), self.reordered.clone())
     }
 

@@ -8,7 +8,7 @@ use cranelift_entity::EntityRef;
 use fastrand::Rng;
 
 use crate::effort::Meter;
-use crate::plan::search::quantity::{ByteCount, Picoseconds};
+use crate::plan::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::repair::{polish, repair};
 use crate::plan::search::state::State;
 

@@ -6,7 +6,7 @@
 use cranelift_entity::{EntityRef, SecondaryMap};
 
 use crate::id::NodeId;
-use crate::plan::search::quantity::ByteCount;
+use crate::plan::quantity::ByteCount;
 use crate::plan::search::state::problem::{OpId, Problem};
 
 /// Passes over the whole order; each moves what the one before made movable.

@@ -8,9 +8,9 @@ use std::sync::Mutex;
 use crate::effort::{Effort, Meter};
 use crate::graph::Graph;
 use crate::id::NodeId;
+use crate::plan::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::binding_instants::highest;
-use crate::plan::search::bound::{BoundOrder, CutInstant};
-use crate::plan::search::quantity::{ByteCount, Picoseconds};
+use crate::plan::search::bound::{BoundOrder, CutInstant, MovingInstant, Rates};
 use crate::plan::search::state::State;
 use crate::plan::search::state::problem::{OpId, Problem};
 use crate::profile::Profile;
@@ -136,4 +136,34 @@ pub fn lower_bound(
     let least =
         instants.iter().filter_map(|instant| instant.bound(limit)).max().unwrap_or_default();
     Some((problem.total + least).seconds())
+}
+
+/// Time that no schedule within a budget beats, in whatever order its nodes run for the first time
+/// and whatever it moves between the device and tiers below; in a run of many steps.
+pub fn lower_bound_with_moves(
+    graph: &Graph,
+    profile: &Profile,
+    order: &[NodeId],
+    budget: Bytes,
+    effort: &Effort<'_>,
+) -> Seconds {
+    let mut meter = Meter::new(effort);
+    let problem = Problem::new(graph, profile, order);
+    let Some(rates) = Rates::new(&profile.hierarchy) else { return problem.total.seconds() };
+    let limit = ByteCount::of(budget);
+    let mut values = Vec::new();
+    let mut state = State::new(&problem);
+    state.peak();
+    state.tree().values(&mut values, problem.len());
+    let mut least = problem.total;
+    for at in highest(&values, INSTANTS) {
+        if meter.is_over() {
+            break;
+        }
+        let instant = MovingInstant::new((graph, profile), &problem, rates, at, limit);
+        if let Some(mut instant) = instant {
+            least = least.max(instant.solve(&mut meter));
+        }
+    }
+    least.seconds()
 }

@@ -2,12 +2,12 @@
 //! the bound. Invariant: what a runner has reached is offered to the search after each leg, and
 //! with a limit of work alone nothing that the second thread finds changes the race.
 
+use crate::plan::quantity::Picoseconds;
 use crate::plan::search::Search;
 use crate::plan::search::attempt::{Attempt, Runner};
 use crate::plan::search::binding_instants::{add_instants, tight};
 use crate::plan::search::neighbourhood::improve;
 use crate::plan::search::prove::{PREPARATION, SharedBounds, prove};
-use crate::plan::search::quantity::Picoseconds;
 use crate::plan::search::repair::{polish, repair};
 use crate::plan::search::starts::just_in_time;
 use crate::plan::search::state::State;

@@ -14,7 +14,7 @@ use cranelift_entity::EntityRef;
 use fastrand::Rng;
 
 use crate::effort::Meter;
-use crate::plan::search::quantity::ByteCount;
+use crate::plan::quantity::ByteCount;
 use crate::plan::search::state::problem::{OpId, TensorId};
 use crate::plan::search::state::{Event, State};
 

@@ -19,9 +19,9 @@ use std::sync::mpsc;
 
 use crate::effort::{Effort, Meter};
 use crate::id::NodeId;
+use crate::plan::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::Search;
 use crate::plan::search::peers::{PEERS, peer};
-use crate::plan::search::quantity::{ByteCount, Picoseconds};
 use crate::plan::{Plan, Planner, simulate};
 use crate::units::{Bytes, Seconds};
 

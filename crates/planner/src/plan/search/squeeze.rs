@@ -12,7 +12,7 @@ use fastrand::Rng;
 use crate::effort::Meter;
 use crate::graph::Graph;
 use crate::id::NodeId;
-use crate::plan::search::quantity::ByteCount;
+use crate::plan::quantity::ByteCount;
 use crate::plan::search::repair::{polish, repair};
 use crate::plan::search::state::runs::{rebase, sequence};
 use crate::plan::search::state::{Event, State};

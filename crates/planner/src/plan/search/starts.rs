@@ -6,9 +6,9 @@ use std::cmp::Reverse;
 use cranelift_entity::{EntityRef, SecondaryMap};
 
 use crate::graph::Graph;
+use crate::plan::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::attempt::Attempt;
 use crate::plan::search::binding_instants::{highest, tight};
-use crate::plan::search::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::repair::repair;
 use crate::plan::search::state::problem::{OpId, Problem};
 use crate::plan::search::state::{Event, State};

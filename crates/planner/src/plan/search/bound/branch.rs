@@ -10,10 +10,10 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use crate::effort::Meter;
+use crate::plan::quantity::{ByteCount, Picoseconds, Price, WidePicoseconds};
 use crate::plan::search::bound::Hull;
 use crate::plan::search::bound::cuts::{Cuts, Decision, Line};
 use crate::plan::search::bound::instant::{CutInstant, Proven};
-use crate::plan::search::quantity::{ByteCount, Picoseconds, Price, WidePicoseconds};
 use crate::plan::search::state::problem::{OpId, Problem};
 
 impl CutInstant {

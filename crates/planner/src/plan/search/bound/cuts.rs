@@ -9,9 +9,9 @@ use std::collections::HashMap;
 
 use crate::analysis::DisjointSets;
 use crate::effort::Meter;
+use crate::plan::quantity::{ByteCount, Picoseconds, Price};
 use crate::plan::search::bound::Tangent;
 use crate::plan::search::bound::flow::{ArcId, ArcList, INFINITE, Network, Vertex};
-use crate::plan::search::quantity::{ByteCount, Picoseconds, Price};
 use crate::plan::search::state::problem::OpId;
 
 /// Recomputation takes at least `value − price · room`, where `room` is the budget less what the

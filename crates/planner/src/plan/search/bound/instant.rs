@@ -5,18 +5,24 @@
 use cranelift_entity::{EntityRef, SecondaryMap};
 
 use crate::effort::Meter;
+use crate::plan::quantity::{ByteCount, Picoseconds, Price};
 use crate::plan::search::bound::cuts::{Capacity, Cuts, DecisionVertex, Line, PricedArc};
 use crate::plan::search::bound::flow::Vertex;
 use crate::plan::search::bound::{BoundOrder, Hull, Tangent};
-use crate::plan::search::quantity::{ByteCount, Picoseconds, Price};
 use crate::plan::search::state::problem::{OpId, Problem, TensorId};
 
+/// Where an operator runs for the first time, seen from the instant.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-enum Side {
+pub(super) enum Side {
     Before,
+    After,
     #[default]
     Either,
-    After,
+}
+
+impl Side {
+    /// In the order of their numbers.
+    pub const ALL: [Side; 3] = [Side::Before, Side::After, Side::Either];
 }
 
 /// No schedule within a budget takes less to recompute.
@@ -49,6 +55,67 @@ impl CutInstant {
         at: OpId,
         meter: &mut Meter,
     ) -> Option<CutInstant> {
+        let drawn = Drawn::new(problem, order, at);
+        let Drawn { vertices, arcs, decidable, kept_before, .. } = drawn;
+        let needed = problem.resting + kept_before + problem.working_set(at);
+        let mut cuts = Cuts::new(vertices, arcs, decidable);
+        let all_held = cuts.cut(Price::FREE, &[], meter)?;
+        let none_held = cuts.cut(cuts.highest_price, &[], meter)?;
+        let hull = Hull::new(vec![all_held, none_held]);
+        Some(CutInstant { at, hull, needed, proven: Vec::new(), most: problem.total, cuts })
+    }
+
+    /// Time of recomputation that no plan within the budget beats; `None` where no schedule fits.
+    pub fn bound(&self, budget: ByteCount) -> Option<Picoseconds> {
+        if budget < self.needed {
+            return None;
+        }
+        let proven = self.proven.iter().filter(|proven| budget <= proven.budget);
+        let proven = proven.map(|proven| proven.least.wide()).max().unwrap_or_default();
+        let least = self.hull.at(budget - self.needed).max(proven);
+        // A cut asks for each operator once at most: beyond that, nothing fits.
+        (least <= self.most.wide()).then(|| least.narrow())
+    }
+
+    /// No budget below this many bytes suffices.
+    pub fn least_budget(&self) -> ByteCount {
+        let priced = self.hull.tangents().filter(|tangent| tangent.price > Price::FREE);
+        let room = priced.map(|Tangent { price, value }| {
+            // With less room, value − price · room > most.
+            price.bytes_beyond(value.wide() - self.most.wide() - Picoseconds(1).wide())
+        });
+        self.needed + room.max().unwrap_or_default()
+    }
+
+    /// Adds lines until the hull is exact at this budget, or the effort is spent.
+    pub fn solve(&mut self, budget: ByteCount, meter: &mut Meter) {
+        self.hull.close_in(&mut self.cuts, budget - self.needed, &[], meter);
+    }
+
+    /// The corners around a budget: the first holds more than fits, the second fits. The same one
+    /// twice at the ends.
+    pub fn bracket(&self, budget: ByteCount) -> [&Line; 2] {
+        let lines = &self.hull.lines;
+        let under =
+            lines.partition_point(|line| line.bytes > budget - self.needed).min(lines.len() - 1);
+        [&lines[under.saturating_sub(1)], &lines[under]]
+    }
+}
+
+/// The network of an instant; source and sink come after its vertices.
+pub(super) struct Drawn {
+    pub vertices: Vertex,
+    pub arcs: Vec<PricedArc>,
+    pub decidable: Vec<DecisionVertex>,
+    /// Where each operator runs for the first time.
+    pub side: SecondaryMap<OpId, Side>,
+    /// Kept outputs of the operators that run before, in every schedule.
+    pub kept_before: ByteCount,
+}
+
+impl Drawn {
+    /// The network of the first run of `at` in the schedules of an order.
+    pub fn new(problem: &Problem, order: BoundOrder, at: OpId) -> Drawn {
         let side = match order {
             BoundOrder::Given => positions(problem, at),
             BoundOrder::Any => sides(problem, at),
@@ -109,48 +176,7 @@ impl CutInstant {
             // descendant too.
             op.inputs.iter().for_each(|&tensor| arc(there(tensor), runs(id), Capacity::Infinite));
         }
-        let needed = problem.resting + kept_before + problem.working_set(at);
-        let mut cuts = Cuts::new(source, arcs, decidable);
-        let all_held = cuts.cut(Price::FREE, &[], meter)?;
-        let none_held = cuts.cut(cuts.highest_price, &[], meter)?;
-        let hull = Hull::new(vec![all_held, none_held]);
-        Some(CutInstant { at, hull, needed, proven: Vec::new(), most: problem.total, cuts })
-    }
-
-    /// Time of recomputation that no plan within the budget beats; `None` where no schedule fits.
-    pub fn bound(&self, budget: ByteCount) -> Option<Picoseconds> {
-        if budget < self.needed {
-            return None;
-        }
-        let proven = self.proven.iter().filter(|proven| budget <= proven.budget);
-        let proven = proven.map(|proven| proven.least.wide()).max().unwrap_or_default();
-        let least = self.hull.at(budget - self.needed).max(proven);
-        // A cut asks for each operator once at most: beyond that, nothing fits.
-        (least <= self.most.wide()).then(|| least.narrow())
-    }
-
-    /// No budget below this many bytes suffices.
-    pub fn least_budget(&self) -> ByteCount {
-        let priced = self.hull.tangents().filter(|tangent| tangent.price > Price::FREE);
-        let room = priced.map(|Tangent { price, value }| {
-            // With less room, value − price · room > most.
-            price.bytes_beyond(value.wide() - self.most.wide() - Picoseconds(1).wide())
-        });
-        self.needed + room.max().unwrap_or_default()
-    }
-
-    /// Adds lines until the hull is exact at this budget, or the effort is spent.
-    pub fn solve(&mut self, budget: ByteCount, meter: &mut Meter) {
-        self.hull.close_in(&mut self.cuts, budget - self.needed, &[], meter);
-    }
-
-    /// The corners around a budget: the first holds more than fits, the second fits. The same one
-    /// twice at the ends.
-    pub fn bracket(&self, budget: ByteCount) -> [&Line; 2] {
-        let lines = &self.hull.lines;
-        let under =
-            lines.partition_point(|line| line.bytes > budget - self.needed).min(lines.len() - 1);
-        [&lines[under.saturating_sub(1)], &lines[under]]
+        Drawn { vertices: source, arcs, decidable, side, kept_before }
     }
 }
 

@@ -14,11 +14,13 @@ mod branch;
 mod cuts;
 mod flow;
 mod instant;
+mod moving;
 
 use crate::effort::Meter;
+use crate::plan::quantity::{ByteCount, Picoseconds, Price, WidePicoseconds};
 use crate::plan::search::bound::cuts::{Cuts, Decision, Line};
 pub use crate::plan::search::bound::instant::CutInstant;
-use crate::plan::search::quantity::{ByteCount, Picoseconds, Price, WidePicoseconds};
+pub use crate::plan::search::bound::moving::{MovingInstant, Rates};
 
 /// Recomputation takes at least `value − price · room`.
 #[derive(Clone, Copy, Debug)]

@@ -7,13 +7,12 @@
 
 pub mod problem;
 pub mod runs;
-mod tree;
 
 use cranelift_entity::EntityRef;
 
-use crate::plan::search::quantity::{ByteCount, Picoseconds};
+use crate::plan::max_tree::MaxTree;
+use crate::plan::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::state::problem::{OpId, Problem, TensorId};
-use crate::plan::search::state::tree::MaxTree;
 
 /// Run `op` again in `point`, before the first run that gives the point its name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

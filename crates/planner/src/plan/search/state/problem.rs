@@ -9,8 +9,8 @@ use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap, entity_impl};
 
 use crate::graph::Graph;
 use crate::id::{NodeId, StorageId};
+use crate::plan::quantity::{ByteCount, Picoseconds};
 use crate::plan::rematerialize::mutated_storages;
-use crate::plan::search::quantity::{ByteCount, Picoseconds};
 use crate::profile::Profile;
 
 /// An operator; also the point of its first run.

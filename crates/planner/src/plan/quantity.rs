@@ -167,6 +167,12 @@ impl Price {
         Price(price.min(1 << 62) as i64)
     }
 
+    /// So many picoseconds per byte, rounded down; from nothing to `highest`.
+    pub fn round_down(picoseconds: f64, highest: Price) -> Price {
+        let price = picoseconds * (1u64 << Self::FRACTION_BITS) as f64;
+        Price((price as i64).clamp(0, highest.0))
+    }
+
     /// The price at which `time` is worth `bytes`, rounded towards nothing; from nothing to
     /// `highest`.
     pub fn per_byte(time: Picoseconds, bytes: ByteCount, highest: Price) -> Price {

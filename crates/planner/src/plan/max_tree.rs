@@ -2,7 +2,7 @@
 //! `max` of an inner node is the maximum of its children plus what was added to the node as a
 //! whole.
 
-use crate::plan::search::quantity::ByteCount;
+use crate::plan::quantity::ByteCount;
 
 /// Less than any sum, and far from the end of the numbers.
 const LEAST: ByteCount = ByteCount(i64::MIN / 4);

@@ -1,0 +1,50 @@
+//! Less recomputation where some of what is held is away. Invariant: what comes out is a legal
+//! sequence; it is within the budget as long as as much is away as was said.
+
+use cranelift_entity::EntityRef;
+use fastrand::Rng;
+
+use crate::effort::{Effort, Meter};
+use crate::graph::Graph;
+use crate::id::NodeId;
+use crate::plan::quantity::{ByteCount, Picoseconds};
+use crate::plan::search::neighbourhood::improve;
+use crate::plan::search::repair::{polish, repair};
+use crate::plan::search::state::State;
+use crate::plan::search::state::problem::OpId;
+use crate::plan::search::state::runs::{rebase, sequence};
+use crate::profile::Profile;
+use crate::units::Bytes;
+
+/// A sequence that recomputes less than `runs` where so many bytes are away at each of them;
+/// `runs` where none is found.
+pub fn relieved(
+    graph: &Graph,
+    profile: &Profile,
+    runs: &[NodeId],
+    away: &[Bytes],
+    budget: Bytes,
+    effort: &Effort<'_>,
+) -> Vec<NodeId> {
+    let (mut problem, events) = rebase(graph, profile, runs);
+    // Of a point, what is away at all of its runs.
+    let mut seen = vec![false; graph.nodes().len()];
+    let (mut point, mut least) = (1, ByteCount(i64::MAX));
+    for (&node, &away) in runs.iter().zip(away) {
+        least = least.min(ByteCount::of(away));
+        if !std::mem::replace(&mut seen[node.index()], true) {
+            problem.base[OpId::at(point).index()] -= least;
+            (point, least) = (point + 1, ByteCount(i64::MAX));
+        }
+    }
+    let (limit, mut meter) = (ByteCount::of(budget), Meter::new(effort));
+    let mut random = Rng::with_seed(effort.seed);
+    let mut state = State::new(&problem);
+    state.set(&events);
+    if !repair(&mut state, limit, 0.0, &mut random, &mut meter) {
+        return runs.to_vec();
+    }
+    polish(&mut state, limit, 0.0, &mut random, &mut meter);
+    improve(&mut state, limit, &mut random, &mut meter, u64::MAX, Picoseconds::ZERO);
+    sequence(&problem, &state.events())
+}
