@@ -350,7 +350,7 @@ fn seed(arguments: &Arguments, step: &Step) -> anyhow::Result<u64> {
 fn write_plan(arguments: &Arguments, step: &Step, planned: &FittedStep) -> anyhow::Result<()> {
     let Some(path) = &arguments.output else { return Ok(()) };
     let plan = schedule::write(&step.training, planned.training.fitted.schedule());
-    Ok(output::write_whole(path, format!("{plan}\n").as_bytes())?)
+    output::write_whole(path, format!("{plan}\n").as_bytes())
 }
 
 fn session(

@@ -2,9 +2,9 @@
 //! were, bit for bit, wherever they lie; where the other plan cannot be taken up, the run has the
 //! one that it had.
 //!
-//! While a plan is looked for, what stays from step to step gives way: with a tier it lies in a file
-//! of its own, and the slab's memory serves the search, as it did before the first step. Without
-//! one it stays where it is, and the rest of the slab serves.
+//! While a plan is looked for, what stays from step to step gives way: with a tier it lies in a
+//! file of its own, and the slab's memory serves the search, as it did before the first step.
+//! Without one it stays where it is, and the rest of the slab serves.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -55,8 +55,8 @@ impl Session {
     /// [`Session::put_back`] or [`Session::take_up`].
     ///
     /// # Errors
-    /// Where the folder has no room, and nothing has changed. Where the tier failed, and no step can
-    /// follow: [`Session::has_failed`] says which.
+    /// Where the folder has no room, and nothing has changed. Where the tier failed, and no step
+    /// can follow: [`Session::has_failed`] says which.
     pub fn set_aside(&mut self, tier: Option<&TierFolder>) -> Result<SetAside, SessionError> {
         if let Err(error) = self.settle() {
             self.has_failed = true;
