@@ -56,9 +56,9 @@ pub enum Refined {
         after: u32,
         /// What was known then.
         known: Box<Known>,
-        /// The other plan's predicted seconds, and what it does.
+        /// The other plan's predicted seconds, by what was measured.
         predicted: Seconds,
-        /// What it does.
+        /// What that plan does.
         figures: Figures,
     },
 }
