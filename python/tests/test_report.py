@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
+BERT = "corpus/graphs/bert_base_drop_b16_s512.json.gz"
 LLAMA = "corpus/graphs/llama_1b_b2_s2048.json.gz"
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 
@@ -75,7 +76,7 @@ DRIVER = """<script>
   const boxes = (query) => rows(query).map((e) => [e, e.getBoundingClientRect()]).filter(([, box]) => box.width && box.height);
   const overlaps = [];
   for (const frame of rows("figure")) {
-    const labels = boxes(".vertical span, .horizontal span, .tag span, figcaption").filter(([e]) => frame.contains(e));
+    const labels = boxes(".vertical span, .horizontal span, .tag span, .lanes > span, figcaption").filter(([e]) => frame.contains(e));
     for (const [i, [a, p]] of labels.entries()) for (const [b, q] of labels.slice(i + 1)) {
       const across = Math.min(p.right, q.right) - Math.max(p.left, q.left), down = Math.min(p.bottom, q.bottom) - Math.max(p.top, q.top);
       if (across > 1 && down > 1) overlaps.push(a.textContent + " | " + b.textContent);
@@ -183,6 +184,41 @@ def test_an_address_names_an_instant(llama):
 def test_labels_do_not_overlap_and_nothing_is_cut_off(llama, size, scheme):
     found = drive(llama["page"], llama["folder"], "", f"--blink-settings=preferredColorScheme={scheme}", size=size)
     assert found["width"] == size[0]
+    assert found["overlaps"] == [] and found["overflow"] == []
+
+
+@pytest.fixture(scope="module")
+def tiered(tmp_path_factory) -> dict:
+    """A page with lanes, and the events of the step's trace."""
+    folder = tmp_path_factory.mktemp("tiered")
+    plan, page, trace = folder / "plan.json", folder / "report.html", folder / "trace.json"
+    on = ["--machine", "a100-80gb", "--tier", "pcie4"]
+    tightfit("plan", BERT, "--budget", "30%", *on, "--iterations", "300000", "-o", plan)
+    tightfit("report", BERT, "--plan", plan, *on, "--points", "0", "-o", page)
+    tightfit("trace", BERT, "--plan", plan, *on, "-o", trace)
+    return {"folder": folder, "page": page, "events": json.loads(trace.read_text())["traceEvents"]}
+
+
+def test_what_lies_below_is_shown_for_the_selected_call(tiered):
+    counters = [event["args"] for event in tiered["events"] if event["name"] == "memory below"]
+    calls = [event for event in tiered["events"] if event.get("cat") in ("run", "recompute")]
+    moved = [event for event in tiered["events"] if event.get("cat") in ("out", "back")]
+    assert moved and len(counters) == len(calls) + 1
+    look = 'seen[seen.length - 1].below = Number(document.querySelector("#below data").value); seen[seen.length - 1].text = document.querySelector("#below + p").textContent;'
+    steps = f'press("after", "Home"); {look} for (let i = 1; i < {len(calls)}; i++) {{ press("after", "ArrowRight"); {look} }}'
+    found = drive(tiered["page"], tiered["folder"], steps)
+    assert found["overlaps"] == [] and found["overflow"] == []
+    assert [one["below"] for one in found["seen"]] == [sum(roles.values()) for roles in counters[:-1]]
+    # What moves while a call runs is named there, unless there are too many of them.
+    begin, end = calls[len(calls) // 2]["ts"], calls[len(calls) // 2]["ts"] + calls[len(calls) // 2]["dur"]
+    meanwhile = [event["name"] for event in moved if event["ts"] < end and event["ts"] + event["dur"] > begin]
+    text = found["seen"][len(calls) // 2]["text"]
+    assert text == "Moving meanwhile: nothing" if not meanwhile else any(name in text for name in meanwhile)
+
+
+@pytest.mark.parametrize("size", [(1400, 1000), (360, 740)])
+def test_labels_of_lanes_do_not_overlap(tiered, size):
+    found = drive(tiered["page"], tiered["folder"], "", size=size)
     assert found["overlaps"] == [] and found["overflow"] == []
 
 

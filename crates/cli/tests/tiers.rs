@@ -8,9 +8,12 @@ mod program;
 use std::path::Path;
 
 use program::{folder, listing, run};
+use serde_json::Value;
 
 /// A step whose parameters and state are larger than the slab at the budgets below.
 const STEP: &str = "corpus/steps/gpt-nano";
+/// What is said where a run ends before it would plan again.
+const NOT_YET: &str = "the run ended before";
 /// A few steps of it, with an evaluation in between.
 const FEW: &str = "--steps 4 --eval-every 2 --eval-batches 2 --seed 3 --threads 2 --json";
 
@@ -68,6 +71,82 @@ fn a_run_goes_on_through_the_tier() {
     run(folder, &format!("train {STEP} {first} {tier} --save FOLDER/part")).done();
     run(folder, &format!("train {STEP} {rest} --budget 100% {resumed}")).done();
     assert_eq!(saved(folder, "part"), saved(folder, "whole"));
+}
+
+/// What a run says of its second plan: whether it was taken, and that it is faster where it was.
+fn planned_again(ran: &program::Ran) -> bool {
+    let result = ran.result();
+    let again = &result["replan"];
+    assert_eq!(again["after_steps"], 2, "{again}");
+    let predicted = |side: &str| again[side]["predicted_step_seconds"].as_f64().unwrap();
+    let is_taken = again["taken"].as_bool().unwrap();
+    assert_eq!(is_taken, again["why_not"].is_null(), "{again}");
+    assert!(predicted("before") > 0.0);
+    assert!(!is_taken || predicted("after") < predicted("before"), "{again}");
+    is_taken
+}
+
+#[test]
+fn planning_again_costs_no_bit() {
+    let folder = folder();
+    let folder = folder.path();
+    let whole = train(folder, "--budget 100% --save FOLDER/whole").done();
+    let first = FEW.replace("--steps 4", "--steps 1");
+    let rest = FEW.replace("--steps 4", "--steps 3");
+    let more = "--output FOLDER/plan --trace FOLDER/trace --replan=2";
+    for with in [
+        "--budget min --tier FOLDER",
+        "--budget 45% --tier FOLDER --throttle 50MB/s",
+        "--budget 60% --tier FOLDER",
+        "--budget min",
+        "--budget 80%",
+    ] {
+        let ran = train(folder, &format!("{with} {more} --save FOLDER/part")).done();
+        planned_again(&ran);
+        let result = ran.result();
+        if !cfg!(debug_assertions) {
+            let bytes = |key: &str| result[key].as_u64().unwrap();
+            assert!(bytes("process_peak_bytes") <= bytes("budget_bytes"), "{with}: {result}");
+        }
+        assert_eq!(ran.losses(), whole.losses(), "{with}");
+        assert_eq!(saved(folder, "part"), saved(folder, "whole"), "{with}");
+        // What was written is the plan that ran to the end, and so is what was traced.
+        let read = |name: &str| serde_json::from_slice::<Value>(&saved(folder, name)).unwrap();
+        let (plan, trace) = (read("plan"), read("trace"));
+        let calls = |verb: &str| {
+            let instructions = plan["instructions"].as_array().unwrap().iter();
+            instructions.filter(|instruction| instruction[0] == verb).count()
+        };
+        let traced = |cat: &str| {
+            trace["traceEvents"].as_array().unwrap().iter().filter(|e| e["cat"] == cat).count()
+        };
+        assert_eq!(calls("recompute"), traced("recompute"), "{with}");
+        // And with a run that goes on.
+        let part = "--save FOLDER/part";
+        run(folder, &format!("train {STEP} {first} {with} {part}")).done();
+        let resumed = format!("{with} {part} --resume FOLDER/part --replan=2");
+        planned_again(&run(folder, &format!("train {STEP} {rest} {resumed}")).done());
+        assert_eq!(saved(folder, "part"), saved(folder, "whole"), "{with}");
+    }
+}
+
+#[test]
+fn a_run_that_ends_before_it_would_plan_again() {
+    let folder = folder();
+    let folder = folder.path();
+    let whole = train(folder, "--budget 100%").done();
+    for after in [4, 9] {
+        let ran = train(folder, &format!("--budget 60% --tier FOLDER --replan={after}")).done();
+        let again = &ran.result()["replan"];
+        assert_eq!((&again["taken"], &again["why_not"]), (&false.into(), &NOT_YET.into()));
+        assert_eq!(ran.losses(), whole.losses());
+    }
+    // Nor is there room for what would have to be set aside.
+    let ran = train(folder, "--budget 60% --tier FOLDER:1MiB --replan=2").done();
+    let again = &ran.result()["replan"];
+    let why = again["why_not"].as_str().unwrap();
+    assert!(again["taken"] == false && why.contains("has no room for that"), "{again}");
+    assert_eq!(ran.losses(), whole.losses());
 }
 
 #[test]

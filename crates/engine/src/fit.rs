@@ -93,24 +93,24 @@ pub fn fit_step(
 ) -> Result<FittedStep, FittingError> {
     let profile = Profile::measured(&step.training, task.machine, seconds);
     let training = fit_graph(&step.training, &profile, task)?;
-    let residents = Residents::of(&step.training, training.fitted.schedule());
-    let evaluate = |graph: &Graph| {
-        let profile = Profile::measured(graph, task.machine, seconds);
-        fit(
-            graph,
-            &profile,
-            &Request {
-                goal: Goal::Within(training.slab()),
-                planner: task.planner,
-                residents: &residents,
-                effort: task.effort,
-            },
-        )
-        .ok()
-        .map(|fitted| fitted.checked().clone())
-    };
-    let evaluation = step.evaluation.as_ref().and_then(evaluate);
+    let evaluation = fit_evaluation(step, &training, seconds, task);
     Ok(FittedStep { training, profile, evaluation })
+}
+
+/// Fits the evaluation graph of a step into what training leaves free, where there is room for it.
+pub(crate) fn fit_evaluation(
+    step: &Step,
+    training: &FittedGraph,
+    seconds: &CallSeconds,
+    task: &FitTask<'_>,
+) -> Option<Checked> {
+    let graph = step.evaluation.as_ref()?;
+    let profile = Profile::measured(graph, task.machine, seconds);
+    let residents = &Residents::of(&step.training, training.fitted.schedule());
+    let &FitTask { planner, effort, .. } = task;
+    let goal = Goal::Within(training.slab());
+    let fitted = fit(graph, &profile, &Request { goal, planner, residents, effort }).ok()?;
+    Some(fitted.checked().clone())
 }
 
 /// Fits a graph into the slab that a budget leaves beside the reserve.

@@ -43,6 +43,24 @@ pub struct Carried {
     pub time: TransferInTime,
 }
 
+/// What lies in the tiers below the device over one step.
+#[derive(Clone, Debug, Default)]
+pub struct Below {
+    /// What is held there, in the order in which it appears.
+    pub residencies: Vec<Residency>,
+    /// Bytes at each call, by role.
+    pub by_role: Vec<ByRole<Bytes>>,
+    /// Bytes that stay when the step is over, by role.
+    pub at_end: ByRole<Bytes>,
+}
+
+impl Below {
+    /// The most bytes at any call.
+    pub fn peak(&self) -> Bytes {
+        self.by_role.iter().map(|bytes| bytes.iter().copied().sum()).max().unwrap_or_default()
+    }
+}
+
 /// One step under one schedule.
 #[derive(Clone, Debug)]
 pub struct Course<'a> {
@@ -62,6 +80,8 @@ pub struct Course<'a> {
     pub by_role: Vec<ByRole<Bytes>>,
     /// Bytes that stay when the step is over, by role.
     pub at_end: ByRole<Bytes>,
+    /// What lies below the device; nothing where nothing moves.
+    pub below: Below,
     /// Most bytes held.
     pub peak: Bytes,
     /// The first call that holds them.
@@ -76,13 +96,20 @@ impl<'a> Course<'a> {
     /// The course of a schedule. `timeline` must be what the checker says of it.
     pub fn of(graph: &'a Graph, schedule: &'a Schedule, timeline: &Timeline) -> Course<'a> {
         let calls = timeline.calls.clone();
-        let (residencies, at_end) = residencies(graph, timeline);
+        let held = |is_device| residencies(graph, timeline, is_device);
+        let ((residencies, at_end), (lower, lower_at_end)) = (held(true), held(false));
+        let below = Below {
+            by_role: by_role(&lower, calls.len()),
+            residencies: lower,
+            at_end: lower_at_end,
+        };
         Course {
             graph,
             planner: &schedule.planner,
             budget: schedule.budget,
             by_role: by_role(&residencies, calls.len()),
             at_end,
+            below,
             at: timeline.at,
             calls,
             transfers: transfers(schedule, timeline),
@@ -118,6 +145,26 @@ impl<'a> Course<'a> {
     /// The first call of a node.
     pub fn first_call(&self, node: NodeId) -> Option<usize> {
         self.calls.iter().position(|call| call.node == node)
+    }
+
+    /// When calls wait for transfers, each time from when to when; and the number of the call that
+    /// does, that of all calls where the end of the step waits.
+    pub fn waits(&self) -> Vec<(usize, Seconds, Seconds)> {
+        let starts = self.calls.iter().map(|call| call.start).chain([self.seconds]);
+        let ends = self.calls.iter().map(|call| call.start + call.seconds);
+        let gaps = [Seconds(0.0)].into_iter().chain(ends).zip(starts).enumerate();
+        gaps.filter(|(_, (from, to))| to > from)
+            .map(|(call, (from, to))| (call, from, to))
+            .collect()
+    }
+
+    /// Bytes that leave the device in a step, and those that return.
+    pub fn moved(&self) -> [Bytes; 2] {
+        let sum = |leaves: bool| {
+            let moved = self.transfers.iter().filter(|carried| carried.leaves == leaves);
+            moved.map(|carried| carried.bytes).sum()
+        };
+        [sum(true), sum(false)]
     }
 
     /// Calls that run again.
@@ -177,14 +224,18 @@ fn homes(graph: &Graph) -> SecondaryMap<StorageId, Option<ModuleId>> {
     homes
 }
 
-/// What the timeline says is held on the device, with what it is there for; and what stays. A
-/// tensor that no call finds is left out.
-fn residencies(graph: &Graph, timeline: &Timeline) -> (Vec<Residency>, ByRole<Bytes>) {
+/// What the timeline says is held on the device, or below it, with what it is there for; and what
+/// stays. A tensor that no call finds is left out.
+fn residencies(
+    graph: &Graph,
+    timeline: &Timeline,
+    on_device: bool,
+) -> (Vec<Residency>, ByRole<Bytes>) {
     let roles = roles(graph);
     let calls = timeline.calls.len() as u32;
     let mut found: Vec<Residency> = Vec::with_capacity(timeline.residencies.len());
     let mut at_end = ByRole::<Bytes>::default();
-    for held in timeline.residencies.iter().filter(|held| held.tier == DEVICE) {
+    for held in timeline.residencies.iter().filter(|held| (held.tier == DEVICE) == on_device) {
         let role = match held.storage {
             None => Role::Workspace,
             Some(_) if held.recomputed => Role::Recomputed,

@@ -21,4 +21,6 @@ pub use page::{Measured, Report, modules_svg, page};
 pub use role::{ByRole, Role};
 pub use savings::{Saving, savings};
 pub use stack::stack_svg;
-pub use trace::{FORMAT as TRACE_FORMAT, MemoryMark, Trace, TraceError, TracedCall};
+pub use trace::{
+    FORMAT as TRACE_FORMAT, MemoryMark, Trace, TraceError, TracedCall, TracedTransfer,
+};

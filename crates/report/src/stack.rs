@@ -8,7 +8,7 @@ use tightfit::units::{Bytes, Seconds};
 
 use crate::axis::{duration, escape, moments, ticks};
 use crate::course::Course;
-use crate::role::Role;
+use crate::role::{ByRole, Role};
 use crate::svg::{Opening, centred, level};
 
 /// Width and height of the drawings' inner coordinates.
@@ -56,15 +56,17 @@ impl Scale {
 }
 
 /// For each of [`SIDE`] columns the call that holds most in it; `None` behind the end of the step.
+/// While calls wait for a transfer, what was held before is held.
 pub fn tallest(course: &Course<'_>, scale: &Scale) -> Vec<Option<usize>> {
     let mut columns: Vec<Option<usize>> = vec![None; SIDE as usize];
     let column =
         |at: f64| ((at / scale.longest.0 * f64::from(SIDE)) as usize).min(SIDE as usize - 1);
     for (index, call) in course.calls.iter().enumerate() {
-        let first = column(call.start.0);
+        let start = if index == 0 { 0.0 } else { call.start.0 };
+        let first = column(start);
+        let until = course.calls.get(index + 1).map_or(course.seconds, |next| next.start);
         // A call that ends where a column begins has no part in it.
-        let end =
-            ((call.start + call.seconds).0 / scale.longest.0 * f64::from(SIDE)).ceil() as usize;
+        let end = (until.0 / scale.longest.0 * f64::from(SIDE)).ceil() as usize;
         for column in &mut columns[first..end.clamp(first + 1, SIDE as usize)] {
             if column.is_none_or(|other| course.calls[other].held < call.held) {
                 *column = Some(index);
@@ -77,10 +79,22 @@ pub fn tallest(course: &Course<'_>, scale: &Scale) -> Vec<Option<usize>> {
 /// The areas of all roles as paths, the top of the stack first: each reaches down to the ground,
 /// and later ones cover it.
 pub fn areas(course: &Course<'_>, scale: &Scale) -> Vec<(Role, String)> {
-    let columns = tallest(course, scale);
+    stacked(&course.by_role, &tallest(course, scale), scale)
+}
+
+/// The same of what lies below the device; `scale` says how high.
+pub fn areas_below(course: &Course<'_>, scale: &Scale) -> Vec<(Role, String)> {
+    stacked(&course.below.by_role, &tallest(course, scale), scale)
+}
+
+fn stacked(
+    by_role: &[ByRole<Bytes>],
+    columns: &[Option<usize>],
+    scale: &Scale,
+) -> Vec<(Role, String)> {
     let mut areas = Vec::new();
     for role in Role::ALL.into_iter().rev() {
-        if course.by_role.iter().all(|bytes| bytes[role as usize] == Bytes::ZERO) {
+        if by_role.iter().all(|bytes| bytes[role as usize] == Bytes::ZERO) {
             continue;
         }
         let mut path = format!("M0 {SIDE}");
@@ -90,7 +104,7 @@ pub fn areas(course: &Course<'_>, scale: &Scale) -> Vec<(Role, String)> {
                 let _ = write!(path, "H{x}");
                 break;
             };
-            let below: Bytes = course.by_role[call][..=role as usize].iter().copied().sum();
+            let below: Bytes = by_role[call][..=role as usize].iter().copied().sum();
             let y = SIDE - (scale.y(below) * f64::from(SIDE)).round() as u32;
             if y != height {
                 let _ = write!(path, "H{x}V{y}");
@@ -133,7 +147,8 @@ pub fn present(courses: &[&Course<'_>]) -> Vec<Role> {
     let holds = |role: Role| {
         courses
             .iter()
-            .any(|course| course.by_role.iter().any(|bytes| bytes[role as usize] > Bytes::ZERO))
+            .flat_map(|course| course.by_role.iter().chain(&course.below.by_role))
+            .any(|bytes| bytes[role as usize] > Bytes::ZERO)
     };
     Role::ALL.into_iter().filter(|&role| holds(role)).collect()
 }

@@ -14,7 +14,11 @@
 //!     { "ph": "X", "name": TENSOR, "cat": "out" | "back", "pid": 1, "tid": 3 | 4,
 //!       "ts": µs, "dur": µs, "args": { "bytes": …, "stall": µs for which calls wait } },
 //!     { "ph": "C", "name": "memory", "pid": 1, "ts": µs, "args": { ROLE: bytes, … } },
-//!     { "ph": "C", "name": "memory in total", "pid": 1, "ts": µs, "args": { "bytes": … } }, … ] }
+//!     { "ph": "C", "name": "memory in total", "pid": 1, "ts": µs, "args": { "bytes": … } }, …
+//!     and where anything moves
+//!     { "ph": "X", "name": TENSOR, "cat": "stall", "pid": 1, "tid": 5, "ts": µs, "dur": µs for
+//!       which calls wait, until the transfer has arrived },
+//!     { "ph": "C", "name": "memory below", "pid": 1, "ts": µs, "args": { ROLE: bytes, … } }, … ] }
 //! ```
 
 mod read;
@@ -35,9 +39,16 @@ pub const FORMAT: &str = "tightfit-trace/1";
 
 const MEMORY: &str = "memory";
 const TOTAL: &str = "memory in total";
-/// Lanes of first runs and of recomputations, and those of transfers out of the device and back.
-const LANES: [(&str, &str); 4] =
-    [("run", "compute"), ("recompute", "recompute"), ("out", "offload"), ("back", "prefetch")];
+const BELOW: &str = "memory below";
+/// Lanes of first runs and of recomputations, those of transfers out of the device and back, and
+/// one that shows when calls wait for these.
+const LANES: [(&str, &str); 5] = [
+    ("run", "compute"),
+    ("recompute", "recompute"),
+    ("out", "offload"),
+    ("back", "prefetch"),
+    ("stall", "waiting"),
+];
 
 /// One call in a trace.
 #[derive(Clone, Debug, PartialEq)]
@@ -105,6 +116,17 @@ pub struct Trace {
     pub transfers: Vec<TracedTransfer>,
     /// Bytes over time: at the start of calls, and at the end of the step.
     pub memory: Vec<MemoryMark>,
+    /// The same below the device; none where nothing moves.
+    pub below: Vec<MemoryMark>,
+}
+
+impl TracedTransfer {
+    /// When calls wait for it, which ends when it has arrived.
+    pub fn wait(&self) -> Option<(Seconds, Seconds)> {
+        let end = self.start + self.seconds;
+        let from = Seconds((end.0 - self.stall.0).max(0.0));
+        (self.stall.0 > 0.0 && from < end).then_some((from, end))
+    }
 }
 
 /// Why bytes are not a trace, or not a trace of what is shown.
@@ -199,6 +221,13 @@ impl Trace {
         }
         let end = calls.last().map_or(Seconds(0.0), |call| nanoseconds(call.start + call.seconds));
         memory.extend(course.by_role.last().map(|_| MemoryMark { at: end, bytes: course.at_end }));
+        let moves = !course.transfers.is_empty();
+        let marks = course.below.by_role.iter().zip(&calls);
+        let mut below: Vec<MemoryMark> = marks
+            .filter(|_| moves)
+            .map(|(&bytes, call)| MemoryMark { at: call.start, bytes })
+            .collect();
+        below.extend(below.last().map(|_| MemoryMark { at: end, bytes: course.below.at_end }));
         Trace {
             graph: graph.hash().to_string(),
             name: graph.name().to_string(),
@@ -208,6 +237,7 @@ impl Trace {
             calls,
             transfers: traced(course, transfers),
             memory,
+            below,
         }
     }
 
@@ -293,21 +323,35 @@ impl Trace {
                 "args": { "bytes": transfer.bytes, "stall": micros(transfer.stall) },
             }));
         }
-        let used: Vec<Role> = Role::ALL
-            .into_iter()
-            .filter(|&role| self.memory.iter().any(|mark| mark.bytes[role as usize] > Bytes::ZERO))
-            .collect();
+        for transfer in &self.transfers {
+            let Some((from, to)) = transfer.wait() else { continue };
+            let (cat, _) = LANES[4];
+            push(json!({
+                "ph": "X", "name": transfer.tensor, "cat": cat, "pid": 1, "tid": 5,
+                "ts": micros(from), "dur": micros(Seconds(to.0 - from.0)), "cname": "bad",
+            }));
+        }
+        let used = |marks: &[MemoryMark]| -> Vec<Role> {
+            let holds = |mark: &MemoryMark, role: Role| mark.bytes[role as usize] > Bytes::ZERO;
+            let is_used = |&role: &Role| marks.iter().any(|mark| holds(mark, role));
+            Role::ALL.into_iter().filter(is_used).collect()
+        };
+        let by_role = |roles: &[Role], mark: &MemoryMark| -> Map<String, Json> {
+            let bytes = |role: &Role| (role.name().to_string(), json!(mark.bytes[*role as usize]));
+            roles.iter().map(bytes).collect()
+        };
+        let [above, below] = [&self.memory, &self.below].map(|marks| used(marks));
         for mark in &self.memory {
-            let bytes: Map<String, Json> = used
-                .iter()
-                .map(|&role| (role.name().to_string(), json!(mark.bytes[role as usize])))
-                .collect();
             let total: Bytes = mark.bytes.iter().copied().sum();
-            let ts = micros(mark.at);
+            let (ts, bytes) = (micros(mark.at), by_role(&above, mark));
             push(json!({ "ph": "C", "name": MEMORY, "pid": 1, "ts": ts, "args": bytes }));
             push(json!({
                 "ph": "C", "name": TOTAL, "pid": 1, "ts": ts, "args": { "bytes": total }
             }));
+        }
+        for mark in &self.below {
+            let (ts, bytes) = (micros(mark.at), by_role(&below, mark));
+            push(json!({ "ph": "C", "name": BELOW, "pid": 1, "ts": ts, "args": bytes }));
         }
         // Last, since no comma may follow.
         let name =

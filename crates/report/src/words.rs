@@ -44,7 +44,9 @@ pub fn peak(course: &Course<'_>) -> Vec<String> {
 /// What a plan does to a peak, and what that takes.
 pub fn price(unplanned: &Course<'_>, planned: &Course<'_>, rows: &[Saving]) -> String {
     let less = unplanned.peak.saturating_sub(planned.peak);
-    let extra = planned.seconds.0 - unplanned.seconds.0;
+    let waits: f64 = planned.waits().iter().map(|(_, from, to)| to.0 - from.0).sum();
+    let waits = if planned.transfers.is_empty() { 0.0 } else { waits };
+    let extra = planned.seconds.0 - unplanned.seconds.0 - waits;
     let share = extra / unplanned.seconds.0.max(f64::MIN_POSITIVE) * 100.0;
     let paid = match planned.recomputed() {
         0 => "Nothing is recomputed.".to_string(),
@@ -74,6 +76,35 @@ pub fn price(unplanned: &Course<'_>, planned: &Course<'_>, rows: &[Saving]) -> S
         ));
     }
     text + &paid
+}
+
+/// What moves in a step, and what that takes; nothing to say where nothing moves.
+pub fn moves(course: &Course<'_>) -> Option<String> {
+    if course.transfers.is_empty() {
+        return None;
+    }
+    let [out, back] = course.moved();
+    let waits = course.waits();
+    let seconds: f64 = waits.iter().map(|(_, from, to)| to.0 - from.0).sum();
+    let waiting = match waits.len() {
+        0 => "No call waits for them.".to_string(),
+        count => format!(
+            "Calls wait for them {} ({:.1} % of the step), {}.",
+            duration(seconds),
+            seconds / course.seconds.0.max(f64::MIN_POSITIVE) * 100.0,
+            if count == 1 {
+                "once".to_string()
+            } else {
+                format!("{} times", grouped(count as u64))
+            },
+        ),
+    };
+    Some(format!(
+        "Up to {} lie below the slab. In a step {out} leave the slab and {back} return, in {} \
+         transfers. {waiting}",
+        course.below.peak(),
+        grouped(course.transfers.len() as u64),
+    ))
 }
 
 /// Tensors of one size that the same operator made for the same purpose.

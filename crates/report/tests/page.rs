@@ -8,10 +8,11 @@ use serde_json::Value;
 use tightfit::check::check;
 use tightfit::effort::Effort;
 use tightfit::graph::{self, Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
-use tightfit::machine::Machine;
+use tightfit::id::DEVICE;
+use tightfit::machine::{Link, Machine, Tier};
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
-use tightfit::schedule::Schedule;
+use tightfit::schedule::{Lowering, Schedule, lower};
 use tightfit::tensor::DType;
 use tightfit::timeline::Timeline;
 use tightfit::units::{Bytes, Seconds};
@@ -339,4 +340,131 @@ fn a_measured_trace_stands_beside_the_prediction() {
         assert_eq!(*measured as u64, (call.seconds.0 * 2e9).round() as u64);
     }
     assert!(data["sides"][0].get("measured").is_none());
+}
+
+/// A step that moves what it holds over two slow lanes.
+fn tiered() -> Steps {
+    let graph = corpus("graphs/bert_base_drop_b16_s512.json.gz");
+    let mut machine = Machine::preset("a100-80gb").unwrap();
+    let link = Link { latency: Seconds(1e-5), bandwidth: 2e9 };
+    let tier = Tier { name: "disk".to_string(), capacity: None, block: Bytes(4096) };
+    machine.hierarchy.add(tier, link, link);
+    let profile = Profile::new(&graph, &machine);
+    let unplanned = tightfit::unplanned(&graph, &profile).unwrap();
+    // Plans in which nothing has to wait would show less.
+    let order = tightfit::plan::base_order(&graph, &profile);
+    let peak = unplanned.timeline().peak;
+    let plan =
+        tightfit::plan::plan(&graph, &profile, &order, Bytes(peak.0 * 7 / 10), Planner::Offload)
+            .unwrap();
+    let mut schedule = lower(&graph, &profile, &plan, &Lowering::to(Goal::Within(peak)));
+    schedule.budget = schedule.slab;
+    let timeline = check(&graph, &profile, &schedule, schedule.slab).unwrap();
+    assert!(timeline.stall() > Seconds(0.0) && schedule.moved()[0] > Bytes(0));
+    Steps {
+        unplanned: (unplanned.schedule().clone(), unplanned.timeline().clone()),
+        planned: (schedule, timeline),
+        graph,
+    }
+}
+
+#[test]
+fn what_moves_is_in_the_data_and_under_the_drawing() {
+    let steps = tiered();
+    let html = html(&steps, &[]);
+    let (schedule, timeline) = &steps.planned;
+    let data = data(&html);
+    let side = &data["sides"][1];
+    let sizes = numbers(&data["sizes"]);
+    // Each call starts when the calls and the waiting before it are over.
+    let times: Vec<f64> =
+        data["times"].as_array().unwrap().iter().map(|time| time.as_f64().unwrap()).collect();
+    let time = numbers(&data["nodes"]["time"]);
+    let waits: BTreeMap<usize, f64> = side["waits"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|wait| (wait[0].as_u64().unwrap() as usize, wait[1].as_f64().unwrap() / 1e9))
+        .collect();
+    let mut now = 0.0;
+    for (index, (call, of)) in timeline.calls.iter().zip(numbers(&side["calls"])).enumerate() {
+        now += waits.get(&index).unwrap_or(&0.0);
+        assert!((now - call.start.0).abs() < 1e-6, "call {index}: {now} for {:?}", call.start);
+        now += times[time[of / 2]];
+    }
+    now += waits.get(&timeline.calls.len()).unwrap_or(&0.0);
+    assert!((now - timeline.seconds.0).abs() < 1e-6);
+    assert!((waits.values().sum::<f64>() - timeline.stall().0).abs() < 1e-6);
+    // Bytes below the slab at each call, by code of this test.
+    let mut expected = vec![0; timeline.calls.len()];
+    for held in timeline.residencies.iter().filter(|held| held.tier != DEVICE) {
+        let end = held.end.map_or(expected.len(), |end| end as usize);
+        expected[held.first as usize..end].iter_mut().for_each(|sum| *sum += held.bytes.0);
+    }
+    let mut found = vec![0; expected.len()];
+    let below = &side["below"];
+    let (span, size) = (numbers(&below["span"]), numbers(&below["size"]));
+    let mut first = 0;
+    for (index, distance) in numbers(&below["first"]).into_iter().enumerate() {
+        first += distance;
+        let bytes = sizes[size[index]] as u64;
+        found[first..=first + span[index]].iter_mut().for_each(|sum| *sum += bytes);
+    }
+    assert_eq!(found, expected);
+    assert!(expected.iter().any(|&bytes| bytes > 0));
+    // Every transfer, with its bytes and its direction.
+    let moves = side["moves"].as_array().unwrap();
+    let moved = |leaves: u64| -> usize {
+        let these = moves.iter().filter(|moved| moved[1] == leaves);
+        these.map(|moved| sizes[moved[4].as_u64().unwrap() as usize]).sum()
+    };
+    assert_eq!([moved(1), moved(0)], schedule.moved().map(|bytes| bytes.0 as usize));
+    assert_eq!(moves.len(), timeline.transfers.len());
+    // Drawn once, for the side that moves anything.
+    for (part, count) in [
+        (r#"<div class="lanes" role="img""#, 1),
+        (r#"<path class="stall""#, 1),
+        (r#"<path class="out" d="M"#, 1),
+        (r#"<path class="back" d="M"#, 1),
+        (r#"<path class="wait" d="M"#, 1),
+        // As text, and for whoever cannot see the strip.
+        ("lie below the slab. In a step ", 2),
+    ] {
+        assert_eq!(html.matches(part).count(), count, "{part}");
+    }
+}
+
+#[test]
+fn a_trace_says_what_moves_and_what_waits() {
+    let steps = tiered();
+    let (schedule, timeline) = &steps.planned;
+    let course = Course::of(&steps.graph, schedule, timeline);
+    let trace = Trace::predicted(&course, "a machine");
+    let text = trace.write();
+    assert_eq!(Trace::read(text.as_bytes()).unwrap(), trace);
+    let events: Value = serde_json::from_str(&text).unwrap();
+    let events = events["traceEvents"].as_array().unwrap();
+    let of = |cat: &str| events.iter().filter(|event| event["cat"] == cat).collect::<Vec<_>>();
+    assert_eq!(of("out").len() + of("back").len(), timeline.transfers.len());
+    let waiting: f64 = of("stall").iter().map(|event| event["dur"].as_f64().unwrap()).sum();
+    let stalls = timeline.stall().0 * 1e6;
+    assert!((waiting - stalls).abs() < 1e-3 * stalls + 1.0, "{waiting} of {stalls}");
+    let counters = events.iter().filter(|event| event["name"] == "memory below");
+    let most = counters.map(|event| {
+        let roles = event["args"].as_object().unwrap().values();
+        roles.map(|bytes| bytes.as_u64().unwrap()).sum::<u64>()
+    });
+    assert_eq!(most.max(), Some(course.below.peak().0));
+}
+
+#[test]
+fn without_a_tier_nothing_of_it_is_shown() {
+    let steps = steps(corpus("graphs/resnet50_b32.json.gz"), false, 0.6);
+    let html = html(&steps, &[]);
+    for part in ["<div class=\"lanes\"", "class=\"stall\"", "below the slab</dt>", "\"waits\":"] {
+        assert!(!html.contains(part), "{part}");
+    }
+    let course = Course::of(&steps.graph, &steps.planned.0, &steps.planned.1);
+    let text = Trace::predicted(&course, "a machine").write();
+    assert!(!text.contains("memory below") && !text.contains("waiting"));
 }

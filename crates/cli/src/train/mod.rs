@@ -5,6 +5,7 @@ mod announce;
 mod dump;
 mod ending;
 mod profile;
+mod replan;
 mod report;
 mod run;
 mod trace;
@@ -29,6 +30,7 @@ use crate::tier::Folder;
 use crate::values::{MOST_THREADS, bandwidth, learning_rate, planner};
 use crate::{input, interrupt, output, processor};
 use ending::{Ending, said};
+use replan::{Plans, Refined, Replan};
 
 pub use ending::{LossNotFinite, TooManySteps};
 
@@ -97,6 +99,11 @@ pub struct Arguments {
     /// Have calls wait while something moves: to see what moving it beside them saves
     #[arg(long, requires = "tier")]
     no_overlap: bool,
+    /// Plan once more after some steps, 5 where no number is given, from the seconds of their calls
+    /// and the rates of the tier as measured; the run goes on with what is predicted to be faster
+    #[arg(long, value_name = "STEPS", num_args = 0..=1, require_equals = true,
+          default_missing_value = "5", value_parser = clap::value_parser!(u32).range(2..))]
+    replan: Option<u32>,
     /// Write the last step's batch, gradients and updated weights (safetensors) here; gradients
     /// then stay to the end of the step and take part in the plan, which --output, --trace and
     /// --eval-every do not go with
@@ -160,23 +167,19 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let task = FitTask { machine: &machine, budget, beside, planner: arguments.planner, effort };
     // The search of a small step takes as much as its run: what reading took does not stay beside.
     process::give_back();
-    let planned = fit_step(&step, &seconds, &task)?;
+    let mut planned = fit_step(&step, &seconds, &task)?;
     drop(seconds);
     if arguments.json && planned.evaluation.is_none() && step.evaluation.is_some() {
         note!(
             "note: the validation data is left out: its graph does not fit beside the parameters"
         );
     }
-    let fitted = &planned.training.fitted;
-    if let Some(path) = &arguments.output {
-        let plan = schedule::write(&step.training, fitted.schedule());
-        output::write_whole(path, format!("{plan}\n").as_bytes())?;
-    }
+    write_plan(arguments, &step, &planned)?;
     // Reading and planning are over: what they took is the slab's from here on.
     process::settle_heap();
-    let tier = tier.map(|Folder { folder, .. }| {
+    let tier = tier.map(|Folder { folder, size }| {
         let traffic = Traffic { throttle: arguments.throttle, overlaps: !arguments.no_overlap };
-        TierFolder { folder, traffic }
+        TierFolder { folder, traffic, size }
     });
     let mut session = session(&step, &planned, tier.as_ref(), machine.threads, seed)?;
     if let Some(path) = &arguments.resume {
@@ -201,7 +204,13 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
     let begun = session.next_step;
     let mut fastest = arguments.trace.as_ref().map(|_| FastestStep::default());
-    let mut course = run::run(arguments, &mut session, &mut data, fastest.as_mut())?;
+    let mut replan = arguments.replan.map(|after| {
+        let tier = tier.as_ref();
+        Replan::new(after, Plans { arguments, step: &step, task: &task, tier }, &mut planned)
+    });
+    let replanning = replan.as_mut();
+    let mut course = run::run(arguments, &mut session, &mut data, fastest.as_mut(), replanning)?;
+    let refined = replan.map(Replan::refined);
     let stepped = session.next_step > begun;
     let is_over = matches!(course.ending, Ending::InOrder);
     let mut judge = |session: &mut Session| -> anyhow::Result<Option<Evaluation>> {
@@ -247,10 +256,15 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         session.release();
         let measured = &course.measured;
         if let (Some(path), Some(fastest)) = (&arguments.trace, &fastest) {
+            let fitted = &planned.training.fitted;
             trace::write(path, &step.training, fitted, &machine, fastest)?;
         }
-        if !arguments.costs.roofline && measured.steps.len() >= ENOUGH {
-            calls::remember(&machine, measured.call_seconds(&step.training, machine.threads));
+        let before = refined.iter().filter_map(Refined::measured_before);
+        for measured in before.chain([measured]) {
+            if !arguments.costs.roofline && measured.steps.len() >= ENOUGH {
+                let seconds = measured.call_seconds(&step.training, machine.threads);
+                calls::remember(&machine, seconds);
+            }
         }
         if let Ending::Failed(error) = course.ending {
             return Err(error);
@@ -261,6 +275,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             training: &planned.training,
             session: &session,
             measured,
+            refined: refined.as_ref(),
             profile,
             evaluation,
             process,
@@ -329,6 +344,13 @@ fn seed(arguments: &Arguments, step: &Step) -> anyhow::Result<u64> {
         return Err(TooManySteps { path, done, steps }.into());
     }
     Ok(progress.seed)
+}
+
+/// Writes the plan that runs where that was asked for.
+fn write_plan(arguments: &Arguments, step: &Step, planned: &FittedStep) -> anyhow::Result<()> {
+    let Some(path) = &arguments.output else { return Ok(()) };
+    let plan = schedule::write(&step.training, planned.training.fitted.schedule());
+    output::write_whole(path, format!("{plan}\n").as_bytes())
 }
 
 fn session(

@@ -9,6 +9,7 @@ use tightfit_engine::{Evaluation, FittedGraph, Session, Timings};
 
 use super::ending::NotFinite;
 use super::profile::{self, Row};
+use super::replan::Refined;
 use crate::output;
 
 /// A run that has ended.
@@ -19,6 +20,8 @@ pub struct Outcome<'a> {
     pub session: &'a Session,
     /// What its steps took.
     pub measured: &'a Timings,
+    /// What became of planning once more, where that was asked for.
+    pub refined: Option<&'a Refined>,
     /// Where the time of these steps went, where that was asked for.
     pub profile: Option<Vec<Row<'a>>>,
     /// The last evaluation.
@@ -86,6 +89,7 @@ impl Outcome<'_> {
             "predicted_stall_seconds": fitted.timeline().stall(),
             "stall_seconds": self.measured.stall(),
             "planner": fitted.schedule().planner,
+            "replan": self.refined.map(|refined| refined.json(self.measured)),
             "steps": self.session.next_step,
             "seed": self.session.seed,
             "validation_loss": self.evaluation.map(|evaluation| evaluation.loss),
@@ -138,6 +142,7 @@ impl Outcome<'_> {
                 output::milliseconds(fitted.timeline().stall())
             )?;
         }
+        self.refined.map_or(Ok(()), |refined| refined.show(self.measured))?;
         if let Some(evaluation) = &self.evaluation {
             say!("{:<16}{}", "", describe(evaluation))?;
         }

@@ -1,6 +1,7 @@
 //! The steps of a run, one after the other. Invariant: a step that has begun ends, and what keeps
 //! others from following is left to the caller, who has weights to save; the first one is not
-//! measured where others follow, since it also faults the slab's pages in.
+//! measured where others follow, since it also faults the slab's pages in, and neither is the first
+//! one after another plan was looked for.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -11,6 +12,7 @@ use tightfit_engine::{Dataset, FastestStep, Session, SessionError, Timings};
 
 use super::Arguments;
 use super::ending::{Ending, LossNotFinite, NotFinite};
+use super::replan::Replan;
 use super::report::describe;
 use crate::interrupt;
 
@@ -31,18 +33,36 @@ pub fn run(
     session: &mut Session,
     data: &mut Dataset,
     mut fastest: Option<&mut FastestStep>,
+    mut replan: Option<&mut Replan<'_>>,
 ) -> anyhow::Result<Course> {
     let bar = progress_bar(arguments);
     let mut measured = Timings::default();
     let mut not_finite = NotFinite::default();
     let mut ending = Ending::InOrder;
+    // The first step also faults the slab's pages in.
+    let mut is_cold = true;
     for done in 0..arguments.steps {
         if interrupt::raised() {
             break;
         }
+        if let Some(replan) = replan.as_mut().filter(|replan| replan.is_due(done)) {
+            is_cold = true;
+            match bar.suspend(|| replan.refine(session, &mut measured)) {
+                Ok(false) => {}
+                Ok(true) => {
+                    fastest.iter_mut().for_each(|fastest| **fastest = FastestStep::default());
+                }
+                // Parameters and state are not all where they were.
+                Err(error) if session.has_failed() => return Err(error),
+                Err(error) => {
+                    ending = Ending::Failed(error);
+                    break;
+                }
+            }
+        }
         let start = Instant::now();
-        // The first step also faults the slab's pages in.
-        let counts = done > 0 || arguments.steps == 1;
+        let is_last = done + 1 == arguments.steps;
+        let counts = !std::mem::take(&mut is_cold) || is_last && measured.steps.is_empty();
         let stepped = session.step_timed(data, &mut |executed| {
             if counts {
                 measured.add(&executed);

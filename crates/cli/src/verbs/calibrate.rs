@@ -118,7 +118,10 @@ fn try_step(arguments: &Arguments, folder: &Path) -> anyhow::Result<(Machine, Ca
     process::give_back();
     let fitted = fit_graph(&step.training, &profile, &task)?;
     process::settle_heap();
-    let tier = tier.map(|Folder { folder, .. }| TierFolder { folder, traffic: Traffic::default() });
+    let tier = tier.map(|Folder { folder, size }| {
+        let traffic = Traffic::default();
+        TierFolder { folder, traffic, size }
+    });
     let (schedules, threads) = ((fitted.fitted.checked(), None), machine.threads as usize);
     let mut session =
         Session::with_tier(&step, schedules, fitted.slab(), tier.as_ref(), threads, 1)?;

@@ -155,6 +155,11 @@ impl Executable {
         self.pool.current_num_threads()
     }
 
+    /// The threads that it was compiled for.
+    pub(super) fn pool(&self) -> &Arc<ThreadPool> {
+        &self.pool
+    }
+
     /// Has its transfers carried by `lanes` from now on.
     pub(super) fn attach(&mut self, lanes: &Arc<Lanes>) {
         for op in &mut self.ops {

@@ -100,7 +100,7 @@ impl Lanes {
     }
 
     /// The tier's file.
-    pub fn file(&self) -> &TierFile {
+    pub fn file(&self) -> &Arc<TierFile> {
         &self.file
     }
 

@@ -9,6 +9,7 @@ pub mod lanes;
 pub mod places;
 pub mod residents;
 pub mod session;
+pub mod set_aside;
 mod settle;
 pub mod trial;
 pub mod weights;

@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use rayon::ThreadPoolBuilder;
+use rayon::{ThreadPool, ThreadPoolBuilder};
 use thiserror::Error;
 use tightfit::check::Checked;
 use tightfit::id::DEVICE;
@@ -93,22 +93,24 @@ pub struct TierFolder {
     pub folder: PathBuf,
     /// How the lanes to it are used.
     pub traffic: Traffic,
+    /// The most bytes that the run may take in the folder.
+    pub size: Option<Bytes>,
 }
 
 /// A running training.
 pub struct Session {
     // All who hold the lanes come before the slab, in which these read and write: fields are
     // dropped in their order, and with the last holder the lanes' threads end.
-    lanes: Option<Arc<Lanes>>,
-    training: Compiled,
+    pub(super) lanes: Option<Arc<Lanes>>,
+    pub(super) training: Compiled,
     pub(super) evaluation: Option<Compiled>,
     pub(super) slab: Slab,
-    staging: Staging,
-    residents: BTreeMap<String, Resident>,
+    pub(super) staging: Staging,
+    pub(super) residents: BTreeMap<String, Resident>,
     /// What is under way between two steps was started.
     has_begun: bool,
     /// A step failed, so no other may follow.
-    has_failed: bool,
+    pub(super) has_failed: bool,
     /// Seed of the run.
     pub seed: u64,
     /// Number of the next step.
@@ -146,30 +148,14 @@ impl Session {
             .build()?;
         let pool = Arc::new(pool);
         pool.broadcast(|_| take_panel());
-        let mut compiled = compile(&step.training, training, &pool)?;
-        let stay = residents(&step.training, training.schedule());
-        let mut evaluated = None;
-        if let (Some(graph), Some(checked)) = (&step.evaluation, evaluation) {
-            let there = residents(graph, checked.schedule());
-            if let Some(name) = moved((&step.training, training.schedule()), &there) {
-                return Err(SessionError::Moved { name });
-            }
-            evaluated = Some(compile(graph, checked, &pool)?);
-        }
-        let schedules = [Some(training), evaluation];
-        let lanes = lanes(schedules.into_iter().flatten().map(Checked::schedule), tier)?;
-        let lanes = lanes.map(Arc::new);
-        if let Some(lanes) = &lanes {
-            let all = [Some(&mut compiled), evaluated.as_mut()];
-            all.into_iter().flatten().for_each(|compiled| compiled.executable.attach(lanes));
-        }
+        let ready = ready(step, (training, evaluation), tier, &pool)?;
         let mut session = Session {
             slab: Slab::new(slab)?,
-            staging: Staging::new(lanes.is_some())?,
-            lanes,
-            training: compiled,
-            evaluation: evaluated,
-            residents: stay,
+            staging: Staging::new(ready.lanes.is_some())?,
+            lanes: ready.lanes,
+            training: ready.training,
+            evaluation: ready.evaluation,
+            residents: ready.residents,
             has_begun: false,
             has_failed: false,
             seed,
@@ -346,8 +332,18 @@ impl Session {
         Ok(())
     }
 
+    /// Whether the tier failed, so that no further step can follow.
+    pub fn has_failed(&self) -> bool {
+        self.has_failed
+    }
+
+    /// What is under way when a step begins has to be started anew.
+    pub(super) fn begin_anew(&mut self) {
+        self.has_begun = false;
+    }
+
     fn reach(&self) -> Reach<'_> {
-        let tier = self.lanes.as_ref().map(|lanes| lanes.file());
+        let tier = self.lanes.as_ref().map(|lanes| &**lanes.file());
         Reach { slab: &self.slab, tier, staging: &self.staging }
     }
 
@@ -379,6 +375,41 @@ impl Session {
     }
 }
 
+/// Both schedules of a step, compiled, with the lanes that they need.
+pub(super) struct Ready {
+    pub lanes: Option<Arc<Lanes>>,
+    pub training: Compiled,
+    pub evaluation: Option<Compiled>,
+    pub residents: BTreeMap<String, Resident>,
+}
+
+/// Compiles both schedules, and makes a tier where they move anything.
+pub(super) fn ready(
+    step: &Step,
+    (training, evaluation): (&Checked, Option<&Checked>),
+    tier: Option<&TierFolder>,
+    pool: &Arc<ThreadPool>,
+) -> Result<Ready, SessionError> {
+    let mut compiled = compile(&step.training, training, pool)?;
+    let stay = residents(&step.training, training.schedule());
+    let mut evaluated = None;
+    if let (Some(graph), Some(checked)) = (&step.evaluation, evaluation) {
+        let there = residents(graph, checked.schedule());
+        if let Some(name) = moved((&step.training, training.schedule()), &there) {
+            return Err(SessionError::Moved { name });
+        }
+        evaluated = Some(compile(graph, checked, pool)?);
+    }
+    let schedules = [Some(training), evaluation];
+    let lanes = lanes(schedules.into_iter().flatten().map(Checked::schedule), tier)?;
+    let lanes = lanes.map(Arc::new);
+    if let Some(lanes) = &lanes {
+        let all = [Some(&mut compiled), evaluated.as_mut()];
+        all.into_iter().flatten().for_each(|compiled| compiled.executable.attach(lanes));
+    }
+    Ok(Ready { lanes, training: compiled, evaluation: evaluated, residents: stay })
+}
+
 /// The lanes for what schedules move; none where they move nothing.
 fn lanes<'a>(
     schedules: impl Iterator<Item = &'a Schedule> + Clone,
@@ -389,7 +420,7 @@ fn lanes<'a>(
     let Some(bytes) = below().map(|buffer| Bytes(buffer.address) + buffer.bytes).max() else {
         return Ok(None);
     };
-    let TierFolder { folder, traffic } = tier.ok_or(SessionError::NoTier)?;
+    let TierFolder { folder, traffic, .. } = tier.ok_or(SessionError::NoTier)?;
     let mut file = TierFile::create(folder, bytes)?;
     for buffer in below() {
         file.declare(buffer.address, buffer.bytes.0);

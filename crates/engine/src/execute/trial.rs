@@ -6,8 +6,9 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use tightfit::graph::Graph;
-use tightfit::id::NodeId;
-use tightfit::profile::{CallSeconds, Signature};
+use tightfit::id::{NodeId, TransferId};
+use tightfit::profile::{CallSeconds, Profile, Signature};
+use tightfit::schedule::{Instruction, Schedule};
 use tightfit::timeline::{CallInTime, TransferInTime};
 use tightfit::units::Seconds;
 
@@ -46,6 +47,8 @@ pub struct Timings {
     stalling: f64,
     /// Each node's runs, over all steps.
     pub nodes: BTreeMap<NodeId, NodeTimings>,
+    /// How often each transfer was seen, and its seconds over all steps.
+    pub transfers: BTreeMap<TransferId, (u64, f64)>,
 }
 
 impl Timings {
@@ -55,6 +58,8 @@ impl Timings {
             Executed::Call(call) => call,
             Executed::Transfer(transfer) => {
                 self.stalling += transfer.stall.0;
+                let seen = self.transfers.entry(transfer.id).or_default();
+                *seen = (seen.0 + 1, seen.1 + transfer.seconds.0);
                 return;
             }
         };
@@ -106,15 +111,18 @@ impl Timings {
         steps.get(steps.len() / 4).copied()
     }
 
+    /// How much slower than the sum of each node's fastest run an undisturbed step is.
+    fn scale(&self) -> Option<f64> {
+        let fastest: f64 = self.nodes.values().map(|node| node.fastest * node.runs as f64).sum();
+        let steps = self.steps.len() as f64;
+        self.undisturbed().map(|step| step * steps / fastest).filter(|scale| scale.is_finite())
+    }
+
     /// Seconds of each call: the fastest run of each node, averaged over the nodes that have its
     /// signature, times as much as makes their sum an undisturbed step.
     pub fn call_seconds(&self, graph: &Graph, threads: u32) -> CallSeconds {
         let mut table = CallSeconds::new(VERSION, threads);
-        let fastest: f64 = self.nodes.values().map(|node| node.fastest * node.runs as f64).sum();
-        let steps = self.steps.len() as f64;
-        let Some(scale) = self.undisturbed().map(|step| step * steps / fastest) else {
-            return table;
-        };
+        let Some(scale) = self.scale() else { return table };
         let mut sums: BTreeMap<Signature, (f64, u64)> = BTreeMap::new();
         for (&id, node) in &self.nodes {
             let sum = sums.entry(Signature::of(graph, id)).or_default();
@@ -125,6 +133,37 @@ impl Timings {
             table.record(signature, Seconds((seconds / runs as f64 * scale).max(1e-9)));
         }
         table
+    }
+
+    /// What a graph costs, with what was measured in place of estimates: each node's own fastest
+    /// run, scaled as in [`Timings::call_seconds`], and the mean rate of each lane under the
+    /// transfers of `schedule`, which ran. What was not seen stays as it was estimated. Workspaces
+    /// are those of the operator table: a kernel is given these bytes and has no others.
+    pub fn profile(&self, estimated: &Profile, schedule: &Schedule) -> Profile {
+        let mut profile = estimated.clone();
+        if let Some(scale) = self.scale() {
+            for (&node, timings) in &self.nodes {
+                // A call may be over before the clock ticks.
+                profile.seconds[node] = Seconds((timings.fastest * scale).max(1e-9));
+            }
+        }
+        for (lane, known) in profile.hierarchy.lanes.iter_mut() {
+            let (mut bytes, mut seconds) = (0.0, 0.0);
+            for instruction in &schedule.instructions {
+                let Instruction::Start(transfer) = instruction else { continue };
+                let seen = self.transfers.get(&transfer.id).filter(|_| transfer.lane == lane);
+                let Some(&(count, all)) = seen else { continue };
+                let [from, _] = transfer.movement.buffers();
+                bytes += schedule.buffers[from].bytes.0 as f64 * count as f64;
+                // A transfer takes its latency, and some time for its bytes.
+                seconds += (all - known.link.latency.0 * count as f64).max(all / 2.0);
+            }
+            let rate = bytes / seconds;
+            if rate.is_finite() && rate > 0.0 {
+                known.link.bandwidth = rate;
+            }
+        }
+        profile
     }
 }
 
@@ -194,6 +233,14 @@ pub fn trial(
 
 #[cfg(test)]
 mod tests {
+    use tightfit::graph::{GraphBuilder, NodeSpec, Phase, ValueSpec};
+    use tightfit::id::{DEVICE, LaneId, TierId};
+    use tightfit::machine::{Link, Machine, Tier};
+    use tightfit::schedule::{Buffer, Movement, Transfer};
+    use tightfit::tensor::DType;
+    use tightfit::units::Bytes;
+    use tightfit::unplanned;
+
     use super::*;
 
     #[test]
@@ -206,6 +253,57 @@ mod tests {
     }
 
     #[test]
+    fn what_was_measured_replaces_what_was_estimated() {
+        let mut graph = GraphBuilder::new("three");
+        let mut node = |name: &str, phase, inputs: &[_]| {
+            let storage = graph.storage(Bytes(64));
+            let op = if inputs.is_empty() { "placeholder" } else { name };
+            let spec = NodeSpec { inputs: inputs.to_vec(), ..NodeSpec::new(name, op, phase) };
+            graph.node(spec, &[Some(ValueSpec::contiguous(&[16], DType::F32, storage))])[0]
+        };
+        let x = node("x", Phase::Input, &[]);
+        let a = node("a", Phase::Forward, &[x]);
+        let b = node("b", Phase::Forward, &[a]);
+        graph.output(b);
+        let graph = graph.build().unwrap();
+        let mut machine = Machine::unmeasured_cpu(1);
+        let link = |bandwidth| Link { latency: Seconds(0.5), bandwidth };
+        let tier = Tier { name: "disk".to_string(), capacity: None, block: Bytes(1) };
+        machine.hierarchy.add(tier, link(1.0), link(2.0));
+        let estimated = Profile::new(&graph, &machine);
+        let order = graph.compute_nodes();
+        let mut schedule = unplanned(&graph, &estimated).unwrap().schedule().clone();
+        let [from, to] = [DEVICE, TierId::from_u32(1)]
+            .map(|tier| schedule.buffers.push(Buffer { bytes: Bytes(64), address: 0, tier }));
+        let (id, lane) = (TransferId::from_u32(0), LaneId::from_u32(0));
+        let movement = Movement::Copy { from, to };
+        schedule.instructions.push(Instruction::Start(Transfer { id, lane, movement }));
+
+        let mut timings = Timings::default();
+        let call = |node, seconds| {
+            let (start, held) = (Seconds(0.0), Bytes::ZERO);
+            let seconds = Seconds(seconds);
+            Executed::Call(CallInTime { node, recomputed: false, start, seconds, held })
+        };
+        for slower in [1.0, 3.0, 1.0] {
+            timings.add(&call(order[0], 2.0 * slower));
+            timings.add(&call(order[1], 4.0 * slower));
+            let (start, seconds, stall) = (Seconds(0.0), Seconds(16.5), Seconds(1.0));
+            timings.add(&Executed::Transfer(TransferInTime { id, lane, start, seconds, stall }));
+            // A second between the calls, and one of waiting.
+            timings.end(6.0 * slower + 2.0);
+        }
+        let measured = timings.profile(&estimated, &schedule);
+        let seconds = |node| measured.seconds[node].0;
+        // An undisturbed step takes 7 s without its waiting, of which the calls' fastest are 6.
+        assert!((seconds(order[0]) - 2.0 * 7.0 / 6.0).abs() < 1e-12, "{}", seconds(order[0]));
+        assert!((seconds(order[1]) - 4.0 * 7.0 / 6.0).abs() < 1e-12, "{}", seconds(order[1]));
+        let rates = measured.hierarchy.lanes.values().map(|lane| lane.link.bandwidth);
+        assert_eq!(rates.collect::<Vec<_>>(), [4.0, 2.0]);
+        assert_eq!(measured.workspace, estimated.workspace);
+    }
+
+    #[test]
     fn the_fastest_step_that_counts_is_kept() {
         let mut fastest = FastestStep::default();
         assert!(fastest.calls().is_none());
@@ -215,7 +313,7 @@ mod tests {
                 recomputed: false,
                 start: Seconds(0.5),
                 seconds: Seconds(seconds),
-                held: tightfit::units::Bytes::ZERO,
+                held: Bytes::ZERO,
             }));
             fastest.end(counts, seconds);
         }

@@ -41,8 +41,18 @@ impl Slab {
 
     /// Gives all of its memory back to the system; what is read afterwards is zero.
     pub fn clear(&mut self) {
-        // SAFETY: all of what was mapped, which nobody else uses.
-        unsafe { pages::clear(self.base, self.mapped) }
+        self.clear_from(0);
+    }
+
+    /// Gives the memory from `address` on back to the system, in whole pages; what is read there
+    /// afterwards is zero, or what it was.
+    pub(crate) fn clear_from(&mut self, address: u64) {
+        let from = address.next_multiple_of(PAGE as u64);
+        let Some(bytes) = (self.mapped as u64).checked_sub(from).filter(|&bytes| bytes > 0) else {
+            return;
+        };
+        // SAFETY: the end of what was mapped, which nobody else uses.
+        unsafe { pages::clear(self.base.add(from as usize), bytes as usize) }
     }
 
     /// Its size.

@@ -89,6 +89,7 @@ pub(crate) type Checksums = Arc<[AtomicU32]>;
 pub struct TierFile {
     file: File,
     folder: PathBuf,
+    bytes: Bytes,
     is_direct: bool,
     /// Of each buffer, by its address.
     checksums: HashMap<u64, Checksums>,
@@ -105,6 +106,7 @@ impl TierFile {
         let mut tier = TierFile {
             file,
             folder: folder.to_path_buf(),
+            bytes,
             is_direct: false,
             checksums: HashMap::new(),
         };
@@ -117,6 +119,11 @@ impl TierFile {
             (tier.file, tier.is_direct) = (direct, true);
         }
         Ok(tier)
+    }
+
+    /// Its size.
+    pub fn bytes(&self) -> Bytes {
+        self.bytes
     }
 
     /// Whether it passes the page cache by.

@@ -11,7 +11,7 @@ use tightfit::id::NodeId;
 use tightfit::units::{Bytes, Seconds};
 
 use super::Report;
-use crate::course::{Course, tensor_name};
+use crate::course::{Course, Residency, tensor_name};
 use crate::role::Role;
 
 /// The data as JSON that may stand within a script element.
@@ -19,6 +19,10 @@ use crate::role::Role;
 /// `calls` holds twice the node's place, plus one for a recomputation. Of a residency, `first` is
 /// the distance from the residency before, and `span` the number of calls after the first. Sizes
 /// are bytes, times seconds; measured times are whole nanoseconds.
+///
+/// Where anything moves, a side has more: `waits`, before which call and for how many nanoseconds;
+/// `below`, what lies in the tier, as `held`; `moves`, of each transfer the node's place, whether
+/// it leaves, its start and duration in nanoseconds, and the place of its size.
 pub fn embedded(report: &Report<'_>, sides: &[(&str, &str, &Course<'_>)]) -> String {
     let graph = report.unplanned.graph;
     let (mut names, mut ops, mut modules, mut phases) =
@@ -83,10 +87,41 @@ fn side(
 ) -> Json {
     let calls: Vec<u32> =
         course.calls.iter().map(|call| place[call.node] * 2 + u32::from(call.recomputed)).collect();
+    let mut side = json!({
+        "key": key, "name": name, "peak": course.at, "calls": calls,
+        "held": held(&course.residencies, place, sizes),
+    });
+    if !course.transfers.is_empty() {
+        let nanoseconds = |seconds: f64| (seconds * 1e9).round() as i64;
+        let waits = course.waits();
+        let waits = waits.iter().map(|(call, from, to)| json!([call, nanoseconds(to.0 - from.0)]));
+        side["waits"] = waits.collect();
+        side["below"] = held(&course.below.residencies, place, sizes);
+        let moves = course.transfers.iter().map(|carried| {
+            let (start, seconds) = (carried.time.start.0, carried.time.seconds.0);
+            json!([
+                place[carried.node],
+                u32::from(carried.leaves),
+                nanoseconds(start),
+                nanoseconds(seconds),
+                sizes.place(carried.bytes),
+            ])
+        });
+        side["moves"] = moves.collect();
+    }
+    side
+}
+
+/// Residencies as lists of the same length, each for one of their fields.
+fn held(
+    residencies: &[Residency],
+    place: &SecondaryMap<NodeId, u32>,
+    sizes: &mut Table<Bytes>,
+) -> Json {
     let (mut node, mut first, mut span, mut size, mut role) =
         (Vec::new(), Vec::new(), Vec::new(), Vec::new(), Vec::new());
     let mut before = 0;
-    for residency in course.residencies.iter().filter(|residency| residency.bytes > Bytes::ZERO) {
+    for residency in residencies.iter().filter(|residency| residency.bytes > Bytes::ZERO) {
         node.push(place[residency.node]);
         first.push(residency.first - before);
         before = residency.first;
@@ -94,10 +129,7 @@ fn side(
         size.push(sizes.place(residency.bytes));
         role.push(residency.role as u32);
     }
-    json!({
-        "key": key, "name": name, "peak": course.at, "calls": calls,
-        "held": { "node": node, "first": first, "span": span, "size": size, "role": role },
-    })
+    json!({ "node": node, "first": first, "span": span, "size": size, "role": role })
 }
 
 /// Each row once.

@@ -3,6 +3,7 @@
 //! the data that the page carries.
 
 mod data;
+mod lanes;
 mod modules;
 mod plot;
 mod tables;
@@ -197,6 +198,11 @@ fn facts(html: &mut String, report: &Report<'_>) {
             grouped(after.recomputed() as u64),
             "recomputations".to_string(),
         ));
+    }
+    if let Some(after) = report.planned.filter(|after| !after.transfers.is_empty()) {
+        let [out, back] = after.moved();
+        let moved = format!("{out} out, {back} back");
+        facts.push(("below the slab", after.below.peak().to_string(), moved));
     }
     if let Some(measured) = &report.measured {
         let note = format!("{} calls", grouped(measured.times.len() as u64));

@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use tightfit::units::{Bytes, Seconds};
 
-use super::{Measured, Report, tables};
+use super::{Measured, Report, lanes, tables};
 use crate::axis::{duration, escape, moments, percents, ticks};
 use crate::course::Course;
 use crate::frontier::FrontierPoint;
@@ -87,6 +87,12 @@ fn memory_axis(scale: &Scale) -> Vec<(f64, String)> {
 /// Memory over one course, stacked by role, with its peak.
 pub fn memory(key: &str, name: &str, course: &Course<'_>, scale: &Scale, reserve: Bytes) -> String {
     let mut shapes = String::new();
+    let waits = course.waits();
+    if !course.transfers.is_empty() && !waits.is_empty() {
+        let waits = waits.iter().map(|&(_, from, to)| (from, to));
+        let bars = lanes::bars(waits, scale.longest, f64::from(SIDE));
+        let _ = write!(shapes, "<path class=\"stall\" d=\"{bars}\"/>");
+    }
     for (role, path) in areas(course, scale) {
         let _ = write!(shapes, "<path class=\"r{}\" d=\"{path}\"/>", role as usize);
     }
@@ -127,11 +133,12 @@ pub fn memory(key: &str, name: &str, course: &Course<'_>, scale: &Scale, reserve
     };
     format!(
         "<figure>\n<figcaption><b>{name}</b>: {}{limit}</figcaption>\n<div class=\"tag {place}\" \
-         aria-hidden=\"true\"><span style=\"left:{:.2}%\">peak {}</span></div>\n{}</figure>\n",
+         aria-hidden=\"true\"><span style=\"left:{:.2}%\">peak {}</span></div>\n{}{}</figure>\n",
         duration(course.seconds.0),
         peak * 100.0,
         course.peak,
-        frame.html()
+        frame.html(),
+        lanes::strip(key, course, scale)
     )
 }
 
@@ -286,9 +293,10 @@ pub fn measured_section(course: &Course<'_>, measured: &Measured<'_>) -> String 
         "<section aria-labelledby=\"measured\">\n<h2 id=\"measured\">Predicted and \
          measured</h2>\n<p>{}</p>\n<figure>\n<figcaption><span class=\"key\"><i \
          class=\"stroke\"></i>predicted</span> <span class=\"key\"><i class=\"stroke \
-         taken\"></i>measured</span></figcaption>\n{}</figure>\n{}</section>\n",
+         taken\"></i>measured</span></figcaption>\n{}{}</figure>\n{}</section>\n",
         escape(&text),
         frame.html(),
+        lanes::measured(measured.trace, &scale),
         tables::operators(course, &measured.times)
     )
 }

@@ -26,20 +26,31 @@
   };
   const size = (n) => element("data", { value: n }, bytes(n));
 
-  const sides = data.sides.map((side) => {
-    const count = side.calls.length, held = side.held, lives = held.node.length;
-    const starts = new Float64Array(count + 1), total = new Float64Array(count + 1);
-    for (let i = 0; i < count; i++) starts[i + 1] = starts[i] + data.times[data.nodes.time[side.calls[i] >> 1]];
-    const first = new Int32Array(lives), last = new Int32Array(lives);
-    for (let i = 0, at = 0; i < lives; i++) {
+  // How long a call takes; and from which call to which something is held.
+  const taken = (side, call) => data.times[data.nodes.time[side.calls[call] >> 1]];
+  const places = (held) => {
+    const count = held.node.length, first = new Int32Array(count), last = new Int32Array(count);
+    for (let i = 0, at = 0; i < count; i++) {
       first[i] = at += held.first[i];
       last[i] = at + held.span[i];
+    }
+    return { first, last };
+  };
+
+  const sides = data.sides.map((side) => {
+    const count = side.calls.length, held = side.held, lives = held.node.length;
+    const starts = new Float64Array(count + 1), total = new Float64Array(count + 1), waits = new Map(side.waits);
+    for (let i = 0; i <= count; i++) starts[i] = (i && starts[i - 1] + taken(side, i - 1)) + (waits.get(i) || 0) / 1e9;
+    const { first, last } = places(held);
+    for (let i = 0; i < lives; i++) {
       total[first[i]] += data.sizes[held.size[i]];
       total[last[i] + 1] -= data.sizes[held.size[i]];
     }
     for (let i = 1; i < count; i++) total[i] += total[i - 1];
     const area = document.querySelector('.area[data-side="' + side.key + '"]');
-    return { ...side, count, starts, total, first, last, area, at: side.peak, cursor: null };
+    const strip = document.querySelector('.lanes[data-side="' + side.key + '"]');
+    const below = side.below && { held: side.below, ...places(side.below) };
+    return { ...side, count, starts, total, first, last, waits, below, area, strip, at: side.peak, cursors: [] };
   });
   const longest = Math.max(...sides.map((side) => side.starts[side.count])) || 1;
 
@@ -61,12 +72,13 @@
     const module = data.modules[data.nodes.module[node]] || "(root)", start = side.starts[call];
     const roles = data.roles.map((name, role) => ({ name, role, bytes: 0 }));
     for (const tensor of tensors) roles[tensor.role].bytes += tensor.bytes;
-    const taken = side.measured ? ", measured " + duration(side.measured.time[call] / 1e9) + " at " + duration(side.measured.start[call] / 1e9) : "";
+    const measured = side.measured ? ", measured " + duration(side.measured.time[call] / 1e9) + " at " + duration(side.measured.start[call] / 1e9) : "";
     const facts = element("div", {},
       element("h3", { id: "node" }, data.nodes.name[node] + (again ? " (recomputed)" : "")),
       element("p", { class: "soft" }, data.ops[data.nodes.op[node]] + " · " + data.phases[data.nodes.phase[node]] + " · module " + module),
       element("p", {}, side.name + ", call " + grouped(call + 1) + " of " + grouped(side.count) + ": " + duration(start) + " into the step, takes "
-        + duration(side.starts[call + 1] - start) + taken),
+        + duration(taken(side, call)) + (side.waits.has(call) ? ", after waiting " + duration(side.waits.get(call) / 1e9) + " for a transfer" : "")
+        + measured),
       element("p", {}, element("b", { id: "held" }, size(side.total[call])), " held (" + grouped(side.total[call]) + " bytes)"
         + (call === side.peak ? ", the peak" : "")));
     const list = element("ul", { class: "held", id: "roles" });
@@ -74,6 +86,7 @@
       list.append(element("li", { "data-role": name }, element("span", {}, element("i", { class: "r" + role }), name), size(bytes)));
     }
     facts.append(list);
+    if (side.below) facts.append(...beside(side, call));
     const body = element("tbody", {});
     for (const tensor of tensors.slice(0, ROWS)) {
       body.append(element("tr", {},
@@ -89,11 +102,29 @@
     panel.replaceChildren(element("div", { class: "pair" }, facts, table));
   };
 
+  // What lies below the slab at a call, and what moves while it runs.
+  const beside = (side, call) => {
+    const lies = alive(side.below, call), from = side.starts[call], to = from + taken(side, call), whole = side.starts[side.count];
+    const roles = new Map();
+    for (const { role, bytes } of lies) roles.set(role, (roles.get(role) || 0) + bytes);
+    const of = [...roles].sort((a, b) => b[1] - a[1]).map(([role, n]) => bytes(n) + " " + data.roles[role]).join(", ");
+    const during = side.moves.filter(([, , start, time]) => {
+      start /= 1e9, time /= 1e9;
+      return start < to && start + time > from || start - whole < to && start - whole + time > from;
+    });
+    const moving = during.slice(0, 3).map(([node, leaves, , , size]) => data.nodes.name[node] + " (" + bytes(data.sizes[size]) + (leaves ? ", to the tier)" : ", back)"));
+    if (during.length > 3) moving.push(grouped(during.length - 3) + " more");
+    return [
+      element("p", { id: "below" }, element("b", {}, size(lies.reduce((sum, held) => sum + held.bytes, 0))), " below the slab" + (of && ": " + of)),
+      element("p", { class: "soft" }, "Moving meanwhile: " + (moving.join(", ") || "nothing")),
+    ];
+  };
+
   const select = (side, call) => {
     side.at = Math.max(0, Math.min(side.count - 1, call));
-    const start = side.starts[side.at], end = side.starts[side.at + 1];
-    for (const other of sides) other.cursor.hidden = other !== side;
-    side.cursor.style.left = (start + end) / 2 / longest * 100 + "%";
+    const middle = side.starts[side.at] + taken(side, side.at) / 2;
+    for (const other of sides) for (const cursor of other.cursors) cursor.hidden = other !== side;
+    for (const cursor of side.cursors) cursor.style.left = middle / longest * 100 + "%";
     side.area.setAttribute("aria-valuenow", side.at + 1);
     side.area.setAttribute("aria-valuetext", data.nodes.name[side.calls[side.at] >> 1] + ", " + bytes(side.total[side.at]) + " held");
     show(side, side.at);
@@ -134,8 +165,12 @@
   };
 
   for (const side of sides) {
-    side.cursor = element("i", { class: "cursor" });
-    side.area.append(side.cursor);
+    for (const place of [side.area, side.strip && element("div", { class: "over" })]) {
+      if (!place) continue;
+      if (place !== side.area) side.strip.append(place);
+      side.cursors.push(element("i", { class: "cursor" }));
+      place.append(side.cursors[side.cursors.length - 1]);
+    }
     if (!side.count) continue;
     side.area.setAttribute("role", "slider");
     side.area.setAttribute("tabindex", "0");

@@ -14,7 +14,7 @@ use tightfit::units::{Bytes, Seconds};
 
 use crate::role::{ByRole, Role};
 use crate::trace::{
-    LANES, MEMORY, MemoryMark, Trace, TraceError, TracedCall, TracedTransfer, nanoseconds,
+    BELOW, LANES, MEMORY, MemoryMark, Trace, TraceError, TracedCall, TracedTransfer, nanoseconds,
 };
 
 /// Reads all of a text that is a trace of this version.
@@ -79,7 +79,7 @@ impl<'de> Visitor<'de> for Whole<'_> {
             }
         }
         let about = about.ok_or_else(|| A::Error::missing_field("otherData"))?;
-        let Read { calls, transfers, memory } =
+        let Read { calls, transfers, memory, below } =
             events.ok_or_else(|| A::Error::missing_field("traceEvents"))?;
         Ok(Trace {
             graph: about.graph.0,
@@ -90,6 +90,7 @@ impl<'de> Visitor<'de> for Whole<'_> {
             calls,
             transfers,
             memory,
+            below,
         })
     }
 }
@@ -100,6 +101,7 @@ struct Read {
     calls: Vec<TracedCall>,
     transfers: Vec<TracedTransfer>,
     memory: Vec<MemoryMark>,
+    below: Vec<MemoryMark>,
 }
 
 /// The events of a trace, each read into what it says at once.
@@ -131,10 +133,13 @@ impl<'de> Visitor<'de> for Events<'_> {
                 "X" if [LANES[2].0, LANES[3].0].contains(&event.cat.0.as_str()) => {
                     event.transfer(index).map(|transfer| all.transfers.push(transfer))
                 }
+                // What the transfers say again.
+                "X" if event.cat.0 == LANES[4].0 => Ok(()),
                 "X" => event.call(index).map(|call| all.calls.push(call)),
                 "C" if event.name.0 == MEMORY => {
                     event.mark(index).map(|mark| all.memory.push(mark))
                 }
+                "C" if event.name.0 == BELOW => event.mark(index).map(|mark| all.below.push(mark)),
                 _ => Ok(()),
             };
             if let Err(refusal) = read {

@@ -1,0 +1,333 @@
+//! `--replan`: a run that plans once more from what it has measured. Invariant: it goes on with
+//! another plan only where that is predicted to be faster than the one that ran, both by what was
+//! measured; no bit of what it computes depends on it.
+
+use serde_json::{Value, json};
+use tightfit::id::{DEVICE, LaneId};
+use tightfit::profile::Profile;
+use tightfit::schedule::Schedule;
+use tightfit::units::{Bytes, Seconds};
+use tightfit_engine::{
+    FitTask, FittedStep, Replanned, Session, SessionError, Step, TierFolder, Timings, process,
+    replan,
+};
+
+use super::{Arguments, write_plan};
+use crate::{interrupt, output};
+
+/// What plans are made with.
+#[derive(Clone, Copy)]
+pub struct Plans<'a> {
+    /// The run's arguments.
+    pub arguments: &'a Arguments,
+    /// The step.
+    pub step: &'a Step,
+    /// What was asked of the first plan.
+    pub task: &'a FitTask<'a>,
+    /// Where the tier is made.
+    pub tier: Option<&'a TierFolder>,
+}
+
+/// A plan that is to be made once more, and what became of it.
+pub struct Replan<'a> {
+    /// After so many steps of this run.
+    after: u32,
+    plans: Plans<'a>,
+    planned: &'a mut FittedStep,
+    refined: Refined,
+}
+
+/// What became of planning once more.
+pub enum Refined {
+    /// The run ended before.
+    NotYet,
+    /// It stays with its plan.
+    Kept {
+        /// Why.
+        why: String,
+        /// After so many steps.
+        after: u32,
+        /// What was known then.
+        known: Option<Box<Known>>,
+    },
+    /// It goes on with another one.
+    Taken {
+        /// After so many steps.
+        after: u32,
+        /// What was known then.
+        known: Box<Known>,
+        /// The other plan's predicted seconds, by what was measured.
+        predicted: Seconds,
+        /// What that plan does.
+        figures: Figures,
+    },
+}
+
+/// What was known of the plan that ran when another one was looked for.
+pub struct Known {
+    /// The steps that ran with it.
+    measured: Timings,
+    /// Its predicted seconds, by estimates.
+    estimated: Seconds,
+    /// The same, by what was measured.
+    predicted: Seconds,
+    /// What it does.
+    figures: Figures,
+    /// The rate of each lane: whether it leads out, as estimated, as measured.
+    rates: Vec<(bool, f64, f64)>,
+}
+
+/// What a plan does in a step.
+#[derive(Clone, Copy)]
+pub struct Figures {
+    recomputed: usize,
+    moved: [Bytes; 2],
+    below: Bytes,
+    stall: Seconds,
+}
+
+impl Figures {
+    fn of(schedule: &Schedule, stall: Seconds) -> Figures {
+        let below = schedule.below.values().copied().sum();
+        Figures { recomputed: schedule.recomputed(), moved: schedule.moved(), below, stall }
+    }
+
+    fn json(&self) -> Value {
+        json!({
+            "recomputed_nodes": self.recomputed,
+            "bytes_out": self.moved[0],
+            "bytes_back": self.moved[1],
+            "tier_bytes": self.below,
+            "stall_seconds": self.stall,
+        })
+    }
+}
+
+impl<'a> Replan<'a> {
+    /// To be made after so many steps of this run.
+    pub fn new(after: u32, plans: Plans<'a>, planned: &'a mut FittedStep) -> Replan<'a> {
+        Replan { after, plans, planned, refined: Refined::NotYet }
+    }
+
+    /// Whether it is time, with so many steps done and another one to come.
+    pub fn is_due(&self, done: u32) -> bool {
+        done == self.after
+    }
+
+    /// What became of it.
+    pub fn refined(self) -> Refined {
+        self.refined
+    }
+
+    /// Plans once more, and says whether the run goes on with another plan; what was measured
+    /// begins anew then.
+    ///
+    /// # Errors
+    /// Where the tier failed, or the plan cannot be written.
+    pub fn refine(
+        &mut self,
+        session: &mut Session,
+        measured: &mut Timings,
+    ) -> anyhow::Result<bool> {
+        let Plans { arguments, step, task, tier } = self.plans;
+        let after = self.after;
+        let kept = |why: String, known| Refined::Kept { why, after, known };
+        let aside = match session.set_aside(tier) {
+            Ok(aside) => aside,
+            Err(error) => {
+                self.refined = kept(refused(session, error)?, None);
+                return Ok(false);
+            }
+        };
+        process::give_back();
+        let Replanned { profile, before, found } = match replan(step, self.planned, measured, task)
+        {
+            Ok(replanned) => replanned,
+            Err(error) => {
+                session.put_back(&aside)?;
+                return Err(error.into());
+            }
+        };
+        process::settle_heap();
+        let FittedStep { training, profile: estimated, .. } = &*self.planned;
+        let figures = Figures::of(training.fitted.schedule(), before.stall());
+        let mut known = Box::new(Known {
+            measured: Timings::default(),
+            estimated: training.fitted.timeline().seconds,
+            predicted: before.seconds,
+            figures,
+            rates: rates(estimated, &profile),
+        });
+        let found = match found {
+            // What an interrupted search has found is not what it would have.
+            Ok(_) if interrupt::raised() => Err("interrupted".to_string()),
+            Ok(found) => Ok(found),
+            Err(why) => Err(why.to_string()),
+        };
+        let taken = found.and_then(|found| {
+            let schedules = (found.training.fitted.checked(), found.evaluation.as_ref());
+            match session.take_up(step, schedules, tier, &aside) {
+                Ok(()) => Ok(Ok(found)),
+                Err(error) => refused(session, error).map_or_else(|fatal| Ok(Err(fatal)), Err),
+            }
+        });
+        let found = match taken {
+            Ok(found) => found?,
+            Err(why) => {
+                session.put_back(&aside)?;
+                process::settle_heap();
+                self.refined = kept(why, Some(known));
+                return Ok(false);
+            }
+        };
+        *self.planned = found;
+        process::settle_heap();
+        known.measured = std::mem::take(measured);
+        let fitted = &self.planned.training.fitted;
+        let timeline = fitted.timeline();
+        let (predicted, figures) =
+            (timeline.seconds, Figures::of(fitted.schedule(), timeline.stall()));
+        self.refined = Refined::Taken { after, known, predicted, figures };
+        write_plan(arguments, step, self.planned)?;
+        Ok(true)
+    }
+}
+
+/// Why nothing was changed, where the run can go on; else the error that ends it.
+fn refused(session: &Session, error: SessionError) -> anyhow::Result<String> {
+    if session.has_failed() { Err(error.into()) } else { Ok(error.to_string()) }
+}
+
+fn rates(estimated: &Profile, measured: &Profile) -> Vec<(bool, f64, f64)> {
+    let rate = |profile: &Profile, lane: LaneId| profile.hierarchy.lanes[lane].link.bandwidth;
+    let lanes = estimated.hierarchy.lanes.iter();
+    lanes.map(|(id, lane)| (lane.from == DEVICE, rate(estimated, id), rate(measured, id))).collect()
+}
+
+impl Refined {
+    /// The steps before the run went on with another plan.
+    pub fn measured_before(&self) -> Option<&Timings> {
+        match self {
+            Refined::Taken { known, .. } => Some(&known.measured),
+            Refined::NotYet | Refined::Kept { .. } => None,
+        }
+    }
+
+    /// For programs; `steps` are those of the plan that ran to the end.
+    pub fn json(&self, steps: &Timings) -> Value {
+        let rates = |known: &Known| {
+            let rate = |&(is_out, estimated, measured): &(bool, f64, f64)| {
+                let lane = if is_out { "out" } else { "back" };
+                json!({
+                    "lane": lane,
+                    "estimated_bytes_per_second": estimated,
+                    "measured_bytes_per_second": measured,
+                })
+            };
+            known.rates.iter().map(rate).collect::<Vec<_>>()
+        };
+        match self {
+            Refined::NotYet => json!({ "after_steps": null, "taken": false,
+                "why_not": "the run ended before" }),
+            Refined::Kept { why, after, known: None } => {
+                json!({ "after_steps": after, "taken": false, "why_not": why })
+            }
+            Refined::Kept { why, after, known: Some(known) } => json!({
+                "after_steps": after,
+                "taken": false,
+                "why_not": why,
+                "estimated_seconds": known.estimated,
+                "before": known.json(steps),
+                "rates": rates(known),
+            }),
+            Refined::Taken { after, known, predicted, figures } => json!({
+                "after_steps": after,
+                "taken": true,
+                "why_not": null,
+                "estimated_seconds": known.estimated,
+                "before": known.json(&known.measured),
+                "after": side(*predicted, steps, figures),
+                "rates": rates(known),
+            }),
+        }
+    }
+
+    /// For people.
+    pub fn show(&self, steps: &Timings) -> output::Printed {
+        match self {
+            Refined::NotYet => {
+                say!("{:<16}{:>12}  the run ended before", "planned again", "no")
+            }
+            Refined::Kept { why, after, known } => {
+                say!("{:<16}{:>12}  after {after} steps: {why}", "planned again", "plan kept")?;
+                known.iter().try_for_each(|known| {
+                    known.show_rates()?;
+                    say!(
+                        "{:<16}{:>12}  a step, by what was measured; {} by estimates",
+                        "",
+                        output::milliseconds(known.predicted),
+                        output::milliseconds(known.estimated)
+                    )
+                })
+            }
+            Refined::Taken { after, known, predicted, figures } => {
+                say!(
+                    "{:<16}{:>12}  after {after} steps, from what was measured",
+                    "planned again",
+                    "faster plan"
+                )?;
+                known.show_rates()?;
+                let median = |steps: &Timings| {
+                    steps.median().map_or("not".to_string(), |x| output::milliseconds(Seconds(x)))
+                };
+                for (name, seconds, measured, does) in [
+                    ("before", known.predicted, &known.measured, &known.figures),
+                    ("since", *predicted, steps, figures),
+                ] {
+                    let Figures { recomputed, moved: [out, back], stall, .. } = does;
+                    let moves = match *out + *back {
+                        Bytes::ZERO => String::new(),
+                        _ => format!(
+                            "; {out} out, {back} back, {} of waiting",
+                            output::milliseconds(*stall)
+                        ),
+                    };
+                    say!(
+                        "{:<16}{:>12}  a step {name}, by what was measured; {} measured; \
+                         {recomputed} nodes recomputed{moves}",
+                        "",
+                        output::milliseconds(seconds),
+                        median(measured)
+                    )?;
+                }
+                Ok(())
+            }
+        }
+    }
+}
+
+impl Known {
+    fn json(&self, steps: &Timings) -> Value {
+        side(self.predicted, steps, &self.figures)
+    }
+
+    fn show_rates(&self) -> output::Printed {
+        self.rates.iter().try_for_each(|&(is_out, estimated, measured)| {
+            let way = if is_out { "to the tier" } else { "from the tier" };
+            say!(
+                "{:<16}{:>12}  a second {way}, {} estimated",
+                "",
+                Bytes(measured as u64).to_string(),
+                Bytes(estimated as u64)
+            )
+        })
+    }
+}
+
+/// A plan's predicted and measured seconds, and what it does.
+fn side(predicted: Seconds, steps: &Timings, figures: &Figures) -> Value {
+    let mut side = figures.json();
+    side["predicted_step_seconds"] = json!(predicted);
+    side["step_seconds"] = json!(steps.median());
+    side
+}
