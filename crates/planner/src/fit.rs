@@ -7,6 +7,7 @@
 //! packing much easier. Where nothing packs, the smallest slab has the last word.
 
 mod bound;
+pub mod sequences;
 mod smallest;
 mod tiers;
 

@@ -27,7 +27,7 @@ pub use milp::{SOLVER, SolverLimits};
 pub use not_found::NotFound;
 pub use order::base_order;
 pub use rematerialize::{Retention, Retentions, rematerialize};
-pub use rewrite::{RewriteError, rewrite};
+pub use rewrite::{RewriteError, RewrittenMove, rewrite, rewrite_with};
 pub use search::{Answer, BoundOrder, LOWEST, Search, lower_bound, lowest_of_peers};
 
 use crate::analysis::{MemoryCurve, Move, held, liveness_with, memory_curve, seconds_with};

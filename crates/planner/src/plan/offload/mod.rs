@@ -41,6 +41,15 @@ pub struct Offloaded {
     pub seconds: Seconds,
 }
 
+/// Whether a transfer may be under way when a step ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Crossing {
+    /// It may, where that makes the step faster.
+    Allowed,
+    /// All that a step begins has arrived when it is over.
+    Never,
+}
+
 /// A sequence of runs whose storages may be away.
 pub struct Offloading<'a> {
     graph: &'a Graph,
@@ -48,6 +57,7 @@ pub struct Offloading<'a> {
     runs: &'a [NodeId],
     route: Route,
     course: Course,
+    crossing: Crossing,
 }
 
 impl<'a> Offloading<'a> {
@@ -74,7 +84,12 @@ impl<'a> Offloading<'a> {
         let largest = graph.storages().values().copied().max().unwrap_or(Bytes::ZERO);
         let least = Bytes(largest.0 / LEAST);
         let course = Course::new(graph, profile, runs, route, (least, taken), home);
-        Offloading { graph, profile, runs, route, course }
+        Offloading { graph, profile, runs, route, course, crossing: Crossing::Allowed }
+    }
+
+    /// The same with another say over what crosses the border of the step.
+    pub fn with_crossing(self, crossing: Crossing) -> Offloading<'a> {
+        Offloading { crossing, ..self }
     }
 
     /// The least that is held at any run, whatever is away.
@@ -177,7 +192,7 @@ impl<'a> Offloading<'a> {
 
     /// The moves of a choice, simulated; the faster of what may cross the border and what may not.
     fn played(&self, chosen: &[bool], budget: Bytes) -> Option<Offloaded> {
-        let &Offloading { graph, profile, runs, route, ref course } = self;
+        let &Offloading { graph, profile, runs, route, ref course, crossing } = self;
         let writes = course.writes(chosen);
         let play = |border| {
             let moves = moves(course, chosen, &writes, budget.0, border);
@@ -186,7 +201,7 @@ impl<'a> Offloading<'a> {
             let seconds = seconds_with(graph, profile, runs, &moves, route);
             (peak <= budget).then_some(Offloaded { moves, peak, seconds })
         };
-        let open = play(Border::Open);
+        let open = (crossing == Crossing::Allowed).then(|| play(Border::Open)).flatten();
         let least = course.elapsed[runs.len()];
         if open.as_ref().is_some_and(|open| open.seconds.0 <= least) {
             return open;
