@@ -40,17 +40,20 @@ class Code:
     saved_bytes: int
     # The outputs that lie in memory which is saved, by position.
     saved_outputs: frozenset[int]
+    # What outlasts the step and moves: the position of the argument, whether it is the state of that, and whether the step
+    # finds it away.
+    residents: tuple[tuple[int, bool, bool], ...] = ()
 
 
 def generate(document: Mapping[str, Any], constants: Mapping[str, torch.Tensor], outputs: list[Any],
              update: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None, *,
              transfers: Transfers | None = None, leave: Callable[[torch.Tensor], Any] | None = None,
-             keeps: bool = False) -> Code:
+             resident: Callable[[torch.Tensor, bool], Any] | None = None, keeps: bool = False) -> Code:
     """The functions of a planned graph. `outputs` are the forward pass's results: `None` stands for a tensor of the
     graph, and everything else for itself. `update` is what updates a parameter by its gradient and returns it, where
-    that is part of the graph. `transfers` are what the plan moves, and `leave` begins to move a tensor to the tier; where
-    the backward pass `keeps` what it starts from, it leaves away what it found away."""
-    return _Generator(document, constants, outputs, update, transfers, leave, keeps).run()
+    that is part of the graph. `transfers` are what the plan moves, `leave` begins to move a tensor to the tier, and `resident`
+    is what moves a parameter, or its state; where the backward pass `keeps` what it starts from, it leaves away what it found away."""
+    return _Generator(document, constants, outputs, update, transfers, leave, resident, keeps).run()
 
 
 class _Generator:
@@ -59,7 +62,7 @@ class _Generator:
     def __init__(self, document: Mapping[str, Any], constants: Mapping[str, torch.Tensor], outputs: list[Any],
                  update: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
                  transfers: Transfers | None = None, leave: Callable[[torch.Tensor], Any] | None = None,
-                 keeps: bool = False) -> None:
+                 resident: Callable[[torch.Tensor, bool], Any] | None = None, keeps: bool = False) -> None:
         self.update = update
         self.transfers = Transfers(document, []) if transfers is None else transfers
         self.keeps = keeps
@@ -67,7 +70,7 @@ class _Generator:
         self.outputs = outputs
         self.constants = constants
         self.names: dict[str, Any] = {"state_of": _state_of, "now_of": _now_of, "go_back": _go_back, "go_on": _go_on,
-                                      "add": _add, "leave": leave}
+                                      "add": _add, "leave": leave, "resident": resident}
         self.bound: dict[Any, str] = {}
         self.described = {value["id"]: value for node in document["nodes"] for value in node["outputs"] if value is not None}
         self.quickest: dict[Any, Way] = {}
@@ -75,6 +78,10 @@ class _Generator:
         # Values that somebody else is given.
         self.returned = set(document["outputs"]) | {value for node in document["nodes"] if node["op"] == BARRIER
                                                     for value in node.get("inputs", [])}
+        # States of parameters are no tensors of the code: the optimizer has them.
+        states = {node["outputs"][0]["storage"] for node in document["nodes"] if node["name"].startswith("state_")
+                  and node["op"] == "placeholder"}
+        self.unnamed = {_variable(value["id"]) for value in self.described.values() if value["storage"] in states}
         self.places = {node["name"]: index for index, node in enumerate(document["nodes"])}
         self.again = {node["recomputes"] for node in document["nodes"] if node.get("stream") and "recomputes" in node}
 
@@ -143,10 +150,16 @@ class _Generator:
                 lines.append(f"{variable} = arguments[{index}]")
         shown = {f"argument_{node['args'][1]}" for node in early if node["op"] == SHOWN} | (kept & self.shown)
         lines += [f"{name} = arguments[{name.removeprefix('argument_')}]" for name in sorted(shown)]
+        for copy, (name, _) in sorted(self.transfers.residents.items()):
+            index, is_state = _position(name)
+            lines.append(f"{_away(copy)} = resident({_variable(placeholders[f'argument_{index}'])}, {is_state})")
+        lines += [f"{_away(copy)}.leave()" for copy in sorted(self.transfers.copied)]
         lines.append("arguments.clear()")
         lines += self._constants(placeholders, used)
         lines += self._body(early, kept)
         lines += self._moved(self.transfers.before(border))
+        if border + 1 == self.transfers.end:
+            lines += self._moved(self.transfers.before(border + 1))
         lines.append(f"return [{', '.join(outputs)}], [{', '.join(returned)}]")
         return "\n    ".join(lines)
 
@@ -176,8 +189,9 @@ class _Generator:
         """The calls, and behind each what it was the last to use."""
         last: dict[str, int] = {}
         for index, node in enumerate(nodes):
-            for value in _values(node):
-                last[_variable(value)] = index
+            for variable in map(_variable, _values(node)):
+                if variable not in self.unnamed:
+                    last[variable] = index
             if node.get("stream") and "recomputes" in node:
                 last[_state_named(node["recomputes"])] = index
             elif node["name"] in self.again:
@@ -202,7 +216,11 @@ class _Generator:
     def _moved(self, events: Iterable[Event]) -> Iterator[str]:
         """What moves, by the handle of its storage."""
         for event in events:
-            handle, variable = _away(event.copy), _variable(event.value)
+            handle = _away(event.copy)
+            if event.value is None:
+                yield f"{handle}.{event.what}()"
+                continue
+            variable = _variable(event.value)
             if event.what == "leave":
                 yield f"{handle} = leave({variable})"
             elif event.what != "forget":
@@ -223,6 +241,8 @@ class _Generator:
         elif node["name"] in self.again:
             # The random state before the first run.
             yield f"{_state(node)} = state_of({self._device(node)})"
+        if node["op"] == UPDATE:
+            outputs = outputs[:1]
         made = [_variable(output["id"]) if output is not None else "unread" for output in outputs]
         if len(outputs) == 1:
             target = "" if outputs[0] is None else f"{made[0]} = "
@@ -257,7 +277,7 @@ class _Generator:
     def _overload(self, node: Mapping[str, Any], args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
         """The operator of a call with its arguments; where the call overwrites one of them, the operator that does."""
         if node["op"] == UPDATE and self.update is not None:
-            return None, args, kwargs
+            return None, args[:2], kwargs
         name = node["op"]
         if name == "aten._unsafe_view.default" and self.returned.isdisjoint(_made(node)):
             # The same, which is told apart by nobody but whoever is given the result.
@@ -328,7 +348,8 @@ class _Generator:
         # A traceback shows the line.
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
         exec(compile(text, name, "exec"), self.names)  # noqa: S102
-        return Code(self.names["forward"], self.names.get("backward"), text, arguments, size, shared)
+        residents = tuple((*_position(name), is_away) for name, is_away in self.transfers.residents.values())
+        return Code(self.names["forward"], self.names.get("backward"), text, arguments, size, shared, residents)
 
 
 @dataclass(frozen=True)
@@ -340,6 +361,12 @@ class _Named:
 
 def _variable(value: int) -> str:
     return f"v{value}"
+
+
+def _position(name: str) -> tuple[int, bool]:
+    """Of a placeholder that outlasts the step the position of its argument, and whether it is the state of that."""
+    kind, _, index = name.partition("_")
+    return int(index), kind == "state"
 
 
 def _away(copy: int) -> str:

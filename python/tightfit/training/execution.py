@@ -58,6 +58,8 @@ class Step:
     measured_peak: int | None = None
     # What updates a parameter by its gradient, where that is part of the graph.
     update: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    # What moves a parameter or its state, where those may be away.
+    resident: Callable[[torch.Tensor, bool], Any] | None = None
 
     def __init__(self, joint: Joint, settings: Settings, ledger: Ledger, device: torch.device, name: str,
                  outside: int, outside_parameters: Sequence[Any] = ()) -> None:
@@ -256,13 +258,17 @@ class Step:
                  arguments: Sequence[Any]) -> Plan:
         if self.slab is not None:
             self.slab.make_room()
-        found = costed(self._graph(accumulated, holds, arguments), self.device, arguments)
+        # What lies below another device is not there to be measured with.
+        given = () if self.resident is not None and self.device.type == "cuda" else arguments
+        found = costed(self._graph(accumulated, holds, arguments), self.device, given)
         self.refused = found.refused
         below = None if self.tier is None else Below(self.tier.size, *self.tier.rates)
         if room is not None and room <= 0:
-            least = held(found.document, None, self.settings.deadline, below=below)
+            least = held(found.document, None, self.settings.deadline, below=below,
+                         with_residents=self.resident is not None)
             raise InfeasibleBudget("", budget=room, needed=least.peak, smallest=least.peak)
-        plan = held(found.document, room, self.settings.deadline, below=below)
+        plan = held(found.document, room, self.settings.deadline, below=below,
+                         with_residents=self.resident is not None)
         return Plan(plan, self._code(plan), accumulated, holds, beside)
 
     def _code(self, plan: Held, *, keeps: bool = False) -> Code:
@@ -270,7 +276,7 @@ class Step:
         constants = {str(node.target): getattr(self.joint.module, str(node.target))
                      for node in self.joint.module.graph.find_nodes(op="get_attr")}
         leave = None if self.tier is None else functools.partial(Away, self.tier)
-        return code(plan, constants, outputs, self.update, leave, keeps=keeps)
+        return code(plan, constants, outputs, self.update, leave, self.resident, keeps=keeps)
 
     def _apart(self, plan: Plan) -> Plan:
         """The same plan where nothing is overwritten: the next backward pass finds what this one found."""

@@ -51,10 +51,10 @@ class Below:
 
 
 def held(document: Mapping[str, Any], budget: int | None, deadline: float,
-         machine: str | None = None, below: Below | None = None) -> Held:
+         machine: str | None = None, below: Below | None = None, *, with_residents: bool = False) -> Held:
     """The fastest plan of a graph that holds no more than the budget, or as few bytes as possible without one. Calls that
     the graph has no seconds for are predicted for the machine. With a tier `below` the device what the step makes for
-    itself may be away there.
+    itself may be away there, and `with_residents` parameters and optimizer state.
 
     Raises `InfeasibleBudget`.
     """
@@ -64,7 +64,8 @@ def held(document: Mapping[str, Any], budget: int | None, deadline: float,
     name = f"plans/{hashlib.sha256(asked.encode()).hexdigest()}.json"
     if (found := _kept(name)) is not None:
         return found
-    given = {} if below is None else {"tier": (below.size, below.out, below.back, below.latency), "movable": movable(document)}
+    given = {} if below is None else {"tier": (below.size, below.out, below.back, below.latency),
+                                        "movable": movable(document, with_residents=with_residents)}
     made = _native.hold(text.encode(), budget, deadline=deadline, machine=machine, **given)
     facts = {key: getattr(made, key) for key in ("peak", "seconds", "unplanned_peak", "unplanned_seconds", "bound_seconds",
                                                  "recomputed", "moves", "below")}
@@ -91,8 +92,10 @@ def apart(plan: Held) -> Held:
 
 def code(plan: Held, constants: Mapping[str, torch.Tensor], outputs: list[Any],
          update: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
-         leave: Callable[[torch.Tensor], Any] | None = None, *, keeps: bool = False) -> Code:
-    """The functions of a plan; `update` runs its updates, and `leave` begins to move a tensor to the tier. Where the
-    backward pass `keeps` what it starts from, it may run again."""
+         leave: Callable[[torch.Tensor], Any] | None = None, resident: Callable[[torch.Tensor, bool], Any] | None = None, *,
+         keeps: bool = False) -> Code:
+    """The functions of a plan; `update` runs its updates, `leave` begins to move a tensor to the tier, and `resident` is
+    what moves a parameter or its state. Where the backward pass `keeps` what it starts from, it may run again."""
     transfers = Transfers(plan.document, [tuple(move) for move in plan.moves])
-    return generate(plan.document, constants, outputs, update, transfers=transfers, leave=leave, keeps=keeps)
+    return generate(plan.document, constants, outputs, update, transfers=transfers, leave=leave, resident=resident,
+                    keeps=keeps)

@@ -6,11 +6,13 @@ call reads has arrived.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .joint import BARRIER
+from ..calls import TORCH_DTYPES
+from .joint import BARRIER, SHOWN
 
 # The node of a graph before which something moves, or how many there are; the number of its storage; the number of the copy
 # in the tier, which is the same for what is computed again; and what happens: `offload`, `release` or `prefetch`.
@@ -22,11 +24,11 @@ _WHAT = {"offload": "leave", "release": "release", "prefetch": "fetch"}
 @dataclass(frozen=True)
 class Event:
     """What happens: `leave`, `release`, `fetch`, `arrive` or `forget`; the copy in the tier by its number, and a value that
-    lies in the storage."""
+    lies in the storage, where the code has it."""
 
     what: str
     copy: int
-    value: int
+    value: int | None
 
 
 class Transfers:
@@ -48,6 +50,11 @@ class Transfers:
                 self._reads.setdefault(stored[value], []).append(index)
                 self._last[value] = max(self._last.get(value, 0), index)
         self._before: dict[int, list[Event]] = {}
+        # What outlasts the step: the name of its placeholder, and whether the step finds it away, by the number of the copy.
+        self.residents: dict[int, tuple[str, bool]] = {}
+        # Those of which the step takes a copy for granted while they are on the device.
+        self.copied: set[int] = set()
+        names = {node["outputs"][0]["storage"]: node["name"] for node in nodes if node["op"] == "placeholder"}
         # Storages that are away between the two passes, and the copies in the tier that are needed behind.
         self.away: set[int] = set()
         self.kept: set[int] = set()
@@ -57,6 +64,15 @@ class Transfers:
         last = {copy: place for place, (_, _, copy, _) in enumerate(moves)}
         lies: dict[int, int] = {}
         for place, (before, storage, copy, motion) in enumerate(moves):
+            if (resident := names.get(storage)) is not None:
+                if copy not in self.residents:
+                    self.residents[copy] = resident, motion == "prefetch"
+                    self.copied |= {copy} if motion == "release" else set()
+                self._add(before, Event(_WHAT[motion], copy, None))
+                if motion == "prefetch":
+                    at = next(index for index in self._reads[storage] if index >= before)
+                    arrivals.append((at, Event("arrive", copy, None)))
+                continue
             value = self._value(storage, before)
             self._add(before, Event(_WHAT[motion], copy, value))
             if before <= barrier:
@@ -96,19 +112,24 @@ class Transfers:
         return next(there)
 
 
-def movable(document: Mapping[str, Any]) -> list[int]:
-    """The numbers of the storages that may be away: those that calls make for the step alone. What the step is given lies
-    where its owner has it, and what it owes is its caller's."""
-    nodes = document["nodes"]
+def movable(document: Mapping[str, Any], *, with_residents: bool = False) -> list[int]:
+    """The numbers of the storages that may be away: those that calls make for the step alone, and `with_residents`
+    parameters and optimizer state. What else the step is given lies where its owner has it, and what it owes is its
+    caller's."""
+    nodes, sizes = document["nodes"], document["storages"]
     stored = {value["id"]: value["storage"] for node in nodes for value in node["outputs"] if value is not None}
     fixed = {stored[value] for value in document["outputs"]}
-    made = set()
+    found = set()
     for node in nodes:
         own = {value["storage"] for value in node["outputs"] if value is not None}
-        if node["op"] == BARRIER:
+        if node["op"] in (BARRIER, SHOWN):
             fixed |= own | {stored[value] for value in node["inputs"]}
-        elif node["op"] == "placeholder":
-            fixed |= own
+        elif node["op"] != "placeholder":
+            found |= own - fixed
+        elif with_residents and node["phase"] in ("parameter", "state") and node["name"].startswith(("argument_", "state_")):
+            [value] = node["outputs"]
+            is_whole = math.prod(value["shape"]) * TORCH_DTYPES[value["dtype"]].itemsize == sizes[value["storage"]]
+            (found if is_whole and not value.get("offset") else fixed).update(own)
         else:
-            made |= own
-    return sorted(made - fixed)
+            fixed |= own
+    return sorted(found - fixed)
