@@ -107,7 +107,8 @@ class PlanInfo:
     `trains` that there is a backward pass, and `unmeasured` names the operators that could not be measured, so that what
     they take while they run is not known. `model` is the name of the model's class.
     `measured_peak` are the most bytes that the first steps held, where they are measured: with `fused=True`. `slab` are the
-    bytes in which what the step makes has its addresses, once they are planned: with `addresses=True`.
+    bytes in which what the step makes has its addresses, once they are planned: with `addresses=True`. `offloaded` are the
+    bytes of the tier that the step needs: with `offload`.
     """
 
     budget: int | None
@@ -124,6 +125,7 @@ class PlanInfo:
     model: str = ""
     measured_peak: int | None = None
     slab: int | None = None
+    offloaded: int = 0
 
     def _repr_html_(self) -> str:
         return notebook.table(self._title(), notebook.HEAD, notebook.figures(self))
@@ -156,6 +158,7 @@ def info(step: Step, plan: Plan, budget: int | None) -> PlanInfo:
         budget, held.peak + plan.beside, held.unplanned_peak + plan.beside, held.seconds,
         held.unplanned_seconds, held.bound_seconds, held.recomputed, step.batch(), bool(plan.accumulated),
         step.joint.has_backward, sorted(step.refused), step.name, step.measured_peak, plan.course.slab,
+        held.below,
     )
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import weakref
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Protocol
 
@@ -37,6 +38,9 @@ class Lanes(Protocol):
 
     def back(self, slot: Any, storage: torch.UntypedStorage) -> Transfer:
         """Begins to copy what is in a slot to a storage."""
+
+    def finish(self) -> None:
+        """Returns when everything that somebody waited for has arrived."""
 
 
 class _Copying:
@@ -75,6 +79,9 @@ class ThreadLanes:
 
     def back(self, slot: Any, storage: torch.UntypedStorage) -> _Copying:
         return self._copied(self._back, slot, storage, storage.data_ptr(), slot.bytes.data_ptr())
+
+    def finish(self) -> None:
+        """Who waited for a thread waited until it was done."""
 
     def _copied(self, lane: ThreadPoolExecutor, slot: Any, storage: torch.UntypedStorage, there: int, here: int) -> _Copying:
         """Copies without PyTorch's threads, which are for computing; the interpreter's lock is let go meanwhile."""
@@ -117,11 +124,13 @@ class StreamLanes:
         self._out, self._back = torch.cuda.Stream(device), torch.cuda.Stream(device)
 
     def prepared(self, memory: torch.Tensor) -> torch.Tensor:
-        """Pins the memory, for good: a copy is only then beside the computation."""
-        failed = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0)
+        """Pins the memory as long as it is there: a copy is only then beside the computation."""
+        library, address = torch.cuda.cudart(), memory.data_ptr()
+        failed = library.cudaHostRegister(address, memory.numel(), 0)
         if int(failed):
             raise OffloadError(f"CUDA does not pin {memory.numel():,} bytes of the host's memory (error {int(failed)}). The step was "
                                "stopped; give a smaller offload=, or a larger limit of locked memory")
+        weakref.finalize(memory, library.cudaHostUnregister, address).atexit = False
         return memory
 
     def out(self, slot: Any, storage: torch.UntypedStorage) -> _Streaming:
@@ -129,6 +138,10 @@ class StreamLanes:
 
     def back(self, slot: Any, storage: torch.UntypedStorage) -> _Streaming:
         return self._copied(self._back, slot, storage, is_out=False)
+
+    def finish(self) -> None:
+        self._out.synchronize()
+        self._back.synchronize()
 
     def _copied(self, stream: torch.cuda.Stream, slot: Any, storage: torch.UntypedStorage, *, is_out: bool) -> _Streaming:
         size = min(storage.nbytes(), slot.bytes.numel())

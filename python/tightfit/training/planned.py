@@ -76,8 +76,9 @@ def held(document: Mapping[str, Any], budget: int | None, deadline: float,
 def _kept(name: str) -> Held | None:
     text = cache.read(name)
     try:
-        return None if text is None else Held(**json.loads(text))
-    except (ValueError, TypeError):
+        facts = None if text is None else json.loads(text)
+        return None if facts is None else Held(**facts | {"moves": [tuple(move) for move in facts["moves"]]})
+    except (ValueError, TypeError, KeyError):
         return None
 
 
@@ -96,6 +97,6 @@ def code(plan: Held, constants: Mapping[str, torch.Tensor], outputs: list[Any],
          keeps: bool = False) -> Code:
     """The functions of a plan; `update` runs its updates, `leave` begins to move a tensor to the tier, and `resident` is
     what moves a parameter or its state. Where the backward pass `keeps` what it starts from, it may run again."""
-    transfers = Transfers(plan.document, [tuple(move) for move in plan.moves])
+    transfers = Transfers(plan.document, plan.moves)
     return generate(plan.document, constants, outputs, update, transfers=transfers, leave=leave, resident=resident,
                     keeps=keeps)

@@ -63,9 +63,6 @@ class _Item:
 
     def show(self) -> None:
         """Where it is away, lets it be what lies in the tier."""
-        if self.transfer is not None:
-            self.transfer.finish()
-            self.wait()
         tensor = self.tensor
         if self.slot is not None and tensor.untyped_storage().nbytes() == 0:
             below = torch.empty(0, dtype=tensor.dtype)
@@ -136,6 +133,11 @@ class Resident:
         for item in self._there():
             item.settle(below=below)
 
+    def wait(self) -> None:
+        """Waits for what was begun."""
+        for item in self._items.values():
+            item.wait()
+
     def hide(self) -> None:
         """Puts them back on their device, though without memory."""
         for item in self._items.values():
@@ -150,28 +152,30 @@ class Resident:
 class Residents:
     """All that may be away of one model and its optimizer."""
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: torch.optim.Optimizer, tier: Tier) -> None:
         self._optimizer = optimizer
+        self.tier = tier
         self._known: dict[tuple[int, bool], Resident] = {}
 
-    def of(self, parameter: torch.Tensor, tier: Tier, *, is_state: bool) -> Resident:
+    def of(self, parameter: torch.Tensor, *, is_state: bool) -> Resident:
         """A parameter, or its state."""
         key = id(parameter), is_state
         if key not in self._known:
             # The optimizer holds the parameter.
             tensors = (lambda: _state(self._optimizer, parameter)) if is_state else (lambda: [parameter])
-            self._known[key] = Resident(tensors, tier)
+            self._known[key] = Resident(tensors, self.tier)
         return self._known[key]
 
-    def leave(self, tier: Tier) -> None:
+    def leave(self) -> None:
         """Moves everything away that the optimizer updates, and what it keeps, as far as there is room: so as little as
         possible is held when the first step begins."""
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
                 state = _state(self._optimizer, parameter)
-                if _is_whole(parameter) and tier.used + parameter.nbytes + sum(item.nbytes for item in state) <= tier.size:
+                size = parameter.nbytes + sum(item.nbytes for item in state)
+                if _is_whole(parameter) and self.tier.used + size <= self.tier.size:
                     for is_state in (False, True):
-                        self.of(parameter, tier, is_state=is_state).settle(below=True)
+                        self.of(parameter, is_state=is_state).settle(below=True)
         self.show()
 
     def begin(self, wanted: Mapping[Resident, bool]) -> None:
@@ -187,7 +191,10 @@ class Residents:
             resident.hide()
 
     def show(self) -> None:
-        """Behind a step, or what was left of one: all of it can be read."""
+        """Behind a step, or what was left of one: all of it has arrived, and can be read."""
+        for resident in self._known.values():
+            resident.wait()
+        self.tier.lanes.finish()
         for resident in self._known.values():
             resident.show()
 

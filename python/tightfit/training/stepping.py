@@ -119,14 +119,13 @@ class TrainingStep:
         # The backend refers to the model weakly; the module that is compiled holds it.
         self._residents = None
         if asked.offload is not None:
-            self._residents = Residents(updates.optimizer)
             tensors = [parameter for group in updates.optimizer.param_groups for parameter in group["params"]]
-            tier = Tier(asked.offload, device_of(tensors))
+            self._residents = Residents(updates.optimizer, Tier(asked.offload, device_of(tensors)))
         self._backend = Backend(asked, model, type(model).__name__,
                                 step=functools.partial(_WholeStep, updates, self._residents))
         if self._residents is not None:
-            self._backend.ledger.tier = tier
-            self._residents.leave(tier)
+            self._backend.ledger.tier = self._residents.tier
+            self._residents.leave()
         whole = _Whole(model, loss_fn, outputs)
         whole.compile(backend=self._backend, dynamic=False, fullgraph=True, **isolated())
         self._call = Call(whole._compiled_call_impl, self._backend)
@@ -141,7 +140,7 @@ class TrainingStep:
             batch, named = (), dict(batch[0])
         residents = self._residents
         try:
-            if residents is not None and self._backend.ledger.tier.device.type != "cpu":
+            if residents is not None and residents.tier.device.type != "cpu":
                 # The call is known by the devices of its tensors.
                 residents.hide()
             with torch.enable_grad():
@@ -201,7 +200,7 @@ class _WholeStep(Step):
         self.update = updates.run
         self.residents = residents
         if residents is not None:
-            self.resident = lambda parameter, is_state: residents.of(parameter, self.tier, is_state=is_state)
+            self.resident = lambda parameter, is_state: residents.of(parameter, is_state=is_state)
         self.holds_outputs = True
         self._plans_by: dict[Hashable, Any] = {}
 
