@@ -35,15 +35,9 @@ class _Item:
     def release(self) -> None:
         self.wait()
         tensor = self.tensor
-        storage = tensor.untyped_storage()
-        if self.shell is None or self.shell.untyped_storage()._cdata != storage._cdata:
-            # Whoever else has the memory keeps it: owners are the tensor and Python's object for the storage.
-            if not storage.resizable() or torch._C._storage_Use_Count(storage._cdata) > 2:
-                made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
-                tensor.data = made
-                storage = made.untyped_storage()
+        if not self._is_shell():
             self.shell = tensor.data
-        storage.resize_(0)
+        tensor.untyped_storage().resize_(0)
 
     def fetch(self) -> None:
         storage = self.tensor.untyped_storage()
@@ -68,18 +62,41 @@ class _Item:
             below = torch.empty(0, dtype=tensor.dtype)
             tensor.data = below.set_(self.slot.bytes.untyped_storage(), 0, tensor.shape, tensor.stride())
 
-    def settle(self, *, below: bool) -> None:
-        """Puts it where a step is to find it."""
+    def settle(self, *, below: bool, moves: bool) -> None:
+        """Puts it where a step is to find it; where that `moves` it, in memory that can go."""
         self.hide()
         is_away = self.tensor.untyped_storage().nbytes() == 0
         if below and not is_away:
             self.leave()
+            self.wait()
+            if not self._can_go():
+                self._put(self._like())
             self.release()
         elif is_away and not below:
             self.fetch()
             self.wait()
+        elif not below and moves and not self._can_go():
+            self._put(self._like().copy_(self.tensor.data))
         if not below:
             self.slot = None
+
+    def _can_go(self) -> bool:
+        """Whether its memory is its own, and can be given back; if not, whoever has that keeps it."""
+        storage = self.tensor.untyped_storage()
+        # Owners are the tensor, Python's object for the storage, and perhaps the shell.
+        return storage.resizable() and torch._C._storage_Use_Count(storage._cdata) <= 2 + self._is_shell()
+
+    def _put(self, made: torch.Tensor) -> None:
+        self.tensor.data = made
+        self.shell = None
+
+    def _like(self) -> torch.Tensor:
+        tensor = self.tensor
+        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+
+    def _is_shell(self) -> bool:
+        """Whether the shell has the tensor's own storage."""
+        return self.shell is not None and self.shell.untyped_storage()._cdata == self.tensor.untyped_storage()._cdata
 
     def _is_shown(self) -> bool:
         # Somebody may have given the tensor other memory.
@@ -128,10 +145,10 @@ class Resident:
 
     # Between steps.
 
-    def settle(self, *, below: bool) -> None:
-        """Puts them where a step is to find them: away, or on the device."""
+    def settle(self, *, below: bool, moves: bool = True) -> None:
+        """Puts them where a step is to find them, away or on the device; and says whether that moves them."""
         for item in self._there():
-            item.settle(below=below)
+            item.settle(below=below, moves=moves)
 
     def wait(self) -> None:
         """Waits for what was begun."""
@@ -183,7 +200,7 @@ class Residents:
         for below in (True, False):
             for resident in self._known.values():
                 if wanted.get(resident, False) is below:
-                    resident.settle(below=below)
+                    resident.settle(below=below, moves=resident in wanted)
 
     def hide(self) -> None:
         """Before a step: all of it is on its device again, though without memory."""
