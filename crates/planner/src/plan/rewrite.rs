@@ -56,7 +56,7 @@ pub struct RewrittenMove {
     pub before: NodeId,
     /// The copy of the storage that moves.
     pub storage: StorageId,
-    /// The storage in the graph that was rewritten: a copy of it below stands for all of its copies.
+    /// The storage in the graph that was rewritten: what lies below stands for all of its copies.
     pub original: StorageId,
     /// What happens to it.
     pub motion: Motion,
