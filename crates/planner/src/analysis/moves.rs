@@ -35,7 +35,8 @@ pub struct Move {
 }
 
 /// The moves that are under way when a step of `runs` ends, by their places among `moves`, in
-/// rising order: offloads that are released in the next step, and prefetches of what is read there first.
+/// rising order: offloads that are released in the next step, and prefetches of what is read there
+/// first.
 pub fn crossing(graph: &Graph, runs: &[NodeId], moves: &[Move]) -> Vec<usize> {
     let mut last_read: SecondaryMap<StorageId, Option<u32>> = SecondaryMap::new();
     for (position, &node) in (0..).zip(runs) {

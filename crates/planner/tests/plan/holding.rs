@@ -80,7 +80,7 @@ fn keeps_its_promises(graph: &Graph, profile: &Profile) -> Result<(), TestCaseEr
 
 /// Two of three storages may be away.
 fn may_move(storage: StorageId) -> bool {
-    storage.as_u32() % 3 != 0
+    !storage.as_u32().is_multiple_of(3)
 }
 
 /// The bytes that a sequence holds with its moves.
