@@ -101,7 +101,7 @@ def test_budgets_below_what_recomputation_reaches(name: str) -> None:
 
 
 @counted
-@pytest.mark.parametrize(("name", "optimizer"), [("wide", "adamw"), ("gpt2", "momentum")])
+@pytest.mark.parametrize(("name", "optimizer"), [("wide", "adamw"), ("gpt2", "momentum"), ("frozen", "adamw")])
 def test_whole_steps_in_less_than_parameters_and_state(name: str, optimizer: str) -> None:
     eager = stepped.run(name, "eager", optimizer=optimizer)
     lowest = stepped.run(name, "step", optimizer=optimizer, budget="min", offload=TIER)

@@ -24,8 +24,8 @@ from ..errors import OffloadError
 from ..graph import producer
 from .lanes import Lanes, lanes_of
 
-# What is copied to measure the lanes, and how often.
-_PROBE, _TIMES = 8 << 20, 3
+# What is copied to measure the lanes, and how often: on a processor more than its caches hold.
+_PROBE, _PROBE_OF_HOST, _TIMES = 8 << 20, 64 << 20, 3
 
 
 class Slot:
@@ -114,8 +114,9 @@ class Tier:
         return self._memory(size)
 
     def _measured(self) -> tuple[float, float, float]:
-        slot = Slot(self._memory(_PROBE), deque())
-        there, few = (self._probe(size) for size in (_PROBE, 1))
+        most = _PROBE if self.device.type == "cuda" else _PROBE_OF_HOST
+        slot = Slot(self._memory(most), deque())
+        there, few = (self._probe(size) for size in (most, 1))
         seconds = {}
         for name, copy in (("out", self.lanes.out), ("back", self.lanes.back)):
             for storage in (there, few):
@@ -126,7 +127,7 @@ class Tier:
                     taken.append(time.perf_counter() - began)
                 seconds[name, storage is few] = min(taken[1:])
         latency = max(seconds["out", True], seconds["back", True])
-        out, back = (_PROBE / max(seconds[name, False] - seconds[name, True], 1e-6) for name in ("out", "back"))
+        out, back = (most / max(seconds[name, False] - seconds[name, True], 1e-6) for name in ("out", "back"))
         return out, back, latency
 
     def _probe(self, size: int) -> torch.UntypedStorage:
