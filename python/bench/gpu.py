@@ -7,6 +7,8 @@ runs first and last, and what lies between its two rows is what the device's clo
 those that the caching allocator took of the device (`torch.cuda.max_memory_reserved`), and beside them those that it
 handed out; on a processor, where it keeps nothing, both are bytes of the counting allocator.
 
+With `--offload` there are rows with a tier below the device, for budgets that recomputation alone does not meet.
+
 Budgets are min + f · (eager's reserved peak − min), where min is the peak of the smallest plan. `tightfit` is judged
 with its first call, in which it measures and plans; the others are shown without theirs, in which compilers try things
 out. `--device cpu --tiny` runs the same code where there is no GPU.
@@ -17,6 +19,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import functools
+import json
 import os
 import shlex
 import sys
@@ -80,6 +83,20 @@ class Bench:
             budget = smallest + int(at * (self.eager["later_reserved"] - smallest))
             run = self.measure("tightfit", budget=budget - self.options.margin, more=self.options.more)
             self.show(f"tightfit, {at:.0%} of the way", run, budget)
+        if self.options.offload:
+            self.tier(smallest)
+
+    def tier(self, smallest: int) -> None:
+        """Rows with a tier below the device: as little as possible, and a budget between that and what recomputation
+        reaches alone."""
+        more = json.dumps(json.loads(self.options.more) | {"offload": self.options.offload})
+        below = self.measure("tightfit", budget="min", more=more)
+        self.show(f"tightfit, a tier of {self.options.offload}, as little as possible", below)
+        if "error" in below:
+            return
+        budget = (smallest + max(plan["peak"] for plan in below["plans"])) // 2
+        run = self.measure("tightfit", budget=budget - self.options.margin, more=more)
+        self.show(f"tightfit, a tier of {self.options.offload}", run, budget)
 
     def show(self, label: str, run: dict[str, Any], budget: int | None = None) -> None:
         """A row. A budget is held to the first call as well."""
@@ -121,6 +138,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12, help="in each process, the first one included")
     parser.add_argument("--threads", type=int, default=2, help="of the processor")
     parser.add_argument("--more", default="{}", help="further options of tightfit.compile, as JSON")
+    parser.add_argument("--offload", default="", help="rows with a tier below the device, of so many bytes")
     parser.add_argument("--tiny", action="store_true", help="the sizes of the tests")
     options = parser.parse_args()
     # Blocks that cannot be split cost up to 1 MiB each; segments that grow can be split everywhere.

@@ -76,7 +76,8 @@ class Loop:
         tightfit = zoo.use_tightfit()
         self.whole = None
         if options.mode == "step":
-            self.whole = tightfit.step(self.model, None, self.optimizer, budget=budget)
+            below = {"offload": options.offload} if options.offload else {}
+            self.whole = tightfit.step(self.model, None, self.optimizer, budget=budget, **below)
         elif options.mode == "compile":
             tightfit.compile(self.model, budget, optimizer=self.optimizer)
         if options.load:
@@ -129,7 +130,7 @@ def _report(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(name: str, mode: str, **options: Any) -> dict[str, Any]:
-    """The report of a run in a fresh process: `budget`, `optimizer`, `steps`, `first`, `load`, `save`.
+    """The report of a run in a fresh process: `budget`, `optimizer`, `steps`, `first`, `load`, `save`, `offload`.
 
     A run that raised has `error`, `message` and the exception's figures instead.
     """
@@ -162,6 +163,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--first", type=int, default=0, help="the number of the first step")
     parser.add_argument("--load", default="")
+    parser.add_argument("--offload", default="", help="bytes of the tier, where there is one")
     parser.add_argument("--save", default="")
     options = parser.parse_args()
     # What else is printed in this process goes where errors go.

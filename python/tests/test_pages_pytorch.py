@@ -46,7 +46,7 @@ def test_the_readmes_model_of_ones_own_is_exported_trained_and_loaded(tmp_path):
 
 
 def test_the_pages_are_there_and_lead_to_each_other():
-    expected = {"quickstart.md", "export.md", "large.md", "loops.md", "step.md", "guarantee.md", "comparison.md"}
+    expected = {"quickstart.md", "export.md", "large.md", "loops.md", "step.md", "offload.md", "guarantee.md", "comparison.md"}
     assert expected <= set(PAGES)
     readme = pages.text("README.md")
     for page in PAGES:

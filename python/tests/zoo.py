@@ -316,11 +316,19 @@ def experts(tiny: bool) -> Workload:
 
 def gpt_small(tiny: bool) -> Workload:
     """The GPT of `corpus/steps/gpt-small` over random bytes: 6 layers, width 384, dropout 0.1."""
+    return _gpt(*((2, 48, 16, 2) if tiny else (6, 384, 256, 8)))
+
+
+def gpt_long(tiny: bool) -> Workload:
+    """The same where what the step computes is many times the parameters, at any size."""
+    return _gpt(*((6, 48, 64, 16) if tiny else (12, 384, 512, 16)))
+
+
+def _gpt(layers: int, width: int, window: int, batch: int) -> Workload:
     use_tightfit()
     sys.path[:0] = [str(ROOT / "corpus" / "steps")]
     import gpt
 
-    layers, width, window, batch = (2, 48, 16, 2) if tiny else (6, 384, 256, 8)
     shape = gpt.Shape(layers=layers, width=width, heads=6, window=window, batch=batch, dropout=0.1)
     model = gpt.Gpt(shape)
     with torch.no_grad():
@@ -360,7 +368,7 @@ TWELVE: Mapping[str, Callable[[bool], Workload]] = {
     "mobilenet_v3": mobilenet_v3, "convnext": convnext, "efficientnet": efficientnet, "unet": unet, "experts": experts,
 }
 BFLOAT16: Mapping[str, Callable[[bool], Workload]] = {"gpt2_medium": gpt2_medium, "llama_1b": llama_1b}
-MODELS: Mapping[str, Callable[[bool], Workload]] = {**TWELVE, "gpt_small": gpt_small, "lstm": lstm, **BFLOAT16}
+MODELS: Mapping[str, Callable[[bool], Workload]] = {**TWELVE, "gpt_small": gpt_small, "gpt_long": gpt_long, "lstm": lstm, **BFLOAT16}
 
 
 def build(name: str, *, tiny: bool = False, seed: int = 0, device: torch.device | str = "cpu") -> Workload:

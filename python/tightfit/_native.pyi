@@ -53,6 +53,13 @@ class Held:
     @property
     def document(self) -> str:
         """The plan as a graph: nodes in the plan's order, with what runs again as nodes of their own."""
+    @property
+    def moves(self) -> list[tuple[int, int, int, str]]:
+        """What moves, in order: the node of the document before which it does, or their number; the storage there; that of
+        the graph as it was given, whose copy in the tier it is; and `offload`, `release` or `prefetch`."""
+    @property
+    def below(self) -> int:
+        """The most bytes of the tier that are needed at once."""
 
 @final
 class Fitted:
@@ -214,7 +221,10 @@ def hold(
     deadline: float | str | None = None,
     iterations: int | None = None,
     seed: int | None = None,
+    tier: tuple[int, float, float, float] | None = None,
+    movable: Sequence[int] = (),
 ) -> Held: ...
+def peak_with_moves(graph: _Graph, moves: Sequence[tuple[int, int, int, str]], machine: str) -> int: ...
 def report(
     graph: _Graph,
     out: str | os.PathLike[str],

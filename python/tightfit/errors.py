@@ -80,5 +80,9 @@ class AllocationError(TightfitError):
     taken. It was stopped, and no tensor was written over; gradients that a backward pass had added by then stay."""
 
 
+class OffloadError(TightfitError):
+    """A tier below the device that has too little room, or whose memory the system refuses."""
+
+
 class CompileError(TightfitError):
     """A model that cannot be compiled as one graph, or was compiled otherwise already."""

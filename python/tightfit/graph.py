@@ -180,6 +180,11 @@ class GraphBuilder:
         self._nodes.append(record)
         return values
 
+    def enlarge(self, value: ValueId, size: int) -> None:
+        """Says that the storage of a value has so many bytes at least."""
+        storage = self._storage(self._tensors[value.index])
+        self._storages[storage] = max(self._storages[storage], size)
+
     def output(self, value: ValueId, name: str) -> None:
         """Marks a value as outliving the step; the name says what it is."""
         self._outputs.append(value.index)

@@ -7,11 +7,10 @@
 //! packing much easier. Where nothing packs, the smallest slab has the last word.
 
 mod bound;
+mod moving;
+pub mod sequences;
 mod smallest;
 mod tiers;
-
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::thread;
 
 pub use bound::{Actions, Bound, ScheduleClass};
 use thiserror::Error;
@@ -19,7 +18,6 @@ use thiserror::Error;
 use crate::check::{Checked, Violation};
 use crate::effort::{Effort, Meter};
 use crate::fit::smallest::{Laid, SmallestSlab};
-use crate::fit::tiers::Tiered;
 use crate::goal::Goal;
 use crate::graph::Graph;
 use crate::id::NodeId;
@@ -154,18 +152,10 @@ impl<'a> BudgetedPlanner<'a> {
     pub fn fit(&mut self, budget: Bytes, terms: Terms<'_>) -> (Result<Fitted, FitError>, Seconds) {
         let mut meter = Meter::new(terms.effort);
         let mut first = None;
-        let route = self.route();
-        let (found, proven) = thread::scope(|scope| {
-            let &mut BudgetedPlanner { graph, profile, order, .. } = self;
-            let effort = meter.round(terms.effort.work, 1.0);
-            let prove =
-                move || plan::lower_bound_with_moves(graph, profile, order, budget, &effort);
-            let prover = route.map(|_| scope.spawn(prove));
-            let found = self.found(budget, &mut meter, terms, &mut first);
-            // A thread that panicked leaves a weaker bound, and its message.
-            (found, prover.and_then(|prover| prover.join().ok()))
-        });
-        self.proven.extend(proven.map(|least| (budget, least)));
+        let found = match self.route() {
+            None => self.found(budget, &mut meter, terms, &mut first),
+            Some(_) => self.found_and_proven(budget, &mut meter, terms, &mut first),
+        };
         let first = first.unwrap_or(meter.elapsed());
         let result = found.map_err(FitError::from).and_then(|schedule| {
             let bound = self.bound(budget).or_else(|| self.bound_of(&schedule, budget, &meter));
@@ -237,76 +227,6 @@ impl<'a> BudgetedPlanner<'a> {
         });
         *first = Some(rounds.first);
         rounds.taken
-    }
-
-    /// The same where what is held may move; beside it, on a second thread, what moves nothing.
-    fn with_moves(
-        &self,
-        search: &mut Search<'_>,
-        route: Route,
-        (budget, meter): (Bytes, &Meter<'_>),
-        terms: Terms<'_>,
-        first: &mut Option<Seconds>,
-    ) -> Result<Schedule, Box<Laid>> {
-        let &BudgetedPlanner { graph, profile, order, .. } = self;
-        let tiered = Tiered { graph, profile, order, residents: terms.residents, route };
-        // What another schedule has away cannot stay.
-        let is_possible = terms.residents.below.is_empty() && budget >= search.least_budget();
-        let seconds = |schedule: &Schedule| tiered.seconds(schedule);
-        let least = profile.total(order).0;
-        // One that takes no longer than all first runs is enough: nobody looks further. Without a
-        // deadline the same seed has to give the same schedule, whoever is first.
-        let is_done = AtomicBool::new(false);
-        let ends = |found: &Option<Schedule>| {
-            let is_least = found.as_ref().is_some_and(|found| seconds(found) <= least);
-            is_done.fetch_or(is_least && meter.has_deadline(), Relaxed);
-        };
-        let clock = || match is_done.load(Relaxed) {
-            true => Seconds(f64::INFINITY),
-            false => (terms.effort.clock)(),
-        };
-        let effort = Effort { clock: &clock, ..meter.round(terms.effort.work, 1.0) };
-        let above = search.anew();
-        let (stays, moves) = thread::scope(|scope| {
-            let stays = is_possible.then(|| {
-                scope.spawn(|| {
-                    let mut first = None;
-                    let terms = Terms { effort: &effort, ..terms };
-                    let found = self.in_rounds(search, budget, terms, &mut first).ok();
-                    ends(&found);
-                    (found, first)
-                })
-            });
-            let moves = tiered.within(&above, budget, None, &Meter::new(&effort));
-            ends(&moves);
-            // A thread that panicked leaves no schedule, and its message.
-            let stays = stays.and_then(|stays| stays.join().ok());
-            (stays, moves)
-        });
-        let (stays, of_first) = stays.unwrap_or_default();
-        *first = Some(of_first.unwrap_or(meter.elapsed()));
-        // The first of several that are as fast: the one that moves nothing.
-        let found = stays.into_iter().chain(moves);
-        let fastest = found.min_by(|a, b| seconds(a).total_cmp(&seconds(b)));
-        fastest.map_or_else(
-            || {
-                // As if the smallest had been asked for.
-                let known = self.lowest_without_moves(search, terms.residents, meter);
-                within(budget, tiered.smallest(search, known, meter))
-            },
-            Ok,
-        )
-    }
-
-    /// The smallest slab of a schedule that moves nothing; none where something has to.
-    fn lowest_without_moves(
-        &self,
-        search: &mut Search<'_>,
-        residents: &Residents,
-        meter: &Meter<'_>,
-    ) -> Option<Laid> {
-        let may_stay = residents.below.is_empty();
-        may_stay.then(|| self.lowest(search, Bytes::ZERO, residents, &meter.until(LOWEST)))
     }
 
     /// The fastest plan that packs within a slab that is known.
@@ -427,23 +347,6 @@ impl<'a> BudgetedPlanner<'a> {
             &effort,
         )?;
         Some(Bound::of_runs(seconds, order))
-    }
-
-    /// The smallest slab where what is held may move, and the fastest schedule in it.
-    fn smallest_with_moves(
-        &self,
-        search: &mut Search<'_>,
-        route: Route,
-        terms: Terms<'_>,
-        meter: &Meter<'_>,
-    ) -> Schedule {
-        let &BudgetedPlanner { graph, profile, order, .. } = self;
-        let tiered = Tiered { graph, profile, order, residents: terms.residents, route };
-        let known = self.lowest_without_moves(search, terms.residents, meter);
-        let (smallest, _) = tiered.smallest(search, known, meter);
-        let slab = smallest.slab;
-        let faster = tiered.within(search, slab, Some(smallest.clone()), meter);
-        Schedule { budget: slab, slab, ..faster.unwrap_or(smallest) }
     }
 
     /// The smallest slab that the planner reaches.

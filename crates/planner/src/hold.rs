@@ -1,6 +1,11 @@
 //! Plans for runtimes whose allocator places tensors: no addresses, so the budget bounds the bytes
 //! that are held. Invariant: what leaves this room was checked, and holds no more than its budget.
 
+mod moving;
+
+pub use moving::hold_moving;
+
+use crate::analysis::Move;
 use crate::check::held;
 use crate::effort::{Effort, Meter};
 use crate::fit::{Bound, FitError};
@@ -20,6 +25,7 @@ use crate::units::Bytes;
 #[derive(Clone, Debug)]
 pub struct Held {
     schedule: Schedule,
+    moves: Vec<Move>,
     timeline: Timeline,
     budget: Bytes,
     bound: Option<Bound>,
@@ -35,6 +41,16 @@ impl Held {
     /// The nodes that it runs, in order; one that runs again stands there again.
     pub fn runs(&self) -> Vec<NodeId> {
         self.schedule.runs()
+    }
+
+    /// What it moves between its runs, in order.
+    pub fn moves(&self) -> &[Move] {
+        &self.moves
+    }
+
+    /// The schedule, which the checker let pass.
+    pub fn schedule(&self) -> &Schedule {
+        &self.schedule
     }
 
     /// What it does, and what is held meanwhile.
@@ -91,5 +107,5 @@ fn checked(
 ) -> Result<Held, FitError> {
     let schedule = lower(graph, profile, plan, &Lowering::to(Goal::Within(Bytes::LIMIT)));
     let timeline = held(graph, profile, &schedule, budget)?;
-    Ok(Held { schedule, timeline, budget, bound })
+    Ok(Held { schedule, moves: plan.moves(), timeline, budget, bound })
 }

@@ -186,7 +186,7 @@ pub mod units;
 
 pub use fit::{Actions, Bound, FitError, Fitted, ScheduleClass};
 pub use goal::Goal;
-pub use hold::{Held, hold};
+pub use hold::{Held, hold, hold_moving};
 pub use plan::BoundOrder;
 
 use check::Violation;

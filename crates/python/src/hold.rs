@@ -1,13 +1,18 @@
 //! `hold` for Python: a step that PyTorch executes, held within a budget. Invariant: the graph that
 //! comes back holds, node by node, what the checked plan holds.
 
+use std::collections::BTreeSet;
+
+use anyhow::Context;
 use pyo3::prelude::*;
+use tightfit::analysis::{Motion, Move, liveness_with, memory_curve};
 use tightfit::graph::{self, Graph};
-use tightfit::machine::Machine;
-use tightfit::plan::rewrite;
+use tightfit::id::{StorageId, TierId};
+use tightfit::machine::{Link, Machine, Tier};
+use tightfit::plan::rewrite_with;
 use tightfit::profile::Profile;
-use tightfit::units::Bytes;
-use tightfit::{Goal, Held};
+use tightfit::units::{Bytes, Seconds};
+use tightfit::{Goal, Held, hold_moving};
 
 use crate::attend::attended;
 use crate::fit::Search;
@@ -42,6 +47,28 @@ pub struct HeldStep {
     /// nodes of their own.
     #[pyo3(get)]
     document: String,
+    /// What moves, in order: the node of the document before which it does, or their number; the
+    /// storage there; that of the graph as it was given, whose copy in the tier it is; and
+    /// `offload`, `release` or `prefetch`.
+    #[pyo3(get)]
+    moves: Vec<(usize, usize, usize, &'static str)>,
+    /// The most bytes of the tier that are needed at once.
+    #[pyo3(get)]
+    below: u64,
+}
+
+/// A tier below the device, as Python gives it: its bytes, bytes per second there and back, and
+/// seconds that each transfer takes besides.
+pub type GivenTier = (u64, f64, f64, f64);
+
+const MOTIONS: [Motion; 3] = [Motion::Offload, Motion::Release, Motion::Prefetch];
+
+fn motion(motion: Motion) -> &'static str {
+    match motion {
+        Motion::Offload => "offload",
+        Motion::Release => "release",
+        Motion::Prefetch => "prefetch",
+    }
 }
 
 impl HeldStep {
@@ -49,7 +76,14 @@ impl HeldStep {
         let runs = held.runs();
         let first = graph.compute_nodes().len();
         let unplanned = tightfit::plan::simulate(graph, profile, &graph.compute_nodes());
-        let document = graph::write(&rewrite(graph, profile, &runs)?).to_string();
+        let (rewritten, moves) = rewrite_with(graph, profile, &runs, held.moves())?;
+        let moves = moves.iter().map(|next| {
+            let [before, storage, original] =
+                [next.before.as_u32(), next.storage.as_u32(), next.original.as_u32()]
+                    .map(|number| number as usize);
+            (before, storage, original, motion(next.motion))
+        });
+        let below = held.schedule().below[TierId::from_u32(1)];
         Ok(HeldStep {
             budget: held.budget().0,
             peak: held.timeline().peak.0,
@@ -58,17 +92,19 @@ impl HeldStep {
             unplanned_seconds: unplanned.seconds.0,
             bound_seconds: held.bound().map(|bound| bound.seconds.0),
             recomputed: runs.len() - first,
-            document,
+            document: graph::write(&rewritten).to_string(),
+            moves: moves.collect(),
+            below: below.0,
         })
     }
 }
 
 /// Plans a step so that it holds no more bytes than the budget, or as few as possible without one,
-/// wherever tensors are placed.
+/// wherever tensors are placed. With a tier the storages with these numbers may be away there.
 #[pyfunction]
 #[pyo3(signature = (
     graph, budget, *, machine = "a100-80gb", planner = "auto", deadline = None, iterations = None,
-    seed = None
+    seed = None, tier = None, movable = Vec::new()
 ))]
 #[expect(clippy::too_many_arguments, reason = "Python names each of them")]
 pub fn hold(
@@ -80,15 +116,66 @@ pub fn hold(
     deadline: Option<Quantity>,
     iterations: Option<Whole>,
     seed: Option<Whole>,
+    tier: Option<GivenTier>,
+    movable: Vec<usize>,
 ) -> PyResult<HeldStep> {
     let search = Search::given(py, planner, deadline, iterations, seed)?;
     let goal = budget.map_or(Goal::Smallest, |Whole(bytes)| Goal::Within(Bytes(bytes)));
     attended(py, |stop| {
         let graph = graph.read()?.graph;
-        let profile = Profile::new(&graph, &Machine::preset(machine)?);
+        let mut machine = Machine::preset(machine)?;
+        if let Some((capacity, out, back, latency)) = tier {
+            let [out, back] = [out, back].map(|bandwidth| {
+                let bandwidth = if bandwidth.is_finite() { bandwidth.max(1.0) } else { 1.0 };
+                Link { latency: Seconds(latency.clamp(0.0, 1.0)), bandwidth }
+            });
+            let name = "host".to_string();
+            let below = Tier { name, capacity: Some(Bytes(capacity)), block: Bytes(1) };
+            machine.hierarchy.add(below, out, back);
+        }
+        let profile = Profile::new(&graph, &machine);
         let clock = || stop.clock();
         let effort = search.limits.timed(search.planner, search.seed, &clock);
-        let held = tightfit::hold(&graph, &profile, goal, search.planner, &effort)?;
+        let held = match tier {
+            None => tightfit::hold(&graph, &profile, goal, search.planner, &effort)?,
+            Some(_) => {
+                let numbers: BTreeSet<usize> = movable.into_iter().collect();
+                let numbered = graph.storages().keys().enumerate();
+                let movable: BTreeSet<StorageId> = numbered
+                    .filter(|(number, _)| numbers.contains(number))
+                    .map(|(_, storage)| storage)
+                    .collect();
+                let may_move = |storage| movable.contains(&storage);
+                hold_moving(&graph, &profile, goal, &may_move, &effort)?
+            }
+        };
         HeldStep::of(&graph, &profile, &held)
+    })
+}
+
+/// The most bytes that a graph holds whose nodes run as they stand, with such moves between them as
+/// the plan of a step has; and nothing is overwritten but what the graph says.
+#[pyfunction]
+pub fn peak_with_moves(
+    py: Python<'_>,
+    graph: GivenGraph,
+    moves: Vec<(usize, usize, usize, String)>,
+    machine: &str,
+) -> PyResult<u64> {
+    attended(py, |_| {
+        let graph = graph.read()?.graph;
+        let profile = Profile::new(&graph, &Machine::preset(machine)?);
+        let runs = graph.compute_nodes();
+        let moves = moves.iter().map(|(before, storage, _, name)| {
+            let motion = MOTIONS.into_iter().find(|&known| motion(known) == name);
+            let motion = motion.with_context(|| format!("there is no motion `{name}`"))?;
+            let storage = graph.storages().keys().nth(*storage);
+            let storage = storage.context("a move names no storage of the graph")?;
+            let before = runs.partition_point(|node| (node.as_u32() as usize) < *before) as u32;
+            Ok(Move { before, storage, motion })
+        });
+        let moves = moves.collect::<anyhow::Result<Vec<Move>>>()?;
+        let lives = liveness_with(&graph, &profile, &runs, &moves);
+        Ok(memory_curve(&graph, &profile, &runs, &lives).peak.0)
     })
 }

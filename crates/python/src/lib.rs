@@ -40,7 +40,7 @@ mod _native {
     #[pymodule_export]
     use super::graph::{Subject, read_graph};
     #[pymodule_export]
-    use super::hold::{HeldStep, hold};
+    use super::hold::{HeldStep, hold, peak_with_moves};
     #[pymodule_export]
     use super::modules::{modules, sac, shard};
     #[pymodule_export]

@@ -8,7 +8,7 @@ draws the random numbers that it drew before, and the generator goes on afterwar
 from __future__ import annotations
 
 import linecache
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,7 @@ from ..errors import ExportError
 from .binding import Way, quickest
 from .inplace import overwriting
 from .joint import BARRIER, SHOWN, UPDATE
+from .transfers import Event, Transfers
 
 
 @dataclass(frozen=True)
@@ -39,27 +40,37 @@ class Code:
     saved_bytes: int
     # The outputs that lie in memory which is saved, by position.
     saved_outputs: frozenset[int]
+    # What outlasts the step and moves: the position of the argument, whether it is the state of that, and whether the step
+    # finds it away.
+    residents: tuple[tuple[int, bool, bool], ...] = ()
 
 
 def generate(document: Mapping[str, Any], constants: Mapping[str, torch.Tensor], outputs: list[Any],
-             update: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None) -> Code:
+             update: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None, *,
+             transfers: Transfers | None = None, leave: Callable[[torch.Tensor], Any] | None = None,
+             resident: Callable[[torch.Tensor, bool], Any] | None = None, keeps: bool = False) -> Code:
     """The functions of a planned graph. `outputs` are the forward pass's results: `None` stands for a tensor of the
     graph, and everything else for itself. `update` is what updates a parameter by its gradient and returns it, where
-    that is part of the graph."""
-    return _Generator(document, constants, outputs, update).run()
+    that is part of the graph. `transfers` are what the plan moves, `leave` begins to move a tensor to the tier, and `resident`
+    is what moves a parameter, or its state; where the backward pass `keeps` what it starts from, it leaves away what it found away."""
+    return _Generator(document, constants, outputs, update, transfers, leave, resident, keeps).run()
 
 
 class _Generator:
     """The state of one generation: the names that constants and operators have in the functions."""
 
     def __init__(self, document: Mapping[str, Any], constants: Mapping[str, torch.Tensor], outputs: list[Any],
-                 update: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None) -> None:
+                 update: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+                 transfers: Transfers | None = None, leave: Callable[[torch.Tensor], Any] | None = None,
+                 resident: Callable[[torch.Tensor, bool], Any] | None = None, keeps: bool = False) -> None:
         self.update = update
+        self.transfers = Transfers(document, []) if transfers is None else transfers
+        self.keeps = keeps
         self.document = document
         self.outputs = outputs
         self.constants = constants
         self.names: dict[str, Any] = {"state_of": _state_of, "now_of": _now_of, "go_back": _go_back, "go_on": _go_on,
-                                      "add": _add}
+                                      "add": _add, "leave": leave, "resident": resident}
         self.bound: dict[Any, str] = {}
         self.described = {value["id"]: value for node in document["nodes"] for value in node["outputs"] if value is not None}
         self.quickest: dict[Any, Way] = {}
@@ -67,6 +78,11 @@ class _Generator:
         # Values that somebody else is given.
         self.returned = set(document["outputs"]) | {value for node in document["nodes"] if node["op"] == BARRIER
                                                     for value in node.get("inputs", [])}
+        # States of parameters are no tensors of the code: the optimizer has them.
+        states = {node["outputs"][0]["storage"] for node in document["nodes"] if node["name"].startswith("state_")
+                  and node["op"] == "placeholder"}
+        self.unnamed = {_variable(value["id"]) for value in self.described.values() if value["storage"] in states}
+        self.places = {node["name"]: index for index, node in enumerate(document["nodes"])}
         self.again = {node["recomputes"] for node in document["nodes"] if node.get("stream") and "recomputes" in node}
 
     def run(self) -> Code:
@@ -89,6 +105,7 @@ class _Generator:
         saved = [_variable(value) for value in sorted(needed)
                  if value in made or given.get(value, "").startswith("argument_")]
         states = [_state(node) for node in early if node["name"] in self._draws_again(late)]
+        states += [_away(copy) for copy in sorted(self.transfers.kept)]
 
         stored = {value["id"]: value["storage"] for node in nodes for value in node["outputs"] if value is not None}
         own = {value["storage"] for node in early for value in node["outputs"]
@@ -100,7 +117,8 @@ class _Generator:
         shown = [f"argument_{node['args'][1]}" for node in late if node["op"] == SHOWN]
         saved += list(dict.fromkeys(shown))
         kept = [f"{name}.detach()" if name in apart else name for name in saved]
-        text = self._forward(early, placeholders, owed, saved + states, kept + states)
+        border = self.places[running[barrier]["name"]]
+        text = self._forward(early, placeholders, owed, saved + states, kept + states, border)
         if running[barrier]["outputs"] or late:
             text += "\n\n" + self._backward(late, placeholders, tangents, saved + states, results)
         # Of an argument a view may be saved instead of itself.
@@ -108,7 +126,7 @@ class _Generator:
         arguments = [int(name.removeprefix("argument_")) for value, name in given.items()
                      if name.startswith("argument_") and stored[value] in read]
         arguments += [int(name.removeprefix("argument_")) for name in shown]
-        own -= {node["outputs"][0]["storage"] for node in nodes if node["op"] == "placeholder"}
+        own -= {node["outputs"][0]["storage"] for node in nodes if node["op"] == "placeholder"} | self.transfers.away
         return self._compiled(text, tuple(arguments), sum(self.document["storages"][storage] for storage in own),
                               frozenset(shared))
 
@@ -116,7 +134,7 @@ class _Generator:
         return {node["recomputes"] for node in late if node.get("stream") and "recomputes" in node}
 
     def _forward(self, early: list[Mapping[str, Any]], placeholders: dict[str, int], owed: list[Any],
-                 saved: list[str], returned: list[str]) -> str:
+                 saved: list[str], returned: list[str], border: int) -> str:
         outputs = []
         for constant, value in zip(self.outputs, owed, strict=True):
             outputs.append(self._constant(constant) if value is None else _variable(value["value"]))
@@ -132,9 +150,16 @@ class _Generator:
                 lines.append(f"{variable} = arguments[{index}]")
         shown = {f"argument_{node['args'][1]}" for node in early if node["op"] == SHOWN} | (kept & self.shown)
         lines += [f"{name} = arguments[{name.removeprefix('argument_')}]" for name in sorted(shown)]
+        for copy, (name, _) in sorted(self.transfers.residents.items()):
+            index, is_state = _position(name)
+            lines.append(f"{_away(copy)} = resident({_variable(placeholders[f'argument_{index}'])}, {is_state})")
+        lines += [f"{_away(copy)}.leave()" for copy in sorted(self.transfers.copied)]
         lines.append("arguments.clear()")
         lines += self._constants(placeholders, used)
         lines += self._body(early, kept)
+        lines += self._moved(self.transfers.before(border))
+        if border + 1 == self.transfers.end:
+            lines += self._moved(self.transfers.before(border + 1))
         lines.append(f"return [{', '.join(outputs)}], [{', '.join(returned)}]")
         return "\n    ".join(lines)
 
@@ -150,6 +175,7 @@ class _Generator:
                   for name, value in placeholders.items() if name.startswith("gradient_")]
         lines += self._constants(placeholders, used)
         lines += self._body(late, {_variable(value) for value in results.values()})
+        lines += self._moved(self.transfers.before(self.transfers.end))
         pairs = ", ".join(f"{index}: {_variable(value)}" for index, value in sorted(results.items()))
         lines.append(f"return {{{pairs}}}")
         return "\n    ".join(lines)
@@ -163,8 +189,9 @@ class _Generator:
         """The calls, and behind each what it was the last to use."""
         last: dict[str, int] = {}
         for index, node in enumerate(nodes):
-            for value in _values(node):
-                last[_variable(value)] = index
+            for variable in map(_variable, _values(node)):
+                if variable not in self.unnamed:
+                    last[variable] = index
             if node.get("stream") and "recomputes" in node:
                 last[_state_named(node["recomputes"])] = index
             elif node["name"] in self.again:
@@ -174,14 +201,32 @@ class _Generator:
             if variable not in kept:
                 dying.setdefault(index, []).append(variable)
         for index, node in enumerate(nodes):
+            yield from self._moved(self.transfers.before(self.places[node["name"]]))
             if node["name"].startswith("gradient_") and node["name"].endswith("_sum"):
                 there, value = (_variable(item["value"]) for item in node["args"])
                 total = _variable(node["outputs"][0]["id"])
                 yield f"{total} = gradients[{node['name'].split('_')[1]}] = add({there}, {value})"
             else:
                 yield from self._call(node)
+            if self.keeps:
+                yield from self._moved(self.transfers.behind(self.places[node["name"]]))
             if index in dying:
                 yield f"del {', '.join(dying[index])}"
+
+    def _moved(self, events: Iterable[Event]) -> Iterator[str]:
+        """What moves, by the handle of its storage."""
+        for event in events:
+            handle = _away(event.copy)
+            if event.value is None:
+                yield f"{handle}.{event.what}()"
+                continue
+            variable = _variable(event.value)
+            if event.what == "leave":
+                yield f"{handle} = leave({variable})"
+            elif event.what != "forget":
+                yield f"{handle}.{event.what}({variable})"
+            elif not (self.keeps and event.copy in self.transfers.kept):
+                yield f"del {handle}"
 
     def _call(self, node: Mapping[str, Any]) -> Iterator[str]:
         outputs = node["outputs"]
@@ -196,6 +241,8 @@ class _Generator:
         elif node["name"] in self.again:
             # The random state before the first run.
             yield f"{_state(node)} = state_of({self._device(node)})"
+        if node["op"] == UPDATE:
+            outputs = outputs[:1]
         made = [_variable(output["id"]) if output is not None else "unread" for output in outputs]
         if len(outputs) == 1:
             target = "" if outputs[0] is None else f"{made[0]} = "
@@ -230,7 +277,7 @@ class _Generator:
     def _overload(self, node: Mapping[str, Any], args: list[Any], kwargs: dict[str, Any]) -> tuple[Any, Any, Any]:
         """The operator of a call with its arguments; where the call overwrites one of them, the operator that does."""
         if node["op"] == UPDATE and self.update is not None:
-            return None, args, kwargs
+            return None, args[:2], kwargs
         name = node["op"]
         if name == "aten._unsafe_view.default" and self.returned.isdisjoint(_made(node)):
             # The same, which is told apart by nobody but whoever is given the result.
@@ -301,7 +348,8 @@ class _Generator:
         # A traceback shows the line.
         linecache.cache[name] = (len(text), None, text.splitlines(keepends=True), name)
         exec(compile(text, name, "exec"), self.names)  # noqa: S102
-        return Code(self.names["forward"], self.names.get("backward"), text, arguments, size, shared)
+        residents = tuple((*_position(name), is_away) for name, is_away in self.transfers.residents.values())
+        return Code(self.names["forward"], self.names.get("backward"), text, arguments, size, shared, residents)
 
 
 @dataclass(frozen=True)
@@ -313,6 +361,16 @@ class _Named:
 
 def _variable(value: int) -> str:
     return f"v{value}"
+
+
+def _position(name: str) -> tuple[int, bool]:
+    """Of a placeholder that outlasts the step the position of its argument, and whether it is the state of that."""
+    kind, _, index = name.partition("_")
+    return int(index), kind == "state"
+
+
+def _away(copy: int) -> str:
+    return f"away{copy}"
 
 
 def _state(node: Mapping[str, Any]) -> str:

@@ -36,6 +36,7 @@ def compile(
     deadline: float = 1.0,
     fused: bool = False,
     addresses: bool = False,
+    offload: int | str | None = None,
 ) -> Module:
     """Makes each forward and backward pass of `model` stay within `budget` bytes, and returns the model.
 
@@ -64,9 +65,15 @@ def compile(
     process, the allocations of a plan's first steps are recorded, and those of all later ones lie at planned addresses in
     one slab. This has to be asked for before anything is on the GPU; move the model afterwards.
 
+    With `offload`, a size such as `"64GiB"`, what the step holds may also be away while nobody needs it, in so many bytes
+    of another memory: of the host, pinned, where the model is on a GPU, and of a file without a name in the folder for
+    temporary files where it is on a processor. So budgets can be met that no recomputation meets. Parameters and
+    optimizer state stay where they are, as does what the loop is given.
+
     Raises `OptionError` where an option makes no sense and `CompileError` where the model is compiled already. Calls of
     the model raise `InfeasibleBudget` where the budget is too small, with the proof, `CompileError` where the model
-    cannot be captured as one graph, and `BudgetExceeded` where the loop holds what leaves too little.
+    cannot be captured as one graph, `BudgetExceeded` where the loop holds what leaves too little, and `OffloadError`
+    where the other memory does not suffice.
     """
     if not isinstance(model, nn.Module):
         raise OptionError(f"{type(model).__name__} is no torch.nn.Module; give the model itself")
@@ -77,7 +84,7 @@ def compile(
         raise CompileError("the model is compiled already; give tightfit.compile a model as it was built, and leave "
                            "torch.compile, model.compile and torch_compile=True out")
     asked = settings(budget, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory, deadline=deadline,
-                     fused=fused, addresses=addresses)
+                     fused=fused, addresses=addresses, offload=offload)
     if asked.addresses:
         install()
     backend = Backend(asked, model, type(model).__name__)
@@ -100,7 +107,8 @@ class PlanInfo:
     `trains` that there is a backward pass, and `unmeasured` names the operators that could not be measured, so that what
     they take while they run is not known. `model` is the name of the model's class.
     `measured_peak` are the most bytes that the first steps held, where they are measured: with `fused=True`. `slab` are the
-    bytes in which what the step makes has its addresses, once they are planned: with `addresses=True`.
+    bytes in which what the step makes has its addresses, once they are planned: with `addresses=True`. `offloaded` are the
+    bytes of the tier that the step needs: with `offload`.
     """
 
     budget: int | None
@@ -117,6 +125,7 @@ class PlanInfo:
     model: str = ""
     measured_peak: int | None = None
     slab: int | None = None
+    offloaded: int = 0
 
     def _repr_html_(self) -> str:
         return notebook.table(self._title(), notebook.HEAD, notebook.figures(self))
@@ -149,6 +158,7 @@ def info(step: Step, plan: Plan, budget: int | None) -> PlanInfo:
         budget, held.peak + plan.beside, held.unplanned_peak + plan.beside, held.seconds,
         held.unplanned_seconds, held.bound_seconds, held.recomputed, step.batch(), bool(plan.accumulated),
         step.joint.has_backward, sorted(step.refused), step.name, step.measured_peak, plan.course.slab,
+        held.below,
     )
 
 

@@ -18,12 +18,14 @@ from torch import nn
 
 from ..errors import BudgetExceeded, CompileError, InfeasibleBudget
 from .addresses import Course, Slab, slab_of, too_large
+from .away import Away
 from .code import Code
 from .costs import costed, libraries
 from .joint import Joint, document, is_tensor
 from .ledger import Ledger, Pending
-from .planned import Held, apart, code, held
+from .planned import Below, Held, apart, code, held
 from .settings import Settings
+from .tier import Tier
 
 # What PyTorch itself allocates around a step: random states, views, tokens of a few bytes.
 RESERVE = 64 << 10
@@ -56,6 +58,8 @@ class Step:
     measured_peak: int | None = None
     # What updates a parameter by its gradient, where that is part of the graph.
     update: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    # What moves a parameter or its state, where those may be away.
+    resident: Callable[[torch.Tensor, bool], Any] | None = None
 
     def __init__(self, joint: Joint, settings: Settings, ledger: Ledger, device: torch.device, name: str,
                  outside: int, outside_parameters: Sequence[Any] = ()) -> None:
@@ -103,6 +107,8 @@ class Step:
         plan = self.plan(accumulated, others, arguments)
         if self.slab is not None:
             plan = self._begun(self.slab, plan, accumulated, others, arguments)
+        if self.tier is not None:
+            self.tier.room(plan.held.below, self.name)
         self.calls += 1
         if plan.code.backward is None:
             with self._window():
@@ -176,6 +182,15 @@ class Step:
             del gradient
         return results
 
+    @property
+    def tier(self) -> Tier | None:
+        """Where what it holds may be away, if anywhere."""
+        if self.settings.offload is None:
+            return None
+        if self.ledger.tier is None:
+            self.ledger.tier = Tier(self.settings.offload, self.device)
+        return self.ledger.tier
+
     # Addresses.
 
     @functools.cached_property
@@ -243,25 +258,31 @@ class Step:
                  arguments: Sequence[Any]) -> Plan:
         if self.slab is not None:
             self.slab.make_room()
-        found = costed(self._graph(accumulated, holds, arguments), self.device, arguments)
+        # What lies below another device is not there to be measured with.
+        given = () if self.resident is not None and self.device.type == "cuda" else arguments
+        found = costed(self._graph(accumulated, holds, arguments), self.device, given)
         self.refused = found.refused
+        below = None if self.tier is None else Below(self.tier.size, *self.tier.rates)
         if room is not None and room <= 0:
-            least = held(found.document, None, self.settings.deadline)
+            least = held(found.document, None, self.settings.deadline, below=below,
+                         with_residents=self.resident is not None)
             raise InfeasibleBudget("", budget=room, needed=least.peak, smallest=least.peak)
-        plan = held(found.document, room, self.settings.deadline)
+        plan = held(found.document, room, self.settings.deadline, below=below,
+                         with_residents=self.resident is not None)
         return Plan(plan, self._code(plan), accumulated, holds, beside)
 
-    def _code(self, plan: Held) -> Code:
+    def _code(self, plan: Held, *, keeps: bool = False) -> Code:
         outputs = [None if is_tensor(output) else output for output in self.joint.outputs]
         constants = {str(node.target): getattr(self.joint.module, str(node.target))
                      for node in self.joint.module.graph.find_nodes(op="get_attr")}
-        return code(plan, constants, outputs, self.update)
+        leave = None if self.tier is None else functools.partial(Away, self.tier)
+        return code(plan, constants, outputs, self.update, leave, self.resident, keeps=keeps)
 
     def _apart(self, plan: Plan) -> Plan:
         """The same plan where nothing is overwritten: the next backward pass finds what this one found."""
         if id(plan) not in self.apart:
             same = apart(plan.held)
-            self.apart[id(plan)] = replace(plan, held=same, code=self._code(same))
+            self.apart[id(plan)] = replace(plan, held=same, code=self._code(same, keeps=True))
         return self.apart[id(plan)]
 
     def _graph(self, accumulated: frozenset[int], holds: bool, arguments: Sequence[Any]) -> dict[str, Any]:

@@ -206,7 +206,8 @@ def is_tensor(output: Any) -> bool:
 
 
 def document(joint: Joint, name: str, *, accumulated: frozenset[int] = frozenset(), between: int = 0,
-             holds_outputs: bool = True, updates: Mapping[int, Update] | None = None) -> dict[str, Any]:
+             holds_outputs: bool = True, updates: Mapping[int, Update] | None = None,
+             states: Mapping[int, int] | None = None) -> dict[str, Any]:
     """The joint graph as tightfit-graph/1.
 
     `accumulated` are the arguments whose gradients are there when the step begins: what the backward pass computes is
@@ -217,23 +218,28 @@ def document(joint: Joint, name: str, *, accumulated: frozenset[int] = frozenset
     `updates` are the parameters that are updated by their gradients, by their positions; where it is given, there are no
     tangents but the constant 1, and all outputs are held to the end.
 
+    `states` are the bytes of the optimizer's state of each, where that and the parameters may be away: then nobody holds
+    a parameter when the step ends, and an update reads and writes its state.
+
     Arguments are called `argument_0` and so on, tangents `tangent_0` and so on, accumulated gradients `gradient_0` and
-    so on, by their positions. Results are called `output i` and `gradient i`, and what is held besides `held`.
+    so on, states `state_0` and so on, by their positions. Results are called `output i` and `gradient i`, and what is held besides `held`.
     """
-    return _Document(joint, name, accumulated, between, holds_outputs, updates).run()
+    return _Document(joint, name, accumulated, between, holds_outputs, updates, states).run()
 
 
 class _Document:
     """The state of one translation: where each node's values are."""
 
     def __init__(self, joint: Joint, name: str, accumulated: frozenset[int], between: int,
-                 holds_outputs: bool, updates: Mapping[int, Update] | None) -> None:
+                 holds_outputs: bool, updates: Mapping[int, Update] | None, states: Mapping[int, int] | None) -> None:
         self.joint = joint
         self.builder = GraphBuilder(name, {"producer": producer(), "decompositions": "none"})
         self.accumulated = accumulated
         self.between = between
         self.holds_outputs = holds_outputs
         self.updates = updates
+        self.states = states
+        self.kept: dict[int, ValueId] = {}
         self.backward = set(following(joint.module.graph, joint.tangents))
         self.values: dict[fx.Node, ValueId | list[ValueId | None]] = {}
         self.names: dict[int, str] = {}
@@ -269,7 +275,7 @@ class _Document:
             if gradient is not None and index in sums:
                 self._add(index, sums[index], gradient)
         for node in [*joint.primals, *(joint.tangents if self.updates is None else ())]:
-            if node in self.values and node not in self.written:
+            if node in self.values and node not in self.written and not (self.states is not None and _is_parameter(node, joint)):
                 builder.output(self._value(node), "held")
         return builder.document()
 
@@ -289,6 +295,9 @@ class _Document:
             else:
                 parameter = argument.name if argument.phase != "input" else None
                 self.values[node] = first[storage] = builder.placeholder(name, argument.phase, value, parameter=parameter)
+                if self.states is not None:
+                    # What is away while it is captured has no memory.
+                    builder.enlarge(first[storage], _span(value))
         for node in joint.module.graph.find_nodes(op="get_attr"):
             value = getattr(joint.module, str(node.target))
             node.meta.setdefault("val", value)
@@ -300,13 +309,21 @@ class _Document:
                 like = torch.empty_like(joint.primals[index].meta["val"], requires_grad=False)
                 sums[index] = builder.placeholder(f"gradient_{index}", "buffer", like,
                                                   parameter=f"{joint.arguments[index].name}.grad")
+        for index, size in (self.states or {}).items():
+            if size:
+                with torch.no_grad():
+                    state = joint.primals[index].meta["val"].new_empty((size,), dtype=torch.uint8)
+                self.kept[index] = builder.placeholder(f"state_{index}", "state", state,
+                                                       parameter=f"{joint.arguments[index].name}.state")
         return sums
 
     def _barrier(self) -> None:
         joint = self.joint
         owed = [self._current(output) if is_tensor(output) else None for output in joint.outputs]
         entering = [] if self.entered else joint.tangents
-        made = self.builder.node("barrier", BARRIER, "backward", [owed, list(self.written.values())], {},
+        written = [value for node, value in self.written.items()
+                   if self.states is None or not _is_parameter(node, joint)]
+        made = self.builder.node("barrier", BARRIER, "backward", [owed, written], {},
                                  [node.meta["val"] for node in entering], cost=False, workspace=self.between)
         self.values.update(zip(entering, made, strict=True))
         self.entered = True
@@ -326,9 +343,13 @@ class _Document:
         like = primal.meta["val"]
         is_laid_out = _obeys_layout(gradient.meta["val"], like)
         value = self._value(gradient) if is_laid_out else self._owned(index, gradient)
-        [self.written[primal]] = self.builder.node(
-            f"update_{index}", UPDATE, "optimizer", [self._value(primal), value], {}, [like], mutates=True,
-            workspace=update.workspace, seconds=update.seconds,
+        args, outputs = [self._value(primal), value], [like]
+        if index in self.kept:
+            args.append(self.kept[index])
+            outputs.append(self.builder.tensor(self.kept[index]))
+        self.written[primal], *_ = self.builder.node(
+            f"update_{index}", UPDATE, "optimizer", args, {}, outputs, mutates=True, workspace=update.workspace,
+            seconds=update.seconds,
         )
 
     def _call(self, node: fx.Node) -> None:
@@ -401,6 +422,10 @@ class _Document:
                           [self.builder.tensor(there)], mutates=True)
 
 
+def _is_parameter(node: fx.Node, joint: Joint) -> bool:
+    return node in joint.primals and joint.arguments[joint.primals.index(node)].is_parameter
+
+
 def _due(joint: Joint, updates: Mapping[int, Update]) -> dict[fx.Node, list[int]]:
     """Behind which node each parameter may be updated: its gradient is there, and nobody reads what it was any more."""
     read = {_storage(joint.primals[index].meta["val"]): index for index in updates}
@@ -430,6 +455,12 @@ def _as_written(result: Any) -> Any:
 
 def _storage(tensor: torch.Tensor) -> int:
     return tensor.untyped_storage()._cdata
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Bytes from a tensor's first element to its last."""
+    last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return (tensor.storage_offset() + last + 1) * tensor.element_size() if tensor.numel() else 0
 
 
 def _obeys_layout(gradient: torch.Tensor, parameter: torch.Tensor) -> bool:

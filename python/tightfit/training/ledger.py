@@ -14,6 +14,8 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from .tier import Tier
+
 # Results of a call that are smaller than this are held by the reserve.
 _SMALL = 4096
 
@@ -55,6 +57,8 @@ class Ledger:
     states: weakref.WeakKeyDictionary[Any, int] = field(default_factory=weakref.WeakKeyDictionary)
     # Bytes of the buckets in which data parallelism sums gradients, by the module that does.
     buckets: weakref.WeakKeyDictionary[nn.Module, int] = field(default_factory=weakref.WeakKeyDictionary)
+    # Where tensors of its steps may be away.
+    tier: Tier | None = None
     # The backward pass that was last seen while other calls waited for theirs.
     joined: int = -1
     # The nodes of autograd that accumulate gradients, with their parameters, by name: they hold the parameters.

@@ -17,7 +17,7 @@ from ..errors import CompileError, OptionError
 from .backend import Backend
 from .settings import Settings, settings
 
-_OPTIONS = ("budget", "differentiable_outputs", "loss_memory", "deadline", "fused")
+_OPTIONS = ("budget", "differentiable_outputs", "loss_memory", "deadline", "fused", "offload")
 
 # One for each function that is compiled, and what it was compiled with.
 _backends: dict[tuple[Any, Settings], Backend] = {}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -16,6 +16,7 @@ import torch
 
 from .. import _native, cache
 from .code import Code, generate
+from .transfers import Move, Transfers, movable
 
 # One of those that take what a graph records: for calls without seconds, where nobody names one.
 _MACHINE = "a100-80gb"
@@ -34,24 +35,40 @@ class Held:
     bound_seconds: float | None
     recomputed: int
     document: dict[str, Any]
+    # What it moves between the document's nodes, and the bytes of the tier that it needs.
+    moves: Sequence[Move] = ()
+    below: int = 0
+
+
+@dataclass(frozen=True)
+class Below:
+    """A tier: its bytes, bytes per second there and back, and seconds that a transfer takes besides."""
+
+    size: int
+    out: float
+    back: float
+    latency: float
 
 
 def held(document: Mapping[str, Any], budget: int | None, deadline: float,
-         machine: str | None = None) -> Held:
+         machine: str | None = None, below: Below | None = None, *, with_residents: bool = False) -> Held:
     """The fastest plan of a graph that holds no more than the budget, or as few bytes as possible without one. Calls that
-    the graph has no seconds for are predicted for the machine.
+    the graph has no seconds for are predicted for the machine. With a tier `below` the device what the step makes for
+    itself may be away there, and `with_residents` parameters and optimizer state.
 
     Raises `InfeasibleBudget`.
     """
     machine = machine or _MACHINE
     text = json.dumps(document, sort_keys=True)
-    asked = f"{_native.__version__} {budget} {deadline} {machine} {text}"
+    asked = f"{_native.__version__} {budget} {deadline} {machine} {below} {text}"
     name = f"plans/{hashlib.sha256(asked.encode()).hexdigest()}.json"
     if (found := _kept(name)) is not None:
         return found
-    made = _native.hold(text.encode(), budget, deadline=deadline, machine=machine)
+    given = {} if below is None else {"tier": (below.size, below.out, below.back, below.latency),
+                                        "movable": movable(document, with_residents=with_residents)}
+    made = _native.hold(text.encode(), budget, deadline=deadline, machine=machine, **given)
     facts = {key: getattr(made, key) for key in ("peak", "seconds", "unplanned_peak", "unplanned_seconds", "bound_seconds",
-                                                 "recomputed")}
+                                                 "recomputed", "moves", "below")}
     cache.keep(name, json.dumps(facts | {"document": json.loads(made.document)}), most=_PLANS)
     return Held(**facts, document=json.loads(made.document))
 
@@ -59,8 +76,9 @@ def held(document: Mapping[str, Any], budget: int | None, deadline: float,
 def _kept(name: str) -> Held | None:
     text = cache.read(name)
     try:
-        return None if text is None else Held(**json.loads(text))
-    except (ValueError, TypeError):
+        facts = None if text is None else json.loads(text)
+        return None if facts is None else Held(**facts | {"moves": [tuple(move) for move in facts["moves"]]})
+    except (ValueError, TypeError, KeyError):
         return None
 
 
@@ -68,11 +86,17 @@ def apart(plan: Held) -> Held:
     """The same plan where nothing is overwritten, as a graph that is kept for another backward pass needs it."""
     nodes = [{key: item for key, item in node.items() if key != "overwrites"} for node in plan.document["nodes"]]
     document = plan.document | {"nodes": nodes}
-    peak = _native.read_graph(json.dumps(document).encode()).unplanned_peak(machine=_MACHINE)
+    graph = _native.read_graph(json.dumps(document).encode())
+    peak = _native.peak_with_moves(graph, plan.moves, _MACHINE) if plan.moves else graph.unplanned_peak(machine=_MACHINE)
     return replace(plan, peak=peak, document=document)
 
 
 def code(plan: Held, constants: Mapping[str, torch.Tensor], outputs: list[Any],
-         update: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None) -> Code:
-    """The functions of a plan; `update` runs its updates."""
-    return generate(plan.document, constants, outputs, update)
+         update: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None,
+         leave: Callable[[torch.Tensor], Any] | None = None, resident: Callable[[torch.Tensor, bool], Any] | None = None, *,
+         keeps: bool = False) -> Code:
+    """The functions of a plan; `update` runs its updates, `leave` begins to move a tensor to the tier, and `resident` is
+    what moves a parameter or its state. Where the backward pass `keeps` what it starts from, it may run again."""
+    transfers = Transfers(plan.document, plan.moves)
+    return generate(plan.document, constants, outputs, update, transfers=transfers, leave=leave, resident=resident,
+                    keeps=keeps)

@@ -29,6 +29,7 @@ class Settings:
     loss_memory: int | None = None
     fused: bool = False
     addresses: bool = False
+    offload: int | None = None
 
     def between(self, joint: Any) -> int:
         """Bytes that a loss outside of the model takes between the two calls: as declared, or twice what the outputs
@@ -41,7 +42,7 @@ class Settings:
 
 
 def settings(budget: Any, *, differentiable_outputs: bool = False, loss_memory: Any = None,
-             deadline: Any = 1.0, fused: Any = False, addresses: Any = False) -> Settings:
+             deadline: Any = 1.0, fused: Any = False, addresses: Any = False, offload: Any = None) -> Settings:
     """Settings as people write them. Raises `OptionError`."""
     if isinstance(deadline, bool) or not isinstance(deadline, (int, float)) or not 0 < deadline < math.inf:
         raise OptionError(f"deadline={deadline!r} is no time; write a number of seconds such as 1.0")
@@ -52,8 +53,14 @@ def settings(budget: Any, *, differentiable_outputs: bool = False, loss_memory: 
             raise OptionError(f"{name}={option!r} is neither True nor False")
     if fused and addresses:
         raise OptionError("fused=True leaves order and memory to Inductor, and addresses=True plans both; give one of them")
+    below = None if offload is None else size(offload, "offload")
+    for name, option in (("fused", fused), ("addresses", addresses)):
+        if below is not None and option:
+            raise OptionError(f"{name}=True and offload={offload!r} do not go together: what moves has neither Inductor's code nor "
+                              "an address of its own; give one of them")
     memory = None if loss_memory is None else size(loss_memory, "loss_memory")
-    return Settings(budget_bytes(budget), float(deadline), differentiable_outputs, memory, fused, addresses)
+    return Settings(budget_bytes(budget), float(deadline), differentiable_outputs, memory, fused, addresses,
+                    below)
 
 
 def budget_bytes(given: Any) -> int | None:

@@ -22,9 +22,13 @@ from .dynamo import isolated
 from .execution import Step
 from .joint import Joint, document, is_tensor
 from .ledger import Ledger
-from .settings import Settings, settings
+from .residents import Residents
+from .settings import Settings, device_of, settings
+from .tier import Tier
 from .updates import Updates
 
+# The most bytes of a state's single numbers, such as how many updates there were.
+_NUMBER = 64
 # What people look for that needs all gradients at once, by the option's name.
 _NOT_HERE = {
     "clip_grad_norm": "clipping needs the norm of all gradients before the first update",
@@ -50,6 +54,7 @@ def step(
     budget: int | str,
     outputs: bool = False,
     deadline: float = 1.0,
+    offload: int | str | None = None,
     **others: Any,
 ) -> TrainingStep:
     """A function that makes one training step of `model` within `budget` bytes: forward pass, backward pass and the
@@ -75,6 +80,12 @@ def step(
     while they are there, what is saved and what is computed again, and what operators and updates take while they run.
     `deadline` is how many seconds a plan may take to be found.
 
+    With `offload`, a size such as `"64GiB"`, parameters, the optimizer's state and what the step computes may be away while
+    nobody needs them, in so many bytes of another memory: of the host, pinned, where the model is on a GPU, and of a file
+    without a name in the folder for temporary files where it is on a processor. So a model can be trained whose
+    parameters and state alone exceed the budget. Between two steps what is away lies there as tensors of the processor,
+    and can be read, written, saved and loaded as ever; what else shares a parameter's memory keeps it.
+
     What needs all gradients at once is refused, and tightfit.compile is there for it: clipping, GradScaler,
     accumulation, closures, and optimizers that are not known to update each parameter by itself.
 
@@ -98,7 +109,7 @@ def step(
         raise OptionError(f"loss_fn={loss_fn!r} is no function of the model's output and the targets; give one, or "
                           "None where the model returns its loss")
     updates = Updates(optimizer)
-    return TrainingStep(model, loss_fn, updates, settings(budget, deadline=deadline), outputs)
+    return TrainingStep(model, loss_fn, updates, settings(budget, deadline=deadline, offload=offload), outputs)
 
 
 class TrainingStep:
@@ -106,7 +117,15 @@ class TrainingStep:
 
     def __init__(self, model: nn.Module, loss_fn: Any, updates: Updates, asked: Settings, outputs: bool) -> None:
         # The backend refers to the model weakly; the module that is compiled holds it.
-        self._backend = Backend(asked, model, type(model).__name__, step=functools.partial(_WholeStep, updates))
+        self._residents = None
+        if asked.offload is not None:
+            tensors = [parameter for group in updates.optimizer.param_groups for parameter in group["params"]]
+            self._residents = Residents(updates.optimizer, Tier(asked.offload, device_of(tensors)))
+        self._backend = Backend(asked, model, type(model).__name__,
+                                step=functools.partial(_WholeStep, updates, self._residents))
+        if self._residents is not None:
+            self._backend.ledger.tier = self._residents.tier
+            self._residents.leave()
         whole = _Whole(model, loss_fn, outputs)
         whole.compile(backend=self._backend, dynamic=False, fullgraph=True, **isolated())
         self._call = Call(whole._compiled_call_impl, self._backend)
@@ -119,8 +138,16 @@ class TrainingStep:
                               "targets)")
         if not self._takes_targets and len(batch) == 1 and isinstance(batch[0], Mapping) and not named:
             batch, named = (), dict(batch[0])
-        with torch.enable_grad():
-            results = self._call(*batch, **named)
+        residents = self._residents
+        try:
+            if residents is not None and residents.tier.device.type != "cpu":
+                # The call is known by the devices of its tensors.
+                residents.hide()
+            with torch.enable_grad():
+                results = self._call(*batch, **named)
+        finally:
+            if residents is not None:
+                residents.show()
         loss, *given = results
         return (loss.detach(), given[0]) if given else loss.detach()
 
@@ -166,11 +193,14 @@ def _detached(output: Any) -> Any:
 class _WholeStep(Step):
     """A captured graph whose plans run to the last update."""
 
-    def __init__(self, updates: Updates, joint: Joint, settings: Settings, ledger: Ledger, device: torch.device,
+    def __init__(self, updates: Updates, residents: Residents | None, joint: Joint, settings: Settings, ledger: Ledger, device: torch.device,
                  name: str, outside: int, outside_parameters: Sequence[Any] = ()) -> None:
         super().__init__(_checked(joint), settings, ledger, device, name, outside, outside_parameters)
         self.updates = updates
         self.update = updates.run
+        self.residents = residents
+        if residents is not None:
+            self.resident = lambda parameter, is_state: residents.of(parameter, is_state=is_state)
         self.holds_outputs = True
         self._plans_by: dict[Hashable, Any] = {}
 
@@ -180,9 +210,16 @@ class _WholeStep(Step):
         trained = {index: arguments[index] for index in self._accumulating}
         updates.begin({self.joint.arguments[index].name: tensor for index, tensor in trained.items()})
         self.ledger.reserved = updates.state_bytes(trained.values(), self.device)
+        if self.residents is not None:
+            # What is planned counts there; numbers of steps stay.
+            self.ledger.reserved -= sum(self._states(arguments).values()) - _NUMBER * len(trained)
         self.plans = self._plans_by.setdefault(updates.signature(), {})
         plan = self.plan(frozenset(), self._others(None, [arguments[index] for index in self._idle], []), arguments)
         self.calls += 1
+        if self.residents is not None:
+            wanted = {self.resident(arguments[index], is_state): below for index, is_state, below in plan.code.residents}
+            self.residents.begin(wanted)
+            self.tier.room(max(plan.held.below - self.tier.used, 0), self.name)
         outputs, _ = plan.code.forward(arguments)
         updates.end()
         self.ledger.hand_out(outputs)
@@ -195,7 +232,12 @@ class _WholeStep(Step):
     def _graph(self, accumulated: frozenset[int], holds: bool, arguments: Sequence[Any]) -> dict[str, Any]:
         """What is planned: the updates are part of it."""
         costs = {index: self.updates.update(arguments[index]) for index in self._accumulating}
-        return document(self.joint, self.name, updates=costs)
+        states = None if self.residents is None else self._states(arguments)
+        return document(self.joint, self.name, updates=costs, states=states)
+
+    def _states(self, arguments: Sequence[Any]) -> dict[int, int]:
+        """The bytes of each parameter's state."""
+        return {index: self.updates.state_bytes_of(arguments[index]) for index in self._accumulating}
 
 
 def _checked(joint: Joint) -> Joint:

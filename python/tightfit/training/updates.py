@@ -141,9 +141,12 @@ class Updates:
         states = self.optimizer.state
         total = {id(tensor): _state_bytes(state, device) for tensor, state in states.items()}
         for parameter in parameters:
-            expected = math.ceil(self._cost(parameter).state.at(parameter.numel()))
-            total[id(parameter)] = max(total.get(id(parameter), 0), expected)
+            total[id(parameter)] = max(total.get(id(parameter), 0), self.state_bytes_of(parameter))
         return sum(total.values())
+
+    def state_bytes_of(self, parameter: torch.Tensor) -> int:
+        """Bytes of state that updates of a parameter make."""
+        return math.ceil(self._cost(parameter).state.at(parameter.numel()))
 
     def _cost(self, parameter: torch.Tensor) -> _Cost:
         group = self._group_of[id(parameter)]

@@ -29,7 +29,7 @@ pub use milp::{SOLVER, SolverLimits};
 pub use not_found::NotFound;
 pub use order::base_order;
 pub use rematerialize::{Retention, Retentions, rematerialize};
-pub use rewrite::{RewriteError, rewrite};
+pub use rewrite::{RewriteError, RewrittenMove, rewrite, rewrite_with};
 pub use search::{
     Answer, BoundOrder, LOWEST, Search, lower_bound, lower_bound_with_moves, lowest_of_peers,
     relieved,

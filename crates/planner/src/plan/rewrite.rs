@@ -16,7 +16,7 @@ use std::collections::BTreeSet;
 use cranelift_entity::SecondaryMap;
 use thiserror::Error;
 
-use crate::analysis::{IntervalId, liveness};
+use crate::analysis::{IntervalId, Motion, Move, liveness};
 use crate::graph::{Graph, GraphBuilder, GraphError, NodeSpec, Phase, Value, ValueSpec};
 use crate::id::{NodeId, StorageId, ValueId};
 use crate::profile::Profile;
@@ -46,6 +46,30 @@ pub enum RewriteError {
 /// them, and finds what it reads. A node of it overwrites what its run takes over, and nothing
 /// else.
 pub fn rewrite(graph: &Graph, profile: &Profile, runs: &[NodeId]) -> Result<Graph, RewriteError> {
+    rewrite_with(graph, profile, runs, &[]).map(|(rewritten, _)| rewritten)
+}
+
+/// A move of a plan in the graph that its runs make.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RewrittenMove {
+    /// The node before which it happens; behind the last one, the number of nodes.
+    pub before: NodeId,
+    /// The copy of the storage that moves.
+    pub storage: StorageId,
+    /// The storage in the graph that was rewritten: what lies below stands for all of its copies.
+    pub original: StorageId,
+    /// What happens to it.
+    pub motion: Motion,
+}
+
+/// The same for a plan that also moves what it holds, with its moves in the graph's own terms: a
+/// move stands before the views that are made for the run behind it.
+pub fn rewrite_with(
+    graph: &Graph,
+    profile: &Profile,
+    runs: &[NodeId],
+    moves: &[Move],
+) -> Result<(Graph, Vec<RewrittenMove>), RewriteError> {
     let mut builder = GraphBuilder::new(graph.name());
     builder.source(graph.source().clone());
     for module in graph.modules().values().skip(1) {
@@ -67,8 +91,15 @@ pub fn rewrite(graph: &Graph, profile: &Profile, runs: &[NodeId]) -> Result<Grap
     }
     let phases = phases(graph, runs);
     let taken = taken(graph, profile, runs);
-    for ((&node, phase), taken) in runs.iter().zip(phases).zip(taken) {
+    let (mut moves, mut moved) = (moves.iter().peekable(), Vec::with_capacity(moves.len()));
+    for (position, ((&node, phase), taken)) in (0..).zip(runs.iter().zip(phases).zip(taken)) {
+        while let Some(next) = moves.next_if(|next| next.before <= position) {
+            moved.push(rewriting.moved(next)?);
+        }
         rewriting.append(node, phase, taken)?;
+    }
+    for next in moves {
+        moved.push(rewriting.moved(next)?);
     }
     for &output in graph.outputs() {
         let output = rewriting.value(output, "the end of the step", Phase::Backward)?;
@@ -77,7 +108,7 @@ pub fn rewrite(graph: &Graph, profile: &Profile, runs: &[NodeId]) -> Result<Grap
     if let Some(names) = graph.output_names() {
         rewriting.builder.output_names(names.to_vec());
     }
-    Ok(rewriting.builder.build()?)
+    Ok((rewriting.builder.build()?, moved))
 }
 
 /// The phase of each run: a node that runs again serves whichever node runs for the first time
@@ -124,6 +155,17 @@ struct Rewriting<'a> {
 }
 
 impl Rewriting<'_> {
+    /// A move of the newest copy of a storage, before whatever is appended next.
+    fn moved(&self, &Move { storage, motion, .. }: &Move) -> Result<RewrittenMove, RewriteError> {
+        let before = self.builder.next_node();
+        let copy = self.copy[storage].ok_or_else(|| {
+            let made = self.graph.values().iter().find(|(_, value)| value.storage == storage);
+            let value = made.map_or(0, |(value, _)| value.as_u32());
+            GraphError::ReadBeforeProduced { node: "a move".to_string(), value: value.into() }
+        })?;
+        Ok(RewrittenMove { before, storage: copy, original: storage, motion })
+    }
+
     /// What stands for a value in the newest copy of its storage.
     fn current(&self, value: ValueId) -> Option<ValueId> {
         let (copy, made) = self.made[value]?;

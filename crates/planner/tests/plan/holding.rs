@@ -3,15 +3,18 @@
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
+use tightfit::analysis::{Move, liveness_with, memory_curve};
 use tightfit::effort::Effort;
 use tightfit::graph::{self, Graph};
-use tightfit::id::NodeId;
-use tightfit::plan::Planner;
+use tightfit::id::{NodeId, StorageId};
+use tightfit::machine::Machine;
+use tightfit::plan::{Planner, RewriteError, rewrite_with};
 use tightfit::profile::Profile;
 use tightfit::units::Bytes;
-use tightfit::{Goal, hold};
+use tightfit::{Goal, Held, hold, hold_moving};
 
 use crate::generator::dag::{self, Freedoms};
+use crate::moves::with_host;
 use crate::{generator, oracle};
 
 const MOST_LAYERS: usize = 16;
@@ -75,8 +78,81 @@ fn keeps_its_promises(graph: &Graph, profile: &Profile) -> Result<(), TestCaseEr
     Ok(())
 }
 
+/// Two of three storages may be away.
+fn may_move(storage: StorageId) -> bool {
+    !storage.as_u32().is_multiple_of(3)
+}
+
+/// The bytes that a sequence holds with its moves.
+fn peak(graph: &Graph, profile: &Profile, runs: &[NodeId], moves: &[Move]) -> Bytes {
+    memory_curve(graph, profile, runs, &liveness_with(graph, profile, runs, moves)).peak
+}
+
+/// What is promised of a plan that moves what it holds.
+fn moves_what_it_may(
+    graph: &Graph,
+    machine: &Machine,
+    held: &Held,
+    budget: Bytes,
+) -> Result<(), TestCaseError> {
+    let profile = Profile::new(graph, machine);
+    prop_assert!(held.timeline().peak <= budget);
+    prop_assert!(held.moves().iter().all(|next| may_move(next.storage)));
+    prop_assert!(held.schedule().crossing().is_empty());
+    let rewritten = rewrite_with(graph, &profile, &held.runs(), held.moves());
+    let (rewritten, moved) = match rewritten {
+        Err(RewriteError::Shown { .. }) => return Ok(()),
+        rewritten => rewritten.map_err(|error| TestCaseError::fail(error.to_string()))?,
+    };
+    // In its own terms the graph holds what the plan holds.
+    let runs = rewritten.compute_nodes();
+    let position = |before: NodeId| runs.partition_point(|&node| node < before) as u32;
+    let own: Vec<Move> = moved
+        .iter()
+        .map(|next| Move {
+            before: position(next.before),
+            storage: next.storage,
+            motion: next.motion,
+        })
+        .collect();
+    let profile_of = Profile::new(&rewritten, machine);
+    prop_assert_eq!(
+        peak(&rewritten, &profile_of, &runs, &own),
+        peak(graph, &profile, &held.runs(), held.moves())
+    );
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(generator::config(40))]
+
+    /// With a tier: within the budget, nothing in it but what may be there, and a refusal is true.
+    #[test]
+    fn with_a_tier_what_may_move_does(
+        graph in generator::graphs(MOST_LAYERS),
+        part in 0.0..1.0f64,
+    ) {
+        let graph = streaming(&graph);
+        for machine in generator::machines() {
+            let machine = with_host(machine, 1e6, 1);
+            let profile = Profile::new(&graph, &machine);
+            let effort = Effort::work(1, 3_000);
+            let within = |goal| hold_moving(&graph, &profile, goal, &may_move, &effort);
+            let least = within(Goal::Smallest).unwrap();
+            moves_what_it_may(&graph, &machine, &least, least.budget())?;
+            let unplanned = oracle::replay(&graph, &profile, &graph.compute_nodes());
+            let unplanned = unplanned.map_err(TestCaseError::fail)?;
+            let room = unplanned.peak.saturating_sub(least.budget().0) as f64;
+            let budget = least.budget() + Bytes((room * part) as u64);
+            let held = within(Goal::Within(budget)).unwrap();
+            moves_what_it_may(&graph, &machine, &held, budget)?;
+            let (bound, seconds) = (held.bound().unwrap().seconds, held.timeline().seconds);
+            prop_assert!(bound.0 <= seconds.0 * (1.0 + 1e-9));
+            let refused = within(Goal::Within(Bytes(1))).unwrap_err();
+            let proof = refused.infeasible().unwrap();
+            prop_assert!(within(Goal::Within(proof.reached)).is_ok());
+        }
+    }
 
     #[test]
     fn held_bytes_stay_within_the_budget_and_draws_in_order(

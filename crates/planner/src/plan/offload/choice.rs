@@ -103,7 +103,7 @@ impl Choice {
 /// Adds intervals to what is chosen until the budget is met: at the run where the most is missing,
 /// the one that frees the most bytes at runs where too much is held, for the seconds that it takes
 /// the lanes. False where it cannot be met, or not within the tier, or not in time. With a random
-/// generator each is weighed a little differently. Bytes that are wanted count as if they were held.
+/// generator each is weighed a little differently. Bytes that are wanted count as held.
 pub(super) fn cover(
     course: &Course,
     choice: &mut Choice,

@@ -47,6 +47,15 @@ pub struct Offloaded {
     pub seconds: Seconds,
 }
 
+/// Whether a transfer may be under way when a step ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Crossing {
+    /// It may, where that makes the step faster.
+    Allowed,
+    /// All that a step begins has arrived when it is over.
+    Never,
+}
+
 /// A sequence of runs whose storages may be away.
 pub struct Offloading<'a> {
     graph: &'a Graph,
@@ -54,6 +63,7 @@ pub struct Offloading<'a> {
     runs: &'a [NodeId],
     route: Route,
     course: Course,
+    crossing: Crossing,
 }
 
 impl<'a> Offloading<'a> {
@@ -80,7 +90,12 @@ impl<'a> Offloading<'a> {
         let largest = graph.storages().values().copied().max().unwrap_or(Bytes::ZERO);
         let least = Bytes(largest.0 / LEAST);
         let course = Course::new(graph, profile, runs, route, (least, taken), home);
-        Offloading { graph, profile, runs, route, course }
+        Offloading { graph, profile, runs, route, course, crossing: Crossing::Allowed }
+    }
+
+    /// The same with another say over what crosses the border of the step.
+    pub fn with_crossing(self, crossing: Crossing) -> Offloading<'a> {
+        Offloading { crossing, ..self }
     }
 
     /// The least that is held at any run, whatever is away.
@@ -215,7 +230,7 @@ impl<'a> Offloading<'a> {
     /// The moves of a choice, simulated; the faster of what may cross the border and what may not.
     /// None where they would take more than so many seconds.
     fn simulated(&self, choice: &Choice, budget: Bytes, enough: f64) -> Simulated {
-        let &Offloading { graph, profile, runs, route, ref course } = self;
+        let &Offloading { graph, profile, runs, route, ref course, crossing } = self;
         let writes = course.writes(&choice.is_chosen);
         let least = course.elapsed[runs.len()];
         let simulate = |Played { moves, seconds, missing }: Played| {
@@ -228,6 +243,9 @@ impl<'a> Offloading<'a> {
             ((peak <= budget).then_some(Offloaded { moves, peak, seconds }), missing)
         };
         let play = |border| simulate(play(course, &choice.is_chosen, &writes, budget, border));
+        if crossing == Crossing::Never {
+            return play(Border::Closed);
+        }
         let open = play(Border::Open);
         if open.0.as_ref().is_some_and(|open| open.seconds.0 <= least) {
             return open;

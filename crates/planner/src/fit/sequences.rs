@@ -1,0 +1,235 @@
+//! Sequences of runs whose storages may be away. Invariant: what comes out was simulated, and holds
+//! no more than its budget.
+//!
+//! What recomputation does not have to save, transfers do: the search recomputes as far as to a
+//! budget above the one that is asked for, and the rest is away while nobody needs it. How far
+//! above is found by bisection: where the lanes are just in time. Then both are improved in turns.
+
+use std::cmp::Ordering;
+
+use crate::analysis::{Move, liveness_with, memory_curve};
+use crate::effort::Meter;
+use crate::graph::Graph;
+use crate::id::{LaneId, NodeId, StorageId};
+use crate::machine::Route;
+use crate::plan::offload::{Crossing, Home, Offloaded, Offloading};
+use crate::plan::{self, Plan, Planner, Search, simulate};
+use crate::profile::Profile;
+use crate::units::Bytes;
+
+/// How many budgets above the one that is asked for are recomputed to, and how far up, in parts of
+/// what the lanes hide at most.
+const LEVELS: u32 = 7;
+const MOST_HIDDEN: f64 = 1.5;
+/// Lanes are in time where the step waits for no more than this part of it.
+const IN_TIME: f64 = 4e-3;
+/// Work of the search at each of them, per operator.
+const WORK_OF_A_LEVEL: u64 = 60;
+/// The part of the time for all levels.
+pub const SEARCH: f64 = 0.4;
+/// Of the levels, so many are improved.
+const IMPROVED: usize = 3;
+/// Work for a look at what moves, per run.
+const LOOK: u64 = 200;
+/// How much more is moved than has to be, in parts of what the lanes hide at most.
+const SPARE: [f64; 6] = [0.0, 0.01, 0.03, 0.06, 0.12, 0.2];
+/// So often, ever more thoroughly.
+const MOST_THOROUGH: u32 = 4;
+/// The part of the time that is left for one step of that.
+const LEG: f64 = 0.1;
+
+/// What sequences with moves are looked for with.
+pub struct Sequences<'a> {
+    pub graph: &'a Graph,
+    pub profile: &'a Profile,
+    pub order: &'a [NodeId],
+    pub route: Route,
+    /// What is settled of each storage.
+    pub home: &'a dyn Fn(StorageId) -> Home,
+    /// Bytes of the tier that are not to be had.
+    pub taken: Bytes,
+    /// Whether a transfer may be under way when a step ends.
+    pub crossing: Crossing,
+}
+
+/// A sequence of runs with moves.
+pub struct Candidate {
+    pub runs: Vec<NodeId>,
+    pub offloaded: Offloaded,
+}
+
+impl Candidate {
+    /// The plan that it is.
+    pub fn plan(&self) -> Plan {
+        Plan::with_moves(Planner::Auto, &self.runs, &self.offloaded.moves)
+    }
+}
+
+impl Sequences<'_> {
+    /// A sequence whose storages may be away.
+    pub fn offloading<'s>(&'s self, runs: &'s [NodeId]) -> Offloading<'s> {
+        let Sequences { graph, profile, route, home, taken, crossing, .. } = *self;
+        Offloading::with_homes(graph, profile, runs, route, home, taken).with_crossing(crossing)
+    }
+
+    /// Sequences of which the one with the smallest peak is sought: the step as it stands, what is
+    /// known to be small, and the lowest that the search finds.
+    pub fn lowest(
+        &self,
+        search: &mut Search<'_>,
+        known: Option<&Plan>,
+        meter: &Meter<'_>,
+    ) -> Vec<Vec<NodeId>> {
+        let mut sequences = vec![self.order.to_vec()];
+        sequences.extend(known.map(Plan::runs));
+        let lowest = search.lowest(&meter.round(self.order.len() as u64 * WORK_OF_A_LEVEL, SEARCH));
+        sequences.push(lowest.runs());
+        sequences
+    }
+
+    /// The fastest of sequences that recompute so much that what they hold is within several
+    /// budgets, moved to the one that is asked for.
+    ///
+    /// The more is moved, the less runs again, up to where the lanes are in time no longer; so the
+    /// budgets are halved in between.
+    pub fn levels(
+        &self,
+        search: &Search<'_>,
+        budget: Bytes,
+        meter: &mut Meter<'_>,
+    ) -> Vec<Candidate> {
+        let peak = simulate(self.graph, self.profile, self.order).curve.peak;
+        let work = self.order.len() as u64 * WORK_OF_A_LEVEL;
+        let share = SEARCH / f64::from(LEVELS) / 2.0;
+        // Where lanes are in time, and where they are not, in parts of what they hide at most.
+        let (mut in_time, mut late) = (0.0, MOST_HIDDEN);
+        // The fastest where they are in time.
+        let mut fastest = 0.0;
+        let mut found = Vec::new();
+        for level in 0..LEVELS {
+            let middle = if level == 0 { late } else { (in_time + late) / 2.0 };
+            let bytes = budget + Bytes((self.hidden() * middle) as u64);
+            let effort = meter.round(work, share / (1.0 - meter.share()).max(share));
+            meter.spend(work);
+            let runs = match bytes >= peak {
+                true => Some(self.order.to_vec()),
+                // One that knows a plan for less looks less for another.
+                false => search.anew().plan(bytes, &effort).plan.map(|plan| plan.runs()),
+            };
+            let moved = runs.and_then(|runs| self.moved(runs, budget, share, meter));
+            let is_in_time = moved.as_ref().is_some_and(|Candidate { runs, offloaded }| {
+                let seconds = offloaded.seconds.0;
+                let total = self.profile.total(runs).0;
+                seconds < fastest || seconds <= total * (1.0 + IN_TIME)
+            });
+            match is_in_time {
+                true => {
+                    in_time = middle;
+                    fastest = moved.as_ref().map_or(fastest, |moved| moved.offloaded.seconds.0);
+                }
+                false => late = middle,
+            }
+            found.extend(moved);
+            if in_time >= late {
+                break;
+            }
+        }
+        found.sort_by(by_seconds);
+        found.dedup_by(|a, b| a.runs == b.runs);
+        found.truncate(IMPROVED);
+        found
+    }
+
+    /// A sequence with what has to be away for a budget, after a look in a share of the time.
+    fn moved(
+        &self,
+        runs: Vec<NodeId>,
+        budget: Bytes,
+        share: f64,
+        meter: &mut Meter<'_>,
+    ) -> Option<Candidate> {
+        let offloading = self.offloading(&runs);
+        let left = (1.0 - meter.share()).max(share);
+        let work = (LOOK * runs.len() as u64).min(meter.left());
+        let effort = meter.round(work, share / left);
+        meter.spend(work);
+        let offloaded = offloading.within(budget, effort.seed, &mut Meter::new(&effort))?;
+        Some(Candidate { runs, offloaded })
+    }
+
+    /// The same sequences within less.
+    pub fn within_less(
+        &self,
+        found: &[Candidate],
+        budget: Bytes,
+        meter: &mut Meter<'_>,
+    ) -> Vec<Candidate> {
+        let moved = found.iter().filter_map(|found| {
+            self.moved(found.runs.clone(), budget, SEARCH / f64::from(LEVELS) / 2.0, meter)
+        });
+        moved.collect()
+    }
+
+    /// The most bytes that transfers hide behind the runs of a step.
+    fn hidden(&self) -> f64 {
+        let seconds = |lane: LaneId| 1.0 / self.profile.hierarchy.lanes[lane].link.bandwidth;
+        let step = self.profile.total(self.order).0;
+        let bytes = step / (seconds(self.route.out) + seconds(self.route.back));
+        bytes.clamp(0.0, Bytes::LIMIT.0 as f64)
+    }
+
+    /// Moves and recomputation in turns: a little more is moved than has to be, so that there is
+    /// room for less recomputation; what moves then is chosen anew. As long as that is faster; then
+    /// more thoroughly.
+    pub fn descend(&self, best: &mut Candidate, budget: Bytes, share: f64, meter: &mut Meter<'_>) {
+        let (graph, profile, hidden) = (self.graph, self.profile, self.hidden());
+        let until = meter.share() + share;
+        for thoroughly in 0..MOST_THOROUGH {
+            let work = (LOOK * best.runs.len() as u64 * 3u64.pow(thoroughly)).min(meter.left());
+            let mut spares = SPARE.iter();
+            while let Some(spare) = spares.next() {
+                if meter.share() > until || meter.is_over() {
+                    return;
+                }
+                let within = |runs: &[NodeId], budget: Bytes, meter: &mut Meter<'_>| {
+                    meter.spend(work);
+                    let effort = meter.round(work, LEG);
+                    let seed = effort.seed.wrapping_add(u64::from(thoroughly));
+                    self.offloading(runs).within(budget, seed, &mut Meter::new(&effort))
+                };
+                let spare = Bytes((hidden * spare) as u64);
+                let moved = match spare {
+                    Bytes::ZERO => Some(best.offloaded.clone()),
+                    spare => within(&best.runs, budget.saturating_sub(spare), meter),
+                };
+                let Some(moved) = moved else { continue };
+                let away = self.away(&best.runs, &moved);
+                meter.spend(work);
+                let effort = meter.round(work, LEG);
+                let runs = plan::relieved(graph, profile, &best.runs, &away, budget, &effort);
+                let next = within(&runs, budget, meter);
+                if let Some(offloaded) = next
+                    && offloaded.seconds.0 < best.offloaded.seconds.0
+                {
+                    *best = Candidate { runs, offloaded };
+                    spares = SPARE.iter();
+                }
+            }
+        }
+    }
+
+    /// What is away at each run.
+    fn away(&self, runs: &[NodeId], offloaded: &Offloaded) -> Vec<Bytes> {
+        let held = |moves: &[Move]| {
+            let lives = liveness_with(self.graph, self.profile, runs, moves);
+            memory_curve(self.graph, self.profile, runs, &lives).held
+        };
+        let (all, left) = (held(&[]), held(&offloaded.moves));
+        all.into_iter().zip(left).map(|(all, left)| all.saturating_sub(left)).collect()
+    }
+}
+
+/// The faster before the slower.
+pub fn by_seconds(a: &Candidate, b: &Candidate) -> Ordering {
+    a.offloaded.seconds.0.total_cmp(&b.offloaded.seconds.0)
+}

@@ -1,0 +1,161 @@
+"""A tier below the device: memory outside of PyTorch's allocator, in which tensors lie while nobody needs them.
+
+Invariant: a slot is one tensor's from when it is taken until whoever holds it lets it go, and no transfer uses it then;
+only after that is its memory given to another. All slots together are within the tier's size, and each has all of its
+memory before anything is copied into it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+import os
+import re
+import tempfile
+import time
+from collections import deque
+from typing import Any
+
+import torch
+
+from .. import cache
+from ..errors import OffloadError
+from ..graph import producer
+from .lanes import Lanes, lanes_of
+
+# What is copied to measure the lanes, and how often: on a processor more than its caches hold.
+_PROBE, _PROBE_OF_HOST, _TIMES = 8 << 20, 64 << 20, 3
+
+
+class Slot:
+    """A place in a tier: `bytes` is a flat tensor over it."""
+
+    __slots__ = ("_returned", "bytes")
+
+    def __init__(self, memory: torch.Tensor, returned: deque[torch.Tensor]) -> None:
+        self._returned = returned
+        self.bytes = memory
+
+    def __del__(self) -> None:
+        # On whatever thread it is let go.
+        self._returned.append(self.bytes)
+
+
+class Tier:
+    """The tier of one model below one device: a file without a name on processors, pinned memory of the host on CUDA."""
+
+    def __init__(self, size: int, device: torch.device) -> None:
+        self.size = size
+        self.device = device
+        self.lanes: Lanes = lanes_of(device)
+        self.folder = tempfile.gettempdir()
+        # Bytes of slots that are in use, and of all that there are.
+        self.used = self.held = 0
+        self._free: dict[int, list[torch.Tensor]] = {}
+        # The memory of slots that were let go, until it is counted.
+        self._returned: deque[torch.Tensor] = deque()
+        self._rates: tuple[float, float, float] | None = None
+
+    def take(self, size: int) -> Slot:
+        """A slot of so many bytes. Raises `OffloadError` where there is none."""
+        self._count()
+        free = self._free.get(size)
+        if free:
+            memory = free.pop()
+        else:
+            memory = self._made(size)
+            self.held += size
+        self.used += size
+        return Slot(memory, self._returned)
+
+    def room(self, size: int, name: str) -> None:
+        """Raises `OffloadError` where so many more bytes do not fit."""
+        self._count()
+        if self.used + size > self.size:
+            raise OffloadError(
+                f"a step of {name} moves {size:,} bytes to the tier, where {self.used:,} of {self.size:,} are taken by forward "
+                "passes whose backward pass has not come. Nothing was computed. Run each backward pass behind its forward "
+                f"pass, or give offload={self.used + size} or more"
+            )
+
+    @property
+    def rates(self) -> tuple[float, float, float]:
+        """Bytes per second there and back, and seconds that each transfer takes besides: measured once on a computer, and
+        kept in a file."""
+        if self._rates is None:
+            kind = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else self.folder
+            name = "costs/tier-" + re.sub(r"[^\w.]+", "-", f"{producer()} {kind}") + ".json"
+            found = _kept(name)
+            if found is None:
+                found = self._measured()
+                cache.keep(name, json.dumps(found))
+            self._rates = found
+        return self._rates
+
+    def _count(self) -> None:
+        while self._returned:
+            memory = self._returned.popleft()
+            self.used -= memory.numel()
+            self._free.setdefault(memory.numel(), []).append(memory)
+
+    def _memory(self, size: int) -> torch.Tensor:
+        return self.lanes.prepared(_mapped(size, None if self.device.type == "cuda" else self.folder))
+
+    def _made(self, size: int) -> torch.Tensor:
+        if self.held + size > self.size:
+            # What is free has other sizes.
+            for memories in self._free.values():
+                while memories and self.held + size > self.size:
+                    self.held -= memories.pop().numel()
+        if self.held + size > self.size:
+            raise OffloadError(f"{size:,} bytes are to be moved to the tier, where {self.used:,} of {self.size:,} are in use. The "
+                               f"step was stopped; give offload={self.used + size} or more")
+        return self._memory(size)
+
+    def _measured(self) -> tuple[float, float, float]:
+        most = _PROBE if self.device.type == "cuda" else _PROBE_OF_HOST
+        slot = Slot(self._memory(most), deque())
+        there, few = (self._probe(size) for size in (most, 1))
+        seconds = {}
+        for name, copy in (("out", self.lanes.out), ("back", self.lanes.back)):
+            for storage in (there, few):
+                taken = []
+                for _ in range(_TIMES + 1):  # the first one is the first to touch the memory
+                    began = time.perf_counter()
+                    copy(slot, storage).finish()
+                    taken.append(time.perf_counter() - began)
+                seconds[name, storage is few] = min(taken[1:])
+        latency = max(seconds["out", True], seconds["back", True])
+        out, back = (most / max(seconds[name, False] - seconds[name, True], 1e-6) for name in ("out", "back"))
+        return out, back, latency
+
+    def _probe(self, size: int) -> torch.UntypedStorage:
+        """So much memory of the device, on processors beside what PyTorch's allocator hands out."""
+        if self.device.type == "cuda":
+            return torch.zeros(size, dtype=torch.uint8, device=self.device).untyped_storage()
+        return _mapped(size, None).untyped_storage()
+
+
+def _kept(name: str) -> tuple[float, float, float] | None:
+    try:
+        out, back, latency = map(float, json.loads(cache.read(name) or "null"))
+    except (ValueError, TypeError):
+        return None
+    return (out, back, latency) if all(map(math.isfinite, (out, back, latency))) else None
+
+
+def _mapped(size: int, folder: str | None) -> torch.Tensor:
+    """Memory of the system: a file without a name in a folder, all of whose bytes are there, or none."""
+    try:
+        if folder is None:
+            return torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+        with tempfile.TemporaryFile(dir=folder) as file:
+            allocate: Any = getattr(os, "posix_fallocate", lambda descriptor, _, size: os.truncate(descriptor, size))
+            allocate(file.fileno(), 0, size)
+            return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=torch.uint8)
+    except OSError as error:
+        where = "the host's memory" if folder is None else f"the folder {folder!r}"
+        advice = "" if folder is None else "; set TMPDIR to a folder with room, before Python starts"
+        raise OffloadError(f"{where} has no room for a tier: {size:,} bytes were refused ({error.strerror or error}). The step was "
+                           f"stopped{advice}") from None
