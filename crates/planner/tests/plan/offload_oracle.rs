@@ -1,111 +1,329 @@
 //! Plans that move what they hold against the oracle, on graphs small enough to know the truth.
-//! Invariant: no plan is faster than the oracle, no bound above it, and the oracle's own answer is a
-//! schedule that the checker lets pass and that takes as long as it says.
+//! Invariant: no plan is faster than the oracle, no bound and no proof of a refusal above it, and
+//! the oracle's own answer is a schedule that the checker lets pass and that takes as long as it
+//! says. How often plans are as fast as it is printed.
+//!
+//! Some two seconds a hundred cases in a release build; the cases follow one another by number:
+//! `PROPTEST_CASES=1000 TIGHTFIT_FIRST_CASE=0 cargo test --release -p tightfit --test plan --
+//! --nocapture no_plan_beats`. What is worse is printed in full.
+
+use std::fmt::Write;
 
 use tightfit::check::held;
 use tightfit::effort::Effort;
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
-use tightfit::plan::{self, Planner};
+use tightfit::plan;
 use tightfit::profile::Profile;
+use tightfit::schedule::{Instruction, Lifetime, Schedule, Shelf, pack};
 use tightfit::units::{Bytes, Seconds};
-use tightfit::{Goal, Request, fit};
+use tightfit::{FitError, Fitted, Goal, Request, fit};
 
 use crate::generator::small_steps::{self, UNIT};
 use crate::generator::{self, dag};
 use crate::moves::with_host;
-use crate::oracle::with_moves::{Optimum, fastest_with_moves, speaks_of};
+use crate::oracle::with_moves::{Optimum, fastest_all_ways, fastest_with_moves, speaks_of};
 
+/// Lanes in units a second, out and back, and their latency in seconds: from such that hide little
+/// to such that hide nearly all.
+const LANES: [(f64, f64, f64); 5] =
+    [(2.0, 2.0, 0.0), (4.0, 4.0, 0.0), (4.0, 2.0, 0.0), (8.0, 8.0, 0.25), (1.0, 1.0, 0.0)];
+/// Budgets between the largest working set and the unplanned peak.
+const BUDGETS: u64 = 5;
+const ROUNDING: f64 = 1e-9;
 
 struct Case {
-    name: String,
+    seed: u64,
     graph: Graph,
     profile: Profile,
     budget: u64,
 }
 
-/// Lanes, in units a second out and back, and seconds of latency: from such that hide nothing to
-/// such that hide nearly all.
-const LANES: [(f64, f64, f64); 5] =
-    [(2.0, 2.0, 0.0), (4.0, 4.0, 0.0), (4.0, 2.0, 0.0), (8.0, 8.0, 0.25), (1.0, 1.0, 0.0)];
-
 fn case(seed: u64) -> Option<Case> {
     let graph = match seed % 3 {
         0 => {
             let freedoms = dag::Freedoms { writes: false, uneven: false };
-            small_steps::in_units(&dag::graph(seed, 9, freedoms))
+            small_steps::in_units(&dag::graph(seed, 7, freedoms))
         }
         _ => small_steps::graph(seed),
     };
-    let (out, back, latency) = LANES[(seed / 3) as usize % LANES.len()];
-    let mut machine = with_host(Machine::preset("a100-80gb").unwrap(), 1.0, UNIT);
-    for (lane, rate) in machine.hierarchy.lanes.values_mut().zip([out, back]) {
-        lane.link.bandwidth = rate * UNIT as f64;
-        lane.link.latency = Seconds(latency);
-    }
-    let profile = Profile::new(&graph, &machine);
-    if !speaks_of(&graph, &profile) || graph.compute_nodes().len() > 8 {
+    let profile = Profile::new(&graph, &machine(LANES[(seed / 3) as usize % LANES.len()]));
+    if graph.compute_nodes().is_empty() || !speaks_of(&graph, &profile) {
         return None;
     }
     let order = graph.compute_nodes();
     let peak = plan::simulate(&graph, &profile, &order).curve.peak.0;
     let least = working_set(&graph, &profile);
-    let steps = 5;
-    let budget = least + (peak - least) * ((seed / 15) % steps) / steps;
-    let name = format!("seed {seed}");
-    (least < peak).then_some(Case { name, graph, profile, budget })
+    let budget = least + peak.saturating_sub(least) * (seed / 15 % BUDGETS) / BUDGETS;
+    (budget < peak).then_some(Case { seed, graph, profile, budget })
+}
+
+fn machine((out, back, latency): (f64, f64, f64)) -> Machine {
+    let mut machine = with_host(Machine::preset("a100-80gb").unwrap(), 1.0, UNIT);
+    for (lane, rate) in machine.hierarchy.lanes.values_mut().zip([out, back]) {
+        lane.link.bandwidth = rate * UNIT as f64;
+        lane.link.latency = Seconds(latency);
+    }
+    machine
 }
 
 /// The largest working set of one node.
 fn working_set(graph: &Graph, profile: &Profile) -> u64 {
     let of = |node| {
         let storages = graph.reads(node).iter().chain(graph.fresh(node));
-        storages.map(|&storage| graph.storages()[storage].0).sum::<u64>() + profile.workspace[node].0
+        let bytes: u64 = storages.map(|&storage| graph.storages()[storage].0).sum();
+        bytes + profile.workspace[node].0
     };
     graph.compute_nodes().into_iter().map(of).max().unwrap_or(0)
 }
 
-/// The oracle's answer is legal, and takes what it says.
-fn judged(case: &Case, optimum: &Optimum) {
-    let Case { graph, profile, budget, .. } = case;
-    let schedule = optimum.schedule(graph, profile);
-    let timeline = held(graph, profile, &schedule, Bytes(*budget))
-        .unwrap_or_else(|violation| panic!("{}: {violation}", case.name));
-    assert!(
-        (timeline.seconds.0 - optimum.seconds).abs() <= 1e-6 * optimum.seconds.max(1e-9),
-        "{}: the oracle says {} s, the timeline {} s\n{}",
-        case.name,
-        optimum.seconds,
-        timeline.seconds.0,
-        optimum.words(graph, profile)
-    );
+impl Case {
+    /// The oracle's answer is legal, and takes what it says.
+    fn judge(&self, optimum: &Optimum) {
+        let Case { seed, graph, profile, budget } = self;
+        let schedule = optimum.schedule(graph, profile);
+        let timeline = held(graph, profile, &schedule, Bytes(*budget))
+            .unwrap_or_else(|violation| panic!("case {seed}: {violation}"));
+        assert!(
+            (timeline.seconds.0 - optimum.seconds).abs() <= ROUNDING * optimum.seconds,
+            "case {seed}: the oracle says {} s, the timeline {:?}\n{}",
+            optimum.seconds,
+            timeline.seconds,
+            optimum.words(graph, profile)
+        );
+    }
+
+    /// The plan is not faster than the oracle, and what it claims is true.
+    fn compare(&self, optimum: Option<&Optimum>, plan: &Result<Fitted, FitError>) -> Verdict {
+        let seed = self.seed;
+        match (optimum, plan) {
+            (None, Ok(_)) => panic!("case {seed}: a plan where the oracle has none"),
+            (None, Err(_)) => Verdict::Equal,
+            (Some(_), Err(error)) => {
+                let proof = error.infeasible();
+                let proof = proof.unwrap_or_else(|| panic!("case {seed}: {error}"));
+                let needed = proof.needed.0;
+                assert!(needed <= self.budget, "case {seed}: {needed} bytes are not needed");
+                Verdict::Refused
+            }
+            (Some(optimum), Ok(fitted)) => {
+                let seconds = fitted.timeline().seconds.0;
+                assert!(
+                    seconds >= optimum.bound * (1.0 - ROUNDING),
+                    "case {seed}: a plan of {seconds} s, though nothing is below {} s",
+                    optimum.bound
+                );
+                let bound = fitted.bound().map_or(0.0, |bound| bound.seconds.0);
+                assert!(
+                    bound <= optimum.seconds * (1.0 + ROUNDING),
+                    "case {seed}: {bound} s is no bound: {} s",
+                    optimum.seconds
+                );
+                match seconds <= optimum.seconds * (1.0 + ROUNDING) {
+                    true => Verdict::Equal,
+                    false => Verdict::Slower(seconds / optimum.seconds.max(ROUNDING) - 1.0),
+                }
+            }
+        }
+    }
+
+    /// All that matters of it.
+    fn words(&self) -> String {
+        let Case { seed, graph, profile, budget } = self;
+        let mut text = format!("case {seed}: budget {}", budget / UNIT);
+        for lane in profile.hierarchy.lanes.values() {
+            let rate = lane.link.bandwidth / UNIT as f64;
+            write!(text, ", lane {rate}/s + {} s", lane.link.latency.0).unwrap();
+        }
+        let name = |storage| graph.producer(storage).map_or("?", |node| &graph.nodes()[node].name);
+        for (id, node) in graph.nodes() {
+            let reads: Vec<&str> = graph.reads(id).iter().map(|&storage| name(storage)).collect();
+            let makes: Vec<String> = graph
+                .fresh(id)
+                .iter()
+                .map(|&storage| {
+                    let bytes = graph.storages()[storage].0 as f64 / UNIT as f64;
+                    format!("{bytes}{}", if graph.is_kept(storage) { " kept" } else { "" })
+                })
+                .collect();
+            let writes: Vec<&str> =
+                graph.mutated(id).iter().map(|&storage| name(storage)).collect();
+            write!(
+                text,
+                "\n  {} {} s, workspace {}",
+                node.name,
+                profile.seconds[id].0,
+                profile.workspace[id].0 / UNIT
+            )
+            .unwrap();
+            write!(text, ", reads {reads:?}, makes {makes:?}, writes {writes:?}").unwrap();
+        }
+        text
+    }
+
+    fn instructions(&self, schedule: &Schedule) -> String {
+        let graph = &self.graph;
+        let mut lies = std::collections::BTreeMap::new();
+        for &(node, buffer) in &schedule.placeholders {
+            lies.insert(buffer, graph.nodes()[node].name.clone());
+        }
+        for transfer in schedule.crossing() {
+            let [from, to] = transfer.movement.buffers();
+            let name = lies.get(&from).cloned().unwrap_or_default();
+            lies.insert(to, name);
+        }
+        let mut text = String::new();
+        for instruction in &schedule.instructions {
+            let line = match instruction {
+                Instruction::Run(call) | Instruction::Recompute(call) => {
+                    let name = &graph.nodes()[call.node].name;
+                    for &output in &call.outputs {
+                        lies.insert(output, name.clone());
+                    }
+                    format!("{} {name}", instruction.verb())
+                }
+                Instruction::Free(buffer) => format!("    free {}", lies[buffer]),
+                Instruction::Start(transfer) => {
+                    let [from, to] = transfer.movement.buffers();
+                    let name = lies[&from].clone();
+                    lies.insert(to, name.clone());
+                    let way = if transfer.lane.as_u32() == 0 { "out" } else { "back" };
+                    format!("    {} {way} {name}", transfer.id)
+                }
+                Instruction::Wait(id) => format!("    wait {id}"),
+            };
+            text += &format!("  {line}\n");
+        }
+        text
+    }
+}
+
+/// A plan beside the oracle.
+#[derive(Clone, Copy, PartialEq)]
+enum Verdict {
+    Equal,
+    /// By this share of the optimum.
+    Slower(f64),
+    /// Though there is a step that holds no more.
+    Refused,
+}
+
+/// Whether what an optimum holds has addresses within a budget; lives that cross the border are
+/// taken for two.
+fn packs(schedule: &Schedule, budget: u64) -> bool {
+    let mut held = std::collections::BTreeMap::new();
+    let mut lifetimes = Vec::new();
+    let is_here = |buffer| schedule.buffers[buffer].tier == tightfit::id::DEVICE;
+    let mut end = 0;
+    for &(_, buffer) in schedule.placeholders.iter().filter(|&&(_, buffer)| is_here(buffer)) {
+        held.insert(buffer, 0);
+    }
+    for transfer in schedule.crossing() {
+        let to = transfer.movement.target();
+        if is_here(to) {
+            held.insert(to, 0);
+        }
+    }
+    let life =
+        |buffer, first, last| Lifetime { first, last, bytes: schedule.buffers[buffer].bytes };
+    for (at, instruction) in (1..).zip(&schedule.instructions) {
+        end = at;
+        match instruction {
+            Instruction::Run(call) | Instruction::Recompute(call) => {
+                for &output in &call.outputs {
+                    held.entry(output).or_insert(at);
+                }
+                lifetimes.extend(call.workspace.map(|workspace| life(workspace, at, at)));
+            }
+            Instruction::Free(buffer) => {
+                if let Some(first) = held.remove(buffer) {
+                    lifetimes.push(life(*buffer, first, at - 1));
+                }
+            }
+            Instruction::Start(transfer) => {
+                let to = transfer.movement.target();
+                if is_here(to) {
+                    held.insert(to, at);
+                }
+            }
+            Instruction::Wait(_) => {}
+        }
+    }
+    lifetimes.extend(held.into_iter().map(|(buffer, first)| life(buffer, first, end)));
+    let fixed = vec![None; lifetimes.len()];
+    let shelf = Shelf {
+        fixed: &fixed,
+        floor: 0,
+        alignment: UNIT,
+        goal: Goal::Within(Bytes(budget)),
+        enough: Bytes::ZERO,
+    };
+    pack(&lifetimes, &shelf, &Effort::work(1, 1_000_000)).end.0 <= budget
+}
+
+fn first_case() -> u64 {
+    std::env::var("TIGHTFIT_FIRST_CASE").map_or(0, |first| first.parse().unwrap())
 }
 
 #[test]
 fn no_plan_beats_the_oracle() {
     let count = u64::from(generator::config(40).cases);
-    let first: u64 = std::env::var("TIGHTFIT_FIRST").map_or(0, |v| v.parse().unwrap());
-    let mut times = Vec::new();
-    for seed in first..first + count {
-        let Some(case) = case(seed) else { continue };
-        if std::env::var_os("ORACLE_DEBUG").is_some() {
-            for (id, node) in case.graph.nodes() {
-                let outs: Vec<_> = case.graph.fresh(id).iter().map(|&s| (s, case.graph.storages()[s].0 / 64)).collect();
-                println!("{} {:?} reads {:?} makes {:?} writes {:?} ws {} {} s", node.name, node.phase, case.graph.reads(id), outs, case.graph.mutated(id), case.profile.workspace[id].0 / 64, case.profile.seconds[id].0);
-            }
-            println!("outputs {:?} budget {} lanes {:?}", case.graph.outputs().iter().map(|&v| case.graph.values()[v].storage).collect::<Vec<_>>(), case.budget as f64 / 64.0, case.profile.hierarchy.lanes.values().map(|l| (l.link.bandwidth / 64.0, l.link.latency.0)).collect::<Vec<_>>());
+    let (mut verdicts, mut too_large, mut unpacked) = (Vec::new(), 0, 0);
+    let mut excess: Vec<f64> = Vec::new();
+    for case in (first_case()..first_case() + count).filter_map(case) {
+        let Case { seed, graph, profile, budget } = &case;
+        let Ok(optimum) = fastest_with_moves(graph, profile, *budget) else {
+            too_large += 1;
+            continue;
+        };
+        let effort = Effort::work(1, 100_000);
+        let request = Request { effort, ..Request::within(Bytes(*budget)) };
+        let plan = fit(graph, profile, &request);
+        let verdict = case.compare(optimum.as_ref(), &plan);
+        let Some(optimum) = optimum else { continue };
+        case.judge(&optimum);
+        verdicts.push(verdict);
+        if verdict == Verdict::Equal {
+            continue;
         }
-        let begin = std::time::Instant::now();
-        let optimum = fastest_with_moves(&case.graph, &case.profile, case.budget);
-        let time = begin.elapsed().as_secs_f64();
-        times.push(time);
-        if time > 1.0 { println!("{}: {} nodes {} s", case.name, case.graph.compute_nodes().len(), time); }
-        if let Some(optimum) = &optimum { judged(&case, optimum); 
-        let request = Request { goal: Goal::Within(Bytes(case.budget)), effort: Effort::work(1, 100_000), planner: Planner::Auto, ..Request::default() };
-        let f = fit(&case.graph, &case.profile, &request);
-        println!("{} {} exact {} plan {:?} t {time:.3}", case.name, optimum.seconds, optimum.is_exact(), f.map(|f| f.timeline().seconds.0).ok()); 
+        let packs = packs(&optimum.schedule(graph, profile), *budget);
+        unpacked += usize::from(!packs);
+        if let Verdict::Slower(share) = verdict {
+            excess.push(share);
+        }
+        let taken = plan.as_ref().map(|plan| plan.timeline().seconds.0).unwrap_or(f64::INFINITY);
+        println!(
+            "case {seed}: {} s, exact: {}, packs: {packs}, planned: {taken} s",
+            optimum.seconds,
+            optimum.is_exact()
+        );
+        println!("{}\noptimum:\n{}", case.words(), optimum.words(graph, profile));
+        if let Ok(plan) = plan {
+            println!("plan:\n{}", case.instructions(plan.schedule()));
         }
     }
-    times.sort_by(f64::total_cmp);
-    println!("{} cases, total {} s, longest {:?}", times.len(), times.iter().sum::<f64>(), times.last());
+    let refused = verdicts.iter().filter(|&&verdict| verdict == Verdict::Refused).count();
+    let equal = verdicts.iter().filter(|&&verdict| verdict == Verdict::Equal).count();
+    println!(
+        "{} cases with an optimum ({too_large} too large): {equal} equal, {} slower (mean {:.1} %, \
+         worst {:.1} %), {refused} refused; of these the optimum has no addresses in {unpacked}",
+        verdicts.len(),
+        excess.len(),
+        100.0 * excess.iter().sum::<f64>() / excess.len().max(1) as f64,
+        100.0 * excess.iter().copied().fold(0.0, f64::max),
+    );
+}
+
+#[test]
+fn shortcuts_miss_nothing() {
+    let count = u64::from(generator::config(12).cases);
+    for case in (first_case()..first_case() + count).filter_map(case) {
+        let Case { seed, graph, profile, budget } = &case;
+        let all = fastest_all_ways(graph, profile, *budget);
+        let (Ok(all), Ok(some)) = (all, fastest_with_moves(graph, profile, *budget)) else {
+            continue;
+        };
+        let seconds = |optimum: Option<Optimum>| optimum.map(|optimum| optimum.seconds);
+        assert_eq!(seconds(all), seconds(some), "case {seed}");
+    }
 }
