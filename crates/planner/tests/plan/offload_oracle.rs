@@ -48,7 +48,7 @@ fn case(seed: u64) -> Option<Case> {
         _ => small_steps::graph(seed),
     };
     let profile = Profile::new(&graph, &machine(LANES[(seed / 3) as usize % LANES.len()]));
-    if graph.compute_nodes().is_empty() || !speaks_of(&graph, &profile) {
+    if graph.compute_nodes().is_empty() || !speaks_of(&graph, &profile) || !is_read(&graph) {
         return None;
     }
     let order = graph.compute_nodes();
@@ -56,6 +56,13 @@ fn case(seed: u64) -> Option<Case> {
     let least = working_set(&graph, &profile);
     let budget = least + peak.saturating_sub(least) * (seed / 15 % BUDGETS) / BUDGETS;
     (budget < peak).then_some(Case { seed, graph, profile, budget })
+}
+
+/// Whether somebody reads all that a step begins with.
+fn is_read(graph: &Graph) -> bool {
+    let nodes = graph.compute_nodes();
+    let reads = |storage| nodes.iter().any(|&node| graph.reads(node).contains(&storage));
+    graph.placeholder_storages().all(|(_, storage)| reads(storage))
 }
 
 fn machine((out, back, latency): (f64, f64, f64)) -> Machine {
