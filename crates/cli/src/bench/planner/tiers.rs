@@ -168,8 +168,8 @@ fn slabs(smallest: &[Smallest]) -> String {
     let above: Vec<&str> = smallest.iter().filter(is_above).map(|of| of.graph.as_str()).collect();
     let mut text = format!(
         "\n## The smallest slab with a tier\nBeside the largest working set of one node, below \
-         which nothing fits.\n\n{}\nThe hybrid's is at most as large as that of recomputation alone \
-         on {} of {} graphs.\n",
+         which nothing fits.\n\n{}\nThe hybrid's is at most as large as that of recomputation \
+         alone on {} of {} graphs.\n",
         table(&head, &rows),
         smallest.len() - above.len(),
         smallest.len()
