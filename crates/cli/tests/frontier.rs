@@ -113,7 +113,7 @@ fn plans_of_the_bench_are_complete() {
     let text = run(
         folder.path(),
         &format!(
-            "bench planner --graphs FOLDER --parts grid,optima {planners} --json \
+            "bench planner --graphs FOLDER --parts grid,tiers,optima {planners} --json \
             FOLDER/found.json --markdown FOLDER/found.md"
         ),
     )
@@ -128,9 +128,18 @@ fn plans_of_the_bench_are_complete() {
         grid.iter().all(|plan| plan["graph"] == "tf2" && plan["budget_bytes"].is_u64()),
         "{grid:?}"
     );
+    let with_tier = found["tiers"]["plans"].as_array().unwrap();
+    assert_eq!(with_tier.len(), 4 * 2, "each way at each budget");
+    let moves = |plan: &&Value| plan["tier"] == "pcie4";
+    assert_eq!(with_tier.iter().filter(moves).count(), 3 * 2, "{with_tier:?}");
+    let smallest = &found["tiers"]["smallest"][0];
+    assert!(smallest["working_set_bytes"].as_u64() <= smallest["hybrid"].as_u64(), "{smallest}");
+    assert!(smallest["hybrid"].as_u64() <= smallest["recomputation alone"].as_u64(), "{smallest}");
     assert_eq!(found["optima"].as_array().unwrap().len(), 5);
     for heading in [
         "## Slowdown",
+        "## With a tier",
+        "## The smallest slab with a tier",
         "## Planners",
         "## Gap of `auto` by budget",
         "## Small graphs with proven optima",

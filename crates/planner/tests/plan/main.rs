@@ -11,6 +11,7 @@ mod deadlines;
 mod degenerate_steps;
 mod explanations;
 mod holding;
+mod offload_oracle;
 mod offloading;
 mod peers;
 mod properties;

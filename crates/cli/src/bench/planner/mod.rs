@@ -6,6 +6,7 @@ mod anchors;
 mod grid;
 mod subject;
 mod synthetic;
+mod tiers;
 
 use crate::exit::ExitCode;
 use std::path::{Path, PathBuf};
@@ -46,14 +47,14 @@ pub struct Arguments {
         long,
         value_enum,
         value_delimiter = ',',
-        default_value = "grid,anchors,optima,transformers"
+        default_value = "grid,tiers,anchors,optima,transformers"
     )]
     parts: Vec<Part>,
     /// Planners of the grid [default: all]
     #[arg(long, value_delimiter = ',', value_parser = planner_named)]
     planners: Vec<Planner>,
-    /// Budgets of the grid, as fractions of the activation peak [default:
-    /// 0.9,0.8,0.7,0.6,0.5,0.4,0.3]
+    /// Budgets of the grid and of plans with a tier, as fractions of the activation peak [default:
+    /// 0.9,0.8,0.7,0.6,0.5,0.4,0.3; with a tier 0.6,0.5,0.4,0.3]
     #[arg(long, value_delimiter = ',', value_parser = fraction)]
     budgets: Vec<f64>,
     /// Two budgets, one point of each graph, one transformer, and 0.2 s a plan
@@ -76,6 +77,8 @@ pub struct Arguments {
 enum Part {
     /// Every graph at every budget with every planner
     Grid,
+    /// Every graph with a tier below the device: recomputing, moving, and both
+    Tiers,
     /// The points of torch.compile's memory budget, and checkpointing of each block
     Anchors,
     /// Small graphs whose optimum is proven
@@ -124,9 +127,13 @@ pub fn planner(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                     &bench,
                     &arguments.graphs,
                     &planners(arguments),
-                    &fractions(arguments),
+                    &fractions(arguments, [&[0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9], &[0.5, 0.7]]),
                 )?,
             ),
+            Part::Tiers => {
+                let fractions = fractions(arguments, [&[0.3, 0.4, 0.5, 0.6], &[0.4, 0.6]]);
+                ("tiers", tiers::measure(&bench, &arguments.graphs, &fractions)?)
+            }
             Part::Anchors => {
                 ("anchors", anchors::measure(&bench, &arguments.anchors, &arguments.graphs)?)
             }
@@ -157,11 +164,12 @@ fn planners(arguments: &Arguments) -> Vec<Planner> {
     }
 }
 
-/// Rising, as a frontier wants them.
-fn fractions(arguments: &Arguments) -> Vec<f64> {
+/// Rising, as a frontier wants them; unless any are chosen, a part's own, or its own for a quick
+/// look.
+fn fractions(arguments: &Arguments, [all, few]: [&[f64]; 2]) -> Vec<f64> {
     let mut fractions = match (&arguments.budgets[..], arguments.quick) {
-        ([], true) => vec![0.5, 0.7],
-        ([], false) => vec![0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9],
+        ([], true) => few.to_vec(),
+        ([], false) => all.to_vec(),
         (chosen, _) => chosen.to_vec(),
     };
     fractions.sort_by(f64::total_cmp);

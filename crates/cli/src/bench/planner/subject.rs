@@ -7,14 +7,16 @@ use anyhow::{Context, ensure};
 use serde_json::{Value, json};
 use tightfit::check::check;
 use tightfit::graph::Graph;
+use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
-use tightfit::{FitError, FittedPoint, Goal, Request, frontier};
+use tightfit::{FitError, FittedPoint, Goal, Request, fit, frontier};
 
 use super::Bench;
 use crate::figures::Figures;
 use crate::input::{self, OnMachine};
+use crate::tier;
 
 /// A graph with what every budget is measured by.
 pub struct Subject {
@@ -39,8 +41,21 @@ pub struct Planned {
 impl Subject {
     /// Reads a graph, on the machine that graphs are planned for.
     pub fn read(path: &Path) -> anyhow::Result<Subject> {
+        Subject::read_on(path, Ok)
+    }
+
+    /// The same with a tier below the device, by the name of its preset.
+    pub fn read_with_tier(path: &Path, tier: &str) -> anyhow::Result<Subject> {
+        Subject::read_on(path, |machine| tier::preset(machine, tier))
+    }
+
+    fn read_on(
+        path: &Path,
+        change: impl FnOnce(Machine) -> anyhow::Result<Machine>,
+    ) -> anyhow::Result<Subject> {
         let (graph, is_step) = input::graph(path)?;
-        let profile = Profile::new(&graph, &OnMachine::default().machine(is_step)?);
+        let machine = change(OnMachine::default().machine(is_step)?)?;
+        let profile = Profile::new(&graph, &machine);
         let unplanned = tightfit::unplanned(&graph, &profile)?;
         let timeline = unplanned.timeline();
         Ok(Subject {
@@ -82,6 +97,35 @@ impl Subject {
         self.frontier(bench, &[budget], planner)?
             .pop()
             .context("a frontier has a point for each budget")
+    }
+
+    /// The smallest slab that a planner reaches; none where its time was up before.
+    pub fn smallest(&self, bench: &Bench, planner: Planner) -> anyhow::Result<Option<Bytes>> {
+        bench.doing(format!("{}, {}, as small as possible", self.name, planner.name()));
+        let request = Request { planner, effort: bench.effort, ..Request::default() };
+        let result = fit(&self.graph, &self.profile, &request);
+        bench.bar.inc(1);
+        match result {
+            Err(FitError::Plan(_)) => Ok(None),
+            Err(error) => Err(error).with_context(|| self.name.clone()),
+            Ok(fitted) => {
+                let slab = fitted.schedule().slab;
+                check(&self.graph, &self.profile, fitted.schedule(), slab)
+                    .with_context(|| self.name.clone())?;
+                Ok(Some(slab))
+            }
+        }
+    }
+
+    /// The largest working set of one node: what it reads and makes, and its workspace.
+    pub fn working_set(&self) -> Bytes {
+        let Subject { graph, profile, .. } = self;
+        let of = |node| {
+            let storages = graph.reads(node).iter().chain(graph.fresh(node));
+            storages.map(|&storage| graph.storages()[storage]).sum::<Bytes>()
+                + profile.workspace[node]
+        };
+        graph.compute_nodes().into_iter().map(of).max().unwrap_or(Bytes::ZERO)
     }
 
     fn judged(&self, point: FittedPoint, planner: Planner) -> anyhow::Result<Planned> {
