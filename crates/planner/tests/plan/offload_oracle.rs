@@ -3,8 +3,8 @@
 //! the oracle's own answer is a schedule that the checker lets pass and that takes as long as it
 //! says. How often plans are as fast as it is printed.
 //!
-//! With `PROPTEST_CASES=1000` it takes some ten minutes in a release build, and with `--nocapture` it
-//! prints in full what is worse. `TIGHTFIT_FIRST_CASE=n` begins there.
+//! With `PROPTEST_CASES=1000` it takes some twenty minutes in a release build, and with
+//! `--nocapture` it prints in full what is worse. `TIGHTFIT_FIRST_CASE=n` begins there.
 
 use std::fmt::{self, Write};
 
