@@ -260,7 +260,7 @@ impl Player<'_> {
             return false;
         }
         let is_in_this_step = next / runs == at / runs;
-        let is_time = self.elapsed(at) >= latest - EARLY * self.course.elapsed[runs];
+        let is_time = self.elapsed(at + 1) > latest - EARLY * self.course.elapsed[runs];
         (is_in_this_step || self.border == Border::Open)
             && is_time
             && self.held.max_in(at, self.played(next)) + self.bytes(away) <= self.budget
