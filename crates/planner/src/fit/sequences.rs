@@ -25,8 +25,10 @@ const MOST_HIDDEN: f64 = 1.5;
 const IN_TIME: f64 = 4e-3;
 /// Work of the search at each of them, per operator.
 const WORK_OF_A_LEVEL: u64 = 60;
-/// The part of the time for all levels.
+/// The part of the time for all levels; half of it goes into sequences, half into a look at what
+/// moves.
 pub const SEARCH: f64 = 0.4;
+const OF_A_LOOK: f64 = SEARCH / (2 * LEVELS) as f64;
 /// Of the levels, so many are improved.
 const IMPROVED: usize = 3;
 /// Work for a look at what moves, per run.
@@ -100,7 +102,6 @@ impl Sequences<'_> {
     ) -> Vec<Candidate> {
         let peak = simulate(self.graph, self.profile, self.order).curve.peak;
         let work = self.order.len() as u64 * WORK_OF_A_LEVEL;
-        let share = SEARCH / f64::from(LEVELS) / 2.0;
         // Where lanes are in time, and where they are not, in parts of what they hide at most.
         let (mut in_time, mut late) = (0.0, MOST_HIDDEN);
         // The fastest where they are in time.
@@ -109,14 +110,14 @@ impl Sequences<'_> {
         for level in 0..LEVELS {
             let middle = if level == 0 { late } else { (in_time + late) / 2.0 };
             let bytes = budget + Bytes((self.hidden() * middle) as u64);
-            let effort = meter.round(work, share / (1.0 - meter.share()).max(share));
+            let effort = meter.round(work, of_left(OF_A_LOOK, meter));
             meter.spend(work);
             let runs = match bytes >= peak {
                 true => Some(self.order.to_vec()),
                 // One that knows a plan for less looks less for another.
                 false => search.anew().plan(bytes, &effort).plan.map(|plan| plan.runs()),
             };
-            let moved = runs.and_then(|runs| self.moved(runs, budget, share, meter));
+            let moved = runs.and_then(|runs| self.moved(runs, budget, meter));
             let is_in_time = moved.as_ref().is_some_and(|Candidate { runs, offloaded }| {
                 let seconds = offloaded.seconds.0;
                 let total = self.profile.total(runs).0;
@@ -140,34 +141,25 @@ impl Sequences<'_> {
         found
     }
 
-    /// A sequence with what has to be away for a budget, after a look in a share of the time.
-    fn moved(
-        &self,
-        runs: Vec<NodeId>,
-        budget: Bytes,
-        share: f64,
-        meter: &mut Meter<'_>,
-    ) -> Option<Candidate> {
+    /// A sequence with what has to be away for a budget, after a look.
+    fn moved(&self, runs: Vec<NodeId>, budget: Bytes, meter: &mut Meter<'_>) -> Option<Candidate> {
         let offloading = self.offloading(&runs);
-        let left = (1.0 - meter.share()).max(share);
         let work = (LOOK * runs.len() as u64).min(meter.left());
-        let effort = meter.round(work, share / left);
+        let effort = meter.round(work, of_left(OF_A_LOOK, meter));
         meter.spend(work);
         let offloaded = offloading.within(budget, effort.seed, &mut Meter::new(&effort))?;
         Some(Candidate { runs, offloaded })
     }
 
-    /// The same sequences within less.
-    pub fn within_less(
+    /// The same sequences within another budget.
+    pub fn within(
         &self,
         found: &[Candidate],
         budget: Bytes,
         meter: &mut Meter<'_>,
     ) -> Vec<Candidate> {
-        let moved = found.iter().filter_map(|found| {
-            self.moved(found.runs.clone(), budget, SEARCH / f64::from(LEVELS) / 2.0, meter)
-        });
-        moved.collect()
+        let moved = found.iter().map(|found| self.moved(found.runs.clone(), budget, meter));
+        moved.flatten().collect()
     }
 
     /// The most bytes that transfers hide behind the runs of a step.
@@ -227,6 +219,11 @@ impl Sequences<'_> {
         let (all, left) = (held(&[]), held(&offloaded.moves));
         all.into_iter().zip(left).map(|(all, left)| all.saturating_sub(left)).collect()
     }
+}
+
+/// A share of the time, in parts of what is left of it.
+fn of_left(share: f64, meter: &Meter<'_>) -> f64 {
+    share / (1.0 - meter.share()).max(share)
 }
 
 /// The faster before the slower.

@@ -108,11 +108,12 @@ impl Tiered<'_> {
             if found.is_empty() || is_least || meter.is_over() {
                 break;
             }
+            let aimed_at = target.aim;
             if let Some(missing) = missing {
                 target.learn(missing);
             }
-            if target.aim < budget {
-                found = moving.within_less(&found, target.aim, meter);
+            if target.aim != aimed_at {
+                found = moving.within(&found, target.aim, meter);
             }
         }
         best.map(|(_, schedule)| schedule)

@@ -52,7 +52,7 @@ pub fn hold_moving(
     match goal {
         Goal::Smallest => {
             let (peak, plan) = lowest(&mut search);
-            let plan = fastest(&moving, &mut search, peak, Some(plan), &meter);
+            let plan = fastest(&moving, &search, peak, Some(plan), &meter);
             let plan = plan.expect("the smallest plan is known");
             checked(graph, profile, &plan, (peak, None))
         }
@@ -60,7 +60,7 @@ pub fn hold_moving(
             let is_possible = budget >= search.least_budget();
             let known = is_possible
                 .then(|| search.fastest(budget, &meter.round(effort.work, WITHOUT_MOVES)).ok());
-            let plan = match fastest(&moving, &mut search, budget, known.flatten(), &meter) {
+            let plan = match fastest(&moving, &search, budget, known.flatten(), &meter) {
                 Some(plan) => plan,
                 None => {
                     let (peak, plan) = lowest(&mut search);
@@ -82,7 +82,7 @@ pub fn hold_moving(
 /// The fastest plan that is found within a budget, or the known one where none is faster.
 fn fastest(
     moving: &Sequences<'_>,
-    search: &mut Search<'_>,
+    search: &Search<'_>,
     budget: Bytes,
     known: Option<Plan>,
     meter: &Meter<'_>,

@@ -62,8 +62,9 @@ const LONGEST: f64 = 1e9;
 const TOLD: f64 = 0.9;
 /// Between two looks at whether time is up while the solver works.
 const LOOK: Duration = Duration::from_millis(5);
-/// The gap of the coarse question that comes first where time is limited.
-const COARSE: f64 = 0.01;
+/// The gap of the coarse question that comes first where time is limited. A program without
+/// integers has no gap, and needs no other question.
+pub const COARSE: f64 = 0.01;
 
 /// What a program on modules counts as one byte and one second, so that its figures are neither
 /// large nor small.

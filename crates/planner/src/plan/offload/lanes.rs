@@ -11,6 +11,7 @@
 //! crosses its border may depend on the step before; [`Border::Closed`] lets nothing cross.
 
 use std::collections::VecDeque;
+use std::ops::Range;
 
 use crate::analysis::{Motion, Move};
 use crate::plan::max_tree::MaxTree;
@@ -70,7 +71,7 @@ struct Player<'a> {
     begins: Vec<usize>,
     arrives: Vec<f64>,
     events: Vec<Event>,
-    missing: Vec<(usize, usize, ByteCount)>,
+    missing: Vec<Missing>,
 }
 
 /// When what is chosen moves, and how long the step takes by that.
@@ -79,9 +80,14 @@ pub(super) struct Played {
     pub moves: Vec<Move>,
     /// Seconds of the step that is taken.
     pub seconds: f64,
-    /// Where it waits, and with how many bytes less held it would not: positions from the first to
-    /// behind the last.
-    pub missing: Vec<(usize, usize, ByteCount)>,
+    /// Where it waits.
+    pub missing: Vec<Missing>,
+}
+
+/// With so many bytes less held at these positions, a step would not wait.
+pub(super) struct Missing {
+    pub positions: Range<usize>,
+    pub bytes: ByteCount,
 }
 
 /// The chosen intervals, played; `writes` says which are written out.
@@ -192,7 +198,8 @@ impl Player<'_> {
     fn miss(&mut self, from: usize, to: usize, bytes: ByteCount) {
         let runs = self.course.runs();
         if from < to && from / runs == TAKEN + 1 && (to - 1) / runs == TAKEN + 1 {
-            self.missing.push((from % runs, (to - 1) % runs + 1, bytes));
+            let positions = from % runs..(to - 1) % runs + 1;
+            self.missing.push(Missing { positions, bytes });
         }
     }
 

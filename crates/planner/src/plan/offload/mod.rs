@@ -22,7 +22,7 @@ use crate::id::{NodeId, StorageId};
 use crate::machine::Route;
 use crate::plan::offload::choice::{Choice, cover, prune};
 use crate::plan::offload::idle::Course;
-use crate::plan::offload::lanes::{Border, Played, play};
+use crate::plan::offload::lanes::{Border, Missing, Played, play};
 use crate::plan::quantity::ByteCount;
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
@@ -154,8 +154,8 @@ impl<'a> Offloading<'a> {
             if best.seconds.0 <= least || missing.is_empty() || !meter.take(work) {
                 break;
             }
-            for (from, to, bytes) in missing.drain(..) {
-                wanted[from..to].iter_mut().for_each(|wanted| *wanted += bytes);
+            for Missing { positions, bytes } in missing.drain(..) {
+                wanted[positions].iter_mut().for_each(|wanted| *wanted += bytes);
             }
             let mut other = given.clone();
             if !cover(course, &mut other, (budget, &wanted), None, meter) {
@@ -259,4 +259,4 @@ impl<'a> Offloading<'a> {
 }
 
 /// What a choice comes to, and where bytes were missing.
-type Simulated = (Option<Offloaded>, Vec<(usize, usize, ByteCount)>);
+type Simulated = (Option<Offloaded>, Vec<Missing>);

@@ -15,7 +15,7 @@ use crate::effort::Meter;
 use crate::graph::Graph;
 use crate::id::{DEVICE, NodeId, StorageId};
 use crate::machine::{Hierarchy, Lane};
-use crate::plan::milp::Milp;
+use crate::plan::milp::{COARSE, Milp};
 use crate::plan::quantity::{ByteCount, Picoseconds, Price};
 use crate::plan::search::bound::BoundOrder;
 use crate::plan::search::bound::cuts::{Capacity, PricedArc};
@@ -343,7 +343,7 @@ impl MovingInstant {
             program.row((cost - value).geq(0.0));
         }
         program.objective -= value;
-        let answer = program.solve(0.0, meter).ok()??;
+        let answer = program.solve(COARSE, meter).ok()??;
         let part = |variable| (answer.value(variable).max(0.0) * WHOLE as f64) as u64;
         let price = Price::round_down(answer.value(held).max(0.0) * step / bytes, self.highest);
         Some((Prices::new(price, limits.map(part)), answer.value(value) * step))
