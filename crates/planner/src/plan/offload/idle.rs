@@ -24,6 +24,9 @@ pub(super) struct Idle {
     pub last: u32,
     /// The position of the access behind, counted on into the next step.
     pub next: u32,
+    /// The gap behind the last write before: what leaves is as it will be from there on. Below zero
+    /// in the step before.
+    pub settled: i64,
     /// Seconds of its transfer out, and of that back.
     pub out: f64,
     pub back: f64,
@@ -124,14 +127,23 @@ impl Course {
             }
             let from = course.idle.len();
             let moved = bytes.align_up(block);
+            let changes = accesses.iter().rev().find(|access| access.is_written);
+            let mut settled = match changes {
+                Some(access) if is_persistent => i64::from(access.position) + 1 - runs.len() as i64,
+                Some(_) | None => 0,
+            };
             for pair in accesses.windows(2) {
                 let (last, next) = (pair[0].position, pair[1].position);
+                if pair[0].is_written || pair[0].is_made {
+                    settled = i64::from(last) + 1;
+                }
                 let is_given = home == Home::Below && next as usize >= runs.len();
                 if is_given || !pair[1].is_made && last + 1 < next {
                     let (out, back) = (out.seconds(moved).0, back.seconds(moved).0);
                     let seconds = course.elapsed_at(next) - course.elapsed_at(last + 1);
                     let (bytes, group) = (ByteCount::of(bytes), course.groups.len() as u32);
-                    let idle = Idle { storage, bytes, group, last, next, out, back, seconds };
+                    let idle =
+                        Idle { storage, bytes, group, last, next, settled, out, back, seconds };
                     course.idle.push(idle);
                     course.given.push(is_given);
                 }

@@ -2,15 +2,15 @@
 //! leaves is held until it has left, what returns from when it begins to; and at no run is more
 //! held than the budget, as long as no more is held where everything chosen is away at once.
 //!
-//! Out: in the order of the accesses before, each as soon as that is over. Back: in the order of
-//! the accesses behind, each as early as there is room up to that access, but not earlier than a
+//! Out: in the order of the accesses before, each as soon as that is over; where the lane has nothing
+//! to do, what nobody writes until then goes ahead. Back: in the order of the accesses behind, each as early as there is room up to that access, but not earlier than a
 //! little before it would be late. Where there is no room for a run, it waits for what is leaving;
 //! where something has not arrived, it waits for that.
 //!
 //! The step is a cycle: three of them are played one after the other, and the second is taken. What
 //! crosses its border may depend on the step before; [`Border::Closed`] lets nothing cross.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeSet, VecDeque};
 use std::ops::Range;
 
 use crate::analysis::{Motion, Move};
@@ -40,10 +40,12 @@ struct Away {
     idle: usize,
     last: usize,
     next: usize,
+    /// The first gap in which it may leave.
+    settled: usize,
     is_written: bool,
 }
 
-/// What is on its way out, with the run before which it is expected to have left.
+/// What nobody needs and is on its way out, with the run before which it is expected to have left.
 struct Leaving {
     away: usize,
     finish: f64,
@@ -66,6 +68,10 @@ struct Player<'a> {
     out_free: f64,
     back_free: f64,
     leaving: VecDeque<Leaving>,
+    /// What may leave before the access after which nobody needs it, by that.
+    ahead: BTreeSet<(usize, usize)>,
+    /// When each has left.
+    left: Vec<Option<f64>>,
     is_away: Vec<bool>,
     /// Where each begins to return, and when it arrives.
     begins: Vec<usize>,
@@ -107,7 +113,10 @@ pub(super) fn play(
             let [last, next] = [idle.last, idle.next].map(|at| at as usize + step * runs);
             // Of the step before the first one only what comes back behind it.
             if next >= runs {
-                aways.push(Away { idle: index, last, next, is_written: writes[index] });
+                let first = if border == Border::Closed { last / runs * runs } else { 0 };
+                let settled = (idle.settled + (step * runs) as i64).max(first as i64) as usize;
+                let is_written = writes[index];
+                aways.push(Away { idle: index, last, next, settled, is_written });
             }
         }
     }
@@ -122,6 +131,8 @@ pub(super) fn play(
         out_free: 0.0,
         back_free: 0.0,
         leaving: VecDeque::new(),
+        ahead: BTreeSet::new(),
+        left: vec![None; count],
         is_away: vec![false; count],
         begins: vec![0; count],
         arrives: vec![0.0; count],
@@ -140,6 +151,10 @@ impl Player<'_> {
         let mut returns = leaves.clone();
         leaves.sort_by_key(|&away| (self.aways[away].last, self.aways[away].next));
         returns.sort_by_key(|&away| (self.aways[away].next, self.aways[away].last));
+        let mut settles: Vec<usize> =
+            leaves.iter().copied().filter(|&away| self.aways[away].is_written).collect();
+        settles.sort_by_key(|&away| self.aways[away].settled);
+        let mut settles = settles.into_iter().peekable();
         let latest = self.latest_starts(&returns);
         let mut leaves = leaves.into_iter().peekable();
         while let Some(away) = leaves.next_if(|&away| self.aways[away].last < runs) {
@@ -186,7 +201,18 @@ impl Player<'_> {
                 }
                 due += 1;
             }
-            self.now += self.elapsed(at + 1) - self.elapsed(at);
+            while let Some(away) = settles.next_if(|&away| self.aways[away].settled <= at) {
+                if self.left[away].is_none() && self.aways[away].last >= at {
+                    self.ahead.insert((self.aways[away].last, away));
+                }
+            }
+            let seconds = self.elapsed(at + 1) - self.elapsed(at);
+            while self.out_free < self.now + seconds
+                && let Some((_, away)) = self.ahead.pop_first()
+            {
+                self.begin_to_leave(away, at);
+            }
+            self.now += seconds;
             while let Some(away) = leaves.next_if(|&away| self.aways[away].last == at) {
                 self.leave(away, at);
             }
@@ -284,43 +310,60 @@ impl Player<'_> {
         self.events.push(Event { gap: at, away, motion: Motion::Prefetch });
     }
 
+    /// Takes the lane out, in a gap; when it has left.
+    fn begin_to_leave(&mut self, away: usize, gap: usize) -> f64 {
+        self.ahead.remove(&(self.aways[away].last, away));
+        self.out_free = self.out_free.max(self.now) + self.course.idle[self.aways[away].idle].out;
+        self.left[away] = Some(self.out_free);
+        self.events.push(Event { gap, away, motion: Motion::Offload });
+        self.out_free
+    }
+
+    /// Nobody needs it any more.
     fn leave(&mut self, away: usize, at: usize) {
-        let Away { idle, next, is_written, .. } = self.aways[away];
+        let Away { next, is_written, .. } = self.aways[away];
         if !is_written {
             self.is_away[away] = true;
             self.events.push(Event { gap: at + 1, away, motion: Motion::Release });
             return;
         }
-        let idle = &self.course.idle[idle];
-        self.out_free = self.out_free.max(self.now) + idle.out;
-        let finish = self.out_free;
+        let finish = self.left[away].unwrap_or_else(|| self.begin_to_leave(away, at + 1));
         let has_left =
             |position: usize| self.elapsed(position) - self.elapsed(at + 1) >= finish - self.now;
         let expected = partition(at + 1, next, has_left);
         self.hold(at + 1, expected, self.bytes(away));
-        self.leaving.push_back(Leaving { away, finish, expected });
-        self.events.push(Event { gap: at + 1, away, motion: Motion::Offload });
+        let behind = self.leaving.partition_point(|leaving| leaving.finish <= finish);
+        self.leaving.insert(behind, Leaving { away, finish, expected });
     }
 
     /// The moves of what leaves in the step that is taken, as moves of every step.
     fn fold(mut self, runs: usize) -> Vec<Move> {
         let from = (TAKEN + 1) * runs;
         self.events.retain(|event| (from..from + runs).contains(&self.aways[event.away].last));
-        let mut moves: Vec<(Move, usize)> = Vec::with_capacity(self.events.len());
+        let mut moves: Vec<(Move, (usize, usize))> = Vec::with_capacity(self.events.len());
         for Event { gap, away, motion } in self.events {
-            let Away { idle, next, .. } = self.aways[away];
+            let Away { idle, last, next, .. } = self.aways[away];
             // Between two steps things leave at the end of one, and return at the beginning of the
             // other.
-            let gap_in_step = gap - from;
             let is_of_next = match motion {
-                Motion::Prefetch => gap_in_step >= runs,
-                Motion::Offload | Motion::Release => gap_in_step > runs,
+                Motion::Prefetch => gap >= from + runs,
+                Motion::Offload | Motion::Release => gap > from + runs,
             };
-            let before = (gap_in_step - if is_of_next { runs } else { 0 }) as u32;
+            // What leaves ahead may do so in the step before.
+            let before = match is_of_next {
+                true => gap - from - runs,
+                false if gap < from => gap + runs - from,
+                false => gap - from,
+            } as u32;
             let storage = self.course.idle[idle].storage;
-            moves.push((Move { before, storage, motion }, next - gap));
+            // What nobody needs any more leaves before what goes ahead.
+            let order = match motion {
+                Motion::Offload => (last + 1 - gap, next - gap),
+                Motion::Release | Motion::Prefetch => (0, next - gap),
+            };
+            moves.push((Move { before, storage, motion }, order));
         }
-        moves.sort_by_key(|(next, until)| (next.before, next.motion, *until));
+        moves.sort_by_key(|(next, order)| (next.before, next.motion, *order));
         moves.into_iter().map(|(next, _)| next).collect()
     }
 }
