@@ -36,7 +36,7 @@ pub struct Move {
 
 /// The moves that are under way when a step of `runs` ends, by their places among `moves`, in
 /// rising order: offloads that are released in the next step, and prefetches of what is read there
-/// first.
+/// first. Outputs have arrived by then.
 pub fn crossing(graph: &Graph, runs: &[NodeId], moves: &[Move]) -> Vec<usize> {
     let mut last_read: SecondaryMap<StorageId, Option<u32>> = SecondaryMap::new();
     for (position, &node) in (0..).zip(runs) {
@@ -44,6 +44,8 @@ pub fn crossing(graph: &Graph, runs: &[NodeId], moves: &[Move]) -> Vec<usize> {
             last_read[storage] = Some(position);
         }
     }
+    let mut is_output: SecondaryMap<StorageId, bool> = SecondaryMap::new();
+    graph.output_storages().for_each(|storage| is_output[storage] = true);
     let mut crossing: Vec<usize> = Vec::new();
     for (index, next) in moves.iter().enumerate() {
         if !graph.is_persistent(next.storage) {
@@ -54,8 +56,10 @@ pub fn crossing(graph: &Graph, runs: &[NodeId], moves: &[Move]) -> Vec<usize> {
             Motion::Offload => crossing.push(index),
             Motion::Release => crossing
                 .retain(|other| !(is_same(other) && moves[*other].motion == Motion::Offload)),
-            Motion::Prefetch if last_read[next.storage] < Some(next.before) => crossing.push(index),
-            Motion::Prefetch => {}
+            Motion::Prefetch => {
+                let is_over = last_read[next.storage] < Some(next.before);
+                crossing.extend((is_over && !is_output[next.storage]).then_some(index));
+            }
         }
     }
     crossing

@@ -1,6 +1,6 @@
 //! How long a sequence takes with what it moves. Invariant: runs follow one another, each lane
 //! moves one thing after another from when it is offloaded or prefetched, and a run waits for what
-//! it reads and a release for what it releases; the step is one of a run that has settled.
+//! it reads, a release for what it releases and the end for the outputs; the step is one of a run that has settled.
 
 use cranelift_entity::SecondaryMap;
 
@@ -48,6 +48,7 @@ pub fn seconds_with(
         for next in moves {
             clock.moved(next, seconds_of(next.storage));
         }
+        graph.output_storages().for_each(|storage| clock.wait(1, storage));
         let left = left_by.map(|next| {
             let arrives = clock.under_way[way(next.motion)][next.storage];
             (arrives.unwrap_or(0.0) - clock.now).max(0.0)

@@ -161,6 +161,11 @@ impl Graph {
             .flat_map(|(id, _)| self.fresh(id).iter().map(move |&storage| (id, storage)))
     }
 
+    /// Storages that are on the device when a step is over, as often as outputs lie in them.
+    pub fn output_storages(&self) -> impl Iterator<Item = StorageId> + '_ {
+        self.outputs.iter().map(|&value| self.values[value].storage)
+    }
+
     /// Bytes of all placeholders' storages.
     pub fn static_bytes(&self) -> Bytes {
         self.placeholder_storages().map(|(_, storage)| self.storages[storage]).sum()

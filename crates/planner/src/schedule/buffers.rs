@@ -191,6 +191,8 @@ pub(super) struct Placed {
 /// Most work of one layout for each buffer: a step is lowered several times, and what is found is
 /// found soon.
 const WORK_OF_EACH_BUFFER: u64 = 32;
+/// And for all of them, where they are few.
+const WORK_OF_FEW: u64 = 1 << 14;
 
 /// Lifetimes, packed above what is fixed at the bottom and around it.
 fn packed(
@@ -201,7 +203,7 @@ fn packed(
     task: &Lowering<'_>,
 ) -> Packing {
     let effort = Effort {
-        work: task.effort.work.min(lifetimes.len() as u64 * WORK_OF_EACH_BUFFER),
+        work: task.effort.work.min((lifetimes.len() as u64 * WORK_OF_EACH_BUFFER).max(WORK_OF_FEW)),
         ..task.effort
     };
     let fixed: Vec<Option<u64>> = ids.iter().map(|&id| known.addresses[id]).collect();

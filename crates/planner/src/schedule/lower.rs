@@ -78,6 +78,7 @@ pub fn lower(graph: &Graph, profile: &Profile, plan: &Plan, task: &Lowering<'_>)
         for index in next..moves.len() {
             below.moved(index, buffers.of(lives.moves[index]), &mut out);
         }
+        graph.output_storages().for_each(|storage| below.arrive(storage, &mut out));
     }
 
     let alignment = block.max(ALIGNMENT);

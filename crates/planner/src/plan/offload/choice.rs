@@ -200,5 +200,5 @@ fn held_and_wanted(course: &Course, choice: &Choice, wanted: &[ByteCount]) -> Ve
 
 fn is_away_at(course: &Course, idle: &Idle, at: usize) -> bool {
     let within = |at: usize| (idle.last as usize) < at && at < idle.next as usize;
-    within(at) || within(at + course.runs())
+    within(at) || within(at + course.positions())
 }

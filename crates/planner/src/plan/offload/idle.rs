@@ -1,5 +1,7 @@
 //! When storages lie idle: from one access to the next. Invariant: what is away over an interval is
 //! read by nobody meanwhile; what is kept from step to step lies idle across the border, too.
+//!
+//! Behind the runs of a step there is one position more: its end, where outputs are accessed.
 
 use std::collections::BTreeMap;
 
@@ -87,14 +89,17 @@ impl Course {
     ) -> Course {
         let lives = liveness(graph, profile, runs);
         let curve = memory_curve(graph, profile, runs, &lives);
+        let stays = graph.storages().iter().filter(|&(storage, _)| graph.is_kept(storage));
+        let stays: Bytes = stays.map(|(_, &bytes)| bytes).sum();
         let mut elapsed = vec![0.0; runs.len() + 1];
         for (position, &node) in runs.iter().enumerate() {
             elapsed[position + 1] = elapsed[position] + profile.seconds[node].0;
         }
         let capacity = profile.hierarchy.tiers[route.tier].capacity;
         let capacity = capacity.map_or(u64::MAX, |most| most.saturating_sub(taken).0);
+        elapsed.push(elapsed[runs.len()]);
         let mut course = Course {
-            held: curve.held.iter().map(|&bytes| ByteCount::of(bytes)).collect(),
+            held: curve.held.iter().chain([&stays]).map(|&bytes| ByteCount::of(bytes)).collect(),
             elapsed,
             idle: Vec::new(),
             groups: Vec::new(),
@@ -108,9 +113,8 @@ impl Course {
         let link = |lane| profile.hierarchy.lanes[lane].link;
         let (out, back) = (link(route.out), link(route.back));
         let mut is_output: SecondaryMap<StorageId, bool> = SecondaryMap::new();
-        for &value in graph.outputs() {
-            is_output[graph.values()[value].storage] = true;
-        }
+        graph.output_storages().for_each(|storage| is_output[storage] = true);
+        let positions = course.positions() as u32;
         for (storage, mut accesses) in accesses(graph, runs) {
             let (bytes, home) = (graph.storages()[storage], home(storage));
             let is_small = bytes < least && home != Home::Below;
@@ -120,16 +124,23 @@ impl Course {
             let written = accesses.iter().filter(|access| access.is_written);
             let written: Vec<u32> = written.map(|access| access.position).collect();
             let is_persistent = graph.is_persistent(storage);
-            // An output is on the device when a step is over.
-            if is_persistent && !is_output[storage] {
-                let position = accesses[0].position + runs.len() as u32;
-                accesses.push(Access { position, is_written: false, is_made: false });
-            }
+            // An output is on the device when a step is over; what else stays, when it is read.
+            let behind = match is_output[storage] {
+                true => Some(runs.len() as u32),
+                false => is_persistent.then_some(accesses[0].position + positions),
+            };
+            accesses.extend(behind.map(|position| Access {
+                position,
+                is_written: false,
+                is_made: false,
+            }));
             let from = course.idle.len();
             let moved = bytes.align_up(block);
             let changes = accesses.iter().rev().find(|access| access.is_written);
             let mut settled = match changes {
-                Some(access) if is_persistent => i64::from(access.position) + 1 - runs.len() as i64,
+                Some(access) if is_persistent => {
+                    i64::from(access.position) + 1 - i64::from(positions)
+                }
                 Some(_) | None => 0,
             };
             for pair in accesses.windows(2) {
@@ -137,8 +148,10 @@ impl Course {
                 if pair[0].is_written || pair[0].is_made {
                     settled = i64::from(last) + 1;
                 }
-                let is_given = home == Home::Below && next as usize >= runs.len();
-                if is_given || !pair[1].is_made && last + 1 < next {
+                let is_given = home == Home::Below && next >= positions;
+                // The end alone is no time to be away.
+                let is_idle = last + 1 < next && (last + 2, next) != (positions, positions);
+                if is_given || !pair[1].is_made && is_idle {
                     let (out, back) = (out.seconds(moved).0, back.seconds(moved).0);
                     let seconds = course.elapsed_at(next) - course.elapsed_at(last + 1);
                     let (bytes, group) = (ByteCount::of(bytes), course.groups.len() as u32);
@@ -159,14 +172,14 @@ impl Course {
         course
     }
 
-    /// Number of runs.
-    pub fn runs(&self) -> usize {
+    /// Number of runs, and one.
+    pub fn positions(&self) -> usize {
         self.held.len()
     }
 
     /// Bytes held at each position where all that is chosen is away from access to access.
     pub fn held_without(&self, is_chosen: &[bool]) -> Vec<ByteCount> {
-        let mut change = vec![ByteCount::ZERO; self.runs() + 1];
+        let mut change = vec![ByteCount::ZERO; self.positions() + 1];
         for (idle, _) in self.idle.iter().zip(is_chosen).filter(|&(_, &is_chosen)| is_chosen) {
             for (from, to) in self.away(idle) {
                 change[from] -= idle.bytes;
@@ -183,16 +196,16 @@ impl Course {
 
     /// Seconds of the runs before a position, counted on into the next step.
     fn elapsed_at(&self, position: u32) -> f64 {
-        let (runs, position) = (self.runs(), position as usize);
-        self.elapsed[runs] * (position / runs) as f64 + self.elapsed[position % runs]
+        let (positions, position) = (self.positions(), position as usize);
+        self.elapsed[positions] * (position / positions) as f64 + self.elapsed[position % positions]
     }
 
     /// The positions at which a storage is away at most, in one piece or two: each from the first
     /// to behind the last.
     pub fn away(&self, idle: &Idle) -> impl Iterator<Item = (usize, usize)> + use<> {
-        let runs = self.runs();
+        let end = self.positions();
         let (from, to) = (idle.last as usize + 1, idle.next as usize);
-        let pieces = [(from.min(runs), to.min(runs)), (from.max(runs) - runs, to.max(runs) - runs)];
+        let pieces = [(from.min(end), to.min(end)), (from.max(end) - end, to.max(end) - end)];
         pieces.into_iter().filter(|(from, to)| from < to)
     }
 
@@ -200,19 +213,19 @@ impl Course {
     /// is not current any more. The choice has an entry for each interval, and so has the answer.
     pub fn writes(&self, chosen: &[bool]) -> Vec<bool> {
         let mut writes = vec![false; self.idle.len()];
-        let runs = self.runs() as u32;
+        let positions = self.positions() as u32;
         for (group, &(from, to)) in self.groups.iter().enumerate() {
             let mine = || (from..to).filter(|&index| chosen[index]);
             let is_persistent = self.is_persistent[group];
             // The copy of the step before.
-            let of_before = |last: usize| i64::from(self.idle[last].next) - i64::from(runs);
+            let of_before = |last: usize| i64::from(self.idle[last].next) - i64::from(positions);
             let mut since = mine().next_back().filter(|_| is_persistent).map(of_before);
             for index in mine() {
                 let idle = &self.idle[index];
                 let within =
                     |at: i64| since.is_some_and(|since| since <= at) && at <= i64::from(idle.last);
                 let changes =
-                    |&at: &u32| within(at.into()) || within(i64::from(at) - i64::from(runs));
+                    |&at: &u32| within(at.into()) || within(i64::from(at) - i64::from(positions));
                 writes[index] = since.is_none() || self.written[group].iter().any(changes);
                 since = Some(idle.next.into());
             }

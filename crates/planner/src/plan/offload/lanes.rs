@@ -104,17 +104,17 @@ pub(super) fn play(
     budget: Bytes,
     border: Border,
 ) -> Played {
-    let runs = course.runs();
-    let all = (STEPS + 1) * runs;
+    let positions = course.positions();
+    let all = (STEPS + 1) * positions;
     let held = course.held_without(is_chosen);
     let mut aways = Vec::new();
     for (index, idle) in course.idle.iter().enumerate().filter(|&(index, _)| is_chosen[index]) {
         for step in 0..=STEPS {
-            let [last, next] = [idle.last, idle.next].map(|at| at as usize + step * runs);
+            let [last, next] = [idle.last, idle.next].map(|at| at as usize + step * positions);
             // Of the step before the first one only what comes back behind it.
-            if next >= runs {
-                let first = if border == Border::Closed { last / runs * runs } else { 0 };
-                let settled = (idle.settled + (step * runs) as i64).max(first as i64) as usize;
+            if next >= positions {
+                let first = if border == Border::Closed { last / positions * positions } else { 0 };
+                let settled = (idle.settled + (step * positions) as i64).max(first as i64) as usize;
                 let is_written = writes[index];
                 aways.push(Away { idle: index, last, next, settled, is_written });
             }
@@ -126,7 +126,7 @@ pub(super) fn play(
         budget: ByteCount::of(budget),
         border,
         aways,
-        held: MaxTree::new(&(0..all).map(|at| held[at % runs]).collect::<Vec<_>>()),
+        held: MaxTree::new(&(0..all).map(|at| held[at % positions]).collect::<Vec<_>>()),
         now: 0.0,
         out_free: 0.0,
         back_free: 0.0,
@@ -139,14 +139,14 @@ pub(super) fn play(
         events: Vec::new(),
         missing: Vec::new(),
     };
-    let seconds = player.play(runs, all);
+    let seconds = player.play(positions, all);
     let missing = std::mem::take(&mut player.missing);
-    Played { moves: player.fold(runs), seconds, missing }
+    Played { moves: player.fold(positions), seconds, missing }
 }
 
 impl Player<'_> {
     /// Plays all steps; the seconds of the one that is taken.
-    fn play(&mut self, runs: usize, all: usize) -> f64 {
+    fn play(&mut self, positions: usize, all: usize) -> f64 {
         let mut leaves: Vec<usize> = (0..self.aways.len()).collect();
         let mut returns = leaves.clone();
         leaves.sort_by_key(|&away| (self.aways[away].last, self.aways[away].next));
@@ -157,17 +157,17 @@ impl Player<'_> {
         let mut settles = settles.into_iter().peekable();
         let latest = self.latest_starts(&returns);
         let mut leaves = leaves.into_iter().peekable();
-        while let Some(away) = leaves.next_if(|&away| self.aways[away].last < runs) {
+        while let Some(away) = leaves.next_if(|&away| self.aways[away].last < positions) {
             self.is_away[away] = true;
         }
         // The next to return, and the next to be there.
         let (mut returning, mut due) = (0, 0);
         let mut began = [0.0; STEPS + 2];
-        for at in runs..all {
-            if at % runs == 0 {
-                began[at / runs] = self.now;
+        for at in positions..all {
+            if at % positions == 0 {
+                began[at / positions] = self.now;
             }
-            if self.border == Border::Closed && at % runs == 0 {
+            if self.border == Border::Closed && at % positions == 0 {
                 self.now = self.now.max(self.out_free);
             }
             self.release_what_left(at);
@@ -187,18 +187,7 @@ impl Player<'_> {
                 returning += 1;
             }
             while let Some(&away) = returns.get(due).filter(|&&away| self.aways[away].next == at) {
-                let late = self.arrives[away] - self.now;
-                if late > 0.0 {
-                    // It would have had to begin so much earlier.
-                    let began = self.begins[away];
-                    let early = |at: usize| self.elapsed(at) >= self.elapsed(began) - late;
-                    self.miss(
-                        partition(self.aways[away].last + 1, began, early),
-                        began,
-                        self.bytes(away),
-                    );
-                    self.now = self.arrives[away];
-                }
+                self.arrive(away);
                 due += 1;
             }
             while let Some(away) = settles.next_if(|&away| self.aways[away].settled <= at) {
@@ -220,18 +209,31 @@ impl Player<'_> {
         began[TAKEN + 2] - began[TAKEN + 1]
     }
 
+    /// Waits for what has not arrived.
+    fn arrive(&mut self, away: usize) {
+        let late = self.arrives[away] - self.now;
+        if late > 0.0 {
+            // It would have had to begin so much earlier.
+            let began = self.begins[away];
+            let early = |at: usize| self.elapsed(at) >= self.elapsed(began) - late;
+            let from = partition(self.aways[away].last + 1, began, early);
+            self.miss(from, began, self.bytes(away));
+            self.now = self.arrives[away];
+        }
+    }
+
     /// Notes bytes that were missing in the step that is taken.
     fn miss(&mut self, from: usize, to: usize, bytes: ByteCount) {
-        let runs = self.course.runs();
-        if from < to && from / runs == TAKEN + 1 && (to - 1) / runs == TAKEN + 1 {
-            let positions = from % runs..(to - 1) % runs + 1;
+        let positions = self.course.positions();
+        if from < to && from / positions == TAKEN + 1 && (to - 1) / positions == TAKEN + 1 {
+            let positions = from % positions..(to - 1) % positions + 1;
             self.missing.push(Missing { positions, bytes });
         }
     }
 
     /// A position, or the end of what is played.
     fn played(&self, at: usize) -> usize {
-        at.min((STEPS + 1) * self.course.runs())
+        at.min((STEPS + 1) * self.course.positions())
     }
 
     /// Holds bytes from one position to before another.
@@ -245,9 +247,9 @@ impl Player<'_> {
 
     /// Seconds of all runs before a position.
     fn elapsed(&self, at: usize) -> f64 {
-        let runs = self.course.runs();
-        let of_steps = self.course.elapsed[runs] * (at / runs) as f64;
-        of_steps + self.course.elapsed[at % runs]
+        let positions = self.course.positions();
+        let of_steps = self.course.elapsed[positions] * (at / positions) as f64;
+        of_steps + self.course.elapsed[at % positions]
     }
 
     /// When each has to begin to return so as to be in time if the lane is never idle, in seconds
@@ -285,15 +287,15 @@ impl Player<'_> {
     /// Whether the next to return begins to do so here.
     fn may_return(&self, away: usize, at: usize, latest: f64) -> bool {
         let Away { last, next, .. } = self.aways[away];
-        let runs = self.course.runs();
+        let positions = self.course.positions();
         if next <= at {
             return true;
         }
         if last >= at || !self.is_away[away] {
             return false;
         }
-        let is_in_this_step = next / runs == at / runs;
-        let is_time = self.elapsed(at + 1) > latest - EARLY * self.course.elapsed[runs];
+        let is_in_this_step = next / positions == at / positions;
+        let is_time = self.elapsed(at + 1) > latest - EARLY * self.course.elapsed[positions];
         (is_in_this_step || self.border == Border::Open)
             && is_time
             && self.held.max_in(at, self.played(next)) + self.bytes(away) <= self.budget
@@ -337,23 +339,24 @@ impl Player<'_> {
     }
 
     /// The moves of what leaves in the step that is taken, as moves of every step.
-    fn fold(mut self, runs: usize) -> Vec<Move> {
-        let from = (TAKEN + 1) * runs;
-        self.events.retain(|event| (from..from + runs).contains(&self.aways[event.away].last));
+    fn fold(mut self, positions: usize) -> Vec<Move> {
+        let from = (TAKEN + 1) * positions;
+        self.events.retain(|event| (from..from + positions).contains(&self.aways[event.away].last));
         let mut moves: Vec<(Move, (usize, usize))> = Vec::with_capacity(self.events.len());
         for Event { gap, away, motion } in self.events {
             let Away { idle, last, next, .. } = self.aways[away];
             // Between two steps things leave at the end of one, and return at the beginning of the
             // other.
+            let end = from + positions - 1;
             let is_of_next = match motion {
-                Motion::Prefetch => gap >= from + runs,
-                Motion::Offload | Motion::Release => gap > from + runs,
+                Motion::Prefetch => gap >= end && next > end,
+                Motion::Offload | Motion::Release => gap > end + 1,
             };
             // What leaves ahead may do so in the step before.
             let before = match is_of_next {
-                true => gap - from - runs,
-                false if gap < from => gap + runs - from,
-                false => gap - from,
+                true => gap.saturating_sub(end + 1),
+                false if gap < from => gap + positions - from,
+                false => gap.min(end) - from,
             } as u32;
             let storage = self.course.idle[idle].storage;
             // What nobody needs any more leaves before what goes ahead.

@@ -114,7 +114,7 @@ impl<'a> Offloading<'a> {
         if Choice::all(&self.course).has_room(&self.course) {
             return least;
         }
-        let nothing = vec![ByteCount::ZERO; self.runs.len()];
+        let nothing = vec![ByteCount::ZERO; self.course.positions()];
         let suffices = |budget: Bytes| {
             cover(&self.course, &mut Choice::given(&self.course), (budget, &nothing), None, meter)
         };
@@ -138,7 +138,7 @@ impl<'a> Offloading<'a> {
     pub fn within(&self, budget: Bytes, seed: u64, meter: &mut Meter<'_>) -> Option<Offloaded> {
         let course = &self.course;
         let given = Choice::given(course);
-        let mut wanted = vec![ByteCount::ZERO; self.runs.len()];
+        let mut wanted = vec![ByteCount::ZERO; course.positions()];
         let mut choice = given.clone();
         if !choice.has_room(course) || !cover(course, &mut choice, (budget, &wanted), None, meter) {
             return None;
@@ -197,7 +197,7 @@ impl<'a> Offloading<'a> {
         let course = &self.course;
         let mut choice = Choice::given(course);
         for &(from, to) in &course.groups {
-            let within = |index: &usize| (course.idle[*index].next as usize) < course.runs();
+            let within = |index: &usize| (course.idle[*index].next as usize) < course.positions();
             let longest = (from..to)
                 .filter(within)
                 .max_by(|&a, &b| course.idle[a].seconds.total_cmp(&course.idle[b].seconds));

@@ -86,6 +86,10 @@ pub(super) enum Ranking {
     Size,
 }
 
+/// All of them.
+pub(super) const RANKINGS: [Ranking; 4] =
+    [Ranking::Length, Ranking::Size, Ranking::PressureArea, Ranking::PressureLength];
+
 /// The position of each block in an order for the exact search. `noise` stretches each measure by
 /// up to that share.
 pub(super) fn rank(

@@ -5,6 +5,7 @@
 mod best_fit;
 mod branch_and_bound;
 mod local_search;
+mod obstacles;
 mod restarts;
 mod sections;
 mod tight;
@@ -145,7 +146,12 @@ pub fn pack(lifetimes: &[Lifetime], within: &Shelf<'_>, effort: &Effort<'_>) -> 
         .iter()
         .zip(fixed)
         .all(|(block, fixed)| fixed.is_none_or(|address| address + block.bytes.0 <= floor));
-    if best.end <= stop || !clear {
+    if best.end <= stop {
+        return packing(best, bound);
+    }
+    if !clear {
+        let end = (target, stop);
+        let best = obstacles::around(&blocks, fixed, floor, end, &cut, best, &mut meter);
         return packing(best, bound);
     }
     let goal = (capacity, stop);

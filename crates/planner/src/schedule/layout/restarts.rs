@@ -10,7 +10,7 @@ use crate::schedule::layout::Lifetime;
 use crate::schedule::layout::branch_and_bound::{
     BranchingRule, ExactSearch, Outcome, SectionChoice,
 };
-use crate::schedule::layout::local_search::{self, Ranking};
+use crate::schedule::layout::local_search::{self, RANKINGS};
 use crate::schedule::layout::sections::{Sections, sections};
 use crate::schedule::layout::tight::{self, Core};
 
@@ -21,9 +21,6 @@ const CHOICES: [SectionChoice; 4] = [
     SectionChoice::Few,
     SectionChoice::First,
 ];
-/// Orders in which blocks are tried.
-const RANKINGS: [Ranking; 4] =
-    [Ranking::Length, Ranking::Size, Ranking::PressureArea, Ranking::PressureLength];
 /// Shares of the capacity from which on a moment is tight; at last all are.
 const SHARES: [f64; 4] = [0.98, 0.9, 0.7, 0.0];
 /// Turns of one pass: each rule in any valley or only in the lowest, each share, each ranking.
