@@ -208,6 +208,11 @@ impl<'a> Meter<'a> {
         self.elapsed().0 / self.effort.deadline.0
     }
 
+    /// The part of the effort that is spent: of its time or of its work, whichever is more.
+    pub fn part(&self) -> f64 {
+        self.share().max(self.spent as f64 / self.effort.work.max(1) as f64)
+    }
+
     /// Nothing is left.
     pub fn is_over(&self) -> bool {
         self.spent >= self.limit || self.is_late()

@@ -175,12 +175,12 @@ impl Sequences<'_> {
     /// more thoroughly.
     pub fn descend(&self, best: &mut Candidate, budget: Bytes, share: f64, meter: &mut Meter<'_>) {
         let (graph, profile, hidden) = (self.graph, self.profile, self.hidden());
-        let until = meter.share() + share;
+        let until = meter.part() + share;
         for thoroughly in 0..MOST_THOROUGH {
             let work = (LOOK * best.runs.len() as u64 * 3u64.pow(thoroughly)).min(meter.left());
             let mut spares = SPARE.iter();
             while let Some(spare) = spares.next() {
-                if meter.share() > until || meter.is_over() {
+                if meter.part() > until || meter.is_over() {
                     return;
                 }
                 let within = |runs: &[NodeId], budget: Bytes, meter: &mut Meter<'_>| {
@@ -223,7 +223,7 @@ impl Sequences<'_> {
 
 /// A share of the time, in parts of what is left of it.
 fn of_left(share: f64, meter: &Meter<'_>) -> f64 {
-    share / (1.0 - meter.share()).max(share)
+    share / (1.0 - meter.part()).max(share)
 }
 
 /// The faster before the slower.

@@ -86,7 +86,7 @@ impl Tiered<'_> {
         let mut target = Target { aim: budget, fits: Bytes::ZERO, fails: budget + Bytes(1) };
         for turn in 1..=TURNS {
             let until = SEARCH + (1.0 - SEARCH) * turn as f64 / TURNS as f64;
-            let share = DESCENT * (until - meter.share()).max(0.0) / found.len().max(1) as f64;
+            let share = DESCENT * (until - meter.part()).max(0.0) / found.len().max(1) as f64;
             for candidate in &mut found {
                 moving.descend(candidate, target.aim, share, meter);
             }

@@ -94,7 +94,7 @@ fn fastest(
     }
     let mut meter = meter.clone();
     let mut found = moving.levels(search, budget, &mut meter);
-    let share = (1.0 - meter.share()).max(0.0) / found.len().max(1) as f64;
+    let share = (1.0 - meter.part()).max(0.0) / found.len().max(1) as f64;
     for candidate in &mut found {
         moving.descend(candidate, budget, share, &mut meter);
     }

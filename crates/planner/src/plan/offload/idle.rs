@@ -58,6 +58,9 @@ pub(super) struct Course {
     pub capacity: u64,
 }
 
+/// How much heavier what stays from step to step weighs.
+const PERSISTENT: f64 = 1.125;
+
 /// What is settled of a storage that stays from step to step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Home {
@@ -207,6 +210,14 @@ impl Course {
         let (from, to) = (idle.last as usize + 1, idle.next as usize);
         let pieces = [(from.min(end), to.min(end)), (from.max(end) - end, to.max(end) - end)];
         pieces.into_iter().filter(|(from, to)| from < to)
+    }
+
+    /// Seconds of the lanes for an interval, both ways; more for what stays from step to step, since
+    /// it has the same address at both ends of one.
+    pub fn burden(&self, index: usize) -> f64 {
+        let idle = &self.idle[index];
+        let weight = if self.is_persistent[idle.group as usize] { PERSISTENT } else { 1.0 };
+        (idle.out + idle.back) * weight
     }
 
     /// Which of the chosen intervals are written out: those before which the copy of the one before

@@ -146,6 +146,12 @@ impl<'a> Offloading<'a> {
         prune(course, &mut choice, (budget, &wanted));
         let (best, mut missing) = self.simulated(&choice, budget, f64::INFINITY);
         let mut best = best?;
+        // Of two that take as long, the one that moves less.
+        let burden = |offloaded: &Offloaded, choice: &Choice| {
+            let chosen = (0..course.idle.len()).filter(|&index| choice.is_chosen[index]);
+            let lanes: f64 = chosen.map(|index| course.burden(index)).sum();
+            offloaded.seconds.0 + lanes * ALMOST
+        };
         let mut random = Rng::with_seed(seed);
         let least = course.elapsed[self.runs.len()];
         let work = (self.runs.len() * 8 + course.idle.len()) as u64;
@@ -165,7 +171,7 @@ impl<'a> Offloading<'a> {
             let (simulated, more) = self.simulated(&other, budget, f64::INFINITY);
             missing = more;
             if let Some(simulated) = simulated
-                && simulated.seconds.0 < best.seconds.0
+                && burden(&simulated, &other) < burden(&best, &choice)
             {
                 (best, choice) = (simulated, other);
             }
@@ -179,7 +185,7 @@ impl<'a> Offloading<'a> {
             }
             prune(course, &mut other, (budget, &wanted));
             if let (Some(simulated), _) = self.simulated(&other, budget, best.seconds.0)
-                && simulated.seconds.0 <= best.seconds.0
+                && burden(&simulated, &other) <= burden(&best, &choice)
             {
                 (best, choice) = (simulated, other);
             }
