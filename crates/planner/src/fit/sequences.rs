@@ -106,7 +106,11 @@ impl Sequences<'_> {
         let (mut in_time, mut late) = (0.0, MOST_HIDDEN);
         // The fastest where they are in time.
         let mut fastest = 0.0;
-        let mut found = Vec::new();
+        // The order of the program may hold more, and suit the lanes better.
+        let program = self.graph.compute_nodes();
+        let is_other = program != self.order;
+        let mut found: Vec<Candidate> =
+            is_other.then(|| self.moved(program, budget, meter)).flatten().into_iter().collect();
         for level in 0..LEVELS {
             let middle = if level == 0 { late } else { (in_time + late) / 2.0 };
             let bytes = budget + Bytes((self.hidden() * middle) as u64);

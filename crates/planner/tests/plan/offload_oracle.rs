@@ -21,7 +21,9 @@ use tightfit::{FitError, Fitted, Goal, Request, fit};
 use crate::generator::small_steps::{self, UNIT};
 use crate::generator::{self, dag};
 use crate::moves::with_host;
-use crate::oracle::with_moves::{Optimum, fastest_all_ways, fastest_with_moves, speaks_of};
+use crate::oracle::with_moves::{
+    Optimum, fastest_all_ways, fastest_in_order, fastest_with_moves, speaks_of,
+};
 
 /// Lanes in units a second, out and back, and their latency in seconds: from such that hide little
 /// to such that hide nearly all.
@@ -135,6 +137,18 @@ impl Case {
                 }
             }
         }
+    }
+
+    /// Seconds of the fastest step whose first runs come in an order from which planners may start;
+    /// none where that is not known.
+    fn least_in_order(&self) -> Option<f64> {
+        let Case { graph, profile, budget, .. } = self;
+        let orders = [graph.compute_nodes(), plan::base_order(graph, profile)];
+        let seconds = orders.iter().map(|order| {
+            let optimum = fastest_in_order(graph, profile, *budget, order).ok()?;
+            Some(optimum.map_or(f64::INFINITY, |optimum| optimum.seconds))
+        });
+        seconds.collect::<Option<Vec<f64>>>()?.into_iter().min_by(f64::total_cmp)
     }
 
     /// All that matters of it.
@@ -285,6 +299,9 @@ struct Tally {
     /// By which shares of the optimum others are slower.
     slower: Vec<f64>,
     refused: usize,
+    /// Of those that are not equal, how many are as fast as any step whose first runs come in the
+    /// order of the program, or in the one that planners start from.
+    equal_in_order: usize,
     /// Of those that are not equal, how many optima have no addresses within the budget.
     without_addresses: usize,
     too_large: usize,
@@ -298,15 +315,16 @@ impl Tally {
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Tally { equal, slower, refused, without_addresses, too_large } = self;
+        let Tally { equal, slower, refused, equal_in_order, without_addresses, too_large } = self;
         let mean = 100.0 * slower.iter().sum::<f64>() / slower.len().max(1) as f64;
         let worst = 100.0 * slower.iter().copied().fold(0.0, f64::max);
         write!(
             f,
-            "{} with an optimum ({too_large} are too large): {equal} equal, {} slower (mean \
-             {mean:.1} %, worst {worst:.1} %), {refused} refused; of the optima that were not \
-             reached {without_addresses} have no addresses",
+            "{} with an optimum ({too_large} are too large): {equal} equal, {} where first runs \
+             come in order; {} slower (mean {mean:.1} %, worst {worst:.1} %), {refused} refused; of \
+             the optima that were not reached {without_addresses} have no addresses",
             self.count(),
+            equal + equal_in_order,
             slower.len(),
         )
     }
@@ -335,6 +353,10 @@ fn no_plan_beats_the_oracle() {
             }
             Verdict::Slower(share) => tally.slower.push(share),
             Verdict::Refused => tally.refused += 1,
+        }
+        let seconds = plan.as_ref().map_or(f64::INFINITY, |plan| plan.timeline().seconds.0);
+        if let Some(least) = case.least_in_order() {
+            tally.equal_in_order += usize::from(seconds <= least * (1.0 + ROUNDING));
         }
         let has_addresses = packs(&optimum.schedule(graph, profile), *budget);
         tally.without_addresses += usize::from(!has_addresses);
