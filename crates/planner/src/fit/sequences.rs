@@ -21,6 +21,9 @@ use crate::units::Bytes;
 /// what the lanes hide at most.
 const LEVELS: u32 = 7;
 const MOST_HIDDEN: f64 = 1.5;
+/// So many where it is nearly known how far, and how near that is.
+const FEW_LEVELS: u32 = 3;
+const NEAR: f64 = 0.06;
 /// Lanes are in time where the step waits for no more than this part of it.
 const IN_TIME: f64 = 4e-3;
 /// Work of the search at each of them, per operator.
@@ -52,6 +55,35 @@ pub struct Sequences<'a> {
     pub taken: Bytes,
     /// Whether a transfer may be under way when a step ends.
     pub crossing: Crossing,
+}
+
+/// How far above a budget to recompute to, in parts of what the lanes hide at most: between where
+/// they are in time, or nothing is found, and where they are late.
+#[derive(Clone, Copy)]
+pub struct Bracket {
+    in_time: f64,
+    late: f64,
+    levels: u32,
+    /// Whether the highest of them is to be tried, which needs most of the lanes.
+    tries_highest: bool,
+}
+
+impl Bracket {
+    /// Nothing is known yet.
+    pub fn whole() -> Bracket {
+        Bracket { in_time: 0.0, late: MOST_HIDDEN, levels: LEVELS, tries_highest: true }
+    }
+
+    /// What is known of a budget that is a little less or more.
+    fn near(self) -> Bracket {
+        let Bracket { in_time, late, .. } = self;
+        let (in_time, late) = ((in_time - NEAR).max(0.0), late + NEAR);
+        Bracket { in_time, late, levels: FEW_LEVELS, ..self }
+    }
+
+    fn middle(self) -> f64 {
+        (self.in_time + self.late) / 2.0
+    }
 }
 
 /// A sequence of runs with moves.
@@ -93,26 +125,28 @@ impl Sequences<'_> {
     /// budgets, moved to the one that is asked for.
     ///
     /// The more is moved, the less runs again, up to where the lanes are in time no longer; so the
-    /// budgets are halved in between.
+    /// budgets are halved in between. The bracket is that of a budget like this one afterwards.
     pub fn levels(
         &self,
         search: &Search<'_>,
         budget: Bytes,
+        bracket: &mut Bracket,
         meter: &mut Meter<'_>,
     ) -> Vec<Candidate> {
         let peak = simulate(self.graph, self.profile, self.order).curve.peak;
         let work = self.order.len() as u64 * WORK_OF_A_LEVEL;
-        // Where lanes are in time, and where they are not, in parts of what they hide at most.
-        let (mut in_time, mut late) = (0.0, MOST_HIDDEN);
         // The fastest where they are in time.
         let mut fastest = 0.0;
-        // The order of the program may hold more, and suit the lanes better.
+        let mut found = Vec::new();
+        let is_first = bracket.levels == LEVELS;
         let program = self.graph.compute_nodes();
-        let is_other = program != self.order;
-        let mut found: Vec<Candidate> =
-            is_other.then(|| self.moved(program, budget, meter)).flatten().into_iter().collect();
-        for level in 0..LEVELS {
-            let middle = if level == 0 { late } else { (in_time + late) / 2.0 };
+        if is_first && program != self.order {
+            // It may hold more, and suit the lanes better.
+            found.extend(self.moved(program, budget, meter));
+        }
+        for level in 0..bracket.levels {
+            let is_highest = level == 0 && bracket.tries_highest;
+            let middle = if is_highest { MOST_HIDDEN } else { bracket.middle() };
             let bytes = budget + Bytes((self.hidden() * middle) as u64);
             let effort = meter.round(work, of_left(OF_A_LOOK, meter));
             meter.spend(work);
@@ -121,27 +155,31 @@ impl Sequences<'_> {
                 // One that knows a plan for less looks less for another.
                 false => search.anew().plan(bytes, &effort).plan.map(|plan| plan.runs()),
             };
+            let is_known = runs.is_some();
             let moved = runs.and_then(|runs| self.moved(runs, budget, meter));
+            if is_highest {
+                // Where it cannot be moved to this budget, it may be to a larger one.
+                bracket.tries_highest = moved.is_none();
+            }
             let is_in_time = moved.as_ref().is_some_and(|Candidate { runs, offloaded }| {
                 let seconds = offloaded.seconds.0;
                 let total = self.profile.total(runs).0;
                 seconds < fastest || seconds <= total * (1.0 + IN_TIME)
             });
-            match is_in_time {
-                true => {
-                    in_time = middle;
-                    fastest = moved.as_ref().map_or(fastest, |moved| moved.offloaded.seconds.0);
+            match &moved {
+                Some(moved) if is_in_time => {
+                    (bracket.in_time, fastest) = (middle, moved.offloaded.seconds.0);
                 }
-                false => late = middle,
+                // More has to be away where no sequence holds so little.
+                None if !is_known => bracket.in_time = middle,
+                Some(_) | None => bracket.late = bracket.late.min(middle),
             }
             found.extend(moved);
-            if in_time >= late {
+            if bracket.in_time >= bracket.late {
                 break;
             }
         }
-        found.sort_by(by_seconds);
-        found.dedup_by(|a, b| a.runs == b.runs);
-        found.truncate(IMPROVED);
+        *bracket = bracket.near();
         found
     }
 
@@ -230,7 +268,15 @@ fn of_left(share: f64, meter: &Meter<'_>) -> f64 {
     share / (1.0 - meter.part()).max(share)
 }
 
+/// The fastest of what was found, the faster before the slower.
+pub fn fastest_of(mut found: Vec<Candidate>) -> Vec<Candidate> {
+    found.sort_by(by_seconds);
+    found.dedup_by(|a, b| a.runs == b.runs);
+    found.truncate(IMPROVED);
+    found
+}
+
 /// The faster before the slower.
-pub fn by_seconds(a: &Candidate, b: &Candidate) -> Ordering {
+fn by_seconds(a: &Candidate, b: &Candidate) -> Ordering {
     a.offloaded.seconds.0.total_cmp(&b.offloaded.seconds.0)
 }

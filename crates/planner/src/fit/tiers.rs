@@ -7,7 +7,7 @@
 
 use crate::check::check;
 use crate::effort::Meter;
-use crate::fit::sequences::{SEARCH, Sequences, by_seconds};
+use crate::fit::sequences::{Bracket, Sequences, fastest_of};
 use crate::fit::smallest::Laid;
 use crate::goal::Goal;
 use crate::graph::Graph;
@@ -20,11 +20,15 @@ use crate::schedule::{Lowering, Residents, Schedule, lower};
 use crate::units::Bytes;
 
 /// So often, sequences are improved, each time with as many bytes as addresses pack for.
-const TURNS: usize = 6;
+const TURNS: u32 = 6;
 /// The part of a turn for moves and recomputation; in what is left, they get addresses.
 const DESCENT: f64 = 0.7;
 /// The part of the time that is left for the addresses of one plan.
 const ADDRESSES: f64 = 0.2;
+/// At first so much less than the budget is aimed at, and then, where addresses do not pack, so
+/// much less and twice as much each time; each is one part of so many.
+const SLACK: u64 = 200;
+const STEP: u64 = 100;
 /// Budgets are as close as need be where they differ by this part.
 const CLOSE: u64 = 500;
 
@@ -39,26 +43,40 @@ pub struct Tiered<'a> {
 
 /// How much is aimed at so that addresses pack within a budget.
 struct Target {
+    budget: Bytes,
     aim: Bytes,
     /// The most for which they did.
-    fits: Bytes,
+    fits: Option<Bytes>,
     /// The least for which they did not.
-    fails: Bytes,
+    fails: Option<Bytes>,
+    /// By how much less is aimed at where they do not.
+    step: Bytes,
 }
 
 impl Target {
-    /// Where so many bytes were missing: as much less; then half way between what fits and what
-    /// does not.
+    fn new(budget: Bytes) -> Target {
+        let step = Bytes(budget.0 / STEP);
+        let aim = budget.saturating_sub(Bytes(budget.0 / SLACK));
+        Target { budget, aim, fits: None, fails: None, step }
+    }
+
+    /// Where so many bytes were missing. A layout that fails says little of how much less would do.
     fn learn(&mut self, missing: Bytes) {
         match missing {
-            Bytes::ZERO => self.fits = self.aim,
-            _ => self.fails = self.aim,
+            Bytes::ZERO => self.fits = Some(self.aim),
+            _ => self.fails = Some(self.aim),
         }
-        let between = self.fails.saturating_sub(self.fits);
-        self.aim = match self.fits {
-            Bytes::ZERO => self.aim.saturating_sub(missing),
-            fits if between.0 <= fits.0 / CLOSE => fits,
-            fits => fits + Bytes(between.0 / 2),
+        self.aim = match (self.fits, self.fails) {
+            (_, None) => self.budget,
+            (None, Some(fails)) => {
+                let step = self.step.min(missing);
+                self.step = self.step + self.step;
+                fails.saturating_sub(step)
+            }
+            (Some(fits), Some(fails)) => {
+                let between = fails.saturating_sub(fits);
+                if between.0 <= fits.0 / CLOSE { fits } else { fits + Bytes(between.0 / 2) }
+            }
         };
     }
 }
@@ -81,40 +99,40 @@ impl Tiered<'_> {
         }
         let home = |storage| self.home(storage);
         let moving = self.sequences(&home);
-        let mut found = moving.levels(search, budget, meter);
+        let (mut found, mut bracket) = (Vec::new(), Bracket::whole());
         let mut best = of_known.zip(known);
-        let mut target = Target { aim: budget, fits: Bytes::ZERO, fails: budget + Bytes(1) };
-        for turn in 1..=TURNS {
-            let until = SEARCH + (1.0 - SEARCH) * turn as f64 / TURNS as f64;
-            let share = DESCENT * (until - meter.part()).max(0.0) / found.len().max(1) as f64;
+        let mut target = Target::new(budget);
+        let mut aimed_at = None;
+        for turn in 0..TURNS {
+            if aimed_at.replace(target.aim) != Some(target.aim) {
+                // What was improved for another aim is among what begins anew.
+                found = moving.within(&found, target.aim, meter);
+                found.extend(moving.levels(search, target.aim, &mut bracket, meter));
+                found = fastest_of(found);
+            }
+            let until = (1.0 - meter.part()) / f64::from(TURNS - turn);
+            let share = DESCENT * until / found.len().max(1) as f64;
             for candidate in &mut found {
                 moving.descend(candidate, target.aim, share, meter);
             }
-            found.sort_by(by_seconds);
+            found = fastest_of(found);
             let mut missing = None;
-            for candidate in &found {
-                let seconds = candidate.offloaded.seconds.0;
-                if best.as_ref().is_some_and(|(best, _)| seconds >= *best) {
-                    break;
-                }
+            if let Some(candidate) = found.first()
+                && let seconds = candidate.offloaded.seconds.0
+                && best.as_ref().is_none_or(|(best, _)| seconds < *best)
+            {
                 let schedule = self.lay_out(&candidate.plan(), Goal::Within(budget), meter);
                 let more = schedule.slab.saturating_sub(budget);
-                missing = Some(missing.map_or(more, |missing: Bytes| missing.min(more)));
+                missing = Some(more);
                 if more == Bytes::ZERO {
                     best = Some((seconds, schedule));
                 }
             }
             let is_least = best.as_ref().is_some_and(|&(seconds, _)| seconds <= least);
-            if found.is_empty() || is_least || meter.is_over() {
+            if found.is_empty() && target.aim == budget || is_least || meter.is_over() {
                 break;
             }
-            let aimed_at = target.aim;
-            if let Some(missing) = missing {
-                target.learn(missing);
-            }
-            if target.aim != aimed_at {
-                found = moving.within(&found, target.aim, meter);
-            }
+            target.learn(missing.unwrap_or(Bytes::ZERO));
         }
         best.map(|(_, schedule)| schedule)
     }

@@ -2,7 +2,7 @@
 //! none is slower than the fastest that is known to move nothing; and what may not move stays.
 
 use crate::effort::{Effort, Meter};
-use crate::fit::sequences::{Candidate, Sequences, by_seconds};
+use crate::fit::sequences::{Bracket, Candidate, Sequences, fastest_of};
 use crate::fit::{Bound, FitError};
 use crate::goal::Goal;
 use crate::graph::Graph;
@@ -93,12 +93,13 @@ fn fastest(
         return known;
     }
     let mut meter = meter.clone();
-    let mut found = moving.levels(search, budget, &mut meter);
+    let mut bracket = Bracket::whole();
+    let mut found = fastest_of(moving.levels(search, budget, &mut bracket, &mut meter));
     let share = (1.0 - meter.part()).max(0.0) / found.len().max(1) as f64;
     for candidate in &mut found {
         moving.descend(candidate, budget, share, &mut meter);
     }
-    let found = found.into_iter().min_by(by_seconds);
+    let found = fastest_of(found).into_iter().next();
     let found =
         found.filter(|found| seconds.is_none_or(|seconds| found.offloaded.seconds.0 < seconds));
     found.as_ref().map(Candidate::plan).or(known)

@@ -2,6 +2,8 @@
 //! its buffer, what lives across the border between two steps is in one buffer at one address, and
 //! what moves between tiers has whole blocks in both.
 
+use std::cmp::Reverse;
+
 use cranelift_entity::{PrimaryMap, SecondaryMap};
 
 use crate::analysis::{Ends, IntervalId, Liveness, Motion, Move};
@@ -148,7 +150,14 @@ impl Buffers {
     ) -> Placed {
         let (here, there): (Vec<BufferId>, Vec<BufferId>) =
             self.lifetimes.keys().partition(|&id| self.is_on_device(id));
-        let wrapped: Vec<BufferId> = self.wrapped.iter().map(|&(buffer, _)| buffer).collect();
+        // The longer one is held the lower, so that what is free while others are away is above.
+        let mut wrapped: Vec<(Reverse<u32>, u32, BufferId)> = self
+            .wrapped
+            .iter()
+            .map(|&(buffer, life)| (Reverse(life.last), self.lifetimes[buffer].first, buffer))
+            .collect();
+        wrapped.sort_unstable();
+        let wrapped: Vec<BufferId> = wrapped.into_iter().map(|(.., buffer)| buffer).collect();
         let bytes = |id: BufferId| self.lifetimes[id].bytes.align_up(alignment);
         let stays = |node: NodeId| graph.nodes()[node].phase.is_persistent();
         let persistent = placeholders.iter().copied().filter(|&(node, _)| stays(node));

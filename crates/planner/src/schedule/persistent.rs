@@ -78,8 +78,9 @@ pub(super) struct Fixed {
     pub floor: u64,
 }
 
-/// The addresses of persistent placeholders on the device, those of `wrapped` buffers last: these
-/// are not held all the time, so that others may lie where they do. `bytes` says what each takes.
+/// The addresses of persistent placeholders on the device, those of `wrapped` buffers last and in
+/// their order: these are not held all the time, so that others may lie where they do. `bytes` says
+/// what each takes.
 pub(super) fn on_device(
     graph: &Graph,
     placeholders: &[(NodeId, BufferId)],
@@ -87,11 +88,11 @@ pub(super) fn on_device(
     residents: &Residents,
     bytes: impl Fn(BufferId) -> Bytes,
 ) -> Fixed {
-    let (passing, staying): (Vec<_>, Vec<_>) =
-        placeholders.iter().partition(|(_, buffer)| wrapped.contains(buffer));
+    let staying: Vec<_> =
+        placeholders.iter().copied().filter(|(_, buffer)| !wrapped.contains(buffer)).collect();
     let mut fixed = fixed(graph, &staying, (&residents.addresses, residents.end), &bytes);
     let floor = fixed.floor;
-    for &buffer in passing.iter().map(|(_, buffer)| buffer).chain(wrapped) {
+    for &buffer in wrapped {
         if fixed.addresses[buffer].is_none() {
             fixed.addresses[buffer] = Some(fixed.floor);
             fixed.floor += bytes(buffer).0;

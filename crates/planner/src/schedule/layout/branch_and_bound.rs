@@ -146,6 +146,30 @@ impl<'a> ExactSearch<'a> {
         })
     }
 
+    /// Puts blocks where they have to be, for good; what is below them stays empty. False where more
+    /// is empty then than may be.
+    pub fn fix(&mut self, addresses: &[Option<u64>]) -> bool {
+        let mut placed: Vec<(u64, u32)> =
+            (0..).zip(addresses).filter_map(|(block, at)| Some(((*at)?, block))).collect();
+        placed.sort_unstable();
+        for (at, block) in placed {
+            let (from, to) = self.sections.range[block as usize];
+            for s in from as usize..to as usize {
+                let Some(left) = self.slack[s].checked_sub(at.saturating_sub(self.floor[s])) else {
+                    return false;
+                };
+                self.slack[s] = left;
+            }
+            if !self.place(block, at) {
+                return false;
+            }
+            // Nobody changes places with it.
+            (from..to).for_each(|section| self.top[section as usize] = NO_BLOCK);
+        }
+        self.trail.clear();
+        true
+    }
+
     /// Searches for at most `nodes` placements.
     pub fn run(&mut self, mut nodes: u64, meter: &mut Meter<'_>) -> Outcome {
         let mut choices: Vec<u32> = Vec::new();

@@ -5,7 +5,7 @@
 mod best_fit;
 mod branch_and_bound;
 mod local_search;
-mod obstacles;
+
 mod restarts;
 mod sections;
 mod tight;
@@ -141,21 +141,11 @@ pub fn pack(lifetimes: &[Lifetime], within: &Shelf<'_>, effort: &Effort<'_>) -> 
         MOST_FAILED_ROUNDS,
         &mut meter,
     );
-    // The exact search stacks blocks on an empty floor.
-    let clear = blocks
-        .iter()
-        .zip(fixed)
-        .all(|(block, fixed)| fixed.is_none_or(|address| address + block.bytes.0 <= floor));
     if best.end <= stop {
         return packing(best, bound);
     }
-    if !clear {
-        let end = (target, stop);
-        let best = obstacles::around(&blocks, fixed, floor, end, &cut, best, &mut meter);
-        return packing(best, bound);
-    }
     let goal = (capacity, stop);
-    let (best, bound) = exact(&blocks, &free, floor, alignment, goal, best, bound, &mut meter);
+    let (best, bound) = exact(&blocks, fixed, floor, alignment, goal, best, bound, &mut meter);
     packing(best, bound)
 }
 
@@ -188,7 +178,7 @@ fn lower_bound(blocks: &[Lifetime], fixed: &[Option<u64>], floor: u64) -> u64 {
 #[allow(clippy::too_many_arguments)] // the arguments of a packing, and what is known of it
 fn exact(
     blocks: &[Lifetime],
-    free: &[u32],
+    fixed: &[Option<u64>],
     floor: u64,
     alignment: u64,
     (capacity, stop): (u64, u64),
@@ -196,9 +186,16 @@ fn exact(
     mut bound: u64,
     meter: &mut Meter<'_>,
 ) -> (Placement, u64) {
-    let free: Vec<u32> =
-        free.iter().copied().filter(|&i| blocks[i as usize].bytes > Bytes::ZERO).collect();
-    let chosen: Vec<Lifetime> = free.iter().map(|&i| blocks[i as usize]).collect();
+    let is_above = |i: usize| {
+        let bytes = blocks[i].bytes.0;
+        bytes > 0 && fixed[i].is_none_or(|address| address + bytes > floor)
+    };
+    let above: Vec<usize> = (0..blocks.len()).filter(|&i| is_above(i)).collect();
+    let chosen: Vec<Lifetime> = above.iter().map(|&i| blocks[i]).collect();
+    let placed: Vec<Option<u64>> =
+        above.iter().map(|&i| fixed[i].map(|address| address.saturating_sub(floor))).collect();
+    // Nothing is put into holes below what has its place, so nothing is excluded.
+    let is_clear = placed.iter().all(Option::is_none);
     let Some(cut) = sections(&chosen, meter) else { return (best, bound) };
     let smallest = capacity < bound;
     let target = bound.max(capacity);
@@ -208,17 +205,19 @@ fn exact(
     let (mut goal, mut low) = (target / alignment * alignment, bound);
     loop {
         let height = goal.saturating_sub(floor);
-        match restarts(&chosen, &cut, height, passes, meter) {
+        match restarts(&chosen, &placed, &cut, height, passes, meter) {
             Outcome::Found(addresses) => {
                 best.end = floor;
-                for (&i, address) in free.iter().zip(addresses) {
-                    best.addresses[i as usize] = floor + address;
-                    best.end = best.end.max(floor + address + blocks[i as usize].bytes.0);
+                for (&i, address) in above.iter().zip(addresses) {
+                    best.addresses[i] = fixed[i].unwrap_or(floor + address);
+                    best.end = best.end.max(best.addresses[i] + blocks[i].bytes.0);
                 }
                 best.end = best.end.max(bound);
             }
-            Outcome::Impossible => (bound, low) = (goal + alignment, goal + alignment),
-            Outcome::Spent => low = goal + alignment,
+            Outcome::Impossible if is_clear => {
+                (bound, low) = (goal + alignment, goal + alignment);
+            }
+            Outcome::Impossible | Outcome::Spent => low = goal + alignment,
         }
         if best.end <= stop || meter.has_refused() || low >= best.end {
             return (best, bound);

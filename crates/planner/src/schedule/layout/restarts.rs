@@ -32,9 +32,11 @@ const FEWEST: u64 = 600;
 /// How much the measures of a ranking are stretched at most, after the first pass.
 const NOISE: f64 = 0.3;
 
-/// Searches again and again, for at most `passes` of all turns.
+/// Searches again and again, for at most `passes` of all turns. What has its place stays there, and
+/// what is below it stays empty.
 pub(super) fn restarts(
     blocks: &[Lifetime],
+    placed: &[Option<u64>],
     cut: &Sections,
     capacity: u64,
     passes: u64,
@@ -51,7 +53,7 @@ pub(super) fn restarts(
         let (rule, share, ranking) = (turn / 16, turn / 4 % 4, RANKINGS[turn % 4]);
         let rule = BranchingRule { any_valley: rule / 4 == 1, choice: CHOICES[rule % 4] };
         if cores.len() == share {
-            let core = tight::core(blocks, cut, (capacity as f64 * SHARES[share]) as u64);
+            let core = tight::core(blocks, placed, cut, (capacity as f64 * SHARES[share]) as u64);
             let Some(part) = sections(&core.lives, meter) else { return Outcome::Spent };
             cores.push((core, part));
         }
@@ -65,6 +67,9 @@ pub(super) fn restarts(
         let Some(mut search) = ExactSearch::new(&core.lives, part, rank, rule, capacity) else {
             return Outcome::Impossible;
         };
+        if !search.fix(&core.placed) {
+            return Outcome::Impossible;
+        }
         match search.run(nodes, meter) {
             Outcome::Found(addresses) => {
                 if let Some(placement) =

@@ -14,10 +14,17 @@ use crate::schedule::layout::{Lifetime, local_search};
 pub(super) struct Core {
     pub members: Vec<u32>,
     pub lives: Vec<Lifetime>,
+    /// The addresses of those that have their places.
+    pub placed: Vec<Option<u64>>,
 }
 
-/// The blocks of all sections that hold at least `least` bytes.
-pub(super) fn core(blocks: &[Lifetime], cut: &Sections, least: u64) -> Core {
+/// The blocks of all sections that hold at least `least` bytes, and all that have their places.
+pub(super) fn core(
+    blocks: &[Lifetime],
+    placed: &[Option<u64>],
+    cut: &Sections,
+    least: u64,
+) -> Core {
     let held = cut.held(blocks);
     let mut before = Vec::with_capacity(held.len() + 1);
     let mut count = 0;
@@ -28,11 +35,12 @@ pub(super) fn core(blocks: &[Lifetime], cut: &Sections, least: u64) -> Core {
     before.push(count);
     let is_member = |&i: &u32| {
         let (from, to) = cut.range[i as usize];
-        before[from as usize] < before[to as usize]
+        before[from as usize] < before[to as usize] || placed[i as usize].is_some()
     };
     let members: Vec<u32> = (0..blocks.len() as u32).filter(is_member).collect();
     let lives = members.iter().map(|&i| blocks[i as usize]).collect();
-    Core { members, lives }
+    let placed = members.iter().map(|&i| placed[i as usize]).collect();
+    Core { members, lives, placed }
 }
 
 /// Places all other blocks around a packing of the core, in the given order, if they fit below
