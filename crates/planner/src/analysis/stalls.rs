@@ -1,6 +1,7 @@
 //! How long a sequence takes with what it moves. Invariant: runs follow one another, each lane
 //! moves one thing after another from when it is offloaded or prefetched, and a run waits for what
-//! it reads, a release for what it releases and the end for the outputs; the step is one of a run that has settled.
+//! it reads, a release for what it releases and the end for the outputs; the step is one of a run
+//! that has settled.
 
 use cranelift_entity::SecondaryMap;
 

@@ -12,6 +12,9 @@ use crate::plan::{self, LOWEST, PlanError, Search};
 use crate::schedule::{Residents, Schedule};
 use crate::units::{Bytes, Seconds};
 
+/// The part of the time for the bound: it is as good as it gets soon, and processors are few.
+const PROOF: f64 = 0.2;
+
 impl BudgetedPlanner<'_> {
     /// A schedule within the budget; beside it, on a second thread, what none of them beats.
     pub(super) fn found_and_proven(
@@ -23,7 +26,7 @@ impl BudgetedPlanner<'_> {
     ) -> Result<Schedule, PlanError> {
         let (found, proven) = std::thread::scope(|scope| {
             let &mut BudgetedPlanner { graph, profile, order, .. } = self;
-            let effort = meter.round(terms.effort.work, 1.0);
+            let effort = meter.round(terms.effort.work, PROOF);
             let prove =
                 move || plan::lower_bound_with_moves(graph, profile, order, budget, &effort);
             let prover = scope.spawn(prove);

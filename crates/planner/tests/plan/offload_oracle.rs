@@ -321,8 +321,8 @@ impl fmt::Display for Tally {
         write!(
             f,
             "{} with an optimum ({too_large} are too large): {equal} equal, {} where first runs \
-             come in order; {} slower (mean {mean:.1} %, worst {worst:.1} %), {refused} refused; of \
-             the optima that were not reached {without_addresses} have no addresses",
+             come in order; {} slower (mean {mean:.1} %, worst {worst:.1} %), {refused} refused; \
+             of the optima that were not reached {without_addresses} have no addresses",
             self.count(),
             equal + equal_in_order,
             slower.len(),

@@ -212,8 +212,8 @@ impl Course {
         pieces.into_iter().filter(|(from, to)| from < to)
     }
 
-    /// Seconds of the lanes for an interval, both ways; more for what stays from step to step, since
-    /// it has the same address at both ends of one.
+    /// Seconds of the lanes for an interval, both ways; more for what stays from step to step,
+    /// since it has the same address at both ends of one.
     pub fn burden(&self, index: usize) -> f64 {
         let idle = &self.idle[index];
         let weight = if self.is_persistent[idle.group as usize] { PERSISTENT } else { 1.0 };

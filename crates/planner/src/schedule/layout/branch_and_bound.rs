@@ -146,8 +146,8 @@ impl<'a> ExactSearch<'a> {
         })
     }
 
-    /// Puts blocks where they have to be, for good; what is below them stays empty. False where more
-    /// is empty then than may be.
+    /// Puts blocks where they have to be, for good; what is below them stays empty. False where
+    /// more is empty then than may be.
     pub fn fix(&mut self, addresses: &[Option<u64>]) -> bool {
         let mut placed: Vec<(u64, u32)> =
             (0..).zip(addresses).filter_map(|(block, at)| Some(((*at)?, block))).collect();
