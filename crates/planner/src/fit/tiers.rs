@@ -24,7 +24,7 @@ const TURNS: u32 = 6;
 /// The part of a turn for moves and recomputation; in what is left, they get addresses.
 const DESCENT: f64 = 0.7;
 /// The part of the time that is left for the addresses of one plan.
-const ADDRESSES: f64 = 0.2;
+const ADDRESSES: f64 = 0.1;
 /// At first so much less than the budget is aimed at, and then, where addresses do not pack, so
 /// much less and twice as much each time; each is one part of so many.
 const SLACK: u64 = 200;
@@ -69,9 +69,9 @@ impl Target {
         self.aim = match (self.fits, self.fails) {
             (_, None) => self.budget,
             (None, Some(fails)) => {
-                let step = self.step.min(missing);
+                let less = fails.saturating_sub(self.step);
                 self.step = self.step + self.step;
-                fails.saturating_sub(step)
+                less
             }
             (Some(fits), Some(fails)) => {
                 let between = fails.saturating_sub(fits);

@@ -4,9 +4,9 @@
 //!
 //! Out: in the order of the accesses before, each as soon as that is over; where the lane has
 //! nothing to do, what nobody writes until then goes ahead. Back: in the order of the accesses
-//! behind, each as early as there is room up to that access, but not earlier than a little before it
-//! would be late. Where there is no room for a run, it waits for what is leaving; where something
-//! has not arrived, it waits for that.
+//! behind, each as early as there is room up to that access, but not earlier than a little before
+//! it would be late. Where there is no room for a run, it waits for what is leaving; where
+//! something has not arrived, it waits for that.
 //!
 //! The step is a cycle: three of them are played one after the other, and the second is taken. What
 //! crosses its border may depend on the step before; [`Border::Closed`] lets nothing cross.
