@@ -18,6 +18,7 @@ mod properties;
 mod rematerialization;
 mod rewriting;
 mod smallest;
+mod swap_cases;
 
 #[path = "../fixtures/corpus/mod.rs"]
 mod corpus;

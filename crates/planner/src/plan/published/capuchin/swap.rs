@@ -1,9 +1,9 @@
 //! Capuchin's hybrid: swap what free time hides, then recompute. Invariant: what is swapped is away
-//! from its last forward access to its first backward one, and what it holds and takes is
-//! simulated with both lanes, never a sum of free times.
+//! from its last forward access to its first backward one; both lanes hide all of it, one tensor
+//! after another; and what it holds and takes is simulated, waiting included.
 //!
 //! Source: Peng et al., "Capuchin", ASPLOS 2020, section 4.4 and algorithm 2: the tensor with the
-//! longest free time first, as long as that is not negative, and then recomputation by MSPS.
+//! longest free time first, as long as its transfers are hidden, and then recomputation by MSPS.
 //! Departures: `doc/theory/capuchin.md`.
 
 use cranelift_entity::SecondaryMap;
@@ -12,14 +12,19 @@ use crate::analysis::access_profile;
 use crate::effort::Meter;
 use crate::graph::Graph;
 use crate::id::{NodeId, StorageId};
+use crate::machine::Route;
 use crate::plan::offload::Offloading;
 use crate::plan::published::capuchin::msps::Choosing;
 use crate::plan::published::capuchin::ours::{Greedy, capuchin};
 use crate::plan::{Infeasible, NotFound, Plan, PlanError, Planner, simulate};
 use crate::profile::Profile;
-use crate::units::Bytes;
+use crate::units::{Bytes, Seconds};
 
 /// The hybrid; where the machine has no tier below the device, recomputation alone.
+///
+/// Whatever is hidden is swapped until the peak fits. From there on, one choice of recomputation
+/// after another is made as long as there is any, and the fastest of the plans is taken: with less
+/// to hold, less waits for the lanes.
 pub fn capuchin_swap(
     graph: &Graph,
     profile: &Profile,
@@ -30,10 +35,11 @@ pub fn capuchin_swap(
     let Some(route) = profile.hierarchy.main_route() else {
         return capuchin(graph, profile, order, budget, meter);
     };
-    let mut by_free_time = by_free_time(graph, profile, order, meter).into_iter();
+    let mut hidden = hidden(graph, profile, order, route, meter).into_iter();
     let mut swapped: SecondaryMap<StorageId, bool> = SecondaryMap::new();
     let mut greedy = Greedy::new(graph, profile, order, meter);
     let (mut runs, mut tried) = (order.to_vec(), 0);
+    let mut best: Option<(Seconds, Plan)> = None;
     loop {
         let offloading = Offloading::new(graph, profile, &runs, route);
         // As many as it takes, and all of them as long as that does not suffice.
@@ -41,45 +47,107 @@ pub fn capuchin_swap(
             tried += 1;
             meter.spend(3 * runs.len() as u64);
             if let Some(found) = offloading.of_storages(&|storage| swapped[storage], budget) {
-                return Ok(Plan::with_moves(Planner::CapuchinSwap, &runs, &found.moves));
+                if best.as_ref().is_none_or(|(seconds, _)| found.seconds < *seconds) {
+                    let plan = Plan::with_moves(Planner::CapuchinSwap, &runs, &found.moves);
+                    best = Some((found.seconds, plan));
+                }
+                break;
             }
-            let Some(node) = by_free_time.next() else { break };
+            let Some(node) = hidden.next() else { break };
             graph.fresh(node).iter().for_each(|&storage| swapped[storage] = true);
         }
-        let chosen = if meter.is_late() { None } else { greedy.choose(meter) };
-        let Some(chosen) = chosen else {
-            let lowest = Plan::of_runs(Planner::CapuchinSwap, runs.clone());
-            if meter.is_late() {
-                let lowest = (tried, runs);
-                let planner = Planner::CapuchinSwap;
-                return Err(NotFound::error(graph, profile, budget, planner, lowest));
-            }
-            let proof = Infeasible::new(graph, profile, budget, lowest);
-            return Err(PlanError::Infeasible(Box::new(proof)));
-        };
+        let is_least = best.as_ref().is_some_and(|(least, _)| *least <= profile.total(&runs));
+        let chosen = if is_least || meter.is_late() { None } else { greedy.choose(meter) };
+        let Some(chosen) = chosen else { break };
         // What is made again is not swapped.
         graph.fresh(chosen.node).iter().for_each(|&storage| swapped[storage] = false);
         runs = greedy.runs();
     }
+    if let Some((_, plan)) = best {
+        return Ok(plan);
+    }
+    if meter.is_late() {
+        let planner = Planner::CapuchinSwap;
+        return Err(NotFound::error(graph, profile, budget, planner, (tried, runs)));
+    }
+    let lowest = Plan::of_runs(Planner::CapuchinSwap, runs);
+    Err(PlanError::Infeasible(Box::new(Infeasible::new(graph, profile, budget, lowest))))
+}
+
+/// A node whose outputs may be away, with times in the unplanned step.
+#[derive(Clone, Copy)]
+struct Swap {
+    node: NodeId,
+    /// The end of the last forward access, and the start of the first backward one.
+    idle: [f64; 2],
+    out: f64,
+    back: f64,
+}
+
+impl Swap {
+    fn free_time(&self) -> f64 {
+        self.idle[1] - self.idle[0] - self.out - self.back
+    }
 }
 
 /// Nodes whose outputs can be away and back between their last forward access and their first
-/// backward one, by falling free time: idle seconds less swap seconds (the case `idle_time`).
-fn by_free_time(
+/// backward one, by falling free time: idle seconds less swap seconds (the case `idle_time`). Each
+/// is one whose transfers the lanes hide beside those of all before it.
+fn hidden(
     graph: &Graph,
     profile: &Profile,
     order: &[NodeId],
+    route: Route,
     meter: &mut Meter<'_>,
 ) -> Vec<NodeId> {
     meter.spend(2 * order.len() as u64);
     let curve = simulate(graph, profile, order).curve;
     let table = access_profile(graph, profile, order, &curve, None);
-    let free_time = |node: NodeId| {
+    let mut start: SecondaryMap<NodeId, f64> = SecondaryMap::new();
+    let mut now = 0.0;
+    for &node in order {
+        start[node] = now;
+        now += profile.seconds[node].0;
+    }
+    let swap = |node: NodeId| {
         let row = &table[node];
-        let free = row.idle?.0 - row.swap?.0;
-        (free >= 0.0).then_some((free, node))
+        let needed = start[row.first_backward_access?];
+        let seconds = |lane| {
+            let link = profile.hierarchy.lanes[lane].link;
+            let fresh = graph.fresh(node).iter();
+            fresh.map(|&storage| link.seconds(graph.storages()[storage]).0).sum::<f64>()
+        };
+        let (out, back) = (seconds(route.out), seconds(route.back));
+        let swap = Swap { node, idle: [needed - row.idle?.0, needed], out, back };
+        (row.swap.is_some() && swap.free_time() >= 0.0).then_some(swap)
     };
-    let mut free: Vec<(f64, NodeId)> = order.iter().filter_map(|&node| free_time(node)).collect();
-    free.sort_by(|a, b| b.0.total_cmp(&a.0));
-    free.into_iter().map(|(_, node)| node).collect()
+    let mut candidates: Vec<Swap> = order.iter().filter_map(|&node| swap(node)).collect();
+    candidates.sort_by(|a, b| b.free_time().total_cmp(&a.free_time()));
+    let mut swaps: Vec<Swap> = Vec::new();
+    for candidate in candidates {
+        meter.spend(swaps.len() as u64);
+        swaps.push(candidate);
+        if !are_hidden(&swaps) {
+            swaps.pop();
+        }
+    }
+    swaps.iter().map(|swap| swap.node).collect()
+}
+
+/// Whether everything that leaves as soon as it may has left before it has to begin to return, one
+/// transfer of each lane after another.
+fn are_hidden(swaps: &[Swap]) -> bool {
+    let mut order: Vec<usize> = (0..swaps.len()).collect();
+    order.sort_by(|&a, &b| swaps[a].idle[0].total_cmp(&swaps[b].idle[0]));
+    let (mut left, mut free) = (vec![0.0; swaps.len()], 0.0);
+    for &index in &order {
+        free = f64::max(free, swaps[index].idle[0]) + swaps[index].out;
+        left[index] = free;
+    }
+    order.sort_by(|&a, &b| swaps[b].idle[1].total_cmp(&swaps[a].idle[1]));
+    let mut begins = f64::INFINITY;
+    order.into_iter().all(|index| {
+        begins = f64::min(begins, swaps[index].idle[1]) - swaps[index].back;
+        begins >= left[index]
+    })
 }

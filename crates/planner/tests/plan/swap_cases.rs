@@ -1,0 +1,137 @@
+//! The acceptance cases of Capuchin's swapping: free time, and what is held with and without what
+//! is swapped. Invariant: the file says what is expected; nothing is recorded here.
+
+use serde_json::Value as Json;
+use tightfit::analysis::{Motion, Move, access_profile, held, liveness_with, memory_curve};
+use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
+use tightfit::id::{NodeId, ValueId};
+use tightfit::machine::Machine;
+use tightfit::profile::Profile;
+use tightfit::tensor::DType;
+use tightfit::units::{Bytes, Seconds};
+
+use crate::corpus;
+use crate::moves::with_host;
+
+fn case(id: &str) -> Json {
+    let file = std::fs::read(corpus::path("cases/capuchin.json")).unwrap();
+    let file: Json = serde_json::from_slice(&file).unwrap();
+    let mut cases = file["cases"].as_array().unwrap().iter();
+    cases.find(|case| case["id"] == id).unwrap().clone()
+}
+
+/// A step of nodes in the order given, each with the bytes that it makes and what it reads.
+struct Chain {
+    builder: GraphBuilder,
+    phase: Phase,
+}
+
+impl Chain {
+    fn new() -> Chain {
+        Chain { builder: GraphBuilder::new("case"), phase: Phase::Forward }
+    }
+
+    fn node(&mut self, name: &str, ms: f64, reads: &[ValueId], bytes: u64) -> ValueId {
+        let mut spec = NodeSpec::new(name, "op", self.phase);
+        spec.inputs = reads.to_vec();
+        spec.seconds = Some(Seconds(ms / 1e3));
+        let storage = self.builder.storage(Bytes(bytes));
+        let value = ValueSpec::contiguous(&[bytes], DType::U8, storage);
+        self.builder.node(spec, &[Some(value)])[0]
+    }
+}
+
+fn named(graph: &Graph, name: &str) -> NodeId {
+    graph.nodes().iter().find(|(_, node)| node.name == name).unwrap().0
+}
+
+#[test]
+fn free_time_is_what_both_transfers_leave_of_the_idle_time() {
+    let case = case("capuchin/idle_time");
+    let (input, figure) = (&case["input"], |json: &Json| json.as_f64().unwrap());
+    let last_forward = figure(&input["cumulative_ms"]["last_fw"]);
+    let first_backward = figure(&input["cumulative_ms"]["first_bw"]);
+    let own = figure(&input["run_time_first_bw"]);
+    let swap = figure(&input["swap_time"]);
+    let total = figure(&input["total_runtime"]);
+
+    let mut chain = Chain::new();
+    let made = chain.node("make", 1.0, &[], 6_000_000);
+    let last = chain.node("last_fw", last_forward - 1.0, &[made], 1);
+    let between = chain.node("between", first_backward - own - last_forward, &[last], 1);
+    chain.phase = Phase::Backward;
+    let first = chain.node("first_bw", own, &[made, between], 1);
+    let rest = chain.node("rest", total - first_backward, &[first], 1);
+    chain.builder.output(rest);
+    let graph = chain.builder.build().unwrap();
+
+    let mut machine = with_host(Machine::preset("a100-80gb").unwrap(), 6e6 / (swap / 1e3), 1);
+    machine.hierarchy.lanes.values_mut().for_each(|lane| lane.link.latency = Seconds(0.0));
+    let profile = Profile::new(&graph, &machine);
+    let order = graph.compute_nodes();
+    let curve = held(&graph, &profile, &order);
+    let row = access_profile(&graph, &profile, &order, &curve, None)[named(&graph, "make")];
+    let free = (row.idle.unwrap().0 - row.swap.unwrap().0) * 1e3;
+    let expected = figure(&case["expected"]["free_time_joint_graph"]);
+    assert!((free - expected).abs() < 1e-9, "{free} ms");
+}
+
+#[test]
+fn what_is_swapped_is_held_between_its_accesses_only() {
+    let case = case("capuchin/swap_mode_peak");
+    let peaks: Vec<(String, u64)> = serde_json::from_value(case["input"]["nodes"].clone()).unwrap();
+    let tensors = &case["input"]["intermediates"];
+    let size = |name: &str| tensors[name]["memory_size"].as_u64().unwrap();
+
+    let mut chain = Chain::new();
+    let first = chain.node("f1", 1.0, &[], size("t1"));
+    let second = chain.node("f2", 1.0, &[first], size("t2"));
+    chain.node("f3", 1.0, &[second], 0);
+    chain.node("sep", 1.0, &[], 0);
+    chain.phase = Phase::Backward;
+    chain.node("sep_bwd", 1.0, &[], 0);
+    chain.node("b3", 1.0, &[second], 0);
+    chain.node("b2", 1.0, &[first], 0);
+    chain.node("b1", 1.0, &[], 0);
+    let graph = chain.builder.build().unwrap();
+    let order = graph.compute_nodes();
+    let mut profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
+
+    // From the last access in the forward pass to the first one behind it.
+    let position = |name: &str| order.iter().position(|&node| node == named(&graph, name)).unwrap();
+    let mut moves: Vec<Move> = Vec::new();
+    for (tensor, maker) in [("t1", "f1"), ("t2", "f2")] {
+        let storage = graph.fresh(named(&graph, maker))[0];
+        let access = |key: &str| position(tensors[tensor][key].as_str().unwrap()) as u32;
+        let (last, next) = (access("last_forward"), access("first_back"));
+        moves.push(Move { before: last + 1, storage, motion: Motion::Offload });
+        moves.push(Move { before: last + 1, storage, motion: Motion::Release });
+        moves.push(Move { before: next, storage, motion: Motion::Prefetch });
+    }
+    moves.sort_by_key(|next| next.before);
+    let swapped = |profile: &Profile| {
+        let lives = liveness_with(&graph, profile, &order, &moves);
+        memory_curve(&graph, profile, &order, &lives).held
+    };
+    // The rest of what each node holds in swap mode is its workspace.
+    let tensors_alone = swapped(&profile);
+    for ((&node, (_, peak)), held) in order.iter().zip(&peaks).zip(tensors_alone) {
+        profile.workspace[node] = Bytes(peak - held.0);
+    }
+
+    let in_swap_mode: Vec<u64> = swapped(&profile).iter().map(|bytes| bytes.0).collect();
+    assert_eq!(in_swap_mode, peaks.iter().map(|&(_, peak)| peak).collect::<Vec<_>>());
+    let expected = &case["expected"];
+    let curve = held(&graph, &profile, &order);
+    for (&node, held) in order.iter().zip(&curve.held) {
+        let name = &graph.nodes()[node].name;
+        assert_eq!(Some(held.0), expected["total_peak_mem"][name].as_u64(), "{name}");
+    }
+    assert_eq!(Some(curve.peak.0), expected["max_peak_mem"].as_u64());
+    assert!(curve.above(Bytes(150)).is_empty());
+    let above = curve.above(Bytes(140));
+    assert_eq!(above.len(), 1);
+    let name = |at: u32| graph.nodes()[order[at as usize]].name.as_str();
+    assert_eq!(name(above[0].first), expected["peak_start_if_limit_140"]);
+    assert_eq!(name(above[0].last + 1), expected["peak_end_if_limit_140"]);
+}
