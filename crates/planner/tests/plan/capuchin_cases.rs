@@ -2,8 +2,8 @@
 //! of it that is right, and `plan::capuchin` is held to the frontiers. Invariant: the file says
 //! what is expected; nothing is recorded here.
 //!
-//! Those of swapping are in `swap_cases.rs`. Left out: `expected_seed_arithmetic`, which records what
-//! the original code computes where that is wrong.
+//! Those of swapping are in `swap_cases.rs`. Left out: `expected_seed_arithmetic`, which records
+//! what the original code computes where that is wrong.
 
 use crate::{corpus, oracle};
 use std::collections::{BTreeMap, BTreeSet};
