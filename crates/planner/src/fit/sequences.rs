@@ -30,7 +30,7 @@ const IN_TIME: f64 = 4e-3;
 const WORK_OF_A_LEVEL: u64 = 60;
 /// The part of the time for all levels; half of it goes into sequences, half into a look at what
 /// moves.
-pub const SEARCH: f64 = 0.4;
+pub const SEARCH: f64 = 0.25;
 const OF_A_LOOK: f64 = SEARCH / (2 * LEVELS) as f64;
 /// Of the levels, so many are improved.
 const IMPROVED: usize = 3;

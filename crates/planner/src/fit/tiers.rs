@@ -27,7 +27,7 @@ const DESCENT: f64 = 0.7;
 const ADDRESSES: f64 = 0.1;
 /// At first so much less than the budget is aimed at, and then, where addresses do not pack, so
 /// much less and twice as much each time; each is one part of so many.
-const SLACK: u64 = 200;
+const SLACK: u64 = 80;
 const STEP: u64 = 100;
 /// Budgets are as close as need be where they differ by this part.
 const CLOSE: u64 = 500;
