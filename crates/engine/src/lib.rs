@@ -24,13 +24,17 @@ pub use execute::error::{CompileError, StepError, UnknownOperator};
 pub use execute::evaluation::Evaluation;
 pub use execute::executable::{Executable, Executed, StepSettings};
 pub use execute::lanes::Traffic;
+pub use execute::placement::Iterations;
 pub use execute::places::Located;
+pub use execute::region::Region;
 pub use execute::residents::Resident;
 pub use execute::session::{Session, SessionError, TierFolder};
 pub use execute::set_aside::SetAside;
 pub use execute::trial::{FastestStep, NodeTimings, Timings, VERSION, trial};
 pub use execute::weights;
-pub use fit::{FitTask, FittedGraph, FittedStep, FittingError, fit_graph, fit_step};
+pub use fit::{
+    FitTask, FittedGraph, FittedStep, FittingError, PlacementError, fit_graph, fit_placed, fit_step,
+};
 pub use kernels::KernelError;
 pub use memory::process;
 pub use memory::slab::{Slab, SlabError};

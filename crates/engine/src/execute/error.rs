@@ -1,6 +1,8 @@
 //! Why a schedule cannot be executed, and why a step of it failed. Invariant: a message names the
 //! node, the instruction or the operators, and what to do about them where something can be done.
 
+use std::io;
+
 use thiserror::Error;
 use tightfit::check::Violation;
 use tightfit::id::TransferId;
@@ -8,6 +10,7 @@ use tightfit::operator::Unsuited;
 
 use crate::kernels::KernelError;
 use crate::memory::tier::{BLOCK, TierError};
+use crate::residency::ResidencyError;
 
 /// Why a schedule cannot be executed here.
 #[derive(Debug, Error)]
@@ -57,6 +60,12 @@ pub enum CompileError {
     /// The schedule uses several tiers below the device.
     #[error("the schedule uses several tiers below the slab; the engine has one, a file")]
     Tiers,
+    /// A tensor lies in the bytes of another one that is placed while the run goes on.
+    #[error("node `{node}`: what it computes with lies among the parameters and is none of them")]
+    AmongPlaced {
+        /// The node's name.
+        node: String,
+    },
     /// A transfer is not one between slab and file.
     #[error(
         "{transfer} does not move whole blocks of {} bytes between the slab and a buffer of the \
@@ -96,10 +105,31 @@ pub enum StepError {
     /// The tier failed, or what came back from it is not what was written there.
     #[error(transparent)]
     Tier(#[from] TierError),
+    /// The manager of residency has no room for what a call computes with.
+    #[error(transparent)]
+    Residency(#[from] ResidencyError),
+    /// A tensor that a call computes with is not in the slab: a defect of this program.
+    #[error(
+        "what node `{node}` computes with is not in the slab; this is a defect, please report it"
+    )]
+    Absent {
+        /// The node's name.
+        node: String,
+    },
     /// The schedule moves something, and the run has no tier.
     #[error("the schedule moves tensors to a tier, and this run has none")]
     NoLanes,
     /// The data does not suit the model.
     #[error("the batch holds an index outside its table, or a class that the model does not have")]
     Index,
+}
+
+/// As an error of reading and writing; the tier's own stays one of the tier.
+impl From<StepError> for io::Error {
+    fn from(error: StepError) -> io::Error {
+        match error {
+            StepError::Tier(error) => io::Error::other(error),
+            error => io::Error::other(error),
+        }
+    }
 }

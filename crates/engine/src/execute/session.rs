@@ -1,11 +1,11 @@
 //! A training run: one slab, a tier below it where the schedule moves anything, the compiled step,
 //! the compiled evaluation. Invariant: between two steps parameters and state lie where they always
-//! do; evaluation runs in what training leaves free.
+//! do, or where the manager of residency has put them; evaluation runs in what training leaves free.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use thiserror::Error;
@@ -18,12 +18,16 @@ use tightfit::units::Bytes;
 use crate::execute::error::{CompileError, StepError};
 use crate::execute::executable::{Executable, Executed, StepSettings};
 use crate::execute::lanes::{Lanes, Traffic};
+use crate::execute::placement::{self, Iterations, Placement, Shared, Turn, lock};
 use crate::execute::places::{Compiled, compile, loss_of, pair};
+use crate::execute::region::Region;
 use crate::execute::residents::{Place, Reach, Resident, Staging, moved, residents};
+use crate::execute::set_aside::within;
 use crate::execute::settle::{gather, settle};
 use crate::kernels::take_panel;
 use crate::memory::slab::{Slab, SlabError};
 use crate::memory::tier::{TierError, TierFile};
+use crate::residency::ResidencyError;
 use crate::step::Step;
 use crate::step::data::{DataError, Dataset};
 use crate::step::initialise::{self, Unfilled};
@@ -44,6 +48,15 @@ pub enum SessionError {
     /// The schedule moves tensors to a tier, and none was named.
     #[error("the schedule moves tensors to a tier below the slab: name a folder for it")]
     NoTier,
+    /// Tensors cannot be placed in such a region.
+    #[error(transparent)]
+    Residency(#[from] ResidencyError),
+    /// There is no plan of moves that another one could replace.
+    #[error("tensors are placed while the run goes on: there is no plan of their moves to replace")]
+    Placed,
+    /// The schedule moves tensors that are to be placed while the run goes on.
+    #[error("the schedule moves tensors by itself: plan it without a tier")]
+    MovesByItself,
     /// The system refused the threads of the lanes.
     #[error("the lanes' threads could not be started: {0}")]
     Lanes(std::io::Error),
@@ -102,6 +115,7 @@ pub struct Session {
     // All who hold the lanes come before the slab, in which these read and write: fields are
     // dropped in their order, and with the last holder the lanes' threads end.
     pub(super) lanes: Option<Arc<Lanes>>,
+    pub(super) placement: Option<Shared>,
     pub(super) training: Compiled,
     pub(super) evaluation: Option<Compiled>,
     pub(super) slab: Slab,
@@ -141,6 +155,32 @@ impl Session {
         threads: usize,
         seed: u64,
     ) -> Result<Session, SessionError> {
+        Session::start(step, (training, evaluation), slab, (tier, None), threads, seed)
+    }
+
+    /// The same where persistent tensors lie in a region of the slab, into which a manager of
+    /// residency brings them from the tier when a call computes with them. The schedules are those
+    /// of a slab that has room for all of them, and move nothing.
+    pub fn with_region(
+        step: &Step,
+        (training, evaluation): (&Checked, Option<&Checked>),
+        slab: Bytes,
+        (tier, region): (&TierFolder, &Region),
+        threads: usize,
+        seed: u64,
+    ) -> Result<Session, SessionError> {
+        let placed = (Some(tier), Some(region));
+        Session::start(step, (training, evaluation), slab, placed, threads, seed)
+    }
+
+    fn start(
+        step: &Step,
+        schedules: (&Checked, Option<&Checked>),
+        slab: Bytes,
+        placed: (Option<&TierFolder>, Option<&Region>),
+        threads: usize,
+        seed: u64,
+    ) -> Result<Session, SessionError> {
         let pool = ThreadPoolBuilder::new()
             .num_threads(threads)
             .stack_size(1 << 20)
@@ -148,11 +188,16 @@ impl Session {
             .build()?;
         let pool = Arc::new(pool);
         pool.broadcast(|_| take_panel());
-        let ready = ready(step, (training, evaluation), tier, &pool)?;
+        let ready = ready(step, schedules, placed, &pool)?;
+        let staging = Staging::new(ready.lanes.is_some())?;
+        if let Some(placement) = &ready.placement {
+            lock(placement).clear(&staging).map_err(of_tier)?;
+        }
         let mut session = Session {
             slab: Slab::new(slab)?,
-            staging: Staging::new(ready.lanes.is_some())?,
+            staging,
             lanes: ready.lanes,
+            placement: ready.placement,
             training: ready.training,
             evaluation: ready.evaluation,
             residents: ready.residents,
@@ -246,7 +291,10 @@ impl Session {
             output.settled = false;
         }
         let ran = run(&self.training.executable, &mut self.slab, &settings);
-        self.has_failed = matches!(ran, Err(StepError::Tier(_)));
+        self.has_failed = matches!(
+            ran,
+            Err(StepError::Tier(_) | StepError::Residency(_) | StepError::Absent { .. })
+        );
         ran.map_err(failed)?;
         self.next_step = number;
         Ok(loss_of(&self.slab, &self.training))
@@ -293,7 +341,22 @@ impl Session {
         resident: &Resident,
         sink: &mut dyn FnMut(&[u8]) -> std::io::Result<()>,
     ) -> std::io::Result<()> {
-        self.reach().stream(resident, sink)
+        let Some(&place) = resident.places.first() else { return Ok(()) };
+        let place = match (place, &self.placement) {
+            (Place::Placed(tensor), Some(placement)) => lock(placement).place(tensor)?,
+            (place, _) => place,
+        };
+        match place {
+            Place::Slab(address) => sink(self.slab.read(address, resident.bytes)),
+            Place::Tier(below) => self.reach().stream(below, resident.bytes, sink),
+            Place::Placed(_) => Err(std::io::Error::other(TierError::Failed)),
+        }
+    }
+
+    /// What iterations of the training and of the evaluation have moved since this was asked last,
+    /// where tensors are placed while the run goes on.
+    pub fn take_figures(&mut self) -> Option<[Iterations; 2]> {
+        self.placement.as_ref().map(|placement| lock(placement).take_figures())
     }
 
     /// The bytes of a tensor that stays.
@@ -321,12 +384,18 @@ impl Session {
         let lanes = self.lanes.as_ref();
         lanes.map_or(Ok(()), |lanes| lanes.settle()).map_err(std::io::Error::other)?;
         self.has_begun = false;
+        if let Some(placement) = &self.placement {
+            lock(placement).flush(&self.slab)?;
+        }
         for &place in &resident.places {
+            let place = match (place, &self.placement) {
+                (Place::Placed(tensor), Some(placement)) => lock(placement).place(tensor)?,
+                (place, _) => place,
+            };
             match place {
                 Place::Slab(address) => source(0, self.slab.write(address, resident.bytes))?,
-                Place::Tier(address, buffer) => {
-                    self.reach().fill_below((address, buffer), resident.bytes, source)?;
-                }
+                Place::Tier(below) => self.reach().fill(below, resident.bytes, source)?,
+                Place::Placed(_) => return Err(std::io::Error::other(TierError::Failed)),
             }
         }
         Ok(())
@@ -344,7 +413,7 @@ impl Session {
 
     fn reach(&self) -> Reach<'_> {
         let tier = self.lanes.as_ref().map(|lanes| &**lanes.file());
-        Reach { slab: &self.slab, tier, staging: &self.staging }
+        Reach { tier, staging: &self.staging }
     }
 
     /// Elements of a batch's targets: tokens, or rows.
@@ -378,36 +447,53 @@ impl Session {
 /// Both schedules of a step, compiled, with the lanes that they need.
 pub(super) struct Ready {
     pub lanes: Option<Arc<Lanes>>,
+    pub placement: Option<Shared>,
     pub training: Compiled,
     pub evaluation: Option<Compiled>,
     pub residents: BTreeMap<String, Resident>,
 }
 
-/// Compiles both schedules, and makes a tier where they move anything.
+/// Compiles both schedules, and makes a tier where they move anything or where tensors are placed
+/// in a region.
 pub(super) fn ready(
     step: &Step,
     (training, evaluation): (&Checked, Option<&Checked>),
-    tier: Option<&TierFolder>,
+    (tier, region): (Option<&TierFolder>, Option<&Region>),
     pool: &Arc<ThreadPool>,
 ) -> Result<Ready, SessionError> {
-    let mut compiled = compile(&step.training, training, pool)?;
-    let stay = residents(&step.training, training.schedule());
+    let mut compiled = compile(&step.training, training, region, pool)?;
+    let stay = residents(&step.training, training.schedule(), region);
     let mut evaluated = None;
     if let (Some(graph), Some(checked)) = (&step.evaluation, evaluation) {
-        let there = residents(graph, checked.schedule());
+        let there = residents(graph, checked.schedule(), region);
         if let Some(name) = moved((&step.training, training.schedule()), &there) {
             return Err(SessionError::Moved { name });
         }
-        evaluated = Some(compile(graph, checked, pool)?);
+        evaluated = Some(compile(graph, checked, region, pool)?);
     }
     let schedules = [Some(training), evaluation];
-    let lanes = lanes(schedules.into_iter().flatten().map(Checked::schedule), tier)?;
+    let moved = lanes(schedules.into_iter().flatten().map(Checked::schedule), tier)?;
+    let lanes = match region {
+        None => moved,
+        Some(_) if moved.is_some() => return Err(SessionError::MovesByItself),
+        Some(region) => Some(lanes_to(region, tier.ok_or(SessionError::NoTier)?)?),
+    };
     let lanes = lanes.map(Arc::new);
-    if let Some(lanes) = &lanes {
-        let all = [Some(&mut compiled), evaluated.as_mut()];
-        all.into_iter().flatten().for_each(|compiled| compiled.executable.attach(lanes));
+    let mut placement = None;
+    if let (Some(lanes), Some(region)) = (&lanes, region) {
+        let placed = Placement::new(region, lanes).map_err(|error| match error {
+            StepError::Residency(error) => SessionError::Residency(error),
+            _ => SessionError::Tier(TierError::Failed),
+        })?;
+        placement = Some(Arc::new(Mutex::new(placed)));
     }
-    Ok(Ready { lanes, training: compiled, evaluation: evaluated, residents: stay })
+    let both = [(Some(&mut compiled), Turn::Training), (evaluated.as_mut(), Turn::Evaluation)];
+    for (compiled, turn) in both {
+        let Some(Compiled { executable, .. }) = compiled else { continue };
+        lanes.iter().for_each(|lanes| executable.attach(lanes));
+        placement.iter().for_each(|placement| executable.place_by(placement, turn));
+    }
+    Ok(Ready { lanes, placement, training: compiled, evaluation: evaluated, residents: stay })
 }
 
 /// The lanes for what schedules move; none where they move nothing.
@@ -432,4 +518,18 @@ fn lanes<'a>(
     let transfers = schedules.map(started).max().unwrap_or(0);
     let lanes = Lanes::new(file, transfers, *traffic);
     lanes.map(Some).map_err(SessionError::Lanes)
+}
+
+/// The lanes to a tier that has all tensors of a region.
+fn lanes_to(region: &Region, tier: &TierFolder) -> Result<Lanes, SessionError> {
+    let bytes = region.whole()?;
+    within(tier, bytes)?;
+    let mut file = TierFile::create(&tier.folder, bytes)?;
+    placement::declare(region, &mut file)?;
+    Lanes::new(file, placement::UNDER_WAY, tier.traffic).map_err(SessionError::Lanes)
+}
+
+/// What the tier said, which went through a stream of bytes.
+pub(super) fn of_tier(error: std::io::Error) -> SessionError {
+    SessionError::Tier(error.downcast().unwrap_or(TierError::Failed))
 }

@@ -52,7 +52,7 @@ pub struct Timings {
 }
 
 impl Timings {
-    /// Adds a call or a transfer.
+    /// Adds a call, a transfer, or the time for which a call waited for tensors that are placed.
     pub fn add(&mut self, executed: &Executed) {
         let call = match executed {
             Executed::Call(call) => call,
@@ -60,6 +60,10 @@ impl Timings {
                 self.stalling += transfer.stall.0;
                 let seen = self.transfers.entry(transfer.id).or_default();
                 *seen = (seen.0 + 1, seen.1 + transfer.seconds.0);
+                return;
+            }
+            Executed::Layout(seconds) => {
+                self.stalling += seconds.0;
                 return;
             }
         };
@@ -184,6 +188,7 @@ impl FastestStep {
         match executed {
             Executed::Call(call) => self.next.push(*call),
             Executed::Transfer(transfer) => self.next_transfers.push(*transfer),
+            Executed::Layout(_) => {}
         }
     }
 
