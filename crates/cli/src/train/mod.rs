@@ -247,10 +247,16 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Ending::Failed(_) => stepped,
     };
     let saved = arguments.save.as_deref().filter(|_| is_good);
-    if let Some(path) = saved {
-        weights::save(path, &session, &step.name).with_context(|| {
-            format!("the weights after step {} could not be saved", session.next_step)
-        })?;
+    if let Some(path) = saved
+        && let Err(error) = weights::save(path, &session, &step.name)
+    {
+        // What failed first says why.
+        let first = match (course.ending, judged) {
+            (Ending::Failed(first), _) | (_, Some(Err(first))) => first,
+            _ => error.into(),
+        };
+        let lost = format!("the weights after step {} could not be saved", session.next_step);
+        return Err(first.context(lost));
     }
     let done = session.next_step;
     let rest = || -> anyhow::Result<()> {
