@@ -170,8 +170,8 @@ fn what_does_not_go_together_is_refused() {
         ("--budget 50% --tier FOLDER:1MiB --placement auto", 4, "has no room for that"),
         ("--budget 50% --tier FOLDER/none --placement auto", 4, "no tier can be made in"),
         ("--budget 50% --tier FOLDER --placement device", 3, "where nothing is evicted, "),
-        ("--budget 1% --tier FOLDER --placement auto", 3, "too small to place tensors"),
-        ("--budget 1% --tier FOLDER --placement host", 3, "too small to place tensors"),
+        ("--budget 1% --tier FOLDER --placement auto", 3, "there is no room in a budget of"),
+        ("--budget 1% --tier FOLDER --placement host", 3, "while the run goes on: the process"),
         ("--budget 1MiB --tier FOLDER --placement host", 8, "leaves nothing for a slab"),
     ] {
         let ran = run(folder, &format!("train {STEP} {FEW} {rest}"));

@@ -127,8 +127,8 @@ pub fn fit_step(
     Ok(FittedStep { training, profile, evaluation, region: None })
 }
 
-/// Fits the evaluation graph of a step into what training leaves free of a slab, where there is room
-/// for it.
+/// Fits the evaluation graph of a step into what training leaves free of a slab, where there is
+/// room for it.
 pub(crate) fn fit_evaluation(
     step: &Step,
     training: &FittedGraph,

@@ -1,7 +1,9 @@
-//! Why a schedule cannot be executed, and why a step of it failed. Invariant: a message names the
-//! node, the instruction or the operators, and what to do about them where something can be done.
+//! Why a schedule cannot be executed, why a run cannot go on, and why a step of it failed.
+//! Invariant: a message names the node, the instruction or the operators, and what to do about them
+//! where something can be done.
 
 use std::io;
+use std::path::PathBuf;
 
 use thiserror::Error;
 use tightfit::check::Violation;
@@ -9,8 +11,10 @@ use tightfit::id::TransferId;
 use tightfit::operator::Unsuited;
 
 use crate::kernels::KernelError;
+use crate::memory::slab::SlabError;
 use crate::memory::tier::{BLOCK, TierError};
 use crate::residency::ResidencyError;
+use crate::step::data::DataError;
 
 /// Why a schedule cannot be executed here.
 #[derive(Debug, Error)]
@@ -124,6 +128,73 @@ pub enum StepError {
     Index,
 }
 
+/// Why a run cannot start or go on.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum SessionError {
+    /// A schedule cannot be executed here.
+    #[error(transparent)]
+    Compile(#[from] CompileError),
+    /// The system refused the slab's memory.
+    #[error(transparent)]
+    Slab(#[from] SlabError),
+    /// The tier cannot be made, or failed.
+    #[error(transparent)]
+    Tier(#[from] TierError),
+    /// The schedule moves tensors to a tier, and none was named.
+    #[error("the schedule moves tensors to a tier below the slab: name a folder for it")]
+    NoTier,
+    /// Tensors cannot be placed in such a region.
+    #[error(transparent)]
+    Residency(#[from] ResidencyError),
+    /// There is no plan of moves that another one could replace.
+    #[error("tensors are placed while the run goes on: there is no plan of their moves to replace")]
+    Placed,
+    /// The schedule moves tensors that are to be placed while the run goes on.
+    #[error("the schedule moves tensors by itself: plan it without a tier")]
+    MovesByItself,
+    /// The system refused the threads of the lanes.
+    #[error("the lanes' threads could not be started: {0}")]
+    Lanes(io::Error),
+    /// The system refused the worker threads.
+    #[error("the worker threads could not be started: {0}")]
+    Threads(#[from] rayon::ThreadPoolBuildError),
+    /// A parameter's first values are not of its type, or their file is damaged.
+    #[error("a parameter could not be initialised: {0}")]
+    Initialise(String),
+    /// The file of a parameter's first values cannot be read.
+    #[error("a parameter could not be initialised: {}: {error}", path.display())]
+    InitialValues {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// The evaluation's schedule was made for another layout than the training's.
+    #[error(
+        "`{name}` lies elsewhere in the evaluation's schedule than in the training's; plan the \
+         evaluation with the residents of the training"
+    )]
+    Moved {
+        /// The parameter, buffer or state.
+        name: String,
+    },
+    /// A batch could not be read.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// No number is left for another step.
+    #[error("the run has done {} steps, and there are no numbers for more", u32::MAX)]
+    NoMoreSteps,
+    /// A step failed.
+    #[error("step {step}: {error}")]
+    Step {
+        /// Number of the step, from 1.
+        step: u32,
+        /// Why it failed.
+        error: StepError,
+    },
+}
+
 /// As an error of reading and writing; the tier's own stays one of the tier.
 impl From<StepError> for io::Error {
     fn from(error: StepError) -> io::Error {
@@ -132,4 +203,9 @@ impl From<StepError> for io::Error {
             error => io::Error::other(error),
         }
     }
+}
+
+/// What the tier said, which went through a stream of bytes.
+pub(super) fn of_tier(error: io::Error) -> SessionError {
+    SessionError::Tier(error.downcast().unwrap_or(TierError::Failed))
 }

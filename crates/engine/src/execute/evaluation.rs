@@ -3,9 +3,10 @@
 
 use tightfit::tensor::DType;
 
+use crate::execute::error::SessionError;
 use crate::execute::executable::StepSettings;
 use crate::execute::places::{Located, loss_of, offsets, pair};
-use crate::execute::session::{Session, SessionError};
+use crate::execute::session::Session;
 use crate::memory::slab::Slab;
 use crate::step::data::Dataset;
 

@@ -9,6 +9,7 @@ pub mod lanes;
 mod placed_call;
 pub mod placement;
 pub mod places;
+pub mod ready;
 pub mod region;
 pub mod residents;
 pub mod session;

@@ -1,6 +1,6 @@
 //! What stays from step to step: parameters, buffers and state. Invariant: between two steps each
-//! has its last version in every place that it has, in the slab or in the tier, or where the manager of
-//! residency has put it; who reads it need not know where that is.
+//! has its last version in every place that it has, in the slab or in the tier, or where the
+//! manager of residency has put it; who reads it need not know where that is.
 
 use std::collections::BTreeMap;
 use std::io;

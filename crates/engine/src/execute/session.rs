@@ -1,114 +1,32 @@
 //! A training run: one slab, a tier below it where the schedule moves anything, the compiled step,
 //! the compiled evaluation. Invariant: between two steps parameters and state lie where they always
-//! do, or where the manager of residency has put them; evaluation runs in what training leaves free.
+//! do, or where the manager of residency has put them; evaluation runs in what training leaves
+//! free.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use rayon::{ThreadPool, ThreadPoolBuilder};
-use thiserror::Error;
+use rayon::ThreadPoolBuilder;
 use tightfit::check::Checked;
-use tightfit::id::DEVICE;
-use tightfit::schedule::{Instruction, Schedule};
 use tightfit::tensor::DType;
 use tightfit::units::Bytes;
 
-use crate::execute::error::{CompileError, StepError};
+use crate::execute::error::{SessionError, StepError, of_tier};
 use crate::execute::executable::{Executable, Executed, StepSettings};
-use crate::execute::lanes::{Lanes, Traffic};
-use crate::execute::placement::{self, Iterations, Placement, Shared, Turn, lock};
-use crate::execute::places::{Compiled, compile, loss_of, pair};
+use crate::execute::lanes::Lanes;
+use crate::execute::placement::{Iterations, Shared, lock};
+use crate::execute::places::{Compiled, loss_of, pair};
+use crate::execute::ready::{TierFolder, ready};
 use crate::execute::region::Region;
-use crate::execute::residents::{Place, Reach, Resident, Staging, moved, residents};
-use crate::execute::set_aside::within;
+use crate::execute::residents::{Place, Reach, Resident, Staging};
 use crate::execute::settle::{gather, settle};
 use crate::kernels::take_panel;
-use crate::memory::slab::{Slab, SlabError};
-use crate::memory::tier::{TierError, TierFile};
-use crate::residency::ResidencyError;
+use crate::memory::slab::Slab;
+use crate::memory::tier::TierError;
 use crate::step::Step;
-use crate::step::data::{DataError, Dataset};
+use crate::step::data::Dataset;
 use crate::step::initialise::{self, Unfilled};
-
-/// Why a run cannot start or go on.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum SessionError {
-    /// A schedule cannot be executed here.
-    #[error(transparent)]
-    Compile(#[from] CompileError),
-    /// The system refused the slab's memory.
-    #[error(transparent)]
-    Slab(#[from] SlabError),
-    /// The tier cannot be made, or failed.
-    #[error(transparent)]
-    Tier(#[from] TierError),
-    /// The schedule moves tensors to a tier, and none was named.
-    #[error("the schedule moves tensors to a tier below the slab: name a folder for it")]
-    NoTier,
-    /// Tensors cannot be placed in such a region.
-    #[error(transparent)]
-    Residency(#[from] ResidencyError),
-    /// There is no plan of moves that another one could replace.
-    #[error("tensors are placed while the run goes on: there is no plan of their moves to replace")]
-    Placed,
-    /// The schedule moves tensors that are to be placed while the run goes on.
-    #[error("the schedule moves tensors by itself: plan it without a tier")]
-    MovesByItself,
-    /// The system refused the threads of the lanes.
-    #[error("the lanes' threads could not be started: {0}")]
-    Lanes(std::io::Error),
-    /// The system refused the worker threads.
-    #[error("the worker threads could not be started: {0}")]
-    Threads(#[from] rayon::ThreadPoolBuildError),
-    /// A parameter's first values are not of its type, or their file is damaged.
-    #[error("a parameter could not be initialised: {0}")]
-    Initialise(String),
-    /// The file of a parameter's first values cannot be read.
-    #[error("a parameter could not be initialised: {}: {error}", path.display())]
-    InitialValues {
-        /// The file.
-        path: PathBuf,
-        /// What the system says.
-        error: std::io::Error,
-    },
-    /// The evaluation's schedule was made for another layout than the training's.
-    #[error(
-        "`{name}` lies elsewhere in the evaluation's schedule than in the training's; plan the \
-         evaluation with the residents of the training"
-    )]
-    Moved {
-        /// The parameter, buffer or state.
-        name: String,
-    },
-    /// A batch could not be read.
-    #[error(transparent)]
-    Data(#[from] DataError),
-    /// No number is left for another step.
-    #[error("the run has done {} steps, and there are no numbers for more", u32::MAX)]
-    NoMoreSteps,
-    /// A step failed.
-    #[error("step {step}: {error}")]
-    Step {
-        /// Number of the step, from 1.
-        step: u32,
-        /// Why it failed.
-        error: StepError,
-    },
-}
-
-/// Where the tier of a run is made.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TierFolder {
-    /// The folder.
-    pub folder: PathBuf,
-    /// How the lanes to it are used.
-    pub traffic: Traffic,
-    /// The most bytes that the run may take in the folder.
-    pub size: Option<Bytes>,
-}
 
 /// A running training.
 pub struct Session {
@@ -442,94 +360,4 @@ impl Session {
     pub fn settle_outputs(&mut self, first: usize) {
         settle(&mut self.slab, &mut self.training.outputs, first);
     }
-}
-
-/// Both schedules of a step, compiled, with the lanes that they need.
-pub(super) struct Ready {
-    pub lanes: Option<Arc<Lanes>>,
-    pub placement: Option<Shared>,
-    pub training: Compiled,
-    pub evaluation: Option<Compiled>,
-    pub residents: BTreeMap<String, Resident>,
-}
-
-/// Compiles both schedules, and makes a tier where they move anything or where tensors are placed
-/// in a region.
-pub(super) fn ready(
-    step: &Step,
-    (training, evaluation): (&Checked, Option<&Checked>),
-    (tier, region): (Option<&TierFolder>, Option<&Region>),
-    pool: &Arc<ThreadPool>,
-) -> Result<Ready, SessionError> {
-    let mut compiled = compile(&step.training, training, region, pool)?;
-    let stay = residents(&step.training, training.schedule(), region);
-    let mut evaluated = None;
-    if let (Some(graph), Some(checked)) = (&step.evaluation, evaluation) {
-        let there = residents(graph, checked.schedule(), region);
-        if let Some(name) = moved((&step.training, training.schedule()), &there) {
-            return Err(SessionError::Moved { name });
-        }
-        evaluated = Some(compile(graph, checked, region, pool)?);
-    }
-    let schedules = [Some(training), evaluation];
-    let moved = lanes(schedules.into_iter().flatten().map(Checked::schedule), tier)?;
-    let lanes = match region {
-        None => moved,
-        Some(_) if moved.is_some() => return Err(SessionError::MovesByItself),
-        Some(region) => Some(lanes_to(region, tier.ok_or(SessionError::NoTier)?)?),
-    };
-    let lanes = lanes.map(Arc::new);
-    let mut placement = None;
-    if let (Some(lanes), Some(region)) = (&lanes, region) {
-        let placed = Placement::new(region, lanes).map_err(|error| match error {
-            StepError::Residency(error) => SessionError::Residency(error),
-            _ => SessionError::Tier(TierError::Failed),
-        })?;
-        placement = Some(Arc::new(Mutex::new(placed)));
-    }
-    let both = [(Some(&mut compiled), Turn::Training), (evaluated.as_mut(), Turn::Evaluation)];
-    for (compiled, turn) in both {
-        let Some(Compiled { executable, .. }) = compiled else { continue };
-        lanes.iter().for_each(|lanes| executable.attach(lanes));
-        placement.iter().for_each(|placement| executable.place_by(placement, turn));
-    }
-    Ok(Ready { lanes, placement, training: compiled, evaluation: evaluated, residents: stay })
-}
-
-/// The lanes for what schedules move; none where they move nothing.
-fn lanes<'a>(
-    schedules: impl Iterator<Item = &'a Schedule> + Clone,
-    tier: Option<&TierFolder>,
-) -> Result<Option<Lanes>, SessionError> {
-    let buffers = || schedules.clone().flat_map(|schedule| schedule.buffers.values());
-    let below = || buffers().filter(|buffer| buffer.tier != DEVICE);
-    let Some(bytes) = below().map(|buffer| Bytes(buffer.address) + buffer.bytes).max() else {
-        return Ok(None);
-    };
-    let TierFolder { folder, traffic, .. } = tier.ok_or(SessionError::NoTier)?;
-    let mut file = TierFile::create(folder, bytes)?;
-    for buffer in below() {
-        file.declare(buffer.address, buffer.bytes.0);
-    }
-    let started = |schedule: &Schedule| {
-        let is_start = |instruction: &&Instruction| matches!(instruction, Instruction::Start(_));
-        schedule.instructions.iter().filter(is_start).count()
-    };
-    let transfers = schedules.map(started).max().unwrap_or(0);
-    let lanes = Lanes::new(file, transfers, *traffic);
-    lanes.map(Some).map_err(SessionError::Lanes)
-}
-
-/// The lanes to a tier that has all tensors of a region.
-fn lanes_to(region: &Region, tier: &TierFolder) -> Result<Lanes, SessionError> {
-    let bytes = region.whole()?;
-    within(tier, bytes)?;
-    let mut file = TierFile::create(&tier.folder, bytes)?;
-    placement::declare(region, &mut file)?;
-    Lanes::new(file, placement::UNDER_WAY, tier.traffic).map_err(SessionError::Lanes)
-}
-
-/// What the tier said, which went through a stream of bytes.
-pub(super) fn of_tier(error: std::io::Error) -> SessionError {
-    SessionError::Tier(error.downcast().unwrap_or(TierError::Failed))
 }

@@ -13,8 +13,10 @@ use std::sync::Arc;
 use tightfit::check::Checked;
 use tightfit::units::Bytes;
 
+use crate::execute::error::{SessionError, of_tier};
+use crate::execute::ready::{Ready, TierFolder, ready, within};
 use crate::execute::residents::{Below, Place, Resident, Staging};
-use crate::execute::session::{Ready, Session, SessionError, TierFolder, of_tier, ready};
+use crate::execute::session::Session;
 use crate::memory::slab::Slab;
 use crate::memory::tier::{BLOCK, CHUNK, TierError, TierFile};
 use crate::step::Step;
@@ -215,13 +217,4 @@ impl Session {
         self.has_failed = false;
         Ok(())
     }
-}
-
-/// Refuses to take more bytes of a folder than it may have.
-pub(super) fn within(tier: &TierFolder, needed: Bytes) -> Result<(), TierError> {
-    let over = tier.size.filter(|&size| needed > size);
-    over.map_or(Ok(()), |_| {
-        let error = io::Error::other("more than its size");
-        Err(TierError::Room { folder: tier.folder.clone(), needed, error })
-    })
 }

@@ -12,8 +12,9 @@ use tightfit::schedule::{Instruction, Schedule};
 use tightfit::timeline::{CallInTime, TransferInTime};
 use tightfit::units::Seconds;
 
+use crate::execute::error::SessionError;
 use crate::execute::executable::Executed;
-use crate::execute::session::{Session, SessionError};
+use crate::execute::session::Session;
 use crate::step::data::Dataset;
 
 /// The version that seconds of calls belong to: kernels change from one to the next.

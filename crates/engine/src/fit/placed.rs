@@ -36,9 +36,9 @@ pub enum PlacementError {
     Residency(#[from] ResidencyError),
     /// The policy evicts nothing, and not everything fits.
     #[error(
-        "a budget of {budget} does not hold parameters, buffers and optimizer state, {held} in \
-         chunks of {chunk}, beside everything else: where nothing is evicted, {} ({} bytes) are \
-         enough; or evict what is not needed", reached.rounded_up(), reached.0
+        "{} a budget of {budget} for parameters, buffers and optimizer state, {held} in chunks of \
+         {chunk}, beside everything else: where nothing is evicted, {} ({} bytes) are enough; or \
+         evict what is not needed", claim(*is_proven), reached.rounded_up(), reached.0
     )]
     Whole {
         /// The whole budget.
@@ -54,10 +54,10 @@ pub enum PlacementError {
     },
     /// The tensors of one call fill the region that there is.
     #[error(
-        "a budget of {budget} is too small to place tensors while the run goes on: the process \
-         takes {}, the parameters and state of a single call {region} in chunks of {chunk}, and \
-         everything else at least {needed}; {} ({} bytes) are enough",
-        reserve.total(), reached.rounded_up(), reached.0
+        "{} a budget of {budget} to place tensors while the run goes on: the process takes {}, the \
+         parameters and state of a single call {region} in chunks of {chunk}, and everything else \
+         at least {needed}; {} ({} bytes) are enough",
+        claim(*is_proven), reserve.total(), reached.rounded_up(), reached.0
     )]
     Region {
         /// The whole budget.
@@ -75,6 +75,11 @@ pub enum PlacementError {
         /// Whether no smaller one is.
         is_proven: bool,
     },
+}
+
+/// What a refusal says of a budget.
+fn claim(is_proven: bool) -> &'static str {
+    if is_proven { "there is no room in" } else { "no way was found to make room in" }
 }
 
 impl PlacementError {
