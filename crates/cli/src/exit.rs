@@ -199,7 +199,8 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
             CompileError::UnknownOperators { .. }
             | CompileError::Kernel { .. }
             | CompileError::Unsuited { .. }
-            | CompileError::NotExecutable { .. } => Some(6),
+            | CompileError::NotExecutable { .. }
+            | CompileError::EndsPlaced { .. } => Some(6),
             _ => None,
         };
     }

@@ -7,14 +7,16 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use tightfit::effort::Effort;
+use tightfit::graph::{GraphBuilder, Phase};
 use tightfit::machine::{Link, Machine, Tier};
 use tightfit::plan::Planner;
 use tightfit::profile::CallSeconds;
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::residency::{Figures, Policy};
 use tightfit_engine::{
-    Budget, Dataset, FitTask, FittedStep, FittingError, Iterations, PlacementError, Session,
-    SessionError, Step, TierError, TierFolder, Traffic, VERSION, fit_placed, fit_step, weights,
+    Budget, CompileError, Dataset, FitTask, FittedStep, FittingError, Iterations, PlacementError,
+    Session, SessionError, Step, StepError, TierError, TierFolder, Traffic, VERSION, fit_placed,
+    fit_step, weights,
 };
 
 const POLICIES: [Policy; 3] = [Policy::Auto, Policy::Host, Policy::Device];
@@ -302,5 +304,75 @@ fn what_has_no_folder_and_what_has_no_plan() {
             }
             Err(error) => panic!("{error}"),
         }
+    }
+}
+
+#[test]
+fn an_output_that_is_a_parameter_has_to_be_planned() {
+    let mut step = step();
+    let graph = &step.training;
+    let mut updates = graph.nodes().values().filter(|node| node.phase == Phase::Optimizer);
+    let updated = updates.find_map(|node| *node.outputs.first()?).unwrap();
+    let mut builder = GraphBuilder::from_graph(graph);
+    builder.output(updated);
+    step.training = builder.build().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let tier = in_folder(folder.path(), true);
+    let plan = placed(&step, Policy::Auto, Budget::Share(0.8)).unwrap();
+    let schedules = (plan.training.fitted.checked(), plan.evaluation.as_ref());
+    let (slab, region) = (plan.training.slab(), plan.region.as_ref().unwrap());
+    let refused = Session::with_region(&step, schedules, slab, (&tier, region), 2, 7).err();
+    assert!(matches!(refused, Some(SessionError::Compile(CompileError::EndsPlaced { .. }))));
+}
+
+/// Changes every byte of the tier that this process has in a folder.
+#[cfg(target_os = "linux")]
+fn damage(folder: &Path) {
+    use std::os::unix::fs::FileExt;
+    let mut damaged = 0;
+    for entry in std::fs::read_dir("/proc/self/fd").unwrap() {
+        let path = entry.unwrap().path();
+        if !std::fs::read_link(&path).is_ok_and(|to| to.starts_with(folder)) {
+            continue;
+        }
+        let file = std::fs::OpenOptions::new().read(true).write(true).open(&path).unwrap();
+        let mut bytes = vec![0; file.metadata().unwrap().len() as usize];
+        file.read_exact_at(&mut bytes, 0).unwrap();
+        bytes.iter_mut().for_each(|byte| *byte ^= 0x5A);
+        file.write_all_at(&bytes, 0).unwrap();
+        damaged += 1;
+        break;
+    }
+    assert_eq!(damaged, 1);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn what_was_damaged_ends_the_run_wherever_it_is_noticed() {
+    let step = step();
+    let is_damage = |error: &SessionError| {
+        matches!(
+            error,
+            SessionError::Step { error: StepError::Tier(TierError::Damaged { .. }), .. }
+        )
+    };
+    for notices_in_evaluation in [true, false] {
+        let folder = tempfile::tempdir().unwrap();
+        let plan = placed(&step, Policy::Host, Budget::Share(0.8)).unwrap();
+        let mut session = session(&step, &plan, &in_folder(folder.path(), true));
+        let mut data = data(&step);
+        session.step(&mut data).unwrap();
+        let name = session.residents().keys().next().unwrap().clone();
+        damage(folder.path());
+        let noticed = match notices_in_evaluation {
+            true => session.evaluate(&mut data, 1).map(drop),
+            false => session.step(&mut data).map(drop),
+        };
+        let noticed = noticed.unwrap_err();
+        assert!(is_damage(&noticed), "{noticed}");
+        assert!(session.has_failed());
+        session.step(&mut data).unwrap_err();
+        let resident = &session.residents()[&name];
+        session.resident_bytes(resident).unwrap_err();
     }
 }

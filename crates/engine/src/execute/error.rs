@@ -70,6 +70,15 @@ pub enum CompileError {
         /// The node's name.
         node: String,
     },
+    /// An input or an output of the graph is a tensor that is placed while the run goes on.
+    #[error(
+        "node `{node}` makes an input or an output of the graph that lies in a parameter or in \
+         state: between two steps nobody knows where these are, unless they are planned"
+    )]
+    EndsPlaced {
+        /// The node's name.
+        node: String,
+    },
     /// A transfer is not one between slab and file.
     #[error(
         "{transfer} does not move whole blocks of {} bytes between the slab and a buffer of the \
@@ -193,6 +202,16 @@ pub enum SessionError {
         /// Why it failed.
         error: StepError,
     },
+}
+
+impl StepError {
+    /// Whether no other step can follow.
+    pub(super) fn is_fatal(&self) -> bool {
+        match self {
+            StepError::Tier(_) | StepError::Residency(_) | StepError::Absent { .. } => true,
+            StepError::NoLanes | StepError::Index => false,
+        }
+    }
 }
 
 /// As an error of reading and writing; the tier's own stays one of the tier.

@@ -146,13 +146,17 @@ impl Lanes {
     /// # Errors
     /// Where something went wrong on a lane.
     pub fn settle(&self) -> Result<(), TierError> {
-        let settled = [Way::Out, Way::Back].map(|way| {
+        let [out, back] = [Way::Out, Way::Back].map(|way| {
             let shared = &self.lane(way).shared;
             let started = shared.lock().started;
             shared.drain(started);
             shared.wait(started)
         });
-        settled.into_iter().collect()
+        match (out, back) {
+            // What failed on the other lane says why.
+            (Err(TierError::Failed), Err(error)) => Err(error),
+            (out, back) => out.and(back),
+        }
     }
 }
 

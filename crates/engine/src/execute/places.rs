@@ -81,8 +81,8 @@ pub(super) fn compile(
     let schedule = checked.schedule();
     let at = |buffer: BufferId, value: ValueId| {
         let producer = graph.values()[value].producer;
-        let among = || CompileError::AmongPlaced { node: graph.nodes()[producer].name.clone() };
-        address((schedule, region), buffer).ok_or_else(among)
+        let placed = || CompileError::EndsPlaced { node: graph.nodes()[producer].name.clone() };
+        address((schedule, region), buffer).ok_or_else(placed)
     };
     let buffers: BTreeMap<NodeId, BufferId> = schedule.placeholders.iter().copied().collect();
     let span = |name: &str| {

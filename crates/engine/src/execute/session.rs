@@ -209,10 +209,7 @@ impl Session {
             output.settled = false;
         }
         let ran = run(&self.training.executable, &mut self.slab, &settings);
-        self.has_failed = matches!(
-            ran,
-            Err(StepError::Tier(_) | StepError::Residency(_) | StepError::Absent { .. })
-        );
+        self.has_failed = ran.as_ref().is_err_and(StepError::is_fatal);
         ran.map_err(failed)?;
         self.next_step = number;
         Ok(loss_of(&self.slab, &self.training))
