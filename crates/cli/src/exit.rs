@@ -19,7 +19,7 @@ use tightfit_report::TraceError;
 use crate::output::Unprinted;
 use crate::places::Replaced;
 use crate::table::UnknownColumn;
-use crate::train::{LossNotFinite, TooManySteps};
+use crate::train::{Contradiction, LossNotFinite, TooManySteps};
 use crate::values::{NoVariants, NotASize, UnknownModule};
 use crate::verbs::analyze::Refused;
 
@@ -101,6 +101,7 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
             FittingError::Budget(error) => of(error),
             FittingError::Fit(error) => of(error),
             FittingError::Unplanned(error) => of(error),
+            FittingError::Placement(error) => error.is_proven().map(refusal),
             _ => None,
         };
     }
@@ -141,6 +142,7 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
         || error.is::<NoVariants>()
         || error.is::<Replaced>()
         || error.is::<NotASize>()
+        || error.is::<Contradiction>()
     {
         return Some(2);
     }
@@ -179,6 +181,11 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
             SessionError::Tier(error) => of(error),
             SessionError::NoTier => Some(2),
             SessionError::Step { error: StepError::Tier(error), .. } => of(error),
+            // Defects, as far as anybody knows.
+            SessionError::Step {
+                error: StepError::Residency(_) | StepError::Absent { .. },
+                ..
+            } => None,
             SessionError::Step { .. } => Some(7),
             SessionError::Initialise(_) => Some(5),
             SessionError::InitialValues { .. } => Some(4),
@@ -192,7 +199,8 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
             CompileError::UnknownOperators { .. }
             | CompileError::Kernel { .. }
             | CompileError::Unsuited { .. }
-            | CompileError::NotExecutable { .. } => Some(6),
+            | CompileError::NotExecutable { .. }
+            | CompileError::EndsPlaced { .. } => Some(6),
             _ => None,
         };
     }

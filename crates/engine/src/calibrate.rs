@@ -17,8 +17,8 @@ use tightfit::tensor::{Argument, DType};
 use tightfit::units::Bytes;
 
 use crate::execute::error::CompileError;
+use crate::execute::error::SessionError;
 use crate::execute::executable::{Executable, StepSettings};
-use crate::execute::session::SessionError;
 use crate::memory::process;
 use crate::memory::slab::Slab;
 

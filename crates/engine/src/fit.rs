@@ -2,6 +2,10 @@
 //! the evaluation graph into what training leaves free. Invariant: slab and reserve together are
 //! the budget, and a refusal names numbers that can be asked for as a budget.
 
+mod placed;
+
+pub use placed::{PlacementError, fit_placed};
+
 use thiserror::Error;
 use tightfit::check::{Checked, Violation};
 use tightfit::effort::Effort;
@@ -14,6 +18,7 @@ use tightfit::units::Bytes;
 use tightfit::{FitError, Fitted, Goal, Request, fit};
 
 use crate::budget::{Budget, BudgetError};
+use crate::execute::region::Region;
 use crate::memory::process;
 use crate::reserve::{Reserve, reserve};
 use crate::step::Step;
@@ -50,6 +55,9 @@ pub enum FittingError {
     /// The checker refused the step as captured.
     #[error(transparent)]
     Unplanned(#[from] Violation),
+    /// There is no region for tensors that are placed while the run goes on.
+    #[error(transparent)]
+    Placement(#[from] PlacementError),
 }
 
 /// A graph fitted into a budget.
@@ -82,6 +90,28 @@ pub struct FittedStep {
     /// The evaluation graph's schedule, in what training leaves free; absent where that is too
     /// little, or where the step has none.
     pub evaluation: Option<Checked>,
+    /// Where persistent tensors are placed while the run goes on; absent where the schedules say
+    /// where they are. Schedules beside a region are those of a slab that has room for all of them.
+    pub region: Option<Region>,
+}
+
+impl FittedStep {
+    /// The most bytes of the slab that are used, as the checker found them: with a region that, and
+    /// what lies behind it.
+    pub fn high_water(&self) -> Bytes {
+        let high_water = self.training.fitted.timeline().high_water;
+        self.region.as_ref().map_or(high_water, |region| {
+            region.bytes() + high_water.saturating_sub(region.persistent())
+        })
+    }
+
+    /// The most bytes that are held at once; with a region all of it is.
+    pub fn peak(&self) -> Bytes {
+        let peak = self.training.fitted.timeline().peak;
+        self.region
+            .as_ref()
+            .map_or(peak, |region| region.bytes() + peak.saturating_sub(region.tensor_bytes()))
+    }
 }
 
 /// Fits the training graph of a step, and its evaluation graph where there is room for it. Costs
@@ -93,14 +123,16 @@ pub fn fit_step(
 ) -> Result<FittedStep, FittingError> {
     let profile = Profile::measured(&step.training, task.machine, seconds);
     let training = fit_graph(&step.training, &profile, task)?;
-    let evaluation = fit_evaluation(step, &training, seconds, task);
-    Ok(FittedStep { training, profile, evaluation })
+    let evaluation = fit_evaluation(step, &training, training.slab(), seconds, task);
+    Ok(FittedStep { training, profile, evaluation, region: None })
 }
 
-/// Fits the evaluation graph of a step into what training leaves free, where there is room for it.
+/// Fits the evaluation graph of a step into what training leaves free of a slab, where there is
+/// room for it.
 pub(crate) fn fit_evaluation(
     step: &Step,
     training: &FittedGraph,
+    slab: Bytes,
     seconds: &CallSeconds,
     task: &FitTask<'_>,
 ) -> Option<Checked> {
@@ -108,7 +140,7 @@ pub(crate) fn fit_evaluation(
     let profile = Profile::measured(graph, task.machine, seconds);
     let residents = &Residents::of(&step.training, training.fitted.schedule());
     let &FitTask { planner, effort, .. } = task;
-    let goal = Goal::Within(training.slab());
+    let goal = Goal::Within(slab);
     let fitted = fit(graph, &profile, &Request { goal, planner, residents, effort }).ok()?;
     Some(fitted.checked().clone())
 }

@@ -20,17 +20,22 @@ pub mod step;
 
 pub use budget::{Budget, BudgetError};
 pub use calibrate::{Extent, calibrate};
-pub use execute::error::{CompileError, StepError, UnknownOperator};
+pub use execute::error::{CompileError, SessionError, StepError, UnknownOperator};
 pub use execute::evaluation::Evaluation;
 pub use execute::executable::{Executable, Executed, StepSettings};
 pub use execute::lanes::Traffic;
+pub use execute::placement::Iterations;
 pub use execute::places::Located;
+pub use execute::ready::TierFolder;
+pub use execute::region::Region;
 pub use execute::residents::Resident;
-pub use execute::session::{Session, SessionError, TierFolder};
+pub use execute::session::Session;
 pub use execute::set_aside::SetAside;
 pub use execute::trial::{FastestStep, NodeTimings, Timings, VERSION, trial};
 pub use execute::weights;
-pub use fit::{FitTask, FittedGraph, FittedStep, FittingError, fit_graph, fit_step};
+pub use fit::{
+    FitTask, FittedGraph, FittedStep, FittingError, PlacementError, fit_graph, fit_placed, fit_step,
+};
 pub use kernels::KernelError;
 pub use memory::process;
 pub use memory::slab::{Slab, SlabError};

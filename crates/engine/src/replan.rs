@@ -93,9 +93,9 @@ fn faster(
     let (budget, reserve) = (*budget, *reserve);
     let training = FittedGraph { fitted: found, budget, reserve, unplanned };
     let calls = measured.call_seconds(graph, machine.threads);
-    let evaluation = fit_evaluation(step, &training, &calls, &task);
+    let evaluation = fit_evaluation(step, &training, training.slab(), &calls, &task);
     if evaluation.is_none() && known.evaluation.is_some() {
         return Err(Kept::NoEvaluation);
     }
-    Ok(FittedStep { training, profile: profile.clone(), evaluation })
+    Ok(FittedStep { training, profile: profile.clone(), evaluation, region: None })
 }

@@ -40,9 +40,19 @@ pub fn announce(
     say!(
         "{:<16}{:>12}  checked; planner {}",
         "planned peak",
-        timeline.peak.to_string(),
+        planned.peak().to_string(),
         schedule.planner
     )?;
+    if let Some(region) = &planned.region {
+        say!(
+            "{:<16}{:>12}  {} chunks of {} for {} of parameters, buffers and state",
+            "region",
+            region.bytes().to_string(),
+            region.slots,
+            region.chunk,
+            region.tensor_bytes()
+        )?;
+    }
     let overhead = timeline.seconds.0 / unplanned.timeline().seconds.0 - 1.0;
     say!(
         "{:<16}{:>12}  {}",
@@ -59,8 +69,9 @@ pub fn announce(
             (out + back).to_string()
         )?;
     }
+    let apart = if planned.region.is_some() { ", without what is moved" } else { "" };
     say!(
-        "{:<16}{:>12}  predicted ({} a step)",
+        "{:<16}{:>12}  predicted ({} a step{apart})",
         "slowdown",
         output::percent(overhead),
         output::milliseconds(timeline.seconds)

@@ -4,6 +4,7 @@
 mod announce;
 mod dump;
 mod ending;
+mod placement;
 mod profile;
 mod replan;
 mod report;
@@ -20,7 +21,7 @@ use tightfit::schedule;
 use tightfit::units::Bytes;
 use tightfit_engine::{
     Budget, Dataset, Evaluation, Executable, FastestStep, FitTask, FittedStep, Session, Step,
-    TierFolder, Traffic, fit_step, process, weights,
+    TierFolder, Traffic, fit_placed, fit_step, process, weights,
 };
 
 use crate::calls::{self, Costs, Subject};
@@ -30,9 +31,11 @@ use crate::tier::Folder;
 use crate::values::{MOST_THREADS, bandwidth, learning_rate, planner};
 use crate::{input, interrupt, output, processor};
 use ending::{Ending, said};
+use placement::{Placed, Placement};
 use replan::{Plans, Refined, Replan};
 
 pub use ending::{LossNotFinite, TooManySteps};
+pub use placement::Contradiction;
 
 /// Train an exported step inside one slab of memory.
 #[derive(Args)]
@@ -92,6 +95,9 @@ pub struct Arguments {
     /// there when the run is over
     #[arg(long, value_name = "DIR[:SIZE]")]
     tier: Option<String>,
+    /// Who says where parameters, buffers and optimizer state lie
+    #[arg(long, value_enum, default_value_t = Placement::Planned, value_name = "WHO")]
+    placement: Placement,
     /// Most bytes that go to the tier or come back in a second, as in 100MB/s: to see what a slower
     /// one would cost
     #[arg(long, value_parser = bandwidth, requires = "tier")]
@@ -130,6 +136,7 @@ const ENOUGH: usize = 3;
 /// Trains and reports.
 pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let budget: Budget = arguments.budget.parse()?;
+    placement::consistent(arguments)?;
     process::one_heap();
     let (mut step, mut data) = open(arguments)?;
     distinct(arguments, &step)?;
@@ -167,7 +174,10 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let task = FitTask { machine: &machine, budget, beside, planner: arguments.planner, effort };
     // The search of a small step takes as much as its run: what reading took does not stay beside.
     process::give_back();
-    let mut planned = fit_step(&step, &seconds, &task)?;
+    let mut planned = match arguments.placement.policy() {
+        None => fit_step(&step, &seconds, &task)?,
+        Some(policy) => fit_placed(&step, &seconds, &task, policy)?,
+    };
     drop(seconds);
     if arguments.json && planned.evaluation.is_none() && step.evaluation.is_some() {
         note!(
@@ -209,7 +219,9 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Replan::new(after, Plans { arguments, step: &step, task: &task, tier }, &mut planned)
     });
     let replanning = replan.as_mut();
-    let mut course = run::run(arguments, &mut session, &mut data, fastest.as_mut(), replanning)?;
+    let mut placed = Placed::default();
+    let also = run::Also { fastest: fastest.as_mut(), replan: replanning, placed: &mut placed };
+    let mut course = run::run(arguments, &mut session, &mut data, also)?;
     let refined = replan.map(Replan::refined);
     let stepped = session.next_step > begun;
     let is_over = matches!(course.ending, Ending::InOrder);
@@ -235,10 +247,16 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Ending::Failed(_) => stepped,
     };
     let saved = arguments.save.as_deref().filter(|_| is_good);
-    if let Some(path) = saved {
-        weights::save(path, &session, &step.name).with_context(|| {
-            format!("the weights after step {} could not be saved", session.next_step)
-        })?;
+    if let Some(path) = saved
+        && let Err(error) = weights::save(path, &session, &step.name)
+    {
+        // What failed first says why.
+        let first = match (course.ending, judged) {
+            (Ending::Failed(first), _) | (_, Some(Err(first))) => first,
+            _ => error.into(),
+        };
+        let lost = format!("the weights after step {} could not be saved", session.next_step);
+        return Err(first.context(lost));
     }
     let done = session.next_step;
     let rest = || -> anyhow::Result<()> {
@@ -272,7 +290,8 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let profile =
             arguments.profile.then(|| profile::rows(&step.training, &planned.profile, measured));
         let outcome = report::Outcome {
-            training: &planned.training,
+            planned: &planned,
+            placed: &placed,
             session: &session,
             measured,
             refined: refined.as_ref(),
@@ -362,6 +381,9 @@ fn session(
 ) -> anyhow::Result<Session> {
     let schedules = (planned.training.fitted.checked(), planned.evaluation.as_ref());
     let (slab, threads) = (planned.training.slab(), threads as usize);
+    if let (Some(region), Some(tier)) = (&planned.region, tier) {
+        return Ok(Session::with_region(step, schedules, slab, (tier, region), threads, seed)?);
+    }
     Ok(Session::with_tier(step, schedules, slab, tier, threads, seed)?)
 }
 

@@ -5,17 +5,20 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use tightfit::units::{Bytes, Seconds};
-use tightfit_engine::{Evaluation, FittedGraph, Session, Timings};
+use tightfit_engine::{Evaluation, FittedGraph, FittedStep, Session, Timings};
 
 use super::ending::NotFinite;
+use super::placement::Placed;
 use super::profile::{self, Row};
 use super::replan::Refined;
 use crate::output;
 
 /// A run that has ended.
 pub struct Outcome<'a> {
-    /// The plan that ran.
-    pub training: &'a FittedGraph,
+    /// What ran.
+    pub planned: &'a FittedStep,
+    /// What was moved, where tensors were placed while the run went on.
+    pub placed: &'a Placed,
     /// Its slab, seed and number of steps.
     pub session: &'a Session,
     /// What its steps took.
@@ -41,12 +44,12 @@ pub struct Outcome<'a> {
 impl Outcome<'_> {
     /// Predicted seconds of a step.
     fn predicted(&self) -> Seconds {
-        self.training.fitted.timeline().seconds
+        self.planned.training.fitted.timeline().seconds
     }
 
     /// What the plan takes more than the unplanned step, as predicted.
     fn predicted_overhead(&self) -> f64 {
-        self.predicted().0 / self.training.unplanned.timeline().seconds.0 - 1.0
+        self.predicted().0 / self.planned.training.unplanned.timeline().seconds.0 - 1.0
     }
 
     /// A measured step as a multiple of the predicted one.
@@ -56,25 +59,40 @@ impl Outcome<'_> {
 
     /// Bytes of the tier below the slab.
     fn tier(&self) -> Bytes {
-        self.training.fitted.schedule().below.values().copied().sum()
+        let schedule = self.planned.training.fitted.schedule();
+        match &self.planned.region {
+            Some(region) => region.whole().unwrap_or(Bytes::ZERO),
+            None => schedule.below.values().copied().sum(),
+        }
     }
 
-    /// Bytes that leave the slab in a step, and those that return.
+    /// Bytes that leave the slab in a step, and those that return; in the last one, where tensors
+    /// are placed while the run goes on.
     fn moved(&self) -> [Bytes; 2] {
-        self.training.fitted.schedule().moved()
+        match &self.planned.region {
+            Some(_) => self.placed.moved(),
+            None => self.planned.training.fitted.schedule().moved(),
+        }
+    }
+
+    /// How long a step waits for the tier, as predicted; nobody knows where tensors are placed
+    /// while the run goes on.
+    fn predicted_stall(&self) -> Option<Seconds> {
+        let planned = self.planned.region.is_none();
+        planned.then(|| self.planned.training.fitted.timeline().stall())
     }
 
     /// For programs.
     pub fn json(&self) -> Value {
-        let FittedGraph { fitted, budget, reserve, unplanned } = self.training;
+        let FittedGraph { fitted, budget, reserve, unplanned } = &self.planned.training;
         json!({
             "budget_bytes": budget,
             "base_bytes": reserve.base,
             "packing_bytes": reserve.packing,
             "reserve_bytes": reserve.total(),
             "slab_bytes": self.session.slab_bytes(),
-            "high_water_bytes": fitted.timeline().high_water,
-            "peak_bytes": fitted.timeline().peak,
+            "high_water_bytes": self.planned.high_water(),
+            "peak_bytes": self.planned.peak(),
             "unplanned_peak_bytes": unplanned.timeline().peak,
             "process_peak_bytes": self.process,
             "predicted_overhead": self.predicted_overhead(),
@@ -86,9 +104,10 @@ impl Outcome<'_> {
             "tier_bytes": self.tier(),
             "bytes_out": self.moved()[0],
             "bytes_back": self.moved()[1],
-            "predicted_stall_seconds": fitted.timeline().stall(),
+            "predicted_stall_seconds": self.predicted_stall(),
             "stall_seconds": self.measured.stall(),
             "planner": fitted.schedule().planner,
+            "placement": self.planned.region.as_ref().map(|region| self.placed.json(region)),
             "replan": self.refined.map(|refined| refined.json(self.measured)),
             "steps": self.session.next_step,
             "seed": self.session.seed,
@@ -104,7 +123,7 @@ impl Outcome<'_> {
 
     /// For people.
     pub fn show(&self) -> output::Printed {
-        let FittedGraph { fitted, budget, .. } = self.training;
+        let FittedGraph { budget, .. } = &self.planned.training;
         if let Some(rows) = &self.profile {
             profile::show(rows)?;
         }
@@ -115,7 +134,7 @@ impl Outcome<'_> {
         say!(
             "{:<16}{:>12}  slab high-water mark",
             "measured peak",
-            fitted.timeline().high_water.to_string()
+            self.planned.high_water().to_string()
         )?;
         say!("{:<16}{process:>12}  process, the largest that was resident; budget {budget}", "")?;
         if let (Some(median), Some(overhead), Some(ratio)) =
@@ -135,12 +154,17 @@ impl Outcome<'_> {
             )?;
         }
         if let Some(stall) = self.measured.stall().filter(|_| self.tier() > Bytes::ZERO) {
+            let predicted = self.predicted_stall().map_or(String::new(), |predicted| {
+                format!(", {} predicted", output::milliseconds(predicted))
+            });
             say!(
-                "{:<16}{:>12}  a step waits for the tier so long, {} predicted",
+                "{:<16}{:>12}  a step waits for the tier so long{predicted}",
                 "waiting",
                 output::milliseconds(Seconds(stall)),
-                output::milliseconds(fitted.timeline().stall())
             )?;
+        }
+        if self.planned.region.is_some() {
+            self.placed.show()?;
         }
         self.refined.map_or(Ok(()), |refined| refined.show(self.measured))?;
         if let Some(evaluation) = &self.evaluation {

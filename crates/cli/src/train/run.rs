@@ -12,6 +12,7 @@ use tightfit_engine::{Dataset, FastestStep, Session, SessionError, Timings};
 
 use super::Arguments;
 use super::ending::{Ending, LossNotFinite, NotFinite};
+use super::placement::Placed;
 use super::replan::Replan;
 use super::report::describe;
 use crate::interrupt;
@@ -26,15 +27,25 @@ pub struct Course {
     pub not_finite: NotFinite,
 }
 
+/// What is done beside the steps.
+pub struct Also<'a, 'b> {
+    /// The calls of the fastest step are kept.
+    pub fastest: Option<&'a mut FastestStep>,
+    /// Another plan is looked for.
+    pub replan: Option<&'a mut Replan<'b>>,
+    /// What was moved is counted, where tensors are placed while the run goes on.
+    pub placed: &'a mut Placed,
+}
+
 /// Runs the steps, shows how they go, and evaluates when it is due; ends early where it is asked
 /// to, at a loss that is not finite, and where standard output takes no more.
 pub fn run(
     arguments: &Arguments,
     session: &mut Session,
     data: &mut Dataset,
-    mut fastest: Option<&mut FastestStep>,
-    mut replan: Option<&mut Replan<'_>>,
+    also: Also<'_, '_>,
 ) -> anyhow::Result<Course> {
+    let Also { mut fastest, mut replan, placed } = also;
     let bar = progress_bar(arguments);
     let mut measured = Timings::default();
     let mut not_finite = NotFinite::default();
@@ -88,10 +99,20 @@ pub fn run(
             measured.end(seconds);
         }
         let number = session.next_step;
-        if arguments.json
-            && let Err(error) =
-                say!("{}", json!({ "step": number, "loss": loss, "seconds": seconds }))
-        {
+        let moved = session.take_figures().and_then(|figures| placed.add(&figures));
+        let said = if arguments.json {
+            let mut line = json!({ "step": number, "loss": loss, "seconds": seconds });
+            if let Some(moved) = &moved {
+                line["moved"] = moved.json();
+            }
+            say!("{line}")
+        } else {
+            match moved.filter(|moved| moved.is_new) {
+                Some(moved) => bar.suspend(|| say!("step {number}: {moved}")),
+                None => Ok(()),
+            }
+        };
+        if let Err(error) = said {
             ending = Ending::Failed(error.into());
         }
         bar.set_message(format!(
@@ -121,20 +142,26 @@ pub fn run(
                 break;
             }
         };
+        let moved = session.take_figures().and_then(|figures| placed.add(&figures));
         if let Some(evaluation) = evaluation {
             if !evaluation.loss.is_finite() && !arguments.keep_going {
                 ending = not_finite_at(arguments, number, VALIDATION, evaluation.loss);
                 break;
             }
             let said = if arguments.json {
-                json!({
+                let mut line = json!({
                     "step": number,
                     "validation_loss": evaluation.loss,
                     "validation_accuracy": evaluation.accuracy,
-                })
-                .to_string()
+                });
+                if let Some(moved) = &moved {
+                    line["moved"] = moved.json();
+                }
+                line.to_string()
             } else {
-                format!("step {number}: {}", describe(&evaluation))
+                let moved = moved.filter(|moved| moved.is_new);
+                let moved = moved.map_or(String::new(), |moved| format!("; {moved}"));
+                format!("step {number}: {}{moved}", describe(&evaluation))
             };
             if let Err(error) = bar.suspend(|| say!("{said}")) {
                 ending = Ending::Failed(error.into());

@@ -1,5 +1,9 @@
-//! Why a schedule cannot be executed, and why a step of it failed. Invariant: a message names the
-//! node, the instruction or the operators, and what to do about them where something can be done.
+//! Why a schedule cannot be executed, why a run cannot go on, and why a step of it failed.
+//! Invariant: a message names the node, the instruction or the operators, and what to do about them
+//! where something can be done.
+
+use std::io;
+use std::path::PathBuf;
 
 use thiserror::Error;
 use tightfit::check::Violation;
@@ -7,7 +11,10 @@ use tightfit::id::TransferId;
 use tightfit::operator::Unsuited;
 
 use crate::kernels::KernelError;
+use crate::memory::slab::SlabError;
 use crate::memory::tier::{BLOCK, TierError};
+use crate::residency::ResidencyError;
+use crate::step::data::DataError;
 
 /// Why a schedule cannot be executed here.
 #[derive(Debug, Error)]
@@ -57,6 +64,21 @@ pub enum CompileError {
     /// The schedule uses several tiers below the device.
     #[error("the schedule uses several tiers below the slab; the engine has one, a file")]
     Tiers,
+    /// A tensor lies in the bytes of another one that is placed while the run goes on.
+    #[error("node `{node}`: what it computes with lies among the parameters and is none of them")]
+    AmongPlaced {
+        /// The node's name.
+        node: String,
+    },
+    /// An input or an output of the graph is a tensor that is placed while the run goes on.
+    #[error(
+        "node `{node}` makes an input or an output of the graph that lies in a parameter or in \
+         state: between two steps nobody knows where these are, unless they are planned"
+    )]
+    EndsPlaced {
+        /// The node's name.
+        node: String,
+    },
     /// A transfer is not one between slab and file.
     #[error(
         "{transfer} does not move whole blocks of {} bytes between the slab and a buffer of the \
@@ -96,10 +118,113 @@ pub enum StepError {
     /// The tier failed, or what came back from it is not what was written there.
     #[error(transparent)]
     Tier(#[from] TierError),
+    /// The manager of residency has no room for what a call computes with.
+    #[error(transparent)]
+    Residency(#[from] ResidencyError),
+    /// A tensor that a call computes with is not in the slab: a defect of this program.
+    #[error(
+        "what node `{node}` computes with is not in the slab; this is a defect, please report it"
+    )]
+    Absent {
+        /// The node's name.
+        node: String,
+    },
     /// The schedule moves something, and the run has no tier.
     #[error("the schedule moves tensors to a tier, and this run has none")]
     NoLanes,
     /// The data does not suit the model.
     #[error("the batch holds an index outside its table, or a class that the model does not have")]
     Index,
+}
+
+/// Why a run cannot start or go on.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum SessionError {
+    /// A schedule cannot be executed here.
+    #[error(transparent)]
+    Compile(#[from] CompileError),
+    /// The system refused the slab's memory.
+    #[error(transparent)]
+    Slab(#[from] SlabError),
+    /// The tier cannot be made, or failed.
+    #[error(transparent)]
+    Tier(#[from] TierError),
+    /// The schedule moves tensors to a tier, and none was named.
+    #[error("the schedule moves tensors to a tier below the slab: name a folder for it")]
+    NoTier,
+    /// Tensors cannot be placed in such a region.
+    #[error(transparent)]
+    Residency(#[from] ResidencyError),
+    /// There is no plan of moves that another one could replace.
+    #[error("tensors are placed while the run goes on: there is no plan of their moves to replace")]
+    Placed,
+    /// The schedule moves tensors that are to be placed while the run goes on.
+    #[error("the schedule moves tensors by itself: plan it without a tier")]
+    MovesByItself,
+    /// The system refused the threads of the lanes.
+    #[error("the lanes' threads could not be started: {0}")]
+    Lanes(io::Error),
+    /// The system refused the worker threads.
+    #[error("the worker threads could not be started: {0}")]
+    Threads(#[from] rayon::ThreadPoolBuildError),
+    /// A parameter's first values are not of its type, or their file is damaged.
+    #[error("a parameter could not be initialised: {0}")]
+    Initialise(String),
+    /// The file of a parameter's first values cannot be read.
+    #[error("a parameter could not be initialised: {}: {error}", path.display())]
+    InitialValues {
+        /// The file.
+        path: PathBuf,
+        /// What the system says.
+        error: io::Error,
+    },
+    /// The evaluation's schedule was made for another layout than the training's.
+    #[error(
+        "`{name}` lies elsewhere in the evaluation's schedule than in the training's; plan the \
+         evaluation with the residents of the training"
+    )]
+    Moved {
+        /// The parameter, buffer or state.
+        name: String,
+    },
+    /// A batch could not be read.
+    #[error(transparent)]
+    Data(#[from] DataError),
+    /// No number is left for another step.
+    #[error("the run has done {} steps, and there are no numbers for more", u32::MAX)]
+    NoMoreSteps,
+    /// A step failed.
+    #[error("step {step}: {error}")]
+    Step {
+        /// Number of the step, from 1.
+        step: u32,
+        /// Why it failed.
+        error: StepError,
+    },
+}
+
+impl StepError {
+    /// Whether no other step can follow.
+    pub(super) fn is_fatal(&self) -> bool {
+        match self {
+            StepError::Tier(_) | StepError::Residency(_) | StepError::Absent { .. } => true,
+            StepError::NoLanes | StepError::Index => false,
+        }
+    }
+}
+
+/// As an error of reading and writing; the tier's own stays one of the tier.
+impl From<StepError> for io::Error {
+    fn from(error: StepError) -> io::Error {
+        match error {
+            StepError::Tier(error) => io::Error::other(error),
+            error => io::Error::other(error),
+        }
+    }
+}
+
+/// What the tier said, which went through a stream of bytes.
+pub(super) fn of_tier(error: io::Error) -> SessionError {
+    SessionError::Tier(error.downcast().unwrap_or(TierError::Failed))
 }

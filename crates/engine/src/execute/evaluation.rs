@@ -3,9 +3,10 @@
 
 use tightfit::tensor::DType;
 
+use crate::execute::error::SessionError;
 use crate::execute::executable::StepSettings;
 use crate::execute::places::{Located, loss_of, offsets, pair};
-use crate::execute::session::{Session, SessionError};
+use crate::execute::session::Session;
 use crate::memory::slab::Slab;
 use crate::step::data::Dataset;
 
@@ -34,9 +35,13 @@ impl Session {
         let failed = |step| move |error| SessionError::Step { step, error };
         self.settle().map_err(failed(self.next_step))?;
         let evaluated = self.evaluate_settled(data, most);
+        if let Err(SessionError::Step { error, .. }) = &evaluated {
+            self.has_failed |= error.is_fatal();
+        }
         // What it has brought for a batch that does not come lies where training computes.
-        self.rest().map_err(failed(self.next_step))?;
-        evaluated
+        let rested = self.rest().map_err(failed(self.next_step));
+        // What failed first says why.
+        evaluated.and_then(|evaluation| rested.map(|()| evaluation))
     }
 
     fn evaluate_settled(

@@ -1,7 +1,7 @@
 //! The interpreter: a checked schedule, compiled, executed step after step. Invariant: only a
 //! schedule that passed the checker for this very graph and profile is compiled, executing it
-//! allocates nothing, and it runs on the threads that it was compiled for and on no others, but for
-//! transfers, which the lanes carry that it is given.
+//! allocates nothing but kernels for tensors that are placed anew, and it runs on the threads that
+//! it was compiled for and on no others, but for transfers, which the lanes carry that it is given.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use std::time::Instant;
 use rayon::ThreadPool;
 use tightfit::check::{Checked, Violation};
 use tightfit::graph::Graph;
-use tightfit::id::{DEVICE, EntityRef, LaneId, MicroBatchId, SecondaryMap, TransferId};
+use tightfit::id::{BufferId, DEVICE, EntityRef, LaneId, MicroBatchId, SecondaryMap, TransferId};
 use tightfit::schedule::{Buffer, Call, Instruction, Movement, Schedule, Transfer};
 use tightfit::timeline::{CallInTime, TransferInTime};
 use tightfit::units::{Bytes, Seconds};
@@ -18,6 +18,9 @@ use tightfit::units::{Bytes, Seconds};
 use crate::execute::admission::admit;
 use crate::execute::error::{CompileError, StepError};
 use crate::execute::lanes::{Job, Lanes, Moved, Way};
+use crate::execute::placed_call::PlacedCall;
+use crate::execute::placement::{Shared, Turn, lock};
+use crate::execute::region::Region;
 use crate::kernels::tensor::Tensor;
 use crate::kernels::{self, FaultFlag, Kernel, Operands, Run, Scratch};
 use crate::memory::slab::Slab;
@@ -48,18 +51,22 @@ pub enum Executed {
     Call(CallInTime),
     /// A transfer, when it was waited for; one that crosses the border of the step began before it.
     Transfer(TransferInTime),
+    /// A call waited so long for tensors that are placed while the run goes on.
+    Layout(Seconds),
 }
 
 /// One instruction that does something.
 enum Op {
     Call(Compiled),
+    Placed(CallInTime, MicroBatchId, Box<PlacedCall>),
     Start(Start),
     Wait(Way, LaneId, TransferId),
 }
 
 /// An instruction that takes time, while it is executed.
 enum Doing<'a> {
-    Call(&'a Compiled, &'a Run<'a>),
+    Call(&'a CallInTime, &'a Kernel, &'a Run<'a>),
+    Layout(&'a PlacedCall, &'a Shared),
     Wait { way: Way, lane: LaneId, id: TransferId },
 }
 
@@ -83,6 +90,8 @@ pub struct Executable {
     /// The number that the last transfer of each kind had on its lane.
     numbers: Vec<AtomicU64>,
     lanes: Option<Arc<Lanes>>,
+    /// Where it finds tensors that are placed while the run goes on.
+    placement: Option<(Shared, Turn)>,
     pool: Arc<ThreadPool>,
     slab: Bytes,
     fault: FaultFlag,
@@ -104,6 +113,17 @@ impl Executable {
         checked: &Checked,
         pool: &Arc<ThreadPool>,
     ) -> Result<Executable, CompileError> {
+        Executable::compile_around(graph, checked, None, pool)
+    }
+
+    /// The same with a region in place of the bottom of the slab; what lies there in the schedule
+    /// is placed while the run goes on.
+    pub(super) fn compile_around(
+        graph: &Graph,
+        checked: &Checked,
+        region: Option<&Region>,
+        pool: &Arc<ThreadPool>,
+    ) -> Result<Executable, CompileError> {
         let schedule = checked.schedule();
         if schedule.graph != graph.hash() {
             return Err(Violation::OtherGraph.into());
@@ -123,11 +143,24 @@ impl Executable {
         for instruction in &schedule.instructions {
             match instruction {
                 Instruction::Run(call) | Instruction::Recompute(call) => {
-                    ops.push(Op::Call(Compiled {
-                        predicted: *predicted.next().expect("a timeline has every call"),
-                        micro_batch: call.micro_batch,
-                        kernel: compile(graph, schedule, call, threads)?,
-                    }));
+                    let predicted = *predicted.next().expect("a timeline has every call");
+                    let micro_batch = call.micro_batch;
+                    let within = region.map(|region| (schedule, region));
+                    let placed = within
+                        .and_then(|within| {
+                            PlacedCall::new(graph, within, call, threads).transpose()
+                        })
+                        .transpose()?;
+                    ops.push(match placed {
+                        Some(placed) => {
+                            placed.probe()?;
+                            Op::Placed(predicted, micro_batch, Box::new(placed))
+                        }
+                        None => {
+                            let kernel = compile(graph, (schedule, region), call, threads)?;
+                            Op::Call(Compiled { predicted, micro_batch, kernel })
+                        }
+                    });
                 }
                 // Buffers have their addresses, so there is nothing to give back.
                 Instruction::Free(_) => {}
@@ -144,8 +177,9 @@ impl Executable {
             crossing,
             numbers: ways.keys().map(|_| AtomicU64::new(0)).collect(),
             lanes: None,
+            placement: None,
             pool: Arc::clone(pool),
-            slab: schedule.slab,
+            slab: region.map_or(schedule.slab, |region| region.slab(schedule)),
             fault: FaultFlag::default(),
         })
     }
@@ -168,6 +202,11 @@ impl Executable {
             }
         }
         self.lanes = Some(Arc::clone(lanes));
+    }
+
+    /// Finds tensors where `placement` puts them from now on.
+    pub(super) fn place_by(&mut self, placement: &Shared, turn: Turn) {
+        self.placement = Some((Arc::clone(placement), turn));
     }
 
     /// Starts what is under way when a step begins, as the end of the step before would have.
@@ -196,9 +235,12 @@ impl Executable {
     /// # Panics
     /// Where the slab is smaller than the schedule's.
     pub fn run(&self, slab: &mut Slab, settings: &StepSettings) -> Result<(), StepError> {
-        self.execute(slab, settings, |what| {
+        self.execute(slab, settings, |what, laid_out| {
             match what {
-                Doing::Call(call, run) => (call.kernel)(run),
+                Doing::Call(_, kernel, run) => kernel(run),
+                Doing::Layout(call, placement) => {
+                    lock(placement).acquire(&call.operands, laid_out)?;
+                }
                 Doing::Wait { way, id, .. } => {
                     self.wait(way, id)?;
                 }
@@ -218,14 +260,17 @@ impl Executable {
         report: &mut (dyn FnMut(Executed) + Send),
     ) -> Result<(), StepError> {
         let begun = Instant::now();
-        self.execute(slab, settings, |what| {
+        self.execute(slab, settings, |what, laid_out| {
             let start = Instant::now();
             match what {
-                Doing::Call(call, run) => {
-                    (call.kernel)(run);
+                Doing::Call(predicted, kernel, run) => {
+                    kernel(run);
                     let seconds = Seconds(start.elapsed().as_secs_f64());
                     let start = Seconds(start.duration_since(begun).as_secs_f64());
-                    report(Executed::Call(CallInTime { start, seconds, ..call.predicted }));
+                    report(Executed::Call(CallInTime { start, seconds, ..*predicted }));
+                }
+                Doing::Layout(call, placement) => {
+                    report(Executed::Layout(lock(placement).acquire(&call.operands, laid_out)?));
                 }
                 Doing::Wait { way, lane, id } => {
                     let moved = self.wait(way, id)?;
@@ -247,7 +292,8 @@ impl Executable {
         let lanes = self.lanes.as_ref().ok_or(StepError::NoLanes)?;
         let checksums = start.checksums.clone().ok_or(StepError::NoLanes)?;
         let (address, bytes) = start.slab;
-        let job = Job { slab: slab.part(address, bytes), below: start.below, checksums };
+        let slab = slab.part(address, bytes);
+        let job = Job { slab, below: start.below, checksums, after: 0 };
         let number = lanes.start(start.way, job);
         self.numbers[start.id.index()].store(number, Ordering::Relaxed);
         Ok(())
@@ -267,7 +313,7 @@ impl Executable {
         &self,
         slab: &mut Slab,
         settings: &StepSettings,
-        mut act: impl FnMut(Doing<'_>) -> Result<(), StepError> + Send,
+        mut act: impl FnMut(Doing<'_>, &Slab) -> Result<(), StepError> + Send,
     ) -> Result<(), StepError> {
         assert!(
             slab.bytes() >= self.slab,
@@ -285,27 +331,45 @@ impl Executable {
             learning_rate: settings.learning_rate as f32,
         };
         let (step, slab, overlaps) = (&step, &*slab, self.overlaps());
+        if let Some((placement, turn)) = &self.placement {
+            lock(placement).begin(*turn)?;
+        }
         self.pool.install(|| -> Result<(), StepError> {
             for op in &self.ops {
                 match op {
                     Op::Call(compiled) => {
                         let run = Run { micro_batch: compiled.micro_batch, ..*step };
-                        act(Doing::Call(compiled, &run))?;
+                        act(Doing::Call(&compiled.predicted, &compiled.kernel, &run), slab)?;
+                    }
+                    Op::Placed(predicted, micro_batch, call) => {
+                        let run = Run { micro_batch: *micro_batch, ..*step };
+                        let (placement, _) = self.placement.as_ref().ok_or(StepError::NoLanes)?;
+                        act(Doing::Layout(call, placement), slab)?;
+                        let mut placed = lock(placement);
+                        call.with_kernel(&placed, |kernel| {
+                            act(Doing::Call(predicted, kernel, &run), slab)
+                        })??;
+                        placed.release(&call.operands, call.phase)?;
                     }
                     Op::Start(start) => {
                         self.start(slab, start)?;
                         if !overlaps {
                             let &Start { way, lane, id, .. } = start;
-                            act(Doing::Wait { way, lane, id })?;
+                            act(Doing::Wait { way, lane, id }, slab)?;
                         }
                     }
                     // Nothing is under way any more where nothing overlaps.
-                    &Op::Wait(way, lane, id) if overlaps => act(Doing::Wait { way, lane, id })?,
+                    &Op::Wait(way, lane, id) if overlaps => {
+                        act(Doing::Wait { way, lane, id }, slab)?
+                    }
                     Op::Wait(..) => {}
                 }
             }
             Ok(())
         })?;
+        if let Some((placement, _)) = &self.placement {
+            lock(placement).end()?;
+        }
         match self.fault.take() {
             Some(kernels::Fault::Index) => Err(StepError::Index),
             None => Ok(()),
@@ -346,15 +410,32 @@ fn start(schedule: &Schedule, transfer: &Transfer) -> Start {
     Start { id, way, lane, slab, below: below.address, checksums: None }
 }
 
+/// Where a buffer lies that is not placed while the run goes on; none where it lies among those
+/// that are.
+pub(super) fn address(
+    (schedule, region): (&Schedule, Option<&Region>),
+    buffer: BufferId,
+) -> Option<u64> {
+    match region {
+        Some(region) => region.behind(schedule, buffer),
+        None => Some(schedule.buffers[buffer].address),
+    }
+}
+
 fn compile(
     graph: &Graph,
-    schedule: &Schedule,
+    (schedule, region): (&Schedule, Option<&Region>),
     call: &Call,
     threads: usize,
 ) -> Result<Kernel, CompileError> {
     let node = &graph.nodes()[call.node];
-    let bind =
-        |value, buffer| Tensor::bind(&graph.values()[value], schedule.buffers[buffer].address);
+    let address = |buffer| {
+        let address = address((schedule, region), buffer);
+        address.ok_or_else(|| CompileError::AmongPlaced { node: node.name.clone() })
+    };
+    let bind = |value, buffer| {
+        Ok::<_, CompileError>(Tensor::bind(&graph.values()[value], address(buffer)?))
+    };
     let mut buffers = call.outputs.iter();
     let operands = Operands {
         node,
@@ -363,18 +444,23 @@ fn compile(
             .iter()
             .zip(&call.inputs)
             .map(|(&value, &buffer)| bind(value, buffer))
-            .collect(),
+            .collect::<Result<_, _>>()?,
         outputs: node
             .outputs
             .iter()
             .map(|output| {
-                output.and_then(|value| buffers.next().map(|&buffer| bind(value, buffer)))
+                let bound =
+                    output.and_then(|value| buffers.next().map(|&buffer| bind(value, buffer)));
+                bound.transpose()
             })
-            .collect(),
-        scratch: call.workspace.map(|buffer| Scratch {
-            address: schedule.buffers[buffer].address as usize,
-            bytes: schedule.buffers[buffer].bytes.0 as usize,
-        }),
+            .collect::<Result<_, _>>()?,
+        scratch: call
+            .workspace
+            .map(|buffer| {
+                let bytes = schedule.buffers[buffer].bytes.0 as usize;
+                Ok::<_, CompileError>(Scratch { address: address(buffer)? as usize, bytes })
+            })
+            .transpose()?,
     };
     let operator = node.operator.expect("`admit` refuses unknown operators");
     kernels::compile(operator, &operands, threads).map_err(|reason| CompileError::Kernel {

@@ -1,6 +1,6 @@
 //! The lanes between slab and tier, each on a thread of its own. Invariant: a lane moves one thing
-//! after another, in the order in which they were started; what went wrong is said by the next
-//! wait on that lane.
+//! after another, in the order in which they were started, and none before what it has to come
+//! after on the other lane; what went wrong is said by the next wait on that lane.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -29,6 +29,9 @@ pub(super) struct Job {
     /// First byte of the buffer in the tier.
     pub below: u64,
     pub checksums: Checksums,
+    /// The number of a transfer of the other lane, started before, that has to be over first; 0
+    /// for none.
+    pub after: u64,
 }
 
 /// When a lane took a transfer up, and how long it took.
@@ -89,8 +92,12 @@ impl Lanes {
     /// Two threads for a tier; `most` transfers are started at most before one is over.
     pub fn new(file: TierFile, most: usize, traffic: Traffic) -> Result<Lanes, std::io::Error> {
         let file = Arc::new(file);
-        let lane = |way| Lane::new(way, &file, most, traffic.throttle);
-        let (out, back) = (lane(Way::Out)?, lane(Way::Back)?);
+        let [outward, homeward] = [(); 2].map(|()| Arc::new(Shared::with_room(most)));
+        let lane = |way, own: &Arc<Shared>, other: &Arc<Shared>| {
+            Lane::new(way, &file, [own, other], traffic.throttle)
+        };
+        let out = lane(Way::Out, &outward, &homeward)?;
+        let back = lane(Way::Back, &homeward, &outward)?;
         Ok(Lanes { out, back, file, overlaps: traffic.overlaps })
     }
 
@@ -139,17 +146,31 @@ impl Lanes {
     /// # Errors
     /// Where something went wrong on a lane.
     pub fn settle(&self) -> Result<(), TierError> {
-        let settled = [Way::Out, Way::Back].map(|way| {
+        let [out, back] = [Way::Out, Way::Back].map(|way| {
             let shared = &self.lane(way).shared;
             let started = shared.lock().started;
             shared.drain(started);
             shared.wait(started)
         });
-        settled.into_iter().collect()
+        match (out, back) {
+            // What failed on the other lane says why.
+            (Err(TierError::Failed), Err(error)) => Err(error),
+            (out, back) => out.and(back),
+        }
     }
 }
 
 impl Shared {
+    /// With room for so many transfers that are under way.
+    fn with_room(most: usize) -> Shared {
+        let state = State {
+            waiting: VecDeque::with_capacity(most),
+            moved: vec![None; most.max(1)],
+            ..State::default()
+        };
+        Shared { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
     /// A thread that panicked leaves what it was about to do undone, and its message.
     fn lock(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
@@ -161,6 +182,16 @@ impl Shared {
         while state.done < number {
             state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
+    }
+
+    /// Goes on when the transfer of this number is over, and says whether everything up to it was
+    /// carried; it was not where the lane was closed before.
+    fn has_carried(&self, number: u64) -> bool {
+        let mut state = self.lock();
+        while state.done < number && !state.is_closing {
+            state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+        }
+        state.done >= number && state.failed.is_none()
     }
 
     fn wait(&self, number: u64) -> Result<(), TierError> {
@@ -183,20 +214,16 @@ impl Lane {
     fn new(
         way: Way,
         file: &Arc<TierFile>,
-        most: usize,
+        [own, other]: [&Arc<Shared>; 2],
         throttle: Option<f64>,
     ) -> Result<Lane, std::io::Error> {
-        let shared = Arc::new(Shared::default());
-        let mut state = shared.lock();
-        state.waiting.reserve(most);
-        state.moved.resize(most.max(1), None);
-        drop(state);
-        let (file, mine) = (Arc::clone(file), Arc::clone(&shared));
+        let shared = Arc::clone(own);
+        let (file, mine, other) = (Arc::clone(file), Arc::clone(own), Arc::clone(other));
         let name = if way == Way::Out { "tightfit-out" } else { "tightfit-back" };
         let thread = std::thread::Builder::new()
             .name(name.to_string())
             .stack_size(STACK)
-            .spawn(move || serve(way, &file, &mine, throttle))?;
+            .spawn(move || serve(way, &file, [&mine, &other], throttle))?;
         Ok(Lane { shared, thread: Some(thread) })
     }
 }
@@ -216,7 +243,7 @@ impl Drop for Lane {
 }
 
 /// Takes up one transfer after another, until the lane is closed.
-fn serve(way: Way, file: &TierFile, shared: &Shared, throttle: Option<f64>) {
+fn serve(way: Way, file: &TierFile, [shared, other]: [&Shared; 2], throttle: Option<f64>) {
     let mut state = shared.lock();
     loop {
         if state.is_closing {
@@ -228,9 +255,15 @@ fn serve(way: Way, file: &TierFile, shared: &Shared, throttle: Option<f64>) {
         };
         let has_failed = state.failed.is_some();
         drop(state);
+        // What it has to come after was not carried: what is there now would be lost.
+        let may_begin = job.after == 0 || other.has_carried(job.after);
         let start = Instant::now();
         // A panic would leave others waiting for ever.
-        let carried = || if has_failed { Ok(()) } else { carry(way, file, job, throttle) };
+        let carried = || match (has_failed, may_begin) {
+            (true, _) => Ok(()),
+            (false, false) => Err(TierError::Failed),
+            (false, true) => carry(way, file, job, throttle),
+        };
         let result = catch_unwind(AssertUnwindSafe(carried)).unwrap_or(Err(TierError::Failed));
         state = shared.lock();
         state.done += 1;
@@ -254,8 +287,8 @@ fn carry(way: Way, file: &TierFile, mut job: Job, throttle: Option<f64>) -> Resu
         let range = from as usize..to as usize;
         match way {
             Way::Out => {
-                // SAFETY: the lanes end before the slab does, and the checker let no schedule pass
-                // in which something writes to what is leaving.
+                // SAFETY: the lanes end before the slab does, and the checker let no schedule pass,
+                // nor the judge of residency a move, in which something writes to what is leaving.
                 let bytes = unsafe { job.slab.read() };
                 file.write(job.below, from, &bytes[range], &job.checksums)?;
             }

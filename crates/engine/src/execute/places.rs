@@ -13,7 +13,8 @@ use tightfit::tensor::DType;
 
 use crate::execute::admission::placeholders_are_whole;
 use crate::execute::error::CompileError;
-use crate::execute::executable::Executable;
+use crate::execute::executable::{Executable, address};
+use crate::execute::region::Region;
 use crate::memory::slab::Slab;
 use crate::step;
 
@@ -72,44 +73,58 @@ pub(super) struct Span {
 pub(super) fn compile(
     graph: &Graph,
     checked: &Checked,
+    region: Option<&Region>,
     pool: &Arc<ThreadPool>,
 ) -> Result<Compiled, CompileError> {
     placeholders_are_whole(graph)?;
-    let executable = Executable::compile(graph, checked, pool)?;
+    let executable = Executable::compile_around(graph, checked, region, pool)?;
     let schedule = checked.schedule();
+    let at = |buffer: BufferId, value: ValueId| {
+        let producer = graph.values()[value].producer;
+        let placed = || CompileError::EndsPlaced { node: graph.nodes()[producer].name.clone() };
+        address((schedule, region), buffer).ok_or_else(placed)
+    };
     let buffers: BTreeMap<NodeId, BufferId> = schedule.placeholders.iter().copied().collect();
     let span = |name: &str| {
         let (node, value) = step::input(graph, name).expect("a step's graphs have both inputs");
-        let value = &graph.values()[value];
-        Span { address: schedule.buffers[buffers[&node]].address, bytes: value.tensor.bytes().0 }
+        let address = at(buffers[&node], value)?;
+        Ok::<_, CompileError>(Span { address, bytes: graph.values()[value].tensor.bytes().0 })
     };
     let rows = step::input(graph, "input")
         .and_then(|(_, value)| graph.values()[value].tensor.shape.first().copied())
         .unwrap_or(1);
     Ok(Compiled {
         executable,
-        input: span("input"),
-        target: span("target"),
+        input: span("input")?,
+        target: span("target")?,
         rows: rows as usize,
-        outputs: graph.outputs().iter().map(|&value| locate(graph, checked, value)).collect(),
+        outputs: graph
+            .outputs()
+            .iter()
+            .map(|&value| {
+                let address = at(buffer_of(graph, checked, value), value)?;
+                Ok(locate(graph, address, value))
+            })
+            .collect::<Result<_, CompileError>>()?,
     })
 }
 
 /// Where an output of the graph lies at the end of the step: on the device, where its storage
 /// stays.
-fn locate(graph: &Graph, checked: &Checked, output: ValueId) -> Located {
-    let value = &graph.values()[output];
-    let residency = checked
-        .timeline()
-        .residencies
-        .iter()
-        .find(|held| {
-            held.end.is_none() && held.tier == DEVICE && held.storage == Some(value.storage)
-        })
+fn buffer_of(graph: &Graph, checked: &Checked, output: ValueId) -> BufferId {
+    let storage = graph.values()[output].storage;
+    let mut residencies = checked.timeline().residencies.iter();
+    let residency = residencies
+        .find(|held| held.end.is_none() && held.tier == DEVICE && held.storage == Some(storage))
         .expect("the checker found every output in place");
-    let buffer = checked.schedule().buffers[residency.buffer];
+    residency.buffer
+}
+
+/// An output in the storage at an address.
+fn locate(graph: &Graph, address: u64, output: ValueId) -> Located {
+    let value = &graph.values()[output];
     Located {
-        address: buffer.address + value.tensor.offset * value.tensor.dtype.size(),
+        address: address + value.tensor.offset * value.tensor.dtype.size(),
         shape: value.tensor.shape.clone(),
         strides: value.tensor.strides_or_contiguous(),
         dtype: value.tensor.dtype,

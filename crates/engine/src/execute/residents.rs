@@ -1,9 +1,10 @@
 //! What stays from step to step: parameters, buffers and state. Invariant: between two steps each
-//! has its last version in every place that it has, in the slab or in the tier; who reads it need
-//! not know where that is.
+//! has its last version in every place that it has, in the slab or in the tier, or where the
+//! manager of residency has put it; who reads it need not know where that is.
 
 use std::collections::BTreeMap;
 use std::io;
+use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 
 use tightfit::graph::{Graph, Phase};
@@ -12,8 +13,10 @@ use tightfit::schedule::{Residents, Schedule};
 use tightfit::tensor::DType;
 use tightfit::units::Bytes;
 
+use crate::execute::region::Region;
 use crate::memory::slab::{Slab, SlabError};
-use crate::memory::tier::{CHUNK, TierError, TierFile};
+use crate::memory::tier::{CHUNK, Checksums, TierError, TierFile};
+use crate::residency::TensorId;
 
 /// A tensor that stays from step to step.
 #[derive(Clone, Debug, PartialEq)]
@@ -35,12 +38,38 @@ pub struct Resident {
 pub(super) enum Place {
     /// At an address of the slab.
     Slab(u64),
-    /// At an address of the tier, in a buffer of so many bytes.
-    Tier(u64, u64),
+    /// In the tier.
+    Tier(Below),
+    /// Where the manager of residency has put it.
+    Placed(TensorId),
 }
 
-/// All tensors that stay from step to step under a schedule, by name.
-pub(super) fn residents(graph: &Graph, schedule: &Schedule) -> BTreeMap<String, Resident> {
+/// Where something lies in the tier.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Below {
+    /// The buffer that it is part of: its first byte, and its size in whole blocks.
+    pub address: u64,
+    pub buffer: u64,
+    /// From the beginning of the buffer to its own.
+    pub offset: u64,
+    /// Other tensors lie in the same buffer.
+    pub is_shared: bool,
+}
+
+impl Below {
+    /// All of a buffer.
+    pub fn whole(address: u64, buffer: u64) -> Below {
+        Below { address, buffer, offset: 0, is_shared: false }
+    }
+}
+
+/// All tensors that stay from step to step under a schedule, by name; those of a region lie where
+/// the manager of residency puts them.
+pub(super) fn residents(
+    graph: &Graph,
+    schedule: &Schedule,
+    region: Option<&Region>,
+) -> BTreeMap<String, Resident> {
     let mut residents: BTreeMap<String, Resident> = BTreeMap::new();
     for &(id, buffer) in &schedule.placeholders {
         let node = &graph.nodes()[id];
@@ -52,9 +81,11 @@ pub(super) fn residents(graph: &Graph, schedule: &Schedule) -> BTreeMap<String, 
             continue;
         }
         let lies = schedule.buffers[buffer];
-        let place = match lies.tier {
-            DEVICE => Place::Slab(lies.address),
-            _ => Place::Tier(lies.address, lies.bytes.0),
+        let placed = region.and_then(|region| region.tensor(schedule, buffer));
+        let place = match (lies.tier, placed) {
+            (_, Some(tensor)) => Place::Placed(tensor),
+            (DEVICE, None) => Place::Slab(lies.address),
+            _ => Place::Tier(Below::whole(lies.address, lies.bytes.0)),
         };
         let resident = residents.entry(name.clone()).or_insert_with(|| Resident {
             phase: node.phase,
@@ -79,7 +110,9 @@ pub(super) fn moved(
             Some(&there) => there != address,
             None => known.below.contains_key(name),
         },
-        Place::Tier(address, _) => known.below.get(name) != Some(&address),
+        Place::Tier(below) => known.below.get(name) != Some(&below.address),
+        // Both graphs name the tensor by where it would lie without a region.
+        Place::Placed(_) => false,
     };
     let mut moved = evaluation
         .iter()
@@ -87,9 +120,8 @@ pub(super) fn moved(
     moved.next().map(|(name, _)| name.clone())
 }
 
-/// Reads and writes what stays, wherever it lies.
+/// Reads and writes what lies in the tier.
 pub(super) struct Reach<'a> {
-    pub slab: &'a Slab,
     pub tier: Option<&'a TierFile>,
     pub staging: &'a Staging,
 }
@@ -106,28 +138,30 @@ impl Staging {
 }
 
 impl Reach<'_> {
-    /// Hands the bytes of a tensor on, in order and in parts.
+    /// Hands so many bytes on, in order and in parts.
     pub fn stream(
         &self,
-        resident: &Resident,
+        below: Below,
+        bytes: u64,
         sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
     ) -> io::Result<()> {
-        let Some(&place) = resident.places.first() else { return Ok(()) };
-        match place {
-            Place::Slab(address) => sink(self.slab.read(address, resident.bytes)),
-            Place::Tier(address, buffer) => self.chunks(buffer, |staging, from, len| {
-                let part = staging.write(0, len);
-                self.read(address, from, part)?;
-                let used = resident.bytes.saturating_sub(from).min(len);
-                sink(&part[..used as usize])
-            }),
-        }
+        let Below { address, buffer, offset, .. } = below;
+        self.chunks(buffer, |staging, from, len| {
+            let Some(own) = part(from..from + len, offset..offset + bytes) else { return Ok(()) };
+            let chunk = staging.write(0, len);
+            self.read(address, from, chunk)?;
+            sink(&chunk[own])
+        })
+    }
+
+    fn checksums(&self, address: u64) -> io::Result<(&TierFile, Checksums)> {
+        let failed = || io::Error::other(TierError::Failed);
+        let tier = self.tier.ok_or_else(failed)?;
+        Ok((tier, tier.checksums(address).ok_or_else(failed)?))
     }
 
     fn read(&self, address: u64, from: u64, out: &mut [u8]) -> io::Result<()> {
-        let tier = self.tier.ok_or_else(|| io::Error::other(TierError::Failed))?;
-        let checksums =
-            tier.checksums(address).ok_or_else(|| io::Error::other(TierError::Failed))?;
+        let (tier, checksums) = self.checksums(address)?;
         tier.read(address, from, out, &checksums).map_err(io::Error::other)
     }
 
@@ -148,22 +182,32 @@ impl Reach<'_> {
         Ok(())
     }
 
-    /// Writes a tensor into the tier, in parts that `source` fills: with the first byte of each.
-    pub fn fill_below(
+    /// Writes so many bytes, in parts that `source` fills: with the first byte of each. What else
+    /// lies in the buffer stays as it was, where it is shared, and is zero otherwise.
+    pub fn fill(
         &self,
-        (address, buffer): (u64, u64),
+        below: Below,
         bytes: u64,
         source: &mut dyn FnMut(u64, &mut [u8]) -> io::Result<()>,
     ) -> io::Result<()> {
-        let tier = self.tier.ok_or_else(|| io::Error::other(TierError::Failed))?;
-        let checksums =
-            tier.checksums(address).ok_or_else(|| io::Error::other(TierError::Failed))?;
+        let Below { address, buffer, offset, is_shared } = below;
+        let (tier, checksums) = self.checksums(address)?;
         self.chunks(buffer, |staging, from, len| {
-            let part = staging.write(0, len);
-            let used = bytes.saturating_sub(from).min(len) as usize;
-            part[used..].fill(0);
-            source(from, &mut part[..used])?;
-            tier.write(address, from, part, &checksums).map_err(io::Error::other)
+            let chunk = staging.write(0, len);
+            match is_shared {
+                true => self.read(address, from, chunk)?,
+                false => chunk.fill(0),
+            }
+            if let Some(own) = part(from..from + len, offset..offset + bytes) {
+                source(from.saturating_sub(offset), &mut chunk[own])?;
+            }
+            tier.write(address, from, chunk, &checksums).map_err(io::Error::other)
         })
     }
+}
+
+/// The part of a chunk that is also in `own`, from the beginning of the chunk.
+fn part(chunk: Range<u64>, own: Range<u64>) -> Option<Range<usize>> {
+    let (start, end) = (chunk.start.max(own.start), chunk.end.min(own.end));
+    (start < end).then(|| (start - chunk.start) as usize..(end - chunk.start) as usize)
 }

@@ -1,107 +1,39 @@
 //! A training run: one slab, a tier below it where the schedule moves anything, the compiled step,
 //! the compiled evaluation. Invariant: between two steps parameters and state lie where they always
-//! do; evaluation runs in what training leaves free.
+//! do, or where the manager of residency has put them; evaluation runs in what training leaves
+//! free.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use rayon::{ThreadPool, ThreadPoolBuilder};
-use thiserror::Error;
+use rayon::ThreadPoolBuilder;
 use tightfit::check::Checked;
-use tightfit::id::DEVICE;
-use tightfit::schedule::{Instruction, Schedule};
 use tightfit::tensor::DType;
 use tightfit::units::Bytes;
 
-use crate::execute::error::{CompileError, StepError};
+use crate::execute::error::{SessionError, StepError, of_tier};
 use crate::execute::executable::{Executable, Executed, StepSettings};
-use crate::execute::lanes::{Lanes, Traffic};
-use crate::execute::places::{Compiled, compile, loss_of, pair};
-use crate::execute::residents::{Place, Reach, Resident, Staging, moved, residents};
+use crate::execute::lanes::Lanes;
+use crate::execute::placement::{Iterations, Shared, lock};
+use crate::execute::places::{Compiled, loss_of, pair};
+use crate::execute::ready::{TierFolder, ready};
+use crate::execute::region::Region;
+use crate::execute::residents::{Place, Reach, Resident, Staging};
 use crate::execute::settle::{gather, settle};
 use crate::kernels::take_panel;
-use crate::memory::slab::{Slab, SlabError};
-use crate::memory::tier::{TierError, TierFile};
+use crate::memory::slab::Slab;
+use crate::memory::tier::TierError;
 use crate::step::Step;
-use crate::step::data::{DataError, Dataset};
+use crate::step::data::Dataset;
 use crate::step::initialise::{self, Unfilled};
-
-/// Why a run cannot start or go on.
-#[derive(Debug, Error)]
-#[non_exhaustive]
-pub enum SessionError {
-    /// A schedule cannot be executed here.
-    #[error(transparent)]
-    Compile(#[from] CompileError),
-    /// The system refused the slab's memory.
-    #[error(transparent)]
-    Slab(#[from] SlabError),
-    /// The tier cannot be made, or failed.
-    #[error(transparent)]
-    Tier(#[from] TierError),
-    /// The schedule moves tensors to a tier, and none was named.
-    #[error("the schedule moves tensors to a tier below the slab: name a folder for it")]
-    NoTier,
-    /// The system refused the threads of the lanes.
-    #[error("the lanes' threads could not be started: {0}")]
-    Lanes(std::io::Error),
-    /// The system refused the worker threads.
-    #[error("the worker threads could not be started: {0}")]
-    Threads(#[from] rayon::ThreadPoolBuildError),
-    /// A parameter's first values are not of its type, or their file is damaged.
-    #[error("a parameter could not be initialised: {0}")]
-    Initialise(String),
-    /// The file of a parameter's first values cannot be read.
-    #[error("a parameter could not be initialised: {}: {error}", path.display())]
-    InitialValues {
-        /// The file.
-        path: PathBuf,
-        /// What the system says.
-        error: std::io::Error,
-    },
-    /// The evaluation's schedule was made for another layout than the training's.
-    #[error(
-        "`{name}` lies elsewhere in the evaluation's schedule than in the training's; plan the \
-         evaluation with the residents of the training"
-    )]
-    Moved {
-        /// The parameter, buffer or state.
-        name: String,
-    },
-    /// A batch could not be read.
-    #[error(transparent)]
-    Data(#[from] DataError),
-    /// No number is left for another step.
-    #[error("the run has done {} steps, and there are no numbers for more", u32::MAX)]
-    NoMoreSteps,
-    /// A step failed.
-    #[error("step {step}: {error}")]
-    Step {
-        /// Number of the step, from 1.
-        step: u32,
-        /// Why it failed.
-        error: StepError,
-    },
-}
-
-/// Where the tier of a run is made.
-#[derive(Clone, Debug, PartialEq)]
-pub struct TierFolder {
-    /// The folder.
-    pub folder: PathBuf,
-    /// How the lanes to it are used.
-    pub traffic: Traffic,
-    /// The most bytes that the run may take in the folder.
-    pub size: Option<Bytes>,
-}
 
 /// A running training.
 pub struct Session {
     // All who hold the lanes come before the slab, in which these read and write: fields are
     // dropped in their order, and with the last holder the lanes' threads end.
     pub(super) lanes: Option<Arc<Lanes>>,
+    pub(super) placement: Option<Shared>,
     pub(super) training: Compiled,
     pub(super) evaluation: Option<Compiled>,
     pub(super) slab: Slab,
@@ -141,6 +73,32 @@ impl Session {
         threads: usize,
         seed: u64,
     ) -> Result<Session, SessionError> {
+        Session::start(step, (training, evaluation), slab, (tier, None), threads, seed)
+    }
+
+    /// The same where persistent tensors lie in a region of the slab, into which a manager of
+    /// residency brings them from the tier when a call computes with them. The schedules are those
+    /// of a slab that has room for all of them, and move nothing.
+    pub fn with_region(
+        step: &Step,
+        (training, evaluation): (&Checked, Option<&Checked>),
+        slab: Bytes,
+        (tier, region): (&TierFolder, &Region),
+        threads: usize,
+        seed: u64,
+    ) -> Result<Session, SessionError> {
+        let placed = (Some(tier), Some(region));
+        Session::start(step, (training, evaluation), slab, placed, threads, seed)
+    }
+
+    fn start(
+        step: &Step,
+        schedules: (&Checked, Option<&Checked>),
+        slab: Bytes,
+        placed: (Option<&TierFolder>, Option<&Region>),
+        threads: usize,
+        seed: u64,
+    ) -> Result<Session, SessionError> {
         let pool = ThreadPoolBuilder::new()
             .num_threads(threads)
             .stack_size(1 << 20)
@@ -148,11 +106,16 @@ impl Session {
             .build()?;
         let pool = Arc::new(pool);
         pool.broadcast(|_| take_panel());
-        let ready = ready(step, (training, evaluation), tier, &pool)?;
+        let ready = ready(step, schedules, placed, &pool)?;
+        let staging = Staging::new(ready.lanes.is_some())?;
+        if let Some(placement) = &ready.placement {
+            lock(placement).clear(&staging).map_err(of_tier)?;
+        }
         let mut session = Session {
             slab: Slab::new(slab)?,
-            staging: Staging::new(ready.lanes.is_some())?,
+            staging,
             lanes: ready.lanes,
+            placement: ready.placement,
             training: ready.training,
             evaluation: ready.evaluation,
             residents: ready.residents,
@@ -246,7 +209,7 @@ impl Session {
             output.settled = false;
         }
         let ran = run(&self.training.executable, &mut self.slab, &settings);
-        self.has_failed = matches!(ran, Err(StepError::Tier(_)));
+        self.has_failed = ran.as_ref().is_err_and(StepError::is_fatal);
         ran.map_err(failed)?;
         self.next_step = number;
         Ok(loss_of(&self.slab, &self.training))
@@ -293,7 +256,22 @@ impl Session {
         resident: &Resident,
         sink: &mut dyn FnMut(&[u8]) -> std::io::Result<()>,
     ) -> std::io::Result<()> {
-        self.reach().stream(resident, sink)
+        let Some(&place) = resident.places.first() else { return Ok(()) };
+        let place = match (place, &self.placement) {
+            (Place::Placed(tensor), Some(placement)) => lock(placement).place(tensor)?,
+            (place, _) => place,
+        };
+        match place {
+            Place::Slab(address) => sink(self.slab.read(address, resident.bytes)),
+            Place::Tier(below) => self.reach().stream(below, resident.bytes, sink),
+            Place::Placed(_) => Err(std::io::Error::other(TierError::Failed)),
+        }
+    }
+
+    /// What iterations of the training and of the evaluation have moved since this was asked last,
+    /// where tensors are placed while the run goes on.
+    pub fn take_figures(&mut self) -> Option<[Iterations; 2]> {
+        self.placement.as_ref().map(|placement| lock(placement).take_figures())
     }
 
     /// The bytes of a tensor that stays.
@@ -321,12 +299,18 @@ impl Session {
         let lanes = self.lanes.as_ref();
         lanes.map_or(Ok(()), |lanes| lanes.settle()).map_err(std::io::Error::other)?;
         self.has_begun = false;
+        if let Some(placement) = &self.placement {
+            lock(placement).flush(&self.slab)?;
+        }
         for &place in &resident.places {
+            let place = match (place, &self.placement) {
+                (Place::Placed(tensor), Some(placement)) => lock(placement).place(tensor)?,
+                (place, _) => place,
+            };
             match place {
                 Place::Slab(address) => source(0, self.slab.write(address, resident.bytes))?,
-                Place::Tier(address, buffer) => {
-                    self.reach().fill_below((address, buffer), resident.bytes, source)?;
-                }
+                Place::Tier(below) => self.reach().fill(below, resident.bytes, source)?,
+                Place::Placed(_) => return Err(std::io::Error::other(TierError::Failed)),
             }
         }
         Ok(())
@@ -344,7 +328,7 @@ impl Session {
 
     fn reach(&self) -> Reach<'_> {
         let tier = self.lanes.as_ref().map(|lanes| &**lanes.file());
-        Reach { slab: &self.slab, tier, staging: &self.staging }
+        Reach { tier, staging: &self.staging }
     }
 
     /// Elements of a batch's targets: tokens, or rows.
@@ -373,63 +357,4 @@ impl Session {
     pub fn settle_outputs(&mut self, first: usize) {
         settle(&mut self.slab, &mut self.training.outputs, first);
     }
-}
-
-/// Both schedules of a step, compiled, with the lanes that they need.
-pub(super) struct Ready {
-    pub lanes: Option<Arc<Lanes>>,
-    pub training: Compiled,
-    pub evaluation: Option<Compiled>,
-    pub residents: BTreeMap<String, Resident>,
-}
-
-/// Compiles both schedules, and makes a tier where they move anything.
-pub(super) fn ready(
-    step: &Step,
-    (training, evaluation): (&Checked, Option<&Checked>),
-    tier: Option<&TierFolder>,
-    pool: &Arc<ThreadPool>,
-) -> Result<Ready, SessionError> {
-    let mut compiled = compile(&step.training, training, pool)?;
-    let stay = residents(&step.training, training.schedule());
-    let mut evaluated = None;
-    if let (Some(graph), Some(checked)) = (&step.evaluation, evaluation) {
-        let there = residents(graph, checked.schedule());
-        if let Some(name) = moved((&step.training, training.schedule()), &there) {
-            return Err(SessionError::Moved { name });
-        }
-        evaluated = Some(compile(graph, checked, pool)?);
-    }
-    let schedules = [Some(training), evaluation];
-    let lanes = lanes(schedules.into_iter().flatten().map(Checked::schedule), tier)?;
-    let lanes = lanes.map(Arc::new);
-    if let Some(lanes) = &lanes {
-        let all = [Some(&mut compiled), evaluated.as_mut()];
-        all.into_iter().flatten().for_each(|compiled| compiled.executable.attach(lanes));
-    }
-    Ok(Ready { lanes, training: compiled, evaluation: evaluated, residents: stay })
-}
-
-/// The lanes for what schedules move; none where they move nothing.
-fn lanes<'a>(
-    schedules: impl Iterator<Item = &'a Schedule> + Clone,
-    tier: Option<&TierFolder>,
-) -> Result<Option<Lanes>, SessionError> {
-    let buffers = || schedules.clone().flat_map(|schedule| schedule.buffers.values());
-    let below = || buffers().filter(|buffer| buffer.tier != DEVICE);
-    let Some(bytes) = below().map(|buffer| Bytes(buffer.address) + buffer.bytes).max() else {
-        return Ok(None);
-    };
-    let TierFolder { folder, traffic, .. } = tier.ok_or(SessionError::NoTier)?;
-    let mut file = TierFile::create(folder, bytes)?;
-    for buffer in below() {
-        file.declare(buffer.address, buffer.bytes.0);
-    }
-    let started = |schedule: &Schedule| {
-        let is_start = |instruction: &&Instruction| matches!(instruction, Instruction::Start(_));
-        schedule.instructions.iter().filter(is_start).count()
-    };
-    let transfers = schedules.map(started).max().unwrap_or(0);
-    let lanes = Lanes::new(file, transfers, *traffic);
-    lanes.map(Some).map_err(SessionError::Lanes)
 }

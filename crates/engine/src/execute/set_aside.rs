@@ -13,8 +13,10 @@ use std::sync::Arc;
 use tightfit::check::Checked;
 use tightfit::units::Bytes;
 
-use crate::execute::residents::{Place, Resident, Staging};
-use crate::execute::session::{Ready, Session, SessionError, TierFolder, ready};
+use crate::execute::error::{SessionError, of_tier};
+use crate::execute::ready::{Ready, TierFolder, ready, within};
+use crate::execute::residents::{Below, Place, Resident, Staging};
+use crate::execute::session::Session;
 use crate::memory::slab::Slab;
 use crate::memory::tier::{BLOCK, CHUNK, TierError, TierFile};
 use crate::step::Step;
@@ -56,8 +58,12 @@ impl Session {
     ///
     /// # Errors
     /// Where the folder has no room, and nothing has changed. Where the tier failed, and no step
-    /// can follow: [`Session::has_failed`] says which.
+    /// can follow: [`Session::has_failed`] says which. Where tensors are placed while the run goes
+    /// on: there is no plan of their moves that another one could replace.
     pub fn set_aside(&mut self, tier: Option<&TierFolder>) -> Result<SetAside, SessionError> {
+        if self.placement.is_some() {
+            return Err(SessionError::Placed);
+        }
         if let Err(error) = self.settle() {
             self.has_failed = true;
             return Err(SessionError::Step { step: self.next_step, error });
@@ -75,8 +81,8 @@ impl Session {
     fn carried_away(&self, tier: &TierFolder) -> Result<SetAside, SessionError> {
         let below = |resident: &Resident| {
             resident.places.iter().find_map(|place| match *place {
-                Place::Tier(address, buffer) => Some((address, buffer)),
-                Place::Slab(_) => None,
+                Place::Tier(Below { address, buffer, .. }) => Some((address, buffer)),
+                Place::Slab(_) | Place::Placed(_) => None,
             })
         };
         let in_slab = |resident: &&Resident| below(resident).is_none();
@@ -124,7 +130,7 @@ impl Session {
         let end = |resident: &Resident| {
             let places = resident.places.iter().map(|place| match *place {
                 Place::Slab(address) => address + resident.bytes,
-                Place::Tier(..) => 0,
+                Place::Tier(_) | Place::Placed(_) => 0,
             });
             places.max().unwrap_or(0)
         };
@@ -170,7 +176,8 @@ impl Session {
             within(tier, used + aside.bytes + most.unwrap_or(Bytes::ZERO))?;
         }
         let pool = Arc::clone(self.training.executable.pool());
-        let Ready { lanes, training, evaluation, residents } = ready(step, schedules, tier, &pool)?;
+        let Ready { lanes, training, evaluation, residents, .. } =
+            ready(step, schedules, (tier, None), &pool)?;
         let staging = Staging::new(lanes.is_some())?;
         let stays = |(name, resident): (&String, &Resident)| {
             aside.away.contains_key(name)
@@ -210,18 +217,4 @@ impl Session {
         self.has_failed = false;
         Ok(())
     }
-}
-
-/// Refuses to take more bytes of a folder than it may have.
-fn within(tier: &TierFolder, needed: Bytes) -> Result<(), TierError> {
-    let over = tier.size.filter(|&size| needed > size);
-    over.map_or(Ok(()), |_| {
-        let error = io::Error::other("more than its size");
-        Err(TierError::Room { folder: tier.folder.clone(), needed, error })
-    })
-}
-
-/// What the tier said, which went through a stream of bytes.
-fn of_tier(error: io::Error) -> SessionError {
-    SessionError::Tier(error.downcast().unwrap_or(TierError::Failed))
 }

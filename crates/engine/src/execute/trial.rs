@@ -12,8 +12,9 @@ use tightfit::schedule::{Instruction, Schedule};
 use tightfit::timeline::{CallInTime, TransferInTime};
 use tightfit::units::Seconds;
 
+use crate::execute::error::SessionError;
 use crate::execute::executable::Executed;
-use crate::execute::session::{Session, SessionError};
+use crate::execute::session::Session;
 use crate::step::data::Dataset;
 
 /// The version that seconds of calls belong to: kernels change from one to the next.
@@ -52,7 +53,7 @@ pub struct Timings {
 }
 
 impl Timings {
-    /// Adds a call or a transfer.
+    /// Adds a call, a transfer, or the time for which a call waited for tensors that are placed.
     pub fn add(&mut self, executed: &Executed) {
         let call = match executed {
             Executed::Call(call) => call,
@@ -60,6 +61,10 @@ impl Timings {
                 self.stalling += transfer.stall.0;
                 let seen = self.transfers.entry(transfer.id).or_default();
                 *seen = (seen.0 + 1, seen.1 + transfer.seconds.0);
+                return;
+            }
+            Executed::Layout(seconds) => {
+                self.stalling += seconds.0;
                 return;
             }
         };
@@ -184,6 +189,7 @@ impl FastestStep {
         match executed {
             Executed::Call(call) => self.next.push(*call),
             Executed::Transfer(transfer) => self.next_transfers.push(*transfer),
+            Executed::Layout(_) => {}
         }
     }
 

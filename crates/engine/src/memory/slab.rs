@@ -120,6 +120,23 @@ impl Slab {
         Part { first, len: len as usize }
     }
 
+    /// Copies `len` bytes from one address to another; the two places may overlap.
+    ///
+    /// # Safety
+    /// Nobody else reads or writes in either place meanwhile.
+    ///
+    /// # Panics
+    /// Where they do not lie in the slab.
+    pub(crate) unsafe fn copy_within(&self, from: u64, to: u64, len: u64) {
+        self.assert_inside(from, len);
+        self.assert_inside(to, len);
+        // SAFETY: both inside the slab, and the caller's promise.
+        unsafe {
+            let (from, to) = (self.base.add(from as usize), self.base.add(to as usize));
+            std::ptr::copy(from.as_ptr(), to.as_ptr(), len as usize);
+        }
+    }
+
     fn assert_inside(&self, address: u64, len: u64) {
         assert!(
             address.checked_add(len).is_some_and(|end| end <= self.bytes.0),

@@ -243,6 +243,27 @@ impl Residency {
         Ok(())
     }
 
+    /// Everything leaves the device, so that the host tier has the newest bytes of every tensor.
+    /// What is known of the accesses to come stays known.
+    ///
+    /// # Errors
+    /// An iteration has begun and has not ended.
+    pub fn flush(&mut self) -> Result<&[Move], ResidencyError> {
+        self.usable()?;
+        if self.in_iteration {
+            return Err(ResidencyError::Inside);
+        }
+        self.occupancy.moves.clear();
+        for block in self.occupancy.packing.blocks.keys() {
+            self.occupancy.evict(block, Purpose::Demand);
+        }
+        let made = self.verify(0);
+        self.end_run_on(made)?;
+        // What is moved between iterations is none of their figures.
+        self.figures = Figures::default();
+        Ok(&self.occupancy.moves)
+    }
+
     /// Chunks and non-model data share so many bytes from the next access on.
     pub fn set_capacity(&mut self, capacity: Bytes) {
         self.settings.capacity = capacity;

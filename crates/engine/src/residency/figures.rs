@@ -2,6 +2,7 @@
 //! direction in which it went.
 
 use std::fmt;
+use std::ops::AddAssign;
 
 use super::moves::{Move, Place};
 use tightfit::units::{Bytes, Seconds};
@@ -44,6 +45,21 @@ impl Figures {
             (Place::Host, _, false) => return,
         };
         *sum = Bytes(sum.0.saturating_add(step.bytes.0));
+    }
+}
+
+/// What several iterations moved, all together.
+impl AddAssign for Figures {
+    fn add_assign(&mut self, other: Figures) {
+        let sum = |a: &mut Bytes, b: Bytes| *a = Bytes(a.0.saturating_add(b.0));
+        self.accesses += other.accesses;
+        self.moves += other.moves;
+        sum(&mut self.to_device, other.to_device);
+        sum(&mut self.to_host, other.to_host);
+        sum(&mut self.dropped, other.dropped);
+        sum(&mut self.within_device, other.within_device);
+        self.layout = self.layout + other.layout;
+        self.eviction = self.eviction + other.eviction;
     }
 }
 

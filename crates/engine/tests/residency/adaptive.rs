@@ -68,8 +68,9 @@ struct Program {
     settings: Settings,
     sizes: Vec<u64>,
     graphs: Vec<Vec<Call>>,
-    /// Graphs in turn, each with what it does otherwise this time.
-    iterations: Vec<(usize, Option<Change>)>,
+    /// Graphs in turn, each with what it does otherwise this time, and whether everything leaves
+    /// the device after it.
+    iterations: Vec<(usize, Option<Change>, bool)>,
 }
 
 fn programs() -> impl Strategy<Value = Program> {
@@ -86,7 +87,8 @@ fn programs() -> impl Strategy<Value = Program> {
             2 => Change::EndAt(at),
             _ => Change::Free(at),
         });
-        let iteration = (0..graphs, proptest::option::weighted(0.3, change));
+        let flushes = proptest::bool::weighted(0.2);
+        let iteration = (0..graphs, proptest::option::weighted(0.3, change), flushes);
         let graphs = vec(vec(call, 0..10), graphs);
         (Just(sizes), settings(), graphs, vec(iteration, 1..12)).prop_map(
             |(sizes, settings, graphs, iterations)| Program { settings, sizes, graphs, iterations },
@@ -230,6 +232,22 @@ impl Run {
         self.written.remove(&tensor);
     }
 
+    /// Everything leaves the device, and nothing that was written is lost.
+    fn flush(&mut self) {
+        let moves = self.residency.flush().unwrap().to_vec();
+        moves.iter().for_each(|step| self.memory.make(step));
+        self.trace.extend(moves);
+        assert!(self.addresses().iter().all(Option::is_none));
+        assert_eq!(self.residency.held(), Bytes::ZERO);
+        for (tensor, written) in &self.written {
+            let span = self.residency.packing().tensors[*tensor];
+            for chunk in 0..span.bytes.0.div_ceil(4) as usize {
+                let found = self.memory.host[span.first.index() + chunk].get(tensor);
+                assert_eq!(found, Some(written), "{tensor} is not current");
+            }
+        }
+    }
+
     /// The slots of a tensor, which has bytes and is on the device.
     fn slots(&self, tensor: TensorId) -> std::ops::Range<usize> {
         let span = self.residency.packing().tensors[tensor];
@@ -248,8 +266,11 @@ impl Run {
 
 fn run(program: &Program) -> Vec<Move> {
     let mut run = Run::new(program);
-    for &(graph, change) in &program.iterations {
+    for &(graph, change, flushes) in &program.iterations {
         run.iteration(graph, &program.graphs[graph], change);
+        if flushes {
+            run.flush();
+        }
     }
     run.trace
 }
@@ -342,6 +363,22 @@ fn graphs_in_turn_are_seen_as_one_order() {
         let in_turn = read(&mut residency, 0, &[0, 1, 2]) + read(&mut residency, 1, &[3, 0, 4]);
         assert_eq!(in_turn, read(&mut as_one, 0, &[0, 1, 2, 3, 0, 4]));
     }
+}
+
+#[test]
+fn nothing_leaves_in_the_middle_of_an_iteration() {
+    let mut residency = of_one_chunk(2, 2);
+    residency.begin(GraphKey(0)).unwrap();
+    assert_eq!(residency.flush().unwrap_err(), ResidencyError::Inside);
+    residency.end().unwrap();
+    assert_eq!(residency.flush().unwrap(), []);
+    // What is known of the order stays known.
+    let before = [read(&mut residency, 0, &[0, 1]), read(&mut residency, 0, &[0, 1])];
+    assert_eq!(residency.flush().unwrap().len(), 2);
+    residency.begin(GraphKey(0)).unwrap();
+    assert!(residency.is_steady());
+    residency.end().unwrap();
+    assert_eq!((before, read(&mut residency, 0, &[0, 1])), ([2, 0], 2));
 }
 
 #[test]
