@@ -64,14 +64,17 @@ pub struct Bracket {
     in_time: f64,
     late: f64,
     levels: u32,
-    /// Whether the highest of them is to be tried, which needs most of the lanes.
+    /// Whether the highest of them is to be tried, which needs most of the lanes, and whether the
+    /// order of the program is.
     tries_highest: bool,
+    tries_program: bool,
 }
 
 impl Bracket {
     /// Nothing is known yet.
     pub fn whole() -> Bracket {
-        Bracket { in_time: 0.0, late: MOST_HIDDEN, levels: LEVELS, tries_highest: true }
+        let (in_time, late, levels) = (0.0, MOST_HIDDEN, LEVELS);
+        Bracket { in_time, late, levels, tries_highest: true, tries_program: true }
     }
 
     /// What is known of a budget that is a little less or more.
@@ -138,11 +141,13 @@ impl Sequences<'_> {
         // The fastest where they are in time.
         let mut fastest = 0.0;
         let mut found = Vec::new();
-        let is_first = bracket.levels == LEVELS;
         let program = self.graph.compute_nodes();
-        if is_first && program != self.order {
-            // It may hold more, and suit the lanes better.
-            found.extend(self.moved(program, budget, meter));
+        if bracket.tries_program && program != self.order {
+            // It may hold more, and suit the lanes better. What cannot be moved to this budget may
+            // be to a larger one.
+            let moved = self.moved(program, budget, meter);
+            bracket.tries_program = moved.is_none();
+            found.extend(moved);
         }
         for level in 0..bracket.levels {
             let is_highest = level == 0 && bracket.tries_highest;
@@ -158,7 +163,6 @@ impl Sequences<'_> {
             let is_known = runs.is_some();
             let moved = runs.and_then(|runs| self.moved(runs, budget, meter));
             if is_highest {
-                // Where it cannot be moved to this budget, it may be to a larger one.
                 bracket.tries_highest = moved.is_none();
             }
             let is_in_time = moved.as_ref().is_some_and(|Candidate { runs, offloaded }| {
