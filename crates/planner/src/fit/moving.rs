@@ -92,7 +92,7 @@ impl BudgetedPlanner<'_> {
             || {
                 // As if the smallest had been asked for.
                 let known = self.lowest_without_moves(search, terms.residents, meter);
-                within(budget, tiered.smallest(search, known, meter))
+                within(budget, tiered.smallest(search, known, budget, meter))
             },
             Ok,
         )
@@ -120,7 +120,7 @@ impl BudgetedPlanner<'_> {
         let &BudgetedPlanner { graph, profile, order, .. } = self;
         let tiered = Tiered { graph, profile, order, residents: terms.residents, route };
         let known = self.lowest_without_moves(search, terms.residents, meter);
-        let (smallest, _) = tiered.smallest(search, known, meter);
+        let (smallest, _) = tiered.smallest(search, known, Bytes::ZERO, meter);
         let slab = smallest.slab;
         let faster = tiered.within(search, slab, Some(smallest.clone()), meter);
         Schedule { budget: slab, slab, ..faster.unwrap_or(smallest) }

@@ -11,11 +11,11 @@ use crate::analysis::{Move, liveness_with, memory_curve};
 use crate::effort::Meter;
 use crate::graph::Graph;
 use crate::id::{LaneId, NodeId, StorageId};
-use crate::machine::Route;
+use crate::machine::{Link, Route};
 use crate::plan::offload::{Crossing, Home, Offloaded, Offloading};
 use crate::plan::{self, Plan, Planner, Search, simulate};
 use crate::profile::Profile;
-use crate::units::Bytes;
+use crate::units::{Bytes, Seconds};
 
 /// How many budgets above the one that is asked for are recomputed to, and how far up, in parts of
 /// what the lanes hide at most.
@@ -40,6 +40,8 @@ const LOOK: u64 = 200;
 const SPARE: [f64; 6] = [0.0, 0.01, 0.03, 0.06, 0.12, 0.2];
 /// So often, ever more thoroughly.
 const MOST_THOROUGH: u32 = 4;
+/// Bytes a second of lanes that take next to no time.
+const INSTANT: f64 = 1e15;
 /// The part of the time that is left for one step of that.
 const LEG: f64 = 0.1;
 
@@ -63,6 +65,7 @@ pub struct Sequences<'a> {
 pub struct Bracket {
     in_time: f64,
     late: f64,
+    highest: f64,
     levels: u32,
     /// Whether the highest of them is to be tried, which needs most of the lanes, and whether the
     /// order of the program is.
@@ -73,8 +76,14 @@ pub struct Bracket {
 impl Bracket {
     /// Nothing is known yet.
     pub fn whole() -> Bracket {
-        let (in_time, late, levels) = (0.0, MOST_HIDDEN, LEVELS);
-        Bracket { in_time, late, levels, tries_highest: true, tries_program: true }
+        Bracket {
+            in_time: 0.0,
+            late: MOST_HIDDEN,
+            highest: MOST_HIDDEN,
+            levels: LEVELS,
+            tries_highest: true,
+            tries_program: true,
+        }
     }
 
     /// What is known of a budget that is a little less or more.
@@ -149,9 +158,9 @@ impl Sequences<'_> {
             bracket.tries_program = moved.is_none();
             found.extend(moved);
         }
-        for level in 0..bracket.levels {
-            let is_highest = level == 0 && bracket.tries_highest;
-            let middle = if is_highest { MOST_HIDDEN } else { bracket.middle() };
+        let (mut level, mut is_highest) = (0, bracket.tries_highest);
+        while level < bracket.levels {
+            let middle = if is_highest { bracket.highest } else { bracket.middle() };
             let bytes = budget + Bytes((self.hidden() * middle) as u64);
             let effort = meter.round(work, of_left(OF_A_LOOK, meter));
             meter.spend(work);
@@ -160,9 +169,17 @@ impl Sequences<'_> {
                 // One that knows a plan for less looks less for another.
                 false => search.anew().plan(bytes, &effort).plan.map(|plan| plan.runs()),
             };
+            if is_highest && runs.is_none() && !meter.is_over() {
+                // No sequence holds so little: more than lanes hide has to be away.
+                bracket.in_time = middle;
+                bracket.highest = middle * 2.0;
+                bracket.late = bracket.highest;
+                continue;
+            }
+            level += 1;
             let is_known = runs.is_some();
             let moved = runs.and_then(|runs| self.moved(runs, budget, meter));
-            if is_highest {
+            if std::mem::replace(&mut is_highest, false) {
                 bracket.tries_highest = moved.is_none();
             }
             let is_in_time = moved.as_ref().is_some_and(|Candidate { runs, offloaded }| {
@@ -265,6 +282,16 @@ impl Sequences<'_> {
         let (all, left) = (held(&[]), held(&offloaded.moves));
         all.into_iter().zip(left).map(|(all, left)| all.saturating_sub(left)).collect()
     }
+}
+
+/// The same machine with lanes that take next to no time: on it whatever may be away is, and only
+/// for as long as nobody needs it, whatever the lanes are really like.
+pub fn with_instant_lanes(profile: &Profile) -> Profile {
+    let mut instant = profile.clone();
+    for lane in instant.hierarchy.lanes.values_mut() {
+        lane.link = Link { latency: Seconds(0.0), bandwidth: INSTANT };
+    }
+    instant
 }
 
 /// A share of the time, in parts of what is left of it.

@@ -2,7 +2,7 @@
 //! none is slower than the fastest that is known to move nothing; and what may not move stays.
 
 use crate::effort::{Effort, Meter};
-use crate::fit::sequences::{Bracket, Candidate, Sequences, fastest_of};
+use crate::fit::sequences::{Bracket, Candidate, Sequences, fastest_of, with_instant_lanes};
 use crate::fit::{Bound, FitError};
 use crate::goal::Goal;
 use crate::graph::Graph;
@@ -108,6 +108,8 @@ fn fastest(
 /// The plan with the smallest peak that is found.
 fn smallest(moving: &Sequences<'_>, search: &mut Search<'_>, meter: &Meter<'_>) -> Plan {
     let &Sequences { graph, profile, order, .. } = moving;
+    let instant = with_instant_lanes(profile);
+    let moving = &Sequences { profile: &instant, ..*moving };
     let mut best: Option<(Bytes, Plan)> = None;
     for runs in moving.lowest(search, None, meter) {
         let moves =
