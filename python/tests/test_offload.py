@@ -9,9 +9,11 @@ from __future__ import annotations
 import contextlib
 import copy
 import gc
+import sys
 import tempfile
 import types
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import allocator
@@ -331,6 +333,22 @@ def test_a_folder_that_takes_no_file(monkeypatch: pytest.MonkeyPatch) -> None:
     model = tightfit.compile(Wide(), budget="min", offload=TIER)
     with pytest.raises(tightfit.OffloadError, match="TMPDIR"):
         model(*batch())
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="where the system says what is mapped")
+def test_a_tier_takes_no_open_files_and_goes_with_its_model() -> None:
+    def of_tiers() -> int:
+        return sum(tempfile.gettempdir() in line and "(deleted)" in line for line in Path("/proc/self/maps").read_text().splitlines())
+
+    gc.collect()
+    mapped, opened = of_tiers(), len(list(Path("/proc/self/fd").iterdir()))
+    _, model = pair()
+    model(*batch()).backward()
+    assert of_tiers() > mapped
+    assert len(list(Path("/proc/self/fd").iterdir())) <= opened
+    del model
+    gc.collect()
+    assert of_tiers() == mapped
 
 
 def test_a_tier_that_is_too_small_for_two_forward_passes() -> None:

@@ -19,6 +19,7 @@ use tightfit_report::TraceError;
 use crate::output::Unprinted;
 use crate::places::Replaced;
 use crate::table::UnknownColumn;
+use crate::tier::NotATier;
 use crate::train::{Contradiction, LossNotFinite, TooManySteps};
 use crate::values::{NoVariants, NotASize, UnknownModule};
 use crate::verbs::analyze::Refused;
@@ -142,6 +143,7 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
         || error.is::<NoVariants>()
         || error.is::<Replaced>()
         || error.is::<NotASize>()
+        || error.is::<NotATier>()
         || error.is::<Contradiction>()
     {
         return Some(2);

@@ -3,11 +3,23 @@
 
 use std::path::PathBuf;
 
+use thiserror::Error;
 use tightfit::machine::{Machine, MachineError};
 use tightfit::units::Bytes;
 use tightfit_engine::{TierError, tier};
 
 use crate::values::{NotASize, size};
+
+/// Why no tier is meant by a text.
+#[derive(Debug, Error)]
+pub enum NotATier {
+    /// It names nothing.
+    #[error("no folder is named for the tier; write a folder, or a folder and a size: DIR:64GiB")]
+    Nameless,
+    /// What follows the colon is no size.
+    #[error(transparent)]
+    Size(#[from] NotASize),
+}
 
 /// A folder for a tier, with the size of its file where that is limited.
 pub struct Folder {
@@ -19,8 +31,11 @@ pub struct Folder {
 
 impl Folder {
     /// A folder, or one and a size behind a colon.
-    pub fn parse(text: &str) -> Result<Folder, NotASize> {
+    pub fn parse(text: &str) -> Result<Folder, NotATier> {
         let (folder, size) = parts(text)?;
+        if folder.is_empty() {
+            return Err(NotATier::Nameless);
+        }
         Ok(Folder { folder: PathBuf::from(folder), size })
     }
 

@@ -42,7 +42,7 @@ class Backend:
         self.step = step
         self.ledger = ledger = Ledger()
         # The model knows its backend, and dies when its user lets it go; Dynamo may keep the backend.
-        self._model = None if model is None else weakref.ref(model, lambda _: ledger.nodes.clear())
+        self._model = None if model is None else weakref.ref(model, lambda _: ledger.forget())
         self.steps: list[Step] = []
         self.kinds: Counter[Any] = Counter()
 

@@ -64,6 +64,13 @@ class Ledger:
     # The nodes of autograd that accumulate gradients, with their parameters, by name: they hold the parameters.
     nodes: dict[str, tuple[torch.Tensor, Any]] = field(default_factory=dict)
 
+    def forget(self) -> None:
+        """The model is gone."""
+        self.nodes.clear()
+        if self.tier is not None:
+            self.tier.close()
+            self.tier = None
+
     def join(self, parallel: nn.parallel.DistributedDataParallel) -> None:
         """The model is trained by data parallelism: each of its gradients has a place in a bucket, all the time."""
         if parallel not in self.buckets:

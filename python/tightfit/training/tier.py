@@ -7,6 +7,7 @@ memory before anything is copied into it.
 
 from __future__ import annotations
 
+import ctypes
 import json
 import math
 import mmap
@@ -14,6 +15,7 @@ import os
 import re
 import tempfile
 import time
+import weakref
 from collections import deque
 from typing import Any
 
@@ -28,18 +30,25 @@ from .lanes import Lanes, lanes_of
 _PROBE, _PROBE_OF_HOST, _TIMES = 8 << 20, 64 << 20, 3
 
 
+class _Returned(deque[torch.Tensor]):
+    """The memory of slots that were let go, until it is counted; nothing is kept for a tier that is closed."""
+
+    is_closed = False
+
+
 class Slot:
     """A place in a tier: `bytes` is a flat tensor over it."""
 
     __slots__ = ("_returned", "bytes")
 
-    def __init__(self, memory: torch.Tensor, returned: deque[torch.Tensor]) -> None:
+    def __init__(self, memory: torch.Tensor, returned: _Returned) -> None:
         self._returned = returned
         self.bytes = memory
 
     def __del__(self) -> None:
         # On whatever thread it is let go.
-        self._returned.append(self.bytes)
+        if not self._returned.is_closed:
+            self._returned.append(self.bytes)
 
 
 class Tier:
@@ -53,8 +62,7 @@ class Tier:
         # Bytes of slots that are in use, and of all that there are.
         self.used = self.held = 0
         self._free: dict[int, list[torch.Tensor]] = {}
-        # The memory of slots that were let go, until it is counted.
-        self._returned: deque[torch.Tensor] = deque()
+        self._returned = _Returned()
         self._rates: tuple[float, float, float] | None = None
 
     def take(self, size: int) -> Slot:
@@ -78,6 +86,12 @@ class Tier:
                 "passes whose backward pass has not come. Nothing was computed. Run each backward pass behind its forward "
                 f"pass, or give offload={self.used + size} or more"
             )
+
+    def close(self) -> None:
+        """Nobody takes a slot any more: memory goes back to the system, that of slots in use when they are let go."""
+        self._returned.is_closed = True
+        self._returned.clear()
+        self._free.clear()
 
     @property
     def rates(self) -> tuple[float, float, float]:
@@ -115,7 +129,7 @@ class Tier:
 
     def _measured(self) -> tuple[float, float, float]:
         most = _PROBE if self.device.type == "cuda" else _PROBE_OF_HOST
-        slot = Slot(self._memory(most), deque())
+        slot = Slot(self._memory(most), _Returned())
         there, few = (self._probe(size) for size in (most, 1))
         seconds = {}
         for name, copy in (("out", self.lanes.out), ("back", self.lanes.back)):
@@ -145,6 +159,21 @@ def _kept(name: str) -> tuple[float, float, float] | None:
     return (out, back, latency) if all(map(math.isfinite, (out, back, latency))) else None
 
 
+def _shared(file: int, size: int) -> torch.Tensor:
+    """The bytes of a file that is open, also when it is closed: `mmap.mmap` would keep it open, and a process has few open
+    files."""
+    library = ctypes.CDLL(None, use_errno=True)
+    library.mmap.restype = ctypes.c_void_p
+    library.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+    library.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+    address = library.mmap(None, size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_SHARED, file, 0)
+    if address == ctypes.c_void_p(-1).value:
+        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+    memory = (ctypes.c_ubyte * size).from_address(address)
+    weakref.finalize(memory, library.munmap, address, size).atexit = False
+    return torch.frombuffer(memory, dtype=torch.uint8)
+
+
 def _mapped(size: int, folder: str | None) -> torch.Tensor:
     """Memory of the system: a file without a name in a folder, all of whose bytes are there, or none."""
     try:
@@ -153,7 +182,7 @@ def _mapped(size: int, folder: str | None) -> torch.Tensor:
         with tempfile.TemporaryFile(dir=folder) as file:
             allocate: Any = getattr(os, "posix_fallocate", lambda descriptor, _, size: os.truncate(descriptor, size))
             allocate(file.fileno(), 0, size)
-            return torch.frombuffer(mmap.mmap(file.fileno(), size), dtype=torch.uint8)
+            return _shared(file.fileno(), size)
     except OSError as error:
         where = "the host's memory" if folder is None else f"the folder {folder!r}"
         advice = "" if folder is None else "; set TMPDIR to a folder with room, before Python starts"

@@ -34,6 +34,11 @@ pub struct LossNotFinite {
     pub save: Option<PathBuf>,
 }
 
+/// What is true of the weights when a step fails.
+pub fn unsaved(save: Option<&Path>) -> String {
+    format!("the run ended in the middle of a step, with nothing saved{}", kept(save))
+}
+
 fn kept(save: Option<&Path>) -> String {
     match save {
         Some(path) if path.exists() => format!(", and {} stays as it was", path.display()),

@@ -11,7 +11,7 @@ use serde_json::json;
 use tightfit_engine::{Dataset, FastestStep, Session, SessionError, Timings};
 
 use super::Arguments;
-use super::ending::{Ending, LossNotFinite, NotFinite};
+use super::ending::{Ending, LossNotFinite, NotFinite, unsaved};
 use super::placement::Placed;
 use super::replan::Replan;
 use super::report::describe;
@@ -89,7 +89,10 @@ pub fn run(
                 break;
             }
             // It may have updated some of the weights.
-            Err(error) => return Err(error.into()),
+            Err(error) => {
+                let unsaved = unsaved(arguments.save.as_deref());
+                return Err(anyhow::Error::from(error).context(unsaved));
+            }
         };
         let seconds = start.elapsed().as_secs_f64();
         if let Some(fastest) = &mut fastest {

@@ -51,7 +51,9 @@ pub enum TierError {
         error: io::Error,
     },
     /// Something in it cannot be read or written.
-    #[error("the tier in {} failed at byte {at}: {error}", folder.display())]
+    #[error(
+        "the tier in {} failed at byte {at}: {}", folder.display(), in_words(error)
+    )]
     Io {
         /// The folder.
         folder: PathBuf,
@@ -79,6 +81,14 @@ pub enum TierError {
     /// The system refused memory for reading and writing.
     #[error(transparent)]
     Memory(#[from] SlabError),
+}
+
+/// What the system says, and what it does not.
+fn in_words(error: &io::Error) -> String {
+    match error.kind() {
+        io::ErrorKind::UnexpectedEof => "the file ends before".to_string(),
+        _ => error.to_string(),
+    }
 }
 
 /// Checksums of the chunks of one buffer.
@@ -189,8 +199,14 @@ pub fn measure(folder: &Path, capacity: Option<Bytes>) -> Result<(Tier, [Link; 2
     /// Chunks that are written and read, where there may be so many.
     const CHUNKS: u64 = 48;
     let room = capacity.map_or(u64::MAX, |most| (most.0 / CHUNK).max(1));
-    let chunks = CHUNKS.min(room);
-    let mut tier = TierFile::create(folder, Bytes(chunks * CHUNK))?;
+    let mut chunks = CHUNKS.min(room);
+    let mut tier = loop {
+        match TierFile::create(folder, Bytes(chunks * CHUNK)) {
+            // A small folder may have room for a small tier.
+            Err(TierError::Room { .. }) if chunks > 1 => chunks /= 2,
+            tier => break tier?,
+        }
+    };
     let mut staging = Slab::new(Bytes(CHUNK))?;
     let checksums = tier.declare(0, chunks * CHUNK);
     let block = staging.write(0, CHUNK);

@@ -301,7 +301,11 @@ pub enum Violation {
         found: String,
     },
     /// The schedule mentions a memory that the machine does not have.
-    #[error("the schedule mentions {tier}, but the machine has {count} tiers")]
+    #[error(
+        "the schedule moves tensors to {tier}, which the machine does not have: {count} of memory \
+         in all; name a machine with the tier that the plan was made for (--tier)",
+        count = memories(*count)
+    )]
     UnknownTier {
         /// The tier.
         tier: TierId,
@@ -452,4 +456,12 @@ pub enum Violation {
         /// The position of the instruction in the schedule.
         index: usize,
     },
+}
+
+/// So many memories, in words.
+fn memories(count: usize) -> String {
+    match count {
+        1 => "one tier".to_string(),
+        count => format!("{count} tiers"),
+    }
 }

@@ -289,7 +289,10 @@ fn ends_of_lanes() {
             let host = case.buffers[1];
             case.schedule.buffers[host].tier = TierId::from_u32(2);
         },
-        expect!["the schedule mentions tier2, but the machine has 2 tiers"],
+        expect![[
+            "the schedule moves tensors to tier2, which the machine does not have: 2 tiers of \
+             memory in all; name a machine with the tier that the plan was made for (--tier)"
+        ]],
     );
 }
 
