@@ -140,8 +140,8 @@ impl Tiered<'_> {
     /// The smallest slab that is found; of those that are no larger than `enough`, the fastest
     /// schedule.
     ///
-    /// Each sequence is moved as if lanes took no time, too: rates that are measured differ from run
-    /// to run, and who asks for a slab that was found once is to find it again.
+    /// Each sequence is moved as if lanes took no time, too: rates that are measured differ from
+    /// run to run, and who asks for a slab that was found once is to find it again.
     pub fn smallest(
         &self,
         search: &mut Search<'_>,
@@ -159,10 +159,8 @@ impl Tiered<'_> {
                 let moving = Sequences { profile, ..moving };
                 let offloading = moving.offloading(&runs);
                 let least = offloading.least().max(enough);
-                if best
-                    .as_ref()
-                    .is_some_and(|(_, (best, _))| least >= best.slab && best.slab > enough)
-                {
+                let slab = best.as_ref().map(|(_, (best, _))| best.slab);
+                if slab.is_some_and(|slab| slab > enough && least >= slab) {
                     continue;
                 }
                 let found = offloading.smallest(meter);
