@@ -34,7 +34,7 @@ pub struct LossNotFinite {
     pub save: Option<PathBuf>,
 }
 
-/// What is true of the weights when a step fails.
+/// What is true of the weights when the tier fails.
 pub fn unsaved(save: Option<&Path>) -> String {
     format!("the run ended in the middle of a step, with nothing saved{}", kept(save))
 }

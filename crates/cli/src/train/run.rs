@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
-use tightfit_engine::{Dataset, FastestStep, Session, SessionError, Timings};
+use tightfit_engine::{Dataset, FastestStep, Session, SessionError, StepError, Timings};
 
 use super::Arguments;
 use super::ending::{Ending, LossNotFinite, NotFinite, unsaved};
@@ -89,10 +89,11 @@ pub fn run(
                 break;
             }
             // It may have updated some of the weights.
-            Err(error) => {
+            Err(error @ SessionError::Step { error: StepError::Tier(_), .. }) => {
                 let unsaved = unsaved(arguments.save.as_deref());
                 return Err(anyhow::Error::from(error).context(unsaved));
             }
+            Err(error) => return Err(error.into()),
         };
         let seconds = start.elapsed().as_secs_f64();
         if let Some(fastest) = &mut fastest {

@@ -140,8 +140,9 @@ impl Tiered<'_> {
     /// The smallest slab that is found; of those that are no larger than `enough`, the fastest
     /// schedule.
     ///
-    /// Each sequence is moved as if lanes took no time, too: rates that are measured differ from
-    /// run to run, and who asks for a slab that was found once is to find it again.
+    /// Each sequence is moved as if lanes took no time: rates that are measured differ from run to
+    /// run, and who asks for a slab that was found once is to find it again. With the lanes as they
+    /// are, only what is enough counts.
     pub fn smallest(
         &self,
         search: &mut Search<'_>,
@@ -155,12 +156,12 @@ impl Tiered<'_> {
         let sequences = moving.lowest(search, known.as_ref().map(|(_, plan)| plan), meter);
         let mut best = known.map(|known| (self.rank(&known.0, enough), known));
         for runs in sequences {
-            for profile in [&instant, self.profile] {
+            for (profile, most) in [(&instant, Bytes::LIMIT), (self.profile, enough)] {
                 let moving = Sequences { profile, ..moving };
                 let offloading = moving.offloading(&runs);
-                let least = offloading.least().max(enough);
+                let least = offloading.least();
                 let slab = best.as_ref().map(|(_, (best, _))| best.slab);
-                if slab.is_some_and(|slab| slab > enough && least >= slab) {
+                if least > most || slab.is_some_and(|slab| slab > enough && least >= slab) {
                     continue;
                 }
                 let found = offloading.smallest(meter);
@@ -172,7 +173,8 @@ impl Tiered<'_> {
                 let plan = Plan::with_moves(Planner::Auto, &runs, &moves);
                 let schedule = self.lay_out(&plan, Goal::Smallest, meter);
                 let rank = self.rank(&schedule, enough);
-                if best.as_ref().is_none_or(|(least, _)| rank < *least) {
+                let is_better = best.as_ref().is_none_or(|(least, _)| rank < *least);
+                if schedule.slab <= most && is_better {
                     best = Some((rank, (schedule, plan)));
                 }
             }
