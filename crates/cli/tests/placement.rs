@@ -197,51 +197,25 @@ fn the_budget_that_a_refusal_names_is_enough() {
 
 #[cfg(target_os = "linux")]
 mod faults {
-    use std::fs::{self, OpenOptions};
-    use std::io::{BufRead, BufReader, Read};
-    use std::os::unix::fs::FileExt;
-    use std::path::PathBuf;
-    use std::process::{Child, Stdio};
+    use std::io::Read;
+    use std::process::Child;
 
     use super::*;
-    use crate::program::tightfit;
+    use crate::program::slowed::{after, damaged};
 
-    /// A run of many steps, slowed down so that there are transfers at any time.
     fn started(folder: &Path, steps: u32, placement: &str) -> Child {
-        let mut command = tightfit();
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        command.current_dir(root).args(["train", STEP, "--budget", "min", "--json", "--roofline"]);
-        command.args(["--steps", &steps.to_string(), "--threads", "2", "--seed", "3"]);
-        command.args(["--eval-every", "1", "--eval-batches", "1", "--placement", placement]);
-        command.arg("--tier").arg(folder).args(["--throttle", "20MB/s"]);
-        command.arg("--save").arg(folder.join("save"));
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
+        let rest = "--seed 3 --eval-every 1 --eval-batches 1 --placement";
+        crate::program::slowed::started(STEP, folder, steps, &format!("{rest} {placement}"))
     }
 
-    /// Goes on when so many lines are said.
-    fn after(child: &mut Child, lines: usize) {
-        let stdout = child.stdout.as_mut().unwrap();
-        let mut said = BufReader::with_capacity(1, stdout).lines();
-        (0..lines).for_each(|_| assert!(said.next().unwrap().unwrap().contains("loss")));
-    }
-
-    /// The file of a run's tier.
-    fn tier_of(child: &Child) -> PathBuf {
-        let open = fs::read_dir(format!("/proc/{}/fd", child.id())).unwrap();
-        let is_tier = |path: &PathBuf| {
-            fs::read_link(path).is_ok_and(|to| {
-                to.to_string_lossy().ends_with("(deleted)")
-                    && fs::metadata(path).is_ok_and(|known| known.len() > 1 << 16)
-            })
-        };
-        open.map(|entry| entry.unwrap().path()).find(is_tier).unwrap()
+    /// The same with whoever moves anything, in a folder of its own.
+    fn by_each(test: impl Fn(&Path, &str)) {
+        ["auto", "host"].into_iter().for_each(|placement| test(folder().path(), placement));
     }
 
     #[test]
     fn killed_in_the_middle_of_a_transfer() {
-        for placement in ["auto", "host"] {
-            let folder = folder();
-            let folder = folder.path();
+        by_each(|folder, placement| {
             let mut child = started(folder, 1, placement);
             assert!(child.wait().unwrap().success());
             let before = saved(folder, "save");
@@ -257,43 +231,25 @@ mod faults {
             let whole = "--steps 4 --threads 2 --seed 3 --budget 100% --save FOLDER/whole";
             run(folder, &format!("train {STEP} {whole}")).done();
             assert_eq!(saved(folder, "save"), saved(folder, "whole"));
-        }
+        });
     }
 
     #[test]
     fn a_byte_that_changes_in_the_tier_is_noticed() {
-        for placement in ["auto", "host"] {
-            let folder = folder();
-            let folder = folder.path();
+        by_each(|folder, placement| {
             let mut child = started(folder, 1000, placement);
             after(&mut child, 2);
-            let file = OpenOptions::new().read(true).write(true).open(tier_of(&child)).unwrap();
-            // All over, so that something that is brought back is hit.
-            for _ in 0..200 {
-                let length = file.metadata().unwrap().len();
-                for at in (0..length).step_by(4096) {
-                    let mut byte = [0];
-                    file.read_exact_at(&mut byte, at).unwrap();
-                    file.write_all_at(&[!byte[0]], at).unwrap();
-                }
-                std::thread::sleep(std::time::Duration::from_millis(20));
-                if child.try_wait().unwrap().is_some() {
-                    break;
-                }
-            }
-            let output = child.wait_with_output().unwrap();
+            let output = damaged(child);
             let stderr = String::from_utf8(output.stderr).unwrap();
             assert_eq!(output.status.code(), Some(5), "{placement}: {stderr}");
             assert!(stderr.contains("is damaged: bytes "), "{placement}: {stderr}");
             assert!(!folder.join("save").exists());
-        }
+        });
     }
 
     #[test]
     fn what_is_interrupted_saves_what_it_has() {
-        for placement in ["auto", "host"] {
-            let folder = folder();
-            let folder = folder.path();
+        by_each(|folder, placement| {
             let mut child = started(folder, 1000, placement);
             after(&mut child, 3);
             // SAFETY: a signal to a child of this test.
@@ -308,6 +264,6 @@ mod faults {
             let whole = format!("--steps {steps} --threads 2 --seed 3 --budget 100%");
             run(folder, &format!("train {STEP} {whole} --save FOLDER/whole")).done();
             assert_eq!(saved(folder, "save"), saved(folder, "whole"), "{placement}");
-        }
+        });
     }
 }

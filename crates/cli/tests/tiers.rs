@@ -169,43 +169,14 @@ fn folders_that_take_no_tier() {
 
 #[cfg(target_os = "linux")]
 mod faults {
-    use std::fs::{self, File, OpenOptions};
-    use std::io::{BufRead, BufReader};
-    use std::os::unix::fs::FileExt;
-    use std::path::PathBuf;
+    use std::fs::{self, File};
     use std::process::{Child, Command, Stdio};
 
     use super::*;
-    use crate::program::tightfit;
+    use crate::program::slowed::{after, damaged};
 
-    /// A run of many steps, slowed down so that there are transfers at any time.
     fn started(folder: &Path, steps: u32) -> Child {
-        let mut command = tightfit();
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
-        command.current_dir(root).args(["train", STEP, "--budget", "min", "--json", "--roofline"]);
-        command.args(["--steps", &steps.to_string(), "--eval-batches", "0", "--threads", "2"]);
-        command.arg("--tier").arg(folder).args(["--throttle", "20MB/s"]);
-        command.arg("--save").arg(folder.join("save"));
-        command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
-    }
-
-    /// Goes on when so many steps are done.
-    fn after(child: &mut Child, steps: usize) {
-        let stdout = child.stdout.as_mut().unwrap();
-        let mut lines = BufReader::with_capacity(1, stdout).lines();
-        (0..steps).for_each(|_| assert!(lines.next().unwrap().unwrap().contains("loss")));
-    }
-
-    /// The file of a run's tier.
-    fn tier_of(child: &Child) -> PathBuf {
-        let open = fs::read_dir(format!("/proc/{}/fd", child.id())).unwrap();
-        let is_tier = |path: &PathBuf| {
-            fs::read_link(path).is_ok_and(|to| {
-                to.to_string_lossy().ends_with("(deleted)")
-                    && fs::metadata(path).is_ok_and(|known| known.len() > 1 << 16)
-            })
-        };
-        open.map(|entry| entry.unwrap().path()).find(is_tier).unwrap()
+        crate::program::slowed::started(STEP, folder, steps, "--eval-batches 0")
     }
 
     #[test]
@@ -231,24 +202,11 @@ mod faults {
         let folder = folder.path();
         let mut child = started(folder, 1000);
         after(&mut child, 1);
-        let file = OpenOptions::new().read(true).write(true).open(tier_of(&child)).unwrap();
-        // All over, so that something that is brought back is hit.
-        for _ in 0..200 {
-            let length = file.metadata().unwrap().len();
-            for at in (0..length).step_by(4096) {
-                let mut byte = [0];
-                file.read_exact_at(&mut byte, at).unwrap();
-                file.write_all_at(&[!byte[0]], at).unwrap();
-            }
-            std::thread::sleep(std::time::Duration::from_millis(20));
-            if child.try_wait().unwrap().is_some() {
-                break;
-            }
-        }
-        let output = child.wait_with_output().unwrap();
+        let output = damaged(child);
         let stderr = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(5), "{stderr}");
         assert!(stderr.contains("is damaged: bytes "), "{stderr}");
+        assert!(stderr.contains("/save was not written"), "{stderr}");
         assert!(!folder.join("save").exists());
     }
 

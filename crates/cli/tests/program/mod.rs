@@ -2,6 +2,9 @@
 //! every plan is the same on every computer; and a test writes into a folder of its own.
 #![allow(dead_code)] // each test binary uses its part
 
+#[cfg(target_os = "linux")]
+pub mod slowed;
+
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};

@@ -147,6 +147,8 @@ impl Sequences<'_> {
     ) -> Vec<Candidate> {
         let peak = simulate(self.graph, self.profile, self.order).curve.peak;
         let work = self.order.len() as u64 * WORK_OF_A_LEVEL;
+        // The level of the step as it stands.
+        let whole = peak.saturating_sub(budget).0 as f64 / self.hidden();
         // The fastest where they are in time.
         let mut fastest = 0.0;
         let mut found = Vec::new();
@@ -161,7 +163,7 @@ impl Sequences<'_> {
         let (mut level, mut is_highest) = (0, bracket.tries_highest);
         while level < bracket.levels {
             let middle = if is_highest { bracket.highest } else { bracket.middle() };
-            let bytes = budget + Bytes((self.hidden() * middle) as u64);
+            let bytes = budget + Bytes((self.hidden() * middle).ceil() as u64);
             let effort = meter.round(work, of_left(OF_A_LOOK, meter));
             meter.spend(work);
             let runs = match bytes >= peak {
@@ -169,11 +171,10 @@ impl Sequences<'_> {
                 // One that knows a plan for less looks less for another.
                 false => search.anew().plan(bytes, &effort).plan.map(|plan| plan.runs()),
             };
-            if is_highest && runs.is_none() && !meter.is_over() {
+            if is_highest && runs.is_none() && middle < whole {
                 // No sequence holds so little: more than lanes hide has to be away.
                 bracket.in_time = middle;
-                bracket.highest = middle * 2.0;
-                bracket.late = bracket.highest;
+                (bracket.highest, bracket.late) = (whole, whole);
                 continue;
             }
             level += 1;
@@ -230,7 +231,7 @@ impl Sequences<'_> {
         let seconds = |lane: LaneId| 1.0 / self.profile.hierarchy.lanes[lane].link.bandwidth;
         let step = self.profile.total(self.order).0;
         let bytes = step / (seconds(self.route.out) + seconds(self.route.back));
-        bytes.clamp(0.0, Bytes::LIMIT.0 as f64)
+        bytes.clamp(1.0, Bytes::LIMIT.0 as f64)
     }
 
     /// Moves and recomputation in turns: a little more is moved than has to be, so that there is

@@ -1,6 +1,7 @@
 //! Where parameters, buffers and optimizer state lie. Invariant: what is on the device when a step
-//! begins comes first in the slab, and what is below comes first there, in the order of the graph,
-//! unless another schedule has put it somewhere already; there it stays.
+//! begins comes first in the slab, what stays there all the time before what is away meanwhile, and
+//! what is below comes first there, unless another schedule has put it somewhere already; there it
+//! stays.
 
 use std::collections::BTreeMap;
 
