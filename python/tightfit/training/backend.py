@@ -30,7 +30,8 @@ _OFTEN = 8
 
 
 class Backend:
-    """Makes a step of each graph that Dynamo captures of a model, and knows them all.
+    """Makes a step of each graph that Dynamo captures of a model, and owns them all: what Dynamo and AOTAutograd keep, and
+    they keep it until they are reset, refers to the backend and its steps weakly.
 
     `model` is where it is known: its tensors that a graph does not use count too. `step` makes its steps, as
     their class does.
@@ -41,10 +42,16 @@ class Backend:
         self.name = name
         self.step = step
         self.ledger = ledger = Ledger()
-        # The model knows its backend, and dies when its user lets it go; Dynamo may keep the backend.
+        # The model knows its backend, and dies when its user lets it go.
         self._model = None if model is None else weakref.ref(model, lambda _: ledger.forget())
         self.steps: list[Step] = []
         self.kinds: Counter[Any] = Counter()
+
+    @property
+    def entry(self) -> Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Any]]:
+        """What `torch.compile` is given as its backend."""
+        own = weakref.ref(self)
+        return lambda module, examples: own()(module, examples)
 
     def __call__(self, module: fx.GraphModule, examples: Sequence[Any]) -> Callable[..., Any]:
         """Compiles one graph, as `torch.compile` asks a backend to."""
@@ -98,16 +105,21 @@ class Backend:
 
 
 class _Compilation:
-    """What AOTAutograd asks for while it compiles one graph."""
+    """What AOTAutograd asks for while it compiles one graph; it keeps it."""
 
     def __init__(self, backend: Backend, arguments: list[Argument], device: torch.device, outside: int,
                  outside_parameters: Sequence[Any]) -> None:
-        self.backend = backend
+        self._backend = weakref.ref(backend)
+        self._step: weakref.ref[Step] | None = None
         self.arguments = arguments
         self.device = device
         self.outside = outside
         self.outside_parameters = outside_parameters
-        self.step: Step | None = None
+
+    @property
+    def step(self) -> Step:
+        """The step that the graph became."""
+        return self._step()
 
     def partition(self, joint: fx.GraphModule, inputs: Any, *, num_fwd_outputs: int,
                   **_: Any) -> tuple[fx.GraphModule, fx.GraphModule]:
@@ -134,16 +146,19 @@ class _Compilation:
         return _boxed(self.step.forward)
 
     def _made(self, module: fx.GraphModule, outputs: int) -> None:
-        backend = self.backend
+        backend = self._backend()
         joint = Joint.of(module, self.arguments, outputs)
-        self.step = backend.step(joint, backend.settings, backend.ledger, self.device, backend.name, self.outside,
-                         self.outside_parameters)
-        backend.steps.append(self.step)
+        step = backend.step(joint, backend.settings, backend.ledger, self.device, backend.name, self.outside,
+                            self.outside_parameters)
+        backend.steps.append(step)
+        self._step = weakref.ref(step)
 
 
-def _boxed(run: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
+def _boxed(method: Callable[[list[Any]], list[Any]]) -> Callable[[list[Any]], list[Any]]:
+    run = weakref.WeakMethod(method)
+
     def boxed(arguments: list[Any]) -> list[Any]:
-        return run(arguments)
+        return run()(arguments)
 
     boxed._boxed_call = True
     return boxed

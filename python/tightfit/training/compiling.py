@@ -90,7 +90,7 @@ def compile(
     backend = Backend(asked, model, type(model).__name__)
     if optimizer is not None:
         backend.ledger.reserved = state_bytes(optimizer, model.parameters())
-    model.compile(backend=backend, dynamic=False, fullgraph=True, **isolated())
+    model.compile(backend=backend.entry, dynamic=False, fullgraph=True, **isolated())
     model._compiled_call_impl = Call(model._compiled_call_impl, backend)
     _Watch.over(model, backend)
     return model

@@ -108,7 +108,7 @@ def _step(model: nn.Module, batch: Any, *, differentiable_outputs: bool, loss_me
     backend = Backend(asked, model, type(model).__name__, step=_Studied)
     args, kwargs = ((), batch) if isinstance(batch, Mapping) else (tuple(batch), {}) if isinstance(batch, (tuple, list)) \
         else ((batch,), {})
-    call = torch.compile(model, backend=backend, dynamic=False, fullgraph=True)
+    call = torch.compile(model, backend=backend.entry, dynamic=False, fullgraph=True)
     try:
         with Capturing(), _modes(model):
             call(*args, **kwargs)
