@@ -224,3 +224,19 @@ fn closed_standard_output_is_no_place_that_anything_is_missed_in() {
     }
     train(folder, &format!("{STEP} --budget 100% --steps 1 --resume FOLDER/w")).done();
 }
+
+/// A stack that is larger than all memory: a thread that names no size of its own is refused.
+#[test]
+fn a_system_without_threads_to_give_makes_plans_slower_and_no_worse_than_legal() {
+    let graph = corpus().join("graphs/vit_b16_b32.json.gz");
+    for options in ["--budget min", "--budget 60%", "--budget 50% --tier pcie4"] {
+        let mut plan = tightfit();
+        plan.arg("plan").arg(&graph).args(["--machine", "a100-80gb", "--json"]);
+        plan.args(options.split(' ')).env("RUST_MIN_STACK", (1_u64 << 46).to_string());
+        let ran = Ran::from(plan.output().unwrap()).done();
+        assert_eq!(ran.stderr, "");
+        let result = ran.result();
+        let bytes = |name: &str| result[name].as_u64().unwrap();
+        assert!(bytes("slab_bytes") <= bytes("budget_bytes"), "{result}");
+    }
+}

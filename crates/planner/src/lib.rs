@@ -167,6 +167,7 @@
 //! [`Timeline`]: timeline::Timeline
 
 pub mod analysis;
+mod aside;
 pub mod check;
 pub mod effort;
 mod fit;

@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
+use crate::aside::Aside;
 use crate::effort::{Effort, Meter};
 use crate::fit::smallest::Laid;
 use crate::fit::tiers::Tiered;
@@ -29,10 +30,10 @@ impl BudgetedPlanner<'_> {
             let effort = meter.round(terms.effort.work, PROOF);
             let prove =
                 move || plan::lower_bound_with_moves(graph, profile, order, budget, &effort);
-            let prover = scope.spawn(prove);
+            let prover = Aside::begin(scope, prove);
             let found = self.found(budget, meter, terms, first);
             // A thread that panicked leaves a weaker bound, and its message.
-            (found, prover.join().ok())
+            (found, prover.end())
         });
         self.proven.extend(proven.map(|least| (budget, least)));
         found
@@ -69,7 +70,7 @@ impl BudgetedPlanner<'_> {
         let above = search.anew();
         let (stays, moves) = std::thread::scope(|scope| {
             let stays = is_possible.then(|| {
-                scope.spawn(|| {
+                Aside::begin(scope, || {
                     let mut first = None;
                     let terms = Terms { effort: &effort, ..terms };
                     let found = self.in_rounds(search, budget, terms, &mut first).ok();
@@ -80,7 +81,7 @@ impl BudgetedPlanner<'_> {
             let moves = tiered.within(&above, budget, None, &Meter::new(&effort));
             ends(&moves);
             // A thread that panicked leaves no schedule, and its message.
-            let stays = stays.and_then(|stays| stays.join().ok());
+            let stays = stays.and_then(|stays| stays.end());
             (stays, moves)
         });
         let (stays, of_first) = stays.unwrap_or_default();

@@ -9,6 +9,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{self, Receiver};
 
+use crate::aside::Aside;
 use crate::effort::{Effort, Meter};
 use crate::goal::Goal;
 use crate::graph::Graph;
@@ -52,7 +53,7 @@ impl SmallestSlab<'_, '_> {
         let best = std::thread::scope(|scope| {
             let (offer, offered) = mpsc::channel();
             let lowest_offered = &lowest_offered;
-            let peers = scope.spawn(move || {
+            let peers = Aside::begin(scope, move || {
                 plan::lowest_of_peers(self.graph, self.profile, self.order, self.meter, |runs| {
                     let plan = Plan::of_runs(Planner::Auto, runs.to_vec());
                     lowest_offered.fetch_min(self.peak(&plan).0, Ordering::Relaxed);
@@ -60,8 +61,8 @@ impl SmallestSlab<'_, '_> {
                     let _ = offer.send(plan);
                 })
             });
-            let beside = scope.spawn(move || self.of_peers(offered, lowest_offered));
-            let peers = || peers.join().unwrap_or_default();
+            let beside = Aside::begin(scope, move || self.of_peers(offered, lowest_offered));
+            let peers = || peers.end().unwrap_or_default();
             let mut early = None;
             let plans = search.smallest(
                 &self.meter.round(self.meter.effort().work, PEAK),
@@ -77,7 +78,7 @@ impl SmallestSlab<'_, '_> {
                 },
             );
             let own = early.or_else(|| self.of_search(plans));
-            self.better(own, beside.join().unwrap_or_default())
+            self.better(own, beside.end().flatten())
         });
         best.unwrap_or_else(|| {
             let plan = Plan::of_runs(Planner::Auto, self.order.to_vec());

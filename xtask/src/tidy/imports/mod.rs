@@ -9,7 +9,8 @@ use super::tree::{File, Finding, Tree};
 
 /// The rooms of the planner, each with the rooms that it may import. A room may stand here before
 /// it is built.
-const ROOMS: [(&str, &[&str]); 17] = [
+const ROOMS: [(&str, &[&str]); 18] = [
+    ("aside", &[]),
     ("units", &[]),
     ("reading", &[]),
     ("id", &["units"]),
@@ -24,8 +25,8 @@ const ROOMS: [(&str, &[&str]); 17] = [
     (
         "plan",
         &[
-            "units", "id", "effort", "goal", "tensor", "operator", "graph", "machine", "profile",
-            "analysis",
+            "aside", "units", "id", "effort", "goal", "tensor", "operator", "graph", "machine",
+            "profile", "analysis",
         ],
     ),
     (
@@ -46,8 +47,8 @@ const ROOMS: [(&str, &[&str]); 17] = [
     (
         "fit",
         &[
-            "units", "id", "effort", "goal", "tensor", "operator", "graph", "machine", "profile",
-            "analysis", "plan", "schedule", "check", "timeline",
+            "aside", "units", "id", "effort", "goal", "tensor", "operator", "graph", "machine",
+            "profile", "analysis", "plan", "schedule", "check", "timeline",
         ],
     ),
     (
@@ -96,8 +97,11 @@ const IMPURE: [&[&str]; 7] = [
 
 /// The file that waits for a solver, which knows a clock of its own and cannot be stopped.
 const SOLVER: &str = "crates/planner/src/plan/milp.rs";
-/// What it needs for that.
-const WAITING: [&[&str]; 2] = [&["std", "thread"], &["std", "time", "Instant"]];
+/// The file that begins the threads of a scope.
+const ASIDE: &str = "crates/planner/src/aside.rs";
+/// What of it they need.
+const NEEDED: [(&str, &[&[&str]]); 2] =
+    [(SOLVER, &[&["std", "thread"], &["std", "time", "Instant"]]), (ASIDE, &[&["std", "thread"]])];
 
 /// Threads that end before their caller does, and change nothing but how long it takes.
 const SCOPED: [&str; 3] = ["std", "thread", "scope"];
@@ -137,8 +141,10 @@ fn room(planner: &Modules<'_>, module: ModuleIndex, findings: &mut Vec<Finding>)
     }
     for (at, words) in mentions(code, |word| ["crate", "super", "std"].contains(&word)) {
         let path: Vec<&str> = words.iter().map(String::as_str).collect();
-        let waits = file.path == SOLVER && WAITING.iter().any(|needed| path.starts_with(needed));
-        if IMPURE.iter().any(|impure| path.starts_with(impure)) && path != SCOPED && !waits {
+        let is_needed = NEEDED.iter().any(|(of, needed)| {
+            file.path == *of && needed.iter().any(|needed| path.starts_with(needed))
+        });
+        if IMPURE.iter().any(|impure| path.starts_with(impure)) && path != SCOPED && !is_needed {
             finding(
                 at,
                 format!(
@@ -325,6 +331,8 @@ mod tests {
         refuses("crates/planner/src/lib.rs", "use std::thread;", 1, "std::thread");
         allows(SOLVER, "use std::thread; use std::time::Instant;");
         refuses(SOLVER, "use std::fs;", 1, "std::fs");
+        allows(ASIDE, "use std::thread::Builder;");
+        refuses(ASIDE, "use std::time::Instant;", 1, "std::time::Instant");
         allows(path, "use std::time::Duration; use std::fmt;");
         allows("crates/engine/src/slab.rs", "use std::fs::File;");
     }

@@ -38,6 +38,7 @@ mod state;
 use std::cmp::Reverse;
 use std::sync::Arc;
 
+use crate::aside::Aside;
 use crate::effort::{Effort, Meter};
 use crate::graph::Graph;
 use crate::id::NodeId;
@@ -185,9 +186,10 @@ impl<'a> Search<'a> {
         let (graph, profile, order) = (self.graph, self.profile, self.order());
         let meter = Meter::new(effort);
         std::thread::scope(|scope| {
-            let peers = scope.spawn(|| lowest_of_peers(graph, profile, &order, &meter, |_| {}));
+            let peers =
+                Aside::begin(scope, || lowest_of_peers(graph, profile, &order, &meter, |_| {}));
             // A thread that panicked leaves no plans, and its message.
-            let peers = || peers.join().unwrap_or_default();
+            let peers = || peers.end().unwrap_or_default();
             let mut plans = self.smallest(effort, peers, |_| false);
             plans.swap_remove(0)
         })

@@ -2,6 +2,7 @@
 //! the bound. Invariant: what a runner has reached is offered to the search after each leg, and
 //! with a limit of work alone nothing that the second thread finds changes the race.
 
+use crate::aside::Aside;
 use crate::plan::quantity::Picoseconds;
 use crate::plan::search::Search;
 use crate::plan::search::attempt::{Attempt, Runner};
@@ -42,13 +43,13 @@ impl Search<'_> {
         let runners = std::thread::scope(|scope| {
             let mut prover = attempt.meter.clone();
             let (instants, given, shared) = (&mut instants, &given, shared.as_ref());
-            let thread = scope.spawn(move || {
+            let prover = Aside::begin(scope, move || {
                 add_instants(given, instants, &waiting, limit, &mut prover.until(PREPARATION));
                 prove(given, instants, limit, enough, shared, &mut prover);
             });
             let runners = self.race(attempt, given, shared, floor);
             // A thread that panicked leaves a weaker bound, and its message.
-            let _ = thread.join();
+            prover.end();
             runners
         });
         self.instants = instants;

@@ -17,6 +17,7 @@
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::mpsc;
 
+use crate::aside::Aside;
 use crate::effort::{Effort, Meter};
 use crate::id::NodeId;
 use crate::plan::quantity::{ByteCount, Picoseconds};
@@ -137,7 +138,7 @@ impl Search<'_> {
             if self.best(budget).is_none_or(|best| best.extra > Picoseconds::ZERO) {
                 let order = &order;
                 let mut clock = Meter::new(&beside).uncounted().above(Effort::FLOOR);
-                scope.spawn(move || {
+                Aside::begin(scope, move || {
                     for planner in PEERS {
                         let is_interrupted = clock.elapsed().0.is_infinite();
                         let runs = peer(graph, profile, order, budget, planner, &mut clock);
