@@ -1,8 +1,13 @@
 //! What a plan costs, in the figures that verbs print. Invariant: all of them are read off checked
 //! timelines; shares are of the unplanned step's time.
 
+use serde_json::{Value, json};
+use tightfit::schedule::Schedule;
+use tightfit::timeline::Timeline;
 use tightfit::units::{Bytes, Seconds};
 use tightfit::{Bound, BoundOrder, Fitted};
+
+use crate::output;
 
 /// The figures of one plan.
 #[derive(Clone, Copy, Debug)]
@@ -48,6 +53,44 @@ impl Figures {
             slab: fitted.schedule().slab,
             recomputed: fitted.schedule().recomputed(),
         }
+    }
+}
+
+/// What a plan moves between the device and the tier below it, in one step.
+#[derive(Clone, Copy, Debug)]
+pub struct Moves {
+    /// Bytes that leave the device, and those that return.
+    pub moved: [Bytes; 2],
+    /// Bytes of the tier that the plan needs.
+    pub below: Bytes,
+    /// How long calls wait for transfers.
+    pub stall: Seconds,
+}
+
+impl Moves {
+    /// Of a schedule in its time.
+    pub fn of(schedule: &Schedule, timeline: &Timeline) -> Moves {
+        let below = schedule.below.values().copied().sum();
+        Moves { moved: schedule.moved(), below, stall: timeline.stall() }
+    }
+
+    /// In words; nothing where nothing moves.
+    pub fn words(&self) -> Option<String> {
+        let &Moves { moved: [out, back], below, stall } = self;
+        (out + back > Bytes::ZERO).then(|| {
+            format!(
+                "{out} out, {back} back, {below} of the tier, {} of waiting",
+                output::milliseconds(stall)
+            )
+        })
+    }
+
+    /// Adds them to a result in JSON.
+    pub fn add_to(&self, result: &mut Value) {
+        result["bytes_out"] = json!(self.moved[0]);
+        result["bytes_back"] = json!(self.moved[1]);
+        result["tier_bytes"] = json!(self.below);
+        result["stall_seconds"] = json!(self.stall);
     }
 }
 

@@ -150,6 +150,33 @@ fn a_run_that_ends_before_it_would_plan_again() {
 }
 
 #[test]
+fn plans_say_what_they_move() {
+    let folder = folder();
+    let folder = folder.path();
+    let of = |tier: &str| {
+        let on = "--machine a100-80gb";
+        let graph = "corpus/graphs/vit_b16_b32.json.gz";
+        let plan = format!("plan {graph} {on} --budget 40% {tier} -o FOLDER/plan --json");
+        let planned = run(folder, &plan).done().result();
+        let check = format!("check {graph} FOLDER/plan {on} --budget 40% {tier}");
+        let checked = run(folder, &format!("{check} --json")).done().result();
+        for name in ["bytes_out", "bytes_back", "tier_bytes", "stall_seconds"] {
+            assert_eq!(planned[name], checked[name], "{name}");
+        }
+        (planned, run(folder, &check).done().stdout)
+    };
+    let (planned, words) = of("--tier pcie4");
+    let bytes = |name: &str| planned[name].as_u64().unwrap();
+    // What leaves comes back; a parameter that nothing changes has its copy there already.
+    assert!(0 < bytes("bytes_out") && bytes("bytes_out") <= bytes("bytes_back"), "{planned}");
+    assert!(0 < bytes("tier_bytes") && bytes("tier_bytes") <= bytes("bytes_back"), "{planned}");
+    assert!(words.contains(" of the tier, "), "{words}");
+    let (planned, words) = of("");
+    assert_eq!([&planned["bytes_out"], &planned["tier_bytes"]], [0, 0]);
+    assert!(!words.contains("tier"), "{words}");
+}
+
+#[test]
 fn folders_that_take_no_tier() {
     let folder = folder();
     let folder = folder.path();

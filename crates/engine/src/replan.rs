@@ -17,12 +17,15 @@ use crate::execute::trial::Timings;
 use crate::fit::{FitTask, FittedGraph, FittedStep, fit_evaluation};
 use crate::step::Step;
 
+/// What a step has to gain: less is within what measured seconds vary by, and a change costs time.
+const LEAST_GAIN: f64 = 0.01;
+
 /// Why a run keeps the plan that it has.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Kept {
-    /// The search found nothing faster.
-    #[error("nothing faster was found")]
+    /// The search found nothing that is faster by more than 1 %.
+    #[error("nothing faster by more than 1 % was found")]
     NothingFaster,
     /// The search found nothing that fits.
     #[error("the search found no other plan that fits")]
@@ -86,7 +89,7 @@ fn faster(
         FitError::Plan(PlanError::Infeasible(_) | PlanError::NotFound(_)) => Kept::NoPlan,
         error => Kept::Failed(error),
     })?;
-    if found.timeline().seconds >= seconds {
+    if found.timeline().seconds.0 >= (1.0 - LEAST_GAIN) * seconds.0 {
         return Err(Kept::NothingFaster);
     }
     let unplanned = tightfit::unplanned(graph, profile).map_err(FitError::from)?;

@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use tightfit::id::{DEVICE, LaneId};
 use tightfit::profile::Profile;
 use tightfit::schedule::Schedule;
+use tightfit::timeline::Timeline;
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::{
     FitTask, FittedStep, Replanned, Session, SessionError, Step, TierFolder, Timings, process,
@@ -13,6 +14,7 @@ use tightfit_engine::{
 };
 
 use super::{Arguments, write_plan};
+use crate::figures::Moves;
 use crate::{interrupt, output};
 
 /// What plans are made with.
@@ -81,25 +83,18 @@ pub struct Known {
 #[derive(Clone, Copy)]
 pub struct Figures {
     recomputed: usize,
-    moved: [Bytes; 2],
-    below: Bytes,
-    stall: Seconds,
+    moves: Moves,
 }
 
 impl Figures {
-    fn of(schedule: &Schedule, stall: Seconds) -> Figures {
-        let below = schedule.below.values().copied().sum();
-        Figures { recomputed: schedule.recomputed(), moved: schedule.moved(), below, stall }
+    fn of(schedule: &Schedule, timeline: &Timeline) -> Figures {
+        Figures { recomputed: schedule.recomputed(), moves: Moves::of(schedule, timeline) }
     }
 
     fn json(&self) -> Value {
-        json!({
-            "recomputed_nodes": self.recomputed,
-            "bytes_out": self.moved[0],
-            "bytes_back": self.moved[1],
-            "tier_bytes": self.below,
-            "stall_seconds": self.stall,
-        })
+        let mut result = json!({ "recomputed_nodes": self.recomputed });
+        self.moves.add_to(&mut result);
+        result
     }
 }
 
@@ -150,7 +145,7 @@ impl<'a> Replan<'a> {
         };
         process::settle_heap();
         let FittedStep { training, profile: estimated, .. } = &*self.planned;
-        let figures = Figures::of(training.fitted.schedule(), before.stall());
+        let figures = Figures::of(training.fitted.schedule(), &before);
         let mut known = Box::new(Known {
             measured: Timings::default(),
             estimated: training.fitted.timeline().seconds,
@@ -185,8 +180,7 @@ impl<'a> Replan<'a> {
         known.measured = std::mem::take(measured);
         let fitted = &self.planned.training.fitted;
         let timeline = fitted.timeline();
-        let (predicted, figures) =
-            (timeline.seconds, Figures::of(fitted.schedule(), timeline.stall()));
+        let (predicted, figures) = (timeline.seconds, Figures::of(fitted.schedule(), timeline));
         self.refined = Refined::Taken { after, known, predicted, figures };
         write_plan(arguments, step, self.planned)?;
         Ok(true)
@@ -284,20 +278,14 @@ impl Refined {
                     ("before", known.predicted, &known.measured, &known.figures),
                     ("since", *predicted, steps, figures),
                 ] {
-                    let Figures { recomputed, moved: [out, back], stall, .. } = does;
-                    let moves = match *out + *back {
-                        Bytes::ZERO => String::new(),
-                        _ => format!(
-                            "; {out} out, {back} back, {} of waiting",
-                            output::milliseconds(*stall)
-                        ),
-                    };
+                    let moves = does.moves.words().map_or(String::new(), |it| format!("; {it}"));
                     say!(
                         "{:<16}{:>12}  a step {name}, by what was measured; {} measured; \
-                         {recomputed} nodes recomputed{moves}",
+                         {} nodes recomputed{moves}",
                         "",
                         output::milliseconds(seconds),
-                        median(measured)
+                        median(measured),
+                        does.recomputed
                     )?;
                 }
                 Ok(())

@@ -14,7 +14,7 @@ use tightfit::timeline::Timeline;
 use tightfit::units::Bytes;
 use tightfit_engine::{Budget, BudgetError, Reserve, reserve};
 
-use crate::figures::overhead;
+use crate::figures::{Moves, overhead};
 use crate::input::{self, OnMachine};
 use crate::output;
 
@@ -94,7 +94,7 @@ pub fn judge(
 impl Legal {
     /// As JSON.
     pub fn document(&self, graph: &Graph, schedule: &Schedule) -> Value {
-        json!({
+        let mut result = json!({
             "graph": graph.name(),
             "planner": schedule.planner,
             "budget_bytes": self.budget,
@@ -107,7 +107,9 @@ impl Legal {
             "step_us": self.timeline.seconds.micros(),
             "overhead": self.overhead,
             "legal": true,
-        })
+        });
+        Moves::of(schedule, &self.timeline).add_to(&mut result);
+        result
     }
 }
 
@@ -121,8 +123,10 @@ pub fn check(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.json {
         say!("{}", legal.document(&graph, &schedule))?;
     } else {
+        let moves = Moves::of(&schedule, &legal.timeline);
+        let moves = moves.words().map_or(String::new(), |it| format!(", {it}"));
         say!(
-            "legal: peak {} within {}, slab {}, {} nodes recomputed, {} time (predicted)",
+            "legal: peak {} within {}, slab {}, {} nodes recomputed{moves}, {} time (predicted)",
             legal.timeline.peak,
             legal.budget,
             schedule.slab,

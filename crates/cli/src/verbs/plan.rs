@@ -21,7 +21,7 @@ use tightfit_engine::{Budget, FitTask, fit_graph};
 
 use crate::calls::{self, Costs, Subject};
 use crate::effort::Search;
-use crate::figures::Figures;
+use crate::figures::{Figures, Moves};
 use crate::input::{self, OnMachine};
 use crate::verbs::plan::details::Details;
 use crate::{interrupt, output, places};
@@ -145,6 +145,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let Figures { overhead, gap, .. } = Figures::of(&planned.fitted, unplanned.seconds);
     let bound = planned.fitted.bound();
+    let moves = Moves::of(schedule, timeline);
     let details = arguments.details.of_plan(&graph, &profile, planner, &planned)?;
     let code = interrupt::code();
     if arguments.json {
@@ -171,6 +172,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "floor": (effort.floor < u64::MAX).then(|| planner.floor(effort.floor)),
             "interrupted": interrupt::raised(),
         });
+        moves.add_to(&mut result);
         details.add_to(&mut result);
         say!("{result}")?;
         return Ok(code);
@@ -214,6 +216,9 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         schedule.planner,
         seconds * 1e3
     )?;
+    if let Some(moves) = moves.words() {
+        say!("{:<16}{:>12}  {moves}", "moved", "")?;
+    }
     if let Some((bound, gap)) = bound.zip(gap) {
         let whose = match bound.class.order {
             BoundOrder::Given => "no schedule that keeps this order is faster",
