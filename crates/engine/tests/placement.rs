@@ -40,7 +40,8 @@ fn machine() -> Machine {
 
 fn placed(step: &Step, policy: Policy, budget: Budget) -> Result<FittedStep, FittingError> {
     let machine = machine();
-    let effort = Effort::work(1, 100_000);
+    // Enough that no budget below the smallest that is found is met.
+    let effort = Effort::work(1, 400_000);
     let (beside, planner) = (Bytes::ZERO, Planner::Auto);
     let task = FitTask { machine: &machine, budget, beside, planner, effort };
     fit_placed(step, &CallSeconds::new(VERSION, 2), &task, policy)
