@@ -7,7 +7,7 @@
 
 use std::cmp::Ordering;
 
-use crate::analysis::{Move, liveness_with, memory_curve};
+use crate::analysis::{Motion, Move, liveness_with, memory_curve};
 use crate::effort::Meter;
 use crate::graph::Graph;
 use crate::id::{LaneId, NodeId, StorageId};
@@ -40,10 +40,12 @@ const LOOK: u64 = 200;
 const SPARE: [f64; 6] = [0.0, 0.01, 0.03, 0.06, 0.12, 0.2];
 /// So often, ever more thoroughly.
 const MOST_THOROUGH: u32 = 4;
-/// Bytes a second of lanes that take next to no time.
-const INSTANT: f64 = 1e15;
 /// The part of the time that is left for one step of that.
 const LEG: f64 = 0.1;
+/// So many storages are computed again instead of brought back, each on trial.
+const MOST_INSTEAD: usize = 8;
+/// Bytes a second of lanes that take next to no time.
+const INSTANT: f64 = 1e15;
 
 /// What sequences with moves are looked for with.
 pub struct Sequences<'a> {
@@ -108,6 +110,35 @@ impl Candidate {
     /// The plan that it is.
     pub fn plan(&self) -> Plan {
         Plan::with_moves(Planner::Auto, &self.runs, &self.offloaded.moves)
+    }
+
+    /// Becomes another sequence where that is faster, and says whether it is.
+    fn improve(&mut self, runs: Vec<NodeId>, offloaded: Option<Offloaded>) -> bool {
+        match offloaded {
+            Some(offloaded) if offloaded.seconds.0 < self.offloaded.seconds.0 => {
+                *self = Candidate { runs, offloaded };
+                true
+            }
+            Some(_) | None => false,
+        }
+    }
+}
+
+/// One leg of a descent: within which budget, until when, and how thoroughly.
+#[derive(Clone, Copy)]
+struct Leg {
+    budget: Bytes,
+    until: f64,
+    thoroughly: u32,
+}
+
+impl Leg {
+    fn work(self, runs: &[NodeId], meter: &Meter<'_>) -> u64 {
+        (LOOK * runs.len() as u64 * 3u64.pow(self.thoroughly)).min(meter.left())
+    }
+
+    fn is_over(self, meter: &Meter<'_>) -> bool {
+        meter.part() > self.until || meter.is_over()
     }
 }
 
@@ -234,44 +265,88 @@ impl Sequences<'_> {
         bytes.clamp(1.0, Bytes::LIMIT.0 as f64)
     }
 
-    /// Moves and recomputation in turns: a little more is moved than has to be, so that there is
-    /// room for less recomputation; what moves then is chosen anew. As long as that is faster; then
-    /// more thoroughly.
+    /// Moves and recomputation in turns, as long as that is faster; then more thoroughly.
     pub fn descend(&self, best: &mut Candidate, budget: Bytes, share: f64, meter: &mut Meter<'_>) {
-        let (graph, profile, hidden) = (self.graph, self.profile, self.hidden());
         let until = meter.part() + share;
         for thoroughly in 0..MOST_THOROUGH {
-            let work = (LOOK * best.runs.len() as u64 * 3u64.pow(thoroughly)).min(meter.left());
-            let mut spares = SPARE.iter();
-            while let Some(spare) = spares.next() {
-                if meter.part() > until || meter.is_over() {
-                    return;
-                }
-                let within = |runs: &[NodeId], budget: Bytes, meter: &mut Meter<'_>| {
-                    meter.spend(work);
-                    let effort = meter.round(work, LEG);
-                    let seed = effort.seed.wrapping_add(u64::from(thoroughly));
-                    self.offloading(runs).within(budget, seed, &mut Meter::new(&effort))
-                };
-                let spare = Bytes((hidden * spare) as u64);
-                let moved = match spare {
-                    Bytes::ZERO => Some(best.offloaded.clone()),
-                    spare => within(&best.runs, budget.saturating_sub(spare), meter),
-                };
-                let Some(moved) = moved else { continue };
-                let away = self.away(&best.runs, &moved);
-                meter.spend(work);
-                let effort = meter.round(work, LEG);
-                let runs = plan::relieved(graph, profile, &best.runs, &away, budget, &effort);
-                let next = within(&runs, budget, meter);
-                if let Some(offloaded) = next
-                    && offloaded.seconds.0 < best.offloaded.seconds.0
-                {
-                    *best = Candidate { runs, offloaded };
-                    spares = SPARE.iter();
-                }
+            let leg = Leg { budget, until, thoroughly };
+            while self.recompute_instead(best, leg, meter) {}
+            self.recompute_less(best, leg, meter);
+        }
+    }
+
+    /// A little more is moved than has to be, so that there is room for less recomputation; what
+    /// moves then is chosen anew.
+    fn recompute_less(&self, best: &mut Candidate, leg: Leg, meter: &mut Meter<'_>) {
+        let (graph, profile, hidden) = (self.graph, self.profile, self.hidden());
+        let budget = leg.budget;
+        let work = leg.work(&best.runs, meter);
+        let mut spares = SPARE.iter();
+        while let Some(spare) = spares.next() {
+            if leg.is_over(meter) {
+                break;
+            }
+            let spare = Bytes((hidden * spare) as u64);
+            let moved = match spare {
+                Bytes::ZERO => Some(best.offloaded.clone()),
+                spare => self.moved_in(leg, &best.runs, budget.saturating_sub(spare), meter),
+            };
+            let Some(moved) = moved else { continue };
+            let away = self.away(&best.runs, &moved);
+            meter.spend(work);
+            let effort = meter.round(work, LEG);
+            let runs = plan::relieved(graph, profile, &best.runs, &away, budget, &effort);
+            let next = self.moved_in(leg, &runs, budget, meter);
+            if best.improve(runs, next) {
+                spares = SPARE.iter();
             }
         }
+    }
+
+    /// What would come back for a call is computed again there, one storage at a time: those first
+    /// whose transfers take the longest in comparison. Whether something faster was found.
+    fn recompute_instead(&self, best: &mut Candidate, leg: Leg, meter: &mut Meter<'_>) -> bool {
+        let (graph, profile) = (self.graph, self.profile);
+        let link = profile.hierarchy.lanes[self.route.back].link;
+        let gain = |back: &Move| {
+            let maker = graph.producer(back.storage).filter(|&node| graph.runs(node))?;
+            let gain = link.seconds(graph.storages()[back.storage]).0 - profile.seconds[maker].0;
+            (gain > 0.0).then_some((gain, *back))
+        };
+        let back = best.offloaded.moves.iter().filter(|it| it.motion == Motion::Prefetch);
+        let mut returns: Vec<(f64, Move)> = back.filter_map(gain).collect();
+        returns.sort_by(|(a, _), (b, _)| b.total_cmp(a));
+        let once_more = |(_, back): (f64, Move)| {
+            let from = back.before as usize;
+            let reads = |&node: &NodeId| graph.reads(node).contains(&back.storage);
+            let ahead = best.runs.get(from..)?.iter().position(reads)?;
+            plan::once_more(graph, &best.runs, back.storage, from + ahead)
+        };
+        let more: Vec<Vec<NodeId>> =
+            returns.into_iter().filter_map(once_more).take(MOST_INSTEAD).collect();
+        more.into_iter().any(|runs| {
+            let next = if leg.is_over(meter) {
+                None
+            } else {
+                self.moved_in(leg, &runs, leg.budget, meter)
+            };
+            best.improve(runs, next)
+        })
+    }
+
+    /// What has to be away for a budget, in one step of a leg.
+    fn moved_in(
+        &self,
+        leg: Leg,
+        runs: &[NodeId],
+        budget: Bytes,
+        meter: &mut Meter<'_>,
+    ) -> Option<Offloaded> {
+        let work = leg.work(runs, meter);
+        meter.spend(work);
+        let effort = meter.round(work, LEG);
+        let seed = effort.seed.wrapping_add(u64::from(leg.thoroughly));
+        self.offloading(runs).within(budget, seed, &mut Meter::new(&effort))
     }
 
     /// What is away at each run.

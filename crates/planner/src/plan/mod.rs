@@ -28,7 +28,7 @@ pub use infeasible::{Binding, Infeasible, LiveTensor, Prediction, live_tensors};
 pub use milp::{SOLVER, SolverLimits};
 pub use not_found::NotFound;
 pub use order::base_order;
-pub use rematerialize::{Retention, Retentions, rematerialize};
+pub use rematerialize::{Retention, Retentions, once_more, rematerialize};
 pub use rewrite::{RewriteError, RewrittenMove, rewrite, rewrite_with};
 pub use search::{
     Answer, BoundOrder, LOWEST, Search, lower_bound, lower_bound_with_moves, lowest_of_peers,

@@ -89,6 +89,21 @@ pub(super) fn mutated_storages(graph: &Graph) -> SecondaryMap<StorageId, bool> {
     mutated
 }
 
+/// `runs` with the node that makes a storage once more, before the run at a position; none where it
+/// may not run there, or the storage is there from the start.
+pub fn once_more(
+    graph: &Graph,
+    runs: &[NodeId],
+    storage: StorageId,
+    before: usize,
+) -> Option<Vec<NodeId>> {
+    let node = graph.producer(storage).filter(|&node| graph.runs(node))?;
+    let mut more = runs.to_vec();
+    more.insert(before, node);
+    let is_first = !runs[..before].contains(&node);
+    (!is_first && legal(graph, &more) == more).then_some(more)
+}
+
 /// `runs` without the repeated runs that may not be (something that they read or make has been
 /// written in place since) and without those that make something for nobody. First runs stay, so
 /// whoever read a run that is left out finds the copy before it: any sequence in which first runs
