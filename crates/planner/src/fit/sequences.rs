@@ -269,9 +269,7 @@ impl Sequences<'_> {
     pub fn descend(&self, best: &mut Candidate, budget: Bytes, share: f64, meter: &mut Meter<'_>) {
         let until = meter.part() + share;
         for thoroughly in 0..MOST_THOROUGH {
-            let leg = Leg { budget, until, thoroughly };
-            while self.recompute_instead(best, leg, meter) {}
-            self.recompute_less(best, leg, meter);
+            self.recompute_less(best, Leg { budget, until, thoroughly }, meter);
         }
     }
 
@@ -303,15 +301,30 @@ impl Sequences<'_> {
         }
     }
 
-    /// What would come back for a call is computed again there, one storage at a time: those first
-    /// whose transfers take the longest in comparison. Whether something faster was found.
-    fn recompute_instead(&self, best: &mut Candidate, leg: Leg, meter: &mut Meter<'_>) -> bool {
+    /// What would come back for a call is computed again there, one storage at a time, as long as
+    /// that is faster.
+    pub fn recompute_instead(
+        &self,
+        best: &mut Candidate,
+        budget: Bytes,
+        share: f64,
+        meter: &mut Meter<'_>,
+    ) {
+        let leg = Leg { budget, until: meter.part() + share, thoroughly: 0 };
+        while self.one_instead(best, leg, meter) {}
+    }
+
+    /// One storage: those first whose transfers take the longest in comparison. Whether something
+    /// faster was found.
+    fn one_instead(&self, best: &mut Candidate, leg: Leg, meter: &mut Meter<'_>) -> bool {
         let (graph, profile) = (self.graph, self.profile);
         let link = profile.hierarchy.lanes[self.route.back].link;
+        let waiting = best.offloaded.seconds.0 - profile.total(&best.runs).0;
         let gain = |back: &Move| {
             let maker = graph.producer(back.storage).filter(|&node| graph.runs(node))?;
-            let gain = link.seconds(graph.storages()[back.storage]).0 - profile.seconds[maker].0;
-            (gain > 0.0).then_some((gain, *back))
+            let again = profile.seconds[maker].0;
+            let gain = link.seconds(graph.storages()[back.storage]).0 - again;
+            (gain > 0.0 && again < waiting).then_some((gain, *back))
         };
         let back = best.offloaded.moves.iter().filter(|it| it.motion == Motion::Prefetch);
         let mut returns: Vec<(f64, Move)> = back.filter_map(gain).collect();

@@ -116,6 +116,11 @@ impl Tiered<'_> {
                 moving.descend(candidate, target.aim, share, meter);
             }
             found = fastest_of(found);
+            if turn + 1 == TURNS
+                && let Some(fastest) = found.first_mut()
+            {
+                moving.recompute_instead(fastest, target.aim, share, meter);
+            }
             let mut missing = None;
             if let Some(candidate) = found.first()
                 && let seconds = candidate.offloaded.seconds.0
