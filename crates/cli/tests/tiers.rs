@@ -154,11 +154,10 @@ fn plans_say_what_they_move() {
     let folder = folder();
     let folder = folder.path();
     let of = |tier: &str| {
-        let on = "--machine a100-80gb";
-        let graph = "corpus/graphs/vit_b16_b32.json.gz";
-        let plan = format!("plan {graph} {on} --budget 40% {tier} -o FOLDER/plan --json");
+        let (on, effort) = ("--machine a100-80gb", "--iterations 20000");
+        let plan = format!("plan {STEP} {on} --budget min {tier} {effort} -o FOLDER/plan --json");
         let planned = run(folder, &plan).done().result();
-        let check = format!("check {graph} FOLDER/plan {on} --budget 40% {tier}");
+        let check = format!("check {STEP} FOLDER/plan {on} --budget 4MiB {tier}");
         let checked = run(folder, &format!("{check} --json")).done().result();
         for name in ["bytes_out", "bytes_back", "tier_bytes", "stall_seconds"] {
             assert_eq!(planned[name], checked[name], "{name}");
@@ -167,7 +166,7 @@ fn plans_say_what_they_move() {
     };
     let (planned, words) = of("--tier pcie4");
     let bytes = |name: &str| planned[name].as_u64().unwrap();
-    // What leaves comes back; a parameter that nothing changes has its copy there already.
+    // What leaves comes back; what nothing changes has its copy there already.
     assert!(0 < bytes("bytes_out") && bytes("bytes_out") <= bytes("bytes_back"), "{planned}");
     assert!(0 < bytes("tier_bytes") && bytes("tier_bytes") <= bytes("bytes_back"), "{planned}");
     assert!(words.contains(" of the tier, "), "{words}");
