@@ -372,6 +372,7 @@ impl Residency {
     /// Next uses are reckoned anew, since what is known of them has changed.
     fn look_ahead_anew(&mut self) {
         self.occupancy.farthest.clear();
+        self.occupancy.ahead_from = 0;
         for block in self.occupancy.packing.blocks.keys() {
             if self.occupancy.is_on_device(block) {
                 let key = self.forecast.key(block, self.occupancy.standing(block).last);

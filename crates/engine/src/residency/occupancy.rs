@@ -44,6 +44,8 @@ pub struct Occupancy {
     pub farthest: Farthest,
     /// The moves of the access that is being laid out.
     pub moves: Vec<Move>,
+    /// How many accesses are made before it is worth while to bring more ahead.
+    pub ahead_from: u64,
     standings: PrimaryMap<BlockId, Standing>,
     /// The bytes of all blocks that were brought ahead of their use.
     ahead: u64,
@@ -62,6 +64,7 @@ impl Occupancy {
             region: Region::new(slots),
             farthest: Farthest::default(),
             moves: Vec::new(),
+            ahead_from: 0,
             standings,
             ahead: 0,
         }

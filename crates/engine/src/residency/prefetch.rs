@@ -17,6 +17,16 @@ use tightfit::units::Bytes;
 /// How many accesses ahead are looked at: the time of one decision stays bounded.
 const AHEAD: u32 = 32;
 
+/// Nothing can be brought, and while the next access is one before `until` trying again is in vain.
+struct NotYet {
+    until: u64,
+}
+
+impl NotYet {
+    /// It may be otherwise at the next access.
+    const NOW: NotYet = NotYet { until: 0 };
+}
+
 /// The accesses from the one that is about to compute to one that is to come.
 struct Window<'a> {
     rule: Ahead,
@@ -44,6 +54,9 @@ pub fn bring_ahead(
     // The least limit from now to the access that is looked at.
     let mut least = now;
     let Some(first) = forecast.coming() else { return };
+    if first.time() < occupancy.ahead_from {
+        return;
+    }
     let accesses = std::iter::successors(Some(first), |&cursor| forecast.behind(cursor));
     for end in accesses.take(AHEAD as usize) {
         let (blocks, non_model) = forecast.access(end);
@@ -54,9 +67,11 @@ pub fn bring_ahead(
             let window = Window { rule, forecast, current, first, end };
             let bytes = missing.iter().map(|&block| occupancy.packing.blocks[block].bytes.0);
             let bytes = bytes.fold(0, u64::saturating_add);
-            if Bytes(bytes) > budget.saturating_sub(occupancy.ahead())
-                || !window.bring(occupancy, missing, [least, then])
-            {
+            if Bytes(bytes) > budget.saturating_sub(occupancy.ahead()) {
+                return;
+            }
+            if let Err(NotYet { until }) = window.bring(occupancy, missing, [least, then]) {
+                occupancy.ahead_from = until;
                 return;
             }
         }
@@ -65,33 +80,33 @@ pub fn bring_ahead(
 }
 
 impl Window<'_> {
-    /// Brings what the last access misses, and says whether that is sure to be what would be done
-    /// then. `before` is the least limit up to that access, `then` its own.
+    /// Brings what the last access misses, where that is sure to be what would be done then.
+    /// `before` is the least limit up to that access, `then` its own.
     fn bring(
         &self,
         occupancy: &mut Occupancy,
         mut missing: Vec<BlockId>,
         [before, then]: [u64; 2],
-    ) -> bool {
+    ) -> Result<(), NotYet> {
         let slots = |occupancy: &Occupancy, blocks: &[BlockId]| -> u64 {
             blocks.iter().map(|&block| u64::from(occupancy.chunks(block))).sum()
         };
         let taken = u64::from(occupancy.region.taken());
         let with = taken + slots(occupancy, &missing);
         if taken > before {
-            return false;
+            return Err(NotYet::NOW);
         }
         let made = occupancy.moves.len();
         if with > before.min(then) {
             // Where there will be room only then, nothing may be evicted for it before.
             let needed = with.saturating_sub(then);
             if needed == 0 {
-                return false;
+                return Err(NotYet::NOW);
             }
-            let Some(chosen) = self.evictions(occupancy, needed) else { return false };
+            let chosen = self.evictions(occupancy, needed)?;
             if with - slots(occupancy, &chosen) > before {
                 queue(occupancy, &chosen);
-                return false;
+                return Err(NotYet::NOW);
             }
             for block in chosen {
                 occupancy.evict(block, Purpose::Prefetch);
@@ -101,16 +116,15 @@ impl Window<'_> {
         for block in missing {
             if !occupancy.bring(block, Purpose::Prefetch) {
                 occupancy.undo(made);
-                return false;
+                return Err(NotYet::NOW);
             }
             occupancy.queue(block, self.end.time());
         }
-        true
+        Ok(())
     }
 
-    /// What is evicted for the last access, withdrawn from the queue; none where the rule does not
-    /// allow that.
-    fn evictions(&self, occupancy: &mut Occupancy, needed: u64) -> Option<Vec<BlockId>> {
+    /// What is evicted for the last access, withdrawn from the queue, where the rule allows that.
+    fn evictions(&self, occupancy: &mut Occupancy, needed: u64) -> Result<Vec<BlockId>, NotYet> {
         let is_conservative = match self.rule {
             Ahead::Conservative => true,
             Ahead::Aggressive => false,
@@ -120,22 +134,32 @@ impl Window<'_> {
         }
         // Of one size it is the farthest that go: those are the same then as now if nothing that is
         // used until then is used again later than they are.
-        let chosen = farthest(occupancy, needed, Some(self.end.time())).ok()?;
+        let chosen = farthest(occupancy, needed, Some(self.end.time())).map_err(|_| NotYet::NOW)?;
         let key = |&block: &BlockId| occupancy.standing(block).key;
         let soonest = chosen.iter().map(key).min().unwrap_or(0);
         let later = |block: BlockId| self.forecast.next_use(self.end, block) > soonest;
-        if soonest <= self.end.time() || is_conservative && self.used().any(later) {
+        let waits = match soonest <= self.end.time() {
+            true => Some(NotYet::NOW),
+            false if is_conservative => self.behind_use_of(later),
+            false => None,
+        };
+        if let Some(waits) = waits {
             queue(occupancy, &chosen);
-            return None;
+            return Err(waits);
         }
-        Some(chosen)
+        Ok(chosen)
     }
 
     /// What the last access would evict, by trying: what is used until then is queued as it will be
-    /// queued then. None where some of that would be evicted.
-    fn evictions_then(&self, occupancy: &mut Occupancy, needed: u64) -> Option<Vec<BlockId>> {
+    /// queued then. Not yet where some of that would be evicted.
+    fn evictions_then(
+        &self,
+        occupancy: &mut Occupancy,
+        needed: u64,
+    ) -> Result<Vec<BlockId>, NotYet> {
         let (wanted, _) = self.forecast.access(self.end);
-        let mut used: Vec<BlockId> = self.used().chain(wanted.iter().copied()).collect();
+        let before = self.used().map(|(_, block)| block);
+        let mut used: Vec<BlockId> = before.chain(wanted.iter().copied()).collect();
         used.sort_unstable();
         used.dedup();
         used.retain(|&block| occupancy.is_on_device(block));
@@ -153,21 +177,34 @@ impl Window<'_> {
             occupancy.farthest.withdraw(block);
             occupancy.queue(block, key);
         }
-        let (early, sure): (Vec<BlockId>, Vec<BlockId>) =
-            chosen.ok()?.into_iter().partition(|block| used.binary_search(block).is_ok());
+        let (early, sure): (Vec<BlockId>, Vec<BlockId>) = chosen
+            .map_err(|_| NotYet::NOW)?
+            .into_iter()
+            .partition(|block| used.binary_search(block).is_ok());
         if early.is_empty() {
-            return Some(sure);
+            return Ok(sure);
         }
         queue(occupancy, &sure);
-        None
+        Err(self.behind_use_of(|block| early.contains(&block)).unwrap_or(NotYet::NOW))
     }
 
-    /// What is used before the last access.
-    fn used(&self) -> impl Iterator<Item = BlockId> {
+    /// What is used before the last access, with the time of the access.
+    fn used(&self) -> impl Iterator<Item = (u64, BlockId)> {
         let behind = |&cursor: &Cursor| self.forecast.behind(cursor);
         let accesses = std::iter::successors(Some(self.first), behind);
         let before = accesses.take_while(|&cursor| cursor != self.end);
-        let coming = before.flat_map(|cursor| self.forecast.access(cursor).0);
-        self.current.iter().chain(coming).copied()
+        let of = |cursor: Cursor| {
+            self.forecast.access(cursor).0.iter().map(move |&block| (cursor.time(), block))
+        };
+        let now = self.first.time().saturating_sub(1);
+        self.current.iter().map(move |&block| (now, block)).chain(before.flat_map(of))
+    }
+
+    /// Until the first of some blocks that are used before the last access was used and is queued
+    /// as it will be then; none where no such block is used.
+    fn behind_use_of(&self, is_one: impl Fn(BlockId) -> bool) -> Option<NotYet> {
+        // Two accesses on, the one that uses it is computing no more.
+        let first = self.used().find(|&(_, block)| is_one(block));
+        first.map(|(time, _)| NotYet { until: time + 2 })
     }
 }
