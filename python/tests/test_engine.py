@@ -107,12 +107,13 @@ def compare(ours, theirs, tolerance, what):
 
 
 @pytest.mark.parametrize("budget", ["100%", "min"])
-@pytest.mark.parametrize("steps", [1, 3, 20])
+@pytest.mark.parametrize(("steps", "micro_batches"), [(1, 1), (3, 1), (20, 1), (3, 4)])
 @pytest.mark.parametrize("name", ["gpt-nano", "mlp-digits"])
-def test_loss_gradients_and_updates_are_pytorchs(corpus, tmp_path, name, steps, budget):
+def test_loss_gradients_and_updates_are_pytorchs(corpus, tmp_path, name, steps, micro_batches, budget):
+    """Of several micro-batches the dump holds all rows, and their mean is PyTorch's over one batch of them."""
     folder = corpus / "steps" / name
     rate = json.loads((folder / "step.json").read_text())["optimizer"]["learning_rate"]
-    common = (folder, "--budget", budget)
+    common = (folder, "--budget", budget, "--microbatches", micro_batches)
     run(*common, "--steps", steps - 1, "--save", tmp_path / "before")
     lines = run(*common, "--steps", 1, "--resume", tmp_path / "before", "--dump", tmp_path / "dump")
     before, dump = load_file(tmp_path / "before"), load_file(tmp_path / "dump")

@@ -13,6 +13,7 @@ use tightfit::profile::{CallSeconds, CallSecondsError, Profile};
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::{Budget, VERSION};
 
+use crate::accumulation::Accumulation;
 use crate::{output, processor, program};
 
 /// A step that is predicted to take longer is not tried: its own run will tell.
@@ -41,6 +42,8 @@ pub struct Subject<'a> {
     pub planner: Planner,
     /// Its tier, as it was written.
     pub tier: Option<&'a str>,
+    /// Its micro-batches.
+    pub accumulation: Accumulation,
 }
 
 /// What is known of calls on a machine, without measuring.
@@ -70,7 +73,8 @@ pub fn of_step(
     if table.covers(graph) {
         return table;
     }
-    let step = Profile::new(graph, machine).total(&graph.compute_nodes());
+    let whole = Profile::new(graph, machine).total(&graph.compute_nodes());
+    let step = Seconds(whole.0 * subject.accumulation.share_tried());
     if step.0 > LONGEST.0 {
         note!(
             "note: a step takes about {:.0} s, too long to try it; predicted from the processor's \
@@ -117,6 +121,7 @@ fn measure(graph: &Graph, machine: &Machine, subject: &Subject<'_>) -> Option<Ca
 fn attempt(machine: &Machine, subject: &Subject<'_>, budget: &str) -> Option<CallSeconds> {
     let mut command = program::command().ok()?;
     command.arg("calibrate").arg(subject.folder).args(["--budget", budget, "--json"]);
+    command.args(["--microbatches", &subject.accumulation.tried().to_string()]);
     command.args(["--threads", &machine.threads.to_string(), "--planner", subject.planner.name()]);
     if let Some(data) = subject.data {
         command.arg("--data").arg(data);

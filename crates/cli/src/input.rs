@@ -11,6 +11,7 @@ use serde::Deserialize;
 use tightfit::analysis::modules::{ModuleInfo, measure};
 use tightfit::graph::Graph;
 use tightfit::graph::limits::{MOST_OPERATOR_FIGURES, MOST_PLAN, MOST_STATISTICS};
+use tightfit::id::ValueId;
 use tightfit::machine::Machine;
 use tightfit::profile::Profile;
 use tightfit::reading::{Bounded, excess, in_full};
@@ -179,8 +180,9 @@ pub fn checked(
 
 /// Says that batches are larger than the data.
 pub fn note_repeated_rows(data: &Dataset, step: &Step) {
-    let Some((_, target)) = step::input(&step.training, "target") else { return };
-    let batch = step.training.values()[target].tensor.shape.first().copied().unwrap_or(0);
+    let targets = step::inputs(&step.training, "target").into_iter();
+    let rows = |target: ValueId| step.training.values()[target].tensor.shape.first().copied();
+    let batch: u64 = targets.filter_map(|(_, target)| rows(target)).sum();
     if let Some(rows) = data.training_rows().filter(|&rows| (rows as u64) < batch) {
         note!(
             "note: {} has {rows} rows for training, fewer than the {batch} of a batch, so each \

@@ -11,6 +11,7 @@
 #[macro_use]
 pub mod output;
 
+pub mod accumulation;
 mod bench;
 pub mod calls;
 pub mod effort;

@@ -53,6 +53,35 @@ fn budgets_threads_and_planners_do_not_change_a_bit() {
     }
 }
 
+/// With dropout, whose masks differ from one micro-batch to the next.
+#[test]
+fn accumulated_steps_do_not_depend_on_the_budget() {
+    for step in ["gpt-nano-dropout", "mlp-digits"] {
+        let unplanned = trained(step, "--microbatches 3 --budget 100% --planner none");
+        for arguments in ["--budget 80% --threads 1", "--budget min --iterations 1000"] {
+            same(step, &unplanned, &format!("--microbatches 3 {arguments}"));
+        }
+        assert_ne!(unplanned.0, trained(step, "--budget 100%").0, "{step}: more rows an update");
+    }
+}
+
+#[test]
+fn a_plan_is_for_as_many_micro_batches_as_it_was_made_with() {
+    let folder = folder();
+    let plan = |verb: &str, rest: &str| {
+        run(folder.path(), &format!("{verb} corpus/steps/gpt-nano {rest}"))
+    };
+    plan("plan", "--microbatches 2 --budget 80% -o FOLDER/plan.json").done();
+    let check = |rest: &str| {
+        run(folder.path(), &format!("check corpus/steps/gpt-nano FOLDER/plan.json {rest}"))
+    };
+    check("--budget 80% --microbatches 2").done();
+    let refused = check("--budget 80%");
+    assert_eq!(refused.code, Some(5), "{}", refused.stderr);
+    let none = run(folder.path(), "plan corpus/steps/gpt-nano --budget 80% --microbatches 0");
+    assert_eq!(none.code, Some(2), "{}", none.stderr);
+}
+
 #[test]
 fn a_small_budget_recomputes_and_the_whole_one_does_not() {
     for step in STEPS {

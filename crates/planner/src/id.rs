@@ -38,6 +38,8 @@ ids! {
     LaneId, "lane";
     /// A transfer of a schedule, from its start to its wait.
     TransferId, "transfer";
+    /// A part of a model that is computed by one rank of a pipeline.
+    StageId, "stage";
     /// A part of the batch that runs through the step on its own.
     MicroBatchId, "micro-batch";
     /// A process of a run on several devices.

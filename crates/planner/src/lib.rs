@@ -177,6 +177,7 @@ mod hold;
 pub mod id;
 pub mod machine;
 pub mod operator;
+pub mod pipeline;
 pub mod plan;
 pub mod profile;
 pub mod reading;

@@ -14,6 +14,7 @@ use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::schedule::{self, Schedule};
 use tightfit::units::{Bytes, Seconds};
+use tightfit_cli::accumulation::Accumulation;
 use tightfit_cli::calls::{self, Costs};
 use tightfit_cli::effort::Limits;
 use tightfit_cli::figures::Figures;
@@ -234,6 +235,7 @@ pub fn fit(
                     budget: &budget.0,
                     planner: search.planner,
                     tier: None,
+                    accumulation: Accumulation::default(),
                 };
                 let seconds = calls::of_step(&subject.graph, &machine, Costs { roofline }, &tried);
                 Profile::measured(&subject.graph, &machine, &seconds)

@@ -7,7 +7,7 @@ use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::schedule::{Instruction, Schedule};
 use tightfit::units::Bytes;
-use tightfit_engine::{Dataset, FittedGraph, FittedStep, Step};
+use tightfit_engine::{Dataset, FittedGraph, FittedStep, Step, step};
 
 use crate::output;
 
@@ -22,10 +22,14 @@ pub fn announce(
     let (schedule, timeline) = (fitted.schedule(), fitted.timeline());
     say!("{}: {}", step.name, step.description)?;
     say!(
-        "{:<16}{} parameters; {} threads; data {}",
+        "{:<16}{} parameters; {} threads; {}data {}",
         "",
         count(step.parameter_count()),
         machine.threads,
+        match step::inputs(&step.training, "input").len() {
+            1 => String::new(),
+            several => format!("{several} micro-batches an update; "),
+        },
         data.path.display()
     )?;
     say!("{:<16}{:>12}", "unplanned peak", unplanned.timeline().peak.to_string())?;

@@ -9,6 +9,7 @@ use tightfit::graph::{Graph, GraphBuilder, Phase};
 use tightfit::id::ValueId;
 use tightfit::tensor::DType;
 use tightfit::units::Bytes;
+use tightfit_engine::data::MicroBatch;
 use tightfit_engine::weights::{Bytes as Tensor, Elements, write_tensors};
 use tightfit_engine::{Dataset, Session, Step, step};
 
@@ -37,7 +38,7 @@ pub fn with_gradients(graph: &Graph) -> anyhow::Result<Graph> {
 pub fn scratch(graph: &Graph) -> Bytes {
     let elements = |(_, value): (String, ValueId)| graph.values()[value].tensor.elements();
     let bits = gradients(graph).into_iter().map(elements).max().unwrap_or(0);
-    let batch = ["input", "target"].into_iter().filter_map(|name| step::input(graph, name));
+    let batch = ["input", "target"].into_iter().flat_map(|name| step::inputs(graph, name));
     batch
         .fold(Bytes(bits.div_ceil(8)), |sum, (_, value)| sum + graph.values()[value].tensor.bytes())
 }
@@ -61,19 +62,19 @@ pub fn write(
         step::input(graph, "target"),
         session.next_step.checked_sub(1).filter(|_| stepped),
     ) {
-        // A batch depends on seed and step alone, so it is drawn again.
-        let bytes = |value: ValueId| vec![0; graph.values()[value].tensor.bytes().0 as usize];
+        // A batch depends on seed and step alone, so it is drawn again; as one, which holds the
+        // rows of all micro-batches.
+        let count = step::inputs(graph, "input").len();
+        let bytes =
+            |value: ValueId| vec![0; count * graph.values()[value].tensor.bytes().0 as usize];
         let (mut x, mut y) = (bytes(input), bytes(target));
-        data.training_batch(session.seed, last, &mut x, &mut y)?;
+        data.training_batch(session.seed, last, MicroBatch::WHOLE, &mut x, &mut y)?;
         for (name, value, data) in [("batch.input", input, x), ("batch.target", target, y)] {
-            tensors.push((
-                name.to_string(),
-                Tensor {
-                    dtype: graph.values()[value].tensor.dtype,
-                    shape: shape(value),
-                    data: Elements::Held(Cow::Owned(data)),
-                },
-            ));
+            let mut shape = shape(value);
+            shape.iter_mut().take(1).for_each(|rows| *rows *= count);
+            let dtype = graph.values()[value].tensor.dtype;
+            let data = Elements::Held(Cow::Owned(data));
+            tensors.push((name.to_string(), Tensor { dtype, shape, data }));
         }
         let outputs = gradients(graph);
         let first = graph.outputs().len() - outputs.len();

@@ -24,6 +24,7 @@ use tightfit_engine::{
     TierFolder, Traffic, fit_placed, fit_step, process, weights,
 };
 
+use crate::accumulation::Accumulation;
 use crate::calls::{self, Costs, Subject};
 use crate::effort::Limits;
 use crate::places::{self, Replaced};
@@ -77,6 +78,8 @@ pub struct Arguments {
     /// Evaluate on the validation data every N steps, besides at the end
     #[arg(long, value_name = "N")]
     eval_every: Option<u32>,
+    #[command(flatten)]
+    accumulation: Accumulation,
     /// Most validation batches of an evaluation; 0 for none
     #[arg(long, default_value_t = 16)]
     eval_batches: usize,
@@ -164,6 +167,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         budget: &arguments.budget,
         planner: arguments.planner,
         tier: arguments.tier.as_deref(),
+        accumulation: arguments.accumulation,
     };
     let seconds = calls::of_step(&step.training, &machine, arguments.costs, &subject);
     let effort = arguments.limits.effort(arguments.planner, seed);
@@ -339,6 +343,7 @@ fn open(arguments: &Arguments) -> anyhow::Result<(Step, Dataset)> {
     let mut step = Step::open(&arguments.step)?;
     let data = Dataset::open(&step.data, &step.folder, arguments.data.as_deref())?;
     input::suits(&data, &step)?;
+    step.training = arguments.accumulation.of(step.training)?;
     input::note_repeated_rows(&data, &step);
     // What cannot be executed is said before anything is measured or planned.
     for graph in [Some(&step.training), step.evaluation.as_ref()].into_iter().flatten() {

@@ -121,7 +121,7 @@ pub fn run(
         }
         bar.set_message(format!(
             "loss {loss:.4}  {:.0} {}/s",
-            session.units_per_batch() as f64 / seconds,
+            session.units_per_step() as f64 / seconds,
             data.unit()
         ));
         bar.inc(1);

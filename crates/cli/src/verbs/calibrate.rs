@@ -14,6 +14,7 @@ use tightfit_engine::{
     Budget, Dataset, Extent, FitTask, Session, Step, TierFolder, Traffic, fit_graph, process, trial,
 };
 
+use crate::accumulation::Accumulation;
 use crate::calls::{self, TRIAL};
 use crate::effort::Limits;
 use crate::tier::Folder;
@@ -43,6 +44,8 @@ pub struct Arguments {
     /// A folder for a tier below the slab, as of `tightfit train`
     #[arg(long, value_name = "DIR[:SIZE]", requires = "step")]
     tier: Option<String>,
+    #[command(flatten)]
+    accumulation: Accumulation,
     /// Worker threads [default: all processors]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=MOST_THREADS))]
     threads: Option<u32>,
@@ -101,9 +104,10 @@ fn calibrate_calls(arguments: &Arguments, step: &Path) -> anyhow::Result<ExitCod
 /// whole budget in bytes.
 fn try_step(arguments: &Arguments, folder: &Path) -> anyhow::Result<(Machine, CallSeconds, Bytes)> {
     let budget: Budget = arguments.budget.parse()?;
-    let step = Step::open(folder)?;
+    let mut step = Step::open(folder)?;
     let mut data = Dataset::open(&step.data, &step.folder, arguments.data.as_deref())?;
     input::suits(&data, &step)?;
+    step.training = arguments.accumulation.of(step.training)?;
     let tier = arguments.tier.as_deref().map(Folder::parse).transpose()?;
     let has_tier = tier.is_some();
     let mut machine =

@@ -14,6 +14,7 @@ use tightfit::timeline::Timeline;
 use tightfit::units::Bytes;
 use tightfit_engine::{Budget, BudgetError, Reserve, reserve};
 
+use crate::accumulation::Accumulation;
 use crate::figures::{Moves, overhead};
 use crate::input::{self, OnMachine};
 use crate::output;
@@ -31,6 +32,8 @@ pub struct Arguments {
     /// Bytes of the whole process: 1000000, 320MiB, 2.5GB; or 60%, as of `tightfit plan`
     #[arg(long, allow_hyphen_values = true)]
     budget: String,
+    #[command(flatten)]
+    accumulation: Accumulation,
     #[command(flatten)]
     on: OnMachine,
     /// Print the result as JSON
@@ -117,6 +120,7 @@ impl Legal {
 pub fn check(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let budget: Budget = arguments.budget.parse()?;
     let (graph, is_step) = input::graph(&arguments.graph)?;
+    let graph = arguments.accumulation.of(graph)?;
     let machine = arguments.on.machine(is_step)?;
     let schedule = input::plan(&arguments.plan, &graph)?;
     let legal = judge(&graph, &machine, &schedule, Some(budget))?;

@@ -10,6 +10,7 @@ use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::units::Seconds;
 
+use crate::accumulation::Accumulation;
 use crate::effort::Search;
 use crate::frontier::{Point, Refusal, drawn, frontier};
 use crate::input::{self, OnMachine};
@@ -37,6 +38,8 @@ pub struct Arguments {
     #[command(flatten)]
     search: Search,
     #[command(flatten)]
+    accumulation: Accumulation,
+    #[command(flatten)]
     on: OnMachine,
     /// Draw time over budget, with the bound below it, into this SVG file
     #[arg(long, value_name = "FILE")]
@@ -52,6 +55,7 @@ pub fn pareto(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         output::writable(path)?;
     }
     let (graph, is_step) = input::graph(&arguments.graph)?;
+    let graph = arguments.accumulation.of(graph)?;
     let machine = arguments.on.machine(is_step)?;
     interrupt::listen();
     let profile = input::profile(&graph, &machine);

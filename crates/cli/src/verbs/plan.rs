@@ -19,6 +19,7 @@ use tightfit::units::Bytes;
 use tightfit::{BoundOrder, schedule};
 use tightfit_engine::{Budget, FitTask, fit_graph};
 
+use crate::accumulation::Accumulation;
 use crate::calls::{self, Costs, Subject};
 use crate::effort::Search;
 use crate::figures::{Figures, Moves};
@@ -49,6 +50,8 @@ pub struct Arguments {
     details: Details,
     #[command(flatten)]
     costs: Costs,
+    #[command(flatten)]
+    accumulation: Accumulation,
     #[command(flatten)]
     on: OnMachine,
     /// Write the result here
@@ -100,6 +103,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         output::writable(path)?;
     }
     let (graph, is_step) = input::graph(&arguments.graph)?;
+    let graph = arguments.accumulation.of(graph)?;
     let results = [("--output", arguments.output.as_ref()), ("--svg", arguments.svg.as_ref())];
     places::distinct(&results, &input::files(&arguments.graph)?)?;
     let machine = arguments.on.machine(is_step)?;
@@ -110,6 +114,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         budget: &arguments.budget,
         planner: arguments.search.planner,
         tier: arguments.on.tier(),
+        accumulation: arguments.accumulation,
     };
     let profile = match is_step {
         true => Profile::measured(

@@ -14,6 +14,7 @@ use tightfit_report::{
     Course, FrontierPoint, Measured, Report, Trace, frontier_svg, modules_svg, page, stack_svg,
 };
 
+use crate::accumulation::Accumulation;
 use crate::effort::Search;
 use crate::frontier::{self, drawn, frontier};
 use crate::input::{self, OnMachine};
@@ -52,6 +53,8 @@ pub struct Arguments {
     points: u32,
     #[command(flatten)]
     search: Search,
+    #[command(flatten)]
+    accumulation: Accumulation,
     #[command(flatten)]
     on: OnMachine,
 }
@@ -148,6 +151,7 @@ pub fn report(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     output::writable(&arguments.output)?;
     let (graph, is_step) = input::graph(&arguments.graph)?;
+    let graph = arguments.accumulation.of(graph)?;
     let machine = arguments.on.machine(is_step)?;
     let plan = arguments.plan.as_ref().map(|path| input::plan(path, &graph)).transpose()?;
     let measured = match &arguments.measured {

@@ -7,6 +7,7 @@ use std::path::PathBuf;
 use clap::Args;
 use tightfit_report::{Course, Trace};
 
+use crate::accumulation::Accumulation;
 use crate::input::{self, OnMachine};
 use crate::output;
 
@@ -28,6 +29,8 @@ pub struct Arguments {
     #[arg(short, long)]
     output: PathBuf,
     #[command(flatten)]
+    accumulation: Accumulation,
+    #[command(flatten)]
     on: OnMachine,
 }
 
@@ -35,6 +38,7 @@ pub struct Arguments {
 pub fn trace(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     output::writable(&arguments.output)?;
     let (graph, is_step) = input::graph(&arguments.graph)?;
+    let graph = arguments.accumulation.of(graph)?;
     let machine = arguments.on.machine(is_step)?;
     let profile = input::profile(&graph, &machine);
     let (schedule, timeline) = match &arguments.plan {

@@ -56,7 +56,7 @@ impl Session {
         let all = data.validation_batches(compiled.rows);
         let (mut loss, mut rows, mut hits, mut predictions) = (0.0, 0.0, 0u64, 0u64);
         for index in 0..all.min(most) {
-            let (input, target) = pair(&mut self.slab, compiled.input, compiled.target);
+            let (input, target) = pair(&mut self.slab, compiled.batch());
             let drawn = data.validation_batch(index, input, target)?;
             let of_row = [input.len(), target.len()].map(|bytes| bytes / compiled.rows.max(1));
             compiled

@@ -55,11 +55,25 @@ impl Located {
 /// One compiled graph with the places that a run reads and writes.
 pub(super) struct Compiled {
     pub executable: Executable,
-    pub input: Span,
-    pub target: Span,
+    /// Where each micro-batch goes.
+    pub batches: Vec<Batch>,
     /// Rows of a batch.
     pub rows: usize,
     pub outputs: Vec<Located>,
+}
+
+/// Where a micro-batch goes.
+#[derive(Clone, Copy)]
+pub(super) struct Batch {
+    pub input: Span,
+    pub target: Span,
+}
+
+impl Compiled {
+    /// Where the first micro-batch goes: all of them have as many rows.
+    pub fn batch(&self) -> Batch {
+        self.batches[0]
+    }
 }
 
 /// Bytes of the slab.
@@ -85,18 +99,21 @@ pub(super) fn compile(
         address((schedule, region), buffer).ok_or_else(placed)
     };
     let buffers: BTreeMap<NodeId, BufferId> = schedule.placeholders.iter().copied().collect();
-    let span = |name: &str| {
-        let (node, value) = step::input(graph, name).expect("a step's graphs have both inputs");
+    let span = |(node, value): (NodeId, ValueId)| {
         let address = at(buffers[&node], value)?;
         Ok::<_, CompileError>(Span { address, bytes: graph.values()[value].tensor.bytes().0 })
     };
+    let pairs = step::inputs(graph, "input").into_iter().zip(step::inputs(graph, "target"));
+    let batches = pairs
+        .map(|(input, target)| Ok(Batch { input: span(input)?, target: span(target)? }))
+        .collect::<Result<Vec<_>, CompileError>>()?;
+    assert!(!batches.is_empty(), "a step's graphs have both inputs");
     let rows = step::input(graph, "input")
         .and_then(|(_, value)| graph.values()[value].tensor.shape.first().copied())
         .unwrap_or(1);
     Ok(Compiled {
         executable,
-        input: span("input")?,
-        target: span("target")?,
+        batches,
         rows: rows as usize,
         outputs: graph
             .outputs()
@@ -132,9 +149,9 @@ fn locate(graph: &Graph, address: u64, output: ValueId) -> Located {
     }
 }
 
-/// Two disjoint spans of the slab, to be written.
-pub(super) fn pair(slab: &mut Slab, first: Span, second: Span) -> (&mut [u8], &mut [u8]) {
-    slab.write_both((first.address, first.bytes), (second.address, second.bytes))
+/// Input and target of a micro-batch in the slab, to be written.
+pub(super) fn pair(slab: &mut Slab, Batch { input, target }: Batch) -> (&mut [u8], &mut [u8]) {
+    slab.write_both((input.address, input.bytes), (target.address, target.bytes))
 }
 
 /// The loss that the last step left.

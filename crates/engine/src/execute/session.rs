@@ -25,7 +25,7 @@ use crate::kernels::take_panel;
 use crate::memory::slab::Slab;
 use crate::memory::tier::TierError;
 use crate::step::Step;
-use crate::step::data::Dataset;
+use crate::step::data::{Dataset, MicroBatch};
 use crate::step::initialise::{self, Unfilled};
 
 /// A running training.
@@ -198,8 +198,12 @@ impl Session {
             return Err(failed(StepError::Tier(TierError::Failed)));
         }
         self.begin().map_err(failed)?;
-        let (input, target) = pair(&mut self.slab, self.training.input, self.training.target);
-        data.training_batch(self.seed, self.next_step, input, target)?;
+        let of = self.training.batches.len() as u32;
+        for (index, &batch) in (0..).zip(&self.training.batches) {
+            let (input, target) = pair(&mut self.slab, batch);
+            let part = MicroBatch { index, of };
+            data.training_batch(self.seed, self.next_step, part, input, target)?;
+        }
         let settings = StepSettings {
             seed: self.seed,
             step: self.next_step,
@@ -331,9 +335,9 @@ impl Session {
         Reach { tier, staging: &self.staging }
     }
 
-    /// Elements of a batch's targets: tokens, or rows.
-    pub fn units_per_batch(&self) -> u64 {
-        self.training.target.bytes / 8
+    /// Elements of the targets of all micro-batches of an update: tokens, or rows.
+    pub fn units_per_step(&self) -> u64 {
+        self.training.batches.iter().map(|batch| batch.target.bytes / 8).sum()
     }
 
     /// Size of the slab.

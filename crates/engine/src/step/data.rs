@@ -34,6 +34,20 @@ pub struct Dataset {
     order: Vec<u32>,
 }
 
+/// Which part of a batch is drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MicroBatch {
+    /// Its number.
+    pub index: u32,
+    /// How many there are.
+    pub of: u32,
+}
+
+impl MicroBatch {
+    /// The whole batch.
+    pub const WHOLE: MicroBatch = MicroBatch { index: 0, of: 1 };
+}
+
 /// A batch that was drawn: how many of its rows count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Drawn {
@@ -148,11 +162,13 @@ impl Dataset {
         }
     }
 
-    /// Fills a training batch.
+    /// Fills a micro-batch of a training batch. All of them together hold the rows that one batch
+    /// of their size would.
     pub fn training_batch(
         &mut self,
         seed: u64,
         step: u32,
+        part: MicroBatch,
         input: &mut [u8],
         target: &mut [u8],
     ) -> Result<Drawn, DataError> {
@@ -161,7 +177,8 @@ impl Dataset {
             Rows::Bytes(windows) => {
                 let count = input.len() / 8 / windows.window;
                 for row in 0..count {
-                    let words = philox(key(seed), [row as u32, STREAM, step, sampling_seed]);
+                    let place = part.index.wrapping_mul(count as u32).wrapping_add(row as u32);
+                    let words = philox(key(seed), [place, STREAM, step, sampling_seed]);
                     let start = below([words[0], words[1]], windows.starts());
                     windows.write(start, row, input, target)?;
                 }
@@ -170,7 +187,8 @@ impl Dataset {
             Rows::Table(table) => {
                 let (count, all) = (target.len() / 8, table.training() as u64);
                 for row in 0..count {
-                    let place = u64::from(step) * count as u64 + row as u64;
+                    let before = u64::from(step) * u64::from(part.of) + u64::from(part.index);
+                    let place = before * count as u64 + row as u64;
                     let (epoch, index) = (place / all, place % all);
                     if self.epoch != Some((seed, epoch)) {
                         self.order.clear();
@@ -260,7 +278,7 @@ mod tests {
         let (mut input, mut target) = (vec![0; 1437 * 64 * 4], vec![0; 1437 * 8]);
         let mut firsts = std::collections::BTreeSet::new();
         for step in 0..2 {
-            data.training_batch(3, step, &mut input, &mut target).unwrap();
+            data.training_batch(3, step, MicroBatch::WHOLE, &mut input, &mut target).unwrap();
             let rows = data.order.clone();
             assert_eq!(
                 rows.iter().collect::<std::collections::BTreeSet<_>>().len() as f64,
@@ -275,12 +293,29 @@ mod tests {
     fn batches_depend_on_step_and_seed_alone() {
         let draw = |seed, step| {
             let (mut input, mut target) = (vec![0; 100 * 64 * 4], vec![0; 100 * 8]);
-            digits().training_batch(seed, step, &mut input, &mut target).unwrap();
+            let whole = MicroBatch::WHOLE;
+            digits().training_batch(seed, step, whole, &mut input, &mut target).unwrap();
             (input, target)
         };
         assert_eq!(draw(1, 5), draw(1, 5));
         assert_ne!(draw(1, 5), draw(2, 5));
         assert_ne!(draw(1, 5), draw(1, 6));
+    }
+
+    #[test]
+    fn micro_batches_hold_the_rows_of_their_batch() {
+        let mut data = digits();
+        let (mut input, mut target) = (vec![0; 100 * 64 * 4], vec![0; 100 * 8]);
+        data.training_batch(1, 20, MicroBatch::WHOLE, &mut input, &mut target).unwrap();
+        let (mut inputs, mut targets) = (Vec::new(), Vec::new());
+        for index in 0..4 {
+            let part = MicroBatch { index, of: 4 };
+            let (mut input, mut target) = (vec![0; 25 * 64 * 4], vec![0; 25 * 8]);
+            data.training_batch(1, 20, part, &mut input, &mut target).unwrap();
+            inputs.extend(input);
+            targets.extend(target);
+        }
+        assert!((inputs, targets) == (input, target));
     }
 
     #[test]

@@ -18,7 +18,8 @@ use serde::Deserialize;
 use thiserror::Error;
 use tightfit::graph::limits::{LONGEST_NAME, MOST_OF_A_SOURCE, MOST_PARAMETERS, MOST_STEP};
 use tightfit::graph::{self, Graph, Phase, ReadError};
-use tightfit::id::{NodeId, ValueId};
+use tightfit::id::{MicroBatchId, NodeId, ValueId};
+use tightfit::pipeline;
 use tightfit::reading::{Bounded, Excess, Table, Text, excess, in_full};
 use tightfit::tensor::DType;
 
@@ -277,8 +278,15 @@ impl Step {
     }
 }
 
-/// The input placeholder called `name` and its value.
+/// The input placeholder called `name` and its value; that of the first micro-batch where there are
+/// several.
 pub fn input(graph: &Graph, name: &str) -> Option<(NodeId, ValueId)> {
     let id = graph.node_named(name).filter(|&id| graph.nodes()[id].phase == Phase::Input)?;
     graph.nodes()[id].outputs.first().copied().flatten().map(|value| (id, value))
+}
+
+/// The input placeholders called `name`, of one micro-batch after the other, with their values.
+pub fn inputs(graph: &Graph, name: &str) -> Vec<(NodeId, ValueId)> {
+    let numbers = (0..).map(MicroBatchId::from_u32);
+    numbers.map_while(|number| input(graph, &pipeline::name_of(name, number))).collect()
 }

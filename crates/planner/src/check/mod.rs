@@ -24,7 +24,7 @@ pub use violation::Violation;
 
 use crate::check::state::AbstractMachine;
 use crate::graph::Graph;
-use crate::id::{BufferId, DEVICE, LaneId, MicroBatchId, NodeId, TierId};
+use crate::id::{BufferId, DEVICE, LaneId, NodeId, TierId};
 use crate::profile::Profile;
 use crate::schedule::{Instruction, Movement, Schedule};
 use crate::timeline::{HeldBytes, Timeline, timeline};
@@ -169,9 +169,13 @@ fn mentions_only_what_exists(
             Instruction::Free(freed) => buffer(*freed)?,
             Instruction::Run(call) | Instruction::Recompute(call) => {
                 node(call.node)?;
-                if call.micro_batch != MicroBatchId::WHOLE {
-                    let micro_batch = call.micro_batch;
-                    return Err(Violation::UnknownMicroBatch { micro_batch });
+                let called = &graph.nodes()[call.node];
+                if call.micro_batch != called.micro_batch {
+                    return Err(Violation::OtherMicroBatch {
+                        node: called.name.clone(),
+                        micro_batch: call.micro_batch,
+                        expected: called.micro_batch,
+                    });
                 }
                 let operands = call.inputs.iter().chain(&call.outputs).chain(&call.workspace);
                 operands.copied().try_for_each(buffer)?;

@@ -322,11 +322,15 @@ pub enum Violation {
         /// The number of lanes of the machine.
         count: usize,
     },
-    /// A call belongs to a micro-batch that the step does not have.
-    #[error("the schedule mentions {micro_batch}, but the step has one micro-batch, number 0")]
-    UnknownMicroBatch {
-        /// The micro-batch.
+    /// A call computes another part of the batch than its node.
+    #[error("a call of `{node}` is of {micro_batch}, but the node belongs to {expected}")]
+    OtherMicroBatch {
+        /// The name of the node that is called.
+        node: String,
+        /// The micro-batch of the call.
         micro_batch: MicroBatchId,
+        /// The micro-batch of the node.
+        expected: MicroBatchId,
     },
     /// Two transfers have the same number.
     #[error("instruction {index}: {transfer} was started before")]

@@ -12,7 +12,7 @@ use crate::graph::error::{GraphError, ReadError};
 use crate::graph::limits::MOST_OPERANDS;
 use crate::graph::node::Phase;
 use crate::graph::raw::{Name, RawArgument, RawNode, RawValue};
-use crate::id::{ModuleId, NodeId, StorageId, ValueId};
+use crate::id::{MicroBatchId, ModuleId, NodeId, StorageId, ValueId};
 use crate::reading::Text;
 use crate::tensor::{Argument, DType};
 use crate::units::{Bytes, Flops, Seconds};
@@ -89,6 +89,7 @@ impl Assembly {
             op: raw.op.0,
             phase,
             module: ModuleId::from_u32(id(raw.module.as_ref(), name, "module")?),
+            micro_batch: MicroBatchId::from_u32(id(raw.micro_batch.as_ref(), name, "micro_batch")?),
             parameter: raw.parameter.map(|parameter| parameter.0),
             inputs,
             args: arguments,

@@ -11,7 +11,7 @@ use crate::graph::error::GraphError;
 use crate::graph::node::{Node, Phase, Value};
 use crate::graph::parts::Parts;
 use crate::graph::verify;
-use crate::id::{ModuleId, NodeId, StorageId, ValueId};
+use crate::id::{MicroBatchId, ModuleId, NodeId, StorageId, ValueId};
 use crate::operator::Operator;
 use crate::tensor::{Argument, DType, TensorType};
 use crate::units::{Bytes, Flops, Seconds};
@@ -28,6 +28,8 @@ pub struct NodeSpec {
     pub phase: Phase,
     /// The module that the node belongs to.
     pub module: ModuleId,
+    /// The part of the batch that the node belongs to.
+    pub micro_batch: MicroBatchId,
     /// The name in the model, for parameters, buffers and state.
     pub parameter: Option<String>,
     /// The values that the node reads, each once.
@@ -70,6 +72,7 @@ impl NodeSpec {
             op: op.into(),
             phase,
             module: ModuleId::new(0),
+            micro_batch: MicroBatchId::WHOLE,
             parameter: None,
             inputs: Vec::new(),
             args: Vec::new(),
@@ -98,6 +101,7 @@ impl From<&Node> for NodeSpec {
             op: node.op.clone(),
             phase: node.phase,
             module: node.module,
+            micro_batch: node.micro_batch,
             parameter: node.parameter.clone(),
             inputs: node.inputs.clone(),
             args: node.args.clone(),
@@ -200,6 +204,15 @@ impl GraphBuilder {
         })
     }
 
+    /// The name, the origin and the modules of an existing graph, for other nodes.
+    pub fn without_nodes(graph: &Graph) -> GraphBuilder {
+        let mut builder = GraphBuilder::new(graph.name.clone());
+        builder.0.source = graph.source.clone();
+        builder.0.modules = graph.modules.clone();
+        builder.0.uncalled = graph.uncalled.clone();
+        builder
+    }
+
     /// No modules, not even the root: for a file, which lists them all.
     pub(super) fn without_modules(mut self) -> GraphBuilder {
         self.0.modules.clear();
@@ -267,6 +280,7 @@ impl GraphBuilder {
             op: spec.op,
             phase: spec.phase,
             module: spec.module,
+            micro_batch: spec.micro_batch,
             parameter: spec.parameter,
             inputs: spec.inputs,
             outputs,

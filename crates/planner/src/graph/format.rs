@@ -10,7 +10,7 @@ use serde_json::{Map, Value as Json, json};
 
 use crate::graph::Graph;
 use crate::graph::limits::FORMAT;
-use crate::id::{NodeId, ValueId};
+use crate::id::{MicroBatchId, NodeId, ValueId};
 use crate::tensor::Argument;
 
 /// The graph as tightfit-graph/1; value ids are its own dense ones.
@@ -84,6 +84,9 @@ fn node_json(graph: &Graph, id: NodeId) -> Json {
     set("phase", json!(node.phase.name()));
     if node.module.index() != 0 {
         set("module", json!(node.module.as_u32()));
+    }
+    if node.micro_batch != MicroBatchId::WHOLE {
+        set("micro_batch", json!(node.micro_batch.as_u32()));
     }
     if let Some(parameter) = &node.parameter {
         set("parameter", json!(parameter));

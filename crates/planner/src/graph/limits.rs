@@ -17,7 +17,7 @@ pub(super) const HELD_TEXT: u64 = 16 << 20;
 pub const LONGEST_NAME: usize = 1 << 20;
 
 /// Nodes of a graph.
-pub(super) const MOST_NODES: usize = 1 << 20;
+pub const MOST_NODES: usize = 1 << 20;
 /// Names in one list: of modules, and of outputs.
 pub(super) const MOST_NAMES: usize = 1 << 20;
 /// Storages of a graph.

@@ -1,6 +1,6 @@
 //! What a graph is made of: nodes and values. Plain data; the rules are in `verify`.
 
-use crate::id::{ModuleId, NodeId, StorageId, ValueId};
+use crate::id::{MicroBatchId, ModuleId, NodeId, StorageId, ValueId};
 use crate::operator::Operator;
 use crate::tensor::{Argument, TensorType};
 use crate::units::{Bytes, Flops, Seconds};
@@ -94,6 +94,8 @@ pub struct Node {
     pub phase: Phase,
     /// The module that the node belongs to.
     pub module: ModuleId,
+    /// The part of the batch that the node belongs to.
+    pub micro_batch: MicroBatchId,
     /// The name in the model, for parameters, buffers and state.
     pub parameter: Option<String>,
     /// The values that the node reads, each once.

@@ -20,6 +20,7 @@ pub(super) struct RawNode {
     pub op: Name,
     pub phase: Name,
     pub module: Option<Number>,
+    pub micro_batch: Option<Number>,
     pub parameter: Option<Name>,
     #[serde(default)]
     pub inputs: OfANode<u64>,

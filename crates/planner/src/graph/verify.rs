@@ -9,7 +9,7 @@ use crate::graph::error::GraphError;
 use crate::graph::node::{Node, Phase, Value};
 use crate::graph::parts::Parts;
 use crate::graph::{Accesses, Graph};
-use crate::id::{ModuleId, NodeId, StorageId, ValueId};
+use crate::id::{MicroBatchId, ModuleId, NodeId, StorageId, ValueId};
 use crate::units::{Bytes, Seconds};
 
 /// Verifies all rules and derives accesses and versions.
@@ -165,7 +165,7 @@ fn bounded(
 
 fn unique(nodes: &PrimaryMap<NodeId, Node>) -> Result<(), GraphError> {
     let mut names: HashMap<&str, NodeId> = HashMap::new();
-    let mut slots: HashMap<u32, NodeId> = HashMap::new();
+    let mut slots: HashMap<(u32, MicroBatchId), NodeId> = HashMap::new();
     let mut parameters: HashMap<&str, NodeId> = HashMap::new();
     for (id, node) in nodes {
         if names.insert(&node.name, id).is_some() {
@@ -189,7 +189,7 @@ fn unique(nodes: &PrimaryMap<NodeId, Node>) -> Result<(), GraphError> {
             return Err(GraphError::SeedWithoutRandom { node: node.name.clone(), slot });
         }
         // A recomputation draws what the first run drew.
-        let first = *slots.entry(slot).or_insert(id);
+        let first = *slots.entry((slot, node.micro_batch)).or_insert(id);
         if first != id && node.recomputes != Some(first) {
             let first = nodes[first].name.clone();
             return Err(GraphError::DuplicateSeedSlot { first, second: node.name.clone(), slot });
@@ -237,6 +237,7 @@ fn links(id: NodeId, node: &Node, nodes: &PrimaryMap<NodeId, Node>) -> Result<()
             target < id
                 && (&first.op, first.random, first.seed_slot, first.stream)
                     == (&node.op, node.random, node.seed_slot, node.stream)
+                && first.micro_batch == node.micro_batch
                 && first.recomputes.is_none()
                 && !first.phase.is_placeholder()
                 && !first.mutates

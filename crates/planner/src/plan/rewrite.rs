@@ -20,7 +20,6 @@ use crate::analysis::{IntervalId, Motion, Move, liveness};
 use crate::graph::{Graph, GraphBuilder, GraphError, NodeSpec, Phase, Value, ValueSpec};
 use crate::id::{NodeId, StorageId, ValueId};
 use crate::profile::Profile;
-use crate::tensor::Argument;
 
 /// Why a plan has no graph.
 #[derive(Debug, Error, PartialEq)]
@@ -70,17 +69,9 @@ pub fn rewrite_with(
     runs: &[NodeId],
     moves: &[Move],
 ) -> Result<(Graph, Vec<RewrittenMove>), RewriteError> {
-    let mut builder = GraphBuilder::new(graph.name());
-    builder.source(graph.source().clone());
-    for module in graph.modules().values().skip(1) {
-        builder.module(module.clone());
-    }
-    if let Some(uncalled) = graph.uncalled() {
-        builder.uncalled(uncalled.to_vec());
-    }
     let mut rewriting = Rewriting {
         graph,
-        builder,
+        builder: GraphBuilder::without_nodes(graph),
         copy: SecondaryMap::new(),
         made: SecondaryMap::new(),
         first: SecondaryMap::new(),
@@ -239,8 +230,8 @@ impl Rewriting<'_> {
         let kwargs = node.kwargs.iter();
         let mut spec = NodeSpec {
             phase,
-            args: node.args.iter().map(|argument| replaced(argument, &renamed)).collect(),
-            kwargs: kwargs.map(|(key, value)| (key.clone(), replaced(value, &renamed))).collect(),
+            args: node.args.iter().map(|argument| argument.renamed(&renamed)).collect(),
+            kwargs: kwargs.map(|(key, value)| (key.clone(), value.renamed(&renamed))).collect(),
             overwrites: taken.map(&renamed).into_iter().collect(),
             inputs,
             differentiates: node.differentiates.and_then(|target| self.first[target]),
@@ -300,20 +291,5 @@ impl Rewriting<'_> {
             again = format!("{name}_recomputed_{count}");
         }
         again
-    }
-}
-
-/// The argument with other values in place of its own.
-fn replaced(argument: &Argument, renamed: &impl Fn(ValueId) -> ValueId) -> Argument {
-    match argument {
-        Argument::Value(value) => Argument::Value(renamed(*value)),
-        Argument::List(list) => {
-            Argument::List(list.iter().map(|item| replaced(item, renamed)).collect())
-        }
-        Argument::None
-        | Argument::Bool(_)
-        | Argument::Int(_)
-        | Argument::Float(_)
-        | Argument::Text(_) => argument.clone(),
     }
 }

@@ -7,7 +7,7 @@ use cranelift_entity::SecondaryMap;
 use crate::analysis::liveness_with;
 use crate::goal::Goal;
 use crate::graph::Graph;
-use crate::id::{BufferId, MicroBatchId, NodeId, RankId, StorageId, TierId};
+use crate::id::{BufferId, NodeId, RankId, StorageId, TierId};
 use crate::plan::Plan;
 use crate::profile::Profile;
 use crate::schedule::buffers::Buffers;
@@ -65,7 +65,7 @@ pub fn lower(graph: &Graph, profile: &Profile, plan: &Plan, task: &Lowering<'_>)
         let call = &graph.nodes()[node];
         let call = Call {
             node,
-            micro_batch: MicroBatchId::WHOLE,
+            micro_batch: call.micro_batch,
             inputs: call.inputs.iter().map(|&value| buffer(value)).collect(),
             outputs: call.outputs.iter().flatten().map(|&value| buffer(value)).collect(),
             workspace: buffers.workspace(profile.workspace[node], position as u32),

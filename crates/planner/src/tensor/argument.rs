@@ -32,6 +32,21 @@ impl Argument {
         }
     }
 
+    /// The same argument with other values in place of its own.
+    pub fn renamed(&self, other: &impl Fn(ValueId) -> ValueId) -> Argument {
+        match self {
+            Argument::Value(value) => Argument::Value(other(*value)),
+            Argument::List(list) => {
+                Argument::List(list.iter().map(|item| item.renamed(other)).collect())
+            }
+            Argument::None
+            | Argument::Bool(_)
+            | Argument::Int(_)
+            | Argument::Float(_)
+            | Argument::Text(_) => self.clone(),
+        }
+    }
+
     /// As a number: integers, floats, truth values and the texts `inf`, `-inf`, `nan`.
     pub fn number(&self) -> Option<f64> {
         match self {

@@ -334,10 +334,10 @@ fn calls_compute_on_the_device() {
 }
 
 #[test]
-fn a_step_of_one_micro_batch() {
+fn a_call_computes_the_micro_batch_of_its_node() {
     broken(
         |case| case.call("d").micro_batch = MicroBatchId::from_u32(1),
-        expect!["the schedule mentions micro-batch1, but the step has one micro-batch, number 0"],
+        expect!["a call of `d` is of micro-batch1, but the node belongs to micro-batch0"],
     );
 }
 

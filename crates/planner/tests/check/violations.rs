@@ -224,7 +224,7 @@ fn variant(violation: &Violation) -> &'static str {
         Violation::Misaligned { .. } => "Misaligned",
         Violation::UnknownTier { .. } => "UnknownTier",
         Violation::UnknownLane { .. } => "UnknownLane",
-        Violation::UnknownMicroBatch { .. } => "UnknownMicroBatch",
+        Violation::OtherMicroBatch { .. } => "OtherMicroBatch",
         Violation::StartedBefore { .. } => "StartedBefore",
         Violation::WaitsForNothing { .. } => "WaitsForNothing",
         Violation::NeverWaitedFor { .. } => "NeverWaitedFor",

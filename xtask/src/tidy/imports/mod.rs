@@ -9,7 +9,7 @@ use super::tree::{File, Finding, Tree};
 
 /// The rooms of the planner, each with the rooms that it may import. A room may stand here before
 /// it is built.
-const ROOMS: [(&str, &[&str]); 18] = [
+const ROOMS: [(&str, &[&str]); 19] = [
     ("aside", &[]),
     ("units", &[]),
     ("reading", &[]),
@@ -19,6 +19,7 @@ const ROOMS: [(&str, &[&str]); 18] = [
     ("tensor", &["units", "id"]),
     ("operator", &["units", "id", "tensor"]),
     ("graph", &["units", "id", "reading", "tensor", "operator"]),
+    ("pipeline", &["units", "id", "tensor", "operator", "graph"]),
     ("machine", &["units", "id"]),
     ("profile", &["units", "id", "tensor", "operator", "graph", "machine"]),
     ("analysis", &["units", "id", "reading", "tensor", "operator", "graph", "machine", "profile"]),

@@ -1,0 +1,54 @@
+//! Why a step is not divided. Invariant: each variant names the nodes that it speaks of.
+
+use thiserror::Error;
+
+use crate::graph::GraphError;
+
+/// Why there is no step of several micro-batches.
+#[derive(Debug, Error, PartialEq)]
+#[non_exhaustive]
+pub enum PipelineError {
+    /// There are no micro-batches.
+    #[error("an update needs at least one micro-batch")]
+    NoMicroBatch,
+    /// The nodes of all micro-batches are too many.
+    #[error(
+        "{micro_batches} micro-batches of {nodes} nodes are more than the {most} nodes that a \
+         graph may have; take fewer, of more rows each"
+    )]
+    TooMany {
+        /// The number of micro-batches.
+        micro_batches: u32,
+        /// The nodes of the step.
+        nodes: usize,
+        /// The nodes that a graph may have.
+        most: usize,
+    },
+    /// A value that updates or outputs need of all micro-batches has no mean.
+    #[error(
+        "`{node}` makes {what} in each micro-batch, and {reader} reads it: only gradients and \
+         scalars of floating-point numbers have a mean over micro-batches"
+    )]
+    NoMean {
+        /// The name of the node that makes the value.
+        node: String,
+        /// Its type and shape.
+        what: String,
+        /// Who reads it.
+        reader: String,
+    },
+    /// A node reads what its micro-batch does not have in that form.
+    #[error(
+        "`{node}` of one micro-batch reads what `{made}` makes, which is not there for every \
+         micro-batch, or not in this form"
+    )]
+    OfAnother {
+        /// The name of the node.
+        node: String,
+        /// The name of the node that makes the value.
+        made: String,
+    },
+    /// The nodes are no graph.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+}
