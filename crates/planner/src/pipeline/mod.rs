@@ -3,9 +3,19 @@
 //! planners, checker and engine need to know nothing of it.
 
 mod accumulate;
+mod action;
+mod csv;
 mod error;
+mod rows;
+mod simulate;
 mod unroll;
+mod validate;
 
 pub use accumulate::accumulate;
+pub use action::{Action, Pass, Rows};
+pub use csv::{CsvError, read_csv, write_csv};
 pub use error::PipelineError;
+pub use rows::{PipelineSchedule, Unsuited, greedy, in_turn, interleaved};
+pub use simulate::{Performed, Simulated, StageCost, simulate};
 pub use unroll::name_of;
+pub use validate::{RowsError, Waiting, validate};

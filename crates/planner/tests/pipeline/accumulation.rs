@@ -31,7 +31,7 @@ fn by_definition(graph: &Graph, micro_batches: u32) -> Left {
     let mut state: BTreeMap<String, u64> = BTreeMap::new();
     let mut sums: BTreeMap<ValueId, u64> = BTreeMap::new();
     let mut last: BTreeMap<ValueId, u64> = BTreeMap::new();
-    let mut run = |state: &mut BTreeMap<String, u64>, k, given: &dyn Fn(ValueId) -> Option<u64>| {
+    let run = |state: &mut BTreeMap<String, u64>, k, given: &dyn Fn(ValueId) -> Option<u64>| {
         let leaf = |node: &Node| match node.phase.is_persistent() {
             true => *state.entry(node.name.clone()).or_insert_with(|| number(&node.name)),
             false => number(name_of(&node.name, MicroBatchId::from_u32(k))),

@@ -1,8 +1,9 @@
-//! Steps of several micro-batches: what their graphs compute, and what is refused.
+//! Steps of several micro-batches, in one graph and in the rows of a pipeline.
 
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod accumulation;
+mod rows;
 
 #[path = "../fixtures/corpus/mod.rs"]
 mod corpus;
