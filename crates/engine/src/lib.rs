@@ -17,6 +17,7 @@ mod replan;
 mod reserve;
 pub mod residency;
 pub mod step;
+pub mod transport;
 
 pub use budget::{Budget, BudgetError};
 pub use calibrate::{Extent, calibrate};

@@ -292,7 +292,9 @@ fn every_operator_has_changed_calls() {
             }
         }
     }
-    for operator in Operator::ALL {
+    // PyTorch has no verdict on what ranks do together; `tests/pipeline.rs` changes such calls.
+    let own = |operator: &Operator| operator.exchanges() || *operator == Operator::Incoming;
+    for operator in Operator::ALL.iter().filter(|operator| !own(operator)) {
         assert!(seen.iter().any(|name| name == operator.name()), "{}", operator.name());
     }
 }

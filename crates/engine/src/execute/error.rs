@@ -15,6 +15,7 @@ use crate::memory::slab::SlabError;
 use crate::memory::tier::{BLOCK, TierError};
 use crate::residency::ResidencyError;
 use crate::step::data::DataError;
+use crate::transport::LinkError;
 
 /// Why a schedule cannot be executed here.
 #[derive(Debug, Error)]
@@ -132,6 +133,12 @@ pub enum StepError {
     /// The schedule moves something, and the run has no tier.
     #[error("the schedule moves tensors to a tier, and this run has none")]
     NoLanes,
+    /// What should have come from another rank did not, or another rank failed.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// The schedule sends or receives, and the run has no other ranks.
+    #[error("the schedule sends tensors to other ranks, and this run has none")]
+    NoLink,
     /// The data does not suit the model.
     #[error("the batch holds an index outside its table, or a class that the model does not have")]
     Index,
@@ -208,8 +215,11 @@ impl StepError {
     /// Whether no other step can follow.
     pub(super) fn is_fatal(&self) -> bool {
         match self {
-            StepError::Tier(_) | StepError::Residency(_) | StepError::Absent { .. } => true,
-            StepError::NoLanes | StepError::Index => false,
+            StepError::Tier(_)
+            | StepError::Residency(_)
+            | StepError::Absent { .. }
+            | StepError::Link(_) => true,
+            StepError::NoLanes | StepError::NoLink | StepError::Index => false,
         }
     }
 }

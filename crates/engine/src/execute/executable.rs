@@ -25,6 +25,7 @@ use crate::kernels::tensor::Tensor;
 use crate::kernels::{self, FaultFlag, Kernel, Operands, Run, Scratch};
 use crate::memory::slab::Slab;
 use crate::memory::tier::{BLOCK, Checksums};
+use crate::transport::Link;
 
 /// What differs from step to step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -95,6 +96,8 @@ pub struct Executable {
     pool: Arc<ThreadPool>,
     slab: Bytes,
     fault: FaultFlag,
+    /// The way to other ranks.
+    link: Option<Arc<dyn Link>>,
 }
 
 impl Executable {
@@ -181,6 +184,7 @@ impl Executable {
             pool: Arc::clone(pool),
             slab: region.map_or(schedule.slab, |region| region.slab(schedule)),
             fault: FaultFlag::default(),
+            link: None,
         })
     }
 
@@ -202,6 +206,11 @@ impl Executable {
             }
         }
         self.lanes = Some(Arc::clone(lanes));
+    }
+
+    /// Sends what goes to other ranks by `link` from now on, and waits there for what comes.
+    pub fn connect(&mut self, link: Arc<dyn Link>) {
+        self.link = Some(link);
     }
 
     /// Finds tensors where `placement` puts them from now on.
@@ -329,6 +338,7 @@ impl Executable {
             step: settings.step,
             micro_batch: MicroBatchId::WHOLE,
             learning_rate: settings.learning_rate as f32,
+            link: self.link.as_deref(),
         };
         let (step, slab, overlaps) = (&step, &*slab, self.overlaps());
         if let Some((placement, turn)) = &self.placement {
@@ -336,6 +346,9 @@ impl Executable {
         }
         self.pool.install(|| -> Result<(), StepError> {
             for op in &self.ops {
+                if step.fault.is_cut_off() {
+                    break;
+                }
                 match op {
                     Op::Call(compiled) => {
                         let run = Run { micro_batch: compiled.micro_batch, ..*step };
@@ -372,6 +385,10 @@ impl Executable {
         }
         match self.fault.take() {
             Some(kernels::Fault::Index) => Err(StepError::Index),
+            Some(kernels::Fault::Link) => {
+                let failure = self.link.as_ref().and_then(|link| link.failure());
+                Err(failure.map_or(StepError::NoLink, StepError::Link))
+            }
             None => Ok(()),
         }
     }

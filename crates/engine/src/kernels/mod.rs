@@ -8,6 +8,7 @@ mod attention;
 mod dropout;
 mod elementwise;
 mod embedding;
+mod exchange;
 mod indexing;
 mod loss;
 mod math;
@@ -145,6 +146,10 @@ pub(crate) fn compile(
         Op::NllLossBackward => loss::backward(operands),
         Op::FlashAttention => attention::forward(operands, threads),
         Op::FlashAttentionBackward => attention::backward(operands, threads),
+        Op::Incoming => exchange::incoming(operands),
+        Op::Receive => exchange::receive(operands),
+        Op::Send => exchange::send(operands),
+        Op::Sent => exchange::sent(operands),
         Op::Adamw => optimizer::adamw(operands),
         Op::Sgd => optimizer::sgd(operands),
         Op::Alias

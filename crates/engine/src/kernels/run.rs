@@ -1,31 +1,49 @@
 //! What a kernel is told when it runs, and how it reports what it cannot compute. Invariant: a
 //! fault is raised from any worker thread and read once, after the step.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU8, Ordering};
 
 use tightfit::id::MicroBatchId;
+
+use crate::transport::Link;
 
 /// What a kernel found wrong with its input while it ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// An index or a class outside its table.
     Index,
+    /// Something that should have come from another rank, or gone there, did not.
+    Link,
 }
 
 /// Set by kernels on worker threads, read after the step.
 #[derive(Debug, Default)]
-pub(crate) struct FaultFlag(AtomicBool);
+pub(crate) struct FaultFlag(AtomicU8);
 
 impl FaultFlag {
+    const INDEX: u8 = 1;
+    const LINK: u8 = 2;
+
     pub fn raise(&self, fault: Fault) {
-        match fault {
-            Fault::Index => self.0.store(true, Ordering::Relaxed),
-        }
+        let bit = match fault {
+            Fault::Index => FaultFlag::INDEX,
+            Fault::Link => FaultFlag::LINK,
+        };
+        self.0.fetch_or(bit, Ordering::Relaxed);
+    }
+
+    /// Nothing comes from other ranks any more, so that nothing is worth computing.
+    pub fn is_cut_off(&self) -> bool {
+        self.0.load(Ordering::Relaxed) & FaultFlag::LINK != 0
     }
 
     /// The fault since the last call, if any.
     pub fn take(&self) -> Option<Fault> {
-        self.0.swap(false, Ordering::Relaxed).then_some(Fault::Index)
+        match self.0.swap(0, Ordering::Relaxed) {
+            0 => None,
+            bits if bits & FaultFlag::LINK != 0 => Some(Fault::Link),
+            _ => Some(Fault::Index),
+        }
     }
 }
 
@@ -44,6 +62,8 @@ pub(crate) struct Run<'a> {
     pub micro_batch: MicroBatchId,
     /// Learning rate of the step.
     pub learning_rate: f32,
+    /// The way to other ranks.
+    pub link: Option<&'a dyn Link>,
 }
 
 // SAFETY: the pointer is only followed by kernels, whose operands the checker proved disjoint.

@@ -72,7 +72,8 @@ pub enum Violation {
         /// The name of the node.
         node: String,
     },
-    /// Nodes draw from the running generator in another order than the graph's.
+    /// Nodes draw from the running generator, or send and receive, in another order than the
+    /// graph's.
     #[error(
         "instruction {index}: `{node}` draws from the running generator after `{later}`, which \
          comes after it in the graph"

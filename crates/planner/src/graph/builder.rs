@@ -52,7 +52,8 @@ pub struct NodeSpec {
     pub random: bool,
     /// The seed that the call draws with.
     pub seed_slot: Option<u32>,
-    /// Whether the call draws from the device's running generator.
+    /// Whether the call draws from the device's running generator, or takes part in what ranks do
+    /// together.
     pub stream: bool,
     /// Whether the call writes into storages of its inputs.
     pub mutates: bool,

@@ -245,10 +245,11 @@ pub enum GraphError {
         /// Its run time, in seconds.
         seconds: f64,
     },
-    /// A node says that it draws from the running generator, but draws none or has its own seed.
+    /// A node says that it draws from the running generator, but draws none or has its own seed,
+    /// and neither sends nor receives.
     #[error(
         "node `{node}` says that it draws from the running generator; such a node is random and \
-         has no seed slot"
+         has no seed slot, or sends or receives"
     )]
     Stream {
         /// The name of the node.

@@ -122,9 +122,10 @@ pub struct Node {
     pub random: bool,
     /// The seed that the call draws with.
     pub seed_slot: Option<u32>,
-    /// Whether the call draws from the device's running generator, one call after the other, and
-    /// not with a seed of its own: first runs of such calls keep the graph's order, and whoever
-    /// runs one again restores the generator for it.
+    /// Whether the call is one of those that come one after the other: it draws from the device's
+    /// running generator, and not with a seed of its own, or sends to other ranks or receives from
+    /// there. First runs of such calls keep the graph's order, and whoever runs one again restores
+    /// the generator for it.
     pub stream: bool,
     /// Whether the call writes into storages of its inputs.
     pub mutates: bool,

@@ -10,6 +10,7 @@ use crate::graph::node::{Node, Phase, Value};
 use crate::graph::parts::Parts;
 use crate::graph::{Accesses, Graph};
 use crate::id::{MicroBatchId, ModuleId, NodeId, StorageId, ValueId};
+use crate::operator::Operator;
 use crate::units::{Bytes, Seconds};
 
 /// Verifies all rules and derives accesses and versions.
@@ -181,7 +182,8 @@ fn unique(nodes: &PrimaryMap<NodeId, Node>) -> Result<(), GraphError> {
                 parameter: parameter.to_string(),
             });
         }
-        if node.stream && (!node.random || node.seed_slot.is_some()) {
+        let draws = node.random && node.seed_slot.is_none();
+        if node.stream && !draws && !node.operator.is_some_and(Operator::exchanges) {
             return Err(GraphError::Stream { node: node.name.clone() });
         }
         let Some(slot) = node.seed_slot else { continue };

@@ -202,6 +202,22 @@ impl<'a> TypedCall<'a> {
     }
 }
 
+/// How PyTorch prints an element type.
+pub fn to_torch(dtype: DType) -> &'static str {
+    match dtype {
+        DType::F64 => "torch.float64",
+        DType::F32 => "torch.float32",
+        DType::F16 => "torch.float16",
+        DType::Bf16 => "torch.bfloat16",
+        DType::I64 => "torch.int64",
+        DType::I32 => "torch.int32",
+        DType::I16 => "torch.int16",
+        DType::I8 => "torch.int8",
+        DType::U8 => "torch.uint8",
+        DType::Bool => "torch.bool",
+    }
+}
+
 /// The element type that PyTorch prints so.
 pub fn from_torch(text: &str) -> Option<DType> {
     Some(match text.strip_prefix("torch.")? {

@@ -26,7 +26,7 @@ mod table;
 mod view;
 
 pub use attention::QUERY_BLOCK;
-pub use call::{TypedCall, Types, Unsuited};
+pub use call::{TypedCall, Types, Unsuited, to_torch};
 pub use cost::{Cost, Product, Workers};
 pub use output::{Derive, Output, Place};
 pub use reduction::ROW_BLOCK;
@@ -72,5 +72,10 @@ impl Operator {
     /// ATen overload name or `tightfit.*`.
     pub fn name(self) -> &'static str {
         self.row().name
+    }
+
+    /// Takes part in what ranks do together, so that each of them keeps the order of such calls.
+    pub fn exchanges(self) -> bool {
+        matches!(self, Operator::Send | Operator::Sent | Operator::Receive)
     }
 }

@@ -29,6 +29,22 @@ pub fn full(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     Ok(vec![Output::computed(&shape, dtype)])
 }
 
+/// Memory for a tensor that another rank makes.
+pub fn incoming(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    let shape = extents(&call.integers(0, "size")?)?;
+    Ok(vec![Output::computed(&shape, call.dtype(usize::MAX, "dtype")?.unwrap_or(DType::F32))])
+}
+
+/// Argument 0 as it is sent, or as it was received.
+pub fn exchanged(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    Ok(vec![Output::in_place(call.tensor(0)?)])
+}
+
+/// Nothing that anybody reads.
+pub fn nothing(_: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    Ok(vec![Output::computed(&[], DType::Bool)])
+}
+
 /// A single element of the given type, else a float.
 pub fn scalar(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let dtype = call.dtype(usize::MAX, "dtype")?.unwrap_or(DType::F32);

@@ -65,6 +65,9 @@ pub const TO_COPY: Signature = Signature {
 };
 pub const CAT: Signature = by_place(&[given("tensors", Tensors), defaulted("dim", Integer)]);
 pub const COPY_INTO: Signature = by_place(&[SELF, given("src", Tensor), NON_BLOCKING]);
+pub const INCOMING: Signature =
+    Signature { positional: &[given("size", Integers)], keyword: &[DTYPE] };
+pub const MESSAGE: Signature = by_place(&[SELF, given("message", Integer)]);
 pub const GATHER: Signature = Signature {
     positional: &[SELF, DIM, given("index", Tensor)],
     keyword: &[defaulted("sparse_grad", Flag)],

@@ -251,6 +251,15 @@ operators! {
         "aten._scaled_dot_product_flash_attention_for_cpu_backward.default"
         schema::ATTENTION_BACKWARD:
         attention::backward, [FLOAT] [] ATTENTION_GRADIENT, Pure;
+    // what goes from one rank to another
+    Incoming "tightfit.incoming" schema::INCOMING:
+        movement::incoming, [ANY] [] MOVES, Pure;
+    Receive "tightfit.receive" schema::MESSAGE:
+        movement::exchanged, [ANY] [] MOVES, Mutating;
+    Send "tightfit.send" schema::MESSAGE:
+        movement::exchanged, [ANY] [] MOVES, Mutating;
+    Sent "tightfit.sent" schema::MESSAGE:
+        movement::nothing, [ANY] [] MOVES, Pure;
     // optimizers
     Adamw "tightfit.adamw" schema::ADAMW:
         optimizer::adamw, [FLOAT] [] MOVES, Mutating;

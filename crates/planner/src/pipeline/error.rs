@@ -3,6 +3,8 @@
 use thiserror::Error;
 
 use crate::graph::GraphError;
+use crate::id::StageId;
+use crate::pipeline::validate::RowsError;
 
 /// Why there is no step of several micro-batches.
 #[derive(Debug, Error, PartialEq)]
@@ -47,6 +49,45 @@ pub enum PipelineError {
         node: String,
         /// The name of the node that makes the value.
         made: String,
+    },
+    /// A stage reads what is made behind it.
+    #[error(
+        "`{node}` of {stage} reads what `{made}` of {from} makes: activations go to later stages \
+         and gradients to earlier ones, so a layer that is visited again is a stage of its own"
+    )]
+    TurnsBack {
+        /// The name of the node.
+        node: String,
+        /// Its stage.
+        stage: StageId,
+        /// The name of the node that makes what it reads.
+        made: String,
+        /// The stage of that.
+        from: StageId,
+    },
+    /// What stays from step to step is written by one stage and read by another.
+    #[error(
+        "`{name}` is written by {writer} and read by {reader}: a statistic of the model belongs to \
+         one stage, whose micro-batches come in turn"
+    )]
+    Shared {
+        /// The name of the placeholder.
+        name: String,
+        /// The stage that writes it.
+        writer: StageId,
+        /// The stage that reads it.
+        reader: StageId,
+    },
+    /// The rows make no sense.
+    #[error(transparent)]
+    Rows(#[from] RowsError),
+    /// The rows are of another number of stages than the step.
+    #[error("the step is divided into {stages} stages, the rows into {rows}")]
+    OtherStages {
+        /// The stages of the step.
+        stages: usize,
+        /// The stages of the rows.
+        rows: usize,
     },
     /// The nodes are no graph.
     #[error(transparent)]

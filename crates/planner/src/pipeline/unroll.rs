@@ -1,13 +1,15 @@
-//! Nodes of a step, once for each micro-batch. Invariant: what stays from step to step is there
-//! once, and every micro-batch reads its newest version; everything else each micro-batch has for
-//! itself, but for sums over micro-batches, which take up one summand after the other in the order
-//! in which the summands are made.
+//! The nodes that a rank runs, once for each micro-batch. Invariant: what stays from step to step
+//! is there once, and every micro-batch reads its newest version; everything else each micro-batch
+//! has for itself, but for sums over micro-batches, which take up one summand after the other in
+//! the order in which the summands are made.
 
 use cranelift_entity::{EntityRef, SecondaryMap};
 
 use crate::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
-use crate::id::{MicroBatchId, NodeId, StorageId, ValueId};
+use crate::id::{MicroBatchId, NodeId, RankId, StorageId, ValueId};
+use crate::pipeline::divide::{Division, Role};
 use crate::pipeline::error::PipelineError;
+use crate::pipeline::exchange::{Exchange, UnderWay};
 use crate::tensor::{Argument, TensorType, contiguous_strides};
 use crate::units::Bytes;
 
@@ -27,13 +29,16 @@ struct Copies {
     values: SecondaryMap<ValueId, Option<ValueId>>,
 }
 
-/// A graph in the making.
+/// The graph of a rank in the making.
 pub(super) struct Unroll<'a> {
-    graph: &'a Graph,
-    builder: GraphBuilder,
+    pub(super) graph: &'a Graph,
+    pub(super) division: &'a Division<'a>,
+    pub(super) exchange: &'a Exchange,
+    pub(super) rank: RankId,
+    pub(super) builder: GraphBuilder,
     micro_batches: u32,
-    /// The storage of each value of the new graph.
-    lies: SecondaryMap<ValueId, Option<StorageId>>,
+    /// The tensor of each value of the new graph.
+    pub(super) tensors: SecondaryMap<ValueId, Option<ValueSpec>>,
     /// What stays from step to step, and what belongs to all micro-batches.
     lasting: Copies,
     /// The newest version of a storage that stays: the value of the step that it is, and what
@@ -41,29 +46,49 @@ pub(super) struct Unroll<'a> {
     newest: SecondaryMap<StorageId, Option<(ValueId, ValueId)>>,
     /// What each micro-batch has for itself.
     own: Vec<Copies>,
-    /// Which values are summed over the micro-batches.
-    is_summed: SecondaryMap<ValueId, bool>,
+    /// What is summed of what a node makes, through views too.
+    summands: SecondaryMap<NodeId, Vec<ValueId>>,
     /// The sum so far; behind the last summand the mean.
     sums: SecondaryMap<ValueId, Option<ValueId>>,
+    /// How many summands are in it.
+    summed: SecondaryMap<ValueId, u32>,
+    /// What was sent and was not waited for yet.
+    pub(super) under_way: Vec<UnderWay>,
 }
 
 impl<'a> Unroll<'a> {
-    /// The placeholders of a step: those of the batch for each micro-batch.
-    pub fn new(graph: &'a Graph, micro_batches: u32, summed: &[ValueId]) -> Unroll<'a> {
-        let mut is_summed = SecondaryMap::new();
-        summed.iter().for_each(|&value| is_summed[value] = true);
+    /// The placeholders that a rank reads: those of the batch for each micro-batch.
+    pub fn new(
+        division: &'a Division<'a>,
+        exchange: &'a Exchange,
+        rank: RankId,
+        micro_batches: u32,
+    ) -> Unroll<'a> {
+        let graph = division.graph;
+        let mut summands: SecondaryMap<NodeId, Vec<ValueId>> = SecondaryMap::new();
+        for &value in &division.summed {
+            summands[graph.values()[division.root(value)].producer].push(value);
+        }
         let mut unroll = Unroll {
             graph,
+            division,
+            exchange,
+            rank,
             builder: GraphBuilder::without_nodes(graph),
             micro_batches,
-            lies: SecondaryMap::new(),
+            tensors: SecondaryMap::new(),
             lasting: Copies::default(),
             newest: SecondaryMap::new(),
             own: vec![Copies::default(); micro_batches as usize],
-            is_summed,
+            summands,
             sums: SecondaryMap::new(),
+            summed: SecondaryMap::new(),
+            under_way: Vec::new(),
         };
         for (id, node) in graph.nodes().iter().filter(|(_, node)| node.phase.is_placeholder()) {
+            if !exchange.is_given(id, rank) {
+                continue;
+            }
             if node.phase.is_persistent() {
                 unroll.append(id, None, Vec::new());
                 continue;
@@ -75,7 +100,8 @@ impl<'a> Unroll<'a> {
         unroll
     }
 
-    /// Appends a node for a micro-batch, and behind it the sums that take up what it makes.
+    /// Appends a node for a micro-batch, and behind it the sends of what it makes, and the sums
+    /// that take it up.
     pub fn run(&mut self, id: NodeId, micro_batch: MicroBatchId) -> Result<(), PipelineError> {
         let node = &self.graph.nodes()[id];
         let mut inputs = Vec::with_capacity(node.inputs.len());
@@ -83,15 +109,17 @@ impl<'a> Unroll<'a> {
             inputs.push(self.value(id, input, micro_batch)?);
         }
         self.append(id, Some(micro_batch), inputs);
-        for &output in self.graph.nodes()[id].outputs.iter().flatten() {
-            if self.is_summed[output] {
-                self.add(output, micro_batch);
-            }
+        for &output in node.outputs.iter().flatten() {
+            self.send(output, Some(micro_batch));
+        }
+        for value in self.summands[id].clone() {
+            let made = self.value(id, value, micro_batch)?;
+            self.add(value, made, micro_batch);
         }
         Ok(())
     }
 
-    /// Appends a node that belongs to no micro-batch: it reads what stays, and sums.
+    /// Appends a node that belongs to no micro-batch: it reads what stays, and means.
     pub fn update(&mut self, id: NodeId) -> Result<(), PipelineError> {
         let node = &self.graph.nodes()[id];
         let mut inputs = Vec::with_capacity(node.inputs.len());
@@ -99,50 +127,128 @@ impl<'a> Unroll<'a> {
             inputs.push(self.of_all(id, input)?);
         }
         self.append(id, None, inputs);
+        for &output in node.outputs.iter().flatten() {
+            self.send(output, None);
+        }
         Ok(())
     }
 
-    /// The graph, with what stands for the outputs of the step as its outputs.
+    /// The graph, with what stands for the outputs of the step that this rank makes.
     pub fn build(mut self) -> Result<Graph, PipelineError> {
-        for &output in self.graph.outputs() {
+        self.wait(|_| true);
+        let outputs = self.graph.outputs().iter().enumerate();
+        let here: Vec<(usize, ValueId)> = outputs
+            .map(|(index, &output)| (index, output))
+            .filter(|&(_, output)| self.exchange.home(self.division, output) == self.rank)
+            .collect();
+        for &(_, output) in &here {
             let made = self.of_all(self.graph.values()[output].producer, output)?;
             self.builder.output(made);
         }
         if let Some(names) = self.graph.output_names() {
-            self.builder.output_names(names.to_vec());
+            let names = here.iter().map(|&(index, _)| names[index].clone());
+            self.builder.output_names(names.collect());
         }
         Ok(self.builder.build()?)
     }
 
-    /// What stands for a value behind all micro-batches: a mean, or what stays as the last one
-    /// leaves it.
-    fn of_all(&self, reader: NodeId, value: ValueId) -> Result<ValueId, PipelineError> {
-        let last = MicroBatchId::from_u32(self.micro_batches - 1);
-        self.sums[value].map_or_else(|| self.value(reader, value, last), Ok)
+    /// What stands for a value behind all micro-batches: a mean, what an update makes, or what
+    /// stays as the last micro-batch leaves it.
+    fn of_all(&mut self, reader: NodeId, value: ValueId) -> Result<ValueId, PipelineError> {
+        let producer = self.graph.values()[value].producer;
+        let is_mean = self.division.summed.contains(&value);
+        let known = if is_mean { self.sums[value] } else { self.lasting.values[value] };
+        if let Some(made) = known
+            && !self.graph.nodes()[producer].phase.is_placeholder()
+        {
+            return Ok(made);
+        }
+        if let Some(message) = self.exchange.number(value, self.rank, None) {
+            let made = self.receive(value, None, message);
+            let table = if is_mean { &mut self.sums } else { &mut self.lasting.values };
+            table[value] = Some(made);
+            return Ok(made);
+        }
+        if self.graph.is_view(producer) && self.graph.nodes()[producer].phase == Phase::Optimizer {
+            self.update(producer)?;
+            return self.lasting.values[value].ok_or_else(|| self.missing(reader, value));
+        }
+        self.value(reader, value, MicroBatchId::from_u32(self.micro_batches - 1))
     }
 
-    /// What stands for a value where a node of a micro-batch reads it.
+    /// What stands for a value where a node of a micro-batch reads it. What shows it, and what
+    /// depends on the batch and on constants alone, is appended; so is what receives it.
     fn value(
-        &self,
+        &mut self,
         reader: NodeId,
         value: ValueId,
         micro_batch: MicroBatchId,
     ) -> Result<ValueId, PipelineError> {
-        let (nodes, values) = (self.graph.nodes(), self.graph.values());
-        let what = &values[value];
-        if let Some(own) = self.own[micro_batch.index()].values[value] {
-            return Ok(own);
-        }
-        let is_leaf = nodes[what.producer].phase.is_persistent();
-        let name = |node: NodeId| nodes[node].name.clone();
-        let missing = || PipelineError::OfAnother { node: name(reader), made: name(what.producer) };
-        match self.newest[what.storage] {
-            // An earlier micro-batch wrote what this one finds.
-            Some((newest, made)) if is_leaf => {
-                let same = values[newest].tensor == what.tensor;
-                if same { Ok(made) } else { Err(missing()) }
+        // The innermost comes first.
+        let mut missing = vec![value];
+        while let Some(&wanted) = missing.last() {
+            if self.current(wanted, micro_batch).is_some() {
+                missing.pop();
+                continue;
             }
-            _ => self.lasting.values[value].ok_or_else(missing),
+            let producer = self.graph.values()[wanted].producer;
+            let node = &self.graph.nodes()[producer];
+            let is_made_here =
+                self.graph.is_view(producer) || self.division.roles[producer] == Role::Anywhere;
+            if is_made_here {
+                let current = |&input: &ValueId| self.current(input, micro_batch);
+                let inputs: Vec<Option<ValueId>> = node.inputs.iter().map(current).collect();
+                match inputs.iter().position(Option::is_none) {
+                    Some(index) => missing.push(node.inputs[index]),
+                    None => {
+                        let inputs = inputs.into_iter().flatten().collect();
+                        self.append(producer, Some(micro_batch), inputs);
+                    }
+                }
+                continue;
+            }
+            let number = self.exchange.number(wanted, self.rank, Some(micro_batch));
+            let Some(message) = number.filter(|_| !node.phase.is_placeholder()) else {
+                return Err(self.missing(reader, wanted));
+            };
+            let made = self.receive(wanted, Some(micro_batch), message);
+            self.own[micro_batch.index()].values[wanted] = Some(made);
+        }
+        self.current(value, micro_batch).ok_or_else(|| self.missing(reader, value))
+    }
+
+    /// What stands for a value in a micro-batch, where that is there.
+    fn current(&self, value: ValueId, micro_batch: MicroBatchId) -> Option<ValueId> {
+        if let Some(own) = self.own[micro_batch.index()].values[value] {
+            return Some(own);
+        }
+        let values = self.graph.values();
+        if !self.graph.nodes()[values[value].producer].phase.is_persistent() {
+            return None;
+        }
+        match self.newest[values[value].storage] {
+            // An earlier micro-batch wrote what this one finds.
+            Some((newest, made)) => (values[newest].tensor == values[value].tensor).then_some(made),
+            None => self.lasting.values[value],
+        }
+    }
+
+    fn missing(&self, reader: NodeId, value: ValueId) -> PipelineError {
+        let name = |node: NodeId| self.graph.nodes()[node].name.clone();
+        let made = name(self.graph.values()[value].producer);
+        PipelineError::OfAnother { node: name(reader), made }
+    }
+
+    /// Where it is noted what stands for a value: in a micro-batch, or behind all of them.
+    pub(super) fn place_of(
+        &mut self,
+        value: ValueId,
+        micro_batch: Option<MicroBatchId>,
+    ) -> &mut Option<ValueId> {
+        match micro_batch {
+            Some(micro_batch) => &mut self.own[micro_batch.index()].values[value],
+            None if self.division.summed.contains(&value) => &mut self.sums[value],
+            None => &mut self.lasting.values[value],
         }
     }
 
@@ -162,7 +268,8 @@ impl<'a> Unroll<'a> {
         // A storage that is not fresh is that of an input.
         let mut places: Vec<(StorageId, StorageId)> = Vec::new();
         for (&input, &copy) in node.inputs.iter().zip(&inputs) {
-            places.extend(self.lies[copy].map(|place| (values[input].storage, place)));
+            let lies = self.tensors[copy].as_ref();
+            places.extend(lies.map(|tensor| (values[input].storage, tensor.storage)));
         }
         for &storage in self.graph.fresh(id) {
             places.push((storage, self.builder.storage(self.graph.storages()[storage])));
@@ -189,10 +296,10 @@ impl<'a> Unroll<'a> {
         };
         copies.nodes[id] = Some(self.builder.next_node());
         let made = self.builder.node(spec, &outputs);
-        let lies = outputs.iter().flatten().map(|output| output.storage);
-        for ((&output, made), place) in node.outputs.iter().flatten().zip(made).zip(lies) {
+        let tensors = outputs.into_iter().flatten();
+        for ((&output, made), tensor) in node.outputs.iter().flatten().zip(made).zip(tensors) {
             copies.values[output] = Some(made);
-            self.lies[made] = Some(place);
+            self.tensors[made] = Some(tensor);
             let storage = values[output].storage;
             let is_version = self.graph.mutated(id).contains(&storage);
             if of.is_some() && is_version && self.graph.is_persistent(storage) {
@@ -202,24 +309,27 @@ impl<'a> Unroll<'a> {
     }
 
     /// Takes up what a micro-batch has made of a value; the last one makes a mean of the sum.
-    fn add(&mut self, value: ValueId, micro_batch: MicroBatchId) {
-        let Some(made) = self.own[micro_batch.index()].values[value] else { return };
+    fn add(&mut self, value: ValueId, made: ValueId, micro_batch: MicroBatchId) {
         let sum = match self.sums[value] {
             None => made,
             Some(sum) => {
-                let (sum_argument, made_argument) = (Argument::Value(sum), Argument::Value(made));
-                let call = ("aten.add.Tensor", vec![sum_argument, made_argument]);
+                let arguments = vec![Argument::Value(sum), Argument::Value(made)];
+                let call = ("aten.add.Tensor", arguments);
                 self.elementwise(value, "sum", micro_batch, call, vec![sum, made])
             }
         };
-        let is_last = micro_batch.index() + 1 == self.micro_batches as usize;
-        self.sums[value] = Some(if is_last && self.micro_batches > 1 {
+        self.sums[value] = Some(sum);
+        self.summed[value] += 1;
+        if self.summed[value] < self.micro_batches {
+            return;
+        }
+        if self.micro_batches > 1 {
             let share = Argument::Float(1.0 / f64::from(self.micro_batches));
             let call = ("aten.mul.Scalar", vec![Argument::Value(sum), share]);
-            self.elementwise(value, "mean", MicroBatchId::WHOLE, call, vec![sum])
-        } else {
-            sum
-        });
+            let mean = self.elementwise(value, "mean", MicroBatchId::WHOLE, call, vec![sum]);
+            self.sums[value] = Some(mean);
+        }
+        self.send(value, None);
     }
 
     /// Appends a call that makes a tensor like `value` of tensors like it.
@@ -249,15 +359,15 @@ impl<'a> Unroll<'a> {
         };
         let storage = self.builder.storage(bytes);
         let output = dense_like(&of.tensor, storage);
-        let made = self.builder.node(spec, &[Some(output)])[0];
-        self.lies[made] = Some(storage);
+        let made = self.builder.node(spec, &[Some(output.clone())])[0];
+        self.tensors[made] = Some(output);
         made
     }
 }
 
 /// A tensor of its own storage whose elements lie as those of `tensor` do where these leave no
 /// gaps, else in row-major order.
-fn dense_like(tensor: &TensorType, storage: StorageId) -> ValueSpec {
+pub(super) fn dense_like(tensor: &TensorType, storage: StorageId) -> ValueSpec {
     let contiguous = ValueSpec::contiguous(&tensor.shape, tensor.dtype, storage);
     if tensor.contiguous || !tensor.strides.as_ref().is_some_and(|s| is_dense(&tensor.shape, s)) {
         return contiguous;
@@ -271,11 +381,4 @@ fn is_dense(shape: &[u64], strides: &[u64]) -> bool {
     order.sort_by_key(|&d| std::cmp::Reverse(strides[d]));
     let extents: Vec<u64> = order.iter().map(|&d| shape[d]).collect();
     order.iter().map(|&d| strides[d]).eq(contiguous_strides(&extents))
-}
-
-/// A step computes the value in each micro-batch for itself.
-pub(super) fn is_of_a_micro_batch(graph: &Graph, value: ValueId) -> bool {
-    let value = &graph.values()[value];
-    let phase = graph.nodes()[value.producer].phase;
-    !graph.is_persistent(value.storage) && phase != Phase::Optimizer
 }

@@ -88,10 +88,11 @@ pub enum RowsError {
         /// What it does not perform.
         action: Action,
     },
-    /// Gradients would be summed in another order than that of the micro-batches.
+    /// Statistics would be taken, or gradients summed, in another order than that of the
+    /// micro-batches.
     #[error(
-        "{rank} performs {action} after micro-batch {after}; gradients are summed in the order of \
-         the micro-batches"
+        "{rank} performs {action} after micro-batch {after}; statistics are taken and gradients \
+         summed in the order of the micro-batches"
     )]
     Descending {
         /// The rank.
@@ -120,7 +121,7 @@ impl fmt::Display for Waiting {
     }
 }
 
-/// Holds rows to the rules. `descends` allows gradients to be summed in any order.
+/// Holds rows to the rules; where `descends`, but for the order in which gradients are summed.
 pub fn validate(rows: &Rows, descends: bool) -> Result<(), RowsError> {
     let Rows { placement, rows: actions, micro_batches } = rows;
     let (stages, micro_batches) = (placement.len(), *micro_batches);
@@ -153,8 +154,7 @@ pub fn validate(rows: &Rows, descends: bool) -> Result<(), RowsError> {
             }
             if let Some(after) = last[stage][pass as usize].replace(number)
                 && after > number
-                && pass.makes_weight_gradients()
-                && !descends
+                && (pass == Pass::Forward || pass.makes_weight_gradients() && !descends)
             {
                 return Err(RowsError::Descending { rank, action, after });
             }

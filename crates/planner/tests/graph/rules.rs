@@ -624,7 +624,7 @@ fn seeds() {
     set(&mut graph, "/nodes/2/stream", json!(true));
     let refused = expect![[
         "Stream: node `mul` says that it draws from the running generator; such a node is random \
-         and has no seed slot"
+         and has no seed slot, or sends or receives"
     ]];
     refused.assert_eq(&verdict(&bytes(&graph)));
     set(&mut graph, "/nodes/2/random", json!(true));

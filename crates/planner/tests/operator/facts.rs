@@ -4,8 +4,9 @@
 use std::collections::BTreeSet;
 
 use tightfit::graph::{self, Graph};
-use tightfit::id::{NodeId, ValueId};
+use tightfit::id::{NodeId, SecondaryMap, StageId, ValueId};
 use tightfit::operator::{Kind, Operator, TypedCall, Types, Unsuited};
+use tightfit::pipeline::{Division, PipelineSchedule, ranks};
 use tightfit::tensor::{Argument, DType, TensorType};
 
 use crate::corpus;
@@ -54,6 +55,19 @@ fn calls_that_pytorch_recorded_conform() {
             let conforms = operator.conform(&graph.call(id));
             let node = &graph.nodes()[id];
             assert_eq!(conforms, Ok(()), "{}: `{}` ({})", graph.name(), node.name, node.op);
+            seen.insert(operator.name());
+        }
+    }
+    // PyTorch records none of what ranks do together; a divided step has all of it.
+    let step = corpus::step("mlp-digits");
+    let forward = step.nodes().keys().filter(|&id| step.nodes()[id].phase.is_forward());
+    let mut of_forward = SecondaryMap::with_default(StageId::from_u32(0));
+    forward.skip(20).for_each(|id| of_forward[id] = StageId::from_u32(1));
+    let division = Division::new(&step, &of_forward).unwrap();
+    let ranks = ranks(&division, &PipelineSchedule::GPipe.rows(2, 2).unwrap()).unwrap();
+    for graph in ranks.graphs.values() {
+        for (id, operator) in known(graph) {
+            assert_eq!(operator.conform(&graph.call(id)), Ok(()), "{}", graph.nodes()[id].name);
             seen.insert(operator.name());
         }
     }

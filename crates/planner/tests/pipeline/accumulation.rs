@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 use tightfit::graph::{Graph, GraphBuilder, Node, NodeSpec, Phase, ValueSpec, write};
-use tightfit::id::{MicroBatchId, ValueId};
+use tightfit::id::{MicroBatchId, NodeId, ValueId};
 use tightfit::pipeline::{PipelineError, accumulate, name_of};
 use tightfit::tensor::DType;
 use tightfit::units::Bytes;
@@ -17,7 +17,7 @@ use crate::generator::{Kind, config, recipes};
 use crate::symbolic::{evaluate, left, number, scaled, sum};
 
 /// What a step leaves: its outputs, and what stays by name.
-type Left = (Vec<u64>, BTreeMap<String, u64>);
+pub type Left = (Vec<u64>, BTreeMap<String, u64>);
 
 fn is_update(node: &Node) -> bool {
     node.phase == Phase::Optimizer
@@ -25,32 +25,42 @@ fn is_update(node: &Node) -> bool {
 
 /// By the definition: the step of each micro-batch in turn, which finds what the one before it left
 /// of that which stays; then the updates, which find the means of what the micro-batches made.
-fn by_definition(graph: &Graph, micro_batches: u32) -> Left {
-    let of_update = |value: ValueId| is_update(&graph.nodes()[graph.values()[value].producer]);
+/// Which nodes are updates is for the caller to say.
+pub fn by_definition(
+    graph: &Graph,
+    micro_batches: u32,
+    is_update: &dyn Fn(NodeId) -> bool,
+) -> Left {
+    let of_update = |value: ValueId| is_update(graph.values()[value].producer);
     let stays = |value: ValueId| graph.is_persistent(graph.values()[value].storage);
-    let mut state: BTreeMap<String, u64> = BTreeMap::new();
+    let mut state: BTreeMap<String, u64> = graph
+        .nodes()
+        .values()
+        .filter(|node| node.phase.is_persistent())
+        .map(|node| (node.name.clone(), number(&node.name)))
+        .collect();
     let mut sums: BTreeMap<ValueId, u64> = BTreeMap::new();
     let mut last: BTreeMap<ValueId, u64> = BTreeMap::new();
-    let run = |state: &mut BTreeMap<String, u64>, k, given: &dyn Fn(ValueId) -> Option<u64>| {
+    let run = |state: &BTreeMap<String, u64>, k, given: &dyn Fn(ValueId) -> Option<u64>| {
         let leaf = |node: &Node| match node.phase.is_persistent() {
-            true => *state.entry(node.name.clone()).or_insert_with(|| number(&node.name)),
+            true => state[&node.name],
             false => number(name_of(&node.name, MicroBatchId::from_u32(k))),
         };
-        let leaf = std::cell::RefCell::new(leaf);
-        evaluate(graph, &|_| k, &|node| (leaf.borrow_mut())(node), given)
+        evaluate(graph, &|_| k, &leaf, given)
     };
     for k in 0..micro_batches {
-        let made = run(&mut state, k, &|_| None);
-        let before = state.clone();
-        state = left(graph, &made, &|node| !is_update(node), &|node| before[&node.name]);
+        let made = run(&state, k, &|_| None);
+        state = left(graph, &made, &|id| !is_update(id), &|node| state[&node.name]);
         for value in graph.values().keys().filter(|&value| !of_update(value)) {
             last.insert(value, made[value]);
-            sums.entry(value)
-                .and_modify(|so_far| *so_far = sum(*so_far, made[value]))
-                .or_insert(made[value]);
+            let sum = sums.get(&value).map_or(made[value], |&so_far| sum(so_far, made[value]));
+            sums.insert(value, sum);
         }
     }
-    let mean = |value: ValueId| scaled(sums[&value], 1.0 / f64::from(micro_batches));
+    let mean = |value: ValueId| match micro_batches {
+        1 => sums[&value],
+        _ => scaled(sums[&value], 1.0 / f64::from(micro_batches)),
+    };
     let is_leaf =
         |value: ValueId| graph.nodes()[graph.values()[value].producer].phase.is_persistent();
     let of_passes = |value: ValueId| match (of_update(value) || is_leaf(value), stays(value)) {
@@ -58,10 +68,14 @@ fn by_definition(graph: &Graph, micro_batches: u32) -> Left {
         (false, true) => Some(last[&value]),
         (false, false) => Some(mean(value)),
     };
-    let made = run(&mut state, 0, &of_passes);
+    let made = run(&state, 0, &of_passes);
     let outputs = graph.outputs().iter().map(|&output| made[output]).collect();
-    let before = state.clone();
-    (outputs, left(graph, &made, &is_update, &|node| before[&node.name]))
+    (outputs, left(graph, &made, is_update, &|node| state[&node.name]))
+}
+
+/// The same where the nodes of the optimizer are the updates.
+fn by_updates(graph: &Graph, micro_batches: u32) -> Left {
+    by_definition(graph, micro_batches, &|id| is_update(&graph.nodes()[id]))
 }
 
 /// By the graph of all micro-batches.
@@ -79,7 +93,7 @@ fn steps_of_the_corpus_are_accumulated() {
         assert!(accumulate(&graph, 1).unwrap() == graph, "{name}: one micro-batch is the step");
         for micro_batches in [2, 3, 8] {
             let whole = accumulate(&graph, micro_batches).unwrap();
-            assert_eq!(by_graph(&whole), by_definition(&graph, micro_batches), "{name}");
+            assert_eq!(by_graph(&whole), by_updates(&graph, micro_batches), "{name}");
             let read = tightfit::graph::read(write(&whole).to_string().as_bytes()).unwrap();
             assert!(read == whole, "{name}: its file is read as it was written");
         }
@@ -91,7 +105,7 @@ fn gradients_of_planning_graphs_are_accumulated() {
     for name in ["mobilenet_v3_large_b64", "llama_1b_b2_s2048"] {
         let graph = crate::corpus::graph(name);
         let whole = accumulate(&graph, 2).unwrap();
-        assert_eq!(by_graph(&whole), by_definition(&graph, 2), "{name}");
+        assert_eq!(by_graph(&whole), by_updates(&graph, 2), "{name}");
     }
 }
 
@@ -105,7 +119,7 @@ proptest! {
     ) {
         let graph = recipe.graph();
         match accumulate(&graph, micro_batches) {
-            Ok(whole) => prop_assert_eq!(by_graph(&whole), by_definition(&graph, micro_batches)),
+            Ok(whole) => prop_assert_eq!(by_graph(&whole), by_updates(&graph, micro_batches)),
             // Outputs of one micro-batch alone; nodes behind the updates, and what was written into
             // a buffer in another shape than its own.
             Err(PipelineError::NoMean { .. }) => {

@@ -4,6 +4,7 @@
 
 mod accumulation;
 mod rows;
+mod stages;
 
 #[path = "../fixtures/corpus/mod.rs"]
 mod corpus;

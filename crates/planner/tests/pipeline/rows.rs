@@ -3,7 +3,7 @@
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 use serde_json::Value as Json;
-use tightfit::id::{MicroBatchId, PrimaryMap, RankId, SecondaryMap, StageId};
+use tightfit::id::{PrimaryMap, RankId, SecondaryMap, StageId};
 use tightfit::pipeline::{
     Action, Pass, PipelineSchedule, Rows, Simulated, StageCost, greedy, in_turn, interleaved,
     read_csv, simulate, validate, write_csv,
@@ -311,8 +311,8 @@ fn each_rule_refuses() {
             rows.rows[at(0)].swap(first, second);
         },
         expect![
-            "rank0 performs 0W1 after micro-batch 2; gradients are summed in the order of the \
-             micro-batches"
+            "rank0 performs 0W1 after micro-batch 2; statistics are taken and gradients summed \
+             in the order of the micro-batches"
         ],
     );
     refused(
@@ -326,19 +326,16 @@ fn each_rule_refuses() {
              with 2F0 for 1F0"
         ],
     );
-    // The first rank wants a gradient before it sends what that gradient is of.
+    // The first rank wants a gradient before it sends what the second computes first.
     refused(
         |rows| {
-            let (f0, f1) = (MicroBatchId::from_u32(0), MicroBatchId::from_u32(1));
-            for action in &mut rows.rows[at(2)] {
-                if action.pass == f && action.micro_batch <= f1 {
-                    action.micro_batch = if action.micro_batch == f0 { f1 } else { f0 };
-                }
-            }
+            let first = place(rows, 0, Action::new(0, i, 0));
+            let action = rows.rows[at(0)].remove(first);
+            rows.rows[at(0)].insert(1, action);
         },
         expect![
-            "deadlock: rank0 waits with 0I0 for 1I0, rank1 waits with 1I0 for 2I0, rank2 waits \
-             with 2I0 for 2F0"
+            "deadlock: rank0 waits with 0I0 for 1I0, rank1 waits with 1F1 for 0F1, rank2 waits \
+             with 2F1 for 1F1"
         ],
     );
 }
@@ -393,15 +390,15 @@ fn texts_that_are_no_rows_are_refused() {
     refused(
         "0F0,0F1,0B0,0B1\n1F1,1B1,1F0,1B0",
         expect![
-            "rank1 performs 1B0 after micro-batch 1; gradients are summed in the order of the \
-             micro-batches"
+            "rank1 performs 1F0 after micro-batch 1; statistics are taken and gradients summed \
+             in the order of the micro-batches"
         ],
     );
     refused(
         "0F0,0B1,0F1,0B0\n1F0,1B0,1F1,1B1",
         expect![
-            "rank0 performs 0B0 after micro-batch 1; gradients are summed in the order of the \
-             micro-batches"
+            "rank0 performs 0B0 after micro-batch 1; statistics are taken and gradients summed \
+             in the order of the micro-batches"
         ],
     );
     refused("0F999999\n", expect!["rank0 never performs 0F0"]);

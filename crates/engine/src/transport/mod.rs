@@ -1,0 +1,95 @@
+//! What goes from one rank of a pipeline to another. Invariant: a message arrives in the memory
+//! that the receiver's schedule has for it, whole, or not at all; and once one rank fails, every
+//! other one that waits is told so, with the cause.
+//!
+//! A link carries tensors between slabs. The sender lends the bytes where they lie and asks later
+//! whether they were taken; the receiver waits for them. So nothing is held beside the slabs, and
+//! whatever a message takes stands in both schedules.
+
+mod thread;
+
+use std::fmt;
+use std::time::Duration;
+
+use thiserror::Error;
+use tightfit::id::RankId;
+
+pub use thread::{ThreadLink, thread_links};
+
+/// Which message of which step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Header {
+    /// Number of the step.
+    pub step: u32,
+    /// Number of the message within the step, the same on both sides.
+    pub message: u32,
+}
+
+impl fmt::Display for Header {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "message {} of step {}", self.message, self.step + 1)
+    }
+}
+
+/// Bytes that a sender lends until they were taken.
+#[derive(Clone, Copy, Debug)]
+pub struct Lent {
+    pub(crate) bytes: *const u8,
+    pub(crate) length: usize,
+}
+
+// SAFETY: the bytes are only read, and who lends them changes nothing until they were taken.
+unsafe impl Send for Lent {}
+
+/// Why nothing arrives.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum LinkError {
+    /// Nothing came for too long.
+    #[error("{rank} waited {} s for {header}, which never came", waited.as_secs())]
+    Deadline {
+        /// The rank that waited.
+        rank: RankId,
+        /// What it waited for.
+        header: Header,
+        /// How long it waited.
+        waited: Duration,
+    },
+    /// Another rank failed first.
+    #[error("{rank} failed: {cause}")]
+    Aborted {
+        /// The rank that failed first.
+        rank: RankId,
+        /// Why it did.
+        cause: String,
+    },
+    /// What came has another size than what was waited for: ranks run different plans.
+    #[error("{header} has {found} bytes, {expected} are expected: the ranks run different plans")]
+    Size {
+        /// The message.
+        header: Header,
+        /// The bytes that came.
+        found: usize,
+        /// The bytes that were waited for.
+        expected: usize,
+    },
+}
+
+/// One rank's end of the way to all others.
+pub trait Link: fmt::Debug + Send + Sync {
+    /// Lends bytes to whoever receives the message. Nobody may change them until [`Link::sent`] has
+    /// returned.
+    fn send(&self, header: Header, bytes: Lent) -> Result<(), LinkError>;
+
+    /// Waits for a message, and puts it into `into`.
+    fn receive(&self, header: Header, into: &mut [u8]) -> Result<(), LinkError>;
+
+    /// Waits until what was sent was taken.
+    fn sent(&self, header: Header) -> Result<(), LinkError>;
+
+    /// Tells all other ranks that this one has failed; the first cause counts.
+    fn abort(&self, cause: &str);
+
+    /// Why nothing goes any more, if so.
+    fn failure(&self) -> Option<LinkError>;
+}
