@@ -112,7 +112,8 @@ fn run(graph: &Graph, is_planned: bool, link: Option<Arc<dyn Link>>) -> Result<S
 fn run_ranks(graph: &Graph, rows: &Rows, is_planned: bool) -> State {
     let division = Division::new(graph, &evenly(graph, rows.placement.len() as u32)).unwrap();
     let ranks = ranks(&division, rows).unwrap();
-    let links = thread_links(ranks.graphs.len() as u32, Duration::from_secs(20));
+    let links =
+        thread_links(ranks.graphs.len() as u32, ranks.messages.len(), Duration::from_secs(600));
     let states: Vec<State> = thread::scope(|scope| {
         let running: Vec<_> = ranks
             .graphs
@@ -205,7 +206,7 @@ fn a_rank_that_fails_stops_the_others() {
     let rows = PipelineSchedule::OneFOneB.rows(3, MICRO_BATCHES).unwrap();
     let division = Division::new(&graph, &evenly(&graph, 3)).unwrap();
     let ranks = ranks(&division, &rows).unwrap();
-    let links = thread_links(3, Duration::from_secs(20));
+    let links = thread_links(3, ranks.messages.len(), Duration::from_secs(600));
     let failing = links[1].clone();
     let results: Vec<Result<State, StepError>> = thread::scope(|scope| {
         let pairs = ranks.graphs.values().zip(links).enumerate().filter(|(rank, _)| *rank != 1);

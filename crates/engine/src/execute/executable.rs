@@ -25,7 +25,7 @@ use crate::kernels::tensor::Tensor;
 use crate::kernels::{self, FaultFlag, Kernel, Operands, Run, Scratch};
 use crate::memory::slab::Slab;
 use crate::memory::tier::{BLOCK, Checksums};
-use crate::transport::Link;
+use crate::transport::{Link, StepUnderWay};
 
 /// What differs from step to step.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -344,6 +344,7 @@ impl Executable {
         if let Some((placement, turn)) = &self.placement {
             lock(placement).begin(*turn)?;
         }
+        let under_way = StepUnderWay(self.link.as_deref());
         self.pool.install(|| -> Result<(), StepError> {
             for op in &self.ops {
                 if step.fault.is_cut_off() {
@@ -380,6 +381,9 @@ impl Executable {
             }
             Ok(())
         })?;
+        if !self.fault.is_cut_off() {
+            under_way.end();
+        }
         if let Some((placement, _)) = &self.placement {
             lock(placement).end()?;
         }

@@ -63,6 +63,14 @@ pub enum LinkError {
         /// Why it did.
         cause: String,
     },
+    /// The ranks do not exchange so many messages.
+    #[error("{header} is none of the {messages} of a step: the ranks run different plans")]
+    Unknown {
+        /// The message.
+        header: Header,
+        /// The messages of a step.
+        messages: usize,
+    },
     /// What came has another size than what was waited for: ranks run different plans.
     #[error("{header} has {found} bytes, {expected} are expected: the ranks run different plans")]
     Size {
@@ -87,9 +95,29 @@ pub trait Link: fmt::Debug + Send + Sync {
     /// Waits until what was sent was taken.
     fn sent(&self, header: Header) -> Result<(), LinkError>;
 
-    /// Tells all other ranks that this one has failed; the first cause counts.
+    /// Tells all other ranks that this one has failed; the first cause counts. When it returns,
+    /// nobody reads what this rank has lent.
     fn abort(&self, cause: &str);
 
     /// Why nothing goes any more, if so.
     fn failure(&self) -> Option<LinkError>;
+}
+
+/// A step under way: where it ends before its end, whatever the reason, this rank is out, so that
+/// nobody reads what it has lent once its slab is gone.
+pub(crate) struct StepUnderWay<'a>(pub Option<&'a dyn Link>);
+
+impl StepUnderWay<'_> {
+    /// The step has come to its end, at which nothing is lent any more.
+    pub fn end(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for StepUnderWay<'_> {
+    fn drop(&mut self) {
+        if let Some(link) = self.0 {
+            link.abort("it left a step before its end");
+        }
+    }
 }

@@ -1,7 +1,7 @@
 //! Ranks as threads of one process. Invariant: bytes are copied once, from where the sender has
-//! them to where the receiver wants them, by the receiver.
+//! them to where the receiver wants them, by the receiver; and once a rank has aborted nobody reads
+//! what it lends.
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -9,20 +9,24 @@ use tightfit::id::RankId;
 
 use crate::transport::{Header, Lent, Link, LinkError};
 
-/// A message on its way.
-#[derive(Clone, Copy, Debug)]
-enum UnderWay {
-    Lent(Lent),
-    Taken,
+/// A message of a step, on its way.
+#[derive(Clone, Copy, Debug, Default)]
+enum Slot {
+    #[default]
+    Free,
+    Lent(u32, Lent),
+    Copied,
+    Taken(u32),
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Shared {
-    messages: BTreeMap<Header, UnderWay>,
+    /// By the numbers of messages; there from the beginning, so that a step allocates nothing.
+    slots: Vec<Slot>,
     failure: Option<LinkError>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Exchange {
     shared: Mutex<Shared>,
     changed: Condvar,
@@ -36,9 +40,12 @@ pub struct ThreadLink {
     exchange: Arc<Exchange>,
 }
 
-/// The ends of so many ranks; who waits longer than `deadline` gives up, and with it all others.
-pub fn thread_links(ranks: u32, deadline: Duration) -> Vec<ThreadLink> {
-    let exchange = Arc::new(Exchange::default());
+/// The ends of so many ranks, for so many messages in a step; who waits longer than `deadline`
+/// gives up, and with it all others.
+pub fn thread_links(ranks: u32, messages: usize, deadline: Duration) -> Vec<ThreadLink> {
+    let shared = Shared { slots: vec![Slot::Free; messages], failure: None };
+    let exchange = Exchange { shared: Mutex::new(shared), changed: Condvar::new() };
+    let exchange = Arc::new(exchange);
     (0..ranks)
         .map(RankId::from_u32)
         .map(|rank| ThreadLink { rank, deadline, exchange: Arc::clone(&exchange) })
@@ -50,11 +57,11 @@ impl ThreadLink {
         self.exchange.shared.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until `ready` finds something in the messages, or something failed.
+    /// Waits until `ready` finds something in the message's slot, or something failed.
     fn wait<T>(
         &self,
         header: Header,
-        mut ready: impl FnMut(&mut BTreeMap<Header, UnderWay>) -> Option<T>,
+        mut ready: impl FnMut(&mut Slot) -> Option<T>,
     ) -> Result<T, LinkError> {
         let begun = Instant::now();
         let mut shared = self.lock();
@@ -62,67 +69,85 @@ impl ThreadLink {
             if let Some(failure) = &shared.failure {
                 return Err(failure.clone());
             }
-            if let Some(found) = ready(&mut shared.messages) {
+            let messages = shared.slots.len();
+            let Some(slot) = shared.slots.get_mut(header.message as usize) else {
+                return Err(self.failed(&mut shared, LinkError::Unknown { header, messages }));
+            };
+            if let Some(found) = ready(slot) {
                 return Ok(found);
             }
             let Some(left) = self.deadline.checked_sub(begun.elapsed()) else {
-                let failure =
-                    LinkError::Deadline { rank: self.rank, header, waited: self.deadline };
-                shared.failure = Some(failure.clone());
-                self.exchange.changed.notify_all();
-                return Err(failure);
+                let (rank, waited) = (self.rank, self.deadline);
+                return Err(self.failed(&mut shared, LinkError::Deadline { rank, header, waited }));
             };
             let waited = self.exchange.changed.wait_timeout(shared, left);
             shared = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    fn fail(&self, failure: LinkError) {
-        self.lock().failure.get_or_insert(failure);
+    /// Tells everybody; the first failure counts.
+    fn failed(&self, shared: &mut Shared, failure: LinkError) -> LinkError {
+        let failure = shared.failure.get_or_insert(failure).clone();
         self.exchange.changed.notify_all();
+        failure
     }
 }
 
 impl Link for ThreadLink {
     fn send(&self, header: Header, bytes: Lent) -> Result<(), LinkError> {
-        let mut shared = self.lock();
-        if let Some(failure) = &shared.failure {
-            return Err(failure.clone());
-        }
-        shared.messages.insert(header, UnderWay::Lent(bytes));
+        // A slot is free: the sender of the step before has waited until that was taken.
+        self.wait(header, |slot| {
+            let is_free = matches!(slot, Slot::Free);
+            is_free.then(|| *slot = Slot::Lent(header.step, bytes))
+        })?;
         self.exchange.changed.notify_all();
         Ok(())
     }
 
     fn receive(&self, header: Header, into: &mut [u8]) -> Result<(), LinkError> {
-        let lent = self.wait(header, |messages| match messages.get(&header) {
-            Some(&UnderWay::Lent(lent)) => Some(lent),
-            Some(UnderWay::Taken) | None => None,
+        let lent = self.wait(header, |slot| match *slot {
+            Slot::Lent(step, lent) if step == header.step => {
+                *slot = Slot::Copied;
+                Some(lent)
+            }
+            Slot::Lent(..) | Slot::Copied | Slot::Taken(_) | Slot::Free => None,
         })?;
-        if lent.length != into.len() {
-            let (found, expected) = (lent.length, into.len());
-            let failure = LinkError::Size { header, found, expected };
-            self.fail(failure.clone());
-            return Err(failure);
+        let fits = lent.length == into.len();
+        if fits {
+            // SAFETY: these bytes lie in the sender's slab, which leaves them as they are, and does
+            // not go, until they are marked as taken below; `into` lies in this rank's own.
+            let from = unsafe { std::slice::from_raw_parts(lent.bytes, lent.length) };
+            into.copy_from_slice(from);
         }
-        // SAFETY: the sender leaves these bytes as they are until they are marked as taken below;
-        // and they lie in its slab, `into` in this rank's own.
-        let from = unsafe { std::slice::from_raw_parts(lent.bytes, lent.length) };
-        into.copy_from_slice(from);
-        self.lock().messages.insert(header, UnderWay::Taken);
+        let mut shared = self.lock();
+        shared.slots[header.message as usize] = Slot::Taken(header.step);
         self.exchange.changed.notify_all();
-        Ok(())
+        if fits {
+            return Ok(());
+        }
+        let (found, expected) = (lent.length, into.len());
+        Err(self.failed(&mut shared, LinkError::Size { header, found, expected }))
     }
 
     fn sent(&self, header: Header) -> Result<(), LinkError> {
-        self.wait(header, |messages| match messages.get(&header) {
-            Some(UnderWay::Taken) => messages.remove(&header).map(drop),
-            Some(UnderWay::Lent(_)) | None => None,
+        self.wait(header, |slot| match *slot {
+            Slot::Taken(step) if step == header.step => {
+                *slot = Slot::Free;
+                Some(())
+            }
+            Slot::Lent(..) | Slot::Copied | Slot::Taken(_) | Slot::Free => None,
         })
     }
 
     fn abort(&self, cause: &str) {
-        self.fail(LinkError::Aborted { rank: self.rank, cause: cause.to_string() });
+        let mut shared = self.lock();
+        let cause = cause.to_string();
+        self.failed(&mut shared, LinkError::Aborted { rank: self.rank, cause });
+        // Whoever has begun to copy what this rank lends comes to the end of it.
+        while shared.slots.iter().any(|slot| matches!(slot, Slot::Copied)) {
+            let changed = self.exchange.changed.wait(shared);
+            shared = changed.unwrap_or_else(PoisonError::into_inner);
+        }
     }
 
     fn failure(&self) -> Option<LinkError> {
@@ -144,7 +169,7 @@ mod tests {
 
     #[test]
     fn bytes_arrive_and_the_sender_learns_of_it() {
-        let links = thread_links(2, Duration::from_secs(60));
+        let links = thread_links(2, 4, Duration::from_secs(60));
         let bytes = [1, 2, 3];
         thread::scope(|scope| {
             scope.spawn(|| {
@@ -155,12 +180,12 @@ mod tests {
             links[1].receive(HEADER, &mut into).unwrap();
             assert_eq!(into, bytes);
         });
-        assert_eq!(links[0].lock().messages.len(), 0, "nothing is left behind");
+        assert!(matches!(links[0].lock().slots[3], Slot::Free), "nothing is left behind");
     }
 
     #[test]
     fn who_waits_is_told_of_the_first_failure() {
-        let links = thread_links(3, Duration::from_secs(60));
+        let links = thread_links(3, 4, Duration::from_secs(60));
         thread::scope(|scope| {
             let waits = scope.spawn(|| links[1].receive(HEADER, &mut [0; 3]));
             links[0].abort("no room");
@@ -173,14 +198,27 @@ mod tests {
     }
 
     #[test]
+    fn what_an_aborted_rank_lends_is_not_read() {
+        let links = thread_links(2, 4, Duration::from_secs(60));
+        links[0].send(HEADER, Lent { bytes: std::ptr::null(), length: 3 }).unwrap();
+        links[0].abort("its memory goes");
+        let mut into = [7; 3];
+        assert!(links[1].receive(HEADER, &mut into).is_err());
+        assert_eq!(into, [7; 3]);
+    }
+
+    #[test]
     fn a_silent_peer_and_another_size_are_errors() {
-        let links = thread_links(2, Duration::from_millis(1));
+        let links = thread_links(2, 4, Duration::from_millis(1));
         let error = links[1].receive(HEADER, &mut [0; 3]).unwrap_err();
         assert_eq!(error.to_string(), "rank1 waited 0 s for message 3 of step 1, which never came");
         assert_eq!(links[0].failure(), Some(error));
-        let links = thread_links(2, Duration::from_secs(60));
+        let links = thread_links(2, 4, Duration::from_secs(60));
         links[0].send(HEADER, lent(&[1, 2])).unwrap();
         let error = links[1].receive(HEADER, &mut [0; 3]).unwrap_err();
         assert!(matches!(error, LinkError::Size { found: 2, expected: 3, .. }));
+        let links = thread_links(2, 3, Duration::from_secs(60));
+        let error = links[0].send(HEADER, lent(&[1, 2])).unwrap_err();
+        assert!(matches!(error, LinkError::Unknown { messages: 3, .. }));
     }
 }

@@ -11,9 +11,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap};
 
 use crate::id::{MicroBatchId, NodeId, RankId, StageId, StorageId, ValueId};
-use crate::pipeline::action::{Action, Pass};
+use crate::pipeline::action::{Pass, Rows};
 use crate::pipeline::divide::{Division, Role};
 use crate::pipeline::error::PipelineError;
+use crate::units::Seconds;
 
 /// A tensor that goes from one rank to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -35,8 +36,6 @@ pub(super) struct UnderWay {
     pub value: ValueId,
     /// Its micro-batch; none where it belongs to the update.
     pub micro_batch: Option<MicroBatchId>,
-    /// The rank that reads it.
-    pub to: RankId,
     /// The number of the message.
     pub message: usize,
 }
@@ -50,7 +49,7 @@ pub(super) enum Part {
 
 /// Who has what.
 #[derive(Clone, Debug)]
-pub struct Exchange {
+pub(super) struct Exchange {
     /// The ranks that run each node; the first one sends what it makes.
     runs_on: SecondaryMap<NodeId, Vec<RankId>>,
     /// The ranks that hold what stays from step to step.
@@ -61,8 +60,8 @@ pub struct Exchange {
     pub messages: Vec<Message>,
     /// The first number of what goes to a rank: for the micro-batches in turn, or for the update.
     numbers: BTreeMap<(bool, ValueId, RankId), usize>,
-    /// The parts that read what is sent to a rank.
-    readers: BTreeMap<(ValueId, RankId), Vec<Part>>,
+    /// What each part reads that is sent to its rank for each micro-batch.
+    received: BTreeMap<Part, Vec<ValueId>>,
 }
 
 impl Exchange {
@@ -80,7 +79,7 @@ impl Exchange {
             given: (0..ranks).map(|_| BTreeSet::new()).collect(),
             messages: Vec::new(),
             numbers: BTreeMap::new(),
-            readers: BTreeMap::new(),
+            received: BTreeMap::new(),
         };
         let mut parts: BTreeMap<Part, Vec<NodeId>> = BTreeMap::new();
         for id in graph.nodes().keys() {
@@ -106,7 +105,7 @@ impl Exchange {
             for (is_of_update, value) in exchange.reads(division, (part, rank), nodes) {
                 wanted.insert((is_of_update, value, rank));
                 if !is_of_update {
-                    exchange.readers.entry((value, rank)).or_default().push(part);
+                    exchange.received.entry(part).or_default().push(value);
                 }
             }
         }
@@ -165,22 +164,31 @@ impl Exchange {
         self.numbers.range(from..=to).map(|(&(_, _, rank), _)| rank).collect()
     }
 
-    /// The first action of a row that reads a message of a micro-batch.
-    pub(super) fn first_reader(
+    /// When each message is read first, where the actions of a rank begin at these times; that of
+    /// an update later than all of them.
+    pub(super) fn first_reads(
         &self,
-        value: ValueId,
-        (to, micro_batch): (RankId, MicroBatchId),
-        row: &[Action],
-    ) -> Option<usize> {
-        let parts = self.readers.get(&(value, to))?;
-        row.iter().position(|action| {
-            let of = |pass| parts.contains(&Part::Pass(action.stage, pass));
-            let reads = match action.pass {
-                Pass::Backward => of(Pass::InputGradient) || of(Pass::WeightGradient),
-                pass => of(pass),
-            };
-            action.micro_batch == micro_batch && reads
-        })
+        rows: &Rows,
+        begins: impl Fn(RankId, usize) -> Seconds,
+    ) -> Vec<Seconds> {
+        let mut first = vec![Seconds(f64::INFINITY); self.messages.len()];
+        for (rank, row) in &rows.rows {
+            for (index, action) in row.iter().enumerate() {
+                let of = |pass| self.received.get(&Part::Pass(action.stage, pass));
+                let parts = match action.pass {
+                    Pass::Backward => vec![of(Pass::InputGradient), of(Pass::WeightGradient)],
+                    pass => vec![of(pass)],
+                };
+                for &value in parts.into_iter().flatten().flatten() {
+                    let number = self.number(value, rank, Some(action.micro_batch));
+                    let first = &mut first[number.expect("what is received has a number")];
+                    if begins(rank, index).0 < first.0 {
+                        *first = begins(rank, index);
+                    }
+                }
+            }
+        }
+        first
     }
 
     /// Whose parameters are whose: a rank holds what its passes read. What a pass writes no other

@@ -19,7 +19,7 @@ impl Unroll<'_> {
     pub fn wait(&mut self, is_due: impl Fn(&UnderWay) -> bool) {
         let (due, left) = self.under_way.drain(..).partition(is_due);
         self.under_way = left;
-        for UnderWay { value, micro_batch, message, .. } in due {
+        for UnderWay { value, micro_batch, message } in due {
             // The newest version: it may have been sent to others since.
             let Some(sent) = *self.place_of(value, micro_batch) else { continue };
             let of = &self.graph.nodes()[self.graph.values()[value].producer];
@@ -49,7 +49,7 @@ impl Unroll<'_> {
             };
             let sent = self.exchanged(Operator::Send, value, micro_batch, message, made);
             *self.place_of(value, micro_batch) = Some(sent);
-            self.under_way.push(UnderWay { value, micro_batch, to, message });
+            self.under_way.push(UnderWay { value, micro_batch, message });
         }
     }
 

@@ -20,7 +20,7 @@ pub use action::{Action, Pass, Rows};
 pub use csv::{CsvError, read_csv, write_csv};
 pub use divide::{Division, Role};
 pub use error::PipelineError;
-pub use exchange::{Exchange, Message};
+pub use exchange::Message;
 pub use ranks::{Ranks, ranks};
 pub use rows::{PipelineSchedule, Unsuited, greedy, in_turn, interleaved};
 pub use simulate::{Performed, Simulated, StageCost, simulate};

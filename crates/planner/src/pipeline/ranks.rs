@@ -13,11 +13,11 @@ use cranelift_entity::{PrimaryMap, SecondaryMap};
 
 use crate::graph::Graph;
 use crate::id::{NodeId, RankId, StageId};
-use crate::pipeline::action::{Action, Pass, Rows};
+use crate::pipeline::action::{Pass, Rows};
 use crate::pipeline::divide::{Division, Role};
 use crate::pipeline::error::PipelineError;
-use crate::pipeline::exchange::{Exchange, Message, UnderWay};
-use crate::pipeline::simulate::{Performed, StageCost, simulate};
+use crate::pipeline::exchange::{Exchange, Message};
+use crate::pipeline::simulate::{Simulated, StageCost, simulate};
 use crate::pipeline::unroll::Unroll;
 use crate::units::Seconds;
 
@@ -41,8 +41,9 @@ pub fn ranks(division: &Division<'_>, rows: &Rows) -> Result<Ranks, PipelineErro
         let (stages, rows) = (division.stages, placement.len());
         return Err(PipelineError::OtherStages { stages, rows });
     }
-    let ends = Ends::of(rows)?;
+    let times = in_unit_time(rows)?.ranks;
     let exchange = Exchange::new(division, placement, rows.rows.len(), *micro_batches)?;
+    let read = exchange.first_reads(rows, |rank, index| times[rank][index].start);
     let mut passes: BTreeMap<(StageId, Pass), Vec<NodeId>> = BTreeMap::new();
     for id in division.graph.nodes().keys() {
         let Role::Pass(stage, pass) = division.roles[id] else { continue };
@@ -59,7 +60,8 @@ pub fn ranks(division: &Division<'_>, rows: &Rows) -> Result<Ranks, PipelineErro
             for &id in passes.get(&(action.stage, action.pass)).into_iter().flatten() {
                 unroll.run(id, action.micro_batch)?;
             }
-            unroll.wait(|sent| is_due(rows, &exchange, &ends, (rank, index), sent));
+            let end = times[rank][index].end;
+            unroll.wait(|sent| end.0 > read[sent.message].0);
         }
         for id in division.graph.nodes().keys() {
             if division.roles[id] == Role::Update && exchange.runs(id, rank) {
@@ -71,37 +73,13 @@ pub fn ranks(division: &Division<'_>, rows: &Rows) -> Result<Ranks, PipelineErro
     Ok(Ranks { graphs, messages: exchange.messages })
 }
 
-/// When actions begin and end where each pass of each stage takes as long.
-struct Ends(PrimaryMap<RankId, Vec<(f64, f64)>>);
-
-impl Ends {
-    fn of(rows: &Rows) -> Result<Ends, PipelineError> {
-        let cost = StageCost {
-            forward: Seconds(1.0),
-            input_gradient: Seconds(1.0),
-            weight_gradient: Seconds(1.0),
-            ..StageCost::default()
-        };
-        let simulated = simulate(rows, &SecondaryMap::with_default(cost))?;
-        let times =
-            |row: &Vec<Performed>| row.iter().map(|done| (done.start.0, done.end.0)).collect();
-        Ok(Ends(simulated.ranks.values().map(times).collect()))
-    }
-}
-
-/// What was sent is waited for behind an action: of the sender's, the first that ends later than
-/// the one begins that receives it.
-fn is_due(
-    rows: &Rows,
-    exchange: &Exchange,
-    ends: &Ends,
-    (rank, index): (RankId, usize),
-    sent: &UnderWay,
-) -> bool {
-    let Some(micro_batch) = sent.micro_batch else { return false };
-    let row: &[Action] = &rows.rows[sent.to];
-    let Some(reader) = exchange.first_reader(sent.value, (sent.to, micro_batch), row) else {
-        return false;
+/// Rows in time, where each pass of each stage takes as long.
+fn in_unit_time(rows: &Rows) -> Result<Simulated, PipelineError> {
+    let cost = StageCost {
+        forward: Seconds(1.0),
+        input_gradient: Seconds(1.0),
+        weight_gradient: Seconds(1.0),
+        ..StageCost::default()
     };
-    ends.0[rank][index].1 > ends.0[sent.to][reader].0
+    Ok(simulate(rows, &SecondaryMap::with_default(cost))?)
 }
