@@ -4,6 +4,7 @@ use tightfit::FitError;
 use tightfit::analysis::modules::{ModuleInfoError, OperatorStatsError};
 use tightfit::check::Violation;
 use tightfit::machine::MachineError;
+use tightfit::pipeline::PipelineError;
 use tightfit::plan::PlanError;
 use tightfit::plan::modules::ModulePlanError;
 use tightfit::reading::excess;
@@ -145,6 +146,7 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
         || error.is::<NotASize>()
         || error.is::<NotATier>()
         || error.is::<Contradiction>()
+        || error.is::<PipelineError>()
     {
         return Some(2);
     }

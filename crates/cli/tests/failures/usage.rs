@@ -117,3 +117,18 @@ fn no_steps_are_no_failure() {
     assert_eq!(ran.result()["steps"], 0);
     assert_eq!(listing(folder.path()), ["weights"]);
 }
+
+#[test]
+fn more_micro_batches_than_a_graph_can_hold() {
+    let case = Case::new();
+    for verb in ["plan", "train"] {
+        case.fails(
+            &format!("{verb} corpus/steps/gpt-nano --budget 80% --microbatches 100000"),
+            2,
+            expect![[r#"
+                error: 100000 micro-batches of 282 nodes are more than the 1048576 nodes that \
+                a graph may have; take fewer, of more rows each
+            "#]],
+        );
+    }
+}
