@@ -4,7 +4,7 @@ use tightfit::FitError;
 use tightfit::analysis::modules::{ModuleInfoError, OperatorStatsError};
 use tightfit::check::Violation;
 use tightfit::machine::MachineError;
-use tightfit::pipeline::PipelineError;
+use tightfit::pipeline::{PipelineError, Unsuited};
 use tightfit::plan::PlanError;
 use tightfit::plan::modules::ModulePlanError;
 use tightfit::reading::excess;
@@ -21,7 +21,7 @@ use crate::output::Unprinted;
 use crate::places::Replaced;
 use crate::table::UnknownColumn;
 use crate::tier::NotATier;
-use crate::train::{Contradiction, LossNotFinite, TooManySteps};
+use crate::train::{Contradiction, LossNotFinite, NotASchedule, TooManySteps};
 use crate::values::{NoVariants, NotASize, UnknownModule};
 use crate::verbs::analyze::Refused;
 
@@ -40,6 +40,7 @@ Exit codes:
   9    a schedule breaks a rule of the checker
   10   no plan within the budget was found, which does not prove that there is none
   11   a loss is NaN or infinite: nothing was saved after it
+  12   a rank of a pipeline failed, or was not heard of in time
   129  ended early by SIGHUP; the output says what was saved, and where
   130  ended early by Ctrl-C; the output says what was saved, and where
   143  ended early by SIGTERM; the output says what was saved, and where";
@@ -52,6 +53,8 @@ const INFEASIBLE: u8 = 3;
 pub const NOT_FOUND: u8 = 10;
 /// A loss is not finite.
 const NOT_FINITE: u8 = 11;
+/// Another rank failed, or is silent.
+const OTHER_RANK: u8 = 12;
 
 /// The run ended early because a signal asked it to: shells count these from 128.
 pub fn asked_by(signal: i32) -> ExitCode {
@@ -147,6 +150,7 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
         || error.is::<NotATier>()
         || error.is::<Contradiction>()
         || error.is::<PipelineError>()
+        || error.is::<Unsuited>()
     {
         return Some(2);
     }
@@ -168,7 +172,15 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
                 let tier = error.get_ref().and_then(|inner| inner.downcast_ref::<TierError>());
                 tier.map_or(Some(4), |tier| of(tier)).unwrap_or(4)
             }
+            WeightsError::Link(_) | WeightsError::OtherRank(_) => OTHER_RANK,
             _ => 5,
+        });
+    }
+    if let Some(error) = error.downcast_ref::<NotASchedule>() {
+        return Some(match error {
+            NotASchedule::Unread { .. } => 4,
+            NotASchedule::Csv { .. } => 5,
+            NotASchedule::Other { .. } => 2,
         });
     }
     if error.is::<OtherBatch>() {
@@ -185,6 +197,7 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
             SessionError::Tier(error) => of(error),
             SessionError::NoTier => Some(2),
             SessionError::Step { error: StepError::Tier(error), .. } => of(error),
+            SessionError::Step { error: StepError::Link(_), .. } => Some(OTHER_RANK),
             // Defects, as far as anybody knows.
             SessionError::Step {
                 error: StepError::Residency(_) | StepError::Absent { .. },
@@ -194,6 +207,7 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
             SessionError::Initialise(_) => Some(5),
             SessionError::InitialValues { .. } => Some(4),
             SessionError::NoMoreSteps => Some(2),
+            SessionError::Link(_) | SessionError::OtherRank(_) => Some(OTHER_RANK),
             _ => None,
         };
     }

@@ -17,13 +17,13 @@ use tightfit::effort::Effort;
 use tightfit::graph::{Graph, Phase, read, write};
 use tightfit::id::{DEVICE, NodeId, SecondaryMap, StageId};
 use tightfit::machine::Machine;
-use tightfit::pipeline::{Division, PipelineSchedule, Rows, accumulate, ranks};
+use tightfit::pipeline::{Division, Message, PipelineSchedule, Ranks, Rows, accumulate, ranks};
 use tightfit::profile::Profile;
 use tightfit::tensor::DType;
 use tightfit::{Request, fit, unplanned};
 use tightfit_engine::philox::{key, philox};
 use tightfit_engine::step::read_graph;
-use tightfit_engine::transport::{Link, LinkError, thread_links};
+use tightfit_engine::transport::{Link, LinkError, Route, thread_links};
 use tightfit_engine::{Executable, Slab, StepError, StepSettings};
 
 const STEPS: u32 = 3;
@@ -72,7 +72,7 @@ fn run(graph: &Graph, is_planned: bool, link: Option<Arc<dyn Link>>) -> Result<S
     let pool = Arc::new(ThreadPoolBuilder::new().num_threads(1).build().unwrap());
     let mut executable = Executable::compile(graph, &checked, &pool).unwrap();
     if let Some(link) = link {
-        executable.connect(link);
+        executable.connect(link, 0);
     }
     let mut slab = Slab::new(schedule.slab).unwrap();
     for number in 0..STEPS {
@@ -108,12 +108,21 @@ fn run(graph: &Graph, is_planned: bool, link: Option<Arc<dyn Link>>) -> Result<S
         .collect())
 }
 
+/// The ways of all messages.
+fn routes(ranks: &Ranks) -> Vec<Route> {
+    let route = |message: &Message| Route {
+        from: message.from,
+        to: message.to,
+        what: message.value.to_string(),
+    };
+    ranks.messages.iter().map(route).collect()
+}
+
 /// Executes all ranks side by side: what stays, which ranks that share it have to agree about.
 fn run_ranks(graph: &Graph, rows: &Rows, is_planned: bool) -> State {
     let division = Division::new(graph, &evenly(graph, rows.placement.len() as u32)).unwrap();
     let ranks = ranks(&division, rows).unwrap();
-    let links =
-        thread_links(ranks.graphs.len() as u32, ranks.messages.len(), Duration::from_secs(600));
+    let links = thread_links(ranks.graphs.len() as u32, routes(&ranks), Duration::from_secs(600));
     let states: Vec<State> = thread::scope(|scope| {
         let running: Vec<_> = ranks
             .graphs
@@ -206,7 +215,7 @@ fn a_rank_that_fails_stops_the_others() {
     let rows = PipelineSchedule::OneFOneB.rows(3, MICRO_BATCHES).unwrap();
     let division = Division::new(&graph, &evenly(&graph, 3)).unwrap();
     let ranks = ranks(&division, &rows).unwrap();
-    let links = thread_links(3, ranks.messages.len(), Duration::from_secs(600));
+    let links = thread_links(3, routes(&ranks), Duration::from_secs(600));
     let failing = links[1].clone();
     let results: Vec<Result<State, StepError>> = thread::scope(|scope| {
         let pairs = ranks.graphs.values().zip(links).enumerate().filter(|(rank, _)| *rank != 1);

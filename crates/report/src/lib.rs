@@ -22,5 +22,5 @@ pub use role::{ByRole, Role};
 pub use savings::{Saving, savings};
 pub use stack::stack_svg;
 pub use trace::{
-    FORMAT as TRACE_FORMAT, MemoryMark, Trace, TraceError, TracedCall, TracedTransfer,
+    FORMAT as TRACE_FORMAT, MemoryMark, Trace, TraceError, TracedCall, TracedTransfer, join,
 };

@@ -21,6 +21,7 @@
 //!     { "ph": "C", "name": "memory below", "pid": 1, "ts": µs, "args": { ROLE: bytes, … } }, … ] }
 //! ```
 
+mod join;
 mod read;
 
 use serde::Deserialize;
@@ -33,6 +34,8 @@ use tightfit::units::{Bytes, Seconds};
 
 use crate::course::{Course, tensor_name};
 use crate::role::{ByRole, Role};
+
+pub use join::join;
 
 /// The format that is read and written.
 pub const FORMAT: &str = "tightfit-trace/1";

@@ -103,7 +103,8 @@ fn recomputed_operators(graph: &Graph, schedule: &Schedule) -> String {
     shown.join(", ") + rest
 }
 
-fn count(number: u64) -> String {
+/// A number in few digits.
+pub fn count(number: u64) -> String {
     match number {
         n if n >= 1_000_000 => format!("{:.1} M", n as f64 / 1e6),
         n if n >= 1_000 => format!("{:.1} k", n as f64 / 1e3),

@@ -9,7 +9,7 @@ use tightfit::graph::{Graph, GraphBuilder, Phase};
 use tightfit::id::ValueId;
 use tightfit::tensor::DType;
 use tightfit::units::Bytes;
-use tightfit_engine::data::MicroBatch;
+use tightfit_engine::data::{Halves, MicroBatch};
 use tightfit_engine::weights::{Bytes as Tensor, Elements, write_tensors};
 use tightfit_engine::{Dataset, Session, Step, step};
 
@@ -68,7 +68,9 @@ pub fn write(
         let bytes =
             |value: ValueId| vec![0; count * graph.values()[value].tensor.bytes().0 as usize];
         let (mut x, mut y) = (bytes(input), bytes(target));
-        data.training_batch(session.seed, last, MicroBatch::WHOLE, &mut x, &mut y)?;
+        let rows = count * graph.values()[input].tensor.shape.first().map_or(1, |&x| x as usize);
+        let halves = &mut Halves { rows, input: Some(&mut x), target: Some(&mut y) };
+        data.training_batch(session.seed, last, MicroBatch::WHOLE, halves)?;
         for (name, value, data) in [("batch.input", input, x), ("batch.target", target, y)] {
             let mut shape = shape(value);
             shape.iter_mut().take(1).for_each(|rows| *rows *= count);

@@ -4,6 +4,7 @@
 mod announce;
 mod dump;
 mod ending;
+mod pipeline;
 mod placement;
 mod profile;
 mod replan;
@@ -32,10 +33,12 @@ use crate::tier::Folder;
 use crate::values::{MOST_THREADS, bandwidth, learning_rate, planner};
 use crate::{input, interrupt, output, processor};
 use ending::{Ending, said};
+use pipeline::Pipeline;
 use placement::{Placed, Placement};
 use replan::{Plans, Refined, Replan};
 
 pub use ending::{LossNotFinite, TooManySteps};
+pub use pipeline::NotASchedule;
 pub use placement::Contradiction;
 
 /// Train an exported step inside one slab of memory.
@@ -80,6 +83,8 @@ pub struct Arguments {
     eval_every: Option<u32>,
     #[command(flatten)]
     accumulation: Accumulation,
+    #[command(flatten)]
+    pipeline: Pipeline,
     /// Most validation batches of an evaluation; 0 for none
     #[arg(long, default_value_t = 16)]
     eval_batches: usize,
@@ -138,10 +143,16 @@ const ENOUGH: usize = 3;
 
 /// Trains and reports.
 pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    if let Some(stages) = arguments.pipeline.stages {
+        return pipeline::train(arguments, stages);
+    }
     let budget: Budget = arguments.budget.parse()?;
     placement::consistent(arguments)?;
     process::one_heap();
-    let (mut step, mut data) = open(arguments)?;
+    let (step, mut data) = open(arguments)?;
+    let mut step = step.accumulated(arguments.accumulation.micro_batches())?;
+    input::note_repeated_rows(&data, &step);
+    Executable::admits(&step.training)?;
     distinct(arguments, &step)?;
     for path in [&arguments.save, &arguments.dump, &arguments.output, &arguments.trace]
         .into_iter()
@@ -338,13 +349,11 @@ fn distinct(arguments: &Arguments, step: &Step) -> Result<(), Replaced> {
     places::distinct(&with("--resume", arguments.resume.as_ref()), &sources)
 }
 
-/// The step and data that suit it, with the learning rate that was asked for.
+/// The step of one micro-batch and data that suit it, with the learning rate that was asked for.
 fn open(arguments: &Arguments) -> anyhow::Result<(Step, Dataset)> {
     let mut step = Step::open(&arguments.step)?;
     let data = Dataset::open(&step.data, &step.folder, arguments.data.as_deref())?;
     input::suits(&data, &step)?;
-    step.training = arguments.accumulation.of(step.training)?;
-    input::note_repeated_rows(&data, &step);
     // What cannot be executed is said before anything is measured or planned.
     for graph in [Some(&step.training), step.evaluation.as_ref()].into_iter().flatten() {
         Executable::admits(graph)?;

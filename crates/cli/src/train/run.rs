@@ -1,7 +1,8 @@
 //! The steps of a run, one after the other. Invariant: a step that has begun ends, and what keeps
 //! others from following is left to the caller, who has weights to save; the first one is not
 //! measured where others follow, since it also faults the slab's pages in, and neither is the first
-//! one after another plan was looked for.
+//! one after another plan was looked for. On several ranks all of them run as many steps, and the
+//! first one speaks.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};
@@ -46,14 +47,16 @@ pub fn run(
     also: Also<'_, '_>,
 ) -> anyhow::Result<Course> {
     let Also { mut fastest, mut replan, placed } = also;
-    let bar = progress_bar(arguments);
+    let leads = session.leads();
+    let bar = progress_bar(arguments, leads);
     let mut measured = Timings::default();
     let mut not_finite = NotFinite::default();
     let mut ending = Ending::InOrder;
     // The first step also faults the slab's pages in.
     let mut is_cold = true;
     for done in 0..arguments.steps {
-        if interrupt::raised() {
+        let ends = interrupt::raised() || !matches!(ending, Ending::InOrder);
+        if session.any(ends).map_err(|error| lost(arguments, error))? {
             break;
         }
         if let Some(replan) = replan.as_mut().filter(|replan| replan.is_due(done)) {
@@ -88,23 +91,31 @@ pub fn run(
                 ending = Ending::Failed(error.into());
                 break;
             }
+            // Nobody has begun the step.
+            Err(error @ SessionError::OtherRank(_)) if !session.has_failed() => {
+                ending = Ending::Failed(error.into());
+                break;
+            }
             // It may have updated some of the weights.
             Err(error @ SessionError::Step { error: StepError::Tier(_), .. }) => {
-                let unsaved = unsaved(arguments.save.as_deref());
-                return Err(anyhow::Error::from(error).context(unsaved));
+                return Err(lost(arguments, error));
             }
+            Err(error) if session.has_failed() => return Err(lost(arguments, error)),
             Err(error) => return Err(error.into()),
         };
         let seconds = start.elapsed().as_secs_f64();
         if let Some(fastest) = &mut fastest {
-            fastest.end(counts, seconds);
+            let longest = session.largest(seconds).map_err(|error| lost(arguments, error))?;
+            fastest.end(counts, longest);
         }
         if counts {
             measured.end(seconds);
         }
         let number = session.next_step;
         let moved = session.take_figures().and_then(|figures| placed.add(&figures));
-        let said = if arguments.json {
+        let said = if !leads {
+            Ok(())
+        } else if arguments.json {
             let mut line = json!({ "step": number, "loss": loss, "seconds": seconds });
             if let Some(moved) = &moved {
                 line["moved"] = moved.json();
@@ -129,11 +140,12 @@ pub fn run(
             not_finite.add(number);
             if !arguments.keep_going {
                 ending = not_finite_at(arguments, number, "loss", f64::from(loss));
-            } else if not_finite.count == 1 {
+            } else if not_finite.count == 1 && leads {
                 bar.suspend(|| note!("step {number}: the loss is {loss}; going on, as asked"));
             }
         }
-        if !matches!(ending, Ending::InOrder) {
+        let ends = !matches!(ending, Ending::InOrder);
+        if session.any(ends).map_err(|error| lost(arguments, error))? {
             break;
         }
         if !is_due(arguments, done + 1) {
@@ -141,6 +153,7 @@ pub fn run(
         }
         let evaluation = match session.evaluate(data, arguments.eval_batches) {
             Ok(evaluation) => evaluation,
+            Err(error) if session.has_failed() => return Err(lost(arguments, error)),
             Err(error) => {
                 ending = Ending::Failed(error.into());
                 break;
@@ -167,14 +180,14 @@ pub fn run(
                 let moved = moved.map_or(String::new(), |moved| format!("; {moved}"));
                 format!("step {number}: {}{moved}", describe(&evaluation))
             };
-            if let Err(error) = bar.suspend(|| say!("{said}")) {
+            if leads && let Err(error) = bar.suspend(|| say!("{said}")) {
                 ending = Ending::Failed(error.into());
-                break;
             }
         }
     }
     bar.finish();
     if arguments.keep_going
+        && leads
         && let Some(first) = not_finite.first
     {
         let NotFinite { count, .. } = not_finite;
@@ -183,6 +196,11 @@ pub fn run(
         );
     }
     Ok(Course { measured, ending, not_finite })
+}
+
+/// What a failure in the middle of a step leaves.
+fn lost(arguments: &Arguments, error: SessionError) -> anyhow::Error {
+    anyhow::Error::from(error).context(unsaved(arguments.save.as_deref()))
 }
 
 /// The loss of validation data, in sentences.
@@ -200,16 +218,19 @@ fn is_due(arguments: &Arguments, done: u32) -> bool {
     every.is_some_and(|every| done.is_multiple_of(every) && done < arguments.steps)
 }
 
-fn progress_bar(arguments: &Arguments) -> ProgressBar {
-    let target =
-        if arguments.json { ProgressDrawTarget::hidden() } else { ProgressDrawTarget::stderr() };
+fn progress_bar(arguments: &Arguments, leads: bool) -> ProgressBar {
+    let target = if arguments.json || !leads {
+        ProgressDrawTarget::hidden()
+    } else {
+        ProgressDrawTarget::stderr()
+    };
     let bar = ProgressBar::with_draw_target(Some(u64::from(arguments.steps)), target);
     if let Ok(style) =
         ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {elapsed} (eta {eta})")
     {
         bar.set_style(style);
     }
-    if std::io::stderr().is_terminal() {
+    if std::io::stderr().is_terminal() && leads {
         bar.enable_steady_tick(Duration::from_millis(200));
     }
     bar

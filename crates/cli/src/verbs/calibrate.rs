@@ -104,10 +104,10 @@ fn calibrate_calls(arguments: &Arguments, step: &Path) -> anyhow::Result<ExitCod
 /// whole budget in bytes.
 fn try_step(arguments: &Arguments, folder: &Path) -> anyhow::Result<(Machine, CallSeconds, Bytes)> {
     let budget: Budget = arguments.budget.parse()?;
-    let mut step = Step::open(folder)?;
+    let step = Step::open(folder)?;
     let mut data = Dataset::open(&step.data, &step.folder, arguments.data.as_deref())?;
     input::suits(&data, &step)?;
-    step.training = arguments.accumulation.of(step.training)?;
+    let step = step.accumulated(arguments.accumulation.micro_batches())?;
     let tier = arguments.tier.as_deref().map(Folder::parse).transpose()?;
     let has_tier = tier.is_some();
     let mut machine =

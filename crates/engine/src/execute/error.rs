@@ -7,7 +7,7 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 use tightfit::check::Violation;
-use tightfit::id::TransferId;
+use tightfit::id::{RankId, TransferId};
 use tightfit::operator::Unsuited;
 
 use crate::kernels::KernelError;
@@ -198,6 +198,12 @@ pub enum SessionError {
     /// A batch could not be read.
     #[error(transparent)]
     Data(#[from] DataError),
+    /// Another rank failed, or is not heard of any more.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// Another rank could not go on between two steps.
+    #[error(transparent)]
+    OtherRank(#[from] OtherRank),
     /// No number is left for another step.
     #[error("the run has done {} steps, and there are no numbers for more", u32::MAX)]
     NoMoreSteps,
@@ -209,6 +215,16 @@ pub enum SessionError {
         /// Why it failed.
         error: StepError,
     },
+}
+
+/// Another rank of a pipeline could not go on between two steps.
+#[derive(Clone, Debug, Error, PartialEq, Eq)]
+#[error("{rank}: {cause}")]
+pub struct OtherRank {
+    /// The rank.
+    pub rank: RankId,
+    /// Why it could not.
+    pub cause: String,
 }
 
 impl StepError {

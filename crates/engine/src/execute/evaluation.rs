@@ -5,10 +5,11 @@ use tightfit::tensor::DType;
 
 use crate::execute::error::SessionError;
 use crate::execute::executable::StepSettings;
-use crate::execute::places::{Located, loss_of, offsets, pair};
+use crate::execute::places::{Located, halves, loss_of, offsets};
+use crate::execute::ranks::agree;
 use crate::execute::session::Session;
 use crate::memory::slab::Slab;
-use crate::step::data::Dataset;
+use crate::step::data::{Dataset, Halves};
 
 /// The result of an evaluation.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -36,7 +37,7 @@ impl Session {
         self.settle().map_err(failed(self.next_step))?;
         let evaluated = self.evaluate_settled(data, most);
         if let Err(SessionError::Step { error, .. }) = &evaluated {
-            self.has_failed |= error.is_fatal();
+            self.has_failed |= self.is_fatal(error);
         }
         // What it has brought for a batch that does not come lies where training computes.
         let rested = self.rest().map_err(failed(self.next_step));
@@ -53,19 +54,20 @@ impl Session {
         let failed = |error| SessionError::Step { step: self.next_step, error };
         compiled.executable.begin(&self.slab).map_err(failed)?;
         let settings = StepSettings { seed: self.seed, step: self.next_step, learning_rate: 0.0 };
-        let all = data.validation_batches(compiled.rows);
-        let (mut loss, mut rows, mut hits, mut predictions) = (0.0, 0.0, 0u64, 0u64);
+        let [batch] = compiled.batches[..] else { return Ok(None) };
+        let all = data.validation_batches(batch.rows);
+        let mut sums = Sums::default();
         for index in 0..all.min(most) {
-            let (input, target) = pair(&mut self.slab, compiled.batch());
-            let drawn = data.validation_batch(index, input, target)?;
-            let of_row = [input.len(), target.len()].map(|bytes| bytes / compiled.rows.max(1));
-            compiled
-                .executable
-                .run(&mut self.slab, &settings)
-                .map_err(|error| SessionError::Step { step: self.next_step, error })?;
-            loss += f64::from(loss_of(&self.slab, compiled)) * drawn.rows as f64;
-            rows += drawn.rows as f64;
-            let prediction = compiled.outputs.get(1);
+            let halves = &mut halves(&mut self.slab, batch);
+            let drawn = data.validation_batch(index, halves).map_err(SessionError::Data);
+            let drawn = agree(self.link.as_deref(), drawn)?;
+            let ran = compiled.executable.run(&mut self.slab, &settings);
+            ran.map_err(|error| SessionError::Step { step: self.next_step, error })?;
+            sums.rows += drawn.rows as f64;
+            if let Some(loss) = loss_of(&self.slab, compiled) {
+                sums.loss += f64::from(loss) * drawn.rows as f64;
+            }
+            let prediction = compiled.output(1);
             let Some(prediction) = prediction.filter(|output| output.dtype == DType::F32) else {
                 continue;
             };
@@ -73,19 +75,47 @@ impl Session {
             // targets would be memory beside the slab.
             let mut entries = entries(&self.slab, prediction);
             let classes = prediction.shape.last().copied().unwrap_or(1) as usize;
-            let [mut input, mut target] = of_row.map(|bytes| vec![0; bytes]);
+            let mut target = vec![0; 8 * compiled.part.targets as usize / batch.rows.max(1)];
             for number in 0..drawn.rows {
-                data.validation_batch(index * compiled.rows + number, &mut input, &mut target)?;
+                let halves = &mut Halves { rows: 1, input: None, target: Some(&mut target) };
+                data.validation_batch(index * batch.rows + number, halves)?;
                 for &target in target.as_chunks::<8>().0 {
                     let class = largest(entries.by_ref().take(classes));
-                    hits += u64::from(class == Some(i64::from_ne_bytes(target)));
-                    predictions += 1;
+                    sums.hits += f64::from(class == Some(i64::from_ne_bytes(target)));
+                    sums.predictions += 1.0;
                 }
             }
         }
-        let accuracy = (predictions > 0).then(|| hits as f64 / predictions as f64);
+        let Sums { rows, loss, hits, predictions } = self.all(sums)?;
+        let accuracy = (predictions > 0.0).then(|| hits / predictions);
         Ok(Some(Evaluation { loss: loss / rows, accuracy, batches: (all.min(most), all) }))
     }
+
+    /// What all ranks have of an evaluation.
+    fn all(&self, own: Sums) -> Result<Sums, SessionError> {
+        let Some(link) = &self.link else { return Ok(own) };
+        let said = [own.loss, own.hits, own.predictions].map(f64::to_ne_bytes);
+        let mut sums = Sums { rows: own.rows, ..Sums::default() };
+        for said in link.gather(said.as_flattened())? {
+            let numbers = said.as_chunks::<8>().0.iter().map(|bytes| f64::from_ne_bytes(*bytes));
+            if let [loss, hits, predictions] = numbers.collect::<Vec<_>>()[..] {
+                sums.loss += loss;
+                sums.hits += hits;
+                sums.predictions += predictions;
+            }
+        }
+        Ok(sums)
+    }
+}
+
+/// What is summed over the batches of an evaluation; on one rank of a pipeline, as far as it is
+/// computed there.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sums {
+    rows: f64,
+    loss: f64,
+    hits: f64,
+    predictions: f64,
 }
 
 /// All entries of a prediction, classes last.

@@ -96,8 +96,8 @@ pub struct Executable {
     pool: Arc<ThreadPool>,
     slab: Bytes,
     fault: FaultFlag,
-    /// The way to other ranks.
-    link: Option<Arc<dyn Link>>,
+    /// The way to other ranks, and the number there of the graph's first message.
+    link: Option<(Arc<dyn Link>, u32)>,
 }
 
 impl Executable {
@@ -208,9 +208,10 @@ impl Executable {
         self.lanes = Some(Arc::clone(lanes));
     }
 
-    /// Sends what goes to other ranks by `link` from now on, and waits there for what comes.
-    pub fn connect(&mut self, link: Arc<dyn Link>) {
-        self.link = Some(link);
+    /// Sends what goes to other ranks by `link` from now on, and waits there for what comes; the
+    /// link numbers the messages of the graph from `first` on.
+    pub fn connect(&mut self, link: Arc<dyn Link>, first: u32) {
+        self.link = Some((link, first));
     }
 
     /// Finds tensors where `placement` puts them from now on.
@@ -338,14 +339,14 @@ impl Executable {
             step: settings.step,
             micro_batch: MicroBatchId::WHOLE,
             learning_rate: settings.learning_rate as f32,
-            link: self.link.as_deref(),
+            link: self.link.as_ref().map(|(link, first)| (&**link, *first)),
         };
         let (step, slab, overlaps) = (&step, &*slab, self.overlaps());
         if let Some((placement, turn)) = &self.placement {
             lock(placement).begin(*turn)?;
         }
-        let under_way = StepUnderWay(self.link.as_deref());
-        self.pool.install(|| -> Result<(), StepError> {
+        let under_way = StepUnderWay(self.link.as_ref().map(|(link, _)| &**link));
+        let ran = self.pool.install(|| -> Result<(), StepError> {
             for op in &self.ops {
                 if step.fault.is_cut_off() {
                     break;
@@ -380,7 +381,11 @@ impl Executable {
                 }
             }
             Ok(())
-        })?;
+        });
+        if let (Err(error), Some((link, _))) = (&ran, &self.link) {
+            link.abort(&error.to_string());
+        }
+        ran?;
         if !self.fault.is_cut_off() {
             under_way.end();
         }
@@ -390,7 +395,7 @@ impl Executable {
         match self.fault.take() {
             Some(kernels::Fault::Index) => Err(StepError::Index),
             Some(kernels::Fault::Link) => {
-                let failure = self.link.as_ref().and_then(|link| link.failure());
+                let failure = self.link.as_ref().and_then(|(link, _)| link.failure());
                 Err(failure.map_or(StepError::NoLink, StepError::Link))
             }
             None => Ok(()),

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use rayon::ThreadPool;
 use tightfit::check::Checked;
 use tightfit::graph::Graph;
-use tightfit::id::{BufferId, DEVICE, NodeId, ValueId};
+use tightfit::id::{BufferId, DEVICE, MicroBatchId, NodeId, ValueId};
+use tightfit::pipeline::name_of;
 use tightfit::tensor::DType;
 
 use crate::execute::admission::placeholders_are_whole;
@@ -16,7 +17,8 @@ use crate::execute::error::CompileError;
 use crate::execute::executable::{Executable, address};
 use crate::execute::region::Region;
 use crate::memory::slab::Slab;
-use crate::step;
+use crate::step::data::Halves;
+use crate::step::{self, Part};
 
 /// A value at an address.
 #[derive(Clone, Debug, PartialEq)]
@@ -57,22 +59,23 @@ pub(super) struct Compiled {
     pub executable: Executable,
     /// Where each micro-batch goes.
     pub batches: Vec<Batch>,
-    /// Rows of a batch.
-    pub rows: usize,
+    /// What of the step it executes.
+    pub part: Part,
     pub outputs: Vec<Located>,
 }
 
-/// Where a micro-batch goes.
+/// Where a micro-batch goes: a rank of a pipeline may read half of it, or none.
 #[derive(Clone, Copy)]
 pub(super) struct Batch {
-    pub input: Span,
-    pub target: Span,
+    pub rows: usize,
+    pub input: Option<Span>,
+    pub target: Option<Span>,
 }
 
 impl Compiled {
-    /// Where the first micro-batch goes: all of them have as many rows.
-    pub fn batch(&self) -> Batch {
-        self.batches[0]
+    /// An output of the step, by its number there, where this graph makes it.
+    pub fn output(&self, number: usize) -> Option<&Located> {
+        self.outputs.get(self.part.place_of(number)?)
     }
 }
 
@@ -88,7 +91,7 @@ pub(super) fn compile(
     graph: &Graph,
     checked: &Checked,
     region: Option<&Region>,
-    pool: &Arc<ThreadPool>,
+    (part, pool): (&Part, &Arc<ThreadPool>),
 ) -> Result<Compiled, CompileError> {
     placeholders_are_whole(graph)?;
     let executable = Executable::compile_around(graph, checked, region, pool)?;
@@ -103,18 +106,15 @@ pub(super) fn compile(
         let address = at(buffers[&node], value)?;
         Ok::<_, CompileError>(Span { address, bytes: graph.values()[value].tensor.bytes().0 })
     };
-    let pairs = step::inputs(graph, "input").into_iter().zip(step::inputs(graph, "target"));
-    let batches = pairs
-        .map(|(input, target)| Ok(Batch { input: span(input)?, target: span(target)? }))
-        .collect::<Result<Vec<_>, CompileError>>()?;
-    assert!(!batches.is_empty(), "a step's graphs have both inputs");
-    let rows = step::input(graph, "input")
-        .and_then(|(_, value)| graph.values()[value].tensor.shape.first().copied())
-        .unwrap_or(1);
+    let half = |name, number| step::input(graph, &name_of(name, number)).map(span).transpose();
+    let batches = (0..part.micro_batches).map(MicroBatchId::from_u32).map(|number| {
+        let (input, target) = (half("input", number)?, half("target", number)?);
+        Ok(Batch { rows: part.rows, input, target })
+    });
     Ok(Compiled {
         executable,
-        batches,
-        rows: rows as usize,
+        batches: batches.collect::<Result<_, CompileError>>()?,
+        part: part.clone(),
         outputs: graph
             .outputs()
             .iter()
@@ -149,16 +149,20 @@ fn locate(graph: &Graph, address: u64, output: ValueId) -> Located {
     }
 }
 
-/// Input and target of a micro-batch in the slab, to be written.
-pub(super) fn pair(slab: &mut Slab, Batch { input, target }: Batch) -> (&mut [u8], &mut [u8]) {
-    slab.write_both((input.address, input.bytes), (target.address, target.bytes))
+/// Input and target of a micro-batch in the slab, to be written, as far as they are there.
+pub(super) fn halves(slab: &mut Slab, Batch { rows, input, target }: Batch) -> Halves<'_> {
+    const NOTHING: Span = Span { address: 0, bytes: 0 };
+    let (first, second) = (input.unwrap_or(NOTHING), target.unwrap_or(NOTHING));
+    let (first, second) =
+        slab.write_both((first.address, first.bytes), (second.address, second.bytes));
+    Halves { rows, input: input.map(|_| first), target: target.map(|_| second) }
 }
 
-/// The loss that the last step left.
-pub(super) fn loss_of(slab: &Slab, compiled: &Compiled) -> f32 {
-    f32::from_ne_bytes(
-        slab.read(compiled.outputs[0].address, 4).try_into().expect("a loss has four bytes"),
-    )
+/// The loss that the last step left, where this graph makes it.
+pub(super) fn loss_of(slab: &Slab, compiled: &Compiled) -> Option<f32> {
+    let loss = compiled.output(0)?;
+    let bytes = slab.read(loss.address, 4).try_into().expect("a loss has four bytes");
+    Some(f32::from_ne_bytes(bytes))
 }
 
 /// Offsets of all elements in logical order, in bytes from the first.

@@ -50,7 +50,7 @@ pub(super) fn ready(
     (tier, region): (Option<&TierFolder>, Option<&Region>),
     pool: &Arc<ThreadPool>,
 ) -> Result<Ready, SessionError> {
-    let mut compiled = compile(&step.training, training, region, pool)?;
+    let mut compiled = compile(&step.training, training, region, (&step.part, pool))?;
     let stay = residents(&step.training, training.schedule(), region);
     let mut evaluated = None;
     if let (Some(graph), Some(checked)) = (&step.evaluation, evaluation) {
@@ -58,7 +58,7 @@ pub(super) fn ready(
         if let Some(name) = moved((&step.training, training.schedule()), &there) {
             return Err(SessionError::Moved { name });
         }
-        evaluated = Some(compile(graph, checked, region, pool)?);
+        evaluated = Some(compile(graph, checked, region, (&step.evaluation_part, pool))?);
     }
     let schedules = [Some(training), evaluation];
     let moved = lanes(schedules.into_iter().flatten().map(Checked::schedule), tier)?;

@@ -16,7 +16,7 @@ use crate::execute::error::{SessionError, StepError, of_tier};
 use crate::execute::executable::{Executable, Executed, StepSettings};
 use crate::execute::lanes::Lanes;
 use crate::execute::placement::{Iterations, Shared, lock};
-use crate::execute::places::{Compiled, loss_of, pair};
+use crate::execute::places::{Compiled, halves};
 use crate::execute::ready::{TierFolder, ready};
 use crate::execute::region::Region;
 use crate::execute::residents::{Place, Reach, Resident, Staging};
@@ -27,6 +27,7 @@ use crate::memory::tier::TierError;
 use crate::step::Step;
 use crate::step::data::{Dataset, MicroBatch};
 use crate::step::initialise::{self, Unfilled};
+use crate::transport::Link;
 
 /// A running training.
 pub struct Session {
@@ -41,6 +42,8 @@ pub struct Session {
     pub(super) residents: BTreeMap<String, Resident>,
     /// What is under way between two steps was started.
     has_begun: bool,
+    /// The way to the other ranks of a pipeline.
+    pub(super) link: Option<Arc<dyn Link>>,
     /// A step failed, so no other may follow.
     pub(super) has_failed: bool,
     /// Seed of the run.
@@ -120,6 +123,7 @@ impl Session {
             evaluation: ready.evaluation,
             residents: ready.residents,
             has_begun: false,
+            link: None,
             has_failed: false,
             seed,
             next_step: 0,
@@ -198,12 +202,8 @@ impl Session {
             return Err(failed(StepError::Tier(TierError::Failed)));
         }
         self.begin().map_err(failed)?;
-        let of = self.training.batches.len() as u32;
-        for (index, &batch) in (0..).zip(&self.training.batches) {
-            let (input, target) = pair(&mut self.slab, batch);
-            let part = MicroBatch { index, of };
-            data.training_batch(self.seed, self.next_step, part, input, target)?;
-        }
+        let drawn = self.draw(data);
+        self.agree(drawn)?;
         let settings = StepSettings {
             seed: self.seed,
             step: self.next_step,
@@ -213,10 +213,24 @@ impl Session {
             output.settled = false;
         }
         let ran = run(&self.training.executable, &mut self.slab, &settings);
-        self.has_failed = ran.as_ref().is_err_and(StepError::is_fatal);
-        ran.map_err(failed)?;
+        self.has_failed = ran.as_ref().is_err_and(|error| self.is_fatal(error));
+        let agreed = self.agree(ran.map_err(failed));
+        // Ranks that have not done the same have nothing to go on from.
+        self.has_failed |= agreed.is_err() && self.link.is_some();
+        agreed?;
         self.next_step = number;
-        Ok(loss_of(&self.slab, &self.training))
+        self.loss()
+    }
+
+    /// Draws the batch of the next step, as far as the graph reads it.
+    fn draw(&mut self, data: &mut Dataset) -> Result<(), SessionError> {
+        let of = self.training.batches.len() as u32;
+        for (index, &batch) in (0..).zip(&self.training.batches) {
+            let halves = &mut halves(&mut self.slab, batch);
+            let part = MicroBatch { index, of };
+            data.training_batch(self.seed, self.next_step, part, halves)?;
+        }
+        Ok(())
     }
 
     /// Starts what is under way when a step begins, unless a step has.
@@ -337,7 +351,8 @@ impl Session {
 
     /// Elements of the targets of all micro-batches of an update: tokens, or rows.
     pub fn units_per_step(&self) -> u64 {
-        self.training.batches.iter().map(|batch| batch.target.bytes / 8).sum()
+        let part = &self.training.part;
+        u64::from(part.micro_batches) * part.targets
     }
 
     /// Size of the slab.

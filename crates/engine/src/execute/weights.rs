@@ -10,10 +10,14 @@ use safetensors::Dtype;
 use thiserror::Error;
 use tightfit::tensor::DType;
 
+use crate::execute::error::OtherRank;
+use crate::execute::ranks::agree;
+use crate::execute::remote::{self, Remote};
 use crate::execute::residents::Resident;
 use crate::execute::session::Session;
 use crate::file;
 use crate::step::stream::{self, Data, Piece, Reader, StreamError};
+use crate::transport::{Link, LinkError};
 
 /// The format that is written, in the file's metadata.
 pub const FORMAT: &str = "tightfit-weights/1";
@@ -56,6 +60,12 @@ pub enum WeightsError {
         /// The step that they are for.
         expected: String,
     },
+    /// Another rank of the pipeline failed.
+    #[error(transparent)]
+    Link(#[from] LinkError),
+    /// Another rank could not write or read the file.
+    #[error(transparent)]
+    OtherRank(#[from] OtherRank),
     /// A tensor of the step is missing, or has another shape or type.
     #[error("{}: `{name}`: {what}", path.display())]
     Tensor {
@@ -94,6 +104,8 @@ pub enum Elements<'a> {
     Held(Cow<'a, [u8]>),
     /// A tensor that a session keeps from step to step, wherever it lies.
     Kept(&'a Session, &'a Resident),
+    /// One that another rank of a pipeline keeps, which serves it meanwhile.
+    Remote(&'a dyn Link, &'a Remote),
 }
 
 impl Elements<'_> {
@@ -101,6 +113,7 @@ impl Elements<'_> {
         match self {
             Elements::Held(bytes) => sink(bytes),
             Elements::Kept(session, resident) => session.stream(resident, sink),
+            Elements::Remote(link, remote) => remote::stream(*link, remote, sink),
         }
     }
 }
@@ -143,29 +156,53 @@ pub fn write_tensors<'a>(
         .map_err(|error| WeightsError::Io { path: path.to_path_buf(), error })
 }
 
-/// Saves weights, buffers and optimizer state with the numbers that a resumed run needs.
+/// Saves weights, buffers and optimizer state with the numbers that a resumed run needs; on the
+/// ranks of a pipeline those of all of them, in one file, which the leading one writes.
 pub fn save(path: &Path, session: &Session, step_name: &str) -> Result<(), WeightsError> {
-    let tensors: Vec<(String, Bytes)> = session
-        .residents()
-        .iter()
-        .map(|(name, resident)| {
-            (
-                name.clone(),
-                Bytes {
-                    dtype: resident.dtype,
-                    shape: resident.shape.clone(),
-                    data: Elements::Kept(session, resident),
-                },
-            )
-        })
-        .collect();
+    let Some(link) = session.link.as_deref() else {
+        let own = session.residents().iter().map(|(name, resident)| {
+            let shape = resident.shape.clone();
+            let data = Elements::Kept(session, resident);
+            (name.clone(), Bytes { dtype: resident.dtype, shape, data })
+        });
+        return save_tensors(path, session, step_name, &own.collect::<Vec<_>>());
+    };
+    let everything = remote::everything(session, link)?;
+    let mut saved = Ok(());
+    if session.leads() {
+        let all = everything.iter().map(|(name, remote)| {
+            let own = session.residents().get(name);
+            let data = match own {
+                Some(resident) => Elements::Kept(session, resident),
+                None => Elements::Remote(link, remote),
+            };
+            (name.clone(), Bytes { dtype: remote.dtype, shape: remote.shape.clone(), data })
+        });
+        saved = save_tensors(path, session, step_name, &all.collect::<Vec<_>>());
+        if link.failure().is_none() {
+            remote::enough(link)?;
+        }
+    } else {
+        remote::serve(session, link)?;
+    }
+    // Nobody goes on before the file is whole.
+    agree(Some(link), saved)
+}
+
+/// Writes tensors of a session with its numbers.
+fn save_tensors<'a>(
+    path: &Path,
+    session: &Session,
+    step_name: &str,
+    tensors: &'a [(String, Bytes<'a>)],
+) -> Result<(), WeightsError> {
     let metadata = BTreeMap::from([
         ("format", FORMAT.to_string()),
         ("step_name", step_name.to_string()),
         ("steps", session.next_step.to_string()),
         ("seed", session.seed.to_string()),
     ]);
-    write_tensors(path, &tensors, &metadata)
+    write_tensors(path, tensors, &metadata)
 }
 
 /// What a file says of the run that saved it.
@@ -208,8 +245,13 @@ fn read_progress(path: &Path, reader: &Reader, step_name: &str) -> Result<Progre
 
 /// Puts saved weights and state into a session and sets its next step. Nothing is changed unless
 /// all names, types and shapes are the session's and all checksums are right; so the file is read
-/// twice.
+/// twice. Each rank of a pipeline reads what it keeps.
 pub fn load(path: &Path, session: &mut Session, step_name: &str) -> Result<Progress, WeightsError> {
+    let loaded = load_own(path, session, step_name);
+    agree(session.link.as_deref(), loaded)
+}
+
+fn load_own(path: &Path, session: &mut Session, step_name: &str) -> Result<Progress, WeightsError> {
     let mut reader = Reader::open(path).map_err(|error| WeightsError::at(path, error))?;
     let progress = read_progress(path, &reader, step_name)?;
     let wrong = |name: &str, what: String| WeightsError::Tensor {

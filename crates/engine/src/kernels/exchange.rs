@@ -45,8 +45,9 @@ fn with_link(
     message: u32,
     act: impl FnOnce(&dyn Link, Header) -> Result<(), LinkError>,
 ) {
-    let header = Header { step: run.step, message };
-    let done = run.link.map(|link| act(link, header));
+    let done = run.link.map(|(link, first)| {
+        act(link, Header { step: run.step, message: first.saturating_add(message) })
+    });
     if !matches!(done, Some(Ok(()))) {
         run.fault.raise(Fault::Link);
     }

@@ -62,8 +62,8 @@ pub(crate) struct Run<'a> {
     pub micro_batch: MicroBatchId,
     /// Learning rate of the step.
     pub learning_rate: f32,
-    /// The way to other ranks.
-    pub link: Option<&'a dyn Link>,
+    /// The way to other ranks, and the number there of the graph's first message.
+    pub link: Option<(&'a dyn Link, u32)>,
 }
 
 // SAFETY: the pointer is only followed by kernels, whose operands the checker proved disjoint.

@@ -9,6 +9,7 @@ use tightfit::tensor::DType;
 use tightfit::units::Bytes;
 
 use crate::philox::{below, key, philox};
+pub use crate::step::rows::Halves;
 use crate::step::rows::{DataFile, Table, Windows};
 use crate::step::spec::DataSpec;
 pub use crate::step::unsuitable::DataError;
@@ -169,23 +170,24 @@ impl Dataset {
         seed: u64,
         step: u32,
         part: MicroBatch,
-        input: &mut [u8],
-        target: &mut [u8],
+        halves: &mut Halves<'_>,
     ) -> Result<Drawn, DataError> {
-        let sampling_seed = self.sampling_seed;
+        let (sampling_seed, count) = (self.sampling_seed, halves.rows);
+        if halves.input.is_none() && halves.target.is_none() {
+            return Ok(Drawn { rows: count });
+        }
         match &mut self.rows {
             Rows::Bytes(windows) => {
-                let count = input.len() / 8 / windows.window;
                 for row in 0..count {
                     let place = part.index.wrapping_mul(count as u32).wrapping_add(row as u32);
                     let words = philox(key(seed), [place, STREAM, step, sampling_seed]);
                     let start = below([words[0], words[1]], windows.starts());
-                    windows.write(start, row, input, target)?;
+                    windows.write(start, row, halves)?;
                 }
                 Ok(Drawn { rows: count })
             }
             Rows::Table(table) => {
-                let (count, all) = (target.len() / 8, table.training() as u64);
+                let all = table.training() as u64;
                 for row in 0..count {
                     let before = u64::from(step) * u64::from(part.of) + u64::from(part.index);
                     let place = before * count as u64 + row as u64;
@@ -197,7 +199,7 @@ impl Dataset {
                         shuffle(&mut self.order, seed, epoch, sampling_seed);
                         self.epoch = Some((seed, epoch));
                     }
-                    table.write(self.order[index as usize] as usize, row, input, target)?;
+                    table.write(self.order[index as usize] as usize, row, halves)?;
                 }
                 Ok(Drawn { rows: count })
             }
@@ -217,23 +219,23 @@ impl Dataset {
     pub fn validation_batch(
         &mut self,
         index: usize,
-        input: &mut [u8],
-        target: &mut [u8],
+        halves: &mut Halves<'_>,
     ) -> Result<Drawn, DataError> {
+        let count = halves.rows;
         match &mut self.rows {
             Rows::Bytes(windows) => {
-                let (count, all) = (input.len() / 8 / windows.window, windows.validation());
+                let all = windows.validation();
                 for row in 0..count {
                     let window = (index * count + row) % all * windows.window;
-                    windows.write(windows.training + window as u64, row, input, target)?;
+                    windows.write(windows.training + window as u64, row, halves)?;
                 }
                 Ok(Drawn { rows: count.min(all - index * count) })
             }
             Rows::Table(table) => {
-                let (count, all) = (target.len() / 8, table.validation());
+                let all = table.validation();
                 for row in 0..count {
                     let from = table.validation_row((index * count + row) % all);
-                    table.write(from, row, input, target)?;
+                    table.write(from, row, halves)?;
                 }
                 Ok(Drawn { rows: count.min(all - index * count) })
             }
@@ -269,6 +271,25 @@ mod tests {
             .unwrap()
     }
 
+    fn halves<'a>(input: &'a mut [u8], target: &'a mut [u8]) -> Halves<'a> {
+        Halves { rows: target.len() / 8, input: Some(input), target: Some(target) }
+    }
+
+    #[test]
+    fn half_a_batch_is_that_half_of_it() {
+        let mut data = digits();
+        let (mut input, mut target) = (vec![0; 100 * 64 * 4], vec![0; 100 * 8]);
+        let all = &mut halves(&mut input, &mut target);
+        data.training_batch(1, 20, MicroBatch::WHOLE, all).unwrap();
+        let (mut alone, mut nothing) =
+            (vec![0; 100 * 8], Halves { rows: 100, ..Halves::default() });
+        let half = &mut Halves { rows: 100, input: None, target: Some(&mut alone) };
+        data.training_batch(1, 20, MicroBatch::WHOLE, half).unwrap();
+        assert_eq!(alone, target);
+        data.training_batch(1, 20, MicroBatch::WHOLE, &mut nothing).unwrap();
+        assert_eq!(data.validation_batch(3, &mut nothing).unwrap(), Drawn { rows: 60 });
+    }
+
     #[test]
     fn an_epoch_holds_every_training_row_once() {
         let mut data = digits();
@@ -278,7 +299,8 @@ mod tests {
         let (mut input, mut target) = (vec![0; 1437 * 64 * 4], vec![0; 1437 * 8]);
         let mut firsts = std::collections::BTreeSet::new();
         for step in 0..2 {
-            data.training_batch(3, step, MicroBatch::WHOLE, &mut input, &mut target).unwrap();
+            let halves = &mut halves(&mut input, &mut target);
+            data.training_batch(3, step, MicroBatch::WHOLE, halves).unwrap();
             let rows = data.order.clone();
             assert_eq!(
                 rows.iter().collect::<std::collections::BTreeSet<_>>().len() as f64,
@@ -294,7 +316,8 @@ mod tests {
         let draw = |seed, step| {
             let (mut input, mut target) = (vec![0; 100 * 64 * 4], vec![0; 100 * 8]);
             let whole = MicroBatch::WHOLE;
-            digits().training_batch(seed, step, whole, &mut input, &mut target).unwrap();
+            let halves = &mut halves(&mut input, &mut target);
+            digits().training_batch(seed, step, whole, halves).unwrap();
             (input, target)
         };
         assert_eq!(draw(1, 5), draw(1, 5));
@@ -306,12 +329,13 @@ mod tests {
     fn micro_batches_hold_the_rows_of_their_batch() {
         let mut data = digits();
         let (mut input, mut target) = (vec![0; 100 * 64 * 4], vec![0; 100 * 8]);
-        data.training_batch(1, 20, MicroBatch::WHOLE, &mut input, &mut target).unwrap();
+        let all = &mut halves(&mut input, &mut target);
+        data.training_batch(1, 20, MicroBatch::WHOLE, all).unwrap();
         let (mut inputs, mut targets) = (Vec::new(), Vec::new());
         for index in 0..4 {
             let part = MicroBatch { index, of: 4 };
             let (mut input, mut target) = (vec![0; 25 * 64 * 4], vec![0; 25 * 8]);
-            data.training_batch(1, 20, part, &mut input, &mut target).unwrap();
+            data.training_batch(1, 20, part, &mut halves(&mut input, &mut target)).unwrap();
             inputs.extend(input);
             targets.extend(target);
         }
@@ -323,7 +347,7 @@ mod tests {
         let mut data = digits();
         assert_eq!(data.validation_batches(100), 4);
         let (mut input, mut target) = (vec![0; 100 * 64 * 4], vec![0; 100 * 8]);
-        let drawn = data.validation_batch(3, &mut input, &mut target).unwrap();
+        let drawn = data.validation_batch(3, &mut halves(&mut input, &mut target)).unwrap();
         assert_eq!(drawn, Drawn { rows: 60 });
     }
 }

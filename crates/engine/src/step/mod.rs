@@ -4,7 +4,9 @@
 //! them.
 
 pub mod data;
+mod divide;
 pub(crate) mod initialise;
+mod part;
 mod rows;
 mod spec;
 pub(crate) mod stream;
@@ -23,6 +25,8 @@ use tightfit::pipeline;
 use tightfit::reading::{Bounded, Excess, Table, Text, excess, in_full};
 use tightfit::tensor::DType;
 
+pub use divide::{Divided, NotDivided};
+pub use part::Part;
 pub use spec::{DataSpec, EveryRow, Initialisation, LastFraction, OptimizerSpec, OtherBatch};
 
 /// The format that is read.
@@ -118,8 +122,12 @@ pub struct Step {
     pub description: String,
     /// Forward, loss, backward, optimizer.
     pub training: Graph,
+    /// What of a step that is.
+    pub part: Part,
     /// Loss and prediction without gradients.
     pub evaluation: Option<Graph>,
+    /// What of an evaluation that is.
+    pub evaluation_part: Part,
     /// How each parameter and buffer begins.
     pub parameters: BTreeMap<String, Initialisation>,
     /// The optimizer's defaults.
@@ -187,6 +195,8 @@ impl Step {
         let training = read_graph(&folder.join(raw.training.0))?;
         let evaluation = raw.evaluation.map(|file| read_graph(&folder.join(file.0))).transpose()?;
         let step = Step {
+            part: Part::whole(&training),
+            evaluation_part: evaluation.as_ref().map(Part::whole).unwrap_or_default(),
             files,
             folder: folder.to_path_buf(),
             name: raw.name.0,

@@ -16,6 +16,17 @@ const BLOCK: usize = 64 << 10;
 /// Longest that a cell of a table may be.
 const LONGEST_CELL: usize = 64;
 
+/// Where a batch is put: a rank of a pipeline may read half of it, or none.
+#[derive(Debug, Default)]
+pub struct Halves<'a> {
+    /// Its rows.
+    pub rows: usize,
+    /// Where the inputs go.
+    pub input: Option<&'a mut [u8]>,
+    /// Where the targets go.
+    pub target: Option<&'a mut [u8]>,
+}
+
 /// A file that is read at any place.
 #[derive(Debug)]
 pub(super) struct DataFile {
@@ -124,11 +135,11 @@ impl Windows {
         &self,
         start: u64,
         row: usize,
-        input: &mut [u8],
-        target: &mut [u8],
+        Halves { input, target, .. }: &mut Halves<'_>,
     ) -> Result<(), DataError> {
         let window = self.window;
         for (shift, out) in [(0, input), (1, target)] {
+            let Some(out) = out else { continue };
             let out = &mut out[row * window * 8..(row + 1) * window * 8];
             // Read into the end of the row and spread from its beginning: the eight bytes of an
             // element end no later than the byte that it is made of.
@@ -247,8 +258,7 @@ impl Table {
         &mut self,
         from: usize,
         row: usize,
-        input: &mut [u8],
-        target: &mut [u8],
+        Halves { input, target, .. }: &mut Halves<'_>,
     ) -> Result<(), DataError> {
         let start = self.rows[from];
         let length = (self.file.length - start).min(self.line.len() as u64) as usize;
@@ -256,13 +266,22 @@ impl Table {
         let read = self.file.read(start, &mut line[..length]);
         let whole = line[..length].split(|&byte| byte == b'\n').next().unwrap_or_default();
         let scale = self.scale;
-        let features = &mut input[row * self.columns * 4..(row + 1) * self.columns * 4];
-        let class = &mut target[row * 8..(row + 1) * 8];
+        let width = self.columns * 4;
+        let mut features = input.as_mut().map(|all| &mut all[row * width..(row + 1) * width]);
+        let mut class = target.as_mut().map(|all| &mut all[row * 8..(row + 1) * 8]);
         let parsed = read.and_then(|()| {
             self.cells(whole, &mut |column, cell| match cell {
-                Cell::Feature(feature) => features[column * 4..(column + 1) * 4]
-                    .copy_from_slice(&(feature * scale).to_ne_bytes()),
-                Cell::Class(index) => class.copy_from_slice(&index.to_ne_bytes()),
+                Cell::Feature(feature) => {
+                    if let Some(features) = &mut features {
+                        let place = &mut features[column * 4..(column + 1) * 4];
+                        place.copy_from_slice(&(feature * scale).to_ne_bytes());
+                    }
+                }
+                Cell::Class(index) => {
+                    if let Some(class) = &mut class {
+                        class.copy_from_slice(&index.to_ne_bytes());
+                    }
+                }
             })
             .map_err(|_| self.file.content("it was changed while it was used".to_string()))
         });

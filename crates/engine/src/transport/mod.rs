@@ -4,7 +4,8 @@
 //!
 //! A link carries tensors between slabs. The sender lends the bytes where they lie and asks later
 //! whether they were taken; the receiver waits for them. So nothing is held beside the slabs, and
-//! whatever a message takes stands in both schedules.
+//! whatever a message takes stands in both schedules. Between two steps ranks tell each other small
+//! things: what the loss is, whether to go on, a piece of the weights that are saved.
 
 mod thread;
 
@@ -31,6 +32,49 @@ impl fmt::Display for Header {
     }
 }
 
+/// A message of every step, as all ranks know it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Route {
+    /// The rank that sends it.
+    pub from: RankId,
+    /// The rank that receives it.
+    pub to: RankId,
+    /// The tensor, in words.
+    pub what: String,
+}
+
+/// What a rank waits for.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Awaited {
+    /// A message from another rank.
+    Message(Header, Route),
+    /// That a message is taken.
+    Taken(Header, Route),
+    /// What all ranks have to say between two steps.
+    Everybody,
+    /// Bytes from a rank between two steps.
+    From(RankId),
+    /// That a rank takes bytes between two steps.
+    To(RankId),
+}
+
+impl fmt::Display for Awaited {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Awaited::Message(header, Route { from, what, .. }) => {
+                write!(f, "{header}, {what}, from {from}")
+            }
+            Awaited::Taken(header, Route { to, what, .. }) => {
+                write!(f, "{to} to take {header}, {what}")
+            }
+            Awaited::Everybody => f.write_str("what the other ranks have to say"),
+            Awaited::From(rank) => write!(f, "bytes from {rank}"),
+            Awaited::To(rank) => write!(f, "{rank} to take bytes"),
+        }
+    }
+}
+
 /// Bytes that a sender lends until they were taken.
 #[derive(Clone, Copy, Debug)]
 pub struct Lent {
@@ -46,12 +90,15 @@ unsafe impl Send for Lent {}
 #[non_exhaustive]
 pub enum LinkError {
     /// Nothing came for too long.
-    #[error("{rank} waited {} s for {header}, which never came", waited.as_secs())]
+    #[error(
+        "{rank} waited {} s for {awaited}: nothing came; a longer --peer-deadline waits longer",
+        waited.as_secs()
+    )]
     Deadline {
         /// The rank that waited.
         rank: RankId,
         /// What it waited for.
-        header: Header,
+        awaited: Awaited,
         /// How long it waited.
         waited: Duration,
     },
@@ -72,10 +119,12 @@ pub enum LinkError {
         messages: usize,
     },
     /// What came has another size than what was waited for: ranks run different plans.
-    #[error("{header} has {found} bytes, {expected} are expected: the ranks run different plans")]
+    #[error(
+        "{awaited}: {found} bytes came, {expected} are expected: the ranks run different plans"
+    )]
     Size {
-        /// The message.
-        header: Header,
+        /// What came.
+        awaited: Awaited,
         /// The bytes that came.
         found: usize,
         /// The bytes that were waited for.
@@ -85,6 +134,12 @@ pub enum LinkError {
 
 /// One rank's end of the way to all others.
 pub trait Link: fmt::Debug + Send + Sync {
+    /// This rank.
+    fn rank(&self) -> RankId;
+
+    /// The number of ranks.
+    fn ranks(&self) -> u32;
+
     /// Lends bytes to whoever receives the message. Nobody may change them until [`Link::sent`] has
     /// returned.
     fn send(&self, header: Header, bytes: Lent) -> Result<(), LinkError>;
@@ -94,6 +149,15 @@ pub trait Link: fmt::Debug + Send + Sync {
 
     /// Waits until what was sent was taken.
     fn sent(&self, header: Header) -> Result<(), LinkError>;
+
+    /// What each rank has to say, in the order of the ranks; all of them ask.
+    fn gather(&self, said: &[u8]) -> Result<Vec<Vec<u8>>, LinkError>;
+
+    /// Has a rank [`Link::take`] bytes, and waits until it has.
+    fn give(&self, to: RankId, bytes: &[u8]) -> Result<(), LinkError>;
+
+    /// Waits for bytes that a rank [gives](Link::give) to this one.
+    fn take(&self, from: RankId, into: &mut [u8]) -> Result<(), LinkError>;
 
     /// Tells all other ranks that this one has failed; the first cause counts. When it returns,
     /// nobody reads what this rank has lent.

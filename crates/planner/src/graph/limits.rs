@@ -35,6 +35,8 @@ pub const MOST_OF_A_SOURCE: usize = 1 << 12;
 
 /// Bytes of a plan's text.
 pub const MOST_PLAN: u64 = 64 << 20;
+/// Bytes of a pipeline schedule's text.
+pub const MOST_SCHEDULE: u64 = 64 << 20;
 /// Buffers of a plan.
 pub const MOST_BUFFERS: usize = 1 << 22;
 /// Instructions of a plan.

@@ -90,6 +90,20 @@ pub struct Rows {
 }
 
 impl Rows {
+    /// One forward pass of each stage and no backward pass, where stages are placed so.
+    pub fn forward(placement: &PrimaryMap<StageId, RankId>, ranks: usize) -> Rows {
+        let mut rows: PrimaryMap<RankId, Vec<Action>> = (0..ranks).map(|_| Vec::new()).collect();
+        for (stage, &rank) in placement {
+            rows[rank].push(Action::new(stage.as_u32(), Pass::Forward, 0));
+        }
+        Rows { placement: placement.clone(), rows, micro_batches: 1 }
+    }
+
+    /// No stage performs a backward pass.
+    pub fn is_forward(&self) -> bool {
+        self.rows.values().flatten().all(|action| action.pass == Pass::Forward)
+    }
+
     /// The stages of a rank, in the order of the forward pass.
     pub fn stages_of(&self, rank: RankId) -> Vec<StageId> {
         let own = self.placement.iter().filter(|&(_, &owner)| owner == rank);

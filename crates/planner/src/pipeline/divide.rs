@@ -15,8 +15,10 @@ use cranelift_entity::SecondaryMap;
 use crate::graph::{Graph, Phase};
 use crate::id::{NodeId, StageId, StorageId, ValueId};
 use crate::operator::Operator;
-use crate::pipeline::action::Pass;
+use crate::pipeline::action::{Action, Pass};
 use crate::pipeline::error::PipelineError;
+use crate::pipeline::simulate::StageCost;
+use crate::profile::Profile;
 
 /// What a node is for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -60,10 +62,27 @@ impl<'a> Division<'a> {
         graph: &'a Graph,
         of_forward: &SecondaryMap<NodeId, StageId>,
     ) -> Result<Division<'a>, PipelineError> {
+        Division::of(graph, of_forward, true)
+    }
+
+    /// The same for one micro-batch alone, such as that of an evaluation, whose outputs may be
+    /// anything.
+    pub fn of_one_batch(
+        graph: &'a Graph,
+        of_forward: &SecondaryMap<NodeId, StageId>,
+    ) -> Result<Division<'a>, PipelineError> {
+        Division::of(graph, of_forward, false)
+    }
+
+    fn of(
+        graph: &'a Graph,
+        of_forward: &SecondaryMap<NodeId, StageId>,
+        has_means: bool,
+    ) -> Result<Division<'a>, PipelineError> {
         let mut division =
             Division { graph, stages: 1, roles: SecondaryMap::new(), summed: BTreeSet::new() };
         division.passes(of_forward);
-        division.summed = summed(graph)?;
+        division.summed = summed(graph, has_means)?;
         for &value in &division.summed {
             let producer = graph.values()[division.root(value)].producer;
             if division.roles[producer] == Role::Anywhere {
@@ -74,6 +93,32 @@ impl<'a> Division<'a> {
         division.divide_backward();
         division.flows()?;
         Ok(division)
+    }
+
+    /// What each stage costs for a micro-batch where nothing is recomputed; what it holds and sends
+    /// is left open.
+    pub fn costs(&self, profile: &Profile) -> SecondaryMap<StageId, StageCost> {
+        let mut costs: SecondaryMap<StageId, StageCost> = SecondaryMap::new();
+        for (id, &role) in self.roles.iter() {
+            let Role::Pass(stage, pass) = role else { continue };
+            let cost = &mut costs[stage];
+            let time = match pass {
+                Pass::Forward => &mut cost.forward,
+                Pass::InputGradient => &mut cost.input_gradient,
+                Pass::Backward | Pass::WeightGradient => &mut cost.weight_gradient,
+            };
+            *time = *time + profile.seconds[id];
+        }
+        costs
+    }
+
+    /// The first backward pass, where the step has any.
+    pub fn backward(&self) -> Option<Action> {
+        let stages = self.roles.values().filter_map(|&role| match role {
+            Role::Pass(stage, pass) if pass != Pass::Forward => Some(stage),
+            _ => None,
+        });
+        stages.min().map(|stage| Action::new(stage.as_u32(), Pass::Backward, 0))
     }
 
     /// The value that a value shows a part of, through views: what is made by a call or a
@@ -241,8 +286,9 @@ impl<'a> Division<'a> {
     }
 }
 
-/// What the micro-batches make and the update or whoever comes after the step reads.
-fn summed(graph: &Graph) -> Result<BTreeSet<ValueId>, PipelineError> {
+/// What the micro-batches make and the update or whoever comes after the step reads; that has a
+/// mean where it `has_means`.
+fn summed(graph: &Graph, has_means: bool) -> Result<BTreeSet<ValueId>, PipelineError> {
     let (nodes, values) = (graph.nodes(), graph.values());
     let updates = nodes.values().filter(|node| node.phase == Phase::Optimizer);
     let read = updates
@@ -257,7 +303,10 @@ fn summed(graph: &Graph) -> Result<BTreeSet<ValueId>, PipelineError> {
         }
         let is_gradient = producer.phase == Phase::Backward;
         let is_scalar = !producer.phase.is_placeholder() && tensor.elements() == 1;
-        if !tensor.dtype.is_float() || !(is_gradient || is_scalar) {
+        if !has_means && producer.phase.is_placeholder() {
+            continue;
+        }
+        if has_means && (!tensor.dtype.is_float() || !(is_gradient || is_scalar)) {
             let what = format!("{} {:?}", tensor.dtype.name(), tensor.shape);
             return Err(PipelineError::NoMean { node: producer.name.clone(), what, reader });
         }

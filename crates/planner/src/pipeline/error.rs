@@ -26,6 +26,16 @@ pub enum PipelineError {
         /// The nodes that a graph may have.
         most: usize,
     },
+    /// The forward pass has no place for so many cuts.
+    #[error(
+        "{stages} stages are asked for, and the forward pass has {layers} layers to cut between"
+    )]
+    TooManyStages {
+        /// The stages that are asked for.
+        stages: usize,
+        /// The layers that there are.
+        layers: usize,
+    },
     /// A value that updates or outputs need of all micro-batches has no mean.
     #[error(
         "`{node}` makes {what} in each micro-batch, and {reader} reads it: only gradients and \

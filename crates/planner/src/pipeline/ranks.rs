@@ -19,6 +19,7 @@ use crate::pipeline::error::PipelineError;
 use crate::pipeline::exchange::{Exchange, Message};
 use crate::pipeline::simulate::{Simulated, StageCost, simulate};
 use crate::pipeline::unroll::Unroll;
+use crate::pipeline::validate::RowsError;
 use crate::units::Seconds;
 
 /// The graphs of all ranks.
@@ -26,6 +27,8 @@ use crate::units::Seconds;
 pub struct Ranks {
     /// The graph of each rank; nodes keep the names of the step.
     pub graphs: PrimaryMap<RankId, Graph>,
+    /// Which outputs of the step each rank makes: those of its graph, by their numbers.
+    pub outputs: PrimaryMap<RankId, Vec<usize>>,
     /// What goes from one to another, by the numbers that the graphs name.
     pub messages: Vec<Message>,
 }
@@ -41,6 +44,10 @@ pub fn ranks(division: &Division<'_>, rows: &Rows) -> Result<Ranks, PipelineErro
         let (stages, rows) = (division.stages, placement.len());
         return Err(PipelineError::OtherStages { stages, rows });
     }
+    if let Some(action) = division.backward().filter(|_| rows.is_forward()) {
+        let rank = placement[action.stage];
+        return Err(RowsError::Missing { rank, action }.into());
+    }
     let times = in_unit_time(rows)?.ranks;
     let exchange = Exchange::new(division, placement, rows.rows.len(), *micro_batches)?;
     let read = exchange.first_reads(rows, |rank, index| times[rank][index].start);
@@ -53,7 +60,7 @@ pub fn ranks(division: &Division<'_>, rows: &Rows) -> Result<Ranks, PipelineErro
             passes.entry((stage, Pass::Backward)).or_default().push(id);
         }
     }
-    let mut graphs = PrimaryMap::new();
+    let (mut graphs, mut outputs) = (PrimaryMap::new(), PrimaryMap::new());
     for (rank, row) in &rows.rows {
         let mut unroll = Unroll::new(division, &exchange, rank, *micro_batches);
         for (index, action) in row.iter().enumerate() {
@@ -68,9 +75,11 @@ pub fn ranks(division: &Division<'_>, rows: &Rows) -> Result<Ranks, PipelineErro
                 unroll.update(id)?;
             }
         }
-        graphs.push(unroll.build()?);
+        let (graph, here) = unroll.build()?;
+        graphs.push(graph);
+        outputs.push(here);
     }
-    Ok(Ranks { graphs, messages: exchange.messages })
+    Ok(Ranks { graphs, outputs, messages: exchange.messages })
 }
 
 /// Rows in time, where each pass of each stage takes as long.

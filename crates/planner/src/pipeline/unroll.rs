@@ -133,8 +133,9 @@ impl<'a> Unroll<'a> {
         Ok(())
     }
 
-    /// The graph, with what stands for the outputs of the step that this rank makes.
-    pub fn build(mut self) -> Result<Graph, PipelineError> {
+    /// The graph, with what stands for the outputs of the step that this rank makes, and their
+    /// numbers.
+    pub fn build(mut self) -> Result<(Graph, Vec<usize>), PipelineError> {
         self.wait(|_| true);
         let outputs = self.graph.outputs().iter().enumerate();
         let here: Vec<(usize, ValueId)> = outputs
@@ -149,7 +150,7 @@ impl<'a> Unroll<'a> {
             let names = here.iter().map(|&(index, _)| names[index].clone());
             self.builder.output_names(names.collect());
         }
-        Ok(self.builder.build()?)
+        Ok((self.builder.build()?, here.into_iter().map(|(index, _)| index).collect()))
     }
 
     /// What stands for a value behind all micro-batches: a mean, what an update makes, or what

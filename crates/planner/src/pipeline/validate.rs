@@ -121,7 +121,8 @@ impl fmt::Display for Waiting {
     }
 }
 
-/// Holds rows to the rules; where `descends`, but for the order in which gradients are summed.
+/// Holds rows to the rules; where `descends`, but for the order in which gradients are summed. Rows
+/// without any backward pass are those of an evaluation.
 pub fn validate(rows: &Rows, descends: bool) -> Result<(), RowsError> {
     let Rows { placement, rows: actions, micro_batches } = rows;
     let (stages, micro_batches) = (placement.len(), *micro_batches);
@@ -160,6 +161,7 @@ pub fn validate(rows: &Rows, descends: bool) -> Result<(), RowsError> {
             }
         }
     }
+    let evaluates = rows.is_forward();
     for (stage, &rank) in placement {
         for micro_batch in (0..micro_batches).map(MicroBatchId::from_u32) {
             let action = |pass| Action { stage, pass, micro_batch };
@@ -170,6 +172,7 @@ pub fn validate(rows: &Rows, descends: bool) -> Result<(), RowsError> {
                 return Err(RowsError::WholeAndParts { rank, action: action(whole) });
             }
             let needed: &[Pass] = match parts {
+                _ if evaluates => &[Pass::Forward],
                 true => &[Pass::Forward, input, Pass::WeightGradient],
                 false => &[Pass::Forward, whole],
             };

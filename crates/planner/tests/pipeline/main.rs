@@ -4,6 +4,7 @@
 
 mod accumulation;
 mod cases;
+mod layers;
 mod rows;
 mod stages;
 

@@ -19,7 +19,7 @@ const ROOMS: [(&str, &[&str]); 19] = [
     ("tensor", &["units", "id"]),
     ("operator", &["units", "id", "tensor"]),
     ("graph", &["units", "id", "reading", "tensor", "operator"]),
-    ("pipeline", &["units", "id", "tensor", "operator", "graph"]),
+    ("pipeline", &["units", "id", "tensor", "operator", "graph", "profile", "timeline"]),
     ("machine", &["units", "id"]),
     ("profile", &["units", "id", "tensor", "operator", "graph", "machine"]),
     ("analysis", &["units", "id", "reading", "tensor", "operator", "graph", "machine", "profile"]),

@@ -1,0 +1,104 @@
+//! The run of one rank. Invariant: what all ranks decide alike they decide from what all of them
+//! were told; the first one speaks for all.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use tightfit_engine::transport::Link;
+use tightfit_engine::{Dataset, FastestStep, process, weights};
+
+use super::choose::Chosen;
+use super::report::Outcome;
+use super::{session, trace};
+use crate::exit::ExitCode;
+use crate::interrupt;
+use crate::train::ending::{Ending, said};
+use crate::train::placement::Placed;
+use crate::train::{Arguments, run};
+
+/// Steps, evaluates, saves and reports, beside the other ranks.
+pub fn run(
+    arguments: &Arguments,
+    chosen: &Chosen,
+    mut data: Dataset,
+    link: Arc<dyn Link>,
+    seed: u64,
+) -> anyhow::Result<ExitCode> {
+    let mut session = session(chosen, link, seed)?;
+    let rank = session.rank();
+    let step = &chosen.divided.ranks[rank];
+    if let Some(path) = &arguments.resume {
+        weights::load(path, &mut session, &step.name)?;
+        if session.leads() && !arguments.json {
+            say!("resuming after {} steps from {}", session.next_step, path.display())?;
+        }
+    }
+    let begun = session.next_step;
+    let mut fastest = arguments.trace.as_ref().map(|_| FastestStep::default());
+    let mut placed = Placed::default();
+    let also = run::Also { fastest: fastest.as_mut(), replan: None, placed: &mut placed };
+    let mut course = run::run(arguments, &mut session, &mut data, also)?;
+    let stepped = session.next_step > begun;
+    let is_over = session.any(!matches!(course.ending, Ending::InOrder))?;
+    let is_interrupted = session.any(interrupt::raised())?;
+    let mut evaluation = None;
+    if !is_over && !is_interrupted {
+        evaluation = crate::train::evaluation(arguments, &mut session, &mut data, stepped)?;
+    }
+    if let Some(evaluation) = evaluation.filter(|found| !found.loss.is_finite())
+        && !arguments.keep_going
+    {
+        let (step, loss) = (session.next_step, evaluation.loss);
+        course.ending = run::not_finite_at(arguments, step, run::VALIDATION, loss);
+    }
+    // All ranks have the same losses.
+    let is_good = match course.ending {
+        Ending::NotFinite(_) => false,
+        Ending::Failed(_) => stepped,
+        Ending::InOrder => !is_over || stepped,
+    };
+    let path = arguments.save.as_deref().filter(|_| is_good);
+    if let Some(path) = path {
+        let lost = || format!("the weights after step {} could not be saved", session.next_step);
+        weights::save(path, &session, &step.name).with_context(lost)?;
+    }
+    let done = session.next_step;
+    let rest = || -> anyhow::Result<()> {
+        if let (Some(path), Some(fastest)) = (&arguments.trace, &fastest) {
+            trace::write(path, &session, chosen, fastest)?;
+        }
+        if let Ending::Failed(error) = course.ending {
+            return Err(error);
+        }
+        let process = process::peak_resident();
+        // What is written from here on may take what the slab held.
+        session.release();
+        if session.leads() {
+            let outcome = Outcome {
+                chosen,
+                measured: &course.measured,
+                evaluation,
+                process,
+                saved: path,
+                steps: done,
+                seed: session.seed,
+                interrupted: is_interrupted,
+                ended_early: !is_good,
+                not_finite: course.not_finite,
+            };
+            match arguments.json {
+                true => say!("{}", outcome.json())?,
+                false => outcome.show()?,
+            }
+        }
+        match course.ending {
+            Ending::NotFinite(error) => Err(error.into()),
+            Ending::InOrder | Ending::Failed(_) => Ok(crate::output::flush()?),
+        }
+    };
+    rest().map_err(|error| match error.is::<crate::train::LossNotFinite>() {
+        true => error,
+        false => error.context(said(path, done)),
+    })?;
+    Ok(interrupt::code())
+}

@@ -1,0 +1,41 @@
+//! The fastest step of all ranks as Chrome trace events, a process for each rank. Invariant: all
+//! ranks show the same step, from the moment at which they began it.
+
+use std::path::Path;
+
+use tightfit::units::Seconds;
+use tightfit_engine::{FastestStep, Session};
+use tightfit_report::{Course, Trace, join};
+
+use super::choose::Chosen;
+use crate::output;
+
+/// Has the first rank write what all of them have measured.
+pub fn write(
+    path: &Path,
+    session: &Session,
+    chosen: &Chosen,
+    fastest: &FastestStep,
+) -> anyhow::Result<()> {
+    let rank = session.rank();
+    let (step, plan) = (&chosen.divided.ranks[rank], &chosen.plans[rank]);
+    let fitted = &plan.training.fitted;
+    let own = fastest.calls().map(|calls| {
+        let times: Vec<(Seconds, Seconds)> =
+            calls.iter().map(|call| (call.start, call.seconds)).collect();
+        let course = Course::of(&step.training, fitted.schedule(), fitted.timeline());
+        Trace::measured(&course, &chosen.machine.name, &times, fastest.transfers()).write()
+    });
+    let all = session.gather(own.unwrap_or_default().as_bytes())?;
+    if !session.leads() {
+        return Ok(());
+    }
+    let texts = all.iter().map(|text| std::str::from_utf8(text).unwrap_or_default());
+    match join(texts) {
+        Some(joined) => output::write_whole(path, joined.as_bytes()),
+        None => {
+            note!("note: no step was measured, so {} was not written", path.display());
+            Ok(())
+        }
+    }
+}

@@ -1,0 +1,129 @@
+//! A run on one rank of a pipeline. Invariant: whatever all ranks have to know alike between two
+//! steps, each of them is told before it goes on: whether somebody failed, and what the loss is; so
+//! all of them end after the same step.
+
+use std::fmt::Display;
+use std::sync::Arc;
+
+use tightfit::id::RankId;
+
+use crate::execute::error::{OtherRank, SessionError, StepError};
+use crate::execute::places::loss_of;
+use crate::execute::session::Session;
+use crate::transport::{Link, LinkError};
+
+impl Session {
+    /// Goes on as one rank of a pipeline, whose evaluation's messages the link numbers from
+    /// `first_of_evaluation` on. All ranks have to step, evaluate, save and load side by side;
+    /// where the evaluation of one does not fit, none evaluates.
+    ///
+    /// # Errors
+    /// [`SessionError::Link`] where a rank has failed.
+    pub fn connect(
+        &mut self,
+        link: Arc<dyn Link>,
+        first_of_evaluation: u32,
+    ) -> Result<(), SessionError> {
+        self.training.executable.connect(Arc::clone(&link), 0);
+        self.link = Some(Arc::clone(&link));
+        if self.any(self.evaluation.is_none())? {
+            self.evaluation = None;
+        }
+        if let Some(evaluation) = &mut self.evaluation {
+            evaluation.executable.connect(link, first_of_evaluation);
+        }
+        Ok(())
+    }
+
+    /// Whether evaluations are computed: they fit.
+    pub fn evaluates(&self) -> bool {
+        self.evaluation.is_some()
+    }
+
+    /// This rank; the first one where there are no others.
+    pub fn rank(&self) -> RankId {
+        self.link.as_ref().map_or(RankId::from_u32(0), |link| link.rank())
+    }
+
+    /// What each rank has to say, in the order of the ranks; all of them ask.
+    ///
+    /// # Errors
+    /// [`SessionError::Link`] where a rank has failed.
+    pub fn gather(&self, said: &[u8]) -> Result<Vec<Vec<u8>>, SessionError> {
+        match &self.link {
+            None => Ok(vec![said.to_vec()]),
+            Some(link) => Ok(link.gather(said)?),
+        }
+    }
+
+    /// Speaks for all ranks: the first one does, and so does who is alone.
+    pub fn leads(&self) -> bool {
+        self.link.as_ref().is_none_or(|link| link.rank() == RankId::from_u32(0))
+    }
+
+    /// Whether `flag` is set on any rank.
+    ///
+    /// # Errors
+    /// [`SessionError::Link`] where a rank has failed.
+    pub fn any(&self, flag: bool) -> Result<bool, SessionError> {
+        let Some(link) = &self.link else { return Ok(flag) };
+        Ok(link.gather(&[flag.into()])?.iter().any(|said| said == &[1]))
+    }
+
+    /// The largest of the numbers that the ranks have.
+    ///
+    /// # Errors
+    /// [`SessionError::Link`] where a rank has failed.
+    pub fn largest(&self, number: f64) -> Result<f64, SessionError> {
+        let Some(link) = &self.link else { return Ok(number) };
+        let all = link.gather(&number.to_ne_bytes())?;
+        Ok(all.iter().filter_map(|said| float(said)).fold(number, f64::max))
+    }
+
+    /// What this rank has come to, unless another one could not go on.
+    pub(super) fn agree<T>(&self, own: Result<T, SessionError>) -> Result<T, SessionError> {
+        agree(self.link.as_deref(), own)
+    }
+
+    /// Whether no other step can follow; none can where ranks no longer have done the same.
+    pub(super) fn is_fatal(&self, error: &StepError) -> bool {
+        error.is_fatal() || self.link.is_some()
+    }
+
+    /// The loss of the last step, which one rank has.
+    pub(super) fn loss(&self) -> Result<f32, SessionError> {
+        let own = loss_of(&self.slab, &self.training);
+        let Some(link) = &self.link else { return Ok(own.unwrap_or(f32::NAN)) };
+        let said = link.gather(own.map(f32::to_ne_bytes).as_ref().map_or(&[], |bytes| bytes))?;
+        let loss = said.iter().find_map(|said| Some(f32::from_ne_bytes(*said.first_chunk()?)));
+        Ok(loss.unwrap_or(f32::NAN))
+    }
+}
+
+/// What a rank has come to, unless another one could not go on: that is then what all of them say.
+pub(super) fn agree<T, E: From<LinkError> + From<OtherRank> + Display>(
+    link: Option<&dyn Link>,
+    own: Result<T, E>,
+) -> Result<T, E> {
+    let Some(link) = link else { return own };
+    let cause = own.as_ref().err().map(ToString::to_string).unwrap_or_default();
+    // Where nothing goes any more, everybody has been told why.
+    if link.failure().is_some() && own.is_err() {
+        return own;
+    }
+    let said = link.gather(cause.as_bytes())?;
+    let value = own?;
+    match said.iter().position(|said| !said.is_empty()) {
+        None => Ok(value),
+        Some(first) => {
+            let rank = RankId::from_u32(first as u32);
+            let cause = String::from_utf8_lossy(&said[first]).into_owned();
+            Err(OtherRank { rank, cause }.into())
+        }
+    }
+}
+
+/// A number that a rank has told.
+fn float(said: &[u8]) -> Option<f64> {
+    said.first_chunk().map(|bytes| f64::from_ne_bytes(*bytes))
+}

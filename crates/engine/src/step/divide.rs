@@ -1,0 +1,135 @@
+//! A step over several micro-batches, on one device or on the ranks of a pipeline. Invariant: the
+//! parts together are the step; what a rank's evaluation reads is what its training keeps there.
+
+use std::collections::BTreeSet;
+
+use thiserror::Error;
+use tightfit::graph::{Graph, Phase};
+use tightfit::id::{MicroBatchId, NodeId, PrimaryMap, RankId, SecondaryMap, StageId};
+use tightfit::pipeline::{
+    Division, Message, PipelineError, Ranks, Rows, accumulate, follow, name_of, ranks,
+};
+
+use crate::step::{Part, Step};
+use crate::transport::Route;
+
+/// A step divided among ranks.
+#[derive(Debug)]
+pub struct Divided {
+    /// What each rank has of it: the evaluation graph too, unless that cannot be divided so.
+    pub ranks: PrimaryMap<RankId, Step>,
+    /// The messages of a step, and behind them those of an evaluation.
+    pub routes: Vec<Route>,
+    /// The number of the evaluation's first message.
+    pub first_of_evaluation: u32,
+    /// Why no rank has an evaluation graph although the step has one.
+    pub not_evaluated: Option<NotDivided>,
+}
+
+/// Why an evaluation is not divided as its training is.
+#[derive(Debug, Error, PartialEq)]
+#[non_exhaustive]
+pub enum NotDivided {
+    /// It cannot be cut there.
+    #[error(transparent)]
+    Pipeline(#[from] PipelineError),
+    /// It reads what another rank keeps.
+    #[error("it reads `{name}` on {rank}, where training does not keep it")]
+    Elsewhere {
+        /// The parameter or buffer.
+        name: String,
+        /// The rank.
+        rank: RankId,
+    },
+}
+
+impl Step {
+    /// The step of so many micro-batches, on one device.
+    ///
+    /// # Errors
+    /// [`PipelineError`] where it has outputs that no mean stands for, or there are too many.
+    pub fn accumulated(mut self, micro_batches: u32) -> Result<Step, PipelineError> {
+        self.training = accumulate(&self.training, micro_batches)?;
+        self.part.micro_batches = micro_batches;
+        Ok(self)
+    }
+
+    /// The step of one micro-batch divided among the ranks that perform `rows`, where forward nodes
+    /// belong to the stages that `of_forward` says.
+    ///
+    /// # Errors
+    /// [`PipelineError`] where it cannot be divided so.
+    pub fn divided(
+        &self,
+        of_forward: &SecondaryMap<NodeId, StageId>,
+        rows: &Rows,
+    ) -> Result<Divided, PipelineError> {
+        let division = Division::new(&self.training, of_forward)?;
+        let Ranks { graphs, outputs, messages } = ranks(&division, rows)?;
+        let mut routes: Vec<Route> =
+            messages.iter().map(|message| route(&self.training, message)).collect();
+        let first_of_evaluation = routes.len() as u32;
+        let mut not_evaluated = None;
+        let evaluated = self.evaluation.as_ref().and_then(|graph| {
+            let divided = evaluation(&division, graph, rows, &graphs);
+            divided.map_err(|error| not_evaluated = Some(error)).ok()
+        });
+        if let (Some(graph), Some(evaluated)) = (&self.evaluation, &evaluated) {
+            routes.extend(evaluated.messages.iter().map(|message| route(graph, message)));
+        }
+        let part = |micro_batches, whole: &Part, outputs: &[usize]| Part {
+            micro_batches,
+            outputs: Some(outputs.to_vec()),
+            ..whole.clone()
+        };
+        let step = |(rank, training): (RankId, Graph)| Step {
+            training,
+            part: part(rows.micro_batches, &self.part, &outputs[rank]),
+            evaluation: evaluated.as_ref().map(|ranks| ranks.graphs[rank].clone()),
+            evaluation_part: part(
+                1,
+                &self.evaluation_part,
+                evaluated.as_ref().map_or(&[], |ranks| &ranks.outputs[rank]),
+            ),
+            ..self.clone()
+        };
+        let ranks = graphs.into_iter().map(step).collect();
+        Ok(Divided { ranks, routes, first_of_evaluation, not_evaluated })
+    }
+}
+
+/// The graphs of an evaluation, which follows the parameters to their ranks.
+fn evaluation(
+    division: &Division<'_>,
+    graph: &Graph,
+    rows: &Rows,
+    training: &PrimaryMap<RankId, Graph>,
+) -> Result<Ranks, NotDivided> {
+    let evaluated = Division::of_one_batch(graph, &follow(division, graph))?;
+    let evaluated = ranks(&evaluated, &Rows::forward(&rows.placement, rows.rows.len()))?;
+    for (rank, graph) in &evaluated.graphs {
+        let kept: BTreeSet<&str> = persistent(&training[rank]).collect();
+        if let Some(name) = persistent(graph).find(|name| !kept.contains(name)) {
+            return Err(NotDivided::Elsewhere { name: name.to_string(), rank });
+        }
+    }
+    Ok(evaluated)
+}
+
+/// The names of what stays from step to step.
+fn persistent(graph: &Graph) -> impl Iterator<Item = &str> {
+    let placeholders = graph.nodes().values().filter(|node| node.phase.is_persistent());
+    placeholders.filter_map(|node| node.parameter.as_deref())
+}
+
+/// A message in words.
+fn route(graph: &Graph, message: &Message) -> Route {
+    let producer = &graph.nodes()[graph.values()[message.value].producer];
+    let kind = match (producer.phase, message.micro_batch) {
+        (_, None) => "summed for the update",
+        (Phase::Backward, Some(_)) => "a gradient",
+        (_, Some(_)) => "an activation",
+    };
+    let name = name_of(&producer.name, message.micro_batch.unwrap_or(MicroBatchId::from_u32(0)));
+    Route { from: message.from, to: message.to, what: format!("`{name}` ({kind})") }
+}

@@ -1,0 +1,301 @@
+//! Where a step may be cut into stages, and where it is cut unless somebody knows better.
+//! Invariant: a layer is a run of the forward pass in the order of the program, a whole module
+//! where that is fine enough; and stages are runs of layers.
+//!
+//! The model is taken apart from the outermost module inwards: as long as there are too few parts,
+//! or one takes more than half of a stage's share of the time, the part that takes longest is
+//! replaced by the modules that it calls. What a module computes itself belongs to the call before
+//! it, and calls stay together unless less has to be sent between them than right before and right
+//! behind. Where modules do not suffice, the nodes of one are layers of their own.
+
+use std::ops::Range;
+
+use cranelift_entity::SecondaryMap;
+
+use crate::graph::{Graph, Phase};
+use crate::id::{NodeId, StageId, StorageId, ValueId};
+use crate::pipeline::divide::{Division, Role};
+use crate::pipeline::error::PipelineError;
+use crate::profile::Profile;
+use crate::units::{Bytes, Seconds};
+
+/// A run of the forward pass.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Layer {
+    /// The path of the module that it lies in.
+    pub name: String,
+    /// Its nodes, in the order of the program.
+    pub nodes: Vec<NodeId>,
+    /// The time of its forward pass and of the backward pass through it.
+    pub seconds: Seconds,
+    /// What later layers read of it and of those before it.
+    pub leaves: Bytes,
+}
+
+/// The forward pass as layers, at least one for each of so many stages.
+///
+/// # Errors
+/// [`PipelineError::TooManyStages`] where the forward pass has fewer nodes.
+pub fn layers(
+    graph: &Graph,
+    profile: &Profile,
+    stages: usize,
+) -> Result<Vec<Layer>, PipelineError> {
+    let nodes = graph.nodes();
+    let forward: Vec<NodeId> = nodes.keys().filter(|&id| nodes[id].phase.is_forward()).collect();
+    if forward.len() < stages {
+        return Err(PipelineError::TooManyStages { stages, layers: forward.len() });
+    }
+    let seconds = seconds(graph, profile);
+    let whole = |part: &Part| forward[part.nodes.clone()].iter().map(|&id| seconds[id].0).sum();
+    let crossing = crossing(graph, &forward);
+    let mut parts = vec![Part { nodes: 0..forward.len(), depth: Some(0) }];
+    let all: f64 = whole(&parts[0]);
+    let coarse = all / (2 * stages.max(1)) as f64;
+    loop {
+        let is_enough = parts.len() >= stages;
+        let open = parts.iter().enumerate().filter(|(_, part)| part.depth.is_some());
+        let longest = open.map(|(index, part)| (whole(part), index));
+        let longest = longest.max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
+        match longest {
+            Some((time, index)) if !is_enough || time > coarse => {
+                let inner = parts[index].calls(graph, &forward, &crossing);
+                parts.splice(index..=index, inner);
+            }
+            Some(_) | None if is_enough => break,
+            _ => {
+                // No module is left: the longest part, node by node.
+                let several = parts.iter().enumerate().filter(|(_, part)| part.nodes.len() > 1);
+                let longest = several.map(|(index, part)| (whole(part), index));
+                let longest = longest.max_by(|a, b| a.0.total_cmp(&b.0).then(b.1.cmp(&a.1)));
+                let Some((_, index)) = longest else { break };
+                let single = |at| Part { nodes: at..at + 1, depth: None };
+                let inner: Vec<Part> = parts[index].nodes.clone().map(single).collect();
+                parts.splice(index..=index, inner);
+            }
+        }
+    }
+    let layer = |part: &Part| Layer {
+        name: part.name(graph, &forward),
+        nodes: forward[part.nodes.clone()].to_vec(),
+        seconds: Seconds(whole(part)),
+        leaves: crossing[part.nodes.end],
+    };
+    Ok(parts.iter().map(layer).collect())
+}
+
+/// A run of forward nodes, by their places; `depth` is how many components of their modules' paths
+/// they have in common, where it can be taken apart.
+#[derive(Clone, Debug)]
+struct Part {
+    nodes: Range<usize>,
+    depth: Option<usize>,
+}
+
+impl Part {
+    /// The calls that it is made of, or itself where it has none.
+    fn calls(&self, graph: &Graph, forward: &[NodeId], crossing: &[Bytes]) -> Vec<Part> {
+        let path = |at: usize| graph.module_of(forward[at]);
+        let mut depth = self.depth.unwrap_or(0);
+        loop {
+            let component = |at: usize| path(at).split('.').nth(depth).filter(|c| !c.is_empty());
+            if self.nodes.clone().all(|at| component(at).is_none()) {
+                return vec![Part { nodes: self.nodes.clone(), depth: None }];
+            }
+            let mut parts: Vec<(Option<&str>, Part)> = Vec::new();
+            let mut is_one = true;
+            for at in self.nodes.clone() {
+                let own = component(at);
+                match parts.last_mut() {
+                    Some((last, part)) if own.is_none() || last.is_none() || *last == own => {
+                        part.nodes.end = at + 1;
+                        *last = last.or(own);
+                    }
+                    Some((last, part)) if !is_least(crossing, at) => {
+                        part.nodes.end = at + 1;
+                        part.depth = None;
+                        (*last, is_one) = (own, false);
+                    }
+                    _ => parts.push((own, Part { nodes: at..at + 1, depth: Some(depth + 1) })),
+                }
+            }
+            if parts.len() > 1 || !is_one {
+                return parts.into_iter().map(|(_, part)| part).collect();
+            }
+            depth += 1;
+        }
+    }
+
+    /// What the paths of its nodes begin with.
+    fn name(&self, graph: &Graph, forward: &[NodeId]) -> String {
+        let mut paths = self.nodes.clone().map(|at| graph.module_of(forward[at]));
+        let mut common: Vec<&str> = paths.next().unwrap_or("").split('.').collect();
+        for path in paths {
+            let alike = common.iter().zip(path.split('.')).take_while(|(a, b)| *a == b).count();
+            common.truncate(alike);
+        }
+        common.join(".")
+    }
+}
+
+/// No less crosses right before this place and right behind it.
+fn is_least(crossing: &[Bytes], at: usize) -> bool {
+    let inner = 1..crossing.len() - 1;
+    let differs = |&other: &usize| crossing[other] != crossing[at];
+    let before = inner.clone().take_while(|&other| other < at).filter(differs).last();
+    let behind = inner.skip_while(|&other| other <= at).find(differs);
+    before.into_iter().chain(behind).all(|other| crossing[other] > crossing[at])
+}
+
+/// The time of each forward node and of the backward nodes that differentiate it.
+fn seconds(graph: &Graph, profile: &Profile) -> SecondaryMap<NodeId, Seconds> {
+    let mut seconds: SecondaryMap<NodeId, Seconds> = SecondaryMap::new();
+    for (id, node) in graph.nodes() {
+        let of = if node.phase.is_forward() { Some(id) } else { node.differentiates };
+        if let Some(of) = of
+            && graph.runs(id)
+        {
+            seconds[of] = seconds[of] + profile.seconds[id];
+        }
+    }
+    seconds
+}
+
+/// What is made before each place of the forward pass and read there or behind it by the forward
+/// pass.
+fn crossing(graph: &Graph, forward: &[NodeId]) -> Vec<Bytes> {
+    let mut made: SecondaryMap<StorageId, Option<usize>> = SecondaryMap::new();
+    let mut last: SecondaryMap<StorageId, usize> = SecondaryMap::new();
+    for (at, &id) in forward.iter().enumerate() {
+        graph.fresh(id).iter().for_each(|&storage| made[storage] = Some(at));
+        graph.reads(id).iter().for_each(|&storage| last[storage] = at);
+    }
+    // What begins to cross at a place, less what no longer does.
+    let mut change = vec![0i128; forward.len() + 2];
+    for (storage, &bytes) in graph.storages() {
+        let Some(first) = made[storage].filter(|&first| first < last[storage]) else { continue };
+        change[first + 1] += i128::from(bytes.0);
+        change[last[storage] + 1] -= i128::from(bytes.0);
+    }
+    let mut held = 0;
+    let sums = change[..=forward.len()].iter().map(|change| {
+        held += change;
+        Bytes(u64::try_from(held).unwrap_or(0))
+    });
+    sums.collect()
+}
+
+/// Cuts layers into so many stages so that the one that takes longest takes as little time as can
+/// be, and of such cuts the one over which least is sent: the stage of each forward node.
+///
+/// # Errors
+/// [`PipelineError::TooManyStages`] where there are fewer layers.
+pub fn cut_evenly(
+    layers: &[Layer],
+    stages: usize,
+) -> Result<SecondaryMap<NodeId, StageId>, PipelineError> {
+    let count = layers.len();
+    if stages == 0 || count < stages {
+        return Err(PipelineError::TooManyStages { stages, layers: count });
+    }
+    let mut until = vec![0.0];
+    for layer in layers {
+        until.push(until[until.len() - 1] + layer.seconds.0);
+    }
+    // First the least that the longest takes, then the least that is sent where none takes longer.
+    let longest = best_cuts(count, stages, f64::max, &|from, to| Some(until[to] - until[from]));
+    let longest = longest.map_or(f64::INFINITY, |(longest, _)| longest);
+    let sent = |from: usize, to: usize| {
+        let over = from.checked_sub(1).map_or(0.0, |last| layers[last].leaves.0 as f64);
+        (until[to] - until[from] <= longest).then_some(over)
+    };
+    let Some((_, cuts)) = best_cuts(count, stages, |a, b| a + b, &sent) else {
+        return Err(PipelineError::TooManyStages { stages, layers: count });
+    };
+    let mut of_forward = SecondaryMap::with_default(StageId::from_u32(0));
+    for (stage, ends) in cuts.windows(2).enumerate() {
+        for &node in layers[ends[0]..ends[1]].iter().flat_map(|layer| &layer.nodes) {
+            of_forward[node] = StageId::from_u32(stage as u32);
+        }
+    }
+    Ok(of_forward)
+}
+
+/// Divides so many layers into so many runs, none of them empty, so that what each costs, put
+/// together, is least: that, and where runs begin and end.
+fn best_cuts(
+    layers: usize,
+    runs: usize,
+    join: fn(f64, f64) -> f64,
+    cost: &dyn Fn(usize, usize) -> Option<f64>,
+) -> Option<(f64, Vec<usize>)> {
+    // For so many runs over the first layers: what they cost, and where the last one begins.
+    let mut best: Vec<Vec<Option<(f64, usize)>>> = vec![vec![None; layers + 1]; runs + 1];
+    best[0][0] = Some((0.0, 0));
+    for run in 1..=runs {
+        for end in run..=layers - (runs - run) {
+            for begin in run - 1..end {
+                let Some((before, _)) = best[run - 1][begin] else { continue };
+                let Some(own) = cost(begin, end) else { continue };
+                let all = join(before, own);
+                if best[run][end].is_none_or(|(least, _)| all < least) {
+                    best[run][end] = Some((all, begin));
+                }
+            }
+        }
+    }
+    let (least, _) = best[runs][layers]?;
+    let mut cuts = vec![layers];
+    for run in (1..=runs).rev() {
+        cuts.push(best[run][cuts[cuts.len() - 1]]?.1);
+    }
+    cuts.reverse();
+    Some((least, cuts))
+}
+
+/// The stage of each forward node of another graph of the same model, such as that of its
+/// evaluation: nodes follow the parameters and buffers that they read, and the others what they
+/// read.
+pub fn follow(division: &Division<'_>, graph: &Graph) -> SecondaryMap<NodeId, StageId> {
+    let owners = owners(division);
+    let first = StageId::from_u32(0);
+    let mut stage_of: SecondaryMap<ValueId, StageId> = SecondaryMap::with_default(first);
+    let mut of_forward = SecondaryMap::with_default(first);
+    for (id, node) in graph.nodes() {
+        let least = node.inputs.iter().map(|&input| stage_of[input]).max().unwrap_or(first);
+        let mut stage = least;
+        for &input in &node.inputs {
+            let producer = &graph.nodes()[graph.values()[input].producer];
+            let name = producer.parameter.as_deref().filter(|_| producer.phase.is_persistent());
+            let own = owners.iter().filter(|(owned, _)| Some(owned.as_str()) == name);
+            // Of several stages that share it, the first that all it reads has reached.
+            let next = own.map(|&(_, stage)| stage).filter(|&stage| stage >= least).min();
+            stage = stage.max(next.unwrap_or(least));
+        }
+        of_forward[id] = stage;
+        node.outputs.iter().flatten().for_each(|&output| stage_of[output] = stage);
+    }
+    of_forward
+}
+
+/// What stays from step to step, with each stage whose passes read it.
+fn owners(division: &Division<'_>) -> Vec<(String, StageId)> {
+    let graph = division.graph;
+    let mut placeholder: SecondaryMap<StorageId, Option<NodeId>> = SecondaryMap::new();
+    for (id, storage) in graph.placeholder_storages() {
+        if matches!(graph.nodes()[id].phase, Phase::Parameter | Phase::Buffer) {
+            placeholder[storage] = Some(id);
+        }
+    }
+    let mut owners = Vec::new();
+    for id in graph.nodes().keys() {
+        let Role::Pass(stage, _) = division.roles[id] else { continue };
+        for &storage in graph.reads(id) {
+            let name = placeholder[storage].and_then(|id| graph.nodes()[id].parameter.clone());
+            owners.extend(name.map(|name| (name, stage)));
+        }
+    }
+    owners.sort();
+    owners.dedup();
+    owners
+}

@@ -1,0 +1,165 @@
+//! Where steps are cut, and how long the ranks take together.
+
+use proptest::prelude::*;
+use tightfit::graph::Graph;
+use tightfit::id::{NodeId, SecondaryMap, StageId};
+use tightfit::machine::Machine;
+use tightfit::pipeline::{
+    Division, Layer, PipelineError, PipelineSchedule, cut_evenly, layers, ranks, simulate, together,
+};
+use tightfit::profile::Profile;
+use tightfit::units::{Bytes, Seconds};
+use tightfit::{Fitted, unplanned};
+
+use crate::corpus::{graph, step};
+
+fn on_a_gpu(graph: &Graph) -> Profile {
+    Profile::new(graph, &Machine::preset("a100-80gb").unwrap())
+}
+
+/// The layers at which each stage begins.
+fn cuts(graph: &Graph, stages: usize) -> Vec<String> {
+    let layers = layers(graph, &on_a_gpu(graph), stages).unwrap();
+    let of_forward = cut_evenly(&layers, stages).unwrap();
+    let stage = |layer: &Layer| of_forward[layer.nodes[0]];
+    for layer in &layers {
+        assert!(layer.nodes.iter().all(|&node| of_forward[node] == stage(layer)), "{}", layer.name);
+    }
+    let begins = layers.windows(2).filter(|pair| stage(&pair[0]) != stage(&pair[1]));
+    let begins = begins.map(|pair| format!("{} ({})", pair[1].name, pair[0].leaves));
+    begins.collect()
+}
+
+#[test]
+fn models_are_cut_between_their_blocks() {
+    expect_test::expect![[r#"
+        model.transformer.h.6 (10.0 MiB)
+        model (6.0 MiB)
+         (6.0 MiB)"#]]
+    .assert_eq(&cuts(&graph("gpt2_small_b8_s512"), 4).join("\n"));
+    expect_test::expect![[r#"
+        model.model.layers.1 (32.5 MiB)
+        model.model.layers.4 (32.5 MiB)
+        model.model.layers.7 (32.5 MiB)
+        model.model.layers.10 (32.5 MiB)
+        model.model.layers.13 (32.5 MiB)
+        model (16.0 MiB)
+         (16.0 MiB)"#]]
+    .assert_eq(&cuts(&graph("llama_1b_b2_s2048"), 8).join("\n"));
+    expect_test::expect![[r#"
+        model.layer1.2 (98.0 MiB)
+        model.layer2.1 (49.0 MiB)
+        model.layer3.1 (24.6 MiB)"#]]
+    .assert_eq(&cuts(&graph("resnet50_b32"), 4).join("\n"));
+}
+
+#[test]
+fn there_are_as_many_stages_as_nodes_at_most() {
+    let graph = step("mlp-digits");
+    let forward = graph.nodes().values().filter(|node| node.phase.is_forward()).count();
+    let profile = on_a_gpu(&graph);
+    let finest = layers(&graph, &profile, forward).unwrap();
+    assert_eq!(finest.len(), forward);
+    cut_evenly(&finest, forward).unwrap();
+    let error = layers(&graph, &profile, forward + 1).unwrap_err();
+    assert_eq!(error, PipelineError::TooManyStages { stages: forward + 1, layers: forward });
+    assert!(cut_evenly(&finest, 0).is_err());
+}
+
+proptest! {
+    #[test]
+    fn no_cut_is_more_even(
+        times in prop::collection::vec((0u32..9, 0u64..4), 1..9),
+        stages in 1usize..5,
+    ) {
+        let layer = |(index, &(seconds, leaves)): (usize, &(u32, u64))| Layer {
+            name: index.to_string(),
+            nodes: vec![NodeId::from_u32(index as u32)],
+            seconds: Seconds(seconds.into()),
+            leaves: Bytes(leaves),
+        };
+        let layers: Vec<Layer> = times.iter().enumerate().map(layer).collect();
+        let Ok(of_forward) = cut_evenly(&layers, stages) else {
+            prop_assert!(stages > layers.len());
+            return Ok(());
+        };
+        let cost = |stage_of: &dyn Fn(usize) -> usize| {
+            let mut seconds = vec![0.0; stages];
+            let mut sent = 0;
+            for (index, layer) in layers.iter().enumerate() {
+                seconds[stage_of(index)] += layer.seconds.0;
+                if index + 1 < layers.len() && stage_of(index) != stage_of(index + 1) {
+                    sent += layer.leaves.0;
+                }
+            }
+            (seconds.into_iter().fold(0.0, f64::max), sent)
+        };
+        let ours = cost(&|index| of_forward[NodeId::from_u32(index as u32)].as_u32() as usize);
+        // Every way to begin a stage at some of the layers.
+        for begins in 0u32..1 << (layers.len() - 1) {
+            if begins.count_ones() as usize + 1 != stages {
+                continue;
+            }
+            let theirs =
+                cost(&|index| (begins & ((1 << index) - 1)).count_ones() as usize);
+            prop_assert!(ours <= theirs, "{ours:?} {theirs:?}");
+        }
+    }
+}
+
+/// Every rank's graph as it stands, and what the whole step takes.
+fn fitted(rows: &tightfit::pipeline::Rows) -> (Vec<(Graph, Fitted)>, Seconds) {
+    let graph = step("gpt-nano");
+    let stages = rows.placement.len();
+    let machine = Machine::unmeasured_cpu(1);
+    let profile = Profile::new(&graph, &machine);
+    let of_forward = cut_evenly(&layers(&graph, &profile, stages).unwrap(), stages).unwrap();
+    let division = Division::new(&graph, &of_forward).unwrap();
+    let makespan = simulate(rows, &division.costs(&profile)).unwrap().makespan;
+    let graphs = ranks(&division, rows).unwrap().graphs;
+    let each = graphs.values().map(|graph| {
+        let fitted = unplanned(graph, &Profile::new(graph, &machine)).unwrap();
+        (graph.clone(), fitted)
+    });
+    (each.collect(), makespan)
+}
+
+#[test]
+fn ranks_take_together_what_their_rows_do() {
+    for (schedule, name) in PipelineSchedule::ALL {
+        let rows = schedule.rows(2, 4).unwrap();
+        let (fitted, simulated) = fitted(&rows);
+        let pairs = || fitted.iter().map(|(graph, fitted)| (graph, fitted.timeline()));
+        let times = together(pairs()).unwrap();
+        let mut latest = 0.0;
+        for (time, (_, timeline)) in times.values().zip(pairs()) {
+            assert_eq!(time.starts.len(), timeline.calls.len());
+            let busy = time.end.0 - time.waiting.0;
+            assert!((busy - timeline.seconds.0).abs() < 1e-9, "{name}");
+            latest = f64::max(latest, time.end.0);
+        }
+        // Rows know nothing of messages, sums and updates.
+        let ratio = latest / simulated.0;
+        assert!((1.0..1.5).contains(&ratio), "{name}: {ratio}");
+    }
+    let (mut alone, _) = fitted(&PipelineSchedule::OneFOneB.rows(2, 4).unwrap());
+    alone.truncate(1);
+    let pairs = alone.iter().map(|(graph, fitted)| (graph, fitted.timeline()));
+    assert_eq!(together(pairs), None, "what the other one sends never comes");
+}
+
+/// A graph without messages takes what its timeline says.
+#[test]
+fn one_rank_waits_for_nobody() {
+    let graph = step("gpt-nano");
+    let fitted = unplanned(&graph, &on_a_gpu(&graph)).unwrap();
+    let times = together([(&graph, fitted.timeline())]).unwrap();
+    let time = times.values().next().unwrap();
+    assert_eq!(time.waiting, Seconds(0.0));
+    assert!((time.end.0 - fitted.timeline().seconds.0).abs() < 1e-12);
+    let of_forward = SecondaryMap::with_default(StageId::from_u32(0));
+    assert_eq!(
+        Division::new(&graph, &of_forward).unwrap().costs(&on_a_gpu(&graph)).keys().count(),
+        1
+    );
+}
