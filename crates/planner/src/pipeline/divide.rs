@@ -3,8 +3,9 @@
 //! alone; the backward pass of a stage computes the derivatives of its forward pass.
 //!
 //! Who decides is the forward pass: a stage is given for each of its nodes. A backward node follows
-//! the node whose derivative it computes, and what sums gradients follows the earliest stage that
-//! it reads from. Where a parameter is read in several stages, its gradients are not summed for
+//! the node whose derivative it computes. Where the graph does not say which one that is, it follows
+//! the parameter that it reads, else its module, else the latest activation that it reads; but it is
+//! never later than the earliest gradient. Where a parameter is read in several stages, its gradients are not summed for
 //! each micro-batch: each stage sums its own over the micro-batches, and their means are summed
 //! once, in the update.
 
@@ -13,7 +14,7 @@ use std::collections::BTreeSet;
 use cranelift_entity::SecondaryMap;
 
 use crate::graph::{Graph, Phase};
-use crate::id::{NodeId, StageId, StorageId, ValueId};
+use crate::id::{ModuleId, NodeId, StageId, StorageId, ValueId};
 use crate::operator::Operator;
 use crate::pipeline::action::{Action, Pass};
 use crate::pipeline::error::PipelineError;
@@ -158,6 +159,7 @@ impl<'a> Division<'a> {
         for node in nodes.keys() {
             graph.mutated(node).iter().for_each(|&storage| is_written[storage] = true);
         }
+        let known = Known::of(graph, of_forward);
         // Values that depend on the batch and on constants alone.
         let mut is_given: SecondaryMap<ValueId, bool> = SecondaryMap::new();
         for (id, node) in nodes {
@@ -184,7 +186,7 @@ impl<'a> Division<'a> {
                 _ => {
                     let stage = match node.differentiates {
                         Some(target) => of_forward[target],
-                        None => self.earliest_read(id),
+                        None => self.follow(id, &known),
                     };
                     Role::Pass(stage, Pass::WeightGradient)
                 }
@@ -195,19 +197,32 @@ impl<'a> Division<'a> {
         }
     }
 
-    /// The earliest stage whose gradients a backward node reads; where it reads none, the latest
-    /// whose activations it does.
-    fn earliest_read(&self, node: NodeId) -> StageId {
-        let (mut gradients, mut activations) = (None, None);
-        for &input in &self.graph.nodes()[node].inputs {
+    /// The stage of a backward node of which the graph does not say whose derivative it computes.
+    fn follow(&self, id: NodeId, known: &Known) -> StageId {
+        let (graph, node) = (self.graph, &self.graph.nodes()[id]);
+        let (mut gradients, mut activations): (Option<StageId>, Option<StageId>) = (None, None);
+        let mut parameter = None;
+        for &input in &node.inputs {
+            if let Some(Some(stage)) = known.parameters[graph.values()[input].storage] {
+                parameter = parameter.max(Some(stage));
+            }
             let Role::Pass(stage, pass) = self.role_of(input) else { continue };
             if pass == Pass::Forward {
                 activations = activations.max(Some(stage));
             } else {
-                gradients = Some(gradients.map_or(stage, |least: StageId| least.min(stage)));
+                gradients = Some(gradients.map_or(stage, |least| least.min(stage)));
             }
         }
-        gradients.or(activations).unwrap_or(StageId::from_u32(0))
+        // What sums gradients may be said to lie in any module.
+        let is_sum = node.operator == Some(Operator::AddTensor) && activations.is_none();
+        let module = known.modules[node.module].flatten().filter(|_| !is_sum);
+        let stage = parameter.or(module).or(activations);
+        match (stage, gradients) {
+            (Some(stage), Some(gradients)) => stage.min(gradients),
+            (Some(stage), None) | (None, Some(stage)) => stage,
+            // It begins the backward pass.
+            (None, None) => known.last,
+        }
     }
 
     /// Sums of gradients of several stages that only the update reads are part of the update.
@@ -283,6 +298,36 @@ impl<'a> Division<'a> {
                 }
             }
         }
+    }
+}
+
+/// Where the forward pass has its modules and parameters: in one stage, or in several.
+struct Known {
+    modules: SecondaryMap<ModuleId, Option<Option<StageId>>>,
+    parameters: SecondaryMap<StorageId, Option<Option<StageId>>>,
+    last: StageId,
+}
+
+impl Known {
+    fn of(graph: &Graph, of_forward: &SecondaryMap<NodeId, StageId>) -> Known {
+        let last = StageId::from_u32(0);
+        let mut known =
+            Known { modules: SecondaryMap::new(), parameters: SecondaryMap::new(), last };
+        let forward = graph.nodes().iter().filter(|(_, node)| node.phase.is_forward());
+        for (id, node) in forward {
+            let stage = of_forward[id];
+            let one = |entry: &mut Option<Option<StageId>>| {
+                let is_same = entry.is_none_or(|known| known == Some(stage));
+                *entry = Some(is_same.then_some(stage));
+            };
+            one(&mut known.modules[node.module]);
+            for &storage in graph.reads(id).iter().filter(|&&storage| graph.is_persistent(storage))
+            {
+                one(&mut known.parameters[storage]);
+            }
+            known.last = known.last.max(stage);
+        }
+        known
     }
 }
 

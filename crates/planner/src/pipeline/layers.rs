@@ -223,7 +223,7 @@ pub fn cut_evenly(
 
 /// Divides so many layers into so many runs, none of them empty, so that what each costs, put
 /// together, is least: that, and where runs begin and end.
-fn best_cuts(
+pub(super) fn best_cuts(
     layers: usize,
     runs: usize,
     join: fn(f64, f64) -> f64,

@@ -13,6 +13,7 @@ mod messages;
 mod ranks;
 mod rows;
 mod simulate;
+pub mod stages;
 mod together;
 mod unroll;
 mod validate;

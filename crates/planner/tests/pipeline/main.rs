@@ -5,6 +5,7 @@
 mod accumulation;
 mod cases;
 mod layers;
+mod planned;
 mod rows;
 mod stages;
 
