@@ -22,7 +22,7 @@ use crate::places::Replaced;
 use crate::table::UnknownColumn;
 use crate::tier::NotATier;
 use crate::train::{Contradiction, LossNotFinite, NotASchedule, TooManySteps};
-use crate::values::{NoVariants, NotASize, UnknownModule};
+use crate::values::{NoStages, NoVariants, NotASize, UnknownModule};
 use crate::verbs::analyze::Refused;
 
 /// Part of `--help`.
@@ -159,6 +159,9 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
             Refused::Module { .. } => Some(2),
             Refused::Smallest => Some(8),
         };
+    }
+    if error.is::<NoStages>() {
+        return Some(NOT_FOUND);
     }
     if error.is::<ModuleInfoError>() || error.is::<OperatorStatsError>() {
         return Some(5);

@@ -38,7 +38,9 @@ use tightfit_engine::process;
 
 use crate::exit::ExitCode;
 use crate::output::Unprinted;
-use crate::verbs::{analyze, calibrate, check, modules, pareto, plan, report, sac, shard, trace};
+use crate::verbs::{
+    analyze, calibrate, check, modules, pareto, plan, report, sac, shard, stages, trace,
+};
 
 #[derive(Parser)]
 #[command(
@@ -64,6 +66,7 @@ enum Verb {
     Sac(sac::Arguments),
     Shard(shard::Arguments),
     Report(report::Arguments),
+    Stages(stages::Arguments),
     Trace(trace::Arguments),
     Calibrate(calibrate::Arguments),
     Bench(bench::Arguments),
@@ -117,6 +120,7 @@ fn dispatch(verb: Verb) -> anyhow::Result<ExitCode> {
         Verb::Sac(arguments) => sac::sac(&arguments),
         Verb::Shard(arguments) => shard::shard(&arguments),
         Verb::Report(arguments) => report::report(&arguments),
+        Verb::Stages(arguments) => stages::stages(&arguments),
         Verb::Trace(arguments) => trace::trace(&arguments),
         Verb::Calibrate(arguments) => calibrate::calibrate(&arguments),
         Verb::Bench(arguments) => bench::bench(&arguments),

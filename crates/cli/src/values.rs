@@ -17,6 +17,23 @@ pub struct UnknownModule {
     pub name: String,
 }
 
+/// No stages were found within the budget of each device.
+#[derive(Debug, Error)]
+#[error(
+    "no plan was found that fits {devices} devices of {budget}: by what its layers hold, {layer} \
+     alone needs {needed} where nothing else lies beside it"
+)]
+pub struct NoStages {
+    /// How many devices there are.
+    pub devices: u32,
+    /// What each has.
+    pub budget: Bytes,
+    /// The layer that needs most.
+    pub layer: String,
+    /// What that is.
+    pub needed: Bytes,
+}
+
 /// A variant of a planner that has no variants.
 #[derive(Debug, Error)]
 #[error(
@@ -82,6 +99,12 @@ pub fn bandwidth(text: &str) -> Result<f64, String> {
         Ok(Budget::Absolute(Bytes(bytes))) => Ok(bytes as f64),
         _ => Err("write bytes per second, as in 100GB/s, 25GiB/s or 1e11".to_string()),
     }
+}
+
+/// A link between devices: bytes a second, and how long the first of them takes.
+pub fn link(text: &str) -> Result<(f64, Seconds), String> {
+    let (rate, latency) = text.split_once(',').unwrap_or((text, "0"));
+    Ok((bandwidth(rate)?, duration(latency)?))
 }
 
 /// A learning rate.

@@ -10,4 +10,5 @@ pub mod plan;
 pub mod report;
 pub mod sac;
 pub mod shard;
+pub mod stages;
 pub mod trace;

@@ -3,11 +3,11 @@
 //! alone; the backward pass of a stage computes the derivatives of its forward pass.
 //!
 //! Who decides is the forward pass: a stage is given for each of its nodes. A backward node follows
-//! the node whose derivative it computes. Where the graph does not say which one that is, it follows
-//! the parameter that it reads, else its module, else the latest activation that it reads; but it is
-//! never later than the earliest gradient. Where a parameter is read in several stages, its gradients are not summed for
-//! each micro-batch: each stage sums its own over the micro-batches, and their means are summed
-//! once, in the update.
+//! the node whose derivative it computes. Where the graph does not say which one that is, it
+//! follows the parameter that it reads, else its module, else the latest activation that it reads;
+//! but it is never later than the earliest gradient. Where a parameter is read in several stages,
+//! its gradients are not summed for each micro-batch: each stage sums its own over the
+//! micro-batches, and their means are summed once, in the update.
 
 use std::collections::BTreeSet;
 

@@ -22,7 +22,8 @@ use crate::units::{Bytes, Seconds};
 /// A run of the forward pass.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layer {
-    /// The path of the module that it lies in.
+    /// The path of the module that it lies in; where that is the model itself, of the first one
+    /// that it calls.
     pub name: String,
     /// Its nodes, in the order of the program.
     pub nodes: Vec<NodeId>,
@@ -103,7 +104,6 @@ impl Part {
                 return vec![Part { nodes: self.nodes.clone(), depth: None }];
             }
             let mut parts: Vec<(Option<&str>, Part)> = Vec::new();
-            let mut is_one = true;
             for at in self.nodes.clone() {
                 let own = component(at);
                 match parts.last_mut() {
@@ -113,20 +113,19 @@ impl Part {
                     }
                     Some((last, part)) if !is_least(crossing, at) => {
                         part.nodes.end = at + 1;
-                        part.depth = None;
-                        (*last, is_one) = (own, false);
+                        *last = own;
                     }
                     _ => parts.push((own, Part { nodes: at..at + 1, depth: Some(depth + 1) })),
                 }
             }
-            if parts.len() > 1 || !is_one {
+            if parts.len() > 1 {
                 return parts.into_iter().map(|(_, part)| part).collect();
             }
             depth += 1;
         }
     }
 
-    /// What the paths of its nodes begin with.
+    /// What the paths of its nodes begin with; else the first path that is not empty.
     fn name(&self, graph: &Graph, forward: &[NodeId]) -> String {
         let mut paths = self.nodes.clone().map(|at| graph.module_of(forward[at]));
         let mut common: Vec<&str> = paths.next().unwrap_or("").split('.').collect();
@@ -134,7 +133,12 @@ impl Part {
             let alike = common.iter().zip(path.split('.')).take_while(|(a, b)| *a == b).count();
             common.truncate(alike);
         }
-        common.join(".")
+        let common = common.join(".");
+        let first = || self.nodes.clone().map(|at| graph.module_of(forward[at]));
+        match first().find(|path| !path.is_empty()).filter(|_| common.is_empty()) {
+            Some(path) => path.to_string(),
+            None => common,
+        }
     }
 }
 

@@ -35,7 +35,7 @@ fn models_are_cut_between_their_blocks() {
     expect_test::expect![[r#"
         model.transformer.h.6 (10.0 MiB)
         model (6.0 MiB)
-         (6.0 MiB)"#]]
+        model.lm_head (6.0 MiB)"#]]
     .assert_eq(&cuts(&graph("gpt2_small_b8_s512"), 4).join("\n"));
     expect_test::expect![[r#"
         model.model.layers.1 (32.5 MiB)
@@ -44,7 +44,7 @@ fn models_are_cut_between_their_blocks() {
         model.model.layers.10 (32.5 MiB)
         model.model.layers.13 (32.5 MiB)
         model (16.0 MiB)
-         (16.0 MiB)"#]]
+        model.lm_head (16.0 MiB)"#]]
     .assert_eq(&cuts(&graph("llama_1b_b2_s2048"), 8).join("\n"));
     expect_test::expect![[r#"
         model.layer1.2 (98.0 MiB)

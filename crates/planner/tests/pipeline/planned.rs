@@ -143,7 +143,8 @@ proptest! {
             prop_assert!((own - front.bound.0).abs() < 1e-9);
         }
         let schedules = [PipelineSchedule::OneFOneB];
-        let plans = plan_stages(&layers, &devices(ranks, budget), micro_batches, &schedules).unwrap();
+        let devices = devices(ranks, budget);
+        let plans = plan_stages(&layers, &devices, micro_batches, &schedules).unwrap();
         let planned = plans.first().map_or(f64::INFINITY, |plan| plan.makespan.0);
         prop_assert_eq!(planned.is_finite(), fastest.is_finite());
         if fastest.is_finite() {
@@ -210,7 +211,8 @@ proptest! {
                     let entering = if begin > 0 { layers[begin].entering.0 } else { 0 };
                     let kept = range(action.stage).map(|layer| {
                         let LayerCost { activations, boundary, .. } = layers[layer];
-                        if plan.recomputed[layer] { boundary.min(activations).0 } else { activations.0 }
+                        let again = plan.recomputed[layer];
+                        if again { boundary.min(activations).0 } else { activations.0 }
                     });
                     let kept = (kept.sum::<u64>() + entering) as i64;
                     now += match action.pass {

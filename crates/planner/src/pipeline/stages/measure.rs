@@ -1,5 +1,5 @@
-//! What the layers of a graph cost. Invariant: times are the profile's; bytes are those of storages,
-//! each counted in the layer that makes it.
+//! What the layers of a graph cost. Invariant: times are the profile's; bytes are those of
+//! storages, each counted in the layer that makes it.
 
 use cranelift_entity::SecondaryMap;
 

@@ -55,6 +55,12 @@ impl LayerCost {
         self.forward + self.input_gradient + self.weight_gradient
     }
 
+    /// The least that its rank holds, with one micro-batch in flight.
+    pub fn least(&self) -> Bytes {
+        let of = |again: bool| self.held + self.entering + self.kept(again) + self.working(again);
+        of(false).min(of(true))
+    }
+
     /// What it holds for each micro-batch, kept or recomputed.
     fn kept(&self, is_recomputed: bool) -> Bytes {
         if is_recomputed { self.boundary.min(self.activations) } else { self.activations }

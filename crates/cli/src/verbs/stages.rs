@@ -1,0 +1,243 @@
+//! `tightfit stages`: where to cut a model into stages, in which order its ranks perform what, and
+//! what they recompute. Invariant: every figure is one of the stage planner's model and simulation;
+//! nothing is executed.
+
+use std::path::PathBuf;
+
+use clap::Args;
+use serde_json::{Value, json};
+use tightfit::id::{RankId, StageId};
+use tightfit::pipeline::stages::{Devices, LayerCost, StagePlan, layer_costs, plan_stages};
+use tightfit::pipeline::{Layer, PipelineSchedule, layers, write_csv};
+use tightfit::units::{Bytes, Seconds};
+use tightfit_engine::{Budget, reserve};
+
+use crate::accumulation::Accumulation;
+use crate::exit::ExitCode;
+use crate::input::{self, OnMachine};
+use crate::values::{NoStages, link};
+use crate::{interrupt, output};
+
+/// Cut a model into the stages of a pipeline: which layers on which device, in which order, and
+/// what is recomputed.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  tightfit stages corpus/graphs/llama_1b_b2_s2048.json.gz --devices 8 --budget 40GB \\
+    --microbatches 16 --state 16 --link 50GB/s,10us
+  tightfit stages corpus/steps/gpt-small --devices 2 --budget 300MiB --microbatches 8 --json")]
+pub struct Arguments {
+    /// A graph file (tightfit-graph/1, plain or gzip) or a step's folder
+    graph: PathBuf,
+    /// How many devices there are; each has one stage, or two where the order says so
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    devices: u32,
+    /// Bytes of each device: 40GB, 320MiB; 60%: of the unplanned peak on one device
+    #[arg(long, allow_hyphen_values = true)]
+    budget: String,
+    #[command(flatten)]
+    accumulation: Accumulation,
+    /// Bytes a second from one device to another, and how long the first of them takes, as in
+    /// 50GB/s,10us [default: as fast as the machine's memory]
+    #[arg(long, value_name = "BW[,LAT]", value_parser = link)]
+    link: Option<(f64, Seconds)>,
+    /// Bytes that each element of a parameter takes, its gradient and the optimizer's state
+    /// included, in place of what the graph has
+    #[arg(long, value_name = "BYTES")]
+    state: Option<f64>,
+    /// Only this order, by its name
+    #[arg(long, value_name = "NAME", value_parser = schedule)]
+    schedule: Option<PipelineSchedule>,
+    /// Write the order of the best plan here, as `torch.distributed.pipelining` reads it
+    #[arg(long, value_name = "FILE")]
+    csv: Option<PathBuf>,
+    #[command(flatten)]
+    on: OnMachine,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+fn schedule(name: &str) -> Result<PipelineSchedule, String> {
+    PipelineSchedule::from_name(name).ok_or_else(|| {
+        let names = PipelineSchedule::ALL.map(|(_, name)| name);
+        format!("orders are {}", names.join(", "))
+    })
+}
+
+/// Plans and prints.
+pub fn stages(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let budget: Budget = arguments.budget.parse()?;
+    if let Some(path) = &arguments.csv {
+        output::writable(path)?;
+    }
+    let (graph, is_step) = input::graph(&arguments.graph)?;
+    let machine = arguments.on.machine(is_step)?;
+    interrupt::listen();
+    let profile = input::profile(&graph, &machine);
+    let micro_batches = arguments.accumulation.micro_batches();
+    let reserve = reserve(&graph, &machine);
+    let peak = match budget {
+        Budget::Share(_) => {
+            let whole = arguments.accumulation.of(graph.clone())?;
+            let profile = input::profile(&whole, &machine);
+            tightfit::unplanned(&whole, &profile)?.timeline().peak
+        }
+        Budget::Absolute(_) | Budget::Smallest => Bytes::ZERO,
+    };
+    let bytes = budget.bytes(peak, reserve).ok_or(crate::verbs::analyze::Refused::Smallest)?;
+    let all = PipelineSchedule::ALL.map(|(schedule, _)| schedule);
+    let asked = match arguments.schedule {
+        Some(schedule) => vec![schedule],
+        // Its sums have another order than those of all others.
+        None => all.into_iter().filter(|&s| s != PipelineSchedule::AsyncPipe).collect(),
+    };
+    // Layers as fine as the order with the most stages asks for, where there are so many.
+    let chunks = asked.iter().map(|schedule| schedule.chunks()).max().unwrap_or(1);
+    let devices = arguments.devices as usize;
+    let cut = layers(&graph, &profile, devices * chunks as usize);
+    let cut = cut.or_else(|_| layers(&graph, &profile, devices))?;
+    let costs = layer_costs(&graph, &profile, &cut, arguments.state)?;
+    let fast = (machine.bandwidth, Seconds(0.0));
+    let (bandwidth, latency) = arguments.link.unwrap_or(fast);
+    let devices = Devices {
+        ranks: arguments.devices,
+        budget: bytes.saturating_sub(reserve.total()),
+        bandwidth,
+        latency,
+    };
+    let plans = plan_stages(&costs, &devices, micro_batches, &asked)?;
+    let Some(best) = plans.first() else {
+        let largest = cut.iter().zip(&costs).max_by_key(|(_, cost)| cost.least());
+        let (layer, needed) = largest
+            .map(|(layer, cost)| (name(layer), cost.least() + reserve.total()))
+            .unwrap_or_default();
+        let devices = arguments.devices;
+        return Err(NoStages { devices, budget: bytes, layer, needed }.into());
+    };
+    if let Some(path) = &arguments.csv {
+        output::write_whole(path, write_csv(&best.rows).as_bytes())?;
+    }
+    let shown = Shown { cut: &cut, costs: &costs, plans: &plans, best, budget: bytes };
+    match arguments.json {
+        true => say!("{}", shown.json())?,
+        false => shown.show(graph.name(), &machine.name, micro_batches)?,
+    }
+    Ok(interrupt::code())
+}
+
+/// A layer in words.
+fn name(layer: &Layer) -> String {
+    if layer.name.is_empty() { "the loss".to_string() } else { layer.name.clone() }
+}
+
+struct Shown<'a> {
+    cut: &'a [Layer],
+    costs: &'a [LayerCost],
+    plans: &'a [StagePlan],
+    best: &'a StagePlan,
+    /// The whole budget of a device.
+    budget: Bytes,
+}
+
+impl Shown<'_> {
+    fn layers(&self, stage: StageId) -> std::ops::Range<usize> {
+        let number = stage.as_u32() as usize;
+        let begin = number.checked_sub(1).map_or(0, |before| self.best.ends[before]);
+        begin..self.best.ends[number]
+    }
+
+    /// What a stage recomputes of its layers.
+    fn recomputed(&self, stage: StageId) -> usize {
+        self.layers(stage).filter(|&layer| self.best.recomputed[layer]).count()
+    }
+
+    fn json(&self) -> Value {
+        let stages = self.best.rows.placement.iter().map(|(stage, rank)| {
+            let layers = self.layers(stage);
+            let (cut, costs) = (&self.cut[layers.clone()], &self.costs[layers.clone()]);
+            let seconds: Seconds = costs.iter().map(LayerCost::seconds).sum();
+            let again = layers.filter(|&layer| self.best.recomputed[layer]);
+            let again = again.map(|layer| name(&self.cut[layer]));
+            json!({
+                "stage": stage.as_u32(),
+                "rank": rank.as_u32(),
+                "layers": cut.iter().map(name).collect::<Vec<_>>(),
+                "recomputed": again.collect::<Vec<_>>(),
+                "seconds": seconds,
+            })
+        });
+        let plans = self.plans.iter().map(|plan| {
+            json!({
+                "schedule": plan.schedule,
+                "step_seconds": plan.makespan,
+                "bubble": plan.bubble,
+                "peak_bytes": plan.peaks.values().max(),
+                "recomputed_layers": plan.recomputed.iter().filter(|&&is| is).count(),
+            })
+        });
+        json!({
+            "feasible": true,
+            "schedule": self.best.schedule,
+            "step_seconds": self.best.makespan,
+            "bubble": self.best.bubble,
+            "budget_bytes": self.budget,
+            "peak_bytes": self.best.peaks.values().collect::<Vec<_>>(),
+            "stages": stages.collect::<Vec<_>>(),
+            "plans": plans.collect::<Vec<_>>(),
+            "csv": write_csv(&self.best.rows),
+        })
+    }
+
+    fn show(&self, graph: &str, machine: &str, micro_batches: u32) -> output::Printed {
+        let ranks = self.best.rows.rows.len();
+        say!(
+            "{graph}: {micro_batches} micro-batches on {ranks} × {machine}, {} each",
+            self.budget
+        )?;
+        say!(
+            "{:<12}{:>14}{:>9}{:>14}{:>12}",
+            "schedule",
+            "step",
+            "bubble",
+            "largest peak",
+            "recomputed"
+        )?;
+        for plan in self.plans {
+            let again = plan.recomputed.iter().filter(|&&is| is).count();
+            say!(
+                "{:<12}{:>14}{:>9}{:>14}{:>12}",
+                plan.schedule,
+                output::milliseconds(plan.makespan),
+                output::percent(plan.bubble).trim_start_matches('+'),
+                plan.peaks.values().max().copied().unwrap_or(Bytes::ZERO).to_string(),
+                format!("{again} of {}", plan.recomputed.len())
+            )?;
+        }
+        say!()?;
+        say!("{}: what lies where", self.best.schedule)?;
+        for rank in self.best.rows.rows.keys() {
+            self.show_rank(rank)?;
+        }
+        Ok(())
+    }
+
+    fn show_rank(&self, rank: RankId) -> output::Printed {
+        for (index, stage) in self.best.rows.stages_of(rank).into_iter().enumerate() {
+            let layers = self.layers(stage);
+            let (first, last) = (name(&self.cut[layers.start]), name(&self.cut[layers.end - 1]));
+            let span = if layers.len() == 1 { first } else { format!("{first} … {last}") };
+            let again = match self.recomputed(stage) {
+                0 => String::new(),
+                count if count == layers.len() => ", recomputed".to_string(),
+                count => format!(", {count} of {} recomputed", layers.len()),
+            };
+            let head = match index {
+                0 => (rank.to_string(), self.best.peaks[rank].to_string()),
+                _ => (String::new(), String::new()),
+            };
+            say!("{:<8}{:>10}  stage {}: {span}{again}", head.0, head.1, stage.as_u32())?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,87 @@
+//! `tightfit stages`. Invariant: what is said of a plan is what the planner found, and the order
+//! that is written is one that `train` runs.
+#![allow(clippy::unwrap_used)] // a test that cannot go on panics
+
+mod program;
+
+use program::{folder, run, train};
+use serde_json::Value;
+
+const LLAMA: &str = "stages corpus/graphs/llama_1b_b2_s2048.json.gz --devices 8 --microbatches 16 \
+                     --state 16 --link 50GB/s,10us";
+
+#[test]
+fn orders_stand_with_the_fastest_first() {
+    let folder = folder();
+    let result = run(folder.path(), &format!("{LLAMA} --budget 40GB --json")).done().result();
+    let plans = result["plans"].as_array().unwrap();
+    let seconds: Vec<f64> =
+        plans.iter().map(|plan| plan["step_seconds"].as_f64().unwrap()).collect();
+    assert!(seconds.is_sorted(), "{seconds:?}");
+    assert!(plans.len() >= 8, "{}", plans.len());
+    assert_eq!(plans[0]["schedule"], result["schedule"]);
+    for peak in result["peak_bytes"].as_array().unwrap() {
+        assert!(peak.as_u64().unwrap() <= 40_000_000_000);
+    }
+    let layers = |stage: &Value| stage["layers"].as_array().unwrap().len();
+    let stages = result["stages"].as_array().unwrap();
+    assert!(stages.iter().all(|stage| layers(stage) > 0));
+    let words = run(folder.path(), &format!("{LLAMA} --budget 40GB")).done().stdout;
+    assert!(words.contains("llama_1b_b2_s2048: 16 micro-batches on 8 × a100-80gb"), "{words}");
+    assert!(words.contains("rank7 "), "{words}");
+}
+
+#[test]
+fn a_smaller_budget_recomputes_or_is_refused() {
+    let folder = folder();
+    let gpt = |budget: &str| {
+        run(
+            folder.path(),
+            &format!(
+                "stages corpus/steps/gpt-small --devices 2 --microbatches 8 --budget {budget}"
+            ),
+        )
+    };
+    let again = |budget: &str| {
+        let ran = gpt(&format!("{budget} --schedule 1f1b --json")).done();
+        ran.result()["plans"][0]["recomputed_layers"].as_u64().unwrap()
+    };
+    assert_eq!(again("800MiB"), 0);
+    assert!(again("250MiB") > 0);
+    assert!(again("60%") > 0, "of the peak on one device");
+    let refused = run(folder.path(), &format!("{LLAMA} --budget 5GB"));
+    assert_eq!(refused.code, Some(10), "{}", refused.stderr);
+    assert!(refused.stderr.contains("no plan was found that fits 8 devices"), "{}", refused.stderr);
+    for (arguments, code, says) in [
+        ("min", 8, "min"),
+        ("0", 8, "a budget of zero"),
+        ("20MiB", 10, "alone needs"),
+        ("300MiB --schedule nonsense", 2, "orders are gpipe"),
+        ("300MiB --link fast", 2, "bytes per second"),
+    ] {
+        let ran = gpt(arguments);
+        assert!(ran.stderr.contains(says), "{arguments}: {}", ran.stderr);
+        assert_eq!(ran.code, Some(code), "{arguments}");
+    }
+    let many = "stages corpus/steps/gpt-small --devices 3000 --budget 1GiB";
+    let many = run(folder.path(), many);
+    assert_eq!(many.code, Some(2), "{}", many.stderr);
+    assert!(many.stderr.contains("3000 stages are asked for"), "{}", many.stderr);
+}
+
+#[test]
+fn the_order_that_is_written_runs() {
+    let folder = folder();
+    run(
+        folder.path(),
+        "stages corpus/steps/mlp-digits --devices 2 --microbatches 4 --budget 20MiB \
+         --csv FOLDER/o.csv",
+    )
+    .done();
+    train(
+        folder.path(),
+        "corpus/steps/mlp-digits --stages 2 --microbatches 4 --budget 20MiB --steps 1 \
+         --schedule FOLDER/o.csv",
+    )
+    .done();
+}
