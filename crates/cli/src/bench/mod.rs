@@ -7,13 +7,14 @@ mod layout;
 mod markdown;
 mod modules;
 mod planner;
+mod stages;
 
 use crate::exit::ExitCode;
 
 use clap::{Args, Subcommand};
 
 /// Measure the engine beside PyTorch, the planner beside others, the layout of buffers, analyses,
-/// and planners of modules.
+/// and planners of modules and of stages.
 #[derive(Args)]
 pub struct Arguments {
     #[command(subcommand)]
@@ -27,6 +28,7 @@ enum What {
     Layout(layout::Arguments),
     Dataflow(dataflow::Arguments),
     Modules(modules::Arguments),
+    Stages(stages::Arguments),
 }
 
 /// Measures and prints.
@@ -37,5 +39,6 @@ pub fn bench(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         What::Layout(arguments) => layout::layout(arguments),
         What::Dataflow(arguments) => dataflow::analyses(arguments),
         What::Modules(arguments) => modules::modules(arguments),
+        What::Stages(arguments) => stages::stages(arguments),
     }
 }

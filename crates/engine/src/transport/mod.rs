@@ -91,7 +91,8 @@ unsafe impl Send for Lent {}
 pub enum LinkError {
     /// Nothing came for too long.
     #[error(
-        "{rank} waited {} s for {awaited}: nothing came; a longer --peer-deadline waits longer",
+        "{rank} waited {} s for {awaited}: nothing came; where the others are only slow, pass a \
+         longer --peer-deadline",
         waited.as_secs()
     )]
     Deadline {

@@ -330,8 +330,8 @@ mod tests {
         let error = silent[1].receive(HEADER, &mut [0; 3]).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "rank1 waited 0 s for message 3 of step 1, tensor 3, from rank0: nothing came; a \
-             longer --peer-deadline waits longer"
+            "rank1 waited 0 s for message 3 of step 1, tensor 3, from rank0: nothing came; \
+             where the others are only slow, pass a longer --peer-deadline"
         );
         assert_eq!(silent[0].failure(), Some(error));
         let other = links(2, 4, LONG);

@@ -216,13 +216,19 @@ pub fn cut_evenly(
     let Some((_, cuts)) = best_cuts(count, stages, |a, b| a + b, &sent) else {
         return Err(PipelineError::TooManyStages { stages, layers: count });
     };
+    Ok(assign(layers, &cuts[1..]))
+}
+
+/// The stage of each forward node, where stages end behind these layers.
+pub fn assign(layers: &[Layer], ends: &[usize]) -> SecondaryMap<NodeId, StageId> {
     let mut of_forward = SecondaryMap::with_default(StageId::from_u32(0));
-    for (stage, ends) in cuts.windows(2).enumerate() {
-        for &node in layers[ends[0]..ends[1]].iter().flat_map(|layer| &layer.nodes) {
+    for (index, layer) in layers.iter().enumerate() {
+        let stage = ends.partition_point(|&end| end <= index);
+        for &node in &layer.nodes {
             of_forward[node] = StageId::from_u32(stage as u32);
         }
     }
-    Ok(of_forward)
+    of_forward
 }
 
 /// Divides so many layers into so many runs, none of them empty, so that what each costs, put

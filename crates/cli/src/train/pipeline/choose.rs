@@ -1,18 +1,20 @@
 //! The cut, the order and the plans of a pipeline. Invariant: what is chosen was planned and
 //! checked on every rank within the budget; of several orders it is the one that is predicted to
-//! take the least time, recomputation included, among those that were found to fit. An order is not
-//! planned where it would take as long if it recomputed nothing.
+//! take the least time, recomputation included, among those that were found to fit. The stage
+//! planner says where to cut for each order, and which to try first; an order is not planned where
+//! it would take as long as the best if it recomputed nothing.
 
 use std::path::Path;
 
 use anyhow::Context;
 use tightfit::FitError;
 use tightfit::graph::limits::MOST_SCHEDULE;
-use tightfit::id::{PrimaryMap, RankId};
+use tightfit::id::{NodeId, PrimaryMap, RankId, SecondaryMap, StageId};
 use tightfit::machine::Machine;
+use tightfit::pipeline::stages::{Devices, layer_costs, plan_rows};
 use tightfit::pipeline::{
-    CsvError, Division, PipelineError, PipelineSchedule, RankInTime, Rows, cut_evenly, layers,
-    read_csv, simulate, together,
+    CsvError, Division, PipelineError, PipelineSchedule, RankInTime, Rows, assign, cut_evenly,
+    layers, read_csv, simulate, together,
 };
 use tightfit::plan::PlanError;
 use tightfit::profile::{CallSeconds, Profile};
@@ -77,8 +79,12 @@ impl Chosen {
 struct Candidate {
     name: String,
     rows: Rows,
+    /// Where it is cut.
+    of_forward: SecondaryMap<NodeId, StageId>,
     /// What it takes where nothing is recomputed.
-    makespan: Seconds,
+    least: Seconds,
+    /// What it is expected to take; infinite where the stage planner has no plan for it.
+    expected: Seconds,
 }
 
 /// Chooses.
@@ -113,11 +119,21 @@ pub fn choose(asked: &Asked<'_>) -> anyhow::Result<Chosen> {
     let mut best: Option<Chosen> = None;
     let mut refused: Option<anyhow::Error> = None;
     let of_one = Profile::measured(&step.training, &machine, &seconds);
-    for candidate in candidates(asked, order, &of_one)? {
-        // Orders come with the fastest first; of the smallest budgets the smallest counts.
-        let is_slower = |best: &Chosen| candidate.makespan.0 >= best.makespan().0;
+    let reserve = reserve(&whole.training, &machine).total();
+    let devices = Devices {
+        ranks: stages,
+        budget: match budget {
+            Budget::Absolute(bytes) => bytes.saturating_sub(reserve),
+            Budget::Share(_) | Budget::Smallest => Bytes::LIMIT,
+        },
+        bandwidth: machine.bandwidth,
+        latency: Seconds(0.0),
+    };
+    for candidate in candidates(asked, order, &of_one, &devices)? {
+        // Of the smallest budgets the smallest counts.
+        let is_slower = |best: &Chosen| candidate.least.0 >= best.makespan().0;
         if budget != Budget::Smallest && best.as_ref().is_some_and(is_slower) {
-            break;
+            continue;
         }
         match plans.of(candidate, &unplanned) {
             Ok(chosen) => {
@@ -177,22 +193,25 @@ fn order(asked: &Asked<'_>) -> Result<Order, NotASchedule> {
     Ok(Order::File(name.to_string(), rows))
 }
 
-/// The orders that are asked for, those first that would be fastest if nothing was recomputed.
+/// The orders that are asked for, those first that are expected to be fastest.
 fn candidates(
     asked: &Asked<'_>,
     order: Order,
     profile: &Profile,
+    devices: &Devices,
 ) -> anyhow::Result<Vec<Candidate>> {
     let &Asked { arguments, stages, .. } = asked;
     let micro_batches = arguments.accumulation.micro_batches();
     let of = |schedule: PipelineSchedule| -> anyhow::Result<Candidate> {
         let rows = schedule.rows(stages, micro_batches)?;
-        candidate(asked.step, profile, schedule.name().to_string(), rows)
+        candidate(asked.step, profile, devices, schedule.name().to_string(), rows)
     };
     match order {
         Order::Any => {}
         Order::Named(schedule) => return Ok(vec![of(schedule)?]),
-        Order::File(name, rows) => return Ok(vec![candidate(asked.step, profile, name, rows)?]),
+        Order::File(name, rows) => {
+            return Ok(vec![candidate(asked.step, profile, devices, name, rows)?]);
+        }
     }
     // Its sums have another order than those of all others.
     let all = PipelineSchedule::ALL.map(|(schedule, _)| schedule).into_iter();
@@ -205,24 +224,36 @@ fn candidates(
             Err(error) => first = first.or(Some(error)),
         }
     }
-    found.sort_by(|a, b| a.makespan.0.total_cmp(&b.makespan.0));
+    let by_time = |a: &Candidate, b: &Candidate| {
+        a.expected.0.total_cmp(&b.expected.0).then(a.least.0.total_cmp(&b.least.0))
+    };
+    found.sort_by(by_time);
     match first.filter(|_| found.is_empty()) {
         Some(error) => Err(error),
         None => Ok(found),
     }
 }
 
+/// An order with its cut: that of the stage planner, or where by its model nothing fits, which the
+/// planner of single tensors may well do, an even one.
 fn candidate(
     step: &Step,
     profile: &Profile,
+    devices: &Devices,
     name: String,
     rows: Rows,
 ) -> anyhow::Result<Candidate> {
     let stages = rows.placement.len();
-    let of_forward = cut_evenly(&layers(&step.training, profile, stages)?, stages)?;
+    let layers = layers(&step.training, profile, stages)?;
+    let costs = layer_costs(&step.training, profile, &layers, None)?;
+    let plan = plan_rows(&costs, devices, &name, &rows);
+    let (of_forward, expected) = match plan {
+        Some(plan) => (assign(&layers, &plan.ends), plan.makespan),
+        None => (cut_evenly(&layers, stages)?, Seconds(f64::INFINITY)),
+    };
     let division = Division::new(&step.training, &of_forward)?;
-    let makespan = simulate(&rows, &division.costs(profile)).map_err(PipelineError::from)?.makespan;
-    Ok(Candidate { name, rows, makespan })
+    let least = simulate(&rows, &division.costs(profile)).map_err(PipelineError::from)?.makespan;
+    Ok(Candidate { name, rows, of_forward, least, expected })
 }
 
 /// Why a file is not an order for the run.
@@ -294,10 +325,7 @@ impl Plans<'_> {
     fn of(&self, candidate: Candidate, unplanned: &tightfit::Fitted) -> anyhow::Result<Chosen> {
         let &Plans { asked: &Asked { arguments, step, data, seed, .. }, budget, machine, seconds } =
             self;
-        let Candidate { name, rows, .. } = candidate;
-        let stages = rows.placement.len();
-        let profile = Profile::measured(&step.training, machine, seconds);
-        let of_forward = cut_evenly(&layers(&step.training, &profile, stages)?, stages)?;
+        let Candidate { name, rows, of_forward, .. } = candidate;
         let divided = step.divided(&of_forward, &rows)?;
         let mut plans = PrimaryMap::new();
         for (rank, step) in &divided.ranks {

@@ -2,43 +2,62 @@
 //! most that it holds at any action of its row.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use cranelift_entity::{PrimaryMap, SecondaryMap};
 
 use crate::id::{RankId, StageId};
-use crate::pipeline::action::{Action, Rows};
+use crate::pipeline::action::{Action, Pass, Rows};
 use crate::pipeline::simulate::{StageCost, simulate};
 use crate::pipeline::stages::recompute::{Recomputed, recompute};
 use crate::pipeline::stages::{Devices, LayerCost, StagePlan};
 use crate::units::{Bytes, Seconds};
 
-/// The plan whose stages end behind these layers; `None` where it does not fit, whatever is
-/// recomputed.
+/// The plan whose stages end behind these layers, with what takes least time to recompute; `None`
+/// where it does not fit, whatever is recomputed.
 pub fn evaluate(
+    layers: &[LayerCost],
+    devices: &Devices,
+    order: (&str, &Rows),
+    ends: &[usize],
+) -> Option<StagePlan> {
+    let rows = order.1;
+    let cut = Cut { layers, ends };
+    let mut recomputed = vec![false; layers.len()];
+    for (rank, row) in &rows.rows {
+        let stages = rows.stages_of(rank);
+        let chosen = cut.fit(devices.budget, row, &stages)?;
+        let own = stages.iter().flat_map(|&stage| cut.range(stage));
+        own.zip(chosen.layers).for_each(|(layer, is)| recomputed[layer] = is);
+    }
+    price(layers, devices, order, ends, &recomputed)
+}
+
+/// The plan that recomputes these layers; `None` where it does not fit.
+pub fn price(
     layers: &[LayerCost],
     devices: &Devices,
     (name, rows): (&str, &Rows),
     ends: &[usize],
+    recomputed: &[bool],
 ) -> Option<StagePlan> {
-    let begins: Vec<usize> = std::iter::once(0).chain(ends.iter().copied()).collect();
-    let range = |stage: StageId| begins[stage.as_u32() as usize]..ends[stage.as_u32() as usize];
-    let mut recomputed = vec![false; layers.len()];
+    let cut = Cut { layers, ends };
     let mut peaks: PrimaryMap<RankId, Bytes> = PrimaryMap::new();
     for (rank, row) in &rows.rows {
-        let stages = rows.stages_of(rank);
-        let own: Vec<usize> = stages.iter().flat_map(|&stage| range(stage)).collect();
-        let held: Bytes = own.iter().map(|&layer| layers[layer].held).sum();
-        let (chosen, peak) = fit(layers, devices.budget, (row, &stages), held, &range)?;
-        own.iter().zip(chosen.layers).for_each(|(&layer, is)| recomputed[layer] = is);
+        let peak = cut.peak(row, &rows.stages_of(rank), recomputed);
+        if peak > devices.budget {
+            return None;
+        }
         peaks.push(peak);
     }
     let mut costs: SecondaryMap<StageId, StageCost> = SecondaryMap::new();
     for stage in rows.placement.keys() {
-        let sum = |part: fn(&LayerCost) -> Seconds| range(stage).map(|l| part(&layers[l])).sum();
-        let again = range(stage).filter(|&layer| recomputed[layer]);
+        let range = || cut.range(stage);
+        let sum = |part: fn(&LayerCost) -> Seconds| range().map(|l| part(&layers[l])).sum();
+        let again = range().filter(|&layer| recomputed[layer]);
         let again: Seconds = again.map(|layer| layers[layer].forward).sum();
         let input: Seconds = sum(|layer| layer.input_gradient);
-        let sent = layers.get(ends[stage.as_u32() as usize]).map_or(Bytes::ZERO, |l| l.entering);
+        let sent = layers.get(range().end).map_or(Bytes::ZERO, |layer| layer.entering);
         costs[stage] = StageCost {
             forward: sum(|layer| layer.forward),
             input_gradient: again + input,
@@ -52,66 +71,78 @@ pub fn evaluate(
         schedule: name.to_string(),
         rows: rows.clone(),
         ends: ends.to_vec(),
-        recomputed,
+        recomputed: recomputed.to_vec(),
         makespan: simulated.makespan,
         bubble: simulated.bubble(),
         peaks,
     })
 }
 
-/// What a rank with several stages recomputes, and its peak.
-///
-/// What its stages hold changes from action to action. The action at which most is held where
-/// nothing is recomputed decides, unless with that the rank does not fit at another one; then each
-/// stage counts as often as it ever does.
-fn fit(
-    layers: &[LayerCost],
-    budget: Bytes,
-    (row, stages): (&[Action], &[StageId]),
-    held: Bytes,
-    range: &impl Fn(StageId) -> std::ops::Range<usize>,
-) -> Option<(Recomputed, Bytes)> {
-    let moments = in_flight(row, stages);
-    let entering = |stage: StageId| {
-        let first = range(stage).next().filter(|&first| first > 0);
-        first.map_or(0, |first| layers[first].entering.0)
-    };
-    let kept = |stage: StageId, recomputed: &mut dyn Iterator<Item = bool>| -> u64 {
-        let own = range(stage).zip(recomputed);
-        entering(stage) + own.map(|(layer, is)| layers[layer].kept(is).0).sum::<u64>()
-    };
-    let peak = |chosen: &Recomputed| {
-        let mut left = chosen.layers.iter().copied();
-        let each: Vec<u64> = stages.iter().map(|&stage| kept(stage, &mut left)).collect();
-        let of = |counts: &Vec<u64>| counts.iter().zip(&each).map(|(n, bytes)| n * bytes).sum();
-        let most: u64 = moments.iter().map(of).max().unwrap_or(0);
-        let working = stages.iter().flat_map(|&stage| range(stage)).zip(&chosen.layers);
-        let working = working.map(|(layer, &is)| layers[layer].working(is)).max();
-        held + Bytes(most) + working.unwrap_or(Bytes::ZERO)
-    };
-    let solve = |counts: &[u64]| {
-        let received: u64 = stages.iter().zip(counts).map(|(&s, n)| n * entering(s)).sum();
-        let all = stages
-            .iter()
-            .zip(counts)
-            .flat_map(|(&stage, &count)| range(stage).map(move |layer| (layers[layer], count)));
-        recompute(&all.collect::<Vec<_>>(), held + Bytes(received), budget)
-    };
-    let nothing = |stage: StageId| kept(stage, &mut std::iter::repeat(false));
-    let all: Vec<u64> = stages.iter().map(|&stage| nothing(stage)).collect();
-    let weight = |counts: &&Vec<u64>| counts.iter().zip(&all).map(|(n, b)| n * b).sum::<u64>();
-    let worst = moments.iter().max_by_key(weight)?;
-    let often: Vec<u64> = (0..stages.len())
-        .map(|index| moments.iter().map(|counts| counts[index]).max().unwrap_or(0))
-        .collect();
-    for counts in [worst, &often] {
-        let Some(chosen) = solve(counts) else { continue };
-        let peak = peak(&chosen);
-        if peak <= budget {
-            return Some((chosen, peak));
-        }
+/// Layers cut into stages.
+#[derive(Clone, Copy)]
+struct Cut<'a> {
+    layers: &'a [LayerCost],
+    ends: &'a [usize],
+}
+
+impl Cut<'_> {
+    /// The layers of a stage.
+    fn range(&self, stage: StageId) -> Range<usize> {
+        let number = stage.as_u32() as usize;
+        number.checked_sub(1).map_or(0, |before| self.ends[before])..self.ends[number]
     }
-    None
+
+    /// What a stage receives for a micro-batch.
+    fn entering(&self, stage: StageId) -> u64 {
+        let first = self.range(stage).start;
+        if first > 0 { self.layers[first].entering.0 } else { 0 }
+    }
+
+    /// What a stage holds for a micro-batch.
+    fn kept(&self, stage: StageId, recomputed: &dyn Fn(usize) -> bool) -> u64 {
+        let own = self.range(stage).map(|layer| self.layers[layer].kept(recomputed(layer)).0);
+        self.entering(stage) + own.sum::<u64>()
+    }
+
+    /// What a rank holds at most.
+    fn peak(&self, row: &[Action], stages: &[StageId], recomputed: &[bool]) -> Bytes {
+        let each: Vec<u64> =
+            stages.iter().map(|&stage| self.kept(stage, &|layer| recomputed[layer])).collect();
+        let of = |counts: &Vec<u64>| counts.iter().zip(&each).map(|(n, bytes)| n * bytes).sum();
+        let most: u64 = in_flight(row, stages).iter().map(of).max().unwrap_or(0);
+        let own = || stages.iter().flat_map(|&stage| self.range(stage));
+        let held: Bytes = own().map(|layer| self.layers[layer].held).sum();
+        let working = own().map(|layer| self.layers[layer].working(recomputed[layer])).max();
+        held + Bytes(most) + working.unwrap_or(Bytes::ZERO)
+    }
+
+    /// What a rank with several stages recomputes.
+    ///
+    /// What its stages hold changes from action to action. The action at which most is held where
+    /// nothing is recomputed decides, unless with that the rank does not fit at another one; then
+    /// each stage counts as often as it ever does.
+    fn fit(&self, budget: Bytes, row: &[Action], stages: &[StageId]) -> Option<Recomputed> {
+        let moments = in_flight(row, stages);
+        let own: Vec<usize> = stages.iter().flat_map(|&stage| self.range(stage)).collect();
+        let held: Bytes = own.iter().map(|&layer| self.layers[layer].held).sum();
+        let all: Vec<u64> = stages.iter().map(|&stage| self.kept(stage, &|_| false)).collect();
+        let weight = |counts: &&Vec<u64>| counts.iter().zip(&all).map(|(n, b)| n * b).sum::<u64>();
+        let worst = moments.iter().max_by_key(weight)?;
+        let often: Vec<u64> = (0..stages.len())
+            .map(|index| moments.iter().map(|counts| counts[index]).max().unwrap_or(0))
+            .collect();
+        [worst, &often].into_iter().find_map(|counts| {
+            let received = stages.iter().zip(counts).map(|(&stage, n)| n * self.entering(stage));
+            let in_flight = stages.iter().zip(counts).flat_map(|(&stage, &count)| {
+                self.range(stage).map(move |layer| (self.layers[layer], count))
+            });
+            let in_flight: Vec<(LayerCost, u64)> = in_flight.collect();
+            let chosen = recompute(&in_flight, held + Bytes(received.sum()), budget)?;
+            let mut recomputed = vec![false; self.layers.len()];
+            own.iter().zip(&chosen.layers).for_each(|(&layer, &is)| recomputed[layer] = is);
+            (self.peak(row, stages, &recomputed) <= budget).then_some(chosen)
+        })
+    }
 }
 
 /// Of how many micro-batches a rank holds the activations of each of its stages: the moments that
@@ -122,7 +153,7 @@ fn in_flight(row: &[Action], stages: &[StageId]) -> Vec<Vec<u64>> {
     for action in row {
         let Some(index) = stages.iter().position(|&stage| stage == action.stage) else { continue };
         match action.pass {
-            crate::pipeline::action::Pass::Forward => now[index] += 1,
+            Pass::Forward => now[index] += 1,
             pass if pass.makes_weight_gradients() => now[index] = now[index].saturating_sub(1),
             _ => {}
         }

@@ -22,7 +22,7 @@ use crate::pipeline::action::Rows;
 use crate::pipeline::rows::{PipelineSchedule, Unsuited};
 use crate::units::{Bytes, Seconds};
 
-pub use evaluate::evaluate;
+pub use evaluate::{evaluate, price};
 pub use front::{Front, front};
 pub use measure::layer_costs;
 pub use recompute::{Recomputed, recompute};
@@ -142,7 +142,7 @@ pub fn plan_stages(
     Ok(plans)
 }
 
-/// The best plan found of one order.
+/// The best plan found of one order; `None` where none fits.
 pub fn plan_rows(
     layers: &[LayerCost],
     devices: &Devices,
