@@ -55,9 +55,11 @@ fn a_smaller_budget_recomputes_or_is_refused() {
     for (arguments, code, says) in [
         ("min", 8, "min"),
         ("0", 8, "a budget of zero"),
-        ("20MiB", 10, "alone needs"),
+        ("1%", 10, "alone needs"),
         ("300MiB --schedule nonsense", 2, "orders are gpipe"),
         ("300MiB --link fast", 2, "bytes per second"),
+        ("300MiB --state nan", 2, "a number of bytes"),
+        ("300MiB --state 1e300", 2, "a number of bytes"),
     ] {
         let ran = gpt(arguments);
         assert!(ran.stderr.contains(says), "{arguments}: {}", ran.stderr);

@@ -15,7 +15,7 @@ use tightfit::units::{Bytes, Seconds};
 use super::markdown::{known, table};
 use crate::effort::clock;
 use crate::exit::ExitCode;
-use crate::input;
+use crate::{input, interrupt};
 
 /// Bytes of a device.
 const BUDGETS: [u64; 7] = [80, 40, 30, 20, 12, 8, 5];
@@ -73,7 +73,7 @@ pub fn stages(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 .map(|&(schedule, _)| schedule)
                 .filter(|&schedule| schedule != PipelineSchedule::AsyncPipe)
                 .collect();
-            let plans = plan_stages(&planned, &devices, MICRO_BATCHES, &all)?;
+            let plans = plan_stages(&planned, &devices, MICRO_BATCHES, &all, &interrupt::raised)?;
             let seconds = clock().0 - start;
             let ours = plans.first();
             let equal = equal(&graph, &profile, &devices)?;

@@ -43,7 +43,7 @@ pub struct Arguments {
     link: Option<(f64, Seconds)>,
     /// Bytes that each element of a parameter takes, its gradient and the optimizer's state
     /// included, in place of what the graph has
-    #[arg(long, value_name = "BYTES")]
+    #[arg(long, value_name = "BYTES", value_parser = state, allow_hyphen_values = true)]
     state: Option<f64>,
     /// Only this order, by its name
     #[arg(long, value_name = "NAME", value_parser = schedule)]
@@ -56,6 +56,14 @@ pub struct Arguments {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+}
+
+/// More bytes than an optimizer keeps for each element.
+const MOST_STATE: f64 = 1024.0;
+
+fn state(text: &str) -> Result<f64, String> {
+    let state = text.parse().ok().filter(|state: &f64| (0.0..=MOST_STATE).contains(state));
+    state.ok_or_else(|| format!("write a number of bytes from 0 to {MOST_STATE}"))
 }
 
 fn schedule(name: &str) -> Result<PipelineSchedule, String> {
@@ -106,7 +114,10 @@ pub fn stages(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         bandwidth,
         latency,
     };
-    let plans = plan_stages(&costs, &devices, micro_batches, &asked)?;
+    let plans = plan_stages(&costs, &devices, micro_batches, &asked, &interrupt::raised)?;
+    if plans.is_empty() && interrupt::raised() {
+        return Ok(interrupt::code());
+    }
     let Some(best) = plans.first() else {
         let largest = cut.iter().zip(&costs).max_by_key(|(_, cost)| cost.least());
         let (layer, needed) = largest

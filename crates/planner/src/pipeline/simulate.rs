@@ -91,6 +91,11 @@ pub fn simulate(
     costs: &SecondaryMap<StageId, StageCost>,
 ) -> Result<Simulated, RowsError> {
     validate(rows, true)?;
+    Ok(perform(rows, costs))
+}
+
+/// The same of rows that make sense.
+pub(super) fn perform(rows: &Rows, costs: &SecondaryMap<StageId, StageCost>) -> Simulated {
     let mut made: Made<Seconds> = Made::new();
     let mut ranks: PrimaryMap<RankId, Vec<Performed>> =
         rows.rows.values().map(|row| Vec::with_capacity(row.len())).collect();
@@ -111,7 +116,7 @@ pub fn simulate(
     let ends = ranks.values().filter_map(|row| row.last()).map(|last| last.end.0);
     let makespan = Seconds(ends.fold(0.0, f64::max));
     let peaks = rows.rows.values().map(|row| peak(row, costs)).collect();
-    Ok(Simulated { ranks, makespan, peaks })
+    Simulated { ranks, makespan, peaks }
 }
 
 /// When an action begins on a rank that is free from then on; none where what it needs was not made

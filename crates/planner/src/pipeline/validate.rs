@@ -3,7 +3,7 @@
 //! executes each row in its order and sends what is made as soon as it is made; and every sum over
 //! micro-batches has one order.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fmt;
 
 use cranelift_entity::{EntityRef, SecondaryMap};
@@ -205,20 +205,34 @@ pub(super) fn needs(stages: usize, action: Action) -> impl Iterator<Item = (bool
 /// What is there, for each stage, pass and micro-batch: a value, once it was made. A whole backward
 /// pass makes what its first part makes.
 #[derive(Clone, Debug)]
-pub(super) struct Made<T>(BTreeMap<Action, T>);
+pub(super) struct Made<T: Clone>(SecondaryMap<StageId, [Vec<Option<T>>; 3]>);
 
 impl<T: Copy> Made<T> {
     pub fn new() -> Made<T> {
-        Made(BTreeMap::new())
+        Made(SecondaryMap::new())
+    }
+
+    /// The table of a pass.
+    fn table(pass: Pass) -> usize {
+        match pass {
+            Pass::Forward => 0,
+            Pass::Backward | Pass::InputGradient => 1,
+            Pass::WeightGradient => 2,
+        }
     }
 
     pub fn insert(&mut self, action: Action, value: T) {
-        let pass = if action.pass == Pass::Backward { Pass::InputGradient } else { action.pass };
-        self.0.insert(Action { pass, ..action }, value);
+        let table = &mut self.0[action.stage][Self::table(action.pass)];
+        let index = action.micro_batch.index();
+        if table.len() <= index {
+            table.resize(index + 1, None);
+        }
+        table[index] = Some(value);
     }
 
     pub fn get(&self, action: Action) -> Option<T> {
-        self.0.get(&action).copied()
+        let table = &self.0.get(action.stage)?[Self::table(action.pass)];
+        table.get(action.micro_batch.index()).copied().flatten()
     }
 }
 

@@ -144,7 +144,7 @@ proptest! {
         }
         let schedules = [PipelineSchedule::OneFOneB];
         let devices = devices(ranks, budget);
-        let plans = plan_stages(&layers, &devices, micro_batches, &schedules).unwrap();
+        let plans = plan_stages(&layers, &devices, micro_batches, &schedules, &|| false).unwrap();
         let planned = plans.first().map_or(f64::INFINITY, |plan| plan.makespan.0);
         prop_assert_eq!(planned.is_finite(), fastest.is_finite());
         if fastest.is_finite() {
@@ -186,7 +186,7 @@ proptest! {
     ) {
         let all = PipelineSchedule::ALL.map(|(schedule, _)| schedule);
         let devices = devices(4, budget);
-        for plan in plan_stages(&layers, &devices, 8, &all).unwrap() {
+        for plan in plan_stages(&layers, &devices, 8, &all, &|| false).unwrap() {
             prop_assert!(plan.peaks.values().all(|&peak| peak <= devices.budget));
             prop_assert_eq!(plan.ends.last(), Some(&layers.len()));
             // What a rank holds, counted action by action.
@@ -253,7 +253,7 @@ fn budgets_decide() {
     let costs = layer_costs(&graph, &profile, &layers, Some(16.0)).unwrap();
     let plan = |budget: u64, schedules: &[PipelineSchedule]| {
         let devices = Devices { bandwidth: 5e10, ..devices(8, budget << 30) };
-        plan_stages(&costs, &devices, 16, schedules).unwrap()
+        plan_stages(&costs, &devices, 16, schedules, &|| false).unwrap()
     };
     let (mut last, mut recomputes) = (0.0, 0);
     for budget in (13..60).rev() {

@@ -26,7 +26,7 @@ use tightfit_engine::{
 
 use crate::calls::{self, Subject};
 use crate::train::Arguments;
-use crate::{input, processor};
+use crate::{input, interrupt, processor};
 
 /// What is asked for.
 pub struct Asked<'a> {
@@ -246,7 +246,7 @@ fn candidate(
     let stages = rows.placement.len();
     let layers = layers(&step.training, profile, stages)?;
     let costs = layer_costs(&step.training, profile, &layers, None)?;
-    let plan = plan_rows(&costs, devices, &name, &rows);
+    let plan = plan_rows(&costs, devices, (&name, &rows), &interrupt::raised);
     let (of_forward, expected) = match plan {
         Some(plan) => (assign(&layers, &plan.ends), plan.makespan),
         None => (cut_evenly(&layers, stages)?, Seconds(f64::INFINITY)),

@@ -8,13 +8,13 @@ use cranelift_entity::{PrimaryMap, SecondaryMap};
 
 use crate::id::{RankId, StageId};
 use crate::pipeline::action::{Action, Pass, Rows};
-use crate::pipeline::simulate::{StageCost, simulate};
+use crate::pipeline::simulate::{StageCost, perform};
 use crate::pipeline::stages::recompute::{Recomputed, recompute};
 use crate::pipeline::stages::{Devices, LayerCost, StagePlan};
 use crate::units::{Bytes, Seconds};
 
 /// The plan whose stages end behind these layers, with what takes least time to recompute; `None`
-/// where it does not fit, whatever is recomputed.
+/// where it does not fit, whatever is recomputed. Rows are [valid](crate::pipeline::validate).
 pub fn evaluate(
     layers: &[LayerCost],
     devices: &Devices,
@@ -33,7 +33,8 @@ pub fn evaluate(
     price(layers, devices, order, ends, &recomputed)
 }
 
-/// The plan that recomputes these layers; `None` where it does not fit.
+/// The plan that recomputes these layers; `None` where it does not fit. Rows are
+/// [valid](crate::pipeline::validate).
 pub fn price(
     layers: &[LayerCost],
     devices: &Devices,
@@ -66,7 +67,7 @@ pub fn price(
             ..StageCost::default()
         };
     }
-    let simulated = simulate(rows, &costs).ok()?;
+    let simulated = perform(rows, &costs);
     Some(StagePlan {
         schedule: name.to_string(),
         rows: rows.clone(),

@@ -114,7 +114,8 @@ pub struct StagePlan {
     pub peaks: PrimaryMap<RankId, Bytes>,
 }
 
-/// The best plan of each order that has one within the budget, the fastest first.
+/// The best plan of each order that has one within the budget, the fastest first; where `is_over`
+/// says so, of the orders up to there.
 ///
 /// # Errors
 /// [`Unsuited`] where no order is for so many ranks and micro-batches.
@@ -123,6 +124,7 @@ pub fn plan_stages(
     devices: &Devices,
     micro_batches: u32,
     schedules: &[PipelineSchedule],
+    is_over: &dyn Fn() -> bool,
 ) -> Result<Vec<StagePlan>, Unsuited> {
     let mut plans = Vec::new();
     let (mut first, mut is_suited) = (None, false);
@@ -130,7 +132,7 @@ pub fn plan_stages(
         match schedule.rows(devices.ranks, micro_batches) {
             Ok(rows) => {
                 is_suited = true;
-                plans.extend(plan_rows(layers, devices, schedule.name(), &rows));
+                plans.extend(plan_rows(layers, devices, (schedule.name(), &rows), is_over));
             }
             Err(error) => first = first.or(Some(error)),
         }
@@ -142,15 +144,19 @@ pub fn plan_stages(
     Ok(plans)
 }
 
-/// The best plan found of one order; `None` where none fits.
+/// The best plan found of one order, whose rows are [valid](crate::pipeline::validate); `None`
+/// where none fits.
 pub fn plan_rows(
     layers: &[LayerCost],
     devices: &Devices,
-    name: &str,
-    rows: &Rows,
+    (name, rows): (&str, &Rows),
+    is_over: &dyn Fn() -> bool,
 ) -> Option<StagePlan> {
-    let starts = descend::starts(layers, devices, rows);
-    let plan = |ends: &[usize]| evaluate(layers, devices, (name, rows), ends);
+    let plan = |ends: &[usize]| match is_over() {
+        true => None,
+        false => evaluate(layers, devices, (name, rows), ends),
+    };
+    let starts = if is_over() { Vec::new() } else { descend::starts(layers, devices, rows) };
     let found = starts.into_iter().filter_map(|ends| descend::descend(layers.len(), ends, &plan));
     found.min_by(|a, b| a.makespan.0.total_cmp(&b.makespan.0))
 }
