@@ -76,13 +76,13 @@ fn the_order_that_is_written_runs() {
     let folder = folder();
     run(
         folder.path(),
-        "stages corpus/steps/mlp-digits --devices 2 --microbatches 4 --budget 20MiB \
+        "stages corpus/steps/mlp-digits --devices 2 --microbatches 4 --budget 60MiB \
          --csv FOLDER/o.csv",
     )
     .done();
     train(
         folder.path(),
-        "corpus/steps/mlp-digits --stages 2 --microbatches 4 --budget 20MiB --steps 1 \
+        "corpus/steps/mlp-digits --stages 2 --microbatches 4 --budget 60MiB --steps 1 \
          --schedule FOLDER/o.csv",
     )
     .done();

@@ -8,13 +8,12 @@ use std::path::Path;
 
 use anyhow::Context;
 use tightfit::FitError;
-use tightfit::graph::limits::MOST_SCHEDULE;
 use tightfit::id::{NodeId, PrimaryMap, RankId, SecondaryMap, StageId};
 use tightfit::machine::Machine;
 use tightfit::pipeline::stages::{Devices, layer_costs, plan_rows};
 use tightfit::pipeline::{
-    CsvError, Division, PipelineError, PipelineSchedule, RankInTime, Rows, assign, cut_evenly,
-    layers, read_csv, simulate, together,
+    Division, PipelineError, PipelineSchedule, RankInTime, Rows, assign, cut_evenly, layers,
+    simulate, together,
 };
 use tightfit::plan::PlanError;
 use tightfit::profile::{CallSeconds, Profile};
@@ -24,6 +23,7 @@ use tightfit_engine::{
     Budget, Dataset, Executable, FitTask, FittedStep, FittingError, Step, fit_step, reserve,
 };
 
+use super::order::{NotASchedule, from_file};
 use crate::calls::{self, Subject};
 use crate::train::Arguments;
 use crate::{input, interrupt, processor};
@@ -254,62 +254,6 @@ fn candidate(
     let division = Division::new(&step.training, &of_forward)?;
     let least = simulate(&rows, &division.costs(profile)).map_err(PipelineError::from)?.makespan;
     Ok(Candidate { name, rows, of_forward, least, expected })
-}
-
-/// Why a file is not an order for the run.
-#[derive(Debug, thiserror::Error)]
-pub enum NotASchedule {
-    /// There is no such file.
-    #[error("`{name}` is neither a schedule nor a file: {error}; schedules are {}", names())]
-    Unread {
-        /// What was given.
-        name: String,
-        /// What the system says.
-        error: std::io::Error,
-    },
-    /// It does not say what an order is.
-    #[error("{name}: {error}")]
-    Csv {
-        /// The file.
-        name: String,
-        /// Why not.
-        error: CsvError,
-    },
-    /// It is for others.
-    #[error(
-        "{name}: it is for {ranks} ranks and {micro_batches} micro-batches; --stages and \
-         --microbatches ask for {stages} and {asked}"
-    )]
-    Other {
-        /// The file.
-        name: String,
-        /// Its ranks.
-        ranks: usize,
-        /// Its micro-batches.
-        micro_batches: u32,
-        /// The ranks that are asked for.
-        stages: u32,
-        /// The micro-batches that are asked for.
-        asked: u32,
-    },
-}
-
-fn names() -> String {
-    let names: Vec<&str> = PipelineSchedule::ALL.iter().map(|(_, name)| *name).collect();
-    names.join(", ")
-}
-
-fn from_file(path: &Path, stages: u32, asked: u32) -> Result<Rows, NotASchedule> {
-    let name = path.display().to_string();
-    let bytes = input::bytes(path, MOST_SCHEDULE, "a schedule")
-        .map_err(|error| NotASchedule::Unread { name: name.clone(), error })?;
-    let rows = read_csv(&String::from_utf8_lossy(&bytes))
-        .map_err(|error| NotASchedule::Csv { name: name.clone(), error })?;
-    let (ranks, micro_batches) = (rows.rows.len(), rows.micro_batches);
-    if (ranks, micro_batches) != (stages as usize, asked) {
-        return Err(NotASchedule::Other { name, ranks, micro_batches, stages, asked });
-    }
-    Ok(rows)
 }
 
 /// How plans are made.

@@ -5,6 +5,7 @@
 
 mod announce;
 mod choose;
+mod order;
 mod rank;
 mod report;
 mod trace;
@@ -26,7 +27,7 @@ use crate::values::duration;
 use crate::{interrupt, output};
 use choose::{Asked, Chosen, choose};
 
-pub use choose::NotASchedule;
+pub use order::NotASchedule;
 
 /// How long a rank waits for others, unless their steps take longer.
 const PATIENCE: Duration = Duration::from_secs(60);

@@ -1,0 +1,66 @@
+//! Orders from files. Invariant: what is read is valid, and for as many ranks and micro-batches as
+//! were asked for.
+
+use std::path::Path;
+
+use tightfit::graph::limits::MOST_SCHEDULE;
+use tightfit::pipeline::{CsvError, PipelineSchedule, Rows, read_csv};
+
+use crate::input;
+
+/// Why a file is not an order for the run.
+#[derive(Debug, thiserror::Error)]
+pub enum NotASchedule {
+    /// There is no such file.
+    #[error("`{name}` is neither a schedule nor a file: {error}; schedules are {}", names())]
+    Unread {
+        /// What was given.
+        name: String,
+        /// What the system says.
+        error: std::io::Error,
+    },
+    /// It does not say what an order is.
+    #[error("{name}: {error}")]
+    Csv {
+        /// The file.
+        name: String,
+        /// Why not.
+        error: CsvError,
+    },
+    /// It is for others.
+    #[error(
+        "{name}: it is for {ranks} ranks and {micro_batches} micro-batches; --stages and \
+         --microbatches ask for {stages} and {asked}"
+    )]
+    Other {
+        /// The file.
+        name: String,
+        /// Its ranks.
+        ranks: usize,
+        /// Its micro-batches.
+        micro_batches: u32,
+        /// The ranks that are asked for.
+        stages: u32,
+        /// The micro-batches that are asked for.
+        asked: u32,
+    },
+}
+
+fn names() -> String {
+    let names: Vec<&str> = PipelineSchedule::ALL.iter().map(|(_, name)| *name).collect();
+    names.join(", ")
+}
+
+/// The order of a file, for so many ranks and micro-batches.
+pub fn from_file(path: &Path, stages: u32, asked: u32) -> Result<Rows, NotASchedule> {
+    let name = path.display().to_string();
+    let bytes = input::bytes(path, MOST_SCHEDULE, "a schedule")
+        .map_err(|error| NotASchedule::Unread { name: name.clone(), error })?;
+    let rows = read_csv(&String::from_utf8_lossy(&bytes))
+        .map_err(|error| NotASchedule::Csv { name: name.clone(), error })?;
+    let (ranks, micro_batches) = (rows.rows.len(), rows.micro_batches);
+    if (ranks, micro_batches) != (stages as usize, asked) {
+        return Err(NotASchedule::Other { name, ranks, micro_batches, stages, asked });
+    }
+    Ok(rows)
+}
