@@ -49,7 +49,9 @@ impl Step {
     /// # Errors
     /// [`PipelineError`] where it has outputs that no mean stands for, or there are too many.
     pub fn accumulated(mut self, micro_batches: u32) -> Result<Step, PipelineError> {
-        self.training = accumulate(&self.training, micro_batches)?;
+        if micro_batches != 1 {
+            self.training = accumulate(&self.training, micro_batches)?;
+        }
         self.part.micro_batches = micro_batches;
         Ok(self)
     }
