@@ -11,6 +11,7 @@ use tightfit::reading::excess;
 use tightfit::schedule::PlanFileError;
 use tightfit_engine::step::data::DataError;
 use tightfit_engine::step::{OtherBatch, StepFileError};
+use tightfit_engine::transport::LinkError;
 use tightfit_engine::weights::WeightsError;
 use tightfit_engine::{
     BudgetError, CompileError, FittingError, SessionError, SlabError, StepError, TierError,
@@ -21,7 +22,7 @@ use crate::output::Unprinted;
 use crate::places::Replaced;
 use crate::table::UnknownColumn;
 use crate::tier::NotATier;
-use crate::train::{Contradiction, LossNotFinite, NotASchedule, TooManySteps};
+use crate::train::{Contradiction, LossNotFinite, NotASchedule, PipelineRefused, TooManySteps};
 use crate::values::{NoStages, NoVariants, NotASize, UnknownModule};
 use crate::verbs::analyze::Refused;
 
@@ -138,6 +139,13 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if error.is::<Unprinted>() {
         return Some(4);
     }
+    #[cfg(feature = "mpi")]
+    if error.is::<tightfit_engine::transport::mpi::JobError>() {
+        return Some(USAGE);
+    }
+    if error.is::<LinkError>() {
+        return Some(OTHER_RANK);
+    }
     if error.is::<LossNotFinite>() {
         return Some(NOT_FINITE);
     }
@@ -151,6 +159,7 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
         || error.is::<Contradiction>()
         || error.is::<PipelineError>()
         || error.is::<Unsuited>()
+        || error.is::<PipelineRefused>()
     {
         return Some(2);
     }

@@ -14,6 +14,7 @@ pub mod output;
 pub mod accumulation;
 mod bench;
 pub mod calls;
+mod conclusion;
 pub mod effort;
 pub mod exit;
 pub mod figures;
@@ -36,6 +37,7 @@ use std::ffi::OsString;
 use clap::{Parser, Subcommand};
 use tightfit_engine::process;
 
+pub use crate::conclusion::message;
 use crate::exit::ExitCode;
 use crate::output::Unprinted;
 use crate::verbs::{
@@ -82,22 +84,7 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         Ok(Cli { verb }) => dispatch(verb),
         Err(refused) => show(&refused),
     };
-    // What is still held back may find no place either.
-    match result.and_then(|code| Ok(output::flush().map(|()| code)?)) {
-        Ok(code) => code,
-        Err(error) if exit::code(&error) == exit::NOT_FOUND && interrupt::raised() => {
-            note!("error: interrupted before a plan was found; {}", message(&error));
-            interrupt::code()
-        }
-        Err(error) => {
-            // Nothing is lost that anybody still waits for (`| head`).
-            let outermost = error.chain().next().and_then(|error| error.downcast_ref());
-            if !outermost.is_some_and(Unprinted::is_unread) {
-                note!("error: {}", message(&error));
-            }
-            exit::code(&error).into()
-        }
-    }
+    conclusion::conclude(result)
 }
 
 /// Prints help, or why the arguments make no sense.
@@ -125,16 +112,4 @@ fn dispatch(verb: Verb) -> anyhow::Result<ExitCode> {
         Verb::Calibrate(arguments) => calibrate::calibrate(&arguments),
         Verb::Bench(arguments) => bench::bench(&arguments),
     }
-}
-
-/// The error and its causes; a cause that the error cites is not said again.
-pub fn message(error: &anyhow::Error) -> String {
-    let mut message = String::new();
-    for cause in error.chain().map(ToString::to_string) {
-        if !message.contains(&cause) {
-            let colon = if message.is_empty() { "" } else { ": " };
-            message = message + colon + cause.trim_end();
-        }
-    }
-    message
 }

@@ -4,6 +4,8 @@
 
 mod browser;
 mod command;
+mod debian;
+mod mpi;
 mod python;
 
 use std::path::{Path, PathBuf};
@@ -21,12 +23,13 @@ struct Workspace {
 
 type Step = fn(&Workspace, &mut Log) -> Result<()>;
 
-const STEPS: [(&str, Step); 7] = [
+const STEPS: [(&str, Step); 8] = [
     ("fmt", fmt),
     ("clippy", clippy),
     ("tidy", tidy),
     ("doc", doc),
     ("test", test),
+    ("mpi", mpi::mpi),
     ("browser", browser::browser),
     ("python", python::python),
 ];
@@ -107,7 +110,8 @@ mod tests {
         let error = ci(Path::new("."), &["fmt".to_string(), "tests".to_string()]).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "there is no step `tests`; the steps are fmt, clippy, tidy, doc, test, browser, python"
+            "there is no step `tests`; the steps are fmt, clippy, tidy, doc, test, mpi, browser, \
+             python"
         );
     }
 }

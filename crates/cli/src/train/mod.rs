@@ -38,7 +38,7 @@ use placement::{Placed, Placement};
 use replan::{Plans, Refined, Replan};
 
 pub use ending::{LossNotFinite, TooManySteps};
-pub use pipeline::NotASchedule;
+pub use pipeline::{NotASchedule, PipelineRefused};
 pub use placement::Contradiction;
 
 /// Train an exported step inside one slab of memory.

@@ -211,7 +211,7 @@ fn in_place(node: &Node, index: usize, output: &Value, input: ValueId, graph: &G
     let Some(operator) = node.operator else { return false };
     let may = |argument: usize| match operator {
         // Its first argument is written and never read.
-        Operator::CopyInto | Operator::Send | Operator::Receive => argument == 0,
+        Operator::CopyInto | Operator::Post | Operator::Send | Operator::Receive => argument == 0,
         // Parameter and states are arguments 0, 2, 3, and outputs 0, 1, 2.
         Operator::Adamw | Operator::Sgd => argument == index + usize::from(index > 0),
         elementwise => index == 0 && elementwise.row().in_place.contains(&argument),

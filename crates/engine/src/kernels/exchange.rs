@@ -6,7 +6,7 @@ use tightfit::tensor::Argument;
 
 use crate::kernels::tensor::Tensor;
 use crate::kernels::{Fault, Kernel, KernelError, Operands, Run};
-use crate::transport::{Header, Lent, Link, LinkError};
+use crate::transport::{Awaiting, Header, Lent, Link, LinkError};
 
 /// Memory for what is to come: it is there, so nothing is to be done.
 pub(super) fn incoming(_: &Operands) -> Result<Kernel, KernelError> {
@@ -19,6 +19,17 @@ pub(super) fn send(operands: &Operands) -> Result<Kernel, KernelError> {
         with_link(run, message, |link, header| {
             let bytes = run.base.wrapping_add(span.address).cast_const();
             link.send(header, Lent { bytes, length: span.bytes })
+        });
+    }))
+}
+
+/// From here to `receive` the bytes belong to the link.
+pub(super) fn post(operands: &Operands) -> Result<Kernel, KernelError> {
+    let (span, message) = (span(operands)?, message(operands)?);
+    Ok(Box::new(move |run| {
+        with_link(run, message, |link, header| {
+            let bytes = run.base.wrapping_add(span.address);
+            link.post(header, Awaiting { bytes, length: span.bytes })
         });
     }))
 }

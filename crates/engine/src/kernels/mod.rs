@@ -148,6 +148,7 @@ pub(crate) fn compile(
         Op::FlashAttentionBackward => attention::backward(operands, threads),
         Op::Incoming => exchange::incoming(operands),
         Op::Receive => exchange::receive(operands),
+        Op::Post => exchange::post(operands),
         Op::Send => exchange::send(operands),
         Op::Sent => exchange::sent(operands),
         Op::Adamw => optimizer::adamw(operands),

@@ -136,3 +136,10 @@ fn file_mapped_for_reading(line: &str) -> Option<Option<(usize, usize)>> {
     let is_file = words.nth(3).is_some_and(|path| path.starts_with('/'));
     Some((is_read_only && is_file).then_some((from, to)))
 }
+
+/// The processors that this process may use, as the system lists them.
+pub fn processors() -> Option<String> {
+    let status = std::fs::read_to_string("/proc/self/status").ok()?;
+    let line = status.lines().find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;
+    Some(line.trim().to_string())
+}

@@ -57,7 +57,8 @@ impl Step {
     }
 
     /// The step of one micro-batch divided among the ranks that perform `rows`, where forward nodes
-    /// belong to the stages that `of_forward` says.
+    /// belong to the stages that `of_forward` says; receivers post messages so many actions
+    /// `ahead`, as [`ranks`] says.
     ///
     /// # Errors
     /// [`PipelineError`] where it cannot be divided so.
@@ -65,9 +66,10 @@ impl Step {
         &self,
         of_forward: &SecondaryMap<NodeId, StageId>,
         rows: &Rows,
+        ahead: usize,
     ) -> Result<Divided, PipelineError> {
         let division = Division::new(&self.training, of_forward)?;
-        let Ranks { graphs, outputs, messages } = ranks(&division, rows)?;
+        let Ranks { graphs, outputs, messages } = ranks(&division, rows, ahead)?;
         let mut routes: Vec<Route> =
             messages.iter().map(|message| route(&self.training, message)).collect();
         let first_of_evaluation = routes.len() as u32;
@@ -108,7 +110,7 @@ fn evaluation(
     training: &PrimaryMap<RankId, Graph>,
 ) -> Result<Ranks, NotDivided> {
     let evaluated = Division::of_one_batch(graph, &follow(division, graph))?;
-    let evaluated = ranks(&evaluated, &Rows::forward(&rows.placement, rows.rows.len()))?;
+    let evaluated = ranks(&evaluated, &Rows::forward(&rows.placement, rows.rows.len()), 0)?;
     for (rank, graph) in &evaluated.graphs {
         let kept: BTreeSet<&str> = persistent(&training[rank]).collect();
         if let Some(name) = persistent(graph).find(|name| !kept.contains(name)) {

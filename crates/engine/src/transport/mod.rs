@@ -7,6 +7,8 @@
 //! whatever a message takes stands in both schedules. Between two steps ranks tell each other small
 //! things: what the loss is, whether to go on, a piece of the weights that are saved.
 
+#[cfg(feature = "mpi")]
+pub mod mpi;
 mod thread;
 
 use std::fmt;
@@ -82,8 +84,39 @@ pub struct Lent {
     pub(crate) length: usize,
 }
 
+impl Lent {
+    /// Bytes that somebody reads.
+    ///
+    /// # Safety
+    /// They stay where and as they are until what they are lent for has ended.
+    pub unsafe fn new(bytes: &[u8]) -> Lent {
+        Lent { bytes: bytes.as_ptr(), length: bytes.len() }
+    }
+}
+
 // SAFETY: the bytes are only read, and who lends them changes nothing until they were taken.
 unsafe impl Send for Lent {}
+
+/// Bytes that belong to a link until what they are for was received.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "threads copy when they wait"))]
+pub struct Awaiting {
+    pub(crate) bytes: *mut u8,
+    pub(crate) length: usize,
+}
+
+impl Awaiting {
+    /// Bytes that a link fills.
+    ///
+    /// # Safety
+    /// Nobody else touches them until what they are for has ended, and they stay where they are.
+    pub unsafe fn new(bytes: &mut [u8]) -> Awaiting {
+        Awaiting { bytes: bytes.as_mut_ptr(), length: bytes.len() }
+    }
+}
+
+// SAFETY: nobody but the link touches the bytes until it has answered that they are there.
+unsafe impl Send for Awaiting {}
 
 /// Why nothing arrives.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
@@ -119,6 +152,20 @@ pub enum LinkError {
         /// The messages of a step.
         messages: usize,
     },
+    /// There are more messages than can be told apart.
+    #[error("a step has {messages} messages, and this MPI numbers them up to {most}")]
+    Numbers {
+        /// The messages of a step.
+        messages: usize,
+        /// The largest number.
+        most: u32,
+    },
+    /// MPI says no.
+    #[error("MPI says: {says}")]
+    Mpi {
+        /// What it says.
+        says: String,
+    },
     /// What came has another size than what was waited for: ranks run different plans.
     #[error(
         "{awaited}: {found} bytes came, {expected} are expected: the ranks run different plans"
@@ -144,6 +191,10 @@ pub trait Link: fmt::Debug + Send + Sync {
     /// Lends bytes to whoever receives the message. Nobody may change them until [`Link::sent`] has
     /// returned.
     fn send(&self, header: Header, bytes: Lent) -> Result<(), LinkError>;
+
+    /// Says where a message is to be put that is waited for later: until [`Link::receive`] has
+    /// returned, with the same bytes, nobody else may touch them.
+    fn post(&self, header: Header, into: Awaiting) -> Result<(), LinkError>;
 
     /// Waits for a message, and puts it into `into`.
     fn receive(&self, header: Header, into: &mut [u8]) -> Result<(), LinkError>;

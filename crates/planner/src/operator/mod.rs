@@ -76,6 +76,6 @@ impl Operator {
 
     /// Takes part in what ranks do together, so that each of them keeps the order of such calls.
     pub fn exchanges(self) -> bool {
-        matches!(self, Operator::Send | Operator::Sent | Operator::Receive)
+        matches!(self, Operator::Post | Operator::Send | Operator::Sent | Operator::Receive)
     }
 }

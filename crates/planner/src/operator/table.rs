@@ -254,6 +254,8 @@ operators! {
     // what goes from one rank to another
     Incoming "tightfit.incoming" schema::INCOMING:
         movement::incoming, [ANY] [] MOVES, Pure;
+    Post "tightfit.post" schema::MESSAGE:
+        movement::exchanged, [ANY] [] MOVES, Mutating;
     Receive "tightfit.receive" schema::MESSAGE:
         movement::exchanged, [ANY] [] MOVES, Mutating;
     Send "tightfit.send" schema::MESSAGE:

@@ -43,7 +43,7 @@ pub fn accumulate(graph: &Graph, micro_batches: u32) -> Result<Graph, PipelineEr
         rows: [row.collect()].into_iter().collect(),
         micro_batches,
     };
-    let mut ranks = ranks(&division, &rows)?.graphs.into_iter();
+    let mut ranks = ranks(&division, &rows, 0)?.graphs.into_iter();
     let (_, graph) = ranks.next().expect("there is one rank");
     Ok(graph)
 }

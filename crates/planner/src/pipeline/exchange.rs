@@ -11,7 +11,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use cranelift_entity::{EntityRef, PrimaryMap, SecondaryMap};
 
 use crate::id::{MicroBatchId, NodeId, RankId, StageId, StorageId, ValueId};
-use crate::pipeline::action::{Pass, Rows};
+use crate::pipeline::action::{Action, Pass, Rows};
 use crate::pipeline::divide::{Division, Role};
 use crate::pipeline::error::PipelineError;
 use crate::units::Seconds;
@@ -164,6 +164,22 @@ impl Exchange {
         self.numbers.range(from..=to).map(|(&(_, _, rank), _)| rank).collect()
     }
 
+    /// The values that an action of a rank reads and that are sent there, with the numbers of the
+    /// messages.
+    pub(super) fn received_by(&self, rank: RankId, action: &Action) -> Vec<(ValueId, usize)> {
+        let of = |pass| self.received.get(&Part::Pass(action.stage, pass));
+        let parts = match action.pass {
+            Pass::Backward => vec![of(Pass::InputGradient), of(Pass::WeightGradient)],
+            pass => vec![of(pass)],
+        };
+        let values = parts.into_iter().flatten().flatten();
+        let numbered = values.map(|&value| {
+            let number = self.number(value, rank, Some(action.micro_batch));
+            (value, number.expect("what is received has a number"))
+        });
+        numbered.collect()
+    }
+
     /// When each message is read first, where the actions of a rank begin at these times; that of
     /// an update later than all of them.
     pub(super) fn first_reads(
@@ -174,14 +190,8 @@ impl Exchange {
         let mut first = vec![Seconds(f64::INFINITY); self.messages.len()];
         for (rank, row) in &rows.rows {
             for (index, action) in row.iter().enumerate() {
-                let of = |pass| self.received.get(&Part::Pass(action.stage, pass));
-                let parts = match action.pass {
-                    Pass::Backward => vec![of(Pass::InputGradient), of(Pass::WeightGradient)],
-                    pass => vec![of(pass)],
-                };
-                for &value in parts.into_iter().flatten().flatten() {
-                    let number = self.number(value, rank, Some(action.micro_batch));
-                    let first = &mut first[number.expect("what is received has a number")];
+                for (_, number) in self.received_by(rank, action) {
+                    let first = &mut first[number];
                     if begins(rank, index).0 < first.0 {
                         *first = begins(rank, index);
                     }

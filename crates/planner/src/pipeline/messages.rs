@@ -4,12 +4,15 @@
 //!
 //! `tightfit.incoming` is memory for a tensor; `tightfit.receive` fills it, which makes a version
 //! of it too. So no tensor that came from elsewhere is ever taken for one that can be made here.
-//! All but the first keep their order in every plan, as the checker makes sure, since ranks that
-//! wait for each other in another order might wait for ever.
+//! Between both, `tightfit.post` may say early where the tensor is to be put: from then on the
+//! memory belongs to the link, which a version says again. All but the first keep their order in
+//! every plan, as the checker makes sure, since ranks that wait for each other in another order
+//! might wait for ever.
 
 use crate::graph::{NodeSpec, Phase, ValueSpec};
 use crate::id::{MicroBatchId, ModuleId, ValueId};
 use crate::operator::{Operator, to_torch};
+use crate::pipeline::action::Action;
 use crate::pipeline::exchange::UnderWay;
 use crate::pipeline::unroll::{Unroll, dense_like};
 use crate::tensor::Argument;
@@ -53,8 +56,20 @@ impl Unroll<'_> {
         }
     }
 
-    /// Appends the call that sends a tensor, or that fills it with what was received: a new version
-    /// of it, which is what it answers.
+    /// Says where what an action reads from elsewhere is to be put, where that was not said yet.
+    pub fn post(&mut self, action: &Action) {
+        let micro_batch = Some(action.micro_batch);
+        for (value, message) in self.exchange.received_by(self.rank, action) {
+            if self.place_of(value, micro_batch).is_none() && !self.posted.contains_key(&message) {
+                let place = self.incoming(value, micro_batch, message);
+                let posted = self.exchanged(Operator::Post, value, micro_batch, message, place);
+                self.posted.insert(message, posted);
+            }
+        }
+    }
+
+    /// Appends the call that sends a tensor, that says where it is to be put, or that fills it with
+    /// what was received: a new version of it, which is what it answers.
     fn exchanged(
         &mut self,
         operator: Operator,
@@ -64,7 +79,7 @@ impl Unroll<'_> {
         made: ValueId,
     ) -> ValueId {
         let producer = &self.graph.nodes()[self.graph.values()[value].producer];
-        let what = if operator == Operator::Send { "send" } else { "receive" };
+        let what = operator.name().trim_start_matches("tightfit.");
         let spec = NodeSpec {
             module: module_of(micro_batch, producer.module),
             micro_batch: micro_batch.unwrap_or(MicroBatchId::WHOLE),
@@ -86,6 +101,20 @@ impl Unroll<'_> {
 
     /// Receives a value from the rank that makes it.
     pub(super) fn receive(
+        &mut self,
+        value: ValueId,
+        micro_batch: Option<MicroBatchId>,
+        message: usize,
+    ) -> ValueId {
+        let place = match self.posted.remove(&message) {
+            Some(posted) => posted,
+            None => self.incoming(value, micro_batch, message),
+        };
+        self.exchanged(Operator::Receive, value, micro_batch, message, place)
+    }
+
+    /// Appends memory for a value that is to come.
+    fn incoming(
         &mut self,
         value: ValueId,
         micro_batch: Option<MicroBatchId>,
@@ -115,7 +144,7 @@ impl Unroll<'_> {
         };
         let place = self.builder.node(spec, &[Some(output.clone())])[0];
         self.tensors[place] = Some(output);
-        self.exchanged(Operator::Receive, value, micro_batch, message, place)
+        place
     }
 }
 

@@ -33,12 +33,14 @@ pub struct Ranks {
     pub messages: Vec<Message>,
 }
 
-/// The graphs of the ranks that perform `rows` of a divided step.
+/// The graphs of the ranks that perform `rows` of a divided step. A receiver says where a message
+/// is to be put `ahead` actions before the one that reads it, so that it can arrive beside these;
+/// with 0 it says so when it waits.
 ///
 /// # Errors
 /// [`PipelineError`] where the rows make no sense or are those of another division, or where what
 /// stays from step to step would have to be in two places.
-pub fn ranks(division: &Division<'_>, rows: &Rows) -> Result<Ranks, PipelineError> {
+pub fn ranks(division: &Division<'_>, rows: &Rows, ahead: usize) -> Result<Ranks, PipelineError> {
     let Rows { placement, micro_batches, .. } = rows;
     if division.stages > placement.len() {
         let (stages, rows) = (division.stages, placement.len());
@@ -64,6 +66,9 @@ pub fn ranks(division: &Division<'_>, rows: &Rows) -> Result<Ranks, PipelineErro
     for (rank, row) in &rows.rows {
         let mut unroll = Unroll::new(division, &exchange, rank, *micro_batches);
         for (index, action) in row.iter().enumerate() {
+            for next in row.iter().skip(index + 1).take(ahead) {
+                unroll.post(next);
+            }
             for &id in passes.get(&(action.stage, action.pass)).into_iter().flatten() {
                 unroll.run(id, action.micro_batch)?;
             }

@@ -3,6 +3,8 @@
 //! has for itself, but for sums over micro-batches, which take up one summand after the other in
 //! the order in which the summands are made.
 
+use std::collections::BTreeMap;
+
 use cranelift_entity::{EntityRef, SecondaryMap};
 
 use crate::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
@@ -54,6 +56,8 @@ pub(super) struct Unroll<'a> {
     summed: SecondaryMap<ValueId, u32>,
     /// What was sent and was not waited for yet.
     pub(super) under_way: Vec<UnderWay>,
+    /// Where messages are to be put that were not waited for yet.
+    pub(super) posted: BTreeMap<usize, ValueId>,
 }
 
 impl<'a> Unroll<'a> {
@@ -84,6 +88,7 @@ impl<'a> Unroll<'a> {
             sums: SecondaryMap::new(),
             summed: SecondaryMap::new(),
             under_way: Vec::new(),
+            posted: BTreeMap::new(),
         };
         for (id, node) in graph.nodes().iter().filter(|(_, node)| node.phase.is_placeholder()) {
             if !exchange.is_given(id, rank) {

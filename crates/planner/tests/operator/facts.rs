@@ -64,7 +64,7 @@ fn calls_that_pytorch_recorded_conform() {
     let mut of_forward = SecondaryMap::with_default(StageId::from_u32(0));
     forward.skip(20).for_each(|id| of_forward[id] = StageId::from_u32(1));
     let division = Division::new(&step, &of_forward).unwrap();
-    let ranks = ranks(&division, &PipelineSchedule::GPipe.rows(2, 2).unwrap()).unwrap();
+    let ranks = ranks(&division, &PipelineSchedule::GPipe.rows(2, 2).unwrap(), 1).unwrap();
     for graph in ranks.graphs.values() {
         for (id, operator) in known(graph) {
             assert_eq!(operator.conform(&graph.call(id)), Ok(()), "{}", graph.nodes()[id].name);

@@ -116,7 +116,7 @@ fn fitted(rows: &tightfit::pipeline::Rows) -> (Vec<(Graph, Fitted)>, Seconds) {
     let of_forward = cut_evenly(&layers(&graph, &profile, stages).unwrap(), stages).unwrap();
     let division = Division::new(&graph, &of_forward).unwrap();
     let makespan = simulate(rows, &division.costs(&profile)).unwrap().makespan;
-    let graphs = ranks(&division, rows).unwrap().graphs;
+    let graphs = ranks(&division, rows, 0).unwrap().graphs;
     let each = graphs.values().map(|graph| {
         let fitted = unplanned(graph, &Profile::new(graph, &machine)).unwrap();
         (graph.clone(), fitted)

@@ -34,6 +34,7 @@ struct Running<'a> {
 fn execute(ranks: &Ranks) -> Left {
     let mut sent: BTreeMap<i64, u64> = BTreeMap::new();
     let mut received: BTreeSet<i64> = BTreeSet::new();
+    let mut posted: BTreeSet<i64> = BTreeSet::new();
     let mut running: Vec<Running<'_>> = ranks
         .graphs
         .values()
@@ -59,6 +60,11 @@ fn execute(ranks: &Ranks) -> Left {
                         let what = values[node.inputs[0]];
                         assert!(sent.insert(message, what).is_none(), "{} twice", node.name);
                         values[first.unwrap()] = what;
+                    }
+                    Some(Operator::Post) => {
+                        assert!(posted.insert(message), "{} twice", node.name);
+                        assert!(!received.contains(&message), "{} late", node.name);
+                        values[first.unwrap()] = values[node.inputs[0]];
                     }
                     Some(Operator::Receive) => {
                         let Some(&what) = sent.get(&message) else { break };
@@ -119,19 +125,22 @@ pub fn divided(
     rows: &Rows,
 ) -> Result<Ranks, PipelineError> {
     let division = Division::new(graph, of_forward)?;
-    let ranks = ranks(&division, rows)?;
+    let ranks = ranks(&division, rows, 0)?;
     for (id, node) in graph.nodes() {
         if division.roles[id] == Role::Update && node.phase != Phase::Optimizer {
             assert_eq!((node.op.as_str(), node.phase), ("aten.add.Tensor", Phase::Backward));
         }
     }
+    // Where receivers say early where messages are to be put.
+    let posted = tightfit::pipeline::ranks(&division, rows, 1)?;
     let is_update = |id: NodeId| division.roles[id] == Role::Update;
     let (mut outputs, state) = by_definition(graph, rows.micro_batches, &is_update);
     outputs.sort_unstable();
-    let left = execute(&ranks);
-    // Gradients that are summed in another order are others.
-    if validate(rows, false).is_ok() {
-        assert_eq!(left, (outputs, state));
+    for left in [execute(&ranks), execute(&posted)] {
+        // Gradients that are summed in another order are others.
+        if validate(rows, false).is_ok() {
+            assert_eq!(left, (outputs.clone(), state.clone()));
+        }
     }
     Ok(ranks)
 }

@@ -1,75 +1,64 @@
 //! What is known of a pipeline before its first step. Invariant: every figure is one of the checked
 //! plans; predictions are called so.
 
-use tightfit::id::RankId;
-use tightfit::units::Bytes;
 use tightfit_engine::{Dataset, Step};
 
-use super::choose::Chosen;
+use super::figures::{Figures, RankFigures};
 use crate::output;
 use crate::train::announce::count;
 
 /// Prints them.
-pub fn announce(step: &Step, data: &Dataset, chosen: &Chosen) -> output::Printed {
-    let Chosen { rows, machine, .. } = chosen;
+pub fn announce(step: &Step, data: &Dataset, figures: &Figures) -> output::Printed {
     say!("{}: {}", step.name, step.description)?;
     say!(
         "{:<16}{} parameters; {} an update; data {}",
         "",
         count(step.parameter_count()),
-        micro_batches(rows.micro_batches),
+        several(figures.micro_batches as usize, "micro-batch", "es"),
         data.path.display()
     )?;
     say!(
         "{:<16}{:>12}  {} of {} each, {}, {} an update",
         "schedule",
-        chosen.schedule,
-        several(rows.rows.len(), "rank"),
-        several(machine.threads as usize, "thread"),
-        several(rows.placement.len(), "stage"),
-        several(chosen.divided.first_of_evaluation as usize, "message")
+        figures.schedule,
+        several(figures.ranks.len(), "rank", "s"),
+        several(figures.threads as usize, "thread", "s"),
+        several(figures.stages, "stage", "s"),
+        several(figures.messages as usize, "message", "s")
     )?;
-    say!("{:<16}{:>12}  on one device", "unplanned peak", chosen.whole.to_string())?;
-    for (rank, plan) in &chosen.plans {
-        let training = &plan.training;
+    say!("{:<16}{:>12}  on one device", "unplanned peak", figures.whole.to_string())?;
+    for (rank, own) in figures.ranks.iter().enumerate() {
         say!(
             "{:<16}{:>12}  of {}; {}; {} nodes recomputed",
-            rank.to_string(),
-            (plan.peak() + training.reserve.total()).to_string(),
-            training.budget,
-            stages(chosen, rank),
-            training.fitted.schedule().recomputed()
+            format!("rank{rank}"),
+            (own.peak + own.reserve.total()).to_string(),
+            own.budget,
+            stages(own),
+            own.recomputed
         )?;
     }
-    let alone = chosen.alone.0 / chosen.makespan().0;
+    let alone = figures.alone.0 / figures.makespan().0;
     say!(
         "{:<16}{:>12}  predicted; {} of the ranks' time waiting; {alone:.2} times as fast as one \
          rank alone, unplanned",
         "time of a step",
-        output::milliseconds(chosen.makespan()),
-        output::percent(chosen.idle()).trim_start_matches('+')
+        output::milliseconds(figures.makespan()),
+        output::percent(figures.idle()).trim_start_matches('+')
     )?;
-    if let Some(reason) = &chosen.divided.not_evaluated {
+    if let Some(reason) = &figures.not_evaluated {
         say!("{:<16}{:>12}  {reason}", "evaluation", "left out")?;
     }
     Ok(())
 }
 
-/// So many of them.
-fn micro_batches(count: u32) -> String {
-    if count == 1 { "1 micro-batch".to_string() } else { format!("{count} micro-batches") }
-}
-
 /// A number of things.
-fn several(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
+fn several(count: usize, what: &str, plural: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { plural })
 }
 
 /// The stages of a rank in words, and the bytes of what stays there.
-fn stages(chosen: &Chosen, rank: RankId) -> String {
-    let stages: Vec<String> =
-        chosen.rows.stages_of(rank).iter().map(|stage| stage.as_u32().to_string()).collect();
-    let kept: Bytes = chosen.divided.ranks[rank].training.static_bytes();
+fn stages(rank: &RankFigures) -> String {
+    let stages: Vec<String> = rank.stages.iter().map(|stage| stage.as_u32().to_string()).collect();
     let plural = if stages.len() == 1 { "stage" } else { "stages" };
-    format!("{plural} {}; {kept} of parameters and state", stages.join(", "))
+    format!("{plural} {}; {} of parameters and state", stages.join(", "), rank.kept)
 }

@@ -5,9 +5,11 @@
 //! it would take as long as the best if it recomputed nothing.
 
 use std::path::Path;
+use std::time::Duration;
 
 use anyhow::Context;
 use tightfit::FitError;
+use tightfit::graph::Graph;
 use tightfit::id::{NodeId, PrimaryMap, RankId, SecondaryMap, StageId};
 use tightfit::machine::Machine;
 use tightfit::pipeline::stages::{Devices, layer_costs, plan_rows};
@@ -19,14 +21,22 @@ use tightfit::plan::PlanError;
 use tightfit::profile::{CallSeconds, Profile};
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::step::Divided;
+use tightfit_engine::transport::Route;
 use tightfit_engine::{
     Budget, Dataset, Executable, FitTask, FittedStep, FittingError, Step, fit_step, reserve,
 };
 
+use super::figures::{Figures, RankFigures};
 use super::order::{NotASchedule, from_file};
+use super::share::Share;
 use crate::calls::{self, Subject};
 use crate::train::Arguments;
 use crate::{input, interrupt, processor};
+
+/// How long a rank waits for others, unless their steps take longer.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Predicted steps that a rank waits for others at least.
+const STEPS: f64 = 10.0;
 
 /// What is asked for.
 pub struct Asked<'a> {
@@ -38,40 +48,59 @@ pub struct Asked<'a> {
     pub budget: Budget,
     /// The number of ranks.
     pub stages: u32,
+    /// Threads of each rank.
+    pub threads: u32,
+    /// How many actions before the one that reads a message its receiver says where to put it.
+    pub ahead: usize,
+    /// What a rank's process holds beside what every process that runs a step does.
+    pub beside: Bytes,
     pub seed: u64,
 }
 
 /// A pipeline that is ready to run.
 pub struct Chosen {
-    /// The name of the order.
-    pub schedule: String,
+    /// What is known of it.
+    pub figures: Figures,
     /// Who does what.
     pub rows: Rows,
     /// The step of each rank.
     pub divided: Divided,
     /// The plan of each rank.
     pub plans: PrimaryMap<RankId, FittedStep>,
-    /// When each rank does what, as predicted.
-    pub times: PrimaryMap<RankId, RankInTime>,
+    /// Where it is cut.
+    pub of_forward: SecondaryMap<NodeId, StageId>,
+    /// How early messages are posted.
+    pub ahead: usize,
     /// What each rank runs on.
     pub machine: Machine,
-    /// The unplanned peak of the step on one device, with accumulation.
-    pub whole: Bytes,
-    /// What the step takes on one device, unplanned, with as many threads as a rank has.
-    pub alone: Seconds,
+    /// What is known of calls there.
+    pub seconds: CallSeconds,
 }
 
 impl Chosen {
-    /// What an update takes, as predicted.
-    pub fn makespan(&self) -> Seconds {
-        Seconds(self.times.values().map(|time| time.end.0).fold(0.0, f64::max))
+    /// What each rank runs, the ways of all messages, and what is to be said of it.
+    pub fn divide(self) -> (PrimaryMap<RankId, Share>, Vec<Route>, Figures) {
+        let Chosen { figures, divided, plans, machine, .. } = self;
+        let Divided { ranks, routes, first_of_evaluation, .. } = divided;
+        let both = ranks.into_iter().zip(plans);
+        let shares = both.map(|((_, step), (_, plan))| Share {
+            step,
+            training: plan.training.fitted.checked().clone(),
+            evaluation: plan.evaluation,
+            slab: plan.training.slab(),
+            machine: machine.clone(),
+            first_of_evaluation,
+        });
+        (shares.collect(), routes, figures)
     }
 
-    /// The share of the ranks' time in which they wait, as predicted.
-    pub fn idle(&self) -> f64 {
-        let all = self.makespan().0 * self.times.len() as f64;
-        let busy: f64 = self.times.values().map(|time| time.end.0 - time.waiting.0).sum();
-        if all > 0.0 { 1.0 - busy / all } else { 0.0 }
+    /// How long a rank waits for another one.
+    pub fn deadline(&self, given: Option<Seconds>) -> Duration {
+        let long = |seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+        match given {
+            Some(Seconds(seconds)) => long(seconds),
+            None => PATIENCE.max(long(STEPS * self.figures.makespan().0)),
+        }
     }
 }
 
@@ -89,12 +118,11 @@ struct Candidate {
 
 /// Chooses.
 pub fn choose(asked: &Asked<'_>) -> anyhow::Result<Chosen> {
-    let &Asked { arguments, step, budget, stages, .. } = asked;
+    let &Asked { arguments, step, budget, stages, threads, .. } = asked;
     let micro_batches = arguments.accumulation.micro_batches();
     let order = order(asked)?;
     let whole = step.clone().accumulated(micro_batches)?;
     input::note_repeated_rows(asked.data, &whole);
-    let threads = (processor::threads(arguments.threads) / stages).max(1);
     let machine = processor::machine_within(Some(threads), &whole.training, budget, false);
     let subject = Subject {
         folder: &arguments.step,
@@ -111,7 +139,9 @@ pub fn choose(asked: &Asked<'_>) -> anyhow::Result<Chosen> {
     }
     let profile = Profile::measured(&whole.training, &machine, &seconds);
     let unplanned = tightfit::unplanned(&whole.training, &profile)?;
-    let budget = match budget.bytes_of(&unplanned, reserve(&whole.training, &machine)) {
+    let mut reserve = reserve(&whole.training, &machine);
+    reserve.base += asked.data.beside() + asked.beside;
+    let budget = match budget.bytes_of(&unplanned, reserve) {
         Some(bytes) => Budget::Absolute(bytes),
         None => Budget::Smallest,
     };
@@ -119,11 +149,10 @@ pub fn choose(asked: &Asked<'_>) -> anyhow::Result<Chosen> {
     let mut best: Option<Chosen> = None;
     let mut refused: Option<anyhow::Error> = None;
     let of_one = Profile::measured(&step.training, &machine, &seconds);
-    let reserve = reserve(&whole.training, &machine).total();
     let devices = Devices {
         ranks: stages,
         budget: match budget {
-            Budget::Absolute(bytes) => bytes.saturating_sub(reserve),
+            Budget::Absolute(bytes) => bytes.saturating_sub(reserve.total()),
             Budget::Share(_) | Budget::Smallest => Bytes::LIMIT,
         },
         bandwidth: machine.bandwidth,
@@ -131,15 +160,15 @@ pub fn choose(asked: &Asked<'_>) -> anyhow::Result<Chosen> {
     };
     for candidate in candidates(asked, order, &of_one, &devices)? {
         // Of the smallest budgets the smallest counts.
-        let is_slower = |best: &Chosen| candidate.least.0 >= best.makespan().0;
+        let is_slower = |best: &Chosen| candidate.least.0 >= best.figures.makespan().0;
         if budget != Budget::Smallest && best.as_ref().is_some_and(is_slower) {
             continue;
         }
-        match plans.of(candidate, &unplanned) {
+        match plans.posted(&candidate, &unplanned) {
             Ok(chosen) => {
                 let is_better = |best: &Chosen| match budget {
                     Budget::Smallest => largest(&chosen) < largest(best),
-                    _ => chosen.makespan().0 < best.makespan().0,
+                    _ => chosen.figures.makespan().0 < best.figures.makespan().0,
                 };
                 if best.as_ref().is_none_or(is_better) {
                     best = Some(chosen);
@@ -265,18 +294,40 @@ struct Plans<'a> {
 }
 
 impl Plans<'_> {
+    /// An order with the plan of each rank, where messages are posted early if there is room for
+    /// what arrives then.
+    fn posted(
+        &self,
+        candidate: &Candidate,
+        unplanned: &tightfit::Fitted,
+    ) -> anyhow::Result<Chosen> {
+        let early = self.asked.ahead;
+        if early > 0
+            && self.budget != Budget::Smallest
+            && let Ok(chosen) = self.of(candidate, early, unplanned)
+        {
+            return Ok(chosen);
+        }
+        self.of(candidate, 0, unplanned)
+    }
+
     /// An order with the plan of each rank.
-    fn of(&self, candidate: Candidate, unplanned: &tightfit::Fitted) -> anyhow::Result<Chosen> {
-        let &Plans { asked: &Asked { arguments, step, data, seed, .. }, budget, machine, seconds } =
-            self;
+    fn of(
+        &self,
+        candidate: &Candidate,
+        ahead: usize,
+        unplanned: &tightfit::Fitted,
+    ) -> anyhow::Result<Chosen> {
+        let &Plans { asked, budget, machine, seconds } = self;
+        let &Asked { arguments, step, data, seed, .. } = asked;
         let Candidate { name, rows, of_forward, .. } = candidate;
-        let divided = step.divided(&of_forward, &rows)?;
+        let divided = step.divided(of_forward, rows, ahead)?;
         let mut plans = PrimaryMap::new();
         for (rank, step) in &divided.ranks {
             let mut effort = arguments.limits.effort(arguments.planner, seed);
             // All ranks together search as long as one step would.
             effort.deadline = Seconds(effort.deadline.0 / divided.ranks.len() as f64);
-            let (planner, beside) = (arguments.planner, data.beside());
+            let (planner, beside) = (arguments.planner, data.beside() + asked.beside);
             let task = FitTask { machine, budget, beside, planner, effort };
             for graph in [Some(&step.training), step.evaluation.as_ref()].into_iter().flatten() {
                 Executable::admits(graph)?;
@@ -287,15 +338,54 @@ impl Plans<'_> {
         let timelines = plans.values().map(|plan| plan.training.fitted.timeline());
         let graphs = divided.ranks.values().map(|step| &step.training);
         let times = together(graphs.zip(timelines)).context("the ranks wait for each other")?;
-        Ok(Chosen {
-            schedule: name,
-            rows,
-            divided,
-            plans,
-            times,
-            machine: machine.clone(),
+        let ranks = times.iter().map(|(rank, time)| {
+            let (plan, graph) = (&plans[rank], &divided.ranks[rank].training);
+            figures_of(plan, graph, rows.stages_of(rank), time)
+        });
+        let figures = Figures {
+            schedule: name.clone(),
+            stages: rows.placement.len(),
+            micro_batches: rows.micro_batches,
+            messages: divided.first_of_evaluation,
+            threads: machine.threads,
+            ranks: ranks.collect(),
             whole: unplanned.timeline().peak,
             alone: unplanned.timeline().seconds,
+            not_evaluated: divided.not_evaluated.as_ref().map(ToString::to_string),
+        };
+        Ok(Chosen {
+            figures,
+            rows: rows.clone(),
+            divided,
+            plans,
+            of_forward: of_forward.clone(),
+            ahead,
+            machine: machine.clone(),
+            seconds: seconds.clone(),
         })
+    }
+}
+
+/// A rank's plan in figures.
+fn figures_of(
+    plan: &FittedStep,
+    graph: &Graph,
+    stages: Vec<StageId>,
+    time: &RankInTime,
+) -> RankFigures {
+    let training = &plan.training;
+    RankFigures {
+        stages,
+        kept: graph.static_bytes(),
+        budget: training.budget,
+        reserve: training.reserve,
+        slab: training.slab(),
+        high_water: plan.high_water(),
+        peak: plan.peak(),
+        recomputed: training.fitted.schedule().recomputed(),
+        seconds: training.fitted.timeline().seconds,
+        waiting: time.waiting,
+        end: time.end,
+        planner: training.fitted.schedule().planner.clone(),
     }
 }

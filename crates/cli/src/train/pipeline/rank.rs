@@ -1,15 +1,17 @@
 //! The run of one rank. Invariant: what all ranks decide alike they decide from what all of them
-//! were told; the first one speaks for all.
+//! were told; the first one, which knows what was chosen, speaks for all.
 
 use std::sync::Arc;
 
 use anyhow::Context;
+use tightfit::units::Bytes;
 use tightfit_engine::transport::Link;
-use tightfit_engine::{Dataset, FastestStep, process, weights};
+use tightfit_engine::{Dataset, FastestStep, Session, process, weights};
 
-use super::choose::Chosen;
+use super::figures::Figures;
 use super::report::Outcome;
-use super::{session, trace};
+use super::share::Share;
+use super::{Transport, trace};
 use crate::exit::ExitCode;
 use crate::interrupt;
 use crate::train::ending::{Ending, said};
@@ -19,14 +21,13 @@ use crate::train::{Arguments, run};
 /// Steps, evaluates, saves and reports, beside the other ranks.
 pub fn run(
     arguments: &Arguments,
-    chosen: &Chosen,
+    (share, figures): (&Share, Option<&Figures>),
     mut data: Dataset,
     link: Arc<dyn Link>,
     seed: u64,
 ) -> anyhow::Result<ExitCode> {
-    let mut session = session(chosen, link, seed)?;
-    let rank = session.rank();
-    let step = &chosen.divided.ranks[rank];
+    let mut session = share.session(link, seed)?;
+    let step = &share.step;
     if let Some(path) = &arguments.resume {
         weights::load(path, &mut session, &step.name)?;
         if session.leads() && !arguments.json {
@@ -64,21 +65,21 @@ pub fn run(
     }
     let done = session.next_step;
     let rest = || -> anyhow::Result<()> {
+        let processes = processes(&session, arguments.pipeline.transport)?;
         if let (Some(path), Some(fastest)) = (&arguments.trace, &fastest) {
-            trace::write(path, &session, chosen, fastest)?;
+            trace::write(path, &session, share, fastest)?;
         }
         if let Ending::Failed(error) = course.ending {
             return Err(error);
         }
-        let process = process::peak_resident();
         // What is written from here on may take what the slab held.
         session.release();
-        if session.leads() {
+        if let Some(figures) = figures {
             let outcome = Outcome {
-                chosen,
+                figures,
                 measured: &course.measured,
                 evaluation,
-                process,
+                processes,
                 saved: path,
                 steps: done,
                 seed: session.seed,
@@ -101,4 +102,16 @@ pub fn run(
         false => error.context(said(path, done)),
     })?;
     Ok(interrupt::code())
+}
+
+/// Most resident bytes of each process that there is.
+fn processes(session: &Session, transport: Transport) -> anyhow::Result<Vec<Option<Bytes>>> {
+    let own = process::peak_resident();
+    if transport == Transport::Thread {
+        return Ok(vec![own]);
+    }
+    let own = own.map(|bytes| bytes.0.to_ne_bytes());
+    let all = session.gather(own.as_ref().map_or(&[], |bytes| bytes))?;
+    let bytes = |said: &Vec<u8>| Some(Bytes(u64::from_ne_bytes(*said.first_chunk()?)));
+    Ok(all.iter().map(bytes).collect())
 }

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::{Evaluation, Timings};
 
-use super::choose::Chosen;
+use super::figures::Figures;
 use crate::output;
 use crate::train::ending::NotFinite;
 use crate::train::report::describe;
@@ -15,13 +15,13 @@ use crate::train::report::describe;
 /// A run that has ended.
 pub struct Outcome<'a> {
     /// What ran.
-    pub chosen: &'a Chosen,
+    pub figures: &'a Figures,
     /// What the steps of the first rank took.
     pub measured: &'a Timings,
     /// The last evaluation.
     pub evaluation: Option<Evaluation>,
-    /// Most resident bytes of the process.
-    pub process: Option<Bytes>,
+    /// Most resident bytes of each process: of one, or where ranks are processes of each.
+    pub processes: Vec<Option<Bytes>>,
     /// Where the weights were saved.
     pub saved: Option<&'a Path>,
     /// Steps done.
@@ -37,44 +37,56 @@ pub struct Outcome<'a> {
 }
 
 impl Outcome<'_> {
-    /// The budgets of all ranks together.
-    fn budgets(&self) -> Bytes {
-        self.chosen.plans.values().map(|plan| plan.training.budget).sum()
+    /// The budget of a process, by its rank: all ranks' where these are its threads.
+    fn budget(&self, process: usize) -> Bytes {
+        let mut budgets = self.figures.ranks.iter().map(|rank| rank.budget);
+        match self.processes.len() {
+            1 => budgets.sum(),
+            _ => budgets.nth(process).unwrap_or(Bytes::ZERO),
+        }
+    }
+
+    /// The most resident bytes of a process.
+    fn largest(&self) -> Option<Bytes> {
+        self.processes.iter().copied().max().flatten()
     }
 
     /// For machines.
     pub fn json(&self) -> Value {
-        let Chosen { plans, rows, times, .. } = self.chosen;
-        let ranks: Vec<Value> = plans
+        let figures = self.figures;
+        let ranks: Vec<Value> = figures
+            .ranks
             .iter()
-            .map(|(rank, plan)| {
-                let (training, timeline) = (&plan.training, plan.training.fitted.timeline());
-                let stages = rows.stages_of(rank);
+            .enumerate()
+            .map(|(rank, own)| {
                 json!({
-                    "rank": rank.as_u32(),
-                    "stages": stages.iter().map(|stage| stage.as_u32()).collect::<Vec<_>>(),
-                    "budget_bytes": training.budget,
-                    "reserve_bytes": training.reserve.total(),
-                    "slab_bytes": training.slab(),
-                    "high_water_bytes": plan.high_water(),
-                    "peak_bytes": plan.peak(),
-                    "recomputed_nodes": training.fitted.schedule().recomputed(),
-                    "predicted_seconds": timeline.seconds,
-                    "predicted_waiting_seconds": times[rank].waiting,
-                    "planner": training.fitted.schedule().planner,
+                    "rank": rank,
+                    "stages": own.stages.iter().map(|stage| stage.as_u32()).collect::<Vec<_>>(),
+                    "budget_bytes": own.budget,
+                    "reserve_bytes": own.reserve.total(),
+                    "slab_bytes": own.slab,
+                    "high_water_bytes": own.high_water,
+                    "peak_bytes": own.peak,
+                    "recomputed_nodes": own.recomputed,
+                    "predicted_seconds": own.seconds,
+                    "predicted_waiting_seconds": own.waiting,
+                    "planner": own.planner,
+                    // Where ranks are processes.
+                    "process_peak_bytes":
+                        self.processes.get(rank).filter(|_| self.processes.len() > 1),
                 })
             })
             .collect();
         json!({
-            "schedule": self.chosen.schedule,
-            "stages": rows.placement.len(),
-            "micro_batches": rows.micro_batches,
-            "messages": self.chosen.divided.first_of_evaluation,
+            "schedule": figures.schedule,
+            "stages": figures.stages,
+            "micro_batches": figures.micro_batches,
+            "messages": figures.messages,
             "ranks": ranks,
-            "process_peak_bytes": self.process,
+            "process_peak_bytes": self.largest(),
             "step_seconds": self.measured.median(),
-            "predicted_step_seconds": self.chosen.makespan(),
-            "predicted_idle": self.chosen.idle(),
+            "predicted_step_seconds": self.figures.makespan(),
+            "predicted_idle": figures.idle(),
             "steps": self.steps,
             "seed": self.seed,
             "validation_loss": self.evaluation.map(|evaluation| evaluation.loss),
@@ -90,19 +102,26 @@ impl Outcome<'_> {
         if self.interrupted {
             say!("interrupted after step {}", self.steps)?;
         }
-        let process = self.process.map_or("unknown".to_string(), |bytes| bytes.to_string());
-        say!(
-            "{:<16}{process:>12}  process, the largest that was resident; budgets of all ranks {}",
-            "measured peak",
-            self.budgets()
-        )?;
-        if let Some(over) = self.process.and_then(|peak| peak.0.checked_sub(self.budgets().0))
-            && over > 0
-        {
-            note!("note: the process took {} more than that", Bytes(over));
+        let several = self.processes.len() > 1;
+        for (rank, process) in self.processes.iter().enumerate() {
+            let known = process.map_or("unknown".to_string(), |bytes| bytes.to_string());
+            let (whose, what) = match several {
+                true => (format!(" of rank{rank}"), "its budget"),
+                false => (String::new(), "budgets of all ranks"),
+            };
+            say!(
+                "{:<16}{known:>12}  process{whose}, the largest that was resident; {what} {}",
+                if rank == 0 { "measured peak" } else { "" },
+                self.budget(rank)
+            )?;
+            if let Some(over) = process.and_then(|peak| peak.0.checked_sub(self.budget(rank).0))
+                && over > 0
+            {
+                note!("note: the process{whose} took {} more than that", Bytes(over));
+            }
         }
         if let Some(median) = self.measured.median() {
-            let predicted = self.chosen.makespan();
+            let predicted = self.figures.makespan();
             say!(
                 "{:<16}{:>12}  measured (median), {} predicted: {:.2} times as long",
                 "time of a step",

@@ -7,24 +7,22 @@ use tightfit::units::Seconds;
 use tightfit_engine::{FastestStep, Session};
 use tightfit_report::{Course, Trace, join};
 
-use super::choose::Chosen;
+use super::share::Share;
 use crate::output;
 
 /// Has the first rank write what all of them have measured.
 pub fn write(
     path: &Path,
     session: &Session,
-    chosen: &Chosen,
+    share: &Share,
     fastest: &FastestStep,
 ) -> anyhow::Result<()> {
-    let rank = session.rank();
-    let (step, plan) = (&chosen.divided.ranks[rank], &chosen.plans[rank]);
-    let fitted = &plan.training.fitted;
+    let Share { step, training, machine, .. } = share;
     let own = fastest.calls().map(|calls| {
         let times: Vec<(Seconds, Seconds)> =
             calls.iter().map(|call| (call.start, call.seconds)).collect();
-        let course = Course::of(&step.training, fitted.schedule(), fitted.timeline());
-        Trace::measured(&course, &chosen.machine.name, &times, fastest.transfers()).write()
+        let course = Course::of(&step.training, training.schedule(), training.timeline());
+        Trace::measured(&course, &machine.name, &times, fastest.transfers()).write()
     });
     let all = session.gather(own.unwrap_or_default().as_bytes())?;
     if !session.leads() {

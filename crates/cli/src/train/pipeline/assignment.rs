@@ -1,0 +1,112 @@
+//! What the first rank tells another one to run. Invariant: a rank makes its part of the step
+//! itself and checks the schedules that it was told against that, so nothing runs that it did not
+//! check.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use tightfit::check::Checked;
+use tightfit::graph::Graph;
+use tightfit::id::{RankId, SecondaryMap, StageId};
+use tightfit::machine::Machine;
+use tightfit::pipeline::{read_csv, write_csv};
+use tightfit::profile::{CallSeconds, Profile};
+use tightfit::schedule;
+use tightfit::units::Bytes;
+use tightfit_engine::step::Divided;
+use tightfit_engine::transport::{Link, Route};
+use tightfit_engine::{Step, VERSION};
+
+use super::choose::Chosen;
+use super::refused::Refused;
+use super::share::Share;
+
+/// What a rank is told.
+#[derive(Deserialize, Serialize)]
+struct Told {
+    /// Who does what, as CSV.
+    rows: String,
+    /// The stage of each node of the forward pass.
+    of_forward: Vec<u32>,
+    /// How early messages are posted.
+    ahead: usize,
+    machine: Machine,
+    /// What is known of calls, as JSON.
+    seconds: String,
+    /// The plan of its training graph.
+    training: Value,
+    /// The plan of its evaluation graph.
+    evaluation: Option<Value>,
+    slab: u64,
+    /// How long it waits for others.
+    deadline: Duration,
+}
+
+/// Tells all other ranks what to run.
+pub fn tell(
+    link: &dyn Link,
+    step: &Step,
+    chosen: &Chosen,
+    deadline: Duration,
+) -> anyhow::Result<()> {
+    let nodes = step.training.nodes().keys();
+    let of_forward: Vec<u32> = nodes.map(|node| chosen.of_forward[node].as_u32()).collect();
+    for rank in (1..link.ranks()).map(RankId::from_u32) {
+        let (step, plan) = (&chosen.divided.ranks[rank], &chosen.plans[rank]);
+        let evaluation = step.evaluation.as_ref().zip(plan.evaluation.as_ref());
+        let told = Told {
+            rows: write_csv(&chosen.rows),
+            of_forward: of_forward.clone(),
+            ahead: chosen.ahead,
+            machine: chosen.machine.clone(),
+            seconds: chosen.seconds.write(),
+            training: schedule::write(&step.training, plan.training.fitted.schedule()),
+            evaluation: evaluation.map(|(graph, plan)| schedule::write(graph, plan.schedule())),
+            slab: plan.training.slab().0,
+            deadline,
+        };
+        let text = serde_json::to_vec(&told)?;
+        link.give(rank, &(text.len() as u64).to_ne_bytes())?;
+        link.give(rank, &text)?;
+    }
+    Ok(())
+}
+
+/// Hears from the first rank what this one is to run, the ways of all messages, and how long it
+/// waits for others.
+pub fn hear(link: &dyn Link, step: &Step) -> anyhow::Result<(Share, Vec<Route>, Duration)> {
+    let leader = RankId::from_u32(0);
+    let mut length = [0; 8];
+    link.take(leader, &mut length)?;
+    let mut text = vec![0; usize::try_from(u64::from_ne_bytes(length))?];
+    link.take(leader, &mut text)?;
+    let no_plan = |says: String| Refused::NoPlan { says };
+    let told: Told = serde_json::from_slice(&text).map_err(|error| no_plan(error.to_string()))?;
+    drop(text);
+    let rows = read_csv(&told.rows).map_err(|error| no_plan(error.to_string()))?;
+    let machine = told.machine.validate()?;
+    let seconds = CallSeconds::read(told.seconds.as_bytes(), VERSION, machine.threads);
+    let seconds = seconds.map_err(|error| no_plan(error.to_string()))?;
+    let mut of_forward = SecondaryMap::with_default(StageId::from_u32(0));
+    for (node, &stage) in step.training.nodes().keys().zip(&told.of_forward) {
+        of_forward[node] = StageId::from_u32(stage);
+    }
+    let divided = step.divided(&of_forward, &rows, told.ahead)?;
+    let slab = Bytes(told.slab);
+    let checked = |graph: &Graph, plan: &Value| -> anyhow::Result<Checked> {
+        let profile = Profile::measured(graph, &machine, &seconds);
+        let schedule = schedule::read(graph, plan.to_string().as_bytes())?;
+        let checked = Checked::new(graph, &profile, schedule)?;
+        let over = || no_plan(format!("its slab has more than {slab}"));
+        Ok(checked.within(slab).ok_or_else(over)?)
+    };
+    let Divided { ranks, routes, first_of_evaluation, .. } = divided;
+    let own = ranks.into_iter().find(|(rank, _)| *rank == link.rank());
+    let (_, own) = own.ok_or_else(|| no_plan("it has fewer ranks".to_string()))?;
+    let training = checked(&own.training, &told.training)?;
+    let evaluation = own.evaluation.as_ref().zip(told.evaluation.as_ref());
+    let evaluation = evaluation.map(|(graph, plan)| checked(graph, plan)).transpose()?;
+    let share = Share { step: own, training, evaluation, slab, machine, first_of_evaluation };
+    Ok((share, routes, told.deadline))
+}

@@ -1,0 +1,106 @@
+//! Ranks as processes of an MPI job. Invariant: the first one plans, the others check what they are
+//! told; each process says why it fails, or who failed, and all of them come to their end together.
+
+use std::sync::Arc;
+
+use anyhow::Context;
+use tightfit::id::RankId;
+use tightfit::units::Bytes;
+use tightfit_engine::transport::Link;
+use tightfit_engine::transport::mpi::{Job, MpiLink};
+use tightfit_engine::{Budget, process};
+
+use super::announce::announce;
+use super::choose::{Asked, choose};
+use super::greeting::Greeting;
+use super::share::Share;
+use super::{assignment, rank};
+use crate::exit::ExitCode;
+use crate::train::{Arguments, distinct, open, seed};
+use crate::{conclusion, interrupt, output};
+
+/// How early messages are posted: they arrive while the action before the one that reads them runs.
+const AHEAD: usize = 1;
+
+/// Trains as one process of a job, and reports.
+pub fn train(arguments: &Arguments, stages: u32) -> anyhow::Result<ExitCode> {
+    process::one_heap();
+    // Threads that are begun from here on inherit how signals are treated.
+    interrupt::listen();
+    let before = process::resident().unwrap_or(Bytes::ZERO);
+    let job = Job::begin(stages, |cause| note!("error: {cause}"))?;
+    let beside = process::resident().unwrap_or(Bytes::ZERO).saturating_sub(before);
+    let Some(link) = job.link() else {
+        note!(
+            "note: {} of {} is not needed by --stages {stages}, and waits until the others are \
+             done",
+            job.rank(),
+            job.ranks()
+        );
+        return match job.end(0) {
+            None => Ok(ExitCode::SUCCESS),
+            Some(failure) => Err(failure.into()),
+        };
+    };
+    let ran = ranked(arguments, stages, link, job.first_nearby(), beside).map_err(|error| {
+        // The others need not know what is alive at a node.
+        link.abort(conclusion::message(&error).lines().next().unwrap_or_default());
+        error.context(job.rank().to_string())
+    });
+    // All of them speak before one of them ends, after which `mpirun` ends the others.
+    let code = conclusion::conclude(ran);
+    job.end(code.into());
+    Ok(code)
+}
+
+/// Trains as one rank.
+fn ranked(
+    arguments: &Arguments,
+    stages: u32,
+    link: &MpiLink,
+    first_nearby: u32,
+    beside: Bytes,
+) -> anyhow::Result<ExitCode> {
+    let leads = link.rank() == RankId::from_u32(0);
+    let budget: Budget = arguments.budget.parse()?;
+    let (step, data) = open(arguments)?;
+    distinct(arguments, &step)?;
+    if leads {
+        for path in [&arguments.save, &arguments.trace].into_iter().flatten() {
+            output::writable(path)?;
+        }
+    }
+    let seed = seed(arguments, &step)?;
+    let greeting = Greeting::new(arguments, (&step, &data), seed, first_nearby, beside);
+    let agreed = greeting.exchange(link)?;
+    let run = |share: &Share, figures, data| {
+        process::settle_heap();
+        rank::run(arguments, (share, figures), data, Arc::new(link.clone()), seed)
+    };
+    if !leads {
+        let (share, routes, deadline) = assignment::hear(link, &step)?;
+        link.expects(routes, deadline)?;
+        return run(&share, None, data);
+    }
+    let chosen = choose(&Asked {
+        arguments,
+        step: &step,
+        data: &data,
+        budget,
+        stages,
+        threads: agreed.threads,
+        ahead: AHEAD,
+        beside: agreed.beside,
+        seed,
+    })?;
+    let deadline = chosen.deadline(arguments.pipeline.peer_deadline);
+    assignment::tell(link, &step, &chosen, deadline)?;
+    // What the others run takes no memory here.
+    let (shares, routes, figures) = chosen.divide();
+    let (_, share) = shares.into_iter().next().context("a pipeline has a first rank")?;
+    link.expects(routes, deadline)?;
+    if !arguments.json {
+        announce(&step, &data, &figures).context("no step was run, and nothing was saved")?;
+    }
+    run(&share, Some(&figures), data)
+}

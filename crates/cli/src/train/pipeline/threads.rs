@@ -1,0 +1,132 @@
+//! Ranks as threads of this process. Invariant: what one of them fails of is said once.
+
+use std::sync::Arc;
+use std::thread;
+
+use anyhow::{Context, anyhow};
+use thiserror::Error;
+use tightfit::id::RankId;
+use tightfit::units::Bytes;
+use tightfit_engine::transport::{Link, LinkError, thread_links};
+use tightfit_engine::{Budget, Dataset, SessionError, StepError, process, weights};
+
+use super::announce::announce;
+use super::choose::{Asked, choose};
+use super::rank;
+use crate::exit::ExitCode;
+use crate::train::{Arguments, distinct, open, seed};
+use crate::{interrupt, output, processor};
+
+/// A rank that ended otherwise than by an error.
+#[derive(Debug, Error)]
+#[error("{rank} ended by a defect of this program; please report it")]
+struct Panicked {
+    rank: RankId,
+}
+
+/// Trains on threads, and reports.
+pub fn train(arguments: &Arguments, stages: u32) -> anyhow::Result<ExitCode> {
+    let budget: Budget = arguments.budget.parse()?;
+    process::one_heap();
+    let (step, data) = open(arguments)?;
+    distinct(arguments, &step)?;
+    for path in [&arguments.save, &arguments.trace].into_iter().flatten() {
+        output::writable(path)?;
+    }
+    let seed = seed(arguments, &step)?;
+    interrupt::listen();
+    let chosen = choose(&Asked {
+        arguments,
+        step: &step,
+        data: &data,
+        budget,
+        stages,
+        threads: (processor::threads(arguments.threads) / stages).max(1),
+        // A receiver copies when it waits, so nothing arrives early.
+        ahead: 0,
+        beside: Bytes::ZERO,
+        seed,
+    })?;
+    let deadline = chosen.deadline(arguments.pipeline.peer_deadline);
+    let (shares, routes, figures) = chosen.divide();
+    process::settle_heap();
+    if !arguments.json {
+        announce(&step, &data, &figures).context("no step was run, and nothing was saved")?;
+    }
+    let links = thread_links(stages, routes, deadline);
+    let results: Vec<anyhow::Result<ExitCode>> = thread::scope(|scope| {
+        let running: Vec<_> = links
+            .into_iter()
+            .zip(shares.values())
+            .map(|(link, share)| {
+                let (figures, step) = (&figures, &step);
+                scope.spawn(move || {
+                    let rank = link.rank();
+                    let unwinds = StopsAll(&link);
+                    let run = || {
+                        let source = arguments.data.as_deref();
+                        let data = Dataset::open(&step.data, &step.folder, source)?;
+                        let figures = (rank == RankId::from_u32(0)).then_some(figures);
+                        let link = Arc::new(link.clone());
+                        rank::run(arguments, (share, figures), data, link, seed)
+                    };
+                    let ran = run();
+                    if let Err(error) = &ran {
+                        link.abort(&format!("{error:#}"));
+                    }
+                    std::mem::forget(unwinds);
+                    ran.with_context(|| rank.to_string())
+                })
+            })
+            .collect();
+        let ranks = (0..).map(RankId::from_u32);
+        let joined = running.into_iter().zip(ranks).map(|(rank, number)| {
+            rank.join().unwrap_or_else(|_| Err(anyhow!(Panicked { rank: number })))
+        });
+        joined.collect()
+    });
+    verdict(results)
+}
+
+/// Where a rank ends by a panic, nobody waits for it.
+struct StopsAll<'a>(&'a dyn Link);
+
+impl Drop for StopsAll<'_> {
+    fn drop(&mut self) {
+        self.0.abort("it ended by a defect of this program");
+    }
+}
+
+/// What all ranks have come to: the first cause, where one failed.
+fn verdict(results: Vec<anyhow::Result<ExitCode>>) -> anyhow::Result<ExitCode> {
+    let mut code = interrupt::code();
+    let mut failed: Option<anyhow::Error> = None;
+    for result in results {
+        match result {
+            Ok(own) => code = own,
+            Err(error) if failed.as_ref().is_none_or(is_of_another) => failed = Some(error),
+            Err(_) => {}
+        }
+    }
+    failed.map_or(Ok(code), Err)
+}
+
+/// A rank only says that another one failed.
+fn is_of_another(error: &anyhow::Error) -> bool {
+    let aborted = |error: &LinkError| matches!(error, LinkError::Aborted { .. });
+    error.chain().any(|cause| {
+        let of_session = cause.downcast_ref::<SessionError>().is_some_and(|error| match error {
+            SessionError::Link(error) => aborted(error),
+            SessionError::Step { error: StepError::Link(error), .. } => aborted(error),
+            SessionError::OtherRank(_) => true,
+            _ => false,
+        });
+        let of_weights = cause.downcast_ref::<weights::WeightsError>();
+        of_session
+            || of_weights.is_some_and(|error| match error {
+                weights::WeightsError::Link(error) => aborted(error),
+                weights::WeightsError::OtherRank(_) => true,
+                _ => false,
+            })
+    })
+}

@@ -1,0 +1,195 @@
+//! Ranks as processes of an MPI job. Invariant: one thread makes all calls of MPI, so that a
+//! transfer goes on while the others compute; tensors go from slab to slab, without a copy of this
+//! program's; and a process that fails, panics or waits too long stops all others, with its cause.
+
+mod carrier;
+mod link;
+mod raw;
+mod slots;
+
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use thiserror::Error;
+use tightfit::id::RankId;
+
+use crate::transport::{Link, LinkError};
+use carrier::{Carrier, Groups};
+use raw::{Library, MpiError};
+use slots::{Board, FIRST, Slot};
+
+pub use link::MpiLink;
+
+/// Why this process takes part in no job.
+#[derive(Debug, Error, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum JobError {
+    /// MPI says no.
+    #[error("MPI does not begin: {0}")]
+    Mpi(String),
+    /// The pipeline has more ranks than the job.
+    #[error(
+        "--stages {wanted} needs as many ranks, and the job has {ranks}: begin it with `mpirun -n \
+         {wanted} tightfit train … --transport mpi`"
+    )]
+    Few {
+        /// The ranks of the job.
+        ranks: u32,
+        /// The ranks of the pipeline.
+        wanted: u32,
+    },
+    /// Other ranks take part in another pipeline.
+    #[error("of the first {wanted} ranks of the job, {ranks} were begun with --stages {wanted}")]
+    Others {
+        /// The ranks that were begun so.
+        ranks: u32,
+        /// The ranks of the pipeline.
+        wanted: u32,
+    },
+}
+
+/// This process's part in a job.
+#[derive(Debug)]
+pub struct Job {
+    rank: RankId,
+    ranks: u32,
+    first_nearby: u32,
+    link: Option<MpiLink>,
+    board: Arc<Board>,
+    carrier: JoinHandle<()>,
+}
+
+/// What the thread that carries has found when it begins.
+struct Found {
+    rank: u32,
+    ranks: u32,
+    first_nearby: u32,
+    most_tags: u32,
+    /// The ranks that say that they belong to the pipeline.
+    of_pipeline: Option<u32>,
+}
+
+impl Job {
+    /// Begins, beside all other processes of the job, the first `wanted` of which are the ranks of
+    /// a pipeline. Where the job has to be aborted, its cause goes to `last_words` first. A panic
+    /// anywhere in this process aborts the job from now on.
+    ///
+    /// # Errors
+    /// [`JobError`] where there are too few, or MPI says no.
+    pub fn begin(wanted: u32, last_words: fn(&str)) -> Result<Job, JobError> {
+        let board = Arc::new(Board::default());
+        board.lock().slots = vec![Slot::Free; FIRST];
+        let (tell, told) = std::sync::mpsc::sync_channel(1);
+        let carries = Arc::clone(&board);
+        let carrier =
+            std::thread::Builder::new().name("mpi".to_string()).spawn(move || {
+                match begin(wanted, carries, last_words) {
+                    Ok((found, library, carrier)) => {
+                        tell.send(Ok(found)).ok();
+                        carrier.run(library);
+                    }
+                    Err(error) => drop(tell.send(Err(error))),
+                }
+            });
+        let carrier = carrier.map_err(|error| JobError::Mpi(error.to_string()))?;
+        let ended = || JobError::Mpi("its thread has ended".to_string());
+        let found = told.recv().map_err(|_| ended())?;
+        let Found { rank, ranks, first_nearby, most_tags, of_pipeline } =
+            found.map_err(|error| JobError::Mpi(error.to_string()))?;
+        let rank = RankId::from_u32(rank);
+        abort_where_it_panics(&board);
+        let link = of_pipeline.map(|ranks| {
+            let board = Arc::clone(&board);
+            MpiLink { rank, ranks, most_tags, board, routes: Arc::default() }
+        });
+        let job = Job { rank, ranks, first_nearby, link, board, carrier };
+        let refused = match &job.link {
+            // Every process says so.
+            _ if ranks < wanted => JobError::Few { ranks, wanted },
+            Some(link) if link.ranks != wanted => {
+                let error = JobError::Others { ranks: link.ranks, wanted };
+                link.abort(&error.to_string());
+                error
+            }
+            _ => return Ok(job),
+        };
+        job.end(0);
+        Err(refused)
+    }
+
+    /// This process.
+    pub fn rank(&self) -> RankId {
+        self.rank
+    }
+
+    /// All processes of the job.
+    pub fn ranks(&self) -> u32 {
+        self.ranks
+    }
+
+    /// The first process of the job on the same computer.
+    pub fn first_nearby(&self) -> u32 {
+        self.first_nearby
+    }
+
+    /// The way to the other ranks of the pipeline; `None` where this process is none of them.
+    pub fn link(&self) -> Option<&MpiLink> {
+        self.link.as_ref()
+    }
+
+    /// Waits until all processes have come here; `code` is what this one will exit with, should the
+    /// job have to be aborted meanwhile. Why a rank has failed, if one has.
+    pub fn end(self, code: u8) -> Option<LinkError> {
+        let mut state = self.board.lock();
+        state.ends = Some(code);
+        self.board.asked.notify_one();
+        drop(state);
+        self.carrier.join().ok();
+        self.board.lock().failure.clone()
+    }
+}
+
+fn begin(
+    wanted: u32,
+    board: Arc<Board>,
+    last_words: fn(&str),
+) -> Result<(Found, Library, Carrier), MpiError> {
+    let library = Library::begin()?;
+    let world = library.world();
+    let rank = world.rank()?;
+    let pipeline = world.those(rank < wanted)?;
+    let groups = Groups {
+        all: world.again()?,
+        notes: world.again()?,
+        pipeline,
+        gives: pipeline.map(raw::Group::again).transpose()?,
+    };
+    let found = Found {
+        rank,
+        ranks: world.size()?,
+        first_nearby: world.first_nearby()?,
+        most_tags: world.most_tags()?,
+        of_pipeline: pipeline.map(raw::Group::size).transpose()?,
+    };
+    let carrier = Carrier::new(RankId::from_u32(rank), groups, board, last_words)?;
+    Ok((found, library, carrier))
+}
+
+/// How long a process that panics waits for the end of the job.
+const ABORTED: Duration = Duration::from_secs(10);
+
+/// Unwinding would end MPI, which waits for the others for ever.
+fn abort_where_it_panics(board: &Arc<Board>) {
+    let (board, before) = (Arc::clone(board), std::panic::take_hook());
+    let carrier = "mpi";
+    std::panic::set_hook(Box::new(move |panic| {
+        before(panic);
+        if std::thread::current().name() != Some(carrier) {
+            board.lock().panics = true;
+            board.asked.notify_one();
+            std::thread::sleep(ABORTED);
+        }
+        std::process::abort();
+    }));
+}
