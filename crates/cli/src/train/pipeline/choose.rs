@@ -58,6 +58,7 @@ pub struct Asked<'a> {
 }
 
 /// A pipeline that is ready to run.
+#[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "what processes tell each other"))]
 pub struct Chosen {
     /// What is known of it.
     pub figures: Figures,

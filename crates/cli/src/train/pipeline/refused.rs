@@ -5,6 +5,7 @@ use thiserror::Error;
 use tightfit::id::RankId;
 
 /// Why the ranks of a pipeline do not begin.
+#[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "what processes refuse"))]
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum Refused {
     /// This program cannot speak MPI.
