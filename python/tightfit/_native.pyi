@@ -274,6 +274,19 @@ def shard(
     machine: str | None = None,
     threads: int | None = None,
 ) -> str: ...
+def stages(
+    graph: _Graph,
+    budget: int | str,
+    *,
+    devices: int,
+    microbatches: int,
+    bandwidth: float | str | None = None,
+    latency: float | str | None = None,
+    state: float | None = None,
+    schedule: str | None = None,
+    machine: str | None = None,
+    threads: int | None = None,
+) -> str: ...
 def run(arguments: Sequence[str]) -> int:
     """Runs the program with the arguments, its own name first, and returns its exit code. The program takes the process
     over: its signals, its standard output, and its end where nobody reads that."""

@@ -30,6 +30,11 @@ impl Default for Accumulation {
 }
 
 impl Accumulation {
+    /// So many micro-batches.
+    pub fn of_so_many(micro_batches: u32) -> Accumulation {
+        Accumulation { micro_batches }
+    }
+
     /// The step of that many micro-batches.
     pub fn of(self, graph: Graph) -> Result<Graph, PipelineError> {
         if self.micro_batches == 1 { Ok(graph) } else { accumulate(&graph, self.micro_batches) }

@@ -87,3 +87,33 @@ fn the_order_that_is_written_runs() {
     )
     .done();
 }
+
+#[test]
+fn a_plan_for_pytorch_names_modules() {
+    let folder = folder();
+    let emitted = format!("{LLAMA} --budget 40GB --emit torch -o FOLDER/plan.json");
+    run(folder.path(), &emitted).done();
+    let plan = std::fs::read(folder.path().join("plan.json")).unwrap();
+    let plan: Value = serde_json::from_slice(&plan).unwrap();
+    assert_eq!(plan["format"], "tightfit-stages/1");
+    let stages = plan["stages"].as_array().unwrap();
+    let layers = stages.iter().flat_map(|stage| stage["layers"].as_array().unwrap());
+    let begins: Vec<&Value> = layers.map(|layer| &layer["begins"]).collect();
+    // The first layer begins with the model, every other one with a call.
+    assert!(begins[0].is_null());
+    assert!(begins[1..].iter().all(|begin| begin["module"].is_string()), "{begins:?}");
+    // Each module is in one part, and the parts go through the model in its order.
+    let parts = plan["module_fqns_per_model_part"].as_array().unwrap();
+    assert_eq!(parts.len(), stages.len());
+    let names: Vec<&str> =
+        parts.iter().flat_map(|part| part.as_array().unwrap()).filter_map(Value::as_str).collect();
+    let block = |name: &&str| name.rsplit_once("layers.").map(|(_, number)| number.to_string());
+    let blocks: Vec<String> = names.iter().filter_map(block).collect();
+    let numbers: Vec<u32> = blocks.iter().filter_map(|name| name.parse().ok()).collect();
+    assert!(numbers.is_sorted(), "{names:?}");
+    assert_eq!(names.last(), Some(&"model.lm_head"), "{names:?}");
+    for wrong in ["--emit torch", "-o FOLDER/plan.json", "--emit jax -o FOLDER/plan.json"] {
+        let ran = run(folder.path(), &format!("{LLAMA} --budget 40GB {wrong}"));
+        assert_eq!(ran.code, Some(2), "{wrong}: {}", ran.stderr);
+    }
+}

@@ -42,7 +42,7 @@ mod _native {
     #[pymodule_export]
     use super::hold::{HeldStep, hold, peak_with_moves};
     #[pymodule_export]
-    use super::modules::{modules, sac, shard};
+    use super::modules::{modules, sac, shard, stages};
     #[pymodule_export]
     use super::verbs::{check, pareto, report};
     #[pymodule_export]

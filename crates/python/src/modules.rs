@@ -1,5 +1,5 @@
-//! What is planned by whole modules, for Python: `modules`, `sac`, `shard`. Invariant: each answers
-//! with the document that the program prints, made by the same function.
+//! What is planned by whole modules, for Python: `modules`, `sac`, `shard`, `stages`. Invariant:
+//! each answers with the document that the program prints, made by the same function.
 
 use pyo3::prelude::*;
 use tightfit::graph;
@@ -7,9 +7,12 @@ use tightfit::machine::Link;
 use tightfit::plan::SolverLimits;
 use tightfit::plan::modules::{ShardTask, ShardVariant};
 use tightfit::units::{Bytes, Seconds};
+use tightfit_cli::accumulation::Accumulation;
 use tightfit_cli::input::{self, OnMachine, Statistics};
 use tightfit_cli::values;
-use tightfit_cli::verbs::{modules as statistics, sac as checkpointing, shard as sharding};
+use tightfit_cli::verbs::{
+    modules as statistics, sac as checkpointing, shard as sharding, stages as pipelines,
+};
 
 use crate::attend::attended;
 use crate::errors;
@@ -148,5 +151,55 @@ pub fn shard(
         let statistics = read(graph, &on)?;
         let answer = sharding::answer(&statistics.info, &task, &|| stop.clock())?;
         Ok(answer.document(&statistics)?.to_string())
+    })
+}
+
+/// Where to cut a model into the stages of a pipeline, in which order its ranks perform what, and
+/// what they recompute, as PyTorch runs it.
+#[pyfunction]
+#[pyo3(signature = (
+    graph, budget, *, devices, microbatches, bandwidth = None, latency = None, state = None,
+    schedule = None, machine = None, threads = None
+))]
+#[expect(clippy::too_many_arguments, reason = "Python names each of them")]
+pub fn stages(
+    py: Python<'_>,
+    graph: GivenGraph,
+    budget: BudgetText,
+    devices: Whole,
+    microbatches: Whole,
+    bandwidth: Option<Quantity>,
+    latency: Option<Quantity>,
+    state: Option<f64>,
+    schedule: Option<String>,
+    machine: Option<String>,
+    threads: Option<Whole>,
+) -> PyResult<String> {
+    let on = OnMachine::named(machine, self::threads(py, threads)?);
+    let latency = latency.map(|Quantity(text)| parsed(py, &text, values::duration)).transpose()?;
+    let bandwidth = bandwidth.map(|Quantity(text)| parsed(py, &text, values::bandwidth));
+    let link = bandwidth.transpose()?.map(|bandwidth| (bandwidth, latency.unwrap_or_default()));
+    let devices = devices.small(py, "devices")?;
+    let micro_batches = microbatches.small(py, "microbatches")?;
+    if devices == 0 || micro_batches == 0 {
+        return Err(errors::option(py, "devices and microbatches are at least 1"));
+    }
+    let schedule = schedule.map(|name| parsed(py, &name, pipelines::schedule)).transpose()?;
+    let state = state.map(|bytes| parsed(py, &bytes.to_string(), pipelines::state)).transpose()?;
+    attended(py, |stop| {
+        let task = pipelines::Task {
+            devices,
+            budget: budget.0.parse()?,
+            accumulation: Accumulation::of_so_many(micro_batches),
+            link,
+            state,
+            schedule,
+            at_modules: true,
+        };
+        let subject = graph.read()?;
+        let machine = subject.machine(&on)?;
+        let answer =
+            pipelines::answer(&subject.graph, &machine, &task, &|| stop.clock().0.is_infinite())?;
+        Ok(answer.for_torch(&subject.graph).to_string())
     })
 }

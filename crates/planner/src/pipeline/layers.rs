@@ -25,12 +25,41 @@ pub struct Layer {
     /// The path of the module that it lies in; where that is the model itself, of the first one
     /// that it calls.
     pub name: String,
+    /// The call of a module that it begins with; `None` where it begins in the middle of one, or
+    /// with the model.
+    pub begins: Option<Entry>,
     /// Its nodes, in the order of the program.
     pub nodes: Vec<NodeId>,
     /// The time of its forward pass and of the backward pass through it.
     pub seconds: Seconds,
     /// What later layers read of it and of those before it.
     pub leaves: Bytes,
+}
+
+/// A call of a module.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Entry {
+    /// The module's path.
+    pub module: String,
+    /// Its earlier calls in the forward pass.
+    pub call: usize,
+}
+
+/// The same layers, but that each one begins with the call of a module, so that it can be named;
+/// the others belong to those before them.
+pub fn at_modules(layers: Vec<Layer>) -> Vec<Layer> {
+    let mut whole: Vec<Layer> = Vec::new();
+    for layer in layers {
+        match whole.last_mut() {
+            Some(last) if layer.begins.is_none() => {
+                last.nodes.extend(layer.nodes);
+                last.seconds = last.seconds + layer.seconds;
+                last.leaves = layer.leaves;
+            }
+            _ => whole.push(layer),
+        }
+    }
+    whole
 }
 
 /// The forward pass as layers, at least one for each of so many stages.
@@ -78,6 +107,7 @@ pub fn layers(
     }
     let layer = |part: &Part| Layer {
         name: part.name(graph, &forward),
+        begins: entry(graph, &forward, part.nodes.start),
         nodes: forward[part.nodes.clone()].to_vec(),
         seconds: Seconds(whole(part)),
         leaves: crossing[part.nodes.end],
@@ -140,6 +170,26 @@ impl Part {
             None => common,
         }
     }
+}
+
+/// The outermost module whose call begins at a place of the forward pass.
+fn entry(graph: &Graph, forward: &[NodeId], at: usize) -> Option<Entry> {
+    let path = |at: usize| graph.module_of(forward[at]);
+    let before = path(at.checked_sub(1)?);
+    let is_new = |module: &&str| is_within(path(at), module) && !is_within(before, module);
+    let called = graph.modules().values().map(String::as_str).filter(|module| !module.is_empty());
+    let module = called.filter(is_new).min_by_key(|module| module.len())?;
+    let is_begun = |&at: &usize| {
+        let is_in = |at: usize| is_within(path(at), module);
+        is_in(at) && at.checked_sub(1).is_none_or(|before| !is_in(before))
+    };
+    let call = (0..at).filter(is_begun).count();
+    Some(Entry { module: module.to_string(), call })
+}
+
+/// A module is another one, or lies in it.
+pub fn is_within(module: &str, other: &str) -> bool {
+    module.strip_prefix(other).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
 
 /// No less crosses right before this place and right behind it.

@@ -24,7 +24,7 @@ pub use csv::{CsvError, read_csv, write_csv};
 pub use divide::{Division, Role};
 pub use error::PipelineError;
 pub use exchange::Message;
-pub use layers::{Layer, assign, cut_evenly, follow, layers};
+pub use layers::{Entry, Layer, assign, at_modules, cut_evenly, follow, is_within, layers};
 pub use ranks::{Ranks, ranks};
 pub use rows::{PipelineSchedule, Unsuited, greedy, in_turn, interleaved};
 pub use simulate::{Performed, Simulated, StageCost, simulate};

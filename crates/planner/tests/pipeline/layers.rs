@@ -5,7 +5,8 @@ use tightfit::graph::Graph;
 use tightfit::id::{NodeId, SecondaryMap, StageId};
 use tightfit::machine::Machine;
 use tightfit::pipeline::{
-    Division, Layer, PipelineError, PipelineSchedule, cut_evenly, layers, ranks, simulate, together,
+    Division, Layer, PipelineError, PipelineSchedule, at_modules, cut_evenly, is_within, layers,
+    ranks, simulate, together,
 };
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
@@ -53,6 +54,33 @@ fn models_are_cut_between_their_blocks() {
     .assert_eq(&cuts(&graph("resnet50_b32"), 4).join("\n"));
 }
 
+/// Whatever is asked for, layers that begin with calls are whole, in order, and can be found again.
+#[test]
+fn layers_begin_with_calls_of_modules() {
+    for name in ["gpt2_small_b8_s512", "resnet50_b32", "llama_1b_b2_s2048"] {
+        let graph = graph(name);
+        for stages in [2, 7, 30] {
+            let layers = layers(&graph, &on_a_gpu(&graph), stages).unwrap();
+            let nodes = |layers: &[Layer]| -> Vec<NodeId> {
+                layers.iter().flat_map(|layer| layer.nodes.clone()).collect()
+            };
+            let forward = nodes(&layers);
+            let whole = at_modules(layers);
+            assert_eq!(nodes(&whole), forward, "{name}");
+            assert_eq!(whole[0].begins, None);
+            for layer in &whole[1..] {
+                let entry = layer.begins.as_ref().unwrap();
+                let is_in = |&node: &NodeId| is_within(graph.module_of(node), &entry.module);
+                let at = forward.iter().position(|&node| node == layer.nodes[0]).unwrap();
+                let entered = (0..=at)
+                    .filter(|&at| is_in(&forward[at]) && (at == 0 || !is_in(&forward[at - 1])));
+                assert_eq!(entered.clone().next_back(), Some(at), "{name}: {entry:?}");
+                assert_eq!(entered.count(), entry.call + 1, "{name}: {entry:?}");
+            }
+        }
+    }
+}
+
 #[test]
 fn there_are_as_many_stages_as_nodes_at_most() {
     let graph = step("mlp-digits");
@@ -73,6 +101,7 @@ proptest! {
         stages in 1usize..5,
     ) {
         let layer = |(index, &(seconds, leaves)): (usize, &(u32, u64))| Layer {
+            begins: None,
             name: index.to_string(),
             nodes: vec![NodeId::from_u32(index as u32)],
             seconds: Seconds(seconds.into()),

@@ -1,0 +1,185 @@
+"""Plans how a model runs on several devices: `tightfit.distributed.plan`.
+
+Invariant: cut, order and recomputation are the compiled planner's; here they are only asked for and applied.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from .. import _native
+from ..errors import OptionError, PlanError
+from ..training.optimizer_state import state_bytes
+from ..training.studying import capture_step
+from .cutting import Entry, cut
+from .running import Pipeline
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+FORMAT = "tightfit-stages/1"
+
+
+@dataclass(frozen=True)
+class StagePlan:
+    """How a model is cut into stages, where they lie, in which order they run and what they recompute.
+
+    `placement` has the rank of each stage, `recomputed` for each stage which of its layers are recomputed, `begins` the
+    calls of modules with which layers begin, and `csv` the order as `torch.distributed.pipelining` reads it. `document`
+    is the whole of it, as `tightfit stages --emit torch` writes it.
+    """
+
+    document: dict[str, Any]
+
+    @staticmethod
+    def read(source: str | os.PathLike[str] | Mapping[str, Any]) -> StagePlan:
+        """A plan that `tightfit stages --emit torch -o FILE` wrote. Raises `PlanError` where it is none."""
+        document = dict(source) if isinstance(source, Mapping) else json.loads(Path(source).read_bytes())
+        if not isinstance(document, dict) or document.get("format") != FORMAT:
+            raise PlanError(f"this is no {FORMAT}; `tightfit stages --emit torch -o FILE` writes one")
+        return StagePlan(document)
+
+    @property
+    def schedule(self) -> str:
+        return self.document["schedule"]
+
+    @property
+    def microbatches(self) -> int:
+        return self.document["micro_batches"]
+
+    @property
+    def csv(self) -> str:
+        return self.document["csv"]
+
+    @property
+    def placement(self) -> list[int]:
+        return [stage["rank"] for stage in self.document["stages"]]
+
+    @property
+    def ranks(self) -> int:
+        return max(self.placement) + 1
+
+    @property
+    def recomputed(self) -> list[list[bool]]:
+        return [[layer["recomputed"] for layer in stage["layers"]] for stage in self.document["stages"]]
+
+    @property
+    def begins(self) -> list[Entry]:
+        """The calls with which layers begin, but for the first layer, which begins with the model."""
+        layers = [layer for stage in self.document["stages"] for layer in stage["layers"]]
+        return [Entry(layer["begins"]["module"], layer["begins"]["call"]) for layer in layers[1:]]
+
+    def apply(self, model: nn.Module, inputs: Any, loss_fn: Callable[..., torch.Tensor], *,
+              mesh: DeviceMesh | None = None) -> Pipeline:
+        """This rank's part of `model`, ready to run in the default process group, or in `mesh`, whose dimension `"pp"` are
+        the ranks of the pipeline and whose dimension `"dp"`, if it has one, those over which FSDP2 shards parameters.
+
+        All ranks call this with models of the same weights. `inputs` are those of a micro-batch, a tensor or a tuple of
+        positional arguments; only their shapes count. Raises `ExportError` where the model is not the one planned for.
+        """
+        return Pipeline(self, cut(model, _positional(inputs), self.begins), loss_fn, mesh)
+
+    def __str__(self) -> str:
+        lines = [
+            f"{self.schedule}: {self.microbatches} micro-batches on {self.ranks} ranks, "
+            f"{self.document['step_seconds'] * 1e3:.1f} ms an update predicted"
+        ]
+        for stage in self.document["stages"]:
+            number, layers = stage["stage"], stage["layers"]
+            modules = self.document["module_fqns_per_model_part"][number]
+            again = sum(layer["recomputed"] for layer in layers)
+            span = f"{modules[0]} … {modules[-1]}" if len(modules) > 1 else "".join(modules)
+            what = f"; {again} of {len(layers)} layers recomputed" if again else ""
+            lines.append(f"  rank {stage['rank']}, stage {number}: {span}{what}")
+        return "\n".join(lines)
+
+
+def plan(model: nn.Module, batch: tuple[Any, Any], loss_fn: Callable[..., torch.Tensor], *, budget: int | str,
+         microbatches: int, devices: int | None = None, mesh: DeviceMesh | None = None,
+         optimizer: torch.optim.Optimizer | type | str | None = "adamw", schedule: str | None = None,
+         bandwidth: float | str | None = None, latency: float | str | None = None,
+         machine: str | None = None) -> StagePlan:
+    """Plans `model` as a pipeline on `devices`, or on the dimension `"pp"` of `mesh`: which layers lie on which device, in
+    which order these perform what for `microbatches` micro-batches an update, and which layers are recomputed, so that an
+    update takes the least time and no device holds more than `budget` bytes.
+
+    `batch` is a micro-batch, `(inputs, target)`, and `loss_fn(output, target)` the mean loss of it. Operators are measured
+    where the model is, or predicted for `machine`, such as `"h100-80gb"`: then the model may be on the meta device.
+    `bandwidth` (bytes per second, or text, `"50GB/s"`) and `latency` (seconds, or `"10us"`) are those of the way from one
+    device to another. What the optimizer's state takes counts, for all devices of the dimension `"dp"` together.
+
+    Raises `TightfitError` where no plan was found that fits, `CompileError` where the model cannot be captured.
+    """
+    sharded = 1
+    if mesh is not None and mesh.mesh_dim_names is not None:
+        devices = mesh["pp"].size() if devices is None else devices
+        sharded = mesh["dp"].size() if "dp" in mesh.mesh_dim_names else 1
+    if devices is None:
+        raise OptionError("give devices=, or a mesh with a dimension \"pp\"")
+    inputs, target = batch
+    captured = capture_step(_WithLoss(model, loss_fn), (*_positional(inputs), target), measure=machine is None)
+    graph = _of_model(captured)
+    found = _native.stages(
+        json.dumps(graph).encode(), budget, devices=devices, microbatches=microbatches, bandwidth=bandwidth, latency=latency,
+        state=_state(model, optimizer) / sharded, schedule=schedule, machine=machine,
+    )
+    return StagePlan.read(json.loads(found))
+
+
+class _WithLoss(nn.Module):
+    """A model whose output is the loss."""
+
+    def __init__(self, model: nn.Module, loss_fn: Callable[..., torch.Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        self.loss_fn = loss_fn
+
+    def forward(self, *arguments: Any) -> torch.Tensor:
+        *inputs, target = arguments
+        return self.loss_fn(self.model(*inputs), target)
+
+
+def _of_model(graph: dict[str, Any]) -> dict[str, Any]:
+    """The graph with the names that modules have in the model itself, and with gradients as its outputs: what else a loop
+    holds on to is not the pipeline's."""
+    def own(name: str) -> str:
+        return "" if name == "model" else name.removeprefix("model.")
+
+    names = list(map(own, graph["modules"]))
+    modules = list(dict.fromkeys(names))
+    number = [modules.index(name) for name in names]
+    nodes = [{**node, "module": number[node["module"]]} if "module" in node else node for node in graph["nodes"]]
+    gradients = {
+        output["id"]
+        for node in nodes if node["phase"] == "backward"
+        for output in node["outputs"] if output is not None
+    }
+    outputs = [output for output in graph["outputs"] if output in gradients]
+    found = {**graph, "modules": modules, "nodes": nodes, "outputs": outputs}
+    found.pop("output_names", None)
+    if "uncalled" in graph:
+        found["uncalled"] = [name for name in map(own, graph["uncalled"]) if name not in modules]
+    return found
+
+
+def _positional(inputs: Any) -> tuple[Any, ...]:
+    return tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+
+
+def _state(model: nn.Module, optimizer: Any) -> float:
+    """Bytes of each element of a parameter: itself, its gradient, and what the optimizer keeps."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    elements = sum(parameter.numel() for parameter in parameters)
+    own = sum(2 * parameter.numel() * parameter.element_size() for parameter in parameters)
+    kept = 0 if optimizer is None else state_bytes(optimizer, parameters)
+    return (own + kept) / max(elements, 1)
+
+
