@@ -7,6 +7,7 @@ mod layout;
 mod markdown;
 mod modules;
 mod planner;
+mod scale;
 mod stages;
 
 use crate::exit::ExitCode;
@@ -29,6 +30,7 @@ enum What {
     Dataflow(dataflow::Arguments),
     Modules(modules::Arguments),
     Stages(stages::Arguments),
+    Scale(scale::Arguments),
 }
 
 /// Measures and prints.
@@ -40,5 +42,6 @@ pub fn bench(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         What::Dataflow(arguments) => dataflow::analyses(arguments),
         What::Modules(arguments) => modules::modules(arguments),
         What::Stages(arguments) => stages::stages(arguments),
+        What::Scale(arguments) => scale::scale(arguments),
     }
 }

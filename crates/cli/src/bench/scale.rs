@@ -1,0 +1,166 @@
+//! `tightfit bench scale`: a very large model on very many devices, on paper. Invariant: nothing is
+//! measured but planning itself; one stated efficiency stands for all that is not in the model.
+
+mod llama;
+
+use clap::Args;
+use serde_json::{Value, json};
+use tightfit::machine::Machine;
+use tightfit::pipeline::stages::{Devices, LayerCost, StagePlan, layer_costs, plan_rows};
+use tightfit::pipeline::{PipelineSchedule, Rows, interleaved, layers};
+use tightfit::profile::Profile;
+use tightfit::units::{Bytes, Seconds};
+
+use super::markdown::{known, table};
+use crate::effort::clock;
+use crate::exit::ExitCode;
+use crate::interrupt;
+use llama::LLAMA_405B;
+
+/// GPUs that work as one device: they divide every tensor among themselves.
+const GROUP: u64 = 8;
+/// Devices of a pipeline, as published.
+const RANKS: u32 = 16;
+/// Sequences of an update, as published: 16 Mi tokens.
+const SEQUENCES: u64 = 2_048;
+/// GPUs of a run.
+const GPUS: [u64; 5] = [1_024, 2_048, 4_096, 8_192, 16_384];
+/// Of the peak rate of a GPU, what calls reach, communication within the group included: so much
+/// that 8,192 GPUs reach what was published.
+const EFFICIENCY: f64 = 0.477;
+/// For each element of a parameter: 16-bit parameter, 32-bit gradient; what Adam keeps is divided
+/// among the pipelines.
+const PARAMETER: f64 = 6.0;
+const ADAM: f64 = 12.0;
+/// From one device to the next: each GPU has a link of 50 GB/s of its own; 10 µs.
+const LINK: (f64, Seconds) = (50e9 * GROUP as f64, Seconds(10e-6));
+/// Bytes of a GPU.
+const MEMORY: u64 = 80_000_000_000;
+/// Seconds that one order is improved for at most.
+const PATIENCE: f64 = 4.0;
+
+/// Plan Llama 3.1 405B on 1,024 to 16,384 GPUs, beside what was published of its training.
+#[derive(Args)]
+pub struct Arguments {
+    /// Print the result as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+/// The share of the peak rate that was published: "The Llama 3 Herd of Models", table 4.
+fn published(gpus: u64) -> Option<f64> {
+    match gpus {
+        8_192 => Some(0.43),
+        16_384 => Some(0.41),
+        _ => None,
+    }
+}
+
+/// Plans and prints.
+pub fn scale(arguments: &Arguments) -> anyhow::Result<ExitCode> {
+    let graph = LLAMA_405B.graph()?;
+    let gpu = Machine::preset("h100-80gb")?;
+    let peak = gpu.flops_16 * GROUP as f64;
+    let group = Machine {
+        flops_16: peak * EFFICIENCY,
+        flops_32: gpu.flops_32 * GROUP as f64 * EFFICIENCY,
+        bandwidth: gpu.bandwidth * GROUP as f64,
+        ..gpu
+    };
+    let profile = Profile::new(&graph, &group);
+    let (mut lines, mut results): (Vec<Vec<String>>, Vec<Value>) = (Vec::new(), Vec::new());
+    for gpus in GPUS {
+        let start = clock().0;
+        let pipelines = gpus / GROUP / u64::from(RANKS);
+        let micro_batches = (SEQUENCES / pipelines) as u32;
+        let cut = layers(&graph, &profile, 8 * RANKS as usize)?;
+        let state = PARAMETER + ADAM / pipelines as f64;
+        let costs = layer_costs(&graph, &profile, &cut, Some(state))?;
+        let (bandwidth, latency) = LINK;
+        let budget = Bytes(MEMORY * GROUP);
+        let devices = Devices { ranks: RANKS, budget, bandwidth, latency };
+        let orders = orders(micro_batches)?;
+        let planned = orders.iter().map(|(name, rows)| plan(&costs, &devices, name, rows));
+        let plans: Vec<Option<StagePlan>> = planned.collect();
+        let seconds = clock().0 - start;
+        let share = |plan: &StagePlan| {
+            let work = LLAMA_405B.flops() * f64::from(micro_batches);
+            work / (plan.makespan.0 * peak * f64::from(RANKS))
+        };
+        let best = plans.iter().flatten().max_by(|a, b| share(a).total_cmp(&share(b)));
+        // As it was trained: one layer at a time on each rank, in turn, and nothing recomputed.
+        let (name, rows) = &orders[0];
+        let roomy = Devices { budget: Bytes::LIMIT, ..devices };
+        let as_published = plan(&costs, &roomy, name, rows);
+        let as_published = as_published.as_ref();
+        let percent = |share: f64| format!("{:.1} %", share * 100.0);
+        let again = |plan: &StagePlan| plan.recomputed.iter().filter(|&&is| is).count();
+        lines.push(vec![
+            gpus.to_string(),
+            micro_batches.to_string(),
+            known(published(gpus), percent),
+            known(as_published, |plan| percent(share(plan))),
+            known(best, |plan| plan.schedule.clone()),
+            known(best, |plan| percent(share(plan))),
+            known(best, |plan| format!("{} of {}", again(plan), cut.len())),
+            format!("{seconds:.1}"),
+        ]);
+        results.push(json!({
+            "gpus": gpus,
+            "micro_batches": micro_batches,
+            "published_share": published(gpus),
+            "as_published_share": as_published.map(share),
+            "schedule": best.map(|plan| &plan.schedule),
+            "share": best.map(share),
+            "step_seconds": best.map(|plan| plan.makespan),
+            "planning_seconds": seconds,
+        }));
+    }
+    if arguments.json {
+        say!("{}", Value::Array(results))?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let head = [
+        "GPUs",
+        "micro-batches",
+        "published",
+        "as published",
+        "within 80 GB",
+        "share of peak",
+        "recomputed",
+        "planning, s",
+    ];
+    say!("{}: {} nodes", graph.name(), graph.nodes().len())?;
+    say!("{}", table(&head, &lines).trim_end())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// The orders that are compared, the published one first.
+fn orders(micro_batches: u32) -> anyhow::Result<Vec<(String, Rows)>> {
+    let mut orders = Vec::new();
+    for chunks in [8, 4, 2] {
+        let rows = interleaved(RANKS, micro_batches, chunks)?;
+        orders.push((format!("interleaved, {chunks} stages a rank"), rows));
+    }
+    for schedule in [
+        PipelineSchedule::OneFOneB,
+        PipelineSchedule::ZbH1,
+        PipelineSchedule::ZbV,
+        PipelineSchedule::VHalf,
+    ] {
+        orders.push((schedule.name().to_string(), schedule.rows(RANKS, micro_batches)?));
+    }
+    Ok(orders)
+}
+
+/// The best plan of an order that is found in time.
+fn plan(costs: &[LayerCost], devices: &Devices, name: &str, rows: &Rows) -> Option<StagePlan> {
+    let start = clock().0;
+    let looked = std::cell::Cell::new(0);
+    // The first cut is looked at however long it takes.
+    let is_over = || {
+        looked.set(looked.get() + 1);
+        interrupt::raised() || looked.get() > 2 && clock().0 - start > PATIENCE
+    };
+    plan_rows(costs, devices, (name, rows), &is_over)
+}
