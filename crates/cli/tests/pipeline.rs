@@ -33,6 +33,8 @@ fn ranks_and_orders_do_not_change_a_bit() {
         "--stages 4 --schedule zb-v --eval-every 2",
         "--stages 3 --schedule v-min --threads 3",
         "--stages 4 --schedule greedy",
+        "--stages 2 --schedule 1f1b --planner checkpoint-always",
+        "--stages 3 --schedule gpipe --planner checkpoint-except-last",
     ] {
         let budget = if arguments.contains("--budget") { "" } else { "--budget 100%" };
         let ranks = trained("mlp-digits", &format!("--microbatches 4 {budget} {arguments}"));

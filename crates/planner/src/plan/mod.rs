@@ -6,6 +6,7 @@
 //! that explains.
 
 mod action;
+mod checkpoint;
 mod exact;
 mod infeasible;
 mod max_tree;
@@ -23,6 +24,7 @@ mod search;
 use thiserror::Error;
 
 pub use action::{Action, Plan};
+pub use checkpoint::checkpoint;
 pub use exact::exact;
 pub use infeasible::{Binding, Infeasible, LiveTensor, Prediction, live_tensors};
 pub use milp::{SOLVER, SolverLimits};
@@ -75,6 +77,11 @@ pub enum Planner {
     /// Swaps what free time hides, and then recomputes: Peng et al. 2020, where the machine has a
     /// tier below the device. A variant of `Capuchin`, to compare with.
     CapuchinSwap,
+    /// Recomputes the forward passes of all micro-batches: what pipelines call checkpointing
+    /// `always`. To compare with.
+    CheckpointAlways,
+    /// The same, but for the last micro-batch: `except_last`. `never` is `None`. To compare with.
+    CheckpointExceptLast,
     /// Moves what it holds and recomputes nothing, where the machine has a tier below the device.
     /// To compare with.
     Offload,
@@ -95,10 +102,12 @@ impl Planner {
     ];
 
     /// Those to compare with, which no other planner asks.
-    const TO_COMPARE: [(Planner, &'static str); 3] = [
+    const TO_COMPARE: [(Planner, &'static str); 5] = [
         (Planner::CapuchinPublished, "capuchin-published"),
         (Planner::CapuchinSwap, "capuchin-swap"),
         (Planner::Offload, "offload"),
+        (Planner::CheckpointAlways, "checkpoint-always"),
+        (Planner::CheckpointExceptLast, "checkpoint-except-last"),
     ];
 
     /// The planner called `name`.
@@ -221,6 +230,9 @@ pub fn plan_within(
         Planner::Auto => auto(graph, profile, order, budget, &meter.rest_until(1.0)),
         Planner::CapuchinPublished => capuchin_published(graph, profile, order, budget, meter),
         Planner::CapuchinSwap => capuchin_swap(graph, profile, order, budget, meter),
+        Planner::CheckpointAlways | Planner::CheckpointExceptLast => {
+            checkpoint(graph, profile, order, (budget, planner), meter)
+        }
         Planner::Offload => offload_only(graph, profile, order, budget, meter),
     }
 }

@@ -3,10 +3,15 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::Value as Json;
+use serde_json::{Value as Json, json};
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::id::{NodeId, PrimaryMap, RankId, SecondaryMap, StageId, StorageId, ValueId};
-use tightfit::pipeline::{Message, Pass, PipelineSchedule, StageCost, greedy, simulate};
+use tightfit::machine::Machine;
+use tightfit::pipeline::{
+    Layer, Message, Pass, PipelineSchedule, StageCost, cut_evenly, greedy, layers, simulate,
+};
+use tightfit::plan::{self, Planner};
+use tightfit::profile::Profile;
 use tightfit::tensor::{Argument, DType};
 use tightfit::units::{Bytes, Seconds};
 
@@ -213,6 +218,108 @@ fn messages_and_visits_are_those_of_the_cases() {
         seen += 1;
     }
     assert_eq!(seen, 17);
+}
+
+/// What the original refuses when it is made has its refusal here, but for what cannot be said.
+#[test]
+fn what_makes_no_pipeline_is_refused() {
+    let case = cases().into_iter().find(|case| case["id"] == "pipeline/ctor_errors").unwrap();
+    assert_eq!(case["expected"]["chunks=0"], "ValueError");
+    assert!(PipelineSchedule::GPipe.rows(3, 0).is_err());
+    assert!(PipelineSchedule::GPipe.rows(0, 3).is_err());
+    assert_eq!(PipelineSchedule::from_name("x"), None);
+    assert_eq!(Planner::from_name("checkpoint-x"), None);
+    // Stages without layers, and fewer ranks than stages, cannot be written down as a cut.
+    let step = corpus::step("mlp-digits");
+    let profile = Profile::new(&step, &Machine::preset("a100-80gb").unwrap());
+    assert!(layers(&step, &profile, 10_000).is_err());
+}
+
+/// Sequences of numbers in parts whose largest sum is as small as can be.
+#[test]
+fn blocks_of_numbers_are_cut_evenly() {
+    let case = cases().into_iter().find(|case| case["id"] == "pipeline/blockpartition").unwrap();
+    let expected = case["expected"].as_object().unwrap();
+    for (asked, expected) in expected {
+        let (numbers, parts) = asked.split_once('/').unwrap();
+        let numbers: Vec<f64> = serde_json::from_str(numbers).unwrap();
+        let layer = |(index, &seconds): (usize, &f64)| Layer {
+            name: index.to_string(),
+            begins: None,
+            nodes: vec![NodeId::from_u32(index as u32)],
+            seconds: Seconds(seconds),
+            leaves: Bytes(0),
+        };
+        let all: Vec<Layer> = numbers.iter().enumerate().map(layer).collect();
+        let cut = cut_evenly(&all, parts.parse().unwrap());
+        let Some(blocks) = expected.as_array() else {
+            assert!(cut.is_err(), "{asked}");
+            continue;
+        };
+        let stages = cut.unwrap();
+        let largest = |of: &dyn Fn(usize) -> usize| -> f64 {
+            let sum = |block: usize| -> f64 {
+                let in_block = (0..numbers.len()).filter(|&index| of(index) == block);
+                in_block.map(|index| numbers[index]).sum()
+            };
+            (0..blocks.len()).map(sum).fold(0.0, f64::max)
+        };
+        let ours = largest(&|index| stages[NodeId::from_u32(index as u32)].as_u32() as usize);
+        let sums = blocks.iter().map(|block| {
+            let numbers = block.as_array().unwrap().iter();
+            numbers.map(|number| number.as_f64().unwrap()).sum::<f64>()
+        });
+        assert_eq!(ours, sums.fold(0.0, f64::max), "{asked}");
+    }
+}
+
+/// How often each layer runs again, by its micro-batch, where its rank checkpoints so.
+fn again(graphs: &PrimaryMap<RankId, Graph>, planner: Planner) -> BTreeMap<(String, u32), usize> {
+    let mut runs: BTreeMap<(String, u32), usize> = BTreeMap::new();
+    for graph in graphs.values() {
+        let profile = Profile::new(graph, &Machine::preset("a100-80gb").unwrap());
+        let order = graph.compute_nodes();
+        let plan = plan::plan(graph, &profile, &order, Bytes::LIMIT, planner).unwrap();
+        for id in plan.runs() {
+            let node = &graph.nodes()[id];
+            if let Some(layer) = node.op.strip_prefix("test.").filter(|_| node.phase.is_forward()) {
+                *runs.entry((layer.to_string(), node.micro_batch.as_u32())).or_default() += 1;
+            }
+        }
+    }
+    runs.values_mut().for_each(|count| *count -= 1);
+    runs
+}
+
+/// On one rank, where every layer reads what the rank has made, layers run again as the cases say.
+#[test]
+fn checkpointed_micro_batches_run_again() {
+    let layers = ["A", "B", "C"];
+    let ranks = BTreeMap::from(layers.map(|layer| (layer, 0)));
+    let (graph, of_forward, placement) = chain(&layers, &ranks, &BTreeMap::new(), true);
+    for (id, planner) in [
+        ("pipeline/ckpt_always", Planner::CheckpointAlways),
+        ("pipeline/ckpt_except_last", Planner::CheckpointExceptLast),
+        ("pipeline/single_stage", Planner::CheckpointExceptLast),
+        ("pipeline/ckpt_never", Planner::None),
+    ] {
+        let case = cases().into_iter().find(|case| case["id"] == id).unwrap();
+        let micro_batches = case["input"]["chunks"].as_u64().unwrap() as u32;
+        let costs = SecondaryMap::with_default(StageCost::default());
+        let rows = greedy(placement.clone(), micro_batches, &costs, Bytes(0));
+        let divided = divided(&graph, &of_forward, &rows).unwrap();
+        let runs = again(&divided.graphs, planner);
+        let calls = &case["expected_seed"]["forward_and_recompute_calls_per_layer"];
+        for (layer, calls) in layers.iter().zip(calls.as_array().unwrap()) {
+            let own = runs.iter().filter(|((name, _), _)| name == layer);
+            let again: usize = own.map(|(_, count)| count).sum();
+            assert_eq!(json!([micro_batches, again]), *calls, "{id}: {layer}");
+        }
+        if planner == Planner::CheckpointExceptLast {
+            let last = runs.iter().filter(|((_, of), _)| *of + 1 == micro_batches);
+            assert!(last.into_iter().all(|(_, &count)| count == 0), "{id}: the last one");
+        }
+    }
 }
 
 /// A tensor that a later stage reads, over the one between: one message more each way.
