@@ -77,9 +77,12 @@ fn the_order_that_is_written_runs() {
     run(
         folder.path(),
         "stages corpus/steps/mlp-digits --devices 2 --microbatches 4 --budget 60MiB \
-         --csv FOLDER/o.csv",
+         --csv FOLDER/o.csv --svg FOLDER/o.svg",
     )
     .done();
+    let drawn = std::fs::read_to_string(folder.path().join("o.svg")).unwrap();
+    program::tags(&drawn);
+    assert!(drawn.contains("mlp-digits on 2 devices"), "{drawn}");
     train(
         folder.path(),
         "corpus/steps/mlp-digits --stages 2 --microbatches 4 --budget 60MiB --steps 1 \

@@ -4,6 +4,7 @@
 mod axis;
 mod course;
 mod frontier;
+mod gantt;
 mod memory;
 mod page;
 mod role;
@@ -16,6 +17,7 @@ mod words;
 
 pub use course::{Course, Residency};
 pub use frontier::{FrontierPoint, frontier_svg};
+pub use gantt::pipeline_svg;
 pub use memory::memory_svg;
 pub use page::{Measured, Report, modules_svg, page};
 pub use role::{ByRole, Role};

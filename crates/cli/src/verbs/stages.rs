@@ -11,10 +11,13 @@ use serde_json::{Value, json};
 use tightfit::graph::Graph;
 use tightfit::id::{RankId, StageId};
 use tightfit::machine::Machine;
-use tightfit::pipeline::stages::{Devices, LayerCost, StagePlan, layer_costs, plan_stages};
+use tightfit::pipeline::stages::{
+    Devices, LayerCost, StagePlan, in_time, layer_costs, plan_stages,
+};
 use tightfit::pipeline::{Layer, PipelineSchedule, at_modules, layers, write_csv};
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::{Budget, reserve};
+use tightfit_report::pipeline_svg;
 
 use crate::accumulation::Accumulation;
 use crate::exit::ExitCode;
@@ -62,6 +65,9 @@ pub struct Arguments {
     /// Write the order of the best plan here, as `torch.distributed.pipelining` reads it
     #[arg(long, value_name = "FILE")]
     csv: Option<PathBuf>,
+    /// Draw here what each device does when, as the best plan has it
+    #[arg(long, value_name = "FILE")]
+    svg: Option<PathBuf>,
     #[command(flatten)]
     on: OnMachine,
     /// Print one JSON object
@@ -116,6 +122,7 @@ pub struct Answer {
     cut: Vec<Layer>,
     costs: Vec<LayerCost>,
     plans: Vec<StagePlan>,
+    devices: Devices,
     /// The whole budget of a device.
     budget: Bytes,
 }
@@ -169,13 +176,13 @@ pub fn answer(
             .unwrap_or_default();
         return Err(NoStages { devices: task.devices, budget: bytes, layer, needed }.into());
     }
-    Ok(Answer { cut, costs, plans, budget: bytes })
+    Ok(Answer { cut, costs, plans, devices, budget: bytes })
 }
 
 /// Plans and prints.
 pub fn stages(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let budget: Budget = arguments.budget.parse()?;
-    for path in [&arguments.csv, &arguments.output].into_iter().flatten() {
+    for path in [&arguments.csv, &arguments.output, &arguments.svg].into_iter().flatten() {
         output::writable(path)?;
     }
     let (graph, is_step) = input::graph(&arguments.graph)?;
@@ -196,6 +203,11 @@ pub fn stages(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     if let Some(path) = &arguments.csv {
         output::write_whole(path, write_csv(&best.rows).as_bytes())?;
+    }
+    if let Some(path) = &arguments.svg {
+        let title = format!("{} on {} devices: {}", graph.name(), task.devices, best.schedule);
+        let drawn = pipeline_svg(&title, &in_time(&answer.costs, &answer.devices, best));
+        output::write_whole(path, drawn.as_bytes())?;
     }
     if let Some(path) = &arguments.output {
         output::write_whole(path, format!("{}\n", answer.for_torch(&graph)).as_bytes())?;

@@ -8,7 +8,7 @@ use cranelift_entity::{PrimaryMap, SecondaryMap};
 
 use crate::id::{RankId, StageId};
 use crate::pipeline::action::{Action, Pass, Rows};
-use crate::pipeline::simulate::{StageCost, perform};
+use crate::pipeline::simulate::{Simulated, StageCost, perform};
 use crate::pipeline::stages::recompute::{Recomputed, recompute};
 use crate::pipeline::stages::{Devices, LayerCost, StagePlan};
 use crate::units::{Bytes, Seconds};
@@ -33,6 +33,12 @@ pub fn evaluate(
     price(layers, devices, order, ends, &recomputed)
 }
 
+/// When each rank of a plan does what.
+pub fn in_time(layers: &[LayerCost], devices: &Devices, plan: &StagePlan) -> Simulated {
+    let cut = Cut { layers, ends: &plan.ends };
+    perform(&plan.rows, &cut.costs(devices, &plan.rows, &plan.recomputed))
+}
+
 /// The plan that recomputes these layers; `None` where it does not fit. Rows are
 /// [valid](crate::pipeline::validate).
 pub fn price(
@@ -51,22 +57,7 @@ pub fn price(
         }
         peaks.push(peak);
     }
-    let mut costs: SecondaryMap<StageId, StageCost> = SecondaryMap::new();
-    for stage in rows.placement.keys() {
-        let range = || cut.range(stage);
-        let sum = |part: fn(&LayerCost) -> Seconds| range().map(|l| part(&layers[l])).sum();
-        let again = range().filter(|&layer| recomputed[layer]);
-        let again: Seconds = again.map(|layer| layers[layer].forward).sum();
-        let input: Seconds = sum(|layer| layer.input_gradient);
-        let sent = layers.get(range().end).map_or(Bytes::ZERO, |layer| layer.entering);
-        costs[stage] = StageCost {
-            forward: sum(|layer| layer.forward),
-            input_gradient: again + input,
-            weight_gradient: sum(|layer| layer.weight_gradient),
-            transfer: devices.transfer(sent),
-            ..StageCost::default()
-        };
-    }
+    let costs = cut.costs(devices, rows, recomputed);
     let simulated = perform(rows, &costs);
     Some(StagePlan {
         schedule: name.to_string(),
@@ -87,6 +78,33 @@ struct Cut<'a> {
 }
 
 impl Cut<'_> {
+    /// What its stages cost.
+    fn costs(
+        &self,
+        devices: &Devices,
+        rows: &Rows,
+        recomputed: &[bool],
+    ) -> SecondaryMap<StageId, StageCost> {
+        let mut costs: SecondaryMap<StageId, StageCost> = SecondaryMap::new();
+        for stage in rows.placement.keys() {
+            let range = || self.range(stage);
+            let sum =
+                |part: fn(&LayerCost) -> Seconds| range().map(|l| part(&self.layers[l])).sum();
+            let again = range().filter(|&layer| recomputed[layer]);
+            let again: Seconds = again.map(|layer| self.layers[layer].forward).sum();
+            let input: Seconds = sum(|layer| layer.input_gradient);
+            let sent = self.layers.get(range().end).map_or(Bytes::ZERO, |layer| layer.entering);
+            costs[stage] = StageCost {
+                forward: sum(|layer| layer.forward),
+                input_gradient: again + input,
+                weight_gradient: sum(|layer| layer.weight_gradient),
+                transfer: devices.transfer(sent),
+                ..StageCost::default()
+            };
+        }
+        costs
+    }
+
     /// The layers of a stage.
     fn range(&self, stage: StageId) -> Range<usize> {
         let number = stage.as_u32() as usize;

@@ -22,7 +22,7 @@ use crate::pipeline::action::Rows;
 use crate::pipeline::rows::{PipelineSchedule, Unsuited};
 use crate::units::{Bytes, Seconds};
 
-pub use evaluate::{evaluate, price};
+pub use evaluate::{evaluate, in_time, price};
 pub use front::{Front, front};
 pub use measure::layer_costs;
 pub use recompute::{Recomputed, recompute};
