@@ -11,6 +11,7 @@ import pipelined
 import tightfit
 import tightfit.distributed as pipelines
 from tightfit.distributed.cutting import Entry, cut
+from tightfit.distributed.running import _gradients_reach
 from tightfit.distributed.stage import Stage
 
 
@@ -99,6 +100,57 @@ def test_a_plan_is_written_and_read(tmp_path):
     with pytest.raises(tightfit.OptionError, match="orders are gpipe"):
         pipelines.plan(model, (words[:2], targets[:2]), pipelined.loss_fn, budget="1GB", microbatches=4, devices=2,
                        schedule="best", machine="a100-80gb")
+
+
+def test_one_process_is_a_pipeline_too(tmp_path):
+    words, targets = pipelined.batch(0)
+    model = pipelined.model(True)
+    # What is frozen has no gradient, here or there.
+    model.blocks[0].requires_grad_(False)
+    plan = pipelines.plan(model, (words[:2], targets[:2]), pipelined.loss_fn, budget="1GB", microbatches=4, devices=1,
+                          schedule="gpipe", machine="a100-80gb")
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meeting", rank=0, world_size=1)
+    try:
+        pipeline = plan.apply(model, words[:2], pipelined.loss_fn)
+        loss = pipeline.step(words, targets)
+        seen = {name: parameter.grad.clone() for name, parameter in model.named_parameters() if parameter.grad is not None}
+        model.zero_grad()
+        expected = pipelined.loss_fn(model(words), targets)
+        expected.backward()
+        torch.testing.assert_close(loss, expected.detach())
+        for name, parameter in model.named_parameters():
+            assert (parameter.grad is None) == (name not in seen), name
+            if parameter.grad is not None:
+                torch.testing.assert_close(seen[name], parameter.grad, rtol=1e-4, atol=1e-6)
+        with pytest.raises(tightfit.OptionError, match="7 rows"):
+            pipeline.step(words[:7], targets[:7])
+        with pytest.raises(tightfit.OptionError, match="positional"):
+            plan.apply(model, {"words": words[:2]}, pipelined.loss_fn)
+        with pytest.raises(tightfit.OptionError, match="the plan is for 3 ranks"):
+            wide = pipelines.plan(model, (words[:2], targets[:2]), pipelined.loss_fn, budget="1GB", microbatches=4, devices=3,
+                                  machine="a100-80gb")
+            wide.apply(model, words[:2], pipelined.loss_fn)
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def test_a_frozen_beginning_has_schedules_that_pytorch_can_run():
+    words, targets = pipelined.batch(0)
+    model = pipelined.model(False)
+    model.embed.requires_grad_(False)
+    for block in model.blocks[:7]:
+        block.requires_grad_(False)
+    asked = {"budget": "1GB", "microbatches": 4, "devices": 2, "machine": "a100-80gb"}
+    batch = words[:2], targets[:2]
+    assert pipelines.plan(model, batch, pipelined.loss_fn, **asked).schedule in ("1f1b", "gpipe")
+    divided = pipelines.plan(model, batch, pipelined.loss_fn, schedule="zb-v", **asked)
+    stages, first = [], 0
+    whole = cut(model, (words[:2],), divided.begins)
+    for layers in divided.recomputed:
+        stages.append(Stage(whole, first, first + len(layers), layers))
+        first += len(layers)
+    with pytest.raises(tightfit.OptionError, match="zb-v computes gradients"):
+        _gradients_reach(divided, stages)
 
 
 def test_another_model_is_refused():

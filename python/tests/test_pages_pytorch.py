@@ -13,6 +13,7 @@ from torch import nn
 from torch.nn import functional
 
 import tightfit
+import tightfit.distributed
 
 if not hasattr(tightfit, "compile"):
     pytest.skip("this tightfit has no `compile`", allow_module_level=True)
@@ -46,7 +47,8 @@ def test_the_readmes_model_of_ones_own_is_exported_trained_and_loaded(tmp_path):
 
 
 def test_the_pages_are_there_and_lead_to_each_other():
-    expected = {"quickstart.md", "export.md", "large.md", "loops.md", "step.md", "offload.md", "guarantee.md", "comparison.md"}
+    expected = {"quickstart.md", "export.md", "large.md", "loops.md", "step.md", "offload.md", "guarantee.md", "comparison.md",
+                "distributed.md"}
     assert expected <= set(PAGES)
     readme = pages.text("README.md")
     for page in PAGES:
@@ -58,4 +60,7 @@ def test_the_pages_are_there_and_lead_to_each_other():
 def test_names_of_the_package_on_the_pages_exist():
     for page in PAGES:
         for name in re.findall(r"\btightfit\.([a-zA-Z_]\w*)", pages.text(f"{FOLDER}/{page}")):
-            assert name in tightfit.__all__, f"{page}: tightfit.{name}"
+            is_package = find_spec(f"tightfit.{name}") is not None
+            assert name in tightfit.__all__ or is_package, f"{page}: tightfit.{name}"
+        for name in re.findall(r"\btightfit\.distributed\.([a-zA-Z_]\w*)", pages.text(f"{FOLDER}/{page}")):
+            assert name in tightfit.distributed.__all__, f"{page}: tightfit.distributed.{name}"

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from .. import _native
-from ..errors import OptionError, PlanError
+from ..errors import OptionError, PlanError, TightfitError
 from ..training.optimizer_state import state_bytes
 from ..training.studying import capture_step
 from .cutting import Entry, cut
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 FORMAT = "tightfit-stages/1"
+# Schedules whose backward passes are in one part.
+_UNDIVIDED: list[str | None] = ["1f1b", "gpipe"]
 
 
 @dataclass(frozen=True)
@@ -127,11 +129,26 @@ def plan(model: nn.Module, batch: tuple[Any, Any], loss_fn: Callable[..., torch.
     inputs, target = batch
     captured = capture_step(_WithLoss(model, loss_fn), (*_positional(inputs), target), measure=machine is None)
     graph = _of_model(captured)
-    found = _native.stages(
-        json.dumps(graph).encode(), budget, devices=devices, microbatches=microbatches, bandwidth=bandwidth, latency=latency,
-        state=_state(model, optimizer) / sharded, schedule=schedule, machine=machine,
-    )
-    return StagePlan.read(json.loads(found))
+    # A model whose beginning is frozen may have stages for which PyTorch cannot divide backward passes.
+    begins = next(iter(model.parameters()), None)
+    is_frozen = begins is not None and not begins.requires_grad
+    orders = _UNDIVIDED if schedule is None and is_frozen else [schedule]
+    source = json.dumps(graph).encode()
+    found: list[dict[str, Any]] = []
+    refused: TightfitError | None = None
+    for order in orders:
+        try:
+            answer = _native.stages(
+                source, budget, devices=devices, microbatches=microbatches, bandwidth=bandwidth, latency=latency,
+                state=_state(model, optimizer) / sharded, schedule=order, machine=machine,
+            )
+        except TightfitError as error:
+            refused = refused or error
+        else:
+            found.append(json.loads(answer))
+    if refused is not None and not found:
+        raise refused
+    return StagePlan.read(min(found, key=lambda document: document["step_seconds"]))
 
 
 class _WithLoss(nn.Module):
@@ -171,15 +188,16 @@ def _of_model(graph: dict[str, Any]) -> dict[str, Any]:
 
 
 def _positional(inputs: Any) -> tuple[Any, ...]:
+    if isinstance(inputs, Mapping):
+        raise OptionError("the stages of a pipeline take positional arguments: give a tensor or a tuple, not a dict")
     return tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
 
 
 def _state(model: nn.Module, optimizer: Any) -> float:
-    """Bytes of each element of a parameter: itself, its gradient, and what the optimizer keeps."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-    elements = sum(parameter.numel() for parameter in parameters)
-    own = sum(2 * parameter.numel() * parameter.element_size() for parameter in parameters)
-    kept = 0 if optimizer is None else state_bytes(optimizer, parameters)
-    return (own + kept) / max(elements, 1)
-
-
+    """Bytes of each element of a parameter, on average: itself, and where it is trained its gradient and what the optimizer
+    keeps."""
+    parameters = list(model.parameters())
+    trained = [parameter for parameter in parameters if parameter.requires_grad]
+    kept = 0 if optimizer is None else state_bytes(optimizer, trained)
+    held = sum(parameter.nbytes for parameter in parameters) + sum(parameter.nbytes for parameter in trained) + kept
+    return held / max(sum(parameter.numel() for parameter in parameters), 1)

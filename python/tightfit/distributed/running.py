@@ -41,6 +41,7 @@ class Pipeline:
         if ranks != plan.ranks:
             raise OptionError(f"the plan is for {plan.ranks} ranks, and the group has {ranks}; plan for as many devices")
         every = _stages(plan, cut)
+        _gradients_reach(plan, every)
         mine = [stage for stage, rank in enumerate(plan.placement) if rank == self.rank]
         self.stages = {stage: every[stage] for stage in mine}
         self._shared = _shared(plan, every, self.rank, group)
@@ -52,6 +53,7 @@ class Pipeline:
         stages = [PipelineStage(module, stage, count, device, group=group) for stage, module in self.stages.items()]
         for stage in stages:
             stage.stage_index_to_group_rank = placed
+        self._microbatches = plan.microbatches
         self._first, self._last = 0 in self.stages, count - 1 in self.stages
         # PyTorch would divide gradients at the end, and one that two stages share twice.
         def share(output: Any, target: Any) -> torch.Tensor:
@@ -68,10 +70,14 @@ class Pipeline:
     def step(self, inputs: Any = None, target: Any = None) -> torch.Tensor | None:
         """Forward and backward pass of all micro-batches. `inputs` are those of the whole batch, which is divided along its
         first dimension, and count on the rank of the first stage; `target` counts on that of the last one, which
-        answers the mean of the losses of the micro-batches. Other ranks answer `None`."""
+        answers the mean of the losses of the micro-batches. Other ranks answer `None`. Raises `OptionError` where the batch
+        is not one of as many equal micro-batches."""
         arguments: tuple[Any, ...] = ()
         if self._first:
             arguments = tuple(pytree.tree_leaves(inputs))
+        given = (*arguments, *(pytree.tree_leaves(target) if self._last else ()))
+        for tensor in given:
+            _divisible(tensor, self._microbatches)
         losses: list[torch.Tensor] = []
         if self._last:
             self._runtime.step(*arguments, target=target, losses=losses, return_outputs=False)
@@ -93,6 +99,14 @@ class Pipeline:
             yield from stage.named().items()
 
 
+def _divisible(tensor: Any, parts: int) -> None:
+    """PyTorch would make fewer parts, or unequal ones, for which other ranks wait for ever."""
+    rows = tensor.shape[0] if isinstance(tensor, torch.Tensor) and tensor.dim() else 0
+    if rows == 0 or rows % parts:
+        what = f"{rows} rows" if isinstance(tensor, torch.Tensor) else f"a {type(tensor).__name__}"
+        raise OptionError(f"a batch is {parts} micro-batches of as many rows each, and this one has {what}")
+
+
 def _stages(plan: StagePlan, cut: Cut) -> list[Stage]:
     stages: list[Stage] = []
     first = 0
@@ -100,6 +114,18 @@ def _stages(plan: StagePlan, cut: Cut) -> list[Stage]:
         stages.append(Stage(cut, first, first + len(layers), layers))
         first += len(layers)
     return stages
+
+
+def _gradients_reach(plan: StagePlan, stages: list[Stage]) -> None:
+    """Where nothing before a stage is trained, PyTorch finds no gradients of its inputs, and with these loses those of its
+    weights where both are computed apart."""
+    trained = [any(parameter.requires_grad for parameter in stage.parameters()) for stage in stages]
+    first = trained.index(True) if True in trained else 0
+    if first > 0 and "W" in plan.csv:
+        raise OptionError(
+            f"stage {first} is the first one with trained parameters, and {plan.schedule} computes gradients of inputs and of "
+            "weights apart, which PyTorch does wrong there; plan with schedule=\"1f1b\", \"interleaved\" or \"gpipe\""
+        )
 
 
 def _shared(plan: StagePlan, stages: list[Stage], own: int,
