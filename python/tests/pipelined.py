@@ -112,22 +112,30 @@ def run(devices: int, schedule: str, tied: bool, again: bool, mesh: Any) -> dict
         parameter.grad = None
     loss = pipeline.step(*batch(part))
     mean, gradients = expected(tied, [batch(number) for number in range(parts)])
-    apart, largest = 0.0, 0.0
-    names = []
+    apart = [furthest(pipeline, gradients, 1)]
+    # Without setting them to zero, gradients add up.
+    pipeline.step(*batch(part))
+    apart.append(furthest(pipeline, gradients, 2))
+    names = [name for name, _ in pipeline.named_parameters()]
+    largest = max(float(gradients[name].abs().max()) for name in names)
+    losses = [loss_fn(model(tied)(words), target) for words, target in
+              zip(*(part.chunk(MICRO_BATCHES) for part in batch(part)), strict=True)]
+    return {
+        "schedule": plan.schedule, "tied": tied, "again": again, "apart": max(apart), "largest": largest, "names": names,
+        "loss": None if loss is None else abs(loss.item() - torch.stack(losses).mean().item()), "mean": mean,
+    }
+
+
+def furthest(pipeline: pipelines.Pipeline, gradients: dict[str, torch.Tensor], steps: int) -> float:
+    """How far a gradient is at most from what so many steps of one process leave."""
+    apart = 0.0
     for name, parameter in pipeline.named_parameters():
         gradient = parameter.grad
         assert gradient is not None, name
         if hasattr(gradient, "full_tensor"):
             gradient = gradient.full_tensor()
-        apart = max(apart, float((gradient - gradients[name]).abs().max()))
-        largest = max(largest, float(gradients[name].abs().max()))
-        names.append(name)
-    losses = [loss_fn(model(tied)(words), target) for words, target in
-              zip(*(part.chunk(MICRO_BATCHES) for part in batch(part)), strict=True)]
-    return {
-        "schedule": plan.schedule, "tied": tied, "again": again, "apart": apart, "largest": largest, "names": names,
-        "loss": None if loss is None else abs(loss.item() - torch.stack(losses).mean().item()), "mean": mean,
-    }
+        apart = max(apart, float((gradient - steps * gradients[name]).abs().max()))
+    return apart
 
 
 def main(rank: int, ranks: int, folder: str, runs: list[list[Any]]) -> None:

@@ -78,15 +78,21 @@ class Pipeline:
         given = (*arguments, *(pytree.tree_leaves(target) if self._last else ()))
         for tensor in given:
             _divisible(tensor, self._microbatches)
+        # What earlier steps left there was summed then.
+        earlier = [parameter.grad for parameter, _ in self._shared]
+        for parameter, _ in self._shared:
+            parameter.grad = None
         losses: list[torch.Tensor] = []
         if self._last:
             self._runtime.step(*arguments, target=target, losses=losses, return_outputs=False)
         else:
             self._runtime.step(*arguments, return_outputs=False)
-        for parameter, group in self._shared:
+        for (parameter, group), before in zip(self._shared, earlier, strict=True):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
             distributed.all_reduce(parameter.grad, group=group)
+            if before is not None:
+                parameter.grad += before
         return torch.stack([loss.detach() for loss in losses]).sum() if self._last else None
 
     def parameters(self) -> Iterator[nn.Parameter]:
@@ -134,7 +140,7 @@ def _shared(plan: StagePlan, stages: list[Stage], own: int,
     owners: dict[int, set[int]] = {}
     parameters: dict[int, nn.Parameter] = {}
     for stage, rank in zip(stages, plan.placement, strict=True):
-        for parameter in stage.named().values():
+        for parameter in filter(lambda parameter: parameter.requires_grad, stage.named().values()):
             owners.setdefault(id(parameter), set()).add(rank)
             parameters[id(parameter)] = parameter
     groups: dict[tuple[int, ...], Any] = {}
