@@ -65,9 +65,9 @@ fn a_panic_ends_the_job() {
 #[test]
 fn a_silent_rank_is_waited_for_until_the_deadline() {
     let Ended { says, code } = job(2, "silent");
-    let waited = "rank0 waited 1 s for message 1 of step 1, tensor 1, from rank1: nothing came";
+    let waited = "rank0 waited 3 s for message 1 of step 1, tensor 1, from rank1: nothing came";
     assert!(says.contains(waited), "{says}");
-    assert!(says.contains("rank1 hears: rank0 failed: it waited 1 s for message 1"), "{says}");
+    assert!(says.contains("rank1 hears: rank0 failed: it waited 3 s for message 1"), "{says}");
     assert_ne!(code, Some(0), "{says}");
 }
 
@@ -234,11 +234,11 @@ fn panic_beside_others(link: &MpiLink) -> u8 {
 }
 
 fn silent(link: &MpiLink) -> u8 {
-    link.expects(routes(link.ranks()), Duration::from_secs(1)).unwrap();
+    link.expects(routes(link.ranks()), Duration::from_secs(3)).unwrap();
     link.gather(&[]).unwrap();
     if link.rank() == RankId::from_u32(1) {
         // As if it computed for long.
-        std::thread::sleep(Duration::from_secs(3));
+        std::thread::sleep(Duration::from_secs(6));
         println!("rank1 hears: {}", link.gather(&[]).unwrap_err());
         return 0;
     }
