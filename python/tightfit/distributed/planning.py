@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from .. import _native
 from ..errors import OptionError, PlanError, TightfitError
@@ -118,37 +118,69 @@ def plan(model: nn.Module, batch: tuple[Any, Any], loss_fn: Callable[..., torch.
     `bandwidth` (bytes per second, or text, `"50GB/s"`) and `latency` (seconds, or `"10us"`) are those of the way from one
     device to another. What the optimizer's state takes counts, for all devices of the dimension `"dp"` together.
 
-    Raises `TightfitError` where no plan was found that fits, `CompileError` where the model cannot be captured.
+    Where there is a process group all of its ranks call this; the first one plans, and tells the others: no two measurements
+    are alike. Raises `TightfitError` where no plan was found that fits, `CompileError` where the model cannot be captured.
     """
     sharded = 1
     if mesh is not None and mesh.mesh_dim_names is not None:
         devices = mesh["pp"].size() if devices is None else devices
         sharded = mesh["dp"].size() if "dp" in mesh.mesh_dim_names else 1
+    is_group = distributed.is_available() and distributed.is_initialized()
+    if devices is None and is_group:
+        devices = distributed.get_world_size()
     if devices is None:
         raise OptionError("give devices=, or a mesh with a dimension \"pp\"")
+    state = _state(model, optimizer) / sharded
+
+    def planned() -> dict[str, Any]:
+        captured = _capture(model, batch, loss_fn, measure=machine is None)
+        return _fastest(captured, _orders(model, schedule), budget=budget, devices=devices, microbatches=microbatches,
+                        bandwidth=bandwidth, latency=latency, state=state, machine=machine)
+
+    return StagePlan.read(_by_the_first(planned) if is_group else planned())
+
+
+def _by_the_first(planned: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+    """What the first rank has planned, or refused, on all of them."""
+    told: list[Any] = [None, None]
+    if distributed.get_rank() == 0:
+        try:
+            told[0] = planned()
+        except TightfitError as error:
+            told[1] = error
+    distributed.broadcast_object_list(told)
+    document, refused = told
+    if refused is not None:
+        raise refused
+    return document
+
+
+def _capture(model: nn.Module, batch: tuple[Any, Any], loss_fn: Callable[..., torch.Tensor], *, measure: bool) -> bytes:
     inputs, target = batch
-    captured = capture_step(_WithLoss(model, loss_fn), (*_positional(inputs), target), measure=machine is None)
-    graph = _of_model(captured)
-    # A model whose beginning is frozen may have stages for which PyTorch cannot divide backward passes.
+    captured = capture_step(_WithLoss(model, loss_fn), (*_positional(inputs), target), measure=measure)
+    return json.dumps(_of_model(captured)).encode()
+
+
+def _orders(model: nn.Module, schedule: str | None) -> list[str | None]:
+    """The order that was asked for, or all of them. A model whose beginning is frozen may have stages for which PyTorch
+    cannot divide backward passes."""
     begins = next(iter(model.parameters()), None)
     is_frozen = begins is not None and not begins.requires_grad
-    orders = _UNDIVIDED if schedule is None and is_frozen else [schedule]
-    source = json.dumps(graph).encode()
+    return _UNDIVIDED if schedule is None and is_frozen else [schedule]
+
+
+def _fastest(graph: bytes, orders: list[str | None], *, budget: int | str, **asked: Any) -> dict[str, Any]:
+    """The fastest plan of any of these orders."""
     found: list[dict[str, Any]] = []
     refused: TightfitError | None = None
     for order in orders:
         try:
-            answer = _native.stages(
-                source, budget, devices=devices, microbatches=microbatches, bandwidth=bandwidth, latency=latency,
-                state=_state(model, optimizer) / sharded, schedule=order, machine=machine,
-            )
+            found.append(json.loads(_native.stages(graph, budget, schedule=order, **asked)))
         except TightfitError as error:
             refused = refused or error
-        else:
-            found.append(json.loads(answer))
     if refused is not None and not found:
         raise refused
-    return StagePlan.read(min(found, key=lambda document: document["step_seconds"]))
+    return min(found, key=lambda document: document["step_seconds"])
 
 
 class _WithLoss(nn.Module):
