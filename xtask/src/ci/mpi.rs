@@ -7,15 +7,18 @@ use super::Workspace;
 use super::command::Log;
 use super::debian::{find, install, installs};
 
-/// Open MPI, and what reading its headers takes.
-const PACKAGES: [&str; 5] =
-    ["libopenmpi-dev", "openmpi-bin", "libclang-dev", "clang", "pkg-config"];
+/// Open MPI, what reading its headers takes, and the client without which Debian's `mpirun` begins
+/// nothing, be it on this computer alone.
+const PACKAGES: [&str; 6] =
+    ["libopenmpi-dev", "openmpi-bin", "openssh-client", "libclang-dev", "clang", "pkg-config"];
+/// The programs that these bring.
+const PROGRAMS: [&str; 4] = ["mpicc", "mpirun", "ssh", "clang"];
 /// What is tested with it.
 const TESTED: [&str; 2] = ["tightfit-engine", "tightfit-cli"];
 
 /// Finds MPI, or installs Debian's Open MPI, and runs what needs it.
 pub fn mpi(workspace: &Workspace, log: &mut Log) -> Result<()> {
-    let is_there = || ["mpicc", "mpirun", "clang"].into_iter().all(|name| find(name).is_some());
+    let is_there = || PROGRAMS.into_iter().all(|name| find(name).is_some());
     if !is_there()
         && installs()
         && let Err(error) = install(workspace, log, &PACKAGES)
