@@ -171,4 +171,6 @@ def _shard(stages: dict[int, Stage], mesh: DeviceMesh, shares: bool, divides: bo
 
 def _device(stages: list[Stage]) -> torch.device:
     devices = {parameter.device for stage in stages for parameter in stage.parameters()}
-    return devices.pop() if len(devices) == 1 else torch.device("cpu")
+    if len(devices) > 1:
+        raise OptionError(f"the model lies on {', '.join(sorted(map(str, devices)))}; put all of it on this rank's device")
+    return devices.pop() if devices else torch.device("cpu")

@@ -3,9 +3,10 @@
 //! other one that waits is told so, with the cause.
 //!
 //! A link carries tensors between slabs. The sender lends the bytes where they lie and asks later
-//! whether they were taken; the receiver waits for them. So nothing is held beside the slabs, and
-//! whatever a message takes stands in both schedules. Between two steps ranks tell each other small
-//! things: what the loss is, whether to go on, a piece of the weights that are saved.
+//! whether they were taken; the receiver may say early where they are to be put, and waits for
+//! them. So nothing is held beside the slabs, and whatever a message takes stands in both
+//! schedules. Between two steps ranks tell each other small things: what the loss is, whether to go
+//! on, a piece of the weights that are saved.
 
 #[cfg(feature = "mpi")]
 pub mod mpi;

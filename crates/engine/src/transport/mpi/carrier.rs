@@ -231,9 +231,10 @@ impl Carrier {
             let mut state = self.board.lock();
             if let Slot::UnderWay { parts, bytes } = state.slots[slot] {
                 let bytes = bytes + brought;
-                state.slots[slot] = match parts - 1 {
-                    0 => Slot::Done(bytes),
-                    parts => Slot::UnderWay { parts, bytes },
+                state.slots[slot] = match parts {
+                    // Where its other parts could not be begun, a failure is told in its place.
+                    0 | 1 => Slot::Done(bytes),
+                    parts => Slot::UnderWay { parts: parts - 1, bytes },
                 };
                 self.board.done.notify_all();
             }

@@ -21,6 +21,9 @@ use slots::{Board, FIRST, Slot};
 
 pub use link::MpiLink;
 
+/// The name of the thread that makes all calls of MPI.
+const CARRIER: &str = "mpi";
+
 /// Why this process takes part in no job.
 #[derive(Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
@@ -82,16 +85,15 @@ impl Job {
         board.lock().slots = vec![Slot::Free; FIRST];
         let (tell, told) = std::sync::mpsc::sync_channel(1);
         let carries = Arc::clone(&board);
-        let carrier =
-            std::thread::Builder::new().name("mpi".to_string()).spawn(move || {
-                match begin(wanted, carries, last_words) {
-                    Ok((found, library, carrier)) => {
-                        tell.send(Ok(found)).ok();
-                        carrier.run(library);
-                    }
-                    Err(error) => drop(tell.send(Err(error))),
+        let carrier = std::thread::Builder::new().name(CARRIER.to_string()).spawn(move || {
+            match begin(wanted, carries, last_words) {
+                Ok((found, library, carrier)) => {
+                    tell.send(Ok(found)).ok();
+                    carrier.run(library);
                 }
-            });
+                Err(error) => drop(tell.send(Err(error))),
+            }
+        });
         let carrier = carrier.map_err(|error| JobError::Mpi(error.to_string()))?;
         let ended = || JobError::Mpi("its thread has ended".to_string());
         let found = told.recv().map_err(|_| ended())?;
@@ -182,10 +184,9 @@ const ABORTED: Duration = Duration::from_secs(10);
 /// Unwinding would end MPI, which waits for the others for ever.
 fn abort_where_it_panics(board: &Arc<Board>) {
     let (board, before) = (Arc::clone(board), std::panic::take_hook());
-    let carrier = "mpi";
     std::panic::set_hook(Box::new(move |panic| {
         before(panic);
-        if std::thread::current().name() != Some(carrier) {
+        if std::thread::current().name() != Some(CARRIER) {
             board.lock().panics = true;
             board.asked.notify_one();
             std::thread::sleep(ABORTED);
