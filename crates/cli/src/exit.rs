@@ -10,7 +10,7 @@ use tightfit::plan::modules::ModulePlanError;
 use tightfit::reading::excess;
 use tightfit::schedule::PlanFileError;
 use tightfit_engine::step::data::DataError;
-use tightfit_engine::step::{OtherBatch, StepFileError};
+use tightfit_engine::step::{DivisionError, OtherBatch, StepFileError};
 use tightfit_engine::transport::LinkError;
 use tightfit_engine::weights::WeightsError;
 use tightfit_engine::{
@@ -22,7 +22,7 @@ use crate::output::Unprinted;
 use crate::places::Replaced;
 use crate::table::UnknownColumn;
 use crate::tier::NotATier;
-use crate::train::{Contradiction, LossNotFinite, NotASchedule, PipelineRefused, TooManySteps};
+use crate::train::{Contradiction, LossNotFinite, NotASchedule, RanksRefused, TooManySteps};
 use crate::values::{NoStages, NoVariants, NotASize, UnknownModule};
 use crate::verbs::analyze::Refused;
 
@@ -41,7 +41,7 @@ Exit codes:
   9    a schedule breaks a rule of the checker
   10   no plan within the budget was found, which does not prove that there is none
   11   a loss is NaN or infinite: nothing was saved after it
-  12   a rank of a pipeline failed, or was not heard of in time
+  12   one of several ranks failed, or was not heard of in time
   129  ended early by SIGHUP; the output says what was saved, and where
   130  ended early by Ctrl-C; the output says what was saved, and where
   143  ended early by SIGTERM; the output says what was saved, and where";
@@ -158,8 +158,9 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
         || error.is::<NotATier>()
         || error.is::<Contradiction>()
         || error.is::<PipelineError>()
+        || error.is::<DivisionError>()
         || error.is::<Unsuited>()
-        || error.is::<PipelineRefused>()
+        || error.is::<RanksRefused>()
     {
         return Some(2);
     }

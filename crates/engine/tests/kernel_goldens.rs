@@ -207,11 +207,12 @@ fn every_operator_matches_pytorch() {
 #[test]
 fn every_operator_has_goldens() {
     // Random operators are held to their statistics, not to PyTorch's draws; what ranks do together
-    // is held to one device, in `tests/pipeline.rs`.
+    // is held to one device, in `tests/pipeline.rs` and `tests/sharded.rs`.
     let others = [Operator::NativeDropout, Operator::Incoming];
+    let is_of_ranks = |operator: &Operator| operator.exchanges() || operator.is_collective();
     let missing: Vec<&str> = Operator::ALL
         .iter()
-        .filter(|operator| !others.contains(operator) && !operator.exchanges())
+        .filter(|operator| !others.contains(operator) && !is_of_ranks(operator))
         .map(|operator| operator.name())
         .filter(|name| !folder().join(format!("{name}.json")).exists())
         .collect();

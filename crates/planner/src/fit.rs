@@ -23,7 +23,7 @@ use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::machine::Route;
 use crate::plan::{
-    self, BoundOrder, Infeasible, LOWEST, NotFound, Plan, PlanError, Planner, Search,
+    self, BoundOrder, Infeasible, LOWEST, NotFound, Plan, PlanError, Planner, Search, gather_early,
 };
 use crate::profile::Profile;
 use crate::schedule::{Instruction, Lowering, Residents, Schedule, lower};
@@ -255,6 +255,13 @@ impl<'a> BudgetedPlanner<'a> {
     ) -> Result<Schedule, Bytes> {
         let residents = terms.residents;
         let task = Lowering { residents, effort, ..Lowering::to(Goal::Within(budget)) };
+        let early = gather_early(self.graph, self.profile, plan, budget);
+        if early != *plan {
+            let schedule = lower(self.graph, self.profile, &early, &task);
+            if schedule.slab <= budget {
+                return Ok(schedule);
+            }
+        }
         let schedule = lower(self.graph, self.profile, plan, &task);
         if schedule.slab <= budget {
             return Ok(schedule);

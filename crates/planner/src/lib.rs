@@ -182,6 +182,7 @@ pub mod plan;
 pub mod profile;
 pub mod reading;
 pub mod schedule;
+pub mod sharded;
 pub mod tensor;
 pub mod timeline;
 pub mod units;

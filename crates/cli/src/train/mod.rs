@@ -4,9 +4,9 @@
 mod announce;
 mod dump;
 mod ending;
-mod pipeline;
 mod placement;
 mod profile;
+mod ranks;
 mod replan;
 mod report;
 mod run;
@@ -33,13 +33,13 @@ use crate::tier::Folder;
 use crate::values::{MOST_THREADS, bandwidth, learning_rate, planner};
 use crate::{input, interrupt, output, processor};
 use ending::{Ending, said};
-use pipeline::Pipeline;
 use placement::{Placed, Placement};
+use ranks::Ranks;
 use replan::{Plans, Refined, Replan};
 
 pub use ending::{LossNotFinite, TooManySteps};
-pub use pipeline::{NotASchedule, PipelineRefused};
 pub use placement::Contradiction;
+pub use ranks::{NotASchedule, RanksRefused};
 
 /// Train an exported step inside one slab of memory.
 #[derive(Args)]
@@ -84,7 +84,7 @@ pub struct Arguments {
     #[command(flatten)]
     accumulation: Accumulation,
     #[command(flatten)]
-    pipeline: Pipeline,
+    ranks: Ranks,
     /// Most validation batches of an evaluation; 0 for none
     #[arg(long, default_value_t = 16)]
     eval_batches: usize,
@@ -143,8 +143,8 @@ const ENOUGH: usize = 3;
 
 /// Trains and reports.
 pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    if let Some(stages) = arguments.pipeline.stages {
-        return pipeline::train(arguments, stages);
+    if let Some(way) = arguments.ranks.way() {
+        return ranks::train(arguments, way);
     }
     let budget: Budget = arguments.budget.parse()?;
     placement::consistent(arguments)?;

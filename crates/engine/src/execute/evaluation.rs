@@ -56,13 +56,23 @@ impl Session {
         let settings = StepSettings { seed: self.seed, step: self.next_step, learning_rate: 0.0 };
         let [batch] = compiled.batches[..] else { return Ok(None) };
         let all = data.validation_batches(batch.rows);
+        let asked = all.min(most);
+        // Ranks that share batches take one each in turn. Who has none left computes the last one
+        // beside the others, and leaves it out.
+        let share = compiled.part.share.as_ref();
+        let (first, step) = share.map_or((0, 1), |share| (share.rank, share.ranks));
+        let numbers = (0..asked).step_by(step as usize).map(|number| number + first as usize);
         let mut sums = Sums::default();
-        for index in 0..all.min(most) {
+        for number in numbers {
+            let index = number.min(asked - 1);
             let halves = &mut halves(&mut self.slab, batch);
             let drawn = data.validation_batch(index, halves).map_err(SessionError::Data);
             let drawn = agree(self.link.as_deref(), drawn)?;
             let ran = compiled.executable.run(&mut self.slab, &settings);
             ran.map_err(|error| SessionError::Step { step: self.next_step, error })?;
+            if number != index {
+                continue;
+            }
             sums.rows += drawn.rows as f64;
             if let Some(loss) = loss_of(&self.slab, compiled) {
                 sums.loss += f64::from(loss) * drawn.rows as f64;
@@ -94,11 +104,14 @@ impl Session {
     /// What all ranks have of an evaluation.
     fn all(&self, own: Sums) -> Result<Sums, SessionError> {
         let Some(link) = &self.link else { return Ok(own) };
-        let said = [own.loss, own.hits, own.predictions].map(f64::to_ne_bytes);
-        let mut sums = Sums { rows: own.rows, ..Sums::default() };
+        let shares = self.evaluation.as_ref().is_some_and(|it| it.part.share.is_some());
+        let said = [own.rows, own.loss, own.hits, own.predictions].map(f64::to_ne_bytes);
+        let mut sums = Sums::default();
         for said in link.gather(said.as_flattened())? {
             let numbers = said.as_chunks::<8>().0.iter().map(|bytes| f64::from_ne_bytes(*bytes));
-            if let [loss, hits, predictions] = numbers.collect::<Vec<_>>()[..] {
+            if let [rows, loss, hits, predictions] = numbers.collect::<Vec<_>>()[..] {
+                // Each rank of a pipeline has a part of every row.
+                sums.rows = if shares { sums.rows + rows } else { rows };
                 sums.loss += loss;
                 sums.hits += hits;
                 sums.predictions += predictions;
@@ -108,7 +121,7 @@ impl Session {
     }
 }
 
-/// What is summed over the batches of an evaluation; on one rank of a pipeline, as far as it is
+/// What is summed over the batches of an evaluation; on one of several ranks, as far as it is
 /// computed there.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sums {

@@ -10,21 +10,21 @@ use std::time::Instant;
 use rayon::ThreadPool;
 use tightfit::check::{Checked, Violation};
 use tightfit::graph::Graph;
-use tightfit::id::{BufferId, DEVICE, EntityRef, LaneId, MicroBatchId, SecondaryMap, TransferId};
-use tightfit::schedule::{Buffer, Call, Instruction, Movement, Schedule, Transfer};
+use tightfit::id::{DEVICE, EntityRef, LaneId, MicroBatchId, SecondaryMap, TransferId};
+use tightfit::schedule::{Instruction, Movement, Schedule, Transfer};
 use tightfit::timeline::{CallInTime, TransferInTime};
 use tightfit::units::{Bytes, Seconds};
 
 use crate::execute::admission::admit;
+use crate::execute::binding::{compile, ends, transfers_suit};
 use crate::execute::error::{CompileError, StepError};
 use crate::execute::lanes::{Job, Lanes, Moved, Way};
 use crate::execute::placed_call::PlacedCall;
 use crate::execute::placement::{Shared, Turn, lock};
 use crate::execute::region::Region;
-use crate::kernels::tensor::Tensor;
-use crate::kernels::{self, FaultFlag, Kernel, Operands, Run, Scratch};
+use crate::kernels::{self, FaultFlag, Kernel, Run};
 use crate::memory::slab::Slab;
-use crate::memory::tier::{BLOCK, Checksums};
+use crate::memory::tier::Checksums;
 use crate::transport::{Link, StepUnderWay};
 
 /// What differs from step to step.
@@ -54,12 +54,16 @@ pub enum Executed {
     Transfer(TransferInTime),
     /// A call waited so long for tensors that are placed while the run goes on.
     Layout(Seconds),
+    /// A collective had to end here, which took so long.
+    End(Seconds),
 }
 
 /// One instruction that does something.
 enum Op {
     Call(Compiled),
     Placed(CallInTime, MicroBatchId, Box<PlacedCall>),
+    /// The second half of a collective.
+    End(Kernel),
     Start(Start),
     Wait(Way, LaneId, TransferId),
 }
@@ -68,6 +72,7 @@ enum Op {
 enum Doing<'a> {
     Call(&'a CallInTime, &'a Kernel, &'a Run<'a>),
     Layout(&'a PlacedCall, &'a Shared),
+    End(&'a Kernel, &'a Run<'a>),
     Wait { way: Way, lane: LaneId, id: TransferId },
 }
 
@@ -98,6 +103,9 @@ pub struct Executable {
     fault: FaultFlag,
     /// The way to other ranks, and the number there of the graph's first message.
     link: Option<(Arc<dyn Link>, u32)>,
+    /// The first micro-batch in the whole step that is this graph's, and how far from one to the
+    /// next.
+    share: (u32, u32),
 }
 
 impl Executable {
@@ -136,6 +144,7 @@ impl Executable {
         let threads = pool.current_num_threads();
         let mut predicted = checked.timeline().calls.iter();
         let mut ops = Vec::with_capacity(schedule.instructions.len());
+        let mut ends = ends(graph, (schedule, region))?.into_iter().peekable();
         let mut ways: SecondaryMap<TransferId, Option<(Way, LaneId)>> = SecondaryMap::new();
         for instruction in &schedule.instructions {
             if let Instruction::Start(transfer) = instruction {
@@ -143,7 +152,10 @@ impl Executable {
                 ways[transfer.id] = Some((way, lane));
             }
         }
-        for instruction in &schedule.instructions {
+        for (index, instruction) in schedule.instructions.iter().enumerate() {
+            while let Some((_, end)) = ends.next_if(|(before, _)| *before == index) {
+                ops.push(Op::End(end));
+            }
             match instruction {
                 Instruction::Run(call) | Instruction::Recompute(call) => {
                     let predicted = *predicted.next().expect("a timeline has every call");
@@ -174,9 +186,11 @@ impl Executable {
                 }
             }
         }
+        ops.extend(ends.map(|(_, end)| Op::End(end)));
         let crossing = schedule.crossing().iter().map(|transfer| transfer.id).collect();
         Ok(Executable {
             ops,
+            share: (0, 1),
             crossing,
             numbers: ways.keys().map(|_| AtomicU64::new(0)).collect(),
             lanes: None,
@@ -214,6 +228,18 @@ impl Executable {
         self.link = Some((link, first));
     }
 
+    /// Draws for micro-batches from now on as for those that they are in the whole step: the first
+    /// one's number there, and how far it is from one to the next.
+    pub(super) fn share(&mut self, first: u32, step: u32) {
+        self.share = (first, step);
+    }
+
+    /// The number of a micro-batch in the whole step.
+    fn number_of(&self, micro_batch: MicroBatchId) -> MicroBatchId {
+        let (first, step) = self.share;
+        MicroBatchId::from_u32(micro_batch.as_u32() * step + first)
+    }
+
     /// Finds tensors where `placement` puts them from now on.
     pub(super) fn place_by(&mut self, placement: &Shared, turn: Turn) {
         self.placement = Some((Arc::clone(placement), turn));
@@ -247,7 +273,7 @@ impl Executable {
     pub fn run(&self, slab: &mut Slab, settings: &StepSettings) -> Result<(), StepError> {
         self.execute(slab, settings, |what, laid_out| {
             match what {
-                Doing::Call(_, kernel, run) => kernel(run),
+                Doing::Call(_, kernel, run) | Doing::End(kernel, run) => kernel(run),
                 Doing::Layout(call, placement) => {
                     lock(placement).acquire(&call.operands, laid_out)?;
                 }
@@ -278,6 +304,10 @@ impl Executable {
                     let seconds = Seconds(start.elapsed().as_secs_f64());
                     let start = Seconds(start.duration_since(begun).as_secs_f64());
                     report(Executed::Call(CallInTime { start, seconds, ..*predicted }));
+                }
+                Doing::End(kernel, run) => {
+                    kernel(run);
+                    report(Executed::End(Seconds(start.elapsed().as_secs_f64())));
                 }
                 Doing::Layout(call, placement) => {
                     report(Executed::Layout(lock(placement).acquire(&call.operands, laid_out)?));
@@ -353,11 +383,12 @@ impl Executable {
                 }
                 match op {
                     Op::Call(compiled) => {
-                        let run = Run { micro_batch: compiled.micro_batch, ..*step };
+                        let micro_batch = self.number_of(compiled.micro_batch);
+                        let run = Run { micro_batch, ..*step };
                         act(Doing::Call(&compiled.predicted, &compiled.kernel, &run), slab)?;
                     }
                     Op::Placed(predicted, micro_batch, call) => {
-                        let run = Run { micro_batch: *micro_batch, ..*step };
+                        let run = Run { micro_batch: self.number_of(*micro_batch), ..*step };
                         let (placement, _) = self.placement.as_ref().ok_or(StepError::NoLanes)?;
                         act(Doing::Layout(call, placement), slab)?;
                         let mut placed = lock(placement);
@@ -366,6 +397,7 @@ impl Executable {
                         })??;
                         placed.release(&call.operands, call.phase)?;
                     }
+                    Op::End(end) => act(Doing::End(end, step), slab)?,
                     Op::Start(start) => {
                         self.start(slab, start)?;
                         if !overlaps {
@@ -403,28 +435,6 @@ impl Executable {
     }
 }
 
-/// There is one tier below the slab, a file, and what moves between both lies in whole blocks of
-/// the same size.
-fn transfers_suit(schedule: &Schedule) -> Result<(), CompileError> {
-    let mut tiers = schedule.buffers.values().map(|buffer| buffer.tier).filter(|&t| t != DEVICE);
-    let first = tiers.next();
-    if tiers.any(|tier| Some(tier) != first) {
-        return Err(CompileError::Tiers);
-    }
-    for instruction in &schedule.instructions {
-        let Instruction::Start(transfer) = instruction else { continue };
-        let ends = transfer.movement.buffers().map(|buffer| schedule.buffers[buffer]);
-        let is_whole = |buffer: &Buffer| {
-            buffer.address.is_multiple_of(BLOCK.0) && buffer.bytes.0.is_multiple_of(BLOCK.0)
-        };
-        let joins_both = (ends[0].tier == DEVICE) != (ends[1].tier == DEVICE);
-        if !joins_both || ends[0].bytes != ends[1].bytes || !ends.iter().all(is_whole) {
-            return Err(CompileError::Transfer { transfer: transfer.id });
-        }
-    }
-    Ok(())
-}
-
 /// A transfer with its addresses.
 fn start(schedule: &Schedule, transfer: &Transfer) -> Start {
     let Movement::Copy { from, to } = transfer.movement;
@@ -434,64 +444,4 @@ fn start(schedule: &Schedule, transfer: &Transfer) -> Start {
     let slab = (slab.address, slab.bytes.0);
     let Transfer { id, lane, .. } = *transfer;
     Start { id, way, lane, slab, below: below.address, checksums: None }
-}
-
-/// Where a buffer lies that is not placed while the run goes on; none where it lies among those
-/// that are.
-pub(super) fn address(
-    (schedule, region): (&Schedule, Option<&Region>),
-    buffer: BufferId,
-) -> Option<u64> {
-    match region {
-        Some(region) => region.behind(schedule, buffer),
-        None => Some(schedule.buffers[buffer].address),
-    }
-}
-
-fn compile(
-    graph: &Graph,
-    (schedule, region): (&Schedule, Option<&Region>),
-    call: &Call,
-    threads: usize,
-) -> Result<Kernel, CompileError> {
-    let node = &graph.nodes()[call.node];
-    let address = |buffer| {
-        let address = address((schedule, region), buffer);
-        address.ok_or_else(|| CompileError::AmongPlaced { node: node.name.clone() })
-    };
-    let bind = |value, buffer| {
-        Ok::<_, CompileError>(Tensor::bind(&graph.values()[value], address(buffer)?))
-    };
-    let mut buffers = call.outputs.iter();
-    let operands = Operands {
-        node,
-        inputs: node
-            .inputs
-            .iter()
-            .zip(&call.inputs)
-            .map(|(&value, &buffer)| bind(value, buffer))
-            .collect::<Result<_, _>>()?,
-        outputs: node
-            .outputs
-            .iter()
-            .map(|output| {
-                let bound =
-                    output.and_then(|value| buffers.next().map(|&buffer| bind(value, buffer)));
-                bound.transpose()
-            })
-            .collect::<Result<_, _>>()?,
-        scratch: call
-            .workspace
-            .map(|buffer| {
-                let bytes = schedule.buffers[buffer].bytes.0 as usize;
-                Ok::<_, CompileError>(Scratch { address: address(buffer)? as usize, bytes })
-            })
-            .transpose()?,
-    };
-    let operator = node.operator.expect("`admit` refuses unknown operators");
-    kernels::compile(operator, &operands, threads).map_err(|reason| CompileError::Kernel {
-        node: node.name.clone(),
-        op: node.op.clone(),
-        reason,
-    })
 }

@@ -2,6 +2,7 @@
 //! Invariant: the engine decides nothing; what runs, where and when is in the schedule.
 
 pub mod admission;
+mod binding;
 pub mod error;
 pub mod evaluation;
 pub mod executable;

@@ -13,8 +13,9 @@ use tightfit::pipeline::name_of;
 use tightfit::tensor::DType;
 
 use crate::execute::admission::placeholders_are_whole;
+use crate::execute::binding::address;
 use crate::execute::error::CompileError;
-use crate::execute::executable::{Executable, address};
+use crate::execute::executable::Executable;
 use crate::execute::region::Region;
 use crate::memory::slab::Slab;
 use crate::step::data::Halves;
@@ -94,7 +95,10 @@ pub(super) fn compile(
     (part, pool): (&Part, &Arc<ThreadPool>),
 ) -> Result<Compiled, CompileError> {
     placeholders_are_whole(graph)?;
-    let executable = Executable::compile_around(graph, checked, region, pool)?;
+    let mut executable = Executable::compile_around(graph, checked, region, pool)?;
+    if let Some(share) = &part.share {
+        executable.share(share.rank, share.ranks);
+    }
     let schedule = checked.schedule();
     let at = |buffer: BufferId, value: ValueId| {
         let producer = graph.values()[value].producer;

@@ -90,13 +90,16 @@ impl Session {
         error.is_fatal() || self.link.is_some()
     }
 
-    /// The loss of the last step, which one rank has.
+    /// The loss of the last step, which one rank has; or the mean where each has that of its own
+    /// micro-batches.
     pub(super) fn loss(&self) -> Result<f32, SessionError> {
         let own = loss_of(&self.slab, &self.training);
         let Some(link) = &self.link else { return Ok(own.unwrap_or(f32::NAN)) };
         let said = link.gather(own.map(f32::to_ne_bytes).as_ref().map_or(&[], |bytes| bytes))?;
-        let loss = said.iter().find_map(|said| Some(f32::from_ne_bytes(*said.first_chunk()?)));
-        Ok(loss.unwrap_or(f32::NAN))
+        let losses = said.iter().filter_map(|said| Some(f32::from_ne_bytes(*said.first_chunk()?)));
+        let losses: Vec<f64> = losses.map(f64::from).collect();
+        // The mean of nothing is not a number.
+        Ok((losses.iter().sum::<f64>() / losses.len() as f64) as f32)
     }
 }
 

@@ -51,10 +51,10 @@ pub(super) fn ready(
     pool: &Arc<ThreadPool>,
 ) -> Result<Ready, SessionError> {
     let mut compiled = compile(&step.training, training, region, (&step.part, pool))?;
-    let stay = residents(&step.training, training.schedule(), region);
+    let stay = residents(&step.training, training.schedule(), region, step.part.share.as_ref());
     let mut evaluated = None;
     if let (Some(graph), Some(checked)) = (&step.evaluation, evaluation) {
-        let there = residents(graph, checked.schedule(), region);
+        let there = residents(graph, checked.schedule(), region, step.part.share.as_ref());
         if let Some(name) = moved((&step.training, training.schedule()), &there) {
             return Err(SessionError::Moved { name });
         }

@@ -1,6 +1,7 @@
-//! What stays from step to step, on all ranks of a pipeline. Invariant: a tensor that several ranks
-//! hold is that of the first of them, and all of its bytes reach the leading rank in their order,
-//! one piece of bounded size after the other.
+//! What stays from step to step, on all ranks. Invariant: a tensor that several ranks hold is that
+//! of the first of them, and of one that is divided each piece is that of the rank that keeps it.
+//! All of its bytes reach the leading rank in their order, one part of bounded size after the
+//! other.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -17,19 +18,24 @@ const PIECE: usize = 1 << 20;
 /// Asked for in place of a tensor's number: that is all.
 const ENOUGH: u32 = u32::MAX;
 
-/// A tensor that a rank keeps from step to step.
+/// A tensor that ranks keep from step to step.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Remote {
-    /// The first rank that has it.
-    pub rank: RankId,
-    /// Its number among those of the rank.
-    number: u32,
-    /// Its size in bytes.
-    bytes: u64,
+pub struct Everywhere {
     /// Element type.
     pub dtype: DType,
     /// Extent of each dimension.
     pub shape: Vec<usize>,
+    /// Its bytes, in their order.
+    pieces: Vec<Piece>,
+}
+
+/// Bytes of a tensor that one rank keeps.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Piece {
+    rank: RankId,
+    /// The tensor's number among those of the rank.
+    number: u32,
+    bytes: u64,
 }
 
 /// What a rank says of a tensor that it keeps.
@@ -38,6 +44,8 @@ struct Said {
     name: String,
     dtype: String,
     shape: Vec<usize>,
+    /// First byte of what it keeps, and how many these are.
+    from: u64,
     bytes: u64,
 }
 
@@ -45,39 +53,62 @@ struct Said {
 pub(super) fn everything(
     session: &Session,
     link: &dyn Link,
-) -> Result<BTreeMap<String, Remote>, LinkError> {
+) -> Result<BTreeMap<String, Everywhere>, LinkError> {
     let said = session.residents().iter().map(|(name, resident)| Said {
         name: name.clone(),
         dtype: resident.dtype.name().to_string(),
         shape: resident.shape.clone(),
-        bytes: resident.bytes,
+        from: resident.kept.start,
+        bytes: resident.kept.end - resident.kept.start,
     });
     let said = serde_json::to_vec(&said.collect::<Vec<_>>()).unwrap_or_default();
-    let mut all = BTreeMap::new();
+    let mut all: BTreeMap<String, Everywhere> = BTreeMap::new();
     for (rank, said) in (0..).map(RankId::from_u32).zip(link.gather(&said)?) {
         let said: Vec<Said> = serde_json::from_slice(&said).unwrap_or_default();
-        for (number, Said { name, dtype, shape, bytes }) in (0..).zip(said) {
+        for (number, Said { name, dtype, shape, from, bytes }) in (0..).zip(said) {
             let dtype = DType::from_name(&dtype).unwrap_or(DType::U8);
-            all.entry(name).or_insert(Remote { rank, number, bytes, dtype, shape });
+            let tensor = all.entry(name).or_insert(Everywhere { dtype, shape, pieces: Vec::new() });
+            let known: u64 = tensor.pieces.iter().map(|piece| piece.bytes).sum();
+            // Another rank has what comes before it, or all of it.
+            if from == known && (bytes > 0 || from == 0) {
+                tensor.pieces.push(Piece { rank, number, bytes });
+            }
         }
     }
     Ok(all)
 }
 
-/// Hands the bytes of a tensor on that another rank [serves](serve).
+/// Hands the bytes of a tensor on, of which the other ranks [serve](serve) what they keep.
 pub(super) fn stream(
+    session: &Session,
     link: &dyn Link,
-    remote: &Remote,
+    tensor: &Everywhere,
     sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
 ) -> io::Result<()> {
-    link.give(remote.rank, &remote.number.to_ne_bytes()).map_err(io::Error::other)?;
-    let mut left = remote.bytes as usize;
-    let mut piece = vec![0; left.min(PIECE)];
+    for &piece in &tensor.pieces {
+        if piece.rank != link.rank() {
+            take(link, piece, sink)?;
+        } else if let Some(resident) = session.residents().values().nth(piece.number as usize) {
+            session.stream_kept(resident, sink)?;
+        }
+    }
+    Ok(())
+}
+
+/// Hands on what another rank keeps.
+fn take(
+    link: &dyn Link,
+    piece: Piece,
+    sink: &mut dyn FnMut(&[u8]) -> io::Result<()>,
+) -> io::Result<()> {
+    link.give(piece.rank, &piece.number.to_ne_bytes()).map_err(io::Error::other)?;
+    let mut left = piece.bytes as usize;
+    let mut part = vec![0; left.min(PIECE)];
     while left > 0 {
-        let piece = &mut piece[..left.min(PIECE)];
-        link.take(remote.rank, piece).map_err(io::Error::other)?;
-        sink(piece)?;
-        left -= piece.len();
+        let part = &mut part[..left.min(PIECE)];
+        link.take(piece.rank, part).map_err(io::Error::other)?;
+        sink(part)?;
+        left -= part.len();
     }
     Ok(())
 }
@@ -94,7 +125,7 @@ pub(super) fn serve(session: &Session, link: &dyn Link) -> Result<(), LinkError>
         }
         let Some(resident) = session.residents().values().nth(number as usize) else { continue };
         let mut failed = None;
-        let given = session.stream(resident, &mut |part| {
+        let given = session.stream_kept(resident, &mut |part| {
             for piece in part.chunks(PIECE) {
                 if let Err(error) = link.give(leader, piece) {
                     failed = Some(error);

@@ -17,6 +17,7 @@ use crate::execute::region::Region;
 use crate::memory::slab::{Slab, SlabError};
 use crate::memory::tier::{CHUNK, Checksums, TierError, TierFile};
 use crate::residency::TensorId;
+use crate::step::Share;
 
 /// A tensor that stays from step to step.
 #[derive(Clone, Debug, PartialEq)]
@@ -27,10 +28,26 @@ pub struct Resident {
     pub(super) places: Vec<Place>,
     /// Its size in bytes.
     pub bytes: u64,
-    /// Extent of each dimension.
+    /// Extent of each dimension, of the whole tensor where this is a shard.
     pub shape: Vec<usize>,
     /// Element type.
     pub dtype: DType,
+    /// The size in bytes of the whole tensor.
+    pub whole: u64,
+    /// Which of its bytes these are; what comes behind them is zero.
+    pub kept: Range<u64>,
+}
+
+/// Which bytes of a tensor a part of a shard is to hold, given with its first byte there. What
+/// comes behind the tensor's end is filled with zeros.
+pub(super) fn within<'a>(
+    kept: &Range<u64>,
+    (from, out): (u64, &'a mut [u8]),
+) -> (u64, &'a mut [u8]) {
+    let left = (kept.end - kept.start).saturating_sub(from).min(out.len() as u64);
+    let (inside, behind) = out.split_at_mut(left as usize);
+    behind.fill(0);
+    (kept.start + from, inside)
 }
 
 /// Where a tensor lies.
@@ -69,6 +86,7 @@ pub(super) fn residents(
     graph: &Graph,
     schedule: &Schedule,
     region: Option<&Region>,
+    share: Option<&Share>,
 ) -> BTreeMap<String, Resident> {
     let mut residents: BTreeMap<String, Resident> = BTreeMap::new();
     for &(id, buffer) in &schedule.placeholders {
@@ -87,12 +105,25 @@ pub(super) fn residents(
             (DEVICE, None) => Place::Slab(lies.address),
             _ => Place::Tier(Below::whole(lies.address, lies.bytes.0)),
         };
+        let (dtype, bytes) = (value.tensor.dtype, value.tensor.bytes().0);
+        let divided = share.and_then(|share| Some((share, share.shapes.get(name)?)));
+        let (shape, whole, kept) = match divided {
+            None => (&value.tensor.shape, bytes, 0..bytes),
+            Some((share, shape)) => {
+                let elements: u64 = shape.iter().product();
+                let kept = share.elements(elements);
+                let size = dtype.size();
+                (shape, elements * size, kept.start * size..kept.end * size)
+            }
+        };
         let resident = residents.entry(name.clone()).or_insert_with(|| Resident {
             phase: node.phase,
             places: Vec::new(),
-            bytes: value.tensor.bytes().0,
-            shape: value.tensor.shape.iter().map(|&x| x as usize).collect(),
-            dtype: value.tensor.dtype,
+            bytes,
+            shape: shape.iter().map(|&x| x as usize).collect(),
+            dtype,
+            whole,
+            kept,
         });
         resident.places.push(place);
     }

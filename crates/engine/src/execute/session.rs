@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use rayon::ThreadPoolBuilder;
 use tightfit::check::Checked;
+use tightfit::id::MicroBatchId;
 use tightfit::tensor::DType;
 use tightfit::units::Bytes;
 
@@ -19,14 +20,14 @@ use crate::execute::placement::{Iterations, Shared, lock};
 use crate::execute::places::{Compiled, halves};
 use crate::execute::ready::{TierFolder, ready};
 use crate::execute::region::Region;
-use crate::execute::residents::{Place, Reach, Resident, Staging};
+use crate::execute::residents::{Place, Reach, Resident, Staging, within};
 use crate::execute::settle::{gather, settle};
 use crate::kernels::take_panel;
 use crate::memory::slab::Slab;
 use crate::memory::tier::TierError;
 use crate::step::Step;
 use crate::step::data::{Dataset, MicroBatch};
-use crate::step::initialise::{self, Unfilled};
+use crate::step::initialise::{self, Unfilled, Unset};
 use crate::transport::Link;
 
 /// A running training.
@@ -138,7 +139,8 @@ impl Session {
         for name in names {
             let recipe = step.parameters.iter().enumerate().find(|(_, (other, _))| **other == name);
             let resident = &self.residents[&name];
-            let (is_float, whole) = (resident.dtype == DType::F32, resident.bytes);
+            let is_float = resident.dtype == DType::F32;
+            let (kept, whole) = (resident.kept.clone(), resident.whole);
             let mut unfilled = None;
             let seed = self.seed;
             let filled = self.fill(&name, &mut |from, out| {
@@ -147,8 +149,9 @@ impl Session {
                     out.fill(0);
                     return Ok(());
                 };
-                let what = (name.as_str(), index as u32, whole);
-                initialise::fill(recipe, what, seed, &step.folder, (from, out), is_float).map_err(
+                let what = Unset { name: &name, index: index as u32, whole, is_float };
+                let (is_first, part) = (from == 0, within(&kept, (from, out)));
+                initialise::fill(recipe, &what, seed, &step.folder, part, is_first).map_err(
                     |refused| {
                         unfilled = Some(refused);
                         std::io::Error::other("unfilled")
@@ -224,10 +227,12 @@ impl Session {
 
     /// Draws the batch of the next step, as far as the graph reads it.
     fn draw(&mut self, data: &mut Dataset) -> Result<(), SessionError> {
-        let of = self.training.batches.len() as u32;
-        for (index, &batch) in (0..).zip(&self.training.batches) {
+        let part = &self.training.part;
+        let of = part.all_micro_batches();
+        let numbers = (0..).map(MicroBatchId::from_u32).map(|number| part.number_of(number));
+        for (number, &batch) in numbers.zip(&self.training.batches) {
             let halves = &mut halves(&mut self.slab, batch);
-            let part = MicroBatch { index, of };
+            let part = MicroBatch { index: number.as_u32(), of };
             data.training_batch(self.seed, self.next_step, part, halves)?;
         }
         Ok(())
@@ -284,6 +289,20 @@ impl Session {
             Place::Tier(below) => self.reach().stream(below, resident.bytes, sink),
             Place::Placed(_) => Err(std::io::Error::other(TierError::Failed)),
         }
+    }
+
+    /// The same, of a shard without what comes behind the end of the whole tensor.
+    pub(super) fn stream_kept(
+        &self,
+        resident: &Resident,
+        sink: &mut dyn FnMut(&[u8]) -> std::io::Result<()>,
+    ) -> std::io::Result<()> {
+        let mut left = (resident.kept.end - resident.kept.start) as usize;
+        self.stream(resident, &mut |part| {
+            let kept = &part[..part.len().min(left)];
+            left -= kept.len();
+            sink(kept)
+        })
     }
 
     /// What iterations of the training and of the evaluation have moved since this was asked last,
@@ -352,7 +371,7 @@ impl Session {
     /// Elements of the targets of all micro-batches of an update: tokens, or rows.
     pub fn units_per_step(&self) -> u64 {
         let part = &self.training.part;
-        u64::from(part.micro_batches) * part.targets
+        u64::from(part.all_micro_batches()) * part.targets
     }
 
     /// Size of the slab.

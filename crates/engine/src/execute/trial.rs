@@ -53,7 +53,7 @@ pub struct Timings {
 }
 
 impl Timings {
-    /// Adds a call, a transfer, or the time for which a call waited for tensors that are placed.
+    /// Adds a call, a transfer, or the time for which a call waited for what it needs.
     pub fn add(&mut self, executed: &Executed) {
         let call = match executed {
             Executed::Call(call) => call,
@@ -63,7 +63,7 @@ impl Timings {
                 *seen = (seen.0 + 1, seen.1 + transfer.seconds.0);
                 return;
             }
-            Executed::Layout(seconds) => {
+            Executed::Layout(seconds) | Executed::End(seconds) => {
                 self.stalling += seconds.0;
                 return;
             }
@@ -189,7 +189,7 @@ impl FastestStep {
         match executed {
             Executed::Call(call) => self.next.push(*call),
             Executed::Transfer(transfer) => self.next_transfers.push(*transfer),
-            Executed::Layout(_) => {}
+            Executed::Layout(_) | Executed::End(_) => {}
         }
     }
 

@@ -12,8 +12,8 @@ use tightfit::tensor::DType;
 
 use crate::execute::error::OtherRank;
 use crate::execute::ranks::agree;
-use crate::execute::remote::{self, Remote};
-use crate::execute::residents::Resident;
+use crate::execute::remote::{self, Everywhere};
+use crate::execute::residents::{Resident, within};
 use crate::execute::session::Session;
 use crate::file;
 use crate::step::stream::{self, Data, Piece, Reader, StreamError};
@@ -104,8 +104,8 @@ pub enum Elements<'a> {
     Held(Cow<'a, [u8]>),
     /// A tensor that a session keeps from step to step, wherever it lies.
     Kept(&'a Session, &'a Resident),
-    /// One that another rank of a pipeline keeps, which serves it meanwhile.
-    Remote(&'a dyn Link, &'a Remote),
+    /// Pieces that several ranks keep, which serve them meanwhile; this one has some itself.
+    Ranks(&'a Session, &'a dyn Link, &'a Everywhere),
 }
 
 impl Elements<'_> {
@@ -113,7 +113,7 @@ impl Elements<'_> {
         match self {
             Elements::Held(bytes) => sink(bytes),
             Elements::Kept(session, resident) => session.stream(resident, sink),
-            Elements::Remote(link, remote) => remote::stream(*link, remote, sink),
+            Elements::Ranks(session, link, tensor) => remote::stream(session, *link, tensor, sink),
         }
     }
 }
@@ -170,13 +170,9 @@ pub fn save(path: &Path, session: &Session, step_name: &str) -> Result<(), Weigh
     let everything = remote::everything(session, link)?;
     let mut saved = Ok(());
     if session.leads() {
-        let all = everything.iter().map(|(name, remote)| {
-            let own = session.residents().get(name);
-            let data = match own {
-                Some(resident) => Elements::Kept(session, resident),
-                None => Elements::Remote(link, remote),
-            };
-            (name.clone(), Bytes { dtype: remote.dtype, shape: remote.shape.clone(), data })
+        let all = everything.iter().map(|(name, tensor)| {
+            let data = Elements::Ranks(session, link, tensor);
+            (name.clone(), Bytes { dtype: tensor.dtype, shape: tensor.shape.clone(), data })
         });
         saved = save_tensors(path, session, step_name, &all.collect::<Vec<_>>());
         if link.failure().is_none() {
@@ -277,11 +273,11 @@ fn load_own(path: &Path, session: &mut Session, step_name: &str) -> Result<Progr
         reader.verify(name).map_err(|error| WeightsError::at(path, error))?;
     }
     for name in names {
-        let Some(whole) = session.residents().get(&name).map(|resident| resident.bytes) else {
-            continue;
-        };
+        let Some(resident) = session.residents().get(&name) else { continue };
+        let (whole, kept) = (resident.whole, resident.kept.clone());
         let mut failed = None;
         let filled = session.fill(&name, &mut |from, out| {
+            let (from, out) = within(&kept, (from, out));
             reader.read_part(&name, whole, from, out).map_err(|error| {
                 failed = Some(error);
                 io::Error::other("unread")

@@ -5,6 +5,7 @@
 
 mod arithmetic;
 mod attention;
+mod collective;
 mod dropout;
 mod elementwise;
 mod embedding;
@@ -31,6 +32,7 @@ mod trigonometry;
 use thiserror::Error;
 use tightfit::operator::Operator;
 
+pub(crate) use collective::end;
 pub(crate) use matmul::take_panel;
 pub(crate) use operands::{Operands, Scratch};
 pub(crate) use packing::{Packed, packed};
@@ -151,6 +153,7 @@ pub(crate) fn compile(
         Op::Post => exchange::post(operands),
         Op::Send => exchange::send(operands),
         Op::Sent => exchange::sent(operands),
+        Op::AllGather | Op::AllToAll => collective::begin(operator, operands),
         Op::Adamw => optimizer::adamw(operands),
         Op::Sgd => optimizer::sgd(operands),
         Op::Alias

@@ -9,6 +9,7 @@ use tightfit::id::{MicroBatchId, NodeId, PrimaryMap, RankId, SecondaryMap, Stage
 use tightfit::pipeline::{
     Division, Message, PipelineError, Ranks, Rows, accumulate, follow, name_of, ranks,
 };
+use tightfit::sharded::ShardingError;
 
 use crate::step::{Part, Step};
 use crate::transport::Route;
@@ -24,6 +25,18 @@ pub struct Divided {
     pub first_of_evaluation: u32,
     /// Why no rank has an evaluation graph although the step has one.
     pub not_evaluated: Option<NotDivided>,
+}
+
+/// Why a step is not divided among ranks.
+#[derive(Debug, Error, PartialEq)]
+#[non_exhaustive]
+pub enum DivisionError {
+    /// It has no stages, or no micro-batches.
+    #[error(transparent)]
+    Pipeline(#[from] PipelineError),
+    /// It cannot be shared.
+    #[error(transparent)]
+    Sharding(#[from] ShardingError),
 }
 
 /// Why an evaluation is not divided as its training is.

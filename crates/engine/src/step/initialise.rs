@@ -19,16 +19,26 @@ pub(crate) enum Unfilled {
     Wrong(String),
 }
 
-/// Fills a part of a contiguous parameter of 32-bit floats (other types: constants and files only),
-/// given with its first byte, a multiple of eight; `name`, its place among the step's names and its
-/// size in bytes say which.
+/// The parameter that is filled.
+pub(crate) struct Unset<'a> {
+    pub name: &'a str,
+    /// Its place among the step's names.
+    pub index: u32,
+    /// The size in bytes of all of it.
+    pub whole: u64,
+    /// Its elements are 32-bit floats; others are constant or come from a file.
+    pub is_float: bool,
+}
+
+/// Fills a part of a contiguous parameter, given with its first byte and whether it is the first
+/// part that is filled.
 pub(crate) fn fill(
     recipe: &Initialisation,
-    (name, index, whole): (&str, u32, u64),
+    &Unset { name, index, whole, is_float }: &Unset<'_>,
     seed: u64,
     folder: &Path,
     (from, out): (u64, &mut [u8]),
-    is_float: bool,
+    is_first: bool,
 ) -> Result<(), Unfilled> {
     let first = (from / 4) as usize;
     let block = |i: usize| philox(key(seed), [i as u32, STREAM, index, 0]);
@@ -55,7 +65,7 @@ pub(crate) fn fill(
         Initialisation::File(file) => {
             let path = folder.join(file);
             let read = Reader::open(&path).and_then(|mut reader| {
-                if from == 0 {
+                if is_first {
                     reader.verify(name)?;
                 }
                 reader.read_part(name, whole, from, out)

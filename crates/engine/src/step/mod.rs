@@ -8,6 +8,7 @@ mod divide;
 pub(crate) mod initialise;
 mod part;
 mod rows;
+mod shard;
 mod spec;
 pub(crate) mod stream;
 mod unsuitable;
@@ -25,8 +26,9 @@ use tightfit::pipeline;
 use tightfit::reading::{Bounded, Excess, Table, Text, excess, in_full};
 use tightfit::tensor::DType;
 
-pub use divide::{Divided, NotDivided};
-pub use part::Part;
+pub use divide::{Divided, DivisionError, NotDivided};
+pub use part::{Part, Share};
+pub use shard::Sharing;
 pub use spec::{DataSpec, EveryRow, Initialisation, LastFraction, OptimizerSpec, OtherBatch};
 
 /// The format that is read.

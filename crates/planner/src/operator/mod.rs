@@ -78,4 +78,10 @@ impl Operator {
     pub fn exchanges(self) -> bool {
         matches!(self, Operator::Post | Operator::Send | Operator::Sent | Operator::Receive)
     }
+
+    /// All ranks call it, each for its part; it goes on while others run, until somebody touches
+    /// what it brings or changes what it takes.
+    pub fn is_collective(self) -> bool {
+        matches!(self, Operator::AllGather | Operator::AllToAll)
+    }
 }

@@ -40,6 +40,41 @@ pub fn exchanged(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     Ok(vec![Output::in_place(call.tensor(0)?)])
 }
 
+/// `all_gather(shard, size, ranks, message)`: the tensor whose pieces the ranks have.
+pub fn whole(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    let shape = extents(&call.integers(1, "size")?)?;
+    let shard = call.tensor(0)?;
+    let piece = piece(&shape, ranks(call, 2)?)?;
+    match shard.shape[..] == [piece] {
+        true => Ok(vec![Output::computed(&shape, shard.dtype)]),
+        false => Err(Unsuited::Shapes(format!(
+            "a shard of shape {:?}, where {piece} elements of {shape:?} are a rank's",
+            shard.shape
+        ))),
+    }
+}
+
+/// `all_to_all(tensor, ranks, message)`: the piece of each rank's tensor that is this one's.
+pub fn pieces(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    let (tensor, ranks) = (call.tensor(0)?, ranks(call, 1)?);
+    let piece = piece(&tensor.shape, ranks)?;
+    Ok(vec![Output::computed(&[ranks, piece], tensor.dtype)])
+}
+
+/// The number of ranks that a collective is for.
+fn ranks(call: &TypedCall<'_>, index: usize) -> Result<u64, Unsuited> {
+    let ranks = call.integer(index, "ranks")?;
+    let several = u32::try_from(ranks).ok().filter(|&ranks| ranks > 1);
+    several.map(u64::from).ok_or_else(|| Unsuited::Shapes(format!("a collective of {ranks} ranks")))
+}
+
+/// The elements that each rank has of a tensor.
+fn piece(shape: &[u64], ranks: u64) -> Result<u64, Unsuited> {
+    let elements = shape.iter().try_fold(1u64, |product, &extent| product.checked_mul(extent));
+    let elements = elements.ok_or_else(|| Unsuited::Shapes(format!("{shape:?} elements")))?;
+    Ok(elements.div_ceil(ranks))
+}
+
 /// Nothing that anybody reads.
 pub fn nothing(_: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     Ok(vec![Output::computed(&[], DType::Bool)])

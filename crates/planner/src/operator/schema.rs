@@ -68,6 +68,14 @@ pub const COPY_INTO: Signature = by_place(&[SELF, given("src", Tensor), NON_BLOC
 pub const INCOMING: Signature =
     Signature { positional: &[given("size", Integers)], keyword: &[DTYPE] };
 pub const MESSAGE: Signature = by_place(&[SELF, given("message", Integer)]);
+pub const ALL_GATHER: Signature = by_place(&[
+    given("shard", Tensor),
+    given("size", Integers),
+    given("ranks", Integer),
+    given("message", Integer),
+]);
+pub const ALL_TO_ALL: Signature =
+    by_place(&[SELF, given("ranks", Integer), given("message", Integer)]);
 pub const GATHER: Signature = Signature {
     positional: &[SELF, DIM, given("index", Tensor)],
     keyword: &[defaulted("sparse_grad", Flag)],

@@ -262,6 +262,11 @@ operators! {
         movement::exchanged, [ANY] [] MOVES, Mutating;
     Sent "tightfit.sent" schema::MESSAGE:
         movement::nothing, [ANY] [] MOVES, Pure;
+    // what all ranks do together
+    AllGather "tightfit.all_gather" schema::ALL_GATHER:
+        movement::whole, [FLOAT] [] MOVES, Pure;
+    AllToAll "tightfit.all_to_all" schema::ALL_TO_ALL:
+        movement::pieces, [FLOAT] [] MOVES, Pure;
     // optimizers
     Adamw "tightfit.adamw" schema::ADAMW:
         optimizer::adamw, [FLOAT] [] MOVES, Mutating;

@@ -9,7 +9,7 @@ use super::tree::{File, Finding, Tree};
 
 /// The rooms of the planner, each with the rooms that it may import. A room may stand here before
 /// it is built.
-const ROOMS: [(&str, &[&str]); 19] = [
+const ROOMS: [(&str, &[&str]); 20] = [
     ("aside", &[]),
     ("units", &[]),
     ("reading", &[]),
@@ -45,6 +45,10 @@ const ROOMS: [(&str, &[&str]); 19] = [
         ],
     ),
     ("timeline", &["units", "id", "graph", "machine", "profile", "schedule"]),
+    (
+        "sharded",
+        &["units", "id", "tensor", "operator", "graph", "pipeline", "schedule", "timeline"],
+    ),
     (
         "fit",
         &[

@@ -1,4 +1,4 @@
-//! What one rank of a pipeline runs. Invariant: its schedules were checked for its own graphs, and
+//! What one of several ranks runs. Invariant: its schedules were checked for its own graphs, and
 //! fit into its slab.
 
 use std::sync::Arc;

@@ -13,24 +13,20 @@ use tightfit::machine::Machine;
 use tightfit::pipeline::{read_csv, write_csv};
 use tightfit::profile::{CallSeconds, Profile};
 use tightfit::schedule;
+use tightfit::sharded::{Reductions, Units};
 use tightfit::units::Bytes;
-use tightfit_engine::step::Divided;
+use tightfit_engine::step::{Divided, Sharing};
 use tightfit_engine::transport::{Link, Route};
 use tightfit_engine::{Step, VERSION};
 
-use super::choose::Chosen;
+use super::chosen::{Chosen, Division};
 use super::refused::Refused;
 use super::share::Share;
 
 /// What a rank is told.
 #[derive(Deserialize, Serialize)]
 struct Told {
-    /// Who does what, as CSV.
-    rows: String,
-    /// The stage of each node of the forward pass.
-    of_forward: Vec<u32>,
-    /// How early messages are posted.
-    ahead: usize,
+    division: ToldDivision,
     machine: Machine,
     /// What is known of calls, as JSON.
     seconds: String,
@@ -43,6 +39,72 @@ struct Told {
     deadline: Duration,
 }
 
+/// How the step is divided.
+#[derive(Clone, Deserialize, Serialize)]
+enum ToldDivision {
+    Stages {
+        /// Who does what, as CSV.
+        rows: String,
+        /// The stage of each node of the forward pass.
+        of_forward: Vec<u32>,
+        /// How early messages are posted.
+        ahead: usize,
+    },
+    Shards {
+        ranks: u32,
+        micro_batches: u32,
+        /// Modules that gather their parameters by themselves.
+        units: Vec<String>,
+        overlaps: bool,
+        /// Gradients are reduced for each micro-batch.
+        each: bool,
+    },
+}
+
+impl ToldDivision {
+    fn of(step: &Step, division: &Division) -> ToldDivision {
+        match division {
+            Division::Stages { rows, of_forward, ahead } => {
+                let nodes = step.training.nodes().keys();
+                let of_forward = nodes.map(|node| of_forward[node].as_u32()).collect();
+                ToldDivision::Stages { rows: write_csv(rows), of_forward, ahead: *ahead }
+            }
+            Division::Shards(sharing) => ToldDivision::Shards {
+                ranks: sharing.ranks,
+                micro_batches: sharing.micro_batches,
+                units: sharing.units.names().to_vec(),
+                overlaps: sharing.overlaps,
+                each: sharing.reductions == Reductions::EachMicroBatch,
+            },
+        }
+    }
+
+    /// The step, divided so.
+    fn divide(self, step: &Step) -> anyhow::Result<Divided> {
+        match self {
+            ToldDivision::Stages { rows, of_forward, ahead } => {
+                let rows = read_csv(&rows).map_err(|error| no_plan(error.to_string()))?;
+                let mut stages = SecondaryMap::with_default(StageId::from_u32(0));
+                for (node, &stage) in step.training.nodes().keys().zip(&of_forward) {
+                    stages[node] = StageId::from_u32(stage);
+                }
+                Ok(step.divided(&stages, &rows, ahead)?)
+            }
+            ToldDivision::Shards { ranks, micro_batches, units, overlaps, each } => {
+                let reductions = if each { Reductions::EachMicroBatch } else { Reductions::Once };
+                let units = Units::new(units);
+                let sharing = Sharing { ranks, micro_batches, units, overlaps, reductions };
+                Ok(step.sharded(&sharing)?)
+            }
+        }
+    }
+}
+
+/// What was told makes no sense here.
+fn no_plan(says: String) -> Refused {
+    Refused::NoPlan { says }
+}
+
 /// Tells all other ranks what to run.
 pub fn tell(
     link: &dyn Link,
@@ -50,15 +112,12 @@ pub fn tell(
     chosen: &Chosen,
     deadline: Duration,
 ) -> anyhow::Result<()> {
-    let nodes = step.training.nodes().keys();
-    let of_forward: Vec<u32> = nodes.map(|node| chosen.of_forward[node].as_u32()).collect();
+    let division = ToldDivision::of(step, &chosen.division);
     for rank in (1..link.ranks()).map(RankId::from_u32) {
         let (step, plan) = (&chosen.divided.ranks[rank], &chosen.plans[rank]);
         let evaluation = step.evaluation.as_ref().zip(plan.evaluation.as_ref());
         let told = Told {
-            rows: write_csv(&chosen.rows),
-            of_forward: of_forward.clone(),
-            ahead: chosen.ahead,
+            division: division.clone(),
             machine: chosen.machine.clone(),
             seconds: chosen.seconds.write(),
             training: schedule::write(&step.training, plan.training.fitted.schedule()),
@@ -81,18 +140,12 @@ pub fn hear(link: &dyn Link, step: &Step) -> anyhow::Result<(Share, Vec<Route>, 
     link.take(leader, &mut length)?;
     let mut text = vec![0; usize::try_from(u64::from_ne_bytes(length))?];
     link.take(leader, &mut text)?;
-    let no_plan = |says: String| Refused::NoPlan { says };
     let told: Told = serde_json::from_slice(&text).map_err(|error| no_plan(error.to_string()))?;
     drop(text);
-    let rows = read_csv(&told.rows).map_err(|error| no_plan(error.to_string()))?;
     let machine = told.machine.validate()?;
     let seconds = CallSeconds::read(told.seconds.as_bytes(), VERSION, machine.threads);
     let seconds = seconds.map_err(|error| no_plan(error.to_string()))?;
-    let mut of_forward = SecondaryMap::with_default(StageId::from_u32(0));
-    for (node, &stage) in step.training.nodes().keys().zip(&told.of_forward) {
-        of_forward[node] = StageId::from_u32(stage);
-    }
-    let divided = step.divided(&of_forward, &rows, told.ahead)?;
+    let divided = told.division.divide(step)?;
     let slab = Bytes(told.slab);
     let checked = |graph: &Graph, plan: &Value| -> anyhow::Result<Checked> {
         let profile = Profile::measured(graph, &machine, &seconds);

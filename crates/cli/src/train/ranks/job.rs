@@ -11,10 +11,10 @@ use tightfit_engine::transport::mpi::{Job, MpiLink};
 use tightfit_engine::{Budget, process};
 
 use super::announce::announce;
-use super::choose::{Asked, choose};
+use super::chosen::Asked;
 use super::greeting::Greeting;
 use super::share::Share;
-use super::{assignment, rank};
+use super::{Way, assignment, choose, rank};
 use crate::exit::ExitCode;
 use crate::train::{Arguments, distinct, open, seed};
 use crate::{conclusion, interrupt, output};
@@ -23,17 +23,16 @@ use crate::{conclusion, interrupt, output};
 const AHEAD: usize = 1;
 
 /// Trains as one process of a job, and reports.
-pub fn train(arguments: &Arguments, stages: u32) -> anyhow::Result<ExitCode> {
+pub fn train(arguments: &Arguments, way: Way) -> anyhow::Result<ExitCode> {
     process::one_heap();
     // Threads that are begun from here on inherit how signals are treated.
     interrupt::listen();
     let before = process::resident().unwrap_or(Bytes::ZERO);
-    let job = Job::begin(stages, |cause| note!("error: {cause}"))?;
+    let job = Job::begin(way.ranks(), |cause| note!("error: {cause}"))?;
     let beside = process::resident().unwrap_or(Bytes::ZERO).saturating_sub(before);
     let Some(link) = job.link() else {
         note!(
-            "note: {} of {} is not needed by --stages {stages}, and waits until the others are \
-             done",
+            "note: {} of {} is not needed by {way}, and waits until the others are done",
             job.rank(),
             job.ranks()
         );
@@ -42,7 +41,7 @@ pub fn train(arguments: &Arguments, stages: u32) -> anyhow::Result<ExitCode> {
             Some(failure) => Err(failure.into()),
         };
     };
-    let ran = ranked(arguments, stages, link, job.first_nearby(), beside).map_err(|error| {
+    let ran = ranked(arguments, way, link, job.first_nearby(), beside).map_err(|error| {
         // The others need not know what is alive at a node.
         link.abort(conclusion::message(&error).lines().next().unwrap_or_default());
         error.context(job.rank().to_string())
@@ -56,7 +55,7 @@ pub fn train(arguments: &Arguments, stages: u32) -> anyhow::Result<ExitCode> {
 /// Trains as one rank.
 fn ranked(
     arguments: &Arguments,
-    stages: u32,
+    way: Way,
     link: &MpiLink,
     first_nearby: u32,
     beside: Bytes,
@@ -87,17 +86,17 @@ fn ranked(
         step: &step,
         data: &data,
         budget,
-        stages,
+        way,
         threads: agreed.threads,
         ahead: AHEAD,
         beside: agreed.beside,
         seed,
     })?;
-    let deadline = chosen.deadline(arguments.pipeline.peer_deadline);
+    let deadline = chosen.deadline(arguments.ranks.peer_deadline);
     assignment::tell(link, &step, &chosen, deadline)?;
     // What the others run takes no memory here.
     let (shares, routes, figures) = chosen.divide();
-    let (_, share) = shares.into_iter().next().context("a pipeline has a first rank")?;
+    let (_, share) = shares.into_iter().next().context("there is a first rank")?;
     link.expects(routes, deadline)?;
     if !arguments.json {
         announce(&step, &data, &figures).context("no step was run, and nothing was saved")?;

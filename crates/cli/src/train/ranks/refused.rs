@@ -1,10 +1,10 @@
-//! What is refused of a pipeline before anything is planned. Invariant: the message says what to do
-//! instead.
+//! What is refused of several ranks before anything is planned. Invariant: the message says what to
+//! do instead.
 
 use thiserror::Error;
 use tightfit::id::RankId;
 
-/// Why the ranks of a pipeline do not begin.
+/// Why ranks do not begin.
 #[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "what processes refuse"))]
 #[derive(Debug, Error, PartialEq, Eq)]
 pub enum Refused {

@@ -45,7 +45,6 @@ impl Greeting {
         first_nearby: u32,
         beside: Bytes,
     ) -> Greeting {
-        let pipeline = &arguments.pipeline;
         let evaluation = step.evaluation.as_ref().map_or("none", |graph| graph.hash());
         let rows = data.training_rows();
         let alike = [
@@ -57,7 +56,10 @@ impl Greeting {
                 "the number of rows of the data",
                 rows.map_or("unlimited".to_string(), |rows| rows.to_string()),
             ),
-            ("--stages", pipeline.stages.unwrap_or(0).to_string()),
+            (
+                "how the step is divided",
+                arguments.ranks.way().map_or(String::new(), |way| way.to_string()),
+            ),
             ("--microbatches", arguments.accumulation.micro_batches().to_string()),
             ("--steps", arguments.steps.to_string()),
             ("--lr", step.optimizer.learning_rate.to_string()),

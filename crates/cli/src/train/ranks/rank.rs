@@ -65,7 +65,7 @@ pub fn run(
     }
     let done = session.next_step;
     let rest = || -> anyhow::Result<()> {
-        let processes = processes(&session, arguments.pipeline.transport)?;
+        let processes = processes(&session, arguments.ranks.transport)?;
         if let (Some(path), Some(fastest)) = (&arguments.trace, &fastest) {
             trace::write(path, &session, share, fastest)?;
         }

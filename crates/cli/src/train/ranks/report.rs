@@ -80,6 +80,7 @@ impl Outcome<'_> {
         json!({
             "schedule": figures.schedule,
             "stages": figures.stages,
+            "shards": figures.shards,
             "micro_batches": figures.micro_batches,
             "messages": figures.messages,
             "ranks": ranks,

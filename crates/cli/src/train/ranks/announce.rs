@@ -1,5 +1,5 @@
-//! What is known of a pipeline before its first step. Invariant: every figure is one of the checked
-//! plans; predictions are called so.
+//! What is known of several ranks before their first step. Invariant: every figure is one of the
+//! checked plans; predictions are called so.
 
 use tightfit_engine::{Dataset, Step};
 
@@ -17,15 +17,23 @@ pub fn announce(step: &Step, data: &Dataset, figures: &Figures) -> output::Print
         several(figures.micro_batches as usize, "micro-batch", "es"),
         data.path.display()
     )?;
-    say!(
-        "{:<16}{:>12}  {} of {} each, {}, {} an update",
-        "schedule",
-        figures.schedule,
-        several(figures.ranks.len(), "rank", "s"),
-        several(figures.threads as usize, "thread", "s"),
-        several(figures.stages, "stage", "s"),
-        several(figures.messages as usize, "message", "s")
-    )?;
+    let ranks = several(figures.ranks.len(), "rank", "s");
+    let threads = several(figures.threads as usize, "thread", "s");
+    let messages = several(figures.messages as usize, "message", "s");
+    match figures.shards {
+        None => say!(
+            "{:<16}{:>12}  {ranks} of {threads} each, {}, {messages} an update",
+            "schedule",
+            figures.schedule,
+            several(figures.stages, "stage", "s"),
+        ),
+        Some(shards) => say!(
+            "{:<16}{:>12}  {ranks} of {threads} each; {}; {messages}",
+            "shards",
+            shards,
+            figures.schedule,
+        ),
+    }?;
     say!("{:<16}{:>12}  on one device", "unplanned peak", figures.whole.to_string())?;
     for (rank, own) in figures.ranks.iter().enumerate() {
         say!(
@@ -33,7 +41,7 @@ pub fn announce(step: &Step, data: &Dataset, figures: &Figures) -> output::Print
             format!("rank{rank}"),
             (own.peak + own.reserve.total()).to_string(),
             own.budget,
-            stages(own),
+            what(own, figures.shards),
             own.recomputed
         )?;
     }
@@ -56,8 +64,11 @@ fn several(count: usize, what: &str, plural: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { plural })
 }
 
-/// The stages of a rank in words, and the bytes of what stays there.
-fn stages(rank: &RankFigures) -> String {
+/// What of the step a rank has in words, and the bytes of what stays there.
+fn what(rank: &RankFigures, shards: Option<u32>) -> String {
+    if let Some(shards) = shards {
+        return format!("1/{shards} of parameters and state, {}", rank.kept);
+    }
     let stages: Vec<String> = rank.stages.iter().map(|stage| stage.as_u32().to_string()).collect();
     let plural = if stages.len() == 1 { "stage" } else { "stages" };
     format!("{plural} {}; {} of parameters and state", stages.join(", "), rank.kept)

@@ -1,16 +1,20 @@
-//! What is known of a pipeline that was chosen. Invariant: every figure is one of the checked
+//! What is known of ranks that were chosen. Invariant: every figure is one of the checked
 //! plans; and they are all that has to stay of the other ranks' plans while a rank runs.
 
+use tightfit::graph::Graph;
 use tightfit::id::StageId;
+use tightfit::pipeline::RankInTime;
 use tightfit::units::{Bytes, Seconds};
-use tightfit_engine::Reserve;
+use tightfit_engine::{FittedStep, Reserve};
 
-/// A pipeline in figures.
+/// Ranks in figures.
 pub struct Figures {
     /// The name of the order.
     pub schedule: String,
-    /// The number of stages.
+    /// The number of stages; none where ranks share all of them.
     pub stages: usize,
+    /// Among how many ranks parameters, gradients and state are divided.
+    pub shards: Option<u32>,
     /// The micro-batches of an update.
     pub micro_batches: u32,
     /// The messages of an update.
@@ -53,6 +57,32 @@ pub struct RankFigures {
     pub end: Seconds,
     /// Who planned it.
     pub planner: String,
+}
+
+impl RankFigures {
+    /// A plan in figures.
+    pub fn of(
+        plan: &FittedStep,
+        graph: &Graph,
+        stages: Vec<StageId>,
+        time: &RankInTime,
+    ) -> RankFigures {
+        let training = &plan.training;
+        RankFigures {
+            stages,
+            kept: graph.static_bytes(),
+            budget: training.budget,
+            reserve: training.reserve,
+            slab: training.slab(),
+            high_water: plan.high_water(),
+            peak: plan.peak(),
+            recomputed: training.fitted.schedule().recomputed(),
+            seconds: training.fitted.timeline().seconds,
+            waiting: time.waiting,
+            end: time.end,
+            planner: training.fitted.schedule().planner.clone(),
+        }
+    }
 }
 
 impl Figures {

@@ -11,8 +11,8 @@ use tightfit_engine::transport::{Link, LinkError, thread_links};
 use tightfit_engine::{Budget, Dataset, SessionError, StepError, process, weights};
 
 use super::announce::announce;
-use super::choose::{Asked, choose};
-use super::rank;
+use super::chosen::Asked;
+use super::{Way, choose, rank};
 use crate::exit::ExitCode;
 use crate::train::{Arguments, distinct, open, seed};
 use crate::{interrupt, output, processor};
@@ -25,7 +25,7 @@ struct Panicked {
 }
 
 /// Trains on threads, and reports.
-pub fn train(arguments: &Arguments, stages: u32) -> anyhow::Result<ExitCode> {
+pub fn train(arguments: &Arguments, way: Way) -> anyhow::Result<ExitCode> {
     let budget: Budget = arguments.budget.parse()?;
     process::one_heap();
     let (step, data) = open(arguments)?;
@@ -40,20 +40,20 @@ pub fn train(arguments: &Arguments, stages: u32) -> anyhow::Result<ExitCode> {
         step: &step,
         data: &data,
         budget,
-        stages,
-        threads: (processor::threads(arguments.threads) / stages).max(1),
+        way,
+        threads: (processor::threads(arguments.threads) / way.ranks()).max(1),
         // A receiver copies when it waits, so nothing arrives early.
         ahead: 0,
         beside: Bytes::ZERO,
         seed,
     })?;
-    let deadline = chosen.deadline(arguments.pipeline.peer_deadline);
+    let deadline = chosen.deadline(arguments.ranks.peer_deadline);
     let (shares, routes, figures) = chosen.divide();
     process::settle_heap();
     if !arguments.json {
         announce(&step, &data, &figures).context("no step was run, and nothing was saved")?;
     }
-    let links = thread_links(stages, routes, deadline);
+    let links = thread_links(way.ranks(), routes, deadline);
     let results: Vec<anyhow::Result<ExitCode>> = thread::scope(|scope| {
         let running: Vec<_> = links
             .into_iter()

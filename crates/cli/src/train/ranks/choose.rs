@@ -1,0 +1,207 @@
+//! The cut, the order and the plans of a pipeline. Invariant: what is chosen was planned and
+//! checked on every rank within the budget; of several orders it is the one that is predicted to
+//! take the least time, recomputation included, among those that were found to fit. The stage
+//! planner says where to cut for each order, and which to try first; an order is not planned where
+//! it would take as long as the best if it recomputed nothing.
+
+use std::path::Path;
+
+use anyhow::Context;
+use tightfit::id::{NodeId, PrimaryMap, SecondaryMap, StageId};
+use tightfit::pipeline::stages::{Devices, layer_costs, plan_rows};
+use tightfit::pipeline::{
+    Division as Cut, PipelineError, PipelineSchedule, Rows, assign, cut_evenly, layers, simulate,
+    together,
+};
+use tightfit::profile::Profile;
+use tightfit::units::Seconds;
+use tightfit_engine::{Budget, Step};
+
+use super::chosen::{Asked, Chosen, Division, Known, better, the_best};
+use super::figures::{Figures, RankFigures};
+use super::order::{NotASchedule, from_file};
+use crate::interrupt;
+
+/// An order with its name.
+struct Candidate {
+    name: String,
+    rows: Rows,
+    /// Where it is cut.
+    of_forward: SecondaryMap<NodeId, StageId>,
+    /// What it takes where nothing is recomputed.
+    least: Seconds,
+    /// What it is expected to take; infinite where the stage planner has no plan for it.
+    expected: Seconds,
+}
+
+/// Chooses.
+pub fn choose(asked: &Asked<'_>, stages: u32) -> anyhow::Result<Chosen> {
+    let order = order(asked, stages)?;
+    let known = Known::of(asked)?;
+    let plans = Plans { asked, known: &known };
+    let budget = known.budget;
+    let mut best: Option<Chosen> = None;
+    let mut refused: Option<anyhow::Error> = None;
+    let of_one = Profile::measured(&asked.step.training, &known.machine, &known.seconds);
+    let devices = Devices {
+        ranks: stages,
+        budget: known.slab(),
+        bandwidth: known.machine.bandwidth,
+        latency: Seconds(0.0),
+    };
+    for candidate in candidates(asked, order, &of_one, &devices)? {
+        // Of the smallest budgets the smallest counts.
+        let is_slower = |best: &Chosen| candidate.least.0 >= best.figures.makespan().0;
+        if budget != Budget::Smallest && best.as_ref().is_some_and(is_slower) {
+            continue;
+        }
+        better(&mut best, &mut refused, plans.posted(&candidate), budget);
+    }
+    the_best(best, refused)
+}
+
+/// What is asked for by name.
+enum Order {
+    Any,
+    Named(PipelineSchedule),
+    File(String, Rows),
+}
+
+fn order(asked: &Asked<'_>, stages: u32) -> Result<Order, NotASchedule> {
+    let arguments = asked.arguments;
+    let name = arguments.ranks.schedule.as_str();
+    if name == "auto" {
+        return Ok(Order::Any);
+    }
+    if let Some(schedule) = PipelineSchedule::from_name(name) {
+        return Ok(Order::Named(schedule));
+    }
+    let rows = from_file(Path::new(name), stages, arguments.accumulation.micro_batches())?;
+    Ok(Order::File(name.to_string(), rows))
+}
+
+/// The orders that are asked for, those first that are expected to be fastest.
+fn candidates(
+    asked: &Asked<'_>,
+    order: Order,
+    profile: &Profile,
+    devices: &Devices,
+) -> anyhow::Result<Vec<Candidate>> {
+    let (stages, micro_batches) = (devices.ranks, asked.arguments.accumulation.micro_batches());
+    let of = |schedule: PipelineSchedule| -> anyhow::Result<Candidate> {
+        let rows = schedule.rows(stages, micro_batches)?;
+        candidate(asked.step, profile, devices, schedule.name().to_string(), rows)
+    };
+    match order {
+        Order::Any => {}
+        Order::Named(schedule) => return Ok(vec![of(schedule)?]),
+        Order::File(name, rows) => {
+            return Ok(vec![candidate(asked.step, profile, devices, name, rows)?]);
+        }
+    }
+    // Its sums have another order than those of all others.
+    let all = PipelineSchedule::ALL.map(|(schedule, _)| schedule).into_iter();
+    let all = all.filter(|&schedule| schedule != PipelineSchedule::AsyncPipe).map(of);
+    let (mut found, mut first) = (Vec::new(), None);
+    for candidate in all {
+        match candidate {
+            Ok(candidate) => found.push(candidate),
+            // Some orders are only for some numbers; and two stages on each rank may be too many.
+            Err(error) => first = first.or(Some(error)),
+        }
+    }
+    let by_time = |a: &Candidate, b: &Candidate| {
+        a.expected.0.total_cmp(&b.expected.0).then(a.least.0.total_cmp(&b.least.0))
+    };
+    found.sort_by(by_time);
+    match first.filter(|_| found.is_empty()) {
+        Some(error) => Err(error),
+        None => Ok(found),
+    }
+}
+
+/// An order with its cut: that of the stage planner, or where by its model nothing fits, which the
+/// planner of single tensors may well do, an even one.
+fn candidate(
+    step: &Step,
+    profile: &Profile,
+    devices: &Devices,
+    name: String,
+    rows: Rows,
+) -> anyhow::Result<Candidate> {
+    let stages = rows.placement.len();
+    let layers = layers(&step.training, profile, stages)?;
+    let costs = layer_costs(&step.training, profile, &layers, None)?;
+    let plan = plan_rows(&costs, devices, (&name, &rows), &interrupt::raised);
+    let (of_forward, expected) = match plan {
+        Some(plan) => (assign(&layers, &plan.ends), plan.makespan),
+        None => (cut_evenly(&layers, stages)?, Seconds(f64::INFINITY)),
+    };
+    let division = Cut::new(&step.training, &of_forward)?;
+    let least = simulate(&rows, &division.costs(profile)).map_err(PipelineError::from)?.makespan;
+    Ok(Candidate { name, rows, of_forward, least, expected })
+}
+
+/// How plans are made.
+struct Plans<'a> {
+    asked: &'a Asked<'a>,
+    known: &'a Known,
+}
+
+impl Plans<'_> {
+    /// An order with the plan of each rank, where messages are posted early if there is room for
+    /// what arrives then.
+    fn posted(&self, candidate: &Candidate) -> anyhow::Result<Chosen> {
+        let early = self.asked.ahead;
+        if early > 0
+            && self.known.budget != Budget::Smallest
+            && let Ok(chosen) = self.of(candidate, early)
+        {
+            return Ok(chosen);
+        }
+        self.of(candidate, 0)
+    }
+
+    /// An order with the plan of each rank.
+    fn of(&self, candidate: &Candidate, ahead: usize) -> anyhow::Result<Chosen> {
+        let &Plans { asked, known } = self;
+        let Known { machine, seconds, unplanned, .. } = known;
+        let step = asked.step;
+        let Candidate { name, rows, of_forward, .. } = candidate;
+        let divided = step.divided(of_forward, rows, ahead)?;
+        let mut plans = PrimaryMap::new();
+        for (rank, step) in &divided.ranks {
+            // All ranks together search as long as one step would.
+            let planned = known.plan(asked, step, divided.ranks.len());
+            plans.push(planned.with_context(|| format!("{name}: {rank}"))?);
+        }
+        let timelines = plans.values().map(|plan| plan.training.fitted.timeline());
+        let graphs = divided.ranks.values().map(|step| &step.training);
+        let times = together(graphs.zip(timelines)).context("the ranks wait for each other")?;
+        let ranks = times.iter().map(|(rank, time)| {
+            let (plan, graph) = (&plans[rank], &divided.ranks[rank].training);
+            RankFigures::of(plan, graph, rows.stages_of(rank), time)
+        });
+        let figures = Figures {
+            schedule: name.clone(),
+            stages: rows.placement.len(),
+            shards: None,
+            micro_batches: rows.micro_batches,
+            messages: divided.first_of_evaluation,
+            threads: machine.threads,
+            ranks: ranks.collect(),
+            whole: unplanned.timeline().peak,
+            alone: unplanned.timeline().seconds,
+            not_evaluated: divided.not_evaluated.as_ref().map(ToString::to_string),
+        };
+        let (rows, of_forward) = (rows.clone(), of_forward.clone());
+        Ok(Chosen {
+            figures,
+            division: Division::Stages { rows, of_forward, ahead },
+            divided,
+            plans,
+            machine: machine.clone(),
+            seconds: seconds.clone(),
+        })
+    }
+}

@@ -1,0 +1,230 @@
+//! What is asked of several ranks, what is known before anything is chosen, and what was chosen.
+//! Invariant: what is chosen was planned and checked on every rank within the budget.
+
+use std::time::Duration;
+
+use tightfit::FitError;
+use tightfit::id::{NodeId, PrimaryMap, RankId, SecondaryMap, StageId};
+use tightfit::machine::Machine;
+use tightfit::pipeline::{PipelineError, Rows};
+use tightfit::plan::PlanError;
+use tightfit::profile::{CallSeconds, Profile};
+use tightfit::units::{Bytes, Seconds};
+use tightfit_engine::step::{Divided, Sharing};
+use tightfit_engine::transport::Route;
+use tightfit_engine::{
+    Budget, Dataset, Executable, FitTask, FittedStep, FittingError, Reserve, Step, fit_step,
+    reserve,
+};
+
+use super::Way;
+use super::figures::Figures;
+use super::share::Share;
+use crate::calls::{self, Subject};
+use crate::train::Arguments;
+use crate::{input, processor};
+
+/// How long a rank waits for others, unless their steps take longer.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Predicted steps that a rank waits for others at least.
+const STEPS: f64 = 10.0;
+
+/// What is asked for.
+pub struct Asked<'a> {
+    pub arguments: &'a Arguments,
+    /// The step, of one micro-batch.
+    pub step: &'a Step,
+    pub data: &'a Dataset,
+    /// The budget of each rank.
+    pub budget: Budget,
+    /// How the step is divided, and among how many ranks.
+    pub way: Way,
+    /// Threads of each rank.
+    pub threads: u32,
+    /// How many actions before the one that reads a message its receiver says where to put it.
+    pub ahead: usize,
+    /// What a rank's process holds beside what every process that runs a step does.
+    pub beside: Bytes,
+    pub seed: u64,
+}
+
+/// What is known of a step before it is divided.
+pub struct Known {
+    /// What each rank runs on.
+    pub machine: Machine,
+    /// What is known of calls there.
+    pub seconds: CallSeconds,
+    /// The whole step on one device, where nothing is recomputed.
+    pub unplanned: tightfit::Fitted,
+    /// Bytes of a budget that are not the slab's, about.
+    pub reserve: Reserve,
+    /// The budget of each rank: a share is one of the whole step's.
+    pub budget: Budget,
+}
+
+impl Known {
+    /// Measures calls, or remembers what they take.
+    pub fn of(asked: &Asked<'_>) -> anyhow::Result<Known> {
+        let &Asked { arguments, step, budget, threads, .. } = asked;
+        let whole = step.clone().accumulated(arguments.accumulation.micro_batches())?;
+        input::note_repeated_rows(asked.data, &whole);
+        let machine = processor::machine_within(Some(threads), &whole.training, budget, false);
+        let subject = Subject {
+            folder: &arguments.step,
+            data: arguments.data.as_deref(),
+            budget: &arguments.budget,
+            planner: arguments.planner,
+            tier: None,
+            accumulation: arguments.accumulation,
+        };
+        let seconds = calls::of_step(&whole.training, &machine, arguments.costs, &subject);
+        if !arguments.costs.roofline {
+            // What ranks measure has waiting in it, so this is what later runs know.
+            calls::remember(&machine, seconds.clone());
+        }
+        let profile = Profile::measured(&whole.training, &machine, &seconds);
+        let unplanned = tightfit::unplanned(&whole.training, &profile)?;
+        let mut reserve = reserve(&whole.training, &machine);
+        reserve.base += asked.data.beside() + asked.beside;
+        let budget = match budget.bytes_of(&unplanned, reserve) {
+            Some(bytes) => Budget::Absolute(bytes),
+            None => Budget::Smallest,
+        };
+        Ok(Known { machine, seconds, unplanned, reserve, budget })
+    }
+
+    /// Plans what a rank runs, in its part of the time that one step would get.
+    pub fn plan(
+        &self,
+        asked: &Asked<'_>,
+        step: &Step,
+        parts: usize,
+    ) -> Result<FittedStep, anyhow::Error> {
+        let (arguments, budget) = (asked.arguments, self.budget);
+        let mut effort = arguments.limits.effort(arguments.planner, asked.seed);
+        effort.deadline = Seconds(effort.deadline.0 / parts as f64);
+        let (planner, beside) = (arguments.planner, asked.data.beside() + asked.beside);
+        let task = FitTask { machine: &self.machine, budget, beside, planner, effort };
+        for graph in [Some(&step.training), step.evaluation.as_ref()].into_iter().flatten() {
+            Executable::admits(graph)?;
+        }
+        Ok(fit_step(step, &self.seconds, &task)?)
+    }
+
+    /// The slab of each rank, about; as large as can be where the smallest is asked for.
+    pub fn slab(&self) -> Bytes {
+        match self.budget {
+            Budget::Absolute(bytes) => bytes.saturating_sub(self.reserve.total()),
+            Budget::Share(_) | Budget::Smallest => Bytes::LIMIT,
+        }
+    }
+}
+
+/// How a step was divided.
+#[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "what processes tell each other"))]
+pub enum Division {
+    /// Into stages.
+    Stages {
+        /// Who does what.
+        rows: Rows,
+        /// Where it is cut.
+        of_forward: SecondaryMap<NodeId, StageId>,
+        /// How early messages are posted.
+        ahead: usize,
+    },
+    /// Into shards.
+    Shards(Sharing),
+}
+
+/// Ranks that are ready to run.
+#[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "what processes tell each other"))]
+pub struct Chosen {
+    /// What is known of it.
+    pub figures: Figures,
+    /// How the step was divided.
+    pub division: Division,
+    /// The step of each rank.
+    pub divided: Divided,
+    /// The plan of each rank.
+    pub plans: PrimaryMap<RankId, FittedStep>,
+    /// What each rank runs on.
+    pub machine: Machine,
+    /// What is known of calls there.
+    pub seconds: CallSeconds,
+}
+
+impl Chosen {
+    /// What each rank runs, the ways of all messages, and what is to be said of it.
+    pub fn divide(self) -> (PrimaryMap<RankId, Share>, Vec<Route>, Figures) {
+        let Chosen { figures, divided, plans, machine, .. } = self;
+        let Divided { ranks, routes, first_of_evaluation, .. } = divided;
+        let both = ranks.into_iter().zip(plans);
+        let shares = both.map(|((_, step), (_, plan))| Share {
+            step,
+            training: plan.training.fitted.checked().clone(),
+            evaluation: plan.evaluation,
+            slab: plan.training.slab(),
+            machine: machine.clone(),
+            first_of_evaluation,
+        });
+        (shares.collect(), routes, figures)
+    }
+
+    /// How long a rank waits for another one.
+    pub fn deadline(&self, given: Option<Seconds>) -> Duration {
+        let long = |seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
+        match given {
+            Some(Seconds(seconds)) => long(seconds),
+            None => PATIENCE.max(long(STEPS * self.figures.makespan().0)),
+        }
+    }
+}
+
+/// Takes what was planned if it is the best so far, and of refusals the one that names the smallest
+/// budget.
+pub fn better(
+    best: &mut Option<Chosen>,
+    refused: &mut Option<anyhow::Error>,
+    planned: anyhow::Result<Chosen>,
+    budget: Budget,
+) {
+    match planned {
+        Ok(chosen) => {
+            let is_better = |best: &Chosen| match budget {
+                Budget::Smallest => largest(&chosen) < largest(best),
+                _ => chosen.figures.makespan().0 < best.figures.makespan().0,
+            };
+            if best.as_ref().is_none_or(is_better) {
+                *best = Some(chosen);
+            }
+        }
+        Err(error) => {
+            if refused.as_ref().is_none_or(|refused| reached(&error) < reached(refused)) {
+                *refused = Some(error);
+            }
+        }
+    }
+}
+
+/// The best of what was planned.
+pub fn the_best(best: Option<Chosen>, refused: Option<anyhow::Error>) -> anyhow::Result<Chosen> {
+    match (best, refused) {
+        (Some(chosen), _) => Ok(chosen),
+        (None, Some(refused)) => Err(refused),
+        (None, None) => Err(PipelineError::NoMicroBatch.into()),
+    }
+}
+
+/// The largest budget that a rank has.
+fn largest(chosen: &Chosen) -> Bytes {
+    chosen.plans.values().map(|plan| plan.training.budget).max().unwrap_or(Bytes::ZERO)
+}
+
+/// The budget that would do, of a refusal that names one.
+fn reached(error: &anyhow::Error) -> Bytes {
+    let found = error.chain().find_map(|cause| cause.downcast_ref::<FittingError>());
+    match found {
+        Some(FittingError::Fit(FitError::Plan(PlanError::Infeasible(proof)))) => proof.reached,
+        _ => Bytes::LIMIT,
+    }
+}

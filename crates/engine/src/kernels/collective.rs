@@ -1,0 +1,169 @@
+//! What all ranks do together, in two halves. Invariant: the first half only says what goes and
+//! where what comes is to be put, and never waits; between both, what comes belongs to the link,
+//! and what goes stays as it is. What the second half leaves is the same on every transport.
+//!
+//! A collective of w ranks is w (w − 1) messages: one from each rank to each other one, numbered by
+//! the sender, then by the receiver. Pieces behind the end of a tensor are empty, and do not go.
+
+use tightfit::operator::Operator;
+use tightfit::tensor::Argument;
+
+use crate::kernels::operands::{float_bytes, shaped};
+use crate::kernels::tensor::{Raw, Tensor};
+use crate::kernels::{Fault, Kernel, KernelError, Operands, Run};
+use crate::transport::{Awaiting, Header, Lent, Link, LinkError};
+
+/// A collective with its operands bound.
+#[derive(Clone, Copy)]
+struct Collective {
+    operator: Operator,
+    /// First byte of what is taken, and of what is brought.
+    takes: usize,
+    brings: usize,
+    /// Elements of the whole tensor, and of a piece.
+    whole: usize,
+    piece: usize,
+    ranks: usize,
+    message: u32,
+}
+
+/// The first half of a call.
+pub(super) fn begin(operator: Operator, operands: &Operands) -> Result<Kernel, KernelError> {
+    let collective = Collective::new(operator, operands)?;
+    Ok(Box::new(move |run| collective.with_link(run, |link| collective.begin(run, link))))
+}
+
+/// The second half of a call, where it has one.
+pub(crate) fn end(operator: Operator, operands: &Operands) -> Result<Option<Kernel>, KernelError> {
+    if !operator.is_collective() {
+        return Ok(None);
+    }
+    let collective = Collective::new(operator, operands)?;
+    Ok(Some(Box::new(move |run| collective.with_link(run, |link| collective.end(run, link)))))
+}
+
+impl Collective {
+    fn new(operator: Operator, operands: &Operands) -> Result<Collective, KernelError> {
+        let (takes, brings) = (operands.float(0)?, operands.float_output(0)?);
+        let gathers = operator == Operator::AllGather;
+        let (whole, shard) = if gathers { (brings, takes) } else { (takes, brings) };
+        let place = if gathers { 2 } else { 1 };
+        let number = |index: usize| match operands.node.args.get(index) {
+            Some(&Argument::Int(number)) => u32::try_from(number).ok(),
+            _ => None,
+        };
+        let ranks = number(place).filter(|&ranks| ranks > 1);
+        let ranks = ranks.ok_or_else(|| operands.wrong(place, "a number of ranks"))?;
+        let message = number(place + 1);
+        let message =
+            message.ok_or_else(|| operands.wrong(place + 1, "the number of a message"))?;
+        let elements = |tensor: &Tensor| tensor.shape.iter().product::<usize>();
+        let (whole_elements, ranks) = (elements(whole), ranks as usize);
+        let piece = whole_elements.div_ceil(ranks);
+        let expected = if gathers { vec![piece] } else { vec![ranks, piece] };
+        shaped(shard, "a shard", &expected)?;
+        for tensor in [whole, shard] {
+            if !tensor.is_contiguous() {
+                let what = "a tensor with gaps between its elements has no pieces".to_string();
+                return Err(KernelError::Shapes(what));
+            }
+        }
+        let (takes, brings) = (takes.address, brings.address);
+        Ok(Collective { operator, takes, brings, whole: whole_elements, piece, ranks, message })
+    }
+
+    /// Elements of a rank's piece.
+    fn elements(&self, rank: usize) -> usize {
+        self.whole.saturating_sub(rank * self.piece).min(self.piece)
+    }
+
+    /// Where this rank has what goes to another one.
+    fn goes(&self, own: usize, to: usize) -> (usize, usize) {
+        match self.operator {
+            Operator::AllGather => (self.takes, self.elements(own)),
+            _ => (self.takes + float_bytes(1, to, self.piece), self.elements(to)),
+        }
+    }
+
+    /// Where this rank wants what comes from another one, or from itself.
+    fn comes(&self, own: usize, from: usize) -> (usize, usize) {
+        let place = self.brings + float_bytes(1, from, self.piece);
+        let piece = if self.operator == Operator::AllGather { from } else { own };
+        (place, self.elements(piece))
+    }
+
+    fn begin(&self, run: &Run<'_>, link: &dyn Link) -> Result<(), LinkError> {
+        let own = link.rank().as_u32() as usize;
+        for from in self.others(own) {
+            let (place, elements) = self.comes(own, from);
+            if elements > 0 {
+                let (bytes, length) = (run.base.wrapping_add(place), float_bytes(1, 1, elements));
+                link.post(self.header(run, from, own), Awaiting { bytes, length })?;
+            }
+        }
+        for to in self.others(own) {
+            let (place, elements) = self.goes(own, to);
+            if elements > 0 {
+                let bytes = run.base.wrapping_add(place).cast_const();
+                let length = float_bytes(1, 1, elements);
+                link.send(self.header(run, own, to), Lent { bytes, length })?;
+            }
+        }
+        let (from, elements) = self.goes(own, own);
+        let (to, _) = self.comes(own, own);
+        let raw = |address| Raw::<f32>(run.base.wrapping_add(address).cast());
+        // SAFETY: the operands lie in their buffers, which the checker proved disjoint, and no
+        // other rank's piece is where the own one goes.
+        unsafe {
+            raw(to).slice_mut(0, elements).copy_from_slice(raw(from).slice(0, elements));
+            if self.operator == Operator::AllToAll {
+                // Behind the end of the tensor there are zeros.
+                for rank in 0..self.ranks {
+                    let (place, elements) = self.comes(own, rank);
+                    raw(place).slice_mut(elements, self.piece - elements).fill(0.0);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn end(&self, run: &Run<'_>, link: &dyn Link) -> Result<(), LinkError> {
+        let own = link.rank().as_u32() as usize;
+        for from in self.others(own) {
+            let (place, elements) = self.comes(own, from);
+            if elements > 0 {
+                let first = run.base.wrapping_add(place);
+                let length = float_bytes(1, 1, elements);
+                // SAFETY: these bytes belong to the link until it has answered, and to nobody else.
+                let into = unsafe { std::slice::from_raw_parts_mut(first, length) };
+                link.receive(self.header(run, from, own), into)?;
+            }
+        }
+        for to in self.others(own) {
+            if self.goes(own, to).1 > 0 {
+                link.sent(self.header(run, own, to))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// All other ranks, the next one first, so that not all begin with the same one.
+    fn others(&self, own: usize) -> impl Iterator<Item = usize> + use<> {
+        let ranks = self.ranks;
+        (1..ranks).map(move |distance| (own + distance) % ranks)
+    }
+
+    fn header(&self, run: &Run<'_>, from: usize, to: usize) -> Header {
+        let first = run.link.map_or(0, |(_, first)| first).saturating_add(self.message);
+        let number = from * (self.ranks - 1) + to - usize::from(to > from);
+        Header { step: run.step, message: first.saturating_add(number as u32) }
+    }
+
+    fn with_link(&self, run: &Run<'_>, act: impl FnOnce(&dyn Link) -> Result<(), LinkError>) {
+        let link = run.link.map(|(link, _)| link);
+        let done = link.filter(|link| link.ranks() as usize == self.ranks).map(act);
+        if !matches!(done, Some(Ok(()))) {
+            run.fault.raise(Fault::Link);
+        }
+    }
+}

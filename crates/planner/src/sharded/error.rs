@@ -1,0 +1,69 @@
+//! Why a step is not sharded. Invariant: each variant names what it speaks of.
+
+use thiserror::Error;
+
+use crate::graph::GraphError;
+
+/// Why there is no sharded step.
+#[derive(Debug, Error, PartialEq)]
+#[non_exhaustive]
+pub enum ShardingError {
+    /// There is nobody to share with.
+    #[error("a step is sharded among at least two ranks, and {ranks} is asked for")]
+    TooFew {
+        /// The ranks that are asked for.
+        ranks: u32,
+    },
+    /// The ranks would not have as much to do.
+    #[error(
+        "{micro_batches} micro-batches cannot be divided evenly among {ranks} ranks; take a \
+         multiple of {ranks}"
+    )]
+    Uneven {
+        /// The micro-batches of an update.
+        micro_batches: u32,
+        /// The ranks.
+        ranks: u32,
+    },
+    /// A pass writes what stays from step to step, such as a running statistic of batch
+    /// normalization.
+    #[error(
+        "`{node}` writes `{name}`, which each rank would do for its own part of the batch alone: \
+         statistics of a whole batch (deferred or synchronised batch normalization) are not \
+         implemented"
+    )]
+    Statistic {
+        /// The node that writes it.
+        node: String,
+        /// The placeholder.
+        name: String,
+    },
+    /// An update that does not go element by element.
+    #[error(
+        "`{node}` ({op}) updates parameters otherwise than element by element, as far as is \
+         known: it cannot compute on shards"
+    )]
+    Update {
+        /// The node.
+        node: String,
+        /// Its operator.
+        op: String,
+    },
+    /// A tensor that an update writes cannot be divided.
+    #[error("`{name}` is updated, and is no contiguous tensor of type f32, so it has no shards")]
+    Indivisible {
+        /// The placeholder.
+        name: String,
+    },
+    /// Somebody reads what there are only shards of.
+    #[error("`{node}` reads what `{made}` makes, of which each rank has only a shard")]
+    OnlyShards {
+        /// The node.
+        node: String,
+        /// The node that makes it.
+        made: String,
+    },
+    /// The nodes are no graph.
+    #[error(transparent)]
+    Graph(#[from] GraphError),
+}
