@@ -15,6 +15,7 @@ use tightfit_engine::transport::Link;
 use tightfit_engine::transport::mpi::Job;
 
 const STEP: &str = "corpus/steps/mlp-digits --microbatches 4";
+const DROPOUT: &str = "corpus/steps/gpt-nano-dropout --microbatches 3";
 
 /// `mpirun`, in the environment of the program.
 fn mpirun() -> Command {
@@ -62,13 +63,16 @@ fn processes_do_what_threads_do() {
     let folder = folder();
     let read = |name: &str| fs::read(folder.path().join(name)).unwrap();
     for (ranks, step, arguments) in [
-        (2, STEP, "--budget 100% --schedule 1f1b"),
-        (2, STEP, "--budget min --schedule zb-h1 --iterations 1000"),
-        (4, STEP, "--budget 100% --schedule zb-v --eval-every 2"),
-        (3, STEP, "--budget 100% --schedule v-min"),
-        (2, "corpus/steps/gpt-nano-dropout --microbatches 3", "--budget 100% --schedule gpipe"),
+        (2, STEP, "--stages 2 --budget 100% --schedule 1f1b"),
+        (2, STEP, "--stages 2 --budget min --schedule zb-h1 --iterations 1000"),
+        (4, STEP, "--stages 4 --budget 100% --schedule zb-v --eval-every 2"),
+        (3, STEP, "--stages 3 --budget 100% --schedule v-min"),
+        (2, DROPOUT, "--stages 2 --budget 100% --schedule gpipe"),
+        (2, STEP, "--shards 2 --budget 100% --eval-every 2"),
+        (4, STEP, "--shards 4 --budget min --iterations 1000"),
+        (3, DROPOUT, "--shards 3 --budget 100% --reduce update"),
     ] {
-        let common = format!("{step} {arguments} --steps 4 --stages {ranks}");
+        let common = format!("{step} {arguments} --steps 4");
         let threads = format!("{common} --threads {ranks} --save FOLDER/threads");
         let threads = train(folder.path(), &threads).done();
         let processes = job(folder.path(), ranks, &format!("{common} --save FOLDER/mpi")).done();

@@ -276,9 +276,9 @@ fn what_cannot_be_shared_is_refused() {
     };
     assert_eq!(
         refused(2, 3),
-        "3 micro-batches cannot be divided evenly among 2 ranks; take a multiple of 2"
+        "2 ranks share the micro-batches of an update evenly: take a multiple of 2, not 3"
     );
     assert_eq!(refused(1, 3), "a step is sharded among at least two ranks, and 1 is asked for");
-    assert!(refused(0, 3).contains("among 0 ranks"));
-    assert!(refused(3, 0).contains("0 micro-batches"));
+    assert!(refused(0, 3).contains("0 ranks"));
+    assert!(refused(3, 0).contains("not 0"));
 }

@@ -16,8 +16,8 @@ pub enum ShardingError {
     },
     /// The ranks would not have as much to do.
     #[error(
-        "{micro_batches} micro-batches cannot be divided evenly among {ranks} ranks; take a \
-         multiple of {ranks}"
+        "{ranks} ranks share the micro-batches of an update evenly: take a multiple of {ranks}, \
+         not {micro_batches}"
     )]
     Uneven {
         /// The micro-batches of an update.

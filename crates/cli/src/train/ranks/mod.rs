@@ -57,10 +57,20 @@ pub struct Ranks {
         conflicts_with_all = ["tier", "replan", "dump", "output", "profile", "placement"]
     )]
     shards: Option<u32>,
+    /// When ranks that share a step exchange gradients; another order of sums, so other last bits
+    #[arg(long, value_enum, default_value_t = Reduce::MicroBatch, requires = "shards",
+          conflicts_with = "stages")]
+    reduce: Reduce,
     /// In which order ranks do what: auto for the fastest that fits, the name of a schedule (gpipe,
     /// 1f1b, interleaved, zb-h1, zb-v, v-half, v-min, greedy, greedy-v, asyncpipe), or a CSV file
     /// as `torch.distributed.pipelining` reads it
-    #[arg(long, value_name = "SCHEDULE", default_value = "auto", requires = "stages")]
+    #[arg(
+        long,
+        value_name = "SCHEDULE",
+        default_value = "auto",
+        requires = "stages",
+        conflicts_with = "shards"
+    )]
     schedule: String,
     /// What the ranks are, and how they reach each other
     #[arg(long, value_enum, default_value_t = Transport::Thread, requires = "ranks")]
@@ -83,6 +93,15 @@ pub enum Transport {
     /// Processes of an MPI job, begun by `mpirun -n RANKS tightfit train …`; --threads are those of
     /// each. Only where this program was built with the feature mpi
     Mpi,
+}
+
+/// When gradients are exchanged.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub enum Reduce {
+    /// For each micro-batch: a rank holds its shards of their sums
+    MicroBatch,
+    /// Once an update: a rank holds whole gradients between micro-batches, and sends less
+    Update,
 }
 
 /// How a step is divided.

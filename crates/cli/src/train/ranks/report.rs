@@ -46,6 +46,17 @@ impl Outcome<'_> {
         }
     }
 
+    /// How long the first rank waited in a step for parameters and gradients, where ranks share
+    /// them.
+    fn collectives(&self) -> Option<Seconds> {
+        self.figures.shards.and(self.measured.stall()).map(Seconds)
+    }
+
+    /// The same, as predicted.
+    fn predicted_collectives(&self) -> Seconds {
+        self.figures.ranks.first().map_or(Seconds(0.0), |rank| rank.waiting)
+    }
+
     /// The most resident bytes of a process.
     fn largest(&self) -> Option<Bytes> {
         self.processes.iter().copied().max().flatten()
@@ -88,6 +99,7 @@ impl Outcome<'_> {
             "step_seconds": self.measured.median(),
             "predicted_step_seconds": self.figures.makespan(),
             "predicted_idle": figures.idle(),
+            "waiting_seconds": self.collectives(),
             "steps": self.steps,
             "seed": self.seed,
             "validation_loss": self.evaluation.map(|evaluation| evaluation.loss),
@@ -129,6 +141,14 @@ impl Outcome<'_> {
                 output::milliseconds(Seconds(median)),
                 output::milliseconds(predicted),
                 median / predicted.0
+            )?;
+        }
+        if let Some(waiting) = self.collectives() {
+            say!(
+                "{:<16}{:>12}  measured (mean), {} predicted: for parameters and gradients of others",
+                "waiting",
+                output::milliseconds(waiting),
+                output::milliseconds(self.predicted_collectives())
             )?;
         }
         if let Some(evaluation) = &self.evaluation {

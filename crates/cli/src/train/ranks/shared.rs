@@ -1,7 +1,6 @@
 //! The plan of ranks that share a step. Invariant: all of them run one plan, which was checked
-//! within the budget; of several ways to exchange gradients and parameters it is the one that is
-//! predicted to take the least time, recomputation and gathering included, among those that were
-//! found to fit.
+//! within the budget. Which bits come out depends on the number of ranks and on when gradients are
+//! exchanged, both of which are asked for, and on nothing that is chosen here.
 
 use tightfit::analysis::modules::{ModuleIndex, measure};
 use tightfit::id::RankId;
@@ -14,20 +13,26 @@ use tightfit::sharded::{Reductions, Units, in_time};
 use tightfit::units::Seconds;
 use tightfit_engine::step::Sharing;
 
-use super::Transport;
 use super::chosen::{Asked, Chosen, Division, Known, better, the_best};
 use super::figures::{Figures, RankFigures};
+use super::{Reduce, Transport};
 use crate::effort::clock;
 
 /// How long modules are chosen for that gather their parameters by themselves.
 const SOLVER: Seconds = Seconds(5.0);
 /// How far above the optimum that choice may be.
 const GAP: f64 = 0.05;
+/// Collectives of a unit that go on beside another one take memory for both, so each is tried.
+const OVERLAPS: [bool; 2] = [true, false];
 
 /// Chooses.
 pub fn choose(asked: &Asked<'_>, ranks: u32) -> anyhow::Result<Chosen> {
     let micro_batches = asked.arguments.accumulation.micro_batches();
-    let sharing = |reductions, overlaps, units: &Units| Sharing {
+    let reductions = match asked.arguments.ranks.reduce {
+        Reduce::MicroBatch => Reductions::EachMicroBatch,
+        Reduce::Update => Reductions::Once,
+    };
+    let sharing = |overlaps, units: &Units| Sharing {
         ranks,
         micro_batches,
         units: units.clone(),
@@ -35,17 +40,13 @@ pub fn choose(asked: &Asked<'_>, ranks: u32) -> anyhow::Result<Chosen> {
         reductions,
     };
     // Before anything is measured.
-    asked.step.sharded(&sharing(Reductions::Once, false, &Units::default()))?;
+    asked.step.sharded(&sharing(false, &Units::default()))?;
     let known = Known::of(asked)?;
     let units = units(asked, &known, ranks);
-    let mut ways = vec![(Reductions::Once, true), (Reductions::Once, false)];
-    if micro_batches > ranks {
-        ways.extend([(Reductions::EachMicroBatch, true), (Reductions::EachMicroBatch, false)]);
-    }
     let (mut best, mut refused) = (None, None);
-    for &(reductions, overlaps) in &ways {
-        let sharing = sharing(reductions, overlaps, &units);
-        better(&mut best, &mut refused, plan(asked, &known, sharing, ways.len()), known.budget);
+    for overlaps in OVERLAPS {
+        let planned = plan(asked, &known, sharing(overlaps, &units));
+        better(&mut best, &mut refused, planned, known.budget);
     }
     the_best(best, refused)
 }
@@ -79,17 +80,22 @@ fn units(asked: &Asked<'_>, known: &Known, ranks: u32) -> Units {
 }
 
 /// One way with its plan.
-fn plan(asked: &Asked<'_>, known: &Known, sharing: Sharing, ways: usize) -> anyhow::Result<Chosen> {
+fn plan(asked: &Asked<'_>, known: &Known, sharing: Sharing) -> anyhow::Result<Chosen> {
     let divided = asked.step.sharded(&sharing)?;
     let step = &divided.ranks[RankId::from_u32(0)];
-    let plan = known.plan(asked, step, ways)?;
+    let plan = known.plan(asked, step, OVERLAPS.len())?;
     let fitted = &plan.training.fitted;
     let time = match asked.arguments.ranks.transport {
         Transport::Mpi => in_time(&step.training, fitted.schedule(), fitted.timeline()),
         // Threads copy when they wait, so nothing goes on beside calls.
         Transport::Thread => {
+            let of_ranks = |node| step.training.nodes()[node].operator;
+            let collectives = fitted.timeline().calls.iter().filter(|call| {
+                of_ranks(call.node).is_some_and(|operator| operator.is_collective())
+            });
+            let waiting = collectives.fold(0.0, |sum, call| sum + call.seconds.0);
             let end = fitted.timeline().seconds;
-            RankInTime { end, ..RankInTime::default() }
+            RankInTime { end, waiting: Seconds(waiting), ..RankInTime::default() }
         }
     };
     let ranks = divided.ranks.values();
