@@ -185,7 +185,7 @@ fn what_one_rank_fails_of_all_say() {
     }
     let ran = job(folder.path(), 1, &alike);
     assert_eq!(ran.code, Some(2), "{}", ran.stderr);
-    assert!(ran.stderr.contains("needs as many ranks, and the job has 1"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("ranks are asked for, and the job has 1"), "{}", ran.stderr);
 }
 
 /// A long run on two processes, of which two steps are done, with a save to go on from.

@@ -208,7 +208,7 @@ fn every_operator_matches_pytorch() {
 fn every_operator_has_goldens() {
     // Random operators are held to their statistics, not to PyTorch's draws; what ranks do together
     // is held to one device, in `tests/pipeline.rs` and `tests/sharded.rs`.
-    let others = [Operator::NativeDropout, Operator::Incoming];
+    let others = [Operator::NativeDropout, Operator::Incoming, Operator::MeanPieces];
     let is_of_ranks = |operator: &Operator| operator.exchanges() || operator.is_collective();
     let missing: Vec<&str> = Operator::ALL
         .iter()

@@ -74,7 +74,7 @@ fn a_silent_rank_is_waited_for_until_the_deadline() {
 #[test]
 fn ranks_that_are_too_few_or_too_many_know_it() {
     let Ended { says, code } = job(1, "exchange");
-    assert!(says.contains("--stages 2 needs as many ranks, and the job has 1"), "{says}");
+    assert!(says.contains("2 ranks are asked for, and the job has 1"), "{says}");
     assert_ne!(code, Some(0));
     let Ended { says, code } = job(4, "pair");
     assert_eq!(code, Some(0), "{says}");

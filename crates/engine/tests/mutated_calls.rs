@@ -295,7 +295,8 @@ fn every_operator_has_changed_calls() {
     // PyTorch has no verdict on what ranks do together; `tests/pipeline.rs` and `tests/sharded.rs`
     // change such calls.
     let of_ranks = |operator: &Operator| operator.exchanges() || operator.is_collective();
-    let own = |operator: &Operator| of_ranks(operator) || *operator == Operator::Incoming;
+    let local = [Operator::Incoming, Operator::MeanPieces];
+    let own = |operator: &Operator| of_ranks(operator) || local.contains(operator);
     for operator in Operator::ALL.iter().filter(|operator| !own(operator)) {
         assert!(seen.iter().any(|name| name == operator.name()), "{}", operator.name());
     }

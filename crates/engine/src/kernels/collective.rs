@@ -8,9 +8,10 @@
 use tightfit::operator::Operator;
 use tightfit::tensor::Argument;
 
+use crate::kernels::nest::BLOCK;
 use crate::kernels::operands::{float_bytes, shaped};
 use crate::kernels::tensor::{Raw, Tensor};
-use crate::kernels::{Fault, Kernel, KernelError, Operands, Run};
+use crate::kernels::{Fault, Kernel, KernelError, Operands, Run, tasks};
 use crate::transport::{Awaiting, Header, Lent, Link, LinkError};
 
 /// A collective with its operands bound.
@@ -42,6 +43,54 @@ pub(crate) fn end(operator: Operator, operands: &Operands) -> Result<Option<Kern
     Ok(Some(Box::new(move |run| collective.with_link(run, |link| collective.end(run, link)))))
 }
 
+/// The mean of the pieces of all ranks, summed in their order; zeros behind the end of the tensor.
+pub(super) fn mean(operands: &Operands) -> Result<Kernel, KernelError> {
+    let (whole, pieces, out) = (operands.float(0)?, operands.float(1)?, operands.float_output(0)?);
+    let &[others, piece] = &pieces.shape[..] else {
+        return Err(KernelError::Shapes("pieces of some ranks are rows".to_string()));
+    };
+    shaped(out, "the mean", &[piece])?;
+    let all = [whole, pieces, out];
+    let elements = whole.shape.iter().product::<usize>();
+    if !all.iter().all(|tensor| tensor.is_contiguous()) || elements.div_ceil(others + 1) != piece {
+        return Err(KernelError::Shapes("pieces are those of another tensor".to_string()));
+    }
+    let [whole, pieces, out] = all.map(|tensor| tensor.address);
+    let share = 1.0 / (others + 1) as f32;
+    Ok(Box::new(move |run| {
+        let Some(own) = rank_among(run, others + 1) else {
+            run.fault.raise(Fault::Link);
+            return;
+        };
+        let raw = |address: usize| Raw::<f32>(run.base.wrapping_add(address).cast());
+        let (whole, pieces, out) = (raw(whole), raw(pieces), raw(out));
+        let there = elements.saturating_sub(own * piece).min(piece);
+        tasks::for_each(piece.div_ceil(BLOCK), BLOCK * (others + 1), |block| {
+            let (from, to) = (block * BLOCK, ((block + 1) * BLOCK).min(piece));
+            let (inside, length) = (to.min(there).max(from) - from, to - from);
+            // SAFETY: blocks are disjoint parts of the output, which lies in its buffer as the
+            // inputs do in theirs; own · piece + there is no more than the tensor has, unless there
+            // is none.
+            unsafe {
+                let sums = out.slice_mut(from, length);
+                sums.fill(0.0);
+                for rank in 0..=others {
+                    if inside == 0 {
+                        break;
+                    }
+                    let row = rank - usize::from(rank > own);
+                    let summands = match rank == own {
+                        true => whole.slice(own * piece + from, inside),
+                        false => pieces.slice(row * piece + from, inside),
+                    };
+                    sums.iter_mut().zip(summands).for_each(|(sum, summand)| *sum += summand);
+                }
+                sums.iter_mut().for_each(|sum| *sum *= share);
+            }
+        });
+    }))
+}
+
 impl Collective {
     fn new(operator: Operator, operands: &Operands) -> Result<Collective, KernelError> {
         let (takes, brings) = (operands.float(0)?, operands.float_output(0)?);
@@ -60,7 +109,7 @@ impl Collective {
         let elements = |tensor: &Tensor| tensor.shape.iter().product::<usize>();
         let (whole_elements, ranks) = (elements(whole), ranks as usize);
         let piece = whole_elements.div_ceil(ranks);
-        let expected = if gathers { vec![piece] } else { vec![ranks, piece] };
+        let expected = if gathers { vec![piece] } else { vec![ranks - 1, piece] };
         shaped(shard, "a shard", &expected)?;
         for tensor in [whole, shard] {
             if !tensor.is_contiguous() {
@@ -85,11 +134,14 @@ impl Collective {
         }
     }
 
-    /// Where this rank wants what comes from another one, or from itself.
+    /// Where this rank wants what comes from another one; of a tensor that is gathered, from itself
+    /// too.
     fn comes(&self, own: usize, from: usize) -> (usize, usize) {
-        let place = self.brings + float_bytes(1, from, self.piece);
-        let piece = if self.operator == Operator::AllGather { from } else { own };
-        (place, self.elements(piece))
+        let (row, piece) = match self.operator {
+            Operator::AllGather => (from, from),
+            _ => (from - usize::from(from > own), own),
+        };
+        (self.brings + float_bytes(1, row, self.piece), self.elements(piece))
     }
 
     fn begin(&self, run: &Run<'_>, link: &dyn Link) -> Result<(), LinkError> {
@@ -109,19 +161,13 @@ impl Collective {
                 link.send(self.header(run, own, to), Lent { bytes, length })?;
             }
         }
-        let (from, elements) = self.goes(own, own);
-        let (to, _) = self.comes(own, own);
-        let raw = |address| Raw::<f32>(run.base.wrapping_add(address).cast());
-        // SAFETY: the operands lie in their buffers, which the checker proved disjoint, and no
-        // other rank's piece is where the own one goes.
-        unsafe {
-            raw(to).slice_mut(0, elements).copy_from_slice(raw(from).slice(0, elements));
-            if self.operator == Operator::AllToAll {
-                // Behind the end of the tensor there are zeros.
-                for rank in 0..self.ranks {
-                    let (place, elements) = self.comes(own, rank);
-                    raw(place).slice_mut(elements, self.piece - elements).fill(0.0);
-                }
+        if self.operator == Operator::AllGather {
+            let ((from, elements), (to, _)) = (self.goes(own, own), self.comes(own, own));
+            let raw = |address| Raw::<f32>(run.base.wrapping_add(address).cast());
+            // SAFETY: both lie in their buffers, which the checker proved disjoint, and no other
+            // rank's piece is where the own one goes.
+            unsafe {
+                raw(to).slice_mut(0, elements).copy_from_slice(raw(from).slice(0, elements));
             }
         }
         Ok(())
@@ -160,10 +206,16 @@ impl Collective {
     }
 
     fn with_link(&self, run: &Run<'_>, act: impl FnOnce(&dyn Link) -> Result<(), LinkError>) {
-        let link = run.link.map(|(link, _)| link);
-        let done = link.filter(|link| link.ranks() as usize == self.ranks).map(act);
+        let link = run.link.filter(|_| rank_among(run, self.ranks).is_some());
+        let done = link.map(|(link, _)| act(link));
         if !matches!(done, Some(Ok(()))) {
             run.fault.raise(Fault::Link);
         }
     }
+}
+
+/// This rank, where there are so many.
+fn rank_among(run: &Run<'_>, ranks: usize) -> Option<usize> {
+    let (link, _) = run.link?;
+    (link.ranks() as usize == ranks).then_some(link.rank().as_u32() as usize)
 }

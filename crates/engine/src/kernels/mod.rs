@@ -154,6 +154,7 @@ pub(crate) fn compile(
         Op::Send => exchange::send(operands),
         Op::Sent => exchange::sent(operands),
         Op::AllGather | Op::AllToAll => collective::begin(operator, operands),
+        Op::MeanPieces => collective::mean(operands),
         Op::Adamw => optimizer::adamw(operands),
         Op::Sgd => optimizer::sgd(operands),
         Op::Alias

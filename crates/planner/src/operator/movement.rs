@@ -54,11 +54,32 @@ pub fn whole(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     }
 }
 
-/// `all_to_all(tensor, ranks, message)`: the piece of each rank's tensor that is this one's.
+/// `all_to_all(tensor, ranks, message)`: the piece of each other rank's tensor that is this one's.
 pub fn pieces(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let (tensor, ranks) = (call.tensor(0)?, ranks(call, 1)?);
     let piece = piece(&tensor.shape, ranks)?;
-    Ok(vec![Output::computed(&[ranks, piece], tensor.dtype)])
+    Ok(vec![Output::computed(&[ranks - 1, piece], tensor.dtype)])
+}
+
+/// `mean_pieces(tensor, pieces)`: the mean of the piece of a tensor that is this rank's and of those
+/// of the others.
+pub fn mean_of_pieces(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
+    let (tensor, pieces) = (call.tensor(0)?, call.tensor(1)?);
+    let &[others, elements] = &pieces.shape[..] else {
+        return Err(Unsuited::Shapes(format!("pieces of shape {:?}", pieces.shape)));
+    };
+    let ranks = others.checked_add(1).filter(|&ranks| ranks > 1);
+    let fits = match ranks {
+        Some(ranks) => piece(&tensor.shape, ranks)? == elements,
+        None => false,
+    };
+    match fits {
+        true => Ok(vec![Output::computed(&[elements], tensor.dtype)]),
+        false => Err(Unsuited::Shapes(format!(
+            "pieces of shape {:?} of a tensor of {:?}",
+            pieces.shape, tensor.shape
+        ))),
+    }
 }
 
 /// The number of ranks that a collective is for.

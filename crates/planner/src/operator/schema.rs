@@ -76,6 +76,7 @@ pub const ALL_GATHER: Signature = by_place(&[
 ]);
 pub const ALL_TO_ALL: Signature =
     by_place(&[SELF, given("ranks", Integer), given("message", Integer)]);
+pub const MEAN_PIECES: Signature = by_place(&[SELF, given("pieces", Tensor)]);
 pub const GATHER: Signature = Signature {
     positional: &[SELF, DIM, given("index", Tensor)],
     keyword: &[defaulted("sparse_grad", Flag)],

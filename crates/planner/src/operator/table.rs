@@ -267,6 +267,8 @@ operators! {
         movement::whole, [FLOAT] [] MOVES, Pure;
     AllToAll "tightfit.all_to_all" schema::ALL_TO_ALL:
         movement::pieces, [FLOAT] [] MOVES, Pure;
+    MeanPieces "tightfit.mean_pieces" schema::MEAN_PIECES:
+        movement::mean_of_pieces, [FLOAT] [] per_element::<1>(), Pure;
     // optimizers
     Adamw "tightfit.adamw" schema::ADAMW:
         optimizer::adamw, [FLOAT] [] MOVES, Mutating;

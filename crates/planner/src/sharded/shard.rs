@@ -4,8 +4,8 @@
 //!
 //! A piece has ⌈n/w⌉ elements of the n of its tensor, in row-major order, where w is the number of
 //! ranks; behind the last element there are zeros. Reduce-scatter is an all-to-all of pieces and
-//! the mean over what came, in the order of the ranks, so its sums have one order wherever they are
-//! computed.
+//! the mean of the own one and those that came, in the order of the ranks, so its sums have one
+//! order wherever they are computed.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -174,8 +174,9 @@ struct World {
 
 /// Pieces that are under way.
 struct Pending {
-    /// The gradient.
+    /// The gradient: in the step, and as its pieces go.
     value: ValueId,
+    whole: ValueId,
     pieces: ValueId,
     /// Its unit.
     unit: usize,
@@ -343,11 +344,11 @@ impl Work<'_> {
             ..new(format!("{name}_pieces"), Operator::AllToAll.name())
         };
         self.collectives.push(Collective { operator: Operator::AllToAll, of: name });
-        let shape = [self.sharding.ranks.into(), self.elements(tensor)];
+        let shape = [u64::from(self.sharding.ranks) - 1, self.elements(tensor)];
         let storage = self.builder.storage(Bytes(4 * shape[0] * shape[1]));
         let made = ValueSpec::contiguous(&shape, tensor.dtype, storage);
         let pieces = self.builder.node(spec, &[Some(made)])[0];
-        self.pending.push_back(Pending { value, pieces, unit });
+        self.pending.push_back(Pending { value, whole, pieces, unit });
         if !self.sharding.overlaps {
             self.reduce_all();
         }
@@ -361,7 +362,7 @@ impl Work<'_> {
     }
 
     /// The mean of the pieces that came.
-    fn reduce(&mut self, Pending { value, pieces, .. }: Pending) {
+    fn reduce(&mut self, Pending { value, whole, pieces, .. }: Pending) {
         let of = &self.graph.values()[value];
         let node = &self.graph.nodes()[of.producer];
         let ranks = u64::from(self.sharding.ranks);
@@ -369,18 +370,15 @@ impl Work<'_> {
         let spec = NodeSpec {
             module: node.module,
             micro_batch: node.micro_batch,
-            args: vec![
-                Argument::Value(pieces),
-                Argument::List(vec![Argument::Int(0)]),
-                Argument::Bool(false),
-            ],
-            inputs: vec![pieces],
+            // The gradient stays until the others have their pieces of it.
+            args: vec![Argument::Value(whole), Argument::Value(pieces)],
+            inputs: vec![whole, pieces],
             flops: Flops(ranks * elements),
             bytes_read: Bytes(4 * ranks * elements),
             bytes_written: Bytes(4 * elements),
             ..NodeSpec::new(
                 format!("{}_reduced", name_of(node, value)),
-                Operator::MeanDims.name(),
+                Operator::MeanPieces.name(),
                 Phase::Backward,
             )
         };

@@ -60,7 +60,7 @@ impl Greeting {
                 "how the step is divided",
                 arguments.ranks.way().map_or(String::new(), |way| way.to_string()),
             ),
-            ("--reduce", format!("{:?}", arguments.ranks.reduce)),
+            ("--reduce", arguments.ranks.reduce.to_string()),
             ("--microbatches", arguments.accumulation.micro_batches().to_string()),
             ("--steps", arguments.steps.to_string()),
             ("--lr", step.optimizer.learning_rate.to_string()),

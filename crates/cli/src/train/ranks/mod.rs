@@ -104,6 +104,15 @@ pub enum Reduce {
     Update,
 }
 
+impl fmt::Display for Reduce {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Reduce::MicroBatch => "micro-batch",
+            Reduce::Update => "update",
+        })
+    }
+}
+
 /// How a step is divided.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Way {

@@ -145,7 +145,7 @@ impl Outcome<'_> {
         }
         if let Some(waiting) = self.collectives() {
             say!(
-                "{:<16}{:>12}  measured (mean), {} predicted: for parameters and gradients of others",
+                "{:<16}{:>12}  measured (mean), {} predicted: for what others have of the model",
                 "waiting",
                 output::milliseconds(waiting),
                 output::milliseconds(self.predicted_collectives())

@@ -31,23 +31,23 @@ pub enum JobError {
     /// MPI says no.
     #[error("MPI does not begin: {0}")]
     Mpi(String),
-    /// The pipeline has more ranks than the job.
+    /// More ranks are asked for than the job has.
     #[error(
-        "--stages {wanted} needs as many ranks, and the job has {ranks}: begin it with `mpirun -n \
+        "{wanted} ranks are asked for, and the job has {ranks}: begin it with `mpirun -n \
          {wanted} tightfit train … --transport mpi`"
     )]
     Few {
         /// The ranks of the job.
         ranks: u32,
-        /// The ranks of the pipeline.
+        /// The ranks that are asked for.
         wanted: u32,
     },
-    /// Other ranks take part in another pipeline.
-    #[error("of the first {wanted} ranks of the job, {ranks} were begun with --stages {wanted}")]
+    /// Other ranks were begun for another number of them.
+    #[error("of the first {wanted} ranks of the job, {ranks} were begun for as many")]
     Others {
         /// The ranks that were begun so.
         ranks: u32,
-        /// The ranks of the pipeline.
+        /// The ranks that are asked for.
         wanted: u32,
     },
 }
