@@ -130,7 +130,7 @@ fn ranks_that_are_not_alike_all_say_so() {
         }
     }
     let ran = pair(folder.path(), [&alike, &alike.replace("--stages 2", "--stages 1")]);
-    let says = "of the first 2 ranks of the job, 1 were begun with --stages 2";
+    let says = "of the first 2 ranks of the job, 1 were begun for 2 ranks";
     assert!(ran.stderr.contains(says), "{}", ran.stderr);
     assert_ne!(ran.code, Some(0));
 }

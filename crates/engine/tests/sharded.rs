@@ -18,7 +18,7 @@ use tightfit::machine::Machine;
 use tightfit::operator::Operator;
 use tightfit::plan::Planner;
 use tightfit::profile::{CallSeconds, Profile};
-use tightfit::sharded::{Reductions, Units};
+use tightfit::sharded::Reductions;
 use tightfit::units::Bytes;
 use tightfit::unplanned;
 use tightfit_engine::step::{Divided, Sharing};
@@ -104,16 +104,15 @@ fn alone(name: &str, budget: Budget) -> Ran {
 
 fn shared(
     name: &str,
-    (ranks, reductions, overlaps): (u32, Reductions, bool),
+    (ranks, reductions): (u32, Reductions),
     budget: Budget,
     resume: Option<&Path>,
 ) -> Ran {
-    let units = Units::new(["h.0", "h.1", "1", "2"].map(String::from));
-    let sharing = Sharing { ranks, micro_batches: MICRO_BATCHES, units, overlaps, reductions };
+    let sharing = Sharing { ranks, micro_batches: MICRO_BATCHES, reductions };
     let Divided { ranks: steps, routes, first_of_evaluation, .. } =
-        step(name).sharded(&sharing).unwrap();
+        step(name).sharded(sharing).unwrap();
     let links = thread_links(ranks, routes, Duration::from_secs(600));
-    let what = format!("{name}-{ranks}-{reductions:?}-{overlaps}-{budget:?}");
+    let what = format!("{name}-{ranks}-{reductions:?}-{budget:?}");
     let path = save(&format!("{what}-{}.safetensors", resume.is_some()));
     let runs: Vec<Ran> = thread::scope(|scope| {
         let running: Vec<_> = steps
@@ -167,11 +166,10 @@ fn ranks_that_share_a_step_compute_what_one_device_does() {
         let whole = alone(name, Budget::Share(1.0));
         for ranks in [2, 4] {
             for reductions in [Reductions::Once, Reductions::EachMicroBatch] {
-                for overlaps in [false, true] {
-                    let ran = shared(name, (ranks, reductions, overlaps), Budget::Smallest, None);
-                    alike(&ran, &whole);
-                    assert!(ran.slab < whole.slab);
-                }
+                let ran = shared(name, (ranks, reductions), Budget::Smallest, None);
+                alike(&ran, &whole);
+                assert!(ran.slab < whole.slab);
+                alike(&shared(name, (ranks, reductions), Budget::Share(1.0), None), &whole);
             }
         }
     }
@@ -187,7 +185,7 @@ fn what_is_saved_goes_on_on_any_number_of_ranks() {
     let expected = save("gpt-nano-on.safetensors");
     let on = train(&mut own, &accumulated, (&expected, None));
     for ranks in [2, 8] {
-        let how = (ranks, Reductions::EachMicroBatch, true);
+        let how = (ranks, Reductions::EachMicroBatch);
         alike(&shared("gpt-nano", how, Budget::Share(1.0), Some(&path)), &on);
     }
 }
@@ -195,10 +193,8 @@ fn what_is_saved_goes_on_on_any_number_of_ranks() {
 /// Each argument of each collective, as something else.
 #[test]
 fn changed_calls_are_refused() {
-    let units = Units::default();
-    let (ranks, reductions) = (2, Reductions::Once);
-    let sharing = Sharing { ranks, micro_batches: 2, units, overlaps: true, reductions };
-    let divided = step("mlp-digits").sharded(&sharing).unwrap();
+    let sharing = Sharing { ranks: 2, micro_batches: 2, reductions: Reductions::Once };
+    let divided = step("mlp-digits").sharded(sharing).unwrap();
     let text = write(&divided.ranks.values().next().unwrap().training);
     let (mut seen, mut refused) = (BTreeSet::new(), 0);
     for (index, node) in text["nodes"].as_array().unwrap().iter().enumerate() {
@@ -241,11 +237,9 @@ fn changed_calls_are_refused() {
 /// What another rank fails of, all ranks that share a step end with.
 #[test]
 fn a_rank_that_fails_stops_all_others() {
-    let (micro_batches, units) = (3, Units::default());
-    let reductions = Reductions::Once;
-    let sharing = Sharing { ranks: 3, micro_batches, units, overlaps: true, reductions };
+    let sharing = Sharing { ranks: 3, micro_batches: 3, reductions: Reductions::Once };
     let Divided { ranks: steps, routes, first_of_evaluation, .. } =
-        step("mlp-digits").sharded(&sharing).unwrap();
+        step("mlp-digits").sharded(sharing).unwrap();
     let links = thread_links(3, routes, Duration::from_secs(600));
     let failing = links[1].clone();
     thread::scope(|scope| {
@@ -271,9 +265,8 @@ fn a_rank_that_fails_stops_all_others() {
 #[test]
 fn what_cannot_be_shared_is_refused() {
     let refused = |ranks, micro_batches| {
-        let (units, reductions) = (Units::default(), Reductions::Once);
-        let sharing = Sharing { ranks, micro_batches, units, overlaps: true, reductions };
-        step("mlp-digits").sharded(&sharing).unwrap_err().to_string()
+        let sharing = Sharing { ranks, micro_batches, reductions: Reductions::Once };
+        step("mlp-digits").sharded(sharing).unwrap_err().to_string()
     };
     assert_eq!(
         refused(2, 3),

@@ -23,7 +23,7 @@ use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::machine::Route;
 use crate::plan::{
-    self, BoundOrder, Infeasible, LOWEST, NotFound, Plan, PlanError, Planner, Search, gather_early,
+    self, BoundOrder, Infeasible, LOWEST, NotFound, Plan, PlanError, Planner, Search, spread,
 };
 use crate::profile::Profile;
 use crate::schedule::{Instruction, Lowering, Residents, Schedule, lower};
@@ -255,9 +255,9 @@ impl<'a> BudgetedPlanner<'a> {
     ) -> Result<Schedule, Bytes> {
         let residents = terms.residents;
         let task = Lowering { residents, effort, ..Lowering::to(Goal::Within(budget)) };
-        let early = gather_early(self.graph, self.profile, plan, budget);
-        if early != *plan {
-            let schedule = lower(self.graph, self.profile, &early, &task);
+        let spread = spread(self.graph, self.profile, plan, budget);
+        if spread != *plan {
+            let schedule = lower(self.graph, self.profile, &spread, &task);
             if schedule.slab <= budget {
                 return Ok(schedule);
             }

@@ -5,23 +5,19 @@
 use tightfit::id::RankId;
 use tightfit::operator::Operator;
 use tightfit::pipeline::accumulate;
-use tightfit::sharded::{Collective, Reductions, Sharded, Sharding, ShardingError, Units, shard};
+use tightfit::sharded::{Collective, Reductions, Sharded, Sharding, ShardingError, shard};
 
 use crate::step::divide::{Divided, DivisionError};
 use crate::step::{Part, Share, Step};
 use crate::transport::Route;
 
 /// How a step is shared.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sharing {
     /// Among so many ranks.
     pub ranks: u32,
     /// The micro-batches of an update, of all ranks together.
     pub micro_batches: u32,
-    /// Modules that gather their parameters by themselves.
-    pub units: Units,
-    /// Collectives of one unit go on beside the calls of another one.
-    pub overlaps: bool,
     /// How often gradients are reduced.
     pub reductions: Reductions,
 }
@@ -31,19 +27,18 @@ impl Step {
     ///
     /// # Errors
     /// [`DivisionError`] where it cannot be.
-    pub fn sharded(&self, sharing: &Sharing) -> Result<Divided, DivisionError> {
-        let &Sharing { ranks, micro_batches, overlaps, reductions, .. } = sharing;
+    pub fn sharded(&self, sharing: Sharing) -> Result<Divided, DivisionError> {
+        let Sharing { ranks, micro_batches, reductions } = sharing;
         if ranks == 0 || !micro_batches.is_multiple_of(ranks) || micro_batches == 0 {
             return Err(ShardingError::Uneven { micro_batches, ranks }.into());
         }
         let own = micro_batches / ranks;
-        let sharding = Sharding { ranks, units: sharing.units.clone(), overlaps, reductions };
+        let sharding = Sharding { ranks, reductions };
         let Sharded { graph, collectives, shapes } =
-            shard(&accumulate(&self.training, own)?, &sharding)?;
+            shard(&accumulate(&self.training, own)?, sharding)?;
         let mut routes = routes(ranks, &collectives);
         let first_of_evaluation = routes.len() as u32;
-        let evaluated =
-            self.evaluation.as_ref().map(|graph| shard(graph, &sharding)).transpose()?;
+        let evaluated = self.evaluation.as_ref().map(|graph| shard(graph, sharding)).transpose()?;
         routes.extend(evaluated.iter().flat_map(|it| self::routes(ranks, &it.collectives)));
         let evaluation = evaluated.map(|evaluated| evaluated.graph);
         let part = |rank: u32, micro_batches, whole: &Part| {

@@ -7,7 +7,7 @@
 
 mod action;
 mod checkpoint;
-mod early;
+mod collectives;
 mod exact;
 mod infeasible;
 mod max_tree;
@@ -26,7 +26,7 @@ use thiserror::Error;
 
 pub use action::{Action, Plan};
 pub use checkpoint::checkpoint;
-pub use early::gather_early;
+pub use collectives::spread;
 pub use exact::exact;
 pub use infeasible::{Binding, Infeasible, LiveTensor, Prediction, live_tensors};
 pub use milp::{SOLVER, SolverLimits};

@@ -13,11 +13,9 @@ mod error;
 mod gradients;
 mod in_time;
 mod shard;
-mod units;
 
 pub use beside::{Ending, endings};
 pub use error::ShardingError;
 pub use gradients::Reductions;
 pub use in_time::in_time;
 pub use shard::{Collective, Sharded, Sharding, shard};
-pub use units::Units;

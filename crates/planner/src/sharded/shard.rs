@@ -7,7 +7,7 @@
 //! the mean of the own one and those that came, in the order of the ranks, so its sums have one
 //! order wherever they are computed.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 
 use cranelift_entity::SecondaryMap;
 
@@ -16,20 +16,14 @@ use crate::id::{NodeId, StorageId, ValueId};
 use crate::operator::Operator;
 use crate::sharded::error::ShardingError;
 use crate::sharded::gradients::{Gradients, Reductions, is_update};
-use crate::sharded::units::Units;
 use crate::tensor::{Argument, DType, TensorType};
 use crate::units::{Bytes, Flops};
 
 /// How a step is sharded.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sharding {
     /// Among so many ranks.
     pub ranks: u32,
-    /// Which parameters are gathered together.
-    pub units: Units,
-    /// Collectives of a unit go on while another one computes: parameters are gathered a unit
-    /// early, and gradients are waited for a unit late. Both take memory.
-    pub overlaps: bool,
     /// How often gradients are reduced.
     pub reductions: Reductions,
 }
@@ -59,16 +53,12 @@ pub struct Collective {
 ///
 /// # Errors
 /// [`ShardingError`] where the step does not compute the same on shards.
-pub fn shard(graph: &Graph, sharding: &Sharding) -> Result<Sharded, ShardingError> {
+pub fn shard(graph: &Graph, sharding: Sharding) -> Result<Sharded, ShardingError> {
     if sharding.ranks < 2 {
         return Err(ShardingError::TooFew { ranks: sharding.ranks });
     }
     let shards = Shards::of(graph)?;
     let gradients = Gradients::of(graph, sharding.reductions);
-    let mut gathered: BTreeMap<NodeId, Vec<NodeId>> = BTreeMap::new();
-    for (before, unit) in sharding.units.gathers(graph, &shards.is_divided, sharding.overlaps) {
-        gathered.entry(before).or_default().extend(unit);
-    }
     let mut work = Work {
         graph,
         sharding,
@@ -78,22 +68,15 @@ pub fn shard(graph: &Graph, sharding: &Sharding) -> Result<Sharded, ShardingErro
         whole: World::default(),
         divided: World::default(),
         nodes: SecondaryMap::new(),
-        pending: VecDeque::new(),
         collectives: Vec::new(),
     };
     for (id, node) in graph.nodes() {
-        for &parameter in gathered.get(&id).into_iter().flatten() {
-            work.gather(parameter);
-        }
         if work.gradients.on_shards[id] {
             continue;
         }
         match node.phase {
             _ if node.phase.is_placeholder() => work.placeholder(id),
-            Phase::Optimizer => {
-                work.reduce_all();
-                work.update(id)?;
-            }
+            Phase::Optimizer => work.update(id)?,
             _ => {
                 work.compute(id)?;
                 for value in work.gradients.reduced[id].clone() {
@@ -102,7 +85,6 @@ pub fn shard(graph: &Graph, sharding: &Sharding) -> Result<Sharded, ShardingErro
             }
         }
     }
-    work.reduce_all();
     for &output in graph.outputs() {
         let made = work.whole.values[output].or(work.divided.values[output]);
         let producer = graph.values()[output].producer;
@@ -172,20 +154,10 @@ struct World {
     storages: SecondaryMap<StorageId, Option<StorageId>>,
 }
 
-/// Pieces that are under way.
-struct Pending {
-    /// The gradient: in the step, and as its pieces go.
-    value: ValueId,
-    whole: ValueId,
-    pieces: ValueId,
-    /// Its unit.
-    unit: usize,
-}
-
 /// The graph in the making.
 struct Work<'a> {
     graph: &'a Graph,
-    sharding: &'a Sharding,
+    sharding: Sharding,
     shards: Shards,
     gradients: Gradients,
     builder: GraphBuilder,
@@ -193,8 +165,6 @@ struct Work<'a> {
     divided: World,
     /// What stands for the nodes that compute on whole tensors.
     nodes: SecondaryMap<NodeId, Option<NodeId>>,
-    /// Gradients whose pieces are under way, in the order in which they were made.
-    pending: VecDeque<Pending>,
     collectives: Vec<Collective>,
 }
 
@@ -213,9 +183,17 @@ impl Work<'_> {
         self.divided.storages[self.graph.values()[value].storage] = Some(made.1);
     }
 
-    /// A call on whole tensors.
+    /// A call on whole tensors, of which those of parameters are gathered once.
     fn compute(&mut self, id: NodeId) -> Result<(), ShardingError> {
-        let node = &self.graph.nodes()[id];
+        let graph = self.graph;
+        let node = &graph.nodes()[id];
+        for &value in &node.inputs {
+            let producer = graph.values()[value].producer;
+            let is_missing = self.whole.values[value].is_none();
+            if is_missing && graph.nodes()[producer].phase == Phase::Parameter {
+                self.gather(producer);
+            }
+        }
         let of = |value: ValueId| self.whole.values[value];
         let missing = node.inputs.iter().find(|&&value| of(value).is_none());
         if let Some(&value) = missing {
@@ -297,21 +275,11 @@ impl Work<'_> {
         self.whole.storages[storage] = Some(place);
     }
 
-    /// Begins to exchange the pieces of a gradient that was just made.
+    /// Exchanges the pieces of a gradient that was just made.
     fn exchange(&mut self, value: ValueId) {
         let graph = self.graph;
         let of = &graph.values()[value];
         let (node, tensor) = (&graph.nodes()[of.producer], &of.tensor);
-        let unit = self.sharding.units.unit_of(graph, of.producer);
-        // Of the units that came before only the last one stays under way.
-        let last = self.pending.back().map(|last| last.unit);
-        while let Some(first) = self.pending.front()
-            && first.unit != unit
-            && Some(first.unit) != last
-            && let Some(pending) = self.pending.pop_front()
-        {
-            self.reduce(pending);
-        }
         let name = name_of(node, value);
         let Some(mut whole) = self.whole.values[value] else { return };
         let bytes = tensor.bytes();
@@ -348,21 +316,11 @@ impl Work<'_> {
         let storage = self.builder.storage(Bytes(4 * shape[0] * shape[1]));
         let made = ValueSpec::contiguous(&shape, tensor.dtype, storage);
         let pieces = self.builder.node(spec, &[Some(made)])[0];
-        self.pending.push_back(Pending { value, whole, pieces, unit });
-        if !self.sharding.overlaps {
-            self.reduce_all();
-        }
+        self.reduce(value, whole, pieces);
     }
 
-    /// Waits for all that is under way.
-    fn reduce_all(&mut self) {
-        while let Some(pending) = self.pending.pop_front() {
-            self.reduce(pending);
-        }
-    }
-
-    /// The mean of the pieces that came.
-    fn reduce(&mut self, Pending { value, whole, pieces, .. }: Pending) {
+    /// The mean of a gradient's own piece and of those that came, and the sums that it is in.
+    fn reduce(&mut self, value: ValueId, whole: ValueId, pieces: ValueId) {
         let of = &self.graph.values()[value];
         let node = &self.graph.nodes()[of.producer];
         let ranks = u64::from(self.sharding.ranks);

@@ -29,7 +29,7 @@ fn touched(schedule: &Schedule, instruction: &Instruction) -> [BTreeSet<u64>; 2]
 #[test]
 fn collectives_end_before_what_needs_their_end() {
     for reductions in REDUCTIONS {
-        let (_, Sharded { graph, .. }) = shared(reductions, true);
+        let (_, Sharded { graph, .. }) = shared(reductions);
         let profile: Profile = profile(&graph);
         let whole = unplanned(&graph, &profile).unwrap().timeline().peak;
         for percent in [100, 70, 55] {

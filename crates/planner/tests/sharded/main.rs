@@ -4,8 +4,9 @@
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod beside;
-mod early;
+
 mod shard;
+mod spread;
 
 #[path = "../fixtures/corpus/mod.rs"]
 #[allow(dead_code)] // not every test needs every fixture

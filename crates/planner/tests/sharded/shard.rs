@@ -3,7 +3,7 @@
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::operator::Operator;
 use tightfit::pipeline::accumulate;
-use tightfit::sharded::{Reductions, Sharded, Sharding, ShardingError, Units, shard};
+use tightfit::sharded::{Reductions, Sharded, Sharding, ShardingError, shard};
 use tightfit::tensor::{Argument, DType};
 use tightfit::units::Bytes;
 
@@ -12,48 +12,44 @@ use crate::corpus::{graph, step};
 pub const REDUCTIONS: [Reductions; 2] = [Reductions::Once, Reductions::EachMicroBatch];
 
 /// A step of two micro-batches, as three ranks share it: no size is a multiple of three.
-pub fn shared(reductions: Reductions, overlaps: bool) -> (Graph, Sharded) {
+pub fn shared(reductions: Reductions) -> (Graph, Sharded) {
     let whole = accumulate(&step("gpt-nano"), 2).unwrap();
-    let units = Units::new(["h.0", "h.1"].map(String::from));
-    let sharding = Sharding { ranks: 3, units, overlaps, reductions };
-    let sharded = shard(&whole, &sharding).unwrap();
+    let sharded = shard(&whole, Sharding { ranks: 3, reductions }).unwrap();
     (whole, sharded)
 }
 
 #[test]
 fn a_rank_keeps_its_share_and_gathers_each_parameter_once() {
     for reductions in REDUCTIONS {
-        for overlaps in [false, true] {
-            let (whole, Sharded { graph, collectives, shapes }) = shared(reductions, overlaps);
-            let of = |graph: &Graph, phase| -> Vec<u64> {
-                let nodes = graph.nodes().values().filter(|node| node.phase == phase);
-                let bytes = nodes.map(|node| node.outputs[0].unwrap());
-                bytes.map(|value| graph.values()[value].tensor.elements()).collect()
-            };
-            for phase in [Phase::Parameter, Phase::State] {
-                let shares: Vec<u64> =
-                    of(&whole, phase).iter().map(|elements| elements.div_ceil(3)).collect();
-                assert_eq!(of(&graph, phase), shares);
-            }
-            let parameters = of(&whole, Phase::Parameter).len();
-            assert_eq!(shapes.len(), parameters + of(&whole, Phase::State).len());
-            let count = |operator| collectives.iter().filter(|it| it.operator == operator).count();
-            let exchanges = if reductions == Reductions::Once { 1 } else { 2 };
-            assert_eq!(count(Operator::AllGather), parameters);
-            assert_eq!(count(Operator::AllToAll), parameters * exchanges);
-            // Each has messages of its own, numbered as its place says.
-            let calls = graph.nodes().values();
-            let mut first: Vec<i64> = calls
-                .filter(|node| node.operator.is_some_and(Operator::is_collective))
-                .map(|node| match node.args.last() {
-                    Some(&Argument::Int(message)) => message,
-                    other => panic!("{other:?}"),
-                })
-                .collect();
-            first.sort_unstable();
-            assert!(first.iter().copied().eq((0..).map(|index| 6 * index).take(first.len())));
-            assert_eq!(first.len(), collectives.len());
+        let (whole, Sharded { graph, collectives, shapes }) = shared(reductions);
+        let of = |graph: &Graph, phase| -> Vec<u64> {
+            let nodes = graph.nodes().values().filter(|node| node.phase == phase);
+            let bytes = nodes.map(|node| node.outputs[0].unwrap());
+            bytes.map(|value| graph.values()[value].tensor.elements()).collect()
+        };
+        for phase in [Phase::Parameter, Phase::State] {
+            let shares: Vec<u64> =
+                of(&whole, phase).iter().map(|elements| elements.div_ceil(3)).collect();
+            assert_eq!(of(&graph, phase), shares);
         }
+        let parameters = of(&whole, Phase::Parameter).len();
+        assert_eq!(shapes.len(), parameters + of(&whole, Phase::State).len());
+        let count = |operator| collectives.iter().filter(|it| it.operator == operator).count();
+        let exchanges = if reductions == Reductions::Once { 1 } else { 2 };
+        assert_eq!(count(Operator::AllGather), parameters);
+        assert_eq!(count(Operator::AllToAll), parameters * exchanges);
+        // Each has messages of its own, numbered as its place says.
+        let calls = graph.nodes().values();
+        let mut first: Vec<i64> = calls
+            .filter(|node| node.operator.is_some_and(Operator::is_collective))
+            .map(|node| match node.args.last() {
+                Some(&Argument::Int(message)) => message,
+                other => panic!("{other:?}"),
+            })
+            .collect();
+        first.sort_unstable();
+        assert!(first.iter().copied().eq((0..).map(|index| 6 * index).take(first.len())));
+        assert_eq!(first.len(), collectives.len());
     }
 }
 
@@ -61,7 +57,7 @@ fn a_rank_keeps_its_share_and_gathers_each_parameter_once() {
 #[test]
 fn sums_over_micro_batches_are_of_what_is_held_between_them() {
     let sums = |reductions| {
-        let (_, Sharded { graph, .. }) = shared(reductions, true);
+        let (_, Sharded { graph, .. }) = shared(reductions);
         let sums = graph
             .nodes()
             .values()
@@ -83,9 +79,7 @@ fn sums_over_micro_batches_are_of_what_is_held_between_them() {
 }
 
 fn refused(graph: &Graph) -> ShardingError {
-    let reductions = Reductions::Once;
-    let sharding = Sharding { ranks: 2, units: Units::default(), overlaps: true, reductions };
-    shard(graph, &sharding).unwrap_err()
+    shard(graph, Sharding { ranks: 2, reductions: Reductions::Once }).unwrap_err()
 }
 
 /// Statistics of a batch are those of all ranks together, which nobody computes yet.

@@ -13,7 +13,7 @@ use tightfit::machine::Machine;
 use tightfit::pipeline::{read_csv, write_csv};
 use tightfit::profile::{CallSeconds, Profile};
 use tightfit::schedule;
-use tightfit::sharded::{Reductions, Units};
+use tightfit::sharded::Reductions;
 use tightfit::units::Bytes;
 use tightfit_engine::step::{Divided, Sharing};
 use tightfit_engine::transport::{Link, Route};
@@ -53,9 +53,6 @@ enum ToldDivision {
     Shards {
         ranks: u32,
         micro_batches: u32,
-        /// Modules that gather their parameters by themselves.
-        units: Vec<String>,
-        overlaps: bool,
         /// Gradients are reduced for each micro-batch.
         each: bool,
     },
@@ -72,8 +69,6 @@ impl ToldDivision {
             Division::Shards(sharing) => ToldDivision::Shards {
                 ranks: sharing.ranks,
                 micro_batches: sharing.micro_batches,
-                units: sharing.units.names().to_vec(),
-                overlaps: sharing.overlaps,
                 each: sharing.reductions == Reductions::EachMicroBatch,
             },
         }
@@ -90,11 +85,9 @@ impl ToldDivision {
                 }
                 Ok(step.divided(&stages, &rows, ahead)?)
             }
-            ToldDivision::Shards { ranks, micro_batches, units, overlaps, each } => {
+            ToldDivision::Shards { ranks, micro_batches, each } => {
                 let reductions = if each { Reductions::EachMicroBatch } else { Reductions::Once };
-                let units = Units::new(units);
-                let sharing = Sharing { ranks, micro_batches, units, overlaps, reductions };
-                Ok(step.sharded(&sharing)?)
+                Ok(step.sharded(Sharing { ranks, micro_batches, reductions })?)
             }
         }
     }

@@ -2,88 +2,29 @@
 //! within the budget. Which bits come out depends on the number of ranks and on when gradients are
 //! exchanged, both of which are asked for, and on nothing that is chosen here.
 
-use tightfit::analysis::modules::{ModuleIndex, measure};
 use tightfit::id::RankId;
-use tightfit::machine::Link;
 use tightfit::pipeline::RankInTime;
-use tightfit::plan::SolverLimits;
-use tightfit::plan::modules::{ShardTask, ShardVariant, shard_on};
-use tightfit::profile::Profile;
-use tightfit::sharded::{Reductions, Units, in_time};
+use tightfit::sharded::{Reductions, in_time};
 use tightfit::units::Seconds;
 use tightfit_engine::step::Sharing;
 
-use super::chosen::{Asked, Chosen, Division, Known, better, the_best};
+use super::chosen::{Asked, Chosen, Division, Known};
 use super::figures::{Figures, RankFigures};
 use super::{Reduce, Transport};
-use crate::effort::clock;
 
-/// How long modules are chosen for that gather their parameters by themselves.
-const SOLVER: Seconds = Seconds(5.0);
-/// How far above the optimum that choice may be.
-const GAP: f64 = 0.05;
-/// Collectives of a unit that go on beside another one take memory for both, so each is tried.
-const OVERLAPS: [bool; 2] = [true, false];
-
-/// Chooses.
+/// Plans.
 pub fn choose(asked: &Asked<'_>, ranks: u32) -> anyhow::Result<Chosen> {
     let micro_batches = asked.arguments.accumulation.micro_batches();
     let reductions = match asked.arguments.ranks.reduce {
         Reduce::MicroBatch => Reductions::EachMicroBatch,
         Reduce::Update => Reductions::Once,
     };
-    let sharing = |overlaps, units: &Units| Sharing {
-        ranks,
-        micro_batches,
-        units: units.clone(),
-        overlaps,
-        reductions,
-    };
-    // Before anything is measured.
-    asked.step.sharded(&sharing(false, &Units::default()))?;
+    let sharing = Sharing { ranks, micro_batches, reductions };
+    // Whether that can be is known before anything is measured.
+    let divided = asked.step.sharded(sharing)?;
     let known = Known::of(asked)?;
-    let units = units(asked, &known, ranks);
-    let (mut best, mut refused) = (None, None);
-    for overlaps in OVERLAPS {
-        let planned = plan(asked, &known, sharing(overlaps, &units));
-        better(&mut best, &mut refused, planned, known.budget);
-    }
-    the_best(best, refused)
-}
-
-/// The modules that gather their parameters by themselves, as the sharding planner chooses them;
-/// where by its model nothing fits, which the planner of single tensors may well do, all that have
-/// parameters.
-fn units(asked: &Asked<'_>, known: &Known, ranks: u32) -> Units {
-    let profile = Profile::measured(&asked.step.training, &known.machine, &known.seconds);
-    let Ok(info) = measure(&asked.step.training, &profile) else { return Units::default() };
-    let link = Link { latency: Seconds(0.0), bandwidth: known.machine.bandwidth };
-    let task = ShardTask {
-        budget: known.slab(),
-        world_size: ranks,
-        all_gather: link,
-        reduce_scatter: link,
-        variant: ShardVariant::Ours,
-        units: None,
-        checkpointing: true,
-        host: None,
-        limits: SolverLimits { gap: GAP, seconds: Some(SOLVER) },
-    };
-    let name = |module: ModuleIndex| info.modules()[module].name.clone();
-    match shard_on(&info, &task, &clock) {
-        Ok(plan) => Units::new(plan.units.iter().map(|unit| name(unit.module))),
-        Err(_) => {
-            let modules = info.modules().iter();
-            Units::new(modules.filter(|(_, it)| it.is_leaf).map(|(module, _)| name(module)))
-        }
-    }
-}
-
-/// One way with its plan.
-fn plan(asked: &Asked<'_>, known: &Known, sharing: Sharing) -> anyhow::Result<Chosen> {
-    let divided = asked.step.sharded(&sharing)?;
     let step = &divided.ranks[RankId::from_u32(0)];
-    let plan = known.plan(asked, step, OVERLAPS.len())?;
+    let plan = known.plan(asked, step, 1)?;
     let fitted = &plan.training.fitted;
     let time = match asked.arguments.ranks.transport {
         Transport::Mpi => in_time(&step.training, fitted.schedule(), fitted.timeline()),
@@ -121,7 +62,7 @@ fn plan(asked: &Asked<'_>, known: &Known, sharing: Sharing) -> anyhow::Result<Ch
         plans: divided.ranks.values().map(|_| plan.clone()).collect(),
         division: Division::Shards(sharing),
         divided,
-        machine: known.machine.clone(),
-        seconds: known.seconds.clone(),
+        machine: known.machine,
+        seconds: known.seconds,
     })
 }

@@ -43,7 +43,7 @@ pub enum JobError {
         wanted: u32,
     },
     /// Other ranks were begun for another number of them.
-    #[error("of the first {wanted} ranks of the job, {ranks} were begun for as many")]
+    #[error("of the first {wanted} ranks of the job, {ranks} were begun for {wanted} ranks")]
     Others {
         /// The ranks that were begun so.
         ranks: u32,

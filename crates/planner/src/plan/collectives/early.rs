@@ -1,10 +1,8 @@
-//! Gathers as early as they have to begin to end in time. Invariant: the plan runs the same nodes
-//! as often, what reads a gathered parameter reads the same copy of it, and no more than the budget
-//! is held.
+//! Gathers as early as they have to begin to end in time. Invariant: what reads a gathered parameter
+//! reads the same copy of it.
 //!
-//! A planner that lets go of a parameter gathers it again right before it is read, where the step
-//! would wait for all of it. From the end of the step to its beginning each gather is put where it
-//! ends in time if only one is under way at once, as far as the memory on the way there is free.
+//! From the end of the sequence to its beginning each gather is put where it ends in time if only
+//! one is under way at once, as far as the memory on the way there is free.
 
 use cranelift_entity::SecondaryMap;
 
@@ -12,29 +10,24 @@ use crate::analysis::{liveness, memory_curve};
 use crate::graph::Graph;
 use crate::id::{NodeId, StorageId};
 use crate::operator::Operator;
-use crate::plan::Plan;
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
 
-/// The plan with earlier gathers; the same plan where it has none, or moves anything.
-pub fn gather_early(graph: &Graph, profile: &Profile, plan: &Plan, budget: Bytes) -> Plan {
-    let runs = plan.runs();
+/// The sequence with earlier gathers.
+pub fn early(graph: &Graph, profile: &Profile, runs: &[NodeId], budget: Bytes) -> Vec<NodeId> {
     let gathers = |node: NodeId| graph.nodes()[node].operator == Some(Operator::AllGather);
-    if !runs.iter().any(|&node| gathers(node)) || !plan.moves().is_empty() {
-        return plan.clone();
-    }
-    let lives = liveness(graph, profile, &runs);
-    let mut held = memory_curve(graph, profile, &runs, &lives).held;
+    let lives = liveness(graph, profile, runs);
+    let mut held = memory_curve(graph, profile, runs, &lives).held;
     // Computation before each run.
     let mut clock = Vec::with_capacity(runs.len());
     let mut now = Seconds(0.0);
-    for &node in &runs {
+    for &node in runs {
         clock.push(now);
         if !gathers(node) {
             now = now + profile.seconds[node];
         }
     }
-    let earliest = earliest(graph, &runs);
+    let earliest = earliest(graph, runs);
     // Where runs go, in places of the sequence as it stands.
     let mut places: Vec<usize> = (0..runs.len()).collect();
     let mut lane = f64::INFINITY;
@@ -61,12 +54,7 @@ pub fn gather_early(graph: &Graph, profile: &Profile, plan: &Plan, budget: Bytes
     let mut order: Vec<usize> = (0..runs.len()).collect();
     // Stable: those that go to one place keep their order, before what stands there.
     order.sort_by_key(|&position| (places[position], places[position] == position));
-    let runs: Vec<NodeId> = order.into_iter().map(|position| runs[position]).collect();
-    let lives = liveness(graph, profile, &runs);
-    match memory_curve(graph, profile, &runs, &lives).peak <= budget {
-        true => Plan::of_runs(plan.planner, runs),
-        false => plan.clone(),
-    }
+    order.into_iter().map(|position| runs[position]).collect()
 }
 
 /// For each run the first place at which it could stand: behind who last made or read what it
