@@ -1,6 +1,6 @@
 //! How far a collective goes on while its rank computes. Prints how long two ranks wait for a
-//! gathered parameter and a reduced gradient of 64 MiB where either is waited for at once, and where
-//! matrix products stand in between:
+//! gathered parameter and a reduced gradient of 64 MiB where either is waited for at once, and
+//! where matrix products stand in between:
 //!
 //! ```text
 //! mpirun -n 2 --bind-to none cargo run --release -p tightfit-engine --features mpi \

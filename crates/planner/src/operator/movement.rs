@@ -61,8 +61,8 @@ pub fn pieces(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     Ok(vec![Output::computed(&[ranks - 1, piece], tensor.dtype)])
 }
 
-/// `mean_pieces(tensor, pieces)`: the mean of the piece of a tensor that is this rank's and of those
-/// of the others.
+/// `mean_pieces(tensor, pieces)`: the mean of the piece of a tensor that is this rank's and of
+/// those of the others.
 pub fn mean_of_pieces(call: &TypedCall<'_>) -> Result<Vec<Output>, Unsuited> {
     let (tensor, pieces) = (call.tensor(0)?, call.tensor(1)?);
     let &[others, elements] = &pieces.shape[..] else {

@@ -1,5 +1,5 @@
-//! Room for collectives: the same runs, each kind in the same order, gathers no later and what waits
-//! for gradients no earlier than before, and as many bytes at most.
+//! Room for collectives: the same runs, each kind in the same order, gathers no later and what
+//! waits for gradients no earlier than before, and as many bytes at most.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,5 @@
-//! Gathers as early as they have to begin to end in time. Invariant: what reads a gathered parameter
-//! reads the same copy of it.
+//! Gathers as early as they have to begin to end in time. Invariant: what reads a gathered
+//! parameter reads the same copy of it.
 //!
 //! From the end of the sequence to its beginning each gather is put where it ends in time if only
 //! one is under way at once, as far as the memory on the way there is free.
