@@ -9,5 +9,4 @@ mod shard;
 mod spread;
 
 #[path = "../fixtures/corpus/mod.rs"]
-#[allow(dead_code)] // not every test needs every fixture
 mod corpus;
