@@ -106,8 +106,8 @@ fn wrong_usage_is_refused() {
     for (arguments, code, says) in [
         ("--microbatches 3 --shards 2", 2, "take a multiple of 2, not 3"),
         ("--shards 2", 2, "take a multiple of 2, not 1"),
-        ("--microbatches 2 --shards 1", 2, "1 is not in 2..=256"),
-        ("--microbatches 2 --shards 0", 2, "0 is not in 2..=256"),
+        ("--microbatches 2 --shards 1", 2, "1 is not in 2..=64"),
+        ("--microbatches 2 --shards 0", 2, "0 is not in 2..=64"),
         ("--microbatches 2 --shards 2 --stages 2", 2, "cannot be used with"),
         ("--microbatches 2 --shards 2 --tier FOLDER", 2, "cannot be used with"),
         ("--microbatches 2 --shards 2 --schedule 1f1b", 2, "cannot be used with"),

@@ -7,6 +7,7 @@ use tightfit::graph::{self, Graph};
 use tightfit::id::{NodeId, SecondaryMap, StageId, ValueId};
 use tightfit::operator::{Kind, Operator, TypedCall, Types, Unsuited};
 use tightfit::pipeline::{Division, PipelineSchedule, ranks};
+use tightfit::sharded::{Reductions, Sharding, shard};
 use tightfit::tensor::{Argument, DType, TensorType};
 
 use crate::corpus;
@@ -65,7 +66,8 @@ fn calls_that_pytorch_recorded_conform() {
     forward.skip(20).for_each(|id| of_forward[id] = StageId::from_u32(1));
     let division = Division::new(&step, &of_forward).unwrap();
     let ranks = ranks(&division, &PipelineSchedule::GPipe.rows(2, 2).unwrap(), 1).unwrap();
-    for graph in ranks.graphs.values() {
+    let sharded = shard(&step, Sharding { ranks: 2, reductions: Reductions::Once }).unwrap();
+    for graph in ranks.graphs.values().chain([&sharded.graph]) {
         for (id, operator) in known(graph) {
             assert_eq!(operator.conform(&graph.call(id)), Ok(()), "{}", graph.nodes()[id].name);
             seen.insert(operator.name());

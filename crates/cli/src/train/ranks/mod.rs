@@ -53,7 +53,7 @@ pub struct Ranks {
         long,
         value_name = "RANKS",
         group = "ranks",
-        value_parser = clap::value_parser!(u32).range(2..=MOST_RANKS),
+        value_parser = clap::value_parser!(u32).range(2..=MOST_SHARDS),
         conflicts_with_all = ["tier", "replan", "dump", "output", "profile", "placement"]
     )]
     shards: Option<u32>,
@@ -84,6 +84,9 @@ pub struct Ranks {
 
 /// More ranks than threads of one process are of use.
 const MOST_RANKS: i64 = 256;
+
+/// More shards than every rank can name its messages of: they grow with the square.
+const MOST_SHARDS: i64 = 64;
 
 /// What ranks are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
