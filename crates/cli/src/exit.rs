@@ -23,7 +23,7 @@ use crate::places::Replaced;
 use crate::table::UnknownColumn;
 use crate::tier::NotATier;
 use crate::train::{Contradiction, LossNotFinite, NotASchedule, RanksRefused, TooManySteps};
-use crate::values::{NoStages, NoVariants, NotASize, UnknownModule};
+use crate::values::{NoRanks, NoStages, NoVariants, NotASize, UnknownModule};
 use crate::verbs::analyze::Refused;
 
 /// Part of `--help`.
@@ -170,7 +170,7 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
             Refused::Smallest => Some(8),
         };
     }
-    if error.is::<NoStages>() {
+    if error.is::<NoStages>() || error.is::<NoRanks>() {
         return Some(NOT_FOUND);
     }
     if error.is::<ModuleInfoError>() || error.is::<OperatorStatsError>() {

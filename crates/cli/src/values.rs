@@ -2,6 +2,7 @@
 //! not is answered with how to write it.
 
 use thiserror::Error;
+use tightfit::id::RankId;
 use tightfit::plan::Planner;
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::Budget;
@@ -31,6 +32,25 @@ pub struct NoStages {
     /// The layer that needs most.
     pub layer: String,
     /// What that is.
+    pub needed: Bytes,
+}
+
+/// No rank planned tensor by tensor fits into the budget, of all pipelines that were tried.
+#[derive(Debug, Error)]
+#[error(
+    "no plan was found that fits {devices} devices of {budget}: {schedule} came closest, and its \
+     {rank} is known to fit in {needed}"
+)]
+pub struct NoRanks {
+    /// How many devices there are.
+    pub devices: u32,
+    /// What each has.
+    pub budget: Bytes,
+    /// The order.
+    pub schedule: String,
+    /// The rank that does not fit.
+    pub rank: RankId,
+    /// A budget in which it does.
     pub needed: Bytes,
 }
 

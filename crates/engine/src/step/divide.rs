@@ -82,7 +82,7 @@ impl Step {
         ahead: usize,
     ) -> Result<Divided, PipelineError> {
         let division = Division::new(&self.training, of_forward)?;
-        let Ranks { graphs, outputs, messages } = ranks(&division, rows, ahead)?;
+        let Ranks { graphs, outputs, messages, .. } = ranks(&division, rows, ahead)?;
         let mut routes: Vec<Route> =
             messages.iter().map(|message| route(&self.training, message)).collect();
         let first_of_evaluation = routes.len() as u32;

@@ -29,6 +29,8 @@ pub struct Ranks {
     pub graphs: PrimaryMap<RankId, Graph>,
     /// Which outputs of the step each rank makes: those of its graph, by their numbers.
     pub outputs: PrimaryMap<RankId, Vec<usize>>,
+    /// The first node of each action of a rank's row, and of its update.
+    pub begins: PrimaryMap<RankId, Vec<NodeId>>,
     /// What goes from one to another, by the numbers that the graphs name.
     pub messages: Vec<Message>,
 }
@@ -63,9 +65,12 @@ pub fn ranks(division: &Division<'_>, rows: &Rows, ahead: usize) -> Result<Ranks
         }
     }
     let (mut graphs, mut outputs) = (PrimaryMap::new(), PrimaryMap::new());
+    let mut begins = PrimaryMap::new();
     for (rank, row) in &rows.rows {
         let mut unroll = Unroll::new(division, &exchange, rank, *micro_batches);
+        let mut firsts = Vec::with_capacity(row.len() + 1);
         for (index, action) in row.iter().enumerate() {
+            firsts.push(unroll.builder.next_node());
             for next in row.iter().skip(index + 1).take(ahead) {
                 unroll.post(next);
             }
@@ -75,6 +80,8 @@ pub fn ranks(division: &Division<'_>, rows: &Rows, ahead: usize) -> Result<Ranks
             let end = times[rank][index].end;
             unroll.wait(|sent| end.0 > read[sent.message].0);
         }
+        firsts.push(unroll.builder.next_node());
+        begins.push(firsts);
         for id in division.graph.nodes().keys() {
             if division.roles[id] == Role::Update && exchange.runs(id, rank) {
                 unroll.update(id)?;
@@ -84,7 +91,7 @@ pub fn ranks(division: &Division<'_>, rows: &Rows, ahead: usize) -> Result<Ranks
         graphs.push(graph);
         outputs.push(here);
     }
-    Ok(Ranks { graphs, outputs, messages: exchange.messages })
+    Ok(Ranks { graphs, outputs, begins, messages: exchange.messages })
 }
 
 /// Rows in time, where each pass of each stage takes as long.

@@ -25,14 +25,16 @@ pub struct RankInTime {
 /// What a rank waits for.
 #[derive(Clone, Copy, Debug, Default)]
 struct Message {
-    sent: Option<Seconds>,
+    arrived: Option<Seconds>,
     received: Option<Seconds>,
 }
 
-/// When each rank does what, where all begin at once; `None` where they wait for each other for
+/// When each rank does what, where all begin at once and messages are under way for as long as
+/// `transfers` says by their numbers, those that it does not name for no time; `None` where they wait for each other for
 /// ever, which the schedules of [`ranks`](crate::pipeline::ranks) never do.
 pub fn together<'a>(
     ranks: impl IntoIterator<Item = (&'a Graph, &'a Timeline)>,
+    transfers: &[Seconds],
 ) -> Option<PrimaryMap<RankId, RankInTime>> {
     let ranks: PrimaryMap<RankId, (&Graph, &Timeline)> = ranks.into_iter().collect();
     let mut times: PrimaryMap<RankId, RankInTime> =
@@ -53,7 +55,7 @@ pub fn together<'a>(
                 let free = last.map_or(0.0, |last| (last.start + last.seconds).0);
                 let ready = time.end.0 + (call.start.0 - free).max(0.0);
                 let awaited = match node.operator.filter(|_| number.is_some()) {
-                    Some(Operator::Receive) => messages[place].sent,
+                    Some(Operator::Receive) => messages[place].arrived,
                     Some(Operator::Sent) => messages[place].received,
                     _ => Some(Seconds(0.0)),
                 };
@@ -63,7 +65,10 @@ pub fn together<'a>(
                 time.starts.push(Seconds(start));
                 time.end = Seconds(start + call.seconds.0);
                 match node.operator.filter(|_| number.is_some()) {
-                    Some(Operator::Send) => messages[place].sent = Some(time.end),
+                    Some(Operator::Send) => {
+                        let transfer = transfers.get(place).map_or(0.0, |transfer| transfer.0);
+                        messages[place].arrived = Some(Seconds(time.end.0 + transfer));
+                    }
                     Some(Operator::Receive) => messages[place].received = Some(time.end),
                     _ => {}
                 }

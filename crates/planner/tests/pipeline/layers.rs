@@ -159,7 +159,7 @@ fn ranks_take_together_what_their_rows_do() {
         let rows = schedule.rows(2, 4).unwrap();
         let (fitted, simulated) = fitted(&rows);
         let pairs = || fitted.iter().map(|(graph, fitted)| (graph, fitted.timeline()));
-        let times = together(pairs()).unwrap();
+        let times = together(pairs(), &[]).unwrap();
         let mut latest = 0.0;
         for (time, (_, timeline)) in times.values().zip(pairs()) {
             assert_eq!(time.starts.len(), timeline.calls.len());
@@ -174,7 +174,7 @@ fn ranks_take_together_what_their_rows_do() {
     let (mut alone, _) = fitted(&PipelineSchedule::OneFOneB.rows(2, 4).unwrap());
     alone.truncate(1);
     let pairs = alone.iter().map(|(graph, fitted)| (graph, fitted.timeline()));
-    assert_eq!(together(pairs), None, "what the other one sends never comes");
+    assert_eq!(together(pairs, &[]), None, "what the other one sends never comes");
 }
 
 /// A graph without messages takes what its timeline says.
@@ -182,7 +182,7 @@ fn ranks_take_together_what_their_rows_do() {
 fn one_rank_waits_for_nobody() {
     let graph = step("gpt-nano");
     let fitted = unplanned(&graph, &on_a_gpu(&graph)).unwrap();
-    let times = together([(&graph, fitted.timeline())]).unwrap();
+    let times = together([(&graph, fitted.timeline())], &[]).unwrap();
     let time = times.values().next().unwrap();
     assert_eq!(time.waiting, Seconds(0.0));
     assert!((time.end.0 - fitted.timeline().seconds.0).abs() < 1e-12);

@@ -1,14 +1,14 @@
 //! The cut, the order and the plans of a pipeline. Invariant: what is chosen was planned and
 //! checked on every rank within the budget; of several orders it is the one that is predicted to
 //! take the least time, recomputation included, among those that were found to fit. The stage
-//! planner says where to cut for each order, and which to try first; an order is not planned where
+//! planner says which cuts of each order to try, and which of all first; one is not planned where
 //! it would take as long as the best if it recomputed nothing.
 
 use std::path::Path;
 
 use anyhow::Context;
 use tightfit::id::{NodeId, PrimaryMap, SecondaryMap, StageId};
-use tightfit::pipeline::stages::{Devices, layer_costs, plan_rows};
+use tightfit::pipeline::stages::{Devices, cuts, layer_costs};
 use tightfit::pipeline::{
     Division as Cut, PipelineError, PipelineSchedule, Rows, assign, cut_evenly, layers, simulate,
     together,
@@ -22,7 +22,7 @@ use super::figures::{Figures, RankFigures};
 use super::order::{NotASchedule, from_file};
 use crate::interrupt;
 
-/// An order with its name.
+/// An order with its name and a cut.
 struct Candidate {
     name: String,
     rows: Rows,
@@ -30,7 +30,7 @@ struct Candidate {
     of_forward: SecondaryMap<NodeId, StageId>,
     /// What it takes where nothing is recomputed.
     least: Seconds,
-    /// What it is expected to take; infinite where the stage planner has no plan for it.
+    /// What it is expected to take; infinite where the stage planner was not asked.
     expected: Seconds,
 }
 
@@ -80,7 +80,7 @@ fn order(asked: &Asked<'_>, stages: u32) -> Result<Order, NotASchedule> {
     Ok(Order::File(name.to_string(), rows))
 }
 
-/// The orders that are asked for, those first that are expected to be fastest.
+/// The orders that are asked for with their cuts, those first that are expected to be fastest.
 fn candidates(
     asked: &Asked<'_>,
     order: Order,
@@ -88,24 +88,22 @@ fn candidates(
     devices: &Devices,
 ) -> anyhow::Result<Vec<Candidate>> {
     let (stages, micro_batches) = (devices.ranks, asked.arguments.accumulation.micro_batches());
-    let of = |schedule: PipelineSchedule| -> anyhow::Result<Candidate> {
+    let of = |schedule: PipelineSchedule| -> anyhow::Result<Vec<Candidate>> {
         let rows = schedule.rows(stages, micro_batches)?;
-        candidate(asked.step, profile, devices, schedule.name().to_string(), rows)
+        of_order(asked.step, profile, devices, schedule.name(), &rows)
     };
     match order {
         Order::Any => {}
-        Order::Named(schedule) => return Ok(vec![of(schedule)?]),
-        Order::File(name, rows) => {
-            return Ok(vec![candidate(asked.step, profile, devices, name, rows)?]);
-        }
+        Order::Named(schedule) => return of(schedule),
+        Order::File(name, rows) => return of_order(asked.step, profile, devices, &name, &rows),
     }
     // Its sums have another order than those of all others.
     let all = PipelineSchedule::ALL.map(|(schedule, _)| schedule).into_iter();
     let all = all.filter(|&schedule| schedule != PipelineSchedule::AsyncPipe).map(of);
     let (mut found, mut first) = (Vec::new(), None);
-    for candidate in all {
-        match candidate {
-            Ok(candidate) => found.push(candidate),
+    for candidates in all {
+        match candidates {
+            Ok(candidates) => found.extend(candidates),
             // Some orders are only for some numbers; and two stages on each rank may be too many.
             Err(error) => first = first.or(Some(error)),
         }
@@ -120,26 +118,30 @@ fn candidates(
     }
 }
 
-/// An order with its cut: that of the stage planner, or where by its model nothing fits, which the
-/// planner of single tensors may well do, an even one.
-fn candidate(
+/// An order with its cuts: those of the stage planner, or where that was interrupted, an even one.
+fn of_order(
     step: &Step,
     profile: &Profile,
     devices: &Devices,
-    name: String,
-    rows: Rows,
-) -> anyhow::Result<Candidate> {
+    name: &str,
+    rows: &Rows,
+) -> anyhow::Result<Vec<Candidate>> {
     let stages = rows.placement.len();
     let layers = layers(&step.training, profile, stages)?;
     let costs = layer_costs(&step.training, profile, &layers, None)?;
-    let plan = plan_rows(&costs, devices, (&name, &rows), &interrupt::raised);
-    let (of_forward, expected) = match plan {
-        Some(plan) => (assign(&layers, &plan.ends), plan.makespan),
-        None => (cut_evenly(&layers, stages)?, Seconds(f64::INFINITY)),
+    let plans = cuts(&costs, devices, (name, rows), &interrupt::raised);
+    let mut found: Vec<(SecondaryMap<NodeId, StageId>, Seconds)> =
+        plans.iter().map(|plan| (assign(&layers, &plan.ends), plan.makespan)).collect();
+    if found.is_empty() {
+        found.push((cut_evenly(&layers, stages)?, Seconds(f64::INFINITY)));
+    }
+    let candidate = |(of_forward, expected)| {
+        let division = Cut::new(&step.training, &of_forward)?;
+        let simulated = simulate(rows, &division.costs(profile)).map_err(PipelineError::from)?;
+        let (name, rows, least) = (name.to_string(), rows.clone(), simulated.makespan);
+        Ok(Candidate { name, rows, of_forward, least, expected })
     };
-    let division = Cut::new(&step.training, &of_forward)?;
-    let least = simulate(&rows, &division.costs(profile)).map_err(PipelineError::from)?.makespan;
-    Ok(Candidate { name, rows, of_forward, least, expected })
+    found.into_iter().map(candidate).collect()
 }
 
 /// How plans are made.
@@ -177,7 +179,8 @@ impl Plans<'_> {
         }
         let timelines = plans.values().map(|plan| plan.training.fitted.timeline());
         let graphs = divided.ranks.values().map(|step| &step.training);
-        let times = together(graphs.zip(timelines)).context("the ranks wait for each other")?;
+        let times =
+            together(graphs.zip(timelines), &[]).context("the ranks wait for each other")?;
         let ranks = times.iter().map(|(rank, time)| {
             let (plan, graph) = (&plans[rank], &divided.ranks[rank].training);
             RankFigures::of(plan, graph, rows.stages_of(rank), time)

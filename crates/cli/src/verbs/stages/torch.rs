@@ -8,7 +8,7 @@ use tightfit::graph::Graph;
 use tightfit::id::{SecondaryMap, StageId};
 use tightfit::pipeline::{Entry, assign, is_within, write_csv};
 
-use super::Answer;
+use super::answer::{Answer, Found};
 
 /// The format of the document.
 const FORMAT: &str = "tightfit-stages/1";
@@ -16,7 +16,7 @@ const FORMAT: &str = "tightfit-stages/1";
 impl Answer {
     /// The fastest plan as `tightfit.distributed` reads it; null where none was found in time.
     pub fn for_torch(&self, graph: &Graph) -> Value {
-        let Some(best) = self.plans.first() else { return Value::Null };
+        let Some(best) = self.found.first().map(Found::plan) else { return Value::Null };
         let begins = |entry: &Entry| json!({ "module": entry.module, "call": entry.call });
         let stages = best.rows.placement.iter().map(|(stage, rank)| {
             let layers = Answer::layers(best, stage).map(|layer| {
@@ -49,7 +49,7 @@ impl Answer {
     /// For each stage the modules that lie in it as a whole, the outermost ones; what a module that
     /// lies in several computes itself is in none.
     fn modules(&self, graph: &Graph) -> Vec<Vec<String>> {
-        let Some(best) = self.plans.first() else { return Vec::new() };
+        let Some(best) = self.found.first().map(Found::plan) else { return Vec::new() };
         let of_forward = assign(&self.cut, &best.ends);
         let mut stages: SecondaryMap<_, BTreeSet<StageId>> = SecondaryMap::new();
         for (id, node) in graph.nodes().iter().filter(|(_, node)| node.phase.is_forward()) {

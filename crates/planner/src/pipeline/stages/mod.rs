@@ -8,12 +8,16 @@
 //! all micro-batches on that stage. Dynamic programming finds all of them that no other one beats
 //! in both parts ([`front`]). For all orders, cuts of layers of equal time and of equal memory come
 //! next, and every one is improved by moving borders as long as the simulation gets shorter.
+//!
+//! The model of layers ranks cuts and orders; [`TensorPlanning`] plans every rank of the best of
+//! them tensor by tensor, and ranks them again.
 
 mod descend;
 mod evaluate;
 mod front;
 mod measure;
 mod recompute;
+mod tensors;
 
 use cranelift_entity::PrimaryMap;
 
@@ -26,6 +30,7 @@ pub use evaluate::{evaluate, in_time, price};
 pub use front::{Front, front};
 pub use measure::layer_costs;
 pub use recompute::{Recomputed, recompute};
+pub use tensors::{PlannedRank, PlannedStages, TensorPlanning, TensorPlanningError};
 
 /// What a layer costs, and what it holds, for one micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -159,4 +164,22 @@ pub fn plan_rows(
     let starts = if is_over() { Vec::new() } else { descend::starts(layers, devices, rows) };
     let found = starts.into_iter().filter_map(|ends| descend::descend(layers.len(), ends, &plan));
     found.min_by(|a, b| a.makespan.0.total_cmp(&b.makespan.0))
+}
+
+/// The cuts of one order that are worth to be planned tensor by tensor: the one that is best where
+/// whole layers are recomputed, and the one that were best if nothing had to be, since tensors may
+/// fit where layers do not. None where there are fewer layers than stages, or it is over.
+pub fn cuts(
+    layers: &[LayerCost],
+    devices: &Devices,
+    order: (&str, &Rows),
+    is_over: &dyn Fn() -> bool,
+) -> Vec<StagePlan> {
+    let boundless = Devices { budget: Bytes::LIMIT, ..*devices };
+    let mut plans: Vec<StagePlan> = Vec::new();
+    for devices in [devices, &boundless] {
+        let found = plan_rows(layers, devices, order, is_over);
+        plans.extend(found.filter(|found| plans.iter().all(|plan| plan.ends != found.ends)));
+    }
+    plans
 }

@@ -1,0 +1,180 @@
+//! What `tightfit stages` prints. Invariant: nothing is calculated here.
+
+use serde_json::{Value, json};
+use tightfit::id::{RankId, StageId};
+use tightfit::pipeline::stages::{LayerCost, StagePlan};
+use tightfit::pipeline::{Layer, write_csv};
+use tightfit::units::{Bytes, Seconds};
+
+use super::answer::{Answer, Found};
+use crate::output;
+
+/// A layer in words.
+pub fn name(layer: &Layer) -> String {
+    if layer.name.is_empty() { "the loss".to_string() } else { layer.name.clone() }
+}
+
+impl Answer {
+    /// The layers of a stage.
+    pub fn layers(plan: &StagePlan, stage: StageId) -> std::ops::Range<usize> {
+        let number = stage.as_u32() as usize;
+        let begin = number.checked_sub(1).map_or(0, |before| plan.ends[before]);
+        begin..plan.ends[number]
+    }
+
+    /// All of it as one object.
+    pub fn json(&self, best: &Found) -> Value {
+        let plan = best.plan();
+        let stages = plan.rows.placement.iter().map(|(stage, rank)| {
+            let layers = Answer::layers(plan, stage);
+            let (cut, costs) = (&self.cut[layers.clone()], &self.costs[layers.clone()]);
+            let seconds: Seconds = costs.iter().map(LayerCost::seconds).sum();
+            let mut stage = json!({
+                "stage": stage.as_u32(),
+                "rank": rank.as_u32(),
+                "layers": cut.iter().map(name).collect::<Vec<_>>(),
+                "seconds": seconds,
+            });
+            if let Found::Layers(plan) = best {
+                let again = layers.filter(|&layer| plan.recomputed[layer]);
+                let again = again.map(|layer| name(&self.cut[layer]));
+                stage["recomputed"] = again.collect();
+            }
+            stage
+        });
+        let plans = self.found.iter().map(|found| {
+            let mut plan = json!({
+                "schedule": found.plan().schedule,
+                "step_seconds": found.makespan(),
+                "bubble": found.bubble(),
+                "peak_bytes": found.peaks().values().max(),
+            });
+            match found {
+                Found::Layers(StagePlan { recomputed, .. }) => {
+                    plan["recomputed_layers"] = recomputed.iter().filter(|&&is| is).count().into();
+                }
+                Found::Tensors(planned) => {
+                    let calls: usize = planned.ranks.values().map(|rank| rank.recomputed).sum();
+                    plan["recomputed_calls"] = calls.into();
+                }
+            }
+            plan
+        });
+        let slower = self
+            .slower
+            .iter()
+            .map(|(schedule, least)| json!({ "schedule": schedule, "least_step_seconds": least }));
+        let mut all = json!({
+            "feasible": true,
+            "schedule": plan.schedule,
+            "step_seconds": best.makespan(),
+            "bubble": best.bubble(),
+            "budget_bytes": self.budget,
+            "peak_bytes": best.peaks().values().collect::<Vec<_>>(),
+            "stages": stages.collect::<Vec<_>>(),
+            "plans": plans.collect::<Vec<_>>(),
+            "slower": slower.collect::<Vec<_>>(),
+            "csv": write_csv(&plan.rows),
+        });
+        if let Found::Tensors(planned) = best {
+            let ranks = planned.ranks.values().map(|rank| {
+                json!({
+                    "peak_bytes": rank.peak,
+                    "recomputed_calls": rank.recomputed,
+                    "recomputation_seconds": rank.recomputation,
+                    "seconds": rank.seconds,
+                    "waiting_seconds": rank.waiting,
+                })
+            });
+            all["ranks"] = ranks.collect();
+        }
+        all
+    }
+
+    /// All of it as a table, and what lies where.
+    pub fn show(
+        &self,
+        best: &Found,
+        graph: &str,
+        machine: &str,
+        micro_batches: u32,
+    ) -> output::Printed {
+        let plan = best.plan();
+        let ranks = plan.rows.rows.len();
+        say!(
+            "{graph}: {micro_batches} micro-batches on {ranks} × {machine}, {} each",
+            self.budget
+        )?;
+        say!(
+            "{:<12}{:>14}{:>9}{:>14}{:>12}",
+            "schedule",
+            "step",
+            "bubble",
+            "largest peak",
+            "recomputed"
+        )?;
+        for found in &self.found {
+            let again = match found {
+                Found::Layers(StagePlan { recomputed, .. }) => {
+                    let again = recomputed.iter().filter(|&&is| is).count();
+                    format!("{again} of {}", recomputed.len())
+                }
+                Found::Tensors(planned) => unsigned(planned.recomputed()),
+            };
+            say!(
+                "{:<12}{:>14}{:>9}{:>14}{:>12}",
+                found.plan().schedule,
+                output::milliseconds(found.makespan()),
+                unsigned(found.bubble()),
+                found.peaks().values().max().copied().unwrap_or(Bytes::ZERO).to_string(),
+                again
+            )?;
+        }
+        for (schedule, least) in &self.slower {
+            say!("{schedule:<12}{:>14}", format!("≥ {}", output::milliseconds(*least)))?;
+        }
+        say!()?;
+        say!("{}: what lies where", plan.schedule)?;
+        for rank in plan.rows.rows.keys() {
+            self.show_rank(best, rank)?;
+        }
+        Ok(())
+    }
+
+    fn show_rank(&self, best: &Found, rank: RankId) -> output::Printed {
+        let plan = best.plan();
+        for (index, stage) in plan.rows.stages_of(rank).into_iter().enumerate() {
+            let layers = Answer::layers(plan, stage);
+            let (first, last) = (name(&self.cut[layers.start]), name(&self.cut[layers.end - 1]));
+            let span = if layers.len() == 1 { first } else { format!("{first} … {last}") };
+            let again = match best {
+                Found::Layers(plan) => {
+                    match layers.clone().filter(|&layer| plan.recomputed[layer]).count() {
+                        0 => String::new(),
+                        count if count == layers.len() => ", recomputed".to_string(),
+                        count => format!(", {count} of {} recomputed", layers.len()),
+                    }
+                }
+                // Of all its stages, in the first line.
+                Found::Tensors(planned) => match &planned.ranks[rank] {
+                    rank if index == 0 && rank.recomputed > 0 => {
+                        let seconds = output::milliseconds(rank.recomputation);
+                        format!(", {} calls again ({seconds})", rank.recomputed)
+                    }
+                    _ => String::new(),
+                },
+            };
+            let head = match index {
+                0 => (rank.to_string(), best.peaks()[rank].to_string()),
+                _ => (String::new(), String::new()),
+            };
+            say!("{:<8}{:>10}  stage {}: {span}{again}", head.0, head.1, stage.as_u32())?;
+        }
+        Ok(())
+    }
+}
+
+/// A share of something.
+fn unsigned(share: f64) -> String {
+    output::percent(share).trim_start_matches('+').to_string()
+}

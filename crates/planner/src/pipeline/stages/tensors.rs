@@ -1,0 +1,215 @@
+//! A pipeline whose ranks are planned tensor by tensor. Invariant: the schedule of each rank was
+//! checked within its budget, and the time is that of all of them together, each waiting for what
+//! the others send.
+//!
+//! The model of layers says where to cut and in which order; it knows neither which tensors of a
+//! layer are cheap to compute again nor that a backward pass frees them one after the other. So its
+//! plans are planned once more, by the planner of single steps, for the graph that each rank has of
+//! all micro-batches; and are ranked by what that takes.
+
+use cranelift_entity::PrimaryMap;
+use thiserror::Error;
+
+use crate::effort::Effort;
+use crate::fit::{FitError, Fitted};
+use crate::goal::Goal;
+use crate::graph::{Graph, Phase};
+use crate::id::{NodeId, RankId};
+use crate::pipeline::action::Action;
+use crate::pipeline::divide::Division;
+use crate::pipeline::error::PipelineError;
+use crate::pipeline::layers::{Layer, assign};
+use crate::pipeline::ranks::{Ranks, ranks};
+use crate::pipeline::simulate::{Performed, Simulated};
+use crate::pipeline::stages::{Devices, StagePlan};
+use crate::pipeline::together::{RankInTime, together};
+use crate::plan::Planner;
+use crate::profile::Profile;
+use crate::units::{Bytes, Seconds};
+use crate::{Request, fit};
+
+/// How ranks are planned.
+#[derive(Clone, Copy)]
+pub struct TensorPlanning<'a> {
+    /// The step, of one micro-batch.
+    pub graph: &'a Graph,
+    /// What it was cut into.
+    pub layers: &'a [Layer],
+    /// What the ranks are.
+    pub devices: &'a Devices,
+    /// Bytes that each element of a parameter takes, its gradient and the optimizer's state
+    /// included, where the graph does not have them.
+    pub state: Option<f64>,
+    /// What calls of a rank's graph cost.
+    pub profile: &'a dyn Fn(&Graph) -> Profile,
+    /// Who plans each rank.
+    pub planner: Planner,
+    /// How hard, for each rank.
+    pub effort: Effort<'a>,
+}
+
+/// A rank, planned.
+#[derive(Clone, Debug)]
+pub struct PlannedRank {
+    /// The most bytes that it holds at once.
+    pub peak: Bytes,
+    /// Nodes that are computed again.
+    pub recomputed: usize,
+    /// What that takes, and moves beside it.
+    pub recomputation: Seconds,
+    /// What all its calls take.
+    pub seconds: Seconds,
+    /// How long it waits for others.
+    pub waiting: Seconds,
+}
+
+/// A pipeline, planned tensor by tensor.
+#[derive(Clone, Debug)]
+pub struct PlannedStages {
+    /// The cut and the order, and what the model of layers says of them.
+    pub plan: StagePlan,
+    /// What each rank does.
+    pub ranks: PrimaryMap<RankId, PlannedRank>,
+    /// When; what is computed again belongs to the action that comes next.
+    pub times: Simulated,
+}
+
+impl PlannedStages {
+    /// The share of the ranks' time in which they do nothing.
+    pub fn idle(&self) -> f64 {
+        let all = self.times.makespan.0 * self.ranks.len() as f64;
+        let busy: Seconds = self.ranks.values().map(|rank| rank.seconds).sum();
+        if all > 0.0 { 1.0 - busy.0 / all } else { 0.0 }
+    }
+
+    /// What is computed again, as a share of all calls' time.
+    pub fn recomputed(&self) -> f64 {
+        let all: Seconds = self.ranks.values().map(|rank| rank.seconds).sum();
+        let again: Seconds = self.ranks.values().map(|rank| rank.recomputation).sum();
+        if all.0 > 0.0 { again.0 / all.0 } else { 0.0 }
+    }
+}
+
+/// Why a pipeline is not planned.
+#[derive(Debug, Error)]
+#[non_exhaustive]
+pub enum TensorPlanningError {
+    /// The step cannot be divided so.
+    #[error(transparent)]
+    Pipeline(#[from] PipelineError),
+    /// A rank does not fit.
+    #[error("{schedule}: {rank}: {error}")]
+    Rank {
+        /// The name of the order.
+        schedule: String,
+        /// The first rank that does not fit.
+        rank: RankId,
+        /// Bytes of it that the graph does not know of.
+        beside: Bytes,
+        /// Why not.
+        error: FitError,
+    },
+    /// The ranks wait for each other, which is a bug of this crate.
+    #[error("{schedule}: the ranks wait for each other for ever; please report this")]
+    Stuck {
+        /// The name of the order.
+        schedule: String,
+    },
+}
+
+impl TensorPlanning<'_> {
+    /// Plans every rank of a pipeline within its budget.
+    ///
+    /// # Errors
+    /// [`TensorPlanningError`] where a rank does not fit.
+    pub fn plan(&self, plan: &StagePlan) -> Result<PlannedStages, TensorPlanningError> {
+        let division = Division::new(self.graph, &assign(self.layers, &plan.ends))?;
+        let Ranks { graphs, begins, messages, .. } = ranks(&division, &plan.rows, 0)?;
+        let schedule = || plan.schedule.clone();
+        let (mut fitted, mut ranks) = (Vec::new(), PrimaryMap::new());
+        for (rank, graph) in &graphs {
+            let beside = self.beside(graph);
+            let budget = self.devices.budget.saturating_sub(beside);
+            let profile = (self.profile)(graph);
+            let request = Request {
+                goal: Goal::Within(budget),
+                planner: self.planner,
+                effort: self.effort,
+                ..Request::default()
+            };
+            let found = fit(graph, &profile, &request).map_err(|error| {
+                TensorPlanningError::Rank { schedule: schedule(), rank, beside, error }
+            })?;
+            let once = profile.total(&graph.compute_nodes());
+            ranks.push(PlannedRank {
+                peak: found.timeline().peak + beside,
+                recomputed: found.schedule().recomputed(),
+                recomputation: Seconds((found.timeline().seconds.0 - once.0).max(0.0)),
+                seconds: found.timeline().seconds,
+                waiting: Seconds(0.0),
+            });
+            fitted.push(found);
+        }
+        let transfers: Vec<Seconds> = messages
+            .iter()
+            .map(|message| self.devices.transfer(self.graph.values()[message.value].tensor.bytes()))
+            .collect();
+        let timelines = fitted.iter().map(Fitted::timeline);
+        let times = together(graphs.values().zip(timelines), &transfers)
+            .ok_or_else(|| TensorPlanningError::Stuck { schedule: schedule() })?;
+        let mut performed = PrimaryMap::new();
+        for ((rank, time), found) in times.iter().zip(&fitted) {
+            ranks[rank].waiting = time.waiting;
+            performed.push(actions(&plan.rows.rows[rank], &begins[rank], found, time));
+        }
+        let end = times.values().map(|time| time.end.0).fold(0.0, f64::max);
+        let peaks = ranks.values().map(|rank| rank.peak).collect();
+        let times = Simulated { ranks: performed, makespan: Seconds(end), peaks };
+        Ok(PlannedStages { plan: plan.clone(), ranks, times })
+    }
+
+    /// What the parameters of a rank take that its graph does not know of, where gradients are as
+    /// large as their parameters.
+    fn beside(&self, graph: &Graph) -> Bytes {
+        let Some(state) = self.state else { return Bytes::ZERO };
+        let (mut whole, mut known) = (0.0, graph.static_bytes());
+        for (id, storage) in graph.placeholder_storages() {
+            if graph.nodes()[id].phase == Phase::Parameter {
+                let outputs = graph.nodes()[id].outputs.iter().flatten();
+                let elements = |&value: &_| graph.values()[value].tensor.elements() as f64;
+                whole += outputs.map(elements).sum::<f64>() * state;
+                known += graph.storages()[storage];
+            }
+        }
+        Bytes(whole as u64).saturating_sub(known)
+    }
+}
+
+/// What a rank does when: stretches of calls of the same action. The update belongs to none.
+fn actions(
+    row: &[Action],
+    begins: &[NodeId],
+    fitted: &Fitted,
+    time: &RankInTime,
+) -> Vec<Performed> {
+    let mut done: Vec<Performed> = Vec::new();
+    // What is computed again, until it is known for whom.
+    let mut again: Option<Seconds> = None;
+    for (call, &start) in fitted.timeline().calls.iter().zip(&time.starts) {
+        let end = Seconds(start.0 + call.seconds.0);
+        if call.recomputed {
+            again = again.or(Some(start));
+            continue;
+        }
+        let before = begins.partition_point(|&first| first <= call.node);
+        let Some(&action) = before.checked_sub(1).and_then(|index| row.get(index)) else {
+            continue;
+        };
+        let start = again.take().unwrap_or(start);
+        match done.last_mut().filter(|last| last.action == action) {
+            Some(last) => last.end = end,
+            None => done.push(Performed { action, start, end }),
+        }
+    }
+    done
+}
