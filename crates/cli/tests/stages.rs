@@ -18,8 +18,14 @@ fn orders_stand_with_the_fastest_first() {
     let seconds: Vec<f64> =
         plans.iter().map(|plan| plan["step_seconds"].as_f64().unwrap()).collect();
     assert!(seconds.is_sorted(), "{seconds:?}");
-    assert!(plans.len() >= 8, "{}", plans.len());
+    // An order that cannot be faster is not planned.
+    let slower = result["slower"].as_array().unwrap();
+    assert!(plans.len() + slower.len() >= 8, "{plans:?} {slower:?}");
+    for order in slower {
+        assert!(order["least_step_seconds"].as_f64().unwrap() >= seconds[0], "{order}");
+    }
     assert_eq!(plans[0]["schedule"], result["schedule"]);
+    assert_eq!(result["ranks"].as_array().unwrap().len(), 8);
     for peak in result["peak_bytes"].as_array().unwrap() {
         assert!(peak.as_u64().unwrap() <= 40_000_000_000);
     }
@@ -38,24 +44,39 @@ fn a_smaller_budget_recomputes_or_is_refused() {
         run(
             folder.path(),
             &format!(
-                "stages corpus/steps/gpt-small --devices 2 --microbatches 8 --budget {budget}"
+                "stages corpus/steps/gpt-small --devices 2 {} --budget {budget}",
+                if budget.contains("--microbatches") { "" } else { "--microbatches 8" }
             ),
         )
     };
-    let again = |budget: &str| {
-        let ran = gpt(&format!("{budget} --schedule 1f1b --json")).done();
-        ran.result()["plans"][0]["recomputed_layers"].as_u64().unwrap()
-    };
-    assert_eq!(again("800MiB"), 0);
-    assert!(again("250MiB") > 0);
-    assert!(again("60%") > 0, "of the peak on one device");
+    let plan = |budget: &str| gpt(&format!("{budget} --schedule 1f1b --json")).done().result();
+    let again = |result: &Value, what: &str| result["plans"][0][what].as_u64().unwrap();
+    assert_eq!(again(&plan("800MiB"), "recomputed_calls"), 0);
+    let tight = plan("250MiB");
+    assert!(again(&tight, "recomputed_calls") > 0);
+    for (rank, peak) in
+        tight["ranks"].as_array().unwrap().iter().zip(tight["peak_bytes"].as_array().unwrap())
+    {
+        assert_eq!(rank["peak_bytes"], *peak);
+        assert!(peak.as_u64().unwrap() <= 250 << 20, "{peak}");
+    }
+    assert!(again(&plan("60%"), "recomputed_calls") > 0, "of the peak on one device");
+    // By a model of whole layers, which knows less, it takes longer.
+    assert_eq!(again(&plan("800MiB --whole-layers"), "recomputed_layers"), 0);
+    let layers = plan("250MiB --whole-layers");
+    assert!(again(&layers, "recomputed_layers") > 0);
+    let seconds = |result: &Value| result["step_seconds"].as_f64().unwrap();
+    assert!(seconds(&tight) < seconds(&layers), "{tight} {layers}");
     let refused = run(folder.path(), &format!("{LLAMA} --budget 5GB"));
     assert_eq!(refused.code, Some(10), "{}", refused.stderr);
     assert!(refused.stderr.contains("no plan was found that fits 8 devices"), "{}", refused.stderr);
+    assert!(refused.stderr.contains("is known to fit in"), "{}", refused.stderr);
     for (arguments, code, says) in [
         ("min", 8, "min"),
         ("0", 8, "a budget of zero"),
-        ("1%", 10, "alone needs"),
+        ("1%", 10, "is known to fit in"),
+        ("1% --whole-layers", 10, "alone needs"),
+        ("300MiB --planner nobody", 2, "planners are"),
         ("300MiB --schedule nonsense", 2, "orders are gpipe"),
         ("300MiB --link fast", 2, "bytes per second"),
         ("300MiB --state nan", 2, "a number of bytes"),
@@ -65,6 +86,8 @@ fn a_smaller_budget_recomputes_or_is_refused() {
         assert!(ran.stderr.contains(says), "{arguments}: {}", ran.stderr);
         assert_eq!(ran.code, Some(code), "{arguments}");
     }
+    let many = gpt("900MiB --microbatches 1000").done();
+    assert!(many.stderr.contains("are too many to be planned tensor by tensor"), "{}", many.stderr);
     let many = "stages corpus/steps/gpt-small --devices 3000 --budget 1GiB";
     let many = run(folder.path(), many);
     assert_eq!(many.code, Some(2), "{}", many.stderr);

@@ -3,9 +3,10 @@
 //! where `tightfit.receive` waits until the message was sent and `tightfit.sent` until it was
 //! received, comes to the end of all of them.
 //!
-//! That holds since the rows were simulated: what is sent is waited for behind the first action of
-//! the sender that ends later than the one begins that receives it, so on no way from one rank to
-//! another does that time go back.
+//! That holds since the rows were simulated: what is sent is waited for behind an action of the
+//! sender that ends later than the one begins that receives it, so on no way from one rank to
+//! another does that time go back. It is not the first such action: in the simulation all passes
+//! take as long, and where one takes longer its sender would stand still for nothing but memory.
 
 use std::collections::BTreeMap;
 
@@ -21,6 +22,10 @@ use crate::pipeline::simulate::{Simulated, StageCost, simulate};
 use crate::pipeline::unroll::Unroll;
 use crate::pipeline::validate::RowsError;
 use crate::units::Seconds;
+
+/// By how many passes the end of a message is waited for later than it would be if all passes took
+/// as long.
+const LEEWAY: f64 = 2.0;
 
 /// The graphs of all ranks.
 #[derive(Clone, Debug)]
@@ -78,7 +83,7 @@ pub fn ranks(division: &Division<'_>, rows: &Rows, ahead: usize) -> Result<Ranks
                 unroll.run(id, action.micro_batch)?;
             }
             let end = times[rank][index].end;
-            unroll.wait(|sent| end.0 > read[sent.message].0);
+            unroll.wait(|sent| end.0 > read[sent.message].0 + LEEWAY);
         }
         firsts.push(unroll.builder.next_node());
         begins.push(firsts);

@@ -7,7 +7,6 @@
 
 mod action;
 mod checkpoint;
-mod collectives;
 mod exact;
 mod infeasible;
 mod max_tree;
@@ -21,12 +20,12 @@ mod quantity;
 mod rematerialize;
 mod rewrite;
 mod search;
+mod spread;
 
 use thiserror::Error;
 
 pub use action::{Action, Plan};
 pub use checkpoint::checkpoint;
-pub use collectives::spread;
 pub use exact::exact;
 pub use infeasible::{Binding, Infeasible, LiveTensor, Prediction, live_tensors};
 pub use milp::{SOLVER, SolverLimits};
@@ -38,6 +37,7 @@ pub use search::{
     Answer, BoundOrder, LOWEST, Search, lower_bound, lower_bound_with_moves, lowest_of_peers,
     relieved,
 };
+pub use spread::spread;
 
 use crate::analysis::{MemoryCurve, Move, held, liveness_with, memory_curve, seconds_with};
 use crate::effort::{Effort, Meter};

@@ -177,6 +177,20 @@ fn ranks_take_together_what_their_rows_do() {
     assert_eq!(together(pairs, &[]), None, "what the other one sends never comes");
 }
 
+/// A message that is under way for a second arrives a second later; what nobody waits for does not.
+#[test]
+fn messages_take_the_time_that_they_are_given() {
+    let (fitted, _) = fitted(&PipelineSchedule::GPipe.rows(2, 1).unwrap());
+    let pairs = || fitted.iter().map(|(graph, fitted)| (graph, fitted.timeline()));
+    let end = |transfers: &[Seconds]| {
+        let times = together(pairs(), transfers).unwrap();
+        times.values().map(|time| time.end.0).fold(0.0, f64::max)
+    };
+    let at_once = end(&[]);
+    assert!((end(&[Seconds(1.0); 2]) - at_once - 2.0).abs() < 0.1, "there and back");
+    assert!((end(&[Seconds(0.0), Seconds(0.0)]) - at_once).abs() < 1e-12);
+}
+
 /// A graph without messages takes what its timeline says.
 #[test]
 fn one_rank_waits_for_nobody() {

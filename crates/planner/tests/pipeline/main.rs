@@ -8,6 +8,7 @@ mod layers;
 mod planned;
 mod rows;
 mod stages;
+mod tensors;
 
 #[path = "../fixtures/corpus/mod.rs"]
 mod corpus;

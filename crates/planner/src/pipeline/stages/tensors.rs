@@ -206,7 +206,8 @@ fn actions(
             continue;
         };
         let start = again.take().unwrap_or(start);
-        match done.last_mut().filter(|last| last.action == action) {
+        let goes_on = |last: &&mut Performed| last.action == action && start.0 - last.end.0 < 1e-9;
+        match done.last_mut().filter(goes_on) {
             Some(last) => last.end = end,
             None => done.push(Performed { action, start, end }),
         }

@@ -4,67 +4,32 @@
 //! What waits are the means of pieces and all that depends on them: sums over micro-batches, and
 //! updates. Nothing else does, so they may come behind any run that does not write what they read.
 
-use std::collections::VecDeque;
-
 use cranelift_entity::SecondaryMap;
 
-use crate::analysis::{liveness, memory_curve};
 use crate::graph::Graph;
 use crate::id::{NodeId, StorageId};
 use crate::operator::Operator;
+use crate::plan::spread::delay::{Turn, delayed};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
-
-/// A run that waits.
-struct Waiting {
-    node: NodeId,
-    /// When what it needs is expected to have come.
-    ready: f64,
-    /// What is held until it runs.
-    holds: Bytes,
-}
 
 /// The sequence with such runs later.
 pub fn late(graph: &Graph, profile: &Profile, runs: &[NodeId], budget: Bytes) -> Vec<NodeId> {
     let waits = waits(graph, runs);
-    let lives = liveness(graph, profile, runs);
-    let held = memory_curve(graph, profile, runs, &lives).held;
-    // What is let go of behind each run.
-    let mut dying = vec![Bytes::ZERO; runs.len()];
-    for life in lives.intervals.values() {
-        if let Some(bytes) = dying.get_mut(life.dies as usize) {
-            *bytes += graph.storages()[life.storage];
-        }
-    }
     // When the pieces in a storage are expected, on a lane that brings one after another.
     let mut comes: SecondaryMap<StorageId, f64> = SecondaryMap::new();
     let (mut lane, mut now) = (0.0f64, Seconds(0.0));
-    let mut queue: VecDeque<Waiting> = VecDeque::new();
-    let mut out = Vec::with_capacity(runs.len());
-    let mut extra = Bytes::ZERO;
-    for (position, &node) in runs.iter().enumerate() {
-        let reads = graph.reads(node);
+    // None comes before one that waits already.
+    let mut latest = 0.0;
+    let mut turns = Vec::with_capacity(runs.len());
+    for &node in runs {
         if waits[node] {
-            let ready = reads.iter().map(|&storage| comes[storage]).fold(0.0, f64::max);
-            extra += dying[position];
-            queue.push_back(Waiting { node, ready, holds: dying[position] });
+            let ready = graph.reads(node).iter().map(|&storage| comes[storage]);
+            latest = ready.fold(latest, f64::max);
+            turns.push(Turn::Waits(latest));
             continue;
         }
-        let writes = graph.mutated(node);
-        let has_to_come = |waiting: &Waiting| {
-            graph.reads(waiting.node).iter().any(|storage| writes.contains(storage))
-        };
-        let last = queue.iter().rposition(has_to_come);
-        let mut due = last.map_or(0, |last| last + 1);
-        while let Some(first) = queue.front()
-            && (due > 0 || first.ready <= now.0 || held[position] + extra > budget)
-        {
-            out.push(first.node);
-            extra = extra.saturating_sub(first.holds);
-            due = due.saturating_sub(1);
-            queue.pop_front();
-        }
-        out.push(node);
+        turns.push(Turn::Stands(now.0));
         if graph.nodes()[node].operator.is_some_and(|operator| operator.is_collective()) {
             lane = lane.max(now.0) + profile.seconds[node].0;
             graph.fresh(node).iter().for_each(|&made| comes[made] = lane);
@@ -72,8 +37,7 @@ pub fn late(graph: &Graph, profile: &Profile, runs: &[NodeId], budget: Bytes) ->
             now = now + profile.seconds[node];
         }
     }
-    out.extend(queue.into_iter().map(|waiting| waiting.node));
-    out
+    delayed(graph, profile, runs, &turns, budget)
 }
 
 /// The nodes that wait for gradients: each runs once, and so does what makes what they read.

@@ -1,0 +1,52 @@
+//! Room for what other ranks wait for, or are waited for. Invariant: the plan runs the same nodes as
+//! often, what is read is the same copy of it, and no more than the budget is held.
+//!
+//! A planner puts a gather right before its reader, and what waits for a gradient right behind its
+//! exchange: nothing is then left for them to go on beside. It puts weights' gradients where they
+//! let go of most, even before what the next rank waits for. Where there is memory left, gathers
+//! begin earlier, and what needs an exchanged gradient, or is not waited for, comes later.
+
+mod delay;
+mod early;
+mod in_turn;
+mod late;
+
+use crate::graph::Graph;
+use crate::id::NodeId;
+use crate::operator::Operator;
+use crate::plan::{Plan, simulate_plan};
+use crate::profile::Profile;
+use crate::units::Bytes;
+
+/// Shares of the budget in which what waits may be held: what it really holds is known behind it.
+const SHARES: [f64; 4] = [1.0, 0.97, 0.93, 0.85];
+
+/// The plan with as much room as the budget leaves; the same plan where its rank is alone, or moves
+/// anything.
+pub fn spread(graph: &Graph, profile: &Profile, plan: &Plan, budget: Bytes) -> Plan {
+    let runs = plan.runs();
+    let has = |is: fn(Operator) -> bool| {
+        runs.iter().any(|&node| graph.nodes()[node].operator.is_some_and(is))
+    };
+    let passes: &[Pass] = match () {
+        () if !plan.moves().is_empty() => &[],
+        () if has(Operator::exchanges) => &[in_turn::in_turn],
+        () if has(Operator::is_collective) => &[late::late, early::early],
+        () => &[],
+    };
+    let mut best = plan.clone();
+    for pass in passes {
+        let runs = best.runs();
+        let fitting = SHARES.iter().find_map(|share| {
+            let within = Bytes((budget.0 as f64 * share) as u64);
+            let next = Plan::of_runs(plan.planner, pass(graph, profile, &runs, within));
+            let peak = simulate_plan(graph, profile, &next).curve.peak;
+            (peak <= budget).then_some(next)
+        });
+        best = fitting.unwrap_or(best);
+    }
+    best
+}
+
+/// A sequence of runs within a budget, rearranged.
+type Pass = fn(&Graph, &Profile, &[NodeId], Bytes) -> Vec<NodeId>;
