@@ -1,6 +1,8 @@
 //! Values of arguments as people write them. Invariant: what parses is in its range, and what does
 //! not is answered with how to write it.
 
+use std::fmt;
+
 use thiserror::Error;
 use tightfit::id::RankId;
 use tightfit::plan::Planner;
@@ -39,7 +41,7 @@ pub struct NoStages {
 #[derive(Debug, Error)]
 #[error(
     "no plan was found that fits {devices} devices of {budget}: {schedule} came closest, and its \
-     {rank} is known to fit in {needed}"
+     {rank} {room}"
 )]
 pub struct NoRanks {
     /// How many devices there are.
@@ -50,8 +52,26 @@ pub struct NoRanks {
     pub schedule: String,
     /// The rank that does not fit.
     pub rank: RankId,
-    /// A budget in which it does.
-    pub needed: Bytes,
+    /// What it needs.
+    pub room: Room,
+}
+
+/// What is known of what a rank needs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Room {
+    /// It fits there.
+    Enough(Bytes),
+    /// Whatever is planned, it needs more than the budget.
+    AtLeast(Bytes),
+}
+
+impl fmt::Display for Room {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Room::Enough(bytes) => write!(f, "is known to fit in {bytes}"),
+            Room::AtLeast(bytes) => write!(f, "needs at least {bytes}"),
+        }
+    }
 }
 
 /// A variant of a planner that has no variants.

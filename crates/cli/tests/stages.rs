@@ -74,7 +74,8 @@ fn a_smaller_budget_recomputes_or_is_refused() {
     for (arguments, code, says) in [
         ("min", 8, "min"),
         ("0", 8, "a budget of zero"),
-        ("1%", 10, "is known to fit in"),
+        ("1%", 10, "needs at least"),
+        ("120MiB", 10, "is known to fit in"),
         ("1% --whole-layers", 10, "alone needs"),
         ("300MiB --planner nobody", 2, "planners are"),
         ("300MiB --schedule nonsense", 2, "orders are gpipe"),

@@ -6,7 +6,7 @@ mod words;
 use crate::analysis::liveness_with;
 use crate::graph::Graph;
 use crate::id::NodeId;
-use crate::plan::{Plan, simulate_plan};
+use crate::plan::{Plan, Planner, simulate_plan};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
@@ -86,8 +86,7 @@ impl Infeasible {
             module: graph.module_of(node).to_string(),
         });
         let live = live_tensors(graph, profile, &plan, curve.at);
-        let may_move = plan.planner.moves() && profile.hierarchy.main_route().is_some();
-        let (needed, peak) = (needed(graph, profile, may_move), curve.peak);
+        let (needed, peak) = (needed(graph, profile, plan.planner), curve.peak);
         let reached = peak;
         Infeasible { budget, needed, reached, plan, peak, binding, live, prediction: None }
     }
@@ -99,11 +98,12 @@ impl Infeasible {
 }
 
 /// A lower bound for every schedule in every order: persistent bytes and one node's own storages
-/// and workspace; where what is held may move, that node's alone.
+/// and workspace; where the planner may move what is held, that node's alone.
 ///
 /// An output written over an input needs no bytes of its own, so where the machine reuses memory
 /// only the larger of inputs and outputs counts.
-fn needed(graph: &Graph, profile: &Profile, may_move: bool) -> Bytes {
+pub fn needed(graph: &Graph, profile: &Profile, planner: Planner) -> Bytes {
+    let may_move = planner.moves() && profile.hierarchy.main_route().is_some();
     let persistent = |storage| !may_move && graph.is_persistent(storage);
     let resting: Bytes =
         graph.storages().keys().filter(|&s| persistent(s)).map(|s| graph.storages()[s]).sum();

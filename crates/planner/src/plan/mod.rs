@@ -27,7 +27,7 @@ use thiserror::Error;
 pub use action::{Action, Plan};
 pub use checkpoint::checkpoint;
 pub use exact::exact;
-pub use infeasible::{Binding, Infeasible, LiveTensor, Prediction, live_tensors};
+pub use infeasible::{Binding, Infeasible, LiveTensor, Prediction, live_tensors, needed};
 pub use milp::{SOLVER, SolverLimits};
 pub use not_found::NotFound;
 pub use order::base_order;

@@ -18,11 +18,14 @@ use tightfit_engine::{Budget, reserve};
 use super::shown::name;
 use crate::accumulation::Accumulation;
 use crate::effort::Search;
-use crate::values::{NoRanks, NoStages};
+use crate::values::{NoRanks, NoStages, Room};
 use crate::{input, interrupt};
 
 /// Calls of all micro-batches that are planned one by one: a second or two for each cut.
 const MOST_CALLS: u64 = 1 << 18;
+
+/// More than any refusal asks for.
+const NOTHING_KNOWN: Room = Room::AtLeast(Bytes::LIMIT);
 
 /// What is asked for.
 pub struct Task {
@@ -265,10 +268,13 @@ fn rank(planning: &TensorPlanning<'_>, costs: &[LayerCost], candidates: Vec<Stag
         } else if !interrupt::raised() {
             match planning.plan(&candidate) {
                 Ok(planned) => ranked.found.push(planned),
-                Err(error) if ranked.refused.as_ref().is_none_or(|r| asks(&error) < asks(r)) => {
-                    ranked.refused = Some(error);
+                Err(error) => {
+                    // One that is known to fit somewhere, where there is one.
+                    let asks = |error| room(error, Bytes::ZERO).unwrap_or(NOTHING_KNOWN);
+                    if ranked.refused.as_ref().is_none_or(|least| asks(&error) < asks(least)) {
+                        ranked.refused = Some(error);
+                    }
                 }
-                Err(_) => {}
             }
             ranked.found.sort_by(|a, b| a.times.makespan.0.total_cmp(&b.times.makespan.0));
         }
@@ -287,34 +293,35 @@ fn rank(planning: &TensorPlanning<'_>, costs: &[LayerCost], candidates: Vec<Stag
     ranked
 }
 
-/// What the rank that did not fit is known to fit in.
-fn asks(error: &TensorPlanningError) -> Bytes {
-    let TensorPlanningError::Rank { beside, error: FitError::Plan(error), .. } = error else {
-        return Bytes::LIMIT;
-    };
+/// What the rank that did not fit needs, where that is known; `reserve` is not the slab's.
+fn room(error: &TensorPlanningError, reserve: Bytes) -> Option<Room> {
     match error {
-        PlanError::Infeasible(proof) => proof.reached + *beside,
-        PlanError::NotFound(found) => found.reached + *beside,
-        _ => Bytes::LIMIT,
+        TensorPlanningError::TooLittle { needed, .. } => Some(Room::AtLeast(*needed + reserve)),
+        TensorPlanningError::Rank { beside, error: FitError::Plan(error), .. } => match error {
+            PlanError::Infeasible(proof) => Some(Room::Enough(proof.reached + *beside + reserve)),
+            PlanError::NotFound(found) => Some(Room::Enough(found.reached + *beside + reserve)),
+            _ => None,
+        },
+        _ => None,
     }
 }
 
 /// Why nothing fits, in bytes of the whole budget.
 fn refusal(error: TensorPlanningError, answer: &Answer, reserve: Bytes) -> anyhow::Error {
-    let needed = asks(&error);
-    match error {
-        TensorPlanningError::Rank { schedule, rank, .. } if needed < Bytes::LIMIT => NoRanks {
-            devices: answer.devices.ranks,
-            budget: answer.budget,
-            schedule,
-            rank,
-            needed: needed + reserve,
+    let room = room(&error, reserve);
+    match (error, room) {
+        (
+            TensorPlanningError::Rank { schedule, rank, .. }
+            | TensorPlanningError::TooLittle { schedule, rank, .. },
+            Some(room),
+        ) => {
+            let (devices, budget) = (answer.devices.ranks, answer.budget);
+            NoRanks { devices, budget, schedule, rank, room }.into()
         }
-        .into(),
-        TensorPlanningError::Rank { schedule, rank, error, .. } => {
+        (TensorPlanningError::Rank { schedule, rank, error, .. }, None) => {
             anyhow::Error::from(error).context(format!("{schedule}: {rank}"))
         }
-        TensorPlanningError::Pipeline(error) => error.into(),
-        error => error.into(),
+        (TensorPlanningError::Pipeline(error), _) => error.into(),
+        (error, _) => error.into(),
     }
 }

@@ -23,7 +23,7 @@ use crate::pipeline::ranks::{Ranks, ranks};
 use crate::pipeline::simulate::{Performed, Simulated};
 use crate::pipeline::stages::{Devices, StagePlan};
 use crate::pipeline::together::{RankInTime, together};
-use crate::plan::Planner;
+use crate::plan::{Planner, needed};
 use crate::profile::Profile;
 use crate::units::{Bytes, Seconds};
 use crate::{Request, fit};
@@ -109,6 +109,16 @@ pub enum TensorPlanningError {
         /// Why not.
         error: FitError,
     },
+    /// A rank has less than what lies there in every schedule.
+    #[error("{schedule}: {rank} needs {needed} at least")]
+    TooLittle {
+        /// The name of the order.
+        schedule: String,
+        /// The rank that needs most.
+        rank: RankId,
+        /// What that is.
+        needed: Bytes,
+    },
     /// The ranks wait for each other, which is a bug of this crate.
     #[error("{schedule}: the ranks wait for each other for ever; please report this")]
     Stuck {
@@ -126,18 +136,28 @@ impl TensorPlanning<'_> {
         let division = Division::new(self.graph, &assign(self.layers, &plan.ends))?;
         let Ranks { graphs, begins, messages, .. } = ranks(&division, &plan.rows, 0)?;
         let schedule = || plan.schedule.clone();
+        let profiles: PrimaryMap<RankId, Profile> = graphs.values().map(self.profile).collect();
+        // Before anything is searched for.
+        let needed = |(rank, graph): (RankId, &Graph)| {
+            (needed(graph, &profiles[rank], self.planner) + self.beside(graph), rank)
+        };
+        let most = graphs.iter().map(needed).max();
+        if let Some((needed, rank)) = most.filter(|(needed, _)| *needed > self.devices.budget) {
+            let schedule = schedule();
+            return Err(TensorPlanningError::TooLittle { schedule, rank, needed });
+        }
         let (mut fitted, mut ranks) = (Vec::new(), PrimaryMap::new());
         for (rank, graph) in &graphs {
             let beside = self.beside(graph);
             let budget = self.devices.budget.saturating_sub(beside);
-            let profile = (self.profile)(graph);
+            let profile = &profiles[rank];
             let request = Request {
                 goal: Goal::Within(budget),
                 planner: self.planner,
                 effort: self.effort,
                 ..Request::default()
             };
-            let found = fit(graph, &profile, &request).map_err(|error| {
+            let found = fit(graph, profile, &request).map_err(|error| {
                 TensorPlanningError::Rank { schedule: schedule(), rank, beside, error }
             })?;
             let once = profile.total(&graph.compute_nodes());
