@@ -72,6 +72,12 @@ pub struct Search {
     seed: u64,
 }
 
+impl Default for Search {
+    fn default() -> Search {
+        Search { planner: Planner::Auto, limits: Limits::default(), seed: 1 }
+    }
+}
+
 impl Search {
     /// The search's effort.
     pub fn effort(self) -> Effort<'static> {

@@ -1,5 +1,6 @@
 //! `tightfit bench stages`: planned pipelines beside those that cut equally and recompute nothing
-//! or everything. Invariant: all of them are priced by the same model and the same simulation.
+//! or everything. Invariant: all of them are priced by the same model and the same simulation; what
+//! they become where each device is planned tensor by tensor stands beside that.
 
 use std::path::{Path, PathBuf};
 
@@ -11,10 +12,14 @@ use tightfit::pipeline::stages::{Devices, LayerCost, StagePlan, layer_costs, pla
 use tightfit::pipeline::{PipelineSchedule, layers};
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
+use tightfit_engine::Budget;
 
 use super::markdown::{known, table};
-use crate::effort::clock;
+use crate::accumulation::Accumulation;
+use crate::effort::{Search, clock};
 use crate::exit::ExitCode;
+use crate::values::NoRanks;
+use crate::verbs::stages::answer::{Answer, Found, Task, answer};
 use crate::{input, interrupt};
 
 /// Bytes of a device.
@@ -61,7 +66,8 @@ pub fn stages(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (mut rows, mut results): (Vec<Vec<String>>, Vec<Value>) = (Vec::new(), Vec::new());
     for path in paths {
         let (graph, _) = input::graph(&path)?;
-        let profile = Profile::new(&graph, &Machine::preset("a100-80gb")?);
+        let machine = Machine::preset("a100-80gb")?;
+        let profile = Profile::new(&graph, &machine);
         let planned = layers(&graph, &profile, 2 * DEVICES as usize)?;
         let planned = layer_costs(&graph, &profile, &planned, Some(STATE))?;
         for budget in BUDGETS.map(|budget| Bytes(budget * 1_000_000_000)) {
@@ -80,6 +86,13 @@ pub fn stages(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             let ratio = ours
                 .zip(equal.as_ref())
                 .map(|(ours, equal)| ours.makespan.0 / equal.plan.makespan.0);
+            let start = clock().0;
+            let tensors = by_tensors(&graph, &machine, budget)?;
+            let tensor_seconds = clock().0 - start;
+            let tensors = tensors.as_ref().and_then(|answer| match answer.found.first() {
+                Some(Found::Tensors(planned)) => Some(planned),
+                _ => None,
+            });
             let time = |plan: &StagePlan| format!("{:.1}", plan.makespan.0 * 1e3);
             let again = |plan: &StagePlan| plan.recomputed.iter().filter(|&&is| is).count();
             rows.push(vec![
@@ -91,6 +104,10 @@ pub fn stages(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 known(equal.as_ref(), |equal| time(&equal.plan)),
                 known(ratio, |ratio| format!("{ratio:.3}")),
                 format!("{seconds:.2}"),
+                known(tensors, |planned| planned.plan.schedule.clone()),
+                known(tensors, |planned| format!("{:.1}", planned.times.makespan.0 * 1e3)),
+                known(tensors, |planned| format!("{:.1} %", planned.recomputed() * 1e2)),
+                format!("{tensor_seconds:.2}"),
             ]);
             results.push(json!({
                 "graph": graph.name(),
@@ -100,6 +117,12 @@ pub fn stages(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 "equal": equal.as_ref().map(|equal| &equal.name),
                 "equal_step_seconds": equal.as_ref().map(|equal| equal.plan.makespan),
                 "planning_seconds": seconds,
+                "tensors": tensors.map(|planned| json!({
+                    "schedule": planned.plan.schedule,
+                    "step_seconds": planned.times.makespan,
+                    "recomputed": planned.recomputed(),
+                })),
+                "tensors_planning_seconds": tensor_seconds,
             }));
         }
     }
@@ -116,9 +139,32 @@ pub fn stages(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         "step, ms",
         "ratio",
         "planning, s",
+        "by tensors",
+        "step, ms",
+        "recomputed",
+        "planning, s",
     ];
     say!("{}", table(&head, &rows).trim_end())?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// The same where each device is planned tensor by tensor; none where nothing fits.
+fn by_tensors(graph: &Graph, machine: &Machine, budget: Bytes) -> anyhow::Result<Option<Answer>> {
+    let task = Task {
+        devices: DEVICES,
+        budget: Budget::Absolute(budget),
+        accumulation: Accumulation::of_so_many(MICRO_BATCHES),
+        link: Some(LINK),
+        state: Some(STATE),
+        schedule: None,
+        at_modules: false,
+        search: Some(Search::default()),
+    };
+    match answer(graph, machine, &task) {
+        Ok(answer) => Ok(Some(answer)),
+        Err(error) if error.is::<NoRanks>() => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// The fastest of all equal cuts that fit: as many layers in each stage, or as much time, with

@@ -2,7 +2,7 @@
 //! what they recompute. Invariant: every figure is one of checked plans of the ranks, or where whole
 //! layers are asked for, one of the stage planner's model and simulation; nothing is executed.
 
-mod answer;
+pub mod answer;
 mod shown;
 mod torch;
 

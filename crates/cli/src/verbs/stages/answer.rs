@@ -10,7 +10,7 @@ use tightfit::pipeline::stages::{
     Devices, LayerCost, PlannedStages, StagePlan, TensorPlanning, TensorPlanningError, cuts,
     in_time, layer_costs, plan_stages,
 };
-use tightfit::pipeline::{Layer, PipelineSchedule, Simulated, Unsuited, at_modules, layers};
+use tightfit::pipeline::{Layer, PipelineError, PipelineSchedule, Simulated, at_modules, layers};
 use tightfit::plan::PlanError;
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::{Budget, reserve};
@@ -91,12 +91,15 @@ impl Found {
 
 /// Plans, the fastest first.
 pub struct Answer {
+    /// What the model was cut into.
     pub cut: Vec<Layer>,
+    /// What that costs.
     pub costs: Vec<LayerCost>,
     /// The best of each order.
     pub found: Vec<Found>,
     /// Orders that were not planned, since they take at least so long with nothing recomputed.
     pub slower: Vec<(String, Seconds)>,
+    /// The devices.
     pub devices: Devices,
     /// The whole budget of a device.
     pub budget: Bytes,
@@ -222,16 +225,20 @@ fn candidates(
     answer: &Answer,
     micro_batches: u32,
     asked: &[PipelineSchedule],
-) -> Result<Vec<StagePlan>, Unsuited> {
+) -> anyhow::Result<Vec<StagePlan>> {
     let Answer { costs, devices, .. } = answer;
-    let (mut found, mut first) = (Vec::new(), None);
+    let (mut found, mut first): (_, Option<anyhow::Error>) = (Vec::new(), None);
     for schedule in asked {
         match schedule.rows(devices.ranks, micro_batches) {
+            Ok(rows) if rows.placement.len() > costs.len() => {
+                let (stages, layers) = (rows.placement.len(), costs.len());
+                first = first.or(Some(PipelineError::TooManyStages { stages, layers }.into()));
+            }
             Ok(rows) => {
                 let order = (schedule.name(), &rows);
                 found.extend(cuts(costs, devices, order, &interrupt::raised));
             }
-            Err(error) => first = first.or(Some(error)),
+            Err(error) => first = first.or(Some(error.into())),
         }
     }
     if let Some(error) = first.filter(|_| found.is_empty()) {
