@@ -183,6 +183,7 @@ pub mod profile;
 pub mod reading;
 pub mod schedule;
 pub mod sharded;
+pub mod staged;
 pub mod tensor;
 pub mod timeline;
 pub mod units;

@@ -187,7 +187,7 @@ pub fn stages(
     let schedule = schedule.map(|name| parsed(py, &name, pipelines::schedule)).transpose()?;
     let state = state.map(|bytes| parsed(py, &bytes.to_string(), pipelines::state)).transpose()?;
     attended(py, |stop| {
-        let task = pipelines::Task {
+        let task = pipelines::answer::Task {
             devices,
             budget: budget.0.parse()?,
             accumulation: Accumulation::of_so_many(micro_batches),
@@ -195,11 +195,13 @@ pub fn stages(
             state,
             schedule,
             at_modules: true,
+            search: None,
         };
         let subject = graph.read()?;
         let machine = subject.machine(&on)?;
-        let answer =
-            pipelines::answer(&subject.graph, &machine, &task, &|| stop.clock().0.is_infinite())?;
+        let answer = pipelines::answer::answer(&subject.graph, &machine, &task, &|| {
+            stop.clock().0.is_infinite()
+        })?;
         Ok(answer.for_torch(&subject.graph).to_string())
     })
 }

@@ -160,7 +160,7 @@ fn by_tensors(graph: &Graph, machine: &Machine, budget: Bytes) -> anyhow::Result
         at_modules: false,
         search: Some(Search::default()),
     };
-    match answer(graph, machine, &task) {
+    match answer(graph, machine, &task, &interrupt::raised) {
         Ok(answer) => Ok(Some(answer)),
         Err(error) if error.is::<NoRanks>() => Ok(None),
         Err(error) => Err(error),

@@ -1,6 +1,6 @@
 //! `tightfit stages`: where to cut a model into stages, in which order its ranks perform what, and
-//! what they recompute. Invariant: every figure is one of checked plans of the ranks, or where whole
-//! layers are asked for, one of the stage planner's model and simulation; nothing is executed.
+//! what they recompute. Invariant: every figure is one of checked plans of the ranks, or where
+//! whole layers are asked for, of the stage planner's model and simulation; nothing is executed.
 
 pub mod answer;
 mod shown;
@@ -57,8 +57,9 @@ pub struct Arguments {
     /// micro-batches are many; no device's tensors are planned, and nothing is checked
     #[arg(long)]
     whole_layers: bool,
-    /// Write the best plan for PyTorch to -o, of whole layers cut between modules: cut, order and recomputation as
-    /// `tightfit.distributed` reads them, and the lists of modules that torchtitan takes
+    /// Write the best plan for PyTorch to -o, of whole layers cut between modules: cut, order and
+    /// recomputation as `tightfit.distributed` reads them, and the lists of modules that torchtitan
+    /// takes
     #[arg(long, value_enum, value_name = "WHAT", requires = "output")]
     emit: Option<Emitted>,
     /// Where to write what is emitted (tightfit-stages/1)
@@ -122,7 +123,7 @@ pub fn stages(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         at_modules: arguments.emit.is_some(),
         search: (!arguments.whole_layers && arguments.emit.is_none()).then_some(arguments.search),
     };
-    let answer = answer(&graph, &machine, &task)?;
+    let answer = answer(&graph, &machine, &task, &interrupt::raised)?;
     let Some(best) = answer.found.first() else {
         return Ok(interrupt::code());
     };

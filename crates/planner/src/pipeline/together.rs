@@ -30,8 +30,8 @@ struct Message {
 }
 
 /// When each rank does what, where all begin at once and messages are under way for as long as
-/// `transfers` says by their numbers, those that it does not name for no time; `None` where they wait for each other for
-/// ever, which the schedules of [`ranks`](crate::pipeline::ranks) never do.
+/// `transfers` says by their numbers, those that it does not name for no time; `None` where they
+/// wait for each other for ever, which the schedules of [`ranks`](crate::pipeline::ranks) never do.
 pub fn together<'a>(
     ranks: impl IntoIterator<Item = (&'a Graph, &'a Timeline)>,
     transfers: &[Seconds],

@@ -5,12 +5,11 @@ use tightfit::effort::Effort;
 use tightfit::graph::Graph;
 use tightfit::id::NodeId;
 use tightfit::machine::Machine;
-use tightfit::pipeline::stages::{
-    Devices, LayerCost, PlannedStages, TensorPlanning, TensorPlanningError, cuts, layer_costs,
-};
+use tightfit::pipeline::stages::{Devices, LayerCost, cuts, layer_costs};
 use tightfit::pipeline::{Division, Layer, Pass, PipelineSchedule, assign, layers, ranks};
 use tightfit::plan::{Plan, Planner, simulate, spread};
 use tightfit::profile::Profile;
+use tightfit::staged::{PlannedStages, TensorPlanning, TensorPlanningError};
 use tightfit::units::{Bytes, Seconds};
 
 use crate::corpus::step;

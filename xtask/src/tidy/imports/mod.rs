@@ -9,7 +9,7 @@ use super::tree::{File, Finding, Tree};
 
 /// The rooms of the planner, each with the rooms that it may import. A room may stand here before
 /// it is built.
-const ROOMS: [(&str, &[&str]); 20] = [
+const ROOMS: [(&str, &[&str]); 21] = [
     ("aside", &[]),
     ("units", &[]),
     ("reading", &[]),
@@ -55,6 +55,10 @@ const ROOMS: [(&str, &[&str]); 20] = [
             "aside", "units", "id", "effort", "goal", "tensor", "operator", "graph", "machine",
             "profile", "analysis", "plan", "schedule", "check", "timeline",
         ],
+    ),
+    (
+        "staged",
+        &["units", "id", "effort", "graph", "profile", "plan", "schedule", "pipeline", "fit"],
     ),
     (
         "hold",

@@ -1,5 +1,6 @@
-//! Pipelines for `tightfit stages`, the fastest first. Invariant: an order that is not among them
-//! was found to take at least as long as the first one with the cuts that were tried, or not to fit.
+//! Pipelines for `tightfit stages`, the fastest first; the program and Python plan them alike.
+//! Invariant: an order that is not among them was found to take at least as long as the first one
+//! with the cuts that were tried, or not to fit.
 
 use indicatif::{ProgressBar, ProgressStyle};
 use tightfit::FitError;
@@ -7,19 +8,18 @@ use tightfit::graph::Graph;
 use tightfit::id::{PrimaryMap, RankId};
 use tightfit::machine::Machine;
 use tightfit::pipeline::stages::{
-    Devices, LayerCost, PlannedStages, StagePlan, TensorPlanning, TensorPlanningError, cuts,
-    in_time, layer_costs, plan_stages,
+    Devices, LayerCost, StagePlan, cuts, in_time, layer_costs, plan_stages,
 };
 use tightfit::pipeline::{Layer, PipelineError, PipelineSchedule, Simulated, at_modules, layers};
 use tightfit::plan::PlanError;
+use tightfit::staged::{PlannedStages, TensorPlanning, TensorPlanningError};
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::{Budget, reserve};
 
-use super::shown::name;
 use crate::accumulation::Accumulation;
 use crate::effort::Search;
+use crate::input;
 use crate::values::{NoRanks, NoStages, Room};
-use crate::{input, interrupt};
 
 /// Calls of all micro-batches that are planned one by one: a second or two for each cut.
 const MOST_CALLS: u64 = 1 << 18;
@@ -103,6 +103,8 @@ pub struct Answer {
     pub devices: Devices,
     /// The whole budget of a device.
     pub budget: Bytes,
+    /// What of it is not the slab's.
+    reserve: Bytes,
 }
 
 impl Answer {
@@ -115,8 +117,13 @@ impl Answer {
     }
 }
 
-/// Plans; without one where it was interrupted.
-pub fn answer(graph: &Graph, machine: &Machine, task: &Task) -> anyhow::Result<Answer> {
+/// Plans; without one where it was over before.
+pub fn answer(
+    graph: &Graph,
+    machine: &Machine,
+    task: &Task,
+    is_over: &(dyn Fn() -> bool + Sync),
+) -> anyhow::Result<Answer> {
     let profile = input::profile(graph, machine);
     let reserve = reserve(graph, machine);
     let peak = match task.budget {
@@ -146,13 +153,12 @@ pub fn answer(graph: &Graph, machine: &Machine, task: &Task) -> anyhow::Result<A
     let (bandwidth, latency) = task.link.unwrap_or((machine.bandwidth, Seconds(0.0)));
     let budget = bytes.saturating_sub(reserve.total());
     let devices = Devices { ranks: task.devices, budget, bandwidth, latency };
-    let empty =
-        Answer { cut, costs, found: Vec::new(), slower: Vec::new(), devices, budget: bytes };
+    let reserve = reserve.total();
+    let (found, slower) = (Vec::new(), Vec::new());
+    let empty = Answer { cut, costs, found, slower, devices, budget: bytes, reserve };
     match task.search.filter(|_| are_few(graph, task.accumulation)) {
-        Some(search) => {
-            by_tensors(empty, (graph, machine), (task, search), &asked, reserve.total())
-        }
-        None => by_layers(empty, task.accumulation, &asked, reserve.total()),
+        Some(search) => by_tensors(empty, (graph, machine), (task, search), &asked, is_over),
+        None => by_layers(empty, task.accumulation, &asked, is_over),
     }
 }
 
@@ -161,7 +167,7 @@ fn are_few(graph: &Graph, accumulation: Accumulation) -> bool {
     let (calls, micro_batches) = (graph.compute_nodes().len(), accumulation.micro_batches());
     let are_few = calls as u64 * u64::from(micro_batches) <= MOST_CALLS;
     if !are_few {
-        eprintln!(
+        note!(
             "note: {micro_batches} times {calls} calls are too many to be planned tensor by \
              tensor; whole layers are recomputed (--whole-layers)"
         );
@@ -174,15 +180,15 @@ fn by_layers(
     answer: Answer,
     accumulation: Accumulation,
     asked: &[PipelineSchedule],
-    reserve: Bytes,
+    is_over: &(dyn Fn() -> bool + Sync),
 ) -> anyhow::Result<Answer> {
-    let Answer { cut, costs, devices, budget, .. } = &answer;
+    let Answer { cut, costs, devices, budget, reserve, .. } = &answer;
     let micro_batches = accumulation.micro_batches();
-    let plans = plan_stages(costs, devices, micro_batches, asked, &interrupt::raised)?;
-    if plans.is_empty() && !interrupt::raised() {
+    let plans = plan_stages(costs, devices, micro_batches, asked, is_over)?;
+    if plans.is_empty() && !is_over() {
         let largest = cut.iter().zip(costs).max_by_key(|(_, cost)| cost.least());
         let (layer, needed) =
-            largest.map(|(layer, cost)| (name(layer), cost.least() + reserve)).unwrap_or_default();
+            largest.map(|(layer, cost)| (name(layer), cost.least() + *reserve)).unwrap_or_default();
         return Err(NoStages { devices: devices.ranks, budget: *budget, layer, needed }.into());
     }
     Ok(Answer { found: plans.into_iter().map(Found::Layers).collect(), ..answer })
@@ -194,7 +200,7 @@ fn by_tensors(
     (graph, machine): (&Graph, &Machine),
     (task, search): (&Task, Search),
     asked: &[PipelineSchedule],
-    reserve: Bytes,
+    is_over: &(dyn Fn() -> bool + Sync),
 ) -> anyhow::Result<Answer> {
     let mut effort = search.effort();
     // All devices together search as long as one step would.
@@ -208,12 +214,10 @@ fn by_tensors(
         planner: search.planner,
         effort,
     };
-    let candidates = candidates(&answer, task.accumulation.micro_batches(), asked)?;
-    let Ranked { found, slower, refused } = rank(&planning, &answer.costs, candidates);
+    let candidates = candidates(&answer, task.accumulation.micro_batches(), asked, is_over)?;
+    let Ranked { found, slower, refused } = rank(&planning, &answer.costs, candidates, is_over);
     match refused {
-        Some(error) if found.is_empty() && !interrupt::raised() => {
-            Err(refusal(error, &answer, reserve))
-        }
+        Some(error) if found.is_empty() && !is_over() => Err(refusal(error, &answer)),
         _ => {
             Ok(Answer { found: found.into_iter().map(Found::Tensors).collect(), slower, ..answer })
         }
@@ -225,6 +229,7 @@ fn candidates(
     answer: &Answer,
     micro_batches: u32,
     asked: &[PipelineSchedule],
+    is_over: &dyn Fn() -> bool,
 ) -> anyhow::Result<Vec<StagePlan>> {
     let Answer { costs, devices, .. } = answer;
     let (mut found, mut first): (_, Option<anyhow::Error>) = (Vec::new(), None);
@@ -236,7 +241,7 @@ fn candidates(
             }
             Ok(rows) => {
                 let order = (schedule.name(), &rows);
-                found.extend(cuts(costs, devices, order, &interrupt::raised));
+                found.extend(cuts(costs, devices, order, is_over));
             }
             Err(error) => first = first.or(Some(error.into())),
         }
@@ -246,6 +251,11 @@ fn candidates(
     }
     found.sort_by(|a, b| a.makespan.0.total_cmp(&b.makespan.0));
     Ok(found)
+}
+
+/// A layer in words.
+pub fn name(layer: &Layer) -> String {
+    if layer.name.is_empty() { "the loss".to_string() } else { layer.name.clone() }
 }
 
 /// What became of candidates.
@@ -259,7 +269,12 @@ struct Ranked {
 }
 
 /// Plans candidates, but those that would take as long as the best with nothing recomputed.
-fn rank(planning: &TensorPlanning<'_>, costs: &[LayerCost], candidates: Vec<StagePlan>) -> Ranked {
+fn rank(
+    planning: &TensorPlanning<'_>,
+    costs: &[LayerCost],
+    candidates: Vec<StagePlan>,
+    is_over: &dyn Fn() -> bool,
+) -> Ranked {
     let mut ranked = Ranked { found: Vec::new(), slower: Vec::new(), refused: None };
     let bar = ProgressBar::new(candidates.len() as u64);
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {elapsed}") {
@@ -272,7 +287,7 @@ fn rank(planning: &TensorPlanning<'_>, costs: &[LayerCost], candidates: Vec<Stag
         let best = ranked.found.first().map_or(f64::INFINITY, |best| best.times.makespan.0);
         if least.0 >= best {
             ranked.slower.push((candidate.schedule, least));
-        } else if !interrupt::raised() {
+        } else if !is_over() {
             match planning.plan(&candidate) {
                 Ok(planned) => ranked.found.push(planned),
                 Err(error) => {
@@ -304,18 +319,21 @@ fn rank(planning: &TensorPlanning<'_>, costs: &[LayerCost], candidates: Vec<Stag
 fn room(error: &TensorPlanningError, reserve: Bytes) -> Option<Room> {
     match error {
         TensorPlanningError::TooLittle { needed, .. } => Some(Room::AtLeast(*needed + reserve)),
-        TensorPlanningError::Rank { beside, error: FitError::Plan(error), .. } => match error {
-            PlanError::Infeasible(proof) => Some(Room::Enough(proof.reached + *beside + reserve)),
-            PlanError::NotFound(found) => Some(Room::Enough(found.reached + *beside + reserve)),
-            _ => None,
-        },
+        TensorPlanningError::Rank { beside, error, .. } => {
+            let reached = match &**error {
+                FitError::Plan(PlanError::Infeasible(proof)) => proof.reached,
+                FitError::Plan(PlanError::NotFound(found)) => found.reached,
+                _ => return None,
+            };
+            Some(Room::Enough(reached + *beside + reserve))
+        }
         _ => None,
     }
 }
 
 /// Why nothing fits, in bytes of the whole budget.
-fn refusal(error: TensorPlanningError, answer: &Answer, reserve: Bytes) -> anyhow::Error {
-    let room = room(&error, reserve);
+fn refusal(error: TensorPlanningError, answer: &Answer) -> anyhow::Error {
+    let room = room(&error, answer.reserve);
     match (error, room) {
         (
             TensorPlanningError::Rank { schedule, rank, .. }
@@ -326,7 +344,7 @@ fn refusal(error: TensorPlanningError, answer: &Answer, reserve: Bytes) -> anyho
             NoRanks { devices, budget, schedule, rank, room }.into()
         }
         (TensorPlanningError::Rank { schedule, rank, error, .. }, None) => {
-            anyhow::Error::from(error).context(format!("{schedule}: {rank}"))
+            anyhow::Error::from(*error).context(format!("{schedule}: {rank}"))
         }
         (TensorPlanningError::Pipeline(error), _) => error.into(),
         (error, _) => error.into(),

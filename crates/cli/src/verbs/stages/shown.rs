@@ -3,16 +3,11 @@
 use serde_json::{Value, json};
 use tightfit::id::{RankId, StageId};
 use tightfit::pipeline::stages::{LayerCost, StagePlan};
-use tightfit::pipeline::{Layer, write_csv};
+use tightfit::pipeline::write_csv;
 use tightfit::units::{Bytes, Seconds};
 
-use super::answer::{Answer, Found};
+use super::answer::{Answer, Found, name};
 use crate::output;
-
-/// A layer in words.
-pub fn name(layer: &Layer) -> String {
-    if layer.name.is_empty() { "the loss".to_string() } else { layer.name.clone() }
-}
 
 impl Answer {
     /// The layers of a stage.

@@ -9,15 +9,14 @@
 //! in both parts ([`front`]). For all orders, cuts of layers of equal time and of equal memory come
 //! next, and every one is improved by moving borders as long as the simulation gets shorter.
 //!
-//! The model of layers ranks cuts and orders; [`TensorPlanning`] plans every rank of the best of
-//! them tensor by tensor, and ranks them again.
+//! The model of layers ranks cuts and orders; [`staged`](crate::staged) plans every rank of the
+//! best of them tensor by tensor.
 
 mod descend;
 mod evaluate;
 mod front;
 mod measure;
 mod recompute;
-mod tensors;
 
 use cranelift_entity::PrimaryMap;
 
@@ -30,7 +29,6 @@ pub use evaluate::{evaluate, in_time, price};
 pub use front::{Front, front};
 pub use measure::layer_costs;
 pub use recompute::{Recomputed, recompute};
-pub use tensors::{PlannedRank, PlannedStages, TensorPlanning, TensorPlanningError};
 
 /// What a layer costs, and what it holds, for one micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
@@ -92,7 +90,7 @@ pub struct Devices {
 
 impl Devices {
     /// How long so many bytes take.
-    fn transfer(&self, bytes: Bytes) -> Seconds {
+    pub fn transfer(&self, bytes: Bytes) -> Seconds {
         if bytes == Bytes::ZERO {
             return Seconds(0.0);
         }

@@ -1,6 +1,6 @@
 //! Runs that wait until their time has come. Invariant: all runs keep their order but those that
-//! wait, which come behind later ones; no run comes before what it needs, and none behind what makes
-//! anew, or writes, what it reads.
+//! wait, which come behind later ones; no run comes before what it needs, and none behind what
+//! makes anew, or writes, what it reads.
 
 use std::collections::VecDeque;
 

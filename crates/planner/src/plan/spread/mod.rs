@@ -1,5 +1,5 @@
-//! Room for what other ranks wait for, or are waited for. Invariant: the plan runs the same nodes as
-//! often, what is read is the same copy of it, and no more than the budget is held.
+//! Room for what other ranks wait for, or are waited for. Invariant: the plan runs the same nodes
+//! as often, what is read is the same copy of it, and no more than the budget is held.
 //!
 //! A planner puts a gather right before its reader, and what waits for a gradient right behind its
 //! exchange: nothing is then left for them to go on beside. It puts weights' gradients where they

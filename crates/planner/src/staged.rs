@@ -11,22 +11,18 @@ use cranelift_entity::PrimaryMap;
 use thiserror::Error;
 
 use crate::effort::Effort;
-use crate::fit::{FitError, Fitted};
-use crate::goal::Goal;
+use crate::fit::{BudgetedPlanner, FitError, Fitted, Terms};
 use crate::graph::{Graph, Phase};
 use crate::id::{NodeId, RankId};
-use crate::pipeline::action::Action;
-use crate::pipeline::divide::Division;
-use crate::pipeline::error::PipelineError;
-use crate::pipeline::layers::{Layer, assign};
-use crate::pipeline::ranks::{Ranks, ranks};
-use crate::pipeline::simulate::{Performed, Simulated};
 use crate::pipeline::stages::{Devices, StagePlan};
-use crate::pipeline::together::{RankInTime, together};
-use crate::plan::{Planner, needed};
+use crate::pipeline::{
+    Action, Division, Layer, Performed, PipelineError, RankInTime, Ranks, Simulated, assign, ranks,
+    together,
+};
+use crate::plan::{Planner, base_order, needed};
 use crate::profile::Profile;
+use crate::schedule::Residents;
 use crate::units::{Bytes, Seconds};
-use crate::{Request, fit};
 
 /// How ranks are planned.
 #[derive(Clone, Copy)]
@@ -107,7 +103,7 @@ pub enum TensorPlanningError {
         /// Bytes of it that the graph does not know of.
         beside: Bytes,
         /// Why not.
-        error: FitError,
+        error: Box<FitError>,
     },
     /// A rank has less than what lies there in every schedule.
     #[error("{schedule}: {rank} needs {needed} at least")]
@@ -151,15 +147,16 @@ impl TensorPlanning<'_> {
             let beside = self.beside(graph);
             let budget = self.devices.budget.saturating_sub(beside);
             let profile = &profiles[rank];
-            let request = Request {
-                goal: Goal::Within(budget),
-                planner: self.planner,
-                effort: self.effort,
-                ..Request::default()
-            };
-            let found = fit(graph, profile, &request).map_err(|error| {
-                TensorPlanningError::Rank { schedule: schedule(), rank, beside, error }
-            })?;
+            let order = base_order(graph, profile);
+            let mut planner = BudgetedPlanner::new(graph, profile, &order, self.planner);
+            let terms = Terms { residents: Residents::none(), effort: &self.effort };
+            let found =
+                planner.fit(budget, terms).0.map_err(|error| TensorPlanningError::Rank {
+                    schedule: schedule(),
+                    rank,
+                    beside,
+                    error: error.into(),
+                })?;
             let once = profile.total(&graph.compute_nodes());
             ranks.push(PlannedRank {
                 peak: found.timeline().peak + beside,
