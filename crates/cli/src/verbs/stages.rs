@@ -125,6 +125,7 @@ pub fn stages(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     let answer = answer(&graph, &machine, &task, &interrupt::raised)?;
     let Some(best) = answer.found.first() else {
+        note!("note: interrupted before there was a plan");
         return Ok(interrupt::code());
     };
     if let Some(path) = &arguments.csv {
