@@ -74,11 +74,7 @@ pub fn stages(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             let (bandwidth, latency) = LINK;
             let devices = Devices { ranks: DEVICES, budget, bandwidth, latency };
             let start = clock().0;
-            let all: Vec<PipelineSchedule> = PipelineSchedule::ALL
-                .iter()
-                .map(|&(schedule, _)| schedule)
-                .filter(|&schedule| schedule != PipelineSchedule::AsyncPipe)
-                .collect();
+            let all: Vec<PipelineSchedule> = PipelineSchedule::with_equal_sums().collect();
             let plans = plan_stages(&planned, &devices, MICRO_BATCHES, &all, &interrupt::raised)?;
             let seconds = clock().0 - start;
             let ours = plans.first();

@@ -97,12 +97,9 @@ fn candidates(
         Order::Named(schedule) => return of(schedule),
         Order::File(name, rows) => return of_order(asked.step, profile, devices, &name, &rows),
     }
-    // Its sums have another order than those of all others.
-    let all = PipelineSchedule::ALL.map(|(schedule, _)| schedule).into_iter();
-    let all = all.filter(|&schedule| schedule != PipelineSchedule::AsyncPipe).map(of);
     let (mut found, mut first) = (Vec::new(), None);
-    for candidates in all {
-        match candidates {
+    for schedule in PipelineSchedule::with_equal_sums() {
+        match of(schedule) {
             Ok(candidates) => found.extend(candidates),
             // Some orders are only for some numbers; and two stages on each rank may be too many.
             Err(error) => first = first.or(Some(error)),

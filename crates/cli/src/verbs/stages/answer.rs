@@ -135,11 +135,9 @@ pub fn answer(
         Budget::Absolute(_) | Budget::Smallest => Bytes::ZERO,
     };
     let bytes = task.budget.bytes(peak, reserve).ok_or(crate::verbs::analyze::Refused::Smallest)?;
-    let all = PipelineSchedule::ALL.map(|(schedule, _)| schedule);
     let asked = match task.schedule {
         Some(schedule) => vec![schedule],
-        // Its sums have another order than those of all others.
-        None => all.into_iter().filter(|&s| s != PipelineSchedule::AsyncPipe).collect(),
+        None => PipelineSchedule::with_equal_sums().collect(),
     };
     // Layers as fine as the order with the most stages asks for, where there are so many.
     let chunks = asked.iter().map(|schedule| schedule.chunks()).max().unwrap_or(1);

@@ -98,6 +98,13 @@ impl PipelineSchedule {
         (PipelineSchedule::AsyncPipe, "asyncpipe"),
     ];
 
+    /// Every order whose sums over micro-batches are the same, bit for bit: all but that of the
+    /// original, whose backward passes descend.
+    pub fn with_equal_sums() -> impl Iterator<Item = PipelineSchedule> {
+        let all = Self::ALL.into_iter().map(|(schedule, _)| schedule);
+        all.filter(|&schedule| schedule != PipelineSchedule::AsyncPipe)
+    }
+
     /// Its name.
     pub fn name(self) -> &'static str {
         Self::ALL[self as usize].1

@@ -27,8 +27,8 @@ struct Waiting {
     holds: Bytes,
 }
 
-/// The sequence with runs later, as `turns` says of each; those that waited longest come earlier
-/// where no more than `budget` would be held. What waits runs once, and who waits for the same
+/// The sequence with runs later, as `turns` says of each; where more than `budget` would be held,
+/// those whose moment is next come before it. What waits runs once, and who waits for the same
 /// moment keeps its order.
 pub fn delayed(
     graph: &Graph,
