@@ -17,7 +17,9 @@ use tightfit::effort::Effort;
 use tightfit::graph::{Graph, Phase, read, write};
 use tightfit::id::{DEVICE, NodeId, SecondaryMap, StageId};
 use tightfit::machine::Machine;
-use tightfit::pipeline::{Division, Message, PipelineSchedule, Ranks, Rows, accumulate, ranks};
+use tightfit::pipeline::{
+    Division, Leeway, Message, PipelineSchedule, Ranks, Rows, accumulate, ranks,
+};
 use tightfit::profile::Profile;
 use tightfit::tensor::DType;
 use tightfit::{Request, fit, unplanned};
@@ -118,10 +120,13 @@ fn routes(ranks: &Ranks) -> Vec<Route> {
     ranks.messages.iter().map(route).collect()
 }
 
+/// Messages arrive early.
+const POSTED: Leeway = Leeway { ahead: 1, behind: 2 };
+
 /// Executes all ranks side by side: what stays, which ranks that share it have to agree about.
 fn run_ranks(graph: &Graph, rows: &Rows, is_planned: bool) -> State {
     let division = Division::new(graph, &evenly(graph, rows.placement.len() as u32)).unwrap();
-    let ranks = ranks(&division, rows, usize::from(is_planned)).unwrap();
+    let ranks = ranks(&division, rows, if is_planned { POSTED } else { Leeway::NONE }).unwrap();
     let links = thread_links(ranks.graphs.len() as u32, routes(&ranks), Duration::from_secs(600));
     let states: Vec<State> = thread::scope(|scope| {
         let running: Vec<_> = ranks
@@ -214,7 +219,7 @@ fn a_rank_that_fails_stops_the_others() {
     let graph = step("mlp-digits");
     let rows = PipelineSchedule::OneFOneB.rows(3, MICRO_BATCHES).unwrap();
     let division = Division::new(&graph, &evenly(&graph, 3)).unwrap();
-    let ranks = ranks(&division, &rows, 0).unwrap();
+    let ranks = ranks(&division, &rows, Leeway::OF_SENDERS).unwrap();
     let links = thread_links(3, routes(&ranks), Duration::from_secs(600));
     let failing = links[1].clone();
     let results: Vec<Result<State, StepError>> = thread::scope(|scope| {
@@ -241,7 +246,7 @@ fn changed_calls_are_refused() {
     let rows = PipelineSchedule::GPipe.rows(2, 1).unwrap();
     let division = Division::new(&step, &evenly(&step, 2)).unwrap();
     let mut refused = 0;
-    for graph in ranks(&division, &rows, 1).unwrap().graphs.values() {
+    for graph in ranks(&division, &rows, POSTED).unwrap().graphs.values() {
         let text = write(graph);
         let mut seen = BTreeSet::new();
         for (index, node) in text["nodes"].as_array().unwrap().iter().enumerate() {

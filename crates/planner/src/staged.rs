@@ -16,8 +16,8 @@ use crate::graph::{Graph, Phase};
 use crate::id::{NodeId, RankId};
 use crate::pipeline::stages::{Devices, StagePlan};
 use crate::pipeline::{
-    Action, Division, Layer, Performed, PipelineError, RankInTime, Ranks, Simulated, assign, ranks,
-    together,
+    Action, Division, Layer, Leeway, Performed, PipelineError, RankInTime, Ranks, Simulated,
+    assign, ranks, together,
 };
 use crate::plan::{Planner, base_order, needed};
 use crate::profile::Profile;
@@ -124,13 +124,18 @@ pub enum TensorPlanningError {
 }
 
 impl TensorPlanning<'_> {
-    /// Plans every rank of a pipeline within its budget.
+    /// Plans every rank of a pipeline within its budget, with leeway for senders where there is
+    /// room for it.
     ///
     /// # Errors
     /// [`TensorPlanningError`] where a rank does not fit.
     pub fn plan(&self, plan: &StagePlan) -> Result<PlannedStages, TensorPlanningError> {
+        self.with(plan, Leeway::OF_SENDERS).or_else(|_| self.with(plan, Leeway::NONE))
+    }
+
+    fn with(&self, plan: &StagePlan, leeway: Leeway) -> Result<PlannedStages, TensorPlanningError> {
         let division = Division::new(self.graph, &assign(self.layers, &plan.ends))?;
-        let Ranks { graphs, begins, messages, .. } = ranks(&division, &plan.rows, 0)?;
+        let Ranks { graphs, begins, messages, .. } = ranks(&division, &plan.rows, leeway)?;
         let schedule = || plan.schedule.clone();
         let profiles: PrimaryMap<RankId, Profile> = graphs.values().map(self.profile).collect();
         // Before anything is searched for.

@@ -7,7 +7,7 @@ use thiserror::Error;
 use tightfit::graph::{Graph, Phase};
 use tightfit::id::{MicroBatchId, NodeId, PrimaryMap, RankId, SecondaryMap, StageId};
 use tightfit::pipeline::{
-    Division, Message, PipelineError, Ranks, Rows, accumulate, follow, name_of, ranks,
+    Division, Leeway, Message, PipelineError, Ranks, Rows, accumulate, follow, name_of, ranks,
 };
 use tightfit::sharded::ShardingError;
 
@@ -70,8 +70,8 @@ impl Step {
     }
 
     /// The step of one micro-batch divided among the ranks that perform `rows`, where forward nodes
-    /// belong to the stages that `of_forward` says; receivers post messages so many actions
-    /// `ahead`, as [`ranks`] says.
+    /// belong to the stages that `of_forward` says; messages take memory as much longer as
+    /// `leeway` says.
     ///
     /// # Errors
     /// [`PipelineError`] where it cannot be divided so.
@@ -79,10 +79,10 @@ impl Step {
         &self,
         of_forward: &SecondaryMap<NodeId, StageId>,
         rows: &Rows,
-        ahead: usize,
+        leeway: Leeway,
     ) -> Result<Divided, PipelineError> {
         let division = Division::new(&self.training, of_forward)?;
-        let Ranks { graphs, outputs, messages, .. } = ranks(&division, rows, ahead)?;
+        let Ranks { graphs, outputs, messages, .. } = ranks(&division, rows, leeway)?;
         let mut routes: Vec<Route> =
             messages.iter().map(|message| route(&self.training, message)).collect();
         let first_of_evaluation = routes.len() as u32;
@@ -123,7 +123,8 @@ fn evaluation(
     training: &PrimaryMap<RankId, Graph>,
 ) -> Result<Ranks, NotDivided> {
     let evaluated = Division::of_one_batch(graph, &follow(division, graph))?;
-    let evaluated = ranks(&evaluated, &Rows::forward(&rows.placement, rows.rows.len()), 0)?;
+    let evaluated =
+        ranks(&evaluated, &Rows::forward(&rows.placement, rows.rows.len()), Leeway::NONE)?;
     for (rank, graph) in &evaluated.graphs {
         let kept: BTreeSet<&str> = persistent(&training[rank]).collect();
         if let Some(name) = persistent(graph).find(|name| !kept.contains(name)) {

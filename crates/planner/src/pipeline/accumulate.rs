@@ -12,7 +12,7 @@ use crate::graph::limits::MOST_NODES;
 use crate::pipeline::action::{Action, Pass, Rows};
 use crate::pipeline::divide::Division;
 use crate::pipeline::error::PipelineError;
-use crate::pipeline::ranks::ranks;
+use crate::pipeline::ranks::{Leeway, ranks};
 use crate::pipeline::rows::in_turn;
 
 /// The step with so many micro-batches for each update, as one graph. Nodes of the first
@@ -43,7 +43,7 @@ pub fn accumulate(graph: &Graph, micro_batches: u32) -> Result<Graph, PipelineEr
         rows: [row.collect()].into_iter().collect(),
         micro_batches,
     };
-    let mut ranks = ranks(&division, &rows, 0)?.graphs.into_iter();
+    let mut ranks = ranks(&division, &rows, Leeway::NONE)?.graphs.into_iter();
     let (_, graph) = ranks.next().expect("there is one rank");
     Ok(graph)
 }

@@ -25,7 +25,7 @@ pub use divide::{Division, Role};
 pub use error::PipelineError;
 pub use exchange::Message;
 pub use layers::{Entry, Layer, assign, at_modules, cut_evenly, follow, is_within, layers};
-pub use ranks::{Ranks, ranks};
+pub use ranks::{Leeway, Ranks, ranks};
 pub use rows::{PipelineSchedule, Unsuited, greedy, in_turn, interleaved};
 pub use simulate::{Performed, Simulated, StageCost, simulate};
 pub use together::{RankInTime, together};

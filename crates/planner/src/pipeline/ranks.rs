@@ -23,9 +23,24 @@ use crate::pipeline::unroll::Unroll;
 use crate::pipeline::validate::RowsError;
 use crate::units::Seconds;
 
-/// By how many passes the end of a message is waited for later than it would be if all passes took
-/// as long.
-const LEEWAY: f64 = 2.0;
+/// How much longer messages take memory than the order of the rows asks for. Passes do not all take
+/// as long; so whoever sends or receives early waits less for the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Leeway {
+    /// How many actions before the one that reads a message its place is ready, so that it can
+    /// arrive beside these; with 0 it is ready when the receiver waits.
+    pub ahead: usize,
+    /// By how many passes the end of a message is waited for later than it would be if all passes
+    /// took as long.
+    pub behind: u32,
+}
+
+impl Leeway {
+    /// The least memory.
+    pub const NONE: Leeway = Leeway { ahead: 0, behind: 0 };
+    /// What senders need in order not to stand still for receivers that take a little longer.
+    pub const OF_SENDERS: Leeway = Leeway { ahead: 0, behind: 2 };
+}
 
 /// The graphs of all ranks.
 #[derive(Clone, Debug)]
@@ -40,14 +55,12 @@ pub struct Ranks {
     pub messages: Vec<Message>,
 }
 
-/// The graphs of the ranks that perform `rows` of a divided step. A receiver says where a message
-/// is to be put `ahead` actions before the one that reads it, so that it can arrive beside these;
-/// with 0 it says so when it waits.
+/// The graphs of the ranks that perform `rows` of a divided step.
 ///
 /// # Errors
 /// [`PipelineError`] where the rows make no sense or are those of another division, or where what
 /// stays from step to step would have to be in two places.
-pub fn ranks(division: &Division<'_>, rows: &Rows, ahead: usize) -> Result<Ranks, PipelineError> {
+pub fn ranks(division: &Division<'_>, rows: &Rows, leeway: Leeway) -> Result<Ranks, PipelineError> {
     let Rows { placement, micro_batches, .. } = rows;
     if division.stages > placement.len() {
         let (stages, rows) = (division.stages, placement.len());
@@ -76,14 +89,14 @@ pub fn ranks(division: &Division<'_>, rows: &Rows, ahead: usize) -> Result<Ranks
         let mut firsts = Vec::with_capacity(row.len() + 1);
         for (index, action) in row.iter().enumerate() {
             firsts.push(unroll.builder.next_node());
-            for next in row.iter().skip(index + 1).take(ahead) {
+            for next in row.iter().skip(index + 1).take(leeway.ahead) {
                 unroll.post(next);
             }
             for &id in passes.get(&(action.stage, action.pass)).into_iter().flatten() {
                 unroll.run(id, action.micro_batch)?;
             }
             let end = times[rank][index].end;
-            unroll.wait(|sent| end.0 > read[sent.message].0 + LEEWAY);
+            unroll.wait(|sent| end.0 > read[sent.message].0 + f64::from(leeway.behind));
         }
         firsts.push(unroll.builder.next_node());
         begins.push(firsts);

@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use tightfit::graph::{self, Graph};
 use tightfit::id::{NodeId, SecondaryMap, StageId, ValueId};
 use tightfit::operator::{Kind, Operator, TypedCall, Types, Unsuited};
-use tightfit::pipeline::{Division, PipelineSchedule, ranks};
+use tightfit::pipeline::{Division, Leeway, PipelineSchedule, ranks};
 use tightfit::sharded::{Reductions, Sharding, shard};
 use tightfit::tensor::{Argument, DType, TensorType};
 
@@ -65,7 +65,12 @@ fn calls_that_pytorch_recorded_conform() {
     let mut of_forward = SecondaryMap::with_default(StageId::from_u32(0));
     forward.skip(20).for_each(|id| of_forward[id] = StageId::from_u32(1));
     let division = Division::new(&step, &of_forward).unwrap();
-    let ranks = ranks(&division, &PipelineSchedule::GPipe.rows(2, 2).unwrap(), 1).unwrap();
+    let ranks = ranks(
+        &division,
+        &PipelineSchedule::GPipe.rows(2, 2).unwrap(),
+        Leeway { ahead: 1, behind: 2 },
+    )
+    .unwrap();
     let sharded = shard(&step, Sharding { ranks: 2, reductions: Reductions::Once }).unwrap();
     for graph in ranks.graphs.values().chain([&sharded.graph]) {
         for (id, operator) in known(graph) {

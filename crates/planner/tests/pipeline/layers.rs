@@ -5,8 +5,8 @@ use tightfit::graph::Graph;
 use tightfit::id::{NodeId, SecondaryMap, StageId};
 use tightfit::machine::Machine;
 use tightfit::pipeline::{
-    Division, Layer, PipelineError, PipelineSchedule, at_modules, cut_evenly, is_within, layers,
-    ranks, simulate, together,
+    Division, Layer, Leeway, PipelineError, PipelineSchedule, at_modules, cut_evenly, is_within,
+    layers, ranks, simulate, together,
 };
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
@@ -145,7 +145,7 @@ fn fitted(rows: &tightfit::pipeline::Rows) -> (Vec<(Graph, Fitted)>, Seconds) {
     let of_forward = cut_evenly(&layers(&graph, &profile, stages).unwrap(), stages).unwrap();
     let division = Division::new(&graph, &of_forward).unwrap();
     let makespan = simulate(rows, &division.costs(&profile)).unwrap().makespan;
-    let graphs = ranks(&division, rows, 0).unwrap().graphs;
+    let graphs = ranks(&division, rows, Leeway::OF_SENDERS).unwrap().graphs;
     let each = graphs.values().map(|graph| {
         let fitted = unplanned(graph, &Profile::new(graph, &machine)).unwrap();
         (graph.clone(), fitted)

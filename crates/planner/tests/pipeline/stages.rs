@@ -8,7 +8,7 @@ use tightfit::graph::{Graph, GraphError, Phase};
 use tightfit::id::{NodeId, PrimaryMap, RankId, SecondaryMap, StageId, ValueId};
 use tightfit::operator::Operator;
 use tightfit::pipeline::{
-    Division, PipelineError, PipelineSchedule, Ranks, Role, Rows, StageCost, greedy, ranks,
+    Division, Leeway, PipelineError, PipelineSchedule, Ranks, Role, Rows, StageCost, greedy, ranks,
     validate,
 };
 use tightfit::tensor::Argument;
@@ -125,14 +125,14 @@ pub fn divided(
     rows: &Rows,
 ) -> Result<Ranks, PipelineError> {
     let division = Division::new(graph, of_forward)?;
-    let ranks = ranks(&division, rows, 0)?;
+    let ranks = ranks(&division, rows, Leeway::NONE)?;
     for (id, node) in graph.nodes() {
         if division.roles[id] == Role::Update && node.phase != Phase::Optimizer {
             assert_eq!((node.op.as_str(), node.phase), ("aten.add.Tensor", Phase::Backward));
         }
     }
     // Where receivers say early where messages are to be put.
-    let posted = tightfit::pipeline::ranks(&division, rows, 1)?;
+    let posted = tightfit::pipeline::ranks(&division, rows, Leeway { ahead: 1, behind: 2 })?;
     let is_update = |id: NodeId| division.roles[id] == Role::Update;
     let (mut outputs, state) = by_definition(graph, rows.micro_batches, &is_update);
     outputs.sort_unstable();

@@ -6,7 +6,7 @@ use tightfit::graph::Graph;
 use tightfit::id::NodeId;
 use tightfit::machine::Machine;
 use tightfit::pipeline::stages::{Devices, LayerCost, cuts, layer_costs};
-use tightfit::pipeline::{Division, Layer, Pass, PipelineSchedule, assign, layers, ranks};
+use tightfit::pipeline::{Division, Layer, Leeway, Pass, PipelineSchedule, assign, layers, ranks};
 use tightfit::plan::{Plan, Planner, simulate, spread};
 use tightfit::profile::Profile;
 use tightfit::staged::{PlannedStages, TensorPlanning, TensorPlanningError};
@@ -82,6 +82,21 @@ fn ranks_stay_within_their_budgets() {
     }
 }
 
+/// Where there is too little memory for messages to have leeway, they have none.
+#[test]
+fn messages_give_way_to_the_budget() {
+    let schedule = PipelineSchedule::OneFOneB;
+    let most = |planned: &PlannedStages| *planned.times.peaks.values().max().unwrap();
+    let one = |budget| {
+        let planned = Pipeline::new(budget).plan(schedule, Planner::None, None).swap_remove(0);
+        planned.map(|planned| (most(&planned), planned.times.makespan.0))
+    };
+    let (roomy, fast) = one(Bytes(1 << 40)).unwrap();
+    let (less, slow) = one(Bytes(roomy.0 - 1)).unwrap();
+    assert!(less < roomy && slow >= fast, "{less} of {roomy}, {slow} s beside {fast} s");
+    assert!(one(Bytes(less.0 - 1)).is_err());
+}
+
 /// Every action is there, in the order of its row, at most one at a time.
 #[test]
 fn actions_follow_their_rows_in_time() {
@@ -135,7 +150,7 @@ fn messages_come_first_where_there_is_room() {
     let rows = PipelineSchedule::ZbH1.rows(2, MICRO_BATCHES).unwrap();
     let division = Division::new(&graph, &assign(&layers, &[layers.len() / 2, layers.len()]));
     let mut moved = 0;
-    for graph in ranks(&division.unwrap(), &rows, 0).unwrap().graphs.values() {
+    for graph in ranks(&division.unwrap(), &rows, Leeway::NONE).unwrap().graphs.values() {
         let profile = Profile::new(graph, &machine);
         let program = graph.compute_nodes();
         let peak = |runs: &[NodeId]| simulate(graph, &profile, runs).curve.peak;

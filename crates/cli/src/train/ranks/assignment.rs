@@ -10,7 +10,7 @@ use tightfit::check::Checked;
 use tightfit::graph::Graph;
 use tightfit::id::{RankId, SecondaryMap, StageId};
 use tightfit::machine::Machine;
-use tightfit::pipeline::{read_csv, write_csv};
+use tightfit::pipeline::{Leeway, read_csv, write_csv};
 use tightfit::profile::{CallSeconds, Profile};
 use tightfit::schedule;
 use tightfit::sharded::Reductions;
@@ -47,8 +47,9 @@ enum ToldDivision {
         rows: String,
         /// The stage of each node of the forward pass.
         of_forward: Vec<u32>,
-        /// How early messages are posted.
+        /// Its leeway.
         ahead: usize,
+        behind: u32,
     },
     Shards {
         ranks: u32,
@@ -61,10 +62,11 @@ enum ToldDivision {
 impl ToldDivision {
     fn of(step: &Step, division: &Division) -> ToldDivision {
         match division {
-            Division::Stages { rows, of_forward, ahead } => {
+            Division::Stages { rows, of_forward, leeway } => {
                 let nodes = step.training.nodes().keys();
                 let of_forward = nodes.map(|node| of_forward[node].as_u32()).collect();
-                ToldDivision::Stages { rows: write_csv(rows), of_forward, ahead: *ahead }
+                let Leeway { ahead, behind } = *leeway;
+                ToldDivision::Stages { rows: write_csv(rows), of_forward, ahead, behind }
             }
             Division::Shards(sharing) => ToldDivision::Shards {
                 ranks: sharing.ranks,
@@ -77,13 +79,13 @@ impl ToldDivision {
     /// The step, divided so.
     fn divide(self, step: &Step) -> anyhow::Result<Divided> {
         match self {
-            ToldDivision::Stages { rows, of_forward, ahead } => {
+            ToldDivision::Stages { rows, of_forward, ahead, behind } => {
                 let rows = read_csv(&rows).map_err(|error| no_plan(error.to_string()))?;
                 let mut stages = SecondaryMap::with_default(StageId::from_u32(0));
                 for (node, &stage) in step.training.nodes().keys().zip(&of_forward) {
                     stages[node] = StageId::from_u32(stage);
                 }
-                Ok(step.divided(&stages, &rows, ahead)?)
+                Ok(step.divided(&stages, &rows, Leeway { ahead, behind })?)
             }
             ToldDivision::Shards { ranks, micro_batches, each } => {
                 let reductions = if each { Reductions::EachMicroBatch } else { Reductions::Once };

@@ -10,8 +10,8 @@ use anyhow::Context;
 use tightfit::id::{NodeId, PrimaryMap, SecondaryMap, StageId};
 use tightfit::pipeline::stages::{Devices, cuts, layer_costs};
 use tightfit::pipeline::{
-    Division as Cut, PipelineError, PipelineSchedule, Rows, assign, cut_evenly, layers, simulate,
-    together,
+    Division as Cut, Leeway, PipelineError, PipelineSchedule, Rows, assign, cut_evenly, layers,
+    simulate, together,
 };
 use tightfit::profile::Profile;
 use tightfit::units::Seconds;
@@ -55,7 +55,7 @@ pub fn choose(asked: &Asked<'_>, stages: u32) -> anyhow::Result<Chosen> {
         if budget != Budget::Smallest && best.as_ref().is_some_and(is_slower) {
             continue;
         }
-        better(&mut best, &mut refused, plans.posted(&candidate), budget);
+        better(&mut best, &mut refused, plans.roomy(&candidate), budget);
     }
     the_best(best, refused)
 }
@@ -148,26 +148,25 @@ struct Plans<'a> {
 }
 
 impl Plans<'_> {
-    /// An order with the plan of each rank, where messages are posted early if there is room for
-    /// what arrives then.
-    fn posted(&self, candidate: &Candidate) -> anyhow::Result<Chosen> {
-        let early = self.asked.ahead;
-        if early > 0
-            && self.known.budget != Budget::Smallest
-            && let Ok(chosen) = self.of(candidate, early)
-        {
-            return Ok(chosen);
-        }
-        self.of(candidate, 0)
+    /// An order with the plan of each rank, where messages have as much leeway as there is room
+    /// for.
+    fn roomy(&self, candidate: &Candidate) -> anyhow::Result<Chosen> {
+        let early = Leeway { ahead: self.asked.ahead, ..Leeway::OF_SENDERS };
+        let mut leeways = vec![early, Leeway::OF_SENDERS];
+        leeways.dedup();
+        let has_room = |_: &&Leeway| self.known.budget != Budget::Smallest;
+        let chosen =
+            leeways.iter().filter(has_room).find_map(|&leeway| self.of(candidate, leeway).ok());
+        chosen.map_or_else(|| self.of(candidate, Leeway::NONE), Ok)
     }
 
     /// An order with the plan of each rank.
-    fn of(&self, candidate: &Candidate, ahead: usize) -> anyhow::Result<Chosen> {
+    fn of(&self, candidate: &Candidate, leeway: Leeway) -> anyhow::Result<Chosen> {
         let &Plans { asked, known } = self;
         let Known { machine, seconds, unplanned, .. } = known;
         let step = asked.step;
         let Candidate { name, rows, of_forward, .. } = candidate;
-        let divided = step.divided(of_forward, rows, ahead)?;
+        let divided = step.divided(of_forward, rows, leeway)?;
         let mut plans = PrimaryMap::new();
         for (rank, step) in &divided.ranks {
             // All ranks together search as long as one step would.
@@ -197,7 +196,7 @@ impl Plans<'_> {
         let (rows, of_forward) = (rows.clone(), of_forward.clone());
         Ok(Chosen {
             figures,
-            division: Division::Stages { rows, of_forward, ahead },
+            division: Division::Stages { rows, of_forward, leeway },
             divided,
             plans,
             machine: machine.clone(),

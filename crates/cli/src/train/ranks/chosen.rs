@@ -6,7 +6,7 @@ use std::time::Duration;
 use tightfit::FitError;
 use tightfit::id::{NodeId, PrimaryMap, RankId, SecondaryMap, StageId};
 use tightfit::machine::Machine;
-use tightfit::pipeline::{PipelineError, Rows};
+use tightfit::pipeline::{Leeway, PipelineError, Rows};
 use tightfit::plan::PlanError;
 use tightfit::profile::{CallSeconds, Profile};
 use tightfit::units::{Bytes, Seconds};
@@ -129,8 +129,8 @@ pub enum Division {
         rows: Rows,
         /// Where it is cut.
         of_forward: SecondaryMap<NodeId, StageId>,
-        /// How early messages are posted.
-        ahead: usize,
+        /// How much longer messages take memory than they have to.
+        leeway: Leeway,
     },
     /// Into shards.
     Shards(Sharing),
