@@ -7,6 +7,9 @@
 //! replaced by the modules that it calls. What a module computes itself belongs to the call before
 //! it, and calls stay together unless less has to be sent between them than right before and right
 //! behind. Where modules do not suffice, the nodes of one are layers of their own.
+//!
+//! What the forward pass writes to buffers, such as running statistics, belongs to the layer that
+//! makes and reads them, wherever the program has it: exporters put it at the end.
 
 use std::ops::Range;
 
@@ -72,7 +75,8 @@ pub fn layers(
     stages: usize,
 ) -> Result<Vec<Layer>, PipelineError> {
     let nodes = graph.nodes();
-    let forward: Vec<NodeId> = nodes.keys().filter(|&id| nodes[id].phase.is_forward()).collect();
+    let is_placed = |&id: &NodeId| nodes[id].phase.is_forward() && !writes_what_stays(graph, id);
+    let forward: Vec<NodeId> = nodes.keys().filter(is_placed).collect();
     if forward.len() < stages {
         return Err(PipelineError::TooManyStages { stages, layers: forward.len() });
     }
@@ -112,7 +116,43 @@ pub fn layers(
         seconds: Seconds(whole(part)),
         leaves: crossing[part.nodes.end],
     };
-    Ok(parts.iter().map(layer).collect())
+    let mut layers: Vec<Layer> = parts.iter().map(layer).collect();
+    for (write, layer) in layers_of_writes(graph, &layers) {
+        layers[layer].nodes.push(write);
+        layers[layer].seconds = layers[layer].seconds + seconds[write];
+    }
+    layers.iter_mut().for_each(|layer| layer.nodes.sort());
+    Ok(layers)
+}
+
+/// A node writes to what stays from step to step.
+fn writes_what_stays(graph: &Graph, id: NodeId) -> bool {
+    graph.mutated(id).iter().any(|&storage| graph.is_persistent(storage))
+}
+
+/// The layer of each forward node that lies in none so far, in the order of the program: the first
+/// one behind which all is made that the node reads, and all is read that it overwrites.
+fn layers_of_writes(graph: &Graph, layers: &[Layer]) -> Vec<(NodeId, usize)> {
+    let mut own: SecondaryMap<NodeId, Option<usize>> = SecondaryMap::new();
+    for (index, layer) in layers.iter().enumerate() {
+        layer.nodes.iter().for_each(|&node| own[node] = Some(index));
+    }
+    // The layer that made a storage, or the last one that reads what stays.
+    let mut reached: SecondaryMap<StorageId, usize> = SecondaryMap::new();
+    let mut found = Vec::new();
+    for (id, _) in graph.nodes().iter().filter(|(_, node)| node.phase.is_forward()) {
+        let reads = graph.reads(id);
+        let layer = own[id].unwrap_or_else(|| {
+            let layer = reads.iter().map(|&storage| reached[storage]).max().unwrap_or(0);
+            found.push((id, layer));
+            layer
+        });
+        let stay = reads.iter().filter(|&&storage| graph.is_persistent(storage));
+        for &storage in graph.fresh(id).iter().chain(graph.mutated(id)).chain(stay) {
+            reached[storage] = reached[storage].max(layer);
+        }
+    }
+    found
 }
 
 /// A run of forward nodes, by their places; `depth` is how many components of their modules' paths

@@ -6,16 +6,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use proptest::prelude::*;
 use tightfit::graph::{Graph, GraphError, Phase};
 use tightfit::id::{NodeId, PrimaryMap, RankId, SecondaryMap, StageId, ValueId};
+use tightfit::machine::Machine;
 use tightfit::operator::Operator;
 use tightfit::pipeline::{
-    Division, Leeway, PipelineError, PipelineSchedule, Ranks, Role, Rows, StageCost, greedy, ranks,
-    validate,
+    Division, Leeway, PipelineError, PipelineSchedule, Ranks, Role, Rows, StageCost, cut_evenly,
+    greedy, layers, ranks, validate,
 };
+use tightfit::profile::Profile;
 use tightfit::tensor::Argument;
 use tightfit::units::{Bytes, Seconds};
 
 use crate::accumulation::{Left, by_definition};
-use crate::corpus::step;
+use crate::corpus::{graph, step};
 use crate::generator::{Kind, config, recipes};
 use crate::symbolic::{left, made_by, number, output_of};
 
@@ -169,6 +171,26 @@ fn steps_of_the_corpus_are_divided() {
                     .unwrap_or_else(|error| panic!("{name}, {of}: {error}"));
                 assert_eq!(ranks == 1, divided.messages.is_empty(), "{name}, {of}");
             }
+        }
+    }
+}
+
+/// Exporters put what a forward pass writes to statistics at its end, behind the last stage.
+#[test]
+fn statistics_are_written_where_they_are_read() {
+    for name in ["resnet50_b32", "mobilenet_v3_large_b64"] {
+        let graph = graph(name);
+        let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
+        for schedule in [PipelineSchedule::OneFOneB, PipelineSchedule::ZbV] {
+            let rows = schedule.rows(2, 4).unwrap();
+            let stages = rows.placement.len();
+            let layers = layers(&graph, &profile, 2 * stages).unwrap();
+            let ranks = divided(&graph, &cut_evenly(&layers, stages).unwrap(), &rows).unwrap();
+            let writes = |graph: &Graph| {
+                let stays = |id: NodeId| graph.mutated(id).iter().any(|&s| graph.is_persistent(s));
+                graph.nodes().keys().any(stays)
+            };
+            assert!(ranks.graphs.values().all(writes), "{name}");
         }
     }
 }
