@@ -37,26 +37,50 @@ class Block(nn.Module):
         return x + self.down(torch.tanh(self.up(self.norm(x))) * mask)
 
 
-class Words(nn.Module):
-    """A model whose embedding is read again behind all blocks, and may be the head too."""
+class Normed(nn.Module):
+    """With statistics that a forward pass writes."""
 
-    def __init__(self, blocks: int, tied: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.embed = nn.Embedding(WORDS, WIDTH)
-        self.blocks = nn.ModuleList(Block() for _ in range(blocks))
-        self.head = nn.Linear(WIDTH, WORDS, bias=False)
-        if tied:
-            self.head.weight = self.embed.weight
+        self.norm, self.up = nn.BatchNorm1d(WIDTH), nn.Linear(WIDTH, WIDTH)
 
-    def forward(self, words: torch.Tensor) -> torch.Tensor:
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return x + functional.relu(self.up(self.norm(x.flatten(0, 1)).view_as(x)), inplace=True) * mask
+
+
+class Words(nn.Module):
+    """A model whose embedding is read again behind all blocks, and may be the head too: the tied one. Its blocks may have
+    statistics, or be one that is called again and again. The late one reads the words again at its end, and its batch is a
+    structure."""
+
+    def __init__(self, blocks: int, kind: str) -> None:
+        super().__init__()
+        self.kind = kind
+        self.embed = nn.Embedding(WORDS, WIDTH)
+        self.late = nn.Embedding(WORDS, WIDTH)
+        self.blocks = nn.ModuleList(Normed() if kind == "statistics" else Block() for _ in range(blocks))
+        self.head = nn.Linear(WIDTH, WORDS, bias=False)
+        if kind == "tied":
+            self.head.weight = self.embed.weight
+        if kind == "repeated":
+            self.blocks = nn.ModuleList([self.blocks[0]] * blocks)
+
+    def forward(self, words: Any) -> Any:
+        if self.kind == "late":
+            words, scale, _ = words
         mask = (words > 2).float()[..., None]
         embedded = x = self.embed(words)
         for block in self.blocks:
             x = block(x, mask)
-        return self.head(x + embedded)
+        if self.kind != "late":
+            return self.head(x + embedded)
+        return {"logits": self.head(x + self.late(words) * scale), "words": words}
 
 
-def loss_fn(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+def loss_fn(output: Any, target: Any) -> torch.Tensor:
+    if isinstance(output, dict):
+        output, target, weight = output["logits"], target["words"], target["weight"]
+        return weight * functional.cross_entropy(output.flatten(0, 1), target.flatten())
     return functional.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
@@ -66,23 +90,41 @@ def batch(seed: int) -> tuple[torch.Tensor, torch.Tensor]:
     return tuple(torch.randint(0, WORDS, (rows, 5), generator=generator) for _ in range(2))
 
 
-def model(tied: bool) -> Words:
+def structured(kind: str, inputs: torch.Tensor, target: torch.Tensor) -> tuple[Any, Any]:
+    """The batch as a model of that kind takes it."""
+    if kind != "late":
+        return inputs, target
+    return ((inputs, torch.full((len(inputs), 1, 1), 0.5), None),), {"words": target, "weight": 2.0}
+
+
+def model(kind: str) -> Words:
     torch.manual_seed(5)
-    return Words(10, tied)
+    return Words(10, kind)
 
 
-def expected(tied: bool, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[float, dict[str, torch.Tensor]]:
+def expected(kind: str, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> tuple[float, dict[str, torch.Tensor]]:
     """The loss and the gradients of the mean over all micro-batches of all batches, in one process."""
-    alone = model(tied)
-    losses = [
-        loss_fn(alone(words), target)
-        for inputs, targets in batches
-        for words, target in zip(inputs.chunk(MICRO_BATCHES), targets.chunk(MICRO_BATCHES), strict=True)
-    ]
+    alone = model(kind)
+    losses = []
+    for inputs, targets in batches:
+        for words, target in zip(inputs.chunk(MICRO_BATCHES), targets.chunk(MICRO_BATCHES), strict=True):
+            arguments, aim = structured(kind, words, target)
+            losses.append(loss_fn(alone(*arguments) if isinstance(arguments, tuple) else alone(arguments), aim))
     mean = torch.stack(losses).mean()
     mean.backward()
     named = alone.named_parameters(remove_duplicate=False)
     return mean.item(), {name: parameter.grad for name, parameter in named if parameter.grad is not None}
+
+
+def through_blocks(plan: pipelines.StagePlan) -> pipelines.StagePlan:
+    """The same order of a plan with one layer a stage, cut within blocks: what a residual connection carries over a cut is
+    read before it too."""
+    document = copy.deepcopy(plan.document)
+    count = len(document["stages"])
+    for number, stage in enumerate(document["stages"]):
+        begins = {"module": f"blocks.{10 * number // count}.down", "call": 0} if number else None
+        stage["layers"] = [{"begins": begins, "recomputed": False}]
+    return pipelines.StagePlan.read(document)
 
 
 def recomputing(plan: pipelines.StagePlan) -> pipelines.StagePlan:
@@ -94,36 +136,47 @@ def recomputing(plan: pipelines.StagePlan) -> pipelines.StagePlan:
     return pipelines.StagePlan.read(document)
 
 
-def run(devices: int, schedule: str, tied: bool, again: bool, mesh: Any) -> dict[str, Any]:
+def run(devices: int, schedule: str | None, kind: str, change: str | None, mesh: Any) -> dict[str, Any]:
     """One step of this rank beside what it is to be."""
-    own = model(tied)
-    inputs, _ = batch(0)
-    micro_batch = (inputs[:ROWS], inputs[:ROWS])
-    plan = pipelines.plan(own, micro_batch, loss_fn, budget="1GB", microbatches=MICRO_BATCHES, devices=devices,
+    own = model(kind)
+    inputs, target = structured(kind, *(tensor[:ROWS] for tensor in batch(0)))
+    plan = pipelines.plan(own, (inputs, target), loss_fn, budget="1GB", microbatches=MICRO_BATCHES, devices=devices,
                           schedule=schedule, machine="a100-80gb")
-    if again:
-        plan = recomputing(plan)
-    pipeline = plan.apply(own, micro_batch[0], loss_fn, mesh=mesh)
+    plan = {"recomputed": recomputing, "within blocks": through_blocks}.get(change or "", lambda plan: plan)(plan)
+    pipeline = plan.apply(own, inputs, loss_fn, mesh=mesh)
     parts = 1 if mesh is None else mesh["dp"].size()
     part = 0 if mesh is None else mesh["dp"].get_local_rank()
     # Gradients of one step stay out of the next one.
-    pipeline.step(*batch(part + 7))
+    pipeline.step(*structured(kind, *batch(part + 7)))
     for parameter in pipeline.parameters():
         parameter.grad = None
-    loss = pipeline.step(*batch(part))
-    mean, gradients = expected(tied, [batch(number) for number in range(parts)])
+    loss = pipeline.step(*structured(kind, *batch(part)))
+    mean, gradients = expected(kind, [batch(number) for number in range(parts)])
     apart = [furthest(pipeline, gradients, 1)]
     # Without setting them to zero, gradients add up.
-    pipeline.step(*batch(part))
+    pipeline.step(*structured(kind, *batch(part)))
     apart.append(furthest(pipeline, gradients, 2))
     names = [name for name, _ in pipeline.named_parameters()]
-    largest = max(float(gradients[name].abs().max()) for name in names)
-    losses = [loss_fn(model(tied)(words), target) for words, target in
-              zip(*(part.chunk(MICRO_BATCHES) for part in batch(part)), strict=True)]
+    largest = max(float(gradients[name].abs().max()) for name in names if name in gradients)
+    alone, _ = expected(kind, [batch(part)])
     return {
-        "schedule": plan.schedule, "tied": tied, "again": again, "apart": max(apart), "largest": largest, "names": names,
-        "loss": None if loss is None else abs(loss.item() - torch.stack(losses).mean().item()), "mean": mean,
+        "schedule": plan.schedule, "kind": kind, "change": change, "apart": max(apart), "largest": largest, "names": names,
+        "loss": None if loss is None else abs(loss.item() - alone), "mean": mean,
+        "statistics": statistics(own, pipeline, kind, part),
     }
+
+
+def statistics(own: Words, pipeline: pipelines.Pipeline, kind: str, part: int) -> float:
+    """How far a buffer of this rank's stages is at most from what the three steps of one process leave."""
+    alone = model(kind)
+    for seed in (part + 7, part, part):
+        for words in batch(seed)[0].chunk(MICRO_BATCHES):
+            arguments, _ = structured(kind, words, words)
+            alone(*arguments) if isinstance(arguments, tuple) else alone(arguments)
+    written = {name for stage in pipeline.stages.values() for name in stage.statistics()[0]}
+    found = dict(own.named_buffers())
+    return max((float((found[name] - buffer).abs().max()) for name, buffer in alone.named_buffers() if name in written),
+               default=0.0)
 
 
 def furthest(pipeline: pipelines.Pipeline, gradients: dict[str, torch.Tensor], steps: int) -> float:
@@ -131,7 +184,9 @@ def furthest(pipeline: pipelines.Pipeline, gradients: dict[str, torch.Tensor], s
     apart = 0.0
     for name, parameter in pipeline.named_parameters():
         gradient = parameter.grad
-        assert gradient is not None, name
+        assert (gradient is None) == (name not in gradients), name
+        if gradient is None:
+            continue
         if hasattr(gradient, "full_tensor"):
             gradient = gradient.full_tensor()
         apart = max(apart, float((gradient - steps * gradients[name]).abs().max()))
@@ -142,19 +197,19 @@ def main(rank: int, ranks: int, folder: str, runs: list[list[Any]]) -> None:
     torch.set_num_threads(1)
     distributed.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=ranks)
     found = []
-    for devices, schedule, tied, again in runs:
+    for devices, schedule, kind, change in runs:
         mesh = None
         if devices < ranks:
             shape = (ranks // devices, devices)
             mesh = distributed.device_mesh.init_device_mesh("cpu", shape, mesh_dim_names=("dp", "pp"))
-        found.append(run(devices, schedule, tied, again, mesh))
+        found.append(run(devices, schedule, kind, change, mesh))
     distributed.barrier()
     Path(folder, f"{rank}.json").write_text(json.dumps(found))
     distributed.destroy_process_group()
 
 
 def seen(ranks: int, runs: list[list[Any]]) -> list[list[dict[str, Any]]]:
-    """What each rank saw of each run, `[devices, schedule, tied, recomputed]`."""
+    """What each rank saw of each run, `[devices, schedule, kind of model, what is changed in the plan]`."""
     with tempfile.TemporaryDirectory() as folder:
         environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
         processes = [

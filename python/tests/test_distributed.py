@@ -11,45 +11,59 @@ import pipelined
 import tightfit
 import tightfit.distributed as pipelines
 from tightfit.distributed.cutting import Entry, cut
-from tightfit.distributed.running import _gradients_reach
+from tightfit.distributed.running import _one_owner, stages_of, undividable
 from tightfit.distributed.stage import Stage
 
 
 def right(found: list[list[dict]], owners: int) -> None:
-    """Each rank's gradients are those of one process, and all parameters are somewhere."""
+    """Each rank's gradients and statistics are those of one process, and all parameters are somewhere."""
     for runs in zip(*found, strict=True):
-        what = f"{runs[0]['schedule']}, tied {runs[0]['tied']}, recomputed {runs[0]['again']}"
+        what = f"{runs[0]['schedule']}, {runs[0]['kind']}, {runs[0]['change']}"
         for seen in runs:
             assert seen["apart"] <= 1e-6 + 1e-5 * seen["largest"], what
+            assert seen["statistics"] <= 1e-6, what
         assert sum(seen["loss"] is not None for seen in runs) == owners, what
         assert all(seen["loss"] is None or seen["loss"] < 1e-6 for seen in runs), what
         names = {name for seen in runs for name in seen["names"]}
-        assert names >= {name for name, _ in pipelined.model(runs[0]["tied"]).named_parameters()}, what
+        trained = dict(pipelined.model(runs[0]["kind"]).named_parameters())
+        if runs[0]["kind"] != "late":
+            # Nobody reads it.
+            del trained["late.weight"]
+        assert names >= trained.keys(), what
 
 
 def test_two_processes_have_the_gradients_of_one():
     schedules = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "v-half", "v-min", "greedy", "greedy-v"]
-    runs = [[2, schedule, False, False] for schedule in schedules]
-    runs += [[2, "1f1b", True, True], [2, "zb-v", True, True], [2, "zb-h1", False, True]]
+    runs = [[2, schedule, "plain", None] for schedule in schedules]
+    runs += [[2, "1f1b", "tied", "recomputed"], [2, "zb-v", "tied", "recomputed"], [2, "zb-h1", "plain", "recomputed"]]
     right(pipelined.seen(2, runs), 1)
 
 
+def test_models_of_all_kinds_are_cut_anywhere():
+    runs = [[2, schedule, "plain", "within blocks"] for schedule in ["1f1b", "zb-v", "greedy"]]
+    runs += [[2, schedule, "statistics", change] for schedule in ["1f1b", "zb-v"] for change in [None, "recomputed"]]
+    runs += [[2, schedule, "late", None] for schedule in ["1f1b", "zb-v"]]
+    runs += [[2, None, "repeated", None]]
+    found = pipelined.seen(2, runs)
+    right(found, 1)
+    assert found[0][-1]["schedule"] in ["gpipe", "1f1b", "interleaved"]
+
+
 def test_four_processes_have_the_gradients_of_one():
-    right(pipelined.seen(4, [[4, "1f1b", True, False], [4, "zb-v", False, True]]), 1)
+    right(pipelined.seen(4, [[4, "1f1b", "tied", None], [4, "zb-v", "plain", "recomputed"]]), 1)
 
 
 def test_pipeline_and_sharding_together():
-    right(pipelined.seen(4, [[2, "1f1b", False, False], [2, "zb-v", False, True]]), 2)
+    right(pipelined.seen(4, [[2, "1f1b", "plain", None], [2, "zb-v", "plain", "recomputed"]]), 2)
 
 
 def through(plan: pipelines.StagePlan, model: nn.Module, inputs: torch.Tensor):
     """What the stages make, one after the other, in this process."""
     whole = cut(model, (inputs,), plan.begins)
-    values, first = (inputs,), 0
-    for layers in plan.recomputed:
-        values = Stage(whole, first, first + len(layers), layers)(*values)
-        first += len(layers)
-    return values
+    values = (inputs,)
+    for stage in stages_of(plan, whole):
+        values = stage(*values)
+    return whole.answer.of(values)
 
 
 def test_a_model_with_statistics_and_branches_is_cut_too():
@@ -82,7 +96,7 @@ def test_a_transformer_answers_what_it_does_itself():
 
 def test_a_plan_is_written_and_read(tmp_path):
     words, targets = pipelined.batch(0)
-    model = pipelined.model(False)
+    model = pipelined.model("plain")
     plan = pipelines.plan(model, (words[:2], targets[:2]), pipelined.loss_fn, budget="1GB", microbatches=4, devices=2,
                           machine="a100-80gb")
     parts = plan.document["module_fqns_per_model_part"]
@@ -104,7 +118,7 @@ def test_a_plan_is_written_and_read(tmp_path):
 
 def test_one_process_is_a_pipeline_too(tmp_path):
     words, targets = pipelined.batch(0)
-    model = pipelined.model(True)
+    model = pipelined.model("tied")
     # What is frozen has no gradient, here or there.
     model.blocks[0].requires_grad_(False)
     plan = pipelines.plan(model, (words[:2], targets[:2]), pipelined.loss_fn, budget="1GB", microbatches=4, devices=1,
@@ -122,8 +136,12 @@ def test_one_process_is_a_pipeline_too(tmp_path):
             assert (parameter.grad is None) == (name not in seen), name
             if parameter.grad is not None:
                 torch.testing.assert_close(seen[name], parameter.grad, rtol=1e-4, atol=1e-6)
-        with pytest.raises(tightfit.OptionError, match="7 rows"):
+        with pytest.raises(tightfit.OptionError, match=r"torch.int64 \[8, 5\] in all, and this one has torch.int64 \[7, 5\]"):
             pipeline.step(words[:7], targets[:7])
+        with pytest.raises(tightfit.OptionError, match="7 rows"):
+            pipeline.step(words, targets[:7])
+        with pytest.raises(tightfit.OptionError, match="1 input tensors, and `step` was given 2"):
+            pipeline.step((words, words), targets)
         with pytest.raises(tightfit.OptionError, match="positional"):
             plan.apply(model, {"words": words[:2]}, pipelined.loss_fn)
         with pytest.raises(tightfit.OptionError, match="the plan is for 3 ranks"):
@@ -136,25 +154,41 @@ def test_one_process_is_a_pipeline_too(tmp_path):
 
 def test_a_frozen_beginning_has_schedules_that_pytorch_can_run():
     words, targets = pipelined.batch(0)
-    model = pipelined.model(False)
+    model = pipelined.model("plain")
     model.embed.requires_grad_(False)
     for block in model.blocks[:7]:
         block.requires_grad_(False)
     asked = {"budget": "1GB", "microbatches": 4, "devices": 2, "machine": "a100-80gb"}
     batch = words[:2], targets[:2]
-    assert pipelines.plan(model, batch, pipelined.loss_fn, **asked).schedule in ("1f1b", "gpipe")
-    divided = pipelines.plan(model, batch, pipelined.loss_fn, schedule="zb-v", **asked)
-    stages, first = [], 0
-    whole = cut(model, (words[:2],), divided.begins)
-    for layers in divided.recomputed:
-        stages.append(Stage(whole, first, first + len(layers), layers))
-        first += len(layers)
+    assert pipelines.plan(model, batch, pipelined.loss_fn, **asked).schedule in ("1f1b", "interleaved", "gpipe")
     with pytest.raises(tightfit.OptionError, match="zb-v computes gradients"):
-        _gradients_reach(divided, stages)
+        pipelines.plan(model, batch, pipelined.loss_fn, schedule="zb-v", **asked)
+    trained = pipelined.model("plain")
+    divided = pipelines.plan(trained, batch, pipelined.loss_fn, schedule="zb-v", **asked)
+    assert undividable(divided, stages_of(divided, cut(trained, (words[:2],), divided.begins))) is None
+    stages = stages_of(divided, cut(model, (words[:2],), divided.begins))
+    assert "is the first one with trained" in undividable(divided, stages)
+
+
+def test_a_statistic_belongs_to_one_stage():
+    class Shared(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(8)
+            self.inner = nn.ModuleList(nn.Linear(8, 8) for _ in range(2))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.norm(self.inner[1](self.norm(self.inner[0](x))))
+
+    model, x = Shared(), torch.randn(4, 8)
+    whole = cut(model, (x,), [Entry("inner.1", 0)])
+    with pytest.raises(tightfit.OptionError, match="'norm.running_mean'"):
+        _one_owner([Stage(whole, layer, layer + 1, [False]) for layer in range(2)])
+    _one_owner([Stage(whole, 0, 2, [False, False])])
 
 
 def test_another_model_is_refused():
-    model = pipelined.model(False)
+    model = pipelined.model("plain")
     words, _ = pipelined.batch(0)
     with pytest.raises(tightfit.ExportError, match="'blocks.99'"):
         cut(model, (words,), [Entry("blocks.3", 0), Entry("blocks.99", 0)])
@@ -178,4 +212,4 @@ def test_a_module_that_is_called_twice_is_cut_at_either_call():
         values = (x,)
         for layer in range(len(begins) + 1):
             values = Stage(whole, layer, layer + 1, [False])(*values)
-        assert torch.equal(values, model(x))
+        assert torch.equal(whole.answer.of(values), model(x))

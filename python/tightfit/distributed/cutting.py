@@ -6,6 +6,7 @@ depends on the batch and on constants alone is computed in each layer that reads
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -25,25 +26,48 @@ class Entry(NamedTuple):
 
 
 class Layer(nn.Module):
-    """A run of operator calls; `reads` and `makes` are the names of the values that it takes and returns."""
+    """A run of operator calls; `reads` and `makes` are the names of the values that it takes and returns, `overwrites`
+    those of the values that it takes and writes to, and `statistics` the buffers that it writes to."""
 
     def __init__(self, body: fx.GraphModule, reads: Sequence[str], makes: Sequence[str]) -> None:
         super().__init__()
         self.body = body
         self.reads, self.makes = tuple(reads), tuple(makes)
+        roots = {root for node in body.graph.nodes for root in writes(node)}
+        self.overwrites = [name for name, node in zip(self.reads, _placeholders(body), strict=True) if node in roots]
+        written = {str(node.target) for node in body.graph.nodes if node.op == "get_attr" and node in roots}
+        self.statistics = [name for name, _ in body.named_buffers(remove_duplicate=False) if name in written]
 
     def forward(self, *values: Any) -> tuple[Any, ...]:
         return self.body(*values)
 
 
 @dataclass
-class Cut:
-    """A model as layers: the names of its inputs, flattened, and of its outputs, with how to put these together."""
+class Answer:
+    """What a model returns: values by their names, and constants, in a structure."""
 
-    layers: list[Layer]
-    inputs: list[str]
     outputs: list[Any]
     structure: pytree.TreeSpec
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the values, each once."""
+        return list(dict.fromkeys(output for output in self.outputs if isinstance(output, str)))
+
+    def of(self, values: Sequence[torch.Tensor]) -> Any:
+        """What the model returns where these are its values, in the order of their names."""
+        named = dict(zip(self.names, values, strict=True))
+        results = [named[output] if isinstance(output, str) else output for output in self.outputs]
+        return pytree.tree_unflatten(results, self.structure)
+
+
+@dataclass
+class Cut:
+    """A model as layers, the names of its inputs, flattened, each with an example, and what it returns."""
+
+    layers: list[Layer]
+    inputs: dict[str, torch.Tensor]
+    answer: Answer
 
 
 def cut(model: nn.Module, inputs: tuple[Any, ...], begins: Iterable[Entry]) -> Cut:
@@ -68,8 +92,11 @@ def cut(model: nn.Module, inputs: tuple[Any, ...], begins: Iterable[Entry]) -> C
         _layer(traced, model, index, nodes, of_layer, anywhere, made) for index in range(max(of_layer.values()) + 1)
     ]
     results = [value.name if isinstance(value, fx.Node) else value for value in output.args[0]]
-    arguments = [node.name for node in nodes if node.op == "placeholder"]
-    return Cut(layers, arguments, results, program.call_spec.out_spec)
+    arguments = (node.name for node in nodes if node.op == "placeholder")
+    # What is no tensor is a constant of what was traced.
+    given = {name: value for name, value in zip(arguments, pytree.tree_leaves(inputs), strict=True)
+             if isinstance(value, torch.Tensor)}
+    return Cut(layers, given, Answer(results, program.call_spec.out_spec))
 
 
 def _is_assertion(node: fx.Node) -> bool:
@@ -114,12 +141,7 @@ def _layers(nodes: list[fx.Node], begins: list[Entry]) -> dict[fx.Node, int]:
 
 def _anywhere(traced: fx.GraphModule, nodes: list[fx.Node]) -> set[fx.Node]:
     """What depends on the batch and on constants alone: pure calls that read nothing that is trained or written."""
-    written = {
-        argument
-        for node in nodes
-        if node.op == "call_function" and _schema(node) is not None and _schema(node).is_mutable
-        for argument in node.all_input_nodes
-    }
+    written = {root for node in nodes for root in writes(node)}
     found: set[fx.Node] = set()
     for node in nodes:
         if node.op == "placeholder":
@@ -128,17 +150,43 @@ def _anywhere(traced: fx.GraphModule, nodes: list[fx.Node]) -> set[fx.Node]:
             if node not in written and not isinstance(_attribute(traced, node.target), nn.Parameter):
                 found.add(node)
         elif node.op == "call_function" and node not in written:
-            schema = _schema(node)
-            is_pure = schema is None or not schema.is_mutable
-            tags = getattr(node.target, "tags", ())
-            is_random = torch.Tag.nondeterministic_seeded in tags
-            if is_pure and not is_random and all(read in found for read in node.all_input_nodes):
+            is_random = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+            if not writes(node) and not is_random and all(read in found for read in node.all_input_nodes):
                 found.add(node)
     return found
 
 
-def _schema(node: fx.Node) -> Any:
-    return getattr(node.target, "_schema", None)
+def writes(node: fx.Node) -> list[fx.Node]:
+    """What a call writes to: what its arguments are views of."""
+    # Batch norms update these without a word of it in their schemas.
+    written = (value for argument, value in _arguments(node)
+               if argument.is_write or argument.name in ("running_mean", "running_var"))
+    return [_root(value) for value in written]
+
+
+def _root(node: fx.Node) -> fx.Node:
+    """What makes the memory that a value lies in."""
+    while True:
+        shown = [value for argument, value in _arguments(node) if argument.alias_info is not None]
+        if node.target is operator.getitem:
+            shown = node.all_input_nodes
+        if not shown:
+            return node
+        node = shown[0]
+
+
+def _arguments(node: fx.Node) -> list[tuple[Any, fx.Node]]:
+    """The arguments of a call that are values, with what the schema of its operator says of them."""
+    schema = getattr(node.target, "_schema", None)
+    if node.op != "call_function" or schema is None:
+        return []
+    given = {**dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)), **node.kwargs}
+    return [(argument, given[argument.name]) for argument in schema.arguments
+            if isinstance(given.get(argument.name), fx.Node)]
+
+
+def _placeholders(body: fx.GraphModule) -> list[fx.Node]:
+    return [node for node in body.graph.nodes if node.op == "placeholder"]
 
 
 @dataclass
@@ -174,7 +222,7 @@ def _values(nodes: list[fx.Node], of_layer: dict[fx.Node, int], anywhere: set[fx
         if value.op == "placeholder":
             continue
         # The last layer makes what nobody else has to.
-        makes[last if value in anywhere else of_layer[value]].add(value)
+        makes[last if value in anywhere else of_layer.get(value, last)].add(value)
         if value in anywhere:
             for other in value.all_input_nodes:
                 needs(last, other)

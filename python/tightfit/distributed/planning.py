@@ -14,20 +14,21 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed, nn
+from torch.utils import _pytree as pytree
 
 from .. import _native
 from ..errors import OptionError, PlanError, TightfitError
 from ..training.optimizer_state import state_bytes
 from ..training.studying import capture_step
 from .cutting import Entry, cut
-from .running import Pipeline
+from .running import Pipeline, stages_of, undividable
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
 FORMAT = "tightfit-stages/1"
 # Schedules whose backward passes are in one part.
-_UNDIVIDED: list[str | None] = ["1f1b", "gpipe"]
+_UNDIVIDED = ["1f1b", "interleaved", "gpipe"]
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,8 @@ def plan(model: nn.Module, batch: tuple[Any, Any], loss_fn: Callable[..., torch.
     which order these perform what for `microbatches` micro-batches an update, and which layers are recomputed, so that an
     update takes the least time and no device holds more than `budget` bytes.
 
-    `batch` is a micro-batch, `(inputs, target)`, and `loss_fn(output, target)` the mean loss of it. Operators are measured
+    `batch` is a micro-batch, `(inputs, target)`, where `inputs` is a tensor or a tuple of the model's positional arguments, and
+    `loss_fn(output, target)` is the mean loss of it. Operators are measured
     where the model is, or predicted for `machine`, such as `"h100-80gb"`: then the model may be on the meta device.
     `bandwidth` (bytes per second, or text, `"50GB/s"`) and `latency` (seconds, or `"10us"`) are those of the way from one
     device to another. What the optimizer's state takes counts, for all devices of the dimension `"dp"` together.
@@ -132,10 +134,20 @@ def plan(model: nn.Module, batch: tuple[Any, Any], loss_fn: Callable[..., torch.
         raise OptionError("give devices=, or a mesh with a dimension \"pp\"")
     state = _state(model, optimizer) / sharded
 
+    if not isinstance(batch, (tuple, list)) or len(batch) != 2:
+        raise OptionError("a batch is a pair, (inputs, target)")
+    inputs, target = batch
+    _positional(inputs)
+    _of_rows(target)
+
     def planned() -> dict[str, Any]:
         captured = _capture(model, batch, loss_fn, measure=machine is None)
-        return _fastest(captured, _orders(model, schedule), budget=budget, devices=devices, microbatches=microbatches,
-                        bandwidth=bandwidth, latency=latency, state=state, machine=machine)
+
+        def ask(order: str | None) -> str:
+            return _native.stages(captured, budget, schedule=order, devices=devices, microbatches=microbatches,
+                                  bandwidth=bandwidth, latency=latency, state=state, machine=machine)
+
+        return _fastest(ask, model, inputs, schedule)
 
     return StagePlan.read(_by_the_first(planned) if is_group else planned())
 
@@ -148,6 +160,11 @@ def _by_the_first(planned: Callable[[], dict[str, Any]]) -> dict[str, Any]:
             told[0] = planned()
         except TightfitError as error:
             told[1] = error
+        except Exception as error:
+            # The others would wait for ever.
+            told[1] = PlanError(f"the first rank could not plan: {type(error).__name__}: {error}")
+            distributed.broadcast_object_list(told)
+            raise
     distributed.broadcast_object_list(told)
     document, refused = told
     if refused is not None:
@@ -161,21 +178,22 @@ def _capture(model: nn.Module, batch: tuple[Any, Any], loss_fn: Callable[..., to
     return json.dumps(_of_model(captured)).encode()
 
 
-def _orders(model: nn.Module, schedule: str | None) -> list[str | None]:
-    """The order that was asked for, or all of them. A model whose beginning is frozen may have stages for which PyTorch
-    cannot divide backward passes."""
-    begins = next(iter(model.parameters()), None)
-    is_frozen = begins is not None and not begins.requires_grad
-    return _UNDIVIDED if schedule is None and is_frozen else [schedule]
-
-
-def _fastest(graph: bytes, orders: list[str | None], *, budget: int | str, **asked: Any) -> dict[str, Any]:
-    """The fastest plan of any of these orders."""
+def _fastest(ask: Callable[[str | None], str], model: nn.Module, inputs: Any, schedule: str | None) -> dict[str, Any]:
+    """The fastest plan in the order that was asked for, or in any that PyTorch can run."""
+    document: dict[str, Any] = json.loads(ask(schedule))
+    plan = StagePlan.read(document)
+    if "W" not in plan.csv:
+        return document
+    reason = undividable(plan, stages_of(plan, cut(model, _positional(inputs), plan.begins)))
+    if reason is None:
+        return document
+    if schedule is not None:
+        raise OptionError(reason)
     found: list[dict[str, Any]] = []
     refused: TightfitError | None = None
-    for order in orders:
+    for order in _UNDIVIDED:
         try:
-            found.append(json.loads(_native.stages(graph, budget, schedule=order, **asked)))
+            found.append(json.loads(ask(order)))
         except TightfitError as error:
             refused = refused or error
     if refused is not None and not found:
@@ -222,7 +240,14 @@ def _of_model(graph: dict[str, Any]) -> dict[str, Any]:
 def _positional(inputs: Any) -> tuple[Any, ...]:
     if isinstance(inputs, Mapping):
         raise OptionError("the stages of a pipeline take positional arguments: give a tensor or a tuple, not a dict")
+    _of_rows(inputs)
     return tuple(inputs) if isinstance(inputs, (tuple, list)) else (inputs,)
+
+
+def _of_rows(values: Any) -> None:
+    tensors = [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+    if any(tensor.dim() == 0 for tensor in tensors):
+        raise OptionError("micro-batches are rows of a batch, and one of its tensors has no dimension")
 
 
 def _state(model: nn.Module, optimizer: Any) -> float:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import distributed, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage
 from torch.distributed.pipelining.schedules import _PipelineScheduleRuntime
@@ -40,8 +41,11 @@ class Pipeline:
         self.rank, ranks = distributed.get_rank(group), distributed.get_world_size(group)
         if ranks != plan.ranks:
             raise OptionError(f"the plan is for {plan.ranks} ranks, and the group has {ranks}; plan for as many devices")
-        every = _stages(plan, cut)
-        _gradients_reach(plan, every)
+        every = stages_of(plan, cut)
+        _one_owner(every)
+        if (reason := undividable(plan, every)) is not None:
+            raise OptionError(reason)
+        passed = _passed(every, cut)
         mine = [stage for stage, rank in enumerate(plan.placement) if rank == self.rank]
         self.stages = {stage: every[stage] for stage in mine}
         self._shared = _shared(plan, every, self.rank, group)
@@ -50,14 +54,22 @@ class Pipeline:
         device = _device(every)
         count = len(plan.placement)
         placed = dict(enumerate(plan.placement))
-        stages = [PipelineStage(module, stage, count, device, group=group) for stage, module in self.stages.items()]
+        stages = [
+            PipelineStage(module, stage, count, device, passed[stage], passed[stage + 1], group=group)
+            for stage, module in self.stages.items()
+        ]
         for stage in stages:
             stage.stage_index_to_group_rank = placed
         self._microbatches = plan.microbatches
         self._first, self._last = 0 in self.stages, count - 1 in self.stages
-        # PyTorch would divide gradients at the end, and one that two stages share twice.
-        def share(output: Any, target: Any) -> torch.Tensor:
-            return loss_fn(output, target) / plan.microbatches
+        self._given = passed[0]
+        self._targets: list[Any] = []
+        answer = cut.answer
+
+        # PyTorch divides nothing but tensors, so what it calls the target is the number of the micro-batch; and it would
+        # divide gradients at the end, and one that two stages share twice.
+        def share(values: tuple[torch.Tensor, ...], number: torch.Tensor) -> torch.Tensor:
+            return loss_fn(answer.of(values), self._targets[int(number)]) / plan.microbatches
 
         self._runtime = _PipelineScheduleRuntime(stages, plan.microbatches, loss_fn=share, scale_grads=False)
         with tempfile.TemporaryDirectory() as folder:
@@ -69,22 +81,25 @@ class Pipeline:
 
     def step(self, inputs: Any = None, target: Any = None) -> torch.Tensor | None:
         """Forward and backward pass of all micro-batches. `inputs` are those of the whole batch, which is divided along its
-        first dimension, and count on the rank of the first stage; `target` counts on that of the last one, which
-        answers the mean of the losses of the micro-batches. Other ranks answer `None`. Raises `OptionError` where the batch
-        is not one of as many equal micro-batches."""
+        first dimension, and count on the rank of the first stage; `target`, a tensor or a structure of such, is divided so
+        too and counts on that of the last one, which answers the mean of the losses of the micro-batches. Other ranks answer
+        `None`. Raises `OptionError` where the batch is not one of as many micro-batches like the one that the pipeline was
+        made for."""
         arguments: tuple[Any, ...] = ()
         if self._first:
-            arguments = tuple(pytree.tree_leaves(inputs))
-        given = (*arguments, *(pytree.tree_leaves(target) if self._last else ()))
-        for tensor in given:
-            _divisible(tensor, self._microbatches)
+            arguments = tuple(leaf for leaf in pytree.tree_leaves(inputs) if isinstance(leaf, torch.Tensor))
+            _like(arguments, self._given, self._microbatches)
+        if self._last:
+            self._targets = _divided(target, self._microbatches)
         # What earlier steps left there was summed then.
         earlier = [parameter.grad for parameter, _ in self._shared]
         for parameter, _ in self._shared:
             parameter.grad = None
         losses: list[torch.Tensor] = []
         if self._last:
-            self._runtime.step(*arguments, target=target, losses=losses, return_outputs=False)
+            numbers = torch.arange(self._microbatches)
+            self._runtime.step(*arguments, target=numbers, losses=losses, return_outputs=False)
+            self._targets = []
         else:
             self._runtime.step(*arguments, return_outputs=False)
         for (parameter, group), before in zip(self._shared, earlier, strict=True):
@@ -105,15 +120,47 @@ class Pipeline:
             yield from stage.named().items()
 
 
-def _divisible(tensor: Any, parts: int) -> None:
-    """PyTorch would make fewer parts, or unequal ones, for which other ranks wait for ever."""
-    rows = tensor.shape[0] if isinstance(tensor, torch.Tensor) and tensor.dim() else 0
-    if rows == 0 or rows % parts:
-        what = f"{rows} rows" if isinstance(tensor, torch.Tensor) else f"a {type(tensor).__name__}"
-        raise OptionError(f"a batch is {parts} micro-batches of as many rows each, and this one has {what}")
+def _divided(target: Any, parts: int) -> list[Any]:
+    """The targets of the micro-batches; what is no tensor is that of each of them."""
+    leaves, structure = pytree.tree_flatten(target)
+    columns = []
+    for leaf in leaves:
+        rows = leaf.shape[0] if isinstance(leaf, torch.Tensor) and leaf.dim() else 0
+        if isinstance(leaf, torch.Tensor) and (rows == 0 or rows % parts):
+            raise OptionError(f"a batch is {parts} micro-batches of as many rows each, and a target has {rows} rows")
+        columns.append(leaf.chunk(parts) if isinstance(leaf, torch.Tensor) else [leaf] * parts)
+    return [pytree.tree_unflatten([column[part] for column in columns], structure) for part in range(parts)]
 
 
-def _stages(plan: StagePlan, cut: Cut) -> list[Stage]:
+def _like(arguments: tuple[torch.Tensor, ...], given: tuple[torch.Tensor, ...], parts: int) -> None:
+    """PyTorch would send tensors of other shapes than ranks expect, for which they wait for ever."""
+    if len(arguments) != len(given):
+        raise OptionError(f"the pipeline was made for {len(given)} input tensors, and `step` was given {len(arguments)}")
+    for argument, example in zip(arguments, given, strict=True):
+        shape = [parts * example.shape[0], *example.shape[1:]]
+        if list(argument.shape) != shape or argument.dtype != example.dtype:
+            raise OptionError(
+                f"a batch is {parts} micro-batches like the one that the pipeline was made for, {example.dtype} {shape} in all, "
+                f"and this one has {argument.dtype} {list(argument.shape)}"
+            )
+
+
+def _passed(stages: list[Stage], cut: Cut) -> list[tuple[torch.Tensor, ...]]:
+    """What enters each stage, and what leaves the last one, without memory of their own: so no rank has to run a stage on
+    numbers that mean nothing in order to find out."""
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    with mode, torch.enable_grad():
+        passed: list[tuple[torch.Tensor, ...]] = [tuple(mode.from_tensor(value) for value in cut.inputs.values())]
+        for stage in stages:
+            # A tensor of one element is computed with, even so.
+            with stage.without_statistics():
+                made = stage(*passed[-1])
+            passed.append(tuple(value.detach().requires_grad_(value.requires_grad) for value in made))
+    return passed
+
+
+def stages_of(plan: StagePlan, cut: Cut) -> list[Stage]:
+    """All stages of a plan, of whichever ranks."""
     stages: list[Stage] = []
     first = 0
     for layers in plan.recomputed:
@@ -122,16 +169,33 @@ def _stages(plan: StagePlan, cut: Cut) -> list[Stage]:
     return stages
 
 
-def _gradients_reach(plan: StagePlan, stages: list[Stage]) -> None:
-    """Where nothing before a stage is trained, PyTorch finds no gradients of its inputs, and with these loses those of its
-    weights where both are computed apart."""
+def undividable(plan: StagePlan, stages: list[Stage]) -> str | None:
+    """Why PyTorch computes gradients of inputs and of weights apart for this plan, and cannot: where nothing before a stage is
+    trained it finds no gradients of its inputs, and with these loses those of its weights; where several operators of a stage
+    read a weight it needs parts of the graph of derivatives again that it has freed."""
+    if "W" not in plan.csv:
+        return None
     trained = [any(parameter.requires_grad for parameter in stage.parameters()) for stage in stages]
     first = trained.index(True) if True in trained else 0
-    if first > 0 and "W" in plan.csv:
-        raise OptionError(
-            f"stage {first} is the first one with trained parameters, and {plan.schedule} computes gradients of inputs and of "
-            "weights apart, which PyTorch does wrong there; plan with schedule=\"1f1b\", \"interleaved\" or \"gpipe\""
-        )
+    again = [(number, stage.reads_again()) for number, stage in enumerate(stages)]
+    reason = f"stage {first} is the first one with trained parameters" if first > 0 else None
+    reason = next((f"stage {number} reads {name!r} more than once" for number, name in again if name is not None), reason)
+    return reason and (
+        f"{reason}, and {plan.schedule} computes gradients of inputs and of weights apart, which PyTorch cannot do there; plan "
+        "with schedule=\"1f1b\", \"interleaved\" or \"gpipe\""
+    )
+
+
+def _one_owner(stages: list[Stage]) -> None:
+    """What a stage writes in its forward pass no other one has: each would have its own."""
+    of_stages = [stage.statistics() for stage in stages]
+    for writer, (written, _) in enumerate(of_stages):
+        for reader, (_, held) in enumerate(of_stages):
+            if reader != writer and (both := written & held):
+                raise OptionError(
+                    f"stage {writer} writes {min(both)!r} in its forward pass, and stage {reader} has it too; a statistic "
+                    "belongs to one stage: plan for fewer devices, or with another schedule"
+                )
 
 
 def _shared(plan: StagePlan, stages: list[Stage], own: int,

@@ -1,56 +1,97 @@
 """One stage of a pipeline: layers that run one after the other on one rank.
 
-Invariant: what later stages read goes through each stage between, so every message is one from a stage to the next.
+Invariant: what later stages read goes through each stage between, so every message is one from a stage to the next; a layer
+that is recomputed finds the statistics that it found the first time, and leaves those of today alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
-from torch.utils import _pytree as pytree
+from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from .cutting import Cut, Layer
 
 
 class Stage(nn.Module):
-    """Layers `first` up to `end` of a cut model; `recomputed` says which of them keep no activations."""
+    """Layers `first` up to `end` of a cut model; `recomputed` says which of them keep no activations. Takes and returns
+    tensors: the last stage those that `Cut.answer` is made of."""
 
     def __init__(self, cut: Cut, first: int, end: int, recomputed: Sequence[bool]) -> None:
         super().__init__()
         self.layers = nn.ModuleList(cut.layers[first:end])
         self.recomputed = tuple(recomputed)
         self.enters = list(cut.inputs) if first == 0 else _crossing(cut, first)
-        is_last = end == len(cut.layers)
-        self.leaves = None if is_last else _crossing(cut, end)
-        self.outputs, self.structure = cut.outputs, cut.structure
+        self.leaves = cut.answer.names if end == len(cut.layers) else _crossing(cut, end)
+        overwritten = {name for layer in cut.layers[first:end] for name in layer.overwrites}
+        self._copied = [name in overwritten for name in self.enters]
 
-    def forward(self, *arguments: Any) -> Any:
-        values = dict(zip(self.enters, arguments, strict=True))
-        for layer, again in zip(self.layers, self.recomputed, strict=True):
-            assert isinstance(layer, Layer)
+    def forward(self, *arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        entered = zip(self.enters, arguments, self._copied, strict=True)
+        values = {name: _at_the_edge(value.clone() if copied else value) for name, value, copied in entered}
+        for layer, again in zip(self._layers(), self.recomputed, strict=True):
             reads = [values[name] for name in layer.reads]
             if again and torch.is_grad_enabled():
-                made = checkpoint(layer, *reads, use_reentrant=False)
+                made = checkpoint(layer, *reads, use_reentrant=False, context_fn=partial(_contexts, layer))
             else:
                 made = layer(*reads)
             values.update(zip(layer.makes, made, strict=True))
-        if self.leaves is None:
-            results = [values[output] if isinstance(output, str) else output for output in self.outputs]
-            return pytree.tree_unflatten(results, self.structure)
-        entered = set(self.enters)
-        return tuple(_sent(values[name], name in entered) for name in self.leaves)
+        return tuple(_at_the_edge(values[name]) for name in self.leaves)
+
+    @contextmanager
+    def without_statistics(self) -> Iterator[None]:
+        """Leaves the buffers alone that its forward pass writes to, while it is entered."""
+        with ExitStack() as stack:
+            for layer in self._layers():
+                stack.enter_context(_AsBefore(layer))
+            yield
 
     def named(self) -> dict[str, nn.Parameter]:
         """The parameters by the names that they have in the model."""
         return {
             name: parameter
-            for layer in self.layers
-            for name, parameter in layer.get_submodule("body").named_parameters(remove_duplicate=False)
+            for layer in self._layers()
+            for name, parameter in layer.body.named_parameters(remove_duplicate=False)
         }
+
+    def statistics(self) -> tuple[set[str], set[str]]:
+        """The buffers that it writes to, and those that it has."""
+        layers = self._layers()
+        written = {name for layer in layers for name in layer.statistics}
+        return written, {name for layer in layers for name, _ in layer.body.named_buffers(remove_duplicate=False)}
+
+    def _layers(self) -> list[Layer]:
+        return [layer for layer in self.layers if isinstance(layer, Layer)]
+
+    def reads_again(self) -> str | None:
+        """A trained parameter that more than one operator of this stage reads."""
+        count: Counter[str] = Counter()
+        for layer in self._layers():
+            count.update(_reads(layer.body))
+        return next((name for name, parameter in self.named().items() if parameter.requires_grad and count[name] > 1), None)
+
+
+def _reads(body: fx.GraphModule) -> Counter[str]:
+    """How many calls read each attribute, through what is computed of it alone."""
+    count: Counter[str] = Counter()
+    of: dict[fx.Node, str] = {}
+    for node in body.graph.nodes:
+        if node.op == "get_attr":
+            of[node] = str(node.target)
+        elif node.op == "call_function":
+            read = {of[value] for value in node.all_input_nodes if value in of}
+            if len(read) == 1 and all(value in of for value in node.all_input_nodes):
+                # One that is read by several counts for each of these.
+                of[node] = read.pop()
+            else:
+                count.update(read)
+    return count
 
 
 def _crossing(cut: Cut, at: int) -> list[str]:
@@ -59,11 +100,49 @@ def _crossing(cut: Cut, at: int) -> list[str]:
     for layer in cut.layers[:at]:
         there.update(dict.fromkeys(layer.makes))
     wanted = {name for layer in cut.layers[at:] for name in layer.reads}
-    wanted.update(name for name in cut.outputs if isinstance(name, str))
+    wanted.update(cut.answer.names)
     return [name for name in there if name in wanted]
 
 
-def _sent(value: torch.Tensor, passes: bool) -> torch.Tensor:
-    """What leaves a stage. PyTorch takes it off the graph of derivatives in place, which goes neither with views nor with
-    what only passes through."""
-    return value.clone() if value.requires_grad and (passes or value._is_view()) else value
+class _Edge(torch.autograd.Function):
+    """The same numbers in the same memory, in row-major order, as their gradient is: what messages are. PyTorch takes what
+    a stage returns off the graph of derivatives in place, so that must not be what the stage keeps for itself."""
+
+    @staticmethod
+    def forward(ctx: Any, value: torch.Tensor) -> torch.Tensor:
+        return value.detach().contiguous()
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        return gradients[0].contiguous()
+
+
+def _at_the_edge(value: torch.Tensor) -> torch.Tensor:
+    return _Edge.apply(value) if value.requires_grad and torch.is_grad_enabled() else value.contiguous()
+
+
+def _contexts(layer: Layer) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
+    """What surrounds the forward pass of a layer, and its recomputation."""
+    return nullcontext(), _AsBefore(layer)
+
+
+class _AsBefore(AbstractContextManager[None]):
+    """The statistics of a layer as they are now, each time that it is entered, and behind it those of then. They have memory of
+    their own meanwhile, since derivatives of other micro-batches may have kept that of the buffers."""
+
+    def __init__(self, layer: Layer) -> None:
+        self._body = layer.body
+        self._before = {name: self._body.get_buffer(name).clone() for name in layer.statistics}
+        self._meanwhile: dict[str, torch.Tensor] = {}
+
+    def __enter__(self) -> None:
+        self._meanwhile = {name: self._body.get_buffer(name) for name in self._before}
+        self._put({name: value.clone() for name, value in self._before.items()})
+
+    def __exit__(self, *raised: object) -> None:
+        self._put(self._meanwhile)
+
+    def _put(self, buffers: dict[str, torch.Tensor]) -> None:
+        for name, value in buffers.items():
+            owner, _, key = name.rpartition(".")
+            setattr(self._body.get_submodule(owner), key, value)
