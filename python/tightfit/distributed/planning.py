@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from .. import _native
 from ..errors import OptionError, PlanError, TightfitError
 from ..training.optimizer_state import state_bytes
+from ..training.joint import BARRIER
 from ..training.studying import capture_step
 from .cutting import Entry, cut
 from .running import Pipeline, stages_of, undividable
@@ -97,11 +98,9 @@ class StagePlan:
         ]
         for stage in self.document["stages"]:
             number, layers = stage["stage"], stage["layers"]
-            modules = self.document["module_fqns_per_model_part"][number]
             again = sum(layer["recomputed"] for layer in layers)
-            span = f"{modules[0]} … {modules[-1]}" if len(modules) > 1 else "".join(modules)
             what = f"; {again} of {len(layers)} layers recomputed" if again else ""
-            lines.append(f"  rank {stage['rank']}, stage {number}: {span}{what}")
+            lines.append(f"  rank {stage['rank']}, stage {number}: {stage['span']}{what}")
         return "\n".join(lines)
 
 
@@ -216,7 +215,7 @@ class _WithLoss(nn.Module):
 
 def _of_model(graph: dict[str, Any]) -> dict[str, Any]:
     """The graph with the names that modules have in the model itself, and with gradients as its outputs: what else a loop
-    holds on to is not the pipeline's."""
+    holds on to is not the pipeline's. What only the backward pass reads is computed in it, as autograd does."""
     def own(name: str) -> str:
         return "" if name == "model" else name.removeprefix("model.")
 
@@ -224,6 +223,7 @@ def _of_model(graph: dict[str, Any]) -> dict[str, Any]:
     modules = list(dict.fromkeys(names))
     number = [modules.index(name) for name in names]
     nodes = [{**node, "module": number[node["module"]]} if "module" in node else node for node in graph["nodes"]]
+    _settle_passes(nodes)
     gradients = {
         output["id"]
         for node in nodes if node["phase"] == "backward"
@@ -235,6 +235,24 @@ def _of_model(graph: dict[str, Any]) -> dict[str, Any]:
     if "uncalled" in graph:
         found["uncalled"] = [name for name in map(own, graph["uncalled"]) if name not in modules]
     return found
+
+
+def _settle_passes(nodes: list[dict[str, Any]]) -> None:
+    """Leaves the forward pass what its results and what it writes need. The backward pass begins with the loss: stages that
+    write statistics do not wait for one another."""
+    needed: set[int] = set()
+    for index, node in reversed(list(enumerate(nodes))):
+        if node["op"] == BARRIER:
+            results, _ = node["args"]
+            inputs = [result["value"] for result in results if result is not None]
+            nodes[index] = {**node, "inputs": inputs, "args": [results, []]}
+            needed.update(inputs)
+        elif node["phase"] == "forward":
+            made = {output["id"] for output in node["outputs"] if output is not None}
+            if node.get("mutates") or made & needed:
+                needed.update(node["inputs"])
+            else:
+                nodes[index] = {**node, "phase": "backward"}
 
 
 def _positional(inputs: Any) -> tuple[Any, ...]:
