@@ -22,19 +22,39 @@ pub struct UnknownModule {
 
 /// No stages were found within the budget of each device.
 #[derive(Debug, Error)]
-#[error(
-    "no plan was found that fits {devices} devices of {budget}: by what its layers hold, {layer} \
-     alone needs {needed} where nothing else lies beside it"
-)]
+#[error("no plan was found that fits {devices} devices of {budget}: by what layers hold, {lack}")]
 pub struct NoStages {
     /// How many devices there are.
     pub devices: u32,
     /// What each has.
     pub budget: Bytes,
-    /// The layer that needs most.
-    pub layer: String,
-    /// What that is.
-    pub needed: Bytes,
+    /// What does not fit.
+    pub lack: Lack,
+}
+
+/// What of a model does not fit.
+#[derive(Debug)]
+pub enum Lack {
+    /// A layer, even alone.
+    Layer(String, Bytes),
+    /// Each layer fits, and they do not fit together; so much of them is there once for all
+    /// micro-batches.
+    Together(Bytes),
+}
+
+impl fmt::Display for Lack {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Lack::Layer(layer, needed) => {
+                write!(f, "{layer} alone needs {needed} where nothing else lies beside it")
+            }
+            Lack::Together(held) => write!(
+                f,
+                "each layer fits alone, but no cut leaves each device with layers that fit \
+                 together; their parameters, gradients and state are {held} on all devices"
+            ),
+        }
+    }
 }
 
 /// No rank planned tensor by tensor fits into the budget, of all pipelines that were tried.

@@ -202,6 +202,6 @@ pub fn stages(
         let answer = pipelines::answer::answer(&subject.graph, &machine, &task, &|| {
             stop.clock().0.is_infinite()
         })?;
-        Ok(answer.for_torch(&subject.graph).to_string())
+        Ok(answer.for_torch().to_string())
     })
 }

@@ -145,7 +145,11 @@ pub fn stages(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 }
 
 /// The same where each device is planned tensor by tensor; none where nothing fits.
-fn by_tensors(graph: &Graph, machine: &Machine, budget: Bytes) -> anyhow::Result<Option<Answer>> {
+fn by_tensors<'g>(
+    graph: &'g Graph,
+    machine: &Machine,
+    budget: Bytes,
+) -> anyhow::Result<Option<Answer<'g>>> {
     let task = Task {
         devices: DEVICES,
         budget: Budget::Absolute(budget),

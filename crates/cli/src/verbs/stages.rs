@@ -138,13 +138,13 @@ pub fn stages(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         output::write_whole(path, drawn.as_bytes())?;
     }
     if let Some(path) = &arguments.output {
-        output::write_whole(path, format!("{}\n", answer.for_torch(&graph)).as_bytes())?;
+        output::write_whole(path, format!("{}\n", answer.for_torch()).as_bytes())?;
     }
     match arguments.json {
         true => say!("{}", answer.json(best))?,
         false => {
             let micro_batches = arguments.accumulation.micro_batches();
-            answer.show(best, graph.name(), &machine.name, micro_batches)?
+            answer.show(best, &machine.name, micro_batches)?
         }
     }
     Ok(interrupt::code())

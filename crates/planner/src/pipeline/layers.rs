@@ -25,9 +25,6 @@ use crate::units::{Bytes, Seconds};
 /// A run of the forward pass.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layer {
-    /// The path of the module that it lies in; where that is the model itself, of the first one
-    /// that it calls.
-    pub name: String,
     /// The call of a module that it begins with; `None` where it begins in the middle of one, or
     /// with the model.
     pub begins: Option<Entry>,
@@ -110,7 +107,6 @@ pub fn layers(
         }
     }
     let layer = |part: &Part| Layer {
-        name: part.name(graph, &forward),
         begins: entry(graph, &forward, part.nodes.start),
         nodes: forward[part.nodes.clone()].to_vec(),
         seconds: Seconds(whole(part)),
@@ -192,22 +188,6 @@ impl Part {
                 return parts.into_iter().map(|(_, part)| part).collect();
             }
             depth += 1;
-        }
-    }
-
-    /// What the paths of its nodes begin with; else the first path that is not empty.
-    fn name(&self, graph: &Graph, forward: &[NodeId]) -> String {
-        let mut paths = self.nodes.clone().map(|at| graph.module_of(forward[at]));
-        let mut common: Vec<&str> = paths.next().unwrap_or("").split('.').collect();
-        for path in paths {
-            let alike = common.iter().zip(path.split('.')).take_while(|(a, b)| *a == b).count();
-            common.truncate(alike);
-        }
-        let common = common.join(".");
-        let first = || self.nodes.clone().map(|at| graph.module_of(forward[at]));
-        match first().find(|path| !path.is_empty()).filter(|_| common.is_empty()) {
-            Some(path) => path.to_string(),
-            None => common,
         }
     }
 }

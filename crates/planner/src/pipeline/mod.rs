@@ -13,6 +13,7 @@ mod messages;
 mod ranks;
 mod rows;
 mod simulate;
+mod span;
 pub mod stages;
 mod together;
 mod unroll;
@@ -28,6 +29,7 @@ pub use layers::{Entry, Layer, assign, at_modules, cut_evenly, follow, is_within
 pub use ranks::{Leeway, Ranks, ranks};
 pub use rows::{PipelineSchedule, Unsuited, greedy, in_turn, interleaved};
 pub use simulate::{Performed, Simulated, StageCost, simulate};
+pub use span::span;
 pub use together::{RankInTime, together};
 pub use unroll::name_of;
 pub use validate::{RowsError, Waiting, validate};

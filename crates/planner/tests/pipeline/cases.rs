@@ -244,7 +244,6 @@ fn blocks_of_numbers_are_cut_evenly() {
         let (numbers, parts) = asked.split_once('/').unwrap();
         let numbers: Vec<f64> = serde_json::from_str(numbers).unwrap();
         let layer = |(index, &seconds): (usize, &f64)| Layer {
-            name: index.to_string(),
             begins: None,
             nodes: vec![NodeId::from_u32(index as u32)],
             seconds: Seconds(seconds),

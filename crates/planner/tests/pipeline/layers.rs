@@ -6,7 +6,7 @@ use tightfit::id::{NodeId, SecondaryMap, StageId};
 use tightfit::machine::Machine;
 use tightfit::pipeline::{
     Division, Layer, Leeway, PipelineError, PipelineSchedule, at_modules, cut_evenly, is_within,
-    layers, ranks, simulate, together,
+    layers, ranks, simulate, span, together,
 };
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
@@ -23,19 +23,47 @@ fn cuts(graph: &Graph, stages: usize) -> Vec<String> {
     let layers = layers(graph, &on_a_gpu(graph), stages).unwrap();
     let of_forward = cut_evenly(&layers, stages).unwrap();
     let stage = |layer: &Layer| of_forward[layer.nodes[0]];
-    for layer in &layers {
-        assert!(layer.nodes.iter().all(|&node| of_forward[node] == stage(layer)), "{}", layer.name);
+    let name = |index: usize| span(graph, &layers, index..index + 1);
+    for (index, layer) in layers.iter().enumerate() {
+        let is_whole = layer.nodes.iter().all(|&node| of_forward[node] == stage(layer));
+        assert!(is_whole, "{}", name(index));
     }
-    let begins = layers.windows(2).filter(|pair| stage(&pair[0]) != stage(&pair[1]));
-    let begins = begins.map(|pair| format!("{} ({})", pair[1].name, pair[0].leaves));
+    let begins = (1..layers.len()).filter(|&at| stage(&layers[at - 1]) != stage(&layers[at]));
+    let begins = begins.map(|at| format!("{} ({})", name(at), layers[at - 1].leaves));
     begins.collect()
+}
+
+#[test]
+fn runs_of_layers_are_called_by_what_is_theirs_alone() {
+    let names = |graph: &Graph, ends: &[usize]| {
+        let layers = layers(graph, &on_a_gpu(graph), 24).unwrap();
+        let ends: Vec<usize> = [0].iter().chain(ends).copied().chain([layers.len()]).collect();
+        let names = ends.windows(2).map(|pair| span(graph, &layers, pair[0]..pair[1]));
+        names.collect::<Vec<_>>().join("\n")
+    };
+    let gpt = graph("gpt2_small_b8_s512");
+    expect_test::expect!["model"].assert_eq(&names(&gpt, &[]));
+    expect_test::expect![[r#"
+        model.transformer.wte … model.transformer.wpe
+        model.transformer.h.0.ln_1 … model.transformer.h.0.attn
+        model.transformer.h.0.ln_2 … model.transformer.h.2
+        model.transformer.h.3 … model.transformer.h.5.attn
+        model.transformer.h.5.ln_2 … model.transformer.h.5.mlp
+        model.transformer.h.6 … model.lm_head"#]]
+    .assert_eq(&names(&gpt, &[1, 2, 7, 12, 13]));
+    expect_test::expect![[r#"
+        model.conv1 … model.layer1.0
+        model.layer1.1.conv1 … model.layer1.1.bn3
+        model.layer1.1.relu … model.layer2.0.bn2
+        model.layer2.0.relu … model.fc"#]]
+    .assert_eq(&names(&graph("resnet50_b32"), &[3, 4, 9]));
 }
 
 #[test]
 fn models_are_cut_between_their_blocks() {
     expect_test::expect![[r#"
         model.transformer.h.6 (10.0 MiB)
-        model (6.0 MiB)
+        model.transformer.ln_f (6.0 MiB)
         model.lm_head (6.0 MiB)"#]]
     .assert_eq(&cuts(&graph("gpt2_small_b8_s512"), 4).join("\n"));
     expect_test::expect![[r#"
@@ -44,7 +72,7 @@ fn models_are_cut_between_their_blocks() {
         model.model.layers.7 (32.5 MiB)
         model.model.layers.10 (32.5 MiB)
         model.model.layers.13 (32.5 MiB)
-        model (16.0 MiB)
+        model.model.norm (16.0 MiB)
         model.lm_head (16.0 MiB)"#]]
     .assert_eq(&cuts(&graph("llama_1b_b2_s2048"), 8).join("\n"));
     expect_test::expect![[r#"
@@ -102,7 +130,6 @@ proptest! {
     ) {
         let layer = |(index, &(seconds, leaves)): (usize, &(u32, u64))| Layer {
             begins: None,
-            name: index.to_string(),
             nodes: vec![NodeId::from_u32(index as u32)],
             seconds: Seconds(seconds.into()),
             leaves: Bytes(leaves),

@@ -10,7 +10,9 @@ use tightfit::machine::Machine;
 use tightfit::pipeline::stages::{
     Devices, LayerCost, StagePlan, cuts, in_time, layer_costs, plan_stages,
 };
-use tightfit::pipeline::{Layer, PipelineError, PipelineSchedule, Simulated, at_modules, layers};
+use tightfit::pipeline::{
+    Layer, PipelineError, PipelineSchedule, Simulated, at_modules, layers, span,
+};
 use tightfit::plan::PlanError;
 use tightfit::staged::{PlannedStages, TensorPlanning, TensorPlanningError};
 use tightfit::units::{Bytes, Seconds};
@@ -19,7 +21,7 @@ use tightfit_engine::{Budget, reserve};
 use crate::accumulation::Accumulation;
 use crate::effort::Search;
 use crate::input;
-use crate::values::{NoRanks, NoStages, Room};
+use crate::values::{Lack, NoRanks, NoStages, Room};
 
 /// Calls of all micro-batches that are planned one by one: a second or two for each cut.
 const MOST_CALLS: u64 = 1 << 18;
@@ -90,7 +92,9 @@ impl Found {
 }
 
 /// Plans, the fastest first.
-pub struct Answer {
+pub struct Answer<'g> {
+    /// The step.
+    pub graph: &'g Graph,
     /// What the model was cut into.
     pub cut: Vec<Layer>,
     /// What that costs.
@@ -104,10 +108,10 @@ pub struct Answer {
     /// The whole budget of a device.
     pub budget: Bytes,
     /// What of it is not the slab's.
-    reserve: Bytes,
+    pub reserve: Bytes,
 }
 
-impl Answer {
+impl Answer<'_> {
     /// When each device does what.
     pub fn times(&self, found: &Found) -> Simulated {
         match found {
@@ -118,12 +122,12 @@ impl Answer {
 }
 
 /// Plans; without one where it was over before.
-pub fn answer(
-    graph: &Graph,
+pub fn answer<'g>(
+    graph: &'g Graph,
     machine: &Machine,
     task: &Task,
     is_over: &(dyn Fn() -> bool + Sync),
-) -> anyhow::Result<Answer> {
+) -> anyhow::Result<Answer<'g>> {
     let profile = input::profile(graph, machine);
     let reserve = reserve(graph, machine);
     let peak = match task.budget {
@@ -153,9 +157,9 @@ pub fn answer(
     let devices = Devices { ranks: task.devices, budget, bandwidth, latency };
     let reserve = reserve.total();
     let (found, slower) = (Vec::new(), Vec::new());
-    let empty = Answer { cut, costs, found, slower, devices, budget: bytes, reserve };
+    let empty = Answer { graph, cut, costs, found, slower, devices, budget: bytes, reserve };
     match task.search.filter(|_| are_few(graph, task.accumulation)) {
-        Some(search) => by_tensors(empty, (graph, machine), (task, search), &asked, is_over),
+        Some(search) => by_tensors(empty, machine, (task, search), &asked, is_over),
         None => by_layers(empty, task.accumulation, &asked, is_over),
     }
 }
@@ -174,37 +178,41 @@ fn are_few(graph: &Graph, accumulation: Accumulation) -> bool {
 }
 
 /// Plans in which whole layers are recomputed.
-fn by_layers(
-    answer: Answer,
+fn by_layers<'g>(
+    answer: Answer<'g>,
     accumulation: Accumulation,
     asked: &[PipelineSchedule],
     is_over: &(dyn Fn() -> bool + Sync),
-) -> anyhow::Result<Answer> {
-    let Answer { cut, costs, devices, budget, reserve, .. } = &answer;
+) -> anyhow::Result<Answer<'g>> {
+    let Answer { graph, cut, costs, devices, budget, reserve, .. } = &answer;
     let micro_batches = accumulation.micro_batches();
     let plans = plan_stages(costs, devices, micro_batches, asked, is_over)?;
     if plans.is_empty() && !is_over() {
-        let largest = cut.iter().zip(costs).max_by_key(|(_, cost)| cost.least());
-        let (layer, needed) =
-            largest.map(|(layer, cost)| (name(layer), cost.least() + *reserve)).unwrap_or_default();
-        return Err(NoStages { devices: devices.ranks, budget: *budget, layer, needed }.into());
+        let least = |cost: &LayerCost| cost.least() + *reserve;
+        let largest = costs.iter().enumerate().max_by_key(|(_, cost)| cost.least());
+        let alone = largest.filter(|(_, cost)| least(cost) > *budget);
+        let lack = alone.map_or_else(
+            || Lack::Together(costs.iter().map(|cost| cost.held).sum()),
+            |(layer, cost)| Lack::Layer(span(graph, cut, layer..layer + 1), least(cost)),
+        );
+        return Err(NoStages { devices: devices.ranks, budget: *budget, lack }.into());
     }
     Ok(Answer { found: plans.into_iter().map(Found::Layers).collect(), ..answer })
 }
 
 /// Plans in which each device is planned tensor by tensor.
-fn by_tensors(
-    answer: Answer,
-    (graph, machine): (&Graph, &Machine),
+fn by_tensors<'g>(
+    answer: Answer<'g>,
+    machine: &Machine,
     (task, search): (&Task, Search),
     asked: &[PipelineSchedule],
     is_over: &(dyn Fn() -> bool + Sync),
-) -> anyhow::Result<Answer> {
+) -> anyhow::Result<Answer<'g>> {
     let mut effort = search.effort();
     // All devices together search as long as one step would.
     effort.deadline = Seconds(effort.deadline.0 / f64::from(task.devices));
     let planning = TensorPlanning {
-        graph,
+        graph: answer.graph,
         layers: &answer.cut,
         devices: &answer.devices,
         state: task.state,
@@ -224,7 +232,7 @@ fn by_tensors(
 
 /// Cuts of the orders that are asked for, those first that the model of layers likes best.
 fn candidates(
-    answer: &Answer,
+    answer: &Answer<'_>,
     micro_batches: u32,
     asked: &[PipelineSchedule],
     is_over: &dyn Fn() -> bool,
@@ -249,11 +257,6 @@ fn candidates(
     }
     found.sort_by(|a, b| a.makespan.0.total_cmp(&b.makespan.0));
     Ok(found)
-}
-
-/// A layer in words.
-pub fn name(layer: &Layer) -> String {
-    if layer.name.is_empty() { "the loss".to_string() } else { layer.name.clone() }
 }
 
 /// What became of candidates.

@@ -1,20 +1,27 @@
 //! What `tightfit stages` prints. Invariant: nothing is calculated here.
 
+use std::ops::Range;
+
 use serde_json::{Value, json};
 use tightfit::id::{RankId, StageId};
 use tightfit::pipeline::stages::{LayerCost, StagePlan};
-use tightfit::pipeline::write_csv;
+use tightfit::pipeline::{span, write_csv};
 use tightfit::units::{Bytes, Seconds};
 
-use super::answer::{Answer, Found, name};
+use super::answer::{Answer, Found};
 use crate::output;
 
-impl Answer {
+impl Answer<'_> {
     /// The layers of a stage.
-    pub fn layers(plan: &StagePlan, stage: StageId) -> std::ops::Range<usize> {
+    pub fn layers(plan: &StagePlan, stage: StageId) -> Range<usize> {
         let number = stage.as_u32() as usize;
         let begin = number.checked_sub(1).map_or(0, |before| plan.ends[before]);
         begin..plan.ends[number]
+    }
+
+    /// A run of layers in words.
+    pub fn span(&self, run: Range<usize>) -> String {
+        span(self.graph, &self.cut, run)
     }
 
     /// All of it as one object.
@@ -22,18 +29,17 @@ impl Answer {
         let plan = best.plan();
         let stages = plan.rows.placement.iter().map(|(stage, rank)| {
             let layers = Answer::layers(plan, stage);
-            let (cut, costs) = (&self.cut[layers.clone()], &self.costs[layers.clone()]);
-            let seconds: Seconds = costs.iter().map(LayerCost::seconds).sum();
+            let seconds: Seconds = self.costs[layers.clone()].iter().map(LayerCost::seconds).sum();
+            let name = |layer: usize| self.span(layer..layer + 1);
             let mut stage = json!({
                 "stage": stage.as_u32(),
                 "rank": rank.as_u32(),
-                "layers": cut.iter().map(name).collect::<Vec<_>>(),
+                "layers": layers.clone().map(name).collect::<Vec<_>>(),
                 "seconds": seconds,
             });
             if let Found::Layers(plan) = best {
                 let again = layers.filter(|&layer| plan.recomputed[layer]);
-                let again = again.map(|layer| name(&self.cut[layer]));
-                stage["recomputed"] = again.collect();
+                stage["recomputed"] = again.map(name).collect();
             }
             stage
         });
@@ -87,17 +93,16 @@ impl Answer {
     }
 
     /// All of it as a table, and what lies where.
-    pub fn show(
-        &self,
-        best: &Found,
-        graph: &str,
-        machine: &str,
-        micro_batches: u32,
-    ) -> output::Printed {
+    pub fn show(&self, best: &Found, machine: &str, micro_batches: u32) -> output::Printed {
         let plan = best.plan();
         let ranks = plan.rows.rows.len();
+        let outside = match self.reserve {
+            Bytes::ZERO => String::new(),
+            reserve => format!(", {reserve} of them outside plans"),
+        };
         say!(
-            "{graph}: {micro_batches} micro-batches on {ranks} × {machine}, {} each",
+            "{}: {micro_batches} micro-batches on {ranks} × {machine}, {} each{outside}",
+            self.graph.name(),
             self.budget
         )?;
         say!(
@@ -140,8 +145,7 @@ impl Answer {
         let plan = best.plan();
         for (index, stage) in plan.rows.stages_of(rank).into_iter().enumerate() {
             let layers = Answer::layers(plan, stage);
-            let (first, last) = (name(&self.cut[layers.start]), name(&self.cut[layers.end - 1]));
-            let span = if layers.len() == 1 { first } else { format!("{first} … {last}") };
+            let modules = self.span(layers.clone());
             let again = match best {
                 Found::Layers(plan) => {
                     match layers.clone().filter(|&layer| plan.recomputed[layer]).count() {
@@ -163,7 +167,7 @@ impl Answer {
                 0 => (rank.to_string(), best.peaks()[rank].to_string()),
                 _ => (String::new(), String::new()),
             };
-            say!("{:<8}{:>10}  stage {}: {span}{again}", head.0, head.1, stage.as_u32())?;
+            say!("{:<8}{:>10}  stage {}: {modules}{again}", head.0, head.1, stage.as_u32())?;
         }
         Ok(())
     }

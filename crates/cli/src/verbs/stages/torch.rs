@@ -4,7 +4,6 @@
 use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
-use tightfit::graph::Graph;
 use tightfit::id::{SecondaryMap, StageId};
 use tightfit::pipeline::{Entry, assign, is_within, write_csv};
 
@@ -13,9 +12,9 @@ use super::answer::{Answer, Found};
 /// The format of the document.
 const FORMAT: &str = "tightfit-stages/1";
 
-impl Answer {
+impl Answer<'_> {
     /// The fastest plan as `tightfit.distributed` reads it; null where none was found in time.
-    pub fn for_torch(&self, graph: &Graph) -> Value {
+    pub fn for_torch(&self) -> Value {
         let Some(best) = self.found.first().map(Found::plan) else { return Value::Null };
         let begins = |entry: &Entry| json!({ "module": entry.module, "call": entry.call });
         let stages = best.rows.placement.iter().map(|(stage, rank)| {
@@ -28,12 +27,13 @@ impl Answer {
             json!({
                 "stage": stage.as_u32(),
                 "rank": rank.as_u32(),
+                "span": self.span(Answer::layers(best, stage)),
                 "layers": layers.collect::<Vec<_>>(),
             })
         });
         json!({
             "format": FORMAT,
-            "graph": graph.name(),
+            "graph": self.graph.name(),
             "schedule": best.schedule,
             "micro_batches": best.rows.micro_batches,
             "step_seconds": best.makespan,
@@ -41,14 +41,15 @@ impl Answer {
             "budget_bytes": self.budget,
             "peak_bytes": best.peaks.values().collect::<Vec<_>>(),
             "stages": stages.collect::<Vec<_>>(),
-            "module_fqns_per_model_part": self.modules(graph),
+            "module_fqns_per_model_part": self.modules(),
             "csv": write_csv(&best.rows),
         })
     }
 
     /// For each stage the modules that lie in it as a whole, the outermost ones; what a module that
     /// lies in several computes itself is in none.
-    fn modules(&self, graph: &Graph) -> Vec<Vec<String>> {
+    fn modules(&self) -> Vec<Vec<String>> {
+        let graph = self.graph;
         let Some(best) = self.found.first().map(Found::plan) else { return Vec::new() };
         let of_forward = assign(&self.cut, &best.ends);
         let mut stages: SecondaryMap<_, BTreeSet<StageId>> = SecondaryMap::new();

@@ -1,0 +1,37 @@
+//! How runs of layers are called. Invariant: a name is the outermost module that lies in the run and
+//! not in the layers right before and behind, so that runs that follow one another share a name only
+//! where a module is called again.
+
+use std::ops::Range;
+
+use crate::graph::Graph;
+use crate::pipeline::layers::{Layer, is_within};
+
+/// Of the layers of a model, a run in words: the module that it is, or the first and the last one
+/// in it; "the loss" where the model itself computes all of it.
+pub fn span<'a>(graph: &'a Graph, layers: &'a [Layer], run: Range<usize>) -> String {
+    let paths_of = |layer: &'a Layer| layer.nodes.iter().map(|&node| graph.module_of(node));
+    let paths = || layers[run.clone()].iter().flat_map(paths_of);
+    let beside = || run.start.checked_sub(1).into_iter().chain([run.end]);
+    let is_beside = |module: &str| {
+        let mut paths = beside().filter_map(|at| layers.get(at)).flat_map(paths_of);
+        paths.any(|path| is_within(path, module))
+    };
+    // What a module computes beside what it calls names nothing.
+    let calls = |module: &str| paths().any(|inner| inner != module && is_within(inner, module));
+    let mut called = paths().filter(|module| !module.is_empty() && !calls(module));
+    let Some(first) = called.next() else { return "the loss".to_string() };
+    let last = called.next_back().unwrap_or(first);
+    let outermost = |inner| outward(inner).filter(|module| !is_beside(module)).last();
+    let (first, last) = (outermost(first).unwrap_or(first), outermost(last).unwrap_or(last));
+    match first == last {
+        true => first.to_string(),
+        false => format!("{first} … {last}"),
+    }
+}
+
+/// A module and all that it lies in, from the inside out.
+fn outward(module: &str) -> impl Iterator<Item = &str> {
+    let ends = module.match_indices('.').map(|(end, _)| end).rev();
+    [module.len()].into_iter().chain(ends).map(|end| &module[..end])
+}
