@@ -1,6 +1,6 @@
-//! How runs of layers are called. Invariant: a name is the outermost module that lies in the run and
-//! not in the layers right before and behind, so that runs that follow one another share a name only
-//! where a module is called again.
+//! How runs of layers are called. Invariant: a name is the outermost module that lies in the run
+//! and not in the layers right before and behind, so that runs that follow one another share a name
+//! only where a module is called again.
 
 use std::ops::Range;
 
