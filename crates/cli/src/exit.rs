@@ -12,6 +12,8 @@ use tightfit::schedule::PlanFileError;
 use tightfit_engine::step::data::DataError;
 use tightfit_engine::step::{DivisionError, OtherBatch, StepFileError};
 use tightfit_engine::transport::LinkError;
+#[cfg(feature = "mpi")]
+use tightfit_engine::transport::mpi::JobError;
 use tightfit_engine::weights::WeightsError;
 use tightfit_engine::{
     BudgetError, CompileError, FittingError, SessionError, SlabError, StepError, TierError,
@@ -140,8 +142,8 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
         return Some(4);
     }
     #[cfg(feature = "mpi")]
-    if error.is::<tightfit_engine::transport::mpi::JobError>() {
-        return Some(USAGE);
+    if let Some(error) = error.downcast_ref::<JobError>() {
+        return Some(if matches!(error, JobError::Absent { .. }) { OTHER_RANK } else { USAGE });
     }
     if error.is::<LinkError>() {
         return Some(OTHER_RANK);

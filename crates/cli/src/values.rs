@@ -5,7 +5,7 @@ use std::fmt;
 
 use thiserror::Error;
 use tightfit::id::RankId;
-use tightfit::plan::Planner;
+use tightfit::plan::{Infeasible, Planner};
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::Budget;
 
@@ -60,8 +60,9 @@ impl fmt::Display for Lack {
 /// No rank planned tensor by tensor fits into the budget, of all pipelines that were tried.
 #[derive(Debug, Error)]
 #[error(
-    "no plan was found that fits {devices} devices of {budget}: {schedule} came closest, and its \
-     {rank} {room}"
+    "no plan was found that fits {devices} devices of {budget}, of the cuts that were tried: \
+     {schedule} came closest, and its {rank} {room}{}",
+    because.as_ref().map_or(String::new(), |of_rank| format!("\n{rank}, cut so: {of_rank}"))
 )]
 pub struct NoRanks {
     /// How many devices there are.
@@ -74,6 +75,8 @@ pub struct NoRanks {
     pub rank: RankId,
     /// What it needs.
     pub room: Room,
+    /// What is alive there.
+    pub because: Option<Box<Infeasible>>,
 }
 
 /// What is known of what a rank needs.
@@ -107,8 +110,11 @@ pub struct NoVariants {
 
 /// The planner called `name`.
 pub fn planner(name: &str) -> Result<Planner, String> {
-    Planner::from_name(name)
-        .ok_or_else(|| format!("planners are {}", Planner::ALL.map(|(_, name)| name).join(", ")))
+    Planner::from_name(name).ok_or_else(|| {
+        let ours = Planner::ALL.map(|(_, name)| name).join(", ");
+        let others = Planner::TO_COMPARE.map(|(_, name)| name).join(", ");
+        format!("planners are {ours}, and, to compare with, {others}")
+    })
 }
 
 /// A size that is no budget, and so no share of anything.
@@ -121,6 +127,15 @@ pub fn size(text: &str) -> Result<Bytes, NotASize> {
     match text.parse() {
         Ok(Budget::Absolute(bytes)) => Ok(bytes),
         _ => Err(NotASize(text.to_string())),
+    }
+}
+
+/// A time to wait: a duration that is not zero.
+pub fn patience(text: &str) -> Result<Seconds, String> {
+    let seconds = duration(text)?;
+    match seconds.0 > 0.0 {
+        true => Ok(seconds),
+        false => Err("nothing comes in no time; write 10, 10s or 500ms".to_string()),
     }
 }
 

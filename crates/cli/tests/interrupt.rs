@@ -97,6 +97,32 @@ fn an_interrupted_run_saves_and_can_be_resumed() {
 }
 
 #[test]
+fn what_was_saved_stays_where_no_step_was_run() {
+    let folder = folder();
+    let step = "corpus/steps/mlp-digits --microbatches 4 --eval-batches 0 --save FOLDER/weights";
+    train(folder.path(), &format!("{step} --budget 100% --steps 2")).done();
+    let weights = folder.path().join("weights");
+    let saved = std::fs::read(&weights).unwrap();
+    for ranks in ["--stages", "--shards"] {
+        let mut command = tightfit();
+        command.args(["train", "corpus/steps/mlp-digits", "--microbatches", "4", ranks, "2"]);
+        command.args(["--budget", "min", "--roofline", "--steps", ENDLESS, "--save"]);
+        command.arg(&weights).current_dir(program::corpus().parent().unwrap());
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        // A note on the data comes before all planning.
+        let mut errors = BufReader::new(child.stderr.take().unwrap());
+        let mut says = String::new();
+        errors.read_line(&mut says).unwrap();
+        assert!(says.contains("fewer than the 2880 of a batch"), "{says}");
+        interrupt(&child);
+        errors.read_to_string(&mut says).unwrap();
+        assert_eq!(child.wait().unwrap().code(), Some(130), "{says}");
+        assert!(says.contains("interrupted before the first step; nothing was saved"), "{says}");
+        assert!(std::fs::read(&weights).unwrap() == saved, "{ranks}");
+    }
+}
+
+#[test]
 fn people_are_told_that_the_run_was_interrupted() {
     let folder = folder();
     let (mut child, mut output, mut text) = started(&folder, false);

@@ -8,6 +8,7 @@ use std::fs;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 
 use program::{Ran, corpus, folder, tightfit, train};
 use serde_json::Value;
@@ -120,6 +121,8 @@ fn ranks_that_are_not_alike_all_say_so() {
         (alike.replace("--steps 1", "--steps 2"), "--steps is 2 for rank1 and 1 for rank0"),
         (alike.replace("--microbatches 4", "--microbatches 5"), "--microbatches is 5 for rank1"),
         (format!("{alike} --seed 9"), "the seed is 9 for rank1 and 1 for rank0"),
+        (alike.replace("100%", "90%"), "--budget is 90% for rank1 and 100% for rank0"),
+        (format!("{alike} --schedule gpipe"), "--schedule is gpipe for rank1 and auto for rank0"),
         (other.to_string(), "the step is gpt-nano-dropout for rank1 and mlp-digits for rank0"),
     ] {
         let ran = pair(folder.path(), [&alike, &second]);
@@ -129,10 +132,31 @@ fn ranks_that_are_not_alike_all_say_so() {
             assert!(ran.stderr.contains(&line), "{line}: {}", ran.stderr);
         }
     }
+    // The same number of steps of the same seed, and other weights.
+    for (name, rate) in [("one", 0.1), ("other", 0.2)] {
+        let save = format!("{STEP} --budget 100% --steps 1 --lr {rate} --save FOLDER/{name}");
+        train(folder.path(), &save).done();
+    }
+    let resumed = |name: &str| format!("{alike} --resume FOLDER/{name}");
+    let ran = pair(folder.path(), [&resumed("one"), &resumed("other")]);
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert!(ran.stderr.contains("do the same: what --resume reads is "), "{}", ran.stderr);
     let ran = pair(folder.path(), [&alike, &alike.replace("--stages 2", "--stages 1")]);
     let says = "of the first 2 ranks of the job, 1 were begun for 2 ranks";
     assert!(ran.stderr.contains(says), "{}", ran.stderr);
     assert_ne!(ran.code, Some(0));
+}
+
+#[test]
+fn a_process_that_never_begins_is_not_waited_for() {
+    let folder = folder();
+    let mut command = mpirun();
+    let alike = format!("{STEP} --budget 100% --stages 2 --steps 1 --peer-deadline 2s");
+    add(&mut command, folder.path(), 1, &alike);
+    command.args([":", "-n", "1", "sleep", "3600"]);
+    let ran: Ran = command.output().unwrap().into();
+    assert_eq!(ran.code, Some(12), "{}", ran.stderr);
+    assert!(ran.stderr.contains("after 2 s some processes of the job have not begun"));
 }
 
 /// The other rank is this test program, which says that it is of another version.
@@ -155,7 +179,7 @@ fn as_another_version() {
     if std::env::var_os("OMPI_COMM_WORLD_SIZE").is_none() {
         return;
     }
-    let job = Job::begin(2, |cause| eprintln!("{cause}")).unwrap();
+    let job = Job::begin(2, Duration::from_secs(60), |cause| eprintln!("{cause}")).unwrap();
     let greeting = r#"{"alike": [["the version of tightfit", "0.0.1"]], "since": "then"}"#;
     let heard = job.link().unwrap().gather(greeting.as_bytes());
     println!("{heard:?}");
@@ -174,7 +198,7 @@ fn what_one_rank_fails_of_all_say() {
     assert!(ran.stderr.contains("error: rank0: rank1 failed: "), "{}", ran.stderr);
     assert!(ran.stderr.contains("nothing/step.json: No such file"), "{}", ran.stderr);
     for (arguments, says) in [
-        ("--budget 1% --steps 1", "rank0: no plan fits"),
+        ("--budget 1% --steps 1", "no plan was found that fits 2 devices"),
         ("--budget 100% --steps 1 --save /dev/full", "No space left on device"),
         ("--budget 100% --steps 1 --schedule nonsense", "schedules are gpipe"),
     ] {

@@ -83,6 +83,8 @@ fn a_smaller_budget_recomputes_or_is_refused() {
         ("300MiB --link fast", 2, "bytes per second"),
         ("300MiB --state nan", 2, "a number of bytes"),
         ("300MiB --state 1e300", 2, "a number of bytes"),
+        ("300MiB --tier FOLDER", 2, "cannot be used with"),
+        ("1000TB", 8, "more than this machine's memory"),
     ] {
         let ran = gpt(arguments);
         assert!(ran.stderr.contains(says), "{arguments}: {}", ran.stderr);
@@ -144,4 +146,24 @@ fn a_plan_for_pytorch_names_modules() {
         let ran = run(folder.path(), &format!("{LLAMA} --budget 40GB {wrong}"));
         assert_eq!(ran.code, Some(2), "{wrong}: {}", ran.stderr);
     }
+}
+
+#[test]
+fn no_file_is_replaced_that_is_read_or_written_here() {
+    let folder = folder();
+    let graph = folder.path().join("graph.json.gz");
+    std::fs::copy(program::corpus().join("graphs/resnet50_b32.json.gz"), &graph).unwrap();
+    let before = std::fs::read(&graph).unwrap();
+    let common = "stages FOLDER/graph.json.gz --devices 2 --budget 40GB --microbatches 2";
+    for (options, says) in [
+        ("--csv FOLDER/graph.json.gz", "--csv would replace"),
+        ("--emit torch -o FOLDER/graph.json.gz", "--output would replace"),
+        ("--csv FOLDER/new --svg FOLDER/new", "--csv and --svg name the same file"),
+    ] {
+        let ran = run(folder.path(), &format!("{common} {options}"));
+        assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+        assert!(ran.stderr.contains(says), "{options}: {}", ran.stderr);
+    }
+    assert!(std::fs::read(&graph).unwrap() == before);
+    assert_eq!(program::listing(folder.path()), ["graph.json.gz"]);
 }

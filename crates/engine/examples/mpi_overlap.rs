@@ -36,7 +36,7 @@ fn compute() -> f64 {
 }
 
 fn main() {
-    let job = Job::begin(2, |cause| eprintln!("{cause}")).unwrap();
+    let job = Job::begin(2, Duration::from_secs(60), |cause| eprintln!("{cause}")).unwrap();
     let Some(link) = job.link() else {
         job.end(0);
         return;

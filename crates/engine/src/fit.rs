@@ -165,7 +165,7 @@ pub fn fit_graph(
             &Request { goal: Goal::Smallest, planner, residents: &nowhere, effort: *effort },
         )?;
         let budget = fitted.schedule().slab + reserve.total();
-        within_memory(budget, task)?;
+        within_memory(budget, task.machine)?;
         return Ok(FittedGraph { fitted, budget, reserve, unplanned });
     };
     let fitted = fit(
@@ -195,7 +195,7 @@ fn whole_budget(
     if budget == Bytes::ZERO {
         return Err(BudgetError::Zero);
     }
-    within_memory(budget, task)?;
+    within_memory(budget, task.machine)?;
     // A little more is refused with the smallest budget that can be met.
     if budget <= reserve.base && reserve.base > Bytes::ZERO {
         return Err(BudgetError::BelowReserve { budget, reserve });
@@ -204,9 +204,11 @@ fn whole_budget(
 }
 
 /// Refuses to run with more memory than there is.
-fn within_memory(budget: Bytes, task: &FitTask<'_>) -> Result<(), BudgetError> {
-    let memory =
-        if task.machine.runtime.rules().runs_here { process::physical_memory() } else { None };
+///
+/// # Errors
+/// [`BudgetError::BeyondMemory`] where the machine is this one.
+pub fn within_memory(budget: Bytes, machine: &Machine) -> Result<(), BudgetError> {
+    let memory = if machine.runtime.rules().runs_here { process::physical_memory() } else { None };
     // Limits are in whole pages: who limits a group to the budget gets a little less.
     let pages = Bytes(budget.0 / PAGE * PAGE);
     match memory.filter(|&memory| pages > memory) {

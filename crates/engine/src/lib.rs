@@ -35,7 +35,8 @@ pub use execute::set_aside::SetAside;
 pub use execute::trial::{FastestStep, NodeTimings, Timings, VERSION, trial};
 pub use execute::weights;
 pub use fit::{
-    FitTask, FittedGraph, FittedStep, FittingError, PlacementError, fit_graph, fit_placed, fit_step,
+    FitTask, FittedGraph, FittedStep, FittingError, PlacementError, fit_graph, fit_placed,
+    fit_step, within_memory,
 };
 pub use kernels::KernelError;
 pub use memory::process;

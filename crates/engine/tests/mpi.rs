@@ -90,7 +90,7 @@ fn as_a_rank() {
         "pair" => 2,
         _ => std::env::var("OMPI_COMM_WORLD_SIZE").unwrap().parse::<u32>().unwrap().max(2),
     };
-    let job = match Job::begin(wanted, |cause| eprintln!("{cause}")) {
+    let job = match Job::begin(wanted, Duration::from_secs(60), |cause| eprintln!("{cause}")) {
         Ok(job) => job,
         Err(error @ JobError::Few { .. }) => {
             eprintln!("{error}");

@@ -9,6 +9,7 @@ mod profile;
 mod ranks;
 mod replan;
 mod report;
+mod resident;
 mod run;
 mod trace;
 
@@ -19,7 +20,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use tightfit::plan::Planner;
 use tightfit::schedule;
-use tightfit::units::Bytes;
+use tightfit_engine::weights::Progress;
 use tightfit_engine::{
     Budget, Dataset, Evaluation, Executable, FastestStep, FitTask, FittedStep, Session, Step,
     TierFolder, Traffic, fit_placed, fit_step, process, weights,
@@ -36,6 +37,7 @@ use ending::{Ending, said};
 use placement::{Placed, Placement};
 use ranks::Ranks;
 use replan::{Plans, Refined, Replan};
+use resident::Resident;
 
 pub use ending::{LossNotFinite, TooManySteps};
 pub use placement::Contradiction;
@@ -108,10 +110,10 @@ pub struct Arguments {
     placement: Placement,
     /// Most bytes that go to the tier or come back in a second, as in 100MB/s: to see what a slower
     /// one would cost
-    #[arg(long, value_parser = bandwidth, requires = "tier")]
+    #[arg(long, value_parser = bandwidth, requires = "tier", conflicts_with = "ranks")]
     throttle: Option<f64>,
     /// Have calls wait while something moves: to see what moving it beside them saves
-    #[arg(long, requires = "tier")]
+    #[arg(long, requires = "tier", conflicts_with = "ranks")]
     no_overlap: bool,
     /// Plan once more after some steps, 5 where no number is given, from the seconds of their calls
     /// and the rates of the tier as measured; the run goes on with what is predicted to be faster
@@ -170,7 +172,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if let Some(folder) = &tier {
         folder.add_to(&mut machine, arguments.throttle)?;
     }
-    let seed = seed(arguments, &step)?;
+    let seed = begins(arguments, &step)?.seed;
     interrupt::listen();
     let subject = Subject {
         folder: &arguments.step,
@@ -215,6 +217,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         note!("interrupted before the first step; nothing was saved");
         return Ok(interrupt::code());
     }
+    let resident = Resident::before_steps();
     // Only now is it certain that the run can start.
     if !arguments.json {
         announce::announce(&step, &data, &planned, &machine)
@@ -276,15 +279,8 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let done = session.next_step;
     let rest = || -> anyhow::Result<()> {
         let evaluation = judged.unwrap_or_else(|| judge(&mut session))?;
-        let process = process::peak_resident();
-        let over =
-            |peak: Bytes| peak.0.checked_sub(planned.training.budget.0).filter(|&over| over > 0);
-        if let Some(over) = process.and_then(over) {
-            note!(
-                "note: the process took {} more than its budget, beyond what was taken off for it",
-                Bytes(over)
-            );
-        }
+        let resident = resident.now();
+        resident.note_excess("the process", planned.training.budget);
         // What is written from here on may take what the slab held.
         session.release();
         let measured = &course.measured;
@@ -312,7 +308,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             refined: refined.as_ref(),
             profile,
             evaluation,
-            process,
+            process: resident.largest,
             saved,
             interrupted: interrupt::raised(),
             ended_early: !is_good,
@@ -364,10 +360,12 @@ fn open(arguments: &Arguments) -> anyhow::Result<(Step, Dataset)> {
     Ok((step, data))
 }
 
-/// The run's seed: that of the run that goes on, which has numbers left for its steps, else as
-/// asked.
-fn seed(arguments: &Arguments, step: &Step) -> anyhow::Result<u64> {
-    let Some(path) = &arguments.resume else { return Ok(arguments.seed.unwrap_or(1)) };
+/// Where the run begins, and its seed: those of the run that goes on, which has numbers left for
+/// its steps, else as asked.
+fn begins(arguments: &Arguments, step: &Step) -> anyhow::Result<Progress> {
+    let Some(path) = &arguments.resume else {
+        return Ok(Progress { steps: 0, seed: arguments.seed.unwrap_or(1), checksum: None });
+    };
     let progress = weights::progress(path, &step.name)?;
     if let Some(seed) = arguments.seed.filter(|&seed| seed != progress.seed) {
         bail!("--seed {seed} contradicts {}, whose run has seed {}", path.display(), progress.seed);
@@ -376,7 +374,7 @@ fn seed(arguments: &Arguments, step: &Step) -> anyhow::Result<u64> {
         let (path, done, steps) = (path.clone(), progress.steps, arguments.steps);
         return Err(TooManySteps { path, done, steps }.into());
     }
-    Ok(progress.seed)
+    Ok(progress)
 }
 
 /// Writes the plan that runs where that was asked for.

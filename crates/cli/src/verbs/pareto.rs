@@ -14,7 +14,7 @@ use crate::accumulation::Accumulation;
 use crate::effort::Search;
 use crate::frontier::{Point, Refusal, drawn, frontier};
 use crate::input::{self, OnMachine};
-use crate::{exit, interrupt, output};
+use crate::{exit, interrupt, output, places};
 
 /// Plan a step at many budgets: what would half the memory cost, what is the smallest machine for
 /// it.
@@ -55,6 +55,7 @@ pub fn pareto(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         output::writable(path)?;
     }
     let (graph, is_step) = input::graph(&arguments.graph)?;
+    places::distinct(&[("--svg", arguments.svg.as_ref())], &input::files(&arguments.graph)?)?;
     let graph = arguments.accumulation.of(graph)?;
     let machine = arguments.on.machine(is_step)?;
     interrupt::listen();

@@ -19,7 +19,7 @@ use crate::effort::Search;
 use crate::frontier::{self, drawn, frontier};
 use crate::input::{self, OnMachine};
 use crate::values::points;
-use crate::{interrupt, output};
+use crate::{interrupt, output, places};
 
 /// Show a step as one HTML page: memory over time by role, the peak explained, modules, savings,
 /// time by budget.
@@ -151,6 +151,9 @@ pub fn report(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     output::writable(&arguments.output)?;
     let (graph, is_step) = input::graph(&arguments.graph)?;
+    let mut sources = input::files(&arguments.graph)?;
+    sources.extend(arguments.plan.clone());
+    places::distinct(&[("--output", Some(&arguments.output))], &sources)?;
     let graph = arguments.accumulation.of(graph)?;
     let machine = arguments.on.machine(is_step)?;
     let plan = arguments.plan.as_ref().map(|path| input::plan(path, &graph)).transpose()?;

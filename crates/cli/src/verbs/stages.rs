@@ -21,7 +21,7 @@ use crate::effort::Search;
 use crate::exit::ExitCode;
 use crate::input::{self, OnMachine};
 use crate::values::link;
-use crate::{interrupt, output};
+use crate::{interrupt, output, places};
 
 /// Cut a model into the stages of a pipeline: which layers on which device, in which order, and
 /// what is recomputed.
@@ -35,7 +35,9 @@ pub struct Arguments {
     /// A graph file (tightfit-graph/1, plain or gzip) or a step's folder
     graph: PathBuf,
     /// How many devices there are; each has one stage, or two where the order says so
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
+    // Stages are not planned with a tier: whoever runs them has none.
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096),
+          conflicts_with = "tier")]
     devices: u32,
     /// Bytes of each device: 40GB, 320MiB; 60%: of the unplanned peak on one device
     #[arg(long, allow_hyphen_values = true)]
@@ -111,6 +113,12 @@ pub fn stages(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         output::writable(path)?;
     }
     let (graph, is_step) = input::graph(&arguments.graph)?;
+    let results = [
+        ("--csv", arguments.csv.as_ref()),
+        ("--output", arguments.output.as_ref()),
+        ("--svg", arguments.svg.as_ref()),
+    ];
+    places::distinct(&results, &input::files(&arguments.graph)?)?;
     let machine = arguments.on.machine(is_step)?;
     interrupt::listen();
     let task = Task {

@@ -9,7 +9,7 @@ use tightfit_report::{Course, Trace};
 
 use crate::accumulation::Accumulation;
 use crate::input::{self, OnMachine};
-use crate::output;
+use crate::{output, places};
 
 /// Write one step as predicted as Chrome trace events: what runs when, and memory by role.
 #[derive(Args)]
@@ -38,6 +38,9 @@ pub struct Arguments {
 pub fn trace(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     output::writable(&arguments.output)?;
     let (graph, is_step) = input::graph(&arguments.graph)?;
+    let mut sources = input::files(&arguments.graph)?;
+    sources.extend(arguments.plan.clone());
+    places::distinct(&[("--output", Some(&arguments.output))], &sources)?;
     let graph = arguments.accumulation.of(graph)?;
     let machine = arguments.on.machine(is_step)?;
     let profile = input::profile(&graph, &machine);

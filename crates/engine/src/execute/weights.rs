@@ -16,7 +16,7 @@ use crate::execute::remote::{self, Everywhere};
 use crate::execute::residents::{Resident, within};
 use crate::execute::session::Session;
 use crate::file;
-use crate::step::stream::{self, Data, Piece, Reader, StreamError};
+use crate::step::stream::{self, CHECKSUM, Data, Piece, Reader, StreamError};
 use crate::transport::{Link, LinkError};
 
 /// The format that is written, in the file's metadata.
@@ -202,12 +202,14 @@ fn save_tensors<'a>(
 }
 
 /// What a file says of the run that saved it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Progress {
     /// Steps done.
     pub steps: u32,
     /// Seed of the run.
     pub seed: u64,
+    /// The checksum over all that it saved, where it has one.
+    pub checksum: Option<String>,
 }
 
 /// Reads only the numbers of a saved run.
@@ -236,7 +238,8 @@ fn read_progress(path: &Path, reader: &Reader, step_name: &str) -> Result<Progre
     }
     let steps = get("steps")?.parse().map_err(|_| wrong("`steps` is not a number".to_string()))?;
     let seed = get("seed")?.parse().map_err(|_| wrong("`seed` is not a number".to_string()))?;
-    Ok(Progress { steps, seed })
+    let checksum = metadata.get(CHECKSUM).cloned();
+    Ok(Progress { steps, seed, checksum })
 }
 
 /// Puts saved weights and state into a session and sets its next step. Nothing is changed unless

@@ -19,7 +19,7 @@ const PREFIX: u64 = 8;
 /// Bytes that are held to a checksum at once.
 const BLOCK: usize = 64 << 10;
 /// The metadata's checksum, under this key; that of a tensor under this key, a dot and its name.
-const CHECKSUM: &str = "sha256";
+pub(crate) const CHECKSUM: &str = "sha256";
 
 /// Why a file is not read.
 #[derive(Debug, Error)]

@@ -64,6 +64,8 @@ pub fn read_csv(text: &str) -> Result<Rows, CsvError> {
     let mut rows: PrimaryMap<RankId, Vec<Action>> = PrimaryMap::new();
     let mut owners: Vec<Option<RankId>> = Vec::new();
     let (mut tokens, mut micro_batches) = (0, 0);
+    // As editors save it: a mark of the encoding in front, empty lines behind.
+    let text = text.trim_start_matches('\u{feff}').trim_end();
     for (index, line) in text.lines().enumerate() {
         let rank = rows.push(Vec::new());
         for token in line.split(',').map(str::trim).filter(|token| !token.is_empty()) {

@@ -1,6 +1,5 @@
-//! How runs of layers are called. Invariant: a name is the outermost module that lies in the run
-//! and not in the layers right before and behind, so that runs that follow one another share a name
-//! only where a module is called again.
+//! How runs of layers are called. Invariant: a name is the outermost module of which no part lies
+//! in another run, so that runs share a name only where a module is called again.
 
 use std::ops::Range;
 
@@ -12,17 +11,14 @@ use crate::pipeline::layers::{Layer, is_within};
 pub fn span<'a>(graph: &'a Graph, layers: &'a [Layer], run: Range<usize>) -> String {
     let paths_of = |layer: &'a Layer| layer.nodes.iter().map(|&node| graph.module_of(node));
     let paths = || layers[run.clone()].iter().flat_map(paths_of);
-    let beside = || run.start.checked_sub(1).into_iter().chain([run.end]);
-    let is_beside = |module: &str| {
-        let mut paths = beside().filter_map(|at| layers.get(at)).flat_map(paths_of);
-        paths.any(|path| is_within(path, module))
-    };
+    let others = || layers[..run.start].iter().chain(&layers[run.end..]).flat_map(paths_of);
+    let is_elsewhere = |module: &str| others().any(|path| is_within(path, module));
     // What a module computes beside what it calls names nothing.
     let calls = |module: &str| paths().any(|inner| inner != module && is_within(inner, module));
     let mut called = paths().filter(|module| !module.is_empty() && !calls(module));
     let Some(first) = called.next() else { return "the loss".to_string() };
     let last = called.next_back().unwrap_or(first);
-    let outermost = |inner| outward(inner).filter(|module| !is_beside(module)).last();
+    let outermost = |inner| outward(inner).filter(|module| !is_elsewhere(module)).last();
     let (first, last) = (outermost(first).unwrap_or(first), outermost(last).unwrap_or(last));
     match first == last {
         true => first.to_string(),

@@ -104,7 +104,7 @@ impl Planner {
     ];
 
     /// Those to compare with, which no other planner asks.
-    const TO_COMPARE: [(Planner, &'static str); 5] = [
+    pub const TO_COMPARE: [(Planner, &'static str); 5] = [
         (Planner::CapuchinPublished, "capuchin-published"),
         (Planner::CapuchinSwap, "capuchin-swap"),
         (Planner::Offload, "offload"),

@@ -70,6 +70,10 @@ fn what(rank: &RankFigures, shards: Option<u32>) -> String {
         return format!("1/{shards} of parameters and state, {}", rank.kept);
     }
     let stages: Vec<String> = rank.stages.iter().map(|stage| stage.as_u32().to_string()).collect();
-    let plural = if stages.len() == 1 { "stage" } else { "stages" };
-    format!("{plural} {}; {} of parameters and state", stages.join(", "), rank.kept)
+    let own = match stages.as_slice() {
+        [] => "no stage".to_string(),
+        [stage] => format!("stage {stage}"),
+        stages => format!("stages {}", stages.join(", ")),
+    };
+    format!("{own}; {} of parameters and state", rank.kept)
 }

@@ -7,20 +7,23 @@
 use std::path::Path;
 
 use anyhow::Context;
-use tightfit::id::{NodeId, PrimaryMap, SecondaryMap, StageId};
+use tightfit::FitError;
+use tightfit::id::{NodeId, PrimaryMap, RankId, SecondaryMap, StageId};
 use tightfit::pipeline::stages::{Devices, cuts, layer_costs};
 use tightfit::pipeline::{
     Division as Cut, Leeway, PipelineError, PipelineSchedule, Rows, assign, cut_evenly, layers,
     simulate, together,
 };
+use tightfit::plan::PlanError;
 use tightfit::profile::Profile;
 use tightfit::units::Seconds;
-use tightfit_engine::{Budget, Step};
+use tightfit_engine::{Budget, FittingError, Step};
 
 use super::chosen::{Asked, Chosen, Division, Known, better, the_best};
 use super::figures::{Figures, RankFigures};
 use super::order::{NotASchedule, from_file};
 use crate::interrupt;
+use crate::values::{NoRanks, Room};
 
 /// An order with its name and a cut.
 struct Candidate {
@@ -160,6 +163,22 @@ impl Plans<'_> {
         chosen.map_or_else(|| self.of(candidate, Leeway::NONE), Ok)
     }
 
+    /// Why a rank does not fit as it is cut here, which says nothing of other cuts.
+    fn refusal(&self, error: anyhow::Error, schedule: &str, rank: RankId) -> anyhow::Error {
+        let (budget, room, because) = match error.downcast::<FittingError>() {
+            Ok(FittingError::Fit(FitError::Plan(PlanError::Infeasible(found)))) => {
+                (found.budget, Room::Enough(found.reached), Some(found))
+            }
+            Ok(FittingError::Fit(FitError::Plan(PlanError::NotFound(found)))) => {
+                (found.budget, Room::Enough(found.reached), None)
+            }
+            Ok(error) => return anyhow::Error::from(error).context(format!("{schedule}: {rank}")),
+            Err(error) => return error.context(format!("{schedule}: {rank}")),
+        };
+        let (devices, schedule) = (self.asked.way.ranks(), schedule.to_string());
+        NoRanks { devices, budget, schedule, rank, room, because }.into()
+    }
+
     /// An order with the plan of each rank.
     fn of(&self, candidate: &Candidate, leeway: Leeway) -> anyhow::Result<Chosen> {
         let &Plans { asked, known } = self;
@@ -171,7 +190,7 @@ impl Plans<'_> {
         for (rank, step) in &divided.ranks {
             // All ranks together search as long as one step would.
             let planned = known.plan(asked, step, divided.ranks.len());
-            plans.push(planned.with_context(|| format!("{name}: {rank}"))?);
+            plans.push(planned.map_err(|error| self.refusal(error, name, rank))?);
         }
         let timelines = plans.values().map(|plan| plan.training.fitted.timeline());
         let graphs = divided.ranks.values().map(|step| &step.training);

@@ -3,25 +3,23 @@
 
 use std::time::Duration;
 
-use tightfit::FitError;
 use tightfit::id::{NodeId, PrimaryMap, RankId, SecondaryMap, StageId};
 use tightfit::machine::Machine;
 use tightfit::pipeline::{Leeway, PipelineError, Rows};
-use tightfit::plan::PlanError;
 use tightfit::profile::{CallSeconds, Profile};
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::step::{Divided, Sharing};
 use tightfit_engine::transport::Route;
 use tightfit_engine::{
-    Budget, Dataset, Executable, FitTask, FittedStep, FittingError, Reserve, Step, fit_step,
-    reserve,
+    Budget, Dataset, Executable, FitTask, FittedStep, Reserve, Step, fit_step, reserve,
 };
 
-use super::Way;
 use super::figures::Figures;
 use super::share::Share;
+use super::{Transport, Way};
 use crate::calls::{self, Subject};
 use crate::train::Arguments;
+use crate::values::{NoRanks, Room};
 use crate::{input, processor};
 
 /// How long a rank waits for others, unless their steps take longer.
@@ -77,7 +75,13 @@ impl Known {
             tier: None,
             accumulation: arguments.accumulation,
         };
-        let seconds = calls::of_step(&whole.training, &machine, arguments.costs, &subject);
+        // The smallest budget of the whole step is not that of a rank, which is all there is.
+        let is_tried = (arguments.ranks.transport, budget) != (Transport::Mpi, Budget::Smallest);
+        let costs = arguments.costs;
+        let seconds = match is_tried || costs.roofline {
+            true => calls::of_step(&whole.training, &machine, costs, &subject),
+            false => calls::known(&machine),
+        };
         if !arguments.costs.roofline {
             // What ranks measure has waiting in it, so this is what later runs know.
             calls::remember(&machine, seconds.clone());
@@ -172,12 +176,20 @@ impl Chosen {
 
     /// How long a rank waits for another one.
     pub fn deadline(&self, given: Option<Seconds>) -> Duration {
-        let long = |seconds| Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX);
-        match given {
-            Some(Seconds(seconds)) => long(seconds),
-            None => PATIENCE.max(long(STEPS * self.figures.makespan().0)),
-        }
+        let steps = Seconds(STEPS * self.figures.makespan().0);
+        given.map_or_else(|| PATIENCE.max(long(steps)), long)
     }
+}
+
+/// How long a rank waits for others before it knows what a step takes.
+#[cfg_attr(not(feature = "mpi"), expect(dead_code, reason = "what processes wait for"))]
+pub fn patience(given: Option<Seconds>) -> Duration {
+    given.map_or(PATIENCE, long)
+}
+
+/// A duration, however long.
+fn long(Seconds(seconds): Seconds) -> Duration {
+    Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
 }
 
 /// Takes what was planned if it is the best so far, and of refusals the one that names the smallest
@@ -222,9 +234,8 @@ fn largest(chosen: &Chosen) -> Bytes {
 
 /// The budget that would do, of a refusal that names one.
 fn reached(error: &anyhow::Error) -> Bytes {
-    let found = error.chain().find_map(|cause| cause.downcast_ref::<FittingError>());
-    match found {
-        Some(FittingError::Fit(FitError::Plan(PlanError::Infeasible(proof)))) => proof.reached,
+    match error.downcast_ref() {
+        Some(NoRanks { room: Room::Enough(bytes), .. }) => *bytes,
         _ => Bytes::LIMIT,
     }
 }

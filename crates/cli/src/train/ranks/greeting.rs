@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use tightfit::id::RankId;
 use tightfit::units::Bytes;
 use tightfit_engine::transport::Link;
+use tightfit_engine::weights::Progress;
 use tightfit_engine::{Dataset, Step, VERSION, process};
 
 use super::refused::Refused;
@@ -41,7 +42,7 @@ impl Greeting {
     pub fn new(
         arguments: &Arguments,
         (step, data): (&Step, &Dataset),
-        seed: u64,
+        begins: &Progress,
         first_nearby: u32,
         beside: Bytes,
     ) -> Greeting {
@@ -60,11 +61,16 @@ impl Greeting {
                 "how the step is divided",
                 arguments.ranks.way().map_or(String::new(), |way| way.to_string()),
             ),
+            ("--budget", arguments.budget.clone()),
+            ("--schedule", arguments.ranks.schedule.clone()),
+            ("--planner", arguments.planner.name().to_string()),
             ("--reduce", arguments.ranks.reduce.to_string()),
             ("--microbatches", arguments.accumulation.micro_batches().to_string()),
             ("--steps", arguments.steps.to_string()),
             ("--lr", step.optimizer.learning_rate.to_string()),
-            ("the seed", seed.to_string()),
+            ("the seed", begins.seed.to_string()),
+            ("the steps that are done", begins.steps.to_string()),
+            ("what --resume reads", begins.checksum.clone().unwrap_or_default()),
             ("--eval-every", arguments.eval_every.unwrap_or(0).to_string()),
             ("--eval-batches", arguments.eval_batches.to_string()),
             ("--keep-going", arguments.keep_going.to_string()),

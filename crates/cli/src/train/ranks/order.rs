@@ -29,8 +29,8 @@ pub enum NotASchedule {
     },
     /// It is for others.
     #[error(
-        "{name}: it is for {ranks} ranks and {micro_batches} micro-batches; --stages and \
-         --microbatches ask for {stages} and {asked}"
+        "{name}: --stages {ranks} and --microbatches {micro_batches} go with it, not {stages} and \
+         {asked}"
     )]
     Other {
         /// The file.

@@ -4,9 +4,8 @@
 use std::sync::Arc;
 
 use anyhow::Context;
-use tightfit::units::Bytes;
 use tightfit_engine::transport::Link;
-use tightfit_engine::{Dataset, FastestStep, Session, process, weights};
+use tightfit_engine::{Dataset, FastestStep, Session, weights};
 
 use super::figures::Figures;
 use super::report::Outcome;
@@ -16,6 +15,7 @@ use crate::exit::ExitCode;
 use crate::interrupt;
 use crate::train::ending::{Ending, said};
 use crate::train::placement::Placed;
+use crate::train::resident::Resident;
 use crate::train::{Arguments, run};
 
 /// Steps, evaluates, saves and reports, beside the other ranks.
@@ -26,6 +26,7 @@ pub fn run(
     link: Arc<dyn Link>,
     seed: u64,
 ) -> anyhow::Result<ExitCode> {
+    let resident = Resident::before_steps();
     let mut session = share.session(link, seed)?;
     let step = &share.step;
     if let Some(path) = &arguments.resume {
@@ -33,6 +34,12 @@ pub fn run(
         if session.leads() && !arguments.json {
             say!("resuming after {} steps from {}", session.next_step, path.display())?;
         }
+    }
+    if session.any(interrupt::raised())? {
+        if session.leads() {
+            note!("interrupted before the first step; nothing was saved");
+        }
+        return Ok(interrupt::code());
     }
     let begun = session.next_step;
     let mut fastest = arguments.trace.as_ref().map(|_| FastestStep::default());
@@ -56,7 +63,7 @@ pub fn run(
     let is_good = match course.ending {
         Ending::NotFinite(_) => false,
         Ending::Failed(_) => stepped,
-        Ending::InOrder => !is_over || stepped,
+        Ending::InOrder => stepped || !(is_over || is_interrupted),
     };
     let path = arguments.save.as_deref().filter(|_| is_good);
     if let Some(path) = path {
@@ -65,7 +72,7 @@ pub fn run(
     }
     let done = session.next_step;
     let rest = || -> anyhow::Result<()> {
-        let processes = processes(&session, arguments.ranks.transport)?;
+        let processes = processes(&session, arguments.ranks.transport, resident.now())?;
         if let (Some(path), Some(fastest)) = (&arguments.trace, &fastest) {
             trace::write(path, &session, share, fastest)?;
         }
@@ -105,13 +112,14 @@ pub fn run(
 }
 
 /// Most resident bytes of each process that there is.
-fn processes(session: &Session, transport: Transport) -> anyhow::Result<Vec<Option<Bytes>>> {
-    let own = process::peak_resident();
+fn processes(
+    session: &Session,
+    transport: Transport,
+    own: Resident,
+) -> anyhow::Result<Vec<Resident>> {
     if transport == Transport::Thread {
         return Ok(vec![own]);
     }
-    let own = own.map(|bytes| bytes.0.to_ne_bytes());
-    let all = session.gather(own.as_ref().map_or(&[], |bytes| bytes))?;
-    let bytes = |said: &Vec<u8>| Some(Bytes(u64::from_ne_bytes(*said.first_chunk()?)));
-    Ok(all.iter().map(bytes).collect())
+    let all = session.gather(&serde_json::to_vec(&own)?)?;
+    Ok(all.iter().map(|said| serde_json::from_slice(said)).collect::<Result<_, _>>()?)
 }

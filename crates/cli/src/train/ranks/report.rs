@@ -11,6 +11,7 @@ use super::figures::Figures;
 use crate::output;
 use crate::train::ending::NotFinite;
 use crate::train::report::describe;
+use crate::train::resident::Resident;
 
 /// A run that has ended.
 pub struct Outcome<'a> {
@@ -21,7 +22,7 @@ pub struct Outcome<'a> {
     /// The last evaluation.
     pub evaluation: Option<Evaluation>,
     /// Most resident bytes of each process: of one, or where ranks are processes of each.
-    pub processes: Vec<Option<Bytes>>,
+    pub processes: Vec<Resident>,
     /// Where the weights were saved.
     pub saved: Option<&'a Path>,
     /// Steps done.
@@ -59,7 +60,7 @@ impl Outcome<'_> {
 
     /// The most resident bytes of a process.
     fn largest(&self) -> Option<Bytes> {
-        self.processes.iter().copied().max().flatten()
+        self.processes.iter().filter_map(|process| process.largest).max()
     }
 
     /// For machines.
@@ -84,7 +85,8 @@ impl Outcome<'_> {
                     "planner": own.planner,
                     // Where ranks are processes.
                     "process_peak_bytes":
-                        self.processes.get(rank).filter(|_| self.processes.len() > 1),
+                        self.processes.get(rank).filter(|_| self.processes.len() > 1)
+                            .and_then(|process| process.largest),
                 })
             })
             .collect();
@@ -117,7 +119,7 @@ impl Outcome<'_> {
         }
         let several = self.processes.len() > 1;
         for (rank, process) in self.processes.iter().enumerate() {
-            let known = process.map_or("unknown".to_string(), |bytes| bytes.to_string());
+            let known = process.largest.map_or("unknown".to_string(), |bytes| bytes.to_string());
             let (whose, what) = match several {
                 true => (format!(" of rank{rank}"), "its budget"),
                 false => (String::new(), "budgets of all ranks"),
@@ -127,11 +129,7 @@ impl Outcome<'_> {
                 if rank == 0 { "measured peak" } else { "" },
                 self.budget(rank)
             )?;
-            if let Some(over) = process.and_then(|peak| peak.0.checked_sub(self.budget(rank).0))
-                && over > 0
-            {
-                note!("note: the process{whose} took {} more than that", Bytes(over));
-            }
+            process.note_excess(&format!("the process{whose}"), self.budget(rank));
         }
         if let Some(median) = self.measured.median() {
             let predicted = self.figures.makespan();

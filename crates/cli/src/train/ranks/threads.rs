@@ -14,7 +14,7 @@ use super::announce::announce;
 use super::chosen::Asked;
 use super::{Way, choose, rank};
 use crate::exit::ExitCode;
-use crate::train::{Arguments, distinct, open, seed};
+use crate::train::{Arguments, begins, distinct, open};
 use crate::{interrupt, output, processor};
 
 /// A rank that ended otherwise than by an error.
@@ -33,15 +33,22 @@ pub fn train(arguments: &Arguments, way: Way) -> anyhow::Result<ExitCode> {
     for path in [&arguments.save, &arguments.trace].into_iter().flatten() {
         output::writable(path)?;
     }
-    let seed = seed(arguments, &step)?;
+    let seed = begins(arguments, &step)?.seed;
     interrupt::listen();
+    let (ranks, threads) = (way.ranks(), processor::threads(arguments.threads));
+    if ranks > threads {
+        note!(
+            "note: {ranks} ranks take turns on {threads} threads' processors; predictions are of \
+             ranks with one each"
+        );
+    }
     let chosen = choose(&Asked {
         arguments,
         step: &step,
         data: &data,
         budget,
         way,
-        threads: (processor::threads(arguments.threads) / way.ranks()).max(1),
+        threads: (threads / ranks).max(1),
         // A receiver copies when it waits, so nothing arrives early.
         ahead: 0,
         beside: Bytes::ZERO,

@@ -34,8 +34,8 @@ pub enum Refused {
     },
     /// The smallest budget is for those who plan.
     #[error(
-        "`min` is the smallest budget that a planner reaches, and analyze plans nothing; write \
-         bytes, 320MiB, 2.5GB or 60%"
+        "`min` is the smallest budget that a planner reaches, and no planner is asked for it here; \
+         write bytes, 320MiB, 2.5GB or 60%"
     )]
     Smallest,
 }

@@ -16,7 +16,7 @@ use tightfit::pipeline::{
 use tightfit::plan::PlanError;
 use tightfit::staged::{PlannedStages, TensorPlanning, TensorPlanningError};
 use tightfit::units::{Bytes, Seconds};
-use tightfit_engine::{Budget, reserve};
+use tightfit_engine::{Budget, reserve, within_memory};
 
 use crate::accumulation::Accumulation;
 use crate::effort::Search;
@@ -139,6 +139,7 @@ pub fn answer<'g>(
         Budget::Absolute(_) | Budget::Smallest => Bytes::ZERO,
     };
     let bytes = task.budget.bytes(peak, reserve).ok_or(crate::verbs::analyze::Refused::Smallest)?;
+    within_memory(bytes, machine)?;
     let asked = match task.schedule {
         Some(schedule) => vec![schedule],
         None => PipelineSchedule::with_equal_sums().collect(),
@@ -239,7 +240,7 @@ fn candidates(
 ) -> anyhow::Result<Vec<StagePlan>> {
     let Answer { costs, devices, .. } = answer;
     let (mut found, mut first): (_, Option<anyhow::Error>) = (Vec::new(), None);
-    for schedule in asked {
+    for schedule in asked.iter().take_while(|_| !is_over()) {
         match schedule.rows(devices.ranks, micro_batches) {
             Ok(rows) if rows.placement.len() > costs.len() => {
                 let (stages, layers) = (rows.placement.len(), costs.len());
@@ -342,7 +343,7 @@ fn refusal(error: TensorPlanningError, answer: &Answer) -> anyhow::Error {
             Some(room),
         ) => {
             let (devices, budget) = (answer.devices.ranks, answer.budget);
-            NoRanks { devices, budget, schedule, rank, room }.into()
+            NoRanks { devices, budget, schedule, rank, room, because: None }.into()
         }
         (TensorPlanningError::Rank { schedule, rank, error, .. }, None) => {
             anyhow::Error::from(*error).context(format!("{schedule}: {rank}"))

@@ -8,6 +8,7 @@ mod raw;
 mod slots;
 
 use std::sync::Arc;
+use std::sync::mpsc::RecvTimeoutError;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -41,6 +42,16 @@ pub enum JobError {
         ranks: u32,
         /// The ranks that are asked for.
         wanted: u32,
+    },
+    /// Others do not begin.
+    #[error(
+        "after {} s some processes of the job have not begun: each has to be `tightfit train … \
+         --transport mpi`; where they are only slow, pass a longer --peer-deadline",
+        waited.as_secs()
+    )]
+    Absent {
+        /// How long this one waited.
+        waited: Duration,
     },
     /// Other ranks were begun for another number of them.
     #[error("of the first {wanted} ranks of the job, {ranks} were begun for {wanted} ranks")]
@@ -79,8 +90,8 @@ impl Job {
     /// anywhere in this process aborts the job from now on.
     ///
     /// # Errors
-    /// [`JobError`] where there are too few, or MPI says no.
-    pub fn begin(wanted: u32, last_words: fn(&str)) -> Result<Job, JobError> {
+    /// [`JobError`] where there are too few, some have not begun after `patience`, or MPI says no.
+    pub fn begin(wanted: u32, patience: Duration, last_words: fn(&str)) -> Result<Job, JobError> {
         let board = Arc::new(Board::default());
         board.lock().slots = vec![Slot::Free; FIRST];
         let (tell, told) = std::sync::mpsc::sync_channel(1);
@@ -95,8 +106,10 @@ impl Job {
             }
         });
         let carrier = carrier.map_err(|error| JobError::Mpi(error.to_string()))?;
-        let ended = || JobError::Mpi("its thread has ended".to_string());
-        let found = told.recv().map_err(|_| ended())?;
+        let found = told.recv_timeout(patience).map_err(|error| match error {
+            RecvTimeoutError::Timeout => JobError::Absent { waited: patience },
+            RecvTimeoutError::Disconnected => JobError::Mpi("its thread has ended".to_string()),
+        })?;
         let Found { rank, ranks, first_nearby, most_tags, of_pipeline } =
             found.map_err(|error| JobError::Mpi(error.to_string()))?;
         let rank = RankId::from_u32(rank);
