@@ -54,6 +54,11 @@ pub fn aside(text: fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr().lock(), "{}", shown(text));
 }
 
+/// A number of things.
+pub fn several(count: usize, what: &str, plural: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { plural })
+}
+
 /// Standard streams that were closed lead nowhere from now on; else the next file that is opened
 /// would become one, and get what is printed.
 pub fn open_streams() {

@@ -4,7 +4,7 @@
 use tightfit_engine::{Dataset, Step};
 
 use super::figures::{Figures, RankFigures};
-use crate::output;
+use crate::output::{self, several};
 use crate::train::announce::count;
 
 /// Prints them.
@@ -57,11 +57,6 @@ pub fn announce(step: &Step, data: &Dataset, figures: &Figures) -> output::Print
         say!("{:<16}{:>12}  {reason}", "evaluation", "left out")?;
     }
     Ok(())
-}
-
-/// A number of things.
-fn several(count: usize, what: &str, plural: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { plural })
 }
 
 /// What of the step a rank has in words, and the bytes of what stays there.

@@ -96,12 +96,13 @@ impl Answer<'_> {
     pub fn show(&self, best: &Found, machine: &str, micro_batches: u32) -> output::Printed {
         let plan = best.plan();
         let ranks = plan.rows.rows.len();
+        let micro_batches = output::several(micro_batches as usize, "micro-batch", "es");
         let outside = match self.reserve {
             Bytes::ZERO => String::new(),
             reserve => format!(", {reserve} of them outside plans"),
         };
         say!(
-            "{}: {micro_batches} micro-batches on {ranks} × {machine}, {} each{outside}",
+            "{}: {micro_batches} on {ranks} × {machine}, {} each{outside}",
             self.graph.name(),
             self.budget
         )?;
