@@ -1,8 +1,11 @@
-//! The project's own chores: `cargo xtask tidy` and `cargo xtask ci`. Invariant: a chore that finds
+//! The project's own chores: `cargo xtask tidy`, `ci` and `dist`. Invariant: a chore that finds
 //! something wrong exits with a code other than zero, and says where it looked and what to do.
 
 mod ci;
+mod command;
+mod dist;
 mod tidy;
+mod workspace;
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -11,7 +14,8 @@ use anyhow::{Context, Result, bail};
 
 const USAGE: &str = "\
 usage: cargo xtask tidy          the rules of the house that no compiler checks
-       cargo xtask ci [STEP …]   everything that a change must pass, or the steps named";
+       cargo xtask ci [STEP …]   everything that a change must pass, or the steps named
+       cargo xtask dist          archive of the program and wheel of a release, in target/dist";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
@@ -28,6 +32,7 @@ fn dispatch(arguments: &[String]) -> Result<()> {
     let root = root()?;
     match arguments {
         [chore] if chore == "tidy" => tidy::tidy(&root),
+        [chore] if chore == "dist" => dist::dist(&root),
         [chore, steps @ ..] if chore == "ci" => ci::ci(&root, steps),
         _ => bail!("{USAGE}\n       steps: {}", ci::names()),
     }

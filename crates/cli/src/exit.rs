@@ -247,6 +247,9 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if error.is::<PlanFileError>() || error.is::<TraceError>() || error.is::<serde_json::Error>() {
         return Some(5);
     }
+    if let Some(BudgetError::BelowReserve { .. }) = error.downcast_ref() {
+        return Some(INFEASIBLE);
+    }
     if error.is::<BudgetError>() || error.is::<SlabError>() {
         return Some(8);
     }

@@ -34,14 +34,15 @@ pub mod verbs;
 
 use std::ffi::OsString;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use tightfit_engine::process;
 
 pub use crate::conclusion::message;
 use crate::exit::ExitCode;
 use crate::output::Unprinted;
 use crate::verbs::{
-    analyze, calibrate, check, modules, pareto, plan, report, sac, shard, stages, trace,
+    analyze, calibrate, check, completions, modules, pareto, plan, report, sac, shard, stages,
+    trace,
 };
 
 #[derive(Parser)]
@@ -72,6 +73,8 @@ enum Verb {
     Trace(trace::Arguments),
     Calibrate(calibrate::Arguments),
     Bench(bench::Arguments),
+    Completions(completions::CompletionsArguments),
+    Man(completions::ManArguments),
 }
 
 /// Does what the arguments say, the name of the program first, as the whole of a process: a second
@@ -111,5 +114,7 @@ fn dispatch(verb: Verb) -> anyhow::Result<ExitCode> {
         Verb::Trace(arguments) => trace::trace(&arguments),
         Verb::Calibrate(arguments) => calibrate::calibrate(&arguments),
         Verb::Bench(arguments) => bench::bench(&arguments),
+        Verb::Completions(arguments) => completions::completions(&arguments, Cli::command()),
+        Verb::Man(arguments) => completions::man(&arguments, Cli::command()),
     }
 }

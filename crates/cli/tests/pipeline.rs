@@ -120,7 +120,7 @@ fn wrong_usage_is_refused() {
         ("--stages 2 --tier FOLDER", 2, "cannot be used with"),
         ("--stages 2 --replan", 2, "cannot be used with"),
         ("--stages 2 --schedule interleaved --microbatches 5", 2, "take a multiple of 2"),
-        ("--stages 2 --budget 1MiB", 8, "leaves nothing for a slab"),
+        ("--stages 2 --budget 1MiB", 10, "is known to fit in"),
         // Other cuts may fit.
         ("--stages 2 --budget 1% --microbatches 4", 10, "of the cuts that were tried"),
         ("--stages 2 --throttle 1MB/s", 2, "--t"),

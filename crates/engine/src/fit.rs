@@ -182,8 +182,9 @@ pub fn fit_graph(
     Ok(FittedGraph { fitted, budget, reserve, unplanned })
 }
 
-/// The bytes of the whole budget, more than the reserve and within this machine's memory; `None`
-/// where the smallest is asked for.
+/// The bytes of the whole budget, within this machine's memory; `None` where the smallest is asked
+/// for. One that is less than the reserve is refused with the smallest that can be met, as others
+/// are.
 fn whole_budget(
     task: &FitTask<'_>,
     unplanned: &Fitted,
@@ -196,10 +197,6 @@ fn whole_budget(
         return Err(BudgetError::Zero);
     }
     within_memory(budget, task.machine)?;
-    // A little more is refused with the smallest budget that can be met.
-    if budget <= reserve.base && reserve.base > Bytes::ZERO {
-        return Err(BudgetError::BelowReserve { budget, reserve });
-    }
     Ok(Some(budget))
 }
 

@@ -3,8 +3,9 @@
 
 use anyhow::Result;
 
-use super::Workspace;
-use super::command::Log;
+use crate::command::Log;
+use crate::workspace::Workspace;
+
 use super::debian::{find, install, installs};
 
 /// Names that Chromium goes by; the tests look for the same.

@@ -1,5 +1,5 @@
 //! Programs of the system that steps of the run need. Invariant: what is there is taken; something
-//! is installed only where this runs as root beside apt-get, as in a container; and a step that
+//! is installed only where that is asked for and this runs as root beside apt-get; and a step that
 //! goes without it says what it left out.
 
 use std::path::PathBuf;
@@ -7,8 +7,11 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use super::Workspace;
-use super::command::Log;
+use crate::command::Log;
+use crate::workspace::Workspace;
+
+/// Whoever sets it asks for packages to be installed.
+pub const ASKED: &str = "TIGHTFIT_INSTALL";
 
 /// A program on the search path.
 pub fn find(name: &str) -> Option<PathBuf> {
@@ -16,9 +19,9 @@ pub fn find(name: &str) -> Option<PathBuf> {
     std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
 }
 
-/// Whether packages can be installed here.
+/// Whether packages are to be installed, and can be.
 pub fn installs() -> bool {
-    is_root() && find("apt-get").is_some()
+    std::env::var_os(ASKED).is_some() && is_root() && find("apt-get").is_some()
 }
 
 /// Installs packages.

@@ -3,23 +3,16 @@
 //! output goes.
 
 mod browser;
-mod command;
 mod debian;
 mod mpi;
 mod python;
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 
-use command::Log;
-
-/// Where things are.
-struct Workspace {
-    root: PathBuf,
-    /// The folder that cargo builds into.
-    target: PathBuf,
-}
+use crate::command::Log;
+use crate::workspace::Workspace;
 
 type Step = fn(&Workspace, &mut Log) -> Result<()>;
 
@@ -44,7 +37,7 @@ pub fn ci(root: &Path, chosen: &[String]) -> Result<()> {
     if let Some(unknown) = chosen.iter().find(|name| STEPS.iter().all(|(step, _)| step != name)) {
         bail!("there is no step `{unknown}`; the steps are {}", names());
     }
-    let workspace = Workspace { root: root.to_path_buf(), target: target()? };
+    let workspace = Workspace::at(root)?;
     let mut log = Log::default();
     let result = STEPS
         .iter()
@@ -52,16 +45,6 @@ pub fn ci(root: &Path, chosen: &[String]) -> Result<()> {
         .try_for_each(|(name, step)| log.step(name, |log| step(&workspace, log)));
     log.summary();
     result
-}
-
-/// This program lies in `TARGET/PROFILE`, wherever the user has cargo build.
-fn target() -> Result<PathBuf> {
-    let program = std::env::current_exe().context("the path of this program")?;
-    program
-        .ancestors()
-        .nth(2)
-        .map(Path::to_path_buf)
-        .context("cargo built this program, so it lies in its target folder")
 }
 
 fn fmt(workspace: &Workspace, log: &mut Log) -> Result<()> {
@@ -85,20 +68,6 @@ fn tidy(workspace: &Workspace, _: &mut Log) -> Result<()> {
 
 fn test(workspace: &Workspace, log: &mut Log) -> Result<()> {
     log.run(workspace.cargo(&["test", "--workspace"]))
-}
-
-impl Workspace {
-    fn cargo(&self, arguments: &[&str]) -> std::process::Command {
-        let mut command = self.command(std::env::var_os("CARGO").unwrap_or("cargo".into()));
-        command.args(arguments);
-        command
-    }
-
-    fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> std::process::Command {
-        let mut command = std::process::Command::new(program);
-        command.current_dir(&self.root);
-        command
-    }
 }
 
 #[cfg(test)]

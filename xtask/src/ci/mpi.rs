@@ -3,8 +3,9 @@
 
 use anyhow::Result;
 
-use super::Workspace;
-use super::command::Log;
+use crate::command::Log;
+use crate::workspace::Workspace;
+
 use super::debian::{find, install, installs};
 
 /// Open MPI, what reading its headers takes, and the client without which Debian's `mpirun` begins

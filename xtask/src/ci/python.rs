@@ -8,8 +8,8 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use super::Workspace;
-use super::command::Log;
+use crate::command::Log;
+use crate::workspace::Workspace;
 
 const REQUIREMENTS: &str = "python/requirements-dev.txt";
 

@@ -13,7 +13,9 @@ fn wrong_usage() {
         "plan corpus/steps/gpt-nano --budget 1MiB --planner cleverest",
         expect![[r#"
             error: invalid value 'cleverest' for '--planner <PLANNER>': planners are none, \
-            chen, capuchin, xla, dtr, knapsack, rotor, exact, auto
+            chen, capuchin, xla, dtr, knapsack, rotor, exact, auto, and, to compare with, \
+            capuchin-published, capuchin-swap, offload, checkpoint-always, \
+            checkpoint-except-last
 
             For more information, try '--help'.
         "#]],

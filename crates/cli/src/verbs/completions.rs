@@ -1,0 +1,65 @@
+//! `tightfit completions` and `tightfit man`: what shells and `man` know of the program. Invariant:
+//! both are made of the same definitions as the help, so none of them lags behind.
+
+use std::path::PathBuf;
+
+use anyhow::Context;
+use clap::{Args, Command};
+use clap_complete::Shell;
+
+use crate::exit::ExitCode;
+use crate::output;
+
+/// Print what a shell needs to complete verbs, options and their values.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  tightfit completions bash > ~/.local/share/bash-completion/completions/tightfit
+  tightfit completions zsh > ~/.zfunc/_tightfit        (with ~/.zfunc in fpath, before compinit)
+  tightfit completions fish > ~/.config/fish/completions/tightfit.fish")]
+pub struct CompletionsArguments {
+    /// Which shell
+    shell: Shell,
+}
+
+/// Prints.
+pub fn completions(
+    arguments: &CompletionsArguments,
+    mut program: Command,
+) -> anyhow::Result<ExitCode> {
+    let mut script = Vec::new();
+    let name = program.get_name().to_string();
+    clap_complete::generate(arguments.shell, &mut program, name, &mut script);
+    let script = String::from_utf8(script).context("a script is text")?;
+    say!("{}", script.trim_end())?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Write the manual pages: one of the program, and one of each verb.
+#[derive(Args)]
+#[command(after_help = "\
+Examples:
+  tightfit man ~/.local/share/man/man1        (then: man tightfit, man tightfit-train)")]
+pub struct ManArguments {
+    /// The folder that they go into, which is made where it is missing
+    folder: PathBuf,
+}
+
+/// Writes.
+pub fn man(arguments: &ManArguments, mut program: Command) -> anyhow::Result<ExitCode> {
+    let folder = &arguments.folder;
+    std::fs::create_dir_all(folder)
+        .with_context(|| format!("{} could not be made", folder.display()))?;
+    // Which gives verbs their full names.
+    program.build();
+    let verbs = program.get_subcommands().filter(|verb| verb.get_name() != "help");
+    let commands: Vec<&Command> = std::iter::once(&program).chain(verbs).collect();
+    for command in &commands {
+        let name = command.get_display_name().unwrap_or(command.get_name());
+        let mut page = Vec::new();
+        clap_mangen::Man::new((*command).clone()).render(&mut page)?;
+        output::write_whole(&folder.join(format!("{name}.1")), &page)?;
+    }
+    say!("{} pages written to {}", commands.len(), folder.display())?;
+    Ok(ExitCode::SUCCESS)
+}
