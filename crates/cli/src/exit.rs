@@ -25,7 +25,7 @@ use crate::places::Replaced;
 use crate::table::UnknownColumn;
 use crate::tier::NotATier;
 use crate::train::{Contradiction, LossNotFinite, NotASchedule, RanksRefused, TooManySteps};
-use crate::values::{NoRanks, NoStages, NoVariants, NotASize, UnknownModule};
+use crate::values::{BelowReserve, NoRanks, NoStages, NoVariants, NotASize, UnknownModule};
 use crate::verbs::analyze::Refused;
 
 /// Part of `--help`.
@@ -247,7 +247,7 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if error.is::<PlanFileError>() || error.is::<TraceError>() || error.is::<serde_json::Error>() {
         return Some(5);
     }
-    if let Some(BudgetError::BelowReserve { .. }) = error.downcast_ref() {
+    if error.is::<BelowReserve>() {
         return Some(INFEASIBLE);
     }
     if error.is::<BudgetError>() || error.is::<SlabError>() {

@@ -27,7 +27,17 @@ pub fn raised() -> bool {
 
 /// The exit code of what ended in order, whether it was asked to or not.
 pub fn code() -> ExitCode {
-    match RAISED.load(Ordering::SeqCst) {
+    code_of(signal())
+}
+
+/// The signal that asked for the end; zero where none did.
+pub fn signal() -> i32 {
+    RAISED.load(Ordering::SeqCst)
+}
+
+/// The exit code of what ended in order where this signal, or none, asked for it.
+pub fn code_of(signal: i32) -> ExitCode {
+    match signal {
         0 => ExitCode::SUCCESS,
         signal => exit::asked_by(signal),
     }

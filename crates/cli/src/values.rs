@@ -7,7 +7,7 @@ use thiserror::Error;
 use tightfit::id::RankId;
 use tightfit::plan::{Infeasible, Planner};
 use tightfit::units::{Bytes, Seconds};
-use tightfit_engine::Budget;
+use tightfit_engine::{Budget, Reserve};
 
 /// More threads than any processor runs at once.
 pub const MOST_THREADS: i64 = 256;
@@ -18,6 +18,19 @@ pub const MOST_THREADS: i64 = 256;
 pub struct UnknownModule {
     /// The name.
     pub name: String,
+}
+
+/// A budget that no schedule fits, since the process alone takes all of it.
+#[derive(Debug, Error)]
+#[error(
+    "a budget of {budget} leaves nothing for a slab: the process itself takes {}, and the matrix \
+     product packs {} beside it", reserve.base, reserve.packing
+)]
+pub struct BelowReserve {
+    /// The whole budget.
+    pub budget: Bytes,
+    /// What the process takes beside the slab.
+    pub reserve: Reserve,
 }
 
 /// No stages were found within the budget of each device.
@@ -130,12 +143,12 @@ pub fn size(text: &str) -> Result<Bytes, NotASize> {
     }
 }
 
-/// A time to wait: a duration that is not zero.
-pub fn patience(text: &str) -> Result<Seconds, String> {
+/// How long to wait: a duration that is not zero.
+pub fn deadline(text: &str) -> Result<Seconds, String> {
     let seconds = duration(text)?;
     match seconds.0 > 0.0 {
         true => Ok(seconds),
-        false => Err("nothing comes in no time; write 10, 10s or 500ms".to_string()),
+        false => Err("a deadline of zero is over at once; write 10, 10s or 500ms".to_string()),
     }
 }
 

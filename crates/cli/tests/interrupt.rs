@@ -130,7 +130,10 @@ fn people_are_told_that_the_run_was_interrupted() {
     output.read_to_string(&mut text).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130), "{text}");
     assert!(text.contains("interrupted after step"), "{text}");
-    assert_eq!(program::listing(folder.path()), ["weights"]);
+    // Where it came before the first step there is nothing to save.
+    let saved: &[&str] = if text.contains("after step 0\n") { &[] } else { &["weights"] };
+    assert_eq!(program::listing(folder.path()), saved);
+    assert_eq!(text.contains("weights saved"), !saved.is_empty(), "{text}");
 }
 
 fn stderr(child: &mut Child) -> String {

@@ -96,7 +96,7 @@ fn orders_come_from_files_too() {
     // As an editor may save it.
     order("\u{feff}0F0,0F1,0B0,0B1\r\n1F0,1B0,1F1,1B1\r\n\r\n\n").done();
     for (text, code, says) in [
-        ("0F0,0B0\n1F0,1B0\n", 2, "--stages 2 and --microbatches 1 go with it, not 2 and 2"),
+        ("0F0,0B0\n1F0,1B0\n", 2, "it is for --stages 2 and --microbatches 1"),
         ("0F0,0F1,0B0,0B1\n1F0,1F1,1B0\n", 5, "rank1 never performs 1B1"),
         ("0F0,0F1\n1F0,1F1\n", 2, "rank0 never performs 0B0"),
         ("0B0,0F0,0F1,0B1\n1F0,1F1,1B0,1B1\n", 5, "deadlock: rank0 waits with 0B0 for 0F0"),
@@ -123,8 +123,9 @@ fn wrong_usage_is_refused() {
         ("--stages 2 --budget 1MiB", 10, "is known to fit in"),
         // Other cuts may fit.
         ("--stages 2 --budget 1% --microbatches 4", 10, "of the cuts that were tried"),
-        ("--stages 2 --throttle 1MB/s", 2, "--t"),
-        ("--stages 2 --peer-deadline 0", 2, "nothing comes in no time"),
+        ("--stages 2 --tier FOLDER --throttle 1MB/s", 2, "cannot be used with"),
+        ("--stages 2 --tier FOLDER --no-overlap", 2, "cannot be used with"),
+        ("--stages 2 --peer-deadline 0", 2, "a deadline of zero"),
         ("--stages 2 --planner nobody", 2, "checkpoint-always"),
         ("--stages 2 --microbatches 4 --save /dev/full", 4, "could not be saved"),
     ] {

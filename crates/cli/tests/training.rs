@@ -325,7 +325,7 @@ fn people_are_told_what_happened() {
         "recomputed",
         "slowdown",
         "measured peak",
-        "validation loss",
+        "validation      loss",
         "accuracy",
     ] {
         assert!(ran.stdout.contains(words), "`{words}` is missing from\n{}", ran.stdout);

@@ -47,17 +47,6 @@ pub enum BudgetError {
         /// This machine's physical memory.
         memory: Bytes,
     },
-    /// The reserve alone takes all of it.
-    #[error(
-        "a budget of {budget} leaves nothing for a slab: the process itself takes {}, and the \
-         matrix product packs {} beside it", reserve.base, reserve.packing
-    )]
-    BelowReserve {
-        /// The whole budget.
-        budget: Bytes,
-        /// What the process takes beside the slab.
-        reserve: Reserve,
-    },
 }
 
 impl Budget {

@@ -216,8 +216,16 @@ pub fn within_memory(budget: Bytes, machine: &Machine) -> Result<(), BudgetError
 
 /// The proof in terms of the whole budget, so that the number it names can be asked for.
 fn with_reserve(error: FitError, budget: Bytes, reserve: Reserve) -> FitError {
-    let FitError::Plan(PlanError::Infeasible(proof)) = error else { return error };
     let all = reserve.total();
+    let proof = match error {
+        FitError::Plan(PlanError::Infeasible(proof)) => proof,
+        FitError::Plan(PlanError::NotFound(mut found)) => {
+            found.budget = budget;
+            found.reached += all;
+            return PlanError::NotFound(found).into();
+        }
+        error => return error,
+    };
     let mut proof = Infeasible {
         budget,
         needed: proof.needed + all,

@@ -98,6 +98,13 @@ fn budgets_that_make_no_sense_are_told_apart() {
         other => panic!("{:?}", other.map(|fitted| fitted.training.budget)),
     };
     assert_eq!(refused(Budget::Absolute(Bytes::ZERO)), BudgetError::Zero);
+    // What is less than the reserve is refused like any other, with a budget that is enough.
+    match fitted(Budget::Absolute(Bytes(1))) {
+        Err(FittingError::Fit(FitError::Plan(PlanError::Infeasible(proof)))) => {
+            assert!(proof.is_proven() && proof.budget == Bytes(1), "{proof}");
+        }
+        other => panic!("{:?}", other.map(|fitted| fitted.training.budget)),
+    }
     let many = refused(Budget::Absolute(Bytes::LIMIT));
     assert!(matches!(many, BudgetError::BeyondMemory { budget: Bytes::LIMIT, .. }), "{many}");
 }

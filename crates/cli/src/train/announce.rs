@@ -2,6 +2,7 @@
 //! plan; predictions are called so.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use tightfit::graph::Graph;
 use tightfit::machine::Machine;
@@ -84,6 +85,14 @@ pub fn announce(
         say!("{:<16}{:>12}  it does not fit beside the parameters", "evaluation", "left out")?;
     }
     Ok(())
+}
+
+/// Says before it is too late that nothing of a run will be kept.
+pub fn announce_saving(save: Option<&Path>) -> output::Printed {
+    match save {
+        Some(_) => Ok(()),
+        None => say!("{:<16}{:>12}  pass --save FILE to keep them", "weights", "not saved"),
+    }
 }
 
 /// Which operators are recomputed, by how often.

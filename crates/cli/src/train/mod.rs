@@ -221,6 +221,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     // Only now is it certain that the run can start.
     if !arguments.json {
         announce::announce(&step, &data, &planned, &machine)
+            .and_then(|()| announce::announce_saving(arguments.save.as_deref()))
             .and_then(|()| match &arguments.resume {
                 Some(path) => {
                     say!("resuming after {} steps from {}", session.next_step, path.display())
@@ -242,13 +243,13 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let mut course = run::run(arguments, &mut session, &mut data, also)?;
     let refined = replan.map(Replan::refined);
     let stepped = session.next_step > begun;
-    let is_over = matches!(course.ending, Ending::InOrder);
+    let is_in_order = matches!(course.ending, Ending::InOrder);
     let mut judge = |session: &mut Session| -> anyhow::Result<Option<Evaluation>> {
         // Before the evaluation, which computes where gradients lie.
         if let Some(path) = &arguments.dump {
             dump::write(path, &step, session, &mut data, stepped)?;
         }
-        if is_over { evaluation(arguments, session, &mut data, stepped) } else { Ok(None) }
+        if is_in_order { evaluation(arguments, session, &mut data, stepped) } else { Ok(None) }
     };
     // The last update is judged before it replaces a save, unless somebody waits for the end.
     let judged = (!interrupt::raised()).then(|| judge(&mut session));
@@ -260,7 +261,8 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     // Whatever failed, or fails from here on, the weights are safe.
     let is_good = match course.ending {
-        Ending::InOrder => true,
+        // A signal may have come right before the first step.
+        Ending::InOrder => stepped || !interrupt::raised(),
         Ending::NotFinite(_) => false,
         Ending::Failed(_) => stepped,
     };

@@ -35,7 +35,7 @@ pub struct Outcome<'a> {
     pub saved: Option<&'a Path>,
     /// It was asked to end early.
     pub interrupted: bool,
-    /// It ended at a loss that is not finite.
+    /// What it came to is not to be kept.
     pub ended_early: bool,
     /// Losses that were not finite.
     pub not_finite: NotFinite,
@@ -168,12 +168,13 @@ impl Outcome<'_> {
         }
         self.refined.map_or(Ok(()), |refined| refined.show(self.measured))?;
         if let Some(evaluation) = &self.evaluation {
-            say!("{:<16}{}", "", describe(evaluation))?;
+            say!("{:<16}{}", "validation", describe(evaluation))?;
         }
         match self.saved {
             Some(path) => say!("{:<16}{}", "weights saved", path.display()),
             None if self.ended_early => say!("{:<16}{}", "weights", "not saved"),
-            None => say!("{:<16}pass --save FILE to keep them", "weights dropped"),
+            // That was said before the first step.
+            None => Ok(()),
         }
     }
 }
@@ -185,5 +186,5 @@ pub fn describe(evaluation: &Evaluation) -> String {
         .map_or(String::new(), |share| format!(", accuracy {:.2} %", share * 100.0));
     let (some, all) = evaluation.batches;
     let part = if some < all { format!(" ({some} of {all} batches)") } else { String::new() };
-    format!("validation loss {:.4}{accuracy}{part}", evaluation.loss)
+    format!("loss {:.4}{accuracy}{part}", evaluation.loss)
 }

@@ -1,5 +1,5 @@
-//! How much memory a process held. Invariant: whoever exceeds a budget is told so, and whether it
-//! was while it planned or while it ran steps.
+//! How much memory a process held. Invariant: whoever exceeds a budget is told so, and
+//! whether planning took the most.
 
 use serde::{Deserialize, Serialize};
 use tightfit::units::Bytes;
@@ -31,8 +31,8 @@ impl Resident {
         let over = |peak: Bytes| peak.0.checked_sub(budget.0).filter(|&over| over > 0).map(Bytes);
         match self.largest.and_then(over) {
             Some(over) if self.planning == self.largest => note!(
-                "note: while it planned, {process} took {over} more than its budget, which bounds \
-                 the steps; these took no more than that"
+                "note: while it planned, {process} took {over} more than its budget, which is for \
+                 the steps; those took no more than planning did"
             ),
             Some(over) => note!(
                 "note: {process} took {over} more than its budget, beyond what was taken off for it"

@@ -178,7 +178,7 @@ pub fn run(
             } else {
                 let moved = moved.filter(|moved| moved.is_new);
                 let moved = moved.map_or(String::new(), |moved| format!("; {moved}"));
-                format!("step {number}: {}{moved}", describe(&evaluation))
+                format!("step {number}: validation {}{moved}", describe(&evaluation))
             };
             if leads && let Err(error) = bar.suspend(|| say!("{said}")) {
                 ending = Ending::Failed(error.into());

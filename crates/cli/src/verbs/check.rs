@@ -2,6 +2,7 @@
 //! the checker alone decides.
 
 use crate::exit::ExitCode;
+use crate::values::BelowReserve;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -73,7 +74,7 @@ pub fn judge(
         return Err(BudgetError::HasItsSize.into());
     };
     if budget <= reserve.total() && reserve.total() > Bytes::ZERO {
-        return Err(BudgetError::BelowReserve { budget, reserve }.into());
+        return Err(BelowReserve { budget, reserve }.into());
     }
     let slab = budget - reserve.total();
     let beside = || {

@@ -18,7 +18,7 @@ use tightfit_engine::Budget;
 use crate::effort::clock;
 use crate::input::{self, OnMachine, Statistics};
 use crate::interrupt;
-use crate::output::{Printed, in_milliseconds, milliseconds};
+use crate::output::{Printed, in_milliseconds, milliseconds, percent};
 use crate::solver::{self, Clock, Solver, named, within};
 use crate::table::{Cell, Table};
 
@@ -141,13 +141,12 @@ pub fn sac(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let (info, Answer { budget, plan, seconds }) = (&statistics.info, &answer);
     say!(
-        "peak {} of {} ({} without checkpointing), {} recomputed beside {}; {}, in \
-         {seconds:.2} s",
+        "peak {} of {} ({} without checkpointing), {} ({} recomputed); {}, in {seconds:.2} s",
         plan.peak,
         budget,
         info.baseline_peak(),
+        percent(plan.recompute.0 / info.baseline_seconds().0.max(f64::MIN_POSITIVE)),
         milliseconds(plan.recompute),
-        milliseconds(info.baseline_seconds()),
         solver::quality(plan.gap),
     )?;
     say!(

@@ -16,7 +16,7 @@ use tightfit_engine::Budget;
 use crate::effort::clock;
 use crate::input::{self, OnMachine, Statistics};
 use crate::interrupt;
-use crate::output::milliseconds;
+use crate::output::{milliseconds, percent};
 use crate::solver::{Clock, Solver, named, quality, within};
 use crate::table::{Cell, Table};
 use crate::values::{bandwidth, duration};
@@ -183,15 +183,17 @@ pub fn shard(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (info, Answer { budget, plan, seconds }) = (&statistics.info, &answer);
     let name = |module| info.modules()[module].name.as_str();
     say!(
-        "peak {} of {} on each of {} devices ({} on one), {} of communication exposed and {} \
-         recomputed beside {}; {}, in {seconds:.2} s",
+        "peak {} of {} on each of {} devices ({} on one), {} ({} of communication exposed, {} \
+         recomputed); {}, in {seconds:.2} s",
         plan.peak,
         budget,
         arguments.world_size,
         info.baseline_peak(),
+        percent(
+            (plan.exposed + plan.recompute).0 / info.baseline_seconds().0.max(f64::MIN_POSITIVE)
+        ),
         milliseconds(plan.exposed),
         milliseconds(plan.recompute),
-        milliseconds(info.baseline_seconds()),
         quality(plan.gap),
     )?;
     // The root gathers what no other unit does.

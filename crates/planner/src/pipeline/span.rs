@@ -1,5 +1,5 @@
 //! How runs of layers are called. Invariant: a name is the outermost module of which no part lies
-//! in another run, so that runs share a name only where a module is called again.
+//! in another run, so that runs share a name only where a module is called again, or is cut itself.
 
 use std::ops::Range;
 

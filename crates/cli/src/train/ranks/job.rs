@@ -2,6 +2,7 @@
 //! told; each process says why it fails, or who failed, and all of them come to their end together.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
 use tightfit::id::RankId;
@@ -16,6 +17,8 @@ use super::greeting::Greeting;
 use super::share::Share;
 use super::{Way, assignment, choose, rank};
 use crate::exit::ExitCode;
+use crate::train::announce::announce_saving;
+use crate::train::resident::Resident;
 use crate::train::{Arguments, begins, distinct, open};
 use crate::{conclusion, interrupt, output};
 
@@ -26,13 +29,16 @@ const AHEAD: usize = 1;
 /// measured, up to 1.6 MiB (Open MPI 4.1, two and four ranks of one computer).
 const EXCHANGING: Bytes = Bytes(2 << 20);
 
+/// Processes begin within this time at the least, however short the deadline of messages is.
+const START: Duration = Duration::from_secs(10);
+
 /// Trains as one process of a job, and reports.
 pub fn train(arguments: &Arguments, way: Way) -> anyhow::Result<ExitCode> {
     process::one_heap();
     // Threads that are begun from here on inherit how signals are treated.
     interrupt::listen();
     let before = process::resident().unwrap_or(Bytes::ZERO);
-    let patience = patience(arguments.ranks.peer_deadline);
+    let patience = patience(arguments.ranks.peer_deadline).max(START);
     let job = Job::begin(way.ranks(), patience, |cause| note!("error: {cause}"))?;
     let beside = process::resident().unwrap_or(Bytes::ZERO).saturating_sub(before);
     let beside = beside + EXCHANGING;
@@ -80,7 +86,13 @@ fn ranked(
     let agreed = greeting.exchange(link)?;
     let run = |share: &Share, figures, data| {
         process::settle_heap();
-        rank::run(arguments, (share, figures), data, Arc::new(link.clone()), begins.seed)
+        rank::run(
+            arguments,
+            (share, figures),
+            data,
+            Arc::new(link.clone()),
+            (begins.seed, Resident::before_steps()),
+        )
     };
     if !leads {
         let (share, routes, deadline) = assignment::hear(link, &step)?;
@@ -105,7 +117,9 @@ fn ranked(
     let (_, share) = shares.into_iter().next().context("there is a first rank")?;
     link.expects(routes, deadline)?;
     if !arguments.json {
-        announce(&step, &data, &figures).context("no step was run, and nothing was saved")?;
+        announce(&step, &data, &figures)
+            .and_then(|()| announce_saving(arguments.save.as_deref()))
+            .context("no step was run, and nothing was saved")?;
     }
     run(&share, Some(&figures), data)
 }

@@ -27,7 +27,7 @@ use clap::{Args, ValueEnum};
 
 use super::Arguments;
 use crate::exit::ExitCode;
-use crate::values::patience;
+use crate::values::deadline;
 use chosen::{Asked, Chosen};
 
 pub use order::NotASchedule;
@@ -77,7 +77,7 @@ pub struct Ranks {
     transport: Transport,
     /// How long a rank waits for another one before it gives up: 10, 10s or 500ms [default: 60s, or
     /// ten steps where these are predicted to take longer]
-    #[arg(long, value_name = "SECONDS", value_parser = patience, requires = "ranks",
+    #[arg(long, value_name = "SECONDS", value_parser = deadline, requires = "ranks",
           allow_hyphen_values = true)]
     peer_deadline: Option<tightfit::units::Seconds>,
 }

@@ -29,8 +29,8 @@ pub enum NotASchedule {
     },
     /// It is for others.
     #[error(
-        "{name}: --stages {ranks} and --microbatches {micro_batches} go with it, not {stages} and \
-         {asked}"
+        "{name}: it is for --stages {ranks} and --microbatches {micro_batches}; {stages} and \
+         {asked} were asked for"
     )]
     Other {
         /// The file.

@@ -24,9 +24,8 @@ pub fn run(
     (share, figures): (&Share, Option<&Figures>),
     mut data: Dataset,
     link: Arc<dyn Link>,
-    seed: u64,
+    (seed, resident): (u64, Resident),
 ) -> anyhow::Result<ExitCode> {
-    let resident = Resident::before_steps();
     let mut session = share.session(link, seed)?;
     let step = &share.step;
     if let Some(path) = &arguments.resume {
@@ -35,11 +34,12 @@ pub fn run(
             say!("resuming after {} steps from {}", session.next_step, path.display())?;
         }
     }
-    if session.any(interrupt::raised())? {
+    let signal = signal_of_any(&session)?;
+    if signal != 0 {
         if session.leads() {
             note!("interrupted before the first step; nothing was saved");
         }
-        return Ok(interrupt::code());
+        return Ok(interrupt::code_of(signal));
     }
     let begun = session.next_step;
     let mut fastest = arguments.trace.as_ref().map(|_| FastestStep::default());
@@ -48,7 +48,8 @@ pub fn run(
     let mut course = run::run(arguments, &mut session, &mut data, also)?;
     let stepped = session.next_step > begun;
     let is_over = session.any(!matches!(course.ending, Ending::InOrder))?;
-    let is_interrupted = session.any(interrupt::raised())?;
+    let signal = signal_of_any(&session)?;
+    let is_interrupted = signal != 0;
     let mut evaluation = None;
     if !is_over && !is_interrupted {
         evaluation = crate::train::evaluation(arguments, &mut session, &mut data, stepped)?;
@@ -91,7 +92,7 @@ pub fn run(
                 steps: done,
                 seed: session.seed,
                 interrupted: is_interrupted,
-                ended_early: !is_good,
+                unsaved: !is_good,
                 not_finite: course.not_finite,
             };
             match arguments.json {
@@ -108,7 +109,13 @@ pub fn run(
         true => error,
         false => error.context(said(path, done)),
     })?;
-    Ok(interrupt::code())
+    Ok(interrupt::code_of(signal))
+}
+
+/// The signal that asked any rank to come to its end; zero where none did.
+fn signal_of_any(session: &Session) -> anyhow::Result<i32> {
+    // A batch system may ask the processes of one computer alone.
+    Ok(session.largest(interrupt::signal().into())? as i32)
 }
 
 /// Most resident bytes of each process that there is.

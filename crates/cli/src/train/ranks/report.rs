@@ -31,8 +31,8 @@ pub struct Outcome<'a> {
     pub seed: u64,
     /// It was asked to end early.
     pub interrupted: bool,
-    /// It ended at a loss that is not finite.
-    pub ended_early: bool,
+    /// What it came to is not to be kept.
+    pub unsaved: bool,
     /// Losses that were not finite.
     pub not_finite: NotFinite,
 }
@@ -150,12 +150,13 @@ impl Outcome<'_> {
             )?;
         }
         if let Some(evaluation) = &self.evaluation {
-            say!("{:<16}{}", "", describe(evaluation))?;
+            say!("{:<16}{}", "validation", describe(evaluation))?;
         }
         match self.saved {
             Some(path) => say!("{:<16}{}", "weights saved", path.display()),
-            None if self.ended_early => say!("{:<16}{}", "weights", "not saved"),
-            None => say!("{:<16}pass --save FILE to keep them", "weights dropped"),
+            None if self.unsaved => say!("{:<16}{}", "weights", "not saved"),
+            // That was said before the first step.
+            None => Ok(()),
         }
     }
 }

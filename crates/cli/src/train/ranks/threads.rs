@@ -14,6 +14,8 @@ use super::announce::announce;
 use super::chosen::Asked;
 use super::{Way, choose, rank};
 use crate::exit::ExitCode;
+use crate::train::announce::announce_saving;
+use crate::train::resident::Resident;
 use crate::train::{Arguments, begins, distinct, open};
 use crate::{interrupt, output, processor};
 
@@ -38,8 +40,8 @@ pub fn train(arguments: &Arguments, way: Way) -> anyhow::Result<ExitCode> {
     let (ranks, threads) = (way.ranks(), processor::threads(arguments.threads));
     if ranks > threads {
         note!(
-            "note: {ranks} ranks take turns on {threads} threads' processors; predictions are of \
-             ranks with one each"
+            "note: {ranks} ranks take turns, since there are {threads} threads; predictions are of \
+             ranks that do not wait for a processor"
         );
     }
     let chosen = choose(&Asked {
@@ -58,8 +60,11 @@ pub fn train(arguments: &Arguments, way: Way) -> anyhow::Result<ExitCode> {
     let (shares, routes, figures) = chosen.divide();
     process::settle_heap();
     if !arguments.json {
-        announce(&step, &data, &figures).context("no step was run, and nothing was saved")?;
+        announce(&step, &data, &figures)
+            .and_then(|()| announce_saving(arguments.save.as_deref()))
+            .context("no step was run, and nothing was saved")?;
     }
+    let resident = Resident::before_steps();
     let links = thread_links(way.ranks(), routes, deadline);
     let results: Vec<anyhow::Result<ExitCode>> = thread::scope(|scope| {
         let running: Vec<_> = links
@@ -75,7 +80,7 @@ pub fn train(arguments: &Arguments, way: Way) -> anyhow::Result<ExitCode> {
                         let data = Dataset::open(&step.data, &step.folder, source)?;
                         let figures = (rank == RankId::from_u32(0)).then_some(figures);
                         let link = Arc::new(link.clone());
-                        rank::run(arguments, (share, figures), data, link, seed)
+                        rank::run(arguments, (share, figures), data, link, (seed, resident))
                     };
                     let ran = run();
                     if let Err(error) = &ran {

@@ -18,6 +18,7 @@ use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::{Budget, BudgetError, Reserve};
 
 use crate::input::{self, OnMachine};
+use crate::values::BelowReserve;
 
 /// What is asked for, and is not there.
 #[derive(Debug, Error)]
@@ -110,7 +111,7 @@ impl Facts {
             None => None,
             Some(Bytes::ZERO) => return Err(BudgetError::Zero.into()),
             Some(budget) if budget <= reserve.total() => {
-                return Err(BudgetError::BelowReserve { budget, reserve }.into());
+                return Err(BelowReserve { budget, reserve }.into());
             }
             Some(budget) => Some(Limit { budget, reserve }),
         };

@@ -189,6 +189,10 @@ fn by_layers<'g>(
     let micro_batches = accumulation.micro_batches();
     let plans = plan_stages(costs, devices, micro_batches, asked, is_over)?;
     if plans.is_empty() && !is_over() {
+        let stages = asked.iter().map(|order| (devices.ranks * order.chunks()) as usize).min();
+        if let Some(stages) = stages.filter(|&stages| stages > cut.len()) {
+            return Err(PipelineError::TooManyStages { stages, layers: cut.len() }.into());
+        }
         let least = |cost: &LayerCost| cost.least() + *reserve;
         let largest = costs.iter().enumerate().max_by_key(|(_, cost)| cost.least());
         let alone = largest.filter(|(_, cost)| least(cost) > *budget);

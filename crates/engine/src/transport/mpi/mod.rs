@@ -45,9 +45,8 @@ pub enum JobError {
     },
     /// Others do not begin.
     #[error(
-        "after {} s some processes of the job have not begun: each has to be `tightfit train … \
-         --transport mpi`; where they are only slow, pass a longer --peer-deadline",
-        waited.as_secs()
+        "after {waited:?} some processes of the job have not begun: each has to be `tightfit train \
+         … --transport mpi`; where they are only slow, pass a longer --peer-deadline"
     )]
     Absent {
         /// How long this one waited.
