@@ -38,6 +38,13 @@ pub fn files(path: &Path) -> anyhow::Result<Vec<PathBuf>> {
     Ok(if path.is_dir() { Step::open(path)?.files } else { vec![path.to_path_buf()] })
 }
 
+/// The same, and the file of a plan for it.
+pub fn files_with(path: &Path, plan: Option<&Path>) -> anyhow::Result<Vec<PathBuf>> {
+    let mut files = files(path)?;
+    files.extend(plan.map(Path::to_path_buf));
+    Ok(files)
+}
+
 /// All bytes of a file that should hold `what`, where they are at most `most`.
 pub fn bytes(path: &Path, most: u64, what: &'static str) -> std::io::Result<Vec<u8>> {
     in_full(File::open(path)?, most, what)

@@ -38,8 +38,7 @@ pub struct Arguments {
 pub fn trace(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     output::writable(&arguments.output)?;
     let (graph, is_step) = input::graph(&arguments.graph)?;
-    let mut sources = input::files(&arguments.graph)?;
-    sources.extend(arguments.plan.clone());
+    let sources = input::files_with(&arguments.graph, arguments.plan.as_deref())?;
     places::distinct(&[("--output", Some(&arguments.output))], &sources)?;
     let graph = arguments.accumulation.of(graph)?;
     let machine = arguments.on.machine(is_step)?;
