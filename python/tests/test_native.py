@@ -76,9 +76,9 @@ def test_fit_says_what_the_program_says(fitted, tmp_path):
         "bound_order": "bound_order",
     }
     assert {ours: getattr(fitted, ours) for ours in figures} == {ours: says[theirs] for ours, theirs in figures.items()}
-    for ours, theirs in {"seconds": "step_us", "unplanned_seconds": "unplanned_step_us", "bound_seconds": "bound_us"}.items():
-        assert getattr(fitted, ours) * 1e6 == pytest.approx(says[theirs], rel=1e-12)
-    assert fitted.gap * 100 == pytest.approx(says["gap"], rel=1e-12)
+    for ours, theirs in {"seconds": "step_seconds", "unplanned_seconds": "unplanned_step_seconds", "bound_seconds": "bound_step_seconds"}.items():
+        assert getattr(fitted, ours) == pytest.approx(says[theirs], rel=1e-12)
+    assert fitted.gap == pytest.approx(says["gap"], rel=1e-12)
     assert len(fitted.recomputed) == says["recomputed_nodes"] > 0
     assert sorted(set(fitted.recomputed)) == sorted(row["node"] for row in says["recomputed"])
 

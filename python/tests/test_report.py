@@ -137,7 +137,7 @@ def test_hovering_shows_what_analyze_says(llama):
     names = [node["name"] for node in runs(analyzed)]
     at = names.index(analyzed["peak_node"])
     # The plots share the scale of the slower step.
-    longest = max(analyzed["step_us"], llama["planned"]["step_us"]) * 1e-6
+    longest = max(analyzed["step_seconds"], llama["planned"]["step_seconds"])
     share = (sum(seconds[:at]) + seconds[at] / 2) / longest
     seen = drive(llama["page"], llama["folder"], f'hover("before", {share}); press("before", "ArrowRight"); press("before", "p"); press("after", "p");')["seen"]
     peak, later, back, planned = seen

@@ -12,6 +12,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from ._native import __version__
     from .errors import (
         AllocationError,
         BudgetExceeded,
@@ -118,6 +119,8 @@ _EXTRA = ("torch", "numpy", "safetensors")
 
 def __getattr__(name: str) -> Any:
     """A public name, from the file that defines it."""
+    if name == "__version__":
+        return import_module("._native", __name__).__version__
     if name not in _DEFINED_IN:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -1,38 +1,50 @@
 //! How a run of the program ends. Invariant: every failure is one clear message on standard error
 //! and an exit code of its own.
 
+use serde_json::Value;
+
 use crate::exit::{self, ExitCode};
+use crate::failure::{self, message};
 use crate::output::Unprinted;
+use crate::train::LossNotFinite;
 use crate::{interrupt, output};
 
-/// Says why it failed, if it did, and answers its exit code.
-pub fn conclude(result: anyhow::Result<ExitCode>) -> ExitCode {
+/// Says why it failed, if it did, and answers its exit code; as JSON too, where that is asked for.
+pub fn conclude(result: anyhow::Result<ExitCode>, json: bool) -> ExitCode {
     // What is still held back may find no place either.
     match result.and_then(|code| Ok(output::flush().map(|()| code)?)) {
         Ok(code) => code,
-        Err(error) if exit::code(&error) == exit::NOT_FOUND && interrupt::raised() => {
-            note!("error: interrupted before a plan was found; {}", message(&error));
-            interrupt::code()
-        }
         Err(error) => {
-            // Nothing is lost that anybody still waits for (`| head`).
-            let outermost = error.chain().next().and_then(|error| error.downcast_ref());
-            if !outermost.is_some_and(Unprinted::is_unread) {
-                note!("error: {}", message(&error));
-            }
-            exit::code(&error).into()
+            let more = json.then(Value::default);
+            refuse(&error, more)
         }
     }
 }
 
-/// The error and its causes; a cause that the error cites is not said again.
-pub fn message(error: &anyhow::Error) -> String {
-    let mut message = String::new();
-    for cause in error.chain().map(ToString::to_string) {
-        if !message.contains(&cause) {
-            let colon = if message.is_empty() { "" } else { ": " };
-            message = message + colon + cause.trim_end();
+/// Says why a verb failed, and answers its exit code. Where `more` is there, the failure is printed
+/// as JSON too, with the members of `more`.
+pub fn refuse(error: &anyhow::Error, more: Option<Value>) -> ExitCode {
+    let is_interrupted = exit::code(error) == exit::NOT_FOUND && interrupt::raised();
+    let unprinted = error.chain().next().and_then(|error| error.downcast_ref::<Unprinted>());
+    // A run that ended at such a loss has said so in its answer.
+    if unprinted.is_none()
+        && !error.is::<LossNotFinite>()
+        && let Some(more) = more
+    {
+        let mut document = failure::document(error);
+        if let (Value::Object(document), Value::Object(more)) = (&mut document, more) {
+            document.extend(more);
         }
+        // What standard error has says the same.
+        let _ = say!("{document}").and_then(|()| output::flush());
     }
-    message
+    if is_interrupted {
+        note!("error: interrupted before a plan was found; {}", message(error));
+        return interrupt::code();
+    }
+    // Nothing is lost that anybody still waits for (`| head`).
+    if !unprinted.is_some_and(Unprinted::is_unread) {
+        note!("error: {}", message(error));
+    }
+    exit::code(error).into()
 }

@@ -10,7 +10,8 @@ use tightfit::effort::Effort;
 use tightfit::plan::Planner;
 use tightfit::units::Seconds;
 
-use crate::values::{duration, planner};
+use crate::planners::planner;
+use crate::values::duration;
 use crate::{frontier, interrupt};
 
 /// Of a search that nothing else limits.
@@ -62,7 +63,7 @@ impl Limits {
 #[derive(Args, Clone, Copy)]
 pub struct Search {
     /// One planner by name, or auto for the best plan of all
-    #[arg(long, default_value = "auto", value_parser = planner)]
+    #[arg(long, default_value = "auto", value_parser = planner())]
     pub planner: Planner,
     /// When the search ends.
     #[command(flatten)]

@@ -12,16 +12,19 @@
 pub mod output;
 
 pub mod accumulation;
+mod alike;
 mod bench;
 pub mod calls;
 mod conclusion;
 pub mod effort;
 pub mod exit;
+mod failure;
 pub mod figures;
 pub mod frontier;
 pub mod input;
 mod interrupt;
 mod places;
+pub mod planners;
 mod processor;
 pub mod program;
 mod shown;
@@ -34,11 +37,11 @@ pub mod verbs;
 
 use std::ffi::OsString;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
 use tightfit_engine::process;
 
-pub use crate::conclusion::message;
 use crate::exit::ExitCode;
+pub use crate::failure::message;
 use crate::output::Unprinted;
 use crate::verbs::{
     analyze, calibrate, check, completions, modules, pareto, plan, report, sac, shard, stages,
@@ -48,7 +51,7 @@ use crate::verbs::{
 #[derive(Parser)]
 #[command(
     name = "tightfit",
-    version,
+    version = env!("TIGHTFIT_VERSION"),
     about = "Train in the memory you have: plan a training step under a budget in bytes, prove \
         that it fits, run it.",
     after_help = exit::HELP
@@ -56,6 +59,9 @@ use crate::verbs::{
 struct Cli {
     #[command(subcommand)]
     verb: Verb,
+    /// Show whole names and every column, in lines of more than 80 columns
+    #[arg(long, global = true)]
+    wide: bool,
 }
 
 #[derive(Subcommand)]
@@ -83,11 +89,22 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     process::begins_with(process::resident());
     output::open_streams();
     interrupt::outlive_full_files();
-    let result = match Cli::try_parse_from(arguments) {
-        Ok(Cli { verb }) => dispatch(verb),
+    let parsed = Cli::command().try_get_matches_from(arguments);
+    let json = parsed.as_ref().is_ok_and(asks_for_json);
+    let result = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
+        Ok(Cli { verb, wide }) => {
+            output::widen(wide);
+            dispatch(verb)
+        }
         Err(refused) => show(&refused),
     };
-    conclusion::conclude(result)
+    conclusion::conclude(result, json)
+}
+
+/// Whether the verb was asked to print JSON.
+fn asks_for_json(matches: &ArgMatches) -> bool {
+    let given = matches.subcommand().map(|(_, verb)| verb.try_get_one::<bool>("json"));
+    matches!(given, Some(Ok(Some(true))))
 }
 
 /// Prints help, or why the arguments make no sense.

@@ -4,10 +4,13 @@
 use std::fmt;
 use std::io::{self, Write};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use anyhow::Context;
+use serde_json::{Value, json};
+use textwrap::{Options, WordSplitter, fill};
 use thiserror::Error;
-use tightfit::units::Seconds;
+use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::file;
 
 use crate::shown::shown;
@@ -16,6 +19,27 @@ use crate::shown::shown;
 macro_rules! say {
     () => { $crate::output::line(format_args!("")) };
     ($($text:tt)*) => { $crate::output::line(format_args!($($text)*)) };
+}
+
+/// Prints a sentence to standard output, in lines of usual width, or says why not.
+macro_rules! tell {
+    ($($text:tt)*) => { $crate::output::sentence("", format_args!($($text)*)) };
+}
+
+/// Prints a figure to standard output: its name, what it is, and in words what there is to say of
+/// it.
+macro_rules! row {
+    ($name:expr, $figure:expr) => { row!($name, $figure, "") };
+    ($name:expr, $figure:expr, $($text:tt)*) => {
+        $crate::output::row($name.as_ref(), &$figure.to_string(), format_args!($($text)*))
+    };
+}
+
+/// Prints a figure that is words.
+macro_rules! entry {
+    ($name:expr, $($text:tt)*) => {
+        $crate::output::entry($name, format_args!($($text)*))
+    };
 }
 
 /// Prints a line to standard error; where that takes nothing, nobody is left to be told.
@@ -38,10 +62,91 @@ impl Unprinted {
 /// What came of printing.
 pub type Printed = Result<(), Unprinted>;
 
+/// The name of standard output as a file to write.
+const STANDARD_OUTPUT: &str = "-";
+
+/// Whether standard output is a file's: then results for people go to standard error.
+static IS_TAKEN: AtomicBool = AtomicBool::new(false);
+
 /// A line on standard output.
 pub fn line(text: fmt::Arguments<'_>) -> Printed {
+    if IS_TAKEN.load(Ordering::Relaxed) {
+        aside(text);
+        return Ok(());
+    }
     let mut output = io::stdout().lock();
     writeln!(output, "{}", shown(text)).map_err(Unprinted)
+}
+
+/// Columns of a line, unless `--wide` was given.
+const USUAL: usize = 80;
+
+static COLUMNS: AtomicUsize = AtomicUsize::new(USUAL);
+
+/// From now on lines are as long as what they say.
+pub fn widen(is_wide: bool) {
+    COLUMNS.store(if is_wide { usize::MAX } else { USUAL }, Ordering::Relaxed);
+}
+
+/// Columns of a line.
+pub fn columns() -> usize {
+    COLUMNS.load(Ordering::Relaxed)
+}
+
+/// Whether lines are as long as what they say.
+pub fn is_wide() -> bool {
+    columns() == usize::MAX
+}
+
+/// The answer of a verb as JSON, with what it is written as.
+pub fn answer(mut answer: Value) -> Printed {
+    answer["format"] = json!(ANSWER);
+    line(format_args!("{answer}"))
+}
+
+/// What answers are written as: members keep their meaning, and others may come to them.
+const ANSWER: &str = "tightfit-answer/1";
+
+/// Lines of text behind `head`, the second and later ones below the first one's text.
+pub fn sentence(head: &str, text: fmt::Arguments<'_>) -> Printed {
+    let indent = " ".repeat(head.chars().count());
+    let options = Options::new(columns())
+        .initial_indent(head)
+        .subsequent_indent(&indent)
+        .break_words(false)
+        .word_splitter(WordSplitter::NoHyphenation);
+    match text.to_string() {
+        text if text.is_empty() => line(format_args!("{}", head.trim_end())),
+        text => line(format_args!("{}", fill(&together(&text), options).replace(JOINT, " "))),
+    }
+}
+
+/// A space at which no line ends.
+const JOINT: char = '\u{a0}';
+
+/// Text whose figures stay beside their units.
+fn together(text: &str) -> String {
+    const UNITS: [&str; 9] = ["%", "B", "KiB", "MiB", "GiB", "TiB", "ms", "s", "points"];
+    let mut result = String::with_capacity(text.len());
+    for word in text.split(' ') {
+        let is_unit = UNITS.contains(&word.trim_end_matches([',', ';', ':', '.', ')']));
+        let follows = result.ends_with(|last: char| last.is_ascii_digit());
+        if !result.is_empty() {
+            result.push(if is_unit && follows { JOINT } else { ' ' });
+        }
+        result.push_str(word);
+    }
+    result
+}
+
+/// A figure, its name before it and a sentence behind it.
+pub fn row(name: &str, figure: &str, text: fmt::Arguments<'_>) -> Printed {
+    sentence(&format!("{name:<16}{figure:>12}  "), text)
+}
+
+/// A figure that is words, its name before it.
+pub fn entry(name: &str, text: fmt::Arguments<'_>) -> Printed {
+    sentence(&format!("{name:<16}"), text)
 }
 
 /// What was printed has reached whoever reads it.
@@ -75,15 +180,33 @@ pub fn open_streams() {
     }
 }
 
-/// Writes a whole file, as [`file::write`] does it.
+/// Writes a whole file, as [`file::write`] does it, or to standard output where its name is `-`.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
+    if path.as_os_str() == STANDARD_OUTPUT {
+        IS_TAKEN.store(true, Ordering::Relaxed);
+        let mut output = io::stdout().lock();
+        let written = output.write_all(bytes).and_then(|()| output.flush());
+        return Ok(written.map_err(Unprinted)?);
+    }
     file::write(path, |file| file.write_all(bytes))
         .with_context(|| format!("{} could not be written", path.display()))
 }
 
+/// Says what was written, and what it is for.
+pub fn wrote(path: &Path, bytes: usize, what: &str) -> Printed {
+    match path.as_os_str() == STANDARD_OUTPUT {
+        true => Ok(()),
+        false => tell!("{} written, {}: {what}", path.display(), Bytes(bytes as u64)),
+    }
+}
+
 /// Refuses a place where nothing can be written, before minutes are spent on what is to be written
-/// there.
+/// there. Where it is standard output, nothing else is printed there from now on.
 pub fn writable(path: &Path) -> anyhow::Result<()> {
+    if path.as_os_str() == STANDARD_OUTPUT {
+        IS_TAKEN.store(true, Ordering::Relaxed);
+        return Ok(());
+    }
     file::writable(path).with_context(|| format!("{} could not be written", path.display()))
 }
 

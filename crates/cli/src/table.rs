@@ -1,16 +1,14 @@
 //! Tables for people. Invariant: what a column sorts by is what it shows, before it was rounded or
-//! shortened; rows that tie, or have nothing there, stay in their order; a row is one line of 120
-//! columns at most, unless figures and the least that is left of names need more.
+//! shortened; rows that tie, or have nothing there, stay in their order; a row is one line of usual
+//! width, and what that has no room for is said to be left out, unless lines may be wide.
 
 use std::cmp::Ordering;
 
 use thiserror::Error;
 use tightfit::units::{Bytes, Flops, Seconds};
 
-use crate::output;
+use crate::{alike, output};
 
-/// A row is to be no wider.
-const WIDTH: usize = 120;
 /// Text is not shortened to less.
 const LEAST: usize = 12;
 /// Between two columns.
@@ -54,6 +52,8 @@ enum Key {
 pub struct Table {
     heads: &'static [&'static str],
     rows: Vec<Vec<Cell>>,
+    /// The columns that are shown.
+    shown: Vec<usize>,
 }
 
 impl Cell {
@@ -140,6 +140,11 @@ impl Cell {
         self
     }
 
+    /// Whether it shows the same.
+    pub fn shows_as(&self, other: &Cell) -> bool {
+        self.text == other.text
+    }
+
     fn width(&self) -> usize {
         self.text.chars().count()
     }
@@ -183,7 +188,42 @@ impl Cell {
 impl Table {
     /// Every row has a cell for each head.
     pub fn new(heads: &'static [&'static str], rows: Vec<Vec<Cell>>) -> Table {
-        Table { heads, rows }
+        Table { heads, rows, shown: (0..heads.len()).collect() }
+    }
+
+    /// Shows some columns only, where lines have the usual width.
+    pub fn usually(mut self, heads: &[&str]) -> Table {
+        if !output::is_wide() {
+            self.shown.retain(|&column| heads.contains(&self.heads[column]));
+        }
+        self
+    }
+
+    /// A table of modules, whose names the first column has: what is before the part in which they
+    /// differ is said once, and one row stands for layers that follow each other and are alike.
+    pub fn of_modules(
+        heads: &'static [&'static str],
+        rows: Vec<(&str, Vec<Cell>)>,
+    ) -> (String, Table) {
+        let names: Vec<&str> = rows.iter().map(|row| row.0).collect();
+        let is_wide = output::is_wide();
+        let front = if is_wide { 0 } else { alike::shared_front(&names) };
+        let within = names.first().map_or("", |name| &name[..front]);
+        let within = within.trim_end_matches('.').to_string();
+        let short: Vec<&str> = names.iter().map(|name| &name[front..]).collect();
+        let is_same = |a: usize, b: usize| {
+            let cells = |row: usize| rows[row].1.iter();
+            !is_wide && cells(a).zip(cells(b)).all(|(a, b)| a.shows_as(b))
+        };
+        let runs = alike::runs(&short, is_same);
+        let mut rows: Vec<_> = rows.into_iter().map(|row| Some(row.1)).collect();
+        let joint = runs.into_iter().filter_map(|run| {
+            let mut row = vec![Cell::path(&run.name)];
+            row.extend(rows[run.first].take()?);
+            Some(row)
+        });
+        let joint = joint.collect();
+        (within, Table::new(heads, joint))
     }
 
     /// Sorts by a column, given its name in any case, words joined as one likes.
@@ -194,6 +234,15 @@ impl Table {
             name: column.to_string(),
             known: self.heads.iter().map(|head| head.replace(' ', "_")).collect(),
         })?;
+        if !self.shown.contains(&column) {
+            // In the place of the last figure, since a line has no room for more.
+            let figures = |&&shown: &&usize| !self.is_text(shown, &self.rows);
+            if let Some(&last) = self.shown.iter().rfind(figures) {
+                self.shown.retain(|&shown| shown != last);
+            }
+            self.shown.push(column);
+            self.shown.sort_unstable();
+        }
         self.rows.sort_by(|a, b| a[column].order(&b[column]));
         Ok(())
     }
@@ -201,45 +250,52 @@ impl Table {
     /// Prints the first rows under the heads; numbers stand to the right.
     pub fn print(&self, top: usize) -> output::Printed {
         let rows = &self.rows[..top.min(self.rows.len())];
-        let is_text: Vec<bool> = (0..self.heads.len())
-            .map(|column| rows.iter().any(|row| matches!(row[column].key, Key::Text(_))))
-            .collect();
         let widths = self.widths(rows);
-        let line = |cell: &dyn Fn(usize) -> String| {
-            let cells = widths.iter().enumerate().map(|(column, &width)| match is_text[column] {
-                true => format!("{:<width$}", cell(column)),
-                false => format!("{:>width$}", cell(column)),
+        let line = |cell: &dyn Fn(usize, usize) -> String| {
+            let cells = self.shown.iter().zip(&widths).map(|(&column, &width)| {
+                match self.is_text(column, rows) {
+                    true => format!("{:<width$}", cell(column, width)),
+                    false => format!("{:>width$}", cell(column, width)),
+                }
             });
             say!("{}", cells.collect::<Vec<_>>().join(GAP).trim_end())
         };
         // A head stands over the digits of its column, not over marks behind them.
-        line(&|column| {
+        line(&|column, _| {
             let marks = rows.first().is_some_and(|row| row[column].text.ends_with([' ', '*']));
             format!("{}{}", self.heads[column], if marks { "  " } else { "" })
         })?;
         for row in rows {
-            line(&|column| row[column].within(widths[column]))?;
+            line(&|column, width| row[column].within(width))?;
         }
         if rows.len() < self.rows.len() {
             say!("… and {} more rows", self.rows.len() - rows.len())?;
         }
+        let hidden = self.heads.len() - self.shown.len();
+        if hidden > 0 {
+            say!("… and {} with --wide", output::several(hidden, "more column", "s"))?;
+        }
         Ok(())
+    }
+
+    fn is_text(&self, column: usize, rows: &[Vec<Cell>]) -> bool {
+        rows.iter().any(|row| matches!(row[column].key, Key::Text(_)))
     }
 
     /// As wide as the widest entry or the head; where that is too much for a line, the widest
     /// columns of text give way first.
     fn widths(&self, rows: &[Vec<Cell>]) -> Vec<usize> {
-        let columns = 0..self.heads.len();
+        let columns = || self.shown.iter().copied();
         let head = |column: usize| self.heads[column].chars().count();
         let widest = |column: usize, counts: fn(&Cell) -> bool| {
             let cells = rows.iter().map(|row| &row[column]).filter(|cell| counts(cell));
             cells.map(Cell::width).max().unwrap_or(0).max(head(column))
         };
-        let mut widths: Vec<usize> = columns.clone().map(|c| widest(c, |_| true)).collect();
+        let mut widths: Vec<usize> = columns().map(|c| widest(c, |_| true)).collect();
         let is_whole = |cell: &Cell| matches!(cell.shorten, Shorten::Never);
-        let least: Vec<usize> = columns.map(|c| widest(c, is_whole).max(LEAST)).collect();
-        let gaps = GAP.len() * self.heads.len().saturating_sub(1);
-        while widths.iter().sum::<usize>() + gaps > WIDTH {
+        let least: Vec<usize> = columns().map(|c| widest(c, is_whole).max(LEAST)).collect();
+        let gaps = GAP.len() * self.shown.len().saturating_sub(1);
+        while widths.iter().sum::<usize>() + gaps > output::columns() {
             let yielding = (0..widths.len()).filter(|&column| widths[column] > least[column]);
             match yielding.max_by_key(|&column| widths[column]) {
                 Some(column) => widths[column] -= 1,

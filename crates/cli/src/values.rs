@@ -2,10 +2,12 @@
 //! not is answered with how to write it.
 
 use std::fmt;
+use std::path::PathBuf;
 
+use clap::builder::{PathBufValueParser, TypedValueParser};
 use thiserror::Error;
 use tightfit::id::RankId;
-use tightfit::plan::{Infeasible, Planner};
+use tightfit::plan::Infeasible;
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::{Budget, Reserve};
 
@@ -121,12 +123,11 @@ pub struct NoVariants {
     pub planner: &'static str,
 }
 
-/// The planner called `name`.
-pub fn planner(name: &str) -> Result<Planner, String> {
-    Planner::from_name(name).ok_or_else(|| {
-        let ours = Planner::ALL.map(|(_, name)| name).join(", ");
-        let others = Planner::TO_COMPARE.map(|(_, name)| name).join(", ");
-        format!("planners are {ours}, and, to compare with, {others}")
+/// A file's path: what is written piece by piece finds no place in standard output.
+pub fn file_path() -> impl TypedValueParser<Value = PathBuf> {
+    PathBufValueParser::new().try_map(|path| match path.as_os_str() == "-" {
+        true => Err("standard output takes no weights; name a file"),
+        false => Ok(path),
     })
 }
 

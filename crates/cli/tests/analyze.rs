@@ -90,7 +90,7 @@ fn rows_add_up_to_modules_and_the_graph() {
             rows.iter().map(of).sum()
         };
         assert!(
-            (seconds(nodes, &["seconds"]) * 1e6 / all["step_us"].as_f64().unwrap() - 1.0).abs()
+            (seconds(nodes, &["seconds"]) / all["step_seconds"].as_f64().unwrap() - 1.0).abs()
                 < 1e-9
         );
         let linked = nodes.iter().any(|node| !node["differentiates"].is_null());
@@ -295,7 +295,7 @@ fn a_filter_keeps_a_module_with_all_below_it() {
     let modules: Vec<&str> = rows(&some, "modules").iter().map(|row| text(row, "module")).collect();
     assert_eq!(modules[..2], ["model.transformer.h.1", "model.transformer.h.1.ln_1"]);
     assert!(modules.contains(&"model.transformer.h.1.mlp.act"), "depth counts from the module");
-    for key in ["peak_bytes", "step_us", "static_bytes"] {
+    for key in ["peak_bytes", "step_seconds", "static_bytes"] {
         assert_eq!(all[key], some[key], "{key}");
     }
     assert_eq!(all["dataflow"]["graph"], some["dataflow"]["graph"]);
@@ -366,11 +366,11 @@ fn a_person_can_read_the_overview() {
     shows(
         "corpus/graphs/gpt2_small_b8_s512.json.gz --top 4 --depth 3 --budget 60%",
         expect![[r#"
-            gpt2_small_b8_s512: 1197 nodes run, 35.64 ms on a100-80gb: 8.41 ms forward and \
+            gpt2_small_b8_s512: 1197 nodes run, 35.64 ms on a100-80gb: 8.41 ms forward and
             27.23 ms backward
-            peak 4.5 GiB (4852660744 bytes) at `scatter` in the root module; 237.4 MiB of \
-            it is parameters, state and batch
-            budget 2.7 GiB (2911596446 bytes): exceeded while 28 of 1197 nodes run, in 1 \
+            peak 4.5 GiB (4852660744 bytes) at `scatter` in the root module; 237.4 MiB of it
+            is parameters, state and batch
+            budget 2.7 GiB (2911596446 bytes): exceeded while 28 of 1197 nodes run, in 1
             interval:
               from `_to_copy` (231) to `_to_copy_2` (258), by 1.8 GiB at most, at `scatter`
 
@@ -381,29 +381,20 @@ fn a_person_can_read_the_overview() {
             785.3 MiB  backward   scatter                                 (whole model)
              73.6 MiB  parameter  L__self___model_transformer_wte_weight  model
 
-            fwd_in, fwd_tmp, fwd_out: saved for the backward pass, and made outside, used \
-            within, handed on; bwd_tmp: temporaries
-            of the backward pass at their most; bwd_out: gradients that leave; all at the \
-            border of the module
+            fwd_in, fwd_tmp, fwd_out: saved for the backward pass, and made outside, used
+            within, handed on; bwd_tmp: temporaries of the backward pass at their most;
+            bwd_out: gradients that leave; all at the border of the module
 
-            module                  nodes  parameters    fwd_in   fwd_tmp  fwd_out    \
-            bwd_tmp    bwd_out   fwd ms  bwd ms
-            (whole model)            1197   237.4 MiB  64.0 KiB   2.8 GiB        –    2.3 \
-            GiB  237.4 MiB    8.411   27.23
-            model                    1120   237.4 MiB  32.0 KiB   2.0 GiB        –  306.5 \
-            MiB    1.3 GiB    6.593   19.75
-            model.transformer        1117   237.4 MiB  32.0 KiB   2.0 GiB  6.0 MiB  306.5 \
-            MiB    1.2 GiB    5.580   17.72
-            model.transformer.wte      13    73.6 MiB  32.0 KiB         –        –  306.5 \
-            MiB   73.6 MiB   0.0410  0.3686
-            model.transformer.wpe      14     1.5 MiB   4.0 KiB         –        –    7.5 \
-            MiB    1.5 MiB  0.00116  0.0104
-            model.transformer.h      1047   162.2 MiB   6.0 MiB   2.0 GiB  6.0 MiB  168.0 \
-            MiB    1.1 GiB    5.517   17.14
-            model.transformer.ln_f     22     3.0 KiB   6.0 MiB  16.0 KiB  6.0 MiB   60.0 \
-            MiB    6.0 MiB  0.00618  0.1945
-            model.lm_head               3    73.6 MiB   6.0 MiB         –        –         \
-             –   79.6 MiB    1.013   2.027
+            module                  parameters    fwd_in   fwd_tmp  fwd_out   fwd ms  bwd ms
+            (whole model)            237.4 MiB  64.0 KiB   2.8 GiB        –    8.411   27.23
+            model                    237.4 MiB  32.0 KiB   2.0 GiB        –    6.593   19.75
+            model.transformer        237.4 MiB  32.0 KiB   2.0 GiB  6.0 MiB    5.580   17.72
+            model.transformer.wte     73.6 MiB  32.0 KiB         –        –   0.0410  0.3686
+            model.transformer.wpe      1.5 MiB   4.0 KiB         –        –  0.00116  0.0104
+            model.transformer.h      162.2 MiB   6.0 MiB   2.0 GiB  6.0 MiB    5.517   17.14
+            model.transformer.ln_f     3.0 KiB   6.0 MiB  16.0 KiB  6.0 MiB  0.00618  0.1945
+            model.lm_head             73.6 MiB   6.0 MiB         –        –    1.013   2.027
+            … and 3 more columns with --wide
         "#]],
     );
 }
@@ -414,35 +405,26 @@ fn a_person_can_read_the_nodes() {
         "corpus/steps/gpt-nano --machine a100-80gb --nodes --module h.0.attn --sort idle_ms \
          --top 8",
         expect![[r#"
-            gpt-nano: 104 nodes run, 0.0119 ms on a100-80gb: 0.00344 ms forward and \
+            gpt-nano: 104 nodes run, 0.0119 ms on a100-80gb: 0.00344 ms forward and
             0.00682 ms backward
-            peak 4.3 MiB (4478468 bytes) at `_log_softmax_backward_data` in the root \
-            module; 1.4 MiB of it is parameters, state and batch
+            peak 4.3 MiB (4478468 bytes) at `_log_softmax_backward_data` in the root module;
+            1.4 MiB of it is parameters, state and batch
 
-            until: rank of the last use; saved: of the output, for the backward pass; \
-            held: while the node runs;
-            idle: from the last access in the forward pass to the first one behind it; *: \
-            at the peak
+            until: rank of the last use; saved: of the output, for the backward pass; held:
+            while the node runs; idle: from the last access in the forward pass to the first
+            one behind it; *: at the peak
 
-            node                           pass       rank  until     output      saved    \
-             held          ms  idle ms  module
-            h_0_attn_qkv_bias              parameter     –    103      768 B          –    \
-                –           –   0.0103  h.0.attn.qkv
-            h_0_attn_proj_bias             parameter     –    103      256 B          –    \
-                –           –   0.0102  h.0.attn.proj
-            h_0_attn_qkv_weight            parameter     –    103   48.0 KiB          –    \
-                –           –  0.00908  h.0.attn.qkv
-            addmm                          forward       5     65  192.0 KiB  192.0 KiB  \
-            1.7 MiB    0.000153  0.00850  h.0.attn.qkv
-            _scaled_dot_pr…ention_for_cpu  forward       6     65   66.0 KiB   66.0 KiB  \
-            1.8 MiB    0.000130  0.00832  h.0.attn
-            h_0_attn_proj_weight           parameter     –    103   16.0 KiB          –    \
-                –           –  0.00825  h.0.attn.proj
-            h_0_attn_qkv_weight_exp_avg    state         –    103   48.0 KiB          –    \
-                –           –        –  h.0.attn.qkv
-            h_0_attn_qkv_w…ght_exp_avg_sq  state         –    103   48.0 KiB          –    \
-                –           –        –  h.0.attn.qkv
+            node                     pass          output     held    idle ms  module
+            h_0_attn_qkv_bias        parameter      768 B        –     0.0103  h.0.attn.qkv
+            h_0_attn_proj_bias       parameter      256 B        –     0.0102  h.0.attn.proj
+            h_0_attn_qkv_weight      parameter   48.0 KiB        –    0.00908  h.0.attn.qkv
+            addmm                    forward    192.0 KiB  1.7 MiB    0.00850  h.0.attn.qkv
+            _scaled_dot…ion_for_cpu  forward     66.0 KiB  1.8 MiB    0.00832  h.0.attn
+            h_0_attn_proj_weight     parameter   16.0 KiB        –    0.00825  h.0.attn.proj
+            h_0_attn_qk…ght_exp_avg  state       48.0 KiB        –          –  h.0.attn.qkv
+            h_0_attn_qk…_exp_avg_sq  state       48.0 KiB        –          –  h.0.attn.qkv
             … and 48 more rows
+            … and 4 more columns with --wide
         "#]],
     );
 }
@@ -452,36 +434,26 @@ fn a_person_can_read_the_operators() {
     shows(
         "corpus/steps/gpt-nano --machine a100-80gb --operators --module h.0.mlp",
         expect![[r#"
-            gpt-nano: 104 nodes run, 0.0119 ms on a100-80gb: 0.00344 ms forward and \
+            gpt-nano: 104 nodes run, 0.0119 ms on a100-80gb: 0.00344 ms forward and
             0.00682 ms backward
-            peak 4.3 MiB (4478468 bytes) at `_log_softmax_backward_data` in the root \
-            module; 1.4 MiB of it is parameters, state and batch
+            peak 4.3 MiB (4478468 bytes) at `_log_softmax_backward_data` in the root module;
+            1.4 MiB of it is parameters, state and batch
 
-            fwd_in, fwd_tmp, fwd_out: saved for the backward pass, and made outside, used \
-            within, handed on; bwd_tmp: temporaries
-            of the backward pass at their most; bwd_out: gradients that leave; all at the \
-            border of the operator
+            fwd_in, fwd_tmp, fwd_out: saved for the backward pass, and made outside, used
+            within, handed on; bwd_tmp: temporaries of the backward pass at their most;
+            bwd_out: gradients that leave; all at the border of the operator
 
-            operator   bwd  fwd_flop  bwd_flop    fwd ms    bwd ms     fwd_in  fwd_tmp    \
-            fwd_out  bwd_tmp    bwd_out
-            view_8       1         –         –         –         –          –        –     \
-                 –        –          –
-            permute_6    –         –         –         –         –          –        –     \
-                 –        –          –
-            addmm_2      5     8.4 M    16.8 M  0.000193  0.000515   64.0 KiB        –  \
-            256.0 KiB        –  129.0 KiB
-            view_9       1         –         –         –         –          –        –     \
-                 –        –          –
-            gelu         1         –         –  0.000257  0.000386  256.0 KiB        –  \
-            256.0 KiB        –  256.0 KiB
-            view_10      1         –         –         –         –          –        –     \
-                 –        –          –
-            permute_7    –         –         –         –         –          –        –     \
-                 –        –          –
-            addmm_3      5     8.4 M    16.8 M  0.000193  0.000418  256.0 KiB        –     \
-                 –        –  320.2 KiB
-            view_11      1         –         –         –         –          –        –     \
-                 –        –          –
+            operator   fwd_flop    fwd ms    bwd ms     fwd_in    fwd_out
+            view_8            –         –         –          –          –
+            permute_6         –         –         –          –          –
+            addmm_2       8.4 M  0.000193  0.000515   64.0 KiB  256.0 KiB
+            view_9            –         –         –          –          –
+            gelu              –  0.000257  0.000386  256.0 KiB  256.0 KiB
+            view_10           –         –         –          –          –
+            permute_7         –         –         –          –          –
+            addmm_3       8.4 M  0.000193  0.000418  256.0 KiB          –
+            view_11           –         –         –          –          –
+            … and 5 more columns with --wide
         "#]],
     );
 }
@@ -494,7 +466,7 @@ fn tables_sort_by_what_they_show() {
     let mut nodes: Vec<&Value> = rows(&all, "nodes").iter().collect();
     nodes.sort_by_key(|node| std::cmp::Reverse(key(node)));
     // With nothing left out of the names, the table's first column is the JSON's.
-    let shown = analyze(&format!("{graph} --nodes --sort OUTPUT --top 40")).done().stdout;
+    let shown = analyze(&format!("{graph} --nodes --sort OUTPUT --top 40 --wide")).done().stdout;
     let table: Vec<&str> = shown.split_once("\nnode ").unwrap().1.lines().skip(1).collect();
     assert_eq!(table.len(), 41);
     for (row, node) in table.iter().zip(&nodes) {

@@ -28,11 +28,11 @@ fn the_json_reads_as_statistics_of_modules() {
             least + number(&analyzed["static_bytes"]) >= peak && least <= peak + peak / 5,
             "{graph}: {least}, {peak}"
         );
-        let text = run(Path::new("."), &format!("modules {graph}")).done().stdout;
+        let text = run(Path::new("."), &format!("modules {graph} --wide")).done().stdout;
         assert!(text.contains(&format!("({least} bytes)")), "{graph}: {text}");
         assert_eq!(
             text.lines().count(),
-            info.modules().len() + 6,
+            info.modules().len() + 5,
             "{graph}: a line for each module"
         );
     }
@@ -40,9 +40,10 @@ fn the_json_reads_as_statistics_of_modules() {
 
 #[test]
 fn a_person_can_read_the_table() {
-    let text = run(Path::new("."), "modules corpus/graphs/gpt2_small_b8_s512.json.gz --depth 3")
-        .done()
-        .stdout;
+    let text =
+        run(Path::new("."), "modules corpus/graphs/gpt2_small_b8_s512.json.gz --depth 3 --wide")
+            .done()
+            .stdout;
     let (head, table) = text.split_once("\n\n").unwrap();
     expect![[r#"
         gpt2_small_b8_s512: 127 modules, 8.41 ms forward and 27.23 ms backward on \
@@ -50,33 +51,33 @@ fn a_person_can_read_the_table() {
         baseline 35.64 ms, peak 4.5 GiB (4852627980 bytes) of parameters, gradients \
         and activations, without batch, buffers and optimizer state
         saved: made inside for the backward pass, freed by checkpointing; held: all \
-        activations when the forward pass of the
-        module ends; held back, gradients, temporary: all activations, gradients and \
-        temporaries at the peak of its backward pass
+        activations when the forward pass of the module ends; held back, gradients, \
+        temporary: all activations, gradients and temporaries at the peak of its \
+        backward pass
     "#]]
     .assert_eq(&folded(&format!("{head}\n")));
     let (left, right) = halves(table, "  held back");
     expect![[r#"
-        module              params     input      saved     output        held
-        gpt2_sm…b8_s512  237.4 MiB  64.0 KiB    2.8 GiB        4 B     2.8 GiB
-         model           237.4 MiB  32.0 KiB    2.0 GiB  392.6 MiB     2.4 GiB
-          transformer    237.4 MiB  32.0 KiB    2.0 GiB    6.0 MiB     2.0 GiB
-           wte            73.6 MiB  32.0 KiB          –    6.0 MiB     6.0 MiB
-           wpe             1.5 MiB   4.0 KiB          –  768.0 KiB     6.8 MiB
-           h.0            13.5 MiB   8.0 MiB  162.2 MiB   10.0 MiB   178.2 MiB
-           h.1            13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB   346.4 MiB
-           h.2            13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB   514.7 MiB
-           h.3            13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB   682.9 MiB
-           h.4            13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB   851.1 MiB
-           h.5            13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB  1019.3 MiB
-           h.6            13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB     1.2 GiB
-           h.7            13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB     1.3 GiB
-           h.8            13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB     1.5 GiB
-           h.9            13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB     1.7 GiB
-           h.10           13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB     1.8 GiB
-           h.11           13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB     2.0 GiB
-           ln_f            3.0 KiB   6.0 MiB   16.0 KiB    6.0 MiB     2.0 GiB
-          lm_head         73.6 MiB   6.0 MiB          –  392.6 MiB     2.4 GiB
+        module                 params     input      saved     output        held
+        gpt2_small_b8_s512  237.4 MiB  64.0 KiB    2.8 GiB        4 B     2.8 GiB
+         model              237.4 MiB  32.0 KiB    2.0 GiB  392.6 MiB     2.4 GiB
+          transformer       237.4 MiB  32.0 KiB    2.0 GiB    6.0 MiB     2.0 GiB
+           wte               73.6 MiB  32.0 KiB          –    6.0 MiB     6.0 MiB
+           wpe                1.5 MiB   4.0 KiB          –  768.0 KiB     6.8 MiB
+           h.0               13.5 MiB   8.0 MiB  162.2 MiB   10.0 MiB   178.2 MiB
+           h.1               13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB   346.4 MiB
+           h.2               13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB   514.7 MiB
+           h.3               13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB   682.9 MiB
+           h.4               13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB   851.1 MiB
+           h.5               13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB  1019.3 MiB
+           h.6               13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB     1.2 GiB
+           h.7               13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB     1.3 GiB
+           h.8               13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB     1.5 GiB
+           h.9               13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB     1.7 GiB
+           h.10              13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB     1.8 GiB
+           h.11              13.5 MiB  10.0 MiB  162.2 MiB    6.0 MiB     2.0 GiB
+           ln_f               3.0 KiB   6.0 MiB   16.0 KiB    6.0 MiB     2.0 GiB
+          lm_head            73.6 MiB   6.0 MiB          –  392.6 MiB     2.4 GiB
     "#]]
     .assert_eq(&left);
     expect![[r#"
@@ -132,12 +133,12 @@ fn statistics_that_are_given_are_given_back() {
         let copy = here.path().join("printed.json");
         std::fs::write(&copy, printed.to_string()).unwrap();
         assert_eq!(print(&copy, "--ancestors"), printed);
-        let text = run(here.path(), &format!("modules {}", path.display())).done().stdout;
+        let text = run(here.path(), &format!("modules {} --wide", path.display())).done().stdout;
         let info = ModuleInfo::from_json(given.to_string().as_bytes()).unwrap();
         let peak = info.baseline_peak().0;
         let baseline = format!("baseline {:.2} ms", info.baseline_seconds().0 * 1e3);
         assert!(text.contains(&baseline) && text.contains(&format!("({peak} bytes)")), "{text}");
-        assert_eq!(text.lines().count(), info.modules().len() + 6, "a line for each module");
+        assert_eq!(text.lines().count(), info.modules().len() + 5, "a line for each module");
         let matrix = printed["ad_matrix"].as_array().unwrap();
         assert_eq!(matrix[0], serde_json::json!(vec![1; matrix.len()]), "the root contains all");
     }

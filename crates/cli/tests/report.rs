@@ -121,7 +121,7 @@ fn a_predicted_trace_says_what_plan_says() {
     let again = calls.iter().filter(|call| call["cat"] == "recompute").count();
     assert_eq!(again as u64, planned["recomputed_nodes"].as_u64().unwrap());
     let busy: f64 = calls.iter().map(|call| call["dur"].as_f64().unwrap()).sum();
-    let step = planned["step_us"].as_f64().unwrap();
+    let step = planned["step_seconds"].as_f64().unwrap() * 1e6;
     assert!(
         (busy - step).abs() < 0.001 * calls.len() as f64,
         "{busy} {step}: each call is rounded to a nanosecond"

@@ -29,7 +29,7 @@ fn a_rewritten_graph_is_the_plan_as_it_stands() {
         let analyzed =
             run(folder.path(), &format!("analyze FOLDER/{output} --json")).done().result();
         assert_eq!(analyzed["peak_bytes"], planned["peak_bytes"], "{graph}");
-        let (step, claimed) = (&analyzed["step_us"], &planned["step_us"]);
+        let (step, claimed) = (&analyzed["step_seconds"], &planned["step_seconds"]);
         assert!((step.as_f64().unwrap() / claimed.as_f64().unwrap() - 1.0).abs() < 1e-9);
         // To plan it once more changes nothing.
         let again = plan(folder.path(), &format!("FOLDER/{output}"), "100%", "again.json");

@@ -78,7 +78,7 @@ fn a_smaller_budget_recomputes_or_is_refused() {
         ("120MiB", 10, "is known to fit in"),
         ("1% --whole-layers", 10, "alone needs"),
         ("150MiB --whole-layers", 10, "no cut leaves each device with layers that fit together"),
-        ("300MiB --planner nobody", 2, "planners are"),
+        ("300MiB --planner nobody", 2, "possible values: none, chen"),
         ("300MiB --schedule nonsense", 2, "orders are gpipe"),
         ("300MiB --link fast", 2, "bytes per second"),
         ("300MiB --state nan", 2, "a number of bytes"),

@@ -19,6 +19,7 @@ use tightfit_cli::calls::{self, Costs};
 use tightfit_cli::effort::Limits;
 use tightfit_cli::figures::Figures;
 use tightfit_cli::input::OnMachine;
+use tightfit_cli::planners;
 use tightfit_cli::values;
 use tightfit_engine::{Budget, FitTask, FittedGraph, fit_graph};
 
@@ -53,7 +54,7 @@ impl Search {
             iterations: iterations.map(|Whole(number)| number),
         };
         let seed = seed.map_or(SEED, |Whole(number)| number);
-        Ok(Search { planner: parsed(py, planner, values::planner)?, limits, seed })
+        Ok(Search { planner: parsed(py, planner, planners::named)?, limits, seed })
     }
 
     /// Its effort, on a clock that ends it.

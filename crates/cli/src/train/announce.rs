@@ -21,10 +21,10 @@ pub fn announce(
 ) -> output::Printed {
     let FittedGraph { fitted, budget, reserve, unplanned } = &planned.training;
     let (schedule, timeline) = (fitted.schedule(), fitted.timeline());
-    say!("{}: {}", step.name, step.description)?;
-    say!(
-        "{:<16}{} parameters; {} threads; {}data {}",
+    tell!("{}: {}", step.name, step.description)?;
+    entry!(
         "",
+        "{} parameters; {} threads; {}data {}",
         count(step.parameter_count()),
         machine.threads,
         match step::inputs(&step.training, "input").len() {
@@ -33,56 +33,51 @@ pub fn announce(
         },
         data.path.display()
     )?;
-    say!("{:<16}{:>12}", "unplanned peak", unplanned.timeline().peak.to_string())?;
-    say!(
-        "{:<16}{:>12}  base {} (the process itself), packing {}, slab {}",
+    row!("unplanned peak", unplanned.timeline().peak)?;
+    row!(
         "budget",
-        budget.to_string(),
+        budget,
+        "base {} (the process itself), packing {}, slab {}",
         reserve.base,
         reserve.packing,
         planned.training.slab()
     )?;
-    say!(
-        "{:<16}{:>12}  checked; planner {}",
-        "planned peak",
-        planned.peak().to_string(),
-        schedule.planner
-    )?;
+    row!("planned peak", planned.peak(), "checked; planner {}", schedule.planner)?;
     if let Some(region) = &planned.region {
-        say!(
-            "{:<16}{:>12}  {} chunks of {} for {} of parameters, buffers and state",
+        row!(
             "region",
-            region.bytes().to_string(),
+            region.bytes(),
+            "{} chunks of {} for {} of parameters, buffers and state",
             region.slots,
             region.chunk,
             region.tensor_bytes()
         )?;
     }
     let overhead = timeline.seconds.0 / unplanned.timeline().seconds.0 - 1.0;
-    say!(
-        "{:<16}{:>12}  {}",
+    row!(
         "recomputed",
         format!("{} nodes", schedule.recomputed()),
+        "{}",
         recomputed_operators(&step.training, schedule)
     )?;
     let [out, back] = schedule.moved();
     if out + back > Bytes::ZERO {
         let below: Bytes = schedule.below.values().copied().sum();
-        say!(
-            "{:<16}{:>12}  {below} below the slab; {out} leave it in a step, {back} return",
+        row!(
             "tier",
-            (out + back).to_string()
+            (out + back),
+            "{below} below the slab; {out} leave it in a step, {back} return"
         )?;
     }
     let apart = if planned.region.is_some() { ", without what is moved" } else { "" };
-    say!(
-        "{:<16}{:>12}  predicted ({} a step{apart})",
+    row!(
         "slowdown",
         output::percent(overhead),
+        "predicted ({} a step{apart})",
         output::milliseconds(timeline.seconds)
     )?;
     if planned.evaluation.is_none() && step.evaluation.is_some() {
-        say!("{:<16}{:>12}  it does not fit beside the parameters", "evaluation", "left out")?;
+        row!("evaluation", "left out", "it does not fit beside the parameters")?;
     }
     Ok(())
 }
@@ -91,7 +86,7 @@ pub fn announce(
 pub fn announce_saving(save: Option<&Path>) -> output::Printed {
     match save {
         Some(_) => Ok(()),
-        None => say!("{:<16}{:>12}  pass --save FILE to keep them", "weights", "not saved"),
+        None => row!("weights", "not saved", "pass --save FILE to keep them"),
     }
 }
 

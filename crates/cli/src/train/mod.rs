@@ -30,8 +30,9 @@ use crate::accumulation::Accumulation;
 use crate::calls::{self, Costs, Subject};
 use crate::effort::Limits;
 use crate::places::{self, Replaced};
+use crate::planners::planner;
 use crate::tier::Folder;
-use crate::values::{MOST_THREADS, bandwidth, learning_rate, planner};
+use crate::values::{MOST_THREADS, bandwidth, file_path, learning_rate};
 use crate::{input, interrupt, output, processor};
 use ending::{Ending, said};
 use placement::{Placed, Placement};
@@ -71,7 +72,7 @@ pub struct Arguments {
     #[arg(long)]
     seed: Option<u64>,
     /// Write weights and optimizer state (safetensors) here at the end
-    #[arg(long)]
+    #[arg(long, value_parser = file_path())]
     save: Option<PathBuf>,
     /// Go on from weights, optimizer state, step number and seed of this file
     #[arg(long)]
@@ -91,7 +92,7 @@ pub struct Arguments {
     #[arg(long, default_value_t = 16)]
     eval_batches: usize,
     /// One planner by name, or auto for the best plan of all
-    #[arg(long, default_value = "auto", value_parser = planner)]
+    #[arg(long, default_value = "auto", value_parser = planner())]
     planner: Planner,
     #[command(flatten)]
     limits: Limits,
@@ -123,7 +124,7 @@ pub struct Arguments {
     /// Write the last step's batch, gradients and updated weights (safetensors) here; gradients
     /// then stay to the end of the step and take part in the plan, which --output, --trace and
     /// --eval-every do not go with
-    #[arg(long, conflicts_with_all = ["eval_every", "output", "trace"])]
+    #[arg(long, value_parser = file_path(), conflicts_with_all = ["eval_every", "output", "trace"])]
     dump: Option<PathBuf>,
     /// Show where the time went, by operator, beside the prediction; in words, so not with --json
     #[arg(long)]
@@ -249,7 +250,9 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         if let Some(path) = &arguments.dump {
             dump::write(path, &step, session, &mut data, stepped)?;
         }
-        if is_in_order { evaluation(arguments, session, &mut data, stepped) } else { Ok(None) }
+        // Whoever interrupts does not wait for an evaluation.
+        let evaluates = is_in_order && !interrupt::raised();
+        if evaluates { evaluation(arguments, session, &mut data, stepped) } else { Ok(None) }
     };
     // The last update is judged before it replaces a save, unless somebody waits for the end.
     let judged = (!interrupt::raised()).then(|| judge(&mut session));
@@ -317,7 +320,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             not_finite: course.not_finite,
         };
         match arguments.json {
-            true => say!("{}", outcome.json())?,
+            true => output::answer(outcome.json())?,
             false => outcome.show()?,
         }
         match course.ending {

@@ -145,11 +145,11 @@ impl Placed {
             let Some(Figures { to_device, to_host, layout, eviction, .. }) = moved else {
                 continue;
             };
-            say!(
-                "{:<16}{:>12}  the {name} step: {to_host} out, {to_device} back; {} until all was \
-                 there, {} of it for evictions",
+            row!(
                 if name == "first" { "moved" } else { "" },
-                Bytes(to_device.0 + to_host.0).to_string(),
+                Bytes(to_device.0 + to_host.0),
+                "the {name} step: {to_host} out, {to_device} back; {} until all was \
+                 there, {} of it for evictions",
                 output::milliseconds(layout),
                 output::milliseconds(eviction)
             )?;

@@ -8,6 +8,7 @@ use tightfit::profile::Profile;
 use tightfit_engine::Timings;
 
 use crate::output::Printed;
+use crate::table::{Cell, Table};
 
 /// What an operator took of a step, on average.
 #[derive(Serialize)]
@@ -36,15 +37,17 @@ pub fn rows<'a>(graph: &'a Graph, profile: &Profile, measured: &Timings) -> Vec<
     rows
 }
 
+const HEADS: [&str; 4] = ["operator", "calls", "ms", "predicted"];
+
 /// For people.
 pub fn show(rows: &[Row]) -> Printed {
-    say!("{:<64} {:>6} {:>10} {:>10}", "operator", "calls", "ms", "predicted")?;
-    for Row { operator, calls, seconds, predicted_seconds } in rows {
-        say!(
-            "{operator:<64} {calls:>6.0} {:>10.2} {:>10.2}",
-            seconds * 1e3,
-            predicted_seconds * 1e3
-        )?;
-    }
-    Ok(())
+    let rows = rows.iter().map(|&Row { operator, calls, seconds, predicted_seconds }| {
+        vec![
+            Cell::name(operator),
+            Cell::figure(calls, format!("{calls:.0}")),
+            Cell::figure(seconds, format!("{:.2}", seconds * 1e3)),
+            Cell::figure(predicted_seconds, format!("{:.2}", predicted_seconds * 1e3)),
+        ]
+    });
+    Table::new(&HEADS, rows.collect()).print(usize::MAX)
 }

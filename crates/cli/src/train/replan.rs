@@ -250,25 +250,25 @@ impl Refined {
     pub fn show(&self, steps: &Timings) -> output::Printed {
         match self {
             Refined::NotYet => {
-                say!("{:<16}{:>12}  the run ended before", "planned again", "no")
+                row!("planned again", "no", "the run ended before")
             }
             Refined::Kept { why, after, known } => {
-                say!("{:<16}{:>12}  after {after} steps: {why}", "planned again", "plan kept")?;
+                row!("planned again", "plan kept", "after {after} steps: {why}")?;
                 known.iter().try_for_each(|known| {
                     known.show_rates()?;
-                    say!(
-                        "{:<16}{:>12}  a step, by what was measured; {} by estimates",
+                    row!(
                         "",
                         output::milliseconds(known.predicted),
+                        "a step, by what was measured; {} by estimates",
                         output::milliseconds(known.estimated)
                     )
                 })
             }
             Refined::Taken { after, known, predicted, figures } => {
-                say!(
-                    "{:<16}{:>12}  after {after} steps, from what was measured",
+                row!(
                     "planned again",
-                    "faster plan"
+                    "faster plan",
+                    "after {after} steps, from what was measured"
                 )?;
                 known.show_rates()?;
                 let median = |steps: &Timings| {
@@ -279,11 +279,11 @@ impl Refined {
                     ("since", *predicted, steps, figures),
                 ] {
                     let moves = does.moves.words().map_or(String::new(), |it| format!("; {it}"));
-                    say!(
-                        "{:<16}{:>12}  a step {name}, by what was measured; {} measured; \
-                         {} nodes recomputed{moves}",
+                    row!(
                         "",
                         output::milliseconds(seconds),
+                        "a step {name}, by what was measured; {} measured; \
+                         {} nodes recomputed{moves}",
                         median(measured),
                         does.recomputed
                     )?;
@@ -302,10 +302,10 @@ impl Known {
     fn show_rates(&self) -> output::Printed {
         self.rates.iter().try_for_each(|&(is_out, estimated, measured)| {
             let way = if is_out { "to the tier" } else { "from the tier" };
-            say!(
-                "{:<16}{:>12}  a second {way}, {} estimated",
+            row!(
                 "",
-                Bytes(measured as u64).to_string(),
+                Bytes(measured as u64),
+                "a second {way}, {} estimated",
                 Bytes(estimated as u64)
             )
         })

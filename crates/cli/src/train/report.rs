@@ -131,25 +131,21 @@ impl Outcome<'_> {
             say!("interrupted after step {}", self.session.next_step)?;
         }
         let process = self.process.map_or("unknown".to_string(), |bytes| bytes.to_string());
-        say!(
-            "{:<16}{:>12}  slab high-water mark",
-            "measured peak",
-            self.planned.high_water().to_string()
-        )?;
-        say!("{:<16}{process:>12}  process, the largest that was resident; budget {budget}", "")?;
+        row!("measured peak", self.planned.high_water(), "slab high-water mark")?;
+        row!("", process, "process, the largest that was resident; budget {budget}")?;
         if let (Some(median), Some(overhead), Some(ratio)) =
             (self.measured.median(), self.measured.overhead(), self.ratio())
         {
-            say!(
-                "{:<16}{:>12}  measured, {} predicted",
+            row!(
                 "slowdown",
                 output::percent(overhead),
+                "measured, {} predicted",
                 output::percent(self.predicted_overhead())
             )?;
-            say!(
-                "{:<16}{:>12}  measured (median), {} predicted: {ratio:.2} times as long",
+            row!(
                 "time of a step",
                 output::milliseconds(Seconds(median)),
+                "measured (median), {} predicted: {ratio:.2} times as long",
                 output::milliseconds(self.predicted())
             )?;
         }
@@ -157,10 +153,10 @@ impl Outcome<'_> {
             let predicted = self.predicted_stall().map_or(String::new(), |predicted| {
                 format!(", {} predicted", output::milliseconds(predicted))
             });
-            say!(
-                "{:<16}{:>12}  a step waits for the tier so long{predicted}",
+            row!(
                 "waiting",
                 output::milliseconds(Seconds(stall)),
+                "a step waits for the tier so long{predicted}"
             )?;
         }
         if self.planned.region.is_some() {
@@ -168,11 +164,11 @@ impl Outcome<'_> {
         }
         self.refined.map_or(Ok(()), |refined| refined.show(self.measured))?;
         if let Some(evaluation) = &self.evaluation {
-            say!("{:<16}{}", "validation", describe(evaluation))?;
+            entry!("validation", "{}", describe(evaluation))?;
         }
         match self.saved {
-            Some(path) => say!("{:<16}{}", "weights saved", path.display()),
-            None if self.ended_early => say!("{:<16}{}", "weights", "not saved"),
+            Some(path) => entry!("weights saved", "{}", path.display()),
+            None if self.ended_early => entry!("weights", "not saved"),
             // That was said before the first step.
             None => Ok(()),
         }

@@ -185,7 +185,8 @@ pub fn run(
             }
         }
     }
-    bar.finish();
+    // A run that ended early stays where it was.
+    bar.abandon();
     if arguments.keep_going
         && leads
         && let Some(first) = not_finite.first

@@ -17,8 +17,9 @@ use tightfit_engine::{
 use crate::accumulation::Accumulation;
 use crate::calls::{self, TRIAL};
 use crate::effort::Limits;
+use crate::planners::planner;
 use crate::tier::Folder;
-use crate::values::{MOST_THREADS, planner};
+use crate::values::MOST_THREADS;
 use crate::{input, processor};
 
 /// Measure this processor's rates, or how long a step's calls take on it, and keep them for
@@ -36,7 +37,7 @@ pub struct Arguments {
     #[arg(long, default_value = "100%", requires = "step", allow_hyphen_values = true)]
     budget: String,
     /// The planner of the step
-    #[arg(long, default_value = "auto", requires = "step", value_parser = planner)]
+    #[arg(long, default_value = "auto", requires = "step", value_parser = planner())]
     planner: Planner,
     /// Run on this file instead of the step's own data
     #[arg(long, requires = "step")]
@@ -71,7 +72,7 @@ pub fn calibrate(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.json {
         say!("{text}")?;
     } else {
-        say!(
+        tell!(
             "{} threads: {:.1} GFLOP/s in matrix products, {:.1} GB/s, {:.2} G exponentials/s, \
              {:.1} µs per call",
             machine.threads,
@@ -91,7 +92,7 @@ fn calibrate_calls(arguments: &Arguments, step: &Path) -> anyhow::Result<ExitCod
     if arguments.json {
         say!("{}", measured.write())?;
     } else {
-        say!(
+        tell!(
             "{} threads: {} kinds of calls measured within {budget}",
             machine.threads,
             measured.len()

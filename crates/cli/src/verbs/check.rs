@@ -108,7 +108,7 @@ impl Legal {
             "peak_bytes": self.timeline.peak,
             "slab_bytes": schedule.slab,
             "recomputed_nodes": schedule.recomputed(),
-            "step_us": self.timeline.seconds.micros(),
+            "step_seconds": self.timeline.seconds,
             "overhead": self.overhead,
             "legal": true,
         });
@@ -126,7 +126,7 @@ pub fn check(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let schedule = input::plan(&arguments.plan, &graph)?;
     let legal = judge(&graph, &machine, &schedule, Some(budget))?;
     if arguments.json {
-        say!("{}", legal.document(&graph, &schedule))?;
+        output::answer(legal.document(&graph, &schedule))?;
     } else {
         let moves = Moves::of(&schedule, &legal.timeline);
         let moves = moves.words().map_or(String::new(), |it| format!(", {it}"));

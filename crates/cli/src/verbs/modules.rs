@@ -12,6 +12,7 @@ use tightfit::analysis::modules::{ModuleIndex, ModuleInfo};
 use crate::input::{self, OnMachine, Statistics};
 use crate::output::milliseconds;
 use crate::table::{Cell, Table};
+use crate::{alike, output};
 
 /// Show what each module of a step holds in the forward and the backward pass, and how long it
 /// takes.
@@ -54,28 +55,29 @@ const HEADS: [&str; 11] = [
     "bwd ms",
 ];
 
+/// The columns of a line of usual width: what does not depend on where in the model a module is.
+const USUAL: [&str; 7] = ["module", "params", "saved", "output", "temporary", "fwd ms", "bwd ms"];
+
+const USUAL_LEGEND: &str = "\
+saved: made inside for the backward pass, freed by checkpointing; temporary: at the peak of the \
+backward pass; `0–3`: modules that are alike, with the figures of each";
+
 const LEGEND: &str = "\
 saved: made inside for the backward pass, freed by checkpointing; held: all activations when the \
-forward pass of the\nmodule ends; held back, gradients, temporary: all activations, gradients and \
+forward pass of the module ends; held back, gradients, temporary: all activations, gradients and \
 temporaries at the peak of its backward pass";
 
 /// Reads or measures, and prints.
 pub fn modules(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let statistics = input::modules(&arguments.input, &arguments.on)?;
     if arguments.json {
-        say!("{}", document(&statistics, arguments.ancestors))?;
+        output::answer(document(&statistics, arguments.ancestors))?;
         return Ok(ExitCode::SUCCESS);
     }
     let Statistics { info, machine, .. } = statistics;
     let deepest = arguments.depth.unwrap_or(usize::MAX);
-    let shown: Vec<(ModuleIndex, usize)> = info
-        .modules()
-        .keys()
-        .map(|module| (module, info.lineage(module).count() - 1))
-        .filter(|&(_, depth)| depth <= deepest)
-        .collect();
     let root = &info.modules()[info.root()];
-    say!(
+    tell!(
         "{}: {} modules, {} forward and {} backward {}",
         root.name,
         info.modules().len(),
@@ -83,21 +85,65 @@ pub fn modules(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         milliseconds(root.backward),
         machine.map_or("as recorded".to_string(), |machine| format!("on {machine}"))
     )?;
-    say!(
+    tell!(
         "baseline {}, peak {} ({} bytes) of parameters, gradients and activations, without \
          batch, buffers and optimizer state",
         milliseconds(info.baseline_seconds()),
         info.baseline_peak(),
         info.baseline_peak().0
     )?;
-    say!("{LEGEND}\n")?;
-    let rows = shown.iter().map(|&(module, depth)| row(&info, module, depth));
-    Table::new(&HEADS, rows.collect()).print(usize::MAX)?;
+    tell!("{}", if output::is_wide() { LEGEND } else { USUAL_LEGEND })?;
+    say!()?;
+    let mut rows = vec![row(&info, info.root(), &root.name, 0)];
+    rows.append(&mut below(&info, (info.root(), 0), deepest));
+    Table::new(&HEADS, rows).usually(&USUAL).print(usize::MAX)?;
     Ok(ExitCode::SUCCESS)
 }
 
+/// What a module contains, down to a depth; in lines of usual width, one subtree for all siblings
+/// that look alike.
+fn below(
+    info: &ModuleInfo,
+    (module, depth): (ModuleIndex, usize),
+    deepest: usize,
+) -> Vec<Vec<Cell>> {
+    if depth == deepest {
+        return Vec::new();
+    }
+    let is_child = |&child: &ModuleIndex| info.parent(child) == Some(module);
+    let children: Vec<ModuleIndex> = info.modules().keys().filter(is_child).collect();
+    let names: Vec<&str> = children.iter().map(|&child| name(info, child)).collect();
+    let mut subtrees: Vec<_> =
+        children.iter().map(|&child| below(info, (child, depth + 1), deepest)).collect();
+    let is_same = |a: usize, b: usize| {
+        !output::is_wide()
+            && alike(info, children[a], children[b])
+            && same(&subtrees[a], &subtrees[b])
+    };
+    let mut rows = Vec::new();
+    for run in alike::runs(&names, is_same) {
+        rows.push(row(info, children[run.first], &run.name, depth + 1));
+        rows.append(&mut subtrees[run.first]);
+    }
+    rows
+}
+
+/// Whether two modules show the same in lines of usual width, but for their names.
+fn alike(info: &ModuleInfo, a: ModuleIndex, b: ModuleIndex) -> bool {
+    same(&[row(info, a, "", 0)], &[row(info, b, "", 0)])
+}
+
+fn same(some: &[Vec<Cell>], others: &[Vec<Cell>]) -> bool {
+    let is_usual = |head: &&str| USUAL.contains(head);
+    some.len() == others.len()
+        && some.iter().zip(others).all(|(row, other)| {
+            let cells = HEADS.iter().zip(row.iter().zip(other));
+            cells.filter(|(head, _)| is_usual(head)).all(|(_, (a, b))| a.shows_as(b))
+        })
+}
+
 /// One module; the indent says how deep it is.
-fn row(info: &ModuleInfo, module: ModuleIndex, depth: usize) -> Vec<Cell> {
+fn row(info: &ModuleInfo, module: ModuleIndex, name: &str, depth: usize) -> Vec<Cell> {
     let figures = &info.modules()[module];
     let sizes = [
         figures.parameters,
@@ -109,7 +155,7 @@ fn row(info: &ModuleInfo, module: ModuleIndex, depth: usize) -> Vec<Cell> {
         figures.total_gradients,
         figures.activation_gradients,
     ];
-    let mut row = vec![Cell::branch(name(info, module), depth)];
+    let mut row = vec![Cell::branch(name, depth)];
     row.extend(sizes.map(Cell::bytes));
     row.extend([figures.forward, figures.backward].map(Cell::milliseconds));
     row

@@ -14,6 +14,7 @@ use crate::accumulation::Accumulation;
 use crate::effort::Search;
 use crate::frontier::{Point, Refusal, drawn, frontier};
 use crate::input::{self, OnMachine};
+use crate::table::{Cell, Table};
 use crate::{exit, interrupt, output, places};
 
 /// Plan a step at many budgets: what would half the memory cost, what is the smallest machine for
@@ -70,7 +71,12 @@ pub fn pareto(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         )?;
     }
     if arguments.json {
-        say!("{}", document(&points))?;
+        output::answer(json!({
+            "graph": graph.name(),
+            "machine": machine.name,
+            "unplanned_step_seconds": unplanned.timeline().seconds,
+            "points": document(&points),
+        }))?;
     } else {
         show(&graph, &machine, &points, unplanned.timeline().seconds)?;
     }
@@ -82,49 +88,44 @@ pub fn pareto(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     })
 }
 
+const HEADS: [&str; 7] = ["budget", "bytes", "slowdown", "bound", "gap", "planned peak", "seconds"];
+
 fn show(graph: &Graph, machine: &Machine, points: &[Point], unplanned: Seconds) -> output::Printed {
-    say!(
+    tell!(
         "{} on {}: {} unplanned; predicted slowdown by budget",
         graph.name(),
         machine.name,
         output::milliseconds(unplanned)
     )?;
-    say!(
-        "{:>12} {:>16} {:>9} {:>9} {:>8} {:>14} {:>8}",
-        "budget",
-        "bytes",
-        "slowdown",
-        "bound",
-        "gap",
-        "planned peak",
-        "seconds"
-    )?;
     // Sums in another order leave a trace of nothing, which is no reason for a sign.
     let hundredths = |share: f64| (share * 1e4).round() / 1e2 + 0.0;
-    let known = |share: Option<f64>| {
-        share.map_or("–".to_string(), |share| format!("{:.2} %", hundredths(share)))
+    let figure = |share: Option<f64>, unit: &str| {
+        let cell = |share: f64| Cell::figure(share, format!("{:.2} {unit}", hundredths(share)));
+        share.map_or_else(Cell::nothing, cell)
     };
-    for Point { budget, figures, seconds } in points {
-        let figures = match figures {
-            Ok(figures) => figures,
+    let rows = points.iter().map(|Point { budget, figures, seconds }| {
+        let mut row = vec![Cell::bytes(*budget), Cell::figure(0.0, budget.0.to_string())];
+        match figures {
+            Ok(figures) => row.extend([
+                figure(Some(figures.overhead), "%"),
+                figure(figures.bound, "%"),
+                figure(figures.gap, "pp"),
+                Cell::bytes(figures.peak),
+                // Not known where Ctrl-C ended the search.
+                if seconds.0.is_finite() {
+                    Cell::figure(seconds.0, format!("{:.2}", seconds.0))
+                } else {
+                    Cell::nothing()
+                },
+            ]),
             Err(refusal) => {
-                say!("{:>12} {:>16} {:>9}", budget.to_string(), budget.0, refusal.words())?;
-                continue;
+                row.push(Cell::figure(0.0, refusal.words().to_string()));
+                row.extend([(); 4].map(|()| Cell::nothing()));
             }
-        };
-        let gap = figures.gap.map_or("–".to_string(), |gap| format!("{:.2} pp", hundredths(gap)));
-        say!(
-            "{:>12} {:>16} {:>9} {:>9} {gap:>8} {:>14} {:>8}",
-            budget.to_string(),
-            budget.0,
-            known(Some(figures.overhead)),
-            known(figures.bound),
-            figures.peak.to_string(),
-            // Not known where Ctrl-C ended the search.
-            if seconds.0.is_finite() { format!("{:.2}", seconds.0) } else { "–".to_string() }
-        )?;
-    }
-    Ok(())
+        }
+        row
+    });
+    Table::new(&HEADS, rows.collect()).print(usize::MAX)
 }
 
 /// The points as JSON.
@@ -138,14 +139,14 @@ fn point_json(point: &Point) -> Value {
         "budget_bytes": point.budget,
         "feasible": figures.is_some(),
         "refusal": refusal.map(Refusal::words),
-        "step_us": figures.map(|figures| figures.step.micros()),
+        "step_seconds": figures.map(|figures| figures.step),
         "overhead": figures.map(|figures| figures.overhead),
         "bound": figures.and_then(|figures| figures.bound),
-        "gap": figures.and_then(|figures| figures.gap).map(|gap| gap * 100.0),
+        "gap": figures.and_then(|figures| figures.gap),
         "peak_bytes": figures.map(|figures| figures.peak),
         "slab_bytes": figures.map(|figures| figures.slab),
         "recomputed_nodes": figures.map(|figures| figures.recomputed),
-        "seconds": point.seconds,
+        "planning_seconds": point.seconds,
     })
 }
 

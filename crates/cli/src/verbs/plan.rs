@@ -25,7 +25,7 @@ use crate::effort::Search;
 use crate::figures::{Figures, Moves};
 use crate::input::{self, OnMachine};
 use crate::verbs::plan::details::Details;
-use crate::{interrupt, output, places};
+use crate::{conclusion, interrupt, output, places};
 
 /// Plan a training step under a budget in bytes.
 #[derive(Args)]
@@ -131,8 +131,12 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         Ok(planned) => planned,
         Err(error) => {
             let refused = (&error, arguments.json);
-            arguments.details.print_refusal(&graph, &profile, planner, refused)?;
-            return Err(error.into());
+            let more = arguments.details.of_refusal(&graph, &profile, planner, refused)?;
+            let error = anyhow::Error::from(error);
+            return match more {
+                Some(more) => Ok(conclusion::refuse(&error, Some(more))),
+                None => Err(error),
+            };
         }
     };
     let seconds = start.elapsed().as_secs_f64();
@@ -165,56 +169,49 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "peak_bytes": timeline.peak,
             "static_bytes": graph.static_bytes(),
             "unplanned_peak_bytes": unplanned.peak,
-            "unplanned_step_us": unplanned.seconds.micros(),
-            "step_us": timeline.seconds.micros(),
+            "unplanned_step_seconds": unplanned.seconds,
+            "step_seconds": timeline.seconds,
             "overhead": overhead,
-            "bound_us": bound.map(|bound| bound.seconds.micros()),
+            "bound_step_seconds": bound.map(|bound| bound.seconds),
             "bound_order": bound.map(|bound| bound.class.order.name()),
-            "gap": gap.map(|gap| gap * 100.0),
+            "gap": gap,
             "recomputed_nodes": schedule.recomputed(),
-            "seconds": seconds,
+            "planning_seconds": seconds,
             "slab_bytes": schedule.slab,
             "floor": (effort.floor < u64::MAX).then(|| planner.floor(effort.floor)),
             "interrupted": interrupt::raised(),
         });
         moves.add_to(&mut result);
         details.add_to(&mut result);
-        say!("{result}")?;
+        output::answer(result)?;
         return Ok(code);
     }
-    let row = |name: &str, bytes: Bytes, note: String| {
-        say!("{name:<16}{:>12}  {note}", bytes.to_string())
-    };
     say!("{} on {}", graph.name(), machine.name)?;
-    row(
+    row!(
         "unplanned peak",
         unplanned.peak,
-        format!(
-            "{} nodes, {} of parameters, state and batch",
-            graph.compute_nodes().len(),
-            graph.static_bytes()
-        ),
+        "{} nodes, {} of parameters, state and batch",
+        graph.compute_nodes().len(),
+        graph.static_bytes()
     )?;
-    row(
-        "budget",
-        planned.budget,
-        if planned.reserve.total() > Bytes::ZERO {
-            format!(
-                "base {} (the process itself), packing {}, slab {}",
-                planned.reserve.base,
-                planned.reserve.packing,
-                planned.slab()
-            )
-        } else {
-            String::new()
-        },
-    )?;
-    row("planned peak", timeline.peak, format!("checked; {} slab after layout", schedule.slab))?;
-    say!(
-        "{:<16}{:>12}  {} nodes recomputed; {} instead of {} (predicted; planner {}, \
-         {:.0} ms)",
+    if planned.reserve.total() > Bytes::ZERO {
+        row!(
+            "budget",
+            planned.budget,
+            "base {} (the process itself), packing {}, slab {}",
+            planned.reserve.base,
+            planned.reserve.packing,
+            planned.slab()
+        )?;
+    } else {
+        row!("budget", planned.budget)?;
+    }
+    row!("planned peak", timeline.peak, "checked; {} slab after layout", schedule.slab)?;
+    row!(
         "slowdown",
         output::percent(overhead),
+        "{} nodes recomputed; {} instead of {} (predicted; planner {}, \
+         {:.0} ms)",
         schedule.recomputed(),
         output::milliseconds(timeline.seconds),
         output::milliseconds(unplanned.seconds),
@@ -222,7 +219,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         seconds * 1e3
     )?;
     if let Some(moves) = moves.words() {
-        say!("{:<16}{:>12}  {moves}", "moved", "")?;
+        row!("moved", "", "{moves}")?;
     }
     if let Some((bound, gap)) = bound.zip(gap) {
         let whose = match bound.class.order {
@@ -233,14 +230,15 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         // Every node runs, so it is only by rounding that a bound is below the unplanned step.
         let rounded =
             if least.starts_with('-') { " (of times rounded down to picoseconds)" } else { "" };
-        say!(
-            "{:<16}{least:>12}  {whose}{rounded}; the plan is within {:.2} points of it",
+        row!(
             "bound",
+            least,
+            "{whose}{rounded}; the plan is within {:.2} points of it",
             gap * 100.0
         )?;
     }
     if interrupt::raised() {
-        say!("{:<16}{:>12}  the best plan so far", "search", "interrupted")?;
+        row!("search", "interrupted", "the best plan so far")?;
     }
     details.print()?;
     Ok(code)

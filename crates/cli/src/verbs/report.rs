@@ -177,5 +177,7 @@ pub fn report(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         search: arguments.search.of_each(),
     })?;
     output::write_whole(&arguments.output, text.as_bytes())?;
+    let what = if arguments.svg.is_some() { "a drawing" } else { "a page for any browser" };
+    output::wrote(&arguments.output, text.len(), what)?;
     Ok(interrupt::code())
 }

@@ -136,11 +136,11 @@ pub fn sac(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     interrupt::listen();
     let answer = answer(&statistics.info, &task, &clock)?;
     if arguments.json {
-        say!("{}", answer.document(&statistics)?)?;
+        crate::output::answer(answer.document(&statistics)?)?;
         return Ok(interrupt::code());
     }
     let (info, Answer { budget, plan, seconds }) = (&statistics.info, &answer);
-    say!(
+    tell!(
         "peak {} of {} ({} without checkpointing), {} ({} recomputed); {}, in {seconds:.2} s",
         plan.peak,
         budget,
@@ -149,7 +149,7 @@ pub fn sac(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         milliseconds(plan.recompute),
         solver::quality(plan.gap),
     )?;
-    say!(
+    tell!(
         "as sac_milp returns it: recomputation_time {} (ms), peak_mem {} (bytes), ac_decisions:",
         in_milliseconds(plan.recompute),
         plan.peak.0,
@@ -163,16 +163,26 @@ pub fn print_units(info: &ModuleInfo, units: &[CheckpointedUnit]) -> Printed {
     if units.is_empty() {
         return say!("nothing is recomputed");
     }
-    say!()?;
     let rows = units.iter().map(|unit| {
-        vec![
-            Cell::path(&info.modules()[unit.module].name),
+        let cells = vec![
             Cell::figure(unit.discard_ratio, format!("{:.4}", unit.discard_ratio)),
             Cell::bytes(unit.discarded),
             Cell::milliseconds(unit.recompute),
-        ]
+        ];
+        (info.modules()[unit.module].name.as_str(), cells)
     });
-    Table::new(&HEADS, rows.collect()).print(usize::MAX)
+    let (within, table) = Table::of_modules(&HEADS, rows.collect());
+    print_within(&within)?;
+    table.print(usize::MAX)
+}
+
+/// What a table of modules leaves out of their names, and how it speaks of several.
+pub fn print_within(module: &str) -> Printed {
+    say!()?;
+    match module {
+        "" => Ok(()),
+        _ => tell!("in `{module}`; `0–3`: modules that are alike, with the figures of each"),
+    }
 }
 
 /// Units, with the operators that each saves where `text`, which the statistics were read from,

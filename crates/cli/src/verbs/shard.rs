@@ -177,12 +177,12 @@ pub fn shard(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     interrupt::listen();
     let answer = answer(&statistics.info, &task, &clock)?;
     if arguments.json {
-        say!("{}", answer.document(&statistics)?)?;
+        crate::output::answer(answer.document(&statistics)?)?;
         return Ok(interrupt::code());
     }
     let (info, Answer { budget, plan, seconds }) = (&statistics.info, &answer);
     let name = |module| info.modules()[module].name.as_str();
-    say!(
+    tell!(
         "peak {} of {} on each of {} devices ({} on one), {} ({} of communication exposed, {} \
          recomputed); {}, in {seconds:.2} s",
         plan.peak,
@@ -201,14 +201,15 @@ pub fn shard(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let others: Bytes = plan.units.iter().skip(1).map(|unit| parameters(unit.module)).sum();
     let rows = plan.units.iter().map(|unit| {
         let rest = if unit.module == info.root() { others } else { Bytes::ZERO };
-        vec![
-            Cell::path(name(unit.module)),
+        let cells = vec![
             Cell::bytes(parameters(unit.module).saturating_sub(rest)),
             Cell::word(if unit.offloaded { "shard on the host" } else { "" }),
-        ]
+        ];
+        (name(unit.module), cells)
     });
-    say!()?;
-    Table::new(&HEADS, rows.collect()).print(usize::MAX)?;
+    let (within, table) = Table::of_modules(&HEADS, rows.collect());
+    sac::print_within(&within)?;
+    table.print(usize::MAX)?;
     if arguments.checkpoint {
         sac::print_units(info, &plan.checkpointed)?;
     }

@@ -149,7 +149,7 @@ pub fn stages(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         output::write_whole(path, format!("{}\n", answer.for_torch()).as_bytes())?;
     }
     match arguments.json {
-        true => say!("{}", answer.json(best))?,
+        true => output::answer(answer.json(best))?,
         false => {
             let micro_batches = arguments.accumulation.micro_batches();
             answer.show(best, &machine.name, micro_batches)?

@@ -55,9 +55,8 @@ pub fn trace(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
     };
     let course = Course::of(&graph, &schedule, &timeline);
-    output::write_whole(
-        &arguments.output,
-        Trace::predicted(&course, &machine.name).write().as_bytes(),
-    )?;
+    let events = Trace::predicted(&course, &machine.name).write();
+    output::write_whole(&arguments.output, events.as_bytes())?;
+    output::wrote(&arguments.output, events.len(), "open it in https://ui.perfetto.dev")?;
     Ok(ExitCode::SUCCESS)
 }

@@ -1,6 +1,6 @@
 //! Everything that can be wrong with what a user gives. Invariant: each failure has its exit code,
-//! one message that says what is wrong, where, and what to do; nothing goes to standard output, and
-//! no file appears.
+//! one message that says what is wrong, where, and what to do; nothing goes to standard output but
+//! the same as JSON, where that is asked for, and no file appears.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod budgets;
@@ -8,6 +8,7 @@ mod data;
 mod files;
 mod graphs;
 mod hostile;
+mod json;
 mod plans;
 #[path = "../program/mod.rs"]
 mod program;
@@ -97,7 +98,13 @@ impl Case {
         let ran = run(self.folder.path(), arguments);
         message.assert_eq(&folded(&neutral(&ran.stderr, self.folder.path())));
         assert_eq!(ran.code, Some(code), "exit code");
-        assert_eq!(ran.stdout, "", "standard output holds results only");
+        match arguments.contains("--json") {
+            true => assert_eq!(
+                (ran.result()["exit_code"].as_i64(), ran.lines().len()),
+                (Some(code.into()), 1)
+            ),
+            false => assert_eq!(ran.stdout, "", "standard output holds results only"),
+        }
         assert_eq!(before, listing(self.folder.path()), "a file appeared");
     }
 }

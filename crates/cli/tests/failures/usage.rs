@@ -12,10 +12,10 @@ fn wrong_usage() {
     refused(
         "plan corpus/steps/gpt-nano --budget 1MiB --planner cleverest",
         expect![[r#"
-            error: invalid value 'cleverest' for '--planner <PLANNER>': planners are none, \
-            chen, capuchin, xla, dtr, knapsack, rotor, exact, auto, and, to compare with, \
-            capuchin-published, capuchin-swap, offload, checkpoint-always, \
-            checkpoint-except-last
+            error: invalid value 'cleverest' for '--planner <PLANNER>'
+              [possible values: none, chen, capuchin, xla, dtr, knapsack, rotor, exact, \
+            auto, capuchin-published, capuchin-swap, offload, checkpoint-always, \
+            checkpoint-except-last]
 
             For more information, try '--help'.
         "#]],

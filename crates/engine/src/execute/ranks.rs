@@ -114,8 +114,10 @@ pub(super) fn agree<T, E: From<LinkError> + From<OtherRank> + Display>(
     if link.failure().is_some() && own.is_err() {
         return own;
     }
-    let said = link.gather(cause.as_bytes())?;
+    let said = link.gather(cause.as_bytes());
+    // Who has heard of it may have ended everything before all have.
     let value = own?;
+    let said = said?;
     match said.iter().position(|said| !said.is_empty()) {
         None => Ok(value),
         Some(first) => {

@@ -176,7 +176,8 @@ pub fn save(path: &Path, session: &Session, step_name: &str) -> Result<(), Weigh
         });
         saved = save_tensors(path, session, step_name, &all.collect::<Vec<_>>());
         if link.failure().is_none() {
-            remote::enough(link)?;
+            let told = remote::enough(link);
+            saved = saved.and_then(|()| Ok(told?));
         }
     } else {
         remote::serve(session, link)?;

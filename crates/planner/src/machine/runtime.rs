@@ -58,6 +58,8 @@ pub struct Rules {
     pub runs_here: bool,
     /// Bytes that the process takes before the first call.
     pub base: Bytes,
+    /// Bytes of tables that a call takes which computes a node again.
+    pub repeated: Bytes,
 }
 
 impl Runtime {
@@ -69,6 +71,7 @@ impl Runtime {
             packs: false,
             runs_here: false,
             base: Bytes::ZERO,
+            repeated: Bytes::ZERO,
         };
         match self {
             Runtime::Engine => Rules {
@@ -76,6 +79,8 @@ impl Runtime {
                 reuse: Reuse::OfTable,
                 packs: true,
                 runs_here: true,
+                // Schedule, timeline and kernel: measured, with a margin.
+                repeated: Bytes(1280),
                 ..recorded
             },
             Runtime::Recorded => recorded,

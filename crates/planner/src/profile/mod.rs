@@ -24,6 +24,8 @@ pub struct Profile {
     pub workspace: SecondaryMap<NodeId, Bytes>,
     /// Which dying inputs of the same layout a call may write its first output over.
     pub reuse: Reuse,
+    /// What the runtime's tables take for each call that computes a node again.
+    pub repeated: Bytes,
     /// The memories of the machine and the lanes between them.
     pub hierarchy: Hierarchy,
 }
@@ -37,6 +39,7 @@ impl Profile {
             seconds: SecondaryMap::new(),
             workspace: SecondaryMap::new(),
             reuse: reuse(graph, rules.reuse),
+            repeated: rules.repeated,
             hierarchy: machine.hierarchy.clone(),
         };
         for node in graph.compute_nodes() {
@@ -69,6 +72,15 @@ impl Profile {
     /// The same costs where every output has memory of its own, as in a step that nobody planned.
     pub fn without_reuse(self) -> Profile {
         Profile { reuse: Reuse::Nothing, ..self }
+    }
+
+    /// Bytes of the slab that a sequence of runs leaves to the runtime's tables: what the runtime
+    /// takes anyway has room for each node, and for half as many repeated calls and a few more.
+    pub fn left_to_tables(&self, graph: &Graph, runs: &[NodeId]) -> Bytes {
+        const FEW: usize = 256;
+        let nodes = graph.compute_nodes().len();
+        let beyond = runs.len().saturating_sub(nodes + nodes / 2 + FEW);
+        Bytes(beyond as u64 * self.repeated.0)
     }
 
     /// Seconds of a sequence of runs.

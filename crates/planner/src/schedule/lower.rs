@@ -17,8 +17,9 @@ use crate::units::Bytes;
 
 /// Lowers a plan and lays it out. Persistent placeholders come first in the slab, or stay where
 /// the residents have them. The layout's search ends where the slab is within the goal; the budget
-/// of the schedule is the goal's, or else its slab. What the plan moves goes over the fastest lanes
-/// of the profile's machine.
+/// of the schedule is the goal's, or else its slab. No buffer uses what the plan leaves to the
+/// runtime's tables at the slab's end ([`Profile::left_to_tables`]). What the plan moves goes over
+/// the fastest lanes of the profile's machine.
 ///
 /// # Panics
 /// Where the plan moves something and no lanes lead below the device and back, or where it reads
@@ -82,8 +83,9 @@ pub fn lower(graph: &Graph, profile: &Profile, plan: &Plan, task: &Lowering<'_>)
     }
 
     let alignment = block.max(ALIGNMENT);
-    let placed = buffers.place(graph, &placeholders, task, alignment);
-    let slab = placed.slab;
+    let tables = profile.left_to_tables(graph, &runs);
+    let placed = buffers.place(graph, &placeholders, &task.beside(tables), alignment);
+    let slab = placed.slab + tables;
     let budget = match task.goal {
         Goal::Within(budget) => budget,
         Goal::Smallest => slab,

@@ -25,3 +25,14 @@ impl Lowering<'static> {
         Lowering { goal, enough, residents: Residents::none(), effort: Effort::default() }
     }
 }
+
+impl<'a> Lowering<'a> {
+    /// The same where so many bytes of the slab hold no buffer.
+    pub fn beside(self, bytes: Bytes) -> Lowering<'a> {
+        let goal = match self.goal {
+            Goal::Within(slab) => Goal::Within(slab.saturating_sub(bytes)),
+            Goal::Smallest => Goal::Smallest,
+        };
+        Lowering { goal, enough: self.enough.saturating_sub(bytes), ..self }
+    }
+}

@@ -22,7 +22,8 @@ use tightfit::units::Seconds;
 
 use crate::effort::Limits;
 use crate::output;
-use crate::values::{fraction, planner as planner_named};
+use crate::planners::planner as planner_named;
+use crate::values::fraction;
 
 /// Plan the corpus at many budgets with every planner, beside bounds, proven optima and other
 /// systems.
@@ -51,7 +52,7 @@ pub struct Arguments {
     )]
     parts: Vec<Part>,
     /// Planners of the grid [default: all]
-    #[arg(long, value_delimiter = ',', value_parser = planner_named)]
+    #[arg(long, value_delimiter = ',', value_parser = planner_named())]
     planners: Vec<Planner>,
     /// Budgets of the grid and of plans with a tier, as fractions of the activation peak [default:
     /// 0.9,0.8,0.7,0.6,0.5,0.4,0.3; with a tier 0.6,0.5,0.4,0.3]

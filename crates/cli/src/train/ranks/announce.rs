@@ -9,10 +9,10 @@ use crate::train::announce::count;
 
 /// Prints them.
 pub fn announce(step: &Step, data: &Dataset, figures: &Figures) -> output::Printed {
-    say!("{}: {}", step.name, step.description)?;
-    say!(
-        "{:<16}{} parameters; {} an update; data {}",
+    tell!("{}: {}", step.name, step.description)?;
+    entry!(
         "",
+        "{} parameters; {} an update; data {}",
         count(step.parameter_count()),
         several(figures.micro_batches as usize, "micro-batch", "es"),
         data.path.display()
@@ -21,40 +21,37 @@ pub fn announce(step: &Step, data: &Dataset, figures: &Figures) -> output::Print
     let threads = several(figures.threads as usize, "thread", "s");
     let messages = several(figures.messages as usize, "message", "s");
     match figures.shards {
-        None => say!(
-            "{:<16}{:>12}  {ranks} of {threads} each, {}, {messages} an update",
+        None => row!(
             "schedule",
             figures.schedule,
-            several(figures.stages, "stage", "s"),
+            "{ranks} of {threads} each, {}, {messages} an update",
+            several(figures.stages, "stage", "s")
         ),
-        Some(shards) => say!(
-            "{:<16}{:>12}  {ranks} of {threads} each; {}; {messages}",
-            "shards",
-            shards,
-            figures.schedule,
-        ),
+        Some(shards) => {
+            row!("shards", shards, "{ranks} of {threads} each; {}; {messages}", figures.schedule)
+        }
     }?;
-    say!("{:<16}{:>12}  on one device", "unplanned peak", figures.whole.to_string())?;
+    row!("unplanned peak", figures.whole, "on one device")?;
     for (rank, own) in figures.ranks.iter().enumerate() {
-        say!(
-            "{:<16}{:>12}  of {}; {}; {} nodes recomputed",
+        row!(
             format!("rank{rank}"),
-            (own.peak + own.reserve.total()).to_string(),
+            (own.peak + own.reserve.total()),
+            "of {}; {}; {} nodes recomputed",
             own.budget,
             what(own, figures.shards),
             own.recomputed
         )?;
     }
     let alone = figures.alone.0 / figures.makespan().0;
-    say!(
-        "{:<16}{:>12}  predicted; {} of the ranks' time waiting; {alone:.2} times as fast as one \
-         rank alone, unplanned",
+    row!(
         "time of a step",
         output::milliseconds(figures.makespan()),
+        "predicted; {} of the ranks' time waiting; {alone:.2} times as fast as one \
+         rank alone, unplanned",
         output::percent(figures.idle()).trim_start_matches('+')
     )?;
     if let Some(reason) = &figures.not_evaluated {
-        say!("{:<16}{:>12}  {reason}", "evaluation", "left out")?;
+        row!("evaluation", "left out", "{reason}")?;
     }
     Ok(())
 }

@@ -20,7 +20,7 @@ use crate::exit::ExitCode;
 use crate::train::announce::announce_saving;
 use crate::train::resident::Resident;
 use crate::train::{Arguments, begins, distinct, open};
-use crate::{conclusion, interrupt, output};
+use crate::{failure, interrupt, output};
 
 /// How early messages are posted: they arrive while the action before the one that reads them runs.
 const AHEAD: usize = 1;
@@ -55,11 +55,11 @@ pub fn train(arguments: &Arguments, way: Way) -> anyhow::Result<ExitCode> {
     };
     let ran = ranked(arguments, way, link, job.first_nearby(), beside).map_err(|error| {
         // The others need not know what is alive at a node.
-        link.abort(conclusion::message(&error).lines().next().unwrap_or_default());
+        link.abort(failure::message(&error).lines().next().unwrap_or_default());
         error.context(job.rank().to_string())
     });
     // All of them speak before one of them ends, after which `mpirun` ends the others.
-    let code = conclusion::conclude(ran);
+    let code = failure::conclude(ran);
     job.end(code.into());
     Ok(code)
 }

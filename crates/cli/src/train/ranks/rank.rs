@@ -96,7 +96,7 @@ pub fn run(
                 not_finite: course.not_finite,
             };
             match arguments.json {
-                true => say!("{}", outcome.json())?,
+                true => crate::output::answer(outcome.json())?,
                 false => outcome.show()?,
             }
         }

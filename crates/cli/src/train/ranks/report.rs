@@ -124,37 +124,38 @@ impl Outcome<'_> {
                 true => (format!(" of rank{rank}"), "its budget"),
                 false => (String::new(), "budgets of all ranks"),
             };
-            say!(
-                "{:<16}{known:>12}  process{whose}, the largest that was resident; {what} {}",
+            row!(
                 if rank == 0 { "measured peak" } else { "" },
+                known,
+                "process{whose}, the largest that was resident; {what} {}",
                 self.budget(rank)
             )?;
             process.note_excess(&format!("the process{whose}"), self.budget(rank));
         }
         if let Some(median) = self.measured.median() {
             let predicted = self.figures.makespan();
-            say!(
-                "{:<16}{:>12}  measured (median), {} predicted: {:.2} times as long",
+            row!(
                 "time of a step",
                 output::milliseconds(Seconds(median)),
+                "measured (median), {} predicted: {:.2} times as long",
                 output::milliseconds(predicted),
                 median / predicted.0
             )?;
         }
         if let Some(waiting) = self.collectives() {
-            say!(
-                "{:<16}{:>12}  measured (mean), {} predicted: for what others have of the model",
+            row!(
                 "waiting",
                 output::milliseconds(waiting),
+                "measured (mean), {} predicted: for what others have of the model",
                 output::milliseconds(self.predicted_collectives())
             )?;
         }
         if let Some(evaluation) = &self.evaluation {
-            say!("{:<16}{}", "validation", describe(evaluation))?;
+            entry!("validation", "{}", describe(evaluation))?;
         }
         match self.saved {
-            Some(path) => say!("{:<16}{}", "weights saved", path.display()),
-            None if self.unsaved => say!("{:<16}{}", "weights", "not saved"),
+            Some(path) => entry!("weights saved", "{}", path.display()),
+            None if self.unsaved => entry!("weights", "not saved"),
             // That was said before the first step.
             None => Ok(()),
         }

@@ -22,7 +22,7 @@ pub fn json(facts: &Facts, depth: usize) -> Value {
         "machine": facts.machine.name,
         "peak_bytes": curve.peak,
         "static_bytes": graph.static_bytes(),
-        "step_us": seconds.micros(),
+        "step_seconds": seconds,
         "peak_node": at.map(|node| facts.name(node)),
         "peak_module": at.map(|node| facts.module(node)),
         "budget_bytes": facts.limit.map(|limit| limit.budget),

@@ -15,7 +15,7 @@ use tightfit::units::Bytes;
 pub use facts::Refused;
 
 use crate::input::OnMachine;
-use crate::output::{Printed, milliseconds};
+use crate::output::{self, Printed, milliseconds};
 use facts::{Facts, Limit};
 use rows::{FIGURE_LEGEND, NODE_LEGEND};
 
@@ -67,7 +67,7 @@ pub fn analyze(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (budget, module) = (arguments.budget.as_deref(), arguments.module.as_deref());
     let facts = Facts::new(&arguments.graph, &arguments.on, budget, module)?;
     if arguments.json {
-        say!("{}", json::json(&facts, arguments.depth))?;
+        output::answer(json::json(&facts, arguments.depth))?;
         return Ok(ExitCode::SUCCESS);
     }
     let rows = match (arguments.nodes, arguments.operators) {
@@ -81,7 +81,9 @@ pub fn analyze(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 table.sort(column)?;
             }
             summary(&facts)?;
-            say!("\n{legend}\n")?;
+            say!()?;
+            tell!("{legend}")?;
+            say!()?;
             table.print(arguments.top.unwrap_or(usize::MAX))?;
         }
         None => {
@@ -96,7 +98,7 @@ pub fn analyze(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 fn summary(facts: &Facts) -> Printed {
     let (graph, curve) = (&facts.graph, facts.curve());
     let work = facts.flow.modules[facts.flow.tree.root()].work;
-    say!(
+    tell!(
         "{}: {} nodes run, {} on {}: {} forward and {} backward",
         graph.name(),
         facts.order.len(),
@@ -106,7 +108,7 @@ fn summary(facts: &Facts) -> Printed {
         milliseconds(work.backward),
     )?;
     let at = facts.order.get(curve.at).copied();
-    say!(
+    tell!(
         "peak {} ({} bytes) at `{}` in {}; {} of it is parameters, state and batch",
         curve.peak,
         curve.peak.0,
@@ -136,13 +138,13 @@ fn over(facts: &Facts, limit: Limit) -> Printed {
     let needed = limit.reserve.total() + facts.curve().peak;
     if needed <= limit.budget {
         let left = limit.budget - needed;
-        return say!("{budget}: never exceeded, {left} are left at the peak");
+        return tell!("{budget}: never exceeded, {left} are left at the peak");
     }
     if nodes == 0 {
         let more = needed - limit.budget;
-        return say!("{budget}: exceeded by {more} by what is there before anything runs");
+        return tell!("{budget}: exceeded by {more} by what is there before anything runs");
     }
-    say!(
+    tell!(
         "{budget}: exceeded while {nodes} of {} nodes run, in {} interval{}:",
         facts.order.len(),
         facts.intervals.len(),
@@ -155,14 +157,17 @@ fn over(facts: &Facts, limit: Limit) -> Printed {
     shown.truncate(SHOWN);
     shown.sort_by_key(|interval| interval.first);
     for interval in &shown {
-        say!(
-            "  from `{}` ({}) to `{}` ({}), by {} at most, at `{}`",
-            name(interval.first),
-            interval.first,
-            name(interval.last),
-            interval.last,
-            interval.held + limit.reserve.total() - limit.budget,
-            name(interval.at),
+        output::sentence(
+            "  ",
+            format_args!(
+                "from `{}` ({}) to `{}` ({}), by {} at most, at `{}`",
+                name(interval.first),
+                interval.first,
+                name(interval.last),
+                interval.last,
+                interval.held + limit.reserve.total() - limit.budget,
+                name(interval.at),
+            ),
         )?;
     }
     if facts.intervals.len() > SHOWN {
@@ -185,6 +190,8 @@ fn overview(facts: &Facts, top: usize, depth: usize) -> Printed {
     };
     say!("\nalive there{within}, the {} largest of {}:", top.min(live.len()), live.len())?;
     rows::tensors(&live[..top.min(live.len())]).print(usize::MAX)?;
-    say!("\n{FIGURE_LEGEND} the module\n")?;
+    say!()?;
+    tell!("{FIGURE_LEGEND} the module")?;
+    say!()?;
     rows::modules(facts, depth).print(usize::MAX)
 }

@@ -1,5 +1,4 @@
-//! The rows that tables show: nodes, operators, modules. Invariant: each is read off the facts; in
-//! a terminal of 120 columns a row of usual names is one line.
+//! The rows that tables show: nodes, operators, modules. Invariant: each is read off the facts.
 
 use tightfit::analysis::{Figures, Operator};
 use tightfit::id::NodeId;
@@ -12,12 +11,17 @@ use crate::table::{Cell, Table};
 const NODES: [&str; 10] =
     ["node", "pass", "rank", "until", "output", "saved", "held", "ms", "idle ms", "module"];
 
+const USUAL_OF_NODES: [&str; 6] = ["node", "pass", "output", "held", "ms", "module"];
+
 const TENSORS: [&str; 4] = ["size", "phase", "tensor", "module"];
 
 const OPERATORS: [&str; 11] = [
     "operator", "bwd", "fwd_flop", "bwd_flop", "fwd ms", "bwd ms", "fwd_in", "fwd_tmp", "fwd_out",
     "bwd_tmp", "bwd_out",
 ];
+
+const USUAL_OF_OPERATORS: [&str; 6] =
+    ["operator", "fwd_flop", "fwd ms", "bwd ms", "fwd_in", "fwd_out"];
 
 const MODULES: [&str; 10] = [
     "module",
@@ -32,21 +36,25 @@ const MODULES: [&str; 10] = [
     "bwd ms",
 ];
 
+const USUAL_OF_MODULES: [&str; 7] =
+    ["module", "parameters", "fwd_in", "fwd_tmp", "fwd_out", "fwd ms", "bwd ms"];
+
 /// What the columns of nodes mean.
 pub const NODE_LEGEND: &str = "\
 until: rank of the last use; saved: of the output, for the backward pass; held: while the node \
-runs;\nidle: from the last access in the forward pass to the first one behind it";
+runs; idle: from the last access in the forward pass to the first one behind it";
 
 /// What the figures of a module or an operator mean.
 pub const FIGURE_LEGEND: &str = "\
 fwd_in, fwd_tmp, fwd_out: saved for the backward pass, and made outside, used within, handed on; \
-bwd_tmp: temporaries\nof the backward pass at their most; bwd_out: gradients that leave; all at \
+bwd_tmp: temporaries \
+of the backward pass at their most; bwd_out: gradients that leave; all at \
 the border of";
 
 /// Every node that is asked for, placeholders and views too, in program order.
 pub fn nodes(facts: &Facts) -> Table {
     let nodes = facts.graph.nodes().keys().filter(|&node| facts.is_shown(node));
-    Table::new(&NODES, nodes.map(|node| self::node(facts, node)).collect())
+    Table::new(&NODES, nodes.map(|node| self::node(facts, node)).collect()).usually(&USUAL_OF_NODES)
 }
 
 fn node(facts: &Facts, node: NodeId) -> Vec<Cell> {
@@ -84,6 +92,7 @@ pub fn tensors(live: &[LiveTensor]) -> Table {
 pub fn operators(facts: &Facts) -> Table {
     let operators = facts.operators.iter().filter(|operator| facts.is_shown(operator.node));
     Table::new(&OPERATORS, operators.map(|operator| self::operator(facts, operator)).collect())
+        .usually(&USUAL_OF_OPERATORS)
 }
 
 fn operator(facts: &Facts, operator: &Operator) -> Vec<Cell> {
@@ -113,7 +122,7 @@ pub fn modules(facts: &Facts, depth: usize) -> Table {
         row.extend([figures.work.forward, figures.work.backward].map(Cell::milliseconds));
         row
     });
-    Table::new(&MODULES, rows.collect())
+    Table::new(&MODULES, rows.collect()).usually(&USUAL_OF_MODULES)
 }
 
 fn saved_and_made(figures: &Figures) -> [Cell; 5] {

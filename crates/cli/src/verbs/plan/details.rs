@@ -11,7 +11,7 @@ use tightfit_engine::{FittedGraph, FittingError};
 
 use super::explain::{self, Explained};
 use super::recomputed::{print_recomputed, recomputed_json};
-use crate::output;
+use crate::output::{Printed, Unprinted};
 use crate::values::NoVariants;
 
 /// What to show beside the figures.
@@ -79,34 +79,30 @@ impl Details {
         Ok(Shown { details: self, graph, planned, explained })
     }
 
-    /// Prints how far the planner came before it refused a budget, where an explanation was asked
-    /// for and there is one.
-    pub fn print_refusal(
+    /// How far the planner came before it refused a budget, where an explanation was asked for and
+    /// there is one: printed, or for JSON what the failure has beside what all have.
+    pub fn of_refusal(
         &self,
         graph: &Graph,
         profile: &Profile,
         planner: Planner,
         (error, json): (&FittingError, bool),
-    ) -> output::Printed {
+    ) -> Result<Option<Value>, Unprinted> {
         let refused =
             self.explain.then(|| explain::of_refusal(graph, profile, planner, error)).flatten();
-        let Some((explained, proof)) = refused else { return Ok(()) };
+        let Some((explained, proof)) = refused else { return Ok(None) };
         if !json {
-            say!("{}: no plan of {} fits", graph.name(), planner.name())?;
-            return explained.print(self.top);
+            tell!("{}: no plan of {} fits", graph.name(), planner.name())?;
+            explained.print(self.top)?;
+            return Ok(None);
         }
-        let result = json!({
+        Ok(Some(json!({
             "graph": graph.name(),
             "planner": planner.name(),
-            "infeasible": true,
-            "budget_bytes": proof.budget,
-            "needed_bytes": proof.needed,
-            "reached_bytes": proof.reached,
             "predicted_peak_bytes": proof.prediction.map(|prediction| prediction.predicted),
             "simulated_peak_bytes": proof.prediction.map(|prediction| prediction.simulated),
             "explanation": explained.json(),
-        });
-        say!("{result}")
+        })))
     }
 }
 
@@ -124,7 +120,7 @@ impl Shown<'_> {
     }
 
     /// Prints what was asked for.
-    pub fn print(&self) -> output::Printed {
+    pub fn print(&self) -> Printed {
         if let Some(explained) = &self.explained {
             explained.print(self.details.top)?;
         }

@@ -23,6 +23,8 @@ const LISTED: usize = 3;
 const CANDIDATES: [&str; 7] =
     ["candidate", "size", "MSPS", "ms again", "last forward", "first backward", "made from"];
 
+const USUAL_CANDIDATES: [&str; 5] = ["candidate", "size", "MSPS", "ms again", "made from"];
+
 const CHOICES: [&str; 9] =
     ["choice", "size", "MSPS", "ms again", "times", "ms in all", "saved", "peak", "mode"];
 
@@ -38,6 +40,10 @@ const PUBLISHED_CHOICES: [&str; 10] = [
     "remaining",
     "predicted",
 ];
+
+/// The columns of either kind of choices in a line of usual width.
+const USUAL_CHOICES: [&str; 8] =
+    ["choice", "size", "MSPS", "saved", "peak", "mode", "remaining", "predicted"];
 
 const ENDS: [&str; 4] = ["chosen", "recomputed", "yields", "intermediates"];
 
@@ -198,7 +204,7 @@ impl Explained<'_> {
                 Cell::words(&self.sources(row)),
             ]
         });
-        Table::new(&CANDIDATES, rows.collect()).print(usize::MAX)?;
+        Table::new(&CANDIDATES, rows.collect()).usually(&USUAL_CANDIDATES).print(usize::MAX)?;
         self.print_choices()?;
         if !self.explanation.ends.is_empty() {
             say!()?;
@@ -221,8 +227,9 @@ impl Explained<'_> {
             Rule::Ours { .. } => String::new(),
             Rule::Published { need } => format!(", of which {need} are to be saved"),
         };
-        say!(
-            "\nchoices: {}; the peak before them is {}{need}",
+        say!()?;
+        tell!(
+            "choices: {}; the peak before them is {}{need}",
             explanation.choices.len(),
             explanation.unplanned_peak
         )?;
@@ -251,7 +258,7 @@ impl Explained<'_> {
             Rule::Ours { .. } => &CHOICES,
             Rule::Published { .. } => &PUBLISHED_CHOICES,
         };
-        Table::new(heads, rows.collect()).print(usize::MAX)
+        Table::new(heads, rows.collect()).usually(&USUAL_CHOICES).print(usize::MAX)
     }
 
     fn sources(&self, row: &Candidate) -> String {

@@ -101,7 +101,7 @@ impl Answer<'_> {
             Bytes::ZERO => String::new(),
             reserve => format!(", {reserve} of them outside plans"),
         };
-        say!(
+        tell!(
             "{}: {micro_batches} on {ranks} × {machine}, {} each{outside}",
             self.graph.name(),
             self.budget
@@ -135,7 +135,7 @@ impl Answer<'_> {
             say!("{schedule:<12}{:>14}", format!("≥ {}", output::milliseconds(*least)))?;
         }
         say!()?;
-        say!("{}: what lies where", plan.schedule)?;
+        tell!("{}: what lies where", plan.schedule)?;
         for rank in plan.rows.rows.keys() {
             self.show_rank(best, rank)?;
         }
@@ -168,7 +168,8 @@ impl Answer<'_> {
                 0 => (rank.to_string(), best.peaks()[rank].to_string()),
                 _ => (String::new(), String::new()),
             };
-            say!("{:<8}{:>10}  stage {}: {modules}{again}", head.0, head.1, stage.as_u32())?;
+            let head = format!("{:<8}{:>10}  stage {}: ", head.0, head.1, stage.as_u32());
+            output::sentence(&head, format_args!("{modules}{again}"))?;
         }
         Ok(())
     }
