@@ -72,7 +72,7 @@ DRIVER = """<script>
     seen.push(read());
   };
   STEPS
-  const overflow = rows("body *").filter((e) => !e.closest(".scroll") && e.getBoundingClientRect().right > innerWidth + 1).map((e) => e.outerHTML.slice(0, 200));
+  const overflow = rows("body *").filter((e) => !e.closest(".scroll, .zoomed svg") && e.getBoundingClientRect().right > innerWidth + 1).map((e) => e.outerHTML.slice(0, 200));
   const boxes = (query) => rows(query).map((e) => [e, e.getBoundingClientRect()]).filter(([, box]) => box.width && box.height);
   const overlaps = [];
   for (const frame of rows("figure")) {
@@ -232,3 +232,54 @@ def test_the_page_prints(llama):
     command = [BROWSER, "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", f"--user-data-dir={folder}/profile"]
     subprocess.run([*command, f"--print-to-pdf={folder}/report.pdf", f"file://{llama['page']}"], capture_output=True, timeout=240, check=True)
     assert (folder / "report.pdf").read_bytes().startswith(b"%PDF")
+
+
+# Where a drawing has what another one selected, and which moments its axis names.
+LOOK = """
+const places = (query) => rows(query).filter((e) => !e.hidden).map((e) => e.closest("[data-side]").dataset.side);
+const axis = (side) => [...document.querySelectorAll('.area[data-side="' + side + '"] ~ .horizontal span')].map((e) => e.textContent);
+const tip = (side) => document.querySelector('.area[data-side="' + side + '"] .tip').textContent;
+const drag = (side, from, to) => {
+  const area = document.querySelector('.area[data-side="' + side + '"]'), box = area.getBoundingClientRect();
+  const event = (type, share) => area.dispatchEvent(new PointerEvent(type, { clientX: box.left + share * box.width, clientY: box.top + 9, bubbles: true }));
+  event("pointerdown", from); event("pointermove", to); event("pointerup", to);
+};
+const look = (side) => Object.assign(seen[seen.length - 1], { mirrors: places(".mirror"), axis: axis(side), tip: tip(side) });
+"""
+
+
+def test_other_drawings_show_the_same_node(llama):
+    peak, *_ = drive(llama["page"], llama["folder"], LOOK + 'press("before", "p"); look("before");')["seen"]
+    assert peak["mirrors"] == ["after"]
+    assert peak["tip"].startswith(peak["node"]) and "GiB" in peak["tip"]
+
+
+def test_zooming_keeps_what_is_under_the_pointer(llama):
+    steps = LOOK + """
+      hover("before", 0.3); look("before");
+      drag("before", 0.2, 0.4); hover("before", 0.5); look("before");
+      document.querySelector(".zoom button:last-of-type").click(); hover("before", 0.3); look("before");
+      press("before", "+"); press("before", "+"); look("before"); press("before", "0"); hover("before", 0.3); look("before");"""
+    found = drive(llama["page"], llama["folder"], steps)
+    before, zoomed, whole, *_, last = found["seen"]
+    nodes = [node["name"] for node in runs(llama["analyzed"])]
+    assert abs(nodes.index(before["node"]) - nodes.index(zoomed["node"])) < 30, "the same moment, but for a pixel"
+    assert zoomed["axis"] != before["axis"] == whole["axis"] == last["axis"]
+    assert whole["node"] == before["node"] == last["node"]
+    assert found["overflow"] == []
+
+
+def test_labels_of_a_part_do_not_overlap(llama):
+    found = drive(llama["page"], llama["folder"], LOOK + 'drag("after", 0.1, 0.2);', size=(390, 844))
+    assert found["overlaps"] == [] and found["overflow"] == []
+
+
+def test_two_plans_stand_side_by_side(llama):
+    folder, page, plan = llama["folder"], llama["folder"] / "two.html", llama["folder"] / "larger.json"
+    larger = json.loads(tightfit("plan", LLAMA, "--budget", "80%", "--iterations", "300000", "--json", "-o", plan))
+    tightfit("report", LLAMA, "--plan", folder / "plan.json", "--plan", plan, "--points", "0", "-o", page)
+    seen = drive(page, folder, LOOK + 'press("after", "p"); look("after"); press("after2", "p"); look("after2");')
+    small, large = seen["seen"]
+    assert [small["held"], large["held"]] == [llama["planned"]["peak_bytes"], larger["peak_bytes"]]
+    assert small["mirrors"] == ["before", "after2"] and large["mirrors"] == ["before", "after"]
+    assert "Planned, larger" in page.read_text() and seen["overlaps"] == [] and seen["overflow"] == []

@@ -166,7 +166,8 @@ fn plans_statistics_traces_and_steps() {
         refused(&["modules".as_ref(), &statistics], &format!("{piece} in {key}"));
     }
     let about = json!({
-        "format": "tightfit-trace/1", "graph": "", "name": "", "machine": "", "planner": "",
+        "format": "tightfit-trace/2", "graph": "", "name": "", "machine": "", "planner": "",
+        "budget_bytes": 0,
         "measured": true,
     });
     std::fs::write(at("trace"), json!({ "otherData": about, "traceEvents": [] }).to_string())

@@ -159,3 +159,15 @@ fn the_book_has_every_page() {
         }
     }
 }
+
+/// The picture of the README is today's; `UPDATE_EXPECT=1` draws it again.
+#[test]
+fn the_picture_of_a_report_is_what_the_program_draws() {
+    let folder = folder();
+    let plan = format!("plan {LLAMA} --budget 60% --iterations 300000 -o FOLDER/plan.json");
+    run(folder.path(), &plan).done();
+    let draw = format!("report {LLAMA} --plan FOLDER/plan.json --svg memory -o FOLDER/drawn.svg");
+    run(folder.path(), &draw).done();
+    let drawn = std::fs::read_to_string(folder.path().join("drawn.svg")).unwrap();
+    expect_file![corpus().join("../doc/report-llama-1b.svg")].assert_eq(&drawn);
+}

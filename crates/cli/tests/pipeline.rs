@@ -151,7 +151,7 @@ fn a_trace_shows_every_rank() {
     let events = trace["traceEvents"].as_array().unwrap();
     for rank in [1, 2] {
         let own = |op: &str| {
-            let is_own = |event: &&Value| event["pid"] == rank && event["args"]["op"] == op;
+            let is_own = |event: &&Value| event["pid"] == rank && event["name"] == op;
             events.iter().filter(is_own).count()
         };
         assert_eq!(own("tightfit.send"), 4, "rank {rank}");

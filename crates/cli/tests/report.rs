@@ -49,8 +49,8 @@ fn a_page_says_what_plan_says() {
         assert_eq!(data["graph"], planned["graph"]);
         assert_eq!(data["sides"].as_array().unwrap().len(), 2);
         for words in [
-            "As captured",
-            "As planned",
+            "Unplanned",
+            "Planned",
             "Where it peaks",
             "By module, at the peak",
             "The largest savings",
@@ -80,7 +80,7 @@ fn without_a_plan_there_is_the_step_as_captured() {
     let html = read(folder.path(), "report.html");
     assert_eq!(data(&html)["sides"].as_array().unwrap().len(), 1);
     assert!(
-        !html.contains("As planned")
+        !html.contains("<b>Planned")
             && !html.contains("Time by budget")
             && !html.contains("savings")
     );
@@ -117,7 +117,9 @@ fn a_predicted_trace_says_what_plan_says() {
     run(folder.path(), &format!("trace {RESNET} --plan FOLDER/plan -o FOLDER/trace")).done();
     let trace: Value = serde_json::from_str(&read(folder.path(), "trace")).unwrap();
     let events = trace["traceEvents"].as_array().unwrap();
-    let calls: Vec<&Value> = events.iter().filter(|event| event["ph"] == "X").collect();
+    let slices = || events.iter().filter(|event| event["ph"] == "X");
+    let (around, calls): (Vec<&Value>, Vec<&Value>) =
+        slices().partition(|event| event["cat"] == "within");
     let again = calls.iter().filter(|call| call["cat"] == "recompute").count();
     assert_eq!(again as u64, planned["recomputed_nodes"].as_u64().unwrap());
     let busy: f64 = calls.iter().map(|call| call["dur"].as_f64().unwrap()).sum();
@@ -126,6 +128,32 @@ fn a_predicted_trace_says_what_plan_says() {
         (busy - step).abs() < 0.001 * calls.len() as f64,
         "{busy} {step}: each call is rounded to a nanosecond"
     );
+    // Slices of a lane are nested or apart, and every call is within those of its phase and module.
+    let span = |event: &Value| {
+        let start = event["ts"].as_f64().unwrap();
+        (event["tid"].as_u64(), start, start + event["dur"].as_f64().unwrap())
+    };
+    let contains = |(lane, from, to): (Option<u64>, f64, f64), (of, start, end): (_, f64, f64)| {
+        lane == of && from <= start + 0.002 && end <= to + 0.002
+    };
+    for (index, &slice) in around.iter().enumerate() {
+        for &other in &around[index + 1..] {
+            let (one, two) = (span(slice), span(other));
+            let is_apart = one.0 != two.0 || two.1 > one.2 - 0.002 || one.1 > two.2 - 0.002;
+            assert!(is_apart || contains(one, two), "{slice} {other}");
+        }
+    }
+    for call in &calls {
+        let names: Vec<&str> = around
+            .iter()
+            .filter(|slice| contains(span(slice), span(call)))
+            .filter_map(|slice| slice["name"].as_str())
+            .collect();
+        let module = call["args"]["module"].as_str().unwrap();
+        let parts = module.split('.').filter(|part| !part.is_empty());
+        let path: Vec<&str> = call["args"]["phase"].as_str().into_iter().chain(parts).collect();
+        assert!(path.iter().all(|part| names.contains(part)), "{call}: {names:?}");
+    }
     // Counters: the sum of the roles is the total, and the highest is the peak.
     let counter = |name: &str| -> Vec<u64> {
         let marks = events.iter().filter(|event| event["ph"] == "C" && event["name"] == name);
@@ -161,7 +189,7 @@ fn training_writes_its_plan_and_what_it_measured() {
             .as_array()
             .unwrap()
             .iter()
-            .filter(|event| event["ph"] == form)
+            .filter(|event| event["ph"] == form && event["cat"] != "within")
             .cloned()
             .collect()
     };
@@ -221,7 +249,7 @@ fn what_does_not_belong_together_is_refused_with_the_reason() {
         (
             "report corpus/graphs/resnet50_b32.json.gz --points 0 --measured FOLDER/plan",
             5,
-            "tightfit-trace/1",
+            "tightfit-trace/2",
         ),
         (
             "report corpus/graphs/resnet50_b32.json.gz --points 0 --plan FOLDER/plan --measured \

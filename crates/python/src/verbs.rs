@@ -107,8 +107,9 @@ pub fn report(
         let plan = plan.map(|plan| plan.read(graph)).transpose()?;
         let clock = || stop.clock();
         let search = of_each(search, &clock);
+        let plans = plan.into_iter().map(|plan| ("Planned".to_string(), plan)).collect();
         let task =
-            reporting::Task { graph, machine, plan, measured: None, svg: None, points, search };
+            reporting::Task { graph, machine, plans, measured: None, svg: None, points, search };
         let text = reporting::text(task)?;
         output::write_whole(&out, text.as_bytes())
     })

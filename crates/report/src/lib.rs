@@ -19,7 +19,7 @@ pub use course::{Course, Residency};
 pub use frontier::{FrontierPoint, frontier_svg};
 pub use gantt::pipeline_svg;
 pub use memory::memory_svg;
-pub use page::{Measured, Report, modules_svg, page};
+pub use page::{Measured, Planned, Report, modules_svg, page};
 pub use role::{ByRole, Role};
 pub use savings::{Saving, savings};
 pub use stack::stack_svg;

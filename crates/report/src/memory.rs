@@ -47,7 +47,7 @@ pub fn memory_svg(title: &str, unplanned: &Timeline, planned: &Timeline, budget:
     svg.push_str(" stroke-width=\"1.5\" stroke-dasharray=\"6 4\"/>\n");
     let slower = planned.seconds.0 / unplanned.seconds.0.max(f64::MIN_POSITIVE) * 100.0 - 100.0;
     let legend = [
-        ("before", format!("as captured: peak {}", unplanned.peak)),
+        ("before", format!("unplanned: peak {}", unplanned.peak)),
         ("after", format!("planned: peak {}, {slower:+.1} % time", planned.peak)),
         ("limit", format!("budget {budget}")),
     ];

@@ -1,6 +1,6 @@
-//! What a plan saves and what it pays. Invariant: savings are counted at one node, where the step
-//! as captured peaks; seconds are those of the recomputations in the checked timeline, each counted
-//! once.
+//! What a plan saves and what it pays. Invariant: savings are counted at one node, where the
+//! unplanned step peaks; seconds are those of the recomputations in the checked timeline, each
+//! counted once.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ pub struct Saving {
     pub node: NodeId,
     /// Bytes of its tensors: those that are gone at the peak, or all where none is.
     pub bytes: Bytes,
-    /// Bytes held at the peak as captured, and not at the same node under the plan.
+    /// Bytes held at the unplanned peak, and not at the same node under the plan.
     pub saved: Bytes,
     /// How often the node runs again.
     pub recomputed: u32,
@@ -25,7 +25,7 @@ pub struct Saving {
     pub seconds: Seconds,
 }
 
-/// Nodes whose tensors are gone where the step as captured peaks, or that run again; the largest
+/// Nodes whose tensors are gone where the unplanned step peaks, or that run again; the largest
 /// savings first.
 pub fn savings(unplanned: &Course<'_>, planned: &Course<'_>) -> Vec<Saving> {
     let mut rows: BTreeMap<NodeId, Saving> = BTreeMap::new();

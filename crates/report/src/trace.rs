@@ -4,17 +4,19 @@
 //!
 //! ```text
 //! { "displayTimeUnit": "ms",
-//!   "otherData": { "format": "tightfit-trace/1", "graph": SHA-256, "name": …, "machine": …,
-//!                  "planner": …, "measured": … },
+//!   "otherData": { "format": "tightfit-trace/2", "graph": SHA-256, "name": …, "machine": …,
+//!                  "planner": …, "budget_bytes": of the slab, "measured": … },
 //!   "traceEvents": [
 //!     { "ph": "M", … names of the process and of its lanes … },
-//!     { "ph": "X", "name": NODE, "cat": "run" | "recompute", "pid": 1, "tid": 1 | 2,
+//!     { "ph": "X", "name": PHASE or part of a module's path, "cat": "within", … },
+//!     { "ph": "X", "name": OPERATOR, "cat": "run" | "recompute", "pid": 1, "tid": 1 | 2,
 //!       "ts": µs, "dur": µs,
-//!       "args": { "op": …, "module": …, "phase": …, "bytes": held while it runs } },
+//!       "args": { "node": …, "module": …, "phase": …, "bytes": held while it runs } },
 //!     { "ph": "X", "name": TENSOR, "cat": "out" | "back", "pid": 1, "tid": 3 | 4,
 //!       "ts": µs, "dur": µs, "args": { "bytes": …, "stall": µs for which calls wait } },
 //!     { "ph": "C", "name": "memory", "pid": 1, "ts": µs, "args": { ROLE: bytes, … } },
 //!     { "ph": "C", "name": "memory in total", "pid": 1, "ts": µs, "args": { "bytes": … } }, …
+//!     { "ph": "C", "name": "budget", … "args": { "bytes": what the slab may take } }
 //!     and where anything moves
 //!     { "ph": "X", "name": TENSOR, "cat": "stall", "pid": 1, "tid": 5, "ts": µs, "dur": µs for
 //!       which calls wait, until the transfer has arrived },
@@ -23,6 +25,7 @@
 
 mod join;
 mod read;
+mod within;
 
 use serde::Deserialize;
 use serde_json::{Map, Value as Json, json};
@@ -38,10 +41,11 @@ use crate::role::{ByRole, Role};
 pub use join::join;
 
 /// The format that is read and written.
-pub const FORMAT: &str = "tightfit-trace/1";
+pub const FORMAT: &str = "tightfit-trace/2";
 
 const MEMORY: &str = "memory";
 const TOTAL: &str = "memory in total";
+const BUDGET: &str = "budget";
 const BELOW: &str = "memory below";
 /// Lanes of first runs and of recomputations, those of transfers out of the device and back, and
 /// one that shows when calls wait for these.
@@ -111,6 +115,8 @@ pub struct Trace {
     pub machine: String,
     /// The planner.
     pub planner: String,
+    /// Bytes that the slab may take.
+    pub budget: Bytes,
     /// Measured, not predicted.
     pub measured: bool,
     /// What runs, in order.
@@ -236,6 +242,7 @@ impl Trace {
             name: graph.name().to_string(),
             machine: machine.to_string(),
             planner: course.planner.to_string(),
+            budget: course.budget,
             measured: true,
             calls,
             transfers: traced(course, transfers),
@@ -284,7 +291,7 @@ impl Trace {
     pub fn write(&self) -> String {
         let about = json!({
             "format": FORMAT, "graph": self.graph, "name": self.name, "machine": self.machine,
-            "planner": self.planner, "measured": self.measured,
+            "planner": self.planner, "budget_bytes": self.budget, "measured": self.measured,
         });
         let what = if self.measured { "measured" } else { "predicted" };
         let process = format!("{} on {} ({what})", self.name, self.machine);
@@ -304,13 +311,21 @@ impl Trace {
                 push(json!({ "ph": "M", "name": name, "pid": 1, "tid": index + 1, "args": args }));
             }
         }
+        for slice in within::slices(&self.calls) {
+            let lane = usize::from(slice.recomputed);
+            push(json!({
+                "ph": "X", "name": slice.name, "cat": within::CATEGORY, "pid": 1, "tid": lane + 1,
+                "ts": micros(slice.start), "dur": micros(Seconds(slice.end.0 - slice.start.0)),
+            }));
+        }
         for call in &self.calls {
             let lane = usize::from(call.recomputed);
             let mut event = json!({
-                "ph": "X", "name": call.node, "cat": LANES[lane].0, "pid": 1, "tid": lane + 1,
+                "ph": "X", "name": call.op, "cat": LANES[lane].0, "pid": 1, "tid": lane + 1,
                 "ts": micros(call.start), "dur": micros(call.seconds),
                 "args": {
-                    "op": call.op, "module": call.module, "phase": call.phase, "bytes": call.held
+                    "node": call.node, "module": call.module, "phase": call.phase,
+                    "bytes": call.held,
                 },
             });
             if call.recomputed {
@@ -350,6 +365,12 @@ impl Trace {
             push(json!({ "ph": "C", "name": MEMORY, "pid": 1, "ts": ts, "args": bytes }));
             push(json!({
                 "ph": "C", "name": TOTAL, "pid": 1, "ts": ts, "args": { "bytes": total }
+            }));
+        }
+        for mark in self.memory.first().into_iter().chain(self.memory.last()) {
+            push(json!({
+                "ph": "C", "name": BUDGET, "pid": 1, "ts": micros(mark.at),
+                "args": { "bytes": self.budget },
             }));
         }
         for mark in &self.below {

@@ -1,6 +1,8 @@
 //! Peaks and prices in sentences. Invariant: plain text, to be escaped by whoever shows it; every
 //! number is read off a course.
 
+use tightfit::graph::Phase;
+use tightfit::id::NodeId;
 use tightfit::units::Bytes;
 
 use crate::axis::{duration, grouped};
@@ -38,7 +40,35 @@ pub fn peak(course: &Course<'_>) -> Vec<String> {
     let roles = roles.into_iter().map(|(role, bytes)| format!("{bytes} {}", role.name()));
     let second = format!("Held there: {}.", list(roles.collect()));
     let groups = groups(course).into_iter().take(LISTED).map(|group| group.describe(course));
-    vec![first, second, format!("The largest: {}.", list(groups.collect()))]
+    let mut sentences = vec![first, second, format!("The largest: {}.", list(groups.collect()))];
+    sentences.extend(of_loss(course));
+    sentences
+}
+
+/// What chunks of rows would save where the loss holds much of a peak.
+fn of_loss(course: &Course<'_>) -> Option<String> {
+    /// Parts that the rows are cut into.
+    const CHUNKS: u64 = 8;
+    let nodes = course.graph.nodes();
+    // Where the model computes it, the operators tell.
+    let names = ["log_softmax", "nll_loss", "cross_entropy"];
+    let is_named = |node: NodeId| names.iter().any(|name| nodes[node].op.contains(name));
+    let is_loss = |node: NodeId| nodes[node].phase == Phase::Loss || is_named(node);
+    let is_of_loss = |node| is_loss(node) || nodes[node].differentiates.is_some_and(is_loss);
+    let held: Bytes = course
+        .alive(course.at)
+        .into_iter()
+        .filter(|held| is_of_loss(held.node))
+        .map(|held| held.bytes)
+        .sum();
+    // A tenth of the peak: less is not worth another way to write the model.
+    (held.0 >= course.peak.0 / 10 && held > Bytes::ZERO).then(|| {
+        format!(
+            "At least {held} of it belong to the loss. Computed in {CHUNKS} chunks of rows, one \
+             after another, it would hold an eighth of that at a time: about {} less.",
+            Bytes(held.0 / CHUNKS * (CHUNKS - 1))
+        )
+    })
 }
 
 /// What a plan does to a peak, and what that takes.
@@ -57,7 +87,7 @@ pub fn price(unplanned: &Course<'_>, planned: &Course<'_>, rows: &[Saving]) -> S
             duration(extra.max(0.0))
         ),
     };
-    let mut text = format!("The plan holds {less} less at its peak than the step as captured. ");
+    let mut text = format!("The plan holds {less} less at its peak than the unplanned step. ");
     let there = unplanned
         .calls
         .get(unplanned.at)

@@ -17,7 +17,9 @@ use tightfit::tensor::DType;
 use tightfit::timeline::Timeline;
 use tightfit::units::{Bytes, Seconds};
 use tightfit::{Goal, Request};
-use tightfit_report::{Course, FrontierPoint, Measured, Report, Role, Trace, page, savings};
+use tightfit_report::{
+    Course, FrontierPoint, Measured, Planned, Report, Role, Trace, page, savings,
+};
 
 fn corpus(path: &str) -> Graph {
     let path = format!("{}/../../corpus/{path}", env!("CARGO_MANIFEST_DIR"));
@@ -74,7 +76,7 @@ fn html(steps: &Steps, points: &[FrontierPoint]) -> String {
     page(&Report {
         machine: "a machine",
         unplanned: &before,
-        planned: Some(&after),
+        planned: &[Planned { name: "Planned", course: &after }],
         reserve: Bytes(0),
         frontier: points,
         measured: None,
@@ -327,13 +329,13 @@ fn a_measured_trace_stands_beside_the_prediction() {
     let report = Report {
         machine: "cpu",
         unplanned: &before,
-        planned: Some(&after),
+        planned: &[Planned { name: "Planned", course: &after }],
         reserve: Bytes(0),
         frontier: &[],
         measured: Some(measured),
     };
     let html = page(&report);
-    assert!(html.contains("Predicted and measured") && html.contains("time as measured"));
+    assert!(html.contains("Predicted and measured") && html.contains("measured time"));
     let data = data(&html);
     let nanoseconds = numbers(&data["sides"][1]["measured"]["time"]);
     for (measured, call) in nanoseconds.iter().zip(&after.calls) {

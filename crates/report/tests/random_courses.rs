@@ -13,7 +13,7 @@ use tightfit::profile::Profile;
 use tightfit::schedule::Instruction;
 use tightfit::units::Bytes;
 use tightfit::{Goal, Request};
-use tightfit_report::{Course, Report, Trace, page, savings};
+use tightfit_report::{Course, Planned, Report, Trace, page, savings};
 
 #[test]
 fn every_byte_of_every_call_is_accounted_for() {
@@ -71,7 +71,7 @@ fn every_byte_of_every_call_is_accounted_for() {
             let report = Report {
                 machine: "m",
                 unplanned: &before,
-                planned: Some(&course),
+                planned: &[Planned { name: "Planned", course: &course }],
                 reserve: Bytes(0),
                 frontier: &[],
                 measured: None,

@@ -108,7 +108,7 @@ fn other_files_are_refused_with_the_reason() {
         refused(
             without_format,
             expect![
-                "the trace's format is missing, but this program reads \"tightfit-trace/1\", as \
+                "the trace's format is missing, but this program reads \"tightfit-trace/2\", as \
                  `tightfit train --trace` writes it"
             ],
         );
@@ -117,17 +117,17 @@ fn other_files_are_refused_with_the_reason() {
         r#"{"otherData": {"format": "tightfit-trace/9"}, "traceEvents": []}"#,
         expect![
             "the trace's format is \"tightfit-trace/9\", but this program reads \
-             \"tightfit-trace/1\", as `tightfit train --trace` writes it"
+             \"tightfit-trace/2\", as `tightfit train --trace` writes it"
         ],
     );
     let with = |event: Value| {
         let about = json!({
-            "format": "tightfit-trace/1", "graph": "", "name": "", "machine": "", "planner": "",
-            "measured": false,
+            "format": "tightfit-trace/2", "graph": "", "name": "", "machine": "", "planner": "",
+            "budget_bytes": 0, "measured": false,
         });
         json!({ "otherData": about, "traceEvents": [event] }).to_string()
     };
-    let args = json!({ "op": "o", "module": "", "phase": "forward", "bytes": 1 });
+    let args = json!({ "node": "o", "module": "", "phase": "forward", "bytes": 1 });
     refused(
         &with(json!({ "ph": "X", "name": "n", "cat": "run", "ts": -1, "dur": 1, "args": args })),
         expect!["event 0 of the trace (`n`): its time is missing, negative or not a number"],
@@ -139,7 +139,7 @@ fn other_files_are_refused_with_the_reason() {
     refused(
         &with(json!({ "ph": "X", "name": "n", "cat": "run", "ts": 1, "dur": 1, "args": {} })),
         expect![
-            "event 0 of the trace (`n`): a call needs op, module, phase and bytes among its \
+            "event 0 of the trace (`n`): a call needs node, module, phase and bytes among its \
              arguments"
         ],
     );

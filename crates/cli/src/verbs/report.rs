@@ -11,7 +11,8 @@ use tightfit::graph::limits::MOST_TRACE;
 use tightfit::machine::Machine;
 use tightfit::schedule::Schedule;
 use tightfit_report::{
-    Course, FrontierPoint, Measured, Report, Trace, frontier_svg, modules_svg, page, stack_svg,
+    Course, FrontierPoint, Measured, Planned, Report, Trace, frontier_svg, modules_svg, page,
+    stack_svg,
 };
 
 use crate::accumulation::Accumulation;
@@ -36,10 +37,11 @@ Examples:
 pub struct Arguments {
     /// A graph file (tightfit-graph/1, plain or gzip) or a step's folder
     graph: PathBuf,
-    /// A plan (tightfit-plan/1) for that graph, to be shown beside the step as captured
+    /// A plan (tightfit-plan/1) for that graph, to be shown beside the unplanned step; again for
+    /// more plans
     #[arg(long)]
-    plan: Option<PathBuf>,
-    /// A trace of the plan, as `train --trace` writes it, to be shown beside the prediction
+    plan: Vec<PathBuf>,
+    /// A trace of the last plan, as `train --trace` writes it, to be shown beside the prediction
     #[arg(long, value_name = "TRACE")]
     measured: Option<PathBuf>,
     /// Write the page, or the drawing, here
@@ -76,9 +78,9 @@ pub struct Task<'a> {
     pub graph: &'a Graph,
     /// The machine that it is planned for.
     pub machine: &'a Machine,
-    /// A plan, to be shown beside the step as captured.
-    pub plan: Option<Schedule>,
-    /// A trace of the plan, to be shown beside the prediction.
+    /// Plans with their names, to be shown beside the unplanned step.
+    pub plans: Vec<(String, Schedule)>,
+    /// A trace of the last plan, to be shown beside the prediction.
     pub measured: Option<Trace>,
     /// One drawing instead of the page.
     pub svg: Option<Drawing>,
@@ -93,19 +95,19 @@ pub fn text(task: Task<'_>) -> anyhow::Result<String> {
     let Task { graph, machine, .. } = task;
     let profile = input::profile(graph, machine);
     let unplanned = tightfit::unplanned(graph, &profile)?;
-    let planned = match task.plan {
-        Some(schedule) => {
-            let timeline = input::checked(graph, &profile, machine, &schedule)?;
-            Some((schedule, timeline))
-        }
-        None => None,
-    };
+    let mut planned = Vec::new();
+    for (name, schedule) in task.plans {
+        let timeline = input::checked(graph, &profile, machine, &schedule)?;
+        planned.push((name, schedule, timeline));
+    }
     let before = Course::of(graph, unplanned.schedule(), unplanned.timeline());
-    let after = planned.as_ref().map(|(schedule, timeline)| Course::of(graph, schedule, timeline));
+    let after: Vec<(&str, Course<'_>)> = planned
+        .iter()
+        .map(|(name, schedule, timeline)| (name.as_str(), Course::of(graph, schedule, timeline)))
+        .collect();
+    let last = after.last().map_or(&before, |(_, course)| course);
     let measured = match &task.measured {
-        Some(trace) => {
-            Some(Measured { trace, times: trace.times(after.as_ref().unwrap_or(&before))? })
-        }
+        Some(trace) => Some(Measured { trace, times: trace.times(last)? }),
         None => None,
     };
     let points: Vec<FrontierPoint> = if has_frontier(task.points, task.svg) {
@@ -113,9 +115,11 @@ pub fn text(task: Task<'_>) -> anyhow::Result<String> {
     } else {
         Vec::new()
     };
-    let sides: Vec<(&str, &Course<'_>)> = std::iter::once(("as captured", &before))
-        .chain(after.as_ref().map(|after| ("as planned", after)))
+    let sides: Vec<(&str, &Course<'_>)> = std::iter::once(("Unplanned", &before))
+        .chain(after.iter().map(|(name, course)| (*name, course)))
         .collect();
+    let plans: Vec<Planned<'_>> =
+        after.iter().map(|(name, course)| Planned { name, course }).collect();
     Ok(match task.svg {
         Some(Drawing::Memory) => {
             stack_svg(&format!("Memory over one training step of {}", graph.name()), &sides)
@@ -131,7 +135,7 @@ pub fn text(task: Task<'_>) -> anyhow::Result<String> {
         None => page(&Report {
             machine: &machine.name,
             unplanned: &before,
-            planned: after.as_ref(),
+            planned: &plans,
             reserve: tightfit_engine::reserve(graph, machine).total(),
             frontier: &points,
             measured,
@@ -151,11 +155,18 @@ pub fn report(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     output::writable(&arguments.output)?;
     let (graph, is_step) = input::graph(&arguments.graph)?;
-    let sources = input::files_with(&arguments.graph, arguments.plan.as_deref())?;
+    let mut sources = input::files(&arguments.graph)?;
+    sources.extend(arguments.plan.iter().cloned());
     places::distinct(&[("--output", Some(&arguments.output))], &sources)?;
     let graph = arguments.accumulation.of(graph)?;
     let machine = arguments.on.machine(is_step)?;
-    let plan = arguments.plan.as_ref().map(|path| input::plan(path, &graph)).transpose()?;
+    let several = arguments.plan.len() > 1;
+    let plan = |path: &PathBuf| {
+        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
+        let name = if several { format!("Planned, {stem}") } else { "Planned".to_string() };
+        Ok((name, input::plan(path, &graph)?))
+    };
+    let plans = arguments.plan.iter().map(plan).collect::<anyhow::Result<Vec<_>>>()?;
     let measured = match &arguments.measured {
         Some(path) => {
             let file = || path.display().to_string();
@@ -170,7 +181,7 @@ pub fn report(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let text = text(Task {
         graph: &graph,
         machine: &machine,
-        plan,
+        plans,
         measured,
         svg: arguments.svg,
         points: arguments.points,

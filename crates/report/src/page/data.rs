@@ -10,7 +10,7 @@ use serde_json::{Value as Json, json};
 use tightfit::id::NodeId;
 use tightfit::units::{Bytes, Seconds};
 
-use super::Report;
+use super::{Report, Side};
 use crate::course::{Course, Residency, tensor_name};
 use crate::role::Role;
 
@@ -23,7 +23,7 @@ use crate::role::Role;
 /// Where anything moves, a side has more: `waits`, before which call and for how many nanoseconds;
 /// `below`, what lies in the tier, as `held`; `moves`, of each transfer the node's place, whether
 /// it leaves, its start and duration in nanoseconds, and the place of its size.
-pub fn embedded(report: &Report<'_>, sides: &[(&str, &str, &Course<'_>)]) -> String {
+pub fn embedded(report: &Report<'_>, sides: &[Side<'_>]) -> String {
     let graph = report.unplanned.graph;
     let (mut names, mut ops, mut modules, mut phases) =
         (Vec::new(), Table::default(), Table::default(), Table::default());

@@ -35,15 +35,24 @@ pub struct Measured<'a> {
     pub times: Vec<(Seconds, Seconds)>,
 }
 
+/// A plan of the step.
+#[derive(Clone, Debug)]
+pub struct Planned<'a> {
+    /// What the page calls it.
+    pub name: &'a str,
+    /// What it does.
+    pub course: &'a Course<'a>,
+}
+
 /// What a report is about.
 #[derive(Clone, Debug)]
 pub struct Report<'a> {
     /// The machine that times are predicted for.
     pub machine: &'a str,
-    /// The step as captured.
+    /// The step without a plan.
     pub unplanned: &'a Course<'a>,
-    /// The step as planned. Its times and those of the step as captured come from the same profile.
-    pub planned: Option<&'a Course<'a>>,
+    /// Its plans. All times come from the same profile.
+    pub planned: &'a [Planned<'a>],
     /// The part of a budget that is not the slab's.
     pub reserve: Bytes,
     /// Other budgets.
@@ -54,11 +63,20 @@ pub struct Report<'a> {
 
 impl<'a> Report<'a> {
     /// The courses with the key and the name of each.
-    fn sides(&self) -> Vec<(&'static str, &'static str, &'a Course<'a>)> {
-        let planned = self.planned.map(|planned| ("after", "As planned", planned));
-        std::iter::once(("before", "As captured", self.unplanned)).chain(planned).collect()
+    fn sides(&self) -> Vec<Side<'a>> {
+        let planned = self.planned.iter().zip(1..).map(|(&Planned { name, course }, number)| {
+            // The first key is the one that links have.
+            let key = if number == 1 { "after".to_string() } else { format!("after{number}") };
+            (key, name, course)
+        });
+        std::iter::once(("before".to_string(), "Unplanned", self.unplanned))
+            .chain(planned)
+            .collect()
     }
 }
+
+/// A course with what the script and the reader know it by.
+type Side<'a> = (String, &'a str, &'a Course<'a>);
 
 /// The report as HTML.
 pub fn page(report: &Report<'_>) -> String {
@@ -109,21 +127,25 @@ pub fn page(report: &Report<'_>) -> String {
         peaks</h2>\n<div class=\"pair\">\n",
     );
     for (_, name, course) in &sides {
-        let _ = write!(html, "<div><h3>{name}</h3>");
+        let _ = write!(html, "<div><h3>{}</h3>", escape(name));
         for sentence in words::peak(course) {
             let _ = write!(html, "<p>{}</p>", escape(&sentence));
         }
         html.push_str("</div>\n");
     }
     html.push_str("</div>\n");
-    let rows = report.planned.map(|planned| savings(report.unplanned, planned));
-    if let (Some(planned), Some(rows)) = (report.planned, &rows) {
-        let _ = writeln!(html, "<p>{}</p>", escape(&words::price(report.unplanned, planned, rows)));
+    let several = report.planned.len() > 1;
+    let saved: Vec<_> =
+        report.planned.iter().map(|plan| savings(report.unplanned, plan.course)).collect();
+    for (Planned { name, course }, rows) in report.planned.iter().zip(&saved) {
+        let of = if several { format!("{name}: ") } else { String::new() };
+        let price = of + &words::price(report.unplanned, course, rows);
+        let _ = writeln!(html, "<p>{}</p>", escape(&price));
     }
     html.push_str("</section>\n");
     html.push_str(&modules::section(&sides));
-    if let (Some(planned), Some(rows)) = (report.planned, &rows) {
-        html.push_str(&tables::savings(planned, rows));
+    for (Planned { name, course }, rows) in report.planned.iter().zip(&saved) {
+        html.push_str(&tables::savings(course, several.then_some(name), rows));
     }
     html.push_str(&plot::frontier_section(report));
     if let (Some(measured), Some((_, _, course))) = (&report.measured, sides.last()) {
@@ -170,20 +192,27 @@ fn colours() -> String {
 fn facts(html: &mut String, report: &Report<'_>) {
     let before = report.unplanned;
     let mut facts = vec![
-        ("peak as captured", before.peak.to_string(), format!("{} bytes", grouped(before.peak.0))),
-        ("time as captured", duration(before.seconds.0), "predicted".to_string()),
+        (
+            "unplanned peak".to_string(),
+            before.peak.to_string(),
+            format!("{} bytes", grouped(before.peak.0)),
+        ),
+        ("unplanned time".to_string(), duration(before.seconds.0), "predicted".to_string()),
     ];
-    if let Some(after) = report.planned {
+    for Planned { name, course: after } in report.planned {
+        // One plan needs no name.
+        let short = name.strip_prefix("Planned, ").unwrap_or(name);
+        let of = if report.planned.len() > 1 { format!(", {short}") } else { String::new() };
         let share = |now: f64, then: f64| {
             format!("{:+.1} %", (now / then.max(f64::MIN_POSITIVE) - 1.0) * 100.0)
         };
         facts.push((
-            "peak as planned",
+            format!("planned peak{of}"),
             after.peak.to_string(),
             share(after.peak.0 as f64, before.peak.0 as f64),
         ));
         facts.push((
-            "time as planned",
+            format!("planned time{of}"),
             duration(after.seconds.0),
             share(after.seconds.0, before.seconds.0),
         ));
@@ -192,27 +221,29 @@ fn facts(html: &mut String, report: &Report<'_>) {
         } else {
             format!("planner {}", after.planner)
         };
-        facts.push(("budget", (after.budget + report.reserve).to_string(), reserve));
+        facts.push((format!("budget{of}"), (after.budget + report.reserve).to_string(), reserve));
         facts.push((
-            "runs again",
+            format!("runs again{of}"),
             grouped(after.recomputed() as u64),
             "recomputations".to_string(),
         ));
     }
-    if let Some(after) = report.planned.filter(|after| !after.transfers.is_empty()) {
-        let [out, back] = after.moved();
+    let moving = report.planned.iter().filter(|plan| !plan.course.transfers.is_empty());
+    for Planned { course, .. } in moving {
+        let [out, back] = course.moved();
         let moved = format!("{out} out, {back} back");
-        facts.push(("below the slab", after.below.peak().to_string(), moved));
+        facts.push(("below the slab".to_string(), course.below.peak().to_string(), moved));
     }
     if let Some(measured) = &report.measured {
         let note = format!("{} calls", grouped(measured.times.len() as u64));
-        facts.push(("time as measured", duration(measured.trace.seconds().0), note));
+        facts.push(("measured time".to_string(), duration(measured.trace.seconds().0), note));
     }
     html.push_str("<dl class=\"facts\">\n");
     for (name, figure, note) in facts {
         let _ = writeln!(
             html,
-            "<div><dt>{name}</dt><dd>{}<small>{}</small></dd></div>",
+            "<div><dt>{}</dt><dd>{}<small>{}</small></dd></div>",
+            escape(&name),
             escape(&figure),
             escape(&note)
         );

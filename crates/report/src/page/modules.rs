@@ -5,7 +5,7 @@ use std::fmt::Write;
 
 use tightfit::units::Bytes;
 
-use super::tables;
+use super::{Side, tables};
 use crate::axis::escape;
 use crate::course::Course;
 use crate::role::{ByRole, Role};
@@ -23,7 +23,7 @@ const LIGHT: &str = ".ground,.chip{fill:#fff}.ink{fill:#222}.frame{fill:none;str
 const DARK: &str = ".ground,.chip{fill:#14171c}.ink{fill:#e6e8eb}.frame{stroke:#14171c}";
 
 /// The maps with a table of their numbers.
-pub fn section(sides: &[(&str, &str, &Course<'_>)]) -> String {
+pub fn section(sides: &[Side<'_>]) -> String {
     let courses: Vec<&Course<'_>> = sides.iter().map(|(_, _, course)| *course).collect();
     let tree = ModuleTree::of(&courses);
     let mut html = String::from(
@@ -34,9 +34,10 @@ pub fn section(sides: &[(&str, &str, &Course<'_>)]) -> String {
     for (number, (_, name, course)) in sides.iter().enumerate() {
         let _ = write!(
             html,
-            "<figure>\n<figcaption><b>{name}</b>: {}</figcaption>\n<div class=\"map\" \
+            "<figure>\n<figcaption><b>{}</b>: {}</figcaption>\n<div class=\"map\" \
              role=\"img\" aria-label=\"Bytes by module; the table below has the numbers\" \
              style=\"height:{:.0}px\">",
+            escape(name),
             course.peak,
             height(&courses, course)
         );

@@ -108,7 +108,7 @@ pub fn memory(key: &str, name: &str, course: &Course<'_>, scale: &Scale, reserve
         at(1.0 - scale.y(course.peak))
     );
     let mut limit = String::new();
-    if key == "after" {
+    if key != "before" {
         let line = at(1.0 - scale.y(course.budget)).max(0.0);
         let _ = write!(shapes, "<path class=\"limit\" d=\"M0 {line:.1}H{SIDE}\"/>");
         let slab = if reserve > Bytes::ZERO { " less reserve" } else { "" };
@@ -132,8 +132,9 @@ pub fn memory(key: &str, name: &str, course: &Course<'_>, scale: &Scale, reserve
         key: key.to_string(),
     };
     format!(
-        "<figure>\n<figcaption><b>{name}</b>: {}{limit}</figcaption>\n<div class=\"tag {place}\" \
+        "<figure>\n<figcaption><b>{}</b>: {}{limit}</figcaption>\n<div class=\"tag {place}\" \
          aria-hidden=\"true\"><span style=\"left:{:.2}%\">peak {}</span></div>\n{}{}</figure>\n",
+        escape(name),
         duration(course.seconds.0),
         peak * 100.0,
         course.peak,
@@ -149,12 +150,17 @@ pub fn frontier_section(report: &Report<'_>) -> String {
         return String::new();
     }
     points.sort_by_key(|point| point.budget);
-    let own = report.planned.map(|planned| FrontierPoint {
-        budget: planned.budget + report.reserve,
-        overhead: planned.seconds.0 / report.unplanned.seconds.0.max(f64::MIN_POSITIVE) - 1.0,
-        bound: None,
-    });
-    let all = || points.iter().chain(own.as_ref());
+    let own: Vec<FrontierPoint> = report
+        .planned
+        .iter()
+        .map(|plan| FrontierPoint {
+            budget: plan.course.budget + report.reserve,
+            overhead: plan.course.seconds.0 / report.unplanned.seconds.0.max(f64::MIN_POSITIVE)
+                - 1.0,
+            bound: None,
+        })
+        .collect();
+    let all = || points.iter().chain(&own);
     let (low, high) = all().fold((f64::MAX, 0.0), |(low, high): (f64, f64), point| {
         (low.min(point.budget.0 as f64), high.max(point.budget.0 as f64))
     });
@@ -190,10 +196,11 @@ pub fn frontier_section(report: &Report<'_>) -> String {
             class=\"limit\" d=\"M0 2H24\"/></svg>no schedule is below</span>",
         );
     }
-    if let Some(own) = &own {
-        let _ =
-            write!(shapes, "<path class=\"own\" d=\"{}\"/>", dots(&[(x(own), y(own.overhead))]));
-        key.push_str(" <span class=\"key\"><i class=\"dot own\"></i>this plan</span>");
+    if !own.is_empty() {
+        let places: Vec<_> = own.iter().map(|own| (x(own), y(own.overhead))).collect();
+        let _ = write!(shapes, "<path class=\"own\" d=\"{}\"/>", dots(&places));
+        let whose = if own.len() > 1 { "these plans" } else { "this plan" };
+        let _ = write!(key, " <span class=\"key\"><i class=\"dot own\"></i>{whose}</span>");
     }
     let byte_ticks = ticks(low, high)
         .into_iter()
@@ -222,12 +229,12 @@ fn summary(report: &Report<'_>, points: &[FrontierPoint]) -> String {
     let peak = report.unplanned.peak.0.max(1) as f64;
     let share = |point: &FrontierPoint| {
         format!(
-            "{} ({:.0} % of the peak as captured)",
+            "{} ({:.0} % of the unplanned peak)",
             point.budget,
             point.budget.0 as f64 / peak * 100.0
         )
     };
-    let mut text = String::from("What a step takes more than as captured, by budget.");
+    let mut text = String::from("What a step takes more than unplanned, by budget.");
     if let Some(cheap) = points
         .iter()
         .find(|point| point.overhead < 0.01)

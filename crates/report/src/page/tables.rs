@@ -30,14 +30,24 @@ fn table(caption: &str, heads: &[&str], text: usize, rows: &[Vec<String>]) -> St
         html.push_str("<tr>");
         for (column, cell) in row.iter().enumerate() {
             let mut lines = cell.lines();
-            let _ = write!(html, "<td{}>{}", class(column), escape(lines.next().unwrap_or("")));
-            lines.for_each(|line| html.push_str(&format!("<small>{}</small>", escape(line))));
+            let _ = write!(html, "<td{}>{}", class(column), breakable(lines.next().unwrap_or("")));
+            lines.for_each(|line| html.push_str(&format!("<small>{}</small>", breakable(line))));
             html.push_str("</td>");
         }
         html.push_str("</tr>\n");
     }
     html.push_str("</tbody>\n</table></div>\n");
     html
+}
+
+/// Text whose lines may end behind the dots and underscores of names, rather than anywhere.
+fn breakable(text: &str) -> String {
+    let is_name = |word: &str| word.chars().any(|c| c.is_alphabetic());
+    let words = text.split(' ').map(|word| match is_name(word) {
+        true => escape(word).replace('.', ".<wbr>").replace('_', "_<wbr>"),
+        false => escape(word),
+    });
+    words.collect::<Vec<_>>().join(" ")
 }
 
 /// Names may hold anything.
@@ -52,44 +62,85 @@ pub fn short(number: f64) -> String {
     if short == "-0" { "0".to_string() } else { short.to_string() }
 }
 
-/// The largest savings and what they take.
-pub fn savings(planned: &Course<'_>, all: &[Saving]) -> String {
+/// Savings of one operator in layers that are alike.
+struct Alike<'a> {
+    first: &'a Saving,
+    /// The module, with a star where the number of the layer stands.
+    module: String,
+    count: usize,
+    saved: Bytes,
+    seconds: Seconds,
+}
+
+/// Savings, those that differ in the number of their layer alone together; the largest first.
+fn alike<'a>(planned: &Course<'_>, all: &'a [Saving]) -> Vec<Alike<'a>> {
     let graph = planned.graph;
-    let row = |saving: &Saving| {
+    let mut places: BTreeMap<_, usize> = BTreeMap::new();
+    let mut groups: Vec<Alike> = Vec::new();
+    for saving in all {
+        let home = graph.fresh(saving.node).iter().find_map(|&storage| planned.homes[storage]);
+        let module = home.map_or(graph.module_of(saving.node), |home| &graph.modules()[home]);
+        let is_number = |part: &str| !part.is_empty() && part.bytes().all(|b| b.is_ascii_digit());
+        let parts = module.split('.').map(|part| if is_number(part) { "*" } else { part });
+        let pattern = parts.collect::<Vec<_>>().join(".");
+        let op = &graph.nodes()[saving.node].op;
+        let key = (op, pattern.clone(), saving.saved, saving.bytes, saving.recomputed);
+        let place = *places.entry(key).or_insert_with(|| {
+            let (saved, seconds, count) = (Bytes::ZERO, Seconds(0.0), 0);
+            groups.push(Alike { first: saving, module: module.to_string(), count, saved, seconds });
+            groups.len() - 1
+        });
+        let group = &mut groups[place];
+        group.count += 1;
+        group.saved += saving.saved;
+        group.seconds = group.seconds + saving.seconds;
+        if group.count > 1 {
+            group.module = pattern;
+        }
+    }
+    groups.sort_by(|a, b| b.saved.cmp(&a.saved).then(b.seconds.0.total_cmp(&a.seconds.0)));
+    groups
+}
+
+/// The largest savings and what they take, of the plan that is named where there are several.
+pub fn savings(planned: &Course<'_>, name: Option<&&str>, all: &[Saving]) -> String {
+    let graph = planned.graph;
+    let row = |group: &Alike| {
+        let saving = group.first;
         let how = match (saving.recomputed, saving.saved > Bytes::ZERO) {
             (0, _) => "gone earlier or made later".to_string(),
             (1, _) => "recomputed".to_string(),
             (times, _) => format!("recomputed {times} times"),
         };
-        let module =
-            planned.graph.fresh(saving.node).iter().find_map(|&storage| planned.homes[storage]);
-        let module = module.map_or(graph.module_of(saving.node), |module| &graph.modules()[module]);
+        let (made, each) = match group.count {
+            1 => (one_line(tensor_name(graph, saving.node)), ""),
+            count => (format!("{count} × {}", graph.nodes()[saving.node].op), " each"),
+        };
         vec![
-            format!("{}\n{module}", one_line(tensor_name(graph, saving.node))),
-            format!("{how}\n{}", saving.bytes),
-            saving.saved.to_string(),
-            if saving.recomputed > 0 { duration(saving.seconds.0) } else { "–".to_string() },
+            format!("{made}\n{}", group.module),
+            format!("{how}\n{}{each}", saving.bytes),
+            group.saved.to_string(),
+            if saving.recomputed > 0 { duration(group.seconds.0) } else { "–".to_string() },
         ]
     };
-    let mut rows: Vec<Vec<String>> = all.iter().take(ROWS).map(row).collect();
-    let rest = all.get(ROWS..).unwrap_or_default();
+    let groups = alike(planned, all);
+    let mut rows: Vec<Vec<String>> = groups.iter().take(ROWS).map(row).collect();
+    let rest = groups.get(ROWS..).unwrap_or_default();
     if !rest.is_empty() {
-        let saved: Bytes = rest.iter().map(|saving| saving.saved).sum();
-        let seconds: Seconds = rest.iter().map(|saving| saving.seconds).sum();
-        let name = format!("{} more", rest.len());
+        let saved: Bytes = rest.iter().map(|group| group.saved).sum();
+        let seconds: Seconds = rest.iter().map(|group| group.seconds).sum();
+        let count: usize = rest.iter().map(|group| group.count).sum();
+        let name = format!("{count} more");
         rows.push(vec![name, String::new(), saved.to_string(), duration(seconds.0)]);
     }
     let heads = ["made by", "under the plan", "saved at the peak", "takes"];
+    let of = name.map_or(String::new(), |name| format!(": {}", escape(name)));
+    let caption = "Tensors that the plan does not hold where the unplanned step peaks, or that it \
+                   makes again; a star stands for the number of the layer";
     format!(
-        "<section aria-labelledby=\"savings\">\n<h2 id=\"savings\">The largest \
-         savings</h2>\n{}</section>\n",
-        table(
-            "Tensors that the plan does not hold where the step as captured peaks, or that it \
-             makes again",
-            &heads,
-            2,
-            &rows
-        )
+        "<section aria-label=\"The largest savings{of}\">\n<h2>The largest savings{of}</h2>\n\
+         {}</section>\n",
+        table(caption, &heads, 2, &rows)
     )
 }
 
@@ -107,7 +158,7 @@ pub fn frontier(points: &[FrontierPoint]) -> String {
     let heads = ["budget", "more time", "at least", "gap"];
     format!(
         "<details><summary>As a table</summary>\n{}</details>\n",
-        table("More time than as captured, by budget", &heads, 0, &rows)
+        table("More time than unplanned, by budget", &heads, 0, &rows)
     )
 }
 

@@ -13,6 +13,7 @@ use tightfit::reading::{Bounded, Text};
 use tightfit::units::{Bytes, Seconds};
 
 use crate::role::{ByRole, Role};
+use crate::trace::within::CATEGORY;
 use crate::trace::{
     BELOW, LANES, MEMORY, MemoryMark, Trace, TraceError, TracedCall, TracedTransfer, nanoseconds,
 };
@@ -49,6 +50,7 @@ struct RawAbout {
     name: Name,
     machine: Name,
     planner: Name,
+    budget_bytes: Bytes,
     measured: bool,
 }
 
@@ -86,6 +88,7 @@ impl<'de> Visitor<'de> for Whole<'_> {
             name: about.name.0,
             machine: about.machine.0,
             planner: about.planner.0,
+            budget: about.budget_bytes,
             measured: about.measured,
             calls,
             transfers,
@@ -133,8 +136,8 @@ impl<'de> Visitor<'de> for Events<'_> {
                 "X" if [LANES[2].0, LANES[3].0].contains(&event.cat.0.as_str()) => {
                     event.transfer(index).map(|transfer| all.transfers.push(transfer))
                 }
-                // What the transfers say again.
-                "X" if event.cat.0 == LANES[4].0 => Ok(()),
+                // What transfers and calls say again.
+                "X" if [LANES[4].0, CATEGORY].contains(&event.cat.0.as_str()) => Ok(()),
                 "X" => event.call(index).map(|call| all.calls.push(call)),
                 "C" if event.name.0 == MEMORY => {
                     event.mark(index).map(|mark| all.memory.push(mark))
@@ -181,11 +184,11 @@ impl RawEvent {
         let args = &self.args.0;
         let text = |key: &str| args.get(key).and_then(Json::as_str).map(str::to_string);
         let held = args.get("bytes").and_then(Json::as_u64).filter(|&held| held <= Bytes::LIMIT.0);
-        let (Some(op), Some(module), Some(phase), Some(held)) =
-            (text("op"), text("module"), text("phase"), held)
+        let (Some(node), Some(module), Some(phase), Some(held)) =
+            (text("node"), text("module"), text("phase"), held)
         else {
             return Err(
-                self.wrong(index, "a call needs op, module, phase and bytes among its arguments")
+                self.wrong(index, "a call needs node, module, phase and bytes among its arguments")
             );
         };
         let recomputed = match LANES.iter().position(|(category, _)| *category == self.cat.0) {
@@ -193,8 +196,8 @@ impl RawEvent {
             None => return Err(self.wrong(index, "its category is neither `run` nor `recompute`")),
         };
         Ok(TracedCall {
-            node: self.name.0,
-            op,
+            node,
+            op: self.name.0,
             module,
             phase,
             recomputed,
