@@ -36,10 +36,13 @@ Exit codes:
   2    wrong usage
   3    infeasible: it is proven that no plan fits the budget
   4    a file is missing or cannot be read or written, standard output included
-  5    a file is not what it should be: a damaged or wrong graph, step, plan, trace or weights file
-  6    the engine cannot execute the graph: an unknown operator, or a planning-only graph
+  5    a file is not what it should be: damaged, or another graph, step, plan,
+       trace or weights file
+  6    the engine cannot execute the graph: an unknown operator, or a
+       planning-only graph
   7    the data does not suit the step
-  8    the budget makes no sense: zero, unreadable, or more than this machine's memory
+  8    the budget makes no sense: zero, unreadable, or more than this machine's
+       memory
   9    a schedule breaks a rule of the checker
   10   no plan within the budget was found, which does not prove that there is none
   11   a loss is NaN or infinite: nothing was saved after it

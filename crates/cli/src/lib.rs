@@ -52,6 +52,7 @@ use crate::verbs::{
 #[command(
     name = "tightfit",
     version = env!("TIGHTFIT_VERSION"),
+    term_width = 80,
     about = "Train in the memory you have: plan a training step under a budget in bytes, prove \
         that it fits, run it.",
     after_help = exit::HELP

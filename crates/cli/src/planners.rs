@@ -22,7 +22,7 @@ pub fn named(name: &str) -> Result<Planner, String> {
 
 fn sentence(planner: Planner) -> &'static str {
     match planner {
-        Planner::None => "Recompute nothing: the step as captured",
+        Planner::None => "Recompute nothing: the unplanned step",
         Planner::Chen => "Keep every √n-th segment's inputs and recompute the rest (Chen 2016)",
         Planner::Capuchin => {
             "Recompute greedily what saves most bytes per second, measured again after each choice \

@@ -48,7 +48,7 @@ fn a_person_can_read_the_table() {
     expect![[r#"
         gpt2_small_b8_s512: 127 modules, 8.41 ms forward and 27.23 ms backward on \
         a100-80gb
-        baseline 35.64 ms, peak 4.5 GiB (4852627980 bytes) of parameters, gradients \
+        unplanned: 35.64 ms, peak 4.5 GiB (4852627980 bytes) of parameters, gradients \
         and activations, without batch, buffers and optimizer state
         saved: made inside for the backward pass, freed by checkpointing; held: all \
         activations when the forward pass of the module ends; held back, gradients, \
@@ -136,7 +136,7 @@ fn statistics_that_are_given_are_given_back() {
         let text = run(here.path(), &format!("modules {} --wide", path.display())).done().stdout;
         let info = ModuleInfo::from_json(given.to_string().as_bytes()).unwrap();
         let peak = info.baseline_peak().0;
-        let baseline = format!("baseline {:.2} ms", info.baseline_seconds().0 * 1e3);
+        let baseline = format!("unplanned: {:.2} ms,", info.baseline_seconds().0 * 1e3);
         assert!(text.contains(&baseline) && text.contains(&format!("({peak} bytes)")), "{text}");
         assert_eq!(text.lines().count(), info.modules().len() + 5, "a line for each module");
         let matrix = printed["ad_matrix"].as_array().unwrap();

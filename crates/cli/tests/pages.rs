@@ -86,10 +86,7 @@ fn the_members_of_answers_are_those_of_the_page() {
     let folder = folder();
     let link = "--world-size 8 --bandwidth 300GB --latency 10us";
     let answers = [
-        (
-            "plan",
-            "plan corpus/steps/mlp-digits --budget 90% --recomputed -o FOLDER/plan".to_string(),
-        ),
+        ("plan", "plan corpus/steps/mlp-digits --budget 90% -o FOLDER/plan".to_string()),
         ("check", "check corpus/steps/mlp-digits FOLDER/plan --budget 90%".to_string()),
         ("pareto", "pareto corpus/steps/mlp-digits --planner chen --points 2".to_string()),
         ("train", "train corpus/steps/mlp-digits --budget 90% --steps 1".to_string()),

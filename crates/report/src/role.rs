@@ -78,17 +78,18 @@ impl Role {
     }
 
     /// Its colour on a light and on a dark ground, after Paul Tol's schemes that colour-blind
-    /// people can tell apart.
+    /// people can tell apart; those on a light ground differ in brightness, too, where one lies on
+    /// the other, for paper without colours.
     pub fn colours(self) -> (&'static str, &'static str) {
         match self {
             Role::Parameters => ("#4477aa", "#5b8fc7"),
             Role::Buffers => ("#8fb8de", "#a9cbea"),
-            Role::OptimizerState => ("#117a8b", "#2fa5b8"),
+            Role::OptimizerState => ("#0a5360", "#2fa5b8"),
             Role::Batch => ("#8c8c8c", "#9c9c9c"),
-            Role::Gradients => ("#228833", "#3faa52"),
-            Role::Activations => ("#e5a52d", "#d99a2b"),
+            Role::Gradients => ("#4fae5f", "#3faa52"),
+            Role::Activations => ("#e9ac3a", "#d99a2b"),
             Role::Recomputed => ("#aa3377", "#cf5f9f"),
-            Role::ActivationGradients => ("#8cc36a", "#9ad07a"),
+            Role::ActivationGradients => ("#c3e6ad", "#9ad07a"),
             Role::Workspace => ("#cc3311", "#ee6a4d"),
         }
     }
@@ -127,6 +128,31 @@ mod tests {
     fn the_order_of_all_roles_is_their_own() {
         for (index, role) in Role::ALL.into_iter().enumerate() {
             assert_eq!(role as usize, index, "{}", role.name());
+        }
+    }
+
+    #[test]
+    fn neighbours_differ_on_paper_without_colours() {
+        let brightness = |role: Role| {
+            let hex = role.colours().0;
+            let part = |at: usize| f64::from(u8::from_str_radix(&hex[at..at + 2], 16).unwrap());
+            // Rec. 601: red, green and blue as a grey.
+            (0.299 * part(1) + 0.587 * part(3) + 0.114 * part(5)) / 255.0
+        };
+        use Role::*;
+        for (one, other) in [
+            (Parameters, OptimizerState),
+            (Parameters, Gradients),
+            (Parameters, Activations),
+            (OptimizerState, Gradients),
+            (OptimizerState, Activations),
+            (Gradients, Activations),
+            (Activations, Recomputed),
+            (Activations, ActivationGradients),
+            (Recomputed, ActivationGradients),
+        ] {
+            let apart = (brightness(one) - brightness(other)).abs();
+            assert!(apart > 0.09, "{one:?} and {other:?}: {apart:.2}");
         }
     }
 }

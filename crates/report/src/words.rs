@@ -40,7 +40,8 @@ pub fn peak(course: &Course<'_>) -> Vec<String> {
     let roles = roles.into_iter().map(|(role, bytes)| format!("{bytes} {}", role.name()));
     let second = format!("Held there: {}.", list(roles.collect()));
     let groups = groups(course).into_iter().take(LISTED).map(|group| group.describe(course));
-    let mut sentences = vec![first, second, format!("The largest: {}.", list(groups.collect()))];
+    let mut sentences =
+        vec![first, second, format!("The largest: {}.", groups.collect::<Vec<_>>().join("; "))];
     sentences.extend(of_loss(course));
     sentences
 }

@@ -302,7 +302,7 @@ class Step:
         smallest, needed = error.smallest + beside + coming, needed + beside
         reasons = {"parameters and buffers that this call does not use": self.outside, **others,
                    "reserve": self.reserve}
-        listed = ", ".join(f"{size:,} {reason}" for reason, size in reasons.items() if size)
+        listed = ", ".join(f"{size:,} bytes of {reason}" for reason, size in reasons.items() if size)
         listed_shapes = " and ".join(map(str, self.batch())) or "nothing"
         binding = f" It binds at {error.binding!r}." if error.binding else ""
         return InfeasibleBudget(

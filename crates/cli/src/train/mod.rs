@@ -312,6 +312,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             measured,
             refined: refined.as_ref(),
             profile,
+            loss: course.loss,
             evaluation,
             process: resident.largest,
             saved,

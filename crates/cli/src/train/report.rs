@@ -27,6 +27,8 @@ pub struct Outcome<'a> {
     pub refined: Option<&'a Refined>,
     /// Where the time of these steps went, where that was asked for.
     pub profile: Option<Vec<Row<'a>>>,
+    /// The loss of the last step.
+    pub loss: Option<f32>,
     /// The last evaluation.
     pub evaluation: Option<Evaluation>,
     /// Most resident bytes of the process, or of one that measured for it.
@@ -163,6 +165,9 @@ impl Outcome<'_> {
             self.placed.show()?;
         }
         self.refined.map_or(Ok(()), |refined| refined.show(self.measured))?;
+        if let Some(loss) = self.loss {
+            row!("loss", format!("{loss:.4}"), "of the last step")?;
+        }
         if let Some(evaluation) = &self.evaluation {
             entry!("validation", "{}", describe(evaluation))?;
         }

@@ -22,6 +22,8 @@ use crate::interrupt;
 pub struct Course {
     /// What they took.
     pub measured: Timings,
+    /// The loss of the last one.
+    pub loss: Option<f32>,
     /// Why they ended.
     pub ending: Ending,
     /// Their losses that were not finite.
@@ -51,6 +53,7 @@ pub fn run(
     let bar = progress_bar(arguments, leads);
     let mut measured = Timings::default();
     let mut not_finite = NotFinite::default();
+    let mut last = None;
     let mut ending = Ending::InOrder;
     // The first step also faults the slab's pages in.
     let mut is_cold = true;
@@ -103,6 +106,7 @@ pub fn run(
             Err(error) if session.has_failed() => return Err(lost(arguments, error)),
             Err(error) => return Err(error.into()),
         };
+        last = Some(loss);
         let seconds = start.elapsed().as_secs_f64();
         if let Some(fastest) = &mut fastest {
             let longest = session.largest(seconds).map_err(|error| lost(arguments, error))?;
@@ -196,7 +200,7 @@ pub fn run(
             "{count} losses of this run were NaN or infinite, the first one that of step {first}"
         );
     }
-    Ok(Course { measured, ending, not_finite })
+    Ok(Course { measured, loss: last, ending, not_finite })
 }
 
 /// What a failure in the middle of a step leaves.

@@ -130,7 +130,7 @@ pub fn check(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     } else {
         let moves = Moves::of(&schedule, &legal.timeline);
         let moves = moves.words().map_or(String::new(), |it| format!(", {it}"));
-        say!(
+        tell!(
             "legal: peak {} within {}, slab {}, {} nodes recomputed{moves}, {} time (predicted)",
             legal.timeline.peak,
             legal.budget,

@@ -14,9 +14,15 @@ use crate::output;
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  tightfit completions bash > ~/.local/share/bash-completion/completions/tightfit
-  tightfit completions zsh > ~/.zfunc/_tightfit        (with ~/.zfunc in fpath, before compinit)
-  tightfit completions fish > ~/.config/fish/completions/tightfit.fish")]
+  source <(tightfit completions bash)        (for this shell)
+  mkdir -p ~/.local/share/bash-completion/completions
+  tightfit completions bash \
+    > ~/.local/share/bash-completion/completions/tightfit
+  tightfit completions zsh > ~/.zfunc/_tightfit
+  tightfit completions fish > ~/.config/fish/completions/tightfit.fish
+
+Folders have to be there. Bash reads its folder where the package bash-completion
+is installed; zsh needs ~/.zfunc in fpath, before compinit.")]
 pub struct CompletionsArguments {
     /// Which shell
     shell: Shell,

@@ -86,7 +86,7 @@ pub fn modules(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         machine.map_or("as recorded".to_string(), |machine| format!("on {machine}"))
     )?;
     tell!(
-        "baseline {}, peak {} ({} bytes) of parameters, gradients and activations, without \
+        "unplanned: {}, peak {} ({} bytes) of parameters, gradients and activations, without \
          batch, buffers and optimizer state",
         milliseconds(info.baseline_seconds()),
         info.baseline_peak(),

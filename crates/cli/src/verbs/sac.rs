@@ -181,7 +181,7 @@ pub fn print_within(module: &str) -> Printed {
     say!()?;
     match module {
         "" => Ok(()),
-        _ => tell!("in `{module}`; `0–3`: modules that are alike, with the figures of each"),
+        _ => tell!("in `{module}`; a range such as `0–3`: alike modules, the figures of each"),
     }
 }
 

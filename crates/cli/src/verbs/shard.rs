@@ -32,11 +32,11 @@ const HEADS: [&str; 3] = ["unit", "gathers", ""];
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  tightfit shard corpus/graphs/llama_1b_b2_s2048.json.gz --budget 60% \
---world-size 8 --bandwidth 100GB/s --latency 20us --checkpoint
-  tightfit shard corpus/cases/module_info/module_info_torchtest_4l.json --budget 3GiB \
---world-size 8 --bandwidth 100GB/s \\
-    --latency 20us --checkpoint --host-bandwidth 20GB/s --json")]
+  tightfit shard corpus/graphs/llama_1b_b2_s2048.json.gz --budget 60% \\
+    --world-size 8 --bandwidth 100GB/s --latency 20us --checkpoint
+  tightfit shard corpus/cases/module_info/module_info_torchtest_4l.json \\
+    --budget 3GiB --world-size 8 --bandwidth 100GB/s --latency 20us \\
+    --checkpoint --host-bandwidth 20GB/s --json")]
 pub struct Arguments {
     /// A graph file, a step's folder, or statistics of modules as JSON (`tightfit modules --json`,
     /// or PyTorch's tools)

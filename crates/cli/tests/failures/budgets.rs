@@ -31,8 +31,8 @@ fn a_budget_too_small_is_refused_with_a_proof() {
     }
     for words in [
         "it binds at node `_log_softmax_backward_data` (the root module), where these are alive:",
-        "MiB  the process itself (reserve, the root module)",
-        "what the matrix product packs (reserve, the root module)",
+        "MiB  the process itself (reserve)",
+        "what the matrix product packs (reserve)",
         "256.0 KiB  _log_softmax (loss, the root module)",
     ] {
         assert!(message.contains(words), "`{words}` is missing from\n{message}");

@@ -9,10 +9,10 @@ use tightfit::units::Bytes;
 
 /// Pages of the program and its libraries, the heap's floor, and tables of fixed size. Without
 /// optimization the program's code is several times as large.
-const PROGRAM: Bytes = Bytes(if cfg!(debug_assertions) { 24 << 20 } else { 31 << 18 });
+const PROGRAM: Bytes = Bytes(if cfg!(debug_assertions) { 24 << 20 } else { 35 << 18 });
 /// The least that program and tables come to: the search for a plan of few nodes takes more than
 /// their tables do later.
-const LEAST: Bytes = Bytes(35 << 18);
+const LEAST: Bytes = Bytes(39 << 18);
 /// What a worker's stack comes to be.
 const STACK: Bytes = Bytes(96 << 10);
 /// Graph, costs, schedule, timeline and kernels of a node, of both graphs of a step.

@@ -223,9 +223,9 @@ fn facts(html: &mut String, report: &Report<'_>) {
         };
         facts.push((format!("budget{of}"), (after.budget + report.reserve).to_string(), reserve));
         facts.push((
-            format!("runs again{of}"),
+            format!("recomputed{of}"),
             grouped(after.recomputed() as u64),
-            "recomputations".to_string(),
+            "calls that run again".to_string(),
         ));
     }
     let moving = report.planned.iter().filter(|plan| !plan.course.transfers.is_empty());

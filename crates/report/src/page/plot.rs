@@ -240,7 +240,7 @@ fn summary(report: &Report<'_>, points: &[FrontierPoint]) -> String {
         .find(|point| point.overhead < 0.01)
         .filter(|cheap| cheap.budget < report.unplanned.peak)
     {
-        let _ = write!(text, " {} cost less than 1 % of time.", share(cheap));
+        let _ = write!(text, " {} costs less than 1 % more time.", share(cheap));
     }
     if let Some(least) = points.first() {
         let _ = write!(

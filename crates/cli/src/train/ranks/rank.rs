@@ -86,6 +86,7 @@ pub fn run(
             let outcome = Outcome {
                 figures,
                 measured: &course.measured,
+                loss: course.loss,
                 evaluation,
                 processes,
                 saved: path,

@@ -19,6 +19,8 @@ pub struct Outcome<'a> {
     pub figures: &'a Figures,
     /// What the steps of the first rank took.
     pub measured: &'a Timings,
+    /// The loss of the last step.
+    pub loss: Option<f32>,
     /// The last evaluation.
     pub evaluation: Option<Evaluation>,
     /// Most resident bytes of each process: of one, or where ranks are processes of each.
@@ -149,6 +151,9 @@ impl Outcome<'_> {
                 "measured (mean), {} predicted: for what others have of the model",
                 output::milliseconds(self.predicted_collectives())
             )?;
+        }
+        if let Some(loss) = self.loss {
+            row!("loss", format!("{loss:.4}"), "of the last step")?;
         }
         if let Some(evaluation) = &self.evaluation {
             entry!("validation", "{}", describe(evaluation))?;

@@ -56,14 +56,17 @@ impl fmt::Display for Infeasible {
             None => writeln!(f, "the step computes nothing; these are alive from the start:")?,
         }
         for tensor in self.live.iter().take(LISTED) {
-            writeln!(
-                f,
-                "  {:>10}  {} ({}, {})",
-                tensor.bytes.to_string(),
-                tensor.name,
-                tensor.phase,
-                place(&tensor.module)
-            )?;
+            let size = tensor.bytes.to_string();
+            match tensor.phase {
+                // Of the process, and so of no module.
+                "reserve" => writeln!(f, "  {size:>10}  {} (reserve)", tensor.name)?,
+                phase => writeln!(
+                    f,
+                    "  {size:>10}  {} ({phase}, {})",
+                    tensor.name,
+                    place(&tensor.module)
+                )?,
+            }
         }
         if self.live.len() > LISTED {
             let rest: Bytes = self.live[LISTED..].iter().map(|tensor| tensor.bytes).sum();
