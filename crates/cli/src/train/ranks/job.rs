@@ -20,7 +20,7 @@ use crate::exit::ExitCode;
 use crate::train::announce::announce_saving;
 use crate::train::resident::Resident;
 use crate::train::{Arguments, begins, distinct, open};
-use crate::{failure, interrupt, output};
+use crate::{conclusion, failure, interrupt, output};
 
 /// How early messages are posted: they arrive while the action before the one that reads them runs.
 const AHEAD: usize = 1;
@@ -59,7 +59,7 @@ pub fn train(arguments: &Arguments, way: Way) -> anyhow::Result<ExitCode> {
         error.context(job.rank().to_string())
     });
     // All of them speak before one of them ends, after which `mpirun` ends the others.
-    let code = failure::conclude(ran);
+    let code = conclusion::conclude(ran, arguments.json);
     job.end(code.into());
     Ok(code)
 }
