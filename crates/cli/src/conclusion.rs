@@ -24,27 +24,44 @@ pub fn conclude(result: anyhow::Result<ExitCode>, json: bool) -> ExitCode {
 /// Says why a verb failed, and answers its exit code. Where `more` is there, the failure is printed
 /// as JSON too, with the members of `more`.
 pub fn refuse(error: &anyhow::Error, more: Option<Value>) -> ExitCode {
+    let (mut code, mut said) = (ExitCode::from(exit::code(error)), message(error));
     let is_interrupted = exit::code(error) == exit::NOT_FOUND && interrupt::raised();
+    if is_interrupted {
+        code = interrupt::code();
+        said = format!("interrupted before a plan was found; {said}");
+    }
     let unprinted = error.chain().next().and_then(|error| error.downcast_ref::<Unprinted>());
     // A run that ended at such a loss has said so in its answer.
     if unprinted.is_none()
         && !error.is::<LossNotFinite>()
         && let Some(more) = more
     {
-        let mut document = failure::document(error);
-        if let (Value::Object(document), Value::Object(more)) = (&mut document, more) {
-            document.extend(more);
+        let mut document = failure::document(code, &said);
+        if let Value::Object(document) = &mut document {
+            if is_interrupted {
+                document.insert("interrupted".to_string(), Value::Bool(true));
+            }
+            document.extend(failure::refusal(error).unwrap_or_default());
+            document.extend(more.as_object().cloned().unwrap_or_default());
         }
         // What standard error has says the same.
         let _ = say!("{document}").and_then(|()| output::flush());
     }
-    if is_interrupted {
-        note!("error: interrupted before a plan was found; {}", message(error));
-        return interrupt::code();
-    }
     // Nothing is lost that anybody still waits for (`| head`).
     if !unprinted.is_some_and(Unprinted::is_unread) {
-        note!("error: {}", message(error));
+        note!("error: {said}");
     }
-    exit::code(error).into()
+    code
+}
+
+/// Says that a run was interrupted before it did anything, and answers the exit code.
+pub fn interrupted_at_once(code: ExitCode, json: bool) -> ExitCode {
+    const SAID: &str = "interrupted before the first step; nothing was saved";
+    if json {
+        let mut document = failure::document(code, SAID);
+        document["interrupted"] = Value::Bool(true);
+        let _ = say!("{document}").and_then(|()| output::flush());
+    }
+    note!("{SAID}");
+    code
 }

@@ -9,27 +9,19 @@ use tightfit::plan::{Infeasible, LiveTensor, PlanError};
 use tightfit::units::Bytes;
 use tightfit_engine::{FittingError, PlacementError};
 
-use crate::exit;
+use crate::exit::ExitCode;
 use crate::values::{BelowReserve, NoRanks, NoStages};
 
 /// What the object is written as.
 const FORMAT: &str = "tightfit-failure/1";
 
-/// The object. A refused budget has `feasible`, which is false, and what is known of the least.
-pub fn document(error: &anyhow::Error) -> Value {
-    let mut document = json!({
-        "format": FORMAT,
-        "exit_code": exit::code(error),
-        "error": message(error),
-    });
-    if let (Value::Object(document), Some(refusal)) = (&mut document, refusal(error)) {
-        document.extend(refusal);
-    }
-    document
+/// The object of any failure: its exit code, and what is said of it.
+pub fn document(code: ExitCode, said: &str) -> Value {
+    json!({ "format": FORMAT, "exit_code": u8::from(code), "error": said })
 }
 
-/// What is known of a refused budget; `None` for other failures.
-fn refusal(error: &anyhow::Error) -> Option<Map<String, Value>> {
+/// What is known of a refused budget, `feasible` being false; `None` for other failures.
+pub fn refusal(error: &anyhow::Error) -> Option<Map<String, Value>> {
     error.chain().find_map(|cause| {
         if let Some(FittingError::Fit(error)) = cause.downcast_ref() {
             return of_fit(error);

@@ -37,7 +37,7 @@ pub mod verbs;
 
 use std::ffi::OsString;
 
-use clap::{ArgMatches, CommandFactory, FromArgMatches, Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 use tightfit_engine::process;
 
 use crate::exit::ExitCode;
@@ -90,26 +90,25 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     process::begins_with(process::resident());
     output::open_streams();
     interrupt::outlive_full_files();
-    let parsed = Cli::command().try_get_matches_from(arguments);
-    let json = parsed.as_ref().is_ok_and(asks_for_json);
-    let result = match parsed.and_then(|matches| Cli::from_arg_matches(&matches)) {
+    let arguments: Vec<OsString> = arguments.into_iter().collect();
+    let json = arguments.iter().any(|argument| argument == "--json");
+    let result = match Cli::try_parse_from(arguments) {
         Ok(Cli { verb, wide }) => {
             output::widen(wide);
             dispatch(verb)
         }
-        Err(refused) => show(&refused),
+        Err(refused) => show(&refused, json),
     };
     conclusion::conclude(result, json)
 }
 
-/// Whether the verb was asked to print JSON.
-fn asks_for_json(matches: &ArgMatches) -> bool {
-    let given = matches.subcommand().map(|(_, verb)| verb.try_get_one::<bool>("json"));
-    matches!(given, Some(Ok(Some(true))))
-}
-
 /// Prints help, or why the arguments make no sense.
-fn show(refused: &clap::Error) -> anyhow::Result<ExitCode> {
+fn show(refused: &clap::Error, json: bool) -> anyhow::Result<ExitCode> {
+    if json && refused.use_stderr() {
+        let said = refused.to_string();
+        let said = said.lines().next().unwrap_or_default().trim_start_matches("error: ");
+        say!("{}", failure::document(ExitCode::from(exit::USAGE), said))?;
+    }
     match refused.print() {
         Err(error) if !refused.use_stderr() => Err(Unprinted::from(error).into()),
         // Nobody is left to tell that nothing could be said on standard error.

@@ -4,6 +4,7 @@
 
 use std::cmp::Ordering;
 
+use textwrap::core::display_width;
 use thiserror::Error;
 use tightfit::units::{Bytes, Flops, Seconds};
 
@@ -63,6 +64,10 @@ impl Cell {
     }
 
     fn shortened(text: String, key: &str, shorten: Shorten) -> Cell {
+        // A row is one line, whatever names hold.
+        let is_plain = |&c: &char| !c.is_control() && !matches!(c, '\u{2028}' | '\u{2029}');
+        let plain = |c: char| if is_plain(&c) { c } else { '\u{fffd}' };
+        let text = text.chars().map(plain).collect();
         Cell { text, key: Key::Text(key.to_string()), shorten }
     }
 
@@ -146,12 +151,22 @@ impl Cell {
     }
 
     fn width(&self) -> usize {
-        self.text.chars().count()
+        display_width(&self.text)
     }
 
-    /// In `most` characters, where that is possible.
+    /// In `most` columns, where that is possible.
     fn within(&self, most: usize) -> String {
-        let length = self.width();
+        if self.width() <= most || matches!(self.shorten, Shorten::Never) {
+            return self.text.clone();
+        }
+        // Characters may take two columns.
+        let fewer = (1..=most).rev().map(|characters| self.in_characters(characters));
+        fewer.into_iter().find(|text| display_width(text) <= most).unwrap_or_default()
+    }
+
+    /// In so many characters.
+    fn in_characters(&self, most: usize) -> String {
+        let length = self.text.chars().count();
         if length <= most {
             return self.text.clone();
         }
@@ -251,12 +266,13 @@ impl Table {
     pub fn print(&self, top: usize) -> output::Printed {
         let rows = &self.rows[..top.min(self.rows.len())];
         let widths = self.widths(rows);
+        let is_text: Vec<bool> =
+            (0..self.heads.len()).map(|column| self.is_text(column, rows)).collect();
         let line = |cell: &dyn Fn(usize, usize) -> String| {
             let cells = self.shown.iter().zip(&widths).map(|(&column, &width)| {
-                match self.is_text(column, rows) {
-                    true => format!("{:<width$}", cell(column, width)),
-                    false => format!("{:>width$}", cell(column, width)),
-                }
+                let text = cell(column, width);
+                let rest = " ".repeat(width.saturating_sub(display_width(&text)));
+                if is_text[column] { text + &rest } else { rest + &text }
             });
             say!("{}", cells.collect::<Vec<_>>().join(GAP).trim_end())
         };
@@ -286,7 +302,7 @@ impl Table {
     /// columns of text give way first.
     fn widths(&self, rows: &[Vec<Cell>]) -> Vec<usize> {
         let columns = || self.shown.iter().copied();
-        let head = |column: usize| self.heads[column].chars().count();
+        let head = |column: usize| display_width(self.heads[column]);
         let widest = |column: usize, counts: fn(&Cell) -> bool| {
             let cells = rows.iter().map(|row| &row[column]).filter(|cell| counts(cell));
             cells.map(Cell::width).max().unwrap_or(0).max(head(column))

@@ -216,6 +216,13 @@ fn training_writes_its_plan_and_what_it_measured() {
     )
     .done();
     let html = read(folder.path(), "report.html");
+    let predicted = format!(
+        "report {NANO} --threads 2 --plan FOLDER/plan --measured FOLDER/predicted --points 0 -o \
+         FOLDER/none.html"
+    );
+    let refused = run(folder.path(), &predicted);
+    assert_eq!(refused.code, Some(5), "{}", refused.stderr);
+    assert!(refused.stderr.contains("the trace is a prediction"), "{}", refused.stderr);
     assert!(html.contains("Predicted and measured"));
     assert_eq!(
         data(&html)["sides"][1]["measured"]["time"].as_array().unwrap().len(),
@@ -272,4 +279,28 @@ fn what_does_not_belong_together_is_refused_with_the_reason() {
         assert!(ran.stderr.contains(words), "{arguments}\n{}", ran.stderr);
         assert!(!folder.path().join("out").exists(), "{arguments}");
     }
+}
+
+#[test]
+fn several_plans_have_names_of_their_own() {
+    let folder = folder();
+    std::fs::create_dir(folder.path().join("other")).unwrap();
+    for (budget, file) in [("80%", "a.json"), ("90%", "other/a.json"), ("95%", "b.json")] {
+        let plan = format!("plan {NANO} --threads 2 --budget {budget} -o FOLDER/{file}");
+        run(folder.path(), &plan).done();
+    }
+    let report = "--plan FOLDER/a.json --plan FOLDER/other/a.json --plan FOLDER/b.json --points 0";
+    let report = format!("report {NANO} --threads 2 {report} -o FOLDER/page.html");
+    assert!(run(folder.path(), &report).done().stdout.contains("page.html written"));
+    let html = read(folder.path(), "page.html");
+    let data = data(&html);
+    let names: Vec<&str> = data["sides"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|side| side["name"].as_str().unwrap())
+        .collect();
+    assert_eq!(names[0], "Unplanned");
+    assert!(names[1].ends_with("a.json") && names[2].ends_with("other/a.json"), "{names:?}");
+    assert_eq!(names[3], "Planned, b");
 }

@@ -175,6 +175,12 @@ pub enum TraceError {
         /// The hash of the graph that is shown.
         actual: String,
     },
+    /// The trace says what was predicted.
+    #[error(
+        "the trace is a prediction, as `tightfit trace` writes it; pass one of a run, as \
+         `tightfit train --trace` writes it"
+    )]
+    Predicted,
     /// The trace was taken from another plan of the graph.
     #[error(
         "the trace is of another plan: its call {index} is {traced}, the plan's is {planned}; \

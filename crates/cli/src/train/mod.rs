@@ -33,7 +33,7 @@ use crate::places::{self, Replaced};
 use crate::planners::planner;
 use crate::tier::Folder;
 use crate::values::{MOST_THREADS, bandwidth, file_path, learning_rate};
-use crate::{input, interrupt, output, processor};
+use crate::{conclusion, input, interrupt, output, processor};
 use ending::{Ending, said};
 use placement::{Placed, Placement};
 use ranks::Ranks;
@@ -215,8 +215,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     process::settle_heap();
     if interrupt::raised() {
-        note!("interrupted before the first step; nothing was saved");
-        return Ok(interrupt::code());
+        return Ok(conclusion::interrupted_at_once(interrupt::code(), arguments.json));
     }
     let resident = Resident::before_steps();
     // Only now is it certain that the run can start.

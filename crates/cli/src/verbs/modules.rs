@@ -3,6 +3,7 @@
 //! were.
 
 use crate::exit::ExitCode;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -95,7 +96,13 @@ pub fn modules(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     tell!("{}", if output::is_wide() { LEGEND } else { USUAL_LEGEND })?;
     say!()?;
     let mut rows = vec![row(&info, info.root(), &root.name, 0)];
-    rows.append(&mut below(&info, (info.root(), 0), deepest));
+    let mut children: BTreeMap<ModuleIndex, Vec<ModuleIndex>> = BTreeMap::new();
+    for child in info.modules().keys() {
+        if let Some(parent) = info.parent(child) {
+            children.entry(parent).or_default().push(child);
+        }
+    }
+    rows.append(&mut below(&info, &children, (info.root(), 0), deepest));
     Table::new(&HEADS, rows).usually(&USUAL).print(usize::MAX)?;
     Ok(ExitCode::SUCCESS)
 }
@@ -104,17 +111,17 @@ pub fn modules(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 /// that look alike.
 fn below(
     info: &ModuleInfo,
+    of_all: &BTreeMap<ModuleIndex, Vec<ModuleIndex>>,
     (module, depth): (ModuleIndex, usize),
     deepest: usize,
 ) -> Vec<Vec<Cell>> {
     if depth == deepest {
         return Vec::new();
     }
-    let is_child = |&child: &ModuleIndex| info.parent(child) == Some(module);
-    let children: Vec<ModuleIndex> = info.modules().keys().filter(is_child).collect();
+    let children = of_all.get(&module).map_or(&[][..], Vec::as_slice);
     let names: Vec<&str> = children.iter().map(|&child| name(info, child)).collect();
     let mut subtrees: Vec<_> =
-        children.iter().map(|&child| below(info, (child, depth + 1), deepest)).collect();
+        children.iter().map(|&child| below(info, of_all, (child, depth + 1), deepest)).collect();
     let is_same = |a: usize, b: usize| {
         !output::is_wide()
             && alike(info, children[a], children[b])

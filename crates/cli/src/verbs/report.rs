@@ -11,8 +11,8 @@ use tightfit::graph::limits::MOST_TRACE;
 use tightfit::machine::Machine;
 use tightfit::schedule::Schedule;
 use tightfit_report::{
-    Course, FrontierPoint, Measured, Planned, Report, Trace, frontier_svg, modules_svg, page,
-    stack_svg,
+    Course, FrontierPoint, Measured, Planned, Report, Trace, TraceError, frontier_svg, modules_svg,
+    page, stack_svg,
 };
 
 use crate::accumulation::Accumulation;
@@ -107,7 +107,13 @@ pub fn text(task: Task<'_>) -> anyhow::Result<String> {
         .collect();
     let last = after.last().map_or(&before, |(_, course)| course);
     let measured = match &task.measured {
-        Some(trace) => Some(Measured { trace, times: trace.times(last)? }),
+        Some(trace) => {
+            let times = trace.times(last)?;
+            if !trace.measured {
+                return Err(TraceError::Predicted.into());
+            }
+            Some(Measured { trace, times })
+        }
         None => None,
     };
     let points: Vec<FrontierPoint> = if has_frontier(task.points, task.svg) {
@@ -160,10 +166,15 @@ pub fn report(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     places::distinct(&[("--output", Some(&arguments.output))], &sources)?;
     let graph = arguments.accumulation.of(graph)?;
     let machine = arguments.on.machine(is_step)?;
-    let several = arguments.plan.len() > 1;
+    let stem = |path: &PathBuf| path.file_stem().map(|stem| stem.to_string_lossy().into_owned());
+    let alike = |path: &PathBuf| arguments.plan.iter().filter(|&o| stem(o) == stem(path)).count();
     let plan = |path: &PathBuf| {
-        let stem = path.file_stem().unwrap_or_default().to_string_lossy();
-        let name = if several { format!("Planned, {stem}") } else { "Planned".to_string() };
+        let name = match (arguments.plan.len(), alike(path)) {
+            (1, _) => "Planned".to_string(),
+            (_, 1) => format!("Planned, {}", stem(path).unwrap_or_default()),
+            // Files of one name, in several folders.
+            _ => format!("Planned, {}", path.display()),
+        };
         Ok((name, input::plan(path, &graph)?))
     };
     let plans = arguments.plan.iter().map(plan).collect::<anyhow::Result<Vec<_>>>()?;

@@ -55,6 +55,8 @@ fn other_failures_say_nothing_of_budgets() {
         ("plan nowhere.json --budget 1GiB --json", 4),
         ("plan corpus/steps/mlp-digits --budget 0 --json", 8),
         ("modules Cargo.toml --json", 5),
+        ("plan corpus/steps/mlp-digits --json", 2),
+        ("plan corpus/steps/mlp-digits --budget 90% --planner nobody --json", 2),
     ] {
         let failure = failure(arguments);
         assert_eq!(failure["exit_code"], code);

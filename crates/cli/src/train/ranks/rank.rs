@@ -12,11 +12,11 @@ use super::report::Outcome;
 use super::share::Share;
 use super::{Transport, trace};
 use crate::exit::ExitCode;
-use crate::interrupt;
 use crate::train::ending::{Ending, said};
 use crate::train::placement::Placed;
 use crate::train::resident::Resident;
 use crate::train::{Arguments, run};
+use crate::{conclusion, interrupt};
 
 /// Steps, evaluates, saves and reports, beside the other ranks.
 pub fn run(
@@ -36,10 +36,11 @@ pub fn run(
     }
     let signal = signal_of_any(&session)?;
     if signal != 0 {
-        if session.leads() {
-            note!("interrupted before the first step; nothing was saved");
-        }
-        return Ok(interrupt::code_of(signal));
+        let code = interrupt::code_of(signal);
+        return Ok(match session.leads() {
+            true => conclusion::interrupted_at_once(code, arguments.json),
+            false => code,
+        });
     }
     let begun = session.next_step;
     let mut fastest = arguments.trace.as_ref().map(|_| FastestStep::default());
