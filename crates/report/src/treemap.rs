@@ -84,6 +84,9 @@ fn add(to: &mut [ByRole<Bytes>], from: &[ByRole<Bytes>]) {
     }
 }
 
+/// Width of the model for a height of one.
+const MODEL: f64 = 2.2;
+
 impl ModuleTree {
     /// The modules of what is alive at the peaks of `courses`.
     pub fn of(courses: &[&Course<'_>]) -> ModuleTree {
@@ -117,14 +120,13 @@ impl ModuleTree {
     pub fn rectangles(&self, course: usize, aspect: f64) -> Vec<Rectangle> {
         let mut rectangles =
             vec![Rectangle { x: 0.0, y: 0.0, width: 0.0, height: 0.0 }; self.leaves.len()];
-        let weight: Vec<f64> =
-            self.leaves.iter().map(|leaf| bytes(&leaf.bytes[course]).0 as f64).collect();
-        lay(
-            &self.root,
-            Rectangle { x: 0.0, y: 0.0, width: aspect, height: 1.0 },
-            &weight,
-            &mut rectangles,
-        );
+        let of = |leaf: &ModuleBytes, course: usize| bytes(&leaf.bytes[course]).0 as f64;
+        let weight: Vec<f64> = self.leaves.iter().map(|leaf| of(leaf, course)).collect();
+        let whole = |leaf: &ModuleBytes| (0..leaf.bytes.len()).map(|c| of(leaf, c)).sum();
+        let whole: Vec<f64> = self.leaves.iter().map(whole).collect();
+        let space = Rectangle { x: 0.0, y: 0.0, width: aspect, height: 1.0 };
+        let model = Rectangle { width: MODEL, ..space };
+        lay(&self.root, (space, model), (&weight, &whole), &mut rectangles);
         for rectangle in &mut rectangles {
             rectangle.x /= aspect;
             rectangle.width /= aspect;
@@ -204,7 +206,16 @@ fn weight_of(group: &Group, weight: &[f64]) -> f64 {
     }
 }
 
-fn lay(group: &Group, space: Rectangle, weight: &[f64], rectangles: &mut [Rectangle]) {
+/// Squarified treemaps (Bruls, Huizing and van Wijk 2000): rows of parts, the largest first, as
+/// long as that makes them more square. Which parts make a row, and along which side, is decided in
+/// a model, whose parts have the bytes of all courses together: so maps of several courses have one
+/// arrangement.
+fn lay(
+    group: &Group,
+    (space, model): (Rectangle, Rectangle),
+    (weight, whole): (&[f64], &[f64]),
+    rectangles: &mut [Rectangle],
+) {
     let groups = match group {
         Group::Leaf(leaf) => {
             rectangles[*leaf] = space;
@@ -214,42 +225,73 @@ fn lay(group: &Group, space: Rectangle, weight: &[f64], rectangles: &mut [Rectan
     };
     let mut parts: Vec<(f64, &Group)> = groups
         .iter()
-        .map(|group| (weight_of(group, weight), group))
+        .map(|group| (weight_of(group, whole), group))
         .filter(|(w, _)| *w > 0.0)
         .collect();
     // Stable, so that equals keep the order of their names.
     parts.sort_by(|a, b| b.0.total_cmp(&a.0));
-    let total: f64 = parts.iter().map(|(weight, _)| weight).sum();
-    let scale = space.width * space.height / total;
-    let (mut left, mut rest) = (space, parts.as_slice());
+    let total = |parts: &[(f64, &Group)]| -> f64 { parts.iter().map(|(whole, _)| whole).sum() };
+    let own = |parts: &[(f64, &Group)]| -> f64 {
+        parts.iter().map(|(_, group)| weight_of(group, weight)).sum()
+    };
+    let scale = model.width * model.height / total(&parts);
+    let (mut left, mut left_of_model, mut rest) = (space, model, parts.as_slice());
     while !rest.is_empty() {
-        let side = left.width.min(left.height);
+        let is_wide = left_of_model.width >= left_of_model.height;
+        let side = left_of_model.width.min(left_of_model.height);
         let mut row = 1;
         while row < rest.len()
             && worst(&rest[..row + 1], side, scale) <= worst(&rest[..row], side, scale)
         {
             row += 1;
         }
-        let area: f64 = rest[..row].iter().map(|(weight, _)| weight * scale).sum();
-        // The last row takes what is left, whatever rounding did.
-        let depth = if row == rest.len() { left.width.max(left.height) } else { area / side };
-        let mut along = 0.0;
-        for (part, group) in &rest[..row] {
-            let length = part * scale / area * side;
-            let place = if left.width >= left.height {
-                Rectangle { x: left.x, y: left.y + along, width: depth, height: length }
-            } else {
-                Rectangle { x: left.x + along, y: left.y, width: length, height: depth }
-            };
-            lay(group, place, weight, rectangles);
+        // The part of what is left that a row takes; the last one takes all, whatever rounding did.
+        let share = |row_of: f64, all: f64| if all > 0.0 { row_of / all } else { 0.0 };
+        let is_last = row == rest.len();
+        let depth = if is_last { 1.0 } else { share(own(&rest[..row]), own(rest)) };
+        let depth_of_model = if is_last { 1.0 } else { share(total(&rest[..row]), total(rest)) };
+        let (mut along, mut along_model) = (0.0, 0.0);
+        for part in &rest[..row] {
+            let one = std::slice::from_ref(part);
+            let length = share(own(one), own(&rest[..row]));
+            let length_of_model = share(total(one), total(&rest[..row]));
+            let place = left.part(is_wide, depth, along, length);
+            let model = left_of_model.part(is_wide, depth_of_model, along_model, length_of_model);
+            lay(part.1, (place, model), (weight, whole), rectangles);
             along += length;
+            along_model += length_of_model;
         }
-        left = if left.width >= left.height {
-            Rectangle { x: left.x + depth, width: left.width - depth, ..left }
-        } else {
-            Rectangle { y: left.y + depth, height: left.height - depth, ..left }
-        };
+        left = left.behind(is_wide, depth);
+        left_of_model = left_of_model.behind(is_wide, depth_of_model);
         rest = &rest[row..];
+    }
+}
+
+impl Rectangle {
+    /// A part of a row: the row takes the share `depth` of the longer side, where the rectangle is
+    /// wide its width, and the part the share `length` of the other one, from the share `along` on.
+    fn part(self, is_wide: bool, depth: f64, along: f64, length: f64) -> Rectangle {
+        let Rectangle { x, y, width, height } = self;
+        match is_wide {
+            true => Rectangle {
+                x,
+                y: y + along * height,
+                width: depth * width,
+                height: length * height,
+            },
+            false => {
+                Rectangle { x: x + along * width, y, width: length * width, height: depth * height }
+            }
+        }
+    }
+
+    /// What is left behind a row.
+    fn behind(self, is_wide: bool, depth: f64) -> Rectangle {
+        let Rectangle { x, y, width, height } = self;
+        match is_wide {
+            true => Rectangle { x: x + depth * width, width: (1.0 - depth) * width, ..self },
+            false => Rectangle { y: y + depth * height, height: (1.0 - depth) * height, ..self },
+        }
     }
 }
 
