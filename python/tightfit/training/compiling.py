@@ -100,7 +100,7 @@ def compile(
 class PlanInfo:
     """One plan of a compiled model.
 
-    `budget` is what was asked for, or `peak` where that was `"min"`; `peak` are the most bytes that a step holds under it, all that the budget counts included, and `unplanned_peak` the
+    `peak` are the most bytes that a step holds under it, all that the budget counts included, and `unplanned_peak` the
     same with nothing computed again; `seconds` and `unplanned_seconds` are predicted from measured calls, and no plan
     within the budget takes less than `bound_seconds` (`None` where nothing is proven). `recomputed` is how many calls
     run again. `batch` are the shapes of the batch, `accumulates` says that gradients were there when the step began,
@@ -111,7 +111,7 @@ class PlanInfo:
     bytes of the tier that the step needs: with `offload`.
     """
 
-    budget: int
+    budget: int | None
     peak: int
     unplanned_peak: int
     seconds: float
@@ -152,10 +152,10 @@ def plans(model: nn.Module) -> list[PlanInfo]:
 
 
 def info(step: Step, plan: Plan, budget: int | None) -> PlanInfo:
-    """The record of a plan that was made for a budget; where that was `"min"`, it is what the plan takes."""
+    """The record of a plan that was made for a budget."""
     held = plan.held
     return PlanInfo(
-        held.peak + plan.beside if budget is None else budget, held.peak + plan.beside, held.unplanned_peak + plan.beside, held.seconds,
+        budget, held.peak + plan.beside, held.unplanned_peak + plan.beside, held.seconds,
         held.unplanned_seconds, held.bound_seconds, held.recomputed, step.batch(), bool(plan.accumulated),
         step.joint.has_backward, sorted(step.refused), step.name, step.measured_peak, plan.course.slab,
         held.below,
