@@ -1,20 +1,22 @@
 //! The version that the program says: that of the crate, and in a release the commit that it was
 //! built from, where there is one to ask.
 
+use std::path::Path;
 use std::process::Command;
 
+/// The repository of this workspace. A packaged crate has none, and another's around it says nothing.
+const REPOSITORY: &str = "../../.git";
+
 fn main() {
-    // Elsewhere a commit would make everybody build again.
-    let commit = match std::env::var("PROFILE").as_deref() {
-        Ok("release") => {
-            println!("cargo:rerun-if-changed=../../.git/HEAD");
-            println!("cargo:rerun-if-changed=../../.git/refs/heads");
-            commit()
-        }
-        _ => {
-            println!("cargo:rerun-if-changed=build.rs");
-            None
-        }
+    println!("cargo:rerun-if-changed=build.rs");
+    // Outside a release, each commit would make everybody build again.
+    let release = std::env::var("PROFILE").is_ok_and(|profile| profile == "release");
+    let commit = if release && Path::new(REPOSITORY).exists() {
+        println!("cargo:rerun-if-changed={REPOSITORY}/HEAD");
+        println!("cargo:rerun-if-changed={REPOSITORY}/refs/heads");
+        commit()
+    } else {
+        None
     };
     let commit = commit.map_or(String::new(), |commit| format!(" ({commit})"));
     let version = std::env::var("CARGO_PKG_VERSION").unwrap_or_default();

@@ -5,7 +5,7 @@ Invariant: shares no code with the exporter.
 
 from typing import Any
 
-SIZES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u8": 1, "bool": 1}
+SIZES = {"f64": 8, "f32": 4, "f16": 2, "bf16": 2, "i64": 8, "i32": 4, "i16": 2, "i8": 1, "u64": 8, "u8": 1, "bool": 1}
 PHASES = ["parameter", "buffer", "state", "input", "forward", "loss", "backward", "optimizer"]
 
 

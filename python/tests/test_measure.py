@@ -191,9 +191,8 @@ def test_a_call_that_does_not_fit_is_an_error_that_names_it(tmp_path):
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"device": "cpu", "measure": False}, "give measure=True"),
     ({"device": "nonsense"}, "is no device"),
-    ({"device": "mps"}, "cpu and cuda, not on mps"),
+    ({"device": "mps"}, "cpu and cuda, not for mps"),
     ({"device": "cuda:99"}, "there is no cuda:99 here"),
 ])
 def test_refusals_say_what_to_do(tmp_path, options, message):

@@ -25,6 +25,7 @@ from torch._functorch.aot_autograd import aot_export_joint_with_descriptors
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
+from . import cuda_operators
 from .batch import Shape, leaves, ordered
 from .checkpointed import noticed
 from .decompositions import decompositions
@@ -64,13 +65,13 @@ class Capture:
 
 
 def capture(model: nn.Module, loss_fn: Callable[..., Any] | None, batch: tuple[Any, Any], *, training: bool,
-            executable: bool = False) -> Capture:
+            executable: bool = False, on_cuda: bool = False) -> Capture:
     """Captures forward, loss and (when `training`) backward of a batch of inputs and targets.
 
     A model in training mode keeps the modes of its modules for training (a frozen normalisation stays in evaluation
     mode); otherwise all of them follow `training`. The model's own modes are restored. `executable` rewrites calls that the
-    engine has no kernel for, where other operators can say the same. Raises `ExportError` when PyTorch cannot trace
-    the model.
+    engine has no kernel for, where other operators can say the same. With `on_cuda` the operators are those that PyTorch
+    runs on CUDA, whole, wherever the model is. Raises `ExportError` when PyTorch cannot trace the model.
     """
     step = _Step(model, loss_fn, Shape(ordered(batch)), returns_prediction=not training)
     arguments = _fake_like(model, leaves(batch))
@@ -80,10 +81,13 @@ def capture(model: nn.Module, loss_fn: Callable[..., Any] | None, batch: tuple[A
         stack.enter_context(_compiling())
         stack.enter_context(composed())
         stack.enter_context(noticed())
+        if on_cuda:
+            stack.enter_context(cuda_operators.chosen())
         stack.enter_context(torch.enable_grad() if training else torch.no_grad())
         try:
             joint = aot_export_joint_with_descriptors(
-                stack, step, arguments, decompositions=decompositions(executable), keep_inference_input_mutations=True
+                stack, step, arguments, decompositions={} if on_cuda else decompositions(executable),
+                keep_inference_input_mutations=True,
             )
         except ExportError:
             raise
@@ -93,6 +97,8 @@ def capture(model: nn.Module, loss_fn: Callable[..., Any] | None, batch: tuple[A
             ) from error
         module = joint.graph_module
     _finish_tags(module.graph)
+    if on_cuda:
+        cuda_operators.name_device(module.graph)
     return _describe(module, step, training)
 
 

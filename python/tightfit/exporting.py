@@ -72,13 +72,15 @@ def export(
 
     With `execute=False`, `out` is one file ending in `.json` or `.json.gz` and receives the training graph alone, for
     planning: the model may live on the `meta` device or on fake tensors, without memory behind it, and have any dtype;
-    `optimizer=None` makes the gradients outputs.
+    `optimizer=None` makes the gradients outputs. `device` is where the step is to run: where the model lives, or
+    `"cpu"` for a model without memory. For `"cuda"`, which need not be there, the graph holds the operators that PyTorch
+    runs on a GPU; for the processor those of Core ATen.
 
-    With `measure=True` as well, each call of that graph is run on `device` (where the model lives, or `"cpu"` for a
-    model of fake tensors) with made-up inputs, one call at a time, and its seconds are written into the graph, where
-    they take the place of the planner's prediction. This takes about a tenth of a second for each different call and
-    the memory of the largest one. Updates of parameters are measured as PyTorch's fused updates, one parameter each.
-    A warning names the calls that cannot be run so; they have no seconds, and the planner predicts theirs.
+    With `measure=True` as well, each call of that graph is run on `device` with made-up inputs, one call at a time, and
+    its seconds are written into the graph, where they take the place of the planner's prediction. This takes about a
+    tenth of a second for each different call and the memory of the largest one. Updates of parameters are measured as
+    PyTorch's fused updates, one parameter each. A warning names the calls that cannot be run so; they have no seconds,
+    and the planner predicts theirs.
 
     Returns the tensors that the graph reads and the model does not have, by the name that the graph gives them: buffers
     of the loss (`loss.weight`), and constants that the forward pass makes out of thin air (`constant.…`). `arguments`
@@ -96,14 +98,15 @@ def export(
     chosen = resolve(optimizer, learning_rate, model, execute=execute)
     path = Path(out)
     batch = _apart(ordered(pair(example_batch)))
-    where = _measuring_device(device, model, batch, measure=measure, execute=execute)
+    where = _device(device, model, batch, measure=measure, execute=execute)
     evaluation = batch if evaluation_batch is None else _apart(ordered(pair(evaluation_batch)))
     traced, (batch, evaluation) = made_fake(model, (batch, evaluation))
     if not execute:
         if not path.name.endswith((".json", ".json.gz")):
             raise ExportError(f"out={path.name!r}; with execute=False name one file ending in .json or .json.gz")
-        graph, tensors = _graph(traced, loss_fn, batch, name, chosen, training=True, execute=False)
-        if where is not None:
+        graph, tensors = _graph(traced, loss_fn, batch, name, chosen, training=True, execute=False,
+                                on_cuda=where.type == "cuda")
+        if measure:
             graph = measured(graph, where)
         write_all({path: to_json(graph).encode() if path.name.endswith(".json") else to_gzip(graph)})
         return _foreign(graph, tensors, model)
@@ -137,50 +140,55 @@ def _foreign(graph: dict[str, Any], tensors: dict[str, torch.Tensor], model: nn.
     return {name: tensor for name, tensor in tensors.items() if name in read and name not in own}
 
 
-def _graph(model, loss_fn, batch, name, optimizer, *, training: bool,
-           execute: bool = True) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+def _graph(model, loss_fn, batch, name, optimizer, *, training: bool, execute: bool = True,
+           on_cuda: bool = False) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
     """One graph document, and the tensors that its parameters and buffers start from."""
-    captured = capture(model, loss_fn, batch, training=training, executable=execute)
+    captured = capture(model, loss_fn, batch, training=training, executable=execute, on_cuda=on_cuda)
     if execute:
         fold(captured)
     simplify(captured)
     tensors = dict(model.named_parameters()) | dict(model.named_buffers())
     if isinstance(loss_fn, nn.Module):
         tensors |= {f"loss.{key}": tensor for key, tensor in loss_fn.named_buffers()}
-    graph = translate(captured, name, optimizer, tensors, keep_unused=training)
+    decomposed = "none" if on_cuda else "core"
+    graph = translate(captured, name, optimizer, tensors, keep_unused=training, decompositions=decomposed)
     return graph, tensors
 
 
-def _measuring_device(device: str | torch.device | None, model: nn.Module, batch: Any, *, measure: bool,
-                      execute: bool) -> torch.device | None:
-    """Where the calls of a graph are to be measured; `None` where they are not."""
-    if not measure:
-        if device is not None:
-            raise ExportError(f"device={str(device)!r} says where to measure; give measure=True with it")
-        return None
-    if execute:
+def _device(device: str | torch.device | None, model: nn.Module, batch: Any, *, measure: bool,
+            execute: bool) -> torch.device:
+    """Where the step is to run, and its calls are measured."""
+    if execute and measure:
         raise ExportError(
             "measure=True is for graphs to plan with: give execute=False with it; the engine measures the calls of an "
             "executable step by itself, when `tightfit plan`, `train` or `calibrate` first meets them"
         )
-    if device is None:
-        tensors = [*model.parameters(), *model.buffers(), *pytree.tree_leaves(batch)]
-        tensors = [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)]
-        is_real = not any(map(is_memoryless, tensors))
-        devices = sorted({str(tensor.device) for tensor in tensors}) if is_real else []
-        if len(devices) > 1:
-            raise ExportError(f"the model and its batch live on {' and '.join(devices)}; say device=… where to measure")
-        device = devices[0] if devices else "cpu"
+    if execute and device is not None:
+        raise ExportError(f"device={str(device)!r} is for graphs to plan with: give execute=False with it; the engine runs "
+                          "an executable step on processors")
     try:
-        found = torch.device(device)
+        found = torch.device(_home(model, batch, measure=measure) if device is None else device)
     except (RuntimeError, TypeError) as error:
         raise ExportError(f"device={device!r} is no device; use \"cpu\" or \"cuda\"") from error
-    if found.type not in ("cpu", "cuda"):
-        raise ExportError(f"calls are measured on cpu and cuda, not on {found}; say device=…")
+    if found.type not in ("cpu", "cuda") and (measure or device is not None):
+        raise ExportError(f"steps are captured and measured for cpu and cuda, not for {found}; say device=…")
     count = torch.cuda.device_count() if found.type == "cuda" else 1
-    if (found.index or 0) >= count:
-        raise ExportError(f"there is no {found} here, PyTorch sees {count} of its kind; say another device=…")
+    if measure and (found.index or 0) >= count:
+        raise ExportError(f"there is no {found} here, PyTorch sees {count} of its kind; say another device=…, or leave "
+                          "measure=True out")
     return found
+
+
+def _home(model: nn.Module, batch: Any, *, measure: bool) -> str:
+    """Where the model and its batch live; the processor where they have no memory."""
+    leaves = [*model.parameters(), *model.buffers(), *pytree.tree_leaves(batch)]
+    tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    if any(map(is_memoryless, tensors)):
+        return "cpu"
+    devices = sorted({str(tensor.device) for tensor in tensors})
+    if len(devices) > 1 and measure:
+        raise ExportError(f"the model and its batch live on {' and '.join(devices)}; say device=… where to measure")
+    return devices[0] if len(devices) == 1 else "cpu"
 
 
 def _apart(batch: tuple[Any, Any]) -> tuple[Any, Any]:

@@ -28,9 +28,14 @@ DTYPES = {
     torch.int32: "i32",
     torch.int16: "i16",
     torch.int8: "i8",
+    torch.uint64: "u64",  # seeds on CUDA
     torch.uint8: "u8",
     torch.bool: "bool",
 }
+
+
+# Of their first tensor these read the rows that they are asked for, which are what they write.
+_READS_ROWS = ("aten.embedding.default", "aten.gather.default", "aten.index.Tensor", "aten.index_select.default")
 
 
 @dataclass(frozen=True)
@@ -159,8 +164,11 @@ class GraphBuilder:
         if cost:
             if flops:
                 record["flops"] = int(flops)
-            record["bytes_read"] = sum(map(size_in_bytes, read))
-            record["bytes_written"] = sum(size_in_bytes(tensor) for tensor in outputs if tensor is not None)
+            sizes = list(map(size_in_bytes, read))
+            written = sum(size_in_bytes(tensor) for tensor in outputs if tensor is not None)
+            if op in _READS_ROWS:
+                sizes[0] = min(sizes[0], written)
+            record["bytes_read"], record["bytes_written"] = sum(sizes), written
             workspace += sum(unused.values())
         if workspace:
             record["workspace"] = workspace

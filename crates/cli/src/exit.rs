@@ -25,7 +25,9 @@ use crate::places::Replaced;
 use crate::table::UnknownColumn;
 use crate::tier::NotATier;
 use crate::train::{Contradiction, LossNotFinite, NotASchedule, RanksRefused, TooManySteps};
-use crate::values::{BelowReserve, NoRanks, NoStages, NoVariants, NotASize, UnknownModule};
+use crate::values::{
+    BelowReserve, Measured, NoRanks, NoStages, NoVariants, NotASize, UnknownModule,
+};
 use crate::verbs::analyze::Refused;
 
 /// Part of `--help`.
@@ -158,6 +160,7 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
         || error.is::<TooManySteps>()
         || error.is::<UnknownColumn>()
         || error.is::<NoVariants>()
+        || error.is::<Measured>()
         || error.is::<Replaced>()
         || error.is::<NotASize>()
         || error.is::<NotATier>()

@@ -91,7 +91,8 @@ fn of_plan(error: &PlanError) -> Option<Map<String, Value>> {
     }
 }
 
-fn of_proof(proof: &Infeasible) -> Map<String, Value> {
+/// What is known of a budget that is too small.
+pub fn of_proof(proof: &Infeasible) -> Map<String, Value> {
     let (needed, reached) = (Some(proof.needed), Some(proof.reached));
     let mut refusal = refused(proof.budget, proof.is_proven(), needed, reached);
     refusal.insert("peak_bytes".to_string(), json!(proof.peak));

@@ -61,6 +61,13 @@ pub struct Search<'a> {
     pub effort: Effort<'a>,
 }
 
+impl Search<'_> {
+    /// How long the search takes for so many points and the smallest budget, at most.
+    pub fn of_all(self, points: u32) -> Seconds {
+        Seconds(self.effort.deadline.0 * f64::from(points + 1))
+    }
+}
+
 /// The points of a frontier, the largest budget first; the search is that of each.
 pub fn frontier(
     graph: &Graph,

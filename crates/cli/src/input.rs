@@ -21,7 +21,7 @@ use tightfit_engine::step::{self, read_graph};
 use tightfit_engine::{Dataset, Step};
 
 use crate::tier::{self, Folder};
-use crate::values::MOST_THREADS;
+use crate::values::{MOST_THREADS, Measured, efficiency};
 use crate::{calls, processor};
 
 /// The training graph of a step's folder, or the graph of a file; `true` for a step.
@@ -114,9 +114,13 @@ impl Statistics {
 /// The machine that a step is planned for, as it is given on the command line.
 #[derive(Args, Default)]
 pub struct OnMachine {
-    /// cpu, a100-80gb or h100-80gb [default: cpu for steps, a100-80gb for graphs]
+    /// cpu, as measured; a100-80gb or h100-80gb, at the rates of their data sheets [default: cpu
+    /// for steps, a100-80gb for graphs]
     #[arg(long)]
     machine: Option<String>,
+    /// How much of a data sheet's rates kernels reach, such as 60%
+    #[arg(long, value_name = "SHARE", value_parser = efficiency)]
+    efficiency: Option<f64>,
     /// Worker threads of the cpu machine [default: all processors]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=MOST_THREADS))]
     threads: Option<u32>,
@@ -130,7 +134,7 @@ pub struct OnMachine {
 impl OnMachine {
     /// A machine by name, and threads where it is the processor.
     pub fn named(machine: Option<String>, threads: Option<u32>) -> OnMachine {
-        OnMachine { machine, threads, tier: None }
+        OnMachine { machine, efficiency: None, threads, tier: None }
     }
 
     /// The tier, as it is given.
@@ -144,6 +148,11 @@ impl OnMachine {
             Some("cpu") => processor::machine(self.threads),
             None if is_step => processor::machine(self.threads),
             name => Machine::preset(name.unwrap_or("a100-80gb"))?,
+        };
+        let machine = match self.efficiency {
+            None => machine,
+            Some(_) if machine.runtime.rules().runs_here => return Err(Measured.into()),
+            Some(share) => machine.at_efficiency(share),
         };
         match &self.tier {
             None => Ok(machine),

@@ -27,8 +27,10 @@ mod places;
 pub mod planners;
 mod processor;
 pub mod program;
+mod progress;
 mod shown;
 pub mod solver;
+mod style;
 mod table;
 mod tier;
 mod train;
@@ -43,6 +45,7 @@ use tightfit_engine::process;
 use crate::exit::ExitCode;
 pub use crate::failure::message;
 use crate::output::Unprinted;
+use crate::style::Color;
 use crate::verbs::{
     analyze, calibrate, check, completions, modules, pareto, plan, report, sac, shard, stages,
     trace,
@@ -63,6 +66,10 @@ struct Cli {
     /// Show whole names and every column, in lines of more than 80 columns
     #[arg(long, global = true)]
     wide: bool,
+    /// Colour: auto (on a terminal, unless NO_COLOR is set), always or never
+    #[arg(long, global = true, value_name = "WHEN", default_value = "auto", value_enum)]
+    #[arg(hide_possible_values = true)]
+    color: Color,
 }
 
 #[derive(Subcommand)]
@@ -91,9 +98,10 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     output::open_streams();
     interrupt::outlive_full_files();
     let arguments: Vec<OsString> = arguments.into_iter().collect();
+    Color::of(&arguments).settle();
     let json = arguments.iter().any(|argument| argument == "--json");
     let result = match Cli::try_parse_from(arguments) {
-        Ok(Cli { verb, wide }) => {
+        Ok(Cli { verb, wide, color: _ }) => {
             output::widen(wide);
             dispatch(verb)
         }

@@ -14,6 +14,7 @@ use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::file;
 
 use crate::shown::shown;
+use crate::style;
 
 /// Prints a line to standard output, or says why not.
 macro_rules! say {
@@ -70,12 +71,22 @@ static IS_TAKEN: AtomicBool = AtomicBool::new(false);
 
 /// A line on standard output.
 pub fn line(text: fmt::Arguments<'_>) -> Printed {
+    styled(text, str::to_string)
+}
+
+/// A line on standard output that stands above others: what an answer is about, or the heads of a
+/// table.
+pub fn heading(text: fmt::Arguments<'_>) -> Printed {
+    styled(text, style::heading)
+}
+
+fn styled(text: fmt::Arguments<'_>, style: fn(&str) -> String) -> Printed {
     if IS_TAKEN.load(Ordering::Relaxed) {
         aside(text);
         return Ok(());
     }
     let mut output = io::stdout().lock();
-    writeln!(output, "{}", shown(text)).map_err(Unprinted)
+    writeln!(output, "{}", style(&shown(text))).map_err(Unprinted)
 }
 
 /// Columns of a line, unless `--wide` was given.
@@ -156,7 +167,7 @@ pub fn flush() -> Printed {
 
 /// A line on standard error.
 pub fn aside(text: fmt::Arguments<'_>) {
-    let _ = writeln!(io::stderr().lock(), "{}", shown(text));
+    let _ = writeln!(io::stderr().lock(), "{}", style::message(&shown(text)));
 }
 
 /// A number of things.

@@ -35,6 +35,11 @@ pub struct Solver {
 }
 
 impl Solver {
+    /// How long it takes at most.
+    pub fn most(self) -> Seconds {
+        self.deadline
+    }
+
     /// For the planners.
     pub fn limits(self) -> SolverLimits {
         SolverLimits { gap: self.gap, seconds: Some(self.deadline) }

@@ -274,15 +274,16 @@ impl Table {
                 let rest = " ".repeat(width.saturating_sub(display_width(&text)));
                 if is_text[column] { text + &rest } else { rest + &text }
             });
-            say!("{}", cells.collect::<Vec<_>>().join(GAP).trim_end())
+            cells.collect::<Vec<_>>().join(GAP).trim_end().to_string()
         };
         // A head stands over the digits of its column, not over marks behind them.
-        line(&|column, _| {
+        let heads = line(&|column, _| {
             let marks = rows.first().is_some_and(|row| row[column].text.ends_with([' ', '*']));
             format!("{}{}", self.heads[column], if marks { "  " } else { "" })
-        })?;
+        });
+        output::heading(format_args!("{heads}"))?;
         for row in rows {
-            line(&|column, width| row[column].within(width))?;
+            say!("{}", line(&|column, width| row[column].within(width)))?;
         }
         if rows.len() < self.rows.len() {
             say!("… and {} more rows", self.rows.len() - rows.len())?;

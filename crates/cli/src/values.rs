@@ -22,6 +22,14 @@ pub struct UnknownModule {
     pub name: String,
 }
 
+/// An efficiency of rates that were measured.
+#[derive(Debug, Error)]
+#[error(
+    "--efficiency is a share of a data sheet's rates, and those of cpu are measured; name a \
+     --machine with a data sheet, such as a100-80gb"
+)]
+pub struct Measured;
+
 /// A budget that no schedule fits, since the process alone takes all of it.
 #[derive(Debug, Error)]
 #[error(
@@ -174,6 +182,15 @@ pub fn share(text: &str) -> Result<f64, String> {
         .ok()
         .filter(|share| (0.0..=1.0).contains(share))
         .ok_or_else(|| "write a share from 0 to 1, as in 0.01".to_string())
+}
+
+/// A share of a machine's rates: 60%, 0.6.
+pub fn efficiency(text: &str) -> Result<f64, String> {
+    let (number, whole) = text.strip_suffix('%').map_or((text, 1.0), |number| (number, 100.0));
+    let share = number.trim().parse::<f64>().ok().map(|number| number / whole);
+    share
+        .filter(|share| (0.01..=1.0).contains(share))
+        .ok_or_else(|| "write a share from 1% to 100%, as in 60% or 0.6".to_string())
 }
 
 /// A fraction of the activation peak.

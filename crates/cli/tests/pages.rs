@@ -67,6 +67,42 @@ fn commands_run() {
     assert!(ran > 10, "{ran}");
 }
 
+/// The list of the README runs, but for what takes minutes; training takes two steps of it.
+#[test]
+fn commands_of_the_readme_run() {
+    const MINUTES: [&str; 4] = ["tightfit bench ", "corpus/steps/gpt-base", "cargo ", "my-step"];
+    const RESULTS: [&str; 9] = [
+        "plan.json",
+        "planned.json.gz",
+        "memory.svg",
+        "frontier.svg",
+        "pipeline.svg",
+        "report.html",
+        "trace.json",
+        "digits.safetensors",
+        "out.svg",
+    ];
+    let (folder, readme) = (folder(), page("../README.md"));
+    let blocks = readme.split("```").skip(1).step_by(2);
+    let lines = blocks.flat_map(str::lines).filter(|line| line.starts_with("tightfit "));
+    let mut ran = 0;
+    for line in lines.filter(|line| MINUTES.iter().all(|slow| !line.contains(slow))) {
+        let mut words: Vec<String> = line.split_whitespace().skip(1).map(String::from).collect();
+        for at in 0..words.len() {
+            if RESULTS.contains(&words[at].as_str()) {
+                words[at] = format!("FOLDER/{}", words[at]);
+            }
+            if words[at] == "--steps" {
+                words[at + 1] = "2".to_string();
+            }
+        }
+        let ended = run(folder.path(), &words.join(" "));
+        assert_eq!(ended.code, Some(0), "{line}: {}", ended.stderr);
+        ran += 1;
+    }
+    assert!(ran >= 15, "{ran}");
+}
+
 /// The members that a section names in the first column of its table.
 fn documented(page: &str, section: &str) -> BTreeSet<String> {
     let text = page.split(&format!("\n## {section}\n")).nth(1).unwrap();

@@ -65,3 +65,39 @@ fn a_terminal_obeys_no_name() {
     assert!(refused.stderr.contains(r"\u001b[2J"), "{}", refused.stderr);
     harmless(&refused);
 }
+
+/// Colour is for terminals, and for whoever asks for it; the words are the same.
+#[test]
+fn colour_is_where_it_is_asked_for() {
+    let graph = "corpus/graphs/resnet50_b32.json.gz";
+    let folder = folder();
+    let colourless = |text: &str| {
+        let parts = text.split('\u{1b}').enumerate();
+        parts
+            .map(|(at, part)| if at == 0 { part } else { part.split_once('m').unwrap().1 })
+            .collect()
+    };
+    for (verb, code) in [
+        (format!("modules {graph}"), 0),
+        ("plan nothing --budget 60%".to_string(), 4),
+        (format!("plan {graph}"), 2),
+        ("plan --help".to_string(), 0),
+    ] {
+        let of = |color: &str| run(folder.path(), &format!("{verb}{color}"));
+        let (piped, always) = (of(""), of(" --color always"));
+        let never = of(" --color=never");
+        assert_eq!((piped.code, always.code, never.code), (Some(code), Some(code), Some(code)));
+        for (piped, always, never) in [
+            (&piped.stdout, &always.stdout, &never.stdout),
+            (&piped.stderr, &always.stderr, &never.stderr),
+        ] {
+            assert!(!piped.contains('\u{1b}') && !never.contains('\u{1b}'), "{verb}: {piped:?}");
+            assert_eq!(piped.is_empty(), always.is_empty(), "{verb}");
+            assert_eq!(piped.is_empty(), !always.contains('\u{1b}'), "{verb}: {always:?}");
+            if code != 2 {
+                let colourless: String = colourless(always);
+                assert_eq!(colourless, *piped, "{verb}");
+            }
+        }
+    }
+}

@@ -71,6 +71,8 @@ pub struct FittedGraph {
     pub reserve: Reserve,
     /// The graph as captured.
     pub unplanned: Fitted,
+    /// Why no less was reached, in numbers of the whole budget, where the smallest was asked for.
+    pub limit: Option<Infeasible>,
 }
 
 impl FittedGraph {
@@ -122,7 +124,8 @@ pub fn fit_step(
     task: &FitTask<'_>,
 ) -> Result<FittedStep, FittingError> {
     let profile = Profile::measured(&step.training, task.machine, seconds);
-    let training = fit_graph(&step.training, &profile, task)?;
+    // A run holds nothing that it does not need.
+    let training = FittedGraph { limit: None, ..fit_graph(&step.training, &profile, task)? };
     let evaluation = fit_evaluation(step, &training, training.slab(), seconds, task);
     Ok(FittedStep { training, profile, evaluation, region: None })
 }
@@ -159,14 +162,16 @@ pub fn fit_graph(
     let unplanned = tightfit::unplanned(graph, profile)?;
     let nowhere = Residents::default();
     let Some(budget) = whole_budget(task, &unplanned, reserve)? else {
-        let fitted = tightfit::fit(
+        let mut fitted = tightfit::fit(
             graph,
             profile,
             &Request { goal: Goal::Smallest, planner, residents: &nowhere, effort: *effort },
         )?;
         let budget = fitted.schedule().slab + reserve.total();
         within_memory(budget, task.machine)?;
-        return Ok(FittedGraph { fitted, budget, reserve, unplanned });
+        let below = budget.saturating_sub(Bytes(1));
+        let limit = fitted.take_limit().map(|proof| of_whole(*proof, below, reserve));
+        return Ok(FittedGraph { fitted, budget, reserve, unplanned, limit });
     };
     let fitted = fit(
         graph,
@@ -179,7 +184,7 @@ pub fn fit_graph(
         },
     )
     .map_err(|error| with_reserve(error, budget, reserve))?;
-    Ok(FittedGraph { fitted, budget, reserve, unplanned })
+    Ok(FittedGraph { fitted, budget, reserve, unplanned, limit: None })
 }
 
 /// The bytes of the whole budget, within this machine's memory; `None` where the smallest is asked
@@ -226,6 +231,11 @@ fn with_reserve(error: FitError, budget: Bytes, reserve: Reserve) -> FitError {
         }
         error => return error,
     };
+    PlanError::Infeasible(Box::new(of_whole(*proof, budget, reserve))).into()
+}
+
+fn of_whole(proof: Infeasible, budget: Bytes, reserve: Reserve) -> Infeasible {
+    let all = reserve.total();
     let mut proof = Infeasible {
         budget,
         needed: proof.needed + all,
@@ -236,7 +246,7 @@ fn with_reserve(error: FitError, budget: Bytes, reserve: Reserve) -> FitError {
             simulated: prediction.simulated + all,
             ..prediction
         }),
-        ..*proof
+        ..proof
     };
     for (name, bytes) in
         [("the process itself", reserve.base), ("what the matrix product packs", reserve.packing)]
@@ -248,5 +258,5 @@ fn with_reserve(error: FitError, budget: Bytes, reserve: Reserve) -> FitError {
             proof.live.insert(place, tensor);
         }
     }
-    PlanError::Infeasible(Box::new(proof)).into()
+    proof
 }

@@ -94,7 +94,7 @@ fn faster(
     }
     let unplanned = tightfit::unplanned(graph, profile).map_err(FitError::from)?;
     let (budget, reserve) = (*budget, *reserve);
-    let training = FittedGraph { fitted: found, budget, reserve, unplanned };
+    let training = FittedGraph { fitted: found, budget, reserve, unplanned, limit: None };
     let calls = measured.call_seconds(graph, machine.threads);
     let evaluation = fit_evaluation(step, &training, training.slab(), &calls, &task);
     if evaluation.is_none() && known.evaluation.is_some() {

@@ -35,6 +35,7 @@ use crate::units::{Bytes, Seconds};
 pub struct Fitted {
     checked: Checked,
     bound: Option<Bound>,
+    limit: Option<Box<Infeasible>>,
 }
 
 impl Fitted {
@@ -59,9 +60,20 @@ impl Fitted {
         self.bound
     }
 
+    /// Why it is no smaller, where the smallest slab was asked for and nothing moves: the refusal of
+    /// a budget of one byte less.
+    pub fn limit(&self) -> Option<&Infeasible> {
+        self.limit.as_deref()
+    }
+
+    /// The same, which is not kept any longer.
+    pub fn take_limit(&mut self) -> Option<Box<Infeasible>> {
+        self.limit.take()
+    }
+
     /// The same schedule under another budget with its bound, where the slab fits into that.
     pub(crate) fn within(&self, budget: Bytes, bound: Option<Bound>) -> Option<Fitted> {
-        Some(Fitted { checked: self.checked.within(budget)?, bound })
+        Some(Fitted { checked: self.checked.within(budget)?, bound, limit: None })
     }
 }
 
@@ -376,16 +388,26 @@ impl<'a> BudgetedPlanner<'a> {
             }
             None => self.lowest_by_rule(any, residents, &meter.until(LOWEST_BY_RULE))?.0,
         };
-        Ok(checked(self.graph, self.profile, schedule, None)?)
+        let limit = self.route().is_none().then(|| {
+            let plan = Plan::of_runs(self.planner, schedule.runs());
+            let below = schedule.slab.saturating_sub(Bytes(1));
+            Box::new(self.proof(below, (schedule.clone(), plan)))
+        });
+        let fitted = checked(self.graph, self.profile, schedule, None)?;
+        Ok(Fitted { limit, ..fitted })
+    }
+
+    fn refusal(&self, budget: Bytes, laid: Laid) -> PlanError {
+        PlanError::Infeasible(Box::new(self.proof(budget, laid)))
     }
 
     /// The smallest budget known to be feasible is that of the smallest slab.
-    fn refusal(&self, budget: Bytes, (schedule, plan): Laid) -> PlanError {
+    fn proof(&self, budget: Bytes, (schedule, plan): Laid) -> Infeasible {
         let proof = Infeasible::new(self.graph, self.profile, budget, plan);
         let least = self.search.as_ref().filter(|_| self.route().is_none());
         let least = least.map_or(Bytes::ZERO, Search::least_budget);
         let needed = proof.needed.max(least);
-        PlanError::Infeasible(Box::new(Infeasible { reached: schedule.slab, needed, ..proof }))
+        Infeasible { reached: schedule.slab, needed, ..proof }
     }
 
     /// The smallest slab for the smallest plan of a rule, or one that is small enough.
@@ -431,5 +453,5 @@ pub fn checked(
     schedule: Schedule,
     bound: Option<Bound>,
 ) -> Result<Fitted, Violation> {
-    Ok(Fitted { checked: Checked::new(graph, profile, schedule)?, bound })
+    Ok(Fitted { checked: Checked::new(graph, profile, schedule)?, bound, limit: None })
 }

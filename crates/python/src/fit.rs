@@ -179,7 +179,7 @@ impl Fitted {
     }
 
     fn of(step: Arc<Graph>, machine: String, planned: FittedGraph) -> Fitted {
-        let FittedGraph { fitted, budget, reserve, unplanned } = planned;
+        let FittedGraph { fitted, budget, reserve, unplanned, .. } = planned;
         let unplanned = unplanned.timeline();
         let bound = fitted.bound();
         let Figures { overhead, gap, .. } = Figures::of(&fitted, unplanned.seconds);

@@ -19,7 +19,7 @@ pub fn announce(
     planned: &FittedStep,
     machine: &Machine,
 ) -> output::Printed {
-    let FittedGraph { fitted, budget, reserve, unplanned } = &planned.training;
+    let FittedGraph { fitted, budget, reserve, unplanned, .. } = &planned.training;
     let (schedule, timeline) = (fitted.schedule(), fitted.timeline());
     tell!("{}: {}", step.name, step.description)?;
     entry!(

@@ -86,7 +86,7 @@ impl Outcome<'_> {
 
     /// For programs.
     pub fn json(&self) -> Value {
-        let FittedGraph { fitted, budget, reserve, unplanned } = &self.planned.training;
+        let FittedGraph { fitted, budget, reserve, unplanned, .. } = &self.planned.training;
         json!({
             "budget_bytes": budget,
             "base_bytes": reserve.base,

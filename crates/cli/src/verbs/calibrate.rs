@@ -20,7 +20,7 @@ use crate::effort::Limits;
 use crate::planners::planner;
 use crate::tier::Folder;
 use crate::values::MOST_THREADS;
-use crate::{input, processor};
+use crate::{input, output, processor};
 
 /// Measure this processor's rates, or how long a step's calls take on it, and keep them for
 /// predictions; `train` and `plan` do it by themselves when needed.
@@ -70,7 +70,7 @@ pub fn calibrate(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let text = serde_json::to_string_pretty(&machine)?;
     processor::remember(machine.threads, extent, &text);
     if arguments.json {
-        say!("{text}")?;
+        output::answer(serde_json::to_value(&machine)?)?;
     } else {
         tell!(
             "{} threads: {:.1} GFLOP/s in matrix products, {:.1} GB/s, {:.2} G exponentials/s, \

@@ -15,7 +15,7 @@ use crate::effort::Search;
 use crate::frontier::{Point, Refusal, drawn, frontier};
 use crate::input::{self, OnMachine};
 use crate::table::{Cell, Table};
-use crate::{exit, interrupt, output, places};
+use crate::{exit, interrupt, output, places, progress};
 
 /// Plan a step at many budgets: what would half the memory cost, what is the smallest machine for
 /// it.
@@ -63,7 +63,9 @@ pub fn pareto(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let profile = input::profile(&graph, &machine);
     let unplanned = tightfit::unplanned(&graph, &profile)?;
     let (search, points) = (arguments.search.of_each(), arguments.points);
-    let points = frontier(&graph, &machine, &profile, &unplanned, search, points)?;
+    let points = progress::during("planning budget by budget", search.of_all(points), || {
+        frontier(&graph, &machine, &profile, &unplanned, search, points)
+    })?;
     if let Some(path) = &arguments.svg {
         output::write_whole(
             path,

@@ -12,7 +12,7 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use tightfit::graph::{self, Graph};
-use tightfit::plan::rewrite;
+use tightfit::plan::{Infeasible, LiveTensor, rewrite};
 use tightfit::profile::Profile;
 use tightfit::schedule::Schedule;
 use tightfit::units::Bytes;
@@ -24,8 +24,9 @@ use crate::calls::{self, Costs, Subject};
 use crate::effort::Search;
 use crate::figures::{Figures, Moves};
 use crate::input::{self, OnMachine};
+use crate::table::{Cell, Table};
 use crate::verbs::plan::details::Details;
-use crate::{conclusion, interrupt, output, places};
+use crate::{conclusion, failure, interrupt, output, places, progress};
 
 /// Plan a training step under a budget in bytes.
 #[derive(Args)]
@@ -68,6 +69,10 @@ pub struct Arguments {
     #[arg(long)]
     json: bool,
 }
+
+/// What is alive where a plan peaks, and how many of it a table shows.
+const ALIVE: [&str; 4] = ["size", "tensor", "phase", "module"];
+const MOST_ALIVE: usize = 10;
 
 /// What a plan is written as.
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
@@ -127,7 +132,9 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let start = Instant::now();
     let effort = arguments.search.effort();
     let task = FitTask { machine: &machine, budget, beside: Bytes::ZERO, planner, effort };
-    let planned = match fit_graph(&graph, &profile, &task) {
+    let planned =
+        progress::during("planning", effort.deadline, || fit_graph(&graph, &profile, &task));
+    let planned = match planned {
         Ok(planned) => planned,
         Err(error) => {
             let refused = (&error, arguments.json);
@@ -182,11 +189,15 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "interrupted": interrupt::raised(),
         });
         moves.add_to(&mut result);
+        let limit = planned.limit.as_ref().map(failure::of_proof).unwrap_or_default();
+        for name in ["needed_bytes", "node", "module", "alive"] {
+            result[name] = limit.get(name).cloned().unwrap_or_default();
+        }
         details.add_to(&mut result);
         output::answer(result)?;
         return Ok(code);
     }
-    say!("{} on {}", graph.name(), machine.name)?;
+    output::heading(format_args!("{} on {}", graph.name(), machine.name))?;
     row!(
         "unplanned peak",
         unplanned.peak,
@@ -240,6 +251,29 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if interrupt::raised() {
         row!("search", "interrupted", "the best plan so far")?;
     }
+    if let Some(limit) = &planned.limit {
+        show_limit(limit)?;
+    }
     details.print()?;
     Ok(code)
+}
+
+/// Why the smallest budget is no smaller.
+fn show_limit(limit: &Infeasible) -> output::Printed {
+    let least = limit.needed.rounded_down();
+    match limit.is_proven() {
+        true => row!("smallest", least, "proven: no schedule needs less")?,
+        false => row!("smallest", "not proven", "no schedule needs less than {least}")?,
+    }
+    let Some(binding) = &limit.binding else { return Ok(()) };
+    entry!("binds at", "`{}`, where these are alive:", binding.name)?;
+    let row = |tensor: &LiveTensor| {
+        vec![
+            Cell::bytes(tensor.bytes),
+            Cell::name(&tensor.name),
+            Cell::word(tensor.phase),
+            Cell::path(&tensor.module),
+        ]
+    };
+    Table::new(&ALIVE, limit.live.iter().map(row).collect()).print(MOST_ALIVE)
 }

@@ -20,7 +20,7 @@ use crate::effort::Search;
 use crate::frontier::{self, drawn, frontier};
 use crate::input::{self, OnMachine};
 use crate::values::points;
-use crate::{interrupt, output, places};
+use crate::{interrupt, output, places, progress};
 
 /// Show a step as one HTML page: memory over time by role, the peak explained, modules, savings,
 /// time by budget.
@@ -189,15 +189,19 @@ pub fn report(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if has_frontier(arguments.points, arguments.svg) {
         interrupt::listen();
     }
-    let text = text(Task {
-        graph: &graph,
-        machine: &machine,
-        plans,
-        measured,
-        svg: arguments.svg,
-        points: arguments.points,
-        search: arguments.search.of_each(),
-    })?;
+    let search = arguments.search.of_each();
+    let text =
+        progress::during("planning budget by budget", search.of_all(arguments.points), || {
+            text(Task {
+                graph: &graph,
+                machine: &machine,
+                plans,
+                measured,
+                svg: arguments.svg,
+                points: arguments.points,
+                search,
+            })
+        })?;
     output::write_whole(&arguments.output, text.as_bytes())?;
     let what = if arguments.svg.is_some() { "a drawing" } else { "a page for any browser" };
     output::wrote(&arguments.output, text.len(), what)?;

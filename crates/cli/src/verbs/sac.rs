@@ -17,10 +17,10 @@ use tightfit_engine::Budget;
 
 use crate::effort::clock;
 use crate::input::{self, OnMachine, Statistics};
-use crate::interrupt;
 use crate::output::{Printed, in_milliseconds, milliseconds, percent};
 use crate::solver::{self, Clock, Solver, named, within};
 use crate::table::{Cell, Table};
+use crate::{interrupt, progress};
 
 const HEADS: [&str; 4] = ["checkpointed", "discard ratio", "freed", "recompute ms"];
 
@@ -134,7 +134,8 @@ pub fn sac(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         limits: arguments.solver.limits(),
     };
     interrupt::listen();
-    let answer = answer(&statistics.info, &task, &clock)?;
+    let most = arguments.solver.most();
+    let answer = progress::during("solving", most, || answer(&statistics.info, &task, &clock))?;
     if arguments.json {
         crate::output::answer(answer.document(&statistics)?)?;
         return Ok(interrupt::code());

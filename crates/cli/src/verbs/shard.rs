@@ -15,12 +15,12 @@ use tightfit_engine::Budget;
 
 use crate::effort::clock;
 use crate::input::{self, OnMachine, Statistics};
-use crate::interrupt;
 use crate::output::{milliseconds, percent};
 use crate::solver::{Clock, Solver, named, quality, within};
 use crate::table::{Cell, Table};
 use crate::values::{bandwidth, duration};
 use crate::verbs::sac;
+use crate::{interrupt, progress};
 
 const HEADS: [&str; 3] = ["unit", "gathers", ""];
 
@@ -175,7 +175,8 @@ pub fn shard(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let task = arguments.task()?;
     let statistics = input::modules(&arguments.input, &arguments.on)?;
     interrupt::listen();
-    let answer = answer(&statistics.info, &task, &clock)?;
+    let most = arguments.solver.most();
+    let answer = progress::during("solving", most, || answer(&statistics.info, &task, &clock))?;
     if arguments.json {
         crate::output::answer(answer.document(&statistics)?)?;
         return Ok(interrupt::code());

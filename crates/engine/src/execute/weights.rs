@@ -129,6 +129,7 @@ fn dtype(dtype: DType) -> Dtype {
         DType::I32 => Dtype::I32,
         DType::I16 => Dtype::I16,
         DType::I8 => Dtype::I8,
+        DType::U64 => Dtype::U64,
         DType::U8 => Dtype::U8,
         DType::Bool => Dtype::BOOL,
     }

@@ -123,7 +123,7 @@ pub fn fit_placed(
     let used = region.slab(fitted.schedule());
     let budget = budget.unwrap_or(used + reserve.total());
     within_memory(budget, task.machine)?;
-    let training = FittedGraph { fitted, budget, reserve, unplanned };
+    let training = FittedGraph { fitted, budget, reserve, unplanned, limit: None };
     let behind = training.slab().saturating_sub(region.bytes());
     let slab = region.persistent() + behind;
     let evaluation = fit_evaluation(step, &training, slab, seconds, task);

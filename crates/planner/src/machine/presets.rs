@@ -3,9 +3,25 @@
 use crate::machine::{Hierarchy, Link, Machine, Runtime, Tier};
 use crate::units::{Bytes, Seconds};
 
-/// Machines known without measuring. Rates from the vendor's data sheets (dense, without sparsity):
-/// A100 80GB SXM 312 / 156 (TF32) TFLOP/s and 2.039 TB/s; H100 SXM 989 / 494.5 TFLOP/s and 3.35
-/// TB/s.
+impl Machine {
+    /// The machine where kernels reach a share of its rates, `0 < share <= 1`; the name says so.
+    ///
+    /// One share for products and for memory traffic changes no ratio between calls: what is
+    /// recomputed stays the same, and what moves over a link is hidden more easily.
+    pub fn at_efficiency(self, share: f64) -> Machine {
+        Machine {
+            name: format!("{} at {:.0} %", self.name, share * 100.0),
+            flops_16: self.flops_16 * share,
+            flops_32: self.flops_32 * share,
+            bandwidth: self.bandwidth * share,
+            ..self
+        }
+    }
+}
+
+/// Machines known without measuring, at an efficiency of 1. Rates from the vendor's data sheets
+/// (dense, without sparsity): A100 80GB SXM 312 / 156 (TF32) TFLOP/s and 2.039 TB/s; H100 SXM 989 /
+/// 494.5 TFLOP/s and 3.35 TB/s.
 pub fn presets() -> [Machine; 2] {
     let gpu = |name: &str, flops_16, flops_32, bandwidth| Machine {
         name: name.to_string(),

@@ -213,6 +213,7 @@ pub fn to_torch(dtype: DType) -> &'static str {
         DType::I32 => "torch.int32",
         DType::I16 => "torch.int16",
         DType::I8 => "torch.int8",
+        DType::U64 => "torch.uint64",
         DType::U8 => "torch.uint8",
         DType::Bool => "torch.bool",
     }
@@ -229,6 +230,7 @@ pub fn from_torch(text: &str) -> Option<DType> {
         "int32" | "int" => DType::I32,
         "int16" | "short" => DType::I16,
         "int8" => DType::I8,
+        "uint64" => DType::U64,
         "uint8" => DType::U8,
         "bool" => DType::Bool,
         _ => return None,

@@ -74,7 +74,7 @@ pub fn broadcast<'a>(shapes: impl IntoIterator<Item = &'a [u64]>) -> Result<Vec<
 fn category(dtype: DType) -> u8 {
     match dtype {
         DType::Bool => 0,
-        DType::I64 | DType::I32 | DType::I16 | DType::I8 | DType::U8 => 1,
+        DType::I64 | DType::I32 | DType::I16 | DType::I8 | DType::U64 | DType::U8 => 1,
         DType::F64 | DType::F32 | DType::F16 | DType::Bf16 => 2,
     }
 }

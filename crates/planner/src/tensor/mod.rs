@@ -26,6 +26,8 @@ pub enum DType {
     I16,
     /// 8-bit signed integer.
     I8,
+    /// 64-bit unsigned integer, as seeds on CUDA are.
+    U64,
     /// 8-bit unsigned integer.
     U8,
     /// A truth value in one byte, 0 or 1.
@@ -34,7 +36,7 @@ pub enum DType {
 
 impl DType {
     /// Every type with its name in tightfit-graph/1 and its size in bytes.
-    pub const ALL: [(DType, &'static str, u64); 10] = [
+    pub const ALL: [(DType, &'static str, u64); 11] = [
         (DType::F64, "f64", 8),
         (DType::F32, "f32", 4),
         (DType::F16, "f16", 2),
@@ -43,6 +45,7 @@ impl DType {
         (DType::I32, "i32", 4),
         (DType::I16, "i16", 2),
         (DType::I8, "i8", 1),
+        (DType::U64, "u64", 8),
         (DType::U8, "u8", 1),
         (DType::Bool, "bool", 1),
     ];

@@ -278,7 +278,7 @@ fn names_that_do_not_exist() {
         json!("c64"),
         expect![
             "DType: node `mul`, value 2: element type `c64` is not supported; the types are f64, \
-             f32, f16, bf16, i64, i32, i16, i8, u8, bool"
+             f32, f16, bf16, i64, i32, i16, i8, u64, u8, bool"
         ],
     );
     with(

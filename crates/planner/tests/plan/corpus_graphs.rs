@@ -96,3 +96,36 @@ fn planning_twice_gives_the_same_schedule() {
     };
     assert_eq!(fit(), fit());
 }
+
+/// Steps as CUDA runs them.
+const ON_CUDA: [&str; 7] = [
+    "gpt2_small_b8_s512",
+    "gpt2_medium_b4_s1024",
+    "llama_1b_b2_s2048",
+    "bert_base_b16_s512",
+    "resnet50_b32",
+    "vit_b16_b32",
+    "mobilenet_v3_large_b64",
+];
+
+#[test]
+fn steps_on_cuda_are_whole_and_fit() {
+    let machine = Machine::preset("h100-80gb").unwrap();
+    for name in ON_CUDA {
+        let graph = corpus::graph(&format!("cuda/{name}"));
+        let ops = || graph.nodes().values().map(|node| node.op.as_str());
+        assert!(ops().all(|op| !op.contains("_for_cpu")), "{name}");
+        let attends = !["resnet50_b32", "mobilenet_v3_large_b64"].contains(&name);
+        let is_flash = |op: &str| op.starts_with("aten._scaled_dot_product_flash_attention.");
+        assert_eq!(ops().any(is_flash), attends, "{name}");
+        assert!(ops().any(|op| op == "tightfit.adamw"), "{name}");
+        let profile = Profile::new(&graph, &machine);
+        let unplanned = tightfit::unplanned(&graph, &profile).unwrap();
+        // Parameters and their state stay, so a share of the rest is asked for.
+        let rest = unplanned.timeline().peak - graph.static_bytes();
+        let budget = graph.static_bytes() + Bytes(rest.0 / 10 * 8);
+        let request = Request { goal: Goal::Within(budget), ..Request::default() };
+        let fitted = tightfit::fit(&graph, &profile, &request).unwrap();
+        assert!(fitted.timeline().peak <= budget && fitted.schedule().slab <= budget, "{name}");
+    }
+}
