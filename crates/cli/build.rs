@@ -4,7 +4,8 @@
 use std::path::Path;
 use std::process::Command;
 
-/// The repository of this workspace. A packaged crate has none, and another's around it says nothing.
+/// The repository of this workspace. A packaged crate has none, and another one around it says
+/// nothing.
 const REPOSITORY: &str = "../../.git";
 
 fn main() {

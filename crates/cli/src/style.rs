@@ -1,6 +1,6 @@
-//! Colour. Invariant: an escape sequence reaches a stream only where `--color` says so, or where the
+//! Colour. Invariant: an escape sequence reaches a stream only if `--color` says so, or if the
 //! stream is a terminal and neither `--color` nor the environment (NO_COLOR) objects; only the
-//! program's own words are styled, behind `shown`, which takes out what a name may hold.
+//! program's own words are styled, after `shown` has taken out what a name may hold.
 
 use std::ffi::{OsStr, OsString};
 use std::io;

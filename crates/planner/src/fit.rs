@@ -36,6 +36,7 @@ pub struct Fitted {
     checked: Checked,
     bound: Option<Bound>,
     limit: Option<Box<Infeasible>>,
+    adopted: Option<Planner>,
 }
 
 impl Fitted {
@@ -60,8 +61,13 @@ impl Fitted {
         self.bound
     }
 
-    /// Why it is no smaller, where the smallest slab was asked for and nothing moves: the refusal of
-    /// a budget of one byte less.
+    /// The planner whose plan the budget planner took as it was; absent where the plan is its own.
+    pub fn adopted(&self) -> Option<Planner> {
+        self.adopted
+    }
+
+    /// Why it is no smaller, where the smallest slab was asked for and nothing moves: the refusal
+    /// of a budget of one byte less.
     pub fn limit(&self) -> Option<&Infeasible> {
         self.limit.as_deref()
     }
@@ -73,7 +79,7 @@ impl Fitted {
 
     /// The same schedule under another budget with its bound, where the slab fits into that.
     pub(crate) fn within(&self, budget: Bytes, bound: Option<Bound>) -> Option<Fitted> {
-        Some(Fitted { checked: self.checked.within(budget)?, bound, limit: None })
+        Some(Fitted { limit: None, checked: self.checked.within(budget)?, bound, ..*self })
     }
 }
 
@@ -171,7 +177,9 @@ impl<'a> BudgetedPlanner<'a> {
         let first = first.unwrap_or(meter.elapsed());
         let result = found.map_err(FitError::from).and_then(|schedule| {
             let bound = self.bound(budget).or_else(|| self.bound_of(&schedule, budget, &meter));
-            checked(self.graph, self.profile, schedule, bound).map_err(FitError::from)
+            let adopted = self.adopted(&schedule);
+            let fitted = checked(self.graph, self.profile, schedule, bound)?;
+            Ok(Fitted { adopted, ..fitted })
         });
         (result, first)
     }
@@ -393,8 +401,13 @@ impl<'a> BudgetedPlanner<'a> {
             let below = schedule.slab.saturating_sub(Bytes(1));
             Box::new(self.proof(below, (schedule.clone(), plan)))
         });
+        let adopted = self.adopted(&schedule);
         let fitted = checked(self.graph, self.profile, schedule, None)?;
-        Ok(Fitted { limit, ..fitted })
+        Ok(Fitted { limit, adopted, ..fitted })
+    }
+
+    fn adopted(&self, schedule: &Schedule) -> Option<Planner> {
+        self.search.as_ref()?.rule_of(&schedule.runs())
     }
 
     fn refusal(&self, budget: Bytes, laid: Laid) -> PlanError {
@@ -453,5 +466,10 @@ pub fn checked(
     schedule: Schedule,
     bound: Option<Bound>,
 ) -> Result<Fitted, Violation> {
-    Ok(Fitted { checked: Checked::new(graph, profile, schedule)?, bound, limit: None })
+    Ok(Fitted {
+        checked: Checked::new(graph, profile, schedule)?,
+        bound,
+        limit: None,
+        adopted: None,
+    })
 }

@@ -100,7 +100,8 @@ def compile(
 class PlanInfo:
     """One plan of a compiled model.
 
-    `peak` are the most bytes that a step holds under it, all that the budget counts included, and `unplanned_peak` the
+    `budget` is what was asked for, in bytes, and `None` where that was `"min"`. `peak` are the most bytes that a step
+    holds under the plan, all that the budget counts included, and `unplanned_peak` the
     same with nothing computed again; `seconds` and `unplanned_seconds` are predicted from measured calls, and no plan
     within the budget takes less than `bound_seconds` (`None` where nothing is proven). `recomputed` is how many calls
     run again. `batch` are the shapes of the batch, `accumulates` says that gradients were there when the step began,

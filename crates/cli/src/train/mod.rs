@@ -313,7 +313,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             profile,
             loss: course.loss,
             evaluation,
-            process: resident.largest,
+            resident,
             saved,
             interrupted: interrupt::raised(),
             ended_early: !is_good,

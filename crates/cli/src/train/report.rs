@@ -11,6 +11,7 @@ use super::ending::NotFinite;
 use super::placement::Placed;
 use super::profile::{self, Row};
 use super::replan::Refined;
+use super::resident::Resident;
 use crate::output;
 
 /// A run that has ended.
@@ -32,7 +33,7 @@ pub struct Outcome<'a> {
     /// The last evaluation.
     pub evaluation: Option<Evaluation>,
     /// Most resident bytes of the process, or of one that measured for it.
-    pub process: Option<Bytes>,
+    pub resident: Resident,
     /// Where the weights were saved.
     pub saved: Option<&'a Path>,
     /// It was asked to end early.
@@ -96,7 +97,8 @@ impl Outcome<'_> {
             "high_water_bytes": self.planned.high_water(),
             "peak_bytes": self.planned.peak(),
             "unplanned_peak_bytes": unplanned.timeline().peak,
-            "process_peak_bytes": self.process,
+            "process_peak_bytes": self.resident.largest,
+            "planning_peak_bytes": self.resident.planning,
             "predicted_overhead": self.predicted_overhead(),
             "measured_overhead": self.measured.overhead(),
             "step_seconds": self.measured.median(),
@@ -132,7 +134,8 @@ impl Outcome<'_> {
         if self.interrupted {
             say!("interrupted after step {}", self.session.next_step)?;
         }
-        let process = self.process.map_or("unknown".to_string(), |bytes| bytes.to_string());
+        let process = self.resident.largest;
+        let process = process.map_or("unknown".to_string(), |bytes| bytes.to_string());
         row!("measured peak", self.planned.high_water(), "slab high-water mark")?;
         row!("", process, "process, the largest that was resident; budget {budget}")?;
         if let (Some(median), Some(overhead), Some(ratio)) =

@@ -12,7 +12,7 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 use tightfit::graph::{self, Graph};
-use tightfit::plan::{Infeasible, LiveTensor, rewrite};
+use tightfit::plan::{Infeasible, LiveTensor, Planner, rewrite};
 use tightfit::profile::Profile;
 use tightfit::schedule::Schedule;
 use tightfit::units::Bytes;
@@ -169,6 +169,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "graph": graph.name(),
             "machine": machine.name,
             "planner": schedule.planner,
+            "adopted_planner": planned.fitted.adopted().map(Planner::name),
             "budget_bytes": planned.budget,
             "base_bytes": planned.reserve.base,
             "packing_bytes": planned.reserve.packing,
@@ -221,12 +222,16 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     row!(
         "slowdown",
         output::percent(overhead),
-        "{} nodes recomputed; {} instead of {} (predicted; planner {}, \
+        "{} nodes recomputed; {} instead of {} (predicted; planner {}{}, \
          {:.0} ms)",
         schedule.recomputed(),
         output::milliseconds(timeline.seconds),
         output::milliseconds(unplanned.seconds),
         schedule.planner,
+        planned
+            .fitted
+            .adopted()
+            .map_or(String::new(), |rule| { format!(", which took {}'s plan", rule.name()) }),
         seconds * 1e3
     )?;
     if let Some(moves) = moves.words() {

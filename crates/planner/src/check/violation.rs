@@ -216,8 +216,8 @@ pub enum Violation {
     },
     /// More bytes are held on the device than the budget allows.
     #[error(
-        "instruction {index} (`{node}`): {held} bytes are held, {over} more than the budget of \
-         {budget}"
+        "instruction {index} (`{node}`): {} are held, {} more than the budget of {} (in bytes: \
+         {held}, {over}, {budget})", Bytes(*held), Bytes(*over), Bytes(*budget)
     )]
     OverBudget {
         /// The position of the instruction in the schedule.
@@ -232,7 +232,10 @@ pub enum Violation {
         budget: u64,
     },
     /// The slab is larger than the budget.
-    #[error("the slab of {slab} bytes exceeds the budget of {budget}")]
+    #[error(
+        "the slab of {} exceeds the budget of {} (in bytes: {slab}, {budget})",
+        Bytes(*slab), Bytes(*budget)
+    )]
     SlabOverBudget {
         /// The bytes of the slab.
         slab: u64,

@@ -465,7 +465,8 @@ fn one_byte_less_than_is_held() {
             case.schedule.budget = peak.saturating_sub(Bytes(1));
         },
         expect![
-            "OverBudget: instruction 6 (`gc`): 3848 bytes are held, 1 more than the budget of 3847"
+            "OverBudget: instruction 6 (`gc`): 3.8 KiB are held, 1 B more than the budget of 3.8 \
+             KiB (in bytes: 3848, 1, 3847)"
         ],
     );
 }
@@ -477,7 +478,10 @@ fn one_byte_less_than_the_slab() {
             case.schedule.slab += Bytes(64);
             case.schedule.budget = case.schedule.slab.saturating_sub(Bytes(1));
         },
-        expect!["SlabOverBudget: the slab of 4032 bytes exceeds the budget of 4031"],
+        expect![
+            "SlabOverBudget: the slab of 3.9 KiB exceeds the budget of 3.9 KiB (in bytes: 4032, \
+             4031)"
+        ],
     );
 }
 

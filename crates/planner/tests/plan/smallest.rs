@@ -185,3 +185,54 @@ fn a_proof_is_true_and_what_is_named_exists() {
         100.0 * above / f64::from(graphs)
     );
 }
+
+/// The smallest says what limits it: a bound that the oracle confirms, and where the plan peaks;
+/// where that proves the smallest, nothing less is planned.
+#[test]
+fn the_smallest_says_why_it_is_no_smaller() {
+    let mut proven = 0;
+    for seed in 0..60 {
+        let graph = generator::small_steps::graph(seed);
+        let profile = Profile::new(&graph, &Machine::unmeasured_cpu(1));
+        for planner in [Planner::Auto, Planner::Chen] {
+            let found = planned(&graph, &profile, Goal::Smallest, planner, 4_000).unwrap();
+            let (slab, peak) = (found.schedule().slab, found.timeline().peak);
+            let limit = found.limit().expect("nothing moves");
+            assert_eq!((limit.reached, limit.budget), (slab, slab.saturating_sub(Bytes(1))));
+            assert_eq!(limit.peak, peak, "{seed}: of the schedule itself");
+            let alive: Bytes = limit.live.iter().map(|tensor| tensor.bytes).sum();
+            assert_eq!(alive, peak, "{seed}: what is alive there is what is held");
+            let least = least_budget_any_order(&graph, &profile, 0);
+            assert!(limit.needed.0 <= least, "{seed}: {} of {least}", limit.needed);
+            if limit.is_proven() {
+                proven += 1;
+                let less = Goal::Within(limit.budget);
+                let refused = planned(&graph, &profile, less, planner, 4_000);
+                assert!(refused.is_err_and(|error| error.infeasible().is_some()), "{seed}");
+            }
+        }
+    }
+    assert!(proven > 20, "{proven}");
+}
+
+/// A plan that the budget planner took from a rule is that rule's own.
+#[test]
+fn an_adopted_plan_is_the_rules_own() {
+    let mut adopted = 0;
+    for name in SMALL {
+        let graph = synthetic(name);
+        let profile = Profile::new(&graph, &Machine::unmeasured_cpu(1));
+        let peak = tightfit::unplanned(&graph, &profile).unwrap().timeline().peak;
+        for percent in [50, 60, 70, 80, 90] {
+            let goal = Goal::Within(Bytes(peak.0 * percent / 100));
+            let Ok(found) = planned(&graph, &profile, goal, Planner::Auto, 1_000) else { continue };
+            let Some(rule) = found.adopted() else { continue };
+            adopted += 1;
+            assert!(peers().any(|peer| peer == rule), "{name}: {rule:?}");
+            // With its own addresses, a rule may have to hold less; its sequence takes no less time.
+            let own = planned(&graph, &profile, goal, rule, 1_000).unwrap();
+            assert!(found.timeline().seconds.0 <= own.timeline().seconds.0 + 1e-12, "{name}");
+        }
+    }
+    assert!(adopted > 0);
+}

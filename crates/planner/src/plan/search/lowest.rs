@@ -14,11 +14,11 @@ use std::cmp::Reverse;
 use fastrand::Rng;
 
 use crate::effort::Effort;
-use crate::id::NodeId;
 use crate::plan::quantity::ByteCount;
 use crate::plan::search::Search;
 use crate::plan::search::attempt::Attempt;
 use crate::plan::search::binding_instants::tight;
+use crate::plan::search::peers::OfRule;
 use crate::plan::search::rounds::FIRST_ROUND;
 use crate::plan::search::squeeze::squeeze;
 use crate::plan::search::state::State;
@@ -57,7 +57,7 @@ impl<'a> Search<'a> {
     pub fn smallest(
         &mut self,
         effort: &Effort<'_>,
-        peers: impl FnOnce() -> Vec<Vec<NodeId>>,
+        peers: impl FnOnce() -> Vec<OfRule>,
         is_enough: impl FnOnce(&Plan) -> bool,
     ) -> Vec<Plan> {
         let mut lowest =
@@ -70,6 +70,7 @@ impl<'a> Search<'a> {
         for known in lowest.search.found {
             self.offer(known.runs);
         }
+        self.of_rules.extend(lowest.search.of_rules);
         self.refuted = self.refuted.max(least);
         lowest.named
     }
@@ -79,12 +80,12 @@ impl Lowest<'_> {
     fn go(
         &mut self,
         attempt: &mut Attempt<'_>,
-        peers: impl FnOnce() -> Vec<Vec<NodeId>>,
+        peers: impl FnOnce() -> Vec<OfRule>,
         is_enough: impl FnOnce(&Plan) -> bool,
     ) {
         self.search.bisect(attempt);
-        for runs in peers() {
-            self.search.offer(runs);
+        for (planner, runs) in peers() {
+            self.search.offer_of_rule(planner, runs);
         }
         self.name();
         if self.named.first().is_some_and(is_enough) {

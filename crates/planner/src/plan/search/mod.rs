@@ -36,6 +36,7 @@ mod starts;
 mod state;
 
 use std::cmp::Reverse;
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
 
 use crate::aside::Aside;
@@ -92,6 +93,8 @@ pub struct Search<'a> {
     last: Option<Stand>,
     /// No budget below suffices, as the search for the smallest peak has shown.
     refuted: Bytes,
+    /// Sequences that other planners made, by their hashes.
+    of_rules: Vec<(u64, Planner)>,
 }
 
 /// The answer for one budget.
@@ -135,6 +138,7 @@ impl<'a> Search<'a> {
             found: Vec::new(),
             last: None,
             refuted: Bytes::ZERO,
+            of_rules: Vec::new(),
         };
         for order in orders {
             search.offer(order);
@@ -230,6 +234,18 @@ impl<'a> Search<'a> {
             self.found.insert(slot, KnownPlan { peak, extra, runs });
         }
         peak
+    }
+
+    /// The same of a sequence that another planner made.
+    fn offer_of_rule(&mut self, planner: Planner, runs: Vec<NodeId>) {
+        self.of_rules.push((hash(&runs), planner));
+        self.offer(runs);
+    }
+
+    /// The planner that made just this sequence, the first of several; none where the search did.
+    pub fn rule_of(&self, runs: &[NodeId]) -> Option<Planner> {
+        let own = hash(runs);
+        self.of_rules.iter().find(|(other, _)| *other == own).map(|&(_, planner)| planner)
     }
 
     /// Time of a sequence beyond that of all first runs.
@@ -345,6 +361,13 @@ impl<'a> Search<'a> {
 }
 
 /// The nodes of a problem, in its order.
+/// Tells sequences apart, as long as none is made to look like another.
+fn hash(runs: &[NodeId]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    runs.hash(&mut hasher);
+    hasher.finish()
+}
+
 fn order_of(problem: &Problem) -> Vec<NodeId> {
     problem.ops.values().filter_map(|op| op.node).collect()
 }

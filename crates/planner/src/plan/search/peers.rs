@@ -23,6 +23,9 @@ pub const PEERS: [Planner; 6] = [
 /// the smallest.
 pub const FLOORS: u64 = 1 + PEERS.len() as u64;
 
+/// A sequence of runs as a rule made it.
+pub type OfRule = (Planner, Vec<NodeId>);
+
 /// The lowest plan that each of them reaches, offered as soon as it is there. Each has a floor of
 /// its own, as when it is asked alone.
 pub fn lowest_of_peers(
@@ -31,16 +34,17 @@ pub fn lowest_of_peers(
     order: &[NodeId],
     meter: &Meter<'_>,
     mut offer: impl FnMut(&[NodeId]),
-) -> Vec<Vec<NodeId>> {
+) -> Vec<OfRule> {
     let reach = |planner| {
         let mut meter = meter.above(Effort::FLOOR);
         let is_interrupted = meter.elapsed().0.is_infinite();
         (!is_interrupted)
             .then(|| peer(graph, profile, order, Bytes::ZERO, planner, &mut meter))
             .flatten()
+            .map(|runs| (planner, runs))
     };
     let plans = PEERS.into_iter().filter_map(reach);
-    plans.inspect(|runs| offer(runs)).collect()
+    plans.inspect(|(_, runs)| offer(runs)).collect()
 }
 
 /// What a planner makes of a budget, or the lowest that it reaches; `None` where it has no plan.

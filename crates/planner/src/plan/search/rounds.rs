@@ -22,7 +22,7 @@ use crate::effort::{Effort, Meter};
 use crate::id::NodeId;
 use crate::plan::quantity::{ByteCount, Picoseconds};
 use crate::plan::search::Search;
-use crate::plan::search::peers::{PEERS, peer};
+use crate::plan::search::peers::{OfRule, PEERS, peer};
 use crate::plan::{Plan, Planner, simulate};
 use crate::units::{Bytes, Seconds};
 
@@ -226,11 +226,11 @@ impl Search<'_> {
     fn hear(
         &mut self,
         plans: impl Iterator<Item = (Planner, Option<Vec<NodeId>>)>,
-        heard: &mut Vec<(Planner, Vec<NodeId>)>,
+        heard: &mut Vec<OfRule>,
     ) {
         for (planner, runs) in plans {
             let Some(runs) = runs else { continue };
-            self.offer(runs.clone());
+            self.offer_of_rule(planner, runs.clone());
             heard.push((planner, runs));
         }
     }
@@ -320,7 +320,7 @@ impl Search<'_> {
     fn offer_all<T>(
         &mut self,
         budget: Bytes,
-        peers: &[(Planner, Vec<NodeId>)],
+        peers: &[OfRule],
         taker: &mut Taker<'_, T>,
         effort: &Effort<'_>,
     ) {
@@ -358,7 +358,7 @@ impl Search<'_> {
     fn press<T>(
         &mut self,
         budget: Bytes,
-        (order, heard): (&[NodeId], Vec<(Planner, Vec<NodeId>)>),
+        (order, heard): (&[NodeId], Vec<OfRule>),
         taker: &mut Taker<'_, T>,
         effort: &Effort<'_>,
     ) {
@@ -379,7 +379,7 @@ impl Search<'_> {
                     && taker.wants(extra)
                     && taker.offer(extra, &plan, &effort).is_ok()
                 {
-                    self.offer(runs);
+                    self.offer_of_rule(planner, runs);
                     break;
                 }
             }
