@@ -229,7 +229,7 @@ fn an_adopted_plan_is_the_rules_own() {
             let Some(rule) = found.adopted() else { continue };
             adopted += 1;
             assert!(peers().any(|peer| peer == rule), "{name}: {rule:?}");
-            // With its own addresses, a rule may have to hold less; its sequence takes no less time.
+            // With addresses of its own, a rule may have to hold less, which takes longer.
             let own = planned(&graph, &profile, goal, rule, 1_000).unwrap();
             assert!(found.timeline().seconds.0 <= own.timeline().seconds.0 + 1e-12, "{name}");
         }
