@@ -5,12 +5,14 @@ capture says of itself; the processor's graphs are what they were.
 """
 
 import json
+import threading
 
 import models
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import tightfit
 
@@ -67,6 +69,8 @@ def added(window, device, dtype):
     ({"is_causal": True}, torch.float32, EFFICIENT),
     ({"size": 264}, torch.bfloat16, EFFICIENT),
     ({}, torch.float64, None),
+    ({"size": 18}, torch.float32, None),
+    ({"size": 20, "mask": boolean}, torch.bfloat16, None),
     ({"heads": (4, 2), "enable_gqa": True}, torch.float32, None),
 ])
 def test_attention_takes_the_first_kernel_that_takes_it(tmp_path, options, dtype, expected):
@@ -78,6 +82,123 @@ def test_attention_takes_the_first_kernel_that_takes_it(tmp_path, options, dtype
     assert sum("attention_backward" in name for name in found) == (expected is not None)
     processor = operators(graph_of(tmp_path, model, batch(dtype), device="cpu"))
     assert FLASH not in processor and EFFICIENT not in processor
+
+
+class Plain(nn.Module):
+    """What a call of attention makes of one tensor, after a product that learns."""
+
+    def __init__(self, call):
+        super().__init__()
+        self.call, self.weight = call, nn.Parameter(torch.ones(16, dtype=torch.bfloat16))
+
+    def forward(self, x):
+        return self.call(x * self.weight).float().mean()
+
+
+def plain(folder, call, shape=(2, 4, 12, 16), device="cuda"):
+    with torch.device("meta"):
+        model = Plain(call)
+    return operators(graph_of(folder, model, (torch.empty(shape, dtype=torch.bfloat16, device="meta"), None), device, None))
+
+
+def attend(query, key=None, value=None, **options):
+    key = query if key is None else key
+    return functional.scaled_dot_product_attention(query, key, key if value is None else value, **options)
+
+
+def chosen_by(backend):
+    def call(x):
+        with sdpa_kernel(backend):
+            return attend(x)
+
+    return call
+
+
+@pytest.mark.parametrize(("call", "shape", "expected"), [
+    (chosen_by(SDPBackend.EFFICIENT_ATTENTION), (2, 4, 12, 16), EFFICIENT),
+    (chosen_by(SDPBackend.MATH), (2, 4, 12, 16), None),
+    (lambda x: attend(x.transpose(2, 3).contiguous().transpose(2, 3)), (2, 4, 12, 16), None),
+    (lambda x: attend(x, x[:1], x[:1]), (2, 4, 12, 16), None),
+    (attend, (12, 16), None),
+    (attend, (4, 12, 16), None),
+    (lambda x: attend(x, attn_mask=x[:1, :1, :, :12]), (2, 4, 12, 16), EFFICIENT),
+], ids=["efficient by choice", "math by choice", "columns", "broadcast", "2 dimensions", "3 dimensions", "mask that learns"])
+def test_kernels_are_asked_whether_they_take_a_call(tmp_path, call, shape, expected):
+    found = plain(tmp_path, call, shape)
+    assert {name for name in found if "attention" in name and "backward" not in name} == ({expected} if expected else set())
+
+
+def masked(shape, dtype, **options):
+    return lambda x: attend(x, attn_mask=torch.zeros(shape, dtype=dtype, device=x.device), **options)
+
+
+@pytest.mark.parametrize("call", [
+    masked((12, 11), torch.bool), masked((12, 12), torch.int64), masked((12, 12), torch.bool, is_causal=True),
+    lambda x: attend(x, dropout_p=1.5),
+], ids=["shape", "type", "mask and causal", "dropout"])
+def test_what_pytorch_refuses_is_refused(tmp_path, call):
+    with pytest.raises(tightfit.ExportError, match="could not trace"):
+        plain(tmp_path, call)
+
+
+def test_autocast_on_cuda_is_refused(tmp_path):
+    def call(x):
+        with torch.autocast("cuda", torch.bfloat16):
+            return attend(x)
+
+    with pytest.raises(tightfit.ExportError, match=r"(?s)autocast on cuda.*model.to\(torch.bfloat16\)"):
+        plain(tmp_path, call)
+
+
+def test_what_a_user_put_in_its_place_counts(tmp_path, monkeypatch):
+    own = functional.scaled_dot_product_attention
+    monkeypatch.setattr(functional, "scaled_dot_product_attention", lambda *args, **options: own(*args, **options).sin())
+    found = plain(tmp_path, attend)
+    assert {FLASH, "aten.sin.default"} <= found
+
+
+def test_other_threads_go_on_as_before(tmp_path):
+    """While one thread captures for CUDA, another computes on the processor, and a third captures for it."""
+    began, ends = threading.Event(), threading.Event()
+
+    def slow(x):
+        began.set()
+        ends.wait(60)
+        return attend(x)
+
+    folders = [tmp_path / name for name in ("cuda", "cpu")]
+    found = {}
+
+    def export(folder, call, device):
+        folder.mkdir()
+        found[device] = plain(folder, call, device=device)
+
+    threads = [threading.Thread(target=export, args=(folders[0], slow, "cuda"))]
+    threads[0].start()
+    assert began.wait(120)
+    threads.append(threading.Thread(target=export, args=(folders[1], attend, "cpu")))
+    threads[1].start()
+    x = torch.randn(1, 2, 4, 8)
+    assert torch.equal(attend(x), functional.scaled_dot_product_attention(x, x, x))
+    ends.set()
+    for thread in threads:
+        thread.join(120)
+    assert FLASH in found["cuda"] and FLASH not in found["cpu"]
+    assert any("_for_cpu" in name for name in found["cpu"])
+    assert functional.scaled_dot_product_attention is torch._C._nn.scaled_dot_product_attention
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_sparse_gradients_are_refused(tmp_path, device):
+    model = nn.Sequential(nn.Embedding(50, 8, sparse=True), nn.Linear(8, 50))
+    tokens = torch.zeros(2, 4, dtype=torch.int64)
+    with pytest.raises(tightfit.ExportError, match="sparse=False"):
+        graph_of(tmp_path, model, (tokens, tokens), device, models.token_loss)
+
+
+def test_a_device_named_in_the_forward_is_advised_against(tmp_path):
+    with pytest.raises(tightfit.ExportError, match=r"device=x.device"):
+        plain(tmp_path, lambda x: x + torch.zeros(16, device="cuda"))
 
 
 def test_results_have_the_shapes_that_were_asked_for(tmp_path):

@@ -7,6 +7,7 @@ fully qualified name of the module that ran it, and every backward node that of 
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -37,6 +38,9 @@ PHASE = "tightfit_phase"
 DIFFERENTIATES = "tightfit_differentiates"
 
 aten = torch.ops.aten
+
+# What is switched in PyTorch while a model is traced is the process's.
+_one_at_a_time = threading.RLock()
 
 
 @dataclass
@@ -75,7 +79,7 @@ def capture(model: nn.Module, loss_fn: Callable[..., Any] | None, batch: tuple[A
     """
     step = _Step(model, loss_fn, Shape(ordered(batch)), returns_prediction=not training)
     arguments = _fake_like(model, leaves(batch))
-    with contextlib.ExitStack() as stack:
+    with _one_at_a_time, contextlib.ExitStack() as stack:
         stack.enter_context(_mode(model, training))
         stack.enter_context(_scopes(step))
         stack.enter_context(_compiling())
@@ -107,6 +111,13 @@ def _advice(error: Exception) -> str:
         return (
             "it uses a tensor that is no parameter and no buffer of the model and not in the batch; register it with "
             "register_buffer, or pass it in the batch"
+        )
+    if "Disabling autocast" in str(error):
+        return f"it uses autocast on cuda; {cuda_operators.AUTOCAST}"
+    if any(words in str(error) for words in ("NVIDIA driver", "not compiled with CUDA", "on the same device")):
+        return (
+            "it names a device in its forward; let tensors be made where the others are, as in torch.zeros(n, "
+            "device=x.device), and take calls of .cuda() out"
         )
     return "make the forward free of data-dependent control flow and check that the batch fits the model"
 

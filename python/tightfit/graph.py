@@ -34,8 +34,11 @@ DTYPES = {
 }
 
 
-# Of their first tensor these read the rows that they are asked for, which are what they write.
-_READS_ROWS = ("aten.embedding.default", "aten.gather.default", "aten.index.Tensor", "aten.index_select.default")
+# Of their first tensor these read the elements that they are asked for, which are as many as they write.
+_LOOKS_UP = ("aten.embedding.default", "aten.gather.default", "aten.index.Tensor", "aten.index_select.default",
+             "aten.take.default")
+# Of their first tensor these read a row for each element of the second.
+_LOOKS_UP_ROWS = ("aten._embedding_bag.default", "aten._embedding_bag_forward_only.default")
 
 
 @dataclass(frozen=True)
@@ -166,8 +169,10 @@ class GraphBuilder:
                 record["flops"] = int(flops)
             sizes = list(map(size_in_bytes, read))
             written = sum(size_in_bytes(tensor) for tensor in outputs if tensor is not None)
-            if op in _READS_ROWS:
+            if op in _LOOKS_UP:
                 sizes[0] = min(sizes[0], written)
+            elif op in _LOOKS_UP_ROWS:
+                sizes[0] = min(sizes[0], read[1].numel() * read[0].shape[-1] * read[0].element_size())
             record["bytes_read"], record["bytes_written"] = sum(sizes), written
             workspace += sum(unused.values())
         if workspace:

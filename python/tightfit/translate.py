@@ -100,6 +100,10 @@ class _Translation:
             )
         raw = node.meta["val"]
         tensors = list(raw) if isinstance(raw, (tuple, list)) else [raw]
+        for tensor in tensors:
+            if isinstance(tensor, torch.Tensor) and tensor.layout is not torch.strided:
+                raise ExportError(f"node {node.name!r} produces a tensor of layout {tensor.layout}; only strided ones are written: "
+                                  "make it dense, such as with nn.Embedding(…, sparse=False)")
         several = isinstance(raw, (tuple, list))
         used = used_outputs(node) if several else {0}
         mutates = overload._schema.is_mutable

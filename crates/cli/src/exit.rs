@@ -26,7 +26,7 @@ use crate::table::UnknownColumn;
 use crate::tier::NotATier;
 use crate::train::{Contradiction, LossNotFinite, NotASchedule, RanksRefused, TooManySteps};
 use crate::values::{
-    BelowReserve, Measured, NoRanks, NoStages, NoVariants, NotASize, UnknownModule,
+    BelowReserve, NoDataSheet, NoRanks, NoStages, NoVariants, NotASize, UnknownModule,
 };
 use crate::verbs::analyze::Refused;
 
@@ -46,7 +46,8 @@ Exit codes:
   8    the budget makes no sense: zero, unreadable, or more than this machine's
        memory
   9    a schedule breaks a rule of the checker
-  10   no plan within the budget was found, which does not prove that there is none
+  10   no plan within the budget was found, which does not prove that there is
+       none
   11   a loss is NaN or infinite: nothing was saved after it
   12   one of several ranks failed, or was not heard of in time
   129  ended early by SIGHUP; the output says what was saved, and where
@@ -160,7 +161,7 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
         || error.is::<TooManySteps>()
         || error.is::<UnknownColumn>()
         || error.is::<NoVariants>()
-        || error.is::<Measured>()
+        || error.is::<NoDataSheet>()
         || error.is::<Replaced>()
         || error.is::<NotASize>()
         || error.is::<NotATier>()

@@ -100,6 +100,6 @@ pub fn overhead(step: Seconds, unplanned: Seconds) -> f64 {
 }
 
 /// A share of a step; of one that takes no time there are none.
-fn share(part: Seconds, of: Seconds) -> f64 {
+pub fn share(part: Seconds, of: Seconds) -> f64 {
     if of.0 > 0.0 { part.0 / of.0 } else { 0.0 }
 }

@@ -88,8 +88,15 @@ pub fn frontier(
     let slabs = slabs(smallest.schedule().slab, unplanned.schedule().slab, points);
     let mut points = Vec::with_capacity(slabs.len());
     for point in tightfit::frontier(graph, profile, &slabs, Some(smallest), &request) {
+        let seconds = unplanned.timeline().seconds;
         let figures = match point.result {
-            Ok(fitted) => Ok(Figures::in_any_order(&fitted, unplanned.timeline().seconds)),
+            // A search that ended early may not have come to what takes no planning.
+            _ if unplanned.schedule().slab <= point.budget => Ok(Figures {
+                bound: Some(0.0),
+                gap: Some(0.0),
+                ..Figures::in_any_order(unplanned, seconds)
+            }),
+            Ok(fitted) => Ok(Figures::in_any_order(&fitted, seconds)),
             Err(FitError::Plan(error)) => Err(Refusal::of(error)?),
             Err(error) => return Err(error.into()),
         };

@@ -21,7 +21,7 @@ use tightfit_engine::step::{self, read_graph};
 use tightfit_engine::{Dataset, Step};
 
 use crate::tier::{self, Folder};
-use crate::values::{MOST_THREADS, Measured, efficiency};
+use crate::values::{MOST_THREADS, NoDataSheet, efficiency};
 use crate::{calls, processor};
 
 /// The training graph of a step's folder, or the graph of a file; `true` for a step.
@@ -151,7 +151,7 @@ impl OnMachine {
         };
         let machine = match self.efficiency {
             None => machine,
-            Some(_) if machine.runtime.rules().runs_here => return Err(Measured.into()),
+            Some(_) if machine.runtime.rules().runs_here => return Err(NoDataSheet.into()),
             Some(share) => machine.at_efficiency(share),
         };
         match &self.tier {
@@ -185,13 +185,16 @@ pub fn checked(
     machine: &Machine,
     schedule: &Schedule,
 ) -> anyhow::Result<Timeline> {
-    let wrong = || {
-        format!(
-            "the plan does not hold on {}; name the machine and the threads that it was made for",
-            machine.name
-        )
-    };
-    tightfit::check::check(graph, profile, schedule, schedule.budget).with_context(wrong)
+    let checked = tightfit::check::check(graph, profile, schedule, schedule.budget);
+    checked.with_context(|| made_for_another(machine))
+}
+
+/// Why a plan may not hold that holds elsewhere.
+pub fn made_for_another(machine: &Machine) -> String {
+    format!(
+        "the plan does not hold on {}; name the machine and the threads that it was made for",
+        machine.name
+    )
 }
 
 /// Says that batches are larger than the data.

@@ -23,6 +23,7 @@ pub mod figures;
 pub mod frontier;
 pub mod input;
 mod interrupt;
+mod pasteable;
 mod places;
 pub mod planners;
 mod processor;
@@ -39,7 +40,7 @@ pub mod verbs;
 
 use std::ffi::OsString;
 
-use clap::{CommandFactory, Parser, Subcommand};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use tightfit_engine::process;
 
 use crate::exit::ExitCode;
@@ -99,8 +100,11 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     interrupt::outlive_full_files();
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     Color::of(&arguments).settle();
-    let json = arguments.iter().any(|argument| argument == "--json");
-    let result = match Cli::try_parse_from(arguments) {
+    let json = arguments.iter().take_while(|word| *word != "--").any(|word| word == "--json");
+    let parsed = command()
+        .try_get_matches_from_mut(arguments)
+        .and_then(|matches| Cli::from_arg_matches(&matches));
+    let result = match parsed {
         Ok(Cli { verb, wide, color: _ }) => {
             output::widen(wide);
             dispatch(verb)
@@ -110,11 +114,17 @@ pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     conclusion::conclude(result, json)
 }
 
+/// The program's verbs and options, with examples that can be pasted.
+fn command() -> clap::Command {
+    pasteable::pasteable(Cli::command())
+}
+
 /// Prints help, or why the arguments make no sense.
 fn show(refused: &clap::Error, json: bool) -> anyhow::Result<ExitCode> {
     if json && refused.use_stderr() {
         let said = refused.to_string();
-        let said = said.lines().next().unwrap_or_default().trim_start_matches("error: ");
+        // Behind an empty line, clap says how to use the program.
+        let said = said.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
         say!("{}", failure::document(ExitCode::from(exit::USAGE), said))?;
     }
     match refused.print() {
@@ -139,7 +149,7 @@ fn dispatch(verb: Verb) -> anyhow::Result<ExitCode> {
         Verb::Trace(arguments) => trace::trace(&arguments),
         Verb::Calibrate(arguments) => calibrate::calibrate(&arguments),
         Verb::Bench(arguments) => bench::bench(&arguments),
-        Verb::Completions(arguments) => completions::completions(&arguments, Cli::command()),
-        Verb::Man(arguments) => completions::man(&arguments, Cli::command()),
+        Verb::Completions(arguments) => completions::completions(&arguments, command()),
+        Verb::Man(arguments) => completions::man(&arguments, command()),
     }
 }

@@ -77,7 +77,8 @@ pub fn line(text: fmt::Arguments<'_>) -> Printed {
 /// A line on standard output that stands above others: what an answer is about, or the heads of a
 /// table.
 pub fn heading(text: fmt::Arguments<'_>) -> Printed {
-    styled(text, style::heading)
+    // One line, whatever names hold.
+    styled(format_args!("{}", text.to_string().replace('\n', "\\n")), style::heading)
 }
 
 fn styled(text: fmt::Arguments<'_>, style: fn(&str) -> String) -> Printed {

@@ -6,7 +6,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use indicatif::{ProgressBar, ProgressStyle};
+use console::{Term, truncate_str};
 use tightfit::units::Seconds;
 
 use crate::interrupt;
@@ -15,6 +15,10 @@ use crate::interrupt;
 const QUIET: Duration = Duration::from_secs(1);
 /// Between two drawings.
 const FRAME: Duration = Duration::from_millis(200);
+/// What is drawn first, in turns.
+const FRAMES: [char; 4] = ['|', '/', '-', '\\'];
+/// Columns that stay free.
+const ROOM: usize = 4;
 
 /// Does work, and says meanwhile that it is being done, for how long already, and at most how long
 /// where that is known.
@@ -39,15 +43,19 @@ fn draw(doing: &str, most: Seconds, done: &Receiver<()>) {
     if done.recv_timeout(QUIET) != Err(RecvTimeoutError::Timeout) {
         return;
     }
-    let bar = ProgressBar::new_spinner();
-    if let Ok(style) = ProgressStyle::with_template("{spinner} {msg}") {
-        bar.set_style(style);
-    }
-    loop {
-        bar.set_message(message(doing, start.elapsed(), most));
-        bar.tick();
-        if done.recv_timeout(FRAME) != Err(RecvTimeoutError::Timeout) {
-            return bar.finish_and_clear();
+    let terminal = Term::stderr();
+    for frame in FRAMES.iter().cycle() {
+        let text = format!("{frame} {}", message(doing, start.elapsed(), most));
+        // A narrower line, so that `^C` behind it does not begin another one.
+        let width = usize::from(terminal.size().1).saturating_sub(ROOM);
+        let drawn = terminal
+            .clear_line()
+            .and_then(|()| terminal.write_str(&truncate_str(&text, width, "…")));
+        let is_done = done.recv_timeout(FRAME) != Err(RecvTimeoutError::Timeout);
+        if is_done || drawn.is_err() {
+            // Where the terminal is gone, nobody looks at it.
+            let _ = terminal.clear_line();
+            return;
         }
     }
 }
@@ -57,9 +65,12 @@ fn message(doing: &str, elapsed: Duration, most: Seconds) -> String {
     if interrupt::raised() {
         return format!("{doing}: interrupted, {passed} s");
     }
-    match most.0.is_finite() {
+    if !most.0.is_finite() {
+        return format!("{doing}: {passed} s; Ctrl-C ends it");
+    }
+    match elapsed.as_secs_f64() <= most.0 + 1.0 {
         true => format!("{doing}: {passed} s of some {:.0}; Ctrl-C ends it", most.0.max(1.0)),
-        false => format!("{doing}: {passed} s; Ctrl-C ends it"),
+        false => format!("{doing}: {passed} s, finishing what is done in any case"),
     }
 }
 
@@ -72,6 +83,7 @@ mod tests {
         let says = |most| message("planning", Duration::from_millis(2900), Seconds(most));
         assert_eq!(says(10.0), "planning: 2 s of some 10; Ctrl-C ends it");
         assert_eq!(says(f64::INFINITY), "planning: 2 s; Ctrl-C ends it");
+        assert_eq!(says(1.0), "planning: 2 s, finishing what is done in any case");
     }
 
     #[test]

@@ -33,14 +33,15 @@ impl Color {
     pub fn of(arguments: &[OsString]) -> Color {
         let options = arguments.iter().take_while(|argument| *argument != "--");
         let words: Vec<&OsStr> = options.map(OsString::as_os_str).collect();
-        let value = words.iter().enumerate().find_map(|(at, word)| {
+        let values = words.iter().enumerate().filter_map(|(at, word)| {
             let word = word.to_str()?;
             match word.strip_prefix("--color")? {
                 "" => words.get(at + 1)?.to_str(),
                 joined => joined.strip_prefix('='),
             }
         });
-        value.and_then(|value| Color::from_str(value, false).ok()).unwrap_or_default()
+        // As clap takes it: the last one counts.
+        values.last().and_then(|value| Color::from_str(value, false).ok()).unwrap_or_default()
     }
 
     /// Settles it for the whole process, for what clap prints as well.
@@ -87,5 +88,6 @@ mod tests {
         assert_eq!(of(&["tightfit", "plan", "--color"]), Color::Auto);
         assert_eq!(of(&["tightfit", "plan", "--color", "mauve"]), Color::Auto);
         assert_eq!(of(&["tightfit", "plan", "--", "--color=never"]), Color::Auto);
+        assert_eq!(of(&["tightfit", "--color=always", "plan", "--color", "never"]), Color::Never);
     }
 }

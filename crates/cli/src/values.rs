@@ -28,7 +28,7 @@ pub struct UnknownModule {
     "--efficiency is a share of a data sheet's rates, and those of cpu are measured; name a \
      --machine with a data sheet, such as a100-80gb"
 )]
-pub struct Measured;
+pub struct NoDataSheet;
 
 /// A budget that no schedule fits, since the process alone takes all of it.
 #[derive(Debug, Error)]
@@ -186,6 +186,7 @@ pub fn share(text: &str) -> Result<f64, String> {
 
 /// A share of a machine's rates: 60%, 0.6.
 pub fn efficiency(text: &str) -> Result<f64, String> {
+    let text = text.trim();
     let (number, whole) = text.strip_suffix('%').map_or((text, 1.0), |number| (number, 100.0));
     let share = number.trim().parse::<f64>().ok().map(|number| number / whole);
     share

@@ -65,7 +65,7 @@ fn what_cannot_be_met_ends_with_code_3_and_its_proof() {
     assert_eq!((ran.code, ran.result()["feasible"].as_bool()), (Some(3), Some(false)));
     assert!(
         ran.stderr.contains(
-            "the least that any choice of modules reaches is 251.8 MiB (264028160 bytes)"
+            "the least that any choice of modules reaches is 251.80 MiB (264028160 bytes)"
         ),
         "{}",
         ran.stderr

@@ -63,7 +63,7 @@ fn pages() -> Vec<(String, String)> {
 }
 
 /// Every command of a page runs, in the page's order, and ends as the page says: results go into a
-/// folder of the test, where later commands find them, and training takes two steps of it.
+/// folder of the test, where later commands find them, and training takes one step of it.
 #[test]
 fn commands_run() {
     const RESULTS: [&str; 10] = [
@@ -94,7 +94,7 @@ fn commands_run() {
                     words[at] = format!("FOLDER/{}", words[at]);
                 }
                 if words[at] == "--steps" {
-                    words[at + 1] = "2".to_string();
+                    words[at + 1] = "1".to_string();
                 }
             }
             let ended = run(folder.path(), &words.join(" "));
@@ -102,7 +102,7 @@ fn commands_run() {
             ran += 1;
         }
     }
-    assert!(ran > 35, "{ran}");
+    assert!(ran >= 35, "{ran}");
 }
 
 /// What a page shows behind a command is what the command prints, as far as the page shows it.
@@ -114,8 +114,10 @@ fn shown_output_is_printed() {
             let mut lines = block.lines().skip(1);
             let first = lines.next().unwrap_or_default();
             let Some(command) = first.strip_prefix("$ tightfit ") else { continue };
-            let printed = run(folder().path(), command).done().stdout;
-            let mut printed = printed.lines();
+            // A refusal is explained, too.
+            let ended = run(folder().path(), command);
+            assert!([Some(0), Some(3), Some(10)].contains(&ended.code), "{}", ended.stderr);
+            let mut printed = ended.stdout.lines();
             for line in lines {
                 assert!(printed.any(|other| other == line), "{name}: {command}: {line}");
             }
@@ -168,7 +170,7 @@ fn the_members_of_answers_are_those_of_the_page() {
     assert!(failure.remove("interrupted"));
     assert_eq!(members(&refused), failure);
     let analyzed = run(folder.path(), "analyze corpus/steps/mlp-digits --json").done().result();
-    assert!(documented(&page, "analyze").is_subset(&members(&analyzed)), "{analyzed}");
+    assert_eq!(members(&analyzed), documented(&page, "analyze"));
 }
 
 #[test]

@@ -21,7 +21,9 @@ fn bytes(result: &Value, key: &str) -> u64 {
 
 #[test]
 fn every_graph_of_the_corpus_is_planned_at_eighty_percent() {
-    let files = program::listing(&corpus().join("graphs"));
+    let mut files = program::listing(&corpus().join("graphs"));
+    // Those for CUDA are planned by the planner's own tests.
+    files.retain(|name| name != "cuda");
     assert_eq!(files, GRAPHS.map(|name| format!("{name}.json.gz")));
     for name in GRAPHS {
         let result =

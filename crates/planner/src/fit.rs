@@ -407,7 +407,9 @@ impl<'a> BudgetedPlanner<'a> {
     }
 
     fn adopted(&self, schedule: &Schedule) -> Option<Planner> {
-        self.search.as_ref()?.rule_of(&schedule.runs())
+        // Who recomputes nothing takes nobody's plan.
+        let search = self.search.as_ref().filter(|_| schedule.recomputed() > 0)?;
+        search.rule_of(&schedule.runs())
     }
 
     fn refusal(&self, budget: Bytes, laid: Laid) -> PlanError {

@@ -90,18 +90,24 @@ impl fmt::Display for Bytes {
 }
 
 impl Bytes {
-    /// In words for a limit from below: never more than it is.
+    /// In words for a limit from below: never more than it is; in hundredths, since the figures of
+    /// a refusal lie close together.
     pub fn rounded_down(self) -> String {
-        self.in_tenths(|bytes, tenth| bytes / tenth)
+        self.in_hundredths(|bytes, hundredth| bytes / hundredth)
     }
 
     /// In words for something that suffices: never less than it is.
     pub fn rounded_up(self) -> String {
-        self.in_tenths(u128::div_ceil)
+        self.in_hundredths(u128::div_ceil)
     }
 
-    /// As `Display` has it, with the tenths of a multiple as `divide` gives them.
-    fn in_tenths(self, divide: impl Fn(u128, u128) -> u128) -> String {
+    /// In words, as near as hundredths are.
+    pub fn rounded(self) -> String {
+        self.in_hundredths(|bytes, hundredth| (bytes + hundredth / 2) / hundredth)
+    }
+
+    /// As `Display` has it, with the hundredths of a multiple as `divide` gives them.
+    fn in_hundredths(self, divide: impl Fn(u128, u128) -> u128) -> String {
         let mut name = None;
         let mut multiple: u64 = 1;
         for next in MULTIPLES {
@@ -111,8 +117,8 @@ impl Bytes {
             (multiple, name) = (multiple * 1024, Some(next));
         }
         let Some(name) = name else { return self.to_string() };
-        let tenths = divide(u128::from(self.0) * 10, u128::from(multiple));
-        format!("{}.{} {name}", tenths / 10, tenths % 10)
+        let hundredths = divide(u128::from(self.0) * 100, u128::from(multiple));
+        format!("{}.{:02} {name}", hundredths / 100, hundredths % 100)
     }
 }
 
@@ -169,13 +175,13 @@ mod tests {
         assert_eq!(Bytes(320 << 20).to_string(), "320.0 MiB");
     }
 
-    /// What a number in words stands for, in tenths of its multiple, times that multiple.
+    /// What a number in words stands for, in hundredths of its multiple, times that multiple.
     fn read_back(words: &str) -> u128 {
         let (number, name) = words.split_once(' ').unwrap();
         let power = MULTIPLES.iter().position(|&multiple| multiple == name);
         let multiple = power.map_or(1, |power| 1 << (10 * (power as u32 + 1)));
-        let (whole, tenths) = number.split_once('.').unwrap_or((number, "0"));
-        (whole.parse::<u128>().unwrap() * 10 + tenths.parse::<u128>().unwrap()) * multiple
+        let (whole, hundredths) = number.split_once('.').unwrap_or((number, "0"));
+        (whole.parse::<u128>().unwrap() * 100 + hundredths.parse::<u128>().unwrap()) * multiple
     }
 
     #[test]
@@ -185,12 +191,14 @@ mod tests {
         let draws = std::iter::repeat_with(|| random.u64(..) >> random.u32(..64)).take(10_000);
         for bytes in edges.into_iter().chain(draws) {
             let (down, up) = (Bytes(bytes).rounded_down(), Bytes(bytes).rounded_up());
-            let exact = u128::from(bytes) * 10;
+            let exact = u128::from(bytes) * 100;
             assert!(read_back(&down) <= exact && exact <= read_back(&up), "{down}, {bytes}, {up}");
-            assert!(read_back(&up) - read_back(&down) <= exact / 10 + 1, "{down}, {up}");
+            assert!(read_back(&up) - read_back(&down) <= exact / 100 + 1, "{down}, {up}");
+            let near = read_back(&Bytes(bytes).rounded());
+            assert!([read_back(&down), read_back(&up)].contains(&near), "{down}, {bytes}, {up}");
         }
-        assert_eq!(Bytes((1 << 20) - 1).rounded_up(), "1024.0 KiB");
-        assert_eq!(Bytes(3 << 19).rounded_down(), "1.5 MiB");
+        assert_eq!(Bytes((1 << 20) - 1).rounded_up(), "1024.00 KiB");
+        assert_eq!(Bytes(3 << 19).rounded_down(), "1.50 MiB");
     }
 
     #[test]

@@ -24,7 +24,7 @@ from .costs import costed, libraries
 from .joint import Joint, document, is_tensor
 from .ledger import Ledger, Pending
 from .planned import Below, Held, apart, code, held
-from .settings import Settings
+from .settings import Settings, too_few
 from .tier import Tier
 
 # What PyTorch itself allocates around a step: random states, views, tokens of a few bytes.
@@ -302,11 +302,11 @@ class Step:
         smallest, needed = error.smallest + beside + coming, needed + beside
         reasons = {"parameters and buffers that this call does not use": self.outside, **others,
                    "reserve": self.reserve}
-        listed = ", ".join(f"{size:,} bytes of {reason}" for reason, size in reasons.items() if size)
+        listed = ", ".join(f"{size:,} bytes of {reason.removeprefix('of ')}" for reason, size in reasons.items() if size)
         listed_shapes = " and ".join(map(str, self.batch())) or "nothing"
-        binding = f" It binds at {error.binding!r}." if error.binding else ""
+        binding = f" The plan for that peaks at {error.binding!r}." if error.binding else ""
         return InfeasibleBudget(
-            f"{self.settings.budget:,} bytes are too few for a step of {self.name} on a batch of {listed_shapes}: no schedule needs "
+            f"{too_few(self.settings.budget, needed)} a step of {self.name} on a batch of {listed_shapes}: no schedule needs "
             f"less than {needed:,}, and {smallest:,} are known to suffice.{binding} Beside the graph's own tensors this "
             f"counts {listed}. Give budget={smallest} or more, or a smaller batch",
             budget=self.settings.budget or 0, needed=needed, smallest=smallest, binding=error.binding, live=error.live,

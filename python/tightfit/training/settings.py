@@ -65,12 +65,15 @@ def settings(budget: Any, *, differentiable_outputs: bool = False, loss_memory: 
 
 def budget_bytes(given: Any) -> int | None:
     """A budget as people write it: an `int` of bytes, `"6GiB"`, `"2.5GB"`, or `"min"` (`None`)."""
-    return None if given == "min" else size(given, "budget")
+    if isinstance(given, str) and given.strip().endswith("%"):
+        raise OptionError(f"budget={given!r} is a share, and what it is a share of is known only once the step was captured; "
+                          "write an int of bytes, text such as \"6GiB\" or \"2.5GB\", or \"min\" for the smallest")
+    return None if given == "min" else size(given, "budget", or_else=", or \"min\"")
 
 
-def size(given: Any, name: str) -> int:
+def size(given: Any, name: str, *, or_else: str = "") -> int:
     """So many bytes: an `int`, or text with a unit."""
-    advice = f"{name}={given!r} is no number of bytes; write an int, or text such as \"6GiB\" or \"2.5GB\""
+    advice = f"{name}={given!r} is no number of bytes; write an int, or text such as \"6GiB\" or \"2.5GB\"{or_else}"
     if isinstance(given, bool) or not isinstance(given, (int, str)):
         raise OptionError(advice)
     if isinstance(given, int):
@@ -80,10 +83,19 @@ def size(given: Any, name: str) -> int:
         if found is None or found[2].upper() not in _UNITS:
             raise OptionError(advice)
         number, unit = float(found[1]), found[2].upper()
+        if unit == "" and not number.is_integer():
+            raise OptionError(advice)
     total = number * _UNITS[unit]
     if not math.isfinite(total) or not 0 <= total < 2**60:
         raise OptionError(f"{name}={given!r} is out of range; write between 0 and 2**60 bytes")
     return given if isinstance(given, int) else int(total)
+
+
+def too_few(budget: int, needed: int) -> str:
+    """How the refusal of a budget begins, where no schedule needs less than so many bytes."""
+    if budget < needed:
+        return f"{budget:,} bytes are too few for"
+    return f"no plan within {budget:,} bytes was found, which does not prove that there is none, for"
 
 
 def device_of(tensors: list[torch.Tensor]) -> torch.device:

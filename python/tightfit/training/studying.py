@@ -27,7 +27,7 @@ from .execution import Plan, Step
 from .joint import document
 from .optimizer_state import state_bytes
 from .planned import held
-from .settings import budget_bytes, settings
+from .settings import budget_bytes, settings, too_few
 
 
 class _Captured(Exception):
@@ -77,7 +77,7 @@ def plan(model: nn.Module, batch: Any, budget: int | str = "min", *, machine: st
         found = held(graph, room, deadline, machine)
     except InfeasibleBudget as error:
         raise InfeasibleBudget(
-            f"{asked:,} bytes are too few for {type(model).__name__} on a batch of {' and '.join(map(str, step.batch()))}: no "
+            f"{too_few(asked, error.needed + beside)} {type(model).__name__} on a batch of {' and '.join(map(str, step.batch()))}: no "
             f"schedule needs less than {error.needed + beside:,}, and {error.smallest + beside:,} are known to suffice. Give "
             f"budget={error.smallest + beside} or more, or a smaller batch",
             budget=asked or 0, needed=error.needed + beside, smallest=error.smallest + beside, binding=error.binding,

@@ -6,6 +6,7 @@ mod citations;
 mod code_map;
 mod imports;
 mod leftovers;
+mod links;
 mod modules;
 mod names;
 mod openings;
@@ -22,7 +23,7 @@ use tree::{Finding, Tree};
 
 type Rule = fn(&Tree) -> Vec<Finding>;
 
-const RULES: [Rule; 8] = [
+const RULES: [Rule; 9] = [
     openings::check,
     imports::check,
     circles::check,
@@ -31,6 +32,7 @@ const RULES: [Rule; 8] = [
     names::check,
     sizes::check,
     leftovers::check,
+    links::check,
 ];
 
 /// Holds all files that git tracks, or would track, to all rules.

@@ -5,6 +5,7 @@ use crate::exit::ExitCode;
 use crate::values::BelowReserve;
 use std::path::PathBuf;
 
+use anyhow::Context;
 use clap::Args;
 use serde_json::{Value, json};
 use tightfit::check::Violation;
@@ -22,17 +23,17 @@ use crate::output;
 
 /// Execute a plan abstractly and report the first rule that it breaks.
 #[derive(Args)]
-#[command(
-    after_help = "Example:\n  tightfit check corpus/steps/gpt-small plan.json --budget 320MiB"
-)]
+#[command(after_help = "Examples:\n  tightfit check corpus/steps/gpt-small plan.json\n  \
+        tightfit check corpus/steps/gpt-small plan.json --budget 320MiB")]
 pub struct Arguments {
     /// A graph file or a step's folder
     graph: PathBuf,
     /// A plan (tightfit-plan/1) for that graph
     plan: PathBuf,
-    /// Bytes of the whole process: 1000000, 320MiB, 2.5GB; or 60%, as of `tightfit plan`
+    /// Bytes of the whole process: 1000000, 320MiB, 2.5GB; or 60%, as of `tightfit plan` [default:
+    /// the budget that the plan was made for]
     #[arg(long, allow_hyphen_values = true)]
-    budget: String,
+    budget: Option<String>,
     #[command(flatten)]
     accumulation: Accumulation,
     #[command(flatten)]
@@ -89,7 +90,7 @@ pub fn judge(
         {
             return Err(anyhow::Error::from(over).context(beside()));
         }
-        checked => checked?,
+        checked => checked.with_context(|| input::made_for_another(machine))?,
     };
     let overhead = overhead(timeline.seconds, unplanned.seconds);
     Ok(Legal { budget, reserve, timeline, overhead })
@@ -119,12 +120,12 @@ impl Legal {
 
 /// Checks and prints.
 pub fn check(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let budget: Budget = arguments.budget.parse()?;
+    let budget = arguments.budget.as_deref().map(str::parse).transpose()?;
     let (graph, is_step) = input::graph(&arguments.graph)?;
     let graph = arguments.accumulation.of(graph)?;
     let machine = arguments.on.machine(is_step)?;
     let schedule = input::plan(&arguments.plan, &graph)?;
-    let legal = judge(&graph, &machine, &schedule, Some(budget))?;
+    let legal = judge(&graph, &machine, &schedule, budget)?;
     if arguments.json {
         output::answer(legal.document(&graph, &schedule))?;
     } else {

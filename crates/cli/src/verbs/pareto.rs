@@ -78,9 +78,13 @@ pub fn pareto(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "machine": machine.name,
             "unplanned_step_seconds": unplanned.timeline().seconds,
             "points": document(&points),
+            "interrupted": interrupt::raised(),
         }))?;
     } else {
         show(&graph, &machine, &points, unplanned.timeline().seconds)?;
+        if interrupt::raised() {
+            tell!("interrupted: the best plans so far")?;
+        }
     }
     let is_unproven = |point: &Point| point.figures.err() == Some(Refusal::NotFound);
     Ok(if !interrupt::raised() && points.iter().any(is_unproven) {

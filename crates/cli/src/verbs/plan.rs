@@ -55,7 +55,7 @@ pub struct Arguments {
     accumulation: Accumulation,
     #[command(flatten)]
     on: OnMachine,
-    /// Write the result here
+    /// Write the result here; - is standard output
     #[arg(short, long)]
     output: Option<PathBuf>,
     /// What to write: the plan (tightfit-plan/1), or the graph (tightfit-graph/1) in the plan's
@@ -202,8 +202,8 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     row!(
         "unplanned peak",
         unplanned.peak,
-        "{} nodes, {} of parameters, state and batch",
-        graph.compute_nodes().len(),
+        "{}, {} of parameters, state and batch",
+        output::several(graph.compute_nodes().len(), "node", "s"),
         graph.static_bytes()
     )?;
     if planned.reserve.total() > Bytes::ZERO {
@@ -265,13 +265,22 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 
 /// Why the smallest budget is no smaller.
 fn show_limit(limit: &Infeasible) -> output::Printed {
-    let least = limit.needed.rounded_down();
-    match limit.is_proven() {
-        true => row!("smallest", least, "proven: no schedule needs less")?,
-        false => row!("smallest", "not proven", "no schedule needs less than {least}")?,
+    let Infeasible { reached, needed, live, .. } = limit;
+    match reached.saturating_sub(*needed) {
+        Bytes::ZERO => row!("smallest", "proven", "{} bytes: no schedule needs less", reached.0)?,
+        more => row!(
+            "smallest",
+            "not proven",
+            "{} bytes: no schedule needs less than {}, which is {more} less",
+            reached.0,
+            needed.0
+        )?,
     }
-    let Some(binding) = &limit.binding else { return Ok(()) };
-    entry!("binds at", "`{}`, where these are alive:", binding.name)?;
+    match &limit.binding {
+        Some(binding) => entry!("peak", "at `{}`, where these are alive:", binding.name)?,
+        None if live.is_empty() => return Ok(()),
+        None => entry!("peak", "from the start; these are alive:")?,
+    }
     let row = |tensor: &LiveTensor| {
         vec![
             Cell::bytes(tensor.bytes),
@@ -280,5 +289,12 @@ fn show_limit(limit: &Infeasible) -> output::Printed {
             Cell::path(&tensor.module),
         ]
     };
-    Table::new(&ALIVE, limit.live.iter().map(row).collect()).print(MOST_ALIVE)
+    let (listed, others) = live.split_at(MOST_ALIVE.min(live.len()));
+    let mut rows: Vec<_> = listed.iter().map(row).collect();
+    if !others.is_empty() {
+        let bytes = others.iter().map(|tensor| tensor.bytes).sum();
+        let smaller = Cell::name(&format!("in {} smaller ones", others.len()));
+        rows.push(vec![Cell::bytes(bytes), smaller, Cell::word(""), Cell::word("")]);
+    }
+    Table::new(&ALIVE, rows).print(usize::MAX)
 }

@@ -10,6 +10,8 @@ use tightfit::graph::Graph;
 use tightfit::graph::limits::MOST_TRACE;
 use tightfit::machine::Machine;
 use tightfit::schedule::Schedule;
+use tightfit::units::Bytes;
+use tightfit_engine::{FitTask, fit_graph};
 use tightfit_report::{
     Course, FrontierPoint, Measured, Planned, Report, Trace, TraceError, frontier_svg, modules_svg,
     page, stack_svg,
@@ -27,7 +29,7 @@ use crate::{interrupt, output, places, progress};
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  tightfit report corpus/graphs/llama_1b_b2_s2048.json.gz -o report.html
+  tightfit report corpus/graphs/llama_1b_b2_s2048.json.gz --budget 60% --budget 50% -o report.html
   tightfit plan corpus/graphs/llama_1b_b2_s2048.json.gz --budget 60% -o plan.json
   tightfit report corpus/graphs/llama_1b_b2_s2048.json.gz --plan plan.json -o report.html
   tightfit report corpus/graphs/llama_1b_b2_s2048.json.gz --plan plan.json --svg modules \
@@ -41,10 +43,13 @@ pub struct Arguments {
     /// more plans
     #[arg(long)]
     plan: Vec<PathBuf>,
+    /// Plan this budget, as `tightfit plan` does, and show that; again for more budgets
+    #[arg(long, allow_hyphen_values = true)]
+    budget: Vec<String>,
     /// A trace of the last plan, as `train --trace` writes it, to be shown beside the prediction
     #[arg(long, value_name = "TRACE")]
     measured: Option<PathBuf>,
-    /// Write the page, or the drawing, here
+    /// Write the page, or the drawing, here; - is standard output
     #[arg(short, long)]
     output: PathBuf,
     /// Only this drawing, as SVG
@@ -149,6 +154,25 @@ pub fn text(task: Task<'_>) -> anyhow::Result<String> {
     })
 }
 
+/// Plans of the budgets that are asked for, with their names.
+fn planned(
+    arguments: &Arguments,
+    graph: &Graph,
+    machine: &Machine,
+) -> anyhow::Result<Vec<(String, Schedule)>> {
+    let profile = input::profile(graph, machine);
+    let (planner, effort) = (arguments.search.planner, arguments.search.effort());
+    let is_alone = arguments.plan.len() + arguments.budget.len() == 1;
+    let plan = |text: &String| {
+        let task = FitTask { machine, budget: text.parse()?, beside: Bytes::ZERO, planner, effort };
+        let planned =
+            progress::during("planning", effort.deadline, || fit_graph(graph, &profile, &task))?;
+        let name = if is_alone { "Planned".to_string() } else { format!("Planned, {text}") };
+        Ok((name, planned.fitted.schedule().clone()))
+    };
+    arguments.budget.iter().map(plan).collect()
+}
+
 /// A frontier is planned.
 fn has_frontier(points: u32, svg: Option<Drawing>) -> bool {
     points > 0 && svg.is_none_or(|drawing| drawing == Drawing::Frontier)
@@ -170,14 +194,19 @@ pub fn report(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let alike = |path: &PathBuf| arguments.plan.iter().filter(|&o| stem(o) == stem(path)).count();
     let plan = |path: &PathBuf| {
         let name = match (arguments.plan.len(), alike(path)) {
-            (1, _) => "Planned".to_string(),
+            (1, _) if arguments.budget.is_empty() => "Planned".to_string(),
             (_, 1) => format!("Planned, {}", stem(path).unwrap_or_default()),
             // Files of one name, in several folders.
             _ => format!("Planned, {}", path.display()),
         };
         Ok((name, input::plan(path, &graph)?))
     };
-    let plans = arguments.plan.iter().map(plan).collect::<anyhow::Result<Vec<_>>>()?;
+    let read = arguments.plan.iter().map(plan).collect::<anyhow::Result<Vec<_>>>()?;
+    if has_frontier(arguments.points, arguments.svg) || !arguments.budget.is_empty() {
+        interrupt::listen();
+    }
+    let mut plans = planned(arguments, &graph, &machine)?;
+    plans.extend(read);
     let measured = match &arguments.measured {
         Some(path) => {
             let file = || path.display().to_string();
@@ -186,9 +215,6 @@ pub fn report(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
         None => None,
     };
-    if has_frontier(arguments.points, arguments.svg) {
-        interrupt::listen();
-    }
     let search = arguments.search.of_each();
     let text =
         progress::during("planning budget by budget", search.of_all(arguments.points), || {
@@ -205,5 +231,8 @@ pub fn report(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     output::write_whole(&arguments.output, text.as_bytes())?;
     let what = if arguments.svg.is_some() { "a drawing" } else { "a page for any browser" };
     output::wrote(&arguments.output, text.len(), what)?;
+    if interrupt::raised() {
+        note!("note: interrupted: the page has the best plans so far");
+    }
     Ok(interrupt::code())
 }

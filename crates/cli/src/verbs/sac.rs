@@ -16,6 +16,7 @@ use tightfit::units::Bytes;
 use tightfit_engine::Budget;
 
 use crate::effort::clock;
+use crate::figures::share;
 use crate::input::{self, OnMachine, Statistics};
 use crate::output::{Printed, in_milliseconds, milliseconds, percent};
 use crate::solver::{self, Clock, Solver, named, within};
@@ -141,12 +142,18 @@ pub fn sac(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return Ok(interrupt::code());
     }
     let (info, Answer { budget, plan, seconds }) = (&statistics.info, &answer);
+    let devices = match arguments.world_size {
+        1 => String::new(),
+        several => format!(" on each of {several} devices"),
+    };
+    let whole = if arguments.world_size == 1 { "" } else { " and on one device" };
     tell!(
-        "peak {} of {} ({} without checkpointing), {} ({} recomputed); {}, in {seconds:.2} s",
+        "peak {} of {}{devices} ({} without checkpointing{whole}), {} ({} recomputed); {}, in \
+         {seconds:.2} s",
         plan.peak,
         budget,
         info.baseline_peak(),
-        percent(plan.recompute.0 / info.baseline_seconds().0.max(f64::MIN_POSITIVE)),
+        percent(share(plan.recompute, info.baseline_seconds())),
         milliseconds(plan.recompute),
         solver::quality(plan.gap),
     )?;

@@ -14,6 +14,7 @@ use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::Budget;
 
 use crate::effort::clock;
+use crate::figures::share;
 use crate::input::{self, OnMachine, Statistics};
 use crate::output::{milliseconds, percent};
 use crate::solver::{Clock, Solver, named, quality, within};
@@ -32,11 +33,11 @@ const HEADS: [&str; 3] = ["unit", "gathers", ""];
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  tightfit shard corpus/graphs/llama_1b_b2_s2048.json.gz --budget 60% \\
-    --world-size 8 --bandwidth 100GB/s --latency 20us --checkpoint
-  tightfit shard corpus/cases/module_info/module_info_torchtest_4l.json \\
-    --budget 3GiB --world-size 8 --bandwidth 100GB/s --latency 20us \\
-    --checkpoint --host-bandwidth 20GB/s --json")]
+  tightfit shard corpus/graphs/llama_1b_b2_s2048.json.gz --budget 60% \
+--world-size 8 --bandwidth 100GB/s --latency 20us --checkpoint
+  tightfit shard corpus/cases/module_info/module_info_torchtest_4l.json \
+--budget 3GiB --world-size 8 --bandwidth 100GB/s --latency 20us \
+--checkpoint --host-bandwidth 20GB/s --json")]
 pub struct Arguments {
     /// A graph file, a step's folder, or statistics of modules as JSON (`tightfit modules --json`,
     /// or PyTorch's tools)
@@ -190,9 +191,7 @@ pub fn shard(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         budget,
         arguments.world_size,
         info.baseline_peak(),
-        percent(
-            (plan.exposed + plan.recompute).0 / info.baseline_seconds().0.max(f64::MIN_POSITIVE)
-        ),
+        percent(share(plan.exposed + plan.recompute, info.baseline_seconds())),
         milliseconds(plan.exposed),
         milliseconds(plan.recompute),
         quality(plan.gap),

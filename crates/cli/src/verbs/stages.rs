@@ -28,8 +28,8 @@ use crate::{interrupt, output, places};
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  tightfit stages corpus/graphs/llama_1b_b2_s2048.json.gz --devices 8 --budget 40GB \\
-    --microbatches 16 --state 16 --link 50GB/s,10us
+  tightfit stages corpus/graphs/llama_1b_b2_s2048.json.gz --devices 8 --budget 40GB \
+--microbatches 16 --state 16 --link 50GB/s,10us
   tightfit stages corpus/steps/gpt-small --devices 2 --budget 300MiB --microbatches 8 --json")]
 pub struct Arguments {
     /// A graph file (tightfit-graph/1, plain or gzip) or a step's folder

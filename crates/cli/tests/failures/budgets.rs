@@ -30,7 +30,8 @@ fn a_budget_too_small_is_refused_with_a_proof() {
         assert!(message.contains(&words), "`{words}` is missing from\n{message}");
     }
     for words in [
-        "it binds at node `_log_softmax_backward_data` (the root module), where these are alive:",
+        "the plan for that peaks at node `_log_softmax_backward_data` (the root module), where \
+         these are alive:",
         "MiB  the process itself (reserve)",
         "what the matrix product packs (reserve)",
         "256.0 KiB  _log_softmax (loss, the root module)",
@@ -74,7 +75,7 @@ fn a_graph_that_fits_nowhere_is_refused_with_a_proof() {
         expect![[r#"
             error: no plan fits 100 B (100 bytes); the smallest budget known to be \
             feasible is 128 B (128 bytes), and no schedule needs less than 128 B (128 bytes)
-            it binds at node `y` (the root module), where these are alive:
+            the plan for that peaks at node `y` (the root module), where these are alive:
                     64 B  x (input, the root module)
                     64 B  y (forward, the root module)
         "#]],
@@ -156,7 +157,7 @@ fn a_budget_below_what_is_packed() {
 fn a_budget_below_what_the_process_takes() {
     let ran = run(folder().path(), "plan corpus/steps/gpt-nano --threads 2 --budget 100KiB");
     assert_eq!((ran.code, ran.stdout.as_str()), (Some(3), ""), "{}", ran.stderr);
-    assert!(ran.stderr.starts_with("error: no plan fits 100.0 KiB"), "{}", ran.stderr);
+    assert!(ran.stderr.starts_with("error: no plan fits 100.00 KiB"), "{}", ran.stderr);
     assert!(ran.stderr.contains("the smallest budget known to be feasible is "), "{}", ran.stderr);
     assert!(ran.stderr.contains("the process itself"), "{}", ran.stderr);
 }
@@ -191,12 +192,12 @@ fn a_solver_without_an_answer_has_proven_nothing() {
 #[test]
 fn a_wrong_prediction_is_refused_with_what_happens() {
     let message = expect![[r#"
-        error: no plan was found that fits 2.4 GiB (2603823923 bytes); the smallest \
-        budget known to be feasible is 3.0 GiB (3120562176 bytes), and no schedule \
-        needs less than 1.2 GiB (1342177280 bytes)
+        error: no plan was found that fits 2.42 GiB (2603823923 bytes); the smallest \
+        budget known to be feasible for capuchin-published is 2.91 GiB (3120562176 \
+        bytes), and no schedule needs less than 1.25 GiB (1342177280 bytes)
         activations chosen: 5; the predicted peak is 2.4 GiB (2550136832 bytes); the \
         simulated peak is 2.6 GiB (2818572288 bytes)
-        it binds at node `n25` (the root module), where these are alive:
+        the plan for that peaks at node `n25` (the root module), where these are alive:
            512.0 MiB  n18 (forward, the root module)
            256.0 MiB  n1 (forward, the root module)
            256.0 MiB  n13 (forward, the root module)

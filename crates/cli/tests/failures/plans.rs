@@ -36,38 +36,44 @@ fn a_tampered_plan() {
         check,
         9,
         expect![[r#"
-        error: instruction 0: `relu` reads `addmm` from buffer80, which holds nothing
-    "#]],
+            error: the plan does not hold on cpu; name the machine and the threads that it \
+            was made for: instruction 0: `relu` reads `addmm` from buffer80, which holds \
+            nothing
+        "#]],
     );
     tampered(&|plan| drop(plan["instructions"].as_array_mut().unwrap().pop())).fails(
         check,
         9,
         expect![[r#"
-            error: buffer160 still holds what `sum_13` made (version 0) at the end of the \
-            step
+            error: the plan does not hold on cpu; name the machine and the threads that it \
+            was made for: buffer160 still holds what `sum_13` made (version 0) at the end \
+            of the step
         "#]],
     );
     tampered(&|plan| plan["buffers"][0][0] = json!(4)).fails(
         check,
         9,
         expect![[r#"
-        error: instruction 0: `layers_0_weight` needs 16384 bytes for its value, but \
-        buffer0 has 4
-    "#]],
+            error: the plan does not hold on cpu; name the machine and the threads that it \
+            was made for: instruction 0: `layers_0_weight` needs 16384 bytes for its \
+            value, but buffer0 has 4
+        "#]],
     );
     tampered(&|plan| plan["buffers"][1][1] = plan["buffers"][0][1].clone()).fails(
         check,
         9,
         expect![[r#"
-        error: instruction 0: buffer1 overlaps buffer0, which is held
-    "#]],
+            error: the plan does not hold on cpu; name the machine and the threads that it \
+            was made for: instruction 0: buffer1 overlaps buffer0, which is held
+        "#]],
     );
     tampered(&|plan| plan["slab_bytes"] = json!(1000)).fails(
         check,
         9,
         expect![[r#"
-        error: buffer0 ends at byte 16384, outside the slab of 1000 bytes
-    "#]],
+            error: the plan does not hold on cpu; name the machine and the threads that it \
+            was made for: buffer0 ends at byte 16384, outside the slab of 1000 bytes
+        "#]],
     );
     tampered(&|plan| plan["instructions"][0][1] = json!("nobody")).fails(
         check,

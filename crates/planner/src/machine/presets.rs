@@ -10,7 +10,7 @@ impl Machine {
     /// recomputed stays the same, and what moves over a link is hidden more easily.
     pub fn at_efficiency(self, share: f64) -> Machine {
         Machine {
-            name: format!("{} at {:.0} %", self.name, share * 100.0),
+            name: format!("{} at {} % of its rates", self.name, (share * 1e3).round() / 10.0),
             flops_16: self.flops_16 * share,
             flops_32: self.flops_32 * share,
             bandwidth: self.bandwidth * share,

@@ -202,7 +202,7 @@ fn the_smallest_says_why_it_is_no_smaller() {
             assert_eq!(limit.peak, peak, "{seed}: of the schedule itself");
             let alive: Bytes = limit.live.iter().map(|tensor| tensor.bytes).sum();
             assert_eq!(alive, peak, "{seed}: what is alive there is what is held");
-            let least = least_budget_any_order(&graph, &profile, 0);
+            let least = least_budget_any_order(&graph, &profile, slab.0);
             assert!(limit.needed.0 <= least, "{seed}: {} of {least}", limit.needed);
             if limit.is_proven() {
                 proven += 1;

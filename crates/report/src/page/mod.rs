@@ -189,9 +189,13 @@ fn colours() -> String {
     )
 }
 
+/// A figure: what it is, the figure, and what to say of it.
+type Fact = (String, String, String);
+
+/// The step's figures: in one row where there is one plan, else a row for each of several.
 fn facts(html: &mut String, report: &Report<'_>) {
     let before = report.unplanned;
-    let mut facts = vec![
+    let mut unplanned: Vec<Fact> = vec![
         (
             "unplanned peak".to_string(),
             before.peak.to_string(),
@@ -199,7 +203,13 @@ fn facts(html: &mut String, report: &Report<'_>) {
         ),
         ("unplanned time".to_string(), duration(before.seconds.0), "predicted".to_string()),
     ];
+    if let Some(measured) = &report.measured {
+        let note = format!("{} calls", grouped(measured.times.len() as u64));
+        unplanned.push(("measured time".to_string(), duration(measured.trace.seconds().0), note));
+    }
+    let mut rows = vec![unplanned];
     for Planned { name, course: after } in report.planned {
+        let mut facts: Vec<Fact> = Vec::new();
         // One plan needs no name.
         let short = name.strip_prefix("Planned, ").unwrap_or(name);
         let of = if report.planned.len() > 1 { format!(", {short}") } else { String::new() };
@@ -227,28 +237,29 @@ fn facts(html: &mut String, report: &Report<'_>) {
             grouped(after.recomputed() as u64),
             "calls that run again".to_string(),
         ));
+        if !after.transfers.is_empty() {
+            let [out, back] = after.moved();
+            let moved = format!("{out} out, {back} back");
+            facts.push((format!("below the slab{of}"), after.below.peak().to_string(), moved));
+        }
+        match report.planned.len() {
+            1 => rows[0].extend(facts),
+            _ => rows.push(facts),
+        }
     }
-    let moving = report.planned.iter().filter(|plan| !plan.course.transfers.is_empty());
-    for Planned { course, .. } in moving {
-        let [out, back] = course.moved();
-        let moved = format!("{out} out, {back} back");
-        facts.push(("below the slab".to_string(), course.below.peak().to_string(), moved));
+    for row in rows {
+        html.push_str("<dl class=\"facts\">\n");
+        for (name, figure, note) in row {
+            let _ = writeln!(
+                html,
+                "<div><dt>{}</dt><dd>{}<small>{}</small></dd></div>",
+                escape(&name),
+                escape(&figure),
+                escape(&note)
+            );
+        }
+        html.push_str("</dl>\n");
     }
-    if let Some(measured) = &report.measured {
-        let note = format!("{} calls", grouped(measured.times.len() as u64));
-        facts.push(("measured time".to_string(), duration(measured.trace.seconds().0), note));
-    }
-    html.push_str("<dl class=\"facts\">\n");
-    for (name, figure, note) in facts {
-        let _ = writeln!(
-            html,
-            "<div><dt>{}</dt><dd>{}<small>{}</small></dd></div>",
-            escape(&name),
-            escape(&figure),
-            escape(&note)
-        );
-    }
-    html.push_str("</dl>\n");
 }
 
 fn legend(html: &mut String, roles: &[Role]) {

@@ -3,6 +3,7 @@
 
 use std::fmt;
 
+use crate::plan::Planner;
 use crate::plan::infeasible::{Infeasible, Prediction};
 use crate::units::Bytes;
 
@@ -11,17 +12,30 @@ const LISTED: usize = 10;
 
 /// A module as a sentence names it.
 fn place(module: &str) -> String {
-    if module.is_empty() { "the root module".to_string() } else { format!("module `{module}`") }
+    match module {
+        "" => "the root module".to_string(),
+        module => format!("module `{}`", in_a_line(module)),
+    }
+}
+
+/// A name in one line, so that no name looks like a line of this text.
+fn in_a_line(name: &str) -> String {
+    name.replace('\n', "\\n")
 }
 
 impl fmt::Display for Infeasible {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        // Others may reach less.
+        let of = match self.plan.planner {
+            Planner::Auto => String::new(),
+            planner => format!(" for {}", planner.name()),
+        };
         let claim = if self.is_proven() { "no plan fits" } else { "no plan was found that fits" };
         writeln!(
             f,
-            "{claim} {} ({} bytes); the smallest budget known to be feasible is {} ({} bytes), \
+            "{claim} {} ({} bytes); the smallest budget known to be feasible{of} is {} ({} bytes), \
              and no schedule needs less than {} ({} bytes)",
-            self.budget,
+            self.budget.rounded(),
             self.budget.0,
             self.reached.rounded_up(),
             self.reached.0,
@@ -49,8 +63,8 @@ impl fmt::Display for Infeasible {
         match &self.binding {
             Some(binding) => writeln!(
                 f,
-                "it binds at node `{}` ({}), where these are alive:",
-                binding.name,
+                "the plan for that peaks at node `{}` ({}), where these are alive:",
+                in_a_line(&binding.name),
                 place(&binding.module)
             )?,
             None => writeln!(f, "the step computes nothing; these are alive from the start:")?,
@@ -63,7 +77,7 @@ impl fmt::Display for Infeasible {
                 phase => writeln!(
                     f,
                     "  {size:>10}  {} ({phase}, {})",
-                    tensor.name,
+                    in_a_line(&tensor.name),
                     place(&tensor.module)
                 )?,
             }

@@ -17,7 +17,7 @@ impl fmt::Display for ModuleInfeasible {
         writeln!(
             f,
             "{claim} {} ({} bytes); {least} is {} ({} bytes)",
-            self.budget,
+            self.budget.rounded(),
             self.budget.0,
             self.least.rounded_up(),
             self.least.0
