@@ -33,7 +33,7 @@ impl Color {
     pub fn of(arguments: &[OsString]) -> Color {
         let options = arguments.iter().take_while(|argument| *argument != "--");
         let words: Vec<&OsStr> = options.map(OsString::as_os_str).collect();
-        let values = words.iter().enumerate().filter_map(|(at, word)| {
+        let mut values = words.iter().enumerate().filter_map(|(at, word)| {
             let word = word.to_str()?;
             match word.strip_prefix("--color")? {
                 "" => words.get(at + 1)?.to_str(),
@@ -41,7 +41,7 @@ impl Color {
             }
         });
         // As clap takes it: the last one counts.
-        values.last().and_then(|value| Color::from_str(value, false).ok()).unwrap_or_default()
+        values.next_back().and_then(|value| Color::from_str(value, false).ok()).unwrap_or_default()
     }
 
     /// Settles it for the whole process, for what clap prints as well.
