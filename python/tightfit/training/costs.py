@@ -182,7 +182,8 @@ class _Known:
         if key not in self.costs and key not in self.refused:
             if self.device.type != "cuda" and torch._C._autograd._profiler_enabled():
                 raise CompileError("a profiler is active, and what operators take is measured by PyTorch's profiler before the "
-                                   "first step; begin to profile behind the first step of each kind of batch")
+                                   "first step; begin to profile after the first step of each kind of batch, and after the first "
+                                   "with gradients that are there already")
             try:
                 cost = _measured(prepared(call, self.device, there), self.device)
                 if cost.peak == 0 and results > 0:

@@ -14,15 +14,16 @@ use crate::output;
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  source <(tightfit completions bash)        (for this shell)
+  source <(tightfit completions bash)
   mkdir -p ~/.local/share/bash-completion/completions
   tightfit completions bash \
     > ~/.local/share/bash-completion/completions/tightfit
   tightfit completions zsh > ~/.zfunc/_tightfit
   tightfit completions fish > ~/.config/fish/completions/tightfit.fish
 
-Folders have to be there. Bash reads its folder where the package bash-completion
-is installed; zsh needs ~/.zfunc in fpath, before compinit.")]
+The first is for this shell, and in ~/.bashrc for every one. Bash reads the folder
+of the second only where the package bash-completion is installed. Zsh needs
+~/.zfunc in fpath, before compinit. Folders have to be there.")]
 pub struct CompletionsArguments {
     /// Which shell
     shell: Shell,

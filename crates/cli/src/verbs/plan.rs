@@ -270,16 +270,16 @@ fn show_limit(limit: &Infeasible) -> output::Printed {
         Bytes::ZERO => row!("smallest", "proven", "{} bytes: no schedule needs less", reached.0)?,
         more => row!(
             "smallest",
-            "not proven",
-            "{} bytes: no schedule needs less than {}, which is {more} less",
+            "known",
+            "{} bytes; proven: no schedule needs less than {}, {more} less",
             reached.0,
             needed.0
         )?,
     }
     match &limit.binding {
-        Some(binding) => entry!("peak", "at `{}`, where these are alive:", binding.name)?,
+        Some(binding) => entry!("because of", "what is alive at `{}`:", binding.name)?,
         None if live.is_empty() => return Ok(()),
-        None => entry!("peak", "from the start; these are alive:")?,
+        None => entry!("because of", "what is alive from the start:")?,
     }
     let row = |tensor: &LiveTensor| {
         vec![

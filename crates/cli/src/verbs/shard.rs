@@ -42,7 +42,8 @@ pub struct Arguments {
     /// A graph file, a step's folder, or statistics of modules as JSON (`tightfit modules --json`,
     /// or PyTorch's tools)
     input: PathBuf,
-    /// Of each device: bytes, 320MiB, 2.5GB, 60% of the baseline peak, or min
+    /// Of each device: bytes, 320MiB, 2.5GB, 60% of what one device needs without checkpointing, or
+    /// min
     #[arg(long, allow_hyphen_values = true)]
     budget: String,
     /// Devices that parameters and gradients are divided among
