@@ -6,10 +6,13 @@ use expect_test::{Expect, expect};
 use crate::Case;
 use crate::program::{folder, run};
 
+/// The same search wherever it runs, and however busy the machine is.
+const WORK: &str = "--iterations 20000";
+
 /// Bytes of the smallest budget, and the part of them that is not the slab's, which depends on the
 /// processor's caches.
 fn smallest(step: &str) -> (u64, u64) {
-    let arguments = format!("plan corpus/steps/{step} --budget min --threads 2 --json");
+    let arguments = format!("plan corpus/steps/{step} --budget min --threads 2 --json {WORK}");
     let planned = run(folder().path(), &arguments).done().result();
     let bytes = |key: &str| planned[key].as_u64().unwrap();
     (bytes("budget_bytes"), bytes("reserve_bytes"))
@@ -20,7 +23,8 @@ fn a_budget_too_small_is_refused_with_a_proof() {
     let (least, reserve) = smallest("gpt-nano");
     let asked = reserve + (1 << 20);
     let arguments = format!(
-        "train corpus/steps/gpt-nano --budget {asked} --steps 1 --threads 2 --save FOLDER/weights"
+        "train corpus/steps/gpt-nano --budget {asked} --steps 1 --threads 2 --save FOLDER/weights \
+         {WORK}"
     );
     let folder = folder();
     let refused = run(folder.path(), &arguments);
@@ -50,7 +54,7 @@ fn the_budget_that_a_refusal_names_is_enough() {
                 folder.path(),
                 &format!(
                     "train corpus/steps/{step} --budget {budget} --steps 1 --eval-batches 0 \
-                     --threads 2"
+                     --threads 2 {WORK}"
                 ),
             )
         };
