@@ -7,7 +7,7 @@ use crate::Case;
 use crate::program::{folder, run};
 
 /// The same search wherever it runs, and however busy the machine is.
-const WORK: &str = "--iterations 20000";
+const WORK: &str = "--iterations 1000000";
 
 /// Bytes of the smallest budget, and the part of them that is not the slab's, which depends on the
 /// processor's caches.
