@@ -53,7 +53,7 @@ def chosen() -> Iterator[None]:
     if before is _OWN:
         # A mode is not told of what a function calls that it was told of, as `multi_head_attention_forward` does. What a
         # user put in this place calls PyTorch's function, of which the mode is told.
-        functional.scaled_dot_product_attention = _elsewhere_as_before
+        functional.scaled_dot_product_attention = _attention_by_thread
     _here.is_capturing = True
     try:
         with _Chosen(), warnings.catch_warnings():
@@ -82,8 +82,8 @@ class _Chosen(TorchFunctionMode):
         return (_attention if function is _OWN else function)(*args, **(kwargs or {}))
 
 
-def _elsewhere_as_before(*args: Any, **kwargs: Any) -> torch.Tensor:
-    """PyTorch's function for threads that capture nothing."""
+def _attention_by_thread(*args: Any, **kwargs: Any) -> torch.Tensor:
+    """The kernels of CUDA in the thread that captures; PyTorch's own function in all others."""
     return (_attention if getattr(_here, "is_capturing", False) else _OWN)(*args, **kwargs)
 
 

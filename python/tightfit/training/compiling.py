@@ -101,15 +101,15 @@ class PlanInfo:
     """One plan of a compiled model.
 
     `budget` is what was asked for, in bytes, and `None` where that was `"min"`. `peak` are the most bytes that a step
-    holds under the plan, all that the budget counts included, and `unplanned_peak` the
-    same with nothing computed again; `seconds` and `unplanned_seconds` are predicted from measured calls, and no plan
-    within the budget takes less than `bound_seconds` (`None` where nothing is proven). `recomputed` is how many calls
-    run again. `batch` are the shapes of the batch, `accumulates` says that gradients were there when the step began,
-    `trains` that there is a backward pass, and `unmeasured` names the operators that could not be measured, so that what
-    they take while they run is not known. `model` is the name of the model's class.
-    `measured_peak` are the most bytes that the first steps held, where they are measured: with `fused=True`. `slab` are the
-    bytes in which what the step makes has its addresses, once they are planned: with `addresses=True`. `offloaded` are the
-    bytes of the tier that the step needs: with `offload`.
+    holds under the plan, all that the budget counts included, and `unplanned_peak` the same with nothing computed
+    again; `seconds` and `unplanned_seconds` are predicted from measured calls, and no plan within the budget takes
+    less than `bound_seconds` (`None` where nothing is proven). `recomputed` is how many calls run again. `batch` are
+    the shapes of the batch, `accumulates` says that gradients were there when the step began, `trains` that there is
+    a backward pass, and `unmeasured` names the operators that could not be measured, so that what they take while
+    they run is not known. `model` is the name of the model's class. `measured_peak` are the most bytes that the first
+    steps held, where they are measured: with `fused=True`. `slab` are the bytes in which what the step makes has its
+    addresses, once they are planned: with `addresses=True`. `offloaded` are the bytes of the tier that the step
+    needs: with `offload`.
     """
 
     budget: int | None
