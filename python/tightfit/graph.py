@@ -96,10 +96,9 @@ def size_in_bytes(tensor: torch.Tensor) -> int:
 class GraphBuilder:
     """A graph under construction; nodes are appended in program order."""
 
-    def __init__(self, name: str, source: dict[str, Any], *, strides: bool = True) -> None:
+    def __init__(self, name: str, source: dict[str, Any]) -> None:
         self._name = name
         self._source = source
-        self._strides = strides
         self._modules: dict[str, int] = {"": 0}
         self._uncalled: list[str] = []
         self._storages: list[int] = []
@@ -255,11 +254,9 @@ class GraphBuilder:
         contiguous, offset = tensor.is_contiguous(), int(tensor.storage_offset())
         if not contiguous:
             record["contiguous"] = False
-        if self._strides:
-            if not contiguous:
-                record["strides"] = [int(stride) for stride in tensor.stride()]
-            if not contiguous or offset:
-                record["offset"] = offset
+            record["strides"] = [int(stride) for stride in tensor.stride()]
+        if not contiguous or offset:
+            record["offset"] = offset
         return record
 
 

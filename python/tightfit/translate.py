@@ -20,14 +20,14 @@ from .optimizer import Optimizer
 
 
 def translate(captured: Capture, name: str, optimizer: Optimizer | None, constants: dict[str, torch.Tensor], *,
-              keep_unused: bool, strides: bool = True, decompositions: str = "core") -> dict[str, Any]:
+              keep_unused: bool, decompositions: str = "core") -> dict[str, Any]:
     """The graph document of a capture.
 
     Tensors that the forward made out of thin air (`torch.tensor([…])`) are lifted as buffers and added to
     `constants` under their name. Without an optimizer, gradients are outputs. `keep_unused=False` leaves out
     placeholders that nothing reads. `decompositions` says into which operators calls were taken apart.
     """
-    builder = GraphBuilder(name, {"producer": producer(), "decompositions": decompositions}, strides=strides)
+    builder = GraphBuilder(name, {"producer": producer(), "decompositions": decompositions})
     return _Translation(captured, builder, optimizer, constants, keep_unused).run()
 
 

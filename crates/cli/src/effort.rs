@@ -20,10 +20,10 @@ const DEADLINE: Seconds = Seconds(1.0);
 /// Limits of a search.
 #[derive(Args, Clone, Copy, Default)]
 pub struct Limits {
-    /// Search no longer than this for a better plan: 10, 10s or 500ms. Planners other than auto and
-    /// exact may do 20 million elementary steps all the same, a second or two, and auto asks all of
-    /// them: half a minute on 50,000 nodes. They end by themselves where no deadline is given
-    /// [default: 1s; for auto none with --iterations]
+    /// Search no longer than this for a better plan: 10, 10s or 500ms [default: 1s; none with
+    /// --iterations, and none for planners other than auto and exact, which end by themselves]. A
+    /// planner may take a second or two more, and auto asks all of them: half a minute on 50,000
+    /// nodes
     #[arg(long, value_name = "SECONDS", value_parser = duration, allow_hyphen_values = true)]
     pub deadline: Option<Seconds>,
     /// Search no more than this many elementary steps; without --deadline the result is the same on

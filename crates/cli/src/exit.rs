@@ -26,7 +26,7 @@ use crate::table::UnknownColumn;
 use crate::tier::NotATier;
 use crate::train::{Contradiction, LossNotFinite, NotASchedule, RanksRefused, TooManySteps};
 use crate::values::{
-    BelowReserve, NoDataSheet, NoRanks, NoStages, NoVariants, NotASize, UnknownModule,
+    BelowReserve, HasTimes, NoDataSheet, NoRanks, NoStages, NoVariants, NotASize, UnknownModule,
 };
 use crate::verbs::analyze::Refused;
 
@@ -162,6 +162,7 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
         || error.is::<UnknownColumn>()
         || error.is::<NoVariants>()
         || error.is::<NoDataSheet>()
+        || error.is::<HasTimes>()
         || error.is::<Replaced>()
         || error.is::<NotASize>()
         || error.is::<NotATier>()
@@ -186,7 +187,10 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
         return Some(5);
     }
     if let Some(error) = error.downcast_ref::<StepFileError>() {
-        return Some(if matches!(error, StepFileError::Read { .. }) { 4 } else { 5 });
+        return Some(match error {
+            StepFileError::Read { .. } | StepFileError::NoStep { .. } => 4,
+            _ => 5,
+        });
     }
     if let Some(error) = error.downcast_ref::<WeightsError>() {
         return Some(match error {

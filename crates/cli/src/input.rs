@@ -3,16 +3,18 @@
 //! verified by the room that reads it.
 
 use std::fs::File;
+use std::iter;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;
 use clap::Args;
+use clap::builder::PossibleValuesParser;
 use serde::Deserialize;
 use tightfit::analysis::modules::{ModuleInfo, measure};
 use tightfit::graph::Graph;
 use tightfit::graph::limits::{MOST_OPERATOR_FIGURES, MOST_PLAN, MOST_STATISTICS};
 use tightfit::id::ValueId;
-use tightfit::machine::Machine;
+use tightfit::machine::{Machine, presets};
 use tightfit::profile::Profile;
 use tightfit::reading::{Bounded, excess, in_full};
 use tightfit::schedule::{self, Schedule};
@@ -21,7 +23,7 @@ use tightfit_engine::step::{self, read_graph};
 use tightfit_engine::{Dataset, Step};
 
 use crate::tier::{self, Folder};
-use crate::values::{MOST_THREADS, NoDataSheet, efficiency};
+use crate::values::{HasTimes, MOST_THREADS, NoDataSheet, efficiency};
 use crate::{calls, processor};
 
 /// The training graph of a step's folder, or the graph of a file; `true` for a step.
@@ -67,6 +69,7 @@ pub fn modules(path: &Path, on: &OnMachine) -> anyhow::Result<Statistics> {
         let file = || path.display().to_string();
         match bytes(path, MOST_STATISTICS, "a file of statistics") {
             Ok(text) if Statistics::stand_in(&text) => {
+                on.is_absent()?;
                 return Statistics::read(text).with_context(file);
             }
             Err(error) if excess(&error).is_none() => return Err(error).with_context(file),
@@ -103,6 +106,11 @@ impl Statistics {
         Ok(Statistics { info, text, machine: None })
     }
 
+    /// Where their times hold, in words that follow one of them.
+    pub fn place(&self) -> String {
+        self.machine.as_ref().map_or(String::new(), |machine| format!(" on {machine}"))
+    }
+
     /// Those of a graph on a machine.
     pub fn of(graph: &Graph, machine: Machine) -> anyhow::Result<Statistics> {
         let profile = profile(graph, &machine).without_reuse();
@@ -114,9 +122,9 @@ impl Statistics {
 /// The machine that a step is planned for, as it is given on the command line.
 #[derive(Args, Default)]
 pub struct OnMachine {
-    /// cpu, as measured; a100-80gb or h100-80gb, at the rates of their data sheets [default: cpu
-    /// for steps, a100-80gb for graphs]
-    #[arg(long)]
+    /// What the step is planned for: the processor as measured, others at the rates of their data
+    /// sheets [default: cpu for steps, a100-80gb for graphs]
+    #[arg(long, value_parser = machines())]
     machine: Option<String>,
     /// How much of a data sheet's rates kernels reach, such as 60%
     #[arg(long, value_name = "SHARE", value_parser = efficiency)]
@@ -124,6 +132,13 @@ pub struct OnMachine {
     /// Worker threads of the cpu machine [default: all processors]
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=MOST_THREADS))]
     threads: Option<u32>,
+}
+
+/// The same, and a memory below it.
+#[derive(Args, Default)]
+pub struct OnTiers {
+    #[command(flatten)]
+    on: OnMachine,
     /// A memory below the device to which plans may move tensors, and its size where that is
     /// limited: pcie4, pcie5, nvlink-c2c or nvme, as in pcie4:64GiB; with cpu a folder, which is
     /// measured
@@ -131,15 +146,29 @@ pub struct OnMachine {
     tier: Option<String>,
 }
 
+/// The names of machines.
+fn machines() -> PossibleValuesParser {
+    let known = iter::once("cpu".to_string()).chain(presets().map(|machine| machine.name));
+    known.collect::<Vec<_>>().into()
+}
+
 impl OnMachine {
     /// A machine by name, and threads where it is the processor.
     pub fn named(machine: Option<String>, threads: Option<u32>) -> OnMachine {
-        OnMachine { machine, efficiency: None, threads, tier: None }
+        OnMachine { machine, efficiency: None, threads }
     }
 
-    /// The tier, as it is given.
-    pub fn tier(&self) -> Option<&str> {
-        self.tier.as_deref()
+    /// Refuses a machine for statistics, which have times of their own.
+    fn is_absent(&self) -> Result<(), HasTimes> {
+        let given = [
+            ("--machine", self.machine.is_some()),
+            ("--efficiency", self.efficiency.is_some()),
+            ("--threads", self.threads.is_some()),
+        ];
+        match given.into_iter().find(|(_, is_given)| *is_given) {
+            Some((option, _)) => Err(HasTimes { option }),
+            None => Ok(()),
+        }
     }
 
     /// The machine called so; without a name the processor for steps, an A100 for graphs.
@@ -149,15 +178,26 @@ impl OnMachine {
             None if is_step => processor::machine(self.threads),
             name => Machine::preset(name.unwrap_or("a100-80gb"))?,
         };
-        let machine = match self.efficiency {
-            None => machine,
-            Some(_) if machine.runtime.rules().runs_here => return Err(NoDataSheet.into()),
-            Some(share) => machine.at_efficiency(share),
-        };
+        match self.efficiency {
+            None => Ok(machine),
+            Some(_) if machine.runtime.rules().runs_here => Err(NoDataSheet.into()),
+            Some(share) => Ok(machine.at_efficiency(share)),
+        }
+    }
+}
+
+impl OnTiers {
+    /// The tier, as it is given.
+    pub fn tier(&self) -> Option<&str> {
+        self.tier.as_deref()
+    }
+
+    /// The machine, with the tier below it where there is one.
+    pub fn machine(&self, is_step: bool) -> anyhow::Result<Machine> {
+        let mut machine = self.on.machine(is_step)?;
         match &self.tier {
             None => Ok(machine),
             Some(folder) if machine.runtime.rules().runs_here => {
-                let mut machine = machine;
                 Folder::parse(folder)?.add_to(&mut machine, None)?;
                 Ok(machine)
             }

@@ -52,6 +52,9 @@ use crate::verbs::{
     trace,
 };
 
+/// Where options of every verb stand in its help.
+const BEHIND_OTHERS: usize = 900;
+
 #[derive(Parser)]
 #[command(
     name = "tightfit",
@@ -65,11 +68,11 @@ struct Cli {
     #[command(subcommand)]
     verb: Verb,
     /// Show whole names and every column, in lines of more than 80 columns
-    #[arg(long, global = true)]
+    #[arg(long, global = true, display_order = BEHIND_OTHERS)]
     wide: bool,
     /// Colour: auto (on a terminal, unless NO_COLOR is set), always or never
     #[arg(long, global = true, value_name = "WHEN", default_value = "auto", value_enum)]
-    #[arg(hide_possible_values = true)]
+    #[arg(hide_possible_values = true, display_order = BEHIND_OTHERS)]
     color: Color,
 }
 

@@ -1,10 +1,26 @@
 //! Where results go. Invariant: no result replaces another one of the same run, or what it was made
 //! from.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use thiserror::Error;
 use tightfit_engine::file::end_of_links;
+
+/// A path as people write it: without what `..` takes back, where that leads to the same file.
+pub fn short(path: &Path) -> PathBuf {
+    let mut short = PathBuf::new();
+    for part in path.components() {
+        let is_back = part == Component::ParentDir;
+        if !(is_back && matches!(short.components().next_back(), Some(Component::Normal(_)))) {
+            short.push(part);
+        } else {
+            short.pop();
+        }
+    }
+    // Behind a symbolic link, `..` leads elsewhere.
+    let is_same = path.canonicalize().is_ok_and(|file| short.canonicalize().ok() == Some(file));
+    if is_same { short } else { path.to_path_buf() }
+}
 
 /// A result would replace another file of the run.
 #[derive(Debug, PartialEq, Eq, Error)]
@@ -64,6 +80,20 @@ fn file(path: &Path) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn what_is_taken_back_is_left_out_of_a_path() {
+        let folder = tempfile::tempdir().unwrap();
+        let named = |name: &str| folder.path().join(name);
+        std::fs::create_dir_all(named("steps/one")).unwrap();
+        std::fs::write(named("data"), "").unwrap();
+        assert_eq!(short(&named("steps/one/../../data")), named("data"));
+        assert_eq!(short(&named("steps/./one/../absent")), named("steps/./one/../absent"));
+        assert_eq!(short(Path::new("../src")), Path::new("../src"));
+        std::os::unix::fs::symlink(named("steps/one"), named("link")).unwrap();
+        std::fs::write(named("steps/data"), "").unwrap();
+        assert_eq!(short(&named("link/../data")), named("link/../data"));
+    }
 
     #[test]
     fn one_file_is_known_by_all_its_names() {

@@ -11,14 +11,20 @@ use tightfit_engine::{Budget, BudgetError, Reserve};
 
 use crate::values::{UnknownModule, duration, share};
 
+/// What the peaks of planned modules leave out.
+pub const COUNTED: &str = "\
+both peaks count parameters, gradients and activations; batch, buffers and optimizer state come on \
+top";
+
 /// Limits of the solver.
 #[derive(Args, Clone, Copy)]
 pub struct Solver {
-    /// Stop when no plan can be better by more than this share
+    /// Stop when no plan can be better by more than this share, such as 1% or 0.01; without one,
+    /// when none is better or the time is over
     #[arg(
         long,
         value_name = "SHARE",
-        default_value_t = 0.0,
+        default_value = "0",
         value_parser = share,
         allow_hyphen_values = true
     )]
@@ -43,6 +49,18 @@ impl Solver {
     /// For the planners.
     pub fn limits(self) -> SolverLimits {
         SolverLimits { gap: self.gap, seconds: Some(self.deadline) }
+    }
+
+    /// How good a plan with this gap is, in words.
+    pub fn quality(self, gap: Option<f64>) -> String {
+        match gap {
+            Some(0.0) => "optimal".to_string(),
+            Some(gap) => {
+                let over = if gap > self.gap { " (a longer --deadline may do better)" } else { "" };
+                format!("within {:.2} % of the optimum{over}", gap * 100.0)
+            }
+            None => "the best that was found in time".to_string(),
+        }
     }
 }
 
@@ -78,14 +96,5 @@ pub fn within<P>(
             Err(ModulePlanError::Infeasible(proof)) => Ok((proof.least, plan(proof.least, 1.0)?)),
             other => Ok((Bytes::ZERO, other?)),
         },
-    }
-}
-
-/// How good a plan is, in words.
-pub fn quality(gap: Option<f64>) -> String {
-    match gap {
-        Some(0.0) => "optimal".to_string(),
-        Some(gap) => format!("within {:.2}% of the optimum", gap * 100.0),
-        None => "the best that was found in time".to_string(),
     }
 }

@@ -93,7 +93,7 @@ impl Cell {
 
     /// A path, of which the last components are kept.
     pub fn path(path: &str) -> Cell {
-        let text = if path.is_empty() { "(whole model)" } else { path };
+        let text = if path.is_empty() { "(root)" } else { path };
         Cell::shortened(text.to_string(), path, Shorten::Front)
     }
 

@@ -30,6 +30,14 @@ pub struct UnknownModule {
 )]
 pub struct NoDataSheet;
 
+/// A machine for statistics of modules.
+#[derive(Debug, Error)]
+#[error("statistics of modules have times of their own: {option} is for graphs and steps")]
+pub struct HasTimes {
+    /// The option.
+    pub option: &'static str,
+}
+
 /// A budget that no schedule fits, since the process alone takes all of it.
 #[derive(Debug, Error)]
 #[error(
@@ -176,22 +184,24 @@ pub fn duration(text: &str) -> Result<Seconds, String> {
         .ok_or_else(|| "write seconds, as in 10, 0.5, 10s, 500ms or 20us".to_string())
 }
 
-/// A share of something, from none to all of it.
+/// A share of something, from none to all of it: 1%, 0.01.
 pub fn share(text: &str) -> Result<f64, String> {
-    text.parse()
-        .ok()
-        .filter(|share| (0.0..=1.0).contains(share))
-        .ok_or_else(|| "write a share from 0 to 1, as in 0.01".to_string())
+    share_from(0.0, text)
+        .ok_or_else(|| "write a share from 0% to 100%, as in 1% or 0.01".to_string())
 }
 
 /// A share of a machine's rates: 60%, 0.6.
 pub fn efficiency(text: &str) -> Result<f64, String> {
+    share_from(0.01, text)
+        .ok_or_else(|| "write a share from 1% to 100%, as in 60% or 0.6".to_string())
+}
+
+/// A share that is no less than this.
+fn share_from(least: f64, text: &str) -> Option<f64> {
     let text = text.trim();
     let (number, whole) = text.strip_suffix('%').map_or((text, 1.0), |number| (number, 100.0));
     let share = number.trim().parse::<f64>().ok().map(|number| number / whole);
-    share
-        .filter(|share| (0.01..=1.0).contains(share))
-        .ok_or_else(|| "write a share from 1% to 100%, as in 60% or 0.6".to_string())
+    share.filter(|share| (least..=1.0).contains(share))
 }
 
 /// A fraction of the activation peak.

@@ -376,9 +376,9 @@ fn a_person_can_read_the_overview() {
 
             alive there, the 4 largest of 354:
                  size  phase      tensor                                  module
-            785.3 MiB  forward    _log_softmax                            (whole model)
-            785.3 MiB  backward   full_like                               (whole model)
-            785.3 MiB  backward   scatter                                 (whole model)
+            785.3 MiB  forward    _log_softmax                            (root)
+            785.3 MiB  backward   full_like                               (root)
+            785.3 MiB  backward   scatter                                 (root)
              73.6 MiB  parameter  L__self___model_transformer_wte_weight  model
 
             fwd_in, fwd_tmp, fwd_out: saved for the backward pass, and made outside, used
@@ -386,7 +386,7 @@ fn a_person_can_read_the_overview() {
             bwd_out: gradients that leave; all at the border of the module
 
             module                  parameters    fwd_in   fwd_tmp  fwd_out   fwd ms  bwd ms
-            (whole model)            237.4 MiB  64.0 KiB   2.8 GiB        –    8.411   27.23
+            (root)                   237.4 MiB  64.0 KiB   2.8 GiB        –    8.411   27.23
             model                    237.4 MiB  32.0 KiB   2.0 GiB        –    6.593   19.75
             model.transformer        237.4 MiB  32.0 KiB   2.0 GiB  6.0 MiB    5.580   17.72
             model.transformer.wte     73.6 MiB  32.0 KiB         –        –   0.0410  0.3686
@@ -410,9 +410,7 @@ fn a_person_can_read_the_nodes() {
             peak 4.3 MiB (4478468 bytes) at `_log_softmax_backward_data` in the root module;
             1.4 MiB of it is parameters, state and batch
 
-            until: rank of the last use; saved: of the output, for the backward pass; held:
-            while the node runs; idle: from the last access in the forward pass to the first
-            one behind it; *: at the peak
+            held: while the node runs; *: at the peak
 
             node                     pass          output     held    idle ms  module
             h_0_attn_qkv_bias        parameter      768 B        –     0.0103  h.0.attn.qkv
@@ -529,8 +527,8 @@ fn what_is_not_there_is_refused_with_what_is() {
         "--budget min",
         8,
         expect![[r#"
-            error: `min` is the smallest budget that a planner reaches, and no planner is \
-            asked for it here; write bytes, 320MiB, 2.5GB or 60%
+            error: this verb takes no `min`, which is the smallest budget that one device \
+            is planned into; write bytes, 320MiB, 2.5GB or 60%
         "#]],
     );
     refused(

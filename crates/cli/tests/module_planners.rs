@@ -159,7 +159,7 @@ fn wrong_input_has_its_exit_code() {
         (format!("sac {given} --budget 0"), 8, "a budget of zero"),
         (format!("sac {given} --budget 50% --units Llama.z"), 2, "there is no module `Llama.z`"),
         (format!("sac {given} --budget 50% --world-size 0"), 2, "a world size of 0"),
-        (format!("sac {given} --budget 50% --gap 2"), 2, "a share from 0 to 1"),
+        (format!("sac {given} --budget 50% --gap 2"), 2, "a share from 0% to 100%"),
         (
             format!("shard {given} --budget 50% --world-size 8 --bandwidth 0 --latency 0"),
             2,

@@ -176,9 +176,10 @@ fn the_members_of_answers_are_those_of_the_page() {
 #[test]
 fn verbs_are_those_of_the_help() {
     let mut page = String::from(
-        "# Every verb\n\nWhat `tightfit VERB --help` prints.\n\n`--wide` goes with each verb: \
-         lines have 80 columns otherwise, long names are\nshortened, and some columns are left \
-         out.\n",
+        "# Every verb\n\nWhat `tightfit VERB --help` prints.\n\n`--wide` and `--color` go \
+         with each verb. Lines have 80 columns, for which long\nnames are shortened and some \
+         columns left out; with `--wide` they are as long as\nwhat they say. `--color` is auto, \
+         always or never.\n",
     );
     for verb in VERBS {
         let help = run(folder().path(), &format!("help {verb}")).done().stdout;

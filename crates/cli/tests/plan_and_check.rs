@@ -245,7 +245,7 @@ fn analyze_agrees_with_plan() {
 fn a_person_can_read_the_analysis() {
     let text =
         run(Path::new("."), "analyze corpus/steps/gpt-nano --threads 2 --top 3").done().stdout;
-    for words in ["peak", "alive there, the 3 largest", "(whole model)", "h.0", "ln_f"] {
+    for words in ["peak", "alive there, the 3 largest", "(root)", "h.0", "ln_f"] {
         assert!(text.contains(words), "`{words}` is missing from\n{text}");
     }
 }

@@ -83,7 +83,7 @@ fn a_smaller_budget_recomputes_or_is_refused() {
         ("300MiB --link fast", 2, "bytes per second"),
         ("300MiB --state nan", 2, "a number of bytes"),
         ("300MiB --state 1e300", 2, "a number of bytes"),
-        ("300MiB --tier FOLDER", 2, "cannot be used with"),
+        ("300MiB --tier FOLDER", 2, "unexpected argument '--tier'"),
         ("1000TB", 8, "more than this machine's memory"),
     ] {
         let ran = gpt(arguments);

@@ -122,7 +122,7 @@ fn legend(svg: &mut String, simulated: &Simulated) {
     }
     let _ = writeln!(
         svg,
-        r#"<text class="soft" x="{:.1}" y="48" text-anchor="end">{}; {:.1} % waiting</text>"#,
+        r#"<text class="soft" x="{:.1}" y="48" text-anchor="end">{}; bubble {:.1} %</text>"#,
         WIDTH - RIGHT,
         escape(&duration(simulated.makespan.0)),
         simulated.bubble() * 100.0

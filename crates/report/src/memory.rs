@@ -16,12 +16,15 @@ const RIGHT: f64 = 20.0;
 const TOP: f64 = 56.0;
 const BOTTOM: f64 = 46.0;
 
+/// How the line of the budget is drawn, and its place in the legend.
+const DASHES: &str = r#"stroke-width="1.5" stroke-dasharray="6 4""#;
+
 const LIGHT: &str = ".ground{fill:#fff}.ink{fill:#222}.soft{fill:#667}.grid{stroke:#dde}\
     .before{fill:#c9ced6;stroke:#9aa2ad}.after{fill:#2f7ed8;fill-opacity:.55;stroke:#1b5fae}\
-    .budget{stroke:#c0392b}.limit{fill:#c0392b}";
+    .budget{stroke:#c0392b}";
 const DARK: &str = ".ground{fill:#14171c}.ink{fill:#e6e8eb}.soft{fill:#9aa2ad}\
     .grid{stroke:#2a2f37}.before{fill:#3a414c;stroke:#6b7480}\
-    .budget{stroke:#ff7566}.limit{fill:#ff7566}";
+    .budget{stroke:#ff7566}";
 
 /// Bytes over time: the unplanned step, the planned one, and the budget between them.
 pub fn memory_svg(title: &str, unplanned: &Timeline, planned: &Timeline, budget: Bytes) -> String {
@@ -44,23 +47,34 @@ pub fn memory_svg(title: &str, unplanned: &Timeline, planned: &Timeline, budget:
         r#"<line class="budget" x1="{LEFT}" x2="{:.1}" y1="{line:.1}" y2="{line:.1}""#,
         WIDTH - RIGHT
     );
-    svg.push_str(" stroke-width=\"1.5\" stroke-dasharray=\"6 4\"/>\n");
+    let _ = writeln!(svg, " {DASHES}/>");
     let slower = planned.seconds.0 / unplanned.seconds.0.max(f64::MIN_POSITIVE) * 100.0 - 100.0;
     let legend = [
         ("before", format!("unplanned: peak {}", unplanned.peak)),
         ("after", format!("planned: peak {}, {slower:+.1} % time", planned.peak)),
-        ("limit", format!("budget {budget}")),
+        ("budget", format!("budget {budget}")),
     ];
     let mut at = LEFT;
     for (class, text) in legend {
-        let _ = write!(svg, r#"<rect class="{class}" x="{at:.1}" y="34" width="11" height="11"/>"#);
+        let _ = match class {
+            "budget" => {
+                let to = at + 16.0;
+                write!(
+                    svg,
+                    r#"<line class="budget" x1="{at:.1}" x2="{to:.1}" y1="39" y2="39" {DASHES}/>"#
+                )
+            }
+            _ => {
+                write!(svg, r#"<rect class="{class}" x="{at:.1}" y="34" width="11" height="11"/>"#)
+            }
+        };
         let _ = writeln!(
             svg,
             r#"<text class="ink" x="{:.1}" y="44">{}</text>"#,
-            at + 17.0,
+            at + 21.0,
             escape(&text)
         );
-        at += 34.0 + text.len() as f64 * 7.0;
+        at += 38.0 + text.len() as f64 * 7.0;
     }
     centred(
         &mut svg,

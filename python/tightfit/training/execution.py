@@ -102,7 +102,7 @@ class Step:
         accumulated = frozenset(index for index, tensor in there.items() if not awaits and not _has_hooks(tensor))
         others = self._others(None, idle, [there[index] for index in accumulated])
         if len(accumulated) < len(there):
-            others["of gradients that hooks wait for"] = self.ledger.size(
+            others["gradients that hooks wait for"] = self.ledger.size(
                 tensor.grad for index, tensor in there.items() if index not in accumulated)
         plan = self.plan(accumulated, others, arguments)
         if self.slab is not None:
@@ -151,11 +151,11 @@ class Step:
         keeps = torch._C._autograd._get_current_graph_task_keep_graph()
         # Operators that overwrite have no batched form.
         runs = self._apart(plan) if keeps or any(map(_is_batched, tangents)) else plan
-        beside = {} if plan.holds_outputs else {"of outputs of this call": held}
+        beside = {} if plan.holds_outputs else {"outputs of this call": held}
         if self.slab is not None:
             gone = frozenset(index for index in plan.accumulated if there[index] is None)
             if not self.slab.goes_on(pending.begun, gone, self.settings.budget):
-                beside["of a slab that this step has no place in"] = self.slab.reserved
+                beside["a slab that this step has no place in"] = self.slab.reserved
         self._room(pending, runs, there, beside, keeps=keeps)
         saved = pending.saved
         if keeps:
@@ -302,7 +302,7 @@ class Step:
         smallest, needed = error.smallest + beside + coming, needed + beside
         reasons = {"parameters and buffers that this call does not use": self.outside, **others,
                    "reserve": self.reserve}
-        listed = ", ".join(f"{size:,} bytes of {reason.removeprefix('of ')}" for reason, size in reasons.items() if size)
+        listed = ", ".join(f"{size:,} bytes of {reason}" for reason, size in reasons.items() if size)
         listed_shapes = " and ".join(map(str, self.batch())) or "nothing"
         binding = f" The plan for that peaks at {error.binding!r}." if error.binding else ""
         return InfeasibleBudget(
@@ -325,7 +325,7 @@ class Step:
         others = self.ledger.others(pending, accumulated)
         beside = [*idle, *(tensor for tensor in map(_referent, self.outside_parameters) if tensor is not None)]
         size = self.ledger.size(tensor.grad for tensor in beside if tensor.grad is not None)
-        return others | {"of gradients that this call does not compute": size} if size else others
+        return others | {"gradients that this call does not compute": size} if size else others
 
     def _awaits_gradients(self) -> bool:
         """Whether data parallelism waits for gradients of the forward pass that is running to come from autograd.
@@ -389,19 +389,21 @@ class Step:
         gradients = {index: tensor.grad for index, tensor in pending.parameters.items() if tensor.grad is not None}
         since = [gradient for index, gradient in gradients.items() if index not in plan.accumulated]
         returned = [gradient for index, gradient in gradients.items() if index in plan.accumulated and there[index] is None]
-        others["of gradients that came since"] = self.ledger.size(since)
-        others["of gradients that are returned"] = sum(gradient.nbytes for gradient in returned)
+        others["gradients that came since"] = self.ledger.size(since)
+        others["gradients that are returned"] = sum(gradient.nbytes for gradient in returned)
         others = {reason: size for reason, size in others.items() if size}
         if keeps:
             others["what retain_graph=True keeps"] = plan.saved
         total = plan.held.peak + self.outside + self.reserve + sum(others.values())
         if total > self.settings.budget:
-            listed = ", ".join(f"{size:,} {reason}" for reason, size in others.items())
-            advice = ["let outputs go before it"] if beside.get("of outputs of this call") else []
+            reasons = {**others, "parameters and buffers that this call does not use": self.outside, "reserve": self.reserve}
+            listed = ", ".join(f"{size:,} of {reason}" for reason, size in reasons.items() if size)
+            whole = ", which overwrites nothing" if keeps else ""
+            advice = ["let outputs go before it"] if beside.get("outputs of this call") else []
             advice += ["run each backward pass behind its forward pass", *(["without retain_graph"] if keeps else [])]
             raise BudgetExceeded(
                 f"this backward pass would hold {total:,} bytes, {total - self.settings.budget:,} "
-                f"more than the budget: beside its plan's {plan.held.peak:,} there are {listed}. Nothing was computed. "
+                f"more than the budget: beside the {plan.held.peak:,} of its plan{whole}, there are {listed}. Nothing was computed. "
                 f"{', '.join(advice).capitalize()}, or raise the budget",
                 budget=self.settings.budget, needed=total,
             )

@@ -124,8 +124,8 @@ class Ledger:
         if buckets:
             buckets -= sum(parameter.grad.nbytes for parameter in accumulated
                            if parameter.grad is not None and self._lies_in_bucket(parameter.grad))
-        found = {"of optimizer state": state, "of buckets of data parallelism": buckets,
-                 "of forward passes whose backward pass has not come": waiting, "of outputs of other calls": given}
+        found = {"optimizer state": state, "buckets of data parallelism": buckets,
+                 "forward passes whose backward pass has not come": waiting, "outputs of other calls": given}
         return {reason: size for reason, size in found.items() if size}
 
 

@@ -19,8 +19,8 @@ pub fn python(workspace: &Workspace, log: &mut Log) -> Result<()> {
     let scripts = environment(workspace, log)?;
     log.run(build(workspace, &scripts))?;
     let mut pytest = workspace.command(scripts.join("python"));
-    // Tests that were skipped are named, with the reason.
-    pytest.args(["-m", "pytest", "-rs", "python/tests"]);
+    // Tests that were skipped are named, with the reason, and those that take longest.
+    pytest.args(["-m", "pytest", "-rs", "--durations=20", "python/tests"]);
     pytest.env("TIGHTFIT_BIN", scripts.join("tightfit"));
     // As the tests in Rust left it.
     pytest.env("TIGHTFIT_BINARY", workspace.target.join("debug").join("tightfit"));

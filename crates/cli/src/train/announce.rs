@@ -10,7 +10,7 @@ use tightfit::schedule::{Instruction, Schedule};
 use tightfit::units::Bytes;
 use tightfit_engine::{Dataset, FittedGraph, FittedStep, Step, step};
 
-use crate::output;
+use crate::{output, places};
 
 /// Prints them.
 pub fn announce(
@@ -31,7 +31,7 @@ pub fn announce(
             1 => String::new(),
             several => format!("{several} micro-batches an update; "),
         },
-        data.path.display()
+        places::short(&data.path).display()
     )?;
     row!("unplanned peak", unplanned.timeline().peak)?;
     row!(
@@ -66,7 +66,7 @@ pub fn announce(
         row!(
             "tier",
             (out + back),
-            "{below} below the slab; {out} leave it in a step, {back} return"
+            "moved in a step: {out} out of the slab, {back} back; {below} lie below"
         )?;
     }
     let apart = if planned.region.is_some() { ", without what is moved" } else { "" };
@@ -86,7 +86,7 @@ pub fn announce(
 pub fn announce_saving(save: Option<&Path>) -> output::Printed {
     match save {
         Some(_) => Ok(()),
-        None => row!("weights", "not saved", "pass --save FILE to keep them"),
+        None => entry!("weights", "not saved: pass --save FILE to keep them"),
     }
 }
 

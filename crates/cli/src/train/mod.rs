@@ -33,7 +33,7 @@ use crate::places::{self, Replaced};
 use crate::planners::planner;
 use crate::tier::Folder;
 use crate::values::{MOST_THREADS, bandwidth, file_path, learning_rate};
-use crate::{conclusion, input, interrupt, output, processor};
+use crate::{conclusion, input, interrupt, output, processor, progress};
 use ending::{Ending, said};
 use placement::{Placed, Placement};
 use ranks::Ranks;
@@ -192,10 +192,12 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let task = FitTask { machine: &machine, budget, beside, planner: arguments.planner, effort };
     // The search of a small step takes as much as its run: what reading took does not stay beside.
     process::give_back();
-    let mut planned = match arguments.placement.policy() {
-        None => fit_step(&step, &seconds, &task)?,
-        Some(policy) => fit_placed(&step, &seconds, &task, policy)?,
-    };
+    let mut planned = progress::during("planning", task.effort.deadline, || {
+        match arguments.placement.policy() {
+            None => fit_step(&step, &seconds, &task),
+            Some(policy) => fit_placed(&step, &seconds, &task, policy),
+        }
+    })?;
     drop(seconds);
     if arguments.json && planned.evaluation.is_none() && step.evaluation.is_some() {
         note!(

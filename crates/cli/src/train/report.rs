@@ -132,7 +132,7 @@ impl Outcome<'_> {
             profile::show(rows)?;
         }
         if self.interrupted {
-            say!("interrupted after step {}", self.session.next_step)?;
+            interrupted(self.session.next_step, self.saved)?;
         }
         let process = self.resident.largest;
         let process = process.map_or("unknown".to_string(), |bytes| bytes.to_string());
@@ -161,7 +161,7 @@ impl Outcome<'_> {
             row!(
                 "waiting",
                 output::milliseconds(Seconds(stall)),
-                "a step waits for the tier so long{predicted}"
+                "for the tier, in a step{predicted}"
             )?;
         }
         if self.planned.region.is_some() {
@@ -175,11 +175,21 @@ impl Outcome<'_> {
             entry!("validation", "{}", describe(evaluation))?;
         }
         match self.saved {
-            Some(path) => entry!("weights saved", "{}", path.display()),
+            Some(path) => entry!("weights", "saved to {}", path.display()),
             None if self.ended_early => entry!("weights", "not saved"),
             // That was said before the first step.
             None => Ok(()),
         }
+    }
+}
+
+/// After which step a run was interrupted, and how it goes on.
+pub fn interrupted(steps: u32, saved: Option<&Path>) -> output::Printed {
+    match saved {
+        Some(path) => {
+            tell!("interrupted after step {steps}; --resume {} goes on from there", path.display())
+        }
+        None => tell!("interrupted after step {steps}"),
     }
 }
 

@@ -18,7 +18,7 @@ use tightfit_engine::{Budget, BudgetError, Reserve, reserve};
 
 use crate::accumulation::Accumulation;
 use crate::figures::{Moves, overhead};
-use crate::input::{self, OnMachine};
+use crate::input::{self, OnTiers};
 use crate::output;
 
 /// Execute a plan abstractly and report the first rule that it breaks.
@@ -37,7 +37,7 @@ pub struct Arguments {
     #[command(flatten)]
     accumulation: Accumulation,
     #[command(flatten)]
-    on: OnMachine,
+    on: OnTiers,
     /// Print the result as JSON
     #[arg(long)]
     json: bool,
@@ -85,10 +85,12 @@ pub fn judge(
         )
     };
     let timeline = match tightfit::check::check(graph, &profile, schedule, slab) {
+        // Smaller than the plan was made for: no machine makes it fit.
         Err(over @ (Violation::OverBudget { .. } | Violation::SlabOverBudget { .. }))
-            if reserve.total() > Bytes::ZERO =>
+            if slab < schedule.budget =>
         {
-            return Err(anyhow::Error::from(over).context(beside()));
+            let over = anyhow::Error::from(over);
+            return Err(if reserve.total() > Bytes::ZERO { over.context(beside()) } else { over });
         }
         checked => checked.with_context(|| input::made_for_another(machine))?,
     };

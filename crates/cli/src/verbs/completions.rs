@@ -21,9 +21,10 @@ Examples:
   tightfit completions zsh > ~/.zfunc/_tightfit
   tightfit completions fish > ~/.config/fish/completions/tightfit.fish
 
-The first is for this shell, and in ~/.bashrc for every one. Bash reads the
-folder of the second only where the package bash-completion is installed. Zsh
-needs ~/.zfunc in fpath, before compinit. Folders have to be there.")]
+The first line completes in this shell; put it into ~/.bashrc for every new one.
+The second works where the package bash-completion is installed. Zsh needs
+~/.zfunc in fpath, before compinit. Make the folders first where they are
+missing.")]
 pub struct CompletionsArguments {
     /// Which shell
     shell: Shell,

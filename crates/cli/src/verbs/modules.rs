@@ -20,7 +20,7 @@ use crate::{alike, output};
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  tightfit modules corpus/graphs/llama_1b_b2_s2048.json.gz --depth 4
+  tightfit modules corpus/graphs/cuda/llama_1b_b2_s2048.json.gz --depth 4
   tightfit modules corpus/steps/gpt-small --json > modules.json
   tightfit modules corpus/cases/module_info/module_info_llama_tiny_4l.json --depth 2")]
 pub struct Arguments {

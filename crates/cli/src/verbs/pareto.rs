@@ -13,7 +13,7 @@ use tightfit::units::Seconds;
 use crate::accumulation::Accumulation;
 use crate::effort::Search;
 use crate::frontier::{Point, Refusal, drawn, frontier};
-use crate::input::{self, OnMachine};
+use crate::input::{self, OnTiers};
 use crate::table::{Cell, Table};
 use crate::{exit, interrupt, output, places, progress};
 
@@ -22,9 +22,9 @@ use crate::{exit, interrupt, output, places, progress};
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  tightfit pareto corpus/graphs/gpt2_medium_b4_s1024.json.gz
+  tightfit pareto corpus/graphs/cuda/gpt2_medium_b4_s1024.json.gz
   tightfit pareto corpus/steps/gpt-small --points 6 --json
-  tightfit pareto corpus/graphs/resnet50_b32.json.gz --deadline 5s --svg frontier.svg")]
+  tightfit pareto corpus/graphs/cuda/resnet50_b32.json.gz --deadline 5s --svg frontier.svg")]
 pub struct Arguments {
     /// A graph file (tightfit-graph/1, plain or gzip) or a step's folder
     graph: PathBuf,
@@ -41,11 +41,11 @@ pub struct Arguments {
     #[command(flatten)]
     accumulation: Accumulation,
     #[command(flatten)]
-    on: OnMachine,
+    on: OnTiers,
     /// Draw time over budget, with the bound below it, into this SVG file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
-    /// Print the points as a JSON list
+    /// Print one JSON object, with a list of points
     #[arg(long)]
     json: bool,
 }
@@ -115,7 +115,7 @@ fn show(graph: &Graph, machine: &Machine, points: &[Point], unplanned: Seconds) 
             Ok(figures) => row.extend([
                 figure(Some(figures.overhead), "%"),
                 figure(figures.bound, "%"),
-                figure(figures.gap, "pp"),
+                figure(figures.gap, "points"),
                 Cell::bytes(figures.peak),
                 // Not known where Ctrl-C ended the search.
                 if seconds.0.is_finite() {

@@ -23,7 +23,7 @@ use crate::accumulation::Accumulation;
 use crate::calls::{self, Costs, Subject};
 use crate::effort::Search;
 use crate::figures::{Figures, Moves};
-use crate::input::{self, OnMachine};
+use crate::input::{self, OnTiers};
 use crate::table::{Cell, Table};
 use crate::verbs::plan::details::Details;
 use crate::{conclusion, failure, interrupt, output, places, progress};
@@ -32,17 +32,20 @@ use crate::{conclusion, failure, interrupt, output, places, progress};
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  tightfit plan corpus/graphs/llama_1b_b2_s2048.json.gz --budget 12GiB
+  tightfit plan corpus/graphs/cuda/llama_1b_b2_s2048.json.gz --budget 14GiB
   tightfit plan corpus/steps/gpt-small --budget 60% -o plan.json --svg memory.svg
   tightfit plan corpus/steps/gpt-small --budget min --json
-  tightfit plan corpus/graphs/resnet50_b32.json.gz --budget 70% --emit graph -o planned.json.gz
-  tightfit plan corpus/graphs/vit_b16_b32.json.gz --budget 50% --iterations 1000000 --seed 7
-  tightfit plan corpus/graphs/llama_1b_b2_s2048.json.gz --budget 60% --planner capuchin --explain")]
+  tightfit plan corpus/graphs/cuda/resnet50_b32.json.gz --budget 70% --emit graph \
+-o planned.json.gz
+  tightfit plan corpus/graphs/cuda/vit_b16_b32.json.gz --budget 50% --iterations 1000000 --seed 7
+  tightfit plan corpus/graphs/cuda/llama_1b_b2_s2048.json.gz --budget 70% \
+--planner capuchin --explain")]
 pub struct Arguments {
     /// A graph file (tightfit-graph/1, plain or gzip) or a step's folder
     graph: PathBuf,
-    /// Bytes of the whole process: 1000000, 320MiB, 2.5GB; 60% of the unplanned peak, with a
-    /// step on cpu the base and 60% of peak and packing; or min
+    /// Bytes of the whole process: 1000000, 320MiB, 2.5GB; 60%: of the unplanned peak (a step on
+    /// cpu: the base, which is what the process itself takes, and 60% of unplanned peak and
+    /// packing); or min
     #[arg(long, allow_hyphen_values = true)]
     budget: String,
     #[command(flatten)]
@@ -54,7 +57,7 @@ pub struct Arguments {
     #[command(flatten)]
     accumulation: Accumulation,
     #[command(flatten)]
-    on: OnMachine,
+    on: OnTiers,
     /// Write the result here; - is standard output
     #[arg(short, long)]
     output: Option<PathBuf>,

@@ -20,7 +20,7 @@ use tightfit_report::{
 use crate::accumulation::Accumulation;
 use crate::effort::Search;
 use crate::frontier::{self, drawn, frontier};
-use crate::input::{self, OnMachine};
+use crate::input::{self, OnTiers};
 use crate::values::points;
 use crate::{interrupt, output, places, progress};
 
@@ -29,10 +29,11 @@ use crate::{interrupt, output, places, progress};
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  tightfit report corpus/graphs/llama_1b_b2_s2048.json.gz --budget 60% --budget 50% -o report.html
-  tightfit plan corpus/graphs/llama_1b_b2_s2048.json.gz --budget 60% -o plan.json
-  tightfit report corpus/graphs/llama_1b_b2_s2048.json.gz --plan plan.json -o report.html
-  tightfit report corpus/graphs/llama_1b_b2_s2048.json.gz --plan plan.json --svg modules \
+  tightfit report corpus/graphs/cuda/gpt2_medium_b4_s1024.json.gz --budget 60% --budget 50% \
+-o report.html
+  tightfit plan corpus/graphs/cuda/llama_1b_b2_s2048.json.gz --budget 70% -o plan.json
+  tightfit report corpus/graphs/cuda/llama_1b_b2_s2048.json.gz --plan plan.json -o report.html
+  tightfit report corpus/graphs/cuda/llama_1b_b2_s2048.json.gz --plan plan.json --svg modules \
 -o modules.svg
   tightfit train corpus/steps/gpt-small --budget 320MiB --steps 5 -o plan.json --trace measured.json
   tightfit report corpus/steps/gpt-small --plan plan.json --measured measured.json -o report.html")]
@@ -63,7 +64,7 @@ pub struct Arguments {
     #[command(flatten)]
     accumulation: Accumulation,
     #[command(flatten)]
-    on: OnMachine,
+    on: OnTiers,
 }
 
 /// One drawing of a report.

@@ -19,7 +19,7 @@ use crate::effort::clock;
 use crate::figures::share;
 use crate::input::{self, OnMachine, Statistics};
 use crate::output::{Printed, in_milliseconds, milliseconds, percent};
-use crate::solver::{self, Clock, Solver, named, within};
+use crate::solver::{COUNTED, Clock, Solver, named, within};
 use crate::table::{Cell, Table};
 use crate::{interrupt, progress};
 
@@ -29,14 +29,15 @@ const HEADS: [&str; 4] = ["checkpointed", "discard ratio", "freed", "recompute m
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  tightfit sac corpus/graphs/llama_1b_b2_s2048.json.gz --budget 60%
+  tightfit sac corpus/graphs/cuda/llama_1b_b2_s2048.json.gz --budget 60%
   tightfit sac corpus/cases/module_info/module_info_torchtest_4l.json --budget 3.5GiB --json")]
 pub struct Arguments {
     /// A graph file, a step's folder, or statistics of modules as JSON (`tightfit modules --json`,
     /// or PyTorch's tools)
     input: PathBuf,
-    /// Of each device: bytes, 320MiB, 2.5GB, 60% of what one device needs without checkpointing, or
-    /// min
+    /// Of each device, for parameters, gradients and activations (batch, buffers and optimizer
+    /// state come on top): bytes, 320MiB, 2.5GB, 60% of what one device needs without
+    /// checkpointing, or min
     #[arg(long, allow_hyphen_values = true)]
     budget: String,
     /// Devices that parameters and gradients are divided among
@@ -149,15 +150,17 @@ pub fn sac(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     let whole = if arguments.world_size == 1 { "" } else { " and on one device" };
     tell!(
-        "peak {} of {}{devices} ({} without checkpointing{whole}), {} ({} recomputed); {}, in \
+        "peak {} of {}{devices} ({} without checkpointing{whole}), {}{} ({} recomputed); {}, in \
          {seconds:.2} s",
         plan.peak,
         budget,
         info.baseline_peak(),
         percent(share(plan.recompute, info.baseline_seconds())),
+        statistics.place(),
         milliseconds(plan.recompute),
-        solver::quality(plan.gap),
+        arguments.solver.quality(plan.gap),
     )?;
+    tell!("{COUNTED}")?;
     tell!(
         "as sac_milp returns it: recomputation_time {} (ms), peak_mem {} (bytes), ac_decisions:",
         in_milliseconds(plan.recompute),
@@ -190,7 +193,10 @@ pub fn print_within(module: &str) -> Printed {
     say!()?;
     match module {
         "" => Ok(()),
-        _ => tell!("in `{module}`; a range such as `0–3`: alike modules, the figures of each"),
+        _ => tell!(
+            "modules in `{module}`; `0–3` stands for modules that are alike, with the figures of \
+             each"
+        ),
     }
 }
 

@@ -17,7 +17,7 @@ use crate::effort::clock;
 use crate::figures::share;
 use crate::input::{self, OnMachine, Statistics};
 use crate::output::{milliseconds, percent};
-use crate::solver::{Clock, Solver, named, quality, within};
+use crate::solver::{COUNTED, Clock, Solver, named, within};
 use crate::table::{Cell, Table};
 use crate::values::{bandwidth, duration};
 use crate::verbs::sac;
@@ -33,7 +33,7 @@ const HEADS: [&str; 3] = ["unit", "gathers", ""];
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  tightfit shard corpus/graphs/llama_1b_b2_s2048.json.gz --budget 60% \
+  tightfit shard corpus/graphs/cuda/llama_1b_b2_s2048.json.gz --budget 60% \
 --world-size 8 --bandwidth 100GB/s --latency 20us --checkpoint
   tightfit shard corpus/cases/module_info/module_info_torchtest_4l.json \
 --budget 3GiB --world-size 8 --bandwidth 100GB/s --latency 20us \
@@ -42,8 +42,9 @@ pub struct Arguments {
     /// A graph file, a step's folder, or statistics of modules as JSON (`tightfit modules --json`,
     /// or PyTorch's tools)
     input: PathBuf,
-    /// Of each device: bytes, 320MiB, 2.5GB, 60% of what one device needs without checkpointing, or
-    /// min
+    /// Of each device, for parameters, gradients and activations (batch, buffers and optimizer
+    /// state come on top): bytes, 320MiB, 2.5GB, 60% of what one device needs without
+    /// checkpointing, or min
     #[arg(long, allow_hyphen_values = true)]
     budget: String,
     /// Devices that parameters and gradients are divided among
@@ -186,17 +187,19 @@ pub fn shard(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let (info, Answer { budget, plan, seconds }) = (&statistics.info, &answer);
     let name = |module| info.modules()[module].name.as_str();
     tell!(
-        "peak {} of {} on each of {} devices ({} on one), {} ({} of communication exposed, {} \
+        "peak {} of {} on each of {} devices ({} on one), {}{} ({} of communication exposed, {} \
          recomputed); {}, in {seconds:.2} s",
         plan.peak,
         budget,
         arguments.world_size,
         info.baseline_peak(),
         percent(share(plan.exposed + plan.recompute, info.baseline_seconds())),
+        statistics.place(),
         milliseconds(plan.exposed),
         milliseconds(plan.recompute),
-        quality(plan.gap),
+        arguments.solver.quality(plan.gap),
     )?;
+    tell!("{COUNTED}")?;
     // The root gathers what no other unit does.
     let parameters = |module| info.modules()[module].parameters;
     let others: Bytes = plan.units.iter().skip(1).map(|unit| parameters(unit.module)).sum();

@@ -28,16 +28,14 @@ use crate::{interrupt, output, places};
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  tightfit stages corpus/graphs/llama_1b_b2_s2048.json.gz --devices 8 --budget 40GB \
+  tightfit stages corpus/graphs/cuda/llama_1b_b2_s2048.json.gz --devices 8 --budget 40GB \
 --microbatches 16 --state 16 --link 50GB/s,10us
   tightfit stages corpus/steps/gpt-small --devices 2 --budget 300MiB --microbatches 8 --json")]
 pub struct Arguments {
     /// A graph file (tightfit-graph/1, plain or gzip) or a step's folder
     graph: PathBuf,
     /// How many devices there are; each has one stage, or two where the order says so
-    // Stages are not planned with a tier: whoever runs them has none.
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096),
-          conflicts_with = "tier")]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=4096))]
     devices: u32,
     /// Bytes of each device: 40GB, 320MiB; 60%: of the unplanned peak on one device
     #[arg(long, allow_hyphen_values = true)]

@@ -8,7 +8,7 @@ use clap::Args;
 use tightfit_report::{Course, Trace};
 
 use crate::accumulation::Accumulation;
-use crate::input::{self, OnMachine};
+use crate::input::{self, OnTiers};
 use crate::{output, places};
 
 /// Write one step as predicted as Chrome trace events: what runs when, and memory by role.
@@ -18,7 +18,7 @@ The file opens at https://ui.perfetto.dev and at chrome://tracing. `tightfit tra
 a measured one.
 
 Example:
-  tightfit trace corpus/graphs/llama_1b_b2_s2048.json.gz --plan plan.json -o trace.json")]
+  tightfit trace corpus/graphs/cuda/llama_1b_b2_s2048.json.gz --plan plan.json -o trace.json")]
 pub struct Arguments {
     /// A graph file (tightfit-graph/1, plain or gzip) or a step's folder
     graph: PathBuf,
@@ -31,7 +31,7 @@ pub struct Arguments {
     #[command(flatten)]
     accumulation: Accumulation,
     #[command(flatten)]
-    on: OnMachine,
+    on: OnTiers,
 }
 
 /// Reads, checks and writes.

@@ -196,7 +196,7 @@ fn a_solver_without_an_answer_has_proven_nothing() {
 #[test]
 fn a_wrong_prediction_is_refused_with_what_happens() {
     let message = expect![[r#"
-        error: no plan was found that fits 2.42 GiB (2603823923 bytes); the smallest \
+        error: no plan was found that fits 2.43 GiB (2603823923 bytes); the smallest \
         budget known to be feasible for capuchin-published is 2.91 GiB (3120562176 \
         bytes), and no schedule needs less than 1.25 GiB (1342177280 bytes)
         activations chosen: 5; the predicted peak is 2.4 GiB (2550136832 bytes); the \

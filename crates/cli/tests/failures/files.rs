@@ -18,8 +18,9 @@ fn missing_files() {
     refused(
         "plan FOLDER/empty --budget 1MiB",
         expect![[r#"
-        error: FOLDER/empty/step.json: No such file or directory (os error 2)
-    "#]],
+            error: FOLDER/empty: there is no step.json in this folder, so it is no step's; \
+            `tightfit.export` writes steps
+        "#]],
     );
     refused(
         "train FOLDER/nowhere --budget 100%",
@@ -30,8 +31,9 @@ fn missing_files() {
     refused(
         "train FOLDER/empty --budget 100%",
         expect![[r#"
-        error: FOLDER/empty/step.json: No such file or directory (os error 2)
-    "#]],
+            error: FOLDER/empty: there is no step.json in this folder, so it is no step's; \
+            `tightfit.export` writes steps
+        "#]],
     );
     refused(
         "train corpus/steps/mlp-digits --budget 100% --data FOLDER/nowhere.csv",

@@ -50,8 +50,18 @@ fn wrong_usage() {
     refused(
         "plan corpus/steps/gpt-nano --budget 1MiB --machine abacus",
         expect![[r#"
-        error: machine `abacus` is not known; known: cpu, a100-80gb, h100-80gb
-    "#]],
+            error: invalid value 'abacus' for '--machine <MACHINE>'
+              [possible values: cpu, a100-80gb, h100-80gb]
+
+            For more information, try '--help'.
+        "#]],
+    );
+    refused(
+        "sac corpus/cases/module_info/module_info_torchtest_4l.json --budget 3GiB --machine cpu",
+        expect![[r#"
+            error: statistics of modules have times of their own: --machine is for graphs \
+            and steps
+        "#]],
     );
     refused(
         "train corpus/steps/gpt-nano --budget 100% --lr NaN",

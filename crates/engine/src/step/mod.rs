@@ -54,6 +54,15 @@ pub enum StepFileError {
         /// Why it is not a graph.
         error: ReadError,
     },
+    /// A folder has no `step.json`.
+    #[error(
+        "{}: there is no step.json in this folder, so it is no step's; `tightfit.export` writes \
+         steps", path.display()
+    )]
+    NoStep {
+        /// The folder.
+        path: PathBuf,
+    },
     /// `step.json` is longer than any.
     #[error("{}: {excess}", path.display())]
     Excess {
@@ -165,6 +174,9 @@ impl Step {
             return Err(StepFileError::NotAFolder { path: folder.to_path_buf() });
         }
         let path = folder.join("step.json");
+        if folder.is_dir() && !path.exists() {
+            return Err(StepFileError::NoStep { path: folder.to_path_buf() });
+        }
         #[derive(Deserialize)]
         struct Header {
             #[serde(default)]

@@ -193,7 +193,7 @@ pub fn frontier_section(report: &Report<'_>) -> String {
         let _ = write!(shapes, "<path class=\"limit\" d=\"{}\"/>", line(&bounds));
         key.push_str(
             " <span class=\"key\"><svg viewBox=\"0 0 24 4\" aria-hidden=\"true\"><path \
-            class=\"limit\" d=\"M0 2H24\"/></svg>no schedule is below</span>",
+            class=\"limit\" d=\"M0 2H24\"/></svg>no schedule is faster</span>",
         );
     }
     if !own.is_empty() {
@@ -234,7 +234,7 @@ fn summary(report: &Report<'_>, points: &[FrontierPoint]) -> String {
             point.budget.0 as f64 / peak * 100.0
         )
     };
-    let mut text = String::from("What a step takes more than unplanned, by budget.");
+    let mut text = String::from("The additional time of a step, by budget.");
     if let Some(cheap) = points
         .iter()
         .find(|point| point.overhead < 0.01)

@@ -5,6 +5,7 @@ use tightfit_engine::{Dataset, Step};
 
 use super::figures::{Figures, RankFigures};
 use crate::output::{self, several};
+use crate::places;
 use crate::train::announce::count;
 
 /// Prints them.
@@ -15,7 +16,7 @@ pub fn announce(step: &Step, data: &Dataset, figures: &Figures) -> output::Print
         "{} parameters; {} an update; data {}",
         count(step.parameter_count()),
         several(figures.micro_batches as usize, "micro-batch", "es"),
-        data.path.display()
+        places::short(&data.path).display()
     )?;
     let ranks = several(figures.ranks.len(), "rank", "s");
     let threads = several(figures.threads as usize, "thread", "s");

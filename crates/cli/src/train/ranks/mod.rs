@@ -24,9 +24,11 @@ mod trace;
 use std::fmt;
 
 use clap::{Args, ValueEnum};
+use tightfit::units::Seconds;
 
 use super::Arguments;
 use crate::exit::ExitCode;
+use crate::progress;
 use crate::values::deadline;
 use chosen::{Asked, Chosen};
 
@@ -163,8 +165,8 @@ pub fn train(arguments: &Arguments, way: Way) -> anyhow::Result<ExitCode> {
 
 /// What the ranks run.
 fn choose(asked: &Asked<'_>) -> anyhow::Result<Chosen> {
-    match asked.way {
+    progress::during("planning the ranks", Seconds(f64::INFINITY), || match asked.way {
         Way::Stages(ranks) => choose::choose(asked, ranks),
         Way::Shards(ranks) => shared::choose(asked, ranks),
-    }
+    })
 }

@@ -10,7 +10,7 @@ use tightfit_engine::{Evaluation, Timings};
 use super::figures::Figures;
 use crate::output;
 use crate::train::ending::NotFinite;
-use crate::train::report::describe;
+use crate::train::report::{describe, interrupted};
 use crate::train::resident::Resident;
 
 /// A run that has ended.
@@ -117,7 +117,7 @@ impl Outcome<'_> {
     /// For people.
     pub fn show(&self) -> output::Printed {
         if self.interrupted {
-            say!("interrupted after step {}", self.steps)?;
+            interrupted(self.steps, self.saved)?;
         }
         let several = self.processes.len() > 1;
         for (rank, process) in self.processes.iter().enumerate() {
@@ -148,7 +148,7 @@ impl Outcome<'_> {
             row!(
                 "waiting",
                 output::milliseconds(waiting),
-                "measured (mean), {} predicted: for what others have of the model",
+                "for other ranks' parts of the model (mean), {} predicted",
                 output::milliseconds(self.predicted_collectives())
             )?;
         }
@@ -159,7 +159,7 @@ impl Outcome<'_> {
             entry!("validation", "{}", describe(evaluation))?;
         }
         match self.saved {
-            Some(path) => entry!("weights saved", "{}", path.display()),
+            Some(path) => entry!("weights", "saved to {}", path.display()),
             None if self.unsaved => entry!("weights", "not saved"),
             // That was said before the first step.
             None => Ok(()),

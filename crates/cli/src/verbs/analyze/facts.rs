@@ -17,7 +17,7 @@ use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::{Budget, BudgetError, Reserve};
 
-use crate::input::{self, OnMachine};
+use crate::input::{self, OnTiers};
 use crate::values::BelowReserve;
 
 /// What is asked for, and is not there.
@@ -35,7 +35,7 @@ pub enum Refused {
     },
     /// The smallest budget is for those who plan.
     #[error(
-        "`min` is the smallest budget that a planner reaches, and no planner is asked for it here; \
+        "this verb takes no `min`, which is the smallest budget that one device is planned into; \
          write bytes, 320MiB, 2.5GB or 60%"
     )]
     Smallest,
@@ -91,7 +91,7 @@ impl Facts {
     /// Analyzes the step of a file or folder.
     pub fn new(
         path: &Path,
-        on: &OnMachine,
+        on: &OnTiers,
         budget: Option<&str>,
         within: Option<&str>,
     ) -> anyhow::Result<Facts> {

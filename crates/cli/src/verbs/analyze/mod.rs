@@ -14,25 +14,25 @@ use tightfit::units::Bytes;
 
 pub use facts::Refused;
 
-use crate::input::OnMachine;
+use crate::input::OnTiers;
 use crate::output::{self, Printed, milliseconds};
 use facts::{Facts, Limit};
-use rows::{FIGURE_LEGEND, NODE_LEGEND};
+use rows::{FIGURE_LEGEND, NODE_LEGEND, USUAL_NODE_LEGEND};
 
 /// Show the peak of a step, what is alive there, and where its bytes come from: by module, by
 /// operator or by node.
 #[derive(Args)]
 #[command(after_help = "\
 Examples:
-  tightfit analyze corpus/graphs/gpt2_small_b8_s512.json.gz
-  tightfit analyze corpus/graphs/gpt2_small_b8_s512.json.gz --nodes --sort saved --top 30
+  tightfit analyze corpus/graphs/cuda/gpt2_small_b8_s512.json.gz
+  tightfit analyze corpus/graphs/cuda/gpt2_small_b8_s512.json.gz --nodes --sort saved --top 30
   tightfit analyze corpus/steps/gpt-small --operators --module h.3
-  tightfit analyze corpus/graphs/llama_1b_b2_s2048.json.gz --budget 12GiB --json")]
+  tightfit analyze corpus/graphs/cuda/llama_1b_b2_s2048.json.gz --budget 14GiB --json")]
 pub struct Arguments {
     /// A graph file or a step's folder
     graph: PathBuf,
     #[command(flatten)]
-    on: OnMachine,
+    on: OnTiers,
     /// Bytes, 320MiB, 2.5GB or 60% of the peak: mark where the step is over it, instead of the peak
     #[arg(long, allow_hyphen_values = true)]
     budget: Option<String>,
@@ -178,7 +178,8 @@ fn over(facts: &Facts, limit: Limit) -> Printed {
 
 fn node_legend(facts: &Facts) -> String {
     let mark = if facts.limit.is_some() { "over the budget" } else { "at the peak" };
-    format!("{NODE_LEGEND}; *: {mark}")
+    let legend = if output::is_wide() { NODE_LEGEND } else { USUAL_NODE_LEGEND };
+    format!("{legend}; *: {mark}")
 }
 
 /// What is alive at the peak, and the modules.

@@ -39,6 +39,9 @@ const MODULES: [&str; 10] = [
 const USUAL_OF_MODULES: [&str; 7] =
     ["module", "parameters", "fwd_in", "fwd_tmp", "fwd_out", "fwd ms", "bwd ms"];
 
+/// What the usual columns of nodes mean.
+pub const USUAL_NODE_LEGEND: &str = "held: while the node runs";
+
 /// What the columns of nodes mean.
 pub const NODE_LEGEND: &str = "\
 until: rank of the last use; saved: of the output, for the backward pass; held: while the node \

@@ -2,6 +2,8 @@
 //! Invariant: an order that is not among them was found to take at least as long as the first one
 //! with the cuts that were tried, or not to fit.
 
+use std::time::Duration;
+
 use indicatif::{ProgressBar, ProgressStyle};
 use tightfit::FitError;
 use tightfit::graph::Graph;
@@ -285,6 +287,9 @@ fn rank(
     let bar = ProgressBar::new(candidates.len() as u64);
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {elapsed}") {
         bar.set_style(style);
+    }
+    if !bar.is_hidden() {
+        bar.enable_steady_tick(Duration::from_millis(200));
     }
     for candidate in candidates {
         bar.set_message(candidate.schedule.clone());

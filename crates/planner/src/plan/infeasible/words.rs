@@ -35,11 +35,11 @@ impl fmt::Display for Infeasible {
             f,
             "{claim} {} ({} bytes); the smallest budget known to be feasible{of} is {} ({} bytes), \
              and no schedule needs less than {} ({} bytes)",
-            self.budget.rounded(),
+            self.budget.rounded_up(),
             self.budget.0,
             self.reached.rounded_up(),
             self.reached.0,
-            self.needed.rounded_down(),
+            self.needed.rounded_up(),
             self.needed.0
         )?;
         if let Some(prediction) = &self.prediction {
