@@ -24,7 +24,7 @@ use tightfit_engine::{Dataset, Step};
 
 use crate::tier::{self, Folder};
 use crate::values::{HasTimes, MOST_THREADS, NoDataSheet, efficiency};
-use crate::{calls, processor};
+use crate::{calls, places, processor};
 
 /// The training graph of a step's folder, or the graph of a file; `true` for a step.
 pub fn graph(path: &Path) -> anyhow::Result<(Graph, bool)> {
@@ -246,7 +246,7 @@ pub fn note_repeated_rows(data: &Dataset, step: &Step) {
         note!(
             "note: {} has {rows} rows for training, fewer than the {batch} of a batch, so each \
              batch holds some of them more than once",
-            data.path.display()
+            places::short(&data.path).display()
         );
     }
 }

@@ -204,11 +204,32 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> anyhow::Result<()> {
         .with_context(|| format!("{} could not be written", path.display()))
 }
 
-/// Says what was written, and what it is for.
-pub fn wrote(path: &Path, bytes: usize, what: &str) -> Printed {
-    match path.as_os_str() == STANDARD_OUTPUT {
-        true => Ok(()),
-        false => tell!("{} written, {}: {what}", path.display(), Bytes(bytes as u64)),
+/// Files that a verb writes beside its answer.
+#[derive(Default)]
+pub struct Written<'a> {
+    files: Vec<(&'a Path, Bytes, &'static str)>,
+}
+
+impl<'a> Written<'a> {
+    /// Writes one, of which `what` says what it is.
+    pub fn write(
+        &mut self,
+        path: &'a Path,
+        bytes: &[u8],
+        what: &'static str,
+    ) -> anyhow::Result<()> {
+        write_whole(path, bytes)?;
+        if path.as_os_str() != STANDARD_OUTPUT {
+            self.files.push((path, Bytes(bytes.len() as u64), what));
+        }
+        Ok(())
+    }
+
+    /// Says what was written, behind the answer.
+    pub fn tell(&self) -> Printed {
+        self.files
+            .iter()
+            .try_for_each(|(path, size, what)| tell!("{} written, {size}: {what}", path.display()))
     }
 }
 

@@ -64,6 +64,7 @@ def plan(model: nn.Module, batch: Any, budget: int | str = "min", *, machine: st
          loss_memory: int | str | None = None, deadline: float = 1.0) -> PlanInfo:
     """What `tightfit.compile` would plan for this batch, without running anything of it.
 
+    `batch` is a tuple of positional arguments, a dict of keyword arguments, or one tensor.
     With `machine` (such as `"h100-80gb"`) times are predicted for that machine, so models larger than the memory at
     hand can be planned from the meta device; else they are measured where the model is. Raises `InfeasibleBudget`.
     """
@@ -89,8 +90,9 @@ def plan(model: nn.Module, batch: Any, budget: int | str = "min", *, machine: st
 def explain(model: nn.Module, batch: Any, out: str | os.PathLike[str] = "report.html", *, machine: str | None = None,
             differentiable_outputs: bool = False, loss_memory: int | str | None = None, points: int | None = None) -> str:
     """Writes a page about the training step of `model` on a batch, and returns its path: memory over the step by what it
-    is there for, what is alive at each instant, bytes by module, and the time that each budget costs. A model on the
-    meta device needs a `machine`, as for `plan`."""
+    is there for, what is alive at each instant, bytes by module, and the time that each budget costs. `batch` is a tuple
+    of positional arguments, a dict of keyword arguments, or one tensor. A model on the meta device needs a `machine`, as
+    for `plan`."""
     _can_be_timed(model, batch, machine)
     graph = capture_step(model, batch, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory,
                          measure=machine is None)

@@ -33,11 +33,16 @@ pub fn announce(
         },
         places::short(&data.path).display()
     )?;
-    row!("unplanned peak", unplanned.timeline().peak)?;
+    row!(
+        "unplanned peak",
+        unplanned.timeline().peak,
+        "{} with base and packing",
+        unplanned.timeline().peak + reserve.total()
+    )?;
     row!(
         "budget",
         budget,
-        "base {} (the process itself), packing {}, slab {}",
+        "base {} (the process itself), packing {} (of matrix products), slab {}",
         reserve.base,
         reserve.packing,
         planned.training.slab()
@@ -56,7 +61,7 @@ pub fn announce(
     let overhead = timeline.seconds.0 / unplanned.timeline().seconds.0 - 1.0;
     row!(
         "recomputed",
-        format!("{} nodes", schedule.recomputed()),
+        format!("{} calls", schedule.recomputed()),
         "{}",
         recomputed_operators(&step.training, schedule)
     )?;

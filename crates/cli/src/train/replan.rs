@@ -283,7 +283,7 @@ impl Refined {
                         "",
                         output::milliseconds(seconds),
                         "a step {name}, by what was measured; {} measured; \
-                         {} nodes recomputed{moves}",
+                         {} calls run again{moves}",
                         median(measured),
                         does.recomputed
                     )?;

@@ -134,7 +134,7 @@ pub fn check(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         let moves = Moves::of(&schedule, &legal.timeline);
         let moves = moves.words().map_or(String::new(), |it| format!(", {it}"));
         tell!(
-            "legal: peak {} within {}, slab {}, {} nodes recomputed{moves}, {} time (predicted)",
+            "legal: peak {} within {}, slab {}, {} calls run again{moves}, {} time (predicted)",
             legal.timeline.peak,
             legal.budget,
             schedule.slab,

@@ -22,9 +22,9 @@ Examples:
   tightfit completions fish > ~/.config/fish/completions/tightfit.fish
 
 The first line completes in this shell; put it into ~/.bashrc for every new one.
-The second works where the package bash-completion is installed. Zsh needs
-~/.zfunc in fpath, before compinit. Make the folders first where they are
-missing.")]
+Bash reads the folder of the next two where the package bash-completion is
+installed. Zsh needs ~/.zfunc in fpath, before compinit. Make the folders first
+where they are missing.")]
 pub struct CompletionsArguments {
     /// Which shell
     shell: Shell,

@@ -14,6 +14,7 @@ use crate::accumulation::Accumulation;
 use crate::effort::Search;
 use crate::frontier::{Point, Refusal, drawn, frontier};
 use crate::input::{self, OnTiers};
+use crate::output::Written;
 use crate::table::{Cell, Table};
 use crate::{exit, interrupt, output, places, progress};
 
@@ -66,11 +67,10 @@ pub fn pareto(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let points = progress::during("planning budget by budget", search.of_all(points), || {
         frontier(&graph, &machine, &profile, &unplanned, search, points)
     })?;
+    let mut written = Written::default();
     if let Some(path) = &arguments.svg {
-        output::write_whole(
-            path,
-            drawing(&graph, &machine, &points, unplanned.timeline().seconds).as_bytes(),
-        )?;
+        let drawn = drawing(&graph, &machine, &points, unplanned.timeline().seconds);
+        written.write(path, drawn.as_bytes(), "a drawing")?;
     }
     if arguments.json {
         output::answer(json!({
@@ -85,6 +85,7 @@ pub fn pareto(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         if interrupt::raised() {
             tell!("interrupted: the best plans so far")?;
         }
+        written.tell()?;
     }
     let is_unproven = |point: &Point| point.figures.err() == Some(Refusal::NotFound);
     Ok(if !interrupt::raised() && points.iter().any(is_unproven) {

@@ -24,6 +24,7 @@ use crate::calls::{self, Costs, Subject};
 use crate::effort::Search;
 use crate::figures::{Figures, Moves};
 use crate::input::{self, OnTiers};
+use crate::output::Written;
 use crate::table::{Cell, Table};
 use crate::verbs::plan::details::Details;
 use crate::{conclusion, failure, interrupt, output, places, progress};
@@ -87,6 +88,14 @@ enum Emit {
 }
 
 impl Emit {
+    /// What its file holds.
+    fn described(self) -> &'static str {
+        match self {
+            Emit::Plan => "the plan",
+            Emit::Graph => "the graph as planned",
+        }
+    }
+
     fn bytes(
         self,
         (graph, profile): (&Graph, &Profile),
@@ -152,15 +161,15 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let seconds = start.elapsed().as_secs_f64();
     let (schedule, timeline, unplanned) =
         (&planned.fitted.schedule(), &planned.fitted.timeline(), &planned.unplanned.timeline());
+    let mut written = Written::default();
     if let Some(path) = &arguments.output {
-        output::write_whole(path, &arguments.emit.bytes((&graph, &profile), schedule, path)?)?;
+        let result = arguments.emit.bytes((&graph, &profile), schedule, path)?;
+        written.write(path, &result, arguments.emit.described())?;
     }
     if let Some(path) = &arguments.svg {
         let title = format!("Memory over one training step of {}", graph.name());
-        output::write_whole(
-            path,
-            tightfit_report::memory_svg(&title, unplanned, timeline, planned.budget).as_bytes(),
-        )?;
+        let drawn = tightfit_report::memory_svg(&title, unplanned, timeline, planned.budget);
+        written.write(path, drawn.as_bytes(), "a drawing")?;
     }
     let Figures { overhead, gap, .. } = Figures::of(&planned.fitted, unplanned.seconds);
     let bound = planned.fitted.bound();
@@ -202,10 +211,14 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return Ok(code);
     }
     output::heading(format_args!("{} on {}", graph.name(), machine.name))?;
+    let with_process = match planned.reserve.total() {
+        Bytes::ZERO => String::new(),
+        reserve => format!("; {} with base and packing", unplanned.peak + reserve),
+    };
     row!(
         "unplanned peak",
         unplanned.peak,
-        "{}, {} of parameters, state and batch",
+        "{}, {} of parameters, state and batch{with_process}",
         output::several(graph.compute_nodes().len(), "node", "s"),
         graph.static_bytes()
     )?;
@@ -213,7 +226,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         row!(
             "budget",
             planned.budget,
-            "base {} (the process itself), packing {}, slab {}",
+            "base {} (the process itself), packing {} (of matrix products), slab {}",
             planned.reserve.base,
             planned.reserve.packing,
             planned.slab()
@@ -225,7 +238,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     row!(
         "slowdown",
         output::percent(overhead),
-        "{} nodes recomputed; {} instead of {} (predicted; planner {}{}, \
+        "{} calls run again; {} instead of {} (predicted; planner {}{}, \
          {:.0} ms)",
         schedule.recomputed(),
         output::milliseconds(timeline.seconds),
@@ -263,6 +276,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         show_limit(limit)?;
     }
     details.print()?;
+    written.tell()?;
     Ok(code)
 }
 
@@ -270,9 +284,11 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 fn show_limit(limit: &Infeasible) -> output::Printed {
     let Infeasible { reached, needed, live, .. } = limit;
     match reached.saturating_sub(*needed) {
-        Bytes::ZERO => row!("smallest", "proven", "{} bytes: no schedule needs less", reached.0)?,
+        Bytes::ZERO => {
+            row!("smallest budget", "proven", "{} bytes: no schedule needs less", reached.0)?
+        }
         more => row!(
-            "smallest",
+            "smallest budget",
             "known",
             "{} bytes; proven: no schedule needs less than {}, {more} less",
             reached.0,
@@ -280,9 +296,9 @@ fn show_limit(limit: &Infeasible) -> output::Printed {
         )?,
     }
     match &limit.binding {
-        Some(binding) => entry!("because of", "what is alive at `{}`:", binding.name)?,
+        Some(binding) => entry!("limited by", "what is alive at `{}`:", binding.name)?,
         None if live.is_empty() => return Ok(()),
-        None => entry!("because of", "what is alive from the start:")?,
+        None => entry!("limited by", "what is alive from the start:")?,
     }
     let row = |tensor: &LiveTensor| {
         vec![

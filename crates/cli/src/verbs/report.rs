@@ -21,6 +21,7 @@ use crate::accumulation::Accumulation;
 use crate::effort::Search;
 use crate::frontier::{self, drawn, frontier};
 use crate::input::{self, OnTiers};
+use crate::output::Written;
 use crate::values::points;
 use crate::{interrupt, output, places, progress};
 
@@ -56,7 +57,7 @@ pub struct Arguments {
     /// Only this drawing, as SVG
     #[arg(long, value_name = "DRAWING")]
     svg: Option<Drawing>,
-    /// Budgets of the frontier; 0: none, and no planning
+    /// Budgets of the page's "Time by budget", each of which is planned; 0 leaves it out
     #[arg(long, value_name = "N", default_value_t = 8, value_parser = points)]
     points: u32,
     #[command(flatten)]
@@ -229,9 +230,10 @@ pub fn report(arguments: &Arguments) -> anyhow::Result<ExitCode> {
                 search,
             })
         })?;
-    output::write_whole(&arguments.output, text.as_bytes())?;
     let what = if arguments.svg.is_some() { "a drawing" } else { "a page for any browser" };
-    output::wrote(&arguments.output, text.len(), what)?;
+    let mut written = Written::default();
+    written.write(&arguments.output, text.as_bytes(), what)?;
+    written.tell()?;
     if interrupt::raised() {
         note!("note: interrupted: the page has the best plans so far");
     }

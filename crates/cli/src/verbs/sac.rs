@@ -36,8 +36,8 @@ pub struct Arguments {
     /// or PyTorch's tools)
     input: PathBuf,
     /// Of each device, for parameters, gradients and activations (batch, buffers and optimizer
-    /// state come on top): bytes, 320MiB, 2.5GB, 60% of what one device needs without
-    /// checkpointing, or min
+    /// state come on top): bytes, 320MiB, 2.5GB; 60%: of what the step needs without checkpointing
+    /// on a single device, whatever --world-size is; or min
     #[arg(long, allow_hyphen_values = true)]
     budget: String,
     /// Devices that parameters and gradients are divided among
@@ -148,7 +148,7 @@ pub fn sac(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         1 => String::new(),
         several => format!(" on each of {several} devices"),
     };
-    let whole = if arguments.world_size == 1 { "" } else { " and on one device" };
+    let whole = if arguments.world_size == 1 { "" } else { " on a single one" };
     tell!(
         "peak {} of {}{devices} ({} without checkpointing{whole}), {}{} ({} recomputed); {}, in \
          {seconds:.2} s",

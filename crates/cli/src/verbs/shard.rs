@@ -43,8 +43,8 @@ pub struct Arguments {
     /// or PyTorch's tools)
     input: PathBuf,
     /// Of each device, for parameters, gradients and activations (batch, buffers and optimizer
-    /// state come on top): bytes, 320MiB, 2.5GB, 60% of what one device needs without
-    /// checkpointing, or min
+    /// state come on top): bytes, 320MiB, 2.5GB; 60%: of what the step needs without checkpointing
+    /// on a single device, whatever --world-size is; or min
     #[arg(long, allow_hyphen_values = true)]
     budget: String,
     /// Devices that parameters and gradients are divided among

@@ -20,6 +20,7 @@ use crate::accumulation::Accumulation;
 use crate::effort::Search;
 use crate::exit::ExitCode;
 use crate::input::{self, OnMachine};
+use crate::output::Written;
 use crate::values::link;
 use crate::{interrupt, output, places};
 
@@ -134,23 +135,26 @@ pub fn stages(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         note!("note: interrupted before there was a plan");
         return Ok(interrupt::code());
     };
+    let mut written = Written::default();
     if let Some(path) = &arguments.csv {
-        output::write_whole(path, write_csv(&best.plan().rows).as_bytes())?;
+        written.write(path, write_csv(&best.plan().rows).as_bytes(), "the order")?;
     }
     if let Some(path) = &arguments.svg {
         let title =
             format!("{} on {} devices: {}", graph.name(), task.devices, best.plan().schedule);
         let drawn = pipeline_svg(&title, &answer.times(best));
-        output::write_whole(path, drawn.as_bytes())?;
+        written.write(path, drawn.as_bytes(), "a drawing")?;
     }
     if let Some(path) = &arguments.output {
-        output::write_whole(path, format!("{}\n", answer.for_torch()).as_bytes())?;
+        let emitted = format!("{}\n", answer.for_torch());
+        written.write(path, emitted.as_bytes(), "the plan for PyTorch")?;
     }
     match arguments.json {
         true => output::answer(answer.json(best))?,
         false => {
             let micro_batches = arguments.accumulation.micro_batches();
-            answer.show(best, &machine.name, micro_batches)?
+            answer.show(best, &machine.name, micro_batches)?;
+            written.tell()?
         }
     }
     Ok(interrupt::code())

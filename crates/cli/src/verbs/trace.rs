@@ -9,6 +9,7 @@ use tightfit_report::{Course, Trace};
 
 use crate::accumulation::Accumulation;
 use crate::input::{self, OnTiers};
+use crate::output::Written;
 use crate::{output, places};
 
 /// Write one step as predicted as Chrome trace events: what runs when, and memory by role.
@@ -56,7 +57,8 @@ pub fn trace(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     };
     let course = Course::of(&graph, &schedule, &timeline);
     let events = Trace::predicted(&course, &machine.name).write();
-    output::write_whole(&arguments.output, events.as_bytes())?;
-    output::wrote(&arguments.output, events.len(), "open it in https://ui.perfetto.dev")?;
+    let mut written = Written::default();
+    written.write(&arguments.output, events.as_bytes(), "open it in https://ui.perfetto.dev")?;
+    written.tell()?;
     Ok(ExitCode::SUCCESS)
 }

@@ -99,7 +99,7 @@ fn details(rows: &[Row]) -> String {
         "f",
         "slowdown",
         "bound",
-        "gap (pp)",
+        "gap (points)",
         "first plan (s)",
         "final plan (s)",
         "peak / budget",
@@ -164,7 +164,7 @@ fn gaps(rows: &[Row], fractions: &[f64]) -> String {
     let rows: Vec<Vec<String>> = fractions.iter().rev().map(cells).collect();
     format!(
         "\n## Gap of `auto` by budget\n\n{}",
-        table(&["f", "plans with a bound", "mean gap (pp)", "worst gap (pp)"], &rows)
+        table(&["f", "plans with a bound", "mean gap (points)", "worst gap (points)"], &rows)
     )
 }
 

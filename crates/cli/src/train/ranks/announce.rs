@@ -32,12 +32,12 @@ pub fn announce(step: &Step, data: &Dataset, figures: &Figures) -> output::Print
             row!("shards", shards, "{ranks} of {threads} each; {}; {messages}", figures.schedule)
         }
     }?;
-    row!("unplanned peak", figures.whole, "on one device")?;
+    row!("unplanned peak", figures.whole, "on one device, without the process")?;
     for (rank, own) in figures.ranks.iter().enumerate() {
         row!(
             format!("rank{rank}"),
             (own.peak + own.reserve.total()),
-            "of {}; {}; {} nodes recomputed",
+            "of {}, process included; {}; {} calls run again",
             own.budget,
             what(own, figures.shards),
             own.recomputed

@@ -131,6 +131,9 @@ impl Answer<'_> {
                 again
             )?;
         }
+        if !self.slower.is_empty() {
+            say!("≥: takes no less by the model of layers, so its tensors were not planned")?;
+        }
         for (schedule, least) in &self.slower {
             say!("{schedule:<12}{:>14}", format!("≥ {}", output::milliseconds(*least)))?;
         }
