@@ -2,7 +2,6 @@
 //! Invariant: at every call the bytes of what is held there sum up to what the checker's timeline
 //! says.
 
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
 
 use cranelift_entity::SecondaryMap;
@@ -121,14 +120,14 @@ impl<'a> Course<'a> {
         }
     }
 
-    /// What is held at a call, largest first, and what is as large in the order of the graph.
+    /// What is held at a call, largest first.
     pub fn alive(&self, call: usize) -> Vec<&Residency> {
         let here = |residency: &&Residency| {
             (residency.first as usize) <= call && call <= residency.last as usize
         };
         let mut alive: Vec<&Residency> =
             self.residencies.iter().filter(here).filter(|held| held.bytes > Bytes::ZERO).collect();
-        alive.sort_by_key(|held| (Reverse(held.bytes), held.node));
+        alive.sort_by(|a, b| b.bytes.cmp(&a.bytes).then_with(|| self.name(a).cmp(self.name(b))));
         alive
     }
 

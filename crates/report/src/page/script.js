@@ -63,11 +63,11 @@
       if (side.last[i] < call) continue;
       const node = side.held.node[i], workspace = data.roles[side.held.role[i]] === "workspace";
       found.push({
-        node, name: data.nodes.name[node] + (workspace ? " (workspace)" : ""), module: data.modules[data.nodes.module[node]],
+        name: data.nodes.name[node] + (workspace ? " (workspace)" : ""), module: data.modules[data.nodes.module[node]],
         role: side.held.role[i], bytes: data.sizes[side.held.size[i]],
       });
     }
-    return found.sort((a, b) => b.bytes - a.bytes || a.node - b.node);
+    return found.sort((a, b) => b.bytes - a.bytes || (a.name < b.name ? -1 : a.name > b.name ? 1 : 0));
   };
 
   const show = (side, call) => {
