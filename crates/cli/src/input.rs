@@ -69,7 +69,7 @@ pub fn modules(path: &Path, on: &OnMachine) -> anyhow::Result<Statistics> {
         let file = || path.display().to_string();
         match bytes(path, MOST_STATISTICS, "a file of statistics") {
             Ok(text) if Statistics::stand_in(&text) => {
-                on.is_absent()?;
+                on.must_be_absent()?;
                 return Statistics::read(text).with_context(file);
             }
             Err(error) if excess(&error).is_none() => return Err(error).with_context(file),
@@ -134,7 +134,7 @@ pub struct OnMachine {
     threads: Option<u32>,
 }
 
-/// The same, and a memory below it.
+/// The machine that a step is planned for, and a memory below it.
 #[derive(Args, Default)]
 pub struct OnTiers {
     #[command(flatten)]
@@ -159,7 +159,7 @@ impl OnMachine {
     }
 
     /// Refuses a machine for statistics, which have times of their own.
-    fn is_absent(&self) -> Result<(), HasTimes> {
+    fn must_be_absent(&self) -> Result<(), HasTimes> {
         let given = [
             ("--machine", self.machine.is_some()),
             ("--efficiency", self.efficiency.is_some()),

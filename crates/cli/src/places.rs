@@ -1,5 +1,5 @@
-//! Where results go. Invariant: no result replaces another one of the same run, or what it was made
-//! from.
+//! Where results go, and paths as people read them. Invariant: no result replaces another one of
+//! the same run, or what it was made from.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -10,11 +10,11 @@ use tightfit_engine::file::end_of_links;
 pub fn short(path: &Path) -> PathBuf {
     let mut short = PathBuf::new();
     for part in path.components() {
-        let is_back = part == Component::ParentDir;
-        if !(is_back && matches!(short.components().next_back(), Some(Component::Normal(_)))) {
-            short.push(part);
-        } else {
+        let is_named = matches!(short.components().next_back(), Some(Component::Normal(_)));
+        if part == Component::ParentDir && is_named {
             short.pop();
+        } else {
+            short.push(part);
         }
     }
     // Behind a symbolic link, `..` leads elsewhere.
