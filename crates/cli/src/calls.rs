@@ -3,7 +3,6 @@
 //! process holds meanwhile, so measuring takes no more memory than the run and counts against none.
 
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
 
 use clap::Args;
 use tightfit::graph::Graph;
@@ -11,7 +10,7 @@ use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::{CallSeconds, CallSecondsError, Profile};
 use tightfit::units::{Bytes, Seconds};
-use tightfit_engine::{Budget, VERSION};
+use tightfit_engine::{Budget, VERSION, process};
 
 use crate::accumulation::Accumulation;
 use crate::{output, processor, program};
@@ -127,7 +126,7 @@ fn attempt(machine: &Machine, subject: &Subject<'_>, budget: &str) -> Option<Cal
         command.arg("--data").arg(data);
     }
     command.args(subject.tier.into_iter().flat_map(|tier| ["--tier", tier]));
-    let output = command.stdin(Stdio::null()).output().ok()?;
+    let output = process::output(&mut command).ok()?;
     read(&output.stdout, machine.threads).ok().filter(|_| output.status.success())
 }
 

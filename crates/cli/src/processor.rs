@@ -97,12 +97,10 @@ pub fn remember(threads: u32, extent: Extent, machine: &str) {
 
 fn measure(threads: u32, extent: Extent) -> Option<Machine> {
     note!("measuring this processor once (about a second) …");
-    let output = program::command()
-        .ok()?
-        .args(["calibrate", "--json", "--threads", &threads.to_string()])
-        .args((extent == Extent::Small).then_some("--small"))
-        .output()
-        .ok()?;
+    let mut command = program::command().ok()?;
+    command.args(["calibrate", "--json", "--threads", &threads.to_string()]);
+    command.args((extent == Extent::Small).then_some("--small"));
+    let output = process::output(&mut command).ok()?;
     parse(&output.stdout, threads)
 }
 

@@ -1,8 +1,5 @@
 //! `tightfit analyze`: nodes, operators, modules, budgets. Invariant: what rows say adds up to what
 //! the modules and the graph say, and JSON and tables show the same.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
-
-mod program;
 
 #[path = "../../planner/tests/fixtures/graphinfo/mod.rs"]
 mod graphinfo;
@@ -10,8 +7,8 @@ mod graphinfo;
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use crate::program::{GRAPHS, Ran, corpus, folded, folder, run};
 use expect_test::{Expect, expect};
-use program::{GRAPHS, Ran, corpus, folded, folder, run};
 use serde_json::Value;
 use tightfit::graph::write;
 

@@ -1,18 +1,14 @@
 //! Files that are small, or endless, and unfold to more than any real one holds. Invariant: each is
 //! refused with one sentence by a process that has 300 MB of addresses, code and stacks included;
 //! what no field asks for takes no memory, however much of it there is.
-#![cfg(target_os = "linux")] // other shells limit a process otherwise
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
-
-mod program;
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
+use crate::program::{Ran, corpus, folder, run, tightfit};
 use flate2::Compression;
 use flate2::write::GzEncoder;
-use program::{Ran, corpus, folder, run, tightfit};
 use serde_json::{Value, json};
 
 /// Kibibytes of addresses.

@@ -1,12 +1,9 @@
 //! Completions and manual pages. Invariant: whatever verb and option there is, shells and `man`
 //! know of it.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
-
-mod program;
 
 use std::fs;
 
-use program::{folder, listing, run};
+use crate::program::{folder, listing, run};
 
 #[test]
 fn every_shell_knows_every_verb() {

@@ -1,15 +1,12 @@
 //! How the program ends where its output cannot be printed, and where a loss is not finite.
 //! Invariant: weights are saved before anything else is done, a save that was good stays, and no
 //! verb panics.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
-
-mod program;
 
 use std::fs::File;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use program::{Ran, corpus, folder, listing, run, tightfit, train};
+use crate::program::{Ran, corpus, folder, listing, run, tightfit, train};
 use serde_json::Value;
 
 /// The update of its first step is larger than any weight can be.

@@ -1,16 +1,12 @@
 //! Every exit code that `--help` lists, produced once. Invariant: what is documented is what the
 //! program answers, and no code is listed that nothing produces.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
-#![cfg(unix)]
-
-mod program;
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::Stdio;
 
-use program::{corpus, folder, run, tightfit};
+use crate::program::{corpus, folder, run, tightfit};
 
 const STEP: &str = "corpus/steps/mlp-digits";
 

@@ -1,13 +1,10 @@
 //! `pareto` and the limits of a search. Invariant: a larger budget is never slower, and a limit of
 //! work alone gives the same answer twice.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
-
-mod program;
 
 use std::path::Path;
 
+use crate::program::{folder, run, tags};
 use expect_test::{Expect, expect};
-use program::{folder, run, tags};
 use serde_json::Value;
 
 const NANO: &str = "corpus/steps/gpt-nano --threads 2";
@@ -109,7 +106,7 @@ fn plans_of_the_bench_are_complete() {
     let folder = folder();
     let planners = "--planners none,auto --budgets 0.6,0.8 --deadline 50ms";
     std::fs::copy(
-        program::corpus().join("synthetic/tf2.json.gz"),
+        crate::program::corpus().join("synthetic/tf2.json.gz"),
         folder.path().join("tf2.json.gz"),
     )
     .unwrap();

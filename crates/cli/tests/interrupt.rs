@@ -1,15 +1,11 @@
 //! A run that is asked to end: by Ctrl-C, by a batch system, by a terminal that closes, by the
 //! reader of its output. Invariant: it ends in order after the step at hand, with what it had
 //! learned on disk; who resumes it gets the losses of a run that was never interrupted.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
-#![cfg(unix)]
-
-mod program;
 
 use std::io::{BufRead, BufReader, Read};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-use program::{folder, tightfit, train};
+use crate::program::{folder, tightfit, train};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -53,7 +49,7 @@ fn endless(
     command
         .arg("--save")
         .arg(folder.path().join("weights"))
-        .current_dir(program::corpus().parent().unwrap());
+        .current_dir(crate::program::corpus().parent().unwrap());
     if json {
         command.arg("--json");
     }
@@ -78,7 +74,7 @@ fn an_interrupted_run_saves_and_can_be_resumed() {
     let (result, before) = (lines.last().unwrap(), losses(&lines));
     assert_eq!(result["interrupted"], true);
     assert_eq!(result["steps"], before.len());
-    assert_eq!(program::listing(folder.path()), ["weights"]);
+    assert_eq!(crate::program::listing(folder.path()), ["weights"]);
 
     let resumed = train(
         folder.path(),
@@ -107,7 +103,7 @@ fn what_was_saved_stays_where_no_step_was_run() {
         let mut command = tightfit();
         command.args(["train", "corpus/steps/mlp-digits", "--microbatches", "4", ranks, "2"]);
         command.args(["--budget", "min", "--roofline", "--steps", ENDLESS, "--save"]);
-        command.arg(&weights).current_dir(program::corpus().parent().unwrap());
+        command.arg(&weights).current_dir(crate::program::corpus().parent().unwrap());
         let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         // A note on the data comes before all planning.
         let mut errors = BufReader::new(child.stderr.take().unwrap());
@@ -132,7 +128,7 @@ fn people_are_told_that_the_run_was_interrupted() {
     assert!(text.contains("interrupted after step"), "{text}");
     // Where it came before the first step there is nothing to save.
     let saved: &[&str] = if text.contains("after step 0\n") { &[] } else { &["weights"] };
-    assert_eq!(program::listing(folder.path()), saved);
+    assert_eq!(crate::program::listing(folder.path()), saved);
     assert_eq!(text.contains("weights saved"), !saved.is_empty(), "{text}");
 }
 
@@ -153,7 +149,7 @@ fn what_ends_a_process_from_outside_is_a_request_like_ctrl_c() {
         let result: Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
         assert_eq!(result["interrupted"], true, "{signal}");
         assert!(result["saved"].as_str().unwrap().ends_with("/weights"), "{signal}");
-        assert_eq!(program::listing(folder.path()), ["weights"], "{signal}");
+        assert_eq!(crate::program::listing(folder.path()), ["weights"], "{signal}");
     }
 }
 
@@ -185,7 +181,7 @@ fn a_run_whose_reader_goes_away_saves() {
     let said = stderr(&mut child);
     assert_eq!(child.wait().unwrap().code(), Some(4), "{said}");
     assert!(said.contains("were saved to") && said.contains("weights"), "{said}");
-    assert_eq!(program::listing(folder.path()), ["weights"]);
+    assert_eq!(crate::program::listing(folder.path()), ["weights"]);
     let resumed = "corpus/steps/gpt-nano --budget 90% --steps 1 --eval-batches 0 --resume";
     train(folder.path(), &format!("{resumed} FOLDER/weights")).done();
 }
@@ -204,7 +200,7 @@ fn a_second_signal_ends_the_run_at_once_and_claims_nothing() {
     let code = child.wait().unwrap().code();
     assert!(matches!(code, Some(130 | 143)), "{code:?}: {said}");
     assert!(said.contains("ended at once") && !said.contains("saved to"), "{said}");
-    assert_eq!(program::listing(folder.path()), ["weights"]);
+    assert_eq!(crate::program::listing(folder.path()), ["weights"]);
 }
 
 /// Waits until the program takes Ctrl-C as a request.
@@ -241,7 +237,7 @@ fn an_interrupted_search_gives_the_best_plan_so_far() {
         "--json",
         "-o",
     ]);
-    command.arg(folder.path().join("plan")).current_dir(program::corpus().parent().unwrap());
+    command.arg(folder.path().join("plan")).current_dir(crate::program::corpus().parent().unwrap());
     let mut child = command.stdout(Stdio::piped()).stderr(Stdio::null()).spawn().unwrap();
     until_it_listens(&child);
     interrupt(&child);
@@ -252,5 +248,5 @@ fn an_interrupted_search_gives_the_best_plan_so_far() {
     // On a fast machine the plan may have been ready before.
     assert_eq!(code, Some(if result["interrupted"] == true { 130 } else { 0 }), "{text}");
     assert!(result["slab_bytes"].as_u64() <= result["budget_bytes"].as_u64());
-    assert_eq!(program::listing(folder.path()), ["plan"]);
+    assert_eq!(crate::program::listing(folder.path()), ["plan"]);
 }

@@ -1,13 +1,10 @@
 //! Measuring a step's calls. Invariant: what is measured once is not measured again, a damaged
 //! cache is measured anew, a trial stays within the budget that it is given, and no measurement
 //! changes a loss. No test looks at a time.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
-
-mod program;
 
 use std::path::{Path, PathBuf};
 
-use program::{Ran, corpus, folder, tightfit};
+use crate::program::{Ran, corpus, folder, tightfit};
 use tightfit::machine::Machine;
 use tightfit::profile::{CallSeconds, Profile};
 use tightfit_engine::{Step, VERSION};
@@ -110,8 +107,8 @@ fn a_trial_keeps_to_its_budget() {
     std::fs::remove_file(&calls).unwrap();
     // Nothing runs in less than it needs, neither the trial nor the plan that asked for it.
     let refused = run(folder.path(), &format!("calibrate {STEP} --budget 30%"));
-    assert_eq!(refused.code, Some(program::code_of_refusal(&refused.stderr)));
+    assert_eq!(refused.code, Some(crate::program::code_of_refusal(&refused.stderr)));
     let refused = run(folder.path(), &format!("plan {STEP} --budget 30%"));
-    assert_eq!(refused.code, Some(program::code_of_refusal(&refused.stderr)));
+    assert_eq!(refused.code, Some(crate::program::code_of_refusal(&refused.stderr)));
     assert!(!calls.exists());
 }

@@ -1,10 +1,7 @@
 //! The verbs `sac` and `shard` on files of both kinds. Invariant: the figures that are printed are
 //! those that the planner is held to elsewhere; here they are only found again.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
-mod program;
-
-use program::{corpus, folder, run};
+use crate::program::{corpus, folder, run};
 use serde_json::json;
 
 fn statistics(name: &str) -> String {

@@ -1,13 +1,10 @@
 //! `tightfit modules`, and the dataflow figures of `analyze`. Invariant: what is printed is what
 //! the library reads and what the other verbs say.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
-
-mod program;
 
 use std::path::Path;
 
+use crate::program::{corpus, folded, folder, run};
 use expect_test::expect;
-use program::{corpus, folded, folder, run};
 use serde_json::Value;
 use tightfit::analysis::modules::ModuleInfo;
 

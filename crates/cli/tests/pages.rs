@@ -1,15 +1,12 @@
 //! Pages of the documentation about the program. Invariant: every command that a page shows runs
 //! and ends as the page says; every member of an answer stands on the page about JSON, and nothing
 //! else does; the page about verbs is the program's help.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
-
-mod program;
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use crate::program::{corpus, folder, run};
 use expect_test::expect_file;
-use program::{corpus, folder, run};
 use serde_json::Value;
 
 const LLAMA: &str = "corpus/graphs/llama_1b_b2_s2048.json.gz";

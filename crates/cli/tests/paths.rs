@@ -1,15 +1,11 @@
 //! Paths that are no Unicode. Invariant: any path that the system has is accepted, wherever one is
 //! asked for.
-#![cfg(target_os = "linux")] // other systems refuse such names
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
-
-mod program;
 
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
-use program::{Ran, corpus, folder, tightfit};
+use crate::program::{Ran, corpus, folder, tightfit};
 
 /// `FOLDER/NAME` with a byte at the end that is no Unicode.
 fn odd(folder: &Path, name: &str) -> PathBuf {

@@ -1,13 +1,10 @@
 //! Training on several ranks. Invariant: losses and weights are those of one device with as many
 //! micro-batches, whatever the order and the number of ranks; each rank stays within its slab; and
 //! whatever fails, all ranks end, with one message.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
-
-mod program;
 
 use std::fs;
 
-use program::{Ran, folder, run, train};
+use crate::program::{Ran, folder, run, train};
 use serde_json::Value;
 
 /// Losses of four steps, what is said of the run, and the weights after it.

@@ -1,13 +1,10 @@
 //! Training with parameters and state that are placed while the run goes on. Invariant: whoever
 //! says where they lie, a run computes what one with memory enough computes, bit for bit; what is
 //! said to be moved adds up; and no wrong number is ever used.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
-
-mod program;
 
 use std::path::Path;
 
-use program::{Ran, folder, listing, run};
+use crate::program::{Ran, folder, listing, run};
 use serde_json::Value;
 
 const STEP: &str = "corpus/steps/gpt-nano";

@@ -1,12 +1,9 @@
 //! `plan`, `check` and `analyze` agree with each other. Invariant: what one verb says is what
 //! another one finds.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
-
-mod program;
 
 use std::path::Path;
 
-use program::{GRAPHS, corpus, folder, run, tags};
+use crate::program::{GRAPHS, corpus, folder, run, tags};
 use serde_json::{Value, json};
 
 const STEPS: [&str; 3] = ["gpt-nano", "gpt-nano-dropout", "mlp-digits"];
@@ -21,7 +18,7 @@ fn bytes(result: &Value, key: &str) -> u64 {
 
 #[test]
 fn every_graph_of_the_corpus_is_planned_at_eighty_percent() {
-    let mut files = program::listing(&corpus().join("graphs"));
+    let mut files = crate::program::listing(&corpus().join("graphs"));
     // Those for CUDA are planned by the planner's own tests.
     files.retain(|name| name != "cuda");
     assert_eq!(files, GRAPHS.map(|name| format!("{name}.json.gz")));
@@ -136,7 +133,7 @@ fn min_is_feasible_and_less_is_not() {
             }
             let refused =
                 run(Path::new("."), &format!("plan {arguments} --budget {}", least - least / 100));
-            let code = program::code_of_refusal(&refused.stderr);
+            let code = crate::program::code_of_refusal(&refused.stderr);
             assert_eq!(refused.code, Some(code), "{step} {planner}");
             assert!(
                 refused.stderr.contains(&format!("({least} bytes)")),

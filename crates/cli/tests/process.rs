@@ -1,16 +1,13 @@
 //! The whole process within its budget. Invariant: what is judged is the largest resident set that
 //! the system counted, of the process and of those that it started, and where a control group may
 //! be made, that the run completes in one that allows the budget and no byte more.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
-#![cfg(target_os = "linux")]
 
-mod program;
-
+use std::ffi::OsString;
 use std::fs::File;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use program::{corpus, folder, run, tightfit};
+use crate::program::{corpus, folder, run, tightfit};
 use serde_json::Value;
 
 const STEPS: [&str; 3] = ["gpt-nano", "gpt-nano-dropout", "mlp-digits"];
@@ -18,6 +15,8 @@ const STEPS: [&str; 3] = ["gpt-nano", "gpt-nano-dropout", "mlp-digits"];
 const ARGUMENTS: &str = "TIGHTFIT_TEST_ARGUMENTS";
 /// The folder that it writes into.
 const FOLDER: &str = "TIGHTFIT_TEST_FOLDER";
+/// The bytes that [`large`] takes.
+const BYTES: &str = "TIGHTFIT_TEST_BYTES";
 
 /// No test by itself: a small process between the tests and the program. A process counts from its
 /// start the memory of the one that starts it, and this one has little.
@@ -43,6 +42,13 @@ fn inner() {
     std::fs::write(folder.join("peak"), (usage.ru_maxrss * 1024).to_string()).unwrap();
 }
 
+/// The cache that tests use, which knows the processor.
+fn tightfit_cache() -> OsString {
+    let command = tightfit();
+    let mut set = command.get_envs();
+    set.find(|(name, _)| *name == "XDG_CACHE_HOME").unwrap().1.unwrap().to_owned()
+}
+
 /// Runs the program with arguments separated by spaces, `FOLDER` standing for `folder`, and returns
 /// its last line of JSON and the largest resident set in bytes.
 fn measured(folder: &Path, cache: Option<&Path>, arguments: &str) -> (Value, u64) {
@@ -50,11 +56,10 @@ fn measured(folder: &Path, cache: Option<&Path>, arguments: &str) -> (Value, u64
     let arguments: Vec<String> =
         arguments.split_whitespace().map(|argument| argument.replace("FOLDER", path)).collect();
     let mut command = Command::new(std::env::current_exe().unwrap());
-    let known = tightfit();
-    let known = known.get_envs().find(|(name, _)| *name == "XDG_CACHE_HOME").unwrap().1.unwrap();
-    command.env("XDG_CACHE_HOME", cache.map_or(known, |cache| cache.as_os_str()));
+    command.env("XDG_CACHE_HOME", cache.map_or(tightfit_cache(), |cache| cache.into()));
     command.env(ARGUMENTS, arguments.join("\n")).env(FOLDER, folder);
-    let output = command.args(["--exact", "inner", "--test-threads", "1"]).output().unwrap();
+    let output =
+        command.args(["--exact", "process::inner", "--test-threads", "1"]).output().unwrap();
     let told = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     assert!(output.status.success(), "{}{}", told(&output.stdout), told(&output.stderr));
     let lines = std::fs::read_to_string(folder.join("stdout")).unwrap();
@@ -170,6 +175,42 @@ impl Group {
 impl Drop for Group {
     fn drop(&mut self) {
         std::fs::remove_dir(&self.0).ok();
+    }
+}
+
+/// No test by itself: a process that takes so many bytes.
+#[test]
+fn large() {
+    let Ok(bytes) = std::env::var(BYTES) else { return };
+    let held = vec![1_u8; bytes.parse().unwrap()];
+    assert_eq!(std::hint::black_box(&held).last(), Some(&1));
+}
+
+/// `cargo run` waits for compilers, and then replaces itself by the program, which inherits what
+/// the system counted of them.
+#[test]
+fn children_of_what_ran_before_under_the_same_id_do_not_count() {
+    const LARGE: u64 = 900 << 20;
+    let folder = folder();
+    // Neither processor nor step is known: the program starts two processes of its own.
+    for cache in [tightfit_cache(), folder.path().as_os_str().to_owned()] {
+        let mut shell = Command::new("sh");
+        let script = format!(
+            "{BYTES}={LARGE} \"$0\" --exact process::large && exec {} train \
+             corpus/steps/gpt-nano --budget 90% --steps 2 --threads 2 --json",
+            env!("CARGO_BIN_EXE_tightfit")
+        );
+        shell.args(["-c", &script]).arg(std::env::current_exe().unwrap());
+        shell.env("XDG_CACHE_HOME", cache).current_dir(corpus().parent().unwrap());
+        let output = shell.output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert!(output.status.success() && !said.contains("more than its budget"), "{said}");
+        let lines = String::from_utf8(output.stdout).unwrap();
+        let result: Value = serde_json::from_str(lines.lines().last().unwrap()).unwrap();
+        for key in ["process_peak_bytes", "planning_peak_bytes"] {
+            let peak = result[key].as_u64().unwrap();
+            assert!(peak > 0 && peak <= result["budget_bytes"].as_u64().unwrap(), "{result}");
+        }
     }
 }
 

@@ -1,12 +1,9 @@
 //! `report`, `trace` and `train --trace`. Invariant: pages, drawings and traces say what the other
 //! verbs say.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
-
-mod program;
 
 use std::path::Path;
 
-use program::{folder, run, tags, train};
+use crate::program::{folder, run, tags, train};
 use serde_json::Value;
 
 const NANO: &str = "corpus/steps/gpt-nano";

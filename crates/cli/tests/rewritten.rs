@@ -1,12 +1,9 @@
 //! `plan --emit graph`: the plan as a graph, which every verb reads. Invariant: what the plan
 //! claims, the rewritten graph is, as it stands.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
-
-mod program;
 
 use std::path::Path;
 
-use program::{folder, run};
+use crate::program::{folder, run};
 use serde_json::Value;
 
 /// Plans and returns what was printed.

@@ -1,15 +1,12 @@
 //! Training on ranks that share a step. Invariant: losses and weights are those of one device with
 //! as many micro-batches, but for the order of sums, which neither budget nor plan changes; each
 //! rank stays within its slab; and whatever is refused is refused before anything runs.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
-
-mod program;
 
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
-use program::{Ran, folder, run, train};
+use crate::program::{Ran, folder, run, train};
 use safetensors::SafeTensors;
 
 /// Elements of everything that was saved, by name.

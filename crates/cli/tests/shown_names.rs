@@ -1,10 +1,7 @@
 //! Names that a terminal would obey. Invariant: whatever stands in files, what is printed holds no
 //! control characters but the ends of lines, and documents still say the very names.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
-mod program;
-
-use program::{Ran, folder, run};
+use crate::program::{Ran, folder, run};
 use serde_json::{Value, json};
 
 const CLEARS: &str = "\u{1b}[2J\u{9b}31m\r\u{7}\u{7f}\u{202e}x";

@@ -1,10 +1,7 @@
 //! Steps of nanoseconds and bytes, with long names. Invariant: what is printed of them says as much
 //! as of large ones, in rows that a terminal holds.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
-mod program;
-
-use program::{folder, run};
+use crate::program::{folder, run};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -121,7 +118,7 @@ fn addresses_that_do_not_fit_are_named() {
     let alive = format!("({peak} bytes) are alive at most, which is within the budget; {said}");
     assert!(ran.code == Some(10) && ran.stderr.contains(&alive), "{}", ran.stderr);
     let ran = plan(peak.as_u64().unwrap() - 1);
-    assert_eq!(ran.code, Some(program::code_of_refusal(&ran.stderr)));
+    assert_eq!(ran.code, Some(crate::program::code_of_refusal(&ran.stderr)));
     assert!(!ran.stderr.contains(said), "{}", ran.stderr);
 }
 

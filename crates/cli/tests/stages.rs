@@ -1,10 +1,7 @@
 //! `tightfit stages`. Invariant: what is said of a plan is what the planner found, and the order
 //! that is written is one that `train` runs.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
-mod program;
-
-use program::{folder, run, train};
+use crate::program::{folder, run, train};
 use serde_json::Value;
 
 const LLAMA: &str = "stages corpus/graphs/llama_1b_b2_s2048.json.gz --devices 8 --microbatches 16 \
@@ -108,7 +105,7 @@ fn the_order_that_is_written_runs() {
     )
     .done();
     let drawn = std::fs::read_to_string(folder.path().join("o.svg")).unwrap();
-    program::tags(&drawn);
+    crate::program::tags(&drawn);
     assert!(drawn.contains("mlp-digits on 2 devices"), "{drawn}");
     train(
         folder.path(),
@@ -152,7 +149,7 @@ fn a_plan_for_pytorch_names_modules() {
 fn no_file_is_replaced_that_is_read_or_written_here() {
     let folder = folder();
     let graph = folder.path().join("graph.json.gz");
-    std::fs::copy(program::corpus().join("graphs/resnet50_b32.json.gz"), &graph).unwrap();
+    std::fs::copy(crate::program::corpus().join("graphs/resnet50_b32.json.gz"), &graph).unwrap();
     let before = std::fs::read(&graph).unwrap();
     let common = "stages FOLDER/graph.json.gz --devices 2 --budget 40GB --microbatches 2";
     for (options, says) in [
@@ -165,5 +162,5 @@ fn no_file_is_replaced_that_is_read_or_written_here() {
         assert!(ran.stderr.contains(says), "{options}: {}", ran.stderr);
     }
     assert!(std::fs::read(&graph).unwrap() == before);
-    assert_eq!(program::listing(folder.path()), ["graph.json.gz"]);
+    assert_eq!(crate::program::listing(folder.path()), ["graph.json.gz"]);
 }

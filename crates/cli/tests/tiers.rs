@@ -1,13 +1,10 @@
 //! Training with a tier below the slab. Invariant: whatever the budget, a run with a tier computes
 //! what one with memory enough computes, bit for bit; nothing is left in the folder however it
 //! ends; and no wrong number is ever used.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
-
-mod program;
 
 use std::path::Path;
 
-use program::{folder, listing, run};
+use crate::program::{folder, listing, run};
 use serde_json::Value;
 
 /// A step whose parameters and state are larger than the slab at the budgets below.
@@ -22,7 +19,7 @@ fn saved(folder: &Path, name: &str) -> Vec<u8> {
 }
 
 /// Trains with memory enough.
-fn train(folder: &Path, rest: &str) -> program::Ran {
+fn train(folder: &Path, rest: &str) -> crate::program::Ran {
     run(folder, &format!("train {STEP} {FEW} {rest}"))
 }
 
@@ -32,7 +29,7 @@ fn any_budget_gives_the_same_bits() {
     let folder = folder.path();
     std::fs::create_dir(folder.join("tier")).unwrap();
     let whole = train(folder, "--budget 100% --save FOLDER/whole").done();
-    let slab = |ran: &program::Ran| ran.result()["slab_bytes"].as_u64().unwrap();
+    let slab = |ran: &crate::program::Ran| ran.result()["slab_bytes"].as_u64().unwrap();
     let smallest = slab(&train(folder, "--budget min").done());
     for budget in ["min", "45%", "60%", "80%"] {
         let tier = format!("--budget {budget} --tier FOLDER/tier --save FOLDER/part");
@@ -41,7 +38,7 @@ fn any_budget_gives_the_same_bits() {
         let moved = ["bytes_out", "bytes_back"].map(|key| ran.result()[key].as_u64().unwrap());
         assert!(["60%", "80%"].contains(&budget) || moved[0] > 0 && moved[1] > 0, "{moved:?}");
         assert_eq!(ran.losses(), whole.losses(), "{budget}");
-        let evaluations = |ran: &program::Ran| {
+        let evaluations = |ran: &crate::program::Ran| {
             let mut lines = ran.lines();
             lines.retain(|line| line.get("validation_loss").is_some());
             lines.iter().map(|line| line["validation_loss"].to_string()).collect::<Vec<_>>()
@@ -74,7 +71,7 @@ fn a_run_goes_on_through_the_tier() {
 }
 
 /// What a run says of its second plan: whether it was taken, and that it is faster where it was.
-fn planned_again(ran: &program::Ran) -> bool {
+fn planned_again(ran: &crate::program::Ran) -> bool {
     let result = ran.result();
     let again = &result["replan"];
     assert_eq!(again["after_steps"], 2, "{again}");

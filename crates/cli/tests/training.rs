@@ -1,12 +1,9 @@
 //! Training end to end. Invariant: losses and weights depend on step, seed and number of steps
 //! alone, never on budget, threads, planner or interruption; and a run stays within its budget.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
-
-mod program;
 
 use std::path::Path;
 
-use program::{corpus, folder, run, train};
+use crate::program::{corpus, folder, run, train};
 use safetensors::SafeTensors;
 use serde_json::Value;
 

@@ -1,11 +1,8 @@
 //! Lines of usual width. Invariant: what any verb prints for people has at most 80 columns,
 //! whatever graph or step of the corpus it is about; a path alone may be longer. With `--wide`
 //! nothing is left out.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
-mod program;
-
-use program::{GRAPHS, folder, run};
+use crate::program::{GRAPHS, folder, run};
 
 const COLUMNS: usize = 80;
 

@@ -1,15 +1,11 @@
 //! Files that verbs write, on the disks and in the places that there are. Invariant: links, devices
 //! and permissions stay what they were, and where writing fails the earlier file is there, alone.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
-#![cfg(unix)]
-
-mod program;
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;
 use std::process::Command;
 
-use program::{Ran, corpus, folder, listing, run, tightfit};
+use crate::program::{Ran, corpus, folder, listing, run, tightfit};
 
 const TRAIN: &str =
     "train corpus/steps/mlp-digits --budget 100% --steps 1 --threads 2 --eval-batches 0 --roofline";

@@ -1,6 +1,5 @@
 //! Whole budgets. Invariant: slab and reserve are the budget, and a refusal speaks of whole
 //! budgets.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 use std::path::Path;
 

@@ -1,7 +1,6 @@
 //! Graphs whose shapes and types do not go together. Invariant: such a graph is refused, or it runs
 //! without a panic, reads nothing but the elements of its inputs, and writes nothing but the
 //! elements of its outputs and its workspace.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -2,7 +2,6 @@
 //! the number of ranks and the plan of each, parameters and state have the same bits after the last
 //! update as on one device with accumulation, but for what the cut of a shared parameter sums in
 //! another order; and who fails stops all others with its cause.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -1,7 +1,6 @@
 //! Parameters and state that are placed while a run goes on. Invariant: whatever the policy, the
 //! budget and the order of graphs, the run computes what one with memory enough computes, bit for
 //! bit; and what is moved is what the policy says.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 use std::collections::BTreeMap;
 use std::path::Path;

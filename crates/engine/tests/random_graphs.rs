@@ -1,14 +1,11 @@
 //! Random steps, executed under random budgets. Invariant: every output and every updated parameter
 //! has the same bits as in the unplanned step on one thread, whatever the budget, the planner and
 //! the number of threads, step after step.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
-
-mod generator;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use generator::{Recipe, config, recipes};
+use crate::generator::{Recipe, recipes};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -24,6 +21,7 @@ use tightfit::units::Bytes;
 use tightfit::{Goal, Request, fit, unplanned};
 use tightfit_engine::philox::{key, philox};
 use tightfit_engine::{Executable, Slab, StepSettings};
+use tightfit_testing::config;
 
 const STEPS: u32 = 2;
 

@@ -1,7 +1,6 @@
 //! Another plan in the middle of a run. Invariant: whichever schedules take turns, and wherever
 //! they keep parameters and state, the run computes what one with a single plan computes, bit for
 //! bit; and what cannot be taken up leaves the run as it was.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 use std::collections::BTreeMap;
 use std::path::Path;

@@ -1,7 +1,6 @@
 //! Steps that ranks share, as threads. Invariant: whatever the number of ranks and the plan, losses
 //! and weights are those of one device with all micro-batches, but for the order of sums; what is
 //! saved is whole, and goes on on any number of ranks.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};

@@ -1,6 +1,5 @@
 //! Schedules with transfers, executed where there is no tier. Invariant: such a step fails before
 //! anything is moved; without its transfers it runs.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 use std::sync::Arc;
 

@@ -1,6 +1,5 @@
 //! The data that a page carries is what the checker found. Invariant: the data is read from the
 //! HTML as a browser would read it, and compared with timelines by code of its own.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 use std::collections::BTreeMap;
 

@@ -1,6 +1,5 @@
 //! On random graphs, with every freedom that the format leaves, what a course holds is what the
 //! checker counted.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 #[path = "../../planner/tests/fixtures/generator/dag.rs"]
 mod dag;

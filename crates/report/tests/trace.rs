@@ -1,6 +1,5 @@
 //! Traces hold what courses hold, are read as they were written, and are refused where they are
 //! something else.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 use expect_test::{Expect, expect, expect_file};
 use serde_json::{Value, json};

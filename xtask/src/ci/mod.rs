@@ -14,6 +14,9 @@ use anyhow::{Result, bail};
 use crate::command::Log;
 use crate::workspace::Workspace;
 
+/// What everything is built with, so that each crate is compiled once.
+const PROFILE: &str = "--profile=ci";
+
 type Step = fn(&Workspace, &mut Log) -> Result<()>;
 
 const STEPS: [(&str, Step); 8] = [
@@ -52,12 +55,20 @@ fn fmt(workspace: &Workspace, log: &mut Log) -> Result<()> {
 }
 
 fn clippy(workspace: &Workspace, log: &mut Log) -> Result<()> {
-    log.run(workspace.cargo(&["clippy", "--workspace", "--all-targets", "--", "-D", "warnings"]))
+    log.run(workspace.cargo(&[
+        "clippy",
+        PROFILE,
+        "--workspace",
+        "--all-targets",
+        "--",
+        "-D",
+        "warnings",
+    ]))
 }
 
 /// Documentation that links to nothing, or to what nobody sees, is a warning.
 fn doc(workspace: &Workspace, log: &mut Log) -> Result<()> {
-    let mut command = workspace.cargo(&["doc", "--workspace", "--no-deps"]);
+    let mut command = workspace.cargo(&["doc", PROFILE, "--workspace", "--no-deps"]);
     command.env("RUSTDOCFLAGS", "-D warnings");
     log.run(command)
 }
@@ -67,7 +78,7 @@ fn tidy(workspace: &Workspace, _: &mut Log) -> Result<()> {
 }
 
 fn test(workspace: &Workspace, log: &mut Log) -> Result<()> {
-    log.run(workspace.cargo(&["test", "--workspace"]))
+    log.run(workspace.cargo(&["test", PROFILE, "--workspace"]))
 }
 
 #[cfg(test)]

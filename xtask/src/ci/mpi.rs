@@ -34,7 +34,7 @@ pub fn mpi(workspace: &Workspace, log: &mut Log) -> Result<()> {
         return Ok(());
     }
     for package in TESTED {
-        let with = |verb| vec![verb, "--package", package, "--features", "mpi"];
+        let with = |verb| vec![verb, super::PROFILE, "--package", package, "--features", "mpi"];
         let lints = [with("clippy"), vec!["--all-targets", "--", "-D", "warnings"]].concat();
         log.run(workspace.cargo(&lints))?;
         log.run(workspace.cargo(&[with("test"), vec!["--test", "mpi"]].concat()))?;

@@ -23,7 +23,7 @@ pub fn python(workspace: &Workspace, log: &mut Log) -> Result<()> {
     pytest.args(["-m", "pytest", "-rs", "--durations=20", "python/tests"]);
     pytest.env("TIGHTFIT_BIN", scripts.join("tightfit"));
     // As the tests in Rust left it.
-    pytest.env("TIGHTFIT_BINARY", workspace.target.join("debug").join("tightfit"));
+    pytest.env("TIGHTFIT_BINARY", workspace.target.join("ci").join("tightfit"));
     log.run(pytest)
 }
 
@@ -31,7 +31,7 @@ pub fn python(workspace: &Workspace, log: &mut Log) -> Result<()> {
 /// Python file counts at once.
 fn build(workspace: &Workspace, scripts: &Path) -> Command {
     let mut maturin = workspace.command(scripts.join("maturin"));
-    maturin.args(["develop", "--release", "--quiet"]);
+    maturin.args(["develop", super::PROFILE, "--quiet"]);
     maturin.current_dir(workspace.root.join("python"));
     maturin.env("VIRTUAL_ENV", workspace.target.join("python-venv"));
     maturin.env("CARGO_TARGET_DIR", &workspace.target);

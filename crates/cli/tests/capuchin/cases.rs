@@ -10,8 +10,8 @@ use tightfit::id::StorageId;
 use tightfit::plan::{Retention, Retentions, rematerialize};
 use tightfit::schedule::ALIGNMENT;
 
-use crate::program::{self, corpus, folder};
-use crate::{Answer, close, explained, list, number, row, text};
+use super::{Answer, close, explained, list, number, row, text};
+use crate::program::{corpus, folder};
 
 struct Case {
     json: Json,
@@ -79,7 +79,7 @@ fn file_of(nodes: &Json) -> Json {
 }
 
 fn set(list: &Json) -> BTreeSet<&str> {
-    crate::list(list).iter().map(text).collect()
+    super::list(list).iter().map(text).collect()
 }
 
 fn keys(object: &Json) -> BTreeSet<&str> {
@@ -225,7 +225,7 @@ impl Case {
     fn answered(&self, answer: &Answer, need: u64, after: &Json) {
         let (peak, baseline) = (number(&after["peak"]), number(&self.json["baseline"]["peak"]));
         let is_right = peak <= baseline - need;
-        let expected = if is_right { 0 } else { program::code_of_refusal(&answer.stderr) };
+        let expected = if is_right { 0 } else { crate::program::code_of_refusal(&answer.stderr) };
         assert_eq!(answer.code, expected, "{}, need {need}: {}", self.id(), answer.stderr);
         if !is_right {
             let said = "; the simulated peak is ";
@@ -258,7 +258,12 @@ fn published_gives_the_recorded_cases() {
         case.choices(explanation);
         case.ends(explanation);
         if expected["status"].is_string() {
-            assert_eq!(answer.code, program::code_of_refusal(&answer.stderr), "{}", case.id());
+            assert_eq!(
+                answer.code,
+                crate::program::code_of_refusal(&answer.stderr),
+                "{}",
+                case.id()
+            );
             assert!(answer.stderr.contains("and no candidate is left"), "{}", answer.stderr);
         } else {
             let (order, operands) = case.rewritten(explanation);
@@ -309,7 +314,7 @@ fn ours_keeps_the_budgets_of_the_frontiers() {
             let budget = number(&point["peak"]) * ALIGNMENT;
             let answer = case.within(budget, "ours");
             if answer.code != 0 {
-                assert_eq!(answer.code, program::code_of_refusal(&answer.stderr));
+                assert_eq!(answer.code, crate::program::code_of_refusal(&answer.stderr));
                 assert_eq!(least, 0, "{}: a larger budget is refused", case.id());
                 assert!(number(&answer.json["explanation"]["peak_bytes"]) > budget);
                 continue;

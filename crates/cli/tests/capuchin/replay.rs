@@ -13,10 +13,10 @@ use tightfit::plan::{self, Retention, Retentions, rematerialize, simulate};
 use tightfit::profile::Profile;
 use tightfit::schedule;
 
-use crate::generator;
-use crate::oracle::Oracle;
-use crate::program::{self, corpus, folder, run};
-use crate::{Answer, close, explained, list, number, row, text};
+use super::generator;
+use super::oracle::Oracle;
+use super::{Answer, close, explained, list, number, row, text};
+use crate::program::{corpus, folder, run};
 
 /// A graph under costs.
 struct Step {
@@ -228,7 +228,7 @@ impl Step {
             self.recomputed(&answer.json["recomputed"], &runs);
             return true;
         }
-        assert_eq!(answer.code, program::code_of_refusal(&answer.stderr));
+        assert_eq!(answer.code, crate::program::code_of_refusal(&answer.stderr));
         let peak = number(&explanation["peak_bytes"]);
         assert_eq!(answer.json["feasible"], false);
         if explanation["variant"] == "published" {
@@ -277,7 +277,7 @@ fn graphs_of_the_corpus() {
 fn random_graphs() {
     let folder = folder();
     let (mut plans, mut refused, mut choices) = ([0; 2], [0; 2], [0; 2]);
-    let mut runner = TestRunner::new(generator::config(1));
+    let mut runner = TestRunner::new(tightfit_testing::config(1));
     let recipes = generator::recipes(24);
     for case in 0..100 {
         let graph = recipes.new_tree(&mut runner).unwrap().current().graph();
@@ -361,7 +361,7 @@ fn every_planner_lists_what_it_recomputes() {
             ),
         );
         if ran.code != Some(0) {
-            assert_eq!(ran.code, Some(program::code_of_refusal(&ran.stderr)));
+            assert_eq!(ran.code, Some(crate::program::code_of_refusal(&ran.stderr)));
             assert_eq!(ran.result().get("explanation"), None, "{planner} has nothing to explain");
             continue;
         }

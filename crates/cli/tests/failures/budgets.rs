@@ -3,7 +3,7 @@
 
 use expect_test::{Expect, expect};
 
-use crate::Case;
+use super::Case;
 use crate::program::{folder, run};
 
 /// The same search wherever it runs, and however busy the machine is.

@@ -4,8 +4,8 @@
 use expect_test::expect;
 use serde_json::json;
 
+use super::{Case, TRAIN, TRAIN_DIGITS};
 use crate::program::corpus;
-use crate::{Case, TRAIN, TRAIN_DIGITS};
 
 #[test]
 fn data_other_than_the_step_was_made_with() {

@@ -3,8 +3,8 @@
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
 
+use super::{Case, PLAN_SMALL, TRAIN, node, packed, unpacked};
 use crate::program::corpus;
-use crate::{Case, PLAN_SMALL, TRAIN, node, packed, unpacked};
 
 #[test]
 fn a_truncated_file() {

@@ -4,8 +4,8 @@
 
 use serde_json::json;
 
+use super::{Case, listing, node, unpacked};
 use crate::program::{corpus, run, train};
-use crate::{Case, listing, node, unpacked};
 
 /// The node that is wrong, by step; `None` where nothing is.
 const STEPS: [(&str, Option<&str>); 14] = [

@@ -3,7 +3,7 @@
 use expect_test::expect;
 use serde_json::{Value, json};
 
-use crate::Case;
+use super::Case;
 
 #[test]
 fn a_plan_for_another_graph() {

@@ -3,8 +3,8 @@
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};
 
+use super::{Case, TRAIN, node};
 use crate::program::run;
-use crate::{Case, TRAIN, node};
 
 #[test]
 fn operators_without_a_kernel() {

@@ -2,7 +2,7 @@
 
 use expect_test::{Expect, expect};
 
-use crate::Case;
+use super::Case;
 use crate::program::{folder, listing, run};
 
 #[test]

@@ -4,7 +4,7 @@ use expect_test::expect;
 use safetensors::SafeTensors;
 use safetensors::tensor::TensorView;
 
-use crate::{Case, TRAIN_DIGITS};
+use super::{Case, TRAIN_DIGITS};
 
 #[test]
 fn weights_of_another_step() {

@@ -1,8 +1,9 @@
-//! Matrix products by the `gemm` crate. Invariant: an element's sum runs over k in an order that
-//! depends on the shapes alone, so the number of threads does not change a bit; strides are handed
-//! over as they are, nothing is copied here.
+//! Matrix products by the `gemm-f32` crate. Invariant: an element's sum runs over k in an order
+//! that depends on the shapes alone, so the number of threads does not change a bit; strides are
+//! handed over as they are, nothing is copied here.
 
-use gemm::Parallelism;
+use gemm_common::Parallelism;
+use gemm_f32::gemm::f32::get_gemm_fn;
 
 use crate::kernels::elementwise::map1;
 use crate::kernels::tensor::{Element, Tensor};
@@ -54,19 +55,27 @@ pub(super) unsafe fn product(
     debug_assert!(
         left.columns == right.rows && out.rows == left.rows && out.columns == right.columns
     );
-    let (m, n, k) = (out.rows, out.columns, left.columns);
-    let work = m.saturating_mul(n).saturating_mul(k);
+    let work = out.rows.saturating_mul(out.columns).saturating_mul(left.columns);
     let parallelism =
         if threads > 1 && work >= SERIAL { Parallelism::Rayon(threads) } else { Parallelism::None };
-    let steps = |matrix: Matrix| (matrix.column_stride as isize, matrix.row_stride as isize);
+    // The library's kernels write columns: an `out` of rows is the transpose of the transposed
+    // product.
+    let by_rows = out.column_stride < out.row_stride;
+    let [out, left, right] = if by_rows {
+        [out.transposed(), right.transposed(), left.transposed()]
+    } else {
+        [out, left, right]
+    };
+    let columns_and_rows =
+        |matrix: Matrix| (matrix.column_stride as isize, matrix.row_stride as isize);
     let ((dst_cs, dst_rs), (lhs_cs, lhs_rs), (rhs_cs, rhs_rs)) =
-        (steps(out), steps(left), steps(right));
-    // SAFETY: the caller's promise; gemm computes dst = alpha·dst + beta·lhs·rhs.
+        (columns_and_rows(out), columns_and_rows(left), columns_and_rows(right));
+    // SAFETY: the caller's promise; the function computes dst = alpha·dst + beta·lhs·rhs.
     unsafe {
-        gemm::gemm(
-            m,
-            n,
-            k,
+        get_gemm_fn()(
+            out.rows,
+            out.columns,
+            left.columns,
             out.data,
             dst_cs,
             dst_rs,

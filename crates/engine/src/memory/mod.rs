@@ -1,6 +1,7 @@
 //! Memory: the slab, what the process takes beside it, and what the operating system says of both.
 //! Invariant: nothing but the slab holds tensors.
 
+mod children;
 mod field;
 pub mod footprint;
 pub mod limit;

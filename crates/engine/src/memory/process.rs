@@ -4,8 +4,10 @@
 
 use tightfit::units::Bytes;
 
+use super::children;
 use super::field::field;
 
+pub use super::children::output;
 pub use super::footprint::{begins_with, is_program};
 pub use super::limit::physical_memory;
 
@@ -20,28 +22,10 @@ pub fn own() -> Option<Bytes> {
     field("/proc/self/status", "RssAnon:")
 }
 
-/// Most resident bytes so far of this process, or of a process that it started and waited for.
+/// Most resident bytes so far of this process, or of a process that it ran by [`output`].
 pub fn peak_resident() -> Option<Bytes> {
     let own = field("/proc/self/status", "VmHWM:")?;
-    Some(own.max(peak_of_children()))
-}
-
-/// Most resident bytes of a process that was started here and has ended.
-fn peak_of_children() -> Bytes {
-    #[cfg(target_os = "linux")]
-    {
-        // SAFETY: the structure is plain numbers, which the call fills.
-        let usage = unsafe {
-            let mut usage: libc::rusage = std::mem::zeroed();
-            (libc::getrusage(libc::RUSAGE_CHILDREN, &mut usage) == 0).then_some(usage)
-        };
-        // getrusage(2): in KiB.
-        usage.map_or(Bytes::ZERO, |usage| Bytes(usage.ru_maxrss.max(0) as u64 * 1024))
-    }
-    #[cfg(not(target_os = "linux"))]
-    {
-        Bytes::ZERO
-    }
+    Some(own.max(children::peak()))
 }
 
 /// From now on [`peak_resident`] counts anew; where the system cannot do that, it goes on from what
@@ -49,6 +33,7 @@ fn peak_of_children() -> Bytes {
 pub fn restart_peak() {
     // proc(5): writing 5 resets the high-water mark.
     std::fs::write("/proc/self/clear_refs", "5").ok();
+    children::restart_peak();
 }
 
 /// From now on all threads take memory from one heap, so that what one of them frees serves the

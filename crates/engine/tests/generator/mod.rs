@@ -5,7 +5,6 @@
 //! A [`Recipe`] is plain data of small numbers, so that a failing case shrinks to a few layers.
 
 use proptest::prelude::*;
-use proptest::test_runner::{Config, RngSeed};
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::id::ValueId;
 use tightfit::tensor::{Argument, DType, contiguous_strides};
@@ -102,19 +101,6 @@ fn layers() -> impl Strategy<Value = Layer> {
         second,
         width,
     })
-}
-
-/// `cases` cases from a fixed seed; `PROPTEST_CASES` and `PROPTEST_RNG_SEED` send the same test on
-/// a longer search.
-pub fn config(cases: u32) -> Config {
-    let mut config = Config { failure_persistence: None, ..Config::default() };
-    if std::env::var_os("PROPTEST_CASES").is_none() {
-        config.cases = cases;
-    }
-    if config.rng_seed == RngSeed::Random {
-        config.rng_seed = RngSeed::Fixed(1);
-    }
-    config
 }
 
 /// A value with what the next call needs to know of it.

@@ -276,7 +276,7 @@ fn run(program: &Program) -> Vec<Move> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(1000))]
+    #![proptest_config(tightfit_testing::config(1000))]
 
     #[test]
     fn every_access_finds_what_was_written_last(program in programs()) {

@@ -164,7 +164,7 @@ fn tensors(set: u32) -> impl Iterator<Item = TensorId> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(tightfit_testing::config(400))]
 
     /// From the layout that the warm-up leaves, no policy brings fewer bytes in any number of
     /// iterations; with blocks brought ahead these are fewer by what is not used yet.

@@ -10,10 +10,10 @@ use tightfit::machine::{Hierarchy, Lane, Link, Tier};
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
 
-use crate::corpus::{self, GRAPHS, profile};
-use crate::generator;
-use crate::generator::dag::{self, Freedoms};
-use crate::oracle::passes::phases;
+use crate::fixtures::corpus::{self, GRAPHS, profile};
+use crate::fixtures::generator;
+use crate::fixtures::generator::dag::{self, Freedoms};
+use crate::fixtures::oracle::passes::phases;
 
 /// The device, a host and a disk; the disk's lanes are slow.
 fn tiers() -> Hierarchy {
@@ -173,7 +173,7 @@ fn intervals_hold_what_the_rows_mark() {
 }
 
 proptest! {
-    #![proptest_config(generator::config(200))]
+    #![proptest_config(tightfit_testing::config(200))]
 
     #[test]
     fn random_steps_equal_their_definition(recipe in generator::recipes(20)) {

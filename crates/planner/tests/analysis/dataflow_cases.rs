@@ -1,8 +1,8 @@
 //! The acceptance cases of the dataflow analysis. Invariant: the figures are the right ones, and
 //! every difference from what the original answers has its reason in the fixture.
 
-use crate::corpus;
-use crate::graphinfo::{Case, Row, cases};
+use crate::fixtures::corpus;
+use crate::fixtures::graphinfo::{Case, Row, cases};
 
 use tightfit::analysis::{Figures, dataflow};
 use tightfit::graph::Graph;

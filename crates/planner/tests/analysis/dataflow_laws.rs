@@ -2,11 +2,11 @@
 //! Invariant: the oracle states the definitions of `doc/theory/dataflow.md` set by set and shares
 //! no code with the analysis.
 
-use crate::{corpus, generator};
+use crate::fixtures::{corpus, generator};
 use std::collections::BTreeSet;
 
-use crate::corpus::{GRAPHS, profile, step};
-use crate::oracle::passes::{below, phases};
+use crate::fixtures::corpus::{GRAPHS, profile, step};
+use crate::fixtures::oracle::passes::{below, phases};
 use proptest::prelude::*;
 use tightfit::analysis::modules::ModuleTree;
 use tightfit::analysis::{Dataflow, Figures, dataflow};
@@ -239,7 +239,7 @@ fn modules_equal_the_sets_of_their_definition() {
 }
 
 proptest! {
-    #![proptest_config(generator::config(400))]
+    #![proptest_config(tightfit_testing::config(400))]
 
     #[test]
     fn random_steps_equal_the_sets_of_their_definition(recipe in generator::recipes(24)) {

@@ -1,7 +1,7 @@
 //! Statistics of modules, read and written: the recorded ones, and what must be refused. Invariant:
 //! a refusal names the module.
 
-use crate::{corpus, generator};
+use crate::fixtures::corpus;
 use proptest::prelude::*;
 use serde_json::{Value, json};
 use tightfit::analysis::modules::{ModuleIndex, ModuleInfo};
@@ -182,7 +182,7 @@ fn what_is_written_reads_the_same() {
 }
 
 proptest! {
-    #![proptest_config(generator::config(300))]
+    #![proptest_config(tightfit_testing::config(300))]
 
     #[test]
     fn every_number_is_written_as_it_was_read(

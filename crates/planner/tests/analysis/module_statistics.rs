@@ -1,11 +1,11 @@
 //! Statistics of modules, measured on graphs. Invariant: the oracle states the definitions of
 //! `doc/theory/modules.md` set by set and shares no code with what it judges.
 
-use crate::{corpus, generator};
+use crate::fixtures::{corpus, generator};
 use std::collections::BTreeSet;
 
-use crate::corpus::{GRAPHS, profile, step};
-use crate::oracle::passes::{below, phases};
+use crate::fixtures::corpus::{GRAPHS, profile, step};
+use crate::fixtures::oracle::passes::{below, phases};
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 use tightfit::analysis::modules::{ModuleInfo, ModuleStats, measure};
@@ -254,7 +254,7 @@ fn steps_of_the_corpus_are_measured_as_defined() {
 }
 
 proptest! {
-    #![proptest_config(generator::config(150))]
+    #![proptest_config(tightfit_testing::config(150))]
 
     #[test]
     fn random_steps_are_measured_as_defined(recipe in generator::recipes(16)) {

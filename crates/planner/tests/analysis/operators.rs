@@ -8,10 +8,10 @@ use tightfit::graph::{Graph, Phase, read, write};
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
 
-use crate::corpus::{self, GRAPHS, profile, step};
-use crate::dataflow_laws::Oracle;
-use crate::generator;
-use crate::generator::dag::{self, Freedoms};
+use crate::analysis::dataflow_laws::Oracle;
+use crate::fixtures::corpus::{self, GRAPHS, profile, step};
+use crate::fixtures::generator;
+use crate::fixtures::generator::dag::{self, Freedoms};
 
 /// The graph with links from most of its backward nodes to some of the forward ones.
 fn linked(graph: &Graph, seed: u64) -> Graph {
@@ -149,7 +149,7 @@ fn an_operator_knows_its_derivative() {
 }
 
 proptest! {
-    #![proptest_config(generator::config(300))]
+    #![proptest_config(tightfit_testing::config(300))]
 
     #[test]
     fn random_steps(recipe in generator::recipes(24), seed in any::<u64>()) {

@@ -7,8 +7,8 @@ use tightfit::graph::Phase;
 use tightfit::id::NodeId;
 use tightfit::units::Bytes;
 
-use crate::corpus::{self, GRAPHS, profile, step};
-use crate::oracle::passes::below;
+use crate::fixtures::corpus::{self, GRAPHS, profile, step};
+use crate::fixtures::oracle::passes::below;
 
 #[test]
 fn on_planning_graphs_parameters_belong_to_those_who_read_them() {

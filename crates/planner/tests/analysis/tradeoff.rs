@@ -1,7 +1,7 @@
 //! Tradeoff curves beside brute force: all sets of operators of small modules. Invariant: what a
 //! curve promises is compared with what really has to run again, worked out node by node.
 
-use crate::{corpus, generator};
+use crate::fixtures::{corpus, generator};
 use std::collections::BTreeSet;
 
 use proptest::prelude::*;
@@ -113,7 +113,7 @@ fn any_operators() -> impl Strategy<Value = Groups> {
 }
 
 proptest! {
-    #![proptest_config(generator::config(500))]
+    #![proptest_config(tightfit_testing::config(500))]
 
     #[test]
     fn curves_are_exact_where_they_are_relied_on(operators in any_operators()) {
@@ -235,7 +235,7 @@ fn is_enough(graph: &Graph, profile: &Profile) -> usize {
 }
 
 proptest! {
-    #![proptest_config(generator::config(120))]
+    #![proptest_config(tightfit_testing::config(120))]
 
     #[test]
     fn no_more_runs_again_than_a_curve_promises(recipe in generator::recipes(10)) {

@@ -18,7 +18,7 @@ use tightfit::tensor::DType;
 use tightfit::timeline::Timeline;
 use tightfit::units::{Bytes, Seconds};
 
-use crate::moves::{host, with_host};
+use crate::fixtures::moves::{host, with_host};
 
 const BYTES: u64 = 4096;
 

@@ -2,7 +2,7 @@
 //! variant of [`ReadError`] and [`GraphError`] has a test here ([`variant`] panics at one that has
 //! none) or, where it is a limit, in `limits`; and no bytes whatever make the reader panic.
 
-use crate::generator;
+use crate::fixtures::generator;
 use std::io::Write;
 
 use expect_test::{Expect, expect};
@@ -681,7 +681,7 @@ fn the_hash_of_a_graph_is_its_own() {
 
 /// A small file with everything in it that the format has.
 fn rich() -> Vec<u8> {
-    use crate::generator::{Kind, Layer, Recipe, Updates};
+    use crate::fixtures::generator::{Kind, Layer, Recipe, Updates};
     let kinds = [
         Kind::Linear,
         Kind::Norm,
@@ -766,7 +766,7 @@ fn damage() -> impl Strategy<Value = Damage> {
 }
 
 proptest! {
-    #![proptest_config(generator::config(4000))]
+    #![proptest_config(tightfit_testing::config(4000))]
 
     #[test]
     fn damaged_files_are_errors_and_not_panics(

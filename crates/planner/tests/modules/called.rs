@@ -3,8 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::corpus::{self, GRAPHS, profile};
-use crate::generator;
+use crate::fixtures::corpus::{self, GRAPHS, profile};
 use proptest::prelude::*;
 use tightfit::analysis::modules::{ModuleInfo, measure};
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
@@ -143,7 +142,7 @@ fn chosen(info: &ModuleInfo, shares: &[f64]) -> Vec<String> {
 }
 
 proptest! {
-    #![proptest_config(generator::config(200))]
+    #![proptest_config(tightfit_testing::config(200))]
 
     #[test]
     fn plans_name_modules_that_are_called(recipe in recipes()) {

@@ -9,7 +9,7 @@ use tightfit::plan::SolverLimits;
 use tightfit::plan::modules::{ModulePlanError, ShardTask, ShardVariant, shard_on};
 use tightfit::units::{Bytes, Seconds};
 
-use crate::module_tree;
+use crate::fixtures::module_tree;
 
 /// Looks in a second.
 const LOOKS: f64 = 100.0;

@@ -1,7 +1,7 @@
 //! Selective checkpointing of modules on the recorded cases. Invariant: the files say what is
 //! expected.
 
-use crate::corpus;
+use crate::fixtures::corpus;
 use serde_json::{Value, json};
 use tightfit::analysis::modules::{ModuleIndex, ModuleInfo, OperatorStats, operators};
 use tightfit::plan::SolverLimits;

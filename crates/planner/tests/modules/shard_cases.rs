@@ -1,6 +1,6 @@
 //! Sharding of modules on the recorded cases. Invariant: the file says what is expected.
 
-use crate::corpus;
+use crate::fixtures::corpus;
 use serde_json::{Value, json};
 use tightfit::analysis::modules::ModuleInfo;
 use tightfit::machine::Link;

@@ -2,8 +2,8 @@
 //! Invariant: the brute force shares no code with the planners: it tries every choice of modules,
 //! and how much they discard by linear algebra.
 
-use crate::corpus;
-use crate::module_tree::{self, Tree};
+use crate::fixtures::corpus;
+use crate::fixtures::module_tree::{self, Tree};
 use tightfit::analysis::modules::{ModuleIndex, ModuleInfo, ModuleStats};
 use tightfit::machine::Link;
 use tightfit::plan::SolverLimits;

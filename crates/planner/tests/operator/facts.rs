@@ -10,7 +10,7 @@ use tightfit::pipeline::{Division, Leeway, PipelineSchedule, ranks};
 use tightfit::sharded::{Reductions, Sharding, shard};
 use tightfit::tensor::{Argument, DType, TensorType};
 
-use crate::corpus;
+use crate::fixtures::corpus;
 
 /// The calls of a graph that the table knows.
 fn known(graph: &Graph) -> impl Iterator<Item = (NodeId, Operator)> + '_ {

@@ -12,9 +12,10 @@ use tightfit::tensor::DType;
 use tightfit::units::Bytes;
 use tightfit::unplanned;
 
-use crate::corpus::{profile, step};
-use crate::generator::{Kind, config, recipes};
-use crate::symbolic::{evaluate, left, number, scaled, sum};
+use crate::fixtures::corpus::{profile, step};
+use crate::fixtures::generator::{Kind, recipes};
+
+use crate::fixtures::symbolic::{evaluate, left, number, scaled, sum};
 
 /// What a step leaves: its outputs, and what stays by name.
 pub type Left = (Vec<u64>, BTreeMap<String, u64>);
@@ -103,14 +104,14 @@ fn steps_of_the_corpus_are_accumulated() {
 #[test]
 fn gradients_of_planning_graphs_are_accumulated() {
     for name in ["mobilenet_v3_large_b64", "llama_1b_b2_s2048"] {
-        let graph = crate::corpus::graph(name);
+        let graph = crate::fixtures::corpus::graph(name);
         let whole = accumulate(&graph, 2).unwrap();
         assert_eq!(by_graph(&whole), by_updates(&graph, 2), "{name}");
     }
 }
 
 proptest! {
-    #![proptest_config(config(256))]
+    #![proptest_config(tightfit_testing::config(256))]
 
     #[test]
     fn the_graph_computes_what_the_definition_says(

@@ -15,8 +15,8 @@ use tightfit::profile::Profile;
 use tightfit::tensor::{Argument, DType};
 use tightfit::units::{Bytes, Seconds};
 
-use crate::corpus;
-use crate::stages::divided;
+use crate::fixtures::corpus;
+use crate::pipeline::stages::divided;
 
 fn cases() -> Vec<Json> {
     let text = std::fs::read(corpus::path("cases/pipeline.json")).unwrap();

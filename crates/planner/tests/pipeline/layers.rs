@@ -12,7 +12,7 @@ use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
 use tightfit::{Fitted, unplanned};
 
-use crate::corpus::{graph, step};
+use crate::fixtures::corpus::{graph, step};
 
 fn on_a_gpu(graph: &Graph) -> Profile {
     Profile::new(graph, &Machine::preset("a100-80gb").unwrap())

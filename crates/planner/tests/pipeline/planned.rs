@@ -10,8 +10,7 @@ use tightfit::pipeline::{PipelineSchedule, Rows, StageCost, layers, simulate};
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
 
-use crate::corpus::{graph, step};
-use crate::generator::config;
+use crate::fixtures::corpus::{graph, step};
 
 /// Everything there is about one choice: what each stage holds, and when everything is over.
 struct Choice<'a> {
@@ -111,7 +110,7 @@ fn devices(ranks: u32, budget: u64) -> Devices {
 }
 
 proptest! {
-    #![proptest_config(config(256))]
+    #![proptest_config(tightfit_testing::config(256))]
 
     #[test]
     fn the_front_begins_with_the_least_path_bound(

@@ -10,8 +10,7 @@ use tightfit::pipeline::{
 };
 use tightfit::units::{Bytes, Seconds};
 
-use crate::corpus;
-use crate::generator::config;
+use crate::fixtures::corpus;
 
 /// Bytes of the activations of one rank's share of the model; divided evenly among its stages.
 const SHARE: u64 = 1 << 10;
@@ -195,7 +194,7 @@ fn bubbles_have_their_closed_forms() {
 }
 
 proptest! {
-    #![proptest_config(config(256))]
+    #![proptest_config(tightfit_testing::config(256))]
 
     #[test]
     fn rows_are_valid_whatever_their_numbers(

@@ -16,10 +16,11 @@ use tightfit::profile::Profile;
 use tightfit::tensor::Argument;
 use tightfit::units::{Bytes, Seconds};
 
-use crate::accumulation::{Left, by_definition};
-use crate::corpus::{graph, step};
-use crate::generator::{Kind, config, recipes};
-use crate::symbolic::{left, made_by, number, output_of};
+use crate::fixtures::corpus::{graph, step};
+use crate::fixtures::generator::{Kind, recipes};
+use crate::pipeline::accumulation::{Left, by_definition};
+
+use crate::fixtures::symbolic::{left, made_by, number, output_of};
 
 /// A rank while its graph is executed.
 struct Running<'a> {
@@ -196,7 +197,7 @@ fn statistics_are_written_where_they_are_read() {
 }
 
 proptest! {
-    #![proptest_config(config(256))]
+    #![proptest_config(tightfit_testing::config(256))]
 
     #[test]
     fn ranks_compute_the_step_whatever_the_cut(

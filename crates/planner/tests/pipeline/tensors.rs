@@ -12,7 +12,7 @@ use tightfit::profile::Profile;
 use tightfit::staged::{PlannedStages, TensorPlanning, TensorPlanningError};
 use tightfit::units::{Bytes, Seconds};
 
-use crate::corpus::step;
+use crate::fixtures::corpus::step;
 
 const MICRO_BATCHES: u32 = 4;
 

@@ -2,7 +2,7 @@
 //! truth. Invariant: no planner ever claims more than is possible, and none is told to be optimal:
 //! how far each one is from the frontier is printed, not asserted.
 
-use crate::{generator, oracle};
+use crate::fixtures::{generator, oracle};
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;
 use tightfit::graph::Graph;
@@ -84,7 +84,7 @@ fn planners_obey_the_oracle(
 }
 
 proptest! {
-    #![proptest_config(generator::config(300))]
+    #![proptest_config(tightfit_testing::config(75))]
 
     #[test]
     fn no_planner_beats_the_oracle(graph in generator::graphs(10)) {

@@ -2,10 +2,10 @@
 //! effort, at the edges of what the format allows. Invariant: a law here is asserted for all graphs
 //! of the generators, or names its graph.
 
-use crate::{corpus, generator, oracle};
+use crate::fixtures::{corpus, generator, oracle};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use crate::generator::dag::{self, Freedoms};
+use crate::fixtures::generator::dag::{self, Freedoms};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 use tightfit::effort::Effort;
@@ -19,7 +19,7 @@ use tightfit::units::{Bytes, Seconds};
 
 /// Graphs of two generators, too large for an oracle.
 fn graphs() -> Vec<Graph> {
-    let mut runner = TestRunner::new(generator::config(1));
+    let mut runner = TestRunner::new(tightfit_testing::config(1));
     let recipes = generator::recipes(16);
     let steps = (0..60).map(|_| recipes.new_tree(&mut runner).unwrap().current().graph());
     let dags = (0..120).map(|seed| {

@@ -2,9 +2,9 @@
 //! recomputation can be tried. Invariant: its bound is below every legal schedule, its plans are
 //! what they claim to be; how often either one is optimal is printed, not asserted.
 
-use crate::generator::dag::{self, Freedoms};
-use crate::oracle::any_order::{fastest_any_order, least_budget_any_order};
-use crate::{generator, oracle};
+use crate::fixtures::generator::dag::{self, Freedoms};
+use crate::fixtures::oracle::any_order::{fastest_any_order, least_budget_any_order};
+use crate::fixtures::{generator, oracle};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 use tightfit::effort::Effort;
@@ -268,7 +268,7 @@ fn answers_are_true_where_branches_are_alike() {
 
 #[test]
 fn answers_are_true_of_training_steps() {
-    let mut runner = TestRunner::new(generator::config(1));
+    let mut runner = TestRunner::new(tightfit_testing::config(1));
     let recipes = generator::recipes(3);
     all_answers_are_true(
         "steps",

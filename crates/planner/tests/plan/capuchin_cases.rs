@@ -5,7 +5,7 @@
 //! Those of swapping are in `swap_cases.rs`. Left out: `expected_seed_arithmetic`, which records
 //! what the original code computes where that is wrong.
 
-use crate::{corpus, oracle};
+use crate::fixtures::{corpus, oracle};
 use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value as Json;

@@ -1,7 +1,7 @@
 //! The seven planning graphs: read, written, profiled and planned. Their peaks and times are facts
 //! that were verified against PyTorch's own liveness and are held to the byte.
 
-use crate::corpus;
+use crate::fixtures::corpus;
 use tightfit::machine::Machine;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;

@@ -11,7 +11,7 @@ use tightfit::plan::{self, PlanError, Planner};
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
 
-use crate::corpus;
+use crate::fixtures::corpus;
 
 /// The planners whose rule looks at the step more than once.
 const RULES: [Planner; 6] = [

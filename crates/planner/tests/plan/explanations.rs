@@ -1,7 +1,7 @@
 //! Explanations of Capuchin's plans, on random graphs and both kinds of machine. Invariant: an
 //! explanation is judged by replaying it, and by the plan that it explains.
 
-use crate::generator;
+use crate::fixtures::generator;
 
 use proptest::prelude::*;
 use tightfit::effort::Effort;
@@ -47,7 +47,7 @@ fn replays(
 }
 
 proptest! {
-    #![proptest_config(generator::config(150))]
+    #![proptest_config(tightfit_testing::config(150))]
 
     /// With addresses too: where they take more than the budget, the planner is asked for less.
     #[test]

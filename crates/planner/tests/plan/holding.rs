@@ -13,9 +13,9 @@ use tightfit::profile::Profile;
 use tightfit::units::Bytes;
 use tightfit::{Goal, Held, hold, hold_moving};
 
-use crate::generator::dag::{self, Freedoms};
-use crate::moves::with_host;
-use crate::{generator, oracle};
+use crate::fixtures::generator::dag::{self, Freedoms};
+use crate::fixtures::moves::with_host;
+use crate::fixtures::{generator, oracle};
 
 const MOST_LAYERS: usize = 16;
 
@@ -124,7 +124,7 @@ fn moves_what_it_may(
 }
 
 proptest! {
-    #![proptest_config(generator::config(40))]
+    #![proptest_config(tightfit_testing::config(40))]
 
     /// With a tier: within the budget, nothing in it but what may be there, and a refusal is true.
     #[test]

@@ -20,10 +20,10 @@ use tightfit::schedule::{Instruction, Lifetime, Schedule, Shelf, pack};
 use tightfit::units::{Bytes, Seconds};
 use tightfit::{FitError, Fitted, Goal, Request, fit};
 
-use crate::generator::small_steps::{self, UNIT};
-use crate::generator::{self, dag};
-use crate::moves::with_host;
-use crate::oracle::with_moves::{
+use crate::fixtures::generator::dag;
+use crate::fixtures::generator::small_steps::{self, UNIT};
+use crate::fixtures::moves::with_host;
+use crate::fixtures::oracle::with_moves::{
     Optimum, fastest_all_ways, fastest_in_order, fastest_with_moves, speaks_of,
 };
 
@@ -332,7 +332,7 @@ fn lives(schedule: &Schedule) -> Vec<(BufferId, Lifetime)> {
 /// The cases of a test, in the order of their numbers.
 fn cases(count: u32) -> impl Iterator<Item = Case> {
     let first = std::env::var("TIGHTFIT_FIRST_CASE").map_or(0, |first| first.parse().unwrap());
-    let count = generator::config(count).cases as usize;
+    let count = tightfit_testing::config(count).cases as usize;
     (first..).filter_map(case).take(count)
 }
 

@@ -13,8 +13,8 @@ use tightfit::schedule::{Lowering, lower};
 use tightfit::units::Bytes;
 use tightfit::{Goal, Request, fit};
 
-use crate::generator;
-use crate::moves::{host, with_host};
+use crate::fixtures::generator;
+use crate::fixtures::moves::{host, with_host};
 
 /// Bytes a second: from lanes that hide nothing to such that hide all.
 const BANDWIDTHS: [f64; 3] = [1e5, 1e6, 1e8];
@@ -95,7 +95,7 @@ fn is_the_same_whatever_the_rates(graph: &Graph, machine: &Machine) -> Result<()
 }
 
 proptest! {
-    #![proptest_config(generator::config(64))]
+    #![proptest_config(tightfit_testing::config(16))]
 
     #[test]
     fn the_smallest_slab_is_found_again(graph in generator::graphs(16)) {

@@ -2,8 +2,8 @@
 //! within the budget or refuses with a plan that it reached; what one costs is printed by `tightfit
 //! bench planner`, never asserted.
 
-use crate::corpus::{self, GRAPHS};
-use crate::{generator, oracle};
+use crate::fixtures::corpus::{self, GRAPHS};
+use crate::fixtures::{generator, oracle};
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::TestRunner;
 use tightfit::Goal;
@@ -82,7 +82,7 @@ fn exact_refuses_what_is_too_large_for_it() {
 /// left out.
 #[test]
 fn exact_is_as_good_as_the_oracle() {
-    let mut runner = TestRunner::new(generator::config(1));
+    let mut runner = TestRunner::new(tightfit_testing::config(1));
     let recipes = generator::recipes(5);
     let (mut equal, mut worse) = (0, 0);
     while equal + worse < 400 {

@@ -1,7 +1,7 @@
 //! Laws that hold for every graph, budget, planner and machine. Invariant: a law here is asserted
 //! for all cases of the generator, or is not here.
 
-use crate::{generator, oracle};
+use crate::fixtures::{generator, oracle};
 use std::collections::BTreeMap;
 use std::io::Write;
 
@@ -101,7 +101,7 @@ fn keeps_its_promises(
 }
 
 proptest! {
-    #![proptest_config(generator::config(60))]
+    #![proptest_config(tightfit_testing::config(15))]
 
     #[test]
     fn every_schedule_keeps_its_promises(graph in generator::graphs(MOST_LAYERS)) {
@@ -395,7 +395,7 @@ fn bytes_made(graph: &Graph, node: NodeId) -> u64 {
 /// graphs.
 #[test]
 fn the_generator_reaches_what_the_laws_are_about() {
-    let mut runner = TestRunner::new(generator::config(1));
+    let mut runner = TestRunner::new(tightfit_testing::config(1));
     let recipes = generator::recipes(MOST_LAYERS);
     let mut seen: BTreeMap<&str, usize> = BTreeMap::new();
     let mut see = |what: &'static str, happened: bool| {

@@ -14,7 +14,7 @@ use tightfit::tensor::Argument;
 use tightfit::units::Bytes;
 use tightfit::{FitError, Goal, Request};
 
-use crate::{corpus, generator};
+use crate::fixtures::{corpus, generator};
 
 /// What every value is, as a term over placeholders; equal terms have equal numbers.
 #[derive(Default)]
@@ -119,7 +119,7 @@ fn keeps_its_promises(
 }
 
 proptest! {
-    #![proptest_config(generator::config(100))]
+    #![proptest_config(tightfit_testing::config(25))]
 
     #[test]
     fn a_rewritten_graph_is_the_plan(graph in generator::graphs(24)) {

@@ -2,9 +2,9 @@
 //! work is never worse, a proof of infeasibility is true; how near the least possible budget is
 //! reached is printed, not asserted.
 
-use crate::generator::dag::{self, Freedoms};
-use crate::oracle::any_order::least_budget_any_order;
-use crate::{corpus, generator, oracle};
+use crate::fixtures::generator::dag::{self, Freedoms};
+use crate::fixtures::oracle::any_order::least_budget_any_order;
+use crate::fixtures::{corpus, generator, oracle};
 use proptest::prelude::*;
 use tightfit::effort::Effort;
 use tightfit::graph::Graph;
@@ -105,7 +105,7 @@ fn where_addresses_bind_more_work_is_never_worse_and_no_planner_is_faster() {
 }
 
 proptest! {
-    #![proptest_config(generator::config(40))]
+    #![proptest_config(tightfit_testing::config(40))]
 
     #[test]
     fn no_planner_reaches_less(graph in generator::graphs(16)) {

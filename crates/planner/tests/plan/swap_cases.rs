@@ -10,8 +10,8 @@ use tightfit::profile::Profile;
 use tightfit::tensor::DType;
 use tightfit::units::{Bytes, Seconds};
 
-use crate::corpus;
-use crate::moves::with_host;
+use crate::fixtures::corpus;
+use crate::fixtures::moves::with_host;
 
 fn case(id: &str) -> Json {
     let file = std::fs::read(corpus::path("cases/capuchin.json")).unwrap();

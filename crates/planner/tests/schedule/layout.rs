@@ -1,7 +1,7 @@
 //! Layouts: judged by code that shares nothing with what makes them, on the public hard set, on
 //! random buffers against brute force, and with fixed addresses.
 
-use crate::corpus;
+use crate::fixtures::corpus;
 use proptest::prelude::*;
 use tightfit::Goal;
 use tightfit::effort::Effort;
@@ -134,7 +134,7 @@ fn lifetimes(most: usize) -> impl Strategy<Value = Vec<Lifetime>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(300))]
+    #![proptest_config(tightfit_testing::config(300))]
 
     #[test]
     fn few_buffers_are_packed_as_brute_force_packs_them(lifetimes in lifetimes(7)) {

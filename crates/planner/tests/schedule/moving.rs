@@ -12,8 +12,8 @@ use tightfit::schedule::{self, Lowering, lower};
 use tightfit::units::Bytes;
 use tightfit::{Goal, plan};
 
-use crate::generator;
-use crate::moves::{moves, with_host};
+use crate::fixtures::generator;
+use crate::fixtures::moves::{moves, with_host};
 
 /// The checked schedule of random moves, with the peak that was expected.
 fn checked(graph: &Graph, machine: Machine, block: u64, seed: u64) -> Result<(), TestCaseError> {
@@ -42,7 +42,7 @@ fn checked(graph: &Graph, machine: Machine, block: u64, seed: u64) -> Result<(),
 }
 
 proptest! {
-    #![proptest_config(generator::config(256))]
+    #![proptest_config(tightfit_testing::config(256))]
 
     #[test]
     fn what_moves_is_legal(graph in generator::graphs(12), seed in any::<u64>()) {

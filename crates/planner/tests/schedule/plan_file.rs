@@ -2,10 +2,9 @@
 //! Invariant: each variant of [`PlanFileError`] has a test here ([`variant`] does not compile when
 //! one is added), and a damaged plan is an error of the reader or of the checker, never a panic.
 
-use crate::generator;
 use std::sync::LazyLock;
 
-use crate::generator::{Kind, Layer, Recipe, Updates};
+use crate::fixtures::generator::{Kind, Layer, Recipe, Updates};
 use expect_test::{Expect, expect};
 use proptest::prelude::*;
 use serde_json::{Value as Json, json};
@@ -213,7 +212,7 @@ fn sizes() {
 }
 
 proptest! {
-    #![proptest_config(generator::config(2000))]
+    #![proptest_config(tightfit_testing::config(2000))]
 
     #[test]
     fn damaged_plans_are_errors_and_not_panics(

@@ -10,8 +10,8 @@ use tightfit::sharded::{Ending, Sharded, endings, in_time};
 use tightfit::units::Bytes;
 use tightfit::{Request, fit, unplanned};
 
-use crate::corpus::profile;
-use crate::shard::{REDUCTIONS, shared};
+use crate::fixtures::corpus::profile;
+use crate::sharded::shard::{REDUCTIONS, shared};
 
 /// Blocks of 64 bytes that an instruction reads, and those that it writes.
 fn touched(schedule: &Schedule, instruction: &Instruction) -> [BTreeSet<u64>; 2] {

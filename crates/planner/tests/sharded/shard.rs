@@ -7,7 +7,7 @@ use tightfit::sharded::{Reductions, Sharded, Sharding, ShardingError, shard};
 use tightfit::tensor::{Argument, DType};
 use tightfit::units::Bytes;
 
-use crate::corpus::{graph, step};
+use crate::fixtures::corpus::{graph, step};
 
 pub const REDUCTIONS: [Reductions; 2] = [Reductions::Once, Reductions::EachMicroBatch];
 

@@ -11,8 +11,8 @@ use tightfit::plan::{Plan, Planner, base_order, plan_within, simulate, spread};
 use tightfit::sharded::Sharded;
 use tightfit::units::Bytes;
 
-use crate::corpus::profile;
-use crate::shard::{REDUCTIONS, shared};
+use crate::fixtures::corpus::profile;
+use crate::sharded::shard::{REDUCTIONS, shared};
 
 /// What a node is to a collective.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -208,7 +208,7 @@ fn calls() -> impl Strategy<Value = Vec<Call>> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(256))]
+    #![proptest_config(tightfit_testing::config(256))]
 
     #[test]
     fn whatever_is_called_nothing_that_is_out_is_given_out_again(calls in calls()) {

@@ -39,7 +39,7 @@ fn settled_of(script: &[Request], is_kept: impl Fn(usize) -> bool) -> Settled {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(96))]
+    #![proptest_config(tightfit_testing::config(96))]
 
     #[test]
     fn a_replayed_step_gets_its_addresses_and_nothing_overlaps(

@@ -78,7 +78,8 @@ const DATA: [&str; 2] =
 
 /// Crates below `crates/`, and `fuzz`, each with the packages of this workspace that it may depend
 /// on.
-const CRATES: [(&str, &[&str]); 7] = [
+const CRATES: [(&str, &[&str]); 8] = [
+    ("testing", &[]),
     ("planner", &[]),
     ("engine", &["tightfit"]),
     ("report", &["tightfit"]),
@@ -90,6 +91,9 @@ const CRATES: [(&str, &[&str]); 7] = [
     ),
     ("fuzz", &["tightfit", "tightfit-engine"]),
 ];
+
+/// What the tests of every crate may depend on.
+const TESTING: &str = "tightfit-testing";
 
 const PLANNER: &str = "crates/planner/src/";
 
@@ -212,7 +216,7 @@ fn dependencies(file: &File, name: &str, findings: &mut Vec<Finding>) {
         ));
         return;
     };
-    let mut in_dependencies = false;
+    let (mut in_dependencies, mut in_tests) = (false, false);
     for (index, line) in file.text.lines().enumerate() {
         let mut package = line.split(['=', '.', ' ']).next().unwrap_or("");
         if let Some(header) = line.trim().strip_prefix('[') {
@@ -221,9 +225,11 @@ fn dependencies(file: &File, name: &str, findings: &mut Vec<Finding>) {
                 .rsplit_once("dependencies")
                 .map_or((header, ""), |(_, table)| ("dependencies", table));
             in_dependencies = section == "dependencies";
+            in_tests = header.contains("dev-dependencies");
             package = table.trim_start_matches('.');
         }
-        if in_dependencies && package.starts_with("tightfit") && !allowed.contains(&package) {
+        let is_allowed = allowed.contains(&package) || in_tests && package == TESTING;
+        if in_dependencies && package.starts_with("tightfit") && !is_allowed {
             findings.push(Finding::new(
                 file,
                 index + 1,
@@ -383,6 +389,13 @@ mod tests {
             2,
             "`tightfit-cli`",
         );
+        refuses(
+            "crates/engine/Cargo.toml",
+            "[dev-dependencies]\n[dependencies]\ntightfit-testing.workspace = true",
+            3,
+            "`tightfit-testing`",
+        );
+        allows("crates/engine/Cargo.toml", "[dev-dependencies]\ntightfit-testing.workspace = true");
         allows(
             "crates/cli/Cargo.toml",
             "[package]\nname = \"tightfit-cli\"\n[dependencies]\ntightfit.workspace = \

@@ -1,7 +1,6 @@
 //! Everything that can be wrong with what a user gives. Invariant: each failure has its exit code,
 //! one message that says what is wrong, where, and what to do; nothing goes to standard output but
 //! the same as JSON, where that is asked for, and no file appears.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod budgets;
 mod data;
@@ -10,8 +9,6 @@ mod graphs;
 mod hostile;
 mod json;
 mod plans;
-#[path = "../program/mod.rs"]
-mod program;
 mod steps;
 mod usage;
 mod weights;
@@ -19,8 +16,8 @@ mod weights;
 use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 
+use crate::program::{corpus, folded, folder, listing, run};
 use expect_test::Expect;
-use program::{corpus, folded, folder, listing, run};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 

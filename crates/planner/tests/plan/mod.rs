@@ -1,7 +1,5 @@
 //! Planners: beside brute force, in their laws, on small, degenerate and real graphs.
 
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
-
 mod brute_force;
 mod budget_laws;
 mod budget_planner;
@@ -19,12 +17,3 @@ mod rematerialization;
 mod rewriting;
 mod smallest;
 mod swap_cases;
-
-#[path = "../fixtures/corpus/mod.rs"]
-mod corpus;
-#[path = "../fixtures/generator/mod.rs"]
-mod generator;
-#[path = "../fixtures/moves/mod.rs"]
-mod moves;
-#[path = "../fixtures/oracle/mod.rs"]
-mod oracle;

@@ -1,15 +1,12 @@
 //! Capuchin through the program: what `plan --explain` prints is what replaying it gives.
 //! Invariant: figures are read from the program's own output, and judged by what shares no code
 //! with it but the graph, the simulation and the rewriting.
-#![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod cases;
 #[path = "../../../planner/tests/fixtures/generator/mod.rs"]
 mod generator;
 mod oracle;
 mod page;
-#[path = "../program/mod.rs"]
-mod program;
 mod replay;
 
 use std::path::Path;
@@ -25,7 +22,7 @@ struct Answer {
 
 /// Plans with Capuchin and has it explained, on an A100.
 fn explained(folder: &Path, graph: &str, budget: &str, variant: &str) -> Answer {
-    let ran = program::run(
+    let ran = crate::program::run(
         folder,
         &format!(
             "plan {graph} --budget {budget} --planner capuchin --variant {variant} --machine \

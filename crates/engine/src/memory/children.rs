@@ -1,0 +1,67 @@
+//! Programs that this process starts and waits for, and the memory that they took. Invariant: only
+//! processes that were started here count.
+//!
+//! `getrusage(RUSAGE_CHILDREN)` would not do. Its figures survive `execve(2)`, so that a process
+//! takes over the children of whatever ran under its id before it: `cargo run` waits for compilers
+//! and then replaces itself by the program. And it is a maximum, from which nothing can be
+//! subtracted.
+
+use std::io::{self, Read};
+use std::process::{Command, Output, Stdio};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use tightfit::units::Bytes;
+use wait4::Wait4;
+
+/// The largest so far.
+static PEAK: AtomicU64 = AtomicU64::new(0);
+
+/// Most resident bytes of a process that [`output`] ran, or of one that it started and waited for.
+pub fn peak() -> Bytes {
+    Bytes(PEAK.load(Ordering::Relaxed))
+}
+
+/// From now on [`peak`] counts processes that end later.
+pub(super) fn restart_peak() {
+    PEAK.store(0, Ordering::Relaxed);
+}
+
+/// Runs a command to its end and returns what it printed to standard output. It has no standard
+/// input, and its standard error is discarded. Its memory counts in [`peak`].
+///
+/// # Errors
+/// If it cannot be started, read or waited for.
+pub fn output(command: &mut Command) -> io::Result<Output> {
+    let mut child =
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    let mut stdout = Vec::new();
+    let read = child.stdout.take().map_or(Ok(0), |mut pipe| pipe.read_to_end(&mut stdout));
+    let ended = child.wait4()?;
+    PEAK.fetch_max(ended.rusage.maxrss, Ordering::Relaxed);
+    read.map(|_| Output { status: ended.status, stdout, stderr: Vec::new() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_command_prints_and_how_it_ends_are_returned() {
+        let ran = output(Command::new("sh").args(["-c", "echo printed; echo lost >&2; exit 3"]));
+        let ran = ran.unwrap();
+        assert_eq!((ran.stdout.as_slice(), ran.status.code()), (&b"printed\n"[..], Some(3)));
+        let killed = output(Command::new("sh").args(["-c", "kill -KILL $$"])).unwrap();
+        assert_eq!(killed.status.code(), None);
+        assert_eq!(
+            output(&mut Command::new("no-such-program")).unwrap_err().kind(),
+            io::ErrorKind::NotFound
+        );
+    }
+
+    /// More than an argument list or a pipe's buffer holds.
+    #[test]
+    fn long_outputs_are_read_to_their_end() {
+        let ran = output(Command::new("sh").args(["-c", "yes | head -c 300000"])).unwrap();
+        assert_eq!(ran.stdout.len(), 300_000);
+    }
+}

@@ -1,0 +1,5 @@
+//! The checker: what it refuses.
+
+mod cycle;
+mod transfers;
+mod violations;

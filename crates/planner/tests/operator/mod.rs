@@ -1,0 +1,3 @@
+//! The operator table: its facts beside what PyTorch recorded.
+
+mod facts;

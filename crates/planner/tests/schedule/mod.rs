@@ -1,0 +1,5 @@
+//! Schedules: addresses and files.
+
+mod layout;
+mod moving;
+mod plan_file;
