@@ -1,13 +1,19 @@
-"""What every test starts from: two threads, a fixed seed, and the folders of the corpus on the path.
+"""What every test starts from: two threads, a fixed seed, and the folders of the corpus on the path; and its tier.
 
 Invariant: tests read the corpus and never write into it.
 """
 
+import os
 import sys
 from pathlib import Path
 
+# Tests may run side by side, with two threads each: those that wait leave the processor to others.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 import pytest
 import torch
+
+import tier
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "corpus" / "steps"))
@@ -22,3 +28,18 @@ def _reproducible():
 @pytest.fixture(scope="session")
 def corpus() -> Path:
     return ROOT / "corpus"
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what is of the full tier alone. Tests that share what a fixture made for their file run in one worker,
+    so that it is made once."""
+    if not tier.FULL:
+        left_out = [item for item in items if item.get_closest_marker("full")]
+        items[:] = [item for item in items if item not in left_out]
+        if left_out:
+            config.hook.pytest_deselected(items=left_out)
+    for item in items:
+        made = [fixture for name in item.fixturenames for fixture in item._fixtureinfo.name2fixturedefs.get(name, ())]
+        if any(fixture.scope == "module" for fixture in made):
+            item.add_marker(pytest.mark.xdist_group(item.module.__name__))

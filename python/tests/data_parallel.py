@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -23,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import allocator
 import loops
+from fresh import Fresh
 
 STEPS = 20
 
@@ -72,21 +72,19 @@ def compared(rank: int, views: bool) -> dict[str, Any]:
 def seen() -> list[dict[str, Any]]:
     """What two fresh processes see, by rank: with gradients of their own, and with gradients in the buckets."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, str(Path(__file__).resolve()), f"file://{folder}/store"]
-        files = [(open(f"{folder}/{rank}.out", "w+"), open(f"{folder}/{rank}.err", "w+")) for rank in range(2)]
-        ranks = [subprocess.Popen([*command, str(rank)], stdout=out, stderr=err)
-                 for rank, (out, err) in enumerate(files)]
+        script = str(Path(__file__).resolve())
+        ranks = [Fresh(script, f"file://{folder}/store", str(rank)) for rank in range(2)]
         try:
-            for rank, process in enumerate(ranks):
-                if process.wait(timeout=600) != 0:
-                    raise RuntimeError(Path(f"{folder}/{rank}.err").read_text()[-4000:])
-            return [json.loads(Path(f"{folder}/{rank}.out").read_text().splitlines()[-1]) for rank in range(2)]
+            found = []
+            for process in ranks:
+                code, printed = process.finish(timeout=600)
+                if code != 0:
+                    raise RuntimeError(process.said()[-4000:])
+                found.append(json.loads(printed.splitlines()[-1]))
+            return found
         finally:
             for process in ranks:
                 process.kill()
-                process.wait()
-            for file in (file for pair in files for file in pair):
-                file.close()
 
 
 def main() -> None:

@@ -14,8 +14,6 @@ import contextlib
 import gc
 import json
 import os
-import subprocess
-import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator
@@ -27,6 +25,7 @@ from torch import nn
 from torch.nn import functional
 
 import allocator
+import fresh
 import measured
 import zoo
 
@@ -543,8 +542,7 @@ def compared(name: str, least: bool) -> dict[str, Any]:
 
 def seen(names: list[str], least: bool) -> dict[str, Any]:
     """What a fresh process sees of these loops, by name."""
-    command = [sys.executable, str(Path(__file__).resolve()), *names, *(["--least"] if least else [])]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
+    done = fresh.run(str(Path(__file__).resolve()), *names, *(["--least"] if least else []))
     if done.returncode != 0:
         raise RuntimeError(done.stderr[-4000:])
     return json.loads(done.stdout.splitlines()[-1])

@@ -25,7 +25,6 @@ import shutil
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 import traceback
 from pathlib import Path
@@ -37,6 +36,7 @@ from torch.utils.checkpoint import checkpoint
 
 import allocator
 import zoo
+from fresh import Fresh
 
 # `blocks` is what models of transformers call gradient checkpointing.
 MODES = ("eager", "checkpoint", "blocks", "tightfit", "aot", "inductor")
@@ -215,24 +215,20 @@ class Worker:
     """A fresh process that has done the first steps of one run (`report`) and does another whenever it is told to."""
 
     def __init__(self, name: str, mode: str, **options: Any) -> None:
-        command = [sys.executable, str(Path(__file__).resolve()), name, "--mode", mode, "--serve"]
+        words = [str(Path(__file__).resolve()), name, "--mode", mode, "--serve"]
         for key, value in options.items():
             if isinstance(value, bool):
-                command += [f"--{key}"] if value else [f"--no-{key}"] if key in ("counted", "digests") else []
+                words += [f"--{key}"] if value else [f"--no-{key}"] if key in ("counted", "digests") else []
             elif value is not None:
-                command += [f"--{key}", str(value)]
-        self.errors = tempfile.TemporaryFile("w+")
-        self.process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.errors,
-                                        text=True)
+                words += [f"--{key}", str(value)]
+        self.process = Fresh(*words)
         self.report = self._read()
 
     def _read(self) -> dict[str, Any]:
         line = self.process.stdout.readline()
         if not line:
-            self.process.wait()
-            self.errors.seek(0)
-            said = self.errors.read()[-4000:]
-            raise RuntimeError(f"the measuring process ended with {self.process.returncode}:\n{said}")
+            code = self.process.wait()
+            raise RuntimeError(f"the measuring process ended with {code}:\n{self.process.said()[-4000:]}")
         return json.loads(line)
 
     @property
@@ -246,10 +242,7 @@ class Worker:
         return self._read()
 
     def close(self) -> None:
-        self.process.stdin.close()
-        self.process.wait()
-        self.process.stdout.close()
-        self.errors.close()
+        self.process.close()
 
     def __enter__(self) -> Worker:
         return self

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import json
 import os
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -21,6 +20,7 @@ from torch import distributed, nn
 from torch.nn import functional
 
 import tightfit.distributed as pipelines
+from fresh import Fresh
 
 WIDTH, WORDS, MICRO_BATCHES, ROWS = 16, 11, 4, 2
 
@@ -211,15 +211,16 @@ def main(rank: int, ranks: int, folder: str, runs: list[list[Any]]) -> None:
 def seen(ranks: int, runs: list[list[Any]]) -> list[list[dict[str, Any]]]:
     """What each rank saw of each run, `[devices, schedule, kind of model, what is changed in the plan]`."""
     with tempfile.TemporaryDirectory() as folder:
-        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo", "OMP_NUM_THREADS": "1"}
-        processes = [
-            subprocess.Popen([sys.executable, __file__, str(rank), str(ranks), folder, json.dumps(runs)],
-                             env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            for rank in range(ranks)
-        ]
-        said = [process.communicate()[0] for process in processes]
-        for rank, process in enumerate(processes):
-            assert process.returncode == 0, f"rank {rank}:\n{said[rank]}"
+        environment = {**os.environ, "GLOO_SOCKET_IFNAME": "lo"}
+        script = str(Path(__file__).resolve())
+        processes = [Fresh(script, str(rank), str(ranks), folder, json.dumps(runs), environment=environment)
+                     for rank in range(ranks)]
+        codes = [process.wait() for process in processes]
+        said = [process.said() for process in processes]
+        for process in processes:
+            process.close()
+        for rank, code in enumerate(codes):
+            assert code == 0, f"rank {rank}:\n{said[rank]}"
         return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
 
 

@@ -12,8 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import subprocess
-import sys
 import time
 import traceback
 from pathlib import Path
@@ -23,6 +21,7 @@ import torch
 from torch import nn
 
 import allocator
+import fresh
 import zoo
 from measured import digest
 
@@ -134,10 +133,10 @@ def run(name: str, mode: str, **options: Any) -> dict[str, Any]:
 
     A run that raised has `error`, `message` and the exception's figures instead.
     """
-    command = [sys.executable, str(Path(__file__).resolve()), name, "--mode", mode]
+    words = [str(Path(__file__).resolve()), name, "--mode", mode]
     for key, value in options.items():
-        command += [f"--{key}", str(value)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+        words += [f"--{key}", str(value)]
+    done = fresh.run(*words)
     if done.returncode != 0:
         raise RuntimeError(f"the measuring process ended with {done.returncode}:\n{done.stderr[-4000:]}")
     return json.loads(done.stdout)

@@ -5,41 +5,35 @@ bits; every run is in a process of its own, since PyTorch's allocator is one for
 """
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import allocator
+import fresh
 import pytest
 import torch
 import zoo
+from tier import cases
 
 tightfit = zoo.use_tightfit()
 REASON = allocator.unavailable()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
-HERE = Path(__file__).resolve().parent
-
-
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run([sys.executable, *words], capture_output=True, text=True, cwd=HERE, check=False)
 
 
 def printed(code: str) -> str:
     """What a program prints that starts under the package's allocator."""
     opening = "import placed, torch\nfrom torch import nn\nfrom placed import tightfit, _native\nCOUNTED = placed.install()\n"
-    done = run("-c", opening + code)
+    done = fresh.run("-c", opening + code)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout.strip()
 
 
 def placed(name: str, *words: str) -> dict[str, Any]:
-    done = run("placed.py", name, *words)
+    done = fresh.run("placed.py", name, *words)
     assert done.returncode == 0, done.stderr[-3000:]
     return json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("name", ["gpt2", "resnet50"])
+@pytest.mark.parametrize("name", cases("gpt2", full=["resnet50"]))
 def test_replayed_steps_lie_at_their_addresses_with_eagers_bits(name: str):
     found = placed(name)
     eager, ours = found["eager"], found["tightfit"]
@@ -383,7 +377,7 @@ def test_without_cuda_nobody_is_promised_addresses():
 
 @pytest.mark.skipif(not hasattr(torch._C, "_cuda_customAllocator"), reason="this PyTorch was built without CUDA")
 def test_pytorch_takes_the_functions_as_cudas_allocator():
-    done = run("-c", "from placed import tightfit\nfrom tightfit.training import addresses\naddresses.replace_allocator()\n"
+    done = fresh.run("-c", "from placed import tightfit\nfrom tightfit.training import addresses\naddresses.replace_allocator()\n"
                      "import torch\nprint(torch.cuda.memory._get_current_allocator() is not None)\n"
                      "from tightfit import _native\n"
                      "try:\n    _native.Addresses(0).reserve(1 << 50)\n"

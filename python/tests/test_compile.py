@@ -23,6 +23,7 @@ from tightfit import cache, calls, measure
 from tightfit.training import binding, costs
 from tightfit.training.joint import path
 from tightfit.training.optimizer_state import state_bytes
+from tier import full
 
 BIG = "1GiB"
 
@@ -223,6 +224,7 @@ def test_the_backend_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
         torch.compile(Perceptron("print"), backend="tightfit", options={"budget": BIG})(*work)
 
 
+@full
 def test_planning_without_running_says_what_running_plans() -> None:
     tokens = torch.randint(0, 64, (2, 16))
     given = {"input_ids": tokens, "labels": tokens}

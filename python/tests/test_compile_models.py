@@ -2,7 +2,8 @@
 
 Invariant: bytes are those of PyTorch's allocator in a fresh process, the first step included, in which the model is
 captured and measured; budgets lie between the smallest one and eager's measured peak, so none is vacuous. Every change
-runs four small models; `TIGHTFIT_MODELS=all` runs all twelve at their full size, and a list of names runs those.
+runs two small models, and the full tier all twelve; `TIGHTFIT_MODELS=all` runs them at their full size, and a list of
+names runs those.
 """
 
 import os
@@ -11,6 +12,7 @@ import allocator
 import measured
 import pytest
 import zoo
+from tier import FULL, cases
 
 tightfit = zoo.use_tightfit()
 if not hasattr(tightfit, "compile"):
@@ -19,10 +21,10 @@ REASON = allocator.unavailable()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
 ASKED = os.environ.get("TIGHTFIT_MODELS", "")
-SMALL = ("gpt2", "bert", "mobilenet_v3", "unet")
-NAMES = tuple(zoo.TWELVE) if ASKED == "all" else tuple(filter(None, ASKED.split(","))) or SMALL
+SMALL = cases("gpt2", "unet", full=[name for name in zoo.TWELVE if name not in ("gpt2", "unet")])
+NAMES = list(zoo.TWELVE) if ASKED == "all" else list(filter(None, ASKED.split(","))) or SMALL
 TINY = not ASKED
-SHARES = (0.75, 0.5, 0.25)
+SHARES = (0.75, 0.5, 0.25) if FULL or ASKED else (0.5,)
 STEPS = 3 if TINY else 5
 
 
@@ -43,7 +45,7 @@ def test_steps_fit_and_gradients_are_eagers(name: str):
         assert all(plan["peak"] <= budget for plan in run["plans"])
 
 
-@pytest.mark.parametrize("optimizer", measured.OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", cases("adamw", full=[name for name in measured.OPTIMIZERS if name != "adamw"]))
 def test_the_optimizers_state_is_within_the_budget(optimizer: str):
     eager = measured.measure("gpt2", "eager", tiny=True, steps=4, optimizer=optimizer)
     least = measured.measure("gpt2", "tightfit", budget="min", tiny=True, steps=2, optimizer=optimizer)

@@ -4,17 +4,16 @@ Invariant: expected gradients and peaks are eager's and the counting allocator's
 """
 
 import copy
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 
 import allocator
+import fresh
 import pytest
 import torch
 from torch import nn
 
 import tightfit
+from tier import full
 
 pytestmark = pytest.mark.skipif(allocator.unavailable() is not None, reason="Inductor needs a C++ compiler")
 
@@ -85,8 +84,7 @@ print(max(peaks[1:]) - torch.stack(batches).nbytes, plan.measured_peak)
 
 
 def test_the_measured_peak_is_what_the_allocator_counted():
-    ran = subprocess.run([sys.executable, "-c", COUNTS], capture_output=True, text=True, check=False,
-                         cwd=Path(__file__).parent)
+    ran = fresh.run("-c", COUNTS)
     assert ran.returncode == 0, ran.stderr
     counted, reported = map(int, ran.stdout.split())
     assert abs(counted - reported) <= 2048
@@ -113,6 +111,7 @@ def gradients(model, batch, *, times):
     return found
 
 
+@full
 def test_a_backward_pass_that_runs_again_is_not_one_kept_of_a_model_whose_runs_once(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     eager, batch = Normed(), torch.randn(64, 16)

@@ -3,16 +3,12 @@
 Invariant: expected bytes are sums of sizes written here, never what the allocator said before.
 """
 
-import subprocess
-import sys
-from pathlib import Path
-
 import allocator
+import fresh
 import measured
 import pytest
 import zoo
 
-HERE = Path(__file__).resolve().parent
 REASON = allocator.unavailable()
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
@@ -69,13 +65,13 @@ assert seen()[0] == 0 and allocator.served() == served
 
 
 def test_bytes_are_exact():
-    done = subprocess.run([sys.executable, "-c", COUNTS], cwd=HERE, capture_output=True, text=True, check=False)
+    done = fresh.run("-c", COUNTS)
     assert done.returncode == 0, done.stderr
 
 
 def test_figures_are_asked_for_after_the_allocator_stands():
     code = "import allocator\ntry: allocator.peak()\nexcept allocator.Unavailable as error: print(error)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=HERE, capture_output=True, text=True, check=True)
+    done = fresh.run("-c", code)
     assert "install()" in done.stdout
 
 

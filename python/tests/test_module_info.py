@@ -21,6 +21,7 @@ import tightfit
 from bench import checkpointing
 from models import ConvNet, Transformer, images, token_loss, tokens
 from tightfit import program
+from tier import cases
 
 transformers = pytest.importorskip("transformers")
 needs_program = pytest.mark.skipif("TIGHTFIT_BIN" not in os.environ, reason="TIGHTFIT_BIN does not name the program; `cargo xtask ci python` does")
@@ -133,7 +134,7 @@ def test_the_program_gives_the_same_matrix_and_places(tmp_path):
 
 
 @needs_program
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", cases("gpt2", "llama", "bert", full=["resnet"]))
 def test_sac_recomputes_no_longer_than_pytorch(name):
     points = checkpointing.compare(info_of(name), points=3, limit=5)
     assert len(points) == 3

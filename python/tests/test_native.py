@@ -183,6 +183,9 @@ def test_a_damaged_plan_is_refused(resnet, fitted):
 class Wild:
     """An object whose every conversion fails in a way of its own."""
 
+    def __repr__(self):
+        return "Wild()"
+
     def __index__(self):
         raise ZeroDivisionError
 

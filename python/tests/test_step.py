@@ -7,7 +7,6 @@ at the smallest budget too, where nothing is left over.
 
 import copy
 import json
-import os
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,6 +20,7 @@ import zoo
 from torch import nn
 from torch.nn import functional
 from torch.optim.lr_scheduler import OneCycleLR, StepLR
+from tier import cases
 
 tightfit = zoo.use_tightfit()
 from tightfit import cache  # noqa: E402
@@ -30,10 +30,7 @@ if not hasattr(tightfit, "step"):
 REASON = allocator.unavailable()
 counted = pytest.mark.skipif(REASON is not None, reason=str(REASON))
 
-# Every change runs two models; `TIGHTFIT_MODELS` set to anything runs the others too.
-MODELS = [("gpt2", "adamw"), ("unet", "sgd")]
-if os.environ.get("TIGHTFIT_MODELS"):
-    MODELS += [("mobilenet_v3", "momentum"), ("bert", "nadam"), ("llama", "rmsprop")]
+MODELS = cases(("gpt2", "adamw"), full=[("unet", "sgd"), ("mobilenet_v3", "momentum"), ("bert", "nadam"), ("llama", "rmsprop")])
 
 Make = Callable[[Any], torch.optim.Optimizer]
 
@@ -289,7 +286,7 @@ def test_either_mode_goes_on_where_the_other_stopped(name: str):
 
 
 @counted
-@pytest.mark.parametrize("optimizer", ["momentum", "adam", "adamw", "fused", "foreach", "rmsprop", "adagrad", "nadam"])
+@pytest.mark.parametrize("optimizer", cases("momentum", "adamw", "fused", full=["adam", "foreach", "rmsprop", "adagrad", "nadam"]))
 def test_gradients_die_and_the_smallest_budget_holds(optimizer: str):
     least = stepped.run("wide", "step", optimizer=optimizer)
     assert "error" not in least, least

@@ -1,53 +1,105 @@
 //! Runs commands and steps, and remembers how long each took. Invariant: a command is printed
 //! before it runs, and one that fails is an error.
 
+use std::fs::File;
+use std::io::Write;
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use wait4::Wait4;
 
 /// What was done so far.
 #[derive(Default)]
 pub struct Log {
-    steps: Vec<(String, Duration, bool)>,
+    steps: Vec<Step>,
+    /// Processor seconds of all commands so far, with those of the processes that they waited for.
+    processor: Duration,
+    /// Where commands print, if not to this program's own output.
+    file: Option<File>,
+}
+
+struct Step {
+    name: String,
+    wall: Duration,
+    processor: Duration,
+    passed: bool,
 }
 
 impl Log {
+    /// A log whose steps and commands print into a file.
+    pub fn in_file(path: &Path) -> Result<Log> {
+        let file = File::create(path).with_context(|| path.display().to_string())?;
+        Ok(Log { file: Some(file), ..Log::default() })
+    }
+
+    /// Prints a line.
+    pub fn say(&mut self, line: &str) {
+        match &mut self.file {
+            // What cannot be written is lost, as on a standard output that nobody reads.
+            Some(file) => writeln!(file, "{line}").unwrap_or_default(),
+            None => println!("{line}"),
+        }
+    }
+
     /// Does one step.
-    pub fn step(&mut self, name: &str, work: impl FnOnce(&mut Log) -> Result<()>) -> Result<()> {
-        println!("== {name}");
-        let start = Instant::now();
+    pub fn step<T>(&mut self, name: &str, work: impl FnOnce(&mut Log) -> Result<T>) -> Result<T> {
+        self.say(&format!("== {name}"));
+        let (start, processor) = (Instant::now(), self.processor);
         let result = work(self);
-        self.steps.push((name.to_string(), start.elapsed(), result.is_ok()));
+        self.steps.push(Step {
+            name: name.to_string(),
+            wall: start.elapsed(),
+            processor: self.processor - processor,
+            passed: result.is_ok(),
+        });
         result.with_context(|| format!("step {name}"))
     }
 
     /// Runs one command.
     pub fn run(&mut self, mut command: Command) -> Result<()> {
         let line = line(&command);
-        println!("$ {line}");
+        self.say(&format!("$ {line}"));
+        if let Some(file) = &self.file {
+            command.stdout(file.try_clone()?).stderr(file.try_clone()?);
+        }
         let start = Instant::now();
-        let status = command.status().with_context(|| format!("cannot run {line}"))?;
-        println!("  {:.1} s", start.elapsed().as_secs_f64());
-        ensure!(status.success(), "{line}: {status}");
+        let child = command.spawn().with_context(|| format!("cannot run {line}"))?;
+        let ended = child.wait4().with_context(|| format!("cannot wait for {line}"))?;
+        let processor = ended.rusage.utime + ended.rusage.stime;
+        self.processor += processor;
+        let (wall, processor) = (start.elapsed().as_secs_f64(), processor.as_secs_f64());
+        self.say(&format!("  {wall:.1} s, {processor:.1} s of processor"));
+        ensure!(ended.status.success(), "{line}: {}", ended.status);
         Ok(())
     }
 
-    /// Prints every step with its time.
-    pub fn summary(&self) {
+    /// Adds the steps of a log that was kept meanwhile.
+    pub fn append(&mut self, other: Log) {
+        self.steps.extend(other.steps);
+    }
+
+    /// Prints every step with its time: since the run began, and of all processors.
+    pub fn summary(&self, began: Instant) {
         println!("== summary");
-        for (name, duration, passed) in &self.steps {
-            println!(
-                "{name:<8} {:>8.1} s  {}",
-                duration.as_secs_f64(),
-                if *passed { "ok" } else { "FAILED" }
-            );
+        println!("{:<12} {:>10} {:>12}", "step", "wall", "processor");
+        for Step { name, wall, processor, passed } in &self.steps {
+            let result = if *passed { "ok" } else { "FAILED" };
+            row(name, *wall, *processor, result);
         }
+        let processor = self.steps.iter().map(|step| step.processor).sum();
+        row("all", began.elapsed(), processor, "");
     }
 }
 
+fn row(name: &str, wall: Duration, processor: Duration, result: &str) {
+    let (wall, processor) = (wall.as_secs_f64(), processor.as_secs_f64());
+    println!("{name:<12} {wall:>8.1} s {processor:>10.1} s  {result}");
+}
+
 /// The command as one would type it.
-fn line(command: &Command) -> String {
+pub fn line(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
 }
@@ -70,8 +122,24 @@ mod tests {
         assert!(log.step("fmt", |_| Ok(())).is_ok());
         assert!(log.step("test", |log| log.run(Command::new("false"))).is_err());
         assert_eq!(
-            log.steps.iter().map(|(name, _, passed)| (name.as_str(), *passed)).collect::<Vec<_>>(),
+            log.steps.iter().map(|step| (step.name.as_str(), step.passed)).collect::<Vec<_>>(),
             [("fmt", true), ("test", false)]
+        );
+    }
+
+    #[test]
+    fn processor_seconds_are_those_of_the_step() {
+        let mut log = Log::default();
+        let busy = || {
+            let mut command = Command::new("sh");
+            command.args(["-c", "i=0; while [ $i -lt 100000 ]; do i=$((i+1)); done"]);
+            command
+        };
+        log.step("busy", |log| log.run(busy())).unwrap();
+        log.step("idle", |log| log.run(Command::new("true"))).unwrap();
+        let [busy, idle] = log.steps.as_slice() else { panic!() };
+        assert!(
+            busy.processor > idle.processor && busy.processor + idle.processor == log.processor
         );
     }
 }

@@ -4,38 +4,42 @@
 
 use std::fs;
 use std::path::Path;
+use std::time::Instant;
 
 use anyhow::{Context, Result, ensure};
 
 use crate::command::Log;
 use crate::workspace::Workspace;
 
+/// Where it goes, in the target folder.
+const ARTIFACTS: &str = "artifacts";
+
 /// What lies beside the program.
 const BESIDE: [&str; 4] = ["README.md", "CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT"];
 
-/// Builds the archive of the program and the wheel of the Python package into `target/dist`.
+/// Builds the archive of the program and the wheel of the Python package into [`ARTIFACTS`].
 pub fn dist(root: &Path) -> Result<()> {
     let workspace = Workspace::at(root)?;
-    let mut log = Log::default();
+    let (began, mut log) = (Instant::now(), Log::default());
     let result = log
         .step("program", |log| program(&workspace, log))
         .and_then(|()| log.step("wheel", |log| wheel(&workspace, log)))
         .and_then(|()| log.step("sums", |log| sums(&workspace, log)));
-    log.summary();
+    log.summary(began);
     result
 }
 
 /// `tightfit-VERSION-TARGET.tar.gz`.
 fn program(workspace: &Workspace, log: &mut Log) -> Result<()> {
-    log.run(workspace.cargo(&["build", "--release", "--package", "tightfit-cli"]))?;
+    log.run(workspace.cargo(&["build", "--profile=dist", "--package", "tightfit-cli"]))?;
     let name = format!("tightfit-{}-{}", env!("CARGO_PKG_VERSION"), host(workspace)?);
-    let folder = workspace.target.join("dist");
+    let folder = workspace.target.join(ARTIFACTS);
     let inner = folder.join(&name);
     if folder.exists() {
         fs::remove_dir_all(&folder)?;
     }
     fs::create_dir_all(&inner)?;
-    fs::copy(workspace.target.join("release/tightfit"), inner.join("tightfit"))?;
+    fs::copy(workspace.target.join("dist/tightfit"), inner.join("tightfit"))?;
     for file in BESIDE {
         fs::copy(workspace.root.join(file), inner.join(file)).context(file)?;
     }
@@ -77,12 +81,12 @@ fn host(workspace: &Workspace) -> Result<String> {
 fn wheel(workspace: &Workspace, log: &mut Log) -> Result<()> {
     let mut pip = workspace.command("python3");
     pip.args(["-m", "pip", "wheel", "--no-deps", "--quiet", "./python", "--wheel-dir"]);
-    pip.arg(workspace.target.join("dist"));
+    pip.arg(workspace.target.join(ARTIFACTS));
     log.run(pip)
 }
 
 fn sums(workspace: &Workspace, log: &mut Log) -> Result<()> {
-    let folder = workspace.target.join("dist");
+    let folder = workspace.target.join(ARTIFACTS);
     let mut names: Vec<String> = Vec::new();
     for entry in fs::read_dir(&folder)? {
         names.push(entry?.file_name().to_string_lossy().into_owned());

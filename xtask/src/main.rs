@@ -13,9 +13,11 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 
 const USAGE: &str = "\
-usage: cargo xtask tidy          the rules of the house that no compiler checks
-       cargo xtask ci [STEP …]   everything that a change must pass, or the steps named
-       cargo xtask dist          archive of the program and wheel of a release, in target/dist";
+usage: cargo xtask tidy                 the rules of the house that no compiler checks
+       cargo xtask ci [STEP …]          what a change must pass, or the steps named
+       cargo xtask ci --full [STEP …]   the same with all tests and more cases
+       cargo xtask ci --slice N         a slice of these tests; `next`: another with each commit
+       cargo xtask dist                 archive and wheel of a release, in target/artifacts";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();

@@ -8,6 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 
 /// The folders of the workspace.
+#[derive(Clone)]
 pub struct Workspace {
     /// The workspace itself.
     pub root: PathBuf,

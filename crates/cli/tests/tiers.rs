@@ -3,6 +3,7 @@
 //! ends; and no wrong number is ever used.
 
 use std::path::Path;
+use tightfit_testing::first;
 
 use crate::program::{folder, listing, run};
 use serde_json::Value;
@@ -31,7 +32,7 @@ fn any_budget_gives_the_same_bits() {
     let whole = train(folder, "--budget 100% --save FOLDER/whole").done();
     let slab = |ran: &crate::program::Ran| ran.result()["slab_bytes"].as_u64().unwrap();
     let smallest = slab(&train(folder, "--budget min").done());
-    for budget in ["min", "45%", "60%", "80%"] {
+    for &budget in first(2, &["min", "45%", "60%", "80%"]) {
         let tier = format!("--budget {budget} --tier FOLDER/tier --save FOLDER/part");
         let ran = train(folder, &tier).done();
         assert!(budget != "min" || slab(&ran) < smallest, "{} of {smallest}", slab(&ran));
@@ -58,14 +59,14 @@ fn a_run_goes_on_through_the_tier() {
     let folder = folder.path();
     let tier = "--budget min --tier FOLDER";
     train(folder, "--budget 100% --save FOLDER/whole").done();
-    let first = FEW.replace("--steps 4", "--steps 1");
-    run(folder, &format!("train {STEP} {first} {tier} --save FOLDER/part")).done();
+    let begun = FEW.replace("--steps 4", "--steps 1");
+    run(folder, &format!("train {STEP} {begun} {tier} --save FOLDER/part")).done();
     let rest = FEW.replace("--steps 4", "--steps 3");
     let resumed = "--resume FOLDER/part --save FOLDER/part";
     run(folder, &format!("train {STEP} {rest} {tier} {resumed}")).done();
     assert_eq!(saved(folder, "part"), saved(folder, "whole"));
     // And with memory enough from what the tier has saved.
-    run(folder, &format!("train {STEP} {first} {tier} --save FOLDER/part")).done();
+    run(folder, &format!("train {STEP} {begun} {tier} --save FOLDER/part")).done();
     run(folder, &format!("train {STEP} {rest} --budget 100% {resumed}")).done();
     assert_eq!(saved(folder, "part"), saved(folder, "whole"));
 }
@@ -88,16 +89,17 @@ fn planning_again_costs_no_bit() {
     let folder = folder();
     let folder = folder.path();
     let whole = train(folder, "--budget 100% --save FOLDER/whole").done();
-    let first = FEW.replace("--steps 4", "--steps 1");
+    let begun = FEW.replace("--steps 4", "--steps 1");
     let rest = FEW.replace("--steps 4", "--steps 3");
     let more = "--output FOLDER/plan --trace FOLDER/trace --replan=2";
-    for with in [
-        "--budget min --tier FOLDER",
+    let runs = [
         "--budget 45% --tier FOLDER --throttle 50MB/s",
+        "--budget 80%",
+        "--budget min --tier FOLDER",
         "--budget 60% --tier FOLDER",
         "--budget min",
-        "--budget 80%",
-    ] {
+    ];
+    for with in first(2, &runs) {
         let ran = train(folder, &format!("{with} {more} --save FOLDER/part")).done();
         planned_again(&ran);
         let result = ran.result();
@@ -120,7 +122,7 @@ fn planning_again_costs_no_bit() {
         assert_eq!(calls("recompute"), traced("recompute"), "{with}");
         // And with a run that goes on.
         let part = "--save FOLDER/part";
-        run(folder, &format!("train {STEP} {first} {with} {part}")).done();
+        run(folder, &format!("train {STEP} {begun} {with} {part}")).done();
         let resumed = format!("{with} {part} --resume FOLDER/part --replan=2");
         planned_again(&run(folder, &format!("train {STEP} {rest} {resumed}")).done());
         assert_eq!(saved(folder, "part"), saved(folder, "whole"), "{with}");

@@ -2,7 +2,8 @@
 //! whatever graph or step of the corpus it is about; a path alone may be longer. With `--wide`
 //! nothing is left out.
 
-use crate::program::{GRAPHS, folder, run};
+use crate::program::{BY_SIZE, folder, run};
+use tightfit_testing::first;
 
 const COLUMNS: usize = 80;
 
@@ -17,7 +18,7 @@ fn assert_narrow(arguments: &str) {
 
 #[test]
 fn of_graphs() {
-    for name in GRAPHS {
+    for name in first(2, &BY_SIZE) {
         let graph = format!("corpus/graphs/{name}.json.gz");
         assert_narrow(&format!("modules {graph}"));
         assert_narrow(&format!("sac {graph} --budget 70%"));
@@ -42,7 +43,7 @@ fn of_plans() {
 
 #[test]
 fn of_steps() {
-    for name in ["gpt-nano", "gpt-nano-dropout", "mlp-digits"] {
+    for name in first(1, &["gpt-nano", "gpt-nano-dropout", "mlp-digits"]) {
         let step = format!("corpus/steps/{name}");
         assert_narrow(&format!("plan {step} --budget 80% --recomputed"));
         assert_narrow(&format!("train {step} --budget 80% --steps 2 --profile"));

@@ -48,7 +48,7 @@ pub fn first<T>(quick: usize, all: &[T]) -> &[T] {
     &all[..either(quick, all.len())]
 }
 
-/// So many random cases in the quick tier, and [`MORE`] times as many in the full one.
+/// So many random cases in the quick tier, and four times as many in the full one.
 /// `PROPTEST_CASES` says how many instead.
 pub fn cases(quick: u32) -> u32 {
     let said = std::env::var("PROPTEST_CASES").ok().and_then(|cases| cases.parse().ok());

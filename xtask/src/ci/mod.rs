@@ -1,30 +1,73 @@
-//! Everything that a change must pass, step by step. Invariant: the first command that fails ends
-//! the run with an error that names it; what the commands print goes where this program's own
-//! output goes.
+//! What a change must pass, step by step. Invariant: the first step that fails ends the run with an
+//! error that names it; what the commands print goes where this program's own output goes.
+//!
+//! Two tiers, told apart by the variable `TIGHTFIT_TESTS` in the environment of the tests: the
+//! quick one has at least one case of every promise, the full one has everything. The full one is
+//! also divided into slices, of which each landing runs one.
 
 mod browser;
 mod debian;
 mod mpi;
+mod preparation;
 mod python;
+mod rust;
+mod slices;
+mod timings;
 
 use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
 
 use anyhow::{Result, bail};
 
 use crate::command::Log;
 use crate::workspace::Workspace;
+use preparation::Preparation;
+use timings::Timings;
 
 /// What everything is built with, so that each crate is compiled once.
 const PROFILE: &str = "--profile=ci";
 
-type Step = fn(&Workspace, &mut Log) -> Result<()>;
+/// How much the tests try; `crates/testing` and `python/tests/conftest.py` read the same variable.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Tier {
+    Quick,
+    Full,
+}
 
+impl Tier {
+    /// The variable of the environment and its value.
+    fn variable(self) -> (&'static str, &'static str) {
+        ("TIGHTFIT_TESTS", if self == Tier::Quick { "quick" } else { "full" })
+    }
+}
+
+/// What the steps of a run share.
+struct Run {
+    workspace: Workspace,
+    tier: Tier,
+    preparation: Preparation,
+    timings: Timings,
+}
+
+impl Run {
+    /// Runs a command of tests, and remembers what each took.
+    fn tests(&mut self, command: Command, log: &mut Log) -> Result<()> {
+        let ended = log.run(command);
+        self.timings.collect(&self.workspace);
+        ended
+    }
+}
+
+type Step = fn(&mut Run, &mut Log) -> Result<()>;
+
+/// The cheapest first; Rust's tests build what the later steps need.
 const STEPS: [(&str, Step); 8] = [
-    ("fmt", fmt),
-    ("clippy", clippy),
-    ("tidy", tidy),
-    ("doc", doc),
-    ("test", test),
+    ("fmt", rust::fmt),
+    ("tidy", rust::tidy),
+    ("clippy", rust::clippy),
+    ("doc", rust::doc),
+    ("test", rust::test),
     ("mpi", mpi::mpi),
     ("browser", browser::browser),
     ("python", python::python),
@@ -35,50 +78,38 @@ pub fn names() -> String {
     STEPS.map(|(name, _)| name).join(", ")
 }
 
-/// Runs the steps that are `chosen`, or all of them, in their order.
-pub fn ci(root: &Path, chosen: &[String]) -> Result<()> {
-    if let Some(unknown) = chosen.iter().find(|name| STEPS.iter().all(|(step, _)| step != name)) {
-        bail!("there is no step `{unknown}`; the steps are {}", names());
-    }
+/// Runs what the arguments ask for: steps of the quick tier, all of them if none is named; with
+/// `--full`, of the full one; with `--slice N`, a slice of the full one.
+pub fn ci(root: &Path, arguments: &[String]) -> Result<()> {
+    let began = Instant::now();
     let workspace = Workspace::at(root)?;
     let mut log = Log::default();
-    let result = STEPS
-        .iter()
-        .filter(|(name, _)| chosen.is_empty() || chosen.iter().any(|step| step == name))
-        .try_for_each(|(name, step)| log.step(name, |log| step(&workspace, log)));
-    log.summary();
+    let result = match arguments {
+        [option, which] if option == "--slice" => {
+            let number = slices::number(&workspace, which)?;
+            slices::slice(workspace, number, &mut log)
+        }
+        [option, steps @ ..] if option == "--full" => run(workspace, Tier::Full, steps, &mut log),
+        steps => run(workspace, Tier::Quick, steps, &mut log),
+    };
+    log.summary(began);
     result
 }
 
-fn fmt(workspace: &Workspace, log: &mut Log) -> Result<()> {
-    log.run(workspace.cargo(&["fmt", "--all", "--check"]))
-}
-
-fn clippy(workspace: &Workspace, log: &mut Log) -> Result<()> {
-    log.run(workspace.cargo(&[
-        "clippy",
-        PROFILE,
-        "--workspace",
-        "--all-targets",
-        "--",
-        "-D",
-        "warnings",
-    ]))
-}
-
-/// Documentation that links to nothing, or to what nobody sees, is a warning.
-fn doc(workspace: &Workspace, log: &mut Log) -> Result<()> {
-    let mut command = workspace.cargo(&["doc", PROFILE, "--workspace", "--no-deps"]);
-    command.env("RUSTDOCFLAGS", "-D warnings");
-    log.run(command)
-}
-
-fn tidy(workspace: &Workspace, _: &mut Log) -> Result<()> {
-    crate::tidy::tidy(&workspace.root)
-}
-
-fn test(workspace: &Workspace, log: &mut Log) -> Result<()> {
-    log.run(workspace.cargo(&["test", PROFILE, "--workspace"]))
+fn run(workspace: Workspace, tier: Tier, chosen: &[String], log: &mut Log) -> Result<()> {
+    if let Some(unknown) = chosen.iter().find(|name| STEPS.iter().all(|(step, _)| step != name)) {
+        bail!("there is no step `{unknown}`; the steps are {}", names());
+    }
+    let is_chosen = |name: &str| chosen.is_empty() || chosen.iter().any(|step| step == name);
+    let timings = Timings::none(&workspace);
+    let preparation = Preparation::begin(&workspace, is_chosen);
+    let mut run = Run { workspace, tier, preparation, timings };
+    let mut steps = STEPS.into_iter().filter(|(name, _)| is_chosen(name));
+    let result = steps.try_for_each(|(name, step)| log.step(name, |log| step(&mut run, log)));
+    // Where a step failed before it was needed; nothing is left that goes on by itself.
+    let prepared = run.preparation.finish(log);
+    run.timings.show_slowest();
+    result.and(prepared)
 }
 
 #[cfg(test)]
@@ -90,7 +121,7 @@ mod tests {
         let error = ci(Path::new("."), &["fmt".to_string(), "tests".to_string()]).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "there is no step `tests`; the steps are fmt, clippy, tidy, doc, test, mpi, browser, \
+            "there is no step `tests`; the steps are fmt, tidy, clippy, doc, test, mpi, browser, \
              python"
         );
     }

@@ -4,28 +4,28 @@
 use anyhow::Result;
 
 use crate::command::Log;
-use crate::workspace::Workspace;
 
-use super::debian::{find, install, installs};
+use super::debian::find;
+use super::rust::tests;
+use super::{PROFILE, Run};
 
 /// Open MPI, what reading its headers takes, and the client without which Debian's `mpirun` begins
 /// nothing, be it on this computer alone.
-const PACKAGES: [&str; 6] =
+pub const PACKAGES: [&str; 6] =
     ["libopenmpi-dev", "openmpi-bin", "openssh-client", "libclang-dev", "clang", "pkg-config"];
 /// The programs that these bring.
 const PROGRAMS: [&str; 4] = ["mpicc", "mpirun", "ssh", "clang"];
 /// What is tested with it.
 const TESTED: [&str; 2] = ["tightfit-engine", "tightfit-cli"];
 
-/// Finds MPI, or installs Debian's Open MPI, and runs what needs it.
-pub fn mpi(workspace: &Workspace, log: &mut Log) -> Result<()> {
-    let is_there = || PROGRAMS.into_iter().all(|name| find(name).is_some());
-    if !is_there()
-        && installs()
-        && let Err(error) = install(workspace, log, &PACKAGES)
-    {
-        println!("Open MPI could not be installed: {error:#}");
-    }
+/// All programs are there.
+pub fn is_there() -> bool {
+    PROGRAMS.into_iter().all(|name| find(name).is_some())
+}
+
+/// Checks and tests what needs MPI.
+pub fn mpi(run: &mut Run, log: &mut Log) -> Result<()> {
+    run.preparation.finish(log)?;
     if !is_there() {
         println!(
             "NO MPI: its tests are left out; install Open MPI (Debian and Ubuntu: apt install {})",
@@ -34,10 +34,12 @@ pub fn mpi(workspace: &Workspace, log: &mut Log) -> Result<()> {
         return Ok(());
     }
     for package in TESTED {
-        let with = |verb| vec![verb, super::PROFILE, "--package", package, "--features", "mpi"];
-        let lints = [with("clippy"), vec!["--all-targets", "--", "-D", "warnings"]].concat();
-        log.run(workspace.cargo(&lints))?;
-        log.run(workspace.cargo(&[with("test"), vec!["--test", "mpi"]].concat()))?;
+        let features = ["--package", package, "--features", "mpi"];
+        let lints =
+            [&["clippy", PROFILE], &features[..], &["--all-targets", "--", "-D", "warnings"]];
+        log.run(run.workspace.cargo(&lints.concat()))?;
+        let jobs = [&features[..], &["--test", "mpi"]].concat();
+        run.tests(tests(&run.workspace, run.tier, &jobs, &[]), log)?;
     }
     Ok(())
 }

@@ -11,60 +11,90 @@ use anyhow::{Context, Result, bail};
 use crate::command::Log;
 use crate::workspace::Workspace;
 
-const REQUIREMENTS: &str = "python/requirements-dev.txt";
+use super::{PROFILE, Run, Tier, timings};
 
-/// Installs what the tests need, builds the package into the environment, and runs the tests with
-/// it and with the program inside it.
-pub fn python(workspace: &Workspace, log: &mut Log) -> Result<()> {
-    let scripts = environment(workspace, log)?;
-    log.run(build(workspace, &scripts))?;
-    let mut pytest = workspace.command(scripts.join("python"));
-    // Tests that were skipped are named, with the reason, and those that take longest.
-    pytest.args(["-m", "pytest", "-rs", "--durations=20", "python/tests"]);
-    pytest.env("TIGHTFIT_BIN", scripts.join("tightfit"));
+const REQUIREMENTS: &str = "python/requirements-dev.txt";
+/// Most workers that share the tests: each takes some 2 GiB.
+const WORKERS: usize = 4;
+
+/// Builds the package into the environment, and runs the tests with it and with the program inside
+/// it.
+pub fn python(run: &mut Run, log: &mut Log) -> Result<()> {
+    run.preparation.finish(log)?;
+    install(&run.workspace, log)?;
+    run.tests(tests(&run.workspace, run.tier, &["python/tests"]), log)
+}
+
+/// Builds the package and puts it into the environment.
+pub fn install(workspace: &Workspace, log: &mut Log) -> Result<()> {
+    // The package as it lies in its folder, with the compiled module put into it, so that an edited
+    // Python file counts at once.
+    let mut maturin = workspace.command(scripts(workspace).join("maturin"));
+    maturin.args(["develop", PROFILE, "--quiet"]);
+    maturin.current_dir(workspace.root.join("python"));
+    maturin.env("VIRTUAL_ENV", folder(workspace));
+    maturin.env("CARGO_TARGET_DIR", &workspace.target);
+    log.run(maturin)
+}
+
+/// Runs the tests in these files or folders.
+pub fn tests(workspace: &Workspace, tier: Tier, files: &[&str]) -> Command {
+    let mut pytest = workspace.command(scripts(workspace).join("python"));
+    // Tests that were skipped are named, with the reason.
+    pytest.args(["-m", "pytest", "-q", "-rs"]);
+    let workers = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(WORKERS));
+    pytest.args(["-n", &workers.to_string(), "--dist", "loadgroup"]);
+    pytest.arg(format!("--junitxml={}", timings::python(workspace).display()));
+    pytest.args(files);
+    pytest.env("TIGHTFIT_BIN", scripts(workspace).join("tightfit"));
     // As the tests in Rust left it.
     pytest.env("TIGHTFIT_BINARY", workspace.target.join("ci").join("tightfit"));
-    log.run(pytest)
+    let (name, value) = tier.variable();
+    pytest.env(name, value);
+    pytest
 }
 
-/// The package as it lies in its folder, with the compiled module put into it, so that an edited
-/// Python file counts at once.
-fn build(workspace: &Workspace, scripts: &Path) -> Command {
-    let mut maturin = workspace.command(scripts.join("maturin"));
-    maturin.args(["develop", super::PROFILE, "--quiet"]);
-    maturin.current_dir(workspace.root.join("python"));
-    maturin.env("VIRTUAL_ENV", workspace.target.join("python-venv"));
-    maturin.env("CARGO_TARGET_DIR", &workspace.target);
-    maturin
+fn folder(workspace: &Workspace) -> PathBuf {
+    workspace.target.join("python-venv")
 }
 
-/// The folder of the environment's programs; the environment is made where it is missing or stale.
-fn environment(workspace: &Workspace, log: &mut Log) -> Result<PathBuf> {
-    let folder = workspace.target.join("python-venv");
-    let (scripts, stamp) = (folder.join("bin"), folder.join("requirements-installed.txt"));
+/// The folder of the environment's programs.
+fn scripts(workspace: &Workspace) -> PathBuf {
+    folder(workspace).join("bin")
+}
+
+/// Makes the environment where it is missing or stale.
+pub fn environment(workspace: &Workspace, log: &mut Log) -> Result<()> {
+    let (folder, scripts) = (folder(workspace), scripts(workspace));
+    let stamp = folder.join("requirements-installed.txt");
     let interpreter = scripts.join("python");
     let wanted = fs::read_to_string(workspace.root.join(REQUIREMENTS)).context(REQUIREMENTS)?;
     if is_fresh(&stamp, &wanted) && interpreter.exists() {
-        println!("{} is up to date", folder.display());
-        return Ok(scripts);
+        log.say(&format!("{} is up to date", folder.display()));
+        return Ok(());
     }
     usable_python()?;
     let mut create = workspace.command("python3");
     create.args(["-m", "venv", "--clear"]).arg(&folder);
     log.run(create)?;
-    let mut install = workspace.command(&interpreter);
-    install.args([
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--requirement",
-        REQUIREMENTS,
-    ]);
-    log.run(install)?;
-    fs::write(&stamp, wanted).with_context(|| stamp.display().to_string())?;
-    Ok(scripts)
+    let pip = |packages: &[&str]| {
+        let mut install = workspace.command(&interpreter);
+        install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
+        install.args(packages);
+        install
+    };
+    // Where uv can be had, it does in twenty seconds what takes pip minutes.
+    let by_uv = log.run(pip(&["uv"])).and_then(|()| {
+        let mut uv = workspace.command(scripts.join("uv"));
+        uv.args(["pip", "install", "--quiet", "--python"]).arg(&interpreter);
+        uv.args(["--requirement", REQUIREMENTS]);
+        log.run(uv)
+    });
+    if let Err(error) = by_uv {
+        log.say(&format!("without uv, since {error:#}"));
+        log.run(pip(&["--requirement", REQUIREMENTS]))?;
+    }
+    fs::write(&stamp, wanted).with_context(|| stamp.display().to_string())
 }
 
 fn is_fresh(stamp: &Path, wanted: &str) -> bool {

@@ -10,15 +10,21 @@ const LEFTOVERS: [(&str, &str); 4] = [
     ("todo!", "finish it, or return an error that says what is not supported"),
     ("unimplemented!", "finish it, or return an error that says what is not supported"),
     ("dbg!", "remove it"),
-    ("#[ignore", "make the test run, or remove it"),
+    ("#[ignore", "make the test run, remove it, or say `full tier: ` and why it is of that tier"),
 ];
+
+/// A test that the quick tier leaves out.
+const FULL_TIER: &str = "#[ignore = \"full tier: ";
 
 pub fn check(tree: &Tree) -> Vec<Finding> {
     let mut findings = Vec::new();
     for file in tree.rust() {
         let code = split(&file.text).code;
         for (leftover, advice) in LEFTOVERS {
-            findings.extend(whole_words(&code, leftover).map(|at| {
+            let is_meant =
+                |&at: &usize| file.text.get(at..).is_some_and(|rest| rest.starts_with(FULL_TIER));
+            let found = whole_words(&code, leftover).filter(|at| !is_meant(at));
+            findings.extend(found.map(|at| {
                 Finding::new(
                     file,
                     line_of(&code, at),
@@ -75,6 +81,12 @@ mod tests {
         ] {
             assert_eq!(lines("crates/cli/tests/a.rs", text), [2], "{text}");
         }
+    }
+
+    #[test]
+    fn a_test_may_be_of_the_full_tier() {
+        let text = "// é\n#[test]\n#[ignore = \"full tier: minutes\"]\nfn f() {}";
+        assert!(lines("crates/cli/tests/a.rs", text).is_empty());
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub(super) fn restart_peak() {
 }
 
 /// Runs a command to its end and returns what it printed to standard output. It has no standard
-/// input, and its standard error is discarded. Its memory counts in [`peak`].
+/// input, and its standard error is discarded. Its memory counts in the most that children took.
 ///
 /// # Errors
 /// If it cannot be started, read or waited for.

@@ -1,0 +1,133 @@
+"""Fresh processes, without the seconds that imports take: each is forked from one that has imported PyTorch, the
+libraries whose models are tested, and the package, and has done nothing else.
+
+Invariant: a process starts with the arguments, folder, environment and streams that it is given, as if an interpreter
+had been started with them, and no tensor that counts exists in it. What libraries read from the environment while they
+are imported is as it was at the first call.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import multiprocessing
+import multiprocessing.reduction
+import os
+import runpy
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+# What is not installed is passed over. `pytest` is what the forked process would import to find its main module.
+IMPORTED = [
+    "pytest", "torch", "torch._dynamo", "torch._functorch.aot_autograd", "torch._functorch.partitioners",
+    "torch.distributed.tensor", "torchvision.models", "transformers.models.gpt2.modeling_gpt2",
+    "transformers.models.bert.modeling_bert", "tightfit", "tightfit.training.compiling",
+]
+
+_context = multiprocessing.get_context("forkserver")
+_context.set_forkserver_preload(IMPORTED)
+
+
+class Fresh:
+    """A process that does what `python WORDS…` would: a script with arguments, or `-c` and a program.
+
+    Its standard input and output are pipes, as text; its standard error is kept in a file.
+    """
+
+    def __init__(self, *words: str, folder: Path = HERE, environment: dict[str, str] | None = None) -> None:
+        self.errors = tempfile.TemporaryFile("w+")
+        (theirs_in, ours_in), (ours_out, theirs_out) = os.pipe(), os.pipe()
+        streams = [_Descriptor(number) for number in (theirs_in, theirs_out, self.errors.fileno())]
+        wanted = dict(os.environ) if environment is None else environment
+        self.process = _context.Process(target=_become, args=(words, str(folder), wanted, streams))
+        self.process.start()
+        os.close(theirs_in)
+        os.close(theirs_out)
+        self.stdin, self.stdout = os.fdopen(ours_in, "w"), os.fdopen(ours_out)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit code, negative for a signal.
+
+        Raises:
+            TimeoutError: If it does not end in time.
+        """
+        self.process.join(timeout)
+        if self.process.exitcode is None:
+            raise TimeoutError(f"a process did not end within {timeout} s")
+        return self.process.exitcode
+
+    def finish(self, timeout: float | None = None) -> tuple[int, str]:
+        """Its exit code, and what it printed from now on.
+
+        Raises:
+            TimeoutError: If it does not end in time; it is killed then.
+        """
+        self.stdin.close()
+        with concurrent.futures.ThreadPoolExecutor(1) as reader:
+            printed = reader.submit(self.stdout.read)
+            try:
+                return self.wait(timeout), printed.result()
+            except TimeoutError:
+                self.process.kill()
+                raise
+
+    def said(self) -> str:
+        """What it wrote to standard error so far."""
+        self.errors.seek(0)
+        return self.errors.read()
+
+    def close(self) -> None:
+        """Ends its input, and waits for its end."""
+        self.stdin.close()
+        self.wait()
+        self.stdout.close()
+        self.errors.close()
+
+    def kill(self) -> None:
+        """Ends it at once."""
+        self.process.kill()
+        self.close()
+
+
+def run(*words: str, timeout: float | None = 1800, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Runs a fresh process to its end, as `subprocess.run` with `capture_output` does."""
+    process = Fresh(*words, **options)
+    code, printed = process.finish(timeout)
+    done = subprocess.CompletedProcess(list(words), code, printed, process.said())
+    process.close()
+    return done
+
+
+class _Descriptor:
+    """A file descriptor that is handed over with the process that it is an argument of."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _received, (multiprocessing.reduction.DupFd(self.number),)
+
+
+def _received(handed: Any) -> int:
+    return handed.detach()
+
+
+def _become(words: tuple[str, ...], folder: str, environment: dict[str, str], streams: list[int]) -> None:
+    """In the forked process: what an interpreter does when it starts."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    sys.stdin, sys.stdout, sys.stderr = os.fdopen(0), os.fdopen(1, "w"), os.fdopen(2, "w", buffering=1)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(environment)
+    sys.argv = list(words)
+    if words[0] == "-c":
+        sys.path[0:0] = [""]
+        exec(compile(words[1], "-c", "exec"), {"__name__": "__main__"})
+    else:
+        runpy.run_path(words[0], run_name="__main__")
+    sys.stdout.flush()

@@ -1,0 +1,63 @@
+//! What the later steps need and Rust's do not: programs of the system, and an environment of
+//! Python. Invariant: it is made while the earlier steps run, by commands that the network limits
+//! more than the processor, and its output goes into a file of its own.
+
+use std::thread::JoinHandle;
+
+use anyhow::{Context, Result, anyhow};
+
+use crate::command::Log;
+use crate::workspace::Workspace;
+
+use super::debian::{install, installs};
+use super::{browser, mpi, python};
+
+/// Where its output goes, in the target folder.
+const FILE: &str = "prepare.log";
+
+/// Work that goes on.
+pub struct Preparation {
+    thread: Option<JoinHandle<(Log, Result<()>)>>,
+}
+
+impl Preparation {
+    /// Begins what the chosen steps need.
+    pub fn begin(workspace: &Workspace, is_chosen: impl Fn(&str) -> bool) -> Preparation {
+        let chosen = ["mpi", "browser", "python"].map(is_chosen);
+        let workspace = workspace.clone();
+        let thread = chosen.contains(&true).then(|| {
+            std::thread::spawn(move || {
+                let mut log = Log::in_file(&workspace.target.join(FILE)).unwrap_or_default();
+                let result = log.step("prepare", |log| prepare(&workspace, chosen, log));
+                (log, result.with_context(|| format!("{FILE} in the target folder says more")))
+            })
+        });
+        Preparation { thread }
+    }
+
+    /// Waits for its end.
+    pub fn finish(&mut self, log: &mut Log) -> Result<()> {
+        let Some(thread) = self.thread.take() else { return Ok(()) };
+        let (done, result) = thread.join().map_err(|_| anyhow!("the preparation panicked"))?;
+        log.append(done);
+        result
+    }
+}
+
+fn prepare(workspace: &Workspace, [mpi, browser, python]: [bool; 3], log: &mut Log) -> Result<()> {
+    let mut packages = Vec::new();
+    if mpi && !mpi::is_there() {
+        packages.extend(mpi::PACKAGES);
+    }
+    if browser && browser::found().is_none() {
+        packages.push(browser::PACKAGE);
+    }
+    // Without them the run goes on, and the steps that would need them say so.
+    if installs()
+        && !packages.is_empty()
+        && let Err(error) = install(workspace, log, &packages)
+    {
+        log.say(&format!("{} could not be installed: {error:#}", packages.join(", ")));
+    }
+    if python { python::environment(workspace, log) } else { Ok(()) }
+}
