@@ -1,5 +1,7 @@
 //! A bounded campaign against every target. Invariant: nothing is found, and enough cases get far:
 //! a campaign whose input is refused at the door finds nothing either.
+//!
+//! Tier: quick with a part of the cases, 11 s; full with all of them.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 use std::path::Path;

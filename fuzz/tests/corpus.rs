@@ -1,5 +1,7 @@
 //! What was found once. Invariant: each of these cases is refused in words or executed; none of
 //! them is a finding again.
+//!
+//! Tier: quick, since it takes less than a second.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 use std::path::{Path, PathBuf};

@@ -2,6 +2,8 @@
 
 Invariant: what is judged is what C++ saw outside of the package (bytes that are out, blocks that overlap) and eager's
 bits; every run is in a process of its own, since PyTorch's allocator is one for all.
+
+Tier: quick with a part of the cases, 41 s; full with all of them.
 """
 
 import json

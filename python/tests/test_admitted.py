@@ -2,6 +2,8 @@
 
 Invariant: a refusal names the operator, the module that calls it and what to do, and leaves no file behind; what is
 exported, the program trains.
+
+Tier: quick, since it takes 7 s.
 """
 
 import interpreter

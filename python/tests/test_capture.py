@@ -2,6 +2,8 @@
 that share memory.
 
 Invariant: what a graph computes is held to eager PyTorch, by running the graph.
+
+Tier: quick, since it takes 12 s.
 """
 
 import copy

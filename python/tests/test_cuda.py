@@ -1,6 +1,8 @@
 """What can be held of CUDA without a GPU: attention's operators there, as graphs, and bytes as its allocator counts.
 
 Invariant: tensors are fake, so nothing of this runs on a device; the operators and their results are PyTorch's own.
+
+Tier: quick, since it takes less than a second.
 """
 
 import pytest

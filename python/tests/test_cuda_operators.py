@@ -2,6 +2,8 @@
 
 Invariant: which kernel a call of attention takes is what PyTorch's documentation of its backends says, not what the
 capture says of itself; the processor's graphs are what they were.
+
+Tier: quick, since it takes 7 s.
 """
 
 import json

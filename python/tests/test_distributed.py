@@ -1,4 +1,7 @@
-"""Pipelines that are planned here and run by PyTorch, in several processes."""
+"""Pipelines that are planned here and run by PyTorch, in several processes.
+
+Tier: quick with a part of the cases, 53 s; full with all of them.
+"""
 
 from __future__ import annotations
 

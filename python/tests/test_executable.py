@@ -1,6 +1,8 @@
 """What an executable step says in other operators than PyTorch does, because the engine has no kernel for those.
 
 Invariant: the comparison goes through the written files only; graphs to plan with keep PyTorch's operators.
+
+Tier: quick, since it takes 4 s.
 """
 
 import interpreter

@@ -1,6 +1,8 @@
 """The kernel goldens say what PyTorch says: every case is run again from its files.
 
 Invariant: the inputs are rebuilt from shape, strides and offset alone, as any reader of the files must.
+
+Tier: quick, since it takes less than a second.
 """
 
 import json

@@ -1,6 +1,8 @@
 """Graph files as modules of torch.fx: optimizers, random numbers, arguments that do not suit, files that are none.
 
 Invariant: what a step computes is held to the reference interpreter, which shares no code with the package.
+
+Tier: quick, since it takes 2 s.
 """
 
 import copy

@@ -1,6 +1,8 @@
 """Exported graphs keep the format's rules: those of the corpus, and freshly exported ones of other shapes of model.
 
 Invariant: nothing here looks at how the exporter works.
+
+Tier: quick, since it takes 3 s.
 """
 
 import json

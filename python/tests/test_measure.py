@@ -1,6 +1,8 @@
 """`export(measure=True)`: every node that runs has the seconds that PyTorch took for its call, and nothing else changes.
 
 Invariant: which nodes run is said here by the format's rule, not by the exporter's; no test says how long a call takes.
+
+Tier: quick, since it takes 7 s.
 """
 
 import json

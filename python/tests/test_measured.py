@@ -1,6 +1,8 @@
 """The measuring itself: bytes are counted exactly, and a run is the same in every process.
 
 Invariant: expected bytes are sums of sizes written here, never what the allocator said before.
+
+Tier: quick, since it takes 2 s.
 """
 
 import allocator

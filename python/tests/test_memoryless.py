@@ -1,6 +1,8 @@
 """Models without memory: on the meta device, or in a FakeTensorMode.
 
 Invariant: nothing is allocated for them, and their graphs are those of the same model with memory, byte for byte.
+
+Tier: quick, since it takes 16 s.
 """
 
 import gzip

@@ -2,6 +2,8 @@
 
 Invariant: PyTorch's programs run unchanged; what is compared is evaluated by their formulas, not by what a solver says;
 no time is asserted.
+
+Tier: quick with a part of the cases, 23 s; full with all of them.
 """
 
 import copy

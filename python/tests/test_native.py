@@ -2,6 +2,8 @@
 are given they refuse in order, and Python goes on while they work.
 
 Invariant: the program runs in a process of its own, as whoever installs this package runs it; no time is asserted.
+
+Tier: quick, since it takes 11 s.
 """
 
 import functools

@@ -2,6 +2,8 @@
 
 Invariant: the oracle is PyTorch's eager loop; bytes are those of PyTorch's allocator in a fresh process. Where a test is
 about what moves, it first sees that something does.
+
+Tier: quick with a part of the cases, 49 s; full with all of them.
 """
 
 from __future__ import annotations

@@ -3,6 +3,8 @@ refused.
 
 Invariant: the engine's updates are held to those of the very optimizer that was exported; where it cannot make them,
 the refusal says what to do.
+
+Tier: quick, since it takes 6 s.
 """
 
 import copy

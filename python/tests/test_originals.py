@@ -2,6 +2,8 @@
 
 Invariant: nothing on the page is skipped. Every fenced block runs; a term in a column *here* is a command, a field, a
 Python name or a page, or fails; every public name of PyTorch's tools is on the page.
+
+Tier: quick, since it takes 3 s.
 """
 
 import ast

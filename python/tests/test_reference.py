@@ -1,6 +1,8 @@
 """Exported graphs compute what the model computes: run node by node, compared with autograd on the plain model.
 
 Invariant: the comparison goes through the written files only.
+
+Tier: quick, since it takes less than a second.
 """
 
 import gpt

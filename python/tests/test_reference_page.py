@@ -1,6 +1,8 @@
 """`doc/pytorch/reference.md`: what the package has, in the words of its own documentation.
 
 Invariant: the page is made from the docstrings; `UPDATE_EXPECT=1` writes it again.
+
+Tier: quick, since it takes less than a second.
 """
 
 import inspect

@@ -1,6 +1,8 @@
 """What functions for models refuse, and what they advise.
 
 Invariant: each refusal is one of the package's exceptions, and following its advice works.
+
+Tier: quick, since it takes 4 s.
 """
 
 import re

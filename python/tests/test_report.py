@@ -2,6 +2,8 @@
 
 Invariant: the page itself is not changed; a script that is appended to a copy moves the pointer and presses keys, and
 what it read is taken from the page as the browser left it. Without Chromium these tests are skipped, and say so.
+
+Tier: quick, since it takes 39 s.
 """
 
 import html

@@ -3,6 +3,8 @@
 Invariant: the oracle is PyTorch's eager loop with the same optimizer: losses, random numbers, parameters, buffers and
 the optimizer's state have to be equal bit for bit. Bytes are counted in fresh processes, the first step included, and
 at the smallest budget too, where nothing is left over.
+
+Tier: quick with a part of the cases, 75 s; full with all of them.
 """
 
 import copy

@@ -43,6 +43,12 @@ pub fn code_of(signal: i32) -> ExitCode {
     }
 }
 
+/// Undoes what a parent's own ways of handling signals leave behind, which survives `execve(2)`:
+/// requests that it blocked arrive, and children can be waited for that it did not wait for.
+pub fn heed() {
+    signals::heed();
+}
+
 /// From now on a file that may not grow (`ulimit -f`) fails a write, where it would end the
 /// program.
 pub fn outlive_full_files() {
@@ -53,7 +59,23 @@ pub fn outlive_full_files() {
 mod signals {
     use super::{Ordering, RAISED};
 
-    /// Takes SIGINT, SIGTERM and SIGHUP as requests, and says whether that worked.
+    /// The signals that are requests.
+    const REQUESTS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
+
+    pub fn heed() {
+        // SAFETY: an all-zero set is a valid one, which the calls fill; no handler is called.
+        unsafe {
+            let mut requests: libc::sigset_t = std::mem::zeroed();
+            libc::sigemptyset(&mut requests);
+            for signal in REQUESTS {
+                libc::sigaddset(&mut requests, signal);
+            }
+            libc::pthread_sigmask(libc::SIG_UNBLOCK, &requests, std::ptr::null_mut());
+            libc::signal(libc::SIGCHLD, libc::SIG_DFL);
+        }
+    }
+
+    /// Takes them as requests, and says whether that worked.
     pub fn listen() -> bool {
         let handler: extern "C" fn(libc::c_int) = ask;
         let listens = |signal: libc::c_int| {
@@ -74,7 +96,7 @@ mod signals {
                 libc::sigaction(signal, &action, std::ptr::null_mut()) == 0
             }
         };
-        [libc::SIGINT, libc::SIGTERM, libc::SIGHUP].into_iter().all(listens)
+        REQUESTS.into_iter().all(listens)
     }
 
     pub fn outlive_full_files() {
@@ -111,6 +133,8 @@ mod signals {
         };
         ctrlc::set_handler(handler).is_ok()
     }
+
+    pub fn heed() {}
 
     pub fn outlive_full_files() {}
 }

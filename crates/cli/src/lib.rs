@@ -100,6 +100,7 @@ enum Verb {
 pub fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     process::begins_with(process::resident());
     output::open_streams();
+    interrupt::heed();
     interrupt::outlive_full_files();
     let arguments: Vec<OsString> = arguments.into_iter().collect();
     Color::of(&arguments).settle();

@@ -1,5 +1,7 @@
 //! `tightfit analyze`: nodes, operators, modules, budgets. Invariant: what rows say adds up to what
 //! the modules and the graph say, and JSON and tables show the same.
+//!
+//! Tier: quick with a part of the cases, 3 s; full with all of them.
 
 #[path = "../../planner/tests/fixtures/graphinfo/mod.rs"]
 mod graphinfo;

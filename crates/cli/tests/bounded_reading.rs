@@ -1,6 +1,8 @@
 //! Files that are small, or endless, and unfold to more than any real one holds. Invariant: each is
 //! refused with one sentence by a process that has 300 MB of addresses, code and stacks included;
 //! what no field asks for takes no memory, however much of it there is.
+//!
+//! Tier: quick, since it takes 3 s.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

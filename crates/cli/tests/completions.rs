@@ -1,5 +1,7 @@
 //! Completions and manual pages. Invariant: whatever verb and option there is, shells and `man`
 //! know of it.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use std::fs;
 

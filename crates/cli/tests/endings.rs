@@ -1,6 +1,8 @@
 //! How the program ends where its output cannot be printed, and where a loss is not finite.
 //! Invariant: weights are saved before anything else is done, a save that was good stays, and no
 //! verb panics.
+//!
+//! Tier: quick, since it takes 5 s.
 
 use std::fs::File;
 use std::path::Path;

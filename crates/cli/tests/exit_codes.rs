@@ -1,5 +1,7 @@
 //! Every exit code that `--help` lists, produced once. Invariant: what is documented is what the
 //! program answers, and no code is listed that nothing produces.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read};

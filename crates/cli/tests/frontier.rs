@@ -1,5 +1,7 @@
 //! `pareto` and the limits of a search. Invariant: a larger budget is never slower, and a limit of
 //! work alone gives the same answer twice.
+//!
+//! Tier: quick, since it takes 5 s.
 
 use std::path::Path;
 

@@ -1,6 +1,8 @@
 //! Measuring a step's calls. Invariant: what is measured once is not measured again, a damaged
 //! cache is measured anew, a trial stays within the budget that it is given, and no measurement
 //! changes a loss. No test looks at a time.
+//!
+//! Tier: quick, since it takes 18 s.
 
 use std::path::{Path, PathBuf};
 
@@ -32,6 +34,29 @@ fn table(path: &Path) -> CallSeconds {
 
 fn asked(ran: &Ran) -> bool {
     ran.stderr.contains("measuring the calls")
+}
+
+/// A parent that does not wait for its children ignores SIGCHLD, and what it starts inherits that.
+#[cfg(unix)]
+#[test]
+fn a_step_is_measured_where_nobody_waited_for_children() {
+    use std::os::unix::process::CommandExt;
+
+    let folder = folder();
+    cache(folder.path());
+    let mut command = tightfit();
+    // SAFETY: between fork and exec the child makes no call but this one, which is allowed there.
+    unsafe {
+        command.pre_exec(|| {
+            libc::signal(libc::SIGCHLD, libc::SIG_IGN);
+            Ok(())
+        });
+    }
+    command.env("XDG_CACHE_HOME", folder.path()).current_dir(corpus().parent().unwrap());
+    let arguments = format!("plan {STEP} --budget 90% --threads 2");
+    let ran: Ran = command.args(arguments.split(' ')).output().unwrap().into();
+    let ran = ran.done();
+    assert!(asked(&ran) && !ran.stderr.contains("could not be tried"), "{}", ran.stderr);
 }
 
 #[test]

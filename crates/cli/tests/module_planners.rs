@@ -1,5 +1,7 @@
 //! The verbs `sac` and `shard` on files of both kinds. Invariant: the figures that are printed are
 //! those that the planner is held to elsewhere; here they are only found again.
+//!
+//! Tier: quick, since it takes 2 s.
 
 use crate::program::{corpus, folder, run};
 use serde_json::json;

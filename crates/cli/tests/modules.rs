@@ -1,5 +1,7 @@
 //! `tightfit modules`, and the dataflow figures of `analyze`. Invariant: what is printed is what
 //! the library reads and what the other verbs say.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use std::path::Path;
 

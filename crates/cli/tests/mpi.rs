@@ -1,5 +1,7 @@
 //! Training on the processes of an MPI job. Invariant: losses and weights are those of threads, and
 //! each process stays within its budget; whatever fails, all ranks end, each with the cause.
+//!
+//! Tier: quick, 25 s, since nothing else runs jobs; what waits for deadlines is of the full one.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 mod program;
@@ -113,6 +115,7 @@ fn a_run_goes_on_on_other_ranks() {
 }
 
 #[test]
+#[ignore = "full tier: 16 s"]
 fn ranks_that_are_not_alike_all_say_so() {
     let folder = folder();
     let alike = format!("{STEP} --budget 100% --stages 2 --steps 1");
@@ -148,6 +151,7 @@ fn ranks_that_are_not_alike_all_say_so() {
 }
 
 #[test]
+#[ignore = "full tier: 11 s"]
 fn a_process_that_never_begins_is_not_waited_for() {
     let folder = folder();
     let mut command = mpirun();
@@ -189,6 +193,7 @@ fn as_another_version() {
 }
 
 #[test]
+#[ignore = "full tier: 16 s"]
 fn what_one_rank_fails_of_all_say() {
     let folder = folder();
     let alike = format!("{STEP} --budget 100% --stages 2 --steps 1");

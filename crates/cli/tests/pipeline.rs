@@ -1,6 +1,8 @@
 //! Training on several ranks. Invariant: losses and weights are those of one device with as many
 //! micro-batches, whatever the order and the number of ranks; each rank stays within its slab; and
 //! whatever fails, all ranks end, with one message.
+//!
+//! Tier: quick, since it takes 15 s.
 
 use std::fs;
 

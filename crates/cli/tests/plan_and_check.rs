@@ -1,5 +1,7 @@
 //! `plan`, `check` and `analyze` agree with each other. Invariant: what one verb says is what
 //! another one finds.
+//!
+//! Tier: quick with a part of the cases, 7 s; full with all of them.
 
 use std::path::Path;
 use tightfit_testing::first;

@@ -1,6 +1,8 @@
 //! The whole process within its budget. Invariant: what is judged is the largest resident set that
 //! the system counted, of the process and of those that it started, and where a control group may
 //! be made, that the run completes in one that allows the budget and no byte more.
+//!
+//! Tier: quick, since it takes 21 s.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,7 @@
 //! `report`, `trace` and `train --trace`. Invariant: pages, drawings and traces say what the other
 //! verbs say.
+//!
+//! Tier: quick, since it takes 7 s.
 
 use std::path::Path;
 

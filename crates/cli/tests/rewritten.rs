@@ -1,5 +1,7 @@
 //! `plan --emit graph`: the plan as a graph, which every verb reads. Invariant: what the plan
 //! claims, the rewritten graph is, as it stands.
+//!
+//! Tier: quick, since it takes 3 s.
 
 use std::path::Path;
 

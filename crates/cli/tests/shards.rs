@@ -1,6 +1,8 @@
 //! Training on ranks that share a step. Invariant: losses and weights are those of one device with
 //! as many micro-batches, but for the order of sums, which neither budget nor plan changes; each
 //! rank stays within its slab; and whatever is refused is refused before anything runs.
+//!
+//! Tier: quick, since it takes 5 s.
 
 use std::collections::BTreeMap;
 use std::fs;

@@ -1,5 +1,7 @@
 //! Names that a terminal would obey. Invariant: whatever stands in files, what is printed holds no
 //! control characters but the ends of lines, and documents still say the very names.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use crate::program::{Ran, folder, run};
 use serde_json::{Value, json};

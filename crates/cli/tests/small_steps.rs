@@ -1,5 +1,7 @@
 //! Steps of nanoseconds and bytes, with long names. Invariant: what is printed of them says as much
 //! as of large ones, in rows that a terminal holds.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use crate::program::{folder, run};
 use serde_json::{Value, json};

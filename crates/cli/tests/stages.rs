@@ -1,5 +1,7 @@
 //! `tightfit stages`. Invariant: what is said of a plan is what the planner found, and the order
 //! that is written is one that `train` runs.
+//!
+//! Tier: quick with a part of the cases, 22 s; full with all of them.
 
 use crate::program::{folder, run, train};
 use serde_json::Value;

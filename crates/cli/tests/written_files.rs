@@ -1,5 +1,7 @@
 //! Files that verbs write, on the disks and in the places that there are. Invariant: links, devices
 //! and permissions stay what they were, and where writing fails the earlier file is there, alone.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::path::Path;

@@ -1,6 +1,8 @@
 //! What a step allocates beside the slab. Invariant: no call allocates but those that pack a
 //! product, as the operator table says, and what they hold at once lies within the packing that is
 //! taken off the budget, whatever the extents; panels are there before the first step.
+//!
+//! Tier: quick, since it takes less than a second.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 use std::alloc::{GlobalAlloc, Layout, System};

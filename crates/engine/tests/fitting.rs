@@ -1,5 +1,7 @@
 //! Whole budgets. Invariant: slab and reserve are the budget, and a refusal speaks of whole
 //! budgets.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use std::path::Path;
 

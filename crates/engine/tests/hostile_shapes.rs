@@ -1,6 +1,8 @@
 //! Graphs whose shapes and types do not go together. Invariant: such a graph is refused, or it runs
 //! without a panic, reads nothing but the elements of its inputs, and writes nothing but the
 //! elements of its outputs and its workspace.
+//!
+//! Tier: quick with a part of the cases, 4 s; full with all of them.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};

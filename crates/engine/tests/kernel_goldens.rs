@@ -1,6 +1,8 @@
 //! Every operator against PyTorch's own outputs. Invariant: error = max|a − b| / max|b| ≤ 1e-5 for
 //! floats, equality for integers and truth values; the same bits in place and not, on one thread
 //! and on three.
+//!
+//! Tier: quick, since it takes less than a second.
 #![allow(clippy::unwrap_used)] // a test that cannot read its goldens has failed
 
 use std::collections::HashMap;

@@ -3,6 +3,8 @@
 //!
 //! Each test has `mpirun` begin this very program as the ranks of a job, which then run the
 //! test `as_a_rank` and nothing else.
+//!
+//! Tier: quick, since it takes 8 s.
 #![allow(clippy::unwrap_used)] // a test that cannot go on panics
 
 use std::process::Command;

@@ -1,6 +1,8 @@
 //! Golden calls with one thing changed, and PyTorch's verdict on each. Invariant: what PyTorch
 //! refuses is refused with the name of the node; what it accepts is refused in the same way, or
 //! gives PyTorch's shapes, types and numbers. Nothing panics.
+//!
+//! Tier: quick, since it takes less than a second.
 #![allow(clippy::unwrap_used)] // a test that cannot read its corpus has failed
 
 use std::collections::{BTreeMap, HashMap};

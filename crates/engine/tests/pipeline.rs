@@ -2,6 +2,8 @@
 //! the number of ranks and the plan of each, parameters and state have the same bits after the last
 //! update as on one device with accumulation, but for what the cut of a shared parameter sums in
 //! another order; and who fails stops all others with its cause.
+//!
+//! Tier: quick with a part of the cases, 5 s; full with all of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

@@ -1,6 +1,8 @@
 //! Parameters and state that are placed while a run goes on. Invariant: whatever the policy, the
 //! budget and the order of graphs, the run computes what one with memory enough computes, bit for
 //! bit; and what is moved is what the policy says.
+//!
+//! Tier: quick with a part of the cases, 12 s; full with all of them.
 
 use std::collections::BTreeMap;
 use std::path::Path;

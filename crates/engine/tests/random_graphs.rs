@@ -1,6 +1,8 @@
 //! Random steps, executed under random budgets. Invariant: every output and every updated parameter
 //! has the same bits as in the unplanned step on one thread, whatever the budget, the planner and
 //! the number of threads, step after step.
+//!
+//! Tier: quick with a part of the cases, 5 s; full with all of them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -1,6 +1,8 @@
 //! Another plan in the middle of a run. Invariant: whichever schedules take turns, and wherever
 //! they keep parameters and state, the run computes what one with a single plan computes, bit for
 //! bit; and what cannot be taken up leaves the run as it was.
+//!
+//! Tier: quick, since it takes 3 s.
 
 use std::collections::BTreeMap;
 use std::path::Path;

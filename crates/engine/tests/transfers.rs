@@ -1,5 +1,7 @@
 //! Schedules with transfers, executed where there is no tier. Invariant: such a step fails before
 //! anything is moved; without its transfers it runs.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use std::sync::Arc;
 

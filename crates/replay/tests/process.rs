@@ -1,4 +1,6 @@
 //! The two functions that PyTorch calls, called as C would, on this computer's own memory.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use std::ffi::c_void;
 use std::ptr;

@@ -1,5 +1,7 @@
 //! The data that a page carries is what the checker found. Invariant: the data is read from the
 //! HTML as a browser would read it, and compared with timelines by code of its own.
+//!
+//! Tier: quick, since it takes 1 s.
 
 use std::collections::BTreeMap;
 

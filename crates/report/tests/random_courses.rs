@@ -1,5 +1,7 @@
 //! On random graphs, with every freedom that the format leaves, what a course holds is what the
 //! checker counted.
+//!
+//! Tier: quick, since it takes 2 s.
 
 #[path = "../../planner/tests/fixtures/generator/dag.rs"]
 mod dag;

@@ -1,5 +1,7 @@
 //! Traces hold what courses hold, are read as they were written, and are refused where they are
 //! something else.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use expect_test::{Expect, expect, expect_file};
 use serde_json::{Value, json};

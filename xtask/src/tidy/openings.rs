@@ -1,7 +1,8 @@
-//! Every file opens by saying what it is for: Rust with `//!`, Python with a docstring. Invariant:
-//! that it says something is tested, that what it says is true is for the reader.
+//! Every file opens by saying what it is for: Rust with `//!`, Python with a docstring; and a file
+//! of tests also in which tier it is, and why. Invariant: that it says something is tested, that
+//! what it says is true is for the reader.
 
-use super::tree::{Finding, Tree};
+use super::tree::{File, Finding, Tree};
 
 pub fn check(tree: &Tree) -> Vec<Finding> {
     let rust = tree.rust().filter(|file| !opens_rust(&file.text)).map(|file| {
@@ -20,7 +21,15 @@ pub fn check(tree: &Tree) -> Vec<Finding> {
             is for and the invariant it keeps",
         )
     });
-    rust.chain(python).collect()
+    let tiers = tree.files.iter().filter(|file| is_tests(file) && !says_tier(&file.text));
+    let tiers = tiers.map(|file| {
+        Finding::new(
+            file,
+            1,
+            "the opening does not say in which tier these tests are, and why: `Tier: quick, …`",
+        )
+    });
+    rust.chain(python).chain(tiers).collect()
 }
 
 fn opens_rust(text: &str) -> bool {
@@ -35,6 +44,20 @@ fn opens_python(text: &str) -> bool {
     opening
         .and_then(|line| line.strip_prefix("\"\"\"").or_else(|| line.strip_prefix("'''")))
         .is_some_and(is_sentence)
+}
+
+/// A file of tests, and not of what they share.
+fn is_tests(file: &File) -> bool {
+    let (path, text) = (file.path.as_str(), &file.text);
+    let in_rust = path.contains("/tests/") && path.ends_with(".rs");
+    let in_python = path.starts_with("python/tests/test_") && path.ends_with(".py");
+    in_rust && text.contains("\n#[test]\n") || in_python
+}
+
+/// In Rust in the opening's own lines; in Python before the first import.
+fn says_tier(text: &str) -> bool {
+    let opening = text.lines().take_while(|line| !line.starts_with("import "));
+    opening.map(|line| line.trim_start_matches("//! ")).any(|line| line.starts_with("Tier: quick"))
 }
 
 fn is_sentence(opening: &str) -> bool {
@@ -65,6 +88,19 @@ mod tests {
         assert!(finds("a.py", "\"\"\"\"\"\"\n"));
         assert!(!finds("a.py", "#!/usr/bin/env python3\n\n\"\"\"Says what it is for.\"\"\"\n"));
         assert!(!finds("a.py", "r\"\"\"Says what it is for.\n\nAnd more.\"\"\"\n"));
+    }
+
+    #[test]
+    fn tests_without_a_tier_are_found() {
+        let rust =
+            |opening: &str| format!("//! Says what it is for.\n{opening}\n#[test]\nfn f() {{}}");
+        assert!(finds("crates/a/tests/b.rs", &rust("")));
+        assert!(!finds("crates/a/tests/b.rs", &rust("//!\n//! Tier: quick, since it takes 2 s.")));
+        assert!(!finds("crates/a/src/b.rs", &rust("")));
+        assert!(!finds("crates/a/tests/c/mod.rs", "//! What others start from.\n"));
+        let python = "\"\"\"Says what it is for.\n\nTier: quick, 2 s.\n\"\"\"\n\nimport os\n";
+        assert!(!finds("python/tests/test_a.py", python));
+        assert!(finds("python/tests/test_a.py", &python.replace("Tier", "Tear")));
     }
 
     #[test]

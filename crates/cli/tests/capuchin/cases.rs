@@ -1,5 +1,7 @@
 //! The acceptance cases of Capuchin, through the program. Invariant: the file says what is
 //! expected; sizes are multiplied by the alignment of addresses, so that they pack as the bytes do.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,4 +1,6 @@
 //! The example of `doc/theory/capuchin.md` is what the program prints.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use std::path::Path;
 

@@ -1,5 +1,7 @@
 //! Budgets that are too small, too large or no budgets. Invariant: a refusal carries a proof, and
 //! the budget that it names is enough.
+//!
+//! Tier: quick, since it takes 2 s.
 
 use expect_test::{Expect, expect};
 

@@ -1,5 +1,7 @@
 //! Data that does not suit a step. Invariant: the message names the file, and the line where there
 //! is one.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use expect_test::expect;
 use serde_json::json;

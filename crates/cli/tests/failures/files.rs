@@ -1,4 +1,6 @@
 //! Files that are not there, or cannot be written. Invariant: both are known before anything runs.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use expect_test::{Expect, expect};
 

@@ -1,4 +1,6 @@
 //! Damaged graphs. Invariant: the message names the file, the node and the rule that it breaks.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};

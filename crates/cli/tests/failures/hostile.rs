@@ -1,6 +1,8 @@
 //! Steps that a campaign of hostile input found (`corpus/hostile`), and data that do not fit.
 //! Invariant: what does not follow from its inputs is refused by the name of the node before a step
 //! runs; what is right trains, with the same losses within every budget.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use serde_json::json;
 

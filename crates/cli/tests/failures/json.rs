@@ -1,6 +1,8 @@
 //! Failures for programs. Invariant: with `--json` each failure is one object on standard output,
 //! the last line, with the exit code and the sentences of standard error; a refused budget has the
 //! figures of its proof.
+//!
+//! Tier: quick, since it takes 2 s.
 
 use serde_json::Value;
 

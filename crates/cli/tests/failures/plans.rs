@@ -1,4 +1,6 @@
 //! Plans that were damaged or are of another graph. Invariant: none of them is believed.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use expect_test::expect;
 use serde_json::{Value, json};

@@ -1,4 +1,6 @@
 //! Steps that cannot be executed, or lack something. Invariant: the message says what is missing.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use expect_test::{Expect, expect};
 use serde_json::{Value, json};

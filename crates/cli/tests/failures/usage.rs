@@ -1,4 +1,6 @@
 //! Arguments that make no sense together or alone. Invariant: the message lists what does.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use expect_test::{Expect, expect};
 

@@ -1,4 +1,6 @@
 //! Weights that do not suit a step. Invariant: a run goes on from its own weights or not at all.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use expect_test::expect;
 use safetensors::SafeTensors;

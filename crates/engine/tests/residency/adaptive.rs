@@ -1,6 +1,8 @@
 //! Moves carried out on a memory that knows what lies where. Invariant: whatever a module computes
 //! with is on the device with the bytes that were written last, in any order of graphs and accesses
 //! and with any deviation; what does not fit is an error that changes nothing.
+//!
+//! Tier: quick with a part of the cases, less than a second; full with all of them.
 
 use std::collections::BTreeMap;
 

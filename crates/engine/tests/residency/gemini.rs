@@ -1,5 +1,7 @@
 //! The published policies against the recorded cases of ColossalAI's Gemini. Invariant: every case
 //! of the file is a test here, and a case that is added without one fails.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use serde_json::{Value, json};
 use tightfit::id::EntityRef;

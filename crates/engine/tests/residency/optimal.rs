@@ -1,5 +1,7 @@
 //! Our rules against brute force, for blocks of one size. Invariant: the oracle tries every choice
 //! of what is evicted at every access, and knows nothing of next uses.
+//!
+//! Tier: quick with a part of the cases, less than a second; full with all of them.
 
 use std::collections::BTreeMap;
 

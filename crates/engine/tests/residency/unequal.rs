@@ -1,5 +1,7 @@
 //! Our rules against the published ones, for tensors of several sizes. Invariant: both get the same
 //! traces and the same bytes of the device; a thousand traces come from one seed.
+//!
+//! Tier: quick, since it takes 1 s.
 
 use tightfit::id::EntityRef;
 use tightfit::units::Bytes;

@@ -1,5 +1,7 @@
 //! The judge of moves against each way in which a move may be wrong. Invariant: every kind of
 //! violation is found here in books that are otherwise in order.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use tightfit::id::EntityRef;
 use tightfit::units::Bytes;

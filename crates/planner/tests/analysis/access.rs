@@ -1,6 +1,8 @@
 //! Capuchin's profile: lives, idle seconds, swapping, the peak interval. Invariant: the oracle
 //! asks, for each node and each run, what the definitions ask, and shares no code with the
 //! analysis.
+//!
+//! Tier: quick with a part of the cases, less than a second; full with all of them.
 
 use proptest::prelude::*;
 use tightfit::analysis::{MemoryCurve, PeakInterval, access_profile, held, passes};

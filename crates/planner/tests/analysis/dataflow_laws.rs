@@ -1,6 +1,8 @@
 //! The dataflow analysis on whole steps: the seven graphs, the steps of the corpus, random ones.
 //! Invariant: the oracle states the definitions of `doc/theory/dataflow.md` set by set and shares
 //! no code with the analysis.
+//!
+//! Tier: quick with a part of the cases, less than a second; full with all of them.
 
 use crate::fixtures::{corpus, generator};
 use std::collections::BTreeSet;

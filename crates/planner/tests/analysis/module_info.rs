@@ -1,5 +1,7 @@
 //! Statistics of modules, read and written: the recorded ones, and what must be refused. Invariant:
 //! a refusal names the module.
+//!
+//! Tier: quick with a part of the cases, less than a second; full with all of them.
 
 use crate::fixtures::corpus;
 use proptest::prelude::*;

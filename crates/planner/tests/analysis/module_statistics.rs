@@ -1,5 +1,7 @@
 //! Statistics of modules, measured on graphs. Invariant: the oracle states the definitions of
 //! `doc/theory/modules.md` set by set and shares no code with what it judges.
+//!
+//! Tier: quick with a part of the cases, less than a second; full with all of them.
 
 use crate::fixtures::{corpus, generator};
 use std::collections::BTreeSet;

@@ -1,5 +1,7 @@
 //! Operators with the backward nodes that differentiate them. Invariant: alone, one is judged by
 //! the sets that `doc/theory/dataflow.md` defines; shares of all add up to the graph's figures.
+//!
+//! Tier: quick with a part of the cases, less than a second; full with all of them.
 
 use fastrand::Rng;
 use proptest::prelude::*;

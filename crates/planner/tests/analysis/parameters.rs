@@ -1,5 +1,7 @@
 //! Whose parameters are whose. Invariant: what owns one is asked of paths and readers, node by
 //! node.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use tightfit::analysis::modules::{measure, parameters};
 use tightfit::analysis::{dataflow, passes};

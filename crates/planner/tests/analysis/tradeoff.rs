@@ -1,5 +1,7 @@
 //! Tradeoff curves beside brute force: all sets of operators of small modules. Invariant: what a
 //! curve promises is compared with what really has to run again, worked out node by node.
+//!
+//! Tier: quick with a part of the cases, less than a second; full with all of them.
 
 use crate::fixtures::{corpus, generator};
 use std::collections::BTreeSet;

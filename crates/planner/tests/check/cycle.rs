@@ -1,6 +1,8 @@
 //! Steps that end where they begin: a weight that lies in the tier below between steps, and one
 //! that is under way at the border. Invariant: each way of being wrong about it is produced here,
 //! by the smallest damage to a legal schedule.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use expect_test::{Expect, expect};
 use tightfit::Goal;

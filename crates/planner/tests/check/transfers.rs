@@ -1,5 +1,7 @@
 //! Transfers by hand: an activation goes to the host and comes back. Invariant: each way of being
 //! wrong about a transfer is produced here, by the smallest damage to a legal schedule.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use expect_test::{Expect, expect};
 use tightfit::check::check;

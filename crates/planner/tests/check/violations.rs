@@ -1,6 +1,8 @@
 //! The judge's verdicts: a legal schedule, broken in every way that there is. Invariant: each
 //! variant of [`Violation`] is produced here, by the smallest change that produces it; [`variant`]
 //! does not compile when one is added.
+//!
+//! Tier: quick with a part of the cases, less than a second; full with all of them.
 use expect_test::{Expect, expect};
 use tightfit::check::{Violation, check};
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};

@@ -1,6 +1,8 @@
 //! `doc/graph-format.md`, the page on the format. Invariant: its example is a graph, the page has a
 //! row for every key that the writer writes and for no other, and names every phase and element
 //! type.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use std::collections::BTreeSet;
 

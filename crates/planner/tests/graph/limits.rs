@@ -1,6 +1,8 @@
 //! Graphs at and beyond the largest figures that are read. Invariant: a node with as many operands
 //! as a node may have is held to every rule in time that is proportional to them, which squares of
 //! such numbers would not end in; beyond a limit the message names it.
+//!
+//! Tier: quick, since it takes 4 s.
 
 use serde_json::{Value as Json, json};
 use tightfit::graph;

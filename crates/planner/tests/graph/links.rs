@@ -1,6 +1,8 @@
 //! What nodes say of each other, and a graph of its modules: whose derivative a node computes, what
 //! it computes again, what it may overwrite, which modules are never called. Invariant: each rule
 //! is broken once.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use expect_test::{Expect, expect};
 use serde_json::{Value as Json, json};

@@ -1,6 +1,8 @@
 //! Every way in which bytes are not a graph, with the message that a person reads. Invariant: each
 //! variant of [`ReadError`] and [`GraphError`] has a test here ([`variant`] panics at one that has
 //! none) or, where it is a limit, in `limits`; and no bytes whatever make the reader panic.
+//!
+//! Tier: quick with a part of the cases, 3 s; full with all of them.
 
 use crate::fixtures::generator;
 use std::io::Write;

@@ -1,5 +1,7 @@
 //! Modules that are never called have no statistics, so no plan names one. Invariant: which modules
 //! are called is stated here from the names alone, and not asked of the code.
+//!
+//! Tier: quick with a part of the cases, 8 s; full with all of them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use tightfit_testing::first;

@@ -1,5 +1,7 @@
 //! What planners of modules do when time is up. Invariant: the clocks here are made up: each look
 //! at one is worth a hundredth of a second, so that looks are counted, never seconds.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

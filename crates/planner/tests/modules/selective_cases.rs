@@ -1,5 +1,7 @@
 //! Selective checkpointing of modules on the recorded cases. Invariant: the files say what is
 //! expected.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use crate::fixtures::corpus;
 use serde_json::{Value, json};

@@ -1,4 +1,6 @@
 //! Sharding of modules on the recorded cases. Invariant: the file says what is expected.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use crate::fixtures::corpus;
 use serde_json::{Value, json};

@@ -1,6 +1,8 @@
 //! Module-level plans beside brute force on small trees, and what must hold between them.
 //! Invariant: the brute force shares no code with the planners: it tries every choice of modules,
 //! and how much they discard by linear algebra.
+//!
+//! Tier: quick, since it takes 2 s.
 
 use crate::fixtures::corpus;
 use crate::fixtures::module_tree::{self, Tree};

@@ -1,5 +1,7 @@
 //! Shapes, element types, places and operations that the table derives, beside those that PyTorch
 //! recorded. Invariant: every call of an operator of the table in the whole corpus is compared.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use std::collections::BTreeSet;
 

@@ -1,5 +1,7 @@
 //! Gradient accumulation: the graph of several micro-batches computes the step of each, and one
 //! update of their means.
+//!
+//! Tier: quick with a part of the cases, less than a second; full with all of them.
 
 use std::collections::BTreeMap;
 

@@ -1,5 +1,7 @@
 //! The cases of the asynchronous pipeline of fairscale: chains of layers, some visited again, cut
 //! into stages. Where the original is wrong, its cases say what is right.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,6 @@
 //! Where steps are cut, and how long the ranks take together.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use proptest::prelude::*;
 use tightfit::graph::Graph;

@@ -1,4 +1,6 @@
 //! The stage planner beside brute force: every cut and every set of recomputed layers.
+//!
+//! Tier: quick with a part of the cases, 3 s; full with all of them.
 
 use proptest::prelude::*;
 use tightfit::id::{SecondaryMap, StageId};

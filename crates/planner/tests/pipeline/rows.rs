@@ -1,4 +1,6 @@
 //! Rows of pipeline schedules: beside recorded ones, in their closed forms, and what is refused.
+//!
+//! Tier: quick with a part of the cases, less than a second; full with all of them.
 
 use expect_test::{Expect, expect};
 use proptest::prelude::*;

@@ -1,5 +1,7 @@
 //! Pipelines planned tensor by tensor: within the budget, never slower than their layers, and with
 //! what others wait for where the rows have it.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use tightfit::effort::Effort;
 use tightfit::graph::Graph;

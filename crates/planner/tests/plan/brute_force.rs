@@ -1,6 +1,8 @@
 //! Every planner that keeps the given order against the oracle, on graphs small enough to know the
 //! truth. Invariant: no planner ever claims more than is possible, and none is told to be optimal:
 //! how far each one is from the frontier is printed, not asserted.
+//!
+//! Tier: quick with a part of the cases, 5 s; full with all of them.
 
 use crate::fixtures::{generator, oracle};
 use proptest::prelude::*;

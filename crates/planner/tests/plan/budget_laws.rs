@@ -1,6 +1,8 @@
 //! Laws of the budget planner that need no oracle: between budgets, between runs, under little
 //! effort, at the edges of what the format allows. Invariant: a law here is asserted for all graphs
 //! of the generators, or names its graph.
+//!
+//! Tier: quick with a part of the cases, 3 s; full with all of them.
 
 use crate::fixtures::{corpus, generator, oracle};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,6 +1,8 @@
 //! The budget planner against the truth, on graphs so small that every order and every
 //! recomputation can be tried. Invariant: its bound is below every legal schedule, its plans are
 //! what they claim to be; how often either one is optimal is printed, not asserted.
+//!
+//! Tier: quick with a part of the cases, 4 s; full with all of them.
 
 use crate::fixtures::generator::dag::{self, Freedoms};
 use crate::fixtures::oracle::any_order::{fastest_any_order, least_budget_any_order};

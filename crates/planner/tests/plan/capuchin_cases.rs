@@ -4,6 +4,8 @@
 //!
 //! Those of swapping are in `swap_cases.rs`. Left out: `expected_seed_arithmetic`, which records
 //! what the original code computes where that is wrong.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use crate::fixtures::{corpus, oracle};
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,5 +1,7 @@
 //! The seven planning graphs: read, written, profiled and planned. Their peaks and times are facts
 //! that were verified against PyTorch's own liveness and are held to the byte.
+//!
+//! Tier: quick, since it takes 2 s.
 
 use crate::fixtures::corpus;
 use tightfit::machine::Machine;

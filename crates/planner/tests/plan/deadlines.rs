@@ -1,5 +1,7 @@
 //! What planners do when time is up. Invariant: the clocks here are made up, so that work and looks
 //! at the clock are counted, never seconds.
+//!
+//! Tier: quick, since it takes 4 s.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

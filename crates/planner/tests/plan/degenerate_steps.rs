@@ -1,5 +1,7 @@
 //! Steps at the edges of what the format allows: empty ones, weightless ones, enormous ones.
 //! Invariant: each of them is planned like any other, or refused with a reason, in no time.
+//!
+//! Tier: quick, since it takes less than a second.
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::id::ValueId;
 use tightfit::machine::Machine;

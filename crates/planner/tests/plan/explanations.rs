@@ -1,5 +1,7 @@
 //! Explanations of Capuchin's plans, on random graphs and both kinds of machine. Invariant: an
 //! explanation is judged by replaying it, and by the plan that it explains.
+//!
+//! Tier: quick with a part of the cases, less than a second; full with all of them.
 
 use crate::fixtures::generator;
 

@@ -1,5 +1,7 @@
 //! Plans that bound the bytes held, and nodes that draw from the running generator. Invariant: what
 //! a plan holds is judged by the replay, which shares no code with planners or checker.
+//!
+//! Tier: quick with a part of the cases, 2 s; full with all of them.
 
 use proptest::prelude::*;
 use proptest::test_runner::TestCaseError;

@@ -5,6 +5,8 @@
 //!
 //! With `PROPTEST_CASES=1000` it takes some twenty minutes in a release build, and with
 //! `--nocapture` it prints in full what is worse. `TIGHTFIT_FIRST_CASE=n` begins there.
+//!
+//! Tier: quick with a part of the cases, 5 s; full with all of them.
 
 use std::collections::BTreeMap;
 use std::fmt::{self, Write};

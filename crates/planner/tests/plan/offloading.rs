@@ -1,5 +1,7 @@
 //! What is away when. Invariant: whatever the graph, the lanes and the budget, a choice within the
 //! budget becomes a legal schedule that holds and takes what was said.
+//!
+//! Tier: quick with a part of the cases, 1 s; full with all of them.
 
 use proptest::prelude::*;
 use tightfit::check::Checked;

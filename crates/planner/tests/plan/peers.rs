@@ -1,6 +1,8 @@
 //! The peer planners on the corpus, and the exact one against the oracle. Invariant: each one stays
 //! within the budget or refuses with a plan that it reached; what one costs is printed by `tightfit
 //! bench planner`, never asserted.
+//!
+//! Tier: quick with a part of the cases, 2 s; full with all of them.
 
 use crate::fixtures::corpus::{self, GRAPHS};
 use crate::fixtures::{generator, oracle};

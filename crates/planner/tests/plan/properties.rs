@@ -1,5 +1,7 @@
 //! Laws that hold for every graph, budget, planner and machine. Invariant: a law here is asserted
 //! for all cases of the generator, or is not here.
+//!
+//! Tier: quick with a part of the cases, 14 s; full with all of them.
 
 use crate::fixtures::{generator, oracle};
 use std::collections::BTreeMap;

@@ -1,6 +1,8 @@
 //! What a decision about a node means, case by case: the sequence that comes out, written as node
 //! names. Invariant: each test shows one rule of `plan::rematerialize` or of a peer, on the
 //! smallest graph that shows it.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use std::collections::HashMap;
 

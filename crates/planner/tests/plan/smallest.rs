@@ -1,6 +1,8 @@
 //! The smallest budget, and what more work does to it. Invariant: no planner reaches less, more
 //! work is never worse, a proof of infeasibility is true; how near the least possible budget is
 //! reached is printed, not asserted.
+//!
+//! Tier: quick with a part of the cases, 8 s; full with all of them.
 
 use crate::fixtures::generator::dag::{self, Freedoms};
 use crate::fixtures::oracle::any_order::least_budget_any_order;

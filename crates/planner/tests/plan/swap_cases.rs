@@ -1,5 +1,7 @@
 //! The acceptance cases of Capuchin's swapping: free time, and what is held with and without what
 //! is swapped. Invariant: the file says what is expected; nothing is recorded here.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use serde_json::Value as Json;
 use tightfit::analysis::{Motion, Move, access_profile, held, liveness_with, memory_curve};

@@ -1,5 +1,7 @@
 //! Machines that cannot be used are refused with a reason. Invariant: each variant of
 //! `MachineError` has a test here.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use expect_test::expect;
 use tightfit::machine::{Machine, presets};

@@ -1,6 +1,8 @@
 //! Measured seconds of calls. Invariant: signatures tell calls apart exactly by the work they ask
 //! for; what was measured counts before what is predicted; a file that is not what it should be is
 //! refused with the reason.
+//!
+//! Tier: quick, since it takes less than a second.
 use expect_test::{Expect, expect};
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::id::{NodeId, ValueId};

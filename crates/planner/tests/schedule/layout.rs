@@ -1,5 +1,7 @@
 //! Layouts: judged by code that shares nothing with what makes them, on the public hard set, on
 //! random buffers against brute force, and with fixed addresses.
+//!
+//! Tier: quick with a part of the cases, less than a second; full with all of them.
 
 use crate::fixtures::corpus;
 use proptest::prelude::*;

@@ -1,5 +1,7 @@
 //! Plans that move what they hold. Invariant: whatever is away between two accesses, the schedule
 //! is legal, and holds on the device what the analysis of the sequence says.
+//!
+//! Tier: quick with a part of the cases, less than a second; full with all of them.
 
 use proptest::prelude::*;
 use tightfit::analysis::{liveness_with, memory_curve};

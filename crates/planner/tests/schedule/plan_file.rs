@@ -1,6 +1,8 @@
 //! Every way in which bytes are not a plan for a graph, with the message that a person reads.
 //! Invariant: each variant of [`PlanFileError`] has a test here ([`variant`] does not compile when
 //! one is added), and a damaged plan is an error of the reader or of the checker, never a panic.
+//!
+//! Tier: quick with a part of the cases, less than a second; full with all of them.
 
 use std::sync::LazyLock;
 

@@ -1,4 +1,6 @@
 //! When collectives have to have ended, beside what each instruction touches, block by block.
+//!
+//! Tier: quick, since it takes 1 s.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,6 @@
 //! The graph of a rank: what it keeps, gathers and exchanges; and what is refused.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::operator::Operator;

@@ -1,5 +1,7 @@
 //! Room for collectives: the same runs, each kind in the same order, gathers no later and what
 //! waits for gradients no earlier than before, and as many bytes at most.
+//!
+//! Tier: quick, since it takes less than a second.
 
 use std::collections::BTreeMap;
 

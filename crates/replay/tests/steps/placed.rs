@@ -1,4 +1,6 @@
 //! Any step, replayed at any legal offsets, gets them; and no other offsets are legal.
+//!
+//! Tier: quick with a part of the cases, less than a second; full with all of them.
 
 use std::sync::Arc;
 
