@@ -126,7 +126,7 @@ def shares(text: str) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition(".")[0])
-    parser.add_argument("models", nargs="*", default=list(zoo.BFLOAT16), choices=[*zoo.MODELS, []])
+    parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(zoo.MODELS)}")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--at", type=shares, default=[0.7, 0.5, 0.35],
                         help="where budgets lie between min and eager's peak")
@@ -141,6 +141,9 @@ def main() -> None:
     parser.add_argument("--offload", default="", help="rows with a tier below the device, of so many bytes")
     parser.add_argument("--tiny", action="store_true", help="the sizes of the tests")
     options = parser.parse_args()
+    # `choices` are not for a positional list that may be empty: versions of Python differ in what they do then.
+    if unknown := set(options.models) - zoo.MODELS.keys():
+        parser.error(f"there is no model {', '.join(sorted(unknown))}")
     # Blocks that cannot be split cost up to 1 MiB each; segments that grow can be split everywhere.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     about = measured.measure(next(iter(zoo.BFLOAT16)), "eager", tiny=True, steps=1, device=options.device,
@@ -151,7 +154,7 @@ def main() -> None:
     print(f"{datetime.date.today().isoformat()}, {about['device']}, torch {about['torch']}, driver {about['driver']}"
           f"{segments}: `{shlex.join(['python', 'python/bench/gpu.py', *sys.argv[1:]])}`. MB are 10^6 bytes.\n")
     tables.head(HEAD)
-    for name in options.models:
+    for name in options.models or zoo.BFLOAT16:
         Bench(name, options).run()
 
 

@@ -39,14 +39,22 @@ NOTHING = "found no compiled frames"
 FAILURES = (exc.TorchDynamoException, exc.FailOnRecompileLimitHit)
 
 
+class _Ignored(set[Any]):
+    """Functions of logging that are passed over. Copies are their names: PyTorch before 2.13 sorts its settings and writes
+    them down as JSON, for its own records, and logs an exception where it cannot."""
+
+    def __deepcopy__(self, _: dict[int, Any]) -> list[str]:
+        return sorted(getattr(function, "__qualname__", repr(function)) for function in self)
+
+
 class Capturing:
     """Dynamo's settings while a model may be captured; a context that may be entered again and again."""
 
     def __init__(self) -> None:
-        ignored = {getattr(logging.Logger, name) for name in _LOGGING if hasattr(logging.Logger, name)}
+        loggers = [getattr(logging.Logger, name) for name in _LOGGING if hasattr(logging.Logger, name)]
         self.settings = torch._dynamo.config.patch(
             recompile_limit=_SHAPES, accumulated_recompile_limit=4 * _SHAPES, optimize_ddp=False,
-            ignore_logging_functions=ignored | set(torch._dynamo.config.ignore_logging_functions),
+            ignore_logging_functions=_Ignored([*loggers, *torch._dynamo.config.ignore_logging_functions]),
         )
         self.was_silent = False
 
