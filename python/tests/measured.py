@@ -82,6 +82,11 @@ class Loop:
     def __init__(self, options: argparse.Namespace) -> None:
         self.seed = options.seed
         self.device = torch.device(options.device)
+        if options.deterministic:
+            torch.use_deterministic_algorithms(True, warn_only=True)
+        if options.limit is not None:
+            whole = torch.cuda.get_device_properties(self.device).total_memory
+            torch.cuda.set_per_process_memory_fraction(options.limit / whole, self.device)
         self.work = zoo.build(options.name, tiny=options.tiny, seed=options.seed, device=self.device)
         make = OPTIMIZERS.get(options.optimizer)
         self.optimizer = make(self.work.model.parameters()) if make else None
@@ -253,7 +258,7 @@ class Worker:
 
 def measure(name: str, mode: str, **options: Any) -> dict[str, Any]:
     """The report of a run in a fresh process: `budget`, `share`, `steps`, `seed`, `optimizer`, `tiny`, `counted`,
-    `digests`, `device`, `more`.
+    `digests`, `device`, `limit`, `deterministic`, `more`.
 
     A run that raised has `error`, `message` and the exception's figures instead.
     """
@@ -286,6 +291,8 @@ def main() -> None:
     parser.add_argument("--counted", action=argparse.BooleanOptionalAction, default=True, help="count bytes")
     parser.add_argument("--digests", action=argparse.BooleanOptionalAction, default=True, help="what steps computed")
     parser.add_argument("--device", default="cpu", help="where the model is: cpu, cuda, cuda:1")
+    parser.add_argument("--limit", type=int, help="bytes that CUDA's allocator may take of the device")
+    parser.add_argument("--deterministic", action="store_true", help="algorithms that give the same bits each time")
     parser.add_argument("--more", default="{}", help="further options of tightfit.compile, as JSON")
     parser.add_argument("--serve", action="store_true", help="do another step for each line of input")
     options = parser.parse_args()

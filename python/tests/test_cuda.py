@@ -10,6 +10,9 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from tightfit import calls
+from tightfit.calls import TORCH_DTYPES
+from tightfit.measure import Call, _as_read, values_of
 from tightfit.training.costs import block, libraries
 from tightfit.training.joint import Argument, Joint, document
 from tightfit.training.optimizer_state import state_bytes
@@ -68,6 +71,21 @@ def test_attention_on_cuda_is_planned(attention, monkeypatch, tmp_path):
     plan = held(graph, None, 1.0)
     source = code(plan, {}, [None]).source
     assert "def forward" in source and "def backward" in source
+
+
+@pytest.mark.parametrize("attention", [flash, efficient, cudnn])
+def test_made_up_states_of_dropout_lie_where_the_operator_reads_them(attention):
+    graph = document(joint(attention), "attention")
+    [read] = [node for node in graph["nodes"] if "attention_backward" in node["op"]]
+    call = Call.of(read, values_of(graph))
+    with FakeTensorMode():
+        tensors = _as_read(call, [torch.empty(value.shape, dtype=TORCH_DTYPES[value.dtype], device=CUDA) for value in call.inputs])
+    names = [argument.name for argument in calls.overload(call.op)._schema.arguments]
+    devices = {names[place]: tensors[argument["value"]].device for place, argument in enumerate(call.args)
+               if isinstance(argument, dict)}
+    # Attention that saves memory reads its state on the processor, which only its source says.
+    where = {name: CPU if attention is efficient and name.startswith("philox") else CUDA for name in devices}
+    assert devices == where and "philox_seed" in devices
 
 
 def test_bytes_on_cuda_are_those_of_blocks_of_512():

@@ -37,6 +37,9 @@ _NAMED = 5
 # What these read has to be a probability.
 _PROBABILITIES = {aten.bernoulli, aten.binary_cross_entropy, aten.binary_cross_entropy_backward, aten.multinomial}
 
+# The arguments of these that hold the generator's seed and offset: outside of a CUDA graph the processor reads them.
+_HOST_STATE = {aten._scaled_dot_product_efficient_attention_backward: slice(7, 9), aten._efficient_attention_backward: slice(12, 14)}
+
 
 def measured(document: dict[str, Any], device: torch.device) -> dict[str, Any]:
     """The graph with `seconds` in each node that runs, as measured on `device` (`cpu` or `cuda`).
@@ -317,11 +320,16 @@ def _tensors(call: Call, device: torch.device, there: Mapping[int, torch.Tensor]
 
 
 def _as_read(call: Call, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The inputs with the types that the operator asks for: the format has no integers without sign."""
-    if _packet(call.op) is aten._scaled_dot_product_flash_attention_backward and torch.version.hip is None:
+    """The inputs as the operator asks for them: the format has no integers without sign, and says nothing of numbers that
+    PyTorch leaves on the processor, where the operator reads them."""
+    packet = _packet(call.op)
+    if packet is aten._scaled_dot_product_flash_attention_backward and torch.version.hip is None:
         state = {argument["value"] for argument in call.args[12:14]}
         return [tensor.view(torch.uint64) if index in state and tensor.dtype == torch.int64 else tensor
                 for index, tensor in enumerate(tensors)]
+    if packet in _HOST_STATE:
+        state = {argument["value"] for argument in call.args[_HOST_STATE[packet]]}
+        return [tensor.cpu() if index in state else tensor for index, tensor in enumerate(tensors)]
     return tensors
 
 

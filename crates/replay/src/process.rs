@@ -70,24 +70,46 @@ pub fn this_thread() -> Thread {
 
 /// Memory for a tensor, as `torch.cuda.memory.CUDAPluggableAllocator` asks for it. Throws an
 /// exception of C++ where there is none.
+///
+/// The exception flies through this frame, so nothing here is dropped and nothing caught: a frame
+/// with nothing to clean up is passed over. Rust's way of cleaning up asks an unwinder of its own
+/// where one is linked into this library, which cannot read what that of C++ hands to it.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn tightfit_alloc(
     size: isize,
     device: c_int,
     stream: *mut c_void,
 ) -> *mut c_void {
+    match allocated(size, device, stream) {
+        Ok(address) => address,
+        // SAFETY: the message is a string that ends, and is there for as long as the process.
+        Err(Failure { throw: Some(throw), message }) => unsafe { throw(message) },
+        Err(Failure { throw: None, .. }) => ptr::null_mut(),
+    }
+}
+
+/// What is to be thrown.
+#[derive(Clone, Copy)]
+struct Failure {
+    throw: Option<Throw>,
+    message: *const c_char,
+}
+
+#[inline(never)]
+fn allocated(size: isize, device: c_int, stream: *mut c_void) -> Result<*mut c_void, Failure> {
     let (thread, stream) = (this_thread(), Stream(stream.addr()));
     // A negative size is one that nobody has.
     let size = Size(usize::try_from(size).unwrap_or(usize::MAX));
     let work = || with(Device(device), |allocator| allocator.allocate(size, thread, stream));
     let failure = match catch_unwind(AssertUnwindSafe(work)) {
-        Ok(Ok(None)) => return ptr::null_mut(),
-        Ok(Ok(Some(address))) => return ptr::with_exposed_provenance_mut(address.0.get()),
+        Ok(Ok(None)) => return Ok(ptr::null_mut()),
+        Ok(Ok(Some(address))) => return Ok(ptr::with_exposed_provenance_mut(address.0.get())),
         Ok(Err(error)) => error.to_string(),
         Err(_) => "the allocator made a mistake; please report this".to_string(),
     };
-    throw(&format!("tightfit: {failure}"));
-    ptr::null_mut()
+    let message = CString::new(format!("tightfit: {failure}").replace('\0', " "));
+    // Nobody is left to give the message back once it was thrown. Each one ends a step.
+    Err(Failure { throw: thrower(), message: message.unwrap_or_default().into_raw() })
 }
 
 /// Takes back what [`tightfit_alloc`] gave out. What is not known is left alone.
@@ -107,18 +129,10 @@ pub fn throws() -> bool {
     thrower().is_some()
 }
 
-type Throw = unsafe extern "C-unwind" fn(*const c_char);
+type Throw = unsafe extern "C-unwind" fn(*const c_char) -> !;
 
 fn thrower() -> Option<Throw> {
     let found = function(THROW, &[c"libstdc++.so.6"])?;
     // SAFETY: that is the function's signature; it never returns.
     Some(unsafe { transmute::<*mut c_void, Throw>(found.as_ptr()) })
-}
-
-/// Throws an exception of C++; returns where that is not possible.
-fn throw(message: &str) {
-    let Some(throw) = thrower() else { return };
-    let message = CString::new(message.replace('\0', " ")).unwrap_or_default();
-    // SAFETY: the message is a string that ends, and is copied before the exception flies.
-    unsafe { throw(message.as_ptr()) }
 }
