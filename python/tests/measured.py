@@ -86,7 +86,7 @@ class Loop:
             torch.use_deterministic_algorithms(True, warn_only=True)
         if options.limit is not None:
             whole = torch.cuda.get_device_properties(self.device).total_memory
-            torch.cuda.set_per_process_memory_fraction(options.limit / whole, self.device)
+            torch.cuda.set_per_process_memory_fraction(options.limit / whole, self.device.index or 0)
         self.work = zoo.build(options.name, tiny=options.tiny, seed=options.seed, device=self.device)
         make = OPTIMIZERS.get(options.optimizer)
         self.optimizer = make(self.work.model.parameters()) if make else None

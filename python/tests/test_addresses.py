@@ -365,14 +365,13 @@ def test_addresses_are_asked_for_with_true_or_false():
         tightfit.compile(torch.nn.Linear(4, 1), budget="1MiB", addresses="yes")
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_cuda_nobody_is_promised_addresses():
     class Doubled(torch.nn.Linear):
         def forward(self, inputs: torch.Tensor) -> torch.Tensor:
             return 2 * super().forward(inputs)
 
     model = tightfit.compile(Doubled(4, 1), budget="1MiB", addresses=True)
-    if torch.cuda.is_available():
-        pytest.skip("says what happens without CUDA")
     with pytest.raises(tightfit.CompileError, match="addresses=True is for CUDA"):
         model(torch.ones(2, 4))
 

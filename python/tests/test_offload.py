@@ -446,6 +446,18 @@ def test_streams_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pinned == []
 
 
+def test_what_is_not_on_the_device_stays_where_it_is() -> None:
+    # As the processor's states of dropout for a tier below a GPU.
+    tensor = torch.arange(4.0)
+    below = tier.Tier(1 << 20, torch.device("cpu"))
+    below.device = torch.device("meta")
+    one = away.Away(below, tensor)
+    one.release(tensor)
+    one.fetch(tensor)
+    one.arrive(tensor)
+    assert torch.equal(tensor, torch.arange(4.0)) and below.used == 0
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU")
 def test_the_same_on_a_gpu() -> None:
     torch.manual_seed(0)

@@ -17,20 +17,25 @@ class Away:
     """A copy in the tier of what a tensor lies in, or lay in; and of what another does that was computed again. Whoever
     lets go of it lets go of the copy."""
 
-    __slots__ = ("_lanes", "_size", "_slot", "_transfer")
+    __slots__ = ("_lanes", "_size", "_slot", "_stays", "_transfer")
 
     def __init__(self, tier: Tier, tensor: torch.Tensor) -> None:
         """Begins to copy what a tensor lies in; it stays on the device."""
         storage = tensor.untyped_storage()
         self._size = storage.nbytes()
         self._lanes = tier.lanes
-        self._slot: Slot = tier.take(self._size)
-        self._transfer: Any = self._lanes.out(self._slot, storage)
+        self._transfer: Any = None
+        # States of dropout that PyTorch keeps on the processor were never on the device.
+        self._stays = storage.device.type != tier.device.type
+        if not self._stays:
+            self._slot: Slot = tier.take(self._size)
+            self._transfer = self._lanes.out(self._slot, storage)
 
     def release(self, tensor: torch.Tensor) -> None:
         """Gives the memory on the device back as soon as the copy is there."""
         self._wait()
-        tensor.untyped_storage().resize_(0)
+        if not self._stays:
+            tensor.untyped_storage().resize_(0)
 
     def fetch(self, tensor: torch.Tensor) -> None:
         """Takes memory on the device, and begins to bring back what left."""
