@@ -32,6 +32,10 @@ fn main() -> ExitCode {
 
 fn dispatch(arguments: &[String]) -> Result<()> {
     let root = root()?;
+    if arguments.iter().any(|word| word == "--help" || word == "-h") {
+        println!("{USAGE}\n       steps: {}", ci::names());
+        return Ok(());
+    }
     match arguments {
         [chore] if chore == "tidy" => tidy::tidy(&root),
         [chore] if chore == "dist" => dist::dist(&root),
