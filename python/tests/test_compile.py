@@ -248,6 +248,7 @@ def test_planning_without_running_says_what_running_plans() -> None:
         tightfit.plan(transformers.GPT2LMHeadModel(gpt()), given, 1000)
 
 
+@full
 def test_models_without_memory_are_planned_for_a_machine() -> None:
     with torch.device("meta"):
         model = transformers.GPT2LMHeadModel(gpt(4))

@@ -14,7 +14,7 @@ import allocator
 import measured
 import pytest
 import zoo
-from tier import FULL, cases
+from tier import FULL, cases, full
 
 tightfit = zoo.use_tightfit()
 if not hasattr(tightfit, "compile"):
@@ -60,6 +60,7 @@ def test_the_optimizers_state_is_within_the_budget(optimizer: str):
     assert measured.differing(run, eager) == []
 
 
+@full
 def test_a_budget_that_is_too_small_says_what_would_do():
     refused = measured.measure("gpt2", "tightfit", budget=1 << 20, tiny=True, steps=1)
     assert refused["error"] == "InfeasibleBudget", refused

@@ -44,6 +44,7 @@ def test_two_processes_have_the_gradients_of_one():
     right(pipelined.seen(2, runs), 1)
 
 
+@full
 def test_models_of_all_kinds_are_cut_anywhere():
     orders = ["zb-v", "1f1b"] if FULL else ["zb-v"]
     runs = [[2, schedule, "plain", "within blocks"] for schedule in [*orders, *(["greedy"] if FULL else [])]]

@@ -54,6 +54,7 @@ def test_gradients_buffers_and_accumulation_are_eagers_up_to_rounding():
         torch.testing.assert_close(model(first), eager(first))
 
 
+@full
 def test_a_peak_above_the_budget_is_said_once_and_nothing_is_refused():
     model = tightfit.compile(Net(), budget=100_000, fused=True)
     with pytest.warns(RuntimeWarning, match="100,000") as seen:
@@ -85,6 +86,7 @@ print(max(peaks[1:]) - torch.stack(batches).nbytes, plan.measured_peak)
 """
 
 
+@full
 def test_the_measured_peak_is_what_the_allocator_counted():
     ran = fresh.run("-c", COUNTS)
     assert ran.returncode == 0, ran.stderr

@@ -3,7 +3,7 @@
 Invariant: the page itself is not changed; a script that is appended to a copy moves the pointer and presses keys, and
 what it read is taken from the page as the browser left it. Without Chromium these tests are skipped, and say so.
 
-Tier: quick, since it takes 39 s.
+Tier: quick with a part of the cases, 44 s; full with all of them.
 """
 
 import html
@@ -15,6 +15,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from tier import full
 
 ROOT = Path(__file__).resolve().parents[2]
 BERT = "corpus/graphs/bert_base_drop_b16_s512.json.gz"
@@ -201,6 +202,7 @@ def tiered(tmp_path_factory) -> dict:
     return {"folder": folder, "page": page, "events": json.loads(trace.read_text())["traceEvents"]}
 
 
+@full
 def test_what_lies_below_is_shown_for_the_selected_call(tiered):
     counters = [event["args"] for event in tiered["events"] if event["name"] == "memory below"]
     calls = [event for event in tiered["events"] if event.get("cat") in ("run", "recompute")]

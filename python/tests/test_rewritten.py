@@ -2,7 +2,7 @@
 
 Invariant: what is alive is counted from the storages that PyTorch's dispatcher hands out, not from any graph.
 
-Tier: quick, since it takes 18 s.
+Tier: quick with a part of the cases, 27 s; full with all of them.
 """
 
 import copy
@@ -18,6 +18,7 @@ import pytest
 import tightfit
 import torch
 import transformers
+from tier import cases
 from tightfit.capture import capture
 from tightfit.simplify import simplify
 from torch import fx, nn
@@ -104,9 +105,6 @@ def unet():
     return models.UNet(), batch, functional.cross_entropy
 
 
-MODELS = [gpt2, bert, resnet18, unet]
-
-
 def planned(path, budget: str, out) -> dict:
     command = [os.environ["TIGHTFIT_BIN"], "plan", path, "--budget", budget, "--iterations", "200000",
                "--emit", "graph", "-o", out, "--json"]
@@ -134,7 +132,7 @@ def budgets(path, tmp_path) -> list[str]:
     return [str(least), str((2 * least + most) // 3), str((least + 2 * most) // 3)]
 
 
-@pytest.mark.parametrize("make", MODELS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", cases(gpt2, resnet18, full=[bert, unet]), ids=lambda make: make.__name__)
 def test_a_planned_graph_computes_what_the_unplanned_one_does_within_its_peak(make, tmp_path):
     torch.manual_seed(0)
     model, batch, loss_fn = make()

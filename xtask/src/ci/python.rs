@@ -14,7 +14,7 @@ use crate::workspace::Workspace;
 use super::{PROFILE, Run, Tier, timings};
 
 const REQUIREMENTS: &str = "python/requirements-dev.txt";
-/// Most workers that share the tests: each takes some 2 GiB.
+/// Most workers that share the tests: each takes some 2 GiB, and a third of its time it waits.
 const WORKERS: usize = 4;
 
 /// Builds the package into the environment, and runs the tests with it and with the program inside
@@ -42,7 +42,8 @@ pub fn tests(workspace: &Workspace, tier: Tier, files: &[&str]) -> Command {
     let mut pytest = workspace.command(scripts(workspace).join("python"));
     // Tests that were skipped are named, with the reason.
     pytest.args(["-m", "pytest", "-q", "-rs"]);
-    let workers = std::thread::available_parallelism().map_or(1, |cores| cores.get().min(WORKERS));
+    let workers =
+        std::thread::available_parallelism().map_or(1, |cores| (cores.get() * 3 / 2).min(WORKERS));
     pytest.args(["-n", &workers.to_string(), "--dist", "loadgroup"]);
     pytest.arg(format!("--junitxml={}", timings::python(workspace).display()));
     pytest.args(files);
