@@ -58,6 +58,26 @@ fn weights_whose_validation_loss_is_not_finite_replace_no_save() {
     assert!(std::fs::read(folder.join("save")).unwrap().len() > 1000);
 }
 
+/// A row of the validation data has a class that the model does not have.
+#[test]
+fn an_evaluation_that_fails_between_two_steps_leaves_the_weights_saved() {
+    let folder = folder();
+    let folder = folder.path();
+    let digits = std::fs::read_to_string(corpus().join("data/digits.csv")).unwrap();
+    let (names, rows) = digits.split_once('\n').unwrap();
+    // The first row is one of the validation split.
+    let (first, rest) = rows.split_once('\n').unwrap();
+    let (features, _) = first.rsplit_once(',').unwrap();
+    std::fs::write(folder.join("table.csv"), format!("{names}\n{features},10\n{rest}")).unwrap();
+    let step = format!("{STEP} --budget 100% --data FOLDER/table.csv");
+    let ran = train(folder, &format!("{step} --steps 3 --eval-every 1 --save FOLDER/save"));
+    assert_eq!((ran.code, ran.losses().len()), (Some(7), 1), "{}", ran.stderr);
+    assert!(ran.stderr.contains("the weights after step 1 were saved to "), "{}", ran.stderr);
+    train(folder, &format!("{step} --steps 1 --eval-batches 0 --save FOLDER/whole")).done();
+    let saved = |name: &str| std::fs::read(folder.join(name)).unwrap();
+    assert!(saved("save") == saved("whole"));
+}
+
 #[test]
 fn no_result_replaces_another_or_what_the_run_begins_from() {
     let folder = folder();

@@ -103,6 +103,17 @@ fn without_time_there_is_a_plan_nevertheless() {
     assert_eq!(result["bound_step_seconds"].is_null(), result["gap"].is_null());
 }
 
+/// Whoever plans, however early the search ends, and whether or not it proves anything.
+#[test]
+fn a_budget_that_the_unplanned_step_fits_costs_nothing() {
+    for search in ["--planner capuchin", "--deadline 0"] {
+        let points = points(&format!("corpus/synthetic/tf2.json.gz --points 2 {search}"));
+        let whole = &points[0];
+        let figures = [&whole["overhead"], &whole["bound"], &whole["gap"]];
+        assert_eq!(figures, [0.0; 3], "{search}: {whole}");
+    }
+}
+
 #[test]
 fn plans_of_the_bench_are_complete() {
     let folder = folder();

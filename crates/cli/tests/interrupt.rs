@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Read};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-use crate::program::{folder, tightfit, train};
+use crate::program::{Ran, folder, tightfit, train};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -274,4 +274,25 @@ fn an_interrupted_search_gives_the_best_plan_so_far() {
     assert_eq!(code, Some(if result["interrupted"] == true { 130 } else { 0 }), "{text}");
     assert!(result["slab_bytes"].as_u64() <= result["budget_bytes"].as_u64());
     assert_eq!(crate::program::listing(folder.path()), ["plan"]);
+}
+
+/// No plan is that small as far as anybody knows, and nobody can prove that none is.
+#[test]
+#[cfg(target_os = "linux")]
+fn a_search_that_is_interrupted_without_a_plan_says_so_to_programs_too() {
+    let mut command = tightfit();
+    command.args(["plan", "corpus/synthetic/tf2.json.gz", "--budget", "770MiB", "--json"]);
+    command.args(["--deadline", "100000s"]);
+    command.current_dir(crate::program::corpus().parent().unwrap());
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    until_it_listens(&child);
+    interrupt(&child);
+    let ran = Ran::from(child.wait_with_output().unwrap());
+    assert_eq!(ran.code, Some(130), "{}", ran.stderr);
+    let failure = ran.result();
+    assert_eq!(failure["exit_code"], 130, "{failure}");
+    assert_eq!(failure["interrupted"], true, "{failure}");
+    let said = failure["error"].as_str().unwrap();
+    assert!(said.starts_with("interrupted before a plan was found; "), "{said}");
+    assert!(ran.stderr.contains(&format!("error: {said}")), "{}", ran.stderr);
 }

@@ -101,6 +101,25 @@ fn a_smaller_budget_recomputes_or_is_refused() {
 }
 
 #[test]
+fn more_stages_than_layers_are_wrong_usage_whoever_plans_them() {
+    let folder = folder();
+    let stages = "stages corpus/steps/mlp-digits --devices 30 --microbatches 4 --budget 60MiB";
+    for (options, asked) in [
+        // Two stages on each device.
+        ("--schedule zb-v", 60),
+        ("--schedule zb-v --whole-layers", 60),
+        // There are enough calls, but not enough modules.
+        ("--emit torch -o FOLDER/plan.json", 30),
+    ] {
+        let ran = run(folder.path(), &format!("{stages} {options}"));
+        assert_eq!((ran.code, ran.stdout.as_str()), (Some(2), ""), "{options}: {}", ran.stderr);
+        let says = format!("{asked} stages are asked for, and the forward pass has ");
+        assert!(ran.stderr.contains(&says), "{options}: {}", ran.stderr);
+    }
+    assert!(crate::program::listing(folder.path()).is_empty());
+}
+
+#[test]
 fn the_order_that_is_written_runs() {
     let folder = folder();
     run(

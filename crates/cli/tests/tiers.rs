@@ -200,7 +200,7 @@ mod faults {
     use std::process::{Child, Command, Stdio};
 
     use super::*;
-    use crate::program::slowed::{after, damaged};
+    use crate::program::slowed::{after, damage, damaged};
 
     fn started(folder: &Path, steps: u32) -> Child {
         crate::program::slowed::started(STEP, folder, steps, "--eval-batches 0")
@@ -235,6 +235,28 @@ mod faults {
         assert!(stderr.contains("is damaged: bytes "), "{stderr}");
         assert!(stderr.contains("/save was not written"), "{stderr}");
         assert!(!folder.join("save").exists());
+    }
+
+    /// The save waits for a reader of its pipe, and with it the run, until the tier is damaged.
+    #[test]
+    fn damage_that_only_the_save_finds_is_damage_all_the_same() {
+        let folder = folder();
+        let folder = folder.path();
+        let pipe = folder.join("save");
+        assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+        let rest = "--eval-batches 0 --iterations 20000";
+        let mut child = crate::program::slowed::started(STEP, folder, 1, rest);
+        after(&mut child, 1);
+        damage(&child);
+        let mut reader = Command::new("cat").arg(&pipe).stdout(Stdio::null()).spawn().unwrap();
+        let output = child.wait_with_output().unwrap();
+        // It waits for ever where the run ended before.
+        reader.kill().unwrap();
+        reader.wait().unwrap();
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(5), "{stderr}");
+        assert!(stderr.contains("the weights after step 1 could not be saved"), "{stderr}");
+        assert!(stderr.contains("is damaged: bytes "), "{stderr}");
     }
 
     #[test]

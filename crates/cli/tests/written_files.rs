@@ -96,6 +96,21 @@ fn a_save_that_does_not_fit_leaves_the_earlier_one() {
     assert_eq!(listing(folder.path()), ["save"]);
 }
 
+/// The same limit stands for a folder with little room. A tier is measured in as much of it as
+/// there is, so that one that fits is not refused.
+#[test]
+fn a_folder_with_room_for_a_small_tier_takes_one() {
+    let folder = folder();
+    let train = "train corpus/steps/gpt-nano --budget min --tier FOLDER --iterations 1000 \
+                 --steps 1 --eval-batches 0 --threads 2 --roofline";
+    behind(folder.path(), "ulimit -f 16384", train).done();
+    // Less than what is measured at once.
+    let refused = behind(folder.path(), "ulimit -f 1000", train);
+    assert_eq!(refused.code, Some(4), "{}", refused.stderr);
+    assert!(refused.stderr.contains("has no room for that"), "{}", refused.stderr);
+    assert_eq!(listing(folder.path()), [""; 0]);
+}
+
 /// What killed writers left is gone after the next save.
 #[test]
 fn the_next_save_removes_what_a_killed_one_left() {

@@ -10,7 +10,7 @@ use tightfit::effort::Effort;
 use tightfit::machine::Machine;
 use tightfit::plan::{PlanError, Planner};
 use tightfit::profile::{CallSeconds, Profile};
-use tightfit::units::Bytes;
+use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::{
     Budget, BudgetError, FitTask, FittedStep, FittingError, Reserve, Step, VERSION, fit_graph,
     fit_step, reserve,
@@ -89,6 +89,26 @@ fn a_refusal_names_whole_budgets() {
             assert_eq!(proof.live.iter().filter(|live| live.phase == "reserve").count(), 2);
         }
         other => panic!("{:?}", other.map(|fitted| fitted.training.budget)),
+    }
+}
+
+/// A planner whose time is up before it has looked for anything.
+#[test]
+fn a_search_that_ended_too_soon_speaks_of_whole_budgets() {
+    let (step, machine) = (step(), Machine::unmeasured_cpu(2));
+    let profile = Profile::new(&step.training, &machine);
+    let whole = fitted(Budget::Share(1.0)).unwrap().training;
+    let peak = whole.fitted.timeline().peak;
+    let asked = whole.reserve.total() + Bytes(peak.0 / 10 * 9);
+    let effort = Effort { deadline: Seconds(0.0), ..Effort::work(1, u64::MAX) };
+    let task = FitTask { effort, ..task(&machine, Budget::Absolute(asked)) };
+    match fit_graph(&step.training, &profile, &task) {
+        Err(FittingError::Fit(FitError::Plan(PlanError::NotFound(found)))) => {
+            assert_eq!(found.budget, asked);
+            assert_eq!(found.reached, whole.reserve.total() + peak);
+            assert!(found.to_string().contains(&format!("({} bytes) before", asked.0)), "{found}");
+        }
+        other => panic!("{:?}", other.map(|fitted| fitted.budget)),
     }
 }
 

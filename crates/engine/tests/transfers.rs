@@ -1,5 +1,6 @@
 //! Schedules with transfers, executed where there is no tier. Invariant: such a step fails before
-//! anything is moved; without its transfers it runs.
+//! anything is moved; without its transfers it runs. What the engine's tier, one file of whole
+//! blocks, could not carry is not even compiled, be it legal on the machine that it was made for.
 //!
 //! Tier: quick, since it takes less than a second.
 
@@ -12,7 +13,9 @@ use tightfit::id::{BufferId, DEVICE, LaneId, TierId, TransferId, ValueId};
 use tightfit::machine::{Lane, Link, Machine, Runtime, Tier};
 use tightfit::plan::{Plan, Planner};
 use tightfit::profile::Profile;
-use tightfit::schedule::{Buffer, Instruction, Lowering, Movement, Schedule, Transfer, lower};
+use tightfit::schedule::{
+    ALIGNMENT, Buffer, Instruction, Lowering, Movement, Schedule, Transfer, lower,
+};
 use tightfit::tensor::{Argument, DType};
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::{CompileError, Executable, Slab, StepError, StepSettings};
@@ -137,4 +140,57 @@ fn without_transfers_it_compiles() {
     let profile = Profile::new(&graph, &machine()).without_reuse();
     let checked = Checked::new(&graph, &profile, unplanned(&graph, &profile)).unwrap();
     assert!(compiled(&graph, &checked).is_ok());
+}
+
+/// Why a legal schedule is not compiled.
+fn refused(graph: &Graph, profile: &Profile, schedule: Schedule) -> CompileError {
+    let checked = Checked::new(graph, profile, schedule).unwrap();
+    compiled(graph, &checked).err().unwrap()
+}
+
+#[test]
+fn transfers_of_other_than_whole_blocks_are_refused() {
+    let graph = graph();
+    let profile = Profile::new(&graph, &machine()).without_reuse();
+    let changes: [fn(&mut Buffer); 2] = [
+        |below| below.address += ALIGNMENT,
+        // The bytes that leave are not all that the copy has.
+        |below| below.bytes += Bytes(ALIGNMENT),
+    ];
+    for change in changes {
+        let mut schedule = away(&graph, &profile);
+        let mut buffers = schedule.buffers.iter();
+        let (below, _) = buffers.find(|(_, buffer)| buffer.tier == host()).unwrap();
+        change(&mut schedule.buffers[below]);
+        schedule.below[host()] += Bytes(ALIGNMENT);
+        let error = refused(&graph, &profile, schedule);
+        assert!(matches!(error, CompileError::Transfer { .. }), "{error}");
+        let says = "transfer0 does not move whole blocks of 4096 bytes";
+        assert!(error.to_string().starts_with(says), "{error}");
+    }
+}
+
+#[test]
+fn a_second_tier_is_refused() {
+    let graph = graph();
+    let mut machine = machine();
+    let disk = Tier { name: "disk".to_string(), capacity: None, block: Bytes(1) };
+    let link = Link { latency: Seconds(0.0), bandwidth: 1e9 };
+    let disk = machine.hierarchy.add(disk, link, link);
+    let profile = Profile::new(&graph, &machine).without_reuse();
+    let mut schedule = away(&graph, &profile);
+    let first = |(place, instruction): (usize, &Instruction)| match instruction {
+        Instruction::Start(transfer) => Some((place, transfer.movement.buffers()[0])),
+        Instruction::Run(_)
+        | Instruction::Recompute(_)
+        | Instruction::Free(_)
+        | Instruction::Wait(_) => None,
+    };
+    let (place, device) = schedule.instructions.iter().enumerate().find_map(first).unwrap();
+    let second = schedule.buffers.push(Buffer { bytes: Bytes(BYTES), address: 0, tier: disk });
+    schedule.below[disk] = Bytes(BYTES);
+    let more = [copy(2, device, second), wait(2), Instruction::Free(second)];
+    schedule.instructions.splice(place..place, more);
+    let error = refused(&graph, &profile, schedule);
+    assert!(matches!(error, CompileError::Tiers), "{error}");
 }

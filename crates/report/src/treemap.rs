@@ -377,4 +377,32 @@ mod tests {
             }
         }
     }
+
+    #[test]
+    fn the_maps_of_all_courses_have_one_arrangement() {
+        let module = |path: &str, sizes: [u64; 2]| ModuleBytes {
+            path: path.to_string(),
+            bytes: sizes.map(activations).concat(),
+        };
+        // Each is the larger one in one of two courses.
+        let tree = ModuleTree {
+            leaves: vec![module("m.x", [3, 1]), module("m.y", [1, 3])],
+            root: Group::Groups(vec![Group::Leaf(0), Group::Leaf(1)]),
+        };
+        for (course, share) in [(0, 0.75), (1, 0.25)] {
+            for aspect in [0.3, 1.0, 2.5] {
+                let rectangles = tree.rectangles(course, aspect);
+                let expected = [
+                    Rectangle { x: 0.0, y: 0.0, width: share, height: 1.0 },
+                    Rectangle { x: share, y: 0.0, width: 1.0 - share, height: 1.0 },
+                ];
+                for (found, expected) in rectangles.iter().zip(&expected) {
+                    let sides = |it: &Rectangle| [it.x, it.y, it.width, it.height];
+                    let mut pairs = sides(found).into_iter().zip(sides(expected));
+                    let is_close = pairs.all(|(one, other)| (one - other).abs() < 1e-9);
+                    assert!(is_close, "{found:?} {expected:?}");
+                }
+            }
+        }
+    }
 }

@@ -7,7 +7,7 @@ use expect_test::expect;
 use serde_json::json;
 
 use super::{Case, TRAIN, TRAIN_DIGITS};
-use crate::program::corpus;
+use crate::program::{corpus, run};
 
 #[test]
 fn data_other_than_the_step_was_made_with() {
@@ -131,4 +131,32 @@ fn data_of_another_shape() {
         64 in i64
     "#]],
     );
+}
+
+/// Opening a pipe waits until somebody writes, which may be never.
+#[cfg(unix)]
+#[test]
+fn data_that_are_a_pipe_are_refused_unopened() {
+    use std::fs::OpenOptions;
+    use std::os::unix::fs::OpenOptionsExt;
+
+    let case = Case::new();
+    let pipe = case.path("pipe");
+    assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let arguments = format!("{TRAIN_DIGITS} --data FOLDER/pipe");
+    let (ran, was_opened) = std::thread::scope(|scope| {
+        let running = scope.spawn(|| run(case.folder.path(), &arguments));
+        let mut was_opened = false;
+        while !running.is_finished() {
+            // That works only where somebody reads, or waits to; who waits goes on.
+            let mut write = OpenOptions::new();
+            write.write(true).custom_flags(libc::O_NONBLOCK);
+            was_opened |= write.open(&pipe).is_ok();
+            std::thread::sleep(std::time::Duration::from_millis(5));
+        }
+        (running.join().unwrap(), was_opened)
+    });
+    assert!(!was_opened);
+    assert_eq!(ran.code, Some(4), "{}", ran.stderr);
+    assert!(ran.stderr.contains("FOLDER/pipe".replace("FOLDER", "").as_str()), "{}", ran.stderr);
 }

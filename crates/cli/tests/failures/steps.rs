@@ -52,6 +52,37 @@ fn a_graph_for_planning_only() {
     );
 }
 
+/// Batches and weights are written from the first byte of their storages on.
+#[test]
+fn inputs_and_parameters_that_begin_within_their_storages() {
+    let shifted = |names: &[&str], message: Expect| {
+        let case = Case::new().step(|_, graph| {
+            for name in names {
+                let output = &mut node(graph, name)["outputs"][0];
+                output["offset"] = json!(16);
+                let storage = output["storage"].as_u64().unwrap() as usize;
+                let bytes = graph["storages"][storage].as_u64().unwrap();
+                graph["storages"][storage] = json!(bytes + 64);
+            }
+        });
+        case.fails(&format!("{TRAIN} --save FOLDER/weights"), 6, message);
+    };
+    shifted(
+        &["input"],
+        expect![[r#"
+        error: node `input`: a placeholder is not contiguous from the start of its \
+        storage; this graph is for planning only
+    "#]],
+    );
+    shifted(
+        &["layers_0_bias", "adamw_layers_0_bias"],
+        expect![[r#"
+        error: node `layers_0_bias`: a placeholder is not contiguous from the start of \
+        its storage; this graph is for planning only
+    "#]],
+    );
+}
+
 #[test]
 fn a_step_that_lacks_something() {
     let lacks = |change: fn(&mut Value, &mut Value), message: Expect| {

@@ -98,6 +98,16 @@ fn two_results_need_two_files() {
 }
 
 #[test]
+fn a_drawing_does_not_replace_the_graph_that_it_is_made_from() {
+    let case = Case::new().graph(|_| {});
+    let before = std::fs::read(case.path("graph.json")).unwrap();
+    let ran = run(case.folder.path(), "pareto FOLDER/graph.json --svg FOLDER/graph.json");
+    assert_eq!(ran.code, Some(2), "{}", ran.stderr);
+    assert!(ran.stderr.contains("--svg would replace"), "{}", ran.stderr);
+    assert_eq!(std::fs::read(case.path("graph.json")).unwrap(), before);
+}
+
+#[test]
 fn a_latency_of_the_host_needs_its_bandwidth() {
     let shard = "shard corpus/steps/gpt-nano --budget 80% --world-size 2 --bandwidth 1GB/s \
                  --latency 1us --host-latency 1us";

@@ -1,7 +1,7 @@
 //! Training through a tier that is slowed down. Invariant: there are transfers under way at any
 //! time, so whatever happens to the run or its tier happens in the middle of one.
 
-use std::fs::{self, OpenOptions};
+use std::fs::{self, File, OpenOptions};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -28,22 +28,36 @@ pub fn after(child: &mut Child, losses: usize) {
     (0..losses).for_each(|_| assert!(lines.next().unwrap().unwrap().contains("loss")));
 }
 
+/// Changes bytes all over its tier, once.
+pub fn damage(child: &Child) {
+    flip(&opened(child));
+}
+
 /// Changes bytes all over its tier, so that something that is brought back is hit, until it ends.
 pub fn damaged(mut child: Child) -> Output {
-    let file = OpenOptions::new().read(true).write(true).open(tier_of(&child)).unwrap();
+    let file = opened(&child);
     for _ in 0..200 {
-        let length = file.metadata().unwrap().len();
-        for at in (0..length).step_by(4096) {
-            let mut byte = [0];
-            file.read_exact_at(&mut byte, at).unwrap();
-            file.write_all_at(&[!byte[0]], at).unwrap();
-        }
+        flip(&file);
         std::thread::sleep(Duration::from_millis(20));
         if child.try_wait().unwrap().is_some() {
             break;
         }
     }
     child.wait_with_output().unwrap()
+}
+
+/// Changes a byte of each block.
+fn flip(file: &File) {
+    let length = file.metadata().unwrap().len();
+    for at in (0..length).step_by(4096) {
+        let mut byte = [0];
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[!byte[0]], at).unwrap();
+    }
+}
+
+fn opened(child: &Child) -> File {
+    OpenOptions::new().read(true).write(true).open(tier_of(child)).unwrap()
 }
 
 /// The file of its tier, which has no name.

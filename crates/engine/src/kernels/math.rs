@@ -431,6 +431,20 @@ mod tests {
         assert_eq!(exp(0.0), 1.0);
     }
 
+    /// Whoever computes a row's sum apart may give one that is less than a score of the row.
+    #[test]
+    fn a_softmax_gradient_takes_the_sum_that_it_is_given() {
+        let (scores, slopes) = ([2.0_f32, -1.0, 0.5], [0.25_f32, -0.5, 1.0]);
+        let (mut p, mut dp) = (scores, slopes);
+        softmax_gradient(&mut p, &mut dp, 0.0, 0.125, 0.5);
+        for i in 0..3 {
+            let exact = f64::from(scores[i]).exp();
+            assert!((f64::from(p[i]) / exact - 1.0).abs() < 1e-6, "{p:?}");
+            let exact = exact * (f64::from(slopes[i]) - 0.125) * 0.5;
+            assert!((f64::from(dp[i]) / exact - 1.0).abs() < 1e-6, "{dp:?}");
+        }
+    }
+
     #[test]
     fn the_normal_distribution_is_within_its_published_error() {
         // Φ by numerical integration of the density (Simpson), from 0.

@@ -107,6 +107,42 @@ fn where_addresses_bind_more_work_is_never_worse_and_no_planner_is_faster() {
     }
 }
 
+/// Within the smallest slab that was found, a faster plan may happen to need even less, which
+/// nobody who asks for that would find.
+#[test]
+fn the_smallest_budget_is_found_again_and_is_the_one_that_refusals_name() {
+    for name in ["tight-1", "tight-2"] {
+        let graph = synthetic(name);
+        let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
+        for work in [3_000, 5_000, 10_000] {
+            let within =
+                |budget| planned(&graph, &profile, Goal::Within(budget), Planner::Auto, work);
+            let named = smallest(&graph, &profile, Planner::Auto, work);
+            let again = within(named).map(|fitted| fitted.schedule().slab);
+            assert!(again.is_ok(), "{name}, {work}: {named} is refused: {again:?}");
+            let refused = within(Bytes(named.0 / 2)).unwrap_err();
+            let proof = refused.infeasible().expect("the budget is the reason");
+            assert_eq!(proof.reached, named, "{name}, {work}");
+        }
+    }
+}
+
+/// The process has room for the tables of 256 repeated calls, and of half as many as there are
+/// nodes; each further one takes 1.25 KiB, which the slab leaves to it.
+#[test]
+fn the_slab_has_room_for_the_tables_of_very_many_repeated_calls() {
+    let graph = synthetic("chain50");
+    let profile = Profile::new(&graph, &Machine::unmeasured_cpu(1));
+    let found = planned(&graph, &profile, Goal::Smallest, Planner::Dtr, 10_000).unwrap();
+    let schedule = found.schedule();
+    let charged = schedule.recomputed().saturating_sub(graph.compute_nodes().len() / 2 + 256);
+    assert!(charged > 0, "{} repeated calls", schedule.recomputed());
+    let tables = charged as u64 * 1280;
+    let ends = schedule.buffers.values().map(|buffer| buffer.address + buffer.bytes.0);
+    let used = ends.max().unwrap();
+    assert!(used + tables <= schedule.slab.0, "{used} and {tables} of {}", schedule.slab.0);
+}
+
 proptest! {
     #![proptest_config(tightfit_testing::config(40))]
 
