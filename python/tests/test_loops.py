@@ -142,6 +142,28 @@ def test_two_calls_in_one_backward_pass_are_added_up_as_autograd_does():
     assert_same(model, eager)
 
 
+class Halves(nn.Module):
+    """Two products with the halves of one parameter: backward passes read parts of it, not itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.both = nn.Linear(loops.WIDTH, 16), nn.Parameter(torch.randn(16, 8))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        h = torch.tanh(self.first(x))
+        return sum((h @ half).sum() for half in self.both.chunk(2, 1))
+
+
+@pytest.mark.parametrize(("model", "name"), [(loops.Net, "head.weight"), (Halves, "both")])
+def test_a_parameter_that_changes_between_the_passes_is_noticed(model, name):
+    model = tightfit.compile(model(), budget="min", deadline=0.1)
+    loss = model(loops.batch(0)[0]).sum()
+    with torch.no_grad():
+        model.get_parameter(name).mul_(2)
+    with pytest.raises(RuntimeError, match=f"'{name}', which this backward pass needs, was changed in place"):
+        loss.backward()
+
+
 def test_an_interrupt_leaves_the_random_numbers_where_they_are():
     """At each line of the generated backward pass."""
     torch.manual_seed(0)

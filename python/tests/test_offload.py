@@ -304,6 +304,17 @@ def test_a_whole_step_that_fails_leaves_all_readable(monkeypatch: pytest.MonkeyP
     step(*batch())
 
 
+def test_the_memory_of_a_tier_goes_with_its_model() -> None:
+    _, model = pair()
+    model(*batch()).backward()
+    assert used(model) == 0
+    slots = [weakref.ref(memory) for memories in tier_of(model)._free.values() for memory in memories]
+    assert slots and all(slot() is not None for slot in slots)
+    del model
+    gc.collect()
+    assert all(slot() is None for slot in slots)
+
+
 # The tier.
 
 
