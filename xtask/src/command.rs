@@ -104,6 +104,24 @@ pub fn line(command: &Command) -> String {
     words.map(|word| word.to_string_lossy()).collect::<Vec<_>>().join(" ")
 }
 
+/// The same with the variables that are set for it, quoted for a shell.
+pub fn line_with_environment(command: &Command) -> String {
+    let set = command.get_envs().filter_map(|(name, value)| Some((name, value?)));
+    let set =
+        set.map(|(name, value)| format!("{}={}", name.display(), quoted(&value.to_string_lossy())));
+    let words = std::iter::once(command.get_program()).chain(command.get_args());
+    let words = words.map(|word| quoted(&word.to_string_lossy()));
+    set.chain(words).collect::<Vec<_>>().join(" ")
+}
+
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-+=./:,@%".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_string();
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

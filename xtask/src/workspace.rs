@@ -16,6 +16,20 @@ pub struct Workspace {
     pub target: PathBuf,
 }
 
+/// What the user's environment says of other Pythons than that of the tests, and of other tests:
+/// an environment of conda beside which maturin builds nothing, packages that would be imported
+/// instead, folders that pip would install into, and options of pytest that leave tests out.
+const FOREIGN: [&str; 8] = [
+    "CONDA_PREFIX",
+    "PYTHONPATH",
+    "PYTHONHOME",
+    "PYTEST_ADDOPTS",
+    "PIP_TARGET",
+    "PIP_PREFIX",
+    "PIP_ROOT",
+    "PIP_USER",
+];
+
 impl Workspace {
     /// The workspace that lies there.
     pub fn at(root: &Path) -> Result<Workspace> {
@@ -33,6 +47,9 @@ impl Workspace {
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         command.current_dir(&self.root);
+        for name in FOREIGN {
+            command.env_remove(name);
+        }
         command
     }
 }

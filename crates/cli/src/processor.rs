@@ -120,9 +120,9 @@ fn cache(threads: u32, extent: Extent) -> Option<PathBuf> {
 
 /// Where measurements are kept: the user's cache folder.
 pub fn folder() -> Option<PathBuf> {
+    let named =
+        |variable| std::env::var_os(variable).map(PathBuf::from).filter(|path| path.is_absolute());
     let folder =
-        std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from).filter(|path| path.is_absolute());
-    let folder = folder
-        .or_else(|| std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".cache")))?;
+        named("XDG_CACHE_HOME").or_else(|| named("HOME").map(|home| home.join(".cache")))?;
     Some(folder.join("tightfit"))
 }

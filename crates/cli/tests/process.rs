@@ -192,11 +192,11 @@ fn children_of_what_ran_before_under_the_same_id_do_not_count() {
     for _ in 0..2 {
         let mut shell = Command::new("sh");
         let script = format!(
-            "{BYTES}={LARGE} \"$0\" --exact process::large && exec {} train \
-             corpus/steps/gpt-nano --budget 90% --steps 2 --threads 2 --json",
-            env!("CARGO_BIN_EXE_tightfit")
+            "{BYTES}={LARGE} \"$0\" --exact process::large && exec \"$1\" train \
+             corpus/steps/gpt-nano --budget 90% --steps 2 --threads 2 --json"
         );
         shell.args(["-c", &script]).arg(std::env::current_exe().unwrap());
+        shell.arg(env!("CARGO_BIN_EXE_tightfit"));
         shell.env("XDG_CACHE_HOME", folder.path()).current_dir(corpus().parent().unwrap());
         let output = shell.output().unwrap();
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -227,15 +227,15 @@ fn a_run_completes_in_a_group_that_allows_exactly_its_budget() {
             return;
         };
         let script = format!(
-            "echo $$ > {}/cgroup.procs && exec {} train corpus/steps/{step} --budget {budget} \
-             --steps 3 --threads 2 --roofline {WORK} --json",
-            group.0.display(),
-            env!("CARGO_BIN_EXE_tightfit")
+            "echo $$ > {}/cgroup.procs && exec \"$0\" train corpus/steps/{step} \
+             --budget {budget} --steps 3 --threads 2 --roofline {WORK} --json",
+            group.0.display()
         );
         let mut command = Command::new("sh");
         let known = tightfit();
         command.envs(known.get_envs().filter_map(|(name, value)| Some((name, value?))));
-        command.args(["-c", &script]).current_dir(corpus().parent().unwrap());
+        command.args(["-c", &script, env!("CARGO_BIN_EXE_tightfit")]);
+        command.current_dir(corpus().parent().unwrap());
         let output = command.output().unwrap();
         let told = String::from_utf8_lossy(&output.stderr).into_owned();
         assert!(output.status.success(), "{step}: {:?} {told}", output.status);

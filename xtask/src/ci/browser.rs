@@ -22,7 +22,7 @@ pub fn found() -> Option<PathBuf> {
 
 /// Says whether there is one.
 pub fn browser(run: &mut Run, log: &mut Log) -> Result<()> {
-    run.preparation.finish(log)?;
+    run.preparation.wait(log);
     match found() {
         Some(found) => println!("{}", found.display()),
         None => println!(

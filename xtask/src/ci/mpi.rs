@@ -6,7 +6,7 @@ use anyhow::Result;
 use crate::command::Log;
 
 use super::debian::find;
-use super::rust::tests;
+use super::rust::{Names, tests};
 use super::{PROFILE, Run, Tier};
 
 /// Open MPI, what reading its headers takes, and the client without which Debian's `mpirun` begins
@@ -16,7 +16,7 @@ pub const PACKAGES: [&str; 6] =
 /// The programs that these bring.
 const PROGRAMS: [&str; 4] = ["mpicc", "mpirun", "ssh", "clang"];
 /// What is tested with it.
-const TESTED: [&str; 6] = [
+pub const TESTED: [&str; 6] = [
     "--package",
     "tightfit-engine",
     "--package",
@@ -32,7 +32,7 @@ pub fn is_there() -> bool {
 
 /// Checks and tests what needs MPI.
 pub fn mpi(run: &mut Run, log: &mut Log) -> Result<()> {
-    run.preparation.finish(log)?;
+    run.preparation.wait(log);
     if !is_there() {
         println!(
             "NO MPI: its tests are left out; install Open MPI (Debian and Ubuntu: apt install {})",
@@ -46,5 +46,5 @@ pub fn mpi(run: &mut Run, log: &mut Log) -> Result<()> {
         log.run(run.workspace.cargo(&lints.concat()))?;
     }
     let jobs = [&TESTED[..], &["--test", "mpi"]].concat();
-    run.tests(tests(&run.workspace, run.tier, &jobs, &[]), log)
+    run.tests(tests(&run.workspace, run.tier, &jobs, Names::All), log)
 }

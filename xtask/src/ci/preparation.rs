@@ -18,6 +18,8 @@ const FILE: &str = "prepare.log";
 /// Work that goes on.
 pub struct Preparation {
     thread: Option<JoinHandle<(Log, Result<()>)>>,
+    /// What came of it, until somebody who cannot go on without it asks.
+    result: Result<()>,
 }
 
 impl Preparation {
@@ -32,15 +34,25 @@ impl Preparation {
                 (log, result.with_context(|| format!("{FILE} in the target folder says more")))
             })
         });
-        Preparation { thread }
+        Preparation { thread, result: Ok(()) }
     }
 
     /// Waits for its end.
+    pub fn wait(&mut self, log: &mut Log) {
+        let Some(thread) = self.thread.take() else { return };
+        self.result = match thread.join() {
+            Ok((done, result)) => {
+                log.append(done);
+                result
+            }
+            Err(_) => Err(anyhow!("the preparation panicked")),
+        };
+    }
+
+    /// Waits for its end, and says whether it succeeded, once.
     pub fn finish(&mut self, log: &mut Log) -> Result<()> {
-        let Some(thread) = self.thread.take() else { return Ok(()) };
-        let (done, result) = thread.join().map_err(|_| anyhow!("the preparation panicked"))?;
-        log.append(done);
-        result
+        self.wait(log);
+        std::mem::replace(&mut self.result, Ok(()))
     }
 }
 

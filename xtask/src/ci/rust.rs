@@ -33,26 +33,48 @@ pub fn doc(run: &mut Run, log: &mut Log) -> Result<()> {
 
 pub fn test(run: &mut Run, log: &mut Log) -> Result<()> {
     log.run(run.workspace.cargo(&["test", PROFILE, "--workspace", "--no-run"]))?;
-    run.tests(tests(&run.workspace, run.tier, &["--workspace"], &[]), log)?;
-    if has_nextest() {
-        // It runs all tests but those in documentation.
-        log.run(run.workspace.cargo(&["test", PROFILE, "--workspace", "--doc"]))?;
-    }
-    Ok(())
+    run.tests(tests(&run.workspace, run.tier, &["--workspace"], Names::All), log)?;
+    if has_nextest() { documented(run, log) } else { Ok(()) }
 }
 
-/// Runs the tests of `packages`, which are options of cargo, whose names contain one of `filters`;
-/// with cargo-nextest, which measures each, where it is installed.
-pub fn tests(workspace: &Workspace, tier: Tier, packages: &[&str], filters: &[&str]) -> Command {
+/// The tests in documentation, which cargo-nextest does not run.
+pub fn documented(run: &mut Run, log: &mut Log) -> Result<()> {
+    log.run(run.workspace.cargo(&["test", PROFILE, "--workspace", "--doc"]))
+}
+
+/// Which tests of a package.
+#[derive(Clone, Copy, Debug)]
+pub enum Names {
+    All,
+    /// Those whose names contain one of these.
+    With(&'static [&'static str]),
+    /// All others.
+    Without(&'static [&'static str]),
+}
+
+impl Names {
+    /// As words behind the `--` of `cargo test`, which cargo-nextest understands as well.
+    fn words(self) -> Vec<&'static str> {
+        match self {
+            Names::All => Vec::new(),
+            Names::With(names) => names.to_vec(),
+            Names::Without(names) => names.iter().flat_map(|name| ["--skip", name]).collect(),
+        }
+    }
+}
+
+/// Runs the tests of `packages`, which are options of cargo, that are called so: with
+/// cargo-nextest, which measures each, where it is installed.
+pub fn tests(workspace: &Workspace, tier: Tier, packages: &[&str], names: Names) -> Command {
     let mut command;
     if has_nextest() {
         // In `.config/nextest.toml`, its profile `ci` says what it writes.
         command = workspace.cargo(&["nextest", "run", "--cargo-profile=ci", "--profile=ci"]);
-        command.args(packages).args(filters);
-        command.args((tier == Tier::Full).then_some("--run-ignored=all"));
+        command.args(packages).args((tier == Tier::Full).then_some("--run-ignored=all"));
+        command.arg("--").args(names.words());
     } else {
         command = workspace.cargo(&["test", PROFILE, "--no-fail-fast"]);
-        command.args(packages).arg("--").args(filters);
+        command.args(packages).arg("--").args(names.words());
         command.args((tier == Tier::Full).then_some("--include-ignored"));
     }
     let (name, value) = tier.variable();

@@ -1,82 +1,51 @@
 //! The full tier in slices, so that each landing runs one and several in a row run all. Invariant:
-//! every test file is in exactly one slice; a test of this file looks.
+//! every test is in exactly one slice; the tests of this file look.
 
-use anyhow::{Context, Result, bail, ensure};
+use std::time::SystemTime;
 
-use crate::command::{Log, line};
+use anyhow::{Result, bail};
+
+use crate::command::{Log, line_with_environment};
 use crate::workspace::Workspace;
 
 use super::preparation::Preparation;
+use super::rust::Names;
 use super::timings::Timings;
 use super::{PROFILE, Run, Tier, mpi, python, rust};
 
 /// Tests that run together.
 #[derive(Clone, Copy, Debug)]
 enum Part {
-    /// Those of a package whose names contain one of these; all of them if there is none.
-    Rust(&'static str, &'static [&'static str]),
+    /// Those of a package that are called so.
+    Rust(&'static str, Names),
+    /// Those in documentation.
+    Documented,
     /// Those of the jobs of MPI.
     Mpi,
     /// Those in these files of `python/tests`, without `test_` and `.py`.
     Python(&'static [&'static str]),
 }
 
-use Part::{Mpi, Python, Rust};
+use Names::{All, With, Without};
+use Part::{Documented, Mpi, Python, Rust};
+
+const PLANS: &[&str] = &["plan::"];
+const LONG_RUNS: &[&str] =
+    &["pages::", "stages::", "training::", "tiers::", "placement::", "widths::"];
 
 const SLICES: [&[Part]; 8] = [
-    &[Rust("tightfit", &["plan::"])],
+    &[Rust("tightfit", With(PLANS))],
     &[
-        Rust(
-            "tightfit",
-            &[
-                "analysis::",
-                "check::",
-                "graph::",
-                "modules::",
-                "operator::",
-                "pipeline::",
-                "profile::",
-                "schedule::",
-                "sharded::",
-            ],
-        ),
-        Rust("tightfit-report", &[]),
-        Rust("tightfit-replay", &[]),
-        Rust("xtask", &[]),
-        Rust("tightfit-fuzz", &[]),
+        Rust("tightfit", Without(PLANS)),
+        Rust("tightfit-report", All),
+        Rust("tightfit-replay", All),
+        Rust("xtask", All),
+        Rust("tightfit-fuzz", All),
+        Documented,
     ],
-    &[Rust("tightfit-engine", &[]), Mpi],
-    &[Rust(
-        "tightfit-cli",
-        &["pages::", "stages::", "training::", "tiers::", "placement::", "widths::"],
-    )],
-    &[Rust(
-        "tightfit-cli",
-        &[
-            "analyze::",
-            "bounded_reading::",
-            "capuchin::",
-            "completions::",
-            "endings::",
-            "exit_codes::",
-            "failures::",
-            "frontier::",
-            "interrupt::",
-            "measuring::",
-            "module_planners::",
-            "modules::",
-            "paths::",
-            "pipeline::",
-            "plan_and_check::",
-            "process::",
-            "report::",
-            "rewritten::",
-            "shards::",
-            "shown_names::",
-            "small_steps::",
-            "written_files::",
-        ],
-    )],
+    &[Rust("tightfit-engine", All), Mpi],
+    &[Rust("tightfit-cli", With(LONG_RUNS))],
+    &[Rust("tightfit-cli", Without(LONG_RUNS))],
     &[Python(&["compile_models"])],
     &[Python(&[
         "addresses",
@@ -124,13 +93,12 @@ const SLICES: [&[Part]; 8] = [
 pub fn number(workspace: &Workspace, which: &str) -> Result<usize> {
     let all = SLICES.len();
     if which == "next" {
-        let count = if git(workspace, &["rev-parse", "--is-shallow-repository"])? == "true" {
-            const DAY: u64 = 24 * 60 * 60;
-            let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?;
-            now.as_secs() / DAY
-        } else {
-            git(workspace, &["rev-list", "--count", "HEAD"])?.parse().context("commits")?
-        };
+        let is_whole =
+            git(workspace, &["rev-parse", "--is-shallow-repository"]).as_deref() == Some("false");
+        // A merge counts once, however many commits it brings.
+        let count = git(workspace, &["rev-list", "--count", "--first-parent", "HEAD"]);
+        let commits = count.filter(|_| is_whole).and_then(|count| count.parse().ok());
+        let count = commits.unwrap_or_else(days);
         return Ok((count % all as u64) as usize + 1);
     }
     match which.parse() {
@@ -139,10 +107,18 @@ pub fn number(workspace: &Workspace, which: &str) -> Result<usize> {
     }
 }
 
-fn git(workspace: &Workspace, arguments: &[&str]) -> Result<String> {
-    let output = workspace.command("git").args(arguments).output().context("git")?;
-    ensure!(output.status.success(), "git {}: {}", arguments.join(" "), output.status);
-    Ok(String::from_utf8_lossy(&output.stdout).trim().to_string())
+/// Days since 1970.
+fn days() -> u64 {
+    const DAY: u64 = 24 * 60 * 60;
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    now.map_or(0, |now| now.as_secs() / DAY)
+}
+
+/// What git says, where it knows the folder.
+fn git(workspace: &Workspace, arguments: &[&str]) -> Option<String> {
+    let output = workspace.command("git").args(arguments).output().ok()?;
+    let said = String::from_utf8_lossy(&output.stdout).trim().to_string();
+    output.status.success().then_some(said)
 }
 
 /// Runs all parts of a slice, and says of each test that failed how to run it alone.
@@ -151,7 +127,7 @@ pub fn slice(workspace: Workspace, number: usize, log: &mut Log) -> Result<()> {
     let parts = SLICES[number - 1];
     let needs = |step: &str| {
         parts.iter().any(|part| match part {
-            Rust(..) => false,
+            Rust(..) | Documented => false,
             Mpi => step == "mpi",
             Python(_) => step == "python" || step == "browser",
         })
@@ -173,10 +149,11 @@ pub fn slice(workspace: Workspace, number: usize, log: &mut Log) -> Result<()> {
 impl Part {
     fn run(self, run: &mut Run, log: &mut Log) -> Result<()> {
         match self {
-            Rust(package, filters) => {
+            Rust(package, names) => {
                 let of = ["--package", package];
-                run.tests(rust::tests(&run.workspace, Tier::Full, &of, filters), log)
+                run.tests(rust::tests(&run.workspace, Tier::Full, &of, names), log)
             }
+            Documented => rust::documented(run, log),
             Mpi => mpi::mpi(run, log),
             Python(files) => {
                 run.preparation.finish(log)?;
@@ -197,18 +174,25 @@ fn name_the_failed(run: &Run) {
     for test in run.timings.failed_in_rust() {
         // `package::binary`, or the package alone for its unit tests.
         let (package, binary) = test.group.split_once("::").unwrap_or((&test.group, ""));
-        let binary = if binary.is_empty() { "--lib".into() } else { format!("--test {binary}") };
+        let (of, binary) = match (binary, binary.strip_prefix("bin/")) {
+            ("mpi", _) => (mpi::TESTED.join(" "), "--test mpi".to_string()),
+            ("", _) => (format!("--package {package}"), "--lib".to_string()),
+            (_, Some(program)) => (format!("--package {package}"), format!("--bin {program}")),
+            (name, None) => (format!("--package {package}"), format!("--test {name}")),
+        };
         println!(
-            "FAILED {}: {variable}={value} cargo test {PROFILE} --package {package} {binary} -- \
+            "FAILED {}: {variable}={value} cargo test {PROFILE} {of} {binary} -- \
              --include-ignored --exact {}",
             test.name, test.name
         );
     }
     for test in run.timings.failed_in_python() {
         let file = test.group.rsplit('.').next().unwrap_or_default();
-        let path = format!("python/tests/{file}.py::{}", test.name);
+        // The worker's group stands behind the name of a test that has one.
+        let name = test.name.split_once(&format!("@{file}")).map_or(&*test.name, |(name, _)| name);
+        let path = format!("python/tests/{file}.py::{name}");
         let command = python::tests(&run.workspace, Tier::Full, &[&path]);
-        println!("FAILED {}: {variable}={value} {}", test.name, line(&command));
+        println!("FAILED {name}: {}", line_with_environment(&command));
     }
 }
 
@@ -226,32 +210,29 @@ mod tests {
         SLICES.iter().flat_map(|parts| parts.iter().copied())
     }
 
-    /// The filters for a package, each once.
-    fn filters(of: &str) -> BTreeSet<String> {
-        let mut seen = BTreeSet::new();
-        for part in parts() {
-            if let Rust(package, filters) = part
-                && package == of
-            {
-                for filter in filters {
-                    assert!(seen.insert(filter.trim_end_matches("::").to_string()), "{filter}");
+    #[test]
+    fn what_one_slice_leaves_out_of_a_package_others_run() {
+        let of = |package: &str| -> Vec<Names> {
+            parts()
+                .filter_map(|part| match part {
+                    Rust(of, names) if of == package => Some(names),
+                    _ => None,
+                })
+                .collect()
+        };
+        let packages: BTreeSet<&str> = parts()
+            .filter_map(|part| if let Rust(package, _) = part { Some(package) } else { None })
+            .collect();
+        for package in packages {
+            let (mut run, mut left_out) = (Vec::<&str>::new(), None);
+            for names in of(package) {
+                match names {
+                    All => assert_eq!(of(package).len(), 1, "{package}"),
+                    With(names) => run.extend(names),
+                    Without(names) => assert!(left_out.replace(names).is_none(), "{package}"),
                 }
             }
-        }
-        seen
-    }
-
-    #[test]
-    fn every_module_of_tests_in_rust_is_in_one_slice() {
-        for (package, folder, shared) in
-            [("tightfit", "planner", "fixtures"), ("tightfit-cli", "cli", "program")]
-        {
-            let file = root().join("crates").join(folder).join("tests/main.rs");
-            let text = std::fs::read_to_string(file).unwrap();
-            let modules = text.lines().filter_map(|line| line.strip_prefix("mod "));
-            let modules = modules.map(|line| line.trim_end_matches([';', ' ', '{']).to_string());
-            let modules: BTreeSet<String> = modules.filter(|module| module != shared).collect();
-            assert_eq!(modules, filters(package), "{package}");
+            assert_eq!(run, left_out.unwrap_or_default(), "{package}");
         }
     }
 

@@ -51,7 +51,7 @@ fn is_tests(file: &File) -> bool {
     let (path, text) = (file.path.as_str(), &file.text);
     let in_rust = path.contains("/tests/") && path.ends_with(".rs");
     let in_python = path.starts_with("python/tests/test_") && path.ends_with(".py");
-    in_rust && text.contains("\n#[test]\n") || in_python
+    in_rust && text.lines().any(|line| line.trim() == "#[test]") || in_python
 }
 
 /// In Rust in the opening's own lines; in Python before the first import.
