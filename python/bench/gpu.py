@@ -9,9 +9,10 @@ handed out; on a processor, where it keeps nothing, both are bytes of the counti
 
 With `--offload` there are rows with a tier below the device, for budgets that recomputation alone does not meet.
 
-Budgets are min + f · (eager's reserved peak − min), where min is the peak of the smallest plan, and CUDA's allocator is not
-given a byte more of the device. `tightfit` is judged with its first call, in which it measures and plans; the others are shown without theirs, in which compilers try things
-out. `--device cpu --tiny` runs the same code where there is no GPU.
+Budgets are min + f · (eager's reserved peak − min), where min is the peak of the smallest plan; CUDA's allocator is
+limited to the budget (PyTorch may let it reserve a few megabytes more). `tightfit` is judged with its first call, in
+which it measures and plans; the others are shown without theirs, in which compilers try things out. `--device cpu
+--tiny` runs the same code where there is no GPU.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Bench:
         self.within(f"tightfit, a tier of {self.options.offload}", budget, more)
 
     def within(self, label: str, budget: int, more: str) -> None:
-        """The row of a budget on a device that has no byte more, and where that fails, on the whole device."""
+        """The row of a budget with the allocator limited to it, and if that fails, another one without the limit."""
         given = {"budget": budget - self.options.margin, "more": more}
         limit = budget if self.options.device.startswith("cuda") else None
         run = self.measure("tightfit", limit=limit, **given)
@@ -148,7 +149,7 @@ def main() -> None:
     parser.add_argument("--offload", default="", help="rows with a tier below the device, of so many bytes")
     parser.add_argument("--tiny", action="store_true", help="the sizes of the tests")
     options = parser.parse_args()
-    # `choices` are not for a positional list that may be empty: versions of Python differ in what they do then.
+    # Not by `choices`: versions of Python differ in whether they accept a positional list that is empty.
     if unknown := set(options.models) - zoo.MODELS.keys():
         parser.error(f"there is no model {', '.join(sorted(unknown))}")
     # Blocks that cannot be split cost up to 1 MiB each; segments that grow can be split everywhere.

@@ -16,9 +16,9 @@ pub struct Workspace {
     pub target: PathBuf,
 }
 
-/// What the user's environment says of other Pythons than that of the tests, and of other tests:
-/// an environment of conda beside which maturin builds nothing, packages that would be imported
-/// instead, folders that pip would install into, and options of pytest that leave tests out.
+/// Variables that would lead the tests away from their own virtual environment: an active conda
+/// environment, with which maturin refuses to build; packages that would be imported instead;
+/// folders that pip would install into; options of pytest that leave tests out.
 const FOREIGN: [&str; 8] = [
     "CONDA_PREFIX",
     "PYTHONPATH",

@@ -71,9 +71,9 @@ pub fn this_thread() -> Thread {
 /// Memory for a tensor, as `torch.cuda.memory.CUDAPluggableAllocator` asks for it. Throws an
 /// exception of C++ where there is none.
 ///
-/// The exception flies through this frame, so nothing here is dropped and nothing caught: a frame
-/// with nothing to clean up is passed over. Rust's way of cleaning up asks an unwinder of its own
-/// where one is linked into this library, which cannot read what that of C++ hands to it.
+/// The exception unwinds through this frame, so nothing here is dropped and nothing caught: a frame
+/// without cleanup needs no personality routine. Rust's would call the unwinder that is linked into
+/// this library (zig links one statically), which cannot read the context of the one C++ uses.
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn tightfit_alloc(
     size: isize,
@@ -108,7 +108,7 @@ fn allocated(size: isize, device: c_int, stream: *mut c_void) -> Result<*mut c_v
         Err(_) => "the allocator made a mistake; please report this".to_string(),
     };
     let message = CString::new(format!("tightfit: {failure}").replace('\0', " "));
-    // Nobody is left to give the message back once it was thrown. Each one ends a step.
+    // Nothing can free the message once it is thrown. Each one ends a step.
     Err(Failure { throw: thrower(), message: message.unwrap_or_default().into_raw() })
 }
 

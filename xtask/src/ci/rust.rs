@@ -53,7 +53,7 @@ pub enum Names {
 }
 
 impl Names {
-    /// As words behind the `--` of `cargo test`, which cargo-nextest understands as well.
+    /// As words after the `--` of `cargo test`, which cargo-nextest understands too.
     fn words(self) -> Vec<&'static str> {
         match self {
             Names::All => Vec::new(),

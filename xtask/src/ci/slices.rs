@@ -188,7 +188,7 @@ fn name_the_failed(run: &Run) {
     }
     for test in run.timings.failed_in_python() {
         let file = test.group.rsplit('.').next().unwrap_or_default();
-        // The worker's group stands behind the name of a test that has one.
+        // xdist appends the group of a test to its name.
         let name = test.name.split_once(&format!("@{file}")).map_or(&*test.name, |(name, _)| name);
         let path = format!("python/tests/{file}.py::{name}");
         let command = python::tests(&run.workspace, Tier::Full, &[&path]);
@@ -210,6 +210,12 @@ mod tests {
         SLICES.iter().flat_map(|parts| parts.iter().copied())
     }
 
+    fn packages() -> BTreeSet<&'static str> {
+        parts()
+            .filter_map(|part| if let Rust(package, _) = part { Some(package) } else { None })
+            .collect()
+    }
+
     #[test]
     fn what_one_slice_leaves_out_of_a_package_others_run() {
         let of = |package: &str| -> Vec<Names> {
@@ -220,10 +226,7 @@ mod tests {
                 })
                 .collect()
         };
-        let packages: BTreeSet<&str> = parts()
-            .filter_map(|part| if let Rust(package, _) = part { Some(package) } else { None })
-            .collect();
-        for package in packages {
+        for package in packages() {
             let (mut run, mut left_out) = (Vec::<&str>::new(), None);
             for names in of(package) {
                 match names {
@@ -238,9 +241,7 @@ mod tests {
 
     #[test]
     fn every_package_with_tests_is_in_a_slice() {
-        let packages: BTreeSet<&str> = parts()
-            .filter_map(|part| if let Rust(package, _) = part { Some(package) } else { None })
-            .collect();
+        let packages = packages();
         let manifest = std::fs::read_to_string(root().join("Cargo.toml")).unwrap();
         let members = manifest.split("members = [").nth(1).unwrap().split(']').next().unwrap();
         for member in members.split(',').map(|member| member.trim().trim_matches('"')) {

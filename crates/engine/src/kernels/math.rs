@@ -431,7 +431,7 @@ mod tests {
         assert_eq!(exp(0.0), 1.0);
     }
 
-    /// Whoever computes a row's sum apart may give one that is less than a score of the row.
+    /// A caller that computes a row's sum separately may pass one that is less than a score.
     #[test]
     fn a_softmax_gradient_takes_the_sum_that_it_is_given() {
         let (scores, slopes) = ([2.0_f32, -1.0, 0.5], [0.25_f32, -0.5, 1.0]);
