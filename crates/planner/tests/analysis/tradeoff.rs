@@ -289,6 +289,38 @@ fn what_reads_something_overwritten_cannot_run_again() {
 }
 
 #[test]
+fn whoever_writes_into_an_output_runs_again_with_its_maker() {
+    // The step returns what `made` makes and `writes` writes into; the backward pass does not read
+    // it, so it is not there for `reads` to run again.
+    let mut builder = GraphBuilder::new("written");
+    let storages = [0; 3].map(|_| builder.storage(Bytes(64)));
+    let tensor = |index: usize| [Some(ValueSpec::contiguous(&[64], DType::U8, storages[index]))];
+    let made = builder.node(NodeSpec::new("made", "op", Phase::Forward), &tensor(0))[0];
+    let writes = NodeSpec {
+        inputs: vec![made],
+        mutates: true,
+        ..NodeSpec::new("writes", "op_", Phase::Forward)
+    };
+    let written = builder.node(writes, &tensor(0))[0];
+    let reads = NodeSpec { inputs: vec![written], ..NodeSpec::new("reads", "op", Phase::Forward) };
+    let saved = builder.node(reads, &tensor(1))[0];
+    let backward =
+        NodeSpec { inputs: vec![saved], ..NodeSpec::new("backward", "op", Phase::Backward) };
+    let gradient = builder.node(backward, &tensor(2))[0];
+    builder.output(written);
+    builder.output(gradient);
+    let graph = builder.build().unwrap();
+    for profile in generator::profiles(&graph) {
+        let flow = dataflow(&graph, &profile);
+        let forward = forward_nodes(&graph, "");
+        let module = flow.tree.branches().iter().next().unwrap().0;
+        let operators = groups(&graph, &profile, &flow, module, &forward).unwrap();
+        let again: f64 = forward[..2].iter().map(|&id| profile.seconds[id].0).sum();
+        assert_eq!((operators.always, operators.groups.len()), (Seconds(again), 1));
+    }
+}
+
+#[test]
 fn attention_and_perceptron_of_a_small_model() {
     let graph = tightfit::graph::read(
         &std::fs::read(corpus::path("steps/gpt-nano-dropout/train.json.gz")).unwrap(),

@@ -64,8 +64,8 @@ impl TradeoffCurve {
 /// Views are made again for nothing and are no operators here. Who reads or writes a storage before
 /// it is overwritten is discarded with whoever made it; nodes that draw random numbers are
 /// discarded together. An output that leaves the module is not discarded. Where a node of the
-/// module reads it and the backward pass does not, which would keep it, the node that makes it runs
-/// again whatever is discarded.
+/// module reads it and the backward pass does not, which would keep it, the node that makes it, and
+/// those that write into it, run again whatever is discarded.
 pub fn groups(
     graph: &Graph,
     profile: &Profile,
@@ -105,8 +105,8 @@ pub fn groups(
         let discarded = graph.fresh(id).iter().filter(|&&storage| !leaves(storage));
         group.nodes.push(id);
         group.bytes += discarded.map(|&storage| graph.storages()[storage]).sum();
-        let seconds =
-            if graph.fresh(id).iter().any(needed_again) { &mut always } else { &mut group.seconds };
+        let mut written = graph.fresh(id).iter().chain(graph.mutated(id));
+        let seconds = if written.any(needed_again) { &mut always } else { &mut group.seconds };
         *seconds = *seconds + profile.seconds[id];
     }
     groups.retain(|group| group.bytes > Bytes::ZERO);
