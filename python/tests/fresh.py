@@ -13,6 +13,7 @@ import multiprocessing
 import multiprocessing.reduction
 import os
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
@@ -71,7 +72,7 @@ class Fresh:
             try:
                 return self.wait(timeout), printed.result()
             except TimeoutError:
-                self.process.kill()
+                self._end()
                 raise
 
     def said(self) -> str:
@@ -88,8 +89,15 @@ class Fresh:
 
     def kill(self) -> None:
         """Ends it at once."""
-        self.process.kill()
+        self._end()
         self.close()
+
+    def _end(self) -> None:
+        """Ends it and what it started, which would keep its output open."""
+        try:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        except ProcessLookupError:  # it has no group yet
+            self.process.kill()
 
 
 def run(*words: str, timeout: float | None = 1800, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -116,7 +124,8 @@ def _received(handed: Any) -> int:
 
 
 def _become(words: tuple[str, ...], folder: str, environment: dict[str, str], streams: list[int]) -> None:
-    """In the forked process: what an interpreter does when it starts."""
+    """In the forked process: what an interpreter does when it starts, in a process group of its own."""
+    os.setpgrp()
     for number, stream in enumerate(streams):
         os.dup2(stream, number)
         os.close(stream)

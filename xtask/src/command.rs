@@ -3,7 +3,7 @@
 
 use std::fs::File;
 use std::io::Write;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -39,7 +39,7 @@ impl Log {
         match &mut self.file {
             // What cannot be written is lost, as on a standard output that nobody reads.
             Some(file) => writeln!(file, "{line}").unwrap_or_default(),
-            None => println!("{line}"),
+            None => say(line),
         }
     }
 
@@ -82,8 +82,8 @@ impl Log {
 
     /// Prints every step with its time: since the run began, and of all processors.
     pub fn summary(&self, began: Instant) {
-        println!("== summary");
-        println!("{:<12} {:>10} {:>12}", "step", "wall", "processor");
+        say("== summary");
+        say(&format!("{:<12} {:>10} {:>12}", "step", "wall", "processor"));
         for Step { name, wall, processor, passed } in &self.steps {
             let result = if *passed { "ok" } else { "FAILED" };
             row(name, *wall, *processor, result);
@@ -95,7 +95,12 @@ impl Log {
 
 fn row(name: &str, wall: Duration, processor: Duration, result: &str) {
     let (wall, processor) = (wall.as_secs_f64(), processor.as_secs_f64());
-    println!("{name:<12} {wall:>8.1} s {processor:>10.1} s  {result}");
+    say(&format!("{name:<12} {wall:>8.1} s {processor:>10.1} s  {result}"));
+}
+
+/// Prints a line; it is lost where nobody reads any more, as behind `| head`.
+pub fn say(line: &str) {
+    writeln!(std::io::stdout(), "{line}").unwrap_or_default();
 }
 
 /// The command as one would type it.
@@ -112,6 +117,12 @@ pub fn line_with_environment(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     let words = words.map(|word| quoted(&word.to_string_lossy()));
     set.chain(words).collect::<Vec<_>>().join(" ")
+}
+
+/// A program on the search path.
+pub fn find(name: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(name)).find(|file| file.is_file())
 }
 
 fn quoted(word: &str) -> String {
@@ -132,6 +143,12 @@ mod tests {
         assert!(error.to_string().starts_with("false: "), "{error}");
         let error = Log::default().run(Command::new("no-such-program")).unwrap_err();
         assert_eq!(error.to_string(), "cannot run no-such-program");
+    }
+
+    #[test]
+    fn programs_are_found_by_name() {
+        assert!(find("sh").is_some());
+        assert!(find("no-such-program-as-this").is_none());
     }
 
     #[test]

@@ -18,13 +18,12 @@ const ARTIFACTS: &str = "artifacts";
 const BESIDE: [&str; 4] = ["README.md", "CHANGELOG.md", "LICENSE-APACHE", "LICENSE-MIT"];
 
 /// Builds the archive of the program and the wheel of the Python package into [`ARTIFACTS`].
-pub fn dist(root: &Path) -> Result<()> {
-    let workspace = Workspace::at(root)?;
+pub fn dist(workspace: &Workspace) -> Result<()> {
     let (began, mut log) = (Instant::now(), Log::default());
     let result = log
-        .step("program", |log| program(&workspace, log))
-        .and_then(|()| log.step("wheel", |log| wheel(&workspace, log)))
-        .and_then(|()| log.step("sums", |log| sums(&workspace, log)));
+        .step("program", |log| program(workspace, log))
+        .and_then(|()| log.step("wheel", |log| wheel(workspace, log)))
+        .and_then(|()| log.step("sums", |log| sums(workspace, log)));
     log.summary(began);
     result
 }

@@ -7,10 +7,14 @@ mod dist;
 mod tidy;
 mod workspace;
 
+use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
+
+use command::say;
+use workspace::Workspace;
 
 const USAGE: &str = "\
 usage: cargo xtask tidy                 the rules of the house that no compiler checks
@@ -24,22 +28,22 @@ fn main() -> ExitCode {
     match dispatch(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            writeln!(std::io::stderr(), "error: {error:#}").unwrap_or_default();
             ExitCode::FAILURE
         }
     }
 }
 
 fn dispatch(arguments: &[String]) -> Result<()> {
-    let root = root()?;
     if arguments.iter().any(|word| word == "--help" || word == "-h") {
-        println!("{USAGE}\n       steps: {}", ci::names());
+        say(&format!("{USAGE}\n       steps: {}", ci::names()));
         return Ok(());
     }
+    let workspace = Workspace::at(&root()?)?;
     match arguments {
-        [chore] if chore == "tidy" => tidy::tidy(&root),
-        [chore] if chore == "dist" => dist::dist(&root),
-        [chore, steps @ ..] if chore == "ci" => ci::ci(&root, steps),
+        [chore] if chore == "tidy" => tidy::tidy(&workspace),
+        [chore] if chore == "dist" => dist::dist(&workspace),
+        [chore, steps @ ..] if chore == "ci" => ci::ci(workspace, steps),
         _ => bail!("{USAGE}\n       steps: {}", ci::names()),
     }
 }

@@ -1,11 +1,12 @@
 //! Where things are. Invariant: every command begins in the workspace's folder, with the cargo that
-//! began this program.
+//! began this program, and builds into the one target folder.
 
-use std::ffi::OsStr;
+use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
+use serde_json::Value;
 
 /// The folders of the workspace.
 #[derive(Clone)]
@@ -16,10 +17,12 @@ pub struct Workspace {
     pub target: PathBuf,
 }
 
-/// Variables that would lead the tests away from their own virtual environment: an active conda
-/// environment, with which maturin refuses to build; packages that would be imported instead;
-/// folders that pip would install into; options of pytest that leave tests out.
-const FOREIGN: [&str; 8] = [
+/// Variables that would lead the steps away from what they build: another target, whose programs
+/// would lie elsewhere; an active conda environment, with which maturin refuses to build; packages
+/// that would be imported instead; folders that pip would install into; options of pytest that
+/// leave tests out.
+const FOREIGN: [&str; 9] = [
+    "CARGO_BUILD_TARGET",
     "CONDA_PREFIX",
     "PYTHONPATH",
     "PYTHONHOME",
@@ -33,12 +36,12 @@ const FOREIGN: [&str; 8] = [
 impl Workspace {
     /// The workspace that lies there.
     pub fn at(root: &Path) -> Result<Workspace> {
-        Ok(Workspace { root: root.to_path_buf(), target: target()? })
+        Ok(Workspace { root: root.to_path_buf(), target: target(root)? })
     }
 
     /// A command of cargo.
     pub fn cargo(&self, arguments: &[&str]) -> Command {
-        let mut command = self.command(std::env::var_os("CARGO").unwrap_or("cargo".into()));
+        let mut command = self.command(cargo());
         command.args(arguments);
         command
     }
@@ -47,6 +50,8 @@ impl Workspace {
     pub fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new(program);
         command.current_dir(&self.root);
+        // It may have been said relative to where this program was begun.
+        command.env("CARGO_TARGET_DIR", &self.target);
         for name in FOREIGN {
             command.env_remove(name);
         }
@@ -54,12 +59,19 @@ impl Workspace {
     }
 }
 
-/// This program lies in `TARGET/PROFILE`, wherever the user has cargo build.
-fn target() -> Result<PathBuf> {
-    let program = std::env::current_exe().context("the path of this program")?;
-    program
-        .ancestors()
-        .nth(2)
-        .map(Path::to_path_buf)
-        .context("cargo built this program, so it lies in its target folder")
+fn cargo() -> OsString {
+    std::env::var_os("CARGO").unwrap_or("cargo".into())
+}
+
+/// What cargo builds into, wherever the user has it do that.
+fn target(root: &Path) -> Result<PathBuf> {
+    let mut metadata = Command::new(cargo());
+    metadata.args(["metadata", "--no-deps", "--format-version=1", "--manifest-path"]);
+    let output = metadata.arg(root.join("Cargo.toml")).output().context("cargo metadata")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "cargo metadata: {}", said.trim());
+    let metadata: Value = serde_json::from_slice(&output.stdout).context("cargo metadata")?;
+    let target = metadata["target_directory"].as_str().context("cargo metadata: no target")?;
+    std::fs::create_dir_all(target).with_context(|| target.to_string())?;
+    Ok(target.into())
 }

@@ -3,6 +3,7 @@
 //! process holds meanwhile, so measuring takes no more memory than the run and counts against none.
 
 use std::path::{Path, PathBuf};
+use std::process::Output;
 
 use clap::Args;
 use tightfit::graph::Graph;
@@ -13,7 +14,7 @@ use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::{Budget, VERSION, process};
 
 use crate::accumulation::Accumulation;
-use crate::{output, processor, program};
+use crate::{exit_code, output, processor, program};
 
 /// A step that is predicted to take longer is not tried: its own run will tell.
 const LONGEST: Seconds = Seconds(5.0);
@@ -111,13 +112,24 @@ pub fn remember(machine: &Machine, measured: CallSeconds) {
 fn measure(graph: &Graph, machine: &Machine, subject: &Subject<'_>) -> Option<CallSeconds> {
     let budget: Budget = subject.budget.parse().ok()?;
     let own = processor::own();
-    processor::bytes(graph, machine, budget)
+    let left = processor::bytes(graph, machine, budget)
         .filter(|&budget| own > Bytes::ZERO && budget > own)
-        .and_then(|budget| attempt(machine, subject, &(budget - own).0.to_string()))
-        .or_else(|| attempt(machine, subject, subject.budget))
+        .map(|budget| (budget - own).0.to_string());
+    let budgets = left.as_deref().into_iter().chain([subject.budget]);
+    for budget in budgets {
+        let output = attempt(machine, subject, budget)?;
+        if output.status.success() {
+            return read(&output.stdout, machine.threads).ok();
+        }
+        // Whatever else it ended of would happen again, or was asked for.
+        if !exit_code::lacked_memory(output.status.code()) {
+            return None;
+        }
+    }
+    None
 }
 
-fn attempt(machine: &Machine, subject: &Subject<'_>, budget: &str) -> Option<CallSeconds> {
+fn attempt(machine: &Machine, subject: &Subject<'_>, budget: &str) -> Option<Output> {
     let mut command = program::command().ok()?;
     command.arg("calibrate").arg(subject.folder).args(["--budget", budget, "--json"]);
     command.args(["--microbatches", &subject.accumulation.tried().to_string()]);
@@ -126,8 +138,7 @@ fn attempt(machine: &Machine, subject: &Subject<'_>, budget: &str) -> Option<Cal
         command.arg("--data").arg(data);
     }
     command.args(subject.tier.into_iter().flat_map(|tier| ["--tier", tier]));
-    let output = process::output(&mut command).ok()?;
-    read(&output.stdout, machine.threads).ok().filter(|_| output.status.success())
+    process::output(&mut command).ok()
 }
 
 fn read(bytes: &[u8], threads: u32) -> Result<CallSeconds, CallSecondsError> {

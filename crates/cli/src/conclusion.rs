@@ -3,7 +3,8 @@
 
 use serde_json::Value;
 
-use crate::exit::{self, ExitCode};
+use crate::exit;
+use crate::exit_code::{self, ExitCode};
 use crate::failure::{self, message};
 use crate::output::Unprinted;
 use crate::train::LossNotFinite;
@@ -25,7 +26,7 @@ pub fn conclude(result: anyhow::Result<ExitCode>, json: bool) -> ExitCode {
 /// as JSON too, with the members of `more`.
 pub fn refuse(error: &anyhow::Error, more: Option<Value>) -> ExitCode {
     let (mut code, mut said) = (ExitCode::from(exit::code(error)), message(error));
-    let is_interrupted = exit::code(error) == exit::NOT_FOUND && interrupt::raised();
+    let is_interrupted = exit::code(error) == exit_code::NOT_FOUND && interrupt::raised();
     if is_interrupted {
         code = interrupt::code();
         said = format!("interrupted before a plan was found; {said}");

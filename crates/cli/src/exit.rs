@@ -20,6 +20,7 @@ use tightfit_engine::{
 };
 use tightfit_report::TraceError;
 
+use crate::exit_code::{INFEASIBLE, NOT_FINITE, NOT_FOUND, OTHER_RANK};
 use crate::output::Unprinted;
 use crate::places::Replaced;
 use crate::table::UnknownColumn;
@@ -53,50 +54,6 @@ Exit codes:
   129  ended early by SIGHUP; the output says what was saved, and where
   130  ended early by Ctrl-C; the output says what was saved, and where
   143  ended early by SIGTERM; the output says what was saved, and where";
-
-/// The arguments make no sense.
-pub const USAGE: u8 = 2;
-/// It is proven that no plan fits.
-const INFEASIBLE: u8 = 3;
-/// No plan was found; there may be one.
-pub const NOT_FOUND: u8 = 10;
-/// A loss is not finite.
-const NOT_FINITE: u8 = 11;
-/// Another rank failed, or is silent.
-const OTHER_RANK: u8 = 12;
-
-/// The run ended early because a signal asked it to: shells count these from 128.
-pub fn asked_by(signal: i32) -> ExitCode {
-    ExitCode(u8::try_from(128 + signal).unwrap_or(1))
-}
-
-/// What the program says to whoever started it. Unlike the one of the standard library, it can be
-/// read, so that a program which is not the whole process may be asked for it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExitCode(u8);
-
-impl ExitCode {
-    /// All that was asked for was done.
-    pub const SUCCESS: ExitCode = ExitCode(0);
-}
-
-impl From<u8> for ExitCode {
-    fn from(code: u8) -> ExitCode {
-        ExitCode(code)
-    }
-}
-
-impl From<ExitCode> for u8 {
-    fn from(code: ExitCode) -> u8 {
-        code.0
-    }
-}
-
-impl From<ExitCode> for std::process::ExitCode {
-    fn from(code: ExitCode) -> std::process::ExitCode {
-        code.0.into()
-    }
-}
 
 /// The exit code for a failure.
 pub fn code(error: &anyhow::Error) -> u8 {
@@ -149,7 +106,8 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
     }
     #[cfg(feature = "mpi")]
     if let Some(error) = error.downcast_ref::<JobError>() {
-        return Some(if matches!(error, JobError::Absent { .. }) { OTHER_RANK } else { USAGE });
+        let is_usage = !matches!(error, JobError::Absent { .. });
+        return Some(if is_usage { crate::exit_code::USAGE } else { OTHER_RANK });
     }
     if error.is::<LinkError>() {
         return Some(OTHER_RANK);

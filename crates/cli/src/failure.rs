@@ -9,7 +9,7 @@ use tightfit::plan::{Infeasible, LiveTensor, PlanError};
 use tightfit::units::Bytes;
 use tightfit_engine::{FittingError, PlacementError};
 
-use crate::exit::ExitCode;
+use crate::exit_code::ExitCode;
 use crate::values::{BelowReserve, NoRanks, NoStages};
 
 /// What the object is written as.

@@ -5,7 +5,7 @@
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, Ordering};
 
-use crate::exit::{self, ExitCode};
+use crate::exit_code::{self, ExitCode};
 
 /// The number of the signal that asked; 0 for none.
 static RAISED: AtomicI32 = AtomicI32::new(0);
@@ -39,7 +39,7 @@ pub fn signal() -> i32 {
 pub fn code_of(signal: i32) -> ExitCode {
     match signal {
         0 => ExitCode::SUCCESS,
-        signal => exit::asked_by(signal),
+        signal => exit_code::asked_by(signal),
     }
 }
 

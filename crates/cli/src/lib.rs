@@ -18,6 +18,7 @@ pub mod calls;
 mod conclusion;
 pub mod effort;
 pub mod exit;
+pub mod exit_code;
 mod failure;
 pub mod figures;
 pub mod frontier;
@@ -43,7 +44,7 @@ use std::ffi::OsString;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use tightfit_engine::process;
 
-use crate::exit::ExitCode;
+use crate::exit_code::ExitCode;
 pub use crate::failure::message;
 use crate::output::Unprinted;
 use crate::style::Color;
@@ -129,12 +130,12 @@ fn show(refused: &clap::Error, json: bool) -> anyhow::Result<ExitCode> {
         let said = refused.to_string();
         // Behind an empty line, clap says how to use the program.
         let said = said.split("\n\n").next().unwrap_or_default().trim_start_matches("error: ");
-        say!("{}", failure::document(ExitCode::from(exit::USAGE), said))?;
+        say!("{}", failure::document(ExitCode::from(exit_code::USAGE), said))?;
     }
     match refused.print() {
         Err(error) if !refused.use_stderr() => Err(Unprinted::from(error).into()),
         // Nobody is left to tell that nothing could be said on standard error.
-        _ => Ok(ExitCode::from(u8::try_from(refused.exit_code()).unwrap_or(exit::USAGE))),
+        _ => Ok(ExitCode::from(u8::try_from(refused.exit_code()).unwrap_or(exit_code::USAGE))),
     }
 }
 

@@ -5,10 +5,9 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
-use crate::command::Log;
+use crate::command::{Log, find};
 
 use super::Run;
-use super::debian::find;
 
 /// Names that Chromium goes by; the tests look for the same.
 const NAMES: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "chrome"];
@@ -24,11 +23,11 @@ pub fn found() -> Option<PathBuf> {
 pub fn browser(run: &mut Run, log: &mut Log) -> Result<()> {
     run.preparation.wait(log);
     match found() {
-        Some(found) => println!("{}", found.display()),
-        None => println!(
+        Some(found) => log.say(&found.display().to_string()),
+        None => log.say(&format!(
             "NO BROWSER: the tests of the report's page will be skipped; install Chromium (Debian \
              and Ubuntu: apt install {PACKAGE})"
-        ),
+        )),
     }
     Ok(())
 }

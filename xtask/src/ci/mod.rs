@@ -14,11 +14,11 @@ mod rust;
 mod slices;
 mod timings;
 
-use std::path::Path;
+use std::fs::File;
 use std::process::Command;
 use std::time::Instant;
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 
 use crate::command::Log;
 use crate::workspace::Workspace;
@@ -80,10 +80,10 @@ pub fn names() -> String {
 
 /// Runs what the arguments ask for: steps of the quick tier, all of them if none is named; with
 /// `--full`, of the full one; with `--slice N`, a slice of the full one.
-pub fn ci(root: &Path, arguments: &[String]) -> Result<()> {
+pub fn ci(workspace: Workspace, arguments: &[String]) -> Result<()> {
     let began = Instant::now();
-    let workspace = Workspace::at(root)?;
     let mut log = Log::default();
+    let _alone = alone(&workspace, &mut log)?;
     let result = match arguments {
         [option, which] if option == "--slice" => {
             let number = slices::number(&workspace, which)?;
@@ -94,6 +94,18 @@ pub fn ci(root: &Path, arguments: &[String]) -> Result<()> {
     };
     log.summary(began);
     result
+}
+
+/// Waits until no other run uses the target folder, as reports and the environment of Python are
+/// the same; until the file is dropped, others wait.
+fn alone(workspace: &Workspace, log: &mut Log) -> Result<File> {
+    let path = workspace.target.join("ci.lock");
+    let file = File::create(&path).with_context(|| path.display().to_string())?;
+    if file.try_lock().is_err() {
+        log.say(&format!("waiting for another run in {}", workspace.target.display()));
+        file.lock().with_context(|| path.display().to_string())?;
+    }
+    Ok(file)
 }
 
 fn run(workspace: Workspace, tier: Tier, chosen: &[String], log: &mut Log) -> Result<()> {
@@ -108,7 +120,7 @@ fn run(workspace: Workspace, tier: Tier, chosen: &[String], log: &mut Log) -> Re
     let result = steps.try_for_each(|(name, step)| log.step(name, |log| step(&mut run, log)));
     // Where a step failed before it was needed; nothing is left that goes on by itself.
     let prepared = run.preparation.finish(log);
-    run.timings.show_slowest();
+    run.timings.show_slowest(log);
     result.and(prepared)
 }
 
@@ -118,7 +130,8 @@ mod tests {
 
     #[test]
     fn an_unknown_step_is_an_error_that_names_the_known_ones() {
-        let error = ci(Path::new("."), &["fmt".to_string(), "tests".to_string()]).unwrap_err();
+        let workspace = Workspace { root: ".".into(), target: std::env::temp_dir() };
+        let error = ci(workspace, &["fmt".to_string(), "tests".to_string()]).unwrap_err();
         assert_eq!(
             error.to_string(),
             "there is no step `tests`; the steps are fmt, tidy, clippy, doc, test, mpi, browser, \

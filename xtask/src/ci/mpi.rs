@@ -3,9 +3,8 @@
 
 use anyhow::Result;
 
-use crate::command::Log;
+use crate::command::{Log, find};
 
-use super::debian::find;
 use super::rust::{Names, tests};
 use super::{PROFILE, Run, Tier};
 
@@ -34,10 +33,10 @@ pub fn is_there() -> bool {
 pub fn mpi(run: &mut Run, log: &mut Log) -> Result<()> {
     run.preparation.wait(log);
     if !is_there() {
-        println!(
+        log.say(&format!(
             "NO MPI: its tests are left out; install Open MPI (Debian and Ubuntu: apt install {})",
             PACKAGES.join(" ")
-        );
+        ));
         return Ok(());
     }
     // Both at once: each alone would have features of its own, and the engine be compiled twice.

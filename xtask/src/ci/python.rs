@@ -1,12 +1,12 @@
 //! The Python tests, in a virtual environment of their own. Invariant: the environment's stamp
-//! holds the requirements that were installed into it, and is written last; an environment without
-//! the right stamp is made anew.
+//! holds the interpreter's version and the requirements that were installed into it, and is written
+//! last; an environment without the right stamp is made anew.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 
 use crate::command::Log;
 use crate::workspace::Workspace;
@@ -14,6 +14,8 @@ use crate::workspace::Workspace;
 use super::{PROFILE, Run, Tier, timings};
 
 const REQUIREMENTS: &str = "python/requirements-dev.txt";
+/// The oldest Python that the tests run on.
+const OLDEST: (u32, u32) = (3, 11);
 /// Most workers that share the tests: each takes some 2 GiB, and a third of its time it waits.
 const WORKERS: usize = 4;
 
@@ -33,7 +35,6 @@ pub fn install(workspace: &Workspace, log: &mut Log) -> Result<()> {
     maturin.args(["develop", PROFILE, "--quiet"]);
     maturin.current_dir(workspace.root.join("python"));
     maturin.env("VIRTUAL_ENV", folder(workspace));
-    maturin.env("CARGO_TARGET_DIR", &workspace.target);
     log.run(maturin)
 }
 
@@ -69,12 +70,13 @@ pub fn environment(workspace: &Workspace, log: &mut Log) -> Result<()> {
     let (folder, scripts) = (folder(workspace), scripts(workspace));
     let stamp = folder.join("requirements-installed.txt");
     let interpreter = scripts.join("python");
-    let wanted = fs::read_to_string(workspace.root.join(REQUIREMENTS)).context(REQUIREMENTS)?;
-    if is_fresh(&stamp, &wanted) && interpreter.exists() {
+    let required = fs::read_to_string(workspace.root.join(REQUIREMENTS)).context(REQUIREMENTS)?;
+    let wanted = format!("# Python {}\n{required}", usable_python()?);
+    let is_there = ["python", "maturin"].iter().all(|program| scripts.join(program).exists());
+    if is_fresh(&stamp, &wanted) && is_there {
         log.say(&format!("{} is up to date", folder.display()));
         return Ok(());
     }
-    usable_python()?;
     let mut create = workspace.command("python3");
     create.args(["-m", "venv", "--clear"]).arg(&folder);
     log.run(create)?;
@@ -102,18 +104,27 @@ fn is_fresh(stamp: &Path, wanted: &str) -> bool {
     fs::read_to_string(stamp).is_ok_and(|installed| installed == wanted)
 }
 
-/// A `python3` that can make environments.
-fn usable_python() -> Result<()> {
+/// The version of a `python3` that can make environments.
+fn usable_python() -> Result<String> {
+    let (major, minor) = OLDEST;
     let probe = Command::new("python3")
-        .args(["-c", "import venv, ensurepip"])
+        .args(["-c", "import sys; print(*sys.version_info[:3], sep='.'); import venv, ensurepip"])
         .output()
-        .context("python3 was not found; install Python 3.11 or later")?;
-    if !probe.status.success() {
-        bail!(
-            "python3 has no venv module; install it (Debian and Ubuntu: apt install python3-venv)"
-        );
-    }
-    Ok(())
+        .with_context(|| {
+            format!("python3 was not found; install Python {major}.{minor} or later")
+        })?;
+    let version = String::from_utf8_lossy(&probe.stdout).trim().to_string();
+    let mut numbers = version.split('.').map_while(|number| number.parse::<u32>().ok());
+    let found = numbers.next().zip(numbers.next());
+    ensure!(
+        found >= Some(OLDEST),
+        "python3 is Python {version}; install Python {major}.{minor} or later"
+    );
+    ensure!(
+        probe.status.success(),
+        "python3 has no venv module; install it (Debian and Ubuntu: apt install python3-venv)"
+    );
+    Ok(version)
 }
 
 #[cfg(test)]

@@ -5,10 +5,9 @@ use std::process::Command;
 
 use anyhow::Result;
 
-use crate::command::Log;
+use crate::command::{Log, find};
 use crate::workspace::Workspace;
 
-use super::debian::find;
 use super::{PROFILE, Run, Tier};
 
 pub fn fmt(run: &mut Run, log: &mut Log) -> Result<()> {
@@ -16,7 +15,7 @@ pub fn fmt(run: &mut Run, log: &mut Log) -> Result<()> {
 }
 
 pub fn tidy(run: &mut Run, _: &mut Log) -> Result<()> {
-    crate::tidy::tidy(&run.workspace.root)
+    crate::tidy::tidy(&run.workspace)
 }
 
 pub fn clippy(run: &mut Run, log: &mut Log) -> Result<()> {

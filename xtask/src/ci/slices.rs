@@ -123,7 +123,7 @@ fn git(workspace: &Workspace, arguments: &[&str]) -> Option<String> {
 
 /// Runs all parts of a slice, and says of each test that failed how to run it alone.
 pub fn slice(workspace: Workspace, number: usize, log: &mut Log) -> Result<()> {
-    println!("slice {number} of {} of the full tier", SLICES.len());
+    log.say(&format!("slice {number} of {} of the full tier", SLICES.len()));
     let parts = SLICES[number - 1];
     let needs = |step: &str| {
         parts.iter().any(|part| match part {
@@ -141,8 +141,8 @@ pub fn slice(workspace: Workspace, number: usize, log: &mut Log) -> Result<()> {
         let name = format!("slice {number}");
         result = result.and(log.step(&name, |log| part.run(&mut run, log)));
     }
-    run.timings.show_slowest();
-    name_the_failed(&run);
+    run.timings.show_slowest(log);
+    name_the_failed(&run, log);
     result
 }
 
@@ -169,7 +169,7 @@ impl Part {
     }
 }
 
-fn name_the_failed(run: &Run) {
+fn name_the_failed(run: &Run, log: &mut Log) {
     let (variable, value) = Tier::Full.variable();
     for test in run.timings.failed_in_rust() {
         // `package::binary`, or the package alone for its unit tests.
@@ -180,11 +180,11 @@ fn name_the_failed(run: &Run) {
             (_, Some(program)) => (format!("--package {package}"), format!("--bin {program}")),
             (name, None) => (format!("--package {package}"), format!("--test {name}")),
         };
-        println!(
+        log.say(&format!(
             "FAILED {}: {variable}={value} cargo test {PROFILE} {of} {binary} -- \
              --include-ignored --exact {}",
             test.name, test.name
-        );
+        ));
     }
     for test in run.timings.failed_in_python() {
         let file = test.group.rsplit('.').next().unwrap_or_default();
@@ -192,7 +192,7 @@ fn name_the_failed(run: &Run) {
         let name = test.name.split_once(&format!("@{file}")).map_or(&*test.name, |(name, _)| name);
         let path = format!("python/tests/{file}.py::{name}");
         let command = python::tests(&run.workspace, Tier::Full, &[&path]);
-        println!("FAILED {name}: {}", line_with_environment(&command));
+        log.say(&format!("FAILED {name}: {}", line_with_environment(&command)));
     }
 }
 

@@ -3,6 +3,7 @@
 
 use std::path::PathBuf;
 
+use crate::command::Log;
 use crate::workspace::Workspace;
 
 /// How many of the slowest are printed.
@@ -50,17 +51,17 @@ impl Timings {
     }
 
     /// Prints the slowest tests of each half that ran.
-    pub fn show_slowest(&self) {
+    pub fn show_slowest(&self, log: &mut Log) {
         for (half, tests) in [("Rust", &self.rust), ("Python", &self.python)] {
             if tests.is_empty() {
                 continue;
             }
             let all: f64 = tests.iter().map(|test| test.seconds).sum();
-            println!("== slowest of {} tests of {half}, {all:.0} s together", tests.len());
+            log.say(&format!("== slowest of {} tests of {half}, {all:.0} s together", tests.len()));
             let mut tests: Vec<&Test> = tests.iter().collect();
             tests.sort_by(|one, other| other.seconds.total_cmp(&one.seconds));
             for Test { group, name, seconds, .. } in tests.into_iter().take(SHOWN) {
-                println!("{seconds:>8.1} s  {group} {name}");
+                log.say(&format!("{seconds:>8.1} s  {group} {name}"));
             }
         }
     }

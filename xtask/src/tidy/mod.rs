@@ -15,9 +15,10 @@ mod sizes;
 mod source;
 mod tree;
 
-use std::path::Path;
-
 use anyhow::{Result, bail};
+
+use crate::command::{find, say};
+use crate::workspace::Workspace;
 
 use tree::{Finding, Tree};
 
@@ -36,16 +37,20 @@ const RULES: [Rule; 9] = [
 ];
 
 /// Holds all files that git tracks, or would track, to all rules.
-pub fn tidy(root: &Path) -> Result<()> {
-    let tree = Tree::of_repository(root)?;
+pub fn tidy(workspace: &Workspace) -> Result<()> {
+    if !workspace.root.join(".git").exists() || find("git").is_none() {
+        say("NO GIT: the rules of the house are not checked; they need git, and a clone");
+        return Ok(());
+    }
+    let tree = Tree::of_repository(workspace)?;
     let mut findings: Vec<Finding> = RULES.iter().flat_map(|rule| rule(&tree)).collect();
     findings.sort();
     for finding in &findings {
-        println!("{finding}");
+        say(&finding.to_string());
     }
     if !findings.is_empty() {
         bail!("tidy: {} findings", findings.len());
     }
-    println!("tidy: {} files, nothing wrong", tree.files.len());
+    say(&format!("tidy: {} files, nothing wrong", tree.files.len()));
     Ok(())
 }

@@ -58,7 +58,7 @@ mod tests {
             ("crates/a/tests/x/main.rs", 800),
             ("crates/a/benches/x.rs", 800),
         ] {
-            assert_eq!(lines(path, &"\n".repeat(most)), [], "{path}");
+            assert!(lines(path, &"\n".repeat(most)).is_empty(), "{path}");
             assert_eq!(lines(path, &"\n".repeat(most + 1)), [most + 1], "{path}");
         }
     }
@@ -66,7 +66,7 @@ mod tests {
     #[test]
     fn long_lines_are_found() {
         assert_eq!(lines("a.rs", &format!("x\n{}", "x".repeat(101))), [2]);
-        assert_eq!(lines("a.rs", &"é".repeat(100)), []);
-        assert_eq!(lines("a.md", &"x".repeat(101)), []);
+        assert!(lines("a.rs", &"é".repeat(100)).is_empty());
+        assert!(lines("a.md", &"x".repeat(101)).is_empty());
     }
 }

@@ -3,9 +3,10 @@
 
 use std::fmt;
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Context, Result, ensure};
+
+use crate::workspace::Workspace;
 
 /// One file.
 pub struct File {
@@ -30,12 +31,15 @@ pub struct Tree {
 
 impl Tree {
     /// The files that git tracks, and those that it would add.
-    pub fn of_repository(root: &Path) -> Result<Tree> {
-        let listing = Command::new("git")
-            .args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"])
-            .current_dir(root)
-            .output()
-            .context("git ls-files: is git installed?")?;
+    pub fn of_repository(workspace: &Workspace) -> Result<Tree> {
+        let root = &*workspace.root;
+        let mut git = workspace.command("git");
+        git.args(["ls-files", "-z", "--cached", "--others", "--exclude-standard"]);
+        // What cargo builds is ignored where it usually lies.
+        if let Ok(target) = workspace.target.strip_prefix(root) {
+            git.arg(format!("--exclude=/{}/", target.display()));
+        }
+        let listing = git.output().context("git ls-files")?;
         ensure!(
             listing.status.success(),
             "git ls-files: {}",

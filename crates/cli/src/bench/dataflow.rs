@@ -1,7 +1,7 @@
 //! `tightfit bench dataflow`: how long it takes to see where the bytes of a step are. Invariant:
 //! every time is the best of several runs, and every run analyzes anew.
 
-use crate::exit::ExitCode;
+use crate::exit_code::ExitCode;
 use std::path::PathBuf;
 
 use clap::Args;

@@ -9,7 +9,7 @@ use anyhow::{Context, bail};
 use clap::Args;
 use serde_json::{Value, json};
 
-use crate::exit::ExitCode;
+use crate::exit_code::ExitCode;
 use crate::{processor, program};
 
 /// Time training steps at several budgets beside PyTorch eager and PyTorch with per-block

@@ -2,7 +2,7 @@
 //! packing counts as fitting only where no two of its buffers overlap, which is tested here and not
 //! believed.
 
-use crate::exit::ExitCode;
+use crate::exit_code::ExitCode;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, ensure};

@@ -10,7 +10,7 @@ mod planner;
 mod scale;
 mod stages;
 
-use crate::exit::ExitCode;
+use crate::exit_code::ExitCode;
 
 use clap::{Args, Subcommand};
 

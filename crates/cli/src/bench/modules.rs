@@ -1,7 +1,7 @@
 //! `tightfit bench modules`: selective checkpointing of modules beside what PyTorch's tools
 //! answered. Invariant: nothing is judged; an answer that was recorded stands beside ours.
 
-use crate::exit::ExitCode;
+use crate::exit_code::ExitCode;
 use std::path::{Path, PathBuf};
 
 use anyhow::Context;

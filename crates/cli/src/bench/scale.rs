@@ -13,7 +13,7 @@ use tightfit::units::{Bytes, Seconds};
 
 use super::markdown::{known, table};
 use crate::effort::clock;
-use crate::exit::ExitCode;
+use crate::exit_code::ExitCode;
 use crate::interrupt;
 use llama::LLAMA_405B;
 

@@ -17,7 +17,7 @@ use tightfit_engine::Budget;
 use super::markdown::{known, table};
 use crate::accumulation::Accumulation;
 use crate::effort::{Search, clock};
-use crate::exit::ExitCode;
+use crate::exit_code::ExitCode;
 use crate::values::NoRanks;
 use crate::verbs::stages::answer::{Answer, Found, Task, answer};
 use crate::{input, interrupt};

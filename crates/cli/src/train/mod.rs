@@ -13,7 +13,7 @@ mod resident;
 mod run;
 mod trace;
 
-use crate::exit::ExitCode;
+use crate::exit_code::ExitCode;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};

@@ -2,7 +2,7 @@
 //! verbs measure in a process of its own, this one, so that its memory never counts against a
 //! budget.
 
-use crate::exit::ExitCode;
+use crate::exit_code::ExitCode;
 use std::path::{Path, PathBuf};
 
 use clap::Args;

@@ -1,7 +1,7 @@
 //! `tightfit check`: hold a plan file to the rules. Invariant: who made the plan does not matter;
 //! the checker alone decides.
 
-use crate::exit::ExitCode;
+use crate::exit_code::ExitCode;
 use crate::values::BelowReserve;
 use std::path::PathBuf;
 

@@ -7,7 +7,7 @@ use anyhow::Context;
 use clap::{Args, Command};
 use clap_complete::Shell;
 
-use crate::exit::ExitCode;
+use crate::exit_code::ExitCode;
 use crate::output;
 
 /// Print what a shell needs to complete verbs, options and their values.

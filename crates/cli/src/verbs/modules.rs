@@ -2,7 +2,7 @@
 //! table and the JSON show the same statistics; statistics that were given are printed as they
 //! were.
 
-use crate::exit::ExitCode;
+use crate::exit_code::ExitCode;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 

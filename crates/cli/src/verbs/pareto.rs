@@ -1,7 +1,7 @@
 //! `tightfit pareto`: what each budget costs. Invariant: table, JSON and drawing show the same
 //! points.
 
-use crate::exit::ExitCode;
+use crate::exit_code::ExitCode;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -16,7 +16,7 @@ use crate::frontier::{Point, Refusal, drawn, frontier};
 use crate::input::{self, OnTiers};
 use crate::output::Written;
 use crate::table::{Cell, Table};
-use crate::{exit, interrupt, output, places, progress};
+use crate::{exit_code, interrupt, output, places, progress};
 
 /// Plan a step at many budgets: what would half the memory cost, what is the smallest machine for
 /// it.
@@ -89,7 +89,7 @@ pub fn pareto(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     let is_unproven = |point: &Point| point.figures.err() == Some(Refusal::NotFound);
     Ok(if !interrupt::raised() && points.iter().any(is_unproven) {
-        ExitCode::from(exit::NOT_FOUND)
+        ExitCode::from(exit_code::NOT_FOUND)
     } else {
         interrupt::code()
     })

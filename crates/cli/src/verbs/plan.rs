@@ -5,7 +5,7 @@ mod details;
 mod explain;
 mod recomputed;
 
-use crate::exit::ExitCode;
+use crate::exit_code::ExitCode;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 

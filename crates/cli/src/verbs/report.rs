@@ -1,7 +1,7 @@
 //! `tightfit report`: where the bytes and the seconds go, as one page or as one drawing. Invariant:
 //! a plan is shown only where the checker lets it pass.
 
-use crate::exit::ExitCode;
+use crate::exit_code::ExitCode;
 use std::path::PathBuf;
 
 use anyhow::{Context, bail};

@@ -1,7 +1,7 @@
 //! `tightfit sac`: which modules to checkpoint under a budget, and how much each discards.
 //! Invariant: table and JSON show the same plan.
 
-use crate::exit::ExitCode;
+use crate::exit_code::ExitCode;
 use std::path::PathBuf;
 use std::time::Instant;
 

@@ -1,7 +1,7 @@
 //! `tightfit shard`: which modules gather their parameters by themselves when a model is sharded
 //! over devices. Invariant: table and JSON show the same plan.
 
-use crate::exit::ExitCode;
+use crate::exit_code::ExitCode;
 use std::path::PathBuf;
 use std::time::Instant;
 

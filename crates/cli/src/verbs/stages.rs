@@ -18,7 +18,7 @@ use answer::{Task, answer};
 
 use crate::accumulation::Accumulation;
 use crate::effort::Search;
-use crate::exit::ExitCode;
+use crate::exit_code::ExitCode;
 use crate::input::{self, OnMachine};
 use crate::output::Written;
 use crate::values::link;

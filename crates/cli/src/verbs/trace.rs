@@ -1,7 +1,7 @@
 //! `tightfit trace`: one step over time, for Perfetto. Invariant: a plan is drawn only where the
 //! checker lets it pass.
 
-use crate::exit::ExitCode;
+use crate::exit_code::ExitCode;
 use std::path::PathBuf;
 
 use clap::Args;

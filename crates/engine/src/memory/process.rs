@@ -2,6 +2,9 @@
 //! Invariant: a figure that the system does not give is `None`, never a guess; giving back changes
 //! no byte that the program can see.
 
+#[cfg(target_os = "linux")]
+use std::ops::Range;
+
 use tightfit::units::Bytes;
 
 use super::children;
@@ -68,14 +71,17 @@ pub fn settle_heap() {
     if is_program() {
         const LARGEST: usize = 16 << 20;
         const SMALLEST: usize = 256 << 10;
+        let Some(heap) = heap() else { return };
         // SAFETY: pieces that are never used; those that the allocator took from a gap are kept for
         // good, which costs addresses and no memory, since their pages were given back.
         unsafe {
-            let end = libc::sbrk(0) as usize;
             let mut size = LARGEST;
             while size >= SMALLEST {
                 let piece = libc::malloc(size);
-                let is_in_a_gap = !piece.is_null() && piece as usize + size <= end;
+                // A piece with a mapping of its own may lie on either side of the heap: below it
+                // where the size of stacks has no limit.
+                let is_in_a_gap =
+                    heap.contains(&(piece as usize)) && piece as usize + size <= heap.end;
                 if !is_in_a_gap {
                     libc::free(piece);
                     size /= 2;
@@ -83,6 +89,22 @@ pub fn settle_heap() {
             }
         }
     }
+}
+
+/// The addresses that the heap has now.
+#[cfg(all(target_os = "linux", target_env = "gnu"))]
+fn heap() -> Option<Range<usize>> {
+    let maps = std::fs::read_to_string("/proc/self/maps").ok()?;
+    let line = maps.lines().find(|line| line.ends_with(" [heap]"))?;
+    addresses(line.split_whitespace().next()?)
+}
+
+/// What proc(5) writes as `from-to`.
+#[cfg(target_os = "linux")]
+fn addresses(text: &str) -> Option<Range<usize>> {
+    let (from, to) = text.split_once('-')?;
+    let address = |text| usize::from_str_radix(text, 16).ok();
+    Some(address(from)?..address(to)?)
 }
 
 /// Drops the resident pages of files that are mapped for reading and have nothing of this process
@@ -96,11 +118,11 @@ fn give_files_back() {
         // `Anonymous:  4 kB`, which counts the pages that are no longer the file's.
         if let Some(copied) = line.strip_prefix("Anonymous:") {
             let whole = copied.trim() == "0 kB";
-            if let Some((from, to)) = mapping.take().filter(|_| whole) {
+            if let Some(Range { start, end }) = mapping.take().filter(|_| whole) {
                 // SAFETY: a private mapping of a file, not writable, with no page that is not the
                 // file's: each is read from there again when it is touched.
                 unsafe {
-                    libc::madvise(from as *mut libc::c_void, to - from, libc::MADV_DONTNEED);
+                    libc::madvise(start as *mut libc::c_void, end - start, libc::MADV_DONTNEED);
                 }
             }
         } else if let Some(found) = file_mapped_for_reading(line) {
@@ -112,14 +134,12 @@ fn give_files_back() {
 /// The addresses of a mapping that `line` begins, where a file is mapped for reading alone and
 /// privately; `None` where the line begins no mapping.
 #[cfg(target_os = "linux")]
-fn file_mapped_for_reading(line: &str) -> Option<Option<(usize, usize)>> {
+fn file_mapped_for_reading(line: &str) -> Option<Option<Range<usize>>> {
     let mut words = line.split_whitespace();
-    let (from, to) = words.next()?.split_once('-')?;
-    let address = |text| usize::from_str_radix(text, 16).ok();
-    let (from, to) = (address(from)?, address(to)?);
+    let mapping = addresses(words.next()?)?;
     let is_read_only = matches!(words.next(), Some("r-xp" | "r--p"));
     let is_file = words.nth(3).is_some_and(|path| path.starts_with('/'));
-    Some((is_read_only && is_file).then_some((from, to)))
+    Some((is_read_only && is_file).then_some(mapping))
 }
 
 /// The processors that this process may use, as the system lists them.

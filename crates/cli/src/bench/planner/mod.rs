@@ -8,7 +8,7 @@ mod subject;
 mod synthetic;
 mod tiers;
 
-use crate::exit::ExitCode;
+use crate::exit_code::ExitCode;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 

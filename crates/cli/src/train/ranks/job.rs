@@ -16,7 +16,7 @@ use super::chosen::{Asked, patience};
 use super::greeting::Greeting;
 use super::share::Share;
 use super::{Way, assignment, choose, rank};
-use crate::exit::ExitCode;
+use crate::exit_code::ExitCode;
 use crate::train::announce::announce_saving;
 use crate::train::resident::Resident;
 use crate::train::{Arguments, begins, distinct, open};

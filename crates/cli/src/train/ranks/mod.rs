@@ -27,7 +27,7 @@ use clap::{Args, ValueEnum};
 use tightfit::units::Seconds;
 
 use super::Arguments;
-use crate::exit::ExitCode;
+use crate::exit_code::ExitCode;
 use crate::progress;
 use crate::values::deadline;
 use chosen::{Asked, Chosen};

@@ -11,7 +11,7 @@ use super::figures::Figures;
 use super::report::Outcome;
 use super::share::Share;
 use super::{Transport, trace};
-use crate::exit::ExitCode;
+use crate::exit_code::ExitCode;
 use crate::train::ending::{Ending, said};
 use crate::train::placement::Placed;
 use crate::train::resident::Resident;

@@ -13,7 +13,7 @@ use tightfit_engine::{Budget, Dataset, SessionError, StepError, process, weights
 use super::announce::announce;
 use super::chosen::Asked;
 use super::{Way, choose, rank};
-use crate::exit::ExitCode;
+use crate::exit_code::ExitCode;
 use crate::train::announce::announce_saving;
 use crate::train::resident::Resident;
 use crate::train::{Arguments, begins, distinct, open};

@@ -5,7 +5,7 @@ mod facts;
 mod json;
 mod rows;
 
-use crate::exit::ExitCode;
+use crate::exit_code::ExitCode;
 use std::path::PathBuf;
 
 use clap::Args;
