@@ -187,12 +187,12 @@ def vit_b_16(tiny: bool) -> Workload:
     from torchvision.models import VisionTransformer
 
     layers, heads, width = (2, 2, 64) if tiny else (12, 12, 768)
-    side = 32 if tiny else 128
+    side = 96 if tiny else 128
     model = VisionTransformer(image_size=side, patch_size=16, num_layers=layers, num_heads=heads, hidden_dim=width,
                               mlp_dim=4 * width, dropout=0.1, num_classes=CLASSES)
     # torchvision starts the head at zero: then no gradient would reach anything else in the first step.
     nn.init.trunc_normal_(model.heads.head.weight, std=0.02)
-    return _images(model, model.encoder.layers, 4 if tiny else 8, side)
+    return _images(model, model.encoder.layers, 8, side)
 
 
 def resnet50(tiny: bool) -> Workload:
@@ -300,7 +300,7 @@ class ExpertBlock(nn.Module):
 
 def experts(tiny: bool) -> Workload:
     """A small mixture of experts over tokens; each of its operators is PyTorch's own."""
-    layers, width, window, batch = (2, 64, 16, 2) if tiny else (4, 192, 128, 4)
+    layers, width, window, batch = (2, 64, 64, 8) if tiny else (4, 192, 128, 4)
     blocks = [ExpertBlock(width, width // 32, experts=4) for _ in range(layers)]
     model = nn.Sequential(nn.Embedding(VOCABULARY, width), *blocks, nn.LayerNorm(width), nn.Linear(width, VOCABULARY))
 
