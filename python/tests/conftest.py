@@ -3,6 +3,7 @@
 Invariant: tests read the corpus and never write into it.
 """
 
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -28,6 +29,11 @@ def _reproducible():
 @pytest.fixture(scope="session")
 def corpus() -> Path:
     return ROOT / "corpus"
+
+
+def pytest_collection_finish():
+    """All files are imported: what there is now is passed over by every collection of garbage."""
+    importlib.import_module("frozen")
 
 
 @pytest.hookimpl(tryfirst=True)

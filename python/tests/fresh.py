@@ -24,8 +24,10 @@ HERE = Path(__file__).resolve().parent
 # What is not installed is passed over. `pytest` is what the forked process would import to find its main module.
 IMPORTED = [
     "pytest", "torch", "torch._dynamo", "torch._functorch.aot_autograd", "torch._functorch.partitioners",
-    "torch.distributed.tensor", "torchvision.models", "transformers.models.gpt2.modeling_gpt2",
-    "transformers.models.bert.modeling_bert", "tightfit", "tightfit.training.compiling",
+    "torch._inductor.debug", "torch._inductor.sizevars", "torch.distributed.tensor",
+    "torch.distributed.tensor.experimental._func_map", "torch.export._trace", "torchvision.models",
+    "transformers.models.gpt2.modeling_gpt2", "transformers.models.bert.modeling_bert", "tightfit",
+    "tightfit.training.compiling", "frozen",
 ]
 
 _context = multiprocessing.get_context("forkserver")
