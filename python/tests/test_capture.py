@@ -3,7 +3,7 @@ that share memory.
 
 Invariant: what a graph computes is held to eager PyTorch, by running the graph.
 
-Tier: quick, since it takes 12 s.
+Tier: quick with a part of the cases, 8 s; full with all of them.
 """
 
 import copy
@@ -14,6 +14,7 @@ import models
 import pytest
 import tightfit
 import torch
+from tier import full
 from torch import nn
 from torch.nn import functional
 from torch.utils import checkpoint
@@ -49,7 +50,10 @@ class Recurrent(nn.Module):
 
 
 @pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
-@pytest.mark.parametrize("options", [{}, {"bidirectional": True, "batch_first": True}], ids=["plain", "bidirectional"])
+@pytest.mark.parametrize("options", [
+    pytest.param({}, id="plain", marks=full),
+    pytest.param({"bidirectional": True, "batch_first": True}, id="bidirectional"),
+])
 def test_recurrent_layers_are_eagers(layer, options, tmp_path):
     model = Recurrent(layer, **options)
     width = 10 if options else 5

@@ -159,6 +159,7 @@ def test_one_process_is_a_pipeline_too(tmp_path):
         torch.distributed.destroy_process_group()
 
 
+@full
 def test_a_frozen_beginning_has_schedules_that_pytorch_can_run():
     words, targets = pipelined.batch(0)
     model = pipelined.model("plain")

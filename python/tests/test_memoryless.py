@@ -2,7 +2,7 @@
 
 Invariant: nothing is allocated for them, and their graphs are those of the same model with memory, byte for byte.
 
-Tier: quick, since it takes 16 s.
+Tier: quick with a part of the cases, 10 s; full with all of them.
 """
 
 import gzip
@@ -16,6 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.nn import functional
 
 import tightfit
+from tier import full
 
 
 class Tied(nn.Module):
@@ -51,7 +52,9 @@ def tokens_on(device):
     return tuple(part.to(device) for part in models.tokens())
 
 
-@pytest.mark.parametrize("batch", [tokens_on("cpu"), tokens_on("meta")], ids=["batch on cpu", "batch on meta"])
+@pytest.mark.parametrize("batch", [
+    pytest.param(tokens_on("cpu"), id="batch on cpu", marks=full), pytest.param(tokens_on("meta"), id="batch on meta"),
+])
 @pytest.mark.parametrize(("place", "dtype"), [
     (meta, torch.float32), (meta, torch.bfloat16), (fake, torch.float32), (lambda build: build(), torch.float32),
 ], ids=["meta", "meta in 16 bits", "fake", "cpu"])

@@ -27,11 +27,11 @@ PAGES = sorted(path.name for path in (pages.ROOT / FOLDER).glob("*.md"))
 NEEDS = {"loops.md": ("transformers", "accelerate"), "large.md": ("transformers",)}
 
 
-FIRST = ("quickstart.md", "export.md")
-OTHERS = [page for page in PAGES if pages.blocks(f"{FOLDER}/{page}") and page not in FIRST]
+FIRST = "quickstart.md"
+OTHERS = [page for page in PAGES if pages.blocks(f"{FOLDER}/{page}") and page != FIRST]
 
 
-@pytest.mark.parametrize("page", cases(*FIRST, full=OTHERS))
+@pytest.mark.parametrize("page", cases(FIRST, full=OTHERS))
 def test_every_block_of_a_page_runs(page, tmp_path):
     missing = [name for name in NEEDS.get(page, ()) if find_spec(name) is None]
     if missing:

@@ -15,7 +15,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from tier import full
+from tier import cases, full
 
 ROOT = Path(__file__).resolve().parents[2]
 BERT = "corpus/graphs/bert_base_drop_b16_s512.json.gz"
@@ -182,8 +182,8 @@ def test_an_address_names_an_instant(llama):
     assert found["hash"] == f"#side=before&node={runs(llama['analyzed'])[0]['name']}&run=1"
 
 
-@pytest.mark.parametrize("size", [(1400, 1000), (390, 844), (360, 740)])
-@pytest.mark.parametrize("scheme", ["0", "1"])
+@pytest.mark.parametrize("size", cases((1400, 1000), (360, 740), full=[((390, 844),)]))
+@pytest.mark.parametrize("scheme", cases("0", full=["1"]))
 def test_labels_do_not_overlap_and_nothing_is_cut_off(llama, size, scheme):
     found = drive(llama["page"], llama["folder"], "", f"--blink-settings=preferredColorScheme={scheme}", size=size)
     assert found["width"] == size[0]

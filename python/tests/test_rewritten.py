@@ -163,7 +163,7 @@ def test_a_planned_graph_computes_what_the_unplanned_one_does_within_its_peak(ma
     assert recomputed > 0
 
 
-@pytest.mark.parametrize("make", [gpt2, resnet18, unet], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("make", cases(gpt2, resnet18, full=[unet]), ids=lambda make: make.__name__)
 def test_the_unplanned_graph_is_the_capture_and_near_eager(make, tmp_path):
     torch.manual_seed(0)
     model, batch, loss_fn = make()
