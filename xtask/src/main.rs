@@ -24,7 +24,9 @@ usage: cargo xtask tidy                 the rules of the house that no compiler 
        cargo xtask dist                 archive and wheel of a release, in target/artifacts";
 
 fn main() -> ExitCode {
-    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments = std::env::args_os().skip(1);
+    let arguments: Vec<String> =
+        arguments.map(|argument| argument.to_string_lossy().into_owned()).collect();
     match dispatch(&arguments) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
@@ -48,8 +50,11 @@ fn dispatch(arguments: &[String]) -> Result<()> {
     }
 }
 
-/// The folder of the workspace: the parent of this package's.
+/// The folder of the workspace: the parent of this package's, as cargo says when it runs it. Copies
+/// of a clone may share what was built.
 fn root() -> Result<PathBuf> {
-    let package = Path::new(env!("CARGO_MANIFEST_DIR"));
-    Ok(package.parent().context("xtask lies in the workspace's folder")?.to_path_buf())
+    let package = std::env::var_os("CARGO_MANIFEST_DIR");
+    let package = package.unwrap_or_else(|| env!("CARGO_MANIFEST_DIR").into());
+    let root = Path::new(&package).parent().context("xtask lies in the workspace's folder")?;
+    Ok(root.to_path_buf())
 }

@@ -14,7 +14,7 @@ use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::{Budget, VERSION, process};
 
 use crate::accumulation::Accumulation;
-use crate::{exit_code, output, processor, program};
+use crate::{exit_code, interrupt, output, processor, program};
 
 /// A step that is predicted to take longer is not tried: its own run will tell.
 const LONGEST: Seconds = Seconds(5.0);
@@ -89,6 +89,7 @@ pub fn of_step(
     );
     match measure(graph, machine, subject) {
         Some(measured) => table.update(measured),
+        None if interrupt::raised() => {}
         None => {
             note!("note: the step could not be tried; predicted from the processor's rates")
         }

@@ -1,6 +1,8 @@
 //! Requests to come to an end: Ctrl-C, and the signals SIGTERM and SIGHUP, which batch systems and
 //! closed terminals send. Invariant: the first one asks whatever runs to come to its end in order,
-//! the second one ends the program at once; the exit code names the first.
+//! a later one ends the program at once; the exit code names the first. Those that come together
+//! are one request: `timeout` and shells send theirs to the program and to its group. A process
+//! that the program waits for is asked too, and does not outlive it.
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicI32, Ordering};
@@ -57,7 +59,16 @@ pub fn outlive_full_files() {
 
 #[cfg(unix)]
 mod signals {
+    use std::sync::atomic::AtomicI64;
+
+    use tightfit_engine::process;
+
     use super::{Ordering, RAISED};
+
+    /// When the first request came, in nanoseconds of the system's clock; 0 before.
+    static FIRST: AtomicI64 = AtomicI64::new(0);
+    /// What comes no later than this belongs to the first request.
+    const TOGETHER: i64 = 500_000_000;
 
     /// The signals that are requests.
     const REQUESTS: [libc::c_int; 3] = [libc::SIGINT, libc::SIGTERM, libc::SIGHUP];
@@ -106,11 +117,28 @@ mod signals {
         }
     }
 
+    /// The time, in nanoseconds since the system began.
+    fn now() -> i64 {
+        let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+        // SAFETY: POSIX lets a handler call it; the time is filled by the call.
+        unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut time) };
+        time.tv_sec * 1_000_000_000 + time.tv_nsec
+    }
+
     extern "C" fn ask(signal: libc::c_int) {
         const ENDED: &[u8] = b"\nended at once; what was not saved before is lost\n";
+        let now = now();
         if RAISED.compare_exchange(0, signal, Ordering::SeqCst, Ordering::SeqCst).is_ok() {
+            FIRST.store(now, Ordering::SeqCst);
+            process::send(signal);
             return;
         }
+        // Another thread may have taken the first one and not yet said when.
+        let first = FIRST.load(Ordering::SeqCst);
+        if first == 0 || now - first < TOGETHER {
+            return;
+        }
+        process::send(libc::SIGKILL);
         // SAFETY: POSIX lets a handler call both; the text is a constant of that length.
         unsafe {
             libc::write(libc::STDERR_FILENO, ENDED.as_ptr().cast(), ENDED.len());

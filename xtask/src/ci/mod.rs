@@ -14,7 +14,7 @@ mod rust;
 mod slices;
 mod timings;
 
-use std::fs::File;
+use std::fs::{File, TryLockError};
 use std::process::Command;
 use std::time::Instant;
 
@@ -83,17 +83,38 @@ pub fn names() -> String {
 pub fn ci(workspace: Workspace, arguments: &[String]) -> Result<()> {
     let began = Instant::now();
     let mut log = Log::default();
+    let asked = Asked::of(&workspace, arguments)?;
     let _alone = alone(&workspace, &mut log)?;
-    let result = match arguments {
-        [option, which] if option == "--slice" => {
-            let number = slices::number(&workspace, which)?;
-            slices::slice(workspace, number, &mut log)
-        }
-        [option, steps @ ..] if option == "--full" => run(workspace, Tier::Full, steps, &mut log),
-        steps => run(workspace, Tier::Quick, steps, &mut log),
+    let result = match asked {
+        Asked::Slice(number) => slices::slice(workspace, number, &mut log),
+        Asked::Steps(tier, steps) => run(workspace, tier, steps, &mut log),
     };
     log.summary(began);
     result
+}
+
+/// What a run is asked for.
+enum Asked<'a> {
+    Slice(usize),
+    /// These steps, or all.
+    Steps(Tier, &'a [String]),
+}
+
+impl Asked<'_> {
+    fn of<'a>(workspace: &Workspace, arguments: &'a [String]) -> Result<Asked<'a>> {
+        let (tier, steps) = match arguments {
+            [option, which] if option == "--slice" => {
+                return Ok(Asked::Slice(slices::number(workspace, which)?));
+            }
+            [option] if option == "--slice" => bail!("--slice takes a number, or `next`"),
+            [option, steps @ ..] if option == "--full" => (Tier::Full, steps),
+            steps => (Tier::Quick, steps),
+        };
+        match steps.iter().find(|name| STEPS.iter().all(|(step, _)| step != name)) {
+            Some(unknown) => bail!("there is no step `{unknown}`; the steps are {}", names()),
+            None => Ok(Asked::Steps(tier, steps)),
+        }
+    }
 }
 
 /// Waits until no other run uses the target folder, as reports and the environment of Python are
@@ -101,17 +122,21 @@ pub fn ci(workspace: Workspace, arguments: &[String]) -> Result<()> {
 fn alone(workspace: &Workspace, log: &mut Log) -> Result<File> {
     let path = workspace.target.join("ci.lock");
     let file = File::create(&path).with_context(|| path.display().to_string())?;
-    if file.try_lock().is_err() {
-        log.say(&format!("waiting for another run in {}", workspace.target.display()));
-        file.lock().with_context(|| path.display().to_string())?;
+    match file.try_lock() {
+        Ok(()) => {}
+        Err(TryLockError::WouldBlock) => {
+            log.say(&format!("waiting for another run in {}", workspace.target.display()));
+            file.lock().with_context(|| path.display().to_string())?;
+        }
+        // Some file systems of clusters have no locks.
+        Err(TryLockError::Error(error)) => {
+            log.say(&format!("{} cannot be locked: {error}", path.display()));
+        }
     }
     Ok(file)
 }
 
 fn run(workspace: Workspace, tier: Tier, chosen: &[String], log: &mut Log) -> Result<()> {
-    if let Some(unknown) = chosen.iter().find(|name| STEPS.iter().all(|(step, _)| step != name)) {
-        bail!("there is no step `{unknown}`; the steps are {}", names());
-    }
     let is_chosen = |name: &str| chosen.is_empty() || chosen.iter().any(|step| step == name);
     let timings = Timings::none(&workspace);
     let preparation = Preparation::begin(&workspace, is_chosen);

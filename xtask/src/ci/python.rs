@@ -71,7 +71,7 @@ pub fn environment(workspace: &Workspace, log: &mut Log) -> Result<()> {
     let stamp = folder.join("requirements-installed.txt");
     let interpreter = scripts.join("python");
     let required = fs::read_to_string(workspace.root.join(REQUIREMENTS)).context(REQUIREMENTS)?;
-    let wanted = format!("# Python {}\n{required}", usable_python()?);
+    let wanted = format!("# Python {}\n{required}", usable_python(workspace)?);
     let is_there = ["python", "maturin"].iter().all(|program| scripts.join(program).exists());
     if is_fresh(&stamp, &wanted) && is_there {
         log.say(&format!("{} is up to date", folder.display()));
@@ -105,9 +105,10 @@ fn is_fresh(stamp: &Path, wanted: &str) -> bool {
 }
 
 /// The version of a `python3` that can make environments.
-fn usable_python() -> Result<String> {
+fn usable_python(workspace: &Workspace) -> Result<String> {
     let (major, minor) = OLDEST;
-    let probe = Command::new("python3")
+    let probe = workspace
+        .command("python3")
         .args(["-c", "import sys; print(*sys.version_info[:3], sep='.'); import venv, ensurepip"])
         .output()
         .with_context(|| {
@@ -116,6 +117,8 @@ fn usable_python() -> Result<String> {
     let version = String::from_utf8_lossy(&probe.stdout).trim().to_string();
     let mut numbers = version.split('.').map_while(|number| number.parse::<u32>().ok());
     let found = numbers.next().zip(numbers.next());
+    let said = String::from_utf8_lossy(&probe.stderr);
+    ensure!(found.is_some(), "python3 does not run: {}", said.trim());
     ensure!(
         found >= Some(OLDEST),
         "python3 is Python {version}; install Python {major}.{minor} or later"

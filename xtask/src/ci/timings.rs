@@ -19,9 +19,9 @@ pub struct Test {
     pub failed: bool,
 }
 
-/// The report of the tests in Rust; cargo-nextest writes it, and nothing does without it.
+/// The report of the tests in Rust. Only cargo-nextest writes it, there whatever the target folder.
 pub fn rust(workspace: &Workspace) -> PathBuf {
-    workspace.target.join("nextest/ci/junit.xml")
+    workspace.root.join("target/nextest/ci/junit.xml")
 }
 
 /// The report of the tests in Python.

@@ -8,13 +8,18 @@
 
 use std::io::{self, Read};
 use std::process::{Command, Output, Stdio};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI32, AtomicU64, Ordering};
 
 use tightfit::units::Bytes;
 use wait4::Wait4;
 
 /// The largest so far.
 static PEAK: AtomicU64 = AtomicU64::new(0);
+/// The process that [`output`] reads from; 0 for none. It has not been waited for, so that its id
+/// is its own.
+static RUNNING: AtomicI32 = AtomicI32::new(0);
+/// What [`send`] was last asked to send; 0 for nothing.
+static SIGNAL: AtomicI32 = AtomicI32::new(0);
 
 /// Most resident bytes of a process that [`output`] ran, or of one that it started and waited for.
 pub fn peak() -> Bytes {
@@ -26,6 +31,24 @@ pub(super) fn restart_peak() {
     PEAK.store(0, Ordering::Relaxed);
 }
 
+/// Sends a signal to the process that [`output`] runs, and to each that it starts later. A handler
+/// of signals may call it.
+pub fn send(signal: i32) {
+    SIGNAL.store(signal, Ordering::SeqCst);
+    pass_on();
+}
+
+fn pass_on() {
+    let (id, signal) = (RUNNING.load(Ordering::SeqCst), SIGNAL.load(Ordering::SeqCst));
+    if id > 0 && signal > 0 {
+        #[cfg(unix)]
+        // SAFETY: the process is a child that has not been waited for.
+        unsafe {
+            libc::kill(id, signal)
+        };
+    }
+}
+
 /// Runs a command to its end and returns what it printed to standard output. It has no standard
 /// input, and its standard error is discarded. Its memory counts in the most that children took.
 ///
@@ -34,8 +57,11 @@ pub(super) fn restart_peak() {
 pub fn output(command: &mut Command) -> io::Result<Output> {
     let mut child =
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null()).spawn()?;
+    RUNNING.store(i32::try_from(child.id()).unwrap_or(0), Ordering::SeqCst);
+    pass_on();
     let mut stdout = Vec::new();
     let read = child.stdout.take().map_or(Ok(0), |mut pipe| pipe.read_to_end(&mut stdout));
+    RUNNING.store(0, Ordering::SeqCst);
     let ended = child.wait4()?;
     PEAK.fetch_max(ended.rusage.maxrss, Ordering::Relaxed);
     read.map(|_| Output { status: ended.status, stdout, stderr: Vec::new() })

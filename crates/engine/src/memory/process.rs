@@ -10,7 +10,7 @@ use tightfit::units::Bytes;
 use super::children;
 use super::field::field;
 
-pub use super::children::output;
+pub use super::children::{output, send};
 pub use super::footprint::{begins_with, is_program};
 pub use super::limit::physical_memory;
 
@@ -40,12 +40,14 @@ pub fn restart_peak() {
 }
 
 /// From now on all threads take memory from one heap, so that what one of them frees serves the
-/// others instead of lying in a heap of its own.
+/// others instead of lying in a heap of its own, and only what is used of it is resident.
 pub fn one_heap() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
-    // SAFETY: sets a number of the allocator.
+    // SAFETY: sets numbers of the allocator.
     unsafe {
         libc::mallopt(libc::M_ARENA_MAX, 1);
+        // Where the environment asks for it, what is allocated is filled, used or not.
+        libc::mallopt(libc::M_PERTURB, 0);
     }
 }
 
@@ -112,13 +114,16 @@ fn addresses(text: &str) -> Option<Range<usize>> {
 #[cfg(target_os = "linux")]
 fn give_files_back() {
     let Ok(maps) = std::fs::read_to_string("/proc/self/smaps") else { return };
-    let mut mapping = None;
+    let (mut mapping, mut is_whole) = (None, false);
     for line in maps.lines() {
         // proc(5): `from-to permissions offset device inode path`, then lines such as
-        // `Anonymous:  4 kB`, which counts the pages that are no longer the file's.
+        // `Anonymous:  4 kB`, which counts the pages that are no longer the file's, and `Swap:`,
+        // which counts those of them that were written to it.
         if let Some(copied) = line.strip_prefix("Anonymous:") {
-            let whole = copied.trim() == "0 kB";
-            if let Some(Range { start, end }) = mapping.take().filter(|_| whole) {
+            is_whole = copied.trim() == "0 kB";
+        } else if let Some(swapped) = line.strip_prefix("Swap:") {
+            is_whole &= swapped.trim() == "0 kB";
+            if let Some(Range { start, end }) = mapping.take().filter(|_| is_whole) {
                 // SAFETY: a private mapping of a file, not writable, with no page that is not the
                 // file's: each is read from there again when it is touched.
                 unsafe {
