@@ -25,9 +25,12 @@ use crate::output::Unprinted;
 use crate::places::Replaced;
 use crate::table::UnknownColumn;
 use crate::tier::NotATier;
-use crate::train::{Contradiction, LossNotFinite, NotASchedule, RanksRefused, TooManySteps};
+use crate::train::{
+    Contradiction, LossNotFinite, NotASchedule, OtherSeed, RanksRefused, TooManySteps,
+};
 use crate::values::{
-    BelowReserve, HasTimes, NoDataSheet, NoRanks, NoStages, NoVariants, NotASize, UnknownModule,
+    BelowReserve, HasTimes, NoDataSheet, NoPoints, NoRanks, NoStages, NoVariants, NotASize,
+    UnknownModule,
 };
 use crate::verbs::analyze::Refused;
 
@@ -118,7 +121,9 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
     if error.is::<UnknownModule>()
         || error.is::<TooManySteps>()
         || error.is::<UnknownColumn>()
+        || error.is::<NoPoints>()
         || error.is::<NoVariants>()
+        || error.is::<OtherSeed>()
         || error.is::<NoDataSheet>()
         || error.is::<HasTimes>()
         || error.is::<Replaced>()
@@ -164,7 +169,7 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
         return Some(match error {
             NotASchedule::Unread { .. } => 4,
             NotASchedule::Csv { .. } => 5,
-            NotASchedule::Other { .. } => 2,
+            NotASchedule::Unknown { .. } | NotASchedule::Other { .. } => 2,
         });
     }
     if error.is::<OtherBatch>() {
@@ -197,7 +202,7 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
     }
     if let Some(error) = error.downcast_ref::<CompileError>() {
         return match error {
-            CompileError::Violation(_) => Some(9),
+            CompileError::Violation(_) | CompileError::Conditions { .. } => Some(9),
             CompileError::UnknownOperators { .. }
             | CompileError::Kernel { .. }
             | CompileError::Unsuited { .. }

@@ -6,8 +6,18 @@ use tightfit::schedule::Schedule;
 use tightfit::timeline::Timeline;
 use tightfit::units::{Bytes, Seconds};
 use tightfit::{Bound, BoundOrder, Fitted};
+use tightfit_engine::Budget;
 
 use crate::output;
+
+/// The smallest budget to the byte, as it can be typed back, where that was asked for; before what
+/// follows it.
+pub fn smallest(asked: Budget, bytes: Bytes, before: &str) -> String {
+    match asked {
+        Budget::Smallest => format!("{} bytes{before}", bytes.0),
+        Budget::Absolute(_) | Budget::Share(_) => String::new(),
+    }
+}
 
 /// The figures of one plan.
 #[derive(Clone, Copy, Debug)]

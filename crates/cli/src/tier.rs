@@ -41,6 +41,13 @@ impl Folder {
 
     /// Gives a machine a tier in the folder, as fast as that is measured to be.
     pub fn add_to(&self, machine: &mut Machine, throttle: Option<f64>) -> Result<(), TierError> {
+        if tier::lies_in_memory(&self.folder) {
+            note!(
+                "note: {} lies in memory (tmpfs), not on a disk: what is moved there is outside of \
+                 the budget, but takes this machine's memory all the same",
+                self.folder.display()
+            );
+        }
         let (tier, mut links) = tier::measure(&self.folder, self.size)?;
         for link in &mut links {
             link.bandwidth = link.bandwidth.min(throttle.unwrap_or(f64::INFINITY));

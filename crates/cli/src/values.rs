@@ -139,6 +139,11 @@ pub struct NoVariants {
     pub planner: &'static str,
 }
 
+/// A picture of a frontier that has no points.
+#[derive(Debug, Error)]
+#[error("--svg frontier draws points; leave --points 0 out")]
+pub struct NoPoints;
+
 /// A file's path: what is written piece by piece finds no place in standard output.
 pub fn file_path() -> impl TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().try_map(|path| match path.as_os_str() == "-" {
@@ -212,10 +217,11 @@ pub fn fraction(text: &str) -> Result<f64, String> {
 
 /// Bytes per second: 100GB/s, 25GiB/s, 1e11.
 pub fn bandwidth(text: &str) -> Result<f64, String> {
-    match text.trim().trim_end_matches("/s").parse() {
-        Ok(Budget::Absolute(Bytes(bytes))) => Ok(bytes as f64),
-        _ => Err("write bytes per second, as in 100GB/s, 25GiB/s or 1e11".to_string()),
-    }
+    let rate = text.trim().trim_end_matches("/s");
+    let number = rate.parse::<f64>().ok().filter(|rate| rate.is_finite() && *rate > 0.0);
+    number
+        .or_else(|| size(rate).ok().map(|Bytes(bytes)| bytes as f64))
+        .ok_or_else(|| "write bytes per second, as in 100GB/s, 25GiB/s or 1e11".to_string())
 }
 
 /// A link between devices: bytes a second, and how long the first of them takes.

@@ -205,7 +205,7 @@ fn what_one_rank_fails_of_all_say() {
     for (arguments, says) in [
         ("--budget 1% --steps 1", "no plan was found that fits 2 devices"),
         ("--budget 100% --steps 1 --save /dev/full", "No space left on device"),
-        ("--budget 100% --steps 1 --schedule nonsense", "schedules are gpipe"),
+        ("--budget 100% --steps 1 --schedule nonsense", "there is no schedule `nonsense`"),
     ] {
         let ran = job(folder.path(), 2, &format!("{STEP} --stages 2 {arguments}"));
         assert_ne!(ran.code, Some(0), "{arguments}");

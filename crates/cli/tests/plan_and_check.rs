@@ -266,3 +266,16 @@ fn the_drawing_is_well_formed() {
         assert!(!text.contains("NaN") && !text.contains("inf"), "{graph}");
     }
 }
+
+/// With a tier nothing else names the smallest budget.
+#[test]
+fn the_smallest_budget_is_printed_to_the_byte() {
+    let folder = folder();
+    let asked = "corpus/graphs/cuda/vit_b16_b32.json.gz --tier pcie4 --iterations 3000";
+    let plan = |rest: &str| run(folder.path(), &format!("plan {asked} {rest}")).done();
+    let least = plan("--budget min --json").result()["budget_bytes"].to_string();
+    let printed = plan("--budget min").stdout;
+    let row = printed.lines().find(|line| line.starts_with("budget")).unwrap();
+    assert!(row.ends_with(&format!(" {least} bytes")), "{row}");
+    plan(&format!("--budget {least}"));
+}

@@ -75,8 +75,9 @@ fn stays_within(folder: &Path, cache: Option<&Path>, arguments: &str) {
     );
     assert!(peak <= budget, "{arguments}: {peak} bytes are more than the budget of {budget}");
     // A base is no excuse for whatever a process takes.
-    assert!(peak + (6 << 20) > number("slab_bytes"), "{arguments}: {peak} bytes");
-    assert_eq!(number("slab_bytes"), budget - number("base_bytes") - number("packing_bytes"));
+    let room = budget - number("base_bytes") - number("packing_bytes");
+    assert!(peak + (6 << 20) > room, "{arguments}: {peak} bytes");
+    assert!(number("slab_bytes") <= room, "{arguments}: {result}");
 }
 
 #[test]

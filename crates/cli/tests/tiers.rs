@@ -297,3 +297,15 @@ mod faults {
         drop(File::open(folder.path()));
     }
 }
+
+#[cfg(target_os = "linux")]
+#[test]
+fn a_tier_in_memory_is_pointed_out() {
+    let folder = folder();
+    let said = |tier: &str| {
+        let plan = format!("plan {STEP} --budget 80% --roofline --iterations 100 --tier {tier}");
+        run(folder.path(), &plan).done().stderr
+    };
+    assert!(said("/dev/shm").contains("/dev/shm lies in memory"));
+    assert!(!said(env!("CARGO_MANIFEST_DIR")).contains("lies in memory"));
+}

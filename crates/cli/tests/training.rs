@@ -275,13 +275,10 @@ fn a_run_stays_within_its_budget() {
                     .done()
                     .result();
             let number = |key| number(&result, key);
-            assert_eq!(
-                number("slab_bytes"),
-                number("budget_bytes") - number("reserve_bytes"),
-                "{step} {budget}"
-            );
+            let room = number("budget_bytes") - number("reserve_bytes");
+            assert!(number("slab_bytes") <= room, "{step} {budget}");
             assert!(number("peak_bytes") <= number("high_water_bytes"), "{step} {budget}");
-            assert!(number("high_water_bytes") <= number("slab_bytes"), "{step} {budget}");
+            assert!(number("high_water_bytes") <= room, "{step} {budget}");
             if let Some(process) = result["process_peak_bytes"].as_u64() {
                 assert!(process <= number("budget_bytes"), "{step} {budget}: {process} bytes");
             }

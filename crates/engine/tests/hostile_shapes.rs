@@ -14,7 +14,7 @@ use tightfit::Goal;
 use tightfit::check::Checked;
 use tightfit::graph::{self, Graph, GraphBuilder, NodeSpec, Phase, Value, ValueSpec};
 use tightfit::id::{BufferId, ModuleId, NodeId, StorageId, ValueId};
-use tightfit::machine::Machine;
+use tightfit::machine::{Machine, Runtime};
 use tightfit::operator::Unsuited;
 use tightfit::plan::{Plan, Planner};
 use tightfit::profile::Profile;
@@ -577,7 +577,7 @@ fn an_executable_runs_on_the_threads_it_was_compiled_for() {
         let mut slab = Slab::new(schedule.slab).unwrap();
         assert!(executable.run(&mut slab, &SETTINGS).is_ok());
     }
-    // A workspace for one thread is too small for three.
+    // A schedule for one thread has no workspace for three.
     let floats = |shape: &'static [u64]| (shape, DType::F32);
     let heads = [floats(&[1, 2, 3, 4]), floats(&[1, 2, 5, 4]), floats(&[1, 2, 5, 4])];
     let attention = call(
@@ -591,8 +591,44 @@ fn an_executable_runs_on_the_threads_it_was_compiled_for() {
     assert!(Executable::compile(&attention, &checked, &pool(1)).is_ok());
     assert!(matches!(
         Executable::compile(&attention, &checked, &pool(3)),
-        Err(CompileError::Kernel { .. })
+        Err(CompileError::Conditions { threads: 3, .. })
     ));
+}
+
+/// PyTorch's softmax may write over its input where a graph says so; the engine's reads its input
+/// again after the first write.
+#[test]
+fn a_schedule_that_was_checked_for_other_kernels_is_refused() {
+    let mut builder = GraphBuilder::new("overwritten");
+    let storages = [0; 2].map(|_| builder.storage(Bytes(64)));
+    let rows = |index: usize| [Some(ValueSpec::contiguous(&[2, 8], DType::F32, storages[index]))];
+    let x = builder.node(NodeSpec::new("x", "placeholder", Phase::Input), &rows(0))[0];
+    let softmax = NodeSpec {
+        inputs: vec![x],
+        args: vec![Argument::Value(x), Argument::Int(1), Argument::Bool(false)],
+        overwrites: vec![x],
+        ..NodeSpec::new("softmax", "aten._softmax.default", Phase::Forward)
+    };
+    let y = builder.node(softmax, &rows(1))[0];
+    builder.output(y);
+    let graph = builder.build().unwrap();
+    let engine = Machine::unmeasured_cpu(1);
+    for (runtime, runs) in [(Runtime::Engine, true), (Runtime::Recorded, false)] {
+        let machine = Machine { runtime, ..engine.clone() };
+        let profile = Profile::new(&graph, &machine);
+        let plan = Plan::of_runs(Planner::None, graph.compute_nodes());
+        let goal = Lowering::to(Goal::Within(Bytes(1 << 40)));
+        let mut schedule = lower(&graph, &profile, &plan, &goal);
+        schedule.budget = schedule.slab;
+        let checked = Checked::new(&graph, &profile, schedule).unwrap();
+        let compiled = Executable::compile(&graph, &checked, &pool(1)).map(drop);
+        match compiled {
+            Ok(()) => assert!(runs),
+            Err(error) => {
+                assert!(!runs && matches!(error, CompileError::Conditions { .. }), "{error}");
+            }
+        }
+    }
 }
 
 #[test]

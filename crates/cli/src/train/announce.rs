@@ -8,14 +8,16 @@ use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::schedule::{Instruction, Schedule};
 use tightfit::units::Bytes;
-use tightfit_engine::{Dataset, FittedGraph, FittedStep, Step, step};
+use tightfit_engine::{Budget, Dataset, FittedGraph, FittedStep, Step, step};
 
+use crate::figures::smallest;
 use crate::{output, places};
 
-/// Prints them.
+/// Prints them, for the budget that was asked for.
 pub fn announce(
     step: &Step,
     data: &Dataset,
+    asked: Budget,
     planned: &FittedStep,
     machine: &Machine,
 ) -> output::Printed {
@@ -42,7 +44,8 @@ pub fn announce(
     row!(
         "budget",
         budget,
-        "base {} (the process itself), packing {} (of matrix products), slab {}",
+        "{}base {} (the process itself), packing {} (of matrix products), slab {}",
+        smallest(asked, *budget, "; "),
         reserve.base,
         reserve.packing,
         planned.training.slab()

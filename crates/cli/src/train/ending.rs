@@ -80,6 +80,18 @@ pub struct TooManySteps {
     pub steps: u32,
 }
 
+/// A run that goes on has the seed that it began with.
+#[derive(Debug, thiserror::Error)]
+#[error("--seed {asked} contradicts {}, whose run has seed {seed}", path.display())]
+pub struct OtherSeed {
+    /// The weights that are resumed.
+    pub path: PathBuf,
+    /// Their run's seed.
+    pub seed: u64,
+    /// The seed that was asked for.
+    pub asked: u64,
+}
+
 /// What is true of the weights when something fails after the last step.
 pub fn said(saved: Option<&Path>, steps: u32) -> String {
     match saved {

@@ -16,7 +16,7 @@ mod trace;
 use crate::exit_code::ExitCode;
 use std::path::PathBuf;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::Args;
 use tightfit::plan::Planner;
 use tightfit::schedule;
@@ -40,7 +40,7 @@ use ranks::Ranks;
 use replan::{Plans, Refined, Replan};
 use resident::Resident;
 
-pub use ending::{LossNotFinite, TooManySteps};
+pub use ending::{LossNotFinite, OtherSeed, TooManySteps};
 pub use placement::Contradiction;
 pub use ranks::{NotASchedule, RanksRefused};
 
@@ -222,7 +222,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let resident = Resident::before_steps();
     // Only now is it certain that the run can start.
     if !arguments.json {
-        announce::announce(&step, &data, &planned, &machine)
+        announce::announce(&step, &data, budget, &planned, &machine)
             .and_then(|()| announce::announce_saving(arguments.save.as_deref()))
             .and_then(|()| match &arguments.resume {
                 Some(path) => {
@@ -374,8 +374,8 @@ fn begins(arguments: &Arguments, step: &Step) -> anyhow::Result<Progress> {
         return Ok(Progress { steps: 0, seed: arguments.seed.unwrap_or(1), checksum: None });
     };
     let progress = weights::progress(path, &step.name)?;
-    if let Some(seed) = arguments.seed.filter(|&seed| seed != progress.seed) {
-        bail!("--seed {seed} contradicts {}, whose run has seed {}", path.display(), progress.seed);
+    if let Some(asked) = arguments.seed.filter(|&asked| asked != progress.seed) {
+        return Err(OtherSeed { path: path.clone(), seed: progress.seed, asked }.into());
     }
     if progress.steps.checked_add(arguments.steps).is_none() {
         let (path, done, steps) = (path.clone(), progress.steps, arguments.steps);

@@ -85,6 +85,14 @@ impl Outcome<'_> {
         planned.then(|| self.planned.training.fitted.timeline().stall())
     }
 
+    /// The slab that the plan takes; all of it where tensors are placed while the run goes on.
+    fn slab(&self) -> Bytes {
+        match &self.planned.region {
+            Some(_) => self.session.slab_bytes(),
+            None => self.planned.training.fitted.schedule().slab,
+        }
+    }
+
     /// For programs.
     pub fn json(&self) -> Value {
         let FittedGraph { fitted, budget, reserve, unplanned, .. } = &self.planned.training;
@@ -93,7 +101,7 @@ impl Outcome<'_> {
             "base_bytes": reserve.base,
             "packing_bytes": reserve.packing,
             "reserve_bytes": reserve.total(),
-            "slab_bytes": self.session.slab_bytes(),
+            "slab_bytes": self.slab(),
             "high_water_bytes": self.planned.high_water(),
             "peak_bytes": self.planned.peak(),
             "unplanned_peak_bytes": unplanned.timeline().peak,

@@ -22,7 +22,7 @@ use tightfit_engine::{Budget, FitTask, fit_graph};
 use crate::accumulation::Accumulation;
 use crate::calls::{self, Costs, Subject};
 use crate::effort::Search;
-use crate::figures::{Figures, Moves};
+use crate::figures::{Figures, Moves, smallest};
 use crate::input::{self, OnTiers};
 use crate::output::Written;
 use crate::table::{Cell, Table};
@@ -226,13 +226,14 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         row!(
             "budget",
             planned.budget,
-            "base {} (the process itself), packing {} (of matrix products), slab {}",
+            "{}base {} (the process itself), packing {} (of matrix products), slab {}",
+            smallest(budget, planned.budget, "; "),
             planned.reserve.base,
             planned.reserve.packing,
             planned.slab()
         )?;
     } else {
-        row!("budget", planned.budget)?;
+        row!("budget", planned.budget, "{}", smallest(budget, planned.budget, ""))?;
     }
     row!("planned peak", timeline.peak, "checked; {} slab after layout", schedule.slab)?;
     row!(

@@ -4,7 +4,7 @@
 use crate::exit_code::ExitCode;
 use std::path::PathBuf;
 
-use anyhow::{Context, bail};
+use anyhow::Context;
 use clap::{Args, ValueEnum};
 use tightfit::graph::Graph;
 use tightfit::graph::limits::MOST_TRACE;
@@ -22,7 +22,7 @@ use crate::effort::Search;
 use crate::frontier::{self, drawn, frontier};
 use crate::input::{self, OnTiers};
 use crate::output::Written;
-use crate::values::points;
+use crate::values::{NoPoints, points};
 use crate::{interrupt, output, places, progress};
 
 /// Show a step as one HTML page: memory over time by role, the peak explained, modules, savings,
@@ -183,7 +183,7 @@ fn has_frontier(points: u32, svg: Option<Drawing>) -> bool {
 /// Reads, checks, plans the frontier and writes.
 pub fn report(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     if arguments.svg == Some(Drawing::Frontier) && arguments.points == 0 {
-        bail!("--svg frontier draws points; leave --points 0 out");
+        return Err(NoPoints.into());
     }
     output::writable(&arguments.output)?;
     let (graph, is_step) = input::graph(&arguments.graph)?;

@@ -156,3 +156,54 @@ fn more_micro_batches_than_a_graph_can_hold() {
         );
     }
 }
+
+#[test]
+fn schedules_by_wrong_names() {
+    let case = Case::new();
+    let train = "train corpus/steps/gpt-nano --budget 90% --stages 2";
+    case.fails(
+        &format!("{train} --schedule gpip"),
+        2,
+        expect![[r#"
+        error: there is no schedule `gpip`; schedules are gpipe, 1f1b, interleaved, \
+        zb-h1, zb-v, v-half, v-min, greedy-v, greedy, asyncpipe, or a CSV file
+    "#]],
+    );
+    case.fails(
+        &format!("{train} --schedule orders/gpipe.csv"),
+        4,
+        expect![[r#"
+        error: `orders/gpipe.csv` is neither a schedule nor a file: No such file or \
+        directory (os error 2); schedules are gpipe, 1f1b, interleaved, zb-h1, zb-v, \
+        v-half, v-min, greedy-v, greedy, asyncpipe
+    "#]],
+    );
+}
+
+#[test]
+fn a_frontier_without_points() {
+    Case::new().fails(
+        "report corpus/graphs/resnet50_b32.json.gz --svg frontier --points 0 -o FOLDER/page.svg",
+        2,
+        expect![[r#"
+            error: --svg frontier draws points; leave --points 0 out
+        "#]],
+    );
+}
+
+#[test]
+fn bandwidths() {
+    let folder = folder();
+    let shard = |rate: &str| {
+        let arguments = format!(
+            "shard corpus/graphs/cuda/vit_b16_b32.json.gz --budget 4GiB --world-size 8 \
+             --bandwidth {rate} --latency 20us --json"
+        );
+        run(folder.path(), &arguments)
+    };
+    let figures = |rate: &str| shard(rate).done().result()["step_seconds"].to_string();
+    assert_eq!(figures("1e11"), figures("100GB/s"));
+    for wrong in ["0", "-1", "1e999", "fast"] {
+        assert_eq!(shard(wrong).code, Some(2), "{wrong}");
+    }
+}

@@ -191,7 +191,7 @@ fn a_seed_that_contradicts_the_run_that_is_resumed() {
     let case = Case::new().given(&format!("{TRAIN_DIGITS} --save FOLDER/weights"));
     case.fails(
         &format!("{TRAIN_DIGITS} --resume FOLDER/weights --seed 2"),
-        1,
+        2,
         expect![[r#"
         error: --seed 2 contradicts FOLDER/weights, whose run has seed 1
     "#]],

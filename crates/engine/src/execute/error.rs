@@ -6,8 +6,9 @@ use std::io;
 use std::path::PathBuf;
 
 use thiserror::Error;
-use tightfit::check::Violation;
+use tightfit::check::{Conditions, Violation};
 use tightfit::id::{RankId, TransferId};
+use tightfit::machine::{Reuse, Runtime};
 use tightfit::operator::Unsuited;
 
 use crate::kernels::KernelError;
@@ -24,6 +25,18 @@ pub enum CompileError {
     /// The checker refused the schedule, or it is one of another graph.
     #[error("the schedule is wrong and was not executed: {0}")]
     Violation(#[from] Violation),
+    /// The schedule was checked for other kernels than the engine's, or for another number of
+    /// threads.
+    #[error(
+        "the schedule was checked for {}, and would run {threads} of the engine's threads: plan it, \
+         or check it, for these", conditions(*checked)
+    )]
+    Conditions {
+        /// What it was checked for.
+        checked: Conditions,
+        /// The threads that would execute it.
+        threads: usize,
+    },
     /// The graph calls operators that have no kernel.
     #[error(
         "{} not implemented by the engine: {}; such a graph can be planned, but not trained",
@@ -100,6 +113,19 @@ pub struct UnknownOperator {
     pub count: usize,
     /// The first of them.
     pub first: String,
+}
+
+/// What a schedule was checked for, in words.
+fn conditions(checked: Conditions) -> String {
+    let threads = checked.threads;
+    match (checked.runtime, checked.reuse) {
+        (Runtime::Recorded, _) => "kernels that the graph speaks of".to_string(),
+        (Runtime::Engine, Reuse::OfGraph) => {
+            "outputs over inputs as the graph says, not as the engine's kernels can".to_string()
+        }
+        (Runtime::Engine, _) if threads == 1 => "1 thread".to_string(),
+        (Runtime::Engine, _) => format!("{threads} threads"),
+    }
 }
 
 /// Unknown operators in words.

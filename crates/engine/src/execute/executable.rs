@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
 use rayon::ThreadPool;
-use tightfit::check::{Checked, Violation};
+use tightfit::check::{Checked, Conditions, Violation};
 use tightfit::graph::Graph;
 use tightfit::id::{DEVICE, EntityRef, LaneId, MicroBatchId, SecondaryMap, TransferId};
+use tightfit::machine::{Reuse, Runtime};
 use tightfit::schedule::{Instruction, Movement, Schedule, Transfer};
 use tightfit::timeline::{CallInTime, TransferInTime};
 use tightfit::units::{Bytes, Seconds};
@@ -88,6 +89,14 @@ struct Start {
     checksums: Option<Checksums>,
 }
 
+/// The check was one for the engine's kernels on so many threads.
+fn suits_engine(checked: Conditions, threads: usize) -> Result<(), CompileError> {
+    let is_suited = checked.runtime == Runtime::Engine
+        && checked.reuse != Reuse::OfGraph
+        && checked.threads as usize == threads;
+    if is_suited { Ok(()) } else { Err(CompileError::Conditions { checked, threads }) }
+}
+
 /// A schedule, compiled for the threads of one pool, which it keeps.
 pub struct Executable {
     ops: Vec<Op>,
@@ -118,7 +127,8 @@ impl Executable {
     /// kernels divide their workspace among that many.
     ///
     /// # Errors
-    /// Where the graph is another one, or uses what the engine cannot execute.
+    /// Where the graph is another one, the schedule was checked for other kernels or another number
+    /// of threads, or the graph uses what the engine cannot execute.
     pub fn compile(
         graph: &Graph,
         checked: &Checked,
@@ -139,9 +149,10 @@ impl Executable {
         if schedule.graph != graph.hash() {
             return Err(Violation::OtherGraph.into());
         }
+        let threads = pool.current_num_threads();
+        suits_engine(checked.conditions(), threads)?;
         admit(graph)?;
         transfers_suit(schedule)?;
-        let threads = pool.current_num_threads();
         let mut predicted = checked.timeline().calls.iter();
         let mut ops = Vec::with_capacity(schedule.instructions.len());
         let mut ends = ends(graph, (schedule, region))?.into_iter().peekable();

@@ -185,7 +185,7 @@ pub(super) fn arithmetic(operator: Operator, operands: &Operands) -> Result<Kern
 /// Two tensors of floats.
 fn floats(kind: Arithmetic, alpha: f32, operands: &Operands) -> Result<Kernel, KernelError> {
     let scaled = |alpha: f32| {
-        let (left, right, out) = (operands.float(0)?, operands.float(1)?, operands.output(0)?);
+        let (left, right, out) = (operands.tensor(0)?, operands.tensor(1)?, operands.output(0)?);
         map2::<f32, f32, f32>(left, right, out, move |x, y, z| {
             for ((z, &x), &y) in z.iter_mut().zip(x).zip(y) {
                 *z = x + alpha * y;

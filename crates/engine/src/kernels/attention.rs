@@ -7,11 +7,10 @@
 //! running maximum is needed.
 
 use tightfit::operator::QUERY_BLOCK;
-use tightfit::tensor::DType;
 
 use crate::kernels::matmul::{Matrix, product};
 use crate::kernels::operands::Workspace;
-use crate::kernels::tensor::{Raw, Tensor};
+use crate::kernels::tensor::{Raw, Typed};
 use crate::kernels::{Kernel, KernelError, Operands, float_bytes, math, shaped, tasks, typed};
 
 /// Rows of queries whose scores are held at a time.
@@ -27,7 +26,7 @@ struct Shape {
     causal: bool,
     scale: f32,
     /// Added to the scores before the soft maximum, broadcast to [batch, heads, queries, keys].
-    mask: Option<Tensor>,
+    mask: Option<Typed<f32>>,
     scores: Workspace,
     threads: usize,
 }
@@ -64,7 +63,7 @@ impl Shape {
         let mask = operands.node.kwarg("attn_mask").and_then(|mask| operands.tensor_of(mask));
         let mask = mask.map(|mask| {
             let whole = [q.shape[0], q.shape[1], q.shape[2], k.shape[2]];
-            typed(mask, DType::F32)?.broadcast(&whole).ok_or_else(|| {
+            typed::<f32>(mask)?.broadcast(&whole).ok_or_else(|| {
                 KernelError::Shapes(format!("a mask of {:?} for scores of {whole:?}", mask.shape))
             })
         });
@@ -109,7 +108,7 @@ impl Shape {
         let row = batch * mask.strides[0] + head * mask.strides[1] + query * mask.strides[2];
         for (key, score) in scores.iter_mut().enumerate() {
             // SAFETY: the caller's promise.
-            *score += unsafe { *mask.raw::<f32>(base).at(row + key * mask.strides[3]) };
+            *score += unsafe { *mask.raw(base).at(row + key * mask.strides[3]) };
         }
     }
 
@@ -120,24 +119,22 @@ impl Shape {
 }
 
 /// One head of a tensor [batch, heads, length, size] as a matrix.
-fn head(tensor: &Tensor, base: *mut u8, batch: usize, index: usize) -> Matrix {
+fn head(tensor: &Typed<f32>, base: *mut u8, batch: usize, index: usize) -> Matrix {
     super::matmul::matrix(tensor, base, batch * tensor.strides[0] + index * tensor.strides[1])
 }
 
 /// (out, logsumexp) = attention(q, k, v)
 pub(super) fn forward(operands: &Operands, threads: usize) -> Result<Kernel, KernelError> {
     let shape = Shape::new(operands, 0, threads, 1)?;
-    let (q, k, v) =
-        (operands.float(0)?.clone(), operands.float(1)?.clone(), operands.float(2)?.clone());
-    let (out, logsumexp) =
-        (operands.float_output(0)?.clone(), operands.optional_float_output(1)?.cloned());
+    let (q, k, v) = (operands.float(0)?, operands.float(1)?, operands.float(2)?);
+    let (out, logsumexp) = (operands.float_output(0)?, operands.optional_float_output(1)?);
     shaped(&out, "the output", &q.shape)?;
     if let Some(logsumexp) = &logsumexp {
         shaped(logsumexp, "the logarithm of the sums", &q.shape[..3])?;
     }
     Ok(Box::new(move |run| {
         shape.for_each_head(run.base, 1, |b, h, scores| {
-            let at = |tensor: &Tensor| head(tensor, run.base, b, h);
+            let at = |tensor: &Typed<f32>| head(tensor, run.base, b, h);
             let (q, k, v, out) = (at(&q), at(&k), at(&v), at(&out));
             for first in (0..shape.queries).step_by(BLOCK) {
                 let rows = BLOCK.min(shape.queries - first);
@@ -173,7 +170,7 @@ pub(super) fn forward(operands: &Operands, threads: usize) -> Result<Kernel, Ker
                             let at = b * logsumexp.strides[0]
                                 + h * logsumexp.strides[1]
                                 + (first + row) * logsumexp.strides[2];
-                            *logsumexp.raw::<f32>(run.base).at(at) = most + total.ln();
+                            *logsumexp.raw(run.base).at(at) = most + total.ln();
                         }
                     }
                     product(out.row_block(first, rows), false, 1.0, block, v.row_block(0, keys), 1);
@@ -186,10 +183,10 @@ pub(super) fn forward(operands: &Operands, threads: usize) -> Result<Kernel, Ker
 /// (dq, dk, dv) from the gradient of the output: P is recomputed from q, k and logsumexp.
 pub(super) fn backward(operands: &Operands, threads: usize) -> Result<Kernel, KernelError> {
     let shape = Shape::new(operands, 1, threads, 2)?;
-    let read = |index: usize| operands.float(index).cloned();
+    let read = |index: usize| operands.float(index);
     let (gradient, q, k, v, out, logsumexp) =
         (read(0)?, read(1)?, read(2)?, read(3)?, read(4)?, read(5)?);
-    let written = |index: usize| operands.float_output(index).cloned();
+    let written = |index: usize| operands.float_output(index);
     let (dq, dk, dv) = (written(0)?, written(1)?, written(2)?);
     shaped(&gradient, "the incoming gradient", &q.shape)?;
     shaped(&out, "the output of the forward pass", &q.shape)?;
@@ -199,7 +196,7 @@ pub(super) fn backward(operands: &Operands, threads: usize) -> Result<Kernel, Ke
     }
     Ok(Box::new(move |run| {
         shape.for_each_head(run.base, 2, |b, h, scores| {
-            let at = |tensor: &Tensor| head(tensor, run.base, b, h);
+            let at = |tensor: &Typed<f32>| head(tensor, run.base, b, h);
             let (q, k, v, dq, dk, dv) = (at(&q), at(&k), at(&v), at(&dq), at(&dk), at(&dv));
             let (gradient, out) = (at(&gradient), at(&out));
             let gradients = scores.shifted(BLOCK * shape.keys);
@@ -239,7 +236,7 @@ pub(super) fn backward(operands: &Operands, threads: usize) -> Result<Kernel, Ke
                         let at = b * logsumexp.strides[0]
                             + h * logsumexp.strides[1]
                             + (first + row) * logsumexp.strides[2];
-                        let shift = *logsumexp.raw::<f32>(run.base).at(at);
+                        let shift = *logsumexp.raw(run.base).at(at);
                         let (p, hidden_p) =
                             scores.slice_mut(row * shape.keys, keys).split_at_mut(seen);
                         let (dp, hidden_dp) =

@@ -49,21 +49,19 @@ pub(super) fn mean(operands: &Operands) -> Result<Kernel, KernelError> {
     let &[others, piece] = &pieces.shape[..] else {
         return Err(KernelError::Shapes("pieces of some ranks are rows".to_string()));
     };
-    shaped(out, "the mean", &[piece])?;
-    let all = [whole, pieces, out];
+    shaped(&out, "the mean", &[piece])?;
+    let all = [&whole, &pieces, &out];
     let elements = whole.shape.iter().product::<usize>();
     if !all.iter().all(|tensor| tensor.is_contiguous()) || elements.div_ceil(others + 1) != piece {
         return Err(KernelError::Shapes("pieces are those of another tensor".to_string()));
     }
-    let [whole, pieces, out] = all.map(|tensor| tensor.address);
     let share = 1.0 / (others + 1) as f32;
     Ok(Box::new(move |run| {
         let Some(own) = rank_among(run, others + 1) else {
             run.fault.raise(Fault::Link);
             return;
         };
-        let raw = |address: usize| Raw::<f32>(run.base.wrapping_add(address).cast());
-        let (whole, pieces, out) = (raw(whole), raw(pieces), raw(out));
+        let (whole, pieces, out) = (whole.raw(run.base), pieces.raw(run.base), out.raw(run.base));
         let there = elements.saturating_sub(own * piece).min(piece);
         tasks::for_each(piece.div_ceil(BLOCK), BLOCK * (others + 1), |block| {
             let (from, to) = (block * BLOCK, ((block + 1) * BLOCK).min(piece));
@@ -95,7 +93,7 @@ impl Collective {
     fn new(operator: Operator, operands: &Operands) -> Result<Collective, KernelError> {
         let (takes, brings) = (operands.float(0)?, operands.float_output(0)?);
         let gathers = operator == Operator::AllGather;
-        let (whole, shard) = if gathers { (brings, takes) } else { (takes, brings) };
+        let (whole, shard) = if gathers { (&brings, &takes) } else { (&takes, &brings) };
         let place = if gathers { 2 } else { 1 };
         let number = |index: usize| match operands.node.args.get(index) {
             Some(&Argument::Int(number)) => u32::try_from(number).ok(),

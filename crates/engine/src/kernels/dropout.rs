@@ -2,7 +2,6 @@
 //! own position alone, so a recomputation draws the same mask.
 
 use multiversion::multiversion;
-use tightfit::tensor::DType;
 
 use crate::kernels::elementwise::map2;
 use crate::kernels::{Kernel, KernelError, Operands, shaped, tasks, typed};
@@ -14,13 +13,13 @@ const CHUNK: usize = 1024;
 /// (x · mask / (1 − p), mask); the identity where `train` is false.
 pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
     let (x, out, mask) = (
-        operands.float(0)?.clone(),
-        operands.float_output(0)?.clone(),
-        operands.optional_output(1).cloned(),
+        operands.float(0)?,
+        operands.float_output(0)?,
+        operands.optional_output(1).map(typed::<u8>).transpose()?,
     );
     shaped(&out, "the output", &x.shape)?;
     if let Some(mask) = &mask {
-        shaped(typed(mask, DType::Bool)?, "the mask", &x.shape)?;
+        shaped(mask, "the mask", &x.shape)?;
     }
     let (p, train) = (operands.number(1, "p")?, operands.flag(2, "train", true));
     if !(0.0..=1.0).contains(&p) {
@@ -36,11 +35,8 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
             ));
         }
     };
-    if [Some(&x), Some(&out), mask.as_ref()]
-        .into_iter()
-        .flatten()
-        .any(|tensor| !tensor.is_contiguous())
-    {
+    let mask_is_contiguous = mask.as_ref().is_none_or(|mask| mask.is_contiguous());
+    if !(x.is_contiguous() && out.is_contiguous() && mask_is_contiguous) {
         return Err(KernelError::Unsupported("dropout of a strided tensor".to_string()));
     }
     // Kept where the word is not below p · 2³².
@@ -48,8 +44,8 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
     let scale = if p < 1.0 { (1.0 / (1.0 - p)) as f32 } else { 0.0 };
     let elements = out.elements();
     Ok(Box::new(move |run| {
-        let (from, to) = (x.raw::<f32>(run.base), out.raw::<f32>(run.base));
-        let kept = mask.as_ref().map(|mask| mask.raw::<u8>(run.base));
+        let (from, to) = (x.raw(run.base), out.raw(run.base));
+        let kept = mask.as_ref().map(|mask| mask.raw(run.base));
         tasks::for_each(elements.div_ceil(CHUNK), CHUNK * 4, |chunk| {
             let first = chunk * CHUNK;
             let len = CHUNK.min(elements - first);
@@ -93,8 +89,8 @@ fn draw(key: [u32; 2], first: u32, rest: [u32; 3], words: &mut [u32; CHUNK]) {
 pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
     let scale = operands.number(2, "scale")? as f32;
     map2::<f32, u8, f32>(
-        operands.float(0)?,
-        typed(operands.tensor(1)?, DType::Bool)?,
+        operands.tensor(0)?,
+        operands.tensor(1)?,
         operands.output(0)?,
         move |x, mask, y| {
             for ((y, &x), &mask) in y.iter_mut().zip(x).zip(mask) {

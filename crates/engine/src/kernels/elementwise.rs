@@ -3,7 +3,7 @@
 //! an input of the same layout.
 
 use crate::kernels::nest::{BLOCK, Nest, load, store};
-use crate::kernels::tensor::{Element, Tensor};
+use crate::kernels::tensor::{Element, Tensor, Typed};
 use crate::kernels::{Kernel, KernelError, Operands, typed};
 
 /// out = f(a)
@@ -12,12 +12,12 @@ pub(super) fn map1<A: Element, O: Element>(
     out: &Tensor,
     f: impl Fn(&[A], &mut [O]) + Send + Sync + 'static,
 ) -> Result<Kernel, KernelError> {
-    let (a, out) = (broadcast::<A>(a, out)?, typed(out, O::DTYPE)?.clone());
+    let (a, out) = (broadcast::<A>(a, out)?, typed::<O>(out)?);
     let nest = Nest::new([&out, &a]);
     let [to, from] = nest.inner();
     let staged = a.address == out.address;
     Ok(Box::new(move |run| {
-        let (source, target) = (a.raw::<A>(run.base), out.raw::<O>(run.base));
+        let (source, target) = (a.raw(run.base), out.raw(run.base));
         nest.walk(
             || ([A::default(); BLOCK], [O::default(); BLOCK]),
             |(x, y), [o, i], len| {
@@ -38,14 +38,12 @@ pub(super) fn map2<A: Element, B: Element, O: Element>(
     out: &Tensor,
     f: impl Fn(&[A], &[B], &mut [O]) + Send + Sync + 'static,
 ) -> Result<Kernel, KernelError> {
-    let (a, b, out) =
-        (broadcast::<A>(a, out)?, broadcast::<B>(b, out)?, typed(out, O::DTYPE)?.clone());
+    let (a, b, out) = (broadcast::<A>(a, out)?, broadcast::<B>(b, out)?, typed::<O>(out)?);
     let nest = Nest::new([&out, &a, &b]);
     let [to, from_a, from_b] = nest.inner();
     let (staged_a, staged_b) = (a.address == out.address, b.address == out.address);
     Ok(Box::new(move |run| {
-        let (left, right, target) =
-            (a.raw::<A>(run.base), b.raw::<B>(run.base), out.raw::<O>(run.base));
+        let (left, right, target) = (a.raw(run.base), b.raw(run.base), out.raw(run.base));
         nest.walk(
             || ([A::default(); BLOCK], [B::default(); BLOCK], [O::default(); BLOCK]),
             |(x, y, z), [o, i, j], len| {
@@ -71,19 +69,15 @@ pub(super) fn select<T: Element>(
         broadcast::<u8>(condition, out)?,
         broadcast::<T>(a, out)?,
         broadcast::<T>(b, out)?,
-        typed(out, T::DTYPE)?.clone(),
+        typed::<T>(out)?,
     );
     let nest = Nest::new([&out, &condition, &a, &b]);
     let [to, from_c, from_a, from_b] = nest.inner();
     let (staged_c, staged_a, staged_b) =
         (condition.address == out.address, a.address == out.address, b.address == out.address);
     Ok(Box::new(move |run| {
-        let (test, left, right, target) = (
-            condition.raw::<u8>(run.base),
-            a.raw::<T>(run.base),
-            b.raw::<T>(run.base),
-            out.raw::<T>(run.base),
-        );
+        let (test, left, right, target) =
+            (condition.raw(run.base), a.raw(run.base), b.raw(run.base), out.raw(run.base));
         nest.walk(
             || ([0u8; BLOCK], [T::default(); BLOCK], [T::default(); BLOCK], [T::default(); BLOCK]),
             |(c, x, y, z), [o, i, j, k], len| {
@@ -105,11 +99,11 @@ pub(super) fn select<T: Element>(
 
 /// out = value
 pub(super) fn fill<T: Element>(out: &Tensor, value: T) -> Result<Kernel, KernelError> {
-    let out = typed(out, T::DTYPE)?.clone();
+    let out = typed::<T>(out)?;
     let nest = Nest::new([&out]);
     let [to] = nest.inner();
     Ok(Box::new(move |run| {
-        let target = out.raw::<T>(run.base);
+        let target = out.raw(run.base);
         nest.walk(
             || [T::default(); BLOCK],
             |buffer, [o], len| {
@@ -121,13 +115,13 @@ pub(super) fn fill<T: Element>(out: &Tensor, value: T) -> Result<Kernel, KernelE
 }
 
 /// A tensor of elements `T`, seen with the output's shape.
-fn broadcast<T: Element>(tensor: &Tensor, out: &Tensor) -> Result<Tensor, KernelError> {
-    typed(tensor, T::DTYPE)?.broadcast(&out.shape).ok_or_else(|| {
+fn broadcast<T: Element>(tensor: &Tensor, out: &Tensor) -> Result<Typed<T>, KernelError> {
+    typed::<T>(tensor)?.broadcast(&out.shape).ok_or_else(|| {
         KernelError::Shapes(format!("{:?} does not broadcast to {:?}", tensor.shape, out.shape))
     })
 }
 
 /// Element-wise operators of one input.
 pub(super) fn unary(operands: &Operands, f: fn(&[f32], &mut [f32])) -> Result<Kernel, KernelError> {
-    map1::<f32, f32>(operands.float(0)?, operands.output(0)?, f)
+    map1::<f32, f32>(operands.tensor(0)?, operands.output(0)?, f)
 }

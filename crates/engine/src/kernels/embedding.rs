@@ -15,11 +15,7 @@ fn indices(tensor: &Tensor) -> Result<Rows, KernelError> {
 
 /// out[i] = table[indices[i]]
 pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
-    let (table, index, out) = (
-        operands.float(0)?.clone(),
-        operands.integer(1)?.clone(),
-        operands.float_output(0)?.clone(),
-    );
+    let (table, index, out) = (operands.float(0)?, operands.integer(1)?, operands.float_output(0)?);
     let &[_, width] = table.shape.as_slice() else {
         return Err(KernelError::Shapes(format!(
             "embedding of {:?} in a table of {:?}",
@@ -30,8 +26,7 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
     let (from, at, to) =
         (Rows::contiguous(&table, 1)?, indices(&index)?, Rows::contiguous(&out, 1)?);
     Ok(Box::new(move |run| {
-        let (table, index, out) =
-            (table.raw::<f32>(run.base), index.raw::<i64>(run.base), out.raw::<f32>(run.base));
+        let (table, index, out) = (table.raw(run.base), index.raw(run.base), out.raw(run.base));
         tasks::for_each(to.count, to.len, |i| {
             // SAFETY: rows of the output are disjoint; the index is checked before it is followed.
             unsafe {
@@ -52,11 +47,8 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
 /// out[indices[i]] += gradient[i], where the index is not `padding_idx`; the rest is zero. By
 /// frequency: each gradient is divided by how often its index occurs.
 pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
-    let (gradient, index, out) = (
-        operands.float(0)?.clone(),
-        operands.integer(1)?.clone(),
-        operands.float_output(0)?.clone(),
-    );
+    let (gradient, index, out) =
+        (operands.float(0)?, operands.integer(1)?, operands.float_output(0)?);
     let padding = operands.number(3, "padding_idx")? as i64;
     let by_frequency = operands.flag(4, "scale_grad_by_freq", false);
     let (from, at, to) = (Rows::new(&gradient, 1)?, indices(&index)?, Rows::contiguous(&out, 1)?);
@@ -68,7 +60,7 @@ pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
     }
     Ok(Box::new(move |run| {
         let (gradient, index, out) =
-            (gradient.raw::<f32>(run.base), index.raw::<i64>(run.base), out.raw::<f32>(run.base));
+            (gradient.raw(run.base), index.raw(run.base), out.raw(run.base));
         let weight = COLUMNS.saturating_mul(from.count + to.count);
         tasks::for_each(to.len.div_ceil(COLUMNS), weight, |part| {
             let first = part * COLUMNS;

@@ -4,7 +4,7 @@
 use tightfit::tensor::DType;
 
 use crate::kernels::movement::convert;
-use crate::kernels::tensor::{Element, Tensor};
+use crate::kernels::tensor::{Element, Tensor, Typed};
 use crate::kernels::{Fault, Kernel, KernelError, Operands, dimension, shaped, typed};
 
 /// Offsets of element `index` of a tensor of `shape` in tensors with the given strides; dimension
@@ -39,13 +39,18 @@ fn indexed(operands: &Operands, x: &Tensor, index: &Tensor) -> Result<usize, Ker
 /// out[… i …] = x[… index[… i …] …] along argument 1.
 pub(super) fn gather(operands: &Operands) -> Result<Kernel, KernelError> {
     let (x, index, out) =
-        (operands.tensor(0)?.clone(), operands.integer(2)?.clone(), operands.output(0)?.clone());
+        (operands.tensor(0)?.clone(), operands.integer(2)?, operands.output(0)?.clone());
     let dim = indexed(operands, &x, &index)?;
-    shaped(typed(&out, x.dtype)?, "the output", &index.shape)?;
-    fn by_type<T: Element>(x: Tensor, index: Tensor, out: Tensor, dim: usize) -> Kernel {
-        Box::new(move |run| {
-            let (from, at, to) =
-                (x.raw::<T>(run.base), index.raw::<i64>(run.base), out.raw::<T>(run.base));
+    shaped(&out, "the output", &index.shape)?;
+    fn by_type<T: Element>(
+        x: &Tensor,
+        index: Typed<i64>,
+        out: &Tensor,
+        dim: usize,
+    ) -> Result<Kernel, KernelError> {
+        let (x, out) = (typed::<T>(x)?, typed::<T>(out)?);
+        Ok(Box::new(move |run| {
+            let (from, at, to) = (x.raw(run.base), index.raw(run.base), out.raw(run.base));
             for i in 0..out.elements() {
                 // SAFETY: the index is checked before it is followed; other dimensions lie inside
                 // by their extents.
@@ -66,12 +71,12 @@ pub(super) fn gather(operands: &Operands) -> Result<Kernel, KernelError> {
                     *to.at(offset(&out.shape, &out.strides, i, None)) = value;
                 }
             }
-        })
+        }))
     }
     match x.dtype {
-        DType::F32 => Ok(by_type::<f32>(x, index, out, dim)),
-        DType::I64 => Ok(by_type::<i64>(x, index, out, dim)),
-        DType::Bool => Ok(by_type::<u8>(x, index, out, dim)),
+        DType::F32 => by_type::<f32>(&x, index, &out, dim),
+        DType::I64 => by_type::<i64>(&x, index, &out, dim),
+        DType::Bool => by_type::<u8>(&x, index, &out, dim),
         other => Err(KernelError::DType { found: other.name(), wanted: "f32, i64 and bool" }),
     }
 }
@@ -79,20 +84,21 @@ pub(super) fn gather(operands: &Operands) -> Result<Kernel, KernelError> {
 /// A copy of x with a constant at the places that the index names along argument 1.
 pub(super) fn scatter_value(operands: &Operands) -> Result<Kernel, KernelError> {
     let (x, index, out) =
-        (operands.tensor(0)?.clone(), operands.integer(2)?.clone(), operands.output(0)?.clone());
+        (operands.tensor(0)?.clone(), operands.integer(2)?, operands.output(0)?.clone());
     let dim = indexed(operands, &x, &index)?;
     let value = operands.number(3, "value")?;
     shaped(&out, "the output", &x.shape)?;
     fn by_type<T: Element>(
         copy: Kernel,
-        index: Tensor,
-        out: Tensor,
+        index: Typed<i64>,
+        out: &Tensor,
         dim: usize,
         value: T,
-    ) -> Kernel {
-        Box::new(move |run| {
+    ) -> Result<Kernel, KernelError> {
+        let out = typed::<T>(out)?;
+        Ok(Box::new(move |run| {
             copy(run);
-            let (at, to) = (index.raw::<i64>(run.base), out.raw::<T>(run.base));
+            let (at, to) = (index.raw(run.base), out.raw(run.base));
             for i in 0..index.elements() {
                 // SAFETY: the index is checked before it is followed; other dimensions lie inside
                 // by their extents.
@@ -107,13 +113,13 @@ pub(super) fn scatter_value(operands: &Operands) -> Result<Kernel, KernelError> 
                     }
                 }
             }
-        })
+        }))
     }
     let copy = convert(&x, &out)?;
     match out.dtype {
-        DType::F32 => Ok(by_type::<f32>(copy, index, out, dim, value as f32)),
-        DType::I64 => Ok(by_type::<i64>(copy, index, out, dim, value as i64)),
-        DType::Bool => Ok(by_type::<u8>(copy, index, out, dim, u8::from(value != 0.0))),
+        DType::F32 => by_type::<f32>(copy, index, &out, dim, value as f32),
+        DType::I64 => by_type::<i64>(copy, index, &out, dim, value as i64),
+        DType::Bool => by_type::<u8>(copy, index, &out, dim, u8::from(value != 0.0)),
         other => Err(KernelError::DType { found: other.name(), wanted: "f32, i64 and bool" }),
     }
 }

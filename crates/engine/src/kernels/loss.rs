@@ -1,7 +1,7 @@
 //! The negative log-likelihood of targets. Invariant: a target outside the classes touches no
 //! memory; it is reported through [`Run::fault`].
 
-use crate::kernels::tensor::Tensor;
+use crate::kernels::tensor::{Tensor, Typed};
 use crate::kernels::{Fault, Kernel, KernelError, Operands, Run, shaped, tasks};
 
 /// How row losses become the loss, as ATen numbers it.
@@ -14,8 +14,8 @@ enum Reduction {
 
 #[derive(Clone)]
 struct Targets {
-    target: Tensor,
-    weight: Option<Tensor>,
+    target: Typed<i64>,
+    weight: Option<Typed<f32>>,
     classes: usize,
     ignored: i64,
     reduction: Reduction,
@@ -24,7 +24,7 @@ struct Targets {
 impl Targets {
     /// Arguments from `index`: target, weight, reduction, ignore_index.
     fn new(operands: &Operands, index: usize, logits: &Tensor) -> Result<Targets, KernelError> {
-        let target = operands.integer(index)?.clone();
+        let target = operands.integer(index)?;
         if logits.shape.len() != 2 || target.shape != logits.shape[..1] {
             return Err(KernelError::Shapes(format!(
                 "loss of {:?} against {:?}",
@@ -37,7 +37,7 @@ impl Targets {
             2 => Reduction::Sum,
             other => return Err(KernelError::Unsupported(format!("reduction {other} of a loss"))),
         };
-        let weight = operands.optional_float(index + 1)?.cloned();
+        let weight = operands.optional_float(index + 1)?;
         if let Some(weight) = &weight {
             shaped(weight, "the weight of the classes", &logits.shape[1..])?;
         }
@@ -56,7 +56,7 @@ impl Targets {
     /// Class and weight of row `i`; `None` where it does not count.
     fn row(&self, run: &Run, i: usize) -> Option<(usize, f32)> {
         // SAFETY: row i of the targets; the class is checked before it is followed.
-        let class = unsafe { *self.target.raw::<i64>(run.base).at(i * self.target.strides[0]) };
+        let class = unsafe { *self.target.raw(run.base).at(i * self.target.strides[0]) };
         if class == self.ignored {
             return None;
         }
@@ -67,7 +67,7 @@ impl Targets {
         let weight = |class: usize| {
             self.weight.as_ref().map_or(1.0, |w| {
                 // SAFETY: the class lies below the number of weights.
-                unsafe { *w.raw::<f32>(run.base).at(class * w.strides[0]) }
+                unsafe { *w.raw(run.base).at(class * w.strides[0]) }
             })
         };
         class.map(|class| (class, weight(class)))
@@ -84,16 +84,15 @@ fn single(tensor: &Tensor, what: &str) -> Result<(), KernelError> {
 
 /// (loss, total weight)
 pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
-    let logits = operands.float(0)?.clone();
+    let logits = operands.float(0)?;
     let targets = Targets::new(operands, 1, &logits)?;
-    let (out, total) =
-        (operands.float_output(0)?.clone(), operands.optional_float_output(1)?.cloned());
+    let (out, total) = (operands.float_output(0)?, operands.optional_float_output(1)?);
     targets.reduced(&out, "the loss")?;
     if let Some(total) = &total {
         single(total, "the total weight")?;
     }
     Ok(Box::new(move |run| {
-        let (x, y) = (logits.raw::<f32>(run.base), out.raw::<f32>(run.base));
+        let (x, y) = (logits.raw(run.base), out.raw(run.base));
         // In double precision and in row order: one addition per row is nothing beside the
         // logarithms.
         let (mut sum, mut weights) = (0.0f64, 0.0f64);
@@ -119,7 +118,7 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
                 Reduction::Sum => *y.at(0) = sum as f32,
             }
             if let Some(total) = &total {
-                *total.raw::<f32>(run.base).at(0) =
+                *total.raw(run.base).at(0) =
                     if targets.reduction == Reduction::None { 0.0 } else { weights as f32 };
             }
         }
@@ -129,14 +128,14 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
 /// The gradient: −weight · gradient (/ total weight) at the target, zero elsewhere.
 pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
     let (gradient, logits, out) =
-        (operands.float(0)?.clone(), operands.float(1)?.clone(), operands.float_output(0)?.clone());
+        (operands.float(0)?, operands.float(1)?, operands.float_output(0)?);
     let targets = Targets::new(operands, 2, &logits)?;
-    let total = operands.float(6)?.clone();
+    let total = operands.float(6)?;
     targets.reduced(&gradient, "the incoming gradient")?;
     single(&total, "the total weight")?;
     shaped(&out, "the output", &logits.shape)?;
     Ok(Box::new(move |run| {
-        let (g, y) = (gradient.raw::<f32>(run.base), out.raw::<f32>(run.base));
+        let (g, y) = (gradient.raw(run.base), out.raw(run.base));
         tasks::for_each(out.shape[0], out.shape[1], |i| {
             // SAFETY: row i belongs to this task; the class is inside the row; scalars have one
             // element.
@@ -151,7 +150,7 @@ pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
                     *g.at(0)
                 };
                 let divisor = if targets.reduction == Reduction::Mean {
-                    *total.raw::<f32>(run.base).at(0)
+                    *total.raw(run.base).at(0)
                 } else {
                     1.0
                 };

@@ -6,7 +6,7 @@ use gemm_common::Parallelism;
 use gemm_f32::gemm::f32::get_gemm_fn;
 
 use crate::kernels::elementwise::map1;
-use crate::kernels::tensor::{Element, Tensor};
+use crate::kernels::tensor::{Element, Tensor, Typed};
 use crate::kernels::{Kernel, KernelError, Operands};
 
 /// Multiply-adds below which worker threads cost more than they bring.
@@ -131,10 +131,10 @@ pub(crate) fn take_panel() {
 }
 
 /// The last two dimensions as a matrix, `offset` elements into the tensor.
-pub(super) fn matrix(tensor: &Tensor, base: *mut u8, offset: usize) -> Matrix {
+pub(super) fn matrix(tensor: &Typed<f32>, base: *mut u8, offset: usize) -> Matrix {
     let dims = tensor.shape.len();
     Matrix {
-        data: tensor.raw::<f32>(base).0.wrapping_add(offset),
+        data: tensor.raw(base).0.wrapping_add(offset),
         rows: tensor.shape[dims - 2],
         columns: tensor.shape[dims - 1],
         row_stride: tensor.strides[dims - 2],
@@ -163,8 +163,7 @@ fn shapes(left: &Tensor, right: &Tensor, out: &Tensor, dims: usize) -> Result<()
 
 /// A product of two matrices.
 pub(super) fn mm(operands: &Operands, threads: usize) -> Result<Kernel, KernelError> {
-    let (left, right, out) =
-        (operands.float(0)?.clone(), operands.float(1)?.clone(), operands.output(0)?.clone());
+    let (left, right, out) = (operands.float(0)?, operands.float(1)?, operands.float_output(0)?);
     shapes(&left, &right, &out, 2)?;
     // SAFETY: shapes match, operands lie in the slab, and the checker proved the output disjoint
     // from the inputs.
@@ -185,14 +184,10 @@ pub(super) fn addmm(operands: &Operands, threads: usize) -> Result<Kernel, Kerne
     operands.known_keywords(&["beta", "alpha"])?;
     let beta = operands.optional_number(3, "beta").unwrap_or(1.0) as f32;
     let alpha = operands.optional_number(4, "alpha").unwrap_or(1.0) as f32;
-    let (bias, left, right, out) = (
-        operands.float(0)?,
-        operands.float(1)?.clone(),
-        operands.float(2)?.clone(),
-        operands.output(0)?.clone(),
-    );
+    let (bias, left, right, out) =
+        (operands.float(0)?, operands.float(1)?, operands.float(2)?, operands.float_output(0)?);
     shapes(&left, &right, &out, 2)?;
-    let prepare = map1::<f32, f32>(bias, &out, move |x, y| {
+    let prepare = map1::<f32, f32>(&bias, &out, move |x, y| {
         for (y, &x) in y.iter_mut().zip(x) {
             *y = beta * x;
         }
@@ -215,13 +210,12 @@ pub(super) fn addmm(operands: &Operands, threads: usize) -> Result<Kernel, Kerne
 
 /// A product for each batch.
 pub(super) fn bmm(operands: &Operands, threads: usize) -> Result<Kernel, KernelError> {
-    let (left, right, out) =
-        (operands.float(0)?.clone(), operands.float(1)?.clone(), operands.output(0)?.clone());
+    let (left, right, out) = (operands.float(0)?, operands.float(1)?, operands.float_output(0)?);
     shapes(&left, &right, &out, 3)?;
     let batches = if out.elements() > 0 { out.shape[0] } else { 0 };
     Ok(Box::new(move |run| {
         for batch in 0..batches {
-            let at = |tensor: &Tensor| matrix(tensor, run.base, batch * tensor.strides[0]);
+            let at = |tensor: &Typed<f32>| matrix(tensor, run.base, batch * tensor.strides[0]);
             // SAFETY: as in `mm`; each batch is a part of its own.
             unsafe { product(at(&out), false, 1.0, at(&left), at(&right), threads) }
         }

@@ -5,7 +5,7 @@ use tightfit::tensor::{Argument, DType};
 
 use crate::kernels::elementwise::{fill, map1};
 use crate::kernels::tensor::{Element, Tensor};
-use crate::kernels::{Kernel, KernelError, Operands, dimension, shaped};
+use crate::kernels::{Kernel, KernelError, Operands, dimension, shaped, typed};
 
 /// A constant; argument `index` is its value.
 pub(super) fn full(operands: &Operands, index: usize) -> Result<Kernel, KernelError> {
@@ -23,14 +23,14 @@ pub(super) fn arange(operands: &Operands) -> Result<Kernel, KernelError> {
     fn range<T: Element>(
         out: &Tensor,
         value: impl Fn(usize) -> T + Send + Sync + 'static,
-    ) -> Kernel {
-        let out = out.clone();
-        Box::new(move |run| {
+    ) -> Result<Kernel, KernelError> {
+        let out = typed::<T>(out)?;
+        Ok(Box::new(move |run| {
             for i in 0..out.elements() {
                 // SAFETY: element i of a tensor of one dimension.
-                unsafe { *out.raw::<T>(run.base).at(i * out.strides[0]) = value(i) };
+                unsafe { *out.raw(run.base).at(i * out.strides[0]) = value(i) };
             }
-        })
+        }))
     }
     let (start, step, out) = (
         operands.number(0, "start")?,
@@ -41,10 +41,10 @@ pub(super) fn arange(operands: &Operands) -> Result<Kernel, KernelError> {
         return Err(KernelError::Shapes(format!("a range of shape {:?}", out.shape)));
     }
     match out.dtype {
-        DType::I64 => Ok(range::<i64>(out, move |i| {
+        DType::I64 => range::<i64>(out, move |i| {
             (start as i64).wrapping_add((i as i64).wrapping_mul(step as i64))
-        })),
-        DType::F32 => Ok(range::<f32>(out, move |i| (start + i as f64 * step) as f32)),
+        }),
+        DType::F32 => range::<f32>(out, move |i| (start + i as f64 * step) as f32),
         other => Err(KernelError::DType { found: other.name(), wanted: "f32 and i64" }),
     }
 }

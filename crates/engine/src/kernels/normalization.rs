@@ -8,15 +8,13 @@
 use tightfit::operator::ROW_BLOCK;
 
 use crate::kernels::rows::Rows;
-use crate::kernels::tensor::{Raw, Tensor};
+use crate::kernels::tensor::{Raw, Typed};
 use crate::kernels::{Kernel, KernelError, Operands, float_bytes, math, shaped, tasks};
 
 /// A weight or bias over a row, contiguous.
-fn vector(tensor: Option<&Tensor>, len: usize) -> Result<Option<Tensor>, KernelError> {
+fn vector(tensor: Option<Typed<f32>>, len: usize) -> Result<Option<Typed<f32>>, KernelError> {
     match tensor {
-        Some(tensor) if tensor.is_contiguous() && tensor.elements() == len => {
-            Ok(Some(tensor.clone()))
-        }
+        Some(tensor) if tensor.is_contiguous() && tensor.elements() == len => Ok(Some(tensor)),
         Some(tensor) => Err(KernelError::Shapes(format!(
             "weight or bias of shape {:?} for rows of {len}",
             tensor.shape
@@ -26,9 +24,9 @@ fn vector(tensor: Option<&Tensor>, len: usize) -> Result<Option<Tensor>, KernelE
 }
 
 /// Per-row statistics: one element for each row, contiguous.
-fn statistic(tensor: &Tensor, rows: usize) -> Result<Tensor, KernelError> {
+fn statistic(tensor: Typed<f32>, rows: usize) -> Result<Typed<f32>, KernelError> {
     if tensor.is_contiguous() && tensor.elements() == rows {
-        Ok(tensor.clone())
+        Ok(tensor)
     } else {
         Err(KernelError::Shapes(format!("statistics of shape {:?} for {rows} rows", tensor.shape)))
     }
@@ -38,7 +36,7 @@ fn statistic(tensor: &Tensor, rows: usize) -> Result<Tensor, KernelError> {
 pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
     let inner = operands.integers(1, "normalized_shape")?.len();
     let eps = operands.number(4, "eps")? as f32;
-    let (x, y) = (operands.float(0)?.clone(), operands.float_output(0)?.clone());
+    let (x, y) = (operands.float(0)?, operands.float_output(0)?);
     shaped(&y, "the output", &x.shape)?;
     let (from, to) = (Rows::new(&x, inner)?, Rows::contiguous(&y, inner)?);
     let (weight, bias) = (
@@ -51,16 +49,16 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
     };
     let (mean_out, rstd_out) = (statistics(1)?, statistics(2)?);
     Ok(Box::new(move |run| {
-        let parameter = |tensor: &Option<Tensor>| {
+        let parameter = |tensor: &Option<Typed<f32>>| {
             // SAFETY: a contiguous vector of the row's length.
-            tensor.as_ref().map(|tensor| unsafe { tensor.raw::<f32>(run.base).slice(0, from.len) })
+            tensor.as_ref().map(|tensor| unsafe { tensor.raw(run.base).slice(0, from.len) })
         };
         let (weight, bias) = (parameter(&weight), parameter(&bias));
         tasks::for_each(from.count, from.len, |i| {
             // SAFETY: rows are disjoint.
             unsafe {
-                let y = y.raw::<f32>(run.base).slice_mut(to.at(i), to.len);
-                let x = x.raw::<f32>(run.base);
+                let y = y.raw(run.base).slice_mut(to.at(i), to.len);
+                let x = x.raw(run.base);
                 if from.step != 1 {
                     // A strided row is gathered where its result will lie, and normalized in place.
                     for (j, slot) in y.iter_mut().enumerate() {
@@ -76,10 +74,10 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
                     math::normalize_in_place(y, mean, rstd, weight, bias);
                 }
                 if let Some(out) = &mean_out {
-                    *out.raw::<f32>(run.base).at(i) = mean;
+                    *out.raw(run.base).at(i) = mean;
                 }
                 if let Some(out) = &rstd_out {
-                    *out.raw::<f32>(run.base).at(i) = rstd;
+                    *out.raw(run.base).at(i) = rstd;
                 }
             }
         });
@@ -89,7 +87,7 @@ pub(super) fn forward(operands: &Operands) -> Result<Kernel, KernelError> {
 /// (dx, dweight, dbias), each where it is asked for.
 pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
     let inner = operands.integers(2, "normalized_shape")?.len();
-    let (dy, x) = (operands.float(0)?.clone(), operands.float(1)?.clone());
+    let (dy, x) = (operands.float(0)?, operands.float(1)?);
     shaped(&dy, "the gradient", &x.shape)?;
     let (dy_rows, x_rows) = (Rows::contiguous(&dy, inner)?, Rows::contiguous(&x, inner)?);
     let (mean, rstd) = (
@@ -97,7 +95,7 @@ pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
         statistic(operands.float(4)?, x_rows.count)?,
     );
     let weight = vector(operands.optional_float(5)?, x_rows.len)?;
-    let dx = operands.optional_float_output(0)?.cloned();
+    let dx = operands.optional_float_output(0)?;
     if let Some(dx) = &dx {
         shaped(dx, "the gradient of the input", &x.shape)?;
     }
@@ -110,15 +108,14 @@ pub(super) fn backward(operands: &Operands) -> Result<Kernel, KernelError> {
     let partial = blocks > 1 && (dweight.is_some() || dbias.is_some());
     let workspace = operands.workspace(if partial { float_bytes(2, blocks, len) } else { 0 })?;
     Ok(Box::new(move |run| {
-        let (dy_data, x_data) = (dy.raw::<f32>(run.base), x.raw::<f32>(run.base));
-        let (mean, rstd) = (mean.raw::<f32>(run.base), rstd.raw::<f32>(run.base));
+        let (dy_data, x_data) = (dy.raw(run.base), x.raw(run.base));
+        let (mean, rstd) = (mean.raw(run.base), rstd.raw(run.base));
         let sums: Raw<f32> = workspace.raw(run.base);
         let output =
-            |tensor: &Option<Tensor>| tensor.as_ref().map(|tensor| tensor.raw::<f32>(run.base));
+            |tensor: &Option<Typed<f32>>| tensor.as_ref().map(|tensor| tensor.raw(run.base));
         let (dx, dweight, dbias) = (output(&dx), output(&dweight), output(&dbias));
         // SAFETY: a contiguous vector of the row's length.
-        let weight =
-            weight.as_ref().map(|weight| unsafe { weight.raw::<f32>(run.base).slice(0, len) });
+        let weight = weight.as_ref().map(|weight| unsafe { weight.raw(run.base).slice(0, len) });
         // One pass over the rows gives dx and, block by block, the sums for weight and bias; a
         // single block sums into the outputs themselves.
         let alone = blocks == 1;

@@ -3,10 +3,10 @@
 //! that says which argument it is; and a workspace is as large as the kernel says it needs.
 
 use tightfit::graph::Node;
-use tightfit::tensor::{Argument, DType};
+use tightfit::tensor::Argument;
 
 use crate::kernels::KernelError;
-use crate::kernels::tensor::{Element, Raw, Tensor};
+use crate::kernels::tensor::{Element, Raw, Tensor, Typed};
 
 /// A node with its operands bound.
 pub(crate) struct Operands<'a> {
@@ -77,18 +77,18 @@ impl Operands<'_> {
     }
 
     /// Positional argument `index`, a tensor of 32-bit floats.
-    pub fn float(&self, index: usize) -> Result<&Tensor, KernelError> {
-        typed(self.tensor(index)?, DType::F32)
+    pub fn float(&self, index: usize) -> Result<Typed<f32>, KernelError> {
+        typed(self.tensor(index)?)
     }
 
     /// Positional argument `index`, a tensor of 32-bit floats or nothing.
-    pub fn optional_float(&self, index: usize) -> Result<Option<&Tensor>, KernelError> {
-        self.optional(index).map(|tensor| typed(tensor, DType::F32)).transpose()
+    pub fn optional_float(&self, index: usize) -> Result<Option<Typed<f32>>, KernelError> {
+        self.optional(index).map(typed).transpose()
     }
 
     /// Positional argument `index`, a tensor of 64-bit integers.
-    pub fn integer(&self, index: usize) -> Result<&Tensor, KernelError> {
-        typed(self.tensor(index)?, DType::I64)
+    pub fn integer(&self, index: usize) -> Result<Typed<i64>, KernelError> {
+        typed(self.tensor(index)?)
     }
 
     /// Positional argument `index`, or keyword `name`, a number.
@@ -143,13 +143,13 @@ impl Operands<'_> {
     }
 
     /// Output `index`, which must be used and hold 32-bit floats.
-    pub fn float_output(&self, index: usize) -> Result<&Tensor, KernelError> {
-        typed(self.output(index)?, DType::F32)
+    pub fn float_output(&self, index: usize) -> Result<Typed<f32>, KernelError> {
+        typed(self.output(index)?)
     }
 
     /// Output `index`, if anything uses it; it must hold 32-bit floats.
-    pub fn optional_float_output(&self, index: usize) -> Result<Option<&Tensor>, KernelError> {
-        self.optional_output(index).map(|tensor| typed(tensor, DType::F32)).transpose()
+    pub fn optional_float_output(&self, index: usize) -> Result<Option<Typed<f32>>, KernelError> {
+        self.optional_output(index).map(typed).transpose()
     }
 
     /// The workspace, of which the kernel uses `needed` bytes and no more. Where it needs none,
@@ -184,12 +184,9 @@ impl Operands<'_> {
 }
 
 /// The tensor, if it has the type.
-pub(super) fn typed(tensor: &Tensor, dtype: DType) -> Result<&Tensor, KernelError> {
-    if tensor.dtype == dtype {
-        Ok(tensor)
-    } else {
-        Err(KernelError::DType { found: tensor.dtype.name(), wanted: dtype.name() })
-    }
+pub(super) fn typed<T: Element>(tensor: &Tensor) -> Result<Typed<T>, KernelError> {
+    let (found, wanted) = (tensor.dtype.name(), T::DTYPE.name());
+    tensor.typed().ok_or(KernelError::DType { found, wanted })
 }
 
 /// A dimension as ATen counts it (negative: from the end) as an index.
@@ -220,6 +217,7 @@ mod tests {
     use tightfit::id::ValueId;
     use tightfit::machine::Machine;
     use tightfit::profile::Profile;
+    use tightfit::tensor::DType;
     use tightfit::units::Bytes;
 
     use super::*;

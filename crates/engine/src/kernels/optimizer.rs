@@ -6,7 +6,7 @@ use multiversion::multiversion;
 use tightfit::tensor::Argument;
 
 use crate::kernels::nest::{BLOCK, Nest, load};
-use crate::kernels::tensor::Tensor;
+use crate::kernels::tensor::Typed;
 use crate::kernels::{Kernel, KernelError, Operands};
 
 fn constant(operands: &Operands, name: &'static str) -> Result<f64, KernelError> {
@@ -17,10 +17,8 @@ fn constant(operands: &Operands, name: &'static str) -> Result<f64, KernelError>
 
 /// Parameter, gradient and states, all of the parameter's shape; parameter and states lie without
 /// gaps, each exactly where an output of the node does.
-fn tensors(operands: &Operands, states: usize) -> Result<Vec<Tensor>, KernelError> {
-    let all = (0..2 + states)
-        .map(|index| operands.float(index).cloned())
-        .collect::<Result<Vec<_>, _>>()?;
+fn tensors(operands: &Operands, states: usize) -> Result<Vec<Typed<f32>>, KernelError> {
+    let all = (0..2 + states).map(|index| operands.float(index)).collect::<Result<Vec<_>, _>>()?;
     let alike = all.iter().all(|tensor| tensor.shape == all[0].shape);
     let dense = all.iter().enumerate().all(|(i, tensor)| i == 1 || tensor.is_contiguous());
     // What is written in place must be what the graph says is written: parameter, then states.
@@ -72,7 +70,7 @@ pub(super) fn adamw(operands: &Operands) -> Result<Kernel, KernelError> {
             eps: eps as f32,
             size: (rate / (1.0 - beta1.powf(update))) as f32,
         };
-        let [p, g, m, v] = [0, 1, 2, 3].map(|i| all[i].raw::<f32>(run.base));
+        let [p, g, m, v] = [0, 1, 2, 3].map(|i| all[i].raw(run.base));
         nest.walk(
             || [0.0f32; BLOCK],
             |buffer, [ip, ig, im, iv], len| {
@@ -131,8 +129,8 @@ pub(super) fn sgd(operands: &Operands) -> Result<Kernel, KernelError> {
     let nest = Nest::new([&all[0], &all[1], &state]);
     let steps = nest.inner();
     Ok(Box::new(move |run| {
-        let (p, g) = (all[0].raw::<f32>(run.base), all[1].raw::<f32>(run.base));
-        let state = all.get(2).map(|state| state.raw::<f32>(run.base));
+        let (p, g) = (all[0].raw(run.base), all[1].raw(run.base));
+        let state = all.get(2).map(|state| state.raw(run.base));
         let rate = run.learning_rate;
         nest.walk(
             || [0.0f32; BLOCK],

@@ -31,7 +31,7 @@ pub(super) fn real_or_whole(
     if operands.tensor(0)?.dtype != DType::I64 {
         return super::elementwise::unary(operands, real);
     }
-    map1::<i64, i64>(operands.integer(0)?, operands.output(0)?, move |x, y| {
+    map1::<i64, i64>(operands.tensor(0)?, operands.output(0)?, move |x, y| {
         for (y, &x) in y.iter_mut().zip(x) {
             *y = whole(x);
         }
@@ -43,12 +43,12 @@ pub(super) fn binary(
     operands: &Operands,
     f: fn(&[f32], &[f32], &mut [f32]),
 ) -> Result<Kernel, KernelError> {
-    map2::<f32, f32, f32>(operands.float(0)?, operands.float(1)?, operands.output(0)?, f)
+    map2::<f32, f32, f32>(operands.tensor(0)?, operands.tensor(1)?, operands.output(0)?, f)
 }
 
 /// xᵉ; the exponents that networks use have their own formula, as in PyTorch.
 pub(super) fn power(operands: &Operands) -> Result<Kernel, KernelError> {
-    let (x, out) = (operands.float(0)?, operands.output(0)?);
+    let (x, out) = (operands.tensor(0)?, operands.output(0)?);
     let exponent = operands.number(1, "exponent")? as f32;
     match exponent {
         2.0 => constant(x, out, |x| x * x),
@@ -62,7 +62,7 @@ pub(super) fn power(operands: &Operands) -> Result<Kernel, KernelError> {
 
 /// Natural logarithm.
 pub(super) fn log(operands: &Operands) -> Result<Kernel, KernelError> {
-    constant(operands.float(0)?, operands.output(0)?, f32::ln)
+    constant(operands.tensor(0)?, operands.output(0)?, f32::ln)
 }
 
 /// Within two limits, of which one may be missing; NaN stays, and a limit of NaN gives NaN.
@@ -71,7 +71,7 @@ pub(super) fn clamp(operands: &Operands) -> Result<Kernel, KernelError> {
     let high = operands.optional_number(2, "max");
     if operands.tensor(0)?.dtype == DType::I64 {
         let (low, high) = (low.map_or(i64::MIN, |x| x as i64), high.map_or(i64::MAX, |x| x as i64));
-        return map1::<i64, i64>(operands.integer(0)?, operands.output(0)?, move |x, y| {
+        return map1::<i64, i64>(operands.tensor(0)?, operands.output(0)?, move |x, y| {
             for (y, &x) in y.iter_mut().zip(x) {
                 *y = x.max(low).min(high);
             }
@@ -80,9 +80,9 @@ pub(super) fn clamp(operands: &Operands) -> Result<Kernel, KernelError> {
     let (low, high) =
         (low.unwrap_or(f64::NEG_INFINITY) as f32, high.unwrap_or(f64::INFINITY) as f32);
     if low.is_nan() || high.is_nan() {
-        return constant(operands.float(0)?, operands.output(0)?, |_| f32::NAN);
+        return constant(operands.tensor(0)?, operands.output(0)?, |_| f32::NAN);
     }
-    constant(operands.float(0)?, operands.output(0)?, move |x| {
+    constant(operands.tensor(0)?, operands.output(0)?, move |x| {
         let x = if x < low { low } else { x };
         if x > high { high } else { x }
     })
@@ -121,8 +121,8 @@ pub(super) fn extremum(operator: Operator, operands: &Operands) -> Result<Kernel
         return binary(operands, if larger { math::maximum } else { math::minimum });
     }
     map2::<i64, i64, i64>(
-        operands.integer(0)?,
-        operands.integer(1)?,
+        operands.tensor(0)?,
+        operands.tensor(1)?,
         operands.output(0)?,
         move |x, y, z| {
             for ((z, &x), &y) in z.iter_mut().zip(x).zip(y) {
@@ -295,8 +295,8 @@ pub(super) fn bitwise_not(operands: &Operands) -> Result<Kernel, KernelError> {
 pub(super) fn threshold_backward(operands: &Operands) -> Result<Kernel, KernelError> {
     let threshold = operands.number(2, "threshold")? as f32;
     map2::<f32, f32, f32>(
-        operands.float(0)?,
-        operands.float(1)?,
+        operands.tensor(0)?,
+        operands.tensor(1)?,
         operands.output(0)?,
         move |g, x, y| {
             for ((y, &g), &x) in y.iter_mut().zip(g).zip(x) {
@@ -308,12 +308,8 @@ pub(super) fn threshold_backward(operands: &Operands) -> Result<Kernel, KernelEr
 
 /// where(condition, a, b)
 pub(super) fn choose(operands: &Operands) -> Result<Kernel, KernelError> {
-    let (condition, a, b, out) = (
-        super::typed(operands.tensor(0)?, DType::Bool)?,
-        operands.tensor(1)?,
-        operands.tensor(2)?,
-        operands.output(0)?,
-    );
+    let (condition, a, b, out) =
+        (operands.tensor(0)?, operands.tensor(1)?, operands.tensor(2)?, operands.output(0)?);
     match (a.dtype, b.dtype, out.dtype) {
         (DType::F32, DType::F32, DType::F32) => select::<f32>(condition, a, b, out),
         (DType::I64, DType::I64, DType::I64) => select::<i64>(condition, a, b, out),

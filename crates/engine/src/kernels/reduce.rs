@@ -5,7 +5,7 @@
 use tightfit::operator::{Operator, ROW_BLOCK};
 use tightfit::tensor::{Argument, DType};
 
-use crate::kernels::tensor::{Element, Raw, Tensor};
+use crate::kernels::tensor::{Element, Raw, Tensor, Typed};
 use crate::kernels::{Kernel, KernelError, Operands, dimension, float_bytes, math, tasks, typed};
 
 /// Kept and reduced dimensions of the input: extent, step in the input, step in the output.
@@ -108,21 +108,26 @@ pub(super) fn reduce(operator: Operator, operands: &Operands) -> Result<Kernel, 
     let split = split(&x, &out, &dims)?;
     match (x.dtype, out.dtype, operator) {
         (DType::F32, DType::F32, Operator::SumDims | Operator::Sum) => {
-            sums(operands, x, out, split, 1.0)
+            sums(operands, typed(&x)?, typed(&out)?, split, 1.0)
         }
         (DType::F32, DType::F32, Operator::Mean | Operator::MeanDims) => {
             let count = split.reduced_count() as f32;
-            sums(operands, x, out, split, count)
+            sums(operands, typed(&x)?, typed(&out)?, split, count)
         }
-        (DType::F32, DType::F32, Operator::Amax) => Ok(each(x, out, split, |values, _| {
-            values.fold(f32::NEG_INFINITY, |a, b| if b > a || b.is_nan() { b } else { a })
-        })),
+        (DType::F32, DType::F32, Operator::Amax) => {
+            Ok(each(typed(&x)?, typed(&out)?, split, |values, _| {
+                values.fold(f32::NEG_INFINITY, |a, b| if b > a || b.is_nan() { b } else { a })
+            }))
+        }
         (DType::F32, DType::F32, Operator::VarCorrection) => {
             let correction = operands.optional_number(usize::MAX, "correction").unwrap_or(1.0);
-            Ok(variance(x, out, split, correction))
+            Ok(variance(typed(&x)?, typed(&out)?, split, correction))
         }
-        (DType::I64 | DType::Bool, DType::I64, Operator::SumDims | Operator::Sum) => {
-            Ok(integer_sums(x, out, split))
+        (DType::I64, DType::I64, Operator::SumDims | Operator::Sum) => {
+            Ok(integer_sums::<i64>(typed(&x)?, typed(&out)?, split))
+        }
+        (DType::Bool, DType::I64, Operator::SumDims | Operator::Sum) => {
+            Ok(integer_sums::<u8>(typed(&x)?, typed(&out)?, split))
         }
         (from, to, _) => Err(KernelError::Unsupported(format!(
             "{} of {} into {}",
@@ -137,14 +142,14 @@ pub(super) fn reduce(operator: Operator, operands: &Operands) -> Result<Kernel, 
 /// where kept ones do.
 fn sums(
     operands: &Operands,
-    x: Tensor,
-    out: Tensor,
+    x: Typed<f32>,
+    out: Typed<f32>,
     split: Split,
     divisor: f32,
 ) -> Result<Kernel, KernelError> {
     if split.reduced.last().is_some_and(|&(_, step)| step == 1) {
         return Ok(Box::new(move |run| {
-            let (from, to) = (x.raw::<f32>(run.base), out.raw::<f32>(run.base));
+            let (from, to) = (x.raw(run.base), out.raw(run.base));
             let len = split.reduced.last().map_or(1, |r| r.0);
             let rows = split.reduced_count().checked_div(len).unwrap_or(0);
             tasks::for_each(out.elements(), rows * len, |i| {
@@ -170,8 +175,8 @@ fn sums(
 /// in order; a single block is summed into the output itself.
 fn down_columns(
     operands: &Operands,
-    x: Tensor,
-    out: Tensor,
+    x: Typed<f32>,
+    out: Typed<f32>,
     split: Split,
     divisor: f32,
 ) -> Result<Kernel, KernelError> {
@@ -183,7 +188,7 @@ fn down_columns(
     let needed = if blocks > 1 { float_bytes(1, blocks, out.elements()) } else { 0 };
     let workspace = operands.workspace(needed)?;
     Ok(Box::new(move |run| {
-        let (from, to) = (x.raw::<f32>(run.base), out.raw::<f32>(run.base));
+        let (from, to) = (x.raw(run.base), out.raw(run.base));
         let partial: Option<Raw<f32>> = (blocks > 1).then(|| workspace.raw(run.base));
         tasks::for_each(outer * blocks, block * width, |task| {
             let (row, part) = (task / blocks, task % blocks);
@@ -226,13 +231,13 @@ fn down_columns(
 
 /// Any reduction of one output element at a time.
 fn each(
-    x: Tensor,
-    out: Tensor,
+    x: Typed<f32>,
+    out: Typed<f32>,
     split: Split,
     f: impl Fn(&mut dyn Iterator<Item = f32>, usize) -> f32 + Send + Sync + 'static,
 ) -> Kernel {
     Box::new(move |run| {
-        let (from, to): (Raw<f32>, Raw<f32>) = (x.raw(run.base), out.raw(run.base));
+        let (from, to) = (x.raw(run.base), out.raw(run.base));
         let count = split.reduced_count();
         tasks::for_each(out.elements(), count, |i| {
             let (a, b) = split.kept_at(i, 0);
@@ -245,9 +250,9 @@ fn each(
 }
 
 /// Σ (x − mean)² / max(n − correction, 0), in two passes in double precision.
-fn variance(x: Tensor, out: Tensor, split: Split, correction: f64) -> Kernel {
+fn variance(x: Typed<f32>, out: Typed<f32>, split: Split, correction: f64) -> Kernel {
     Box::new(move |run| {
-        let (from, to) = (x.raw::<f32>(run.base), out.raw::<f32>(run.base));
+        let (from, to) = (x.raw(run.base), out.raw(run.base));
         let count = split.reduced_count();
         tasks::for_each(out.elements(), count * 2, |i| {
             let (a, b) = split.kept_at(i, 0);
@@ -262,35 +267,25 @@ fn variance(x: Tensor, out: Tensor, split: Split, correction: f64) -> Kernel {
     })
 }
 
-fn integer_sums(x: Tensor, out: Tensor, split: Split) -> Kernel {
+fn integer_sums<T: Element + Into<i64>>(x: Typed<T>, out: Typed<i64>, split: Split) -> Kernel {
     Box::new(move |run| {
+        let (from, to) = (x.raw(run.base), out.raw(run.base));
         let count = split.reduced_count();
         for i in 0..out.elements() {
             let (a, b) = split.kept_at(i, 0);
-            let value = |j: usize| {
-                let at = a + split.reduced_at(j, 0);
-                // SAFETY: the reduced elements lie in the input.
-                unsafe {
-                    if x.dtype == DType::I64 {
-                        *x.raw::<i64>(run.base).at(at)
-                    } else {
-                        i64::from(*x.raw::<u8>(run.base).at(at))
-                    }
-                }
-            };
+            // SAFETY: the reduced elements lie in the input.
+            let value = |j: usize| unsafe { (*from.at(a + split.reduced_at(j, 0))).into() };
             // SAFETY: output element i.
-            unsafe {
-                *out.raw::<i64>(run.base).at(b) = (0..count).map(value).fold(0, i64::wrapping_add)
-            };
+            unsafe { *to.at(b) = (0..count).map(value).fold(0, i64::wrapping_add) };
         }
     })
 }
 
 /// Whether any element along one dimension differs from zero; NaN does.
 pub(super) fn any(operands: &Operands) -> Result<Kernel, KernelError> {
-    fn by_type<T: Element>(x: Tensor, out: Tensor, split: Split) -> Kernel {
+    fn by_type<T: Element>(x: Typed<T>, out: Typed<u8>, split: Split) -> Kernel {
         Box::new(move |run| {
-            let (from, to) = (x.raw::<T>(run.base), out.raw::<u8>(run.base));
+            let (from, to) = (x.raw(run.base), out.raw(run.base));
             let count = split.reduced_count();
             tasks::for_each(out.elements(), count, |i| {
                 let (a, b) = split.kept_at(i, 0);
@@ -304,12 +299,12 @@ pub(super) fn any(operands: &Operands) -> Result<Kernel, KernelError> {
         })
     }
     operands.known_keywords(&["dim", "keepdim"])?;
-    let (x, out) = (operands.tensor(0)?.clone(), operands.output(0)?.clone());
-    let split = split(&x, typed(&out, DType::Bool)?, &operands.integers(1, "dim")?)?;
+    let (x, out) = (operands.tensor(0)?, typed::<u8>(operands.output(0)?)?);
+    let split = split(x, &out, &operands.integers(1, "dim")?)?;
     match x.dtype {
-        DType::F32 => Ok(by_type::<f32>(x, out, split)),
-        DType::I64 => Ok(by_type::<i64>(x, out, split)),
-        DType::Bool => Ok(by_type::<u8>(x, out, split)),
+        DType::F32 => Ok(by_type::<f32>(typed(x)?, out, split)),
+        DType::I64 => Ok(by_type::<i64>(typed(x)?, out, split)),
+        DType::Bool => Ok(by_type::<u8>(typed(x)?, out, split)),
         other => Err(KernelError::DType { found: other.name(), wanted: "f32, i64 and bool" }),
     }
 }

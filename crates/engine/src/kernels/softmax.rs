@@ -43,13 +43,13 @@ impl Lines {
 
 /// softmax or log_softmax along argument 1.
 pub(super) fn forward(operator: Operator, operands: &Operands) -> Result<Kernel, KernelError> {
-    let (x, out) = (operands.float(0)?.clone(), operands.float_output(0)?.clone());
+    let (x, out) = (operands.float(0)?, operands.float_output(0)?);
     shaped(&out, "the output", &x.shape)?;
     let dim = dimension(operands.number(1, "dim")? as i64, x.shape.len())?;
     let (from, to) = (Lines::new(&x, dim), Lines::new(&out, dim));
     let log = operator == Operator::LogSoftmax;
     Ok(Box::new(move |run| {
-        let (x, y) = (x.raw::<f32>(run.base), out.raw::<f32>(run.base));
+        let (x, y) = (x.raw(run.base), out.raw(run.base));
         tasks::for_each(from.count, from.len.saturating_mul(4), |i| {
             let (a, b) = (from.at(i), to.at(i));
             // SAFETY: lines are disjoint.
@@ -85,16 +85,14 @@ pub(super) fn forward(operator: Operator, operands: &Operands) -> Result<Kernel,
 
 /// softmax: (dy − Σ dy·y) y; log_softmax: dy − e^y Σ dy.
 pub(super) fn backward(operator: Operator, operands: &Operands) -> Result<Kernel, KernelError> {
-    let (dy, y, out) =
-        (operands.float(0)?.clone(), operands.float(1)?.clone(), operands.float_output(0)?.clone());
+    let (dy, y, out) = (operands.float(0)?, operands.float(1)?, operands.float_output(0)?);
     shaped(&dy, "the gradient", &y.shape)?;
     shaped(&out, "the output", &y.shape)?;
     let dim = dimension(operands.number(2, "dim")? as i64, y.shape.len())?;
     let (from_dy, from_y, to) = (Lines::new(&dy, dim), Lines::new(&y, dim), Lines::new(&out, dim));
     let log = operator == Operator::LogSoftmaxBackward;
     Ok(Box::new(move |run| {
-        let (dy, y, dx) =
-            (dy.raw::<f32>(run.base), y.raw::<f32>(run.base), out.raw::<f32>(run.base));
+        let (dy, y, dx) = (dy.raw(run.base), y.raw(run.base), out.raw(run.base));
         tasks::for_each(to.count, to.len.saturating_mul(2), |i| {
             let (a, b, c) = (from_dy.at(i), from_y.at(i), to.at(i));
             // SAFETY: lines are disjoint.

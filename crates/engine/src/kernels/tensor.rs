@@ -1,5 +1,9 @@
 //! Tensors bound to addresses. Invariant: a tensor's elements lie inside its buffer; the verifier
 //! fitted shape, strides and offset into the storage, and the checker the storage into the buffer.
+//! Only a tensor that is known to hold `T`s gives a pointer to them.
+
+use std::marker::PhantomData;
+use std::ops::Deref;
 
 use tightfit::graph::Value;
 use tightfit::tensor::{DType, contiguous_strides};
@@ -37,6 +41,34 @@ pub(crate) struct Tensor {
     pub shape: Vec<usize>,
     /// Step of each dimension, in elements.
     pub strides: Vec<usize>,
+}
+
+/// A tensor whose elements are `T`s, which was looked at when the kernel was compiled.
+#[derive(Clone, Debug)]
+pub(crate) struct Typed<T> {
+    tensor: Tensor,
+    element: PhantomData<fn() -> T>,
+}
+
+impl<T> Deref for Typed<T> {
+    type Target = Tensor;
+
+    fn deref(&self) -> &Tensor {
+        &self.tensor
+    }
+}
+
+impl<T: Element> Typed<T> {
+    /// Its first element within a slab that starts at `base`.
+    pub fn raw(&self, base: *mut u8) -> Raw<T> {
+        // wrapping: an empty tensor may sit at the very end
+        Raw(base.wrapping_add(self.address).cast())
+    }
+
+    /// [`Tensor::broadcast`], which keeps the type.
+    pub fn broadcast(&self, shape: &[usize]) -> Option<Typed<T>> {
+        self.tensor.broadcast(shape).and_then(|tensor| tensor.typed())
+    }
 }
 
 /// A pointer that kernels hand to worker threads.
@@ -124,11 +156,10 @@ impl Tensor {
         true
     }
 
-    /// Its first element within a slab that starts at `base`.
-    pub fn raw<T: Element>(&self, base: *mut u8) -> Raw<T> {
-        debug_assert_eq!(T::DTYPE, self.dtype);
-        // wrapping: an empty tensor may sit at the very end
-        Raw(base.wrapping_add(self.address).cast())
+    /// The same, if its elements are `T`s.
+    pub fn typed<T: Element>(&self) -> Option<Typed<T>> {
+        let typed = || Typed { tensor: self.clone(), element: PhantomData };
+        (self.dtype == T::DTYPE).then(typed)
     }
 
     /// The same elements seen with `shape`, to whose trailing dimensions its own are matched;

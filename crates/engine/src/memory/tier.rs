@@ -235,6 +235,22 @@ pub fn measure(folder: &Path, capacity: Option<Bytes>) -> Result<(Tier, [Link; 2
     Ok((Tier { name: "disk".to_string(), capacity, block: BLOCK }, links))
 }
 
+/// The files of a folder lie in memory, so that a tier there takes as much of it as it saves; false
+/// where the system does not say.
+pub fn lies_in_memory(folder: &Path) -> bool {
+    #[cfg(target_os = "linux")]
+    {
+        // statfs(2): the kinds of tmpfs and of ramfs.
+        const IN_MEMORY: [u32; 2] = [0x0102_1994, 0x8584_58f6];
+        rustix::fs::statfs(folder).is_ok_and(|known| IN_MEMORY.contains(&(known.f_type as u32)))
+    }
+    #[cfg(not(target_os = "linux"))]
+    {
+        let _ = folder;
+        false
+    }
+}
+
 /// All bytes of a file: the system gives them now, or refuses.
 fn allocate(file: &File, bytes: Bytes) -> io::Result<()> {
     if bytes == Bytes::ZERO {

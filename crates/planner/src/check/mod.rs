@@ -25,6 +25,7 @@ pub use violation::Violation;
 use crate::check::state::AbstractMachine;
 use crate::graph::Graph;
 use crate::id::{BufferId, DEVICE, LaneId, NodeId, TierId};
+use crate::machine::{Reuse, Runtime};
 use crate::profile::Profile;
 use crate::schedule::{Instruction, Movement, Schedule};
 use crate::timeline::{HeldBytes, Timeline, timeline};
@@ -36,13 +37,33 @@ use crate::units::Bytes;
 pub struct Checked {
     schedule: Schedule,
     timeline: Timeline,
+    conditions: Conditions,
+}
+
+/// What a check took for granted of whoever executes the schedule. Under other conditions calls
+/// take other workspaces, and read what they have overwritten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Conditions {
+    /// Whose kernels run.
+    pub runtime: Runtime,
+    /// Which dying inputs a call's first output may take over.
+    pub reuse: Reuse,
+    /// How many threads the kernels run on.
+    pub threads: u32,
+}
+
+impl Conditions {
+    fn of(profile: &Profile) -> Conditions {
+        let Profile { runtime, reuse, threads, .. } = *profile;
+        Conditions { runtime, reuse, threads }
+    }
 }
 
 impl Checked {
     /// Checks a schedule under the budget that it was made for.
     pub fn new(graph: &Graph, profile: &Profile, schedule: Schedule) -> Result<Checked, Violation> {
         let timeline = check(graph, profile, &schedule, schedule.budget)?;
-        Ok(Checked { schedule, timeline })
+        Ok(Checked { schedule, timeline, conditions: Conditions::of(profile) })
     }
 
     /// The schedule that passed.
@@ -55,12 +76,18 @@ impl Checked {
         &self.timeline
     }
 
+    /// Under which conditions it passed.
+    pub fn conditions(&self) -> Conditions {
+        self.conditions
+    }
+
     /// The same schedule under another budget, where its slab fits into that.
     pub fn within(&self, budget: Bytes) -> Option<Checked> {
         let fits = self.schedule.slab <= budget && self.timeline.peak <= budget;
         fits.then(|| Checked {
             schedule: Schedule { budget, ..self.schedule.clone() },
             timeline: self.timeline.clone(),
+            conditions: self.conditions,
         })
     }
 }

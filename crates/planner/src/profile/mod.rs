@@ -11,7 +11,7 @@ pub use roofline::roofline;
 
 use crate::graph::Graph;
 use crate::id::{NodeId, ValueId};
-use crate::machine::{Hierarchy, Machine, Reuse, Workspaces};
+use crate::machine::{Hierarchy, Machine, Reuse, Runtime, Workspaces};
 use crate::tensor::Argument;
 use crate::units::{Bytes, Seconds};
 
@@ -24,6 +24,10 @@ pub struct Profile {
     pub workspace: SecondaryMap<NodeId, Bytes>,
     /// Which dying inputs of the same layout a call may write its first output over.
     pub reuse: Reuse,
+    /// Whose kernels the workspaces are of.
+    pub runtime: Runtime,
+    /// How many threads the workspaces are for.
+    pub threads: u32,
     /// What the runtime's tables take for each call that computes a node again.
     pub repeated: Bytes,
     /// The memories of the machine and the lanes between them.
@@ -39,6 +43,8 @@ impl Profile {
             seconds: SecondaryMap::new(),
             workspace: SecondaryMap::new(),
             reuse: reuse(graph, rules.reuse),
+            runtime: machine.runtime,
+            threads: machine.threads,
             repeated: rules.repeated,
             hierarchy: machine.hierarchy.clone(),
         };

@@ -33,8 +33,8 @@ use crate::units::Bytes;
 /// The format that is read and written.
 pub const FORMAT: &str = "tightfit-plan/1";
 
-/// Tiers, lanes, ranks, transfers and micro-batches have smaller numbers than this, so that tables
-/// indexed by them stay small whatever a file says.
+/// Tiers, lanes, ranks and micro-batches have smaller numbers than this, so that tables indexed by
+/// them stay small whatever a file says.
 pub(super) const MOST_IDS: u64 = 1 << 16;
 
 /// Why bytes are not a plan for a graph.
@@ -100,12 +100,14 @@ pub enum PlanFileError {
     #[error("sizes of the plan exceed {} bytes", Bytes::LIMIT.0)]
     TooLarge,
     /// The number of a tier, rank, lane, transfer or micro-batch is too large for a table.
-    #[error("the plan speaks of {what} {number}; such numbers are below {MOST_IDS}")]
+    #[error("the plan speaks of {what} {number}; such numbers are below {limit}")]
     Number {
         /// The kind of thing that has the number.
         what: &'static str,
         /// The number that the plan gives.
         number: u64,
+        /// What it has to be less than: for transfers the number of the plan's instructions.
+        limit: u64,
     },
 }
 

@@ -87,6 +87,7 @@ pub fn read(graph: &Graph, bytes: &[u8]) -> Result<Schedule, PlanFileError> {
         Some(refusal) => return Err(refusal),
         None => parsed?,
     }
+    transfers_are_few(&reader.instructions)?;
     Ok(Schedule {
         graph: actual,
         rank: id::<RankId>("rank", raw.rank)?,
@@ -134,11 +135,31 @@ fn small(x: u64) -> Result<u64, PlanFileError> {
 }
 
 fn id<T: EntityRef>(what: &'static str, number: u64) -> Result<T, PlanFileError> {
-    if number < MOST_IDS {
+    id_below(MOST_IDS, what, number)
+}
+
+fn id_below<T: EntityRef>(limit: u64, what: &'static str, number: u64) -> Result<T, PlanFileError> {
+    if number < limit {
         Ok(T::new(number as usize))
     } else {
-        Err(PlanFileError::Number { what, number })
+        Err(PlanFileError::Number { what, number, limit })
     }
+}
+
+fn transfer(number: u64) -> Result<TransferId, PlanFileError> {
+    id_below(MOST_INSTRUCTIONS as u64, "transfer", number)
+}
+
+/// Each transfer is started, so that a plan has no more of them than instructions.
+fn transfers_are_few(instructions: &[Instruction]) -> Result<(), PlanFileError> {
+    let limit = instructions.len() as u64;
+    let number = |instruction: &Instruction| match instruction {
+        Instruction::Start(transfer) => u64::from(transfer.id.as_u32()),
+        Instruction::Wait(transfer) => u64::from(transfer.as_u32()),
+        Instruction::Run(_) | Instruction::Recompute(_) | Instruction::Free(_) => 0,
+    };
+    let numbers = instructions.iter().map(number);
+    numbers.max().map_or(Ok(()), |most| id_below::<TransferId>(limit, "transfer", most).map(|_| ()))
 }
 
 fn read_buffer(raw: &RawBuffer) -> Result<Buffer, PlanFileError> {
@@ -322,18 +343,16 @@ impl Reader<'_> {
                     _ => Instruction::Recompute(call),
                 })
             }
-            ("start", [transfer, lane, movement, from, to]) => {
+            ("start", [which, lane, movement, from, to]) => {
                 let movement = match movement.as_str() {
                     Some("copy") => Movement::Copy { from: buffer(from)?, to: buffer(to)? },
                     _ => return Err(wrong()),
                 };
                 let lane = id::<LaneId>("lane", number(lane)?)?;
-                let id = id::<TransferId>("transfer", number(transfer)?)?;
+                let id = transfer(number(which)?)?;
                 Ok(Instruction::Start(Transfer { id, lane, movement }))
             }
-            ("wait", [transfer]) => {
-                Ok(Instruction::Wait(id::<TransferId>("transfer", number(transfer)?)?))
-            }
+            ("wait", [which]) => Ok(Instruction::Wait(transfer(number(which)?)?)),
             _ => Err(wrong()),
         }
     }

@@ -174,7 +174,7 @@ fn numbers_that_no_table_should_have() {
     let huge = 1u64 << 16;
     with(
         |plan| plan["instructions"][2] = json!(["wait", huge]),
-        expect!["Number: the plan speaks of transfer 65536; such numbers are below 65536"],
+        expect!["Number: the plan speaks of transfer 65536; such numbers are below 61"],
     );
     with(
         |plan| plan["instructions"][2] = json!(["start", 0, huge, "copy", 0, 0]),
@@ -188,6 +188,17 @@ fn numbers_that_no_table_should_have() {
         |plan| plan["rank"] = json!(huge),
         expect!["Number: the plan speaks of rank 65536; such numbers are below 65536"],
     );
+}
+
+/// Many micro-batches move the same tensors again and again.
+#[test]
+fn transfers_are_limited_by_the_instructions_alone() {
+    let many = 70_000;
+    let moves = |id: u32| [json!(["start", id, 0, "copy", 0, 0]), json!(["wait", id])];
+    let mut plan = plan(Planner::None);
+    plan["instructions"] = (0..many).flat_map(moves).collect();
+    let read = schedule::read(&SMALL.graph, plan.to_string().as_bytes()).unwrap();
+    assert_eq!(read.instructions.len(), 2 * many as usize);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! Orders from files. Invariant: what is read is valid, and for as many ranks and micro-batches as
 //! were asked for.
 
+use std::io;
 use std::path::Path;
 
 use tightfit::graph::limits::MOST_SCHEDULE;
@@ -11,13 +12,19 @@ use crate::input;
 /// Why a file is not an order for the run.
 #[derive(Debug, thiserror::Error)]
 pub enum NotASchedule {
+    /// It is a word, but not the name of a schedule.
+    #[error("there is no schedule `{name}`; schedules are {}, or a CSV file", names())]
+    Unknown {
+        /// What was given.
+        name: String,
+    },
     /// There is no such file.
     #[error("`{name}` is neither a schedule nor a file: {error}; schedules are {}", names())]
     Unread {
         /// What was given.
         name: String,
         /// What the system says.
-        error: std::io::Error,
+        error: io::Error,
     },
     /// It does not say what an order is.
     #[error("{name}: {error}")]
@@ -54,8 +61,12 @@ fn names() -> String {
 /// The order of a file, for so many ranks and micro-batches.
 pub fn from_file(path: &Path, stages: u32, asked: u32) -> Result<Rows, NotASchedule> {
     let name = path.display().to_string();
-    let bytes = input::bytes(path, MOST_SCHEDULE, "a schedule")
-        .map_err(|error| NotASchedule::Unread { name: name.clone(), error })?;
+    let is_word = path.extension().is_none() && path.components().count() == 1;
+    let unread = |error: io::Error| match is_word && error.kind() == io::ErrorKind::NotFound {
+        true => NotASchedule::Unknown { name: name.clone() },
+        false => NotASchedule::Unread { name: name.clone(), error },
+    };
+    let bytes = input::bytes(path, MOST_SCHEDULE, "a schedule").map_err(unread)?;
     let rows = read_csv(&String::from_utf8_lossy(&bytes))
         .map_err(|error| NotASchedule::Csv { name: name.clone(), error })?;
     let (ranks, micro_batches) = (rows.rows.len(), rows.micro_batches);

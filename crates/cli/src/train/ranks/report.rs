@@ -93,6 +93,7 @@ impl Outcome<'_> {
             })
             .collect();
         json!({
+            "budget_bytes": figures.ranks.iter().map(|own| own.budget).max(),
             "schedule": figures.schedule,
             "stages": figures.stages,
             "shards": figures.shards,
