@@ -6,6 +6,8 @@
 #[path = "../../planner/tests/fixtures/generator/dag.rs"]
 mod dag;
 
+use std::cmp::Reverse;
+
 use dag::{Freedoms, graph};
 use tightfit::effort::Effort;
 use tightfit::machine::Machine;
@@ -14,7 +16,7 @@ use tightfit::profile::Profile;
 use tightfit::schedule::Instruction;
 use tightfit::units::Bytes;
 use tightfit::{Goal, Request};
-use tightfit_report::{Course, Planned, Report, Trace, page, savings};
+use tightfit_report::{Course, Planned, Report, Residency, Trace, page, savings};
 
 #[test]
 fn every_byte_of_every_call_is_accounted_for() {
@@ -50,11 +52,15 @@ fn every_byte_of_every_call_is_accounted_for() {
                     call.held,
                     "seed {seed}, call {index}"
                 );
+                let alive = course.alive(index);
                 assert_eq!(
-                    course.alive(index).iter().map(|held| held.bytes).sum::<Bytes>(),
+                    alive.iter().map(|held| held.bytes).sum::<Bytes>(),
                     call.held,
                     "seed {seed}, call {index}"
                 );
+                // As `analyze` names them: of the same size in the order of their names.
+                let key = |held: &Residency| (Reverse(held.bytes), course.name(held));
+                assert!(alive.is_sorted_by_key(|held| key(held)), "seed {seed}, call {index}");
             }
             assert_eq!(
                 course.at_end.iter().copied().sum::<Bytes>(),

@@ -207,3 +207,19 @@ fn bandwidths() {
         assert_eq!(shard(wrong).code, Some(2), "{wrong}");
     }
 }
+
+/// Kernels compute in 32 bits.
+#[test]
+fn learning_rates_beyond_32_bits() {
+    let case = Case::new();
+    let train = |rate: &str| {
+        let step = "train corpus/steps/mlp-digits --budget 100% --roofline --steps 0 --lr";
+        run(case.folder.path(), &format!("{step} {rate}"))
+    };
+    assert_eq!(train("3e38").code, Some(0));
+    for rate in ["4e38", "1e300", "inf"] {
+        let refused = train(rate);
+        assert_eq!(refused.code, Some(2), "{rate}");
+        assert!(refused.stderr.contains("a learning rate is a finite number"), "{rate}");
+    }
+}

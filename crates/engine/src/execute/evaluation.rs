@@ -150,3 +150,20 @@ fn largest(entries: impl Iterator<Item = f32>) -> Option<i64> {
     }
     best.map(|(class, _)| class)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::largest;
+
+    #[test]
+    fn the_largest_entry_is_the_first_of_equals_and_a_number() {
+        let (nan, least) = (f32::NAN, f32::NEG_INFINITY);
+        let of = |entries: &[f32]| largest(entries.iter().copied());
+        assert_eq!(of(&[1.0, 3.0, 3.0, 2.0]), Some(1));
+        assert_eq!(of(&[nan, -7.0, nan]), Some(1));
+        assert_eq!(of(&[least, f32::MIN]), Some(1));
+        for entries in [&[][..], &[nan], &[nan, nan], &[least, least], &[least, nan]] {
+            assert_eq!(of(entries), None, "{entries:?}");
+        }
+    }
+}
