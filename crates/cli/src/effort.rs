@@ -20,10 +20,10 @@ const DEADLINE: Seconds = Seconds(1.0);
 /// Limits of a search.
 #[derive(Args, Clone, Copy, Default)]
 pub struct Limits {
-    /// Search no longer than this for a better plan: 10, 10s or 500ms [default: 1s; none with
-    /// --iterations, and none for planners other than auto and exact, which end by themselves]. A
-    /// planner may take a second or two more, and auto asks all of them: half a minute on 50,000
-    /// nodes
+    /// Search no longer than this for a better plan: 10, 10s or 500ms [default: 1s; none for auto
+    /// with --iterations, and none for planners other than auto, exact and offload, which end by
+    /// themselves]. A planner may take a second or two more, and auto asks all of them: half a
+    /// minute on 50,000 nodes
     #[arg(long, value_name = "SECONDS", value_parser = duration, allow_hyphen_values = true)]
     pub deadline: Option<Seconds>,
     /// Search no more than this many elementary steps; without --deadline the result is the same on
@@ -45,11 +45,12 @@ impl Limits {
         seed: u64,
         clock: &(dyn Fn() -> Seconds + Sync),
     ) -> Effort<'_> {
-        // A solver counts no steps, and nobody can wait for its end.
-        let is_solver = planner == Planner::Exact;
-        let is_endless = self.iterations.is_some() && !is_solver;
+        // They count no steps, and nobody can wait for the end of a solver, or of all exchanges of
+        // what is offloaded.
+        let needs_deadline = matches!(planner, Planner::Exact | Planner::Offload);
+        let is_endless = self.iterations.is_some() && !needs_deadline;
         let default = if is_endless { Seconds(f64::INFINITY) } else { DEADLINE };
-        let ends_by_itself = self.deadline.is_none() && planner != Planner::Auto && !is_solver;
+        let ends_by_itself = self.deadline.is_none() && planner != Planner::Auto && !needs_deadline;
         Effort {
             seed,
             work: self.iterations.unwrap_or(u64::MAX),
@@ -123,8 +124,10 @@ mod tests {
         assert_eq!(floor(Planner::Capuchin, None), u64::MAX);
         assert_eq!(floor(Planner::Capuchin, Some(Seconds(0.3))), Effort::FLOOR);
         assert_eq!(floor(Planner::Auto, None), Effort::FLOOR);
-        assert_eq!(floor(Planner::Exact, None), Effort::FLOOR);
         let limits = Limits { deadline: None, iterations: Some(7) };
-        assert_eq!(limits.effort(Planner::Exact, 1).deadline, DEADLINE);
+        for endless in [Planner::Exact, Planner::Offload] {
+            assert_eq!(floor(endless, None), Effort::FLOOR);
+            assert_eq!(limits.effort(endless, 1).deadline, DEADLINE);
+        }
     }
 }

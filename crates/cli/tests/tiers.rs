@@ -303,9 +303,25 @@ mod faults {
 fn a_tier_in_memory_is_pointed_out() {
     let folder = folder();
     let said = |tier: &str| {
-        let plan = format!("plan {STEP} --budget 80% --roofline --iterations 100 --tier {tier}");
+        let plan = format!("plan {STEP} --budget 80% --iterations 100 --tier {tier}");
         run(folder.path(), &plan).done().stderr
     };
     assert!(said("/dev/shm").contains("/dev/shm lies in memory"));
     assert!(!said(env!("CARGO_MANIFEST_DIR")).contains("lies in memory"));
+}
+
+/// What is kept in the tier by a planner that only offloads is found there by an evaluation.
+#[test]
+fn an_evaluation_follows_whatever_planner_there_is() {
+    let folder = folder();
+    std::fs::create_dir(folder.path().join("tier")).unwrap();
+    let losses = |rest: &str| {
+        let arguments = format!("--deadline 300ms {rest}");
+        train(folder.path(), &arguments).done().losses()
+    };
+    let whole = losses("--budget 100%");
+    for planner in ["offload", "capuchin-swap"] {
+        let tier = format!("--budget min --planner {planner} --tier FOLDER/tier");
+        assert_eq!(losses(&tier), whole, "{planner}");
+    }
 }

@@ -143,6 +143,8 @@ pub(crate) fn fit_evaluation(
     let profile = Profile::measured(graph, task.machine, seconds);
     let residents = &Residents::of(&step.training, training.fitted.schedule());
     let &FitTask { planner, effort, .. } = task;
+    // Only the budget planner begins with what lies in the tier.
+    let planner = if residents.below.is_empty() { planner } else { Planner::Auto };
     let goal = Goal::Within(slab);
     let fitted = fit(graph, &profile, &Request { goal, planner, residents, effort }).ok()?;
     Some(fitted.checked().clone())

@@ -95,20 +95,6 @@ fn bits(plans: &[&FittedStep], tier: Option<&TierFolder>) -> Bits {
     (losses, evaluations, kept.collect())
 }
 
-/// An evaluation reads parameters where training leaves them between two steps.
-#[test]
-fn an_evaluation_beside_what_lies_in_the_tier_is_refused() {
-    let step = step();
-    let folder = tempfile::tempdir().unwrap();
-    let tier = in_folder(folder.path(), None);
-    let whole = fitted(&step, false, Budget::Share(1.0));
-    let least = fitted(&step, true, Budget::Smallest);
-    let schedules = (least.training.fitted.checked(), whole.evaluation.as_ref());
-    let slab = whole.training.slab();
-    let refused = Session::with_tier(&step, schedules, slab, Some(&tier), 2, 7).map(|_| ());
-    assert!(matches!(refused, Err(SessionError::Moved { .. })), "{refused:?}");
-}
-
 #[test]
 fn plans_with_and_without_a_tier_take_turns() {
     let step = step();

@@ -213,7 +213,7 @@ fn bandwidths() {
 fn learning_rates_beyond_32_bits() {
     let case = Case::new();
     let train = |rate: &str| {
-        let step = "train corpus/steps/mlp-digits --budget 100% --roofline --steps 0 --lr";
+        let step = "train corpus/steps/mlp-digits --budget 100% --steps 0 --lr";
         run(case.folder.path(), &format!("{step} {rate}"))
     };
     assert_eq!(train("3e38").code, Some(0));

@@ -242,3 +242,42 @@ fn part(chunk: Range<u64>, own: Range<u64>) -> Option<Range<usize>> {
     let (start, end) = (chunk.start.max(own.start), chunk.end.min(own.end));
     (start < end).then(|| (start - chunk.start) as usize..(end - chunk.start) as usize)
 }
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use tightfit::effort::Effort;
+    use tightfit::machine::{Link, Machine, Tier};
+    use tightfit::plan::Planner;
+    use tightfit::profile::Profile;
+    use tightfit::units::Seconds;
+
+    use super::*;
+    use crate::{Budget, FitTask, Step, fit_graph};
+
+    #[test]
+    fn what_lies_in_the_tier_is_elsewhere_than_in_the_slab() {
+        let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../corpus");
+        let graph = Step::open(&corpus.join("steps/gpt-nano")).unwrap().training;
+        let mut machine = Machine::unmeasured_cpu(1);
+        let link = Link { latency: Seconds(1e-5), bandwidth: 1e9 };
+        let tier = Tier { name: "disk".to_string(), capacity: None, block: Bytes(4096) };
+        machine.hierarchy.add(tier, link, link);
+        let (planner, effort) = (Planner::Auto, Effort::work(1, 100_000));
+        let (machine, budget, beside) = (&machine, Budget::Smallest, Bytes::ZERO);
+        let task = FitTask { machine, budget, beside, planner, effort };
+        let fitted = fit_graph(&graph, &Profile::new(&graph, machine), &task).unwrap().fitted;
+        let training = (&graph, fitted.schedule());
+        let known = Residents::of(training.0, training.1);
+        let mut others = residents(&graph, fitted.schedule(), None, None);
+        assert_eq!(moved(training, &others), None);
+        others.retain(|name, _| !known.addresses.contains_key(name));
+        assert!(!others.is_empty());
+        for (name, other) in &mut others {
+            other.places = vec![Place::Slab(0)];
+            let alone = BTreeMap::from([(name.clone(), other.clone())]);
+            assert_eq!(moved(training, &alone).as_ref(), Some(name));
+        }
+    }
+}
