@@ -28,8 +28,9 @@ pub enum CompileError {
     /// The schedule was checked for other kernels than the engine's, or for another number of
     /// threads.
     #[error(
-        "the schedule was checked for {}, and would run {threads} of the engine's threads: plan it, \
-         or check it, for these", conditions(*checked)
+        "the schedule was checked for {}, and would run on {threads} of the engine's threads: plan \
+         it, or check it, for these",
+        conditions(*checked)
     )]
     Conditions {
         /// What it was checked for.
