@@ -113,7 +113,7 @@ fn wrong_usage_is_refused() {
     for (arguments, code, says) in [
         ("--stages 0", 2, "0 is not in 1..=256"),
         ("--stages 41", 2, "41 stages are asked for, and the forward pass has"),
-        ("--stages 2 --schedule nonsense", 4, "schedules are gpipe, 1f1b, interleaved"),
+        ("--stages 2 --schedule nonsense", 2, "schedules are gpipe, 1f1b, interleaved"),
         ("--schedule gpipe", 2, "--stages"),
         ("--peer-deadline 10", 2, "--stages"),
         ("--stages 2 --tier FOLDER", 2, "cannot be used with"),

@@ -269,7 +269,7 @@ fn what_does_not_belong_together_is_refused_with_the_reason() {
             "another graph",
         ),
         ("report corpus/graphs/resnet50_b32.json.gz --points 1", 2, "2 to 1000"),
-        ("report corpus/graphs/resnet50_b32.json.gz --svg frontier --points 0", 1, "--points"),
+        ("report corpus/graphs/resnet50_b32.json.gz --svg frontier --points 0", 2, "--points"),
         ("trace corpus/graphs/vit_b16_b32.json.gz --plan FOLDER/plan", 5, "another graph"),
     ];
     for (arguments, code, words) in cases {

@@ -39,13 +39,14 @@ pub fn judge(graph: &[u8], plan: &[u8]) -> Verdict {
     if u128::from(planned.slab.0) > super::MOST_BYTES {
         return Verdict::Skipped("a slab too large to be executed here".to_string());
     }
-    let captured = match unplanned(&graph, &profile) {
+    let one = Profile::new(&graph, &Machine::unmeasured_cpu(1));
+    let captured = match unplanned(&graph, &one) {
         Ok(fitted) => fitted.schedule().clone(),
         Err(violation) => return Verdict::Wrong(format!("unplanned: {violation}")),
     };
     match raw::execute(&graph, &profile, &planned, THREADS as usize, 0x00) {
         // The engine executes calls and nothing else, on aligned addresses.
         Err(verdict) if !verdict.is_finding() => verdict,
-        left => raw::same(&raw::execute(&graph, &profile, &captured, 1, 0xff), &left),
+        left => raw::same(&raw::execute(&graph, &one, &captured, 1, 0xff), &left),
     }
 }
