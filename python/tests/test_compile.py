@@ -14,6 +14,7 @@ import json
 import os
 import weakref
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -73,8 +74,9 @@ def gpt(layers: int = 2) -> transformers.GPT2Config:
                                    bos_token_id=None, eos_token_id=None)
 
 
-@pytest.mark.parametrize(("budget", "size"), [("6 GiB", 6 << 30), ("2.5gb", 2_500_000_000), (12345678, 12345678)])
-def test_budgets_as_people_write_them(budget: int | str, size: int) -> None:
+@pytest.mark.parametrize(("budget", "size"), [("6 GiB", 6 << 30), ("2.5gb", 2_500_000_000), (12345678, 12345678),
+                                             (np.int64(12345678), 12345678)])
+def test_budgets_as_people_write_them(budget: int | str | np.int64, size: int) -> None:
     model = tightfit.compile(Perceptron(), budget=budget)
     model(*batch()).backward()
     assert [plan.budget for plan in tightfit.plans(model)] == [size]

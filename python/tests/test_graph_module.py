@@ -8,6 +8,7 @@ Tier: quick, since it takes 2 s.
 import copy
 import gzip
 import json
+import resource
 
 import interpreter
 import models
@@ -189,7 +190,14 @@ def test_what_is_no_graph_is_refused(tmp_path):
         refused(graph, "is no graph")
     for content in (bytes(packed), b"", b"{", b"[1]", b"\x1f\x8b", gzip.compress(b"{}"), b"[" * 100_000):
         (tmp_path / "bad.json").write_bytes(content)
-        refused(tmp_path / "bad.json", "not a tightfit-graph/1 file")
+        refused(tmp_path / "bad.json", "tightfit-graph/1|the gzip data is damaged")
+
+    # A small file that unpacks to millions of lists.
+    lists = b'{"format":"tightfit-graph/1","source":[' + b"[]," * (5 << 20) + b"[]]}"
+    (tmp_path / "bomb.json.gz").write_bytes(gzip.compress(lists, 1))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    refused(tmp_path / "bomb.json.gz", "source")
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 100 << 10
 
     def damaged(change, message):
         graph = small()

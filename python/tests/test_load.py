@@ -143,6 +143,18 @@ def test_what_is_not_there_or_damaged_is_said(tmp_path):
     assert "describes no step" in refused(step, saved)
 
 
+def test_every_damaged_byte_of_a_header_is_found(tmp_path):
+    step = exported(tmp_path, Tied())
+    saved = step / "trained.safetensors"
+    train(step, "--steps", 1, "--save", saved)
+    whole = saved.read_bytes()
+    end = 8 + int.from_bytes(whole[:8], "little")
+    for at in (*range(0, 8, 3), *range(8, end, 29)):
+        for mask in (1, 32):
+            saved.write_bytes(whole[:at] + bytes([whole[at] ^ mask]) + whole[at + 1:])
+            refused(step, saved)
+
+
 METADATA = {"format": "tightfit-weights/1", "step_name": "tied", "steps": "1", "seed": "1"}
 
 
@@ -232,7 +244,9 @@ def test_tensors_have_the_type_that_was_exported(whole, tmp_path):
 def test_what_only_the_evaluation_reads_is_as_it_was_exported(whole, tmp_path):
     step = shutil.copytree(whole, tmp_path / "step")
     graph = json.loads(gzip.decompress((step / "train.json.gz").read_bytes()))
-    graph["nodes"] = [node for node in graph["nodes"] if node.get("parameter") != "shift"]
+    [shift] = [node for node in graph["nodes"] if node.get("parameter") == "shift"]
+    shift.update(phase="input")
+    del shift["parameter"]
     (step / "train.json.gz").write_bytes(gzip.compress(json.dumps(graph).encode()))
     initial, tensors = load_file(whole / "weights.safetensors"), load_file(whole / "trained.safetensors")
     shift = tensors.pop("shift")

@@ -86,3 +86,21 @@ def test_graphs_and_schedules_are_shown(name):
     fitted = tightfit.fit(graph, "80%", iterations=200)
     text = shown(fitted)
     assert text[0].startswith(f"{name} on ") and f"{len(fitted.recomputed):,}" in text
+
+
+def test_plans_are_printed_as_a_table(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    model = tightfit.compile(Net(), budget="1MiB")
+    assert str(tightfit.plans(model)) == "no plans yet"
+    model(torch.randn(4, 8)).backward()
+    plans = tightfit.plans(model)
+    title, head, *rows = str(plans).splitlines()
+    assert title == "Net, training on [4, 8]" and head.split() == ["planned", "unplanned"]
+    assert [row.split()[0] for row in rows] == ["budget", "peak", "time", "no", "gap", "calls"]
+    assert str(plans[0]) == str(plans)
+
+
+def test_plans_of_what_was_not_compiled_are_refused():
+    for other in (Net(), tightfit.step, None):
+        with pytest.raises(tightfit.CompileError, match="was not compiled"):
+            tightfit.plans(other)

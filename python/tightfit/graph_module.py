@@ -7,11 +7,8 @@ step's seed and the node's seed slot alone, so a node that runs again draws what
 
 from __future__ import annotations
 
-import gzip
-import json
 import operator
 import re
-import zlib
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +17,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
-from . import calls
+from . import calls, reading
 from .batch import leaves
 from .calls import OPTIMIZERS, TORCH_DTYPES
 from .errors import GraphFileError
@@ -115,12 +112,11 @@ def arguments(module: fx.GraphModule, model: nn.Module, batch: Any, *, state: di
 
 def _read(path: Path) -> Any:
     try:
-        content = path.read_bytes()
-        return json.loads(gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content)
+        return reading.graph(path)
     except OSError as error:
         raise GraphFileError(f"{path}: {error.strerror or error}") from error
-    except (EOFError, ValueError, RecursionError, zlib.error) as error:
-        raise GraphFileError(f"{path}: not a {FORMAT} file: {error}") from error
+    except (GraphFileError, ValueError) as error:
+        raise GraphFileError(f"{path}: {error}") from error
 
 
 class _Boxed(fx.graph.CodeGen):

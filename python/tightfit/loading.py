@@ -6,12 +6,10 @@ and the shape that it was exported with, or a `WeightsError` says what is missin
 
 from __future__ import annotations
 
-import gzip
 import hashlib
 import json
 import os
-import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,14 +17,15 @@ from typing import Any
 import torch
 from safetensors import SafetensorError, safe_open
 
-from .errors import WeightsError
+from . import reading
+from .errors import GraphFileError, WeightsError
 from .graph import DTYPES
 from .step_json import FORMAT, REST, WEIGHTS
 
 # What the program writes into the files that it saves.
 _SAVED = "tightfit-weights/1"
-# Begins the key of a tensor's checksum among the metadata; its name follows.
-_CHECKSUM = "sha256."
+# The metadata's checksum, under this key; that of a tensor under this key, a dot and its name.
+_CHECKSUM = "sha256"
 _TYPES = {name: dtype for dtype, name in DTYPES.items()}
 
 # A tensor's type and shape.
@@ -92,7 +91,7 @@ def load(step: str | os.PathLike[str], saved: str | os.PathLike[str] | None = No
 
 def _described(path: Path) -> _Step:
     """What a `step.json` says, all of it checked here: nothing of another structure goes further."""
-    content = _json(path, "give the folder that tightfit.export wrote")
+    content = _read(reading.step, path, "give the folder that tightfit.export wrote")
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise WeightsError(f"{path} describes no step of the format {FORMAT}; export the step again")
     name, training, evaluation = content.get("name"), content.get("training"), content.get("evaluation")
@@ -134,7 +133,7 @@ def _kinds(described: _Step, needed: Iterable[str], folder: Path) -> tuple[dict[
 
 def _read_by(path: Path) -> dict[str, _Kind]:
     """The type and the shape of the parameters and buffers that a graph reads, by name."""
-    content = _json(path, "export the step again")
+    content = _read(reading.graph, path, "export the step again")
     found: dict[str, _Kind] = {}
     try:
         for node in content["nodes"]:
@@ -149,12 +148,11 @@ def _read_by(path: Path) -> dict[str, _Kind]:
     return found
 
 
-def _json(path: Path, otherwise: str) -> Any:
-    """What a file holds, compressed or not; `otherwise` says what to do where it cannot be read."""
+def _read(read: Callable[[Path], Any], path: Path, otherwise: str) -> Any:
+    """What a file holds; `otherwise` says what to do where it cannot be read."""
     try:
-        content = path.read_bytes()
-        return json.loads((gzip.decompress(content) if content[:2] == b"\x1f\x8b" else content).decode("utf-8"))
-    except (ValueError, RecursionError, EOFError, gzip.BadGzipFile, zlib.error) as error:
+        return read(path)
+    except (GraphFileError, ValueError, RecursionError) as error:
         raise WeightsError(f"{path} is damaged ({error}); export the step again") from error
     except OSError as error:
         raise WeightsError(f"{path}: {error.strerror or error}; {otherwise}") from error
@@ -219,12 +217,21 @@ def _tensors(path: Path, absent: str, damaged: str) -> tuple[dict[str, str], dic
     except (OSError, SafetensorError) as error:
         raise WeightsError(f"{path} cannot be read as safetensors ({error}); it is damaged or no file of weights, "
                            f"{damaged}") from error
-    for key, tensor in tensors.items():
-        # What other programs or earlier versions wrote has none.
-        expected = metadata.get(_CHECKSUM + key)
-        if expected is not None and hashlib.sha256(_bytes(tensor)).hexdigest() != expected:
-            raise WeightsError(f"{path} is damaged: {key!r} is not what was saved, bit for bit; {damaged}")
+    # What other programs or earlier versions wrote has no checksums.
+    if any(key.startswith(_CHECKSUM) for key in metadata):
+        if metadata.get(_CHECKSUM) != _seal(metadata):
+            raise WeightsError(f"{path} is damaged: its header is not what was saved; {damaged}")
+        for key, tensor in tensors.items():
+            if hashlib.sha256(_bytes(tensor)).hexdigest() != metadata.get(f"{_CHECKSUM}.{key}"):
+                raise WeightsError(f"{path} is damaged: {key!r} is not what was saved, bit for bit; {damaged}")
     return metadata, tensors
+
+
+def _seal(metadata: Mapping[str, str]) -> str:
+    """The checksum of all other metadata, as the program writes them: in the order of their keys, without spaces."""
+    rest = {key: value for key, value in metadata.items() if key != _CHECKSUM}
+    text = json.dumps(rest, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def _bytes(tensor: torch.Tensor) -> memoryview:

@@ -1,4 +1,4 @@
-"""What a notebook shows of graphs and plans: small tables in HTML.
+"""What a notebook shows of graphs and plans, small tables in HTML, and the same as text.
 
 Invariant: nothing but markup with its style inside, and every text in it is escaped: names come from models and files.
 """
@@ -22,6 +22,15 @@ def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str
     heading = f"<thead><tr>{line('th', head)}</tr></thead>" if head else ""
     body = "".join(f"<tr>{line('td', row)}</tr>" for row in rows)
     return f'<table><caption style="{_LEFT}">{escape(title)}</caption>{heading}<tbody>{body}</tbody></table>'
+
+
+def lines(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """The same table as text."""
+    table = [head, *rows]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    said = ["  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))])
+            for row in table]
+    return "\n".join(line.rstrip() for line in [title, *said])
 
 
 def bytes_(count: int | None) -> str:

@@ -18,6 +18,7 @@ from torch._dynamo.backends.common import aot_autograd
 from torch._guards import TracingContext
 
 from ..errors import CompileError
+from .dynamo import admit
 from .execution import Step
 from .joint import Argument, Joint, is_tensor, path
 from .ledger import Ledger
@@ -59,6 +60,7 @@ class Backend:
             raise CompileError("torch.compile made a size of the batch symbolic, and a plan is for one shape; give "
                                "dynamic=False to torch.compile, call torch._dynamo.reset() if the model was compiled without "
                                "it before, and mark no dimension as dynamic")
+        admit(module)
         arguments = [_argument(node, example) for node, example in
                      zip(module.graph.find_nodes(op="placeholder"), examples, strict=True)]
         self._count(examples)

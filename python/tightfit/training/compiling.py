@@ -128,6 +128,9 @@ class PlanInfo:
     slab: int | None = None
     offloaded: int = 0
 
+    def __str__(self) -> str:
+        return notebook.lines(self._title(), notebook.HEAD, notebook.figures(self))
+
     def _repr_html_(self) -> str:
         return notebook.table(self._title(), notebook.HEAD, notebook.figures(self))
 
@@ -140,15 +143,19 @@ class PlanInfo:
 class Plans(list[PlanInfo]):
     """Plans in the order in which they were made."""
 
+    def __str__(self) -> str:
+        return "\n\n".join(map(str, self)) or "no plans yet"
+
     def _repr_html_(self) -> str:
         return "".join(plan._repr_html_() for plan in self) or notebook.table("no plans yet", (), [])
 
 
 def plans(model: nn.Module) -> list[PlanInfo]:
     """The plans that a compiled model has made so far, in their order."""
-    call = model._compiled_call_impl
+    call = getattr(model, "_compiled_call_impl", None)
     if not isinstance(call, Call):
-        raise CompileError("the model was not compiled by tightfit.compile")
+        raise CompileError(f"this {type(model).__name__} was not compiled by tightfit.compile, whose model this takes; what "
+                           "tightfit.step gives has its plans itself, as `.plans`")
     return Plans(info(step, plan, step.settings.budget) for step in call.backend.steps for plan in step.made)
 
 

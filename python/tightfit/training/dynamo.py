@@ -14,7 +14,9 @@ import traceback
 from typing import Any
 
 import torch
+from torch import fx
 from torch._dynamo import exc
+from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from ..errors import CompileError, TightfitError
@@ -27,9 +29,22 @@ _TOO_MANY = ("FailOnRecompileLimitHit", "RecompileLimitExceeded")
 _LOGGING = ("debug", "info", "warning", "warn", "error", "exception", "critical", "log", "warning_once", "info_once",
             "warning_advice")
 
-# What it says of recurrent layers, and of branches that it cannot follow.
-_RECURRENT = "RNN, GRU, or LSTM"
-_DATA_DEPENDENT = "data-dependent"
+# What it says of what a model does, by a word of its message, and what to say of that instead; the first counts.
+_KNOWN = (
+    ("RNN, GRU, or LSTM", "the model calls a recurrent layer (RNN, GRU, LSTM){place}, and those are not supported. Write its "
+                          "recurrence as a loop of operators, or train it without tightfit"),
+    ("Module-level backwards hooks", "the model cannot be captured as one graph{place}: a module inside it has a full backward hook, "
+                                     "and such hooks run on the model as a whole alone. Register it there, or hook tensors or "
+                                     "parameters (`register_hook`)"),
+    ("functorch", "the model is called under a transform of torch.func (grad, vmap, jvp, …), which captures it once more. Call the "
+                  "model as usual, and `backward()`; or apply torch.func to a copy that was not compiled"),
+    ("random_value_", "the model's control flow depends on Python's random numbers{place}, and a captured graph takes one branch. "
+                      "Draw the number in the loop and pass it as an argument of the model, or choose with torch.where"),
+    ("data-dependent", "the model cannot be captured as one graph{place}: its control flow depends on the contents of a tensor. "
+                       "Compute both ways and choose with torch.where, or compute that part outside of the model"),
+)
+# Operators that run one of several graphs, or one of them several times.
+_BRANCHES = ("cond", "while_loop", "scan", "map_impl", "associative_scan")
 # Logs with a traceback what is raised as well.
 _FAKES = logging.getLogger("torch._subclasses.fake_tensor")
 _TORCH = os.path.dirname(torch.__file__) + os.sep
@@ -92,14 +107,14 @@ def translated(error: Exception) -> TightfitError:
         return CompileError(f"the model's forward fails on this batch{_place(error)}: {cause}")
     if isinstance(error, exc.BackendCompilerFailed):
         return CompileError(f"compiling the model fails with {type(inner).__name__ if inner else 'this'}: {reason}")
-    if _RECURRENT in text:
-        return CompileError(f"the model calls a recurrent layer (RNN, GRU, LSTM){_place(error)}, and those are not supported. "
-                            "Write its recurrence as a loop of operators, or train it without tightfit")
-    if _DATA_DEPENDENT in text:
-        return CompileError(f"the model cannot be captured as one graph{_place(error)}: its control flow depends on the contents "
-                            "of a tensor. Compute both ways and choose with torch.where, or compute that part outside of the "
-                            "model")
-    explained = next((line.removeprefix("Explanation:").strip(" .") for line in said if line.startswith("Explanation:")), reason)
+    raised = re.search(r"raised exception (.+)", text)
+    if raised and "Observed exception" in text:
+        return CompileError(f"the model's forward raises an exception on this batch{_place(error)}: {raised[1]}")
+    known = next((says for word, says in _KNOWN if word in text), None)
+    if known is not None:
+        return CompileError(known.format(place=_place(error)))
+    explanations = (line.removeprefix("Explanation:").strip(" .") for line in said if line.startswith("Explanation:"))
+    explained = next(filter(None, explanations), reason)
     return CompileError(f"the model cannot be captured as one graph{_place(error)}: {explained}. Leave what PyTorch cannot "
                         "capture out of the forward: calls that leave PyTorch, and control flow that depends on what tensors hold")
 
@@ -120,4 +135,28 @@ def _place(error: Exception) -> str:
         return ""
     own = [frame for frame in stack if not frame.filename.startswith(_TORCH)]
     frame = (own or stack)[-1]
-    return f", at {frame.filename}:{frame.lineno} in {frame.name}"
+    return _at(frame.filename, frame.lineno, frame.name)
+
+
+def _at(file: str, line: object, function: str) -> str:
+    return f", at {file}:{line} in {function}"
+
+
+def admit(module: fx.GraphModule) -> None:
+    """Refuses a graph whose sizes or branches are known only while it runs."""
+    for node in module.graph.nodes:
+        if getattr(node.target, "__name__", "") in _BRANCHES and isinstance(node.target, torch._ops.HigherOrderOperator):
+            raise CompileError(f"the model calls torch.{node.target.__name__}{_place_of(node)}, and what runs there is known only "
+                               "while it runs. Compute both ways and choose with torch.where, or call it outside of the model")
+        if free_unbacked_symbols(node.meta.get("example_value")):
+            called = getattr(node.target, "__name__", str(node.target))
+            raise CompileError(f"the model reads what a tensor holds (`{called}`{_place_of(node)}), and a plan needs to know all "
+                               "sizes and numbers before. Keep numbers as tensors, choose elements with torch.where or by "
+                               "multiplying with a mask, and call `.item()` outside of the model")
+
+
+def _place_of(node: fx.Node) -> str:
+    """Where in the model's own code a node of a captured graph was made, if that is known."""
+    frames = re.findall(r'File "(.+)", line (\d+), in (\S+)', node.stack_trace or "")
+    own = [frame for frame in frames if not frame[0].startswith(_TORCH)]
+    return _at(*own[-1]) if own else ""

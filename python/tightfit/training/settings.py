@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from dataclasses import dataclass
+from numbers import Integral, Real
 from typing import Any
 
 import torch
@@ -44,7 +45,7 @@ class Settings:
 def settings(budget: Any, *, differentiable_outputs: bool = False, loss_memory: Any = None,
              deadline: Any = 1.0, fused: Any = False, addresses: Any = False, offload: Any = None) -> Settings:
     """Settings as people write them. Raises `OptionError`."""
-    if isinstance(deadline, bool) or not isinstance(deadline, (int, float)) or not 0 < deadline < math.inf:
+    if isinstance(deadline, bool) or not isinstance(deadline, Real) or not 0 < deadline < math.inf:
         raise OptionError(f"deadline={deadline!r} is no time; write a number of seconds such as 1.0")
     if not isinstance(differentiable_outputs, bool):
         raise OptionError(f"differentiable_outputs={differentiable_outputs!r} is neither True nor False")
@@ -74,10 +75,12 @@ def budget_bytes(given: Any) -> int | None:
 def size(given: Any, name: str, *, or_else: str = "") -> int:
     """So many bytes: an `int`, or text with a unit."""
     advice = f"{name}={given!r} is no number of bytes; write an int, or text such as \"6GiB\" or \"2.5GB\"{or_else}"
-    if isinstance(given, bool) or not isinstance(given, (int, str)):
-        raise OptionError(advice)
-    if isinstance(given, int):
+    if isinstance(given, Integral) and not isinstance(given, bool):
+        # NumPy's integers, too.
+        given = int(given)
         number, unit = float(given), ""
+    elif not isinstance(given, str):
+        raise OptionError(advice)
     else:
         found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*", given)
         if found is None or found[2].upper() not in _UNITS:
