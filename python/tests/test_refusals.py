@@ -69,7 +69,7 @@ def test_a_plan_that_cannot_be_says_which_could():
 
 
 class Reading(nn.Module):
-    """A linear layer, and behind it what a graph cannot hold."""
+    """A linear layer, followed by what a graph cannot hold."""
 
     def __init__(self, then) -> None:
         super().__init__()

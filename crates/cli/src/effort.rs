@@ -45,8 +45,8 @@ impl Limits {
         seed: u64,
         clock: &(dyn Fn() -> Seconds + Sync),
     ) -> Effort<'_> {
-        // They count no steps, and nobody can wait for the end of a solver, or of all exchanges of
-        // what is offloaded.
+        // They count no steps, and by themselves may take hours: a solver, and the search for what
+        // to offload.
         let needs_deadline = matches!(planner, Planner::Exact | Planner::Offload);
         let is_endless = self.iterations.is_some() && !needs_deadline;
         let default = if is_endless { Seconds(f64::INFINITY) } else { DEADLINE };

@@ -10,11 +10,11 @@ use tightfit_engine::Budget;
 
 use crate::output;
 
-/// The smallest budget to the byte, as it can be typed back, where that was asked for; before what
-/// follows it.
-pub fn smallest(asked: Budget, bytes: Bytes, before: &str) -> String {
+/// The budget to the byte, so that it can be typed back, and a separator; empty unless the smallest
+/// one was asked for, since others are known to their user.
+pub fn smallest(asked: Budget, bytes: Bytes, separator: &str) -> String {
     match asked {
-        Budget::Smallest => format!("{} bytes{before}", bytes.0),
+        Budget::Smallest => format!("{} bytes{separator}", bytes.0),
         Budget::Absolute(_) | Budget::Share(_) => String::new(),
     }
 }

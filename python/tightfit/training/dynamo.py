@@ -29,14 +29,14 @@ _TOO_MANY = ("FailOnRecompileLimitHit", "RecompileLimitExceeded")
 _LOGGING = ("debug", "info", "warning", "warn", "error", "exception", "critical", "log", "warning_once", "info_once",
             "warning_advice")
 
-# What it says of what a model does, by a word of its message, and what to say of that instead; the first counts.
+# Words of its messages, and what to say instead of such a message; the first that occurs counts.
 _KNOWN = (
     ("RNN, GRU, or LSTM", "the model calls a recurrent layer (RNN, GRU, LSTM){place}, and those are not supported. Write its "
                           "recurrence as a loop of operators, or train it without tightfit"),
     ("Module-level backwards hooks", "the model cannot be captured as one graph{place}: a module inside it has a full backward hook, "
                                      "and such hooks run on the model as a whole alone. Register it there, or hook tensors or "
                                      "parameters (`register_hook`)"),
-    ("functorch", "the model is called under a transform of torch.func (grad, vmap, jvp, …), which captures it once more. Call the "
+    ("Unsupported functorch tracing", "the model is called under a transform of torch.func (grad, vmap, jvp, …), which captures it once more. Call the "
                   "model as usual, and `backward()`; or apply torch.func to a copy that was not compiled"),
     ("random_value_", "the model's control flow depends on Python's random numbers{place}, and a captured graph takes one branch. "
                       "Draw the number in the loop and pass it as an argument of the model, or choose with torch.where"),

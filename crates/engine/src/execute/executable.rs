@@ -89,7 +89,7 @@ struct Start {
     checksums: Option<Checksums>,
 }
 
-/// The check was one for the engine's kernels on so many threads.
+/// Refuses a schedule that was checked for other kernels, or for another number of threads.
 fn suits_engine(checked: Conditions, threads: usize) -> Result<(), CompileError> {
     let is_suited = checked.runtime == Runtime::Engine
         && checked.reuse != Reuse::OfGraph

@@ -40,8 +40,8 @@ pub struct Checked {
     conditions: Conditions,
 }
 
-/// What a check took for granted of whoever executes the schedule. Under other conditions calls
-/// take other workspaces, and read what they have overwritten.
+/// The runtime that a check assumed. Under another one calls may need larger workspaces, or read
+/// what they have overwritten.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Conditions {
     /// Whose kernels run.
