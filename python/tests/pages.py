@@ -10,6 +10,7 @@ import io
 import os
 import re
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -44,7 +45,12 @@ def run(page: str, folder: Path, names: dict[str, Any]) -> dict[str, Any]:
 
 def run_blocks(chosen: list[tuple[str, str]], page: str, folder: Path, names: dict[str, Any]) -> dict[str, Any]:
     """Runs these blocks of a page."""
-    (folder / "corpus").symlink_to(ROOT / "corpus")
+    (folder / "corpus").mkdir()
+    for part in (ROOT / "corpus").iterdir():
+        (folder / "corpus" / part.name).symlink_to(part)
+    # A step reads no data that only a link brings here.
+    (folder / "corpus" / "data").unlink()
+    shutil.copytree(ROOT / "corpus" / "data", folder / "corpus" / "data")
     with contextlib.chdir(folder):
         said = ""
         for number, (language, code) in enumerate(chosen):

@@ -32,7 +32,7 @@ BETAS, EPS, DECAY = (0.9, 0.999), 1e-8, 0.01
 
 def run(step, *arguments):
     """Trains and returns the lines of JSON; dumps and weights are written where `arguments` say."""
-    command = [BIN, "train", str(step), "--json", "--threads", "2", "--eval-batches", "1", *map(str, arguments)]
+    command = [BIN, "train", str(step), "--json", "--threads", "2", "--eval-batches", "1", "--allow-outside", *map(str, arguments)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     return [json.loads(line) for line in result.stdout.splitlines()]

@@ -45,7 +45,7 @@ def train(step, *arguments):
     """The lines that the program prints."""
     command = [sys.executable, "-m", "tightfit", "train", str(step), "--json", "--threads", "1", "--eval-batches", "1",
                "--budget", "100%", *map(str, arguments)]
-    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=step.parent)
     assert ran.returncode == 0, ran.stderr
     return [json.loads(line) for line in ran.stdout.splitlines()]
 

@@ -14,6 +14,7 @@ use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::{Budget, VERSION, process};
 
 use crate::accumulation::Accumulation;
+use crate::source::Source;
 use crate::{exit_code, interrupt, output, processor, program};
 
 /// A step that is predicted to take longer is not tried: its own run will tell.
@@ -34,8 +35,8 @@ pub struct Costs {
 pub struct Subject<'a> {
     /// The step's folder.
     pub folder: &'a Path,
-    /// Its data, where it is not the step's own.
-    pub data: Option<&'a Path>,
+    /// Its data; the step's own where nothing was given.
+    pub source: &'a Source,
     /// Its budget, as it was written.
     pub budget: &'a str,
     /// Who plans it.
@@ -135,9 +136,7 @@ fn attempt(machine: &Machine, subject: &Subject<'_>, budget: &str) -> Option<Out
     command.arg("calibrate").arg(subject.folder).args(["--budget", budget, "--json"]);
     command.args(["--microbatches", &subject.accumulation.tried().to_string()]);
     command.args(["--threads", &machine.threads.to_string(), "--planner", subject.planner.name()]);
-    if let Some(data) = subject.data {
-        command.arg("--data").arg(data);
-    }
+    subject.source.pass_on(&mut command);
     command.args(subject.tier.into_iter().flat_map(|tier| ["--tier", tier]));
     process::output(&mut command).ok()
 }

@@ -30,7 +30,7 @@ use crate::train::{
 };
 use crate::values::{
     BelowReserve, HasTimes, NoDataSheet, NoPoints, NoRanks, NoStages, NoVariants, NotASize,
-    UnknownModule,
+    Outside, UnknownModule,
 };
 use crate::verbs::analyze::Refused;
 
@@ -124,6 +124,7 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
         || error.is::<NoPoints>()
         || error.is::<NoVariants>()
         || error.is::<OtherSeed>()
+        || error.is::<Outside>()
         || error.is::<NoDataSheet>()
         || error.is::<HasTimes>()
         || error.is::<Replaced>()

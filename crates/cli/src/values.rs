@@ -144,6 +144,21 @@ pub struct NoVariants {
 #[error("--svg frontier draws points; leave --points 0 out")]
 pub struct NoPoints;
 
+/// A step that somebody else may have written names a file of this machine.
+#[derive(Debug, Error)]
+#[error(
+    "{} names {}, which lies neither in the step's folder, nor in the repository around it, nor \
+     below the working directory; if the step is to read it, add --allow-outside",
+    step.display(),
+    file.display()
+)]
+pub struct Outside {
+    /// The step's folder.
+    pub step: PathBuf,
+    /// The file.
+    pub file: PathBuf,
+}
+
 /// A file's path: what is written piece by piece finds no place in standard output.
 pub fn file_path() -> impl TypedValueParser<Value = PathBuf> {
     PathBufValueParser::new().try_map(|path| match path.as_os_str() == "-" {

@@ -31,6 +31,7 @@ use crate::calls::{self, Costs, Subject};
 use crate::effort::Limits;
 use crate::places::{self, Replaced};
 use crate::planners::planner;
+use crate::source::Source;
 use crate::tier::Folder;
 use crate::values::{MOST_THREADS, bandwidth, file_path, learning_rate};
 use crate::{conclusion, input, interrupt, output, processor, progress};
@@ -61,9 +62,8 @@ pub struct Arguments {
     /// How many steps to run, after those of --resume
     #[arg(long, default_value_t = 100)]
     steps: u32,
-    /// Train on this file instead of the step's own data
-    #[arg(long)]
-    data: Option<PathBuf>,
+    #[command(flatten)]
+    source: Source,
     /// Learning rate [default: the step's]
     #[arg(long, value_parser = learning_rate, allow_hyphen_values = true)]
     lr: Option<f64>,
@@ -177,7 +177,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     interrupt::listen();
     let subject = Subject {
         folder: &arguments.step,
-        data: arguments.data.as_deref(),
+        source: &arguments.source,
         budget: &arguments.budget,
         planner: arguments.planner,
         tier: arguments.tier.as_deref(),
@@ -341,7 +341,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
 /// resumes.
 fn distinct(arguments: &Arguments, step: &Step) -> Result<(), Replaced> {
     let mut sources = step.files.clone();
-    sources.extend(arguments.data.clone());
+    sources.extend(arguments.source.data.clone());
     let others = [
         ("--dump", arguments.dump.as_ref()),
         ("--output", arguments.output.as_ref()),
@@ -355,7 +355,7 @@ fn distinct(arguments: &Arguments, step: &Step) -> Result<(), Replaced> {
 /// The step of one micro-batch and data that suit it, with the learning rate that was asked for.
 fn open(arguments: &Arguments) -> anyhow::Result<(Step, Dataset)> {
     let mut step = Step::open(&arguments.step)?;
-    let data = Dataset::open(&step.data, &step.folder, arguments.data.as_deref())?;
+    let data = arguments.source.open(&step)?;
     input::suits(&data, &step)?;
     // What cannot be executed is said before anything is measured or planned.
     for graph in [Some(&step.training), step.evaluation.as_ref()].into_iter().flatten() {

@@ -11,13 +11,14 @@ use tightfit::plan::Planner;
 use tightfit::profile::{CallSeconds, Profile};
 use tightfit::units::Bytes;
 use tightfit_engine::{
-    Budget, Dataset, Extent, FitTask, Session, Step, TierFolder, Traffic, fit_graph, process, trial,
+    Budget, Extent, FitTask, Session, Step, TierFolder, Traffic, fit_graph, process, trial,
 };
 
 use crate::accumulation::Accumulation;
 use crate::calls::{self, TRIAL};
 use crate::effort::Limits;
 use crate::planners::planner;
+use crate::source::Source;
 use crate::tier::Folder;
 use crate::values::MOST_THREADS;
 use crate::{input, output, processor};
@@ -39,9 +40,8 @@ pub struct Arguments {
     /// The planner of the step
     #[arg(long, default_value = "auto", requires = "step", value_parser = planner())]
     planner: Planner,
-    /// Run on this file instead of the step's own data
-    #[arg(long, requires = "step")]
-    data: Option<PathBuf>,
+    #[command(flatten)]
+    source: Source,
     /// A folder for a tier below the slab, as of `tightfit train`
     #[arg(long, value_name = "DIR[:SIZE]", requires = "step")]
     tier: Option<String>,
@@ -106,7 +106,7 @@ fn calibrate_calls(arguments: &Arguments, step: &Path) -> anyhow::Result<ExitCod
 fn try_step(arguments: &Arguments, folder: &Path) -> anyhow::Result<(Machine, CallSeconds, Bytes)> {
     let budget: Budget = arguments.budget.parse()?;
     let step = Step::open(folder)?;
-    let mut data = Dataset::open(&step.data, &step.folder, arguments.data.as_deref())?;
+    let mut data = arguments.source.open(&step)?;
     input::suits(&data, &step)?;
     let step = step.accumulated(arguments.accumulation.micro_batches())?;
     let tier = arguments.tier.as_deref().map(Folder::parse).transpose()?;

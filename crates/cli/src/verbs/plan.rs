@@ -25,6 +25,7 @@ use crate::effort::Search;
 use crate::figures::{Figures, Moves, smallest};
 use crate::input::{self, OnTiers};
 use crate::output::Written;
+use crate::source::Source;
 use crate::table::{Cell, Table};
 use crate::verbs::plan::details::Details;
 use crate::{conclusion, failure, interrupt, output, places, progress};
@@ -127,7 +128,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     interrupt::listen();
     let subject = Subject {
         folder: &arguments.graph,
-        data: None,
+        source: &Source::default(),
         budget: &arguments.budget,
         planner: arguments.search.planner,
         tier: arguments.on.tier(),

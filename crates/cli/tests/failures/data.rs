@@ -7,7 +7,7 @@ use expect_test::expect;
 use serde_json::json;
 
 use super::{Case, TRAIN, TRAIN_DIGITS};
-use crate::program::{corpus, run};
+use crate::program::{corpus, folded, run};
 
 #[test]
 fn data_other_than_the_step_was_made_with() {
@@ -159,4 +159,56 @@ fn data_that_are_a_pipe_are_refused_unopened() {
     assert!(!was_opened);
     assert_eq!(ran.code, Some(4), "{}", ran.stderr);
     assert!(ran.stderr.contains("FOLDER/pipe".replace("FOLDER", "").as_str()), "{}", ran.stderr);
+}
+
+/// A step that somebody else wrote reads what lies with it, or where its user works.
+#[test]
+fn files_of_this_machine_that_a_step_has_no_business_with() {
+    let case = Case::new().step(|step, _| step["data"]["file"] = json!("../table.csv"));
+    let digits = std::fs::read(corpus().join("data/digits.csv")).unwrap();
+    let case = case.file("table.csv", digits);
+    std::fs::remove_dir(case.path(".git")).unwrap();
+    let train = "train FOLDER/step --budget 100% --steps 0 --eval-batches 0";
+    case.fails(train, 2, expect![[r#"
+        error: FOLDER/step names FOLDER/step/../table.csv, which lies neither in the \
+        step's folder, nor in the repository around it, nor below the working \
+        directory; if the step is to read it, add --allow-outside
+    "#]]);
+    run(case.folder.path(), &format!("{train} --allow-outside")).done();
+    run(case.folder.path(), &format!("{train} --data FOLDER/table.csv")).done();
+    // In the repository around the step.
+    std::fs::create_dir(case.path(".git")).unwrap();
+    run(case.folder.path(), train).done();
+}
+
+/// Nor does a message show what is in them.
+#[test]
+fn first_values_and_graphs_elsewhere() {
+    let secret = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(secret.path(), "SECRET and more of it").unwrap();
+    let name = secret.path().to_str().unwrap();
+    let values = Case::new().step(|step, _| {
+        let parameters = step["parameters"].as_object_mut().unwrap();
+        *parameters.values_mut().next().unwrap() = json!({ "file": name });
+    });
+    let graph = Case::new().step(|step, _| step["evaluation"] = json!(name));
+    for (case, code) in [(values, 2), (graph, 5)] {
+        for verb in ["train", "calibrate"] {
+            let run = |more: &str| {
+                let arguments = format!("{verb} FOLDER/step --budget 1GiB {more}");
+                run(case.folder.path(), arguments.trim())
+            };
+            let refused = run("");
+            assert_eq!(refused.code, Some(code), "{}", refused.stderr);
+            assert!(
+                folded(&refused.stderr).contains("which lies neither in"),
+                "{}",
+                refused.stderr
+            );
+            let damaged = run("--allow-outside");
+            assert!(damaged.code != Some(0) && !damaged.stderr.contains("SECRET"));
+            let eight = u64::from_le_bytes(*b"SECRET a").to_string();
+            assert!(!damaged.stderr.contains(&eight), "{}", damaged.stderr);
+        }
+    }
 }

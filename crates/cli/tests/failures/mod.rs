@@ -46,7 +46,8 @@ impl Case {
         self
     }
 
-    /// The step mlp-digits, changed, as `FOLDER/step`; its graph is plain text.
+    /// The step mlp-digits, changed, as `FOLDER/step`; its graph is plain text. It may read what
+    /// lies in the folder.
     fn step(self, change: impl FnOnce(&mut Value, &mut Value)) -> Case {
         let from = corpus().join("steps/mlp-digits");
         let mut step: Value =
@@ -56,6 +57,7 @@ impl Case {
         step["data"]["file"] = json!(corpus().join("data/digits.csv"));
         step["training"] = json!("train.json");
         change(&mut step, &mut graph);
+        std::fs::create_dir(self.path(".git")).unwrap();
         std::fs::create_dir(self.path("step")).unwrap();
         std::fs::copy(from.join("eval.json.gz"), self.path("step/eval.json.gz")).unwrap();
         self.file("step/step.json", step.to_string()).file("step/train.json", graph.to_string())

@@ -7,6 +7,7 @@ pub mod data;
 mod divide;
 pub(crate) mod initialise;
 mod part;
+mod reach;
 mod rows;
 mod shard;
 mod spec;
@@ -93,6 +94,18 @@ pub enum StepFileError {
     NotAFolder {
         /// The file.
         path: PathBuf,
+    },
+    /// `step.json` names a graph that lies elsewhere.
+    #[error(
+        "{}: it names the graph {}, which lies neither in the step's folder nor in the repository \
+         around it nor below the working directory; move it there",
+        path.display(), file.display()
+    )]
+    Outside {
+        /// The step's `step.json`.
+        path: PathBuf,
+        /// The graph.
+        file: PathBuf,
     },
     /// The graphs cannot be trained with what the step says.
     #[error("{}: {what}", path.display())]
@@ -197,6 +210,10 @@ impl Step {
         let raw: RawStep = serde_json::from_slice(&bytes).map_err(wrong)?;
         debug_assert_eq!(raw.format.0, FORMAT);
         let graphs = [Some(&raw.training.0), raw.evaluation.as_ref().map(|file| &file.0)];
+        let named: Vec<PathBuf> = graphs.iter().flatten().map(|file| folder.join(file)).collect();
+        if let Some(file) = named.into_iter().find(|file| reach::is_outside(folder, file)) {
+            return Err(StepFileError::Outside { path, file });
+        }
         let values = raw.parameters.0.iter().filter_map(|(_, how)| match how {
             Initialisation::File(file) => Some(file),
             _ => None,
@@ -226,6 +243,18 @@ impl Step {
             Some(what) => Err(StepFileError::Incomplete { path, what }),
             None => Ok(step),
         }
+    }
+
+    /// A file of first values or, unless `data` stand for them, data that lies neither in the
+    /// step's folder, nor in the repository around it, nor below the working directory.
+    pub fn outside(&self, data: Option<&Path>) -> Option<PathBuf> {
+        let values = self.parameters.values().filter_map(|how| match how {
+            Initialisation::File(file) => Some(file),
+            _ => None,
+        });
+        let named = values.chain(data.is_none().then(|| self.data.file()));
+        let mut files = named.map(|file| self.folder.join(file));
+        files.find(|file| reach::is_outside(&self.folder, file))
     }
 
     /// What of `step.json` makes no sense whatever the graphs are, if anything.

@@ -69,7 +69,7 @@ impl Known {
         let machine = processor::machine_within(Some(threads), &whole.training, budget, false);
         let subject = Subject {
             folder: &arguments.step,
-            data: arguments.data.as_deref(),
+            source: &arguments.source,
             budget: &arguments.budget,
             planner: arguments.planner,
             tier: None,

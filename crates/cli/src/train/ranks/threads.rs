@@ -8,7 +8,7 @@ use thiserror::Error;
 use tightfit::id::RankId;
 use tightfit::units::Bytes;
 use tightfit_engine::transport::{Link, LinkError, thread_links};
-use tightfit_engine::{Budget, Dataset, SessionError, StepError, process, weights};
+use tightfit_engine::{Budget, SessionError, StepError, process, weights};
 
 use super::announce::announce;
 use super::chosen::Asked;
@@ -76,8 +76,7 @@ pub fn train(arguments: &Arguments, way: Way) -> anyhow::Result<ExitCode> {
                     let rank = link.rank();
                     let unwinds = StopsAll(&link);
                     let run = || {
-                        let source = arguments.data.as_deref();
-                        let data = Dataset::open(&step.data, &step.folder, source)?;
+                        let data = arguments.source.open(step)?;
                         let figures = (rank == RankId::from_u32(0)).then_some(figures);
                         let link = Arc::new(link.clone());
                         rank::run(arguments, (share, figures), data, link, (seed, resident))

@@ -1,0 +1,41 @@
+//! Where a run's batches come from. Invariant: a step reads what lies with it, or where its user
+//! works, unless its user allows more.
+
+use std::path::PathBuf;
+use std::process::Command;
+
+use clap::Args;
+use tightfit_engine::{Dataset, Step};
+
+use crate::values::Outside;
+
+/// Where a run's batches come from, as it is given on the command line.
+#[derive(Args, Clone, Default)]
+pub struct Source {
+    /// Run on this file instead of the step's own data
+    #[arg(long, requires = "step")]
+    pub data: Option<PathBuf>,
+    /// Let the step name data and first values that lie neither in its folder, nor in the
+    /// repository around it, nor below the working directory
+    #[arg(long, requires = "step")]
+    allow_outside: bool,
+}
+
+impl Source {
+    /// The data of a step, or what stands for them.
+    pub fn open(&self, step: &Step) -> anyhow::Result<Dataset> {
+        let data = self.data.as_deref();
+        match step.outside(data).filter(|_| !self.allow_outside) {
+            Some(file) => Err(Outside { step: step.folder.clone(), file }.into()),
+            None => Ok(Dataset::open(&step.data, &step.folder, data)?),
+        }
+    }
+
+    /// Gives another run of the program the same.
+    pub fn pass_on(&self, command: &mut Command) {
+        if let Some(data) = &self.data {
+            command.arg("--data").arg(data);
+        }
+        command.args(self.allow_outside.then_some("--allow-outside"));
+    }
+}
