@@ -169,11 +169,15 @@ fn files_of_this_machine_that_a_step_has_no_business_with() {
     let case = case.file("table.csv", digits);
     std::fs::remove_dir(case.path(".git")).unwrap();
     let train = "train FOLDER/step --budget 100% --steps 0 --eval-batches 0";
-    case.fails(train, 2, expect![[r#"
+    case.fails(
+        train,
+        2,
+        expect![[r#"
         error: FOLDER/step names FOLDER/step/../table.csv, which lies neither in the \
         step's folder, nor in the repository around it, nor below the working \
         directory; if the step is to read it, add --allow-outside
-    "#]]);
+    "#]],
+    );
     run(case.folder.path(), &format!("{train} --allow-outside")).done();
     run(case.folder.path(), &format!("{train} --data FOLDER/table.csv")).done();
     // In the repository around the step.

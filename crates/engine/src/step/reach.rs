@@ -22,15 +22,16 @@ fn repository(folder: &Path) -> Option<PathBuf> {
     folder.ancestors().find(is_kept).map(Path::to_path_buf)
 }
 
-#[cfg(all(test, unix))]
+#[cfg(test)]
 mod tests {
-    use std::fs::{create_dir_all, write};
-    use std::os::unix::fs::symlink;
-
-    use super::is_outside;
-
+    #[cfg(unix)]
     #[test]
     fn links_are_followed_and_the_repository_counts() {
+        use std::fs::{create_dir_all, write};
+        use std::os::unix::fs::symlink;
+
+        use super::is_outside;
+
         let root = tempfile::tempdir().unwrap();
         let at = |name: &str| root.path().join(name);
         create_dir_all(at("work/steps/step")).unwrap();

@@ -64,7 +64,8 @@ impl Reader {
         let size = u64::from_le_bytes(prefix);
         if size > LONGEST_HEADER.min(length.saturating_sub(PREFIX)) {
             return Err(StreamError::Format(format!(
-                "its header is longer than the file, which has {length} bytes, or than any that is read"
+                "its header is longer than the file, which has {length} bytes, or than any that is \
+                 read"
             )));
         }
         let mut text = vec![0; size as usize];
