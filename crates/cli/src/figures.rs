@@ -6,7 +6,7 @@ use tightfit::schedule::Schedule;
 use tightfit::timeline::Timeline;
 use tightfit::units::{Bytes, Seconds};
 use tightfit::{Bound, BoundOrder, Fitted};
-use tightfit_engine::Budget;
+use tightfit_engine::{Budget, FittedGraph};
 
 use crate::output;
 
@@ -17,6 +17,25 @@ pub fn smallest(asked: Budget, bytes: Bytes, separator: &str) -> String {
         Budget::Smallest => format!("{} bytes{separator}", bytes.0),
         Budget::Absolute(_) | Budget::Share(_) => String::new(),
     }
+}
+
+/// What is left of a slab that makes a plan worth a longer search.
+const MUCH: f64 = 0.1;
+
+/// What to say of a plan that a deadline cut short and that leaves much of its slab unused, though
+/// it is slower than the step as captured.
+pub fn unused(planned: &FittedGraph, deadline: Seconds, took: Seconds) -> Option<String> {
+    let (timeline, slab) = (planned.fitted.timeline(), planned.slab());
+    let is_slower = timeline.seconds.0 > planned.unplanned.timeline().seconds.0 * (1.0 + 1e-9);
+    let is_cut = took.0 >= deadline.0;
+    let is_large = timeline.peak.0 as f64 <= slab.0 as f64 * (1.0 - MUCH);
+    (is_cut && is_large && is_slower).then(|| {
+        format!(
+            "the plan uses {} of {slab}; with more time, as in --deadline 30s, a faster one may be \
+             found",
+            timeline.peak
+        )
+    })
 }
 
 /// The figures of one plan.

@@ -325,3 +325,18 @@ fn an_evaluation_follows_whatever_planner_there_is() {
         assert_eq!(losses(&tier), whole, "{planner}");
     }
 }
+
+/// Where there was no time to look for a plan that uses its memory, that is said.
+#[test]
+fn a_search_that_was_cut_short_says_what_it_leaves() {
+    let folder = folder();
+    std::fs::create_dir(folder.path().join("tier")).unwrap();
+    let said = |deadline: &str| {
+        let tier = "--tier pcie4 --budget 14GiB";
+        let graph = "corpus/graphs/cuda/llama_1b_b2_s2048.json.gz";
+        let plan = format!("plan {graph} {tier} --deadline {deadline}");
+        run(folder.path(), &plan).done().stdout
+    };
+    println!("{}", said("1ms"));
+    println!("{}", said("5s"));
+}

@@ -15,11 +15,13 @@ mod trace;
 
 use crate::exit_code::ExitCode;
 use std::path::PathBuf;
+use std::time::Instant;
 
 use anyhow::Context;
 use clap::Args;
 use tightfit::plan::Planner;
 use tightfit::schedule;
+use tightfit::units::Seconds;
 use tightfit_engine::weights::Progress;
 use tightfit_engine::{
     Budget, Dataset, Evaluation, Executable, FastestStep, FitTask, FittedStep, Session, Step,
@@ -29,6 +31,7 @@ use tightfit_engine::{
 use crate::accumulation::Accumulation;
 use crate::calls::{self, Costs, Subject};
 use crate::effort::Limits;
+use crate::figures::unused;
 use crate::places::{self, Replaced};
 use crate::planners::planner;
 use crate::source::Source;
@@ -192,6 +195,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     let task = FitTask { machine: &machine, budget, beside, planner: arguments.planner, effort };
     // The search of a small step takes as much as its run: what reading took does not stay beside.
     process::give_back();
+    let began = Instant::now();
     let mut planned = progress::during("planning", task.effort.deadline, || {
         match arguments.placement.policy() {
             None => fit_step(&step, &seconds, &task),
@@ -199,6 +203,9 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
     })?;
     drop(seconds);
+    let took = Seconds(began.elapsed().as_secs_f64());
+    let unused = unused(&planned.training, effort.deadline, took);
+    let unused = unused.filter(|_| planned.region.is_none());
     if arguments.json && planned.evaluation.is_none() && step.evaluation.is_some() {
         note!(
             "note: the validation data is left out: its graph does not fit beside the parameters"
@@ -223,6 +230,7 @@ pub fn train(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     // Only now is it certain that the run can start.
     if !arguments.json {
         announce::announce(&step, &data, budget, &planned, &machine)
+            .and_then(|()| unused.map_or(Ok(()), |unused| row!("search", "cut short", "{unused}")))
             .and_then(|()| announce::announce_saving(arguments.save.as_deref()))
             .and_then(|()| match &arguments.resume {
                 Some(path) => {

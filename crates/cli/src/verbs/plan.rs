@@ -15,14 +15,14 @@ use tightfit::graph::{self, Graph};
 use tightfit::plan::{Infeasible, LiveTensor, Planner, rewrite};
 use tightfit::profile::Profile;
 use tightfit::schedule::Schedule;
-use tightfit::units::Bytes;
+use tightfit::units::{Bytes, Seconds};
 use tightfit::{BoundOrder, schedule};
 use tightfit_engine::{Budget, FitTask, fit_graph};
 
 use crate::accumulation::Accumulation;
 use crate::calls::{self, Costs, Subject};
 use crate::effort::Search;
-use crate::figures::{Figures, Moves, smallest};
+use crate::figures::{Figures, Moves, smallest, unused};
 use crate::input::{self, OnTiers};
 use crate::output::Written;
 use crate::source::Source;
@@ -273,6 +273,8 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
     }
     if interrupt::raised() {
         row!("search", "interrupted", "the best plan so far")?;
+    } else if let Some(unused) = unused(&planned, effort.deadline, Seconds(seconds)) {
+        row!("search", "cut short", "{unused}")?;
     }
     if let Some(limit) = &planned.limit {
         show_limit(limit)?;
