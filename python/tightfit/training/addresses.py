@@ -12,13 +12,15 @@ import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from .. import _native
 from ..errors import AllocationError, BudgetExceeded, CompileError
-from .ledger import Pending
+
+if TYPE_CHECKING:
+    from .ledger import Pending
 
 # How many steps are recorded where no two in a row agree.
 _RECORDED = 8
@@ -43,6 +45,11 @@ def install() -> None:
             "anything is on the GPU, with the model on the CPU, and move the model afterwards; " + _REMAINS
         ) from None
     _is_installed = True
+
+
+def is_installed() -> bool:
+    """Whether CUDA's allocator is this package's."""
+    return _is_installed
 
 
 def replace_allocator() -> None:

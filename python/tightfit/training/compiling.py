@@ -6,7 +6,9 @@ that no plan ran is an exception: nothing falls back to PyTorch's own execution 
 
 from __future__ import annotations
 
+import inspect
 import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,6 +21,7 @@ from ..errors import CompileError, OptionError
 from .addresses import install
 from .backend import Backend
 from .dynamo import FAILURES, NOTHING, Capturing, isolated, translated, uncaptured
+from .engine import watch
 from .execution import Plan, Step
 from .optimizer_state import state_bytes
 from .settings import settings
@@ -31,6 +34,7 @@ def compile(
     budget: int | str,
     *,
     optimizer: torch.optim.Optimizer | type | str | None = None,
+    loss: Callable[[Any, Any], Any] | None = None,
     differentiable_outputs: bool = False,
     loss_memory: int | str | None = None,
     deadline: float = 1.0,
@@ -52,10 +56,18 @@ def compile(
     `optimizer` is the optimizer, its class or its name: room is kept for its state before it exists. Without it the
     state counts from the first step on in which it is there.
 
+    With a `loss`, a function of the model's output and the targets, model and loss are captured and planned as one, and a call
+    with `targets` returns what the function returns; other calls return the model's output, as ever:
+
+        model = tightfit.compile(model, budget="6GiB", loss=functional.cross_entropy)
+        loss = model(inputs, targets=targets)     # functional.cross_entropy(model(inputs), targets)
+
+    What a loss outside of the model takes is counted in the first step, and planned for from the second on. In the first step it
+    may take more than the plan, which computes again as much as it can, has left to it; then a warning says so. `loss_memory`
+    is a bound of what such a loss takes between forward and backward pass: with it the first step is planned like any other.
+
     A model that returns a loss has its other outputs detached, which saves the memory of their gradients; with
-    `differentiable_outputs=True` they are not. `loss_memory` is what a loss outside of the model takes between forward
-    and backward pass; by default twice what the outputs that it reads take in 32 bits. `deadline` is how many seconds
-    a plan may take to be found.
+    `differentiable_outputs=True` they are not. `deadline` is how many seconds a plan may take to be found.
 
     With `fused=True` Inductor runs the plan's partition with fused kernels. Gradients are equal up to rounding, and
     **the budget is no guarantee**: it decides what is saved. The first steps are measured (`measured_peak` of `plans`),
@@ -83,6 +95,7 @@ def compile(
     if isinstance(model, torch._dynamo.OptimizedModule) or model._compiled_call_impl is not None:
         raise CompileError("the model is compiled already; give tightfit.compile a model as it was built, and leave "
                            "torch.compile, model.compile and torch_compile=True out")
+    _can_have(loss, model, differentiable_outputs, loss_memory)
     asked = settings(budget, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory, deadline=deadline,
                      fused=fused, addresses=addresses, offload=offload)
     if asked.addresses:
@@ -91,9 +104,42 @@ def compile(
     if optimizer is not None:
         backend.ledger.reserved = state_bytes(optimizer, model.parameters())
     model.compile(backend=backend.entry, dynamic=False, fullgraph=True, **isolated())
-    model._compiled_call_impl = Call(model._compiled_call_impl, backend)
+    model._compiled_call_impl = Call(model._compiled_call_impl, backend, None if loss is None else _with_loss(model, loss, backend))
     _Watch.over(model, backend)
+    watch(model)
     return model
+
+
+def _can_have(loss: Any, model: nn.Module, differentiable_outputs: bool, loss_memory: Any) -> None:
+    """Refuses what does not go together with `loss`."""
+    if loss is None:
+        return
+    if not callable(loss):
+        raise OptionError(f"loss={loss!r} is no function of the model's output and the targets; give one, such as "
+                          "torch.nn.functional.cross_entropy")
+    if "targets" in inspect.signature(model.forward).parameters:
+        raise OptionError(f"the forward of {type(model).__name__} takes targets itself, so it is captured with its loss; leave loss= out")
+    for name, value in (("loss_memory", loss_memory), ("differentiable_outputs", differentiable_outputs or None)):
+        if value is not None:
+            raise OptionError(f"with loss= the loss is captured, so {name}= has nothing to say; give one of them")
+
+
+class _WithLoss(nn.Module):
+    """A model and the loss behind it, as one module."""
+
+    def __init__(self, model: nn.Module, loss: Callable[[Any, Any], Any]) -> None:
+        super().__init__()
+        self.model, self.loss = model, loss
+
+    def forward(self, targets: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.loss(self.model(*args, **kwargs), targets)
+
+
+def _with_loss(model: nn.Module, loss: Callable[[Any, Any], Any], backend: Backend) -> Any:
+    """What runs a model with its loss by plans of the same backend."""
+    whole = _WithLoss(model, loss)
+    whole.compile(backend=backend.entry, dynamic=False, fullgraph=True, **isolated())
+    return whole._compiled_call_impl
 
 
 @dataclass(frozen=True)
@@ -173,16 +219,20 @@ def info(step: Step, plan: Plan, budget: int | None) -> PlanInfo:
 class Call:
     """A call of a compiled model."""
 
-    def __init__(self, compiled: Any, backend: Backend) -> None:
+    def __init__(self, compiled: Any, backend: Backend, with_loss: Any = None) -> None:
         self.compiled = compiled
         self.backend = backend
+        self.with_loss = with_loss
         self.options = Capturing()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         before = self.backend.calls
         try:
             with self.options:
-                result = self.compiled(*args, **kwargs)
+                if self.with_loss is not None and "targets" in kwargs:
+                    result = self.with_loss(kwargs.pop("targets"), args, kwargs)
+                else:
+                    result = self.compiled(*args, **kwargs)
         except FAILURES as error:
             raise translated(error) from None
         except RuntimeError as error:

@@ -25,6 +25,7 @@ from ..measure import (
     Call, arguments, first_line, is_out_of_memory, prepared, takes_time, undisturbed, values_of,
 )
 from . import addresses
+from .counting import Count, begin_profile, end_profile
 from .inplace import tried
 from .joint import BARRIER
 
@@ -180,6 +181,7 @@ class _Known:
         not be made."""
         key = call.key
         if key not in self.costs and key not in self.refused:
+            Count.abandon()
             if self.device.type != "cuda" and torch._C._autograd._profiler_enabled():
                 raise CompileError("a profiler is active, and what operators take is measured by PyTorch's profiler before the "
                                    "first step; begin to profile after the first step of each kind of batch, and after the first "
@@ -281,19 +283,9 @@ def course_of(run: Callable[[], Any], device: torch.device) -> tuple[Any, int | 
 
 
 def _followed(run: Callable[[], Any]) -> tuple[Any, int]:
-    profiler = torch._C._profiler
-    config = profiler.ProfilerConfig(profiler.ProfilerState.CPU, False, True, False, False, False,
-                                     profiler._ExperimentalConfig())
-    torch._C._autograd._enable_profiler_legacy(config)
+    begin_profile()
     try:
         result = run()
     finally:
-        threads = torch._C._autograd._disable_profiler_legacy()
-    held = peak = 0
-    for event in (event for thread in threads for event in thread):
-        if event.kind() == "memory_alloc":
-            held += event.cpu_memory_usage()
-            peak = max(peak, held)
-    return result, peak
-
-
+        counted = end_profile()
+    return result, counted.peak

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -21,14 +22,21 @@ from .addresses import Course, Slab, slab_of, too_large
 from .away import Away
 from .code import Code
 from .costs import costed, libraries
+from .counting import Count
+from .engine import waiting
 from .joint import Joint, document, is_tensor
 from .ledger import Ledger, Pending
-from .planned import Below, Held, apart, code, held
-from .settings import Settings, too_few
+from .loss import Loss, is_batched
+from .planned import Below, Held, apart, code, held, peak_of, with_loss
+from .settings import Settings, differentiated, too_few
+from .survey import Survey
 from .tier import Tier
 
 # What PyTorch itself allocates around a step: random states, views, tokens of a few bytes.
 RESERVE = 64 << 10
+# The most seconds that the plan of a first step is searched for, where another one follows.
+_FIRST = 0.25
+_LOSS = "loss outside of the model"
 
 
 @dataclass(frozen=True)
@@ -42,6 +50,10 @@ class Plan:
     accumulated: frozenset[int]
     holds_outputs: bool
     beside: int
+    # The bytes that it leaves to a loss outside of the model, between forward and backward pass.
+    between: int = 0
+    # Whether another is made once the loss outside of the model is known.
+    is_provisional: bool = False
     # The addresses of what it allocates.
     course: Course = field(default_factory=Course)
 
@@ -77,7 +89,9 @@ class Step:
         self.plans: dict[tuple[frozenset[int], bool], list[Plan]] = {}
         self.made: list[Plan] = []
         # Of plans, the same where nothing is overwritten.
-        self.apart: dict[int, Plan] = {}
+        self.apart: dict[int, tuple[Plan, Plan]] = {}
+        self.loss = Loss(differentiated(joint), settings.loss_memory, ledger)
+        self._has_warned = False
         # Whether the caller held the outputs during the last backward pass.
         self.holds_outputs: bool | None = None
         self.refused: dict[str, str] = {}
@@ -94,6 +108,7 @@ class Step:
 
     def forward(self, arguments: list[Any]) -> list[Any]:
         """The forward pass: empties `arguments`; returns the outputs, and what the backward pass starts from."""
+        Count.abandon()
         parameters = {index: arguments[index] for index in self._accumulating}
         self._forget_others(parameters)
         idle = [arguments[index] for index in self._idle]
@@ -116,14 +131,25 @@ class Step:
             self.ledger.hand_out(outputs)
             return outputs
         given = {index: arguments[index] for index in plan.code.saved_arguments}
-        with self._window():
-            outputs, saved = plan.code.forward(arguments)
+        known = frozenset(argument.untyped_storage()._cdata for index, argument in enumerate(arguments)
+                          if isinstance(argument, torch.Tensor) and index not in parameters)
+        size = self._there(arguments)
+        count = Count.begin(self.device) if self.slab is None and self.loss.is_counted(self.calls) else None
+        try:
+            with self._window():
+                outputs, saved = plan.code.forward(arguments)
+        except BaseException:
+            Count.abandon()
+            raise
         versions = {index: tensor._version for index, tensor in given.items()}
-        pending = Pending(self, plan, saved, parameters, idle, given, versions, awaits)
+        pending = Pending(self, plan, saved, parameters, idle, given, versions, awaits, known=known)
+        if count is not None:
+            pending.counts(count, size)
         if self.slab is not None:
             pending.begun = self.slab.call
             self.slab.awaits(pending)
         self.ledger.enter(pending, outputs)
+        waiting.add(pending)
         token = torch.empty(0)
         token.tightfit = pending
         return [*outputs, token]
@@ -146,11 +172,15 @@ class Step:
         returned, unasked = self._asked(pending)
         there = {index: None if index in returned else NOWHERE if index in unasked else tensor.grad
                  for index, tensor in pending.parameters.items()}
+        loss = self.loss.begins(pending, tangents)
+        if loss is not None:
+            pending.counted.append(loss)
+        self._know_loss()
         held = self.ledger.held_outputs(pending)
         self.holds_outputs = held > 0
         keeps = torch._C._autograd._get_current_graph_task_keep_graph()
         # Operators that overwrite have no batched form.
-        runs = self._apart(plan) if keeps or any(map(_is_batched, tangents)) else plan
+        runs = self._apart(plan) if keeps or any(map(is_batched, tangents)) else plan
         beside = {} if plan.holds_outputs else {"outputs of this call": held}
         if self.slab is not None:
             gone = frozenset(index for index in plan.accumulated if there[index] is None)
@@ -163,9 +193,17 @@ class Step:
         else:
             # Whoever still holds the loss holds nothing of what it was computed from.
             pending.saved, pending.given = None, {}
+            waiting.discard(pending)
         gradients: dict[int, torch.Tensor | None] = {index: there[index] for index in plan.accumulated}
-        with self._window(pending):
-            made = runs.code.backward(saved, tangents, gradients)
+        count = None if loss is None else Count.begin(self.device)
+        try:
+            with self._window(pending):
+                made = runs.code.backward(saved, tangents, gradients)
+        finally:
+            if count is not None:
+                pending.counted.append(count.end())
+        if count is not None:
+            self._compare(pending)
         for index in self._gradients:
             gradient = made.pop(index) if index in made else gradients.pop(index)
             if index in unasked:
@@ -181,6 +219,31 @@ class Step:
                 there[index].add_(gradient)
             del gradient
         return results
+
+    def loss_is_complete(self, pending: Pending, survey: Survey) -> None:
+        """Before the backward pass of a loss that was computed from a call's outputs, which autograd's graph shows."""
+        known = pending.known | {storage.cdata for storage, *_ in self.ledger.outputs if not storage.expired()}
+        self.loss.complete(pending, survey.on(self.device, known))
+
+    def _compare(self, pending: Pending) -> None:
+        """At the end of a step that was counted: warns, once, where it held more than the budget."""
+        at, peak, held = "", 0, pending.there
+        for what, section in zip(("forward pass", _LOSS, "backward pass"), pending.counted, strict=False):
+            if held + section.peak > peak:
+                at, peak = what, held + section.peak
+            held += section.net
+        self._warn(peak, at)
+
+    def _warn(self, peak: int, at: str) -> None:
+        budget = self.settings.budget
+        if budget is None or peak <= budget or self._has_warned:
+            return
+        self._has_warned = True
+        learned = at == _LOSS
+        more = (f". What this loss takes ({sum(astuple(self.loss.memory)):,} bytes besides the outputs' gradients) is planned for from now on; with "
+                "loss=… the loss is captured, and part of the first plan too" if learned else "; please report this model")
+        warnings.warn(f"a step of {self.name} held {peak:,} bytes, {peak - budget:,} more than the budget of {budget:,}, in its "
+                      f"{at}{more}", RuntimeWarning, stacklevel=2)
 
     @property
     def tier(self) -> Tier | None:
@@ -239,6 +302,8 @@ class Step:
         refused: list[InfeasibleBudget] = []
         for holds in choices:
             plans = self.plans.setdefault((accumulated, holds), [])
+            if self.loss.is_known:
+                plans[:] = [plan for plan in plans if not self._is_outdated(plan)]
             for plan in plans:
                 if room is None or plan.held.peak <= room:
                     return plan
@@ -263,13 +328,18 @@ class Step:
         found = costed(self._graph(accumulated, holds, arguments), self.device, given)
         self.refused = found.refused
         below = None if self.tier is None else Below(self.tier.size, *self.tier.rates)
+        search = functools.partial(held, found.document, below=below, with_residents=self.resident is not None)
+        between = self.loss.memory.between
         if room is not None and room <= 0:
-            least = held(found.document, None, self.settings.deadline, below=below,
-                         with_residents=self.resident is not None)
+            least = search(None, self.settings.deadline)
             raise InfeasibleBudget("", budget=room, needed=least.peak, smallest=least.peak)
-        plan = held(found.document, room, self.settings.deadline, below=below,
-                         with_residents=self.resident is not None)
-        return Plan(plan, self._code(plan), accumulated, holds, beside)
+        if room is not None and self.loss.is_guess and peak_of(found.document) + between > room:
+            # A loss that nobody has seen yet may take more than is thought, and this leaves the most to it.
+            least = search(None, min(self.settings.deadline, _FIRST))
+            if least.peak <= room:
+                return Plan(least, self._code(least), accumulated, holds, beside, between, is_provisional=True)
+        plan = search(room, self.settings.deadline)
+        return Plan(plan, self._code(plan), accumulated, holds, beside, between, is_provisional=not self.loss.is_known)
 
     def _code(self, plan: Held, *, keeps: bool = False) -> Code:
         outputs = [None if is_tensor(output) else output for output in self.joint.outputs]
@@ -282,12 +352,27 @@ class Step:
         """The same plan where nothing is overwritten: the next backward pass finds what this one found."""
         if id(plan) not in self.apart:
             same = apart(plan.held)
-            self.apart[id(plan)] = replace(plan, held=same, code=self._code(same, keeps=True))
-        return self.apart[id(plan)]
+            self.apart[id(plan)] = plan, replace(plan, held=same, code=self._code(same, keeps=True))
+        return self.apart[id(plan)][1]
+
+    def _is_outdated(self, plan: Plan) -> bool:
+        """Whether a plan was made for a loss that is known better by now, and another may be faster."""
+        if not plan.is_provisional or (plan.held.recomputed == 0 and plan.held.below == 0):
+            return False
+        return self.settings.budget is not None or plan.between < self.loss.memory.between
+
+    def _know_loss(self) -> None:
+        """Lets the plans that stay say what they hold with the loss as it is known by now."""
+        between = self.loss.memory.between
+        for plans in self.plans.values():
+            for index, plan in enumerate(plans):
+                if plan.between != between and self.loss.is_known:
+                    plans[index] = now = _with(plan, between)
+                    self.made[:] = [now if made is plan else made for made in self.made]
 
     def _graph(self, accumulated: frozenset[int], holds: bool, arguments: Sequence[Any]) -> dict[str, Any]:
         """What is planned for a call with these arguments."""
-        return document(self.joint, self.name, accumulated=accumulated, between=self.settings.between(self.joint),
+        return document(self.joint, self.name, accumulated=accumulated, between=self.loss.memory.between,
                         holds_outputs=holds)
 
     def _coming(self, arguments: Sequence[Any]) -> int:
@@ -322,6 +407,18 @@ class Step:
     def _others(self, pending: Pending | None, idle: list[torch.Tensor], accumulated: list[torch.Tensor]) -> dict[str, int]:
         """What is held beside a call and its plan, by reason, in bytes. `idle` are parameters whose gradients the graph
         does not compute, `accumulated` those whose gradients the plan knows to be there."""
+        others = self._beside(pending, idle, accumulated)
+        kept = self.loss.memory.kept
+        return others | {"what the loss outside of the model keeps": kept} if kept else others
+
+    def _there(self, arguments: Sequence[Any]) -> int:
+        """Bytes that are there when a call with these arguments begins."""
+        tensors = [argument for argument in arguments if isinstance(argument, torch.Tensor)]
+        gradients = [tensor.grad for tensor in tensors if tensor.is_leaf and tensor.grad is not None]
+        beside = self._beside(None, [], [tensor for tensor in tensors if tensor.is_leaf])
+        return self.outside + sum(beside.values()) + self.ledger.size(gradients) + self.ledger.size(tensors)
+
+    def _beside(self, pending: Pending | None, idle: list[torch.Tensor], accumulated: list[torch.Tensor]) -> dict[str, int]:
         others = self.ledger.others(pending, accumulated)
         beside = [*idle, *(tensor for tensor in map(_referent, self.outside_parameters) if tensor is not None)]
         size = self.ledger.size(tensor.grad for tensor in beside if tensor.grad is not None)
@@ -394,7 +491,15 @@ class Step:
         others = {reason: size for reason, size in others.items() if size}
         if keeps:
             others["what retain_graph=True keeps"] = plan.saved
-        total = plan.held.peak + self.outside + self.reserve + sum(others.values())
+        beside_plan = self.outside + self.reserve + sum(others.values())
+        now = _with(plan, self.loss.memory.between)
+        total = now.held.peak + beside_plan
+        if total > self.settings.budget and now is not plan \
+                and _with(plan, 0).held.peak + beside_plan <= self.settings.budget:
+            # It was in the loss, which is over.
+            if not pending.counted:
+                self._warn(total, _LOSS)
+            return
         if total > self.settings.budget:
             reasons = {**others, "parameters and buffers that this call does not use": self.outside, "reserve": self.reserve}
             listed = ", ".join(f"{size:,} of {reason}" for reason, size in reasons.items() if size)
@@ -403,7 +508,7 @@ class Step:
             advice += ["run each backward pass behind its forward pass", *(["without retain_graph"] if keeps else [])]
             raise BudgetExceeded(
                 f"this backward pass would hold {total:,} bytes, {total - self.settings.budget:,} "
-                f"more than the budget: beside the {plan.held.peak:,} of its plan{whole}, there are {listed}. Nothing was computed. "
+                f"more than the budget: beside the {now.held.peak:,} of its plan{whole}, there are {listed}. Nothing was computed. "
                 f"{', '.join(advice).capitalize()}, or raise the budget",
                 budget=self.settings.budget, needed=total,
             )
@@ -418,12 +523,13 @@ class Step:
                 )
 
 
+def _with(plan: Plan, between: int) -> Plan:
+    """A plan, and what it holds with a loss that takes so much between forward and backward pass."""
+    return plan if plan.between == between else replace(plan, held=with_loss(plan.held, between), between=between)
+
+
 def _has_hooks(tensor: torch.Tensor) -> bool:
     return bool(tensor._backward_hooks) or bool(tensor._post_accumulate_grad_hooks)
-
-
-def _is_batched(tensor: torch.Tensor) -> bool:
-    return torch._C._functorch.is_batchedtensor(tensor) or torch._C._functorch.is_legacy_batchedtensor(tensor)
 
 
 def _referent(reference: Any) -> Any:

@@ -76,10 +76,7 @@ class FusedStep(Step):
         if self._steps >= _MEASURED:
             return run(arguments)
         given = _storages(arguments)
-        gradients = self.ledger.size(item.grad for item in arguments
-                                     if isinstance(item, torch.Tensor) and item.is_leaf and item.grad is not None)
-        self._static = self.outside + sum(self._others(None, [], []).values()) + gradients + sum(
-            size for _, size in given.values())
+        self._static = self._there(arguments)
         results, peak = course_of(lambda: run(arguments), self.device)
         self._made = [found for key, found in _storages(results).items() if key not in given]
         self._seen(peak, self._static)

@@ -14,10 +14,19 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
+from .counting import Count, Counted
 from .tier import Tier
 
 # Results of a call that are smaller than this are held by the reserve.
 _SMALL = 4096
+
+
+@dataclass(frozen=True)
+class Surveyed:
+    """Bytes that autograd's graph of a loss holds, and those among them that it may not have made, such as targets."""
+
+    held: int = 0
+    given: int = 0
 
 
 @dataclass(eq=False)
@@ -39,6 +48,32 @@ class Pending:
     returns: bool
     # The number of its step where that has planned addresses.
     begun: int | None = None
+    # The storages of its batch and buffers.
+    known: frozenset[int] = frozenset()
+    # The storages of its outputs, with their bytes.
+    outputs: list[tuple[StorageWeakRef, int]] = field(default_factory=list)
+    # What counts its step, if anything does, what was there when it began, and what the sections that have ended took.
+    count: Count | None = None
+    there: int = 0
+    counted: list[Counted] = field(default_factory=list)
+    # What autograd's graph of the loss held when the backward pass was asked for, and what had been counted by then.
+    surveyed: Surveyed | None = None
+    before: Counted | None = None
+
+    def released(self) -> int:
+        """Bytes of its outputs that nobody holds any more."""
+        return sum(size for storage, size in self.outputs if storage.expired())
+
+    def counts(self, count: Count, there: int) -> None:
+        """The forward pass was counted, which began with so many bytes: the rest of the step is, too, unless the allocator in
+        use does not tell what it hands out."""
+        forward = count.cut()
+        if forward.peak == 0 and self.plan.saved:
+            count.end()
+            return
+        self.count, self.there = count, there
+        self.counted.append(forward)
+        weakref.finalize(self, Count.end_if_running, count).atexit = False
 
     def held(self) -> int:
         """Bytes that only its saved tensors hold."""
@@ -59,6 +94,8 @@ class Ledger:
     buckets: weakref.WeakKeyDictionary[nn.Module, int] = field(default_factory=weakref.WeakKeyDictionary)
     # Where tensors of its steps may be away.
     tier: Tier | None = None
+    # What losses outside of the model took, in bytes for each byte of the outputs in 32 bits: between the passes, and later.
+    shares: tuple[float, float] | None = None
     # The backward pass that was last seen while other calls waited for theirs.
     joined: int = -1
     # The nodes of autograd that accumulate gradients, with their parameters, by name: they hold the parameters.
@@ -98,6 +135,8 @@ class Ledger:
         """A forward pass saved something, and gave its outputs to its caller."""
         self.pending.add(pending)
         self.hand_out(outputs, weakref.ref(pending), pending.plan.code.saved_outputs)
+        pending.outputs = [(storage, size) for storage, size, owner, _ in self.outputs
+                           if owner is not None and owner() is pending]
 
     def hand_out(self, outputs: Iterable[Any], pending: Any = None, saved: frozenset[int] = frozenset()) -> None:
         """A forward pass gave these to its caller; those at the positions in `saved` it keeps as well."""

@@ -15,6 +15,7 @@ from torch._dynamo.symbolic_convert import InstructionTranslator
 
 from ..errors import CompileError, OptionError
 from .backend import Backend
+from .engine import watch
 from .settings import Settings, settings
 
 _OPTIONS = ("budget", "differentiable_outputs", "loss_memory", "deadline", "fused", "offload")
@@ -41,5 +42,6 @@ def tightfit(module: fx.GraphModule, examples: Sequence[Any], *, options: Mappin
         )
     key = code, settings(budget, **given)
     if key not in _backends:
+        watch()
         _backends[key] = Backend(key[1], None, code.co_qualname if hasattr(code, "co_qualname") else code.co_name)
     return _backends[key](module, examples)

@@ -16,6 +16,7 @@ import torch
 
 from .. import _native, cache
 from .code import Code, generate
+from .joint import BARRIER
 from .transfers import Move, Transfers, movable
 
 # One of those that take what a graph records: for calls without seconds, where nobody names one.
@@ -85,10 +86,24 @@ def _kept(name: str) -> Held | None:
 def apart(plan: Held) -> Held:
     """The same plan where nothing is overwritten, as a graph that is kept for another backward pass needs it."""
     nodes = [{key: item for key, item in node.items() if key != "overwrites"} for node in plan.document["nodes"]]
+    return _changed(plan, nodes)
+
+
+def with_loss(plan: Held, between: int) -> Held:
+    """The same plan with a loss that takes so many bytes between forward and backward pass."""
+    nodes = [node | {"workspace": between} if node["op"] == BARRIER else node for node in plan.document["nodes"]]
+    return _changed(plan, nodes)
+
+
+def _changed(plan: Held, nodes: list[dict[str, Any]]) -> Held:
     document = plan.document | {"nodes": nodes}
+    return replace(plan, peak=peak_of(document, plan.moves), document=document)
+
+
+def peak_of(document: Mapping[str, Any], moves: Sequence[Move] = ()) -> int:
+    """The most bytes that a graph holds as it stands, with what is moved."""
     graph = _native.read_graph(json.dumps(document).encode())
-    peak = _native.peak_with_moves(graph, plan.moves, _MACHINE) if plan.moves else graph.unplanned_peak(machine=_MACHINE)
-    return replace(plan, peak=peak, document=document)
+    return _native.peak_with_moves(graph, list(moves), _MACHINE)
 
 
 def code(plan: Held, constants: Mapping[str, torch.Tensor], outputs: list[Any],

@@ -32,14 +32,11 @@ class Settings:
     addresses: bool = False
     offload: int | None = None
 
-    def between(self, joint: Any) -> int:
-        """Bytes that a loss outside of the model takes between the two calls: as declared, or twice what the outputs
-        that it may differentiate take in 32 bits, which is what a softmax with cross-entropy does."""
-        if self.loss_memory is not None:
-            return self.loss_memory
-        sizes = [tangent.meta["val"].numel() * max(4, tangent.meta["val"].element_size()) for tangent in joint.tangents
-                 if isinstance(tangent, fx.Node) and tangent.meta["val"].numel() > 1]
-        return 2 * sum(sizes)
+
+def differentiated(joint: Any) -> int:
+    """Bytes in 32 bits, or in more where they have more, of the outputs that a loss outside of the model may differentiate."""
+    return sum(tangent.meta["val"].numel() * max(4, tangent.meta["val"].element_size()) for tangent in joint.tangents
+               if isinstance(tangent, fx.Node) and tangent.meta["val"].numel() > 1)
 
 
 def settings(budget: Any, *, differentiable_outputs: bool = False, loss_memory: Any = None,

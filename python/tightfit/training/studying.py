@@ -129,7 +129,7 @@ def _modes(model: nn.Module) -> contextlib.AbstractContextManager[Any]:
 
 
 def _costed(step: Step, *, measure: bool) -> dict[str, Any]:
-    graph = document(step.joint, step.name, between=step.settings.between(step.joint))
+    graph = document(step.joint, step.name, between=step.loss.memory.between)
     return costed(graph, step.device).document if measure else graph
 
 

@@ -1,0 +1,113 @@
+"""What a loss outside of the model holds, as autograd's graph shows it when a backward pass begins.
+
+Invariant: storages count, each once, and nothing is unpacked: hooks of saved tensors do not run. What the model's own
+calls hold is not in it, nor are parameters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.autograd.function import BackwardCFunction
+from torch.utils import _pytree as pytree
+
+from .ledger import Pending, Surveyed
+
+# The most nodes that are looked at: losses have a few dozen.
+_MOST = 20_000
+# Their result lies in a storage as large as their input (torch 2.15, on processors), and a loop may keep it.
+_LARGE_RESULTS = ("MseLossBackward0", "SmoothL1LossBackward0")
+
+
+@dataclass
+class Survey:
+    """What was found behind the roots of a backward pass, up to the calls of models that have a plan."""
+
+    # The calls.
+    pending: list[Pending] = field(default_factory=list)
+    # Storages that are saved, or that results of a loss hold beyond that.
+    held: dict[int, _Storage] = field(default_factory=dict)
+    # Leaves whose gradients are computed with no plan.
+    leaves: list[torch.Tensor] = field(default_factory=list)
+
+    def on(self, device: torch.device, known: frozenset[int]) -> Surveyed:
+        """What is held on a device, but for storages that are known."""
+        found = [storage for key, storage in self.held.items() if storage.device == device and key not in known]
+        return Surveyed(sum(storage.size for storage in found), sum(storage.size for storage in found if storage.is_given))
+
+
+@dataclass(frozen=True)
+class _Storage:
+    device: torch.device
+    size: int
+    # Whether nothing that is differentiated made it.
+    is_given: bool
+
+
+def survey(roots: Sequence[Any]) -> Survey:
+    """Looks at what a backward pass from these tensors, or edges of autograd's graph, will go through."""
+    found = Survey()
+    ahead = [root.grad_fn if isinstance(root, torch.Tensor) else root.node for root in roots]
+    for root in roots:
+        if isinstance(root, torch.Tensor):
+            _add(found, root)
+    last = set(ahead)
+    seen: set[Any] = set()
+    while ahead and len(seen) < _MOST:
+        node = ahead.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if leaf is not None:
+            found.leaves.append(leaf)
+            continue
+        saved = list(_saved(node))
+        calls = [call for tensor in saved if (call := getattr(tensor, "tightfit", None)) is not None]
+        if calls:
+            found.pending += calls
+            continue
+        for tensor in saved:
+            _add(found, tensor)
+        if saved and node not in last and node.name() in _LARGE_RESULTS:
+            # Nothing in the graph refers to it.
+            found.held[id(node)] = _Storage(saved[0].device, saved[0].nbytes, is_given=False)
+        ahead += [behind for behind, _ in node.next_functions]
+    return found
+
+
+def _add(found: Survey, tensor: torch.Tensor) -> None:
+    if type(tensor) is torch.Tensor and tensor.layout is torch.strided:
+        storage = tensor.untyped_storage()
+        found.held[storage._cdata] = _Storage(tensor.device, storage.nbytes(), is_given=tensor.is_leaf)
+
+
+_names: dict[type, tuple[str, ...]] = {}
+
+
+def _saved(node: Any) -> Iterator[torch.Tensor]:
+    """The tensors that a node of autograd's graph saved, as its hooks packed them."""
+    if isinstance(node, BackwardCFunction):
+        try:
+            items: list[Any] = [*(node._raw_saved_tensors or ()), *vars(node).values()]
+        except RuntimeError:  # they are gone, as the backward pass is about to say
+            items = []
+    else:
+        kind = type(node)
+        if kind not in _names:
+            _names[kind] = tuple(name for name in dir(kind) if name.startswith("_raw_saved_"))
+        items = [getattr(node, name) for name in _names[kind]]
+    return _tensors(items)
+
+
+def _tensors(items: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for item in items:
+        if isinstance(item, torch.Tensor):
+            yield item
+        elif isinstance(item, torch._C._autograd.SavedTensor):
+            yield from _tensors([item.data])
+        elif isinstance(item, (list, tuple, dict)):
+            yield from _tensors(pytree.tree_leaves(item))
