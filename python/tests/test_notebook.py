@@ -88,6 +88,18 @@ def test_graphs_and_schedules_are_shown(name):
     assert text[0].startswith(f"{name} on ") and f"{len(fitted.recomputed):,}" in text
 
 
+def test_an_analysis_is_shown_with_its_tables():
+    import gzip
+    import json
+
+    document = json.loads(gzip.decompress(RESNET.read_bytes())) | {"name": HOSTILE}
+    analysis = tightfit.analyze(document)
+    text = shown(analysis)
+    assert text[0] == f"{HOSTILE} on a100-80gb" and analysis.peak_node in text
+    assert "by module" in text and any(line.startswith("alive at the peak, the 20 largest") for line in text)
+    assert shown(analysis.operators)[0] == "by operator"
+
+
 def test_plans_are_printed_as_a_table(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     model = tightfit.compile(Net(), budget="1MiB")

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ._native import __version__
+    from .analysis import Analysis, analyze
     from .errors import (
         AllocationError,
         BudgetExceeded,
@@ -39,6 +40,7 @@ if TYPE_CHECKING:
 # Where each public name is defined. No file is called like a name that it defines: loading it would hide the name.
 _DEFINED_IN = {
     "AllocationError": "errors",
+    "Analysis": "analysis",
     "BudgetExceeded": "errors",
     "CompileError": "errors",
     "ExportError": "errors",
@@ -54,6 +56,7 @@ _DEFINED_IN = {
     "TightfitError": "errors",
     "TrainingStep": "training.stepping",
     "WeightsError": "errors",
+    "analyze": "analysis",
     "arguments": "graph_module",
     "capture_step": "training.studying",
     "check": "planning",
@@ -77,6 +80,7 @@ _DEFINED_IN = {
 
 __all__ = [
     "AllocationError",
+    "Analysis",
     "BudgetExceeded",
     "CompileError",
     "ExportError",
@@ -92,6 +96,7 @@ __all__ = [
     "TightfitError",
     "TrainingStep",
     "WeightsError",
+    "analyze",
     "arguments",
     "capture_step",
     "check",

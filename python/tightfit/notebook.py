@@ -26,7 +26,7 @@ def table(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str
 
 def lines(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """The same table as text."""
-    table = [head, *rows]
+    table = [*([head] if head else []), *rows]
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     said = ["  ".join([row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))])
             for row in table]

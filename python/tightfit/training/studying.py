@@ -93,11 +93,17 @@ def explain(model: nn.Module, batch: Any, out: str | os.PathLike[str] = "report.
     is there for, what is alive at each instant, bytes by module, and the time that each budget costs. `batch` is a tuple
     of positional arguments, a dict of keyword arguments, or one tensor. A model on the meta device needs a `machine`, as
     for `plan`."""
-    _can_be_timed(model, batch, machine)
-    graph = capture_step(model, batch, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory,
-                         measure=machine is None)
+    graph = captured(model, batch, machine, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory)
     planning.report(graph, out=out, machine=machine, points=points)
     return os.fspath(out)
+
+
+def captured(model: nn.Module, batch: Any, machine: str | None, *, differentiable_outputs: bool = False,
+             loss_memory: int | str | None = None) -> dict[str, Any]:
+    """The training step as a graph whose times are measured where the model is, or are to be predicted for `machine`."""
+    _can_be_timed(model, batch, machine)
+    return capture_step(model, batch, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory,
+                        measure=machine is None)
 
 
 def _step(model: nn.Module, batch: Any, *, differentiable_outputs: bool, loss_memory: Any) -> Step:
