@@ -38,7 +38,7 @@ def right(found: list[list[dict]], owners: int) -> None:
 
 @full
 def test_two_processes_have_the_gradients_of_one():
-    schedules = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "v-half", "v-min", "greedy", "greedy-v"]
+    schedules = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "v-half", "v-min", "greedy", "greedy-v", "asyncpipe"]
     runs = [[2, schedule, "plain", None] for schedule in schedules]
     runs += [[2, "1f1b", "tied", "recomputed"], [2, "zb-v", "tied", "recomputed"], [2, "zb-h1", "plain", "recomputed"]]
     right(pipelined.seen(2, runs), 1)
@@ -157,6 +157,19 @@ def test_one_process_is_a_pipeline_too(tmp_path):
             wide.apply(model, words[:2], pipelined.loss_fn)
     finally:
         torch.distributed.destroy_process_group()
+
+
+def test_a_plan_may_be_cut_by_hand():
+    words, targets = pipelined.batch(0)
+    model, other = pipelined.model("plain"), pipelined.model("plain")
+    plan = pipelines.plan(model, (words[:2], targets[:2]), pipelined.loss_fn, budget="1GB", microbatches=4, devices=2,
+                          schedule="asyncpipe", machine="a100-80gb")
+    before = list(map(len, plan.recomputed))
+    first, second = plan.document["stages"]
+    second["layers"].insert(0, first["layers"].pop())
+    by_hand = pipelines.StagePlan.read(plan.document)
+    assert list(map(len, by_hand.recomputed)) == [before[0] - 1, before[1] + 1]
+    assert torch.equal(through(by_hand, model, words[:2]), other(words[:2]))
 
 
 @full

@@ -1,9 +1,9 @@
 """`doc/originals.md`: its commands and its Python run, and what it names here and in PyTorch exists.
 
 Invariant: nothing on the page is skipped. Every fenced block runs; a term in a column *here* is a command, a field, a
-Python name or a page, or fails; every public name of PyTorch's tools is on the page.
+name of Python or Rust, or a page, or fails; every public name of PyTorch's tools is on the page.
 
-Tier: quick, since it takes 3 s.
+Tier: quick, since it takes 12 s.
 """
 
 import ast
@@ -19,6 +19,7 @@ import pages
 import pytest
 
 import tightfit
+import tightfit.distributed
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = "doc/originals.md"
@@ -76,6 +77,15 @@ def here() -> list[str]:
     return list(dict.fromkeys(term for cell in cells for term in terms(cell)))
 
 
+def is_public_in_rust(crate: str, module: str, name: str, member: str | None) -> bool:
+    """Whether a module of a crate exports a name, and something in it has that method or field."""
+    folder = ROOT / "crates" / {"tightfit": "planner", "tightfit_engine": "engine"}[crate] / "src" / module
+    exported = re.findall(r"pub use ([^;]+);", (folder / "mod.rs").read_text(encoding="utf-8"))
+    sources = [file.read_text(encoding="utf-8") for file in folder.rglob("*.rs")]
+    has_member = member is None or any(re.search(rf"\bpub (fn )?{member}\b", source) for source in sources)
+    return has_member and any(re.search(rf"\b{name}\b", names) for names in exported)
+
+
 def test_what_is_named_here_exists(ran):
     documents: dict = {}
     helps: dict = {}
@@ -84,19 +94,25 @@ def test_what_is_named_here_exists(ran):
             stem, path = field.groups()
             documents.setdefault(stem, json.loads((ran / f"{stem}.json").read_text(encoding="utf-8")))
             assert has(documents[stem], path), term
-        elif function := re.fullmatch(r"tightfit\.(\w+)(?:\((.*)\))?", term):
-            assert function[1] in tightfit.__all__, term
-            arguments = [name.strip() for name in (function[2] or "").split(",") if name]
-            assert set(arguments) <= set(inspect.signature(getattr(tightfit, function[1])).parameters), term
-        elif command := re.fullmatch(r"([a-z]+)((?: --[a-z-]+)+)", term):
-            verb, options = command[1], command[2].split()
+        elif function := re.fullmatch(r"tightfit\.(distributed\.)?(\w+)(?:\.(\w+))?(?:\((.*)\))?", term):
+            package = tightfit.distributed if function[1] else tightfit
+            assert function[2] in package.__all__, term
+            named = getattr(package, function[2])
+            named = getattr(named, function[3]) if function[3] else named
+            arguments = [name.strip() for name in (function[4] or "").split(",") if name]
+            assert not arguments or set(arguments) <= set(inspect.signature(named).parameters), term
+        elif path := re.fullmatch(r"(tightfit|tightfit_engine)::(\w+)::(\w+)(?:::(\w+))?", term):
+            assert is_public_in_rust(*path.groups()), term
+        elif command := re.fullmatch(r"([a-z]+)((?: --[a-z-]+)+)( [a-z-]+)?", term):
+            verb, options, value = command[1], command[2].split(), command[3]
             if verb not in helps:
                 asked = [os.environ["TIGHTFIT_BIN"], verb, "--help"]
                 helps[verb] = subprocess.run(asked, capture_output=True, text=True, check=True).stdout
             for option in options:
                 assert re.search(rf"{option}\b(?!-)", helps[verb]), term
+            assert value is None or re.search(rf"(?<![\w-]){value.strip()}\b(?!-)", helps[verb]), term
         else:
-            assert term == "capuchin" or (ROOT / term).is_file(), f"`{term}` is no command, field, function or page"
+            assert (ROOT / term).is_file(), f"`{term}` is no command, field, name or page"
 
 
 def test_pages_that_are_named_exist():
@@ -131,7 +147,7 @@ def public(path: Path) -> set[str]:
 
 
 def test_every_public_name_of_pytorchs_tools_is_on_the_page():
-    section = re.sub(r"```.*?```", "", TEXT.split("\n## 3.")[1], flags=re.DOTALL)
+    section = re.sub(r"```.*?```", "", TEXT.split("\n## 3.")[1].split("\n## 4.")[0], flags=re.DOTALL)
     named = {part for term in terms(section) for part in re.findall(r"\w+", term)}
     folder = Path(importlib.import_module(TOOLS).__file__).parent
     files = sorted(folder.glob("*.py"))
