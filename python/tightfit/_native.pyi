@@ -193,6 +193,15 @@ def fit(
     seed: int | None = None,
     roofline: bool = False,
 ) -> Fitted: ...
+def analyze(
+    graph: _Graph,
+    budget: int | str | None = None,
+    *,
+    module: str | None = None,
+    depth: int | None = None,
+    machine: str | None = None,
+    threads: int | None = None,
+) -> str: ...
 def check(
     graph: _Graph,
     plan: _Plan,

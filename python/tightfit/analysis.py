@@ -9,12 +9,10 @@ from __future__ import annotations
 import copy
 import json
 import os
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from . import notebook, planning, program
+from . import _native, notebook, planning
 from .errors import OptionError
 
 if TYPE_CHECKING:
@@ -65,7 +63,7 @@ class Analysis:
     and so on, and `row["share"]` has the row's share of the whole step, which add up.
     """
 
-    def __init__(self, document: dict[str, Any], graph: planning.GraphLike, on: dict[str, Any], *, is_measured: bool) -> None:
+    def __init__(self, document: dict[str, Any], graph: planning.Graph, on: dict[str, Any], *, is_measured: bool) -> None:
         self._document, self._graph, self._on, self._is_measured = document, graph, on, is_measured
 
     @property
@@ -183,43 +181,18 @@ def analyze(
     With a `budget`, rows are marked where the step is over it, instead of at the peak (`in_peak_interval` of nodes).
     `module` shows only rows of that module and those in it, and `depth` is how many levels of modules there are to see.
     """
-    graph: planning.GraphLike
     if batch is not None:
         from .training import studying  # needs torch
 
-        graph = studying.captured(step, batch, machine, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory)
+        step = studying.captured(step, batch, machine, differentiable_outputs=differentiable_outputs, loss_memory=loss_memory)
     elif not isinstance(step, (str, bytes, dict, os.PathLike, planning.Graph)):
         raise TypeError(f"{type(step).__name__} is no graph; give the batch that a model is to be analyzed on, too")
     elif differentiable_outputs or loss_memory is not None:
         raise OptionError("differentiable_outputs and loss_memory go with a model and its batch, not with a graph")
-    else:
-        graph = step
-    on = {"machine": machine, "threads": threads}
-    document = _document(graph, {"budget": budget, "module": module, "depth": depth, **on})
+    graph = planning.read_graph(step)
+    on: dict[str, Any] = {"machine": machine, "threads": threads}
+    document = json.loads(_native.analyze(graph, budget, module=module, depth=depth, **on))
     return Analysis(document, graph, on, is_measured=batch is not None and machine is None)
-
-
-def _document(graph: planning.GraphLike, options: dict[str, Any]) -> dict[str, Any]:
-    """What the program says of a graph."""
-    given = [f"--{name}={value}" for name, value in options.items() if value is not None]
-    with tempfile.TemporaryDirectory(prefix="tightfit-") as folder:
-        document: dict[str, Any] = program.run("analyze", _file(graph, Path(folder)), "--json", *given)
-    del document["format"]
-    return document
-
-
-def _file(graph: planning.GraphLike, folder: Path) -> str | os.PathLike[str]:
-    """Where the program finds a graph."""
-    if isinstance(graph, planning.Graph):
-        raise OptionError("give the file or the document of the graph; what was read already is not written again")
-    if isinstance(graph, dict):
-        graph = json.dumps(graph)
-    if isinstance(graph, str) and graph.lstrip().startswith("{"):
-        graph = graph.encode()
-    if not isinstance(graph, bytes):
-        return graph
-    (folder / "graph").write_bytes(graph)
-    return folder / "graph"
 
 
 def _module(path: str) -> str:

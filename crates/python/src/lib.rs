@@ -44,7 +44,7 @@ mod _native {
     #[pymodule_export]
     use super::modules::{modules, sac, shard, stages};
     #[pymodule_export]
-    use super::verbs::{check, pareto, report};
+    use super::verbs::{analyze, check, pareto, report};
     #[pymodule_export]
     use super::{run, starts_by};
 }

@@ -1,12 +1,14 @@
-//! The program's other verbs about steps, for Python: `check`, `pareto`, `report`. Invariant: each
-//! answers with the document that the program prints, made by the same function.
+//! The program's other verbs about steps, for Python: `analyze`, `check`, `pareto`, `report`.
+//! Invariant: each answers with the document that the program prints, made by the same function.
 
 use std::path::PathBuf;
 
 use pyo3::prelude::*;
 use tightfit::units::Seconds;
 use tightfit_cli::input::{self, OnMachine};
-use tightfit_cli::verbs::{check as checking, pareto as frontier_verb, report as reporting};
+use tightfit_cli::verbs::{
+    analyze as analysis, check as checking, pareto as frontier_verb, report as reporting,
+};
 use tightfit_cli::{frontier, output, values};
 use tightfit_engine::Budget;
 
@@ -16,6 +18,32 @@ use crate::fit::Search;
 use crate::given::{BudgetText, Quantity, Whole, parsed, threads};
 use crate::graph::GivenGraph;
 use crate::plan::GivenPlan;
+
+/// What a step holds as it is, and where its bytes come from.
+#[pyfunction]
+#[pyo3(signature = (
+    graph, budget = None, *, module = None, depth = None, machine = None, threads = None
+))]
+pub fn analyze(
+    py: Python<'_>,
+    graph: GivenGraph,
+    budget: Option<BudgetText>,
+    module: Option<String>,
+    depth: Option<Whole>,
+    machine: Option<String>,
+    threads: Option<Whole>,
+) -> PyResult<String> {
+    let on = OnMachine::named(machine, self::threads(py, threads)?);
+    let depth = depth.map_or(2, |Whole(number)| usize::try_from(number).unwrap_or(usize::MAX));
+    attended(py, |_| {
+        let budget: Option<Budget> = budget.map(|BudgetText(text)| text.parse()).transpose()?;
+        let subject = graph.read()?;
+        let machine = subject.machine(&on)?;
+        let document =
+            analysis::document(subject.graph, machine, budget, module.as_deref(), depth)?;
+        Ok(document.to_string())
+    })
+}
 
 /// Holds a plan to the rules, within a budget or the one that it was made for.
 #[pyfunction]

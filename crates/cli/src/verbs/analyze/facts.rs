@@ -2,7 +2,7 @@
 //! stands under the module that it belongs to, and a filter keeps a module with all below it, whole
 //! path components at a time.
 
-use std::path::Path;
+use std::sync::Arc;
 
 use thiserror::Error;
 use tightfit::analysis::modules::{ModuleIndex, Parameters, parameters};
@@ -17,7 +17,7 @@ use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::{Budget, BudgetError, Reserve};
 
-use crate::input::{self, OnTiers};
+use crate::input;
 use crate::values::BelowReserve;
 
 /// What is asked for, and is not there.
@@ -64,7 +64,7 @@ pub struct Limit {
 /// What analyses say of a step, in its own order.
 pub struct Facts {
     /// The step.
-    pub graph: Graph,
+    pub graph: Arc<Graph>,
     /// Where it would run.
     pub machine: Machine,
     /// What its nodes cost there.
@@ -88,19 +88,16 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Analyzes the step of a file or folder.
+    /// Analyzes a step, held to a budget where there is one; `within` is the module to show.
     pub fn new(
-        path: &Path,
-        on: &OnTiers,
-        budget: Option<&str>,
+        graph: Arc<Graph>,
+        machine: Machine,
+        budget: Option<Budget>,
         within: Option<&str>,
     ) -> anyhow::Result<Facts> {
-        let budget: Option<Budget> = budget.map(str::parse).transpose()?;
         if budget == Some(Budget::Smallest) {
             return Err(Refused::Smallest.into());
         }
-        let (graph, is_step) = input::graph(path)?;
-        let machine = on.machine(is_step)?;
         let profile = input::profile(&graph, &machine).without_reuse();
         let order = graph.compute_nodes();
         let flow = dataflow(&graph, &profile);

@@ -7,14 +7,19 @@ mod rows;
 
 use crate::exit_code::ExitCode;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use clap::Args;
+use serde_json::Value;
 use tightfit::analysis::PeakInterval;
+use tightfit::graph::Graph;
+use tightfit::machine::Machine;
 use tightfit::units::Bytes;
+use tightfit_engine::Budget;
 
 pub use facts::Refused;
 
-use crate::input::OnTiers;
+use crate::input::{self, OnTiers};
 use crate::output::{self, Printed, milliseconds};
 use facts::{Facts, Limit};
 use rows::{FIGURE_LEGEND, NODE_LEGEND, USUAL_NODE_LEGEND};
@@ -64,8 +69,10 @@ pub struct Arguments {
 
 /// Analyzes and prints.
 pub fn analyze(arguments: &Arguments) -> anyhow::Result<ExitCode> {
-    let (budget, module) = (arguments.budget.as_deref(), arguments.module.as_deref());
-    let facts = Facts::new(&arguments.graph, &arguments.on, budget, module)?;
+    let budget: Option<Budget> = arguments.budget.as_deref().map(str::parse).transpose()?;
+    let (graph, is_step) = input::graph(&arguments.graph)?;
+    let machine = arguments.on.machine(is_step)?;
+    let facts = Facts::new(Arc::new(graph), machine, budget, arguments.module.as_deref())?;
     if arguments.json {
         output::answer(json::json(&facts, arguments.depth))?;
         return Ok(ExitCode::SUCCESS);
@@ -92,6 +99,17 @@ pub fn analyze(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         }
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// What `--json` prints of a step.
+pub fn document(
+    graph: Arc<Graph>,
+    machine: Machine,
+    budget: Option<Budget>,
+    module: Option<&str>,
+    depth: usize,
+) -> anyhow::Result<Value> {
+    Ok(json::json(&Facts::new(graph, machine, budget, module)?, depth))
 }
 
 /// How long the step takes, its peak, and where it is over the budget.
