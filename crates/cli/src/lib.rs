@@ -32,7 +32,7 @@ pub mod program;
 mod progress;
 mod shown;
 pub mod solver;
-mod source;
+pub mod source;
 mod style;
 mod table;
 mod tier;

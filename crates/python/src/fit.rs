@@ -20,6 +20,7 @@ use tightfit_cli::effort::Limits;
 use tightfit_cli::figures::Figures;
 use tightfit_cli::input::OnMachine;
 use tightfit_cli::planners;
+use tightfit_cli::source::Source;
 use tightfit_cli::values;
 use tightfit_engine::{Budget, FitTask, FittedGraph, fit_graph};
 
@@ -232,7 +233,7 @@ pub fn fit(
             Some(folder) => {
                 let tried = calls::Subject {
                     folder,
-                    data: None,
+                    source: &Source::default(),
                     budget: &budget.0,
                     planner: search.planner,
                     tier: None,

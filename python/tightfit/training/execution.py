@@ -90,7 +90,9 @@ class Step:
         self.made: list[Plan] = []
         # Of plans, the same where nothing is overwritten.
         self.apart: dict[int, tuple[Plan, Plan]] = {}
-        self.loss = Loss(differentiated(joint), settings.loss_memory, ledger)
+        gradients = [node.meta["val"].untyped_storage() for node in joint.tangents if is_tensor(node)]
+        self.loss = Loss(differentiated(joint), sum({one._cdata: one.nbytes() for one in gradients}.values()),
+                         settings.loss_memory, ledger)
         self._has_warned = False
         # Whether the caller held the outputs during the last backward pass.
         self.holds_outputs: bool | None = None
@@ -133,8 +135,9 @@ class Step:
         given = {index: arguments[index] for index in plan.code.saved_arguments}
         known = frozenset(argument.untyped_storage()._cdata for index, argument in enumerate(arguments)
                           if isinstance(argument, torch.Tensor) and index not in parameters)
-        size = self._there(arguments)
         count = Count.begin(self.device) if self.slab is None and self.loss.is_counted(self.calls) else None
+        if count is not None:
+            size, earlier = self._there(arguments), [(storage, nbytes) for storage, nbytes, *_ in self.ledger.outputs]
         try:
             with self._window():
                 outputs, saved = plan.code.forward(arguments)
@@ -144,7 +147,7 @@ class Step:
         versions = {index: tensor._version for index, tensor in given.items()}
         pending = Pending(self, plan, saved, parameters, idle, given, versions, awaits, known=known)
         if count is not None:
-            pending.counts(count, size)
+            pending.counts(count, size, earlier)
         if self.slab is not None:
             pending.begun = self.slab.call
             self.slab.awaits(pending)
@@ -227,12 +230,8 @@ class Step:
 
     def _compare(self, pending: Pending) -> None:
         """At the end of a step that was counted: warns, once, where it held more than the budget."""
-        at, peak, held = "", 0, pending.there
-        for what, section in zip(("forward pass", _LOSS, "backward pass"), pending.counted, strict=False):
-            if held + section.peak > peak:
-                at, peak = what, held + section.peak
-            held += section.net
-        self._warn(peak, at)
+        peak, at = pending.peak()
+        self._warn(peak, ("forward pass", _LOSS, "backward pass")[at])
 
     def _warn(self, peak: int, at: str) -> None:
         budget = self.settings.budget

@@ -52,26 +52,43 @@ class Pending:
     known: frozenset[int] = frozenset()
     # The storages of its outputs, with their bytes.
     outputs: list[tuple[StorageWeakRef, int]] = field(default_factory=list)
-    # What counts its step, if anything does, what was there when it began, and what the sections that have ended took.
+    # What counts its step, if anything does, what was there when it began, outputs of earlier calls among that, and what the
+    # sections that have ended took.
     count: Count | None = None
     there: int = 0
+    earlier: list[tuple[StorageWeakRef, int]] = field(default_factory=list)
     counted: list[Counted] = field(default_factory=list)
     # What autograd's graph of the loss held when the backward pass was asked for, and what had been counted by then.
     surveyed: Surveyed | None = None
     before: Counted | None = None
+    # Bytes of targets, and of whatever else the loss holds and did not make.
+    targets: int = 0
 
     def released(self) -> int:
         """Bytes of its outputs that nobody holds any more."""
-        return sum(size for storage, size in self.outputs if storage.expired())
+        return _expired(self.outputs)
 
-    def counts(self, count: Count, there: int) -> None:
-        """The forward pass was counted, which began with so many bytes: the rest of the step is, too, unless the allocator in
-        use does not tell what it hands out."""
+    def peak(self) -> tuple[int, int]:
+        """The most bytes that its step held, as counted, and in which of the sections."""
+        peak = at = 0
+        held = self.there + self.targets
+        for index, section in enumerate(self.counted):
+            if index == 1:
+                # What is overwritten by the results of the call, such as the outputs of the one before, goes right behind it.
+                held -= _expired(self.earlier)
+            if held + section.peak > peak:
+                peak, at = held + section.peak, index
+            held += section.net
+        return peak, at
+
+    def counts(self, count: Count, there: int, earlier: list[tuple[StorageWeakRef, int]]) -> None:
+        """The forward pass was counted, which began with so many bytes, `earlier` outputs included: the rest of the step is,
+        too, unless the allocator in use does not tell what it hands out."""
         forward = count.cut()
         if forward.peak == 0 and self.plan.saved:
             count.end()
             return
-        self.count, self.there = count, there
+        self.count, self.there, self.earlier = count, there, earlier
         self.counted.append(forward)
         weakref.finalize(self, Count.end_if_running, count).atexit = False
 
@@ -166,6 +183,10 @@ class Ledger:
         found = {"optimizer state": state, "buckets of data parallelism": buckets,
                  "forward passes whose backward pass has not come": waiting, "outputs of other calls": given}
         return {reason: size for reason, size in found.items() if size}
+
+
+def _expired(storages: Iterable[tuple[StorageWeakRef, int]]) -> int:
+    return sum(size for storage, size in storages if storage.expired())
 
 
 def _is_all(storage: StorageWeakRef, tensors: Iterable[Any]) -> bool:

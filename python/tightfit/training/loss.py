@@ -33,15 +33,16 @@ class LossMemory:
 
 class Loss:
     """What is known of the loss that follows one captured graph, whose differentiable `outputs` take so many bytes in 32
-    bits. `declared` is what the user says that it takes between the passes."""
+    bits. Their `gradients` take so many in the graph, and `declared` is what the user says that the loss takes between the
+    passes."""
 
-    def __init__(self, outputs: int, declared: int | None, ledger: Ledger) -> None:
+    def __init__(self, outputs: int, gradients: int, declared: int | None, ledger: Ledger) -> None:
         self.outputs = outputs
+        self.gradients = gradients
         self.declared = declared
         self.ledger = ledger
         self._counted: LossMemory | None = None
         self._surveyed = 0
-        self._there = 0
         self._tries = 0
         self._is_stale = False
 
@@ -76,8 +77,7 @@ class Loss:
         pending.surveyed, held = surveyed, surveyed.held
         if pending.count is not None and pending.count.is_running:
             pending.before = pending.count.cut()
-            # Targets, and whatever else was there before, are held with the loss.
-            self._there = min(max(held - pending.before.net - pending.released(), 0), surveyed.given)
+            pending.targets = min(max(held - pending.before.net - pending.released(), 0), surveyed.given)
         elif held > self._surveyed + _SMALL and (self._counted is not None or self._tries >= _TRIES):
             # Another loss than the one that was counted. The next step is counted; until then its own backward pass is taken
             # to need as much once more.
@@ -98,12 +98,11 @@ class Loss:
             count.end()
             return None
         counted = count.end() if before is None else before.then(count.end())
-        storages = [tangent.untyped_storage() for tangent in tangents if isinstance(tangent, torch.Tensor)]
-        made = sum({storage._cdata: storage.nbytes() for storage in storages}.values())
-        there = 0 if before is None else self._there
+        there = pending.targets
         # Outputs that were let go in between are no more the loss's than before.
-        kept = max(counted.net - made + pending.released() + there, 0)
-        self._learn(max(counted.peak + there - made - kept, 0), kept, self._surveyed if before is None else pending.surveyed.held)
+        kept = max(counted.net + pending.released() + there - self.gradients, 0)
+        between = max(counted.peak + there - self.gradients - kept, 0)
+        self._learn(between, kept, self._surveyed if before is None else pending.surveyed.held)
         return counted
 
     def _learn(self, between: int, kept: int, surveyed: int) -> None:
