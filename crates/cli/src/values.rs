@@ -131,12 +131,14 @@ impl fmt::Display for Room {
 /// A variant of a planner that has no variants.
 #[derive(Debug, Error)]
 #[error(
-    "planner `{planner}` has no variants; `--variant` chooses between those of capuchin and goes \
+    "planner `{planner}` has no variants; `{option}` chooses between those of capuchin and goes \
      with `--planner capuchin`"
 )]
 pub struct NoVariants {
     /// The planner.
     pub planner: &'static str,
+    /// What asked for a variant.
+    pub option: &'static str,
 }
 
 /// A picture of a frontier that has no points.

@@ -41,6 +41,13 @@ fn wrong_usage() {
         "#]],
     );
     refused(
+        "plan corpus/steps/gpt-nano --budget 80% --planner dtr --swap",
+        expect![[r#"
+            error: planner `dtr` has no variants; `--swap` chooses between those of \
+            capuchin and goes with `--planner capuchin`
+        "#]],
+    );
+    refused(
         "plan corpus/steps/gpt-nano --budget 80% --planner capuchin --variant cleverest",
         expect![[r#"
             error: invalid value 'cleverest' for '--variant <VARIANT>'

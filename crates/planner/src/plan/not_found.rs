@@ -4,8 +4,7 @@
 use std::fmt;
 
 use crate::graph::Graph;
-use crate::id::NodeId;
-use crate::plan::{Plan, PlanError, Planner, simulate};
+use crate::plan::{Plan, PlanError, Planner, simulate_plan};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
@@ -23,16 +22,14 @@ pub struct NotFound {
 }
 
 impl NotFound {
-    /// `runs` is the lowest that `planner` had when its time was up.
+    /// `plan` is the lowest that its planner had when its time was up.
     pub(super) fn error(
         graph: &Graph,
         profile: &Profile,
         budget: Bytes,
-        planner: Planner,
-        (tried, runs): (usize, Vec<NodeId>),
+        (tried, plan): (usize, Plan),
     ) -> PlanError {
-        let reached = simulate(graph, profile, &runs).curve.peak;
-        let plan = Plan::of_runs(planner, runs);
+        let reached = simulate_plan(graph, profile, &plan).curve.peak;
         PlanError::NotFound(Box::new(NotFound { budget, tried, plan, reached }))
     }
 }

@@ -8,9 +8,11 @@ use tightfit::analysis::{Motion, Move, access_profile, held, liveness_with, memo
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
 use tightfit::id::{NodeId, ValueId};
 use tightfit::machine::Machine;
+use tightfit::plan::Planner;
 use tightfit::profile::Profile;
 use tightfit::tensor::DType;
 use tightfit::units::{Bytes, Seconds};
+use tightfit::{Goal, Request, fit};
 
 use crate::fixtures::corpus;
 use crate::fixtures::moves::with_host;
@@ -136,4 +138,64 @@ fn what_is_swapped_is_held_between_its_accesses_only() {
     let name = |at: u32| graph.nodes()[order[at as usize]].name.as_str();
     assert_eq!(name(above[0].first), expected["peak_start_if_limit_140"]);
     assert_eq!(name(above[0].last + 1), expected["peak_end_if_limit_140"]);
+}
+
+/// Six activations of 100 MiB, made in 1.5 ms each, of which free time hides the swap of the first.
+fn six_activations() -> (Graph, Profile) {
+    const LAYERS: usize = 6;
+    let mut chain = Chain::new();
+    let mut made = vec![chain.node("x", 0.0, &[], MIB)];
+    for layer in 0..LAYERS {
+        made.push(chain.node(&format!("f{layer}"), 1.5, &[made[layer]], 100 * MIB));
+    }
+    let mut gradient = chain.node("loss", 1.0, &[made[LAYERS]], MIB);
+    let loss = gradient;
+    chain.phase = Phase::Backward;
+    for layer in (0..LAYERS).rev() {
+        gradient = chain.node(&format!("g{layer}"), 1.5, &[gradient, made[layer]], MIB);
+    }
+    chain.builder.output(loss);
+    chain.builder.output(gradient);
+    let graph = chain.builder.build().unwrap();
+    let machine = with_host(Machine::preset("a100-80gb").unwrap(), 25e9, 1);
+    let profile = Profile::new(&graph, &machine);
+    (graph, profile)
+}
+
+const MIB: u64 = 1 << 20;
+
+/// What is swapped stays swapped: only the rest is made again. The first of the rest suffices here.
+#[test]
+fn what_is_swapped_is_not_made_again() {
+    let (graph, profile) = six_activations();
+    let goal = Goal::Within(Bytes(410 * MIB));
+    let request = Request { goal, planner: Planner::CapuchinSwap, ..Request::default() };
+    let fitted = fit(&graph, &profile, &request).unwrap();
+    let (schedule, timeline) = (fitted.schedule(), fitted.timeline());
+    // The batch and the first activation.
+    assert_eq!(schedule.moved(), [Bytes(101 * MIB); 2]);
+    assert_eq!(schedule.recomputed(), 1);
+    let whole = profile.total(&graph.compute_nodes());
+    assert!((timeline.seconds.0 - whole.0 - 1.5e-3).abs() < 1e-9, "{}", timeline.seconds.0);
+}
+
+/// The smallest budget that a refusal names counts what is swapped, and is one that is met.
+#[test]
+fn a_refusal_names_what_the_hybrid_reaches() {
+    let (graph, profile) = six_activations();
+    let planned = |budget| {
+        let goal = Goal::Within(budget);
+        fit(
+            &graph,
+            &profile,
+            &Request { goal, planner: Planner::CapuchinSwap, ..Request::default() },
+        )
+    };
+    let refused = planned(Bytes(MIB)).unwrap_err();
+    let named = refused.infeasible().expect("the budget is the reason").reached;
+    let fitted = planned(named).unwrap();
+    assert!(fitted.schedule().moved()[0] > Bytes::ZERO);
+    let planner = Planner::Capuchin;
+    let alone = fit(&graph, &profile, &Request { planner, ..Request::default() }).unwrap();
+    assert!(named <= alone.schedule().slab, "{named}, without swaps {}", alone.schedule().slab);
 }

@@ -56,11 +56,13 @@ impl Details {
     pub fn planner(&self, planner: Planner) -> Result<Planner, NoVariants> {
         match (self.variant, planner) {
             (None, Planner::Capuchin) if self.swap => Ok(Planner::CapuchinSwap),
-            (None, planner) if self.swap => Err(NoVariants { planner: planner.name() }),
+            (None, planner) if self.swap => {
+                Err(NoVariants { planner: planner.name(), option: "--swap" })
+            }
             (None, planner) => Ok(planner),
             (Some(Variant::Ours), Planner::Capuchin) => Ok(Planner::Capuchin),
             (Some(Variant::Published), Planner::Capuchin) => Ok(Planner::CapuchinPublished),
-            (Some(_), planner) => Err(NoVariants { planner: planner.name() }),
+            (Some(_), planner) => Err(NoVariants { planner: planner.name(), option: "--variant" }),
         }
     }
 

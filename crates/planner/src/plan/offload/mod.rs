@@ -15,7 +15,7 @@ pub use idle::Home;
 
 use fastrand::Rng;
 
-use crate::analysis::{Move, liveness_with, memory_curve, seconds_with};
+use crate::analysis::{Motion, Move, liveness_with, memory_curve, seconds_with};
 use crate::effort::{Effort, Meter};
 use crate::graph::Graph;
 use crate::id::{NodeId, StorageId};
@@ -200,6 +200,36 @@ impl<'a> Offloading<'a> {
         is_away: &dyn Fn(StorageId) -> bool,
         budget: Bytes,
     ) -> Option<Offloaded> {
+        let choice = self.longest(is_away);
+        let fits = self.most_held(&choice) <= budget && choice.has_room(&self.course);
+        fits.then(|| self.simulated(&choice, budget, f64::INFINITY).0).flatten()
+    }
+
+    /// The moves of the same choice as if lanes took no time: away from one access to the next.
+    pub fn at_once(&self, is_away: &dyn Fn(StorageId) -> bool) -> Vec<Move> {
+        let choice = self.longest(is_away);
+        let chosen = self.course.idle.iter().zip(&choice.is_chosen);
+        let mut moves: Vec<Move> = chosen
+            .filter(|&(_, &is_chosen)| is_chosen)
+            .flat_map(|(idle, _)| {
+                [
+                    (idle.last + 1, Motion::Offload),
+                    (idle.last + 1, Motion::Release),
+                    (idle.next, Motion::Prefetch),
+                ]
+                .map(|(before, motion)| Move {
+                    before,
+                    storage: idle.storage,
+                    motion,
+                })
+            })
+            .collect();
+        moves.sort_by_key(|next| next.before);
+        moves
+    }
+
+    /// Some storages away, each for the longest time that it lies idle within the step.
+    fn longest(&self, is_away: &dyn Fn(StorageId) -> bool) -> Choice {
         let course = &self.course;
         let mut choice = Choice::given(course);
         for &(from, to) in &course.groups {
@@ -211,8 +241,7 @@ impl<'a> Offloading<'a> {
                 choice.add(course, index);
             }
         }
-        let fits = self.most_held(&choice) <= budget && choice.has_room(course);
-        fits.then(|| self.simulated(&choice, budget, f64::INFINITY).0).flatten()
+        choice
     }
 
     /// Brings some of what is away back, and has something else away.

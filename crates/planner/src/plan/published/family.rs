@@ -41,10 +41,10 @@ pub(super) fn fastest(
         return Ok(Plan::of_runs(planner, runs));
     }
     let runs = lowest.map_or(Vec::new(), |(_, _, runs)| runs);
-    if !is_complete {
-        return Err(NotFound::error(graph, profile, budget, planner, (tried, runs)));
-    }
     let plan = Plan::of_runs(planner, runs);
+    if !is_complete {
+        return Err(NotFound::error(graph, profile, budget, (tried, plan)));
+    }
     Err(PlanError::Infeasible(Box::new(Infeasible::new(graph, profile, budget, plan))))
 }
 

@@ -60,13 +60,9 @@ pub fn knapsack(
     let result = fastest(graph, profile, budget, Planner::Knapsack, member, meter);
     match result {
         // What was not tried proves nothing.
-        Err(PlanError::Infeasible(refused)) if filled.is_none() => Err(NotFound::error(
-            graph,
-            profile,
-            budget,
-            Planner::Knapsack,
-            (1, refused.plan.runs()),
-        )),
+        Err(PlanError::Infeasible(refused)) if filled.is_none() => {
+            Err(NotFound::error(graph, profile, budget, (1, refused.plan)))
+        }
         result => result,
     }
 }

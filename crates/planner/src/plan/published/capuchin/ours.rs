@@ -1,15 +1,20 @@
 //! Capuchin: drop the activation that saves the most bytes per second of recomputation, until the
 //! peak fits. Invariant: the peak is re-simulated after every choice, and a choice that does not
 //! lower the bytes where the peak binds is not kept; so the peak never rises, and it is the
-//! simulated one, never a sum of predicted savings.
+//! simulated one, never a sum of predicted savings. What is swapped is not chosen, and nobody holds
+//! it while it is away.
 
-use crate::analysis::{Liveness, MemoryCurve, liveness, memory_curve};
+use cranelift_entity::SecondaryMap;
+
+use crate::analysis::{Liveness, MemoryCurve, Move, held, liveness_with, memory_curve};
 use crate::effort::Meter;
 use crate::graph::Graph;
-use crate::id::NodeId;
+use crate::id::{NodeId, StorageId};
+use crate::machine::Route;
+use crate::plan::offload::Offloading;
 use crate::plan::published::capuchin::msps::{Candidates, Choosing, Chosen};
 use crate::plan::rematerialize::{Readers, Retention, Retentions};
-use crate::plan::{Infeasible, NotFound, Plan, PlanError, Planner, simulate};
+use crate::plan::{Infeasible, NotFound, Plan, PlanError, Planner};
 use crate::profile::Profile;
 use crate::units::Bytes;
 
@@ -24,12 +29,10 @@ pub fn capuchin(
     let mut greedy = Greedy::new(graph, profile, order, meter);
     while greedy.curve.peak > budget {
         if greedy.choose(meter).is_none() {
-            if meter.is_late() {
-                let (planner, tried) = (Planner::Capuchin, greedy.tried);
-                let lowest = (tried, greedy.runs);
-                return Err(NotFound::error(graph, profile, budget, planner, lowest));
-            }
             let plan = Plan::of_runs(Planner::Capuchin, greedy.runs);
+            if meter.is_late() {
+                return Err(NotFound::error(graph, profile, budget, (greedy.tried, plan)));
+            }
             return Err(PlanError::Infeasible(Box::new(Infeasible::new(
                 graph, profile, budget, plan,
             ))));
@@ -46,11 +49,13 @@ pub(super) struct Greedy<'a> {
     readers: Readers,
     candidates: Candidates<'a>,
     retentions: Retentions,
+    /// What is swapped, and over which lanes; absent where nothing is.
+    swapped: Option<(Route, SecondaryMap<StorageId, bool>)>,
     runs: Vec<NodeId>,
     lives: Liveness,
-    curve: MemoryCurve,
+    pub curve: MemoryCurve,
     /// Sequences that were simulated.
-    tried: usize,
+    pub tried: usize,
 }
 
 impl<'a> Greedy<'a> {
@@ -61,7 +66,7 @@ impl<'a> Greedy<'a> {
         meter: &mut Meter<'_>,
     ) -> Greedy<'a> {
         meter.spend(4 * order.len() as u64);
-        let lives = liveness(graph, profile, order);
+        let lives = liveness_with(graph, profile, order, &[]);
         Greedy {
             graph,
             profile,
@@ -69,11 +74,58 @@ impl<'a> Greedy<'a> {
             readers: Readers::new(graph, order),
             candidates: Candidates::new(graph, profile, order, meter),
             retentions: Retentions::new(),
+            swapped: None,
             runs: order.to_vec(),
             curve: memory_curve(graph, profile, order, &lives),
             lives,
             tried: 1,
         }
+    }
+
+    /// Has the outputs of a node swapped from now on.
+    pub fn swap(&mut self, node: NodeId, route: Route, meter: &mut Meter<'_>) {
+        let (_, swapped) = self.swapped.get_or_insert_with(|| (route, SecondaryMap::new()));
+        self.graph.fresh(node).iter().for_each(|&storage| swapped[storage] = true);
+        self.weigh(meter);
+    }
+
+    pub fn is_swapped(&self, storage: StorageId) -> bool {
+        self.swapped.as_ref().is_some_and(|(_, swapped)| swapped[storage])
+    }
+
+    /// Whether the outputs of a node are swapped.
+    fn leaves(&self, node: NodeId) -> bool {
+        self.graph.fresh(node).iter().any(|&storage| self.is_swapped(storage))
+    }
+
+    /// The sequence's lives and bytes once more.
+    fn weigh(&mut self, meter: &mut Meter<'_>) {
+        meter.spend(2 * self.runs.len() as u64);
+        let Greedy { graph, profile, ref runs, .. } = *self;
+        self.lives = liveness_with(graph, profile, runs, &self.swaps(runs));
+        self.curve = memory_curve(graph, profile, runs, &self.lives);
+    }
+
+    /// Bytes over another sequence.
+    fn held(&self, runs: &[NodeId]) -> MemoryCurve {
+        let &Greedy { graph, profile, .. } = self;
+        match self.swaps(runs) {
+            swaps if swaps.is_empty() => held(graph, profile, runs),
+            swaps => {
+                let lives = liveness_with(graph, profile, runs, &swaps);
+                memory_curve(graph, profile, runs, &lives)
+            }
+        }
+    }
+
+    /// What is away in a sequence, as if lanes took no time.
+    fn swaps(&self, runs: &[NodeId]) -> Vec<Move> {
+        let &Greedy { graph, profile, ref swapped, .. } = self;
+        let away = |(route, swapped): &(Route, SecondaryMap<StorageId, bool>)| {
+            let offloading = Offloading::new(graph, profile, runs, *route);
+            offloading.at_once(&|storage| swapped[storage])
+        };
+        swapped.as_ref().map_or(Vec::new(), away)
     }
 
     /// Open candidates by falling MSPS that are alive where the peak binds, and are not read there:
@@ -92,7 +144,7 @@ impl<'a> Greedy<'a> {
         }
         idle.sort_unstable();
         idle.dedup();
-        idle.retain(|&node| candidates.is_open(node));
+        idle.retain(|&node| candidates.is_open(node) && !self.leaves(node));
         meter.spend(runs.len() as u64);
         candidates.by_msps(&mut idle, meter);
         idle
@@ -106,7 +158,7 @@ impl<'a> Greedy<'a> {
             let runs = self.readers.rematerialize(self.graph, self.order, &self.retentions);
             self.tried += 1;
             meter.spend(2 * runs.len() as u64);
-            let after = simulate(self.graph, self.profile, &runs).curve;
+            let after = self.held(&runs);
             let (before, curve) = (&self.runs, &self.curve);
             let relieved = || {
                 held_at(&after, &runs, before[curve.at], before, curve.at)
@@ -138,10 +190,8 @@ impl Choosing for Greedy<'_> {
         let (node, runs) = found?;
         let figures = self.candidates.figures(node);
         let changed = self.candidates.choose(node, meter);
-        meter.spend(2 * runs.len() as u64);
-        self.lives = liveness(self.graph, self.profile, &runs);
-        self.curve = memory_curve(self.graph, self.profile, &runs, &self.lives);
         self.runs = runs;
+        self.weigh(meter);
         Some(Chosen { node, figures, retention: self.retentions[node], changed })
     }
 

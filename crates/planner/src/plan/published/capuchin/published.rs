@@ -51,8 +51,8 @@ pub fn capuchin_published(
         }
     }
     if savings.sum() < need && meter.is_late() {
-        let lowest = (1, order.to_vec());
-        return Err(NotFound::error(graph, profile, budget, Planner::CapuchinPublished, lowest));
+        let lowest = Plan::of_runs(Planner::CapuchinPublished, order.to_vec());
+        return Err(NotFound::error(graph, profile, budget, (1, lowest)));
     }
     let runs = savings.runs();
     let simulated = simulate(graph, profile, &runs).curve.peak;

@@ -11,7 +11,7 @@ use cranelift_entity::SecondaryMap;
 use crate::analysis::access_profile;
 use crate::effort::Meter;
 use crate::graph::Graph;
-use crate::id::{NodeId, StorageId};
+use crate::id::NodeId;
 use crate::machine::Route;
 use crate::plan::offload::Offloading;
 use crate::plan::published::capuchin::msps::Choosing;
@@ -22,9 +22,9 @@ use crate::units::{Bytes, Seconds};
 
 /// The hybrid; where the machine has no tier below the device, recomputation alone.
 ///
-/// Whatever is hidden is swapped until the peak fits. From there on, one choice of recomputation
-/// after another is made as long as there is any, and the fastest of the plans is taken: with less
-/// to hold, less waits for the lanes.
+/// Whatever is hidden is swapped until the peak fits; what is swapped stays so, and is no
+/// candidate. From there on, one choice of recomputation after another is made as long as there is
+/// any, and the fastest of the plans is taken: with less to hold, less waits for the lanes.
 pub fn capuchin_swap(
     graph: &Graph,
     profile: &Profile,
@@ -35,42 +35,39 @@ pub fn capuchin_swap(
     let Some(route) = profile.hierarchy.main_route() else {
         return capuchin(graph, profile, order, budget, meter);
     };
-    let mut hidden = hidden(graph, profile, order, route, meter).into_iter();
-    let mut swapped: SecondaryMap<StorageId, bool> = SecondaryMap::new();
     let mut greedy = Greedy::new(graph, profile, order, meter);
-    let (mut runs, mut tried) = (order.to_vec(), 0);
+    for node in hidden(graph, profile, order, route, meter) {
+        if greedy.curve.peak <= budget {
+            break;
+        }
+        greedy.swap(node, route, meter);
+    }
+    let moved = |greedy: &Greedy<'_>, budget: Bytes| {
+        let runs = greedy.runs();
+        let offloading = Offloading::new(graph, profile, &runs, route);
+        let found = offloading.of_storages(&|storage| greedy.is_swapped(storage), budget)?;
+        Some((found.seconds, Plan::with_moves(Planner::CapuchinSwap, &runs, &found.moves)))
+    };
     let mut best: Option<(Seconds, Plan)> = None;
     loop {
-        let offloading = Offloading::new(graph, profile, &runs, route);
-        // As many as it takes, and all of them as long as that does not suffice.
-        loop {
-            tried += 1;
-            meter.spend(3 * runs.len() as u64);
-            if let Some(found) = offloading.of_storages(&|storage| swapped[storage], budget) {
-                if best.as_ref().is_none_or(|(seconds, _)| found.seconds < *seconds) {
-                    let plan = Plan::with_moves(Planner::CapuchinSwap, &runs, &found.moves);
-                    best = Some((found.seconds, plan));
-                }
-                break;
-            }
-            let Some(node) = hidden.next() else { break };
-            graph.fresh(node).iter().for_each(|&storage| swapped[storage] = true);
+        meter.spend(3 * order.len() as u64);
+        let found = moved(&greedy, budget).into_iter();
+        best = best.into_iter().chain(found).min_by(|a, b| a.0.0.total_cmp(&b.0.0));
+        let total = profile.total(&greedy.runs());
+        let is_least = best.as_ref().is_some_and(|(least, _)| *least <= total);
+        if is_least || meter.is_late() || greedy.choose(meter).is_none() {
+            break;
         }
-        let is_least = best.as_ref().is_some_and(|(least, _)| *least <= profile.total(&runs));
-        let chosen = if is_least || meter.is_late() { None } else { greedy.choose(meter) };
-        let Some(chosen) = chosen else { break };
-        // What is made again is not swapped.
-        graph.fresh(chosen.node).iter().for_each(|&storage| swapped[storage] = false);
-        runs = greedy.runs();
     }
     if let Some((_, plan)) = best {
         return Ok(plan);
     }
+    // The peak never rose.
+    let lowest = moved(&greedy, greedy.curve.peak)
+        .map_or_else(|| Plan::of_runs(Planner::CapuchinSwap, greedy.runs()), |(_, plan)| plan);
     if meter.is_late() {
-        let planner = Planner::CapuchinSwap;
-        return Err(NotFound::error(graph, profile, budget, planner, (tried, runs)));
+        return Err(NotFound::error(graph, profile, budget, (greedy.tried, lowest)));
     }
-    let lowest = Plan::of_runs(Planner::CapuchinSwap, runs);
     Err(PlanError::Infeasible(Box::new(Infeasible::new(graph, profile, budget, lowest))))
 }
 
@@ -92,7 +89,7 @@ impl Swap {
 
 /// Nodes whose outputs can be away and back between their last forward access and their first
 /// backward one, by falling free time: idle seconds less swap seconds (the case `idle_time`). Each
-/// is one whose transfers the lanes hide beside those of all before it.
+/// is one whose transfers the lanes hide beside those of all before it, and the tier has room for.
 fn hidden(
     graph: &Graph,
     profile: &Profile,
@@ -123,12 +120,20 @@ fn hidden(
     };
     let mut candidates: Vec<Swap> = order.iter().filter_map(|&node| swap(node)).collect();
     candidates.sort_by(|a, b| b.free_time().total_cmp(&a.free_time()));
+    let tier = &profile.hierarchy.tiers[route.tier];
+    let mut room = tier.capacity.unwrap_or(Bytes::LIMIT);
+    let below = |node: NodeId| {
+        let fresh = graph.fresh(node).iter();
+        let moved = fresh.map(|&storage| graph.storages()[storage].align_up(tier.block.0.max(1)));
+        moved.sum::<Bytes>()
+    };
     let mut swaps: Vec<Swap> = Vec::new();
     for candidate in candidates {
         meter.spend(swaps.len() as u64);
         swaps.push(candidate);
-        if !are_hidden(&swaps) {
-            swaps.pop();
+        match below(candidate.node) {
+            bytes if bytes <= room && are_hidden(&swaps) => room -= bytes,
+            _ => drop(swaps.pop()),
         }
     }
     swaps.iter().map(|swap| swap.node).collect()
