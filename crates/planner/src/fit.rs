@@ -8,6 +8,7 @@
 
 mod bound;
 mod moving;
+mod rungs;
 pub mod sequences;
 mod smallest;
 mod tiers;
@@ -23,7 +24,7 @@ use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::machine::Route;
 use crate::plan::{
-    self, BoundOrder, Infeasible, LOWEST, NotFound, Plan, PlanError, Planner, Search, spread,
+    self, BoundOrder, Infeasible, NotFound, Plan, PlanError, Planner, Search, spread,
 };
 use crate::profile::Profile;
 use crate::schedule::{Instruction, Lowering, Residents, Schedule, lower};
@@ -249,22 +250,6 @@ impl<'a> BudgetedPlanner<'a> {
         rounds.taken
     }
 
-    /// The fastest plan that packs within a slab that is known.
-    fn faster(
-        &self,
-        search: &mut Search<'_>,
-        (schedule, plan): Laid,
-        terms: Terms<'_>,
-    ) -> Schedule {
-        let budget = schedule.slab;
-        let take = |plan: &Plan, effort: &Effort<'_>| self.packed(plan, budget, terms, effort);
-        let known = schedule.clone();
-        let rounds =
-            search.in_rounds(budget, terms.effort, take, |_, _| Ok::<_, ()>((plan, known)));
-        // One that happens to need less is not found by whoever asks for less.
-        rounds.taken.map_or(schedule, |faster| Schedule { budget, slab: budget, ..faster })
-    }
-
     /// A plan with addresses, or by how much its slab exceeds its peak where that does not fit.
     fn packed(
         &self,
@@ -383,16 +368,12 @@ impl<'a> BudgetedPlanner<'a> {
         let schedule = match self.search.take() {
             Some(mut search) => {
                 let schedule = match self.route() {
-                    None => {
-                        let smallest =
-                            self.lowest(&mut search, any, residents, &meter.until(LOWEST));
-                        let effort = meter.round(terms.effort.work, 1.0);
-                        self.faster(&mut search, smallest, Terms { effort: &effort, ..terms })
-                    }
+                    None => self.lowest(&mut search, any, residents, &meter).0,
                     Some(route) => self.smallest_with_moves(&mut search, route, terms, &meter),
                 };
                 self.search = Some(search);
-                schedule
+                // Those that are faster within a known slab have that for a budget.
+                Schedule { budget: schedule.slab, ..schedule }
             }
             None => self.lowest_by_rule(any, residents, &meter.until(LOWEST_BY_RULE))?.0,
         };
@@ -438,18 +419,6 @@ impl<'a> BudgetedPlanner<'a> {
         let plan = plan::smallest(graph, profile, order, planner, &mut anew)?;
         let slab = SmallestSlab { graph, profile, order, residents, enough, meter };
         Ok((slab.lay_out(&plan, slab.rest(1.0)), plan))
-    }
-
-    /// The smallest slab that the search reaches, or one that is small enough.
-    fn lowest(
-        &self,
-        search: &mut Search<'_>,
-        enough: Bytes,
-        residents: &Residents,
-        meter: &Meter<'_>,
-    ) -> Laid {
-        let &BudgetedPlanner { graph, profile, order, .. } = self;
-        SmallestSlab { graph, profile, order, residents, enough, meter }.search(search)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The smallest slab of the budget planner. Invariant: no other planner's smallest slab is smaller,
-//! given the same effort; and whoever asks for the slab that comes out, or for more, goes the same
-//! way and ends where it was found.
+//! given the same effort; and whoever says what is enough goes the same way as somebody who does
+//! not, and ends where that is reached.
 //!
 //! Three threads: the search for the smallest peak, the other planners, and addresses for their
 //! plans, as if each had been asked for alone. When the search ends, its own lowest plans get
@@ -14,7 +14,7 @@ use crate::effort::{Effort, Meter};
 use crate::goal::Goal;
 use crate::graph::Graph;
 use crate::id::NodeId;
-use crate::plan::{self, Plan, Planner, Search};
+use crate::plan::{self, OfRule, Plan, Planner, Search};
 use crate::profile::Profile;
 use crate::schedule::{Lowering, Residents, Schedule, lower};
 use crate::units::{Bytes, Seconds};
@@ -47,22 +47,39 @@ pub struct SmallestSlab<'a, 'e> {
 
 impl SmallestSlab<'_, '_> {
     /// Of the plans with small peaks, the fastest whose slab is small enough, or else the one with
-    /// the smallest slab.
-    pub fn search(&self, search: &mut Search<'_>) -> Laid {
+    /// the smallest slab; or the best so far. What the other planners reach is noted in `known`,
+    /// and not asked for again.
+    pub fn search(
+        &self,
+        search: &mut Search<'_>,
+        best: Option<&Laid>,
+        known: &mut Option<Vec<OfRule>>,
+    ) -> Laid {
         let lowest_offered = AtomicU64::new(u64::MAX);
+        let noted = known.take();
         let best = std::thread::scope(|scope| {
             let (offer, offered) = mpsc::channel();
             let lowest_offered = &lowest_offered;
             let peers = Aside::begin(scope, move || {
-                plan::lowest_of_peers(self.graph, self.profile, self.order, self.meter, |runs| {
+                let offer = |runs: &[NodeId]| {
                     let plan = Plan::of_runs(Planner::Auto, runs.to_vec());
                     lowest_offered.fetch_min(self.peak(&plan).0, Ordering::Relaxed);
                     // Nobody listens any more where a thread panicked, which leaves its message.
                     let _ = offer.send(plan);
-                })
+                };
+                match noted {
+                    Some(plans) => {
+                        plans.iter().for_each(|(_, runs)| offer(runs));
+                        plans
+                    }
+                    None => {
+                        let &SmallestSlab { graph, profile, order, meter, .. } = self;
+                        plan::lowest_of_peers(graph, profile, order, meter, offer)
+                    }
+                }
             });
-            let beside = Aside::begin(scope, move || self.of_peers(offered, lowest_offered));
-            let peers = || peers.end().unwrap_or_default();
+            let beside = Aside::begin(scope, move || self.of_peers(best, offered, lowest_offered));
+            let peers = || known.insert(peers.end().unwrap_or_default()).clone();
             let mut early = None;
             let plans = search.smallest(
                 &self.meter.round(self.meter.effort().work, PEAK),
@@ -77,8 +94,11 @@ impl SmallestSlab<'_, '_> {
                     is_enough
                 },
             );
-            let own = early.or_else(|| self.of_search(plans));
-            self.better(own, beside.end().flatten())
+            let own = early.or_else(|| self.of_search(best, plans));
+            match beside.end().flatten() {
+                Some(beside) => Some(self.better(own, beside)),
+                None => own,
+            }
         });
         best.unwrap_or_else(|| {
             let plan = Plan::of_runs(Planner::Auto, self.order.to_vec());
@@ -87,17 +107,17 @@ impl SmallestSlab<'_, '_> {
     }
 
     /// A look at each, then the lowest in earnest.
-    fn of_search(&self, plans: Vec<Plan>) -> Option<Laid> {
+    fn of_search(&self, best: Option<&Laid>, plans: Vec<Plan>) -> Option<Laid> {
         let lowest = plans.first().cloned().map(|plan| (plan, 1.0));
         plans.into_iter().map(|plan| (plan, LOOK)).chain(lowest).fold(
-            None,
+            best.cloned(),
             |best, (plan, share)| {
                 if self.is_hopeless(&best, &plan) {
                     return best;
                 }
                 let rest = self.rest(share);
                 let effort = Effort { floor: rest.floor.min(OWN_FLOOR), ..rest };
-                self.better(best, Some((self.lay_out(&plan, effort), plan)))
+                Some(self.better(best, (self.lay_out(&plan, effort), plan)))
             },
         )
     }
@@ -105,14 +125,19 @@ impl SmallestSlab<'_, '_> {
     /// The plans of the other planners, as they come; one that is not the lowest any more has to
     /// wait until all are there. Without a deadline nothing may depend on how fast they come, so
     /// all of them wait.
-    fn of_peers(&self, offered: Receiver<Plan>, lowest_offered: &AtomicU64) -> Option<Laid> {
-        let mut best = None;
+    fn of_peers(
+        &self,
+        best: Option<&Laid>,
+        offered: Receiver<Plan>,
+        lowest_offered: &AtomicU64,
+    ) -> Option<Laid> {
+        let mut best = best.cloned();
         let mut waiting = Vec::new();
         let lay_out = |plan: &Plan, best: Option<Laid>, effort: Effort<'_>| {
             if self.is_hopeless(&best, plan) {
                 return best;
             }
-            self.better(best, Some((self.lay_out(plan, effort), plan.clone())))
+            Some(self.better(best, (self.lay_out(plan, effort), plan.clone())))
         };
         let clock = self.meter.effort().clock;
         for plan in offered {
@@ -129,7 +154,7 @@ impl SmallestSlab<'_, '_> {
         }
         waiting.sort_by_key(|plan| self.peak(plan));
         // The lowest had its floor; these have only what time is left.
-        let without_floor = || Effort { floor: 0, ..self.rest(1.0) };
+        let without_floor = || self.meter.round(self.meter.effort().work, 1.0);
         waiting.iter().fold(best, |best, plan| lay_out(plan, best, without_floor()))
     }
 
@@ -140,10 +165,10 @@ impl SmallestSlab<'_, '_> {
         lower(self.graph, self.profile, plan, &task)
     }
 
-    /// A share of the time that is left; all of it has a floor.
+    /// A share of the time that is left; all of it has a floor, which is no less work either.
     pub fn rest(&self, share: f64) -> Effort<'_> {
-        let floor = if share < 1.0 { 0 } else { FLOOR };
-        Effort { floor, ..self.meter.round(self.meter.effort().work, share) }
+        let (floor, work) = (if share < 1.0 { 0 } else { FLOOR }, self.meter.effort().work);
+        Effort { floor, ..self.meter.round(work.max(floor), share) }
     }
 
     fn peak(&self, plan: &Plan) -> Bytes {
@@ -156,13 +181,13 @@ impl SmallestSlab<'_, '_> {
     }
 
     /// The one that takes less beyond what is enough, or else less time.
-    fn better(&self, one: Option<Laid>, other: Option<Laid>) -> Option<Laid> {
+    fn better(&self, one: Option<Laid>, other: Laid) -> Laid {
         let rank = |(schedule, plan): &Laid| {
             (schedule.slab.max(self.enough), self.profile.total(&plan.runs()).0)
         };
-        match (one, other) {
-            (Some(one), Some(other)) => Some(if rank(&other) < rank(&one) { other } else { one }),
-            (one, other) => one.or(other),
+        match one {
+            Some(one) if rank(&one) <= rank(&other) => one,
+            Some(_) | None => other,
         }
     }
 }

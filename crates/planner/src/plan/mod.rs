@@ -34,8 +34,8 @@ pub use order::base_order;
 pub use rematerialize::{Retention, Retentions, once_more, rematerialize};
 pub use rewrite::{RewriteError, RewrittenMove, rewrite, rewrite_with};
 pub use search::{
-    Answer, BoundOrder, LOWEST, Search, lower_bound, lower_bound_with_moves, lowest_of_peers,
-    relieved,
+    Answer, BoundOrder, FIRST_ROUND, LOWEST, OfRule, Search, lower_bound, lower_bound_with_moves,
+    lowest_of_peers, relieved,
 };
 pub use spread::spread;
 

@@ -13,6 +13,7 @@ use tightfit::graph::Graph;
 use tightfit::machine::Machine;
 use tightfit::plan::{self, PlanError, Planner};
 use tightfit::profile::Profile;
+use tightfit::schedule::ALIGNMENT;
 use tightfit::units::Bytes;
 use tightfit::{FitError, Fitted, Goal, Request, fit, hold};
 use tightfit_testing::either;
@@ -107,24 +108,34 @@ fn where_addresses_bind_more_work_is_never_worse_and_no_planner_is_faster() {
     }
 }
 
-/// Within the smallest slab that was found, a faster plan may happen to need even less, which
-/// nobody who asks for that would find.
+/// The smallest slab is the end of its own addresses, whoever asks for it with as much work or more
+/// gets a plan, and it is what refusals name.
 #[test]
 fn the_smallest_budget_is_found_again_and_is_the_one_that_refusals_name() {
-    for name in ["tight-1", "tight-2"] {
+    let mut below_the_lowest = 0;
+    for name in SMALL.into_iter().chain(["tight-1", "tight-2"]) {
         let graph = synthetic(name);
         let profile = Profile::new(&graph, &Machine::preset("a100-80gb").unwrap());
-        for work in [3_000, 5_000, 10_000] {
+        for work in [3_000, 5_000, 10_000, 40_000] {
             let within =
-                |budget| planned(&graph, &profile, Goal::Within(budget), Planner::Auto, work);
-            let named = smallest(&graph, &profile, Planner::Auto, work);
-            let again = within(named).map(|fitted| fitted.schedule().slab);
-            assert!(again.is_ok(), "{name}, {work}: {named} is refused: {again:?}");
-            let refused = within(Bytes(named.0 / 2)).unwrap_err();
+                |budget, work| planned(&graph, &profile, Goal::Within(budget), Planner::Auto, work);
+            let found = planned(&graph, &profile, Goal::Smallest, Planner::Auto, work).unwrap();
+            let schedule = found.schedule();
+            let ends = schedule.buffers.values().map(|buffer| buffer.address + buffer.bytes.0);
+            let named = Bytes(ends.max().unwrap().next_multiple_of(ALIGNMENT));
+            assert_eq!((schedule.slab, schedule.budget), (named, named), "{name}, {work}");
+            for times in [1, 2, 3] {
+                let again = within(named, times * work).map(|fitted| fitted.schedule().slab);
+                assert!(again.is_ok(), "{name}, {times} * {work}: {named} is refused: {again:?}");
+            }
+            let refused = within(Bytes(named.0 / 2), work).unwrap_err();
             let proof = refused.infeasible().expect("the budget is the reason");
             assert_eq!(proof.reached, named, "{name}, {work}");
+            let rules = peers().map(|planner| smallest(&graph, &profile, planner, work));
+            below_the_lowest += usize::from(rules.min().unwrap() > named);
         }
     }
+    assert!(below_the_lowest > 0, "the rules alone would do");
 }
 
 /// The process has room for the tables of 256 repeated calls, and of half as many as there are

@@ -29,9 +29,8 @@ const BISECTIONS: usize = 12;
 /// Work for each, per operator.
 const BISECTION_WORK: u64 = 100;
 
-/// The part of the effort that goes into the smallest peak and its addresses where they are all
-/// that is asked for: a search within the budget that comes out finds them again, after other
-/// attempts.
+/// The part of the effort that goes into the smallest peak and its addresses; the rest is for
+/// faster plans within what that comes to.
 pub const LOWEST: f64 = 0.7;
 /// The part of the effort within which a plan is found that a refusal may name.
 const NAMED: f64 = 0.5;
@@ -66,13 +65,17 @@ impl<'a> Search<'a> {
         let work = effort.work.max(FIRST_ROUND * self.given.len() as u64);
         let effort = Effort { work, ..*effort };
         lowest.go(&mut Attempt::new(ByteCount::ZERO, &effort), peers, is_enough);
-        let least = lowest.search.least_budget();
-        for known in lowest.search.found {
+        self.learn(lowest.search);
+        lowest.named
+    }
+
+    /// Takes over what another search of the same step has found.
+    pub fn learn(&mut self, other: Search<'_>) {
+        self.refuted = self.refuted.max(other.least_budget());
+        for known in other.found {
             self.offer(known.runs);
         }
-        self.of_rules.extend(lowest.search.of_rules);
-        self.refuted = self.refuted.max(least);
-        lowest.named
+        self.of_rules.extend(other.of_rules);
     }
 }
 

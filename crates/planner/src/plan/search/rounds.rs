@@ -118,9 +118,7 @@ impl Search<'_> {
     ) -> InRounds<T, R> {
         // The floor is in what is done, not in work.
         let meter = Meter::new(effort).uncounted();
-        let least_gain =
-            Picoseconds::round_down(Seconds(self.given.total.seconds().0 * LEAST_GAIN));
-        let mut taker = Taker { take: &mut take, best: None, least_gain, refused: Vec::new() };
+        let mut taker = self.taker(&mut take, None);
         let (graph, profile) = (self.graph, self.profile);
         let order = self.order();
         let mut first = None;
@@ -186,6 +184,32 @@ impl Search<'_> {
         InRounds { taken: Ok(taken), first: first.unwrap_or(meter.elapsed()) }
     }
 
+    /// Further rounds within a budget, as those of [`Search::in_rounds`], from a plan that was
+    /// taken.
+    pub fn faster_than(
+        &mut self,
+        known: &Plan,
+        budget: Bytes,
+        effort: &Effort<'_>,
+        mut take: impl FnMut(&Plan, &Effort<'_>) -> Result<(), Bytes>,
+    ) {
+        let runs = known.runs();
+        let mut taker = self.taker(&mut take, Some((self.extra(&runs), ())));
+        self.offer(runs);
+        self.go_on(budget, &Meter::new(effort).uncounted(), &mut taker, &mut None);
+    }
+
+    /// What was taken is the best so far.
+    fn taker<'t, T>(
+        &self,
+        take: &'t mut dyn FnMut(&Plan, &Effort<'_>) -> Result<T, Bytes>,
+        best: Option<(Picoseconds, T)>,
+    ) -> Taker<'t, T> {
+        let least_gain =
+            Picoseconds::round_down(Seconds(self.given.total.seconds().0 * LEAST_GAIN));
+        Taker { take, best, least_gain, refused: Vec::new() }
+    }
+
     /// From the smallest plan, beside what was taken, if anything; the better of both stays.
     fn begin_anew<T, R>(
         &mut self,
@@ -200,8 +224,7 @@ impl Search<'_> {
         let best = Some((self.extra(&runs), taken));
         self.offer(runs);
         first.get_or_insert(meter.elapsed());
-        let Taker { least_gain, .. } = *taker;
-        let mut anew = Taker { take: &mut *taker.take, best, least_gain, refused: Vec::new() };
+        let mut anew = self.taker(&mut *taker.take, best);
         self.go_on(budget, meter, &mut anew, first);
         let better = anew.best.filter(|&(extra, _)| taker.wants(extra));
         taker.best = better.or(taker.best.take());

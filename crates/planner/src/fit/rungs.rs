@@ -1,0 +1,98 @@
+//! The smallest slab, looked for in rungs, each with three times the work of the one before.
+//! Invariant: what a rung does follows from the graph, the seed and the rungs before it, not from
+//! what is left of the effort or from what was asked for; so more effort comes past every schedule
+//! that less has come past, and the slab that is named is the end of one of them.
+//!
+//! A rung looks for the plan with the smallest slab, and then for faster plans within that slab.
+//! These often end below it, since they are made for less wherever addresses do not pack. A last
+//! rung that there is not enough work for only does the first, which more work does no worse.
+
+use std::convert::Infallible;
+
+use crate::effort::{Effort, Meter};
+use crate::fit::smallest::{Laid, SmallestSlab};
+use crate::fit::{BudgetedPlanner, Terms};
+use crate::plan::{FIRST_ROUND, LOWEST, Plan, Search};
+use crate::schedule::Residents;
+use crate::units::Bytes;
+
+/// Of the work of a rung, that of the next.
+const GROWTH: u64 = 3;
+
+impl BudgetedPlanner<'_> {
+    /// The smallest slab that is found, or the first one that is small enough.
+    pub(super) fn lowest(
+        &self,
+        search: &mut Search<'_>,
+        enough: Bytes,
+        residents: &Residents,
+        meter: &Meter<'_>,
+    ) -> Laid {
+        let &BudgetedPlanner { graph, profile, order, .. } = self;
+        let meter = meter.uncounted();
+        let mut anew = search.anew();
+        let mut peers = None;
+        let mut work = FIRST_ROUND * order.len().max(1) as u64;
+        let all = meter.effort().work.max(work);
+        let mut best: Option<Laid> = None;
+        let best = loop {
+            let is_first = best.is_none();
+            let is_cut = work > all;
+            let is_proven = |search: &Search<'_>, (schedule, _): &Laid| {
+                schedule.slab <= enough.max(search.least_budget())
+            };
+            let effort = meter.round(work.min(all), 1.0);
+            let slab = SmallestSlab {
+                graph,
+                profile,
+                order,
+                residents,
+                enough,
+                meter: &Meter::new(&effort).until(LOWEST),
+            };
+            let smallest = slab.search(&mut anew, best.as_ref(), &mut peers);
+            if is_proven(&anew, &smallest) || is_cut || !is_first && meter.is_over() {
+                break smallest;
+            }
+            let effort = meter.round(work, 1.0);
+            let terms = Terms { residents, effort: &effort };
+            let faster = self.faster(&mut anew, smallest, terms, is_first);
+            if is_proven(&anew, &faster) || meter.is_over() || work == all {
+                break faster;
+            }
+            work = work.saturating_mul(GROWTH);
+            best = Some(faster);
+        };
+        search.learn(anew);
+        best
+    }
+
+    /// Of the ever faster plans that pack within a known slab, the one with the smallest. In the
+    /// first rung the other planners are asked, too.
+    fn faster(
+        &self,
+        search: &mut Search<'_>,
+        known: Laid,
+        terms: Terms<'_>,
+        is_first: bool,
+    ) -> Laid {
+        let (budget, plan) = (known.0.slab, known.1.clone());
+        let rank = |(schedule, plan): &Laid| (schedule.slab, self.profile.total(&plan.runs()).0);
+        let mut smallest = known;
+        let mut take = |plan: &Plan, effort: &Effort<'_>| {
+            let laid = (self.packed(plan, budget, terms, effort)?, plan.clone());
+            if rank(&laid) < rank(&smallest) {
+                smallest = laid;
+            }
+            Ok(())
+        };
+        match is_first {
+            true => {
+                let known = |_: &mut Search<'_>, _: &Meter<'_>| Ok::<_, Infallible>((plan, ()));
+                search.in_rounds(budget, terms.effort, take, known);
+            }
+            false => search.faster_than(&plan, budget, terms.effort, &mut take),
+        }
+        smallest
+    }
+}
