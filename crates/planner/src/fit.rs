@@ -78,6 +78,13 @@ impl Fitted {
         self.limit.take()
     }
 
+    /// No schedule within a budget that is no smaller beats this either.
+    pub(crate) fn raise_bound(&mut self, above: Option<Bound>) {
+        if let Some(own) = &mut self.bound {
+            *own = above.map_or(*own, |above| own.raised_to(above));
+        }
+    }
+
     /// The same schedule under another budget with its bound, where the slab fits into that.
     pub(crate) fn within(&self, budget: Bytes, bound: Option<Bound>) -> Option<Fitted> {
         Some(Fitted { limit: None, checked: self.checked.within(budget)?, bound, ..*self })

@@ -269,7 +269,8 @@ pub fn fit(graph: &Graph, profile: &Profile, request: &Request<'_>) -> Result<Fi
 
 /// Fits one step into each of several budgets, given in rising order, with the request's effort for
 /// each; its goal is of no account. What fits into a smaller budget is a candidate for every larger
-/// one, and so is what is `known` already; a larger budget never gives a slower schedule.
+/// one, and so is what is `known` already; a larger budget never gives a slower schedule, nor a
+/// higher bound of the same class.
 pub fn frontier(
     graph: &Graph,
     profile: &Profile,
@@ -295,6 +296,12 @@ pub fn frontier(
         fastest = result.as_ref().ok().cloned().or(fastest);
         let total = Seconds((effort.clock)().0 - start.0);
         points.push(FittedPoint { budget, result, first, total });
+    }
+    // What nobody beats with more memory, nobody beats with less.
+    let mut above: Option<Bound> = None;
+    for fitted in points.iter_mut().rev().filter_map(|point| point.result.as_mut().ok()) {
+        fitted.raise_bound(above);
+        above = fitted.bound().or(above);
     }
     points
 }

@@ -32,6 +32,12 @@ pub enum Actions {
 }
 
 impl Bound {
+    /// The higher of two, where they speak of the same class; else this one.
+    pub(crate) fn raised_to(self, other: Bound) -> Bound {
+        let is_higher = other.class == self.class && other.seconds > self.seconds;
+        if is_higher { other } else { self }
+    }
+
     /// A bound for schedules that run and recompute.
     pub(crate) fn of_runs(seconds: Seconds, order: BoundOrder) -> Bound {
         Bound { seconds, class: ScheduleClass { order, actions: Actions::Runs } }

@@ -13,7 +13,7 @@ use tightfit::plan::{self, Plan, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::{Lowering, lower};
 use tightfit::units::Bytes;
-use tightfit::{Goal, Request, fit};
+use tightfit::{Goal, Request, fit, frontier};
 
 use crate::fixtures::generator;
 use crate::fixtures::moves::{host, with_host};
@@ -96,8 +96,36 @@ fn is_the_same_whatever_the_rates(graph: &Graph, machine: &Machine) -> Result<()
     Ok(())
 }
 
+/// What no schedule beats with more memory, none beats with less.
+fn has_rising_bounds(graph: &Graph, machine: &Machine, rate: f64) -> Result<(), TestCaseError> {
+    let profile = Profile::new(graph, &with_host(machine.clone(), rate, 1));
+    let request = Request { effort: Effort::work(1, 200), ..Request::default() };
+    let least = fit(graph, &profile, &request).unwrap().schedule().slab.0;
+    let most = tightfit::unplanned(graph, &profile).unwrap().schedule().slab.0.max(least);
+    let budgets = [0, 1, 2, 3].map(|third| Bytes(least + (most - least) / 3 * third));
+    let points = frontier(graph, &profile, &budgets, None, &request);
+    let fitted: Vec<_> = points.iter().filter_map(|point| point.result.as_ref().ok()).collect();
+    prop_assert!(!fitted.is_empty());
+    let bounds: Vec<f64> = fitted.iter().map(|fitted| fitted.bound().unwrap().seconds.0).collect();
+    prop_assert!(bounds.is_sorted_by(|less, more| less >= more), "{bounds:?}");
+    for (fitted, bound) in fitted.iter().zip(bounds) {
+        let seconds = fitted.timeline().seconds.0;
+        prop_assert!(bound <= seconds * (1.0 + 1e-9), "{bound} {seconds}");
+    }
+    Ok(())
+}
+
 proptest! {
     #![proptest_config(tightfit_testing::config(16))]
+
+    #[test]
+    fn a_bound_is_one_for_less_memory_too(graph in generator::graphs(16)) {
+        for machine in generator::machines() {
+            for rate in BANDWIDTHS {
+                has_rising_bounds(&graph, &machine, rate)?;
+            }
+        }
+    }
 
     #[test]
     fn the_smallest_slab_is_found_again(graph in generator::graphs(16)) {
