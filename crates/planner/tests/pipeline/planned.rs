@@ -6,9 +6,9 @@ use proptest::prelude::*;
 use tightfit::id::{SecondaryMap, StageId};
 use tightfit::machine::Machine;
 use tightfit::pipeline::stages::{
-    Devices, LayerCost, evaluate, front, layer_costs, plan_stages, recompute,
+    Devices, LayerCost, evaluate, front, in_time, layer_costs, plan_stages, recompute,
 };
-use tightfit::pipeline::{PipelineSchedule, Rows, StageCost, layers, simulate};
+use tightfit::pipeline::{Pass, PipelineSchedule, Rows, StageCost, layers, simulate};
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
 
@@ -109,6 +109,33 @@ fn layer() -> impl Strategy<Value = LayerCost> {
 fn devices(ranks: u32, budget: u64) -> Devices {
     let (bandwidth, latency) = (f64::INFINITY, Seconds(0.0));
     Devices { ranks, budget: Bytes(budget), bandwidth, latency }
+}
+
+/// Before the first stage there is nobody who waits for a gradient: all that it does backwards is
+/// done when its weights' gradients are due.
+#[test]
+fn the_first_stage_makes_no_gradient_for_others() {
+    let second = Seconds(1.0);
+    let cost = LayerCost {
+        forward: second,
+        input_gradient: second,
+        weight_gradient: second,
+        ..LayerCost::default()
+    };
+    let layers = [cost; 4];
+    let rows = PipelineSchedule::ZbH1.rows(2, 4).unwrap();
+    let plan = evaluate(&layers, &devices(2, 1), ("zb-h1", &rows), &[2, 4]).unwrap();
+    let times = in_time(&layers, &devices(2, 1), &plan);
+    for done in times.ranks.values().flatten() {
+        let expected = match (done.action.stage.as_u32(), done.action.pass) {
+            (0, Pass::InputGradient) => 0.0,
+            (0, Pass::WeightGradient) => 4.0,
+            (0, Pass::Backward) | (1, Pass::Backward) => 4.0,
+            _ => 2.0,
+        };
+        assert_eq!(done.end.0 - done.start.0, expected, "{:?}", done.action);
+    }
+    assert!(times.ranks.values().flatten().any(|done| done.action.pass == Pass::WeightGradient));
 }
 
 proptest! {

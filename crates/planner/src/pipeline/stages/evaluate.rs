@@ -93,11 +93,17 @@ impl Cut<'_> {
             let again = range().filter(|&layer| recomputed[layer]);
             let again: Seconds = again.map(|layer| self.layers[layer].forward).sum();
             let input: Seconds = sum(|layer| layer.input_gradient);
+            let weights: Seconds = sum(|layer| layer.weight_gradient);
             let sent = self.layers.get(range().end).map_or(Bytes::ZERO, |layer| layer.entering);
+            // Nobody waits for what the first stage does.
+            let (input_gradient, weight_gradient) = match range().start {
+                0 => (Seconds(0.0), again + input + weights),
+                _ => (again + input, weights),
+            };
             costs[stage] = StageCost {
                 forward: sum(|layer| layer.forward),
-                input_gradient: again + input,
-                weight_gradient: sum(|layer| layer.weight_gradient),
+                input_gradient,
+                weight_gradient,
                 transfer: devices.transfer(sent),
                 ..StageCost::default()
             };
