@@ -1,11 +1,12 @@
 //! Pipelines for `tightfit stages`, the fastest first; the program and Python plan them alike.
-//! Invariant: an order that is not among them was found to take at least as long as the first one
-//! with the cuts that were tried, or not to fit.
+//! Invariant: an order that is not among them was found not to fit, or was not planned: by the
+//! model of layers it takes at least as long as the first one, or time was up.
 
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use tightfit::FitError;
+use tightfit::effort::Effort;
 use tightfit::graph::Graph;
 use tightfit::id::{PrimaryMap, RankId};
 use tightfit::machine::Machine;
@@ -21,7 +22,7 @@ use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::{Budget, reserve, within_memory};
 
 use crate::accumulation::Accumulation;
-use crate::effort::Search;
+use crate::effort::{Search, clock};
 use crate::input;
 use crate::values::{Lack, NoRanks, NoStages, Room};
 
@@ -103,8 +104,9 @@ pub struct Answer<'g> {
     pub costs: Vec<LayerCost>,
     /// The best of each order.
     pub found: Vec<Found>,
-    /// Orders that were not planned, since they take at least so long with nothing recomputed.
-    pub slower: Vec<(String, Seconds)>,
+    /// Orders that were not planned, with what the model of layers says they take where nothing is
+    /// recomputed; no bound, since tensors are planned better.
+    pub unplanned: Vec<(String, Seconds)>,
     /// The devices.
     pub devices: Devices,
     /// The whole budget of a device.
@@ -130,6 +132,7 @@ pub fn answer<'g>(
     task: &Task,
     is_over: &(dyn Fn() -> bool + Sync),
 ) -> anyhow::Result<Answer<'g>> {
+    let start = clock();
     let profile = input::profile(graph, machine);
     let reserve = reserve(graph, machine);
     let peak = match task.budget {
@@ -146,8 +149,10 @@ pub fn answer<'g>(
         Some(schedule) => vec![schedule],
         None => PipelineSchedule::with_equal_sums().collect(),
     };
-    // Layers as fine as the order with the most stages asks for, where there are so many.
-    let chunks = asked.iter().map(|schedule| schedule.chunks()).max().unwrap_or(1);
+    // Layers as fine as the order with the most stages asks for, where there are so many, whichever
+    // is asked for: so each is cut as it is among all of them.
+    let chunks = PipelineSchedule::with_equal_sums().map(PipelineSchedule::chunks).max();
+    let chunks = chunks.unwrap_or(1);
     let ranks = task.devices as usize;
     let cut = layers(graph, &profile, ranks * chunks as usize);
     let mut cut = cut.or_else(|_| layers(graph, &profile, ranks))?;
@@ -159,10 +164,13 @@ pub fn answer<'g>(
     let budget = bytes.saturating_sub(reserve.total());
     let devices = Devices { ranks: task.devices, budget, bandwidth, latency };
     let reserve = reserve.total();
-    let (found, slower) = (Vec::new(), Vec::new());
-    let empty = Answer { graph, cut, costs, found, slower, devices, budget: bytes, reserve };
+    let (found, unplanned) = (Vec::new(), Vec::new());
+    let empty = Answer { graph, cut, costs, found, unplanned, devices, budget: bytes, reserve };
     match task.search.filter(|_| are_few(graph, task.accumulation)) {
-        Some(search) => by_tensors(empty, machine, (task, search), &asked, is_over),
+        Some(search) => {
+            let until = search.limits.deadline.map(|whole| Seconds(start.0 + whole.0));
+            by_tensors(empty, machine, (task, search), &asked, (until, is_over))
+        }
         None => by_layers(empty, task.accumulation, &asked, is_over),
     }
 }
@@ -207,17 +215,16 @@ fn by_layers<'g>(
     Ok(Answer { found: plans.into_iter().map(Found::Layers).collect(), ..answer })
 }
 
-/// Plans in which each device is planned tensor by tensor.
+/// Plans in which each device is planned tensor by tensor, until a time where there is one, but at
+/// least those of one cut.
 fn by_tensors<'g>(
     answer: Answer<'g>,
     machine: &Machine,
     (task, search): (&Task, Search),
     asked: &[PipelineSchedule],
-    is_over: &(dyn Fn() -> bool + Sync),
+    (until, is_interrupted): (Option<Seconds>, &(dyn Fn() -> bool + Sync)),
 ) -> anyhow::Result<Answer<'g>> {
-    let mut effort = search.effort();
-    // All devices together search as long as one step would.
-    effort.deadline = Seconds(effort.deadline.0 / f64::from(task.devices));
+    let effort = search.effort();
     let planning = TensorPlanning {
         graph: answer.graph,
         layers: &answer.cut,
@@ -227,26 +234,38 @@ fn by_tensors<'g>(
         planner: search.planner,
         effort,
     };
-    let candidates = candidates(&answer, task.accumulation.micro_batches(), asked, is_over)?;
-    let Ranked { found, slower, refused } = rank(&planning, &answer.costs, candidates, is_over);
+    let micro_batches = task.accumulation.micro_batches();
+    let left = || until.map(|until| Seconds((until.0 - clock().0).max(0.0)));
+    // Half of the time is for cuts.
+    let is_late = || left().is_some_and(|left| left.0 < effort.deadline.0 / 2.0);
+    let candidates = candidates(&answer, micro_batches, asked, (&is_late, is_interrupted))?;
+    let limits = RankLimits { whole: effort, devices: task.devices, left: &left, is_interrupted };
+    let Ranked { found, unplanned, refused } = rank(planning, &answer.costs, candidates, &limits);
     match refused {
-        Some(error) if found.is_empty() && !is_over() => Err(refusal(error, &answer)),
+        Some(error) if found.is_empty() && !is_interrupted() => Err(refusal(error, &answer)),
         _ => {
-            Ok(Answer { found: found.into_iter().map(Found::Tensors).collect(), slower, ..answer })
+            let found = found.into_iter().map(Found::Tensors).collect();
+            Ok(Answer { found, unplanned, ..answer })
         }
     }
 }
 
-/// Cuts of the orders that are asked for, those first that the model of layers likes best.
+/// Cuts of the orders that are asked for, those first that the model of layers likes best; where it
+/// is late, of the orders up to there.
 fn candidates(
     answer: &Answer<'_>,
     micro_batches: u32,
     asked: &[PipelineSchedule],
-    is_over: &dyn Fn() -> bool,
+    (is_late, is_interrupted): (&dyn Fn() -> bool, &dyn Fn() -> bool),
 ) -> anyhow::Result<Vec<StagePlan>> {
     let Answer { costs, devices, .. } = answer;
-    let (mut found, mut first): (_, Option<anyhow::Error>) = (Vec::new(), None);
-    for schedule in asked.iter().take_while(|_| !is_over()) {
+    let (mut found, mut first): (Vec<StagePlan>, Option<anyhow::Error>) = (Vec::new(), None);
+    for schedule in asked {
+        // The first one that has a cut gets one in any case.
+        let is_over = || is_interrupted() || !found.is_empty() && is_late();
+        if is_over() {
+            break;
+        }
         match schedule.rows(devices.ranks, micro_batches) {
             Ok(rows) if rows.placement.len() > costs.len() => {
                 let (stages, layers) = (rows.placement.len(), costs.len());
@@ -254,7 +273,8 @@ fn candidates(
             }
             Ok(rows) => {
                 let order = (schedule.name(), &rows);
-                found.extend(cuts(costs, devices, order, is_over));
+                let cuts = cuts(costs, devices, order, &is_over);
+                found.extend(cuts);
             }
             Err(error) => first = first.or(Some(error.into())),
         }
@@ -271,19 +291,52 @@ struct Ranked {
     /// The best of each order, the fastest first.
     found: Vec<PlannedStages>,
     /// Orders of which none was planned.
-    slower: Vec<(String, Seconds)>,
+    unplanned: Vec<(String, Seconds)>,
     /// Of refusals the one that asks for least.
     refused: Option<TensorPlanningError>,
 }
 
-/// Plans candidates, but those that would take as long as the best with nothing recomputed.
+/// How long candidates are planned.
+struct RankLimits<'a> {
+    /// The effort that was asked for.
+    whole: Effort<'a>,
+    /// Devices that share it.
+    devices: u32,
+    /// What is left for all candidates together, where there is a limit.
+    left: &'a dyn Fn() -> Option<Seconds>,
+    is_interrupted: &'a dyn Fn() -> bool,
+}
+
+impl RankLimits<'_> {
+    fn is_over(&self) -> bool {
+        (self.is_interrupted)() || (self.left)().is_some_and(|left| left.0 <= 0.0)
+    }
+
+    /// The effort for each device of one of so many candidates: all devices together search as long
+    /// as one step would, or as long as the candidate's share of what is left.
+    fn of_each(&self, candidates: usize) -> Effort<'_> {
+        let devices = f64::from(self.devices);
+        match (self.left)() {
+            None => Effort { deadline: Seconds(self.whole.deadline.0 / devices), ..self.whole },
+            Some(left) => {
+                let shares = devices * candidates as f64;
+                let floor = (self.whole.floor as f64 / shares) as u64;
+                Effort { deadline: Seconds(left.0 / shares), floor, ..self.whole }
+            }
+        }
+    }
+}
+
+/// Plans candidates, but those that would take as long as the best by the model of layers with
+/// nothing recomputed; the first one however little time there is.
 fn rank(
-    planning: &TensorPlanning<'_>,
+    planning: TensorPlanning<'_>,
     costs: &[LayerCost],
     candidates: Vec<StagePlan>,
-    is_over: &dyn Fn() -> bool,
+    limits: &RankLimits<'_>,
 ) -> Ranked {
-    let mut ranked = Ranked { found: Vec::new(), slower: Vec::new(), refused: None };
+    let mut ranked = Ranked { found: Vec::new(), unplanned: Vec::new(), refused: None };
+    let mut waiting = candidates.len();
     let bar = ProgressBar::new(candidates.len() as u64);
     if let Ok(style) = ProgressStyle::with_template("{bar:30} {pos}/{len}  {msg}  {elapsed}") {
         bar.set_style(style);
@@ -294,12 +347,13 @@ fn rank(
     for candidate in candidates {
         bar.set_message(candidate.schedule.clone());
         let nothing = StagePlan { recomputed: vec![false; costs.len()], ..candidate.clone() };
-        let least = in_time(costs, planning.devices, &nothing).makespan;
+        let about = in_time(costs, planning.devices, &nothing).makespan;
         let best = ranked.found.first().map_or(f64::INFINITY, |best| best.times.makespan.0);
-        if least.0 >= best {
-            ranked.slower.push((candidate.schedule, least));
-        } else if !is_over() {
-            match planning.plan(&candidate) {
+        if about.0 >= best || !ranked.found.is_empty() && limits.is_over() {
+            ranked.unplanned.push((candidate.schedule, about));
+        } else if !(limits.is_interrupted)() {
+            let effort = limits.of_each(waiting);
+            match (TensorPlanning { effort, ..planning }).plan(&candidate) {
                 Ok(planned) => ranked.found.push(planned),
                 Err(error) => {
                     // One that is known to fit somewhere, where there is one.
@@ -311,6 +365,7 @@ fn rank(
             }
             ranked.found.sort_by(|a, b| a.times.makespan.0.total_cmp(&b.times.makespan.0));
         }
+        waiting -= 1;
         bar.inc(1);
     }
     bar.finish_and_clear();
@@ -321,8 +376,8 @@ fn rank(
         is_first
     };
     ranked.found.retain(|planned| is_first(&planned.plan.schedule));
-    ranked.slower.sort_by(|a, b| a.1.0.total_cmp(&b.1.0));
-    ranked.slower.retain(|(schedule, _)| is_first(schedule));
+    ranked.unplanned.sort_by(|a, b| a.1.0.total_cmp(&b.1.0));
+    ranked.unplanned.retain(|(schedule, _)| is_first(schedule));
     ranked
 }
 

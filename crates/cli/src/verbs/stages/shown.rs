@@ -61,10 +61,9 @@ impl Answer<'_> {
             }
             plan
         });
-        let slower = self
-            .slower
-            .iter()
-            .map(|(schedule, least)| json!({ "schedule": schedule, "least_step_seconds": least }));
+        let unplanned = self.unplanned.iter().map(
+            |(schedule, about)| json!({ "schedule": schedule, "estimated_step_seconds": about }),
+        );
         let mut all = json!({
             "feasible": true,
             "schedule": plan.schedule,
@@ -74,7 +73,7 @@ impl Answer<'_> {
             "peak_bytes": best.peaks().values().collect::<Vec<_>>(),
             "stages": stages.collect::<Vec<_>>(),
             "plans": plans.collect::<Vec<_>>(),
-            "slower": slower.collect::<Vec<_>>(),
+            "unplanned": unplanned.collect::<Vec<_>>(),
             "csv": write_csv(&plan.rows),
         });
         if let Found::Tensors(planned) = best {
@@ -131,11 +130,11 @@ impl Answer<'_> {
                 again
             )?;
         }
-        if !self.slower.is_empty() {
-            say!("≥: takes no less by the model of layers, so its tensors were not planned")?;
+        if !self.unplanned.is_empty() {
+            say!("≈: estimated by the model of layers; its tensors were not planned")?;
         }
-        for (schedule, least) in &self.slower {
-            say!("{schedule:<12}{:>14}", format!("≥ {}", output::milliseconds(*least)))?;
+        for (schedule, about) in &self.unplanned {
+            say!("{schedule:<12}{:>14}", format!("≈ {}", output::milliseconds(*about)))?;
         }
         say!()?;
         tell!("{}: what lies where", plan.schedule)?;
