@@ -17,13 +17,16 @@ use crate::{frontier, interrupt};
 /// Of a search that nothing else limits.
 const DEADLINE: Seconds = Seconds(1.0);
 
+/// Operations of a rule that a processor is done with in a second, wherever that is.
+const OPERATIONS_OF_A_SECOND: f64 = 1e7;
+
 /// Limits of a search.
 #[derive(Args, Clone, Copy, Default)]
 pub struct Limits {
-    /// Search no longer than this for a better plan: 10, 10s or 500ms [default: 1s; none for auto
-    /// with --iterations, and none for planners other than auto, exact and offload, which end by
-    /// themselves]. A planner may take a second or two more, and auto asks all of them: half a
-    /// minute on 50,000 nodes
+    /// Search no longer than this for a better plan: 10, 10s or 500ms [default: 1s, for stages 1s
+    /// for each cut; none for auto with --iterations, and none for planners other than auto, exact
+    /// and offload, which end by themselves]. Where it is not given, a planner may take a second or
+    /// two more, and auto asks all of them: half a minute on 50,000 nodes
     #[arg(long, value_name = "SECONDS", value_parser = duration, allow_hyphen_values = true)]
     pub deadline: Option<Seconds>,
     /// Search no more than this many elementary steps; without --deadline the result is the same on
@@ -50,11 +53,20 @@ impl Limits {
         let needs_deadline = matches!(planner, Planner::Exact | Planner::Offload);
         let is_endless = self.iterations.is_some() && !needs_deadline;
         let default = if is_endless { Seconds(f64::INFINITY) } else { DEADLINE };
-        let ends_by_itself = self.deadline.is_none() && planner != Planner::Auto && !needs_deadline;
+        let floor = match self.deadline.or(needs_deadline.then_some(DEADLINE)) {
+            // All floors together are about as long as the search itself, at the most.
+            Some(deadline) => {
+                let all = (deadline.0 * OPERATIONS_OF_A_SECOND) as u64;
+                Effort::FLOOR.min(all / planner.floor(1))
+            }
+            None if planner == Planner::Auto => Effort::FLOOR,
+            None => u64::MAX,
+        };
         Effort {
             seed,
             work: self.iterations.unwrap_or(u64::MAX),
-            floor: if ends_by_itself { u64::MAX } else { Effort::FLOOR },
+            floor,
+            floor_beside: floor.min(Effort::FLOOR),
             deadline: self.deadline.unwrap_or(default),
             clock,
         }
@@ -118,15 +130,31 @@ mod tests {
     }
 
     #[test]
+    fn a_short_deadline_has_a_low_floor() {
+        let floor = |planner: Planner, deadline| {
+            let limits = Limits { deadline: Some(Seconds(deadline)), iterations: None };
+            planner.floor(limits.effort(planner, 1).floor)
+        };
+        for planner in [Planner::Auto, Planner::Xla, Planner::Offload] {
+            assert_eq!(floor(planner, 0.0), 0);
+            for deadline in [0.3, 1.0] {
+                let most = (deadline * OPERATIONS_OF_A_SECOND) as u64;
+                let all = floor(planner, deadline);
+                assert!(all > most - 10 && all <= most, "{planner:?}: {all} of {most}");
+            }
+        }
+    }
+
+    #[test]
     fn a_rule_ends_by_itself_unless_somebody_chose_a_deadline() {
         let floor =
             |planner, deadline| Limits { deadline, iterations: None }.effort(planner, 1).floor;
         assert_eq!(floor(Planner::Capuchin, None), u64::MAX);
-        assert_eq!(floor(Planner::Capuchin, Some(Seconds(0.3))), Effort::FLOOR);
+        assert_eq!(floor(Planner::Capuchin, Some(Seconds(10.0))), Effort::FLOOR);
         assert_eq!(floor(Planner::Auto, None), Effort::FLOOR);
         let limits = Limits { deadline: None, iterations: Some(7) };
         for endless in [Planner::Exact, Planner::Offload] {
-            assert_eq!(floor(endless, None), Effort::FLOOR);
+            assert_eq!(floor(endless, None), floor(endless, Some(DEADLINE)));
             assert_eq!(limits.effort(endless, 1).deadline, DEADLINE);
         }
     }

@@ -71,6 +71,7 @@ fn timeless(mut value: Value) -> Value {
         Value::Array(list) => list.iter_mut().for_each(|item| *item = timeless(item.take())),
         Value::Object(object) => {
             object.remove("planning_seconds");
+            object.remove("building_seconds");
             object.values_mut().for_each(|item| *item = timeless(item.take()));
         }
         _ => {}

@@ -15,6 +15,8 @@ pub struct Effort<'a> {
     /// counts: so much of its answer does not depend on how busy the machine is. An interruption
     /// counts at once. With [`u64::MAX`] such a planner, or a solver, ends by itself.
     pub floor: u64,
+    /// The same for each planner with a fixed rule that a search asks beside its own work.
+    pub floor_beside: u64,
     /// The time since the search began after which it stops.
     pub deadline: Seconds,
     /// The time, from any fixed origin. A clock that jumps to infinity ends the search: so does an
@@ -32,7 +34,14 @@ impl Effort<'static> {
 
     /// As much work as given, however long it takes.
     pub const fn work(seed: u64, work: u64) -> Effort<'static> {
-        Effort { seed, work, floor: 0, deadline: Seconds(f64::INFINITY), clock: &|| Seconds(0.0) }
+        Effort {
+            seed,
+            work,
+            floor: 0,
+            floor_beside: Effort::FLOOR,
+            deadline: Seconds(f64::INFINITY),
+            clock: &|| Seconds(0.0),
+        }
     }
 }
 
@@ -269,7 +278,7 @@ mod tests {
     #[test]
     fn an_untimed_meter_outlasts_deadline_and_interruption() {
         let clock = || Seconds(f64::INFINITY);
-        let effort = Effort { seed: 1, work: 9, floor: 0, deadline: Seconds(1.0), clock: &clock };
+        let effort = Effort { deadline: Seconds(1.0), clock: &clock, ..Effort::work(1, 9) };
         let meter = Meter::new(&effort);
         assert!(meter.is_over());
         let mut untimed = meter.untimed(2);
@@ -282,8 +291,7 @@ mod tests {
     fn parts_end_at_shares_of_work_and_time() {
         let now = AtomicU64::new(0);
         let clock = || Seconds(now.load(Ordering::Relaxed) as f64);
-        let effort =
-            Effort { seed: 1, work: 100, floor: 0, deadline: Seconds(100.0), clock: &clock };
+        let effort = Effort { deadline: Seconds(100.0), clock: &clock, ..Effort::work(1, 100) };
         let mut meter = Meter::new(&effort);
         meter.spend(20);
         now.store(10, Ordering::Relaxed);
@@ -301,8 +309,12 @@ mod tests {
             u64::MAX => Seconds(f64::INFINITY),
             seconds => Seconds(seconds as f64),
         };
-        let effort =
-            Effort { seed: 1, work: u64::MAX, floor: 10, deadline: Seconds(5.0), clock: &clock };
+        let effort = Effort {
+            floor: 10,
+            deadline: Seconds(5.0),
+            clock: &clock,
+            ..Effort::work(1, u64::MAX)
+        };
         let mut meter = Meter::new(&effort);
         now.store(7, Ordering::Relaxed);
         meter.spend(9);

@@ -121,7 +121,9 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         output::writable(path)?;
     }
     let (graph, is_step) = input::graph(&arguments.graph)?;
+    let start = Instant::now();
     let graph = arguments.accumulation.of(graph)?;
+    let building = start.elapsed().as_secs_f64();
     let results = [("--output", arguments.output.as_ref()), ("--svg", arguments.svg.as_ref())];
     places::distinct(&results, &input::files(&arguments.graph)?)?;
     let machine = arguments.on.machine(is_step)?;
@@ -197,6 +199,7 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
             "bound_order": bound.map(|bound| bound.class.order.name()),
             "gap": gap,
             "recomputed_nodes": schedule.recomputed(),
+            "building_seconds": building,
             "planning_seconds": seconds,
             "slab_bytes": schedule.slab,
             "floor": (effort.floor < u64::MAX).then(|| planner.floor(effort.floor)),
@@ -212,6 +215,14 @@ pub fn plan(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         return Ok(code);
     }
     output::heading(format_args!("{} on {}", graph.name(), machine.name))?;
+    if arguments.accumulation.micro_batches() > 1 {
+        row!(
+            "update",
+            output::several(arguments.accumulation.micro_batches() as usize, "micro-batch", "es"),
+            "as one graph, built in {:.0} ms",
+            building * 1e3
+        )?;
+    }
     let with_process = match planned.reserve.total() {
         Bytes::ZERO => String::new(),
         reserve => format!("; {} with base and packing", unplanned.peak + reserve),

@@ -280,10 +280,8 @@ fn ends_soon_after(deadline: Seconds, graph: &Graph, budget: u64) -> u64 {
     let asked = AtomicU64::new(0);
     let clock = || Seconds(asked.fetch_add(1, Ordering::Relaxed) as f64 * 1e-3);
     let mut search = Search::new(graph, &profile, &graph.compute_nodes());
-    let answer = search.plan(
-        Bytes(budget),
-        &Effort { seed: 1, work: u64::MAX, floor: 0, deadline, clock: &clock },
-    );
+    let answer = search
+        .plan(Bytes(budget), &Effort { deadline, clock: &clock, ..Effort::work(1, u64::MAX) });
     is_legal(graph, &profile, budget, &answer);
     asked.load(Ordering::Relaxed)
 }
@@ -309,10 +307,8 @@ fn an_interruption_ends_the_search() {
         };
         let mut search = Search::new(&graph, &profile, &graph.compute_nodes());
         let deadline = Seconds(f64::INFINITY);
-        let answer = search.plan(
-            Bytes(60_000),
-            &Effort { seed: 1, work: u64::MAX, floor: 0, deadline, clock: &clock },
-        );
+        let answer = search
+            .plan(Bytes(60_000), &Effort { deadline, clock: &clock, ..Effort::work(1, u64::MAX) });
         is_legal(&graph, &profile, 60_000, &answer);
         assert!(asked.load(Ordering::Relaxed) < calls + 300);
     }

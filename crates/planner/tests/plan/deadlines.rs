@@ -97,6 +97,22 @@ fn a_rule_ends_soon_after_its_floor() {
     }
 }
 
+/// A search whose time is up waits for the planners that it asks no longer than it is told to.
+#[test]
+fn planners_beside_a_search_end_soon_after_their_floor() {
+    let Subject { graph, profile, order } = Subject::read("graphs/mobilenet_v3_large_b64.json.gz");
+    let looks = |floor_beside| {
+        let looks = AtomicU64::new(0);
+        let clock = jumping(&looks, 1, 2.0);
+        let effort = Effort { floor_beside, ..late(0, &clock) };
+        plan::lowest_of_peers(&graph, &profile, &order, &Meter::new(&effort), |_| {});
+        looks.load(Ordering::Relaxed)
+    };
+    // They look at the clock as they go along.
+    let (none, all) = (looks(0), looks(Effort::FLOOR));
+    assert!(none < all / 2, "{none} of {all}");
+}
+
 #[test]
 fn an_interruption_is_heeded_below_the_floor() {
     let subject = Subject::read("graphs/mobilenet_v3_large_b64.json.gz");

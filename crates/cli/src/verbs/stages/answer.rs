@@ -320,8 +320,10 @@ impl RankLimits<'_> {
             None => Effort { deadline: Seconds(self.whole.deadline.0 / devices), ..self.whole },
             Some(left) => {
                 let shares = devices * candidates as f64;
-                let floor = (self.whole.floor as f64 / shares) as u64;
-                Effort { deadline: Seconds(left.0 / shares), floor, ..self.whole }
+                let part = |floor: u64| (floor as f64 / shares) as u64;
+                let floor = part(self.whole.floor);
+                let floor_beside = part(self.whole.floor_beside);
+                Effort { deadline: Seconds(left.0 / shares), floor, floor_beside, ..self.whole }
             }
         }
     }

@@ -1,7 +1,7 @@
 //! The other planners, beside the search. Invariant: whatever one of them makes of a budget is
 //! known to the search before it answers, so none of them is better.
 
-use crate::effort::{Effort, Meter};
+use crate::effort::Meter;
 use crate::graph::Graph;
 use crate::id::NodeId;
 use crate::plan::{self, PlanError, Planner};
@@ -36,7 +36,7 @@ pub fn lowest_of_peers(
     mut offer: impl FnMut(&[NodeId]),
 ) -> Vec<OfRule> {
     let reach = |planner| {
-        let mut meter = meter.above(Effort::FLOOR);
+        let mut meter = meter.above(meter.effort().floor_beside);
         let is_interrupted = meter.elapsed().0.is_infinite();
         (!is_interrupted)
             .then(|| peer(graph, profile, order, Bytes::ZERO, planner, &mut meter))

@@ -135,7 +135,7 @@ impl Search<'_> {
             let (send, peers) = mpsc::channel();
             if self.best(budget).is_none_or(|best| best.extra > Picoseconds::ZERO) {
                 let order = &order;
-                let mut clock = Meter::new(&beside).uncounted().above(Effort::FLOOR);
+                let mut clock = Meter::new(&beside).uncounted().above(effort.floor_beside);
                 Aside::begin(scope, move || {
                     for planner in PEERS {
                         let is_interrupted = clock.elapsed().0.is_infinite();
