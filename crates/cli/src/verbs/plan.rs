@@ -47,7 +47,7 @@ pub struct Arguments {
     graph: PathBuf,
     /// Bytes of the whole process: 1000000, 320MiB, 2.5GB; 60%: of the unplanned peak (a step on
     /// cpu: the base, which is what the process itself takes, and 60% of unplanned peak and
-    /// packing); or min
+    /// packing), where 100% is the unplanned slab, up to 1.1% more than the peak; or min
     #[arg(long, allow_hyphen_values = true)]
     budget: String,
     #[command(flatten)]
