@@ -600,6 +600,50 @@ def test_what_is_known_to_suffice_has_room_for_gradients_of_the_loops_own() -> N
     step(refused.value.smallest)
 
 
+@torch.library.custom_op("tightfit_tests::doubled", mutates_args=())
+def doubled(numbers: torch.Tensor) -> torch.Tensor:
+    """Only of whole numbers."""
+    if (numbers != numbers.round()).any():
+        raise ValueError("no whole number")
+    return numbers * 2
+
+
+doubled.register_fake(torch.empty_like)
+doubled.register_autograd(lambda _, gradient: gradient * 2)
+
+
+def test_what_cannot_be_measured_is_warned_of() -> None:
+    class Whole(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(4, 2)
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            return doubled(self.layer(inputs).round()).sum()
+
+    model = tightfit.compile(Whole(), budget=BIG)
+    with pytest.warns(RuntimeWarning, match="could not be measured.*no whole number"):
+        model(torch.randn(3, 4)).backward()
+    [plan] = tightfit.plans(model)
+    assert plan.unmeasured == ["doubled"]
+
+
+def test_a_state_for_all_parameters_counts_once() -> None:
+    model = Perceptron()
+    optimizer = torch.optim.LBFGS(model.parameters(), history_size=3)
+    before = state_bytes(optimizer, model.parameters())
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = model(*batch())
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    size = sum(parameter.nbytes for parameter in model.parameters())
+    assert state_bytes(optimizer, model.parameters()) == before < (2 * 3 + 6) * size
+
+
 def test_assertions_that_fail_on_made_up_inputs_are_no_gap() -> None:
     class Chosen(nn.Module):
         def __init__(self) -> None:

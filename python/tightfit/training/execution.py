@@ -316,6 +316,10 @@ class Step:
             self.made.append(plan)
             plans.sort(key=lambda plan: plan.held.seconds)
             return plan
+        # A plan for outputs that are held minds no more that they are not.
+        for plan in self.plans.get((accumulated, True), []):
+            if room is not None and plan.held.peak <= room:
+                return plan
         raise self._refusal(refused[0], min(error.needed for error in refused), others, self._coming(arguments))
 
     def _planned(self, accumulated: frozenset[int], holds: bool, room: int | None, beside: int,
@@ -325,7 +329,7 @@ class Step:
         # What lies below another device is not there to be measured with.
         given = () if self.resident is not None and self.device.type == "cuda" else arguments
         found = costed(self._graph(accumulated, holds, arguments), self.device, given)
-        self.refused = found.refused
+        self._unmeasured(found.refused)
         below = None if self.tier is None else Below(self.tier.size, *self.tier.rates)
         search = functools.partial(held, found.document, below=below, with_residents=self.resident is not None)
         between = self.loss.memory.between
@@ -339,6 +343,17 @@ class Step:
                 return Plan(least, self._code(least), accumulated, holds, beside, between, is_provisional=True)
         plan = search(room, self.settings.deadline)
         return Plan(plan, self._code(plan), accumulated, holds, beside, between, is_provisional=not self.loss.is_known)
+
+    def _unmeasured(self, refused: dict[str, str]) -> None:
+        """Warns of calls that could not be measured, once."""
+        if refused and not self.refused:
+            names = ", ".join(sorted(refused)[:3]) + (", …" if len(refused) > 3 else "")
+            warnings.warn(
+                f"{len(refused)} operators of a step of {self.name} could not be measured ({names}), so what they take while they "
+                f"run is not counted, and the budget may be exceeded: {next(iter(refused.values()))}. `unmeasured` of "
+                "tightfit.plans(model) names them", RuntimeWarning, stacklevel=2,
+            )
+        self.refused = refused
 
     def _code(self, plan: Held, *, keeps: bool = False) -> Code:
         outputs = [None if is_tensor(output) else output for output in self.joint.outputs]
@@ -388,7 +403,7 @@ class Step:
                    "reserve": self.reserve}
         listed = ", ".join(f"{size:,} bytes of {reason}" for reason, size in reasons.items() if size)
         listed_shapes = " and ".join(map(str, self.batch())) or "nothing"
-        binding = f" The plan for that peaks at {error.binding!r}." if error.binding else ""
+        binding = f" The plan for that peaks {_place(error.binding)}." if error.binding else ""
         return InfeasibleBudget(
             f"{too_few(self.settings.budget, needed)} a step of {self.name} on a batch of {listed_shapes}: no schedule needs "
             f"less than {needed:,}, and {smallest:,} are known to suffice.{binding} Beside the graph's own tensors this "
@@ -520,6 +535,11 @@ class Step:
                     "forward pass (it is at version "
                     f"{tensor._version}, expected {pending.versions[index]}); change it behind the backward pass"
                 )
+
+
+def _place(node: str) -> str:
+    """Where in a step a node is, for its readers."""
+    return "between the passes, where the loss is computed" if node == "barrier" else f"at {node!r}"
 
 
 def _with(plan: Plan, between: int) -> Plan:

@@ -40,6 +40,9 @@ _COPIES: dict[str, Callable[[Mapping[str, Any]], int]] = {
     "sparseadam": lambda options: 2,
 }
 
+# Those that keep one state for all parameters, with the first of them.
+_OF_ALL = ("lbfgs",)
+
 # Of the count of steps that a parameter's state has beside its copies.
 _STEP = 8
 
@@ -63,7 +66,10 @@ def state_bytes(optimizer: Any, parameters: Iterable[torch.Tensor]) -> int:
 
 def _of_instance(optimizer: torch.optim.Optimizer, trained: list[torch.Tensor]) -> int:
     wanted = {id(parameter) for parameter in trained}
-    copies = _COPIES.get(type(optimizer).__name__.lower(), lambda options: 0)
+    name = type(optimizer).__name__.lower()
+    copies = _COPIES.get(name, lambda options: 0)
+    if name in _OF_ALL:
+        return _of_all(optimizer, trained, wanted, copies)
     total = 0
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -75,6 +81,16 @@ def _of_instance(optimizer: torch.optim.Optimizer, trained: list[torch.Tensor]) 
             else:
                 total += copies(group) * _size(parameter) + block(_STEP, parameter.device)
     return total
+
+
+def _of_all(optimizer: torch.optim.Optimizer, trained: list[torch.Tensor], wanted: set[int],
+            copies: Callable[[Mapping[str, Any]], int]) -> int:
+    """Of a state for all parameters together, which grows from step to step: what it grows to."""
+    there = [tensor for state in optimizer.state.values() for tensor in _tensors(state) if tensor.device == trained[0].device] \
+        if trained else []
+    coming = sum(copies(group) * _size(parameter) + block(_STEP, parameter.device)
+                 for group in optimizer.param_groups for parameter in group["params"] if id(parameter) in wanted)
+    return max(sum(map(_size, there)), coming)
 
 
 def _tensors(item: Any) -> Iterable[torch.Tensor]:

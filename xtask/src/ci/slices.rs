@@ -54,6 +54,7 @@ const SLICES: [&[Part]; 8] = [
         "fused",
         "inplace",
         "loops",
+        "losses",
         "measured",
         "memoryless",
         "offload",
@@ -61,6 +62,7 @@ const SLICES: [&[Part]; 8] = [
     ])],
     &[Python(&[
         "admitted",
+        "analyze",
         "batches",
         "capture",
         "cuda",
