@@ -92,7 +92,7 @@ class Step:
         self.apart: dict[int, tuple[Plan, Plan]] = {}
         gradients = [node.meta["val"].untyped_storage() for node in joint.tangents if is_tensor(node)]
         self.loss = Loss(differentiated(joint), sum({one._cdata: one.nbytes() for one in gradients}.values()),
-                         settings.loss_memory, ledger)
+                         settings.loss_memory, ledger, is_counted=not settings.addresses)
         self._has_warned = False
         # Whether the caller held the outputs during the last backward pass.
         self.holds_outputs: bool | None = None
@@ -135,7 +135,7 @@ class Step:
         given = {index: arguments[index] for index in plan.code.saved_arguments}
         known = frozenset(argument.untyped_storage()._cdata for index, argument in enumerate(arguments)
                           if isinstance(argument, torch.Tensor) and index not in parameters)
-        count = Count.begin(self.device) if self.slab is None and self.loss.is_counted(self.calls) else None
+        count = Count.begin(self.device) if self.loss.is_counted(self.calls) else None
         if count is not None:
             size, earlier = self._there(arguments), [(storage, nbytes) for storage, nbytes, *_ in self.ledger.outputs]
         try:

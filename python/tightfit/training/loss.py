@@ -34,9 +34,9 @@ class LossMemory:
 class Loss:
     """What is known of the loss that follows one captured graph, whose differentiable `outputs` take so many bytes in 32
     bits. Their `gradients` take so many in the graph, and `declared` is what the user says that the loss takes between the
-    passes."""
+    passes. Where it is not `is_counted`, what is said or guessed stays."""
 
-    def __init__(self, outputs: int, gradients: int, declared: int | None, ledger: Ledger) -> None:
+    def __init__(self, outputs: int, gradients: int, declared: int | None, ledger: Ledger, *, is_counted: bool = True) -> None:
         self.outputs = outputs
         self.gradients = gradients
         self.declared = declared
@@ -44,6 +44,7 @@ class Loss:
         self._counted: LossMemory | None = None
         self._surveyed = 0
         self._tries = 0
+        self._is_never_counted = not is_counted
         self._is_stale = False
 
     @property
@@ -60,7 +61,7 @@ class Loss:
     @property
     def is_known(self) -> bool:
         """Whether nothing better will be known soon."""
-        return self._counted is not None or self.outputs == 0 or self._tries >= _TRIES
+        return self._is_never_counted or self._counted is not None or self.outputs == 0 or self._tries >= _TRIES
 
     @property
     def is_guess(self) -> bool:
@@ -69,6 +70,8 @@ class Loss:
 
     def is_counted(self, calls: int) -> bool:
         """Whether the step of a forward pass is counted, of which there were so many: until the loss is known, and now and then."""
+        if self._is_never_counted:
+            return False
         self._tries += self._counted is None
         return self._counted is None or self._is_stale or calls & (calls - 1) == 0
 
