@@ -5,17 +5,17 @@ For each loop and budget it prints a row: the most bytes that the first step and
 budget, and eager's; the same, of all steps, with outputs and losses of steps before that the loop still kept (a variable
 lives until it gets its next value); the share of the targets, which the model never sees; what was refused, and whether
 anything of the backward pass had been computed by then; warnings; and whether losses and gradients have eager's bits.
-Behind the rows are totals.
+Totals follow.
 
 Budgets are multiples of what suffices where the loss is captured as well: the peak of `tightfit.plan(…, "min")` for a
 module that contains both. A loss that cannot be captured, or sees two calls of the model, is measured instead, in eager,
-and is `loss_memory` of a plan for the model alone; a forward pass that waits for its backward pass beside another's is
+and is `loss_memory` of a plan for the model alone; a forward pass that waits while another call's backward pass runs is
 not in that. With accumulation, gradients are added, as they are there from the beginning.
 
 Invariant: bytes are those of PyTorch's allocator in the whole process between the call of the model and the end of the
 backward pass: parameters, batch, gradients and optimizer state included. Not counted is what is there before and is
 none of these: other networks, weights of a loss, gradients and optimizer state of parameters that are not the model's,
-and outputs and losses of steps before, as long as they are there; what anything else leaves behind counts. Every run is
+and outputs and losses of steps before, as long as they are there; what anything else leaves in memory counts. Every run is
 a fresh process that finds nothing that others measured. Nothing is taken from what the package says of itself, but the
 plan that budgets are made of, and exceptions.
 """
@@ -221,7 +221,7 @@ def _tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def _storages(tree: Any) -> list[tuple[StorageWeakRef, int]]:
-    """The storages behind tensors, with their bytes, without holding them."""
+    """The storages of tensors, with their bytes, without holding them."""
     storages = [tensor.untyped_storage() for tensor in _tensors(tree)]
     return [(StorageWeakRef(storage), storage.nbytes()) for storage in storages]
 
@@ -382,7 +382,7 @@ def studied(name: str, options: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def over(found: dict[str, Any], *, first: bool, more: Callable[[dict[str, int]], int] = lambda _: 0) -> bool:
-    """Whether the first step, or one behind it, held more than the budget, with what else is to count."""
+    """Whether the first step, or a later one, held more than the budget, with what else is to count."""
     size = len(found["eager"]["turns"]) // STEPS
     turns = found["ours"]["turns"]
     return any(turn["held"] + more(turn) > found["budget"] for turn in (turns[:size] if first else turns[size:]))
@@ -394,7 +394,7 @@ def refused(found: dict[str, Any]) -> str:
     ours = found["ours"]
     if "error" not in ours:
         return "–"
-    when = {True: "behind operators of backward", False: "before backward", None: "unclear how far"}[ours["began"]]
+    when = {True: "after operators of backward", False: "before backward", None: "unclear how far"}[ours["began"]]
     held = 100 * ours["stopped"].get("held", 0) / found["budget"]
     return f"{ours['error']}, step {ours['step']}, in {ours['phase']}, {when}, at {held:.1f} %"
 
@@ -437,7 +437,7 @@ def total(rows: list[dict[str, Any]]) -> None:
         "refused in the second step or later": [found for found in stopped if found["ours"]["step"] > 1],
         "refused when more than the budget had been held":
             [found for found in stopped if found["ours"]["stopped"].get("held", 0) > found["budget"]],
-        "refused behind operators of the backward pass, or unclear":
+        "refused after operators of the backward pass, or unclear":
             [found for found in stopped if found["ours"]["began"] is not False],
         "with other bits than eager": [found for found in whole if found["bits"] != "yes"],
     }

@@ -171,7 +171,7 @@ class Language(nn.Module):
 
 
 class Bags(nn.Module):
-    """The mean of the embeddings of a few words, and a layer behind."""
+    """The mean of the embeddings of a few words, and a layer on top."""
 
     def __init__(self, outputs: int = 64) -> None:
         super().__init__()

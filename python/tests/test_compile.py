@@ -381,6 +381,24 @@ def test_outputs_that_are_dropped_at_once_are_gone_though_nothing_collects_garba
     assert plan.peak <= (dropped + held) // 2
 
 
+def test_a_plan_for_outputs_that_are_held_serves_where_none_is_found_for_others(monkeypatch) -> None:
+    work = torch.randn(1024, 8)
+    model = tightfit.compile(Exponential(), budget=BIG)
+    loss, hidden = model(work)
+    del hidden
+    loss.backward()
+    [step] = model._compiled_call_impl.backend.steps
+    assert step.holds_outputs is False and [plan.holds_outputs for plan in step.made] == [True]
+
+    def fail(*_):
+        raise tightfit.InfeasibleBudget("", budget=1, needed=1, smallest=1)
+
+    monkeypatch.setattr(step, "_planned", fail)
+    model.zero_grad()
+    model(work)[0].backward()
+    assert len(step.made) == 1
+
+
 def test_an_output_that_is_held_counts_in_later_plans_though_it_is_saved_as_well() -> None:
     class Sine(Exponential):
         def forward(self, inputs: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,7 +1,7 @@
 """Losses that the loop computes itself, and losses that are captured with the model.
 
 Invariant: from the second step on, PyTorch's allocator hands out no more than the budget, whatever the loss holds; what
-is captured has eager's bits; and counting leaves nothing behind.
+is captured has eager's bits; and a count ends with its step.
 
 Tier: quick, since it takes 30 s; most of it are loops in fresh processes.
 """
@@ -18,6 +18,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 import tightfit
 
@@ -85,6 +86,48 @@ def test_a_survey_finds_what_a_loss_holds(name):
     assert held <= found.held <= held + 8 * ROWS + 64
 
 
+def test_a_survey_goes_through_functions_whatever_their_contexts_hold():
+    class Named(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, outputs):
+            ctx.variable = outputs.exp()
+            return outputs * 2
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return gradient * 2
+
+    leaf = torch.randn(ROWS, CLASSES, requires_grad=True)
+    found = survey([Named.apply(leaf).sum()])
+    assert [one is leaf for one in found.leaves] == [True]
+    assert found.on(leaf.device, frozenset()).held >= leaf.nbytes
+
+
+def test_counting_gives_way_to_other_profilers():
+    inputs, targets = batch()
+    model = tightfit.compile(Net(), "1GiB")
+    loss = functional.cross_entropy(model(inputs), targets)
+    with torch.autograd.profiler.profile() as profile:
+        loss.backward()
+    assert profile.key_averages()
+    for _ in range(4):
+        functional.cross_entropy(model(inputs), targets).backward()
+    outputs = model(inputs)
+    with torch.profiler.profile():
+        functional.cross_entropy(outputs, targets).backward()
+    assert not torch._C._autograd._profiler_enabled()
+
+
+def test_counting_ends_though_a_backward_pass_runs_another():
+    inputs, targets = batch()
+    model = tightfit.compile(Net(), "1GiB")
+    for _ in range(2):
+        loss = checkpoint(lambda inputs: functional.cross_entropy(model(inputs), targets), inputs.requires_grad_(), use_reentrant=True)
+        loss.backward()
+        assert not torch._C._autograd._profiler_enabled()
+    assert inputs.grad is not None
+
+
 def test_a_survey_runs_no_hooks_and_goes_through_freed_graphs():
     def fail(_):
         raise AssertionError("unpacked")
@@ -141,19 +184,19 @@ def test_what_does_not_go_together_with_a_loss_is_refused():
         tightfit.compile(Own(), "1GiB", loss=functional.cross_entropy)
 
 
-def test_a_backward_pass_that_goes_round_the_plan_is_warned_of_once():
+def test_a_backward_pass_that_goes_around_the_plan_is_warned_of_once():
     inputs, targets = batch()
     ways = [lambda model: model.forward(inputs), lambda model: model.blocks(inputs), lambda model: torch.compile(model.forward, backend="aot_eager")(inputs)]
     for way in ways:
         model = tightfit.compile(Net(), "1GiB")
-        with pytest.warns(RuntimeWarning, match="go round the plan"):
+        with pytest.warns(RuntimeWarning, match="go around the plan"):
             way(model).square().mean().backward()
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             way(model).square().mean().backward()
 
 
-def test_a_penalty_on_parameters_is_no_way_round():
+def test_a_penalty_on_parameters_is_no_way_around():
     inputs, targets = batch()
     model = tightfit.compile(Net(), "1GiB")
     with warnings.catch_warnings():
@@ -203,5 +246,5 @@ def test_the_loss_of_one_shape_is_a_guide_for_others():
         functional.cross_entropy(model(inputs[:rows]), targets[:rows]).backward()
     first, second = model._compiled_call_impl.backend.steps
     assert second.loss.memory.between * 2 == pytest.approx(first.loss.memory.between, rel=0.1)
-    # Of three tensors, one is the gradient, and one takes the place of the outputs, which nobody holds.
+    # Of three tensors, one is the gradient, and one takes the place of the outputs, which the loop let go.
     assert first.loss.memory.between == pytest.approx(4 * ROWS * CLASSES, rel=0.1)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Analysis", "analyze"]
 
-# How many of the tensors at the peak are shown beside the modules.
+# How many of the tensors at the peak are shown with the modules.
 _SHOWN = 20
 
 Row: TypeAlias = dict[str, Any]
@@ -123,7 +123,7 @@ class Analysis:
 
     def report(self, out: str | os.PathLike[str] = "report.html", *, points: int = 0) -> str:
         """Writes a page about the step, as `tightfit.report` does, and returns its path: memory over the step, what is
-        alive when, bytes by module; with `points`, also what so many budgets would cost."""
+        alive when, bytes by module; with `points`, also what this many budgets would cost."""
         planning.report(self._graph, out=out, points=points, **self._on)
         return os.fspath(out)
 

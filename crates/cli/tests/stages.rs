@@ -37,7 +37,7 @@ fn orders_stand_with_the_fastest_first() {
     assert!(words.contains("rank7 "), "{words}");
 }
 
-/// Whoever asks for the best order alone gets the same plan, of the same layers.
+/// The best order asked for alone has the same plan, of the same layers.
 #[test]
 fn an_order_alone_is_planned_as_among_all() {
     let folder = folder();

@@ -297,7 +297,7 @@ pub fn frontier(
         let total = Seconds((effort.clock)().0 - start.0);
         points.push(FittedPoint { budget, result, first, total });
     }
-    // What nobody beats with more memory, nobody beats with less.
+    // A bound for more memory is one for less.
     let mut above: Option<Bound> = None;
     for fitted in points.iter_mut().rev().filter_map(|point| point.result.as_mut().ok()) {
         fitted.raise_bound(above);

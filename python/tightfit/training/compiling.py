@@ -125,7 +125,7 @@ def _can_have(loss: Any, model: nn.Module, differentiable_outputs: bool, loss_me
 
 
 class _WithLoss(nn.Module):
-    """A model and the loss behind it, as one module."""
+    """A model and its loss, as one module."""
 
     def __init__(self, model: nn.Module, loss: Callable[[Any, Any], Any]) -> None:
         super().__init__()

@@ -287,5 +287,5 @@ def _followed(run: Callable[[], Any]) -> tuple[Any, int]:
     try:
         result = run()
     finally:
-        counted = end_profile()
+        [counted] = end_profile()
     return result, counted.peak

@@ -1,6 +1,6 @@
-"""What is allocated while a step runs, counted where PyTorch tells.
+"""The bytes that PyTorch allocates while a step runs, as its profiler or CUDA's allocator reports them.
 
-Invariant: a thread has one count at a time, and whoever begins another ends it; a step that is not counted pays nothing.
+Invariant: a thread has one count at a time, and beginning another ends it; a step that is not counted pays nothing.
 """
 
 from __future__ import annotations
@@ -8,11 +8,16 @@ from __future__ import annotations
 import functools
 import os
 import threading
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from . import addresses
+
+# Bytes of a tensor that is made and let go to mark a place among the allocations of a step; no other has this size.
+_MARK = 41_957
 
 _here = threading.local()
 
@@ -20,35 +25,38 @@ _here = threading.local()
 @dataclass(frozen=True)
 class Counted:
     """Bytes that were allocated in a section of a step, beyond what was there when it began: the most at any time, and what
-    is there at its end. On processors, what was allocated while nobody counted is not missed when it is freed."""
+    is there at its end. On CPUs, freeing a block that was allocated outside of any count is not reported."""
 
     peak: int
     net: int
 
     def then(self, later: Counted) -> Counted:
-        """This section and the one behind it, as one."""
+        """This section and the next, as one."""
         return Counted(max(self.peak, self.net + later.peak), self.net + later.net)
 
 
 class Count:
-    """A count that is running, section by section."""
+    """A count that is running. It begins and ends outside of backward passes: autograd's engine keeps the profiler that is
+    active when a pass begins, and restores it afterwards."""
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self.marks = 0
         self._thread = threading.get_ident()
         self._is_open = True
         self._start = 0
+        self._sections: list[Counted] = []
 
     @staticmethod
     def begin(device: torch.device) -> Count | None:
-        """Begins to count, instead of any other count of this thread; `None` where nobody tells: another profiler is active, or
-        the allocator is replaced."""
+        """Begins to count, in place of any other count of this thread. `None` if allocations are not reported: another profiler
+        is active, or the allocator was replaced; or in a backward pass."""
         Count.abandon()
         if device.type == "cuda":
-            is_told = not addresses.is_installed()
+            is_reported = not addresses.is_installed()
         else:
-            is_told = device.type == "cpu" and not torch._C._autograd._profiler_enabled()
-        if not is_told:
+            is_reported = device.type == "cpu" and not torch._C._autograd._profiler_enabled()
+        if not is_reported or is_in_backward():
             return None
         if device.type == "cpu":
             _quieten()
@@ -64,31 +72,43 @@ class Count:
 
     @staticmethod
     def settle() -> None:
-        """Behind a backward pass: where a count ended inside, autograd's engine has brought back the profiler that was active
-        when the pass began."""
-        if getattr(_here, "ended_inside", False):
-            _here.ended_inside = False
+        """After a backward pass: ends the profiler of a count that was ended inside it."""
+        if getattr(_here, "is_due", False) and not is_in_backward():
+            _here.is_due = False
             if torch._C._autograd._profiler_enabled():
                 end_profile()
 
     @property
     def is_running(self) -> bool:
-        """Whether nobody has ended it, and this thread may: on CUDA, backward passes have threads of their own."""
+        """Whether it has not ended, and this thread may end it. On CUDA, backward passes run in threads of their own."""
         return self._is_open and (self.device.type == "cuda" or self._thread == threading.get_ident())
 
+    def mark(self) -> None:
+        """Ends a section and begins the next one, inside of a backward pass."""
+        self.marks += 1
+        if self.device.type == "cuda":
+            self._sections += self._leave()
+            self._enter()
+        else:
+            torch.empty(_MARK, dtype=torch.uint8)
+
     def cut(self) -> Counted:
-        """What was counted in the section that ends here. The next one begins. Not for inside of a backward pass."""
-        counted = self._leave()
+        """What was counted in the section that ends here, outside of backward passes. The next one begins."""
+        [counted] = self._leave()
         self._enter()
         return counted
 
-    def end(self) -> Counted:
-        """What was counted in the last section."""
+    def end(self) -> list[Counted]:
+        """What was counted since it began or was cut, in the sections that marks divide. Nothing if it ends in a backward
+        pass."""
         self._is_open = False
-        return self._leave()
+        if self.device.type == "cpu" and is_in_backward():
+            _here.is_due = True
+            return []
+        return self._sections + self._leave()
 
     def end_if_running(self) -> None:
-        """Ends it, unless that has happened."""
+        """Ends it, unless it has ended."""
         if self.is_running:
             self.end()
 
@@ -99,19 +119,52 @@ class Count:
         else:
             begin_profile()
 
-    def _leave(self) -> Counted:
+    def _leave(self) -> list[Counted]:
         if self.device.type == "cuda":
-            return Counted(torch.cuda.max_memory_allocated(self.device) - self._start,
-                           torch.cuda.memory_allocated(self.device) - self._start)
-        if torch._C._current_graph_task_id() != -1:
-            _here.ended_inside = True
+            return [Counted(torch.cuda.max_memory_allocated(self.device) - self._start,
+                            torch.cuda.memory_allocated(self.device) - self._start)]
         return end_profile()
+
+
+@dataclass(eq=False)
+class Tally:
+    """What a step is counted to hold, in three sections: forward pass, loss, backward pass."""
+
+    count: Count
+    # Bytes that were there when the step began, and the outputs of earlier calls among them.
+    start: int
+    earlier: list[tuple[StorageWeakRef, int]]
+    sections: list[Counted] = field(default_factory=list)
+    # What the loss had taken when its backward pass began, and what autograd's graph of it held then.
+    before: Counted | None = None
+    surveyed: int = 0
+    # Bytes of targets, and of whatever else the loss holds and did not make; and bytes of outputs that the loop let go.
+    targets: int = 0
+    released: int = 0
+
+    def peak(self) -> tuple[int, int]:
+        """The most bytes that the step held, and the section in which it did."""
+        peak = at = 0
+        held = self.start + self.targets
+        for index, section in enumerate(self.sections):
+            if index == 1:
+                # A loop that assigns the outputs to the same variable in each step lets the earlier ones go right then.
+                held -= expired(self.earlier)
+            if held + section.peak > peak:
+                peak, at = held + section.peak, index
+            held += section.net
+        return peak, at
+
+
+def expired(storages: Iterable[tuple[StorageWeakRef, int]]) -> int:
+    """Bytes of the storages that are gone."""
+    return sum(size for storage, size in storages if storage.expired())
 
 
 @functools.cache
 def _quieten() -> None:
-    """Lets PyTorch say where nobody reads it that frees of older memory are not counted: it says so once in a thousand, on the
-    standard error."""
+    """Keeps a message of PyTorch's from the user's screen: that frees of older blocks are not reported. It is written to standard
+    error on the first such free, and then on every thousandth."""
     older = torch.empty(1)
     with open(os.devnull, "wb") as nowhere:
         kept = os.dup(2)
@@ -133,11 +186,22 @@ def begin_profile() -> None:
     torch._C._autograd._enable_profiler_legacy(config)
 
 
-def end_profile() -> Counted:
-    """What it reported."""
-    held = peak = 0
+def end_profile() -> list[Counted]:
+    """What it reported, in the sections that marks divide."""
+    sections, held, peak = [], 0, 0
     for event in (event for thread in torch._C._autograd._disable_profiler_legacy() for event in thread):
-        if event.kind() == "memory_alloc":
-            held += event.cpu_memory_usage()
+        if event.kind() != "memory_alloc":
+            continue
+        size = event.cpu_memory_usage()
+        if size == _MARK:
+            sections.append(Counted(peak, held))
+            held = peak = 0
+        elif size != -_MARK:
+            held += size
             peak = max(peak, held)
-    return Counted(peak, held)
+    return [*sections, Counted(peak, held)]
+
+
+def is_in_backward() -> bool:
+    """Whether autograd's engine runs a backward pass in this thread."""
+    return torch._C._current_graph_task_id() != -1

@@ -1,6 +1,6 @@
-"""PyTorch's engine of autograd, seen from before it starts: what a backward pass will go through.
+"""What happens before autograd's engine starts: the backward pass that is about to run is surveyed.
 
-Invariant: nothing of a backward pass is changed; it is refused where no plan can run it, and its figures are noted.
+Invariant: no backward pass is changed; one that no plan can run is refused.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ waiting: weakref.WeakSet[Pending] = weakref.WeakSet()
 _models: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _warned: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 _is_watched = False
-# What a backward pass may hold that nobody is warned of, in bytes.
+# A backward pass that holds fewer bytes gives no warning.
 _SMALL = 64 << 10
-# So many backward passes that went through no plan are looked at behind the last compilation, and then ever fewer.
-_LOOKS = 8
-# How many there were.
+# How many backward passes without a plan are surveyed after a model was compiled; after that, fewer and fewer are.
+_SURVEYED = 8
+# How many there have been.
 _others = 0
 
 
 def watch(model: nn.Module | None = None) -> None:
-    """Looks at each backward pass from now on; those that go round the plans of `model` are warned of."""
+    """Surveys backward passes from now on. One that goes around the plans of `model` gives a warning."""
     global _is_watched, _others
     if model is not None:
         _models.add(model)
@@ -46,19 +46,35 @@ def watch(model: nn.Module | None = None) -> None:
 
     @functools.wraps(run)
     def watched(outputs: Sequence[Any], gradients: Any, keeps: bool, creates: bool, *args: Any, **kwargs: Any) -> Any:
-        _before(outputs, creates=bool(creates))
+        calls = _before(outputs, creates=bool(creates))
         try:
             return run(outputs, gradients, keeps, creates, *args, **kwargs)
         finally:
+            for pending in calls:
+                pending.step.after_backward(pending)
             Count.settle()
 
     torch.autograd.graph._engine_run_backward = torch.autograd._engine_run_backward = watched
+    _give_way(torch.autograd.profiler, "_prepare_profiler")
+    _give_way(torch.autograd.profiler, "_enable_profiler")
 
 
-def _before(roots: Sequence[Any], *, creates: bool) -> None:
-    """What happens before a backward pass from these roots, which `creates` a graph of itself."""
+def _give_way(module: Any, name: str) -> None:
+    """Ends a count before somebody else's profiler begins: a thread has one profiler at a time."""
+    begin = getattr(module, name)
+
+    @functools.wraps(begin)
+    def begun(*args: Any, **kwargs: Any) -> Any:
+        Count.abandon()
+        return begin(*args, **kwargs)
+
+    setattr(module, name, begun)
+
+
+def _before(roots: Sequence[Any], *, creates: bool) -> list[Pending]:
+    """Runs before a backward pass from these roots; `creates` is its `create_graph`. Returns the calls that it will reach."""
     if not waiting and not _is_due():
-        return
+        return []
     found = survey(roots)
     if found.pending and creates:
         raise CompileError(
@@ -67,19 +83,20 @@ def _before(roots: Sequence[Any], *, creates: bool) -> None:
             "(a gradient penalty, a Hessian) with a model that was not compiled"
         )
     for pending in found.pending:
-        pending.step.loss_is_complete(pending, found)
+        pending.step.before_backward(pending, found)
     _warn_of_others(found)
+    return found.pending
 
 
 def _is_due() -> bool:
-    """Whether a backward pass while no call waits is looked at."""
+    """Whether a backward pass is surveyed although no call waits for one."""
     global _others
     _others += 1
-    return (_others <= _LOOKS or _others & (_others - 1) == 0) and len(_models) > len(_warned)
+    return (_others <= _SURVEYED or _others & (_others - 1) == 0) and len(_models) > len(_warned)
 
 
 def _warn_of_others(found: Survey) -> None:
-    """Warns, once, where gradients of a model are computed by no plan of it."""
+    """Warns, once, if gradients of a model are computed without a plan."""
     if sum(storage.size for storage in found.held.values()) < _SMALL:
         return  # a penalty on parameters
     planned = {id(tensor) for pending in found.pending for tensor in _trained(pending)}
@@ -90,9 +107,9 @@ def _warn_of_others(found: Survey) -> None:
             _warned.add(model)
             name = type(model).__name__
             warnings.warn(
-                f"a backward pass computes gradients of {name}'s parameters, and no plan ran the forward pass: nothing bounds "
-                f"it. model.forward(…), a method or a part of {name} by itself, and a function around it that torch.compile "
-                "compiles all go round the plan; call the model itself, outside of torch.compile", RuntimeWarning, stacklevel=2,
+                f"a backward pass computes gradients of {name}'s parameters, but no plan ran the forward pass, so nothing bounds its "
+                f"memory. model.forward(…), a method or a part of {name} called alone, and torch.compile around the call all go "
+                "around the plan; call the model itself, outside of torch.compile", RuntimeWarning, stacklevel=2,
             )
 
 

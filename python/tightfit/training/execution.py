@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import warnings
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any
@@ -22,12 +23,12 @@ from .addresses import Course, Slab, slab_of, too_large
 from .away import Away
 from .code import Code
 from .costs import costed, libraries
-from .counting import Count
+from .counting import Count, Tally
 from .engine import waiting
 from .joint import Joint, document, is_tensor
 from .ledger import Ledger, Pending
-from .loss import Loss, is_batched
-from .planned import Below, Held, apart, code, held, peak_of, with_loss
+from .loss import Loss
+from .planned import Below, Held, apart, code, graph_peak, held, with_loss
 from .settings import Settings, differentiated, too_few
 from .survey import Survey
 from .tier import Tier
@@ -135,9 +136,7 @@ class Step:
         given = {index: arguments[index] for index in plan.code.saved_arguments}
         known = frozenset(argument.untyped_storage()._cdata for index, argument in enumerate(arguments)
                           if isinstance(argument, torch.Tensor) and index not in parameters)
-        count = Count.begin(self.device) if self.loss.is_counted(self.calls) else None
-        if count is not None:
-            size, earlier = self._there(arguments), [(storage, nbytes) for storage, nbytes, *_ in self.ledger.outputs]
+        tally = self._tally(arguments) if self.loss.is_counted(self.calls) else None
         try:
             with self._window():
                 outputs, saved = plan.code.forward(arguments)
@@ -146,8 +145,8 @@ class Step:
             raise
         versions = {index: tensor._version for index, tensor in given.items()}
         pending = Pending(self, plan, saved, parameters, idle, given, versions, awaits, known=known)
-        if count is not None:
-            pending.counts(count, size, earlier)
+        if tally is not None:
+            self._counted_forward(pending, tally)
         if self.slab is not None:
             pending.begun = self.slab.call
             self.slab.awaits(pending)
@@ -175,15 +174,16 @@ class Step:
         returned, unasked = self._asked(pending)
         there = {index: None if index in returned else NOWHERE if index in unasked else tensor.grad
                  for index, tensor in pending.parameters.items()}
-        loss = self.loss.begins(pending, tangents)
-        if loss is not None:
-            pending.counted.append(loss)
-        self._know_loss()
+        is_batched = any(map(_is_batched, tangents))
+        tally = pending.tally
+        if tally is not None and tally.count.is_running and not is_batched:
+            tally.released = pending.released()
+            tally.count.mark()
         held = self.ledger.held_outputs(pending)
         self.holds_outputs = held > 0
         keeps = torch._C._autograd._get_current_graph_task_keep_graph()
         # Operators that overwrite have no batched form.
-        runs = self._apart(plan) if keeps or any(map(is_batched, tangents)) else plan
+        runs = self._apart(plan) if keeps or is_batched else plan
         beside = {} if plan.holds_outputs else {"outputs of this call": held}
         if self.slab is not None:
             gone = frozenset(index for index in plan.accumulated if there[index] is None)
@@ -198,15 +198,10 @@ class Step:
             pending.saved, pending.given = None, {}
             waiting.discard(pending)
         gradients: dict[int, torch.Tensor | None] = {index: there[index] for index in plan.accumulated}
-        count = None if loss is None else Count.begin(self.device)
-        try:
-            with self._window(pending):
-                made = runs.code.backward(saved, tangents, gradients)
-        finally:
-            if count is not None:
-                pending.counted.append(count.end())
-        if count is not None:
-            self._compare(pending)
+        with self._window(pending):
+            made = runs.code.backward(saved, tangents, gradients)
+        if tally is not None and tally.count.is_running:
+            tally.count.mark()
         for index in self._gradients:
             gradient = made.pop(index) if index in made else gradients.pop(index)
             if index in unasked:
@@ -223,15 +218,45 @@ class Step:
             del gradient
         return results
 
-    def loss_is_complete(self, pending: Pending, survey: Survey) -> None:
-        """Before the backward pass of a loss that was computed from a call's outputs, which autograd's graph shows."""
-        known = pending.known | {storage.cdata for storage, *_ in self.ledger.outputs if not storage.expired()}
-        self.loss.complete(pending, survey.on(self.device, known))
+    # Counting.
 
-    def _compare(self, pending: Pending) -> None:
-        """At the end of a step that was counted: warns, once, where it held more than the budget."""
-        peak, at = pending.peak()
-        self._warn(peak, ("forward pass", _LOSS, "backward pass")[at])
+    def _tally(self, arguments: Sequence[Any]) -> Tally | None:
+        """Begins to count a step with these arguments, if that is possible."""
+        if (count := Count.begin(self.device)) is None:
+            return None
+        return Tally(count, self._there(arguments), [(storage, size) for storage, size, *_ in self.ledger.outputs])
+
+    def _counted_forward(self, pending: Pending, tally: Tally) -> None:
+        """The forward pass was counted, and so is the rest of the step, unless the CPU allocator in use reports nothing."""
+        forward = tally.count.cut()
+        if forward.peak == 0 and pending.plan.saved:
+            tally.count.end()
+            return
+        tally.sections.append(forward)
+        pending.tally = tally
+        # Its backward pass may never come.
+        weakref.finalize(pending, Count.end_if_running, tally.count).atexit = False
+
+    def before_backward(self, pending: Pending, survey: Survey) -> None:
+        """Before the backward pass of a loss that was computed from the outputs of a call."""
+        known = pending.known | {storage.cdata for storage, *_ in self.ledger.outputs if not storage.expired()}
+        self.loss.before_backward(pending, survey.on(self.device, known))
+
+    def after_backward(self, pending: Pending) -> None:
+        """The backward pass has ended, or failed: what was counted is known. Warns, once, if the step held more than the
+        budget."""
+        tally, pending.tally = pending.tally, None
+        if tally is None or not tally.count.is_running:
+            return
+        is_whole = tally.count.marks == 2
+        sections = tally.count.end()
+        if is_whole and len(sections) == 3:
+            loss = sections[0] if tally.before is None else tally.before.then(sections[0])
+            tally.sections += [loss, sections[1]]
+            self.loss.counted(tally, loss)
+            self._know_loss()
+            peak, at = tally.peak()
+            self._warn(peak, ("forward pass", _LOSS, "backward pass")[at])
 
     def _warn(self, peak: int, at: str) -> None:
         budget = self.settings.budget
@@ -336,8 +361,8 @@ class Step:
         if room is not None and room <= 0:
             least = search(None, self.settings.deadline)
             raise InfeasibleBudget("", budget=room, needed=least.peak, smallest=least.peak)
-        if room is not None and self.loss.is_guess and peak_of(found.document) + between > room:
-            # A loss that nobody has seen yet may take more than is thought, and this leaves the most to it.
+        if room is not None and self.loss.is_guess and graph_peak(found.document) + between > room:
+            # A loss that was never counted may take more than the guess. The smallest plan leaves the most to it.
             least = search(None, min(self.settings.deadline, _FIRST))
             if least.peak <= room:
                 return Plan(least, self._code(least), accumulated, holds, beside, between, is_provisional=True)
@@ -376,7 +401,7 @@ class Step:
         return self.settings.budget is not None or plan.between < self.loss.memory.between
 
     def _know_loss(self) -> None:
-        """Lets the plans that stay say what they hold with the loss as it is known by now."""
+        """Updates the peaks of plans to what is known of the loss by now."""
         between = self.loss.memory.between
         for plans in self.plans.values():
             for index, plan in enumerate(plans):
@@ -510,8 +535,8 @@ class Step:
         total = now.held.peak + beside_plan
         if total > self.settings.budget and now is not plan \
                 and _with(plan, 0).held.peak + beside_plan <= self.settings.budget:
-            # It was in the loss, which is over.
-            if not pending.counted:
+            # That was during the loss, which is over.
+            if pending.tally is None:
                 self._warn(total, _LOSS)
             return
         if total > self.settings.budget:
@@ -543,12 +568,17 @@ def _place(node: str) -> str:
 
 
 def _with(plan: Plan, between: int) -> Plan:
-    """A plan, and what it holds with a loss that takes so much between forward and backward pass."""
+    """The plan with its peak for a loss that takes `between` bytes between forward and backward pass."""
     return plan if plan.between == between else replace(plan, held=with_loss(plan.held, between), between=between)
 
 
 def _has_hooks(tensor: torch.Tensor) -> bool:
     return bool(tensor._backward_hooks) or bool(tensor._post_accumulate_grad_hooks)
+
+
+def _is_batched(tensor: torch.Tensor | None) -> bool:
+    """Whether a tensor stands for several, as in torch.autograd.grad(is_grads_batched=True)."""
+    return torch._C._functorch.is_batchedtensor(tensor) or torch._C._functorch.is_legacy_batchedtensor(tensor)
 
 
 def _referent(reference: Any) -> Any:

@@ -14,19 +14,11 @@ import torch
 from torch import nn
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from .counting import Count, Counted
+from .counting import Tally, expired
 from .tier import Tier
 
 # Results of a call that are smaller than this are held by the reserve.
 _SMALL = 4096
-
-
-@dataclass(frozen=True)
-class Surveyed:
-    """Bytes that autograd's graph of a loss holds, and those among them that it may not have made, such as targets."""
-
-    held: int = 0
-    given: int = 0
 
 
 @dataclass(eq=False)
@@ -52,45 +44,12 @@ class Pending:
     known: frozenset[int] = frozenset()
     # The storages of its outputs, with their bytes.
     outputs: list[tuple[StorageWeakRef, int]] = field(default_factory=list)
-    # What counts its step, if anything does, what was there when it began, outputs of earlier calls among that, and what the
-    # sections that have ended took.
-    count: Count | None = None
-    there: int = 0
-    earlier: list[tuple[StorageWeakRef, int]] = field(default_factory=list)
-    counted: list[Counted] = field(default_factory=list)
-    # What autograd's graph of the loss held when the backward pass was asked for, and what had been counted by then.
-    surveyed: Surveyed | None = None
-    before: Counted | None = None
-    # Bytes of targets, and of whatever else the loss holds and did not make.
-    targets: int = 0
+    # What its step is counted to hold, if it is.
+    tally: Tally | None = None
 
     def released(self) -> int:
-        """Bytes of its outputs that nobody holds any more."""
-        return _expired(self.outputs)
-
-    def peak(self) -> tuple[int, int]:
-        """The most bytes that its step held, as counted, and in which of the sections."""
-        peak = at = 0
-        held = self.there + self.targets
-        for index, section in enumerate(self.counted):
-            if index == 1:
-                # What is overwritten by the results of the call, such as the outputs of the one before, goes right behind it.
-                held -= _expired(self.earlier)
-            if held + section.peak > peak:
-                peak, at = held + section.peak, index
-            held += section.net
-        return peak, at
-
-    def counts(self, count: Count, there: int, earlier: list[tuple[StorageWeakRef, int]]) -> None:
-        """The forward pass was counted, which began with so many bytes, `earlier` outputs included: the rest of the step is,
-        too, unless the allocator in use does not tell what it hands out."""
-        forward = count.cut()
-        if forward.peak == 0 and self.plan.saved:
-            count.end()
-            return
-        self.count, self.there, self.earlier = count, there, earlier
-        self.counted.append(forward)
-        weakref.finalize(self, Count.end_if_running, count).atexit = False
+        """Bytes of its outputs that the caller has let go."""
+        return expired(self.outputs)
 
     def held(self) -> int:
         """Bytes that only its saved tensors hold."""
@@ -111,7 +70,8 @@ class Ledger:
     buckets: weakref.WeakKeyDictionary[nn.Module, int] = field(default_factory=weakref.WeakKeyDictionary)
     # Where tensors of its steps may be away.
     tier: Tier | None = None
-    # What losses outside of the model took, in bytes for each byte of the outputs in 32 bits: between the passes, and later.
+    # What losses outside of the model took for each byte of the outputs in 32 bits: between the passes, and during the backward
+    # pass.
     shares: tuple[float, float] | None = None
     # The backward pass that was last seen while other calls waited for theirs.
     joined: int = -1
@@ -183,10 +143,6 @@ class Ledger:
         found = {"optimizer state": state, "buckets of data parallelism": buckets,
                  "forward passes whose backward pass has not come": waiting, "outputs of other calls": given}
         return {reason: size for reason, size in found.items() if size}
-
-
-def _expired(storages: Iterable[tuple[StorageWeakRef, int]]) -> int:
-    return sum(size for storage, size in storages if storage.expired())
 
 
 def _is_all(storage: StorageWeakRef, tensors: Iterable[Any]) -> bool:

@@ -5,20 +5,18 @@ Invariant: what was counted once is planned for, and what is counted later only 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
+from .counting import Counted, Tally, is_in_backward
+from .ledger import Ledger, Pending
+from .survey import Surveyed
 
-from .counting import Counted
-from .ledger import Ledger, Pending, Surveyed
-
-# How many forward passes may go by before the guess is believed: nobody counts where another profiler is active, and
-# some forward passes have no backward pass.
+# After so many forward passes without a count the guess stays: another profiler may be active, and some forward passes have
+# no backward pass.
 _TRIES = 3
 # Less than this fits into the reserve, of which PyTorch itself takes a few kilobytes.
 _SMALL = 32 << 10
-# Of a loss that was seen to grow: so much more may come.
+# The margin of a loss that was seen to grow.
 _GROWTH = 1.125
 
 
@@ -32,9 +30,9 @@ class LossMemory:
 
 
 class Loss:
-    """What is known of the loss that follows one captured graph, whose differentiable `outputs` take so many bytes in 32
-    bits. Their `gradients` take so many in the graph, and `declared` is what the user says that the loss takes between the
-    passes. Where it is not `is_counted`, what is said or guessed stays."""
+    """What is known of the loss that follows one captured graph. The graph's differentiable `outputs` take this many bytes
+    in 32 bits, their `gradients` this many in the graph, and `declared` is what the user says the loss takes between the
+    passes. Without `is_counted`, what was declared or guessed stays."""
 
     def __init__(self, outputs: int, gradients: int, declared: int | None, ledger: Ledger, *, is_counted: bool = True) -> None:
         self.outputs = outputs
@@ -60,53 +58,41 @@ class Loss:
 
     @property
     def is_known(self) -> bool:
-        """Whether nothing better will be known soon."""
+        """Whether the figures are not going to be replaced by a first count."""
         return self._is_never_counted or self._counted is not None or self.outputs == 0 or self._tries >= _TRIES
 
     @property
     def is_guess(self) -> bool:
-        """Whether the figures are nobody's: neither counted nor declared."""
+        """Whether the figures are neither counted nor declared."""
         return not self.is_known and self.declared is None and self.ledger.shares is None
 
     def is_counted(self, calls: int) -> bool:
-        """Whether the step of a forward pass is counted, of which there were so many: until the loss is known, and now and then."""
+        """Whether the step of forward pass number `calls` is counted: until the loss is known, and then ever more rarely."""
         if self._is_never_counted:
             return False
         self._tries += self._counted is None
         return self._counted is None or self._is_stale or calls & (calls - 1) == 0
 
-    def complete(self, pending: Pending, surveyed: Surveyed) -> None:
-        """Before a backward pass: what autograd's graph of the loss holds."""
-        pending.surveyed, held = surveyed, surveyed.held
-        if pending.count is not None and pending.count.is_running:
-            pending.before = pending.count.cut()
-            pending.targets = min(max(held - pending.before.net - pending.released(), 0), surveyed.given)
+    def before_backward(self, pending: Pending, surveyed: Surveyed) -> None:
+        """The loss has been computed, and autograd's graph holds this."""
+        held, tally = surveyed.held, pending.tally
+        if tally is not None and tally.count.is_running and not is_in_backward():
+            tally.before, tally.surveyed = tally.count.cut(), held
+            tally.targets = min(max(held - tally.before.net - pending.released(), 0), surveyed.given)
         elif held > self._surveyed + _SMALL and (self._counted is not None or self._tries >= _TRIES):
-            # Another loss than the one that was counted. The next step is counted; until then its own backward pass is taken
-            # to need as much once more.
-            most = 2 * int(held * _GROWTH)
-            memory = self.memory
-            self._counted = LossMemory(max(memory.between, most), memory.kept)
+            # Not the loss that was counted. The next step is counted; until then, its backward pass is assumed to take as much
+            # again.
             self._surveyed = int(held * _GROWTH)
+            memory = self.memory
+            self._counted = LossMemory(max(memory.between, 2 * self._surveyed), memory.kept)
             self._is_stale = True
 
-    def begins(self, pending: Pending, tangents: Sequence[torch.Tensor | None]) -> Counted | None:
-        """The backward pass of the model begins, with these gradients of its outputs: what was counted since the forward pass,
-        if anything was."""
-        count, before = pending.count, pending.before
-        pending.before = None
-        if count is None or not count.is_running:
-            return None
-        if any(map(is_batched, tangents)):
-            count.end()
-            return None
-        counted = count.end() if before is None else before.then(count.end())
-        there = pending.targets
-        # Outputs that were let go in between are no more the loss's than before.
-        kept = max(counted.net + pending.released() + there - self.gradients, 0)
-        between = max(counted.peak + there - self.gradients - kept, 0)
-        self._learn(between, kept, self._surveyed if before is None else pending.surveyed.held)
-        return counted
+    def counted(self, tally: Tally, section: Counted) -> None:
+        """This was counted from the end of the forward pass to the beginning of the model's backward pass."""
+        # Outputs that were let go in between do not make the loss smaller.
+        kept = max(section.net + tally.released + tally.targets - self.gradients, 0)
+        between = max(section.peak + tally.targets - self.gradients - kept, 0)
+        self._learn(between, kept, tally.surveyed)
 
     def _learn(self, between: int, kept: int, surveyed: int) -> None:
         found = LossMemory(*(size if size > _SMALL else 0 for size in (between, kept)))
@@ -119,8 +105,3 @@ class Loss:
             share = found.between / self.outputs, found.kept / self.outputs
             most = self.ledger.shares or share
             self.ledger.shares = max(share[0], most[0]), max(share[1], most[1])
-
-
-def is_batched(tensor: torch.Tensor | None) -> bool:
-    """Whether a tensor stands for several, as in torch.autograd.grad(is_grads_batched=True)."""
-    return torch._C._functorch.is_batchedtensor(tensor) or torch._C._functorch.is_legacy_batchedtensor(tensor)

@@ -69,7 +69,7 @@ def _of_instance(optimizer: torch.optim.Optimizer, trained: list[torch.Tensor]) 
     name = type(optimizer).__name__.lower()
     copies = _COPIES.get(name, lambda options: 0)
     if name in _OF_ALL:
-        return _of_all(optimizer, trained, wanted, copies)
+        return _of_all(optimizer, trained, copies)
     total = 0
     for group in optimizer.param_groups:
         for parameter in group["params"]:
@@ -83,14 +83,13 @@ def _of_instance(optimizer: torch.optim.Optimizer, trained: list[torch.Tensor]) 
     return total
 
 
-def _of_all(optimizer: torch.optim.Optimizer, trained: list[torch.Tensor], wanted: set[int],
-            copies: Callable[[Mapping[str, Any]], int]) -> int:
-    """Of a state for all parameters together, which grows from step to step: what it grows to."""
-    there = [tensor for state in optimizer.state.values() for tensor in _tensors(state) if tensor.device == trained[0].device] \
-        if trained else []
+def _of_all(optimizer: torch.optim.Optimizer, trained: list[torch.Tensor], copies: Callable[[Mapping[str, Any]], int]) -> int:
+    """The size that a state for all parameters together grows to."""
+    wanted, devices = {id(parameter) for parameter in trained}, {parameter.device for parameter in trained}
+    there = sum(_size(tensor) for tensor in _tensors(optimizer.state) if tensor.device in devices)
     coming = sum(copies(group) * _size(parameter) + block(_STEP, parameter.device)
                  for group in optimizer.param_groups for parameter in group["params"] if id(parameter) in wanted)
-    return max(sum(map(_size, there)), coming)
+    return max(there, coming)
 
 
 def _tensors(item: Any) -> Iterable[torch.Tensor]:

@@ -90,18 +90,18 @@ def apart(plan: Held) -> Held:
 
 
 def with_loss(plan: Held, between: int) -> Held:
-    """The same plan with a loss that takes so many bytes between forward and backward pass."""
+    """The same plan with a loss that takes `between` bytes between forward and backward pass."""
     nodes = [node | {"workspace": between} if node["op"] == BARRIER else node for node in plan.document["nodes"]]
     return _changed(plan, nodes)
 
 
 def _changed(plan: Held, nodes: list[dict[str, Any]]) -> Held:
     document = plan.document | {"nodes": nodes}
-    return replace(plan, peak=peak_of(document, plan.moves), document=document)
+    return replace(plan, peak=graph_peak(document, plan.moves), document=document)
 
 
-def peak_of(document: Mapping[str, Any], moves: Sequence[Move] = ()) -> int:
-    """The most bytes that a graph holds as it stands, with what is moved."""
+def graph_peak(document: Mapping[str, Any], moves: Sequence[Move] = ()) -> int:
+    """The peak of a graph in bytes, in the order in which it is written, with these moves."""
     graph = _native.read_graph(json.dumps(document).encode())
     return _native.peak_with_moves(graph, list(moves), _MACHINE)
 

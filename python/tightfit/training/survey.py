@@ -1,7 +1,7 @@
 """What a loss outside of the model holds, as autograd's graph shows it when a backward pass begins.
 
-Invariant: storages count, each once, and nothing is unpacked: hooks of saved tensors do not run. What the model's own
-calls hold is not in it, nor are parameters.
+Invariant: storages are counted, each once. No hook of saved tensors runs, since nothing is unpacked. What the model's own
+calls hold is left out, and so are parameters.
 """
 
 from __future__ import annotations
@@ -14,17 +14,26 @@ import torch
 from torch.autograd.function import BackwardCFunction
 from torch.utils import _pytree as pytree
 
-from .ledger import Pending, Surveyed
+from .ledger import Pending
 
-# The most nodes that are looked at: losses have a few dozen.
+# The most nodes that are visited: losses have a few dozen.
 _MOST = 20_000
-# Their result lies in a storage as large as their input (torch 2.15, on processors), and a loop may keep it.
+_LEAF = "torch::autograd::AccumulateGrad"
+# Their result lies in a storage as large as their input (torch 2.15, on CPUs), and a loop may keep it.
 _LARGE_RESULTS = ("MseLossBackward0", "SmoothL1LossBackward0")
+
+
+@dataclass(frozen=True)
+class Surveyed:
+    """Bytes that autograd's graph of a loss holds, and those among them that the loss may not have made, such as targets."""
+
+    held: int
+    given: int
 
 
 @dataclass
 class Survey:
-    """What was found behind the roots of a backward pass, up to the calls of models that have a plan."""
+    """What a backward pass will go through, up to the calls of models that have a plan."""
 
     # The calls.
     pending: list[Pending] = field(default_factory=list)
@@ -43,12 +52,12 @@ class Survey:
 class _Storage:
     device: torch.device
     size: int
-    # Whether nothing that is differentiated made it.
+    # Whether it is no result of a differentiated operator.
     is_given: bool
 
 
 def survey(roots: Sequence[Any]) -> Survey:
-    """Looks at what a backward pass from these tensors, or edges of autograd's graph, will go through."""
+    """Visits what a backward pass from these tensors, or edges of autograd's graph, will go through."""
     found = Survey()
     ahead = [root.grad_fn if isinstance(root, torch.Tensor) else root.node for root in roots]
     for root in roots:
@@ -61,9 +70,8 @@ def survey(roots: Sequence[Any]) -> Survey:
         if node is None or node in seen:
             continue
         seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if leaf is not None:
-            found.leaves.append(leaf)
+        if node.name() == _LEAF:
+            found.leaves.append(node.variable)
             continue
         saved = list(_saved(node))
         calls = [call for tensor in saved if (call := getattr(tensor, "tightfit", None)) is not None]
@@ -75,7 +83,7 @@ def survey(roots: Sequence[Any]) -> Survey:
         if saved and node not in last and node.name() in _LARGE_RESULTS:
             # Nothing in the graph refers to it.
             found.held[id(node)] = _Storage(saved[0].device, saved[0].nbytes, is_given=False)
-        ahead += [behind for behind, _ in node.next_functions]
+        ahead += [source for source, _ in node.next_functions]
     return found
 
 

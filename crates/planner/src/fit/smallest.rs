@@ -1,6 +1,6 @@
 //! The smallest slab of the budget planner. Invariant: no other planner's smallest slab is smaller,
-//! given the same effort; and whoever says what is enough goes the same way as somebody who does
-//! not, and ends where that is reached.
+//! given the same effort; a search that is told what is enough takes the same path as one that is
+//! not, and ends as soon as that is reached.
 //!
 //! Three threads: the search for the smallest peak, the other planners, and addresses for their
 //! plans, as if each had been asked for alone. When the search ends, its own lowest plans get

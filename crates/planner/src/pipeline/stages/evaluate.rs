@@ -95,7 +95,7 @@ impl Cut<'_> {
             let input: Seconds = sum(|layer| layer.input_gradient);
             let weights: Seconds = sum(|layer| layer.weight_gradient);
             let sent = self.layers.get(range().end).map_or(Bytes::ZERO, |layer| layer.entering);
-            // Nobody waits for what the first stage does.
+            // No stage waits for what the first one does.
             let (input_gradient, weight_gradient) = match range().start {
                 0 => (Seconds(0.0), again + input + weights),
                 _ => (again + input, weights),
