@@ -172,6 +172,29 @@ def test_a_plan_may_be_cut_by_hand():
     assert torch.equal(through(by_hand, model, words[:2]), other(words[:2]))
 
 
+def test_cuts_are_asked_for_by_children_or_by_name():
+    layers = [layer for _ in range(4) for layer in (nn.Linear(8, 8), nn.Tanh())]
+    model, x, t = nn.Sequential(*layers), torch.randn(4, 8), torch.randn(4, 8)
+
+    def planned(balance, model=model, **more):
+        return pipelines.plan(model, (x, t), functional.mse_loss, budget="1GB", microbatches=4, machine="a100-80gb",
+                              balance=balance, devices=2, **more)
+
+    def begins(plan):
+        return [stage["layers"][0]["begins"]["module"] for stage in plan.document["stages"][1:]]
+
+    assert begins(planned([2, 6])) == ["2"] and begins(planned(["5"])) == ["5"]
+    assert begins(planned([2, 2, 3, 1], schedule="zb-v")) == ["2", "4", "7"]
+    assert torch.equal(through(planned([2, 6]), model, x), model(x))
+    for balance, because in [([2, 5], "counts 7 children, and the model has 8"), ([8, 0], "at least one"),
+                             ("3", "a list of numbers or of names"), ([1, 2, 5], "name 1 or 3 modules"),
+                             (["0"], "the model begins with `0`"), (["9"], "no operator")]:
+        with pytest.raises(tightfit.OptionError, match=because):
+            planned(balance)
+    with pytest.raises(tightfit.OptionError, match="is no nn.Sequential"):
+        planned([1, 1], pipelined.model("plain"))
+
+
 @full
 def test_a_frozen_beginning_has_schedules_that_pytorch_can_run():
     words, targets = pipelined.batch(0)

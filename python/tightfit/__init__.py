@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .planning import Fitted, Graph, check, fit, modules, pareto, read_graph, report, sac, shard
     from .statistics import module_info
     from .training.compiling import PlanInfo, compile, plans
+    from .training.planned import Swapped
     from .training.stepping import TrainingStep, step
     from .training.studying import capture_step, explain, plan
 
@@ -53,6 +54,7 @@ _DEFINED_IN = {
     "PlanError": "errors",
     "PlanInfo": "training.compiling",
     "ProgramError": "errors",
+    "Swapped": "training.planned",
     "TightfitError": "errors",
     "TrainingStep": "training.stepping",
     "WeightsError": "errors",
@@ -93,6 +95,7 @@ __all__ = [
     "PlanError",
     "PlanInfo",
     "ProgramError",
+    "Swapped",
     "TightfitError",
     "TrainingStep",
     "WeightsError",

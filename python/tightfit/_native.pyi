@@ -60,6 +60,9 @@ class Held:
     @property
     def below(self) -> int:
         """The most bytes of the tier that are needed at once."""
+    @property
+    def swapped(self) -> str:
+        """What is away when, and in which free time, as a document."""
 
 @final
 class Fitted:
@@ -113,6 +116,9 @@ class Fitted:
     @property
     def recomputed(self) -> tuple[str, ...]:
         """Names of the nodes that run again, in the order in which they do."""
+    def explain(self) -> dict[str, Any]:
+        """What runs again and what is swapped, with its cost and its saving, and with Capuchin its candidates and choices:
+        what the program's `plan --explain --json` has of them."""
     def to_json(self) -> str:
         """The schedule as a document: tightfit-plan/1."""
 
@@ -192,6 +198,7 @@ def fit(
     iterations: int | None = None,
     seed: int | None = None,
     roofline: bool = False,
+    tier: str | None = None,
 ) -> Fitted: ...
 def analyze(
     graph: _Graph,
@@ -293,6 +300,7 @@ def stages(
     latency: float | str | None = None,
     state: float | None = None,
     schedule: str | None = None,
+    cut: Sequence[str] = (),
     machine: str | None = None,
     threads: int | None = None,
 ) -> str: ...

@@ -51,16 +51,18 @@ def fit(
     iterations: int | None = None,
     seed: int = 1,
     roofline: bool = False,
+    tier: str | None = None,
 ) -> Fitted:
     """Fits a step into a budget of bytes: what `tightfit plan` answers, as an object.
 
     The search ends after `deadline` seconds (1, where neither limit is given) or `iterations` elementary steps; without
     a deadline the same seed gives the same plan on every computer. `planner` is one by name, or `"auto"` for the best
-    plan of all. With `roofline=True` a step's calls on the processor are predicted, not measured once.
+    plan of all. With `roofline=True` a step's calls on the processor are predicted, not measured once. To a `tier` below
+    the device, such as `"pcie4"` or `"pcie4:64GiB"`, plans may move tensors; with `"cpu"` it is a folder, which is measured.
     """
     return _native.fit(
         graph, budget, machine=machine, threads=threads, planner=planner, deadline=deadline, iterations=iterations, seed=seed,
-        roofline=roofline,
+        roofline=roofline, tier=tier,
     )
 
 

@@ -4,7 +4,7 @@ use tightfit::FitError;
 use tightfit::analysis::modules::{ModuleInfoError, OperatorStatsError};
 use tightfit::check::Violation;
 use tightfit::machine::MachineError;
-use tightfit::pipeline::{PipelineError, Unsuited};
+use tightfit::pipeline::{CutError, PipelineError, Unsuited};
 use tightfit::plan::PlanError;
 use tightfit::plan::modules::ModulePlanError;
 use tightfit::reading::excess;
@@ -30,7 +30,7 @@ use crate::train::{
 };
 use crate::values::{
     BelowReserve, HasTimes, NoDataSheet, NoPoints, NoRanks, NoStages, NoVariants, NotASize,
-    Outside, UnknownModule,
+    OtherStages, Outside, UnknownModule,
 };
 use crate::verbs::analyze::Refused;
 
@@ -131,6 +131,8 @@ fn of(error: &(dyn std::error::Error + 'static)) -> Option<u8> {
         || error.is::<NotASize>()
         || error.is::<NotATier>()
         || error.is::<Contradiction>()
+        || error.is::<CutError>()
+        || error.is::<OtherStages>()
         || error.is::<PipelineError>()
         || error.is::<DivisionError>()
         || error.is::<Unsuited>()

@@ -187,6 +187,11 @@ impl OnMachine {
 }
 
 impl OnTiers {
+    /// A machine by name, threads where it is the processor, and a tier below it.
+    pub fn named(machine: Option<String>, threads: Option<u32>, tier: Option<String>) -> OnTiers {
+        OnTiers { on: OnMachine::named(machine, threads), tier }
+    }
+
     /// The tier, as it is given.
     pub fn tier(&self) -> Option<&str> {
         self.tier.as_deref()

@@ -11,6 +11,8 @@ use tightfit::plan::Infeasible;
 use tightfit::units::{Bytes, Seconds};
 use tightfit_engine::{Budget, Reserve};
 
+use crate::output;
+
 /// More threads than any processor runs at once.
 pub const MOST_THREADS: i64 = 256;
 
@@ -49,6 +51,29 @@ pub struct BelowReserve {
     pub budget: Bytes,
     /// What the process takes beside the slab.
     pub reserve: Reserve,
+}
+
+/// No order has as many stages as a cut makes.
+#[derive(Debug, Error)]
+#[error(
+    "cuts before {} make {} stages, and orders on {} have {}; name {} modules",
+    output::several(*cuts, "module", "s"),
+    cuts + 1,
+    output::several(*devices as usize, "device", "s"),
+    any_of(possible.iter().copied()),
+    any_of(possible.iter().map(|stages| stages - 1))
+)]
+pub struct OtherStages {
+    /// The cuts.
+    pub cuts: usize,
+    /// How many devices there are.
+    pub devices: u32,
+    /// How many stages the orders have.
+    pub possible: Vec<u32>,
+}
+
+fn any_of(numbers: impl Iterator<Item = u32>) -> String {
+    numbers.map(|number| number.to_string()).collect::<Vec<_>>().join(" or ")
 }
 
 /// No stages were found within the budget of each device.

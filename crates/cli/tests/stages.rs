@@ -56,6 +56,61 @@ fn an_order_alone_is_planned_as_among_all() {
     }
 }
 
+/// The best cut of an order, asked for by name, is planned as it was among all of them.
+#[test]
+fn stages_begin_where_they_are_asked_to() {
+    let folder = folder();
+    let stages = "stages corpus/graphs/gpt2_small_b8_s512.json.gz --devices 2 --microbatches 4";
+    let planned = |rest: &str| {
+        let command = format!("{stages} --budget 40GB --emit torch -o plan.json {rest}");
+        run(folder.path(), &command).done();
+        let plan = std::fs::read(folder.path().join("plan.json")).unwrap();
+        serde_json::from_slice::<Value>(&plan).unwrap()
+    };
+    let begins = |plan: &Value| -> Vec<String> {
+        let stages = plan["stages"].as_array().unwrap()[1..].iter();
+        let module =
+            |stage: &Value| stage["layers"][0]["begins"]["module"].as_str().map(str::to_string);
+        stages.map(|stage| module(stage).unwrap()).collect()
+    };
+    for order in ["1f1b", "zb-v"] {
+        let free = planned(&format!("--schedule {order}"));
+        let cut = begins(&free).join(",");
+        let given = planned(&format!("--schedule {order} --cut {cut}"));
+        assert_eq!(begins(&given).join(","), cut);
+        let seconds = |plan: &Value| plan["step_seconds"].as_f64().unwrap();
+        assert!((seconds(&given) / seconds(&free) - 1.0).abs() < 1e-9, "{order} at {cut}");
+    }
+    let other = "model.transformer.h.2";
+    assert_eq!(begins(&planned(&format!("--cut {other}"))), [other]);
+    // Tensor by tensor, too.
+    let command = format!("{stages} --budget 8GB --iterations 300 --json --cut {other}");
+    let result = run(folder.path(), &command).done().result();
+    let layers = result["stages"][1]["layers"].as_array().unwrap();
+    assert!(layers[0].to_string().contains(other), "{layers:?}");
+    for (cut, because) in [
+        ("model.transformer.h.12", "no operator of the forward pass lies in a module"),
+        ("model.transformer.wte", "the model begins with `model.transformer.wte`"),
+        (
+            "model.transformer.h.3,model.transformer.h.2,model.lm_head",
+            "`model.transformer.h.2` is not called behind `model.transformer.h.3`",
+        ),
+        (
+            "model.transformer.h.3,model.lm_head",
+            "cuts before 2 modules make 3 stages, and orders on 2 devices have 2 or 4; name 1 or 3 \
+             modules",
+        ),
+    ] {
+        let refused = run(folder.path(), &format!("{stages} --budget 8GB --cut {cut}"));
+        assert_eq!(
+            (refused.code, refused.stderr.contains(because)),
+            (Some(2), true),
+            "{}",
+            refused.stderr
+        );
+    }
+}
+
 #[test]
 fn a_smaller_budget_recomputes_or_is_refused() {
     let folder = folder();

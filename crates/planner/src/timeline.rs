@@ -7,8 +7,10 @@
 //! What is legal is for the checker to say; here are sums over what it let pass.
 
 mod recomputed;
+mod swapped;
 
 pub use recomputed::{Again, Recomputed, again};
+pub use swapped::Swapped;
 
 use cranelift_entity::SecondaryMap;
 

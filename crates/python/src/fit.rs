@@ -12,16 +12,17 @@ use tightfit::graph::Graph;
 use tightfit::id::NodeId;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
-use tightfit::schedule::{self, Schedule};
+use tightfit::schedule;
 use tightfit::units::{Bytes, Seconds};
 use tightfit_cli::accumulation::Accumulation;
 use tightfit_cli::calls::{self, Costs};
 use tightfit_cli::effort::Limits;
 use tightfit_cli::figures::Figures;
-use tightfit_cli::input::OnMachine;
+use tightfit_cli::input::OnTiers;
 use tightfit_cli::planners;
 use tightfit_cli::source::Source;
 use tightfit_cli::values;
+use tightfit_cli::verbs::plan;
 use tightfit_engine::{Budget, FitTask, FittedGraph, fit_graph};
 
 use crate::attend::attended;
@@ -68,7 +69,9 @@ impl Search {
 #[pyclass(frozen, module = "tightfit")]
 pub struct Fitted {
     step: Arc<Graph>,
-    schedule: Schedule,
+    profile: Profile,
+    asked: Planner,
+    planned: FittedGraph,
     /// The machine that it is planned for.
     #[pyo3(get)]
     machine: String,
@@ -118,13 +121,13 @@ impl Fitted {
     /// The planner that found the schedule.
     #[getter]
     fn planner(&self) -> &str {
-        &self.schedule.planner
+        &self.planned.fitted.schedule().planner
     }
 
     /// Bytes of the slab in which every buffer has its address.
     #[getter]
     fn slab(&self) -> u64 {
-        self.schedule.slab.0
+        self.planned.fitted.schedule().slab.0
     }
 
     /// Names of nodes in the order in which they run; one that stands there again is recomputed.
@@ -141,6 +144,16 @@ impl Fitted {
             runs.retain(|&node| !seen.insert(node));
             runs
         })
+    }
+
+    /// What runs again and what is swapped, with its cost and its saving, and with Capuchin its
+    /// candidates and choices: what the program's `plan --explain --json` has of them.
+    fn explain<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
+        let document = attended(py, |_| {
+            let found = plan::explained(&self.step, &self.profile, self.asked, &self.planned)?;
+            Ok(found.to_string())
+        })?;
+        py.import("json")?.call_method1("loads", (document,))
     }
 
     /// The schedule as a document: tightfit-plan/1.
@@ -162,7 +175,7 @@ impl Fitted {
 impl Fitted {
     /// The schedule as a document: tightfit-plan/1.
     pub fn document(&self) -> String {
-        schedule::write(&self.step, &self.schedule).to_string()
+        schedule::write(&self.step, self.planned.fitted.schedule()).to_string()
     }
 
     fn names(
@@ -172,21 +185,27 @@ impl Fitted {
         choose: fn(Vec<NodeId>) -> Vec<NodeId>,
     ) -> PyResult<Py<PyTuple>> {
         let made = kept.get_or_try_init(py, || -> PyResult<_> {
-            let runs = choose(self.schedule.runs());
+            let runs = choose(self.planned.fitted.schedule().runs());
             let name = |&node: &NodeId| self.step.nodes()[node].name.as_str();
             Ok(PyTuple::new(py, runs.iter().map(name).collect::<Vec<_>>())?.unbind())
         })?;
         Ok(made.clone_ref(py))
     }
 
-    fn of(step: Arc<Graph>, machine: String, planned: FittedGraph) -> Fitted {
-        let FittedGraph { fitted, budget, reserve, unplanned, .. } = planned;
+    fn of(
+        (step, profile): (Arc<Graph>, Profile),
+        machine: String,
+        asked: Planner,
+        planned: FittedGraph,
+    ) -> Fitted {
+        let FittedGraph { fitted, budget, reserve, unplanned, .. } = &planned;
         let unplanned = unplanned.timeline();
         let bound = fitted.bound();
-        let Figures { overhead, gap, .. } = Figures::of(&fitted, unplanned.seconds);
+        let Figures { overhead, gap, .. } = Figures::of(fitted, unplanned.seconds);
         Fitted {
             step,
-            schedule: fitted.schedule().clone(),
+            profile,
+            asked,
             machine,
             budget: budget.0,
             reserve: reserve.total().0,
@@ -198,6 +217,7 @@ impl Fitted {
             bound_seconds: bound.map(|bound| bound.seconds.0),
             bound_order: bound.map(|bound| bound.class.order.name()),
             gap,
+            planned,
             runs: PyOnceLock::new(),
             recomputed: PyOnceLock::new(),
         }
@@ -208,7 +228,7 @@ impl Fitted {
 #[pyfunction]
 #[pyo3(signature = (
     graph, budget, *, machine = None, threads = None, planner = "auto", deadline = None,
-    iterations = None, seed = None, roofline = false
+    iterations = None, seed = None, roofline = false, tier = None
 ))]
 #[expect(clippy::too_many_arguments, reason = "Python names each of them")]
 pub fn fit(
@@ -222,13 +242,14 @@ pub fn fit(
     iterations: Option<Whole>,
     seed: Option<Whole>,
     roofline: bool,
+    tier: Option<String>,
 ) -> PyResult<Fitted> {
-    let on = OnMachine::named(machine, self::threads(py, threads)?);
+    let on = OnTiers::named(machine, self::threads(py, threads)?, tier);
     let search = Search::given(py, planner, deadline, iterations, seed)?;
     attended(py, |stop| {
         let asked: Budget = budget.0.parse()?;
         let subject = graph.read()?;
-        let machine = subject.machine(&on)?;
+        let machine = on.machine(subject.folder.is_some())?;
         let profile = match &subject.folder {
             Some(folder) => {
                 let tried = calls::Subject {
@@ -236,7 +257,7 @@ pub fn fit(
                     source: &Source::default(),
                     budget: &budget.0,
                     planner: search.planner,
-                    tier: None,
+                    tier: on.tier(),
                     accumulation: Accumulation::default(),
                 };
                 let seconds = calls::of_step(&subject.graph, &machine, Costs { roofline }, &tried);
@@ -254,6 +275,6 @@ pub fn fit(
             effort,
         };
         let planned = fit_graph(&subject.graph, &profile, &task)?;
-        Ok(Fitted::of(subject.graph, machine.name, planned))
+        Ok(Fitted::of((subject.graph, profile), machine.name, search.planner, planned))
     })
 }

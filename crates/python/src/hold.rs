@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 
 use anyhow::Context;
 use pyo3::prelude::*;
+use serde_json::Value;
 use tightfit::analysis::{Motion, Move, liveness_with, memory_curve};
 use tightfit::graph::{self, Graph};
 use tightfit::id::{StorageId, TierId};
@@ -13,6 +14,7 @@ use tightfit::plan::rewrite_with;
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
 use tightfit::{Goal, Held, hold_moving};
+use tightfit_cli::verbs::plan::swapped_json;
 
 use crate::attend::attended;
 use crate::fit::Search;
@@ -55,6 +57,9 @@ pub struct HeldStep {
     /// The most bytes of the tier that are needed at once.
     #[pyo3(get)]
     below: u64,
+    /// What is away when, and in which free time, as a document.
+    #[pyo3(get)]
+    swapped: String,
 }
 
 /// A tier below the device, as Python gives it: its bytes, bytes per second there and back, and
@@ -84,6 +89,8 @@ impl HeldStep {
             (before, storage, original, motion(next.motion))
         });
         let below = held.schedule().below[TierId::from_u32(1)];
+        let swapped = held.timeline().swapped(graph, held.schedule());
+        let swapped: Value = swapped_json(graph, &swapped).into();
         Ok(HeldStep {
             budget: held.budget().0,
             peak: held.timeline().peak.0,
@@ -95,6 +102,7 @@ impl HeldStep {
             document: graph::write(&rewritten).to_string(),
             moves: moves.collect(),
             below: below.0,
+            swapped: swapped.to_string(),
         })
     }
 }

@@ -159,7 +159,7 @@ pub fn shard(
 #[pyfunction]
 #[pyo3(signature = (
     graph, budget, *, devices, microbatches, bandwidth = None, latency = None, state = None,
-    schedule = None, machine = None, threads = None
+    schedule = None, cut = Vec::new(), machine = None, threads = None
 ))]
 #[expect(clippy::too_many_arguments, reason = "Python names each of them")]
 pub fn stages(
@@ -172,6 +172,7 @@ pub fn stages(
     latency: Option<Quantity>,
     state: Option<f64>,
     schedule: Option<String>,
+    cut: Vec<String>,
     machine: Option<String>,
     threads: Option<Whole>,
 ) -> PyResult<String> {
@@ -194,6 +195,7 @@ pub fn stages(
             link,
             state,
             schedule,
+            cut,
             at_modules: true,
             search: None,
         };

@@ -5,9 +5,10 @@ Invariant: cut, order and recomputation are the compiled planner's; here they ar
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,6 +108,7 @@ class StagePlan:
 def plan(model: nn.Module, batch: tuple[Any, Any], loss_fn: Callable[..., torch.Tensor], *, budget: int | str,
          microbatches: int, devices: int | None = None, mesh: DeviceMesh | None = None,
          optimizer: torch.optim.Optimizer | type | str | None = "adamw", schedule: str | None = None,
+         balance: Sequence[int] | Sequence[str] | None = None,
          bandwidth: float | str | None = None, latency: float | str | None = None,
          machine: str | None = None) -> StagePlan:
     """Plans `model` as a pipeline on `devices`, or on the dimension `"pp"` of `mesh`: which layers lie on which device, in
@@ -117,7 +119,8 @@ def plan(model: nn.Module, batch: tuple[Any, Any], loss_fn: Callable[..., torch.
     `loss_fn(output, target)` is the mean loss of it. Operators are measured
     where the model is, or predicted for `machine`, such as `"h100-80gb"`: then the model may be on the meta device.
     `bandwidth` (bytes per second, or text, `"50GB/s"`) and `latency` (seconds, or `"10us"`) are those of the way from one
-    device to another. What the optimizer's state takes counts, for all devices of the dimension `"dp"` together.
+    device to another. `balance` says where to cut: how many children of an `nn.Sequential` each stage has, or, of any model,
+    the names of the modules with whose first calls the stages behind the first one begin. What the optimizer's state takes counts, for all devices of the dimension `"dp"` together.
 
     Where there is a process group all of its ranks call this; the first one plans, and tells the others: no two measurements
     are alike. Raises `TightfitError` where no plan was found that fits, `CompileError` where the model cannot be captured.
@@ -132,6 +135,7 @@ def plan(model: nn.Module, batch: tuple[Any, Any], loss_fn: Callable[..., torch.
     if devices is None:
         raise OptionError("give devices=, or a mesh with a dimension \"pp\"")
     state = _state(model, optimizer) / sharded
+    cuts = [] if balance is None else _cuts(model, balance)
 
     if not isinstance(batch, (tuple, list)) or len(batch) != 2:
         raise OptionError("a batch is a pair, (inputs, target)")
@@ -143,12 +147,29 @@ def plan(model: nn.Module, batch: tuple[Any, Any], loss_fn: Callable[..., torch.
         captured = _capture(model, batch, loss_fn, measure=machine is None)
 
         def ask(order: str | None) -> str:
-            return _native.stages(captured, budget, schedule=order, devices=devices, microbatches=microbatches,
+            return _native.stages(captured, budget, schedule=order, cut=cuts, devices=devices, microbatches=microbatches,
                                   bandwidth=bandwidth, latency=latency, state=state, machine=machine)
 
         return _fastest(ask, model, inputs, schedule)
 
     return StagePlan.read(_by_the_first(planned) if is_group else planned())
+
+
+def _cuts(model: nn.Module, balance: Sequence[int] | Sequence[str]) -> list[str]:
+    """The names of the modules with which the stages behind the first one begin."""
+    if isinstance(balance, str) or not isinstance(balance, Sequence):
+        raise OptionError(f"balance= is a list of numbers or of names, and not {balance!r}")
+    if all(isinstance(name, str) for name in balance):
+        return [str(name) for name in balance]
+    if not all(isinstance(count, int) and not isinstance(count, bool) and count > 0 for count in balance):
+        raise OptionError(f"balance= is how many children each stage has, at least one, or names of modules, and not {balance!r}")
+    if not isinstance(model, nn.Sequential):
+        raise OptionError(f"{type(model).__name__} is no nn.Sequential, whose children balance={list(balance)} would count; name the "
+                          "modules with which stages begin")
+    counts, children = [int(count) for count in balance], list(model._modules)
+    if sum(counts) != len(children):
+        raise OptionError(f"balance={counts} counts {sum(counts)} children, and the model has {len(children)}")
+    return [children[first] for first in itertools.accumulate(counts[:-1])]
 
 
 def _by_the_first(planned: Callable[[], dict[str, Any]]) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from .dynamo import FAILURES, NOTHING, Capturing, isolated, translated, uncaptur
 from .engine import watch
 from .execution import Plan, Step
 from .optimizer_state import state_bytes
+from .planned import Swapped
 from .settings import settings
 
 Module = TypeVar("Module", bound=nn.Module)
@@ -155,7 +156,7 @@ class PlanInfo:
     they run is not known. `model` is the name of the model's class. `measured_peak` are the most bytes that the first
     steps held, where they are measured: with `fused=True`. `slab` are the bytes in which what the step makes has its
     addresses, once they are planned: with `addresses=True`. `offloaded` are the bytes of the tier that the step
-    needs: with `offload`.
+    needs, and `swapped` says what is away when, the longest free time first: with `offload`.
     """
 
     budget: int | None
@@ -173,6 +174,7 @@ class PlanInfo:
     measured_peak: int | None = None
     slab: int | None = None
     offloaded: int = 0
+    swapped: tuple[Swapped, ...] = ()
 
     def __str__(self) -> str:
         return notebook.lines(self._title(), notebook.HEAD, notebook.figures(self))
@@ -212,7 +214,7 @@ def info(step: Step, plan: Plan, budget: int | None) -> PlanInfo:
         budget, held.peak + plan.beside, held.unplanned_peak + plan.beside, held.seconds,
         held.unplanned_seconds, held.bound_seconds, held.recomputed, step.batch(), bool(plan.accumulated),
         step.joint.has_backward, sorted(step.refused), step.name, step.measured_peak, plan.course.slab,
-        held.below,
+        held.below, tuple(Swapped(**facts) for facts in held.swapped),
     )
 
 

@@ -26,6 +26,30 @@ _PLANS = 64
 
 
 @dataclass(frozen=True)
+class Swapped:
+    """A tensor that leaves the device after one access and is back for the next one.
+
+    `node` makes it, and it takes `bytes`. `last_access` and `next_access` are the nodes between which it is away, and
+    behind `in_trigger` it begins to return; each is `None` where there is none: at the start or the end of the step.
+    `idle_seconds` pass between the two accesses. The transfer out takes `out_seconds` (`None` where the tier has the
+    tensor already) and the one back `back_seconds`, which leave `free_seconds`; calls wait `stall_seconds` for them. All
+    are predicted.
+    """
+
+    node: str
+    module: str
+    bytes: int
+    last_access: str | None
+    in_trigger: str | None
+    next_access: str | None
+    idle_seconds: float
+    out_seconds: float | None
+    back_seconds: float
+    free_seconds: float
+    stall_seconds: float
+
+
+@dataclass(frozen=True)
 class Held:
     """A plan: the most bytes that its graph holds, its predicted seconds, and what else is known of it."""
 
@@ -39,6 +63,8 @@ class Held:
     # What it moves between the document's nodes, and the bytes of the tier that it needs.
     moves: Sequence[Move] = ()
     below: int = 0
+    # What is away when: the facts of a `Swapped` each.
+    swapped: Sequence[Mapping[str, Any]] = ()
 
 
 @dataclass(frozen=True)
@@ -70,15 +96,16 @@ def held(document: Mapping[str, Any], budget: int | None, deadline: float,
     made = _native.hold(text.encode(), budget, deadline=deadline, machine=machine, **given)
     facts = {key: getattr(made, key) for key in ("peak", "seconds", "unplanned_peak", "unplanned_seconds", "bound_seconds",
                                                  "recomputed", "moves", "below")}
-    cache.keep(name, json.dumps(facts | {"document": json.loads(made.document)}), most=_PLANS)
-    return Held(**facts, document=json.loads(made.document))
+    facts |= {"document": json.loads(made.document), "swapped": json.loads(made.swapped)}
+    cache.keep(name, json.dumps(facts), most=_PLANS)
+    return Held(**facts)
 
 
 def _kept(name: str) -> Held | None:
     text = cache.read(name)
     try:
         facts = None if text is None else json.loads(text)
-        return None if facts is None else Held(**facts | {"moves": [tuple(move) for move in facts["moves"]]})
+        return None if facts is None else Held(**facts | {"moves": [tuple(move) for move in facts["moves"]], "swapped": facts["swapped"]})
     except (ValueError, TypeError, KeyError):
         return None
 

@@ -157,6 +157,7 @@ fn by_tensors<'g>(
         link: Some(LINK),
         state: Some(STATE),
         schedule: None,
+        cut: Vec::new(),
         at_modules: false,
         search: Some(Search::default()),
     };

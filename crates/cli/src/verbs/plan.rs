@@ -4,6 +4,10 @@
 mod details;
 mod explain;
 mod recomputed;
+mod swapped;
+
+pub use details::explained;
+pub use swapped::swapped_json;
 
 use crate::exit_code::ExitCode;
 use std::path::{Path, PathBuf};

@@ -54,6 +54,10 @@ pub struct Arguments {
     /// Only this order, by its name
     #[arg(long, value_name = "NAME", value_parser = schedule)]
     schedule: Option<PipelineSchedule>,
+    /// Have stages begin with the first calls of these modules, in the order of the forward pass:
+    /// as many as there are stages behind the first one
+    #[arg(long, value_name = "MODULE,…", value_delimiter = ',')]
+    cut: Vec<String>,
     /// Recompute whole layers, as checkpointing in PyTorch does, by a model of layers: faster where
     /// micro-batches are many; no device's tensors are planned, and nothing is checked
     #[arg(long)]
@@ -127,6 +131,7 @@ pub fn stages(arguments: &Arguments) -> anyhow::Result<ExitCode> {
         link: arguments.link,
         state: arguments.state,
         schedule: arguments.schedule,
+        cut: arguments.cut.clone(),
         at_modules: arguments.emit.is_some(),
         search: (!arguments.whole_layers && arguments.emit.is_none()).then_some(arguments.search),
     };

@@ -62,6 +62,13 @@ pub fn at_modules(layers: Vec<Layer>) -> Vec<Layer> {
     whole
 }
 
+/// The forward pass, in the order of the program, but for what writes to buffers.
+pub(super) fn forward(graph: &Graph) -> Vec<NodeId> {
+    let nodes = graph.nodes();
+    let is_placed = |&id: &NodeId| nodes[id].phase.is_forward() && !writes_what_stays(graph, id);
+    nodes.keys().filter(is_placed).collect()
+}
+
 /// The forward pass as layers, at least one for each of so many stages.
 ///
 /// # Errors
@@ -71,17 +78,33 @@ pub fn layers(
     profile: &Profile,
     stages: usize,
 ) -> Result<Vec<Layer>, PipelineError> {
-    let nodes = graph.nodes();
-    let is_placed = |&id: &NodeId| nodes[id].phase.is_forward() && !writes_what_stays(graph, id);
-    let forward: Vec<NodeId> = nodes.keys().filter(is_placed).collect();
+    layers_beginning_with(graph, profile, stages, &[])
+}
+
+/// The same, where layers begin with each of these nodes, which are some of the forward pass in
+/// its order.
+///
+/// # Errors
+/// [`PipelineError::TooManyStages`] where the forward pass has fewer nodes.
+pub fn layers_beginning_with(
+    graph: &Graph,
+    profile: &Profile,
+    stages: usize,
+    begins: &[NodeId],
+) -> Result<Vec<Layer>, PipelineError> {
+    let forward = forward(graph);
     if forward.len() < stages {
         return Err(PipelineError::TooManyStages { stages, layers: forward.len() });
     }
     let seconds = seconds(graph, profile);
-    let whole = |part: &Part| forward[part.nodes.clone()].iter().map(|&id| seconds[id].0).sum();
+    let whole =
+        |part: &Part| -> f64 { forward[part.nodes.clone()].iter().map(|&id| seconds[id].0).sum() };
     let crossing = crossing(graph, &forward);
-    let mut parts = vec![Part { nodes: 0..forward.len(), depth: Some(0) }];
-    let all: f64 = whole(&parts[0]);
+    let places = (0..forward.len()).filter(|&at| at == 0 || begins.contains(&forward[at]));
+    let places: Vec<usize> = places.chain([forward.len()]).collect();
+    let between = places.windows(2).map(|ends| Part { nodes: ends[0]..ends[1], depth: Some(0) });
+    let mut parts: Vec<Part> = between.collect();
+    let all: f64 = parts.iter().map(whole).sum();
     let coarse = all / (2 * stages.max(1)) as f64;
     loop {
         let is_enough = parts.len() >= stages;

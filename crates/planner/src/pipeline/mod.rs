@@ -5,6 +5,7 @@
 mod accumulate;
 mod action;
 mod csv;
+mod cut;
 mod divide;
 mod error;
 mod exchange;
@@ -22,10 +23,13 @@ mod validate;
 pub use accumulate::accumulate;
 pub use action::{Action, Pass, Rows};
 pub use csv::{CsvError, read_csv, write_csv};
+pub use cut::{CutError, beginnings, ends};
 pub use divide::{Division, Role};
 pub use error::PipelineError;
 pub use exchange::Message;
-pub use layers::{Entry, Layer, assign, at_modules, cut_evenly, follow, is_within, layers};
+pub use layers::{
+    Entry, Layer, assign, at_modules, cut_evenly, follow, is_within, layers, layers_beginning_with,
+};
 pub use ranks::{Leeway, Ranks, ranks};
 pub use rows::{PipelineSchedule, Unsuited, greedy, in_turn, interleaved};
 pub use simulate::{Performed, Simulated, StageCost, simulate};

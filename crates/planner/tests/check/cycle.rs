@@ -9,7 +9,7 @@ use tightfit::Goal;
 use tightfit::analysis::{Motion, Move};
 use tightfit::check::{check, lanes};
 use tightfit::graph::{Graph, GraphBuilder, NodeSpec, Phase, ValueSpec};
-use tightfit::id::{BufferId, DEVICE, LaneId, TransferId};
+use tightfit::id::{BufferId, DEVICE, LaneId, NodeId, TransferId};
 use tightfit::machine::Machine;
 use tightfit::plan::{Plan, Planner};
 use tightfit::profile::Profile;
@@ -17,7 +17,7 @@ use tightfit::schedule::{
     Buffer, Instruction, Lowering, Movement, Residents, Schedule, Transfer, lower,
 };
 use tightfit::tensor::DType;
-use tightfit::timeline::Timeline;
+use tightfit::timeline::{Swapped, Timeline};
 use tightfit::units::{Bytes, Seconds};
 
 use crate::fixtures::moves::{host, with_host};
@@ -201,6 +201,37 @@ fn what_comes_back_for_the_next_step() {
     // It is started when the step is over, so the next one waits for all of it.
     assert_eq!(timeline.seconds, Seconds(4.0));
     assert_eq!(timeline.transfers[0].stall, Seconds(1.0));
+}
+
+/// Seconds that are idle, free and waited for, with the accesses and the in-trigger between them.
+fn swapped(moves: &[(&str, u32, Motion)]) -> String {
+    let case = case(moves);
+    let rows = case.verdict().unwrap().swapped(&case.graph, &case.schedule);
+    let name = |node: Option<NodeId>| node.map_or("-", |node| &case.graph.nodes()[node].name);
+    let row = |row: &Swapped| {
+        let [last, trigger, next] = [row.last_access, row.in_trigger, row.next_access].map(name);
+        let out = row.out.map_or("-".to_string(), |out| out.0.to_string());
+        format!(
+            "{} after {last}, returns after {trigger} for {next}: idle {}, out {out}, back {}, \
+             free {}, waits {}",
+            name(Some(row.node)),
+            row.idle.0,
+            row.back.0,
+            row.free().0,
+            row.stall.0
+        )
+    };
+    rows.iter().map(row).collect::<Vec<_>>().join("\n")
+}
+
+#[test]
+fn what_is_swapped_over_the_border_is_idle_in_both_steps() {
+    expect!["w after update, returns after - for loss: idle 2, out 1, back 1, free 0, waits 2"]
+        .assert_eq(&swapped(AWAY));
+    expect!["w after loss, returns after loss for update: idle 1, out 1, back 1, free -1, waits 0"]
+        .assert_eq(&swapped(LEAVING));
+    expect!["v after loss, returns after update for loss: idle 3, out -, back 1, free 2, waits 1"]
+        .assert_eq(&swapped(COMING));
 }
 
 fn below(case: &Case) -> BufferId {

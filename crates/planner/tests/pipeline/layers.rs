@@ -7,8 +7,8 @@ use tightfit::graph::Graph;
 use tightfit::id::{NodeId, SecondaryMap, StageId};
 use tightfit::machine::Machine;
 use tightfit::pipeline::{
-    Division, Layer, Leeway, PipelineError, PipelineSchedule, at_modules, cut_evenly, is_within,
-    layers, ranks, simulate, span, together,
+    Division, Layer, Leeway, PipelineError, PipelineSchedule, at_modules, beginnings, cut_evenly,
+    ends, is_within, layers, layers_beginning_with, ranks, simulate, span, together,
 };
 use tightfit::profile::Profile;
 use tightfit::units::{Bytes, Seconds};
@@ -109,6 +109,42 @@ fn layers_begin_with_calls_of_modules() {
             }
         }
     }
+}
+
+#[test]
+fn stages_that_are_cut_by_hand_are_the_forward_pass_from_module_to_module() {
+    for (name, modules) in [
+        (
+            "gpt2_small_b8_s512",
+            ["model.transformer.h.3.mlp", "model.transformer.h.7", "model.lm_head"],
+        ),
+        ("resnet50_b32", ["model.layer1.1.conv2", "model.layer2", "model.fc"]),
+    ] {
+        let graph = graph(name);
+        let begin = beginnings(&graph, &modules.map(String::from)).unwrap();
+        let forward = nodes(&layers(&graph, &on_a_gpu(&graph), 1).unwrap());
+        for (stages, whole) in [(4, false), (24, false), (24, true)] {
+            let found = layers_beginning_with(&graph, &on_a_gpu(&graph), stages, &begin).unwrap();
+            let found = if whole { at_modules(found) } else { found };
+            assert_eq!(nodes(&found), forward, "{name}");
+            let ends = ends(&found, &begin);
+            assert_eq!((ends.len(), ends[3]), (4, found.len()), "{name}");
+            for (end, module) in ends.iter().zip(modules) {
+                let path = |at: usize| graph.module_of(found[at].nodes[0]);
+                assert!(is_within(path(*end), module), "{name}: {module}");
+                let before = found[..*end].iter().flat_map(|layer| &layer.nodes);
+                let mut before = before.map(|&node| graph.module_of(node));
+                assert!(!before.any(|path| is_within(path, module)), "{name}: {module}");
+            }
+        }
+    }
+}
+
+/// All nodes of layers, in the order of the program.
+fn nodes(layers: &[Layer]) -> Vec<NodeId> {
+    let mut nodes: Vec<NodeId> = layers.iter().flat_map(|layer| layer.nodes.clone()).collect();
+    nodes.sort();
+    nodes
 }
 
 #[test]

@@ -4,14 +4,17 @@
 //! Tier: quick with a part of the cases, 1 s; full with all of them.
 
 use proptest::prelude::*;
+use tightfit::analysis::{Motion, Move};
 use tightfit::check::Checked;
 use tightfit::effort::{Effort, Meter};
 use tightfit::graph::Graph;
+use tightfit::id::NodeId;
 use tightfit::machine::Machine;
 use tightfit::plan::offload::Offloading;
 use tightfit::plan::{self, Plan, Planner};
 use tightfit::profile::Profile;
 use tightfit::schedule::{Lowering, lower};
+use tightfit::timeline::Swapped;
 use tightfit::units::Bytes;
 use tightfit::{Goal, Request, fit, frontier};
 
@@ -47,6 +50,7 @@ fn holds(graph: &Graph, machine: &Machine, bandwidth: f64, part: f64) -> Result<
     let schedule = lower(graph, &profile, &plan, &Lowering::to(Goal::Smallest));
     let checked = Checked::new(graph, &profile, schedule);
     let checked = checked.map_err(|violation| TestCaseError::fail(violation.to_string()))?;
+    lists_what_is_swapped(graph, &profile, &checked, &found.moves)?;
     let timeline = checked.timeline();
     prop_assert!(timeline.peak <= found.peak && found.peak <= budget);
     let off = (timeline.seconds.0 - found.seconds.0).abs();
@@ -56,6 +60,54 @@ fn holds(graph: &Graph, machine: &Machine, bandwidth: f64, part: f64) -> Result<
     let least = plan::lower_bound_with_moves(graph, &profile, &order, found.peak, &effort);
     let most = timeline.seconds.0 * (1.0 + 1e-9);
     prop_assert!(least.0 <= most, "{least:?} {:?}", timeline.seconds);
+    Ok(())
+}
+
+/// A row for each prefetch, with the accesses around it as the order of the step has them.
+fn lists_what_is_swapped(
+    graph: &Graph,
+    profile: &Profile,
+    checked: &Checked,
+    moves: &[Move],
+) -> Result<(), TestCaseError> {
+    let order = plan::base_order(graph, profile);
+    let (schedule, timeline) = (checked.schedule(), checked.timeline());
+    let rows = timeline.swapped(graph, schedule);
+    let prefetches: Vec<&Move> =
+        moves.iter().filter(|next| next.motion == Motion::Prefetch).collect();
+    prop_assert_eq!(rows.len(), prefetches.len());
+    let bytes: Bytes = rows.iter().map(|row| row.bytes).sum();
+    prop_assert_eq!(bytes, schedule.moved()[1]);
+    prop_assert!(rows.is_sorted_by(|a, b| a.free().0 >= b.free().0));
+    let is_accessed = |node: NodeId, storage| {
+        graph.reads(node).contains(&storage) || graph.fresh(node).contains(&storage)
+    };
+    for next in prefetches {
+        let (before, behind) = order.split_at(next.before as usize);
+        let access = |nodes: &[NodeId]| {
+            let mut nodes = nodes.iter().copied();
+            nodes.find(|&node| is_accessed(node, next.storage))
+        };
+        let backwards = |nodes: &[NodeId]| access(&nodes.iter().rev().copied().collect::<Vec<_>>());
+        let returns = graph.is_persistent(next.storage);
+        let last = backwards(before).or_else(|| backwards(behind).filter(|_| returns));
+        let first = access(behind).or_else(|| access(before).filter(|_| returns));
+        let fits = |row: &&Swapped| {
+            row.storage == next.storage && row.last_access == last && row.next_access == first
+        };
+        let row = rows.iter().find(fits);
+        prop_assert!(row.is_some(), "{next:?}: {last:?}, {first:?}, {rows:#?}");
+        let row = row.unwrap();
+        prop_assert_eq!(row.in_trigger, before.last().copied());
+        if let (Some(last), Some(first)) = (last, first) {
+            let call = |node| timeline.calls.iter().find(|call| call.node == node).unwrap();
+            let (since, until) = (call(last).start + call(last).seconds, call(first).start);
+            let crosses = order.iter().position(|&node| node == last)
+                >= order.iter().position(|&node| node == first);
+            let idle = until.0 - since.0 + if crosses { timeline.seconds.0 } else { 0.0 };
+            prop_assert!((row.idle.0 - idle).abs() <= 1e-9 * timeline.seconds.0);
+        }
+    }
     Ok(())
 }
 

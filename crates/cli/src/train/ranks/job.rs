@@ -8,7 +8,7 @@ use anyhow::Context;
 use tightfit::id::RankId;
 use tightfit::units::Bytes;
 use tightfit_engine::transport::Link;
-use tightfit_engine::transport::mpi::{Job, MpiLink};
+use tightfit_engine::transport::mpi::{Ended, Job, MpiLink};
 use tightfit_engine::{Budget, process};
 
 use super::announce::announce;
@@ -16,7 +16,7 @@ use super::chosen::{Asked, patience};
 use super::greeting::Greeting;
 use super::share::Share;
 use super::{Way, assignment, choose, rank};
-use crate::exit_code::ExitCode;
+use crate::exit_code::{ExitCode, OTHER_RANK};
 use crate::train::announce::announce_saving;
 use crate::train::resident::Resident;
 use crate::train::{Arguments, begins, distinct, open};
@@ -48,10 +48,9 @@ pub fn train(arguments: &Arguments, way: Way) -> anyhow::Result<ExitCode> {
             job.rank(),
             job.ranks()
         );
-        return match job.end(0) {
-            None => Ok(ExitCode::SUCCESS),
-            Some(failure) => Err(failure.into()),
-        };
+        let Ended { failure, codes } = job.end(0);
+        let ran = failure.map_or(Ok(ExitCode::SUCCESS), |failure| Err(failure.into()));
+        return Ok(of_the_cause(conclusion::conclude(ran, arguments.json), &codes));
     };
     let ran = ranked(arguments, way, link, job.first_nearby(), beside).map_err(|error| {
         // The others need not know what is alive at a node.
@@ -60,8 +59,18 @@ pub fn train(arguments: &Arguments, way: Way) -> anyhow::Result<ExitCode> {
     });
     // All of them speak before one of them ends, after which `mpirun` ends the others.
     let code = conclusion::conclude(ran, arguments.json);
-    job.end(code.into());
-    Ok(code)
+    let Ended { codes, .. } = job.end(code.into());
+    Ok(of_the_cause(code, &codes))
+}
+
+/// The exit code of a process, or where it has only heard of another one's failure, that one's; so
+/// `mpirun`, which passes some process's code on, passes the cause's on.
+fn of_the_cause(own: ExitCode, all: &[u8]) -> ExitCode {
+    let says_why = |code: &&u8| **code != 0 && **code != OTHER_RANK;
+    match all.iter().find(says_why).filter(|_| own == ExitCode::from(OTHER_RANK)) {
+        Some(&cause) => ExitCode::from(cause),
+        None => own,
+    }
 }
 
 /// Trains as one rank.

@@ -6,11 +6,12 @@ use serde_json::{Value, json};
 use tightfit::graph::Graph;
 use tightfit::plan::Planner;
 use tightfit::profile::Profile;
-use tightfit::timeline::Recomputed;
+use tightfit::timeline::{Recomputed, Swapped};
 use tightfit_engine::{FittedGraph, FittingError};
 
 use super::explain::{self, Explained};
 use super::recomputed::{print_recomputed, recomputed_json};
+use super::swapped::{print_swapped, swapped_json};
 use crate::output::{Printed, Unprinted};
 use crate::values::NoVariants;
 
@@ -26,10 +27,11 @@ pub struct Details {
     /// List what is recomputed, with its saving and its cost
     #[arg(long)]
     recomputed: bool,
-    /// Explain what is recomputed: with capuchin, its candidates and its choices in their order
+    /// Explain what is recomputed, and what is swapped in which free time: with capuchin, its
+    /// candidates and its choices in their order
     #[arg(long)]
     explain: bool,
-    /// How many rows a list shows of what is recomputed, or of candidates
+    /// How many rows a list shows of what is recomputed or swapped, or of candidates
     #[arg(long, value_name = "N", default_value_t = 20)]
     top: usize,
 }
@@ -108,13 +110,33 @@ impl Details {
     }
 }
 
+/// All that is known of why a plan does what it does, as `--explain --json` has it.
+pub fn explained(
+    graph: &Graph,
+    profile: &Profile,
+    planner: Planner,
+    planned: &FittedGraph,
+) -> anyhow::Result<Value> {
+    let details =
+        Details { variant: None, swap: false, recomputed: true, explain: true, top: usize::MAX };
+    let mut result = json!({});
+    details.of_plan(graph, profile, planner, planned)?.add_to(&mut result);
+    Ok(result)
+}
+
 impl Shown<'_> {
     fn recomputed(&self) -> Vec<Recomputed> {
         self.planned.fitted.timeline().recomputed(self.planned.unplanned.timeline())
     }
 
+    fn swapped(&self) -> Vec<Swapped> {
+        let fitted = &self.planned.fitted;
+        fitted.timeline().swapped(self.graph, fitted.schedule())
+    }
+
     /// Adds what is known to the result in JSON.
     pub fn add_to(&self, result: &mut Value) {
+        result["swapped"] = json!(swapped_json(self.graph, &self.swapped()));
         result["recomputed"] = json!(recomputed_json(self.graph, &self.recomputed()));
         if let Some(explained) = &self.explained {
             result["explanation"] = explained.json();
@@ -125,6 +147,9 @@ impl Shown<'_> {
     pub fn print(&self) -> Printed {
         if let Some(explained) = &self.explained {
             explained.print(self.details.top)?;
+        }
+        if self.details.explain {
+            print_swapped(self.graph, &self.swapped(), self.details.top)?;
         }
         if self.details.explain || self.details.recomputed {
             print_recomputed(self.graph, &self.recomputed(), self.details.top)?;

@@ -11,10 +11,11 @@ use tightfit::graph::Graph;
 use tightfit::id::{PrimaryMap, RankId};
 use tightfit::machine::Machine;
 use tightfit::pipeline::stages::{
-    Devices, LayerCost, StagePlan, cuts, in_time, layer_costs, plan_stages,
+    Devices, LayerCost, StagePlan, cuts, given_cut, in_time, layer_costs, plan_cut, plan_stages,
 };
 use tightfit::pipeline::{
-    Layer, PipelineError, PipelineSchedule, Simulated, at_modules, layers, span,
+    Layer, PipelineError, PipelineSchedule, Simulated, at_modules, beginnings, ends,
+    layers_beginning_with, span,
 };
 use tightfit::plan::PlanError;
 use tightfit::staged::{PlannedStages, TensorPlanning, TensorPlanningError};
@@ -24,7 +25,7 @@ use tightfit_engine::{Budget, reserve, within_memory};
 use crate::accumulation::Accumulation;
 use crate::effort::{Search, clock};
 use crate::input;
-use crate::values::{Lack, NoRanks, NoStages, Room};
+use crate::values::{Lack, NoRanks, NoStages, OtherStages, Room};
 
 /// Calls of all micro-batches that are planned one by one: a second or two for each cut.
 const MOST_CALLS: u64 = 1 << 18;
@@ -46,6 +47,8 @@ pub struct Task {
     pub state: Option<f64>,
     /// Only this order.
     pub schedule: Option<PipelineSchedule>,
+    /// The modules with which stages begin behind the first one; none: wherever it is best.
+    pub cut: Vec<String>,
     /// Cut only where the call of a module begins.
     pub at_modules: bool,
     /// How each device is planned tensor by tensor; absent: whole layers are recomputed.
@@ -102,6 +105,8 @@ pub struct Answer<'g> {
     pub cut: Vec<Layer>,
     /// What that costs.
     pub costs: Vec<LayerCost>,
+    /// The layer behind the last one of each stage, where the cut was asked for.
+    pub ends: Option<Vec<usize>>,
     /// The best of each order.
     pub found: Vec<Found>,
     /// Orders that were not planned, with what the model of layers says they take where nothing is
@@ -145,33 +150,55 @@ pub fn answer<'g>(
     };
     let bytes = task.budget.bytes(peak, reserve).ok_or(crate::verbs::analyze::Refused::Smallest)?;
     within_memory(bytes, machine)?;
-    let asked = match task.schedule {
+    let mut asked = match task.schedule {
         Some(schedule) => vec![schedule],
         None => PipelineSchedule::with_equal_sums().collect(),
     };
+    if !task.cut.is_empty() {
+        asked = with_so_many_stages(asked, task)?;
+    }
     // Layers as fine as the order with the most stages asks for, where there are so many, whichever
     // is asked for: so each is cut as it is among all of them.
     let chunks = PipelineSchedule::with_equal_sums().map(PipelineSchedule::chunks).max();
     let chunks = chunks.unwrap_or(1);
     let ranks = task.devices as usize;
-    let cut = layers(graph, &profile, ranks * chunks as usize);
-    let mut cut = cut.or_else(|_| layers(graph, &profile, ranks))?;
+    let begin = beginnings(graph, &task.cut)?;
+    let layers = |stages| layers_beginning_with(graph, &profile, stages, &begin);
+    let mut cut = layers(ranks * chunks as usize).or_else(|_| layers(ranks))?;
     if task.at_modules {
         cut = at_modules(cut);
     }
+    let ends = (!begin.is_empty()).then(|| ends(&cut, &begin));
     let costs = layer_costs(graph, &profile, &cut, task.state)?;
     let (bandwidth, latency) = task.link.unwrap_or((machine.bandwidth, Seconds(0.0)));
     let budget = bytes.saturating_sub(reserve.total());
     let devices = Devices { ranks: task.devices, budget, bandwidth, latency };
     let reserve = reserve.total();
     let (found, unplanned) = (Vec::new(), Vec::new());
-    let empty = Answer { graph, cut, costs, found, unplanned, devices, budget: bytes, reserve };
+    let budget = bytes;
+    let empty = Answer { graph, cut, costs, ends, found, unplanned, devices, budget, reserve };
     match task.search.filter(|_| are_few(graph, task.accumulation)) {
         Some(search) => {
             let until = search.limits.deadline.map(|whole| Seconds(start.0 + whole.0));
             by_tensors(empty, machine, (task, search), &asked, (until, is_over))
         }
         None => by_layers(empty, task.accumulation, &asked, is_over),
+    }
+}
+
+/// The orders with as many stages as the cut that is asked for.
+fn with_so_many_stages(
+    mut asked: Vec<PipelineSchedule>,
+    task: &Task,
+) -> Result<Vec<PipelineSchedule>, OtherStages> {
+    let stages = |order: &PipelineSchedule| task.devices * order.chunks();
+    let mut possible: Vec<u32> = asked.iter().map(stages).collect();
+    possible.sort_unstable();
+    possible.dedup();
+    asked.retain(|order| stages(order) as usize == task.cut.len() + 1);
+    match asked.is_empty() {
+        true => Err(OtherStages { cuts: task.cut.len(), devices: task.devices, possible }),
+        false => Ok(asked),
     }
 }
 
@@ -197,7 +224,10 @@ fn by_layers<'g>(
 ) -> anyhow::Result<Answer<'g>> {
     let Answer { graph, cut, costs, devices, budget, reserve, .. } = &answer;
     let micro_batches = accumulation.micro_batches();
-    let plans = plan_stages(costs, devices, micro_batches, asked, is_over)?;
+    let plans = match &answer.ends {
+        None => plan_stages(costs, devices, micro_batches, asked, is_over),
+        Some(ends) => plan_cut((costs, ends), devices, micro_batches, asked, is_over),
+    }?;
     if plans.is_empty() && !is_over() {
         let stages = asked.iter().map(|order| (devices.ranks * order.chunks()) as usize).min();
         if let Some(stages) = stages.filter(|&stages| stages > cut.len()) {
@@ -273,8 +303,10 @@ fn candidates(
             }
             Ok(rows) => {
                 let order = (schedule.name(), &rows);
-                let cuts = cuts(costs, devices, order, &is_over);
-                found.extend(cuts);
+                found.extend(match &answer.ends {
+                    None => cuts(costs, devices, order, &is_over),
+                    Some(ends) => given_cut((costs, ends), devices, order),
+                });
             }
             Err(error) => first = first.or(Some(error.into())),
         }

@@ -73,7 +73,15 @@ pub struct Carrier {
     /// Where another rank says that it has failed.
     note: (Box<[u8; NOTE]>, Option<Request>),
     /// The end of all ranks.
-    end: Option<Request>,
+    end: Option<End>,
+}
+
+/// What ranks say at their end: the exit codes of their processes.
+struct End {
+    request: Request,
+    codes: Box<[u8]>,
+    /// This rank's, which stays where it is until the request has ended.
+    _own: Box<u8>,
 }
 
 impl Carrier {
@@ -138,7 +146,7 @@ impl Carrier {
             self.groups.all.abort(PANICKED);
         }
         let asked = std::mem::take(&mut state.asked);
-        let (has_failed, ends) = (state.failed.is_some(), state.ends.is_some());
+        let (has_failed, ends) = (state.failed.is_some(), state.ends);
         drop(state);
         let mut moved = !asked.is_empty();
         if !has_failed {
@@ -177,10 +185,20 @@ impl Carrier {
             }
         }
         let is_resting = !matches!(self.course, Course::Quieting(..));
-        if ends && is_resting && self.end.is_none() {
-            self.end = Some(self.groups.all.everybody()?);
+        if let Some(code) = ends.filter(|_| is_resting && self.end.is_none()) {
+            self.end = Some(self.begin_end(code)?);
         }
         Ok(moved)
+    }
+
+    /// Says with which code this rank's process ends, and begins to hear it of the others.
+    fn begin_end(&self, code: u8) -> Result<End, MpiError> {
+        let own = Box::new(code);
+        let mut codes = vec![0; self.groups.all.size()? as usize].into_boxed_slice();
+        let said = Lent { bytes: &raw const *own, length: 1 };
+        let heard = Awaiting { bytes: codes.as_mut_ptr(), length: codes.len() };
+        let request = self.groups.all.gather(said, heard)?;
+        Ok(End { request, codes, _own: own })
     }
 
     /// Begins a transfer, in as many parts as it takes.
@@ -307,7 +325,13 @@ impl Carrier {
 
     /// All ranks have come to their end.
     fn has_ended(&mut self) -> bool {
-        self.end.as_mut().is_some_and(|end| !matches!(end.ended(), Ok(None)))
+        let Some(End { request, codes, .. }) = &mut self.end else { return false };
+        match request.ended() {
+            Ok(None) => return false,
+            Ok(Some(_)) => self.board.lock().codes = codes.to_vec(),
+            Err(_) => {}
+        }
+        true
     }
 }
 

@@ -152,16 +152,26 @@ impl Job {
         self.link.as_ref()
     }
 
-    /// Waits until all processes have come here; `code` is what this one will exit with, should the
-    /// job have to be aborted meanwhile. Why a rank has failed, if one has.
-    pub fn end(self, code: u8) -> Option<LinkError> {
+    /// Waits until all processes have come here, of which this one says with what `code` it will
+    /// exit, and hears the same of the others.
+    pub fn end(self, code: u8) -> Ended {
         let mut state = self.board.lock();
         state.ends = Some(code);
         self.board.asked.notify_one();
         drop(state);
         self.carrier.join().ok();
-        self.board.lock().failure.clone()
+        let state = self.board.lock();
+        Ended { failure: state.failure.clone(), codes: state.codes.clone() }
     }
+}
+
+/// How a job has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ended {
+    /// Why a rank has failed, if one has.
+    pub failure: Option<LinkError>,
+    /// The exit codes of all processes, in the order of the ranks; none where MPI does not say.
+    pub codes: Vec<u8>,
 }
 
 fn begin(

@@ -60,6 +60,8 @@ pub struct State {
     pub failure: Option<LinkError>,
     /// This rank has nothing more to say; the exit code of its process.
     pub ends: Option<u8>,
+    /// The exit codes of all ranks, once all of them have come to their end.
+    pub codes: Vec<u8>,
     /// This process ends by a panic.
     pub panics: bool,
 }

@@ -129,14 +129,44 @@ pub fn plan_stages(
     schedules: &[PipelineSchedule],
     is_over: &dyn Fn() -> bool,
 ) -> Result<Vec<StagePlan>, Unsuited> {
+    let plan = |order: (&str, &Rows)| plan_rows(layers, devices, order, is_over);
+    of_each(devices.ranks, micro_batches, schedules, &plan, is_over)
+}
+
+/// The same for stages that end behind these layers: the plans of the orders with so many stages.
+///
+/// # Errors
+/// [`Unsuited`] where no order is for so many ranks and micro-batches.
+pub fn plan_cut(
+    (layers, ends): (&[LayerCost], &[usize]),
+    devices: &Devices,
+    micro_batches: u32,
+    schedules: &[PipelineSchedule],
+    is_over: &dyn Fn() -> bool,
+) -> Result<Vec<StagePlan>, Unsuited> {
+    let has_as_many = |rows: &Rows| rows.placement.len() == ends.len();
+    let plan = |order: (&str, &Rows)| {
+        has_as_many(order.1).then(|| evaluate(layers, devices, order, ends)).flatten()
+    };
+    of_each(devices.ranks, micro_batches, schedules, &plan, is_over)
+}
+
+/// A plan of each order that has one, the fastest first.
+fn of_each(
+    ranks: u32,
+    micro_batches: u32,
+    schedules: &[PipelineSchedule],
+    plan: &dyn Fn((&str, &Rows)) -> Option<StagePlan>,
+    is_over: &dyn Fn() -> bool,
+) -> Result<Vec<StagePlan>, Unsuited> {
     let mut plans = Vec::new();
     let (mut first, mut is_suited) = (None, false);
     // Of very many micro-batches rows alone take seconds.
     for schedule in schedules.iter().take_while(|_| !is_over()) {
-        match schedule.rows(devices.ranks, micro_batches) {
+        match schedule.rows(ranks, micro_batches) {
             Ok(rows) => {
                 is_suited = true;
-                plans.extend(plan_rows(layers, devices, (schedule.name(), &rows), is_over));
+                plans.extend(plan((schedule.name(), &rows)));
             }
             Err(error) => first = first.or(Some(error)),
         }
@@ -174,10 +204,24 @@ pub fn cuts(
     order: (&str, &Rows),
     is_over: &dyn Fn() -> bool,
 ) -> Vec<StagePlan> {
+    distinct(devices, &|devices| plan_rows(layers, devices, order, is_over))
+}
+
+/// The one cut that is asked for: within the budget if whole layers fit, and else as if they did.
+pub fn given_cut(
+    (layers, ends): (&[LayerCost], &[usize]),
+    devices: &Devices,
+    order: (&str, &Rows),
+) -> Vec<StagePlan> {
+    distinct(devices, &|devices| evaluate(layers, devices, order, ends))
+}
+
+/// Plans within the budget of each rank and without one, of which the second differs in its cut.
+fn distinct(devices: &Devices, plan: &dyn Fn(&Devices) -> Option<StagePlan>) -> Vec<StagePlan> {
     let boundless = Devices { budget: Bytes::LIMIT, ..*devices };
     let mut plans: Vec<StagePlan> = Vec::new();
     for devices in [devices, &boundless] {
-        let found = plan_rows(layers, devices, order, is_over);
+        let found = plan(devices);
         plans.extend(found.filter(|found| plans.iter().all(|plan| plan.ends != found.ends)));
     }
     plans
