@@ -62,7 +62,7 @@ fn stages_begin_where_they_are_asked_to() {
     let folder = folder();
     let stages = "stages corpus/graphs/gpt2_small_b8_s512.json.gz --devices 2 --microbatches 4";
     let planned = |rest: &str| {
-        let command = format!("{stages} --budget 40GB --emit torch -o plan.json {rest}");
+        let command = format!("{stages} --budget 40GB --emit torch -o FOLDER/plan.json {rest}");
         run(folder.path(), &command).done();
         let plan = std::fs::read(folder.path().join("plan.json")).unwrap();
         serde_json::from_slice::<Value>(&plan).unwrap()
