@@ -29,6 +29,10 @@ _TOO_MANY = ("FailOnRecompileLimitHit", "RecompileLimitExceeded")
 _LOGGING = ("debug", "info", "warning", "warn", "error", "exception", "critical", "log", "warning_once", "info_once",
             "warning_advice")
 
+# Releases before 2.13 look at no parameter again while its module's dictionary stays as it is, and so miss that it was frozen,
+# or is trained from now on.
+_LOOKS_AGAIN = {"skip_tensor_guards_with_matching_dict_tags": False} if torch.__version__ < (2, 13) else {}
+
 # Words of its messages, and what to say instead of such a message; the first that occurs counts.
 _KNOWN = (
     ("RNN, GRU, or LSTM", "the model calls a recurrent layer (RNN, GRU, LSTM){place}, and those are not supported. Write its "
@@ -70,6 +74,7 @@ class Capturing:
         self.settings = torch._dynamo.config.patch(
             recompile_limit=_SHAPES, accumulated_recompile_limit=4 * _SHAPES, optimize_ddp=False,
             ignore_logging_functions=_Ignored([*loggers, *torch._dynamo.config.ignore_logging_functions]),
+            **_LOOKS_AGAIN,
         )
         self.was_silent = False
 
