@@ -1,6 +1,8 @@
 """Which versions of Python and PyTorch the package is for: what it says of itself, and its syntax.
 
 Invariant: tests run on one Python, so what older ones would refuse is found by reading.
+
+Tier: quick, since they only read.
 """
 
 import ast
@@ -15,12 +17,15 @@ import torch
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted((ROOT / "python" / "tightfit").rglob("*.py*"))
 PROJECT = tomllib.loads((ROOT / "python" / "pyproject.toml").read_text())["project"]
-# The standard library's that came after Python 3.10.
-LATER = {"tomllib": (), "typing": ("Self", "Never", "LiteralString", "assert_never", "reveal_type", "Required", "NotRequired", "Unpack",
-                                   "TypeVarTuple", "override"),
-         "enum": ("StrEnum", "ReprEnum", "member"), "datetime": ("UTC",), "contextlib": ("chdir",), "itertools": ("batched",),
-         "functools": (), "operator": ("call",), "hashlib": ("file_digest",), "warnings": ("deprecated",)}
-NAMES = ("ExceptionGroup", "BaseExceptionGroup")
+# What came after Python 3.10: modules, names of modules, and built-in names.
+MODULES = {"tomllib"}
+LATER = {
+    "contextlib": {"chdir"}, "datetime": {"UTC"}, "enum": {"StrEnum", "ReprEnum", "member"}, "hashlib": {"file_digest"},
+    "itertools": {"batched"}, "operator": {"call"}, "warnings": {"deprecated"},
+    "typing": {"LiteralString", "Never", "NotRequired", "Required", "Self", "TypeVarTuple", "Unpack", "assert_never", "override",
+               "reveal_type"},
+}
+BUILT_IN = {"BaseExceptionGroup", "ExceptionGroup"}
 
 
 def numbers(version):
@@ -42,14 +47,14 @@ def test_a_file_is_python_3_10(file):
     tree = ast.parse(file.read_text(), feature_version=(3, 10))
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            assert not {"tomllib"} & {alias.name for alias in node.names}
+            assert not MODULES & {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.level == 0:
-            assert node.module != "tomllib"
-            assert not set(LATER.get(node.module, ())) & {alias.name for alias in node.names}
+            assert node.module not in MODULES
+            assert not LATER.get(node.module, set()) & {alias.name for alias in node.names}
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
-            assert node.attr not in LATER.get(node.value.id, ())
+            assert node.attr not in LATER.get(node.value.id, set())
         elif isinstance(node, ast.Name):
-            assert node.id not in NAMES
+            assert node.id not in BUILT_IN
 
 
 def test_what_is_said_of_python():

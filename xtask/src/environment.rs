@@ -1,6 +1,6 @@
-//! Virtual environments of Python, in the target folder. Invariant: an environment's stamp holds the
-//! interpreter's version and the requirements that were installed into it, and is written last; an
-//! environment without the right stamp is made anew.
+//! Virtual environments of Python, in the target folder. Invariant: an environment's stamp holds
+//! the interpreter's version and the requirements that were installed into it, and is written last;
+//! an environment without the right stamp is made anew.
 
 use std::ffi::OsString;
 use std::fs;
@@ -107,8 +107,8 @@ impl Environment {
             log.run(by_pip).with_context(|| {
                 let list: Vec<&str> = required.lines().collect();
                 format!(
-                    "with Python {python}, these cannot be installed together, and what pip printed \
-                     says which of them: {}",
+                    "with Python {python}, these cannot be installed together, and what pip \
+                     printed says which of them: {}",
                     list.join(", ")
                 )
             })?;

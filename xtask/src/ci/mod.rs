@@ -109,8 +109,8 @@ pub fn names() -> String {
 }
 
 /// Runs what the arguments ask for: steps of the quick tier, all of them if none is named; with
-/// `--full`, of the full one; with `--slice N`, a slice of the full one; with `--torch VERSION`, the
-/// Python tests of the quick one with that version of PyTorch.
+/// `--full`, of the full one; with `--slice N`, a slice of the full one; with `--torch VERSION`,
+/// the Python tests of the quick one with that version of PyTorch.
 pub fn ci(workspace: Workspace, arguments: &[String]) -> Result<()> {
     let began = Instant::now();
     let mut log = Log::default();

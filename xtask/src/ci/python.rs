@@ -1,5 +1,5 @@
-//! The Python tests, in a virtual environment. Invariant: they run with the package as it lies in its
-//! folder, and with the compiled module and the program that were just built.
+//! The Python tests, in a virtual environment. Invariant: they run with the package as it lies in
+//! its folder, and with the compiled module and the program that were just built.
 
 use std::process::Command;
 
