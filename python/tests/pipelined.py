@@ -219,8 +219,9 @@ def seen(ranks: int, runs: list[list[Any]]) -> list[list[dict[str, Any]]]:
         said = [process.said() for process in processes]
         for process in processes:
             process.close()
-        for rank, code in enumerate(codes):
-            assert code == 0, f"rank {rank}:\n{said[rank]}"
+        # All of them: where one fails, the others say that they cannot reach it.
+        failed = [f"rank {rank}:\n{said[rank]}" for rank, code in enumerate(codes) if code != 0]
+        assert not failed, "\n".join(failed)
         return [json.loads(Path(folder, f"{rank}.json").read_text()) for rank in range(ranks)]
 
 

@@ -14,6 +14,7 @@ import pipelined
 import tightfit
 import tightfit.distributed as pipelines
 from tightfit.distributed.cutting import Entry, cut
+from tightfit.distributed.messages import Messages
 from tightfit.distributed.running import _one_owner, stages_of, undividable
 from tightfit.distributed.stage import Stage
 from tier import FULL, full
@@ -62,6 +63,24 @@ def test_four_processes_have_the_gradients_of_one():
 
 def test_pipeline_and_sharding_together():
     right(pipelined.seen(4, [[2, "1f1b", "plain", None], [2, "zb-v", "plain", "recomputed"]]), 2)
+
+
+def test_messages_that_all_have_gradients_are_the_values():
+    """As PyTorch's first releases need them, whichever this one is."""
+    values = [torch.randn(2, 3, requires_grad=True) * 2, torch.tensor([-1, 2**62]), torch.tensor([True, False]), torch.randn(3).half(),
+              torch.tensor([7, -7], dtype=torch.int32), torch.tensor([200], dtype=torch.uint8)]
+    messages = Messages(values)
+    sent = messages.sent(values)
+    assert all(message.requires_grad for message in sent)
+    received = [message.detach().clone().requires_grad_(True) for message in sent]
+    found = messages.read(received)
+    assert all(torch.equal(one, other) and one.dtype == other.dtype for one, other in zip(found, values, strict=True))
+    [made, _] = messages.owing([found[0].sin(), found[1]], received)
+    made.detach_()  # as PyTorch does with what it has sent
+    [made, _] = messages.owing([found[0].sin(), found[1]], received)
+    made.sum().backward()
+    assert torch.equal(received[0].grad, received[0].cos())
+    assert all(torch.equal(message.grad, torch.zeros_like(message)) for message in received[1:])
 
 
 def through(plan: pipelines.StagePlan, model: nn.Module, inputs: torch.Tensor):

@@ -148,6 +148,8 @@ def test_gradients_of_many_tangents_at_once_are_not_written_over_anything() -> N
 def test_plans_overwrite_only_what_the_step_has_to_itself() -> None:
     graph = tightfit.capture_step(Gated(), batch(0))
     assert any(node.get("overwrites") for node in graph["nodes"])
+    # Measured times decide between plans, and differ from run to run.
+    graph["nodes"] = [node | ({"seconds": 1e-5} if "seconds" in node else {}) for node in graph["nodes"]]
     held = _native.hold(json.dumps(graph).encode(), None)
     apart = {"nodes": [{key: item for key, item in node.items() if key != "overwrites"} for node in graph["nodes"]]}
     assert held.peak < _native.hold(json.dumps(graph | apart).encode(), None).peak

@@ -6,6 +6,8 @@ Tier: quick with a part of the cases, 11 s; full with all of them.
 """
 
 import re
+import sys
+import types
 from importlib.util import find_spec
 
 import pages
@@ -32,11 +34,13 @@ OTHERS = [page for page in PAGES if pages.blocks(f"{FOLDER}/{page}") and page !=
 
 
 @pytest.mark.parametrize("page", cases(FIRST, full=OTHERS))
-def test_every_block_of_a_page_runs(page, tmp_path):
+def test_every_block_of_a_page_runs(page, tmp_path, monkeypatch):
     missing = [name for name in NEEDS.get(page, ()) if find_spec(name) is None]
     if missing:
         pytest.skip(f"{' and '.join(missing)} not installed")
-    pages.run(f"{FOLDER}/{page}", tmp_path, {"__name__": "page"})
+    module = types.ModuleType("page")
+    monkeypatch.setitem(sys.modules, "page", module)
+    pages.run(f"{FOLDER}/{page}", tmp_path, vars(module))
 
 
 def test_the_readmes_line_is_all_that_it_takes(tmp_path):

@@ -114,7 +114,8 @@ def _advice(error: Exception) -> str:
         )
     if "Disabling autocast" in str(error):
         return f"it uses autocast on cuda; {cuda_operators.AUTOCAST}"
-    if any(words in str(error) for words in ("NVIDIA driver", "not compiled with CUDA", "on the same device")):
+    of_devices = ("NVIDIA driver", "not compiled with CUDA", "on the same device", "found two different devices")
+    if any(words in str(error) for words in of_devices):
         return (
             "it names a device in its forward; let tensors be made where the others are, as in torch.zeros(n, "
             "device=x.device), and take calls of .cuda() out"

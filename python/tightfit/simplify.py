@@ -34,6 +34,7 @@ def simplify(captured: Capture) -> None:
             shorten(node)
             source = equivalent(node)
             if source is not None:
+                _follow(node, source)
                 node.replace_all_uses_with(source)
                 replaced[node] = source
                 graph.erase_node(node)
@@ -77,6 +78,23 @@ def equivalent(node: fx.Node) -> fx.Node | None:
                   aten._to_copy.default, aten.permute.default, aten.slice.Tensor, aten.squeeze.dims):
         return node.args[0] if _same(node, node.args[0]) else None
     return None
+
+
+def _follow(node: fx.Node, source: fx.Node) -> None:
+    """Views of a copy that is left out become views of what was copied."""
+    copy, original = node.meta["val"], source.meta["val"]
+    storage = copy.untyped_storage()._cdata
+    if original.untyped_storage()._cdata == storage:
+        return
+    from_start = original.storage_offset() - copy.storage_offset()
+    views = [node]
+    while views:
+        for user in views.pop().users:
+            view = user.meta.get("val")
+            if isinstance(view, torch.Tensor) and view.untyped_storage()._cdata == storage:
+                with torch.no_grad():
+                    user.meta["val"] = original.as_strided(view.shape, view.stride(), from_start + view.storage_offset())
+                views.append(user)
 
 
 def _composed(inner: fx.Node, outer: fx.Node) -> list[int]:

@@ -4,6 +4,7 @@
 mod ci;
 mod command;
 mod dist;
+mod environment;
 mod tidy;
 mod workspace;
 
@@ -21,6 +22,7 @@ usage: cargo xtask tidy                 the rules of the house that no compiler 
        cargo xtask ci [STEP …]          what a change must pass, or the steps named
        cargo xtask ci --full [STEP …]   the same with all tests and more cases
        cargo xtask ci --slice N         a slice of these tests; `next`: another with each commit
+       cargo xtask ci --torch 2.11.0    its Python tests alone, with that version of PyTorch
        cargo xtask dist                 archive and wheel of a release, in target/artifacts";
 
 fn main() -> ExitCode {

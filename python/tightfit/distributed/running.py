@@ -7,7 +7,7 @@ ranks that share one have the same.
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from torch.utils import _pytree as pytree
 
 from ..errors import OptionError
 from .cutting import Cut
+from .messages import EACH_HAS_A_GRADIENT, Messages
 from .stage import Stage
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ class Pipeline:
         count = len(plan.placement)
         placed = dict(enumerate(plan.placement))
         stages = [
-            PipelineStage(module, stage, count, device, passed[stage], passed[stage + 1], group=group)
+            _Stage(module, stage, count, device, passed[stage], passed[stage + 1], group=group)
             for stage, module in self.stages.items()
         ]
         for stage in stages:
@@ -120,6 +121,14 @@ class Pipeline:
             yield from stage.named().items()
 
 
+class _Stage(PipelineStage):
+    """A stage that sends no message to its own rank."""
+
+    def _get_init_p2p_neighbors_ops(self) -> list[distributed.P2POp]:
+        # PyTorch's first releases begin with a message to each neighbour, on the same rank too, for which gloo has no way.
+        return [op for op in super()._get_init_p2p_neighbors_ops() if op.group_peer != self.group_rank]
+
+
 def _divided(target: Any, parts: int) -> list[Any]:
     """The targets of the micro-batches; what is no tensor is that of each of them."""
     leaves, structure = pytree.tree_flatten(target)
@@ -147,7 +156,7 @@ def _like(arguments: tuple[torch.Tensor, ...], given: tuple[torch.Tensor, ...], 
 
 def _passed(stages: list[Stage], cut: Cut) -> list[tuple[torch.Tensor, ...]]:
     """What enters each stage, and what leaves the last one, without memory of their own: so no rank has to run a stage on
-    numbers that mean nothing in order to find out."""
+    numbers that mean nothing in order to find out. Makes the messages between stages what PyTorch's release can pass on."""
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     with mode, torch.enable_grad():
         passed: list[tuple[torch.Tensor, ...]] = [tuple(mode.from_tensor(value) for value in cut.inputs.values())]
@@ -155,8 +164,17 @@ def _passed(stages: list[Stage], cut: Cut) -> list[tuple[torch.Tensor, ...]]:
             # A tensor of one element is computed with, even so.
             with stage.without_statistics():
                 made = stage(*passed[-1])
-            passed.append(tuple(value.detach().requires_grad_(value.requires_grad) for value in made))
+            passed.append(_leaves(made))
+        if EACH_HAS_A_GRADIENT:
+            for number in range(1, len(stages)):
+                messages = Messages(passed[number])
+                stages[number - 1].sent = stages[number].received = messages
+                passed[number] = _leaves(messages.sent(passed[number]))
     return passed
+
+
+def _leaves(values: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    return tuple(value.detach().requires_grad_(value.requires_grad) for value in values)
 
 
 def stages_of(plan: StagePlan, cut: Cut) -> list[Stage]:

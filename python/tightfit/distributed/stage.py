@@ -17,6 +17,7 @@ from torch import fx, nn
 from torch.utils.checkpoint import checkpoint
 
 from .cutting import Cut, Layer
+from .messages import Messages
 
 
 class Stage(nn.Module):
@@ -31,8 +32,18 @@ class Stage(nn.Module):
         self.leaves = cut.answer.names if end == len(cut.layers) else _crossing(cut, end)
         overwritten = {name for layer in cut.layers[first:end] for name in layer.overwrites}
         self._copied = [name in overwritten for name in self.enters]
+        # What comes from the stage before, and goes to the next one, where that is not the values themselves.
+        self.received: Messages | None = None
+        self.sent: Messages | None = None
 
     def forward(self, *arguments: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        if self.received is None:
+            made = self._forward(arguments)
+        else:
+            made = self.received.owing(self._forward(self.received.read(arguments)), arguments)
+        return tuple(made if self.sent is None else self.sent.sent(made))
+
+    def _forward(self, arguments: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
         entered = zip(self.enters, arguments, self._copied, strict=True)
         values = {name: _at_the_edge(value.clone() if copied else value) for name, value, copied in entered}
         for layer, again in zip(self._layers(), self.recomputed, strict=True):
@@ -42,7 +53,7 @@ class Stage(nn.Module):
             else:
                 made = layer(*reads)
             values.update(zip(layer.makes, made, strict=True))
-        return tuple(_at_the_edge(values[name]) for name in self.leaves)
+        return [_at_the_edge(values[name]) for name in self.leaves]
 
     @contextmanager
     def without_statistics(self) -> Iterator[None]:

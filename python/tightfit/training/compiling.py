@@ -20,7 +20,7 @@ from .. import notebook
 from ..errors import CompileError, OptionError
 from .addresses import install
 from .backend import Backend
-from .dynamo import FAILURES, NOTHING, Capturing, isolated, translated, uncaptured
+from .dynamo import FAILURES, NOTHING, Capturing, frame, isolated, translated, uncaptured
 from .engine import watch
 from .execution import Plan, Step
 from .optimizer_state import state_bytes
@@ -104,8 +104,8 @@ def compile(
     backend = Backend(asked, model, type(model).__name__)
     if optimizer is not None:
         backend.ledger.reserved = state_bytes(optimizer, model.parameters())
-    model.compile(backend=backend.entry, dynamic=False, fullgraph=True, **isolated())
-    model._compiled_call_impl = Call(model._compiled_call_impl, backend, None if loss is None else _with_loss(model, loss, backend))
+    compiled = torch.compile(frame(model), backend=backend.entry, dynamic=False, fullgraph=True, **isolated())
+    model._compiled_call_impl = Call(compiled, backend, None if loss is None else _with_loss(model, loss, backend))
     _Watch.over(model, backend)
     watch(model)
     return model

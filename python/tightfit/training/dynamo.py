@@ -11,10 +11,12 @@ import logging
 import os
 import re
 import traceback
+import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch._dynamo import exc
 from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -29,7 +31,11 @@ _TOO_MANY = ("FailOnRecompileLimitHit", "RecompileLimitExceeded")
 _LOGGING = ("debug", "info", "warning", "warn", "error", "exception", "critical", "log", "warning_once", "info_once",
             "warning_advice")
 
-# Words of its messages, and what to say instead of such a message; the first that occurs counts.
+# Releases before 2.13 look at no parameter again while its module's dictionary stays as it is, and so miss that it was frozen,
+# or is trained from now on.
+_LOOKS_AGAIN = {"skip_tensor_guards_with_matching_dict_tags": False} if torch.__version__ < (2, 13) else {}
+
+# Patterns in its messages, and what to say instead of such a message; the first that occurs counts.
 _KNOWN = (
     ("RNN, GRU, or LSTM", "the model calls a recurrent layer (RNN, GRU, LSTM){place}, and those are not supported. Write its "
                           "recurrence as a loop of operators, or train it without tightfit"),
@@ -38,8 +44,9 @@ _KNOWN = (
                                      "parameters (`register_hook`)"),
     ("Unsupported functorch tracing", "the model is called under a transform of torch.func (grad, vmap, jvp, …), which captures it once more. Call the "
                   "model as usual, and `backward()`; or apply torch.func to a copy that was not compiled"),
-    ("random_value_", "the model's control flow depends on Python's random numbers{place}, and a captured graph takes one branch. "
-                      "Draw the number in the loop and pass it as an argument of the model, or choose with torch.where"),
+    (r"random_value_|Random\.random", "the model's control flow depends on Python's random numbers{place}, and a captured graph takes "
+                                       "one branch. Draw the number in the loop and pass it as an argument of the model, or choose with "
+                                       "torch.where"),
     ("data-dependent", "the model cannot be captured as one graph{place}: its control flow depends on the contents of a tensor. "
                        "Compute both ways and choose with torch.where, or compute that part outside of the model"),
 )
@@ -70,6 +77,7 @@ class Capturing:
         self.settings = torch._dynamo.config.patch(
             recompile_limit=_SHAPES, accumulated_recompile_limit=4 * _SHAPES, optimize_ddp=False,
             ignore_logging_functions=_Ignored([*loggers, *torch._dynamo.config.ignore_logging_functions]),
+            **_LOOKS_AGAIN,
         )
         self.was_silent = False
 
@@ -86,6 +94,17 @@ def isolated() -> dict[str, bool]:
     """The option by which models of one class do not share their limit of shapes, where PyTorch has it."""
     known = inspect.signature(torch.compile).parameters
     return {"isolate_recompiles": True} if "isolate_recompiles" in known else {}
+
+
+def frame(model: nn.Module) -> Callable[..., Any]:
+    """A call of a model that Dynamo captures: releases before 2.14 do not enter a forward that is PyTorch's own, such as that of
+    `nn.Sequential`, except from a function that is not."""
+    def call(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        return self._call_impl(*args, **kwargs)
+
+    code = getattr(model.forward, "__code__", None)
+    is_torchs = code is not None and code.co_filename.startswith(_TORCH)
+    return types.MethodType(call, model) if is_torchs and torch.__version__ < (2, 14) else model._call_impl
 
 
 def translated(error: Exception) -> TightfitError:
@@ -109,8 +128,11 @@ def translated(error: Exception) -> TightfitError:
         return CompileError(f"compiling the model fails with {type(inner).__name__ if inner else 'this'}: {reason}")
     raised = re.search(r"raised exception (.+)", text)
     if raised and "Observed exception" in text:
-        return CompileError(f"the model's forward raises an exception on this batch{_place(error)}: {raised[1]}")
-    known = next((says for word, says in _KNOWN if word in text), None)
+        # Releases before 2.13 name what they keep an exception's arguments in.
+        what = re.sub(r"\[(ConstantVariable\(.*\))\]", r"\1", raised[1])
+        what = re.sub(r"ConstantVariable\((\w+): (.*?)\)", r"\2", what)
+        return CompileError(f"the model's forward raises an exception on this batch{_place(error)}: {what}")
+    known = next((says for words, says in _KNOWN if re.search(words, text)), None)
     if known is not None:
         return CompileError(known.format(place=_place(error)))
     explanations = (line.removeprefix("Explanation:").strip(" .") for line in said if line.startswith("Explanation:"))

@@ -489,6 +489,9 @@ class Step:
         returned, unasked = set(), set()
         nodes, arguments, runs = self.ledger.nodes, self.joint.arguments, torch._C._will_engine_execute_node
         for index, tensor in pending.parameters.items():
+            if not tensor.requires_grad:
+                unasked.add(index)
+                continue
             found = nodes.get(arguments[index].name)
             try:
                 # What is known may be out of date: a parameter that was moved has another node.

@@ -21,6 +21,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 
 use crate::command::Log;
+use crate::environment::Environment;
 use crate::workspace::Workspace;
 use preparation::Preparation;
 use timings::Timings;
@@ -45,12 +46,34 @@ impl Tier {
 /// What the steps of a run share.
 struct Run {
     workspace: Workspace,
+    environment: Environment,
     tier: Tier,
     preparation: Preparation,
     timings: Timings,
 }
 
 impl Run {
+    /// One in the usual environment, while what the chosen steps need is prepared.
+    fn begin(workspace: Workspace, tier: Tier, is_chosen: impl Fn(&str) -> bool) -> Run {
+        let environment = Environment::of_tests(&workspace);
+        let timings = Timings::none(&workspace);
+        let preparation = Preparation::begin(&workspace, &environment, is_chosen);
+        Run { workspace, environment, tier, preparation, timings }
+    }
+
+    /// Does steps until one fails.
+    fn steps(
+        mut self,
+        mut steps: impl Iterator<Item = (&'static str, Step)>,
+        log: &mut Log,
+    ) -> Result<()> {
+        let result = steps.try_for_each(|(name, step)| log.step(name, |log| step(&mut self, log)));
+        // Where a step failed before it was needed; nothing is left that goes on by itself.
+        let prepared = self.preparation.finish(log);
+        self.timings.show_slowest(log);
+        result.and(prepared)
+    }
+
     /// Runs a command of tests, and remembers what each took.
     fn tests(&mut self, command: Command, log: &mut Log) -> Result<()> {
         let ended = log.run(command);
@@ -73,13 +96,21 @@ const STEPS: [(&str, Step); 8] = [
     ("python", python::python),
 ];
 
+/// Those of Python alone.
+const OF_PYTHON: [(&str, Step); 3] = [
+    ("environment", python::environment),
+    ("program", python::program),
+    ("python", python::python),
+];
+
 /// The names of all steps, in their order.
 pub fn names() -> String {
     STEPS.map(|(name, _)| name).join(", ")
 }
 
 /// Runs what the arguments ask for: steps of the quick tier, all of them if none is named; with
-/// `--full`, of the full one; with `--slice N`, a slice of the full one.
+/// `--full`, of the full one; with `--slice N`, a slice of the full one; with `--torch VERSION`,
+/// the Python tests of the quick one with that version of PyTorch.
 pub fn ci(workspace: Workspace, arguments: &[String]) -> Result<()> {
     let began = Instant::now();
     let mut log = Log::default();
@@ -87,6 +118,7 @@ pub fn ci(workspace: Workspace, arguments: &[String]) -> Result<()> {
     let _alone = alone(&workspace, &mut log)?;
     let result = match asked {
         Asked::Slice(number) => slices::slice(workspace, number, &mut log),
+        Asked::Torch(environment) => with_torch(workspace, environment, &mut log),
         Asked::Steps(tier, steps) => run(workspace, tier, steps, &mut log),
     };
     log.summary(began);
@@ -96,6 +128,8 @@ pub fn ci(workspace: Workspace, arguments: &[String]) -> Result<()> {
 /// What a run is asked for.
 enum Asked<'a> {
     Slice(usize),
+    /// The Python tests in this environment.
+    Torch(Environment),
     /// These steps, or all.
     Steps(Tier, &'a [String]),
 }
@@ -107,6 +141,12 @@ impl Asked<'_> {
                 return Ok(Asked::Slice(slices::number(workspace, which)?));
             }
             [option] if option == "--slice" => bail!("--slice takes a number, or `next`"),
+            [option, version] if option == "--torch" => {
+                return Ok(Asked::Torch(Environment::with_torch(workspace, version)?));
+            }
+            [option, ..] if option == "--torch" => {
+                bail!("--torch takes a version of PyTorch, such as 2.11.0, and nothing else")
+            }
             [option, steps @ ..] if option == "--full" => (Tier::Full, steps),
             steps => (Tier::Quick, steps),
         };
@@ -138,15 +178,15 @@ fn alone(workspace: &Workspace, log: &mut Log) -> Result<File> {
 
 fn run(workspace: Workspace, tier: Tier, chosen: &[String], log: &mut Log) -> Result<()> {
     let is_chosen = |name: &str| chosen.is_empty() || chosen.iter().any(|step| step == name);
+    let steps = STEPS.into_iter().filter(|(name, _)| is_chosen(name));
+    Run::begin(workspace, tier, is_chosen).steps(steps, log)
+}
+
+fn with_torch(workspace: Workspace, environment: Environment, log: &mut Log) -> Result<()> {
     let timings = Timings::none(&workspace);
-    let preparation = Preparation::begin(&workspace, is_chosen);
-    let mut run = Run { workspace, tier, preparation, timings };
-    let mut steps = STEPS.into_iter().filter(|(name, _)| is_chosen(name));
-    let result = steps.try_for_each(|(name, step)| log.step(name, |log| step(&mut run, log)));
-    // Where a step failed before it was needed; nothing is left that goes on by itself.
-    let prepared = run.preparation.finish(log);
-    run.timings.show_slowest(log);
-    result.and(prepared)
+    let preparation = Preparation::none();
+    let run = Run { workspace, environment, tier: Tier::Quick, preparation, timings };
+    run.steps(OF_PYTHON.into_iter(), log)
 }
 
 #[cfg(test)]
@@ -162,5 +202,15 @@ mod tests {
             "there is no step `tests`; the steps are fmt, tidy, clippy, doc, test, mpi, browser, \
              python"
         );
+    }
+
+    #[test]
+    fn a_version_of_pytorch_is_asked_for_alone() {
+        let workspace = Workspace { root: ".".into(), target: std::env::temp_dir() };
+        for arguments in [&["--torch"][..], &["--torch", "2.11.0", "fmt"], &["--torch", "newest"]] {
+            let arguments: Vec<String> = arguments.iter().map(|word| word.to_string()).collect();
+            let error = ci(workspace.clone(), &arguments).unwrap_err();
+            assert!(error.to_string().contains("such as 2.11.0"), "{error}");
+        }
     }
 }

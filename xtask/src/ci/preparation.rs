@@ -7,10 +7,11 @@ use std::thread::JoinHandle;
 use anyhow::{Context, Result, anyhow};
 
 use crate::command::Log;
+use crate::environment::Environment;
 use crate::workspace::Workspace;
 
 use super::debian::{install, installs};
-use super::{browser, mpi, python};
+use super::{browser, mpi};
 
 /// Where its output goes, in the target folder.
 const FILE: &str = "prepare.log";
@@ -24,17 +25,27 @@ pub struct Preparation {
 
 impl Preparation {
     /// Begins what the chosen steps need.
-    pub fn begin(workspace: &Workspace, is_chosen: impl Fn(&str) -> bool) -> Preparation {
+    pub fn begin(
+        workspace: &Workspace,
+        environment: &Environment,
+        is_chosen: impl Fn(&str) -> bool,
+    ) -> Preparation {
         let chosen = ["mpi", "browser", "python"].map(is_chosen);
-        let workspace = workspace.clone();
+        let (workspace, environment) = (workspace.clone(), environment.clone());
         let thread = chosen.contains(&true).then(|| {
             std::thread::spawn(move || {
                 let mut log = Log::in_file(&workspace.target.join(FILE)).unwrap_or_default();
-                let result = log.step("prepare", |log| prepare(&workspace, chosen, log));
+                let result =
+                    log.step("prepare", |log| prepare(&workspace, &environment, chosen, log));
                 (log, result.with_context(|| format!("{FILE} in the target folder says more")))
             })
         });
         Preparation { thread, result: Ok(()) }
+    }
+
+    /// Nothing that goes on.
+    pub fn none() -> Preparation {
+        Preparation { thread: None, result: Ok(()) }
     }
 
     /// Waits for its end.
@@ -56,7 +67,12 @@ impl Preparation {
     }
 }
 
-fn prepare(workspace: &Workspace, [mpi, browser, python]: [bool; 3], log: &mut Log) -> Result<()> {
+fn prepare(
+    workspace: &Workspace,
+    environment: &Environment,
+    [mpi, browser, python]: [bool; 3],
+    log: &mut Log,
+) -> Result<()> {
     let mut packages = Vec::new();
     if mpi && !mpi::is_there() {
         packages.extend(mpi::PACKAGES);
@@ -71,5 +87,5 @@ fn prepare(workspace: &Workspace, [mpi, browser, python]: [bool; 3], log: &mut L
     {
         log.say(&format!("{} could not be installed: {error:#}", packages.join(", ")));
     }
-    if python { python::environment(workspace, log) } else { Ok(()) }
+    if python { environment.make(workspace, log) } else { Ok(()) }
 }

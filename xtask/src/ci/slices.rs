@@ -8,9 +8,7 @@ use anyhow::{Result, bail};
 use crate::command::{Log, line_with_environment};
 use crate::workspace::Workspace;
 
-use super::preparation::Preparation;
 use super::rust::Names;
-use super::timings::Timings;
 use super::{PROFILE, Run, Tier, mpi, python, rust};
 
 /// Tests that run together.
@@ -87,6 +85,7 @@ const SLICES: [&[Part]; 8] = [
         "report",
         "rewritten",
         "transformers",
+        "versions",
     ])],
 ];
 
@@ -134,9 +133,7 @@ pub fn slice(workspace: Workspace, number: usize, log: &mut Log) -> Result<()> {
             Python(_) => step == "python" || step == "browser",
         })
     };
-    let preparation = Preparation::begin(&workspace, needs);
-    let timings = Timings::none(&workspace);
-    let mut run = Run { workspace, tier: Tier::Full, preparation, timings };
+    let mut run = Run::begin(workspace, Tier::Full, needs);
     let mut result = Ok(());
     for part in parts {
         // All parts run, so that a red slice names every test.
@@ -159,13 +156,12 @@ impl Part {
             Mpi => mpi::mpi(run, log),
             Python(files) => {
                 run.preparation.finish(log)?;
-                let program = ["build", PROFILE, "--package", "tightfit-cli"];
-                log.run(run.workspace.cargo(&program))?;
-                python::install(&run.workspace, log)?;
+                python::program(run, log)?;
+                python::install(run, log)?;
                 let files: Vec<String> =
                     files.iter().map(|file| format!("python/tests/test_{file}.py")).collect();
                 let files: Vec<&str> = files.iter().map(String::as_str).collect();
-                run.tests(python::tests(&run.workspace, Tier::Full, &files), log)
+                run.tests(python::tests(run, &files), log)
             }
         }
     }
@@ -193,7 +189,7 @@ fn name_the_failed(run: &Run, log: &mut Log) {
         // xdist appends the group of a test to its name.
         let name = test.name.split_once(&format!("@{file}")).map_or(&*test.name, |(name, _)| name);
         let path = format!("python/tests/{file}.py::{name}");
-        let command = python::tests(&run.workspace, Tier::Full, &[&path]);
+        let command = python::tests(run, &[&path]);
         log.say(&format!("FAILED {name}: {}", line_with_environment(&command)));
     }
 }
