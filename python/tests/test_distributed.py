@@ -147,7 +147,7 @@ def test_one_process_is_a_pipeline_too(tmp_path):
             pipeline.step(words[:7], targets[:7])
         with pytest.raises(tightfit.OptionError, match="7 rows"):
             pipeline.step(words, targets[:7])
-        with pytest.raises(tightfit.OptionError, match="1 input tensors, and `step` was given 2"):
+        with pytest.raises(tightfit.OptionError, match="1 input tensors, and this batch has 2"):
             pipeline.step((words, words), targets)
         with pytest.raises(tightfit.OptionError, match="positional"):
             plan.apply(model, {"words": words[:2]}, pipelined.loss_fn)
