@@ -36,6 +36,15 @@ def right(found: list[list[dict]], owners: int) -> None:
         assert names >= trained.keys(), what
 
 
+def evaluated(found: list[list[dict]], owners: int) -> None:
+    """Evaluations are those of one process, on the ranks that answer, and steps are as without them."""
+    for runs in zip(*found, strict=True):
+        what = f"{runs[0]['schedule']}, {runs[0]['change']}"
+        assert all(seen["apart"] <= 1e-6 and seen["same"] for seen in runs), f"{what}: {runs}"
+        assert sum(all(seen["answered"]) for seen in runs) == owners, what
+        assert sum(any(seen["answered"]) for seen in runs) == owners, what
+
+
 @full
 def test_two_processes_have_the_gradients_of_one():
     schedules = ["gpipe", "1f1b", "interleaved", "zb-h1", "zb-v", "v-half", "v-min", "greedy", "greedy-v", "asyncpipe"]
@@ -62,6 +71,17 @@ def test_four_processes_have_the_gradients_of_one():
 
 def test_pipeline_and_sharding_together():
     right(pipelined.seen(4, [[2, "1f1b", "plain", None], [2, "zb-v", "plain", "recomputed"]]), 2)
+
+
+def test_evaluations_are_those_of_one_process():
+    evaluated(pipelined.seen(2, [[2, "zb-v", "dropping", None]]), 1)
+
+
+@full
+def test_evaluations_of_more_orders():
+    evaluated(pipelined.seen(2, [[2, "1f1b", "dropping", None], [2, "interleaved", "dropping", "recomputed"],
+                                 [2, "zb-v", "dropping", "within blocks"]]), 1)
+    evaluated(pipelined.seen(4, [[2, "1f1b", "dropping", None], [2, "zb-v", "dropping", "recomputed"]]), 2)
 
 
 def through(plan: pipelines.StagePlan, model: nn.Module, inputs: torch.Tensor):
