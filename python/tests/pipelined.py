@@ -124,13 +124,13 @@ def expected(kind: str, batches: list[tuple[torch.Tensor, torch.Tensor]]) -> tup
     return mean.item(), {name: parameter.grad for name, parameter in named if parameter.grad is not None}
 
 
-def through_blocks(plan: pipelines.StagePlan) -> pipelines.StagePlan:
+def through_blocks(plan: pipelines.StagePlan, within: str = "down") -> pipelines.StagePlan:
     """The same order of a plan with one layer a stage, cut within blocks: what a residual connection carries over a cut is
     read before it too."""
     document = copy.deepcopy(plan.document)
     count = len(document["stages"])
     for number, stage in enumerate(document["stages"]):
-        begins = {"module": f"blocks.{10 * number // count}.down", "call": 0} if number else None
+        begins = {"module": f"blocks.{10 * number // count}.{within}", "call": 0} if number else None
         stage["layers"] = [{"begins": begins, "recomputed": False}]
     return pipelines.StagePlan.read(document)
 
@@ -186,7 +186,8 @@ def evaluations(devices: int, schedule: str | None, change: str | None, mesh: An
         words, targets = (tensor[:ROWS] for tensor in batch(0))
         plan = pipelines.plan(own, (words, targets), loss_fn, budget="1GB", microbatches=MICRO_BATCHES, devices=devices,
                               schedule=schedule, machine="a100-80gb")
-        plan = {"recomputed": recomputing, "within blocks": through_blocks}.get(change or "", lambda plan: plan)(plan)
+        if change is not None:
+            plan = recomputing(plan) if change == "recomputed" else through_blocks(plan, "drop")
         pipeline = plan.apply(own, words, loss_fn, mesh=mesh)
         optimizer = torch.optim.SGD(pipeline.parameters(), lr=0.1)
         torch.manual_seed(3 + part)
